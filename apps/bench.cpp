@@ -1,0 +1,242 @@
+#include "apps/bench.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <numeric>
+
+#include "apps/json_report.h"
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+#include "twobp/schedule/simulate.h"
+#include "twobp/train/trainer.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+
+struct BenchOptions {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::vector<std::string> schedules = {"1f1b"};
+  std::vector<std::string> policies = {"off", "end", "fill"};
+  std::vector<std::string> batchings;
+  std::vector<std::string> caps;
+  std::vector<int> micro_batches;
+  int repeat = 5;
+  int steps = 2;
+  int warmup = 1;
+  std::string json_file;
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+// One row of the table: a way to run a step, and what was measured of it.
+struct Row {
+  Variant variant;
+  std::string cap;
+  Batch batch;
+  std::vector<double> seconds;
+  std::vector<std::vector<double>> idle;       // [rank][sample]
+  std::vector<std::vector<double>> predicted;  // [rank][sample]
+  std::vector<RankTimes> last;
+  std::vector<StageTimes> stages;
+  std::vector<int64_t> peaks;                  // by stage
+};
+
+// Idle fraction by rank that the simulation gives for the F, I, W and optimizer times of this very step.
+std::vector<double> predict_idle(Pipeline& pipeline, const Plan& plan, const StepReport& report) {
+  std::vector<StageCost> costs;
+  for (int s = 0; s < pipeline.stages(); ++s) {
+    const StageTimes& times = report.stages[s];
+    const double n = std::max(1, times.micro_batches);
+    StageCost cost;
+    cost.forward = times.forward / n;
+    cost.backward_p1 = times.backward_p1 / n;
+    cost.backward_p2 = times.backward_p2 / n;
+    cost.p2_units = std::max(1, times.p2_units);
+    cost.optimizer = report.ranks[pipeline.rank_of_stage()[s]].optimizer;
+    cost.activation_bytes = 0;
+    cost.stash_bytes = 0;
+    for (const LayerCost& layer : pipeline.stage_costs()[s]) {
+      cost.activation_bytes += static_cast<double>(layer.forward_held);
+      cost.stash_bytes += static_cast<double>(layer.stash);
+    }
+    costs.push_back(cost);
+  }
+  SimulationOptions options;
+  for (const int64_t cap : pipeline.caps(plan)) options.cap_per_rank.push_back(static_cast<double>(cap));
+  const Simulation simulation = simulate(plan.schedule, costs, options);
+  std::vector<double> idle;
+  for (int r = 0; r < pipeline.ranks(); ++r) idle.push_back(simulation.idle_fraction(r));
+  return idle;
+}
+
+std::vector<Row> make_rows(const BenchOptions& options, const Trainer& trainer) {
+  std::vector<Row> rows;
+  const Config& config = trainer.config();
+  auto or_configured = [](const auto& given, const auto& configured) {
+    return given.empty() ? std::decay_t<decltype(given)>{configured} : given;
+  };
+  const auto batchings = or_configured(options.batchings, config.pipeline.p2_batching);
+  const auto caps = or_configured(options.caps, config.pipeline.memory_cap);
+  const auto counts = or_configured(options.micro_batches, trainer.micro_batches());
+  for (const int count : counts) {
+    TWOBP_CHECK(count >= 1, "--micro-batches must be at least 1, got ", count);
+    std::vector<int64_t> indices(count * config.pipeline.micro_batch_size);
+    for (size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<int64_t>(i) % trainer.data().train->size();
+    const Batch batch = read_batch(*trainer.data().train, indices, config.pipeline.micro_batch_size);
+    for (const auto& schedule : options.schedules) {
+      for (const auto& policy : options.policies) {
+        for (const auto& batching : batchings) {
+          for (const auto& cap : caps) {
+            Row row;
+            row.variant = {schedule, parse_policy(policy), parse_batching(batching), parse_memory_cap(cap)};
+            row.cap = cap;
+            row.batch = batch;
+            rows.push_back(std::move(row));
+          }
+        }
+      }
+    }
+  }
+  return rows;
+}
+
+void measure(Trainer& trainer, Row& row, const BenchOptions& options) {
+  Pipeline& pipeline = trainer.pipeline();
+  for (int i = 0; i < options.warmup; ++i) trainer.step(row.batch, row.variant);
+  pipeline.meter().reset_peaks();
+  const Plan plan = pipeline.plan(row.variant.schedule, static_cast<int>(row.batch.micro_batches.size()),
+                                  row.variant.policy, row.variant.batching, row.variant.memory_cap);
+  row.idle.resize(pipeline.ranks());
+  row.predicted.resize(pipeline.ranks());
+  row.peaks.resize(pipeline.stages());
+  for (int i = 0; i < options.steps; ++i) {
+    const StepReport report = trainer.step(row.batch, row.variant).report;
+    row.seconds.push_back(report.seconds());
+    const std::vector<double> predicted = predict_idle(pipeline, plan, report);
+    for (int r = 0; r < pipeline.ranks(); ++r) {
+      row.idle[r].push_back(report.idle_fraction(r));
+      row.predicted[r].push_back(predicted[r]);
+    }
+    for (int s = 0; s < pipeline.stages(); ++s) {
+      row.peaks[s] = std::max(row.peaks[s], report.stage_memory[s].peak);
+    }
+    row.last = report.ranks;
+    row.stages = report.stages;
+  }
+}
+
+std::vector<double> medians(const std::vector<std::vector<double>>& samples) {
+  std::vector<double> out;
+  for (const auto& sample : samples) out.push_back(median(sample));
+  return out;
+}
+
+double mean(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+json row_to_json(const Row& row, const Pipeline& pipeline) {
+  json idle_seconds = json::array();
+  for (const RankTimes& times : row.last) idle_seconds.push_back(idle_to_json(times));
+  json stage_seconds = json::array();
+  for (const StageTimes& times : row.stages) {
+    const double n = std::max(1, times.micro_batches);
+    stage_seconds.push_back({{"F", times.forward / n}, {"I", times.backward_p1 / n}, {"W", times.backward_p2 / n}});
+  }
+  const double seconds = median(row.seconds);
+  return {{"schedule", row.variant.schedule},
+          {"p2", policy_name(row.variant.policy)},
+          {"p2_batching", batching_name(row.variant.batching)},
+          {"memory_cap", row.cap},
+          {"stages", pipeline.stages()},
+          {"split", pipeline.split()},
+          {"micro_batches", row.batch.micro_batches.size()},
+          {"step_seconds", seconds},
+          {"step_seconds_all", row.seconds},
+          {"tokens_per_second", static_cast<double>(row.batch.tokens) / seconds},
+          {"idle_fraction", medians(row.idle)},
+          {"idle_predicted", medians(row.predicted)},
+          {"idle_seconds", idle_seconds},
+          {"stage_seconds", stage_seconds},
+          {"peak_bytes", row.peaks}};
+}
+
+void print_table(const std::vector<Row>& rows) {
+  std::printf("%-8s %-9s %-11s %-6s %3s  %9s %17s %10s %7s %7s %9s  %s\n", "schedule", "p2", "batching", "cap", "M",
+              "step", "(min - max)", "tokens/s", "speed", "idle", "predicted", "peak memory by stage");
+  for (const Row& row : rows) {
+    // Against the first row of the same schedule and M, sample by sample: they were taken in turn.
+    const Row* base = &row;
+    for (const Row& other : rows) {
+      if (other.variant.schedule == row.variant.schedule &&
+          other.batch.micro_batches.size() == row.batch.micro_batches.size()) {
+        base = &other;
+        break;
+      }
+    }
+    std::vector<double> ratios;
+    for (size_t i = 0; i < row.seconds.size(); ++i) ratios.push_back(base->seconds[i] / row.seconds[i]);
+    std::vector<std::string> peaks;
+    for (const int64_t peak : row.peaks) peaks.push_back(format_bytes(static_cast<double>(peak)));
+    const auto [fastest, slowest] = std::minmax_element(row.seconds.begin(), row.seconds.end());
+    std::printf("%-8s %-9s %-11s %-6s %3zu  %8.4fs (%6.4f - %6.4f) %10.0f %6.3fx %7.3f %9.3f  %s\n",
+                row.variant.schedule.c_str(), std::string(policy_name(row.variant.policy)).c_str(),
+                std::string(batching_name(row.variant.batching)).c_str(), row.cap.c_str(),
+                row.batch.micro_batches.size(), median(row.seconds), *fastest, *slowest,
+                static_cast<double>(row.batch.tokens) / median(row.seconds), median(ratios), mean(medians(row.idle)),
+                mean(medians(row.predicted)), join(peaks, " | ").c_str());
+  }
+}
+
+int bench(const BenchOptions& options) {
+  const Config config = load_config(options.config, options.overrides);
+  Trainer trainer(config);
+  std::vector<Row> rows = make_rows(options, trainer);
+  TWOBP_CHECK(!rows.empty() && options.repeat >= 1 && options.steps >= 1, "nothing to measure: give at least one "
+              "schedule, policy, repeat and step");
+  // Interleaved, and in reverse order every other time, so that a drift of the machine hits all rows alike.
+  for (int repeat = 0; repeat < options.repeat; ++repeat) {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      measure(trainer, rows[repeat % 2 == 0 ? i : rows.size() - 1 - i], options);
+    }
+  }
+  print_table(rows);
+  if (!options.json_file.empty()) {
+    json out = {{"machine", machine_to_json()}, {"config", json::parse(config_to_json(config))}, {"rows", json::array()}};
+    for (const Row& row : rows) out["rows"].push_back(row_to_json(row, trainer.pipeline()));
+    write_text(options.json_file, out.dump(1) + "\n");
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<BenchOptions>();
+  CLI::App* command = app.add_subcommand("bench", "Time schedules and p2 policies against each other, interleaved");
+  command->add_option("config", options->config, "JSON file; without it, the defaults and --set");
+  command->add_option("--set", options->overrides, "Override a key: section.key=value (see twobp train --help)")
+      ->take_all();
+  command->add_option("--schedules", options->schedules, "naive, gpipe, 1f1b, ...")->delimiter(',')->capture_default_str();
+  command->add_option("--p2", options->policies, "off, end, cooldown, fill")->delimiter(',')->capture_default_str();
+  command->add_option("--p2-batching", options->batchings, "loop, concat, concat_copy (default: as configured)")
+      ->delimiter(',');
+  command->add_option("--memory-cap", options->caps, "auto, 0, or bytes (default: as configured)")->delimiter(',');
+  command->add_option("--micro-batches", options->micro_batches, "Numbers of micro-batches (default: as configured)")
+      ->delimiter(',');
+  command->add_option("--repeat", options->repeat, "Rounds over all rows")->capture_default_str();
+  command->add_option("--steps", options->steps, "Timed steps per row and round")->capture_default_str();
+  command->add_option("--warmup", options->warmup, "Untimed steps before them")->capture_default_str();
+  command->add_option("--json", options->json_file, "File for the rows as JSON");
+  command->callback([options, &exit_code] { exit_code = bench(*options); });
+}
+
+}  // namespace twobp

@@ -1,0 +1,10 @@
+// `twobp bench`: times schedules and p2 policies against each other, interleaved, on one model in one process.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace twobp {
+
+void add_bench_command(CLI::App& app, int& exit_code);
+
+}  // namespace twobp

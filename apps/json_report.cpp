@@ -1,0 +1,71 @@
+#include "apps/json_report.h"
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include "twobp/core/check.h"
+#include "twobp/nn/kernels/kernels.h"
+
+namespace twobp {
+
+using nlohmann::json;
+
+json idle_to_json(const RankTimes& times) {
+  json idle;
+  for (int cause = 0; cause < kIdleCauses; ++cause) {
+    idle[std::string(idle_cause_name(static_cast<IdleCause>(cause)))] = times.idle[cause];
+  }
+  return idle;
+}
+
+json step_to_json(const StepResult& result) {
+  const StepReport& report = result.report;
+  json line = {{"step", result.step},
+               {"loss", result.loss},
+               {"lr", result.lr},
+               {"grad_norm", result.grad_norm},
+               {"tokens", result.tokens},
+               {"step_seconds", report.seconds()},
+               {"tokens_per_second", static_cast<double>(result.tokens) / report.seconds()},
+               {"input_wait_seconds", result.input_wait}};
+  line["idle_fraction"] = json::array();
+  line["idle_seconds"] = json::array();
+  for (size_t r = 0; r < report.ranks.size(); ++r) {
+    line["idle_fraction"].push_back(report.idle_fraction(static_cast<int>(r)));
+    line["idle_seconds"].push_back(idle_to_json(report.ranks[r]));
+  }
+  line["peak_bytes"] = json::array();
+  line["peak_bytes_by_category"] = json::array();
+  for (const MemoryUse& use : report.stage_memory) {
+    line["peak_bytes"].push_back(use.peak);
+    json split;
+    for (int c = 0; c < kMemoryCategories; ++c) {
+      split[std::string(category_name(static_cast<MemoryCategory>(c)))] = use.at_peak[c];
+    }
+    line["peak_bytes_by_category"].push_back(split);
+  }
+  return line;
+}
+
+json machine_to_json() {
+  std::string model = "unknown";
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  for (std::string line; std::getline(cpuinfo, line);) {
+    if (line.rfind("model name", 0) == 0) {
+      model = line.substr(line.find(':') + 2);
+      break;
+    }
+  }
+  return {{"cpu", model}, {"cores", std::thread::hardware_concurrency()}, {"kernels", kernel_instruction_set()}};
+}
+
+void write_text(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text;
+  file.flush();
+  TWOBP_CHECK(file.good(), "cannot write ", path, ": ", std::strerror(errno));
+}
+
+}  // namespace twobp

@@ -1,0 +1,23 @@
+// What the program writes as JSON: a step of training, and the machine it ran on.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "twobp/train/trainer.h"
+
+namespace twobp {
+
+// One line of --metrics.
+nlohmann::json step_to_json(const StepResult& result);
+
+// CPU model, cores, kernels: what a measurement is worth nothing without.
+nlohmann::json machine_to_json();
+
+// Idle seconds of a rank by cause.
+nlohmann::json idle_to_json(const RankTimes& times);
+
+// Writes text to a file; throws Error naming it.
+void write_text(const std::string& path, const std::string& text);
+
+}  // namespace twobp

@@ -1,0 +1,132 @@
+#include "apps/train.h"
+
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <memory>
+
+#include "apps/json_report.h"
+#include "apps/log.h"
+#include "apps/progress.h"
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+#include "twobp/train/save_model.h"
+#include "twobp/train/trainer.h"
+
+namespace twobp {
+namespace {
+
+constexpr int kInterrupted = 130;  // as shells report a program ended by Ctrl-C
+
+std::atomic<int> interrupted{0};
+
+// The first Ctrl-C ends the run after the step at hand, the second at once.
+void on_interrupt(int) {
+  if (interrupted.exchange(1) != 0) _exit(kInterrupted);
+}
+
+struct TrainOptions {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::string metrics;
+  bool print_config = false;
+};
+
+void describe(Trainer& trainer) {
+  Pipeline& pipeline = trainer.pipeline();
+  int64_t parameters = 0;
+  for (const Parameter* weight : trainer.weights()) parameters += weight->numel();
+  std::vector<std::string> split;
+  for (const int layers : pipeline.split()) split.push_back(std::to_string(layers));
+  const Variant variant = trainer.variant();
+  std::printf("%.1fM parameters, %zu layers on %d stages (%s), %s with p2 %s, %d micro-batches of %lld, %lld batches an epoch\n",
+              static_cast<double>(parameters) / 1e6, pipeline.model().layers.size(), pipeline.stages(),
+              join(split, "+").c_str(), variant.schedule.c_str(), std::string(policy_name(variant.policy)).c_str(),
+              trainer.micro_batches(), static_cast<long long>(trainer.config().pipeline.micro_batch_size),
+              static_cast<long long>(trainer.loader().batches_per_epoch()));
+}
+
+void print_memory(const StepReport& report) {
+  std::printf("\npeak memory      ");
+  for (int c = 0; c < kMemoryCategories; ++c) {
+    std::printf("%14s", std::string(category_name(static_cast<MemoryCategory>(c))).c_str());
+  }
+  std::printf("%14s\n", "all");
+  for (size_t s = 0; s < report.stage_memory.size(); ++s) {
+    const MemoryUse& use = report.stage_memory[s];
+    std::printf("  stage %-9zu", s);
+    for (const int64_t bytes : use.at_peak) std::printf("%14s", format_bytes(static_cast<double>(bytes)).c_str());
+    std::printf("%14s\n", format_bytes(static_cast<double>(use.peak)).c_str());
+  }
+}
+
+int train(const TrainOptions& options) {
+  const Config config = load_config(options.config, options.overrides);
+  if (options.print_config) {
+    std::printf("%s\n", config_to_json(config).c_str());
+    return 0;
+  }
+  std::ofstream metrics;
+  if (!options.metrics.empty()) {
+    metrics.open(options.metrics);
+    TWOBP_CHECK(metrics.good(), "cannot write ", options.metrics, ": ", std::strerror(errno));
+  }
+  Trainer trainer(config);
+  describe(trainer);
+  std::signal(SIGINT, on_interrupt);
+  std::signal(SIGTERM, on_interrupt);
+
+  const auto evaluate = [&](const char* when) -> std::optional<double> {
+    const std::optional<double> loss = trainer.evaluate();
+    if (loss) std::printf("held-out loss %s: %.4f\n", when, *loss);
+    std::fflush(stdout);
+    return loss;
+  };
+  const std::optional<double> before = evaluate("before training");
+  Progress progress(config.train.steps, config.train.log_every);
+  StepResult result;
+  while (trainer.steps_done() < config.train.steps && interrupted == 0) {
+    result = trainer.step();
+    progress.show(result);
+    if (metrics.is_open()) {
+      metrics << step_to_json(result).dump() << std::endl;
+      TWOBP_CHECK(metrics.good(), "cannot write ", options.metrics, ": ", std::strerror(errno));
+    }
+    const bool last = trainer.steps_done() == config.train.steps;
+    if (config.train.eval_every > 0 && trainer.steps_done() % config.train.eval_every == 0 && !last) {
+      progress.finish_line();
+      evaluate(concat("after step ", trainer.steps_done()).c_str());
+    }
+  }
+  progress.finish_line();
+  if (interrupted != 0) {
+    log_warning(concat("interrupted after step ", trainer.steps_done(), " of ", config.train.steps));
+  } else {
+    const std::optional<double> after = evaluate("after training");
+    if (before && after) std::printf("held-out loss %.4f -> %.4f\n", *before, *after);
+  }
+  if (trainer.steps_done() > 0) print_memory(result.report);
+  if (!config.save.model.empty()) {
+    save_model(config.save.model, config.model, config.data.sequence, trainer.weights());
+    std::printf("saved %s\n", config.save.model.c_str());
+  }
+  return interrupted != 0 ? kInterrupted : 0;
+}
+
+}  // namespace
+
+void add_train_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<TrainOptions>();
+  CLI::App* command = app.add_subcommand("train", "Train the model that a configuration describes");
+  command->add_option("config", options->config, "JSON file; without it, the defaults and --set");
+  command->add_option("--set", options->overrides, "Override a key: section.key=value")->take_all();
+  command->add_option("--metrics", options->metrics, "File for one JSON object a step");
+  command->add_flag("--print-config", options->print_config, "Print the whole configuration and stop");
+  command->footer("Configuration keys:\n" + config_reference());
+  command->callback([options, &exit_code] { exit_code = train(*options); });
+}
+
+}  // namespace twobp

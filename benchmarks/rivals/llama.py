@@ -1,0 +1,95 @@
+"""The benchmark's LLaMa in plain PyTorch: the layers that pytorch_pipeline.py trains and layer_backward.py times.
+
+Same arithmetic as twobp's model: RMSNorm, rotary embedding (halves), causal fused attention, SwiGLU, no biases.
+"""
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+NORM_EPS = 1e-5
+ROPE_THETA = 10000.0
+INIT_STD = 0.02
+
+
+class AttentionHalf(nn.Module):
+    """x + attention(norm(x))"""
+
+    def __init__(self, dim, heads, sequence):
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.RMSNorm(dim, eps=NORM_EPS)
+        self.query, self.key = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
+        self.value, self.output = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
+        half = dim // heads // 2
+        frequency = ROPE_THETA ** (-torch.arange(half, dtype=torch.float32) / half)
+        angle = torch.arange(sequence, dtype=torch.float32)[:, None] * frequency[None]
+        self.register_buffer("cos", angle.cos(), persistent=False)
+        self.register_buffer("sin", angle.sin(), persistent=False)
+
+    def rotate(self, x):
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat((a * self.cos - b * self.sin, a * self.sin + b * self.cos), -1)
+
+    def forward(self, x):  # (batch, sequence, dim)
+        batch, sequence, dim = x.shape
+        h = self.norm(x)
+        q, k, v = (linear(h).view(batch, sequence, self.heads, -1).transpose(1, 2)
+                   for linear in (self.query, self.key, self.value))
+        a = F.scaled_dot_product_attention(self.rotate(q), self.rotate(k), v, is_causal=True)
+        return x + self.output(a.transpose(1, 2).reshape(batch, sequence, dim))
+
+
+class MlpHalf(nn.Module):
+    """x + down(silu(gate(norm(x))) * up(norm(x)))"""
+
+    def __init__(self, dim, hidden):
+        super().__init__()
+        self.norm = nn.RMSNorm(dim, eps=NORM_EPS)
+        self.gate, self.up = nn.Linear(dim, hidden, bias=False), nn.Linear(dim, hidden, bias=False)
+        self.down = nn.Linear(hidden, dim, bias=False)
+
+    def forward(self, x):
+        h = self.norm(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+def make_block(dim, heads, hidden, sequence):
+    return nn.Sequential(AttentionHalf(dim, heads, sequence), MlpHalf(dim, hidden))
+
+
+def make_head(dim, vocab):
+    return nn.Sequential(nn.RMSNorm(dim, eps=NORM_EPS), nn.Linear(dim, vocab, bias=False))
+
+
+def make_embedding(dim, vocab):
+    embedding = nn.Embedding(vocab, dim)
+    nn.init.normal_(embedding.weight, std=INIT_STD)
+    return embedding
+
+
+def loss_function(logits, labels):
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+
+def layer_makers(sizes, cut_at):
+    """The model as a list of (constructor, cost): the units it may be cut at, cost in multiplications a token."""
+    attention_cost, mlp_cost = 4 * sizes.dim**2, 3 * sizes.dim * sizes.hidden
+    if cut_at == "blocks":
+        block = [(lambda: make_block(sizes.dim, sizes.heads, sizes.hidden, sizes.sequence),
+                  attention_cost + mlp_cost)]
+    else:
+        block = [(lambda: AttentionHalf(sizes.dim, sizes.heads, sizes.sequence), attention_cost),
+                 (lambda: MlpHalf(sizes.dim, sizes.hidden), mlp_cost)]
+    embedding = (lambda: make_embedding(sizes.dim, sizes.vocab), 0.02 * (attention_cost + mlp_cost))
+    head = (lambda: make_head(sizes.dim, sizes.vocab), sizes.dim * sizes.vocab)
+    return [embedding] + block * sizes.layers + [head]
+
+
+def add_size_options(parser):
+    """The sizes of the model and of one micro-batch, named as in twobp's configuration."""
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--hidden", type=int, default=1408, help="width of the MLP")
+    parser.add_argument("--vocab", type=int, default=4096)
+    parser.add_argument("--sequence", type=int, default=256, help="tokens")
+    parser.add_argument("--micro-batch-size", type=int, default=2, help="sequences")

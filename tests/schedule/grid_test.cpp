@@ -1,0 +1,120 @@
+// The drawings, compared with golden files where they are whole pictures. Set TWOBP_UPDATE_GOLDEN to rewrite
+// those.
+#include "twobp/schedule/grid.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include <gtest/gtest.h>
+
+#include "tests/schedule/support.h"
+#include "twobp/schedule/generators.h"
+#include "twobp/schedule/passes.h"
+
+namespace twobp {
+namespace {
+
+void expect_golden(const std::string& name, const std::string& text) {
+  const std::string path = std::string(TWOBP_SOURCE_DIR) + "/tests/golden/" + name;
+  if (std::getenv("TWOBP_UPDATE_GOLDEN") != nullptr) std::ofstream(path) << text;
+  std::ifstream file(path);
+  ASSERT_TRUE(file.good()) << "no golden file " << path;
+  std::stringstream golden;
+  golden << file.rdbuf();
+  EXPECT_EQ(text, golden.str());
+}
+
+std::string unit_grid(const Schedule& schedule, const GridOptions& options = {}) {
+  return draw_grid(schedule, simulate(schedule, std::vector<StageCost>(schedule.stages)), 1, options);
+}
+
+size_t count(const std::string& text, const std::string& part) {
+  size_t found = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+TEST(Grid, Golden) {
+  std::string text;
+  for (P2Policy policy : kPolicies) {
+    text += "1f1b, 4 stages, 4 micro-batches, p2 " + std::string(policy_name(policy)) + "\n";
+    text += unit_grid(make_schedule("1f1b", 4, 4, policy)) + "\n";
+  }
+  expect_golden("grid_1f1b_4x4.txt", text);
+}
+
+TEST(Grid, GoldenVShape) {
+  const Schedule schedule =
+      add_communication(apply_p2_policy(looped_gpipe({0, 1, 1, 0}, 3), P2Policy::kFill));
+  expect_golden("grid_v_shape.txt", unit_grid(schedule) + "\n" + draw_instructions(schedule, 1, 4));
+}
+
+TEST(Grid, OpsAreDrawnToScale) {
+  std::vector<StageCost> costs(1);
+  costs[0].backward_p1 = 2;
+  costs[0].backward_p2 = 0.25;
+  costs[0].optimizer = 2;
+  const Schedule schedule = make_schedule("gpipe", 1, 1, P2Policy::kOff);
+  EXPECT_EQ(draw_grid(schedule, simulate(schedule, costs), 1), "rank 0  F0 I0--- W0 O\n");
+  EXPECT_EQ(draw_grid(schedule, simulate(schedule, costs), 0.5),
+            "rank 0  F0--- I0--------- W0 O----------\n");
+}
+
+TEST(Grid, WrapsIntoPanels) {
+  const Schedule schedule = make_schedule("naive", 2, 1, P2Policy::kOff);
+  GridOptions options;
+  options.max_width = 17;  // the label and three cells
+  EXPECT_EQ(unit_grid(schedule, options),
+            "rank 0  F0 .  .\nrank 1  .  F0 I0\n\nrank 0  .  I0 W0\nrank 1  W0 .  .\n");
+  options.max_width = 1;  // still a cell a panel
+  EXPECT_EQ(count(unit_grid(schedule, options), "rank 0"), 6U);
+}
+
+TEST(Grid, LabelsLineUp) {
+  const std::string grid = unit_grid(make_schedule("1f1b", 11, 11, P2Policy::kFill));
+  std::istringstream lines(grid);
+  std::string first;
+  std::string line;
+  std::getline(lines, first);
+  EXPECT_EQ(first.substr(0, 13), "rank  0  F0  ");
+  while (std::getline(lines, line)) EXPECT_EQ(line.find_first_of("F."), 9U);
+}
+
+TEST(Grid, ColorsEveryOp) {
+  GridOptions options;
+  options.color = true;
+  const std::string grid = unit_grid(make_schedule("gpipe", 1, 2, P2Policy::kEnd), options);
+  EXPECT_EQ(count(grid, "\x1b[97;44m"), 2U);
+  EXPECT_EQ(count(grid, "\x1b[30;42m"), 2U);
+  EXPECT_EQ(count(grid, "\x1b[30;48;5;208m"), 2U);
+  EXPECT_EQ(count(grid, "\x1b[0m"), 6U);
+}
+
+TEST(Grid, RejectsUnitsThatCannotBeDrawn) {
+  const Schedule schedule = make_schedule("gpipe", 2, 2, P2Policy::kOff);
+  const Simulation simulation = simulate(schedule, std::vector<StageCost>(2));
+  EXPECT_THROW(draw_grid(schedule, simulation, 0), Error);
+  EXPECT_THROW(draw_grid(schedule, simulation, -1), Error);
+  EXPECT_NE(error_of([&] { draw_grid(schedule, simulation, 1e-9); }).find("larger unit"), std::string::npos);
+  EXPECT_THROW(draw_grid(schedule, Simulation{}, 1), Error);
+}
+
+TEST(Instructions, MarksOneCell) {
+  const Schedule schedule = gpipe(2, 1);
+  EXPECT_EQ(draw_instructions(schedule), "rank 0  0F0 0B0\nrank 1  1F0 1B0\n");
+  EXPECT_EQ(draw_instructions(schedule, 1, 0), "rank 0  0F0   0B0\nrank 1  >1F0< 1B0\n");
+}
+
+TEST(Instructions, ShowTheNeighbourhoodOfAMarkOnly) {
+  const Schedule schedule = make_schedule("1f1b", 64, 256, P2Policy::kOff);
+  const std::string text = draw_instructions(schedule, 30, 500);
+  EXPECT_EQ(marked_cell(text), to_string(schedule.ranks[30][500]));
+  EXPECT_LT(text.size(), 10000U);
+  EXPECT_EQ(count(text, "rank "), 17U);
+  EXPECT_EQ(text.substr(0, 4), "...\n");
+  EXPECT_GT(draw_instructions(schedule).size(), 100000U);
+}
+
+}  // namespace
+}  // namespace twobp

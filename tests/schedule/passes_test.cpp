@@ -1,0 +1,130 @@
+// Where W goes under each policy, and which messages are added; and the names of policies and ops.
+#include "twobp/schedule/passes.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/schedule/support.h"
+#include "twobp/schedule/generators.h"
+#include "twobp/schedule/validate.h"
+
+namespace twobp {
+namespace {
+
+std::string rank_text(const Schedule& schedule, int rank) {
+  return text_of(schedule.ranks[rank]);
+}
+
+TEST(Instruction, Text) {
+  EXPECT_EQ(to_string({Op::kForward, 0, 3}), "0F3");
+  EXPECT_EQ(to_string({Op::kBackwardP2, 0, 0, 4}), "0W0-3");
+  EXPECT_EQ(to_string({Op::kRecvBackward, 12, 7}), "12RECV_B7");
+}
+
+TEST(Instruction, Kinds) {
+  for (Op op : {Op::kForward, Op::kBackwardP1, Op::kBackwardP2, Op::kBackward}) {
+    EXPECT_TRUE(is_compute(op));
+    EXPECT_FALSE(is_receive(op));
+  }
+  for (Op op : {Op::kRecvForward, Op::kRecvBackward}) EXPECT_TRUE(is_receive(op) && !is_compute(op));
+  for (Op op : {Op::kSendForward, Op::kSendBackward}) EXPECT_FALSE(is_receive(op) || is_compute(op));
+}
+
+TEST(Policy, NamesGoBothWays) {
+  EXPECT_EQ(policy_names(), (std::vector<std::string>{"off", "end", "cooldown", "fill"}));
+  for (P2Policy policy : kPolicies) EXPECT_EQ(parse_policy(policy_name(policy)), policy);
+}
+
+TEST(Policy, UnknownNameNamesTheNearest) {
+  const std::string error = error_of([] { parse_policy("cool-down"); });
+  EXPECT_NE(error.find("unknown p2 policy 'cool-down'"), std::string::npos) << error;
+  EXPECT_NE(error.find("did you mean 'cooldown'"), std::string::npos) << error;
+}
+
+TEST(ApplyPolicy, OffKeepsB) {
+  const Schedule schedule = apply_p2_policy(one_forward_one_backward(2, 3), P2Policy::kOff);
+  EXPECT_EQ(schedule.ranks, one_forward_one_backward(2, 3).ranks);
+  EXPECT_FALSE(schedule.fills());
+}
+
+TEST(ApplyPolicy, EndPutsOneRangeAtTheEnd) {
+  const Schedule schedule = apply_p2_policy(one_forward_one_backward(2, 3), P2Policy::kEnd);
+  EXPECT_EQ(rank_text(schedule, 0), "0F0 0F1 0I0 0F2 0I1 0I2 0W0-2");
+  EXPECT_EQ(rank_text(schedule, 1), "1F0 1I0 1F1 1I1 1F2 1I2 1W0-2");
+  EXPECT_FALSE(schedule.fills());
+}
+
+TEST(ApplyPolicy, FillIsEndWithAnotherWaitStrategy) {
+  const Schedule schedule = apply_p2_policy(gpipe(3, 4), P2Policy::kFill);
+  EXPECT_EQ(schedule.ranks, apply_p2_policy(gpipe(3, 4), P2Policy::kEnd).ranks);
+  EXPECT_TRUE(schedule.fills());
+}
+
+TEST(ApplyPolicy, CooldownRunsTheOldestWAfterEachLateI) {
+  const Schedule schedule = apply_p2_policy(one_forward_one_backward(3, 4), P2Policy::kCooldown);
+  EXPECT_EQ(rank_text(schedule, 0), "0F0 0F1 0F2 0I0 0F3 0I1 0W0 0I2 0W1 0I3 0W2 0W3");
+  EXPECT_EQ(rank_text(schedule, 1), "1F0 1F1 1I0 1F2 1I1 1F3 1I2 1W0 1I3 1W1 1W2-3");
+  EXPECT_EQ(rank_text(schedule, 2), "2F0 2I0 2F1 2I1 2F2 2I2 2F3 2I3 2W0 2W1-3");
+}
+
+TEST(ApplyPolicy, SeveralStagesARankEndLastStageFirst) {
+  const Schedule schedule = apply_p2_policy(looped_gpipe({0, 1, 1, 0}, 2), P2Policy::kEnd);
+  EXPECT_EQ(rank_text(schedule, 0), "0F0 0F1 3F0 3F1 3I0 3I1 0I0 0I1 3W0-1 0W0-1");
+  EXPECT_EQ(rank_text(schedule, 1), "1F0 1F1 2F0 2F1 2I0 2I1 1I0 1I1 2W0-1 1W0-1");
+}
+
+TEST(ApplyPolicy, LeavesPlacedWAlone) {
+  Schedule schedule = empty_schedule({0}, 2);
+  schedule.ranks[0] = {{Op::kForward, 0, 0},    {Op::kBackwardP1, 0, 0}, {Op::kForward, 0, 1},
+                       {Op::kBackwardP2, 0, 0}, {Op::kBackwardP1, 0, 1}, {Op::kBackwardP2, 0, 1}};
+  for (P2Policy policy : kPolicies) EXPECT_EQ(apply_p2_policy(schedule, policy).ranks, schedule.ranks);
+}
+
+TEST(ApplyPolicy, ReorderedWIsPlacedInTheOrderOfItsI) {
+  Schedule schedule = empty_schedule({0}, 4);
+  schedule.allow_reorder = true;
+  schedule.ranks[0] = {{Op::kForward, 0, 0, 4}, {Op::kBackward, 0, 2, 2}, {Op::kBackward, 0, 0, 2}};
+  const Schedule end = apply_p2_policy(schedule, P2Policy::kEnd);
+  EXPECT_EQ(rank_text(end, 0), "0F0-3 0I2-3 0I0-1 0W2-3 0W0-1");
+  EXPECT_NO_THROW(validate(end));
+  const Schedule cooldown = apply_p2_policy(schedule, P2Policy::kCooldown);
+  EXPECT_EQ(rank_text(cooldown, 0), "0F0-3 0I2-3 0W2-3 0I0-1 0W0-1");
+}
+
+TEST(AddCommunication, SurroundsOpsThatCrossRanks) {
+  const Schedule schedule = add_communication(one_forward_one_backward(2, 2));
+  EXPECT_EQ(rank_text(schedule, 0), "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1");
+  EXPECT_EQ(rank_text(schedule, 1), "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1");
+}
+
+TEST(AddCommunication, GradientLeavesBeforeW) {
+  const Schedule schedule =
+      add_communication(apply_p2_policy(one_forward_one_backward(2, 1), P2Policy::kCooldown));
+  EXPECT_EQ(rank_text(schedule, 1), "1RECV_F0 1F0 1I0 1SEND_B0 1W0");
+}
+
+TEST(AddCommunication, OneRankNeedsNone) {
+  const Schedule schedule = looped_gpipe({0, 0, 0}, 2);
+  EXPECT_EQ(add_communication(schedule).ranks, schedule.ranks);
+}
+
+TEST(AddCommunication, NeighboursOnOneRankHandOver) {
+  const Schedule schedule = add_communication(looped_gpipe({0, 1, 1, 0}, 1));
+  EXPECT_EQ(rank_text(schedule, 0), "0F0 0SEND_F0 3RECV_F0 3F0 3B0 3SEND_B0 0RECV_B0 0B0");
+  EXPECT_EQ(rank_text(schedule, 1), "1RECV_F0 1F0 2F0 2SEND_F0 2RECV_B0 2B0 1B0 1SEND_B0");
+  EXPECT_NO_THROW(validate(schedule));
+}
+
+TEST(AddCommunication, RejectsCommunicationAlreadyThere) {
+  const Schedule once = add_communication(gpipe(2, 2));
+  EXPECT_NE(error_of([&] { add_communication(once); }).find("has communication already"), std::string::npos);
+}
+
+TEST(Passes, RejectStagesThatDoNotExist) {
+  Schedule schedule = gpipe(2, 1);
+  schedule.ranks[0][0].stage = 2;
+  EXPECT_THROW(add_communication(schedule), Error);
+  EXPECT_THROW(apply_p2_policy(schedule, P2Policy::kEnd), Error);
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,331 @@
+// The closed formulas of the paper (arXiv 2405.18047, and those derived under its assumption that forward, p1
+// and p2 cost one unit each and messages nothing), the byte cap, and a comparison with a second, slow
+// simulation.
+#include "twobp/schedule/simulate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include <gtest/gtest.h>
+
+#include "tests/schedule/reference.h"
+#include "tests/schedule/support.h"
+#include "twobp/schedule/generators.h"
+#include "twobp/schedule/passes.h"
+
+namespace twobp {
+namespace {
+
+Simulation unit_costs(const std::string& name, int stages, int micro_batches, P2Policy policy,
+                      double cap = 0) {
+  SimulationOptions options;
+  if (cap > 0) options.cap_per_rank.assign(stages, cap);
+  return simulate(make_schedule(name, stages, micro_batches, policy), std::vector<StageCost>(stages),
+                  options);
+}
+
+Simulation preset(const std::string& name, int stages, P2Policy policy) {
+  return unit_costs(name, stages, default_micro_batches(name, stages), policy);
+}
+
+double bubble(const std::string& name, int stages, P2Policy policy) {
+  return preset(name, stages, policy).bubble_ratio();
+}
+
+double gain(const std::string& name, int stages, P2Policy policy) {
+  return preset(name, stages, P2Policy::kOff).step_seconds / preset(name, stages, policy).step_seconds;
+}
+
+class Formulas : public testing::TestWithParam<int> {};
+
+TEST_P(Formulas, Standard) {
+  const double n = GetParam();
+  EXPECT_DOUBLE_EQ(bubble("naive", GetParam(), P2Policy::kOff), (n - 1) / n);
+  EXPECT_DOUBLE_EQ(bubble("gpipe", GetParam(), P2Policy::kOff), (n - 1) / (2 * n - 1));
+  EXPECT_DOUBLE_EQ(bubble("1f1b-1", GetParam(), P2Policy::kOff), (n - 1) / (2 * n - 1));
+  EXPECT_DOUBLE_EQ(bubble("1f1b-2", GetParam(), P2Policy::kOff), (n - 1) / (3 * n - 1));
+}
+
+TEST_P(Formulas, Naive) {
+  const double n = GetParam();
+  for (P2Policy policy : {P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
+    EXPECT_DOUBLE_EQ(bubble("naive", GetParam(), policy), 2 * (n - 1) / (2 * n + 1));
+  }
+}
+
+TEST_P(Formulas, AllAtTheEnd) {
+  const double n = GetParam();
+  EXPECT_DOUBLE_EQ(bubble("gpipe", GetParam(), P2Policy::kEnd), 2 * (n - 1) / (5 * n - 2));
+  EXPECT_DOUBLE_EQ(bubble("1f1b-1", GetParam(), P2Policy::kEnd), 2 * (n - 1) / (5 * n - 2));
+}
+
+TEST_P(Formulas, CooldownAndFill) {
+  const double n = GetParam();
+  EXPECT_DOUBLE_EQ(bubble("1f1b-1", GetParam(), P2Policy::kCooldown), (n - 1) / (4 * n - 1));
+  EXPECT_DOUBLE_EQ(bubble("1f1b-1", GetParam(), P2Policy::kFill), (n - 1) / (4 * n - 1));
+  EXPECT_DOUBLE_EQ(bubble("1f1b-2", GetParam(), P2Policy::kFill), (n - 1) / (7 * n - 1));
+}
+
+TEST_P(Formulas, OneForwardOneBackwardForAnyMicroBatches) {
+  const int n = GetParam();
+  for (int m = n; m <= 5 * n; ++m) {
+    const double standard = n - 1 + m;
+    EXPECT_DOUBLE_EQ(unit_costs("1f1b", n, m, P2Policy::kOff).bubble_ratio(), (n - 1) / standard);
+    const Simulation filled = unit_costs("1f1b", n, m, P2Policy::kFill);
+    EXPECT_EQ(filled.step_seconds, std::max(3 * m + n - 1, 2 * m + 2 * n - 1)) << n << ' ' << m;
+    EXPECT_DOUBLE_EQ(filled.bubble_ratio(), (n - 1) / (n - 1 + 3.0 * m));
+  }
+  // Fewer micro-batches than stages: the way of the last one through all stages and back sets the pace.
+  for (int m = 1; m < n; ++m) {
+    EXPECT_EQ(unit_costs("1f1b", n, m, P2Policy::kFill).step_seconds,
+              std::max(3 * m + n - 1, 2 * m + 2 * n - 1))
+        << n << ' ' << m;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, Formulas, testing::Values(1, 2, 4, 8));
+
+TEST(SpeedUp, OfThePaperAtFourStages) {
+  EXPECT_NEAR(gain("naive", 4, P2Policy::kFill), 1.333, 0.0005);
+  EXPECT_NEAR(gain("gpipe", 4, P2Policy::kEnd), 1.167, 0.0005);
+  EXPECT_NEAR(gain("1f1b-1", 4, P2Policy::kEnd), 1.167, 0.0005);
+  EXPECT_NEAR(gain("1f1b-1", 4, P2Policy::kCooldown), 1.400, 0.0005);
+  EXPECT_NEAR(gain("1f1b-1", 4, P2Policy::kFill), 1.400, 0.0005);
+  EXPECT_NEAR(gain("1f1b-2", 4, P2Policy::kFill), 1.222, 0.0005);
+}
+
+TEST(Memory, CapOfNMicroBatchesCostsNoTime) {
+  for (const auto& [stages, micro_batches] : {std::pair{2, 4}, std::pair{4, 8}, std::pair{8, 16}}) {
+    const Simulation standard = unit_costs("1f1b", stages, micro_batches, P2Policy::kOff);
+    const Simulation free = unit_costs("1f1b", stages, micro_batches, P2Policy::kFill);
+    const Simulation capped = unit_costs("1f1b", stages, micro_batches, P2Policy::kFill, stages);
+    EXPECT_EQ(capped.step_seconds, free.step_seconds);
+    EXPECT_EQ(standard.ranks[0].peak_in_flight, stages);
+    EXPECT_EQ(standard.ranks[0].peak_bytes, stages);
+    for (int rank = 0; rank < stages; ++rank) {
+      EXPECT_EQ(standard.ranks[rank].peak_in_flight, stages - rank);
+      EXPECT_LE(capped.ranks[rank].peak_bytes, stages);
+      EXPECT_LE(capped.ranks[rank].peak_in_flight, stages);
+    }
+    // Without a limit every stage ends up holding all of them.
+    for (const auto& rank : free.ranks) EXPECT_EQ(rank.peak_in_flight, micro_batches);
+  }
+}
+
+TEST(Memory, CapHoldsUnderEveryPolicyAndWhatCannotFitRunsAnyway) {
+  for (P2Policy policy : {P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
+    const Simulation capped = unit_costs("1f1b", 4, 16, policy, 4);
+    for (const auto& rank : capped.ranks) EXPECT_LE(rank.peak_bytes, 4);
+    // The first stage has 4 forwards to run before there is any W.
+    EXPECT_EQ(unit_costs("1f1b", 4, 16, policy, 1).ranks[0].peak_bytes, 4);
+  }
+}
+
+TEST(Memory, StashBytesReplaceActivationsAtTheEndOfI) {
+  std::vector<StageCost> costs(1);
+  costs[0].activation_bytes = 3;
+  costs[0].stash_bytes = 5;
+  EXPECT_EQ(simulate(make_schedule("gpipe", 1, 2, P2Policy::kOff), costs).ranks[0].peak_bytes, 6);
+  EXPECT_EQ(simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), costs).ranks[0].peak_bytes, 10);
+  EXPECT_EQ(simulate(make_schedule("naive", 1, 2, P2Policy::kEnd), costs).ranks[0].peak_bytes, 10);
+  // With a cap, I waits for W: 5 + 3 before the second I, then W of the first.
+  SimulationOptions options;
+  options.cap_per_rank = {8};
+  EXPECT_EQ(simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), costs, options).ranks[0].peak_bytes, 8);
+}
+
+TEST(Idle, ByCause) {
+  const Simulation end = preset("1f1b-1", 4, P2Policy::kEnd);
+  const auto idle = [](const RankSimulation& rank, IdleCause cause) {
+    return rank.idle[static_cast<int>(cause)];
+  };
+  EXPECT_EQ(idle(end.ranks[3], IdleCause::kStartUp), 3);
+  EXPECT_EQ(idle(end.ranks[0], IdleCause::kNothing), 3);  // before its first I there is no W
+  EXPECT_EQ(idle(end.ranks[0], IdleCause::kMessage), 3);
+  EXPECT_EQ(idle(end.ranks[3], IdleCause::kTail), 3);
+  const Simulation fill = preset("1f1b-1", 4, P2Policy::kFill);
+  const Simulation off = preset("1f1b-1", 4, P2Policy::kOff);
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(idle(fill.ranks[rank], IdleCause::kMessage), 0);
+    EXPECT_EQ(idle(off.ranks[rank], IdleCause::kMessage), 0);  // no W is ever pending
+    EXPECT_EQ(idle(fill.ranks[rank], IdleCause::kStartUp), rank);
+  }
+  EXPECT_EQ(idle_cause_name(IdleCause::kNothing), "nothing to fill");
+}
+
+TEST(Simulate, FillLooksForTheMessageBetweenPieces) {
+  // The last stage's I is slow: the first waits 3 for its second gradient and has a W of 4 to run.
+  std::vector<StageCost> costs(2);
+  costs[0].backward_p2 = 4;
+  costs[1].backward_p1 = 4;
+  const Schedule schedule = make_schedule("gpipe", 2, 2, P2Policy::kFill);
+  // Gradients arrive at 7 and 11, its own first I is done at 8.
+  EXPECT_EQ(simulate(schedule, costs).ranks[0].timeline[4].begin, 12);
+  costs[0].p2_units = 4;
+  const Simulation fine = simulate(schedule, costs);
+  EXPECT_EQ(fine.ranks[0].timeline[4].begin, 11);
+  EXPECT_EQ(fine.ranks[0].timeline[3].end, 11);  // three pieces, one entry
+  EXPECT_EQ(fine.ranks[0].timeline[5].end, 13);  // the fourth
+}
+
+TEST(Simulate, RoundingBuysNoExtraPiece) {
+  std::vector<StageCost> costs(2);
+  costs[0].backward_p2 = 0.3;
+  costs[0].p2_units = 3;
+  costs[0].backward_p1 = 0.1;
+  costs[1].backward_p1 = 0.4;
+  for (auto& cost : costs) cost.forward = 0.1;
+  const Simulation result = simulate(make_schedule("gpipe", 2, 2, P2Policy::kFill), costs);
+  EXPECT_NEAR(result.ranks[0].timeline[3].end - result.ranks[0].timeline[3].begin, 0.3, 1e-12);
+  EXPECT_EQ(result.ranks[0].timeline[4].op, Op::kBackwardP1);
+}
+
+TEST(Simulate, MessagesTakeTime) {
+  SimulationOptions options;
+  options.message_seconds = 0.5;
+  const Simulation result =
+      simulate(make_schedule("naive", 3, 1, P2Policy::kOff), std::vector<StageCost>(3), options);
+  EXPECT_DOUBLE_EQ(result.step_seconds, 9 + 4 * 0.5);
+}
+
+TEST(Simulate, OptimizerRunsAfterTheLastInstructionOfARank) {
+  std::vector<StageCost> costs(2);
+  costs[0].optimizer = 1;
+  costs[1].optimizer = 5;
+  const Simulation result = simulate(make_schedule("1f1b", 2, 2, P2Policy::kOff), costs);
+  EXPECT_EQ(result.step_seconds, 7 + 5);  // rank 1 runs its optimizer from 7, rank 0 from 9
+  EXPECT_EQ(result.ranks[0].busy, 7);
+  EXPECT_EQ(result.ranks[1].busy, 11);
+}
+
+TEST(Simulate, ForwardOnlyHoldsNothing) {
+  std::vector<StageCost> costs(3);
+  for (auto& cost : costs) cost.optimizer = 1;
+  const Simulation result = simulate(make_forward_schedule(3, 5), costs);
+  EXPECT_EQ(result.step_seconds, 7);
+  for (const auto& rank : result.ranks) EXPECT_EQ(rank.peak_bytes, 1);
+}
+
+TEST(Simulate, RejectsBadInput) {
+  const Schedule schedule = make_schedule("gpipe", 2, 2, P2Policy::kOff);
+  EXPECT_THROW(simulate(schedule, std::vector<StageCost>(1)), Error);
+  for (double bad : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    std::vector<StageCost> costs(2);
+    costs[1].backward_p1 = bad;
+    const std::string error = error_of([&] { simulate(schedule, costs); });
+    EXPECT_NE(error.find("stage 1: backward_p1"), std::string::npos) << error;
+    SimulationOptions options;
+    options.message_seconds = bad;
+    EXPECT_THROW(simulate(schedule, std::vector<StageCost>(2), options), Error);
+    options = {};
+    options.cap_per_rank = {1, bad};
+    EXPECT_THROW(simulate(schedule, std::vector<StageCost>(2), options), Error);
+  }
+  std::vector<StageCost> costs(2);
+  costs[0].p2_units = 0;
+  EXPECT_THROW(simulate(schedule, costs), Error);
+  SimulationOptions options;
+  options.cap_per_rank = {1};
+  EXPECT_THROW(simulate(schedule, std::vector<StageCost>(2), options), Error);
+  Schedule broken = schedule;
+  broken.ranks[0].pop_back();
+  EXPECT_THROW(simulate(broken, std::vector<StageCost>(2)), Error);
+}
+
+// Whole numbers, W in whole pieces, so that the ticking reference can follow.
+std::vector<StageCost> random_costs(Random& random, int stages) {
+  std::vector<StageCost> costs(stages);
+  for (auto& cost : costs) {
+    cost.forward = random_int(random, 1, 6);
+    cost.backward_p1 = random_int(random, 1, 6);
+    cost.p2_units = random_int(random, 1, 3);
+    cost.backward_p2 = cost.p2_units * random_int(random, 1, 3);
+    cost.activation_bytes = random_int(random, 0, 6);
+    cost.stash_bytes = cost.p2_units * random_int(random, 0, 3);
+  }
+  return costs;
+}
+
+// What no schedule can beat: a rank's work, and the way of one micro-batch through all stages and back.
+double lower_bound(const Schedule& schedule, const std::vector<StageCost>& costs, double message) {
+  std::vector<double> work(schedule.ranks.size(), 0);
+  double path = costs[0].backward_p2;
+  for (int stage = 0; stage < schedule.stages; ++stage) {
+    const StageCost& cost = costs[stage];
+    work[schedule.rank_of_stage[stage]] +=
+        schedule.micro_batches * (cost.forward + cost.backward_p1 + cost.backward_p2) + cost.optimizer;
+    path += cost.forward + cost.backward_p1;
+    if (stage > 0 && schedule.rank_of_stage[stage] != schedule.rank_of_stage[stage - 1]) path += 2 * message;
+  }
+  return std::max(path, *std::max_element(work.begin(), work.end()));
+}
+
+void check_against_reference(const Schedule& schedule, Random& random) {
+  const auto costs = random_costs(random, schedule.stages);
+  SimulationOptions options;
+  options.message_seconds = random_int(random, 0, 3);
+  if (random_int(random, 0, 1) == 1) {
+    for (int rank = 0; rank < schedule.rank_count(); ++rank) {
+      options.cap_per_rank.push_back(random_int(random, 0, 20));
+    }
+  }
+  const Simulation fast = simulate(schedule, costs, options);
+  const Simulation slow = ReferenceExecutor(schedule, costs, options).run();
+  EXPECT_GE(fast.step_seconds, lower_bound(schedule, costs, options.message_seconds) - 1e-9);
+  ASSERT_NEAR(fast.step_seconds, slow.step_seconds, 1e-9);
+  for (int rank = 0; rank < schedule.rank_count(); ++rank) {
+    const auto& a = fast.ranks[rank];
+    const auto& b = slow.ranks[rank];
+    EXPECT_NEAR(a.busy, b.busy, 1e-9);
+    EXPECT_NEAR(a.peak_bytes, b.peak_bytes, 1e-9);
+    double total = a.busy;
+    for (double idle : a.idle) {
+      EXPECT_GE(idle, 0);
+      total += idle;
+    }
+    EXPECT_NEAR(total, fast.step_seconds, 1e-9);
+    ASSERT_EQ(a.timeline.size(), b.timeline.size());
+    for (size_t i = 0; i < a.timeline.size(); ++i) {
+      EXPECT_EQ(a.timeline[i].op, b.timeline[i].op);
+      EXPECT_EQ(a.timeline[i].stage, b.timeline[i].stage);
+      EXPECT_EQ(a.timeline[i].micro_batch, b.timeline[i].micro_batch);
+      EXPECT_NEAR(a.timeline[i].begin, b.timeline[i].begin, 1e-9);
+      EXPECT_NEAR(a.timeline[i].end, b.timeline[i].end, 1e-9);
+    }
+  }
+}
+
+TEST(Property, NamedSchedulesMatchTheReference) {
+  Random random(4);
+  for (int round = 0; round < 400 && !testing::Test::HasFatalFailure(); ++round) {
+    const auto names = schedule_names();
+    const auto& name = names[random_int(random, 0, static_cast<int>(names.size()) - 1)];
+    const Schedule schedule = make_schedule(name, random_int(random, 1, 8), random_int(random, 1, 12),
+                                            kPolicies[random_int(random, 0, 3)]);
+    SCOPED_TRACE(testing::Message() << name << " N=" << schedule.stages << " M=" << schedule.micro_batches
+                                    << " p2 " << policy_name(schedule.policy) << " round " << round);
+    check_against_reference(schedule, random);
+  }
+}
+
+TEST(Property, AnyPlacementAndOrderMatchesTheReference) {
+  Random random(5);
+  for (int round = 0; round < 400 && !testing::Test::HasFatalFailure(); ++round) {
+    SCOPED_TRACE(testing::Message() << "round " << round);
+    const bool place_w = round % 2 == 0;
+    Schedule schedule = random_schedule(random, random_int(random, 1, 6), random_int(random, 1, 6),
+                                        random_int(random, 1, 4), place_w);
+    const P2Policy policy = kPolicies[random_int(random, 0, 3)];
+    if (place_w) {
+      schedule.policy = policy;  // followed as written, but `fill` may run W earlier
+    } else {
+      schedule = apply_p2_policy(std::move(schedule), policy);
+    }
+    check_against_reference(add_communication(std::move(schedule)), random);
+  }
+}
+
+}  // namespace
+}  // namespace twobp

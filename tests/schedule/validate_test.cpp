@@ -1,0 +1,211 @@
+// Valid schedules broken in one place each: the validator must reject them and mark the cell.
+#include "twobp/schedule/validate.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <gtest/gtest.h>
+
+#include "tests/schedule/support.h"
+#include "twobp/schedule/generators.h"
+#include "twobp/schedule/passes.h"
+
+namespace twobp {
+namespace {
+
+std::string rejection(const Schedule& schedule) {
+  return error_of([&] { validate(schedule); });
+}
+
+// One stage a rank, V-shaped and interleaved; every policy.
+std::vector<Schedule> valid_schedules() {
+  std::vector<Schedule> schedules;
+  for (P2Policy policy : kPolicies) {
+    for (const auto& name : {"naive", "gpipe", "1f1b"}) {
+      for (int stages : {1, 2, 3}) {
+        for (int micro_batches : {1, 2, 4}) {
+          schedules.push_back(make_schedule(name, stages, micro_batches, policy));
+        }
+      }
+    }
+    for (const auto& placement : {std::vector<int>{0, 1, 1, 0}, std::vector<int>{0, 1, 0, 1}}) {
+      schedules.push_back(add_communication(apply_p2_policy(looped_gpipe(placement, 3), policy)));
+    }
+  }
+  schedules.push_back(make_forward_schedule(3, 3));
+  Random random(3);
+  for (int round = 0; round < 20; ++round) {
+    schedules.push_back(add_communication(random_schedule(random, 4, 3, 1 + round % 4, /*place_w=*/true)));
+  }
+  return schedules;
+}
+
+void expect_marked_rejection(const Schedule& schedule, const std::string& what) {
+  const std::string error = rejection(schedule);
+  ASSERT_NE(error, "") << what << " was accepted";
+  bool left_empty = false;
+  for (const auto& list : schedule.ranks) left_empty |= list.empty();
+  if (!left_empty) {
+    EXPECT_NE(marked_cell(error), "") << what << ": no cell marked in: " << error;
+  }
+}
+
+TEST(Validate, AcceptsValidSchedules) {
+  for (const auto& schedule : valid_schedules()) EXPECT_EQ(rejection(schedule), "");
+}
+
+TEST(Validate, RejectsEveryDroppedInstruction) {
+  for (const auto& valid : valid_schedules()) {
+    for (size_t rank = 0; rank < valid.ranks.size(); ++rank) {
+      for (size_t i = 0; i < valid.ranks[rank].size(); ++i) {
+        // What is left without the only B there is, is a valid evaluation.
+        if (valid.stages * valid.micro_batches == 1 && valid.ranks[rank][i].op == Op::kBackward) continue;
+        Schedule broken = valid;
+        broken.ranks[rank].erase(broken.ranks[rank].begin() + static_cast<long>(i));
+        expect_marked_rejection(broken, valid.name + " without " + to_string(valid.ranks[rank][i]));
+      }
+    }
+  }
+}
+
+TEST(Validate, RejectsEveryDuplicatedInstruction) {
+  for (const auto& valid : valid_schedules()) {
+    for (size_t rank = 0; rank < valid.ranks.size(); ++rank) {
+      for (size_t i = 0; i < valid.ranks[rank].size(); ++i) {
+        for (size_t to : {i + 1, valid.ranks[rank].size()}) {
+          Schedule broken = valid;
+          const Instruction copy = broken.ranks[rank][i];
+          broken.ranks[rank].insert(broken.ranks[rank].begin() + static_cast<long>(to), copy);
+          expect_marked_rejection(broken, valid.name + " with two " + to_string(copy));
+        }
+      }
+    }
+  }
+}
+
+// Two instructions of a rank that may not change places: of one op and stage, or of one stage and
+// micro-batch.
+bool ordered_pair(const Instruction& a, const Instruction& b) {
+  if (a.stage != b.stage || a.count != 1 || b.count != 1) return false;
+  if (a.op == b.op) return is_compute(a.op);
+  const auto direction = [](Op op) {
+    return op == Op::kForward || op == Op::kRecvForward || op == Op::kSendForward;
+  };
+  if (a.micro_batch != b.micro_batch) return false;
+  if (is_compute(a.op) && is_compute(b.op)) return true;
+  // A message and the op it belongs to; W has no message.
+  const bool w = a.op == Op::kBackwardP2 || b.op == Op::kBackwardP2;
+  return !w && (is_compute(a.op) || is_compute(b.op)) && direction(a.op) == direction(b.op);
+}
+
+TEST(Validate, RejectsEverySwapOfAnOrderedPair) {
+  size_t swaps = 0;
+  for (const auto& valid : valid_schedules()) {
+    for (size_t rank = 0; rank < valid.ranks.size(); ++rank) {
+      const auto& list = valid.ranks[rank];
+      for (size_t i = 0; i < list.size(); ++i) {
+        for (size_t j = i + 1; j < list.size(); ++j) {
+          if (!ordered_pair(list[i], list[j])) continue;
+          Schedule broken = valid;
+          std::swap(broken.ranks[rank][i], broken.ranks[rank][j]);
+          expect_marked_rejection(
+              broken, valid.name + " with " + to_string(list[i]) + " and " + to_string(list[j]) + " swapped");
+          ++swaps;
+        }
+      }
+    }
+  }
+  EXPECT_GT(swaps, 1000U);
+}
+
+TEST(Validate, MarksTheCellAndDrawsTheGrid) {
+  Schedule schedule = make_schedule("1f1b", 2, 2, P2Policy::kOff);
+  std::swap(schedule.ranks[0][0], schedule.ranks[0][2]);  // 0F1 before 0F0
+  const std::string error = rejection(schedule);
+  EXPECT_EQ(marked_cell(error), "0F1");
+  EXPECT_NE(error.find("0F1 comes where 0F0 is due"), std::string::npos) << error;
+  EXPECT_NE(error.find("rank 1  1RECV_F0"), std::string::npos) << error;
+}
+
+TEST(Validate, ReorderIsAllowedOnRequest) {
+  Schedule schedule = empty_schedule({0}, 2);
+  schedule.ranks[0] = {
+      {Op::kForward, 0, 1}, {Op::kForward, 0, 0}, {Op::kBackward, 0, 0}, {Op::kBackward, 0, 1}};
+  EXPECT_NE(rejection(schedule).find("allow_reorder"), std::string::npos);
+  schedule.allow_reorder = true;
+  EXPECT_EQ(rejection(schedule), "");
+}
+
+TEST(Validate, FindsADeadlock) {
+  // Each rank waits for the other's second stage before it sends its own first one's output.
+  Schedule schedule = looped_gpipe({0, 1, 0, 1}, 2);
+  schedule = add_communication(schedule);
+  // Rank 0 wants to receive for stage 2 before it has sent 0F0: take the receive to the front.
+  auto& list = schedule.ranks[0];
+  const auto receive = std::find(list.begin(), list.end(), Instruction{Op::kRecvForward, 2, 0});
+  ASSERT_NE(receive, list.end());
+  std::rotate(list.begin(), receive, receive + 1);
+  const std::string error = rejection(schedule);
+  EXPECT_NE(error.find("deadlock"), std::string::npos) << error;
+  EXPECT_NE(error.find("rank 0 at 2RECV_F0 waits for rank 1"), std::string::npos) << error;
+  EXPECT_NE(error.find("rank 1 at 1RECV_F0 waits for rank 0"), std::string::npos) << error;
+  EXPECT_NE(marked_cell(error).find("RECV_F0"), std::string::npos) << error;
+}
+
+TEST(Validate, FindsADeadlockAcrossManyRanks) {
+  // The first rank wants the gradient before it sends the micro-batch.
+  Schedule schedule = make_schedule("gpipe", 40, 80, P2Policy::kOff);
+  auto& list = schedule.ranks[0];
+  const auto receive = std::find(list.begin(), list.end(), Instruction{Op::kRecvBackward, 0, 0});
+  std::rotate(list.begin() + 1, receive, receive + 1);  // behind 0F0, before 0SEND_F0
+  const std::string error = rejection(schedule);
+  EXPECT_NE(error.find("deadlock"), std::string::npos);
+  EXPECT_NE(marked_cell(error), "");
+  EXPECT_LT(error.size(), 20000U) << "only the neighbourhood of the mark is worth showing";
+}
+
+TEST(Validate, RejectsBadPlacements) {
+  Schedule schedule = make_schedule("gpipe", 2, 2, P2Policy::kOff);
+  schedule.rank_of_stage = {0};
+  EXPECT_NE(rejection(schedule).find("rank_of_stage"), std::string::npos);
+  schedule.rank_of_stage = {0, 2};
+  EXPECT_NE(rejection(schedule).find("stage 1 on rank 2"), std::string::npos);
+  schedule.rank_of_stage = {1, 0};
+  EXPECT_NE(rejection(schedule).find("belongs to rank 1"), std::string::npos);
+}
+
+TEST(Validate, RejectsWhatDoesNotExist) {
+  for (const Instruction& bad : {Instruction{Op::kForward, 2, 0}, Instruction{Op::kForward, -1, 0},
+                                 Instruction{Op::kForward, 0, 2}, Instruction{Op::kForward, 0, -1},
+                                 Instruction{Op::kForward, 0, 0, 0}, Instruction{Op::kForward, 0, 1, 2},
+                                 Instruction{Op::kSendBackward, 0, 0}, Instruction{Op::kRecvForward, 0, 0}}) {
+    Schedule schedule = make_schedule("gpipe", 2, 2, P2Policy::kOff);
+    schedule.ranks[0].push_back(bad);
+    EXPECT_EQ(marked_cell(rejection(schedule)), to_string(bad));
+  }
+}
+
+TEST(Validate, RejectsMessagesWithinARank) {
+  Schedule schedule = looped_gpipe({0, 0}, 1);
+  schedule.ranks[0].insert(schedule.ranks[0].begin() + 1, {Op::kSendForward, 0, 0});
+  EXPECT_NE(rejection(schedule).find("same rank"), std::string::npos);
+}
+
+TEST(Validate, RejectsWAfterBAndBAfterI) {
+  Schedule schedule = empty_schedule({0}, 1);
+  schedule.ranks[0] = {{Op::kForward, 0, 0}, {Op::kBackward, 0, 0}, {Op::kBackwardP2, 0, 0}};
+  EXPECT_EQ(marked_cell(rejection(schedule)), "0W0");
+  schedule.ranks[0] = {{Op::kForward, 0, 0}, {Op::kBackwardP1, 0, 0}, {Op::kBackward, 0, 0}};
+  EXPECT_EQ(marked_cell(rejection(schedule)), "0B0");
+}
+
+TEST(Validate, RejectsEmptySchedules) {
+  EXPECT_NE(rejection(empty_schedule({0}, 1)), "");
+  EXPECT_NE(rejection(Schedule{}), "");
+  Schedule schedule = empty_schedule({0}, 1);
+  schedule.micro_batches = 0;
+  EXPECT_NE(rejection(schedule), "");
+}
+
+}  // namespace
+}  // namespace twobp

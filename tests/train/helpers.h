@@ -1,0 +1,100 @@
+// What the tests of this folder share: a check of an Error's message, a folder that vanishes, .npy files by
+// hand.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "twobp/core/check.h"
+
+namespace twobp::test {
+
+// Runs `action`, which must throw twobp::Error (nothing else) with a message that has each of `parts` in it.
+template <typename Action>
+void expect_error(Action&& action, const std::vector<std::string>& parts) {
+  try {
+    action();
+  } catch (const Error& error) {
+    const std::string what = error.what();
+    for (const auto& part : parts) {
+      EXPECT_NE(what.find(part), std::string::npos) << "no \"" << part << "\" in: " << what;
+    }
+    return;
+  }
+  ADD_FAILURE() << "no error, expected one with: " << (parts.empty() ? "" : parts.front());
+}
+
+class TempFolder {
+ public:
+  TempFolder() {
+    std::string path = (std::filesystem::temp_directory_path() / "twobp_test_XXXXXX").string();
+    if (::mkdtemp(path.data()) == nullptr) throw std::runtime_error("cannot make a temporary folder");
+    path_ = path;
+  }
+  ~TempFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TempFolder(const TempFolder&) = delete;
+  TempFolder& operator=(const TempFolder&) = delete;
+
+  std::string path(const std::string& name) const { return (path_ / name).string(); }
+
+  // Returns the file's path.
+  std::string write(const std::string& name, const std::string& content) const {
+    // A new file each time: one that is written over may be mapped, and is flushed to disk by some file
+    // systems.
+    std::filesystem::remove(path(name));
+    std::ofstream file(path(name), std::ios::binary);
+    file << content;
+    file.close();
+    if (!file) throw std::runtime_error("cannot write " + path(name));
+    return path(name);
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// The bytes before the elements, as numpy.save writes them; `header_length` lies about the length if not -1.
+inline std::string npy_prefix(std::string dict, int major = 1, int64_t header_length = -1) {
+  const size_t length_bytes = major == 1 ? 2 : 4;
+  while ((8 + length_bytes + dict.size() + 1) % 64 != 0) dict += ' ';
+  dict += '\n';
+  const auto length =
+      header_length < 0 ? static_cast<uint64_t>(dict.size()) : static_cast<uint64_t>(header_length);
+  std::string out = "\x93NUMPY";
+  out += static_cast<char>(major);
+  out += '\0';
+  for (size_t i = 0; i < length_bytes; ++i) out += static_cast<char>(length >> (8 * i) & 0xff);
+  return out + dict;
+}
+
+inline std::string npy_dict(const std::string& descr, const std::string& shape, bool fortran_order = false) {
+  return "{'descr': '" + descr + "', 'fortran_order': " + (fortran_order ? "True" : "False") +
+         ", 'shape': " + shape + ", }";
+}
+
+template <typename T>
+std::string raw_bytes(const std::vector<T>& values) {
+  std::string out(values.size() * sizeof(T), '\0');
+  std::memcpy(out.data(), values.data(), out.size());
+  return out;
+}
+
+// A whole .npy file; `shape` as Python writes it.
+template <typename T>
+std::string npy_file(const std::string& descr, const std::string& shape, const std::vector<T>& values,
+                     int major = 1) {
+  return npy_prefix(npy_dict(descr, shape), major) + raw_bytes(values);
+}
+
+}  // namespace twobp::test

@@ -1,0 +1,130 @@
+// The loader thread: order, the last batch of an epoch, how far it reads ahead, errors and the end.
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "helpers.h"
+#include "twobp/train/data.h"
+
+namespace twobp {
+namespace {
+
+using test::expect_error;
+
+// Sample i is the token i; counts reads, and fails at one if told.
+class Counting : public Dataset {
+ public:
+  explicit Counting(int64_t size, int64_t fail_at = -1) : size_(size), fail_at_(fail_at) {}
+  int64_t size() const override { return size_; }
+  Fields read(const std::vector<int64_t>& indices) const override {
+    at::Tensor ids = at::empty({static_cast<int64_t>(indices.size()), 1}, at::kLong);
+    for (size_t i = 0; i < indices.size(); ++i) {
+      if (indices[i] == fail_at_)
+        throw std::runtime_error("sample " + std::to_string(indices[i]) + " is broken");
+      ids.data_ptr<int64_t>()[i] = indices[i];
+    }
+    samples_read += static_cast<int64_t>(indices.size());
+    return {{"input_ids", ids}, {"labels", ids}};
+  }
+
+  mutable std::atomic<int64_t> samples_read{0};
+
+ private:
+  int64_t size_;
+  int64_t fail_at_;
+};
+
+using Ids = std::vector<std::vector<int64_t>>;  // of each micro-batch
+
+Ids ids(const Batch& batch) {
+  Ids out;
+  for (const auto& fields : batch.micro_batches) {
+    const at::Tensor& tensor = fields.at("input_ids");
+    out.emplace_back(tensor.data_ptr<int64_t>(), tensor.data_ptr<int64_t>() + tensor.numel());
+  }
+  return out;
+}
+
+TEST(Loader, LastBatchOfAnEpochIsSmaller) {
+  Loader loader(std::make_shared<Counting>(9), 3, 2, false, 1);
+  EXPECT_EQ(loader.batches_per_epoch(), 2);
+  for (int epoch = 0; epoch < 3; ++epoch) {
+    EXPECT_EQ(ids(loader.next()), (Ids{{0, 1}, {2, 3}, {4, 5}}));
+    const Batch last = loader.next();
+    EXPECT_EQ(ids(last), (Ids{{6, 7}, {8}}));
+    EXPECT_EQ(last.targets, 3);
+    EXPECT_EQ(last.tokens, 3);
+  }
+}
+
+TEST(Loader, WholeEpochsHaveNoSmallerBatch) {
+  Loader loader(std::make_shared<Counting>(8), 2, 2, false, 1);
+  EXPECT_EQ(loader.batches_per_epoch(), 2);
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(loader.next().tokens, 4);
+}
+
+TEST(Loader, ShufflesEachEpochAnew) {
+  const auto data = std::make_shared<Counting>(10);
+  Loader loader(data, 2, 2, true, 42);
+  for (int64_t epoch = 0; epoch < 4; ++epoch) {
+    std::vector<int64_t> seen;
+    for (int64_t i = 0; i < loader.batches_per_epoch(); ++i) {
+      for (const auto& micro_batch : ids(loader.next()))
+        seen.insert(seen.end(), micro_batch.begin(), micro_batch.end());
+    }
+    EXPECT_EQ(seen, epoch_order(10, true, 42, epoch)) << epoch;
+  }
+}
+
+TEST(Loader, ReadsAheadAsFarAsToldAndNoFurther) {
+  const auto data = std::make_shared<Counting>(1000);
+  Loader loader(data, 2, 2, false, 1, 3);
+  const auto settles_at = [&](int64_t samples) {
+    for (int i = 0; i < 5000 && data->samples_read < samples; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));  // long enough to read hundreds more
+    return data->samples_read == samples;
+  };
+  EXPECT_TRUE(settles_at(12)) << data->samples_read;
+  loader.next();
+  EXPECT_TRUE(settles_at(16)) << data->samples_read;
+}
+
+TEST(Loader, HandsOverTheBatchesBeforeAnErrorThenTheErrorEachTime) {
+  Loader loader(std::make_shared<Counting>(10, 5), 2, 1, false, 1, 4);
+  EXPECT_EQ(ids(loader.next()), (Ids{{0}, {1}}));
+  EXPECT_EQ(ids(loader.next()), (Ids{{2}, {3}}));
+  for (int i = 0; i < 2; ++i) {
+    try {
+      loader.next();
+      ADD_FAILURE() << "no error";
+    } catch (const std::runtime_error& error) {
+      EXPECT_STREQ(error.what(), "sample 5 is broken");
+    }
+  }
+}
+
+// Wherever its thread is: reading, waiting for room, or dead of an error.
+TEST(Loader, StopsWhenDestroyed) {
+  for (int i = 0; i < 200; ++i) {
+    Loader loader(std::make_shared<Counting>(100, i % 2 == 0 ? 7 : -1), 2, 2, true, 1);
+    if (i % 3 == 0) loader.next();
+    if (i % 5 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
+TEST(Loader, BadInput) {
+  expect_error([] { Loader(nullptr, 1, 1, false, 1); }, {"no sample"});
+  expect_error([] { Loader(std::make_shared<Counting>(0), 1, 1, false, 1); }, {"no sample"});
+  const auto data = std::make_shared<Counting>(4);
+  expect_error([&] { Loader(data, 0, 1, false, 1); }, {"0 micro-batches"});
+  expect_error([&] { Loader(data, 1, 0, false, 1); }, {"of 0 samples"});
+  expect_error([&] { Loader(data, 1, 1, false, 1, 0); }, {"0 batches ahead"});
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,75 @@
+// The learning rate at the places that matter: each end of the warm-up and of the decay, and by hand between
+// them.
+#include "twobp/train/lr_schedule.h"
+
+#include <gtest/gtest.h>
+
+#include "helpers.h"
+
+namespace twobp {
+namespace {
+
+using test::expect_error;
+
+OptimizerConfig make(const std::string& schedule, int64_t warmup) {
+  OptimizerConfig config;
+  config.lr = 0.1;
+  config.min_lr = 0.02;
+  config.warmup = warmup;
+  config.schedule = schedule;
+  return config;
+}
+
+TEST(LearningRate, WarmUpRisesLinearlyAndNeverIsZero) {
+  for (const char* schedule : {"constant", "linear", "cosine"}) {
+    const auto config = make(schedule, 4);
+    for (int64_t step = 0; step < 4; ++step) {
+      EXPECT_DOUBLE_EQ(learning_rate(config, step, 100), 0.1 * static_cast<double>(step + 1) / 5) << schedule;
+    }
+    EXPECT_DOUBLE_EQ(learning_rate(config, 4, 100), 0.1) << schedule;
+  }
+}
+
+TEST(LearningRate, WithoutWarmUpStartsAtLr) {
+  for (const char* schedule : {"constant", "linear", "cosine"}) {
+    EXPECT_DOUBLE_EQ(learning_rate(make(schedule, 0), 0, 10), 0.1) << schedule;
+  }
+}
+
+TEST(LearningRate, ConstantStays) {
+  EXPECT_DOUBLE_EQ(learning_rate(make("constant", 2), 9, 10), 0.1);
+  EXPECT_DOUBLE_EQ(learning_rate(make("constant", 2), 1000, 10), 0.1);
+}
+
+TEST(LearningRate, LinearFallsToMinLr) {
+  const auto config = make("linear", 2);
+  EXPECT_DOUBLE_EQ(learning_rate(config, 4, 10), 0.1 - 0.08 * 0.25);
+  EXPECT_DOUBLE_EQ(learning_rate(config, 6, 10), 0.06);
+  EXPECT_DOUBLE_EQ(learning_rate(config, 9, 10), 0.1 - 0.08 * 7 / 8);
+  EXPECT_DOUBLE_EQ(learning_rate(config, 10, 10), 0.02);
+  EXPECT_DOUBLE_EQ(learning_rate(config, 25, 10), 0.02);
+}
+
+TEST(LearningRate, CosineFallsToMinLr) {
+  const auto config = make("cosine", 2);
+  EXPECT_NEAR(learning_rate(config, 4, 10), 0.02 + 0.08 * (1 + 0.70710678118654752) / 2, 1e-15);
+  EXPECT_NEAR(learning_rate(config, 6, 10), 0.06, 1e-15);
+  EXPECT_NEAR(learning_rate(config, 10, 10), 0.02, 1e-15);
+  EXPECT_NEAR(learning_rate(config, 25, 10), 0.02, 1e-15);
+}
+
+// A short trial run of a configuration with a long warm-up, and the step after its end.
+TEST(LearningRate, WarmUpLongerThanTheRun) {
+  EXPECT_DOUBLE_EQ(learning_rate(make("cosine", 100), 9, 10), 0.1 * 10 / 101);
+  EXPECT_DOUBLE_EQ(learning_rate(make("linear", 10), 10, 10), 0.1);
+  EXPECT_DOUBLE_EQ(learning_rate(make("linear", 10), 11, 10), 0.02);
+}
+
+TEST(LearningRate, BadInput) {
+  expect_error([] { learning_rate(make("cosin", 0), 0, 10); },
+               {"optimizer.schedule", "\"cosin\"", "\"cosine\""});
+  expect_error([] { learning_rate(make("cosine", 0), -1, 10); }, {"step -1"});
+}
+
+}  // namespace
+}  // namespace twobp

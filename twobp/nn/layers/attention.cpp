@@ -1,0 +1,120 @@
+#include "twobp/nn/layers/attention.h"
+
+#include "twobp/nn/kernels/rows.h"
+
+namespace twobp {
+
+Attention::Attention(const AttentionShape& shape, at::ScalarType dtype) : shape_(shape), dtype_(dtype) {
+  TWOBP_CHECK(shape.heads > 0 && shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0, "attention with ",
+              shape.heads, " heads cannot share ", shape.kv_heads,
+              " key-value heads: the number of heads must be a multiple of it");
+  TWOBP_CHECK(shape.head_dim > 0 && shape.head_dim % 2 == 0, "rotary embedding needs an even head_dim, got ",
+              shape.head_dim);
+}
+
+void Attention::prepare_rope(int64_t positions) {
+  if (cos_.defined() && cos_.size(0) >= positions) return;
+  const int64_t half = shape_.head_dim / 2;
+  const auto options = at::TensorOptions().dtype(at::kDouble);
+  const at::Tensor frequency = at::pow(at::scalar_tensor(shape_.rope_theta, options),
+                                       at::arange(half, options).neg().div(static_cast<double>(half)));
+  const at::Tensor angle = at::outer(at::arange(positions, options), frequency);
+  cos_ = angle.cos().to(dtype_);
+  sin_ = angle.sin().to(dtype_);
+}
+
+at::Tensor Attention::queries(const at::Tensor& packed) const {
+  const int64_t batch = packed.size(0);
+  const int64_t positions = packed.size(1);
+  return packed.narrow(2, 0, shape_.heads * shape_.head_dim)
+      .view({batch, positions, shape_.heads, shape_.head_dim})
+      .transpose(1, 2);
+}
+
+at::Tensor Attention::keys_or_values(const at::Tensor& packed, int64_t first_head) const {
+  const int64_t batch = packed.size(0);
+  const int64_t positions = packed.size(1);
+  const int64_t group = shape_.heads / shape_.kv_heads;
+  at::Tensor heads = packed.narrow(2, first_head * shape_.head_dim, shape_.kv_heads * shape_.head_dim)
+                         .view({batch, positions, shape_.kv_heads, shape_.head_dim})
+                         .transpose(1, 2);
+  if (group == 1) return heads;
+  return heads.unsqueeze(2)
+      .expand({batch, shape_.kv_heads, group, positions, shape_.head_dim})
+      .reshape({batch, shape_.heads, positions, shape_.head_dim});
+}
+
+Values Attention::forward(Values values, Context& context, Saved& saved) {
+  at::Tensor packed = std::move(values[0]);
+  TWOBP_CHECK(packed.dim() == 3 && packed.size(2) == shape_.packed(), "attention takes (batch, sequence, ",
+              shape_.packed(), "), got ", packed.sizes());
+  packed = exclusively_owned(packed) && packed.is_contiguous() ? packed : packed.clone(at::MemoryFormat::Contiguous);
+  const int64_t batch = packed.size(0);
+  const int64_t positions = packed.size(1);
+  prepare_rope(positions);
+  dispatch_float(packed.scalar_type(), "Attention", [&](auto zero) {
+    using T = decltype(zero);
+    T* x = packed.mutable_data_ptr<T>();
+    const int64_t rotated = shape_.heads + shape_.kv_heads;
+    for_rows(batch * positions, rotated * shape_.head_dim, [&](int64_t begin, int64_t end) {
+      kernels<T>().rope_forward(x + begin * shape_.packed(), cos_.const_data_ptr<T>(), sin_.const_data_ptr<T>(),
+                                end - begin, begin, shape_.packed(), rotated, shape_.head_dim / 2, positions);
+    });
+  });
+  auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
+      queries(packed), keys_or_values(packed, shape_.heads), keys_or_values(packed, shape_.heads + shape_.kv_heads),
+      /*dropout_p=*/0.0, /*is_causal=*/true);
+  // (B, H, S, D) in (B, S, H, D) memory: a view.
+  at::Tensor y = out.transpose(1, 2).reshape({batch, positions, shape_.heads * shape_.head_dim});
+  if (context.training) {
+    saved.keep_until_p1(std::move(packed));
+    saved.keep_until_p1(std::move(out));
+    saved.keep_until_p1(std::move(log_sum_exp));
+  }
+  return {std::move(y)};
+}
+
+Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
+  at::Tensor packed = saved.take_p1(0);
+  const int64_t batch = packed.size(0);
+  const int64_t positions = packed.size(1);
+  const int64_t head_dim = shape_.head_dim;
+  const at::Tensor dy = values[0].view({batch, positions, shape_.heads, head_dim}).transpose(1, 2);
+  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      dy, queries(packed), keys_or_values(packed, shape_.heads), keys_or_values(packed, shape_.heads + shape_.kv_heads),
+      saved.take_p1(1), saved.take_p1(2), /*dropout_p=*/0.0, /*is_causal=*/true);
+  // Back to (B, S, heads, D); queries of a group add up in their key-value head.
+  const auto gathered = [&](const at::Tensor& gradient, int64_t heads) {
+    at::Tensor rows = gradient.transpose(1, 2);
+    if (heads != shape_.heads) rows = rows.view({batch, positions, heads, shape_.heads / heads, head_dim}).sum(3);
+    return rows.contiguous();
+  };
+  dq = gathered(dq, shape_.heads);
+  dk = gathered(dk, shape_.kv_heads);
+  dv = gathered(dv, shape_.kv_heads);
+  at::Tensor dx = context.destination == nullptr && exclusively_owned(packed)
+                      ? packed
+                      : context.output(packed.sizes(), packed.options());
+  dispatch_float(packed.scalar_type(), "Attention", [&](auto zero) {
+    using T = decltype(zero);
+    const T* cos = cos_.const_data_ptr<T>();
+    const T* sin = sin_.const_data_ptr<T>();
+    T* to = dx.mutable_data_ptr<T>();
+    const int64_t stride = shape_.packed();
+    const int64_t q_size = shape_.heads * head_dim;
+    const int64_t kv_size = shape_.kv_heads * head_dim;
+    for_rows(batch * positions, stride, [&](int64_t begin, int64_t end) {
+      const int64_t rows = end - begin;
+      T* row = to + begin * stride;
+      kernels<T>().rope_backward(dq.const_data_ptr<T>() + begin * q_size, cos, sin, row, rows, begin, stride,
+                                 shape_.heads, head_dim / 2, positions);
+      kernels<T>().rope_backward(dk.const_data_ptr<T>() + begin * kv_size, cos, sin, row + q_size, rows, begin, stride,
+                                 shape_.kv_heads, head_dim / 2, positions);
+      const T* v = dv.const_data_ptr<T>() + begin * kv_size;
+      for (int64_t r = 0; r < rows; ++r) std::copy_n(v + r * kv_size, kv_size, row + r * stride + q_size + kv_size);
+    });
+  });
+  return {std::move(dx)};
+}
+
+}  // namespace twobp

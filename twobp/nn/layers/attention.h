@@ -1,0 +1,39 @@
+// Causal self-attention with rotary embedding and grouped queries, on ATen's fused attention forward and backward.
+// Takes the packed projections (B, S, (H + 2 K) D) = (q | k | v), gives (B, S, H D); no weights of its own.
+// q and k are rotated in place; backward-p1 writes dL/d(q | k | v) over them where nobody else holds them.
+#pragma once
+
+#include "twobp/nn/layer.h"
+
+namespace twobp {
+
+struct AttentionShape {
+  int64_t heads = 1;     // H
+  int64_t kv_heads = 1;  // K, divides H
+  int64_t head_dim = 1;  // D, even
+  double rope_theta = 10000;
+
+  int64_t packed() const { return (heads + 2 * kv_heads) * head_dim; }
+};
+
+class Attention : public Layer {
+ public:
+  Attention(const AttentionShape& shape, at::ScalarType dtype);
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+
+ private:
+  // Grows cos_ and sin_ to `positions` rows.
+  void prepare_rope(int64_t positions);
+  // The k or v heads of `packed` as (B, H, S, D), each repeated for the queries of its group.
+  at::Tensor keys_or_values(const at::Tensor& packed, int64_t first_head) const;
+  at::Tensor queries(const at::Tensor& packed) const;
+
+  AttentionShape shape_;
+  at::ScalarType dtype_;
+  at::Tensor cos_;  // (positions, D / 2)
+  at::Tensor sin_;
+};
+
+}  // namespace twobp

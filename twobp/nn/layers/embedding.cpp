@@ -1,0 +1,45 @@
+#include "twobp/nn/layers/embedding.h"
+
+#include "twobp/nn/kernels/rows.h"
+
+namespace twobp {
+
+Embedding::Embedding(std::string name, int64_t vocab, int64_t dim, double init_std, at::ScalarType dtype)
+    : weight_({{std::move(name), vocab}}, {vocab, dim}, dtype, init_std) {}
+
+Values Embedding::forward(Values, Context& context, Saved& saved) {
+  const at::Tensor& ids = context.field("input_ids");
+  TWOBP_CHECK(ids.scalar_type() == at::kLong && ids.dim() == 2, "input_ids must be int64 (batch, sequence), got ",
+              c10::toString(ids.scalar_type()), " ", ids.sizes());
+  if (context.training) saved.keep_until_p2(ids);
+  return {at::embedding(weight_.value, ids)};
+}
+
+Values Embedding::backward_p1(Values dy, Context&, Saved& saved) {
+  saved.keep_until_p2(std::move(dy[0]));
+  return {};
+}
+
+void Embedding::backward_p2(std::span<Saved* const> saved) {
+  at::Tensor& grad = weight_.grad_to_add();
+  const int64_t dim = grad.size(1);
+  for (const Saved* one : saved) {
+    const at::Tensor ids = one->p2(0).contiguous();
+    const at::Tensor dy = one->p2(1).contiguous();
+    const int64_t* id = ids.const_data_ptr<int64_t>();
+    dispatch_float(grad.scalar_type(), "Embedding", [&](auto zero) {
+      using T = decltype(zero);
+      T* rows = grad.mutable_data_ptr<T>();
+      const T* from = dy.const_data_ptr<T>();
+      for (int64_t i = 0; i < ids.numel(); ++i, from += dim) {
+        T* row = rows + id[i] * dim;
+        for (int64_t c = 0; c < dim; ++c) row[c] += from[c];
+      }
+    });
+  }
+}
+
+void Embedding::collect_p2(Saved& saved, std::vector<P2Unit>& units) { units.push_back({this, &saved}); }
+void Embedding::collect_parameters(std::vector<Parameter*>& parameters) { parameters.push_back(&weight_); }
+
+}  // namespace twobp

@@ -1,0 +1,23 @@
+// Token embedding: input_ids (B, S) int64 of the batch -> (B, S, C). First layer of a model: no input values, no
+// backward-p1. Its backward-p2 adds the rows of dL/dy in order, repeated tokens included.
+#pragma once
+
+#include "twobp/nn/layer.h"
+
+namespace twobp {
+
+class Embedding : public Layer {
+ public:
+  Embedding(std::string name, int64_t vocab, int64_t dim, double init_std, at::ScalarType dtype);
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+  void backward_p2(std::span<Saved* const> saved) override;
+  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
+  void collect_parameters(std::vector<Parameter*>& parameters) override;
+
+ private:
+  Parameter weight_;  // (vocab, dim)
+};
+
+}  // namespace twobp

@@ -1,0 +1,89 @@
+#include "twobp/nn/layers/linear.h"
+
+#include "twobp/core/check.h"
+
+namespace twobp {
+namespace {
+
+int64_t total_rows(const std::vector<ParameterPart>& parts) {
+  int64_t rows = 0;
+  for (const auto& part : parts) rows += part.rows;
+  return rows;
+}
+
+// (..., n) as (rows, n); the same memory where it is contiguous.
+at::Tensor as_matrix(const at::Tensor& t) { return t.reshape({-1, t.size(-1)}); }
+
+std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
+  std::vector<int64_t> out(sizes.begin(), sizes.end());
+  out.back() = last;
+  return out;
+}
+
+}  // namespace
+
+Linear::Linear(std::vector<ParameterPart> parts, int64_t in, double init_std, at::ScalarType dtype)
+    : weight_(parts, {total_rows(parts), in}, dtype, init_std) {}
+
+Values Linear::forward(Values x, Context& context, Saved& saved) {
+  const at::Tensor& weight = weight_.value;
+  TWOBP_CHECK(x.size() == 1 && x[0].size(-1) == weight.size(1), "Linear ", weight_.name(), " takes (..., ",
+              weight.size(1), "), got ", x.empty() ? c10::IntArrayRef{} : x[0].sizes());
+  at::Tensor input = as_matrix(x[0]);
+  at::Tensor y = context.output(with_last(x[0].sizes(), weight.size(0)), x[0].options());
+  at::Tensor y_matrix = as_matrix(y);
+  at::mm_out(y_matrix, input, weight.t());
+  if (context.training) {
+    if (input_slab_) input = input_slab_->place(input, context.micro_batch);
+    saved.keep_until_p2(std::move(input));
+  }
+  return {std::move(y)};
+}
+
+Values Linear::backward_p1(Values dy, Context& context, Saved& saved) {
+  at::Tensor gradient = as_matrix(dy[0]);
+  at::Tensor dx = context.output(with_last(dy[0].sizes(), weight_.value.size(1)), dy[0].options());
+  at::Tensor dx_matrix = as_matrix(dx);
+  at::mm_out(dx_matrix, gradient, weight_.value);
+  if (gradient_slab_) gradient = gradient_slab_->place(gradient, context.micro_batch);
+  saved.keep_until_p2(std::move(gradient));
+  return {std::move(dx)};
+}
+
+void Linear::backward_p2(std::span<Saved* const> saved) {
+  if (saved.size() == 1) {
+    weight_.accumulate_product(saved[0]->p2(1).t(), saved[0]->p2(0));
+    return;
+  }
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> gradients;
+  for (const Saved* one : saved) {
+    inputs.push_back(one->p2(0));
+    gradients.push_back(one->p2(1));
+  }
+  inputs = concatenate_rows(inputs, concatenate_by_copy_);
+  gradients = concatenate_rows(gradients, concatenate_by_copy_);
+  // Runs of inputs and gradients break at the same micro-batches only if both are in slabs; else go one by one.
+  bool same_runs = inputs.size() == gradients.size();
+  for (size_t i = 0; same_runs && i < inputs.size(); ++i) same_runs = inputs[i].size(0) == gradients[i].size(0);
+  if (!same_runs) {
+    for (Saved* const& one : saved) backward_p2({&one, 1});
+    return;
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) weight_.accumulate_product(gradients[i].t(), inputs[i]);
+}
+
+void Linear::collect_p2(Saved& saved, std::vector<P2Unit>& units) { units.push_back({this, &saved}); }
+void Linear::collect_parameters(std::vector<Parameter*>& parameters) { parameters.push_back(&weight_); }
+
+void Linear::use_slabs(int slots, bool copy) {
+  concatenate_by_copy_ = copy;
+  input_slab_.reset();
+  gradient_slab_.reset();
+  if (slots > 0) {
+    input_slab_.emplace(slots);
+    gradient_slab_.emplace(slots);
+  }
+}
+
+}  // namespace twobp

@@ -1,0 +1,33 @@
+// y = x W^T without bias: x (..., in) -> y (..., out). Several projections of the same input are one Linear whose
+// weight has their rows below each other: one GEMM forward, one for dx (which would otherwise be summed), one for W.
+//   p1: dx = dy W        p2: dW += dy^T x
+#pragma once
+
+#include <optional>
+
+#include "twobp/nn/layer.h"
+
+namespace twobp {
+
+class Linear : public Layer {
+ public:
+  // The weight is (sum of the parts' rows, in).
+  Linear(std::vector<ParameterPart> parts, int64_t in, double init_std, at::ScalarType dtype);
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+  void backward_p2(std::span<Saved* const> saved) override;
+  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
+  void collect_parameters(std::vector<Parameter*>& parameters) override;
+  void use_slabs(int slots, bool copy) override;
+  Slab* input_slab() override { return input_slab_ ? &*input_slab_ : nullptr; }
+  Slab* gradient_slab() override { return gradient_slab_ ? &*gradient_slab_ : nullptr; }
+
+ private:
+  Parameter weight_;  // (out, in)
+  std::optional<Slab> input_slab_;
+  std::optional<Slab> gradient_slab_;
+  bool concatenate_by_copy_ = false;
+};
+
+}  // namespace twobp

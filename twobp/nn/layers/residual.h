@@ -1,0 +1,26 @@
+// y = x + branch(x); dL/dx = dL/dy + branch's dL/dx.
+#pragma once
+
+#include <memory>
+
+#include "twobp/nn/layer.h"
+
+namespace twobp {
+
+class Residual : public Layer {
+ public:
+  explicit Residual(std::unique_ptr<Layer> branch) : branch_(std::move(branch)) {}
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
+  void collect_parameters(std::vector<Parameter*>& parameters) override;
+  void use_slabs(int slots, bool copy) override { branch_->use_slabs(slots, copy); }
+  Slab* input_slab() override { return branch_->input_slab(); }
+  Slab* gradient_slab() override { return branch_->gradient_slab(); }
+
+ private:
+  std::unique_ptr<Layer> branch_;
+};
+
+}  // namespace twobp

@@ -1,0 +1,22 @@
+// y = x / sqrt(mean(x^2) + eps) * gain over the last dimension (arXiv 1910.07467, eq. 4). The gain's gradient is
+// computed inside backward-p1, in the same pass over x and dy: nothing is left for backward-p2.
+#pragma once
+
+#include "twobp/nn/layer.h"
+
+namespace twobp {
+
+class RmsNorm : public Layer {
+ public:
+  RmsNorm(std::string name, int64_t dim, double eps, at::ScalarType dtype);
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+  void collect_parameters(std::vector<Parameter*>& parameters) override;
+
+ private:
+  Parameter gain_;  // (dim)
+  double eps_;
+};
+
+}  // namespace twobp

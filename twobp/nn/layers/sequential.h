@@ -1,0 +1,36 @@
+// Layers one after the other. Hands each layer the slot its neighbour wants the result in (Slab), and gives W out
+// one leaf layer at a time.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "twobp/nn/layer.h"
+
+namespace twobp {
+
+class Sequential : public Layer {
+ public:
+  explicit Sequential(std::vector<std::unique_ptr<Layer>> layers);
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
+  void collect_parameters(std::vector<Parameter*>& parameters) override;
+  void use_slabs(int slots, bool copy) override;
+  Slab* input_slab() override { return layers_.front()->input_slab(); }
+  Slab* gradient_slab() override { return layers_.back()->gradient_slab(); }
+
+ private:
+  std::vector<std::unique_ptr<Layer>> layers_;
+};
+
+// Sequential from layers given one by one.
+template <typename... Layers>
+std::unique_ptr<Sequential> make_sequential(std::unique_ptr<Layers>... layers) {
+  std::vector<std::unique_ptr<Layer>> list;
+  (list.push_back(std::move(layers)), ...);
+  return std::make_unique<Sequential>(std::move(list));
+}
+
+}  // namespace twobp

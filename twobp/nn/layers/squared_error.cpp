@@ -1,0 +1,19 @@
+#include "twobp/nn/layers/squared_error.h"
+
+#include "twobp/core/check.h"
+
+namespace twobp {
+
+Values SquaredError::forward(Values x, Context& context, Saved& saved) {
+  const at::Tensor& target = context.field("target");
+  TWOBP_CHECK(target.sizes() == x[0].sizes(), "target ", target.sizes(), " does not fit the output ", x[0].sizes());
+  at::Tensor difference = x[0] - target;
+  const at::Tensor flat = difference.view({-1});
+  const double loss = at::dot(flat, flat).item().toDouble() / 2 * context.loss_scale;
+  if (context.training) saved.keep_until_p1(difference.mul_(context.loss_scale));
+  return {at::scalar_tensor(loss, at::TensorOptions().dtype(at::kDouble))};
+}
+
+Values SquaredError::backward_p1(Values, Context&, Saved& saved) { return {saved.take_p1(0)}; }
+
+}  // namespace twobp

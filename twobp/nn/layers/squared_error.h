@@ -1,0 +1,15 @@
+// loss = sum((x - target)^2) / 2, times Context::loss_scale: x against the batch's field `target` of the same
+// shape. The loss of the benchmark model without a head.
+#pragma once
+
+#include "twobp/nn/layer.h"
+
+namespace twobp {
+
+class SquaredError : public Layer {
+ public:
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+};
+
+}  // namespace twobp

@@ -1,0 +1,46 @@
+#include "twobp/nn/layers/swiglu.h"
+
+#include "twobp/nn/kernels/rows.h"
+
+namespace twobp {
+
+Values SwiGlu::forward(Values values, Context& context, Saved& saved) {
+  at::Tensor x = as_contiguous(std::move(values[0]));
+  TWOBP_CHECK(x.size(-1) % 2 == 0, "SwiGlu takes gate and up packed in the last dimension, got ", x.sizes());
+  const int64_t cols = x.size(-1) / 2;
+  const int64_t rows = x.numel() / (2 * cols);
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.back() = cols;
+  at::Tensor act = context.output(sizes, x.options());
+  dispatch_float(x.scalar_type(), "SwiGlu", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = x.const_data_ptr<T>();
+    T* to = act.mutable_data_ptr<T>();
+    for_rows(rows, cols, [&](int64_t begin, int64_t end) {
+      kernels<T>().swiglu_forward(from + begin * 2 * cols, to + begin * cols, end - begin, cols);
+    });
+  });
+  if (context.training) saved.keep_until_p1(std::move(x));
+  return {std::move(act)};
+}
+
+Values SwiGlu::backward_p1(Values values, Context& context, Saved& saved) {
+  at::Tensor x = saved.take_p1(0);
+  const at::Tensor dact = as_contiguous(std::move(values[0]));
+  const int64_t cols = x.size(-1) / 2;
+  const int64_t rows = x.numel() / (2 * cols);
+  at::Tensor dx = context.destination == nullptr && exclusively_owned(x) ? x : context.output(x.sizes(), x.options());
+  dispatch_float(x.scalar_type(), "SwiGlu", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = x.const_data_ptr<T>();
+    const T* gradient = dact.const_data_ptr<T>();
+    T* to = dx.mutable_data_ptr<T>();
+    for_rows(rows, cols, [&](int64_t begin, int64_t end) {
+      kernels<T>().swiglu_backward(from + begin * 2 * cols, gradient + begin * cols, to + begin * 2 * cols,
+                                   end - begin, cols);
+    });
+  });
+  return {std::move(dx)};
+}
+
+}  // namespace twobp

@@ -1,0 +1,15 @@
+// act = silu(g) * u from packed (..., 2F) = (g | u), as the MLP's first projection gives it (arXiv 2002.05202).
+// backward-p1 writes dL/d(g | u) over the saved (g | u) where nobody else holds it.
+#pragma once
+
+#include "twobp/nn/layer.h"
+
+namespace twobp {
+
+class SwiGlu : public Layer {
+ public:
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+};
+
+}  // namespace twobp

@@ -1,0 +1,25 @@
+// A model as a list of layers to be cut into stages: what each is called, which are alike, how to make one.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "twobp/nn/layer.h"
+
+namespace twobp {
+
+struct LayerSpec {
+  std::string name;  // "model.layers.0.attention", for messages
+  std::string kind;  // layers of one kind cost the same: "attention", "mlp", "head"
+  std::function<std::unique_ptr<Layer>()> make;
+};
+
+// Parameters of the same name in different layers are tied: one weight, several uses.
+struct ModelSpec {
+  std::string input_field;  // the batch's field that is the first layer's input; empty: it reads the batch itself
+  std::vector<LayerSpec> layers;
+};
+
+}  // namespace twobp

@@ -1,0 +1,73 @@
+#include "twobp/nn/parameter.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <functional>
+
+#include "twobp/core/check.h"
+
+namespace twobp {
+namespace {
+
+// FNV-1a over the name, mixed with the seed: the same on every platform, unlike std::hash.
+uint64_t seed_of(uint64_t seed, const std::string& name) {
+  uint64_t hash = 14695981039346656037ull ^ (seed * 0x9e3779b97f4a7c15ull);
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return hash;
+}
+
+}  // namespace
+
+Parameter::Parameter(std::vector<ParameterPart> parts, std::vector<int64_t> sizes, at::ScalarType dtype, double std,
+                     double fill)
+    : parts_(std::move(parts)), sizes_(std::move(sizes)), dtype_(dtype), std_(std), fill_(fill) {
+  TWOBP_CHECK(!parts_.empty() && !sizes_.empty(), "a parameter needs a name and a size");
+  int64_t rows = 0;
+  for (const auto& part : parts_) rows += part.rows;
+  TWOBP_CHECK(rows == sizes_[0], "the parts of parameter ", name(), " have ", rows, " rows, the whole ", sizes_[0]);
+}
+
+int64_t Parameter::numel() const {
+  int64_t n = 1;
+  for (const int64_t size : sizes_) n *= size;
+  return n;
+}
+
+void Parameter::allocate_value(uint64_t seed) {
+  value = at::empty(sizes_, at::TensorOptions().dtype(dtype_));
+  int64_t row = 0;
+  for (const auto& part : parts_) {
+    at::Tensor rows = value.narrow(0, row, part.rows);
+    if (std_ > 0) {
+      auto generator = at::detail::createCPUGenerator(seed_of(seed, part.name));
+      rows.normal_(0.0, std_, generator);
+    } else {
+      rows.fill_(fill_);
+    }
+    row += part.rows;
+  }
+}
+
+void Parameter::allocate_grad() {
+  grad = at::empty(sizes_, at::TensorOptions().dtype(dtype_));
+  has_grad_ = false;
+}
+
+void Parameter::accumulate_product(const at::Tensor& a, const at::Tensor& b) {
+  if (has_grad_) {
+    grad.addmm_(a, b);
+  } else {
+    at::mm_out(grad, a, b);
+    has_grad_ = true;
+  }
+}
+
+at::Tensor& Parameter::grad_to_add() {
+  if (!has_grad_) {
+    grad.zero_();
+    has_grad_ = true;
+  }
+  return grad;
+}
+
+}  // namespace twobp

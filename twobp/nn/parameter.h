@@ -1,0 +1,57 @@
+// A weight and its gradient. A weight that is used in several places (tied embeddings) is one Parameter per use,
+// with the same name and a gradient buffer of its own, so that the uses can be summed in a fixed order.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace twobp {
+
+// Several weights may be stored as one matrix, rows below each other (the projections to q, k and v).
+struct ParameterPart {
+  std::string name;  // as in Hugging Face's LLaMa: "model.layers.0.self_attn.q_proj.weight"
+  int64_t rows = 0;
+};
+
+class Parameter {
+ public:
+  // `parts`: one for an ordinary weight. `std` > 0: normal with that deviation; 0: all `fill`.
+  Parameter(std::vector<ParameterPart> parts, std::vector<int64_t> sizes, at::ScalarType dtype, double std,
+            double fill = 0);
+
+  const std::string& name() const { return parts_.front().name; }
+  const std::vector<ParameterPart>& parts() const { return parts_; }
+  const std::vector<int64_t>& sizes() const { return sizes_; }
+  // Norm gains are not decayed, matrices are.
+  bool decays() const { return sizes_.size() > 1; }
+  int64_t numel() const;
+
+  at::Tensor value;  // undefined until allocate_value
+  at::Tensor grad;   // undefined until allocate_grad; meaningful only if has_grad()
+
+  // Values depend on the seed and the part's name alone, whatever the stage and the order of calls.
+  void allocate_value(uint64_t seed);
+  void allocate_grad();
+
+  // A gradient is written by its first contribution of a step and added to by the others: no pass to zero it.
+  bool has_grad() const { return has_grad_; }
+  void forget_grad() { has_grad_ = false; }
+
+  // grad (+)= a @ b, for a (rows, n) and b (n, cols).
+  void accumulate_product(const at::Tensor& a, const at::Tensor& b);
+  // The buffer to add into: zeroed if this is the step's first contribution.
+  at::Tensor& grad_to_add();
+
+ private:
+  std::vector<ParameterPart> parts_;
+  std::vector<int64_t> sizes_;
+  at::ScalarType dtype_;
+  double std_;
+  double fill_;
+  bool has_grad_ = false;
+};
+
+}  // namespace twobp

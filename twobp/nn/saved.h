@@ -1,0 +1,46 @@
+// What a layer keeps of one micro-batch, each tensor marked with how long it is needed: until backward-p1 has
+// used it, or until backward-p2. Released at the earliest moment: `take_p1` hands a tensor out for good.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "twobp/nn/values.h"
+
+namespace twobp {
+
+class Saved {
+ public:
+  void keep_until_p1(at::Tensor tensor) { p1_.push_back(std::move(tensor)); }
+  void keep_until_p2(at::Tensor tensor) { p2_.push_back(std::move(tensor)); }
+
+  // Moves the i-th until-p1 tensor out, in the order kept. Throws if it is not there (backward without forward).
+  at::Tensor take_p1(size_t i);
+  // The i-th until-p2 tensor, in the order kept.
+  const at::Tensor& p2(size_t i) const;
+  size_t p2_count() const { return p2_.size(); }
+
+  // The part that belongs to the i-th child of a container.
+  Saved& child(size_t i);
+  size_t child_count() const { return children_.size(); }
+
+  void release_p1() { p1_.clear(); }
+  void release_p2() { p2_.clear(); }
+  // Drops everything, children included.
+  void release();
+
+  // Calls visit(tensor) for what is kept until p2, here and in the children.
+  template <typename Visit>
+  void visit_p2(Visit&& visit) const {
+    for (const auto& tensor : p2_) visit(tensor);
+    for (const auto& child : children_) child->visit_p2(visit);
+  }
+
+ private:
+  Values p1_;
+  c10::SmallVector<at::Tensor, 2> p2_;
+  std::vector<std::unique_ptr<Saved>> children_;  // pointers: W units refer to them while the vector grows
+};
+
+}  // namespace twobp

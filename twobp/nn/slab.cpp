@@ -1,0 +1,39 @@
+#include "twobp/nn/slab.h"
+
+namespace twobp {
+
+at::Tensor Slab::slot(int64_t micro_batch, int64_t rows, int64_t cols, const at::TensorOptions& options) {
+  if (!ring_.defined()) {
+    slot_rows_ = rows;
+    ring_ = at::empty({slots_ * rows, cols}, options);
+  }
+  if (rows > slot_rows_ || cols != ring_.size(1)) return {};
+  return ring_.narrow(0, (micro_batch % slots_) * slot_rows_, rows);
+}
+
+at::Tensor Slab::place(const at::Tensor& tensor, int64_t micro_batch) {
+  at::Tensor destination = slot(micro_batch, tensor.size(0), tensor.size(1), tensor.options());
+  if (!destination.defined() || destination.data_ptr() == tensor.data_ptr()) return tensor;
+  destination.copy_(tensor);
+  ++copies_;
+  return destination;
+}
+
+std::vector<at::Tensor> concatenate_rows(std::span<const at::Tensor> parts, bool copy) {
+  if (copy) return {at::cat(at::TensorList(parts.data(), parts.size()), 0)};
+  std::vector<at::Tensor> runs;
+  for (size_t i = 0; i < parts.size();) {
+    const at::Tensor& first = parts[i];
+    int64_t rows = first.size(0);
+    size_t next = i + 1;
+    while (next < parts.size() && parts[next].storage().is_alias_of(first.storage()) && first.is_contiguous() &&
+           parts[next].storage_offset() == first.storage_offset() + rows * first.size(1)) {
+      rows += parts[next++].size(0);
+    }
+    runs.push_back(next == i + 1 ? first : first.as_strided({rows, first.size(1)}, {first.size(1), 1}));
+    i = next;
+  }
+  return runs;
+}
+
+}  // namespace twobp

@@ -1,0 +1,22 @@
+// What flows between layers and across stage boundaries: a short list of tensors.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <c10/util/SmallVector.h>
+
+namespace twobp {
+
+using Values = c10::SmallVector<at::Tensor, 2>;
+
+// True when nobody else holds this tensor or its memory, so that a layer may overwrite it.
+inline bool exclusively_owned(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.use_count() == 1 && tensor.storage().use_count() == 1;
+}
+
+// The tensor itself if it is contiguous (the caller's handle moves through, so exclusive stays exclusive), else a copy.
+inline at::Tensor as_contiguous(at::Tensor tensor) {
+  if (tensor.is_contiguous()) return tensor;
+  return tensor.contiguous();
+}
+
+}  // namespace twobp

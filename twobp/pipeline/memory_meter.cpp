@@ -1,0 +1,149 @@
+#include "twobp/pipeline/memory_meter.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <mutex>
+#include <numeric>
+#include <unordered_map>
+
+#include "twobp/core/check.h"
+
+namespace twobp {
+namespace {
+
+struct Owner {
+  int stage = -1;  // -1: nobody's; not counted
+  MemoryCategory category = MemoryCategory::kActivations;
+};
+
+thread_local Owner current_owner;
+
+void grow(MemoryUse& use, MemoryCategory category, int64_t bytes) {
+  use.now[static_cast<int>(category)] += bytes;
+  if (bytes > 0) {
+    const int64_t total = use.total();
+    if (total > use.peak) {
+      use.peak = total;
+      use.at_peak = use.now;
+    }
+  }
+}
+
+}  // namespace
+
+std::string_view category_name(MemoryCategory category) {
+  constexpr std::array<std::string_view, kMemoryCategories> names = {"parameters", "gradients", "optimizer",
+                                                                     "activations", "p2 stash"};
+  return names[static_cast<int>(category)];
+}
+
+int64_t MemoryUse::total() const { return std::accumulate(now.begin(), now.end(), int64_t{0}); }
+
+// The reporter LibTorch calls; shared by all watched threads.
+struct MemoryMeter::Books : c10::MemoryReportingInfoBase {
+  struct Entry {
+    Owner owner;
+    int64_t bytes = 0;
+  };
+
+  void reportMemoryUsage(void* ptr, int64_t alloc_size, size_t, size_t, c10::Device) override {
+    const std::lock_guard lock(mutex);
+    if (alloc_size > 0) {
+      if (current_owner.stage < 0) return;
+      entries[ptr] = {current_owner, alloc_size};
+      book(current_owner, alloc_size);
+    } else {
+      const auto found = entries.find(ptr);
+      if (found == entries.end()) return;
+      book(found->second.owner, -found->second.bytes);
+      entries.erase(found);
+    }
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+
+  void book(const Owner& owner, int64_t bytes) {
+    grow(stages[owner.stage], owner.category, bytes);
+    const int rank = rank_of_stage[owner.stage];
+    grow(ranks[rank], owner.category, bytes);
+    high_water[rank] = std::max(high_water[rank], ranks[rank].total());
+    if (owner.category >= MemoryCategory::kActivations) held[rank].fetch_add(bytes, std::memory_order_relaxed);
+  }
+
+  std::vector<int> rank_of_stage;
+  mutable std::mutex mutex;
+  std::unordered_map<const void*, Entry> entries;
+  std::vector<MemoryUse> stages;
+  std::vector<MemoryUse> ranks;
+  std::vector<int64_t> high_water;
+  std::unique_ptr<std::atomic<int64_t>[]> held;
+};
+
+MemoryMeter::MemoryMeter(std::vector<int> rank_of_stage) : books_(std::make_shared<Books>()) {
+  int ranks = 0;
+  for (const int rank : rank_of_stage) ranks = std::max(ranks, rank + 1);
+  books_->stages.resize(rank_of_stage.size());
+  books_->ranks.resize(ranks);
+  books_->high_water.resize(ranks);
+  books_->held = std::make_unique<std::atomic<int64_t>[]>(ranks);
+  books_->rank_of_stage = std::move(rank_of_stage);
+}
+
+MemoryMeter::~MemoryMeter() = default;
+
+struct MemoryMeter::Watch::Guard {
+  explicit Guard(std::shared_ptr<c10::DebugInfoBase> info)
+      : guard(c10::DebugInfoKind::PROFILER_STATE, std::move(info)) {}
+  c10::DebugInfoGuard guard;
+};
+
+MemoryMeter::Watch::Watch(const MemoryMeter& meter) : guard_(std::make_unique<Guard>(meter.books_)) {}
+MemoryMeter::Watch::~Watch() = default;
+
+MemoryMeter::Scope::Scope(int stage, MemoryCategory category)
+    : stage_(current_owner.stage), category_(current_owner.category) {
+  current_owner = {stage, category};
+}
+
+MemoryMeter::Scope::~Scope() { current_owner = {stage_, category_}; }
+
+void MemoryMeter::rebook(const at::Tensor& tensor, int stage, MemoryCategory category) {
+  if (!tensor.defined()) return;
+  const std::lock_guard lock(books_->mutex);
+  const auto found = books_->entries.find(tensor.storage().data());
+  if (found == books_->entries.end()) return;
+  Books::Entry& entry = found->second;
+  if (entry.owner.stage == stage && entry.owner.category == category) return;
+  books_->book(entry.owner, -entry.bytes);
+  entry.owner = {stage, category};
+  books_->book(entry.owner, entry.bytes);
+}
+
+MemoryUse MemoryMeter::stage_use(int stage) const {
+  const std::lock_guard lock(books_->mutex);
+  return books_->stages.at(stage);
+}
+
+MemoryUse MemoryMeter::rank_use(int rank) const {
+  const std::lock_guard lock(books_->mutex);
+  return books_->ranks.at(rank);
+}
+
+int64_t MemoryMeter::held(int rank) const { return books_->held[rank].load(std::memory_order_relaxed); }
+
+int64_t MemoryMeter::take_high_water(int rank) {
+  const std::lock_guard lock(books_->mutex);
+  return std::exchange(books_->high_water[rank], books_->ranks[rank].total());
+}
+
+void MemoryMeter::reset_peaks() {
+  const std::lock_guard lock(books_->mutex);
+  for (auto* uses : {&books_->stages, &books_->ranks}) {
+    for (MemoryUse& use : *uses) {
+      use.peak = use.total();
+      use.at_peak = use.now;
+    }
+  }
+}
+
+}  // namespace twobp

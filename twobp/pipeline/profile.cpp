@@ -1,0 +1,138 @@
+#include "twobp/pipeline/profile.h"
+
+#include <algorithm>
+
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/pipeline/memory_meter.h"
+
+namespace twobp {
+namespace {
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+int64_t bytes_of(const Values& values) {
+  int64_t bytes = 0;
+  for (const auto& value : values) bytes += static_cast<int64_t>(value.nbytes());
+  return bytes;
+}
+
+// One layer of a kind, with its measurements.
+struct Specimen {
+  std::string kind;
+  std::unique_ptr<Layer> layer;
+  std::vector<Parameter*> parameters;
+  Saved saved;
+  LayerCost cost;
+  std::vector<double> forward, backward_p1, backward_p2;
+};
+
+class Measurement {
+ public:
+  explicit Measurement(MemoryMeter& meter) : meter_(meter), begin_bytes_(meter.held(0)) {
+    meter_.take_high_water(0);
+    begin_ = now_seconds();
+  }
+  double seconds() const { return now_seconds() - begin_; }
+  int64_t peak() { return meter_.take_high_water(0) - begin_bytes_; }
+  int64_t held() const { return meter_.held(0) - begin_bytes_; }
+
+ private:
+  MemoryMeter& meter_;
+  int64_t begin_bytes_;
+  double begin_ = 0;
+};
+
+void run_once(std::vector<Specimen>& specimens, const std::string& input_field, const Fields& fields,
+              MemoryMeter& meter, bool count) {
+  Context context;
+  context.fields = &fields;
+  Values x;
+  if (!input_field.empty()) x.push_back(context.field(input_field));
+  for (auto& s : specimens) {
+    Measurement measurement(meter);
+    x = s.layer->forward(std::move(x), context, s.saved);
+    const double seconds = measurement.seconds();
+    if (!count) continue;
+    s.forward.push_back(seconds);
+    s.cost.forward_peak = measurement.peak();
+    s.cost.forward_held = measurement.held();
+    s.cost.output = bytes_of(x);
+  }
+  x.clear();
+  Values dy;
+  for (auto s = specimens.rbegin(); s != specimens.rend(); ++s) {
+    Measurement p1(meter);
+    dy = s->layer->backward_p1(std::move(dy), context, s->saved);
+    s->saved.release_p1();
+    const double p1_seconds = p1.seconds();
+    if (count) {
+      s->backward_p1.push_back(p1_seconds);
+      s->cost.p1_peak = p1.peak();
+      s->cost.p1_held = p1.held();
+      s->cost.input_gradient = bytes_of(dy);
+    }
+    std::vector<P2Unit> units;
+    s->layer->collect_p2(s->saved, units);
+    Measurement p2(meter);
+    for (auto& unit : units) {
+      unit.layer->backward_p2({&unit.saved, 1});
+      unit.saved->release_p2();
+    }
+    if (count) {
+      s->backward_p2.push_back(p2.seconds());
+      s->cost.stash = -p2.held();
+      s->cost.p2_units = static_cast<int>(units.size());
+    }
+    for (Parameter* parameter : s->parameters) parameter->forget_grad();
+  }
+}
+
+}  // namespace
+
+Profile measure_profile(const ModelSpec& model, const Fields& fields, int repeats) {
+  TWOBP_CHECK(!model.layers.empty(), "a model needs layers");
+  MemoryMeter meter({0});
+  const MemoryMeter::Watch watch(meter);
+  std::vector<Specimen> specimens;
+  for (const auto& spec : model.layers) {
+    const bool known = std::any_of(specimens.begin(), specimens.end(), [&](const auto& s) { return s.kind == spec.kind; });
+    if (known) continue;
+    const MemoryMeter::Scope scope(0, MemoryCategory::kParameters);
+    Specimen s;
+    s.kind = spec.kind;
+    s.layer = spec.make();
+    s.layer->collect_parameters(s.parameters);
+    for (Parameter* parameter : s.parameters) {
+      parameter->allocate_value(0);
+      parameter->allocate_grad();
+      s.cost.parameter_bytes += static_cast<int64_t>(parameter->value.nbytes());
+    }
+    specimens.push_back(std::move(s));
+  }
+  const MemoryMeter::Scope scope(0, MemoryCategory::kActivations);
+  for (int i = 0; i < repeats + 1; ++i) run_once(specimens, model.input_field, fields, meter, i > 0);
+  Profile profile;
+  for (auto& s : specimens) {
+    s.cost.forward = median(s.forward);
+    s.cost.backward_p1 = median(s.backward_p1);
+    s.cost.backward_p2 = median(s.backward_p2);
+    profile[s.kind] = s.cost;
+  }
+  return profile;
+}
+
+std::vector<LayerCost> layer_costs(const ModelSpec& model, const Profile& profile) {
+  std::vector<LayerCost> costs;
+  for (const auto& spec : model.layers) {
+    const auto found = profile.find(spec.kind);
+    TWOBP_CHECK(found != profile.end(), "the profile has no layer of kind '", spec.kind, "'");
+    costs.push_back(found->second);
+  }
+  return costs;
+}
+
+}  // namespace twobp

@@ -1,0 +1,331 @@
+#include "twobp/pipeline/rank_executor.h"
+
+#include <algorithm>
+
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/core/text.h"
+
+namespace twobp {
+
+std::vector<std::string> batching_names() { return {"loop", "concat", "concat_copy"}; }
+
+std::string_view batching_name(P2Batching batching) {
+  static const std::vector<std::string> names = batching_names();
+  return names[static_cast<size_t>(batching)];
+}
+
+P2Batching parse_batching(std::string_view name) {
+  const auto names = batching_names();
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (names[i] == name) return static_cast<P2Batching>(i);
+  }
+  fail("unknown p2 batching '", name, "', did you mean '", nearest(name, names), "'? (known: ", join(names), ")");
+}
+
+RankExecutor::RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages, Transport& transport,
+                           MemoryMeter& meter)
+    : rank_(rank), stages_(std::move(stages)), transport_(transport), meter_(meter) {
+  boundaries_.resize(stages_.size());
+  stage_times_.resize(stages_.size());
+}
+
+RankResult RankExecutor::run(const StepInput& input) {
+  prepare(input);
+  result_.times.begin = now_seconds();
+  for (const Instruction& instruction : input.schedule->ranks[rank_]) {
+    try {
+      execute(instruction);
+    } catch (const Aborted&) {
+      throw;
+    } catch (const std::exception& e) {
+      throw Error(concat("rank ", rank_, ", step ", input.step, ", ", to_string(instruction), ": ", e.what()));
+    }
+  }
+  result_.times.instructions = static_cast<int64_t>(input.schedule->ranks[rank_].size());
+  if (input.finish) {
+    const double begin = now_seconds();
+    result_.times.optimizer = input.finish(rank_);
+    record(Event::Kind::kOptimizer, -1, -1, -1, begin, begin + result_.times.optimizer);
+    idle(IdleCause::kTail, begin + result_.times.optimizer, now_seconds());
+  }
+  result_.times.end = now_seconds();
+  result_.times.busy = result_.times.optimizer;
+  for (const StageTimes& times : stage_times_) {
+    result_.times.busy += times.forward + times.backward_p1 + times.backward_p2;
+  }
+  input_ = nullptr;
+  return std::move(result_);
+}
+
+void RankExecutor::prepare(const StepInput& input) {
+  const Schedule& schedule = *input.schedule;
+  input_ = &input;
+  result_ = {};
+  started_ = false;
+  cap_ = input.cap_per_rank.empty() ? 0 : input.cap_per_rank[rank_];
+  local_.assign(schedule.stages, -1);
+  for (size_t s = 0; s < stages_.size(); ++s) {
+    local_[stages_[s]->index()] = static_cast<int>(s);
+    stages_[s]->prepare_micro_batches(schedule.micro_batches);
+    const bool concatenates = input.training && input.batching != P2Batching::kLoop;
+    if (input.training) {
+      stages_[s]->use_slabs(input.batching == P2Batching::kConcat ? input.slab_slots : 0,
+                            concatenates && input.batching == P2Batching::kConcatCopy);
+    }
+    Boundary& boundary = boundaries_[s];
+    for (auto* values : {&boundary.input, &boundary.output, &boundary.output_gradient, &boundary.input_gradient}) {
+      values->resize(schedule.micro_batches);
+    }
+    stage_times_[s] = {};
+  }
+}
+
+void RankExecutor::clear() {
+  pending_.clear();
+  for (auto& stage : stages_) stage->release_saved();
+  for (auto& boundary : boundaries_) boundary = {};
+}
+
+Context RankExecutor::context_of(int micro_batch) const {
+  Context context;
+  context.fields = &(*input_->micro_batches)[micro_batch];
+  context.seed = input_->seed;
+  context.step = input_->step;
+  context.micro_batch = micro_batch;
+  context.training = input_->training;
+  context.loss_scale = input_->loss_scale;
+  return context;
+}
+
+void RankExecutor::execute(const Instruction& instruction) {
+  const int s = local(instruction.stage);
+  const int mb = instruction.micro_batch;
+  const int end = mb + instruction.count;
+  const auto send = [&](int to_stage, Values& values, int i, Direction direction) {
+    const int to = input_->schedule->rank_of_stage[to_stage];
+    transport_.isend(to, Tag{input_->step, to_stage, i, direction}, std::move(values));
+    values.clear();
+  };
+  switch (instruction.op) {
+    case Op::kForward:
+      for (int i = mb; i < end; ++i) forward(s, i);
+      break;
+    case Op::kBackwardP1:
+    case Op::kBackward:
+      for (int i = mb; i < end; ++i) backward_p1(s, i, instruction.op == Op::kBackward);
+      break;
+    case Op::kBackwardP2: flush_p2(s, mb, end); break;
+    case Op::kSendForward:
+      for (int i = mb; i < end; ++i) send(instruction.stage + 1, boundaries_[s].output[i], i, Direction::kForward);
+      break;
+    case Op::kSendBackward:
+      for (int i = mb; i < end; ++i) {
+        send(instruction.stage - 1, boundaries_[s].input_gradient[i], i, Direction::kBackward);
+      }
+      break;
+    case Op::kRecvForward:
+    case Op::kRecvBackward: receive(instruction); break;
+  }
+}
+
+void RankExecutor::forward(int s, int mb) {
+  Stage& stage = *stages_[s];
+  Boundary& boundary = boundaries_[s];
+  const bool training = input_->training;
+  Context context = context_of(mb);
+  Values x = std::move(boundary.input[mb]);
+  boundary.input[mb].clear();
+  if (stage.index() == 0 && !input_->input_field.empty()) x.push_back(context.field(input_->input_field));
+  if (training && input_->batching == P2Batching::kConcat) free_slot(s, mb);
+  double begin = now_seconds();
+  if (!started_) {
+    idle(IdleCause::kStartUp, result_.times.begin, begin);
+    started_ = true;
+  }
+  const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
+  for (int i = 0; i < stage.layer_count(); ++i) {
+    if (training && cap_ > 0 && !pending_.empty()) {
+      const double pause = now_seconds();
+      make_room(stage.cost(i).forward_peak);
+      begin += now_seconds() - pause;  // W has its own time
+    }
+    context.destination = training && i + 1 < stage.layer_count() ? stage.layer(i + 1).input_slab() : nullptr;
+    x = stage.layer(i).forward(std::move(x), context, stage.saved(mb, i));
+    if (!training) stage.saved(mb, i).release();
+    transport_.progress();
+  }
+  const int next = stage.index() + 1;
+  if (next == input_->schedule->stages) {
+    result_.loss += x[0].item<double>();
+  } else if (local(next) >= 0) {
+    for (const auto& tensor : x) meter_.rebook(tensor, next, MemoryCategory::kActivations);
+    boundaries_[local(next)].input[mb] = std::move(x);
+  } else {
+    boundary.output[mb] = std::move(x);
+  }
+  const double end = now_seconds();
+  stage_times_[s].forward += end - begin;
+  ++stage_times_[s].micro_batches;
+  record(Event::Kind::kForward, s, mb, -1, begin, end);
+}
+
+void RankExecutor::backward_p1(int s, int mb, bool fused) {
+  Stage& stage = *stages_[s];
+  Boundary& boundary = boundaries_[s];
+  Context context = context_of(mb);
+  Values dy = std::move(boundary.output_gradient[mb]);
+  boundary.output_gradient[mb].clear();
+  const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
+  double begin = now_seconds();
+  double p2_seconds = 0;
+  int units = 0;
+  for (int i = stage.layer_count() - 1; i >= 0; --i) {
+    Saved& saved = stage.saved(mb, i);
+    if (cap_ > 0 && !pending_.empty()) {
+      const double pause = now_seconds();
+      make_room(stage.cost(i).p1_peak);
+      begin += now_seconds() - pause;
+    }
+    context.destination = i > 0 ? stage.layer(i - 1).gradient_slab() : nullptr;
+    dy = stage.layer(i).backward_p1(std::move(dy), context, saved);
+    saved.release_p1();
+    saved.visit_p2([&](const at::Tensor& t) { meter_.rebook(t, stage.index(), MemoryCategory::kStash); });
+    units_.clear();
+    stage.layer(i).collect_p2(saved, units_);
+    units += static_cast<int>(units_.size());
+    const double p2_begin = fused ? now_seconds() : 0;
+    for (const P2Unit& unit : units_) {
+      PendingP2 pending{unit, s, mb, i};
+      if (fused) {
+        run_p2({&pending, 1});
+      } else {
+        pending_.push_back(pending);
+      }
+    }
+    if (fused) p2_seconds += now_seconds() - p2_begin;
+    transport_.progress();
+  }
+  const int previous = stage.index() - 1;
+  if (previous >= 0 && local(previous) >= 0) {
+    for (const auto& tensor : dy) meter_.rebook(tensor, previous, MemoryCategory::kActivations);
+    boundaries_[local(previous)].output_gradient[mb] = std::move(dy);
+  } else if (previous >= 0) {
+    boundary.input_gradient[mb] = std::move(dy);
+  }
+  const double end = now_seconds();
+  stage_times_[s].backward_p1 += end - begin - p2_seconds;
+  stage_times_[s].p2_units = units;
+  record(Event::Kind::kBackwardP1, s, mb, -1, begin, end);
+}
+
+void RankExecutor::run_p2(std::span<PendingP2> together) {
+  const double begin = now_seconds();
+  batch_.clear();
+  for (const PendingP2& pending : together) batch_.push_back(pending.unit.saved);
+  const PendingP2& first = together.front();
+  const MemoryMeter::Scope scope(stages_[first.stage]->index(), MemoryCategory::kStash);
+  first.unit.layer->backward_p2(batch_);
+  for (Saved* saved : batch_) saved->release_p2();
+  transport_.progress();
+  const double end = now_seconds();
+  stage_times_[first.stage].backward_p2 += end - begin;
+  record(Event::Kind::kBackwardP2, first.stage, first.micro_batch, first.layer, begin, end);
+}
+
+void RankExecutor::run_oldest_p2() {
+  together_.clear();
+  if (input_->batching == P2Batching::kLoop) {
+    together_.push_back(pending_.front());
+    pending_.pop_front();
+  } else {
+    const Layer* layer = pending_.front().unit.layer;
+    std::copy_if(pending_.begin(), pending_.end(), std::back_inserter(together_),
+                 [&](const PendingP2& pending) { return pending.unit.layer == layer; });
+    std::erase_if(pending_, [&](const PendingP2& pending) { return pending.unit.layer == layer; });
+  }
+  run_p2(together_);
+}
+
+void RankExecutor::flush_p2(int s, int first, int last) {
+  const auto due = [&](const PendingP2& pending) {
+    return pending.stage == s && pending.micro_batch >= first && pending.micro_batch < last;
+  };
+  if (input_->batching != P2Batching::kLoop) {
+    // Layer by layer, all due micro-batches of a layer at once.
+    while (true) {
+      const auto oldest = std::find_if(pending_.begin(), pending_.end(), due);
+      if (oldest == pending_.end()) return;
+      const Layer* layer = oldest->unit.layer;
+      const auto same = [&](const PendingP2& pending) { return pending.unit.layer == layer && due(pending); };
+      together_.clear();
+      std::copy_if(pending_.begin(), pending_.end(), std::back_inserter(together_), same);
+      std::erase_if(pending_, same);
+      run_p2(together_);
+    }
+  }
+  while (!pending_.empty() && due(pending_.front())) {
+    PendingP2 pending = pending_.front();
+    pending_.pop_front();
+    run_p2({&pending, 1});
+  }
+  // Others of the rank's stages may lie in between.
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    if (!due(*it)) {
+      ++it;
+      continue;
+    }
+    PendingP2 pending = *it;
+    it = pending_.erase(it);
+    run_p2({&pending, 1});
+  }
+}
+
+void RankExecutor::receive(const Instruction& instruction) {
+  const bool forward = instruction.op == Op::kRecvForward;
+  const int s = local(instruction.stage);
+  const int peer_stage = instruction.stage + (forward ? -1 : 1);
+  const int from = input_->schedule->rank_of_stage[peer_stage];
+  for (int mb = instruction.micro_batch; mb < instruction.micro_batch + instruction.count; ++mb) {
+    const Tag tag{input_->step, instruction.stage, mb, forward ? Direction::kForward : Direction::kBackward};
+    Values values;
+    bool there = transport_.try_receive(from, tag, values);
+    if (input_->schedule->fills()) {
+      while (!there && !pending_.empty()) {
+        run_oldest_p2();
+        there = transport_.try_receive(from, tag, values);
+      }
+    }
+    if (!there) {
+      const double begin = now_seconds();
+      values = transport_.receive(from, tag, input_->timeout);
+      if (started_) idle(pending_.empty() ? IdleCause::kNothing : IdleCause::kMessage, begin, now_seconds());
+    }
+    for (const auto& tensor : values) meter_.rebook(tensor, instruction.stage, MemoryCategory::kActivations);
+    (forward ? boundaries_[s].input : boundaries_[s].output_gradient)[mb] = std::move(values);
+  }
+}
+
+void RankExecutor::make_room(int64_t bytes) {
+  while (!pending_.empty() && meter_.held(rank_) + bytes > cap_) run_oldest_p2();
+}
+
+void RankExecutor::free_slot(int s, int micro_batch) {
+  const auto holds_slot = [&](const PendingP2& pending) {
+    return pending.stage == s && pending.micro_batch <= micro_batch - input_->slab_slots;
+  };
+  while (std::any_of(pending_.begin(), pending_.end(), holds_slot)) run_oldest_p2();
+}
+
+void RankExecutor::idle(IdleCause cause, double begin, double end) {
+  result_.times.idle[static_cast<int>(cause)] += end - begin;
+  record(Event::Kind::kIdle, -1, -1, static_cast<int>(cause), begin, end);
+}
+
+void RankExecutor::record(Event::Kind kind, int s, int micro_batch, int layer, double begin, double end) {
+  if (input_->want_events) {
+    result_.events.push_back({kind, s < 0 ? -1 : stages_[s]->index(), micro_batch, layer, begin, end});
+  }
+}
+
+}  // namespace twobp

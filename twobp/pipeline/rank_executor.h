@@ -1,0 +1,112 @@
+// Runs one rank's instruction list on that rank's thread: one loop and one small handler per op. Knows neither
+// models nor devices nor schedules by name.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "twobp/nn/context.h"
+#include "twobp/pipeline/memory_meter.h"
+#include "twobp/pipeline/observer.h"
+#include "twobp/pipeline/stage.h"
+#include "twobp/schedule/schedule.h"
+#include "twobp/transport/transport.h"
+
+namespace twobp {
+
+// How pending W of one layer runs when several micro-batches are due together.
+enum class P2Batching : uint8_t { kLoop, kConcat, kConcatCopy };
+std::string_view batching_name(P2Batching batching);
+P2Batching parse_batching(std::string_view name);
+std::vector<std::string> batching_names();
+
+struct StepInput {
+  const Schedule* schedule = nullptr;
+  const std::vector<Fields>* micro_batches = nullptr;
+  std::string input_field;               // see ModelSpec
+  uint64_t seed = 0;
+  int64_t step = 0;
+  bool training = true;
+  double loss_scale = 1;
+  P2Batching batching = P2Batching::kLoop;
+  std::vector<int64_t> cap_per_rank;     // bytes of activations and stash; empty or 0: no cap
+  int slab_slots = 0;                    // micro-batches a slab holds, for kConcat
+  double timeout = 300;                  // seconds
+  bool want_events = false;
+  // Runs on each rank's thread after its last instruction: gradients summed, clipped, applied. Returns the seconds
+  // it was busy (waits for other ranks left out).
+  std::function<double(int rank)> finish;
+};
+
+struct RankResult {
+  RankTimes times;
+  double loss = 0;
+  std::vector<Event> events;
+};
+
+class RankExecutor {
+ public:
+  RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages, Transport& transport, MemoryMeter& meter);
+
+  // The schedule must have been validated. Errors carry rank, step and instruction.
+  RankResult run(const StepInput& input);
+  // Forgets everything of an unfinished step.
+  void clear();
+
+  int rank() const { return rank_; }
+  const std::vector<std::unique_ptr<Stage>>& stages() const { return stages_; }
+  // Seconds of F, I, W of this rank's stages since the last run began, in the order of stages().
+  const std::vector<StageTimes>& stage_times() const { return stage_times_; }
+  Transport& transport() { return transport_; }
+
+ private:
+  // Tensors on their way into or out of a stage, by micro-batch.
+  struct Boundary {
+    std::vector<Values> input, output, output_gradient, input_gradient;
+  };
+  struct PendingP2 {
+    P2Unit unit;
+    int stage = 0;  // index into stages_
+    int micro_batch = 0;
+    int layer = 0;
+  };
+
+  void prepare(const StepInput& input);
+  void execute(const Instruction& instruction);
+  void forward(int s, int micro_batch);
+  void backward_p1(int s, int micro_batch, bool fused);
+  void flush_p2(int s, int first, int last);
+  void receive(const Instruction& instruction);
+  // Runs the oldest pending W: one layer, and of it one micro-batch, or all pending ones when they concatenate.
+  void run_oldest_p2();
+  void run_p2(std::span<PendingP2> together);
+  // Runs old W until `bytes` more fit under the cap.
+  void make_room(int64_t bytes);
+  // Runs old W until the micro-batch's slab slot is free.
+  void free_slot(int s, int micro_batch);
+  void idle(IdleCause cause, double begin, double end);
+  void record(Event::Kind kind, int s, int micro_batch, int layer, double begin, double end);
+  Context context_of(int micro_batch) const;
+  int local(int stage) const { return local_[stage]; }
+
+  int rank_;
+  std::vector<std::unique_ptr<Stage>> stages_;
+  Transport& transport_;
+  MemoryMeter& meter_;
+
+  const StepInput* input_ = nullptr;  // of the step at hand
+  int64_t cap_ = 0;
+  std::vector<int> local_;            // stage -> index into stages_, -1 if it is elsewhere
+  std::vector<Boundary> boundaries_;
+  std::deque<PendingP2> pending_;
+  std::vector<PendingP2> together_;
+  std::vector<P2Unit> units_;
+  std::vector<Saved*> batch_;
+  std::vector<StageTimes> stage_times_;
+  RankResult result_;
+  bool started_ = false;              // a first F has begun
+};
+
+}  // namespace twobp

@@ -1,0 +1,37 @@
+// One thread per rank that lives as long as the pipeline: pinned to cores of its own, with its own number of compute
+// threads, without grad mode, watched by the memory meter.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "twobp/pipeline/memory_meter.h"
+
+namespace twobp {
+
+struct ThreadOptions {
+  int threads_per_rank = 1;
+  bool pin = true;  // only if there are enough cores for all ranks
+};
+
+class RankThreads {
+ public:
+  RankThreads(int ranks, const ThreadOptions& options, const MemoryMeter& meter);
+  ~RankThreads();
+  RankThreads(const RankThreads&) = delete;
+  RankThreads& operator=(const RankThreads&) = delete;
+
+  // Runs body(rank) on every rank's thread and waits for all. `on_error` is called by the first that throws, before
+  // the others are waited for; afterwards that exception is rethrown here.
+  void run(const std::function<void(int)>& body, const std::function<void(const std::string&)>& on_error);
+
+  // True if every rank has cores of its own.
+  static bool enough_cores(int ranks, int threads_per_rank);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace twobp

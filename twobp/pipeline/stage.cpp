@@ -1,0 +1,39 @@
+#include "twobp/pipeline/stage.h"
+
+#include "twobp/pipeline/memory_meter.h"
+
+namespace twobp {
+
+Stage::Stage(int index, const ModelSpec& model, int first, int count, uint64_t seed, std::vector<LayerCost> costs)
+    : index_(index), first_(first), costs_(std::move(costs)) {
+  for (int i = first; i < first + count; ++i) {
+    names_.push_back(model.layers[i].name);
+    layers_.push_back(model.layers[i].make());
+    layers_.back()->collect_parameters(parameters_.emplace_back());
+    for (Parameter* parameter : parameters_.back()) {
+      {
+        const MemoryMeter::Scope scope(index, MemoryCategory::kParameters);
+        parameter->allocate_value(seed);
+      }
+      const MemoryMeter::Scope scope(index, MemoryCategory::kGradients);
+      parameter->allocate_grad();
+    }
+  }
+}
+
+void Stage::prepare_micro_batches(int count) {
+  while (static_cast<int>(saved_.size()) < count * layer_count()) saved_.push_back(std::make_unique<Saved>());
+}
+
+void Stage::use_slabs(int slots, bool copy) {
+  if (slots == slots_ && copy == copy_) return;
+  for (auto& layer : layers_) layer->use_slabs(slots, copy);
+  slots_ = slots;
+  copy_ = copy;
+}
+
+void Stage::release_saved() {
+  for (auto& saved : saved_) saved->release();
+}
+
+}  // namespace twobp

@@ -1,0 +1,45 @@
+// A contiguous part of the model as one rank holds it: its layers, and what they saved of each micro-batch.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "twobp/nn/models/model.h"
+#include "twobp/pipeline/profile.h"
+
+namespace twobp {
+
+class Stage {
+ public:
+  // Makes layers [first, first + count) of the model and their parameters; values depend on `seed` and their names.
+  // Memory is booked on the calling thread, which must be watched. Without `training`, no gradients.
+  Stage(int index, const ModelSpec& model, int first, int count, uint64_t seed, std::vector<LayerCost> costs);
+
+  int index() const { return index_; }
+  int first_layer() const { return first_; }
+  int layer_count() const { return static_cast<int>(layers_.size()); }
+  Layer& layer(int i) { return *layers_[i]; }
+  const std::string& layer_name(int i) const { return names_[i]; }
+  const LayerCost& cost(int i) const { return costs_[i]; }
+  // Parameters of layer i in model order.
+  const std::vector<Parameter*>& parameters(int i) const { return parameters_[i]; }
+
+  Saved& saved(int micro_batch, int layer) { return *saved_[micro_batch * layer_count() + layer]; }
+  void prepare_micro_batches(int count);
+  // Rings for concatenated backward-p2, in place of the ones there are. 0 takes them away.
+  void use_slabs(int slots, bool copy);
+  void release_saved();
+
+ private:
+  int index_;
+  int first_;
+  std::vector<std::string> names_;
+  std::vector<std::unique_ptr<Layer>> layers_;
+  std::vector<LayerCost> costs_;
+  std::vector<std::vector<Parameter*>> parameters_;
+  std::vector<std::unique_ptr<Saved>> saved_;
+  int slots_ = 0;
+  bool copy_ = false;
+};
+
+}  // namespace twobp

@@ -1,0 +1,58 @@
+// Names of ops and policies, and the text form of one instruction.
+#include "twobp/schedule/schedule.h"
+
+#include <array>
+
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+
+namespace twobp {
+namespace {
+
+// In the order of the enumerators.
+constexpr std::array<std::string_view, 8> kOpNames = {"F",      "I",      "W",      "B",
+                                                      "SEND_F", "RECV_F", "SEND_B", "RECV_B"};
+constexpr std::array<std::string_view, 4> kPolicyNames = {"off", "end", "cooldown", "fill"};
+
+}  // namespace
+
+std::string_view op_name(Op op) {
+  return kOpNames.at(static_cast<size_t>(op));
+}
+
+bool is_compute(Op op) {
+  return op == Op::kForward || op == Op::kBackwardP1 || op == Op::kBackwardP2 || op == Op::kBackward;
+}
+
+bool is_receive(Op op) {
+  return op == Op::kRecvForward || op == Op::kRecvBackward;
+}
+
+std::string to_string(const Instruction& instruction) {
+  std::string text = std::to_string(instruction.stage);
+  text += op_name(instruction.op);
+  text += std::to_string(instruction.micro_batch);
+  if (instruction.count != 1) {
+    text += '-';
+    text += std::to_string(instruction.micro_batch + instruction.count - 1);
+  }
+  return text;
+}
+
+std::string_view policy_name(P2Policy policy) {
+  return kPolicyNames.at(static_cast<size_t>(policy));
+}
+
+P2Policy parse_policy(std::string_view name) {
+  for (size_t i = 0; i < kPolicyNames.size(); ++i) {
+    if (kPolicyNames[i] == name) return static_cast<P2Policy>(i);
+  }
+  const auto names = policy_names();
+  fail("unknown p2 policy '", name, "': did you mean '", nearest(name, names), "'? There are ", join(names));
+}
+
+std::vector<std::string> policy_names() {
+  return {kPolicyNames.begin(), kPolicyNames.end()};
+}
+
+}  // namespace twobp

@@ -1,0 +1,66 @@
+// A pipeline schedule as data: for every rank a list of instructions. What the generators make, the passes
+// rewrite, `validate` proves, `simulate` times, the grid prints, the executor runs. No torch in this folder.
+//
+// Letters are those of PyTorch's pipelining: F forward, I backward-p1 (input gradient), W backward-p2 (weight
+// gradient), B = I then W.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace twobp {
+
+enum class Op : uint8_t {
+  kForward,       // F
+  kBackwardP1,    // I
+  kBackwardP2,    // W
+  kBackward,      // B: I then W layer by layer, dL/dx leaves when all of it is done
+  kSendForward,   // the stage's output to the next stage
+  kRecvForward,   // the stage's input from the previous stage
+  kSendBackward,  // dL/d(input) to the previous stage
+  kRecvBackward,  // dL/d(output) from the next stage
+};
+
+// "F", "I", "W", "B", "SEND_F", "RECV_F", "SEND_B", "RECV_B".
+std::string_view op_name(Op op);
+bool is_compute(Op op);
+bool is_receive(Op op);
+
+// `op` on `stage` for the micro-batches [micro_batch, micro_batch + count).
+struct Instruction {
+  Op op = Op::kForward;
+  int stage = 0;
+  int micro_batch = 0;
+  int count = 1;
+
+  bool operator==(const Instruction&) const = default;
+};
+
+// "0F3"; a range is "0W0-3".
+std::string to_string(const Instruction& instruction);
+
+// When W runs; see apply_p2_policy.
+enum class P2Policy : uint8_t { kOff, kEnd, kCooldown, kFill };
+std::string_view policy_name(P2Policy policy);
+// Throws Error naming the nearest policy.
+P2Policy parse_policy(std::string_view name);
+std::vector<std::string> policy_names();
+
+struct Schedule {
+  std::string name;  // "1f1b", for messages
+  P2Policy policy = P2Policy::kOff;
+  int stages = 1;
+  int micro_batches = 1;
+  std::vector<int> rank_of_stage;               // placement; a rank owns any number of stages
+  std::vector<std::vector<Instruction>> ranks;  // the instructions of each rank, in order
+  bool allow_reorder = false;                   // gives up micro-batch order within F, I and W of a stage,
+                                                // and with it the promise of bitwise equality
+
+  int rank_count() const { return static_cast<int>(ranks.size()); }
+  // With `fill`, a rank that waits for a message runs pending W meanwhile.
+  bool fills() const { return policy == P2Policy::kFill; }
+};
+
+}  // namespace twobp

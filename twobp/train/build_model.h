@@ -1,0 +1,18 @@
+// From the configuration to the library: the model, and the pipeline's settings.
+#pragma once
+
+#include "twobp/nn/models/model.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/train/config.h"
+
+namespace twobp {
+
+// The width of the MLP: as configured, or dim * 8 / 3 rounded up to a multiple of 64.
+int64_t mlp_width(const ModelConfig& config);
+
+ModelSpec build_model(const ModelConfig& config);
+PipelineOptions pipeline_options(const Config& config);
+// The configured number of micro-batches, or the schedule's default.
+int micro_batches(const PipelineConfig& config);
+
+}  // namespace twobp

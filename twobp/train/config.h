@@ -1,0 +1,102 @@
+// Everything a run is told: one JSON file, sections as below, every key with a default, a type and a unit.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace twobp {
+
+struct ModelConfig {
+  std::string type = "llama";  // "llama", or "mlp": a stack of identical MLP blocks (a benchmark)
+  int64_t dim = 256;
+  int64_t layers = 4;
+  int64_t heads = 4;
+  int64_t kv_heads = 0;  // 0: as many as heads
+  int64_t head_dim = 0;  // 0: dim / heads
+  int64_t hidden = 0;    // width of the MLP; 0: dim * 8 / 3 rounded up to a multiple of 64
+  int64_t vocab = 256;
+  double norm_eps = 1e-5;
+  double rope_theta = 10000;
+  bool tied = false;  // input and output embeddings share one matrix
+  double init_std = 0.02;
+};
+
+struct DataConfig {
+  std::string text;        // glob of plain text files, byte-level vocabulary
+  std::string arrays;      // folder with input_ids.npy and labels.npy
+  std::string synthetic;   // "tokens" or "vectors": seeded random input, for benchmarks
+  int64_t sequence = 256;  // tokens
+  bool shuffle = true;
+  double held_out = 0.05;  // fraction of the sequences kept for evaluation, from the end
+};
+
+struct PipelineConfig {
+  int stages = 2;
+  std::string schedule = "1f1b";
+  int micro_batches = 0;         // 0: the schedule's default
+  int64_t micro_batch_size = 4;  // sequences
+  std::string p2 = "fill";
+  std::string p2_batching = "loop";  // loop, concat (slabs), concat_copy
+  std::string memory_cap = "auto";   // "auto", "0" (none), or bytes: "512MiB", "2GiB"
+  int threads = 1;                   // per rank
+  bool pin = true;                   // pin each rank's threads to cores of its own
+  std::vector<int> split;            // layers of each stage, by hand; empty: by measured cost
+  double timeout = 300;              // seconds a rank waits for a message before it gives up
+};
+
+struct OptimizerConfig {
+  std::string type = "adamw";  // adamw, adam, sgd
+  double lr = 3e-4;
+  double weight_decay = 0.01;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double momentum = 0.0;            // sgd
+  std::string schedule = "cosine";  // constant, linear, cosine
+  int64_t warmup = 0;               // steps
+  double min_lr = 0.0;              // where linear and cosine end
+};
+
+struct TrainConfig {
+  int64_t steps = 100;
+  uint64_t seed = 1;
+  double clip_norm = 0.0;     // 0: no clipping
+  int64_t eval_every = 0;     // steps; 0: only at the end, if there is held-out data
+  int64_t eval_batches = 16;  // most held-out batches an evaluation reads; 0: all
+  int64_t log_every = 1;      // steps between progress lines when the output is no terminal
+};
+
+struct SaveConfig {
+  std::string model;  // folder for config.json and model.safetensors after the last step; empty: none
+};
+
+struct Config {
+  ModelConfig model;
+  DataConfig data;
+  PipelineConfig pipeline;
+  OptimizerConfig optimizer;
+  TrainConfig train;
+  SaveConfig save;
+};
+
+// The defaults, then the file (unless empty), then each "section.key=value" in turn; checked by check_config.
+// Throws Error: unreadable file, JSON syntax (line and column), unknown key (naming the nearest), wrong type.
+Config load_config(const std::string& path, const std::vector<std::string>& overrides);
+// The same from JSON text; `origin` names it in messages.
+Config parse_config(const std::string& json, const std::string& origin,
+                    const std::vector<std::string>& overrides);
+
+// Contradictions and values out of range: dim not divisible by heads, both data.text and data.arrays, and so
+// on.
+void check_config(const Config& config);
+
+// "auto" -> -1; "0" -> 0; "512MiB", "2GiB", "1000000" -> bytes. Throws Error otherwise.
+int64_t parse_memory_cap(const std::string& text);
+
+// The whole configuration as JSON, every key there: what --print-config prints.
+std::string config_to_json(const Config& config);
+// A line per key: name, type, default, unit and what it means: what --help shows.
+std::string config_reference();
+
+}  // namespace twobp

@@ -1,0 +1,137 @@
+// What a configuration may say: ranges and choices of single keys, from the table, then contradictions
+// between keys. Whatever needs the data or the model itself (token ids, more stages than layers) is checked
+// where that is.
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <system_error>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+#include "twobp/train/config.h"
+#include "twobp/train/config_keys.h"
+
+namespace twobp {
+namespace {
+
+void check_key(const ConfigKey& key, Config& config) {
+  std::visit(
+      [&](const auto* value) {
+        using Value = std::remove_cv_t<std::remove_pointer_t<decltype(value)>>;
+        if constexpr (std::is_same_v<Value, std::string>) {
+          const auto& choices = key.allowed.choices;
+          Config defaults;
+          const bool unset = value->empty() && std::get<std::string*>(key.field(defaults))->empty();
+          const bool known = std::find(choices.begin(), choices.end(), *value) != choices.end();
+          TWOBP_CHECK(choices.empty() || unset || known, key.full_name(), " is \"", *value,
+                      "\", which is unknown: did you mean \"", nearest(*value, choices), "\"? It is ",
+                      key.allowed.text(), ".");
+        } else if constexpr (std::is_arithmetic_v<Value> && !std::is_same_v<Value, bool>) {
+          TWOBP_CHECK(key.allowed.contains(static_cast<double>(*value)), key.full_name(), " is ", *value,
+                      ", but must be ", std::is_integral_v<Value> ? "an integer " : "a finite number ",
+                      key.allowed.text(), ".");
+        }
+      },
+      key.field(config));
+}
+
+void check_model(const ModelConfig& model) {
+  if (model.type != "llama") return;  // heads mean nothing to the others
+  TWOBP_CHECK(model.head_dim > 0 || model.dim % model.heads == 0, "model.dim (", model.dim,
+              ") is not divisible by model.heads (", model.heads,
+              "): change one of them, or set model.head_dim.");
+  TWOBP_CHECK(model.kv_heads == 0 || model.heads % model.kv_heads == 0, "model.kv_heads (", model.kv_heads,
+              ") does not divide model.heads (", model.heads,
+              "): every key-value head serves as many query heads.");
+  const int64_t head_dim = model.head_dim > 0 ? model.head_dim : model.dim / model.heads;
+  TWOBP_CHECK(
+      head_dim % 2 == 0, model.head_dim > 0 ? "model.head_dim" : "model.dim / model.heads", " (", head_dim,
+      ") is odd: the rotary embedding turns pairs of features, so a head needs an even number of them.");
+}
+
+void check_data(const DataConfig& data, const ModelConfig& model) {
+  std::vector<std::string> given;
+  if (!data.text.empty()) given.emplace_back("data.text");
+  if (!data.arrays.empty()) given.emplace_back("data.arrays");
+  if (!data.synthetic.empty()) given.emplace_back("data.synthetic");
+  TWOBP_CHECK(
+      !given.empty(),
+      "no data is given: set data.text (a glob of text files), data.arrays (a folder with input_ids.npy and "
+      "labels.npy) or data.synthetic (tokens or vectors).");
+  TWOBP_CHECK(given.size() == 1, join(given, " and "),
+              " are given, but data comes from one source: keep one of them.");
+
+  const bool vectors = data.synthetic == "vectors";
+  TWOBP_CHECK(model.type != "mlp" || vectors, "model.type is \"mlp\", which reads vectors, but ",
+              given.front(),
+              " gives tokens: set data.synthetic to \"vectors\" instead, or model.type to \"llama\".");
+  TWOBP_CHECK(model.type == "mlp" || !vectors, "data.synthetic is \"vectors\", but model.type \"", model.type,
+              "\" reads tokens: set data.synthetic to \"tokens\", or model.type to \"mlp\".");
+  TWOBP_CHECK(data.text.empty() || model.vocab == 256, "model.vocab is ", model.vocab,
+              ", but data.text is read as bytes, whose vocabulary is 256: set model.vocab to 256, or "
+              "tokenize the text "
+              "into data.arrays.");
+}
+
+void check_pipeline(const PipelineConfig& pipeline) {
+  parse_memory_cap(pipeline.memory_cap);
+  if (pipeline.split.empty()) return;
+  TWOBP_CHECK(std::cmp_equal(pipeline.split.size(), pipeline.stages), "pipeline.split lists ",
+              pipeline.split.size(), " stages, but pipeline.stages is ", pipeline.stages,
+              ": give one number of layers per stage, or [] to split by measured cost.");
+  for (size_t stage = 0; stage < pipeline.split.size(); ++stage) {
+    TWOBP_CHECK(pipeline.split[stage] >= 1, "pipeline.split gives stage ", stage, " ", pipeline.split[stage],
+                " layers, but every stage needs at least 1.");
+  }
+}
+
+void check_training(const Config& config) {
+  TWOBP_CHECK(config.optimizer.min_lr <= config.optimizer.lr, "optimizer.min_lr (", config.optimizer.min_lr,
+              ") is above optimizer.lr (", config.optimizer.lr,
+              "): the learning rate falls from lr to min_lr.");
+  TWOBP_CHECK(config.train.eval_every == 0 || config.data.held_out > 0, "train.eval_every is ",
+              config.train.eval_every,
+              ", but data.held_out is 0, so there is nothing to evaluate on: set data.held_out above 0, or "
+              "train.eval_every to 0.");
+}
+
+}  // namespace
+
+void check_config(const Config& config) {
+  Config copy = config;  // the table hands out pointers to change through
+  for (const auto& key : config_keys()) check_key(key, copy);
+  check_model(config.model);
+  check_data(config.data, config.model);
+  check_pipeline(config.pipeline);
+  check_training(config);
+}
+
+int64_t parse_memory_cap(const std::string& text) {
+  if (text == "auto") return -1;
+  static const std::vector<std::pair<std::string, double>> units = {
+      {"", 1},     {"B", 1},    {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40},
+      {"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12}};
+  double number = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, status] = std::from_chars(text.data(), end, number, std::chars_format::fixed);
+  size_t unit_at = static_cast<size_t>(rest - text.data());
+  while (unit_at < text.size() && text[unit_at] == ' ') ++unit_at;
+  const auto unit = std::find_if(units.begin(), units.end(), [&](const auto& candidate) {
+    return text.compare(unit_at, std::string::npos, candidate.first) == 0;
+  });
+  const bool parsed = status == std::errc() && std::isfinite(number) && number >= 0 && unit != units.end();
+  const double bytes = parsed ? std::floor(number * unit->second) : -1;
+  // Less than a byte would round to 0, which means the opposite: no cap.
+  TWOBP_CHECK(
+      parsed && bytes < 0x1p63 && (bytes > 0 || number == 0), "pipeline.memory_cap is \"", text,
+      "\": write \"auto\", \"0\" for no cap, or a size such as \"512MiB\", \"2GiB\" or \"1000000\" (bytes).");
+  return static_cast<int64_t>(bytes);
+}
+
+}  // namespace twobp

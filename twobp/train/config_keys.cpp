@@ -1,0 +1,173 @@
+// The table itself: to add a key, add a member in config.h and a line here.
+#include "twobp/train/config_keys.h"
+
+#include <cmath>
+#include <utility>
+
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+#include "twobp/schedule/generators.h"
+#include "twobp/schedule/schedule.h"
+
+namespace twobp {
+namespace {
+
+Allowed one_of(std::vector<std::string> choices) {
+  Allowed allowed;
+  allowed.choices = std::move(choices);
+  return allowed;
+}
+
+Allowed from(double min, double max) {
+  Allowed allowed;
+  allowed.min = min;
+  allowed.max = max;
+  return allowed;
+}
+
+Allowed from_to_below(double min, double max) {
+  Allowed allowed = from(min, max);
+  allowed.below_max = true;
+  return allowed;
+}
+
+Allowed at_least(double min) {
+  Allowed allowed;
+  allowed.min = min;
+  return allowed;
+}
+
+Allowed above(double min) {
+  Allowed allowed = at_least(min);
+  allowed.above_min = true;
+  return allowed;
+}
+
+// Upper bounds are far beyond use: they turn a slip of the keyboard into a message and keep products of sizes
+// within 64 bits.
+constexpr double kMaxWidth = 1 << 20;
+constexpr double kMaxCount = 1 << 16;
+constexpr double kMaxLength = 1 << 24;
+
+// Section, name and place of a key: written once, so that they cannot differ.
+#define KEY(section, name) \
+#section, #name, [](Config & config) -> ConfigField { return &config.section.name; }
+
+std::vector<ConfigKey> make_keys() {
+  return {
+      {KEY(model, type), "", "architecture; mlp is a stack of identical MLP blocks, for benchmarks",
+       one_of({"llama", "mlp"})},
+      {KEY(model, dim), "features", "width of the model", from(1, kMaxWidth)},
+      {KEY(model, layers), "blocks", "depth of the model", from(1, kMaxCount)},
+      {KEY(model, heads), "heads", "query heads of attention", from(1, kMaxCount)},
+      {KEY(model, kv_heads), "heads", "key and value heads; 0: as many as heads", from(0, kMaxCount)},
+      {KEY(model, head_dim), "features", "width of a head, even; 0: dim / heads", from(0, kMaxCount)},
+      {KEY(model, hidden), "features", "width of the MLP; 0: dim * 8 / 3 rounded up to a multiple of 64",
+       from(0, 4 * kMaxWidth)},
+      {KEY(model, vocab), "tokens", "size of the vocabulary; 256 for data.text, whose tokens are bytes",
+       from(1, kMaxLength)},
+      {KEY(model, norm_eps), "", "added to the mean square in RMSNorm", above(0)},
+      {KEY(model, rope_theta), "positions", "base of the rotary embedding's wavelengths", above(0)},
+      {KEY(model, tied), "", "input and output embeddings share one matrix"},
+      {KEY(model, init_std), "", "standard deviation of the initial weights", at_least(0)},
+
+      {KEY(data, text), "", "glob of plain text files, read as bytes"},
+      {KEY(data, arrays), "", "folder with input_ids.npy and labels.npy"},
+      {KEY(data, synthetic), "", "seeded random input, for benchmarks; vectors is for the mlp model",
+       one_of({"tokens", "vectors"})},
+      {KEY(data, sequence), "tokens", "length of a sample", from(1, kMaxLength)},
+      {KEY(data, shuffle), "", "a new order of the samples each epoch, from train.seed"},
+      {KEY(data, held_out), "fraction", "part of the samples kept for evaluation, from the end",
+       from_to_below(0, 1)},
+
+      {KEY(pipeline, stages), "stages", "parts the model is cut into, one rank each", from(1, kMaxCount)},
+      {KEY(pipeline, schedule), "", "order of the work", one_of(schedule_names())},
+      {KEY(pipeline, micro_batches), "micro-batches", "per optimizer step; 0: the schedule's default",
+       from(0, kMaxCount)},
+      {KEY(pipeline, micro_batch_size), "samples", "per micro-batch", from(1, kMaxCount)},
+      {KEY(pipeline, p2), "", "when weight gradients are computed; off: standard backpropagation",
+       one_of(policy_names())},
+      {KEY(pipeline, p2_batching), "",
+       "micro-batches due together: one call each, or one call on slabs or on a copy",
+       one_of({"loop", "concat", "concat_copy"})},
+      {KEY(pipeline, memory_cap), "bytes",
+       "most bytes of activations and stash a rank holds: \"auto\" (the peak of the fullest stage with p2 "
+       "off), "
+       "\"0\" (no cap), or as in \"512MiB\""},
+      {KEY(pipeline, threads), "threads", "per rank", from(1, 1024)},
+      {KEY(pipeline, pin), "", "pin each rank's threads to cores of its own"},
+      {KEY(pipeline, split), "layers", "layers of each stage, by hand; []: by measured cost"},
+      {KEY(pipeline, timeout), "seconds", "a rank waits for a message before it gives up", above(0)},
+
+      {KEY(optimizer, type), "", "update rule", one_of({"adamw", "adam", "sgd"})},
+      {KEY(optimizer, lr), "", "highest learning rate", above(0)},
+      {KEY(optimizer, weight_decay), "", "decoupled for adamw, L2 for adam and sgd", at_least(0)},
+      {KEY(optimizer, beta1), "", "adam: decay of the mean gradient", from_to_below(0, 1)},
+      {KEY(optimizer, beta2), "", "adam: decay of the mean squared gradient", from_to_below(0, 1)},
+      {KEY(optimizer, eps), "", "adam: added to the denominator", above(0)},
+      {KEY(optimizer, momentum), "", "sgd: momentum", from_to_below(0, 1)},
+      {KEY(optimizer, schedule), "", "learning rate after the warm-up",
+       one_of({"constant", "linear", "cosine"})},
+      {KEY(optimizer, warmup), "steps", "the learning rate rises over these", at_least(0)},
+      {KEY(optimizer, min_lr), "", "where linear and cosine end", at_least(0)},
+
+      {KEY(train, steps), "steps", "optimizer steps of the run", at_least(1)},
+      {KEY(train, seed), "", "of the initial weights, the order of the samples and synthetic data"},
+      {KEY(train, clip_norm), "", "largest global gradient norm; 0: no clipping", at_least(0)},
+      {KEY(train, eval_every), "steps", "between evaluations; 0: only at the end, if there is held-out data",
+       at_least(0)},
+      {KEY(train, eval_batches), "batches", "most held-out batches an evaluation reads; 0: all", at_least(0)},
+      {KEY(train, log_every), "steps", "between progress lines when the output is no terminal", at_least(1)},
+
+      {KEY(save, model), "", "folder for the trained model after the last step; empty: none"},
+  };
+}
+
+#undef KEY
+
+struct TypeName {
+  std::string_view operator()(const bool*) const { return "boolean"; }
+  std::string_view operator()(const int*) const { return "integer"; }
+  std::string_view operator()(const int64_t*) const { return "integer"; }
+  std::string_view operator()(const uint64_t*) const { return "integer"; }
+  std::string_view operator()(const double*) const { return "number"; }
+  std::string_view operator()(const std::string*) const { return "text"; }
+  std::string_view operator()(const std::vector<int>*) const { return "list of integers"; }
+};
+
+}  // namespace
+
+bool Allowed::contains(double value) const {
+  if (!std::isfinite(value)) return false;
+  return (above_min ? value > min : value >= min) && (below_max ? value < max : value <= max);
+}
+
+std::string Allowed::text() const {
+  if (!choices.empty()) return "one of " + join(choices);
+  // 16777216, not 1.67772e+07.
+  const auto number = [](double value) {
+    return value == std::floor(value) ? std::to_string(static_cast<long long>(value)) : concat(value);
+  };
+  std::string out;
+  if (std::isfinite(min)) {
+    out = (above_min ? "above " : std::isfinite(max) ? "from " : "at least ") + number(min);
+  }
+  if (std::isfinite(max)) out += (below_max ? " to below " : " to ") + number(max);
+  return out;
+}
+
+std::string ConfigKey::full_name() const {
+  return concat(section, ".", name);
+}
+
+std::string_view ConfigKey::type() const {
+  Config config;
+  return std::visit(TypeName{}, field(config));
+}
+
+const std::vector<ConfigKey>& config_keys() {
+  static const std::vector<ConfigKey> keys = make_keys();
+  return keys;
+}
+
+}  // namespace twobp

@@ -1,0 +1,131 @@
+// Opens the configured data, keeps a part of it for evaluation, and cuts samples into batches.
+#include "twobp/train/data.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <string>
+#include <utility>
+
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+#include "twobp/train/array_dataset.h"
+#include "twobp/train/random.h"
+#include "twobp/train/synthetic_dataset.h"
+#include "twobp/train/text_dataset.h"
+
+namespace twobp {
+namespace {
+
+constexpr int64_t kSyntheticSamples = 1024;
+constexpr int64_t kIgnored = -100;
+
+// The samples [begin, begin + size) of another dataset.
+class Range : public Dataset {
+ public:
+  Range(std::shared_ptr<const Dataset> whole, int64_t begin, int64_t size)
+      : whole_(std::move(whole)), begin_(begin), size_(size) {}
+
+  int64_t size() const override { return size_; }
+
+  Fields read(const std::vector<int64_t>& indices) const override {
+    std::vector<int64_t> shifted;
+    shifted.reserve(indices.size());
+    for (const int64_t index : indices) {
+      TWOBP_CHECK(index >= 0 && index < size_, "data: no sample ", index, ", there are ", size_, ".");
+      shifted.push_back(begin_ + index);
+    }
+    return whole_->read(shifted);
+  }
+
+ private:
+  std::shared_ptr<const Dataset> whole_;
+  int64_t begin_;
+  int64_t size_;
+};
+
+// The last `fraction` of the samples is held out: at least one of them, and not all.
+DataSplit hold_out(std::shared_ptr<Dataset> whole, double fraction) {
+  if (fraction == 0) return {std::move(whole), nullptr};
+  const int64_t size = whole->size();
+  TWOBP_CHECK(size >= 2, "data: only ", size, " sample, of which data.held_out (", fraction,
+              ") would leave none for training: set data.held_out to 0, or give more data.");
+  const auto wanted = std::llround(fraction * static_cast<double>(size));
+  const int64_t held_out = std::clamp<int64_t>(wanted, 1, size - 1);
+  return {std::make_shared<Range>(whole, 0, size - held_out),
+          std::make_shared<Range>(whole, size - held_out, held_out)};
+}
+
+std::shared_ptr<Dataset> open_text(const DataConfig& data, const ModelConfig& model) {
+  TWOBP_CHECK(model.vocab >= 256, "model.vocab is ", model.vocab,
+              ", but data.text is read as bytes: set it to 256.");
+  auto text = std::make_shared<TextDataset>(data.text, data.sequence);
+  const int64_t samples = data.held_out > 0 ? 2 : 1;
+  TWOBP_CHECK(text->size() >= samples, "data.text: ", text->description(), ": too little text, ",
+              samples * data.sequence + 1, " bytes are needed for ",
+              samples == 1 ? "one sequence" : "one sequence to train on and one to hold out",
+              ": give more text, or make data.sequence (", data.sequence, ") shorter",
+              samples == 1 ? "." : ", or set data.held_out to 0.");
+  return text;
+}
+
+std::shared_ptr<Dataset> open_whole(const DataConfig& data, const ModelConfig& model, uint64_t seed) {
+  if (!data.text.empty()) return open_text(data, model);
+  if (!data.arrays.empty()) return std::make_shared<ArrayDataset>(data.arrays, data.sequence, model.vocab);
+  if (data.synthetic == "tokens") {
+    return std::make_shared<SyntheticTokens>(kSyntheticSamples, data.sequence, model.vocab, seed);
+  }
+  if (data.synthetic == "vectors") {
+    return std::make_shared<SyntheticVectors>(kSyntheticSamples, data.sequence, model.dim, seed);
+  }
+  TWOBP_CHECK(data.synthetic.empty(), "data.synthetic is \"", data.synthetic,
+              "\", which is unknown: did you mean \"", nearest(data.synthetic, {"tokens", "vectors"}), "\"?");
+  fail("no data is given: set data.text, data.arrays or data.synthetic.");
+}
+
+int64_t counted_targets(const Fields& fields, int64_t samples) {
+  const auto found = fields.find("labels");
+  if (found == fields.end()) return samples;
+  const auto* labels = found->second.data_ptr<int64_t>();
+  return found->second.numel() - std::count(labels, labels + found->second.numel(), kIgnored);
+}
+
+int64_t token_count(const Fields& fields, int64_t samples) {
+  const auto found = fields.find("input_ids");
+  return found == fields.end() ? samples : found->second.numel();
+}
+
+}  // namespace
+
+DataSplit open_data(const DataConfig& data, const ModelConfig& model, uint64_t seed) {
+  return hold_out(open_whole(data, model, seed), data.held_out);
+}
+
+std::vector<int64_t> epoch_order(int64_t size, bool shuffle, uint64_t seed, int64_t epoch) {
+  std::vector<int64_t> order(static_cast<size_t>(size));
+  std::iota(order.begin(), order.end(), 0);
+  if (!shuffle) return order;
+  // Fisher-Yates by hand: what std::shuffle does with an engine differs between libraries.
+  std::mt19937_64 engine(mix_bits(seed, static_cast<uint64_t>(epoch)));
+  for (size_t left = order.size(); left > 1; --left) std::swap(order[left - 1], order[bounded(engine, left)]);
+  return order;
+}
+
+Batch read_batch(const Dataset& dataset, const std::vector<int64_t>& indices, int64_t micro_batch_size) {
+  TWOBP_CHECK(micro_batch_size >= 1, "read_batch: micro-batches of ", micro_batch_size, " samples.");
+  Batch batch;
+  for (auto begin = indices.begin(); begin != indices.end();) {
+    const auto end = begin + std::min<int64_t>(micro_batch_size, indices.end() - begin);
+    const std::vector<int64_t> micro_batch(begin, end);
+    const auto samples = static_cast<int64_t>(micro_batch.size());
+    Fields fields = dataset.read(micro_batch);
+    batch.targets += counted_targets(fields, samples);
+    batch.tokens += token_count(fields, samples);
+    batch.micro_batches.push_back(std::move(fields));
+    begin = end;
+  }
+  return batch;
+}
+
+}  // namespace twobp

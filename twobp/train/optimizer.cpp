@@ -1,0 +1,53 @@
+#include "twobp/train/optimizer.h"
+
+#include "twobp/core/check.h"
+#include "twobp/pipeline/memory_meter.h"
+
+namespace twobp {
+
+Optimizer::Optimizer(const OptimizerConfig& config, const std::vector<Item>& items) : config_(config) {
+  TWOBP_CHECK(config.type == "adamw" || config.type == "adam" || config.type == "sgd", "unknown optimizer '",
+              config.type, "'");
+  groups_.resize(2);
+  groups_[0].weight_decay = config.weight_decay;
+  count_ = at::zeros({}, at::TensorOptions().dtype(at::kFloat));
+  const bool adam = config.type != "sgd";
+  for (const auto& [parameter, stage] : items) {
+    Group& group = groups_[parameter->decays() ? 0 : 1];
+    const MemoryMeter::Scope scope(stage, MemoryCategory::kOptimizer);
+    group.parameters.push_back(parameter);
+    group.values.push_back(parameter->value);
+    group.grads.push_back(parameter->grad);
+    if (adam || config.momentum > 0) group.first.push_back(at::zeros_like(parameter->value));
+    if (adam) group.second.push_back(at::zeros_like(parameter->value));
+    group.steps.push_back(count_);
+  }
+}
+
+void Optimizer::step(double lr, double grad_factor) {
+  count_.add_(1);
+  // The fused kernels divide by grad_scale.
+  std::optional<at::Tensor> grad_scale;
+  if (grad_factor != 1) grad_scale = at::scalar_tensor(1 / grad_factor, count_.options());
+  for (Group& group : groups_) {
+    if (group.parameters.empty()) continue;
+    for (Parameter* parameter : group.parameters) parameter->grad_to_add();
+    if (config_.type == "sgd") {
+      at::_fused_sgd_(group.values, group.grads, group.first, group.weight_decay, config_.momentum, lr,
+                      /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/!stepped_,
+                      grad_scale);
+    } else if (config_.type == "adam") {
+      at::_fused_adam_(group.values, group.grads, group.first, group.second, {}, group.steps, lr,
+                       config_.beta1, config_.beta2, group.weight_decay, config_.eps, /*amsgrad=*/false,
+                       /*maximize=*/false, grad_scale);
+    } else {
+      at::_fused_adamw_(group.values, group.grads, group.first, group.second, {}, group.steps, lr,
+                        config_.beta1, config_.beta2, group.weight_decay, config_.eps, /*amsgrad=*/false,
+                        /*maximize=*/false, grad_scale);
+    }
+    for (Parameter* parameter : group.parameters) parameter->forget_grad();
+  }
+  stepped_ = true;
+}
+
+}  // namespace twobp

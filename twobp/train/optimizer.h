@@ -1,0 +1,44 @@
+// AdamW, Adam and SGD on ATen's fused kernels, for the parameters of one rank. Matrices are decayed, norm
+// gains are not.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include "twobp/nn/parameter.h"
+#include "twobp/train/config.h"
+
+namespace twobp {
+
+class Optimizer {
+ public:
+  // A parameter and the stage its state is booked on.
+  struct Item {
+    Parameter* parameter = nullptr;
+    int stage = 0;
+  };
+
+  // Allocates the state on the calling thread.
+  Optimizer(const OptimizerConfig& config, const std::vector<Item>& items);
+
+  // One update with the gradients times `grad_factor`; a parameter without a gradient has gradient 0.
+  void step(double lr, double grad_factor);
+
+ private:
+  // Parameters that share hyper-parameters.
+  struct Group {
+    double weight_decay = 0;
+    std::vector<Parameter*> parameters;
+    std::vector<at::Tensor> values, grads, first, second, steps;
+  };
+
+  OptimizerConfig config_;
+  std::vector<Group> groups_;  // decayed, not decayed
+  at::Tensor count_;           // float32 scalar: the number of this step
+  bool stepped_ = false;
+};
+
+}  // namespace twobp

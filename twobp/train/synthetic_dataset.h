@@ -1,0 +1,40 @@
+// Seeded random data for benchmarks: a sample is made from the seed and its index alone, whenever it is read.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "twobp/train/data.h"
+
+namespace twobp {
+
+// `input_ids` and `labels` (B, S) int64, uniform in [0, vocab); every label is counted.
+class SyntheticTokens : public Dataset {
+ public:
+  SyntheticTokens(int64_t samples, int64_t sequence, int64_t vocab, uint64_t seed);
+  int64_t size() const override { return samples_; }
+  Fields read(const std::vector<int64_t>& indices) const override;
+
+ private:
+  int64_t samples_;
+  int64_t sequence_;
+  int64_t vocab_;
+  uint64_t seed_;
+};
+
+// `input` and `target` (B, S, D) float32, uniform with mean 0 and variance 1.
+class SyntheticVectors : public Dataset {
+ public:
+  SyntheticVectors(int64_t samples, int64_t sequence, int64_t dim, uint64_t seed);
+  int64_t size() const override { return samples_; }
+  Fields read(const std::vector<int64_t>& indices) const override;
+
+ private:
+  int64_t samples_;
+  int64_t sequence_;
+  int64_t dim_;
+  uint64_t seed_;
+};
+
+}  // namespace twobp

@@ -1,0 +1,81 @@
+// Finds the files, reads them into one buffer, and hands out windows of it.
+#include "twobp/train/text_dataset.h"
+
+#include <algorithm>
+#include <glob.h>
+#include <sys/stat.h>
+#include <utility>
+
+#include "twobp/core/check.h"
+#include "twobp/train/mapped_file.h"
+
+namespace twobp {
+namespace {
+
+bool is_folder(const std::string& path) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+}
+
+bool exists(const std::string& path) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0;
+}
+
+// Sorted by bytes: glob's own order depends on the locale.
+std::vector<std::string> matches(const std::string& pattern) {
+  if (exists(pattern)) return {pattern};  // a plain name, even one with [ or * in it
+  glob_t found{};
+  const int status = ::glob(pattern.c_str(), GLOB_NOSORT | GLOB_TILDE, nullptr, &found);
+  std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  ::globfree(&found);
+  TWOBP_CHECK(status == 0 || status == GLOB_NOMATCH, "data.text: cannot search for \"", pattern,
+              "\": a folder on the way cannot be read.");
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+}  // namespace
+
+TextDataset::TextDataset(const std::string& pattern, int64_t sequence)
+    : pattern_(pattern), sequence_(sequence) {
+  TWOBP_CHECK(sequence >= 1, "data.sequence is ", sequence, ", but must be at least 1.");
+  std::vector<std::string> paths = matches(pattern);
+  TWOBP_CHECK(!paths.empty(), "data.text: no file matches \"", pattern,
+              "\": check the path, which is relative to the folder the program runs in.");
+  const size_t found = paths.size();
+  std::erase_if(paths, is_folder);
+  TWOBP_CHECK(!paths.empty(), "data.text: \"", pattern, "\" matches ",
+              found == 1 ? "a folder" : "only folders", ": name the files in it, for instance \"", pattern,
+              "/*.txt\".");
+  files_ = paths.size();
+  for (const auto& path : paths) {
+    const MappedFile file(path);
+    bytes_.insert(bytes_.end(), file.bytes().begin(), file.bytes().end());
+  }
+}
+
+int64_t TextDataset::size() const {
+  return bytes_.empty() ? 0 : (static_cast<int64_t>(bytes_.size()) - 1) / sequence_;
+}
+
+Fields TextDataset::read(const std::vector<int64_t>& indices) const {
+  const auto count = static_cast<int64_t>(indices.size());
+  at::Tensor input = at::empty({count, sequence_}, at::kLong);   // (B, S)
+  at::Tensor labels = at::empty({count, sequence_}, at::kLong);  // (B, S)
+  for (int64_t b = 0; b < count; ++b) {
+    const int64_t index = indices[static_cast<size_t>(b)];
+    TWOBP_CHECK(index >= 0 && index < size(), "text data: no sample ", index, ", there are ", size(), ".");
+    const uint8_t* begin = bytes_.data() + index * sequence_;
+    std::copy_n(begin, sequence_, input.data_ptr<int64_t>() + b * sequence_);
+    std::copy_n(begin + 1, sequence_, labels.data_ptr<int64_t>() + b * sequence_);
+  }
+  return {{"input_ids", std::move(input)}, {"labels", std::move(labels)}};
+}
+
+std::string TextDataset::description() const {
+  return concat(files_, files_ == 1 ? " file that matches \"" : " files that match \"", pattern_, "\", ",
+                bytes_.size(), " bytes", files_ == 1 ? "" : " in all");
+}
+
+}  // namespace twobp

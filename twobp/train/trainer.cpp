@@ -1,0 +1,113 @@
+#include "twobp/train/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/train/build_model.h"
+#include "twobp/train/lr_schedule.h"
+
+namespace twobp {
+
+Trainer::Trainer(const Config& config)
+    : config_(config), micro_batches_(twobp::micro_batches(config.pipeline)) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  data_ = open_data(config.data, config.model, config.train.seed);
+  const ModelSpec model = build_model(config.model);
+  at::set_num_threads(config.pipeline.threads);
+  const int64_t size = std::min(config.pipeline.micro_batch_size, data_.train->size());
+  std::vector<int64_t> first(size);
+  std::iota(first.begin(), first.end(), 0);
+  const Profile profile = measure_profile(model, data_.train->read(first));
+  pipeline_ = std::make_unique<Pipeline>(model, profile, pipeline_options(config));
+  update_ =
+      std::make_unique<Update>(*pipeline_, config.optimizer, config.train.clip_norm, config.pipeline.timeout);
+  loader_ = std::make_unique<Loader>(data_.train, micro_batches_, config.pipeline.micro_batch_size,
+                                     config.data.shuffle, config.train.seed);
+}
+
+Trainer::~Trainer() {
+  // The update's state lives on the rank threads' books: it goes before the pipeline, on those threads.
+  if (pipeline_ && update_) update_.reset();
+}
+
+Variant Trainer::variant() const {
+  return {config_.pipeline.schedule, parse_policy(config_.pipeline.p2),
+          parse_batching(config_.pipeline.p2_batching), parse_memory_cap(config_.pipeline.memory_cap)};
+}
+
+const Plan& Trainer::plan_for(const Variant& variant, int micro_batches) {
+  const std::string key =
+      concat(variant.schedule, '|', policy_name(variant.policy), '|', batching_name(variant.batching), '|',
+             variant.memory_cap, '|', micro_batches);
+  const auto found = plans_.find(key);
+  if (found != plans_.end()) return found->second;
+  return plans_[key] = pipeline_->plan(variant.schedule, micro_batches, variant.policy, variant.batching,
+                                       variant.memory_cap);
+}
+
+StepResult Trainer::step() {
+  const double begin = now_seconds();
+  const Batch batch = loader_->next();
+  const double waited = now_seconds() - begin;
+  StepResult result = step(batch, variant());
+  result.input_wait = waited;
+  return result;
+}
+
+StepResult Trainer::step(const Batch& batch, const Variant& variant) {
+  TWOBP_CHECK(batch.targets > 0, "step ", step_ + 1,
+              ": the batch has no label that counts (all are -100): check the labels of the data");
+  StepResult result;
+  result.lr = learning_rate(config_.optimizer, step_, config_.train.steps);
+  result.tokens = batch.tokens;
+  const Plan& plan = plan_for(variant, static_cast<int>(batch.micro_batches.size()));
+  StepOptions options;
+  options.seed = config_.train.seed;
+  options.step = step_;
+  options.loss_scale = 1.0 / static_cast<double>(batch.targets);
+  options.timeout = config_.pipeline.timeout;
+  options.want_events =
+      std::any_of(observers_.begin(), observers_.end(), [](const auto& o) { return o->wants_events(); });
+  options.finish = [&](int rank) { return update_->run(rank, step_ + 1, result.lr); };
+  result.report = pipeline_->run(plan, batch.micro_batches, options);
+  result.step = ++step_;
+  result.loss = result.report.loss;
+  result.grad_norm = update_->grad_norm();
+  TWOBP_CHECK(std::isfinite(result.loss), "the loss of step ", result.step,
+              " is not finite: lower optimizer.lr, set train.clip_norm, or look at the data");
+  for (const auto& observer : observers_) observer->on_step(result.report);
+  return result;
+}
+
+std::optional<double> Trainer::evaluate() {
+  if (!data_.held_out || data_.held_out->size() == 0) return std::nullopt;
+  const int64_t per_batch = micro_batches_ * config_.pipeline.micro_batch_size;
+  const int64_t limit = config_.train.eval_batches;
+  double loss = 0;
+  int64_t targets = 0;
+  for (int64_t begin = 0, count = 0; begin < data_.held_out->size() && (limit == 0 || count < limit);
+       ++count) {
+    std::vector<int64_t> indices(std::min(per_batch, data_.held_out->size() - begin));
+    std::iota(indices.begin(), indices.end(), begin);
+    begin += static_cast<int64_t>(indices.size());
+    const Batch batch = read_batch(*data_.held_out, indices, config_.pipeline.micro_batch_size);
+    StepOptions options;
+    options.seed = config_.train.seed;
+    options.step = -1 - count;  // messages of an evaluation never meet those of a step
+    options.training = false;
+    options.timeout = config_.pipeline.timeout;
+    const auto micro_batches = static_cast<int>(batch.micro_batches.size());
+    loss += pipeline_->run(pipeline_->forward_plan(micro_batches), batch.micro_batches, options).loss;
+    targets += batch.targets;
+  }
+  TWOBP_CHECK(targets > 0, "the held-out data has no label that counts");
+  return loss / static_cast<double>(targets);
+}
+
+}  // namespace twobp

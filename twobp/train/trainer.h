@@ -1,0 +1,73 @@
+// The training loop over a pipeline: data in, steps, evaluation. No prints: whoever drives it shows what it
+// returns.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/train/config.h"
+#include "twobp/train/data.h"
+#include "twobp/train/update.h"
+
+namespace twobp {
+
+struct StepResult {
+  int64_t step = 0;  // counted from 1
+  double loss = 0;   // mean over the counted targets of the global batch, before the update
+  double lr = 0;
+  double grad_norm = 0;
+  int64_t tokens = 0;
+  double input_wait = 0;  // seconds the loop waited for the loader
+  StepReport report;
+};
+
+// How a step is run; a trainer may change it from step to step without changing a bit of the result.
+struct Variant {
+  std::string schedule;
+  P2Policy policy = P2Policy::kFill;
+  P2Batching batching = P2Batching::kLoop;
+  int64_t memory_cap = kAutoCap;
+};
+
+class Trainer {
+ public:
+  // Opens the data, measures the layers, splits the model and makes the pipeline.
+  explicit Trainer(const Config& config);
+  ~Trainer();
+
+  // One optimizer step on the next batch. Throws Error if the loss or a gradient is not finite.
+  StepResult step();
+  // The same on a given batch.
+  StepResult step(const Batch& batch, const Variant& variant);
+
+  // Mean loss over the held-out part (at most train.eval_batches batches); none if there is no such part.
+  std::optional<double> evaluate();
+
+  int64_t steps_done() const { return step_; }
+  int micro_batches() const { return micro_batches_; }
+  Variant variant() const;
+  Loader& loader() { return *loader_; }
+  const Config& config() const { return config_; }
+  Pipeline& pipeline() { return *pipeline_; }
+  const std::vector<Parameter*>& weights() const { return update_->weights(); }
+  const DataSplit& data() const { return data_; }
+  void add_observer(std::shared_ptr<Observer> observer) { observers_.push_back(std::move(observer)); }
+
+ private:
+  const Plan& plan_for(const Variant& variant, int micro_batches);
+
+  Config config_;
+  int micro_batches_;
+  DataSplit data_;
+  std::unique_ptr<Pipeline> pipeline_;
+  std::unique_ptr<Update> update_;
+  std::unique_ptr<Loader> loader_;
+  std::map<std::string, Plan> plans_;
+  std::vector<std::shared_ptr<Observer>> observers_;
+  int64_t step_ = 0;
+};
+
+}  // namespace twobp

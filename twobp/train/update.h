@@ -1,0 +1,54 @@
+// The end of a training step, run by every rank on its own thread: gradients of tied weights summed, the
+// global norm, clipping, the optimizer. Sums are taken in model order, so that the bits do not depend on the
+// stage count.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/train/optimizer.h"
+
+namespace twobp {
+
+class Update {
+ public:
+  // Finds the tied weights (parameters of one name), gives uses on one rank one value tensor, and allocates
+  // the optimizer state on the rank threads.
+  Update(Pipeline& pipeline, const OptimizerConfig& config, double clip_norm, double timeout);
+
+  // For StepOptions::finish. With clipping every rank waits for the norm; without, the norm is only reported.
+  // Returns the seconds the rank was busy. Throws Error if a gradient is not finite, naming the layer.
+  double run(int rank, int64_t step, double lr);
+
+  // Global gradient norm of the last step, before clipping.
+  double grad_norm() const { return grad_norm_; }
+
+  // Every weight once, in model order: what is saved.
+  const std::vector<Parameter*>& weights() const { return weights_; }
+
+ private:
+  struct Use {
+    Parameter* parameter = nullptr;
+    int layer = 0;  // in the model
+    int stage = 0;
+    int rank = 0;
+  };
+  // Uses of one weight in model order; more than one if it is tied.
+  using Uses = std::vector<Use>;
+
+  // Returns the seconds spent waiting.
+  double sum_tied(int rank, int64_t step);
+  double reduce_norm(int rank, at::Tensor& squares);
+  void check_finite(const at::Tensor& squares, int64_t step) const;
+
+  Pipeline& pipeline_;
+  double clip_norm_;
+  double timeout_;
+  std::vector<Uses> all_;  // in order of the first use
+  std::vector<Parameter*> weights_;
+  std::vector<std::unique_ptr<Optimizer>> optimizers_;  // by rank
+  double grad_norm_ = 0;                                // written by rank 0
+};
+
+}  // namespace twobp

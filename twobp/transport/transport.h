@@ -1,0 +1,60 @@
+// How ranks exchange tensors. One Transport object belongs to one rank and is used by its thread alone (except
+// abort). Sends never block; receives are asked for, then tested or waited for, each wait with a time-out.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "twobp/nn/values.h"
+
+namespace twobp {
+
+enum class Direction : uint8_t { kForward, kBackward };
+
+// What identifies a message: `stage` is the stage that receives it.
+struct Tag {
+  int64_t step = 0;
+  int stage = 0;
+  int micro_batch = 0;
+  Direction direction = Direction::kForward;
+
+  bool operator==(const Tag&) const = default;
+};
+
+std::string to_string(const Tag& tag);
+
+// Thrown from waits after abort(): some other rank failed, its error is the one to report.
+class Aborted : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // Hands `values` to rank `to`. Sender and receiver may share memory afterwards: neither may write to it.
+  virtual void isend(int to, const Tag& tag, Values values) = 0;
+
+  // True and the message moved into `values` if it is there. Never blocks. Throws Aborted.
+  virtual bool try_receive(int from, const Tag& tag, Values& values) = 0;
+  // Waits for it. Throws Aborted, or Error after `timeout` seconds (says who waited for what).
+  virtual Values receive(int from, const Tag& tag, double timeout) = 0;
+
+  // Element-wise sum over ranks in rank order, in place: the same bits on every rank. Collective.
+  virtual void all_reduce_sum(at::Tensor& tensor, double timeout) = 0;
+
+  // Called between layers while compute runs, for transports that move nothing by themselves.
+  virtual void progress() {}
+
+  // Makes every rank's present and future waits throw Aborted. Any thread.
+  virtual void abort(const std::string& reason) = 0;
+};
+
+}  // namespace twobp
