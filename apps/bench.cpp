@@ -46,7 +46,7 @@ struct Row {
   std::vector<std::vector<double>> predicted;  // [rank][sample]
   std::vector<RankTimes> last;
   std::vector<StageTimes> stages;
-  std::vector<int64_t> peaks;                  // by stage
+  std::vector<int64_t> peaks;  // by stage
 };
 
 // Idle fraction by rank that the simulation gives for the F, I, W and optimizer times of this very step.
@@ -89,7 +89,8 @@ std::vector<Row> make_rows(const BenchOptions& options, const Trainer& trainer) 
   for (const int count : counts) {
     TWOBP_CHECK(count >= 1, "--micro-batches must be at least 1, got ", count);
     std::vector<int64_t> indices(count * config.pipeline.micro_batch_size);
-    for (size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<int64_t>(i) % trainer.data().train->size();
+    for (size_t i = 0; i < indices.size(); ++i)
+      indices[i] = static_cast<int64_t>(i) % trainer.data().train->size();
     const Batch batch = read_batch(*trainer.data().train, indices, config.pipeline.micro_batch_size);
     for (const auto& schedule : options.schedules) {
       for (const auto& policy : options.policies) {
@@ -149,7 +150,8 @@ json row_to_json(const Row& row, const Pipeline& pipeline) {
   json stage_seconds = json::array();
   for (const StageTimes& times : row.stages) {
     const double n = std::max(1, times.micro_batches);
-    stage_seconds.push_back({{"F", times.forward / n}, {"I", times.backward_p1 / n}, {"W", times.backward_p2 / n}});
+    stage_seconds.push_back(
+        {{"F", times.forward / n}, {"I", times.backward_p1 / n}, {"W", times.backward_p2 / n}});
   }
   const double seconds = median(row.seconds);
   return {{"schedule", row.variant.schedule},
@@ -170,8 +172,9 @@ json row_to_json(const Row& row, const Pipeline& pipeline) {
 }
 
 void print_table(const std::vector<Row>& rows) {
-  std::printf("%-8s %-9s %-11s %-6s %3s  %9s %17s %10s %7s %7s %9s  %s\n", "schedule", "p2", "batching", "cap", "M",
-              "step", "(min - max)", "tokens/s", "speed", "idle", "predicted", "peak memory by stage");
+  std::printf("%-8s %-9s %-11s %-6s %3s  %9s %17s %10s %7s %7s %9s  %s\n", "schedule", "p2", "batching",
+              "cap", "M", "step", "(min - max)", "tokens/s", "speed", "idle", "predicted",
+              "peak memory by stage");
   for (const Row& row : rows) {
     // Against the first row of the same schedule and M, sample by sample: they were taken in turn.
     const Row* base = &row;
@@ -191,8 +194,8 @@ void print_table(const std::vector<Row>& rows) {
                 row.variant.schedule.c_str(), std::string(policy_name(row.variant.policy)).c_str(),
                 std::string(batching_name(row.variant.batching)).c_str(), row.cap.c_str(),
                 row.batch.micro_batches.size(), median(row.seconds), *fastest, *slowest,
-                static_cast<double>(row.batch.tokens) / median(row.seconds), median(ratios), mean(medians(row.idle)),
-                mean(medians(row.predicted)), join(peaks, " | ").c_str());
+                static_cast<double>(row.batch.tokens) / median(row.seconds), median(ratios),
+                mean(medians(row.idle)), mean(medians(row.predicted)), join(peaks, " | ").c_str());
   }
 }
 
@@ -200,7 +203,8 @@ int bench(const BenchOptions& options) {
   const Config config = load_config(options.config, options.overrides);
   Trainer trainer(config);
   std::vector<Row> rows = make_rows(options, trainer);
-  TWOBP_CHECK(!rows.empty() && options.repeat >= 1 && options.steps >= 1, "nothing to measure: give at least one "
+  TWOBP_CHECK(!rows.empty() && options.repeat >= 1 && options.steps >= 1,
+              "nothing to measure: give at least one "
               "schedule, policy, repeat and step");
   // Interleaved, and in reverse order every other time, so that a drift of the machine hits all rows alike.
   for (int repeat = 0; repeat < options.repeat; ++repeat) {
@@ -210,7 +214,9 @@ int bench(const BenchOptions& options) {
   }
   print_table(rows);
   if (!options.json_file.empty()) {
-    json out = {{"machine", machine_to_json()}, {"config", json::parse(config_to_json(config))}, {"rows", json::array()}};
+    json out = {{"machine", machine_to_json()},
+                {"config", json::parse(config_to_json(config))},
+                {"rows", json::array()}};
     for (const Row& row : rows) out["rows"].push_back(row_to_json(row, trainer.pipeline()));
     write_text(options.json_file, out.dump(1) + "\n");
   }
@@ -221,16 +227,26 @@ int bench(const BenchOptions& options) {
 
 void add_bench_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<BenchOptions>();
-  CLI::App* command = app.add_subcommand("bench", "Time schedules and p2 policies against each other, interleaved");
+  CLI::App* command =
+      app.add_subcommand("bench", "Time schedules and p2 policies against each other, interleaved");
   command->add_option("config", options->config, "JSON file; without it, the defaults and --set");
-  command->add_option("--set", options->overrides, "Override a key: section.key=value (see twobp train --help)")
+  command
+      ->add_option("--set", options->overrides, "Override a key: section.key=value (see twobp train --help)")
       ->take_all();
-  command->add_option("--schedules", options->schedules, "naive, gpipe, 1f1b, ...")->delimiter(',')->capture_default_str();
-  command->add_option("--p2", options->policies, "off, end, cooldown, fill")->delimiter(',')->capture_default_str();
-  command->add_option("--p2-batching", options->batchings, "loop, concat, concat_copy (default: as configured)")
+  command->add_option("--schedules", options->schedules, "naive, gpipe, 1f1b, ...")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--p2", options->policies, "off, end, cooldown, fill")
+      ->delimiter(',')
+      ->capture_default_str();
+  command
+      ->add_option("--p2-batching", options->batchings, "loop, concat, concat_copy (default: as configured)")
       ->delimiter(',');
-  command->add_option("--memory-cap", options->caps, "auto, 0, or bytes (default: as configured)")->delimiter(',');
-  command->add_option("--micro-batches", options->micro_batches, "Numbers of micro-batches (default: as configured)")
+  command->add_option("--memory-cap", options->caps, "auto, 0, or bytes (default: as configured)")
+      ->delimiter(',');
+  command
+      ->add_option("--micro-batches", options->micro_batches,
+                   "Numbers of micro-batches (default: as configured)")
       ->delimiter(',');
   command->add_option("--repeat", options->repeat, "Rounds over all rows")->capture_default_str();
   command->add_option("--steps", options->steps, "Timed steps per row and round")->capture_default_str();

@@ -1,4 +1,5 @@
-// `twobp bench`: times schedules and p2 policies against each other, interleaved, on one model in one process.
+// `twobp bench`: times schedules and p2 policies against each other, interleaved, on one model in one
+// process.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -58,7 +58,8 @@ json machine_to_json() {
       break;
     }
   }
-  return {{"cpu", model}, {"cores", std::thread::hardware_concurrency()}, {"kernels", kernel_instruction_set()}};
+  return {
+      {"cpu", model}, {"cores", std::thread::hardware_concurrency()}, {"kernels", kernel_instruction_set()}};
 }
 
 void write_text(const std::string& path, const std::string& text) {

@@ -1,8 +1,9 @@
 // What the program writes as JSON: a step of training, and the machine it ran on.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
+
+#include <nlohmann/json.hpp>
 
 #include "twobp/train/trainer.h"
 

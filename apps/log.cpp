@@ -17,7 +17,11 @@ spdlog::logger& logger() {
 
 }  // namespace
 
-void log_error(const std::string& message) { logger().error("{}", message); }
-void log_warning(const std::string& message) { logger().warn("{}", message); }
+void log_error(const std::string& message) {
+  logger().error("{}", message);
+}
+void log_warning(const std::string& message) {
+  logger().warn("{}", message);
+}
 
 }  // namespace twobp

@@ -1,8 +1,8 @@
 // twobp: the program. Each subcommand has a file of its own.
+#include <exception>
 #include <malloc.h>
 
 #include <CLI/CLI.hpp>
-#include <exception>
 
 #include "apps/bench.h"
 #include "apps/log.h"

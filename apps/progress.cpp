@@ -1,9 +1,8 @@
 #include "apps/progress.h"
 
-#include <unistd.h>
-
 #include <cstdio>
 #include <numeric>
+#include <unistd.h>
 
 #include "twobp/core/text.h"
 
@@ -20,18 +19,19 @@ Progress::Progress(int64_t total_steps, int64_t log_every)
 void Progress::show(const StepResult& result) {
   recent_.push_back(result.report.seconds() + result.input_wait);
   if (recent_.size() > kRecent) recent_.pop_front();
-  const double mean = std::accumulate(recent_.begin(), recent_.end(), 0.0) / static_cast<double>(recent_.size());
+  const double mean =
+      std::accumulate(recent_.begin(), recent_.end(), 0.0) / static_cast<double>(recent_.size());
   const bool last = result.step == total_;
   if (!terminal_ && !last && result.step % log_every_ != 0 && result.step != 1) return;
   std::string memory;
   for (const MemoryUse& use : result.report.stage_memory) {
     memory += (memory.empty() ? "" : " | ") + format_bytes(static_cast<double>(use.peak));
   }
-  std::printf("%sstep %lld/%lld  loss %.4f  %.0f tokens/s  left %s  idle %.1f%%  memory %s%s", terminal_ ? "\r\033[K" : "",
-              static_cast<long long>(result.step), static_cast<long long>(total_), result.loss,
-              static_cast<double>(result.tokens) / mean,
-              format_seconds(mean * static_cast<double>(total_ - result.step)).c_str(), 100 * result.report.mean_idle(),
-              memory.c_str(), terminal_ ? "" : "\n");
+  std::printf("%sstep %lld/%lld  loss %.4f  %.0f tokens/s  left %s  idle %.1f%%  memory %s%s",
+              terminal_ ? "\r\033[K" : "", static_cast<long long>(result.step),
+              static_cast<long long>(total_), result.loss, static_cast<double>(result.tokens) / mean,
+              format_seconds(mean * static_cast<double>(total_ - result.step)).c_str(),
+              100 * result.report.mean_idle(), memory.c_str(), terminal_ ? "" : "\n");
   std::fflush(stdout);
   line_open_ = terminal_;
 }

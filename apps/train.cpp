@@ -42,11 +42,13 @@ void describe(Trainer& trainer) {
   std::vector<std::string> split;
   for (const int layers : pipeline.split()) split.push_back(std::to_string(layers));
   const Variant variant = trainer.variant();
-  std::printf("%.1fM parameters, %zu layers on %d stages (%s), %s with p2 %s, %d micro-batches of %lld, %lld batches an epoch\n",
-              static_cast<double>(parameters) / 1e6, pipeline.model().layers.size(), pipeline.stages(),
-              join(split, "+").c_str(), variant.schedule.c_str(), std::string(policy_name(variant.policy)).c_str(),
-              trainer.micro_batches(), static_cast<long long>(trainer.config().pipeline.micro_batch_size),
-              static_cast<long long>(trainer.loader().batches_per_epoch()));
+  std::printf(
+      "%.1fM parameters, %zu layers on %d stages (%s), %s with p2 %s, %d micro-batches of %lld, %lld batches "
+      "an epoch\n",
+      static_cast<double>(parameters) / 1e6, pipeline.model().layers.size(), pipeline.stages(),
+      join(split, "+").c_str(), variant.schedule.c_str(), std::string(policy_name(variant.policy)).c_str(),
+      trainer.micro_batches(), static_cast<long long>(trainer.config().pipeline.micro_batch_size),
+      static_cast<long long>(trainer.loader().batches_per_epoch()));
 }
 
 void print_memory(const StepReport& report) {
@@ -58,7 +60,8 @@ void print_memory(const StepReport& report) {
   for (size_t s = 0; s < report.stage_memory.size(); ++s) {
     const MemoryUse& use = report.stage_memory[s];
     std::printf("  stage %-9zu", s);
-    for (const int64_t bytes : use.at_peak) std::printf("%14s", format_bytes(static_cast<double>(bytes)).c_str());
+    for (const int64_t bytes : use.at_peak)
+      std::printf("%14s", format_bytes(static_cast<double>(bytes)).c_str());
     std::printf("%14s\n", format_bytes(static_cast<double>(use.peak)).c_str());
   }
 }

@@ -306,4 +306,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("compare.py: interrupted; what was measured until then is in the --json file, if one was given")

@@ -48,18 +48,19 @@ def stages_of_rank(schedule, rank):
 
 
 def balanced_cuts(costs, stages_by_rank):
-    """The layers where stages begin, and the end: the busiest rank, then the largest stage, as small as can be."""
+    """The layers where stages begin, and the end: largest stage and busiest rank weighed alike, then even stages."""
     parts = sum(len(stages) for stages in stages_by_rank)
     if len(costs) < parts:
         sys.exit(f"pytorch_pipeline.py: {len(costs)} layers do not fill {parts} stages; raise --layers")
     start = [0, *itertools.accumulate(costs)]
 
-    def load(cuts):
+    def unevenness(cuts):
         stage = [start[end] - start[begin] for begin, end in itertools.pairwise(cuts)]
-        return max(sum(stage[i] for i in stages) for stages in stages_by_rank), max(stage)
+        rank = [sum(stage[i] for i in stages) / len(stages) for stages in stages_by_rank]
+        return max(stage) + max(rank), sum(cost**2 for cost in stage)
 
     inner = itertools.combinations(range(1, len(costs)), parts - 1)
-    return min(([0, *cuts, len(costs)] for cuts in inner), key=load)
+    return min(([0, *cuts, len(costs)] for cuts in inner), key=unevenness)
 
 
 def build_stage(makers, begin, end, seed):

@@ -30,7 +30,7 @@ template <typename... Args>
 }  // namespace twobp
 
 // Throws twobp::Error with the remaining arguments as its message unless `condition` holds.
-#define TWOBP_CHECK(condition, ...)             \
-  do {                                          \
+#define TWOBP_CHECK(condition, ...)               \
+  do {                                            \
     if (!(condition)) ::twobp::fail(__VA_ARGS__); \
   } while (false)

@@ -1,11 +1,11 @@
 // What a layer is told about the micro-batch at hand, beside its input.
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include <cstdint>
 #include <map>
 #include <string>
+
+#include <ATen/ATen.h>
 
 namespace twobp {
 
@@ -20,15 +20,15 @@ struct Context {
   int64_t step = 0;
   int64_t micro_batch = 0;  // global index within the step
   bool training = true;     // false: evaluation, nothing is saved
-  double loss_scale = 1;    // 1 / targets of the global batch: what the loss and its gradient are multiplied by
+  double loss_scale = 1;  // 1 / targets of the global batch: what the loss and its gradient are multiplied by
   // Where the result is wanted (see slab.h), null for anywhere: set by containers before each layer's call.
   Slab* destination = nullptr;
 
   // The field, or an Error that names it.
   const at::Tensor& field(const std::string& name) const;
 
-  // A tensor for a layer's result (..., cols): in the micro-batch's slot of `destination` if there is one and it
-  // fits, else fresh. Clears `destination`.
+  // A tensor for a layer's result (..., cols): in the micro-batch's slot of `destination` if there is one and
+  // it fits, else fresh. Clears `destination`.
   at::Tensor output(at::IntArrayRef sizes, const at::TensorOptions& options);
 };
 

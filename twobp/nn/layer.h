@@ -1,12 +1,14 @@
 // The contract of a layer with a split backward:
 //
 //   forward      y from x; keeps in `saved` what the backward needs;
-//   backward_p1  dL/dx from dL/dy, and the small parameter gradients that fall out of the same pass over memory
+//   backward_p1  dL/dx from dL/dy, and the small parameter gradients that fall out of the same pass over
+//   memory
 //                (norm gains); releases what only it needed, keeps what backward_p2 needs;
 //   backward_p2  dL/dw of one or several micro-batches, added to the parameters' gradients.
 //
-// Inputs are taken by value: what the caller moves in, the layer owns, and may overwrite if exclusively_owned.
-// A layer instance belongs to one rank; calls for different micro-batches may interleave, each with its Saved.
+// Inputs are taken by value: what the caller moves in, the layer owns, and may overwrite if
+// exclusively_owned. A layer instance belongs to one rank; calls for different micro-batches may interleave,
+// each with its Saved.
 #pragma once
 
 #include <memory>
@@ -38,8 +40,8 @@ class Layer {
   // Several micro-batches are given only when they are to be concatenated.
   virtual void backward_p2(std::span<Saved* const> saved);
 
-  // Appends this layer's backward-p2 of the micro-batch in `saved`, leaf by leaf, in the order backward_p1 ran.
-  // A layer without backward-p2 appends nothing.
+  // Appends this layer's backward-p2 of the micro-batch in `saved`, leaf by leaf, in the order backward_p1
+  // ran. A layer without backward-p2 appends nothing.
   virtual void collect_p2(Saved& saved, std::vector<P2Unit>& units);
 
   // Parameters in model order.
@@ -47,7 +49,8 @@ class Layer {
 
   // Rings of micro-batch slots for what backward-p2 concatenates (see Slab). `slots` = 0 takes them away.
   virtual void use_slabs(int /*slots*/, bool /*copy*/) {}
-  // Where this layer wants its input (forward) and its output's gradient (backward-p1) written; null: anywhere.
+  // Where this layer wants its input (forward) and its output's gradient (backward-p1) written; null:
+  // anywhere.
   virtual Slab* input_slab() { return nullptr; }
   virtual Slab* gradient_slab() { return nullptr; }
 };

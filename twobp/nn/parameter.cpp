@@ -1,8 +1,8 @@
 #include "twobp/nn/parameter.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-
 #include <functional>
+
+#include <ATen/CPUGeneratorImpl.h>
 
 #include "twobp/core/check.h"
 
@@ -18,13 +18,14 @@ uint64_t seed_of(uint64_t seed, const std::string& name) {
 
 }  // namespace
 
-Parameter::Parameter(std::vector<ParameterPart> parts, std::vector<int64_t> sizes, at::ScalarType dtype, double std,
-                     double fill)
+Parameter::Parameter(std::vector<ParameterPart> parts, std::vector<int64_t> sizes, at::ScalarType dtype,
+                     double std, double fill)
     : parts_(std::move(parts)), sizes_(std::move(sizes)), dtype_(dtype), std_(std), fill_(fill) {
   TWOBP_CHECK(!parts_.empty() && !sizes_.empty(), "a parameter needs a name and a size");
   int64_t rows = 0;
   for (const auto& part : parts_) rows += part.rows;
-  TWOBP_CHECK(rows == sizes_[0], "the parts of parameter ", name(), " have ", rows, " rows, the whole ", sizes_[0]);
+  TWOBP_CHECK(rows == sizes_[0], "the parts of parameter ", name(), " have ", rows, " rows, the whole ",
+              sizes_[0]);
 }
 
 int64_t Parameter::numel() const {

@@ -1,12 +1,12 @@
-// A weight and its gradient. A weight that is used in several places (tied embeddings) is one Parameter per use,
-// with the same name and a gradient buffer of its own, so that the uses can be summed in a fixed order.
+// A weight and its gradient. A weight that is used in several places (tied embeddings) is one Parameter per
+// use, with the same name and a gradient buffer of its own, so that the uses can be summed in a fixed order.
 #pragma once
-
-#include <ATen/ATen.h>
 
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include <ATen/ATen.h>
 
 namespace twobp {
 

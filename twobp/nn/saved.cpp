@@ -5,8 +5,8 @@
 namespace twobp {
 
 at::Tensor Saved::take_p1(size_t i) {
-  TWOBP_CHECK(i < p1_.size() && p1_[i].defined(),
-              "backward-p1 asks for saved tensor ", i, " that is not there: was forward run for this micro-batch?");
+  TWOBP_CHECK(i < p1_.size() && p1_[i].defined(), "backward-p1 asks for saved tensor ", i,
+              " that is not there: was forward run for this micro-batch?");
   return std::move(p1_[i]);
 }
 

@@ -15,7 +15,8 @@ class Saved {
   void keep_until_p1(at::Tensor tensor) { p1_.push_back(std::move(tensor)); }
   void keep_until_p2(at::Tensor tensor) { p2_.push_back(std::move(tensor)); }
 
-  // Moves the i-th until-p1 tensor out, in the order kept. Throws if it is not there (backward without forward).
+  // Moves the i-th until-p1 tensor out, in the order kept. Throws if it is not there (backward without
+  // forward).
   at::Tensor take_p1(size_t i);
   // The i-th until-p2 tensor, in the order kept.
   const at::Tensor& p2(size_t i) const;

@@ -1,13 +1,13 @@
-// Zero-copy concatenation for backward-p2. A Slab is a ring of micro-batch slots in one allocation; what p2 will
-// read is written straight into the micro-batch's slot (Context::destination), so that the rows of consecutive
-// micro-batches already lie below each other and one GEMM reads them all.
+// Zero-copy concatenation for backward-p2. A Slab is a ring of micro-batch slots in one allocation; what p2
+// will read is written straight into the micro-batch's slot (Context::destination), so that the rows of
+// consecutive micro-batches already lie below each other and one GEMM reads them all.
 #pragma once
-
-#include <ATen/ATen.h>
 
 #include <cstdint>
 #include <span>
 #include <vector>
+
+#include <ATen/ATen.h>
 
 namespace twobp {
 
@@ -32,8 +32,8 @@ class Slab {
   int64_t copies_ = 0;
 };
 
-// Row-wise concatenation of (rows_i, cols) tensors as few matrices as possible: neighbours in memory become one
-// view. With `copy`, one freshly allocated matrix.
+// Row-wise concatenation of (rows_i, cols) tensors as few matrices as possible: neighbours in memory become
+// one view. With `copy`, one freshly allocated matrix.
 std::vector<at::Tensor> concatenate_rows(std::span<const at::Tensor> parts, bool copy);
 
 }  // namespace twobp

@@ -13,7 +13,8 @@ inline bool exclusively_owned(const at::Tensor& tensor) {
   return tensor.defined() && tensor.use_count() == 1 && tensor.storage().use_count() == 1;
 }
 
-// The tensor itself if it is contiguous (the caller's handle moves through, so exclusive stays exclusive), else a copy.
+// The tensor itself if it is contiguous (the caller's handle moves through, so exclusive stays exclusive),
+// else a copy.
 inline at::Tensor as_contiguous(at::Tensor tensor) {
   if (tensor.is_contiguous()) return tensor;
   return tensor.contiguous();

@@ -23,19 +23,28 @@ class Walk {
 
 }  // namespace
 
-std::vector<int64_t> standard_peaks(const Schedule& schedule, const std::vector<std::vector<LayerCost>>& stages) {
-  TWOBP_CHECK(static_cast<int>(stages.size()) == schedule.stages, "costs for ", stages.size(), " stages, schedule has ",
-              schedule.stages);
+std::vector<int64_t> standard_peaks(const Schedule& schedule,
+                                    const std::vector<std::vector<LayerCost>>& stages) {
+  TWOBP_CHECK(static_cast<int>(stages.size()) == schedule.stages, "costs for ", stages.size(),
+              " stages, schedule has ", schedule.stages);
   std::vector<int64_t> peaks;
   for (const auto& instructions : schedule.ranks) {
     Walk walk;
     for (const Instruction& instruction : instructions) {
       const auto& layers = stages[instruction.stage];
       switch (instruction.op) {
-        case Op::kRecvForward: walk.grow(0, stages[instruction.stage - 1].back().output); break;
-        case Op::kRecvBackward: walk.grow(0, stages[instruction.stage + 1].front().input_gradient); break;
-        case Op::kSendForward: walk.grow(0, -layers.back().output); break;
-        case Op::kSendBackward: walk.grow(0, -layers.front().input_gradient); break;
+        case Op::kRecvForward:
+          walk.grow(0, stages[instruction.stage - 1].back().output);
+          break;
+        case Op::kRecvBackward:
+          walk.grow(0, stages[instruction.stage + 1].front().input_gradient);
+          break;
+        case Op::kSendForward:
+          walk.grow(0, -layers.back().output);
+          break;
+        case Op::kSendBackward:
+          walk.grow(0, -layers.front().input_gradient);
+          break;
         case Op::kForward:
           for (const LayerCost& layer : layers) walk.grow(layer.forward_peak, layer.forward_held);
           break;
@@ -46,7 +55,8 @@ std::vector<int64_t> standard_peaks(const Schedule& schedule, const std::vector<
           }
           break;
         case Op::kBackwardP1:
-        case Op::kBackwardP2: fail("standard_peaks takes a schedule with p2 off, this one has ", to_string(instruction));
+        case Op::kBackwardP2:
+          fail("standard_peaks takes a schedule with p2 off, this one has ", to_string(instruction));
       }
     }
     peaks.push_back(walk.highest());
@@ -54,7 +64,8 @@ std::vector<int64_t> standard_peaks(const Schedule& schedule, const std::vector<
   return peaks;
 }
 
-std::vector<int64_t> auto_caps(const std::vector<int64_t>& standard_peaks, const std::vector<int64_t>& fixed) {
+std::vector<int64_t> auto_caps(const std::vector<int64_t>& standard_peaks,
+                               const std::vector<int64_t>& fixed) {
   int64_t fullest = 0;
   for (size_t r = 0; r < fixed.size(); ++r) fullest = std::max(fullest, fixed[r] + standard_peaks[r]);
   std::vector<int64_t> caps;

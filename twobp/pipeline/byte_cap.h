@@ -1,5 +1,5 @@
-// The byte cap `auto`: what a rank may hold so that 2BP never needs more memory than standard backpropagation does on
-// its fullest rank.
+// The byte cap `auto`: what a rank may hold so that 2BP never needs more memory than standard backpropagation
+// does on its fullest rank.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,13 @@
 
 namespace twobp {
 
-// Peak bytes of activations per rank when `schedule` (p2 off: F and B alone) runs with the given costs: a walk over
-// each rank's own order, layer by layer. `stages[s]` has the costs of stage s's layers.
-std::vector<int64_t> standard_peaks(const Schedule& schedule, const std::vector<std::vector<LayerCost>>& stages);
+// Peak bytes of activations per rank when `schedule` (p2 off: F and B alone) runs with the given costs: a
+// walk over each rank's own order, layer by layer. `stages[s]` has the costs of stage s's layers.
+std::vector<int64_t> standard_peaks(const Schedule& schedule,
+                                    const std::vector<std::vector<LayerCost>>& stages);
 
-// `fixed[r]`: bytes of parameters, gradients and optimizer state on rank r. Each rank may hold activations and stash
-// up to what the fullest rank needs in all with standard backpropagation.
+// `fixed[r]`: bytes of parameters, gradients and optimizer state on rank r. Each rank may hold activations
+// and stash up to what the fullest rank needs in all with standard backpropagation.
 std::vector<int64_t> auto_caps(const std::vector<int64_t>& standard_peaks, const std::vector<int64_t>& fixed);
 
 // Most micro-batches any stage holds at once with p2 off.

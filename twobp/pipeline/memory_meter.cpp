@@ -1,11 +1,11 @@
 #include "twobp/pipeline/memory_meter.h"
 
-#include <c10/core/Allocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
-
 #include <mutex>
 #include <numeric>
 #include <unordered_map>
+
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "twobp/core/check.h"
 
@@ -38,7 +38,9 @@ std::string_view category_name(MemoryCategory category) {
   return names[static_cast<int>(category)];
 }
 
-int64_t MemoryUse::total() const { return std::accumulate(now.begin(), now.end(), int64_t{0}); }
+int64_t MemoryUse::total() const {
+  return std::accumulate(now.begin(), now.end(), int64_t{0});
+}
 
 // The reporter LibTorch calls; shared by all watched threads.
 struct MemoryMeter::Books : c10::MemoryReportingInfoBase {
@@ -67,7 +69,8 @@ struct MemoryMeter::Books : c10::MemoryReportingInfoBase {
     const int rank = rank_of_stage[owner.stage];
     grow(ranks[rank], owner.category, bytes);
     high_water[rank] = std::max(high_water[rank], ranks[rank].total());
-    if (owner.category >= MemoryCategory::kActivations) held[rank].fetch_add(bytes, std::memory_order_relaxed);
+    if (owner.category >= MemoryCategory::kActivations)
+      held[rank].fetch_add(bytes, std::memory_order_relaxed);
   }
 
   std::vector<int> rank_of_stage;
@@ -105,7 +108,9 @@ MemoryMeter::Scope::Scope(int stage, MemoryCategory category)
   current_owner = {stage, category};
 }
 
-MemoryMeter::Scope::~Scope() { current_owner = {stage_, category_}; }
+MemoryMeter::Scope::~Scope() {
+  current_owner = {stage_, category_};
+}
 
 void MemoryMeter::rebook(const at::Tensor& tensor, int stage, MemoryCategory category) {
   if (!tensor.defined()) return;
@@ -129,7 +134,9 @@ MemoryUse MemoryMeter::rank_use(int rank) const {
   return books_->ranks.at(rank);
 }
 
-int64_t MemoryMeter::held(int rank) const { return books_->held[rank].load(std::memory_order_relaxed); }
+int64_t MemoryMeter::held(int rank) const {
+  return books_->held[rank].load(std::memory_order_relaxed);
+}
 
 int64_t MemoryMeter::take_high_water(int rank) {
   const std::lock_guard lock(books_->mutex);

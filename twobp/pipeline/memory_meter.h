@@ -1,9 +1,7 @@
-// Exact bytes per stage: every tensor allocation and release on a watched thread is reported by LibTorch and booked
-// on the stage and category that the thread was working for. Memory is not touched, only counted; scratch space
-// inside the math libraries is not seen.
+// Exact bytes per stage: every tensor allocation and release on a watched thread is reported by LibTorch and
+// booked on the stage and category that the thread was working for. Memory is not touched, only counted;
+// scratch space inside the math libraries is not seen.
 #pragma once
-
-#include <ATen/ATen.h>
 
 #include <array>
 #include <atomic>
@@ -11,6 +9,8 @@
 #include <memory>
 #include <string_view>
 #include <vector>
+
+#include <ATen/ATen.h>
 
 namespace twobp {
 
@@ -26,7 +26,8 @@ struct MemoryUse {
 
   int64_t total() const;
   int64_t held() const {  // what micro-batches hold, in contrast to the model's own
-    return now[static_cast<int>(MemoryCategory::kActivations)] + now[static_cast<int>(MemoryCategory::kStash)];
+    return now[static_cast<int>(MemoryCategory::kActivations)] +
+           now[static_cast<int>(MemoryCategory::kStash)];
   }
 };
 

@@ -11,14 +11,15 @@
 
 namespace twobp {
 
-// One op of one rank. W events are single units (one layer, one or several micro-batches); the others whole stages.
+// One op of one rank. W events are single units (one layer, one or several micro-batches); the others whole
+// stages.
 struct Event {
   enum class Kind : uint8_t { kForward, kBackwardP1, kBackwardP2, kOptimizer, kIdle };
   Kind kind = Kind::kForward;
   int stage = -1;
   int micro_batch = -1;
-  int layer = -1;      // within the stage, for W
-  double begin = 0;    // seconds on the monotonic clock
+  int layer = -1;    // within the stage, for W
+  double begin = 0;  // seconds on the monotonic clock
   double end = 0;
 };
 
@@ -35,8 +36,9 @@ struct RankTimes {
   double begin = 0;  // first instruction
   double end = 0;    // optimizer done
   double optimizer = 0;
-  double busy = 0;   // F + I + W + optimizer
-  std::array<double, kIdleCauses> idle{};  // by IdleCause; what is left of the step is the executor's own time
+  double busy = 0;  // F + I + W + optimizer
+  std::array<double, kIdleCauses>
+      idle{};  // by IdleCause; what is left of the step is the executor's own time
   int64_t instructions = 0;
 };
 

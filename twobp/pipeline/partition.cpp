@@ -14,9 +14,10 @@ std::vector<int> balanced_split(const std::vector<double>& layer_seconds, int st
               " stages: use at most ", layers, " (pipeline.stages)");
   std::vector<double> prefix(layers + 1, 0);
   std::partial_sum(layer_seconds.begin(), layer_seconds.end(), prefix.begin() + 1);
-  // best[s][l]: the slowest stage's seconds when the first l layers make s stages; cut[s][l]: where its last begins.
-  std::vector<std::vector<double>> best(stages + 1,
-                                        std::vector<double>(layers + 1, std::numeric_limits<double>::infinity()));
+  // best[s][l]: the slowest stage's seconds when the first l layers make s stages; cut[s][l]: where its last
+  // begins.
+  std::vector<std::vector<double>> best(
+      stages + 1, std::vector<double>(layers + 1, std::numeric_limits<double>::infinity()));
   std::vector<std::vector<int>> cut(stages + 1, std::vector<int>(layers + 1, 0));
   best[0][0] = 0;
   for (int s = 1; s <= stages; ++s) {
@@ -38,9 +39,9 @@ std::vector<int> balanced_split(const std::vector<double>& layer_seconds, int st
 void check_split(const std::vector<int>& split, int layers, int stages) {
   const bool positive = std::all_of(split.begin(), split.end(), [](int n) { return n >= 1; });
   const int sum = std::accumulate(split.begin(), split.end(), 0);
-  TWOBP_CHECK(static_cast<int>(split.size()) == stages && positive && sum == layers, "pipeline.split must be ", stages,
-              " counts of at least 1 that sum to the model's ", layers, " layers; it has ", split.size(),
-              " that sum to ", sum);
+  TWOBP_CHECK(static_cast<int>(split.size()) == stages && positive && sum == layers,
+              "pipeline.split must be ", stages, " counts of at least 1 that sum to the model's ", layers,
+              " layers; it has ", split.size(), " that sum to ", sum);
 }
 
 }  // namespace twobp

@@ -6,9 +6,9 @@
 
 namespace twobp {
 
-// The number of layers of each stage such that the slowest stage is as fast as possible (optimal for contiguous
-// splits; among equals, the one whose later stages are lighter). Every stage gets at least one layer.
-// Throws Error if there are more stages than layers.
+// The number of layers of each stage such that the slowest stage is as fast as possible (optimal for
+// contiguous splits; among equals, the one whose later stages are lighter). Every stage gets at least one
+// layer. Throws Error if there are more stages than layers.
 std::vector<int> balanced_split(const std::vector<double>& layer_seconds, int stages);
 
 // Throws Error unless `split` has `stages` counts >= 1 that sum to `layers`.

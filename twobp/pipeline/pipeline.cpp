@@ -11,7 +11,8 @@
 namespace twobp {
 namespace {
 
-// With a core per rank, a wait spins this long before it sleeps: longer than a wake-up takes, shorter than a layer.
+// With a core per rank, a wait spins this long before it sleeps: longer than a wake-up takes, shorter than a
+// layer.
 constexpr double kSpinSeconds = 200e-6;
 
 }  // namespace
@@ -29,8 +30,8 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
     rank_of_stage_.resize(split_.size());
     std::iota(rank_of_stage_.begin(), rank_of_stage_.end(), 0);
   }
-  TWOBP_CHECK(rank_of_stage_.size() == split_.size(), "a placement of ", rank_of_stage_.size(), " stages for ",
-              split_.size());
+  TWOBP_CHECK(rank_of_stage_.size() == split_.size(), "a placement of ", rank_of_stage_.size(),
+              " stages for ", split_.size());
   const int ranks = *std::max_element(rank_of_stage_.begin(), rank_of_stage_.end()) + 1;
   std::vector<int> first_layer;
   for (int first = 0; const int count : split_) {
@@ -48,8 +49,8 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
     std::vector<std::unique_ptr<Stage>> stages;
     for (size_t s = 0; s < split_.size(); ++s) {
       if (rank_of_stage_[s] != rank) continue;
-      stages.push_back(std::make_unique<Stage>(static_cast<int>(s), model_, first_layer[s], split_[s], options.seed,
-                                               stage_costs_[s]));
+      stages.push_back(std::make_unique<Stage>(static_cast<int>(s), model_, first_layer[s], split_[s],
+                                               options.seed, stage_costs_[s]));
     }
     executors_[rank] = std::make_unique<RankExecutor>(rank, std::move(stages), *transports_[rank], *meter_);
   });
@@ -108,11 +109,13 @@ std::vector<int64_t> Pipeline::caps(const Plan& plan) const {
   return auto_caps(plan.standard_peaks, fixed);
 }
 
-StepReport Pipeline::run(const Plan& plan, const std::vector<Fields>& micro_batches, const StepOptions& options) {
+StepReport Pipeline::run(const Plan& plan, const std::vector<Fields>& micro_batches,
+                         const StepOptions& options) {
   const Schedule& schedule = plan.schedule;
   TWOBP_CHECK(static_cast<int>(micro_batches.size()) == schedule.micro_batches, "the schedule is for ",
               schedule.micro_batches, " micro-batches, the batch has ", micro_batches.size());
-  TWOBP_CHECK(schedule.rank_of_stage == rank_of_stage_, "the schedule places its stages differently from the pipeline");
+  TWOBP_CHECK(schedule.rank_of_stage == rank_of_stage_,
+              "the schedule places its stages differently from the pipeline");
   StepInput input;
   input.schedule = &schedule;
   input.micro_batches = &micro_batches;

@@ -1,5 +1,5 @@
-// A model cut into stages on rank threads of this process, ready to run schedules. What a trainer, a benchmark or a
-// test drives.
+// A model cut into stages on rank threads of this process, ready to run schedules. What a trainer, a
+// benchmark or a test drives.
 #pragma once
 
 #include <memory>
@@ -19,7 +19,7 @@ struct PipelineOptions {
   std::vector<int> rank_of_stage;  // empty: one stage a rank
   std::vector<int> split;          // layers per stage; empty: by measured cost
   ThreadOptions threads;
-  uint64_t seed = 1;               // of the initial weights
+  uint64_t seed = 1;  // of the initial weights
 };
 
 // A schedule with what the executor needs to know beside it.
@@ -47,13 +47,13 @@ class Pipeline {
   Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options);
   ~Pipeline();
 
-  // One step over the micro-batches; at most plan.schedule.micro_batches of them. Rethrows the first error of any
-  // rank after all ranks have stopped; the pipeline can't be used any more then.
+  // One step over the micro-batches; at most plan.schedule.micro_batches of them. Rethrows the first error of
+  // any rank after all ranks have stopped; the pipeline can't be used any more then.
   StepReport run(const Plan& plan, const std::vector<Fields>& micro_batches, const StepOptions& options);
 
   // A named schedule on this pipeline's stages.
-  Plan plan(std::string_view schedule, int micro_batches, P2Policy policy, P2Batching batching = P2Batching::kLoop,
-            int64_t memory_cap = kAutoCap) const;
+  Plan plan(std::string_view schedule, int micro_batches, P2Policy policy,
+            P2Batching batching = P2Batching::kLoop, int64_t memory_cap = kAutoCap) const;
   Plan forward_plan(int micro_batches) const;
 
   // Runs body(rank) on every rank's thread.

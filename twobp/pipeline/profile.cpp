@@ -10,7 +10,8 @@ namespace twobp {
 namespace {
 
 double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                   values.end());
   return values[values.size() / 2];
 }
 
@@ -99,7 +100,8 @@ Profile measure_profile(const ModelSpec& model, const Fields& fields, int repeat
   const MemoryMeter::Watch watch(meter);
   std::vector<Specimen> specimens;
   for (const auto& spec : model.layers) {
-    const bool known = std::any_of(specimens.begin(), specimens.end(), [&](const auto& s) { return s.kind == spec.kind; });
+    const bool known =
+        std::any_of(specimens.begin(), specimens.end(), [&](const auto& s) { return s.kind == spec.kind; });
     if (known) continue;
     const MemoryMeter::Scope scope(0, MemoryCategory::kParameters);
     Specimen s;

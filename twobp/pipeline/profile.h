@@ -1,5 +1,5 @@
-// What one micro-batch costs in each kind of layer, measured: seconds of F, I and W, and bytes. The split into
-// stages, the byte cap and the growth that the executor makes room for come from it.
+// What one micro-batch costs in each kind of layer, measured: seconds of F, I and W, and bytes. The split
+// into stages, the byte cap and the growth that the executor makes room for come from it.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@ struct LayerCost {
   int p2_units = 0;
   int64_t parameter_bytes = 0;
   // Bytes of activations, relative to what was held when the op began (its input included):
-  int64_t forward_peak = 0;  // highest during F
-  int64_t forward_held = 0;  // after F: what was saved, plus the output, less the input if it was not kept
-  int64_t p1_peak = 0;       // highest during I
-  int64_t p1_held = 0;       // after I, dL/dx included: may be negative
-  int64_t stash = 0;         // kept for W, freed by it
-  int64_t output = 0;        // the output itself: it leaves the stage at a boundary
+  int64_t forward_peak = 0;    // highest during F
+  int64_t forward_held = 0;    // after F: what was saved, plus the output, less the input if it was not kept
+  int64_t p1_peak = 0;         // highest during I
+  int64_t p1_held = 0;         // after I, dL/dx included: may be negative
+  int64_t stash = 0;           // kept for W, freed by it
+  int64_t output = 0;          // the output itself: it leaves the stage at a boundary
   int64_t input_gradient = 0;  // dL/dx itself
 
   double seconds() const { return forward + backward_p1 + backward_p2; }
@@ -33,8 +33,8 @@ struct LayerCost {
 // By LayerSpec::kind.
 using Profile = std::map<std::string, LayerCost>;
 
-// Runs one layer of each kind, in model order, `repeats` times after a warm-up, on `threads` threads of the calling
-// thread. `fields` is one micro-batch.
+// Runs one layer of each kind, in model order, `repeats` times after a warm-up, on `threads` threads of the
+// calling thread. `fields` is one micro-batch.
 Profile measure_profile(const ModelSpec& model, const Fields& fields, int repeats = 3);
 
 // The costs of all layers in model order.

@@ -8,7 +8,9 @@
 
 namespace twobp {
 
-std::vector<std::string> batching_names() { return {"loop", "concat", "concat_copy"}; }
+std::vector<std::string> batching_names() {
+  return {"loop", "concat", "concat_copy"};
+}
 
 std::string_view batching_name(P2Batching batching) {
   static const std::vector<std::string> names = batching_names();
@@ -20,7 +22,8 @@ P2Batching parse_batching(std::string_view name) {
   for (size_t i = 0; i < names.size(); ++i) {
     if (names[i] == name) return static_cast<P2Batching>(i);
   }
-  fail("unknown p2 batching '", name, "', did you mean '", nearest(name, names), "'? (known: ", join(names), ")");
+  fail("unknown p2 batching '", name, "', did you mean '", nearest(name, names), "'? (known: ", join(names),
+       ")");
 }
 
 RankExecutor::RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages, Transport& transport,
@@ -39,7 +42,8 @@ RankResult RankExecutor::run(const StepInput& input) {
     } catch (const Aborted&) {
       throw;
     } catch (const std::exception& e) {
-      throw Error(concat("rank ", rank_, ", step ", input.step, ", ", to_string(instruction), ": ", e.what()));
+      throw Error(
+          concat("rank ", rank_, ", step ", input.step, ", ", to_string(instruction), ": ", e.what()));
     }
   }
   result_.times.instructions = static_cast<int64_t>(input.schedule->ranks[rank_].size());
@@ -74,7 +78,8 @@ void RankExecutor::prepare(const StepInput& input) {
                             concatenates && input.batching == P2Batching::kConcatCopy);
     }
     Boundary& boundary = boundaries_[s];
-    for (auto* values : {&boundary.input, &boundary.output, &boundary.output_gradient, &boundary.input_gradient}) {
+    for (auto* values :
+         {&boundary.input, &boundary.output, &boundary.output_gradient, &boundary.input_gradient}) {
       values->resize(schedule.micro_batches);
     }
     stage_times_[s] = {};
@@ -115,9 +120,12 @@ void RankExecutor::execute(const Instruction& instruction) {
     case Op::kBackward:
       for (int i = mb; i < end; ++i) backward_p1(s, i, instruction.op == Op::kBackward);
       break;
-    case Op::kBackwardP2: flush_p2(s, mb, end); break;
+    case Op::kBackwardP2:
+      flush_p2(s, mb, end);
+      break;
     case Op::kSendForward:
-      for (int i = mb; i < end; ++i) send(instruction.stage + 1, boundaries_[s].output[i], i, Direction::kForward);
+      for (int i = mb; i < end; ++i)
+        send(instruction.stage + 1, boundaries_[s].output[i], i, Direction::kForward);
       break;
     case Op::kSendBackward:
       for (int i = mb; i < end; ++i) {
@@ -125,7 +133,9 @@ void RankExecutor::execute(const Instruction& instruction) {
       }
       break;
     case Op::kRecvForward:
-    case Op::kRecvBackward: receive(instruction); break;
+    case Op::kRecvBackward:
+      receive(instruction);
+      break;
   }
 }
 

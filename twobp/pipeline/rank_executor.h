@@ -1,5 +1,5 @@
-// Runs one rank's instruction list on that rank's thread: one loop and one small handler per op. Knows neither
-// models nor devices nor schedules by name.
+// Runs one rank's instruction list on that rank's thread: one loop and one small handler per op. Knows
+// neither models nor devices nor schedules by name.
 #pragma once
 
 #include <deque>
@@ -25,18 +25,18 @@ std::vector<std::string> batching_names();
 struct StepInput {
   const Schedule* schedule = nullptr;
   const std::vector<Fields>* micro_batches = nullptr;
-  std::string input_field;               // see ModelSpec
+  std::string input_field;  // see ModelSpec
   uint64_t seed = 0;
   int64_t step = 0;
   bool training = true;
   double loss_scale = 1;
   P2Batching batching = P2Batching::kLoop;
-  std::vector<int64_t> cap_per_rank;     // bytes of activations and stash; empty or 0: no cap
-  int slab_slots = 0;                    // micro-batches a slab holds, for kConcat
-  double timeout = 300;                  // seconds
+  std::vector<int64_t> cap_per_rank;  // bytes of activations and stash; empty or 0: no cap
+  int slab_slots = 0;                 // micro-batches a slab holds, for kConcat
+  double timeout = 300;               // seconds
   bool want_events = false;
-  // Runs on each rank's thread after its last instruction: gradients summed, clipped, applied. Returns the seconds
-  // it was busy (waits for other ranks left out).
+  // Runs on each rank's thread after its last instruction: gradients summed, clipped, applied. Returns the
+  // seconds it was busy (waits for other ranks left out).
   std::function<double(int rank)> finish;
 };
 
@@ -48,7 +48,8 @@ struct RankResult {
 
 class RankExecutor {
  public:
-  RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages, Transport& transport, MemoryMeter& meter);
+  RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages, Transport& transport,
+               MemoryMeter& meter);
 
   // The schedule must have been validated. Errors carry rank, step and instruction.
   RankResult run(const StepInput& input);
@@ -79,7 +80,8 @@ class RankExecutor {
   void backward_p1(int s, int micro_batch, bool fused);
   void flush_p2(int s, int first, int last);
   void receive(const Instruction& instruction);
-  // Runs the oldest pending W: one layer, and of it one micro-batch, or all pending ones when they concatenate.
+  // Runs the oldest pending W: one layer, and of it one micro-batch, or all pending ones when they
+  // concatenate.
   void run_oldest_p2();
   void run_p2(std::span<PendingP2> together);
   // Runs old W until `bytes` more fit under the cap.
@@ -98,7 +100,7 @@ class RankExecutor {
 
   const StepInput* input_ = nullptr;  // of the step at hand
   int64_t cap_ = 0;
-  std::vector<int> local_;            // stage -> index into stages_, -1 if it is elsewhere
+  std::vector<int> local_;  // stage -> index into stages_, -1 if it is elsewhere
   std::vector<Boundary> boundaries_;
   std::deque<PendingP2> pending_;
   std::vector<PendingP2> together_;
@@ -106,7 +108,7 @@ class RankExecutor {
   std::vector<Saved*> batch_;
   std::vector<StageTimes> stage_times_;
   RankResult result_;
-  bool started_ = false;              // a first F has begun
+  bool started_ = false;  // a first F has begun
 };
 
 }  // namespace twobp

@@ -1,15 +1,15 @@
 #include "twobp/pipeline/rank_threads.h"
 
-#include <ATen/Parallel.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/GradMode.h>
-#include <pthread.h>
-#include <sched.h>
-
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <pthread.h>
+#include <sched.h>
 #include <thread>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/GradMode.h>
 
 #include "twobp/core/check.h"
 
@@ -110,7 +110,8 @@ RankThreads::~RankThreads() {
   for (auto& thread : state_->threads) thread.join();
 }
 
-void RankThreads::run(const std::function<void(int)>& body, const std::function<void(const std::string&)>& on_error) {
+void RankThreads::run(const std::function<void(int)>& body,
+                      const std::function<void(const std::string&)>& on_error) {
   std::unique_lock lock(state_->mutex);
   state_->body = &body;
   state_->on_error = &on_error;

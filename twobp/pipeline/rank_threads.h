@@ -1,5 +1,5 @@
-// One thread per rank that lives as long as the pipeline: pinned to cores of its own, with its own number of compute
-// threads, without grad mode, watched by the memory meter.
+// One thread per rank that lives as long as the pipeline: pinned to cores of its own, with its own number of
+// compute threads, without grad mode, watched by the memory meter.
 #pragma once
 
 #include <functional>
@@ -22,8 +22,8 @@ class RankThreads {
   RankThreads(const RankThreads&) = delete;
   RankThreads& operator=(const RankThreads&) = delete;
 
-  // Runs body(rank) on every rank's thread and waits for all. `on_error` is called by the first that throws, before
-  // the others are waited for; afterwards that exception is rethrown here.
+  // Runs body(rank) on every rank's thread and waits for all. `on_error` is called by the first that throws,
+  // before the others are waited for; afterwards that exception is rethrown here.
   void run(const std::function<void(int)>& body, const std::function<void(const std::string&)>& on_error);
 
   // True if every rank has cores of its own.

@@ -4,7 +4,8 @@
 
 namespace twobp {
 
-Stage::Stage(int index, const ModelSpec& model, int first, int count, uint64_t seed, std::vector<LayerCost> costs)
+Stage::Stage(int index, const ModelSpec& model, int first, int count, uint64_t seed,
+             std::vector<LayerCost> costs)
     : index_(index), first_(first), costs_(std::move(costs)) {
   for (int i = first; i < first + count; ++i) {
     names_.push_back(model.layers[i].name);

@@ -43,7 +43,7 @@ std::string type_names() {
 }
 
 // Part of an untrusted header, fit for a message.
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   constexpr size_t kLongest = 40;
   std::string out(text.substr(0, kLongest));
   std::replace_if(
@@ -77,7 +77,7 @@ class HeaderParser {
       } else if (key == "shape") {
         set(header.shape, tuple(), key);
       } else {
-        wrong(concat("unknown key ", quoted(key)));
+        wrong(concat("unknown key ", in_quotes(key)));
       }
       if (accept(',')) continue;
       expect('}');
@@ -165,7 +165,7 @@ class HeaderParser {
 
   template <typename T>
   void set(std::optional<T>& to, T value, const std::string& key) const {
-    if (to) wrong(concat(quoted(key), " is there twice"));
+    if (to) wrong(concat(in_quotes(key), " is there twice"));
     to = std::move(value);
   }
 
@@ -175,14 +175,14 @@ class HeaderParser {
 };
 
 const TypeInfo& find_type(const std::string& descr, const std::string& path) {
-  TWOBP_CHECK(descr.empty() || descr[0] != '>', path, ": big-endian elements (", quoted(descr),
+  TWOBP_CHECK(descr.empty() || descr[0] != '>', path, ": big-endian elements (", in_quotes(descr),
               "): save the array with a little-endian type, for instance array.astype('<i8').");
   const auto found = std::find_if(kTypes.begin(), kTypes.end(), [&](const TypeInfo& info) {
     // A single byte has no order: some writers say '<u1'.
     return info.descr == descr || (info.bytes == 1 && descr.size() == 3 && descr[0] == '<' &&
                                    info.descr.substr(1) == std::string_view(descr).substr(1));
   });
-  TWOBP_CHECK(found != kTypes.end(), path, ": elements of type ", quoted(descr),
+  TWOBP_CHECK(found != kTypes.end(), path, ": elements of type ", in_quotes(descr),
               " are not supported: save it as ", type_names(), ".");
   return *found;
 }

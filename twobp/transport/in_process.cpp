@@ -35,7 +35,8 @@ class Mailbox {
   }
 
   // False after `deadline` or `aborted`.
-  bool wait(int from, const Tag& tag, Values& values, double deadline, double spin, const std::atomic<bool>& aborted) {
+  bool wait(int from, const Tag& tag, Values& values, double deadline, double spin,
+            const std::atomic<bool>& aborted) {
     const double spin_until = now_seconds() + spin;
     int64_t seen = -1;
     while (now_seconds() < spin_until && !aborted.load(std::memory_order_acquire)) {
@@ -114,7 +115,8 @@ class InProcessTransport : public Transport {
 
   Values receive(int from, const Tag& tag, double timeout) override {
     Values values;
-    if (group_->mailboxes[rank_].wait(from, tag, values, now_seconds() + timeout, spin_, group_->aborted)) return values;
+    if (group_->mailboxes[rank_].wait(from, tag, values, now_seconds() + timeout, spin_, group_->aborted))
+      return values;
     throw_if_aborted();
     fail("rank ", rank_, " waited ", timeout, " s for ", to_string(tag), " from rank ", from,
          ": that rank is stuck or the time-out (pipeline.timeout) is too short");
@@ -172,13 +174,14 @@ std::vector<std::unique_ptr<Transport>> make_in_process_transports(int ranks, do
   TWOBP_CHECK(ranks >= 1, "a pipeline needs at least one rank, got ", ranks);
   auto group = std::make_shared<Group>(ranks);
   std::vector<std::unique_ptr<Transport>> transports;
-  for (int r = 0; r < ranks; ++r) transports.push_back(std::make_unique<InProcessTransport>(group, r, spin_seconds));
+  for (int r = 0; r < ranks; ++r)
+    transports.push_back(std::make_unique<InProcessTransport>(group, r, spin_seconds));
   return transports;
 }
 
 std::string to_string(const Tag& tag) {
-  return concat(tag.direction == Direction::kForward ? "the input" : "the output gradient", " of stage ", tag.stage,
-                ", micro-batch ", tag.micro_batch, ", step ", tag.step);
+  return concat(tag.direction == Direction::kForward ? "the input" : "the output gradient", " of stage ",
+                tag.stage, ", micro-batch ", tag.micro_batch, ", step ", tag.step);
 }
 
 }  // namespace twobp

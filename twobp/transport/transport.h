@@ -1,12 +1,13 @@
-// How ranks exchange tensors. One Transport object belongs to one rank and is used by its thread alone (except
-// abort). Sends never block; receives are asked for, then tested or waited for, each wait with a time-out.
+// How ranks exchange tensors. One Transport object belongs to one rank and is used by its thread alone
+// (except abort). Sends never block; receives are asked for, then tested or waited for, each wait with a
+// time-out.
 #pragma once
-
-#include <ATen/ATen.h>
 
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+
+#include <ATen/ATen.h>
 
 #include "twobp/nn/values.h"
 

@@ -3,10 +3,10 @@
 
 namespace twobp {
 
-#define TWOBP_DECLARE_ISA(isa)                    \
-  namespace isa {                                 \
-  extern const Kernels<float> float_kernels;      \
-  extern const Kernels<double> double_kernels;    \
+#define TWOBP_DECLARE_ISA(isa)                 \
+  namespace isa {                              \
+  extern const Kernels<float> float_kernels;   \
+  extern const Kernels<double> double_kernels; \
   }
 TWOBP_DECLARE_ISA(baseline)
 #ifdef TWOBP_X86_KERNELS
@@ -20,8 +20,9 @@ enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
 
 InstructionSet detect() {
 #ifdef TWOBP_X86_KERNELS
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd")) {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512cd")) {
     return InstructionSet::kAvx512;
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return InstructionSet::kAvx2;
@@ -58,9 +59,12 @@ const Kernels<double>& kernels<double>() {
 
 const char* kernel_instruction_set() {
   switch (detected) {
-    case InstructionSet::kAvx512: return "avx512";
-    case InstructionSet::kAvx2: return "avx2";
-    default: return "baseline";
+    case InstructionSet::kAvx512:
+      return "avx512";
+    case InstructionSet::kAvx2:
+      return "avx2";
+    default:
+      return "baseline";
   }
 }
 

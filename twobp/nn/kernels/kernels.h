@@ -1,6 +1,6 @@
-// Our own CPU kernels, where ATen has none that works in one pass over memory. Raw pointers, row-major, one call
-// works on the rows it is given: the caller splits rows over threads. Every result depends on its row alone (sums
-// over rows are the caller's), so the split does not change a bit.
+// Our own CPU kernels, where ATen has none that works in one pass over memory. Raw pointers, row-major, one
+// call works on the rows it is given: the caller splits rows over threads. Every result depends on its row
+// alone (sums over rows are the caller's), so the split does not change a bit.
 //
 // The same source is compiled for several instruction sets; `kernels<T>()` picks the best one this CPU has.
 #pragma once
@@ -15,10 +15,10 @@ struct Kernels {
   // x, y (rows, cols); gain (cols); rstd (rows)
   void (*rms_norm_forward)(const T* x, const T* gain, T* y, T* rstd, int64_t rows, int64_t cols, double eps);
 
-  // dx = rstd * (g - xhat * mean(g * xhat)), g = dy * gain, xhat = x * rstd; dgain += sum over rows of dy * xhat.
-  // dx may be dy or x.
-  void (*rms_norm_backward)(const T* dy, const T* x, const T* gain, const T* rstd, T* dx, T* dgain, int64_t rows,
-                            int64_t cols);
+  // dx = rstd * (g - xhat * mean(g * xhat)), g = dy * gain, xhat = x * rstd; dgain += sum over rows of dy *
+  // xhat. dx may be dy or x.
+  void (*rms_norm_backward)(const T* dy, const T* x, const T* gain, const T* rstd, T* dx, T* dgain,
+                            int64_t rows, int64_t cols);
 
   // Rotates the first `heads` heads of each row in place: halves (a, b) -> (a cos - b sin, b cos + a sin)
   // (RoPE, arXiv 2104.09864, in the half-split layout of Hugging Face). Row r is at position r % positions.
@@ -30,16 +30,17 @@ struct Kernels {
   void (*rope_backward)(const T* dx, const T* cos, const T* sin, T* y, int64_t rows, int64_t row_begin,
                         int64_t stride, int64_t heads, int64_t half, int64_t positions);
 
-  // act = silu(g) * u for packed rows (g | u): x (rows, 2 * cols), act (rows, cols). SwiGLU, arXiv 2002.05202.
+  // act = silu(g) * u for packed rows (g | u): x (rows, 2 * cols), act (rows, cols). SwiGLU, arXiv
+  // 2002.05202.
   void (*swiglu_forward)(const T* x, T* act, int64_t rows, int64_t cols);
 
   // dx (rows, 2 * cols), may be x.
   void (*swiglu_backward)(const T* x, const T* dact, T* dx, int64_t rows, int64_t cols);
 
-  // Per row: *loss = log(sum(exp(logits))) - logits[target]; logits become (softmax - onehot(target)) * scale if
-  // `gradient`. A row whose target is `ignore` gets loss 0 and gradient 0. loss (rows) in double.
-  void (*cross_entropy)(T* logits, const int64_t* targets, double* loss, int64_t rows, int64_t cols, int64_t ignore,
-                        double scale, bool gradient);
+  // Per row: *loss = log(sum(exp(logits))) - logits[target]; logits become (softmax - onehot(target)) * scale
+  // if `gradient`. A row whose target is `ignore` gets loss 0 and gradient 0. loss (rows) in double.
+  void (*cross_entropy)(T* logits, const int64_t* targets, double* loss, int64_t rows, int64_t cols,
+                        int64_t ignore, double scale, bool gradient);
 
   // sum(x^2), in blocks of fixed size: float within a block, double between them.
   double (*sum_of_squares)(const T* x, int64_t n);

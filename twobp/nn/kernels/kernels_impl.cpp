@@ -1,5 +1,5 @@
-// The kernels of kernels.h, compiled once per instruction set (TWOBP_ISA names it). Plain loops that the compiler
-// vectorises; exp goes to glibc's vector math where there is one.
+// The kernels of kernels.h, compiled once per instruction set (TWOBP_ISA names it). Plain loops that the
+// compiler vectorises; exp goes to glibc's vector math where there is one.
 #include <algorithm>
 #include <cmath>
 
@@ -16,8 +16,12 @@ __attribute__((__simd__("notinbranch"))) double exp(double) noexcept;
 namespace twobp {
 namespace {
 
-inline float exponential(float x) { return ::expf(x); }
-inline double exponential(double x) { return ::exp(x); }
+inline float exponential(float x) {
+  return ::expf(x);
+}
+inline double exponential(double x) {
+  return ::exp(x);
+}
 
 template <typename T>
 inline T sigmoid(T x) {
@@ -57,8 +61,8 @@ void rms_norm_backward(const T* dy, const T* x, const T* __restrict gain, const 
 }
 
 template <typename T>
-void rope_forward(T* x, const T* cos, const T* sin, int64_t rows, int64_t row_begin, int64_t stride, int64_t heads,
-                  int64_t half, int64_t positions) {
+void rope_forward(T* x, const T* cos, const T* sin, int64_t rows, int64_t row_begin, int64_t stride,
+                  int64_t heads, int64_t half, int64_t positions) {
   for (int64_t r = 0; r < rows; ++r, x += stride) {
     const int64_t position = (row_begin + r) % positions;
     const T* __restrict c = cos + position * half;
@@ -78,8 +82,8 @@ void rope_forward(T* x, const T* cos, const T* sin, int64_t rows, int64_t row_be
 }
 
 template <typename T>
-void rope_backward(const T* dx, const T* cos, const T* sin, T* y, int64_t rows, int64_t row_begin, int64_t stride,
-                   int64_t heads, int64_t half, int64_t positions) {
+void rope_backward(const T* dx, const T* cos, const T* sin, T* y, int64_t rows, int64_t row_begin,
+                   int64_t stride, int64_t heads, int64_t half, int64_t positions) {
   for (int64_t r = 0; r < rows; ++r, y += stride, dx += heads * 2 * half) {
     const int64_t position = (row_begin + r) % positions;
     const T* __restrict c = cos + position * half;
@@ -129,8 +133,8 @@ void swiglu_backward(const T* x, const T* __restrict dact, T* dx, int64_t rows, 
 }
 
 template <typename T>
-void cross_entropy(T* logits, const int64_t* targets, double* loss, int64_t rows, int64_t cols, int64_t ignore,
-                   double scale, bool gradient) {
+void cross_entropy(T* logits, const int64_t* targets, double* loss, int64_t rows, int64_t cols,
+                   int64_t ignore, double scale, bool gradient) {
   for (int64_t r = 0; r < rows; ++r, logits += cols) {
     T* __restrict row = logits;
     const int64_t target = targets[r];
@@ -178,7 +182,7 @@ double sum_of_squares(const T* __restrict x, int64_t n) {
 
 template <typename T>
 constexpr Kernels<T> table() {
-  return {rms_norm_forward<T>, rms_norm_backward<T>, rope_forward<T>, rope_backward<T>,
+  return {rms_norm_forward<T>, rms_norm_backward<T>, rope_forward<T>,  rope_backward<T>,
           swiglu_forward<T>,   swiglu_backward<T>,   cross_entropy<T>, sum_of_squares<T>};
 }
 

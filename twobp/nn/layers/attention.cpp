@@ -48,7 +48,8 @@ Values Attention::forward(Values values, Context& context, Saved& saved) {
   at::Tensor packed = std::move(values[0]);
   TWOBP_CHECK(packed.dim() == 3 && packed.size(2) == shape_.packed(), "attention takes (batch, sequence, ",
               shape_.packed(), "), got ", packed.sizes());
-  packed = exclusively_owned(packed) && packed.is_contiguous() ? packed : packed.clone(at::MemoryFormat::Contiguous);
+  packed = exclusively_owned(packed) && packed.is_contiguous() ? packed
+                                                               : packed.clone(at::MemoryFormat::Contiguous);
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
   prepare_rope(positions);
@@ -57,13 +58,15 @@ Values Attention::forward(Values values, Context& context, Saved& saved) {
     T* x = packed.mutable_data_ptr<T>();
     const int64_t rotated = shape_.heads + shape_.kv_heads;
     for_rows(batch * positions, rotated * shape_.head_dim, [&](int64_t begin, int64_t end) {
-      kernels<T>().rope_forward(x + begin * shape_.packed(), cos_.const_data_ptr<T>(), sin_.const_data_ptr<T>(),
-                                end - begin, begin, shape_.packed(), rotated, shape_.head_dim / 2, positions);
+      kernels<T>().rope_forward(x + begin * shape_.packed(), cos_.const_data_ptr<T>(),
+                                sin_.const_data_ptr<T>(), end - begin, begin, shape_.packed(), rotated,
+                                shape_.head_dim / 2, positions);
     });
   });
-  auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
-      queries(packed), keys_or_values(packed, shape_.heads), keys_or_values(packed, shape_.heads + shape_.kv_heads),
-      /*dropout_p=*/0.0, /*is_causal=*/true);
+  auto [out, log_sum_exp] =
+      at::_scaled_dot_product_flash_attention_for_cpu(queries(packed), keys_or_values(packed, shape_.heads),
+                                                      keys_or_values(packed, shape_.heads + shape_.kv_heads),
+                                                      /*dropout_p=*/0.0, /*is_causal=*/true);
   // (B, H, S, D) in (B, S, H, D) memory: a view.
   at::Tensor y = out.transpose(1, 2).reshape({batch, positions, shape_.heads * shape_.head_dim});
   if (context.training) {
@@ -81,12 +84,14 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
   const int64_t head_dim = shape_.head_dim;
   const at::Tensor dy = values[0].view({batch, positions, shape_.heads, head_dim}).transpose(1, 2);
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      dy, queries(packed), keys_or_values(packed, shape_.heads), keys_or_values(packed, shape_.heads + shape_.kv_heads),
-      saved.take_p1(1), saved.take_p1(2), /*dropout_p=*/0.0, /*is_causal=*/true);
+      dy, queries(packed), keys_or_values(packed, shape_.heads),
+      keys_or_values(packed, shape_.heads + shape_.kv_heads), saved.take_p1(1), saved.take_p1(2),
+      /*dropout_p=*/0.0, /*is_causal=*/true);
   // Back to (B, S, heads, D); queries of a group add up in their key-value head.
   const auto gathered = [&](const at::Tensor& gradient, int64_t heads) {
     at::Tensor rows = gradient.transpose(1, 2);
-    if (heads != shape_.heads) rows = rows.view({batch, positions, heads, shape_.heads / heads, head_dim}).sum(3);
+    if (heads != shape_.heads)
+      rows = rows.view({batch, positions, heads, shape_.heads / heads, head_dim}).sum(3);
     return rows.contiguous();
   };
   dq = gathered(dq, shape_.heads);
@@ -108,10 +113,11 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
       T* row = to + begin * stride;
       kernels<T>().rope_backward(dq.const_data_ptr<T>() + begin * q_size, cos, sin, row, rows, begin, stride,
                                  shape_.heads, head_dim / 2, positions);
-      kernels<T>().rope_backward(dk.const_data_ptr<T>() + begin * kv_size, cos, sin, row + q_size, rows, begin, stride,
-                                 shape_.kv_heads, head_dim / 2, positions);
+      kernels<T>().rope_backward(dk.const_data_ptr<T>() + begin * kv_size, cos, sin, row + q_size, rows,
+                                 begin, stride, shape_.kv_heads, head_dim / 2, positions);
       const T* v = dv.const_data_ptr<T>() + begin * kv_size;
-      for (int64_t r = 0; r < rows; ++r) std::copy_n(v + r * kv_size, kv_size, row + r * stride + q_size + kv_size);
+      for (int64_t r = 0; r < rows; ++r)
+        std::copy_n(v + r * kv_size, kv_size, row + r * stride + q_size + kv_size);
     });
   });
   return {std::move(dx)};

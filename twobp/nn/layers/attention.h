@@ -1,6 +1,7 @@
-// Causal self-attention with rotary embedding and grouped queries, on ATen's fused attention forward and backward.
-// Takes the packed projections (B, S, (H + 2 K) D) = (q | k | v), gives (B, S, H D); no weights of its own.
-// q and k are rotated in place; backward-p1 writes dL/d(q | k | v) over them where nobody else holds them.
+// Causal self-attention with rotary embedding and grouped queries, on ATen's fused attention forward and
+// backward. Takes the packed projections (B, S, (H + 2 K) D) = (q | k | v), gives (B, S, H D); no weights of
+// its own. q and k are rotated in place; backward-p1 writes dL/d(q | k | v) over them where nobody else holds
+// them.
 #pragma once
 
 #include "twobp/nn/layer.h"

@@ -9,23 +9,24 @@ Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
   const at::Tensor labels = context.field("labels").contiguous();
   const int64_t cols = logits.size(-1);
   const int64_t rows = logits.numel() / cols;
-  TWOBP_CHECK(labels.scalar_type() == at::kLong && labels.numel() == rows, "labels ", labels.sizes(), " of dtype ",
-              c10::toString(labels.scalar_type()), " do not fit logits ", logits.sizes(),
+  TWOBP_CHECK(labels.scalar_type() == at::kLong && labels.numel() == rows, "labels ", labels.sizes(),
+              " of dtype ", c10::toString(labels.scalar_type()), " do not fit logits ", logits.sizes(),
               ": one int64 label per position is needed");
   const int64_t* target = labels.const_data_ptr<int64_t>();
   for (int64_t r = 0; r < rows; ++r) {
     TWOBP_CHECK(target[r] == kIgnoreLabel || (target[r] >= 0 && target[r] < cols), "label ", target[r],
                 " at position ", r, " of the micro-batch is outside the vocabulary of ", cols);
   }
-  logits = exclusively_owned(logits) && logits.is_contiguous() ? logits : logits.clone(at::MemoryFormat::Contiguous);
+  logits = exclusively_owned(logits) && logits.is_contiguous() ? logits
+                                                               : logits.clone(at::MemoryFormat::Contiguous);
   at::Tensor losses = at::empty({rows}, at::TensorOptions().dtype(at::kDouble));
   double* loss = losses.mutable_data_ptr<double>();
   dispatch_float(logits.scalar_type(), "CrossEntropy", [&](auto zero) {
     using T = decltype(zero);
     T* x = logits.mutable_data_ptr<T>();
     for_rows(rows, cols, [&](int64_t begin, int64_t end) {
-      kernels<T>().cross_entropy(x + begin * cols, target + begin, loss + begin, end - begin, cols, kIgnoreLabel,
-                                 context.loss_scale, context.training);
+      kernels<T>().cross_entropy(x + begin * cols, target + begin, loss + begin, end - begin, cols,
+                                 kIgnoreLabel, context.loss_scale, context.training);
     });
   });
   double sum = 0;
@@ -34,6 +35,8 @@ Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
   return {at::scalar_tensor(sum * context.loss_scale, at::TensorOptions().dtype(at::kDouble))};
 }
 
-Values CrossEntropy::backward_p1(Values, Context&, Saved& saved) { return {saved.take_p1(0)}; }
+Values CrossEntropy::backward_p1(Values, Context&, Saved& saved) {
+  return {saved.take_p1(0)};
+}
 
 }  // namespace twobp

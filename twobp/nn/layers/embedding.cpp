@@ -9,8 +9,9 @@ Embedding::Embedding(std::string name, int64_t vocab, int64_t dim, double init_s
 
 Values Embedding::forward(Values, Context& context, Saved& saved) {
   const at::Tensor& ids = context.field("input_ids");
-  TWOBP_CHECK(ids.scalar_type() == at::kLong && ids.dim() == 2, "input_ids must be int64 (batch, sequence), got ",
-              c10::toString(ids.scalar_type()), " ", ids.sizes());
+  TWOBP_CHECK(ids.scalar_type() == at::kLong && ids.dim() == 2,
+              "input_ids must be int64 (batch, sequence), got ", c10::toString(ids.scalar_type()), " ",
+              ids.sizes());
   if (context.training) saved.keep_until_p2(ids);
   return {at::embedding(weight_.value, ids)};
 }
@@ -39,7 +40,11 @@ void Embedding::backward_p2(std::span<Saved* const> saved) {
   }
 }
 
-void Embedding::collect_p2(Saved& saved, std::vector<P2Unit>& units) { units.push_back({this, &saved}); }
-void Embedding::collect_parameters(std::vector<Parameter*>& parameters) { parameters.push_back(&weight_); }
+void Embedding::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
+  units.push_back({this, &saved});
+}
+void Embedding::collect_parameters(std::vector<Parameter*>& parameters) {
+  parameters.push_back(&weight_);
+}
 
 }  // namespace twobp

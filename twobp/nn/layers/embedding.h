@@ -1,5 +1,5 @@
-// Token embedding: input_ids (B, S) int64 of the batch -> (B, S, C). First layer of a model: no input values, no
-// backward-p1. Its backward-p2 adds the rows of dL/dy in order, repeated tokens included.
+// Token embedding: input_ids (B, S) int64 of the batch -> (B, S, C). First layer of a model: no input values,
+// no backward-p1. Its backward-p2 adds the rows of dL/dy in order, repeated tokens included.
 #pragma once
 
 #include "twobp/nn/layer.h"

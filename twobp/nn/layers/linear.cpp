@@ -12,7 +12,9 @@ int64_t total_rows(const std::vector<ParameterPart>& parts) {
 }
 
 // (..., n) as (rows, n); the same memory where it is contiguous.
-at::Tensor as_matrix(const at::Tensor& t) { return t.reshape({-1, t.size(-1)}); }
+at::Tensor as_matrix(const at::Tensor& t) {
+  return t.reshape({-1, t.size(-1)});
+}
 
 std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
   std::vector<int64_t> out(sizes.begin(), sizes.end());
@@ -63,9 +65,11 @@ void Linear::backward_p2(std::span<Saved* const> saved) {
   }
   inputs = concatenate_rows(inputs, concatenate_by_copy_);
   gradients = concatenate_rows(gradients, concatenate_by_copy_);
-  // Runs of inputs and gradients break at the same micro-batches only if both are in slabs; else go one by one.
+  // Runs of inputs and gradients break at the same micro-batches only if both are in slabs; else go one by
+  // one.
   bool same_runs = inputs.size() == gradients.size();
-  for (size_t i = 0; same_runs && i < inputs.size(); ++i) same_runs = inputs[i].size(0) == gradients[i].size(0);
+  for (size_t i = 0; same_runs && i < inputs.size(); ++i)
+    same_runs = inputs[i].size(0) == gradients[i].size(0);
   if (!same_runs) {
     for (Saved* const& one : saved) backward_p2({&one, 1});
     return;
@@ -73,8 +77,12 @@ void Linear::backward_p2(std::span<Saved* const> saved) {
   for (size_t i = 0; i < inputs.size(); ++i) weight_.accumulate_product(gradients[i].t(), inputs[i]);
 }
 
-void Linear::collect_p2(Saved& saved, std::vector<P2Unit>& units) { units.push_back({this, &saved}); }
-void Linear::collect_parameters(std::vector<Parameter*>& parameters) { parameters.push_back(&weight_); }
+void Linear::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
+  units.push_back({this, &saved});
+}
+void Linear::collect_parameters(std::vector<Parameter*>& parameters) {
+  parameters.push_back(&weight_);
+}
 
 void Linear::use_slabs(int slots, bool copy) {
   concatenate_by_copy_ = copy;

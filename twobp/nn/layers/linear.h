@@ -1,5 +1,6 @@
-// y = x W^T without bias: x (..., in) -> y (..., out). Several projections of the same input are one Linear whose
-// weight has their rows below each other: one GEMM forward, one for dx (which would otherwise be summed), one for W.
+// y = x W^T without bias: x (..., in) -> y (..., out). Several projections of the same input are one Linear
+// whose weight has their rows below each other: one GEMM forward, one for dx (which would otherwise be
+// summed), one for W.
 //   p1: dx = dy W        p2: dW += dy^T x
 #pragma once
 

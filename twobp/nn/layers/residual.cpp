@@ -14,7 +14,11 @@ Values Residual::backward_p1(Values dy, Context& context, Saved& saved) {
   return dx;
 }
 
-void Residual::collect_p2(Saved& saved, std::vector<P2Unit>& units) { branch_->collect_p2(saved, units); }
-void Residual::collect_parameters(std::vector<Parameter*>& parameters) { branch_->collect_parameters(parameters); }
+void Residual::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
+  branch_->collect_p2(saved, units);
+}
+void Residual::collect_parameters(std::vector<Parameter*>& parameters) {
+  branch_->collect_parameters(parameters);
+}
 
 }  // namespace twobp

@@ -7,7 +7,8 @@
 namespace twobp {
 namespace {
 
-// The gain's gradient is summed over blocks of so many rows, then over blocks: the same sum for any thread count.
+// The gain's gradient is summed over blocks of so many rows, then over blocks: the same sum for any thread
+// count.
 constexpr int64_t kBlockRows = 64;
 
 }  // namespace
@@ -19,8 +20,8 @@ Values RmsNorm::forward(Values values, Context& context, Saved& saved) {
   at::Tensor x = as_contiguous(std::move(values[0]));
   const int64_t cols = x.size(-1);
   const int64_t rows = x.numel() / cols;
-  TWOBP_CHECK(cols == gain_.value.numel(), "RmsNorm ", gain_.name(), " takes (..., ", gain_.value.numel(), "), got ",
-              x.sizes());
+  TWOBP_CHECK(cols == gain_.value.numel(), "RmsNorm ", gain_.name(), " takes (..., ", gain_.value.numel(),
+              "), got ", x.sizes());
   at::Tensor y = context.output(x.sizes(), x.options());
   at::Tensor rstd = at::empty({rows}, x.options());
   dispatch_float(x.scalar_type(), "RmsNorm", [&](auto zero) {
@@ -30,8 +31,8 @@ Values RmsNorm::forward(Values values, Context& context, Saved& saved) {
     T* to = y.mutable_data_ptr<T>();
     T* scale = rstd.mutable_data_ptr<T>();
     for_rows(rows, cols, [&](int64_t begin, int64_t end) {
-      kernels<T>().rms_norm_forward(from + begin * cols, gain, to + begin * cols, scale + begin, end - begin, cols,
-                                    eps_);
+      kernels<T>().rms_norm_forward(from + begin * cols, gain, to + begin * cols, scale + begin, end - begin,
+                                    cols, eps_);
     });
   });
   if (context.training) {
@@ -48,7 +49,8 @@ Values RmsNorm::backward_p1(Values values, Context& context, Saved& saved) {
   const int64_t cols = x.size(-1);
   const int64_t rows = x.numel() / cols;
   const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
-  at::Tensor dx = context.destination == nullptr && exclusively_owned(dy) ? dy : context.output(x.sizes(), x.options());
+  at::Tensor dx =
+      context.destination == nullptr && exclusively_owned(dy) ? dy : context.output(x.sizes(), x.options());
   at::Tensor dgain = at::zeros({blocks, cols}, x.options());
   dispatch_float(x.scalar_type(), "RmsNorm", [&](auto zero) {
     using T = decltype(zero);
@@ -62,8 +64,8 @@ Values RmsNorm::backward_p1(Values values, Context& context, Saved& saved) {
       for (int64_t block = begin; block < end; ++block) {
         const int64_t row = block * kBlockRows;
         const int64_t count = std::min(kBlockRows, rows - row);
-        kernels<T>().rms_norm_backward(gradient + row * cols, from + row * cols, gain, scale + row, to + row * cols,
-                                       sums + block * cols, count, cols);
+        kernels<T>().rms_norm_backward(gradient + row * cols, from + row * cols, gain, scale + row,
+                                       to + row * cols, sums + block * cols, count, cols);
       }
     });
   });
@@ -71,6 +73,8 @@ Values RmsNorm::backward_p1(Values values, Context& context, Saved& saved) {
   return {std::move(dx)};
 }
 
-void RmsNorm::collect_parameters(std::vector<Parameter*>& parameters) { parameters.push_back(&gain_); }
+void RmsNorm::collect_parameters(std::vector<Parameter*>& parameters) {
+  parameters.push_back(&gain_);
+}
 
 }  // namespace twobp

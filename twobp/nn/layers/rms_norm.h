@@ -1,5 +1,5 @@
-// y = x / sqrt(mean(x^2) + eps) * gain over the last dimension (arXiv 1910.07467, eq. 4). The gain's gradient is
-// computed inside backward-p1, in the same pass over x and dy: nothing is left for backward-p2.
+// y = x / sqrt(mean(x^2) + eps) * gain over the last dimension (arXiv 1910.07467, eq. 4). The gain's gradient
+// is computed inside backward-p1, in the same pass over x and dy: nothing is left for backward-p2.
 #pragma once
 
 #include "twobp/nn/layer.h"

@@ -1,5 +1,5 @@
-// Layers one after the other. Hands each layer the slot its neighbour wants the result in (Slab), and gives W out
-// one leaf layer at a time.
+// Layers one after the other. Hands each layer the slot its neighbour wants the result in (Slab), and gives W
+// out one leaf layer at a time.
 #pragma once
 
 #include <memory>

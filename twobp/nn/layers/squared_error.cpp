@@ -6,7 +6,8 @@ namespace twobp {
 
 Values SquaredError::forward(Values x, Context& context, Saved& saved) {
   const at::Tensor& target = context.field("target");
-  TWOBP_CHECK(target.sizes() == x[0].sizes(), "target ", target.sizes(), " does not fit the output ", x[0].sizes());
+  TWOBP_CHECK(target.sizes() == x[0].sizes(), "target ", target.sizes(), " does not fit the output ",
+              x[0].sizes());
   at::Tensor difference = x[0] - target;
   const at::Tensor flat = difference.view({-1});
   const double loss = at::dot(flat, flat).item().toDouble() / 2 * context.loss_scale;
@@ -14,6 +15,8 @@ Values SquaredError::forward(Values x, Context& context, Saved& saved) {
   return {at::scalar_tensor(loss, at::TensorOptions().dtype(at::kDouble))};
 }
 
-Values SquaredError::backward_p1(Values, Context&, Saved& saved) { return {saved.take_p1(0)}; }
+Values SquaredError::backward_p1(Values, Context&, Saved& saved) {
+  return {saved.take_p1(0)};
+}
 
 }  // namespace twobp

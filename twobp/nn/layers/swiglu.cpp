@@ -29,7 +29,8 @@ Values SwiGlu::backward_p1(Values values, Context& context, Saved& saved) {
   const at::Tensor dact = as_contiguous(std::move(values[0]));
   const int64_t cols = x.size(-1) / 2;
   const int64_t rows = x.numel() / (2 * cols);
-  at::Tensor dx = context.destination == nullptr && exclusively_owned(x) ? x : context.output(x.sizes(), x.options());
+  at::Tensor dx =
+      context.destination == nullptr && exclusively_owned(x) ? x : context.output(x.sizes(), x.options());
   dispatch_float(x.scalar_type(), "SwiGlu", [&](auto zero) {
     using T = decltype(zero);
     const T* from = x.const_data_ptr<T>();

@@ -25,8 +25,8 @@ std::unique_ptr<Layer> attention_half(const std::string& block, const LlamaOptio
   return std::make_unique<Residual>(make_sequential(
       std::make_unique<RmsNorm>(block + ".input_layernorm.weight", o.dim, o.norm_eps, o.dtype),
       std::make_unique<Linear>(qkv, o.dim, o.init_std, o.dtype), std::make_unique<Attention>(shape, o.dtype),
-      std::make_unique<Linear>(std::vector<ParameterPart>{{attention + "o_proj.weight", o.dim}}, q_rows, o.init_std,
-                               o.dtype)));
+      std::make_unique<Linear>(std::vector<ParameterPart>{{attention + "o_proj.weight", o.dim}}, q_rows,
+                               o.init_std, o.dtype)));
 }
 
 // Shared by both models: everything it needs is in MlpOptions.
@@ -37,11 +37,13 @@ std::unique_ptr<Layer> mlp_half(const std::string& block, const MlpOptions& o) {
   return std::make_unique<Residual>(make_sequential(
       std::make_unique<RmsNorm>(block + ".post_attention_layernorm.weight", o.dim, o.norm_eps, o.dtype),
       std::make_unique<Linear>(gate_up, o.dim, o.init_std, o.dtype), std::make_unique<SwiGlu>(),
-      std::make_unique<Linear>(std::vector<ParameterPart>{{projections + "down_proj.weight", o.dim}}, o.hidden,
-                               o.init_std, o.dtype)));
+      std::make_unique<Linear>(std::vector<ParameterPart>{{projections + "down_proj.weight", o.dim}},
+                               o.hidden, o.init_std, o.dtype)));
 }
 
-std::string block_name(int64_t i) { return "model.layers." + std::to_string(i); }
+std::string block_name(int64_t i) {
+  return "model.layers." + std::to_string(i);
+}
 
 }  // namespace
 
@@ -52,12 +54,15 @@ ModelSpec llama(const LlamaOptions& o) {
   const MlpOptions mlp_options{o.dim, o.layers, o.hidden, o.norm_eps, o.init_std, o.dtype};
   ModelSpec model;
   model.layers.push_back({"model.embed_tokens", "embedding", [o, embedding] {
-                            return std::make_unique<Embedding>(embedding, o.vocab, o.dim, o.init_std, o.dtype);
+                            return std::make_unique<Embedding>(embedding, o.vocab, o.dim, o.init_std,
+                                                               o.dtype);
                           }});
   for (int64_t i = 0; i < o.layers; ++i) {
     const std::string block = block_name(i);
-    model.layers.push_back({block + ".attention", "attention", [o, block] { return attention_half(block, o); }});
-    model.layers.push_back({block + ".mlp", "mlp", [mlp_options, block] { return mlp_half(block, mlp_options); }});
+    model.layers.push_back(
+        {block + ".attention", "attention", [o, block] { return attention_half(block, o); }});
+    model.layers.push_back(
+        {block + ".mlp", "mlp", [mlp_options, block] { return mlp_half(block, mlp_options); }});
   }
   const std::string head = o.tied ? embedding : "lm_head.weight";
   model.layers.push_back({"lm_head", "head", [o, head] {
@@ -77,10 +82,11 @@ ModelSpec mlp(const MlpOptions& o) {
   for (int64_t i = 0; i < o.layers; ++i) {
     const std::string block = block_name(i);
     const bool last = i + 1 == o.layers;
-    model.layers.push_back({block + ".mlp", last ? "mlp with loss" : "mlp", [o, block, last]() -> std::unique_ptr<Layer> {
-                              if (!last) return mlp_half(block, o);
-                              return make_sequential(mlp_half(block, o), std::make_unique<SquaredError>());
-                            }});
+    model.layers.push_back(
+        {block + ".mlp", last ? "mlp with loss" : "mlp", [o, block, last]() -> std::unique_ptr<Layer> {
+           if (!last) return mlp_half(block, o);
+           return make_sequential(mlp_half(block, o), std::make_unique<SquaredError>());
+         }});
   }
   return model;
 }

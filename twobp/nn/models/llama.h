@@ -1,6 +1,6 @@
-// LLaMa (arXiv 2302.13971) from split layers: embedding, then per block an attention half and an MLP half (layers
-// of their own, so that a stage may end between them), then a head: norm, projection, cross-entropy. Parameter names
-// are those of Hugging Face's LlamaForCausalLM.
+// LLaMa (arXiv 2302.13971) from split layers: embedding, then per block an attention half and an MLP half
+// (layers of their own, so that a stage may end between them), then a head: norm, projection, cross-entropy.
+// Parameter names are those of Hugging Face's LlamaForCausalLM.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -19,7 +19,7 @@ struct LlamaOptions {
   int64_t hidden = 704;
   double norm_eps = 1e-5;
   double rope_theta = 10000;
-  bool tied = false;      // the head's projection is the embedding matrix
+  bool tied = false;  // the head's projection is the embedding matrix
   double init_std = 0.02;
   at::ScalarType dtype = at::kFloat;
 };

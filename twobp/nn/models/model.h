@@ -18,7 +18,8 @@ struct LayerSpec {
 
 // Parameters of the same name in different layers are tied: one weight, several uses.
 struct ModelSpec {
-  std::string input_field;  // the batch's field that is the first layer's input; empty: it reads the batch itself
+  std::string
+      input_field;  // the batch's field that is the first layer's input; empty: it reads the batch itself
   std::vector<LayerSpec> layers;
 };
 
