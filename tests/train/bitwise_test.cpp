@@ -1,0 +1,158 @@
+// The promise the whole design rests on: losses, gradient norms and weights after three steps are the same to the
+// bit whatever the schedule, the p2 policy, the number of stages and the way the layers are split, at each number
+// of micro-batches. The reference is one stage with standard backpropagation.
+#include <tuple>
+
+#include <gtest/gtest.h>
+
+#include "tests/train/training.h"
+
+namespace twobp {
+namespace {
+
+using test::Outcome;
+using test::expect_same_bits;
+using test::random_batches;
+using test::tiny_config;
+
+constexpr int kSteps = 3;
+
+// Layers per stage: counts that divide and counts that do not, ends inside a block, and a stage of one layer.
+const std::vector<std::vector<int>> kSplits = {{8}, {4, 4}, {3, 5}, {3, 2, 3}, {1, 2, 1, 3, 1}, {1, 1, 1, 4, 1}};
+const std::vector<std::string> kSchedules = {"naive", "gpipe", "1f1b"};
+const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill};
+
+Config config_of(bool tied, double clip_norm, const std::vector<int>& split) {
+  Config config = tiny_config();
+  config.model.tied = tied;
+  config.train.clip_norm = clip_norm;
+  config.pipeline.stages = static_cast<int>(split.size());
+  config.pipeline.split = split;
+  return config;
+}
+
+std::string name_of(const std::vector<int>& split, const Variant& variant) {
+  return concat("split ", ::testing::PrintToString(split), ", ", variant.schedule, ", p2 ",
+                policy_name(variant.policy), ", cap ", variant.memory_cap);
+}
+
+// (tied, clipped, micro-batches)
+class BitwiseMatrix : public ::testing::TestWithParam<std::tuple<bool, bool, int>> {};
+
+TEST_P(BitwiseMatrix, SameForEveryScheduleAndPolicyAndSplit) {
+  const auto [tied, clipped, micro_batches] = GetParam();
+  const double clip_norm = clipped ? 0.5 : 0;
+  const auto batches = random_batches(kSteps, micro_batches);
+  const Outcome expected =
+      test::train(config_of(tied, clip_norm, {test::kLayers}), batches, {"gpipe", P2Policy::kOff});
+  if (clipped) {
+    for (const double norm : expected.norms) ASSERT_GT(norm, clip_norm) << "nothing was clipped";
+  }
+  for (const auto& split : kSplits) {
+    for (const auto& schedule : kSchedules) {
+      for (const P2Policy policy : kPolicies) {
+        const Variant variant{schedule, policy};
+        expect_same_bits(expected, test::train(config_of(tied, clip_norm, split), batches, variant),
+                         name_of(split, variant));
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BitwiseMatrix,
+                         ::testing::Combine(::testing::Bool(), ::testing::Bool(), ::testing::Values(1, 2, 3, 4)),
+                         [](const auto& info) {
+                           return concat(std::get<0>(info.param) ? "Tied" : "Untied",
+                                         std::get<1>(info.param) ? "Clipped" : "Unclipped", "M",
+                                         std::get<2>(info.param));
+                         });
+
+// The reference above is itself a run of this library; that it learns what autograd learns is autograd_test's.
+TEST(BitwiseReference, DependsOnWhatItShouldDependOn) {
+  const auto batches = random_batches(kSteps, 2);
+  const Variant variant{"gpipe", P2Policy::kOff};
+  const Outcome plain = test::train(config_of(false, 0, {8}), batches, variant);
+  EXPECT_FALSE(test::same_bits(plain.losses, test::train(config_of(true, 0, {8}), batches, variant).losses));
+  EXPECT_FALSE(test::same_bits(plain.losses, test::train(config_of(false, 0.5, {8}), batches, variant).losses));
+  EXPECT_FALSE(test::same_bits(plain.losses, test::train(config_of(false, 0, {8}), random_batches(kSteps, 3), variant).losses));
+}
+
+TEST(Bitwise, SameUnderAnyMemoryCap) {
+  const auto batches = random_batches(kSteps, 4);
+  const Outcome expected = test::train(config_of(true, 0.5, {8}), batches, {"gpipe", P2Policy::kOff});
+  for (const auto& schedule : kSchedules) {
+    for (const P2Policy policy : kPolicies) {
+      for (const int64_t cap : {int64_t{0}, int64_t{1}, int64_t{100'000}, kAutoCap}) {
+        const std::vector<int> split = {3, 2, 3};
+        const Variant variant{schedule, policy, P2Batching::kLoop, cap};
+        expect_same_bits(expected, test::train(config_of(true, 0.5, split), batches, variant),
+                         name_of(split, variant));
+      }
+    }
+  }
+}
+
+// What a run may change from one step to the next.
+TEST(Bitwise, SameWhenThePlanChangesBetweenSteps) {
+  const auto batches = random_batches(4, 3);
+  const Outcome expected = test::train(config_of(false, 0.5, {8}), batches, {"gpipe", P2Policy::kOff});
+  Trainer trainer(config_of(false, 0.5, {3, 2, 3}));
+  Outcome actual;
+  const std::vector<Variant> variants = {{"1f1b", P2Policy::kFill},
+                                         {"naive", P2Policy::kOff},
+                                         {"gpipe", P2Policy::kEnd, P2Batching::kLoop, 1},
+                                         {"1f1b", P2Policy::kCooldown}};
+  for (size_t i = 0; i < batches.size(); ++i) {
+    const StepResult result = trainer.step(batches[i], variants[i]);
+    actual.losses.push_back(result.loss);
+    actual.norms.push_back(result.grad_norm);
+  }
+  actual.weights = test::copies_of(trainer.weights());
+  expect_same_bits(expected, actual, "changing plans");
+}
+
+// A split by measured cost depends on the clock; the result may not.
+TEST(Bitwise, SameForAMeasuredSplit) {
+  const auto batches = random_batches(kSteps, 2);
+  const Outcome expected = test::train(config_of(false, 0, {8}), batches, {"gpipe", P2Policy::kOff});
+  for (const int stages : {2, 3, 5, 8}) {
+    Config config = tiny_config();
+    config.pipeline.stages = stages;
+    expect_same_bits(expected, test::train(config, batches, {"1f1b", P2Policy::kFill}), concat(stages, " stages"));
+  }
+}
+
+// The last batch of an epoch has fewer micro-batches, and its last one fewer samples.
+TEST(Bitwise, SameForASmallerLastBatch) {
+  std::vector<Batch> batches = {test::random_batch(4, 2, 2, 1), test::random_batch(2, 2, 1, 2),
+                                test::random_batch(4, 2, 2, 3), test::random_batch(1, 1, 1, 4),
+                                test::random_batch(4, 2, 1, 5)};
+  for (const bool tied : {false, true}) {
+    const Outcome expected = test::train(config_of(tied, 0.5, {8}), batches, {"gpipe", P2Policy::kOff});
+    for (const auto& split : kSplits) {
+      for (const auto& schedule : kSchedules) {
+        for (const P2Policy policy : kPolicies) {
+          const Variant variant{schedule, policy};
+          expect_same_bits(expected, test::train(config_of(tied, 0.5, split), batches, variant),
+                           name_of(split, variant));
+        }
+      }
+    }
+  }
+}
+
+// Two threads a rank on both sides.
+TEST(Bitwise, SameWithSeveralThreadsARank) {
+  const auto batches = random_batches(kSteps, 3);
+  Config one = config_of(true, 0.5, {8});
+  Config three = config_of(true, 0.5, {3, 2, 3});
+  one.pipeline.threads = three.pipeline.threads = 2;
+  const Outcome expected = test::train(one, batches, {"gpipe", P2Policy::kOff});
+  for (const P2Policy policy : kPolicies) {
+    const Variant variant{"1f1b", policy};
+    expect_same_bits(expected, test::train(three, batches, variant), name_of({3, 2, 3}, variant));
+  }
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,134 @@
+// What the training tests share: a tiny LLaMa, batches with labels that do not count, a run of a few steps, and
+// the comparison of two runs bit by bit.
+#pragma once
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "twobp/core/check.h"
+#include "twobp/train/random.h"
+#include "twobp/train/trainer.h"
+
+namespace twobp::test {
+
+inline constexpr int64_t kVocab = 64;
+inline constexpr int64_t kSequence = 16;
+inline constexpr int kLayers = 8;  // of tiny_config's model: embedding, 3 blocks of 2, head
+
+// Three blocks, two query heads to a key-value head. Threads are not pinned: tests run beside each other.
+inline Config tiny_config() {
+  Config config;
+  config.model.dim = 32;
+  config.model.layers = 3;
+  config.model.heads = 4;
+  config.model.kv_heads = 2;
+  config.model.hidden = 48;
+  config.model.vocab = kVocab;
+  config.model.init_std = 0.2;  // far from linear, so that a wrong term shows
+  config.data.synthetic = "tokens";
+  config.data.sequence = kSequence;
+  config.data.held_out = 0;
+  config.pipeline.stages = 1;
+  config.pipeline.micro_batch_size = 2;
+  config.pipeline.pin = false;
+  config.pipeline.timeout = 60;
+  config.optimizer.lr = 1e-2;
+  config.optimizer.schedule = "constant";
+  config.train.steps = 3;
+  config.train.seed = 7;
+  return config;
+}
+
+// A micro-batch whose number of counted labels depends on the seed; its first label is counted.
+inline Fields random_fields(int64_t samples, uint64_t seed, int64_t sequence = kSequence, int64_t vocab = kVocab) {
+  SplitMix64 random(seed);
+  at::Tensor ids = at::empty({samples, sequence}, at::kLong);
+  at::Tensor labels = at::empty({samples, sequence}, at::kLong);
+  const uint64_t share = 1 + bounded(random, 4);  // of five labels, how many count
+  for (int64_t i = 0; i < samples * sequence; ++i) {
+    ids.mutable_data_ptr<int64_t>()[i] = static_cast<int64_t>(bounded(random, static_cast<uint64_t>(vocab)));
+    const auto label = static_cast<int64_t>(bounded(random, static_cast<uint64_t>(vocab)));
+    labels.mutable_data_ptr<int64_t>()[i] = i == 0 || bounded(random, 5) < share ? label : -100;
+  }
+  return {{"input_ids", ids}, {"labels", labels}};
+}
+
+inline int64_t counted(const at::Tensor& labels) { return labels.ne(-100).sum().item<int64_t>(); }
+
+// `last` samples in the last micro-batch, `samples` in the others.
+inline Batch random_batch(int micro_batches, int64_t samples, int64_t last, uint64_t seed) {
+  Batch batch;
+  for (int m = 0; m < micro_batches; ++m) {
+    batch.micro_batches.push_back(random_fields(m + 1 == micro_batches ? last : samples, mix_bits(seed, m)));
+    batch.targets += counted(batch.micro_batches.back().at("labels"));
+    batch.tokens += batch.micro_batches.back().at("input_ids").numel();
+  }
+  return batch;
+}
+
+// One batch a step.
+inline std::vector<Batch> random_batches(int steps, int micro_batches, int64_t samples = 2) {
+  std::vector<Batch> batches;
+  for (int i = 0; i < steps; ++i) batches.push_back(random_batch(micro_batches, samples, samples, 100 + i));
+  return batches;
+}
+
+// What a training run leaves behind.
+struct Outcome {
+  std::vector<double> losses;
+  std::vector<double> norms;
+  std::vector<at::Tensor> weights;  // in model order
+};
+
+inline std::vector<at::Tensor> copies_of(const std::vector<Parameter*>& parameters) {
+  std::vector<at::Tensor> copies;
+  for (const Parameter* parameter : parameters) copies.push_back(parameter->value.clone());
+  return copies;
+}
+
+inline Outcome train(Trainer& trainer, const std::vector<Batch>& batches, const Variant& variant) {
+  Outcome outcome;
+  for (const Batch& batch : batches) {
+    const StepResult result = trainer.step(batch, variant);
+    outcome.losses.push_back(result.loss);
+    outcome.norms.push_back(result.grad_norm);
+  }
+  outcome.weights = copies_of(trainer.weights());
+  return outcome;
+}
+
+inline Outcome train(const Config& config, const std::vector<Batch>& batches, const Variant& variant) {
+  Trainer trainer(config);
+  return train(trainer, batches, variant);
+}
+
+inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
+         std::memcmp(a.contiguous().const_data_ptr(), b.contiguous().const_data_ptr(), a.nbytes()) == 0;
+}
+
+// Doubles as bits, so that -0 and 0 differ and NaN equals itself.
+inline bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+}
+
+inline void expect_same_bits(const Outcome& expected, const Outcome& actual, const std::string& what) {
+  EXPECT_TRUE(same_bits(expected.losses, actual.losses))
+      << what << ": losses " << ::testing::PrintToString(actual.losses) << " instead of "
+      << ::testing::PrintToString(expected.losses);
+  EXPECT_TRUE(same_bits(expected.norms, actual.norms))
+      << what << ": norms " << ::testing::PrintToString(actual.norms) << " instead of "
+      << ::testing::PrintToString(expected.norms);
+  ASSERT_EQ(expected.weights.size(), actual.weights.size()) << what;
+  for (size_t i = 0; i < expected.weights.size(); ++i) {
+    EXPECT_TRUE(same_bits(expected.weights[i], actual.weights[i]))
+        << what << ": weight " << i << " differs by up to "
+        << (expected.weights[i] - actual.weights[i]).abs().max().item<double>();
+  }
+}
+
+}  // namespace twobp::test
