@@ -147,6 +147,8 @@ double mean(const std::vector<double>& values) {
 json row_to_json(const Row& row, const Pipeline& pipeline) {
   json idle_seconds = json::array();
   for (const RankTimes& times : row.last) idle_seconds.push_back(idle_to_json(times));
+  json optimizer_seconds = json::array();
+  for (const RankTimes& times : row.last) optimizer_seconds.push_back(times.optimizer);
   json stage_seconds = json::array();
   for (const StageTimes& times : row.stages) {
     const double n = std::max(1, times.micro_batches);
@@ -168,6 +170,7 @@ json row_to_json(const Row& row, const Pipeline& pipeline) {
           {"idle_predicted", medians(row.predicted)},
           {"idle_seconds", idle_seconds},
           {"stage_seconds", stage_seconds},
+          {"optimizer_seconds", optimizer_seconds},
           {"peak_bytes", row.peaks}};
 }
 

@@ -21,6 +21,11 @@ double sum_of_squares(const at::Tensor& grad) {
   return sum;
 }
 
+bool all_finite(const at::Tensor& squares) {
+  const double* values = squares.const_data_ptr<double>();
+  return std::all_of(values, values + squares.numel(), [](double value) { return std::isfinite(value); });
+}
+
 // Messages of the update are told apart from the schedule's by a stage that none has.
 Tag tied_tag(int64_t step, size_t weight, int use) {
   return {step, -1 - static_cast<int>(weight), use, Direction::kBackward};
@@ -114,12 +119,25 @@ double Update::reduce_norm(int rank, at::Tensor& squares) {
   return waited;
 }
 
-void Update::check_finite(const at::Tensor& squares, int64_t step) const {
-  for (int64_t layer = 0; layer < squares.numel(); ++layer) {
-    TWOBP_CHECK(std::isfinite(squares.const_data_ptr<double>()[layer]), "the gradient of layer ",
-                pipeline_.model().layers[layer].name, " is not finite in step ", step,
-                ": lower optimizer.lr, set train.clip_norm, or look at the data");
+void Update::fail_not_finite(int rank, const at::Tensor& squares, int64_t step) {
+  at::Tensor bad_weights = at::zeros_like(squares);
+  for (const Uses& uses : all_) {
+    for (const Use& use : uses) {
+      if (use.rank == rank && !at::isfinite(use.parameter->value).all().item<bool>()) {
+        bad_weights.mutable_data_ptr<double>()[use.layer] = 1;
+      }
+    }
   }
+  pipeline_.rank(rank).transport().all_reduce_sum(bad_weights, timeout_);
+  const auto& layers = pipeline_.model().layers;
+  for (int64_t layer = 0; layer < squares.numel(); ++layer) {
+    TWOBP_CHECK(bad_weights.const_data_ptr<double>()[layer] == 0, "a weight of layer ", layers[layer].name,
+                " is not finite in step ", step, ": lower optimizer.lr, or set train.clip_norm");
+  }
+  int64_t last = squares.numel() - 1;
+  while (last > 0 && std::isfinite(squares.const_data_ptr<double>()[last])) --last;
+  fail("the gradient of layer ", layers[last].name, " is not finite in step ", step,
+       ": lower optimizer.lr, set train.clip_norm, or look at the data");
 }
 
 double Update::run(int rank, int64_t step, double lr) {
@@ -136,15 +154,15 @@ double Update::run(int rank, int64_t step, double lr) {
   }
   if (clip_norm_ > 0) {
     waited += reduce_norm(rank, squares);
-    check_finite(squares, step);
+    if (!all_finite(squares)) fail_not_finite(rank, squares, step);
     double norm = 0;
     for (int64_t i = 0; i < squares.numel(); ++i) norm += squares.const_data_ptr<double>()[i];
     norm = std::sqrt(norm);
     optimizers_[rank]->step(lr, std::min(1.0, clip_norm_ / (norm + 1e-6)));
   } else {
-    check_finite(squares, step);
-    optimizers_[rank]->step(lr, 1);
+    if (all_finite(squares)) optimizers_[rank]->step(lr, 1);
     waited += reduce_norm(rank, squares);
+    if (!all_finite(squares)) fail_not_finite(rank, squares, step);
   }
   return now_seconds() - begin - waited;
 }

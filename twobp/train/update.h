@@ -18,7 +18,8 @@ class Update {
   Update(Pipeline& pipeline, const OptimizerConfig& config, double clip_norm, double timeout);
 
   // For StepOptions::finish. With clipping every rank waits for the norm; without, the norm is only reported.
-  // Returns the seconds the rank was busy. Throws Error if a gradient is not finite, naming the layer.
+  // Returns the seconds the rank was busy. Throws Error on every rank if a gradient is not finite, naming the layer
+  // whose weight is not, or else the one where the backward pass met it first.
   double run(int rank, int64_t step, double lr);
 
   // Global gradient norm of the last step, before clipping.
@@ -40,7 +41,8 @@ class Update {
   // Returns the seconds spent waiting.
   double sum_tied(int rank, int64_t step);
   double reduce_norm(int rank, at::Tensor& squares);
-  void check_finite(const at::Tensor& squares, int64_t step) const;
+  // Collective: all ranks have the same `squares`.
+  [[noreturn]] void fail_not_finite(int rank, const at::Tensor& squares, int64_t step);
 
   Pipeline& pipeline_;
   double clip_norm_;

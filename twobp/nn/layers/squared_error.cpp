@@ -8,10 +8,11 @@ Values SquaredError::forward(Values x, Context& context, Saved& saved) {
   const at::Tensor& target = context.field("target");
   TWOBP_CHECK(target.sizes() == x[0].sizes(), "target ", target.sizes(), " does not fit the output ",
               x[0].sizes());
+  const double scale = context.loss_scale * static_cast<double>(target.size(0)) / static_cast<double>(target.numel());
   at::Tensor difference = x[0] - target;
   const at::Tensor flat = difference.view({-1});
-  const double loss = at::dot(flat, flat).item().toDouble() / 2 * context.loss_scale;
-  if (context.training) saved.keep_until_p1(difference.mul_(context.loss_scale));
+  const double loss = at::dot(flat, flat).item().toDouble() / 2 * scale;
+  if (context.training) saved.keep_until_p1(difference.mul_(scale));
   return {at::scalar_tensor(loss, at::TensorOptions().dtype(at::kDouble))};
 }
 

@@ -1,0 +1,143 @@
+// Concatenated backward-p2 gives up bitwise equality for the Linear weights, and only for them, and only by rounding:
+// what a weight's gradient sums over micro-batches is summed in another order.
+//
+// The bound: a gradient element is a sum of n = M * 2 * 16 <= 128 products; two orders of float32 additions differ by
+// at most 2 n u times the sum of the products' magnitudes (u = 6e-8), and that sum is at most n times the largest
+// product. Gradients here have elements of the size of sqrt(n) products of random signs, so relative to the largest
+// element the bound is 2 n u * n / sqrt(n) = 1.7e-4; rounding errors of random signs make it 2 sqrt(n) u * sqrt(n)
+// = 1.5e-5. The tests use the latter.
+#include <gtest/gtest.h>
+
+#include "tests/train/training.h"
+
+namespace twobp {
+namespace {
+
+using test::Outcome;
+using test::same_bits;
+using test::tiny_config;
+
+constexpr double kBound = 1.5e-5;
+
+const std::vector<P2Batching> kConcats = {P2Batching::kConcat, P2Batching::kConcatCopy};
+
+// SGD with lr 1: weights move by the gradient.
+Config config_of(const std::vector<int>& split) {
+  Config config = tiny_config();
+  config.optimizer.type = "sgd";
+  config.optimizer.lr = 1;
+  config.optimizer.weight_decay = 0;
+  config.pipeline.stages = static_cast<int>(split.size());
+  config.pipeline.split = split;
+  return config;
+}
+
+struct Gradients {
+  StepResult step;
+  std::vector<std::string> names;
+  std::vector<at::Tensor> weights;    // before
+  std::vector<at::Tensor> gradients;  // before - after
+};
+
+Gradients one_step(const Config& config, const Batch& batch, const Variant& variant) {
+  Trainer trainer(config);
+  Gradients result;
+  result.weights = test::copies_of(trainer.weights());
+  result.step = trainer.step(batch, variant);
+  for (size_t i = 0; i < trainer.weights().size(); ++i) {
+    result.names.push_back(trainer.weights()[i]->name());
+    result.gradients.push_back(result.weights[i] - trainer.weights()[i]->value);
+  }
+  return result;
+}
+
+double largest(const at::Tensor& t) { return t.abs().max().item<double>(); }
+
+void expect_within_bound(const std::vector<int>& split, const Batch& batch, const Variant& variant) {
+  SCOPED_TRACE(concat(::testing::PrintToString(split), " ", variant.schedule, " ", policy_name(variant.policy), " ",
+                      batching_name(variant.batching), " M ", batch.micro_batches.size()));
+  const Gradients loop = one_step(config_of({test::kLayers}), batch, {"gpipe", P2Policy::kOff});
+  const Gradients concatenated = one_step(config_of(split), batch, variant);
+  EXPECT_EQ(loop.step.loss, concatenated.step.loss) << "the forward pass does not concatenate";
+  for (size_t i = 0; i < loop.names.size(); ++i) {
+    const std::string& name = loop.names[i];
+    const bool linear = name.find("_proj") != std::string::npos || name.find("lm_head") != std::string::npos;
+    if (linear) {
+      // What the subtraction from the weight rounds away comes on top.
+      const double bound = kBound * largest(loop.gradients[i]) + 2 * 1.2e-7 * largest(loop.weights[i]);
+      EXPECT_LE(largest(loop.gradients[i] - concatenated.gradients[i]), bound) << name;
+    } else {
+      EXPECT_TRUE(same_bits(loop.gradients[i], concatenated.gradients[i])) << name << " has no concatenated p2";
+    }
+  }
+}
+
+TEST(Concat, GradientsWithinTheBoundOfLoop) {
+  for (const P2Batching batching : kConcats) {
+    for (const std::vector<int>& split : {std::vector<int>{8}, {3, 5}, {3, 2, 3}}) {
+      for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
+        for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
+          expect_within_bound(split, test::random_batch(4, 2, 2, 5), {schedule, policy, batching});
+        }
+      }
+    }
+  }
+}
+
+TEST(Concat, ShorterLastMicroBatch) {
+  for (const P2Batching batching : kConcats) {
+    for (const int micro_batches : {2, 3, 4}) {
+      expect_within_bound({3, 5}, test::random_batch(micro_batches, 2, 1, 6), {"1f1b", P2Policy::kFill, batching});
+      expect_within_bound({3, 5}, test::random_batch(micro_batches, 2, 1, 6), {"gpipe", P2Policy::kEnd, batching});
+    }
+  }
+}
+
+// 1F1B over two stages holds two micro-batches: the rings are smaller than M = 7 and wrap around several times.
+TEST(Concat, RingSmallerThanTheNumberOfMicroBatches) {
+  for (const P2Policy policy : {P2Policy::kEnd, P2Policy::kFill}) {
+    expect_within_bound({3, 5}, test::random_batch(7, 1, 1, 7), {"1f1b", policy, P2Batching::kConcat});
+    expect_within_bound({3, 5}, test::random_batch(7, 1, 1, 7), {"1f1b", policy, P2Batching::kConcat, 0});
+    expect_within_bound({3, 5}, test::random_batch(7, 1, 1, 7), {"1f1b", policy, P2Batching::kConcat, 1});
+  }
+}
+
+// One micro-batch has nothing to be concatenated with.
+TEST(Concat, OneMicroBatchIsBitwiseEqual) {
+  const auto batches = test::random_batches(3, 1);
+  Config config = tiny_config();
+  const Outcome loop = test::train(config, batches, {"1f1b", P2Policy::kFill});
+  for (const P2Batching batching : kConcats) {
+    test::expect_same_bits(loop, test::train(config, batches, {"1f1b", P2Policy::kFill, batching}),
+                           std::string(batching_name(batching)));
+  }
+}
+
+// Batches that shrink and grow again meet rings that are already there; a change of batching replaces them.
+TEST(Concat, OverStepsOfChangingSizes) {
+  const std::vector<Batch> batches = {test::random_batch(2, 1, 1, 1), test::random_batch(4, 2, 2, 2),
+                                      test::random_batch(3, 2, 1, 3), test::random_batch(4, 2, 2, 4)};
+  Config config = tiny_config();
+  config.pipeline.stages = 2;
+  config.pipeline.split = {3, 5};
+  // As in autograd_test: an error e of a gradient below 0.2 moves AdamW by at most 2 lr e / eps = 2e-2 * 3e-6 / 1e-3.
+  config.optimizer.eps = 1e-3;
+  config.train.clip_norm = 0.5;
+  constexpr double kPerStep = 6e-5;
+  const Outcome loop = test::train(config, batches, {"1f1b", P2Policy::kFill});
+  for (const P2Batching first : kConcats) {
+    for (const P2Batching second : {P2Batching::kLoop, P2Batching::kConcat, P2Batching::kConcatCopy}) {
+      Trainer trainer(config);
+      for (size_t i = 0; i < batches.size(); ++i) {
+        trainer.step(batches[i], {"1f1b", P2Policy::kFill, i < 2 ? first : second});
+      }
+      for (size_t i = 0; i < loop.weights.size(); ++i) {
+        EXPECT_LE(largest(loop.weights[i] - trainer.weights()[i]->value), 4 * kPerStep)
+            << batching_name(first) << " then " << batching_name(second) << ", " << trainer.weights()[i]->name();
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,136 @@
+// Evaluation between steps leaves training as it was, to the bit: no gradient, no saved tensor, no ring, no message of
+// it is left for the next step. And training through the loader, over the smaller last batch of an epoch.
+#include <gtest/gtest.h>
+
+#include "tests/train/helpers.h"
+#include "tests/train/training.h"
+
+namespace twobp {
+namespace {
+
+using test::Outcome;
+using test::TempFolder;
+using test::tiny_config;
+
+Config config_of(const std::string& p2, const std::string& batching, std::vector<int> split) {
+  Config config = tiny_config();
+  config.data.held_out = 7.0 / 1024;  // 7 of the 1024 synthetic samples
+  config.train.clip_norm = 0.5;
+  config.pipeline.micro_batches = 3;
+  config.pipeline.p2 = p2;
+  config.pipeline.p2_batching = batching;
+  config.pipeline.stages = static_cast<int>(split.size());
+  config.pipeline.split = std::move(split);
+  return config;
+}
+
+Outcome run(const Config& config, int steps, bool evaluate) {
+  Trainer trainer(config);
+  Outcome outcome;
+  for (int i = 0; i < steps; ++i) {
+    if (evaluate) {
+      const auto loss = trainer.evaluate();
+      EXPECT_TRUE(loss.has_value());
+      EXPECT_EQ(loss, trainer.evaluate()) << "evaluating twice gives the same";
+    }
+    const StepResult result = trainer.step();
+    EXPECT_EQ(result.step, i + 1);
+    outcome.losses.push_back(result.loss);
+    outcome.norms.push_back(result.grad_norm);
+  }
+  outcome.weights = test::copies_of(trainer.weights());
+  return outcome;
+}
+
+TEST(Evaluation, LeavesTrainingBitwiseUnchanged) {
+  for (const char* p2 : {"off", "end", "cooldown", "fill"}) {
+    for (const std::vector<int>& split : {std::vector<int>{8}, {3, 2, 3}}) {
+      const Config config = config_of(p2, "loop", split);
+      test::expect_same_bits(run(config, 3, false), run(config, 3, true),
+                             concat(p2, " ", ::testing::PrintToString(split)));
+    }
+  }
+}
+
+// With p2 `end` the micro-batches that concatenate are fixed, so the bits are too.
+TEST(Evaluation, LeavesTheRingsAlone) {
+  for (const char* batching : {"concat", "concat_copy"}) {
+    const Config config = config_of("end", batching, {3, 5});
+    test::expect_same_bits(run(config, 3, false), run(config, 3, true), batching);
+  }
+}
+
+TEST(Evaluation, IsTheSameForAnySplit) {
+  std::vector<double> losses;
+  for (const std::vector<int>& split : {std::vector<int>{8}, {3, 5}, {1, 2, 1, 3, 1}}) {
+    Trainer trainer(config_of("fill", "loop", split));
+    losses.push_back(trainer.evaluate().value());
+    trainer.step();
+    losses.push_back(trainer.evaluate().value());
+  }
+  ASSERT_EQ(losses.size(), 6U);
+  EXPECT_NE(losses[0], losses[1]) << "a step changes the weights";
+  EXPECT_EQ(losses[0], losses[2]);
+  EXPECT_EQ(losses[0], losses[4]);
+  EXPECT_EQ(losses[1], losses[3]);
+  EXPECT_EQ(losses[1], losses[5]);
+}
+
+TEST(Evaluation, ReadsAtMostEvalBatches) {
+  Config config = config_of("fill", "loop", {3, 5});
+  config.pipeline.micro_batches = 1;  // batches of 2 samples: 2 + 2 + 2 + 1
+  config.train.eval_batches = 1;
+  const double one = Trainer(config).evaluate().value();
+  config.train.eval_batches = 4;
+  const double four = Trainer(config).evaluate().value();
+  config.train.eval_batches = 0;
+  const double all = Trainer(config).evaluate().value();
+  EXPECT_NE(one, all);
+  EXPECT_EQ(four, all);
+}
+
+TEST(Evaluation, NoneWithoutHeldOutData) {
+  Config config = tiny_config();
+  EXPECT_FALSE(Trainer(config).evaluate().has_value());
+}
+
+// Nine samples, batches of 3 x 2: the second of each epoch has 2 + 1 samples.
+TEST(Epochs, SmallerLastBatchThroughTheLoader) {
+  TempFolder folder;
+  std::vector<int32_t> ids;
+  SplitMix64 random(3);
+  for (int i = 0; i < 9 * test::kSequence; ++i) ids.push_back(static_cast<int32_t>(bounded(random, test::kVocab)));
+  const std::string shape = concat("(9, ", test::kSequence, ")");
+  folder.write("input_ids.npy", test::npy_file("<i4", shape, ids));
+  folder.write("labels.npy", test::npy_file("<i4", shape, ids));
+  Outcome expected;
+  for (const std::vector<int>& split : {std::vector<int>{8}, {3, 5}, {3, 2, 3}, {1, 2, 1, 3, 1}}) {
+    for (const char* p2 : {"off", "end", "cooldown", "fill"}) {
+      Config config = config_of(p2, "loop", split);
+      config.data.synthetic = "";
+      config.data.arrays = folder.path("");
+      config.data.held_out = 0;
+      const Outcome actual = run(config, 4, false);
+      if (expected.losses.empty()) {
+        expected = actual;
+        Trainer trainer(config);
+        std::vector<int64_t> tokens;
+        for (int i = 0; i < 4; ++i) tokens.push_back(trainer.step().tokens);
+        EXPECT_EQ(tokens, (std::vector<int64_t>{6 * 16, 3 * 16, 6 * 16, 3 * 16}));
+      }
+      test::expect_same_bits(expected, actual, concat(p2, " ", ::testing::PrintToString(split)));
+    }
+  }
+}
+
+// A batch in which nothing counts cannot be trained on: an error instead of 0 / 0.
+TEST(Trainer, RefusesABatchWithoutTargets) {
+  Trainer trainer(tiny_config());
+  Batch batch = test::random_batch(2, 2, 2, 1);
+  for (Fields& fields : batch.micro_batches) fields.at("labels").fill_(-100);
+  batch.targets = 0;
+  test::expect_error([&] { trainer.step(batch, {"1f1b"}); }, {"no label that counts"});
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,198 @@
+// The saved model as Hugging Face reads it: a safetensors header and the weights under their names, packed ones
+// unpacked; and that a failure leaves what was there before.
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <set>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "tests/train/helpers.h"
+#include "tests/train/training.h"
+#include "twobp/train/save_model.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+using test::TempFolder;
+using test::tiny_config;
+
+std::string read(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+struct SafeTensors {
+  json header;
+  std::string data;
+
+  explicit SafeTensors(const std::string& path) {
+    const std::string content = read(path);
+    uint64_t length = 0;
+    if (content.size() < sizeof(length)) throw std::runtime_error("no header in " + path);
+    std::memcpy(&length, content.data(), sizeof(length));
+    header = json::parse(content.substr(sizeof(length), length));
+    data = content.substr(sizeof(length) + length);
+    header_bytes = length;
+  }
+  uint64_t header_bytes = 0;
+};
+
+std::vector<std::string> files_in(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+void expect_saved(bool tied, int stages) {
+  SCOPED_TRACE(concat(tied ? "tied" : "untied", ", stages ", stages));
+  Config config = tiny_config();
+  config.model.tied = tied;
+  config.pipeline.stages = stages;
+  Trainer trainer(config);
+  trainer.step();
+  const TempFolder folder;
+  const std::string target = folder.path("model");
+  save_model(target, config.model, config.data.sequence, trainer.weights());
+  EXPECT_EQ(files_in(target), (std::vector<std::string>{"config.json", "model.safetensors"}));
+
+  const SafeTensors saved(target + "/model.safetensors");
+  EXPECT_EQ(saved.header_bytes % 8, 0U);
+  std::set<std::string> expected = {"model.embed_tokens.weight", "model.norm.weight"};
+  if (!tied) expected.insert("lm_head.weight");
+  for (int i = 0; i < 3; ++i) {
+    for (const char* name :
+         {"input_layernorm", "post_attention_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+          "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}) {
+      expected.insert(concat("model.layers.", i, ".", name, ".weight"));
+    }
+  }
+  std::set<std::string> names;
+  int64_t bytes = 0;
+  for (const auto& [name, entry] : saved.header.items()) {
+    if (name == "__metadata__") continue;
+    names.insert(name);
+    EXPECT_EQ(entry.at("dtype"), "F32");
+    bytes += entry.at("data_offsets")[1].get<int64_t>() - entry.at("data_offsets")[0].get<int64_t>();
+  }
+  EXPECT_EQ(names, expected);
+  EXPECT_EQ(bytes, static_cast<int64_t>(saved.data.size())) << "no gaps, no overlap, nothing behind";
+
+  // q has 4 heads of 8, k and v have 2.
+  const auto shape = [&](const std::string& name) {
+    return saved.header.at("model.layers.1." + name + ".weight").at("shape").get<std::vector<int64_t>>();
+  };
+  EXPECT_EQ(shape("self_attn.q_proj"), (std::vector<int64_t>{32, 32}));
+  EXPECT_EQ(shape("self_attn.k_proj"), (std::vector<int64_t>{16, 32}));
+  EXPECT_EQ(shape("self_attn.v_proj"), (std::vector<int64_t>{16, 32}));
+  EXPECT_EQ(shape("mlp.gate_proj"), (std::vector<int64_t>{48, 32}));
+  EXPECT_EQ(shape("mlp.down_proj"), (std::vector<int64_t>{32, 48}));
+  EXPECT_EQ(shape("input_layernorm"), (std::vector<int64_t>{32}));
+
+  for (const Parameter* weight : trainer.weights()) {
+    const char* value = static_cast<const char*>(weight->value.const_data_ptr());
+    for (const ParameterPart& part : weight->parts()) {
+      const auto offsets = saved.header.at(part.name).at("data_offsets").get<std::vector<size_t>>();
+      const size_t size = offsets[1] - offsets[0];
+      ASSERT_LE(offsets[1], saved.data.size());
+      EXPECT_EQ(size, static_cast<size_t>(part.rows) * weight->value.nbytes() / weight->sizes()[0]) << part.name;
+      EXPECT_EQ(std::memcmp(saved.data.data() + offsets[0], value, size), 0) << part.name;
+      value += size;
+    }
+  }
+
+  const json description = json::parse(read(target + "/config.json"));
+  EXPECT_EQ(description.at("architectures"), json::array({"LlamaForCausalLM"}));
+  EXPECT_EQ(description.at("model_type"), "llama");
+  EXPECT_EQ(description.at("hidden_size"), 32);
+  EXPECT_EQ(description.at("intermediate_size"), 48);
+  EXPECT_EQ(description.at("num_hidden_layers"), 3);
+  EXPECT_EQ(description.at("num_attention_heads"), 4);
+  EXPECT_EQ(description.at("num_key_value_heads"), 2);
+  EXPECT_EQ(description.at("head_dim"), 8);
+  EXPECT_EQ(description.at("vocab_size"), test::kVocab);
+  EXPECT_EQ(description.at("tie_word_embeddings"), tied);
+}
+
+TEST(SaveModel, EveryWeightUnderItsName) {
+  for (const bool tied : {false, true}) {
+    for (const int stages : {1, 3}) expect_saved(tied, stages);
+  }
+}
+
+class SaveModelFailure : public ::testing::Test {
+ protected:
+  SaveModelFailure() : config_(tiny_config()), trainer_(config_) {}
+  void save(const std::string& to) { save_model(to, config_.model, config_.data.sequence, trainer_.weights()); }
+
+  Config config_;
+  Trainer trainer_;
+  TempFolder folder_;
+};
+
+TEST_F(SaveModelFailure, AFileWhereTheFolderShouldBe) {
+  const std::string file = folder_.write("model", "mine");
+  test::expect_error([&] { save(file); }, {file});
+  test::expect_error([&] { save(file + "/deeper"); }, {file + "/deeper"});
+  EXPECT_EQ(read(file), "mine");
+  EXPECT_EQ(files_in(folder_.path("")), std::vector<std::string>{"model"});
+}
+
+// A folder where the weights' file should be: it cannot be replaced, and nothing is left beside it.
+TEST_F(SaveModelFailure, AFolderWhereTheFileShouldBe) {
+  const std::string model = folder_.path("model");
+  std::filesystem::create_directories(model + "/model.safetensors/mine");
+  test::expect_error([&] { save(model); }, {"model.safetensors"});
+  EXPECT_EQ(files_in(model), std::vector<std::string>{"model.safetensors"});
+  EXPECT_TRUE(std::filesystem::is_directory(model + "/model.safetensors/mine"));
+}
+
+// The second file fails after the first is written: the old pair stays as it was.
+TEST_F(SaveModelFailure, AFolderWhereTheDescriptionShouldBe) {
+  const std::string model = folder_.path("model");
+  std::filesystem::create_directories(model + "/config.json.new/mine");
+  folder_.write("model/model.safetensors", "old weights");
+  test::expect_error([&] { save(model); }, {"config.json"});
+  EXPECT_EQ(read(model + "/model.safetensors"), "old weights");
+  EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json.new", "model.safetensors"}));
+}
+
+// A full disk, as far as a process can tell: what is written aside goes to /dev/full.
+TEST_F(SaveModelFailure, FullDisk) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
+  const std::string model = folder_.path("model");
+  std::filesystem::create_directories(model);
+  folder_.write("model/model.safetensors", "old weights");
+  folder_.write("model/config.json", "old config");
+  std::filesystem::create_symlink("/dev/full", model + "/model.safetensors.new");
+  test::expect_error([&] { save(model); }, {"model.safetensors.new", "No space left on device"});
+  EXPECT_EQ(read(model + "/model.safetensors"), "old weights");
+  EXPECT_EQ(read(model + "/config.json"), "old config");
+  EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json", "model.safetensors"}));
+}
+
+TEST_F(SaveModelFailure, OnlyLlamaCanBeSaved) {
+  ModelConfig mlp = config_.model;
+  mlp.type = "mlp";
+  test::expect_error([&] { save_model(folder_.path("model"), mlp, 16, trainer_.weights()); }, {"llama", "mlp"});
+  EXPECT_FALSE(std::filesystem::exists(folder_.path("model")));
+}
+
+// Saving over an older model replaces it.
+TEST_F(SaveModelFailure, SavingTwice) {
+  const std::string model = folder_.path("model");
+  save(model);
+  const std::string first = read(model + "/model.safetensors");
+  trainer_.step();
+  save(model);
+  EXPECT_NE(read(model + "/model.safetensors"), first);
+  EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json", "model.safetensors"}));
+}
+
+}  // namespace
+}  // namespace twobp
