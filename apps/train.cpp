@@ -67,6 +67,10 @@ void print_memory(const StepReport& report) {
 }
 
 int train(const TrainOptions& options) {
+  if (options.print_config && options.config.empty() && options.overrides.empty()) {
+    std::printf("%s\n", config_to_json(Config{}).c_str());  // the defaults: no data yet, so not a run
+    return 0;
+  }
   const Config config = load_config(options.config, options.overrides);
   if (options.print_config) {
     std::printf("%s\n", config_to_json(config).c_str());

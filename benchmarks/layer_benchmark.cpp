@@ -12,6 +12,7 @@
 
 #include "twobp/core/clock.h"
 #include "twobp/nn/models/llama.h"
+#include "twobp/pipeline/memory_meter.h"
 
 namespace twobp {
 namespace {
@@ -62,6 +63,24 @@ void split_backward(benchmark::State& state, Size size, Kind kind, bool backward
   context.loss_scale = 1.0 / static_cast<double>(size.micro_batch * size.sequence);
   const at::Tensor input = make_input(size);
   Saved saved;
+  MemoryMeter meter({0});
+  layer->forward(kind == kEmbedding ? Values{} : Values{input}, context, saved);  // makes the rotary tables
+  saved.release();
+  {
+    // What is live after F and after I, the output and the input's gradient included; what W frees.
+    const MemoryMeter::Watch watch(meter);
+    const MemoryMeter::Scope scope(0, MemoryCategory::kActivations);
+    const auto held = [&](const char* name) {
+      state.counters[name] = static_cast<double>(meter.held(0)) / (1 << 20);
+    };
+    Values y = layer->forward(kind == kEmbedding ? Values{} : Values{input.clone()}, context, saved);
+    held("MiB_after_F");
+    const Values dx = layer->backward_p1(kind == kHead ? Values{} : std::move(y), context, saved);
+    held("MiB_after_I");
+    saved.release();
+    held("MiB_of_dx");
+    for (Parameter* parameter : parameters) parameter->forget_grad();
+  }
   for (auto _ : state) {
     const double f = now_seconds();
     Values y = layer->forward(kind == kEmbedding ? Values{} : Values{input}, context, saved);

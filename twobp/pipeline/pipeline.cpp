@@ -135,7 +135,13 @@ StepReport Pipeline::run(const Plan& plan, const std::vector<Fields>& micro_batc
   report.step = options.step;
   std::vector<RankResult> results(ranks());
   report.begin = now_seconds();
-  on_ranks([&](int rank) { results[rank] = executors_[rank]->run(input); });
+  try {
+    on_ranks([&](int rank) { results[rank] = executors_[rank]->run(input); });
+  } catch (...) {
+    // While the batch is still there: a rank's thread should not be the one to free what it did not allocate.
+    threads_->run([&](int rank) { executors_[rank]->clear(); }, [](const std::string&) {});
+    throw;
+  }
   report.end = now_seconds();
 
   report.stages.resize(stages());

@@ -24,9 +24,8 @@ class NewFile {
     check(fd_ >= 0, "create");
   }
   ~NewFile() {
-    if (fd_ < 0) return;
-    ::close(fd_);
-    ::unlink(aside_.c_str());
+    if (fd_ >= 0) ::close(fd_);
+    if (!committed_) ::unlink(aside_.c_str());
   }
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
@@ -46,6 +45,7 @@ class NewFile {
     check(::fsync(fd_) == 0, "sync");
     check(::close(std::exchange(fd_, -1)) == 0, "close");
     check(::rename(aside_.c_str(), path_.c_str()) == 0, "rename");
+    committed_ = true;
   }
 
  private:
@@ -56,6 +56,7 @@ class NewFile {
   std::filesystem::path path_;
   std::filesystem::path aside_;
   int fd_ = -1;
+  bool committed_ = false;
 };
 
 json model_json(const ModelConfig& config, int64_t sequence) {

@@ -69,7 +69,7 @@ StepResult Trainer::step(const Batch& batch, const Variant& variant) {
   const Plan& plan = plan_for(variant, static_cast<int>(batch.micro_batches.size()));
   StepOptions options;
   options.seed = config_.train.seed;
-  options.step = step_;
+  options.step = step_ + 1;  // as users count, for messages
   options.loss_scale = 1.0 / static_cast<double>(batch.targets);
   options.timeout = config_.pipeline.timeout;
   options.want_events =
