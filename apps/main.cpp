@@ -3,6 +3,7 @@
 #include <malloc.h>
 
 #include <CLI/CLI.hpp>
+#include <c10/util/Exception.h>
 
 #include "apps/bench.h"
 #include "apps/log.h"
@@ -33,6 +34,9 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     return app.exit(e);
+  } catch (const c10::Error& e) {  // out of memory, for instance
+    twobp::log_error(e.what_without_backtrace());
+    return 1;
   } catch (const std::exception& e) {
     twobp::log_error(e.what());
     return 1;

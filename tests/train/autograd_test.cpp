@@ -1,11 +1,11 @@
-// Whole training runs against the same model on autograd in float64 and a plain optimizer: the loss is the mean over
-// the counted targets of the global batch whatever micro-batch they are in, tied weights get both uses' gradients,
-// clipping is torch's.
+// Whole training runs against the same model on autograd in float64 and a plain optimizer: the loss is the
+// mean over the counted targets of the global batch whatever micro-batch they are in, tied weights get both
+// uses' gradients, clipping is torch's.
 //
 // Tolerances. The library computes in float32 (unit roundoff u = 6e-8). A gradient here is a sum of at most
-// n = 4 * 2 * 16 = 128 rows after about 40 operations in a row (3 blocks of 12, head): rounding errors of u each, taken
-// as all of one sign, are (128 + 40) u = 1e-5 of the largest term, and terms are of the size of the largest
-// gradient of the parameter. So gradients may differ by 1e-5 of their largest absolute value.
+// n = 4 * 2 * 16 = 128 rows after about 40 operations in a row (3 blocks of 12, head): rounding errors of u
+// each, taken as all of one sign, are (128 + 40) u = 1e-5 of the largest term, and terms are of the size of
+// the largest gradient of the parameter. So gradients may differ by 1e-5 of their largest absolute value.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -16,17 +16,20 @@
 namespace twobp {
 namespace {
 
-using test::Reference;
 using test::parts_of;
 using test::random_batch;
+using test::Reference;
 using test::tiny_config;
 
 constexpr double kGradientError = 1e-5;
 
-double largest(const at::Tensor& t) { return t.abs().max().item<double>(); }
+double largest(const at::Tensor& t) {
+  return t.abs().max().item<double>();
+}
 
 // |a - b| <= bound, elementwise, a in float32 and b in float64.
-void expect_close(const at::Tensor& actual, const at::Tensor& expected, double bound, const std::string& what) {
+void expect_close(const at::Tensor& actual, const at::Tensor& expected, double bound,
+                  const std::string& what) {
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
   EXPECT_LE(largest(actual.to(at::kDouble) - expected), bound) << what;
 }
@@ -38,7 +41,8 @@ Config config_of(bool tied, int stages) {
   return config;
 }
 
-// SGD with lr 1 and no decay: the weights move by exactly the gradient, up to the rounding of the subtraction (u times the weight).
+// SGD with lr 1 and no decay: the weights move by exactly the gradient, up to the rounding of the subtraction
+// (u times the weight).
 Config gradient_config(bool tied, int stages) {
   Config config = config_of(tied, stages);
   config.optimizer.type = "sgd";
@@ -71,7 +75,8 @@ TEST(Autograd, GradientsOfEveryWeight) {
   }
 }
 
-// Micro-batches with 1, 32, 7 and 9 counted targets, the last of another size: what a mean of means would miss.
+// Micro-batches with 1, 32, 7 and 9 counted targets, the last of another size: what a mean of means would
+// miss.
 TEST(Autograd, MeanOverAllCountedTargetsOfTheGlobalBatch) {
   Batch batch = random_batch(4, 2, 1, 2);
   const std::vector<int64_t> keep = {1, 32, 7, 9};
@@ -123,11 +128,12 @@ TEST(Autograd, TiedWeightsStayEqualOnAllStages) {
   EXPECT_FALSE(first->value.is_alias_of(last->value)) << "on different ranks they are different tensors";
 }
 
-// Several steps with clipping. Adam's update is lr * m / (sqrt(v) + eps) with m and sqrt(v) of the size of g, so an
-// error e of g, much smaller than eps, moves it by at most 2 lr e / eps a step (m and sqrt(v) are each at most e off).
-// No clipped gradient is above 0.1 (checked), so e is at most 1e-5 * 0.1, and with lr = 1e-2 and eps = 1e-3 five steps
-// make 5 * 2e-5 = 1e-4, against a movement of 1e-2 (checked) to 5 lr = 5e-2.
-// The loss is compared to first order: weights that differ by d change it by at most norm * |d|, times 2 for curvature.
+// Several steps with clipping. Adam's update is lr * m / (sqrt(v) + eps) with m and sqrt(v) of the size of g,
+// so an error e of g, much smaller than eps, moves it by at most 2 lr e / eps a step (m and sqrt(v) are each
+// at most e off). No clipped gradient is above 0.1 (checked), so e is at most 1e-5 * 0.1, and with lr = 1e-2
+// and eps = 1e-3 five steps make 5 * 2e-5 = 1e-4, against a movement of 1e-2 (checked) to 5 lr = 5e-2. The
+// loss is compared to first order: weights that differ by d change it by at most norm * |d|, times 2 for
+// curvature.
 void expect_adamw_run(bool tied, int stages, int micro_batches, const Variant& variant) {
   Config config = config_of(tied, stages);
   config.train.clip_norm = 0.5;
@@ -164,7 +170,8 @@ void expect_adamw_run(bool tied, int stages, int micro_batches, const Variant& v
       ASSERT_LT(largest(grad), 0.1) << name;
       const double decay = value.dim() > 1 ? config.optimizer.weight_decay : 0;
       at::_fused_adamw_({value}, {grad}, {first[name]}, {second[name]}, {}, {step}, config.optimizer.lr,
-                        config.optimizer.beta1, config.optimizer.beta2, decay, config.optimizer.eps, false, false);
+                        config.optimizer.beta1, config.optimizer.beta2, decay, config.optimizer.eps, false,
+                        false);
     }
   }
   for (const auto& [name, value] : parts_of(trainer.weights())) {

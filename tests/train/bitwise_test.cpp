@@ -1,6 +1,6 @@
-// The promise the whole design rests on: losses, gradient norms and weights after three steps are the same to the
-// bit whatever the schedule, the p2 policy, the number of stages and the way the layers are split, at each number
-// of micro-batches. The reference is one stage with standard backpropagation.
+// The promise the whole design rests on: losses, gradient norms and weights after three steps are the same to
+// the bit whatever the schedule, the p2 policy, the number of stages and the way the layers are split, at
+// each number of micro-batches. The reference is one stage with standard backpropagation.
 #include <tuple>
 
 #include <gtest/gtest.h>
@@ -10,17 +10,19 @@
 namespace twobp {
 namespace {
 
-using test::Outcome;
 using test::expect_same_bits;
+using test::Outcome;
 using test::random_batches;
 using test::tiny_config;
 
 constexpr int kSteps = 3;
 
 // Layers per stage: counts that divide and counts that do not, ends inside a block, and a stage of one layer.
-const std::vector<std::vector<int>> kSplits = {{8}, {4, 4}, {3, 5}, {3, 2, 3}, {1, 2, 1, 3, 1}, {1, 1, 1, 4, 1}};
+const std::vector<std::vector<int>> kSplits = {{8},       {4, 4},          {3, 5},
+                                               {3, 2, 3}, {1, 2, 1, 3, 1}, {1, 1, 1, 4, 1}};
 const std::vector<std::string> kSchedules = {"naive", "gpipe", "1f1b"};
-const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill};
+const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown,
+                                         P2Policy::kFill};
 
 Config config_of(bool tied, double clip_norm, const std::vector<int>& split) {
   Config config = tiny_config();
@@ -60,21 +62,25 @@ TEST_P(BitwiseMatrix, SameForEveryScheduleAndPolicyAndSplit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, BitwiseMatrix,
-                         ::testing::Combine(::testing::Bool(), ::testing::Bool(), ::testing::Values(1, 2, 3, 4)),
+                         ::testing::Combine(::testing::Bool(), ::testing::Bool(),
+                                            ::testing::Values(1, 2, 3, 4)),
                          [](const auto& info) {
                            return concat(std::get<0>(info.param) ? "Tied" : "Untied",
                                          std::get<1>(info.param) ? "Clipped" : "Unclipped", "M",
                                          std::get<2>(info.param));
                          });
 
-// The reference above is itself a run of this library; that it learns what autograd learns is autograd_test's.
+// The reference above is itself a run of this library; that it learns what autograd learns is
+// autograd_test's.
 TEST(BitwiseReference, DependsOnWhatItShouldDependOn) {
   const auto batches = random_batches(kSteps, 2);
   const Variant variant{"gpipe", P2Policy::kOff};
   const Outcome plain = test::train(config_of(false, 0, {8}), batches, variant);
   EXPECT_FALSE(test::same_bits(plain.losses, test::train(config_of(true, 0, {8}), batches, variant).losses));
-  EXPECT_FALSE(test::same_bits(plain.losses, test::train(config_of(false, 0.5, {8}), batches, variant).losses));
-  EXPECT_FALSE(test::same_bits(plain.losses, test::train(config_of(false, 0, {8}), random_batches(kSteps, 3), variant).losses));
+  EXPECT_FALSE(
+      test::same_bits(plain.losses, test::train(config_of(false, 0.5, {8}), batches, variant).losses));
+  EXPECT_FALSE(test::same_bits(
+      plain.losses, test::train(config_of(false, 0, {8}), random_batches(kSteps, 3), variant).losses));
 }
 
 TEST(Bitwise, SameUnderAnyMemoryCap) {
@@ -118,7 +124,8 @@ TEST(Bitwise, SameForAMeasuredSplit) {
   for (const int stages : {2, 3, 5, 8}) {
     Config config = tiny_config();
     config.pipeline.stages = stages;
-    expect_same_bits(expected, test::train(config, batches, {"1f1b", P2Policy::kFill}), concat(stages, " stages"));
+    expect_same_bits(expected, test::train(config, batches, {"1f1b", P2Policy::kFill}),
+                     concat(stages, " stages"));
   }
 }
 

@@ -1,11 +1,11 @@
-// Concatenated backward-p2 gives up bitwise equality for the Linear weights, and only for them, and only by rounding:
-// what a weight's gradient sums over micro-batches is summed in another order.
+// Concatenated backward-p2 gives up bitwise equality for the Linear weights, and only for them, and only by
+// rounding: what a weight's gradient sums over micro-batches is summed in another order.
 //
-// The bound: a gradient element is a sum of n = M * 2 * 16 <= 128 products; two orders of float32 additions differ by
-// at most 2 n u times the sum of the products' magnitudes (u = 6e-8), and that sum is at most n times the largest
-// product. Gradients here have elements of the size of sqrt(n) products of random signs, so relative to the largest
-// element the bound is 2 n u * n / sqrt(n) = 1.7e-4; rounding errors of random signs make it 2 sqrt(n) u * sqrt(n)
-// = 1.5e-5. The tests use the latter.
+// The bound: a gradient element is a sum of n = M * 2 * 16 <= 128 products; two orders of float32 additions
+// differ by at most 2 n u times the sum of the products' magnitudes (u = 6e-8), and that sum is at most n
+// times the largest product. Gradients here have elements of the size of sqrt(n) products of random signs, so
+// relative to the largest element the bound is 2 n u * n / sqrt(n) = 1.7e-4; rounding errors of random signs
+// make it 2 sqrt(n) u * sqrt(n) = 1.5e-5. The tests use the latter.
 #include <gtest/gtest.h>
 
 #include "tests/train/training.h"
@@ -51,11 +51,14 @@ Gradients one_step(const Config& config, const Batch& batch, const Variant& vari
   return result;
 }
 
-double largest(const at::Tensor& t) { return t.abs().max().item<double>(); }
+double largest(const at::Tensor& t) {
+  return t.abs().max().item<double>();
+}
 
 void expect_within_bound(const std::vector<int>& split, const Batch& batch, const Variant& variant) {
-  SCOPED_TRACE(concat(::testing::PrintToString(split), " ", variant.schedule, " ", policy_name(variant.policy), " ",
-                      batching_name(variant.batching), " M ", batch.micro_batches.size()));
+  SCOPED_TRACE(concat(::testing::PrintToString(split), " ", variant.schedule, " ",
+                      policy_name(variant.policy), " ", batching_name(variant.batching), " M ",
+                      batch.micro_batches.size()));
   const Gradients loop = one_step(config_of({test::kLayers}), batch, {"gpipe", P2Policy::kOff});
   const Gradients concatenated = one_step(config_of(split), batch, variant);
   EXPECT_EQ(loop.step.loss, concatenated.step.loss) << "the forward pass does not concatenate";
@@ -67,7 +70,8 @@ void expect_within_bound(const std::vector<int>& split, const Batch& batch, cons
       const double bound = kBound * largest(loop.gradients[i]) + 2 * 1.2e-7 * largest(loop.weights[i]);
       EXPECT_LE(largest(loop.gradients[i] - concatenated.gradients[i]), bound) << name;
     } else {
-      EXPECT_TRUE(same_bits(loop.gradients[i], concatenated.gradients[i])) << name << " has no concatenated p2";
+      EXPECT_TRUE(same_bits(loop.gradients[i], concatenated.gradients[i]))
+          << name << " has no concatenated p2";
     }
   }
 }
@@ -87,13 +91,16 @@ TEST(Concat, GradientsWithinTheBoundOfLoop) {
 TEST(Concat, ShorterLastMicroBatch) {
   for (const P2Batching batching : kConcats) {
     for (const int micro_batches : {2, 3, 4}) {
-      expect_within_bound({3, 5}, test::random_batch(micro_batches, 2, 1, 6), {"1f1b", P2Policy::kFill, batching});
-      expect_within_bound({3, 5}, test::random_batch(micro_batches, 2, 1, 6), {"gpipe", P2Policy::kEnd, batching});
+      expect_within_bound({3, 5}, test::random_batch(micro_batches, 2, 1, 6),
+                          {"1f1b", P2Policy::kFill, batching});
+      expect_within_bound({3, 5}, test::random_batch(micro_batches, 2, 1, 6),
+                          {"gpipe", P2Policy::kEnd, batching});
     }
   }
 }
 
-// 1F1B over two stages holds two micro-batches: the rings are smaller than M = 7 and wrap around several times.
+// 1F1B over two stages holds two micro-batches: the rings are smaller than M = 7 and wrap around several
+// times.
 TEST(Concat, RingSmallerThanTheNumberOfMicroBatches) {
   for (const P2Policy policy : {P2Policy::kEnd, P2Policy::kFill}) {
     expect_within_bound({3, 5}, test::random_batch(7, 1, 1, 7), {"1f1b", policy, P2Batching::kConcat});
@@ -120,7 +127,8 @@ TEST(Concat, OverStepsOfChangingSizes) {
   Config config = tiny_config();
   config.pipeline.stages = 2;
   config.pipeline.split = {3, 5};
-  // As in autograd_test: an error e of a gradient below 0.2 moves AdamW by at most 2 lr e / eps = 2e-2 * 3e-6 / 1e-3.
+  // As in autograd_test: an error e of a gradient below 0.2 moves AdamW by at most 2 lr e / eps = 2e-2 * 3e-6
+  // / 1e-3.
   config.optimizer.eps = 1e-3;
   config.train.clip_norm = 0.5;
   constexpr double kPerStep = 6e-5;
@@ -133,7 +141,8 @@ TEST(Concat, OverStepsOfChangingSizes) {
       }
       for (size_t i = 0; i < loop.weights.size(); ++i) {
         EXPECT_LE(largest(loop.weights[i] - trainer.weights()[i]->value), 4 * kPerStep)
-            << batching_name(first) << " then " << batching_name(second) << ", " << trainer.weights()[i]->name();
+            << batching_name(first) << " then " << batching_name(second) << ", "
+            << trainer.weights()[i]->name();
       }
     }
   }

@@ -1,5 +1,6 @@
-// Evaluation between steps leaves training as it was, to the bit: no gradient, no saved tensor, no ring, no message of
-// it is left for the next step. And training through the loader, over the smaller last batch of an epoch.
+// Evaluation between steps leaves training as it was, to the bit: no gradient, no saved tensor, no ring, no
+// message of it is left for the next step. And training through the loader, over the smaller last batch of an
+// epoch.
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
@@ -99,7 +100,8 @@ TEST(Epochs, SmallerLastBatchThroughTheLoader) {
   TempFolder folder;
   std::vector<int32_t> ids;
   SplitMix64 random(3);
-  for (int i = 0; i < 9 * test::kSequence; ++i) ids.push_back(static_cast<int32_t>(bounded(random, test::kVocab)));
+  for (int i = 0; i < 9 * test::kSequence; ++i)
+    ids.push_back(static_cast<int32_t>(bounded(random, test::kVocab)));
   const std::string shape = concat("(9, ", test::kSequence, ")");
   folder.write("input_ids.npy", test::npy_file("<i4", shape, ids));
   folder.write("labels.npy", test::npy_file("<i4", shape, ids));

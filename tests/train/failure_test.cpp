@@ -1,5 +1,5 @@
-// A weight that is not finite, data that does not fit, a model with too few layers: one Error that says where, on
-// every number of stages, and no rank left waiting.
+// A weight that is not finite, data that does not fit, a model with too few layers: one Error that says
+// where, on every number of stages, and no rank left waiting.
 #include <limits>
 
 #include <gtest/gtest.h>
@@ -36,7 +36,8 @@ void spoil(Trainer& trainer, int layer, float value) {
 
 // The layer with the weight is named, not one that merely saw what came of it.
 TEST(NotFinite, WeightOnAnyStageNamesItsLayer) {
-  for (const float value : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+  for (const float value :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     for (const double clip_norm : {0.0, 1.0}) {
       for (const std::vector<int>& split : {std::vector<int>{8}, {3, 5}, {1, 2, 1, 3, 1}}) {
         for (const int layer : {0, 3, 4, 7}) {
@@ -46,8 +47,11 @@ TEST(NotFinite, WeightOnAnyStageNamesItsLayer) {
             const std::string name = trainer.pipeline().model().layers[layer].name;
             SCOPED_TRACE(concat(name, ", clip ", clip_norm, ", ", policy_name(policy), ", split ",
                                 ::testing::PrintToString(split)));
-            expect_error([&] { trainer.step(random_batch(3, 2, 2, 1), {"1f1b", policy}); },
-                         {concat("weight of layer ", name, " is not finite"), "step 1"});
+            expect_error(
+                [&] {
+                  trainer.step(random_batch(3, 2, 2, 1), {"1f1b", policy});
+                },
+                {concat("weight of layer ", name, " is not finite"), "step 1"});
           }
         }
       }
@@ -55,7 +59,8 @@ TEST(NotFinite, WeightOnAnyStageNamesItsLayer) {
   }
 }
 
-// Finite weights whose gradients overflow: the message comes from whichever layer met it first on the way back.
+// Finite weights whose gradients overflow: the message comes from whichever layer met it first on the way
+// back.
 TEST(NotFinite, GradientThatOverflows) {
   for (const double clip_norm : {0.0, 1.0}) {
     for (const std::vector<int>& split : {std::vector<int>{8}, {3, 2, 3}}) {
@@ -63,8 +68,11 @@ TEST(NotFinite, GradientThatOverflows) {
       trainer.step(random_batch(3, 2, 2, 1), {"1f1b", P2Policy::kFill});
       spoil(trainer, 7, 1e38F);
       SCOPED_TRACE(concat("clip ", clip_norm, ", split ", ::testing::PrintToString(split)));
-      expect_error([&] { trainer.step(random_batch(3, 2, 2, 2), {"1f1b", P2Policy::kFill}); },
-                   {"the gradient of layer ", "is not finite", "step 2", "optimizer.lr"});
+      expect_error(
+          [&] {
+            trainer.step(random_batch(3, 2, 2, 2), {"1f1b", P2Policy::kFill});
+          },
+          {"the gradient of layer ", "is not finite", "step 2", "optimizer.lr"});
     }
   }
 }
@@ -84,8 +92,11 @@ TEST(BadBatch, LabelBeyondTheVocabulary) {
     Trainer trainer(config_of(split, 0));
     Batch batch = random_batch(3, 2, 2, 1);
     batch.micro_batches[1].at("labels").view({-1})[5] = test::kVocab;
-    expect_error([&] { trainer.step(batch, {"gpipe", P2Policy::kFill}); },
-                 {concat("rank ", last, ", step 1, ", last, "F1:"), "label 64", "position 5"});
+    expect_error(
+        [&] {
+          trainer.step(batch, {"gpipe", P2Policy::kFill});
+        },
+        {concat("rank ", last, ", step 1, ", last, "F1:"), "label 64", "position 5"});
   }
 }
 

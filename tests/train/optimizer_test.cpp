@@ -1,14 +1,15 @@
-// AdamW, Adam and SGD against their formulas in float64, step by step: what is decayed, what a missing gradient means,
-// the factor of clipping.
+// AdamW, Adam and SGD against their formulas in float64, step by step: what is decayed, what a missing
+// gradient means, the factor of clipping.
 //
-// The kernels compute in float32: an update is less than 20 operations, so after 6 steps of at most lr = 0.1 on weights
-// of size 3 the error is at most 6 * (20 * 6e-8 * 0.1 + 6e-8 * 3) < 2e-6.
+// The kernels compute in float32: an update is less than 20 operations, so after 6 steps of at most lr = 0.1
+// on weights of size 3 the error is at most 6 * (20 * 6e-8 * 0.1 + 6e-8 * 3) < 2e-6.
+#include "twobp/train/optimizer.h"
+
 #include <cmath>
 
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
-#include "twobp/train/optimizer.h"
 
 namespace twobp {
 namespace {
@@ -16,8 +17,8 @@ namespace {
 constexpr double kBound = 2e-6;
 constexpr int kSteps = 6;
 
-// The formulas for one number. Decay: AdamW (Loshchilov, Hutter 2019) shrinks the weight by lr * decay first, Adam and
-// SGD add decay * weight to the gradient.
+// The formulas for one number. Decay: AdamW (Loshchilov, Hutter 2019) shrinks the weight by lr * decay first,
+// Adam and SGD add decay * weight to the gradient.
 class Formula {
  public:
   Formula(OptimizerConfig config, double weight, bool decays)
@@ -62,8 +63,12 @@ OptimizerConfig config_of(const std::string& type, double momentum = 0) {
   return config;
 }
 
-double gradient_at(int step, int64_t i) { return std::sin(3.0 * step + static_cast<double>(i)) * (i % 3 == 0 ? 0.01 : 1); }
-double lr_at(int step) { return 0.1 / (1 + step); }
+double gradient_at(int step, int64_t i) {
+  return std::sin(3.0 * step + static_cast<double>(i)) * (i % 3 == 0 ? 0.01 : 1);
+}
+double lr_at(int step) {
+  return 0.1 / (1 + step);
+}
 
 // A matrix, which is decayed, and a vector, which is not.
 void expect_formula(const OptimizerConfig& config, double factor) {
@@ -105,10 +110,18 @@ void expect_formula(const OptimizerConfig& config, double factor) {
   }
 }
 
-TEST(Optimizer, AdamW) { expect_formula(config_of("adamw"), 1); }
-TEST(Optimizer, Adam) { expect_formula(config_of("adam"), 1); }
-TEST(Optimizer, Sgd) { expect_formula(config_of("sgd"), 1); }
-TEST(Optimizer, SgdWithMomentum) { expect_formula(config_of("sgd", 0.9), 1); }
+TEST(Optimizer, AdamW) {
+  expect_formula(config_of("adamw"), 1);
+}
+TEST(Optimizer, Adam) {
+  expect_formula(config_of("adam"), 1);
+}
+TEST(Optimizer, Sgd) {
+  expect_formula(config_of("sgd"), 1);
+}
+TEST(Optimizer, SgdWithMomentum) {
+  expect_formula(config_of("sgd", 0.9), 1);
+}
 
 // The factor of clipping multiplies the gradient before anything else sees it.
 TEST(Optimizer, GradientFactor) {

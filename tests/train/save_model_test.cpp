@@ -1,5 +1,7 @@
-// The saved model as Hugging Face reads it: a safetensors header and the weights under their names, packed ones
-// unpacked; and that a failure leaves what was there before.
+// The saved model as Hugging Face reads it: a safetensors header and the weights under their names, packed
+// ones unpacked; and that a failure leaves what was there before.
+#include "twobp/train/save_model.h"
+
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -12,7 +14,6 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
-#include "twobp/train/save_model.h"
 
 namespace twobp {
 namespace {
@@ -44,7 +45,8 @@ struct SafeTensors {
 
 std::vector<std::string> files_in(const std::string& folder) {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename());
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename());
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -67,8 +69,8 @@ void expect_saved(bool tied, int stages) {
   if (!tied) expected.insert("lm_head.weight");
   for (int i = 0; i < 3; ++i) {
     for (const char* name :
-         {"input_layernorm", "post_attention_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-          "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}) {
+         {"input_layernorm", "post_attention_layernorm", "self_attn.q_proj", "self_attn.k_proj",
+          "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}) {
       expected.insert(concat("model.layers.", i, ".", name, ".weight"));
     }
   }
@@ -100,7 +102,8 @@ void expect_saved(bool tied, int stages) {
       const auto offsets = saved.header.at(part.name).at("data_offsets").get<std::vector<size_t>>();
       const size_t size = offsets[1] - offsets[0];
       ASSERT_LE(offsets[1], saved.data.size());
-      EXPECT_EQ(size, static_cast<size_t>(part.rows) * weight->value.nbytes() / weight->sizes()[0]) << part.name;
+      EXPECT_EQ(size, static_cast<size_t>(part.rows) * weight->value.nbytes() / weight->sizes()[0])
+          << part.name;
       EXPECT_EQ(std::memcmp(saved.data.data() + offsets[0], value, size), 0) << part.name;
       value += size;
     }
@@ -128,7 +131,9 @@ TEST(SaveModel, EveryWeightUnderItsName) {
 class SaveModelFailure : public ::testing::Test {
  protected:
   SaveModelFailure() : config_(tiny_config()), trainer_(config_) {}
-  void save(const std::string& to) { save_model(to, config_.model, config_.data.sequence, trainer_.weights()); }
+  void save(const std::string& to) {
+    save_model(to, config_.model, config_.data.sequence, trainer_.weights());
+  }
 
   Config config_;
   Trainer trainer_;
@@ -179,7 +184,8 @@ TEST_F(SaveModelFailure, FullDisk) {
 TEST_F(SaveModelFailure, OnlyLlamaCanBeSaved) {
   ModelConfig mlp = config_.model;
   mlp.type = "mlp";
-  test::expect_error([&] { save_model(folder_.path("model"), mlp, 16, trainer_.weights()); }, {"llama", "mlp"});
+  test::expect_error([&] { save_model(folder_.path("model"), mlp, 16, trainer_.weights()); },
+                     {"llama", "mlp"});
   EXPECT_FALSE(std::filesystem::exists(folder_.path("model")));
 }
 

@@ -1,5 +1,5 @@
-// What the training tests share: a tiny LLaMa, batches with labels that do not count, a run of a few steps, and
-// the comparison of two runs bit by bit.
+// What the training tests share: a tiny LLaMa, batches with labels that do not count, a run of a few steps,
+// and the comparison of two runs bit by bit.
 #pragma once
 
 #include <cstring>
@@ -44,7 +44,8 @@ inline Config tiny_config() {
 }
 
 // A micro-batch whose number of counted labels depends on the seed; its first label is counted.
-inline Fields random_fields(int64_t samples, uint64_t seed, int64_t sequence = kSequence, int64_t vocab = kVocab) {
+inline Fields random_fields(int64_t samples, uint64_t seed, int64_t sequence = kSequence,
+                            int64_t vocab = kVocab) {
   SplitMix64 random(seed);
   at::Tensor ids = at::empty({samples, sequence}, at::kLong);
   at::Tensor labels = at::empty({samples, sequence}, at::kLong);
@@ -57,7 +58,9 @@ inline Fields random_fields(int64_t samples, uint64_t seed, int64_t sequence = k
   return {{"input_ids", ids}, {"labels", labels}};
 }
 
-inline int64_t counted(const at::Tensor& labels) { return labels.ne(-100).sum().item<int64_t>(); }
+inline int64_t counted(const at::Tensor& labels) {
+  return labels.ne(-100).sum().item<int64_t>();
+}
 
 // `last` samples in the last micro-batch, `samples` in the others.
 inline Batch random_batch(int micro_batches, int64_t samples, int64_t last, uint64_t seed) {

@@ -28,7 +28,8 @@ struct Context {
   const at::Tensor& field(const std::string& name) const;
 
   // A tensor for a layer's result (..., cols): in the micro-batch's slot of `destination` if there is one and
-  // it fits, else fresh. Clears `destination`.
+  // it fits, else fresh: in evaluation always, where slots belong to micro-batches that train. Clears
+  // `destination`.
   at::Tensor output(at::IntArrayRef sizes, const at::TensorOptions& options);
 };
 

@@ -13,7 +13,7 @@ namespace {
 uint64_t seed_of(uint64_t seed, const std::string& name) {
   uint64_t hash = 14695981039346656037ull ^ (seed * 0x9e3779b97f4a7c15ull);
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
-  return hash;
+  return hash ^ (hash >> 32);  // the generator looks at the lower half alone
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ std::vector<at::Tensor> concatenate_rows(std::span<const at::Tensor> parts, bool
     int64_t rows = first.size(0);
     size_t next = i + 1;
     while (next < parts.size() && parts[next].storage().is_alias_of(first.storage()) &&
-           first.is_contiguous() &&
+           first.is_contiguous() && parts[next].is_contiguous() && parts[next].size(1) == first.size(1) &&
            parts[next].storage_offset() == first.storage_offset() + rows * first.size(1)) {
       rows += parts[next++].size(0);
     }

@@ -33,17 +33,19 @@ struct Specimen {
 
 class Measurement {
  public:
-  explicit Measurement(MemoryMeter& meter) : meter_(meter), begin_bytes_(meter.held(0)) {
+  explicit Measurement(MemoryMeter& meter)
+      : meter_(meter), begin_held_(meter.held(0)), begin_total_(meter.rank_use(0).total()) {
     meter_.take_high_water(0);
     begin_ = now_seconds();
   }
   double seconds() const { return now_seconds() - begin_; }
-  int64_t peak() { return meter_.take_high_water(0) - begin_bytes_; }
-  int64_t held() const { return meter_.held(0) - begin_bytes_; }
+  int64_t peak() { return meter_.take_high_water(0) - begin_total_; }
+  int64_t held() const { return meter_.held(0) - begin_held_; }
 
  private:
   MemoryMeter& meter_;
-  int64_t begin_bytes_;
+  int64_t begin_held_;
+  int64_t begin_total_;  // the high water is of parameters and gradients too
   double begin_ = 0;
 };
 
@@ -52,7 +54,8 @@ void run_once(std::vector<Specimen>& specimens, const std::string& input_field, 
   Context context;
   context.fields = &fields;
   Values x;
-  if (!input_field.empty()) x.push_back(context.field(input_field));
+  // A copy, so that it is held and released like the output of a layer before.
+  if (!input_field.empty()) x.push_back(context.field(input_field).clone());
   for (auto& s : specimens) {
     Measurement measurement(meter);
     x = s.layer->forward(std::move(x), context, s.saved);
@@ -94,7 +97,7 @@ void run_once(std::vector<Specimen>& specimens, const std::string& input_field, 
 
 }  // namespace
 
-Profile measure_profile(const ModelSpec& model, const Fields& fields, int repeats) {
+Profile measure_profile(const ModelSpec& model, const Fields& fields, double seconds) {
   TWOBP_CHECK(!model.layers.empty(), "a model needs layers");
   MemoryMeter meter({0});
   const MemoryMeter::Watch watch(meter);
@@ -116,7 +119,11 @@ Profile measure_profile(const ModelSpec& model, const Fields& fields, int repeat
     specimens.push_back(std::move(s));
   }
   const MemoryMeter::Scope scope(0, MemoryCategory::kActivations);
-  for (int i = 0; i < repeats + 1; ++i) run_once(specimens, model.input_field, fields, meter, i > 0);
+  run_once(specimens, model.input_field, fields, meter, /*count=*/false);
+  const double end = now_seconds() + seconds;
+  for (int i = 0; i < 3 || (i < 25 && now_seconds() < end); ++i) {
+    run_once(specimens, model.input_field, fields, meter, /*count=*/true);
+  }
   Profile profile;
   for (auto& s : specimens) {
     s.cost.forward = median(s.forward);

@@ -33,9 +33,9 @@ struct LayerCost {
 // By LayerSpec::kind.
 using Profile = std::map<std::string, LayerCost>;
 
-// Runs one layer of each kind, in model order, `repeats` times after a warm-up, on `threads` threads of the
-// calling thread. `fields` is one micro-batch.
-Profile measure_profile(const ModelSpec& model, const Fields& fields, int repeats = 3);
+// Runs one layer of each kind, in model order, on the calling thread and its compute threads: once to warm up, then
+// until `seconds` have passed, at least 3 and at most 25 times. `fields` is one micro-batch.
+Profile measure_profile(const ModelSpec& model, const Fields& fields, double seconds = 0.3);
 
 // The costs of all layers in model order.
 std::vector<LayerCost> layer_costs(const ModelSpec& model, const Profile& profile);

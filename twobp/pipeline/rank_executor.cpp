@@ -7,6 +7,22 @@
 #include "twobp/core/text.h"
 
 namespace twobp {
+namespace {
+
+// What the exception at hand says, without LibTorch's backtrace.
+std::string what_is_thrown() {
+  try {
+    throw;
+  } catch (const c10::Error& e) {
+    return e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "an exception of unknown type";
+  }
+}
+
+}  // namespace
 
 std::vector<std::string> batching_names() {
   return {"loop", "concat", "concat_copy"};
@@ -41,9 +57,8 @@ RankResult RankExecutor::run(const StepInput& input) {
       execute(instruction);
     } catch (const Aborted&) {
       throw;
-    } catch (const std::exception& e) {
-      throw Error(
-          concat("rank ", rank_, ", step ", input.step, ", ", to_string(instruction), ": ", e.what()));
+    } catch (...) {
+      fail("rank ", rank_, ", step ", input.step, ", ", to_string(instruction), ": ", what_is_thrown());
     }
   }
   result_.times.instructions = static_cast<int64_t>(input.schedule->ranks[rank_].size());

@@ -124,6 +124,7 @@ class InProcessTransport : public Transport {
 
   void all_reduce_sum(at::Tensor& tensor, double timeout) override {
     std::unique_lock lock(group_->reduce_mutex);
+    throw_if_aborted();
     const int64_t generation = group_->generation;
     group_->contributions[rank_] = tensor;
     if (++group_->arrived == size()) {
@@ -138,6 +139,8 @@ class InProcessTransport : public Transport {
         return group_->generation != generation || group_->aborted.load(std::memory_order_acquire);
       });
       if (group_->generation == generation) {
+        --group_->arrived;  // this rank leaves without the sum
+        group_->contributions[rank_].reset();
         throw_if_aborted();
         TWOBP_CHECK(done, "rank ", rank_, " waited ", timeout, " s in all_reduce for the other ranks");
       }

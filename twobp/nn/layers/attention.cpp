@@ -48,6 +48,8 @@ Values Attention::forward(Values values, Context& context, Saved& saved) {
   at::Tensor packed = std::move(values[0]);
   TWOBP_CHECK(packed.dim() == 3 && packed.size(2) == shape_.packed(), "attention takes (batch, sequence, ",
               shape_.packed(), "), got ", packed.sizes());
+  TWOBP_CHECK(packed.scalar_type() == dtype_, "attention has dtype ", c10::toString(dtype_), ", got ",
+              c10::toString(packed.scalar_type()));
   packed = exclusively_owned(packed) && packed.is_contiguous() ? packed
                                                                : packed.clone(at::MemoryFormat::Contiguous);
   const int64_t batch = packed.size(0);
@@ -82,7 +84,11 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
   const int64_t head_dim = shape_.head_dim;
-  const at::Tensor dy = values[0].view({batch, positions, shape_.heads, head_dim}).transpose(1, 2);
+  TWOBP_CHECK(values[0].dim() == 3 && values[0].size(0) == batch && values[0].size(1) == positions &&
+                  values[0].size(2) == shape_.heads * head_dim,
+              "the gradient ", values[0].sizes(), " does not fit the output of attention, (", batch, ", ",
+              positions, ", ", shape_.heads * head_dim, ")");
+  const at::Tensor dy = values[0].reshape({batch, positions, shape_.heads, head_dim}).transpose(1, 2);
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
       dy, queries(packed), keys_or_values(packed, shape_.heads),
       keys_or_values(packed, shape_.heads + shape_.kv_heads), saved.take_p1(1), saved.take_p1(2),

@@ -9,9 +9,10 @@ Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
   const at::Tensor labels = context.field("labels").contiguous();
   const int64_t cols = logits.size(-1);
   const int64_t rows = logits.numel() / cols;
-  TWOBP_CHECK(labels.scalar_type() == at::kLong && labels.numel() == rows, "labels ", labels.sizes(),
-              " of dtype ", c10::toString(labels.scalar_type()), " do not fit logits ", logits.sizes(),
-              ": one int64 label per position is needed");
+  TWOBP_CHECK(
+      labels.scalar_type() == at::kLong && labels.sizes() == logits.sizes().slice(0, logits.dim() - 1),
+      "labels ", labels.sizes(), " of dtype ", c10::toString(labels.scalar_type()), " do not fit logits ",
+      logits.sizes(), ": one int64 label per position is needed");
   const int64_t* target = labels.const_data_ptr<int64_t>();
   for (int64_t r = 0; r < rows; ++r) {
     TWOBP_CHECK(target[r] == kIgnoreLabel || (target[r] >= 0 && target[r] < cols), "label ", target[r],

@@ -12,11 +12,23 @@ Values Embedding::forward(Values, Context& context, Saved& saved) {
   TWOBP_CHECK(ids.scalar_type() == at::kLong && ids.dim() == 2,
               "input_ids must be int64 (batch, sequence), got ", c10::toString(ids.scalar_type()), " ",
               ids.sizes());
+  const at::Tensor in_order = ids.contiguous();
+  const int64_t* id = in_order.const_data_ptr<int64_t>();
+  const int64_t vocab = weight_.value.size(0);
+  for (int64_t i = 0; i < ids.numel(); ++i) {
+    TWOBP_CHECK(id[i] >= 0 && id[i] < vocab, "token id ", id[i], " at position ", i,
+                " of the micro-batch is outside the vocabulary of ", vocab);
+  }
   if (context.training) saved.keep_until_p2(ids);
   return {at::embedding(weight_.value, ids)};
 }
 
 Values Embedding::backward_p1(Values dy, Context&, Saved& saved) {
+  TWOBP_CHECK(saved.p2_count() == 1, "backward-p1 of Embedding ", weight_.name(),
+              " does not find the ids alone: it runs once after each forward");
+  const at::Tensor& ids = saved.p2(0);
+  TWOBP_CHECK(dy[0].numel() == ids.numel() * weight_.value.size(1), "the gradient ", dy[0].sizes(),
+              " of Embedding ", weight_.name(), " does not fit its output for ids ", ids.sizes());
   saved.keep_until_p2(std::move(dy[0]));
   return {};
 }

@@ -31,6 +31,8 @@ Values Linear::forward(Values x, Context& context, Saved& saved) {
   const at::Tensor& weight = weight_.value;
   TWOBP_CHECK(x.size() == 1 && x[0].size(-1) == weight.size(1), "Linear ", weight_.name(), " takes (..., ",
               weight.size(1), "), got ", x.empty() ? c10::IntArrayRef{} : x[0].sizes());
+  TWOBP_CHECK(x[0].scalar_type() == weight.scalar_type(), "Linear ", weight_.name(), " has dtype ",
+              c10::toString(weight.scalar_type()), ", got ", c10::toString(x[0].scalar_type()));
   at::Tensor input = as_matrix(x[0]);
   at::Tensor y = context.output(with_last(x[0].sizes(), weight.size(0)), x[0].options());
   at::Tensor y_matrix = as_matrix(y);
@@ -43,7 +45,12 @@ Values Linear::forward(Values x, Context& context, Saved& saved) {
 }
 
 Values Linear::backward_p1(Values dy, Context& context, Saved& saved) {
+  TWOBP_CHECK(saved.p2_count() == 1, "backward-p1 of Linear ", weight_.name(),
+              " does not find its input alone: it runs once after each forward");
   at::Tensor gradient = as_matrix(dy[0]);
+  TWOBP_CHECK(gradient.size(0) == saved.p2(0).size(0) && gradient.size(1) == weight_.value.size(0),
+              "the gradient ", dy[0].sizes(), " does not fit the output of Linear ", weight_.name(), ", ",
+              saved.p2(0).size(0), " rows of ", weight_.value.size(0));
   at::Tensor dx = context.output(with_last(dy[0].sizes(), weight_.value.size(1)), dy[0].options());
   at::Tensor dx_matrix = as_matrix(dx);
   at::mm_out(dx_matrix, gradient, weight_.value);

@@ -22,6 +22,8 @@ Values RmsNorm::forward(Values values, Context& context, Saved& saved) {
   const int64_t rows = x.numel() / cols;
   TWOBP_CHECK(cols == gain_.value.numel(), "RmsNorm ", gain_.name(), " takes (..., ", gain_.value.numel(),
               "), got ", x.sizes());
+  TWOBP_CHECK(x.scalar_type() == gain_.value.scalar_type(), "RmsNorm ", gain_.name(), " has dtype ",
+              c10::toString(gain_.value.scalar_type()), ", got ", c10::toString(x.scalar_type()));
   at::Tensor y = context.output(x.sizes(), x.options());
   at::Tensor rstd = at::empty({rows}, x.options());
   dispatch_float(x.scalar_type(), "RmsNorm", [&](auto zero) {
@@ -46,6 +48,8 @@ Values RmsNorm::backward_p1(Values values, Context& context, Saved& saved) {
   const at::Tensor x = saved.take_p1(0);
   const at::Tensor rstd = saved.take_p1(1);
   at::Tensor dy = as_contiguous(std::move(values[0]));
+  TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(), " does not fit the output of RmsNorm ",
+              gain_.name(), ", ", x.sizes());
   const int64_t cols = x.size(-1);
   const int64_t rows = x.numel() / cols;
   const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;

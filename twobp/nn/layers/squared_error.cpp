@@ -8,9 +8,13 @@ Values SquaredError::forward(Values x, Context& context, Saved& saved) {
   const at::Tensor& target = context.field("target");
   TWOBP_CHECK(target.sizes() == x[0].sizes(), "target ", target.sizes(), " does not fit the output ",
               x[0].sizes());
-  const double scale = context.loss_scale * static_cast<double>(target.size(0)) / static_cast<double>(target.numel());
+  TWOBP_CHECK(target.scalar_type() == x[0].scalar_type(), "target of dtype ",
+              c10::toString(target.scalar_type()), " does not fit the output's ",
+              c10::toString(x[0].scalar_type()));
+  const double scale =
+      context.loss_scale * static_cast<double>(target.size(0)) / static_cast<double>(target.numel());
   at::Tensor difference = x[0] - target;
-  const at::Tensor flat = difference.view({-1});
+  const at::Tensor flat = difference.reshape({-1});
   const double loss = at::dot(flat, flat).item().toDouble() / 2 * scale;
   if (context.training) saved.keep_until_p1(difference.mul_(scale));
   return {at::scalar_tensor(loss, at::TensorOptions().dtype(at::kDouble))};

@@ -29,6 +29,10 @@ Values SwiGlu::backward_p1(Values values, Context& context, Saved& saved) {
   const at::Tensor dact = as_contiguous(std::move(values[0]));
   const int64_t cols = x.size(-1) / 2;
   const int64_t rows = x.numel() / (2 * cols);
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.back() = cols;
+  TWOBP_CHECK(dact.sizes() == sizes, "the gradient ", dact.sizes(), " does not fit the output of SwiGlu, ",
+              at::IntArrayRef(sizes));
   at::Tensor dx =
       context.destination == nullptr && exclusively_owned(x) ? x : context.output(x.sizes(), x.options());
   dispatch_float(x.scalar_type(), "SwiGlu", [&](auto zero) {

@@ -1,0 +1,164 @@
+// What a layer cannot work with is an Error that says what is wrong: token ids and labels outside the
+// vocabulary, wrong sizes, wrong dtypes, missing fields, impossible models.
+#include "tests/nn/layer_test_util.h"
+#include "twobp/nn/layers/attention.h"
+#include "twobp/nn/layers/cross_entropy.h"
+#include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/linear.h"
+#include "twobp/nn/layers/residual.h"
+#include "twobp/nn/layers/rms_norm.h"
+#include "twobp/nn/layers/sequential.h"
+#include "twobp/nn/layers/squared_error.h"
+#include "twobp/nn/layers/swiglu.h"
+#include "twobp/nn/models/llama.h"
+
+namespace twobp {
+namespace {
+
+using namespace test;
+
+at::Tensor ids(const std::vector<int64_t>& values) {
+  return at::tensor(values, at::kLong).view({1, -1});
+}
+
+void expect_forward_error(Layer& layer, const at::Tensor& x, const Fields& fields,
+                          const std::vector<std::string>& parts) {
+  make_parameters(layer);
+  expect_error([&] { MicroBatch(layer, fields).forward(x); }, parts);
+  expect_error([&] { MicroBatch(layer, fields).evaluate(x); }, parts);
+}
+
+TEST(BadInput, TokenIdOutsideTheVocabulary) {
+  Embedding layer("e", 4, 3, 1, at::kFloat);
+  expect_forward_error(layer, {}, {{"input_ids", ids({0, 3, 4})}},
+                       {"token id 4", "position 2", "vocabulary of 4"});
+  expect_forward_error(layer, {}, {{"input_ids", ids({0, -1, 9})}},
+                       {"token id -1", "position 1", "vocabulary"});
+}
+
+TEST(BadInput, InputIdsOfAnotherKind) {
+  Embedding layer("e", 4, 3, 1, at::kFloat);
+  expect_forward_error(layer, {}, {{"input_ids", at::zeros({1, 3}, at::kFloat)}},
+                       {"input_ids", "int64", "Float"});
+  expect_forward_error(layer, {}, {{"input_ids", at::zeros({3}, at::kLong)}},
+                       {"input_ids", "(batch, sequence)", "[3]"});
+}
+
+TEST(BadInput, MissingFields) {
+  Embedding embedding("e", 4, 3, 1, at::kFloat);
+  expect_forward_error(embedding, {}, {}, {"input_ids", "none"});
+  CrossEntropy loss;
+  expect_forward_error(loss, at::zeros({1, 2, 3}), {{"input_ids", ids({1, 2})}},
+                       {"labels", "it has input_ids"});
+  SquaredError error;
+  expect_forward_error(error, at::zeros({1, 2, 3}), {}, {"target"});
+  Context no_fields;
+  Saved saved;
+  expect_error([&] { embedding.forward({}, no_fields, saved); }, {"no fields", "input_ids"});
+}
+
+TEST(BadInput, LabelOutsideTheVocabulary) {
+  CrossEntropy layer;
+  const at::Tensor logits = at::zeros({1, 3, 5});
+  expect_forward_error(layer, logits, {{"labels", ids({1, 5, 0})}},
+                       {"label 5", "position 1", "vocabulary of 5"});
+  expect_forward_error(layer, logits, {{"labels", ids({-1, 4, 0})}}, {"label -1", "position 0"});
+}
+
+TEST(BadInput, LabelsThatDoNotFit) {
+  CrossEntropy layer;
+  const at::Tensor logits = at::zeros({2, 3, 5});
+  expect_forward_error(layer, logits, {{"labels", at::zeros({2, 2}, at::kLong)}},
+                       {"labels [2, 2]", "[2, 3, 5]"});
+  expect_forward_error(layer, logits, {{"labels", at::zeros({2, 3}, at::kInt)}}, {"labels", "Int", "int64"});
+  // As many, but of other positions.
+  expect_forward_error(layer, logits, {{"labels", at::zeros({3, 2}, at::kLong)}},
+                       {"labels [3, 2]", "[2, 3, 5]"});
+}
+
+TEST(BadInput, TargetThatDoesNotFit) {
+  SquaredError layer;
+  const at::Tensor x = at::zeros({2, 3});
+  expect_forward_error(layer, x, {{"target", at::zeros({3, 2})}}, {"target [3, 2]", "[2, 3]"});
+  expect_forward_error(layer, x, {{"target", at::zeros({2, 1})}}, {"target [2, 1]", "[2, 3]"});
+  expect_forward_error(layer, x, {{"target", at::zeros({2, 3}, at::kDouble)}}, {"target", "Double", "Float"});
+}
+
+TEST(BadInput, WrongLastDimension) {
+  const at::Tensor x = at::zeros({2, 3, 6});
+  Linear linear({{"lin", 3}}, 5, 1, at::kFloat);
+  expect_forward_error(linear, x, {}, {"lin", "(..., 5)", "[2, 3, 6]"});
+  RmsNorm norm("gain", 5, 1e-5, at::kFloat);
+  expect_forward_error(norm, x, {}, {"gain", "(..., 5)", "[2, 3, 6]"});
+  Attention attention({2, 1, 4, 10000}, at::kFloat);
+  expect_forward_error(attention, x, {}, {"attention", "16", "[2, 3, 6]"});
+  expect_forward_error(attention, at::zeros({3, 16}), {}, {"attention", "[3, 16]"});
+  SwiGlu swiglu;
+  expect_forward_error(swiglu, at::zeros({2, 3, 5}), {}, {"SwiGlu", "[2, 3, 5]"});
+}
+
+TEST(BadInput, NoInputWhereOneIsNeeded) {
+  Linear linear({{"lin", 3}}, 5, 1, at::kFloat);
+  expect_forward_error(linear, {}, {}, {"lin", "(..., 5)"});
+}
+
+TEST(BadInput, WrongDtype) {
+  const at::Tensor x = at::zeros({2, 3, 16}, at::kDouble);
+  Linear linear({{"lin", 3}}, 16, 1, at::kFloat);
+  expect_forward_error(linear, x, {}, {"lin", "Float", "Double"});
+  RmsNorm norm("gain", 16, 1e-5, at::kFloat);
+  expect_forward_error(norm, x, {}, {"gain", "Float", "Double"});
+  Attention attention({2, 1, 4, 10000}, at::kFloat);
+  expect_forward_error(attention, x, {}, {"ttention", "Float", "Double"});
+}
+
+TEST(BadInput, DtypesWithoutKernels) {
+  const at::Tensor x = at::zeros({1, 3, 16}, at::kBFloat16);
+  RmsNorm norm("gain", 16, 1e-5, at::kBFloat16);
+  expect_forward_error(norm, x, {}, {"RmsNorm", "BFloat16", "float32 and float64"});
+  SwiGlu swiglu;
+  expect_forward_error(swiglu, x, {}, {"SwiGlu", "BFloat16"});
+  CrossEntropy loss;
+  expect_forward_error(loss, at::zeros({1, 3, 16}, at::kLong), {{"labels", ids({1, 2, 3})}},
+                       {"CrossEntropy", "Long"});
+}
+
+// A gradient of other sizes than the output must not be read past its end.
+TEST(BadInput, GradientThatDoesNotFit) {
+  const auto expect_p1_error = [](Layer& layer, const at::Tensor& x, const Fields& fields,
+                                  const at::Tensor& dy, const std::vector<std::string>& parts) {
+    make_parameters(layer);
+    MicroBatch micro_batch(layer, fields);
+    micro_batch.forward(x);
+    expect_error([&] { micro_batch.p1(dy); }, parts);
+  };
+  const at::Tensor x = at::zeros({2, 3, 16});
+  const at::Tensor short_one = at::zeros({1, 3, 16});
+  RmsNorm norm("gain", 16, 1e-5, at::kFloat);
+  expect_p1_error(norm, x, {}, short_one, {"RmsNorm", "[1, 3, 16]", "[2, 3, 16]"});
+  SwiGlu swiglu;
+  expect_p1_error(swiglu, x, {}, short_one, {"SwiGlu", "[1, 3, 16]", "[2, 3, 8]"});
+  Linear linear({{"lin", 16}}, 16, 1, at::kFloat);
+  expect_p1_error(linear, x, {}, short_one, {"lin", "[1, 3, 16]"});
+  Attention attention({2, 1, 4, 10000}, at::kFloat);
+  expect_p1_error(attention, x, {}, at::zeros({1, 3, 8}), {"ttention", "[1, 3, 8]", "(2, 3, 8)"});
+  Embedding embedding("emb", 4, 16, 1, at::kFloat);
+  expect_p1_error(embedding, {}, {{"input_ids", at::zeros({2, 3}, at::kLong)}}, short_one,
+                  {"emb", "[1, 3, 16]"});
+}
+
+TEST(BadInput, ImpossibleShapes) {
+  expect_error([] { Attention({4, 3, 4, 10000}, at::kFloat); }, {"4 heads", "3 key-value heads"});
+  expect_error([] { Attention({4, 0, 4, 10000}, at::kFloat); }, {"0 key-value heads"});
+  expect_error([] { Attention({4, 2, 5, 10000}, at::kFloat); }, {"even head_dim", "5"});
+  expect_error([] { Sequential({}); }, {"at least one layer"});
+  LlamaOptions no_layers;
+  no_layers.layers = 0;
+  expect_error([&] { llama(no_layers); }, {"at least one layer"});
+  MlpOptions no_width;
+  no_width.dim = 0;
+  expect_error([&] { mlp(no_width); }, {"at least 1"});
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,478 @@
+// The kernels of every instruction set this CPU has, in float and double, against plain loops in long double:
+// sizes around vector widths, in place, rows split, large numbers, NaN. Buffers start off alignment and end
+// in a guard.
+#include "twobp/nn/kernels/kernels.h"
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace twobp {
+
+#define TWOBP_DECLARE_ISA(isa)                 \
+  namespace isa {                              \
+  extern const Kernels<float> float_kernels;   \
+  extern const Kernels<double> double_kernels; \
+  }
+TWOBP_DECLARE_ISA(baseline)
+#ifdef __x86_64__
+TWOBP_DECLARE_ISA(avx2)
+TWOBP_DECLARE_ISA(avx512)
+#endif
+
+namespace {
+
+using Real = long double;
+
+struct InstructionSet {
+  std::string name;
+  const Kernels<float>* of_float;
+  const Kernels<double>* of_double;
+};
+
+std::vector<InstructionSet> instruction_sets() {
+  std::vector<InstructionSet> sets = {{"baseline", &baseline::float_kernels, &baseline::double_kernels}};
+#ifdef __x86_64__
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    sets.push_back({"avx2", &avx2::float_kernels, &avx2::double_kernels});
+  }
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512cd")) {
+    sets.push_back({"avx512", &avx512::float_kernels, &avx512::double_kernels});
+  }
+#endif
+  return sets;
+}
+
+// Numbers one element off alignment, with a guard behind them that nothing may write.
+template <typename T>
+class Buffer {
+ public:
+  explicit Buffer(int64_t size, uint64_t seed = 0, double scale = 1)
+      : size_(size), all_(size + 1 + kGuard, kMark) {
+    std::mt19937_64 engine(seed);
+    std::normal_distribution<double> normal(0, scale);
+    for (int64_t i = 0; i < size; ++i) data()[i] = static_cast<T>(normal(engine));
+  }
+  T* data() { return all_.data() + 1; }
+  const T* data() const { return all_.data() + 1; }
+  T& operator[](int64_t i) { return data()[i]; }
+  Real operator[](int64_t i) const { return static_cast<Real>(data()[i]); }
+  int64_t size() const { return size_; }
+  bool guard_intact() const {
+    if (all_[0] != kMark) return false;
+    for (int64_t i = size_ + 1; i < static_cast<int64_t>(all_.size()); ++i) {
+      if (all_[i] != kMark) return false;
+    }
+    return true;
+  }
+  bool operator==(const Buffer&) const = default;
+
+ private:
+  static constexpr int64_t kGuard = 32;
+  static constexpr T kMark = T(12345);
+  int64_t size_;
+  std::vector<T> all_;
+};
+
+// Every element within `roundings` roundings of `size` of the expected one.
+template <typename T>
+void expect_close(const Buffer<T>& actual, const std::vector<Real>& expected, double roundings, double size,
+                  const std::string& what) {
+  const Real bound = Real(roundings) * Real(std::numeric_limits<T>::epsilon() / 2) * Real(size);
+  EXPECT_TRUE(actual.guard_intact()) << what << " was written past its end";
+  ASSERT_EQ(actual.size(), static_cast<int64_t>(expected.size())) << what;
+  for (int64_t i = 0; i < actual.size(); ++i) {
+    ASSERT_TRUE(std::abs(actual[i] - expected[i]) <= bound)
+        << what << "[" << i << "] is " << actual[i] << ", expected " << expected[i] << " within " << bound;
+  }
+}
+
+double largest(const std::vector<Real>& values) {
+  Real most = 0;
+  for (const Real v : values) most = std::max(most, std::abs(v));
+  return static_cast<double>(most);
+}
+
+struct Shape {
+  int64_t rows;
+  int64_t cols;
+};
+const std::vector<Shape> kShapes = {{1, 1},  {3, 2},  {2, 7},   {3, 8},  {2, 15},
+                                    {5, 17}, {1, 64}, {67, 33}, {2, 515}};
+
+class KernelsTest : public testing::TestWithParam<InstructionSet> {
+ protected:
+  // body(kernels) for float and double.
+  template <typename Body>
+  void for_each_type(Body&& body) {
+    {
+      SCOPED_TRACE("float");
+      body(*GetParam().of_float);
+    }
+    SCOPED_TRACE("double");
+    body(*GetParam().of_double);
+  }
+};
+
+constexpr double kEps = 1e-2;
+
+template <typename T>
+struct RmsNormData {
+  explicit RmsNormData(Shape shape)
+      : shape(shape),
+        x(shape.rows * shape.cols, 1),
+        dy(shape.rows * shape.cols, 2),
+        gain(shape.cols, 3),
+        y(shape.rows * shape.cols),
+        rstd(shape.rows) {}
+
+  Real exact_rstd(int64_t r) const {
+    Real sum = 0;
+    for (int64_t c = 0; c < shape.cols; ++c) sum += x_at(r, c) * x_at(r, c);
+    return 1 / std::sqrt(sum / Real(shape.cols) + Real(kEps));
+  }
+  Real x_at(int64_t r, int64_t c) const { return static_cast<const Buffer<T>&>(x)[r * shape.cols + c]; }
+  Real dy_at(int64_t r, int64_t c) const { return static_cast<const Buffer<T>&>(dy)[r * shape.cols + c]; }
+  Real gain_at(int64_t c) const { return static_cast<const Buffer<T>&>(gain)[c]; }
+
+  Shape shape;
+  Buffer<T> x, dy, gain, y, rstd;
+};
+
+TEST_P(KernelsTest, RmsNormForward) {
+  for_each_type([]<typename T>(const Kernels<T>& k) {
+    for (const Shape shape : kShapes) {
+      RmsNormData<T> d(shape);
+      k.rms_norm_forward(d.x.data(), d.gain.data(), d.y.data(), d.rstd.data(), shape.rows, shape.cols, kEps);
+      std::vector<Real> y, rstd;
+      for (int64_t r = 0; r < shape.rows; ++r) {
+        rstd.push_back(d.exact_rstd(r));
+        for (int64_t c = 0; c < shape.cols; ++c) y.push_back(d.x_at(r, c) * rstd[r] * d.gain_at(c));
+      }
+      const double roundings = static_cast<double>(shape.cols) + 8;  // the sum of squares, then 8 operations
+      expect_close(d.rstd, rstd, roundings, largest(rstd), "rstd");
+      expect_close(d.y, y, roundings, largest(y), "y");
+    }
+  });
+}
+
+TEST_P(KernelsTest, RmsNormBackward) {
+  for_each_type([]<typename T>(const Kernels<T>& k) {
+    for (const Shape shape : kShapes) {
+      RmsNormData<T> d(shape);
+      k.rms_norm_forward(d.x.data(), d.gain.data(), d.y.data(), d.rstd.data(), shape.rows, shape.cols, kEps);
+      Buffer<T> dx(shape.rows * shape.cols);
+      Buffer<T> dgain(shape.cols, 4);  // added to
+      std::vector<Real> exact_dx, exact_dgain;
+      for (int64_t c = 0; c < shape.cols; ++c) exact_dgain.push_back(static_cast<const Buffer<T>&>(dgain)[c]);
+      Real size = 0;  // of the terms dx is the difference of
+      for (int64_t r = 0; r < shape.rows; ++r) {
+        const Real rstd = d.exact_rstd(r);
+        Real mean = 0;
+        for (int64_t c = 0; c < shape.cols; ++c) {
+          mean += d.dy_at(r, c) * d.gain_at(c) * d.x_at(r, c) * rstd / Real(shape.cols);
+          exact_dgain[c] += d.dy_at(r, c) * d.x_at(r, c) * rstd;
+        }
+        for (int64_t c = 0; c < shape.cols; ++c) {
+          const Real g = d.dy_at(r, c) * d.gain_at(c);
+          exact_dx.push_back(rstd * (g - d.x_at(r, c) * rstd * mean));
+          size = std::max(size, rstd * (std::abs(g) + std::abs(d.x_at(r, c) * rstd * mean)));
+        }
+      }
+      k.rms_norm_backward(d.dy.data(), d.x.data(), d.gain.data(), d.rstd.data(), dx.data(), dgain.data(),
+                          shape.rows, shape.cols);
+      // Two sums of a row (rstd's and the mean), and 16 operations.
+      expect_close(dx, exact_dx, 2 * static_cast<double>(shape.cols) + 16, static_cast<double>(size), "dx");
+      expect_close(dgain, exact_dgain, static_cast<double>(shape.rows + shape.cols) + 12,
+                   largest(exact_dgain) + 1, "dgain");
+      // dx over dy, and over x: the same bits.
+      for (const bool over_dy : {true, false}) {
+        RmsNormData<T> in_place(shape);
+        Buffer<T> unused(shape.cols);
+        Buffer<T>& target = over_dy ? in_place.dy : in_place.x;
+        k.rms_norm_backward(in_place.dy.data(), in_place.x.data(), d.gain.data(), d.rstd.data(),
+                            target.data(), unused.data(), shape.rows, shape.cols);
+        EXPECT_TRUE(target == dx) << "dx over " << (over_dy ? "dy" : "x");
+      }
+    }
+  });
+}
+
+TEST_P(KernelsTest, RopeRotatesAndBackwardTurnsBack) {
+  for_each_type([]<typename T>(const Kernels<T>& k) {
+    constexpr int64_t kPositions = 5, kHeads = 3, kRotated = 2, kRows = 12;
+    for (const int64_t half : {1, 3, 8, 17}) {
+      const int64_t head = 2 * half;
+      const int64_t stride = kHeads * head;
+      Buffer<T> cos(kPositions * half), sin(kPositions * half);
+      for (int64_t i = 0; i < kPositions * half; ++i) {
+        cos[i] = static_cast<T>(std::cos(0.37 * static_cast<double>(i)));
+        sin[i] = static_cast<T>(std::sin(0.37 * static_cast<double>(i)));
+      }
+      const Buffer<T> start(kRows * stride, 1);
+      Buffer<T> x = start;
+      // In two calls, as two threads would.
+      k.rope_forward(x.data(), cos.data(), sin.data(), 7, 0, stride, kRotated, half, kPositions);
+      k.rope_forward(x.data() + 7 * stride, cos.data(), sin.data(), kRows - 7, 7, stride, kRotated, half,
+                     kPositions);
+      std::vector<Real> expected;
+      for (int64_t r = 0; r < kRows; ++r) {
+        for (int64_t i = 0; i < stride; ++i) {
+          const int64_t in_head = i % head;
+          const int64_t angle = r % kPositions * half + in_head % half;
+          const Real c = static_cast<const Buffer<T>&>(cos)[angle];
+          const Real s = static_cast<const Buffer<T>&>(sin)[angle];
+          const Real own = start[r * stride + i];
+          const bool left = in_head < half;
+          const Real other = start[r * stride + (left ? i + half : i - half)];
+          expected.push_back(i / head < kRotated ? own * c + (left ? -other : other) * s : own);
+        }
+      }
+      expect_close(x, expected, 4, 2 * largest(expected), "rotated");
+      // Back, from heads packed tightly: what was there before but for the last head, which is left alone.
+      Buffer<T> tight(kRows * kRotated * head), back(kRows * stride, 9);
+      const Buffer<T> untouched = back;
+      for (int64_t r = 0; r < kRows; ++r) {
+        std::copy_n(x.data() + r * stride, kRotated * head, tight.data() + r * kRotated * head);
+      }
+      k.rope_backward(tight.data(), cos.data(), sin.data(), back.data(), 7, 0, stride, kRotated, half,
+                      kPositions);
+      k.rope_backward(tight.data() + 7 * kRotated * head, cos.data(), sin.data(), back.data() + 7 * stride,
+                      kRows - 7, 7, stride, kRotated, half, kPositions);
+      std::vector<Real> before;
+      for (int64_t i = 0; i < kRows * stride; ++i) {
+        before.push_back(i % stride / head < kRotated ? start[i] : untouched[i]);
+      }
+      expect_close(back, before, 16, 2 * largest(expected), "turned back");
+    }
+  });
+}
+
+Real exact_sigmoid(Real x) {
+  return 1 / (1 + std::exp(-x));
+}
+
+TEST_P(KernelsTest, SwiGlu) {
+  for_each_type([]<typename T>(const Kernels<T>& k) {
+    for (const Shape shape : kShapes) {
+      const Buffer<T> x(shape.rows * 2 * shape.cols, 1, 3);
+      const Buffer<T> dact(shape.rows * shape.cols, 2);
+      Buffer<T> act(shape.rows * shape.cols), dx(shape.rows * 2 * shape.cols);
+      std::vector<Real> exact_act, exact_dx(shape.rows * 2 * shape.cols);
+      for (int64_t r = 0; r < shape.rows; ++r) {
+        for (int64_t c = 0; c < shape.cols; ++c) {
+          const int64_t gate = r * 2 * shape.cols + c;
+          const Real g = x[gate];
+          const Real u = x[gate + shape.cols];
+          const Real s = exact_sigmoid(g);
+          const Real d = dact[r * shape.cols + c];
+          exact_act.push_back(g * s * u);
+          exact_dx[gate] = d * u * (s + g * s * (1 - s));
+          exact_dx[gate + shape.cols] = d * g * s;
+        }
+      }
+      k.swiglu_forward(x.data(), act.data(), shape.rows, shape.cols);
+      k.swiglu_backward(x.data(), dact.data(), dx.data(), shape.rows, shape.cols);
+      // exp within 4 ulp (8 roundings) and 8 operations; g s (1 - s) loses up to |g| <= 12 roundings to 1 -
+      // s.
+      expect_close(act, exact_act, 16, largest(exact_act), "act");
+      expect_close(dx, exact_dx, 32, largest(exact_dx), "dx");
+      Buffer<T> in_place = x;
+      k.swiglu_backward(in_place.data(), dact.data(), in_place.data(), shape.rows, shape.cols);
+      EXPECT_TRUE(in_place == dx) << "dx over x";
+    }
+  });
+}
+
+// Gates so large that exp overflows: silu(g) is g or 0, its derivative 1 or 0.
+TEST_P(KernelsTest, SwiGluWithLargeGates) {
+  for_each_type([]<typename T>(const Kernels<T>& k) {
+    constexpr int64_t kCols = 19;
+    Buffer<T> x(2 * kCols), dact(kCols), act(kCols), dx(2 * kCols);
+    for (int64_t c = 0; c < kCols; ++c) {
+      x[c] = c % 2 == 0 ? T(2000) : T(-2000);
+      x[kCols + c] = 3;
+      dact[c] = 5;
+    }
+    k.swiglu_forward(x.data(), act.data(), 1, kCols);
+    k.swiglu_backward(x.data(), dact.data(), dx.data(), 1, kCols);
+    for (int64_t c = 0; c < kCols; ++c) {
+      EXPECT_EQ(act[c], c % 2 == 0 ? T(6000) : T(0));
+      EXPECT_EQ(dx[c], c % 2 == 0 ? T(15) : T(0));
+      EXPECT_EQ(dx[kCols + c], c % 2 == 0 ? T(10000) : T(0));
+    }
+  });
+}
+
+constexpr int64_t kIgnore = -100;
+
+// Logits around `shift`, `spread` apart: rows of losses and gradients against the definition.
+template <typename T>
+void check_cross_entropy(const Kernels<T>& k, Shape shape, double shift, double spread) {
+  constexpr double kScale = 0.3;
+  Buffer<T> logits(shape.rows * shape.cols, 1, spread);
+  for (int64_t i = 0; i < logits.size(); ++i) logits[i] += static_cast<T>(shift);
+  const Buffer<T> start = logits;
+  std::vector<int64_t> targets;
+  for (int64_t r = 0; r < shape.rows; ++r) targets.push_back(r % 4 == 1 ? kIgnore : (r * 7 + 3) % shape.cols);
+  std::vector<Real> exact_loss, exact;
+  Real range =
+      0;  // of the logits of a row: exp turns an error of u * range in its argument into that many roundings
+  for (int64_t r = 0; r < shape.rows; ++r) {
+    Real most = start[r * shape.cols];
+    for (int64_t c = 0; c < shape.cols; ++c) most = std::max(most, start[r * shape.cols + c]);
+    Real sum = 0;
+    for (int64_t c = 0; c < shape.cols; ++c) {
+      sum += std::exp(start[r * shape.cols + c] - most);
+      range = std::max(range, most - start[r * shape.cols + c]);
+    }
+    const bool counted = targets[r] != kIgnore;
+    exact_loss.push_back(counted ? std::log(sum) + most - start[r * shape.cols + targets[r]] : 0);
+    for (int64_t c = 0; c < shape.cols; ++c) {
+      const Real p = std::exp(start[r * shape.cols + c] - most) / sum;
+      exact.push_back(counted ? (p - (c == targets[r] ? 1 : 0)) * Real(kScale) : 0);
+    }
+  }
+  const double roundings =
+      static_cast<double>(shape.cols) + static_cast<double>(std::min<Real>(range, 100)) + 16;
+  const auto check_loss = [&](const Buffer<double>& loss) {
+    const double size = largest(exact_loss) + 1;
+    for (int64_t r = 0; r < shape.rows; ++r) {
+      ASSERT_TRUE(std::abs(loss[r] - exact_loss[r]) <=
+                  roundings * std::numeric_limits<T>::epsilon() / 2 * size)
+          << "loss of row " << r << ": " << loss[r] << ", expected " << exact_loss[r];
+    }
+    EXPECT_TRUE(loss.guard_intact());
+  };
+  Buffer<double> loss(shape.rows);
+  k.cross_entropy(logits.data(), targets.data(), loss.data(), shape.rows, shape.cols, kIgnore, kScale, false);
+  check_loss(loss);
+  EXPECT_TRUE(logits == start) << "logits change without `gradient`";
+  k.cross_entropy(logits.data(), targets.data(), loss.data(), shape.rows, shape.cols, kIgnore, kScale, true);
+  check_loss(loss);
+  expect_close(logits, exact, roundings, kScale, "gradient");
+  for (int64_t i = 0; i < logits.size(); ++i) {
+    if (targets[i / shape.cols] == kIgnore) {
+      EXPECT_EQ(logits[i], T(0));
+    }
+  }
+}
+
+TEST_P(KernelsTest, CrossEntropy) {
+  for_each_type([]<typename T>(const Kernels<T>& k) {
+    for (const Shape shape : kShapes) check_cross_entropy(k, shape, 0, 2);
+  });
+}
+
+// exp of any of these overflows or vanishes in float, of the last two in double too.
+TEST_P(KernelsTest, CrossEntropyWithLargeLogits) {
+  for_each_type([]<typename T>(const Kernels<T>& k) {
+    for (const Shape shape : kShapes) {
+      check_cross_entropy(k, shape, 500, 2);
+      check_cross_entropy(k, shape, -500, 2);
+      check_cross_entropy(k, shape, 0, 1e4);
+      check_cross_entropy(k, shape, 1e6, 1e5);
+    }
+  });
+}
+
+TEST_P(KernelsTest, SumOfSquares) {
+  for_each_type([]<typename T>(const Kernels<T>& k) {
+    for (const int64_t n : {0, 1, 7, 33, 4095, 4096, 4097, 20000}) {
+      const Buffer<T> x(n, 1);
+      Real exact = 0;
+      for (int64_t i = 0; i < n; ++i) exact += x[i] * x[i];
+      // At most 4096 additions in a row in T, and a rounding in double per block.
+      const Real bound = Real(4096) * Real(std::numeric_limits<T>::epsilon() / 2) * exact;
+      EXPECT_TRUE(std::abs(Real(k.sum_of_squares(x.data(), n)) - exact) <= bound) << n;
+    }
+    Buffer<T> large(20000, 1);
+    for (int64_t i = 0; i < large.size(); ++i) large[i] = 1;
+    EXPECT_EQ(k.sum_of_squares(large.data(), large.size()), 20000) << "sums of ones are exact";
+  });
+}
+
+// Rows may be split over calls anywhere: the same bits. And a NaN shows in all that depends on it, its row,
+// and in nothing else.
+TEST_P(KernelsTest, RowsAreIndependentAndNanPassesThrough) {
+  for_each_type([]<typename T>(const Kernels<T>& k) {
+    constexpr int64_t kRows = 5, kCols = 19, kBad = 3;
+    const T nan = std::numeric_limits<T>::quiet_NaN();
+    const std::vector<int64_t> targets = {0, 7, 18, 3, 1};
+    // Runs every kernel on rows [begin, end) and returns one row of results per row.
+    for (const int64_t bad_col : {0, 9, 18}) {
+      const auto run = [&](bool with_nan, int64_t split) {
+        Buffer<T> x(kRows * 2 * kCols, 1), gain(kCols, 2), dy(kRows * kCols, 3);
+        if (with_nan) x[kBad * kCols + bad_col] = nan;
+        Buffer<T> packed(kRows * 2 * kCols, 1);
+        if (with_nan) packed[kBad * 2 * kCols + bad_col] = nan;
+        Buffer<T> y(kRows * kCols), rstd(kRows), dx(kRows * kCols), act(kRows * kCols),
+            dpacked(kRows * 2 * kCols);
+        Buffer<T> dgain(kCols);
+        Buffer<T> logits(kRows * kCols, 1);
+        if (with_nan) logits[kBad * kCols + bad_col] = nan;
+        Buffer<double> loss(kRows);
+        for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, split}, {split, kRows}}) {
+          const int64_t rows = end - begin;
+          const int64_t at = begin * kCols;
+          k.rms_norm_forward(x.data() + at, gain.data(), y.data() + at, rstd.data() + begin, rows, kCols,
+                             1e-5);
+          k.rms_norm_backward(dy.data() + at, x.data() + at, gain.data(), rstd.data() + begin, dx.data() + at,
+                              dgain.data(), rows, kCols);
+          k.swiglu_forward(packed.data() + 2 * at, act.data() + at, rows, kCols);
+          k.swiglu_backward(packed.data() + 2 * at, dy.data() + at, dpacked.data() + 2 * at, rows, kCols);
+          k.cross_entropy(logits.data() + at, targets.data() + begin, loss.data() + begin, rows, kCols,
+                          kIgnore, 1.0, true);
+        }
+        std::vector<std::vector<double>> out(kRows);
+        for (int64_t r = 0; r < kRows; ++r) {
+          for (int64_t c = 0; c < kCols; ++c) {
+            for (const T value : {y[r * kCols + c], dx[r * kCols + c], logits[r * kCols + c]})
+              out[r].push_back(value);
+          }
+          out[r].push_back(loss[r]);
+          out[r].push_back(act[r * kCols + bad_col]);
+          out[r].push_back(dpacked[r * 2 * kCols + bad_col]);
+          out[r].push_back(dpacked[r * 2 * kCols + kCols + bad_col]);
+        }
+        return out;
+      };
+      const auto whole = run(false, kRows);
+      EXPECT_EQ(run(false, 2), whole);
+      const auto with_nan = run(true, kRows);
+      for (int64_t r = 0; r < kRows; ++r) {
+        if (r != kBad) {
+          EXPECT_EQ(with_nan[r], whole[r]) << "row " << r;
+          continue;
+        }
+        for (size_t i = 0; i < with_nan[r].size(); ++i) {
+          EXPECT_TRUE(std::isnan(with_nan[r][i])) << "NaN at " << bad_col << " does not show in result " << i;
+        }
+      }
+      Buffer<T> x(100, 1);
+      x[bad_col] = nan;
+      EXPECT_TRUE(std::isnan(k.sum_of_squares(x.data(), x.size())));
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Nn, KernelsTest, testing::ValuesIn(instruction_sets()),
+                         [](const testing::TestParamInfo<InstructionSet>& info) { return info.param.name; });
+
+TEST(Kernels, TheBestInstructionSetIsPicked) {
+  const InstructionSet best = instruction_sets().back();
+  EXPECT_EQ(kernel_instruction_set(), best.name);
+  EXPECT_EQ(&kernels<float>(), best.of_float);
+  EXPECT_EQ(&kernels<double>(), best.of_double);
+}
+
+}  // namespace
+}  // namespace twobp

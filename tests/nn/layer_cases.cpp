@@ -1,0 +1,232 @@
+// The list of layers under test.
+#include "tests/nn/layer_cases.h"
+
+#include <ATen/Parallel.h>
+
+#include "tests/nn/reference.h"
+#include "twobp/nn/layers/attention.h"
+#include "twobp/nn/layers/cross_entropy.h"
+#include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/linear.h"
+#include "twobp/nn/layers/residual.h"
+#include "twobp/nn/layers/rms_norm.h"
+#include "twobp/nn/layers/sequential.h"
+#include "twobp/nn/layers/squared_error.h"
+#include "twobp/nn/layers/swiglu.h"
+
+namespace twobp::test {
+namespace {
+
+using Weights = std::vector<at::Tensor>;
+
+constexpr double kStd = 0.5;
+constexpr double kEps = 0.25;  // leaving it out would show; smooth enough for finite differences
+
+std::unique_ptr<Layer> linear(std::vector<ParameterPart> parts, int64_t in, at::ScalarType dtype) {
+  return std::make_unique<Linear>(std::move(parts), in, kStd, dtype);
+}
+
+auto sizes(std::vector<int64_t> per_sample) {
+  return [per_sample](int64_t samples) {
+    std::vector<int64_t> out = {samples};
+    out.insert(out.end(), per_sample.begin(), per_sample.end());
+    return out;
+  };
+}
+
+LayerCase embedding_case(const std::string& name, int64_t vocab, int64_t dim, int64_t positions) {
+  LayerCase c;
+  c.name = name;
+  c.make = [=](at::ScalarType dtype) { return std::make_unique<Embedding>("e", vocab, dim, kStd, dtype); };
+  c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) {
+    return Fields{{"input_ids", random_ids({samples, positions}, vocab, seed)}};
+  };
+  c.reference = [](const at::Tensor&, const Weights& w, const Fields& fields) {
+    return at::embedding(w[0], fields.at("input_ids"));
+  };
+  c.roundings = 2.0 * static_cast<double>(positions);  // no more repeats of a token than positions
+  return c;
+}
+
+LayerCase linear_case(const std::string& name, std::vector<int64_t> per_sample,
+                      std::vector<ParameterPart> parts, double rows) {
+  LayerCase c;
+  c.name = name;
+  const int64_t in = per_sample.back();
+  c.make = [=](at::ScalarType dtype) { return linear(parts, in, dtype); };
+  c.input = sizes(per_sample);
+  c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) {
+    return reference::linear(x, w[0]);
+  };
+  double out = 0;
+  for (const auto& part : parts) out += static_cast<double>(part.rows);
+  c.roundings = std::max({rows, out, static_cast<double>(in)});
+  return c;
+}
+
+LayerCase rms_norm_case(const std::string& name, int64_t positions, int64_t dim) {
+  LayerCase c;
+  c.name = name;
+  c.make = [=](at::ScalarType dtype) { return std::make_unique<RmsNorm>("g", dim, kEps, dtype); };
+  c.input = sizes({positions, dim});
+  c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) {
+    return reference::rms_norm(x, w[0], kEps);
+  };
+  // The mean (dim), and for the gain rows up to a block of 64, blocks, and about 10 operations around.
+  c.roundings = static_cast<double>(std::max<int64_t>(dim, 64)) + 12;
+  return c;
+}
+
+LayerCase attention_case(const std::string& name, const AttentionShape& shape, int64_t positions) {
+  LayerCase c;
+  c.name = name;
+  c.make = [=](at::ScalarType dtype) { return std::make_unique<Attention>(shape, dtype); };
+  c.input = sizes({positions, shape.packed()});
+  c.reference = [=](const at::Tensor& x, const Weights&, const Fields&) {
+    return reference::attention(x, shape);
+  };
+  // Scores (D), softmax and its sum (S), values (S), again in the backward, queries of a group; ATen's exp is
+  // within 20 ulp, and rotations and scalings are about 20 operations.
+  c.roundings = static_cast<double>(2 * shape.head_dim + 4 * positions + shape.heads / shape.kv_heads) + 60;
+  return c;
+}
+
+LayerCase swiglu_case(const std::string& name, int64_t positions, int64_t cols) {
+  LayerCase c;
+  c.name = name;
+  c.make = [](at::ScalarType) { return std::make_unique<SwiGlu>(); };
+  c.input = sizes({positions, 2 * cols});
+  c.reference = [](const at::Tensor& x, const Weights&, const Fields&) { return reference::swiglu(x); };
+  c.roundings = 20;  // an exp within 4 ulp (8 roundings) and fewer than 12 operations
+  return c;
+}
+
+LayerCase cross_entropy_case(const std::string& name, int64_t positions, int64_t vocab) {
+  LayerCase c;
+  c.name = name;
+  c.make = [](at::ScalarType) { return std::make_unique<CrossEntropy>(); };
+  c.input = sizes({positions, vocab});
+  c.loss_scale = 0.25;
+  c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) {
+    at::Tensor labels = random_ids({samples, positions}, vocab, seed);
+    labels.view({-1})[1].fill_(-100);  // one in the middle, and the last
+    labels.view({-1})[-1].fill_(-100);
+    return Fields{{"labels", labels}};
+  };
+  c.reference = [](const at::Tensor& x, const Weights&, const Fields& fields) {
+    return reference::cross_entropy(x, fields.at("labels"), 0.25);
+  };
+  // The sum over the vocabulary; logits differ by up to 8, which exp turns into as many roundings more,
+  // itself within 4 ulp; about 10 operations around.
+  c.roundings = static_cast<double>(vocab) + 26;
+  return c;
+}
+
+LayerCase squared_error_case(const std::string& name, int64_t positions, int64_t dim) {
+  LayerCase c;
+  c.name = name;
+  c.make = [](at::ScalarType) { return std::make_unique<SquaredError>(); };
+  c.input = sizes({positions, dim});
+  c.loss_scale = 0.25;
+  c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType dtype) {
+    return Fields{{"target", random({samples, positions, dim}, seed + 5, dtype)}};
+  };
+  c.reference = [](const at::Tensor& x, const Weights&, const Fields& fields) {
+    const double numbers = static_cast<double>(x.numel() / x.size(0));
+    return (x - fields.at("target")).square().sum() / (2 * numbers) * 0.25;
+  };
+  c.roundings = static_cast<double>(2 * positions * dim) + 4;  // the sum of squares
+  return c;
+}
+
+LayerCase residual_case() {
+  LayerCase c;
+  c.name = "ResidualOfLinear";
+  c.make = [](at::ScalarType dtype) { return std::make_unique<Residual>(linear({{"w", 5}}, 5, dtype)); };
+  c.input = sizes({3, 5});
+  c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) {
+    return x + reference::linear(x, w[0]);
+  };
+  c.roundings = 6 + 5 + 1;
+  return c;
+}
+
+// A LLaMa block's MLP half with odd sizes, then a bare residual and a norm: containers in containers.
+LayerCase nested_case(const std::string& name, int64_t positions, int64_t dim, int64_t hidden) {
+  LayerCase c;
+  c.name = name;
+  c.make = [=](at::ScalarType dtype) -> std::unique_ptr<Layer> {
+    auto branch = make_sequential(std::make_unique<RmsNorm>("g0", dim, kEps, dtype),
+                                  linear({{"gate", hidden}, {"up", hidden}}, dim, dtype),
+                                  std::make_unique<SwiGlu>(), linear({{"down", dim}}, hidden, dtype));
+    return make_sequential(std::make_unique<Residual>(std::move(branch)),
+                           std::make_unique<Residual>(linear({{"w", dim}}, dim, dtype)),
+                           std::make_unique<RmsNorm>("g1", dim, kEps, dtype));
+  };
+  c.input = sizes({positions, dim});
+  c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) {
+    const at::Tensor act = reference::swiglu(reference::linear(reference::rms_norm(x, w[0], kEps), w[1]));
+    const at::Tensor y = x + reference::linear(act, w[2]);
+    return reference::rms_norm(y + reference::linear(y, w[3]), w[4], kEps);
+  };
+  // Forward and backward of 6 layers, sums of dim or hidden each, elementwise 20; then rows.
+  c.roundings = static_cast<double>(4 * (3 * dim + 3 * hidden) + 2 * positions) + 12 * 20;
+  return c;
+}
+
+// One thread, as a rank has: a second one only waits for its turn at these sizes. ThreadFacts sets others.
+class OneThread : public testing::Environment {
+  void SetUp() override { at::set_num_threads(1); }
+};
+const testing::Environment* const one_thread = testing::AddGlobalTestEnvironment(new OneThread);
+
+INSTANTIATE_TEST_SUITE_P(Nn, EveryLayer, testing::ValuesIn(layer_cases()),
+                         [](const testing::TestParamInfo<LayerCase>& info) { return info.param.name; });
+
+}  // namespace
+
+at::Tensor LayerCase::make_input(int64_t samples, uint64_t seed, at::ScalarType dtype) const {
+  return input ? random(input(samples), seed, dtype) : at::Tensor();
+}
+
+at::Tensor LayerCase::make_gradient(const at::Tensor& y, uint64_t seed) const {
+  return is_loss() ? at::Tensor() : random(y.sizes(), seed + 1000, y.scalar_type());
+}
+
+std::unique_ptr<MicroBatch> LayerCase::micro_batch(Layer& layer, int64_t samples, uint64_t seed,
+                                                   at::ScalarType dtype, int64_t index) const {
+  return std::make_unique<MicroBatch>(layer, fields ? fields(samples, seed, dtype) : Fields{}, index,
+                                      is_loss() ? loss_scale : 1);
+}
+
+const std::vector<LayerCase>& layer_cases() {
+  static const std::vector<LayerCase> cases = {
+      embedding_case("Embedding", 4, 5, 7),  // 14 tokens of 4: repeated
+      embedding_case("EmbeddingLarge", 131, 33, 65),
+      linear_case("Linear", {3, 5}, {{"w", 7}}, 6),
+      linear_case("LinearOnMatrix", {5}, {{"w", 7}}, 2),
+      linear_case("LinearPacked", {3, 5}, {{"q", 4}, {"k", 1}, {"v", 2}}, 6),
+      linear_case("LinearLarge", {65, 67}, {{"w", 71}}, 130),
+      rms_norm_case("RmsNorm", 3, 5),
+      rms_norm_case("RmsNormOneColumn", 3, 1),
+      rms_norm_case("RmsNormWholeBlocks", 64, 17),
+      rms_norm_case("RmsNormLarge", 65, 33),  // blocks of 64, 64 and 2 rows
+      attention_case("Attention", {2, 2, 4, 100}, 3),
+      attention_case("AttentionGrouped", {4, 2, 6, 100}, 5),
+      attention_case("AttentionOneKeyHead", {3, 1, 2, 100}, 4),
+      attention_case("AttentionOnePosition", {2, 1, 4, 100}, 1),
+      attention_case("AttentionLarge", {4, 2, 18, 10000}, 133),
+      swiglu_case("SwiGlu", 3, 5),
+      swiglu_case("SwiGluLarge", 65, 137),
+      cross_entropy_case("CrossEntropy", 3, 7),
+      cross_entropy_case("CrossEntropyLarge", 65, 131),
+      squared_error_case("SquaredError", 3, 5),
+      squared_error_case("SquaredErrorLarge", 65, 17),
+      residual_case(),
+      nested_case("Nested", 3, 5, 7),
+      nested_case("NestedLarge", 65, 33, 71),
+  };
+  return cases;
+}
+
+}  // namespace twobp::test

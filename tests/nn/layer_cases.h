@@ -1,0 +1,48 @@
+// Every layer, in small odd sizes and in sizes of several blocks, with a reference on autograd: what the
+// tests that hold for all layers run over.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/nn/layer_test_util.h"
+
+namespace twobp::test {
+
+struct LayerCase {
+  std::string name;
+  std::function<std::unique_ptr<Layer>(at::ScalarType)> make;
+  // The sizes of x for a micro-batch of so many samples; empty for a layer that takes no input.
+  std::function<std::vector<int64_t>(int64_t samples)> input;
+  std::function<Fields(int64_t samples, uint64_t seed, at::ScalarType)> fields;
+  // y from x and the parameters in the layer's order, all in float64.
+  std::function<at::Tensor(const at::Tensor& x, const std::vector<at::Tensor>& w, const Fields&)> reference;
+  // Operations one after the other from input to any result: the longest sum and what is computed before and
+  // after it. See expect_close.
+  double roundings = 0;
+  double loss_scale = 0;  // not 0: a loss, which takes no dL/dy
+
+  bool is_loss() const { return loss_scale != 0; }
+
+  at::Tensor make_input(int64_t samples, uint64_t seed, at::ScalarType dtype) const;
+  // Undefined for a loss.
+  at::Tensor make_gradient(const at::Tensor& y, uint64_t seed) const;
+  std::unique_ptr<MicroBatch> micro_batch(Layer& layer, int64_t samples, uint64_t seed, at::ScalarType dtype,
+                                          int64_t index = 0) const;
+};
+
+const std::vector<LayerCase>& layer_cases();
+
+inline std::ostream& operator<<(std::ostream& out, const LayerCase& c) {
+  return out << c.name;
+}
+
+// TEST_P(EveryLayer, ...) in any file runs over all cases.
+class EveryLayer : public testing::TestWithParam<LayerCase> {};
+
+}  // namespace twobp::test

@@ -1,0 +1,146 @@
+// What is true of one layer alone: repeated tokens, causality, sequences of other lengths, labels that do not
+// count, threads.
+#include <cmath>
+
+#include <ATen/Parallel.h>
+
+#include "tests/nn/layer_test_util.h"
+#include "twobp/nn/layers/attention.h"
+#include "twobp/nn/layers/cross_entropy.h"
+#include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/rms_norm.h"
+#include "twobp/nn/layers/swiglu.h"
+
+namespace twobp {
+namespace {
+
+using namespace test;
+
+// Whole numbers, so that the sums are exact whatever the order.
+TEST(EmbeddingFacts, GradientsOfRepeatedTokensAddUp) {
+  Embedding layer("e", 4, 3, 1, at::kFloat);
+  const auto parameters = make_parameters(layer);
+  const at::Tensor ids = at::tensor({2, 0, 2, 2, 0, 3}, at::kLong).view({2, 3});
+  MicroBatch micro_batch(layer, {{"input_ids", ids}});
+  const at::Tensor y = micro_batch.forward({});
+  EXPECT_TRUE(same_bits(y[0][0], parameters[0]->value[2]));
+  EXPECT_TRUE(same_bits(y[1][2], parameters[0]->value[3]));
+  at::Tensor dy = at::arange(18, at::kFloat).view({2, 3, 3});
+  EXPECT_FALSE(micro_batch.p1(dy).defined()) << "the first layer gives no input gradient";
+  micro_batch.p2();
+  const at::Tensor rows = dy.view({6, 3});
+  const at::Tensor& grad = parameters[0]->grad;
+  EXPECT_TRUE(same_bits(grad[0], rows[1] + rows[4]));
+  EXPECT_TRUE(same_bits(grad[1], at::zeros({3})));
+  EXPECT_TRUE(same_bits(grad[2], rows[0] + rows[2] + rows[3]));
+  EXPECT_TRUE(same_bits(grad[3], rows[5]));
+}
+
+const AttentionShape kShape{4, 2, 6, 10000};
+
+// A position sees itself and what is before it: later numbers change neither its output nor, through it, get
+// a gradient from it.
+TEST(AttentionFacts, NothingComesFromTheFuture) {
+  Attention layer(kShape, at::kFloat);
+  const at::Tensor x = random({2, 9, kShape.packed()}, 1, at::kFloat);
+  at::Tensor other = x.clone();
+  other.narrow(1, 5, 4).add_(1);
+  MicroBatch micro_batch(layer);
+  const at::Tensor y = micro_batch.forward(x);
+  const at::Tensor y_other = MicroBatch(layer).evaluate(other);
+  EXPECT_TRUE(same_bits(y.narrow(1, 0, 5), y_other.narrow(1, 0, 5)));
+  EXPECT_FALSE(same_bits(y.narrow(1, 5, 1), y_other.narrow(1, 5, 1)));
+  at::Tensor dy = random(y.sizes(), 2, at::kFloat);
+  dy.narrow(1, 5, 4).zero_();
+  const at::Tensor dx = micro_batch.p1(dy);
+  EXPECT_EQ(largest(dx.narrow(1, 5, 4)), 0);
+  EXPECT_GT(largest(dx.narrow(1, 4, 1)), 0);
+}
+
+// Position 0 is not rotated and sees itself alone: its output is its v, shared by the queries of a group.
+TEST(AttentionFacts, FirstPositionGivesItsOwnValue) {
+  Attention layer(kShape, at::kDouble);
+  const at::Tensor x = random({1, 3, kShape.packed()}, 1);
+  const at::Tensor y = MicroBatch(layer).evaluate(x).select(1, 0).view({kShape.heads, kShape.head_dim});
+  const at::Tensor v = x.select(1, 0).narrow(1, 6 * 6, 2 * 6).view({2, 6});
+  for (int64_t head = 0; head < kShape.heads; ++head) {
+    expect_close(y[head], v[head / 2], 2, at::kDouble, "head " + std::to_string(head));
+  }
+}
+
+// Longer sequences between F and I make the rotation tables grow: positions keep their angles.
+TEST(AttentionFacts, SequencesOfDifferentLengths) {
+  const at::Tensor x = random({2, 3, kShape.packed()}, 1, at::kFloat);
+  const at::Tensor dy = random({2, 3, kShape.heads * kShape.head_dim}, 2, at::kFloat);
+  Attention alone(kShape, at::kFloat);
+  MicroBatch expected(alone);
+  const at::Tensor y = expected.forward(x).clone();
+  const at::Tensor dx = expected.p1(dy);
+  Attention layer(kShape, at::kFloat);
+  MicroBatch micro_batch(layer);
+  MicroBatch longer(layer);
+  EXPECT_TRUE(same_bits(micro_batch.forward(x), y));
+  const at::Tensor long_y = longer.forward(random({1, 11, kShape.packed()}, 3, at::kFloat));
+  EXPECT_TRUE(same_bits(micro_batch.p1(dy), dx));
+  EXPECT_EQ(longer.p1(long_y).sizes(), (std::vector<int64_t>{1, 11, kShape.packed()}));
+  EXPECT_TRUE(same_bits(MicroBatch(layer).evaluate(x), y)) << "with the longer tables";
+}
+
+TEST(CrossEntropyFacts, NothingCounted) {
+  CrossEntropy layer;
+  MicroBatch micro_batch(layer, {{"labels", at::full({2, 3}, kIgnoreLabel, at::kLong)}});
+  EXPECT_EQ(micro_batch.forward(random({2, 3, 7}, 1, at::kFloat)).item<double>(), 0);
+  EXPECT_EQ(largest(micro_batch.p1({})), 0);
+}
+
+// Equal logits: every counted position costs log(V), its gradient is 1 / V less 1 at the label, times the
+// scale; positions that do not count add nothing and change nothing of the others.
+TEST(CrossEntropyFacts, ScaleAndIgnoredLabels) {
+  CrossEntropy layer;
+  at::Tensor labels = at::tensor({3, 0, -100}, at::kLong).view({1, 3});
+  MicroBatch micro_batch(layer, {{"labels", labels}}, 0, 0.125);
+  const at::Tensor loss = micro_batch.forward(at::full({1, 3, 8}, 2.5, at::kFloat));
+  EXPECT_EQ(loss.scalar_type(), at::kDouble);
+  EXPECT_NEAR(loss.item<double>(), 2 * std::log(8.0) * 0.125, 4e-16);
+  const at::Tensor expected = at::full({1, 3, 8}, 0.125 / 8, at::kFloat);
+  expected[0][0][3] = 0.125 / 8 - 0.125;
+  expected[0][1][0] = 0.125 / 8 - 0.125;
+  expected[0][2].zero_();
+  EXPECT_TRUE(same_bits(micro_batch.p1({}), expected));  // powers of two: exact
+}
+
+// The result does not depend on how rows are split over threads, to the bit.
+TEST(ThreadFacts, SplitOfRowsDoesNotChangeABit) {
+  const int threads = at::get_num_threads();
+  RmsNorm norm("g", 515, 1e-5, at::kFloat);
+  const auto parameters = make_parameters(norm);
+  SwiGlu swiglu;
+  CrossEntropy loss;
+  const AttentionShape shape{4, 2, 16, 10000};
+  Attention attention(shape, at::kFloat);
+  std::vector<std::vector<at::Tensor>> results;
+  for (const int count : {1, 2, 3}) {
+    at::set_num_threads(count);
+    forget_grads(parameters);
+    auto& out = results.emplace_back();
+    const auto run = [&](Layer& layer, std::vector<int64_t> sizes, const Fields& fields) {
+      MicroBatch micro_batch(layer, fields);
+      out.push_back(micro_batch.forward(random(sizes, 1, at::kFloat)).clone());
+      out.push_back(
+          micro_batch.p1(out.back().dim() > 0 ? random(out.back().sizes(), 2, at::kFloat) : at::Tensor()));
+    };
+    run(norm, {201, 515}, {});  // four blocks of 64 rows
+    out.push_back(parameters[0]->grad.clone());
+    run(swiglu, {201, 514}, {});
+    run(loss, {201, 515}, {{"labels", random_ids({201}, 515, 3)}});
+    run(attention, {3, 67, shape.packed()}, {});
+  }
+  at::set_num_threads(threads);
+  for (size_t i = 0; i < results[0].size(); ++i) {
+    EXPECT_TRUE(same_bits(results[1][i], results[0][i])) << "2 threads, result " << i;
+    EXPECT_TRUE(same_bits(results[2][i], results[0][i])) << "3 threads, result " << i;
+  }
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,208 @@
+// What the layer tests share: random tensors, comparison to a number of roundings, one micro-batch's way
+// through a layer, and a count of live bytes.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <gtest/gtest.h>
+
+#include "twobp/core/check.h"
+#include "twobp/nn/layer.h"
+
+namespace twobp::test {
+
+// Normal numbers that depend on sizes and seed alone; float32 ones are the float64 ones rounded.
+inline at::Tensor random(at::IntArrayRef sizes, uint64_t seed, at::ScalarType dtype = at::kDouble) {
+  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions().dtype(at::kDouble))
+      .to(dtype);
+}
+
+inline at::Tensor random_ids(at::IntArrayRef sizes, int64_t below, uint64_t seed) {
+  return at::randint(below, sizes, at::detail::createCPUGenerator(seed),
+                     at::TensorOptions().dtype(at::kLong));
+}
+
+inline double largest(const at::Tensor& t) {
+  return t.numel() == 0 ? 0 : t.abs().max().item().toDouble();
+}
+
+// Half the distance from 1 to the next number: the largest relative error of one rounding.
+inline double unit_roundoff(at::ScalarType dtype) {
+  return dtype == at::kFloat ? std::numeric_limits<float>::epsilon() / 2
+                             : std::numeric_limits<double>::epsilon() / 2;
+}
+
+// |actual - expected| <= bound, elementwise; NaN fails.
+inline void expect_within(const at::Tensor& actual, const at::Tensor& expected, double bound,
+                          const std::string& what) {
+  ASSERT_TRUE(actual.defined() && expected.defined()) << what;
+  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
+  EXPECT_LE(largest(actual.to(at::kDouble) - expected.to(at::kDouble)), bound) << what;
+}
+
+// A result of `roundings` operations of `dtype` one after the other, whose partial results are no larger than
+// the largest final one: each adds an error of at most unit roundoff times that.
+inline void expect_close(const at::Tensor& actual, const at::Tensor& expected, double roundings,
+                         at::ScalarType dtype, const std::string& what) {
+  expect_within(actual, expected, roundings * unit_roundoff(dtype) * largest(expected), what);
+}
+
+inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() == b.defined() &&
+         (!a.defined() || (a.scalar_type() == b.scalar_type() && at::equal(a, b)));
+}
+
+// Runs `action`, which must throw twobp::Error (nothing else) with a message that has each of `parts` in it.
+template <typename Action>
+void expect_error(Action&& action, const std::vector<std::string>& parts) {
+  try {
+    action();
+  } catch (const Error& error) {
+    const std::string what = error.what();
+    for (const auto& part : parts) {
+      EXPECT_NE(what.find(part), std::string::npos) << "no \"" << part << "\" in: " << what;
+    }
+    return;
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << "not a twobp::Error: " << error.what();
+    return;
+  }
+  ADD_FAILURE() << "no error, expected one with: " << (parts.empty() ? "" : parts.front());
+}
+
+// The layer's parameters with values and gradient buffers. Gains get values other than 1, which would hide a
+// missing factor.
+inline std::vector<Parameter*> make_parameters(Layer& layer, uint64_t seed = 1) {
+  std::vector<Parameter*> parameters;
+  layer.collect_parameters(parameters);
+  for (Parameter* parameter : parameters) {
+    parameter->allocate_value(seed);
+    parameter->allocate_grad();
+    at::Tensor& value = parameter->value;
+    if (value.dim() == 1) value.add_(random(value.sizes(), seed + 77, value.scalar_type()), 0.3);
+  }
+  return parameters;
+}
+
+inline void forget_grads(const std::vector<Parameter*>& parameters) {
+  for (Parameter* parameter : parameters) parameter->forget_grad();
+}
+
+// Copies of the gradients; a parameter that got none in this step is an undefined tensor.
+inline std::vector<at::Tensor> copy_grads(const std::vector<Parameter*>& parameters) {
+  std::vector<at::Tensor> grads;
+  for (const Parameter* p : parameters) grads.push_back(p->has_grad() ? p->grad.clone() : at::Tensor());
+  return grads;
+}
+
+inline Values values_of(at::Tensor tensor) {
+  Values values;
+  if (tensor.defined()) values.push_back(std::move(tensor));
+  return values;
+}
+
+// The only value, or an undefined tensor if there is none.
+inline at::Tensor only(Values values) {
+  EXPECT_LE(values.size(), 1u);
+  return values.empty() ? at::Tensor() : std::move(values[0]);
+}
+
+// One micro-batch on its way through a layer, in whatever order the test asks. Tensors are taken by value:
+// what the test moves in, the layer may overwrite.
+class MicroBatch {
+ public:
+  explicit MicroBatch(Layer& layer, Fields fields = {}, int64_t index = 0, double loss_scale = 1)
+      : layer_(layer), fields_(std::move(fields)), index_(index), loss_scale_(loss_scale) {}
+  MicroBatch(const MicroBatch&) = delete;
+  MicroBatch& operator=(const MicroBatch&) = delete;
+
+  Context context(bool training = true) const {
+    Context context;
+    context.fields = &fields_;
+    context.micro_batch = index_;
+    context.loss_scale = loss_scale_;
+    context.training = training;
+    return context;
+  }
+
+  at::Tensor forward(at::Tensor x) {
+    Context c = context();
+    return only(layer_.forward(values_of(std::move(x)), c, saved));
+  }
+  // With the same Saved, into which evaluation must not write.
+  at::Tensor evaluate(at::Tensor x) {
+    Context c = context(false);
+    return only(layer_.forward(values_of(std::move(x)), c, saved));
+  }
+  at::Tensor p1(at::Tensor dy) {
+    Context c = context();
+    return only(layer_.backward_p1(values_of(std::move(dy)), c, saved));
+  }
+  // Leaf by leaf, each released when done, as the executor does.
+  void p2() {
+    for (const P2Unit& unit : p2_units()) {
+      unit.layer->backward_p2({&unit.saved, 1});
+      unit.saved->release_p2();
+    }
+  }
+  std::vector<P2Unit> p2_units() {
+    std::vector<P2Unit> units;
+    layer_.collect_p2(saved, units);
+    return units;
+  }
+
+  Saved saved;
+
+ private:
+  Layer& layer_;
+  Fields fields_;
+  int64_t index_;
+  double loss_scale_;
+};
+
+// Backward-p2 of several micro-batches, one call a leaf layer.
+inline void p2_together(const std::vector<MicroBatch*>& micro_batches) {
+  std::vector<std::vector<P2Unit>> units;
+  for (MicroBatch* micro_batch : micro_batches) units.push_back(micro_batch->p2_units());
+  for (size_t leaf = 0; leaf < units[0].size(); ++leaf) {
+    std::vector<Saved*> saved;
+    for (const auto& of_one : units) saved.push_back(of_one[leaf].saved);
+    units[0][leaf].layer->backward_p2(saved);
+    for (Saved* one : saved) one->release_p2();
+  }
+}
+
+// Counts the bytes this thread allocates and frees through LibTorch while it exists.
+class LiveBytes {
+ public:
+  LiveBytes() : count_(std::make_shared<Count>()), guard_(c10::DebugInfoKind::PROFILER_STATE, count_) {}
+
+  int64_t now() const { return count_->now; }
+  int64_t peak() const { return count_->peak; }
+  void restart_peak() { count_->peak = count_->now; }
+
+ private:
+  struct Count : c10::MemoryReportingInfoBase {
+    void reportMemoryUsage(void*, int64_t alloc_size, size_t, size_t, c10::Device) override {
+      now += alloc_size;
+      peak = std::max(peak, now);
+    }
+    bool memoryProfilingEnabled() const override { return true; }
+    int64_t now = 0;
+    int64_t peak = 0;
+  };
+  std::shared_ptr<Count> count_;
+  c10::DebugInfoGuard guard_;
+};
+
+}  // namespace twobp::test

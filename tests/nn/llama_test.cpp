@@ -1,0 +1,266 @@
+// The whole LLaMa on one device against the same model on autograd: loss and every gradient, in float64 and
+// float32, tied and untied, with grouped heads, over micro-batches that count different numbers of targets.
+#include "twobp/nn/models/llama.h"
+
+#include <map>
+
+#include "tests/nn/layer_test_util.h"
+#include "tests/nn/reference.h"
+#include "twobp/nn/layers/sequential.h"
+
+namespace twobp {
+namespace {
+
+using namespace test;
+
+// Every size another one, so that a mix-up of two does not fit. A deviation of 0.3 makes logits of size 1
+// to 10.
+LlamaOptions options(at::ScalarType dtype, bool tied, int64_t kv_heads = 2) {
+  LlamaOptions o;
+  o.vocab = 13;
+  o.dim = 10;
+  o.layers = 2;
+  o.heads = 4;
+  o.kv_heads = kv_heads;
+  o.head_dim = 6;
+  o.hidden = 15;
+  o.norm_eps = 1e-2;
+  o.rope_theta = 500;
+  o.tied = tied;
+  o.init_std = 0.3;
+  o.dtype = dtype;
+  return o;
+}
+
+// Two micro-batches of 3 and 1 samples of 7 and 9 positions, with 21 and 2 counted targets.
+std::vector<Fields> batch(const LlamaOptions& o) {
+  std::vector<Fields> out;
+  out.push_back({{"input_ids", random_ids({3, 7}, o.vocab, 1)}, {"labels", random_ids({3, 7}, o.vocab, 2)}});
+  out.push_back({{"input_ids", random_ids({1, 9}, o.vocab, 3)}, {"labels", random_ids({1, 9}, o.vocab, 4)}});
+  out[1].at("labels").narrow(1, 2, 7).fill_(-100);
+  return out;
+}
+
+constexpr double kLossScale = 1.0 / (21 + 2);
+
+std::unique_ptr<Sequential> make_model(const LlamaOptions& o) {
+  std::vector<std::unique_ptr<Layer>> layers;
+  for (const LayerSpec& spec : llama(o).layers) layers.push_back(spec.make());
+  return std::make_unique<Sequential>(std::move(layers));
+}
+
+// A value or gradient of every use of a weight, packed ones as their parts, under Hugging Face's names.
+std::multimap<std::string, at::Tensor> parts_of(const std::vector<Parameter*>& parameters,
+                                                at::Tensor Parameter::*which) {
+  std::multimap<std::string, at::Tensor> parts;
+  for (const Parameter* parameter : parameters) {
+    int64_t row = 0;
+    for (const ParameterPart& part : parameter->parts()) {
+      parts.emplace(part.name, (parameter->*which).narrow(0, row, part.rows));
+      row += part.rows;
+    }
+  }
+  return parts;
+}
+
+class Reference {
+ public:
+  Reference(const LlamaOptions& o, const std::vector<Parameter*>& parameters) : o_(o) {
+    for (const auto& [name, value] : parts_of(parameters, &Parameter::value)) {
+      weights_.emplace(name,
+                       value.to(at::kDouble).clone().requires_grad_(true));  // the first use of a tied one
+    }
+  }
+
+  double backward(const std::vector<Fields>& batch) {
+    at::Tensor sum = at::zeros({}, at::kDouble);
+    for (const Fields& fields : batch) sum = sum + loss(fields);
+    sum.backward();
+    return sum.item<double>();
+  }
+
+  const std::map<std::string, at::Tensor>& weights() const { return weights_; }
+
+ private:
+  const at::Tensor& weight(const std::string& name) const { return weights_.at(name); }
+  at::Tensor norm(const at::Tensor& x, const std::string& gain) const {
+    return reference::rms_norm(x, weight(gain), o_.norm_eps);
+  }
+
+  at::Tensor loss(const Fields& fields) const {
+    at::Tensor x = at::embedding(weight("model.embed_tokens.weight"), fields.at("input_ids"));
+    for (int64_t i = 0; i < o_.layers; ++i) {
+      const std::string block = "model.layers." + std::to_string(i);
+      const at::Tensor a = norm(x, block + ".input_layernorm.weight");
+      std::vector<at::Tensor> qkv;
+      for (const char* which : {"q", "k", "v"}) {
+        qkv.push_back(reference::linear(a, weight(block + ".self_attn." + which + "_proj.weight")));
+      }
+      const at::Tensor attended =
+          reference::attention(at::cat(qkv, -1), {o_.heads, o_.kv_heads, o_.head_dim, o_.rope_theta});
+      x = x + reference::linear(attended, weight(block + ".self_attn.o_proj.weight"));
+      const at::Tensor b = norm(x, block + ".post_attention_layernorm.weight");
+      const at::Tensor gate_up = at::cat({reference::linear(b, weight(block + ".mlp.gate_proj.weight")),
+                                          reference::linear(b, weight(block + ".mlp.up_proj.weight"))},
+                                         -1);
+      x = x + reference::linear(reference::swiglu(gate_up), weight(block + ".mlp.down_proj.weight"));
+    }
+    const at::Tensor head = weight(o_.tied ? "model.embed_tokens.weight" : "lm_head.weight");
+    const at::Tensor logits = reference::linear(norm(x, "model.norm.weight"), head);
+    return reference::cross_entropy(logits, fields.at("labels"), kLossScale);
+  }
+
+  LlamaOptions o_;
+  std::map<std::string, at::Tensor> weights_;
+};
+
+// Forward and backward are 4 halves of a block each: about 12 operations, among them sums of 10 to 36
+// numbers, twice; then a sum of 30 rows: 4 * 2 * (12 + 2 * 36) + 30 = 700 roundings at most of all of one
+// sign.
+constexpr double kRoundings = 700;
+
+// F0 F1 I0 I1 W0 W1 through all layers; the loss.
+double run_library(Sequential& model, const std::vector<Fields>& fields) {
+  MicroBatch first(model, fields[0], 0, kLossScale);
+  MicroBatch second(model, fields[1], 1, kLossScale);
+  const double loss = first.forward({}).item<double>() + second.forward({}).item<double>();
+  EXPECT_FALSE(first.p1({}).defined());
+  EXPECT_FALSE(second.p1({}).defined());
+  first.p2();
+  second.p2();
+  return loss;
+}
+
+void expect_autograd(const LlamaOptions& o) {
+  const auto model = make_model(o);
+  const auto parameters = make_parameters(*model);
+  Reference reference(o, parameters);
+  const std::vector<Fields> fields = batch(o);
+  const double loss = run_library(*model, fields);
+  const double expected = reference.backward(fields);
+  EXPECT_NEAR(loss, expected, kRoundings * unit_roundoff(o.dtype) * expected);
+  std::map<std::string, at::Tensor> sums;
+  for (const auto& [name, grad] : parts_of(parameters, &Parameter::grad)) {
+    at::Tensor& sum = sums[name];
+    sum = sum.defined() ? sum + grad : grad.clone();
+  }
+  ASSERT_EQ(sums.size(), reference.weights().size());
+  for (const auto& [name, weight] : reference.weights()) {
+    expect_close(sums.at(name), weight.grad(), kRoundings, o.dtype, name);
+    EXPECT_GT(largest(weight.grad()), 1e-3) << name;
+  }
+}
+
+TEST(Llama, AgreesWithAutogradInFloat64) {
+  expect_autograd(options(at::kDouble, false));
+  expect_autograd(options(at::kDouble, true));
+}
+
+TEST(Llama, AgreesWithAutogradInFloat32) {
+  expect_autograd(options(at::kFloat, false));
+  expect_autograd(options(at::kFloat, true));
+}
+
+TEST(Llama, AgreesWithAutogradForEveryNumberOfKeyHeads) {
+  for (const int64_t kv_heads : {1, 4}) expect_autograd(options(at::kDouble, false, kv_heads));
+}
+
+// A tied weight is one parameter per use: same name, same value, a gradient buffer each. Neither use's
+// gradient is the whole, none is in both.
+TEST(Llama, EveryUseOfATiedWeightHasItsOwnGradient) {
+  const LlamaOptions o = options(at::kDouble, true);
+  const auto model = make_model(o);
+  const auto parameters = make_parameters(*model);
+  std::vector<Parameter*> uses;
+  for (Parameter* parameter : parameters) {
+    if (parameter->name() == "model.embed_tokens.weight") uses.push_back(parameter);
+  }
+  ASSERT_EQ(uses.size(), 2u);
+  EXPECT_EQ(uses[0], parameters.front());
+  EXPECT_EQ(uses[1], parameters.back());
+  EXPECT_TRUE(same_bits(uses[0]->value, uses[1]->value));
+  EXPECT_FALSE(uses[0]->grad.is_alias_of(uses[1]->grad));
+  Reference reference(o, parameters);
+  const std::vector<Fields> fields = batch(o);
+  run_library(*model, fields);
+  reference.backward(fields);
+  const at::Tensor whole = reference.weights().at("model.embed_tokens.weight").grad();
+  expect_close(uses[0]->grad + uses[1]->grad, whole, kRoundings, o.dtype, "the sum of the uses");
+  for (const Parameter* use : uses) {
+    EXPECT_GT(largest(use->grad), 1e-3);
+    EXPECT_GT(largest(use->grad - whole), 1e-3);
+  }
+}
+
+// The head of an untied model is a weight of its own.
+TEST(Llama, UntiedWeightsDiffer) {
+  const auto model = make_model(options(at::kFloat, false));
+  const auto parameters = make_parameters(*model);
+  EXPECT_EQ(parameters.back()->name(), "lm_head.weight");
+  EXPECT_FALSE(same_bits(parameters.front()->value, parameters.back()->value));
+}
+
+// Backward-p2 with slabs: the same loss to the bit, gradients within the roundings of another order.
+TEST(Llama, ConcatenatedBackwardAgrees) {
+  const LlamaOptions o = options(at::kFloat, false);
+  const std::vector<Fields> fields = batch(o);
+  const auto model = make_model(o);
+  const auto parameters = make_parameters(*model);
+  const double loss = run_library(*model, fields);
+  const auto expected = copy_grads(parameters);
+  for (const bool copy : {false, true}) {
+    forget_grads(parameters);
+    model->use_slabs(copy ? 0 : 2, copy);
+    MicroBatch first(*model, fields[0], 0, kLossScale);
+    MicroBatch second(*model, fields[1], 1, kLossScale);
+    EXPECT_EQ(first.forward({}).item<double>() + second.forward({}).item<double>(), loss);
+    first.p1({});
+    second.p1({});
+    p2_together({&first, &second});
+    for (size_t i = 0; i < expected.size(); ++i) {
+      // Sums of 30 rows on either side.
+      expect_close(parameters[i]->grad, expected[i], 2 * 30, at::kFloat, parameters[i]->name());
+    }
+  }
+}
+
+// The benchmark model: its loss is half the squared difference between x + MLP(norm(x)), block after block,
+// and the target, a mean over the 30 numbers of a sample.
+TEST(Llama, StackOfMlpsAgreesWithAutograd) {
+  MlpOptions o;
+  o.dim = 10;
+  o.layers = 2;
+  o.hidden = 15;
+  o.init_std = 0.3;
+  o.dtype = at::kDouble;
+  const ModelSpec spec = mlp(o);
+  EXPECT_EQ(spec.input_field, "input");
+  std::vector<std::unique_ptr<Layer>> layers;
+  for (const LayerSpec& layer : spec.layers) layers.push_back(layer.make());
+  Sequential model(std::move(layers));
+  const auto parameters = make_parameters(model);
+  MicroBatch micro_batch(model, {{"target", random({2, 3, 10}, 2)}}, 0, 0.5);
+  const at::Tensor loss = micro_batch.forward(random({2, 3, 10}, 1));
+  const at::Tensor dx = micro_batch.p1({});
+  micro_batch.p2();
+
+  std::vector<at::Tensor> weights;
+  for (const Parameter* p : parameters) weights.push_back(p->value.clone().requires_grad_(true));
+  const at::Tensor input = random({2, 3, 10}, 1).requires_grad_(true);
+  at::Tensor x = input;
+  for (size_t i = 0; i < weights.size(); i += 3) {
+    const at::Tensor act =
+        reference::swiglu(reference::linear(reference::rms_norm(x, weights[i], o.norm_eps), weights[i + 1]));
+    x = x + reference::linear(act, weights[i + 2]);
+  }
+  const at::Tensor expected = (x - random({2, 3, 10}, 2)).square().sum() / (2 * 30.0) * 0.5;
+  expected.backward();
+  expect_close(loss, expected.detach(), kRoundings, at::kDouble, "loss");
+  expect_close(dx, input.grad(), kRoundings, at::kDouble, "dx");
+  for (size_t i = 0; i < weights.size(); ++i) {
+    expect_close(parameters[i]->grad, weights[i].grad(), kRoundings, at::kDouble, parameters[i]->name());
+  }
+}
+
+}  // namespace
+}  // namespace twobp

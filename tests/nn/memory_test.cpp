@@ -1,0 +1,141 @@
+// Live bytes of every layer and of a block after F, I and W against counts by hand, and what is written in
+// place. What the caller hands over and what it holds itself counts as the caller's: y and dx are dropped at
+// once, so that only what the layer keeps is left.
+#include "tests/nn/layer_test_util.h"
+#include "twobp/nn/layers/attention.h"
+#include "twobp/nn/layers/cross_entropy.h"
+#include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/linear.h"
+#include "twobp/nn/layers/rms_norm.h"
+#include "twobp/nn/layers/squared_error.h"
+#include "twobp/nn/layers/swiglu.h"
+#include "twobp/nn/models/llama.h"
+
+namespace twobp {
+namespace {
+
+using namespace test;
+
+constexpr int64_t kBatch = 2;
+constexpr int64_t kPositions = 5;
+constexpr int64_t kRows = kBatch * kPositions;
+
+// Numbers (of 4 bytes) kept at three moments, and the most that I allocates on top of what it holds (x and dy
+// included).
+struct Numbers {
+  int64_t after_forward = 0;
+  int64_t after_p1 = 0;
+  int64_t p1_extra = -1;  // -1: not looked at
+};
+
+void expect_numbers(Layer& layer, std::vector<int64_t> input, std::vector<int64_t> output,
+                    const Fields& fields, const Numbers& expected) {
+  make_parameters(layer);
+  MicroBatch micro_batch(layer, fields);
+  const auto make_input = [&] { return input.empty() ? at::Tensor() : random(input, 1, at::kFloat); };
+  micro_batch.evaluate(make_input());  // what is made once: rope tables
+  LiveBytes bytes;
+  at::Tensor x = make_input();
+  micro_batch.forward(std::move(x));
+  EXPECT_EQ(bytes.now(), 4 * expected.after_forward) << "after F";
+  at::Tensor dy = output.empty() ? at::Tensor() : random(output, 2, at::kFloat);
+  const int64_t before = bytes.now();
+  bytes.restart_peak();
+  micro_batch.p1(std::move(dy));
+  if (expected.p1_extra >= 0) {
+    EXPECT_EQ(bytes.peak() - before, 4 * expected.p1_extra) << "most in I";
+  }
+  EXPECT_EQ(bytes.now(), 4 * expected.after_p1) << "after I";
+  micro_batch.p2();
+  EXPECT_EQ(bytes.now(), 0) << "after W";
+}
+
+TEST(Memory, LinearKeepsInputAndOutputGradient) {
+  Linear layer({{"w", 7}}, 3, 1, at::kFloat);
+  expect_numbers(layer, {kBatch, kPositions, 3}, {kBatch, kPositions, 7}, {},
+                 {kRows * 3, kRows * 3 + kRows * 7, kRows * 3});
+}
+
+// dx goes where dy was; beside it the gain's gradient, once per block of 64 rows and once summed.
+TEST(Memory, RmsNormKeepsNothingAfterI) {
+  RmsNorm layer("g", 6, 1e-5, at::kFloat);
+  expect_numbers(layer, {kBatch, kPositions, 6}, {kBatch, kPositions, 6}, {}, {kRows * 6 + kRows, 0, 6 + 6});
+}
+
+// dx goes where x was.
+TEST(Memory, SwiGluNeedsNoRoomForItsGradient) {
+  SwiGlu layer;
+  expect_numbers(layer, {kBatch, kPositions, 2 * 7}, {kBatch, kPositions, 7}, {}, {kRows * 2 * 7, 0, 0});
+}
+
+TEST(Memory, AttentionKeepsProjectionsOutputAndLogSums) {
+  const AttentionShape shape{4, 2, 6, 10000};
+  Attention layer(shape, at::kFloat);
+  expect_numbers(layer, {kBatch, kPositions, shape.packed()}, {kBatch, kPositions, 4 * 6}, {},
+                 {kRows * shape.packed() + kRows * 4 * 6 + kRows * 4, 0});
+}
+
+TEST(Memory, EmbeddingKeepsOutputGradient) {
+  Embedding layer("e", 11, 3, 1, at::kFloat);
+  expect_numbers(layer, {}, {kBatch, kPositions, 3}, {{"input_ids", random_ids({kBatch, kPositions}, 11, 1)}},
+                 {0, kRows * 3, 0});
+}
+
+// The gradient lies where the logits were.
+TEST(Memory, CrossEntropyHoldsOneTensorOfLogits) {
+  CrossEntropy layer;
+  expect_numbers(layer, {kBatch, kPositions, 11}, {}, {{"labels", random_ids({kBatch, kPositions}, 11, 1)}},
+                 {kRows * 11, 0, 0});
+}
+
+TEST(Memory, SquaredErrorKeepsTheDifference) {
+  SquaredError layer;
+  expect_numbers(layer, {kBatch, kPositions, 3}, {},
+                 {{"target", random({kBatch, kPositions, 3}, 1, at::kFloat)}}, {kRows * 3, 0, 0});
+}
+
+LlamaOptions options() {
+  LlamaOptions o;
+  o.vocab = 11;
+  o.dim = 10;
+  o.layers = 1;
+  o.heads = 4;
+  o.kv_heads = 2;
+  o.head_dim = 6;
+  o.hidden = 14;
+  return o;
+}
+
+// After F: the residual stream and its norm's scale, the norm's output (for W), q k v, attention's output
+// (for I and for W: once) and its log-sums. After I, what W needs: the norm's output, dL/d(q k v),
+// attention's output, dL/dy.
+TEST(Memory, AttentionHalfOfABlock) {
+  const LlamaOptions o = options();
+  const int64_t packed = (o.heads + 2 * o.kv_heads) * o.head_dim;
+  const int64_t out = o.heads * o.head_dim;
+  const auto layer = llama(o).layers[1].make();
+  expect_numbers(
+      *layer, {kBatch, kPositions, o.dim}, {kBatch, kPositions, o.dim}, {},
+      {kRows * (o.dim + 1 + o.dim + packed + out + o.heads), kRows * (o.dim + packed + out + o.dim)});
+}
+
+// After F: the residual stream and its norm's scale, the norm's output, gate and up, their product. After I
+// the gradient of gate and up lies where they were.
+TEST(Memory, MlpHalfOfABlock) {
+  const LlamaOptions o = options();
+  const auto layer = llama(o).layers[2].make();
+  expect_numbers(*layer, {kBatch, kPositions, o.dim}, {kBatch, kPositions, o.dim}, {},
+                 {kRows * (o.dim + 1 + o.dim + 2 * o.hidden + o.hidden),
+                  kRows * (o.dim + 2 * o.hidden + o.hidden + o.dim)});
+}
+
+TEST(Memory, Head) {
+  const LlamaOptions o = options();
+  const auto layer = llama(o).layers.back().make();
+  expect_numbers(*layer, {kBatch, kPositions, o.dim}, {},
+                 {{"labels", random_ids({kBatch, kPositions}, o.vocab, 1)}},
+                 {kRows * (o.dim + 1 + o.dim + o.vocab), kRows * (o.dim + o.vocab)});
+}
+
+}  // namespace
+}  // namespace twobp

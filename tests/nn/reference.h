@@ -1,0 +1,63 @@
+// The layers written down once more in plain ATen ops, attention spelt out, for autograd to differentiate.
+// Used in float64.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include <ATen/ATen.h>
+
+#include "twobp/nn/layers/attention.h"
+
+namespace twobp::test::reference {
+
+inline at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
+  return at::matmul(x, weight.t());
+}
+
+inline at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& gain, double eps) {
+  return x / at::sqrt(x.square().mean(-1, true) + eps) * gain;
+}
+
+// Packed (g | u).
+inline at::Tensor swiglu(const at::Tensor& x) {
+  const int64_t cols = x.size(-1) / 2;
+  return at::silu(x.narrow(-1, 0, cols)) * x.narrow(-1, cols, cols);
+}
+
+// x (B, H, S, D): x cos + rotate_half(x) sin, as in transformers' modeling_llama.
+inline at::Tensor rope(const at::Tensor& x, double theta) {
+  const int64_t half = x.size(3) / 2;
+  const at::Tensor exponent = at::arange(half, x.options()) / static_cast<double>(half);
+  const at::Tensor frequency = at::exp(exponent * -std::log(theta));
+  const at::Tensor angle = at::outer(at::arange(x.size(2), x.options()), frequency).repeat({1, 2});  // (S, D)
+  const at::Tensor rotated = at::cat({-x.narrow(3, half, half), x.narrow(3, 0, half)}, 3);
+  return x * angle.cos() + rotated * angle.sin();
+}
+
+// Packed (q | k | v), (B, S, (H + 2 K) D) -> (B, S, H D).
+inline at::Tensor attention(const at::Tensor& packed, const AttentionShape& shape) {
+  const int64_t batch = packed.size(0);
+  const int64_t positions = packed.size(1);
+  const auto heads = [&](int64_t first, int64_t count) {
+    return packed.narrow(2, first * shape.head_dim, count * shape.head_dim)
+        .view({batch, positions, count, shape.head_dim})
+        .transpose(1, 2);
+  };
+  const int64_t group = shape.heads / shape.kv_heads;
+  const at::Tensor q = rope(heads(0, shape.heads), shape.rope_theta);
+  const at::Tensor k = rope(heads(shape.heads, shape.kv_heads), shape.rope_theta).repeat_interleave(group, 1);
+  const at::Tensor v = heads(shape.heads + shape.kv_heads, shape.kv_heads).repeat_interleave(group, 1);
+  const at::Tensor future = at::ones({positions, positions}, at::kBool).triu(1);
+  const at::Tensor scores = at::matmul(q, k.transpose(2, 3)) / std::sqrt(static_cast<double>(shape.head_dim));
+  const at::Tensor p = at::softmax(scores.masked_fill(future, -std::numeric_limits<double>::infinity()), -1);
+  return at::matmul(p, v).transpose(1, 2).reshape({batch, positions, shape.heads * shape.head_dim});
+}
+
+// Sum over counted labels of -log p(label), times scale.
+inline at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, double scale) {
+  return scale *
+         at::cross_entropy_loss(logits.flatten(0, -2), labels.flatten(), {}, at::Reduction::Sum, -100);
+}
+
+}  // namespace twobp::test::reference

@@ -1,0 +1,195 @@
+// Saved: what it hands out, when it lets go, and that a backward which was not prepared for is an Error.
+#include "tests/nn/layer_cases.h"
+#include "twobp/nn/layers/linear.h"
+#include "twobp/nn/layers/rms_norm.h"
+#include "twobp/nn/layers/sequential.h"
+#include "twobp/nn/layers/swiglu.h"
+
+namespace twobp {
+namespace {
+
+using namespace test;
+
+// Tells when the last tensor on a memory is gone.
+class Watch {
+ public:
+  explicit Watch(const at::Tensor& t) : storage_(t.storage().getWeakStorageImpl()) {}
+  bool gone() const { return storage_.expired(); }
+
+ private:
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
+};
+
+TEST(Saved, TakeHandsATensorOutForGood) {
+  Saved saved;
+  saved.keep_until_p1(at::ones({2}));
+  saved.keep_until_p1(at::zeros({3}));
+  at::Tensor second = saved.take_p1(1);
+  EXPECT_EQ(second.size(0), 3);
+  EXPECT_TRUE(exclusively_owned(second));
+  at::Tensor first = saved.take_p1(0);
+  EXPECT_EQ(first.size(0), 2);
+  expect_error([&] { saved.take_p1(0); }, {"saved tensor 0", "forward"});
+  expect_error([&] { saved.take_p1(2); }, {"saved tensor 2", "forward"});
+}
+
+TEST(Saved, KeepsUntilP2AcrossP1) {
+  Saved saved;
+  at::Tensor tensor = at::ones({2});
+  const Watch watch(tensor);
+  saved.keep_until_p2(std::move(tensor));
+  saved.keep_until_p1(at::ones({2}));
+  saved.release_p1();
+  EXPECT_EQ(saved.p2_count(), 1u);
+  EXPECT_EQ(saved.p2(0).size(0), 2);
+  EXPECT_FALSE(watch.gone());
+  expect_error([&] { saved.p2(1); }, {"saved tensor 1 of 1"});
+  saved.release_p2();
+  EXPECT_TRUE(watch.gone());
+  expect_error([&] { saved.p2(0); }, {"saved tensor 0 of 0"});
+}
+
+// W units point at a container's children while others are added.
+TEST(Saved, ChildrenStayWhereTheyAre) {
+  Saved saved;
+  Saved* first = &saved.child(0);
+  for (size_t i = 1; i < 100; ++i) saved.child(i).keep_until_p2(at::full({1}, static_cast<double>(i)));
+  EXPECT_EQ(&saved.child(0), first);
+  EXPECT_EQ(saved.child_count(), 100u);
+  double sum = 0;
+  saved.visit_p2([&](const at::Tensor& t) { sum += t.item<double>(); });
+  EXPECT_EQ(sum, 99 * 100 / 2);
+}
+
+TEST(Saved, ReleaseDropsEverythingInChildrenToo) {
+  Saved saved;
+  std::vector<Watch> watches;
+  for (Saved* one : {&saved, &saved.child(0), &saved.child(1).child(0)}) {
+    at::Tensor p1 = at::ones({1});
+    at::Tensor p2 = at::ones({1});
+    watches.emplace_back(p1);
+    watches.emplace_back(p2);
+    one->keep_until_p1(std::move(p1));
+    one->keep_until_p2(std::move(p2));
+  }
+  for (const Watch& watch : watches) EXPECT_FALSE(watch.gone());
+  saved.release();
+  for (const Watch& watch : watches) EXPECT_TRUE(watch.gone());
+}
+
+TEST(Saved, ExclusiveMeansNoOtherHandleAndNoView) {
+  at::Tensor tensor = at::ones({2, 3});
+  EXPECT_TRUE(exclusively_owned(tensor));
+  {
+    const at::Tensor other = tensor;
+    EXPECT_FALSE(exclusively_owned(tensor));
+  }
+  {
+    const at::Tensor view = tensor.view({6});
+    EXPECT_FALSE(exclusively_owned(tensor));
+    EXPECT_FALSE(exclusively_owned(view));
+  }
+  EXPECT_TRUE(exclusively_owned(tensor));
+  EXPECT_FALSE(exclusively_owned(at::Tensor()));
+  EXPECT_TRUE(exclusively_owned(as_contiguous(std::move(tensor)))) << "the handle moves through";
+}
+
+// The i-th layer's until-p1 tensors go as soon as its backward-p1 ran, before the layers below have run
+// theirs: the probe below the layers looks.
+class Probe : public Layer {
+ public:
+  Values forward(Values x, Context&, Saved&) override { return x; }
+  Values backward_p1(Values dy, Context&, Saved&) override {
+    if (look) look();
+    return dy;
+  }
+  std::function<void()> look;
+};
+
+TEST(Saved, UntilP1GoesBeforeTheLayersBelowRun) {
+  auto probe = std::make_unique<Probe>();
+  Probe& bottom = *probe;
+  auto model = make_sequential(std::move(probe), std::make_unique<RmsNorm>("g", 6, 1e-5, at::kFloat),
+                               std::make_unique<SwiGlu>());
+  make_parameters(*model);
+  MicroBatch micro_batch(*model);
+  LiveBytes bytes;
+  at::Tensor x = random({4, 6}, 1, at::kFloat);
+  const Watch input(x);
+  micro_batch.forward(std::move(x));
+  EXPECT_FALSE(input.gone());
+  int64_t left = -1;
+  bottom.look = [&] {
+    EXPECT_TRUE(input.gone()) << "the norm's input";
+    left = bytes.now();
+  };
+  const at::Tensor dx = micro_batch.p1(random({4, 3}, 2, at::kFloat));
+  EXPECT_EQ(left, static_cast<int64_t>(4 * 6 * sizeof(float))) << "more than dx on its way down";
+}
+
+// Backward-p1 of a leaf leaves nothing in Saved that backward-p2 does not read.
+TEST_P(EveryLayer, KeepsNothingAfterW) {
+  const LayerCase& c = GetParam();
+  auto layer = c.make(at::kFloat);
+  make_parameters(*layer);
+  const auto micro_batch = c.micro_batch(*layer, 2, 1, at::kFloat);
+  micro_batch->evaluate(c.make_input(2, 1, at::kFloat));  // rope tables
+  LiveBytes bytes;
+  const at::Tensor y = micro_batch->forward(c.make_input(2, 1, at::kFloat));
+  EXPECT_GT(bytes.now(), 0);
+  micro_batch->p1(c.make_gradient(y, 1));
+  micro_batch->p2();
+  EXPECT_EQ(bytes.now(), static_cast<int64_t>(y.storage().nbytes())) << "more than y is alive";
+}
+
+TEST_P(EveryLayer, EvaluationSavesNothing) {
+  const LayerCase& c = GetParam();
+  auto layer = c.make(at::kFloat);
+  make_parameters(*layer);
+  const auto micro_batch = c.micro_batch(*layer, 2, 1, at::kFloat);
+  micro_batch->evaluate(c.make_input(2, 1, at::kFloat));  // rope tables
+  LiveBytes bytes;
+  at::Tensor y = micro_batch->evaluate(c.make_input(2, 1, at::kFloat));
+  EXPECT_GT(bytes.peak(), 0);
+  y = at::Tensor();
+  EXPECT_EQ(bytes.now(), 0);
+  int64_t kept = 0;
+  micro_batch->saved.visit_p2([&](const at::Tensor&) { ++kept; });
+  EXPECT_EQ(kept, 0);
+}
+
+TEST_P(EveryLayer, BackwardWithoutForwardIsAnError) {
+  const LayerCase& c = GetParam();
+  auto layer = c.make(at::kFloat);
+  make_parameters(*layer);
+  const auto micro_batch = c.micro_batch(*layer, 2, 1, at::kFloat);
+  const at::Tensor y = micro_batch->evaluate(c.make_input(2, 1, at::kFloat));
+  expect_error([&] { micro_batch->p1(c.make_gradient(y, 1)); }, {"backward-p1", "forward"});
+}
+
+TEST_P(EveryLayer, SecondBackwardIsAnError) {
+  const LayerCase& c = GetParam();
+  auto layer = c.make(at::kFloat);
+  make_parameters(*layer);
+  const auto micro_batch = c.micro_batch(*layer, 2, 1, at::kFloat);
+  const at::Tensor y = micro_batch->forward(c.make_input(2, 1, at::kFloat));
+  micro_batch->p1(c.make_gradient(y, 1));
+  expect_error([&] { micro_batch->p1(c.make_gradient(y, 1)); }, {"backward-p1", "forward"});
+}
+
+TEST_P(EveryLayer, WBeforeIIsAnError) {
+  const LayerCase& c = GetParam();
+  auto layer = c.make(at::kFloat);
+  make_parameters(*layer);
+  const auto micro_batch = c.micro_batch(*layer, 2, 1, at::kFloat);
+  micro_batch->forward(c.make_input(2, 1, at::kFloat));
+  if (micro_batch->p2_units().empty()) {
+    micro_batch->saved.visit_p2(
+        [](const at::Tensor&) { ADD_FAILURE() << "kept for a backward-p2 there is not"; });
+    return;
+  }
+  expect_error([&] { micro_batch->p2(); }, {"backward-p2", "saved tensor 1 of 1"});
+}
+
+}  // namespace
+}  // namespace twobp

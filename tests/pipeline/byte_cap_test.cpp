@@ -1,0 +1,213 @@
+// The byte cap: what it promises (2BP never holds more than standard backpropagation does on its fullest
+// rank), that the walk it comes from is what the meter measures, and that any cap, however small, only costs
+// time.
+//
+// Where the walk and the meter may differ: a message belongs to its sender until the receiver takes it, and
+// when that is, is up to the clock; the walk lets it go at once. A rank never has more messages out than
+// micro-batches, so the meter shows at most M messages more.
+#include <algorithm>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include "tests/pipeline/support.h"
+
+namespace twobp {
+namespace {
+
+using test::finished;
+using test::kFloat;
+using test::options_of;
+using test::random_batch;
+using test::step_options;
+using test::take_gradients;
+
+constexpr int64_t kMessage = test::kRows * test::kDim * kFloat;
+
+Profile measured(const ModelSpec& model) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  at::set_num_threads(1);  // as the ranks: attention's scratch grows with the threads
+  return measure_profile(model, test::random_fields(1));
+}
+
+// Bytes of parameters and gradients, and of what layers keep over steps (rotary tables).
+std::vector<int64_t> fixed_bytes(Pipeline& pipeline) {
+  std::vector<int64_t> fixed;
+  for (int r = 0; r < pipeline.ranks(); ++r) fixed.push_back(pipeline.meter().rank_use(r).total());
+  return fixed;
+}
+
+// Highest bytes of activations and stash of each rank in one step, after one that made what is kept.
+std::vector<int64_t> measured_peaks(Pipeline& pipeline, const Plan& plan) {
+  const auto batch = random_batch(plan.schedule.micro_batches);
+  pipeline.run(plan, batch, step_options());
+  for (const at::Tensor& gradient : take_gradients(pipeline)) EXPECT_TRUE(gradient.defined());
+  const auto fixed = fixed_bytes(pipeline);
+  pipeline.meter().reset_peaks();
+  const StepReport report = pipeline.run(plan, batch, step_options());
+  std::vector<int64_t> peaks;
+  for (int r = 0; r < pipeline.ranks(); ++r) peaks.push_back(report.rank_memory[r].peak - fixed[r]);
+  return peaks;
+}
+
+struct Case {
+  std::string name;
+  ModelSpec model;
+  std::vector<int> split;
+};
+
+std::vector<Case> cases() {
+  return {{"mlp on 1", test::small_mlp(4), {4}},        {"mlp on 2", test::small_mlp(4), {1, 3}},
+          {"mlp on 3", test::small_mlp(6), {2, 2, 2}},  {"llama on 1", test::small_llama(2), {6}},
+          {"llama on 2", test::small_llama(2), {3, 3}}, {"llama on 4", test::small_llama(3), {2, 2, 2, 2}}};
+}
+
+// One micro-batch at a time: every message is taken before its sender does anything else.
+TEST(StandardPeaks, AreWhatTheMeterMeasures) {
+  for (const Case& c : cases()) {
+    Pipeline pipeline(c.model, measured(c.model), options_of(c.split));
+    for (const int micro_batches : {1, 2, 5}) {
+      const Plan plan = pipeline.plan("naive", micro_batches, P2Policy::kOff, P2Batching::kLoop, 0);
+      EXPECT_EQ(measured_peaks(pipeline, plan), plan.standard_peaks) << c.name << ", M " << micro_batches;
+    }
+  }
+}
+
+// One rank sends nothing, whatever the schedule.
+TEST(StandardPeaks, AreWhatTheMeterMeasuresOnOneRank) {
+  for (const Case& c : cases()) {
+    if (c.split.size() > 1) continue;
+    Pipeline pipeline(c.model, measured(c.model), options_of(c.split));
+    for (const char* schedule : {"gpipe", "1f1b"}) {
+      const Plan plan = pipeline.plan(schedule, 4, P2Policy::kOff, P2Batching::kLoop, 0);
+      EXPECT_EQ(measured_peaks(pipeline, plan), plan.standard_peaks) << c.name << ", " << schedule;
+    }
+  }
+}
+
+TEST(StandardPeaks, AreWhatTheMeterMeasuresButForMessagesUnderWay) {
+  for (const Case& c : cases()) {
+    Pipeline pipeline(c.model, measured(c.model), options_of(c.split));
+    for (const char* schedule : {"gpipe", "1f1b"}) {
+      for (const int micro_batches : {2, 4, 8}) {
+        const Plan plan = pipeline.plan(schedule, micro_batches, P2Policy::kOff, P2Batching::kLoop, 0);
+        const auto peaks = measured_peaks(pipeline, plan);
+        for (size_t r = 0; r < peaks.size(); ++r) {
+          EXPECT_GE(peaks[r], plan.standard_peaks[r])
+              << c.name << ", " << schedule << ", M " << micro_batches;
+          EXPECT_LE(peaks[r], plan.standard_peaks[r] + micro_batches * kMessage)
+              << c.name << ", " << schedule << ", M " << micro_batches;
+        }
+      }
+    }
+  }
+}
+
+// Stages of one rank hand over inside: V shape, all of it walked.
+TEST(StandardPeaks, OfSeveralStagesARank) {
+  const ModelSpec model = test::small_mlp(4);
+  Pipeline pipeline(model, measured(model), options_of({1, 1, 1, 1}, {0, 0, 0, 0}));
+  Schedule schedule;
+  schedule.name = "one rank";
+  schedule.stages = 4;
+  schedule.micro_batches = 2;
+  schedule.rank_of_stage = {0, 0, 0, 0};
+  schedule.ranks.resize(1);
+  for (int stage = 0; stage < 4; ++stage) {
+    for (int m = 0; m < 2; ++m) schedule.ranks[0].push_back({Op::kForward, stage, m});
+  }
+  for (int stage = 3; stage >= 0; --stage) {
+    for (int m = 0; m < 2; ++m) schedule.ranks[0].push_back({Op::kBackward, stage, m});
+  }
+  Plan plan;
+  plan.schedule = finished(schedule, P2Policy::kOff);
+  plan.memory_cap = 0;
+  EXPECT_EQ(measured_peaks(pipeline, plan), standard_peaks(plan.schedule, pipeline.stage_costs()));
+}
+
+int64_t fullest(Pipeline& pipeline, const Plan& plan) {
+  const auto peaks = measured_peaks(pipeline, plan);
+  const auto fixed = fixed_bytes(pipeline);
+  int64_t most = 0;
+  for (size_t r = 0; r < peaks.size(); ++r) most = std::max(most, peaks[r] + fixed[r]);
+  return most;
+}
+
+// The promise of `auto`, under every policy: no rank in all above the fullest rank of standard
+// backpropagation.
+TEST(AutoCap, NeverAboveTheFullestStandardRank) {
+  for (const Case& c : cases()) {
+    Pipeline pipeline(c.model, measured(c.model), options_of(c.split));
+    for (const char* schedule : {"gpipe", "1f1b"}) {
+      for (const int micro_batches : {2, 4, 8}) {
+        const Plan standard = pipeline.plan(schedule, micro_batches, P2Policy::kOff);
+        pipeline.run(standard, random_batch(micro_batches), step_options());
+        take_gradients(pipeline);
+        const auto fixed = fixed_bytes(pipeline);
+        int64_t allowed = 0;
+        for (size_t r = 0; r < fixed.size(); ++r)
+          allowed = std::max(allowed, fixed[r] + standard.standard_peaks[r]);
+        const int64_t under_way = c.split.size() > 1 ? micro_batches * kMessage : 0;
+        for (const P2Policy policy : {P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
+          const Plan plan = pipeline.plan(schedule, micro_batches, policy);
+          EXPECT_LE(fullest(pipeline, plan), allowed + under_way)
+              << c.name << ", " << schedule << ", M " << micro_batches << ", " << policy_name(policy);
+        }
+      }
+    }
+  }
+}
+
+// What the cap is for: p2 at the end without it holds every micro-batch's stash at once.
+TEST(AutoCap, BindsWhereTheStashWouldGrow) {
+  const ModelSpec model = test::small_mlp(4);
+  Pipeline pipeline(model, measured(model), options_of({2, 2}));
+  const int64_t capped = fullest(pipeline, pipeline.plan("1f1b", 8, P2Policy::kEnd));
+  const int64_t uncapped = fullest(pipeline, pipeline.plan("1f1b", 8, P2Policy::kEnd, P2Batching::kLoop, 0));
+  // 8 micro-batches of two blocks' stash against 2 micro-batches of their activations.
+  EXPECT_GT(uncapped,
+            capped + 4 * 2 * (2 * test::kRows * test::kDim + 3 * test::kRows * test::kHidden) * kFloat);
+}
+
+TEST(AutoCap, GivesEachRankWhatTheFullestNeedsInAll) {
+  EXPECT_EQ(auto_caps({100, 300, 50}, {1000, 900, 10}), (std::vector<int64_t>{200, 300, 1190}));
+}
+
+// A cap below what one layer needs holds no op up: W runs first, then the op goes ahead.
+TEST(ByteCap, ATinyCapFinishesWithTheSameBits) {
+  for (const Case& c : cases()) {
+    Pipeline pipeline(c.model, measured(c.model), options_of(c.split));
+    const auto batch = random_batch(4);
+    pipeline.run(pipeline.plan("gpipe", 4, P2Policy::kOff), batch, step_options());
+    const auto expected = take_gradients(pipeline);
+    for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
+      for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
+        for (const int64_t cap : {int64_t{1}, int64_t{5000}}) {
+          SCOPED_TRACE(concat(c.name, ", ", schedule, " ", policy_name(policy), ", cap ", cap));
+          pipeline.run(pipeline.plan(schedule, 4, policy, P2Batching::kLoop, cap), batch, step_options());
+          test::expect_same_bits(expected, take_gradients(pipeline));
+        }
+      }
+    }
+  }
+}
+
+// With a cap of one byte nothing is kept for later: as little as with p2 off, but for one layer's stash.
+TEST(ByteCap, ATinyCapLeavesNothingPending) {
+  const ModelSpec model = test::small_mlp(4);
+  Pipeline pipeline(model, measured(model), options_of({4}));
+  const auto off = measured_peaks(pipeline, pipeline.plan("gpipe", 4, P2Policy::kOff, P2Batching::kLoop, 0));
+  const auto tiny = measured_peaks(pipeline, pipeline.plan("gpipe", 4, P2Policy::kEnd, P2Batching::kLoop, 1));
+  const int64_t stash_of_a_block = (2 * test::kRows * test::kDim + 3 * test::kRows * test::kHidden) * kFloat;
+  EXPECT_LE(tiny[0], off[0] + stash_of_a_block);
+}
+
+TEST(InFlight, MostMicroBatchesAStageHolds) {
+  EXPECT_EQ(standard_in_flight(make_schedule("naive", 3, 5, P2Policy::kOff)), 1);
+  EXPECT_EQ(standard_in_flight(make_schedule("gpipe", 3, 5, P2Policy::kOff)), 5);
+  EXPECT_EQ(standard_in_flight(make_schedule("1f1b", 3, 5, P2Policy::kOff)), 3);
+  EXPECT_EQ(standard_in_flight(make_schedule("1f1b", 3, 2, P2Policy::kOff)), 2);
+}
+
+}  // namespace
+}  // namespace twobp

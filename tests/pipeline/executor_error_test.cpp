@@ -1,0 +1,176 @@
+// A layer that throws, on any stage, in F, I or W: the other ranks are woken, one Error comes out that names
+// rank, step and instruction, and nothing hangs. A peer that is stuck runs into the time-out.
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+
+#include "tests/pipeline/support.h"
+#include "twobp/core/clock.h"
+
+namespace twobp {
+namespace {
+
+using test::error_of;
+using test::expect_contains;
+using test::options_of;
+using test::random_batch;
+using test::small_llama;
+using test::step_options;
+
+struct Broken {
+  ModelSpec model = small_llama(2);  // 6 layers, 2 a stage
+  std::shared_ptr<test::Hooks> hooks;
+
+  explicit Broken(int stage) { hooks = test::insert_probe(model, 2 * stage + 1); }
+  std::vector<int> split(int stage) const {
+    std::vector<int> split = {2, 2, 2};
+    ++split[stage];
+    return split;
+  }
+};
+
+std::string run_to_error(const Broken& broken, int stage, const char* schedule, P2Policy policy,
+                         const StepOptions& options = step_options()) {
+  Pipeline pipeline(broken.model, test::no_costs(broken.model), options_of(broken.split(stage)));
+  const Plan plan = pipeline.plan(schedule, 4, policy);
+  const double begin = now_seconds();
+  const std::string message = error_of([&] { pipeline.run(plan, random_batch(4), options); });
+  EXPECT_LT(now_seconds() - begin, 10) << "others waited for the time-out of " << options.timeout << " s";
+  // Destroying the pipeline must not hang either, and it says why it can't go on.
+  expect_contains(error_of([&] { pipeline.run(plan, random_batch(4), options); }),
+                  {"failed in an earlier step"});
+  return message;
+}
+
+using Place = std::tuple<int, const char*, P2Policy>;
+
+class LayerThrows : public ::testing::TestWithParam<Place> {};
+
+TEST_P(LayerThrows, InForward) {
+  const auto [stage, schedule, policy] = GetParam();
+  const Broken broken(stage);
+  broken.hooks->forward = [](const Context& context) {
+    if (context.micro_batch == 1) throw std::runtime_error("out of luck");
+  };
+  const std::string message = run_to_error(broken, stage, schedule, policy);
+  expect_contains(message, {concat("rank ", stage, ", step 5, ", stage, "F1: out of luck")});
+}
+
+TEST_P(LayerThrows, InBackwardP1) {
+  const auto [stage, schedule, policy] = GetParam();
+  const Broken broken(stage);
+  broken.hooks->backward_p1 = [](const Context& context) {
+    if (context.micro_batch == 2) throw std::runtime_error("out of luck");
+  };
+  const char* letter = policy == P2Policy::kOff ? "B2" : "I2";
+  const std::string message = run_to_error(broken, stage, schedule, policy);
+  expect_contains(message, {concat("rank ", stage, ", step 5, ", stage, letter, ": out of luck")});
+}
+
+// Under fill, W runs inside the receive that waits: any instruction of the rank may be named.
+TEST_P(LayerThrows, InBackwardP2) {
+  const auto [stage, schedule, policy] = GetParam();
+  const Broken broken(stage);
+  broken.hooks->backward_p2 = [](int64_t micro_batch) {
+    if (micro_batch == 3) throw std::runtime_error("out of luck");
+  };
+  const std::string message = run_to_error(broken, stage, schedule, policy);
+  expect_contains(message, {concat("rank ", stage, ", step 5, ", stage), ": out of luck"});
+}
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, LayerThrows,
+                         ::testing::Combine(::testing::Values(0, 1, 2), ::testing::Values("gpipe", "1f1b"),
+                                            ::testing::Values(P2Policy::kOff, P2Policy::kEnd,
+                                                              P2Policy::kCooldown, P2Policy::kFill)),
+                         [](const auto& info) {
+                           return concat("Stage", std::get<0>(info.param), "_", std::get<1>(info.param), "_",
+                                         policy_name(std::get<2>(info.param)));
+                         });
+
+// LibTorch's errors come with a backtrace; users get the first line of it.
+TEST(LayerError, FromLibTorchIsOneMessage) {
+  const Broken broken(1);
+  broken.hooks->forward = [](const Context&) { at::mm(at::ones({2, 3}), at::ones({2, 3})); };
+  const std::string message = run_to_error(broken, 1, "1f1b", P2Policy::kFill);
+  expect_contains(message, {"rank 1, step 5, 1F0: ", "shapes cannot be multiplied"});
+  EXPECT_EQ(message.find("frame #"), std::string::npos) << message;
+  EXPECT_EQ(message.find("Exception raised from"), std::string::npos) << message;
+}
+
+TEST(LayerError, OfAnyTypeEndsAllRanks) {
+  const Broken broken(1);
+  broken.hooks->forward = [](const Context& context) {
+    if (context.micro_batch == 2) throw 42;
+  };
+  expect_contains(run_to_error(broken, 1, "1f1b", P2Policy::kFill), {"rank 1, step 5, 1F2: "});
+}
+
+TEST(LayerError, InEvaluation) {
+  const Broken broken(2);
+  broken.hooks->forward = [](const Context& context) {
+    if (context.micro_batch == 1) throw std::runtime_error("out of luck");
+  };
+  Pipeline pipeline(broken.model, test::no_costs(broken.model), options_of(broken.split(2)));
+  StepOptions options = step_options();
+  options.training = false;
+  const std::string message =
+      error_of([&] { pipeline.run(pipeline.forward_plan(3), random_batch(3), options); });
+  expect_contains(message, {"rank 2, step 5, 2F1: out of luck"});
+}
+
+// `finish` runs after the schedule: its error reaches the caller, and wakes ranks that are still in the step.
+TEST(LayerError, InTheOptimizer) {
+  const ModelSpec model = small_llama(2);
+  for (const int broken : {0, 1, 2}) {
+    Pipeline pipeline(model, test::no_costs(model), options_of({2, 2, 2}));
+    StepOptions options = step_options();
+    options.finish = [&](int rank) -> double {
+      if (rank == broken) fail("no update today");
+      at::Tensor sum = at::zeros({1});
+      pipeline.rank(rank).transport().all_reduce_sum(sum, 30);
+      return 0;
+    };
+    expect_contains(
+        error_of([&] { pipeline.run(pipeline.plan("1f1b", 4, P2Policy::kFill), random_batch(4), options); }),
+        {"no update today"});
+  }
+}
+
+// What an unfinished step held is given back at once, not when the pipeline goes.
+TEST(LayerError, ReleasesWhatTheStepHeld) {
+  const Broken broken(1);
+  broken.hooks->backward_p1 = [](const Context& context) {
+    if (context.micro_batch == 1) throw std::runtime_error("out of luck");
+  };
+  Pipeline pipeline(broken.model, test::no_costs(broken.model), options_of(broken.split(1)));
+  error_of([&] { pipeline.run(pipeline.plan("gpipe", 4, P2Policy::kEnd), random_batch(4), step_options()); });
+  // Left: a message in a mailbox (one output or gradient a micro-batch at most) and the tables of the rotary
+  // embedding.
+  const int64_t message = test::kRows * test::kDim * test::kFloat;
+  const int64_t tables = 2 * test::kSequence * 2 * test::kFloat;  // cos and sin, half a head of 4 wide
+  for (int r = 0; r < 3; ++r) EXPECT_LE(pipeline.meter().held(r), 4 * message + tables) << "rank " << r;
+}
+
+TEST(StuckPeer, RunsIntoTheTimeOut) {
+  const Broken broken(0);
+  broken.hooks->forward = [](const Context& context) {
+    if (context.micro_batch == 1) std::this_thread::sleep_for(std::chrono::milliseconds(800));
+  };
+  StepOptions options = step_options();
+  options.timeout = 0.2;
+  const std::string message = run_to_error(broken, 0, "1f1b", P2Policy::kFill, options);
+  expect_contains(message, {"rank ", "step 5", "waited 0.2 s for", "from rank", "stuck", "pipeline.timeout"});
+}
+
+// A wait shorter than the time-out is none.
+TEST(StuckPeer, SlowIsNotStuck) {
+  const Broken broken(0);
+  broken.hooks->forward = [](const Context&) { std::this_thread::sleep_for(std::chrono::milliseconds(50)); };
+  Pipeline pipeline(broken.model, test::no_costs(broken.model), options_of(broken.split(0)));
+  StepOptions options = step_options();
+  options.timeout = 5;
+  pipeline.run(pipeline.plan("gpipe", 4, P2Policy::kFill), random_batch(4), options);
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,290 @@
+// The executor on placements and schedules written by hand: what it computes does not depend on who owns a
+// stage; `fill` runs W in the waits and nowhere else; the times it reports are the step.
+#include <algorithm>
+#include <chrono>
+#include <set>
+#include <thread>
+
+#include "tests/pipeline/support.h"
+
+namespace twobp {
+namespace {
+
+using test::expect_same_bits;
+using test::finished;
+using test::options_of;
+using test::random_batch;
+using test::small_llama;
+using test::step_options;
+using test::take_gradients;
+
+const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown,
+                                         P2Policy::kFill};
+
+struct Result {
+  double loss = 0;
+  std::vector<at::Tensor> gradients;
+};
+
+Result run(const ModelSpec& model, const PipelineOptions& options, const Schedule& schedule) {
+  Pipeline pipeline(model, test::no_costs(model), options);
+  Plan plan;
+  plan.schedule = schedule;
+  plan.memory_cap = 0;
+  Result result;
+  result.loss = pipeline.run(plan, random_batch(schedule.micro_batches), step_options()).loss;
+  result.gradients = take_gradients(pipeline);
+  return result;
+}
+
+Result one_stage(const ModelSpec& model, int micro_batches) {
+  const auto layers = static_cast<int>(model.layers.size());
+  return run(model, options_of({layers}), make_schedule("gpipe", 1, micro_batches, P2Policy::kOff));
+}
+
+// Four stages on two ranks; F and B by hand.
+Schedule four_stages(std::vector<int> rank_of_stage, int micro_batches,
+                     std::vector<std::vector<Instruction>> ranks) {
+  Schedule schedule;
+  schedule.name = "by hand";
+  schedule.stages = 4;
+  schedule.micro_batches = micro_batches;
+  schedule.rank_of_stage = std::move(rank_of_stage);
+  schedule.ranks = std::move(ranks);
+  return schedule;
+}
+
+constexpr Op F = Op::kForward;
+constexpr Op B = Op::kBackward;
+constexpr Op I = Op::kBackwardP1;
+constexpr Op W = Op::kBackwardP2;
+
+// The head on the first rank: 0 and 3 on rank 0, 1 and 2 on rank 1, which hand over to each other without a
+// message.
+Schedule v_shape() {
+  return four_stages({0, 1, 1, 0}, 3,
+                     {{{F, 0, 0},
+                       {F, 0, 1},
+                       {F, 3, 0},
+                       {B, 3, 0},
+                       {F, 0, 2},
+                       {F, 3, 1},
+                       {B, 3, 1},
+                       {B, 0, 0},
+                       {F, 3, 2},
+                       {B, 3, 2},
+                       {B, 0, 1},
+                       {B, 0, 2}},
+                      {{F, 1, 0},
+                       {F, 2, 0},
+                       {F, 1, 1},
+                       {F, 2, 1},
+                       {B, 2, 0},
+                       {B, 1, 0},
+                       {F, 1, 2},
+                       {F, 2, 2},
+                       {B, 2, 1},
+                       {B, 1, 1},
+                       {B, 2, 2},
+                       {B, 1, 2}}});
+}
+
+Schedule interleaved() {
+  return four_stages(
+      {0, 1, 0, 1}, 2,
+      {{{F, 0, 0}, {F, 0, 1}, {F, 2, 0}, {F, 2, 1}, {B, 2, 0}, {B, 2, 1}, {B, 0, 0}, {B, 0, 1}},
+       {{F, 1, 0}, {F, 1, 1}, {F, 3, 0}, {B, 3, 0}, {F, 3, 1}, {B, 3, 1}, {B, 1, 0}, {B, 1, 1}}});
+}
+
+TEST(Executor, VShapedPlacementIsBitwiseEqualToOneStage) {
+  const ModelSpec model = small_llama(3);  // 8 layers
+  const Result expected = one_stage(model, 3);
+  for (const P2Policy policy : kPolicies) {
+    SCOPED_TRACE(policy_name(policy));
+    const Result actual = run(model, options_of({2, 1, 3, 2}, {0, 1, 1, 0}), finished(v_shape(), policy));
+    EXPECT_EQ(expected.loss, actual.loss);
+    expect_same_bits(expected.gradients, actual.gradients);
+  }
+}
+
+TEST(Executor, InterleavedPlacementIsBitwiseEqualToOneStage) {
+  const ModelSpec model = small_llama(3);
+  const Result expected = one_stage(model, 2);
+  for (const P2Policy policy : kPolicies) {
+    SCOPED_TRACE(policy_name(policy));
+    const Result actual = run(model, options_of({2, 1, 3, 2}, {0, 1, 0, 1}), finished(interleaved(), policy));
+    EXPECT_EQ(expected.loss, actual.loss);
+    expect_same_bits(expected.gradients, actual.gradients);
+  }
+}
+
+TEST(Executor, AllStagesOnOneRank) {
+  const ModelSpec model = small_llama(3);
+  const Result expected = one_stage(model, 2);
+  std::vector<Instruction> list;
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const int m : {0, 1}) list.push_back({F, stage, m});
+  }
+  for (const int stage : {3, 2, 1, 0}) {
+    for (const int m : {0, 1}) list.push_back({B, stage, m});
+  }
+  const Schedule schedule = four_stages({0, 0, 0, 0}, 2, {list});
+  for (const P2Policy policy : kPolicies) {
+    const Result actual = run(model, options_of({2, 1, 3, 2}, {0, 0, 0, 0}), finished(schedule, policy));
+    EXPECT_EQ(expected.loss, actual.loss);
+    expect_same_bits(expected.gradients, actual.gradients);
+  }
+}
+
+// W placed by the schedule itself, between other ops, singly and as a range; F, I and messages as ranges too.
+TEST(Executor, FollowsPlacedWAndRanges) {
+  const ModelSpec model = small_llama(1);  // 4 layers
+  const Result expected = one_stage(model, 3);
+  Schedule schedule;
+  schedule.name = "ranges";
+  schedule.stages = 2;
+  schedule.micro_batches = 3;
+  schedule.rank_of_stage = {0, 1};
+  schedule.ranks = {{{F, 0, 0, 2}, {F, 0, 2}, {I, 0, 0}, {I, 0, 1, 2}, {W, 0, 0}, {W, 0, 1, 2}},
+                    {{F, 1, 0, 3}, {I, 1, 0}, {W, 1, 0}, {B, 1, 1}, {I, 1, 2}, {W, 1, 2}}};
+  schedule = add_communication(schedule);
+  validate(schedule);
+  const Result actual = run(model, options_of({2, 2}), schedule);
+  EXPECT_EQ(expected.loss, actual.loss);
+  expect_same_bits(expected.gradients, actual.gradients);
+}
+
+TEST(Executor, RefusesAScheduleForOtherStagesOrBatches) {
+  const ModelSpec model = small_llama(1);
+  Pipeline pipeline(model, test::no_costs(model), options_of({2, 2}));
+  EXPECT_NE(test::error_of([&] {
+              pipeline.run(pipeline.plan("1f1b", 3, P2Policy::kFill), random_batch(2), {});
+            }).find("3 micro-batches, the batch has 2"),
+            std::string::npos);
+  Plan plan;
+  plan.schedule = make_schedule("1f1b", 4, 2, P2Policy::kFill);
+  test::expect_contains(test::error_of([&] { pipeline.run(plan, random_batch(2), {}); }),
+                        {"places its stages"});
+  // Neither has harmed the pipeline.
+  pipeline.run(pipeline.plan("1f1b", 2, P2Policy::kFill), random_batch(2), step_options());
+}
+
+using Milliseconds = std::chrono::milliseconds;
+
+void sleep_for(int ms) {
+  std::this_thread::sleep_for(Milliseconds(ms));
+}
+
+// Stage 0 is quick and has W to do, stage 1 takes its time: stage 0 waits for it before every I.
+class Waiting : public ::testing::Test {
+ protected:
+  Waiting() : model_(small_llama(2)) {
+    slow_ = test::insert_probe(model_, 3);
+    slow_->forward = [](const Context&) { sleep_for(15); };
+    slow_->backward_p1 = [](const Context&) { sleep_for(15); };
+  }
+  StepReport run(P2Policy policy) {
+    Pipeline pipeline(model_, test::no_costs(model_), options_of({3, 4}));
+    StepOptions options = step_options();
+    options.want_events = true;
+    return pipeline.run(pipeline.plan("1f1b", 4, policy, P2Batching::kLoop, 0), random_batch(4), options);
+  }
+  static double idle(const StepReport& report, int rank, IdleCause cause) {
+    return report.ranks[rank].idle[static_cast<int>(cause)];
+  }
+
+  ModelSpec model_;
+  std::shared_ptr<test::Hooks> slow_;
+};
+
+// When micro-batch m's last W of stage 0 was done, and when I of m began.
+struct Moments {
+  std::vector<double> p1_begin = std::vector<double>(4, 0);
+  std::vector<double> p2_end = std::vector<double>(4, 0);
+  std::vector<int> units = std::vector<int>(4, 0);
+};
+
+Moments moments_of(const std::vector<Event>& events) {
+  Moments moments;
+  for (const Event& event : events) {
+    if (event.kind == Event::Kind::kBackwardP1) moments.p1_begin[event.micro_batch] = event.begin;
+    if (event.kind == Event::Kind::kBackwardP2) {
+      moments.p2_end[event.micro_batch] = event.end;
+      ++moments.units[event.micro_batch];
+    }
+  }
+  return moments;
+}
+
+TEST_F(Waiting, FillRunsWInTheWaits) {
+  const Moments moments = moments_of(run(P2Policy::kFill).events[0]);
+  for (int m = 0; m < 4; ++m) {
+    // Embedding; qkv and o; gate_up and down: five leaf layers with a backward-p2.
+    EXPECT_EQ(moments.units[m], 5);
+    // Its W fits into the 30 ms that stage 1 takes for the next micro-batch.
+    if (m > 0) {
+      EXPECT_LT(moments.p2_end[m - 1], moments.p1_begin[m]) << "micro-batch " << m;
+    }
+  }
+}
+
+TEST_F(Waiting, EndRunsWAfterTheLastI) {
+  const Moments moments = moments_of(run(P2Policy::kEnd).events[0]);
+  for (int m = 0; m < 4; ++m) {
+    EXPECT_EQ(moments.units[m], 5);
+    EXPECT_GT(moments.p2_end[m], moments.p1_begin[3]);
+  }
+}
+
+TEST_F(Waiting, IdleCausesTellFillFromEnd) {
+  const StepReport fill = run(P2Policy::kFill);
+  EXPECT_EQ(idle(fill, 0, IdleCause::kMessage), 0) << "with W pending, fill never waits";
+  EXPECT_GT(idle(fill, 0, IdleCause::kNothing), 0.050);
+  const StepReport end = run(P2Policy::kEnd);
+  // Three waits for I 1, 2 and 3 of at least 25 ms each happen with W pending.
+  EXPECT_GT(idle(end, 0, IdleCause::kMessage), 0.050);
+}
+
+// Busy time and idle time by cause are the whole step but for the executor's own work. Every op is 15 ms of
+// sleep, so that other load on the machine does not show; 10 % of the 0.2 s is left for it.
+TEST_F(Waiting, TimesAddUpToTheStep) {
+  for (const P2Policy policy : kPolicies) {
+    StepReport report = run(policy);
+    ASSERT_GT(report.seconds(), 0.1);
+    for (size_t r = 0; r < report.ranks.size(); ++r) {
+      double sum = report.ranks[r].busy;
+      for (const double seconds : report.ranks[r].idle) {
+        EXPECT_GE(seconds, 0);
+        sum += seconds;
+      }
+      EXPECT_LE(sum, report.seconds() * (1 + 1e-9)) << policy_name(policy) << ", rank " << r;
+      EXPECT_GE(sum, report.seconds() * 0.9) << policy_name(policy) << ", rank " << r;
+    }
+  }
+}
+
+// What the events say is what the sums say.
+TEST_F(Waiting, EventsAreTheTimes) {
+  const StepReport report = run(P2Policy::kFill);
+  for (int r = 0; r < 2; ++r) {
+    double forward = 0;
+    double p2 = 0;
+    double last = report.begin;
+    std::set<int> forwards;
+    for (const Event& event : report.events[r]) {
+      EXPECT_LE(event.begin, event.end);
+      EXPECT_GE(event.end, last);
+      last = event.end;
+      if (event.kind == Event::Kind::kForward)
+        forward += event.end - event.begin, forwards.insert(event.micro_batch);
+      if (event.kind == Event::Kind::kBackwardP2) p2 += event.end - event.begin;
+    }
+    EXPECT_EQ(forwards, (std::set<int>{0, 1, 2, 3}));
+    EXPECT_NEAR(forward, report.stages[r].forward, 1e-6);
+    EXPECT_NEAR(p2, report.stages[r].backward_p2, 1e-6);
+    EXPECT_EQ(report.stages[r].micro_batches, 4);
+  }
+}
+
+}  // namespace
+}  // namespace twobp

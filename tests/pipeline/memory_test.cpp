@@ -1,0 +1,201 @@
+// Bytes of a step against bytes counted by hand, for MLP blocks: y = x + down(silu(gate) * up), (gate | up) =
+// gate_up(norm(x)). With R rows, width D and hidden width H, in floats, one block holds for one micro-batch
+//   after F:  norm(x) (R D, until W), 1 / rms (R), gate and up (2 R H), silu(gate) * up (R H, until W),
+//             and its input x (R D), which is the block's before it or the batch's own;
+//   after I:  norm(x) (R D), d(gate | up) (2 R H, written over gate and up), silu(gate) * up (R H), dy (R D).
+#include "tests/pipeline/support.h"
+
+namespace twobp {
+namespace {
+
+using test::kDim;
+using test::kFloat;
+using test::kHidden;
+using test::kRows;
+using test::options_of;
+using test::random_batch;
+using test::small_mlp;
+using test::step_options;
+using Category = MemoryCategory;
+
+constexpr int64_t kWeights = (kDim + 2 * kHidden * kDim + kDim * kHidden) * kFloat;  // of a block
+constexpr int64_t kSaved = (kRows * kDim + kRows + 3 * kRows * kHidden) * kFloat;    // after F, without x
+constexpr int64_t kStash = (2 * kRows * kDim + 3 * kRows * kHidden) * kFloat;        // after I
+constexpr int64_t kMessage = kRows * kDim * kFloat;                                  // x, dx
+
+int64_t bytes(const MemoryUse& use, Category category) {
+  return use.now[static_cast<int>(category)];
+}
+
+// Runs one step with p2 `end`, whose W is all after the last I.
+void run(Pipeline& pipeline, int micro_batches, const char* schedule = "gpipe") {
+  pipeline.run(pipeline.plan(schedule, micro_batches, P2Policy::kEnd, P2Batching::kLoop, 0),
+               random_batch(micro_batches), step_options());
+}
+
+TEST(StepMemory, ParametersAndGradients) {
+  const ModelSpec model = small_mlp(5);
+  Pipeline pipeline(model, test::no_costs(model), options_of({2, 3}));
+  for (const auto& [stage, layers] : {std::pair{0, 2}, {1, 3}}) {
+    const MemoryUse use = pipeline.meter().stage_use(stage);
+    EXPECT_EQ(bytes(use, Category::kParameters), layers * kWeights);
+    EXPECT_EQ(bytes(use, Category::kGradients), layers * kWeights);
+    EXPECT_EQ(use.total(), 2 * layers * kWeights);
+    EXPECT_EQ(use.peak, 2 * layers * kWeights) << "making weights needs no more than the weights";
+  }
+}
+
+// Three blocks; the loss follows on the same stage. Seen from the last block, before it runs: two blocks are
+// saved.
+TEST(StepMemory, ActivationsAfterForward) {
+  ModelSpec model = small_mlp(4);
+  const auto probe = test::insert_probe(model, 3);
+  Pipeline pipeline(model, test::no_costs(model), options_of({5}));
+  std::vector<int64_t> activations, stash;
+  probe->forward = [&](const Context&) {
+    const MemoryUse use = pipeline.meter().stage_use(0);
+    activations.push_back(bytes(use, Category::kActivations));
+    stash.push_back(bytes(use, Category::kStash));
+  };
+  run(pipeline, 2);
+  ASSERT_EQ(activations.size(), 2U);
+  // The first block's x is the batch's; the other two's are outputs, and the third's output is at hand.
+  const int64_t three_blocks = 3 * kSaved + 3 * kMessage;
+  EXPECT_EQ(activations[0], three_blocks);
+  // The first micro-batch is whole: the last block, its output gone, the loss's difference kept, and x of the
+  // last block.
+  const int64_t whole = 4 * kSaved + 3 * kMessage + kMessage;
+  EXPECT_EQ(activations[1], whole + three_blocks);
+  EXPECT_EQ(stash, (std::vector<int64_t>{0, 0}));
+}
+
+// Seen from the first layer's I: what the blocks above it keep for W, and the gradient at hand.
+TEST(StepMemory, StashAfterBackwardP1) {
+  ModelSpec model = small_mlp(3);
+  const auto probe = test::insert_probe(model, 0);
+  Pipeline pipeline(model, test::no_costs(model), options_of({4}));
+  std::vector<int64_t> activations, stash;
+  probe->backward_p1 = [&](const Context&) {
+    const MemoryUse use = pipeline.meter().stage_use(0);
+    activations.push_back(bytes(use, Category::kActivations));
+    stash.push_back(bytes(use, Category::kStash));
+  };
+  run(pipeline, 2);
+  EXPECT_EQ(stash, (std::vector<int64_t>{3 * kStash, 6 * kStash}));
+  // Micro-batch 1's activations while I of micro-batch 0 has run, then none; and dL/dx, which each time is at
+  // hand.
+  const int64_t whole = 3 * kSaved + 2 * kMessage + kMessage;
+  EXPECT_EQ(activations, (std::vector<int64_t>{whole + kMessage, kMessage}));
+}
+
+// A message is the receiver's once it is received, and the sender keeps nothing of it.
+TEST(StepMemory, RebooksOverTheBoundary) {
+  ModelSpec model = small_mlp(3);
+  const auto second = test::insert_probe(model, 1);  // first of stage 1
+  const auto first = test::insert_probe(model, 0);   // first of stage 0
+  Pipeline pipeline(model, test::no_costs(model), options_of({2, 3}));
+  MemoryUse sender, receiver, back;
+  second->forward = [&](const Context&) {
+    sender = pipeline.meter().stage_use(0);
+    receiver = pipeline.meter().stage_use(1);
+  };
+  first->backward_p1 = [&](const Context&) { back = pipeline.meter().stage_use(0); };
+  run(pipeline, 1);
+  EXPECT_EQ(bytes(sender, Category::kActivations), kSaved);
+  EXPECT_EQ(bytes(receiver, Category::kActivations), kMessage);
+  // dL/dy came from stage 1 and is kept for W.
+  EXPECT_EQ(bytes(back, Category::kStash), kStash);
+  EXPECT_EQ(bytes(back, Category::kActivations), kMessage);
+}
+
+// Stages on one rank hand over without a message: the books still say which stage holds it.
+TEST(StepMemory, RebooksBetweenStagesOfOneRank) {
+  ModelSpec model = small_mlp(3);
+  const auto second = test::insert_probe(model, 1);
+  Pipeline pipeline(model, test::no_costs(model), options_of({1, 3}, {0, 0}));
+  MemoryUse sender, receiver;
+  second->forward = [&](const Context&) {
+    sender = pipeline.meter().stage_use(0);
+    receiver = pipeline.meter().stage_use(1);
+  };
+  Schedule schedule;
+  schedule.name = "one rank";
+  schedule.stages = 2;
+  schedule.rank_of_stage = {0, 0};
+  schedule.ranks = {
+      {{Op::kForward, 0, 0}, {Op::kForward, 1, 0}, {Op::kBackward, 1, 0}, {Op::kBackward, 0, 0}}};
+  Plan plan;
+  plan.schedule = test::finished(schedule, P2Policy::kEnd);
+  plan.memory_cap = 0;
+  pipeline.run(plan, random_batch(1), step_options());
+  EXPECT_EQ(bytes(sender, Category::kActivations), kSaved);
+  EXPECT_EQ(bytes(receiver, Category::kActivations), kMessage);
+}
+
+void expect_nothing_held(Pipeline& pipeline, int64_t layers, const std::string& after) {
+  int64_t total = 0;
+  for (int s = 0; s < pipeline.stages(); ++s) {
+    const MemoryUse use = pipeline.meter().stage_use(s);
+    EXPECT_EQ(bytes(use, Category::kActivations), 0) << after << ", stage " << s;
+    EXPECT_EQ(bytes(use, Category::kStash), 0) << after << ", stage " << s;
+    total += use.total();
+  }
+  for (int r = 0; r < pipeline.ranks(); ++r)
+    EXPECT_EQ(pipeline.meter().held(r), 0) << after << ", rank " << r;
+  EXPECT_EQ(total, 2 * layers * kWeights) << after;
+}
+
+TEST(StepMemory, NothingIsHeldAfterAStepOrAnEvaluation) {
+  const ModelSpec model = small_mlp(6);
+  for (const std::vector<int>& split : {std::vector<int>{6}, {2, 4}, {1, 2, 3}}) {
+    Pipeline pipeline(model, test::no_costs(model), options_of(split));
+    StepOptions evaluation = step_options();
+    evaluation.training = false;
+    for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
+      for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
+        for (const P2Batching batching : {P2Batching::kLoop, P2Batching::kConcatCopy}) {
+          const std::string name = concat(schedule, " ", policy_name(policy), " ", batching_name(batching));
+          pipeline.run(pipeline.plan(schedule, 3, policy, batching), random_batch(3), step_options());
+          expect_nothing_held(pipeline, 6, name);
+        }
+      }
+    }
+    evaluation.step = -1;
+    pipeline.run(pipeline.forward_plan(3), random_batch(3), evaluation);
+    expect_nothing_held(pipeline, 6, "evaluation");
+  }
+}
+
+// An evaluation keeps nothing for a backward: at its peak one block's tensors, with what it takes to add them
+// up.
+TEST(StepMemory, EvaluationSavesNothing) {
+  ModelSpec model = small_mlp(4);
+  const auto probe = test::insert_probe(model, 3);
+  Pipeline pipeline(model, test::no_costs(model), options_of({5}));
+  std::vector<int64_t> held;
+  probe->forward = [&](const Context&) { held.push_back(pipeline.meter().held(0)); };
+  StepOptions options = step_options();
+  options.training = false;
+  pipeline.run(pipeline.forward_plan(3), random_batch(3), options);
+  EXPECT_EQ(held, (std::vector<int64_t>(3, kMessage))) << "the block's input and nothing else";
+}
+
+// A LLaMa keeps one thing from step to step: the tables of the rotary embedding, cos and sin of (S, D / 2) a
+// layer.
+TEST(StepMemory, LlamaHoldsItsRotaryTablesOnly) {
+  const ModelSpec model = test::small_llama(3);  // 8 layers, of which 1, 3 and 5 are attention
+  Pipeline pipeline(model, test::no_costs(model), options_of({3, 5}));
+  const int64_t tables = 2 * test::kSequence * 2 * kFloat;  // heads are 4 wide
+  StepOptions evaluation = step_options();
+  evaluation.training = false;
+  for (const bool training : {true, false, true}) {
+    StepOptions options = training ? step_options() : evaluation;
+    pipeline.run(training ? pipeline.plan("1f1b", 3, P2Policy::kFill) : pipeline.forward_plan(3),
+                 random_batch(3), options);
+    EXPECT_EQ(pipeline.meter().held(0), tables);
+    EXPECT_EQ(pipeline.meter().held(1), 2 * tables);
+  }
+}
+
+}  // namespace
+}  // namespace twobp

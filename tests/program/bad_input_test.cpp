@@ -1,0 +1,138 @@
+// What a user may get wrong: exit code 1, one message on stderr that says what and where, no hang.
+#include <filesystem>
+
+#include "tests/program/subprocess.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+using test::expect_one_message;
+using test::TempFolder;
+using test::tiny_config;
+
+class BadInput : public ::testing::Test {
+ protected:
+  std::string config(const json& content) const { return folder_.write("config.json", content.dump()); }
+  std::string path(const std::string& name) const { return folder_.path(name); }
+  // The tiny configuration with one override.
+  void expect(const std::string& override, const std::vector<std::string>& parts) const {
+    SCOPED_TRACE(override);
+    expect_one_message({"train", config(tiny_config()), "--set", override}, parts);
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(BadInput, MissingConfiguration) {
+  expect_one_message({"train", path("none.json")}, {path("none.json"), "no such file"});
+  expect_one_message({"train", path("")}, {"folder"});
+}
+
+TEST_F(BadInput, NotJson) {
+  expect_one_message({"train", folder_.write("config.json", "{\n  \"model\": {,}\n}")},
+                     {"config.json", "line 2", "column 13"});
+  expect_one_message({"train", folder_.write("config.json", "")}, {"config.json", "empty"});
+  expect_one_message({"train", folder_.write("config.json", "[1]")}, {"config.json", "object"});
+}
+
+TEST_F(BadInput, UnknownKeyNamesTheNearest) {
+  expect("model.dims=3", {"model.dims", "did you mean \"model.dim\""});
+  expect("modle.dim=3", {"modle", "model"});
+  expect("lr=3", {"lr", "optimizer.lr"});
+  json content = tiny_config();
+  content["pipeline"]["stagse"] = 2;
+  expect_one_message({"train", config(content)},
+                     {"config.json", "pipeline.stagse", "did you mean \"pipeline.stages\""});
+}
+
+TEST_F(BadInput, IllTypedValue) {
+  expect("model.dim=wide", {"model.dim", "an integer", "\"wide\""});
+  expect("model.tied=1", {"model.tied", "boolean"});
+  expect("model.dim=0", {"model.dim", "from 1"});
+  expect("model.dim", {"section.key=value"});
+  json content = tiny_config();
+  content["pipeline"]["stages"] = "2";
+  expect_one_message({"train", config(content)}, {"config.json", "pipeline.stages", "an integer", "\"2\""});
+}
+
+TEST_F(BadInput, Contradictions) {
+  expect("model.heads=3", {"model.dim (16)", "model.heads (3)"});
+  expect("data.text=*.txt", {"data.text", "data.synthetic", "one source"});
+  expect("data.synthetic=", {"no data is given"});
+  expect("pipeline.split=1,2,3", {"pipeline.split lists 3", "pipeline.stages is 2"});
+  expect("pipeline.split=1,2", {"pipeline.split", "6 layers", "sum to 3"});
+  expect("model.type=mlp", {"mlp", "vectors"});
+  expect("pipeline.memory_cap=lots", {"pipeline.memory_cap", "lots", "512MiB"});
+}
+
+TEST_F(BadInput, ScheduleThatCannotRun) {
+  expect("pipeline.stages=7", {"6 layers", "7 stages", "pipeline.stages"});
+  expect("pipeline.schedule=1f2b", {"pipeline.schedule", "1f2b", "did you mean \"1f1b\""});
+  expect("pipeline.p2=later", {"pipeline.p2", "later"});
+}
+
+TEST_F(BadInput, MissingData) {
+  json content = tiny_config();
+  content["model"]["vocab"] = 256;
+  content["data"] = {{"text", path("*.nothing")}, {"sequence", 8}};
+  expect_one_message({"train", config(content)}, {"data.text", path("*.nothing")});
+  content["data"] = {{"arrays", path("nowhere")}, {"sequence", 8}};
+  expect_one_message({"train", config(content)}, {path("nowhere")});
+}
+
+TEST_F(BadInput, TooLittleText) {
+  json content = tiny_config();
+  folder_.write("short.txt", "Short.");
+  content["model"]["vocab"] = 256;
+  content["data"] = {{"text", path("short.txt")}, {"sequence", 8}};
+  expect_one_message({"train", config(content)}, {"too little text", "data.sequence"});
+}
+
+TEST_F(BadInput, TokensBeyondTheVocabulary) {
+  std::vector<int32_t> ids(4 * 8, 5);
+  ids[2 * 8 + 3] = 32;  // the vocabulary's size
+  std::filesystem::create_directory(path("data"));
+  folder_.write("data/input_ids.npy", test::npy_file("<i4", "(4, 8)", ids));
+  folder_.write("data/labels.npy", test::npy_file("<i4", "(4, 8)", std::vector<int32_t>(4 * 8, 5)));
+  json content = tiny_config();
+  content["data"] = {{"arrays", path("data")}, {"sequence", 8}, {"held_out", 0}};
+  expect_one_message({"train", config(content)},
+                     {"input_ids.npy", "row 2, column 3", "token id 32", "model.vocab"});
+  ids[2 * 8 + 3] = -100;
+  folder_.write("data/input_ids.npy", test::npy_file("<i4", "(4, 8)", ids));
+  expect_one_message({"train", config(content)}, {"input_ids.npy", "token id -100"});
+}
+
+// The weights grow beyond all bounds in the first steps, on every stage; the message names the layer and the
+// step.
+TEST_F(BadInput, LearningRateThatMakesNaN) {
+  for (const char* clip : {"train.clip_norm=0", "train.clip_norm=1"}) {
+    for (const char* stages : {"pipeline.stages=1", "pipeline.stages=3"}) {
+      SCOPED_TRACE(concat(clip, ", ", stages));
+      expect_one_message({"train", config(tiny_config()), "--set", "optimizer.lr=1e30", "--set",
+                          "optimizer.warmup=0", "--set", "train.steps=100", "--set", clip, "--set", stages},
+                         {"layer ", "is not finite in step ", "optimizer.lr"});
+    }
+  }
+}
+
+TEST_F(BadInput, FilesThatCannotBeWritten) {
+  const std::string file = config(tiny_config());
+  expect_one_message({"train", file, "--metrics", path("no/such/folder")}, {path("no/such/folder")});
+  expect_one_message({"train", file, "--set", "save.model=" + folder_.write("taken", "")}, {path("taken")});
+  if (std::filesystem::exists("/dev/full")) {
+    expect_one_message({"train", file, "--metrics", "/dev/full"}, {"/dev/full", "No space left on device"});
+  }
+}
+
+// A weight of 844 TB, beyond the address space of any machine: LibTorch's error in one line, without its
+// backtrace.
+TEST_F(BadInput, ModelThatDoesNotFit) {
+  expect_one_message({"train", config(tiny_config()), "--set", "model.dim=16384", "--set",
+                      "model.heads=65536", "--set", "model.head_dim=65536"},
+                     {"allocate"});
+}
+
+}  // namespace
+}  // namespace twobp

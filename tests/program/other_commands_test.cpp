@@ -1,0 +1,132 @@
+// `twobp bench`, `twobp plan`, --help, --version.
+#include <set>
+
+#include "tests/program/subprocess.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+using test::expect_success;
+using test::read_file;
+using test::TempFolder;
+
+TEST(Bench, RowsHaveAllKeys) {
+  const TempFolder folder;
+  const std::string config = folder.write("config.json", test::tiny_config().dump());
+  const std::string report = folder.path("rows.json");
+  expect_success({"bench", config, "--schedules", "1f1b,gpipe", "--p2", "off,end,fill", "--micro-batches",
+                  "2,3", "--repeat", "2", "--steps", "1", "--json", report});
+  const json all = json::parse(read_file(report));
+  EXPECT_TRUE(all.contains("machine"));
+  EXPECT_TRUE(all.contains("config"));
+  const json& rows = all.at("rows");
+  ASSERT_EQ(rows.size(), 2U * 3U * 2U);
+  std::set<std::string> combinations;
+  for (const json& row : rows) {
+    combinations.insert(concat(row.at("schedule"), row.at("p2"), row.at("micro_batches")));
+    EXPECT_EQ(row.at("p2_batching"), "loop");
+    EXPECT_EQ(row.at("stages"), 2);
+    const double seconds = row.at("step_seconds").get<double>();
+    EXPECT_GT(seconds, 0);
+    const double tokens = row.at("micro_batches").get<double>() * 2 * 8;
+    EXPECT_NEAR(row.at("tokens_per_second").get<double>() * seconds, tokens, 1e-6 * tokens);
+    for (const char* key : {"idle_fraction", "idle_predicted", "peak_bytes"})
+      EXPECT_EQ(row.at(key).size(), 2U) << key;
+    for (const auto& idle : row.at("idle_fraction")) {
+      EXPECT_GE(idle.get<double>(), 0);
+      EXPECT_LE(idle.get<double>(), 1);
+    }
+    for (const auto& idle : row.at("idle_predicted")) {
+      EXPECT_GE(idle.get<double>(), 0);
+      EXPECT_LE(idle.get<double>(), 1);
+    }
+  }
+  EXPECT_EQ(combinations.size(), rows.size()) << "each combination once";
+}
+
+TEST(Bench, ConcatAndCaps) {
+  const TempFolder folder;
+  const std::string config = folder.write("config.json", test::tiny_config().dump());
+  const std::string report = folder.path("rows.json");
+  expect_success({"bench", config, "--p2", "end", "--p2-batching", "loop,concat,concat_copy", "--memory-cap",
+                  "auto,0", "--repeat", "1", "--steps", "1", "--json", report});
+  std::set<std::string> batchings;
+  const json all = json::parse(read_file(report));
+  for (const json& row : all.at("rows")) batchings.insert(row.at("p2_batching").get<std::string>());
+  EXPECT_EQ(batchings, (std::set<std::string>{"concat", "concat_copy", "loop"}));
+}
+
+TEST(Bench, RefusesWhatItCannotMeasure) {
+  const TempFolder folder;
+  const std::string config = folder.write("config.json", test::tiny_config().dump());
+  test::expect_one_message({"bench", config, "--schedules", "1f2b"}, {"1f2b", "1f1b"});
+  test::expect_one_message({"bench", config, "--p2", "ofd"}, {"ofd", "off"});
+  test::expect_one_message({"bench", config, "--micro-batches", "0"}, {"micro-batches"});
+  test::expect_one_message(
+      {"bench", config, "--repeat", "1", "--steps", "1", "--json", folder.path("no/such/file")},
+      {folder.path("no/such/file")});
+}
+
+TEST(Plan, DrawsAndTimesASchedule) {
+  const std::string out = expect_success({"plan", "--stages", "4", "--schedule", "1f1b", "--p2", "fill"}).out;
+  for (const char* part :
+       {"4 stages", "bubble ratio", "peak micro-batches", "speed-up over off", "rank 3  .  .  .  F0 I0 F1"}) {
+    EXPECT_NE(out.find(part), std::string::npos) << "no \"" << part << "\" in:\n" << out;
+  }
+  // Equal costs, N = 4: (N - 1) / (2 N - 1) and (N - 1) / (4 N - 1).
+  EXPECT_NE(out.find("42.9 %"), std::string::npos) << out;
+  EXPECT_NE(out.find("20.0 %"), std::string::npos) << out;
+  EXPECT_EQ(out.find('\033'), std::string::npos) << "no colours into a pipe";
+}
+
+TEST(Plan, WritesJson) {
+  const TempFolder folder;
+  const std::string file = folder.path("plan.json");
+  expect_success({"plan", "--stages", "2", "--micro-batches", "3", "--p2", "end", "--json", file});
+  const json plan = json::parse(read_file(file));
+  EXPECT_EQ(plan.at("stages"), 2);
+  EXPECT_EQ(plan.at("micro_batches"), 3);
+  EXPECT_EQ(plan.at("plans").size(), 2U);
+}
+
+TEST(Plan, RefusesWhatCannotRun) {
+  test::expect_one_message({"plan", "--schedule", "gpip"}, {"gpip", "'gpipe'"});
+  test::expect_one_message({"plan", "--p2", "fil"}, {"fil", "'fill'"});
+  test::expect_one_message({"plan", "--stages", "0"}, {"at least 1 stage"});
+  test::expect_one_message({"plan", "--stages", "2", "--forward", "1,2,3"}, {"--forward", "3 values"});
+}
+
+TEST(Help, IsThereForEveryCommand) {
+  const std::string all = expect_success({"--help"}).out;
+  for (const char* command : {"train", "bench", "plan"}) {
+    EXPECT_NE(all.find(command), std::string::npos) << command;
+    const std::string help = expect_success({command, "--help"}).out;
+    EXPECT_NE(help.find("--help"), std::string::npos) << help;
+  }
+  const std::string train = expect_success({"train", "--help"}).out;
+  const std::string config =
+      expect_success({"train", "--print-config", "--set", "data.synthetic=tokens"}).out;
+  const json sections = json::parse(config);
+  for (const auto& [section, keys] : sections.items()) {
+    for (const auto& [key, value] : keys.items()) {
+      EXPECT_NE(train.find(section + "." + key + " "), std::string::npos)
+          << section << "." << key << " has no help";
+    }
+  }
+}
+
+TEST(Help, Version) {
+  EXPECT_NE(expect_success({"--version"}).out.find('.'), std::string::npos);
+}
+
+TEST(Help, WithoutACommandIsAnError) {
+  const test::Finished result = test::run_program({});
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_NE((result.out + result.err).find("subcommand"), std::string::npos);
+  EXPECT_NE(test::run_program({"trian"}).exit_code, 0);
+  EXPECT_NE(test::run_program({"train", "--no-such-option"}).exit_code, 0);
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,132 @@
+// Runs the built program as a user does and collects what it says, with a time-out that kills it.
+#pragma once
+
+#include <csignal>
+#include <fcntl.h>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <poll.h>
+#include <string>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "tests/train/helpers.h"
+#include "twobp/core/clock.h"
+#include "twobp/core/text.h"
+
+namespace twobp::test {
+
+struct Finished {
+  int exit_code = -1;  // 128 + the signal that ended it
+  std::string out;
+  std::string err;
+  double seconds = 0;
+  bool timed_out = false;
+};
+
+struct RunOptions {
+  double timeout = 60;
+  // Sends SIGINT once the output so far satisfies it.
+  std::function<bool(const std::string& out)> interrupt_when;
+};
+
+inline Finished run_program(const std::vector<std::string>& arguments, const RunOptions& options = {}) {
+  int out[2];
+  int err[2];
+  if (::pipe(out) != 0 || ::pipe(err) != 0) throw std::runtime_error("no pipe");
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::dup2(out[1], STDOUT_FILENO);
+    ::dup2(err[1], STDERR_FILENO);
+    for (const int fd : {out[0], out[1], err[0], err[1]}) ::close(fd);
+    std::vector<char*> argv = {const_cast<char*>(TWOBP_PROGRAM)};
+    for (const auto& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+    argv.push_back(nullptr);
+    ::execv(TWOBP_PROGRAM, argv.data());
+    ::_exit(127);
+  }
+  ::close(out[1]);
+  ::close(err[1]);
+  Finished result;
+  const double begin = now_seconds();
+  bool interrupted = false;
+  pollfd files[2] = {{out[0], POLLIN, 0}, {err[0], POLLIN, 0}};
+  std::string* texts[2] = {&result.out, &result.err};
+  while (files[0].fd >= 0 || files[1].fd >= 0) {
+    if (now_seconds() - begin > options.timeout && !result.timed_out) {
+      result.timed_out = true;
+      ::kill(pid, SIGKILL);
+    }
+    ::poll(files, 2, 50);
+    for (int i = 0; i < 2; ++i) {
+      if (files[i].fd < 0 || files[i].revents == 0) continue;
+      char buffer[4096];
+      const ssize_t bytes = ::read(files[i].fd, buffer, sizeof(buffer));
+      if (bytes > 0) {
+        texts[i]->append(buffer, static_cast<size_t>(bytes));
+      } else {
+        ::close(files[i].fd);
+        files[i].fd = -1;
+      }
+    }
+    if (!interrupted && options.interrupt_when && options.interrupt_when(result.out)) {
+      interrupted = true;
+      ::kill(pid, SIGINT);
+    }
+  }
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  result.seconds = now_seconds() - begin;
+  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  EXPECT_FALSE(result.timed_out) << "hangs: " << join(arguments, " ") << "\n" << result.out << result.err;
+  return result;
+}
+
+inline std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines = split(text, '\n');
+  if (!lines.empty() && lines.back().empty()) lines.pop_back();
+  return lines;
+}
+
+inline std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+// Exits with 0 and has nothing to complain about.
+inline Finished expect_success(const std::vector<std::string>& arguments) {
+  Finished result = run_program(arguments);
+  EXPECT_EQ(result.exit_code, 0) << join(arguments, " ") << "\n" << result.err;
+  EXPECT_EQ(result.err, "") << join(arguments, " ");
+  return result;
+}
+
+// Exits with 1 and exactly one line on stderr that has each of `parts` in it.
+inline Finished expect_one_message(const std::vector<std::string>& arguments,
+                                   const std::vector<std::string>& parts) {
+  Finished result = run_program(arguments);
+  EXPECT_EQ(result.exit_code, 1) << join(arguments, " ");
+  EXPECT_EQ(lines_of(result.err).size(), 1U) << result.err;
+  EXPECT_EQ(result.err.rfind("twobp: error: ", 0), 0U) << result.err;
+  for (const auto& part : parts) {
+    EXPECT_NE(result.err.find(part), std::string::npos) << "no \"" << part << "\" in: " << result.err;
+  }
+  return result;
+}
+
+// A configuration that trains in milliseconds.
+inline nlohmann::json tiny_config() {
+  return {
+      {"model", {{"type", "llama"}, {"dim", 16}, {"layers", 2}, {"heads", 2}, {"hidden", 24}, {"vocab", 32}}},
+      {"data", {{"synthetic", "tokens"}, {"sequence", 8}, {"held_out", 0.01}}},
+      {"pipeline", {{"stages", 2}, {"micro_batches", 2}, {"micro_batch_size", 2}, {"pin", false}}},
+      {"optimizer", {{"lr", 1e-3}}},
+      {"train", {{"steps", 4}}}};
+}
+
+}  // namespace twobp::test

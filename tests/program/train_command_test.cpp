@@ -1,0 +1,145 @@
+// `twobp train` from the outside: what it writes, that runs can be repeated, that Ctrl-C ends it.
+#include <filesystem>
+
+#include "tests/program/subprocess.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+using test::expect_success;
+using test::Finished;
+using test::lines_of;
+using test::read_file;
+using test::TempFolder;
+using test::tiny_config;
+
+std::vector<json> metrics_of(const std::string& path) {
+  std::vector<json> steps;
+  for (const auto& line : lines_of(read_file(path))) steps.push_back(json::parse(line));
+  return steps;
+}
+
+class Train : public ::testing::Test {
+ protected:
+  std::string config(const json& content) const { return folder_.write("config.json", content.dump()); }
+  std::string path(const std::string& name) const { return folder_.path(name); }
+
+  std::vector<json> train(const json& content, std::vector<std::string> overrides = {}) const {
+    std::vector<std::string> arguments = {"train", config(content), "--metrics", path("metrics.jsonl")};
+    for (const auto& override : overrides) arguments.insert(arguments.end(), {"--set", override});
+    expect_success(arguments);
+    return metrics_of(path("metrics.jsonl"));
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(Train, MetricsHaveAllKeysOnEveryLine) {
+  const auto steps = train(tiny_config());
+  ASSERT_EQ(steps.size(), 4U);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const json& step = steps[i];
+    EXPECT_EQ(step.at("step"), i + 1);
+    EXPECT_GT(step.at("loss").get<double>(), 0);
+    EXPECT_GT(step.at("lr").get<double>(), 0);
+    EXPECT_GT(step.at("grad_norm").get<double>(), 0);
+    EXPECT_EQ(step.at("tokens"), 2 * 2 * 8);
+    const double seconds = step.at("step_seconds").get<double>();
+    EXPECT_GT(seconds, 0);
+    EXPECT_NEAR(step.at("tokens_per_second").get<double>(), 32 / seconds, 1e-6 * 32 / seconds);
+    ASSERT_EQ(step.at("idle_fraction").size(), 2U);
+    for (const auto& idle : step.at("idle_fraction")) {
+      EXPECT_GE(idle.get<double>(), 0);
+      EXPECT_LE(idle.get<double>(), 1);
+    }
+    ASSERT_EQ(step.at("peak_bytes").size(), 2U);
+    for (const auto& peak : step.at("peak_bytes")) EXPECT_GT(peak.get<int64_t>(), 0);
+  }
+}
+
+TEST_F(Train, SaysHowItWent) {
+  const Finished result = expect_success({"train", config(tiny_config())});
+  for (const char* part :
+       {"2 stages", "1f1b with p2 fill", "2 micro-batches of 2", "held-out loss before training:", "step 1/4",
+        "step 4/4", "tokens/s", "idle", "held-out loss after training:", " -> ", "peak memory", "parameters",
+        "gradients", "optimizer", "activations", "p2 stash"}) {
+    EXPECT_NE(result.out.find(part), std::string::npos) << "no \"" << part << "\" in:\n" << result.out;
+  }
+}
+
+// The loss of a whole run of the program, to the last bit that JSON carries (all of them).
+TEST_F(Train, GivesTheSameLossesWhateverThePipeline) {
+  const auto losses = [&](const std::vector<std::string>& overrides) {
+    std::vector<double> values;
+    for (const json& step : train(tiny_config(), overrides)) values.push_back(step.at("loss").get<double>());
+    return values;
+  };
+  const auto expected = losses({"pipeline.stages=1", "pipeline.p2=off", "pipeline.schedule=gpipe"});
+  ASSERT_EQ(expected.size(), 4U);
+  EXPECT_NE(expected[0], expected[3]);
+  EXPECT_EQ(losses({}), expected);
+  EXPECT_EQ(losses({"pipeline.stages=3", "pipeline.p2=end"}), expected);
+  EXPECT_EQ(losses({"pipeline.stages=3", "pipeline.split=1,1,4", "pipeline.memory_cap=1KiB"}), expected);
+  EXPECT_NE(losses({"train.seed=2"}), expected);
+}
+
+TEST_F(Train, OnTextAndSavesTheModel) {
+  json content = tiny_config();
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += "In the beginning was the word. ";
+  folder_.write("text.txt", text);
+  content["model"]["vocab"] = 256;
+  content["data"] = {{"text", path("*.txt")}, {"sequence", 16}, {"held_out", 0.1}};
+  content["optimizer"]["lr"] = 1e-2;
+  content["train"] = {{"steps", 30}, {"eval_every", 10}};
+  content["save"] = {{"model", path("model")}};
+  const auto steps = train(content);
+  ASSERT_EQ(steps.size(), 30U);
+  // Thirty steps on one sentence over and over: from ln 256 = 5.5 to well below it.
+  EXPECT_GT(steps.front().at("loss").get<double>(), 5);
+  EXPECT_LT(steps.back().at("loss").get<double>(), 4.5);
+  EXPECT_TRUE(std::filesystem::exists(path("model/model.safetensors")));
+  EXPECT_EQ(json::parse(read_file(path("model/config.json"))).at("vocab_size"), 256);
+}
+
+TEST_F(Train, PrintConfigParsesBack) {
+  const std::string all = expect_success({"train", config(tiny_config()), "--set", "optimizer.lr=0.25",
+                                          "--set", "pipeline.split=2,4", "--print-config"})
+                              .out;
+  const json parsed = json::parse(all);
+  EXPECT_EQ(parsed.at("optimizer").at("lr"), 0.25);
+  EXPECT_EQ(parsed.at("pipeline").at("split"), (json::array({2, 4})));
+  EXPECT_EQ(parsed.at("model").at("dim"), 16);
+  for (const char* section : {"model", "data", "pipeline", "optimizer", "train", "save"}) {
+    EXPECT_TRUE(parsed.contains(section)) << section;
+  }
+  const std::string again = expect_success({"train", folder_.write("all.json", all), "--print-config"}).out;
+  EXPECT_EQ(again, all);
+}
+
+TEST_F(Train, RunsWithoutAFile) {
+  expect_success({"train", "--set", "data.synthetic=tokens", "--set", "model.dim=16", "--set",
+                  "model.layers=1", "--set", "data.sequence=8", "--set", "pipeline.pin=false", "--set",
+                  "train.steps=1"});
+}
+
+// Ctrl-C in the middle of training: the step at hand is finished, what was written is whole, and 130 comes
+// back.
+TEST_F(Train, InterruptEndsItWithinAStep) {
+  json content = tiny_config();
+  content["train"]["steps"] = 10'000'000;
+  test::RunOptions options;
+  options.interrupt_when = [](const std::string& out) { return out.find("step 20/") != std::string::npos; };
+  const Finished result =
+      test::run_program({"train", config(content), "--metrics", path("metrics.jsonl")}, options);
+  EXPECT_EQ(result.exit_code, 130);
+  EXPECT_EQ(lines_of(result.err).size(), 1U) << result.err;
+  EXPECT_NE(result.err.find("interrupted after step "), std::string::npos) << result.err;
+  const auto steps = metrics_of(path("metrics.jsonl"));
+  ASSERT_GE(steps.size(), 20U);
+  EXPECT_NE(result.err.find(concat("after step ", steps.size(), " of ")), std::string::npos) << result.err;
+}
+
+}  // namespace
+}  // namespace twobp

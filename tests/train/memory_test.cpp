@@ -1,0 +1,98 @@
+// Bytes of a whole training run by category: what the optimizers keep per weight, what tying saves, and that
+// steps and evaluations give back all they took.
+#include <gtest/gtest.h>
+
+#include "tests/train/training.h"
+
+namespace twobp {
+namespace {
+
+using test::tiny_config;
+using Category = MemoryCategory;
+
+constexpr int64_t kDim = 32;
+constexpr int64_t kEmbedding = test::kVocab * kDim * 4;  // bytes
+// 4 query and 2 key-value heads of 8; MLP of 48.
+constexpr int64_t kAttention = (kDim + (4 + 2 * 2) * 8 * kDim + kDim * kDim) * 4;
+constexpr int64_t kMlp = (kDim + 3 * 48 * kDim) * 4;
+constexpr int64_t kNorm = kDim * 4;
+constexpr int64_t kTables = 2 * test::kSequence * 4 * 4;  // cos and sin of a head of 8, per attention
+
+int64_t bytes(const MemoryUse& use, Category category) {
+  return use.now[static_cast<int>(category)];
+}
+
+struct Expected {
+  int64_t parameters;
+  int64_t gradients;
+  int64_t tables;
+};
+
+void expect_bytes(Trainer& trainer, const std::vector<Expected>& stages, int optimizer_copies,
+                  const char* when) {
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const MemoryUse use = trainer.pipeline().meter().stage_use(static_cast<int>(s));
+    EXPECT_EQ(bytes(use, Category::kParameters), stages[s].parameters) << when << ", stage " << s;
+    EXPECT_EQ(bytes(use, Category::kGradients), stages[s].gradients) << when << ", stage " << s;
+    EXPECT_EQ(bytes(use, Category::kOptimizer), optimizer_copies * stages[s].parameters)
+        << when << ", stage " << s;
+    EXPECT_EQ(bytes(use, Category::kActivations), stages[s].tables) << when << ", stage " << s;
+    EXPECT_EQ(bytes(use, Category::kStash), 0) << when << ", stage " << s;
+  }
+}
+
+void expect_run(const Config& config, std::vector<Expected> stages, int optimizer_copies) {
+  Trainer trainer(config);
+  std::vector<Expected> before = stages;
+  for (Expected& stage : before) stage.tables = 0;  // made by the first forward
+  expect_bytes(trainer, before, optimizer_copies, "at the start");
+  for (int i = 0; i < 2; ++i) {
+    const StepResult result = trainer.step();
+    expect_bytes(trainer, stages, optimizer_copies, "after a step");
+    for (size_t s = 0; s < stages.size(); ++s) {
+      const MemoryUse& use = result.report.stage_memory[s];
+      const int64_t own = (1 + optimizer_copies) * stages[s].parameters + stages[s].gradients;
+      EXPECT_GT(use.peak, own) << "activations were there, too";
+      EXPECT_EQ(use.total(), own + stages[s].tables);
+    }
+    trainer.evaluate();
+    expect_bytes(trainer, stages, optimizer_copies, "after an evaluation");
+  }
+}
+
+Config config_of(const std::string& optimizer, double momentum, bool tied, const std::vector<int>& split) {
+  Config config = tiny_config();
+  config.optimizer.type = optimizer;
+  config.optimizer.momentum = momentum;
+  config.model.tied = tied;
+  config.data.held_out = 0.01;
+  config.pipeline.micro_batches = 3;
+  config.pipeline.stages = static_cast<int>(split.size());
+  config.pipeline.split = split;
+  return config;
+}
+
+TEST(TrainingMemory, OfEachOptimizer) {
+  // Embedding, attention, MLP | attention, MLP, attention, MLP, norm and head.
+  const int64_t first = kEmbedding + kAttention + kMlp;
+  const int64_t second = 2 * kAttention + 2 * kMlp + kNorm + kEmbedding;
+  const std::vector<Expected> stages = {{first, first, kTables}, {second, second, 2 * kTables}};
+  expect_run(config_of("adamw", 0, false, {3, 5}), stages, 2);
+  expect_run(config_of("adam", 0, false, {3, 5}), stages, 2);
+  expect_run(config_of("sgd", 0.9, false, {3, 5}), stages, 1);
+  expect_run(config_of("sgd", 0, false, {3, 5}), stages, 0);
+}
+
+// One weight on one stage, with a gradient for each use; on two stages each has its own copy of it.
+TEST(TrainingMemory, OfTiedWeights) {
+  const int64_t blocks = 3 * (kAttention + kMlp) + kNorm;
+  expect_run(config_of("adamw", 0, true, {8}), {{kEmbedding + blocks, 2 * kEmbedding + blocks, 3 * kTables}},
+             2);
+  const int64_t first = kEmbedding + kAttention + kMlp;
+  const int64_t second = 2 * kAttention + 2 * kMlp + kNorm + kEmbedding;
+  expect_run(config_of("adamw", 0, true, {3, 5}), {{first, first, kTables}, {second, second, 2 * kTables}},
+             2);
+}
+
+}  // namespace
+}  // namespace twobp
