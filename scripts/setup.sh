@@ -32,7 +32,7 @@ torch_prefix_of() { "$1" -c 'import torch; print(torch.utils.cmake_prefix_path)'
 find_torch() {
   local part
   PYTHON=python3
-  for part in ${CMAKE_PREFIX_PATH//[:;]/ }; do
+  for part in $(tr ":;" "  " <<< "${CMAKE_PREFIX_PATH:-}"); do
     if [ -n "$(find "$part" -maxdepth 5 -name TorchConfig.cmake -print -quit 2> /dev/null)" ]; then
       TORCH_PREFIX=$CMAKE_PREFIX_PATH
       return

@@ -110,6 +110,7 @@ TEST(CrossEntropyFacts, ScaleAndIgnoredLabels) {
 }
 
 // The result does not depend on how rows are split over threads, to the bit.
+// (at::parallel_for splits them only where the library is compiled with OpenMP.)
 TEST(ThreadFacts, SplitOfRowsDoesNotChangeABit) {
   const int threads = at::get_num_threads();
   RmsNorm norm("g", 515, 1e-5, at::kFloat);

@@ -155,18 +155,28 @@ TEST_F(LinearWithSlabs, LargerMicroBatchesThanTheFirstStayRight) {
   expect_sum(parameters_[0]->grad, samples({0, 1, 2}));
 }
 
-// Inputs in slots, gradients elsewhere or the other way round: runs that do not match.
+// Inputs and gradients whose runs of neighbours do not match: more runs on one side, or as many that break
+// elsewhere.
 TEST_F(LinearWithSlabs, RunsThatDifferAreTakenOneByOne) {
-  layer_.use_slabs(2, false);
-  run(0, 9, true);
-  run(1, 9, true);
-  const at::Tensor elsewhere = micro_batches_[1]->saved.p2(1).clone();
-  const at::Tensor input = micro_batches_[1]->saved.p2(0);
-  micro_batches_[1]->saved.release_p2();
-  micro_batches_[1]->saved.keep_until_p2(input);
-  micro_batches_[1]->saved.keep_until_p2(elsewhere);
-  EXPECT_EQ(together({0, 1}), 2);
-  expect_sum(parameters_[0]->grad, samples({0, 1}));
+  layer_.use_slabs(3, false);
+  const auto move_elsewhere = [&](int64_t m, bool input, bool gradient) {
+    Saved& saved = micro_batches_[m]->saved;
+    const at::Tensor x = saved.p2(0);
+    const at::Tensor dy = saved.p2(1);
+    saved.release_p2();
+    saved.keep_until_p2(input ? x.clone() : x);
+    saved.keep_until_p2(gradient ? dy.clone() : dy);
+  };
+  for (int64_t m = 0; m < 3; ++m) run(m, 9, true);
+  move_elsewhere(2, false, true);
+  EXPECT_EQ(together({0, 1, 2}), 3);
+  expect_sum(parameters_[0]->grad, samples({0, 1, 2}));
+  forget_grads(parameters_);
+  for (int64_t m = 0; m < 3; ++m) run(m, 9, true);
+  move_elsewhere(2, true, false);  // inputs 0 1 | 2
+  move_elsewhere(0, false, true);  // gradients 0 | 1 2
+  EXPECT_EQ(together({0, 1, 2}), 3);
+  expect_sum(parameters_[0]->grad, samples({0, 1, 2}));
 }
 
 TEST_F(LinearWithSlabs, ConcatenationByCopyIsOneGemmToo) {

@@ -128,6 +128,42 @@ TEST(Autograd, TiedWeightsStayEqualOnAllStages) {
   EXPECT_FALSE(first->value.is_alias_of(last->value)) << "on different ranks they are different tensors";
 }
 
+// The clipped gradient itself: AdamW hardly notices its size, SGD does. The factor is clip / (norm + 1e-6),
+// so its relative error is that of the norm; together 2 * 1e-5.
+TEST(Autograd, ClippedGradientsAreTorchs) {
+  for (const int stages : {1, 3}) {
+    for (const bool tied : {false, true}) {
+      Config config = gradient_config(tied, stages);
+      config.train.clip_norm = 0.7;
+      Trainer trainer(config);
+      Reference reference(config.model, trainer.weights());
+      const Batch batch = random_batch(3, 2, 1, 6);
+      reference.backward(batch);
+      const double norm = reference.clip(config.train.clip_norm);
+      ASSERT_GT(norm, config.train.clip_norm);
+      const StepResult result = trainer.step(batch, {"1f1b", P2Policy::kFill});
+      EXPECT_NEAR(result.grad_norm, norm, kGradientError * norm) << "the norm before clipping";
+      for (const auto& [name, value] : parts_of(trainer.weights())) {
+        const at::Tensor before = reference.weight(name).detach();
+        const at::Tensor expected = reference.grad(name);
+        const double bound = 2 * kGradientError * largest(expected) + 1.2e-7 * largest(before);
+        expect_close(before - value, expected, bound, name);
+        EXPECT_GT(1e-3 * largest(expected), bound) << name << ": a factor that is 0.1 % off would not show";
+      }
+    }
+  }
+}
+
+// A norm below the limit leaves the gradients alone, to the bit.
+TEST(Autograd, NoClippingBelowTheLimit) {
+  const auto batches = test::random_batches(3, 2);
+  Config config = config_of(false, 2);
+  const test::Outcome free = test::train(config, batches, {"1f1b", P2Policy::kFill});
+  config.train.clip_norm = 1e6;
+  test::expect_same_bits(free, test::train(config, batches, {"1f1b", P2Policy::kFill}),
+                         "clip_norm far above");
+}
+
 // Several steps with clipping. Adam's update is lr * m / (sqrt(v) + eps) with m and sqrt(v) of the size of g,
 // so an error e of g, much smaller than eps, moves it by at most 2 lr e / eps a step (m and sqrt(v) are each
 // at most e off). No clipped gradient is above 0.1 (checked), so e is at most 1e-5 * 0.1, and with lr = 1e-2

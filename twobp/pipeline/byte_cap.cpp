@@ -47,7 +47,8 @@ std::vector<int64_t> standard_peaks(const Schedule& schedule,
           break;
         case Op::kForward:
           for (const LayerCost& layer : layers) walk.grow(layer.forward_peak, layer.forward_held);
-          if (instruction.stage + 1 == schedule.stages) walk.grow(0, -layers.back().output);  // the loss is read
+          if (instruction.stage + 1 == schedule.stages)
+            walk.grow(0, -layers.back().output);  // the loss is read
           break;
         case Op::kBackward:
           for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {

@@ -33,8 +33,8 @@ struct LayerCost {
 // By LayerSpec::kind.
 using Profile = std::map<std::string, LayerCost>;
 
-// Runs one layer of each kind, in model order, on the calling thread and its compute threads: once to warm up, then
-// until `seconds` have passed, at least 3 and at most 25 times. `fields` is one micro-batch.
+// Runs one layer of each kind, in model order, on the calling thread and its compute threads: once to warm
+// up, then until `seconds` have passed, at least 3 and at most 25 times. `fields` is one micro-batch.
 Profile measure_profile(const ModelSpec& model, const Fields& fields, double seconds = 0.3);
 
 // The costs of all layers in model order.

@@ -18,8 +18,8 @@ class Update {
   Update(Pipeline& pipeline, const OptimizerConfig& config, double clip_norm, double timeout);
 
   // For StepOptions::finish. With clipping every rank waits for the norm; without, the norm is only reported.
-  // Returns the seconds the rank was busy. Throws Error on every rank if a gradient is not finite, naming the layer
-  // whose weight is not, or else the one where the backward pass met it first.
+  // Returns the seconds the rank was busy. Throws Error on every rank if a gradient is not finite, naming the
+  // layer whose weight is not, or else the one where the backward pass met it first.
   double run(int rank, int64_t step, double lr);
 
   // Global gradient norm of the last step, before clipping.

@@ -1,0 +1,113 @@
+// For the kernels' tests: the kernels of every instruction set this CPU has, buffers with a guard, comparison
+// to a number of roundings.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "twobp/nn/kernels/kernels.h"
+
+namespace twobp {
+
+#define TWOBP_DECLARE_ISA(isa)                 \
+  namespace isa {                              \
+  extern const Kernels<float> float_kernels;   \
+  extern const Kernels<double> double_kernels; \
+  }
+TWOBP_DECLARE_ISA(baseline)
+#ifdef __x86_64__
+TWOBP_DECLARE_ISA(avx2)
+TWOBP_DECLARE_ISA(avx512)
+#endif
+
+namespace test {
+
+using Real = long double;
+
+struct InstructionSet {
+  std::string name;
+  const Kernels<float>* of_float;
+  const Kernels<double>* of_double;
+};
+
+inline std::vector<InstructionSet> instruction_sets() {
+  std::vector<InstructionSet> sets = {{"baseline", &baseline::float_kernels, &baseline::double_kernels}};
+#ifdef __x86_64__
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    sets.push_back({"avx2", &avx2::float_kernels, &avx2::double_kernels});
+  }
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512cd")) {
+    sets.push_back({"avx512", &avx512::float_kernels, &avx512::double_kernels});
+  }
+#endif
+  return sets;
+}
+
+// Numbers one element off alignment, with a guard behind them that nothing may write.
+template <typename T>
+class Buffer {
+ public:
+  explicit Buffer(int64_t size, uint64_t seed = 0, double scale = 1)
+      : size_(size), all_(size + 1 + kGuard, kMark) {
+    std::mt19937_64 engine(seed);
+    std::normal_distribution<double> normal(0, scale);
+    for (int64_t i = 0; i < size; ++i) data()[i] = static_cast<T>(normal(engine));
+  }
+  T* data() { return all_.data() + 1; }
+  const T* data() const { return all_.data() + 1; }
+  T& operator[](int64_t i) { return data()[i]; }
+  Real operator[](int64_t i) const { return static_cast<Real>(data()[i]); }
+  int64_t size() const { return size_; }
+  bool guard_intact() const {
+    if (all_[0] != kMark) return false;
+    for (int64_t i = size_ + 1; i < static_cast<int64_t>(all_.size()); ++i) {
+      if (all_[i] != kMark) return false;
+    }
+    return true;
+  }
+  bool operator==(const Buffer&) const = default;
+
+ private:
+  static constexpr int64_t kGuard = 32;
+  static constexpr T kMark = T(12345);
+  int64_t size_;
+  std::vector<T> all_;
+};
+
+// Every element within `roundings` roundings of `size` of the expected one.
+template <typename T>
+void expect_close(const Buffer<T>& actual, const std::vector<Real>& expected, double roundings, double size,
+                  const std::string& what) {
+  const Real bound = Real(roundings) * Real(std::numeric_limits<T>::epsilon() / 2) * Real(size);
+  EXPECT_TRUE(actual.guard_intact()) << what << " was written past its end";
+  ASSERT_EQ(actual.size(), static_cast<int64_t>(expected.size())) << what;
+  for (int64_t i = 0; i < actual.size(); ++i) {
+    ASSERT_TRUE(std::abs(actual[i] - expected[i]) <= bound)
+        << what << "[" << i << "] is " << actual[i] << ", expected " << expected[i] << " within " << bound;
+  }
+}
+
+inline double largest(const std::vector<Real>& values) {
+  Real most = 0;
+  for (const Real v : values) most = std::max(most, std::abs(v));
+  return static_cast<double>(most);
+}
+
+struct Shape {
+  int64_t rows;
+  int64_t cols;
+};
+inline const std::vector<Shape> kShapes = {{1, 1},  {3, 2},  {2, 7},   {3, 8},  {2, 15},
+                                           {5, 17}, {1, 64}, {67, 33}, {2, 515}};
+
+}  // namespace test
+}  // namespace twobp
