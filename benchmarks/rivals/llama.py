@@ -1,4 +1,4 @@
-"""The benchmark's LLaMa in plain PyTorch: the layers that pytorch_pipeline.py trains and layer_backward.py times.
+"""The benchmark's LLaMa in plain PyTorch: the layers that pytorch_pipeline.py trains.
 
 Same arithmetic as twobp's model: RMSNorm, rotary embedding (halves), causal fused attention, SwiGLU, no biases.
 """
