@@ -16,6 +16,10 @@ uint64_t seed_of(uint64_t seed, const std::string& name) {
   return hash ^ (hash >> 32);  // the generator looks at the lower half alone
 }
 
+at::ScalarType accumulation_type(at::ScalarType dtype) {
+  return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
+
 }  // namespace
 
 Parameter::Parameter(std::vector<ParameterPart> parts, std::vector<int64_t> sizes, at::ScalarType dtype,
@@ -35,10 +39,11 @@ int64_t Parameter::numel() const {
 }
 
 void Parameter::allocate_value(uint64_t seed) {
-  value = at::empty(sizes_, at::TensorOptions().dtype(dtype_));
+  // Drawn in float32 whatever the dtype, so that precisions start from the same weights.
+  master = at::empty(sizes_, at::TensorOptions().dtype(accumulation_type(dtype_)));
   int64_t row = 0;
   for (const auto& part : parts_) {
-    at::Tensor rows = value.narrow(0, row, part.rows);
+    at::Tensor rows = master.narrow(0, row, part.rows);
     if (std_ > 0) {
       auto generator = at::detail::createCPUGenerator(seed_of(seed, part.name));
       rows.normal_(0.0, std_, generator);
@@ -47,15 +52,29 @@ void Parameter::allocate_value(uint64_t seed) {
     }
     row += part.rows;
   }
+  value = master.to(dtype_);  // the same tensor if that is its dtype
+  if (!trainable_) master = value;
 }
 
 void Parameter::allocate_grad() {
-  grad = at::empty(sizes_, at::TensorOptions().dtype(dtype_));
   has_grad_ = false;
+  if (trainable_) grad = at::empty(sizes_, master.options());
+}
+
+void Parameter::refresh_value() {
+  if (!value.is_same(master)) value.copy_(master);
 }
 
 void Parameter::accumulate_product(const at::Tensor& a, const at::Tensor& b) {
-  if (has_grad_) {
+  if (a.scalar_type() != grad.scalar_type()) {
+    const at::Tensor product = at::mm(a, b);
+    if (has_grad_) {
+      grad.add_(product);
+    } else {
+      grad.copy_(product);
+      has_grad_ = true;
+    }
+  } else if (has_grad_) {
     grad.addmm_(a, b);
   } else {
     at::mm_out(grad, a, b);

@@ -28,19 +28,27 @@ class Parameter {
   // Norm gains are not decayed, matrices are.
   bool decays() const { return sizes_.size() > 1; }
   int64_t numel() const;
+  // A frozen parameter has no gradient, no W and no optimizer state.
+  bool trainable() const { return trainable_; }
+  void freeze() { trainable_ = false; }
 
-  at::Tensor value;  // undefined until allocate_value
-  at::Tensor grad;   // undefined until allocate_grad; meaningful only if has_grad()
+  at::Tensor value;   // what layers compute with, of their dtype; undefined until allocate_value
+  at::Tensor master;  // what the optimizer updates and files hold: `value` itself, or in float32 what
+                      // `value` is rounded from; of a frozen parameter always `value`
+  at::Tensor grad;    // of master's dtype; undefined until allocate_grad; meaningful only if has_grad()
 
   // Values depend on the seed and the part's name alone, whatever the stage and the order of calls.
   void allocate_value(uint64_t seed);
   void allocate_grad();
+  // Rounds `master` into `value`, where they differ.
+  void refresh_value();
 
   // A gradient is written by its first contribution of a step and added to by the others: no pass to zero it.
   bool has_grad() const { return has_grad_; }
   void forget_grad() { has_grad_ = false; }
 
-  // grad (+)= a @ b, for a (rows, n) and b (n, cols).
+  // grad (+)= a @ b, for a (rows, n) and b (n, cols) of the layer's dtype: rounded to it once a call, summed in
+  // grad's.
   void accumulate_product(const at::Tensor& a, const at::Tensor& b);
   // The buffer to add into: zeroed if this is the step's first contribution.
   at::Tensor& grad_to_add();
@@ -52,6 +60,7 @@ class Parameter {
   double std_;
   double fill_;
   bool has_grad_ = false;
+  bool trainable_ = true;
 };
 
 }  // namespace twobp

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <limits>
 #include <set>
+#include <sstream>
 #include <string_view>
 #include <system_error>
 #include <type_traits>
@@ -134,6 +135,16 @@ struct Assign {
     *to = std::move(items);
     return true;
   }
+  bool operator()(std::vector<std::string>* to) const {
+    if (!value.is_array()) return false;
+    std::vector<std::string> items;
+    for (const Json& item : value) {
+      if (!item.is_string()) return false;
+      items.push_back(item.get<std::string>());
+    }
+    *to = std::move(items);
+    return true;
+  }
 };
 
 // "an integer", "text"; for an integer that is too large also from where to where.
@@ -213,6 +224,12 @@ void read_json(Config& config, const std::string& text, const std::string& origi
 // The text after '=' as the JSON value the key's type asks for: texts need no quotes, lists no brackets.
 Json override_value(const ConfigKey& key, const std::string& text) {
   if (key.type() == "text") return text;
+  if (key.type() == "list of texts" && (text.empty() || text.front() != '[')) {
+    Json list = Json::array();
+    std::istringstream items(text);
+    for (std::string item; std::getline(items, item, ',');) list.push_back(item);
+    return list;
+  }
   const bool bare_list = key.type() == "list of integers" && (text.empty() || text.front() != '[');
   Json value = Json::parse(bare_list ? "[" + text + "]" : text, nullptr, /*allow_exceptions=*/false);
   return value.is_discarded() ? Json(text) : value;

@@ -8,6 +8,7 @@
 namespace twobp {
 
 struct ModelConfig {
+  std::string from;            // Hugging Face directory: architecture and weights; empty: a new model
   std::string type = "llama";  // "llama", or "mlp": a stack of identical MLP blocks (a benchmark)
   int64_t dim = 256;
   int64_t layers = 4;
@@ -20,10 +21,18 @@ struct ModelConfig {
   double rope_theta = 10000;
   bool tied = false;  // input and output embeddings share one matrix
   double init_std = 0.02;
+  std::vector<std::string> freeze;  // patterns (* and ?) of parameter names that are not trained
+  int64_t lora = 0;                 // rank of the LoRA adapters, which alone are trained; 0: none
+  double lora_alpha = 16;           // adapters are scaled by alpha / rank
+  std::vector<std::string> lora_targets = {"q_proj", "v_proj"};
 };
 
 struct DataConfig {
-  std::string text;        // glob of plain text files, byte-level vocabulary
+  std::string text;        // glob of plain text files
+  std::string tokenizer;   // tokenizer.json, or a folder with one, for data.text; empty: tokens are bytes
+  std::string cache;       // folder for tokenized text; empty: .twobp-cache beside the first text file
+  std::string tokens;      // glob of token files: numbers of token_type one after the other, little-endian
+  std::string token_type = "uint16";
   std::string arrays;      // folder with input_ids.npy and labels.npy
   std::string synthetic;   // "tokens" or "vectors": seeded random input, for benchmarks
   int64_t sequence = 256;  // tokens
@@ -65,10 +74,17 @@ struct TrainConfig {
   int64_t eval_every = 0;     // steps; 0: only at the end, if there is held-out data
   int64_t eval_batches = 16;  // most held-out batches an evaluation reads; 0: all
   int64_t log_every = 1;      // steps between progress lines when the output is no terminal
+  std::string precision = "fp32";  // of the compute: fp32, bf16, fp16; the rest stays fp32
+  double loss_scale = 65536;       // fp16: the first one
 };
 
 struct SaveConfig {
   std::string model;  // folder for config.json and model.safetensors after the last step; empty: none
+  std::string dtype = "float32";  // of the saved weights
+  std::string lora = "merged";    // merged into the weights, or adapter: PEFT's files alone
+  std::string checkpoints;        // folder; empty: none
+  int64_t every = 100;            // steps between checkpoints
+  int64_t keep = 3;               // the last so many are kept
 };
 
 struct Config {

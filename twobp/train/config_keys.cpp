@@ -55,6 +55,8 @@ constexpr double kMaxLength = 1 << 24;
 
 std::vector<ConfigKey> make_keys() {
   return {
+      {KEY(model, from), "",
+       "Hugging Face directory to start from: its config.json sets the architecture; \"\": a new model"},
       {KEY(model, type), "", "architecture; mlp is a stack of identical MLP blocks, for benchmarks",
        one_of({"llama", "mlp"})},
       {KEY(model, dim), "features", "width of the model", from(1, kMaxWidth)},
@@ -70,8 +72,16 @@ std::vector<ConfigKey> make_keys() {
       {KEY(model, rope_theta), "positions", "base of the rotary embedding's wavelengths", above(0)},
       {KEY(model, tied), "", "input and output embeddings share one matrix"},
       {KEY(model, init_std), "", "standard deviation of the initial weights", at_least(0)},
+      {KEY(model, freeze), "", "patterns (* and ?) of the names of parameters that are not trained"},
+      {KEY(model, lora), "", "rank of LoRA adapters, which alone are trained; 0: none", from(0, kMaxCount)},
+      {KEY(model, lora_alpha), "", "LoRA adapters are scaled by this over the rank", above(0)},
+      {KEY(model, lora_targets), "", "ends of the names of the projections that get an adapter"},
 
-      {KEY(data, text), "", "glob of plain text files, read as bytes"},
+      {KEY(data, text), "", "glob of plain text files, read as bytes unless data.tokenizer is set"},
+      {KEY(data, tokenizer), "", "tokenizer.json, or a folder with one, for data.text"},
+      {KEY(data, cache), "", "folder for tokenized text; \"\": .twobp-cache beside the first text file"},
+      {KEY(data, tokens), "", "glob of token files: little-endian numbers one after the other"},
+      {KEY(data, token_type), "", "of the numbers in data.tokens", one_of({"uint16", "uint32"})},
       {KEY(data, arrays), "", "folder with input_ids.npy and labels.npy"},
       {KEY(data, synthetic), "", "seeded random input, for benchmarks; vectors is for the mlp model",
        one_of({"tokens", "vectors"})},
@@ -118,8 +128,17 @@ std::vector<ConfigKey> make_keys() {
        at_least(0)},
       {KEY(train, eval_batches), "batches", "most held-out batches an evaluation reads; 0: all", at_least(0)},
       {KEY(train, log_every), "steps", "between progress lines when the output is no terminal", at_least(1)},
+      {KEY(train, precision), "", "of the compute; gradients, weights and optimizer state stay fp32",
+       one_of({"fp32", "bf16", "fp16"})},
+      {KEY(train, loss_scale), "", "fp16: the first one; halved when a step overflows", at_least(1)},
 
       {KEY(save, model), "", "folder for the trained model after the last step; empty: none"},
+      {KEY(save, dtype), "", "of the saved weights", one_of({"float32", "bfloat16", "float16"})},
+      {KEY(save, lora), "", "LoRA: merged into the weights, or the adapter alone in PEFT's files",
+       one_of({"merged", "adapter"})},
+      {KEY(save, checkpoints), "", "folder for checkpoints; empty: none"},
+      {KEY(save, every), "steps", "between checkpoints", at_least(1)},
+      {KEY(save, keep), "checkpoints", "the last so many are kept", at_least(1)},
   };
 }
 
@@ -133,6 +152,7 @@ struct TypeName {
   std::string_view operator()(const double*) const { return "number"; }
   std::string_view operator()(const std::string*) const { return "text"; }
   std::string_view operator()(const std::vector<int>*) const { return "list of integers"; }
+  std::string_view operator()(const std::vector<std::string>*) const { return "list of texts"; }
 };
 
 }  // namespace
