@@ -23,6 +23,7 @@ struct BenchOptions {
   std::vector<std::string> policies = {"off", "end", "fill"};
   std::vector<std::string> batchings;
   std::vector<std::string> caps;
+  std::vector<std::string> precisions;
   std::vector<int> micro_batches;
   int repeat = 5;
   int steps = 2;
@@ -38,6 +39,7 @@ double median(std::vector<double> values) {
 
 // One row of the table: a way to run a step, and what was measured of it.
 struct Row {
+  Trainer* trainer = nullptr;
   Variant variant;
   std::string cap;
   Batch batch;
@@ -77,7 +79,7 @@ std::vector<double> predict_idle(Pipeline& pipeline, const Plan& plan, const Ste
   return idle;
 }
 
-std::vector<Row> make_rows(const BenchOptions& options, const Trainer& trainer) {
+std::vector<Row> make_rows(const BenchOptions& options, Trainer& trainer) {
   std::vector<Row> rows;
   const Config& config = trainer.config();
   auto or_configured = [](const auto& given, const auto& configured) {
@@ -97,6 +99,7 @@ std::vector<Row> make_rows(const BenchOptions& options, const Trainer& trainer) 
         for (const auto& batching : batchings) {
           for (const auto& cap : caps) {
             Row row;
+            row.trainer = &trainer;
             row.variant = {schedule, parse_policy(policy), parse_batching(batching), parse_memory_cap(cap)};
             row.cap = cap;
             row.batch = batch;
@@ -109,7 +112,8 @@ std::vector<Row> make_rows(const BenchOptions& options, const Trainer& trainer) 
   return rows;
 }
 
-void measure(Trainer& trainer, Row& row, int untimed_steps, const BenchOptions& options) {
+void measure(Row& row, int untimed_steps, const BenchOptions& options) {
+  Trainer& trainer = *row.trainer;
   Pipeline& pipeline = trainer.pipeline();
   for (int i = 0; i < untimed_steps; ++i) trainer.step(row.batch, row.variant);
   pipeline.meter().reset_peaks();
@@ -144,7 +148,8 @@ double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-json row_to_json(const Row& row, const Pipeline& pipeline) {
+json row_to_json(const Row& row) {
+  const Pipeline& pipeline = row.trainer->pipeline();
   json idle_seconds = json::array();
   for (const RankTimes& times : row.last) idle_seconds.push_back(idle_to_json(times));
   json optimizer_seconds = json::array();
@@ -160,6 +165,7 @@ json row_to_json(const Row& row, const Pipeline& pipeline) {
           {"p2", policy_name(row.variant.policy)},
           {"p2_batching", batching_name(row.variant.batching)},
           {"memory_cap", row.cap},
+          {"precision", row.trainer->config().train.precision},
           {"stages", pipeline.stages()},
           {"split", pipeline.split()},
           {"micro_batches", row.batch.micro_batches.size()},
@@ -175,8 +181,8 @@ json row_to_json(const Row& row, const Pipeline& pipeline) {
 }
 
 void print_table(const std::vector<Row>& rows) {
-  std::printf("%-8s %-9s %-11s %-6s %3s  %9s %17s %10s %7s %7s %9s  %s\n", "schedule", "p2", "batching",
-              "cap", "M", "step", "(min - max)", "tokens/s", "speed", "idle", "predicted",
+  std::printf("%-9s %-8s %-9s %-11s %-6s %3s  %9s %17s %10s %7s %7s %9s  %s\n", "precision", "schedule", "p2",
+              "batching", "cap", "M", "step", "(min - max)", "tokens/s", "speed", "idle", "predicted",
               "peak memory by stage");
   for (const Row& row : rows) {
     // Against the first row of the same schedule and M, sample by sample: they were taken in turn.
@@ -193,8 +199,9 @@ void print_table(const std::vector<Row>& rows) {
     std::vector<std::string> peaks;
     for (const int64_t peak : row.peaks) peaks.push_back(format_bytes(static_cast<double>(peak)));
     const auto [fastest, slowest] = std::minmax_element(row.seconds.begin(), row.seconds.end());
-    std::printf("%-8s %-9s %-11s %-6s %3zu  %8.4fs (%6.4f - %6.4f) %10.0f %6.3fx %7.3f %9.3f  %s\n",
-                row.variant.schedule.c_str(), std::string(policy_name(row.variant.policy)).c_str(),
+    std::printf("%-9s %-8s %-9s %-11s %-6s %3zu  %8.4fs (%6.4f - %6.4f) %10.0f %6.3fx %7.3f %9.3f  %s\n",
+                row.trainer->config().train.precision.c_str(), row.variant.schedule.c_str(),
+                std::string(policy_name(row.variant.policy)).c_str(),
                 std::string(batching_name(row.variant.batching)).c_str(), row.cap.c_str(),
                 row.batch.micro_batches.size(), median(row.seconds), *fastest, *slowest,
                 static_cast<double>(row.batch.tokens) / median(row.seconds), median(ratios),
@@ -204,8 +211,16 @@ void print_table(const std::vector<Row>& rows) {
 
 int bench(const BenchOptions& options) {
   const Config config = load_config(options.config, options.overrides);
-  Trainer trainer(config);
-  std::vector<Row> rows = make_rows(options, trainer);
+  std::vector<std::unique_ptr<Trainer>> trainers;
+  std::vector<Row> rows;
+  for (const std::string& precision :
+       options.precisions.empty() ? std::vector<std::string>{config.train.precision} : options.precisions) {
+    Config of_rows = config;
+    of_rows.train.precision = precision;
+    check_config(of_rows);
+    trainers.push_back(std::make_unique<Trainer>(of_rows));
+    for (Row& row : make_rows(options, *trainers.back())) rows.push_back(std::move(row));
+  }
   TWOBP_CHECK(!rows.empty() && options.repeat >= 1 && options.steps >= 1,
               "nothing to measure: give at least one "
               "schedule, policy, repeat and step");
@@ -215,8 +230,9 @@ int bench(const BenchOptions& options) {
     for (size_t i = 0; i < rows.size(); ++i) {
       Row& row = rows[repeat % 2 == 0 ? i : rows.size() - 1 - i];
       // Another batching than the row before: its slabs must be gone before peaks are read.
-      const bool other = previous != nullptr && previous->variant.batching != row.variant.batching;
-      measure(trainer, row, std::max(repeat == 0 ? options.warmup : 0, other ? 1 : 0), options);
+      const bool other = previous != nullptr && previous->trainer == row.trainer &&
+                         previous->variant.batching != row.variant.batching;
+      measure(row, std::max(repeat == 0 ? options.warmup : 0, other ? 1 : 0), options);
       previous = &row;
     }
   }
@@ -225,7 +241,7 @@ int bench(const BenchOptions& options) {
     json out = {{"machine", machine_to_json()},
                 {"config", json::parse(config_to_json(config))},
                 {"rows", json::array()}};
-    for (const Row& row : rows) out["rows"].push_back(row_to_json(row, trainer.pipeline()));
+    for (const Row& row : rows) out["rows"].push_back(row_to_json(row));
     write_text(options.json_file, out.dump(1) + "\n");
   }
   return 0;
@@ -251,6 +267,8 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       ->add_option("--p2-batching", options->batchings, "loop, concat, concat_copy (default: as configured)")
       ->delimiter(',');
   command->add_option("--memory-cap", options->caps, "auto, 0, or bytes (default: as configured)")
+      ->delimiter(',');
+  command->add_option("--precision", options->precisions, "fp32, bf16, fp16 (default: as configured)")
       ->delimiter(',');
   command
       ->add_option("--micro-batches", options->micro_batches,

@@ -6,6 +6,8 @@
 #include <c10/util/Exception.h>
 
 #include "apps/bench.h"
+#include "apps/eval.h"
+#include "apps/generate.h"
 #include "apps/log.h"
 #include "apps/plan.h"
 #include "apps/train.h"
@@ -29,6 +31,8 @@ int main(int argc, char** argv) {
   int exit_code = 0;
   twobp::add_train_command(app, exit_code);
   twobp::add_bench_command(app, exit_code);
+  twobp::add_eval_command(app);
+  twobp::add_generate_command(app);
   twobp::add_plan_command(app);
   try {
     app.parse(argc, argv);

@@ -1,5 +1,5 @@
 // The subcommand reads costs, simulates the schedule and the same one with p2 `off`, and prints both side by
-// side. It needs no tensors: only core and schedule.
+// side. It needs no tensors.
 #include "apps/plan.h"
 
 #include <algorithm>
@@ -27,6 +27,8 @@
 #include "twobp/schedule/grid.h"
 #include "twobp/schedule/schedule.h"
 #include "twobp/schedule/simulate.h"
+#include "twobp/trace/simulated.h"
+#include "twobp/trace/timeline.h"
 
 namespace twobp {
 namespace {
@@ -45,6 +47,7 @@ struct PlanOptions {
   double cap = 0;
   std::string color = "auto";
   std::string json;
+  std::string timeline;
 };
 
 struct Plan {
@@ -232,6 +235,20 @@ void write_json(const std::vector<const Plan*>& plans, const std::string& path) 
   TWOBP_CHECK(file.good(), "--json: cannot write '", path, "': is its folder there and writable?");
 }
 
+void write_timeline(const std::vector<const Plan*>& plans, const std::vector<StageCost>& costs,
+                    const std::string& path) {
+  const Schedule& schedule = plans[0]->schedule;
+  Trace trace;
+  trace.simulated = true;
+  trace.title =
+      concat(schedule.name, ", ", schedule.stages, " stages, ", schedule.micro_batches, " micro-batches");
+  for (const Plan* plan : plans) {
+    trace.step_names.push_back(concat("p2 ", policy_name(plan->schedule.policy)));
+    trace.steps.push_back(simulated_step(plan->schedule, costs, plan->simulation));
+  }
+  write_trace_file(path, timeline_html(trace));
+}
+
 void run_plan(PlanOptions options) {
   const P2Policy policy = parse_policy(options.p2);
   if (options.micro_batches == 0) {
@@ -260,6 +277,7 @@ void run_plan(PlanOptions options) {
     print_ranks(*each);
   }
   if (!options.json.empty()) write_json(plans, options.json);
+  if (!options.timeline.empty()) write_timeline(plans, costs, options.timeline);
 }
 
 }  // namespace
@@ -286,6 +304,7 @@ void add_plan_command(CLI::App& app) {
       ->check(CLI::NonNegativeNumber);
   text("--color", options->color, "auto, always or never")->check(CLI::IsMember({"auto", "always", "never"}));
   plan->add_option("--json", options->json, "also write the result to this file");
+  plan->add_option("--timeline", options->timeline, "also draw it as an HTML page");
   plan->callback([options] { run_plan(*options); });
 }
 

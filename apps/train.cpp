@@ -1,18 +1,20 @@
 #include "apps/train.h"
 
 #include <atomic>
-#include <cerrno>
 #include <csignal>
 #include <cstdio>
-#include <cstring>
-#include <fstream>
 #include <memory>
+#include <optional>
 
 #include "apps/json_report.h"
 #include "apps/log.h"
+#include "apps/metrics_file.h"
 #include "apps/progress.h"
+#include "apps/trace_options.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/train/checkpointer.h"
+#include "twobp/train/lora.h"
 #include "twobp/train/save_model.h"
 #include "twobp/train/trainer.h"
 
@@ -32,6 +34,8 @@ struct TrainOptions {
   std::string config;
   std::vector<std::string> overrides;
   std::string metrics;
+  TraceOptions trace;
+  bool resume = false;
   bool print_config = false;
 };
 
@@ -66,6 +70,16 @@ void print_memory(const StepReport& report) {
   }
 }
 
+void resume(Checkpointer& checkpointer, Trainer& trainer) {
+  for (const std::string& note : checkpointer.resume(trainer)) log_warning(note);
+  if (trainer.steps_done() > 0) {
+    std::printf("resumed after step %lld\n", static_cast<long long>(trainer.steps_done()));
+  } else {  // the first start of a run that is restarted until it is done
+    std::printf("no checkpoint in %s yet: starting from the beginning\n",
+                trainer.config().save.checkpoints.c_str());
+  }
+}
+
 int train(const TrainOptions& options) {
   if (options.print_config && options.config.empty() && options.overrides.empty()) {
     std::printf("%s\n", config_to_json(Config{}).c_str());  // the defaults: no data yet, so not a run
@@ -76,13 +90,19 @@ int train(const TrainOptions& options) {
     std::printf("%s\n", config_to_json(config).c_str());
     return 0;
   }
-  std::ofstream metrics;
-  if (!options.metrics.empty()) {
-    metrics.open(options.metrics);
-    TWOBP_CHECK(metrics.good(), "cannot write ", options.metrics, ": ", std::strerror(errno));
-  }
+  if (!config.save.model.empty()) check_save_model(config.save.model, config.model);
+  std::optional<Checkpointer> checkpointer;
+  if (!config.save.checkpoints.empty()) checkpointer.emplace(config.save, options.resume);
+  TWOBP_CHECK(checkpointer || !options.resume,
+              "--resume goes on from the newest checkpoint in save.checkpoints, which is not set");
+  MetricsFile metrics(options.metrics, /*append=*/options.resume);
   Trainer trainer(config);
   describe(trainer);
+  if (options.resume) {
+    resume(*checkpointer, trainer);
+    metrics.keep_until(trainer.steps_done());
+  }
+  TraceOutput trace(options.trace, trainer);
   std::signal(SIGINT, on_interrupt);
   std::signal(SIGTERM, on_interrupt);
 
@@ -92,16 +112,16 @@ int train(const TrainOptions& options) {
     std::fflush(stdout);
     return loss;
   };
-  const std::optional<double> before = evaluate("before training");
+  const std::optional<double> before = evaluate(
+      trainer.steps_done() == 0 ? "before training" : concat("after step ", trainer.steps_done()).c_str());
   Progress progress(config.train.steps, config.train.log_every);
   StepResult result;
   while (trainer.steps_done() < config.train.steps && interrupted == 0) {
     result = trainer.step();
     progress.show(result);
-    if (metrics.is_open()) {
-      metrics << step_to_json(result).dump() << std::endl;
-      TWOBP_CHECK(metrics.good(), "cannot write ", options.metrics, ": ", std::strerror(errno));
-    }
+    metrics.write(step_to_json(result));
+    trace.after_step();
+    if (checkpointer) checkpointer->after_step(trainer);
     const bool last = trainer.steps_done() == config.train.steps;
     if (config.train.eval_every > 0 && trainer.steps_done() % config.train.eval_every == 0 && !last) {
       progress.finish_line();
@@ -109,15 +129,22 @@ int train(const TrainOptions& options) {
     }
   }
   progress.finish_line();
+  trace.finish();
+  if (checkpointer) checkpointer->finish(trainer);
   if (interrupted != 0) {
     log_warning(concat("interrupted after step ", trainer.steps_done(), " of ", config.train.steps));
   } else {
     const std::optional<double> after = evaluate("after training");
     if (before && after) std::printf("held-out loss %.4f -> %.4f\n", *before, *after);
   }
-  if (trainer.steps_done() > 0) print_memory(result.report);
+  if (result.step > 0) print_memory(result.report);
   if (!config.save.model.empty()) {
-    save_model(config.save.model, config.model, config.data.sequence, trainer.weights());
+    if (config.save.lora == "adapter") {
+      save_adapter(config.save.model, config.model, trainer.weights());
+    } else {
+      save_model(config.save.model, config.model, config.data.sequence, trainer.weights(),
+                 {.dtype = config.save.dtype});
+    }
     std::printf("saved %s\n", config.save.model.c_str());
   }
   return interrupted != 0 ? kInterrupted : 0;
@@ -131,6 +158,9 @@ void add_train_command(CLI::App& app, int& exit_code) {
   command->add_option("config", options->config, "JSON file; without it, the defaults and --set");
   command->add_option("--set", options->overrides, "Override a key: section.key=value")->take_all();
   command->add_option("--metrics", options->metrics, "File for one JSON object a step");
+  add_trace_options(*command, options->trace);
+  command->add_flag("--resume", options->resume,
+                    "Go on from the newest checkpoint in save.checkpoints, or start if there is none");
   command->add_flag("--print-config", options->print_config, "Print the whole configuration and stop");
   command->footer("Configuration keys:\n" + config_reference());
   command->callback([options, &exit_code] { exit_code = train(*options); });

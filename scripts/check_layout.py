@@ -11,7 +11,9 @@ ALLOWED = {
     "nn": {"core"},
     "transport": {"core", "nn"},  # nn/values.h: what a message carries
     "pipeline": {"core", "schedule", "nn", "transport"},
+    "autograd": {"core", "nn"},
     "train": {"core", "schedule", "nn", "transport", "pipeline"},
+    "trace": {"core", "schedule", "pipeline"},  # pipeline/observer.h: what a step reports
 }
 TORCH_FREE = {"core", "schedule"}
 MOST_LINES = 400

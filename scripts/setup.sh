@@ -5,8 +5,12 @@
 # LibTorch comes from, in this order: CMAKE_PREFIX_PATH, if TorchConfig.cmake is under it; the torch of the Python on
 # the PATH; torch $TORCH_VERSION installed into .venv.
 
+# Optional, and not installed here; the tests that need them are skipped without:
+#   chromium (Debian)               opens the timeline's page
+#   tensorboard==2.21.0 (Python)    scripts/tensorboard.py
+
 TORCH_VERSION=2.13.0
-PACKAGES="g++ cmake ninja-build ccache libgtest-dev libbenchmark-dev nlohmann-json3-dev libcli11-dev libspdlog-dev"
+PACKAGES="g++ cmake ninja-build ccache libgtest-dev libbenchmark-dev nlohmann-json3-dev libcli11-dev libspdlog-dev zlib1g-dev"
 
 say() { printf '== %s\n' "$*" >&2; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
@@ -52,6 +56,18 @@ find_torch() {
     die "could not install torch $TORCH_VERSION: install it yourself and run this again with that Python on the PATH"
   PYTHON=.venv/bin/python
   TORCH_PREFIX=$(torch_prefix_of "$PYTHON") || die "torch was installed but does not import"
+}
+
+# What some tests compare with, into our own .venv only; they are skipped without it.
+install_test_packages() {
+  local names
+  [ "$PYTHON" = .venv/bin/python ] || return 0
+  names=$(sed -n 's/^\([A-Za-z0-9_-]*\)==.*/\1/p' tests/requirements.txt)
+  # shellcheck disable=SC2086
+  "$PYTHON" -c 'import importlib.util as util, sys; sys.exit(None in map(util.find_spec, sys.argv[1:]))' $names && return
+  say "installing Python packages for the tests: ${names//$'\n'/ }"
+  "$PYTHON" -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt > /dev/null 2>&1 ||
+    say "could not install them: the tests that compare with them are skipped"
 }
 
 # build PRESET [TARGET...]: configures once, then builds.

@@ -12,40 +12,27 @@
 
 #include <gtest/gtest.h>
 
-#include "twobp/nn/kernels/kernels.h"
+#include "twobp/nn/kernels/instruction_sets.h"
 
 namespace twobp {
-
-#define TWOBP_DECLARE_ISA(isa)                 \
-  namespace isa {                              \
-  extern const Kernels<float> float_kernels;   \
-  extern const Kernels<double> double_kernels; \
-  }
-TWOBP_DECLARE_ISA(baseline)
-#ifdef __x86_64__
-TWOBP_DECLARE_ISA(avx2)
-TWOBP_DECLARE_ISA(avx512)
-#endif
 
 namespace test {
 
 using Real = long double;
 
-struct InstructionSet {
+struct KernelSet {
   std::string name;
   const Kernels<float>* of_float;
   const Kernels<double>* of_double;
 };
 
-inline std::vector<InstructionSet> instruction_sets() {
-  std::vector<InstructionSet> sets = {{"baseline", &baseline::float_kernels, &baseline::double_kernels}};
+inline std::vector<KernelSet> kernel_sets() {
+  std::vector<KernelSet> sets = {{"baseline", &baseline::float_kernels, &baseline::double_kernels}};
 #ifdef __x86_64__
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+  if (supports(InstructionSet::kAvx2)) {
     sets.push_back({"avx2", &avx2::float_kernels, &avx2::double_kernels});
   }
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512cd")) {
+  if (supports(InstructionSet::kAvx512)) {
     sets.push_back({"avx512", &avx512::float_kernels, &avx512::double_kernels});
   }
 #endif

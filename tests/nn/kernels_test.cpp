@@ -11,7 +11,7 @@ namespace {
 
 using namespace test;
 
-class KernelsTest : public testing::TestWithParam<InstructionSet> {
+class KernelsTest : public testing::TestWithParam<KernelSet> {
  protected:
   // body(kernels) for float and double.
   template <typename Body>
@@ -367,11 +367,11 @@ TEST_P(KernelsTest, RowsAreIndependentAndNanPassesThrough) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Nn, KernelsTest, testing::ValuesIn(instruction_sets()),
-                         [](const testing::TestParamInfo<InstructionSet>& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Nn, KernelsTest, testing::ValuesIn(kernel_sets()),
+                         [](const testing::TestParamInfo<KernelSet>& info) { return info.param.name; });
 
 TEST(Kernels, TheBestInstructionSetIsPicked) {
-  const InstructionSet best = instruction_sets().back();
+  const KernelSet best = kernel_sets().back();
   EXPECT_EQ(kernel_instruction_set(), best.name);
   EXPECT_EQ(&kernels<float>(), best.of_float);
   EXPECT_EQ(&kernels<double>(), best.of_double);

@@ -25,7 +25,7 @@ LlamaOptions options(at::ScalarType dtype, bool tied, int64_t kv_heads = 2) {
   o.head_dim = 6;
   o.hidden = 15;
   o.norm_eps = 1e-2;
-  o.rope_theta = 500;
+  o.rope.theta = 500;
   o.tied = tied;
   o.init_std = 0.3;
   o.dtype = dtype;
@@ -97,7 +97,7 @@ class Reference {
         qkv.push_back(reference::linear(a, weight(block + ".self_attn." + which + "_proj.weight")));
       }
       const at::Tensor attended =
-          reference::attention(at::cat(qkv, -1), {o_.heads, o_.kv_heads, o_.head_dim, o_.rope_theta});
+          reference::attention(at::cat(qkv, -1), {o_.heads, o_.kv_heads, o_.head_dim, o_.rope});
       x = x + reference::linear(attended, weight(block + ".self_attn.o_proj.weight"));
       const at::Tensor b = norm(x, block + ".post_attention_layernorm.weight");
       const at::Tensor gate_up = at::cat({reference::linear(b, weight(block + ".mlp.gate_proj.weight")),

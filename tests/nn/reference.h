@@ -45,8 +45,8 @@ inline at::Tensor attention(const at::Tensor& packed, const AttentionShape& shap
         .transpose(1, 2);
   };
   const int64_t group = shape.heads / shape.kv_heads;
-  const at::Tensor q = rope(heads(0, shape.heads), shape.rope_theta);
-  const at::Tensor k = rope(heads(shape.heads, shape.kv_heads), shape.rope_theta).repeat_interleave(group, 1);
+  const at::Tensor q = rope(heads(0, shape.heads), shape.rope.theta);
+  const at::Tensor k = rope(heads(shape.heads, shape.kv_heads), shape.rope.theta).repeat_interleave(group, 1);
   const at::Tensor v = heads(shape.heads + shape.kv_heads, shape.kv_heads).repeat_interleave(group, 1);
   const at::Tensor future = at::ones({positions, positions}, at::kBool).triu(1);
   const at::Tensor scores = at::matmul(q, k.transpose(2, 3)) / std::sqrt(static_cast<double>(shape.head_dim));

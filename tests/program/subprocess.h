@@ -1,6 +1,7 @@
 // Runs the built program as a user does and collects what it says, with a time-out that kills it.
 #pragma once
 
+#include <algorithm>
 #include <csignal>
 #include <fcntl.h>
 #include <fstream>
@@ -33,6 +34,7 @@ struct RunOptions {
   double timeout = 60;
   // Sends SIGINT once the output so far satisfies it.
   std::function<bool(const std::string& out)> interrupt_when;
+  double kill_after = 0;  // seconds until SIGKILL; 0: never
 };
 
 inline Finished run_program(const std::vector<std::string>& arguments, const RunOptions& options = {}) {
@@ -55,6 +57,7 @@ inline Finished run_program(const std::vector<std::string>& arguments, const Run
   Finished result;
   const double begin = now_seconds();
   bool interrupted = false;
+  bool killed = false;
   pollfd files[2] = {{out[0], POLLIN, 0}, {err[0], POLLIN, 0}};
   std::string* texts[2] = {&result.out, &result.err};
   while (files[0].fd >= 0 || files[1].fd >= 0) {
@@ -62,7 +65,17 @@ inline Finished run_program(const std::vector<std::string>& arguments, const Run
       result.timed_out = true;
       ::kill(pid, SIGKILL);
     }
-    ::poll(files, 2, 50);
+    double wait = 0.05;
+    if (options.kill_after > 0 && !killed) {
+      const double left = options.kill_after - (now_seconds() - begin);
+      if (left <= 0) {
+        killed = true;
+        ::kill(pid, SIGKILL);
+      } else {
+        wait = std::min(wait, left);
+      }
+    }
+    ::poll(files, 2, static_cast<int>(wait * 1000));
     for (int i = 0; i < 2; ++i) {
       if (files[i].fd < 0 || files[i].revents == 0) continue;
       char buffer[4096];

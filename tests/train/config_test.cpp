@@ -243,6 +243,8 @@ TEST(ConfigErrors, Ranges) {
                            "model.vocab=0",
                            "model.norm_eps=0",
                            "model.rope_theta=0",
+                           "model.rope_factor=0",
+                           "model.rope_original_positions=0",
                            "model.init_std=-0.1",
                            "data.sequence=0",
                            "data.held_out=1",
@@ -303,11 +305,32 @@ TEST(ConfigErrors, ModelContradictions) {
       load_config("", {"model.type=mlp", "data.synthetic=vectors", "model.dim=12", "model.heads=5"}));
 }
 
+TEST(ConfigErrors, RopeScaling) {
+  EXPECT_NO_THROW(with({"model.rope_scaling=llama3", "model.rope_factor=8"}));
+  EXPECT_NO_THROW(with({"model.rope_low_freq=4"}));  // means nothing without llama3
+  refuse({"model.rope_scaling=llama3", "model.rope_low_freq=4"}, {"rope_low_freq (4)", "rope_high_freq (4)"});
+  refuse({"model.rope_scaling=yarn"}, {"\"yarn\"", "none, linear, llama3"});
+}
+
 TEST(ConfigErrors, DataContradictions) {
   expect_error([] { load_config("", {}); }, {"no data is given", "data.text"});
   refuse({"data.arrays=folder"}, {"data.text and data.arrays"});
   refuse({"data.synthetic=tokens"}, {"data.text and data.synthetic"});
-  refuse({"model.vocab=4096"}, {"model.vocab is 4096", "256"});
+  refuse({"data.tokens=*.bin"}, {"data.text and data.tokens"});
+  refuse({"data.tokens=*.bin", "data.arrays=folder"}, {"data.text and data.tokens and data.arrays"});
+  expect_error(
+      [] {
+        load_config("", {"data.tokens=*.bin", "data.tokenizer=folder"});
+      },
+      {"data.tokenizer", "no data.text", "data.tokens"});
+  EXPECT_NO_THROW(load_config("", {"data.tokens=*.bin", "model.vocab=4096"}));
+  refuse({"model.vocab=4096"}, {"model.vocab is 4096", "256", "data.tokenizer"});
+  refuse({"model.vocab=255"}, {"model.vocab is 255", "256"});
+  EXPECT_NO_THROW(with({"model.vocab=4096", "data.tokenizer=folder"}));
+  Config loaded = with({});
+  loaded.model.from = "folder";  // which may have a tokenizer
+  loaded.model.vocab = 4096;
+  EXPECT_NO_THROW(check_config(loaded));
   EXPECT_NO_THROW(load_config("", {"data.arrays=folder", "model.vocab=4096"}));
   refuse({"model.type=mlp"}, {"model.type is \"mlp\"", "data.text", "\"vectors\""});
   expect_error([] { load_config("", {"data.synthetic=vectors"}); }, {"\"vectors\"", "model.type \"llama\""});

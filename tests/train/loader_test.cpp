@@ -79,6 +79,36 @@ TEST(Loader, ShufflesEachEpochAnew) {
   }
 }
 
+// At every batch of three epochs, the short last ones among them.
+TEST(Loader, StartsAtAnyBatchAsIfItHadRunUpToIt) {
+  for (const bool shuffle : {false, true}) {
+    for (const int64_t size : {1, 3, 4, 9, 10, 11, 12}) {
+      const auto data = std::make_shared<Counting>(size);
+      Loader whole(data, 2, 2, shuffle, 5);
+      const int64_t batches = 3 * whole.batches_per_epoch();
+      std::vector<Ids> expected;
+      for (int64_t i = 0; i < batches + 3; ++i) expected.push_back(ids(whole.next()));
+      for (int64_t first = 0; first <= batches; ++first) {
+        Loader later(data, 2, 2, shuffle, 5, 2, first);
+        EXPECT_EQ(later.batches_per_epoch(), whole.batches_per_epoch());
+        for (int64_t i = first; i < first + 3; ++i) {
+          EXPECT_EQ(ids(later.next()), expected[static_cast<size_t>(i)]) << size << ' ' << first << ' ' << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(Loader, StartsLateWithoutReadingWhatComesBefore) {
+  const auto data = std::make_shared<Counting>(1000, 5);  // reading sample 5 would fail
+  Loader loader(data, 2, 2, false, 1, 1, 100);
+  EXPECT_EQ(ids(loader.next()), (Ids{{400, 401}, {402, 403}}));
+  EXPECT_LE(data->samples_read, 12);
+  Loader far(data, 2, 2, true, 1, 1, int64_t{250} * 1000000007 + 249);
+  const auto order = epoch_order(1000, true, 1, 1000000007);
+  EXPECT_EQ(ids(far.next()), (Ids{{order[996], order[997]}, {order[998], order[999]}}));
+}
+
 TEST(Loader, ReadsAheadAsFarAsToldAndNoFurther) {
   const auto data = std::make_shared<Counting>(1000);
   Loader loader(data, 2, 2, false, 1, 3);
@@ -124,6 +154,7 @@ TEST(Loader, BadInput) {
   expect_error([&] { Loader(data, 0, 1, false, 1); }, {"0 micro-batches"});
   expect_error([&] { Loader(data, 1, 0, false, 1); }, {"of 0 samples"});
   expect_error([&] { Loader(data, 1, 1, false, 1, 0); }, {"0 batches ahead"});
+  expect_error([&] { Loader(data, 1, 1, false, 1, 2, -1); }, {"no batch -1"});
 }
 
 }  // namespace

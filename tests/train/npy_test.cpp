@@ -205,6 +205,35 @@ TEST_F(Npy, RefusesUnalignedElements) {
   refuse(content, {"not aligned"});
 }
 
+// Every bit of a file: one among the elements changes that element alone, one in the header is refused or
+// gives an array that fills the file.
+TEST_F(Npy, SurvivesEveryFlippedBit) {
+  const std::string whole = npy_file<int32_t>("<i4", "(2, 3)", {1, 2, 3, 4, 5, 6});
+  const size_t elements_at = whole.size() - 24;
+  const std::vector<double> original = values(open(whole));
+  int refused = 0;
+  for (size_t bit = 0; bit < 8 * whole.size(); ++bit) {
+    SCOPED_TRACE(bit);
+    std::string content = whole;
+    content[bit / 8] ^= static_cast<char>(1 << bit % 8);
+    try {
+      const NpyArray array = open(content);
+      ASSERT_GE(bit / 8, size_t{6});  // the signature
+      const std::vector<double> now = values(array);
+      if (bit / 8 < elements_at) continue;
+      ASSERT_EQ(now.size(), original.size());
+      for (size_t i = 0; i < now.size(); ++i) {
+        EXPECT_EQ(now[i] != original[i], i == (bit / 8 - elements_at) / 4);
+      }
+    } catch (const Error& error) {
+      EXPECT_LT(bit / 8, elements_at);
+      EXPECT_NE(std::string(error.what()).find(folder_.path("a.npy")), std::string::npos);
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 400);
+}
+
 // Whatever is in the file, it is refused with an Error or gives an array that can be read to its end.
 TEST_F(Npy, SurvivesRandomDamage) {
   const std::string whole = npy_file<int32_t>("<i4", "(2, 3)", {1, 2, 3, 4, 5, 6});

@@ -14,6 +14,7 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
+#include "twobp/train/model_weights.h"
 
 namespace twobp {
 namespace {
@@ -122,17 +123,17 @@ void expect_saved(bool tied, int stages) {
   EXPECT_EQ(description.at("tie_word_embeddings"), tied);
 }
 
-TEST(SaveModel, EveryWeightUnderItsName) {
+TEST(SaveModelFormat, EveryWeightUnderItsName) {
   for (const bool tied : {false, true}) {
     for (const int stages : {1, 3}) expect_saved(tied, stages);
   }
 }
 
-class SaveModelFailure : public ::testing::Test {
+class SaveModel : public ::testing::Test {
  protected:
-  SaveModelFailure() : config_(tiny_config()), trainer_(config_) {}
-  void save(const std::string& to) {
-    save_model(to, config_.model, config_.data.sequence, trainer_.weights());
+  SaveModel() : config_(tiny_config()), trainer_(config_) {}
+  void save(const std::string& to, const SaveModelOptions& options = {}) {
+    save_model(to, config_.model, config_.data.sequence, trainer_.weights(), options);
   }
 
   Config config_;
@@ -140,7 +141,7 @@ class SaveModelFailure : public ::testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(SaveModelFailure, AFileWhereTheFolderShouldBe) {
+TEST_F(SaveModel, AFileWhereTheFolderShouldBe) {
   const std::string file = folder_.write("model", "mine");
   test::expect_error([&] { save(file); }, {file});
   test::expect_error([&] { save(file + "/deeper"); }, {file + "/deeper"});
@@ -149,7 +150,7 @@ TEST_F(SaveModelFailure, AFileWhereTheFolderShouldBe) {
 }
 
 // A folder where the weights' file should be: it cannot be replaced, and nothing is left beside it.
-TEST_F(SaveModelFailure, AFolderWhereTheFileShouldBe) {
+TEST_F(SaveModel, AFolderWhereTheFileShouldBe) {
   const std::string model = folder_.path("model");
   std::filesystem::create_directories(model + "/model.safetensors/mine");
   test::expect_error([&] { save(model); }, {"model.safetensors"});
@@ -158,7 +159,7 @@ TEST_F(SaveModelFailure, AFolderWhereTheFileShouldBe) {
 }
 
 // The second file fails after the first is written: the old pair stays as it was.
-TEST_F(SaveModelFailure, AFolderWhereTheDescriptionShouldBe) {
+TEST_F(SaveModel, AFolderWhereTheDescriptionShouldBe) {
   const std::string model = folder_.path("model");
   std::filesystem::create_directories(model + "/config.json.new/mine");
   folder_.write("model/model.safetensors", "old weights");
@@ -168,7 +169,7 @@ TEST_F(SaveModelFailure, AFolderWhereTheDescriptionShouldBe) {
 }
 
 // A full disk, as far as a process can tell: what is written aside goes to /dev/full.
-TEST_F(SaveModelFailure, FullDisk) {
+TEST_F(SaveModel, FullDisk) {
   if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
   const std::string model = folder_.path("model");
   std::filesystem::create_directories(model);
@@ -181,7 +182,7 @@ TEST_F(SaveModelFailure, FullDisk) {
   EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json", "model.safetensors"}));
 }
 
-TEST_F(SaveModelFailure, OnlyLlamaCanBeSaved) {
+TEST_F(SaveModel, OnlyLlamaCanBeSaved) {
   ModelConfig mlp = config_.model;
   mlp.type = "mlp";
   test::expect_error([&] { save_model(folder_.path("model"), mlp, 16, trainer_.weights()); },
@@ -189,8 +190,57 @@ TEST_F(SaveModelFailure, OnlyLlamaCanBeSaved) {
   EXPECT_FALSE(std::filesystem::exists(folder_.path("model")));
 }
 
+// A failure of a later file, after the weights are written aside, leaves the old ones too.
+TEST_F(SaveModel, FullDiskAtTheSecondShard) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
+  const std::string model = folder_.path("model");
+  std::filesystem::create_directories(model);
+  folder_.write("model/model.safetensors", "old weights");
+  folder_.write("model/config.json", "old config");
+  for (const std::string name : {"model.safetensors.index.json", "config.json"}) {
+    std::filesystem::create_symlink("/dev/full", model + "/" + name + ".new");
+    test::expect_error([&] { save(model, {.max_shard_bytes = 20000}); },
+                       {name + ".new", "No space left on device"});
+    EXPECT_EQ(read(model + "/model.safetensors"), "old weights");
+    EXPECT_EQ(read(model + "/config.json"), "old config");
+    EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json", "model.safetensors"}));
+  }
+}
+
+TEST_F(SaveModel, AFolderWhereTheDescriptionGoes) {
+  const std::string model = folder_.path("model");
+  std::filesystem::create_directories(model + "/config.json");
+  folder_.write("model/model.safetensors", "old weights");
+  test::expect_error([&] { save(model); }, {"config.json", "a folder"});
+  EXPECT_EQ(read(model + "/model.safetensors"), "old weights");
+  EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json", "model.safetensors"}));
+}
+
+// What save_model would say is known before training.
+TEST_F(SaveModel, IsCheckedBefore) {
+  const std::string model = folder_.path("deep/model");
+  check_save_model(model, config_.model);
+  EXPECT_EQ(files_in(model), std::vector<std::string>{});
+  folder_.write("deep/model/model.safetensors", "old weights");
+  check_save_model(model, config_.model);
+  EXPECT_EQ(read(model + "/model.safetensors"), "old weights");
+  EXPECT_EQ(files_in(model), std::vector<std::string>{"model.safetensors"});
+  const std::string file = folder_.write("file", "mine");
+  test::expect_error([&] { check_save_model(file, config_.model); }, {file});
+  std::filesystem::create_directories(folder_.path("blocked/model.safetensors"));
+  test::expect_error([&] { check_save_model(folder_.path("blocked"), config_.model); },
+                     {"blocked", "a folder"});
+  config_.model.type = "mlp";
+  test::expect_error([&] { check_save_model(model, config_.model); }, {"llama", "mlp"});
+}
+
+TEST_F(SaveModel, UnknownDtype) {
+  test::expect_error([&] { save(folder_.path("model"), {.dtype = "int8"}); }, {"int8"});
+  EXPECT_FALSE(std::filesystem::exists(folder_.path("model")));
+}
+
 // Saving over an older model replaces it.
-TEST_F(SaveModelFailure, SavingTwice) {
+TEST_F(SaveModel, SavingTwice) {
   const std::string model = folder_.path("model");
   save(model);
   const std::string first = read(model + "/model.safetensors");
@@ -198,6 +248,104 @@ TEST_F(SaveModelFailure, SavingTwice) {
   save(model);
   EXPECT_NE(read(model + "/model.safetensors"), first);
   EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json", "model.safetensors"}));
+}
+
+// Several files and one, over each other: what is read afterwards is always the last.
+TEST_F(SaveModel, ShardsReplaceOneFileAndOneFileShards) {
+  const std::string model = folder_.path("model");
+  const auto expect_current = [&] {
+    const ModelWeights weights(model);
+    size_t parts = 0;
+    for (const Parameter* weight : trainer_.weights()) {
+      int64_t row = 0;
+      for (const ParameterPart& part : weight->parts()) {
+        EXPECT_TRUE(test::same_bits(weights.tensor(part.name), weight->master.narrow(0, row, part.rows)));
+        row += part.rows;
+        ++parts;
+      }
+    }
+    EXPECT_EQ(weights.names().size(), parts);
+  };
+  const auto shards_in = [&](const std::string& folder) {
+    std::vector<std::string> names = files_in(folder);
+    EXPECT_EQ(std::erase(names, "config.json"), 1U);
+    return names;
+  };
+  save(model);
+  expect_current();
+  trainer_.step();
+  save(model, {.max_shard_bytes = 20000});
+  expect_current();
+  const std::vector<std::string> several = shards_in(model);
+  ASSERT_GT(several.size(), 4U);
+  const size_t count = several.size() - 1;
+  EXPECT_EQ(several.back(), "model.safetensors.index.json");
+  for (size_t i = 0; i < count; ++i) {
+    EXPECT_EQ(several[i], concat("model-0000", i + 1, "-of-0000", count, ".safetensors"));
+    const SafetensorsFile shard(model + "/" + several[i]);
+    size_t bytes = 0;
+    for (const std::string& name : shard.names()) bytes += shard.tensor(name).nbytes();
+    EXPECT_LE(bytes, 20000U);
+    if (i + 1 < count) {  // the first of the next did not fit
+      EXPECT_GT(bytes, 10000U);
+    }
+  }
+  trainer_.step();
+  save(model, {.max_shard_bytes = 10000});
+  expect_current();
+  EXPECT_GT(shards_in(model).size(), several.size());
+  save(model, {.max_shard_bytes = 1});  // every tensor is too large
+  expect_current();
+  EXPECT_EQ(shards_in(model).size(), ModelWeights(model).names().size() + 1);
+  trainer_.step();
+  save(model);
+  expect_current();
+  EXPECT_EQ(shards_in(model), std::vector<std::string>{"model.safetensors"});
+}
+
+TEST_F(SaveModel, IndexCountsBytes) {
+  const std::string model = folder_.path("model");
+  save(model, {.dtype = "bfloat16", .max_shard_bytes = 10000});
+  int64_t elements = 0;
+  for (const Parameter* weight : trainer_.weights()) elements += weight->numel();
+  const json index = json::parse(read(model + "/model.safetensors.index.json"));
+  EXPECT_EQ(index.at("metadata").at("total_size"), 2 * elements);
+}
+
+TEST_F(SaveModel, LowerPrecisions) {
+  for (const auto& [name, type] : {std::pair{"bfloat16", at::kBFloat16}, {"float16", at::kHalf}}) {
+    const std::string model = folder_.path(name);
+    save(model, {.dtype = name});
+    const ModelWeights weights(model);
+    const at::Tensor norm = trainer_.weights().back()->master;
+    EXPECT_TRUE(test::same_bits(weights.tensor(trainer_.weights().back()->name()), norm.to(type)));
+    EXPECT_EQ(json::parse(read(model + "/config.json")).at("torch_dtype"), name);
+  }
+}
+
+// What a model was loaded with goes on with it.
+TEST_F(SaveModel, CompanionsOfTheModelItCameFrom) {
+  const std::string from = folder_.path("from");
+  save(from);
+  json config = json::parse(read(from + "/config.json"));
+  config["bos_token_id"] = 17;
+  folder_.write("from/config.json", config.dump());
+  folder_.write("from/tokenizer.json", "a tokenizer");
+  folder_.write("from/generation_config.json", "");
+  folder_.write("from/README.md", "not copied");
+  config_.model.from = from;
+  const std::string model = folder_.path("model");
+  save(model);
+  EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json", "generation_config.json",
+                                                       "model.safetensors", "tokenizer.json"}));
+  EXPECT_EQ(read(model + "/tokenizer.json"), "a tokenizer");
+  EXPECT_EQ(json::parse(read(model + "/config.json")).at("bos_token_id"), 17);
+  save(from);  // in place
+  EXPECT_EQ(read(from + "/tokenizer.json"), "a tokenizer");
+  EXPECT_EQ(json::parse(read(from + "/config.json")).at("bos_token_id"), 17);
+  std::filesystem::remove_all(from);  // gone after days of training
+  save(folder_.path("last"));
+  EXPECT_EQ(files_in(folder_.path("last")), (std::vector<std::string>{"config.json", "model.safetensors"}));
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ const at::Tensor& Context::field(const std::string& name) const {
 at::Tensor Context::output(at::IntArrayRef sizes, const at::TensorOptions& options) {
   Slab* slab =
       std::exchange(destination, nullptr);  // one that does not fit is not meant for a later layer either
-  if (slab == nullptr || !training || sizes.empty() || sizes.back() == 0) return at::empty(sizes, options);
+  if (slab == nullptr || !keeps() || sizes.empty() || sizes.back() == 0) return at::empty(sizes, options);
   const int64_t rows = c10::multiply_integers(sizes) / sizes.back();
   const at::Tensor slot = slab->slot(micro_batch, rows, sizes.back(), options);  // (rows, cols)
   const bool fits = slot.defined() && slot.scalar_type() == c10::typeMetaToScalarType(options.dtype()) &&

@@ -19,10 +19,20 @@ struct Context {
   uint64_t seed = 0;
   int64_t step = 0;
   int64_t micro_batch = 0;  // global index within the step
-  bool training = true;     // false: evaluation, nothing is saved
+  bool training = true;     // false: evaluation
+  bool backward = true;     // false: none follows, since all that it would reach is frozen
   double loss_scale = 1;  // 1 / targets of the global batch: what the loss and its gradient are multiplied by
+  double gradient_scale = 1;  // the gradient alone: keeps small ones in float16's range
+  // Generation, a few positions a call: attention finds the positions before `past` in its cache, which has
+  // room for `capacity`, and the loss hands on the logits.
+  bool generating = false;
+  int64_t past = 0;
+  int64_t capacity = 0;
   // Where the result is wanted (see slab.h), null for anywhere: set by containers before each layer's call.
   Slab* destination = nullptr;
+
+  // Whether layers save what a backward needs.
+  bool keeps() const { return training && backward; }
 
   // The field, or an Error that names it.
   const at::Tensor& field(const std::string& name) const;

@@ -5,6 +5,8 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include "twobp/core/check.h"
+#include "twobp/nn/kernels/gemm.h"
+#include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
 namespace {
@@ -14,10 +16,6 @@ uint64_t seed_of(uint64_t seed, const std::string& name) {
   uint64_t hash = 14695981039346656037ull ^ (seed * 0x9e3779b97f4a7c15ull);
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
   return hash ^ (hash >> 32);  // the generator looks at the lower half alone
-}
-
-at::ScalarType accumulation_type(at::ScalarType dtype) {
-  return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
 
 }  // namespace
@@ -32,6 +30,14 @@ Parameter::Parameter(std::vector<ParameterPart> parts, std::vector<int64_t> size
               sizes_[0]);
 }
 
+Parameter::Parameter(std::string name, at::Tensor initial)
+    : parts_({{std::move(name), initial.dim() > 0 ? initial.size(0) : 1}}),
+      sizes_(initial.sizes().vec()),
+      dtype_(initial.scalar_type()),
+      std_(0),
+      fill_(0),
+      initial_(std::move(initial)) {}
+
 int64_t Parameter::numel() const {
   int64_t n = 1;
   for (const int64_t size : sizes_) n *= size;
@@ -40,9 +46,11 @@ int64_t Parameter::numel() const {
 
 void Parameter::allocate_value(uint64_t seed) {
   // Drawn in float32 whatever the dtype, so that precisions start from the same weights.
-  master = at::empty(sizes_, at::TensorOptions().dtype(accumulation_type(dtype_)));
+  master = at::empty(sizes_, at::TensorOptions().dtype(compute_type(dtype_)));
+  if (initial_.defined()) master.copy_(initial_);
   int64_t row = 0;
   for (const auto& part : parts_) {
+    if (initial_.defined()) break;
     at::Tensor rows = master.narrow(0, row, part.rows);
     if (std_ > 0) {
       auto generator = at::detail::createCPUGenerator(seed_of(seed, part.name));
@@ -58,7 +66,7 @@ void Parameter::allocate_value(uint64_t seed) {
 
 void Parameter::allocate_grad() {
   has_grad_ = false;
-  if (trainable_) grad = at::empty(sizes_, master.options());
+  if (trainable_) grad = at::empty(sizes_, at::TensorOptions().dtype(compute_type(dtype_)));
 }
 
 void Parameter::refresh_value() {
@@ -67,11 +75,13 @@ void Parameter::refresh_value() {
 
 void Parameter::accumulate_product(const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() != grad.scalar_type()) {
-    const at::Tensor product = at::mm(a, b);
-    if (has_grad_) {
-      grad.add_(product);
+    const at::ScalarType type = product_type(a.scalar_type());
+    if (type == grad.scalar_type()) {
+      accumulate_product(a.to(type), b.to(type));
+    } else if (has_grad_) {
+      grad.add_(at::mm(a, b));
     } else {
-      grad.copy_(product);
+      grad.copy_(at::mm(a, b));
       has_grad_ = true;
     }
   } else if (has_grad_) {

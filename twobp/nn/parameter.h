@@ -22,6 +22,9 @@ class Parameter {
   Parameter(std::vector<ParameterPart> parts, std::vector<int64_t> sizes, at::ScalarType dtype, double std,
             double fill = 0);
 
+  // A weight that starts as `initial`, whatever the seed.
+  Parameter(std::string name, at::Tensor initial);
+
   const std::string& name() const { return parts_.front().name; }
   const std::vector<ParameterPart>& parts() const { return parts_; }
   const std::vector<int64_t>& sizes() const { return sizes_; }
@@ -47,8 +50,8 @@ class Parameter {
   bool has_grad() const { return has_grad_; }
   void forget_grad() { has_grad_ = false; }
 
-  // grad (+)= a @ b, for a (rows, n) and b (n, cols) of the layer's dtype: rounded to it once a call, summed in
-  // grad's.
+  // grad (+)= a @ b, for a (rows, n) and b (n, cols) of the layer's dtype: rounded to it at most once a
+  // call, summed in grad's.
   void accumulate_product(const at::Tensor& a, const at::Tensor& b);
   // The buffer to add into: zeroed if this is the step's first contribution.
   at::Tensor& grad_to_add();
@@ -61,6 +64,7 @@ class Parameter {
   double fill_;
   bool has_grad_ = false;
   bool trainable_ = true;
+  at::Tensor initial_;
 };
 
 }  // namespace twobp

@@ -20,11 +20,15 @@ class Saved {
   at::Tensor take_p1(size_t i);
   // The i-th until-p2 tensor, in the order kept.
   const at::Tensor& p2(size_t i) const;
+  size_t p1_count() const { return p1_.size(); }
   size_t p2_count() const { return p2_.size(); }
 
   // The part that belongs to the i-th child of a container.
   Saved& child(size_t i);
   size_t child_count() const { return children_.size(); }
+
+  // What generation remembers of the positions before: outlives release().
+  at::Tensor cache;
 
   void release_p1() { p1_.clear(); }
   void release_p2() { p2_.clear(); }

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "twobp/pipeline/memory_meter.h"
@@ -11,16 +12,30 @@
 
 namespace twobp {
 
-// One op of one rank. W events are single units (one layer, one or several micro-batches); the others whole
-// stages.
+// What one rank did at one time. The events of a rank are in order and disjoint; with the executor's own time
+// between them they are the step. W events are single units (one leaf layer, one or several micro-batches);
+// an F, I or optimizer event is the whole stage, in parts where something else ran in between: W under
+// `off` or to make room, a wait for other ranks.
 struct Event {
-  enum class Kind : uint8_t { kForward, kBackwardP1, kBackwardP2, kOptimizer, kIdle };
+  enum class Kind : uint8_t { kForward, kBackwardP1, kBackwardP2, kOptimizer, kIdle, kSend, kReceive };
   Kind kind = Kind::kForward;
+  IdleCause cause = IdleCause::kNothing;  // of kIdle
   int stage = -1;
-  int micro_batch = -1;
-  int layer = -1;    // within the stage, for W
-  double begin = 0;  // seconds on the monotonic clock
+  int micro_batch = -1;  // the first of `count`
+  int count = 1;         // micro-batches; more than one only for concatenated W
+  int part = 0;          // of an F, I or optimizer, counted from 0
+  int layer = -1;        // within the stage, for W
+  int unit = -1;         // leaf within the layer, for W
+  std::string name;      // of the leaf, for W: "model.layers.2.mlp.down_proj"
+  int peer = -1;         // the other stage, for messages
+  int64_t bytes = 0;     // of the message
+  double begin = 0;      // seconds on the monotonic clock
   double end = 0;
+  // Bytes of the rank: activations and stash at the end; all there is at the end; the most there was at any
+  // moment since the event before.
+  int64_t held = 0;
+  int64_t total = 0;
+  int64_t peak = 0;
 };
 
 // Seconds a stage spent, and how often: the mean is what one micro-batch costs.
@@ -66,7 +81,8 @@ struct StepReport {
 class Observer {
  public:
   virtual ~Observer() = default;
-  virtual bool wants_events() const { return false; }
+  // Asked before every step; `step` as users count, from 1.
+  virtual bool wants_events(int64_t /*step*/) const { return false; }
   virtual void on_step(const StepReport& report) = 0;
 };
 

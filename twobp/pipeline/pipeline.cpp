@@ -124,6 +124,7 @@ StepReport Pipeline::run(const Plan& plan, const std::vector<Fields>& micro_batc
   input.step = options.step;
   input.training = options.training;
   input.loss_scale = options.loss_scale;
+  input.gradient_scale = options.gradient_scale;
   input.batching = plan.batching;
   input.cap_per_rank = caps(plan);
   input.slab_slots = plan.slab_slots;
@@ -152,7 +153,10 @@ StepReport Pipeline::run(const Plan& plan, const std::vector<Fields>& micro_batc
     report.loss += result.loss;
     report.ranks.push_back(result.times);
     report.rank_memory.push_back(meter_->rank_use(r));
-    if (options.want_events) report.events.push_back(std::move(result.events));
+    if (options.want_events) {
+      stretch_to_step(result.events, report.begin, result.times.end, report.end);
+      report.events.push_back(std::move(result.events));
+    }
     for (size_t s = 0; s < executors_[r]->stages().size(); ++s) {
       report.stages[executors_[r]->stages()[s]->index()] = executors_[r]->stage_times()[s];
     }

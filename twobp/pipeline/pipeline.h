@@ -35,7 +35,8 @@ struct StepOptions {
   uint64_t seed = 0;
   int64_t step = 0;
   bool training = true;
-  double loss_scale = 1;
+  double loss_scale = 1;  // see Context
+  double gradient_scale = 1;
   double timeout = 300;  // seconds
   bool want_events = false;
   std::function<double(int rank)> finish;  // see StepInput

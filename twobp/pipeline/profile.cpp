@@ -140,6 +140,13 @@ std::vector<LayerCost> layer_costs(const ModelSpec& model, const Profile& profil
     const auto found = profile.find(spec.kind);
     TWOBP_CHECK(found != profile.end(), "the profile has no layer of kind '", spec.kind, "'");
     costs.push_back(found->second);
+    if (static_cast<int>(costs.size()) > model.first_trainable) continue;
+    // No backward: nothing is saved, the output takes the input's place.
+    LayerCost& cost = costs.back();
+    cost.backward_p1 = cost.backward_p2 = 0;
+    cost.p2_units = 0;
+    cost.forward_held = cost.output - (costs.size() > 1 ? costs[costs.size() - 2].output : 0);
+    cost.p1_peak = cost.p1_held = cost.stash = cost.input_gradient = 0;
   }
   return costs;
 }

@@ -44,7 +44,7 @@ P2Batching parse_batching(std::string_view name) {
 
 RankExecutor::RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages, Transport& transport,
                            MemoryMeter& meter)
-    : rank_(rank), stages_(std::move(stages)), transport_(transport), meter_(meter) {
+    : rank_(rank), stages_(std::move(stages)), transport_(transport), meter_(meter), events_(rank, meter) {
   boundaries_.resize(stages_.size());
   stage_times_.resize(stages_.size());
 }
@@ -64,9 +64,11 @@ RankResult RankExecutor::run(const StepInput& input) {
   result_.times.instructions = static_cast<int64_t>(input.schedule->ranks[rank_].size());
   if (input.finish) {
     const double begin = now_seconds();
+    events_.open(Event::Kind::kOptimizer, -1, -1, begin);
     result_.times.optimizer = input.finish(rank_);
-    record(Event::Kind::kOptimizer, -1, -1, -1, begin, begin + result_.times.optimizer);
-    idle(IdleCause::kTail, begin + result_.times.optimizer, now_seconds());
+    const double end = now_seconds();
+    events_.close(end);
+    result_.times.idle[static_cast<int>(IdleCause::kTail)] += end - begin - result_.times.optimizer;
   }
   result_.times.end = now_seconds();
   result_.times.busy = result_.times.optimizer;
@@ -74,7 +76,14 @@ RankResult RankExecutor::run(const StepInput& input) {
     result_.times.busy += times.forward + times.backward_p1 + times.backward_p2;
   }
   input_ = nullptr;
+  result_.events = events_.take();
   return std::move(result_);
+}
+
+void RankExecutor::waited_in_finish(double begin, double end) {
+  events_.pause(begin);
+  events_.idle(IdleCause::kTail, begin, end);
+  events_.resume(end);
 }
 
 void RankExecutor::prepare(const StepInput& input) {
@@ -82,6 +91,7 @@ void RankExecutor::prepare(const StepInput& input) {
   input_ = &input;
   result_ = {};
   started_ = false;
+  events_.start(input.want_events);
   cap_ = input.cap_per_rank.empty() ? 0 : input.cap_per_rank[rank_];
   local_.assign(schedule.stages, -1);
   for (size_t s = 0; s < stages_.size(); ++s) {
@@ -115,6 +125,7 @@ Context RankExecutor::context_of(int micro_batch) const {
   context.micro_batch = micro_batch;
   context.training = input_->training;
   context.loss_scale = input_->loss_scale;
+  context.gradient_scale = input_->gradient_scale;
   return context;
 }
 
@@ -124,8 +135,11 @@ void RankExecutor::execute(const Instruction& instruction) {
   const int end = mb + instruction.count;
   const auto send = [&](int to_stage, Values& values, int i, Direction direction) {
     const int to = input_->schedule->rank_of_stage[to_stage];
+    const double begin = events_.now();
+    const int64_t bytes = events_.bytes_of(values);
     transport_.isend(to, Tag{input_->step, to_stage, i, direction}, std::move(values));
     values.clear();
+    events_.message(Event::Kind::kSend, instruction.stage, to_stage, i, bytes, begin);
   };
   switch (instruction.op) {
     case Op::kForward:
@@ -143,6 +157,7 @@ void RankExecutor::execute(const Instruction& instruction) {
         send(instruction.stage + 1, boundaries_[s].output[i], i, Direction::kForward);
       break;
     case Op::kSendBackward:
+      if (!stages_[s]->gives_gradient()) break;
       for (int i = mb; i < end; ++i) {
         send(instruction.stage - 1, boundaries_[s].input_gradient[i], i, Direction::kBackward);
       }
@@ -165,19 +180,20 @@ void RankExecutor::forward(int s, int mb) {
   if (training && input_->batching == P2Batching::kConcat) free_slot(s, mb);
   double begin = now_seconds();
   if (!started_) {
-    idle(IdleCause::kStartUp, result_.times.begin, begin);
+    result_.times.idle[static_cast<int>(IdleCause::kStartUp)] += begin - result_.times.begin;
+    events_.start_up(begin);
     started_ = true;
   }
+  events_.open(Event::Kind::kForward, stage.index(), mb, begin);
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
   for (int i = 0; i < stage.layer_count(); ++i) {
     if (training && cap_ > 0 && !pending_.empty()) {
-      const double pause = now_seconds();
-      make_room(stage.cost(i).forward_peak);
-      begin += now_seconds() - pause;  // W has its own time
+      begin += make_room(stage.cost(i).forward_peak);  // W has its own time
     }
+    context.backward = i >= stage.first_backward();
     context.destination = training && i + 1 < stage.layer_count() ? stage.layer(i + 1).input_slab() : nullptr;
     x = stage.layer(i).forward(std::move(x), context, stage.saved(mb, i));
-    if (!training) stage.saved(mb, i).release();
+    if (!context.keeps()) stage.saved(mb, i).release();
     transport_.progress();
   }
   const int next = stage.index() + 1;
@@ -192,27 +208,27 @@ void RankExecutor::forward(int s, int mb) {
   const double end = now_seconds();
   stage_times_[s].forward += end - begin;
   ++stage_times_[s].micro_batches;
-  record(Event::Kind::kForward, s, mb, -1, begin, end);
+  events_.close(end);
 }
 
 void RankExecutor::backward_p1(int s, int mb, bool fused) {
   Stage& stage = *stages_[s];
+  if (stage.first_backward() == stage.layer_count()) return;
   Boundary& boundary = boundaries_[s];
   Context context = context_of(mb);
   Values dy = std::move(boundary.output_gradient[mb]);
   boundary.output_gradient[mb].clear();
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
   double begin = now_seconds();
+  events_.open(Event::Kind::kBackwardP1, stage.index(), mb, begin);
   double p2_seconds = 0;
   int units = 0;
-  for (int i = stage.layer_count() - 1; i >= 0; --i) {
+  for (int i = stage.layer_count() - 1; i >= stage.first_backward(); --i) {
     Saved& saved = stage.saved(mb, i);
     if (cap_ > 0 && !pending_.empty()) {
-      const double pause = now_seconds();
-      make_room(stage.cost(i).p1_peak);
-      begin += now_seconds() - pause;
+      begin += make_room(stage.cost(i).p1_peak);
     }
-    context.destination = i > 0 ? stage.layer(i - 1).gradient_slab() : nullptr;
+    context.destination = i > stage.first_backward() ? stage.layer(i - 1).gradient_slab() : nullptr;
     dy = stage.layer(i).backward_p1(std::move(dy), context, saved);
     saved.release_p1();
     saved.visit_p2([&](const at::Tensor& t) { meter_.rebook(t, stage.index(), MemoryCategory::kStash); });
@@ -220,18 +236,23 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
     stage.layer(i).collect_p2(saved, units_);
     units += static_cast<int>(units_.size());
     const double p2_begin = fused ? now_seconds() : 0;
+    if (fused && !units_.empty()) events_.pause(p2_begin);
     for (const P2Unit& unit : units_) {
-      PendingP2 pending{unit, s, mb, i};
+      PendingP2 pending{unit, s, mb, i, static_cast<int>(&unit - units_.data())};
       if (fused) {
         run_p2({&pending, 1});
       } else {
         pending_.push_back(pending);
       }
     }
-    if (fused) p2_seconds += now_seconds() - p2_begin;
+    if (fused && !units_.empty()) {
+      const double p2_end = now_seconds();
+      p2_seconds += p2_end - p2_begin;
+      events_.resume(p2_end);
+    }
     transport_.progress();
   }
-  const int previous = stage.index() - 1;
+  const int previous = stage.gives_gradient() ? stage.index() - 1 : -1;
   if (previous >= 0 && local(previous) >= 0) {
     for (const auto& tensor : dy) meter_.rebook(tensor, previous, MemoryCategory::kActivations);
     boundaries_[local(previous)].output_gradient[mb] = std::move(dy);
@@ -241,7 +262,7 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
   const double end = now_seconds();
   stage_times_[s].backward_p1 += end - begin - p2_seconds;
   stage_times_[s].p2_units = units;
-  record(Event::Kind::kBackwardP1, s, mb, -1, begin, end);
+  events_.close(end);
 }
 
 void RankExecutor::run_p2(std::span<PendingP2> together) {
@@ -255,7 +276,7 @@ void RankExecutor::run_p2(std::span<PendingP2> together) {
   transport_.progress();
   const double end = now_seconds();
   stage_times_[first.stage].backward_p2 += end - begin;
-  record(Event::Kind::kBackwardP2, first.stage, first.micro_batch, first.layer, begin, end);
+  if (events_.on()) log_p2(together, begin, end);
 }
 
 void RankExecutor::run_oldest_p2() {
@@ -309,6 +330,7 @@ void RankExecutor::flush_p2(int s, int first, int last) {
 void RankExecutor::receive(const Instruction& instruction) {
   const bool forward = instruction.op == Op::kRecvForward;
   const int s = local(instruction.stage);
+  if (!forward && stages_[s]->first_backward() == stages_[s]->layer_count()) return;  // none is sent
   const int peer_stage = instruction.stage + (forward ? -1 : 1);
   const int from = input_->schedule->rank_of_stage[peer_stage];
   for (int mb = instruction.micro_batch; mb < instruction.micro_batch + instruction.count; ++mb) {
@@ -326,13 +348,24 @@ void RankExecutor::receive(const Instruction& instruction) {
       values = transport_.receive(from, tag, input_->timeout);
       if (started_) idle(pending_.empty() ? IdleCause::kNothing : IdleCause::kMessage, begin, now_seconds());
     }
+    const double arrived = events_.now();
+    if (!started_) events_.start_up(arrived);
     for (const auto& tensor : values) meter_.rebook(tensor, instruction.stage, MemoryCategory::kActivations);
+    const int64_t bytes = events_.bytes_of(values);
     (forward ? boundaries_[s].input : boundaries_[s].output_gradient)[mb] = std::move(values);
+    events_.message(Event::Kind::kReceive, instruction.stage, peer_stage, mb, bytes, arrived);
   }
 }
 
-void RankExecutor::make_room(int64_t bytes) {
-  while (!pending_.empty() && meter_.held(rank_) + bytes > cap_) run_oldest_p2();
+double RankExecutor::make_room(int64_t bytes) {
+  const auto lacks = [&] { return !pending_.empty() && meter_.held(rank_) + bytes > cap_; };
+  if (!lacks()) return 0;
+  const double begin = now_seconds();
+  events_.pause(begin);
+  while (lacks()) run_oldest_p2();
+  const double end = now_seconds();
+  events_.resume(end);
+  return end - begin;
 }
 
 void RankExecutor::free_slot(int s, int micro_batch) {
@@ -344,13 +377,20 @@ void RankExecutor::free_slot(int s, int micro_batch) {
 
 void RankExecutor::idle(IdleCause cause, double begin, double end) {
   result_.times.idle[static_cast<int>(cause)] += end - begin;
-  record(Event::Kind::kIdle, -1, -1, static_cast<int>(cause), begin, end);
+  events_.idle(cause, begin, end);
 }
 
-void RankExecutor::record(Event::Kind kind, int s, int micro_batch, int layer, double begin, double end) {
-  if (input_->want_events) {
-    result_.events.push_back({kind, s < 0 ? -1 : stages_[s]->index(), micro_batch, layer, begin, end});
-  }
+void RankExecutor::log_p2(std::span<PendingP2> together, double begin, double end) {
+  const PendingP2& first = together.front();
+  Event event;
+  event.stage = stages_[first.stage]->index();
+  event.micro_batch = first.micro_batch;
+  event.count = static_cast<int>(together.size());
+  event.layer = first.layer;
+  event.unit = first.leaf;
+  event.begin = begin;
+  event.end = end;
+  events_.backward_p2(*first.unit.layer, stages_[first.stage]->layer_name(first.layer), std::move(event));
 }
 
 }  // namespace twobp

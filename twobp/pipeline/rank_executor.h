@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "twobp/nn/context.h"
+#include "twobp/pipeline/event_log.h"
 #include "twobp/pipeline/memory_meter.h"
 #include "twobp/pipeline/observer.h"
 #include "twobp/pipeline/stage.h"
@@ -29,14 +30,15 @@ struct StepInput {
   uint64_t seed = 0;
   int64_t step = 0;
   bool training = true;
-  double loss_scale = 1;
+  double loss_scale = 1;  // see Context
+  double gradient_scale = 1;
   P2Batching batching = P2Batching::kLoop;
   std::vector<int64_t> cap_per_rank;  // bytes of activations and stash; empty or 0: no cap
   int slab_slots = 0;                 // micro-batches a slab holds, for kConcat
   double timeout = 300;               // seconds
   bool want_events = false;
   // Runs on each rank's thread after its last instruction: gradients summed, clipped, applied. Returns the
-  // seconds it was busy (waits for other ranks left out).
+  // seconds it was busy (waits for other ranks left out; see waited_in_finish).
   std::function<double(int rank)> finish;
 };
 
@@ -53,6 +55,8 @@ class RankExecutor {
 
   // The schedule must have been validated. Errors carry rank, step and instruction.
   RankResult run(const StepInput& input);
+  // Called by StepInput::finish for each of its waits, so that events show them where they were.
+  void waited_in_finish(double begin, double end);
   // Forgets everything of an unfinished step.
   void clear();
 
@@ -72,6 +76,7 @@ class RankExecutor {
     int stage = 0;  // index into stages_
     int micro_batch = 0;
     int layer = 0;
+    int leaf = 0;  // within the layer
   };
 
   void prepare(const StepInput& input);
@@ -84,12 +89,12 @@ class RankExecutor {
   // concatenate.
   void run_oldest_p2();
   void run_p2(std::span<PendingP2> together);
-  // Runs old W until `bytes` more fit under the cap.
-  void make_room(int64_t bytes);
+  // Runs old W until `bytes` more fit under the cap; the seconds it took.
+  double make_room(int64_t bytes);
   // Runs old W until the micro-batch's slab slot is free.
   void free_slot(int s, int micro_batch);
   void idle(IdleCause cause, double begin, double end);
-  void record(Event::Kind kind, int s, int micro_batch, int layer, double begin, double end);
+  void log_p2(std::span<PendingP2> together, double begin, double end);
   Context context_of(int micro_batch) const;
   int local(int stage) const { return local_[stage]; }
 
@@ -97,6 +102,7 @@ class RankExecutor {
   std::vector<std::unique_ptr<Stage>> stages_;
   Transport& transport_;
   MemoryMeter& meter_;
+  EventLog events_;
 
   const StepInput* input_ = nullptr;  // of the step at hand
   int64_t cap_ = 0;

@@ -1,12 +1,18 @@
 #include "twobp/pipeline/stage.h"
 
+#include <algorithm>
+
 #include "twobp/pipeline/memory_meter.h"
 
 namespace twobp {
 
 Stage::Stage(int index, const ModelSpec& model, int first, int count, uint64_t seed,
              std::vector<LayerCost> costs)
-    : index_(index), first_(first), costs_(std::move(costs)) {
+    : index_(index),
+      first_(first),
+      first_backward_(std::clamp(model.first_trainable - first, 0, count)),
+      gives_gradient_(first > model.first_trainable),
+      costs_(std::move(costs)) {
   for (int i = first; i < first + count; ++i) {
     names_.push_back(model.layers[i].name);
     layers_.push_back(model.layers[i].make());

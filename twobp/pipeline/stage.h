@@ -18,6 +18,11 @@ class Stage {
   int index() const { return index_; }
   int first_layer() const { return first_; }
   int layer_count() const { return static_cast<int>(layers_.size()); }
+  // Layers before this one have no backward, since all up to them is frozen; layer_count() if the whole stage
+  // has none.
+  int first_backward() const { return first_backward_; }
+  // Whether the stage before waits for dL/dx.
+  bool gives_gradient() const { return gives_gradient_; }
   Layer& layer(int i) { return *layers_[i]; }
   const std::string& layer_name(int i) const { return names_[i]; }
   const LayerCost& cost(int i) const { return costs_[i]; }
@@ -33,6 +38,8 @@ class Stage {
  private:
   int index_;
   int first_;
+  int first_backward_;
+  bool gives_gradient_;
   std::vector<std::string> names_;
   std::vector<std::unique_ptr<Layer>> layers_;
   std::vector<LayerCost> costs_;

@@ -1,6 +1,7 @@
 #include "twobp/train/build_model.h"
 
 #include "twobp/core/check.h"
+#include "twobp/nn/models/freeze.h"
 #include "twobp/nn/models/llama.h"
 #include "twobp/schedule/generators.h"
 
@@ -10,7 +11,14 @@ int64_t mlp_width(const ModelConfig& config) {
   return config.hidden > 0 ? config.hidden : (config.dim * 8 / 3 + 63) / 64 * 64;
 }
 
-ModelSpec build_model(const ModelConfig& config) {
+at::ScalarType compute_dtype(const std::string& precision) {
+  if (precision == "bf16") return at::kBFloat16;
+  if (precision == "fp16") return at::kHalf;
+  TWOBP_CHECK(precision == "fp32", "unknown precision '", precision, "'");
+  return at::kFloat;
+}
+
+ModelSpec build_model(const ModelConfig& config, at::ScalarType dtype) {
   if (config.type == "mlp") {
     MlpOptions options;
     options.dim = config.dim;
@@ -30,10 +38,17 @@ ModelSpec build_model(const ModelConfig& config) {
   options.head_dim = config.head_dim > 0 ? config.head_dim : config.dim / config.heads;
   options.hidden = mlp_width(config);
   options.norm_eps = config.norm_eps;
-  options.rope_theta = config.rope_theta;
+  options.rope = {config.rope_theta,     parse_rope_scaling(config.rope_scaling),
+                  config.rope_factor,    config.rope_low_freq,
+                  config.rope_high_freq, config.rope_original_positions};
   options.tied = config.tied;
   options.init_std = config.init_std;
-  return llama(options);
+  options.dtype = dtype;
+  options.lora = {config.lora, config.lora_alpha, config.lora_targets};
+  ModelSpec model = llama(options);
+  if (config.lora > 0) freeze_all_but_lora(model);
+  freeze(model, config.freeze);
+  return model;
 }
 
 PipelineOptions pipeline_options(const Config& config) {

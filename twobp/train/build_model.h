@@ -10,7 +10,10 @@ namespace twobp {
 // The width of the MLP: as configured, or dim * 8 / 3 rounded up to a multiple of 64.
 int64_t mlp_width(const ModelConfig& config);
 
-ModelSpec build_model(const ModelConfig& config);
+// "fp32", "bf16", "fp16".
+at::ScalarType compute_dtype(const std::string& precision);
+
+ModelSpec build_model(const ModelConfig& config, at::ScalarType dtype = at::kFloat);
 PipelineOptions pipeline_options(const Config& config);
 // The configured number of micro-batches, or the schedule's default.
 int micro_batches(const PipelineConfig& config);

@@ -20,6 +20,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/train/config_keys.h"
+#include "twobp/train/hf_config.h"
 
 namespace twobp {
 namespace {
@@ -206,7 +207,18 @@ Json parse_json(const std::string& text, const std::string& origin) {
   }
 }
 
-void read_json(Config& config, const std::string& text, const std::string& origin) {
+// A configuration and which of its keys were given, by their full names.
+struct Given {
+  Config config{};
+  std::set<std::string> keys{};
+
+  void set(const ConfigKey& key, const Json& value, const std::string& origin) {
+    assign(config, key, value, origin);
+    keys.insert(key.full_name());
+  }
+};
+
+void read_json(Given& given, const std::string& text, const std::string& origin) {
   const Json root = parse_json(text, origin);
   TWOBP_CHECK(root.is_object(), origin, ": expected an object with the sections ", join(section_names()),
               ", got ", describe(root), ".");
@@ -216,7 +228,7 @@ void read_json(Config& config, const std::string& text, const std::string& origi
     TWOBP_CHECK(keys.is_object(), origin, ": \"", section, "\" expects a section {...}, got ", describe(keys),
                 ".");
     for (const auto& [name, value] : keys.items()) {
-      if (!is_comment(name)) assign(config, find_key(section, name, origin), value, origin);
+      if (!is_comment(name)) given.set(find_key(section, name, origin), value, origin);
     }
   }
 }
@@ -235,7 +247,7 @@ Json override_value(const ConfigKey& key, const std::string& text) {
   return value.is_discarded() ? Json(text) : value;
 }
 
-void apply_override(Config& config, const std::string& text) {
+void apply_override(Given& given, const std::string& text) {
   const std::string origin = "--set " + text;
   const size_t equals = text.find('=');
   TWOBP_CHECK(equals != std::string::npos, origin, ": expected section.key=value.");
@@ -245,17 +257,19 @@ void apply_override(Config& config, const std::string& text) {
   TWOBP_CHECK(dot != std::string::npos, origin, ": expected section.key=value; keys of \"", path, "\" are ",
               join(key_names(path)), ".");
   const ConfigKey& key = find_key(path.substr(0, dot), path.substr(dot + 1), origin);
-  assign(config, key, override_value(key, text.substr(equals + 1)), origin);
+  given.set(key, override_value(key, text.substr(equals + 1)), origin);
 }
 
-void apply_and_check(Config& config, const std::vector<std::string>& overrides, const std::string& origin) {
-  for (const auto& text : overrides) apply_override(config, text);
+Config finish(Given given, const std::vector<std::string>& overrides, const std::string& origin) {
+  for (const auto& text : overrides) apply_override(given, text);
   try {
-    check_config(config);
+    if (!given.config.model.from.empty()) fill_from_hf(given.config.model, given.keys);
+    check_config(given.config);
   } catch (const Error& error) {
     if (origin.empty()) throw;
     fail(origin, ": ", error.what());
   }
+  return std::move(given.config);
 }
 
 std::string read_file(const std::string& path) {
@@ -288,17 +302,14 @@ std::string padded(std::string text, size_t width) {
 
 Config load_config(const std::string& path, const std::vector<std::string>& overrides) {
   if (!path.empty()) return parse_config(read_file(path), path, overrides);
-  Config config;
-  apply_and_check(config, overrides, "");
-  return config;
+  return finish({}, overrides, "");
 }
 
 Config parse_config(const std::string& json, const std::string& origin,
                     const std::vector<std::string>& overrides) {
-  Config config;
-  read_json(config, json, origin);
-  apply_and_check(config, overrides, origin);
-  return config;
+  Given given;
+  read_json(given, json, origin);
+  return finish(std::move(given), overrides, origin);
 }
 
 std::string config_to_json(const Config& config) {

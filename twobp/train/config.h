@@ -19,19 +19,26 @@ struct ModelConfig {
   int64_t vocab = 256;
   double norm_eps = 1e-5;
   double rope_theta = 10000;
-  bool tied = false;  // input and output embeddings share one matrix
+  std::string rope_scaling = "none";  // linear, llama3: see nn/layers/rope.h, also for what follows
+  double rope_factor = 1;
+  double rope_low_freq = 1;               // llama3
+  double rope_high_freq = 4;              // llama3
+  double rope_original_positions = 8192;  // llama3
+  bool tied = false;                      // input and output embeddings share one matrix
   double init_std = 0.02;
   std::vector<std::string> freeze;  // patterns (* and ?) of parameter names that are not trained
   int64_t lora = 0;                 // rank of the LoRA adapters, which alone are trained; 0: none
+  std::string adapter;              // folder of a saved adapter to start from (PEFT); empty: a new one
   double lora_alpha = 16;           // adapters are scaled by alpha / rank
   std::vector<std::string> lora_targets = {"q_proj", "v_proj"};
 };
 
 struct DataConfig {
-  std::string text;        // glob of plain text files
-  std::string tokenizer;   // tokenizer.json, or a folder with one, for data.text; empty: tokens are bytes
-  std::string cache;       // folder for tokenized text; empty: .twobp-cache beside the first text file
-  std::string tokens;      // glob of token files: numbers of token_type one after the other, little-endian
+  std::string text;       // glob of plain text files
+  std::string tokenizer;  // tokenizer.json, or a folder with one, for data.text;
+                          // empty: that of model.from if it has one, else tokens are bytes
+  std::string cache;      // folder for tokenized text; empty: .twobp-cache beside the first text file
+  std::string tokens;     // glob of token files: numbers of token_type one after the other, little-endian
   std::string token_type = "uint16";
   std::string arrays;      // folder with input_ids.npy and labels.npy
   std::string synthetic;   // "tokens" or "vectors": seeded random input, for benchmarks
@@ -70,10 +77,10 @@ struct OptimizerConfig {
 struct TrainConfig {
   int64_t steps = 100;
   uint64_t seed = 1;
-  double clip_norm = 0.0;     // 0: no clipping
-  int64_t eval_every = 0;     // steps; 0: only at the end, if there is held-out data
-  int64_t eval_batches = 16;  // most held-out batches an evaluation reads; 0: all
-  int64_t log_every = 1;      // steps between progress lines when the output is no terminal
+  double clip_norm = 0.0;          // 0: no clipping
+  int64_t eval_every = 0;          // steps; 0: only at the end, if there is held-out data
+  int64_t eval_batches = 16;       // most held-out batches an evaluation reads; 0: all
+  int64_t log_every = 1;           // steps between progress lines when the output is no terminal
   std::string precision = "fp32";  // of the compute: fp32, bf16, fp16; the rest stays fp32
   double loss_scale = 65536;       // fp16: the first one
 };
@@ -96,8 +103,9 @@ struct Config {
   SaveConfig save;
 };
 
-// The defaults, then the file (unless empty), then each "section.key=value" in turn; checked by check_config.
-// Throws Error: unreadable file, JSON syntax (line and column), unknown key (naming the nearest), wrong type.
+// The defaults, then the file (unless empty), then each "section.key=value" in turn, then the architecture of
+// model.from if it is set; checked by check_config. Throws Error: unreadable file, JSON syntax (line and
+// column), unknown key (naming the nearest), wrong type, a key that contradicts model.from.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides);
 // The same from JSON text; `origin` names it in messages.
 Config parse_config(const std::string& json, const std::string& origin,

@@ -6,6 +6,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/nn/layers/rope.h"
 #include "twobp/schedule/generators.h"
 #include "twobp/schedule/schedule.h"
 
@@ -66,19 +67,32 @@ std::vector<ConfigKey> make_keys() {
       {KEY(model, head_dim), "features", "width of a head, even; 0: dim / heads", from(0, kMaxCount)},
       {KEY(model, hidden), "features", "width of the MLP; 0: dim * 8 / 3 rounded up to a multiple of 64",
        from(0, 4 * kMaxWidth)},
-      {KEY(model, vocab), "tokens", "size of the vocabulary; 256 for data.text, whose tokens are bytes",
+      {KEY(model, vocab), "tokens",
+       "size of the vocabulary; 256 for data.text without a tokenizer, whose tokens are bytes",
        from(1, kMaxLength)},
       {KEY(model, norm_eps), "", "added to the mean square in RMSNorm", above(0)},
       {KEY(model, rope_theta), "positions", "base of the rotary embedding's wavelengths", above(0)},
+      {KEY(model, rope_scaling), "", "how they are stretched for longer sequences",
+       one_of(rope_scaling_names())},
+      {KEY(model, rope_factor), "", "linear, llama3: how far", above(0)},
+      {KEY(model, rope_low_freq), "", "llama3: wavelengths above original positions / this are stretched",
+       above(0)},
+      {KEY(model, rope_high_freq), "", "llama3: wavelengths below original positions / this are not",
+       above(0)},
+      {KEY(model, rope_original_positions), "tokens", "llama3: longest sequence before the stretching",
+       above(0)},
       {KEY(model, tied), "", "input and output embeddings share one matrix"},
       {KEY(model, init_std), "", "standard deviation of the initial weights", at_least(0)},
       {KEY(model, freeze), "", "patterns (* and ?) of the names of parameters that are not trained"},
       {KEY(model, lora), "", "rank of LoRA adapters, which alone are trained; 0: none", from(0, kMaxCount)},
+      {KEY(model, adapter), "", "folder of a LoRA adapter to go on from, as PEFT saves it; \"\": a new one"},
       {KEY(model, lora_alpha), "", "LoRA adapters are scaled by this over the rank", above(0)},
       {KEY(model, lora_targets), "", "ends of the names of the projections that get an adapter"},
 
-      {KEY(data, text), "", "glob of plain text files, read as bytes unless data.tokenizer is set"},
-      {KEY(data, tokenizer), "", "tokenizer.json, or a folder with one, for data.text"},
+      {KEY(data, text), "", "glob of plain text files, read as bytes unless there is a tokenizer"},
+      {KEY(data, tokenizer), "",
+       "tokenizer.json, or a folder with one, for data.text; \"\": that of model.from, else tokens are "
+       "bytes"},
       {KEY(data, cache), "", "folder for tokenized text; \"\": .twobp-cache beside the first text file"},
       {KEY(data, tokens), "", "glob of token files: little-endian numbers one after the other"},
       {KEY(data, token_type), "", "of the numbers in data.tokens", one_of({"uint16", "uint32"})},

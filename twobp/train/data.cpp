@@ -3,17 +3,22 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <numeric>
 #include <random>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/train/array_dataset.h"
+#include "twobp/train/glob.h"
 #include "twobp/train/random.h"
 #include "twobp/train/synthetic_dataset.h"
 #include "twobp/train/text_dataset.h"
+#include "twobp/train/token_cache.h"
+#include "twobp/train/token_dataset.h"
 
 namespace twobp {
 namespace {
@@ -57,21 +62,49 @@ DataSplit hold_out(std::shared_ptr<Dataset> whole, double fraction) {
           std::make_shared<Range>(whole, size - held_out, held_out)};
 }
 
-std::shared_ptr<Dataset> open_text(const DataConfig& data, const ModelConfig& model) {
-  TWOBP_CHECK(model.vocab >= 256, "model.vocab is ", model.vocab,
-              ", but data.text is read as bytes: set it to 256.");
-  auto text = std::make_shared<TextDataset>(data.text, data.sequence);
+// Enough for a sample to train on and, if any are held out, another one. `unit`: "bytes", "tokens".
+template <typename LongRow>
+void check_enough(const LongRow& row, const DataConfig& data, const char* key, const char* unit) {
   const int64_t samples = data.held_out > 0 ? 2 : 1;
-  TWOBP_CHECK(text->size() >= samples, "data.text: ", text->description(), ": too little text, ",
-              samples * data.sequence + 1, " bytes are needed for ",
+  TWOBP_CHECK(row.size() >= samples, key, ": ", row.description(), ": too little text, ",
+              samples * data.sequence + 1, " ", unit, " are needed for ",
               samples == 1 ? "one sequence" : "one sequence to train on and one to hold out",
               ": give more text, or make data.sequence (", data.sequence, ") shorter",
               samples == 1 ? "." : ", or set data.held_out to 0.");
+}
+
+std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelConfig& model) {
+  TWOBP_CHECK(model.vocab >= 256, "model.vocab is ", model.vocab,
+              ", but data.text is read as bytes: set it to 256, or name a tokenizer in data.tokenizer.");
+  auto text = std::make_shared<TextDataset>(data.text, data.sequence);
+  check_enough(*text, data, "data.text", "bytes");
   return text;
 }
 
+std::shared_ptr<Dataset> open_tokenized(const DataConfig& data, const ModelConfig& model,
+                                        const std::string& tokenizer) {
+  const TokenizedText text =
+      tokenize_text(matching_files(data.text, "data.text", ".txt"), tokenizer, data.cache, model.vocab);
+  auto tokens =
+      std::make_shared<TokenDataset>("data.text", text.files, text.type, data.sequence, model.vocab);
+  check_enough(*tokens, data, "data.text", "tokens");
+  return tokens;
+}
+
+std::shared_ptr<Dataset> open_tokens(const DataConfig& data, const ModelConfig& model) {
+  auto tokens =
+      std::make_shared<TokenDataset>("data.tokens", matching_files(data.tokens, "data.tokens", ".bin"),
+                                     parse_token_type(data.token_type), data.sequence, model.vocab);
+  check_enough(*tokens, data, "data.tokens", "tokens");
+  return tokens;
+}
+
 std::shared_ptr<Dataset> open_whole(const DataConfig& data, const ModelConfig& model, uint64_t seed) {
-  if (!data.text.empty()) return open_text(data, model);
+  if (!data.text.empty()) {
+    const std::string tokenizer = tokenizer_of(data, model);
+    return tokenizer.empty() ? open_bytes(data, model) : open_tokenized(data, model, tokenizer);
+  }
+  if (!data.tokens.empty()) return open_tokens(data, model);
   if (!data.arrays.empty()) return std::make_shared<ArrayDataset>(data.arrays, data.sequence, model.vocab);
   if (data.synthetic == "tokens") {
     return std::make_shared<SyntheticTokens>(kSyntheticSamples, data.sequence, model.vocab, seed);
@@ -81,7 +114,7 @@ std::shared_ptr<Dataset> open_whole(const DataConfig& data, const ModelConfig& m
   }
   TWOBP_CHECK(data.synthetic.empty(), "data.synthetic is \"", data.synthetic,
               "\", which is unknown: did you mean \"", nearest(data.synthetic, {"tokens", "vectors"}), "\"?");
-  fail("no data is given: set data.text, data.arrays or data.synthetic.");
+  fail("no data is given: set data.text, data.tokens, data.arrays or data.synthetic.");
 }
 
 int64_t counted_targets(const Fields& fields, int64_t samples) {
@@ -100,6 +133,13 @@ int64_t token_count(const Fields& fields, int64_t samples) {
 
 DataSplit open_data(const DataConfig& data, const ModelConfig& model, uint64_t seed) {
   return hold_out(open_whole(data, model, seed), data.held_out);
+}
+
+std::string tokenizer_of(const DataConfig& data, const ModelConfig& model) {
+  if (!data.tokenizer.empty() || model.from.empty()) return data.tokenizer;
+  const std::filesystem::path file = std::filesystem::path(model.from) / "tokenizer.json";
+  std::error_code ignored;
+  return std::filesystem::exists(file, ignored) ? file.string() : "";
 }
 
 std::vector<int64_t> epoch_order(int64_t size, bool shuffle, uint64_t seed, int64_t epoch) {

@@ -28,9 +28,15 @@ struct DataSplit {
   std::shared_ptr<Dataset> train;
   std::shared_ptr<Dataset> held_out;
 };
+// Text that has a tokenizer is encoded now, or was before: see tokenize_text.
 // Throws Error: nothing matches the glob, file unreadable, too little text for one sequence, arrays of the
-// wrong shape or dtype, token ids outside [0, vocab) (file and position named).
+// wrong shape or dtype, token ids outside [0, vocab) (file and position named), and what tokenize_text
+// throws.
 DataSplit open_data(const DataConfig& data, const ModelConfig& model, uint64_t seed);
+
+// The tokenizer.json of data.text: what data.tokenizer names or, without that, the one in the folder
+// model.from. Empty: there is none, and tokens are bytes.
+std::string tokenizer_of(const DataConfig& data, const ModelConfig& model);
 
 // The micro-batches of one optimizer step. The last batch of an epoch may have fewer micro-batches, and the
 // last of them fewer samples.
@@ -50,8 +56,10 @@ Batch read_batch(const Dataset& dataset, const std::vector<int64_t>& indices, in
 // A thread that reads batches ahead of the training loop, in order, over as many epochs as are asked for.
 class Loader {
  public:
+  // `first_batch` counts from the beginning of the first epoch: a loader that starts there gives the very
+  // batches that one from 0 gives from there on.
   Loader(std::shared_ptr<const Dataset> dataset, int64_t micro_batches, int64_t micro_batch_size,
-         bool shuffle, uint64_t seed, int64_t read_ahead = 2);
+         bool shuffle, uint64_t seed, int64_t read_ahead = 2, int64_t first_batch = 0);
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;

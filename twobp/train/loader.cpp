@@ -38,10 +38,10 @@ struct Loader::Impl {
     return !stop;
   }
 
-  // Reads one epoch; false to stop.
-  bool read_epoch(int64_t epoch) {
+  // Reads one epoch from its sample number `from` on; false to stop.
+  bool read_epoch(int64_t epoch, int64_t from) {
     const std::vector<int64_t> order = epoch_order(dataset->size(), shuffle, seed, epoch);
-    for (auto begin = order.begin(); begin != order.end();) {
+    for (auto begin = order.begin() + from; begin != order.end();) {
       if (!wait_for_room()) return false;
       const auto end = begin + std::min<int64_t>(samples_per_batch, order.end() - begin);
       Batch batch = read_batch(*dataset, {begin, end}, micro_batch_size);
@@ -53,10 +53,13 @@ struct Loader::Impl {
     return true;
   }
 
-  void run() {
+  int64_t batches_per_epoch() const { return (dataset->size() + samples_per_batch - 1) / samples_per_batch; }
+
+  void run(int64_t first_batch) {
     try {
-      for (int64_t epoch = 0; read_epoch(epoch); ++epoch) {
-      }
+      int64_t epoch = first_batch / batches_per_epoch();
+      int64_t from = first_batch % batches_per_epoch() * samples_per_batch;
+      for (; read_epoch(epoch, from); ++epoch) from = 0;
     } catch (...) {
       const std::lock_guard lock(mutex);
       error = std::current_exception();
@@ -66,19 +69,20 @@ struct Loader::Impl {
 };
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, int64_t micro_batches, int64_t micro_batch_size,
-               bool shuffle, uint64_t seed, int64_t read_ahead)
+               bool shuffle, uint64_t seed, int64_t read_ahead, int64_t first_batch)
     : impl_(std::make_unique<Impl>()) {
   TWOBP_CHECK(dataset && dataset->size() > 0, "loader: there is no sample to read.");
   TWOBP_CHECK(micro_batches >= 1 && micro_batch_size >= 1 && read_ahead >= 1, "loader: ", micro_batches,
               " micro-batches of ", micro_batch_size, " samples, ", read_ahead,
               " batches ahead: each must be 1 or more.");
+  TWOBP_CHECK(first_batch >= 0, "loader: there is no batch ", first_batch, ".");
   impl_->dataset = std::move(dataset);
   impl_->samples_per_batch = micro_batches * micro_batch_size;
   impl_->micro_batch_size = micro_batch_size;
   impl_->shuffle = shuffle;
   impl_->seed = seed;
   impl_->read_ahead = static_cast<size_t>(read_ahead);
-  impl_->thread = std::thread([impl = impl_.get()] { impl->run(); });
+  impl_->thread = std::thread([impl = impl_.get(), first_batch] { impl->run(first_batch); });
 }
 
 Loader::~Loader() {
@@ -101,7 +105,7 @@ Batch Loader::next() {
 }
 
 int64_t Loader::batches_per_epoch() const {
-  return (impl_->dataset->size() + impl_->samples_per_batch - 1) / impl_->samples_per_batch;
+  return impl_->batches_per_epoch();
 }
 
 }  // namespace twobp

@@ -16,10 +16,10 @@ Optimizer::Optimizer(const OptimizerConfig& config, const std::vector<Item>& ite
     Group& group = groups_[parameter->decays() ? 0 : 1];
     const MemoryMeter::Scope scope(stage, MemoryCategory::kOptimizer);
     group.parameters.push_back(parameter);
-    group.values.push_back(parameter->value);
+    group.values.push_back(parameter->master);
     group.grads.push_back(parameter->grad);
-    if (adam || config.momentum > 0) group.first.push_back(at::zeros_like(parameter->value));
-    if (adam) group.second.push_back(at::zeros_like(parameter->value));
+    if (adam || config.momentum > 0) group.first.push_back(at::zeros_like(parameter->master));
+    if (adam) group.second.push_back(at::zeros_like(parameter->master));
     group.steps.push_back(count_);
   }
 }
@@ -45,9 +45,40 @@ void Optimizer::step(double lr, double grad_factor) {
                         config_.beta1, config_.beta2, group.weight_decay, config_.eps, /*amsgrad=*/false,
                         /*maximize=*/false, grad_scale);
     }
-    for (Parameter* parameter : group.parameters) parameter->forget_grad();
+    for (Parameter* parameter : group.parameters) {
+      parameter->forget_grad();
+      parameter->refresh_value();
+    }
   }
   stepped_ = true;
+}
+
+void Optimizer::skip() {
+  for (Group& group : groups_) {
+    for (Parameter* parameter : group.parameters) parameter->forget_grad();
+  }
+}
+
+std::vector<Optimizer::State> Optimizer::state() const {
+  const bool adam = config_.type != "sgd";
+  std::vector<State> all;
+  for (const Group& group : groups_) {
+    for (size_t i = 0; i < group.parameters.size(); ++i) {
+      Parameter* parameter = group.parameters[i];
+      if (!group.first.empty()) all.push_back({parameter, adam ? "exp_avg" : "momentum", group.first[i]});
+      if (!group.second.empty()) all.push_back({parameter, "exp_avg_sq", group.second[i]});
+    }
+  }
+  return all;
+}
+
+int64_t Optimizer::steps() const {
+  return static_cast<int64_t>(count_.item<float>());
+}
+
+void Optimizer::set_steps(int64_t steps) {
+  count_.fill_(static_cast<double>(steps));
+  stepped_ = steps > 0;  // sgd's first update sets the momentum instead of adding to it
 }
 
 }  // namespace twobp

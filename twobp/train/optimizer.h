@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -26,6 +27,19 @@ class Optimizer {
 
   // One update with the gradients times `grad_factor`; a parameter without a gradient has gradient 0.
   void step(double lr, double grad_factor);
+  // Drops the gradients.
+  void skip();
+
+  // One parameter's state, for checkpoints: `exp_avg` and `exp_avg_sq` of adam, `momentum` of sgd.
+  struct State {
+    Parameter* parameter = nullptr;
+    std::string name;
+    at::Tensor tensor;  // the live one, of master's shape and dtype
+  };
+  std::vector<State> state() const;
+  // Updates so far: with the state, all that the next one depends on.
+  int64_t steps() const;
+  void set_steps(int64_t steps);
 
  private:
   // Parameters that share hyper-parameters.

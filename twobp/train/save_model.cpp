@@ -1,127 +1,157 @@
 #include "twobp/train/save_model.h"
 
-#include <cerrno>
-#include <cstring>
-#include <fcntl.h>
+#include <array>
+#include <cstdio>
 #include <filesystem>
-#include <unistd.h>
-
-#include <nlohmann/json.hpp>
+#include <memory>
+#include <regex>
+#include <set>
 
 #include "twobp/core/check.h"
-#include "twobp/train/build_model.h"
+#include "twobp/train/hf_config.h"
+#include "twobp/train/lora.h"
+#include "twobp/train/mapped_file.h"
+#include "twobp/train/new_file.h"
+#include "twobp/train/safetensors.h"
 
 namespace twobp {
 namespace {
 
+namespace fs = std::filesystem;
 using nlohmann::json;
 
-// A file that appears under its name only when commit() has put all of it on the disk.
-class NewFile {
- public:
-  explicit NewFile(std::filesystem::path path) : path_(std::move(path)), aside_(path_.string() + ".new") {
-    fd_ = ::open(aside_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
-    check(fd_ >= 0, "create");
-  }
-  ~NewFile() {
-    if (fd_ >= 0) ::close(fd_);
-    if (!committed_) ::unlink(aside_.c_str());
-  }
-  NewFile(const NewFile&) = delete;
-  NewFile& operator=(const NewFile&) = delete;
+constexpr const char* kWhole = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
 
-  void write(const void* data, size_t bytes) {
-    const char* at = static_cast<const char*>(data);
-    while (bytes > 0) {
-      const ssize_t written = ::write(fd_, at, bytes);
-      if (written < 0 && errno == EINTR) continue;
-      check(written > 0, "write");
-      at += written;
-      bytes -= static_cast<size_t>(written);
+// What goes with the weights of a model, whoever trained it last.
+constexpr std::array<const char*, 9> kCompanions = {
+    "tokenizer.json",      "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
+    "chat_template.jinja", "added_tokens.json",     "tokenizer.model",         "vocab.json",
+    "merges.txt"};
+
+at::ScalarType parse_dtype(const std::string& name) {
+  if (name == "bfloat16") return at::kBFloat16;
+  if (name == "float16") return at::kHalf;
+  TWOBP_CHECK(name == "float32", "unknown dtype of saved weights \"", name, "\"");
+  return at::kFloat;
+}
+
+// In order, each as full as it may be; a larger tensor has one to itself.
+std::vector<NamedTensors> into_shards(const NamedTensors& tensors, at::ScalarType dtype, int64_t max_bytes) {
+  std::vector<NamedTensors> shards(1);
+  int64_t bytes = 0;
+  for (const auto& item : tensors) {
+    const int64_t size = item.second.numel() * static_cast<int64_t>(c10::elementSize(dtype));
+    if (!shards.back().empty() && bytes + size > max_bytes) {
+      shards.emplace_back();
+      bytes = 0;
     }
+    shards.back().push_back(item);
+    bytes += size;
   }
+  return shards;
+}
 
-  void commit() {
-    check(::fsync(fd_) == 0, "sync");
-    check(::close(std::exchange(fd_, -1)) == 0, "close");
-    check(::rename(aside_.c_str(), path_.c_str()) == 0, "rename");
-    committed_ = true;
+std::string shard_name(size_t i, size_t count) {
+  std::array<char, 64> name{};
+  std::snprintf(name.data(), name.size(), "model-%05zu-of-%05zu.safetensors", i + 1, count);
+  return name.data();
+}
+
+// Files written aside, which take their names together.
+class NewFiles {
+ public:
+  explicit NewFiles(fs::path folder) : folder_(std::move(folder)) {}
+
+  NewFile& add(const std::string& name) {
+    names_.insert(name);
+    return *files_.emplace_back(std::make_unique<NewFile>(folder_ / name));
   }
+  void commit() {
+    for (const auto& file : files_) file->finish();
+    for (const auto& file : files_) file->commit();
+  }
+  const std::set<std::string>& names() const { return names_; }
 
  private:
-  void check(bool ok, const char* what) const {
-    TWOBP_CHECK(ok, "cannot ", what, " ", aside_.string(), ": ", std::strerror(errno));
-  }
-
-  std::filesystem::path path_;
-  std::filesystem::path aside_;
-  int fd_ = -1;
-  bool committed_ = false;
+  fs::path folder_;
+  std::set<std::string> names_;
+  std::vector<std::unique_ptr<NewFile>> files_;
 };
 
-json model_json(const ModelConfig& config, int64_t sequence) {
-  const int64_t kv_heads = config.kv_heads > 0 ? config.kv_heads : config.heads;
-  const int64_t head_dim = config.head_dim > 0 ? config.head_dim : config.dim / config.heads;
-  return {{"architectures", {"LlamaForCausalLM"}},
-          {"model_type", "llama"},
-          {"hidden_size", config.dim},
-          {"num_hidden_layers", config.layers},
-          {"num_attention_heads", config.heads},
-          {"num_key_value_heads", kv_heads},
-          {"head_dim", head_dim},
-          {"intermediate_size", mlp_width(config)},
-          {"vocab_size", config.vocab},
-          {"rms_norm_eps", config.norm_eps},
-          {"rope_theta", config.rope_theta},
-          {"tie_word_embeddings", config.tied},
-          {"max_position_embeddings", sequence},
-          {"hidden_act", "silu"},
-          {"attention_bias", false},
-          {"mlp_bias", false},
-          {"torch_dtype", "float32"}};
+void write_weights(NewFiles& files, const NamedTensors& tensors, at::ScalarType dtype, int64_t max_bytes) {
+  const std::vector<NamedTensors> shards = into_shards(tensors, dtype, max_bytes);
+  json map = json::object();
+  int64_t elements = 0;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const std::string name = shards.size() == 1 ? kWhole : shard_name(i, shards.size());
+    NewFile& file = files.add(name);
+    write_safetensors(file, shards[i], {{"format", "pt"}}, dtype);
+    file.finish();
+    for (const auto& [tensor, value] : shards[i]) {
+      map[tensor] = name;
+      elements += value.numel();
+    }
+  }
+  if (shards.size() == 1) return;
+  const auto bytes = elements * static_cast<int64_t>(c10::elementSize(dtype));
+  const json index = {{"metadata", {{"total_size", bytes}}}, {"weight_map", map}};
+  files.add(kIndex).write(index.dump(2) + "\n");
+}
+
+void copy_companions(NewFiles& files, const fs::path& from, const fs::path& to) {
+  std::error_code ignored;
+  if (fs::equivalent(from, to, ignored)) return;
+  for (const char* name : kCompanions) {
+    if (!fs::is_regular_file(from / name, ignored)) continue;
+    const MappedFile file((from / name).string());
+    files.add(name).write(file.bytes().data(), file.bytes().size());
+  }
+}
+
+// transformers would read an older model.safetensors before the new index.
+void remove_stale_weights(const fs::path& folder, const std::set<std::string>& kept) {
+  static const std::regex shard("model-[0-9]{5}-of-[0-9]{5}\\.safetensors");
+  std::vector<fs::path> stale;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    const bool is_weights = name == kWhole || name == kIndex || std::regex_match(name, shard);
+    if (is_weights && !kept.contains(name)) stale.push_back(entry.path());
+  }
+  for (const fs::path& path : stale) {
+    std::error_code error;
+    TWOBP_CHECK(fs::remove(path, error), "cannot remove ", path.string(),
+                " of the model that was there: ", error.message());
+  }
+}
+
+void make_folder(const std::string& directory, const ModelConfig& config) {
+  TWOBP_CHECK(config.type == "llama", "only models of type llama can be saved, this one is '", config.type,
+              "'");
+  std::error_code error;
+  fs::create_directories(directory, error);
+  TWOBP_CHECK(!error, "cannot create the folder ", directory, ": ", error.message());
 }
 
 }  // namespace
 
+void check_save_model(const std::string& directory, const ModelConfig& config) {
+  make_folder(directory, config);
+  const NewFile probe(fs::path(directory) / kWhole);  // removed again
+}
+
 void save_model(const std::string& directory, const ModelConfig& config, int64_t sequence,
-                const std::vector<Parameter*>& weights) {
-  TWOBP_CHECK(config.type == "llama", "only models of type llama can be saved, this one is '", config.type,
-              "'");
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  TWOBP_CHECK(!error, "cannot create the folder ", directory, ": ", error.message());
-
-  json header = json::object();
-  header["__metadata__"] = {{"format", "pt"}};
-  std::vector<at::Tensor> tensors;
-  int64_t offset = 0;
-  for (const Parameter* weight : weights) {
-    int64_t row = 0;
-    for (const ParameterPart& part : weight->parts()) {
-      tensors.push_back(weight->value.narrow(0, row, part.rows).contiguous());
-      row += part.rows;
-      const at::Tensor& tensor = tensors.back();
-      TWOBP_CHECK(tensor.scalar_type() == at::kFloat, "only float32 weights can be saved");
-      const auto bytes = static_cast<int64_t>(tensor.nbytes());
-      header[part.name] = {
-          {"dtype", "F32"}, {"shape", tensor.sizes().vec()}, {"data_offsets", {offset, offset + bytes}}};
-      offset += bytes;
-    }
-  }
-  std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');  // data begins aligned
-
-  const std::filesystem::path folder(directory);
-  NewFile data(folder / "model.safetensors");
-  const auto length = static_cast<uint64_t>(text.size());  // little-endian, as all machines this runs on
-  data.write(&length, sizeof(length));
-  data.write(text.data(), text.size());
-  for (const at::Tensor& tensor : tensors) data.write(tensor.const_data_ptr(), tensor.nbytes());
-  NewFile description(folder / "config.json");
-  const std::string config_text = model_json(config, sequence).dump(2) + "\n";
-  description.write(config_text.data(), config_text.size());
-  data.commit();
-  description.commit();
+                const std::vector<Parameter*>& weights, const SaveModelOptions& options) {
+  const at::ScalarType dtype = parse_dtype(options.dtype);
+  const std::string description = hf_config_json(config, sequence, options.dtype).dump(2) + "\n";
+  make_folder(directory, config);
+  const fs::path folder(directory);
+  NewFiles files(folder);
+  write_weights(files, merged_weights(weights, config), dtype, options.max_shard_bytes);
+  files.add("config.json").write(description);
+  if (!config.from.empty()) copy_companions(files, config.from, folder);
+  files.commit();
+  remove_stale_weights(folder, files.names());
 }
 
 }  // namespace twobp

@@ -1,53 +1,19 @@
-// Finds the files, reads them into one buffer, and hands out windows of it.
+// Reads the files into one buffer, and hands out windows of it.
 #include "twobp/train/text_dataset.h"
 
 #include <algorithm>
-#include <glob.h>
-#include <sys/stat.h>
 #include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/train/glob.h"
 #include "twobp/train/mapped_file.h"
 
 namespace twobp {
-namespace {
-
-bool is_folder(const std::string& path) {
-  struct stat status {};
-  return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
-}
-
-bool exists(const std::string& path) {
-  struct stat status {};
-  return ::stat(path.c_str(), &status) == 0;
-}
-
-// Sorted by bytes: glob's own order depends on the locale.
-std::vector<std::string> matches(const std::string& pattern) {
-  if (exists(pattern)) return {pattern};  // a plain name, even one with [ or * in it
-  glob_t found{};
-  const int status = ::glob(pattern.c_str(), GLOB_NOSORT | GLOB_TILDE, nullptr, &found);
-  std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-  ::globfree(&found);
-  TWOBP_CHECK(status == 0 || status == GLOB_NOMATCH, "data.text: cannot search for \"", pattern,
-              "\": a folder on the way cannot be read.");
-  std::sort(paths.begin(), paths.end());
-  return paths;
-}
-
-}  // namespace
 
 TextDataset::TextDataset(const std::string& pattern, int64_t sequence)
     : pattern_(pattern), sequence_(sequence) {
   TWOBP_CHECK(sequence >= 1, "data.sequence is ", sequence, ", but must be at least 1.");
-  std::vector<std::string> paths = matches(pattern);
-  TWOBP_CHECK(!paths.empty(), "data.text: no file matches \"", pattern,
-              "\": check the path, which is relative to the folder the program runs in.");
-  const size_t found = paths.size();
-  std::erase_if(paths, is_folder);
-  TWOBP_CHECK(!paths.empty(), "data.text: \"", pattern, "\" matches ",
-              found == 1 ? "a folder" : "only folders", ": name the files in it, for instance \"", pattern,
-              "/*.txt\".");
+  const std::vector<std::string> paths = matching_files(pattern, "data.text", ".txt");
   files_ = paths.size();
   for (const auto& path : paths) {
     const MappedFile file(path);

@@ -13,8 +13,8 @@ namespace twobp {
 // after: every byte but the first is a target once, and what does not fill a sequence at the end is left out.
 class TextDataset : public Dataset {
  public:
-  // The files that match the glob (sorted by name as bytes, a leading ~ is the home folder), one after the
-  // other. Throws Error: nothing matches, a file cannot be read.
+  // The files that match the glob (see matching_files), one after the other. Throws Error: nothing matches, a
+  // file cannot be read.
   TextDataset(const std::string& pattern, int64_t sequence);
 
   int64_t size() const override;

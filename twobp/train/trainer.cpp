@@ -10,15 +10,37 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/load_model.h"
+#include "twobp/train/lora.h"
 #include "twobp/train/lr_schedule.h"
 
 namespace twobp {
+namespace {
+
+// fp16: the loss scale is doubled after so many steps without an overflow.
+constexpr int64_t kGrowthSteps = 2000;
+
+ModelSpec model_of(const Config& config) {
+  ModelSpec model = build_model(config.model, compute_dtype(config.train.precision));
+  // Before anything is allocated, and before minutes go into the data.
+  if (!config.model.from.empty()) check_weights(model, ModelWeights(config.model.from));
+  return model;
+}
+
+}  // namespace
 
 Trainer::Trainer(const Config& config)
-    : config_(config), micro_batches_(twobp::micro_batches(config.pipeline)) {
+    : Trainer(config, model_of(config), open_data(config.data, config.model, config.train.seed)) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  data_ = open_data(config.data, config.model, config.train.seed);
-  const ModelSpec model = build_model(config.model);
+  if (!config.model.from.empty()) load_weights(*pipeline_, ModelWeights(config.model.from));
+  if (!config.model.adapter.empty()) load_adapter(config.model.adapter, config.model, weights());
+}
+
+Trainer::Trainer(const Config& config, const ModelSpec& model, DataSplit data)
+    : config_(config), micro_batches_(twobp::micro_batches(config.pipeline)), data_(std::move(data)) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  TWOBP_CHECK(data_.train, "a trainer needs data to train on");
+  if (config.train.precision == "fp16") gradient_scale_ = config.train.loss_scale;
   at::set_num_threads(config.pipeline.threads);
   const int64_t size = std::min(config.pipeline.micro_batch_size, data_.train->size());
   std::vector<int64_t> first(size);
@@ -27,8 +49,25 @@ Trainer::Trainer(const Config& config)
   pipeline_ = std::make_unique<Pipeline>(model, profile, pipeline_options(config));
   update_ =
       std::make_unique<Update>(*pipeline_, config.optimizer, config.train.clip_norm, config.pipeline.timeout);
-  loader_ = std::make_unique<Loader>(data_.train, micro_batches_, config.pipeline.micro_batch_size,
-                                     config.data.shuffle, config.train.seed);
+  make_loader();
+}
+
+void Trainer::make_loader() {
+  constexpr int64_t kReadAhead = 2;
+  loader_ = std::make_unique<Loader>(data_.train, micro_batches_, config_.pipeline.micro_batch_size,
+                                     config_.data.shuffle, config_.train.seed, kReadAhead, batches_);
+}
+
+TrainingPosition Trainer::position() const {
+  return {step_, batches_, gradient_scale_, good_steps_};
+}
+
+void Trainer::go_on_from(const TrainingPosition& position) {
+  step_ = position.step;
+  batches_ = position.batches;
+  gradient_scale_ = position.gradient_scale;
+  good_steps_ = position.good_steps;
+  make_loader();
 }
 
 Trainer::~Trainer() {
@@ -54,6 +93,7 @@ const Plan& Trainer::plan_for(const Variant& variant, int micro_batches) {
 StepResult Trainer::step() {
   const double begin = now_seconds();
   const Batch batch = loader_->next();
+  ++batches_;
   const double waited = now_seconds() - begin;
   StepResult result = step(batch, variant());
   result.input_wait = waited;
@@ -61,6 +101,8 @@ StepResult Trainer::step() {
 }
 
 StepResult Trainer::step(const Batch& batch, const Variant& variant) {
+  TWOBP_CHECK(pipeline_->model().first_trainable < static_cast<int>(pipeline_->model().layers.size()),
+              "nothing is trained: model.freeze matches every parameter");
   TWOBP_CHECK(batch.targets > 0, "step ", step_ + 1,
               ": the batch has no label that counts (all are -100): check the labels of the data");
   StepResult result;
@@ -72,17 +114,32 @@ StepResult Trainer::step(const Batch& batch, const Variant& variant) {
   options.step = step_ + 1;  // as users count, for messages
   options.loss_scale = 1.0 / static_cast<double>(batch.targets);
   options.timeout = config_.pipeline.timeout;
-  options.want_events =
-      std::any_of(observers_.begin(), observers_.end(), [](const auto& o) { return o->wants_events(); });
-  options.finish = [&](int rank) { return update_->run(rank, step_ + 1, result.lr); };
+  options.want_events = std::any_of(observers_.begin(), observers_.end(),
+                                    [&](const auto& o) { return o->wants_events(step_ + 1); });
+  options.gradient_scale = gradient_scale_;
+  options.finish = [&](int rank) { return update_->run(rank, step_ + 1, result.lr, gradient_scale_); };
   result.report = pipeline_->run(plan, batch.micro_batches, options);
   result.step = ++step_;
   result.loss = result.report.loss;
   result.grad_norm = update_->grad_norm();
+  result.skipped = update_->skipped();
+  if (config_.train.precision == "fp16") adapt_gradient_scale(result);
   TWOBP_CHECK(std::isfinite(result.loss), "the loss of step ", result.step,
               " is not finite: lower optimizer.lr, set train.clip_norm, or look at the data");
   for (const auto& observer : observers_) observer->on_step(result.report);
   return result;
+}
+
+void Trainer::adapt_gradient_scale(const StepResult& result) {
+  if (result.skipped) {
+    gradient_scale_ /= 2;
+    good_steps_ = 0;
+    TWOBP_CHECK(gradient_scale_ >= 1, "step ", result.step,
+                ": gradients overflow float16 at any loss scale: lower optimizer.lr or use bf16");
+  } else if (++good_steps_ == kGrowthSteps) {
+    gradient_scale_ *= 2;
+    good_steps_ = 0;
+  }
 }
 
 std::optional<double> Trainer::evaluate() {

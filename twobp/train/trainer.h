@@ -10,6 +10,7 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/config.h"
 #include "twobp/train/data.h"
+#include "twobp/train/position.h"
 #include "twobp/train/update.h"
 
 namespace twobp {
@@ -19,6 +20,7 @@ struct StepResult {
   double loss = 0;   // mean over the counted targets of the global batch, before the update
   double lr = 0;
   double grad_norm = 0;
+  bool skipped = false;  // fp16: the gradient overflowed, no weight has changed
   int64_t tokens = 0;
   double input_wait = 0;  // seconds the loop waited for the loader
   StepReport report;
@@ -36,6 +38,9 @@ class Trainer {
  public:
   // Opens the data, measures the layers, splits the model and makes the pipeline.
   explicit Trainer(const Config& config);
+  // The same with a model and data of one's own: of the configuration, the sections pipeline, optimizer and
+  // train count, and data.shuffle.
+  Trainer(const Config& config, const ModelSpec& model, DataSplit data);
   ~Trainer();
 
   // One optimizer step on the next batch. Throws Error if the loss or a gradient is not finite.
@@ -54,9 +59,17 @@ class Trainer {
   Pipeline& pipeline() { return *pipeline_; }
   const std::vector<Parameter*>& weights() const { return update_->weights(); }
   const DataSplit& data() const { return data_; }
+  // For checkpoints, which hold the two of them. go_on_from() sets a new trainer to where another one was;
+  // weights and optimizer state are the update's (see Checkpointer).
+  Update& update() { return *update_; }
+  TrainingPosition position() const;
+  void go_on_from(const TrainingPosition& position);
   void add_observer(std::shared_ptr<Observer> observer) { observers_.push_back(std::move(observer)); }
 
  private:
+  void make_loader();
+  // fp16 loss scaling (arXiv 1710.03740, section 3.2).
+  void adapt_gradient_scale(const StepResult& result);
   const Plan& plan_for(const Variant& variant, int micro_batches);
 
   Config config_;
@@ -68,6 +81,9 @@ class Trainer {
   std::map<std::string, Plan> plans_;
   std::vector<std::shared_ptr<Observer>> observers_;
   int64_t step_ = 0;
+  int64_t batches_ = 0;        // taken from the loader
+  double gradient_scale_ = 1;  // fp16's loss scale
+  int64_t good_steps_ = 0;     // since it last changed
 };
 
 }  // namespace twobp

@@ -15,8 +15,8 @@ namespace {
 double sum_of_squares(const at::Tensor& grad) {
   double sum = 0;
   dispatch_float(grad.scalar_type(), "gradient norm", [&](auto zero) {
-    using T = decltype(zero);
-    sum = kernels<T>().sum_of_squares(grad.const_data_ptr<T>(), grad.numel());
+    using S = decltype(zero);
+    sum = kernels<S>().sum_of_squares(numbers<S>(grad), grad.numel());
   });
   return sum;
 }
@@ -60,9 +60,10 @@ Update::Update(Pipeline& pipeline, const OptimizerConfig& config, double clip_no
         if (use.rank != rank) continue;
         if (here == nullptr) {
           here = use.parameter;
-          items.push_back({here, use.stage});
+          if (here->trainable()) items.push_back({here, use.stage});
         } else {
           use.parameter->value = here->value;
+          use.parameter->master = here->master;
         }
       }
     }
@@ -75,7 +76,7 @@ double Update::sum_tied(int rank, int64_t step) {
   Transport& transport = pipeline_.rank(rank).transport();
   for (size_t w = 0; w < all_.size(); ++w) {
     Uses& uses = all_[w];
-    if (uses.size() < 2) continue;
+    if (uses.size() < 2 || !uses.front().parameter->trainable()) continue;
     std::set<int> ranks;
     for (const Use& use : uses) ranks.insert(use.rank);
     if (!ranks.contains(rank)) continue;
@@ -99,7 +100,9 @@ double Update::sum_tied(int rank, int64_t step) {
       } else {
         const double begin = now_seconds();
         grad = transport.receive(uses[u].rank, tied_tag(step, w, static_cast<int>(u)), timeout_)[0];
-        waited += now_seconds() - begin;
+        const double end = now_seconds();
+        waited += end - begin;
+        pipeline_.rank(rank).waited_in_finish(begin, end);
       }
       sum = sum.defined() ? sum + grad : grad;
     }
@@ -109,13 +112,16 @@ double Update::sum_tied(int rank, int64_t step) {
   return waited;
 }
 
-double Update::reduce_norm(int rank, at::Tensor& squares) {
+double Update::reduce_norm(int rank, at::Tensor& squares, double gradient_scale, double& norm) {
   const double begin = now_seconds();
   pipeline_.rank(rank).transport().all_reduce_sum(squares, timeout_);
-  const double waited = now_seconds() - begin;
+  const double end = now_seconds();
+  const double waited = end - begin;
+  pipeline_.rank(rank).waited_in_finish(begin, end);
   double sum = 0;
   for (int64_t i = 0; i < squares.numel(); ++i) sum += squares.const_data_ptr<double>()[i];
-  if (rank == 0) grad_norm_ = std::sqrt(sum);
+  norm = std::sqrt(sum) / gradient_scale;
+  if (rank == 0) grad_norm_ = norm;
   return waited;
 }
 
@@ -140,7 +146,7 @@ void Update::fail_not_finite(int rank, const at::Tensor& squares, int64_t step) 
        ": lower optimizer.lr, set train.clip_norm, or look at the data");
 }
 
-double Update::run(int rank, int64_t step, double lr) {
+double Update::run(int rank, int64_t step, double lr, double gradient_scale) {
   const double begin = now_seconds();
   double waited = sum_tied(rank, step);
   // One sum of squares per layer, those of other ranks zero: adding them over ranks changes no bit.
@@ -152,17 +158,20 @@ double Update::run(int rank, int64_t step, double lr) {
       squares.mutable_data_ptr<double>()[use.layer] += sum_of_squares(use.parameter->grad);
     }
   }
-  if (clip_norm_ > 0) {
-    waited += reduce_norm(rank, squares);
-    if (!all_finite(squares)) fail_not_finite(rank, squares, step);
-    double norm = 0;
-    for (int64_t i = 0; i < squares.numel(); ++i) norm += squares.const_data_ptr<double>()[i];
-    norm = std::sqrt(norm);
-    optimizers_[rank]->step(lr, std::min(1.0, clip_norm_ / (norm + 1e-6)));
-  } else {
-    if (all_finite(squares)) optimizers_[rank]->step(lr, 1);
-    waited += reduce_norm(rank, squares);
-    if (!all_finite(squares)) fail_not_finite(rank, squares, step);
+  double norm = 0;
+  const bool scaled = gradient_scale != 1;
+  // Whether and how the step is taken depends on all ranks, unless nothing is clipped or scaled.
+  const bool early = clip_norm_ == 0 && !scaled;
+  if (early && all_finite(squares)) optimizers_[rank]->step(lr, 1);
+  waited += reduce_norm(rank, squares, gradient_scale, norm);
+  const bool finite = all_finite(squares);
+  if (!finite && !scaled) fail_not_finite(rank, squares, step);
+  if (rank == 0) skipped_ = !finite;
+  if (!finite) {
+    optimizers_[rank]->skip();
+  } else if (!early) {
+    const double clip = clip_norm_ > 0 ? std::min(1.0, clip_norm_ / (norm + 1e-6)) : 1;
+    optimizers_[rank]->step(lr, clip / gradient_scale);
   }
   return now_seconds() - begin - waited;
 }

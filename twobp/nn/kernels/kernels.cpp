@@ -1,40 +1,19 @@
 // Picks the kernels for the CPU at hand, once.
-#include "twobp/nn/kernels/kernels.h"
+#include "twobp/nn/kernels/instruction_sets.h"
 
 namespace twobp {
-
-#define TWOBP_DECLARE_ISA(isa)                 \
-  namespace isa {                              \
-  extern const Kernels<float> float_kernels;   \
-  extern const Kernels<double> double_kernels; \
-  }
-TWOBP_DECLARE_ISA(baseline)
-#ifdef TWOBP_X86_KERNELS
-TWOBP_DECLARE_ISA(avx2)
-TWOBP_DECLARE_ISA(avx512)
-#endif
-
 namespace {
 
-enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
-
 InstructionSet detect() {
-#ifdef TWOBP_X86_KERNELS
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512cd")) {
-    return InstructionSet::kAvx512;
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return InstructionSet::kAvx2;
-#endif
+  if (supports(InstructionSet::kAvx512)) return InstructionSet::kAvx512;
+  if (supports(InstructionSet::kAvx2)) return InstructionSet::kAvx2;
   return InstructionSet::kBaseline;
 }
 
 const InstructionSet detected = detect();
 
-template <typename T>
-const Kernels<T>& pick(const Kernels<T>& baseline, [[maybe_unused]] const Kernels<T>& avx2,
-                       [[maybe_unused]] const Kernels<T>& avx512) {
+template <typename S>
+const Kernels<S>& pick(const Kernels<S>& baseline, const Kernels<S>& avx2, const Kernels<S>& avx512) {
   if (detected == InstructionSet::kAvx512) return avx512;
   if (detected == InstructionSet::kAvx2) return avx2;
   return baseline;
@@ -42,7 +21,21 @@ const Kernels<T>& pick(const Kernels<T>& baseline, [[maybe_unused]] const Kernel
 
 }  // namespace
 
-#ifndef TWOBP_X86_KERNELS
+bool supports(InstructionSet set) {
+#if defined(__x86_64__)
+  if (set == InstructionSet::kAvx512) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("f16c");
+  }
+  if (set == InstructionSet::kAvx2) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  }
+#endif
+  return set == InstructionSet::kBaseline;
+}
+
+#if !defined(__x86_64__)
 namespace avx2 = baseline;
 namespace avx512 = baseline;
 #endif
@@ -55,6 +48,16 @@ const Kernels<float>& kernels<float>() {
 template <>
 const Kernels<double>& kernels<double>() {
   return pick(baseline::double_kernels, avx2::double_kernels, avx512::double_kernels);
+}
+
+template <>
+const Kernels<BFloat16>& kernels<BFloat16>() {
+  return pick(baseline::bfloat16_kernels, avx2::bfloat16_kernels, avx512::bfloat16_kernels);
+}
+
+template <>
+const Kernels<Half>& kernels<Half>() {
+  return pick(baseline::half_kernels, avx2::half_kernels, avx512::half_kernels);
 }
 
 const char* kernel_instruction_set() {

@@ -7,47 +7,50 @@
 
 #include <cstdint>
 
+#include "twobp/nn/kernels/number.h"
+
 namespace twobp {
 
-template <typename T>
+// S: as stored; T: as computed with, float for reduced precision.
+template <typename S, typename T = Compute<S>>
 struct Kernels {
   // y = x * rstd * gain, rstd = 1 / sqrt(mean(x^2) + eps), a row at a time. RMSNorm, arXiv 1910.07467, eq. 4.
   // x, y (rows, cols); gain (cols); rstd (rows)
-  void (*rms_norm_forward)(const T* x, const T* gain, T* y, T* rstd, int64_t rows, int64_t cols, double eps);
+  void (*rms_norm_forward)(const S* x, const T* gain, S* y, T* rstd, int64_t rows, int64_t cols, double eps);
 
   // dx = rstd * (g - xhat * mean(g * xhat)), g = dy * gain, xhat = x * rstd; dgain += sum over rows of dy *
   // xhat. dx may be dy or x.
-  void (*rms_norm_backward)(const T* dy, const T* x, const T* gain, const T* rstd, T* dx, T* dgain,
+  void (*rms_norm_backward)(const S* dy, const S* x, const T* gain, const T* rstd, S* dx, T* dgain,
                             int64_t rows, int64_t cols);
 
   // Rotates the first `heads` heads of each row in place: halves (a, b) -> (a cos - b sin, b cos + a sin)
   // (RoPE, arXiv 2104.09864, in the half-split layout of Hugging Face). Row r is at position r % positions.
   // x (rows, stride), a head has 2 * half numbers; cos, sin (positions, half)
-  void (*rope_forward)(T* x, const T* cos, const T* sin, int64_t rows, int64_t row_begin, int64_t stride,
+  void (*rope_forward)(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_begin, int64_t stride,
                        int64_t heads, int64_t half, int64_t positions);
 
   // The inverse rotation of dx (rows, heads, 2 * half) into the heads at y (rows, stride).
-  void (*rope_backward)(const T* dx, const T* cos, const T* sin, T* y, int64_t rows, int64_t row_begin,
+  void (*rope_backward)(const S* dx, const T* cos, const T* sin, S* y, int64_t rows, int64_t row_begin,
                         int64_t stride, int64_t heads, int64_t half, int64_t positions);
 
   // act = silu(g) * u for packed rows (g | u): x (rows, 2 * cols), act (rows, cols). SwiGLU, arXiv
   // 2002.05202.
-  void (*swiglu_forward)(const T* x, T* act, int64_t rows, int64_t cols);
+  void (*swiglu_forward)(const S* x, S* act, int64_t rows, int64_t cols);
 
   // dx (rows, 2 * cols), may be x.
-  void (*swiglu_backward)(const T* x, const T* dact, T* dx, int64_t rows, int64_t cols);
+  void (*swiglu_backward)(const S* x, const S* dact, S* dx, int64_t rows, int64_t cols);
 
   // Per row: *loss = log(sum(exp(logits))) - logits[target]; logits become (softmax - onehot(target)) * scale
   // if `gradient`. A row whose target is `ignore` gets loss 0 and gradient 0. loss (rows) in double.
-  void (*cross_entropy)(T* logits, const int64_t* targets, double* loss, int64_t rows, int64_t cols,
+  void (*cross_entropy)(S* logits, const int64_t* targets, double* loss, int64_t rows, int64_t cols,
                         int64_t ignore, double scale, bool gradient);
 
   // sum(x^2), in blocks of fixed size: float within a block, double between them.
-  double (*sum_of_squares)(const T* x, int64_t n);
+  double (*sum_of_squares)(const S* x, int64_t n);
 };
 
-template <typename T>
-const Kernels<T>& kernels();
+template <typename S>
+const Kernels<S>& kernels();
 
 // "avx512", "avx2" or "baseline": what `kernels` picked.
 const char* kernel_instruction_set();

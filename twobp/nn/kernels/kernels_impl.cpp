@@ -2,8 +2,9 @@
 // compiler vectorises; exp goes to glibc's vector math where there is one.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
-#include "twobp/nn/kernels/kernels.h"
+#include "twobp/nn/kernels/instruction_sets.h"
 
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
 // libmvec has vector versions of these (within 4 ulp); the attribute lets the compiler use them.
@@ -28,171 +29,188 @@ inline T sigmoid(T x) {
   return T(1) / (T(1) + exponential(-x));
 }
 
-template <typename T>
-void rms_norm_forward(const T* __restrict x, const T* __restrict gain, T* __restrict y, T* __restrict rstd,
+template <typename S, typename T = Compute<S>>
+void rms_norm_forward(const S* __restrict x, const T* __restrict gain, S* __restrict y, T* __restrict rstd,
                       int64_t rows, int64_t cols, double eps) {
   for (int64_t r = 0; r < rows; ++r, x += cols, y += cols) {
     T sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < cols; ++c) sum += x[c] * x[c];
+    for (int64_t c = 0; c < cols; ++c) sum += load(x[c]) * load(x[c]);
     const T scale = T(1) / std::sqrt(sum / T(cols) + T(eps));
     rstd[r] = scale;
 #pragma omp simd
-    for (int64_t c = 0; c < cols; ++c) y[c] = x[c] * scale * gain[c];
+    for (int64_t c = 0; c < cols; ++c) store(y[c], load(x[c]) * scale * gain[c]);
   }
 }
 
-template <typename T>
-void rms_norm_backward(const T* dy, const T* x, const T* __restrict gain, const T* __restrict rstd, T* dx,
+template <typename S, typename T = Compute<S>>
+void rms_norm_backward(const S* dy, const S* x, const T* __restrict gain, const T* __restrict rstd, S* dx,
                        T* __restrict dgain, int64_t rows, int64_t cols) {
   for (int64_t r = 0; r < rows; ++r, x += cols, dy += cols, dx += cols) {
     const T scale = rstd[r];
     T dot = 0;
 #pragma omp simd reduction(+ : dot)
     for (int64_t c = 0; c < cols; ++c) {
-      const T product = dy[c] * x[c] * scale;
+      const T product = load(dy[c]) * load(x[c]) * scale;
       dgain[c] += product;
       dot += product * gain[c];
     }
     const T mean = dot / T(cols);
 #pragma omp simd
-    for (int64_t c = 0; c < cols; ++c) dx[c] = scale * (dy[c] * gain[c] - x[c] * scale * mean);
+    for (int64_t c = 0; c < cols; ++c) {
+      store(dx[c], scale * (load(dy[c]) * gain[c] - load(x[c]) * scale * mean));
+    }
   }
 }
 
-template <typename T>
-void rope_forward(T* x, const T* cos, const T* sin, int64_t rows, int64_t row_begin, int64_t stride,
+template <typename S, typename T = Compute<S>>
+void rope_forward(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_begin, int64_t stride,
                   int64_t heads, int64_t half, int64_t positions) {
   for (int64_t r = 0; r < rows; ++r, x += stride) {
     const int64_t position = (row_begin + r) % positions;
     const T* __restrict c = cos + position * half;
     const T* __restrict s = sin + position * half;
     for (int64_t h = 0; h < heads; ++h) {
-      T* __restrict a = x + h * 2 * half;
-      T* __restrict b = a + half;
+      S* __restrict a = x + h * 2 * half;
+      S* __restrict b = a + half;
 #pragma omp simd
       for (int64_t i = 0; i < half; ++i) {
-        const T left = a[i];
-        const T right = b[i];
-        a[i] = left * c[i] - right * s[i];
-        b[i] = right * c[i] + left * s[i];
+        const T left = load(a[i]);
+        const T right = load(b[i]);
+        store(a[i], left * c[i] - right * s[i]);
+        store(b[i], right * c[i] + left * s[i]);
       }
     }
   }
 }
 
-template <typename T>
-void rope_backward(const T* dx, const T* cos, const T* sin, T* y, int64_t rows, int64_t row_begin,
+template <typename S, typename T = Compute<S>>
+void rope_backward(const S* dx, const T* cos, const T* sin, S* y, int64_t rows, int64_t row_begin,
                    int64_t stride, int64_t heads, int64_t half, int64_t positions) {
   for (int64_t r = 0; r < rows; ++r, y += stride, dx += heads * 2 * half) {
     const int64_t position = (row_begin + r) % positions;
     const T* __restrict c = cos + position * half;
     const T* __restrict s = sin + position * half;
     for (int64_t h = 0; h < heads; ++h) {
-      const T* __restrict da = dx + h * 2 * half;
-      const T* __restrict db = da + half;
-      T* __restrict a = y + h * 2 * half;
-      T* __restrict b = a + half;
+      const S* __restrict da = dx + h * 2 * half;
+      const S* __restrict db = da + half;
+      S* __restrict a = y + h * 2 * half;
+      S* __restrict b = a + half;
 #pragma omp simd
       for (int64_t i = 0; i < half; ++i) {
-        a[i] = da[i] * c[i] + db[i] * s[i];
-        b[i] = db[i] * c[i] - da[i] * s[i];
+        store(a[i], load(da[i]) * c[i] + load(db[i]) * s[i]);
+        store(b[i], load(db[i]) * c[i] - load(da[i]) * s[i]);
       }
     }
   }
 }
 
-template <typename T>
-void swiglu_forward(const T* __restrict x, T* __restrict act, int64_t rows, int64_t cols) {
+template <typename S, typename T = Compute<S>>
+void swiglu_forward(const S* __restrict x, S* __restrict act, int64_t rows, int64_t cols) {
   for (int64_t r = 0; r < rows; ++r, x += 2 * cols, act += cols) {
-    const T* __restrict g = x;
-    const T* __restrict u = x + cols;
+    const S* __restrict g = x;
+    const S* __restrict u = x + cols;
 #pragma omp simd
-    for (int64_t c = 0; c < cols; ++c) act[c] = g[c] * sigmoid(g[c]) * u[c];
+    for (int64_t c = 0; c < cols; ++c) {
+      const T gate = load(g[c]);
+      store(act[c], gate * sigmoid(gate) * load(u[c]));
+    }
   }
 }
 
-template <typename T>
-void swiglu_backward(const T* x, const T* __restrict dact, T* dx, int64_t rows, int64_t cols) {
+template <typename S, typename T = Compute<S>>
+void swiglu_backward(const S* x, const S* __restrict dact, S* dx, int64_t rows, int64_t cols) {
   for (int64_t r = 0; r < rows; ++r, x += 2 * cols, dx += 2 * cols, dact += cols) {
-    const T* g = x;
-    const T* u = x + cols;
-    T* dg = dx;
-    T* du = dx + cols;
+    const S* g = x;
+    const S* u = x + cols;
+    S* dg = dx;
+    S* du = dx + cols;
     // dg and du may lie on g and u, element by element: no iteration reads what another writes.
 #pragma omp simd
     for (int64_t c = 0; c < cols; ++c) {
-      const T gate = g[c];
-      const T up = u[c];
+      const T gate = load(g[c]);
+      const T up = load(u[c]);
+      const T dy = load(dact[c]);
       const T s = sigmoid(gate);
       const T silu = gate * s;
-      dg[c] = dact[c] * up * (s + silu * (T(1) - s));
-      du[c] = dact[c] * silu;
+      store(dg[c], dy * up * (s + silu * (T(1) - s)));
+      store(du[c], dy * silu);
     }
   }
 }
 
-template <typename T>
-void cross_entropy(T* logits, const int64_t* targets, double* loss, int64_t rows, int64_t cols,
+template <typename S, typename T = Compute<S>>
+void cross_entropy(S* logits, const int64_t* targets, double* loss, int64_t rows, int64_t cols,
                    int64_t ignore, double scale, bool gradient) {
+  constexpr bool kExact = std::is_same_v<S, T>;  // what is stored loses nothing
   for (int64_t r = 0; r < rows; ++r, logits += cols) {
-    T* __restrict row = logits;
+    S* __restrict row = logits;
     const int64_t target = targets[r];
     if (target == ignore) {
       loss[r] = 0;
-      if (gradient) std::fill(row, row + cols, T(0));
+      if (gradient) {
+        for (int64_t c = 0; c < cols; ++c) store(row[c], T(0));
+      }
       continue;
     }
-    T largest = row[0];
+    T largest = load(row[0]);
 #pragma omp simd reduction(max : largest)
-    for (int64_t c = 0; c < cols; ++c) largest = std::max(largest, row[c]);
-    const T at_target = row[target] - largest;
+    for (int64_t c = 0; c < cols; ++c) largest = std::max(largest, load(row[c]));
+    const T at_target = load(row[target]) - largest;
     T sum = 0;
-    if (gradient) {
+    if (gradient && kExact) {
 #pragma omp simd reduction(+ : sum)
       for (int64_t c = 0; c < cols; ++c) {
-        row[c] = exponential(row[c] - largest);
-        sum += row[c];
+        const T e = exponential(load(row[c]) - largest);
+        store(row[c], e);
+        sum += e;
       }
-      const T factor = T(scale) / sum;
-#pragma omp simd
-      for (int64_t c = 0; c < cols; ++c) row[c] *= factor;
-      row[target] -= T(scale);
     } else {
 #pragma omp simd reduction(+ : sum)
-      for (int64_t c = 0; c < cols; ++c) sum += exponential(row[c] - largest);
+      for (int64_t c = 0; c < cols; ++c) sum += exponential(load(row[c]) - largest);
+    }
+    if (gradient) {
+      const T factor = T(scale) / sum;
+      // Before it is rounded to S: the difference of two numbers of equal size.
+      const T of_target = (kExact ? load(row[target]) : exponential(at_target)) * factor - T(scale);
+#pragma omp simd
+      for (int64_t c = 0; c < cols; ++c) {
+        store(row[c], (kExact ? load(row[c]) : exponential(load(row[c]) - largest)) * factor);
+      }
+      store(row[target], of_target);
     }
     loss[r] = std::log(double(sum)) - double(at_target);
   }
 }
 
-template <typename T>
-double sum_of_squares(const T* __restrict x, int64_t n) {
+template <typename S, typename T = Compute<S>>
+double sum_of_squares(const S* __restrict x, int64_t n) {
   constexpr int64_t kBlock = 4096;
   double total = 0;
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t end = std::min(n, begin + kBlock);
     T sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = begin; i < end; ++i) sum += x[i] * x[i];
+    for (int64_t i = begin; i < end; ++i) sum += load(x[i]) * load(x[i]);
     total += double(sum);
   }
   return total;
 }
 
-template <typename T>
-constexpr Kernels<T> table() {
-  return {rms_norm_forward<T>, rms_norm_backward<T>, rope_forward<T>,  rope_backward<T>,
-          swiglu_forward<T>,   swiglu_backward<T>,   cross_entropy<T>, sum_of_squares<T>};
+template <typename S>
+constexpr Kernels<S> table() {
+  return {rms_norm_forward<S>, rms_norm_backward<S>, rope_forward<S>,  rope_backward<S>,
+          swiglu_forward<S>,   swiglu_backward<S>,   cross_entropy<S>, sum_of_squares<S>};
 }
 
 }  // namespace
 
 namespace TWOBP_ISA {
-extern const Kernels<float> float_kernels;
-extern const Kernels<double> double_kernels;
+TWOBP_KERNEL_TABLES(extern)
 const Kernels<float> float_kernels = table<float>();
 const Kernels<double> double_kernels = table<double>();
+const Kernels<BFloat16> bfloat16_kernels = table<BFloat16>();
+const Kernels<Half> half_kernels = table<Half>();
 }  // namespace TWOBP_ISA
 
 }  // namespace twobp

@@ -1,6 +1,8 @@
 // Runs a kernel over the rows of a matrix: dispatch on the dtype, rows split over the rank's threads.
 #pragma once
 
+#include <type_traits>
+
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -9,16 +11,51 @@
 
 namespace twobp {
 
-// body(T{}) with T float or double.
+template <typename S>
+constexpr at::ScalarType scalar_type_of() {
+  if constexpr (std::is_same_v<S, BFloat16>) {
+    return at::kBFloat16;
+  } else if constexpr (std::is_same_v<S, Half>) {
+    return at::kHalf;
+  } else {
+    return c10::CppTypeToScalarType<S>::value;
+  }
+}
+
+// The tensor's numbers as the kernels take them; the dtype is checked.
+template <typename S>
+const S* numbers(const at::Tensor& tensor) {
+  TWOBP_CHECK(tensor.scalar_type() == scalar_type_of<S>(), "a kernel takes ",
+              c10::toString(scalar_type_of<S>()), ", got ", c10::toString(tensor.scalar_type()));
+  return static_cast<const S*>(tensor.const_data_ptr());
+}
+template <typename S>
+S* mutable_numbers(const at::Tensor& tensor) {
+  TWOBP_CHECK(tensor.scalar_type() == scalar_type_of<S>(), "a kernel takes ",
+              c10::toString(scalar_type_of<S>()), ", got ", c10::toString(tensor.scalar_type()));
+  return static_cast<S*>(tensor.mutable_data_ptr());
+}
+
+// body(S{}) with S float, double, BFloat16 or Half.
 template <typename Body>
 void dispatch_float(at::ScalarType type, const char* who, Body&& body) {
   if (type == at::kFloat) {
     body(float{});
   } else if (type == at::kDouble) {
     body(double{});
+  } else if (type == at::kBFloat16) {
+    body(BFloat16{});
+  } else if (type == at::kHalf) {
+    body(Half{});
   } else {
-    fail(who, ": dtype ", c10::toString(type), " is not supported, only float32 and float64");
+    fail(who, ": dtype ", c10::toString(type),
+         " is not supported, only float32, float64, bfloat16 and float16");
   }
+}
+
+// What numbers of this dtype are summed in, and small vectors (norm gains, rotations) kept in.
+inline at::ScalarType compute_type(at::ScalarType type) {
+  return type == at::kDouble ? at::kDouble : at::kFloat;
 }
 
 // body(begin, end) over rows, in pieces of about 16 Ki numbers at least.

@@ -1,5 +1,6 @@
 #include "twobp/nn/layers/attention.h"
 
+#include "twobp/nn/kernels/gemm.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -14,13 +15,10 @@ Attention::Attention(const AttentionShape& shape, at::ScalarType dtype) : shape_
 
 void Attention::prepare_rope(int64_t positions) {
   if (cos_.defined() && cos_.size(0) >= positions) return;
-  const int64_t half = shape_.head_dim / 2;
-  const auto options = at::TensorOptions().dtype(at::kDouble);
-  const at::Tensor frequency = at::pow(at::scalar_tensor(shape_.rope_theta, options),
-                                       at::arange(half, options).neg().div(static_cast<double>(half)));
-  const at::Tensor angle = at::outer(at::arange(positions, options), frequency);
-  cos_ = angle.cos().to(dtype_);
-  sin_ = angle.sin().to(dtype_);
+  const at::Tensor angle = at::outer(at::arange(positions, at::TensorOptions().dtype(at::kDouble)),
+                                     rope_frequencies(shape_.rope, shape_.head_dim));
+  cos_ = angle.cos().to(compute_type(dtype_));
+  sin_ = angle.sin().to(compute_type(dtype_));
 }
 
 at::Tensor Attention::queries(const at::Tensor& packed) const {
@@ -54,29 +52,66 @@ Values Attention::forward(Values values, Context& context, Saved& saved) {
                                                                : packed.clone(at::MemoryFormat::Contiguous);
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
-  prepare_rope(positions);
+  const int64_t past = context.generating ? context.past : 0;
+  prepare_rope(past + positions);
   dispatch_float(packed.scalar_type(), "Attention", [&](auto zero) {
-    using T = decltype(zero);
-    T* x = packed.mutable_data_ptr<T>();
+    using S = decltype(zero);
+    S* x = mutable_numbers<S>(packed);
+    const int64_t half = shape_.head_dim / 2;
+    const auto* cos = numbers<Compute<S>>(cos_) + past * half;
+    const auto* sin = numbers<Compute<S>>(sin_) + past * half;
     const int64_t rotated = shape_.heads + shape_.kv_heads;
     for_rows(batch * positions, rotated * shape_.head_dim, [&](int64_t begin, int64_t end) {
-      kernels<T>().rope_forward(x + begin * shape_.packed(), cos_.const_data_ptr<T>(),
-                                sin_.const_data_ptr<T>(), end - begin, begin, shape_.packed(), rotated,
-                                shape_.head_dim / 2, positions);
+      kernels<S>().rope_forward(x + begin * shape_.packed(), cos, sin, end - begin, begin, shape_.packed(),
+                                rotated, half, positions);
     });
   });
-  auto [out, log_sum_exp] =
-      at::_scaled_dot_product_flash_attention_for_cpu(queries(packed), keys_or_values(packed, shape_.heads),
-                                                      keys_or_values(packed, shape_.heads + shape_.kv_heads),
-                                                      /*dropout_p=*/0.0, /*is_causal=*/true);
+  if (context.generating) return {with_cache(packed, context, saved.cache)};
+  auto [out, log_sum_exp] = causal_attention(packed);
   // (B, H, S, D) in (B, S, H, D) memory: a view.
   at::Tensor y = out.transpose(1, 2).reshape({batch, positions, shape_.heads * shape_.head_dim});
-  if (context.training) {
+  if (context.keeps()) {
     saved.keep_until_p1(std::move(packed));
     saved.keep_until_p1(std::move(out));
     saved.keep_until_p1(std::move(log_sum_exp));
   }
   return {std::move(y)};
+}
+
+std::pair<at::Tensor, at::Tensor> Attention::causal_attention(const at::Tensor& packed) const {
+  const at::Tensor wide = packed.to(product_type(dtype_));
+  auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
+      queries(wide), keys_or_values(wide, shape_.heads), keys_or_values(wide, shape_.heads + shape_.kv_heads),
+      /*dropout_p=*/0.0, /*is_causal=*/true);
+  return {out.to(dtype_), log_sum_exp};
+}
+
+at::Tensor Attention::with_cache(const at::Tensor& packed, const Context& context, at::Tensor& cache) const {
+  const int64_t batch = packed.size(0);
+  const int64_t positions = packed.size(1);
+  const int64_t past = context.past;
+  TWOBP_CHECK(past == 0 || positions == 1, "generation goes on one position a call, got ", positions);
+  TWOBP_CHECK(past + positions <= context.capacity, "generation at position ", past + positions,
+              " is beyond the cache of ", context.capacity);
+  const int64_t kv = shape_.kv_heads;
+  const int64_t head_dim = shape_.head_dim;
+  if (past == 0) cache = at::empty({2, batch, kv, context.capacity, head_dim}, packed.options());
+  cache.narrow(3, past, positions)
+      .copy_(packed.narrow(2, shape_.heads * head_dim, 2 * kv * head_dim)
+                 .view({batch, positions, 2, kv, head_dim})
+                 .permute({2, 0, 3, 1, 4}));
+  at::Tensor out;  // (B, H, S, D)
+  if (past == 0) {
+    out = causal_attention(packed).first;
+  } else {
+    // The queries of a group as so many positions of their key-value head: nothing is repeated.
+    const at::Tensor q = queries(packed).reshape({batch, kv, shape_.heads / kv, head_dim});
+    out = std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
+        q, cache.select(0, 0).narrow(2, 0, past + 1), cache.select(0, 1).narrow(2, 0, past + 1),
+        /*dropout_p=*/0.0, /*is_causal=*/false));
+    out = out.reshape({batch, shape_.heads, 1, head_dim});
+  }
+  return out.transpose(1, 2).reshape({batch, positions, shape_.heads * head_dim});
 }
 
 Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
@@ -88,17 +123,21 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
                   values[0].size(2) == shape_.heads * head_dim,
               "the gradient ", values[0].sizes(), " does not fit the output of attention, (", batch, ", ",
               positions, ", ", shape_.heads * head_dim, ")");
-  const at::Tensor dy = values[0].reshape({batch, positions, shape_.heads, head_dim}).transpose(1, 2);
+  const at::ScalarType type = product_type(dtype_);
+  const at::Tensor dy =
+      values[0].reshape({batch, positions, shape_.heads, head_dim}).transpose(1, 2).to(type);
+  at::Tensor wide = packed.to(type);
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      dy, queries(packed), keys_or_values(packed, shape_.heads),
-      keys_or_values(packed, shape_.heads + shape_.kv_heads), saved.take_p1(1), saved.take_p1(2),
+      dy, queries(wide), keys_or_values(wide, shape_.heads),
+      keys_or_values(wide, shape_.heads + shape_.kv_heads), saved.take_p1(1).to(type), saved.take_p1(2),
       /*dropout_p=*/0.0, /*is_causal=*/true);
+  wide.reset();  // where it is `packed` itself, that is ours alone again
   // Back to (B, S, heads, D); queries of a group add up in their key-value head.
   const auto gathered = [&](const at::Tensor& gradient, int64_t heads) {
     at::Tensor rows = gradient.transpose(1, 2);
     if (heads != shape_.heads)
       rows = rows.view({batch, positions, heads, shape_.heads / heads, head_dim}).sum(3);
-    return rows.contiguous();
+    return rows.to(dtype_).contiguous();
   };
   dq = gathered(dq, shape_.heads);
   dk = gathered(dk, shape_.kv_heads);
@@ -107,21 +146,23 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
                       ? packed
                       : context.output(packed.sizes(), packed.options());
   dispatch_float(packed.scalar_type(), "Attention", [&](auto zero) {
-    using T = decltype(zero);
-    const T* cos = cos_.const_data_ptr<T>();
-    const T* sin = sin_.const_data_ptr<T>();
-    T* to = dx.mutable_data_ptr<T>();
+    using S = decltype(zero);
+    const auto* cos = numbers<Compute<S>>(cos_);
+    const auto* sin = numbers<Compute<S>>(sin_);
+    S* to = mutable_numbers<S>(dx);
+    const S* q = numbers<S>(dq);
+    const S* k = numbers<S>(dk);
     const int64_t stride = shape_.packed();
     const int64_t q_size = shape_.heads * head_dim;
     const int64_t kv_size = shape_.kv_heads * head_dim;
     for_rows(batch * positions, stride, [&](int64_t begin, int64_t end) {
       const int64_t rows = end - begin;
-      T* row = to + begin * stride;
-      kernels<T>().rope_backward(dq.const_data_ptr<T>() + begin * q_size, cos, sin, row, rows, begin, stride,
-                                 shape_.heads, head_dim / 2, positions);
-      kernels<T>().rope_backward(dk.const_data_ptr<T>() + begin * kv_size, cos, sin, row + q_size, rows,
-                                 begin, stride, shape_.kv_heads, head_dim / 2, positions);
-      const T* v = dv.const_data_ptr<T>() + begin * kv_size;
+      S* row = to + begin * stride;
+      kernels<S>().rope_backward(q + begin * q_size, cos, sin, row, rows, begin, stride, shape_.heads,
+                                 head_dim / 2, positions);
+      kernels<S>().rope_backward(k + begin * kv_size, cos, sin, row + q_size, rows, begin, stride,
+                                 shape_.kv_heads, head_dim / 2, positions);
+      const S* v = numbers<S>(dv) + begin * kv_size;
       for (int64_t r = 0; r < rows; ++r)
         std::copy_n(v + r * kv_size, kv_size, row + r * stride + q_size + kv_size);
     });

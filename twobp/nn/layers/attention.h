@@ -5,6 +5,7 @@
 #pragma once
 
 #include "twobp/nn/layer.h"
+#include "twobp/nn/layers/rope.h"
 
 namespace twobp {
 
@@ -12,7 +13,7 @@ struct AttentionShape {
   int64_t heads = 1;     // H
   int64_t kv_heads = 1;  // K, divides H
   int64_t head_dim = 1;  // D, even
-  double rope_theta = 10000;
+  RopeSettings rope{};
 
   int64_t packed() const { return (heads + 2 * kv_heads) * head_dim; }
 };
@@ -30,6 +31,11 @@ class Attention : public Layer {
   // The k or v heads of `packed` as (B, H, S, D), each repeated for the queries of its group.
   at::Tensor keys_or_values(const at::Tensor& packed, int64_t first_head) const;
   at::Tensor queries(const at::Tensor& packed) const;
+  // Output (B, H, S, D), whose memory is (B, S, H, D), and log-sum-exp (B, H, S) of the rotated `packed`.
+  std::pair<at::Tensor, at::Tensor> causal_attention(const at::Tensor& packed) const;
+  // Generation: puts k and v of `packed`, rotated already, into the cache (2, B, K, capacity, D), and attends
+  // to all positions up to the last of `packed`.
+  at::Tensor with_cache(const at::Tensor& packed, const Context& context, at::Tensor& cache) const;
 
   AttentionShape shape_;
   at::ScalarType dtype_;

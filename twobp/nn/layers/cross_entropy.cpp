@@ -5,6 +5,7 @@
 namespace twobp {
 
 Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
+  if (context.generating) return values;  // the logits are what is asked for
   at::Tensor logits = std::move(values[0]);
   const at::Tensor labels = context.field("labels").contiguous();
   const int64_t cols = logits.size(-1);
@@ -23,16 +24,16 @@ Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
   at::Tensor losses = at::empty({rows}, at::TensorOptions().dtype(at::kDouble));
   double* loss = losses.mutable_data_ptr<double>();
   dispatch_float(logits.scalar_type(), "CrossEntropy", [&](auto zero) {
-    using T = decltype(zero);
-    T* x = logits.mutable_data_ptr<T>();
+    using S = decltype(zero);
+    S* x = mutable_numbers<S>(logits);
     for_rows(rows, cols, [&](int64_t begin, int64_t end) {
-      kernels<T>().cross_entropy(x + begin * cols, target + begin, loss + begin, end - begin, cols,
-                                 kIgnoreLabel, context.loss_scale, context.training);
+      kernels<S>().cross_entropy(x + begin * cols, target + begin, loss + begin, end - begin, cols,
+                                 kIgnoreLabel, context.loss_scale * context.gradient_scale, context.keeps());
     });
   });
   double sum = 0;
   for (int64_t r = 0; r < rows; ++r) sum += loss[r];
-  if (context.training) saved.keep_until_p1(std::move(logits));
+  if (context.keeps()) saved.keep_until_p1(std::move(logits));
   return {at::scalar_tensor(sum * context.loss_scale, at::TensorOptions().dtype(at::kDouble))};
 }
 

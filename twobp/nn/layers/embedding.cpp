@@ -19,11 +19,12 @@ Values Embedding::forward(Values, Context& context, Saved& saved) {
     TWOBP_CHECK(id[i] >= 0 && id[i] < vocab, "token id ", id[i], " at position ", i,
                 " of the micro-batch is outside the vocabulary of ", vocab);
   }
-  if (context.training) saved.keep_until_p2(ids);
+  if (context.keeps() && weight_.trainable()) saved.keep_until_p2(ids);
   return {at::embedding(weight_.value, ids)};
 }
 
 Values Embedding::backward_p1(Values dy, Context&, Saved& saved) {
+  if (!weight_.trainable()) return {};
   TWOBP_CHECK(saved.p2_count() == 1, "backward-p1 of Embedding ", weight_.name(),
               " does not find the ids alone: it runs once after each forward");
   const at::Tensor& ids = saved.p2(0);
@@ -40,20 +41,20 @@ void Embedding::backward_p2(std::span<Saved* const> saved) {
     const at::Tensor ids = one->p2(0).contiguous();
     const at::Tensor dy = one->p2(1).contiguous();
     const int64_t* id = ids.const_data_ptr<int64_t>();
-    dispatch_float(grad.scalar_type(), "Embedding", [&](auto zero) {
-      using T = decltype(zero);
-      T* rows = grad.mutable_data_ptr<T>();
-      const T* from = dy.const_data_ptr<T>();
+    dispatch_float(dy.scalar_type(), "Embedding", [&](auto zero) {
+      using S = decltype(zero);
+      auto* rows = mutable_numbers<Compute<S>>(grad);
+      const S* from = numbers<S>(dy);
       for (int64_t i = 0; i < ids.numel(); ++i, from += dim) {
-        T* row = rows + id[i] * dim;
-        for (int64_t c = 0; c < dim; ++c) row[c] += from[c];
+        auto* row = rows + id[i] * dim;
+        for (int64_t c = 0; c < dim; ++c) row[c] += load(from[c]);
       }
     });
   }
 }
 
 void Embedding::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
-  units.push_back({this, &saved});
+  if (weight_.trainable()) units.push_back({this, &saved});
 }
 void Embedding::collect_parameters(std::vector<Parameter*>& parameters) {
   parameters.push_back(&weight_);

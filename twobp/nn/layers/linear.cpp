@@ -1,6 +1,7 @@
 #include "twobp/nn/layers/linear.h"
 
 #include "twobp/core/check.h"
+#include "twobp/nn/kernels/gemm.h"
 
 namespace twobp {
 namespace {
@@ -36,8 +37,8 @@ Values Linear::forward(Values x, Context& context, Saved& saved) {
   at::Tensor input = as_matrix(x[0]);
   at::Tensor y = context.output(with_last(x[0].sizes(), weight.size(0)), x[0].options());
   at::Tensor y_matrix = as_matrix(y);
-  at::mm_out(y_matrix, input, weight.t());
-  if (context.training) {
+  multiply_into(y_matrix, input, weight.t());
+  if (context.keeps() && weight_.trainable()) {
     if (input_slab_) input = input_slab_->place(input, context.micro_batch);
     saved.keep_until_p2(std::move(input));
   }
@@ -45,17 +46,21 @@ Values Linear::forward(Values x, Context& context, Saved& saved) {
 }
 
 Values Linear::backward_p1(Values dy, Context& context, Saved& saved) {
-  TWOBP_CHECK(saved.p2_count() == 1, "backward-p1 of Linear ", weight_.name(),
+  const bool trainable = weight_.trainable();
+  TWOBP_CHECK(!trainable || saved.p2_count() == 1, "backward-p1 of Linear ", weight_.name(),
               " does not find its input alone: it runs once after each forward");
   at::Tensor gradient = as_matrix(dy[0]);
-  TWOBP_CHECK(gradient.size(0) == saved.p2(0).size(0) && gradient.size(1) == weight_.value.size(0),
-              "the gradient ", dy[0].sizes(), " does not fit the output of Linear ", weight_.name(), ", ",
-              saved.p2(0).size(0), " rows of ", weight_.value.size(0));
+  TWOBP_CHECK(
+      gradient.size(1) == weight_.value.size(0) && (!trainable || gradient.size(0) == saved.p2(0).size(0)),
+      "the gradient ", dy[0].sizes(), " does not fit the output of Linear ", weight_.name(), ", rows of ",
+      weight_.value.size(0));
   at::Tensor dx = context.output(with_last(dy[0].sizes(), weight_.value.size(1)), dy[0].options());
   at::Tensor dx_matrix = as_matrix(dx);
-  at::mm_out(dx_matrix, gradient, weight_.value);
-  if (gradient_slab_) gradient = gradient_slab_->place(gradient, context.micro_batch);
-  saved.keep_until_p2(std::move(gradient));
+  multiply_into(dx_matrix, gradient, weight_.value);
+  if (trainable) {
+    if (gradient_slab_) gradient = gradient_slab_->place(gradient, context.micro_batch);
+    saved.keep_until_p2(std::move(gradient));
+  }
   return {std::move(dx)};
 }
 
@@ -85,7 +90,7 @@ void Linear::backward_p2(std::span<Saved* const> saved) {
 }
 
 void Linear::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
-  units.push_back({this, &saved});
+  if (weight_.trainable()) units.push_back({this, &saved});
 }
 void Linear::collect_parameters(std::vector<Parameter*>& parameters) {
   parameters.push_back(&weight_);
@@ -95,7 +100,7 @@ void Linear::use_slabs(int slots, bool copy) {
   concatenate_by_copy_ = copy;
   input_slab_.reset();
   gradient_slab_.reset();
-  if (slots > 0) {
+  if (slots > 0 && weight_.trainable()) {
     input_slab_.emplace(slots);
     gradient_slab_.emplace(slots);
   }

@@ -14,7 +14,7 @@ constexpr int64_t kBlockRows = 64;
 }  // namespace
 
 RmsNorm::RmsNorm(std::string name, int64_t dim, double eps, at::ScalarType dtype)
-    : gain_({{std::move(name), dim}}, {dim}, dtype, 0, 1), eps_(eps) {}
+    : gain_({{std::move(name), dim}}, {dim}, compute_type(dtype), 0, 1), dtype_(dtype), eps_(eps) {}
 
 Values RmsNorm::forward(Values values, Context& context, Saved& saved) {
   at::Tensor x = as_contiguous(std::move(values[0]));
@@ -22,22 +22,22 @@ Values RmsNorm::forward(Values values, Context& context, Saved& saved) {
   const int64_t rows = x.numel() / cols;
   TWOBP_CHECK(cols == gain_.value.numel(), "RmsNorm ", gain_.name(), " takes (..., ", gain_.value.numel(),
               "), got ", x.sizes());
-  TWOBP_CHECK(x.scalar_type() == gain_.value.scalar_type(), "RmsNorm ", gain_.name(), " has dtype ",
-              c10::toString(gain_.value.scalar_type()), ", got ", c10::toString(x.scalar_type()));
+  TWOBP_CHECK(x.scalar_type() == dtype_, "RmsNorm ", gain_.name(), " has dtype ", c10::toString(dtype_),
+              ", got ", c10::toString(x.scalar_type()));
   at::Tensor y = context.output(x.sizes(), x.options());
-  at::Tensor rstd = at::empty({rows}, x.options());
+  at::Tensor rstd = at::empty({rows}, gain_.value.options());
   dispatch_float(x.scalar_type(), "RmsNorm", [&](auto zero) {
-    using T = decltype(zero);
-    const T* from = x.const_data_ptr<T>();
-    const T* gain = gain_.value.const_data_ptr<T>();
-    T* to = y.mutable_data_ptr<T>();
-    T* scale = rstd.mutable_data_ptr<T>();
+    using S = decltype(zero);
+    const S* from = numbers<S>(x);
+    const auto* gain = numbers<Compute<S>>(gain_.value);
+    S* to = mutable_numbers<S>(y);
+    auto* scale = mutable_numbers<Compute<S>>(rstd);
     for_rows(rows, cols, [&](int64_t begin, int64_t end) {
-      kernels<T>().rms_norm_forward(from + begin * cols, gain, to + begin * cols, scale + begin, end - begin,
+      kernels<S>().rms_norm_forward(from + begin * cols, gain, to + begin * cols, scale + begin, end - begin,
                                     cols, eps_);
     });
   });
-  if (context.training) {
+  if (context.keeps()) {
     saved.keep_until_p1(std::move(x));
     saved.keep_until_p1(std::move(rstd));
   }
@@ -55,25 +55,25 @@ Values RmsNorm::backward_p1(Values values, Context& context, Saved& saved) {
   const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
   at::Tensor dx =
       context.destination == nullptr && exclusively_owned(dy) ? dy : context.output(x.sizes(), x.options());
-  at::Tensor dgain = at::zeros({blocks, cols}, x.options());
+  at::Tensor dgain = at::zeros({blocks, cols}, gain_.value.options());
   dispatch_float(x.scalar_type(), "RmsNorm", [&](auto zero) {
-    using T = decltype(zero);
-    const T* from = x.const_data_ptr<T>();
-    const T* gradient = dy.const_data_ptr<T>();
-    const T* gain = gain_.value.const_data_ptr<T>();
-    const T* scale = rstd.const_data_ptr<T>();
-    T* to = dx.mutable_data_ptr<T>();
-    T* sums = dgain.mutable_data_ptr<T>();
+    using S = decltype(zero);
+    const S* from = numbers<S>(x);
+    const S* gradient = numbers<S>(dy);
+    const auto* gain = numbers<Compute<S>>(gain_.value);
+    const auto* scale = numbers<Compute<S>>(rstd);
+    S* to = mutable_numbers<S>(dx);
+    auto* sums = mutable_numbers<Compute<S>>(dgain);
     at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
         const int64_t row = block * kBlockRows;
         const int64_t count = std::min(kBlockRows, rows - row);
-        kernels<T>().rms_norm_backward(gradient + row * cols, from + row * cols, gain, scale + row,
+        kernels<S>().rms_norm_backward(gradient + row * cols, from + row * cols, gain, scale + row,
                                        to + row * cols, sums + block * cols, count, cols);
       }
     });
   });
-  gain_.grad_to_add().add_(dgain.sum(0));
+  if (gain_.trainable()) gain_.grad_to_add().add_(dgain.sum(0));
   return {std::move(dx)};
 }
 

@@ -15,7 +15,8 @@ class RmsNorm : public Layer {
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:
-  Parameter gain_;  // (dim)
+  Parameter gain_;  // (dim), float32 where the layer computes in reduced precision
+  at::ScalarType dtype_;
   double eps_;
 };
 

@@ -16,7 +16,7 @@ Values SquaredError::forward(Values x, Context& context, Saved& saved) {
   at::Tensor difference = x[0] - target;
   const at::Tensor flat = difference.reshape({-1});
   const double loss = at::dot(flat, flat).item().toDouble() / 2 * scale;
-  if (context.training) saved.keep_until_p1(difference.mul_(scale));
+  if (context.keeps()) saved.keep_until_p1(difference.mul_(scale * context.gradient_scale));
   return {at::scalar_tensor(loss, at::TensorOptions().dtype(at::kDouble))};
 }
 

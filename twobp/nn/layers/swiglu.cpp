@@ -13,14 +13,14 @@ Values SwiGlu::forward(Values values, Context& context, Saved& saved) {
   sizes.back() = cols;
   at::Tensor act = context.output(sizes, x.options());
   dispatch_float(x.scalar_type(), "SwiGlu", [&](auto zero) {
-    using T = decltype(zero);
-    const T* from = x.const_data_ptr<T>();
-    T* to = act.mutable_data_ptr<T>();
+    using S = decltype(zero);
+    const S* from = numbers<S>(x);
+    S* to = mutable_numbers<S>(act);
     for_rows(rows, cols, [&](int64_t begin, int64_t end) {
-      kernels<T>().swiglu_forward(from + begin * 2 * cols, to + begin * cols, end - begin, cols);
+      kernels<S>().swiglu_forward(from + begin * 2 * cols, to + begin * cols, end - begin, cols);
     });
   });
-  if (context.training) saved.keep_until_p1(std::move(x));
+  if (context.keeps()) saved.keep_until_p1(std::move(x));
   return {std::move(act)};
 }
 
@@ -36,12 +36,12 @@ Values SwiGlu::backward_p1(Values values, Context& context, Saved& saved) {
   at::Tensor dx =
       context.destination == nullptr && exclusively_owned(x) ? x : context.output(x.sizes(), x.options());
   dispatch_float(x.scalar_type(), "SwiGlu", [&](auto zero) {
-    using T = decltype(zero);
-    const T* from = x.const_data_ptr<T>();
-    const T* gradient = dact.const_data_ptr<T>();
-    T* to = dx.mutable_data_ptr<T>();
+    using S = decltype(zero);
+    const S* from = numbers<S>(x);
+    const S* gradient = numbers<S>(dact);
+    S* to = mutable_numbers<S>(dx);
     for_rows(rows, cols, [&](int64_t begin, int64_t end) {
-      kernels<T>().swiglu_backward(from + begin * 2 * cols, gradient + begin * cols, to + begin * 2 * cols,
+      kernels<S>().swiglu_backward(from + begin * 2 * cols, gradient + begin * cols, to + begin * 2 * cols,
                                    end - begin, cols);
     });
   });

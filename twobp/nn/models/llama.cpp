@@ -4,7 +4,6 @@
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/embedding.h"
-#include "twobp/nn/layers/linear.h"
 #include "twobp/nn/layers/residual.h"
 #include "twobp/nn/layers/rms_norm.h"
 #include "twobp/nn/layers/sequential.h"
@@ -21,12 +20,11 @@ std::unique_ptr<Layer> attention_half(const std::string& block, const LlamaOptio
   std::vector<ParameterPart> qkv = {{attention + "q_proj.weight", q_rows},
                                     {attention + "k_proj.weight", kv_rows},
                                     {attention + "v_proj.weight", kv_rows}};
-  const AttentionShape shape{o.heads, o.kv_heads, o.head_dim, o.rope_theta};
+  const AttentionShape shape{o.heads, o.kv_heads, o.head_dim, o.rope};
   return std::make_unique<Residual>(make_sequential(
       std::make_unique<RmsNorm>(block + ".input_layernorm.weight", o.dim, o.norm_eps, o.dtype),
-      std::make_unique<Linear>(qkv, o.dim, o.init_std, o.dtype), std::make_unique<Attention>(shape, o.dtype),
-      std::make_unique<Linear>(std::vector<ParameterPart>{{attention + "o_proj.weight", o.dim}}, q_rows,
-                               o.init_std, o.dtype)));
+      make_linear(qkv, o.dim, o.init_std, o.dtype, o.lora), std::make_unique<Attention>(shape, o.dtype),
+      make_linear({{attention + "o_proj.weight", o.dim}}, q_rows, o.init_std, o.dtype, o.lora)));
 }
 
 // Shared by both models: everything it needs is in MlpOptions.
@@ -36,9 +34,8 @@ std::unique_ptr<Layer> mlp_half(const std::string& block, const MlpOptions& o) {
                                         {projections + "up_proj.weight", o.hidden}};
   return std::make_unique<Residual>(make_sequential(
       std::make_unique<RmsNorm>(block + ".post_attention_layernorm.weight", o.dim, o.norm_eps, o.dtype),
-      std::make_unique<Linear>(gate_up, o.dim, o.init_std, o.dtype), std::make_unique<SwiGlu>(),
-      std::make_unique<Linear>(std::vector<ParameterPart>{{projections + "down_proj.weight", o.dim}},
-                               o.hidden, o.init_std, o.dtype)));
+      make_linear(gate_up, o.dim, o.init_std, o.dtype, o.lora), std::make_unique<SwiGlu>(),
+      make_linear({{projections + "down_proj.weight", o.dim}}, o.hidden, o.init_std, o.dtype, o.lora)));
 }
 
 std::string block_name(int64_t i) {
@@ -51,7 +48,7 @@ ModelSpec llama(const LlamaOptions& o) {
   TWOBP_CHECK(o.layers >= 1 && o.dim >= 1 && o.vocab >= 1 && o.hidden >= 1,
               "a LLaMa needs at least one layer, dim, vocab and hidden of at least 1");
   const std::string embedding = "model.embed_tokens.weight";
-  const MlpOptions mlp_options{o.dim, o.layers, o.hidden, o.norm_eps, o.init_std, o.dtype};
+  const MlpOptions mlp_options{o.dim, o.layers, o.hidden, o.norm_eps, o.init_std, o.dtype, o.lora};
   ModelSpec model;
   model.layers.push_back({"model.embed_tokens", "embedding", [o, embedding] {
                             return std::make_unique<Embedding>(embedding, o.vocab, o.dim, o.init_std,
@@ -68,8 +65,7 @@ ModelSpec llama(const LlamaOptions& o) {
   model.layers.push_back({"lm_head", "head", [o, head] {
                             return make_sequential(
                                 std::make_unique<RmsNorm>("model.norm.weight", o.dim, o.norm_eps, o.dtype),
-                                std::make_unique<Linear>(std::vector<ParameterPart>{{head, o.vocab}}, o.dim,
-                                                         o.init_std, o.dtype),
+                                make_linear({{head, o.vocab}}, o.dim, o.init_std, o.dtype, o.lora),
                                 std::make_unique<CrossEntropy>());
                           }});
   return model;

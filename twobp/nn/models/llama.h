@@ -5,6 +5,8 @@
 
 #include <ATen/ATen.h>
 
+#include "twobp/nn/layers/lora_linear.h"
+#include "twobp/nn/layers/rope.h"
 #include "twobp/nn/models/model.h"
 
 namespace twobp {
@@ -18,10 +20,11 @@ struct LlamaOptions {
   int64_t head_dim = 64;
   int64_t hidden = 704;
   double norm_eps = 1e-5;
-  double rope_theta = 10000;
+  RopeSettings rope;
   bool tied = false;  // the head's projection is the embedding matrix
   double init_std = 0.02;
   at::ScalarType dtype = at::kFloat;
+  LoraOptions lora;  // with a rank, all but the adapters is frozen
 };
 
 ModelSpec llama(const LlamaOptions& options);
@@ -34,6 +37,7 @@ struct MlpOptions {
   double norm_eps = 1e-5;
   double init_std = 0.02;
   at::ScalarType dtype = at::kFloat;
+  LoraOptions lora;
 };
 
 ModelSpec mlp(const MlpOptions& options);

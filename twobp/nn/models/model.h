@@ -21,6 +21,7 @@ struct ModelSpec {
   std::string
       input_field;  // the batch's field that is the first layer's input; empty: it reads the batch itself
   std::vector<LayerSpec> layers;
+  int first_trainable = 0;  // layers before have no backward: see freeze.h
 };
 
 }  // namespace twobp

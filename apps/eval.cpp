@@ -1,0 +1,53 @@
+#include "apps/eval.h"
+
+#include <cmath>
+#include <cstdio>
+#include <memory>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/json_report.h"
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/train/trainer.h"
+
+namespace twobp {
+namespace {
+
+struct EvalOptions {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::string json;
+};
+
+void eval(const EvalOptions& options) {
+  std::vector<std::string> overrides = {"train.eval_batches=0"};  // all, unless told otherwise
+  overrides.insert(overrides.end(), options.overrides.begin(), options.overrides.end());
+  Config config = load_config(options.config, overrides);
+  config.model.freeze = {"*"};  // no gradients, no optimizer state
+  Trainer trainer(config);
+  const double begin = now_seconds();
+  const std::optional<double> loss = trainer.evaluate();
+  const double seconds = now_seconds() - begin;
+  TWOBP_CHECK(loss, "there is no held-out data: set data.held_out above 0");
+  std::printf("held-out loss %.6f, perplexity %.3f, %.1f s\n", *loss, std::exp(*loss), seconds);
+  if (options.json.empty()) return;
+  const nlohmann::json report = {
+      {"loss", *loss}, {"perplexity", std::exp(*loss)}, {"seconds", seconds}, {"machine", machine_to_json()}};
+  write_text(options.json, report.dump(2) + "\n");
+}
+
+}  // namespace
+
+void add_eval_command(CLI::App& app) {
+  auto options = std::make_shared<EvalOptions>();
+  CLI::App* command =
+      app.add_subcommand("eval", "Held-out loss and perplexity of a model, all of the held-out data");
+  command->add_option("config", options->config,
+                      "JSON file, as for train; model.from is the model (without it: random weights)");
+  command->add_option("--set", options->overrides, "Override a key: section.key=value")->take_all();
+  command->add_option("--json", options->json, "File for the result as JSON");
+  command->callback([options] { eval(*options); });
+}
+
+}  // namespace twobp

@@ -1,0 +1,135 @@
+#include "apps/generate.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include <ATen/Parallel.h>
+#include <CLI/CLI.hpp>
+
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/train/build_model.h"
+#include "twobp/train/generator.h"
+#include "twobp/train/hf_config.h"
+#include "twobp/train/load_model.h"
+#include "twobp/train/tokenizer.h"
+
+namespace twobp {
+namespace {
+
+struct GenerateOptions {
+  std::string model;
+  std::string prompt;
+  std::string tokenizer;
+  std::string precision = "fp32";
+  int64_t tokens = 64;
+  int threads = 0;
+  bool ignore_end = false;
+  SamplingOptions sampling;
+};
+
+// Text in and out: a tokenizer.json, or bytes for a model with the vocabulary of bytes.
+class Text {
+ public:
+  Text(const GenerateOptions& options, int64_t vocab) {
+    const std::filesystem::path beside = std::filesystem::path(options.model) / "tokenizer.json";
+    const bool is_there = std::filesystem::exists(beside);
+    if (options.tokenizer.empty() && !is_there) {
+      TWOBP_CHECK(vocab == 256, options.model, ": there is no tokenizer.json, and the vocabulary is ", vocab,
+                  ", not that of bytes (256): give --tokenizer");
+      return;
+    }
+    tokenizer_ = std::make_unique<Tokenizer>(options.tokenizer.empty() ? beside.string() : options.tokenizer);
+    TWOBP_CHECK(tokenizer_->vocab() <= vocab, tokenizer_->path(), ": has ", tokenizer_->vocab(),
+                " tokens, but the model's vocabulary is ", vocab, ": it is the tokenizer of another model");
+    stream_.emplace(*tokenizer_);
+  }
+
+  std::vector<int64_t> encode(const std::string& text) {
+    if (tokenizer_) return tokenizer_->encode(text, /*special=*/true);
+    std::vector<int64_t> bytes;
+    for (const char c : text) bytes.push_back(static_cast<unsigned char>(c));
+    return bytes;
+  }
+
+  bool is_end(int64_t token) const { return tokenizer_ && tokenizer_->end_of_text() == token; }
+
+  void print(int64_t token) {
+    const std::string text = tokenizer_
+                                 ? stream_->add(token)
+                                 : std::string(1, static_cast<char>(static_cast<unsigned char>(token)));
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  }
+  void finish() {
+    const std::string text = tokenizer_ ? stream_->finish() : "";
+    std::printf("%s\n", text.c_str());
+  }
+
+ private:
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::optional<TokenStream> stream_;
+};
+
+void generate(const GenerateOptions& options) {
+  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  at::set_num_threads(options.threads > 0 ? options.threads : cores);
+  ModelConfig config;
+  config.from = options.model;
+  read_hf_config(options.model, config);
+  Text text(options, config.vocab);
+  Generator generator(build_model(config, compute_dtype(options.precision)));
+  load_weights(generator.parameters(), ModelWeights(options.model));
+  const std::vector<int64_t> prompt = text.encode(options.prompt);
+  TWOBP_CHECK(!prompt.empty(), "--prompt: there is no token in it: give at least one character");
+
+  std::fwrite(options.prompt.data(), 1, options.prompt.size(), stdout);
+  std::fflush(stdout);
+  const double begin = now_seconds();
+  double first = begin;
+  int64_t count = 0;
+  generator.generate(prompt, options.tokens, options.sampling, [&](int64_t token) {
+    if (count == 0) first = now_seconds();
+    ++count;
+    if (text.is_end(token) && !options.ignore_end) return false;
+    text.print(token);
+    return true;
+  });
+  text.finish();
+  const double rest = now_seconds() - first;
+  std::fprintf(stderr, "%lld tokens after %zu, first after %.2f s, then %.1f tokens/s\n",
+               static_cast<long long>(count), prompt.size(), first - begin,
+               count > 1 ? static_cast<double>(count - 1) / rest : 0.0);
+}
+
+}  // namespace
+
+void add_generate_command(CLI::App& app) {
+  auto options = std::make_shared<GenerateOptions>();
+  CLI::App* command = app.add_subcommand("generate", "Continue a text with a trained model");
+  command->add_option("model", options->model, "Hugging Face directory, as save.model writes it")->required();
+  command->add_option("--prompt", options->prompt, "The text to continue")->required();
+  command->add_option("--tokens", options->tokens, "Most tokens to generate")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  command->add_option("--temperature", options->sampling.temperature, "0: always the likeliest token")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
+  command
+      ->add_option("--top-p", options->sampling.top_p, "Only the likeliest tokens that together reach this")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  command->add_option("--seed", options->sampling.seed, "Of the sampling")->capture_default_str();
+  command->add_option("--tokenizer", options->tokenizer, "tokenizer.json, if it is not beside the model");
+  command->add_option("--precision", options->precision, "Of the compute")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
+      ->capture_default_str();
+  command->add_option("--threads", options->threads, "0: one a core")->capture_default_str();
+  command->add_flag("--ignore-end", options->ignore_end, "Go on after the token that ends a text");
+  command->callback([options] { generate(*options); });
+}
+
+}  // namespace twobp

@@ -1,0 +1,15 @@
+# Installs the library so that another CMake project can find_package(twobp).
+if(NOT TWOBP_TORCH)
+  return()
+endif()
+include(CMakePackageConfigHelpers)
+
+install(TARGETS twobp_core twobp_schedule twobp_nn twobp_transport twobp_pipeline twobp_train twobp_trace twobp_autograd
+  EXPORT twobpTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/twobp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(EXPORT twobpTargets NAMESPACE twobp:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/twobp)
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/twobpConfig.cmake.in ${PROJECT_BINARY_DIR}/twobpConfig.cmake
+  INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/twobp)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/twobpConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/twobpConfig.cmake ${PROJECT_BINARY_DIR}/twobpConfigVersion.cmake
+  DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/twobp)

@@ -1,0 +1,139 @@
+// Torch modules as layers of the pipeline: the same gradients as autograd gives on one device, and the
+// promise of equal bits over stages, schedules and policies.
+#include "twobp/autograd/autograd_layer.h"
+
+#include <filesystem>
+
+#include <gtest/gtest.h>
+#include <torch/script.h>
+#include <torch/torch.h>
+
+#include "tests/train/helpers.h"
+#include "tests/train/training.h"
+#include "twobp/nn/layers/squared_error.h"
+#include "twobp/pipeline/pipeline.h"
+
+namespace twobp {
+namespace {
+
+constexpr int64_t kDim = 6;
+
+torch::nn::Sequential make_module(uint64_t seed) {
+  torch::manual_seed(seed);
+  return torch::nn::Sequential(torch::nn::Linear(kDim, 9), torch::nn::GELU(), torch::nn::Linear(9, kDim));
+}
+
+ModelSpec make_model() {
+  ModelSpec model;
+  model.input_field = "input";
+  for (int i = 0; i < 3; ++i) {
+    const std::string name = concat("block", i);
+    model.layers.push_back(
+        {name, "module", [name, module = make_module(10 + i)] { return from_module(module, name); }});
+  }
+  model.layers.push_back({"loss", "loss", [] { return std::make_unique<SquaredError>(); }});
+  return model;
+}
+
+Fields micro_batch(uint64_t seed) {
+  torch::manual_seed(seed);
+  return {{"input", torch::randn({2, kDim})}, {"target", torch::randn({2, kDim})}};
+}
+
+// Gradients by name after one step over three micro-batches.
+std::map<std::string, at::Tensor> gradients(int stages, const std::string& schedule, P2Policy policy) {
+  const std::vector<Fields> batches = {micro_batch(1), micro_batch(2), micro_batch(3)};
+  const ModelSpec model = make_model();
+  PipelineOptions options;
+  options.stages = stages;
+  options.threads.pin = false;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  Pipeline pipeline(model, measure_profile(model, batches[0], 0), options);
+  StepOptions step;
+  step.loss_scale = 1.0 / 6;
+  step.timeout = 60;
+  const StepReport report = pipeline.run(pipeline.plan(schedule, 3, policy), batches, step);
+  std::map<std::string, at::Tensor> grads;
+  for (int s = 0; s < stages; ++s) {
+    for (int i = 0; i < pipeline.stage(s).layer_count(); ++i) {
+      for (const Parameter* p : pipeline.stage(s).parameters(i)) grads[p->name()] = p->grad.clone();
+    }
+  }
+  grads["loss"] = torch::tensor(report.loss);
+  return grads;
+}
+
+TEST(AutogradLayer, AgreesWithAutogradOnOneDevice) {
+  const auto actual = gradients(1, "gpipe", P2Policy::kOff);
+  std::vector<torch::nn::Sequential> blocks;
+  for (int i = 0; i < 3; ++i) blocks.push_back(make_module(10 + i));
+  at::Tensor loss = torch::zeros({});
+  for (int m = 1; m <= 3; ++m) {
+    const Fields fields = micro_batch(m);
+    at::Tensor x = fields.at("input");
+    for (auto& block : blocks) x = block->forward(x);
+    loss = loss + (x - fields.at("target")).square().sum() / (2 * kDim) / 6;
+  }
+  loss.backward();
+  EXPECT_NEAR(actual.at("loss").item<double>(), loss.item<double>(), 1e-6 * loss.item<double>());
+  for (int i = 0; i < 3; ++i) {
+    for (const auto& item : blocks[i]->named_parameters()) {
+      const at::Tensor expected = item.value().grad();
+      const at::Tensor& grad = actual.at(concat("block", i, ".", item.key()));
+      // Sums of at most 3 * 9 numbers through three blocks.
+      EXPECT_LE((grad - expected).abs().max().item<float>(), 100 * 6e-8 * expected.abs().max().item<float>())
+          << item.key();
+    }
+  }
+}
+
+TEST(AutogradLayer, SameBitsForEveryStageCountScheduleAndPolicy) {
+  const auto expected = gradients(1, "gpipe", P2Policy::kOff);
+  for (const int stages : {1, 2, 4}) {
+    for (const std::string schedule : {"naive", "gpipe", "1f1b"}) {
+      for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kFill}) {
+        for (const auto& [name, grad] : gradients(stages, schedule, policy)) {
+          EXPECT_TRUE(at::equal(grad, expected.at(name))) << name << " " << stages << " " << schedule;
+        }
+      }
+    }
+  }
+}
+
+TEST(AutogradLayer, TorchScriptFile) {
+  test::TempFolder folder;
+  torch::jit::Module module("m");
+  module.register_parameter("w", torch::full({kDim, kDim}, 0.25), false);
+  module.define("def forward(self, x):\n  return torch.relu(x) @ self.w\n");
+  module.save(folder.path("m.pt"));
+  const auto layer = from_torchscript(folder.path("m.pt"), "script");
+  std::vector<Parameter*> parameters;
+  layer->collect_parameters(parameters);
+  ASSERT_EQ(parameters.size(), 1u);
+  EXPECT_EQ(parameters[0]->name(), "script.w");
+  parameters[0]->allocate_value(1);
+  parameters[0]->allocate_grad();
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const at::Tensor x = at::tensor({1.f, -1.f, 2.f, 0.5f, -3.f, 4.f}).view({1, kDim});
+  const at::Tensor dy = at::arange(kDim, at::kFloat).view({1, kDim});
+  Context context;
+  Saved saved;
+  const Values y = layer->forward({x}, context, saved);
+  EXPECT_TRUE(at::equal(y[0], at::full({1, kDim}, 7.5 * 0.25)));
+  EXPECT_FALSE(y[0].requires_grad());
+  const Values dx = layer->backward_p1({dy}, context, saved);
+  EXPECT_TRUE(at::equal(dx[0], at::tensor({3.75f, 0.f, 3.75f, 3.75f, 0.f, 3.75f}).view({1, kDim})));
+  Saved* const one[] = {&saved};
+  layer->backward_p2(one);
+  EXPECT_TRUE(at::equal(parameters[0]->grad, at::mm(at::relu(x).t(), dy)));
+}
+
+TEST(AutogradLayer, Errors) {
+  test::expect_error([] { from_torchscript("no_such_file.pt", "x"); }, {"no_such_file.pt", "TorchScript"});
+  test::TempFolder folder;
+  test::expect_error([&] { from_torchscript(folder.write("bad.pt", "not a zip"), "x"); },
+                     {"bad.pt", "TorchScript"});
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,8 @@
+file(REMOVE_RECURSE ${WORK})
+function(run)
+  execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+run(${CMAKE_COMMAND} --install ${TWOBP_BUILD} --prefix ${WORK}/prefix)
+run(${CMAKE_COMMAND} -G Ninja -S ${APP} -B ${WORK}/build -DCMAKE_BUILD_TYPE=${BUILD_TYPE} -Dtwobp_DIR=${WORK}/prefix/lib/cmake/twobp -DTorch_DIR=${TORCH_DIR})
+run(${CMAKE_COMMAND} --build ${WORK}/build)
+run(${WORK}/build/app)

@@ -1,0 +1,103 @@
+// LoRA adapters: against autograd, and what they leave alone.
+#include <gtest/gtest.h>
+
+#include "tests/nn/layer_test_util.h"
+#include "twobp/nn/layers/lora_linear.h"
+#include "twobp/nn/models/freeze.h"
+#include "twobp/nn/models/llama.h"
+
+namespace twobp {
+namespace {
+
+using test::random;
+
+const std::vector<ParameterPart> kParts = {
+    {"b.q_proj.weight", 5}, {"b.k_proj.weight", 3}, {"b.v_proj.weight", 4}};
+constexpr int64_t kIn = 7;
+const LoraOptions kLora{2, 6, {"q_proj", "v_proj"}};
+
+std::vector<Parameter*> parameters_of(Layer& layer) {
+  std::vector<Parameter*> parameters = test::make_parameters(layer);
+  for (Parameter* p : parameters) p->value.copy_(random(p->sizes(), 11 + p->numel()));  // B would be 0
+  return parameters;
+}
+
+TEST(Lora, AgreesWithAutograd) {
+  LoraLinear layer(kParts, kIn, 0.5, at::kDouble, kLora);
+  const auto parameters = parameters_of(layer);
+  ASSERT_EQ(parameters.size(), 5u);  // the packed weight, then A and B of q and of v
+  at::Tensor x = random({2, 3, kIn}, 1).requires_grad_(true);
+  std::vector<at::Tensor> w;
+  for (const Parameter* p : parameters) w.push_back(p->value.clone().requires_grad_(true));
+  const at::Tensor q = at::matmul(at::matmul(x, w[1].t()), w[2].t()) * 3;
+  const at::Tensor v = at::matmul(at::matmul(x, w[3].t()), w[4].t()) * 3;
+  const at::Tensor y = at::matmul(x, w[0].t()) + at::cat({q, at::zeros({2, 3, 3}, at::kDouble), v}, 2);
+  const at::Tensor dy = random({2, 3, 12}, 2);
+  y.backward(dy);
+
+  test::MicroBatch micro_batch(layer);
+  const double roundings = 60;
+  test::expect_close(micro_batch.forward(x.detach().clone()), y.detach(), roundings, at::kDouble, "y");
+  test::expect_close(micro_batch.p1(dy.clone()), x.grad(), roundings, at::kDouble, "dx");
+  micro_batch.p2();
+  EXPECT_FALSE(parameters[0]->has_grad());
+  EXPECT_FALSE(parameters[0]->grad.defined()) << "a frozen weight has no gradient buffer";
+  for (size_t i = 1; i < 5; ++i) {
+    test::expect_close(parameters[i]->grad, w[i].grad(), roundings, at::kDouble, parameters[i]->name());
+  }
+}
+
+TEST(Lora, StartsAsTheModelItAdapts) {
+  LoraLinear layer(kParts, kIn, 0.5, at::kDouble, kLora);
+  Linear plain(kParts, kIn, 0.5, at::kDouble);
+  test::make_parameters(layer);
+  test::make_parameters(plain);
+  const at::Tensor x = random({4, kIn}, 1);
+  EXPECT_TRUE(
+      at::equal(test::MicroBatch(layer).forward(x.clone()), test::MicroBatch(plain).forward(x.clone())));
+}
+
+TEST(Lora, NamesAndTargets) {
+  LoraLinear layer(kParts, kIn, 0.5, at::kFloat, kLora);
+  std::vector<Parameter*> parameters;
+  layer.collect_parameters(parameters);
+  EXPECT_EQ(parameters[1]->name(), "b.q_proj.lora_A.weight");
+  EXPECT_EQ(parameters[1]->sizes(), (std::vector<int64_t>{2, kIn}));
+  EXPECT_EQ(parameters[4]->name(), "b.v_proj.lora_B.weight");
+  EXPECT_EQ(parameters[4]->sizes(), (std::vector<int64_t>{4, 2}));
+  EXPECT_FALSE(LoraLinear::adapts({{"b.xq_proj.weight", 5}}, kLora)) << "the end of a name, at a dot";
+  EXPECT_FALSE(LoraLinear::adapts(kParts, {0, 16, {"q_proj"}}));
+}
+
+TEST(Freeze, Patterns) {
+  EXPECT_TRUE(matches_pattern("model.layers.10.mlp.up_proj.weight", "model.layers.1?.*"));
+  EXPECT_TRUE(matches_pattern("abc", "*"));
+  EXPECT_TRUE(matches_pattern("", "*"));
+  EXPECT_TRUE(matches_pattern("aXbXc", "a*c"));
+  EXPECT_TRUE(matches_pattern("ababab", "*abab"));
+  EXPECT_FALSE(matches_pattern("abc", "ab"));
+  EXPECT_FALSE(matches_pattern("abc", "abcd"));
+  EXPECT_FALSE(matches_pattern("abc", "?"));
+  EXPECT_FALSE(matches_pattern("aXbXd", "a*c"));
+}
+
+TEST(Freeze, FindsTheFirstTrainableLayerAndMakesKinds) {
+  ModelSpec model = llama({});
+  const size_t layers = model.layers.size();
+  freeze(model, {"model.embed_tokens.*", "model.layers.0.*", "*_layernorm.weight"});
+  EXPECT_EQ(model.first_trainable, 3) << "embedding and both halves of block 0 are frozen";
+  EXPECT_NE(model.layers[1].kind, model.layers[3].kind);
+  EXPECT_EQ(model.layers[3].kind, model.layers[5].kind);
+  freeze(model, {"*"});
+  EXPECT_EQ(model.first_trainable, static_cast<int>(layers));
+}
+
+TEST(Freeze, Errors) {
+  ModelSpec model = llama({});
+  test::expect_error([&] { freeze(model, {"model.layers.0.self_attn.q_prj.weight"}); },
+                     {"q_prj", "did you mean", "q_proj"});
+  test::expect_error([&] { freeze(model, {"*.q_proj.weight"}); }, {"q_proj", "k_proj", "one weight"});
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,138 @@
+// The promise of checkpoints: `twobp train` is killed at random moments, again and again, resumed each time
+// on another pipeline, and ends with the weights and losses of a run that was never stopped, to the bit.
+//
+// TWOBP_KILLS in the environment: how many kills (5). TWOBP_SEED: of the moments (1).
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <random>
+
+#include "tests/program/subprocess.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+using test::expect_success;
+using test::Finished;
+using test::lines_of;
+using test::read_file;
+using test::TempFolder;
+
+constexpr int kSteps = 200;
+
+int number_from_environment(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::atoi(text);
+}
+
+json config_in(const TempFolder& folder, const std::string& name, bool checkpoints) {
+  json config = test::tiny_config();
+  config["data"]["held_out"] = 0;
+  config["train"]["steps"] = kSteps;
+  config["train"]["clip_norm"] = 0.5;
+  config["save"] = {{"model", folder.path(name + "-model")}};
+  if (checkpoints) {
+    config["save"]["checkpoints"] = folder.path(name + "-checkpoints");
+    config["save"]["every"] = 1;
+    config["save"]["keep"] = 2;
+  }
+  return config;
+}
+
+// (step, loss) of every line.
+std::vector<std::pair<int, double>> losses_in(const std::string& metrics) {
+  std::vector<std::pair<int, double>> losses;
+  for (const auto& line : lines_of(read_file(metrics))) {
+    const json step = json::parse(line, nullptr, false);
+    if (step.is_object()) losses.emplace_back(step.at("step"), step.at("loss"));  // a kill cuts lines off
+  }
+  return losses;
+}
+
+// The step that a run said it was resumed after; 0 if it started anew, -1 if it did not get so far.
+int resumed_step(const std::string& out) {
+  if (out.find("starting from the beginning") != std::string::npos) return 0;
+  const std::string marker = "resumed after step ";
+  const size_t at = out.find(marker);
+  return at == std::string::npos ? -1 : std::atoi(out.c_str() + at + marker.size());
+}
+
+class Kill : public ::testing::Test {
+ protected:
+  std::vector<std::string> random_pipeline() {
+    static const std::vector<std::string> schedules = {"naive", "gpipe", "1f1b"};
+    static const std::vector<std::string> policies = {"off", "end", "cooldown", "fill"};
+    const auto set = [](const std::string& key, const std::string& value) {
+      return "pipeline." + key + "=" + value;
+    };
+    return {"--set", set("stages", std::to_string(1 + random_() % 3)),
+            "--set", set("schedule", schedules[random_() % schedules.size()]),
+            "--set", set("p2", policies[random_() % policies.size()]),
+            "--set", set("memory_cap", random_() % 2 == 0 ? "auto" : "0")};
+  }
+  double uniform(double low, double high) {
+    return std::uniform_real_distribution<double>(low, high)(random_);
+  }
+
+  TempFolder folder_;
+  std::mt19937 random_{static_cast<unsigned>(number_from_environment("TWOBP_SEED", 1))};
+};
+
+TEST_F(Kill, EveryResumeEndsWithTheSameWeights) {
+  const int wanted = number_from_environment("TWOBP_KILLS", 5);
+  ASSERT_GT(wanted, 0);
+  const std::string never_stopped = folder_.path("never-stopped.jsonl");
+  const double whole =
+      expect_success({"train", folder_.write("config.json", config_in(folder_, "whole", false).dump()),
+                      "--metrics", never_stopped})
+          .seconds;
+  const auto losses = losses_in(never_stopped);
+  ASSERT_EQ(losses.size(), static_cast<size_t>(kSteps));
+  const std::string weights = read_file(folder_.path("whole-model/model.safetensors"));
+  ASSERT_GT(weights.size(), 1000U);
+
+  const double begin = now_seconds();
+  int kills = 0;
+  int in_training = 0;
+  int rounds = 0;
+  for (; kills < wanted; ++rounds) {
+    const std::string name = concat("round", rounds);
+    SCOPED_TRACE(name);
+    const std::string metrics = folder_.path(name + ".jsonl");
+    const std::string config = folder_.write(name + ".json", config_in(folder_, name, true).dump());
+    int last_resumed = 0;
+    int reached = 0;  // the last step a killed run told of
+    while (true) {
+      std::vector<std::string> arguments = {"train", config, "--resume", "--metrics", metrics};
+      for (const std::string& argument : random_pipeline()) arguments.push_back(argument);
+      test::RunOptions options;
+      // From the first instruction of the program to long after the training of the rest would take.
+      if (kills < wanted) options.kill_after = uniform(0.001, 2 * whole);
+      const Finished result = test::run_program(arguments, options);
+      ASSERT_EQ(result.err, "") << join(arguments, " ");
+      const int resumed = resumed_step(result.out);
+      if (resumed >= 0) {
+        // The last step's checkpoint may be unwritten, and that of the one before was being written.
+        EXPECT_GE(resumed, reached - 2);
+        EXPECT_GE(resumed, last_resumed);
+        last_resumed = resumed;
+      }
+      if (result.exit_code == 0) break;
+      ASSERT_EQ(result.exit_code, 128 + SIGKILL) << join(arguments, " ") << "\n" << result.out;
+      ++kills;
+      if (result.out.find("\nstep ") != std::string::npos) ++in_training;
+      const auto told = losses_in(metrics);
+      if (!told.empty()) reached = std::max(reached, told.back().first);
+    }
+    ASSERT_EQ(read_file(folder_.path(name + "-model/model.safetensors")) == weights, true) << "other weights";
+    ASSERT_EQ(losses_in(metrics), losses) << "other losses, or a step missing or told twice";
+  }
+  std::printf(
+      "%d kills (%d of them between the first and the last step told) in %d runs of %d steps, %.0f s: "
+      "weights, losses equal\n",
+      kills, in_training, rounds, kSteps, now_seconds() - begin);
+}
+
+}  // namespace
+}  // namespace twobp

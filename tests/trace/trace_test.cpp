@@ -1,0 +1,151 @@
+// The Trace Event Format: every object has what its phase requires, tracks do not overlap, arrows meet
+// slices.
+#include "twobp/trace/trace.h"
+
+#include <map>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/trace/support.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+using test::real_trace;
+
+json with_phase(const json& all, const std::string& phase) {
+  json some = json::array();
+  for (const json& each : all) {
+    if (each.at("ph") == phase) some.push_back(each);
+  }
+  return some;
+}
+
+TEST(TraceJson, EveryObjectHasItsFields) {
+  const json all = json::parse(trace_json(real_trace()));
+  ASSERT_TRUE(all.is_array());
+  std::set<std::string> phases;
+  for (const json& each : all) {
+    const auto phase = each.at("ph").get<std::string>();
+    phases.insert(phase);
+    EXPECT_TRUE(each.at("name").is_string());
+    EXPECT_TRUE(each.at("pid").is_number_integer());
+    EXPECT_TRUE(each.at("tid").is_number_integer());
+    if (phase == "M") {
+      EXPECT_TRUE(each.at("args").is_object());
+      continue;
+    }
+    EXPECT_GE(each.at("ts").get<double>(), 0);
+    if (phase == "X") {
+      EXPECT_GE(each.at("dur").get<double>(), 0);
+      EXPECT_TRUE(each.at("cat").is_string());
+    }
+    if (phase == "C") {
+      for (const auto& [series, value] : each.at("args").items()) EXPECT_TRUE(value.is_number()) << series;
+    }
+    if (phase == "s" || phase == "f") {
+      EXPECT_TRUE(each.at("id").is_number_integer());
+      EXPECT_TRUE(each.at("cat").is_string());
+    }
+  }
+  EXPECT_EQ(phases, (std::set<std::string>{"C", "M", "X", "f", "s"}));
+}
+
+TEST(TraceJson, HasEveryEventOnItsRanksTrack) {
+  const Trace trace = real_trace();
+  const json slices = with_phase(json::parse(trace_json(trace)), "X");
+  std::map<int, std::vector<json>> tracks;
+  for (const json& each : slices) tracks[each.at("tid")].push_back(each);
+  ASSERT_EQ(tracks.size(), 3U);  // the steps, two ranks
+  EXPECT_EQ(tracks[1].size(), 2U);
+  EXPECT_EQ(tracks[1][1].at("name"), "step 2");
+  for (int rank = 0; rank < 2; ++rank) {
+    size_t at = 0;
+    for (const StepReport& step : trace.steps) {
+      for (const Event& event : step.events[rank]) {
+        const json& slice = tracks[rank + 2].at(at++);
+        EXPECT_EQ(slice.at("name"), event_name(event));
+        EXPECT_NEAR(slice.at("ts").get<double>(), (event.begin - trace.steps[0].begin) * 1e6, 1e-3);
+        EXPECT_NEAR(slice.at("dur").get<double>(), (event.end - event.begin) * 1e6, 1e-3);
+        EXPECT_EQ(slice.at("args").at("step"), step.step);
+        if (event.micro_batch >= 0) {
+          EXPECT_EQ(slice.at("args").at("micro_batch"), event.micro_batch);
+        }
+      }
+    }
+    EXPECT_EQ(at, tracks[rank + 2].size());
+    double last = 0;
+    for (const json& slice : tracks[rank + 2]) {
+      EXPECT_GE(slice.at("ts").get<double>(), last - 1e-3);
+      last = slice.at("ts").get<double>() + slice.at("dur").get<double>();
+    }
+  }
+}
+
+TEST(TraceJson, ArrowsGoFromSendsToReceives) {
+  const json all = json::parse(trace_json(real_trace()));
+  const auto slice_at = [&](const json& arrow) -> std::string {
+    for (const json& slice : with_phase(all, "X")) {
+      const double begin = slice.at("ts");
+      const double ts = arrow.at("ts");
+      if (slice.at("tid") == arrow.at("tid") && begin <= ts && ts <= begin + slice.at("dur").get<double>()) {
+        return slice.at("name");
+      }
+    }
+    return "nothing";
+  };
+  std::map<int, json> starts;
+  for (const json& arrow : with_phase(all, "s")) {
+    EXPECT_TRUE(starts.emplace(arrow.at("id").get<int>(), arrow).second);
+    EXPECT_EQ(slice_at(arrow), "send");
+  }
+  const json ends = with_phase(all, "f");
+  EXPECT_EQ(ends.size(), 2U * 2 * 3);  // steps, directions, micro-batches
+  EXPECT_EQ(starts.size(), ends.size());
+  for (const json& arrow : ends) {
+    ASSERT_TRUE(starts.contains(arrow.at("id").get<int>()));
+    EXPECT_EQ(arrow.at("bp"), "e");
+    EXPECT_EQ(slice_at(arrow), "receive");
+    EXPECT_NE(starts.at(arrow.at("id").get<int>()).at("tid"), arrow.at("tid"));
+  }
+}
+
+TEST(TraceJson, CountsMemory) {
+  const Trace trace = real_trace();
+  std::map<std::string, int64_t> most;
+  for (const json& each : with_phase(json::parse(trace_json(trace)), "C")) {
+    int64_t total = 0;
+    for (const auto& [series, value] : each.at("args").items()) total += value.get<int64_t>();
+    int64_t& peak = most[each.at("name").get<std::string>()];
+    peak = std::max(peak, total);
+  }
+  ASSERT_EQ(most.size(), 2U);
+  for (int rank = 0; rank < 2; ++rank) {
+    int64_t expected = 0;
+    for (const StepReport& step : trace.steps) {
+      for (const Event& event : step.events[rank]) expected = std::max(expected, event.total);
+    }
+    EXPECT_EQ(most[concat("memory of rank ", rank)], expected);
+  }
+}
+
+TEST(TraceJson, EscapesNames) {
+  Trace trace = real_trace(test::kHostileName);
+  for (Event& event : trace.steps[0].events[0]) {
+    if (event.kind == Event::Kind::kBackwardP2) event.name = test::kHostileName;
+  }
+  const std::string text = trace_json(trace);
+  for (const char c : text) EXPECT_TRUE((c >= ' ' && c <= '~') || c == '\n');
+  const json all = json::parse(text);
+  const auto title = all[0].at("args").at("name").get<std::string>();
+  EXPECT_EQ(title.rfind("twobp: </script>", 0), 0U) << title;
+}
+
+TEST(TraceJson, OfNoStepsIsAnArray) {
+  EXPECT_TRUE(json::parse(trace_json({})).is_array());
+}
+
+}  // namespace
+}  // namespace twobp

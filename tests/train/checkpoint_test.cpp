@@ -1,0 +1,290 @@
+// Resuming: to the bit as if the run had never stopped, at every step, whatever the pipeline is cut into and
+// however it is run; and what is refused.
+#include <functional>
+
+#include <gtest/gtest.h>
+
+#include "tests/train/checkpoint_runs.h"
+
+namespace twobp {
+namespace {
+
+using test::checkpoint_config;
+using test::expect_continues;
+using test::expect_error;
+using test::folder_with;
+using test::kSteps;
+using test::run;
+using test::RunResult;
+using test::TempFolder;
+
+// How a run goes on: never as it began (3 + 5 layers, 1f1b, fill).
+void use_other_pipeline(Config& config, int which) {
+  struct Other {
+    std::vector<int> split;
+    const char* schedule;
+    const char* p2;
+    const char* cap;
+  };
+  static const std::vector<Other> others = {{{8}, "naive", "off", "auto"},
+                                            {{3, 2, 3}, "gpipe", "end", "0"},
+                                            {{1, 2, 1, 3, 1}, "1f1b", "cooldown", "auto"},
+                                            {{4, 4}, "gpipe", "fill", "1KiB"},
+                                            {{5, 3}, "1f1b", "off", "0"}};
+  const Other& other = others[static_cast<size_t>(which) % others.size()];
+  config.pipeline.split = other.split;
+  config.pipeline.stages = static_cast<int>(other.split.size());
+  config.pipeline.schedule = other.schedule;
+  config.pipeline.p2 = other.p2;
+  config.pipeline.memory_cap = other.cap;
+}
+
+// Every step of the run is resumed at, each on a different pipeline.
+void expect_bitwise_at_every_step(const Config& config, const TempFolder& folder) {
+  const RunResult whole = run(config);
+  ASSERT_EQ(whole.outcome.losses.size(), static_cast<size_t>(kSteps));
+  for (int step = 1; step < kSteps; ++step) {
+    Config other = config;
+    other.save.checkpoints = folder_with(folder, config, step, concat("from", step));
+    use_other_pipeline(other, step);
+    const RunResult resumed = run(other, /*resume=*/true);
+    EXPECT_EQ(resumed.first_step, step);
+    EXPECT_EQ(resumed.notes, std::vector<std::string>{});
+    expect_continues(whole, resumed, concat("resumed after step ", step));
+  }
+  const RunResult done = run(config, /*resume=*/true);
+  EXPECT_EQ(done.first_step, kSteps);
+  expect_continues(whole, done, "nothing left to do");
+}
+
+struct Case {
+  const char* name;
+  void (*change)(Config& config);
+};
+
+class ResumeBitwise : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ResumeBitwise, AtEveryStep) {
+  const TempFolder folder;
+  Config config = checkpoint_config(folder);
+  GetParam().change(config);
+  expect_bitwise_at_every_step(config, folder);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ResumeBitwise,
+    ::testing::Values(
+        Case{"AdamW", [](Config&) {}}, Case{"AdamWTied", [](Config& c) { c.model.tied = true; }},
+        Case{"Adam", [](Config& c) { c.optimizer.type = "adam"; }},
+        Case{"SgdMomentum",
+             [](Config& c) {
+               c.optimizer.type = "sgd";
+               c.optimizer.momentum = 0.9;
+             }},
+        Case{"Sgd", [](Config& c) { c.optimizer.type = "sgd"; }},
+        Case{"NotShuffledLinear",
+             [](Config& c) {
+               c.data.shuffle = false;
+               c.optimizer.schedule = "linear";
+               c.train.clip_norm = 0;
+             }},
+        Case{"Frozen",
+             [](Config& c) {
+               c.model.freeze = {"model.embed_tokens.weight", "model.layers.0.*", "*.o_proj.weight"};
+             }},
+        Case{"Lora",
+             [](Config& c) {
+               c.model.lora = 2;
+               c.model.lora_targets = {"q_proj", "down_proj"};
+             }},
+        Case{"BFloat16", [](Config& c) { c.train.precision = "bf16"; }},
+        Case{"Float16SkipsSteps",
+             [](Config& c) {
+               c.train.precision = "fp16";
+               c.train.loss_scale = 0x1p24;
+             }}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+// That equality could fail: with any one piece of the state lost, the run is another.
+TEST(Resume, EveryPieceOfTheStateMatters) {
+  const TempFolder folder;
+  const Config config = checkpoint_config(folder);
+  const RunResult whole = run(config);
+  const std::vector<double> expected(whole.outcome.losses.begin() + 3, whole.outcome.losses.end());
+  const auto losses_after = [&](const std::function<void(Trainer&)>& lose) {
+    const TempFolder copy;
+    Config other = config;
+    other.save.checkpoints = folder_with(copy, config, 3, "from");
+    Checkpointer checkpointer(other.save, true);
+    Trainer trainer(other);
+    checkpointer.resume(trainer);
+    lose(trainer);
+    std::vector<double> losses;
+    while (trainer.steps_done() < kSteps) losses.push_back(trainer.step().loss);
+    return losses;
+  };
+  EXPECT_EQ(losses_after([](Trainer&) {}), expected);
+  for (const char* state : {".exp_avg", ".exp_avg_sq"}) {
+    EXPECT_NE(losses_after([&](Trainer& trainer) {
+                for (const LiveTensor& one : trainer.update().live_optimizer_state()) {
+                  if (one.name.ends_with(state)) one.tensor.zero_();
+                }
+              }),
+              expected)
+        << state;
+  }
+  EXPECT_NE(losses_after([](Trainer& trainer) {
+              for (int r = 0; r < trainer.pipeline().ranks(); ++r) trainer.update().restored(r, 0);
+            }),
+            expected)
+      << "number of updates";
+  EXPECT_NE(losses_after([](Trainer& trainer) {
+              trainer.go_on_from({3, 4, 1, 0});
+            }),
+            expected)
+      << "data position";
+}
+
+// Float16SkipsSteps above has a loss scale to carry over only if steps are skipped.
+TEST(Resume, LossScaleIsCarriedOver) {
+  const TempFolder folder;
+  Config config = checkpoint_config(folder);
+  config.train.precision = "fp16";
+  config.train.loss_scale = 0x1p24;
+  run(config);
+  const Checkpoint first(config.save.checkpoints + "/" + test::step_name(1));
+  const Checkpoint last(config.save.checkpoints + "/" + test::step_name(kSteps));
+  EXPECT_LT(first.state().position.gradient_scale, 0x1p24);
+  EXPECT_LT(last.state().optimizer_steps, kSteps);
+  EXPECT_EQ(last.state().position.step, kSteps);
+}
+
+TEST(Resume, MlpOnVectors) {
+  const TempFolder folder;
+  Config config = checkpoint_config(folder);
+  config.model.type = "mlp";
+  config.data.arrays = "";
+  config.data.synthetic = "vectors";
+  config.pipeline.split = {};
+  const RunResult whole = run(config);
+  config.save.checkpoints = folder_with(folder, config, 3, "from");
+  config.pipeline.stages = 1;
+  expect_continues(whole, run(config, true), "mlp");
+}
+
+// Evaluations between the steps, and checkpoints far apart, change nothing.
+TEST(Resume, WhateverElseTheRunDoes) {
+  const TempFolder folder;
+  Config config = checkpoint_config(folder);
+  config.data.held_out = 0.2;
+  const RunResult whole = run(config);
+  Config other = config;
+  other.save.checkpoints = folder.path("other");
+  other.save.every = 4;
+  other.train.eval_every = 1;
+  run(other, false, 5);
+  EXPECT_EQ(test::visible_names(other.save.checkpoints),
+            (std::vector<std::string>{test::step_name(4), test::step_name(5)}));
+  const RunResult resumed = run(other, true);
+  EXPECT_EQ(resumed.first_step, 5);
+  expect_continues(whole, resumed, "stopped after 5");
+}
+
+TEST(Resume, WithoutACheckpointItStarts) {
+  const TempFolder folder;
+  const Config config = checkpoint_config(folder);
+  const RunResult fresh = run(config, /*resume=*/true);
+  EXPECT_EQ(fresh.first_step, 0);
+  EXPECT_EQ(fresh.notes, std::vector<std::string>{});
+  Config other = config;
+  other.save.checkpoints = folder.path("other");
+  expect_continues(run(other), fresh, "started by --resume");
+}
+
+TEST(Resume, RefusesToMixRuns) {
+  const TempFolder folder;
+  const Config config = checkpoint_config(folder);
+  run(config, false, 2);
+  expect_error([&] { run(config); }, {config.save.checkpoints, "newest of step 2", "--resume"});
+  EXPECT_EQ(test::visible_names(config.save.checkpoints).size(), 2U);
+}
+
+// The data may move; its content may not change.
+TEST(Resume, DataByContent) {
+  const TempFolder folder;
+  Config config = checkpoint_config(folder);
+  const RunResult whole = run(config);
+  config.save.checkpoints = folder_with(folder, config, 2, "from");
+  test::write_data(folder, "moved", 3);
+  test::write_data(folder, "changed", 4);
+  config.data.arrays = folder.path("changed");
+  expect_error([&] { run(config, true); },
+               {"cannot resume", "data.arrays", "changed", "the training data is 9 samples"});
+  config.data.arrays = folder.path("moved");
+  expect_continues(whole, run(config, true), "moved data");
+}
+
+// The checkpoint is whole, but of something else: an error, not an older checkpoint, and nothing is lost.
+TEST(Resume, CheckpointOfAnotherModel) {
+  const TempFolder folder;
+  const Config config = checkpoint_config(folder);
+  run(config, false, 2);
+  Config other = config;
+  other.model.dim = 64;
+  expect_error([&] { run(other, true); }, {"cannot resume", "model.dim is 64 but 32 in the checkpoint"});
+  other = config;
+  other.model.layers = 2;
+  other.pipeline.split = {};
+  expect_error([&] { run(other, true); }, {"model.layers is 2 but 3"});
+  other = config;
+  other.train.steps = 1;
+  other.optimizer.schedule = config.optimizer.schedule;
+  expect_error([&] { run(other, true); }, {"train.steps is 1", "later step"});
+  EXPECT_EQ(test::visible_names(config.save.checkpoints).size(), 2U);
+  EXPECT_EQ(run(config, true).first_step, 2);
+}
+
+// Configurations agree but tensors do not, as with weights from another directory.
+TEST(Resume, TensorsOfAnotherModel) {
+  const TempFolder folder;
+  Config config = checkpoint_config(folder);
+  run(config, false, 1);
+  const Checkpoint checkpoint(config.save.checkpoints + "/" + test::step_name(1));
+  using File = Checkpoint::File;
+  Trainer trainer(config);
+  NamedTensors weights;
+  for (const LiveTensor& one : trainer.update().live_weights()) weights.emplace_back(one.name, one.tensor);
+  checkpoint.check_tensors(File::kWeights, weights);
+  NamedTensors wrong = weights;
+  wrong[3].second = at::zeros({5, 7});
+  expect_error([&] { checkpoint.check_tensors(File::kWeights, wrong); },
+               {"weights.safetensors", wrong[3].first, "[5, 7]", "another model"});
+  wrong = weights;
+  wrong[3].second = wrong[3].second.to(at::kDouble);
+  expect_error([&] { checkpoint.check_tensors(File::kWeights, wrong); }, {wrong[3].first, "Double"});
+  wrong = weights;
+  wrong.emplace_back("more.weight", at::zeros({1}));
+  expect_error([&] { checkpoint.check_tensors(File::kWeights, wrong); }, {"has no more.weight"});
+  wrong = weights;
+  const std::string last = wrong.back().first;
+  wrong.pop_back();
+  expect_error([&] { checkpoint.check_tensors(File::kWeights, wrong); }, {"has " + last, "this run has not"});
+  expect_error([&] { checkpoint.check_tensors(File::kFrozen, weights); }, {"frozen.safetensors has no"});
+}
+
+// A checkpoint's weights can be read by anything that reads Hugging Face's files.
+TEST(Resume, WeightsAreUnderTheirPublicNames) {
+  const TempFolder folder;
+  const Config config = checkpoint_config(folder);
+  const RunResult whole = run(config);
+  const Checkpoint last(config.save.checkpoints + "/" + test::step_name(kSteps));
+  const at::Tensor q = last.read(Checkpoint::File::kWeights, "model.layers.1.self_attn.q_proj.weight");
+  EXPECT_EQ(q.sizes(), (at::IntArrayRef{32, 32}));
+  const at::Tensor k =
+      last.read(Checkpoint::File::kOptimizer, "model.layers.1.self_attn.k_proj.weight.exp_avg");
+  EXPECT_EQ(k.sizes(), (at::IntArrayRef{16, 32}));
+  EXPECT_GT(k.abs().max().item<float>(), 0);
+}
+
+}  // namespace
+}  // namespace twobp

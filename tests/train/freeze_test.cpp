@@ -1,0 +1,142 @@
+// Frozen parameters and LoRA: what is not trained costs nothing and does not move; what is trained moves as
+// if all were, to the bit, whatever the stages, schedules and policies.
+#include <gtest/gtest.h>
+
+#include "tests/train/helpers.h"
+#include "tests/train/training.h"
+#include "twobp/train/lora.h"
+
+namespace twobp {
+namespace {
+
+using test::random_batches;
+using test::tiny_config;
+
+// SGD without clipping: the gradients of the frozen weights do not show in the others' first step.
+Config frozen_config(std::vector<std::string> patterns, int stages = 1) {
+  Config config = tiny_config();
+  config.model.freeze = std::move(patterns);
+  config.optimizer.type = "sgd";
+  config.pipeline.stages = stages;
+  return config;
+}
+
+const std::vector<std::string> kFirstBlocks = {"model.embed_tokens.weight", "model.layers.0.*",
+                                               "model.layers.1.self_attn.*"};
+
+TEST(Frozen, TheOthersMoveAsIfAllWereTrained) {
+  const auto batches = random_batches(1, 2);
+  const Variant variant{"1f1b", P2Policy::kFill};
+  Trainer all(frozen_config({}));
+  Trainer some(frozen_config(kFirstBlocks));
+  const auto before = test::copies_of(all.weights());
+  const auto full = test::train(all, batches, variant);
+  const auto partial = test::train(some, batches, variant);
+  EXPECT_EQ(full.losses, partial.losses);
+  int trained = 0;
+  for (size_t i = 0; i < before.size(); ++i) {
+    const bool frozen = !some.weights()[i]->trainable();
+    EXPECT_TRUE(test::same_bits(partial.weights[i], frozen ? before[i] : full.weights[i]))
+        << some.weights()[i]->name();
+    EXPECT_FALSE(test::same_bits(before[i], full.weights[i])) << some.weights()[i]->name();
+    trained += frozen ? 0 : 1;
+  }
+  EXPECT_EQ(trained, 12);  // block 1: two norms and 2 MLP weights, block 2: 6, head: 2
+}
+
+TEST(Frozen, SameBitsForEveryStageCountScheduleAndPolicy) {
+  const auto batches = random_batches(3, 3);
+  for (const std::string type : {"sgd", "adamw"}) {
+    Config config = frozen_config(kFirstBlocks);
+    config.optimizer.type = type;
+    config.train.clip_norm = 0.5;
+    const auto expected = test::train(config, batches, {"gpipe", P2Policy::kOff});
+    for (const int stages : {1, 2, 3, 5, 8}) {
+      for (const std::string schedule : {"naive", "gpipe", "1f1b"}) {
+        for (const P2Policy policy : {P2Policy::kOff, P2Policy::kCooldown, P2Policy::kFill}) {
+          config.pipeline.stages = stages;
+          test::expect_same_bits(expected, test::train(config, batches, {schedule, policy}),
+                                 concat(type, " ", stages, " ", schedule, " ", policy_name(policy)));
+        }
+      }
+    }
+  }
+}
+
+TEST(Frozen, CostsNoBackwardNoGradientNoState) {
+  Config config = frozen_config(kFirstBlocks, 2);
+  config.optimizer.type = "adamw";
+  config.pipeline.split = {3, 5};  // the first stage is frozen as a whole
+  Trainer trainer(config);
+  const StepResult result = trainer.step(random_batches(1, 2)[0], {"1f1b", P2Policy::kFill});
+  EXPECT_EQ(result.report.stages[0].backward_p1, 0);
+  EXPECT_EQ(result.report.stages[0].backward_p2, 0);
+  EXPECT_GT(result.report.stages[1].backward_p1, 0);
+  const auto at = [&](int stage, MemoryCategory category) {
+    return result.report.stage_memory[static_cast<size_t>(stage)].now[static_cast<size_t>(category)];
+  };
+  EXPECT_EQ(at(0, MemoryCategory::kGradients), 0);
+  EXPECT_EQ(at(0, MemoryCategory::kOptimizer), 0);
+  int64_t trained = 0;
+  for (const Parameter* weight : trainer.weights()) trained += weight->trainable() ? weight->numel() : 0;
+  EXPECT_EQ(at(1, MemoryCategory::kGradients), trained * 4);
+  EXPECT_EQ(at(0, MemoryCategory::kStash), 0);
+}
+
+TEST(Frozen, AllFrozenIsAnError) {
+  Trainer trainer(frozen_config({"*"}));
+  test::expect_error([&] { trainer.step(); }, {"nothing is trained", "model.freeze"});
+}
+
+Config lora_config(int stages = 1) {
+  Config config = tiny_config();
+  config.model.lora = 3;
+  config.model.lora_targets = {"q_proj", "v_proj", "down_proj"};
+  config.pipeline.stages = stages;
+  return config;
+}
+
+TEST(LoraTraining, SameBitsForEveryStageCountAndOnlyAdaptersMove) {
+  const auto batches = random_batches(4, 2);
+  Trainer one(lora_config());
+  const auto before = test::copies_of(one.weights());
+  const auto expected = test::train(one, batches, {"1f1b", P2Policy::kOff});
+  EXPECT_LT(expected.losses.back(), 1e9);
+  for (size_t i = 0; i < before.size(); ++i) {
+    const bool adapter = one.weights()[i]->name().find(".lora_") != std::string::npos;
+    EXPECT_EQ(adapter, one.weights()[i]->trainable());
+    EXPECT_EQ(!adapter, test::same_bits(before[i], expected.weights[i])) << one.weights()[i]->name();
+  }
+  for (const int stages : {2, 3, 5}) {
+    test::expect_same_bits(expected, test::train(lora_config(stages), batches, {"1f1b", P2Policy::kFill}),
+                           concat(stages, " stages"));
+  }
+}
+
+// The merged weights in a model without adapters: the same logits, up to the rounding of one product.
+TEST(LoraTraining, MergedWeightsGiveTheSameLoss) {
+  const auto batches = random_batches(4, 2);
+  Config config = lora_config();
+  Trainer trainer(config);
+  test::train(trainer, batches, {"1f1b", P2Policy::kFill});
+  const NamedTensors merged = merged_weights(trainer.weights(), config.model);
+  Trainer plain(tiny_config());
+  ASSERT_LT(merged.size(), trainer.weights().size() * 3);
+  for (const auto& [name, tensor] : merged) {
+    EXPECT_EQ(name.find(".lora_"), std::string::npos);
+    for (Parameter* weight : plain.weights()) {
+      int64_t row = 0;
+      for (const auto& part : weight->parts()) {
+        if (part.name == name) weight->value.narrow(0, row, part.rows).copy_(tensor);
+        row += part.rows;
+      }
+    }
+  }
+  const auto next = test::random_batch(2, 2, 2, 999);
+  const double with_adapters = trainer.step(next, {"1f1b", P2Policy::kFill}).loss;
+  const double with_merged = plain.step(next, {"1f1b", P2Policy::kFill}).loss;
+  EXPECT_NEAR(with_adapters, with_merged, 1e-5 * with_adapters);
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,158 @@
+// Which settings a resumed run must share with the one that was stopped, which are noted, which are free.
+#include "twobp/train/same_run.h"
+
+#include <functional>
+
+#include <gtest/gtest.h>
+
+#include "tests/train/helpers.h"
+#include "twobp/train/synthetic_dataset.h"
+
+namespace twobp {
+namespace {
+
+using test::expect_error;
+
+Config base() {
+  Config config;
+  config.data.synthetic = "tokens";
+  return config;
+}
+
+RunFacts facts(const Config& config, uint64_t data_seed = 1) {
+  return facts_of_run(config, SyntheticTokens(40, 8, 16, data_seed));
+}
+
+using Change = std::function<void(Config&)>;
+
+TEST(SameRun, RefusesAndNamesWhatDiffers) {
+  const std::vector<std::pair<std::string, Change>> changes = {
+      {"model.dim is 512 but 256 in the checkpoint", [](Config& c) { c.model.dim = 512; }},
+      {"model.layers", [](Config& c) { c.model.layers = 5; }},
+      {"model.kv_heads is 2 but 4", [](Config& c) { c.model.kv_heads = 2; }},
+      {"model.hidden", [](Config& c) { c.model.hidden = 64; }},
+      {"model.norm_eps", [](Config& c) { c.model.norm_eps = 1e-6; }},
+      {"model.rope_theta", [](Config& c) { c.model.rope_theta = 5e5; }},
+      {"model.tied is true but false", [](Config& c) { c.model.tied = true; }},
+      {"model.freeze", [](Config& c) { c.model.freeze = {"*.weight"}; }},
+      {"model.lora is 8 but 0", [](Config& c) { c.model.lora = 8; }},
+      {"model.lora_targets", [](Config& c) { c.model.lora_targets = {"q_proj"}; }},
+      {"data.sequence", [](Config& c) { c.data.sequence = 8; }},
+      {"data.shuffle", [](Config& c) { c.data.shuffle = false; }},
+      {"data.held_out", [](Config& c) { c.data.held_out = 0.5; }},
+      {"pipeline.micro_batches is 5 but 2", [](Config& c) { c.pipeline.micro_batches = 5; }},
+      {"pipeline.micro_batch_size", [](Config& c) { c.pipeline.micro_batch_size = 3; }},
+      {"optimizer.type is \"sgd\" but \"adamw\"", [](Config& c) { c.optimizer.type = "sgd"; }},
+      {"optimizer.momentum", [](Config& c) { c.optimizer.momentum = 0.5; }},
+      {"train.seed is 2 but 1", [](Config& c) { c.train.seed = 2; }},
+      {"train.precision is \"bf16\" but \"fp32\"", [](Config& c) { c.train.precision = "bf16"; }}};
+  Config before = base();
+  before.pipeline.micro_batches = 2;
+  for (const auto& [text, change] : changes) {
+    Config now = before;
+    change(now);
+    expect_error([&] { check_same_run(facts(before), facts(now)); }, {"cannot resume: ", text});
+  }
+}
+
+TEST(SameRun, AllDifferencesInOneMessage) {
+  Config now = base();
+  now.train.seed = 9;
+  now.model.dim = 64;
+  expect_error([&] { check_same_run(facts(base()), facts(now)); }, {"model.dim is 64", "; train.seed is 9"});
+}
+
+TEST(SameRun, NotesWhatMakesItAnotherCourse) {
+  const std::vector<std::pair<std::string, Change>> changes = {
+      {"optimizer.lr is 0.1 but", [](Config& c) { c.optimizer.lr = 0.1; }},
+      {"optimizer.weight_decay", [](Config& c) { c.optimizer.weight_decay = 0.5; }},
+      {"optimizer.beta2", [](Config& c) { c.optimizer.beta2 = 0.9; }},
+      {"optimizer.schedule", [](Config& c) { c.optimizer.schedule = "linear"; }},
+      {"optimizer.warmup", [](Config& c) { c.optimizer.warmup = 5; }},
+      {"train.steps is 500 but 100", [](Config& c) { c.train.steps = 500; }},
+      {"train.clip_norm", [](Config& c) { c.train.clip_norm = 1; }},
+      {"pipeline.threads is 4 but 1", [](Config& c) { c.pipeline.threads = 4; }},
+      {"pipeline.p2_batching", [](Config& c) { c.pipeline.p2_batching = "concat"; }}};
+  for (const auto& [text, change] : changes) {
+    Config now = base();
+    change(now);
+    const std::vector<std::string> notes = check_same_run(facts(base()), facts(now));
+    ASSERT_EQ(notes.size(), 1U) << text;
+    EXPECT_EQ(notes[0].rfind(text, 0), 0U) << notes[0];
+  }
+  RunFacts elsewhere = facts(base());
+  elsewhere.kernels = "another CPU";
+  EXPECT_EQ(check_same_run(elsewhere, facts(base())).size(), 1U);
+}
+
+TEST(SameRun, TheRestIsFree) {
+  const std::vector<Change> changes = {[](Config&) {},
+                                       [](Config& c) { c.pipeline.stages = 4; },
+                                       [](Config& c) {
+                                         c.pipeline.split = {1, 2};
+                                       },
+                                       [](Config& c) { c.pipeline.p2 = "off"; },
+                                       [](Config& c) { c.pipeline.memory_cap = "1GiB"; },
+                                       [](Config& c) { c.pipeline.pin = false; },
+                                       [](Config& c) { c.pipeline.timeout = 5; },
+                                       [](Config& c) { c.train.eval_every = 3; },
+                                       [](Config& c) { c.train.eval_batches = 3; },
+                                       [](Config& c) { c.train.log_every = 3; },
+                                       [](Config& c) { c.save.model = "out"; },
+                                       [](Config& c) { c.save.every = 3; },
+                                       [](Config& c) { c.save.keep = 30; },
+                                       [](Config& c) { c.data.cache = "elsewhere"; },
+                                       [](Config& c) { c.model.from = "there"; },
+                                       [](Config& c) { c.model.kv_heads = c.model.heads; },
+                                       [](Config& c) { c.model.head_dim = c.model.dim / c.model.heads; }};
+  Config before = base();
+  before.pipeline.micro_batches = 4;
+  for (size_t i = 0; i < changes.size(); ++i) {
+    Config now = before;
+    changes[i](now);
+    EXPECT_EQ(check_same_run(facts(before), facts(now)), std::vector<std::string>{}) << "change " << i;
+  }
+  // The learning rate of a constant schedule does not depend on the number of steps.
+  Config constant = base();
+  constant.optimizer.schedule = "constant";
+  Config longer = constant;
+  longer.train.steps = 1000;
+  EXPECT_EQ(check_same_run(facts(constant), facts(longer)), std::vector<std::string>{});
+}
+
+// The default number of micro-batches follows the stages: it is the number that counts.
+TEST(SameRun, DefaultMicroBatches) {
+  Config now = base();
+  now.pipeline.stages = 4;
+  expect_error([&] { check_same_run(facts(base()), facts(now)); }, {"pipeline.micro_batches is 4 but 2"});
+  now.pipeline.micro_batches = 2;
+  EXPECT_EQ(check_same_run(facts(base()), facts(now)), std::vector<std::string>{});
+}
+
+TEST(SameRun, DataIsComparedByContent) {
+  expect_error([&] { check_same_run(facts(base(), 1), facts(base(), 2)); },
+               {"cannot resume", "the training data is 40 samples, checksum "});
+  Config moved = base();
+  moved.data.tokens = "elsewhere/*.bin";
+  EXPECT_EQ(check_same_run(facts(base()), facts(moved)), std::vector<std::string>{});
+  expect_error([&] { check_same_run(facts(base(), 1), facts(moved, 2)); },
+               {"data.tokens is \"elsewhere/*.bin\""});
+}
+
+// A checkpoint of a program without the key: it had what is now the default.
+TEST(SameRun, KeysThatCameLater) {
+  RunFacts old = facts(base());
+  old.config = R"({"train": {"seed": 1}})";
+  RunFacts now = facts(Config{});
+  now.data = old.data;
+  const auto without = [&](const Change& change) {
+    Config config;  // all defaults but for what is filled in
+    change(config);
+    RunFacts changed = facts(config);
+    return check_same_run(old, changed);
+  };
+  expect_error([&] { without([](Config& c) { c.train.precision = "bf16"; }); }, {"train.precision"});
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,65 @@
+#include "twobp/nn/kernels/gemm.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace twobp {
+namespace {
+
+struct Features {
+  bool bfloat16 = true;
+  bool float16 = true;
+};
+
+Features detect() {
+  Features features;
+#if defined(__x86_64__)
+  // Leaf 7 of Intel's and AMD's manuals: AMX-BF16, AVX512-FP16, AVX512-BF16, AMX-FP16.
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  features = {false, false};
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) != 0) {
+    features.bfloat16 = (d >> 22 & 1) != 0;
+    features.float16 = (d >> 23 & 1) != 0;
+    const unsigned subleaves = a;
+    if (subleaves >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0) {
+      features.bfloat16 = features.bfloat16 || (a >> 5 & 1) != 0;
+      features.float16 = features.float16 || (a >> 21 & 1) != 0;
+    }
+  }
+#endif
+  return features;
+}
+
+}  // namespace
+
+bool has_instructions_for(at::ScalarType dtype) {
+  static const Features features = detect();
+  if (dtype == at::kBFloat16) return features.bfloat16;
+  if (dtype == at::kHalf) return features.float16;
+  return true;
+}
+
+at::ScalarType product_type(at::ScalarType dtype) {
+  return has_instructions_for(dtype) ? dtype : at::kFloat;
+}
+
+void multiply_into(at::Tensor& y, const at::Tensor& a, const at::Tensor& b) {
+  const at::ScalarType type = product_type(y.scalar_type());
+  if (type == y.scalar_type()) {
+    at::mm_out(y, a, b);
+  } else {
+    y.copy_(at::mm(a.to(type), b.to(type)));
+  }
+}
+
+void multiply_add(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, double scale) {
+  const at::ScalarType type = product_type(a.scalar_type());
+  if (type == a.scalar_type() && type == y.scalar_type()) {
+    y.addmm_(a, b, 1, scale);
+  } else {
+    y.add_(at::mm(a.to(type), b.to(type)), scale);
+  }
+}
+
+}  // namespace twobp

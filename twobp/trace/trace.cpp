@@ -1,0 +1,162 @@
+#include "twobp/trace/trace.h"
+
+#include <map>
+#include <tuple>
+
+#include <nlohmann/json.hpp>
+
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr int kProcess = 1;
+constexpr int kStepTrack = 1;  // Perfetto takes no track 0, and shows the process's own number first
+int rank_track(size_t rank) {
+  return kStepTrack + 1 + static_cast<int>(rank);
+}
+
+std::string_view category_of(const Event& event) {
+  switch (event.kind) {
+    case Event::Kind::kForward:
+      return "F";
+    case Event::Kind::kBackwardP1:
+      return "I";
+    case Event::Kind::kBackwardP2:
+      return "W";
+    case Event::Kind::kOptimizer:
+      return "optimizer";
+    case Event::Kind::kIdle:
+      return "idle";
+    case Event::Kind::kSend:
+    case Event::Kind::kReceive:
+      return "message";
+  }
+  fail("unknown kind of event");
+}
+
+class Writer {
+ public:
+  explicit Writer(const Trace& trace) : trace_(trace) {}
+
+  std::string run() {
+    if (!trace_.steps.empty()) origin_ = trace_.steps.front().begin;
+    describe();
+    for (const StepReport& step : trace_.steps) {
+      slice(kStepTrack, concat("step ", step.step), "step", step.begin, step.end, {{"loss", step.loss}});
+      messages_.clear();
+      for (size_t rank = 0; rank < step.events.size(); ++rank) {
+        for (const Event& event : step.events[rank]) add(step, rank, event);
+      }
+    }
+    return out_.dump(-1, ' ', /*ensure_ascii=*/true, ordered_json::error_handler_t::replace) + "\n";
+  }
+
+ private:
+  double microseconds(double seconds) const { return (seconds - origin_) * 1e6; }
+
+  void metadata(const char* name, int track, ordered_json args) {
+    out_.push_back(
+        {{"ph", "M"}, {"name", name}, {"pid", kProcess}, {"tid", track}, {"args", std::move(args)}});
+  }
+
+  void describe() {
+    metadata("process_name", kStepTrack, {{"name", "twobp: " + trace_.title}});
+    metadata("thread_name", kStepTrack, {{"name", "steps"}});
+    metadata("thread_sort_index", kStepTrack, {{"sort_index", kStepTrack}});
+    if (trace_.steps.empty()) return;
+    const auto& ranks = trace_.steps.front().events;
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      std::vector<std::string> stages;
+      for (const int stage : stages_of(ranks[rank])) stages.push_back(std::to_string(stage));
+      metadata("thread_name", rank_track(rank),
+               {{"name",
+                 concat("rank ", rank, stages.size() == 1 ? " (stage " : " (stages ", join(stages), ")")}});
+      metadata("thread_sort_index", rank_track(rank), {{"sort_index", rank_track(rank)}});
+    }
+  }
+
+  void slice(int track, const std::string& name, std::string_view category, double begin, double end,
+             ordered_json args) {
+    out_.push_back({{"ph", "X"},
+                    {"name", name},
+                    {"cat", category},
+                    {"pid", kProcess},
+                    {"tid", track},
+                    {"ts", microseconds(begin)},
+                    {"dur", (end - begin) * 1e6},
+                    {"args", std::move(args)}});
+  }
+
+  // An arrow's end lies within the slice of the send or of the receive; both carry the same id.
+  void arrow(const char* phase, size_t rank, const Event& event, int id) {
+    ordered_json end = {{"ph", phase},
+                        {"name", "message"},
+                        {"cat", "message"},
+                        {"id", id},
+                        {"pid", kProcess},
+                        {"tid", rank_track(rank)},
+                        {"ts", microseconds((event.begin + event.end) / 2)}};
+    if (*phase == 'f') end["bp"] = "e";
+    out_.push_back(std::move(end));
+  }
+
+  void add(const StepReport& step, size_t rank, const Event& event) {
+    ordered_json args = {{"step", step.step}};
+    if (event.stage >= 0) args["stage"] = event.stage;
+    if (event.micro_batch >= 0) args["micro_batch"] = event.micro_batch;
+    if (event.count > 1) args["micro_batches"] = event.count;
+    if (!event.name.empty()) args["layer"] = event.name;
+    if (event.part > 0) args["part"] = event.part;
+    if (event.peer >= 0) {
+      args[event.kind == Event::Kind::kSend ? "to_stage" : "from_stage"] = event.peer;
+      args["bytes"] = event.bytes;
+    }
+    slice(rank_track(rank), event_name(event), category_of(event), event.begin, event.end, std::move(args));
+    out_.push_back({{"ph", "C"},
+                    {"name", concat("memory of rank ", rank)},
+                    {"pid", kProcess},
+                    {"tid", rank_track(rank)},
+                    {"ts", microseconds(event.end)},
+                    {"args",
+                     {{"weights, gradients, optimizer", event.total - event.held},
+                      {"activations and stash", event.held}}}});
+    if (event.peer >= 0) message(step.step, rank, event);
+  }
+
+  // Ranks are written one after the other: whichever end comes first waits here for the other.
+  void message(int64_t step, size_t rank, const Event& event) {
+    const bool send = event.kind == Event::Kind::kSend;
+    const Message key = {step, send ? event.stage : event.peer, send ? event.peer : event.stage,
+                         event.micro_batch};
+    const auto found = messages_.find(key);
+    if (found == messages_.end()) {
+      messages_[key] = {rank, event};
+      return;
+    }
+    const auto& [other_rank, other] = found->second;
+    ++arrows_;
+    arrow("s", send ? rank : other_rank, send ? event : other, arrows_);
+    arrow("f", send ? other_rank : rank, send ? other : event, arrows_);
+    messages_.erase(found);
+  }
+
+  using Message = std::tuple<int64_t, int, int, int>;  // step, sending and receiving stage, micro-batch
+
+  const Trace& trace_;
+  double origin_ = 0;
+  int arrows_ = 0;
+  std::map<Message, std::pair<size_t, Event>> messages_;
+  ordered_json out_ = ordered_json::array();
+};
+
+}  // namespace
+
+std::string trace_json(const Trace& trace) {
+  return Writer(trace).run();
+}
+
+}  // namespace twobp

@@ -1,0 +1,24 @@
+// Weights of a Hugging Face directory into a model's parameters.
+#pragma once
+
+#include <vector>
+
+#include "twobp/nn/models/model.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/train/model_weights.h"
+
+namespace twobp {
+
+// Names and shapes of the directory against the model's, before any of its memory is allocated. LoRA adapters
+// need not be there; `*.rotary_emb.inv_freq` and, of a tied model, `lm_head.weight` may be. Throws Error: one
+// message with the first missing, misshaped and unknown tensors.
+void check_weights(const ModelSpec& model, const ModelWeights& weights);
+
+// Sets every parameter but LoRA adapters to the directory's, converted to the parameter's dtype. Each rank
+// copies its own stages' on its own thread, and reads no others. Throws as check_weights does, or if a tensor
+// is of a type that is no floating point number.
+void load_weights(Pipeline& pipeline, const ModelWeights& weights);
+// The same for parameters that are allocated.
+void load_weights(const std::vector<Parameter*>& parameters, const ModelWeights& weights);
+
+}  // namespace twobp

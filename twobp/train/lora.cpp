@@ -1,0 +1,121 @@
+#include "twobp/train/lora.h"
+
+#include <filesystem>
+#include <map>
+
+#include <nlohmann/json.hpp>
+
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+#include "twobp/nn/layers/lora_linear.h"
+#include "twobp/train/json_file.h"
+#include "twobp/train/new_file.h"
+#include "twobp/train/safetensors.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kPrefix = "base_model.model.";  // PEFT's model around the model
+
+bool is_adapter(const Parameter& weight) {
+  return weight.name().find(".lora_") != std::string::npos;
+}
+
+std::map<std::string, Parameter*> adapters_of(const std::vector<Parameter*>& weights) {
+  std::map<std::string, Parameter*> adapters;
+  for (Parameter* weight : weights) {
+    if (is_adapter(*weight)) adapters[weight->name()] = weight;
+  }
+  return adapters;
+}
+
+}  // namespace
+
+NamedTensors merged_weights(const std::vector<Parameter*>& weights, const ModelConfig& model) {
+  const auto adapters = adapters_of(weights);
+  NamedTensors merged;
+  for (const Parameter* weight : weights) {
+    if (is_adapter(*weight)) continue;
+    int64_t row = 0;
+    for (const ParameterPart& part : weight->parts()) {
+      at::Tensor tensor = weight->master.narrow(0, row, part.rows);
+      row += part.rows;
+      const std::string module = module_of(part.name);
+      const auto a = adapters.find(module + ".lora_A.weight");
+      const auto b = adapters.find(module + ".lora_B.weight");
+      if (a != adapters.end() && b != adapters.end()) {
+        const double scale = model.lora_alpha / static_cast<double>(model.lora);
+        tensor = tensor.to(at::kFloat).addmm(b->second->master, a->second->master, 1, scale);
+      }
+      merged.emplace_back(part.name, tensor);
+    }
+  }
+  return merged;
+}
+
+void save_adapter(const std::string& directory, const ModelConfig& model,
+                  const std::vector<Parameter*>& weights) {
+  const auto adapters = adapters_of(weights);
+  TWOBP_CHECK(!adapters.empty(), "save.lora is \"adapter\", but the model has no adapters: set model.lora");
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  TWOBP_CHECK(!error, "cannot create the folder ", directory, ": ", error.message());
+  NamedTensors tensors;
+  for (const auto& [name, adapter] : adapters) tensors.emplace_back(kPrefix + name, adapter->master);
+  const json description = {{"peft_type", "LORA"},
+                            {"task_type", "CAUSAL_LM"},
+                            {"base_model_name_or_path", model.from},
+                            {"r", model.lora},
+                            {"lora_alpha", model.lora_alpha},
+                            {"lora_dropout", 0.0},
+                            {"target_modules", model.lora_targets},
+                            {"bias", "none"},
+                            {"fan_in_fan_out", false},
+                            {"inference_mode", true}};
+  const std::filesystem::path folder(directory);
+  write_safetensors((folder / "adapter_model.safetensors").string(), tensors, {{"format", "pt"}});
+  NewFile file(folder / "adapter_config.json");
+  const std::string text = description.dump(2) + "\n";
+  file.write(text.data(), text.size());
+  file.commit();
+}
+
+void load_adapter(const std::string& directory, const ModelConfig& model,
+                  const std::vector<Parameter*>& weights) {
+  const std::filesystem::path folder(directory);
+  const std::string config_path = (folder / "adapter_config.json").string();
+  const json config = read_json_object(config_path, /*max_depth=*/8);
+  TWOBP_CHECK(config.value("peft_type", json("")) == json("LORA"), config_path,
+              ": not the description of a LoRA adapter");
+  const json rank = config.value("r", json());
+  TWOBP_CHECK(rank.is_number_integer() && rank.get<int64_t>() == model.lora, config_path,
+              ": the adapter's rank is ", rank.dump(), ", but model.lora is ", model.lora,
+              ": set it to the adapter's");
+  const json alpha = config.value("lora_alpha", json());
+  TWOBP_CHECK(alpha.is_number() && alpha.get<double>() == model.lora_alpha, config_path,
+              ": the adapter's lora_alpha is ", alpha.dump(), ", but model.lora_alpha is ", model.lora_alpha,
+              ": set it to the adapter's");
+  const SafetensorsFile tensors((folder / "adapter_model.safetensors").string());
+  auto adapters = adapters_of(weights);
+  for (const std::string& name : tensors.names()) {
+    const bool prefixed = name.starts_with(kPrefix);
+    const auto adapter = adapters.find(prefixed ? name.substr(std::string(kPrefix).size()) : name);
+    TWOBP_CHECK(adapter != adapters.end(), folder.string(), ": the adapter has ", name,
+                ", which is no adapter of this model: set model.lora_targets to its target_modules, ",
+                config.value("target_modules", json()).dump());
+    const at::Tensor tensor = tensors.tensor(name);
+    TWOBP_CHECK(tensor.sizes() == at::IntArrayRef(adapter->second->sizes()), folder.string(), ": ", name,
+                " is ", tensor.sizes(), ", expected ", at::IntArrayRef(adapter->second->sizes()));
+    adapter->second->master.copy_(tensor);
+    adapter->second->refresh_value();
+    adapters.erase(adapter);
+  }
+  TWOBP_CHECK(adapters.empty(), folder.string(), ": the adapter has no ",
+              adapters.empty() ? "" : adapters.begin()->first,
+              ": set model.lora_targets to its target_modules, ",
+              config.value("target_modules", json()).dump());
+}
+
+}  // namespace twobp

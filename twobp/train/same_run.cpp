@@ -1,0 +1,120 @@
+#include "twobp/train/same_run.h"
+
+#include <algorithm>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+#include "twobp/nn/kernels/kernels.h"
+#include "twobp/train/build_model.h"
+#include "twobp/train/checkpoint.h"
+#include "twobp/train/config_keys.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+
+enum class Rule : uint8_t { kSame, kNoted, kFree };
+
+// A key that is not listed must be the same: a new one is safe until somebody thinks about it.
+Rule rule_of(const ConfigKey& key, bool constant_lr) {
+  static const std::set<std::string> same = {"pipeline.micro_batches", "pipeline.micro_batch_size",
+                                             "optimizer.type", "optimizer.momentum"};
+  static const std::set<std::string> noted = {"pipeline.threads", "pipeline.p2_batching", "train.clip_norm"};
+  // Where data comes from is compared by what is in it; the model's weights are the checkpoint's.
+  static const std::set<std::string> free = {
+      "model.from",       "model.adapter",   "model.init_std",     "data.text",       "data.tokenizer",
+      "data.cache",       "data.tokens",     "data.token_type",    "data.arrays",     "data.synthetic",
+      "train.eval_every", "train.log_every", "train.eval_batches", "train.loss_scale"};
+  const std::string name = key.full_name();
+  if (same.contains(name)) return Rule::kSame;
+  if (name == "train.steps") return constant_lr ? Rule::kFree : Rule::kNoted;
+  if (noted.contains(name) || key.section == "optimizer") return Rule::kNoted;
+  if (free.contains(name) || key.section == "pipeline" || key.section == "save") return Rule::kFree;
+  return Rule::kSame;
+}
+
+// A key that the checkpoint's program did not have is at its default.
+json value_of(const json& config, const ConfigKey& key, const json& defaults) {
+  const std::string section(key.section);
+  const std::string name(key.name);
+  if (config.contains(section) && config[section].contains(name)) return config[section][name];
+  return defaults[section][name];
+}
+
+// Defaults that stand for a value of other keys, so that writing them out is no difference.
+Config filled_in(Config config) {
+  ModelConfig& model = config.model;
+  if (model.type == "llama") {
+    if (model.kv_heads == 0) model.kv_heads = model.heads;
+    if (model.head_dim == 0) model.head_dim = model.dim / model.heads;
+  }
+  model.hidden = mlp_width(model);
+  config.pipeline.micro_batches = micro_batches(config.pipeline);
+  return config;
+}
+
+std::string data_fingerprint(const Dataset& train) {
+  constexpr int64_t kSamples = 16;
+  uint32_t crc = 0;
+  for (int64_t i = 0; i < std::min(kSamples, train.size()); ++i) {
+    const int64_t sample = train.size() <= kSamples ? i : i * (train.size() - 1) / (kSamples - 1);
+    for (const auto& [name, tensor] : train.read({sample})) {
+      const at::Tensor values = tensor.contiguous();
+      crc = crc32_of(name.data(), name.size(), crc);
+      crc = crc32_of(values.const_data_ptr(), values.nbytes(), crc);
+    }
+  }
+  return concat(train.size(), " samples, checksum ", crc);
+}
+
+}  // namespace
+
+RunFacts facts_of_run(const Config& config, const Dataset& train) {
+  return {config_to_json(filled_in(config)), data_fingerprint(train), kernel_instruction_set()};
+}
+
+std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& now) {
+  const json before = json::parse(saved.config);
+  const json after = json::parse(now.config);
+  const json defaults = json::parse(config_to_json(Config{}));
+  const bool constant_lr = after["optimizer"]["schedule"] == "constant";
+  std::vector<std::string> differences;
+  std::vector<std::string> notes;
+  std::vector<std::string> sources;  // of the data
+  for (const ConfigKey& key : config_keys()) {
+    const json old_value = value_of(before, key, defaults);
+    const json new_value = value_of(after, key, defaults);
+    if (old_value == new_value) continue;
+    const std::string text =
+        concat(key.full_name(), " is ", new_value.dump(), " but ", old_value.dump(), " in the checkpoint");
+    switch (rule_of(key, constant_lr)) {
+      case Rule::kSame:
+        differences.push_back(text);
+        break;
+      case Rule::kNoted:
+        notes.push_back(text + ": from here on the run is not the one that was stopped");
+        break;
+      case Rule::kFree:
+        if (key.section == "data") sources.push_back(text);
+        break;
+    }
+  }
+  if (differences.empty() && saved.data != now.data) {
+    differences = sources;
+    differences.push_back(
+        concat("the training data is ", now.data, " but ", saved.data, " in the checkpoint"));
+  }
+  TWOBP_CHECK(differences.empty(), "cannot resume: ", join(differences, "; "),
+              ": use the same settings, or another folder for save.checkpoints");
+  if (saved.kernels != now.kernels) {
+    notes.push_back(concat("this CPU's kernels are ", now.kernels, ", those of the checkpoint were ",
+                           saved.kernels, ": the run goes on, but not to the bit"));
+  }
+  return notes;
+}
+
+}  // namespace twobp
