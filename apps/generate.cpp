@@ -45,11 +45,15 @@ class Text {
     tokenizer_ = std::make_unique<Tokenizer>(options.tokenizer.empty() ? beside.string() : options.tokenizer);
     TWOBP_CHECK(tokenizer_->vocab() <= vocab, tokenizer_->path(), ": has ", tokenizer_->vocab(),
                 " tokens, but the model's vocabulary is ", vocab, ": it is the tokenizer of another model");
-    stream_.emplace(*tokenizer_);
   }
 
+  // The prompt: once, before anything is printed.
   std::vector<int64_t> encode(const std::string& text) {
-    if (tokenizer_) return tokenizer_->encode(text, /*special=*/true);
+    if (tokenizer_) {
+      const std::vector<int64_t> ids = tokenizer_->encode(text, /*special=*/true);
+      stream_.emplace(*tokenizer_, ids);
+      return ids;
+    }
     std::vector<int64_t> bytes;
     for (const char c : text) bytes.push_back(static_cast<unsigned char>(c));
     return bytes;

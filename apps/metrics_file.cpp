@@ -12,8 +12,14 @@ namespace twobp {
 
 using nlohmann::json;
 
-MetricsFile::MetricsFile(std::string path, bool append) : path_(std::move(path)) {
-  if (!path_.empty()) open(append ? std::ios::app : std::ios::trunc);
+MetricsFile::MetricsFile(std::string path) : path_(std::move(path)) {
+  if (!path_.empty()) open(std::ios::app);
+}
+
+void MetricsFile::clear() {
+  if (path_.empty()) return;
+  file_.close();
+  open(std::ios::trunc);
 }
 
 void MetricsFile::open(std::ios::openmode mode) {

@@ -12,9 +12,12 @@ namespace twobp {
 
 class MetricsFile {
  public:
-  // Begins an empty file, or with `append` leaves what is there. No file if `path` is empty. All members
-  // throw Error, naming the file.
-  MetricsFile(std::string path, bool append);
+  // Opens the file and leaves what is there. No file if `path` is empty. All members throw Error, naming the
+  // file.
+  explicit MetricsFile(std::string path);
+
+  // Begins an empty file.
+  void clear();
 
   // Drops lines of steps after `step` (done after the checkpoint, and done again now), and what is no JSON
   // (the end of a line that was cut off). Only of an ordinary file.

@@ -27,9 +27,10 @@ void Progress::show(const StepResult& result) {
   for (const MemoryUse& use : result.report.stage_memory) {
     memory += (memory.empty() ? "" : " | ") + format_bytes(static_cast<double>(use.peak));
   }
-  std::printf("%sstep %lld/%lld  loss %.4f  %.0f tokens/s  left %s  idle %.1f%%  memory %s%s",
+  std::printf("%sstep %lld/%lld  loss %.4f%s  %.0f tokens/s  left %s  idle %.1f%%  memory %s%s",
               terminal_ ? "\r\033[K" : "", static_cast<long long>(result.step),
-              static_cast<long long>(total_), result.loss, static_cast<double>(result.tokens) / mean,
+              static_cast<long long>(total_), result.loss, result.skipped ? " (skipped)" : "",
+              static_cast<double>(result.tokens) / mean,
               format_seconds(mean * static_cast<double>(total_ - result.step)).c_str(),
               100 * result.report.mean_idle(), memory.c_str(), terminal_ ? "" : "\n");
   std::fflush(stdout);

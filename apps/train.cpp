@@ -13,6 +13,8 @@
 #include "apps/trace_options.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/nn/kernels/gemm.h"
+#include "twobp/train/build_model.h"
 #include "twobp/train/checkpointer.h"
 #include "twobp/train/lora.h"
 #include "twobp/train/save_model.h"
@@ -91,16 +93,22 @@ int train(const TrainOptions& options) {
     return 0;
   }
   if (!config.save.model.empty()) check_save_model(config.save.model, config.model);
+  if (!has_instructions_for(compute_dtype(config.train.precision))) {
+    log_warning(concat("this CPU has no instructions for ", config.train.precision,
+                       ": matrix products are computed in fp32, so it saves memory but no time here"));
+  }
   std::optional<Checkpointer> checkpointer;
   if (!config.save.checkpoints.empty()) checkpointer.emplace(config.save, options.resume);
   TWOBP_CHECK(checkpointer || !options.resume,
               "--resume goes on from the newest checkpoint in save.checkpoints, which is not set");
-  MetricsFile metrics(options.metrics, /*append=*/options.resume);
+  MetricsFile metrics(options.metrics);
   Trainer trainer(config);
   describe(trainer);
   if (options.resume) {
     resume(*checkpointer, trainer);
     metrics.keep_until(trainer.steps_done());
+  } else {
+    metrics.clear();  // now that nothing stands in the way of this run
   }
   TraceOutput trace(options.trace, trainer);
   std::signal(SIGINT, on_interrupt);

@@ -42,7 +42,7 @@ def halves_apart(weight, heads):
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-def tokenizer_json(reader, value):
+def tokenizer_json(value):
     if value("tokenizer.ggml.model") != "gpt2":
         raise SystemExit("convert_gguf: only byte-level BPE tokenizers (gpt2) are supported, this one is "
                          f"{value('tokenizer.ggml.model')}")
@@ -108,7 +108,7 @@ def main():
               "torch_dtype": "float32"}
     args.folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, args.folder / "model.safetensors", metadata={"format": "pt"})
-    for name, content in (("config.json", config), ("tokenizer.json", tokenizer_json(reader, value)),
+    for name, content in (("config.json", config), ("tokenizer.json", tokenizer_json(value)),
                           ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast",
                                                      "eos_token": tokens[eos]})):
         (args.folder / name).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -3,7 +3,8 @@
     examples/smollm2/get                                        the model, once
     python benchmarks/rivals/lora.py --json lora.json           one stage, one pinned core; twobp also on two
 
-Needs twobp built (build/release/twobp) and a Python with torch, transformers and peft. Every contender runs once a
+Needs twobp built (build/release/twobp) and a Python with torch, transformers and peft (requirements.txt here and in
+tests/). Every contender runs once a
 repeat, in turn; ratios are taken repeat by repeat.
 """
 import argparse

@@ -113,6 +113,33 @@ TEST(LoraTraining, SameBitsForEveryStageCountAndOnlyAdaptersMove) {
   }
 }
 
+TEST(LoraTraining, FrozenAdaptersStayAndCostNothing) {
+  Config config = lora_config(2);
+  config.model.freeze = {"model.layers.0.*", "*.lora_A.weight"};
+  for (const std::string precision : {"fp32", "bf16"}) {
+    config.train.precision = precision;
+    Trainer trainer(config);
+    const auto before = test::copies_of(trainer.weights());
+    test::train(trainer, random_batches(2, 2), {"1f1b", P2Policy::kFill});
+    for (size_t i = 0; i < before.size(); ++i) {
+      const std::string& name = trainer.weights()[i]->name();
+      const bool trained = name.ends_with("lora_B.weight") && name.find("layers.0.") == std::string::npos;
+      EXPECT_EQ(trained, !test::same_bits(before[i], trainer.weights()[i]->value)) << name;
+    }
+    EXPECT_FALSE(merged_weights(trainer.weights(), config.model).empty());
+  }
+}
+
+TEST(LoraTraining, TargetsMustBeThere) {
+  Config config = lora_config();
+  config.model.lora_targets = {"q_proj", "v_porj"};
+  test::expect_error([&] { Trainer trainer(config); }, {"model.lora_targets", "v_porj", "v_proj"});
+  config.model.tied = true;
+  config.model.lora_targets = {"embed_tokens"};
+  test::expect_error([&] { Trainer trainer(config); },
+                     {"model.lora_targets", "input and the output embedding"});
+}
+
 // The merged weights in a model without adapters: the same logits, up to the rounding of one product.
 TEST(LoraTraining, MergedWeightsGiveTheSameLoss) {
   const auto batches = random_batches(4, 2);

@@ -296,7 +296,11 @@ TEST_F(TokenCache, AModelFolderBringsItsTokenizer) {
   fs::create_directory(folder_.path("model"));
   model.from = folder_.path("model");
   EXPECT_EQ(tokenizer_of(data, model), "");
+  expect_error([&] { open_data(data, model, 1); },
+               {"model.vocab is 258", "no tokenizer.json in", "data.tokenizer"});
+  model.vocab = 256;
   EXPECT_EQ(open_data(data, model, 1).train->size(), 3);  // bytes
+  model.vocab = 258;
   folder_.write("model/tokenizer.json", byte_tokenizer(/*merge=*/true).dump());
   EXPECT_EQ(open_data(data, model, 1).train->size(), 1);
   EXPECT_EQ(tokenizer_of(data, model), folder_.path("model/tokenizer.json"));

@@ -25,6 +25,7 @@ int64_t bytes_of(const Values& values) {
 struct Specimen {
   std::string kind;
   std::unique_ptr<Layer> layer;
+  bool backward = true;  // in some layer of the kind
   std::vector<Parameter*> parameters;
   Saved saved;
   LayerCost cost;
@@ -58,6 +59,7 @@ void run_once(std::vector<Specimen>& specimens, const std::string& input_field, 
   if (!input_field.empty()) x.push_back(context.field(input_field).clone());
   for (auto& s : specimens) {
     Measurement measurement(meter);
+    context.backward = s.backward;
     x = s.layer->forward(std::move(x), context, s.saved);
     const double seconds = measurement.seconds();
     if (!count) continue;
@@ -69,6 +71,7 @@ void run_once(std::vector<Specimen>& specimens, const std::string& input_field, 
   x.clear();
   Values dy;
   for (auto s = specimens.rbegin(); s != specimens.rend(); ++s) {
+    if (!s->backward) continue;
     Measurement p1(meter);
     dy = s->layer->backward_p1(std::move(dy), context, s->saved);
     s->saved.release_p1();
@@ -102,19 +105,24 @@ Profile measure_profile(const ModelSpec& model, const Fields& fields, double sec
   MemoryMeter meter({0});
   const MemoryMeter::Watch watch(meter);
   std::vector<Specimen> specimens;
-  for (const auto& spec : model.layers) {
-    const bool known =
-        std::any_of(specimens.begin(), specimens.end(), [&](const auto& s) { return s.kind == spec.kind; });
-    if (known) continue;
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    const LayerSpec& spec = model.layers[i];
+    const bool backward = static_cast<int>(i) >= model.first_trainable;
+    const auto known =
+        std::find_if(specimens.begin(), specimens.end(), [&](const auto& s) { return s.kind == spec.kind; });
+    if (known != specimens.end()) {
+      known->backward |= backward;
+      continue;
+    }
     const MemoryMeter::Scope scope(0, MemoryCategory::kParameters);
     Specimen s;
     s.kind = spec.kind;
+    s.backward = backward;
     s.layer = spec.make();
     s.layer->collect_parameters(s.parameters);
     for (Parameter* parameter : s.parameters) {
       parameter->allocate_value(0);
       parameter->allocate_grad();
-      s.cost.parameter_bytes += static_cast<int64_t>(parameter->value.nbytes());
     }
     specimens.push_back(std::move(s));
   }
@@ -127,8 +135,8 @@ Profile measure_profile(const ModelSpec& model, const Fields& fields, double sec
   Profile profile;
   for (auto& s : specimens) {
     s.cost.forward = median(s.forward);
-    s.cost.backward_p1 = median(s.backward_p1);
-    s.cost.backward_p2 = median(s.backward_p2);
+    if (s.backward) s.cost.backward_p1 = median(s.backward_p1);
+    if (s.backward) s.cost.backward_p2 = median(s.backward_p2);
     profile[s.kind] = s.cost;
   }
   return profile;

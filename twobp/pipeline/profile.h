@@ -17,7 +17,6 @@ struct LayerCost {
   double backward_p1 = 0;
   double backward_p2 = 0;
   int p2_units = 0;
-  int64_t parameter_bytes = 0;
   // Bytes of activations, relative to what was held when the op began (its input included):
   int64_t forward_peak = 0;    // highest during F
   int64_t forward_held = 0;    // after F: what was saved, plus the output, less the input if it was not kept

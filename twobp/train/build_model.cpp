@@ -46,7 +46,10 @@ ModelSpec build_model(const ModelConfig& config, at::ScalarType dtype) {
   options.dtype = dtype;
   options.lora = {config.lora, config.lora_alpha, config.lora_targets};
   ModelSpec model = llama(options);
-  if (config.lora > 0) freeze_all_but_lora(model);
+  if (config.lora > 0) {
+    check_lora_targets(model, options.lora);
+    freeze_all_but_lora(model);
+  }
   freeze(model, config.freeze);
   return model;
 }

@@ -146,7 +146,8 @@ std::vector<ConfigKey> make_keys() {
        one_of({"fp32", "bf16", "fp16"})},
       {KEY(train, loss_scale), "", "fp16: the first one; halved when a step overflows", at_least(1)},
 
-      {KEY(save, model), "", "folder for the trained model after the last step; empty: none"},
+      {KEY(save, model), "",
+       "folder for the trained model after the last step, also one that Ctrl-C made the last; empty: none"},
       {KEY(save, dtype), "", "of the saved weights", one_of({"float32", "bfloat16", "float16"})},
       {KEY(save, lora), "", "LoRA: merged into the weights, or the adapter alone in PEFT's files",
        one_of({"merged", "adapter"})},

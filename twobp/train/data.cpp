@@ -74,8 +74,10 @@ void check_enough(const LongRow& row, const DataConfig& data, const char* key, c
 }
 
 std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelConfig& model) {
-  TWOBP_CHECK(model.vocab >= 256, "model.vocab is ", model.vocab,
-              ", but data.text is read as bytes: set it to 256, or name a tokenizer in data.tokenizer.");
+  TWOBP_CHECK(
+      model.vocab == 256, "model.vocab is ", model.vocab, ", but ",
+      model.from.empty() ? "" : concat("there is no tokenizer.json in ", model.from, ", and so "),
+      "data.text is read as bytes, whose vocabulary is 256: name the model's tokenizer in data.tokenizer.");
   auto text = std::make_shared<TextDataset>(data.text, data.sequence);
   check_enough(*text, data, "data.text", "bytes");
   return text;

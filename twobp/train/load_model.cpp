@@ -6,6 +6,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/nn/layers/lora_linear.h"
 
 namespace twobp {
 namespace {
@@ -18,7 +19,7 @@ class Mismatch {
   explicit Mismatch(const ModelWeights& weights) : weights_(weights) {}
 
   void compare(const Parameter& parameter) {
-    if (is_adapter(parameter)) return;
+    if (is_adapter(parameter.name())) return;
     std::vector<int64_t> shape = parameter.sizes();
     for (const ParameterPart& part : parameter.parts()) {
       if (!known_.insert(part.name).second) continue;  // tied
@@ -43,10 +44,6 @@ class Mismatch {
          ": its tensors are not those of the model that its config.json describes: ", join(found_));
   }
 
-  static bool is_adapter(const Parameter& parameter) {
-    return parameter.name().find(".lora_") != std::string::npos;
-  }
-
  private:
   void add(std::string what) {
     if (++count_ <= kMostNamed) found_.push_back(std::move(what));
@@ -59,7 +56,7 @@ class Mismatch {
 };
 
 void copy_weight(Parameter& parameter, const ModelWeights& weights) {
-  if (Mismatch::is_adapter(parameter)) return;
+  if (is_adapter(parameter.name())) return;
   int64_t row = 0;
   for (const ParameterPart& part : parameter.parts()) {
     const at::Tensor from = weights.tensor(part.name);

@@ -19,14 +19,10 @@ using nlohmann::json;
 
 constexpr const char* kPrefix = "base_model.model.";  // PEFT's model around the model
 
-bool is_adapter(const Parameter& weight) {
-  return weight.name().find(".lora_") != std::string::npos;
-}
-
 std::map<std::string, Parameter*> adapters_of(const std::vector<Parameter*>& weights) {
   std::map<std::string, Parameter*> adapters;
   for (Parameter* weight : weights) {
-    if (is_adapter(*weight)) adapters[weight->name()] = weight;
+    if (is_adapter(weight->name())) adapters[weight->name()] = weight;
   }
   return adapters;
 }
@@ -37,7 +33,7 @@ NamedTensors merged_weights(const std::vector<Parameter*>& weights, const ModelC
   const auto adapters = adapters_of(weights);
   NamedTensors merged;
   for (const Parameter* weight : weights) {
-    if (is_adapter(*weight)) continue;
+    if (is_adapter(weight->name())) continue;
     int64_t row = 0;
     for (const ParameterPart& part : weight->parts()) {
       at::Tensor tensor = weight->master.narrow(0, row, part.rows);
@@ -47,7 +43,8 @@ NamedTensors merged_weights(const std::vector<Parameter*>& weights, const ModelC
       const auto b = adapters.find(module + ".lora_B.weight");
       if (a != adapters.end() && b != adapters.end()) {
         const double scale = model.lora_alpha / static_cast<double>(model.lora);
-        tensor = tensor.to(at::kFloat).addmm(b->second->master, a->second->master, 1, scale);
+        tensor = tensor.to(at::kFloat)
+                     .addmm(b->second->master.to(at::kFloat), a->second->master.to(at::kFloat), 1, scale);
       }
       merged.emplace_back(part.name, tensor);
     }
@@ -97,6 +94,14 @@ void load_adapter(const std::string& directory, const ModelConfig& model,
   TWOBP_CHECK(alpha.is_number() && alpha.get<double>() == model.lora_alpha, config_path,
               ": the adapter's lora_alpha is ", alpha.dump(), ", but model.lora_alpha is ", model.lora_alpha,
               ": set it to the adapter's");
+  for (const char* key : {"use_rslora", "use_dora", "fan_in_fan_out"}) {
+    TWOBP_CHECK(config.value(key, json(false)) == json(false), config_path, ": ", key,
+                " is set, which is not supported");
+  }
+  for (const char* key : {"alpha_pattern", "rank_pattern"}) {
+    TWOBP_CHECK(config.value(key, json()).empty(), config_path, ": ", key,
+                " is not empty: only adapters of one rank and alpha are supported");
+  }
   const SafetensorsFile tensors((folder / "adapter_model.safetensors").string());
   auto adapters = adapters_of(weights);
   for (const std::string& name : tensors.names()) {
@@ -108,6 +113,8 @@ void load_adapter(const std::string& directory, const ModelConfig& model,
     const at::Tensor tensor = tensors.tensor(name);
     TWOBP_CHECK(tensor.sizes() == at::IntArrayRef(adapter->second->sizes()), folder.string(), ": ", name,
                 " is ", tensor.sizes(), ", expected ", at::IntArrayRef(adapter->second->sizes()));
+    TWOBP_CHECK(tensor.is_floating_point(), folder.string(), ": ", name, " is of type ",
+                c10::toString(tensor.scalar_type()), ", not of floating point numbers");
     adapter->second->master.copy_(tensor);
     adapter->second->refresh_value();
     adapters.erase(adapter);

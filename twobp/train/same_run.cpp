@@ -7,6 +7,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/nn/kernels/gemm.h"
 #include "twobp/nn/kernels/kernels.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint.h"
@@ -74,7 +75,9 @@ std::string data_fingerprint(const Dataset& train) {
 }  // namespace
 
 RunFacts facts_of_run(const Config& config, const Dataset& train) {
-  return {config_to_json(filled_in(config)), data_fingerprint(train), kernel_instruction_set()};
+  return {config_to_json(filled_in(config)), data_fingerprint(train),
+          concat(kernel_instruction_set(), " with ",
+                 c10::toString(product_type(compute_dtype(config.train.precision))), " products")};
 }
 
 std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& now) {

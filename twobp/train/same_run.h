@@ -20,7 +20,8 @@ struct RunFacts {
 // Reads a few samples.
 RunFacts facts_of_run(const Config& config, const Dataset& train);
 
-// Must be the same: the model, the data (by content; the files may have moved), the seed, the precision, the
+// Must be the same: the model, the data (number of samples and a checksum of 16 of
+// them; the files may have moved), the seed, the precision, the
 // batch and the type of optimizer; Error names what differs. Allowed: everything that does not change a
 // result, and optimizer.lr and the like, train.steps, threads, another CPU: for those, notes.
 std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& now);

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "twobp/train/token_dataset.h"
@@ -64,7 +65,9 @@ class Tokenizer {
 // held back until it is whole.
 class TokenStream {
  public:
-  explicit TokenStream(Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  // `before`: what the text follows, a prompt, which is not given out.
+  explicit TokenStream(Tokenizer& tokenizer, std::vector<int64_t> before = {})
+      : tokenizer_(tokenizer), ids_(std::move(before)), written_(ids_.size()) {}
   // The text that this token completes: often a word, sometimes nothing.
   std::string add(int64_t id);
   // What is still held back, at the end.

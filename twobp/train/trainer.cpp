@@ -70,10 +70,7 @@ void Trainer::go_on_from(const TrainingPosition& position) {
   make_loader();
 }
 
-Trainer::~Trainer() {
-  // The update's state lives on the rank threads' books: it goes before the pipeline, on those threads.
-  if (pipeline_ && update_) update_.reset();
-}
+Trainer::~Trainer() = default;
 
 Variant Trainer::variant() const {
   return {config_.pipeline.schedule, parse_policy(config_.pipeline.p2),
@@ -123,6 +120,7 @@ StepResult Trainer::step(const Batch& batch, const Variant& variant) {
   result.loss = result.report.loss;
   result.grad_norm = update_->grad_norm();
   result.skipped = update_->skipped();
+  result.gradient_scale = gradient_scale_;
   if (config_.train.precision == "fp16") adapt_gradient_scale(result);
   TWOBP_CHECK(std::isfinite(result.loss), "the loss of step ", result.step,
               " is not finite: lower optimizer.lr, set train.clip_norm, or look at the data");

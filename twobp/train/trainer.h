@@ -20,7 +20,8 @@ struct StepResult {
   double loss = 0;   // mean over the counted targets of the global batch, before the update
   double lr = 0;
   double grad_norm = 0;
-  bool skipped = false;  // fp16: the gradient overflowed, no weight has changed
+  bool skipped = false;       // fp16: the gradient overflowed, no weight has changed
+  double gradient_scale = 1;  // fp16: the loss scale of this step
   int64_t tokens = 0;
   double input_wait = 0;  // seconds the loop waited for the loader
   StepReport report;

@@ -1,5 +1,7 @@
 #include "twobp/nn/layers/attention.h"
 
+#include <algorithm>
+
 #include "twobp/nn/kernels/gemm.h"
 #include "twobp/nn/kernels/rows.h"
 
@@ -15,6 +17,7 @@ Attention::Attention(const AttentionShape& shape, at::ScalarType dtype) : shape_
 
 void Attention::prepare_rope(int64_t positions) {
   if (cos_.defined() && cos_.size(0) >= positions) return;
+  if (cos_.defined()) positions = std::max(positions, 2 * cos_.size(0));  // generation grows one by one
   const at::Tensor angle = at::outer(at::arange(positions, at::TensorOptions().dtype(at::kDouble)),
                                      rope_frequencies(shape_.rope, shape_.head_dim));
   cos_ = angle.cos().to(compute_type(dtype_));

@@ -28,6 +28,10 @@ std::string module_of(const std::string& weight_name) {
                                         : weight_name;
 }
 
+bool is_adapter(const std::string& parameter_name) {
+  return parameter_name.ends_with(".lora_A.weight") || parameter_name.ends_with(".lora_B.weight");
+}
+
 bool LoraLinear::adapts(const std::vector<ParameterPart>& parts, const LoraOptions& lora) {
   return lora.rank > 0 && std::any_of(parts.begin(), parts.end(),
                                       [&](const ParameterPart& part) { return targeted(part.name, lora); });
@@ -55,34 +59,41 @@ LoraLinear::LoraLinear(const std::vector<ParameterPart>& parts, int64_t in, doub
   TWOBP_CHECK(!adapters_.empty(), "LoraLinear ", parts.front().name, ": no part is a target");
 }
 
+bool LoraLinear::trainable() const {
+  return std::any_of(adapters_.begin(), adapters_.end(),
+                     [](const auto& adapter) { return adapter->a.trainable() || adapter->b.trainable(); });
+}
+
 Values LoraLinear::forward(Values x, Context& context, Saved& saved) {
   const at::Tensor input = as_matrix(x[0]);
   Values y = base_.forward(std::move(x), context, saved.child(0));
   at::Tensor output = as_matrix(y[0]);
-  if (context.keeps()) saved.keep_until_p2(input);
+  const bool keeps = context.keeps() && trainable();
+  if (keeps) saved.keep_until_p2(input);
   for (const auto& adapter : adapters_) {
     at::Tensor u = at::empty({input.size(0), adapter->a.value.size(0)}, input.options());
     multiply_into(u, input, adapter->a.value.t());
     at::Tensor rows = output.narrow(1, adapter->row, adapter->rows);
     multiply_add(rows, u, adapter->b.value.t(), scale_);
-    if (context.keeps()) saved.keep_until_p2(std::move(u));
+    if (keeps) saved.keep_until_p2(std::move(u));
   }
   return y;
 }
 
 Values LoraLinear::backward_p1(Values dy, Context& context, Saved& saved) {
-  TWOBP_CHECK(saved.p2_count() == 1 + adapters_.size(),
+  const bool keeps = trainable();
+  TWOBP_CHECK(!keeps || saved.p2_count() == 1 + adapters_.size(),
               "backward-p1 of LoraLinear does not find what forward kept: it runs once after each forward");
   const at::Tensor gradient = as_matrix(dy[0]);
   Values dx = base_.backward_p1(std::move(dy), context, saved.child(0));
   at::Tensor input_gradient = as_matrix(dx[0]);
-  saved.keep_until_p2(gradient);
+  if (keeps) saved.keep_until_p2(gradient);
   for (const auto& adapter : adapters_) {
     at::Tensor v = at::empty({gradient.size(0), adapter->b.value.size(1)}, gradient.options());
     multiply_into(v, gradient.narrow(1, adapter->row, adapter->rows), adapter->b.value);
     v.mul_(scale_);
     multiply_add(input_gradient, v, adapter->a.value);
-    saved.keep_until_p2(std::move(v));
+    if (keeps) saved.keep_until_p2(std::move(v));
   }
   return dx;
 }
@@ -96,14 +107,15 @@ void LoraLinear::backward_p2(std::span<Saved* const> saved) {
       Adapter& adapter = *adapters_[i];
       const at::Tensor& u = one->p2(1 + i);
       const at::Tensor& v = one->p2(2 + n + i);
-      adapter.a.accumulate_product(v.t(), input);
+      if (adapter.a.trainable()) adapter.a.accumulate_product(v.t(), input);
+      if (!adapter.b.trainable()) continue;
       adapter.b.accumulate_product(gradient.narrow(1, adapter.row, adapter.rows).t(), u * scale_);
     }
   }
 }
 
 void LoraLinear::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
-  units.push_back({this, &saved});
+  if (trainable()) units.push_back({this, &saved});
 }
 
 void LoraLinear::collect_parameters(std::vector<Parameter*>& parameters) {

@@ -18,6 +18,8 @@ struct LoraOptions {
 
 // "model.layers.0.self_attn.q_proj.weight" -> "model.layers.0.self_attn.q_proj"
 std::string module_of(const std::string& weight_name);
+// "model.layers.0.self_attn.q_proj.lora_A.weight" and the like.
+bool is_adapter(const std::string& parameter_name);
 
 class LoraLinear : public Layer {
  public:
@@ -39,6 +41,9 @@ class LoraLinear : public Layer {
     int64_t row = 0;  // of the part in the packed weight
     int64_t rows = 0;
   };
+
+  // Whether some adapter is trained: if none, nothing is kept and there is no W.
+  bool trainable() const;
 
   Linear base_;
   double scale_;

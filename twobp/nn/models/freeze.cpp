@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
+#include <set>
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
@@ -99,8 +101,40 @@ void freeze(ModelSpec& model, const std::vector<std::string>& patterns) {
   });
 }
 
+void check_lora_targets(const ModelSpec& model, const LoraOptions& lora) {
+  std::map<std::string, int> uses;    // by parameter
+  std::set<std::string> projections;  // last parts of the names of matrices
+  std::set<std::string> adapted;      // modules
+  for (const LayerSpec& spec : model.layers) {
+    const auto layer = spec.make();
+    for (const Parameter* parameter : parameters_of(*layer)) {
+      for (const auto& part : parameter->parts()) {
+        const std::string module = module_of(part.name);
+        if (is_adapter(part.name)) {
+          adapted.insert(module.substr(0, module.rfind('.')));
+        } else if (parameter->decays()) {
+          ++uses[module];
+          projections.insert(module.substr(module.rfind('.') + 1));
+        }
+      }
+    }
+  }
+  for (const std::string& module : adapted) {
+    TWOBP_CHECK(uses[module] == 1, "model.lora_targets: ", module,
+                " is both the input and the output embedding: one adapter can't serve both, leave it out");
+  }
+  const std::vector<std::string> known(projections.begin(), projections.end());
+  for (const std::string& target : lora.targets) {
+    const bool used = std::any_of(adapted.begin(), adapted.end(), [&](const std::string& module) {
+      return module == target || module.ends_with("." + target);
+    });
+    TWOBP_CHECK(used, "model.lora_targets: no projection is called \"", target, "\": did you mean \"",
+                nearest(target, known), "\"? There are ", join(known));
+  }
+}
+
 void freeze_all_but_lora(ModelSpec& model) {
-  freeze_by(model, [](const std::string& name) { return name.find(".lora_") == std::string::npos; });
+  freeze_by(model, [](const std::string& name) { return !is_adapter(name); });
 }
 
 }  // namespace twobp

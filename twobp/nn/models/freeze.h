@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "twobp/nn/layers/lora_linear.h"
 #include "twobp/nn/models/model.h"
 
 namespace twobp {
@@ -18,6 +19,10 @@ bool matches_pattern(std::string_view name, std::string_view pattern);
 // they cost differently. Throws Error: a pattern that matches nothing (naming the parameters there are), or
 // only a part of a packed weight.
 void freeze(ModelSpec& model, const std::vector<std::string>& patterns);
+
+// Throws Error if one of lora.targets gives no adapter in the model (naming the projections there are), or
+// one to a weight that is used elsewhere too: merged into it, the adapter would change both uses.
+void check_lora_targets(const ModelSpec& model, const LoraOptions& lora);
 
 // Freezes all but the LoRA adapters.
 void freeze_all_but_lora(ModelSpec& model);
