@@ -116,7 +116,8 @@ inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
 
 // Doubles as bits, so that -0 and 0 differ and NaN equals itself.
 inline bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
 }
 
 inline void expect_same_bits(const Outcome& expected, const Outcome& actual, const std::string& what) {
