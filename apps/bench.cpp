@@ -93,7 +93,7 @@ std::vector<Row> make_rows(const BenchOptions& options, Trainer& trainer) {
     std::vector<int64_t> indices(count * config.pipeline.micro_batch_size);
     for (size_t i = 0; i < indices.size(); ++i)
       indices[i] = static_cast<int64_t>(i) % trainer.data().train->size();
-    const Batch batch = read_batch(*trainer.data().train, indices, config.pipeline.micro_batch_size);
+    const Batch batch = read_batch(*trainer.data().train, indices, 0, config.pipeline.micro_batch_size);
     for (const auto& schedule : options.schedules) {
       for (const auto& policy : options.policies) {
         for (const auto& batching : batchings) {

@@ -27,13 +27,19 @@ void eval(const EvalOptions& options) {
   config.model.freeze = {"*"};  // no gradients, no optimizer state
   Trainer trainer(config);
   const double begin = now_seconds();
-  const std::optional<double> loss = trainer.evaluate();
+  const std::optional<Evaluation> held_out = trainer.evaluate();
   const double seconds = now_seconds() - begin;
-  TWOBP_CHECK(loss, "there is no held-out data: set data.held_out above 0");
-  std::printf("held-out loss %.6f, perplexity %.3f, %.1f s\n", *loss, std::exp(*loss), seconds);
+  TWOBP_CHECK(held_out, "there is no held-out data: set data.held_out above 0");
+  const double perplexity = std::exp(held_out->loss);
+  std::printf("held-out loss %.6f, perplexity %.3f", held_out->loss, perplexity);
+  if (held_out->accuracy) std::printf(", accuracy %.2f%%", 100 * *held_out->accuracy);
+  std::printf(", %.1f s\n", seconds);
   if (options.json.empty()) return;
-  const nlohmann::json report = {
-      {"loss", *loss}, {"perplexity", std::exp(*loss)}, {"seconds", seconds}, {"machine", machine_to_json()}};
+  nlohmann::json report = {{"loss", held_out->loss},
+                           {"perplexity", perplexity},
+                           {"seconds", seconds},
+                           {"machine", machine_to_json()}};
+  if (held_out->accuracy) report["accuracy"] = *held_out->accuracy;
   write_text(options.json, report.dump(2) + "\n");
 }
 

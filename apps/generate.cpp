@@ -11,6 +11,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/train/architecture.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/generator.h"
 #include "twobp/train/hf_config.h"
@@ -84,9 +85,12 @@ void generate(const GenerateOptions& options) {
   ModelConfig config;
   config.from = options.model;
   read_hf_config(options.model, config);
+  const Architecture& type = architecture(config.type);
+  TWOBP_CHECK(type.input == ModelInput::kTokens, options.model, ": a ", config.type,
+              " does not go on with a text: give a model that predicts the next token");
   Text text(options, config.vocab);
   Generator generator(build_model(config, compute_dtype(options.precision)));
-  load_weights(generator.parameters(), ModelWeights(options.model));
+  load_weights(generator.parameters(), ModelWeights(options.model, type.names));
   const std::vector<int64_t> prompt = text.encode(options.prompt);
   TWOBP_CHECK(!prompt.empty(), "--prompt: there is no token in it: give at least one character");
 

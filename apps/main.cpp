@@ -10,6 +10,7 @@
 #include "apps/generate.h"
 #include "apps/log.h"
 #include "apps/plan.h"
+#include "apps/profile.h"
 #include "apps/train.h"
 
 namespace {
@@ -34,6 +35,7 @@ int main(int argc, char** argv) {
   twobp::add_eval_command(app);
   twobp::add_generate_command(app);
   twobp::add_plan_command(app);
+  twobp::add_profile_command(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

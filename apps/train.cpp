@@ -1,5 +1,6 @@
 #include "apps/train.h"
 
+#include <array>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -16,6 +17,7 @@
 #include "twobp/nn/kernels/gemm.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpointer.h"
+#include "twobp/train/input_wait.h"
 #include "twobp/train/lora.h"
 #include "twobp/train/save_model.h"
 #include "twobp/train/trainer.h"
@@ -47,13 +49,19 @@ void describe(Trainer& trainer) {
   for (const Parameter* weight : trainer.weights()) parameters += weight->numel();
   std::vector<std::string> split;
   for (const int layers : pipeline.split()) split.push_back(std::to_string(layers));
+  std::vector<double> seconds;
+  for (const auto& stage : pipeline.stage_costs()) {
+    seconds.push_back(0);
+    for (const LayerCost& cost : stage) seconds.back() += cost.seconds();
+  }
   const Variant variant = trainer.variant();
   std::printf(
-      "%.1fM parameters, %zu layers on %d stages (%s), %s with p2 %s, %d micro-batches of %lld, %lld batches "
-      "an epoch\n",
+      "%.1fM parameters, %zu layers on %d stages (%s, the slowest %.2fx the mean), %s with p2 %s, "
+      "%d micro-batches of %lld, %lld batches an epoch\n",
       static_cast<double>(parameters) / 1e6, pipeline.model().layers.size(), pipeline.stages(),
-      join(split, "+").c_str(), variant.schedule.c_str(), std::string(policy_name(variant.policy)).c_str(),
-      trainer.micro_batches(), static_cast<long long>(trainer.config().pipeline.micro_batch_size),
+      join(split, "+").c_str(), imbalance(seconds), variant.schedule.c_str(),
+      std::string(policy_name(variant.policy)).c_str(), trainer.micro_batches(),
+      static_cast<long long>(trainer.config().pipeline.micro_batch_size),
       static_cast<long long>(trainer.loader().batches_per_epoch()));
 }
 
@@ -82,6 +90,16 @@ void resume(Checkpointer& checkpointer, Trainer& trainer) {
   }
 }
 
+std::string to_text(const Evaluation& held_out) {
+  std::array<char, 64> text{};
+  if (held_out.accuracy) {
+    std::snprintf(text.data(), text.size(), "%.4f, accuracy %.2f%%", held_out.loss, 100 * *held_out.accuracy);
+  } else {
+    std::snprintf(text.data(), text.size(), "%.4f", held_out.loss);
+  }
+  return text.data();
+}
+
 int train(const TrainOptions& options) {
   if (options.print_config && options.config.empty() && options.overrides.empty()) {
     std::printf("%s\n", config_to_json(Config{}).c_str());  // the defaults: no data yet, so not a run
@@ -104,6 +122,10 @@ int train(const TrainOptions& options) {
   MetricsFile metrics(options.metrics);
   Trainer trainer(config);
   describe(trainer);
+  if (!trainer.new_parameters().empty()) {
+    log_warning(concat(config.model.from, " has no ", join(trainer.new_parameters()),
+                       ": they start as those of a new model"));
+  }
   if (options.resume) {
     resume(*checkpointer, trainer);
     metrics.keep_until(trainer.steps_done());
@@ -114,19 +136,24 @@ int train(const TrainOptions& options) {
   std::signal(SIGINT, on_interrupt);
   std::signal(SIGTERM, on_interrupt);
 
-  const auto evaluate = [&](const char* when) -> std::optional<double> {
-    const std::optional<double> loss = trainer.evaluate();
-    if (loss) std::printf("held-out loss %s: %.4f\n", when, *loss);
+  const auto evaluate = [&](const char* when) {
+    const std::optional<Evaluation> held_out = trainer.evaluate();
+    if (held_out) std::printf("held-out loss %s: %s\n", when, to_text(*held_out).c_str());
     std::fflush(stdout);
-    return loss;
+    return held_out;
   };
-  const std::optional<double> before = evaluate(
+  const std::optional<Evaluation> before = evaluate(
       trainer.steps_done() == 0 ? "before training" : concat("after step ", trainer.steps_done()).c_str());
   Progress progress(config.train.steps, config.train.log_every);
+  InputWait input_wait(config.data.workers);
   StepResult result;
   while (trainer.steps_done() < config.train.steps && interrupted == 0) {
     result = trainer.step();
     progress.show(result);
+    if (const auto warning = input_wait.after_step(result.input_wait, result.report.seconds())) {
+      progress.finish_line();
+      log_warning(*warning);
+    }
     metrics.write(step_to_json(result));
     trace.after_step();
     if (checkpointer) checkpointer->after_step(trainer);
@@ -142,8 +169,8 @@ int train(const TrainOptions& options) {
   if (interrupted != 0) {
     log_warning(concat("interrupted after step ", trainer.steps_done(), " of ", config.train.steps));
   } else {
-    const std::optional<double> after = evaluate("after training");
-    if (before && after) std::printf("held-out loss %.4f -> %.4f\n", *before, *after);
+    const std::optional<Evaluation> after = evaluate("after training");
+    if (before && after) std::printf("held-out loss %.4f -> %.4f\n", before->loss, after->loss);
   }
   if (result.step > 0) print_memory(result.report);
   if (!config.save.model.empty()) {

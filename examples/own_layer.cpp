@@ -55,7 +55,7 @@ class ReluLinear : public twobp::Layer {
 class Points : public twobp::Dataset {
  public:
   int64_t size() const override { return 512; }
-  twobp::Fields read(const std::vector<int64_t>& indices) const override {
+  twobp::Fields read(const std::vector<int64_t>& indices, int64_t /*epoch*/) const override {
     at::Tensor x = at::empty({static_cast<int64_t>(indices.size()), 2});
     for (size_t i = 0; i < indices.size(); ++i) {
       x[static_cast<int64_t>(i)][0] = std::fmod(0.7548776662 * static_cast<double>(indices[i]), 1.0);

@@ -16,7 +16,7 @@ constexpr int64_t kDim = 16;
 class RunningSums : public twobp::Dataset {
  public:
   int64_t size() const override { return 1024; }
-  twobp::Fields read(const std::vector<int64_t>& indices) const override {
+  twobp::Fields read(const std::vector<int64_t>& indices, int64_t /*epoch*/) const override {
     std::vector<at::Tensor> rows;
     for (const int64_t index : indices) {
       rows.push_back(at::sin(at::arange(1, kDim + 1) * static_cast<double>(index + 1) * 0.61803));

@@ -37,9 +37,9 @@ int main(int argc, char** argv) {
 
   twobp::Trainer trainer(config);
   trainer.add_observer(std::make_shared<Printer>());
-  const double before = trainer.evaluate().value();
+  const double before = trainer.evaluate().value().loss;
   while (trainer.steps_done() < config.train.steps) trainer.step();
-  const double after = trainer.evaluate().value();
+  const double after = trainer.evaluate().value().loss;
   std::printf("held-out loss %.3f -> %.3f\n", before, after);
   return after < before ? 0 : 1;
 }

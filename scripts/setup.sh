@@ -10,7 +10,7 @@
 #   tensorboard==2.21.0 (Python)    scripts/tensorboard.py
 
 TORCH_VERSION=2.13.0
-PACKAGES="g++ cmake ninja-build ccache libgtest-dev libbenchmark-dev nlohmann-json3-dev libcli11-dev libspdlog-dev zlib1g-dev"
+PACKAGES="g++ cmake ninja-build ccache libgtest-dev libbenchmark-dev nlohmann-json3-dev libcli11-dev libspdlog-dev zlib1g-dev libjpeg-dev libpng-dev"
 
 say() { printf '== %s\n' "$*" >&2; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }

@@ -6,9 +6,13 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from work import Unit, make_embedding, random_tokens
+
+KEYS = {"dim": None, "layers": None, "heads": None, "hidden": None, "vocab": None, "init_std": 0.02}
+VARIANTS = ("plain",)
+CUTS = ("blocks", "halves")
 NORM_EPS = 1e-5
 ROPE_THETA = 10000.0
-INIT_STD = 0.02
 
 
 class AttentionHalf(nn.Module):
@@ -61,35 +65,24 @@ def make_head(dim, vocab):
     return nn.Sequential(nn.RMSNorm(dim, eps=NORM_EPS), nn.Linear(dim, vocab, bias=False))
 
 
-def make_embedding(dim, vocab):
-    embedding = nn.Embedding(vocab, dim)
-    nn.init.normal_(embedding.weight, std=INIT_STD)
-    return embedding
-
-
-def loss_function(logits, labels):
-    return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
-
-
-def layer_makers(sizes, cut_at):
-    """The model as a list of (constructor, cost): the units it may be cut at, cost in multiplications a token."""
-    attention_cost, mlp_cost = 4 * sizes.dim**2, 3 * sizes.dim * sizes.hidden
-    if cut_at == "blocks":
-        block = [(lambda: make_block(sizes.dim, sizes.heads, sizes.hidden, sizes.sequence),
-                  attention_cost + mlp_cost)]
+def units(work):
+    sizes = work.model
+    if work.cut_at == "blocks":
+        block = [Unit("block", lambda: make_block(sizes.dim, sizes.heads, sizes.hidden, work.sequence))]
     else:
-        block = [(lambda: AttentionHalf(sizes.dim, sizes.heads, sizes.sequence), attention_cost),
-                 (lambda: MlpHalf(sizes.dim, sizes.hidden), mlp_cost)]
-    embedding = (lambda: make_embedding(sizes.dim, sizes.vocab), 0.02 * (attention_cost + mlp_cost))
-    head = (lambda: make_head(sizes.dim, sizes.vocab), sizes.dim * sizes.vocab)
-    return [embedding] + block * sizes.layers + [head]
+        block = [Unit("attention", lambda: AttentionHalf(sizes.dim, sizes.heads, work.sequence)),
+                 Unit("mlp", lambda: MlpHalf(sizes.dim, sizes.hidden))]
+    return [Unit("embedding", lambda: make_embedding(sizes.vocab, sizes.dim, sizes.init_std)), *block * sizes.layers,
+            Unit("head", lambda: make_head(sizes.dim, sizes.vocab))]
 
 
-def add_size_options(parser):
-    """The sizes of the model and of one micro-batch, named as in twobp's configuration."""
-    parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--hidden", type=int, default=1408, help="width of the MLP")
-    parser.add_argument("--vocab", type=int, default=4096)
-    parser.add_argument("--sequence", type=int, default=256, help="tokens")
-    parser.add_argument("--micro-batch-size", type=int, default=2, help="sequences")
+def batch(work, samples, generator):
+    return random_tokens(work, samples, generator)
+
+
+def items(work):
+    return work.sequence, "tokens"
+
+
+def tied(work):
+    return None

@@ -109,6 +109,21 @@ TEST(CrossEntropyFacts, ScaleAndIgnoredLabels) {
   EXPECT_TRUE(same_bits(micro_batch.p1({}), expected));  // powers of two: exact
 }
 
+TEST(CrossEntropyFacts, EvaluationCountsWhatIsPredictedRight) {
+  CrossEntropy layer;
+  const at::Tensor labels = at::tensor({2, 0, -100, 1}, at::kLong);
+  const Fields fields = {{"labels", labels}};
+  Context context;
+  context.fields = &fields;
+  context.training = false;
+  at::Tensor logits = at::zeros({4, 3});
+  logits[0][2] = logits[1][1] = logits[2][0] = logits[3][1] = 5;  // right, wrong, not counted, right
+  Saved saved;
+  const Values out = layer.forward({logits}, context, saved);
+  ASSERT_EQ(out.size(), 2U);
+  EXPECT_EQ(out[1].item<int64_t>(), 2);
+}
+
 // The result does not depend on how rows are split over threads, to the bit.
 // (at::parallel_for splits them only where the library is compiled with OpenMP.)
 TEST(ThreadFacts, SplitOfRowsDoesNotChangeABit) {

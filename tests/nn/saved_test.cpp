@@ -188,7 +188,7 @@ TEST_P(EveryLayer, WBeforeIIsAnError) {
         [](const at::Tensor&) { ADD_FAILURE() << "kept for a backward-p2 there is not"; });
     return;
   }
-  expect_error([&] { micro_batch->p2(); }, {"backward-p2", "saved tensor 1 of 1"});
+  expect_error([&] { micro_batch->p2(); }, {"backward-p2", "saved tensor "});
 }
 
 }  // namespace

@@ -97,5 +97,11 @@ TEST(SplitByHand, HasToFit) {
   }
 }
 
+TEST(Imbalance, SlowestOverMean) {
+  EXPECT_EQ(imbalance({2, 2, 2}), 1);
+  EXPECT_EQ(imbalance({1, 4, 1}), 2);
+  EXPECT_EQ(imbalance({0, 0}), 1);
+}
+
 }  // namespace
 }  // namespace twobp

@@ -1,4 +1,4 @@
-// `twobp bench`, `twobp plan`, --help, --version.
+// `twobp bench`, `twobp plan`, `twobp profile`, --help, --version.
 #include <set>
 
 #include "tests/program/subprocess.h"
@@ -43,6 +43,30 @@ TEST(Bench, RowsHaveAllKeys) {
     }
   }
   EXPECT_EQ(combinations.size(), rows.size()) << "each combination once";
+}
+
+// The LLaMa of tiny_config: 2 blocks of dim 16, hidden 24, 2 heads, vocabulary 32, in float32.
+TEST(Profile, CostsOfEveryKind) {
+  const TempFolder folder;
+  const std::string config = folder.write("config.json", test::tiny_config().dump());
+  const std::string file = folder.path("costs.json");
+  const auto run = expect_success({"profile", config, "--seconds", "0.01", "--json", file});
+  for (const char* kind : {"embedding", "attention", "mlp", "head", "the model"}) {
+    EXPECT_NE(run.out.find(kind), std::string::npos) << run.out;
+  }
+  const json costs = json::parse(read_file(file));
+  ASSERT_EQ(costs.at("layers").size(), 6U);
+  EXPECT_EQ(costs.at("layers")[1].at("kind"), "attention");
+  ASSERT_EQ(costs.at("kinds").size(), 4U);
+  const json& mlp = costs.at("kinds").at("mlp");
+  EXPECT_EQ(mlp.at("parameter_bytes"), 4 * (16 + 2 * 24 * 16 + 16 * 24));
+  EXPECT_GT(mlp.at("forward_seconds").get<double>(), 0);
+  EXPECT_GT(mlp.at("backward_p1_seconds").get<double>(), 0);
+  EXPECT_GT(mlp.at("backward_p2_seconds").get<double>(), 0);
+  const int64_t rows = costs.at("micro_batch_size").get<int64_t>() * 8;
+  EXPECT_EQ(mlp.at("output_bytes"), 4 * rows * 16);
+  // Inputs (16 and 24 numbers a row) and output gradients (2 x 24 and 16) of two projections.
+  EXPECT_EQ(mlp.at("bytes_until_p2"), 4 * rows * (16 + 24 + 48 + 16));
 }
 
 TEST(Bench, ConcatAndCaps) {

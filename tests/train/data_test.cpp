@@ -55,7 +55,7 @@ TEST(TextData, FilesInSortedOrderCutIntoShiftedWindows) {
   const DataSplit split = open_data(text_config(folder.path("*.txt"), 3), ModelConfig{}, 1);
   EXPECT_EQ(split.held_out, nullptr);
   ASSERT_EQ(split.train->size(), 3);  // 10 bytes: 3 windows of 3 and the last one's last target
-  const Fields fields = split.train->read({2, 0, 1});
+  const Fields fields = split.train->read({2, 0, 1}, 0);
   EXPECT_EQ(fields.at("input_ids").sizes(), (std::vector<int64_t>{3, 3}));
   EXPECT_EQ(list(fields.at("input_ids")), codes("ghiabcdef"));
   EXPECT_EQ(list(fields.at("labels")), codes("hijbcdefg"));
@@ -64,7 +64,7 @@ TEST(TextData, FilesInSortedOrderCutIntoShiftedWindows) {
 TEST(TextData, BytesAboveAsciiAreTokens128To255) {
   const TempFolder folder;
   const std::string path = folder.write("a.txt", "\xff\x80\x01z");
-  const Fields fields = open_data(text_config(path, 3), ModelConfig{}, 1).train->read({0});
+  const Fields fields = open_data(text_config(path, 3), ModelConfig{}, 1).train->read({0}, 0);
   EXPECT_EQ(list(fields.at("input_ids")), (std::vector<int64_t>{255, 128, 1}));
   EXPECT_EQ(list(fields.at("labels")), (std::vector<int64_t>{128, 1, 'z'}));
 }
@@ -81,7 +81,7 @@ TEST(TextData, FoldersAndEmptyFilesAmongTheMatchesAreSkipped) {
   folder.write("c.txt", "def");
   std::filesystem::create_directory(folder.path("d.txt"));
   const DataSplit split = open_data(text_config(folder.path("*.txt"), 5), ModelConfig{}, 1);
-  EXPECT_EQ(list(split.train->read({0}).at("input_ids")), codes("abcde"));
+  EXPECT_EQ(list(split.train->read({0}, 0).at("input_ids")), codes("abcde"));
 }
 
 TEST(TextData, BadInput) {
@@ -98,8 +98,8 @@ TEST(TextData, BadInput) {
   refuse(text_config(tiny, 2, 0.1), model, {"5 bytes are needed", "hold out", "data.held_out to 0"});
   refuse(text_config(tiny, std::numeric_limits<int64_t>::max() / 4), model, {"too little text"});
   refuse(text_config(tiny, 2), vocab(255), {"model.vocab is 255", "256"});
-  expect_error([&] { open_data(text_config(tiny, 2), model, 1).train->read({1}); }, {"no sample 1"});
-  expect_error([&] { open_data(text_config(tiny, 2), model, 1).train->read({-1}); }, {"no sample -1"});
+  expect_error([&] { open_data(text_config(tiny, 2), model, 1).train->read({1}, 0); }, {"no sample 1"});
+  expect_error([&] { open_data(text_config(tiny, 2), model, 1).train->read({-1}, 0); }, {"no sample -1"});
   refuse(DataConfig{}, model, {"no data is given"});
 }
 
@@ -120,11 +120,11 @@ TEST(HeldOut, IsTheLastFractionAndAtLeastOne) {
   EXPECT_EQ(sizes(0.999), (std::pair<int64_t, int64_t>{1, 19}));
 
   const DataSplit split = open_data(text_config(path, 5, 0.25), ModelConfig{}, 1);
-  EXPECT_EQ(list(split.train->read({14}).at("input_ids"))[0], 70);
-  EXPECT_EQ(list(split.held_out->read({0}).at("input_ids"))[0], 75);
-  EXPECT_EQ(list(split.held_out->read({4}).at("input_ids"))[0], 95);
-  expect_error([&] { split.train->read({15}); }, {"no sample 15", "there are 15"});
-  expect_error([&] { split.held_out->read({5}); }, {"no sample 5"});
+  EXPECT_EQ(list(split.train->read({14}, 0).at("input_ids"))[0], 70);
+  EXPECT_EQ(list(split.held_out->read({0}, 0).at("input_ids"))[0], 75);
+  EXPECT_EQ(list(split.held_out->read({4}, 0).at("input_ids"))[0], 95);
+  expect_error([&] { split.train->read({15}, 0); }, {"no sample 15", "there are 15"});
+  expect_error([&] { split.held_out->read({5}, 0); }, {"no sample 5"});
 }
 
 // ---- arrays
@@ -149,12 +149,12 @@ TEST_F(ArrayData, LabelsAreShiftedByOne) {
   labels(npy_file<int64_t>("<i8", "(2, 3)", {-100, 2, 3, 4, -100, 6}));
   const DataSplit split = open_data(config(), vocab(7), 1);
   ASSERT_EQ(split.train->size(), 2);
-  const Fields fields = split.train->read({1, 0});
+  const Fields fields = split.train->read({1, 0}, 0);
   EXPECT_EQ(fields.at("labels").sizes(), (std::vector<int64_t>{2, 3}));
   EXPECT_EQ(list(fields.at("input_ids")), (std::vector<int64_t>{4, 5, 6, 1, 2, 3}));
   EXPECT_EQ(list(fields.at("labels")), (std::vector<int64_t>{-100, 6, -100, 2, 3, -100}));
-  EXPECT_EQ(read_batch(*split.train, {0, 1}, 2).targets, 3);
-  expect_error([&] { split.train->read({2}); }, {"input_ids.npy", "no sample 2"});
+  EXPECT_EQ(read_batch(*split.train, {0, 1}, 0, 2).targets, 3);
+  expect_error([&] { split.train->read({2}, 0); }, {"input_ids.npy", "no sample 2"});
 }
 
 TEST_F(ArrayData, EveryIntegerType) {
@@ -164,7 +164,7 @@ TEST_F(ArrayData, EveryIntegerType) {
        {npy_file<uint8_t>("|u1", "(1, 3)", {1, 2, 3}), npy_file<uint16_t>("<u2", "(1, 3)", {1, 2, 3}),
         npy_file<int32_t>("<i4", "(1, 3)", {1, 2, 3}), npy_file<int64_t>("<i8", "(1, 3)", {1, 2, 3})}) {
     input(content);
-    EXPECT_EQ(list(open_data(config(), vocab(4), 1).train->read({0}).at("input_ids")), expected);
+    EXPECT_EQ(list(open_data(config(), vocab(4), 1).train->read({0}, 0).at("input_ids")), expected);
   }
 }
 
@@ -225,16 +225,16 @@ TEST(SyntheticData, TokensDependOnSeedAndIndexAlone) {
   config.held_out = 0;
   const auto data = open_data(config, vocab(100), 1).train;
   EXPECT_EQ(data->size(), 1024);
-  const Fields both = data->read({5, 9});
+  const Fields both = data->read({5, 9}, 0);
   EXPECT_EQ(both.at("input_ids").sizes(), (std::vector<int64_t>{2, 64}));
-  EXPECT_TRUE(at::equal(both.at("input_ids")[1], data->read({9}).at("input_ids")[0]));
+  EXPECT_TRUE(at::equal(both.at("input_ids")[1], data->read({9}, 0).at("input_ids")[0]));
   EXPECT_TRUE(
-      at::equal(both.at("labels"), open_data(config, vocab(100), 1).train->read({5, 9}).at("labels")));
+      at::equal(both.at("labels"), open_data(config, vocab(100), 1).train->read({5, 9}, 0).at("labels")));
   EXPECT_FALSE(at::equal(both.at("input_ids")[0], both.at("input_ids")[1]));
   EXPECT_FALSE(at::equal(both.at("input_ids"), both.at("labels")));
-  EXPECT_FALSE(
-      at::equal(both.at("input_ids"), open_data(config, vocab(100), 2).train->read({5, 9}).at("input_ids")));
-  expect_error([&] { data->read({1024}); }, {"no sample 1024"});
+  EXPECT_FALSE(at::equal(both.at("input_ids"),
+                         open_data(config, vocab(100), 2).train->read({5, 9}, 0).at("input_ids")));
+  expect_error([&] { data->read({1024}, 0); }, {"no sample 1024"});
 }
 
 TEST(SyntheticData, TokensFillTheVocabulary) {
@@ -242,7 +242,7 @@ TEST(SyntheticData, TokensFillTheVocabulary) {
   config.synthetic = "tokens";
   config.sequence = 1000;
   std::vector<int64_t> counts(3);
-  const Fields fields = open_data(config, vocab(3), 1).train->read({0, 1});
+  const Fields fields = open_data(config, vocab(3), 1).train->read({0, 1}, 0);
   for (const char* name : {"input_ids", "labels"}) {
     for (const int64_t id : list(fields.at(name)))
       ++counts.at(static_cast<size_t>(id));  // at() throws beyond vocab
@@ -258,7 +258,7 @@ TEST(SyntheticData, VectorsHaveMean0AndVariance1) {
   model.type = "mlp";
   model.dim = 48;
   const auto data = open_data(config, model, 1).train;
-  const Fields fields = data->read({3, 4});
+  const Fields fields = data->read({3, 4}, 0);
   for (const char* name : {"input", "target"}) {
     const at::Tensor& values = fields.at(name);
     EXPECT_EQ(values.sizes(), (std::vector<int64_t>{2, 32, 48}));
@@ -267,9 +267,9 @@ TEST(SyntheticData, VectorsHaveMean0AndVariance1) {
     EXPECT_NEAR(values.var().item<double>(), 1, 0.1);
   }
   EXPECT_FALSE(at::equal(fields.at("input"), fields.at("target")));
-  EXPECT_TRUE(at::equal(fields.at("input")[1], data->read({4}).at("input")[0]));
+  EXPECT_TRUE(at::equal(fields.at("input")[1], data->read({4}, 0).at("input")[0]));
 
-  const Batch batch = read_batch(*data, {0, 1, 2}, 2);  // neither labels nor tokens: samples are counted
+  const Batch batch = read_batch(*data, {0, 1, 2}, 0, 2);  // neither labels nor tokens: samples are counted
   EXPECT_EQ(batch.targets, 3);
   EXPECT_EQ(batch.tokens, 3);
 }
@@ -319,7 +319,7 @@ TEST(ReadBatch, CutsIntoMicroBatchesAndCounts) {
   const TempFolder folder;
   const DataSplit split = open_data(text_config(folder.write("a.txt", "abcdefghijk"), 2), ModelConfig{}, 1);
   ASSERT_EQ(split.train->size(), 5);
-  const Batch batch = read_batch(*split.train, {4, 0, 3, 1, 2}, 2);
+  const Batch batch = read_batch(*split.train, {4, 0, 3, 1, 2}, 0, 2);
   ASSERT_EQ(batch.micro_batches.size(), 3U);
   EXPECT_EQ(list(batch.micro_batches[0].at("input_ids")), codes("ijab"));
   EXPECT_EQ(list(batch.micro_batches[1].at("labels")), codes("hide"));
@@ -327,8 +327,8 @@ TEST(ReadBatch, CutsIntoMicroBatchesAndCounts) {
   EXPECT_EQ(batch.micro_batches[2].at("input_ids").sizes(), (std::vector<int64_t>{1, 2}));
   EXPECT_EQ(batch.targets, 10);
   EXPECT_EQ(batch.tokens, 10);
-  EXPECT_TRUE(read_batch(*split.train, {}, 2).micro_batches.empty());
-  expect_error([&] { read_batch(*split.train, {0}, 0); }, {"micro-batches of 0"});
+  EXPECT_TRUE(read_batch(*split.train, {}, 0, 2).micro_batches.empty());
+  expect_error([&] { read_batch(*split.train, {0}, 0, 0); }, {"micro-batches of 0"});
 }
 
 }  // namespace

@@ -65,9 +65,9 @@ TEST(Evaluation, IsTheSameForAnySplit) {
   std::vector<double> losses;
   for (const std::vector<int>& split : {std::vector<int>{8}, {3, 5}, {1, 2, 1, 3, 1}}) {
     Trainer trainer(config_of("fill", "loop", split));
-    losses.push_back(trainer.evaluate().value());
+    losses.push_back(trainer.evaluate().value().loss);
     trainer.step();
-    losses.push_back(trainer.evaluate().value());
+    losses.push_back(trainer.evaluate().value().loss);
   }
   ASSERT_EQ(losses.size(), 6U);
   EXPECT_NE(losses[0], losses[1]) << "a step changes the weights";
@@ -81,11 +81,11 @@ TEST(Evaluation, ReadsAtMostEvalBatches) {
   Config config = config_of("fill", "loop", {3, 5});
   config.pipeline.micro_batches = 1;  // batches of 2 samples: 2 + 2 + 2 + 1
   config.train.eval_batches = 1;
-  const double one = Trainer(config).evaluate().value();
+  const double one = Trainer(config).evaluate().value().loss;
   config.train.eval_batches = 4;
-  const double four = Trainer(config).evaluate().value();
+  const double four = Trainer(config).evaluate().value().loss;
   config.train.eval_batches = 0;
-  const double all = Trainer(config).evaluate().value();
+  const double all = Trainer(config).evaluate().value().loss;
   EXPECT_NE(one, all);
   EXPECT_EQ(four, all);
 }

@@ -277,7 +277,7 @@ TEST_F(TokenCache, SamplesOfTokenizedText) {
   model.vocab = 3;
   const auto samples = open_data(data, model, 1).train;
   ASSERT_EQ(samples->size(), 2);  // 2 1 1 2 0 1: two of two tokens, and the last one's last target
-  const Fields fields = samples->read({0, 1});
+  const Fields fields = samples->read({0, 1}, 0);
   EXPECT_TRUE(at::equal(fields.at("input_ids"), at::tensor({2, 1, 1, 2}, at::kLong).view({2, 2})));
   EXPECT_TRUE(at::equal(fields.at("labels"), at::tensor({1, 1, 2, 0}, at::kLong).view({2, 2})));
   data.sequence = 6;

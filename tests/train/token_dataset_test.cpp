@@ -48,20 +48,20 @@ TEST_F(TokenFiles, SamplesWithShiftedLabels) {
   folder_.write("a.bin", raw_bytes<uint16_t>({1, 2, 3, 4, 5, 6, 7, 8}));
   const auto data = open("a.bin", 3, 9);
   ASSERT_EQ(data->size(), 2);
-  const Fields fields = data->read({1, 0, 1});
+  const Fields fields = data->read({1, 0, 1}, 0);
   EXPECT_EQ(fields.at("input_ids").sizes(), (Ids{3, 3}));
   EXPECT_EQ(list(fields.at("input_ids")), (Ids{4, 5, 6, 1, 2, 3, 4, 5, 6}));
   EXPECT_EQ(list(fields.at("labels")), (Ids{5, 6, 7, 2, 3, 4, 5, 6, 7}));
   EXPECT_TRUE(fields.at("input_ids").is_contiguous() && fields.at("labels").is_contiguous());
-  expect_error([&] { data->read({2}); }, {"data.tokens", "no sample 2", "there are 2"});
-  expect_error([&] { data->read({-1}); }, {"no sample -1"});
+  expect_error([&] { data->read({2}, 0); }, {"data.tokens", "no sample 2", "there are 2"});
+  expect_error([&] { data->read({-1}, 0); }, {"no sample -1"});
 }
 
 TEST_F(TokenFiles, BothTypesUpToTheirLargestNumber) {
   folder_.write("a.bin", raw_bytes<uint16_t>({0, 65535, 256}));
-  EXPECT_EQ(list(open("a.bin", 2, 65536)->read({0}).at("labels")), (Ids{65535, 256}));
+  EXPECT_EQ(list(open("a.bin", 2, 65536)->read({0}, 0).at("labels")), (Ids{65535, 256}));
   folder_.write("b.bin", raw_bytes<uint32_t>({0, 4294967295, 70000}));
-  EXPECT_EQ(list(open("b.bin", 2, int64_t{1} << 32, "uint32")->read({0}).at("labels")),
+  EXPECT_EQ(list(open("b.bin", 2, int64_t{1} << 32, "uint32")->read({0}, 0).at("labels")),
             (Ids{4294967295, 70000}));
 }
 
@@ -75,7 +75,7 @@ TEST_F(TokenFiles, ShardsInSortedOrderAreOneRow) {
     const auto data = open("s*.bin", sequence, 12, "uint32");
     ASSERT_EQ(data->size(), 11 / sequence);
     for (int64_t i = 0; i < data->size(); ++i) {
-      const Fields fields = data->read({i});
+      const Fields fields = data->read({i}, 0);
       for (int64_t t = 0; t < sequence; ++t) {
         EXPECT_EQ(list(fields.at("input_ids"))[static_cast<size_t>(t)], i * sequence + t);
         EXPECT_EQ(list(fields.at("labels"))[static_cast<size_t>(t)], i * sequence + t + 1);
@@ -124,8 +124,8 @@ TEST_F(TokenFiles, IdsAreCheckedAgainWhenRead) {
   file.seekp(4);
   file.write("\x07", 1);
   file.close();
-  EXPECT_NO_THROW(data->read({0, 1}));
-  expect_error([&] { data->read({0, 3}); }, {"b.bin", "token 2 is 7", "vocabulary of 7"});
+  EXPECT_NO_THROW(data->read({0, 1}, 0));
+  expect_error([&] { data->read({0, 3}, 0); }, {"b.bin", "token 2 is 7", "vocabulary of 7"});
 }
 
 TEST_F(TokenFiles, TheOtherTypeIsNoticed) {

@@ -103,7 +103,7 @@ TEST_F(Transformers, LogitsAreItsOwn) {
     for (Parameter* parameter : parameters) parameter->allocate_value(1);
     load_weights(parameters, ModelWeights(config.model.from));
     const DataSplit data = open_data(config.data, config.model, 1);
-    const Fields fields = data.train->read({0, 1, 2, 3});
+    const Fields fields = data.train->read({0, 1, 2, 3}, 0);
     Context context;
     context.fields = &fields;
     context.training = false;

@@ -20,6 +20,12 @@ uint64_t seed_of(uint64_t seed, const std::string& name) {
 
 }  // namespace
 
+at::Tensor as_matrix_of_rows(const at::Tensor& tensor) {
+  if (tensor.dim() == 2) return tensor;
+  const at::Tensor dense = tensor.dim() == 4 ? tensor.permute({0, 2, 3, 1}) : tensor;
+  return dense.view({tensor.size(0), -1});
+}
+
 Parameter::Parameter(std::vector<ParameterPart> parts, std::vector<int64_t> sizes, at::ScalarType dtype,
                      double std, double fill)
     : parts_(std::move(parts)), sizes_(std::move(sizes)), dtype_(dtype), std_(std), fill_(fill) {
@@ -38,6 +44,27 @@ Parameter::Parameter(std::string name, at::Tensor initial)
       fill_(0),
       initial_(std::move(initial)) {}
 
+Parameter Parameter::buffer(const std::string& name, std::vector<int64_t> sizes, at::ScalarType dtype,
+                            double fill) {
+  const int64_t rows = sizes.empty() ? 1 : sizes[0];
+  Parameter buffer({{name, rows}}, {rows}, dtype, 0, fill);
+  buffer.sizes_ = std::move(sizes);
+  buffer.is_buffer_ = true;
+  buffer.trainable_ = false;
+  return buffer;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> Parameter::parts_of(const at::Tensor& whole) const {
+  if (parts_.size() == 1) return {{name(), whole}};  // of no dimension too
+  std::vector<std::pair<std::string, at::Tensor>> all;
+  int64_t row = 0;
+  for (const ParameterPart& part : parts_) {
+    all.emplace_back(part.name, whole.narrow(0, row, part.rows));
+    row += part.rows;
+  }
+  return all;
+}
+
 int64_t Parameter::numel() const {
   int64_t n = 1;
   for (const int64_t size : sizes_) n *= size;
@@ -45,16 +72,27 @@ int64_t Parameter::numel() const {
 }
 
 void Parameter::allocate_value(uint64_t seed) {
+  if (is_buffer_) {
+    value = master = at::full(sizes_, fill_, at::TensorOptions().dtype(dtype_));
+    return;
+  }
   // Drawn in float32 whatever the dtype, so that precisions start from the same weights.
-  master = at::empty(sizes_, at::TensorOptions().dtype(compute_type(dtype_)));
+  master = empty_like_this();
   if (initial_.defined()) master.copy_(initial_);
   int64_t row = 0;
   for (const auto& part : parts_) {
     if (initial_.defined()) break;
     at::Tensor rows = master.narrow(0, row, part.rows);
-    if (std_ > 0) {
+    if (initializer_) {
       auto generator = at::detail::createCPUGenerator(seed_of(seed, part.name));
-      rows.normal_(0.0, std_, generator);
+      initializer_(rows, generator);
+    } else if (std_ > 0) {
+      auto generator = at::detail::createCPUGenerator(seed_of(seed, part.name));
+      if (rows.is_contiguous()) {
+        rows.normal_(0.0, std_, generator);
+      } else {  // the numbers do not depend on the order in memory
+        rows.copy_(at::empty(rows.sizes(), rows.options()).normal_(0.0, std_, generator));
+      }
     } else {
       rows.fill_(fill_);
     }
@@ -66,7 +104,13 @@ void Parameter::allocate_value(uint64_t seed) {
 
 void Parameter::allocate_grad() {
   has_grad_ = false;
-  if (trainable_) grad = at::empty(sizes_, at::TensorOptions().dtype(compute_type(dtype_)));
+  if (trainable_) grad = empty_like_this();
+}
+
+at::Tensor Parameter::empty_like_this() const {
+  const auto options = at::TensorOptions().dtype(compute_type(dtype_));
+  if (sizes_.size() != 4) return at::empty(sizes_, options);
+  return at::empty(sizes_, options.memory_format(at::MemoryFormat::ChannelsLast));
 }
 
 void Parameter::refresh_value() {
@@ -74,20 +118,30 @@ void Parameter::refresh_value() {
 }
 
 void Parameter::accumulate_product(const at::Tensor& a, const at::Tensor& b) {
+  at::Tensor matrix = as_matrix_of_rows(grad);
   if (a.scalar_type() != grad.scalar_type()) {
     const at::ScalarType type = product_type(a.scalar_type());
     if (type == grad.scalar_type()) {
       accumulate_product(a.to(type), b.to(type));
     } else if (has_grad_) {
-      grad.add_(at::mm(a, b));
+      matrix.add_(at::mm(a, b));
     } else {
-      grad.copy_(at::mm(a, b));
+      matrix.copy_(at::mm(a, b));
       has_grad_ = true;
     }
   } else if (has_grad_) {
-    grad.addmm_(a, b);
+    matrix.addmm_(a, b);
   } else {
-    at::mm_out(grad, a, b);
+    at::mm_out(matrix, a, b);
+    has_grad_ = true;
+  }
+}
+
+void Parameter::accumulate(const at::Tensor& gradient) {
+  if (has_grad_) {
+    grad.add_(gradient);
+  } else {
+    grad.copy_(gradient);
     has_grad_ = true;
   }
 }

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -16,6 +18,10 @@ struct ParameterPart {
   int64_t rows = 0;
 };
 
+// (rows, the rest) over the same memory, of a dense tensor of two dimensions or, in channels-last order,
+// four.
+at::Tensor as_matrix_of_rows(const at::Tensor& tensor);
+
 class Parameter {
  public:
   // `parts`: one for an ordinary weight. `std` > 0: normal with that deviation; 0: all `fill`.
@@ -25,12 +31,27 @@ class Parameter {
   // A weight that starts as `initial`, whatever the seed.
   Parameter(std::string name, at::Tensor initial);
 
+  // What training changes though it is not trained (a batch norm's running statistics): written by forward,
+  // in training alone; loaded, saved and checkpointed under its name; nothing to the optimizer, the norm,
+  // freezing or adapters. Of any dtype, int64 and 0-dimensional too: value and master are one tensor.
+  static Parameter buffer(const std::string& name, std::vector<int64_t> sizes, at::ScalarType dtype,
+                          double fill);
+  bool is_buffer() const { return is_buffer_; }
+
   const std::string& name() const { return parts_.front().name; }
   const std::vector<ParameterPart>& parts() const { return parts_; }
   const std::vector<int64_t>& sizes() const { return sizes_; }
   // Norm gains are not decayed, matrices are.
-  bool decays() const { return sizes_.size() > 1; }
+  bool decays() const { return decays_ && sizes_.size() > 1; }
+  // For a matrix that is no weight of a product, such as a scan's decay rates.
+  void never_decay() { decays_ = false; }
+  // Fills the rows of each part with their initial values, instead of `std` and `fill`; the generator depends
+  // on the seed and the part's name alone.
+  using Initializer = std::function<void(at::Tensor& rows, at::Generator& generator)>;
+  void initialize_with(Initializer initializer) { initializer_ = std::move(initializer); }
   int64_t numel() const;
+  // The parts with their rows of `whole`, which is the parameter or something of its shape.
+  std::vector<std::pair<std::string, at::Tensor>> parts_of(const at::Tensor& whole) const;
   // A frozen parameter has no gradient, no W and no optimizer state.
   bool trainable() const { return trainable_; }
   void freeze() { trainable_ = false; }
@@ -51,12 +72,18 @@ class Parameter {
   void forget_grad() { has_grad_ = false; }
 
   // grad (+)= a @ b, for a (rows, n) and b (n, cols) of the layer's dtype: rounded to it at most once a
-  // call, summed in grad's.
+  // call, summed in grad's. A gradient of more dimensions counts as (rows, the rest in memory's order).
   void accumulate_product(const at::Tensor& a, const at::Tensor& b);
+  // grad (+)= gradient, of grad's shape and any float dtype.
+  void accumulate(const at::Tensor& gradient);
   // The buffer to add into: zeroed if this is the step's first contribution.
   at::Tensor& grad_to_add();
 
  private:
+  // Uninitialized, of the sums' dtype. Weights of convolutions lie with their channels last: a matrix of rows
+  // to the kernels.
+  at::Tensor empty_like_this() const;
+
   std::vector<ParameterPart> parts_;
   std::vector<int64_t> sizes_;
   at::ScalarType dtype_;
@@ -64,7 +91,10 @@ class Parameter {
   double fill_;
   bool has_grad_ = false;
   bool trainable_ = true;
+  bool is_buffer_ = false;
+  bool decays_ = true;
   at::Tensor initial_;
+  Initializer initializer_;
 };
 
 }  // namespace twobp

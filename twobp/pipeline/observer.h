@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,7 +62,8 @@ struct StepReport {
   int64_t step = 0;
   double begin = 0;
   double end = 0;
-  double loss = 0;  // sum of the micro-batches' shares: the mean over the global batch
+  double loss = 0;               // sum of the micro-batches' shares: the mean over the global batch
+  std::optional<int64_t> right;  // predictions that were, in an evaluation of a model that predicts
   std::vector<RankTimes> ranks;
   std::vector<StageTimes> stages;
   std::vector<MemoryUse> stage_memory;

@@ -36,6 +36,12 @@ std::vector<int> balanced_split(const std::vector<double>& layer_seconds, int st
   return split;
 }
 
+double imbalance(const std::vector<double>& stage_seconds) {
+  const double sum = std::accumulate(stage_seconds.begin(), stage_seconds.end(), 0.0);
+  const double slowest = *std::max_element(stage_seconds.begin(), stage_seconds.end());
+  return sum > 0 ? slowest * static_cast<double>(stage_seconds.size()) / sum : 1;
+}
+
 void check_split(const std::vector<int>& split, int layers, int stages) {
   const bool positive = std::all_of(split.begin(), split.end(), [](int n) { return n >= 1; });
   const int sum = std::accumulate(split.begin(), split.end(), 0);

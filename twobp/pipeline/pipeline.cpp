@@ -151,6 +151,7 @@ StepReport Pipeline::run(const Plan& plan, const std::vector<Fields>& micro_batc
     result.times.idle[static_cast<int>(IdleCause::kStartUp)] += result.times.begin - report.begin;
     result.times.idle[static_cast<int>(IdleCause::kTail)] += report.end - result.times.end;
     report.loss += result.loss;
+    if (result.right) report.right = result.right;  // the loss is on one rank
     report.ranks.push_back(result.times);
     report.rank_memory.push_back(meter_->rank_use(r));
     if (options.want_events) {

@@ -199,6 +199,7 @@ void RankExecutor::forward(int s, int mb) {
   const int next = stage.index() + 1;
   if (next == input_->schedule->stages) {
     result_.loss += x[0].item<double>();
+    if (x.size() > 1) result_.right = result_.right.value_or(0) + x[1].item<int64_t>();
   } else if (local(next) >= 0) {
     for (const auto& tensor : x) meter_.rebook(tensor, next, MemoryCategory::kActivations);
     boundaries_[local(next)].input[mb] = std::move(x);

@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "twobp/nn/context.h"
@@ -45,6 +46,7 @@ struct StepInput {
 struct RankResult {
   RankTimes times;
   double loss = 0;
+  std::optional<int64_t> right;  // see StepReport
   std::vector<Event> events;
 };
 

@@ -7,9 +7,6 @@
 
 namespace twobp {
 
-// The width of the MLP: as configured, or dim * 8 / 3 rounded up to a multiple of 64.
-int64_t mlp_width(const ModelConfig& config);
-
 // "fp32", "bf16", "fp16".
 at::ScalarType compute_dtype(const std::string& precision);
 

@@ -136,6 +136,16 @@ struct Assign {
     *to = std::move(items);
     return true;
   }
+  bool operator()(std::vector<double>* to) const {
+    if (!value.is_array()) return false;
+    std::vector<double> items;
+    for (const Json& item : value) {
+      if (!item.is_number()) return false;
+      items.push_back(item.get<double>());
+    }
+    *to = std::move(items);
+    return true;
+  }
   bool operator()(std::vector<std::string>* to) const {
     if (!value.is_array()) return false;
     std::vector<std::string> items;
@@ -242,7 +252,8 @@ Json override_value(const ConfigKey& key, const std::string& text) {
     for (std::string item; std::getline(items, item, ',');) list.push_back(item);
     return list;
   }
-  const bool bare_list = key.type() == "list of integers" && (text.empty() || text.front() != '[');
+  const bool numbers = key.type() == "list of integers" || key.type() == "list of numbers";
+  const bool bare_list = numbers && (text.empty() || text.front() != '[');
   Json value = Json::parse(bare_list ? "[" + text + "]" : text, nullptr, /*allow_exceptions=*/false);
   return value.is_discarded() ? Json(text) : value;
 }

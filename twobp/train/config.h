@@ -9,7 +9,7 @@ namespace twobp {
 
 struct ModelConfig {
   std::string from;            // Hugging Face directory: architecture and weights; empty: a new model
-  std::string type = "llama";  // "llama", or "mlp": a stack of identical MLP blocks (a benchmark)
+  std::string type = "llama";  // see architecture.h
   int64_t dim = 256;
   int64_t layers = 4;
   int64_t heads = 4;
@@ -21,10 +21,26 @@ struct ModelConfig {
   double rope_theta = 10000;
   std::string rope_scaling = "none";  // linear, llama3: see nn/layers/rope.h, also for what follows
   double rope_factor = 1;
-  double rope_low_freq = 1;               // llama3
-  double rope_high_freq = 4;              // llama3
-  double rope_original_positions = 8192;  // llama3
-  bool tied = false;                      // input and output embeddings share one matrix
+  double rope_low_freq = 1;                // llama3
+  double rope_high_freq = 4;               // llama3
+  double rope_original_positions = 8192;   // llama3
+  bool tied = false;                       // input and output embeddings share one matrix
+  int64_t positions = 512;                 // bert: the longest sequence
+  int64_t token_types = 2;                 // bert
+  std::string activation = "gelu";         // bert: gelu, gelu_tanh
+  double dropout = 0;                      // bert: of the embeddings and of each half of a block
+  double attention_dropout = 0;            // bert: of attention's probabilities
+  int64_t state = 16;                      // mamba: numbers a channel of the scan
+  int64_t conv_kernel = 4;                 // mamba: positions
+  int64_t expand = 2;                      // mamba: channels of the scan per feature of dim
+  int64_t dt_rank = 0;                     // mamba: width of the steps' projection; 0: dim / 16 rounded up
+  int64_t classes = 1000;                  // resnet
+  int64_t channels = 3;                    // resnet: of a picture
+  int64_t stem = 64;                       // resnet: channels of its first convolution
+  bool small_images = false;               // resnet: that is 3 x 3 with stride 1 and without pooling
+  std::string block = "bottleneck";        // resnet: bottleneck, basic
+  std::vector<int> depths = {3, 4, 6, 3};  // resnet: blocks of each stage
+  std::vector<int> widths;                 // resnet: channels of each stage; empty: the paper's
   double init_std = 0.02;
   std::vector<std::string> freeze;  // patterns (* and ?) of parameter names that are not trained
   int64_t lora = 0;                 // rank of the LoRA adapters, which alone are trained; 0: none
@@ -40,11 +56,25 @@ struct DataConfig {
   std::string cache;      // folder for tokenized text; empty: .twobp-cache beside the first text file
   std::string tokens;     // glob of token files: numbers of token_type one after the other, little-endian
   std::string token_type = "uint16";
-  std::string arrays;      // folder with input_ids.npy and labels.npy
-  std::string synthetic;   // "tokens" or "vectors": seeded random input, for benchmarks
+  std::string arrays;      // folder with input_ids.npy or pixel_values.npy, and labels.npy
+  std::string images;      // folder with a sub-folder of JPEG and PNG files for each class
+  std::string idx;         // folder with MNIST's files: train-images-idx3-ubyte[.gz] and so on
+  std::string cifar;       // folder with CIFAR-10's binary files: data_batch_1.bin and so on
+  std::string synthetic;   // "tokens", "images" or "vectors": seeded random input, for benchmarks
   int64_t sequence = 256;  // tokens
   bool shuffle = true;
-  double held_out = 0.05;  // fraction of the sequences kept for evaluation, from the end
+  double held_out = 0.05;  // fraction of the samples kept for evaluation: of text from the end, of pictures
+                           // from each class; data.idx and data.cifar have files of their own for it
+  int workers = 1;         // threads that read batches ahead
+  double mask_probability = 0.15;  // masked language models: part of the tokens that are hidden
+  int64_t image_size = 0;          // pixels, height and width; 0: those of the files, 224 for data.images
+  std::string crop;     // none, shift, resized: see images/transform.h; empty: resized for data.images
+  int64_t padding = 4;  // pixels, of crop shift
+  bool flip = false;    // left to right, every second time
+  // Subtracted from a pixel (0 to 1), and then divides it: a value, or one per channel. Empty: ImageNet's for
+  // data.images, measured for other bytes, none for float arrays.
+  std::vector<double> mean;
+  std::vector<double> std;
 };
 
 struct PipelineConfig {

@@ -14,8 +14,10 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/train/architecture.h"
 #include "twobp/train/config.h"
 #include "twobp/train/config_keys.h"
+#include "twobp/train/data.h"
 
 namespace twobp {
 namespace {
@@ -41,63 +43,18 @@ void check_key(const ConfigKey& key, Config& config) {
       key.field(config));
 }
 
-void check_model(const ModelConfig& model) {
-  if (model.type != "llama") return;  // heads mean nothing to the others
-  TWOBP_CHECK(model.head_dim > 0 || model.dim % model.heads == 0, "model.dim (", model.dim,
-              ") is not divisible by model.heads (", model.heads,
-              "): change one of them, or set model.head_dim.");
-  TWOBP_CHECK(model.kv_heads == 0 || model.heads % model.kv_heads == 0, "model.kv_heads (", model.kv_heads,
-              ") does not divide model.heads (", model.heads,
-              "): every key-value head serves as many query heads.");
-  TWOBP_CHECK(model.rope_scaling != "llama3" || model.rope_low_freq < model.rope_high_freq,
-              "model.rope_low_freq (", model.rope_low_freq, ") is not below model.rope_high_freq (",
-              model.rope_high_freq, "): frequencies between them are mixed.");
-  const int64_t head_dim = model.head_dim > 0 ? model.head_dim : model.dim / model.heads;
-  TWOBP_CHECK(
-      head_dim % 2 == 0, model.head_dim > 0 ? "model.head_dim" : "model.dim / model.heads", " (", head_dim,
-      ") is odd: the rotary embedding turns pairs of features, so a head needs an even number of them.");
-}
-
-void check_data(const DataConfig& data, const ModelConfig& model) {
-  std::vector<std::string> given;
-  if (!data.text.empty()) given.emplace_back("data.text");
-  if (!data.tokens.empty()) given.emplace_back("data.tokens");
-  if (!data.arrays.empty()) given.emplace_back("data.arrays");
-  if (!data.synthetic.empty()) given.emplace_back("data.synthetic");
-  TWOBP_CHECK(
-      !given.empty(),
-      "no data is given: set data.text (a glob of text files), data.tokens (a glob of token files), "
-      "data.arrays (a folder with input_ids.npy and labels.npy) or data.synthetic (tokens or vectors).");
-  TWOBP_CHECK(given.size() == 1, join(given, " and "),
-              " are given, but data comes from one source: keep one of them.");
-
-  const bool vectors = data.synthetic == "vectors";
-  TWOBP_CHECK(model.type != "mlp" || vectors, "model.type is \"mlp\", which reads vectors, but ",
-              given.front(),
-              " gives tokens: set data.synthetic to \"vectors\" instead, or model.type to \"llama\".");
-  TWOBP_CHECK(model.type == "mlp" || !vectors, "data.synthetic is \"vectors\", but model.type \"", model.type,
-              "\" reads tokens: set data.synthetic to \"tokens\", or model.type to \"mlp\".");
-  TWOBP_CHECK(data.tokenizer.empty() || !data.text.empty(),
-              "data.tokenizer is set, but there is no data.text for it: ", given.front(),
-              " needs none, so remove it.");
-  // A model that is loaded brings its own vocabulary, and often a tokenizer: open_data knows more.
-  TWOBP_CHECK(data.text.empty() || !data.tokenizer.empty() || !model.from.empty() || model.vocab == 256,
-              "model.vocab is ", model.vocab,
-              ", but data.text is read as bytes, whose vocabulary is 256: set model.vocab to 256, or name a "
-              "tokenizer.json in data.tokenizer.");
-}
-
 void check_adapters(const Config& config) {
   const ModelConfig& model = config.model;
-  TWOBP_CHECK(model.type == "llama" || (model.lora == 0 && model.freeze.empty()),
-              "model.lora and model.freeze are for model.type llama, this one is \"", model.type, "\".");
+  const Architecture& of = architecture(model.type);
+  TWOBP_CHECK(of.lora || model.lora == 0, "model.lora is ", model.lora, ", but model.type \"", model.type,
+              "\" takes no adapters.");
   TWOBP_CHECK(model.lora == 0 || !model.lora_targets.empty(), "model.lora is ", model.lora,
               ", but model.lora_targets is empty: name projections, such as q_proj.");
   TWOBP_CHECK(model.lora > 0 || model.adapter.empty(),
               "model.adapter is set, but model.lora is 0: set it to the adapter's rank.");
   TWOBP_CHECK(model.lora > 0 || config.save.lora == "merged", "save.lora is \"", config.save.lora,
               "\", but model.lora is 0: there is no adapter to save.");
-  TWOBP_CHECK(model.type == "llama" || config.train.precision == "fp32", "train.precision is \"",
+  TWOBP_CHECK(of.reduced_precision || config.train.precision == "fp32", "train.precision is \"",
               config.train.precision, "\", but model.type \"", model.type, "\" computes in fp32 alone.");
 }
 
@@ -128,8 +85,13 @@ void check_training(const Config& config) {
 void check_config(const Config& config) {
   Config copy = config;  // the table hands out pointers to change through
   for (const auto& key : config_keys()) check_key(key, copy);
-  check_model(config.model);
+  architecture(config.model.type).check(config.model);
   check_data(config.data, config.model);
+  if (const auto longest = architecture(config.model.type).longest) {
+    TWOBP_CHECK(config.data.sequence <= longest(config.model), "data.sequence (", config.data.sequence,
+                ") is longer than the model's ", longest(config.model),
+                " positions: shorten it, or set model.positions for a new model.");
+  }
   check_pipeline(config.pipeline);
   check_adapters(config);
   check_training(config);

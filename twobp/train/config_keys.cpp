@@ -9,6 +9,7 @@
 #include "twobp/nn/layers/rope.h"
 #include "twobp/schedule/generators.h"
 #include "twobp/schedule/schedule.h"
+#include "twobp/train/architecture.h"
 
 namespace twobp {
 namespace {
@@ -29,6 +30,12 @@ Allowed from(double min, double max) {
 Allowed from_to_below(double min, double max) {
   Allowed allowed = from(min, max);
   allowed.below_max = true;
+  return allowed;
+}
+
+Allowed above_to(double min, double max) {
+  Allowed allowed = from(min, max);
+  allowed.above_min = true;
   return allowed;
 }
 
@@ -59,7 +66,7 @@ std::vector<ConfigKey> make_keys() {
       {KEY(model, from), "",
        "Hugging Face directory to start from: its config.json sets the architecture; \"\": a new model"},
       {KEY(model, type), "", "architecture; mlp is a stack of identical MLP blocks, for benchmarks",
-       one_of({"llama", "mlp"})},
+       one_of(architecture_names())},
       {KEY(model, dim), "features", "width of the model", from(1, kMaxWidth)},
       {KEY(model, layers), "blocks", "depth of the model", from(1, kMaxCount)},
       {KEY(model, heads), "heads", "query heads of attention", from(1, kMaxCount)},
@@ -82,6 +89,33 @@ std::vector<ConfigKey> make_keys() {
       {KEY(model, rope_original_positions), "tokens", "llama3: longest sequence before the stretching",
        above(0)},
       {KEY(model, tied), "", "input and output embeddings share one matrix"},
+      {KEY(model, positions), "tokens",
+       "bert: the longest sequence, each position with an embedding of its own", from(1, kMaxLength)},
+      {KEY(model, activation), "", "bert: of the MLP", one_of({"gelu", "gelu_tanh"})},
+      {KEY(model, dropout), "",
+       "bert: part of the numbers dropped after the embeddings and after each half of a block",
+       from_to_below(0, 1)},
+      {KEY(model, attention_dropout), "", "bert: part of attention's probabilities that is dropped",
+       from_to_below(0, 1)},
+      {KEY(model, token_types), "", "bert: kinds of tokens, such as those of two sentences",
+       from(1, kMaxCount)},
+      {KEY(model, state), "numbers", "mamba: of a channel of the scan", from(1, kMaxCount)},
+      {KEY(model, conv_kernel), "positions", "mamba: width of the convolution, 16 at most",
+       from(1, kMaxCount)},
+      {KEY(model, expand), "", "mamba: channels of the scan, times dim", from(1, kMaxCount)},
+      {KEY(model, dt_rank), "features", "mamba: width of the steps before their projection; 0: dim / 16",
+       from(0, kMaxWidth)},
+      {KEY(model, classes), "classes", "resnet: what pictures are told apart by", from(2, kMaxWidth)},
+      {KEY(model, channels), "channels", "resnet: of a picture", from(1, kMaxCount)},
+      {KEY(model, stem), "channels", "resnet: of its first convolution", from(1, kMaxCount)},
+      {KEY(model, small_images), "",
+       "resnet: that is 3 x 3 with stride 1 and without pooling, for images of 28 or 32 pixels"},
+      {KEY(model, block), "", "resnet: three convolutions of which one is 3 x 3, or two of 3 x 3",
+       one_of({"bottleneck", "basic"})},
+      {KEY(model, depths), "blocks",
+       "resnet: of each stage; every stage but the first halves height and width"},
+      {KEY(model, widths), "channels",
+       "resnet: of each stage; []: 64, 128, 256, 512, times 4 of bottlenecks"},
       {KEY(model, init_std), "", "standard deviation of the initial weights", at_least(0)},
       {KEY(model, freeze), "", "patterns (* and ?) of the names of parameters that are not trained"},
       {KEY(model, lora), "", "rank of LoRA adapters, which alone are trained; 0: none", from(0, kMaxCount)},
@@ -96,13 +130,31 @@ std::vector<ConfigKey> make_keys() {
       {KEY(data, cache), "", "folder for tokenized text; \"\": .twobp-cache beside the first text file"},
       {KEY(data, tokens), "", "glob of token files: little-endian numbers one after the other"},
       {KEY(data, token_type), "", "of the numbers in data.tokens", one_of({"uint16", "uint32"})},
-      {KEY(data, arrays), "", "folder with input_ids.npy and labels.npy"},
+      {KEY(data, arrays), "", "folder with labels.npy and input_ids.npy, or pixel_values.npy for pictures"},
+      {KEY(data, images), "", "folder with a sub-folder of JPEG and PNG files for each class"},
+      {KEY(data, idx), "", "folder with MNIST's files, gzipped or not; the t10k ones are held out"},
+      {KEY(data, cifar), "", "folder with CIFAR-10's binary files; test_batch.bin is held out"},
       {KEY(data, synthetic), "", "seeded random input, for benchmarks; vectors is for the mlp model",
-       one_of({"tokens", "vectors"})},
+       one_of({"tokens", "images", "vectors"})},
       {KEY(data, sequence), "tokens", "length of a sample", from(1, kMaxLength)},
       {KEY(data, shuffle), "", "a new order of the samples each epoch, from train.seed"},
-      {KEY(data, held_out), "fraction", "part of the samples kept for evaluation, from the end",
+      {KEY(data, held_out), "fraction",
+       "part of the samples kept for evaluation: of text from the end, of pictures from each class",
        from_to_below(0, 1)},
+      {KEY(data, workers), "threads", "read batches ahead, at a low priority", from(1, 1024)},
+      {KEY(data, mask_probability), "fraction", "masked language models: part of the tokens that are hidden",
+       above_to(0, 1)},
+      {KEY(data, image_size), "pixels", "height and width; 0: those of the files, 224 for data.images",
+       from(0, kMaxCount)},
+      {KEY(data, crop), "",
+       "part of a picture in training: the centre, that moved, any part scaled; \"\": resized for "
+       "data.images",
+       one_of({"none", "shift", "resized"})},
+      {KEY(data, padding), "pixels", "how far crop shift moves at most", from(0, kMaxCount)},
+      {KEY(data, flip), "", "pictures left to right, every second time in training"},
+      {KEY(data, mean), "",
+       "subtracted from pixels (0 to 1); []: ImageNet's for data.images, else measured; none for floats"},
+      {KEY(data, std), "", "divides them then; [] likewise"},
 
       {KEY(pipeline, stages), "stages", "parts the model is cut into, one rank each", from(1, kMaxCount)},
       {KEY(pipeline, schedule), "", "order of the work", one_of(schedule_names())},
@@ -168,6 +220,7 @@ struct TypeName {
   std::string_view operator()(const std::string*) const { return "text"; }
   std::string_view operator()(const std::vector<int>*) const { return "list of integers"; }
   std::string_view operator()(const std::vector<std::string>*) const { return "list of texts"; }
+  std::string_view operator()(const std::vector<double>*) const { return "list of numbers"; }
 };
 
 }  // namespace

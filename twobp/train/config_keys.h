@@ -14,7 +14,7 @@ namespace twobp {
 
 // Where a key's value lives in a Config; the alternative is the key's type.
 using ConfigField = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, std::vector<int>*,
-                                 std::vector<std::string>*>;
+                                 std::vector<std::string>*, std::vector<double>*>;
 
 // Which values a key takes: one of `choices` unless there are none, a number within the bounds. An empty text
 // is allowed where it is the default.
@@ -39,7 +39,8 @@ struct ConfigKey {
   Allowed allowed{};
 
   std::string full_name() const;  // "section.name"
-  // "boolean", "integer", "number", "text", "list of integers", "list of texts".
+  // "boolean", "integer", "number", "text", "list of integers", "list of texts",
+  // "list of numbers".
   std::string_view type() const;
 };
 

@@ -12,9 +12,13 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/train/architecture.h"
 #include "twobp/train/array_dataset.h"
 #include "twobp/train/glob.h"
+#include "twobp/train/images/open_images.h"
+#include "twobp/train/masked_dataset.h"
 #include "twobp/train/random.h"
+#include "twobp/train/special_tokens.h"
 #include "twobp/train/synthetic_dataset.h"
 #include "twobp/train/text_dataset.h"
 #include "twobp/train/token_cache.h"
@@ -34,14 +38,14 @@ class Range : public Dataset {
 
   int64_t size() const override { return size_; }
 
-  Fields read(const std::vector<int64_t>& indices) const override {
+  Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override {
     std::vector<int64_t> shifted;
     shifted.reserve(indices.size());
     for (const int64_t index : indices) {
       TWOBP_CHECK(index >= 0 && index < size_, "data: no sample ", index, ", there are ", size_, ".");
       shifted.push_back(begin_ + index);
     }
-    return whole_->read(shifted);
+    return whole_->read(shifted, epoch);
   }
 
  private:
@@ -62,61 +66,100 @@ DataSplit hold_out(std::shared_ptr<Dataset> whole, double fraction) {
           std::make_shared<Range>(whole, size - held_out, held_out)};
 }
 
+// How text is cut into samples: a masked language model has two tokens of its own around it.
+struct TextShape {
+  int64_t sequence;  // tokens of text
+  int64_t bytes;     // the vocabulary of text that is read as bytes
+};
+
+TextShape text_shape(const DataConfig& data, bool masked) {
+  return masked ? TextShape{data.sequence - 2, kMaskedByteVocab} : TextShape{data.sequence, 256};
+}
+
 // Enough for a sample to train on and, if any are held out, another one. `unit`: "bytes", "tokens".
 template <typename LongRow>
-void check_enough(const LongRow& row, const DataConfig& data, const char* key, const char* unit) {
+void check_enough(const LongRow& row, const DataConfig& data, const TextShape& shape, const char* key,
+                  const char* unit) {
   const int64_t samples = data.held_out > 0 ? 2 : 1;
   TWOBP_CHECK(row.size() >= samples, key, ": ", row.description(), ": too little text, ",
-              samples * data.sequence + 1, " ", unit, " are needed for ",
+              samples * shape.sequence + 1, " ", unit, " are needed for ",
               samples == 1 ? "one sequence" : "one sequence to train on and one to hold out",
               ": give more text, or make data.sequence (", data.sequence, ") shorter",
               samples == 1 ? "." : ", or set data.held_out to 0.");
 }
 
-std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelConfig& model) {
-  TWOBP_CHECK(
-      model.vocab == 256, "model.vocab is ", model.vocab, ", but ",
-      model.from.empty() ? "" : concat("there is no tokenizer.json in ", model.from, ", and so "),
-      "data.text is read as bytes, whose vocabulary is 256: name the model's tokenizer in data.tokenizer.");
-  auto text = std::make_shared<TextDataset>(data.text, data.sequence);
-  check_enough(*text, data, "data.text", "bytes");
+std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelConfig& model,
+                                    const TextShape& shape) {
+  TWOBP_CHECK(model.vocab == shape.bytes, "model.vocab is ", model.vocab, ", but ",
+              model.from.empty() ? "" : concat("there is no tokenizer.json in ", model.from, ", and so "),
+              "data.text is read as bytes, whose vocabulary is ", shape.bytes,
+              ": name the model's tokenizer in data.tokenizer.");
+  auto text = std::make_shared<TextDataset>(data.text, shape.sequence);
+  check_enough(*text, data, shape, "data.text", "bytes");
   return text;
 }
 
 std::shared_ptr<Dataset> open_tokenized(const DataConfig& data, const ModelConfig& model,
-                                        const std::string& tokenizer) {
+                                        const std::string& tokenizer, const TextShape& shape) {
   const TokenizedText text =
       tokenize_text(matching_files(data.text, "data.text", ".txt"), tokenizer, data.cache, model.vocab);
   auto tokens =
-      std::make_shared<TokenDataset>("data.text", text.files, text.type, data.sequence, model.vocab);
-  check_enough(*tokens, data, "data.text", "tokens");
+      std::make_shared<TokenDataset>("data.text", text.files, text.type, shape.sequence, model.vocab);
+  check_enough(*tokens, data, shape, "data.text", "tokens");
   return tokens;
 }
 
-std::shared_ptr<Dataset> open_tokens(const DataConfig& data, const ModelConfig& model) {
+std::shared_ptr<Dataset> open_tokens(const DataConfig& data, const ModelConfig& model,
+                                     const TextShape& shape) {
   auto tokens =
       std::make_shared<TokenDataset>("data.tokens", matching_files(data.tokens, "data.tokens", ".bin"),
-                                     parse_token_type(data.token_type), data.sequence, model.vocab);
-  check_enough(*tokens, data, "data.tokens", "tokens");
+                                     parse_token_type(data.token_type), shape.sequence, model.vocab);
+  check_enough(*tokens, data, shape, "data.tokens", "tokens");
   return tokens;
 }
 
-std::shared_ptr<Dataset> open_whole(const DataConfig& data, const ModelConfig& model, uint64_t seed) {
+std::shared_ptr<Dataset> open_text(const DataConfig& data, const ModelConfig& model, const TextShape& shape,
+                                   uint64_t seed) {
   if (!data.text.empty()) {
     const std::string tokenizer = tokenizer_of(data, model);
-    return tokenizer.empty() ? open_bytes(data, model) : open_tokenized(data, model, tokenizer);
+    return tokenizer.empty() ? open_bytes(data, model, shape) : open_tokenized(data, model, tokenizer, shape);
   }
-  if (!data.tokens.empty()) return open_tokens(data, model);
+  if (!data.tokens.empty()) return open_tokens(data, model, shape);
+  return std::make_shared<SyntheticTokens>(kSyntheticSamples, shape.sequence, model.vocab, seed);
+}
+
+// Those of a vocabulary without a tokenizer: bytes, or random numbers; its last four.
+SpecialTokens last_tokens(int64_t vocab) {
+  TWOBP_CHECK(vocab > 4, "model.vocab is ", vocab,
+              ", but a masked language model has four special tokens and others.");
+  return {vocab - 4, vocab - 3, vocab - 2, {vocab - 4, vocab - 3, vocab - 2, vocab - 1}, vocab};
+}
+
+SpecialTokens special_tokens_of(const DataConfig& data, const ModelConfig& model) {
+  const std::string tokenizer = tokenizer_of(data, model);
+  if (!data.synthetic.empty() || (tokenizer.empty() && !data.text.empty())) return last_tokens(model.vocab);
+  TWOBP_CHECK(!tokenizer.empty(), "there is no tokenizer.json in ", model.from,
+              ", which says which tokens are special: name one in data.tokenizer.");
+  const SpecialTokens special = read_special_tokens(tokenizer);
+  TWOBP_CHECK(special.vocab <= model.vocab, tokenizer, ": the tokenizer has a vocabulary of ", special.vocab,
+              ", but model.vocab is ", model.vocab, ": set model.vocab to ", special.vocab,
+              " or more, or data.tokenizer to the tokenizer of this model.");
+  return special;
+}
+
+std::shared_ptr<Dataset> open_masked(const DataConfig& data, const ModelConfig& model, uint64_t seed) {
+  if (!data.arrays.empty()) {
+    return std::make_shared<ArrayDataset>(data.arrays, data.sequence, model.vocab, LabelOf::kSameToken,
+                                          model.token_types);
+  }
+  SpecialTokens special = special_tokens_of(data, model);
+  auto text = open_text(data, model, text_shape(data, /*masked=*/true), seed);
+  return std::make_shared<MaskedDataset>(std::move(text), std::move(special), data.mask_probability, seed);
+}
+
+std::shared_ptr<Dataset> open_next_token(const DataConfig& data, const ModelConfig& model, uint64_t seed) {
   if (!data.arrays.empty()) return std::make_shared<ArrayDataset>(data.arrays, data.sequence, model.vocab);
-  if (data.synthetic == "tokens") {
-    return std::make_shared<SyntheticTokens>(kSyntheticSamples, data.sequence, model.vocab, seed);
-  }
-  if (data.synthetic == "vectors") {
-    return std::make_shared<SyntheticVectors>(kSyntheticSamples, data.sequence, model.dim, seed);
-  }
-  TWOBP_CHECK(data.synthetic.empty(), "data.synthetic is \"", data.synthetic,
-              "\", which is unknown: did you mean \"", nearest(data.synthetic, {"tokens", "vectors"}), "\"?");
-  fail("no data is given: set data.text, data.tokens, data.arrays or data.synthetic.");
+  return open_text(data, model, text_shape(data, /*masked=*/false), seed);
 }
 
 int64_t counted_targets(const Fields& fields, int64_t samples) {
@@ -134,7 +177,19 @@ int64_t token_count(const Fields& fields, int64_t samples) {
 }  // namespace
 
 DataSplit open_data(const DataConfig& data, const ModelConfig& model, uint64_t seed) {
-  return hold_out(open_whole(data, model, seed), data.held_out);
+  check_data(data, model);
+  switch (architecture(model.type).input) {
+    case ModelInput::kTokens:
+      return hold_out(open_next_token(data, model, seed), data.held_out);
+    case ModelInput::kMaskedTokens:
+      return hold_out(open_masked(data, model, seed), data.held_out);
+    case ModelInput::kImages:
+      return open_images(data, model, seed);
+    case ModelInput::kVectors:
+      return hold_out(std::make_shared<SyntheticVectors>(kSyntheticSamples, data.sequence, model.dim, seed),
+                      data.held_out);
+  }
+  fail("open_data: unknown input of model type ", model.type, ".");
 }
 
 std::string tokenizer_of(const DataConfig& data, const ModelConfig& model) {
@@ -154,18 +209,25 @@ std::vector<int64_t> epoch_order(int64_t size, bool shuffle, uint64_t seed, int6
   return order;
 }
 
-Batch read_batch(const Dataset& dataset, const std::vector<int64_t>& indices, int64_t micro_batch_size) {
+Batch read_batch(const Dataset& dataset, const std::vector<int64_t>& indices, int64_t epoch,
+                 int64_t micro_batch_size) {
   TWOBP_CHECK(micro_batch_size >= 1, "read_batch: micro-batches of ", micro_batch_size, " samples.");
-  Batch batch;
+  std::vector<Fields> micro_batches;
   for (auto begin = indices.begin(); begin != indices.end();) {
     const auto end = begin + std::min<int64_t>(micro_batch_size, indices.end() - begin);
-    const std::vector<int64_t> micro_batch(begin, end);
-    const auto samples = static_cast<int64_t>(micro_batch.size());
-    Fields fields = dataset.read(micro_batch);
+    micro_batches.push_back(dataset.read({begin, end}, epoch));
+    begin = end;
+  }
+  return make_batch(std::move(micro_batches));
+}
+
+Batch make_batch(std::vector<Fields> micro_batches) {
+  Batch batch;
+  batch.micro_batches = std::move(micro_batches);
+  for (const Fields& fields : batch.micro_batches) {
+    const int64_t samples = fields.empty() ? 0 : fields.begin()->second.size(0);
     batch.targets += counted_targets(fields, samples);
     batch.tokens += token_count(fields, samples);
-    batch.micro_batches.push_back(std::move(fields));
-    begin = end;
   }
   return batch;
 }

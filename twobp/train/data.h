@@ -12,6 +12,9 @@
 
 namespace twobp {
 
+// The `epoch` of samples that are read to evaluate on them.
+inline constexpr int64_t kEvaluation = -1;
+
 // Indexed samples, read from any thread.
 class Dataset {
  public:
@@ -19,9 +22,14 @@ class Dataset {
   virtual int64_t size() const = 0;  // samples
   // The fields of the samples at `indices`, stacked: for language models `input_ids` (B, S) int64 and
   // `labels` (B, S) int64, where labels[b, t] is the token that follows position t, -100 where nothing is
-  // counted.
-  virtual Fields read(const std::vector<int64_t>& indices) const = 0;
+  // counted. What is drawn at random (masked tokens, cropped images) depends on the dataset's seed, the index
+  // and the epoch alone; in an evaluation it is the same each time, and images are whole.
+  virtual Fields read(const std::vector<int64_t>& indices, int64_t epoch) const = 0;
 };
+
+// Which sources of data a model can read, one of which must be set; their content is open_data's to check.
+// Throws Error.
+void check_data(const DataConfig& data, const ModelConfig& model);
 
 // The two parts of the configured data; `held_out` is empty (null) when there is none.
 struct DataSplit {
@@ -51,20 +59,33 @@ std::vector<int64_t> epoch_order(int64_t size, bool shuffle, uint64_t seed, int6
 
 // Reads the samples at `indices`, in that order, cut into micro-batches of `micro_batch_size`; the last one
 // has what is left.
-Batch read_batch(const Dataset& dataset, const std::vector<int64_t>& indices, int64_t micro_batch_size);
+Batch read_batch(const Dataset& dataset, const std::vector<int64_t>& indices, int64_t epoch,
+                 int64_t micro_batch_size);
 
-// A thread that reads batches ahead of the training loop, in order, over as many epochs as are asked for.
+// What was read, with its targets and tokens counted.
+Batch make_batch(std::vector<Fields> micro_batches);
+
+struct LoaderOptions {
+  bool shuffle = false;
+  uint64_t seed = 0;        // of the order
+  int64_t read_ahead = 2;   // batches
+  int64_t first_batch = 0;  // counted from the beginning of the first epoch
+  int workers = 1;          // threads
+  bool evaluation = false;  // reads in order, as kEvaluation, over and over
+};
+
+// Threads that read batches ahead of the training loop, each a micro-batch at a time, over as many epochs as
+// are asked for. What comes out does not depend on how many there are. They run at a low priority.
 class Loader {
  public:
-  // `first_batch` counts from the beginning of the first epoch: a loader that starts there gives the very
-  // batches that one from 0 gives from there on.
+  // A loader that starts at `first_batch` gives the very batches that one from 0 gives from there on.
   Loader(std::shared_ptr<const Dataset> dataset, int64_t micro_batches, int64_t micro_batch_size,
-         bool shuffle, uint64_t seed, int64_t read_ahead = 2, int64_t first_batch = 0);
+         const LoaderOptions& options);
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  // The next batch. Rethrows what the thread ran into.
+  // The next batch. Rethrows what was thrown while it was read, each time.
   Batch next();
   int64_t batches_per_epoch() const;
 

@@ -1,6 +1,5 @@
 // config.json of a Hugging Face directory: the architecture, read into a ModelConfig and written from one.
-// Supported is model_type "llama", with rope settings as transformers 4 (rope_theta, rope_scaling) and 5
-// (rope_parameters) write them.
+// Which models are supported: see architecture.h.
 #pragma once
 
 #include <cstdint>

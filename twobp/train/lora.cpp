@@ -34,11 +34,8 @@ NamedTensors merged_weights(const std::vector<Parameter*>& weights, const ModelC
   NamedTensors merged;
   for (const Parameter* weight : weights) {
     if (is_adapter(weight->name())) continue;
-    int64_t row = 0;
-    for (const ParameterPart& part : weight->parts()) {
-      at::Tensor tensor = weight->master.narrow(0, row, part.rows);
-      row += part.rows;
-      const std::string module = module_of(part.name);
+    for (auto& [name, tensor] : weight->parts_of(weight->master)) {
+      const std::string module = module_of(name);
       const auto a = adapters.find(module + ".lora_A.weight");
       const auto b = adapters.find(module + ".lora_B.weight");
       if (a != adapters.end() && b != adapters.end()) {
@@ -46,7 +43,7 @@ NamedTensors merged_weights(const std::vector<Parameter*>& weights, const ModelC
         tensor = tensor.to(at::kFloat)
                      .addmm(b->second->master.to(at::kFloat), a->second->master.to(at::kFloat), 1, scale);
       }
-      merged.emplace_back(part.name, tensor);
+      merged.emplace_back(name, tensor);
     }
   }
   return merged;

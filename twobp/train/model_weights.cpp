@@ -30,7 +30,8 @@ bool is_shard_name(const std::string& name) {
 
 }  // namespace
 
-ModelWeights::ModelWeights(std::string directory) : directory_(std::move(directory)) {
+ModelWeights::ModelWeights(std::string directory, TensorNames naming)
+    : directory_(std::move(directory)), naming_(std::move(naming)) {
   const fs::path folder(directory_);
   std::error_code ignored;
   TWOBP_CHECK(fs::is_directory(folder, ignored), directory_,
@@ -48,6 +49,36 @@ ModelWeights::ModelWeights(std::string directory) : directory_(std::move(directo
         directory_, ": has neither ", kWhole, " nor ", kIndex,
         pickled ? "; pytorch_model.bin is not read: load it with transformers and save_pretrained() it" : "");
   }
+  if (naming_.rename) rename();
+  for (const auto& [one, other] : naming_.same) {
+    copy_name(one, other);
+    copy_name(other, one);
+  }
+}
+
+void ModelWeights::rename() {
+  std::map<std::string, size_t> renamed;
+  for (const auto& [name, file] : file_of_) {
+    if (naming_.rename(name) == name) renamed[name] = file;
+  }
+  for (const auto& [name, file] : file_of_) {
+    const std::string to = naming_.rename(name);
+    if (!to.empty() && to != name && renamed.emplace(to, file).second) stored_[to] = name;
+  }
+  file_of_ = std::move(renamed);
+}
+
+void ModelWeights::copy_name(const std::string& from, const std::string& to) {
+  const auto found = file_of_.find(from);
+  if (found == file_of_.end() || contains(to)) return;
+  const std::string place = stored(from);
+  file_of_[to] = found->second;
+  stored_[to] = place;
+}
+
+const std::string& ModelWeights::stored(const std::string& name) const {
+  const auto found = stored_.find(name);
+  return found == stored_.end() ? name : found->second;
 }
 
 void ModelWeights::read_index(const std::string& path) {

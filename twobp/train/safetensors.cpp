@@ -214,7 +214,10 @@ void write_safetensors(NewFile& file, const NamedTensors& tensors,
   // Large elements first: then every tensor lies aligned.
   std::vector<size_t> order(tensors.size());
   std::iota(order.begin(), order.end(), 0);
-  const auto stored = [&](size_t i) { return dtype.value_or(tensors[i].second.scalar_type()); };
+  const auto stored = [&](size_t i) {
+    const at::ScalarType own = tensors[i].second.scalar_type();
+    return at::isFloatingType(own) ? dtype.value_or(own) : own;  // counts stay counts
+  };
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     return c10::elementSize(stored(a)) > c10::elementSize(stored(b));
   });

@@ -57,9 +57,9 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-// Writes the tensors as `dtype` if one is given, else each as it is, tensor by tensor: what must be converted
-// or made contiguous is copied one at a time. The file appears when all of it is on the disk. Throws Error:
-// disk full, two tensors of one name, a dtype that the reader does not know.
+// Writes the floating point tensors as `dtype` if one is given, all others as they are, tensor by tensor:
+// what must be converted or made contiguous is copied one at a time. The file appears when all of it is on
+// the disk. Throws Error: disk full, two tensors of one name, a dtype that the reader does not know.
 void write_safetensors(const std::string& path, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata,
                        std::optional<at::ScalarType> dtype = std::nullopt);

@@ -9,6 +9,7 @@
 #include "twobp/core/text.h"
 #include "twobp/nn/kernels/gemm.h"
 #include "twobp/nn/kernels/kernels.h"
+#include "twobp/train/architecture.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint.h"
 #include "twobp/train/config_keys.h"
@@ -27,9 +28,10 @@ Rule rule_of(const ConfigKey& key, bool constant_lr) {
   static const std::set<std::string> noted = {"pipeline.threads", "pipeline.p2_batching", "train.clip_norm"};
   // Where data comes from is compared by what is in it; the model's weights are the checkpoint's.
   static const std::set<std::string> free = {
-      "model.from",       "model.adapter",   "model.init_std",     "data.text",       "data.tokenizer",
-      "data.cache",       "data.tokens",     "data.token_type",    "data.arrays",     "data.synthetic",
-      "train.eval_every", "train.log_every", "train.eval_batches", "train.loss_scale"};
+      "model.from",      "model.adapter",      "model.init_std",  "data.text",    "data.tokenizer",
+      "data.cache",      "data.tokens",        "data.token_type", "data.arrays",  "data.synthetic",
+      "data.images",     "data.idx",           "data.cifar",      "data.workers", "train.eval_every",
+      "train.log_every", "train.eval_batches", "train.loss_scale"};
   const std::string name = key.full_name();
   if (same.contains(name)) return Rule::kSame;
   if (name == "train.steps") return constant_lr ? Rule::kFree : Rule::kNoted;
@@ -48,12 +50,7 @@ json value_of(const json& config, const ConfigKey& key, const json& defaults) {
 
 // Defaults that stand for a value of other keys, so that writing them out is no difference.
 Config filled_in(Config config) {
-  ModelConfig& model = config.model;
-  if (model.type == "llama") {
-    if (model.kv_heads == 0) model.kv_heads = model.heads;
-    if (model.head_dim == 0) model.head_dim = model.dim / model.heads;
-  }
-  model.hidden = mlp_width(model);
+  architecture(config.model.type).fill_in(config.model);
   config.pipeline.micro_batches = micro_batches(config.pipeline);
   return config;
 }
@@ -63,7 +60,7 @@ std::string data_fingerprint(const Dataset& train) {
   uint32_t crc = 0;
   for (int64_t i = 0; i < std::min(kSamples, train.size()); ++i) {
     const int64_t sample = train.size() <= kSamples ? i : i * (train.size() - 1) / (kSamples - 1);
-    for (const auto& [name, tensor] : train.read({sample})) {
+    for (const auto& [name, tensor] : train.read({sample}, 0)) {
       const at::Tensor values = tensor.contiguous();
       crc = crc32_of(name.data(), name.size(), crc);
       crc = crc32_of(values.const_data_ptr(), values.nbytes(), crc);

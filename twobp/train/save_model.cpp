@@ -8,6 +8,7 @@
 #include <set>
 
 #include "twobp/core/check.h"
+#include "twobp/train/architecture.h"
 #include "twobp/train/hf_config.h"
 #include "twobp/train/lora.h"
 #include "twobp/train/mapped_file.h"
@@ -24,10 +25,16 @@ constexpr const char* kWhole = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
 // What goes with the weights of a model, whoever trained it last.
-constexpr std::array<const char*, 9> kCompanions = {
-    "tokenizer.json",      "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
-    "chat_template.jinja", "added_tokens.json",     "tokenizer.model",         "vocab.json",
-    "merges.txt"};
+constexpr std::array<const char*, 10> kCompanions = {"tokenizer.json",
+                                                     "tokenizer_config.json",
+                                                     "special_tokens_map.json",
+                                                     "generation_config.json",
+                                                     "chat_template.jinja",
+                                                     "added_tokens.json",
+                                                     "tokenizer.model",
+                                                     "vocab.json",
+                                                     "merges.txt",
+                                                     "vocab.txt"};
 
 at::ScalarType parse_dtype(const std::string& name) {
   if (name == "bfloat16") return at::kBFloat16;
@@ -125,9 +132,12 @@ void remove_stale_weights(const fs::path& folder, const std::set<std::string>& k
   }
 }
 
-void make_folder(const std::string& directory, const ModelConfig& config) {
-  TWOBP_CHECK(config.type == "llama", "only models of type llama can be saved, this one is '", config.type,
-              "'");
+void check_type(const ModelConfig& config) {
+  TWOBP_CHECK(!architecture(config.type).hf_type.empty(), "a model of type ", config.type,
+              " cannot be saved, models that can are: ", hf_models());
+}
+
+void make_folder(const std::string& directory) {
   std::error_code error;
   fs::create_directories(directory, error);
   TWOBP_CHECK(!error, "cannot create the folder ", directory, ": ", error.message());
@@ -136,15 +146,17 @@ void make_folder(const std::string& directory, const ModelConfig& config) {
 }  // namespace
 
 void check_save_model(const std::string& directory, const ModelConfig& config) {
-  make_folder(directory, config);
+  check_type(config);
+  make_folder(directory);
   const NewFile probe(fs::path(directory) / kWhole);  // removed again
 }
 
 void save_model(const std::string& directory, const ModelConfig& config, int64_t sequence,
                 const std::vector<Parameter*>& weights, const SaveModelOptions& options) {
   const at::ScalarType dtype = parse_dtype(options.dtype);
+  check_type(config);
   const std::string description = hf_config_json(config, sequence, options.dtype).dump(2) + "\n";
-  make_folder(directory, config);
+  make_folder(directory);
   const fs::path folder(directory);
   NewFiles files(folder);
   write_weights(files, merged_weights(weights, config), dtype, options.max_shard_bytes);

@@ -25,7 +25,7 @@ int64_t TextDataset::size() const {
   return bytes_.empty() ? 0 : (static_cast<int64_t>(bytes_.size()) - 1) / sequence_;
 }
 
-Fields TextDataset::read(const std::vector<int64_t>& indices) const {
+Fields TextDataset::read(const std::vector<int64_t>& indices, int64_t /*epoch*/) const {
   const auto count = static_cast<int64_t>(indices.size());
   at::Tensor input = at::empty({count, sequence_}, at::kLong);   // (B, S)
   at::Tensor labels = at::empty({count, sequence_}, at::kLong);  // (B, S)

@@ -18,7 +18,7 @@ class TextDataset : public Dataset {
   TextDataset(const std::string& pattern, int64_t sequence);
 
   int64_t size() const override;
-  Fields read(const std::vector<int64_t>& indices) const override;
+  Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;
 
   // "3 files that match "*.txt", 1200 bytes in all": for messages.
   std::string description() const;

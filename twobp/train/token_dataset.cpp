@@ -126,7 +126,7 @@ void TokenDataset::copy(int64_t begin, int64_t count, int64_t* to) const {
   }
 }
 
-Fields TokenDataset::read(const std::vector<int64_t>& indices) const {
+Fields TokenDataset::read(const std::vector<int64_t>& indices, int64_t /*epoch*/) const {
   const auto count = static_cast<int64_t>(indices.size());
   const at::Tensor rows = at::empty({count, sequence_ + 1}, at::kLong);  // (B, S + 1)
   for (int64_t b = 0; b < count; ++b) {

@@ -31,7 +31,7 @@ class TokenDataset : public Dataset {
 
   int64_t size() const override;
   // Throws Error: an id >= vocab (file, position, value).
-  Fields read(const std::vector<int64_t>& indices) const override;
+  Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;
 
   // "3 files, 1200 tokens in all": for messages.
   std::string description() const;

@@ -9,6 +9,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/train/architecture.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/load_model.h"
 #include "twobp/train/lora.h"
@@ -20,10 +21,14 @@ namespace {
 // fp16: the loss scale is doubled after so many steps without an overflow.
 constexpr int64_t kGrowthSteps = 2000;
 
+ModelWeights weights_of(const ModelConfig& model) {
+  return ModelWeights(model.from, architecture(model.type).names);
+}
+
 ModelSpec model_of(const Config& config) {
   ModelSpec model = build_model(config.model, compute_dtype(config.train.precision));
   // Before anything is allocated, and before minutes go into the data.
-  if (!config.model.from.empty()) check_weights(model, ModelWeights(config.model.from));
+  if (!config.model.from.empty()) check_weights(model, weights_of(config.model));
   return model;
 }
 
@@ -32,7 +37,7 @@ ModelSpec model_of(const Config& config) {
 Trainer::Trainer(const Config& config)
     : Trainer(config, model_of(config), open_data(config.data, config.model, config.train.seed)) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (!config.model.from.empty()) load_weights(*pipeline_, ModelWeights(config.model.from));
+  if (!config.model.from.empty()) new_parameters_ = load_weights(*pipeline_, weights_of(config.model));
   if (!config.model.adapter.empty()) load_adapter(config.model.adapter, config.model, weights());
 }
 
@@ -45,7 +50,7 @@ Trainer::Trainer(const Config& config, const ModelSpec& model, DataSplit data)
   const int64_t size = std::min(config.pipeline.micro_batch_size, data_.train->size());
   std::vector<int64_t> first(size);
   std::iota(first.begin(), first.end(), 0);
-  const Profile profile = measure_profile(model, data_.train->read(first));
+  const Profile profile = measure_profile(model, data_.train->read(first, 0));
   pipeline_ = std::make_unique<Pipeline>(model, profile, pipeline_options(config));
   update_ =
       std::make_unique<Update>(*pipeline_, config.optimizer, config.train.clip_norm, config.pipeline.timeout);
@@ -53,9 +58,12 @@ Trainer::Trainer(const Config& config, const ModelSpec& model, DataSplit data)
 }
 
 void Trainer::make_loader() {
-  constexpr int64_t kReadAhead = 2;
-  loader_ = std::make_unique<Loader>(data_.train, micro_batches_, config_.pipeline.micro_batch_size,
-                                     config_.data.shuffle, config_.train.seed, kReadAhead, batches_);
+  LoaderOptions options;
+  options.shuffle = config_.data.shuffle;
+  options.seed = config_.train.seed;
+  options.first_batch = batches_;
+  options.workers = config_.data.workers;
+  loader_ = std::make_unique<Loader>(data_.train, micro_batches_, config_.pipeline.micro_batch_size, options);
 }
 
 TrainingPosition Trainer::position() const {
@@ -140,29 +148,36 @@ void Trainer::adapt_gradient_scale(const StepResult& result) {
   }
 }
 
-std::optional<double> Trainer::evaluate() {
+std::optional<Evaluation> Trainer::evaluate() {
   if (!data_.held_out || data_.held_out->size() == 0) return std::nullopt;
-  const int64_t per_batch = micro_batches_ * config_.pipeline.micro_batch_size;
+  LoaderOptions reading;
+  reading.workers = config_.data.workers;
+  reading.evaluation = true;
+  Loader loader(data_.held_out, micro_batches_, config_.pipeline.micro_batch_size, reading);
   const int64_t limit = config_.train.eval_batches;
+  const int64_t all = loader.batches_per_epoch();
   double loss = 0;
+  std::optional<int64_t> right;
   int64_t targets = 0;
-  for (int64_t begin = 0, count = 0; begin < data_.held_out->size() && (limit == 0 || count < limit);
-       ++count) {
-    std::vector<int64_t> indices(std::min(per_batch, data_.held_out->size() - begin));
-    std::iota(indices.begin(), indices.end(), begin);
-    begin += static_cast<int64_t>(indices.size());
-    const Batch batch = read_batch(*data_.held_out, indices, config_.pipeline.micro_batch_size);
+  for (int64_t count = 0; count < (limit == 0 ? all : std::min(limit, all)); ++count) {
+    const Batch batch = loader.next();
     StepOptions options;
     options.seed = config_.train.seed;
     options.step = -1 - count;  // messages of an evaluation never meet those of a step
     options.training = false;
     options.timeout = config_.pipeline.timeout;
     const auto micro_batches = static_cast<int>(batch.micro_batches.size());
-    loss += pipeline_->run(pipeline_->forward_plan(micro_batches), batch.micro_batches, options).loss;
+    const StepReport report =
+        pipeline_->run(pipeline_->forward_plan(micro_batches), batch.micro_batches, options);
+    loss += report.loss;
+    if (report.right) right = right.value_or(0) + *report.right;
     targets += batch.targets;
   }
   TWOBP_CHECK(targets > 0, "the held-out data has no label that counts");
-  return loss / static_cast<double>(targets);
+  Evaluation result;
+  result.loss = loss / static_cast<double>(targets);
+  if (right) result.accuracy = static_cast<double>(*right) / static_cast<double>(targets);
+  return result;
 }
 
 }  // namespace twobp

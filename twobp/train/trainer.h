@@ -27,6 +27,13 @@ struct StepResult {
   StepReport report;
 };
 
+struct Evaluation {
+  double loss = 0;                 // mean over the counted targets
+  std::optional<double> accuracy;  // part of them predicted right, from 0 to 1, where a model predicts
+
+  bool operator==(const Evaluation&) const = default;
+};
+
 // How a step is run; a trainer may change it from step to step without changing a bit of the result.
 struct Variant {
   std::string schedule;
@@ -49,8 +56,8 @@ class Trainer {
   // The same on a given batch.
   StepResult step(const Batch& batch, const Variant& variant);
 
-  // Mean loss over the held-out part (at most train.eval_batches batches); none if there is no such part.
-  std::optional<double> evaluate();
+  // Over the held-out part (at most train.eval_batches batches); none if there is no such part.
+  std::optional<Evaluation> evaluate();
 
   int64_t steps_done() const { return step_; }
   int micro_batches() const { return micro_batches_; }
@@ -60,6 +67,9 @@ class Trainer {
   Pipeline& pipeline() { return *pipeline_; }
   const std::vector<Parameter*>& weights() const { return update_->weights(); }
   const DataSplit& data() const { return data_; }
+  // Parameters that model.from has no tensors for, such as the head of an encoder that was saved without one:
+  // they start as in a new model.
+  const std::vector<std::string>& new_parameters() const { return new_parameters_; }
   // For checkpoints, which hold the two of them. go_on_from() sets a new trainer to where another one was;
   // weights and optimizer state are the update's (see Checkpointer).
   Update& update() { return *update_; }
@@ -81,6 +91,7 @@ class Trainer {
   std::unique_ptr<Loader> loader_;
   std::map<std::string, Plan> plans_;
   std::vector<std::shared_ptr<Observer>> observers_;
+  std::vector<std::string> new_parameters_;
   int64_t step_ = 0;
   int64_t batches_ = 0;        // taken from the loader
   double gradient_scale_ = 1;  // fp16's loss scale

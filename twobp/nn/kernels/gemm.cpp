@@ -1,5 +1,8 @@
 #include "twobp/nn/kernels/gemm.h"
 
+#include "twobp/nn/kernels/rows.h"
+#include "twobp/nn/kernels/sum_rows.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -50,6 +53,18 @@ void multiply_into(at::Tensor& y, const at::Tensor& a, const at::Tensor& b) {
     at::mm_out(y, a, b);
   } else {
     y.copy_(at::mm(a.to(type), b.to(type)));
+  }
+}
+
+void multiply_and_add(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, const at::Tensor& row) {
+  const at::ScalarType type = product_type(y.scalar_type());
+  if (type == compute_type(type) && type == y.scalar_type()) {
+    at::mm_out(y, a, b);
+    add_row(y, row);  // ATen's addmm writes the row everywhere first, which costs more
+  } else if (type == y.scalar_type()) {
+    at::addmm_out(y, row.to(type), a, b);
+  } else {
+    y.copy_(at::addmm(row.to(type), a.to(type), b.to(type)));
   }
 }
 

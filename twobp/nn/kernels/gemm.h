@@ -14,6 +14,8 @@ at::ScalarType product_type(at::ScalarType dtype);
 
 // y = a @ b: a (rows, n), b (n, cols), y (rows, cols).
 void multiply_into(at::Tensor& y, const at::Tensor& a, const at::Tensor& b);
+// y = a @ b + row: `row` (cols) of y's dtype, or float32 where that is reduced.
+void multiply_and_add(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, const at::Tensor& row);
 // y = y + scale a @ b.
 void multiply_add(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, double scale = 1);
 

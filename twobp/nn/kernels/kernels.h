@@ -29,9 +29,19 @@ struct Kernels {
   void (*rope_forward)(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_begin, int64_t stride,
                        int64_t heads, int64_t half, int64_t positions);
 
-  // The inverse rotation of dx (rows, heads, 2 * half) into the heads at y (rows, stride).
-  void (*rope_backward)(const S* dx, const T* cos, const T* sin, S* y, int64_t rows, int64_t row_begin,
-                        int64_t stride, int64_t heads, int64_t half, int64_t positions);
+  // The inverse rotation, likewise in place.
+  void (*rope_backward)(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_begin, int64_t stride,
+                        int64_t heads, int64_t half, int64_t positions);
+
+  // Row r of scores (rows, cols) becomes softmax(scale * row) over its first `first` + r + 1 numbers and 0
+  // beyond; log_sum_exp[r] = log(sum(exp(scale * row))) over the same.
+  void (*causal_softmax)(T* scores, T* log_sum_exp, int64_t rows, int64_t cols, int64_t first, T scale);
+
+  // `scores` as before causal_softmax become probabilities p again, dp = dL/dp become
+  // dL/dscores = scale * p * (dp - dot(dy, y)), with y and dL/dy of the attention's output (rows, dim).
+  void (*causal_softmax_backward)(T* scores, T* dp, const T* log_sum_exp, const T* y, const T* dy,
+                                  int64_t rows, int64_t cols, int64_t first, T scale, int64_t dim,
+                                  int64_t y_stride);
 
   // act = silu(g) * u for packed rows (g | u): x (rows, 2 * cols), act (rows, cols). SwiGLU, arXiv
   // 2002.05202.

@@ -5,24 +5,10 @@
 #include <type_traits>
 
 #include "twobp/nn/kernels/instruction_sets.h"
-
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
-// libmvec has vector versions of these (within 4 ulp); the attribute lets the compiler use them.
-extern "C" {
-__attribute__((__simd__("notinbranch"))) float expf(float) noexcept;
-__attribute__((__simd__("notinbranch"))) double exp(double) noexcept;
-}
-#endif
+#include "twobp/nn/kernels/vector_math.h"
 
 namespace twobp {
 namespace {
-
-inline float exponential(float x) {
-  return ::expf(x);
-}
-inline double exponential(double x) {
-  return ::exp(x);
-}
 
 template <typename T>
 inline T sigmoid(T x) {
@@ -85,23 +71,65 @@ void rope_forward(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_be
 }
 
 template <typename S, typename T = Compute<S>>
-void rope_backward(const S* dx, const T* cos, const T* sin, S* y, int64_t rows, int64_t row_begin,
-                   int64_t stride, int64_t heads, int64_t half, int64_t positions) {
-  for (int64_t r = 0; r < rows; ++r, y += stride, dx += heads * 2 * half) {
+void rope_backward(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_begin, int64_t stride,
+                   int64_t heads, int64_t half, int64_t positions) {
+  for (int64_t r = 0; r < rows; ++r, x += stride) {
     const int64_t position = (row_begin + r) % positions;
     const T* __restrict c = cos + position * half;
     const T* __restrict s = sin + position * half;
     for (int64_t h = 0; h < heads; ++h) {
-      const S* __restrict da = dx + h * 2 * half;
-      const S* __restrict db = da + half;
-      S* __restrict a = y + h * 2 * half;
+      S* __restrict a = x + h * 2 * half;
       S* __restrict b = a + half;
 #pragma omp simd
       for (int64_t i = 0; i < half; ++i) {
-        store(a[i], load(da[i]) * c[i] + load(db[i]) * s[i]);
-        store(b[i], load(db[i]) * c[i] - load(da[i]) * s[i]);
+        const T left = load(a[i]);
+        const T right = load(b[i]);
+        store(a[i], left * c[i] + right * s[i]);
+        store(b[i], right * c[i] - left * s[i]);
       }
     }
+  }
+}
+
+template <typename T>
+void causal_softmax(T* scores, T* log_sum_exp, int64_t rows, int64_t cols, int64_t first, T scale) {
+  for (int64_t r = 0; r < rows; ++r, scores += cols) {
+    T* __restrict row = scores;
+    const int64_t seen = first + r + 1;
+    const T largest = largest_of(row, seen) * scale;
+    T sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t c = 0; c < seen; ++c) {
+      const T e = exponential(row[c] * scale - largest);
+      row[c] = e;
+      sum += e;
+    }
+    const T factor = T(1) / sum;
+#pragma omp simd
+    for (int64_t c = 0; c < seen; ++c) row[c] *= factor;
+    for (int64_t c = seen; c < cols; ++c) row[c] = 0;
+    log_sum_exp[r] = largest + std::log(sum);
+  }
+}
+
+template <typename T>
+void causal_softmax_backward(T* scores, T* dp, const T* log_sum_exp, const T* y, const T* dy, int64_t rows,
+                             int64_t cols, int64_t first, T scale, int64_t dim, int64_t y_stride) {
+  for (int64_t r = 0; r < rows; ++r, scores += cols, dp += cols, y += y_stride, dy += y_stride) {
+    T* __restrict p = scores;
+    T* __restrict ds = dp;
+    const int64_t seen = first + r + 1;
+    T dot = 0;
+#pragma omp simd reduction(+ : dot)
+    for (int64_t d = 0; d < dim; ++d) dot += y[d] * dy[d];
+    const T lse = log_sum_exp[r];
+#pragma omp simd
+    for (int64_t c = 0; c < seen; ++c) {
+      const T probability = exponential(p[c] * scale - lse);
+      ds[c] = scale * probability * (ds[c] - dot);
+      p[c] = probability;
+    }
+    for (int64_t c = seen; c < cols; ++c) p[c] = ds[c] = 0;
   }
 }
 
@@ -153,9 +181,7 @@ void cross_entropy(S* logits, const int64_t* targets, double* loss, int64_t rows
       }
       continue;
     }
-    T largest = load(row[0]);
-#pragma omp simd reduction(max : largest)
-    for (int64_t c = 0; c < cols; ++c) largest = std::max(largest, load(row[c]));
+    const T largest = largest_of(row, cols);
     const T at_target = load(row[target]) - largest;
     T sum = 0;
     if (gradient && kExact) {
@@ -197,10 +223,11 @@ double sum_of_squares(const S* __restrict x, int64_t n) {
   return total;
 }
 
-template <typename S>
+template <typename S, typename T = Compute<S>>
 constexpr Kernels<S> table() {
-  return {rms_norm_forward<S>, rms_norm_backward<S>, rope_forward<S>,  rope_backward<S>,
-          swiglu_forward<S>,   swiglu_backward<S>,   cross_entropy<S>, sum_of_squares<S>};
+  return {rms_norm_forward<S>, rms_norm_backward<S>,       rope_forward<S>,   rope_backward<S>,
+          causal_softmax<T>,   causal_softmax_backward<T>, swiglu_forward<S>, swiglu_backward<S>,
+          cross_entropy<S>,    sum_of_squares<S>};
 }
 
 }  // namespace

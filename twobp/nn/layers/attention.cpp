@@ -6,6 +6,14 @@
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
+namespace {
+
+// To compute `tensor` in: itself, or memory of its shape if `type` is a wider one.
+at::Tensor in_type(const at::Tensor& tensor, at::ScalarType type) {
+  return tensor.scalar_type() == type ? tensor : at::empty(tensor.sizes(), tensor.options().dtype(type));
+}
+
+}  // namespace
 
 Attention::Attention(const AttentionShape& shape, at::ScalarType dtype) : shape_(shape), dtype_(dtype) {
   TWOBP_CHECK(shape.heads > 0 && shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0, "attention with ",
@@ -22,27 +30,6 @@ void Attention::prepare_rope(int64_t positions) {
                                      rope_frequencies(shape_.rope, shape_.head_dim));
   cos_ = angle.cos().to(compute_type(dtype_));
   sin_ = angle.sin().to(compute_type(dtype_));
-}
-
-at::Tensor Attention::queries(const at::Tensor& packed) const {
-  const int64_t batch = packed.size(0);
-  const int64_t positions = packed.size(1);
-  return packed.narrow(2, 0, shape_.heads * shape_.head_dim)
-      .view({batch, positions, shape_.heads, shape_.head_dim})
-      .transpose(1, 2);
-}
-
-at::Tensor Attention::keys_or_values(const at::Tensor& packed, int64_t first_head) const {
-  const int64_t batch = packed.size(0);
-  const int64_t positions = packed.size(1);
-  const int64_t group = shape_.heads / shape_.kv_heads;
-  at::Tensor heads = packed.narrow(2, first_head * shape_.head_dim, shape_.kv_heads * shape_.head_dim)
-                         .view({batch, positions, shape_.kv_heads, shape_.head_dim})
-                         .transpose(1, 2);
-  if (group == 1) return heads;
-  return heads.unsqueeze(2)
-      .expand({batch, shape_.kv_heads, group, positions, shape_.head_dim})
-      .reshape({batch, shape_.heads, positions, shape_.head_dim});
 }
 
 Values Attention::forward(Values values, Context& context, Saved& saved) {
@@ -70,26 +57,28 @@ Values Attention::forward(Values values, Context& context, Saved& saved) {
     });
   });
   if (context.generating) return {with_cache(packed, context, saved.cache)};
-  auto [out, log_sum_exp] = causal_attention(packed);
-  // (B, H, S, D) in (B, S, H, D) memory: a view.
-  at::Tensor y = out.transpose(1, 2).reshape({batch, positions, shape_.heads * shape_.head_dim});
+  auto [y, log_sum_exp] = attend(packed, context);
   if (context.keeps()) {
     saved.keep_until_p1(std::move(packed));
-    saved.keep_until_p1(std::move(out));
+    saved.keep_until_p1(y);
     saved.keep_until_p1(std::move(log_sum_exp));
   }
   return {std::move(y)};
 }
 
-std::pair<at::Tensor, at::Tensor> Attention::causal_attention(const at::Tensor& packed) const {
-  const at::Tensor wide = packed.to(product_type(dtype_));
-  auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
-      queries(wide), keys_or_values(wide, shape_.heads), keys_or_values(wide, shape_.heads + shape_.kv_heads),
-      /*dropout_p=*/0.0, /*is_causal=*/true);
-  return {out.to(dtype_), log_sum_exp};
+std::pair<at::Tensor, at::Tensor> Attention::attend(const at::Tensor& packed, Context& context) const {
+  const int64_t batch = packed.size(0);
+  const int64_t positions = packed.size(1);
+  const at::Tensor wide = packed.to(compute_type(dtype_));
+  at::Tensor y = context.output({batch, positions, shape_.heads * shape_.head_dim}, packed.options());
+  at::Tensor out = in_type(y, wide.scalar_type());
+  at::Tensor log_sum_exp = at::empty({batch, shape_.heads, positions}, wide.options());
+  causal_attention_forward(wide, shape_.heads_of_row(), out, log_sum_exp);
+  if (!out.is_same(y)) y.copy_(out);
+  return {std::move(y), std::move(log_sum_exp)};
 }
 
-at::Tensor Attention::with_cache(const at::Tensor& packed, const Context& context, at::Tensor& cache) const {
+at::Tensor Attention::with_cache(const at::Tensor& packed, Context& context, at::Tensor& cache) const {
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
   const int64_t past = context.past;
@@ -103,18 +92,14 @@ at::Tensor Attention::with_cache(const at::Tensor& packed, const Context& contex
       .copy_(packed.narrow(2, shape_.heads * head_dim, 2 * kv * head_dim)
                  .view({batch, positions, 2, kv, head_dim})
                  .permute({2, 0, 3, 1, 4}));
-  at::Tensor out;  // (B, H, S, D)
-  if (past == 0) {
-    out = causal_attention(packed).first;
-  } else {
-    // The queries of a group as so many positions of their key-value head: nothing is repeated.
-    const at::Tensor q = queries(packed).reshape({batch, kv, shape_.heads / kv, head_dim});
-    out = std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
-        q, cache.select(0, 0).narrow(2, 0, past + 1), cache.select(0, 1).narrow(2, 0, past + 1),
-        /*dropout_p=*/0.0, /*is_causal=*/false));
-    out = out.reshape({batch, shape_.heads, 1, head_dim});
-  }
-  return out.transpose(1, 2).reshape({batch, positions, shape_.heads * head_dim});
+  if (past == 0) return attend(packed, context).first;
+  // The queries of a group as so many positions of their key-value head: nothing is repeated.
+  const at::Tensor q =
+      packed.narrow(2, 0, shape_.heads * head_dim).reshape({batch, kv, shape_.heads / kv, head_dim});
+  const at::Tensor out = std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
+      q, cache.select(0, 0).narrow(2, 0, past + 1), cache.select(0, 1).narrow(2, 0, past + 1),
+      /*dropout_p=*/0.0, /*is_causal=*/false));
+  return out.reshape({batch, 1, shape_.heads * head_dim});
 }
 
 Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
@@ -126,48 +111,25 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
                   values[0].size(2) == shape_.heads * head_dim,
               "the gradient ", values[0].sizes(), " does not fit the output of attention, (", batch, ", ",
               positions, ", ", shape_.heads * head_dim, ")");
-  const at::ScalarType type = product_type(dtype_);
-  const at::Tensor dy =
-      values[0].reshape({batch, positions, shape_.heads, head_dim}).transpose(1, 2).to(type);
-  at::Tensor wide = packed.to(type);
-  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      dy, queries(wide), keys_or_values(wide, shape_.heads),
-      keys_or_values(wide, shape_.heads + shape_.kv_heads), saved.take_p1(1).to(type), saved.take_p1(2),
-      /*dropout_p=*/0.0, /*is_causal=*/true);
-  wide.reset();  // where it is `packed` itself, that is ours alone again
-  // Back to (B, S, heads, D); queries of a group add up in their key-value head.
-  const auto gathered = [&](const at::Tensor& gradient, int64_t heads) {
-    at::Tensor rows = gradient.transpose(1, 2);
-    if (heads != shape_.heads)
-      rows = rows.view({batch, positions, heads, shape_.heads / heads, head_dim}).sum(3);
-    return rows.to(dtype_).contiguous();
-  };
-  dq = gathered(dq, shape_.heads);
-  dk = gathered(dk, shape_.kv_heads);
-  dv = gathered(dv, shape_.kv_heads);
+  const at::ScalarType type = compute_type(dtype_);
+  const at::Tensor dy = as_contiguous(std::move(values[0])).to(type);
+  const at::Tensor out = saved.take_p1(1).to(type);
   at::Tensor dx = context.destination == nullptr && exclusively_owned(packed)
                       ? packed
                       : context.output(packed.sizes(), packed.options());
-  dispatch_float(packed.scalar_type(), "Attention", [&](auto zero) {
+  const at::Tensor wide = packed.to(type);
+  at::Tensor dwide = in_type(dx, type);
+  causal_attention_backward(wide, shape_.heads_of_row(), out, saved.take_p1(2), dy, dwide);
+  if (!dwide.is_same(dx)) dx.copy_(dwide);
+  dispatch_float(dx.scalar_type(), "Attention", [&](auto zero) {
     using S = decltype(zero);
+    S* x = mutable_numbers<S>(dx);
     const auto* cos = numbers<Compute<S>>(cos_);
     const auto* sin = numbers<Compute<S>>(sin_);
-    S* to = mutable_numbers<S>(dx);
-    const S* q = numbers<S>(dq);
-    const S* k = numbers<S>(dk);
-    const int64_t stride = shape_.packed();
-    const int64_t q_size = shape_.heads * head_dim;
-    const int64_t kv_size = shape_.kv_heads * head_dim;
-    for_rows(batch * positions, stride, [&](int64_t begin, int64_t end) {
-      const int64_t rows = end - begin;
-      S* row = to + begin * stride;
-      kernels<S>().rope_backward(q + begin * q_size, cos, sin, row, rows, begin, stride, shape_.heads,
-                                 head_dim / 2, positions);
-      kernels<S>().rope_backward(k + begin * kv_size, cos, sin, row + q_size, rows, begin, stride,
-                                 shape_.kv_heads, head_dim / 2, positions);
-      const S* v = numbers<S>(dv) + begin * kv_size;
-      for (int64_t r = 0; r < rows; ++r)
-        std::copy_n(v + r * kv_size, kv_size, row + r * stride + q_size + kv_size);
+    const int64_t rotated = shape_.heads + shape_.kv_heads;
+    for_rows(batch * positions, rotated * head_dim, [&](int64_t begin, int64_t end) {
+      kernels<S>().rope_backward(x + begin * shape_.packed(), cos, sin, end - begin, begin, shape_.packed(),
+                                 rotated, head_dim / 2, positions);
     });
   });
   return {std::move(dx)};

@@ -1,9 +1,9 @@
-// Causal self-attention with rotary embedding and grouped queries, on ATen's fused attention forward and
-// backward. Takes the packed projections (B, S, (H + 2 K) D) = (q | k | v), gives (B, S, H D); no weights of
-// its own. q and k are rotated in place; backward-p1 writes dL/d(q | k | v) over them where nobody else holds
-// them.
+// Causal self-attention with rotary embedding and grouped queries. Takes the packed projections (B, S, (H + 2
+// K) D) = (q | k | v), gives (B, S, H D); no weights of its own. q and k are rotated in place; backward-p1
+// writes dL/d(q | k | v) over them where nobody else holds them.
 #pragma once
 
+#include "twobp/nn/kernels/causal_attention.h"
 #include "twobp/nn/layer.h"
 #include "twobp/nn/layers/rope.h"
 
@@ -15,7 +15,8 @@ struct AttentionShape {
   int64_t head_dim = 1;  // D, even
   RopeSettings rope{};
 
-  int64_t packed() const { return (heads + 2 * kv_heads) * head_dim; }
+  PackedHeads heads_of_row() const { return {heads, kv_heads, head_dim}; }
+  int64_t packed() const { return heads_of_row().packed(); }
 };
 
 class Attention : public Layer {
@@ -28,14 +29,11 @@ class Attention : public Layer {
  private:
   // Grows cos_ and sin_ to `positions` rows.
   void prepare_rope(int64_t positions);
-  // The k or v heads of `packed` as (B, H, S, D), each repeated for the queries of its group.
-  at::Tensor keys_or_values(const at::Tensor& packed, int64_t first_head) const;
-  at::Tensor queries(const at::Tensor& packed) const;
-  // Output (B, H, S, D), whose memory is (B, S, H, D), and log-sum-exp (B, H, S) of the rotated `packed`.
-  std::pair<at::Tensor, at::Tensor> causal_attention(const at::Tensor& packed) const;
+  // Output (B, S, H D) and log-sum-exp (B, H, S) of the rotated `packed`.
+  std::pair<at::Tensor, at::Tensor> attend(const at::Tensor& packed, Context& context) const;
   // Generation: puts k and v of `packed`, rotated already, into the cache (2, B, K, capacity, D), and attends
   // to all positions up to the last of `packed`.
-  at::Tensor with_cache(const at::Tensor& packed, const Context& context, at::Tensor& cache) const;
+  at::Tensor with_cache(const at::Tensor& packed, Context& context, at::Tensor& cache) const;
 
   AttentionShape shape_;
   at::ScalarType dtype_;

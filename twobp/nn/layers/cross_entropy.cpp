@@ -3,6 +3,18 @@
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
+namespace {
+
+// Positions whose label has the largest logit.
+int64_t count_right(const at::Tensor& logits, const int64_t* target, int64_t rows) {
+  const at::Tensor best = logits.reshape({rows, logits.size(-1)}).argmax(1);
+  const int64_t* predicted = best.const_data_ptr<int64_t>();
+  int64_t right = 0;
+  for (int64_t r = 0; r < rows; ++r) right += predicted[r] == target[r] ? 1 : 0;
+  return right;
+}
+
+}  // namespace
 
 Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
   if (context.generating) return values;  // the logits are what is asked for
@@ -19,6 +31,7 @@ Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
     TWOBP_CHECK(target[r] == kIgnoreLabel || (target[r] >= 0 && target[r] < cols), "label ", target[r],
                 " at position ", r, " of the micro-batch is outside the vocabulary of ", cols);
   }
+  const int64_t right = context.training ? 0 : count_right(logits.contiguous(), target, rows);
   logits = exclusively_owned(logits) && logits.is_contiguous() ? logits
                                                                : logits.clone(at::MemoryFormat::Contiguous);
   at::Tensor losses = at::empty({rows}, at::TensorOptions().dtype(at::kDouble));
@@ -33,8 +46,10 @@ Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
   });
   double sum = 0;
   for (int64_t r = 0; r < rows; ++r) sum += loss[r];
+  Values out = {at::scalar_tensor(sum * context.loss_scale, at::TensorOptions().dtype(at::kDouble))};
+  if (!context.training) out.push_back(at::scalar_tensor(right, at::TensorOptions().dtype(at::kLong)));
   if (context.keeps()) saved.keep_until_p1(std::move(logits));
-  return {at::scalar_tensor(sum * context.loss_scale, at::TensorOptions().dtype(at::kDouble))};
+  return out;
 }
 
 Values CrossEntropy::backward_p1(Values, Context&, Saved& saved) {

@@ -2,6 +2,8 @@
 
 #include "twobp/core/check.h"
 #include "twobp/nn/kernels/gemm.h"
+#include "twobp/nn/kernels/rows.h"
+#include "twobp/nn/kernels/sum_rows.h"
 
 namespace twobp {
 namespace {
@@ -23,10 +25,27 @@ std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
   return out;
 }
 
+std::vector<ParameterPart> biases_of(std::vector<ParameterPart> parts) {
+  constexpr std::string_view kWeight = ".weight";
+  for (ParameterPart& part : parts) {
+    if (part.name.ends_with(kWeight)) part.name.resize(part.name.size() - kWeight.size());
+    part.name += ".bias";
+  }
+  return parts;
+}
+
 }  // namespace
 
-Linear::Linear(std::vector<ParameterPart> parts, int64_t in, double init_std, at::ScalarType dtype)
-    : weight_(parts, {total_rows(parts), in}, dtype, init_std) {}
+Linear::Linear(std::vector<ParameterPart> parts, int64_t in, double init_std, at::ScalarType dtype, bool bias)
+    : weight_(parts, {total_rows(parts), in}, dtype, init_std) {
+  if (bias) bias_.emplace(biases_of(parts), std::vector<int64_t>{total_rows(parts)}, compute_type(dtype), 0);
+}
+
+Linear::Linear(std::vector<ParameterPart> parts, int64_t in, double init_std, at::ScalarType dtype,
+               std::vector<ParameterPart> bias)
+    : weight_(parts, {total_rows(parts), in}, dtype, init_std) {
+  bias_.emplace(std::move(bias), std::vector<int64_t>{total_rows(parts)}, compute_type(dtype), 0);
+}
 
 Values Linear::forward(Values x, Context& context, Saved& saved) {
   const at::Tensor& weight = weight_.value;
@@ -37,7 +56,11 @@ Values Linear::forward(Values x, Context& context, Saved& saved) {
   at::Tensor input = as_matrix(x[0]);
   at::Tensor y = context.output(with_last(x[0].sizes(), weight.size(0)), x[0].options());
   at::Tensor y_matrix = as_matrix(y);
-  multiply_into(y_matrix, input, weight.t());
+  if (bias_) {
+    multiply_and_add(y_matrix, input, weight.t(), bias_->value);
+  } else {
+    multiply_into(y_matrix, input, weight.t());
+  }
   if (context.keeps() && weight_.trainable()) {
     if (input_slab_) input = input_slab_->place(input, context.micro_batch);
     saved.keep_until_p2(std::move(input));
@@ -57,6 +80,7 @@ Values Linear::backward_p1(Values dy, Context& context, Saved& saved) {
   at::Tensor dx = context.output(with_last(dy[0].sizes(), weight_.value.size(1)), dy[0].options());
   at::Tensor dx_matrix = as_matrix(dx);
   multiply_into(dx_matrix, gradient, weight_.value);
+  if (bias_ && bias_->trainable()) add_sum_of_rows(bias_->grad_to_add(), gradient);
   if (trainable) {
     if (gradient_slab_) gradient = gradient_slab_->place(gradient, context.micro_batch);
     saved.keep_until_p2(std::move(gradient));
@@ -94,6 +118,7 @@ void Linear::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
 }
 void Linear::collect_parameters(std::vector<Parameter*>& parameters) {
   parameters.push_back(&weight_);
+  if (bias_) parameters.push_back(&*bias_);
 }
 
 void Linear::use_slabs(int slots, bool copy) {

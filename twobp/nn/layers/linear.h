@@ -1,7 +1,7 @@
-// y = x W^T without bias: x (..., in) -> y (..., out). Several projections of the same input are one Linear
+// y = x W^T, or x W^T + b: x (..., in) -> y (..., out). Several projections of the same input are one Linear
 // whose weight has their rows below each other: one GEMM forward, one for dx (which would otherwise be
 // summed), one for W.
-//   p1: dx = dy W        p2: dW += dy^T x
+//   p1: dx = dy W, db += sum of dy's rows        p2: dW += dy^T x
 #pragma once
 
 #include <optional>
@@ -13,7 +13,15 @@ namespace twobp {
 class Linear : public Layer {
  public:
   // The weight is (sum of the parts' rows, in).
-  Linear(std::vector<ParameterPart> parts, int64_t in, double init_std, at::ScalarType dtype);
+  // With a bias, its parts are called as the weight's, ".bias" for ".weight".
+  Linear(std::vector<ParameterPart> parts, int64_t in, double init_std, at::ScalarType dtype,
+         bool bias = false);
+  // A bias with names of its own: as many rows as the weight, and one part at least.
+  Linear(std::vector<ParameterPart> parts, int64_t in, double init_std, at::ScalarType dtype,
+         std::vector<ParameterPart> bias);
+
+  // Whether there is something for backward-p2 to do, and so an input to keep for it.
+  bool has_p2() const { return weight_.trainable(); }
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
@@ -25,7 +33,8 @@ class Linear : public Layer {
   Slab* gradient_slab() override { return gradient_slab_ ? &*gradient_slab_ : nullptr; }
 
  private:
-  Parameter weight_;  // (out, in)
+  Parameter weight_;               // (out, in)
+  std::optional<Parameter> bias_;  // (out), float32 where the layer computes in reduced precision
   std::optional<Slab> input_slab_;
   std::optional<Slab> gradient_slab_;
   bool concatenate_by_copy_ = false;

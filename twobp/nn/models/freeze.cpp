@@ -51,13 +51,15 @@ void freeze_by(ModelSpec& model, const Rule& rule) {
     spec.make = [make = spec.make, rule] {
       auto layer = make();
       for (Parameter* parameter : parameters_of(*layer)) {
-        if (parameter->trainable() && frozen(*parameter, rule)) parameter->freeze();
+        if (parameter->trainable() && frozen(*parameter, rule)) parameter->freeze();  // buffers are not
       }
       return layer;
     };
     const auto layer = spec.make();
     std::string which;
-    for (const Parameter* parameter : parameters_of(*layer)) which += parameter->trainable() ? '1' : '0';
+    for (const Parameter* parameter : parameters_of(*layer)) {
+      if (!parameter->is_buffer()) which += parameter->trainable() ? '1' : '0';
+    }
     if (which.find('0') != std::string::npos) spec.kind += ", trained " + which;
     const bool any = which.find('1') != std::string::npos;
     if (any && model.first_trainable == static_cast<int>(model.layers.size())) {

@@ -1,0 +1,12 @@
+// `twobp profile`: what each kind of layer costs, in time and in memory.
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+namespace twobp {
+
+void add_profile_command(CLI::App& app);
+
+}  // namespace twobp

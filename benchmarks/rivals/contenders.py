@@ -1,0 +1,91 @@
+"""Who takes part in compare.py, and the command of one run of each. Both sides get the same configuration and settings."""
+import dataclasses
+import pathlib
+import sys
+
+from configuration import default_config
+from sizes import as_settings
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    title: str
+    schedule: str | None = None      # of pytorch_pipeline.py; None: twobp
+    options: tuple = ()              # more for pytorch_pipeline.py
+    micro_batches: int = 1           # fewest; PyTorch refuses fewer
+    models: tuple | None = None      # None: all
+    slow: bool = False               # minutes a step: runs one step, and in few repeats
+
+    def takes_part(self, model, micro_batches):
+        return (self.models is None or model in self.models) and micro_batches >= self.micro_batches
+
+
+BASES = {"twobp": Contender("twobp 1F1B, 2BP `fill`"), "twobp_single": Contender("twobp, one stage, p2 `off`")}
+PIPELINES = {
+    "1f1b": Contender("PyTorch `Schedule1F1B`", "1f1b"),
+    "gpipe": Contender("PyTorch `ScheduleGPipe`", "gpipe"),
+    "interleaved_zb": Contender("PyTorch `ScheduleInterleavedZeroBubble`", "interleaved_zb"),
+    "zbv": Contender("PyTorch `ScheduleZBVZeroBubble`", "zbv"),
+    "dualpipev": Contender("PyTorch `ScheduleDualPipeV`", "dualpipev", micro_batches=4),
+    "1f1b_all": Contender("PyTorch `Schedule1F1B`, head on all positions", "1f1b", ("--variant", "all"), models=("bert",)),
+    "1f1b_loop": Contender("PyTorch `Schedule1F1B`, scan as a loop", "1f1b", ("--variant", "loop"), models=("mamba",),
+                           slow=True),
+}
+SINGLES = {
+    "single": Contender("PyTorch eager", "single"),
+    "single_all": Contender("PyTorch eager, head on all positions", "single", ("--variant", "all"), models=("bert",)),
+    "single_channels_last": Contender("PyTorch eager, channels_last", "single", ("--variant", "channels_last"),
+                                      models=("resnet",)),
+    "single_loop": Contender("PyTorch eager, scan as a loop", "single", ("--variant", "loop"), models=("mamba",), slow=True),
+    "transformers": Contender("`transformers` MambaForCausalLM on PyTorch eager", "single", ("--variant", "transformers"),
+                              models=("mamba",), slow=True),
+}
+ALL = BASES | PIPELINES | SINGLES
+NOT_BY_DEFAULT = ("gpipe", "1f1b_loop")
+QUICK = ("1f1b", "zbv", *SINGLES)
+
+
+def names_of(args, micro_batches):
+    """twobp first: ratios are to it."""
+    table = SINGLES if args.single else PIPELINES
+    return ["twobp_single" if args.single else "twobp",
+            *(name for name in args.rivals if name in table and table[name].takes_part(args.model, micro_batches))]
+
+
+def default_rivals(args):
+    table = SINGLES if args.single else PIPELINES
+    names = [name for name in table if table[name].takes_part(args.model, sys.maxsize) and name not in NOT_BY_DEFAULT]
+    return [name for name in names if name in QUICK] if args.quick else names
+
+
+def steps_of(args, name):
+    """Counted and not counted steps of a run."""
+    return (1, 0) if ALL[name].slow else (args.steps, args.warmup)
+
+
+def balance_command(args, size):
+    return [sys.executable, HERE / "balance.py", *shared_options(args, size), "--cut-at", args.cut_at]
+
+
+def shared_options(args, size):
+    options = ["--config", default_config(args.model)]
+    for setting in as_settings(size):
+        options += ["--set", setting]
+    return options
+
+
+def command(args, name, size, micro_batches, layers, json_path):
+    """`layers`: file with what balance.py printed; `json_path`: where twobp writes its result."""
+    contender = ALL[name]
+    steps, warmup = steps_of(args, name)
+    if contender.schedule is None:
+        _, config, *settings = shared_options(args, size)
+        return [args.twobp, "bench", config, *settings, "--set", "pipeline.threads=1", "--set",
+                f"pipeline.stages={1 if args.single else 2}", "--schedules", "1f1b", "--p2", "off" if args.single else "fill",
+                "--micro-batches", micro_batches, "--repeat", 1, "--steps", steps, "--warmup", warmup, "--json", json_path]
+    stages = [] if args.single else ["--layers", layers, "--cut-at", args.cut_at]
+    return [sys.executable, HERE / "pytorch_pipeline.py", "--schedule", contender.schedule, "--threads", 1,
+            *shared_options(args, size), *stages, *contender.options, "--micro-batches", micro_batches,
+            "--steps", steps, "--warmup", warmup, "--timeout", args.timeout]

@@ -1,0 +1,129 @@
+"""What PyTorch's pipeline schedules get wrong: one step of a tiny model under each, against PyTorch eager.
+
+    python pitfalls.py --model bert         prints a Markdown table
+
+Compared are the loss, every gradient and, after one step, BatchNorm's running statistics. "As timed" is what compare.py
+measures; the other rows are ways a user would write the model first.
+"""
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import configuration
+import sizes
+
+HERE = pathlib.Path(__file__).resolve().parent
+SCHEDULES = ("1f1b", "interleaved_zb", "zbv", "dualpipev")
+BOTH_ENDS_ON_A_RANK = ("zbv", "dualpipev")
+MICRO_BATCHES = 4
+TOLERANCE = 1e-3  # relative, far above what another order of summation does
+ONE_MATRIX = (["--set", "model.tied=true"], ["--tied", "shared"])
+VARIANTS = {  # options of the model, eager's too, and of the pipeline
+    "llama": {"as timed": ([], [])},
+    "bert": {"as timed": ([], []), "head on all positions": (["--variant", "all"], []),
+             "tied matrix as one parameter": ONE_MATRIX},
+    "mamba": {"as timed": ([], []), "scan as a loop": (["--variant", "loop"], []),
+              "tied matrix, a copy a stage": (["--set", "model.tied=true"], []), "tied matrix as one parameter": ONE_MATRIX},
+    "resnet": {"as timed": ([], []), "shapes found by PyTorch": ([], ["--shapes", "inferred"]),
+               "channels_last": (["--variant", "channels_last"], [])},
+}
+
+
+def run_step(model, config, schedule, options):
+    """The first step's loss, gradients and running statistics by name, or the first line of the error."""
+    import torch
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, HERE / "pytorch_pipeline.py", "--config", config, "--schedule", schedule, "--micro-batches",
+                   MICRO_BATCHES, "--steps", 1, "--warmup", 0, "--timeout", 60, "--keep", folder, *options]
+        for setting in sizes.as_settings(sizes.QUICK[model]):
+            command += ["--set", setting]
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+        if done.returncode != 0:
+            message = done.stderr.strip().splitlines() or ["no message"]
+            return message[-1].removeprefix("pytorch_pipeline.py: ")
+        state = {"loss": None, "gradients": {}, "buffers": {}}
+        for path in sorted(pathlib.Path(folder).glob("*.pt")):
+            kept = torch.load(path)
+            state["loss"] = kept["loss"] if kept["loss"] is not None else state["loss"]
+            state["gradients"] |= kept["gradients"]
+            state["buffers"] |= kept["buffers"]
+        return state
+
+
+def relative_error(got, expected):
+    error = (got - expected).norm() / expected.norm().clamp_min(1e-30)
+    return error.item() if error.isfinite() else float("inf")
+
+
+def worst(got, expected):
+    """The name with the largest error, and the error."""
+    errors = {name: relative_error(got[name].double(), value.double()) for name, value in expected.items()}
+    name = max(errors, key=errors.get)
+    return name, errors[name]
+
+
+def verdict(got, expected):
+    """Right, or what is wrong, in a few words."""
+    if isinstance(got, str):
+        return f"fails: {got}"
+    wrong = []
+    if abs(got["loss"] - expected["loss"]) > TOLERANCE * abs(expected["loss"]):
+        wrong.append(f"loss {got['loss']:.4g} instead of {expected['loss']:.4g}")
+    missing = [name for name, value in expected["gradients"].items() if got["gradients"].get(name) is None]
+    if missing:
+        wrong.append(f"no gradient of {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""))
+    else:
+        name, error = worst(got["gradients"], expected["gradients"])
+        if error > TOLERANCE:
+            value, right = got["gradients"][name].double(), expected["gradients"][name].double()
+            share = ((value * right).sum() / (right * right).sum()).item()
+            wrong.append(f"gradient of {name} off by {error:.2g} ({share:.2f} of eager's)")
+    if expected["buffers"]:
+        name, error = worst(got["buffers"], expected["buffers"])
+        if error > TOLERANCE:
+            wrong.append(f"running statistics: {name} off by {error:.2g}")
+    return "; ".join(wrong) or "right"
+
+
+def check(model, config, schedules=SCHEDULES):
+    """{variant: {schedule: verdict}}"""
+    results = {}
+    for variant, (of_model, of_pipeline) in VARIANTS[model].items():
+        expected = run_step(model, config, "single", of_model)
+        results[variant] = {}
+        for schedule in schedules:
+            if "shared" in of_pipeline and schedule not in BOTH_ENDS_ON_A_RANK:
+                results[variant][schedule] = "impossible: used on both ranks"
+            elif isinstance(expected, str):
+                results[variant][schedule] = f"PyTorch eager fails: {expected}"
+            else:
+                results[variant][schedule] = verdict(run_step(model, config, schedule, [*of_model, *of_pipeline]), expected)
+    return results
+
+
+def markdown_table(model, results):
+    schedules = list(next(iter(results.values())))
+    lines = [f"### {model}: PyTorch's schedules against PyTorch eager, one step of a tiny model, M = {MICRO_BATCHES}", "",
+             "| | " + " | ".join(f"`{schedule}`" for schedule in schedules) + " |", "|---" * (len(schedules) + 1) + "|"]
+    for variant, row in results.items():
+        lines.append(f"| {variant} | " + " | ".join(text.replace("|", "\\|") for text in row.values()) + " |")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=configuration.MODELS, default="llama")
+    parser.add_argument("--config", type=pathlib.Path, help="default configs/bench_MODEL.json")
+    parser.add_argument("--json", action="store_true", help="print JSON instead")
+    args = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    results = check(args.model, args.config or configuration.default_config(args.model))
+    print(json.dumps(results, indent=1) if args.json else markdown_table(args.model, results))
+
+
+if __name__ == "__main__":
+    main()

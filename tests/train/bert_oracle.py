@@ -1,0 +1,99 @@
+"""Small random BERTs by `transformers`, and what it makes of them: the other side of bert_transformers_test.cpp.
+
+  make FOLDER   for each case: model/ (saved by transformers), data/ (.npy fields), before.safetensors (all weights),
+                logits.safetensors, after.safetensors (the weights after one step of SGD), facts.json; and of each, its
+                encoder alone as BertModel saves it, encoder/
+  check FOLDER  for each model saved by the test, */saved*/: weights.safetensors (all its tensors, as transformers loads
+                it), loading.json (what it found missing or unexpected)
+
+Prints "ok", or "skip: ..." where a package is missing.
+"""
+import json
+import pathlib
+import sys
+
+try:
+    import numpy
+    import torch
+    import transformers
+    from safetensors.torch import load_file, save_file
+except ImportError as error:
+    print("skip:", error)
+    sys.exit()
+
+COMMON = dict(hidden_size=24, num_hidden_layers=3, intermediate_size=40, vocab_size=53, max_position_embeddings=40,
+              initializer_range=0.3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+CASES = {
+    "tied": dict(num_attention_heads=4, hidden_act="gelu", layer_norm_eps=1e-12, tie_word_embeddings=True),
+    "untied": dict(num_attention_heads=3, hidden_act="gelu_new", layer_norm_eps=1e-3, tie_word_embeddings=False,
+                   type_vocab_size=3),
+}
+LR = 0.5
+PAD = 0  # its embedding gets no gradient from transformers: it is padding alone
+
+
+def weights_of(model):
+    return {name: weight.detach().clone().contiguous() for name, weight in model.named_parameters()}
+
+
+def fields_of(config):
+    ids = torch.randint(1, COMMON["vocab_size"], (4, 32))
+    mask = torch.ones_like(ids)
+    for row, length in enumerate((32, 20, 1, 31)):
+        mask[row, length:] = 0
+    ids[mask == 0] = PAD
+    labels = torch.where(torch.rand(ids.shape) < 0.3, torch.randint(0, COMMON["vocab_size"], ids.shape), -100)
+    labels[0, 0] = 7
+    labels[mask == 0] = -100
+    types = torch.randint(0, config.type_vocab_size, ids.shape)
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types, "labels": labels}
+
+
+def make(folder):
+    for seed, case in enumerate(CASES):
+        torch.manual_seed(seed)
+        config = transformers.BertConfig(**COMMON, **CASES[case])
+        model = transformers.BertForMaskedLM(config).float().train()
+        with torch.no_grad():  # gains are ones and biases zeros at first, which would hide that they are read
+            for name, weight in model.named_parameters():
+                if "LayerNorm.weight" in name:
+                    weight.uniform_(0.5, 1.5)
+                elif name.endswith("bias"):
+                    weight.normal_(0, 0.2)
+        to = folder / case
+        model.save_pretrained(to / "model")
+        encoder = transformers.BertModel(config).float()
+        encoder.load_state_dict(model.bert.state_dict(), strict=False)
+        encoder.save_pretrained(to / "encoder")
+        if case == "untied":  # names as the first release had them
+            file = to / "encoder" / "model.safetensors"
+            tensors = {"bert." + name.replace("LayerNorm.weight", "LayerNorm.gamma")
+                       .replace("LayerNorm.bias", "LayerNorm.beta"): value for name, value in load_file(file).items()}
+            save_file(tensors, file, metadata={"format": "pt"})
+        fields = fields_of(config)
+        (to / "data").mkdir()
+        for name, field in fields.items():
+            numpy.save(to / "data" / f"{name}.npy", field.numpy())
+        out = model(**fields)
+        save_file({"logits": out.logits.detach().contiguous()}, to / "logits.safetensors")
+        before = weights_of(model)
+        out.loss.backward()
+        torch.optim.SGD(model.parameters(), lr=LR).step()
+        save_file(before, to / "before.safetensors")
+        save_file(weights_of(model), to / "after.safetensors")
+        (to / "facts.json").write_text(json.dumps({"loss": out.loss.item(), "lr": LR}))
+
+
+def check(folder):
+    for saved in sorted(folder.glob("*/saved*")):
+        model, loading = transformers.BertForMaskedLM.from_pretrained(saved, output_loading_info=True)
+        save_file(weights_of(model), saved / "weights.safetensors")
+        problems = sorted(str(name) for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
+                          for name in loading[key])
+        facts = {"problems": problems, "activation": model.config.hidden_act,
+                 "tied": model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight}
+        (saved / "facts.json").write_text(json.dumps(facts))
+
+
+{"make": make, "check": check}[sys.argv[1]](pathlib.Path(sys.argv[2]))
+print("ok")

@@ -1,0 +1,191 @@
+// Whole runs of BERT, dropout on: to the bit the same whatever the schedule, the p2 policy, the stages and
+// the split; the same as autograd's without the pipeline is bert_transformers_test's. And what a
+// configuration of one may not say.
+#include <gtest/gtest.h>
+
+#include "tests/train/helpers.h"
+#include "tests/train/training.h"
+
+namespace twobp {
+namespace {
+
+using test::expect_same_bits;
+using test::Outcome;
+
+constexpr int kSteps = 3;
+constexpr int kLayers = 8;  // embedding, 3 blocks of 2, head
+const std::vector<std::vector<int>> kSplits = {{8},       {4, 4},          {3, 5},
+                                               {3, 2, 3}, {1, 2, 1, 3, 1}, {1, 1, 1, 4, 1}};
+
+Config config_of(bool tied, double dropout, const std::vector<int>& split) {
+  Config config = test::tiny_config();
+  config.model.type = "bert";
+  config.model.kv_heads = 0;
+  config.model.positions = test::kSequence;
+  config.model.tied = tied;
+  config.model.dropout = config.model.attention_dropout = dropout;
+  config.train.clip_norm = 0.5;
+  config.pipeline.stages = static_cast<int>(split.size());
+  config.pipeline.split = split;
+  return config;
+}
+
+// Padding, types, and labels of which few count.
+std::vector<Batch> batches_of(int micro_batches) {
+  std::vector<Batch> batches = test::random_batches(kSteps, micro_batches);
+  int64_t length = 3;
+  for (Batch& batch : batches) {
+    for (Fields& fields : batch.micro_batches) {
+      const at::Tensor& ids = fields.at("input_ids");
+      at::Tensor mask = at::ones_like(ids);
+      length = 3 + (length + 5) % (ids.size(1) - 3);
+      mask[0].narrow(0, length, ids.size(1) - length).zero_();
+      fields["attention_mask"] = mask;
+      fields["token_type_ids"] = ids.remainder(2);
+    }
+  }
+  return batches;
+}
+
+class BertMatrix : public ::testing::TestWithParam<std::tuple<bool, int>> {};
+
+TEST_P(BertMatrix, SameForEveryScheduleAndPolicyAndSplit) {
+  const auto [tied, micro_batches] = GetParam();
+  const auto batches = batches_of(micro_batches);
+  const Outcome expected = test::train(config_of(tied, 0.2, {kLayers}), batches, {"gpipe", P2Policy::kOff});
+  for (const auto& split : kSplits) {
+    for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
+      for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
+        const Variant variant{schedule, policy};
+        expect_same_bits(
+            expected, test::train(config_of(tied, 0.2, split), batches, variant),
+            concat("split ", ::testing::PrintToString(split), ", ", schedule, ", p2 ", policy_name(policy)));
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BertMatrix, ::testing::Combine(::testing::Bool(), ::testing::Values(1, 3)),
+                         [](const auto& info) {
+                           return concat(std::get<0>(info.param) ? "Tied" : "Untied", "M",
+                                         std::get<1>(info.param));
+                         });
+
+TEST(BertRuns, DependOnDropoutMaskTypesAndTying) {
+  const auto batches = batches_of(2);
+  const Variant variant{"gpipe", P2Policy::kOff};
+  const auto losses = [&](const Config& config, const std::vector<Batch>& of) {
+    return test::train(config, of, variant).losses;
+  };
+  const auto plain = losses(config_of(true, 0.2, {kLayers}), batches);
+  EXPECT_FALSE(test::same_bits(plain, losses(config_of(true, 0, {kLayers}), batches)));
+  EXPECT_FALSE(test::same_bits(plain, losses(config_of(false, 0.2, {kLayers}), batches)));
+  Config seed = config_of(true, 0.2, {kLayers});
+  seed.train.seed = 8;
+  EXPECT_FALSE(test::same_bits(plain, losses(seed, batches)));
+  for (const char* field : {"attention_mask", "token_type_ids"}) {
+    auto others = batches;
+    for (Batch& batch : others) {
+      for (Fields& fields : batch.micro_batches) fields.erase(field);
+    }
+    EXPECT_FALSE(test::same_bits(plain, losses(config_of(true, 0.2, {kLayers}), others))) << field;
+  }
+}
+
+// A micro-batch has its mask, wherever it stands in what a rank does: the first of three alone, and with
+// others.
+TEST(BertRuns, EvaluationLeavesTrainingUntouched) {
+  Config config = config_of(true, 0.2, {3, 5});
+  config.data.held_out = 0.2;
+  const auto batches = batches_of(2);
+  const Variant variant{"1f1b", P2Policy::kFill};
+  const Outcome expected = test::train(config, batches, variant);
+  Trainer trainer(config);
+  Outcome actual;
+  const auto evaluate = [&] {
+    const auto first = trainer.evaluate();
+    ASSERT_TRUE(first);
+    EXPECT_EQ(trainer.evaluate(), first) << "a mask in evaluation";
+  };
+  for (const Batch& batch : batches) {
+    evaluate();
+    const StepResult result = trainer.step(batch, variant);
+    actual.losses.push_back(result.loss);
+    actual.norms.push_back(result.grad_norm);
+    evaluate();
+  }
+  actual.weights = test::copies_of(trainer.weights());
+  expect_same_bits(expected, actual, "with evaluations between");
+}
+
+// Concatenated W: the head's rows differ from micro-batch to micro-batch.
+TEST(BertRuns, ConcatenatedP2GivesTheSameToRounding) {
+  const auto batches = batches_of(3);
+  const Outcome expected =
+      test::train(config_of(true, 0.2, {3, 5}), batches, {"1f1b", P2Policy::kEnd, P2Batching::kLoop});
+  for (const P2Batching batching : {P2Batching::kConcat, P2Batching::kConcatCopy}) {
+    const Outcome actual =
+        test::train(config_of(true, 0.2, {3, 5}), batches, {"1f1b", P2Policy::kEnd, batching});
+    for (size_t i = 0; i < expected.losses.size(); ++i) {
+      EXPECT_NEAR(actual.losses[i], expected.losses[i], 1e-5 * expected.losses[i]) << batching_name(batching);
+    }
+  }
+}
+
+TEST(BertRuns, LossFalls) {
+  Config config = config_of(true, 0.1, {3, 5});
+  const auto batches = batches_of(2);
+  Trainer trainer(config);
+  const Variant variant{"1f1b", P2Policy::kFill};
+  const double first = trainer.step(batches[0], variant).loss;
+  double last = first;
+  for (int i = 0; i < 40; ++i) last = trainer.step(batches[0], variant).loss;
+  EXPECT_LT(last, 0.5 * first);
+}
+
+TEST(BertRuns, ReducedPrecisionIsClose) {
+  const auto batches = batches_of(2);
+  const Variant variant{"1f1b", P2Policy::kFill};
+  Config config = config_of(true, 0.2, {3, 5});
+  const double exact = test::train(config, batches, variant).losses[0];
+  for (const char* precision : {"bf16", "fp16"}) {
+    config.train.precision = precision;
+    EXPECT_NEAR(test::train(config, batches, variant).losses[0], exact, 0.02 * exact) << precision;
+  }
+}
+
+TEST(BertRuns, LoraTrainsTheAdaptersAlone) {
+  Config config = config_of(true, 0.2, {3, 5});
+  config.model.lora = 2;
+  config.model.lora_targets = {"query", "value", "output.dense"};
+  const auto batches = batches_of(2);
+  const Outcome expected = test::train(config, batches, {"gpipe", P2Policy::kOff});
+  expect_same_bits(expected, test::train(config, batches, {"1f1b", P2Policy::kFill}), "LoRA");
+  Trainer trainer(config);
+  const auto before = test::copies_of(trainer.weights());
+  for (const Batch& batch : batches) trainer.step(batch, {"1f1b", P2Policy::kFill});
+  for (size_t i = 0; i < before.size(); ++i) {
+    const Parameter& parameter = *trainer.weights()[i];
+    EXPECT_EQ(test::same_bits(parameter.value, before[i]),
+              parameter.name().find("lora_") == std::string::npos)
+        << parameter.name();
+  }
+}
+
+TEST(BertConfig, Contradictions) {
+  const auto with = [](const std::vector<std::string>& settings, const std::vector<std::string>& parts) {
+    std::vector<std::string> all = {"model.type=bert", "data.synthetic=tokens"};
+    all.insert(all.end(), settings.begin(), settings.end());
+    test::expect_error([&] { load_config("", all); }, parts);
+  };
+  with({"model.positions=128", "data.sequence=129"}, {"data.sequence (129)", "128 positions"});
+  with({"model.heads=3"}, {"model.dim (256) is not divisible by model.heads (3)"});
+  with({"model.kv_heads=2"}, {"model.kv_heads (2)"});
+  with({"model.head_dim=32"}, {"model.head_dim (32)"});
+  with({"model.dropout=1"}, {"model.dropout"});
+  with({"model.attention_dropout=-0.5"}, {"model.attention_dropout"});
+  with({"model.activation=\"relu\""}, {"model.activation", "gelu_tanh"});
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,279 @@
+// Training a Mamba: the same bits whatever the schedule, policy, split and memory cap; threads; adapters and
+// freezing; generation; config.json and what it may say.
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "tests/train/helpers.h"
+#include "tests/train/training.h"
+#include "twobp/train/architecture.h"
+#include "twobp/train/build_model.h"
+#include "twobp/train/generator.h"
+#include "twobp/train/hf_config.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+using test::expect_error;
+using test::expect_same_bits;
+using test::Outcome;
+using test::random_batches;
+
+constexpr int kSteps = 3;
+constexpr int kLayers = 6;  // embedding, 4 blocks, head
+
+const std::vector<std::vector<int>> kSplits = {{6}, {3, 3}, {1, 4, 1}, {2, 1, 2, 1}, {1, 1, 1, 1, 1, 1}};
+const std::vector<std::string> kSchedules = {"naive", "gpipe", "1f1b"};
+const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown,
+                                         P2Policy::kFill};
+
+// 260 channels are two groups of the scan's.
+Config config_of(bool tied, const std::vector<int>& split) {
+  Config config = test::tiny_config();
+  config.model.type = "mamba";
+  config.model.dim = 130;
+  config.model.layers = 4;
+  config.model.state = 5;
+  config.model.tied = tied;
+  config.train.clip_norm = 0.5;
+  config.pipeline.stages = static_cast<int>(split.size());
+  config.pipeline.split = split;
+  return config;
+}
+
+std::string name_of(const std::vector<int>& split, const Variant& variant) {
+  return concat("split ", ::testing::PrintToString(split), ", ", variant.schedule, ", p2 ",
+                policy_name(variant.policy), ", cap ", variant.memory_cap);
+}
+
+class MambaBitwise : public ::testing::TestWithParam<std::tuple<bool, int>> {};
+
+TEST_P(MambaBitwise, SameForEveryScheduleAndPolicyAndSplit) {
+  const auto [tied, micro_batches] = GetParam();
+  const auto batches = random_batches(kSteps, micro_batches);
+  const Outcome expected = test::train(config_of(tied, {kLayers}), batches, {"gpipe", P2Policy::kOff});
+  EXPECT_NE(expected.losses[0], expected.losses[2]);
+  for (const auto& split : kSplits) {
+    for (const auto& schedule : kSchedules) {
+      for (const P2Policy policy : kPolicies) {
+        const Variant variant{schedule, policy};
+        expect_same_bits(expected, test::train(config_of(tied, split), batches, variant),
+                         name_of(split, variant));
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MambaBitwise, ::testing::Combine(::testing::Bool(), ::testing::Values(1, 3)),
+                         [](const auto& info) {
+                           return concat(std::get<0>(info.param) ? "TiedM" : "UntiedM",
+                                         std::get<1>(info.param));
+                         });
+
+TEST(Mamba, SameUnderAnyMemoryCap) {
+  const auto batches = random_batches(kSteps, 4);
+  const Outcome expected = test::train(config_of(true, {kLayers}), batches, {"gpipe", P2Policy::kOff});
+  for (const P2Policy policy : kPolicies) {
+    for (const int64_t cap : {int64_t{0}, int64_t{1}, int64_t{400'000}, kAutoCap}) {
+      const Variant variant{"1f1b", policy, P2Batching::kLoop, cap};
+      expect_same_bits(expected, test::train(config_of(true, {2, 2, 2}), batches, variant),
+                       name_of({2, 2, 2}, variant));
+    }
+  }
+}
+
+// The scan and the convolution are the same for any number of threads; what a GEMM does with them is the
+// library's: so two threads on both sides.
+TEST(Mamba, SameWithSeveralThreadsARank) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer does not see the barriers of the OpenMP inside LibTorch";
+#endif
+  const auto batches = random_batches(kSteps, 3);
+  Config one = config_of(true, {kLayers});
+  Config three = config_of(true, {2, 2, 2});
+  one.pipeline.threads = three.pipeline.threads = 2;
+  const Outcome expected = test::train(one, batches, {"gpipe", P2Policy::kOff});
+  for (const P2Policy policy : kPolicies) {
+    const Variant variant{"1f1b", policy};
+    expect_same_bits(expected, test::train(three, batches, variant), name_of({2, 2, 2}, variant));
+  }
+}
+
+TEST(Mamba, LearnsARepeatedBatch) {
+  Config config = config_of(true, {3, 3});
+  config.optimizer.lr = 3e-3;
+  std::vector<Batch> batches;
+  for (int i = 0; i < 20; ++i) batches.push_back(test::random_batch(2, 2, 2, 1));
+  for (const char* precision : {"fp32", "bf16"}) {
+    config.train.precision = precision;
+    const Outcome outcome = test::train(config, batches, {"1f1b", P2Policy::kFill});
+    EXPECT_LT(outcome.losses.back(), 0.5 * outcome.losses.front()) << precision;
+  }
+}
+
+TEST(Mamba, ConcatenatedWGivesTheSameToRounding) {
+  const auto batches = random_batches(1, 3);
+  const Outcome expected = test::train(config_of(true, {3, 3}), batches, {"gpipe", P2Policy::kEnd});
+  for (const P2Batching batching : {P2Batching::kConcat, P2Batching::kConcatCopy}) {
+    const Outcome actual = test::train(config_of(true, {3, 3}), batches, {"gpipe", P2Policy::kEnd, batching});
+    EXPECT_EQ(actual.losses, expected.losses);
+    EXPECT_NEAR(actual.norms[0], expected.norms[0], 1e-5 * expected.norms[0]);
+  }
+}
+
+TEST(Mamba, FrozenAndAdaptedProjections) {
+  const auto batches = random_batches(2, 2);
+  Config frozen = config_of(true, {3, 3});
+  frozen.model.freeze = {"*.A_log", "*in_proj*", "*conv1d*"};
+  Trainer trainer(frozen);
+  const auto before = test::copies_of(trainer.weights());
+  for (const Batch& batch : batches) trainer.step(batch, {"1f1b", P2Policy::kFill});
+  const auto weights = trainer.weights();
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const bool stays = weights[i]->name().find("A_log") != std::string::npos ||
+                       weights[i]->name().find("in_proj") != std::string::npos ||
+                       weights[i]->name().find("conv1d") != std::string::npos;
+    EXPECT_EQ(test::same_bits(weights[i]->value, before[i]), stays) << weights[i]->name();
+  }
+  Config lora = config_of(true, {3, 3});
+  lora.model.lora = 2;
+  lora.model.lora_targets = {"in_proj", "x_proj", "out_proj"};
+  Config alone = lora;
+  alone.pipeline.stages = 1;
+  alone.pipeline.split = {kLayers};
+  expect_same_bits(test::train(alone, batches, {"gpipe", P2Policy::kOff}),
+                   test::train(lora, batches, {"1f1b", P2Policy::kFill}), "adapters");
+}
+
+std::vector<int64_t> greedy(Generator& generator, const std::vector<int64_t>& prompt, int64_t count) {
+  std::vector<int64_t> tokens;
+  generator.generate(prompt, count, {.temperature = 0}, [&](int64_t token) {
+    tokens.push_back(token);
+    return true;
+  });
+  return tokens;
+}
+
+// Each token is what a fresh generator, which has no states yet, says after all tokens before.
+TEST(Mamba, GeneratesFromItsState) {
+  const ModelConfig config = config_of(false, {kLayers}).model;
+  Generator cached(build_model(config));
+  Generator fresh(build_model(config));
+  for (const std::vector<int64_t>& prompt : {std::vector<int64_t>{3}, {3, 14, 15, 9, 2, 6}}) {
+    const std::vector<int64_t> tokens = greedy(cached, prompt, 12);
+    std::vector<int64_t> all = prompt;
+    for (const int64_t token : tokens) {
+      EXPECT_EQ(greedy(fresh, all, 1).at(0), token) << "after " << all.size();
+      all.push_back(token);
+    }
+    EXPECT_GT(std::set<int64_t>(tokens.begin(), tokens.end()).size(), 1u)
+        << "a model that repeats shows nothing";
+    EXPECT_EQ(greedy(cached, prompt, 12), tokens) << "a new prompt starts anew";
+  }
+}
+
+json mamba_json() {
+  return {{"model_type", "mamba"},
+          {"architectures", {"MambaForCausalLM"}},
+          {"hidden_size", 770},
+          {"num_hidden_layers", 24},
+          {"state_size", 8},
+          {"conv_kernel", 3},
+          {"expand", 3},
+          {"time_step_rank", 40},
+          {"vocab_size", 50280},
+          {"layer_norm_epsilon", 1e-4},
+          {"intermediate_size", 999},
+          {"tie_word_embeddings", false}};
+}
+
+ModelConfig read(const json& content) {
+  const test::TempFolder folder;
+  folder.write("config.json", content.dump());
+  ModelConfig config;
+  read_hf_config(folder.path(""), config);
+  return config;
+}
+
+TEST(MambaConfig, ReadsTheArchitecture) {
+  const ModelConfig config = read(mamba_json());
+  EXPECT_EQ(config.type, "mamba");
+  EXPECT_EQ(config.dim, 770);
+  EXPECT_EQ(config.layers, 24);
+  EXPECT_EQ(config.state, 8);
+  EXPECT_EQ(config.conv_kernel, 3);
+  EXPECT_EQ(config.expand, 3);
+  EXPECT_EQ(config.dt_rank, 40);
+  EXPECT_EQ(config.vocab, 50280);
+  EXPECT_EQ(config.norm_eps, 1e-4);
+  EXPECT_FALSE(config.tied);
+}
+
+// What transformers' MambaConfig takes where a key is missing.
+TEST(MambaConfig, Defaults) {
+  const ModelConfig config =
+      read({{"model_type", "mamba"}, {"hidden_size", 770}, {"num_hidden_layers", 2}, {"vocab_size", 300}});
+  EXPECT_EQ(config.state, 16);
+  EXPECT_EQ(config.conv_kernel, 4);
+  EXPECT_EQ(config.expand, 2);
+  EXPECT_EQ(config.dt_rank, 49) << "770 / 16 rounded up";
+  EXPECT_EQ(config.norm_eps, 1e-5);
+  EXPECT_TRUE(config.tied);
+  json automatic = mamba_json();
+  automatic["time_step_rank"] = "auto";
+  EXPECT_EQ(read(automatic).dt_rank, 49);
+}
+
+TEST(MambaConfig, WrittenAndReadAgain) {
+  const ModelConfig config = read(mamba_json());
+  const json written = hf_config_json(config, 64, "float32");
+  EXPECT_EQ(written.at("architectures").at(0), "MambaForCausalLM");
+  EXPECT_EQ(written.at("intermediate_size"), 3 * 770);
+  const ModelConfig again = read(written);
+  EXPECT_EQ(again.dim, config.dim);
+  EXPECT_EQ(again.layers, config.layers);
+  EXPECT_EQ(again.state, config.state);
+  EXPECT_EQ(again.conv_kernel, config.conv_kernel);
+  EXPECT_EQ(again.expand, config.expand);
+  EXPECT_EQ(again.dt_rank, config.dt_rank);
+  EXPECT_EQ(again.vocab, config.vocab);
+  EXPECT_EQ(again.norm_eps, config.norm_eps);
+  EXPECT_EQ(again.tied, config.tied);
+}
+
+// transformers renames it too.
+TEST(MambaConfig, TheEmbeddingsOldName) {
+  const auto rename = architecture("mamba").names.rename;
+  EXPECT_EQ(rename("backbone.embedding.weight"), "backbone.embeddings.weight");
+  EXPECT_EQ(rename("backbone.norm_f.weight"), "backbone.norm_f.weight");
+}
+
+TEST(MambaConfig, WhatIsNotSupported) {
+  const auto refuse = [](const std::string& key, const json& value, std::vector<std::string> parts) {
+    json content = mamba_json();
+    content[key] = value;
+    parts.insert(parts.end(), {"config.json", key});
+    expect_error([&] { read(content); }, parts);
+  };
+  refuse("use_bias", true, {});
+  refuse("use_conv_bias", false, {"bias"});
+  refuse("hidden_act", "gelu", {"gelu", "silu"});
+  refuse("conv_kernel", 17, {"17", "16"});
+  refuse("time_step_rank", 0, {"0"});
+  refuse("time_step_rank", "some", {"some"});
+  refuse("state_size", "x", {});
+  refuse("hidden_size", nullptr, {});
+  json wrong = mamba_json();
+  wrong["architectures"] = {"MambaForSomethingElse"};
+  expect_error([&] { read(wrong); }, {"MambaForCausalLM"});
+  json zero = mamba_json();
+  zero["state_size"] = 0;
+  expect_error([&] { read(zero); }, {"model.state", "from 1"});
+  Config config = config_of(true, {kLayers});
+  config.model.conv_kernel = 17;
+  expect_error([&] { check_config(config); }, {"model.conv_kernel (17)", "16"});
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,289 @@
+// Training a ResNet: the same bits whatever the schedule, policy and split, running statistics included,
+// which neither the profile nor an evaluation touches; checkpoints, freezing, and models saved and loaded
+// with buffers.
+#include <filesystem>
+
+#include <gtest/gtest.h>
+
+#include "tests/train/checkpoint_runs.h"
+#include "tests/train/resnet_training.h"
+#include "twobp/train/build_model.h"
+#include "twobp/train/hf_config.h"
+#include "twobp/train/load_model.h"
+#include "twobp/train/safetensors.h"
+#include "twobp/train/save_model.h"
+
+namespace twobp {
+namespace {
+
+using test::copies_by_name;
+using test::expect_same;
+using test::expect_same_bits;
+using test::image_batches;
+using test::Outcome;
+using test::TempFolder;
+using test::tiny_resnet;
+
+const std::vector<std::vector<int>> kSplits = {{6}, {3, 3}, {1, 4, 1}, {2, 1, 2, 1}, {1, 1, 1, 1, 1, 1}};
+const std::vector<std::string> kSchedules = {"naive", "gpipe", "1f1b"};
+const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown,
+                                         P2Policy::kFill};
+
+Config config_of(const std::string& block, const std::vector<int>& split) {
+  Config config = tiny_resnet(block);
+  config.pipeline.stages = static_cast<int>(split.size());
+  config.pipeline.split = split;
+  return config;
+}
+
+class ResnetBitwise : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
+
+TEST_P(ResnetBitwise, SameForEveryScheduleAndPolicyAndSplit) {
+  const auto [block, micro_batches] = GetParam();
+  const auto batches = image_batches(tiny_resnet(block), 3, micro_batches);
+  const Outcome expected = test::train(config_of(block, {6}), batches, {"gpipe", P2Policy::kOff});
+  EXPECT_NE(expected.losses[0], expected.losses[2]);
+  for (const auto& split : kSplits) {
+    for (const auto& schedule : kSchedules) {
+      for (const P2Policy policy : kPolicies) {
+        const Variant variant{schedule, policy};
+        expect_same_bits(expected, test::train(config_of(block, split), batches, variant),
+                         concat(::testing::PrintToString(split), " ", schedule, " ", policy_name(policy)));
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ResnetBitwise, ::testing::Combine(::testing::Values("bottleneck", "basic"), ::testing::Values(1, 3)),
+    [](const auto& info) { return concat(std::get<0>(info.param), "M", std::get<1>(info.param)); });
+
+TEST(Resnet, SameUnderAnyMemoryCapAndWithSeveralThreads) {
+  const auto batches = image_batches(tiny_resnet("bottleneck"), 2, 4);
+  for (const int threads : {1, 2}) {
+#ifdef __SANITIZE_THREAD__
+    if (threads > 1)
+      GTEST_SKIP() << "ThreadSanitizer does not see the barriers of the OpenMP inside LibTorch";
+#endif
+    Config one = config_of("bottleneck", {6});
+    Config three = config_of("bottleneck", {2, 2, 2});
+    one.pipeline.threads = three.pipeline.threads = threads;
+    const Outcome expected = test::train(one, batches, {"gpipe", P2Policy::kOff});
+    for (const int64_t cap : {int64_t{0}, int64_t{1}, int64_t{60'000}, kAutoCap}) {
+      expect_same_bits(expected,
+                       test::train(three, batches, {"1f1b", P2Policy::kFill, P2Batching::kLoop, cap}),
+                       concat("cap ", cap, ", threads ", threads));
+    }
+  }
+}
+
+// Convolutions run their W one by one all the same; the classifier's is one product, summed in another order.
+TEST(Resnet, ConcatenationIsEqualToRounding) {
+  const auto batches = image_batches(tiny_resnet("bottleneck"), 1, 4);
+  const Config config = config_of("bottleneck", {3, 3});
+  const Outcome expected = test::train(config, batches, {"1f1b", P2Policy::kEnd});
+  for (const P2Batching batching : {P2Batching::kConcat, P2Batching::kConcatCopy}) {
+    const Outcome actual = test::train(config, batches, {"1f1b", P2Policy::kEnd, batching});
+    EXPECT_EQ(actual.losses, expected.losses);
+    for (size_t i = 0; i < expected.weights.size(); ++i) {
+      EXPECT_TRUE(at::allclose(actual.weights[i], expected.weights[i], 1e-5, 1e-6)) << i;
+    }
+  }
+}
+
+// The stem of Hugging Face's models, and images of another size in evaluation.
+TEST(Resnet, SameWithPooledStem) {
+  Config one = tiny_resnet("basic", /*small_images=*/false);
+  Config two = one;
+  two.pipeline.stages = 2;
+  const auto batches = image_batches(one, 2, 2);
+  expect_same_bits(test::train(one, batches, {"gpipe", P2Policy::kOff}),
+                   test::train(two, batches, {"1f1b", P2Policy::kFill}), "two stages");
+}
+
+// PyTorch's own pipelining runs a batch of nothing through its stages to learn shapes, which shifts them.
+TEST(Resnet, ProfilingDoesNotTouchRunningStatistics) {
+  for (const int stages : {1, 3}) {
+    Config config = tiny_resnet("bottleneck");
+    config.pipeline.stages = stages;
+    Trainer trainer(config);
+    int counts = 0;
+    for (const auto& [name, value] : copies_by_name(trainer.weights(), /*buffers_only=*/true)) {
+      EXPECT_TRUE(value.eq(name.ends_with("running_var") ? 1 : 0).all().item<bool>()) << name;
+    }
+    trainer.step(image_batches(config, 1, 3)[0], {"1f1b", P2Policy::kFill});
+    for (const auto& [name, value] : copies_by_name(trainer.weights(), /*buffers_only=*/true)) {
+      if (!name.ends_with("num_batches_tracked")) continue;
+      EXPECT_EQ(value.item<int64_t>(), 3) << name << ": once for each micro-batch";
+      ++counts;
+    }
+    EXPECT_EQ(counts, 1 + 4 * 3 + 2) << "the stem, three a bottleneck, two projections";
+  }
+}
+
+TEST(Resnet, EvaluationLeavesTrainingAloneAndUsesRunningStatistics) {
+  Config config = tiny_resnet("basic");
+  config.data.held_out = 0.01;
+  config.pipeline.stages = 2;
+  config.pipeline.micro_batches = 2;
+  const auto run = [&](bool evaluate) {
+    Trainer trainer(config);
+    Outcome outcome;
+    double last = 0;
+    for (int i = 0; i < 3; ++i) {
+      if (evaluate) {
+        const auto before = copies_by_name(trainer.weights());
+        const double loss = trainer.evaluate().value().loss;
+        EXPECT_EQ(loss, trainer.evaluate().value().loss);
+        EXPECT_NE(loss, last);
+        last = loss;
+        expect_same(copies_by_name(trainer.weights()), before, "evaluated");
+      }
+      const StepResult result = trainer.step();
+      outcome.losses.push_back(result.loss);
+      outcome.norms.push_back(result.grad_norm);
+    }
+    outcome.weights = test::copies_of(trainer.weights());
+    return outcome;
+  };
+  expect_same_bits(run(false), run(true), "evaluated between");
+}
+
+// Frozen weights stay, running statistics of frozen norms move on, as in PyTorch.
+TEST(Resnet, FreezingLeavesBuffersToTraining) {
+  Config config = tiny_resnet("bottleneck");
+  config.model.freeze = {"resnet.embedder.*", "resnet.encoder.stages.0.*"};
+  config.pipeline.stages = 2;
+  Trainer trainer(config);
+  const auto before = copies_by_name(trainer.weights());
+  trainer.step(image_batches(config, 1, 2)[0], {"1f1b", P2Policy::kFill});
+  for (const auto& [name, value] : copies_by_name(trainer.weights())) {
+    const bool frozen = name.starts_with("resnet.embedder") || name.starts_with("resnet.encoder.stages.0");
+    const bool buffer = name.find("running") != std::string::npos || name.ends_with("tracked");
+    EXPECT_EQ(test::same_bits(value, before.at(name)), frozen && !buffer) << name;
+  }
+}
+
+TEST(Resnet, ResumesWithItsBuffersBitwise) {
+  const TempFolder folder;
+  Config config = tiny_resnet("basic");
+  config.model.freeze = {"resnet.embedder.*"};
+  config.pipeline.stages = 2;
+  config.pipeline.micro_batches = 2;
+  config.train.steps = 4;
+  config.save.checkpoints = folder.path("checkpoints");
+  config.save.every = 1;
+  config.save.keep = 4;
+  const test::RunResult whole = test::run(config);
+  const std::string weights = config.save.checkpoints + "/" + test::step_name(2);
+  const SafetensorsFile file(weights + "/weights.safetensors");
+  EXPECT_TRUE(file.contains("resnet.embedder.embedder.normalization.running_mean"));
+  EXPECT_EQ(file.tensor("resnet.embedder.embedder.normalization.num_batches_tracked").scalar_type(),
+            at::kLong);
+  const SafetensorsFile frozen(weights + "/frozen.safetensors");
+  for (const std::string& name : frozen.names()) EXPECT_EQ(name.find("running"), std::string::npos) << name;
+  for (const int stages : {1, 3}) {
+    Config resumed = config;
+    resumed.pipeline.stages = stages;
+    resumed.save.checkpoints = test::folder_with(folder, config, 2, concat("from-", stages));
+    test::expect_continues(whole, test::run(resumed, /*resume=*/true), concat("stages ", stages));
+  }
+}
+
+class SavedResnet : public ::testing::Test {
+ protected:
+  // Trained for a step, saved in `model`.
+  void SetUp() override {
+    config_ = tiny_resnet("bottleneck", /*small_images=*/false);
+    Trainer trainer(config_);
+    trainer.step(image_batches(config_, 1, 2)[0], {"1f1b", P2Policy::kFill});
+    save_model(folder_.path("model"), config_.model, 1, trainer.weights());
+    weights_ = copies_by_name(trainer.weights());
+  }
+  Config loading(const std::string& name) {
+    Config config = config_;
+    config.model.from = folder_.path(name);
+    read_hf_config(config.model.from, config.model);
+    return config;
+  }
+  // `model` with other tensors.
+  void write(const std::string& name, const std::map<std::string, at::Tensor>& tensors) {
+    std::filesystem::create_directory(folder_.path(name));
+    std::filesystem::copy(folder_.path("model/config.json"), folder_.path(name + "/config.json"));
+    write_safetensors(folder_.path(name + "/model.safetensors"), {tensors.begin(), tensors.end()}, {});
+  }
+
+  TempFolder folder_;
+  Config config_;
+  std::map<std::string, at::Tensor> weights_;
+};
+
+TEST_F(SavedResnet, ComesBackWithItsBuffers) {
+  Trainer trainer(loading("model"));
+  expect_same(copies_by_name(trainer.weights()), weights_, "loaded");
+  const SafetensorsFile file(folder_.path("model/model.safetensors"));
+  const at::Tensor count = file.tensor("resnet.embedder.embedder.normalization.num_batches_tracked");
+  EXPECT_EQ(count.dim(), 0);
+  EXPECT_EQ(count.scalar_type(), at::kLong) << "whatever the dtype of the weights";
+}
+
+TEST_F(SavedResnet, CountOfBatchesMayBeMissingAndNothingElse) {
+  auto tensors = weights_;
+  std::erase_if(tensors, [](const auto& item) { return item.first.ends_with("num_batches_tracked"); });
+  write("old", tensors);
+  EXPECT_NO_THROW(Trainer trainer(loading("old")));
+  tensors.erase("resnet.embedder.embedder.normalization.running_var");
+  write("less", tensors);
+  test::expect_error([&] { Trainer trainer(loading("less")); }, {"normalization.running_var is missing"});
+  tensors = weights_;
+  tensors["resnet.embedder.embedder.normalization.num_batches_tracked"] = at::zeros({}, at::kFloat);
+  write("ill", tensors);
+  test::expect_error([&] { Trainer trainer(loading("ill")); },
+                     {"num_batches_tracked is Float", "whole numbers"});
+}
+
+TEST_F(SavedResnet, LoadsTorchvisionsNames) {
+  const std::map<std::string, std::string> some = {
+      {"resnet.embedder.embedder.convolution.weight", "conv1.weight"},
+      {"resnet.embedder.embedder.normalization.running_mean", "bn1.running_mean"},
+      {"resnet.encoder.stages.0.layers.1.layer.2.convolution.weight", "layer1.1.conv3.weight"},
+      {"resnet.encoder.stages.1.layers.0.layer.0.normalization.num_batches_tracked",
+       "layer2.0.bn1.num_batches_tracked"},
+      {"resnet.encoder.stages.1.layers.0.shortcut.convolution.weight", "layer2.0.downsample.0.weight"},
+      {"resnet.encoder.stages.0.layers.0.shortcut.normalization.bias", "layer1.0.downsample.1.bias"},
+      {"classifier.1.bias", "fc.bias"}};
+  auto tensors = weights_;
+  for (const auto& [ours, theirs] : some) {
+    ASSERT_TRUE(tensors.contains(ours)) << ours;
+    tensors[theirs] = tensors[ours];
+    tensors.erase(ours);
+  }
+  write("torchvision", tensors);
+  Trainer trainer(loading("torchvision"));
+  expect_same(copies_by_name(trainer.weights()), weights_, "loaded");
+}
+
+TEST_F(SavedResnet, SmallImagesAreSaidInItsOwnKey) {
+  Config config = tiny_resnet("basic");
+  Trainer trainer(config);
+  save_model(folder_.path("small"), config.model, 1, trainer.weights());
+  const Config again = loading("small");
+  EXPECT_TRUE(again.model.small_images);
+  EXPECT_EQ(again.model.block, "basic");
+  EXPECT_EQ(again.model.widths, config.model.widths);
+  EXPECT_EQ(again.model.classes, 5);
+  EXPECT_FALSE(loading("model").model.small_images);
+}
+
+TEST(ResnetConfig, Contradictions) {
+  const auto expect = [](const std::string& set, const std::vector<std::string>& parts) {
+    test::expect_error([&] { load_config("", {"model.type=resnet", "data.synthetic=images", set}); }, parts);
+  };
+  expect("model.widths=[64,128]", {"model.widths has 2", "model.depths 4"});
+  expect("model.depths=[]", {"model.depths"});
+  expect("model.depths=[1,0,1,1]", {"model.depths", "0 blocks"});
+  expect("model.widths=[6,8,8,8]", {"model.widths", "6", "multiple of 4"});
+}
+
+}  // namespace
+}  // namespace twobp

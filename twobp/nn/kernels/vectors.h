@@ -1,0 +1,202 @@
+// Vectors as wide as the instruction set's registers, for the kernels whose inner loops the compiler cannot
+// vectorise on its own, and the few functions these need. Included by sources that are compiled once per
+// instruction set only; everything here is local to them.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#include "twobp/nn/kernels/number.h"
+
+namespace twobp {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+// Arithmetic is element by element; a number beside a vector stands for a vector of it.
+template <typename T>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(kVectorBytes)));
+};
+template <typename T>
+using Vector = typename VectorOf<T>::type;
+template <typename T>
+constexpr int64_t kLanes = kVectorBytes / static_cast<int64_t>(sizeof(T));
+
+constexpr double kLog2E = 1.44269504088896340736;
+constexpr double kLn2 = 0.69314718055994530942;
+
+// The first `count` lanes from memory, the others 0.
+template <typename S, typename T = Compute<S>>
+inline Vector<T> load_lanes(const S* from, int64_t count) {
+  Vector<T> v = {};
+  if (count == kLanes<T>) {
+    if constexpr (std::is_same_v<S, T>) {
+      __builtin_memcpy(&v, from, sizeof v);
+    } else {
+      T lane[kLanes<T>];
+      for (int64_t i = 0; i < kLanes<T>; ++i) lane[i] = load(from[i]);
+      __builtin_memcpy(&v, lane, sizeof v);
+    }
+  } else {
+    T lane[kLanes<T>] = {};
+    for (int64_t i = 0; i < count; ++i) lane[i] = load(from[i]);
+    __builtin_memcpy(&v, lane, sizeof v);
+  }
+  return v;
+}
+
+template <typename S, typename T = Compute<S>>
+inline void store_lanes(S* to, Vector<T> v, int64_t count) {
+  if (count == kLanes<T>) {
+    if constexpr (std::is_same_v<S, T>) {
+      __builtin_memcpy(to, &v, sizeof v);
+    } else {
+      T lane[kLanes<T>];
+      __builtin_memcpy(lane, &v, sizeof v);
+      for (int64_t i = 0; i < kLanes<T>; ++i) store(to[i], lane[i]);
+    }
+  } else {
+    T lane[kLanes<T>];
+    __builtin_memcpy(lane, &v, sizeof v);
+    for (int64_t i = 0; i < count; ++i) store(to[i], lane[i]);
+  }
+}
+
+// Pairwise.
+template <typename T>
+inline T sum_of_lanes(Vector<T> v) {
+  T lane[kLanes<T>];
+  __builtin_memcpy(lane, &v, sizeof v);
+  for (int64_t half = kLanes<T> / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) lane[i] += lane[i + half];
+  }
+  return lane[0];
+}
+
+// c[0] + c[1] x + c[2] x^2 + ...
+template <typename T, int N>
+inline Vector<T> polynomial(Vector<T> x, const T (&c)[N]) {
+  Vector<T> sum = x * T(0) + c[N - 1];
+  for (int i = N - 2; i >= 0; --i) sum = sum * x + c[i];
+  return sum;
+}
+
+// Chebyshev interpolants of 2^f for f from 0 to 1: off by less than 3e-9 and 1e-19 of it.
+inline Vector<float> exp2_of_fraction(Vector<float> f) {
+  static constexpr float kC[] = {
+      1.f,          0.693146932758867f,   0.240230454412306f,   0.0554806301967053f,
+      0.009684186f, 0.00123913318344114f, 0.000218657847865981f};
+  return polynomial<float>(f, kC);
+}
+inline Vector<double> exp2_of_fraction(Vector<double> f) {
+  static constexpr double kC[] = {1.0,
+                                  0.69314718055994529,
+                                  0.240226506959101779,
+                                  0.0555041086647981399,
+                                  0.00961812910789581856,
+                                  0.00133335581283015609,
+                                  0.000154035311812395517,
+                                  1.52527108995361559e-5,
+                                  1.32159414109095564e-6,
+                                  1.01719142535476744e-7,
+                                  7.11112799318383314e-9,
+                                  4.11912503177561781e-10,
+                                  3.63927613104984659e-11};
+  return polynomial<double>(f, kC);
+}
+
+// 2^x. Without AVX-512, x is held within the exponents of normal numbers: what would be smaller is 2^-126
+// (2^-1022). NaN stays NaN.
+#if defined(__AVX512F__)
+// With masks of ones, since GCC 12 warns of the other forms' undefined operand.
+constexpr int kDown = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+inline Vector<float> exp2(Vector<float> x) {
+  const Vector<float> fraction = _mm512_maskz_reduce_ps(0xffff, x, kDown);
+  return _mm512_maskz_scalef_ps(0xffff, exp2_of_fraction(fraction), x);
+}
+inline Vector<double> exp2(Vector<double> x) {
+  const Vector<double> fraction = _mm512_maskz_reduce_pd(0xff, x, kDown);
+  return _mm512_maskz_scalef_pd(0xff, exp2_of_fraction(fraction), x);
+}
+#else
+template <typename T>
+inline Vector<T> exp2_by_bits(Vector<T> x) {
+  using Bits = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+  constexpr int kMantissa = sizeof(T) == 4 ? 23 : 52;
+  constexpr Bits kBias = sizeof(T) == 4 ? 127 : 1023;
+  constexpr T kRound = T(1.5) * T(Bits(1) << kMantissa);  // added: the sum's low bits are the rounded number
+  const Vector<T> low = Vector<T>{} + T(1 - kBias);
+  const Vector<T> high = Vector<T>{} + T(kBias);
+  x = x < low ? low : x;  // false for NaN, which stays
+  x = x > high ? high : x;
+  const Vector<T> whole = (x - T(0.5)) + kRound;  // of x rounded down, up to a tie
+  const Vector<T> power = exp2_of_fraction(x - (whole - kRound));
+  const Vector<T> zero = Vector<T>{} + kRound;
+  const Vector<Bits> exponent = (Vector<Bits>)whole - (Vector<Bits>)zero;
+  return power * (Vector<T>)((exponent + kBias) << kMantissa);
+}
+inline Vector<float> exp2(Vector<float> x) {
+  return exp2_by_bits<float>(x);
+}
+inline Vector<double> exp2(Vector<double> x) {
+  return exp2_by_bits<double>(x);
+}
+#endif
+
+template <typename T>
+inline Vector<T> sigmoid_of(Vector<T> x) {
+  return T(1) / (exp2(x * T(-kLog2E)) + T(1));
+}
+
+// 2 atanh(s) / s as a polynomial of s^2, for s up to 1/3: off by less than 2e-10 and 1e-20 of it.
+inline Vector<float> atanh_ratio(Vector<float> square) {
+  static constexpr float kC[] = {2.f,           0.66666679026434f,  0.399987112468623f,
+                                 0.2862020741f, 0.213985605066785f, 0.24393908084023f};
+  return polynomial<float>(square, kC);
+}
+inline Vector<double> atanh_ratio(Vector<double> square) {
+  static constexpr double kC[] = {2.0,
+                                  0.666666666666666661,
+                                  0.40000000000000268,
+                                  0.285714285713756515,
+                                  0.22222222227641732,
+                                  0.181818178521812272,
+                                  0.15384628221264642,
+                                  0.133329995203851707,
+                                  0.117706185552483092,
+                                  0.104549475155308627,
+                                  0.100981854686340596,
+                                  0.0578540899766765006,
+                                  0.160725661346782718};
+  return polynomial<double>(square, kC);
+}
+
+// log(1 + exp(x)), accurate where it is small too, and its slope, the sigmoid: with u = exp(-|x|),
+// max(x, 0) + log(1 + u), where log(1 + u) = 2 atanh(u / (2 + u)).
+template <typename T>
+struct Softplus {
+  Vector<T> value;
+  Vector<T> slope;
+};
+template <typename T>
+inline Softplus<T> softplus(Vector<T> x) {
+  const Vector<T> zero = {};
+  const Vector<T> u = exp2((x < zero ? x : -x) * T(kLog2E));
+  const Vector<T> s = u / (u + T(2));
+  const Vector<T> inverse = T(1) / (u + T(1));
+  return {(x > zero ? x : zero) + s * atanh_ratio(s * s), x < zero ? u * inverse : inverse};
+}
+
+}  // namespace
+}  // namespace twobp

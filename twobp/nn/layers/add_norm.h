@@ -1,0 +1,33 @@
+// y = LayerNorm(x + dropout(branch(x))): a half of a post-norm block (arXiv 1706.03762, section 3.1).
+// Dropout, sum and norm are one pass over memory forward and one backward; their sum lies where the branch's
+// output was, and the branch's gradient where the sum was.
+#pragma once
+
+#include <memory>
+
+#include "twobp/nn/layers/dropout.h"
+#include "twobp/nn/layers/layer_norm.h"
+
+namespace twobp {
+
+class AddNorm : public Layer {
+ public:
+  // `name` as LayerNormRows takes it; the dropout is called after it.
+  AddNorm(std::unique_ptr<Layer> branch, const std::string& name, int64_t dim, double eps, double dropout,
+          at::ScalarType dtype)
+      : branch_(std::move(branch)), norm_(name, dim, eps, dtype), rate_(dropout, name + ".dropout") {}
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
+  void collect_parameters(std::vector<Parameter*>& parameters) override;
+  void use_slabs(int slots, bool copy) override { branch_->use_slabs(slots, copy); }
+  Slab* input_slab() override { return branch_->input_slab(); }
+
+ private:
+  std::unique_ptr<Layer> branch_;
+  LayerNormRows norm_;
+  DropoutRate rate_;
+};
+
+}  // namespace twobp

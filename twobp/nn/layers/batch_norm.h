@@ -1,0 +1,59 @@
+// Batch normalization of images (arXiv 1502.03167) for the layers that own one: the parameters, the running
+// statistics, and passes over memory that are fused with what stands beside a norm in a ResNet. Channels are
+// last; all else counts as rows. Statistics are those of one micro-batch; sums go in blocks of fixed size.
+#pragma once
+
+#include "twobp/nn/context.h"
+#include "twobp/nn/kernels/image_kernels.h"
+#include "twobp/nn/parameter.h"
+
+namespace twobp {
+
+class BatchNorm {
+ public:
+  // Hugging Face's and PyTorch's names behind `name`: .weight, .bias, .running_mean, .running_var and
+  // .num_batches_tracked, all float32 where the layer computes in reduced precision.
+  BatchNorm(const std::string& name, int64_t channels, at::ScalarType dtype, double eps = 1e-5,
+            double momentum = 0.1);
+
+  // What each channel is normalized with, (4, channels): mean, 1 / deviation, gain / deviation, and what is
+  // added after. In training from x, and the running statistics are updated (the variance without bias); in
+  // evaluation the running ones. Throws Error: another shape or dtype, or in training a single row, which has
+  // no variance.
+  at::Tensor scales(const at::Tensor& x, const Context& context);
+
+  // y = norm(x), or max(0, norm(x)) if `relu`. y may be x.
+  void apply(const at::Tensor& x, const at::Tensor& scales, const at::Tensor& y, bool relu) const;
+  // y = max(0, norm(x) + other), where other has scales of its own if they are defined. y may be x.
+  void apply_add_relu(const at::Tensor& x, const at::Tensor& scales, const at::Tensor& other,
+                      const at::Tensor& other_scales, const at::Tensor& y) const;
+
+  // Backward in two passes. The first adds the gradients of gain and bias and returns what the second needs
+  // of each channel, (2, channels): the mean gradient and its slope over x.
+  at::Tensor backward_sums(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scales, bool relu);
+  // The first pass behind apply_add_relu, which also writes the gradient before the ReLU to g, which may be
+  // dy.
+  at::Tensor backward_sums_add_relu(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scales,
+                                    const at::Tensor& other, const at::Tensor& other_scales,
+                                    const at::Tensor& g);
+  // The second: dx, which may be dy or x. If y is defined, it gets what `apply` gave, and may be x if dx is
+  // not.
+  void backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scales, const at::Tensor& sums,
+                bool relu, const at::Tensor& dx, const at::Tensor& y = {}) const;
+
+  void collect_parameters(std::vector<Parameter*>& parameters);
+  const std::string& name() const { return gain_.name(); }
+  bool trainable() const { return gain_.trainable() || bias_.trainable(); }
+
+ private:
+  void batch_statistics(const at::Tensor& x, double* mean, double* variance);
+  at::Tensor finish_sums(const at::Tensor& blocks, int64_t rows, const at::Tensor& scales);
+
+  Parameter gain_, bias_;                         // (channels)
+  Parameter running_mean_, running_var_, count_;  // (channels), (channels), ()
+  at::ScalarType dtype_;
+  double eps_;
+  double momentum_;
+};
+
+}  // namespace twobp

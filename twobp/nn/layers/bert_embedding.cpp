@@ -1,0 +1,145 @@
+#include "twobp/nn/layers/bert_embedding.h"
+
+#include "twobp/nn/kernels/rows.h"
+
+namespace twobp {
+namespace {
+
+void check_ids(const at::Tensor& ids, int64_t count, const char* field, const char* of) {
+  TWOBP_CHECK(ids.scalar_type() == at::kLong && ids.dim() == 2, field,
+              " must be int64 (batch, sequence), got ", c10::toString(ids.scalar_type()), " ", ids.sizes());
+  const at::Tensor in_order = ids.contiguous();
+  const int64_t* id = in_order.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < ids.numel(); ++i) {
+    TWOBP_CHECK(id[i] >= 0 && id[i] < count, field, " has ", id[i], " at position ", i,
+                " of the micro-batch, outside the ", of, " of ", count);
+  }
+}
+
+template <typename T, typename S>
+void add_row(T* __restrict to, const S* __restrict from, int64_t cols) {
+  for (int64_t c = 0; c < cols; ++c) to[c] += load(from[c]);
+}
+
+}  // namespace
+
+BertEmbedding::BertEmbedding(const std::string& prefix, const BertEmbeddingShape& shape, double eps,
+                             double dropout, double init_std, at::ScalarType dtype)
+    : words_({{prefix + ".word_embeddings.weight", shape.vocab}}, {shape.vocab, shape.dim}, dtype, init_std),
+      positions_({{prefix + ".position_embeddings.weight", shape.positions}}, {shape.positions, shape.dim},
+                 dtype, init_std),
+      types_({{prefix + ".token_type_embeddings.weight", shape.types}}, {shape.types, shape.dim}, dtype,
+             init_std),
+      norm_(prefix + ".LayerNorm", shape.dim, eps, dtype),
+      rate_(dropout, prefix + ".dropout") {}
+
+Values BertEmbedding::forward(Values, Context& context, Saved& saved) {
+  const at::Tensor ids = context.field("input_ids").contiguous();
+  check_ids(ids, words_.sizes()[0], "input_ids", "vocabulary");
+  const auto typed = context.fields->find("token_type_ids");
+  at::Tensor types;  // undefined: all 0
+  if (typed != context.fields->end()) {
+    types = typed->second.contiguous();
+    check_ids(types, types_.sizes()[0], "token_type_ids", "types");
+    TWOBP_CHECK(types.sizes() == ids.sizes(), "token_type_ids ", types.sizes(), " do not fit input_ids ",
+                ids.sizes());
+  }
+  const int64_t sequence = ids.size(1);
+  const int64_t cols = norm_.dim();
+  TWOBP_CHECK(sequence <= positions_.sizes()[0], "a sequence of ", sequence, " is longer than the ",
+              positions_.sizes()[0], " positions of the model");
+  at::Tensor sum = at::empty({ids.size(0), sequence, cols}, words_.value.options());
+  at::Tensor y = context.output(sum.sizes(), sum.options());
+  const DropoutMask mask = rate_.mask(context);
+  at::Tensor statistics;
+  dispatch_float(sum.scalar_type(), "BertEmbedding", [&](auto zero) {
+    using S = decltype(zero);
+    const int64_t* id = ids.const_data_ptr<int64_t>();
+    const int64_t* type = types.defined() ? types.const_data_ptr<int64_t>() : nullptr;
+    const S* words = numbers<S>(words_.value);
+    const S* positions = numbers<S>(positions_.value);
+    const S* kinds = numbers<S>(types_.value);
+    S* to = mutable_numbers<S>(sum);
+    const auto gather = [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const S* word = words + id[r] * cols;
+        const S* position = positions + r % sequence * cols;
+        const S* kind = kinds + (type == nullptr ? 0 : type[r]) * cols;
+        S* row = to + r * cols;
+        for (int64_t c = 0; c < cols; ++c) {
+          store(row[c], load(word[c]) + load(kind[c]) + load(position[c]));
+        }
+      }
+    };
+    LayerNormRows::Rows drop;
+    if (rate_.active(context)) {
+      drop = [&](int64_t begin, int64_t end) { dropout_rows(y, {}, y, cols, mask, begin, end); };
+    }
+    statistics = norm_.forward(sum, y, gather, drop);
+  });
+  if (context.keeps()) {
+    saved.keep_until_p1(std::move(sum));
+    saved.keep_until_p1(std::move(statistics));
+    if (has_p2()) saved.keep_until_p2(types.defined() ? at::stack({ids, types}) : ids.unsqueeze(0));
+  }
+  return {std::move(y)};
+}
+
+Values BertEmbedding::backward_p1(Values values, Context& context, Saved& saved) {
+  at::Tensor sum = saved.take_p1(0);
+  at::Tensor statistics = saved.take_p1(1);
+  at::Tensor dy = as_contiguous(std::move(values[0]));
+  TWOBP_CHECK(dy.sizes() == sum.sizes(), "the gradient ", dy.sizes(),
+              " does not fit the output of BertEmbedding ", words_.name(), ", ", sum.sizes());
+  const bool drops = rate_.active(context);
+  const DropoutMask mask = rate_.mask(context);
+  at::Tensor gradient = exclusively_owned(dy) ? dy : at::empty_like(dy);
+  LayerNormRows::Rows drop_again;
+  if (drops) {
+    drop_again = [&](int64_t begin, int64_t end) {
+      dropout_rows(dy, {}, gradient, norm_.dim(), mask, begin, end);
+    };
+  }
+  norm_.backward(drops ? gradient : dy, sum, statistics, gradient, drop_again);
+  if (has_p2()) saved.keep_until_p2(std::move(gradient));
+  return {};
+}
+
+void BertEmbedding::backward_p2(std::span<Saved* const> saved) {
+  const int64_t cols = norm_.dim();
+  for (const Saved* one : saved) {
+    const at::Tensor& ids = one->p2(0);  // (1, B, S), or with the types below them (2, B, S)
+    const at::Tensor& gradient = one->p2(1);
+    const int64_t sequence = ids.size(2);
+    const int64_t tokens = ids.size(1) * sequence;
+    const int64_t* id = ids.const_data_ptr<int64_t>();
+    const int64_t* type = ids.size(0) == 2 ? id + tokens : nullptr;
+    dispatch_float(gradient.scalar_type(), "BertEmbedding", [&](auto zero) {
+      using S = decltype(zero);
+      using T = Compute<S>;
+      const auto rows_of = [](Parameter& parameter) {
+        return parameter.trainable() ? mutable_numbers<T>(parameter.grad_to_add()) : nullptr;
+      };
+      T* words = rows_of(words_);
+      T* positions = rows_of(positions_);
+      T* kinds = rows_of(types_);
+      const S* from = numbers<S>(gradient);
+      for (int64_t r = 0; r < tokens; ++r, from += cols) {
+        if (words != nullptr) add_row(words + id[r] * cols, from, cols);
+        if (positions != nullptr) add_row(positions + r % sequence * cols, from, cols);
+        if (kinds != nullptr) add_row(kinds + (type == nullptr ? 0 : type[r]) * cols, from, cols);
+      }
+    });
+  }
+}
+
+void BertEmbedding::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
+  if (has_p2()) units.push_back({this, &saved});
+}
+
+void BertEmbedding::collect_parameters(std::vector<Parameter*>& parameters) {
+  parameters.insert(parameters.end(), {&words_, &positions_, &types_});
+  norm_.collect_parameters(parameters);
+}
+
+}  // namespace twobp

@@ -1,0 +1,41 @@
+// BERT's input: y = dropout(LayerNorm(word[input_ids] + position[0, 1, ...] + type[token_type_ids])), from
+// the batch's fields input_ids and token_type_ids (B, S) int64 (all 0 if that is missing) -> (B, S, C). First
+// layer of a model: no input values. backward-p2 adds the rows of the sum's gradient in order, repeated
+// tokens included.
+#pragma once
+
+#include "twobp/nn/layers/dropout.h"
+#include "twobp/nn/layers/layer_norm.h"
+
+namespace twobp {
+
+struct BertEmbeddingShape {
+  int64_t vocab = 1;
+  int64_t positions = 1;  // the longest sequence
+  int64_t types = 1;
+  int64_t dim = 1;  // C
+};
+
+class BertEmbedding : public Layer {
+ public:
+  // `prefix`: "bert.embeddings".
+  BertEmbedding(const std::string& prefix, const BertEmbeddingShape& shape, double eps, double dropout,
+                double init_std, at::ScalarType dtype);
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+  void backward_p2(std::span<Saved* const> saved) override;
+  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
+  void collect_parameters(std::vector<Parameter*>& parameters) override;
+
+ private:
+  bool has_p2() const { return words_.trainable() || positions_.trainable() || types_.trainable(); }
+
+  Parameter words_;      // (vocab, C)
+  Parameter positions_;  // (positions, C)
+  Parameter types_;      // (types, C)
+  LayerNormRows norm_;
+  DropoutRate rate_;
+};
+
+}  // namespace twobp

@@ -1,0 +1,122 @@
+#include "twobp/nn/layers/causal_conv1d.h"
+
+#include <cmath>
+
+#include "twobp/nn/kernels/rows.h"
+#include "twobp/nn/kernels/scan_rows.h"
+
+namespace twobp {
+
+CausalConv1d::CausalConv1d(const std::string& name, int64_t channels, int64_t kernel, at::ScalarType dtype)
+    : weight_({{name + ".weight", channels}}, {channels, 1, kernel}, compute_type(dtype), 0),
+      bias_({{name + ".bias", channels}}, {channels}, compute_type(dtype), 0),
+      dtype_(dtype),
+      channels_(channels),
+      kernel_(kernel) {
+  TWOBP_CHECK(kernel >= 1 && kernel <= kMaxConvKernel, "CausalConv1d ", name, " has a kernel of ", kernel,
+              ", but it must be from 1 to ", kMaxConvKernel);
+  const double bound = 1 / std::sqrt(static_cast<double>(kernel));
+  weight_.initialize_with(
+      [bound](at::Tensor& rows, at::Generator& generator) { rows.uniform_(-bound, bound, generator); });
+}
+
+at::Tensor CausalConv1d::convolve(const at::Tensor& x, at::Tensor y) const {
+  const at::Tensor weight = weight_.value.view({channels_, kernel_}).t().contiguous();
+  dispatch_float(x.scalar_type(), "CausalConv1d", [&](auto zero) {
+    using S = decltype(zero);
+    const int64_t positions = x.size(1);
+    for_rows(x.size(0) * positions, channels_, [&](int64_t begin, int64_t end) {
+      // Whole and partial sequences.
+      for (int64_t row = begin; row < end;) {
+        const int64_t sequence = row / positions;
+        const int64_t stop = std::min(end, (sequence + 1) * positions);
+        const ConvInput<S> in = {positions,
+                                 channels_,
+                                 kernel_,
+                                 rows_of<const S>(x, sequence),
+                                 numbers<Compute<S>>(weight),
+                                 numbers<Compute<S>>(bias_.value)};
+        scan_kernels<S>().conv_forward(in, rows_of<S>(y, sequence), row - sequence * positions,
+                                       stop - sequence * positions);
+        row = stop;
+      }
+    });
+  });
+  return y;
+}
+
+Values CausalConv1d::forward(Values values, Context& context, Saved& saved) {
+  at::Tensor x = with_dense_rows(std::move(values[0]));
+  TWOBP_CHECK(x.dim() == 3 && x.size(2) == channels_, "CausalConv1d ", weight_.name(),
+              " takes (batch, sequence, ", channels_, "), got ", x.sizes());
+  TWOBP_CHECK(x.scalar_type() == dtype_, "CausalConv1d ", weight_.name(), " has dtype ",
+              c10::toString(dtype_), ", got ", c10::toString(x.scalar_type()));
+  if (context.generating) {
+    const int64_t before = kernel_ - 1;
+    const at::Tensor past = context.past == 0 || before == 0
+                                ? at::zeros({x.size(0), before, channels_}, x.options())
+                                : saved.cache;
+    TWOBP_CHECK(past.defined() && past.size(0) == x.size(0), "CausalConv1d ", weight_.name(),
+                " goes on from position ", context.past, ", but has no inputs from before");
+    const at::Tensor all = at::cat({past, x}, 1);
+    saved.cache = all.narrow(1, all.size(1) - before, before).clone();
+    return {convolve(all, at::empty(all.sizes(), all.options())).narrow(1, before, x.size(1)).contiguous()};
+  }
+  at::Tensor y = convolve(x, context.output(x.sizes(), x.options()));
+  if (context.keeps()) saved.keep_until_p1(std::move(x));
+  return {std::move(y)};
+}
+
+void CausalConv1d::backward(const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx) {
+  TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(),
+              " does not fit the output of CausalConv1d ", weight_.name(), ", ", x.sizes());
+  const int64_t batch = x.size(0);
+  const int64_t groups = (channels_ + kScanGroup - 1) / kScanGroup;
+  const at::Tensor weight = weight_.value.view({channels_, kernel_}).t().contiguous();
+  const at::Tensor dweight = at::empty({batch, kernel_, channels_}, weight.options());
+  const at::Tensor dbias = at::empty({batch, channels_}, weight.options());
+  dispatch_float(x.scalar_type(), "CausalConv1d", [&](auto zero) {
+    using S = decltype(zero);
+    using T = Compute<S>;
+    at::parallel_for(0, batch * groups, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t sequence = task / groups;
+        const int64_t channel = task % groups * kScanGroup;
+        const ConvInput<S> in = {x.size(1),
+                                 channels_,
+                                 kernel_,
+                                 rows_of<const S>(x, sequence),
+                                 numbers<T>(weight),
+                                 numbers<T>(bias_.value)};
+        scan_kernels<S>().conv_backward(in, rows_of<const S>(dy, sequence), rows_of<S>(dx, sequence),
+                                        mutable_numbers<T>(dweight) + sequence * kernel_ * channels_,
+                                        mutable_numbers<T>(dbias) + sequence * channels_, channel,
+                                        std::min(channel + kScanGroup, channels_));
+      }
+    });
+  });
+  if (weight_.trainable()) {
+    weight_.grad_to_add().view({channels_, kernel_}).add_(sum_in_order(dweight).t());
+  }
+  if (bias_.trainable()) bias_.grad_to_add().add_(sum_in_order(dbias));
+}
+
+Values CausalConv1d::backward_p1(Values dy, Context& context, Saved& saved) {
+  at::Tensor x = saved.take_p1(0);
+  at::Tensor dx =
+      context.destination == nullptr && exclusively_owned(x) ? x : context.output(x.sizes(), x.options());
+  backward(x, with_dense_rows(std::move(dy[0])), dx);
+  return {std::move(dx)};
+}
+
+void CausalConv1d::backward_p1_into(const at::Tensor& dx, at::Tensor dy, Saved& saved) {
+  const at::Tensor x = saved.take_p1(0);
+  backward(x, with_dense_rows(std::move(dy)), dx);
+}
+
+void CausalConv1d::collect_parameters(std::vector<Parameter*>& parameters) {
+  parameters.push_back(&weight_);
+  parameters.push_back(&bias_);
+}
+
+}  // namespace twobp

@@ -1,0 +1,26 @@
+// Runs a model's head at those positions alone whose label counts: of masked language modelling's labels
+// about one in seven does. x (B, S, C) with the batch's `labels` (B, S) -> the branch's loss on (n, C) and
+// labels (n); dL/dx is 0 elsewhere. How much the head computes and keeps depends on the micro-batch's labels.
+#pragma once
+
+#include <memory>
+
+#include "twobp/nn/layer.h"
+
+namespace twobp {
+
+class CountedPositions : public Layer {
+ public:
+  explicit CountedPositions(std::unique_ptr<Layer> branch) : branch_(std::move(branch)) {}
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
+  void collect_parameters(std::vector<Parameter*>& parameters) override;
+  void use_slabs(int slots, bool copy) override { branch_->use_slabs(slots, copy); }
+
+ private:
+  std::unique_ptr<Layer> branch_;
+};
+
+}  // namespace twobp

@@ -1,0 +1,118 @@
+#include "twobp/nn/layers/mamba_mixer.h"
+
+#include <cmath>
+
+#include "twobp/core/check.h"
+
+namespace twobp {
+namespace {
+
+enum Child : uint8_t { kInProj, kConv, kXProj, kDtProj, kScan, kOutProj };
+
+// Uniform between -bound and bound, as transformers initializes some of the projections.
+void start_uniform(Layer& layer, const std::string& name, double bound) {
+  std::vector<Parameter*> parameters;
+  layer.collect_parameters(parameters);
+  for (Parameter* parameter : parameters) {
+    if (parameter->name() != name) continue;  // an adapter
+    parameter->initialize_with(
+        [bound](at::Tensor& rows, at::Generator& generator) { rows.uniform_(-bound, bound, generator); });
+  }
+}
+
+at::Tensor only(Values values) {
+  return std::move(values[0]);
+}
+
+}  // namespace
+
+MambaMixer::MambaMixer(const std::string& name, const MambaMixerShape& shape, double init_std,
+                       at::ScalarType dtype, const LoraOptions& lora)
+    : shape_(shape),
+      in_proj_(make_linear({{name + ".in_proj.weight", 2 * shape.inner}}, shape.dim, init_std, dtype, lora)),
+      conv_(name + ".conv1d", shape.inner, shape.conv_kernel, dtype),
+      x_proj_(make_linear({{name + ".x_proj.weight", shape.dt_rank + 2 * shape.state}}, shape.inner, init_std,
+                          dtype, lora)),
+      dt_proj_(make_linear({{name + ".dt_proj.weight", shape.inner}}, shape.dt_rank, init_std, dtype, lora)),
+      scan_(name, shape.inner, shape.state, dtype),
+      out_proj_(make_linear({{name + ".out_proj.weight", shape.dim}}, shape.inner, init_std, dtype, lora)) {
+  start_uniform(*dt_proj_, name + ".dt_proj.weight", 1 / std::sqrt(static_cast<double>(shape.dt_rank)));
+  start_uniform(*out_proj_, name + ".out_proj.weight", 1 / std::sqrt(static_cast<double>(shape.inner)));
+}
+
+Values MambaMixer::forward(Values x, Context& context, Saved& saved) {
+  Slab* const outer = std::exchange(context.destination, nullptr);
+  const int64_t inner = shape_.inner;
+  at::Tensor uz = only(in_proj_->forward(std::move(x), context, saved.child(kInProj)));
+  TWOBP_CHECK(uz.dim() == 3, "MambaMixer takes (batch, sequence, ", shape_.dim, ")");
+  context.destination = x_proj_->input_slab();
+  at::Tensor u = only(conv_.forward({uz.narrow(2, 0, inner)}, context, saved.child(kConv)));
+  context.destination = nullptr;
+  const at::Tensor projected = only(x_proj_->forward({u}, context, saved.child(kXProj)));
+  context.destination = dt_proj_->input_slab();
+  // A copy, so that W does not keep B and C alive.
+  at::Tensor dt = context.output({u.size(0), u.size(1), shape_.dt_rank}, u.options());
+  dt.copy_(projected.narrow(2, 0, shape_.dt_rank));
+  at::Tensor raw = only(dt_proj_->forward({std::move(dt)}, context, saved.child(kDtProj)));
+  context.destination = out_proj_->input_slab();
+  at::Tensor y =
+      only(scan_.forward({std::move(u), std::move(raw), projected.narrow(2, shape_.dt_rank, 2 * shape_.state),
+                          uz.narrow(2, inner, inner)},
+                         context, saved.child(kScan)));
+  if (context.keeps()) saved.keep_until_p1(std::move(uz));
+  context.destination = outer;
+  return out_proj_->forward({std::move(y)}, context, saved.child(kOutProj));
+}
+
+Values MambaMixer::backward_p1(Values dy, Context& context, Saved& saved) {
+  Slab* const outer = std::exchange(context.destination, nullptr);
+  const int64_t inner = shape_.inner;
+  at::Tensor gradient = only(out_proj_->backward_p1(std::move(dy), context, saved.child(kOutProj)));
+  at::Tensor duz = saved.take_p1(0);  // u and z, until their gradients take their places
+  if (in_proj_->gradient_slab() != nullptr) {
+    context.destination = in_proj_->gradient_slab();
+    duz = context.output(duz.sizes(), duz.options());
+  }
+  context.destination = x_proj_->gradient_slab();
+  at::Tensor dprojected =
+      context.output({duz.size(0), duz.size(1), shape_.dt_rank + 2 * shape_.state}, duz.options());
+  context.destination = dt_proj_->gradient_slab();
+  Values of_scan =
+      scan_.backward_p1_into(std::move(gradient), dprojected.narrow(2, shape_.dt_rank, 2 * shape_.state),
+                             duz.narrow(2, inner, inner), context, saved.child(kScan));
+  saved.child(kScan).release_p1();
+  context.destination = nullptr;
+  dprojected.narrow(2, 0, shape_.dt_rank)
+      .copy_(only(dt_proj_->backward_p1({std::move(of_scan[1])}, context, saved.child(kDtProj))));
+  at::Tensor du = std::move(of_scan[0]);
+  of_scan.clear();
+  du.add_(only(x_proj_->backward_p1({std::move(dprojected)}, context, saved.child(kXProj))));
+  conv_.backward_p1_into(duz.narrow(2, 0, inner), std::move(du), saved.child(kConv));
+  saved.child(kConv).release_p1();
+  context.destination = outer;
+  return in_proj_->backward_p1({std::move(duz)}, context, saved.child(kInProj));
+}
+
+void MambaMixer::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
+  out_proj_->collect_p2(saved.child(kOutProj), units);
+  dt_proj_->collect_p2(saved.child(kDtProj), units);
+  x_proj_->collect_p2(saved.child(kXProj), units);
+  in_proj_->collect_p2(saved.child(kInProj), units);
+}
+
+void MambaMixer::collect_parameters(std::vector<Parameter*>& parameters) {
+  in_proj_->collect_parameters(parameters);
+  conv_.collect_parameters(parameters);
+  x_proj_->collect_parameters(parameters);
+  dt_proj_->collect_parameters(parameters);
+  scan_.collect_parameters(parameters);
+  out_proj_->collect_parameters(parameters);
+}
+
+void MambaMixer::use_slabs(int slots, bool copy) {
+  for (Layer* projection : {in_proj_.get(), x_proj_.get(), dt_proj_.get(), out_proj_.get()}) {
+    projection->use_slabs(slots, copy);
+  }
+}
+
+}  // namespace twobp

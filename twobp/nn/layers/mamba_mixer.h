@@ -1,0 +1,47 @@
+// Mamba's mixer (arXiv 2312.00752, figure 3), x (B, S, dim) -> (B, S, dim):
+//   (u | z) = in_proj(x)     u = conv1d(u)     (dt | B | C) = x_proj(u)     y = scan(u, dt_proj(dt), B, C, z)
+//   out_proj(y)
+// A container: W comes out projection by projection. Gradients are written where their values lay, so that
+// backward-p1 needs little memory of its own.
+#pragma once
+
+#include "twobp/nn/layers/causal_conv1d.h"
+#include "twobp/nn/layers/lora_linear.h"
+#include "twobp/nn/layers/selective_scan.h"
+
+namespace twobp {
+
+struct MambaMixerShape {
+  int64_t dim = 256;
+  int64_t inner = 512;      // channels of the convolution and the scan
+  int64_t state = 16;       // numbers a channel
+  int64_t conv_kernel = 4;  // positions
+  int64_t dt_rank = 16;     // width of dt before dt_proj
+};
+
+class MambaMixer : public Layer {
+ public:
+  // Parameters as in Hugging Face: `name`.in_proj.weight, .conv1d.weight, .A_log and so on; dt_proj's bias
+  // belongs to the scan.
+  MambaMixer(const std::string& name, const MambaMixerShape& shape, double init_std, at::ScalarType dtype,
+             const LoraOptions& lora = {});
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
+  void collect_parameters(std::vector<Parameter*>& parameters) override;
+  void use_slabs(int slots, bool copy) override;
+  Slab* input_slab() override { return in_proj_->input_slab(); }
+  Slab* gradient_slab() override { return out_proj_->gradient_slab(); }
+
+ private:
+  MambaMixerShape shape_;
+  std::unique_ptr<Layer> in_proj_;
+  CausalConv1d conv_;
+  std::unique_ptr<Layer> x_proj_;
+  std::unique_ptr<Layer> dt_proj_;
+  SelectiveScan scan_;
+  std::unique_ptr<Layer> out_proj_;
+};
+
+}  // namespace twobp

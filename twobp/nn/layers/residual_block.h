@@ -1,0 +1,50 @@
+// A ResNet's block (arXiv 1512.03385): y = max(0, norm(conv(... max(0, norm(conv(x))))) + shortcut(x)), where
+// the shortcut is x itself, or norm(conv(x)) where the block changes the size or the number of channels.
+// Every convolution gives its W out alone. What is kept:
+//   until p1: the last convolution's output and, with a projection, that one's, which the gradients then
+//   overwrite; until p2: x, and of each convolution its input (until p1 what it is normalized from) and
+//   output gradient.
+// The ReLUs' masks and the sums are recomputed from these.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "twobp/nn/layers/conv2d.h"
+#include "twobp/nn/layers/norm_conv2d.h"
+
+namespace twobp {
+
+struct ResidualBlockOptions {
+  int64_t in = 64, out = 64;  // channels
+  int64_t stride = 1;         // of the first 3 x 3 convolution
+  bool bottleneck = true;     // 1 x 1 to a quarter of `out`, 3 x 3, 1 x 1; false: two of 3 x 3
+  bool projects() const { return in != out || stride != 1; }
+};
+
+class ResidualBlock : public Layer {
+ public:
+  // Names are Hugging Face's behind `name`: .layer.0.convolution.weight, .shortcut.normalization.bias, ...
+  ResidualBlock(const std::string& name, const ResidualBlockOptions& options, at::ScalarType dtype);
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
+  // The shortcut's first, as in Hugging Face's modules.
+  void collect_parameters(std::vector<Parameter*>& parameters) override;
+
+ private:
+  struct Projection {
+    Conv2d convolution;
+    BatchNorm norm;
+  };
+  // Saved's children: the convolutions in order, then the projection's.
+  size_t projection_child() const { return 1 + inner_.size(); }
+
+  Conv2d first_;
+  std::vector<std::unique_ptr<NormConv2d>> inner_;
+  BatchNorm last_;
+  std::unique_ptr<Projection> projection_;  // null: the shortcut is x
+};
+
+}  // namespace twobp

@@ -1,0 +1,203 @@
+#include "twobp/nn/layers/selective_scan.h"
+
+#include <cmath>
+
+#include "twobp/nn/kernels/scan_rows.h"
+
+namespace twobp {
+namespace {
+
+constexpr double kLog2E = 1.44269504088896340736;
+
+// Steps delta that initial biases stand for (section 3.6 of the paper): log-uniform between these.
+constexpr double kSmallestStep = 0.001;
+constexpr double kLargestStep = 0.1;
+constexpr double kStepFloor = 1e-4;
+
+// bias = softplus^-1(delta).
+void initialize_bias(at::Tensor& rows, at::Generator& generator) {
+  rows.uniform_(std::log(kSmallestStep), std::log(kLargestStep), generator);
+  const at::Tensor delta = rows.exp().clamp_min(kStepFloor);
+  rows.copy_(delta + (-(-delta).expm1()).log());
+}
+
+template <typename S>
+ScanInput<S> input_of(const at::Tensor& x, const at::Tensor& raw, const at::Tensor& bc, const at::Tensor& z,
+                      const at::Tensor& a, const at::Tensor& d, const at::Tensor& bias, int64_t sequence) {
+  using T = Compute<S>;
+  const int64_t state = a.size(0);
+  const Rows<const S> b = rows_of<const S>(bc, sequence);
+  return {{x.size(1), x.size(2), state},
+          rows_of<const S>(x, sequence),
+          rows_of<const S>(raw, sequence),
+          rows_of<const S>(z, sequence),
+          b,
+          {b.data + state, b.stride},
+          numbers<T>(a),
+          numbers<T>(d),
+          numbers<T>(bias)};
+}
+
+// body(sequence, first channel, end, scratch), a group of channels at a time, split over threads.
+template <typename S, typename Body>
+void for_groups(int64_t batch, const ScanSize& size, Body&& body) {
+  at::parallel_for(0, batch * size.groups(), 1, [&](int64_t begin, int64_t end) {
+    const at::Tensor scratch =
+        at::empty({scan_kernels<S>().scratch_bytes(size)}, at::TensorOptions().dtype(at::kByte));
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t channel = task % size.groups() * kScanGroup;
+      body(task / size.groups(), channel, std::min(channel + kScanGroup, size.channels),
+           scratch.mutable_data_ptr());
+    }
+  });
+}
+
+}  // namespace
+
+SelectiveScan::SelectiveScan(const std::string& mixer, int64_t channels, int64_t state, at::ScalarType dtype)
+    : a_log_({{mixer + ".A_log", channels}}, {channels, state}, compute_type(dtype), 0),
+      d_({{mixer + ".D", channels}}, {channels}, compute_type(dtype), 0, 1),
+      bias_({{mixer + ".dt_proj.bias", channels}}, {channels}, compute_type(dtype), 0),
+      dtype_(dtype),
+      channels_(channels),
+      state_(state) {
+  TWOBP_CHECK(channels >= 1 && state >= 1, "SelectiveScan ", mixer, " has ", channels, " channels and ",
+              state, " states, but needs at least one of each");
+  a_log_.never_decay();
+  a_log_.initialize_with([state](at::Tensor& rows, at::Generator&) {
+    rows.copy_(at::arange(1, state + 1, rows.options()).log());
+  });
+  bias_.initialize_with(initialize_bias);
+}
+
+void SelectiveScan::check(const Inputs& inputs) const {
+  const at::Tensor& x = inputs.x;
+  TWOBP_CHECK(x.dim() == 3 && x.size(2) == channels_, "SelectiveScan ", a_log_.name(),
+              " takes (batch, sequence, ", channels_, "), got ", x.sizes());
+  TWOBP_CHECK(inputs.raw.sizes() == x.sizes() && inputs.z.sizes() == x.sizes(), "SelectiveScan ",
+              a_log_.name(), " takes x, delta and z of one shape, got ", x.sizes(), ", ", inputs.raw.sizes(),
+              " and ", inputs.z.sizes());
+  TWOBP_CHECK(inputs.bc.dim() == 3 && inputs.bc.size(0) == x.size(0) && inputs.bc.size(1) == x.size(1) &&
+                  inputs.bc.size(2) == 2 * state_,
+              "SelectiveScan ", a_log_.name(), " takes B and C as (", x.size(0), ", ", x.size(1), ", ",
+              2 * state_, "), got ", inputs.bc.sizes());
+  for (const at::Tensor* one : {&x, &inputs.raw, &inputs.bc, &inputs.z}) {
+    TWOBP_CHECK(one->scalar_type() == dtype_, "SelectiveScan ", a_log_.name(), " has dtype ",
+                c10::toString(dtype_), ", got ", c10::toString(one->scalar_type()));
+  }
+}
+
+at::Tensor SelectiveScan::rates() const {
+  return a_log_.value.exp().neg_();
+}
+at::Tensor SelectiveScan::scaled(const at::Tensor& rates) const {
+  return (rates * kLog2E).t().contiguous();
+}
+
+Values SelectiveScan::forward(Values values, Context& context, Saved& saved) {
+  TWOBP_CHECK(values.size() == 4, "SelectiveScan ", a_log_.name(), " takes x, delta, (B | C) and z, got ",
+              values.size(), " tensors");
+  Inputs in = {with_dense_rows(std::move(values[0])), with_dense_rows(std::move(values[1])),
+               with_dense_rows(std::move(values[2])), with_dense_rows(std::move(values[3]))};
+  check(in);
+  const at::Tensor a = scaled(rates());
+  const ScanSize size = {in.x.size(1), channels_, state_};
+  const int64_t batch = in.x.size(0);
+  at::Tensor y = context.output(in.x.sizes(), in.x.options());
+  const bool going_on = context.generating && context.past > 0;
+  if (context.generating && !going_on) saved.cache = at::empty({batch, state_, channels_}, a.options());
+  TWOBP_CHECK(!going_on || (saved.cache.defined() && saved.cache.size(0) == batch), "SelectiveScan ",
+              a_log_.name(), " goes on from position ", context.past, ", but has no states from before");
+  at::Tensor borders;
+  if (context.keeps()) borders = at::empty({batch, size.borders(), state_, channels_}, a.options());
+  dispatch_float(dtype_, "SelectiveScan", [&](auto zero) {
+    using S = decltype(zero);
+    using T = Compute<S>;
+    for_groups<S>(batch, size, [&](int64_t sequence, int64_t begin, int64_t end, void* scratch) {
+      const auto of_sequence = [&](const at::Tensor& t) {
+        return t.defined() && t.numel() > 0 ? mutable_numbers<T>(t) + sequence * t.stride(0) : nullptr;
+      };
+      T* const states = context.generating ? of_sequence(saved.cache) : nullptr;
+      const ScanOutput<S> out = {rows_of<S>(y, sequence), of_sequence(borders), going_on ? states : nullptr,
+                                 states};
+      scan_kernels<S>().scan_forward(
+          input_of<S>(in.x, in.raw, in.bc, in.z, a, d_.value, bias_.value, sequence), out, begin, end,
+          scratch);
+    });
+  });
+  if (context.keeps()) {
+    saved.keep_until_p1(std::move(in.x));
+    saved.keep_until_p1(std::move(in.raw));
+    saved.keep_until_p1(std::move(in.bc));
+    saved.keep_until_p1(std::move(in.z));
+    saved.keep_until_p1(std::move(borders));
+  }
+  return {std::move(y)};
+}
+
+Values SelectiveScan::backward_p1(Values dy, Context& context, Saved& saved) {
+  return backward_p1_into(std::move(dy[0]), {}, {}, context, saved);
+}
+
+Values SelectiveScan::backward_p1_into(at::Tensor dy, at::Tensor dbc, at::Tensor dz, Context& context,
+                                       Saved& saved) {
+  const at::Tensor x = saved.take_p1(0);
+  at::Tensor raw = saved.take_p1(1);
+  const at::Tensor bc = saved.take_p1(2);
+  at::Tensor z = saved.take_p1(3);
+  const at::Tensor borders = saved.take_p1(4);
+  dy = with_dense_rows(std::move(dy));
+  TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(),
+              " does not fit the output of SelectiveScan ", a_log_.name(), ", ", x.sizes());
+  const ScanSize size = {x.size(1), channels_, state_};
+  const int64_t batch = x.size(0);
+  const at::Tensor a_of_states = rates();
+  const at::Tensor a = scaled(a_of_states);
+  at::Tensor draw =
+      context.destination == nullptr && exclusively_owned(raw) ? raw : context.output(x.sizes(), x.options());
+  if (!dz.defined()) dz = exclusively_owned(z) ? z : at::empty(x.sizes(), x.options());
+  if (!dbc.defined()) dbc = at::empty(bc.sizes(), bc.options());
+  at::Tensor dx = exclusively_owned(dy) ? dy : at::empty(x.sizes(), x.options());
+  const at::Tensor dbc_of_groups = at::empty({size.groups(), batch, size.sequence, 2 * state_}, a.options());
+  const at::Tensor da = at::empty({batch, state_, channels_}, a.options());
+  const at::Tensor dd = at::empty({batch, channels_}, a.options());
+  const at::Tensor dbias = at::empty({batch, channels_}, a.options());
+  dispatch_float(dtype_, "SelectiveScan", [&](auto zero) {
+    using S = decltype(zero);
+    using T = Compute<S>;
+    for_groups<S>(batch, size, [&](int64_t sequence, int64_t begin, int64_t end, void* scratch) {
+      const ScanGradient<S> out = {
+          rows_of<const S>(dy, sequence),
+          borders.numel() > 0 ? numbers<T>(borders) + sequence * borders.stride(0) : nullptr,
+          rows_of<S>(dx, sequence),
+          rows_of<S>(draw, sequence),
+          rows_of<S>(dz, sequence),
+          mutable_numbers<T>(dbc_of_groups) + begin / kScanGroup * dbc_of_groups.stride(0) +
+              sequence * dbc_of_groups.stride(1),
+          mutable_numbers<T>(da) + sequence * da.stride(0),
+          mutable_numbers<T>(dd) + sequence * channels_,
+          mutable_numbers<T>(dbias) + sequence * channels_};
+      scan_kernels<S>().scan_backward(input_of<S>(x, raw, bc, z, a, d_.value, bias_.value, sequence), out,
+                                      begin, end, scratch);
+    });
+  });
+  dbc.copy_(sum_in_order(dbc_of_groups));
+  add_parameter_gradients(a_of_states, da, dd, dbias);
+  return {std::move(dx), std::move(draw), std::move(dbc), std::move(dz)};
+}
+
+void SelectiveScan::add_parameter_gradients(const at::Tensor& rates, const at::Tensor& da,
+                                            const at::Tensor& dd, const at::Tensor& dbias) {
+  // A = -exp(A_log), so dA / dA_log = A.
+  if (a_log_.trainable()) a_log_.grad_to_add().add_(sum_in_order(da).t() * rates);
+  if (d_.trainable()) d_.grad_to_add().add_(sum_in_order(dd));
+  if (bias_.trainable()) bias_.grad_to_add().add_(sum_in_order(dbias));
+}
+
+void SelectiveScan::collect_parameters(std::vector<Parameter*>& parameters) {
+  parameters.push_back(&a_log_);
+  parameters.push_back(&d_);
+  parameters.push_back(&bias_);
+}
+
+}  // namespace twobp
