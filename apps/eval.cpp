@@ -7,8 +7,10 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/json_report.h"
+#include "apps/train.h"
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/train/architecture.h"
 #include "twobp/train/trainer.h"
 
 namespace twobp {
@@ -26,19 +28,22 @@ void eval(const EvalOptions& options) {
   Config config = load_config(options.config, overrides);
   config.model.freeze = {"*"};  // no gradients, no optimizer state
   Trainer trainer(config);
+  warn_of_new_parameters(trainer);
   const double begin = now_seconds();
   const std::optional<Evaluation> held_out = trainer.evaluate();
   const double seconds = now_seconds() - begin;
   TWOBP_CHECK(held_out, "there is no held-out data: set data.held_out above 0");
+  // Of a model that predicts tokens; pictures have an accuracy alone.
+  const ModelInput input = architecture(config.model.type).input;
+  const bool tokens = input == ModelInput::kTokens || input == ModelInput::kMaskedTokens;
   const double perplexity = std::exp(held_out->loss);
-  std::printf("held-out loss %.6f, perplexity %.3f", held_out->loss, perplexity);
+  std::printf("held-out loss %.6f", held_out->loss);
+  if (tokens) std::printf(", perplexity %.3f", perplexity);
   if (held_out->accuracy) std::printf(", accuracy %.2f%%", 100 * *held_out->accuracy);
   std::printf(", %.1f s\n", seconds);
   if (options.json.empty()) return;
-  nlohmann::json report = {{"loss", held_out->loss},
-                           {"perplexity", perplexity},
-                           {"seconds", seconds},
-                           {"machine", machine_to_json()}};
+  nlohmann::json report = {{"loss", held_out->loss}, {"seconds", seconds}, {"machine", machine_to_json()}};
+  if (tokens) report["perplexity"] = perplexity;
   if (held_out->accuracy) report["accuracy"] = *held_out->accuracy;
   write_text(options.json, report.dump(2) + "\n");
 }
@@ -47,8 +52,8 @@ void eval(const EvalOptions& options) {
 
 void add_eval_command(CLI::App& app) {
   auto options = std::make_shared<EvalOptions>();
-  CLI::App* command =
-      app.add_subcommand("eval", "Held-out loss and perplexity of a model, all of the held-out data");
+  CLI::App* command = app.add_subcommand(
+      "eval", "Held-out loss, perplexity and accuracy of a model, all of the held-out data");
   command->add_option("config", options->config,
                       "JSON file, as for train; model.from is the model (without it: random weights)");
   command->add_option("--set", options->overrides, "Override a key: section.key=value")->take_all();

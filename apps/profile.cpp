@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <set>
 
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -33,73 +34,80 @@ struct ProfileOptions {
 struct Kind {
   std::string name;
   int layers = 0;
-  int64_t parameter_bytes = 0;  // of one layer
+  int64_t parameters = 0;  // of one layer
   LayerCost cost;
 };
 
-int64_t parameter_bytes(const LayerSpec& spec) {
-  std::vector<Parameter*> parameters;
-  const auto layer = spec.make();  // allocates nothing
-  layer->collect_parameters(parameters);
-  int64_t bytes = 0;
-  for (const Parameter* parameter : parameters)
-    bytes += parameter->numel() * static_cast<int64_t>(sizeof(float));
-  return bytes;
+int64_t count(const std::vector<Parameter*>& parameters, std::set<std::string>& counted) {
+  int64_t numbers = 0;
+  for (const Parameter* parameter : parameters) {
+    if (counted.insert(parameter->name()).second) numbers += parameter->numel();
+  }
+  return numbers;
 }
 
-// In the order in which they first come in the model.
+std::vector<Parameter*> parameters_of(Layer& layer) {
+  std::vector<Parameter*> parameters;
+  layer.collect_parameters(parameters);  // allocates nothing
+  return parameters;
+}
+
+// In the order in which they first come in the model; the last one stands for the whole model.
 std::vector<Kind> kinds_of(const ModelSpec& model, const Profile& profile) {
   std::vector<Kind> kinds;
   std::map<std::string, size_t> known;
-  for (const LayerSpec& spec : model.layers) {
+  std::set<std::string> of_model;  // tied weights are one
+  Kind whole{"the model", 0, 0, {}};
+  const std::vector<LayerCost> costs = layer_costs(model, profile);
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    const LayerSpec& spec = model.layers[i];
+    const auto layer = spec.make();
     const auto [at, is_new] = known.try_emplace(spec.kind, kinds.size());
-    if (is_new) kinds.push_back({spec.kind, 0, parameter_bytes(spec), profile.at(spec.kind)});
+    std::set<std::string> of_layer;
+    const auto parameters = parameters_of(*layer);
+    if (is_new) kinds.push_back({spec.kind, 0, count(parameters, of_layer), profile.at(spec.kind)});
     ++kinds[at->second].layers;
+    ++whole.layers;
+    whole.parameters += count(parameters, of_model);
+    whole.cost.forward += costs[i].forward;
+    whole.cost.backward_p1 += costs[i].backward_p1;
+    whole.cost.backward_p2 += costs[i].backward_p2;
+    whole.cost.forward_held += costs[i].forward_held;
+    whole.cost.stash += costs[i].stash;
   }
+  kinds.push_back(whole);
   return kinds;
 }
 
 void print_table(const std::vector<Kind>& kinds) {
   std::printf(
-      "one micro-batch, one layer of each kind; kept: from its F until its I, from its I until its W\n\n");
-  std::printf("%-24s %6s %9s %9s %9s %12s %12s %12s %12s\n", "kind", "layers", "F ms", "I ms", "W ms",
-              "kept until I", "until W", "output", "parameters");
-  Kind all;
+      "one layer of each kind, one micro-batch; held after F: what F saved and its output, less an input "
+      "that "
+      "it let go; held after I: what W needs\n\n");
+  std::printf("%-24s %6s %9s %9s %9s %13s %13s %13s\n", "kind", "layers", "F ms", "I ms", "W ms",
+              "held after F", "held after I", "parameters");
   for (const Kind& kind : kinds) {
     const LayerCost& cost = kind.cost;
-    std::printf("%-24s %6d %9.3f %9.3f %9.3f %12s %12s %12s %12s\n", kind.name.c_str(), kind.layers,
+    std::printf("%-24s %6d %9.3f %9.3f %9.3f %13s %13s %13lld\n", kind.name.c_str(), kind.layers,
                 cost.forward * 1e3, cost.backward_p1 * 1e3, cost.backward_p2 * 1e3,
                 format_bytes(static_cast<double>(cost.forward_held)).c_str(),
                 format_bytes(static_cast<double>(cost.stash)).c_str(),
-                format_bytes(static_cast<double>(cost.output)).c_str(),
-                format_bytes(static_cast<double>(kind.parameter_bytes)).c_str());
-    all.layers += kind.layers;
-    all.cost.forward += kind.layers * cost.forward;
-    all.cost.backward_p1 += kind.layers * cost.backward_p1;
-    all.cost.backward_p2 += kind.layers * cost.backward_p2;
-    all.cost.forward_held += kind.layers * cost.forward_held;
-    all.cost.stash += kind.layers * cost.stash;
-    all.parameter_bytes += kind.layers * kind.parameter_bytes;
+                static_cast<long long>(kind.parameters));
   }
-  std::printf("%-24s %6d %9.3f %9.3f %9.3f %12s %12s %12s %12s\n", "the model", all.layers,
-              all.cost.forward * 1e3, all.cost.backward_p1 * 1e3, all.cost.backward_p2 * 1e3,
-              format_bytes(static_cast<double>(all.cost.forward_held)).c_str(),
-              format_bytes(static_cast<double>(all.cost.stash)).c_str(), "",
-              format_bytes(static_cast<double>(all.parameter_bytes)).c_str());
 }
 
 json to_json(const Config& config, const ModelSpec& model, const std::vector<Kind>& kinds) {
   json layers = json::array();
   for (const LayerSpec& spec : model.layers) layers.push_back({{"name", spec.name}, {"kind", spec.kind}});
   json costs = json::object();
-  for (const Kind& kind : kinds) {
-    costs[kind.name] = {{"forward_seconds", kind.cost.forward},
-                        {"backward_p1_seconds", kind.cost.backward_p1},
-                        {"backward_p2_seconds", kind.cost.backward_p2},
-                        {"bytes_until_p1", kind.cost.forward_held},
-                        {"bytes_until_p2", kind.cost.stash},
-                        {"output_bytes", kind.cost.output},
-                        {"parameter_bytes", kind.parameter_bytes}};
+  for (size_t i = 0; i + 1 < kinds.size(); ++i) {
+    costs[kinds[i].name] = {{"forward_seconds", kinds[i].cost.forward},
+                            {"backward_p1_seconds", kinds[i].cost.backward_p1},
+                            {"backward_p2_seconds", kinds[i].cost.backward_p2},
+                            {"held_bytes_after_forward", kinds[i].cost.forward_held},
+                            {"held_bytes_after_p1", kinds[i].cost.stash},
+                            {"output_bytes", kinds[i].cost.output},
+                            {"parameters", kinds[i].parameters}};
   }
   return {{"micro_batch_size", config.pipeline.micro_batch_size},
           {"threads", config.pipeline.threads},

@@ -122,10 +122,7 @@ int train(const TrainOptions& options) {
   MetricsFile metrics(options.metrics);
   Trainer trainer(config);
   describe(trainer);
-  if (!trainer.new_parameters().empty()) {
-    log_warning(concat(config.model.from, " has no ", join(trainer.new_parameters()),
-                       ": they start as those of a new model"));
-  }
+  warn_of_new_parameters(trainer);
   if (options.resume) {
     resume(*checkpointer, trainer);
     metrics.keep_until(trainer.steps_done());
@@ -186,6 +183,12 @@ int train(const TrainOptions& options) {
 }
 
 }  // namespace
+
+void warn_of_new_parameters(const Trainer& trainer) {
+  if (trainer.new_parameters().empty()) return;
+  log_warning(concat(trainer.config().model.from, " has no ", join(trainer.new_parameters()),
+                     ": they start as those of a new model"));
+}
 
 void add_train_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<TrainOptions>();

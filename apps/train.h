@@ -5,6 +5,11 @@
 
 namespace twobp {
 
+class Trainer;
+
 void add_train_command(CLI::App& app, int& exit_code);
+
+// Logs which parameters model.from has no tensors for.
+void warn_of_new_parameters(const Trainer& trainer);
 
 }  // namespace twobp

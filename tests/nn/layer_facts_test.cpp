@@ -1,15 +1,11 @@
 // What is true of one layer alone: repeated tokens, causality, sequences of other lengths, labels that do not
-// count, threads.
+// count.
 #include <cmath>
-
-#include <ATen/Parallel.h>
 
 #include "tests/nn/layer_test_util.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/embedding.h"
-#include "twobp/nn/layers/rms_norm.h"
-#include "twobp/nn/layers/swiglu.h"
 
 namespace twobp {
 namespace {
@@ -122,43 +118,6 @@ TEST(CrossEntropyFacts, EvaluationCountsWhatIsPredictedRight) {
   const Values out = layer.forward({logits}, context, saved);
   ASSERT_EQ(out.size(), 2U);
   EXPECT_EQ(out[1].item<int64_t>(), 2);
-}
-
-// The result does not depend on how rows are split over threads, to the bit.
-// (at::parallel_for splits them only where the library is compiled with OpenMP.)
-TEST(ThreadFacts, SplitOfRowsDoesNotChangeABit) {
-#ifdef __SANITIZE_THREAD__
-  GTEST_SKIP() << "ThreadSanitizer does not see the barriers of the OpenMP inside LibTorch";
-#endif
-  const int threads = at::get_num_threads();
-  RmsNorm norm("g", 515, 1e-5, at::kFloat);
-  const auto parameters = make_parameters(norm);
-  SwiGlu swiglu;
-  CrossEntropy loss;
-  const AttentionShape shape{4, 2, 16, 10000};
-  Attention attention(shape, at::kFloat);
-  std::vector<std::vector<at::Tensor>> results;
-  for (const int count : {1, 2, 3}) {
-    at::set_num_threads(count);
-    forget_grads(parameters);
-    auto& out = results.emplace_back();
-    const auto run = [&](Layer& layer, std::vector<int64_t> sizes, const Fields& fields) {
-      MicroBatch micro_batch(layer, fields);
-      out.push_back(micro_batch.forward(random(sizes, 1, at::kFloat)).clone());
-      out.push_back(
-          micro_batch.p1(out.back().dim() > 0 ? random(out.back().sizes(), 2, at::kFloat) : at::Tensor()));
-    };
-    run(norm, {201, 515}, {});  // four blocks of 64 rows
-    out.push_back(parameters[0]->grad.clone());
-    run(swiglu, {201, 514}, {});
-    run(loss, {201, 515}, {{"labels", random_ids({201}, 515, 3)}});
-    run(attention, {3, 67, shape.packed()}, {});
-  }
-  at::set_num_threads(threads);
-  for (size_t i = 0; i < results[0].size(); ++i) {
-    EXPECT_TRUE(same_bits(results[1][i], results[0][i])) << "2 threads, result " << i;
-    EXPECT_TRUE(same_bits(results[2][i], results[0][i])) << "3 threads, result " << i;
-  }
 }
 
 }  // namespace

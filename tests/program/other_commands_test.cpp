@@ -59,14 +59,14 @@ TEST(Profile, CostsOfEveryKind) {
   EXPECT_EQ(costs.at("layers")[1].at("kind"), "attention");
   ASSERT_EQ(costs.at("kinds").size(), 4U);
   const json& mlp = costs.at("kinds").at("mlp");
-  EXPECT_EQ(mlp.at("parameter_bytes"), 4 * (16 + 2 * 24 * 16 + 16 * 24));
+  EXPECT_EQ(mlp.at("parameters"), 16 + 2 * 24 * 16 + 16 * 24);
   EXPECT_GT(mlp.at("forward_seconds").get<double>(), 0);
   EXPECT_GT(mlp.at("backward_p1_seconds").get<double>(), 0);
   EXPECT_GT(mlp.at("backward_p2_seconds").get<double>(), 0);
   const int64_t rows = costs.at("micro_batch_size").get<int64_t>() * 8;
   EXPECT_EQ(mlp.at("output_bytes"), 4 * rows * 16);
   // Inputs (16 and 24 numbers a row) and output gradients (2 x 24 and 16) of two projections.
-  EXPECT_EQ(mlp.at("bytes_until_p2"), 4 * rows * (16 + 24 + 48 + 16));
+  EXPECT_EQ(mlp.at("held_bytes_after_p1"), 4 * rows * (16 + 24 + 48 + 16));
 }
 
 TEST(Bench, ConcatAndCaps) {

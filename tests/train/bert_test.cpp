@@ -92,8 +92,6 @@ TEST(BertRuns, DependOnDropoutMaskTypesAndTying) {
   }
 }
 
-// A micro-batch has its mask, wherever it stands in what a rank does: the first of three alone, and with
-// others.
 TEST(BertRuns, EvaluationLeavesTrainingUntouched) {
   Config config = config_of(true, 0.2, {3, 5});
   config.data.held_out = 0.2;

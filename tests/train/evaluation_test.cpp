@@ -62,19 +62,19 @@ TEST(Evaluation, LeavesTheRingsAlone) {
 }
 
 TEST(Evaluation, IsTheSameForAnySplit) {
-  std::vector<double> losses;
+  std::vector<Evaluation> results;
   for (const std::vector<int>& split : {std::vector<int>{8}, {3, 5}, {1, 2, 1, 3, 1}}) {
     Trainer trainer(config_of("fill", "loop", split));
-    losses.push_back(trainer.evaluate().value().loss);
+    results.push_back(trainer.evaluate().value());
     trainer.step();
-    losses.push_back(trainer.evaluate().value().loss);
+    results.push_back(trainer.evaluate().value());
   }
-  ASSERT_EQ(losses.size(), 6U);
-  EXPECT_NE(losses[0], losses[1]) << "a step changes the weights";
-  EXPECT_EQ(losses[0], losses[2]);
-  EXPECT_EQ(losses[0], losses[4]);
-  EXPECT_EQ(losses[1], losses[3]);
-  EXPECT_EQ(losses[1], losses[5]);
+  ASSERT_EQ(results.size(), 6U);
+  EXPECT_NE(results[0].loss, results[1].loss) << "a step changes the weights";
+  EXPECT_EQ(results[0], results[2]);
+  EXPECT_EQ(results[0], results[4]);
+  EXPECT_EQ(results[1], results[3]);
+  EXPECT_EQ(results[1], results[5]);
 }
 
 TEST(Evaluation, ReadsAtMostEvalBatches) {

@@ -16,10 +16,11 @@ template <typename T>
 class Scratch {
  public:
   Scratch(int64_t numbers, const at::TensorOptions& options)
-      : all_(at::empty({at::get_num_threads(), numbers}, options)) {}
+      : all_(at::empty({at::get_num_threads(), (numbers + kAligned - 1) / kAligned * kAligned}, options)) {}
   T* mine() const { return all_.mutable_data_ptr<T>() + at::get_thread_num() * all_.size(1); }
 
  private:
+  static constexpr int64_t kAligned = 16;  // numbers: every thread's begins as the first one's
   at::Tensor all_;
 };
 

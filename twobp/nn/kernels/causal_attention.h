@@ -4,7 +4,8 @@
 // where it lies; nothing is repeated or copied.
 //
 // A packed row holds (q | k | v), (H + 2 K) heads of D numbers. float32 or float64. One task a batch entry
-// and key-value head: the result does not depend on the number of threads.
+// and key-value head: from two on, the
+// result does not depend on the number of threads.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -40,7 +40,8 @@ void for_blocks(int64_t positions, Body&& body) {
 
 // Scratch memory of each thread, allocated where the rank's meter sees it.
 at::Tensor scratch_of(int64_t count, const at::Tensor& like) {
-  return at::empty({at::get_num_threads(), count}, like.options());
+  constexpr int64_t kAligned = 16;  // numbers: every thread's begins as the first one's
+  return at::empty({at::get_num_threads(), (count + kAligned - 1) / kAligned * kAligned}, like.options());
 }
 
 template <typename T>

@@ -4,7 +4,8 @@
 // queries.
 //
 // A packed row holds (q | k | v), 3 H heads of D numbers. float32 or float64. One task a batch entry and
-// head: the result does not depend on the number of threads.
+// head: from two on, the
+// result does not depend on the number of threads.
 #pragma once
 
 #include <ATen/ATen.h>

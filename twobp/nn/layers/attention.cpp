@@ -118,7 +118,7 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
                       ? packed
                       : context.output(packed.sizes(), packed.options());
   const at::Tensor wide = packed.to(type);
-  at::Tensor dwide = in_type(dx, type);
+  at::Tensor dwide = type == dtype_ ? dx : wide;  // a wider copy is ours to write over
   causal_attention_backward(wide, shape_.heads_of_row(), out, saved.take_p1(2), dy, dwide);
   if (!dwide.is_same(dx)) dx.copy_(dwide);
   dispatch_float(dx.scalar_type(), "Attention", [&](auto zero) {

@@ -1,16 +1,33 @@
 #include "twobp/nn/layers/gelu.h"
 
+#include <algorithm>
+
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
+namespace {
+
+// Pieces of fixed size, whatever the threads: exp and erf of a number at the end of a loop may be rounded
+// otherwise than within.
+template <typename Body>
+void for_pieces(int64_t numbers, Body&& body) {
+  constexpr int64_t kPiece = 4096;
+  for_rows((numbers + kPiece - 1) / kPiece, kPiece, [&](int64_t begin, int64_t end) {
+    for (int64_t first = begin * kPiece; first < std::min(end * kPiece, numbers); first += kPiece) {
+      body(first, std::min(kPiece, numbers - first));
+    }
+  });
+}
+
+}  // namespace
 
 void gelu_into(const at::Tensor& x, at::Tensor& y, GeluForm form) {
   dispatch_float(x.scalar_type(), "Gelu", [&](auto zero) {
     using S = decltype(zero);
     const S* from = numbers<S>(x);
     S* to = mutable_numbers<S>(y);
-    for_rows(x.numel(), 1, [&](int64_t begin, int64_t end) {
-      encoder_kernels<S>().gelu_forward(from + begin, to + begin, end - begin, form);
+    for_pieces(x.numel(), [&](int64_t first, int64_t count) {
+      encoder_kernels<S>().gelu_forward(from + first, to + first, count, form);
     });
   });
 }
@@ -23,9 +40,9 @@ void gelu_backward_into(const at::Tensor& x, const at::Tensor& dy, at::Tensor& d
     const S* gradient = numbers<S>(dy);
     S* to = mutable_numbers<S>(dx);
     S* value = act.defined() ? mutable_numbers<S>(act) : nullptr;
-    for_rows(x.numel(), 1, [&](int64_t begin, int64_t end) {
-      encoder_kernels<S>().gelu_backward(from + begin, gradient + begin, to + begin,
-                                         value == nullptr ? nullptr : value + begin, end - begin, form);
+    for_pieces(x.numel(), [&](int64_t first, int64_t count) {
+      encoder_kernels<S>().gelu_backward(from + first, gradient + first, to + first,
+                                         value == nullptr ? nullptr : value + first, count, form);
     });
   });
 }

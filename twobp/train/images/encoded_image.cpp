@@ -25,9 +25,10 @@ bool begins_with(std::span<const uint8_t> bytes, std::string_view begin) {
 }
 
 void check_pixels(const std::string& path, int64_t height, int64_t width) {
-  TWOBP_CHECK(height > 0 && width > 0 && height <= kMostPixels / width, path, ": ", width, " x ", height,
-              " pixels, more than the ", kMostPixels,
-              " that a picture may have: scale it down or remove it.");
+  TWOBP_CHECK(height > 0 && width > 0, path, ": a picture of ", width, " x ", height,
+              " pixels: replace it or remove it.");
+  TWOBP_CHECK(height <= kMostPixels / width, path, ": ", width, " x ", height, " pixels, more than the ",
+              kMostPixels, " that a picture may have: scale it down or remove it.");
 }
 
 // libpng's simplified reader, ended in any case.

@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kByteType = 8;
-constexpr int64_t kMostBytes = int64_t{1} << 36;
+constexpr int64_t kMostBytes = int64_t{1} << 33;
 
 struct Idx {
   std::vector<int64_t> shape;
