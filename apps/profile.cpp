@@ -41,6 +41,7 @@ struct Kind {
 int64_t count(const std::vector<Parameter*>& parameters, std::set<std::string>& counted) {
   int64_t numbers = 0;
   for (const Parameter* parameter : parameters) {
+    if (parameter->is_buffer()) continue;
     if (counted.insert(parameter->name()).second) numbers += parameter->numel();
   }
   return numbers;
