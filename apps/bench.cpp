@@ -9,6 +9,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/schedule/simulate.h"
+#include "twobp/train/architecture.h"
 #include "twobp/train/trainer.h"
 
 namespace twobp {
@@ -181,8 +182,10 @@ json row_to_json(const Row& row) {
 }
 
 void print_table(const std::vector<Row>& rows) {
+  const ModelInput input = architecture(rows.front().trainer->config().model.type).input;
+  const std::string speed = concat(item_name(input), "/s");
   std::printf("%-9s %-8s %-9s %-11s %-6s %3s  %9s %17s %10s %7s %7s %9s  %s\n", "precision", "schedule", "p2",
-              "batching", "cap", "M", "step", "(min - max)", "tokens/s", "speed", "idle", "predicted",
+              "batching", "cap", "M", "step", "(min - max)", speed.c_str(), "speed", "idle", "predicted",
               "peak memory by stage");
   for (const Row& row : rows) {
     // Against the first row of the same schedule and M, sample by sample: they were taken in turn.

@@ -13,8 +13,8 @@ constexpr size_t kRecent = 20;
 
 }  // namespace
 
-Progress::Progress(int64_t total_steps, int64_t log_every)
-    : total_(total_steps), log_every_(log_every), terminal_(::isatty(STDOUT_FILENO) == 1) {}
+Progress::Progress(int64_t total_steps, int64_t log_every, std::string_view items)
+    : total_(total_steps), log_every_(log_every), items_(items), terminal_(::isatty(STDOUT_FILENO) == 1) {}
 
 void Progress::show(const StepResult& result) {
   recent_.push_back(result.report.seconds() + result.input_wait);
@@ -27,10 +27,10 @@ void Progress::show(const StepResult& result) {
   for (const MemoryUse& use : result.report.stage_memory) {
     memory += (memory.empty() ? "" : " | ") + format_bytes(static_cast<double>(use.peak));
   }
-  std::printf("%sstep %lld/%lld  loss %.4f%s  %.0f tokens/s  left %s  idle %.1f%%  memory %s%s",
+  std::printf("%sstep %lld/%lld  loss %.4f%s  %.0f %s/s  left %s  idle %.1f%%  memory %s%s",
               terminal_ ? "\r\033[K" : "", static_cast<long long>(result.step),
               static_cast<long long>(total_), result.loss, result.skipped ? " (skipped)" : "",
-              static_cast<double>(result.tokens) / mean,
+              static_cast<double>(result.tokens) / mean, items_.c_str(),
               format_seconds(mean * static_cast<double>(total_ - result.step)).c_str(),
               100 * result.report.mean_idle(), memory.c_str(), terminal_ ? "" : "\n");
   std::fflush(stdout);

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <deque>
+#include <string>
+#include <string_view>
 
 #include "twobp/train/trainer.h"
 
@@ -10,7 +12,8 @@ namespace twobp {
 
 class Progress {
  public:
-  Progress(int64_t total_steps, int64_t log_every);
+  // `items`: what is counted a second, "tokens".
+  Progress(int64_t total_steps, int64_t log_every, std::string_view items);
 
   void show(const StepResult& result);
   // Ends the line that is being rewritten, so that something else can be printed.
@@ -19,6 +22,7 @@ class Progress {
  private:
   int64_t total_;
   int64_t log_every_;
+  std::string items_;
   bool terminal_;
   bool line_open_ = false;
   std::deque<double> recent_;  // seconds of the last steps

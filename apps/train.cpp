@@ -15,6 +15,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/nn/kernels/gemm.h"
+#include "twobp/train/architecture.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpointer.h"
 #include "twobp/train/input_wait.h"
@@ -141,7 +142,8 @@ int train(const TrainOptions& options) {
   };
   const std::optional<Evaluation> before = evaluate(
       trainer.steps_done() == 0 ? "before training" : concat("after step ", trainer.steps_done()).c_str());
-  Progress progress(config.train.steps, config.train.log_every);
+  Progress progress(config.train.steps, config.train.log_every,
+                    item_name(architecture(config.model.type).input));
   InputWait input_wait(config.data.workers);
   StepResult result;
   while (trainer.steps_done() < config.train.steps && interrupted == 0) {

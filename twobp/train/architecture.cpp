@@ -8,6 +8,17 @@
 
 namespace twobp {
 
+std::string_view item_name(ModelInput input) {
+  switch (input) {
+    case ModelInput::kImages:
+      return "images";
+    case ModelInput::kVectors:
+      return "vectors";
+    default:
+      return "tokens";
+  }
+}
+
 const std::vector<Architecture>& architectures() {
   static const std::vector<Architecture> all = {llama_architecture(), bert_architecture(),
                                                 mamba_architecture(), resnet_architecture(),

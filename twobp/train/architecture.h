@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -21,6 +22,9 @@ enum class ModelInput : uint8_t {
   kImages,        // pixel_values, labels: a class each
   kVectors,       // input, target
 };
+
+// What a Batch's `tokens` are of: "tokens", "images", "vectors".
+std::string_view item_name(ModelInput input);
 
 struct Architecture {
   std::string type;  // model.type
