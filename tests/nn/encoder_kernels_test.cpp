@@ -4,8 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "tests/nn/kernel_test_util.h"
 #include "tests/nn/layer_test_util.h"
-#include "twobp/nn/kernels/instruction_sets.h"
 
 namespace twobp {
 namespace {
@@ -13,12 +13,8 @@ namespace {
 using namespace test;
 
 std::vector<std::pair<std::string, const EncoderKernels<float>*>> tables() {
-  std::vector<std::pair<std::string, const EncoderKernels<float>*>> all = {
-      {"baseline", &baseline::float_encoder_kernels}};
-#if defined(__x86_64__)
-  if (supports(InstructionSet::kAvx2)) all.emplace_back("avx2", &avx2::float_encoder_kernels);
-  if (supports(InstructionSet::kAvx512)) all.emplace_back("avx512", &avx512::float_encoder_kernels);
-#endif
+  std::vector<std::pair<std::string, const EncoderKernels<float>*>> all;
+  for (const auto& set : kernel_sets(encoder_kernels_tables())) all.emplace_back(set.name, set.of_float);
   return all;
 }
 

@@ -1,45 +1,15 @@
 // The image kernels of every instruction set this CPU has, in float and double, against plain loops in long
 // double: sizes around vector widths, in place, guards behind the buffers, numbers that are not.
+#include "twobp/nn/kernels/image_kernels.h"
+
 #include "tests/nn/kernel_test_util.h"
-#include "twobp/nn/kernels/image_instruction_sets.h"
 
 namespace twobp {
 namespace {
 
 using namespace test;
 
-struct ImageKernelSet {
-  std::string name;
-  const ImageKernels<float>* of_float;
-  const ImageKernels<double>* of_double;
-};
-
-std::vector<ImageKernelSet> image_kernel_sets() {
-  std::vector<ImageKernelSet> sets = {
-      {"baseline", &baseline::float_image_kernels, &baseline::double_image_kernels}};
-#ifdef __x86_64__
-  if (supports(InstructionSet::kAvx2)) {
-    sets.push_back({"avx2", &avx2::float_image_kernels, &avx2::double_image_kernels});
-  }
-  if (supports(InstructionSet::kAvx512)) {
-    sets.push_back({"avx512", &avx512::float_image_kernels, &avx512::double_image_kernels});
-  }
-#endif
-  return sets;
-}
-
-class ImageKernelsTest : public testing::TestWithParam<ImageKernelSet> {
- protected:
-  template <typename Body>
-  void for_each_type(Body&& body) {
-    {
-      SCOPED_TRACE("float");
-      body(*GetParam().of_float);
-    }
-    SCOPED_TRACE("double");
-    body(*GetParam().of_double);
-  }
-};
+class ImageKernelsTest : public KernelFamilyTest<ImageKernels> {};
 
 // Images, a gradient and what two norms make of each channel.
 template <typename T>
@@ -255,7 +225,7 @@ TEST_P(ImageKernelsTest, MaxPoolTakesTheFirstLargest) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Nn, ImageKernelsTest, testing::ValuesIn(image_kernel_sets()),
+INSTANTIATE_TEST_SUITE_P(Nn, ImageKernelsTest, testing::ValuesIn(kernel_sets(image_kernels_tables())),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

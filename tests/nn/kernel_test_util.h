@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "twobp/nn/kernels/instruction_sets.h"
+#include "twobp/nn/kernels/kernels.h"
 
 namespace twobp {
 
@@ -20,24 +21,42 @@ namespace test {
 
 using Real = long double;
 
-struct KernelSet {
+// One family's kernels for one instruction set.
+template <template <typename...> class Family>
+struct KernelSetOf {
   std::string name;
-  const Kernels<float>* of_float;
-  const Kernels<double>* of_double;
+  const Family<float>* of_float;
+  const Family<double>* of_double;
 };
+using KernelSet = KernelSetOf<Kernels>;
 
-inline std::vector<KernelSet> kernel_sets() {
-  std::vector<KernelSet> sets = {{"baseline", &baseline::float_kernels, &baseline::double_kernels}};
-#ifdef __x86_64__
-  if (supports(InstructionSet::kAvx2)) {
-    sets.push_back({"avx2", &avx2::float_kernels, &avx2::double_kernels});
-  }
-  if (supports(InstructionSet::kAvx512)) {
-    sets.push_back({"avx512", &avx512::float_kernels, &avx512::double_kernels});
-  }
-#endif
+// Those that this CPU can run, the best last.
+template <template <typename...> class Family>
+std::vector<KernelSetOf<Family>> kernel_sets(const KernelTables<Family>& tables) {
+  const auto set = [](const char* name, const KernelTable<Family>& table) {
+    return KernelSetOf<Family>{name, &table.of_float, &table.of_double};
+  };
+  std::vector<KernelSetOf<Family>> sets = {set("baseline", tables.baseline)};
+  if (supports(InstructionSet::kAvx2)) sets.push_back(set("avx2", tables.avx2));
+  if (supports(InstructionSet::kAvx512)) sets.push_back(set("avx512", tables.avx512));
   return sets;
 }
+
+// For tests of every set, in float and double.
+template <template <typename...> class Family>
+class KernelFamilyTest : public testing::TestWithParam<KernelSetOf<Family>> {
+ protected:
+  // body(kernels) for float and double.
+  template <typename Body>
+  void for_each_type(Body&& body) {
+    {
+      SCOPED_TRACE("float");
+      body(*this->GetParam().of_float);
+    }
+    SCOPED_TRACE("double");
+    body(*this->GetParam().of_double);
+  }
+};
 
 // Numbers one element off alignment, with a guard behind them that nothing may write.
 template <typename T>

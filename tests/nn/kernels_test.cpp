@@ -11,19 +11,7 @@ namespace {
 
 using namespace test;
 
-class KernelsTest : public testing::TestWithParam<KernelSet> {
- protected:
-  // body(kernels) for float and double.
-  template <typename Body>
-  void for_each_type(Body&& body) {
-    {
-      SCOPED_TRACE("float");
-      body(*GetParam().of_float);
-    }
-    SCOPED_TRACE("double");
-    body(*GetParam().of_double);
-  }
-};
+class KernelsTest : public KernelFamilyTest<Kernels> {};
 
 constexpr double kEps = 1e-2;
 
@@ -360,11 +348,11 @@ TEST_P(KernelsTest, RowsAreIndependentAndNanPassesThrough) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Nn, KernelsTest, testing::ValuesIn(kernel_sets()),
+INSTANTIATE_TEST_SUITE_P(Nn, KernelsTest, testing::ValuesIn(kernel_sets(kernels_tables())),
                          [](const testing::TestParamInfo<KernelSet>& info) { return info.param.name; });
 
 TEST(Kernels, TheBestInstructionSetIsPicked) {
-  const KernelSet best = kernel_sets().back();
+  const KernelSet best = kernel_sets(kernels_tables()).back();
   EXPECT_EQ(kernel_instruction_set(), best.name);
   EXPECT_EQ(&kernels<float>(), best.of_float);
   EXPECT_EQ(&kernels<double>(), best.of_double);

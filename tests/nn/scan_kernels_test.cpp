@@ -13,38 +13,7 @@ namespace {
 
 using namespace test;
 
-struct ScanKernelSet {
-  std::string name;
-  const ScanKernels<float>* of_float;
-  const ScanKernels<double>* of_double;
-};
-
-std::vector<ScanKernelSet> scan_kernel_sets() {
-  std::vector<ScanKernelSet> sets = {
-      {"baseline", &baseline::float_scan_kernels, &baseline::double_scan_kernels}};
-#ifdef __x86_64__
-  if (supports(InstructionSet::kAvx2)) {
-    sets.push_back({"avx2", &avx2::float_scan_kernels, &avx2::double_scan_kernels});
-  }
-  if (supports(InstructionSet::kAvx512)) {
-    sets.push_back({"avx512", &avx512::float_scan_kernels, &avx512::double_scan_kernels});
-  }
-#endif
-  return sets;
-}
-
-class ScanKernelsTest : public testing::TestWithParam<ScanKernelSet> {
- protected:
-  template <typename Body>
-  void for_each_type(Body&& body) {
-    {
-      SCOPED_TRACE("float");
-      body(*GetParam().of_float);
-    }
-    SCOPED_TRACE("double");
-    body(*GetParam().of_double);
-  }
-};
+class ScanKernelsTest : public KernelFamilyTest<ScanKernels> {};
 
 struct FreeMemory {
   void operator()(void* memory) const { std::free(memory); }
@@ -340,8 +309,10 @@ TEST_P(ScanKernelsTest, ConvolutionForwardAndBackward) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Sets, ScanKernelsTest, testing::ValuesIn(scan_kernel_sets()),
-                         [](const testing::TestParamInfo<ScanKernelSet>& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Sets, ScanKernelsTest, testing::ValuesIn(kernel_sets(scan_kernels_tables())),
+                         [](const testing::TestParamInfo<KernelSetOf<ScanKernels>>& info) {
+                           return info.param.name;
+                         });
 
 }  // namespace
 }  // namespace twobp

@@ -64,7 +64,7 @@ TEST_P(SoftmaxKernelsTest, LargeScores) {
   EXPECT_FLOAT_EQ(log_sum_exp[0], 2e4F + std::log(2.0F));
 }
 
-INSTANTIATE_TEST_SUITE_P(Nn, SoftmaxKernelsTest, testing::ValuesIn(kernel_sets()),
+INSTANTIATE_TEST_SUITE_P(Nn, SoftmaxKernelsTest, testing::ValuesIn(kernel_sets(kernels_tables())),
                          [](const testing::TestParamInfo<KernelSet>& info) { return info.param.name; });
 
 }  // namespace

@@ -50,25 +50,13 @@ struct EncoderKernels {
                            int64_t row_begin, int64_t dim, int64_t y_stride);
 };
 
+TWOBP_KERNEL_FAMILY(EncoderKernels, encoder_kernels)
+
+// The best for this CPU.
 template <typename S>
-const EncoderKernels<S>& encoder_kernels();
-
-#define TWOBP_ENCODER_TABLES(linkage)                              \
-  linkage const EncoderKernels<float> float_encoder_kernels;       \
-  linkage const EncoderKernels<double> double_encoder_kernels;     \
-  linkage const EncoderKernels<BFloat16> bfloat16_encoder_kernels; \
-  linkage const EncoderKernels<Half> half_encoder_kernels;
-
-namespace baseline {
-TWOBP_ENCODER_TABLES(extern)
+const EncoderKernels<S>& encoder_kernels() {
+  static const KernelTable<EncoderKernels>& best = encoder_kernels_tables().best();
+  return best.of<S>();
 }
-#if defined(__x86_64__)
-namespace avx2 {
-TWOBP_ENCODER_TABLES(extern)
-}
-namespace avx512 {
-TWOBP_ENCODER_TABLES(extern)
-}
-#endif
 
 }  // namespace twobp

@@ -285,10 +285,8 @@ constexpr EncoderKernels<S> table() {
 }  // namespace
 
 namespace TWOBP_ISA {
-const EncoderKernels<float> float_encoder_kernels = table<float>();
-const EncoderKernels<double> double_encoder_kernels = table<double>();
-const EncoderKernels<BFloat16> bfloat16_encoder_kernels = table<BFloat16>();
-const EncoderKernels<Half> half_encoder_kernels = table<Half>();
+const KernelTable<EncoderKernels> encoder_kernels_table = {table<float>(), table<double>(), table<BFloat16>(),
+                                                           table<Half>()};
 }  // namespace TWOBP_ISA
 
 }  // namespace twobp

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "twobp/nn/kernels/instruction_sets.h"
 #include "twobp/nn/kernels/number.h"
 
 namespace twobp {
@@ -70,7 +71,13 @@ struct ImageKernels {
   void (*max_pool_backward)(const S* dy, const uint8_t* where, const WindowShape& shape, S* dx);
 };
 
+TWOBP_KERNEL_FAMILY(ImageKernels, image_kernels)
+
+// The best for this CPU.
 template <typename S>
-const ImageKernels<S>& image_kernels();
+const ImageKernels<S>& image_kernels() {
+  static const KernelTable<ImageKernels>& best = image_kernels_tables().best();
+  return best.of<S>();
+}
 
 }  // namespace twobp

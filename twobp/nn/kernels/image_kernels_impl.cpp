@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "twobp/nn/kernels/image_instruction_sets.h"
+#include "twobp/nn/kernels/image_kernels.h"
 
 namespace twobp {
 namespace {
@@ -299,11 +299,8 @@ constexpr ImageKernels<S> table() {
 }  // namespace
 
 namespace TWOBP_ISA {
-TWOBP_IMAGE_KERNEL_TABLES(extern)
-const ImageKernels<float> float_image_kernels = table<float>();
-const ImageKernels<double> double_image_kernels = table<double>();
-const ImageKernels<BFloat16> bfloat16_image_kernels = table<BFloat16>();
-const ImageKernels<Half> half_image_kernels = table<Half>();
+const KernelTable<ImageKernels> image_kernels_table = {table<float>(), table<double>(), table<BFloat16>(),
+                                                       table<Half>()};
 }  // namespace TWOBP_ISA
 
 }  // namespace twobp

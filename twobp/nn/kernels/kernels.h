@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "twobp/nn/kernels/instruction_sets.h"
 #include "twobp/nn/kernels/number.h"
 
 namespace twobp {
@@ -59,10 +60,13 @@ struct Kernels {
   double (*sum_of_squares)(const S* x, int64_t n);
 };
 
-template <typename S>
-const Kernels<S>& kernels();
+TWOBP_KERNEL_FAMILY(Kernels, kernels)
 
-// "avx512", "avx2" or "baseline": what `kernels` picked.
-const char* kernel_instruction_set();
+// The best for this CPU.
+template <typename S>
+const Kernels<S>& kernels() {
+  static const KernelTable<Kernels>& best = kernels_tables().best();
+  return best.of<S>();
+}
 
 }  // namespace twobp

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "twobp/nn/kernels/instruction_sets.h"
+#include "twobp/nn/kernels/kernels.h"
 #include "twobp/nn/kernels/vector_math.h"
 
 namespace twobp {
@@ -233,11 +233,8 @@ constexpr Kernels<S> table() {
 }  // namespace
 
 namespace TWOBP_ISA {
-TWOBP_KERNEL_TABLES(extern)
-const Kernels<float> float_kernels = table<float>();
-const Kernels<double> double_kernels = table<double>();
-const Kernels<BFloat16> bfloat16_kernels = table<BFloat16>();
-const Kernels<Half> half_kernels = table<Half>();
+const KernelTable<Kernels> kernels_table = {table<float>(), table<double>(), table<BFloat16>(),
+                                            table<Half>()};
 }  // namespace TWOBP_ISA
 
 }  // namespace twobp

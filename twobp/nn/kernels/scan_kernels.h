@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "twobp/nn/kernels/instruction_sets.h"
 #include "twobp/nn/kernels/number.h"
 
 namespace twobp {
@@ -101,25 +102,13 @@ struct ScanKernels {
 
 inline constexpr int64_t kMaxConvKernel = 16;
 
+TWOBP_KERNEL_FAMILY(ScanKernels, scan_kernels)
+
+// The best for this CPU.
 template <typename S>
-const ScanKernels<S>& scan_kernels();
-
-#define TWOBP_SCAN_TABLES(linkage)                           \
-  linkage const ScanKernels<float> float_scan_kernels;       \
-  linkage const ScanKernels<double> double_scan_kernels;     \
-  linkage const ScanKernels<BFloat16> bfloat16_scan_kernels; \
-  linkage const ScanKernels<Half> half_scan_kernels;
-
-namespace baseline {
-TWOBP_SCAN_TABLES(extern)
+const ScanKernels<S>& scan_kernels() {
+  static const KernelTable<ScanKernels>& best = scan_kernels_tables().best();
+  return best.of<S>();
 }
-#if defined(__x86_64__)
-namespace avx2 {
-TWOBP_SCAN_TABLES(extern)
-}
-namespace avx512 {
-TWOBP_SCAN_TABLES(extern)
-}
-#endif
 
 }  // namespace twobp

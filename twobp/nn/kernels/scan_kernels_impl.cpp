@@ -385,11 +385,8 @@ constexpr ScanKernels<S> table() {
 }  // namespace
 
 namespace TWOBP_ISA {
-TWOBP_SCAN_TABLES(extern)
-const ScanKernels<float> float_scan_kernels = table<float>();
-const ScanKernels<double> double_scan_kernels = table<double>();
-const ScanKernels<BFloat16> bfloat16_scan_kernels = table<BFloat16>();
-const ScanKernels<Half> half_scan_kernels = table<Half>();
+const KernelTable<ScanKernels> scan_kernels_table = {table<float>(), table<double>(), table<BFloat16>(),
+                                                     table<Half>()};
 }  // namespace TWOBP_ISA
 
 }  // namespace twobp
