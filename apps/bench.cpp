@@ -4,12 +4,18 @@
 #include <cstdio>
 #include <memory>
 #include <numeric>
+#include <set>
 
 #include "apps/json_report.h"
 #include "twobp/core/check.h"
+#include "twobp/core/median.h"
 #include "twobp/core/text.h"
+#include "twobp/pipeline/simulated_costs.h"
+#include "twobp/schedule/in_process.h"
 #include "twobp/schedule/simulate.h"
 #include "twobp/train/architecture.h"
+#include "twobp/train/auto_variant.h"
+#include "twobp/train/build_model.h"
 #include "twobp/train/trainer.h"
 
 namespace twobp {
@@ -25,6 +31,7 @@ struct BenchOptions {
   std::vector<std::string> batchings;
   std::vector<std::string> caps;
   std::vector<std::string> precisions;
+  std::vector<std::string> recomputes;
   std::vector<int> micro_batches;
   int repeat = 5;
   int steps = 2;
@@ -32,15 +39,10 @@ struct BenchOptions {
   std::string json_file;
 };
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t n = values.size();
-  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
-}
-
 // One row of the table: a way to run a step, and what was measured of it.
 struct Row {
   Trainer* trainer = nullptr;
+  std::string schedule;  // as asked for
   Variant variant;
   std::string cap;
   Batch batch;
@@ -50,36 +52,42 @@ struct Row {
   std::vector<RankTimes> last;
   std::vector<StageTimes> stages;
   std::vector<int64_t> peaks;  // by stage
+  std::vector<int64_t> held;   // of these, activations and stash
 };
+
+std::string recompute_of(const Row& row) {
+  const auto& rules = row.trainer->config().pipeline.recompute;
+  return rules.empty() ? "none" : join(rules);
+}
 
 // Idle fraction by rank that the simulation gives for the F, I, W and optimizer times of this very step.
 std::vector<double> predict_idle(Pipeline& pipeline, const Plan& plan, const StepReport& report) {
-  std::vector<StageCost> costs;
-  for (int s = 0; s < pipeline.stages(); ++s) {
-    const StageTimes& times = report.stages[s];
-    const double n = std::max(1, times.micro_batches);
-    StageCost cost;
-    cost.forward = times.forward / n;
-    cost.backward_p1 = times.backward_p1 / n;
-    cost.backward_p2 = times.backward_p2 / n;
-    cost.p2_units = std::max(1, times.p2_units);
-    cost.optimizer = report.ranks[pipeline.rank_of_stage()[s]].optimizer;
-    cost.activation_bytes = 0;
-    cost.stash_bytes = 0;
-    for (const LayerCost& layer : pipeline.stage_costs()[s]) {
-      cost.activation_bytes += static_cast<double>(layer.forward_held);
-      cost.stash_bytes += static_cast<double>(layer.stash);
-    }
-    costs.push_back(cost);
-  }
-  SimulationOptions options;
-  for (const int64_t cap : pipeline.caps(plan)) options.cap_per_rank.push_back(static_cast<double>(cap));
-  const Simulation simulation = simulate(plan.schedule, costs, options);
+  const auto costs = measured_costs(pipeline.stage_costs(), pipeline.rank_of_stage(), report);
+  const Simulation simulation = simulate(plan.schedule, costs, in_process_simulation(pipeline.caps(plan)));
   std::vector<double> idle;
   for (int r = 0; r < pipeline.ranks(); ++r) idle.push_back(simulation.idle_fraction(r));
   return idle;
 }
 
+// The configuration for a schedule, on the ranks of the one that was given: a split by hand is for its stages
+// alone, and a schedule in a file has its own number of micro-batches.
+Config config_for(const Config& config, const std::string& schedule) {
+  if (schedule == config.pipeline.schedule) return config;
+  const PipelineShape given = pipeline_shape(config.pipeline);
+  Config of_rows = config;
+  of_rows.pipeline.schedule = schedule;
+  of_rows.pipeline.ranks = given.ranks;
+  of_rows.pipeline.stages = 0;
+  if (ScheduleSource::is_file(schedule)) of_rows.pipeline.micro_batches = 0;
+  if (pipeline_shape(of_rows.pipeline).rank_of_stage != given.rank_of_stage) of_rows.pipeline.split.clear();
+  return of_rows;
+}
+
+std::vector<int> placement_of(const Config& config, const std::string& schedule) {
+  return pipeline_shape(config_for(config, schedule).pipeline).rank_of_stage;
+}
+
+// Rows of the schedules whose stages lie as the trainer's do.
 std::vector<Row> make_rows(const BenchOptions& options, Trainer& trainer) {
   std::vector<Row> rows;
   const Config& config = trainer.config();
@@ -96,12 +104,20 @@ std::vector<Row> make_rows(const BenchOptions& options, Trainer& trainer) {
       indices[i] = static_cast<int64_t>(i) % trainer.data().train->size();
     const Batch batch = read_batch(*trainer.data().train, indices, 0, config.pipeline.micro_batch_size);
     for (const auto& schedule : options.schedules) {
-      for (const auto& policy : options.policies) {
+      if (placement_of(config, schedule) != trainer.pipeline().rank_of_stage()) continue;
+      const bool searched = schedule == kAutoSchedule;  // with a policy of its own
+      const ScheduleSource source(schedule);
+      for (const auto& policy : searched ? std::vector<std::string>{"fill"} : options.policies) {
+        if (!searched && parse_policy(policy) == P2Policy::kPlaced &&
+            source.default_policy() != P2Policy::kPlaced)
+          continue;
         for (const auto& batching : batchings) {
           for (const auto& cap : caps) {
             Row row;
             row.trainer = &trainer;
-            row.variant = {schedule, parse_policy(policy), parse_batching(batching), parse_memory_cap(cap)};
+            row.schedule = schedule;
+            row.variant = {source, parse_policy(policy), parse_batching(batching), parse_memory_cap(cap)};
+            if (searched) row.variant = auto_variant(trainer.pipeline(), count, row.variant);
             row.cap = cap;
             row.batch = batch;
             rows.push_back(std::move(row));
@@ -118,11 +134,11 @@ void measure(Row& row, int untimed_steps, const BenchOptions& options) {
   Pipeline& pipeline = trainer.pipeline();
   for (int i = 0; i < untimed_steps; ++i) trainer.step(row.batch, row.variant);
   pipeline.meter().reset_peaks();
-  const Plan plan = pipeline.plan(row.variant.schedule, static_cast<int>(row.batch.micro_batches.size()),
-                                  row.variant.policy, row.variant.batching, row.variant.memory_cap);
+  const Plan plan = make_plan(pipeline, row.variant, static_cast<int>(row.batch.micro_batches.size()));
   row.idle.resize(pipeline.ranks());
   row.predicted.resize(pipeline.ranks());
   row.peaks.resize(pipeline.stages());
+  row.held.resize(pipeline.stages());
   for (int i = 0; i < options.steps; ++i) {
     const StepReport report = trainer.step(row.batch, row.variant).report;
     row.seconds.push_back(report.seconds());
@@ -132,7 +148,11 @@ void measure(Row& row, int untimed_steps, const BenchOptions& options) {
       row.predicted[r].push_back(predicted[r]);
     }
     for (int s = 0; s < pipeline.stages(); ++s) {
-      row.peaks[s] = std::max(row.peaks[s], report.stage_memory[s].peak);
+      const MemoryUse& use = report.stage_memory[s];
+      if (use.peak <= row.peaks[s]) continue;
+      row.peaks[s] = use.peak;
+      row.held[s] = use.at_peak[static_cast<size_t>(MemoryCategory::kActivations)] +
+                    use.at_peak[static_cast<size_t>(MemoryCategory::kStash)];
     }
     row.last = report.ranks;
     row.stages = report.stages;
@@ -162,11 +182,13 @@ json row_to_json(const Row& row) {
         {{"F", times.forward / n}, {"I", times.backward_p1 / n}, {"W", times.backward_p2 / n}});
   }
   const double seconds = median(row.seconds);
-  return {{"schedule", row.variant.schedule},
+  return {{"schedule", row.schedule},
+          {"schedule_name", row.variant.schedule.name()},
           {"p2", policy_name(row.variant.policy)},
           {"p2_batching", batching_name(row.variant.batching)},
           {"memory_cap", row.cap},
           {"precision", row.trainer->config().train.precision},
+          {"recompute", recompute_of(row)},
           {"stages", pipeline.stages()},
           {"split", pipeline.split()},
           {"micro_batches", row.batch.micro_batches.size()},
@@ -178,21 +200,29 @@ json row_to_json(const Row& row) {
           {"idle_seconds", idle_seconds},
           {"stage_seconds", stage_seconds},
           {"optimizer_seconds", optimizer_seconds},
-          {"peak_bytes", row.peaks}};
+          {"peak_bytes", row.peaks},
+          {"peak_held_bytes", row.held}};
 }
 
 void print_table(const std::vector<Row>& rows) {
   const ModelInput input = architecture(rows.front().trainer->config().model.type).input;
   const std::string speed = concat(item_name(input), "/s");
-  std::printf("%-9s %-8s %-9s %-11s %-6s %3s  %9s %17s %10s %7s %7s %9s  %s\n", "precision", "schedule", "p2",
-              "batching", "cap", "M", "step", "(min - max)", speed.c_str(), "speed", "idle", "predicted",
-              "peak memory by stage");
+  // A column where it tells rows apart.
+  const bool recomputes = std::any_of(rows.begin(), rows.end(), [](const Row& row) {
+    return !row.trainer->config().pipeline.recompute.empty();
+  });
+  const auto print_recompute = [&](const std::string& text) {
+    if (recomputes) std::printf("%-12s ", text.c_str());
+  };
+  print_recompute("recompute");
+  std::printf("%-9s %-16s %-9s %-11s %-6s %3s  %9s %17s %10s %7s %7s %9s  %s\n", "precision", "schedule",
+              "p2", "batching", "cap", "M", "step", "(min - max)", speed.c_str(), "speed", "idle",
+              "predicted", "peak memory by stage");
   for (const Row& row : rows) {
-    // Against the first row of the same schedule and M, sample by sample: they were taken in turn.
+    // Against the first row of the same M, sample by sample: they were taken in turn.
     const Row* base = &row;
     for (const Row& other : rows) {
-      if (other.variant.schedule == row.variant.schedule &&
-          other.batch.micro_batches.size() == row.batch.micro_batches.size()) {
+      if (other.batch.micro_batches.size() == row.batch.micro_batches.size()) {
         base = &other;
         break;
       }
@@ -202,13 +232,19 @@ void print_table(const std::vector<Row>& rows) {
     std::vector<std::string> peaks;
     for (const int64_t peak : row.peaks) peaks.push_back(format_bytes(static_cast<double>(peak)));
     const auto [fastest, slowest] = std::minmax_element(row.seconds.begin(), row.seconds.end());
-    std::printf("%-9s %-8s %-9s %-11s %-6s %3zu  %8.4fs (%6.4f - %6.4f) %10.0f %6.3fx %7.3f %9.3f  %s\n",
-                row.trainer->config().train.precision.c_str(), row.variant.schedule.c_str(),
+    print_recompute(recompute_of(row));
+    std::printf("%-9s %-16s %-9s %-11s %-6s %3zu  %8.4fs (%6.4f - %6.4f) %10.0f %6.3fx %7.3f %9.3f  %s\n",
+                row.trainer->config().train.precision.c_str(), row.schedule.c_str(),
                 std::string(policy_name(row.variant.policy)).c_str(),
                 std::string(batching_name(row.variant.batching)).c_str(), row.cap.c_str(),
                 row.batch.micro_batches.size(), median(row.seconds), *fastest, *slowest,
                 static_cast<double>(row.batch.tokens) / median(row.seconds), median(ratios),
                 mean(medians(row.idle)), mean(medians(row.predicted)), join(peaks, " | ").c_str());
+  }
+  for (const Row& row : rows) {
+    if (row.schedule != kAutoSchedule) continue;
+    std::printf("M %zu, cap %s: %s\n", row.batch.micro_batches.size(), row.cap.c_str(),
+                row.variant.schedule.name().c_str());
   }
 }
 
@@ -216,13 +252,26 @@ int bench(const BenchOptions& options) {
   const Config config = load_config(options.config, options.overrides);
   std::vector<std::unique_ptr<Trainer>> trainers;
   std::vector<Row> rows;
+  // Each precision with each recomputation.
+  std::vector<Config> configs;
   for (const std::string& precision :
        options.precisions.empty() ? std::vector<std::string>{config.train.precision} : options.precisions) {
-    Config of_rows = config;
-    of_rows.train.precision = precision;
-    check_config(of_rows);
-    trainers.push_back(std::make_unique<Trainer>(of_rows));
-    for (Row& row : make_rows(options, *trainers.back())) rows.push_back(std::move(row));
+    configs.push_back(config);
+    configs.back().train.precision = precision;
+    for (size_t i = 0; i < options.recomputes.size(); ++i) {
+      if (i > 0) configs.push_back(configs.back());
+      configs.back().pipeline.recompute = {options.recomputes[i]};
+    }
+  }
+  for (const Config& one : configs) {
+    std::set<std::vector<int>> placed;  // a pipeline for each placement of stages
+    for (const std::string& schedule : options.schedules) {
+      if (!placed.insert(placement_of(one, schedule)).second) continue;
+      const Config of_rows = config_for(one, schedule);
+      check_config(of_rows);
+      trainers.push_back(std::make_unique<Trainer>(of_rows));
+      for (Row& row : make_rows(options, *trainers.back())) rows.push_back(std::move(row));
+    }
   }
   TWOBP_CHECK(!rows.empty() && options.repeat >= 1 && options.steps >= 1,
               "nothing to measure: give at least one "
@@ -260,10 +309,14 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command
       ->add_option("--set", options->overrides, "Override a key: section.key=value (see twobp train --help)")
       ->take_all();
-  command->add_option("--schedules", options->schedules, "naive, gpipe, 1f1b, ...")
+  command
+      ->add_option("--schedules", options->schedules,
+                   "naive, gpipe, 1f1b, ..., a .csv file, or auto: searched for, with a p2 policy of its own")
       ->delimiter(',')
       ->capture_default_str();
-  command->add_option("--p2", options->policies, "off, end, cooldown, fill")
+  command
+      ->add_option("--p2", options->policies,
+                   "off, end, cooldown, fill, placed (left out where a schedule places no W)")
       ->delimiter(',')
       ->capture_default_str();
   command
@@ -274,6 +327,11 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("--precision", options->precisions, "fp32, bf16, fp16 (default: as configured)")
       ->delimiter(',');
   command
+      ->add_option("--recompute", options->recomputes,
+                   "none, activations, derivatives, both: what layers compute again instead of keeping, each "
+                   "for itself (default: as configured)")
+      ->delimiter(',');
+  command
       ->add_option("--micro-batches", options->micro_batches,
                    "Numbers of micro-batches (default: as configured)")
       ->delimiter(',');
@@ -282,6 +340,12 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("--warmup", options->warmup, "Untimed steps of each row in the first round")
       ->capture_default_str();
   command->add_option("--json", options->json_file, "File for the rows as JSON");
+  command->footer(
+      "Columns: speed is the step time of the first row of the same M over this row's, the median over "
+      "samples "
+      "that were taken\nin turn; idle is 1 - busy / step, the mean over ranks; predicted is what the "
+      "simulation "
+      "gives for the same from the row's own\ntimes of F, I, W and optimizer.");
   command->callback([options, &exit_code] { exit_code = bench(*options); });
 }
 

@@ -26,7 +26,13 @@ void eval(const EvalOptions& options) {
   std::vector<std::string> overrides = {"train.eval_batches=0"};  // all, unless told otherwise
   overrides.insert(overrides.end(), options.overrides.begin(), options.overrides.end());
   Config config = load_config(options.config, overrides);
-  config.model.freeze = {"*"};  // no gradients, no optimizer state
+  config.model.freeze = {"*"};                              // no gradients, no optimizer state
+  if (ScheduleSource::is_file(config.pipeline.schedule)) {  // forward alone needs none, and it may have gone
+    config.pipeline.schedule = "gpipe";
+    config.pipeline.ranks = config.pipeline.stages = 0;
+    config.pipeline.split.clear();
+    config.pipeline.recompute.clear();
+  }
   Trainer trainer(config);
   warn_of_new_parameters(trainer);
   const double begin = now_seconds();

@@ -8,6 +8,7 @@
 #include "apps/log.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/pipeline/simulated_costs.h"
 #include "twobp/trace/timeline.h"
 #include "twobp/trace/trace.h"
 
@@ -21,9 +22,8 @@ void check_writable(const std::string& path) {
   TWOBP_CHECK(file.good(), "cannot write ", path, ": ", std::strerror(errno));
 }
 
-Trace describe(Trainer& trainer) {
+Trace describe(Trainer& trainer, const Variant& variant) {
   const Config& config = trainer.config();
-  const Variant variant = trainer.variant();
   std::vector<std::string> split;
   for (const int layers : trainer.pipeline().split()) split.push_back(std::to_string(layers));
   Trace trace;
@@ -36,6 +36,15 @@ Trace describe(Trainer& trainer) {
   return trace;
 }
 
+// What the trace's reader needs in order to simulate the same step.
+TracedRun run_of(Trainer& trainer, const Variant& variant) {
+  const Pipeline& pipeline = trainer.pipeline();
+  const Plan plan = make_plan(pipeline, variant, trainer.micro_batches());
+  TracedRun run{plan.schedule, stage_costs(pipeline.stage_costs()), {}};
+  for (const int64_t cap : pipeline.caps(plan)) run.cap_per_rank.push_back(static_cast<double>(cap));
+  return run;
+}
+
 }  // namespace
 
 void add_trace_options(CLI::App& command, TraceOptions& options) {
@@ -45,7 +54,8 @@ void add_trace_options(CLI::App& command, TraceOptions& options) {
                      "Which steps: 5, or 3-5 (default: 2-4, or the last ones)");
 }
 
-TraceOutput::TraceOutput(const TraceOptions& options, Trainer& trainer) : options_(options) {
+TraceOutput::TraceOutput(const TraceOptions& options, Trainer& trainer)
+    : options_(options), trainer_(&trainer) {
   if (options.trace.empty() && options.timeline.empty()) {
     TWOBP_CHECK(options.steps.empty(), "--trace-steps needs --trace FILE or --timeline FILE");
     return;
@@ -54,13 +64,26 @@ TraceOutput::TraceOutput(const TraceOptions& options, Trainer& trainer) : option
   steps_ = choose_trace_steps(options.steps, {trainer.steps_done() + 1, trainer.config().train.steps});
   check_writable(options.trace);
   check_writable(options.timeline);
-  trace_ = describe(trainer);
+  variant_ = trainer.variant();
   recorder_ = std::make_shared<TraceRecorder>(steps_);
   trainer.add_observer(recorder_);
 }
 
-void TraceOutput::after_step() {
-  if (recorder_ && recorder_->complete() && !written_) write();
+void TraceOutput::after_step(const StepResult& result) {
+  if (!recorder_ || written_) return;
+  if (recorder_->complete()) {
+    write();
+  } else if (result.replan && result.replan->gain > 0) {
+    // A trace says what ran, so it has steps of one plan.
+    if (recorder_->reports().empty()) {
+      variant_ = result.replan->variant;
+      return;
+    }
+    recorder_->stop();
+    write();
+    log_warning(concat("the plan changes after step ", result.step, ": traced are the steps from ",
+                       steps_.first, " to there, not to ", steps_.last));
+  }
 }
 
 void TraceOutput::finish() {
@@ -79,9 +102,11 @@ void TraceOutput::finish() {
 }
 
 void TraceOutput::write() {
-  trace_.steps = recorder_->reports();
-  if (!options_.trace.empty()) write_trace_file(options_.trace, trace_json(trace_));
-  if (!options_.timeline.empty()) write_trace_file(options_.timeline, timeline_html(trace_));
+  Trace trace = describe(*trainer_, variant_);
+  trace.steps = recorder_->reports();
+  trace.run = run_of(*trainer_, variant_);  // now that the caps are known: the optimizer's state is there
+  if (!options_.trace.empty()) write_trace_file(options_.trace, trace_json(trace));
+  if (!options_.timeline.empty()) write_trace_file(options_.timeline, timeline_html(trace));
   written_ = true;
 }
 

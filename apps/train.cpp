@@ -60,7 +60,7 @@ void describe(Trainer& trainer) {
       "%.1fM parameters, %zu layers on %d stages (%s, the slowest %.2fx the mean), %s with p2 %s, "
       "%d micro-batches of %lld, %lld batches an epoch\n",
       static_cast<double>(parameters) / 1e6, pipeline.model().layers.size(), pipeline.stages(),
-      join(split, "+").c_str(), imbalance(seconds), variant.schedule.c_str(),
+      join(split, "+").c_str(), imbalance(seconds), variant.schedule.name().c_str(),
       std::string(policy_name(variant.policy)).c_str(), trainer.micro_batches(),
       static_cast<long long>(trainer.config().pipeline.micro_batch_size),
       static_cast<long long>(trainer.loader().batches_per_epoch()));
@@ -123,6 +123,11 @@ int train(const TrainOptions& options) {
   MetricsFile metrics(options.metrics);
   Trainer trainer(config);
   describe(trainer);
+  if (config.pipeline.replan > 0 && reorders(trainer.variant())) {
+    log_warning(concat("pipeline.replan is ", config.pipeline.replan, ", but ", config.pipeline.schedule,
+                       " gives up the order of micro-batches, so that any other plan would change bits: it "
+                       "stays as it is"));
+  }
   warn_of_new_parameters(trainer);
   if (options.resume) {
     resume(*checkpointer, trainer);
@@ -153,8 +158,12 @@ int train(const TrainOptions& options) {
       progress.finish_line();
       log_warning(*warning);
     }
+    if (result.replan) {
+      progress.finish_line();
+      log_warning(concat("step ", result.step, ": ", to_text(*result.replan)));
+    }
     metrics.write(step_to_json(result));
-    trace.after_step();
+    trace.after_step(result);
     if (checkpointer) checkpointer->after_step(trainer);
     const bool last = trainer.steps_done() == config.train.steps;
     if (config.train.eval_every > 0 && trainer.steps_done() % config.train.eval_every == 0 && !last) {

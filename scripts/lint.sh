@@ -9,7 +9,7 @@ mapfile -t sources < <(git ls-files '*.cpp' '*.h')
 clang-format --dry-run --Werror "${sources[@]}"
 
 [ -f build/release/compile_commands.json ] || { find_torch; build release; }
-mapfile -t tidy < <(git ls-files 'twobp/core/*.cpp' 'twobp/schedule/*.cpp')
+mapfile -t tidy < <(git ls-files 'twobp/core/*.cpp' 'twobp/schedule/*.cpp' 'twobp/plan/*.cpp')
 clang-tidy -p build/release --quiet --warnings-as-errors='*' "${tidy[@]}" 2> /dev/null
 
 python3 scripts/check_layout.py

@@ -17,12 +17,17 @@ class Contender:
     micro_batches: int = 1           # fewest; PyTorch refuses fewer
     models: tuple | None = None      # None: all
     slow: bool = False               # minutes a step: runs one step, and in few repeats
+    plan: tuple = ()                 # twobp: schedule and p2 policy
 
     def takes_part(self, model, micro_batches):
         return (self.models is None or model in self.models) and micro_batches >= self.micro_batches
 
 
-BASES = {"twobp": Contender("twobp 1F1B, 2BP `fill`"), "twobp_single": Contender("twobp, one stage, p2 `off`")}
+BASES = {
+    "twobp": Contender("twobp ZB-V, 2BP `fill`", plan=("zb-v", "fill")),
+    "twobp_1f1b": Contender("twobp 1F1B, 2BP `fill`", plan=("1f1b", "fill")),
+    "twobp_single": Contender("twobp, one stage, p2 `off`", plan=("1f1b", "off")),
+}
 PIPELINES = {
     "1f1b": Contender("PyTorch `Schedule1F1B`", "1f1b"),
     "gpipe": Contender("PyTorch `ScheduleGPipe`", "gpipe"),
@@ -50,7 +55,7 @@ QUICK = ("1f1b", "zbv", *SINGLES)
 def names_of(args, micro_batches):
     """twobp first: ratios are to it."""
     table = SINGLES if args.single else PIPELINES
-    return ["twobp_single" if args.single else "twobp",
+    return [*(["twobp_single"] if args.single else ["twobp", "twobp_1f1b"]),
             *(name for name in args.rivals if name in table and table[name].takes_part(args.model, micro_batches))]
 
 
@@ -83,7 +88,7 @@ def command(args, name, size, micro_batches, layers, json_path):
     if contender.schedule is None:
         _, config, *settings = shared_options(args, size)
         return [args.twobp, "bench", config, *settings, "--set", "pipeline.threads=1", "--set",
-                f"pipeline.stages={1 if args.single else 2}", "--schedules", "1f1b", "--p2", "off" if args.single else "fill",
+                f"pipeline.stages={1 if args.single else 2}", "--schedules", contender.plan[0], "--p2", contender.plan[1],
                 "--micro-batches", micro_batches, "--repeat", 1, "--steps", steps, "--warmup", warmup, "--json", json_path]
     stages = [] if args.single else ["--layers", layers, "--cut-at", args.cut_at]
     return [sys.executable, HERE / "pytorch_pipeline.py", "--schedule", contender.schedule, "--threads", 1,

@@ -248,8 +248,8 @@ class Report(unittest.TestCase):
             return contenders.names_of(args, micro_batches)
         self.assertEqual(names("mamba", True, 2), ["twobp_single", "single", "single_loop", "transformers"])
         self.assertEqual(names("resnet", True, 2), ["twobp_single", "single", "single_channels_last"])
-        self.assertEqual(names("bert", False, 2), ["twobp", "1f1b", "interleaved_zb", "zbv", "1f1b_all"])
-        self.assertEqual(names("bert", False, 4), ["twobp", "1f1b", "interleaved_zb", "zbv", "dualpipev", "1f1b_all"])
+        self.assertEqual(names("bert", False, 2), ["twobp", "twobp_1f1b", "1f1b", "interleaved_zb", "zbv", "1f1b_all"])
+        self.assertEqual(names("bert", False, 4), ["twobp", "twobp_1f1b", "1f1b", "interleaved_zb", "zbv", "dualpipev", "1f1b_all"])
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 // Layers with batch statistics: batch norm alone and fused, and a ResNet's blocks. Training against autograd
 // of ATen's batch_norm and finite differences, running statistics against ATen's after several micro-batches,
 // evaluation, several micro-batches at once, what is kept.
+#include "twobp/nn/layers/batch_norm.h"
+
 #include <functional>
 
 #include "tests/nn/layer_test_util.h"
-#include "twobp/nn/layers/batch_norm2d.h"
-#include "twobp/nn/layers/norm_conv2d.h"
+#include "twobp/nn/layers/batch_norm_relu_conv2d.h"
 #include "twobp/nn/layers/residual_block.h"
 
 namespace twobp {
@@ -52,7 +53,8 @@ BatchCase norm_case(const std::string& name, std::vector<int64_t> sizes, bool re
 }
 
 BatchCase norm_conv_case(const std::string& name, std::vector<int64_t> sizes, const ConvolutionOptions& o) {
-  return {name, [=](at::ScalarType dtype) { return std::make_unique<NormConv2d>("n", "w", o, dtype); },
+  return {name,
+          [=](at::ScalarType dtype) { return std::make_unique<BatchNormReluConv2d>("n", "w", o, dtype); },
           std::move(sizes),
           [=](const at::Tensor& x, const Weights& w, bool training) {
             return conv(at::relu(norm(x, w, "n", training)), w.at("w"), o.stride);

@@ -109,12 +109,12 @@ LayerCase add_norm_case(const std::string& name, int64_t positions, int64_t dim)
   return c;
 }
 
-LayerCase attention_case(const std::string& name, const EncoderAttentionShape& shape, int64_t positions,
+LayerCase attention_case(const std::string& name, const BidirectionalAttentionShape& shape, int64_t positions,
                          bool padded) {
   LayerCase c;
   c.name = name;
   c.make = [=](at::ScalarType dtype) {
-    return std::make_unique<EncoderAttention>(shape, /*dropout=*/0, "a", dtype);
+    return std::make_unique<BidirectionalAttention>(shape, /*dropout=*/0, "a", dtype);
   };
   c.input = sizes({positions, 3 * shape.width()});
   if (padded) {
@@ -123,7 +123,7 @@ LayerCase attention_case(const std::string& name, const EncoderAttentionShape& s
     };
   }
   c.reference = [=](const at::Tensor& x, const Weights&, const Fields& fields) {
-    return reference::full_attention(x, shape, padded ? fields.at("attention_mask") : at::Tensor());
+    return reference::bidirectional_attention(x, shape, padded ? fields.at("attention_mask") : at::Tensor());
   };
   // Scores (D), softmax and its sum (S), values (S), again in the backward; exp within 4 ulp of scores up to
   // 8, and about 20 operations.
@@ -205,8 +205,8 @@ LayerCase attention_half_case(const std::string& name, int64_t positions, int64_
     return Fields{{"attention_mask", padding_mask(samples, positions, seed)}};
   };
   c.reference = [=](const at::Tensor& x, const Weights& w, const Fields& fields) {
-    const at::Tensor out = reference::full_attention(reference::affine(x, w[0], w[1]), {heads, dim / heads},
-                                                     fields.at("attention_mask"));
+    const at::Tensor out = reference::bidirectional_attention(
+        reference::affine(x, w[0], w[1]), {heads, dim / heads}, fields.at("attention_mask"));
     return reference::layer_norm(x + reference::affine(out, w[2], w[3]), w[4], w[5], kEps);
   };
   c.roundings = static_cast<double>(12 * dim + 8 * positions) + 200;
@@ -246,30 +246,29 @@ LayerCase head_case(const std::string& name, int64_t positions, int64_t dim) {
 
 INSTANTIATE_TEST_SUITE_P(
     Bert, EveryLayer,
-    testing::Values(biased_linear_case("LinearBias", 3, 5, {{"w.weight", 7}}),
-                    biased_linear_case("LinearBiasPacked", 3, 5, {{"q", 4}, {"k", 1}, {"v", 2}}),
-                    biased_linear_case("LinearBiasLarge", 65, 67, {{"w", 71}}),  // rows of 64, 64 and 2
-                    layer_norm_case("LayerNorm", 3, 5), layer_norm_case("LayerNormWholeBlocks", 64, 17),
-                    layer_norm_case("LayerNormLarge", 65, 33), layer_norm_case("LayerNormWide", 3, 1100),
-                    gelu_case("GeluErf", GeluForm::kErf, 3, 5), gelu_case("GeluTanh", GeluForm::kTanh, 3, 5),
-                    gelu_case("GeluErfLarge", GeluForm::kErf, 65, 137),
-                    gelu_case("GeluTanhLarge", GeluForm::kTanh, 65, 137),
-                    gelu_linear_case("GeluLinear", GeluForm::kErf, true, 3, 5, 7),
-                    gelu_linear_case("GeluLinearTanh", GeluForm::kTanh, false, 3, 5, 7),
-                    gelu_linear_case("GeluLinearLarge", GeluForm::kErf, true, 65, 33, 31),
-                    add_norm_case("AddNorm", 3, 5), add_norm_case("AddNormLarge", 65, 33),
-                    attention_case("FullAttention", {2, 4}, 3, false),
-                    attention_case("FullAttentionPadded", {2, 3}, 5, true),
-                    attention_case("FullAttentionOnePosition", {2, 3}, 1, false),
-                    attention_case("FullAttentionLarge", {3, 18}, 133, true),  // blocks of 128 and 5 queries
-                    embedding_case("BertEmbedding", {4, 7, 2, 5}, 7, true),    // 14 tokens of 4: repeated
-                    embedding_case("BertEmbeddingUntyped", {131, 70, 3, 33}, 65, false),
-                    counted_case("CountedPositions", 3, 5, 7),
-                    counted_case("CountedPositionsLarge", 65, 17, 33),
-                    attention_half_case("BertAttentionHalf", 5, 6, 2),
-                    attention_half_case("BertAttentionHalfLarge", 65, 36, 3),
-                    mlp_half_case("BertMlpHalf", 3, 5, 7), mlp_half_case("BertMlpHalfLarge", 65, 33, 71),
-                    head_case("BertHead", 3, 5), head_case("BertHeadLarge", 65, 33)),
+    testing::Values(
+        biased_linear_case("LinearBias", 3, 5, {{"w.weight", 7}}),
+        biased_linear_case("LinearBiasPacked", 3, 5, {{"q", 4}, {"k", 1}, {"v", 2}}),
+        biased_linear_case("LinearBiasLarge", 65, 67, {{"w", 71}}),  // rows of 64, 64 and 2
+        layer_norm_case("LayerNorm", 3, 5), layer_norm_case("LayerNormWholeBlocks", 64, 17),
+        layer_norm_case("LayerNormLarge", 65, 33), layer_norm_case("LayerNormWide", 3, 1100),
+        gelu_case("GeluErf", GeluForm::kErf, 3, 5), gelu_case("GeluTanh", GeluForm::kTanh, 3, 5),
+        gelu_case("GeluErfLarge", GeluForm::kErf, 65, 137),
+        gelu_case("GeluTanhLarge", GeluForm::kTanh, 65, 137),
+        gelu_linear_case("GeluLinear", GeluForm::kErf, true, 3, 5, 7),
+        gelu_linear_case("GeluLinearTanh", GeluForm::kTanh, false, 3, 5, 7),
+        gelu_linear_case("GeluLinearLarge", GeluForm::kErf, true, 65, 33, 31), add_norm_case("AddNorm", 3, 5),
+        add_norm_case("AddNormLarge", 65, 33), attention_case("BidirectionalAttention", {2, 4}, 3, false),
+        attention_case("BidirectionalAttentionPadded", {2, 3}, 5, true),
+        attention_case("BidirectionalAttentionOnePosition", {2, 3}, 1, false),
+        attention_case("BidirectionalAttentionLarge", {3, 18}, 133, true),  // blocks of 128 and 5 queries
+        embedding_case("BertEmbedding", {4, 7, 2, 5}, 7, true),             // 14 tokens of 4: repeated
+        embedding_case("BertEmbeddingUntyped", {131, 70, 3, 33}, 65, false),
+        counted_case("CountedPositions", 3, 5, 7), counted_case("CountedPositionsLarge", 65, 17, 33),
+        attention_half_case("BertAttentionHalf", 5, 6, 2),
+        attention_half_case("BertAttentionHalfLarge", 65, 36, 3), mlp_half_case("BertMlpHalf", 3, 5, 7),
+        mlp_half_case("BertMlpHalfLarge", 65, 33, 71), head_case("BertHead", 3, 5),
+        head_case("BertHeadLarge", 65, 33)),
     [](const testing::TestParamInfo<LayerCase>& info) { return info.param.name; });
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 
 #include "twobp/nn/kernels/encoder_kernels.h"
-#include "twobp/nn/layers/encoder_attention.h"
+#include "twobp/nn/layers/bidirectional_attention.h"
 
 namespace twobp::test::reference {
 
@@ -28,8 +28,8 @@ inline at::Tensor gelu(const at::Tensor& x, GeluForm form) {
 
 // Packed (q | k | v), (B, S, 3 H D) -> (B, S, H D). `mask` (B, S), 0: padding; `kept` (B, H, S, S) is what
 // the probabilities are multiplied by; either may be undefined.
-inline at::Tensor full_attention(const at::Tensor& packed, const EncoderAttentionShape& shape,
-                                 const at::Tensor& mask = {}, const at::Tensor& kept = {}) {
+inline at::Tensor bidirectional_attention(const at::Tensor& packed, const BidirectionalAttentionShape& shape,
+                                          const at::Tensor& mask = {}, const at::Tensor& kept = {}) {
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
   const auto heads = [&](int64_t which) {

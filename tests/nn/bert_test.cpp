@@ -7,9 +7,9 @@
 
 #include "tests/nn/layer_test_util.h"
 #include "twobp/nn/layers/bert_embedding.h"
+#include "twobp/nn/layers/bidirectional_attention.h"
 #include "twobp/nn/layers/counted_positions.h"
 #include "twobp/nn/layers/cross_entropy.h"
-#include "twobp/nn/layers/encoder_attention.h"
 #include "twobp/nn/layers/gelu_linear.h"
 
 namespace twobp {
@@ -17,7 +17,7 @@ namespace {
 
 using namespace test;
 
-const EncoderAttentionShape kShape{2, 6};
+const BidirectionalAttentionShape kShape{2, 6};
 
 at::Tensor mask_of(const std::vector<int64_t>& lengths, int64_t positions) {
   at::Tensor mask = at::zeros({static_cast<int64_t>(lengths.size()), positions}, at::kLong);
@@ -27,8 +27,8 @@ at::Tensor mask_of(const std::vector<int64_t>& lengths, int64_t positions) {
 
 // Real positions are as if the padding were not there: outputs, and gradients, of which padding gets none
 // through the keys.
-TEST(EncoderAttention, PaddingIsNotSeen) {
-  EncoderAttention layer(kShape, 0, "a", at::kDouble);
+TEST(BidirectionalAttention, PaddingIsNotSeen) {
+  BidirectionalAttention layer(kShape, 0, "a", at::kDouble);
   const at::Tensor x = random({1, 9, 3 * kShape.width()}, 1);
   MicroBatch padded(layer, {{"attention_mask", mask_of({5}, 9)}});
   MicroBatch alone(layer);
@@ -42,8 +42,8 @@ TEST(EncoderAttention, PaddingIsNotSeen) {
   EXPECT_EQ(largest(dx.narrow(1, 5, 4)), 0);
 }
 
-TEST(EncoderAttention, SeesBothDirections) {
-  EncoderAttention layer(kShape, 0, "a", at::kFloat);
+TEST(BidirectionalAttention, SeesBothDirections) {
+  BidirectionalAttention layer(kShape, 0, "a", at::kFloat);
   const at::Tensor x = random({1, 9, 3 * kShape.width()}, 1, at::kFloat);
   at::Tensor other = x.clone();
   other.narrow(1, 8, 1).add_(1);
@@ -54,16 +54,16 @@ TEST(EncoderAttention, SeesBothDirections) {
   }
 }
 
-TEST(EncoderAttention, MaskOfOnesIsNoMask) {
-  EncoderAttention layer(kShape, 0, "a", at::kFloat);
+TEST(BidirectionalAttention, MaskOfOnesIsNoMask) {
+  BidirectionalAttention layer(kShape, 0, "a", at::kFloat);
   const at::Tensor x = random({2, 9, 3 * kShape.width()}, 1, at::kFloat);
   MicroBatch masked(layer, {{"attention_mask", at::ones({2, 9}, at::kLong)}});
   EXPECT_TRUE(same_bits(masked.evaluate(x), MicroBatch(layer).evaluate(x)));
 }
 
 // Nothing to attend to: any finite result will do, and the sample beside it has its own.
-TEST(EncoderAttention, SampleOfNothingButPadding) {
-  EncoderAttention layer(kShape, 0, "a", at::kFloat);
+TEST(BidirectionalAttention, SampleOfNothingButPadding) {
+  BidirectionalAttention layer(kShape, 0, "a", at::kFloat);
   const at::Tensor x = random({2, 9, 3 * kShape.width()}, 1, at::kFloat);
   MicroBatch micro_batch(layer, {{"attention_mask", mask_of({0, 9}, 9)}});
   const at::Tensor y = micro_batch.forward(x);
@@ -72,8 +72,8 @@ TEST(EncoderAttention, SampleOfNothingButPadding) {
   expect_close(y[1], MicroBatch(layer).evaluate(x)[1], 100, at::kFloat, "the other sample");
 }
 
-TEST(EncoderAttention, MaskOfAnotherShape) {
-  EncoderAttention layer(kShape, 0, "a", at::kFloat);
+TEST(BidirectionalAttention, MaskOfAnotherShape) {
+  BidirectionalAttention layer(kShape, 0, "a", at::kFloat);
   const at::Tensor x = random({2, 9, 3 * kShape.width()}, 1, at::kFloat);
   const auto with = [&](const at::Tensor& mask) {
     expect_error(

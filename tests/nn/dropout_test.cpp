@@ -1,5 +1,5 @@
-// Dropout, alone and inside BERT's layers: the scale, what a mask depends on and what not, forward and
-// backward with the same mask, evaluation without any.
+// Dropout's masks: the scale, what they depend on and what not, evaluation without any; and inside BERT's
+// layers, forward and backward with the same mask.
 #include <cmath>
 #include <set>
 
@@ -7,9 +7,10 @@
 
 #include "tests/nn/bert_reference.h"
 #include "tests/nn/layer_test_util.h"
+#include "twobp/nn/kernels/rows.h"
 #include "twobp/nn/layers/add_norm.h"
 #include "twobp/nn/layers/bert_embedding.h"
-#include "twobp/nn/layers/encoder_attention.h"
+#include "twobp/nn/layers/bidirectional_attention.h"
 #include "twobp/nn/layers/linear.h"
 
 namespace twobp {
@@ -34,13 +35,19 @@ Context context_of(const Draw& draw, const Fields* fields = nullptr) {
   return context;
 }
 
+// `x` (..., cols) after dropout, rows split over threads.
+at::Tensor drop(const at::Tensor& x, const DropoutRate& rate, const Context& context) {
+  at::Tensor y = at::empty_like(x);
+  const int64_t cols = x.size(-1);
+  for_rows(x.numel() / cols, cols,
+           [&](int64_t begin, int64_t end) { dropout_rows(x, {}, y, cols, rate.mask(context), begin, end); });
+  return y;
+}
+
 // What each number of (rows, cols) is multiplied by.
 at::Tensor mask_of(const std::string& name, std::vector<int64_t> sizes, const Draw& draw = {},
-                   double probability = kProbability) {
-  Dropout layer(probability, name);
-  Context context = context_of(draw);
-  Saved saved;
-  return layer.forward({at::ones(sizes, at::kDouble)}, context, saved)[0];
+                   double probability = kProbability, at::ScalarType dtype = at::kDouble) {
+  return drop(at::ones(sizes, dtype), DropoutRate(probability, name), context_of(draw));
 }
 
 TEST(Dropout, KeepsTheMean) {
@@ -89,27 +96,21 @@ TEST(Dropout, DependsOnSeedStepMicroBatchAndName) {
 
 TEST(Dropout, IsNothingInEvaluationAndForProbabilityZero) {
   const at::Tensor x = random({5, 9}, 1, at::kFloat);
-  Dropout layer(kProbability, "layer");
   Context context = context_of({});
+  const DropoutRate rate(kProbability, "layer"), none(0, "layer");
+  EXPECT_TRUE(rate.active(context));
+  EXPECT_FALSE(none.active(context));
+  EXPECT_TRUE(same_bits(drop(x, none, context), x));
   context.training = false;
-  Saved saved;
-  EXPECT_TRUE(same_bits(layer.forward({x}, context, saved)[0], x));
-  Dropout none(0, "layer");
-  context.training = true;
-  EXPECT_TRUE(same_bits(none.forward({x}, context, saved)[0], x));
-  EXPECT_TRUE(same_bits(none.backward_p1({x}, context, saved)[0], x));
+  EXPECT_FALSE(rate.active(context));
+  EXPECT_TRUE(same_bits(drop(x, rate, context), x));
 }
 
-TEST(Dropout, BackwardHasTheMaskOfForward) {
-  for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
-    Dropout layer(kProbability, "layer");
-    Context context = context_of({});
-    Saved saved;
-    const at::Tensor ones = at::ones({5, 1500}, dtype);  // more columns than are drawn at once
-    const at::Tensor y = layer.forward({ones}, context, saved)[0];
-    EXPECT_TRUE(same_bits(layer.backward_p1({ones}, context, saved)[0], y));
-    EXPECT_EQ(y.ne(0).sum().item<int64_t>(), mask_of("layer", {5, 1500}).ne(0).sum().item<int64_t>());
-    EXPECT_TRUE(at::equal(y.ne(0), mask_of("layer", {5, 1500}).ne(0))) << "another mask in another precision";
+TEST(Dropout, MaskIsTheSameInEveryPrecision) {
+  const std::vector<int64_t> sizes = {5, 1500};  // more columns than are drawn at once
+  const at::Tensor mask = mask_of("layer", sizes);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    EXPECT_TRUE(same_bits(mask_of("layer", sizes, {}, kProbability, dtype), mask.to(dtype)));
   }
 }
 
@@ -129,9 +130,9 @@ TEST(Dropout, ThreadsDoNotChangeABit) {
 }
 
 TEST(Dropout, ProbabilityOutOfRange) {
-  expect_error([] { Dropout(1, "layer"); }, {"dropout of layer", "[0, 1)"});
-  expect_error([] { Dropout(-0.1, "layer"); }, {"dropout of layer", "-0.1"});
-  expect_error([] { Dropout(std::nan(""), "layer"); }, {"dropout of layer", "nan"});
+  expect_error([] { DropoutRate(1, "layer"); }, {"dropout of layer", "[0, 1)"});
+  expect_error([] { DropoutRate(-0.1, "layer"); }, {"dropout of layer", "-0.1"});
+  expect_error([] { DropoutRate(std::nan(""), "layer"); }, {"dropout of layer", "nan"});
 }
 
 // A layer in training against autograd of a reference with the same mask: y, dx and the parameters'
@@ -194,8 +195,8 @@ TEST(Dropout, InBertEmbeddingAgreesWithAutograd) {
 }
 
 // Equal scores and values that are the identity let the kept probabilities be read off the output.
-at::Tensor kept_probabilities(EncoderAttention& layer, const EncoderAttentionShape& shape, int64_t batch,
-                              int64_t positions) {
+at::Tensor kept_probabilities(BidirectionalAttention& layer, const BidirectionalAttentionShape& shape,
+                              int64_t batch, int64_t positions) {
   at::Tensor packed = at::zeros({batch, positions, 3, shape.heads, shape.head_dim}, at::kDouble);
   for (int64_t s = 0; s < positions; ++s) packed.select(1, s).select(1, 2).select(2, s).fill_(1);
   Context context = context_of({});
@@ -208,8 +209,8 @@ at::Tensor kept_probabilities(EncoderAttention& layer, const EncoderAttentionSha
 TEST(Dropout, OfAttentionAgreesWithAutograd) {
   for (const int64_t positions : {5, 133}) {  // blocks of 128 and 5 queries
     for (const bool padded : {false, true}) {
-      const EncoderAttentionShape shape{2, positions + 1};
-      EncoderAttention layer(shape, kProbability, "a", at::kDouble);
+      const BidirectionalAttentionShape shape{2, positions + 1};
+      BidirectionalAttention layer(shape, kProbability, "a", at::kDouble);
       const at::Tensor kept = kept_probabilities(layer, shape, 2, positions);
       const double share = kept.eq(0).to(at::kDouble).mean().item<double>();
       EXPECT_NEAR(share, kProbability, 5 * std::sqrt(0.21 / static_cast<double>(kept.numel())));
@@ -222,7 +223,7 @@ TEST(Dropout, OfAttentionAgreesWithAutograd) {
       }
       expect_autograd(layer, random({2, positions, 3 * shape.width()}, 3), fields,
                       [&](const at::Tensor& x, const std::vector<at::Tensor>&) {
-                        return reference::full_attention(x, shape, mask, kept);
+                        return reference::bidirectional_attention(x, shape, mask, kept);
                       });
     }
   }

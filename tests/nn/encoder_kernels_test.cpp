@@ -1,116 +1,176 @@
-// BERT's kernels of every instruction set this CPU has: masks the same to the bit, the rest against float64.
+// BERT's kernels of every instruction set this CPU has, in float and double: masks the same to the bit, the
+// rest against plain loops in long double.
 #include "twobp/nn/kernels/encoder_kernels.h"
 
-#include <cmath>
-#include <numeric>
+#include <numbers>
 
 #include "tests/nn/kernel_test_util.h"
-#include "tests/nn/layer_test_util.h"
 
 namespace twobp {
 namespace {
 
 using namespace test;
 
-std::vector<std::pair<std::string, const EncoderKernels<float>*>> tables() {
-  std::vector<std::pair<std::string, const EncoderKernels<float>*>> all;
-  for (const auto& set : kernel_sets(encoder_kernels_tables())) all.emplace_back(set.name, set.of_float);
-  return all;
-}
+class EncoderKernelsTest : public KernelFamilyTest<EncoderKernels> {};
 
 constexpr int64_t kRows = 3;
+constexpr double kEps = 1e-3;
 
-float* data(const at::Tensor& t) {
-  return t.mutable_data_ptr<float>();
-}
-
-// Relative to the largest, or to 1.
-void expect_near(const at::Tensor& actual, const at::Tensor& expected, double roundings,
-                 const std::string& what) {
-  expect_within(actual, expected, roundings * 0x1p-24 * std::max(1.0, largest(expected)), what);
-}
-
-TEST(EncoderKernels, MasksAreTheSameToTheBit) {
+DropoutMask some_mask() {
   DropoutMask mask;
   mask.key[0] = 123;
   mask.key[1] = 456;
   mask.micro_batch = 7;
   mask.threshold = 20000;
   mask.scale = 1.5;
-  for (const int64_t cols : {1, 7, 8, 33, 1024, 2051}) {
-    std::vector<at::Tensor> results;
-    for (const auto& [name, kernels] : tables()) {
-      results.push_back(at::ones({kRows, cols}));
-      kernels->dropout(data(results.back()), nullptr, data(results.back()), kRows, cols, mask, 5);
-      EXPECT_TRUE(same_bits(results.back(), results.front())) << name << " " << cols;
+  return mask;
+}
+
+template <typename T>
+Buffer<T> ones(int64_t size) {
+  Buffer<T> all(size);
+  for (int64_t i = 0; i < size; ++i) all[i] = 1;
+  return all;
+}
+
+TEST_P(EncoderKernelsTest, MasksAreTheSameToTheBit) {
+  const EncoderKernels<double>& baseline = encoder_kernels_tables().baseline.of_double;
+  const DropoutMask mask = some_mask();
+  for_each_type([&]<typename T>(const EncoderKernels<T>& k) {
+    for (const int64_t cols : {1, 7, 8, 33, 1024, 2051}) {
+      Buffer<T> y = ones<T>(kRows * cols);
+      k.dropout(y.data(), nullptr, y.data(), kRows, cols, mask, 5);
+      EXPECT_TRUE(y.guard_intact());
+      Buffer<double> expected = ones<double>(kRows * cols);
+      baseline.dropout(expected.data(), nullptr, expected.data(), kRows, cols, mask, 5);
+      for (int64_t i = 0; i < y.size(); ++i) ASSERT_EQ(y[i], expected[i]) << cols << " " << i;
       // A part of the rows alone gives what it gives among all.
-      at::Tensor last = at::ones({1, cols});
-      kernels->dropout(data(last), nullptr, data(last), 1, cols, mask, 5 + kRows - 1);
-      EXPECT_TRUE(same_bits(last[0], results.back()[kRows - 1])) << name << " " << cols;
+      Buffer<T> last = ones<T>(cols);
+      k.dropout(last.data(), nullptr, last.data(), 1, cols, mask, 5 + kRows - 1);
+      for (int64_t c = 0; c < cols; ++c) ASSERT_EQ(last[c], y[(kRows - 1) * cols + c]) << cols << " " << c;
     }
-  }
+  });
 }
 
-TEST(EncoderKernels, GeluOverItsWholeRange) {
-  const at::Tensor x = at::linspace(-14, 14, 20001, at::kFloat);
-  const at::Tensor wide = x.to(at::kDouble);
-  const at::Tensor gate = 0.5 * at::erfc(-wide / std::sqrt(2.0));
-  const at::Tensor bell = at::exp(-0.5 * wide.square()) / std::sqrt(2 * M_PI);
-  for (const auto& [name, kernels] : tables()) {
-    at::Tensor y = at::empty_like(x), dx = at::empty_like(x), act = at::empty_like(x);
-    const at::Tensor ones = at::ones_like(x);
-    kernels->gelu_forward(data(x), data(y), x.numel(), GeluForm::kErf);
-    kernels->gelu_backward(data(x), data(ones), data(dx), data(act), x.numel(), GeluForm::kErf);
-    // Where x < 0 the small results are right to their own size: exp of -x^2 / 2 rounds that to x^2 / 2
-    // units.
-    const at::Tensor bound = (wide * gate).abs() * (16 + wide.square()) * 0x1p-24 + 1e-37;
-    EXPECT_TRUE(((y.to(at::kDouble) - wide * gate).abs() <= bound).all().item<bool>()) << name;
-    EXPECT_TRUE(((act.to(at::kDouble) - wide * gate).abs() <= bound).all().item<bool>()) << name;
-    expect_near(dx, gate + wide * bell, 16, name + " dx");
-    kernels->gelu_forward(data(x), data(y), x.numel(), GeluForm::kTanh);
-    const at::Tensor inner = std::sqrt(2 / M_PI) * (wide + 0.044715 * wide.pow(3));
-    expect_near(y, 0.5 * wide * (1 + at::tanh(inner)), 16, name + " tanh");
-  }
+TEST_P(EncoderKernelsTest, DropoutAdds) {
+  for_each_type([]<typename T>(const EncoderKernels<T>& k) {
+    constexpr int64_t kCols = 33;
+    const Buffer<T> x(kRows * kCols, 1), add(kRows * kCols, 2);
+    for (const DropoutMask& mask : {DropoutMask{}, some_mask()}) {
+      Buffer<T> y = x, kept = ones<T>(x.size());
+      k.dropout(kept.data(), nullptr, kept.data(), kRows, kCols, mask, 5);
+      k.dropout(y.data(), add.data(), y.data(), kRows, kCols, mask, 5);
+      std::vector<Real> expected;
+      for (int64_t i = 0; i < x.size(); ++i) expected.push_back(x[i] * kept[i] + add[i]);
+      expect_close(y, expected, 2, largest(expected) + 4, "y");
+    }
+  });
 }
 
-TEST(EncoderKernels, SoftmaxWithShift) {
-  for (const int64_t cols : {1, 5, 32, 33, 300}) {
-    const at::Tensor scores = random({kRows, cols}, 1, at::kFloat) * 8;
-    at::Tensor shift = at::zeros({cols});
-    if (cols > 4) shift[3] = -30000;
-    const at::Tensor logits = scores.to(at::kDouble) * 0.25 + shift;
-    for (const auto& [name, kernels] : tables()) {
-      at::Tensor p = scores.clone(), log_sum = at::empty({kRows});
-      kernels->softmax_forward(data(p), data(shift), data(log_sum), kRows, cols, 0.25, {}, 0);
-      expect_near(p, at::softmax(logits, -1), static_cast<double>(cols) + 60, name);
-      expect_near(log_sum, at::logsumexp(logits, -1), static_cast<double>(cols) + 60, name);
-      if (cols <= 4) continue;
-      EXPECT_EQ(largest(p.select(1, 3)), 0) << name;
-    }
+struct Gelu {
+  Real value, slope;
+};
+
+Gelu exact_gelu(Real x, GeluForm form) {
+  constexpr Real kPi = std::numbers::pi_v<Real>;
+  if (form == GeluForm::kErf) {
+    const Real gate = std::erfc(-x / std::sqrt(Real(2))) / 2;
+    return {x * gate, gate + x * std::exp(-x * x / 2) / std::sqrt(2 * kPi)};
   }
+  const Real root = std::sqrt(2 / kPi);
+  const Real t = std::tanh(root * (x + Real(0.044715) * x * x * x));
+  return {x * (1 + t) / 2, (1 + t) / 2 + x * (1 - t * t) / 2 * root * (1 + 3 * Real(0.044715) * x * x)};
 }
 
-TEST(EncoderKernels, LayerNormAndRows) {
-  for (const int64_t cols : {5, 33, 1030}) {
-    const at::Tensor x = random({kRows, cols}, 1, at::kFloat) + 3;
-    const at::Tensor gain = random({cols}, 2, at::kFloat), bias = random({cols}, 3, at::kFloat);
-    const at::Tensor wide = x.to(at::kDouble);
-    const at::Tensor off = wide - wide.mean(-1, true);
-    const at::Tensor expected = off / at::sqrt(off.square().mean(-1, true) + 1e-3) * gain + bias;
-    for (const auto& [name, kernels] : tables()) {
-      at::Tensor y = at::empty_like(x), mean = at::empty({kRows}), rstd = at::empty({kRows});
-      kernels->layer_norm_forward(data(x), data(gain), data(bias), data(y), data(mean), data(rstd), kRows,
-                                  cols, 1e-3);
-      expect_near(y, expected, static_cast<double>(2 * cols) + 40, name);
-      at::Tensor sums = bias.clone();
-      kernels->add_rows(data(x), data(sums), kRows, cols);
-      expect_near(sums, bias.to(at::kDouble) + wide.sum(0), 2 * kRows, name);
-      at::Tensor added = x.clone();
-      kernels->add_row(data(added), data(bias), kRows, cols);
-      EXPECT_TRUE(same_bits(added, x + bias)) << name;
+TEST_P(EncoderKernelsTest, GeluOverItsWholeRange) {
+  for_each_type([]<typename T>(const EncoderKernels<T>& k) {
+    constexpr int64_t kCount = 20001;
+    const Real unit = std::numeric_limits<T>::epsilon() / 2;
+    Buffer<T> x(kCount), dy = ones<T>(kCount);
+    for (int64_t i = 0; i < kCount; ++i) x[i] = static_cast<T>(-14 + 28 * double(i) / (kCount - 1));
+    const Buffer<T>& from = x;
+    for (const GeluForm form : {GeluForm::kErf, GeluForm::kTanh}) {
+      SCOPED_TRACE(form == GeluForm::kErf ? "erf" : "tanh");
+      std::vector<Real> value, slope;
+      for (int64_t i = 0; i < kCount; ++i) {
+        const Gelu exact = exact_gelu(from[i], form);
+        value.push_back(exact.value);
+        slope.push_back(exact.slope);
+      }
+      Buffer<T> y(kCount), dx(kCount), act(kCount), again(kCount);
+      k.gelu_forward(x.data(), y.data(), kCount, form);
+      k.gelu_backward(x.data(), dy.data(), dx.data(), act.data(), kCount, form);
+      k.gelu_backward(x.data(), dy.data(), again.data(), nullptr, kCount, form);
+      expect_close(y, value, 16, largest(value), "y");
+      expect_close(act, value, 16, largest(value), "act");
+      // tanh's slope has (1 - gate) times up to 61 in it before gate is 1: two roundings of gate so often.
+      const double of_slope = form == GeluForm::kTanh ? 16 + 2 * 61 : 16;
+      expect_close(dx, slope, of_slope, largest(slope), "dx");
+      expect_close(again, slope, of_slope, largest(slope), "dx without act");
+      if (form == GeluForm::kTanh || std::is_same_v<T, double>) continue;
+      // In float the small results, where x < 0, are right to their own size: exp of -x^2 / 2 rounds that to
+      // x^2 / 2 units. (In double they are 1 + erf, whose rounding is of the size of 1.)
+      const Buffer<T>&gelu = y, &gelu_again = act;
+      for (int64_t i = 0; i < kCount; ++i) {
+        const Real bound = std::abs(value[i]) * (16 + from[i] * from[i]) * unit + Real(1e-37);
+        ASSERT_TRUE(std::abs(gelu[i] - value[i]) <= bound) << "y at " << from[i];
+        ASSERT_TRUE(std::abs(gelu_again[i] - value[i]) <= bound) << "act at " << from[i];
+      }
     }
-  }
+  });
 }
+
+TEST_P(EncoderKernelsTest, LayerNorm) {
+  for_each_type([]<typename T>(const EncoderKernels<T>& k) {
+    for (const int64_t cols : {5, 33, 1030}) {
+      SCOPED_TRACE(cols);
+      Buffer<T> x(kRows * cols, 1), gain(cols, 2), bias(cols, 3), dy(kRows * cols, 4);
+      for (int64_t i = 0; i < x.size(); ++i) x[i] += 3;
+      Buffer<T> y(kRows * cols), mean(kRows), rstd(kRows), dx = dy, dgain(cols, 5), dbias(cols, 6);
+      const Buffer<T>&from = x, &g = gain, &b = bias, &gradient = dy;
+      std::vector<Real> exact_y, exact_dx, exact_dgain, exact_dbias;
+      for (int64_t c = 0; c < cols; ++c) {
+        exact_dgain.push_back(static_cast<const Buffer<T>&>(dgain)[c]);
+        exact_dbias.push_back(static_cast<const Buffer<T>&>(dbias)[c]);
+      }
+      for (int64_t r = 0; r < kRows; ++r) {
+        Real sum = 0, squares = 0, sum_g = 0, dot = 0;
+        for (int64_t c = 0; c < cols; ++c) sum += from[r * cols + c];
+        const Real middle = sum / Real(cols);
+        for (int64_t c = 0; c < cols; ++c) {
+          const Real off = from[r * cols + c] - middle;
+          squares += off * off;
+        }
+        const Real scale = 1 / std::sqrt(squares / Real(cols) + Real(kEps));
+        for (int64_t c = 0; c < cols; ++c) {
+          const Real xhat = (from[r * cols + c] - middle) * scale, d = gradient[r * cols + c];
+          exact_y.push_back(xhat * g[c] + b[c]);
+          exact_dgain[c] += d * xhat;
+          exact_dbias[c] += d;
+          sum_g += d * g[c];
+          dot += d * g[c] * xhat;
+        }
+        for (int64_t c = 0; c < cols; ++c) {
+          const Real xhat = (from[r * cols + c] - middle) * scale;
+          exact_dx.push_back(scale *
+                             (gradient[r * cols + c] * g[c] - sum_g / Real(cols) - xhat * dot / Real(cols)));
+        }
+      }
+      const double roundings = static_cast<double>(2 * cols) + 40;
+      k.layer_norm_forward(x.data(), gain.data(), bias.data(), y.data(), mean.data(), rstd.data(), kRows,
+                           cols, kEps);
+      expect_close(y, exact_y, roundings, std::max(1.0, largest(exact_y)), "y");
+      k.layer_norm_backward(dx.data(), x.data(), gain.data(), mean.data(), rstd.data(), dx.data(),
+                            dgain.data(), dbias.data(), kRows, cols);
+      expect_close(dx, exact_dx, roundings, std::max(1.0, largest(exact_dx)), "dx over dy");
+      expect_close(dgain, exact_dgain, roundings, std::max(1.0, largest(exact_dgain)), "dgain");
+      expect_close(dbias, exact_dbias, 2 * kRows, std::max(1.0, largest(exact_dbias)), "dbias");
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Nn, EncoderKernelsTest, testing::ValuesIn(kernel_sets(encoder_kernels_tables())),
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace twobp

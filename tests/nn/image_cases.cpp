@@ -3,7 +3,6 @@
 #include "tests/nn/layer_cases.h"
 #include "twobp/nn/layers/conv2d.h"
 #include "twobp/nn/layers/pool2d.h"
-#include "twobp/nn/layers/relu.h"
 
 namespace twobp::test {
 namespace {
@@ -61,16 +60,6 @@ LayerCase average_pool_case(const std::string& name, int64_t size, int64_t chann
   return c;
 }
 
-LayerCase relu_case() {
-  LayerCase c;
-  c.name = "Relu";
-  c.make = [](at::ScalarType) { return std::make_unique<Relu>(); };
-  c.input = images(2, 3, 5);
-  c.reference = [](const at::Tensor& x, const Weights&, const Fields&) { return at::relu(x); };
-  c.roundings = 1;
-  return c;
-}
-
 std::vector<LayerCase> image_cases() {
   return {
       conv2d_case("Conv2d", 5, 4, {3, 6, 3, 1, 1}),
@@ -87,7 +76,6 @@ std::vector<LayerCase> image_cases() {
       max_pool_case("MaxPool2dOverlapping", 4, 5, 3, 1, 1),
       average_pool_case("AveragePool2d", 3, 5),
       average_pool_case("AveragePool2dLarge", 9, 67),
-      relu_case(),
   };
 }
 

@@ -268,6 +268,25 @@ TEST_P(KernelsTest, CrossEntropyWithLargeLogits) {
   });
 }
 
+TEST_P(KernelsTest, AddRows) {
+  for_each_type([]<typename T>(const Kernels<T>& k) {
+    for (const Shape shape : kShapes) {
+      const Buffer<T> x(shape.rows * shape.cols, 1), row(shape.cols, 2);
+      Buffer<T> sums = row, added = x;
+      std::vector<Real> exact;
+      for (int64_t c = 0; c < shape.cols; ++c) exact.push_back(row[c]);
+      for (int64_t i = 0; i < x.size(); ++i) exact[i % shape.cols] += x[i];
+      k.add_rows(x.data(), sums.data(), shape.rows, shape.cols);
+      expect_close(sums, exact, 2 * static_cast<double>(shape.rows), std::max(1.0, largest(exact)), "sums");
+      k.add_row(added.data(), row.data(), shape.rows, shape.cols);
+      EXPECT_TRUE(added.guard_intact());
+      for (int64_t i = 0; i < x.size(); ++i) {
+        ASSERT_EQ(added[i], x.data()[i] + row.data()[i % shape.cols]);  // to the bit
+      }
+    }
+  });
+}
+
 TEST_P(KernelsTest, SumOfSquares) {
   for_each_type([]<typename T>(const Kernels<T>& k) {
     for (const int64_t n : {0, 1, 7, 33, 4095, 4096, 4097, 20000}) {

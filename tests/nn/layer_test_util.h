@@ -16,7 +16,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
-#include "twobp/core/check.h"
+#include "tests/expect_error.h"
 #include "twobp/nn/layer.h"
 
 namespace twobp::test {
@@ -60,24 +60,6 @@ inline void expect_close(const at::Tensor& actual, const at::Tensor& expected, d
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() == b.defined() &&
          (!a.defined() || (a.scalar_type() == b.scalar_type() && at::equal(a, b)));
-}
-
-// Runs `action`, which must throw twobp::Error (nothing else) with a message that has each of `parts` in it.
-template <typename Action>
-void expect_error(Action&& action, const std::vector<std::string>& parts) {
-  try {
-    action();
-  } catch (const Error& error) {
-    const std::string what = error.what();
-    for (const auto& part : parts) {
-      EXPECT_NE(what.find(part), std::string::npos) << "no \"" << part << "\" in: " << what;
-    }
-    return;
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "not a twobp::Error: " << error.what();
-    return;
-  }
-  ADD_FAILURE() << "no error, expected one with: " << (parts.empty() ? "" : parts.front());
 }
 
 // The layer's parameters with values and gradient buffers. Gains get values other than 1, which would hide a

@@ -5,8 +5,8 @@
 #include <set>
 
 #include "tests/nn/layer_test_util.h"
-#include "twobp/nn/layers/batch_norm2d.h"
-#include "twobp/nn/layers/norm_conv2d.h"
+#include "twobp/nn/layers/batch_norm.h"
+#include "twobp/nn/layers/batch_norm_relu_conv2d.h"
 #include "twobp/nn/layers/residual_block.h"
 
 namespace twobp {
@@ -81,7 +81,7 @@ TEST(ResnetMemory, NormKeepsItsInputUntilI) {
 
 // The convolution's input lies where the norm's was.
 TEST(ResnetMemory, NormConvKeepsOneImageBeforeIAndTwoAfter) {
-  NormConv2d layer("n", "w", {16, 4, 1, 1, 0}, at::kFloat);
+  BatchNormReluConv2d layer("n", "w", {16, 4, 1, 1, 0}, at::kFloat);
   expect_kept(layer, kImage, kPixels * 16 + 4 * 16, kPixels * (16 + 4), kPixels * 16 + 3 * 16 * 4);
 }
 

@@ -4,9 +4,9 @@
 
 #include "tests/nn/layer_test_util.h"
 #include "twobp/nn/layers/attention.h"
-#include "twobp/nn/layers/batch_norm2d.h"
+#include "twobp/nn/layers/batch_norm.h"
+#include "twobp/nn/layers/bidirectional_attention.h"
 #include "twobp/nn/layers/cross_entropy.h"
-#include "twobp/nn/layers/encoder_attention.h"
 #include "twobp/nn/layers/gelu.h"
 #include "twobp/nn/layers/layer_norm.h"
 #include "twobp/nn/layers/pool2d.h"
@@ -28,7 +28,7 @@ struct ThreadCase {
 std::vector<ThreadCase> thread_cases() {
   const AttentionShape even{4, 2, 16, 10000};
   const AttentionShape odd{3, 1, 18, 10000};
-  const EncoderAttentionShape encoder{3, 18};
+  const BidirectionalAttentionShape encoder{3, 18};
   return {
       {"RmsNorm", [] { return std::make_unique<RmsNorm>("g", 515, 1e-5, at::kFloat); }, {201, 515}, {}},
       {"SwiGlu", [] { return std::make_unique<SwiGlu>(); }, {201, 514}, {}},
@@ -47,8 +47,8 @@ std::vector<ThreadCase> thread_cases() {
       {"GeluErf", [] { return std::make_unique<Gelu>(GeluForm::kErf); }, {201, 515}, {}},
       {"GeluTanh", [] { return std::make_unique<Gelu>(GeluForm::kTanh); }, {201, 515}, {}},
       {"LayerNorm", [] { return std::make_unique<LayerNorm>("n", 515, 1e-5, at::kFloat); }, {201, 515}, {}},
-      {"EncoderAttention",
-       [=] { return std::make_unique<EncoderAttention>(encoder, 0.1, "a", at::kFloat); },
+      {"BidirectionalAttention",
+       [=] { return std::make_unique<BidirectionalAttention>(encoder, 0.1, "a", at::kFloat); },
        {2, 131, 3 * encoder.width()},
        {}},
       {"BatchNorm2d",

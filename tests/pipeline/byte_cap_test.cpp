@@ -11,6 +11,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "tests/pipeline/support.h"
+#include "twobp/nn/models/emulated.h"
 
 namespace twobp {
 namespace {
@@ -200,6 +201,60 @@ TEST(ByteCap, ATinyCapLeavesNothingPending) {
   const auto tiny = measured_peaks(pipeline, pipeline.plan("gpipe", 4, P2Policy::kEnd, P2Batching::kLoop, 1));
   const int64_t stash_of_a_block = (2 * test::kRows * test::kDim + 3 * test::kRows * test::kHidden) * kFloat;
   EXPECT_LE(tiny[0], off[0] + stash_of_a_block);
+}
+
+// A message that is received is booked on its receiver: room for it is made first. Rank 0 has F2 within its
+// cap beside the stash of W0; F2's message is still there, for rank 1 runs a slow W1, when dL/dx of
+// micro-batch 1 comes in.
+TEST(ByteCap, AMessageFindsRoom) {
+  constexpr int64_t kStash = 1000;
+  constexpr int64_t kBoundary = 400;
+  const EmulatedLayer held{
+      .backward_p2 = 1e-4, .activation_bytes = kStash, .stash_bytes = kStash, .boundary_bytes = kBoundary};
+  const EmulatedLayer slow{.backward_p2 = 0.02, .activation_bytes = 8, .stash_bytes = 8, .boundary_bytes = 8};
+  const ModelSpec model = emulated({held, slow});
+  Pipeline pipeline(model, test::no_costs(model), options_of({1, 1}));
+  Schedule schedule;
+  schedule.name = "f2 before i1";
+  schedule.stages = 2;
+  schedule.micro_batches = 4;
+  schedule.rank_of_stage = {0, 1};
+  schedule.ranks.resize(2);
+  for (const auto& [op, m] : {std::pair{Op::kForward, 0},
+                              {Op::kForward, 1},
+                              {Op::kBackwardP1, 0},
+                              {Op::kForward, 2},
+                              {Op::kBackwardP1, 1},
+                              {Op::kForward, 3},
+                              {Op::kBackwardP1, 2},
+                              {Op::kBackwardP1, 3}}) {
+    schedule.ranks[0].push_back({op, 0, m});
+  }
+  schedule.ranks[0].push_back({Op::kBackwardP2, 0, 0, 4});
+  for (int m = 0; m < 4; ++m) {
+    for (const Op op : {Op::kForward, Op::kBackwardP1, Op::kBackwardP2}) {
+      schedule.ranks[1].push_back({op, 1, m});
+    }
+  }
+  Plan plan;
+  plan.schedule = finished(schedule, P2Policy::kPlaced);
+  plan.memory_cap = 3 * kStash + kBoundary;
+  StepOptions options = step_options();
+  options.want_events = true;
+  const StepReport report = pipeline.run(plan, std::vector<Fields>(4), options);
+  int pending = 0;
+  int received = 0;
+  for (const Event& event : report.events[0]) {
+    if (event.kind == Event::Kind::kBackwardP1 && event.part == 0) ++pending;
+    if (event.kind == Event::Kind::kBackwardP2) --pending;
+    if (event.kind != Event::Kind::kReceive) continue;
+    ++received;
+    EXPECT_EQ(event.bytes, kBoundary);
+    if (pending > 0) {
+      EXPECT_LE(event.held, plan.memory_cap) << "with dL/dx of " << event.micro_batch;
+    }
+  }
+  EXPECT_EQ(received, 4);
 }
 
 TEST(InFlight, MostMicroBatchesAStageHolds) {

@@ -15,7 +15,7 @@
 #include "twobp/core/check.h"
 #include "twobp/nn/models/llama.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/schedule/generators.h"
+#include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
 #include "twobp/schedule/validate.h"
 

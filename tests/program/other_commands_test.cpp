@@ -58,12 +58,18 @@ TEST(Profile, CostsOfEveryKind) {
   ASSERT_EQ(costs.at("layers").size(), 6U);
   EXPECT_EQ(costs.at("layers")[1].at("kind"), "attention");
   ASSERT_EQ(costs.at("kinds").size(), 4U);
-  const json& mlp = costs.at("kinds").at("mlp");
-  EXPECT_EQ(mlp.at("parameters"), 16 + 2 * 24 * 16 + 16 * 24);
+  const json& kind = costs.at("kinds").at("mlp");
+  EXPECT_EQ(kind.at("parameters"), 16 + 2 * 24 * 16 + 16 * 24);
+  EXPECT_EQ(kind.at("parameter_bytes"), 4 * kind.at("parameters").get<int64_t>());
+  EXPECT_EQ(kind.at("gradient_bytes"), kind.at("parameter_bytes"));
+  EXPECT_EQ(kind.at("optimizer_bytes"), 2 * kind.at("parameter_bytes").get<int64_t>()) << "AdamW";
+  EXPECT_GT(kind.at("optimizer_seconds").get<double>(), 0);
+  EXPECT_GT(costs.at("link").at("latency_seconds").get<double>(), 0);
+  const json& mlp = kind.at("costs").at(0);
   EXPECT_GT(mlp.at("forward_seconds").get<double>(), 0);
   EXPECT_GT(mlp.at("backward_p1_seconds").get<double>(), 0);
   EXPECT_GT(mlp.at("backward_p2_seconds").get<double>(), 0);
-  const int64_t rows = costs.at("micro_batch_size").get<int64_t>() * 8;
+  const int64_t rows = mlp.at("micro_batch_size").get<int64_t>() * 8;
   EXPECT_EQ(mlp.at("output_bytes"), 4 * rows * 16);
   // Inputs (16 and 24 numbers a row) and output gradients (2 x 24 and 16) of two projections.
   EXPECT_EQ(mlp.at("held_bytes_after_p1"), 4 * rows * (16 + 24 + 48 + 16));
@@ -81,12 +87,70 @@ TEST(Bench, ConcatAndCaps) {
   EXPECT_EQ(batchings, (std::set<std::string>{"concat", "concat_copy", "loop"}));
 }
 
+TEST(Bench, Recomputation) {
+  const TempFolder folder;
+  const std::string config = folder.write("config.json", test::tiny_config().dump());
+  const std::string report = folder.path("rows.json");
+  // With every micro-batch in flight at once, what each of them keeps is what there is.
+  const auto run = expect_success({"bench", config, "--schedules", "gpipe", "--micro-batches", "4", "--p2",
+                                   "off", "--recompute", "none,activations,both", "--repeat", "1", "--steps",
+                                   "1", "--memory-cap", "0", "--json", report});
+  EXPECT_NE(run.out.find("recompute"), std::string::npos) << run.out;
+  const json all = json::parse(read_file(report));
+  ASSERT_EQ(all.at("rows").size(), 3U);
+  std::vector<std::string> modes;
+  std::vector<std::vector<int64_t>> held;  // by mode and stage
+  for (const json& row : all.at("rows")) {
+    modes.push_back(row.at("recompute").get<std::string>());
+    held.push_back(row.at("peak_held_bytes").get<std::vector<int64_t>>());
+    ASSERT_EQ(held.back().size(), 2U);
+    for (int s = 0; s < 2; ++s) {
+      EXPECT_GT(held.back()[s], 0);
+      EXPECT_LT(held.back()[s], row.at("peak_bytes")[s].get<int64_t>()) << "weights are there, too";
+    }
+  }
+  for (int s = 0; s < 2; ++s) {
+    EXPECT_LT(held[1][s], held[0][s]) << "activations are computed again instead of kept, stage " << s;
+  }
+  EXPECT_EQ(modes, (std::vector<std::string>{"none", "activations", "both"}));
+}
+
+TEST(Bench, TheScheduleThatIsSearchedFor) {
+  const TempFolder folder;
+  const std::string config = folder.write("config.json", test::tiny_config().dump());
+  const std::string report = folder.path("rows.json");
+  const auto run =
+      expect_success({"bench", config, "--schedules", "1f1b,auto", "--p2", "off,fill", "--micro-batches",
+                      "2,4", "--repeat", "1", "--steps", "1", "--json", report});
+  std::vector<std::string> rows;
+  const json written = json::parse(read_file(report));
+  for (const json& row : written.at("rows")) {
+    const std::string schedule = row.at("schedule");
+    const std::string name = row.at("schedule_name");
+    rows.push_back(concat(schedule, ' ', row.at("micro_batches")));
+    if (schedule != "auto") {
+      EXPECT_EQ(name, schedule);
+      continue;
+    }
+    EXPECT_EQ(name.find("auto ("), 0U) << name;
+    EXPECT_NE(run.out.find(name), std::string::npos) << run.out;
+    EXPECT_GT(row.at("step_seconds").get<double>(), 0);
+  }
+  // One row of it for each M: its p2 policy is its own.
+  EXPECT_EQ(rows, (std::vector<std::string>{"1f1b 2", "1f1b 2", "auto 2", "1f1b 4", "1f1b 4", "auto 4"}));
+}
+
+TEST(Bench, HelpSaysWhatSpeedIsRelativeTo) {
+  EXPECT_NE(expect_success({"bench", "--help"}).out.find("first row of the same M"), std::string::npos);
+}
+
 TEST(Bench, RefusesWhatItCannotMeasure) {
   const TempFolder folder;
   const std::string config = folder.write("config.json", test::tiny_config().dump());
   test::expect_one_message({"bench", config, "--schedules", "1f2b"}, {"1f2b", "1f1b"});
   test::expect_one_message({"bench", config, "--p2", "ofd"}, {"ofd", "off"});
   test::expect_one_message({"bench", config, "--micro-batches", "0"}, {"micro-batches"});
+  test::expect_one_message({"bench", config, "--recompute", "all"}, {"pipeline.recompute", "\"all\""});
   test::expect_one_message(
       {"bench", config, "--repeat", "1", "--steps", "1", "--json", folder.path("no/such/file")},
       {folder.path("no/such/file")});
@@ -117,7 +181,7 @@ TEST(Plan, WritesJson) {
 TEST(Plan, RefusesWhatCannotRun) {
   test::expect_one_message({"plan", "--schedule", "gpip"}, {"gpip", "'gpipe'"});
   test::expect_one_message({"plan", "--p2", "fil"}, {"fil", "'fill'"});
-  test::expect_one_message({"plan", "--stages", "0"}, {"at least 1 stage"});
+  test::expect_one_message({"plan", "--stages", "0"}, {"--stages", "at least 1"});
   test::expect_one_message({"plan", "--stages", "2", "--forward", "1,2,3"}, {"--forward", "3 values"});
 }
 

@@ -106,11 +106,6 @@ inline std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-inline std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
 // Exits with 0 and has nothing to complain about.
 inline Finished expect_success(const std::vector<std::string>& arguments) {
   Finished result = run_program(arguments);

@@ -1,9 +1,13 @@
 // The named schedules, instruction by instruction where small, and valid for every N, M and policy.
-#include "twobp/schedule/generators.h"
+#include <algorithm>
 
 #include <gtest/gtest.h>
 
+#include "tests/schedule/named.h"
 #include "tests/schedule/support.h"
+#include "twobp/core/text.h"
+#include "twobp/schedule/generators/classic.h"
+#include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
 #include "twobp/schedule/validate.h"
 
@@ -36,7 +40,7 @@ TEST(Generators, OneForwardOneBackwardWithFewerMicroBatchesThanStages) {
 }
 
 TEST(Generators, ForwardOnly) {
-  const Schedule schedule = make_forward_schedule(3, 2);
+  const Schedule schedule = make_forward_schedule({0, 1, 2}, 2);
   EXPECT_EQ(text_of(schedule.ranks[1]), "1RECV_F0 1F0 1SEND_F0 1RECV_F1 1F1 1SEND_F1");
 }
 
@@ -54,15 +58,65 @@ TEST(Generators, PresetsAreOneForwardOneBackward) {
   EXPECT_EQ(preset.ranks, make_schedule("1f1b", 3, 6, P2Policy::kFill).ranks);
 }
 
+TEST(Generators, AdmitsSaysWhatMakeScheduleTakes) {
+  for (const auto& name : schedule_names()) {
+    for (int stages = 1; stages <= 9; ++stages) {
+      for (int ranks = 1; ranks <= 5; ++ranks) {
+        for (int m = 0; m <= 9; ++m) {
+          const std::string error =
+              error_of([&] { make_schedule(name, stages, m, default_policy(name), ranks); });
+          EXPECT_EQ(admits(name, stages, ranks, m), error.empty())
+              << name << ' ' << stages << " on " << ranks << ", M " << m << ": " << error;
+        }
+      }
+    }
+  }
+  EXPECT_THROW(admits("2f2b", 4, 4, 4), Error);
+}
+
+TEST(Generators, NamedSchedulesOnAPlacement) {
+  const auto on = [](const std::vector<int>& rank_of_stage, int m) {
+    std::vector<std::string> names;
+    for (const auto& [name, policy] : named_schedules_on(rank_of_stage, m)) {
+      const int ranks = *std::max_element(rank_of_stage.begin(), rank_of_stage.end()) + 1;
+      const Schedule schedule = make_schedule(name, static_cast<int>(rank_of_stage.size()), m, policy, ranks);
+      EXPECT_EQ(schedule.rank_of_stage, rank_of_stage) << name;
+      EXPECT_EQ(schedule.policy, policy) << name;
+      EXPECT_EQ(schedule.replicas, 1) << name;
+      if (names.empty() || names.back() != name) names.emplace_back(name);
+    }
+    return join(names);
+  };
+  EXPECT_EQ(on({0, 1, 1, 0}, 4), "zb-v, v-half, v-min, dualpipe-v");
+  EXPECT_EQ(on({0, 1, 1, 0}, 3), "zb-v, v-half, v-min");
+  EXPECT_EQ(on({0, 1, 0, 1}, 1), "interleaved-1f1b, looped-bfs, interleaved-zb");
+  EXPECT_EQ(on({0, 1}, 1),
+            "naive, gpipe, 1f1b, 1f1b-1, 1f1b-2, eager-1f1b, interleaved-1f1b, looped-bfs, zb-h1, zb-h2, "
+            "interleaved-zb");
+  EXPECT_EQ(on({0, 0, 1}, 4), "");
+  EXPECT_EQ(on({0, 1}, 0), "");
+  // off, end, cooldown and fill of eleven, placed of three
+  EXPECT_EQ(named_schedules_on({0, 1}, 4).size(), 47U);
+}
+
 TEST(Generators, EveryScheduleIsValid) {
   for (const auto& name : schedule_names()) {
-    for (P2Policy policy : kPolicies) {
-      for (int stages = 1; stages <= 6; ++stages) {
-        for (int micro_batches = 1; micro_batches <= 13; ++micro_batches) {
+    for (P2Policy policy : policies_of(name)) {
+      for (int ranks = 1; ranks <= 8; ++ranks) {
+        for (int micro_batches = 1; micro_batches <= 24; ++micro_batches) {
+          const int stages = stages_on(name, ranks);
+          if (!admits(name, stages, ranks, micro_batches)) {
+            const std::string error = error_of([&] { make_schedule(name, stages, micro_batches, policy); });
+            expect_contains(error, {"'" + name + "'", "needs"});
+            continue;
+          }
           const Schedule schedule = make_schedule(name, stages, micro_batches, policy);
-          ASSERT_NO_THROW(validate(schedule)) << name << ' ' << stages << ' ' << micro_batches;
+          ASSERT_NO_THROW(validate(schedule)) << name << ' ' << ranks << ' ' << micro_batches;
+          ASSERT_EQ(schedule.stages, stages);
+          ASSERT_EQ(schedule.rank_count(), ranks);
+          ASSERT_EQ(schedule.micro_batches * schedule.replicas, micro_batches);
+          ASSERT_FALSE(schedule.allow_reorder) << name;  // so that training is bitwise the same
           ASSERT_EQ(schedule.policy, policy);
-          ASSERT_NO_THROW(validate(make_forward_schedule(stages, micro_batches)));
         }
       }
     }
@@ -71,15 +125,7 @@ TEST(Generators, EveryScheduleIsValid) {
 
 TEST(Generators, RandomSizesAreValid) {
   Random random(1);
-  for (int round = 0; round < 40; ++round) {
-    const int stages = random_int(random, 1, 64);
-    const int micro_batches = random_int(random, 1, 256);
-    const auto names = schedule_names();
-    const auto& name = names[random_int(random, 0, static_cast<int>(names.size()) - 1)];
-    const P2Policy policy = kPolicies[random_int(random, 0, 3)];
-    ASSERT_NO_THROW(make_schedule(name, stages, micro_batches, policy))
-        << name << ' ' << stages << ' ' << micro_batches;
-  }
+  for (int round = 0; round < 200; ++round) ASSERT_NO_THROW(random_named_schedule(random, 64, 256)) << round;
 }
 
 TEST(Generators, RandomOrdersOnRandomPlacementsAreValid) {
@@ -114,7 +160,8 @@ TEST(Generators, RejectsNoStagesAndNoMicroBatches) {
     EXPECT_THROW(make_schedule(name, 1, 0, P2Policy::kOff), Error);
     EXPECT_THROW(default_micro_batches(name, 0), Error);
   }
-  EXPECT_THROW(make_forward_schedule(-1, 1), Error);
+  EXPECT_THROW(make_forward_schedule({}, 1), Error);
+  EXPECT_THROW(make_forward_schedule({0}, 0), Error);
 }
 
 }  // namespace

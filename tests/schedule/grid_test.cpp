@@ -9,7 +9,8 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
-#include "twobp/schedule/generators.h"
+#include "twobp/schedule/generators/classic.h"
+#include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
 
 namespace twobp {
@@ -91,6 +92,17 @@ TEST(Grid, ColorsEveryOp) {
   EXPECT_EQ(count(grid, "\x1b[0m"), 6U);
 }
 
+TEST(Grid, ShadesTheStagesOfARank) {
+  GridOptions options;
+  options.color = true;
+  const Schedule schedule = add_communication(apply_p2_policy(looped_gpipe({0, 1, 1, 0}, 3), P2Policy::kEnd));
+  const std::string grid = unit_grid(schedule, options);
+  for (const char* color : {"\x1b[97;44m", "\x1b[30;48;5;75m", "\x1b[30;48;5;208m", "\x1b[30;48;5;215m",
+                            "\x1b[30;42m", "\x1b[30;48;5;114m"}) {
+    EXPECT_EQ(count(grid, color), 2U * 3) << color + 1;
+  }
+}
+
 TEST(Grid, RejectsUnitsThatCannotBeDrawn) {
   const Schedule schedule = make_schedule("gpipe", 2, 2, P2Policy::kOff);
   const Simulation simulation = simulate(schedule, std::vector<StageCost>(2));
@@ -114,6 +126,17 @@ TEST(Instructions, ShowTheNeighbourhoodOfAMarkOnly) {
   EXPECT_EQ(count(text, "rank "), 17U);
   EXPECT_EQ(text.substr(0, 4), "...\n");
   EXPECT_GT(draw_instructions(schedule).size(), 100000U);
+}
+
+TEST(Grid, OptimizerWaitsForTheSummedGradients) {
+  // One rank, B done at 3, a sum of 2, the optimizer from 5 to 6.
+  std::vector<StageCost> costs(1);
+  costs[0].optimizer = 1;
+  costs[0].gradient_bytes = 1;
+  SimulationOptions options;
+  options.data_parallel = {.replicas = 2, .latency = 1, .bytes_per_second = 1};
+  const Schedule schedule = make_schedule("1f1b", 1, 1, P2Policy::kOff);
+  EXPECT_EQ(draw_grid(schedule, simulate(schedule, costs, options), 1), "rank 0  F0 I0 W0 .  .  O\n");
 }
 
 }  // namespace

@@ -4,7 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
-#include "twobp/schedule/generators.h"
+#include "twobp/schedule/generators/classic.h"
+#include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/validate.h"
 
 namespace twobp {
@@ -30,7 +31,7 @@ TEST(Instruction, Kinds) {
 }
 
 TEST(Policy, NamesGoBothWays) {
-  EXPECT_EQ(policy_names(), (std::vector<std::string>{"off", "end", "cooldown", "fill"}));
+  EXPECT_EQ(policy_names(), (std::vector<std::string>{"off", "end", "cooldown", "fill", "placed"}));
   for (P2Policy policy : kPolicies) EXPECT_EQ(parse_policy(policy_name(policy)), policy);
 }
 
@@ -72,11 +73,24 @@ TEST(ApplyPolicy, SeveralStagesARankEndLastStageFirst) {
   EXPECT_EQ(rank_text(schedule, 1), "1F0 1F1 2F0 2F1 2I0 2I1 1I0 1I1 2W0-1 1W0-1");
 }
 
-TEST(ApplyPolicy, LeavesPlacedWAlone) {
+TEST(ApplyPolicy, PlacedWStaysOrMoves) {
   Schedule schedule = empty_schedule({0}, 2);
-  schedule.ranks[0] = {{Op::kForward, 0, 0},    {Op::kBackwardP1, 0, 0}, {Op::kForward, 0, 1},
-                       {Op::kBackwardP2, 0, 0}, {Op::kBackwardP1, 0, 1}, {Op::kBackwardP2, 0, 1}};
-  for (P2Policy policy : kPolicies) EXPECT_EQ(apply_p2_policy(schedule, policy).ranks, schedule.ranks);
+  schedule.ranks[0] = {{Op::kForward, 0, 0},
+                       {Op::kBackwardP1, 0, 0},
+                       {Op::kForward, 0, 1},
+                       {Op::kBackwardP2, 0, 0},
+                       {Op::kBackward, 0, 1}};
+  const auto with = [&](P2Policy policy) { return rank_text(apply_p2_policy(schedule, policy), 0); };
+  EXPECT_EQ(with(P2Policy::kPlaced), "0F0 0I0 0F1 0W0 0B1");
+  EXPECT_EQ(with(P2Policy::kFill), "0F0 0I0 0F1 0W0 0I1 0W1");
+  EXPECT_EQ(with(P2Policy::kOff), "0F0 0B0 0F1 0B1");
+  EXPECT_EQ(with(P2Policy::kEnd), "0F0 0I0 0F1 0I1 0W0-1");
+  EXPECT_EQ(with(P2Policy::kCooldown), "0F0 0I0 0F1 0I1 0W0 0W1");
+}
+
+TEST(ApplyPolicy, PlacedNeedsAScheduleThatPlacesW) {
+  const std::string error = error_of([] { apply_p2_policy(gpipe(2, 2), P2Policy::kPlaced); });
+  expect_contains(error, {"gpipe", "places no W", "fill"});
 }
 
 TEST(ApplyPolicy, ReorderedWIsPlacedInTheOrderOfItsI) {

@@ -1,9 +1,10 @@
 // A second, slow simulation to compare with: it ticks through whole time units and does at each what an
-// executor would, with no thought for speed. Costs and delays are whole numbers of at least one per piece of
-// W.
+// executor would, with no thought for speed. Costs and delays are whole numbers of at least one per layer and
+// piece of W; of several ranks that could act at a tick, the lowest does.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <map>
 #include <tuple>
@@ -18,123 +19,209 @@ class ReferenceExecutor {
  public:
   ReferenceExecutor(const Schedule& schedule, const std::vector<StageCost>& costs,
                     const SimulationOptions& options)
-      : schedule_(schedule), costs_(costs), options_(options), ranks_(schedule.ranks.size()) {
+      : schedule_(schedule), options_(options), ranks_(schedule.ranks.size()) {
     for (size_t r = 0; r < ranks_.size(); ++r) {
       for (const Instruction& range : schedule.ranks[r]) {
         for (int i = 0; i < range.count; ++i) {
           ranks_[r].list.push_back({range.op, range.stage, range.micro_batch + i});
         }
+        ranks_[r].splits |= range.op == Op::kBackwardP1;
       }
     }
+    for (int s = 0; s < schedule.stages; ++s) {
+      stages_.push_back(stage_of(costs, s));
+      for (const Layer& layer : stages_.back().layers) {
+        double& largest = ranks_[schedule.rank_of_stage[s]].largest_p2;
+        largest = std::max(largest, layer.p2_peak);
+      }
+    }
+    done_at_.resize(schedule.stages);
+    summed_.resize(schedule.stages);
   }
 
   Simulation run() {
-    Simulation result;
-    result.ranks.resize(ranks_.size());
     for (now_ = 0; !all_done(); now_ += 1) {
       // Messages that leave at this tick must be there before anybody decides to fill a wait.
-      for (bool moved = true; moved;) {
-        moved = false;
-        for (auto& rank : ranks_) moved |= advance(rank);
+      while (std::any_of(ranks_.begin(), ranks_.end(), [&](Rank& rank) { return advance(rank); })) {
       }
       for (auto& rank : ranks_) fill(rank);
+      for (auto& rank : ranks_) book_idle_tick(rank);
     }
-    for (size_t r = 0; r < ranks_.size(); ++r) {
-      result.ranks[r].timeline = ranks_[r].timeline;
-      result.ranks[r].peak_bytes = ranks_[r].peak;
-      for (const auto& op : ranks_[r].timeline) result.ranks[r].busy += op.end - op.begin;
-      result.step_seconds = std::max(result.step_seconds, ranks_[r].free_at);
+    for (auto& rank : ranks_) sum_gradients(rank);
+    Simulation result;
+    for (auto& rank : ranks_) result.step_seconds = std::max(result.step_seconds, rank.free_at);
+    for (auto& rank : ranks_) {
+      RankSimulation out;
+      out.timeline = rank.timeline;
+      out.peak_bytes = rank.peak;
+      out.bubble = rank.bubble;
+      for (const auto& op : rank.timeline) out.busy += op.end - op.begin;
+      out.bubble[static_cast<int>(BubbleCause::kNothing)] += result.step_seconds - rank.free_at;
+      result.ranks.push_back(std::move(out));
     }
     return result;
   }
 
  private:
+  struct Layer {
+    double f, f_peak, f_held, i, i_peak, i_held, piece, stash, p2_peak;
+    int pieces;
+  };
+  struct Stage {
+    std::vector<Layer> layers;
+    double output = 0, gradient = 0, input = 0, output_gradient = 0, sum_bytes = 0;
+    bool plain = false, last = false;
+  };
   struct Piece {
-    int stage, micro_batch, left;
+    int stage, micro_batch, layer, left;
   };
   struct Rank {
     std::vector<Instruction> list;
     size_t at = 0;
+    int layer = 0;  // of the F or I under way
+    int parts = 0;
     double free_at = 0;
     double bytes = 0;
     double later = 0;  // added to bytes when the op under way is done
     double peak = 0;
+    double largest_p2 = 0;
+    bool started = false, splits = false;
+    bool inside = false;  // of an instruction that takes several steps
     std::deque<Piece> pending;
+    std::vector<std::pair<double, double>> foreign;  // time, bytes: what others did to its memory
     std::vector<SimulatedOp> timeline;
+    std::array<double, kBubbleCauses> bubble{};
+  };
+  struct Message {
+    double sent, arrives;
   };
 
-  bool all_done() const {
-    for (const auto& rank : ranks_) {
-      if (rank.at < rank.list.size() || rank.free_at > now_) return false;
+  Stage stage_of(const std::vector<StageCost>& costs, int s) const {
+    const StageCost& cost = costs[s];
+    Stage stage;
+    stage.last = schedule_.is_last(s);
+    stage.plain = cost.layers.empty();
+    stage.output = cost.output_bytes;
+    stage.gradient = schedule_.is_first(s) ? 0 : cost.input_gradient_bytes;
+    stage.input = schedule_.is_first(s) ? 0 : costs[s - 1].output_bytes;
+    stage.output_gradient = stage.last ? 0 : costs[s + 1].input_gradient_bytes;
+    stage.sum_bytes = cost.gradient_bytes;
+    if (stage.plain) {
+      if (stage.last) stage.output = 0;
+      const double held = cost.activation_bytes - stage.input;
+      stage.layers.push_back(
+          {cost.forward, held, held + stage.output, cost.backward_p1, 0,
+           cost.stash_bytes - cost.activation_bytes - stage.output_gradient + stage.gradient,
+           cost.backward_p2 / cost.p2_units, cost.stash_bytes / cost.p2_units, 0, cost.p2_units});
     }
-    return true;
+    for (const LayerShare& share : cost.layers) {  // their weights are their seconds
+      const int n = std::max(1, share.p2_units);
+      stage.layers.push_back({share.forward, share.forward_peak, share.forward_held, share.backward_p1,
+                              share.p1_peak, share.p1_held, share.backward_p2 / n, share.stash / n,
+                              share.p2_peak, share.p2_units});
+    }
+    return stage;
   }
 
-  void run_op(Rank& rank, Op op, int stage, int m, double seconds, double at_end) {
-    if (op == Op::kBackwardP2 && !rank.timeline.empty() && rank.timeline.back().op == op &&
-        rank.timeline.back().stage == stage && rank.timeline.back().micro_batch == m &&
-        rank.timeline.back().end == rank.free_at && rank.free_at == now_) {
-      rank.timeline.back().end += seconds;
+  bool all_done() const {
+    return std::all_of(ranks_.begin(), ranks_.end(),
+                       [&](const Rank& rank) { return rank.at == rank.list.size() && rank.free_at <= now_; });
+  }
+
+  double cap_of(const Rank& rank) const {
+    return options_.cap_per_rank.empty() ? 0 : options_.cap_per_rank[&rank - ranks_.data()];
+  }
+
+  void log(Rank& rank, Op op, int stage, int m, double seconds) {
+    auto& timeline = rank.timeline;
+    if (!timeline.empty() && timeline.back().op == op && timeline.back().stage == stage &&
+        timeline.back().micro_batch == m && timeline.back().end == rank.free_at && rank.free_at == now_) {
+      timeline.back().end += seconds;
     } else {
-      rank.timeline.push_back({op, stage, m, now_, now_ + seconds});
+      const int part = op == Op::kBackwardP2 ? 0 : rank.parts++;
+      timeline.push_back({op, stage, m, now_, now_ + seconds, part});
     }
     rank.free_at = now_ + seconds;
-    rank.later = at_end;
+  }
+
+  void hold(Rank& rank, double bytes) {
+    rank.bytes += bytes;
+    rank.peak = std::max(rank.peak, rank.bytes);
   }
 
   void run_piece(Rank& rank, std::deque<Piece>::iterator piece) {
-    const StageCost& cost = costs_[piece->stage];
-    run_op(rank, Op::kBackwardP2, piece->stage, piece->micro_batch, cost.backward_p2 / cost.p2_units,
-           -cost.stash_bytes / cost.p2_units);
-    if (--piece->left == 0) rank.pending.erase(piece);
+    const Layer& layer = stages_[piece->stage].layers[piece->layer];
+    rank.peak = std::max(rank.peak, rank.bytes + layer.p2_peak);
+    log(rank, Op::kBackwardP2, piece->stage, piece->micro_batch, layer.piece);
+    rank.later = -layer.stash;
+    if (--piece->left > 0) return;
+    const int stage = piece->stage;
+    rank.pending.erase(piece);
+    const auto left = std::count_if(rank.pending.begin(), rank.pending.end(),
+                                    [&](const Piece& p) { return p.stage == stage; });
+    if (left == 0) done_at_[stage] = rank.free_at;
+  }
+
+  // The need of several layers at once: of the neediest, after those before it.
+  double need_of(const Rank& rank, Op op, int s) const {
+    const Stage& stage = stages_[s];
+    const int n = static_cast<int>(stage.layers.size());
+    if (op == Op::kForward) {
+      const Layer& layer = stage.layers[rank.layer];
+      double held = layer.f_held;
+      double peak = layer.f_peak;
+      if (!stage.plain && stage.last && rank.layer == n - 1) {
+        peak = std::max(peak, held);
+        held -= stage.output;
+      }
+      return std::max(peak, held + rank.largest_p2);
+    }
+    const Layer& layer = stage.layers[n - 1 - rank.layer];
+    return std::max(layer.i_peak, layer.i_held + rank.largest_p2);
   }
 
   // One step of a free rank, if it can make one without filling a wait.
   bool advance(Rank& rank) {
     if (rank.free_at > now_) return false;
-    rank.bytes += std::exchange(rank.later, 0);
-    rank.peak = std::max(rank.peak, rank.bytes);
+    hold(rank, std::exchange(rank.later, 0));
+    if (!rank.inside) {
+      for (const auto& change : std::exchange(rank.foreign, {})) hold(rank, change.second);
+    }
     if (rank.at == rank.list.size()) return false;
     const auto [op, s, m, count] = rank.list[rank.at];
-    const StageCost& cost = costs_[s];
-    const size_t index = static_cast<size_t>(&rank - ranks_.data());
-    const double cap = options_.cap_per_rank.empty() ? 0 : options_.cap_per_rank[index];
+    const Stage& stage = stages_[s];
+    rank.inside = true;
     switch (op) {
       case Op::kSendForward:
-      case Op::kSendBackward: {
-        const int to = op == Op::kSendForward ? s + 1 : s - 1;
-        messages_[{op == Op::kSendForward ? Op::kRecvForward : Op::kRecvBackward, to, m}] =
-            now_ + options_.message_seconds;
+      case Op::kSendBackward:
+        send(rank, op, s, m);
         break;
-      }
       case Op::kRecvForward:
       case Op::kRecvBackward: {
         const auto found = messages_.find({op, s, m});
-        if (found == messages_.end() || found->second > now_) return false;
-        break;
-      }
-      case Op::kForward:
-      case Op::kBackwardP1: {
-        const double need = cost.activation_bytes * (op == Op::kForward ? 1 : -1) +
-                            (op == Op::kForward ? 0 : cost.stash_bytes);
-        if (cap > 0 && need > 0 && rank.bytes + need > cap && !rank.pending.empty()) {
+        if (found == messages_.end() || found->second.arrives > now_) {
+          rank.inside = false;
+          return false;
+        }
+        const double bytes = op == Op::kRecvForward ? stage.input : stage.output_gradient;
+        const bool adds = options_.message_holder != MessageHolder::kReceiver && bytes > 0;
+        if (adds && lacks_room(rank, bytes + rank.largest_p2)) {
           run_piece(rank, rank.pending.begin());
           return true;
         }
-        if (op == Op::kForward) {
-          rank.bytes += need;
-          run_op(rank, op, s, m, cost.forward, 0);
-        } else {
-          run_op(rank, op, s, m, cost.backward_p1, need);
-          rank.pending.push_back({s, m, cost.p2_units});
+        if (adds) hold(rank, bytes);
+        if (options_.message_holder == MessageHolder::kSender) {
+          const int from = op == Op::kRecvForward ? s - 1 : s + 1;
+          ranks_[schedule_.rank_of_stage[from]].foreign.emplace_back(now_, -bytes);
         }
         break;
       }
+      case Op::kForward:
+      case Op::kBackwardP1:
+        if (!run_layer(rank, op, s, m)) return true;
+        break;
       case Op::kBackward:
-        run_op(rank, Op::kBackwardP1, s, m, cost.backward_p1, 0);
-        rank.timeline.push_back({Op::kBackwardP2, s, m, rank.free_at, rank.free_at + cost.backward_p2});
-        rank.free_at += cost.backward_p2;
-        rank.later = -cost.activation_bytes;
+        if (!run_backward(rank, s, m)) return true;
         break;
       case Op::kBackwardP2: {
         const auto piece =
@@ -148,8 +235,100 @@ class ReferenceExecutor {
       }
     }
     ++rank.at;
-    rank.peak = std::max(rank.peak, rank.bytes);
+    rank.inside = false;
     return true;
+  }
+
+  // Whether W should run first.
+  bool lacks_room(const Rank& rank, double need) const {
+    const double cap = cap_of(rank);
+    return cap > 0 && need > 0 && rank.bytes + need > cap && !rank.pending.empty();
+  }
+
+  // One layer of F or I, or a piece of W to make room for it. Whether that was the last layer.
+  bool run_layer(Rank& rank, Op op, int s, int m) {
+    const Stage& stage = stages_[s];
+    const int n = static_cast<int>(stage.layers.size());
+    if (lacks_room(rank, need_of(rank, op, s))) {
+      run_piece(rank, rank.pending.begin());
+      return false;
+    }
+    if (rank.layer == 0) rank.parts = 0;
+    rank.started = true;
+    if (op == Op::kForward) {
+      const Layer& layer = stage.layers[rank.layer];
+      log(rank, op, s, m, layer.f);
+      if (stage.plain) {  // activations come first, the output last
+        hold(rank, layer.f_peak);
+        rank.later = layer.f_held - layer.f_peak;
+      } else {
+        rank.peak = std::max({rank.peak, rank.bytes + layer.f_peak, rank.bytes + layer.f_held});
+        rank.later = layer.f_held - (stage.last && rank.layer == n - 1 ? stage.output : 0);
+      }
+    } else {
+      const Layer& layer = stage.layers[n - 1 - rank.layer];
+      log(rank, op, s, m, layer.i);
+      rank.peak = std::max(rank.peak, rank.bytes + layer.i_peak);
+      rank.later = layer.i_held;
+      if (layer.pieces > 0) rank.pending.push_back({s, m, n - 1 - rank.layer, layer.pieces});
+    }
+    if (++rank.layer < n) return false;
+    rank.layer = 0;
+    return true;
+  }
+
+  // All of B, or a piece of other W to make room for it. Whether that was B.
+  bool run_backward(Rank& rank, int s, int m) {
+    const Stage& stage = stages_[s];
+    double i = 0;
+    double w = 0;
+    double held = 0;
+    double most = 0;
+    for (auto layer = stage.layers.rbegin(); layer != stage.layers.rend(); ++layer) {
+      i += layer->i;
+      w += layer->piece * layer->pieces;
+      most = std::max(most, held + layer->i_peak);
+      if (!stage.plain)
+        most = std::max(most, held + layer->i_held + (layer->pieces > 0 ? layer->p2_peak : 0));
+      held += layer->i_held - layer->stash * layer->pieces;
+    }
+    most = std::max(most, held);
+    if (lacks_room(rank, most)) {
+      run_piece(rank, rank.pending.begin());
+      return false;
+    }
+    rank.peak = std::max(rank.peak, rank.bytes + most);
+    rank.parts = 0;
+    log(rank, Op::kBackwardP1, s, m, i);
+    rank.timeline.push_back({Op::kBackwardP2, s, m, rank.free_at, rank.free_at + w});
+    rank.free_at += w;
+    rank.later = held;
+    done_at_[s] = rank.free_at;
+    return true;
+  }
+
+  void send(Rank& rank, Op op, int s, int m) {
+    const bool forward = op == Op::kSendForward;
+    const int to = forward ? s + 1 : s - 1;
+    const double bytes = forward ? stages_[s].output : stages_[s].gradient;
+    const std::pair route{schedule_.rank_of_stage[s], schedule_.rank_of_stage[to]};
+    double latency = options_.message_seconds;
+    double speed = options_.bytes_per_second;
+    std::pair link = route;
+    for (size_t i = 0; i < options_.shared_links.size(); ++i) {
+      const SharedLink& shared = options_.shared_links[i];
+      if (std::find(shared.between.begin(), shared.between.end(), route) == shared.between.end()) continue;
+      latency = shared.latency;
+      speed = shared.bytes_per_second;
+      link = {-1, static_cast<int>(i)};
+    }
+    double& free_at = links_[link];
+    free_at = std::max(free_at, now_) + (speed > 0 ? bytes / speed : 0);
+    messages_[{forward ? Op::kRecvForward : Op::kRecvBackward, to, m}] = {now_, free_at + latency};
+    if (options_.message_holder != MessageHolder::kSender) hold(rank, -bytes);
+    if (options_.message_holder == MessageHolder::kReceiver) {
+      ranks_[schedule_.rank_of_stage[to]].foreign.emplace_back(now_, bytes);
+    }
   }
 
   void fill(Rank& rank) {
@@ -158,12 +337,53 @@ class ReferenceExecutor {
     run_piece(rank, rank.pending.begin());
   }
 
+  void book_idle_tick(Rank& rank) {
+    if (rank.free_at > now_ || rank.at == rank.list.size()) return;
+    const auto [op, s, m, count] = rank.list[rank.at];
+    BubbleCause cause = BubbleCause::kNothing;
+    if (messages_.count({op, s, m}) > 0) {
+      cause = BubbleCause::kCommunication;
+    } else if (!rank.started) {
+      cause = BubbleCause::kStartUp;
+    } else if (!rank.splits || !rank.pending.empty()) {
+      cause = BubbleCause::kDependency;
+    }
+    rank.bubble[static_cast<int>(cause)] += 1;
+    rank.free_at = now_ + 1;
+  }
+
+  void sum_gradients(Rank& rank) {
+    const DataParallel& parallel = options_.data_parallel;
+    const int index = static_cast<int>(&rank - ranks_.data());
+    if (parallel.replicas == 1) return;
+    double free_at = 0;
+    while (true) {
+      int next = -1;
+      for (int s = 0; s < schedule_.stages; ++s) {
+        if (schedule_.rank_of_stage[s] != index || summed_[s] || stages_[s].sum_bytes == 0) continue;
+        if (next < 0 || done_at_[s] < done_at_[next]) next = s;
+      }
+      if (next < 0) break;
+      summed_[next] = true;
+      const double ready = parallel.overlap ? done_at_[next] : rank.free_at;
+      const double round = stages_[next].sum_bytes / parallel.replicas;  // a ring sends d - 1 of them, twice
+      free_at = std::max(free_at, ready) + parallel.latency +
+                2 * (parallel.replicas - 1) * round / parallel.bytes_per_second;
+    }
+    const double wait = std::max(0.0, free_at - rank.free_at);
+    rank.bubble[static_cast<int>(BubbleCause::kCommunication)] += wait;
+    rank.free_at += wait;
+  }
+
   const Schedule& schedule_;
-  const std::vector<StageCost>& costs_;
   const SimulationOptions& options_;
-  double now_ = 0;
   std::vector<Rank> ranks_;
-  std::map<std::tuple<Op, int, int>, double> messages_;
+  std::vector<Stage> stages_;
+  std::vector<double> done_at_;  // the last W, by stage
+  std::vector<bool> summed_;
+  std::map<std::pair<int, int>, double> links_;
+  std::map<std::tuple<Op, int, int>, Message> messages_;
+  double now_ = 0;
 };
 
 }  // namespace twobp

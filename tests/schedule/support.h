@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 #include "twobp/core/check.h"
 #include "twobp/schedule/schedule.h"
 
@@ -24,6 +26,12 @@ inline std::string error_of(const std::function<void()>& action) {
     return error.what();
   }
   return "";
+}
+
+// The error's message says all of these.
+inline void expect_contains(const std::string& message, const std::vector<std::string>& parts) {
+  for (const auto& part : parts)
+    EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
 }
 
 // "1F3" of a message that holds ">1F3<"; empty without a mark.

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
-#include "twobp/schedule/generators.h"
+#include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
 
 namespace twobp {
@@ -32,7 +32,7 @@ std::vector<Schedule> valid_schedules() {
       schedules.push_back(add_communication(apply_p2_policy(looped_gpipe(placement, 3), policy)));
     }
   }
-  schedules.push_back(make_forward_schedule(3, 3));
+  schedules.push_back(make_forward_schedule({0, 1, 2}, 3));
   Random random(3);
   for (int round = 0; round < 20; ++round) {
     schedules.push_back(add_communication(random_schedule(random, 4, 3, 1 + round % 4, /*place_w=*/true)));

@@ -9,6 +9,7 @@
 #include "tests/trace/support.h"
 #include "twobp/core/text.h"
 #include "twobp/schedule/simulate.h"
+#include "twobp/trace/compare.h"
 #include "twobp/trace/simulated.h"
 #include "twobp/trace/timeline.h"
 
@@ -96,12 +97,18 @@ class Browser : public ::testing::Test {
     for (size_t i = 0; i < trace.steps.size(); ++i) {
       const json& step = seen.check.at("steps")[i];
       std::vector<int> expected(7, 0);
-      for (const auto& events : trace.steps[i].events) {
-        for (const Event& event : events) ++expected[static_cast<int>(event.kind)];
+      size_t lanes = 0;
+      std::vector<const StepReport*> runs = {&trace.steps[i]};
+      if (trace.predicted) runs.push_back(&*trace.predicted);
+      for (const StepReport* run : runs) {
+        lanes += run->events.size();
+        for (const auto& events : run->events) {
+          for (const Event& event : events) ++expected[static_cast<int>(event.kind)];
+        }
       }
       EXPECT_EQ(step.at("drawn"), json(expected)) << "F, I, W, optimizer, idle, send, receive";
-      EXPECT_EQ(step.at("rows"), trace.steps[i].events.size());
-      EXPECT_EQ(step.at("hover").at("memory"), trace.steps[i].events.size());
+      EXPECT_EQ(step.at("rows"), lanes);
+      EXPECT_EQ(step.at("hover").at("memory"), lanes);
       const json& hovered = step.at("hover").at("counts");
       for (int kind = 0; kind < 3; ++kind)
         EXPECT_GT(hovered[kind].get<int>(), 0) << "nothing hovered of kind " << kind;
@@ -128,6 +135,17 @@ TEST_F(Browser, DarkAndNarrow) {
   const Seen light = open(trace, "?theme=light", "520,800");
   expect_works(trace, light);
   EXPECT_NE(dark.check.at("page"), light.check.at("page"));
+}
+
+// A real run under the simulation of its schedule with the means it had.
+TEST_F(Browser, PredictedAboveMeasured) {
+  Trace trace = test::traced_run("llama, 2 stages");
+  trace.predicted = compare(trace).step;
+  const Seen light = open(trace);
+  expect_works(trace, light);
+  expect_works(trace, open(trace, "?theme=dark", "520,900"));
+  EXPECT_EQ(light.check.at("first"), "2");
+  EXPECT_EQ(light.check.at("second"), "3");
 }
 
 // Every W within its I, and W that cuts other ops.

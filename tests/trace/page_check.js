@@ -5,7 +5,7 @@
 const result = {errors: window.pageErrors, problems: [], steps: []};
 const problem = text => { if (result.problems.length < 20) result.problems.push(text); };
 const canvas = document.getElementById("canvas"), tip = document.getElementById("tip");
-const {kinds, steps, choose, boxes, view, drawn} = window.timeline;
+const {kinds, runs, steps, choose, boxes, view, drawn} = window.timeline;
 const near = (a, b, tolerance) => Math.abs(a - b) <= tolerance;
 const whole = () => view()[1] - view()[0];
 
@@ -51,7 +51,7 @@ function checkThin(event) {
   const {x, y, w} = boxOf();
   point("pointermove", x + w / 2, y + 3);
   const met = !tip.hidden && tip.querySelector("b").textContent.includes(kinds[event.kind] + event.mb) &&
-    (event.kind !== 2 || tipText("layer") === event.name);
+    (event.kind !== 2 || (tipText("layer") ?? "") === event.name);
   point("pointerleave", 0, 0);
   key("0");
   return met;
@@ -73,8 +73,9 @@ function checkHover() {
       continue;
     }
     counts[event.kind]++;
-    if (event.kind === 2 && tipText("layer") !== event.name) problem("W's layer: " + tipText("layer"));
+    if (event.kind === 2 && (tipText("layer") ?? "") !== event.name) problem("W's layer: " + tipText("layer"));
     if (event.kind <= 2 && tipText("micro-batch") !== String(event.mb)) problem("micro-batch: " + tipText("micro-batch"));
+    if (tipText("run") !== (runs[event.run] || null)) problem("run: " + tipText("run"));
     if (tipText("duration") === null || tipText("start") === null) problem("no times for " + title);
     const box = tip.getBoundingClientRect();
     if (box.left < 0 || box.right > innerWidth + 1) problem("tooltip out of the window for " + title);
@@ -91,11 +92,27 @@ function checkHover() {
   const memory = boxes().filter(box => box.memory !== undefined);
   for (const box of memory) {
     point("pointermove", box.x + box.w / 2, box.y + box.h / 2);
-    if (tip.hidden || !tip.textContent.includes("memory of rank " + box.memory)) problem("no memory tooltip");
+    const rank = result.now.ranks[box.memory], name = (runs[rank.run] ? runs[rank.run] + ", " : "") + "rank " + rank.index;
+    if (tip.hidden || !tip.textContent.includes("memory of " + name)) problem("no memory tooltip for " + name);
   }
   point("pointerleave", 0, 0);
   if (!tip.hidden) problem("the tooltip stays");
   return {counts, memory: memory.length};
+}
+
+// Both runs of a step stand on one time scale, the predicted one above, and move together.
+function checkTwoRuns(step) {
+  const memory = boxes().find(box => box.memory !== undefined), scale = memory.w / whole();
+  const tops = runs.map(() => []);
+  for (const box of boxes()) {
+    if (!box.event || box.message) continue;
+    tops[box.event.run].push(box.y);
+    const x = memory.x + (box.event.begin - view()[0]) * scale;
+    if (box.event.begin >= view()[0] && !near(box.x, x, 0.5)) problem("an op of the " + runs[box.event.run] + " run is off the time scale");
+  }
+  if (tops.some(list => list.length === 0)) return problem("a run is not drawn");
+  if (runs.length > 1 && !(Math.max(...tops[0]) < Math.min(...tops[1]))) problem("predicted is not above measured");
+  if (runs.length > 1 && !document.getElementById("cards").textContent.includes("predicted")) problem("no prediction in the cards");
 }
 
 function checkZoom(seconds) {
@@ -137,6 +154,11 @@ try {
   steps.forEach((step, i) => {
     choose(i);
     const all = [...drawn()];
+    result.now = step;
+    checkTwoRuns(step);
+    document.getElementById("in").click();
+    checkTwoRuns(step);
+    key("0");
     result.steps.push({drawn: all, hover: checkHover(), rows: document.querySelectorAll("#table tbody tr").length});
     checkZoom(step.seconds);
     document.getElementById("messages").click();
@@ -160,6 +182,7 @@ try {
 const out = document.createElement("script");
 out.type = "application/json";
 out.id = "check";
+delete result.now;
 out.textContent = JSON.stringify(result).replaceAll("<", "\\u003c");
 document.body.append(out);
 })();

@@ -71,7 +71,7 @@ TEST(SimulatedStep, AgreesWithTheSimulation) {
 
 TEST(SimulatedStep, OfAForwardHoldsNothingAfterwards) {
   const auto costs = uneven_costs();
-  const Schedule schedule = make_forward_schedule(kStages, 2);
+  const Schedule schedule = make_forward_schedule(place_stages(Placement::kLinear, kStages, kStages), 2);
   const StepReport report = simulated_step(schedule, costs, simulate(schedule, costs));
   for (const auto& events : report.events) {
     for (const Event& event : events) {

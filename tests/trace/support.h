@@ -5,16 +5,13 @@
 #include <vector>
 
 #include "tests/pipeline/support.h"
+#include "twobp/core/clock.h"
+#include "twobp/pipeline/simulated_costs.h"
 #include "twobp/trace/recorder.h"
 
 namespace twobp::test {
 
-// Steps of a LLaMa of three blocks on as many stages as `split` has entries.
-inline std::vector<StepReport> real_steps(std::string_view schedule, P2Policy policy, int micro_batches = 3,
-                                          int steps = 2, const std::vector<int>& split = {4, 4},
-                                          int64_t memory_cap = 0) {
-  const ModelSpec model = small_llama(3);  // 8 layers
-  Pipeline pipeline(model, no_costs(model), options_of(split));
+inline std::vector<StepReport> run_steps(Pipeline& pipeline, const Plan& plan, int steps) {
   TraceRecorder recorder({1, steps});
   for (int i = 0; i < steps; ++i) {
     StepOptions options = step_options();
@@ -26,11 +23,45 @@ inline std::vector<StepReport> real_steps(std::string_view schedule, P2Policy po
       }
       return now_seconds() - begin;
     };
-    recorder.on_step(
-        pipeline.run(pipeline.plan(schedule, micro_batches, policy, P2Batching::kLoop, memory_cap),
-                     random_batch(micro_batches), options));
+    recorder.on_step(pipeline.run(plan, random_batch(plan.schedule.micro_batches), options));
   }
   return recorder.reports();
+}
+
+// Steps of a LLaMa of three blocks on as many stages as `split` has entries.
+inline std::vector<StepReport> real_steps(std::string_view schedule, P2Policy policy, int micro_batches = 3,
+                                          int steps = 2, const std::vector<int>& split = {4, 4},
+                                          int64_t memory_cap = 0) {
+  const ModelSpec model = small_llama(3);  // 8 layers
+  Pipeline pipeline(model, no_costs(model), options_of(split));
+  return run_steps(pipeline, pipeline.plan(schedule, micro_batches, policy, P2Batching::kLoop, memory_cap),
+                   steps);
+}
+
+// A run that says what it was, as `twobp train --trace` writes it; the first step, which is like no other, is
+// left out.
+inline Trace traced_run_of(const ModelSpec& model, const std::string& title, P2Policy policy,
+                           std::string_view schedule, int micro_batches, int steps,
+                           const std::vector<int>& split, const std::vector<int>& rank_of_stage = {},
+                           int64_t memory_cap = 0) {
+  Pipeline pipeline(model, measure_profile(model, random_fields(1), 0.01), options_of(split, rank_of_stage));
+  const Plan plan = pipeline.plan(schedule, micro_batches, policy, P2Batching::kLoop, memory_cap);
+  Trace trace;
+  trace.title = title;
+  trace.facts = {{"micro-batches", std::to_string(micro_batches)}};
+  trace.steps = run_steps(pipeline, plan, steps + 1);
+  trace.steps.erase(trace.steps.begin());
+  trace.run = TracedRun{plan.schedule, stage_costs(pipeline.stage_costs()), {}};
+  for (const int64_t cap : pipeline.caps(plan)) trace.run->cap_per_rank.push_back(static_cast<double>(cap));
+  return trace;
+}
+
+inline Trace traced_run(const std::string& title = "a title", P2Policy policy = P2Policy::kFill,
+                        std::string_view schedule = "1f1b", int micro_batches = 3, int steps = 2,
+                        const std::vector<int>& split = {4, 4}, const std::vector<int>& rank_of_stage = {},
+                        int64_t memory_cap = 0) {
+  return traced_run_of(small_llama(3), title, policy, schedule, micro_batches, steps, split, rank_of_stage,
+                       memory_cap);
 }
 
 inline Trace real_trace(const std::string& title = "a title") {

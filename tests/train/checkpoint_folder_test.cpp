@@ -19,6 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using test::checkpoint_config;
 using test::expect_error;
+using test::read_file;
 using test::run;
 using test::RunResult;
 using test::step_name;
@@ -26,11 +27,6 @@ using test::TempFolder;
 using test::visible_names;
 
 const std::vector<std::string> kFiles = {"weights.safetensors", "optimizer.safetensors", "state.json"};
-
-std::string read_file(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
 
 void write_file(const fs::path& path, const std::string& content) {
   fs::remove(path);  // the old one may be mapped

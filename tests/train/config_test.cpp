@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "helpers.h"
-#include "twobp/schedule/generators.h"
+#include "twobp/schedule/named_schedules.h"
 #include "twobp/train/config_keys.h"
 
 namespace twobp {
@@ -97,8 +97,11 @@ TEST(Config, OverridesOfEveryType) {
 }
 
 TEST(Config, EveryScheduleAndPolicyIsKnown) {
-  for (const auto& name : schedule_names()) EXPECT_NO_THROW(with({"pipeline.schedule=" + name})) << name;
+  for (const auto& name : runnable_schedule_names()) {
+    EXPECT_NO_THROW(with({"pipeline.schedule=" + name})) << name;
+  }
   for (const auto& name : policy_names()) EXPECT_NO_THROW(with({"pipeline.p2=" + name})) << name;
+  refuse({"pipeline.schedule=chimera"}, {"'chimera'", "2 copies of the model", "twobp plan", "zb-v"});
 }
 
 TEST(Config, JsonRoundTripKeepsEveryKey) {
@@ -259,7 +262,8 @@ TEST(ConfigErrors, Ranges) {
                            "data.mask_probability=1.5",
                            "data.image_size=-1",
                            "data.padding=-1",
-                           "pipeline.stages=0",
+                           "pipeline.stages=-1",
+                           "pipeline.ranks=-1",
                            "pipeline.micro_batches=-1",
                            "pipeline.micro_batch_size=0",
                            "pipeline.threads=0",
@@ -282,7 +286,7 @@ TEST(ConfigErrors, Ranges) {
     refuse({text}, {name + " is ", "must be"});
   }
   refuse({"data.held_out=1"}, {"from 0 to below 1"});
-  refuse({"pipeline.stages=0"}, {"an integer from 1 to 65536"});
+  refuse({"pipeline.stages=-1"}, {"an integer from 0 to 65536"});
   EXPECT_NO_THROW(with({"data.held_out=0"}));
 
   Config config = with({});

@@ -1,35 +1,20 @@
-// What the tests of this folder share: a check of an Error's message, a folder that vanishes, .npy files by
-// hand.
+// What the tests of this folder share: a folder that vanishes, a file's content, .npy files by hand.
 #pragma once
 
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <unistd.h>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "twobp/core/check.h"
+#include "tests/expect_error.h"
 
 namespace twobp::test {
-
-// Runs `action`, which must throw twobp::Error (nothing else) with a message that has each of `parts` in it.
-template <typename Action>
-void expect_error(Action&& action, const std::vector<std::string>& parts) {
-  try {
-    action();
-  } catch (const Error& error) {
-    const std::string what = error.what();
-    for (const auto& part : parts) {
-      EXPECT_NE(what.find(part), std::string::npos) << "no \"" << part << "\" in: " << what;
-    }
-    return;
-  }
-  ADD_FAILURE() << "no error, expected one with: " << (parts.empty() ? "" : parts.front());
-}
 
 class TempFolder {
  public:
@@ -62,6 +47,11 @@ class TempFolder {
  private:
   std::filesystem::path path_;
 };
+
+inline std::string read_file(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
 
 // The bytes before the elements, as numpy.save writes them; `header_length` lies about the length if not -1.
 inline std::string npy_prefix(std::string dict, int major = 1, int64_t header_length = -1) {

@@ -1,116 +1,42 @@
 // A Mamba against transformers itself (its CPU path): models that it saved give its logits and loss here, the
 // weights after one step of SGD are its own, whatever the stages, and what is saved here it loads again, to
 // the bit. Skipped where Python has no transformers.
-#include <fstream>
-#include <iterator>
-
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "tests/train/helpers.h"
-#include "tests/train/training.h"
-#include "twobp/train/build_model.h"
-#include "twobp/train/load_model.h"
-#include "twobp/train/python.h"
+#include "tests/train/transformers_fixture.h"
 #include "twobp/train/save_model.h"
 
 namespace twobp {
 namespace {
 
-using nlohmann::json;
+using test::parts_of;
+using test::relative_error;
 using test::same_bits;
 
-constexpr double kTolerance = 1e-5;
 const std::vector<std::string> kCases = {"tied", "untied"};
 
-std::string read(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-// Of the largest difference to the largest value.
-double relative_error(const at::Tensor& actual, const at::Tensor& expected) {
-  return ((actual - expected).abs().max() / expected.abs().max()).item<double>();
-}
-
-class MambaTransformers : public ::testing::Test {
+class MambaTransformers : public test::TransformersTest {
  protected:
-  static void SetUpTestSuite() {
-    folder_ = new test::TempFolder;
-    made_ = oracle("make");
-  }
-  static void TearDownTestSuite() {
-    delete folder_;
-    folder_ = nullptr;
-  }
-  void SetUp() override {
-    if (made_.starts_with("skip")) GTEST_SKIP() << made_;
-    ASSERT_EQ(made_, "ok");
-  }
-
-  static std::string oracle(const std::string& command) {
-    const std::string script = read(TWOBP_SOURCE_DIR "/tests/train/mamba_oracle.py");
-    PythonProcess python("mamba_oracle.py", script, {command, folder_->path("")}, /*timeout=*/300);
-    return python.read_line();
-  }
-  static std::string path(const std::string& name) { return folder_->path(name); }
-  static json facts(const std::string& folder) { return json::parse(read(path(folder + "/facts.json"))); }
-
+  static void SetUpTestSuite() { make_models("mamba_oracle.py"); }
   static Config config_of(const std::string& name, int stages) {
-    Config config = load_config(
-        "", {"model.from=" + path(name + "/model"), "data.arrays=" + path(name + "/data"), "data.sequence=39",
-             "data.held_out=0", "data.shuffle=false", "optimizer.type=sgd", "optimizer.weight_decay=0",
-             "optimizer.schedule=constant", "pipeline.micro_batches=2", "pipeline.micro_batch_size=2",
-             "pipeline.pin=false", concat("pipeline.stages=", stages)});
-    config.optimizer.lr = facts(name).at("lr").get<double>();
-    return config;
+    return sgd_config(name, stages, {"data.sequence=39", "pipeline.micro_batch_size=2"});
   }
 
   // What transformers has of a model, against the trainer's: all of it, to the bit.
   static void expect_same(const std::vector<Parameter*>& weights, const SafetensorsFile& expected) {
-    size_t count = 0;
-    for (const Parameter* weight : weights) {
-      for (const auto& [part, value] : weight->parts_of(weight->master)) {
-        EXPECT_TRUE(same_bits(value, expected.tensor(part))) << part;
-        ++count;
-      }
-    }
-    EXPECT_EQ(count, expected.names().size());
+    const auto parts = parts_of(weights);
+    expect_same_parts(parts, expected);
+    EXPECT_EQ(parts.size(), expected.names().size());
   }
-
- private:
-  static test::TempFolder* folder_;
-  static std::string made_;
 };
-
-test::TempFolder* MambaTransformers::folder_ = nullptr;
-std::string MambaTransformers::made_;
 
 TEST_F(MambaTransformers, LogitsAreItsOwn) {
   for (const std::string& name : kCases) {
     const Config config = config_of(name, 1);
     EXPECT_EQ(config.model.type, "mamba");
-    const ModelSpec model = build_model(config.model);
-    std::vector<std::unique_ptr<Layer>> layers;
-    std::vector<Parameter*> parameters;
-    for (const LayerSpec& spec : model.layers) {
-      layers.push_back(spec.make());
-      layers.back()->collect_parameters(parameters);
-    }
-    for (Parameter* parameter : parameters) parameter->allocate_value(1);
-    load_weights(parameters, ModelWeights(config.model.from));
-    const DataSplit data = open_data(config.data, config.model, 1);
-    const Fields fields = data.train->read({0, 1, 2, 3}, 0);
-    Context context;
-    context.fields = &fields;
-    context.training = false;
-    context.generating = true;  // the head gives logits
-    context.capacity = 39;
-    std::vector<Saved> saved(layers.size());
-    Values x;
-    for (size_t i = 0; i < layers.size(); ++i) x = layers[i]->forward(std::move(x), context, saved[i]);
-    const SafetensorsFile expected(path(name + "/logits.safetensors"));
-    EXPECT_LT(relative_error(x[0], expected.tensor("logits")), kTolerance) << name;
+    const at::Tensor actual = logits(config, samples(config, {0, 1, 2, 3}, 0));
+    EXPECT_LT(relative_error(actual, expected_logits(name)), kTolerance) << name;
   }
 }
 
@@ -124,16 +50,8 @@ TEST_F(MambaTransformers, LossAndAStepOfSgdAreItsOwn) {
       Trainer trainer(config_of(name, stages));
       expect_same(trainer.weights(), before);
       EXPECT_NEAR(trainer.step().loss, loss, kTolerance * loss);
-      for (const Parameter* weight : trainer.weights()) {
-        for (const auto& [part, value] : weight->parts_of(weight->master)) {
-          const at::Tensor expected = after.tensor(part);
-          EXPECT_LT(relative_error(value, expected), kTolerance) << part;
-          // Steps are much smaller than weights: they are compared too, within what float32 leaves of the
-          // difference.
-          const at::Tensor step = expected - before.tensor(part);
-          EXPECT_GT(step.abs().max().item<double>(), 1e-4) << part;
-          EXPECT_LT(relative_error(value - before.tensor(part), step), 1e-3) << part;
-        }
+      for (const auto& [part, value] : parts_of(trainer.weights())) {
+        expect_same_step(part, value, before.tensor(part), after.tensor(part));
       }
     }
   }

@@ -20,20 +20,16 @@ namespace twobp {
 namespace {
 
 using nlohmann::json;
+using test::read_file;
 using test::TempFolder;
 using test::tiny_config;
-
-std::string read(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
 
 struct SafeTensors {
   json header;
   std::string data;
 
   explicit SafeTensors(const std::string& path) {
-    const std::string content = read(path);
+    const std::string content = read_file(path);
     uint64_t length = 0;
     if (content.size() < sizeof(length)) throw std::runtime_error("no header in " + path);
     std::memcpy(&length, content.data(), sizeof(length));
@@ -110,7 +106,7 @@ void expect_saved(bool tied, int stages) {
     }
   }
 
-  const json description = json::parse(read(target + "/config.json"));
+  const json description = json::parse(read_file(target + "/config.json"));
   EXPECT_EQ(description.at("architectures"), json::array({"LlamaForCausalLM"}));
   EXPECT_EQ(description.at("model_type"), "llama");
   EXPECT_EQ(description.at("hidden_size"), 32);
@@ -145,7 +141,7 @@ TEST_F(SaveModel, AFileWhereTheFolderShouldBe) {
   const std::string file = folder_.write("model", "mine");
   test::expect_error([&] { save(file); }, {file});
   test::expect_error([&] { save(file + "/deeper"); }, {file + "/deeper"});
-  EXPECT_EQ(read(file), "mine");
+  EXPECT_EQ(read_file(file), "mine");
   EXPECT_EQ(files_in(folder_.path("")), std::vector<std::string>{"model"});
 }
 
@@ -164,7 +160,7 @@ TEST_F(SaveModel, AFolderWhereTheDescriptionShouldBe) {
   std::filesystem::create_directories(model + "/config.json.new/mine");
   folder_.write("model/model.safetensors", "old weights");
   test::expect_error([&] { save(model); }, {"config.json"});
-  EXPECT_EQ(read(model + "/model.safetensors"), "old weights");
+  EXPECT_EQ(read_file(model + "/model.safetensors"), "old weights");
   EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json.new", "model.safetensors"}));
 }
 
@@ -177,8 +173,8 @@ TEST_F(SaveModel, FullDisk) {
   folder_.write("model/config.json", "old config");
   std::filesystem::create_symlink("/dev/full", model + "/model.safetensors.new");
   test::expect_error([&] { save(model); }, {"model.safetensors.new", "No space left on device"});
-  EXPECT_EQ(read(model + "/model.safetensors"), "old weights");
-  EXPECT_EQ(read(model + "/config.json"), "old config");
+  EXPECT_EQ(read_file(model + "/model.safetensors"), "old weights");
+  EXPECT_EQ(read_file(model + "/config.json"), "old config");
   EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json", "model.safetensors"}));
 }
 
@@ -201,8 +197,8 @@ TEST_F(SaveModel, FullDiskAtTheSecondShard) {
     std::filesystem::create_symlink("/dev/full", model + "/" + name + ".new");
     test::expect_error([&] { save(model, {.max_shard_bytes = 20000}); },
                        {name + ".new", "No space left on device"});
-    EXPECT_EQ(read(model + "/model.safetensors"), "old weights");
-    EXPECT_EQ(read(model + "/config.json"), "old config");
+    EXPECT_EQ(read_file(model + "/model.safetensors"), "old weights");
+    EXPECT_EQ(read_file(model + "/config.json"), "old config");
     EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json", "model.safetensors"}));
   }
 }
@@ -212,7 +208,7 @@ TEST_F(SaveModel, AFolderWhereTheDescriptionGoes) {
   std::filesystem::create_directories(model + "/config.json");
   folder_.write("model/model.safetensors", "old weights");
   test::expect_error([&] { save(model); }, {"config.json", "a folder"});
-  EXPECT_EQ(read(model + "/model.safetensors"), "old weights");
+  EXPECT_EQ(read_file(model + "/model.safetensors"), "old weights");
   EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json", "model.safetensors"}));
 }
 
@@ -223,7 +219,7 @@ TEST_F(SaveModel, IsCheckedBefore) {
   EXPECT_EQ(files_in(model), std::vector<std::string>{});
   folder_.write("deep/model/model.safetensors", "old weights");
   check_save_model(model, config_.model);
-  EXPECT_EQ(read(model + "/model.safetensors"), "old weights");
+  EXPECT_EQ(read_file(model + "/model.safetensors"), "old weights");
   EXPECT_EQ(files_in(model), std::vector<std::string>{"model.safetensors"});
   const std::string file = folder_.write("file", "mine");
   test::expect_error([&] { check_save_model(file, config_.model); }, {file});
@@ -243,10 +239,10 @@ TEST_F(SaveModel, UnknownDtype) {
 TEST_F(SaveModel, SavingTwice) {
   const std::string model = folder_.path("model");
   save(model);
-  const std::string first = read(model + "/model.safetensors");
+  const std::string first = read_file(model + "/model.safetensors");
   trainer_.step();
   save(model);
-  EXPECT_NE(read(model + "/model.safetensors"), first);
+  EXPECT_NE(read_file(model + "/model.safetensors"), first);
   EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json", "model.safetensors"}));
 }
 
@@ -308,7 +304,7 @@ TEST_F(SaveModel, IndexCountsBytes) {
   save(model, {.dtype = "bfloat16", .max_shard_bytes = 10000});
   int64_t elements = 0;
   for (const Parameter* weight : trainer_.weights()) elements += weight->numel();
-  const json index = json::parse(read(model + "/model.safetensors.index.json"));
+  const json index = json::parse(read_file(model + "/model.safetensors.index.json"));
   EXPECT_EQ(index.at("metadata").at("total_size"), 2 * elements);
 }
 
@@ -319,7 +315,7 @@ TEST_F(SaveModel, LowerPrecisions) {
     const ModelWeights weights(model);
     const at::Tensor norm = trainer_.weights().back()->master;
     EXPECT_TRUE(test::same_bits(weights.tensor(trainer_.weights().back()->name()), norm.to(type)));
-    EXPECT_EQ(json::parse(read(model + "/config.json")).at("torch_dtype"), name);
+    EXPECT_EQ(json::parse(read_file(model + "/config.json")).at("torch_dtype"), name);
   }
 }
 
@@ -327,7 +323,7 @@ TEST_F(SaveModel, LowerPrecisions) {
 TEST_F(SaveModel, CompanionsOfTheModelItCameFrom) {
   const std::string from = folder_.path("from");
   save(from);
-  json config = json::parse(read(from + "/config.json"));
+  json config = json::parse(read_file(from + "/config.json"));
   config["bos_token_id"] = 17;
   folder_.write("from/config.json", config.dump());
   folder_.write("from/tokenizer.json", "a tokenizer");
@@ -338,11 +334,11 @@ TEST_F(SaveModel, CompanionsOfTheModelItCameFrom) {
   save(model);
   EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json", "generation_config.json",
                                                        "model.safetensors", "tokenizer.json"}));
-  EXPECT_EQ(read(model + "/tokenizer.json"), "a tokenizer");
-  EXPECT_EQ(json::parse(read(model + "/config.json")).at("bos_token_id"), 17);
+  EXPECT_EQ(read_file(model + "/tokenizer.json"), "a tokenizer");
+  EXPECT_EQ(json::parse(read_file(model + "/config.json")).at("bos_token_id"), 17);
   save(from);  // in place
-  EXPECT_EQ(read(from + "/tokenizer.json"), "a tokenizer");
-  EXPECT_EQ(json::parse(read(from + "/config.json")).at("bos_token_id"), 17);
+  EXPECT_EQ(read_file(from + "/tokenizer.json"), "a tokenizer");
+  EXPECT_EQ(json::parse(read_file(from + "/config.json")).at("bos_token_id"), 17);
   std::filesystem::remove_all(from);  // gone after days of training
   save(folder_.path("last"));
   EXPECT_EQ(files_in(folder_.path("last")), (std::vector<std::string>{"config.json", "model.safetensors"}));

@@ -20,14 +20,10 @@ namespace fs = std::filesystem;
 using test::byte_tokenizer;
 using test::Environment;
 using test::expect_error;
+using test::read_file;
 using test::TempFolder;
 using test::word_tokenizer;
 using test::write_program;
-
-std::string content_of(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
 
 std::string as_tokens(const std::string& text) {
   return test::raw_bytes(std::vector<uint16_t>(text.begin(), text.end()));
@@ -51,9 +47,9 @@ class TokenCache : public test::WithTokenizers {
   // The tokens of one text.
   std::string tokens(const std::string& text) const {
     const TokenizedText out = tokenize({text});
-    return out.files.size() == 1 ? content_of(out.files[0]) : "";
+    return out.files.size() == 1 ? read_file(out.files[0]) : "";
   }
-  size_t starts() const { return content_of(folder_.path("starts")).size(); }
+  size_t starts() const { return read_file(folder_.path("starts")).size(); }
   std::vector<std::string> cached() const {
     std::vector<std::string> names;
     for (const auto& entry : fs::directory_iterator(folder_.path("cache"))) {
@@ -75,8 +71,8 @@ TEST_F(TokenCache, IsMadeOnceAndUsedAgain) {
   const TokenizedText first = tokenize({b, a});
   ASSERT_EQ(first.files.size(), 2U);
   EXPECT_EQ(first.type, TokenType::kUInt16);
-  EXPECT_EQ(content_of(first.files[0]), as_tokens("world, again"));
-  EXPECT_EQ(content_of(first.files[1]), as_tokens("hello"));
+  EXPECT_EQ(read_file(first.files[0]), as_tokens("world, again"));
+  EXPECT_EQ(read_file(first.files[1]), as_tokens("hello"));
   EXPECT_EQ(starts(), 1U);  // for both
   EXPECT_EQ(cached().size(), 4U);
   EXPECT_EQ(tokenize({b, a}).files, first.files);
@@ -120,7 +116,7 @@ TEST_F(TokenCache, DamagedEntriesAreMadeAnew) {
   const std::string path = folder_.write("a.txt", "hello");
   const std::string bin = tokenize({path}).files.at(0);
   const std::string description = bin.substr(0, bin.size() - 4) + ".json";
-  const std::string good = content_of(description);
+  const std::string good = read_file(description);
   ASSERT_NE(good.find("\"tokens\": 5"), std::string::npos) << good;
   const auto replaced = [&](const std::string& from, const std::string& to) {
     std::string text = good;
@@ -132,7 +128,7 @@ TEST_F(TokenCache, DamagedEntriesAreMadeAnew) {
     std::ofstream(description, std::ios::binary) << description_now;
     EXPECT_EQ(tokens(path), as_tokens("hello")) << description_now;
     EXPECT_EQ(starts(), ++made) << description_now;
-    EXPECT_EQ(content_of(description), good);
+    EXPECT_EQ(read_file(description), good);
   };
   damage(as_tokens("hell"), good);
   damage(as_tokens("hello") + "x", good);
@@ -196,7 +192,7 @@ TEST_F(TokenCache, TwoRunsAtOnceMakeItOnce) {
   for (auto& thread : threads) thread.join();
   for (const auto& result : results) EXPECT_EQ(result.files, results[0].files);
   ASSERT_EQ(results[0].files.size(), 4U);
-  EXPECT_EQ(content_of(results[0].files[3]), as_tokens(std::string(50000, 'd')));
+  EXPECT_EQ(read_file(results[0].files[3]), as_tokens(std::string(50000, 'd')));
   EXPECT_EQ(starts(), 1U);
 }
 
@@ -205,9 +201,9 @@ TEST_F(TokenCache, LargeVocabulariesNeed32Bits) {
   const std::string path = folder_.write("a.txt", "no yes\nyes");
   const TokenizedText text = tokenize({path}, 65537);
   EXPECT_EQ(text.type, TokenType::kUInt32);
-  EXPECT_EQ(content_of(text.files.at(0)), test::raw_bytes<uint32_t>({3, 65536, 65536}));
+  EXPECT_EQ(read_file(text.files.at(0)), test::raw_bytes<uint32_t>({3, 65536, 65536}));
   tokenizer_ = folder_.write("words.json", word_tokenizer({{"yes", 65535}, {"no", 3}}).dump());
-  EXPECT_EQ(content_of(tokenize({path}, 65536).files.at(0)), test::raw_bytes<uint16_t>({3, 65535, 65535}));
+  EXPECT_EQ(read_file(tokenize({path}, 65536).files.at(0)), test::raw_bytes<uint16_t>({3, 65535, 65535}));
 }
 
 TEST_F(TokenCache, ATokenizerLargerThanTheVocabulary) {

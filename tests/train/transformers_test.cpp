@@ -1,20 +1,13 @@
 // Against transformers itself: models that it saved give its logits and loss here, the weights after one step
 // of SGD are its own, whatever the stages, and what is saved here it loads again, to the bit. Skipped where
 // Python has no transformers.
-#include <cmath>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "tests/train/helpers.h"
-#include "tests/train/training.h"
+#include "tests/train/transformers_fixture.h"
 #include "twobp/nn/layers/rope.h"
-#include "twobp/train/build_model.h"
-#include "twobp/train/load_model.h"
-#include "twobp/train/python.h"
 #include "twobp/train/save_model.h"
 
 namespace twobp {
@@ -22,98 +15,25 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using test::parts_of;
+using test::relative_error;
 using test::same_bits;
 
-constexpr double kTolerance = 1e-5;
 const std::vector<std::string> kCases = {"grouped", "tied", "plain"};
 
-std::string read(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-// Of the largest difference to the largest value.
-double relative_error(const at::Tensor& actual, const at::Tensor& expected) {
-  return ((actual - expected).abs().max() / expected.abs().max()).item<double>();
-}
-
-std::map<std::string, at::Tensor> parts_of(const std::vector<Parameter*>& parameters) {
-  std::map<std::string, at::Tensor> parts;
-  for (const Parameter* parameter : parameters) {
-    int64_t row = 0;
-    for (const ParameterPart& part : parameter->parts()) {
-      parts[part.name] = parameter->master.narrow(0, row, part.rows);
-      row += part.rows;
-    }
-  }
-  return parts;
-}
-
-class Transformers : public ::testing::Test {
+class Transformers : public test::TransformersTest {
  protected:
-  static void SetUpTestSuite() {
-    folder_ = new test::TempFolder;
-    made_ = oracle("make");
-  }
-  static void TearDownTestSuite() {
-    delete folder_;
-    folder_ = nullptr;
-  }
-  void SetUp() override {
-    if (made_.starts_with("skip")) GTEST_SKIP() << made_;
-    ASSERT_EQ(made_, "ok");
-  }
-
-  static std::string oracle(const std::string& command) {
-    const std::string script = read(TWOBP_SOURCE_DIR "/tests/train/transformers_oracle.py");
-    PythonProcess python("transformers_oracle.py", script, {command, folder_->path("")}, /*timeout=*/300);
-    return python.read_line();
-  }
-  static std::string path(const std::string& name) { return folder_->path(name); }
-  static json facts(const std::string& folder) { return json::parse(read(path(folder + "/facts.json"))); }
-
+  static void SetUpTestSuite() { make_models("transformers_oracle.py"); }
   static Config config_of(const std::string& name, int stages) {
-    Config config = load_config(
-        "", {"model.from=" + path(name + "/model"), "data.arrays=" + path(name + "/data"), "data.sequence=32",
-             "data.held_out=0", "data.shuffle=false", "optimizer.type=sgd", "optimizer.weight_decay=0",
-             "optimizer.schedule=constant", "pipeline.micro_batches=2", "pipeline.micro_batch_size=2",
-             "pipeline.pin=false", concat("pipeline.stages=", stages)});
-    config.optimizer.lr = facts(name).at("lr").get<double>();
-    return config;
+    return sgd_config(name, stages, {"data.sequence=32", "pipeline.micro_batch_size=2"});
   }
-
- private:
-  static test::TempFolder* folder_;
-  static std::string made_;
 };
-
-test::TempFolder* Transformers::folder_ = nullptr;
-std::string Transformers::made_;
 
 TEST_F(Transformers, LogitsAreItsOwn) {
   for (const std::string& name : kCases) {
     const Config config = config_of(name, 1);
-    const ModelSpec model = build_model(config.model);
-    std::vector<std::unique_ptr<Layer>> layers;
-    std::vector<Parameter*> parameters;
-    for (const LayerSpec& spec : model.layers) {
-      layers.push_back(spec.make());
-      layers.back()->collect_parameters(parameters);
-    }
-    for (Parameter* parameter : parameters) parameter->allocate_value(1);
-    load_weights(parameters, ModelWeights(config.model.from));
-    const DataSplit data = open_data(config.data, config.model, 1);
-    const Fields fields = data.train->read({0, 1, 2, 3}, 0);
-    Context context;
-    context.fields = &fields;
-    context.training = false;
-    context.generating = true;  // the head gives logits
-    context.capacity = 32;
-    std::vector<Saved> saved(layers.size());
-    Values x;
-    for (size_t i = 0; i < layers.size(); ++i) x = layers[i]->forward(std::move(x), context, saved[i]);
-    const SafetensorsFile expected(path(name + "/logits.safetensors"));
-    EXPECT_LT(relative_error(x[0], expected.tensor("logits")), kTolerance) << name;
+    const at::Tensor actual = logits(config, samples(config, {0, 1, 2, 3}, 0));
+    EXPECT_LT(relative_error(actual, expected_logits(name)), kTolerance) << name;
   }
 }
 
@@ -125,20 +45,12 @@ TEST_F(Transformers, LossAndAStepOfSgdAreItsOwn) {
     for (const int stages : {1, 2, 3}) {
       SCOPED_TRACE(concat(name, ", stages ", stages));
       Trainer trainer(config_of(name, stages));
-      for (const auto& [part, value] : parts_of(trainer.weights())) {
-        EXPECT_TRUE(same_bits(value, before.tensor(part))) << part;
-      }
+      expect_same_parts(parts_of(trainer.weights()), before);
       EXPECT_NEAR(trainer.step().loss, loss, kTolerance * loss);
       const auto parts = parts_of(trainer.weights());
       ASSERT_EQ(parts.size(), after.names().size());
       for (const auto& [part, value] : parts) {
-        const at::Tensor expected = after.tensor(part);
-        EXPECT_LT(relative_error(value, expected), kTolerance) << part;
-        // Steps are much smaller than weights: they are compared too, within what float32 leaves of the
-        // difference.
-        const at::Tensor step = expected - before.tensor(part);
-        EXPECT_GT(step.abs().max().item<double>(), 1e-4) << part;
-        EXPECT_LT(relative_error(value - before.tensor(part), step), 1e-3) << part;
+        expect_same_step(part, value, before.tensor(part), after.tensor(part));
       }
     }
   }

@@ -118,6 +118,7 @@ void Parameter::refresh_value() {
 }
 
 void Parameter::accumulate_product(const at::Tensor& a, const at::Tensor& b) {
+  if (discards_) return;
   at::Tensor matrix = as_matrix_of_rows(grad);
   if (a.scalar_type() != grad.scalar_type()) {
     const at::ScalarType type = product_type(a.scalar_type());
@@ -138,6 +139,7 @@ void Parameter::accumulate_product(const at::Tensor& a, const at::Tensor& b) {
 }
 
 void Parameter::accumulate(const at::Tensor& gradient) {
+  if (discards_) return;
   if (has_grad_) {
     grad.add_(gradient);
   } else {
@@ -147,11 +149,20 @@ void Parameter::accumulate(const at::Tensor& gradient) {
 }
 
 at::Tensor& Parameter::grad_to_add() {
+  if (discards_) {
+    if (!discarded_.defined()) discarded_ = at::zeros_like(grad);
+    return discarded_;
+  }
   if (!has_grad_) {
     grad.zero_();
     has_grad_ = true;
   }
   return grad;
+}
+
+void Parameter::discard_gradients(bool discard) {
+  discards_ = discard;
+  if (!discard) discarded_.reset();
 }
 
 }  // namespace twobp

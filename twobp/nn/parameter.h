@@ -78,6 +78,8 @@ class Parameter {
   void accumulate(const at::Tensor& gradient);
   // The buffer to add into: zeroed if this is the step's first contribution.
   at::Tensor& grad_to_add();
+  // While it discards, contributions go nowhere: for a backward-p1 that is run again (see Recompute).
+  void discard_gradients(bool discard);
 
  private:
   // Uninitialized, of the sums' dtype. Weights of convolutions lie with their channels last: a matrix of rows
@@ -93,6 +95,8 @@ class Parameter {
   bool trainable_ = true;
   bool is_buffer_ = false;
   bool decays_ = true;
+  bool discards_ = false;
+  at::Tensor discarded_;  // what grad_to_add() hands out meanwhile
   at::Tensor initial_;
   Initializer initializer_;
 };

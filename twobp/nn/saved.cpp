@@ -1,6 +1,7 @@
 #include "twobp/nn/saved.h"
 
 #include "twobp/core/check.h"
+#include "twobp/nn/context.h"
 
 namespace twobp {
 
@@ -16,6 +17,17 @@ const at::Tensor& Saved::p2(size_t i) const {
   return p2_[i];
 }
 
+void Saved::keep_context(const Context& context) {
+  context_ = std::make_shared<const Context>(context);
+}
+
+const Context& Saved::context() const {
+  TWOBP_CHECK(context_ != nullptr,
+              "a layer asks for the context of a micro-batch that is not there: were forward and backward-p1 "
+              "run for it?");
+  return *context_;
+}
+
 Saved& Saved::child(size_t i) {
   while (children_.size() <= i) children_.push_back(std::make_unique<Saved>());
   return *children_[i];
@@ -24,6 +36,7 @@ Saved& Saved::child(size_t i) {
 void Saved::release() {
   release_p1();
   release_p2();
+  context_.reset();
   for (auto& child : children_) child->release();
 }
 

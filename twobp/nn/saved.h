@@ -10,6 +10,8 @@
 
 namespace twobp {
 
+struct Context;
+
 class Saved {
  public:
   void keep_until_p1(at::Tensor tensor) { p1_.push_back(std::move(tensor)); }
@@ -26,6 +28,12 @@ class Saved {
   // The part that belongs to the i-th child of a container.
   Saved& child(size_t i);
   size_t child_count() const { return children_.size(); }
+
+  // The micro-batch's context, for a layer that runs again what it has run before; its fields live until the
+  // end of the step. Throws if none was kept.
+  void keep_context(const Context& context);
+  const Context& context() const;
+  bool has_context() const { return context_ != nullptr; }
 
   // What generation remembers of the positions before: outlives release().
   at::Tensor cache;
@@ -45,6 +53,7 @@ class Saved {
  private:
   Values p1_;
   c10::SmallVector<at::Tensor, 2> p2_;
+  std::shared_ptr<const Context> context_;        // shared: Context is only declared here
   std::vector<std::unique_ptr<Saved>> children_;  // pointers: W units refer to them while the vector grows
 };
 

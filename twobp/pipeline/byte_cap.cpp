@@ -53,7 +53,7 @@ std::vector<int64_t> standard_peaks(const Schedule& schedule,
         case Op::kBackward:
           for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
             walk.grow(layer->p1_peak, layer->p1_held);
-            walk.grow(0, -layer->stash);
+            walk.grow(layer->p2_peak, -layer->stash);
           }
           break;
         case Op::kBackwardP1:

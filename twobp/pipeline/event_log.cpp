@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "twobp/nn/layers/recompute.h"
+
 namespace twobp {
 namespace {
 
@@ -13,6 +15,7 @@ std::string_view without_suffix(std::string_view name) {
 // What a leaf is called in the model: its weight's name; of weights stored as one,
 // "model.layers.0.self_attn.q_proj+k_proj+v_proj".
 std::string leaf_name(Layer& leaf, const std::string& layer_name) {
+  if (dynamic_cast<RecomputeLayer*>(&leaf) != nullptr) return layer_name;  // all its weights
   std::vector<Parameter*> parameters;
   leaf.collect_parameters(parameters);
   if (parameters.empty()) return layer_name;
@@ -39,11 +42,10 @@ void EventLog::start(bool on) {
   meter_.take_high_water(rank_);
 }
 
-int64_t EventLog::bytes_of(const Values& values) const {
+int64_t EventLog::bytes_of(const Values& values) {
   int64_t bytes = 0;
-  if (on_) {
-    for (const at::Tensor& tensor : values) bytes += static_cast<int64_t>(tensor.nbytes());
-  }
+  for (const at::Tensor& tensor : values)
+    bytes += tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
   return bytes;
 }
 

@@ -20,9 +20,10 @@ class EventLog {
   // A new step, beginning now.
   void start(bool on);
   bool on() const { return on_; }
-  // The clock, or 0 while off: for times that only events need; likewise a message's bytes.
+  // The clock, or 0 while off: for times that only events need.
   double now() const { return on_ ? now_seconds() : 0; }
-  int64_t bytes_of(const Values& values) const;
+  // Of a message.
+  static int64_t bytes_of(const Values& values);
   std::vector<Event> take() { return std::move(events_); }
 
   // An F, an I or the optimizer, which other events may interrupt: from open, but for what lies between pause

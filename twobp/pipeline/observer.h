@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "twobp/pipeline/memory_meter.h"
+#include "twobp/schedule/idle_cause.h"
 #include "twobp/schedule/schedule.h"
-#include "twobp/schedule/simulate.h"
 
 namespace twobp {
 

@@ -1,11 +1,10 @@
 #include "twobp/pipeline/pipeline.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
-#include "twobp/schedule/generators.h"
+#include "twobp/schedule/named_schedules.h"
 #include "twobp/transport/in_process.h"
 
 namespace twobp {
@@ -15,21 +14,25 @@ namespace {
 // layer.
 constexpr double kSpinSeconds = 200e-6;
 
+bool has_backward(const Schedule& schedule) {
+  return std::any_of(schedule.ranks.begin(), schedule.ranks.end(), [](const auto& list) {
+    return std::any_of(list.begin(), list.end(), [](const Instruction& i) { return i.op == Op::kBackward; });
+  });
+}
+
 }  // namespace
 
 Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options)
     : model_(model), split_(options.split), rank_of_stage_(options.rank_of_stage) {
   const std::vector<LayerCost> costs = layer_costs(model, profile);
+  if (rank_of_stage_.empty())
+    rank_of_stage_ = place_stages(Placement::kLinear, options.stages, options.stages);
   if (split_.empty()) {
     std::vector<double> seconds;
     for (const LayerCost& cost : costs) seconds.push_back(cost.seconds());
-    split_ = balanced_split(seconds, options.stages);
+    split_ = balanced_split(seconds, rank_of_stage_);
   }
   check_split(split_, static_cast<int>(costs.size()), options.stages);
-  if (rank_of_stage_.empty()) {
-    rank_of_stage_.resize(split_.size());
-    std::iota(rank_of_stage_.begin(), rank_of_stage_.end(), 0);
-  }
   TWOBP_CHECK(rank_of_stage_.size() == split_.size(), "a placement of ", rank_of_stage_.size(),
               " stages for ", split_.size());
   const int ranks = *std::max_element(rank_of_stage_.begin(), rank_of_stage_.end()) + 1;
@@ -80,21 +83,27 @@ Stage& Pipeline::stage(int s) {
   fail("no stage ", s);
 }
 
-Plan Pipeline::plan(std::string_view schedule, int micro_batches, P2Policy policy, P2Batching batching,
+Plan Pipeline::plan(const ScheduleSource& schedule, int micro_batches, P2Policy policy, P2Batching batching,
                     int64_t memory_cap) const {
   Plan plan;
-  plan.schedule = make_schedule(schedule, stages(), micro_batches, policy);
+  plan.schedule = schedule.make(stages(), ranks(), micro_batches, policy);
+  TWOBP_CHECK(plan.schedule.replicas == 1, "schedule '", schedule.name(), "' holds ", plan.schedule.replicas,
+              " copies of the model: it can be simulated, not run");
   plan.batching = batching;
   plan.memory_cap = memory_cap;
-  const Schedule standard = make_schedule(schedule, stages(), micro_batches, P2Policy::kOff);
+  const Schedule standard = schedule.make(stages(), ranks(), micro_batches, P2Policy::kOff);
+  TWOBP_CHECK(has_backward(standard), "schedule '", schedule.name(),
+              "' has no backward, so it trains nothing: use another");
   plan.standard_peaks = standard_peaks(standard, stage_costs_);
-  plan.slab_slots = memory_cap == 0 ? micro_batches : standard_in_flight(standard);
+  // Slots go round with the micro-batches only while those are in order.
+  const bool all_slots = memory_cap == 0 || standard.allow_reorder;
+  plan.slab_slots = all_slots ? micro_batches : standard_in_flight(standard);
   return plan;
 }
 
 Plan Pipeline::forward_plan(int micro_batches) const {
   Plan plan;
-  plan.schedule = make_forward_schedule(stages(), micro_batches);
+  plan.schedule = make_forward_schedule(rank_of_stage_, micro_batches);
   plan.memory_cap = 0;
   return plan;
 }

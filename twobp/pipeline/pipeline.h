@@ -6,9 +6,10 @@
 #include <vector>
 
 #include "twobp/pipeline/byte_cap.h"
-#include "twobp/pipeline/partition.h"
 #include "twobp/pipeline/rank_executor.h"
 #include "twobp/pipeline/rank_threads.h"
+#include "twobp/plan/partition.h"
+#include "twobp/schedule/schedule_source.h"
 
 namespace twobp {
 
@@ -52,8 +53,8 @@ class Pipeline {
   // any rank after all ranks have stopped; the pipeline can't be used any more then.
   StepReport run(const Plan& plan, const std::vector<Fields>& micro_batches, const StepOptions& options);
 
-  // A named schedule on this pipeline's stages.
-  Plan plan(std::string_view schedule, int micro_batches, P2Policy policy,
+  // A named schedule or a written one on this pipeline's stages.
+  Plan plan(const ScheduleSource& schedule, int micro_batches, P2Policy policy,
             P2Batching batching = P2Batching::kLoop, int64_t memory_cap = kAutoCap) const;
   Plan forward_plan(int micro_batches) const;
 

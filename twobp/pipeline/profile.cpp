@@ -4,16 +4,11 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/core/median.h"
 #include "twobp/pipeline/memory_meter.h"
 
 namespace twobp {
 namespace {
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
-}
 
 int64_t bytes_of(const Values& values) {
   int64_t bytes = 0;
@@ -92,6 +87,7 @@ void run_once(std::vector<Specimen>& specimens, const std::string& input_field, 
     if (count) {
       s->backward_p2.push_back(p2.seconds());
       s->cost.stash = -p2.held();
+      s->cost.p2_peak = p2.peak();
       s->cost.p2_units = static_cast<int>(units.size());
     }
     for (Parameter* parameter : s->parameters) parameter->forget_grad();
@@ -154,7 +150,7 @@ std::vector<LayerCost> layer_costs(const ModelSpec& model, const Profile& profil
     cost.backward_p1 = cost.backward_p2 = 0;
     cost.p2_units = 0;
     cost.forward_held = cost.output - (costs.size() > 1 ? costs[costs.size() - 2].output : 0);
-    cost.p1_peak = cost.p1_held = cost.stash = cost.input_gradient = 0;
+    cost.p1_peak = cost.p1_held = cost.stash = cost.p2_peak = cost.input_gradient = 0;
   }
   return costs;
 }

@@ -23,6 +23,7 @@ struct LayerCost {
   int64_t p1_peak = 0;         // highest during I
   int64_t p1_held = 0;         // after I, dL/dx included: may be negative
   int64_t stash = 0;           // kept for W, freed by it
+  int64_t p2_peak = 0;         // highest during W
   int64_t output = 0;          // the output itself: it leaves the stage at a boundary
   int64_t input_gradient = 0;  // dL/dx itself
 

@@ -9,6 +9,9 @@
 namespace twobp {
 namespace {
 
+// `fill` waits for its message this part of the W it would run, before it begins the first one.
+constexpr double kGrace = 0.05;
+
 // What the exception at hand says, without LibTorch's backtrace.
 std::string what_is_thrown() {
   try {
@@ -24,29 +27,15 @@ std::string what_is_thrown() {
 
 }  // namespace
 
-std::vector<std::string> batching_names() {
-  return {"loop", "concat", "concat_copy"};
-}
-
-std::string_view batching_name(P2Batching batching) {
-  static const std::vector<std::string> names = batching_names();
-  return names[static_cast<size_t>(batching)];
-}
-
-P2Batching parse_batching(std::string_view name) {
-  const auto names = batching_names();
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (names[i] == name) return static_cast<P2Batching>(i);
-  }
-  fail("unknown p2 batching '", name, "', did you mean '", nearest(name, names), "'? (known: ", join(names),
-       ")");
-}
-
 RankExecutor::RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages, Transport& transport,
                            MemoryMeter& meter)
     : rank_(rank), stages_(std::move(stages)), transport_(transport), meter_(meter), events_(rank, meter) {
   boundaries_.resize(stages_.size());
   stage_times_.resize(stages_.size());
+  for (const auto& stage : stages_) {
+    for (int i = 0; i < stage->layer_count(); ++i)
+      largest_p2_ = std::max(largest_p2_, stage->cost(i).p2_peak);
+  }
 }
 
 RankResult RankExecutor::run(const StepInput& input) {
@@ -136,7 +125,7 @@ void RankExecutor::execute(const Instruction& instruction) {
   const auto send = [&](int to_stage, Values& values, int i, Direction direction) {
     const int to = input_->schedule->rank_of_stage[to_stage];
     const double begin = events_.now();
-    const int64_t bytes = events_.bytes_of(values);
+    const int64_t bytes = EventLog::bytes_of(values);
     transport_.isend(to, Tag{input_->step, to_stage, i, direction}, std::move(values));
     values.clear();
     events_.message(Event::Kind::kSend, instruction.stage, to_stage, i, bytes, begin);
@@ -188,7 +177,7 @@ void RankExecutor::forward(int s, int mb) {
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
   for (int i = 0; i < stage.layer_count(); ++i) {
     if (training && cap_ > 0 && !pending_.empty()) {
-      begin += make_room(stage.cost(i).forward_peak);  // W has its own time
+      begin += make_room(stage.cost(i).forward_peak, stage.cost(i).forward_held);  // W has its own time
     }
     context.backward = i >= stage.first_backward();
     context.destination = training && i + 1 < stage.layer_count() ? stage.layer(i + 1).input_slab() : nullptr;
@@ -226,9 +215,7 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
   int units = 0;
   for (int i = stage.layer_count() - 1; i >= stage.first_backward(); --i) {
     Saved& saved = stage.saved(mb, i);
-    if (cap_ > 0 && !pending_.empty()) {
-      begin += make_room(stage.cost(i).p1_peak);
-    }
+    if (cap_ > 0 && !pending_.empty()) begin += make_room(stage.cost(i).p1_peak, stage.cost(i).p1_held);
     context.destination = i > stage.first_backward() ? stage.layer(i - 1).gradient_slab() : nullptr;
     dy = stage.layer(i).backward_p1(std::move(dy), context, saved);
     saved.release_p1();
@@ -311,11 +298,6 @@ void RankExecutor::flush_p2(int s, int first, int last) {
       run_p2(together_);
     }
   }
-  while (!pending_.empty() && due(pending_.front())) {
-    PendingP2 pending = pending_.front();
-    pending_.pop_front();
-    run_p2({&pending, 1});
-  }
   // Others of the rank's stages may lie in between.
   for (auto it = pending_.begin(); it != pending_.end();) {
     if (!due(*it)) {
@@ -338,27 +320,41 @@ void RankExecutor::receive(const Instruction& instruction) {
     const Tag tag{input_->step, instruction.stage, mb, forward ? Direction::kForward : Direction::kBackward};
     Values values;
     bool there = transport_.try_receive(from, tag, values);
-    if (input_->schedule->fills()) {
-      while (!there && !pending_.empty()) {
-        run_oldest_p2();
-        there = transport_.try_receive(from, tag, values);
-      }
-    }
+    if (!there && input_->schedule->fills()) there = fill_until(from, tag, values);
     if (!there) {
       const double begin = now_seconds();
       values = transport_.receive(from, tag, input_->timeout);
       if (started_) idle(pending_.empty() ? IdleCause::kNothing : IdleCause::kMessage, begin, now_seconds());
     }
+    const int64_t bytes = EventLog::bytes_of(values);
+    // Room is made while it is on its sender's account still.
+    while (cap_ > 0 && !pending_.empty() && meter_.held(rank_) + bytes + largest_p2_ > cap_) run_oldest_p2();
     const double arrived = events_.now();
     if (!started_) events_.start_up(arrived);
     for (const auto& tensor : values) meter_.rebook(tensor, instruction.stage, MemoryCategory::kActivations);
-    const int64_t bytes = events_.bytes_of(values);
     (forward ? boundaries_[s].input : boundaries_[s].output_gradient)[mb] = std::move(values);
     events_.message(Event::Kind::kReceive, instruction.stage, peer_stage, mb, bytes, arrived);
   }
 }
 
-double RankExecutor::make_room(int64_t bytes) {
+bool RankExecutor::fill_until(int from, const Tag& tag, Values& values) {
+  if (pending_.empty()) return false;
+  // A message about to come would have to wait for the whole of a W begun just before it.
+  const PendingP2& oldest = pending_.front();
+  const LayerCost& cost = stages_[oldest.stage]->cost(oldest.layer);
+  const double begin = now_seconds();
+  bool there =
+      transport_.try_receive(from, tag, values, kGrace * cost.backward_p2 / std::max(1, cost.p2_units));
+  if (started_) idle(IdleCause::kMessage, begin, now_seconds());
+  while (!there && !pending_.empty()) {
+    run_oldest_p2();
+    there = transport_.try_receive(from, tag, values);
+  }
+  return there;
+}
+
+double RankExecutor::make_room(int64_t peak, int64_t held) {
+  const int64_t bytes = std::max(peak, held + largest_p2_);
   const auto lacks = [&] { return !pending_.empty() && meter_.held(rank_) + bytes > cap_; };
   if (!lacks()) return 0;
   const double begin = now_seconds();

@@ -12,17 +12,12 @@
 #include "twobp/pipeline/event_log.h"
 #include "twobp/pipeline/memory_meter.h"
 #include "twobp/pipeline/observer.h"
+#include "twobp/pipeline/p2_batching.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/schedule/schedule.h"
 #include "twobp/transport/transport.h"
 
 namespace twobp {
-
-// How pending W of one layer runs when several micro-batches are due together.
-enum class P2Batching : uint8_t { kLoop, kConcat, kConcatCopy };
-std::string_view batching_name(P2Batching batching);
-P2Batching parse_batching(std::string_view name);
-std::vector<std::string> batching_names();
 
 struct StepInput {
   const Schedule* schedule = nullptr;
@@ -87,12 +82,15 @@ class RankExecutor {
   void backward_p1(int s, int micro_batch, bool fused);
   void flush_p2(int s, int first, int last);
   void receive(const Instruction& instruction);
+  // Under `fill`: whether the message came while old W ran.
+  bool fill_until(int from, const Tag& tag, Values& values);
   // Runs the oldest pending W: one layer, and of it one micro-batch, or all pending ones when they
   // concatenate.
   void run_oldest_p2();
   void run_p2(std::span<PendingP2> together);
-  // Runs old W until `bytes` more fit under the cap; the seconds it took.
-  double make_room(int64_t bytes);
+  // Runs old W until an op that grows to `peak` and leaves `held` fits under the cap, and after it any W that
+  // is pending; the seconds it took.
+  double make_room(int64_t peak, int64_t held);
   // Runs old W until the micro-batch's slab slot is free.
   void free_slot(int s, int micro_batch);
   void idle(IdleCause cause, double begin, double end);
@@ -108,6 +106,7 @@ class RankExecutor {
 
   const StepInput* input_ = nullptr;  // of the step at hand
   int64_t cap_ = 0;
+  int64_t largest_p2_ = 0;  // bytes that W of some layer needs meanwhile
   std::vector<int> local_;  // stage -> index into stages_, -1 if it is elsewhere
   std::vector<Boundary> boundaries_;
   std::deque<PendingP2> pending_;

@@ -2,6 +2,7 @@
 #include "twobp/schedule/grid.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string_view>
 #include <utility>
@@ -20,15 +21,18 @@ constexpr int kCellsAround = 12;
 
 constexpr std::string_view kReset = "\x1b[0m";
 
-std::string_view color_of(Op op) {
-  switch (op) {
-    case Op::kForward:
-      return "\x1b[97;44m";
-    case Op::kBackwardP1:
-      return "\x1b[30;42m";
-    default:
-      return "\x1b[30;48;5;208m";
-  }
+// F, I, W; the stages of a rank in shades, from the first, which is the darkest.
+constexpr int kShades = 4;
+constexpr std::array<std::array<std::string_view, kShades>, 3> kColors = {{
+    {"\x1b[97;44m", "\x1b[30;48;5;75m", "\x1b[30;48;5;117m", "\x1b[30;48;5;153m"},
+    {"\x1b[30;48;5;208m", "\x1b[30;48;5;215m", "\x1b[30;48;5;222m", "\x1b[30;48;5;229m"},
+    {"\x1b[30;42m", "\x1b[30;48;5;114m", "\x1b[30;48;5;157m", "\x1b[30;48;5;194m"},
+}};
+
+// `chunk`: the how-manyeth of its rank's stages it is. Of more stages than shades, neighbours differ.
+std::string_view color_of(Op op, int chunk) {
+  const size_t row = op == Op::kForward ? 0 : op == Op::kBackwardP1 ? 1 : 2;
+  return kColors[row][chunk % kShades];
 }
 
 std::string rank_label(int rank, int ranks) {
@@ -53,7 +57,7 @@ class TimelineGrid {
  public:
   TimelineGrid(const Schedule& schedule, const Simulation& simulation, double unit,
                const GridOptions& options)
-      : options_(options), unit_(unit) {
+      : options_(options), unit_(unit), step_(simulation.step_seconds) {
     TWOBP_CHECK(std::isfinite(unit) && unit > 0, "the unit of a grid must be above 0, got ", unit);
     TWOBP_CHECK(simulation.ranks.size() == schedule.ranks.size(), "the simulation has ",
                 simulation.ranks.size(), " ranks, the schedule ", schedule.ranks.size());
@@ -62,6 +66,8 @@ class TimelineGrid {
                 simulation.step_seconds / unit, " columns is too large to draw: choose a larger unit than ",
                 unit);
     several_stages_a_rank_ = schedule.stages > schedule.rank_count();
+    std::vector<int> stages_of_rank(schedule.ranks.size(), 0);
+    for (const int rank : schedule.rank_of_stage) chunk_of_stage_.push_back(stages_of_rank[rank]++);
     columns_ = column(simulation.step_seconds);
     for (const auto& rank : simulation.ranks) add_row(rank);
     for (const auto& row : rows_) {
@@ -108,12 +114,12 @@ class TimelineGrid {
       std::string label = several_stages_a_rank_ ? std::to_string(op.stage) : "";
       label += op_name(op.op);
       label += std::to_string(op.micro_batch);
-      add(op.begin, op.end, color_of(op.op), std::move(label));
+      add(op.begin, op.end, color_of(op.op, chunk_of_stage_[op.stage]), std::move(label));
     }
-    // The optimizer is busy time behind the last op.
-    const double done = rank.timeline.empty() ? 0 : rank.timeline.back().end;
+    // The optimizer is busy time behind the last op, up to the tail.
     const double optimizer = rank.busy - busy;
-    if (optimizer > 1e-9 * rank.busy) add(done, done + optimizer, "\x1b[30;47m", "O");
+    const double end = step_ - rank.idle[static_cast<size_t>(IdleCause::kTail)];
+    if (optimizer > 1e-9 * rank.busy) add(end - optimizer, end, "\x1b[30;47m", "O");
     if (!row.empty()) columns_ = std::max(columns_, row.back().end);
     rows_.push_back(std::move(row));
   }
@@ -153,7 +159,9 @@ class TimelineGrid {
 
   const GridOptions& options_;
   double unit_;
+  double step_;
   bool several_stages_a_rank_ = false;
+  std::vector<int> chunk_of_stage_;
   long columns_ = 0;
   size_t width_ = 1;
   std::vector<std::vector<Span>> rows_;

@@ -9,7 +9,8 @@
 namespace twobp {
 
 struct GridOptions {
-  bool color = false;  // ANSI background colours: F blue, I green, W orange, idle dim
+  bool color = false;  // ANSI background colours: F blue, I orange, W green, in shades
+                       // for the stages of a rank; idle dim
   int max_width = 0;   // columns; a longer grid is wrapped into panels of that width; 0: never
 };
 

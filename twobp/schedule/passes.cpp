@@ -40,10 +40,49 @@ void check_stage(const Schedule& schedule, const Instruction& instruction) {
               schedule.stages);
 }
 
+// Back to F and B, as a schedule without W of its own is written.
+void merge_backward(Schedule& schedule) {
+  for (auto& list : schedule.ranks) {
+    std::erase_if(list, [](const Instruction& i) { return i.op == Op::kBackwardP2; });
+    for (Instruction& i : list) {
+      if (i.op == Op::kBackwardP1) i.op = Op::kBackward;
+    }
+  }
+}
+
+// B as I, so that dL/dx leaves at once, and W right behind it.
+void split_backward(Schedule& schedule) {
+  for (auto& list : schedule.ranks) {
+    std::vector<Instruction> split;
+    split.reserve(list.size());
+    for (const Instruction& i : list) {
+      split.push_back(i);
+      if (i.op != Op::kBackward) continue;
+      split.back().op = Op::kBackwardP1;
+      split.push_back({Op::kBackwardP2, i.stage, i.micro_batch, i.count});
+    }
+    list = std::move(split);
+  }
+}
+
+bool places_p2(const Schedule& schedule) {
+  return std::any_of(schedule.ranks.begin(), schedule.ranks.end(), [](const auto& list) {
+    return std::any_of(list.begin(), list.end(),
+                       [](const Instruction& i) { return i.op == Op::kBackwardP2; });
+  });
+}
+
 }  // namespace
 
 Schedule apply_p2_policy(Schedule schedule, P2Policy policy) {
   schedule.policy = policy;
+  if (places_p2(schedule)) {
+    if (policy == P2Policy::kFill) split_backward(schedule);
+    if (policy == P2Policy::kPlaced || policy == P2Policy::kFill) return schedule;
+    merge_backward(schedule);
+  }
+  TWOBP_CHECK(policy != P2Policy::kPlaced, "schedule '", schedule.name,
+              "' places no W itself, so p2 'placed' has no meaning: use off, end, cooldown or fill");
   if (policy == P2Policy::kOff) return schedule;
 
   std::vector<PendingW> pending(schedule.stages);
@@ -96,8 +135,8 @@ Schedule add_communication(Schedule schedule) {
                   ". Add it once, after the other passes");
       const int stage = instruction.stage;
       const int rank = schedule.rank_of_stage[stage];
-      const bool from_previous = stage > 0 && schedule.rank_of_stage[stage - 1] != rank;
-      const bool to_next = stage + 1 < schedule.stages && schedule.rank_of_stage[stage + 1] != rank;
+      const bool from_previous = !schedule.is_first(stage) && schedule.rank_of_stage[stage - 1] != rank;
+      const bool to_next = !schedule.is_last(stage) && schedule.rank_of_stage[stage + 1] != rank;
       const auto message = [&](Op op) {
         with.push_back({op, stage, instruction.micro_batch, instruction.count});
       };

@@ -12,7 +12,7 @@ namespace {
 // In the order of the enumerators.
 constexpr std::array<std::string_view, 8> kOpNames = {"F",      "I",      "W",      "B",
                                                       "SEND_F", "RECV_F", "SEND_B", "RECV_B"};
-constexpr std::array<std::string_view, 4> kPolicyNames = {"off", "end", "cooldown", "fill"};
+constexpr std::array<std::string_view, 5> kPolicyNames = {"off", "end", "cooldown", "fill", "placed"};
 
 }  // namespace
 

@@ -42,7 +42,7 @@ struct Instruction {
 std::string to_string(const Instruction& instruction);
 
 // When W runs; see apply_p2_policy.
-enum class P2Policy : uint8_t { kOff, kEnd, kCooldown, kFill };
+enum class P2Policy : uint8_t { kOff, kEnd, kCooldown, kFill, kPlaced };
 std::string_view policy_name(P2Policy policy);
 // Throws Error naming the nearest policy.
 P2Policy parse_policy(std::string_view name);
@@ -58,7 +58,15 @@ struct Schedule {
   bool allow_reorder = false;                   // gives up micro-batch order within F, I and W of a stage,
                                                 // and with it the promise of bitwise equality
 
+  // Copies of the model, each a chain of stages / replicas stages with its own micro_batches: stage s of copy
+  // c is stage c * stages_per_replica() + s. More than one is simulated and planned, not run.
+  int replicas = 1;
+
   int rank_count() const { return static_cast<int>(ranks.size()); }
+  int stages_per_replica() const { return stages / replicas; }
+  // The stage has no previous, no next stage.
+  bool is_first(int stage) const { return stage % stages_per_replica() == 0; }
+  bool is_last(int stage) const { return (stage + 1) % stages_per_replica() == 0; }
   // With `fill`, a rank that waits for a message runs pending W meanwhile.
   bool fills() const { return policy == P2Policy::kFill; }
 };

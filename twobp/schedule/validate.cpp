@@ -1,14 +1,17 @@
 // Two steps, each linear in the instructions: every rank's list on its own (order, completeness, inputs),
-// then all ranks side by side (deadlock).
+// then all ranks side by side (deadlock, buffers).
 #include "twobp/schedule/validate.h"
 
 #include <cstdint>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/schedule/buffering.h"
 #include "twobp/schedule/grid.h"
+#include "twobp/schedule/rendezvous.h"
 #include "twobp/schedule/walk.h"
 
 namespace twobp {
@@ -18,7 +21,8 @@ constexpr size_t kMostUnmarkedCells = 2000;  // a bigger grid without a mark tel
 
 class Validator {
  public:
-  explicit Validator(const Schedule& schedule) : schedule_(schedule) {}
+  Validator(const Schedule& schedule, const ValidateOptions& options)
+      : schedule_(schedule), options_(options) {}
 
   void run() {
     check_placement();
@@ -33,6 +37,7 @@ class Validator {
     }
     check_complete();
     check_deadlock();
+    check_buffers();
   }
 
  private:
@@ -53,8 +58,10 @@ class Validator {
     if (index >= 0 || cells <= kMostUnmarkedCells) {
       grid = concat('\n', draw_instructions(schedule_, index >= 0 ? rank : -1, index));
     }
-    fail("schedule '", schedule_.name, "' with ", schedule_.stages, " stages and ", schedule_.micro_batches,
-         " micro-batches is not valid: ", concat(what...), grid);
+    throw InvalidSchedule(
+        concat("schedule '", schedule_.name, "' with ", schedule_.stages, " stages and ",
+               schedule_.micro_batches, " micro-batches is not valid: ", concat(what...), grid),
+        index >= 0 ? rank : -1, index);
   }
   // At the instruction under way.
   template <typename... Args>
@@ -66,6 +73,9 @@ class Validator {
     TWOBP_CHECK(schedule_.stages >= 1 && schedule_.micro_batches >= 1, "schedule '", schedule_.name,
                 "' needs at least one stage and one micro-batch, has ", schedule_.stages, " and ",
                 schedule_.micro_batches);
+    TWOBP_CHECK(schedule_.replicas >= 1 && schedule_.stages % schedule_.replicas == 0, "schedule '",
+                schedule_.name, "' has ", schedule_.stages, " stages, which are not ", schedule_.replicas,
+                " copies of a model");
     TWOBP_CHECK(static_cast<int>(schedule_.rank_of_stage.size()) == schedule_.stages, "schedule '",
                 schedule_.name, "' has ", schedule_.stages, " stages but rank_of_stage places ",
                 schedule_.rank_of_stage.size());
@@ -118,7 +128,7 @@ class Validator {
   void check_compute(Op op, int stage, int m) {
     if (op == Op::kForward) {
       check_order(next_forward_, op, op, stage, m);
-      if (stage > 0) check_input(op, stage, m, stage - 1, Op::kRecvForward, Op::kForward);
+      if (!schedule_.is_first(stage)) check_input(op, stage, m, stage - 1, Op::kRecvForward, Op::kForward);
       return;
     }
     has_any_backward_ = true;
@@ -141,7 +151,7 @@ class Validator {
     }
     check_order(next_p1_, op, op, stage, m);
     if (op == Op::kBackward) check_order(next_p2_, Op::kBackwardP2, op, stage, m);
-    if (stage + 1 < schedule_.stages) {
+    if (!schedule_.is_last(stage)) {
       check_input(op, stage, m, stage + 1, Op::kRecvBackward, Op::kBackwardP1);
     }
   }
@@ -161,7 +171,7 @@ class Validator {
   void check_message(Op op, int stage, int m) {
     const bool previous = op == Op::kRecvForward || op == Op::kSendBackward;
     const int neighbour = previous ? stage - 1 : stage + 1;
-    if (neighbour < 0 || neighbour >= schedule_.stages) {
+    if (previous ? schedule_.is_first(stage) : schedule_.is_last(stage)) {
       reject(cell(op, stage, m), ": stage ", stage, " is the ", previous ? "first" : "last");
     }
     if (same_rank(stage, neighbour)) {
@@ -221,16 +231,25 @@ class Validator {
   }
 
   void check_deadlock() const {
-    const auto stopped = walk(schedule_, [](int, const Instruction&, int) {});
-    for (int rank = 0; rank < schedule_.rank_count(); ++rank) {
-      if (stopped[rank] < schedule_.ranks[rank].size()) reject_deadlock(rank, stopped);
+    check_stops(walk(schedule_, [](int, const Instruction&, int) {}), ". Move a send before a receive");
+    if (options_.sends == Sends::kRendezvous) {
+      check_stops(rendezvous_stops(schedule_),
+                  ", with sends that wait for their receive. Use order_for_rendezvous, or buffered sends");
     }
   }
 
-  // Every blocked rank waits for a blocked rank, since each receive has its send: follow that to a circle.
-  [[noreturn]] void reject_deadlock(int rank, const std::vector<size_t>& stopped) const {
-    const auto at = [&](int r) -> const Instruction& { return schedule_.ranks[r][stopped[r]]; };
-    const auto waits_for = [&](int r) { return schedule_.rank_of_stage[sender_stage(at(r))]; };
+  void check_stops(const std::vector<size_t>& stops, std::string_view advice) const {
+    for (int rank = 0; rank < schedule_.rank_count(); ++rank) {
+      if (stops[rank] < schedule_.ranks[rank].size()) reject_deadlock(rank, stops, advice);
+    }
+  }
+
+  // Every blocked rank waits for a blocked rank, since each message has its two sides: follow that to a
+  // circle.
+  [[noreturn]] void reject_deadlock(int rank, const std::vector<size_t>& stops,
+                                    std::string_view advice) const {
+    const auto at = [&](int r) -> const Instruction& { return schedule_.ranks[r][stops[r]]; };
+    const auto waits_for = [&](int r) { return schedule_.rank_of_stage[other_side(at(r)).stage]; };
     std::vector<bool> seen(schedule_.ranks.size(), false);
     for (; !seen[rank]; rank = waits_for(rank)) seen[rank] = true;
     std::vector<std::string> circle;
@@ -239,11 +258,23 @@ class Validator {
       circle.push_back(concat("rank ", r, " at ", to_string(at(r)), " waits for rank ", waits_for(r)));
       r = waits_for(r);
     } while (r != rank && circle.size() < 8);
-    reject_at(rank, static_cast<int>(stopped[rank]), "deadlock: ", join(circle),
-              r != rank ? ", and so on round the circle" : "", ". Move a send before a receive");
+    reject_at(rank, static_cast<int>(stops[rank]), "deadlock: ", join(circle),
+              r != rank ? ", and so on round the circle" : "", advice);
+  }
+
+  void check_buffers() const {
+    if (options_.buffer_limit < 0) return;
+    const auto most = most_buffered(schedule_);
+    for (int rank = 0; rank < schedule_.rank_count(); ++rank) {
+      if (most[rank].messages <= options_.buffer_limit) continue;
+      reject_at(rank, most[rank].index, "rank ", rank, " may have ", most[rank].messages,
+                " messages waiting when it comes to ", to_string(schedule_.ranks[rank][most[rank].index]),
+                ", the limit is ", options_.buffer_limit, ". Receive earlier, or send later");
+    }
   }
 
   const Schedule& schedule_;
+  const ValidateOptions& options_;
   std::vector<uint8_t> done_;  // per (stage, micro-batch), a bit per Op
   std::vector<int> next_forward_;
   std::vector<int> next_p1_;
@@ -255,8 +286,8 @@ class Validator {
 
 }  // namespace
 
-void validate(const Schedule& schedule) {
-  Validator(schedule).run();
+void validate(const Schedule& schedule, const ValidateOptions& options) {
+  Validator(schedule, options).run();
 }
 
 }  // namespace twobp

@@ -1,13 +1,34 @@
 // Proves, before anything runs, that a schedule with communication is complete, ordered and free of deadlock.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
+#include "twobp/core/check.h"
 #include "twobp/schedule/schedule.h"
 
 namespace twobp {
 
-// Checks, with sends that never block:
+// Thrown by validate, with where the fault shows: rank and index into its list, -1 where no cell does.
+class InvalidSchedule : public Error {
+ public:
+  InvalidSchedule(const std::string& what, int rank, int index) : Error(what), rank(rank), index(index) {}
+
+  int rank;
+  int index;
+};
+
+enum class Sends : uint8_t {
+  kBuffered,    // never block: messages wait at the receiver
+  kRendezvous,  // block until the receiver stands at the receive
+};
+
+struct ValidateOptions {
+  Sends sends = Sends::kBuffered;
+  int buffer_limit = -1;  // most messages that may ever wait for a rank (see most_buffered); -1: any number
+};
+
+// Checks:
 //   - every stage is placed on a rank, its instructions are on that rank, and they name stages and
 //     micro-batches that exist;
 //   - every (stage, micro-batch) has F once, and then either B once or I once and W once; or F alone for a
@@ -16,9 +37,12 @@ namespace twobp {
 //     order, unless allow_reorder;
 //   - every send has its receive and the other way round, each before/after its F, I or B; a stage's F and I
 //     have their input (received, or handed over by a stage of the same rank that ran before);
-//   - running all ranks to the end does not deadlock.
+//   - running all ranks to the end does not deadlock, with sends as the options say;
+//   - no rank needs more buffers than the options allow, however long ops take.
+// A schedule valid under rendezvous is valid with buffered sends; the other way round see
+// order_for_rendezvous. Linear in the instructions, but for a buffer limit (times the ranks).
 // Throws Error with what is wrong and the grid (a rank a line, a cell an instruction) with the bad cell
 // marked between '>' and '<'.
-void validate(const Schedule& schedule);
+void validate(const Schedule& schedule, const ValidateOptions& options = {});
 
 }  // namespace twobp

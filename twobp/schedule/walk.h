@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
+#include <queue>
+#include <utility>
 #include <vector>
 
 #include "twobp/schedule/schedule.h"
@@ -16,71 +19,149 @@ inline Op sender_op(Op receive) {
 inline int sender_stage(const Instruction& receive) {
   return receive.op == Op::kRecvForward ? receive.stage - 1 : receive.stage + 1;
 }
+inline bool is_send(Op op) {
+  return op == Op::kSendForward || op == Op::kSendBackward;
+}
 
-// Calls visit(rank, instruction, micro_batch) for every micro-batch of every instruction, a rank's in order,
-// and a receive only after its send. Returns where each rank stopped: an index into its list, its size when
-// the rank ran to the end; anything less is a deadlock. Stages, micro-batches and placement must be in range.
-template <typename Visit>
-std::vector<size_t> walk(const Schedule& schedule, Visit&& visit) {
+// The receive of a send, the send of a receive: those of 1SEND_F5 and 2RECV_F5 are each other's.
+inline Instruction other_side(const Instruction& message) {
+  switch (message.op) {
+    case Op::kSendForward:
+      return {Op::kRecvForward, message.stage + 1, message.micro_batch, message.count};
+    case Op::kSendBackward:
+      return {Op::kRecvBackward, message.stage - 1, message.micro_batch, message.count};
+    default:
+      return {sender_op(message.op), sender_stage(message), message.micro_batch, message.count};
+  }
+}
+
+// Where every rank stands. A receive goes on only after its send. Stages, micro-batches and placement must be
+// in range.
+class RankWalk {
+ public:
+  explicit RankWalk(const Schedule& schedule)
+      : schedule_(schedule),
+        sent_(static_cast<size_t>(schedule.stages) * schedule.micro_batches, 0),
+        positions_(schedule.ranks.size()) {}
+
+  bool done(int rank) const { return positions_[rank].index == schedule_.ranks[rank].size(); }
+  // An index into the rank's list.
+  size_t index(int rank) const { return positions_[rank].index; }
+  const Instruction& at(int rank) const { return schedule_.ranks[rank][positions_[rank].index]; }
+  int micro_batch(int rank) const { return at(rank).micro_batch + positions_[rank].offset; }
+  bool can_go(int rank) const {
+    if (done(rank)) return false;
+    const Instruction& next = at(rank);
+    return !is_receive(next.op) ||
+           (sent_[slot(sender_stage(next), micro_batch(rank))] & bit(sender_op(next.op))) != 0;
+  }
+
+  // Visits (rank, instruction, micro_batch) where the rank stands and goes one on. The rank that has waited
+  // for just this message, or -1.
+  template <typename Visit>
+  int advance(int rank, Visit&& visit) {
+    Position& at = positions_[rank];
+    const Instruction& instruction = schedule_.ranks[rank][at.index];
+    const int micro_batch = instruction.micro_batch + at.offset;
+    visit(rank, instruction, micro_batch);
+    int woken = -1;
+    if (is_send(instruction.op)) {
+      sent_[slot(instruction.stage, micro_batch)] |= bit(instruction.op);
+      const int neighbour = instruction.stage + (instruction.op == Op::kSendForward ? 1 : -1);
+      const int receiver = schedule_.rank_of_stage[neighbour];
+      if (receiver != rank && !done(receiver)) {
+        const Instruction& waits = this->at(receiver);
+        if (is_receive(waits.op) && waits.stage == neighbour && sender_op(waits.op) == instruction.op &&
+            this->micro_batch(receiver) == micro_batch) {
+          woken = receiver;
+        }
+      }
+    }
+    if (++at.offset == instruction.count) {
+      ++at.index;
+      at.offset = 0;
+    }
+    return woken;
+  }
+
+  std::vector<size_t> indices() const {
+    std::vector<size_t> indices;
+    for (const Position& at : positions_) indices.push_back(at.index);
+    return indices;
+  }
+
+ private:
   struct Position {
     size_t index = 0;
     int offset = 0;  // within the instruction's range
   };
-  const auto slot = [&](int stage, int micro_batch) {
-    return static_cast<size_t>(stage) * schedule.micro_batches + micro_batch;
-  };
-  // Bit 0: SEND_F of that slot has run, bit 1: SEND_B.
-  std::vector<unsigned char> sent(slot(schedule.stages, 0), 0);
-  const auto bit = [](Op send) { return static_cast<unsigned char>(send == Op::kSendForward ? 1 : 2); };
-  std::vector<Position> positions(schedule.rank_count());
+  size_t slot(int stage, int micro_batch) const {
+    return static_cast<size_t>(stage) * schedule_.micro_batches + micro_batch;
+  }
+  static unsigned char bit(Op send) { return send == Op::kSendForward ? 1 : 2; }
 
-  // The receive that `rank` stands at, or null.
-  const auto receive_at = [&](int rank) -> const Instruction* {
-    const auto& list = schedule.ranks[rank];
-    const Position& at = positions[rank];
-    return at.index < list.size() && is_receive(list[at.index].op) ? &list[at.index] : nullptr;
-  };
+  const Schedule& schedule_;
+  std::vector<unsigned char> sent_;  // per slot; bit 0: its SEND_F has run, bit 1: SEND_B
+  std::vector<Position> positions_;
+};
 
+// Calls visit(rank, instruction, micro_batch) for every micro-batch of every instruction, a rank's in order,
+// each rank as far as it gets. Returns where each rank stopped: an index into its list, its size when the
+// rank ran to the end; anything less is a deadlock.
+template <typename Visit>
+std::vector<size_t> walk(const Schedule& schedule, Visit&& visit) {
+  RankWalk ranks(schedule);
   std::vector<int> ready;  // a rank stands here at most once: it is put back only when its message comes
   for (int rank = schedule.rank_count() - 1; rank >= 0; --rank) ready.push_back(rank);
-  std::vector<bool> queued(schedule.rank_count(), true);
-
+  std::vector<bool> queued(schedule.ranks.size(), true);
   while (!ready.empty()) {
     const int rank = ready.back();
     ready.pop_back();
     queued[rank] = false;
-    const auto& list = schedule.ranks[rank];
-    Position& at = positions[rank];
-    while (at.index < list.size()) {
-      const Instruction& instruction = list[at.index];
-      const int micro_batch = instruction.micro_batch + at.offset;
-      if (is_receive(instruction.op) &&
-          !(sent[slot(sender_stage(instruction), micro_batch)] & bit(sender_op(instruction.op)))) {
-        break;
-      }
-      visit(rank, instruction, micro_batch);
-      if (instruction.op == Op::kSendForward || instruction.op == Op::kSendBackward) {
-        sent[slot(instruction.stage, micro_batch)] |= bit(instruction.op);
-        const int neighbour = instruction.stage + (instruction.op == Op::kSendForward ? 1 : -1);
-        const int receiver = schedule.rank_of_stage[neighbour];
-        const Instruction* waits = receive_at(receiver);
-        if (!queued[receiver] && receiver != rank && waits != nullptr && waits->stage == neighbour &&
-            sender_op(waits->op) == instruction.op &&
-            waits->micro_batch + positions[receiver].offset == micro_batch) {
-          queued[receiver] = true;
-          ready.push_back(receiver);
-        }
-      }
-      if (++at.offset == instruction.count) {
-        ++at.index;
-        at.offset = 0;
-      }
+    while (ranks.can_go(rank)) {
+      const int woken = ranks.advance(rank, visit);
+      if (woken < 0 || queued[woken]) continue;
+      queued[woken] = true;
+      ready.push_back(woken);
     }
   }
+  return ranks.indices();
+}
 
-  std::vector<size_t> stopped;
-  for (const auto& at : positions) stopped.push_back(at.index);
-  return stopped;
+// The same in the order of time: an instruction is visited only when no other rank that can go on would do so
+// earlier. clock(rank, instruction, micro_batch) is when the rank would visit that one, its next.
+template <typename Visit, typename Clock>
+std::vector<size_t> walk_in_time(const Schedule& schedule, Visit&& visit, Clock&& clock) {
+  RankWalk ranks(schedule);
+  using Entry = std::pair<double, int>;  // of equal times, the lower rank
+  std::priority_queue<Entry, std::vector<Entry>, std::greater<>> ready;
+  const auto queue = [&](int rank) {
+    ready.emplace(clock(rank, ranks.at(rank), ranks.micro_batch(rank)), rank);
+  };
+  std::vector<bool> queued(schedule.ranks.size(), false);
+  for (int rank = 0; rank < schedule.rank_count(); ++rank) {
+    if (!ranks.can_go(rank)) continue;
+    queued[rank] = true;
+    queue(rank);
+  }
+  while (!ready.empty()) {
+    const int rank = ready.top().second;
+    ready.pop();
+    queued[rank] = false;
+    while (ranks.can_go(rank)) {
+      const Entry next{clock(rank, ranks.at(rank), ranks.micro_batch(rank)), rank};
+      if (!ready.empty() && ready.top() < next) {
+        queued[rank] = true;
+        ready.push(next);
+        break;
+      }
+      const int woken = ranks.advance(rank, visit);
+      if (woken < 0 || queued[woken]) continue;
+      queued[woken] = true;
+      queue(woken);
+    }
+  }
+  return ranks.indices();
 }
 
 }  // namespace twobp

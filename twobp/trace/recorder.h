@@ -2,11 +2,13 @@
 // `timeline.h` for a browser.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "twobp/pipeline/observer.h"
+#include "twobp/trace/traced_run.h"
 
 namespace twobp {
 
@@ -15,7 +17,9 @@ struct Trace {
   std::vector<std::pair<std::string, std::string>> facts;  // shown beside it: {"micro-batches", "4"}
   std::vector<StepReport> steps;                           // with events
   std::vector<std::string> step_names;                     // instead of the steps' numbers, if any
-  bool simulated = false;  // times have no unit, bytes are thousandths of a micro-batch
+  bool simulated = false;               // times have no unit, bytes are thousandths of a micro-batch
+  std::optional<TracedRun> run;         // what ran, where that is known
+  std::optional<StepReport> predicted;  // what each of the steps is set against, with events
 };
 
 // Steps [first, last], counted from 1.
@@ -35,6 +39,8 @@ class TraceRecorder : public Observer {
 
   bool wants_events(int64_t step) const override { return step >= steps_.first && step <= steps_.last; }
   void on_step(const StepReport& report) override;
+  // Records nothing more.
+  void stop() { steps_.last = 0; }
   // Once the last of the steps was seen.
   bool complete() const { return complete_; }
   const std::vector<StepReport>& reports() const { return reports_; }

@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <utility>
 
 #include "twobp/core/check.h"
 
 namespace twobp {
 namespace {
 
-constexpr double kMicroBatch = 1000;  // "bytes"
 constexpr double kRoundingError = 1e-9;
 
 Event::Kind kind_of(Op op) {
@@ -24,30 +25,72 @@ Event::Kind kind_of(Op op) {
   }
 }
 
+// What a stage holds for one micro-batch: from F until I, and from I until W.
+struct Held {
+  double activations = 0;
+  double stash = 0;
+};
+
+std::vector<Held> held_by_stage(const std::vector<StageCost>& costs) {
+  std::vector<Held> all;
+  for (size_t stage = 0; stage < costs.size(); ++stage) {
+    const StageCost& cost = costs[stage];
+    if (cost.layers.empty()) {
+      all.push_back({cost.activation_bytes, cost.stash_bytes});
+      continue;
+    }
+    // Layers count from their input on, and with an output that leaves.
+    Held held{(stage > 0 ? costs[stage - 1].output_bytes : 0) - cost.output_bytes, 0};
+    for (const LayerShare& layer : cost.layers) {
+      held.activations += layer.forward_held;
+      held.stash += layer.stash;
+    }
+    all.push_back(held);
+  }
+  return all;
+}
+
 class RankConverter {
  public:
-  RankConverter(const std::vector<StageCost>& costs, bool has_backward, double step_seconds)
-      : costs_(costs), has_backward_(has_backward), step_(step_seconds) {}
+  RankConverter(const std::vector<StageCost>& costs, bool has_backward, double step_seconds, double byte_unit)
+      : costs_(costs),
+        held_by_stage_(held_by_stage(costs)),
+        has_backward_(has_backward),
+        step_(step_seconds),
+        byte_unit_(byte_unit) {}
 
-  std::vector<Event> run(const RankSimulation& rank) {
+  std::vector<Event> run(const RankSimulation& rank, const std::vector<Instruction>& instructions) {
+    for (const Instruction& each : instructions) {
+      if (each.op != Op::kBackward) continue;
+      for (int m = each.micro_batch; m < each.micro_batch + each.count; ++m) whole_.insert({each.stage, m});
+    }
+    fixed_ = std::llround(rank.fixed_bytes * byte_unit_);
+    double ops = 0;
     for (const SimulatedOp& op : rank.timeline) {
       wait_until(op.begin, !started_                           ? IdleCause::kStartUp
                            : pending_ > step_ * kRoundingError ? IdleCause::kMessage
                                                                : IdleCause::kNothing);
       started_ = true;
       compute(op);
+      ops += op.end - op.begin;
     }
-    optimizer(step_ - rank.idle[static_cast<size_t>(IdleCause::kTail)]);
+    const double done = step_ - rank.idle[static_cast<size_t>(IdleCause::kTail)];
+    wait_until(done - (rank.busy - ops), IdleCause::kNothing);  // gradients are summed
+    optimizer(done);
     wait_until(step_, IdleCause::kTail);
+    mark_peak(rank);
     return std::move(events_);
   }
 
  private:
+  int64_t bytes() const { return std::max<int64_t>(0, std::llround(held_ * byte_unit_)); }
+
   void add(Event event, double end) {
     event.begin = now_;
     event.end = now_ = end;
-    event.held = event.total = std::llround(held_ * kMicroBatch);
-    event.peak = std::max(event.peak, event.held);
+    event.held = bytes();
+    event.total = event.held + fixed_;
+    event.peak = std::max(event.peak, event.total);
     events_.push_back(std::move(event));
   }
 
@@ -71,25 +114,44 @@ class RankConverter {
     event.kind = kind_of(op.op);
     event.stage = op.stage;
     event.micro_batch = op.micro_batch;
+    event.part = op.part;
     const double p2 = costs_[op.stage].backward_p2;
-    if (op.op == Op::kForward) held_ += 1;
-    event.peak = std::llround(held_ * kMicroBatch);
-    if (op.op == Op::kForward && !has_backward_) held_ -= 1;
-    if (op.op == Op::kBackwardP1) pending_ += p2;
+    const Held& stage = held_by_stage_[op.stage];
+    const bool whole = whole_.contains({op.stage, op.micro_batch});  // B has no stash
+    if (op.op == Op::kForward && op.part == 0) held_ += stage.activations;
+    event.peak = bytes() + fixed_;
+    if (op.op == Op::kForward && !has_backward_) held_ -= stage.activations;
+    if (op.op == Op::kBackwardP1 && op.part == 0) {
+      pending_ += p2;
+      if (!whole) held_ += stage.stash - stage.activations;
+    }
     if (op.op == Op::kBackwardP2) {
       pending_ -= op.end - op.begin;
-      held_ -= p2 > 0 ? (op.end - op.begin) / p2 : 1;
+      held_ -= (whole ? stage.activations : stage.stash) * (p2 > 0 ? (op.end - op.begin) / p2 : 1);
     }
     now_ = op.begin;
     add(std::move(event), op.end);
   }
 
+  void mark_peak(const RankSimulation& rank) {
+    if (rank.peak.stage < 0) return;
+    const auto event = std::find_if(events_.begin(), events_.end(), [&](const Event& each) {
+      return each.end >= rank.peak.seconds * (1 - kRoundingError);
+    });
+    if (event == events_.end()) return;
+    event->peak = std::max<int64_t>(event->peak, std::llround(rank.total_peak_bytes() * byte_unit_));
+  }
+
   const std::vector<StageCost>& costs_;
+  std::vector<Held> held_by_stage_;
   bool has_backward_;
   double step_;
+  double byte_unit_;
+  std::set<std::pair<int, int>> whole_;  // (stage, micro-batch) that run B
   bool started_ = false;
   double now_ = 0;
-  double held_ = 0;     // micro-batches
+  double held_ = 0;     // in the costs' unit
+  int64_t fixed_ = 0;   // bytes
   double pending_ = 0;  // seconds of W
   std::vector<Event> events_;
 };
@@ -97,7 +159,7 @@ class RankConverter {
 }  // namespace
 
 StepReport simulated_step(const Schedule& schedule, const std::vector<StageCost>& costs,
-                          const Simulation& simulation) {
+                          const Simulation& simulation, double byte_unit) {
   const bool has_backward = std::any_of(schedule.ranks.begin(), schedule.ranks.end(), [](const auto& rank) {
     return std::any_of(rank.begin(), rank.end(), [](const Instruction& instruction) {
       return is_compute(instruction.op) && instruction.op != Op::kForward;
@@ -106,8 +168,9 @@ StepReport simulated_step(const Schedule& schedule, const std::vector<StageCost>
   StepReport report;
   report.step = 1;
   report.end = simulation.step_seconds;
-  for (const RankSimulation& rank : simulation.ranks) {
-    report.events.push_back(RankConverter(costs, has_backward, simulation.step_seconds).run(rank));
+  for (size_t rank = 0; rank < simulation.ranks.size(); ++rank) {
+    RankConverter converter(costs, has_backward, simulation.step_seconds, byte_unit);
+    report.events.push_back(converter.run(simulation.ranks[rank], schedule.ranks[rank]));
   }
   return report;
 }

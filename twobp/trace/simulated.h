@@ -9,9 +9,13 @@
 
 namespace twobp {
 
-// Times are the simulation's; bytes are thousandths of a micro-batch, held from F until the end of its W.
-// `simulation` must be of this schedule with these costs.
+inline constexpr double kMicroBatchUnit = 1000;
+
+// Times are the simulation's; so are bytes, times `byte_unit`: thousandths of a micro-batch where the costs
+// count micro-batches, 1 where they are bytes. What an op holds is drawn as one step, whatever its layers do
+// meanwhile; the rank's peak stands where the simulation has it.
+// `simulation` must be of this schedule with these costs, with its timeline.
 StepReport simulated_step(const Schedule& schedule, const std::vector<StageCost>& costs,
-                          const Simulation& simulation);
+                          const Simulation& simulation, double byte_unit = kMicroBatchUnit);
 
 }  // namespace twobp

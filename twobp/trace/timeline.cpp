@@ -54,6 +54,16 @@ ordered_json event_json(const Event& event, double origin, Names& names) {
           event.peak};
 }
 
+ordered_json ranks_json(const StepReport& step, Names& names) {
+  ordered_json ranks = ordered_json::array();
+  for (const auto& events : step.events) {
+    ordered_json list = ordered_json::array();
+    for (const Event& event : events) list.push_back(event_json(event, step.begin, names));
+    ranks.push_back({{"stages", stages_of(events)}, {"events", std::move(list)}});
+  }
+  return ranks;
+}
+
 ordered_json data_json(const Trace& trace) {
   Names names;
   ordered_json data = {{"title", trace.title}, {"simulated", trace.simulated}};
@@ -64,17 +74,15 @@ ordered_json data_json(const Trace& trace) {
   data["steps"] = ordered_json::array();
   for (size_t i = 0; i < trace.steps.size(); ++i) {
     const StepReport& step = trace.steps[i];
-    ordered_json ranks = ordered_json::array();
-    for (const auto& events : step.events) {
-      ordered_json list = ordered_json::array();
-      for (const Event& event : events) list.push_back(event_json(event, step.begin, names));
-      ranks.push_back({{"stages", stages_of(events)}, {"events", std::move(list)}});
-    }
     data["steps"].push_back(
         {{"name", i < trace.step_names.size() ? trace.step_names[i] : std::to_string(step.step)},
          {"seconds", rounded(step.seconds())},
          {"loss", step.loss},
-         {"ranks", std::move(ranks)}});
+         {"ranks", ranks_json(step, names)}});
+  }
+  if (trace.predicted) {
+    data["predicted"] = {{"seconds", rounded(trace.predicted->seconds())},
+                         {"ranks", ranks_json(*trace.predicted, names)}};
   }
   data["names"] = names.list();
   return data;

@@ -1,5 +1,6 @@
 // Chosen steps as one HTML file that needs nothing else: every rank's ops as they ran, its memory under them,
-// and the sums. The page itself is timeline.html; the data is put into it.
+// and the sums; above each step what it is set against (Trace::predicted), if anything, on the same time
+// scale. The page itself is timeline.html; the data is put into it.
 #pragma once
 
 #include <string>

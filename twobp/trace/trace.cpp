@@ -65,6 +65,11 @@ class Writer {
 
   void describe() {
     metadata("process_name", kStepTrack, {{"name", "twobp: " + trace_.title}});
+    // Viewers pass over metadata that they don't know; read_trace.h reads it.
+    if (trace_.run) {
+      metadata("twobp_run", kStepTrack,
+               {{"title", trace_.title}, {"facts", trace_.facts}, {"run", to_json(*trace_.run)}});
+    }
     metadata("thread_name", kStepTrack, {{"name", "steps"}});
     metadata("thread_sort_index", kStepTrack, {{"sort_index", kStepTrack}});
     if (trace_.steps.empty()) return;
@@ -115,6 +120,9 @@ class Writer {
       args[event.kind == Event::Kind::kSend ? "to_stage" : "from_stage"] = event.peer;
       args["bytes"] = event.bytes;
     }
+    args["held_bytes"] = event.held;
+    args["total_bytes"] = event.total;
+    args["peak_bytes"] = event.peak;
     slice(rank_track(rank), event_name(event), category_of(event), event.begin, event.end, std::move(args));
     out_.push_back({{"ph", "C"},
                     {"name", concat("memory of rank ", rank)},

@@ -62,6 +62,7 @@ json state_to_json(const CheckpointState& state) {
           {"config", json::parse(state.run.config)},
           {"data", state.run.data},
           {"kernels", state.run.kernels},
+          {"order", state.run.order},
           {"files", json::object()}};
 }
 
@@ -146,7 +147,7 @@ Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)) {
     position.good_steps = state.at("good_steps").get<int64_t>();
     state_.optimizer_steps = state.at("optimizer_steps").get<int64_t>();
     state_.run = {state.at("config").dump(), state.at("data").get<std::string>(),
-                  state.at("kernels").get<std::string>()};
+                  state.at("kernels").get<std::string>(), state.value("order", "")};
     TWOBP_CHECK(position.step >= 0 && position.batches >= 0 && position.gradient_scale > 0 &&
                     position.good_steps >= 0 && state_.optimizer_steps >= 0,
                 folder_.string(), "/", kStateFile, " is damaged: a count out of range");

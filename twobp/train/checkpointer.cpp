@@ -67,7 +67,7 @@ std::vector<std::string> Checkpointer::resume(Trainer& trainer) {
   const std::optional<Checkpoint> checkpoint = folder_.newest(notes);
   if (!checkpoint) return notes;
   const CheckpointState& state = checkpoint->state();
-  run_ = facts_of_run(trainer.config(), *trainer.data().train);
+  run_ = facts_of_run(trainer.config(), *trainer.data().train, trainer.variant());
   for (std::string& note : check_same_run(state.run, run_)) notes.push_back(std::move(note));
   TWOBP_CHECK(state.position.step <= trainer.config().train.steps, "train.steps is ",
               trainer.config().train.steps, ", but the checkpoint ", checkpoint->folder().string(),
@@ -115,7 +115,7 @@ void Checkpointer::take(Trainer& trainer) {
   copy_all(trainer.pipeline(), weights, content_.weights);
   copy_all(trainer.pipeline(), update.live_optimizer_state(), content_.optimizer);
   content_.frozen = named(weights, true);  // nobody writes to these
-  if (run_.config.empty()) run_ = facts_of_run(trainer.config(), *trainer.data().train);
+  if (run_.config.empty()) run_ = facts_of_run(trainer.config(), *trainer.data().train, trainer.variant());
   content_.state = {trainer.position(), update.optimizer_steps(), run_};
   last_step_ = trainer.steps_done();
   {

@@ -176,7 +176,18 @@ std::string expectation(const ConfigKey& key, const Json& value) {
       key.field(config));
 }
 
-void assign(Config& config, const ConfigKey& key, const Json& value, const std::string& origin) {
+// The name in {"file": "mine.csv"}, which stands for "mine.csv" where a key takes files.
+const Json& file_name(const ConfigKey& key, const Json& value, const std::string& origin) {
+  if (key.allowed.file.empty() || !value.is_object()) return value;
+  const bool one_text = value.size() == 1 && value.contains("file") && value["file"].is_string();
+  TWOBP_CHECK(one_text && value["file"].get_ref<const std::string&>().ends_with(key.allowed.file), origin,
+              ": \"", key.full_name(), "\" as a section is {\"file\": \"NAME", key.allowed.file,
+              "\"}, a file that ends in ", key.allowed.file, ".");
+  return value["file"];
+}
+
+void assign(Config& config, const ConfigKey& key, const Json& given, const std::string& origin) {
+  const Json& value = file_name(key, given, origin);
   const bool quantity = key.type() == "text" && !key.unit.empty();  // "512MiB", or a plain number
   const Json text = quantity && value.is_number_unsigned() ? Json(value.dump()) : Json();
   if (std::visit(Assign{text.is_null() ? value : text}, key.field(config))) return;

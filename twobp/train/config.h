@@ -78,17 +78,20 @@ struct DataConfig {
 };
 
 struct PipelineConfig {
-  int stages = 2;
-  std::string schedule = "1f1b";
-  int micro_batches = 0;         // 0: the schedule's default
-  int64_t micro_batch_size = 4;  // sequences
+  int ranks = 0;                  // devices; 0: as the stages ask, 2 if those are 0 too
+  int stages = 0;                 // parts of the model; 0: the schedule's usual number on each rank
+  std::string schedule = "1f1b";  // a name, or a file that ends in .csv: see schedule/csv.h
+  int micro_batches = 0;          // 0: the schedule's default
+  int64_t micro_batch_size = 4;   // sequences
   std::string p2 = "fill";
-  std::string p2_batching = "loop";  // loop, concat (slabs), concat_copy
-  std::string memory_cap = "auto";   // "auto", "0" (none), or bytes: "512MiB", "2GiB"
-  int threads = 1;                   // per rank
-  bool pin = true;                   // pin each rank's threads to cores of its own
-  std::vector<int> split;            // layers of each stage, by hand; empty: by measured cost
-  double timeout = 300;              // seconds a rank waits for a message before it gives up
+  std::string p2_batching = "loop";    // loop, concat (slabs), concat_copy
+  std::string memory_cap = "auto";     // "auto", "0" (none), or bytes: "512MiB", "2GiB"
+  std::vector<std::string> recompute;  // what layers compute again instead of keeping: see recompute.h
+  int threads = 1;                     // per rank
+  bool pin = true;                     // pin each rank's threads to cores of its own
+  std::vector<int> split;              // layers of each stage, by hand; empty: by measured cost
+  double replan = 0;                   // drift of a stage's seconds that calls for a new plan; 0: never
+  double timeout = 300;                // seconds a rank waits for a message before it gives up
 };
 
 struct OptimizerConfig {

@@ -14,7 +14,9 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/nn/models/recompute.h"
 #include "twobp/train/architecture.h"
+#include "twobp/train/build_model.h"
 #include "twobp/train/config.h"
 #include "twobp/train/config_keys.h"
 #include "twobp/train/data.h"
@@ -31,7 +33,8 @@ void check_key(const ConfigKey& key, Config& config) {
           Config defaults;
           const bool unset = value->empty() && std::get<std::string*>(key.field(defaults))->empty();
           const bool known = std::find(choices.begin(), choices.end(), *value) != choices.end();
-          TWOBP_CHECK(choices.empty() || unset || known, key.full_name(), " is \"", *value,
+          const bool file = !key.allowed.file.empty() && value->ends_with(key.allowed.file);
+          TWOBP_CHECK(choices.empty() || unset || known || file, key.full_name(), " is \"", *value,
                       "\", which is unknown: did you mean \"", nearest(*value, choices), "\"? It is ",
                       key.allowed.text(), ".");
         } else if constexpr (std::is_arithmetic_v<Value> && !std::is_same_v<Value, bool>) {
@@ -58,11 +61,29 @@ void check_adapters(const Config& config) {
               config.train.precision, "\", but model.type \"", model.type, "\" computes in fp32 alone.");
 }
 
+// Which layers there are shows when the model is built.
+void check_recompute(const PipelineConfig& pipeline) {
+  try {
+    for (const std::string& text : pipeline.recompute) {
+      const RecomputeRule rule = parse_recompute_rule(text);
+      TWOBP_CHECK(rule.stage < 0 || !pipeline.split.empty(), "\"", text,
+                  "\" needs pipeline.split: without it stages are cut by measured cost, which recomputation "
+                  "changes. Set pipeline.split, or name layers by a pattern");
+    }
+  } catch (const Error& error) {
+    fail("pipeline.recompute: ", error.what(), ".");
+  }
+}
+
 void check_pipeline(const PipelineConfig& pipeline) {
   parse_memory_cap(pipeline.memory_cap);
-  if (pipeline.split.empty()) return;
-  TWOBP_CHECK(std::cmp_equal(pipeline.split.size(), pipeline.stages), "pipeline.split lists ",
-              pipeline.split.size(), " stages, but pipeline.stages is ", pipeline.stages,
+  check_recompute(pipeline);
+  // What is in a file shows when it is read, by who runs it.
+  const bool file = ScheduleSource::is_file(pipeline.schedule);
+  const int stages = file ? pipeline.stages : pipeline_shape(pipeline).stages;
+  if (pipeline.split.empty() || stages == 0) return;
+  TWOBP_CHECK(std::cmp_equal(pipeline.split.size(), stages), "pipeline.split lists ", pipeline.split.size(),
+              " stages, but pipeline.stages is ", stages,
               ": give one number of layers per stage, or [] to split by measured cost.");
   for (size_t stage = 0; stage < pipeline.split.size(); ++stage) {
     TWOBP_CHECK(pipeline.split[stage] >= 1, "pipeline.split gives stage ", stage, " ", pipeline.split[stage],

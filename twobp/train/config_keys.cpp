@@ -7,7 +7,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/nn/layers/rope.h"
-#include "twobp/schedule/generators.h"
+#include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/schedule.h"
 #include "twobp/train/architecture.h"
 
@@ -18,6 +18,18 @@ Allowed one_of(std::vector<std::string> choices) {
   Allowed allowed;
   allowed.choices = std::move(choices);
   return allowed;
+}
+
+Allowed one_of_or_file(std::vector<std::string> choices, std::string ending) {
+  Allowed allowed = one_of(std::move(choices));
+  allowed.file = std::move(ending);
+  return allowed;
+}
+
+std::vector<std::string> names_and_auto() {
+  std::vector<std::string> names = schedule_names();
+  names.emplace_back("auto");  // train/auto_variant.h
+  return names;
 }
 
 Allowed from(double min, double max) {
@@ -156,8 +168,14 @@ std::vector<ConfigKey> make_keys() {
        "subtracted from pixels (0 to 1); []: ImageNet's for data.images, else measured; none for floats"},
       {KEY(data, std), "", "divides them then; [] likewise"},
 
-      {KEY(pipeline, stages), "stages", "parts the model is cut into, one rank each", from(1, kMaxCount)},
-      {KEY(pipeline, schedule), "", "order of the work", one_of(schedule_names())},
+      {KEY(pipeline, ranks), "ranks", "devices, each with one or more stages; 0: as the stages ask, else 2",
+       from(0, kMaxCount)},
+      {KEY(pipeline, stages), "stages",
+       "parts the model is cut into; 0: ranks times what the schedule places on each (1f1b 1, zb-v 2)",
+       from(0, kMaxCount)},
+      {KEY(pipeline, schedule), "",
+       "order of the work; \"auto\": what a search finds for the measured times and the cap, p2 included",
+       one_of_or_file(names_and_auto(), ".csv")},
       {KEY(pipeline, micro_batches), "micro-batches", "per optimizer step; 0: the schedule's default",
        from(0, kMaxCount)},
       {KEY(pipeline, micro_batch_size), "samples", "per micro-batch", from(1, kMaxCount)},
@@ -170,9 +188,16 @@ std::vector<ConfigKey> make_keys() {
        "most bytes of activations and stash a rank holds: \"auto\" (the peak of the fullest stage with p2 "
        "off), "
        "\"0\" (no cap), or as in \"512MiB\""},
+      {KEY(pipeline, recompute), "",
+       "what layers compute again instead of keeping: none, activations (F again before I), derivatives (F "
+       "and I again before W), both; for all but the first and the last layer, or PATTERN=MODE of layers, or "
+       "stage:N=MODE; later ones count"},
       {KEY(pipeline, threads), "threads", "per rank", from(1, 1024)},
       {KEY(pipeline, pin), "", "pin each rank's threads to cores of its own"},
       {KEY(pipeline, split), "layers", "layers of each stage, by hand; []: by measured cost"},
+      {KEY(pipeline, replan), "fraction",
+       "a stage's time that drifts this far from the plan's calls for another schedule; 0: never",
+       at_least(0)},
       {KEY(pipeline, timeout), "seconds", "a rank waits for a message before it gives up", above(0)},
 
       {KEY(optimizer, type), "", "update rule", one_of({"adamw", "adam", "sgd"})},
@@ -231,7 +256,9 @@ bool Allowed::contains(double value) const {
 }
 
 std::string Allowed::text() const {
-  if (!choices.empty()) return "one of " + join(choices);
+  if (!choices.empty()) {
+    return "one of " + join(choices) + (file.empty() ? "" : ", or a file that ends in " + file);
+  }
   // 16777216, not 1.67772e+07.
   const auto number = [](double value) {
     return value == std::floor(value) ? std::to_string(static_cast<long long>(value)) : concat(value);

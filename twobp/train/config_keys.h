@@ -20,6 +20,7 @@ using ConfigField = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std:
 // is allowed where it is the default.
 struct Allowed {
   std::vector<std::string> choices;
+  std::string file;  // files whose names end so are allowed beside them, in JSON also as {"file": "name.csv"}
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
   bool above_min = false;  // the bound itself is out

@@ -51,7 +51,7 @@ json value_of(const json& config, const ConfigKey& key, const json& defaults) {
 // Defaults that stand for a value of other keys, so that writing them out is no difference.
 Config filled_in(Config config) {
   architecture(config.model.type).fill_in(config.model);
-  config.pipeline.micro_batches = micro_batches(config.pipeline);
+  if (config.pipeline.micro_batches == 0) config.pipeline.micro_batches = micro_batches(config.pipeline);
   return config;
 }
 
@@ -69,12 +69,27 @@ std::string data_fingerprint(const Dataset& train) {
   return concat(train.size(), " samples, checksum ", crc);
 }
 
+// Where gradients are summed in another order, bits depend on which it is: every cell of the schedule, and
+// where the p2 policy puts W.
+std::string order_of(const Variant& variant) {
+  if (!reorders(variant)) return "";
+  uint32_t crc = 0;
+  for (const auto& list : variant.schedule.written()->ranks) {
+    for (const Instruction& instruction : list) {
+      const std::string cell = to_string(instruction);
+      crc = crc32_of(cell.data(), cell.size() + 1, crc);
+    }
+  }
+  return concat("cells ", crc, ", p2 ", policy_name(variant.policy));
+}
+
 }  // namespace
 
-RunFacts facts_of_run(const Config& config, const Dataset& train) {
+RunFacts facts_of_run(const Config& config, const Dataset& train, const Variant& variant) {
   return {config_to_json(filled_in(config)), data_fingerprint(train),
           concat(kernel_instruction_set(), " with ",
-                 c10::toString(product_type(compute_dtype(config.train.precision))), " products")};
+                 c10::toString(product_type(compute_dtype(config.train.precision))), " products"),
+          order_of(variant)};
 }
 
 std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& now) {
@@ -113,6 +128,12 @@ std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& n
   if (saved.kernels != now.kernels) {
     notes.push_back(concat("this CPU's kernels are ", now.kernels, ", those of the checkpoint were ",
                            saved.kernels, ": the run goes on, but not to the bit"));
+  }
+  if (saved.order != now.order) {
+    notes.push_back(concat("gradients were summed in the order of ",
+                           saved.order.empty() ? "micro-batches" : saved.order, ", now in that of ",
+                           now.order.empty() ? "micro-batches" : now.order,
+                           " (a schedule in a file gives it up): the run goes on, but not to the bit"));
   }
   return notes;
 }

@@ -10,6 +10,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/train/architecture.h"
+#include "twobp/train/auto_variant.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/load_model.h"
 #include "twobp/train/lora.h"
@@ -26,7 +27,7 @@ ModelWeights weights_of(const ModelConfig& model) {
 }
 
 ModelSpec model_of(const Config& config) {
-  ModelSpec model = build_model(config.model, compute_dtype(config.train.precision));
+  ModelSpec model = build_model(config);
   // Before anything is allocated, and before minutes go into the data.
   if (!config.model.from.empty()) check_weights(model, weights_of(config.model));
   return model;
@@ -34,26 +35,55 @@ ModelSpec model_of(const Config& config) {
 
 }  // namespace
 
-Trainer::Trainer(const Config& config)
-    : Trainer(config, model_of(config), open_data(config.data, config.model, config.train.seed)) {
+// A schedule in a file is read here and nowhere else: it may go, or change, while the run goes on.
+struct Trainer::Parts {
+  explicit Parts(const Config& config)
+      : schedule(config.pipeline.schedule),
+        shape(pipeline_shape(config.pipeline, schedule)),
+        model(model_of(config)),
+        data(open_data(config.data, config.model, config.train.seed)) {}
+  Parts(const Config& config, const ModelSpec& given, DataSplit split)
+      : schedule(config.pipeline.schedule),
+        shape(pipeline_shape(config.pipeline, schedule)),
+        model(given),
+        data(std::move(split)) {}
+
+  ScheduleSource schedule;
+  PipelineShape shape;
+  ModelSpec model;
+  DataSplit data;
+};
+
+Trainer::Trainer(const Config& config) : Trainer(config, Parts(config)) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (!config.model.from.empty()) new_parameters_ = load_weights(*pipeline_, weights_of(config.model));
   if (!config.model.adapter.empty()) load_adapter(config.model.adapter, config.model, weights());
 }
 
 Trainer::Trainer(const Config& config, const ModelSpec& model, DataSplit data)
-    : config_(config), micro_batches_(twobp::micro_batches(config.pipeline)), data_(std::move(data)) {
+    : Trainer(config, Parts(config, model, std::move(data))) {}
+
+Trainer::Trainer(const Config& config, Parts parts)
+    : config_(config), micro_batches_(parts.shape.micro_batches), data_(std::move(parts.data)) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   TWOBP_CHECK(data_.train, "a trainer needs data to train on");
+  config_.pipeline.micro_batches = micro_batches_;  // what a checkpoint notes, without the schedule's file
   if (config.train.precision == "fp16") gradient_scale_ = config.train.loss_scale;
   at::set_num_threads(config.pipeline.threads);
   const int64_t size = std::min(config.pipeline.micro_batch_size, data_.train->size());
   std::vector<int64_t> first(size);
   std::iota(first.begin(), first.end(), 0);
-  const Profile profile = measure_profile(model, data_.train->read(first, 0));
-  pipeline_ = std::make_unique<Pipeline>(model, profile, pipeline_options(config));
+  const Profile profile = measure_profile(parts.model, data_.train->read(first, 0));
+  pipeline_ = std::make_unique<Pipeline>(parts.model, profile, pipeline_options(config, parts.shape));
   update_ =
       std::make_unique<Update>(*pipeline_, config.optimizer, config.train.clip_norm, config.pipeline.timeout);
+  variant_ = {parts.schedule, parse_policy(config.pipeline.p2), parse_batching(config.pipeline.p2_batching),
+              parse_memory_cap(config.pipeline.memory_cap)};
+  if (config.pipeline.schedule == kAutoSchedule)
+    variant_ = auto_variant(*pipeline_, micro_batches_, variant_);
+  if (config.pipeline.replan > 0 && !reorders(variant_)) {
+    replanner_ = std::make_unique<Replanner>(config.pipeline.replan, *pipeline_, micro_batches_, variant_);
+  }
   make_loader();
 }
 
@@ -80,19 +110,16 @@ void Trainer::go_on_from(const TrainingPosition& position) {
 
 Trainer::~Trainer() = default;
 
-Variant Trainer::variant() const {
-  return {config_.pipeline.schedule, parse_policy(config_.pipeline.p2),
-          parse_batching(config_.pipeline.p2_batching), parse_memory_cap(config_.pipeline.memory_cap)};
-}
-
 const Plan& Trainer::plan_for(const Variant& variant, int micro_batches) {
+  std::string peaks;
+  for (const int64_t peak : variant.standard_peaks) peaks += concat('|', peak);
   const std::string key =
-      concat(variant.schedule, '|', policy_name(variant.policy), '|', batching_name(variant.batching), '|',
-             variant.memory_cap, '|', micro_batches);
+      concat(variant.schedule, '|', variant.schedule.written(), '|', policy_name(variant.policy), '|',
+             batching_name(variant.batching), '|', variant.memory_cap, '|', micro_batches, peaks);
   const auto found = plans_.find(key);
-  if (found != plans_.end()) return found->second;
-  return plans_[key] = pipeline_->plan(variant.schedule, micro_batches, variant.policy, variant.batching,
-                                       variant.memory_cap);
+  if (found != plans_.end()) return found->second.plan;
+  Plan plan = make_plan(*pipeline_, variant, micro_batches);
+  return plans_.emplace(key, KeptPlan{variant.schedule, std::move(plan)}).first->second.plan;
 }
 
 StepResult Trainer::step() {
@@ -100,8 +127,10 @@ StepResult Trainer::step() {
   const Batch batch = loader_->next();
   ++batches_;
   const double waited = now_seconds() - begin;
-  StepResult result = step(batch, variant());
+  StepResult result = step(batch, variant_);
   result.input_wait = waited;
+  if (replanner_) result.replan = replanner_->after_step(result.report, variant_);
+  if (result.replan) variant_ = result.replan->variant;
   return result;
 }
 

@@ -11,7 +11,9 @@
 #include "twobp/train/config.h"
 #include "twobp/train/data.h"
 #include "twobp/train/position.h"
+#include "twobp/train/replanner.h"
 #include "twobp/train/update.h"
+#include "twobp/train/variant.h"
 
 namespace twobp {
 
@@ -23,7 +25,8 @@ struct StepResult {
   bool skipped = false;       // fp16: the gradient overflowed, no weight has changed
   double gradient_scale = 1;  // fp16: the loss scale of this step
   int64_t tokens = 0;
-  double input_wait = 0;  // seconds the loop waited for the loader
+  double input_wait = 0;         // seconds the loop waited for the loader
+  std::optional<Replan> replan;  // pipeline.replan: the stages' times have drifted
   StepReport report;
 };
 
@@ -32,14 +35,6 @@ struct Evaluation {
   std::optional<double> accuracy;  // part of them predicted right, from 0 to 1, where a model predicts
 
   bool operator==(const Evaluation&) const = default;
-};
-
-// How a step is run; a trainer may change it from step to step without changing a bit of the result.
-struct Variant {
-  std::string schedule;
-  P2Policy policy = P2Policy::kFill;
-  P2Batching batching = P2Batching::kLoop;
-  int64_t memory_cap = kAutoCap;
 };
 
 class Trainer {
@@ -61,7 +56,7 @@ class Trainer {
 
   int64_t steps_done() const { return step_; }
   int micro_batches() const { return micro_batches_; }
-  Variant variant() const;
+  const Variant& variant() const { return variant_; }
   Loader& loader() { return *loader_; }
   const Config& config() const { return config_; }
   Pipeline& pipeline() { return *pipeline_; }
@@ -78,6 +73,10 @@ class Trainer {
   void add_observer(std::shared_ptr<Observer> observer) { observers_.push_back(std::move(observer)); }
 
  private:
+  // What there must be before the pipeline, in the order it is found out.
+  struct Parts;
+  Trainer(const Config& config, Parts parts);
+
   void make_loader();
   // fp16 loss scaling (arXiv 1710.03740, section 3.2).
   void adapt_gradient_scale(const StepResult& result);
@@ -89,7 +88,13 @@ class Trainer {
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<Update> update_;
   std::unique_ptr<Loader> loader_;
-  std::map<std::string, Plan> plans_;
+  Variant variant_;                       // of step(); a schedule in a file is read once
+  std::unique_ptr<Replanner> replanner_;  // null: pipeline.replan is 0
+  struct KeptPlan {
+    ScheduleSource schedule;  // keeps a written one alive, whose address is part of the key
+    Plan plan;
+  };
+  std::map<std::string, KeptPlan> plans_;
   std::vector<std::shared_ptr<Observer>> observers_;
   std::vector<std::string> new_parameters_;
   int64_t step_ = 0;

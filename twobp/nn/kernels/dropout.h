@@ -15,6 +15,10 @@ struct DropoutMask {
   double scale = 1;        // of what is kept
 };
 
+// The rest is for files that are compiled once per instruction set, and local to them, so that the linker
+// cannot mix the copies.
+namespace {
+
 // `groups` times four random words: words[i * groups + g] is word i of group first + g of a row. Philox4x32
 // with 7 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, which finds no defect
 // from 7 rounds on).
@@ -76,5 +80,7 @@ inline void for_each_kept(const DropoutMask& mask, uint32_t row, int64_t cols, B
     }
   }
 }
+
+}  // namespace
 
 }  // namespace twobp

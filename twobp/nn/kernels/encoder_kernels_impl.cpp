@@ -10,29 +10,6 @@ namespace twobp {
 namespace {
 
 template <typename S, typename T = Compute<S>>
-void add_rows(const S* __restrict x, T* __restrict sums, int64_t rows, int64_t cols) {
-  int64_t r = 0;
-  for (; r + 4 <= rows; r += 4, x += 4 * cols) {
-#pragma omp simd
-    for (int64_t c = 0; c < cols; ++c) {
-      sums[c] += (load(x[c]) + load(x[c + cols])) + (load(x[c + 2 * cols]) + load(x[c + 3 * cols]));
-    }
-  }
-  for (; r < rows; ++r, x += cols) {
-#pragma omp simd
-    for (int64_t c = 0; c < cols; ++c) sums[c] += load(x[c]);
-  }
-}
-
-template <typename S, typename T = Compute<S>>
-void add_row(S* __restrict x, const T* __restrict row, int64_t rows, int64_t cols) {
-  for (int64_t r = 0; r < rows; ++r, x += cols) {
-#pragma omp simd
-    for (int64_t c = 0; c < cols; ++c) store(x[c], load(x[c]) + row[c]);
-  }
-}
-
-template <typename S, typename T = Compute<S>>
 void layer_norm_forward(const S* __restrict x, const T* __restrict gain, const T* __restrict bias,
                         S* __restrict y, T* __restrict mean, T* __restrict rstd, int64_t rows, int64_t cols,
                         double eps) {
@@ -214,72 +191,9 @@ void dropout(const S* x, const S* add, S* y, int64_t rows, int64_t cols, const D
   }
 }
 
-template <typename T>
-void softmax_forward(T* scores, const T* __restrict shift, T* __restrict log_sum, int64_t rows, int64_t cols,
-                     double scale, const DropoutMask& mask, int64_t row_begin) {
-  const T factor = T(scale);
-  for (int64_t r = 0; r < rows; ++r, scores += cols) {
-    T* __restrict row = scores;
-    if (shift != nullptr) {
-#pragma omp simd
-      for (int64_t c = 0; c < cols; ++c) row[c] += shift[c] / factor;
-    }
-    const T largest = largest_of(row, cols) * factor;
-    T sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < cols; ++c) {
-      const T e = exponential(row[c] * factor - largest);
-      row[c] = e;
-      sum += e;
-    }
-    log_sum[r] = largest + std::log(sum);
-    const T norm = T(1) / sum;
-    if (mask.threshold == 0) {
-#pragma omp simd
-      for (int64_t c = 0; c < cols; ++c) row[c] *= norm;
-    } else {
-      for_each_kept<T>(mask, static_cast<uint32_t>(row_begin + r), cols,
-                       [&](int64_t c, T keep) { row[c] *= norm * keep; });
-    }
-  }
-}
-
-template <typename T>
-void softmax_backward(T* scores, T* dp, const T* __restrict shift, const T* __restrict log_sum,
-                      const T* __restrict y, const T* __restrict dy, int64_t rows, int64_t cols, double scale,
-                      const DropoutMask& mask, int64_t row_begin, int64_t dim, int64_t y_stride) {
-  const T factor = T(scale);
-  for (int64_t r = 0; r < rows; ++r, scores += cols, dp += cols, y += y_stride, dy += y_stride) {
-    T less = 0;
-#pragma omp simd reduction(+ : less)
-    for (int64_t c = 0; c < dim; ++c) less += y[c] * dy[c];
-    T* __restrict row = scores;
-    T* __restrict gradient = dp;
-    const T offset = log_sum[r];
-    if (shift == nullptr) {
-#pragma omp simd
-      for (int64_t c = 0; c < cols; ++c) row[c] = exponential(row[c] * factor - offset);
-    } else {
-#pragma omp simd
-      for (int64_t c = 0; c < cols; ++c) row[c] = exponential(row[c] * factor + shift[c] - offset);
-    }
-    if (mask.threshold == 0) {
-#pragma omp simd
-      for (int64_t c = 0; c < cols; ++c) gradient[c] = factor * row[c] * (gradient[c] - less);
-    } else {
-      for_each_kept<T>(mask, static_cast<uint32_t>(row_begin + r), cols, [&](int64_t c, T keep) {
-        gradient[c] = factor * row[c] * (gradient[c] * keep - less);
-        row[c] *= keep;
-      });
-    }
-  }
-}
-
 template <typename S>
 constexpr EncoderKernels<S> table() {
-  return {
-      add_rows<S>,      add_row<S>, layer_norm_forward<S>,       layer_norm_backward<S>,      gelu_forward<S>,
-      gelu_backward<S>, dropout<S>, softmax_forward<Compute<S>>, softmax_backward<Compute<S>>};
+  return {layer_norm_forward<S>, layer_norm_backward<S>, gelu_forward<S>, gelu_backward<S>, dropout<S>};
 }
 
 }  // namespace

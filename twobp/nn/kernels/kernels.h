@@ -7,14 +7,33 @@
 
 #include <cstdint>
 
+#include "twobp/nn/kernels/dropout.h"
 #include "twobp/nn/kernels/instruction_sets.h"
 #include "twobp/nn/kernels/number.h"
 
 namespace twobp {
 
+// A block of attention's scores (rows, cols), one row a query, one column a key: which keys a query meets,
+// and what becomes of its scores.
+template <typename T>
+struct ScoreBlock {
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t seen = 0;          // by row 0, a column more by each row after it, at most all
+  T scale = 1;               // of the scores
+  const T* shift = nullptr;  // (cols), added to the scaled scores; null: nothing
+  DropoutMask dropout;       // of the probabilities
+  int64_t row_begin = 0;     // row 0's number in `dropout`
+};
+
 // S: as stored; T: as computed with, float for reduced precision.
 template <typename S, typename T = Compute<S>>
 struct Kernels {
+  // sums (cols) += x's rows.
+  void (*add_rows)(const S* x, T* sums, int64_t rows, int64_t cols);
+  // Each row of x += row (cols).
+  void (*add_row)(S* x, const T* row, int64_t rows, int64_t cols);
+
   // y = x * rstd * gain, rstd = 1 / sqrt(mean(x^2) + eps), a row at a time. RMSNorm, arXiv 1910.07467, eq. 4.
   // x, y (rows, cols); gain (cols); rstd (rows)
   void (*rms_norm_forward)(const S* x, const T* gain, S* y, T* rstd, int64_t rows, int64_t cols, double eps);
@@ -34,15 +53,15 @@ struct Kernels {
   void (*rope_backward)(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_begin, int64_t stride,
                         int64_t heads, int64_t half, int64_t positions);
 
-  // Row r of scores (rows, cols) becomes softmax(scale * row) over its first `first` + r + 1 numbers and 0
-  // beyond; log_sum_exp[r] = log(sum(exp(scale * row))) over the same.
-  void (*causal_softmax)(T* scores, T* log_sum_exp, int64_t rows, int64_t cols, int64_t first, T scale);
+  // In place: scores become p = softmax(scale * scores + shift) over the columns that a row sees, dropped by
+  // the mask, and 0 beyond; log_sum[r] = log(sum(exp(scale * scores + shift))) over the same.
+  void (*softmax_forward)(const ScoreBlock<T>& block, T* scores, T* log_sum);
 
-  // `scores` as before causal_softmax become probabilities p again, dp = dL/dp become
-  // dL/dscores = scale * p * (dp - dot(dy, y)), with y and dL/dy of the attention's output (rows, dim).
-  void (*causal_softmax_backward)(T* scores, T* dp, const T* log_sum_exp, const T* y, const T* dy,
-                                  int64_t rows, int64_t cols, int64_t first, T scale, int64_t dim,
-                                  int64_t y_stride);
+  // From the scores and log_sum again: scores become the dropped p, and dp, the gradient of those, that of
+  // the scores: scale * p * (mask * dp - dot(dy, y)), with y and dL/dy of the attention's output, rows of
+  // `dim` numbers, `y_stride` apart.
+  void (*softmax_backward)(const ScoreBlock<T>& block, T* scores, T* dp, const T* log_sum, const T* y,
+                           const T* dy, int64_t dim, int64_t y_stride);
 
   // act = silu(g) * u for packed rows (g | u): x (rows, 2 * cols), act (rows, cols). SwiGLU, arXiv
   // 2002.05202.

@@ -16,6 +16,29 @@ inline T sigmoid(T x) {
 }
 
 template <typename S, typename T = Compute<S>>
+void add_rows(const S* __restrict x, T* __restrict sums, int64_t rows, int64_t cols) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4, x += 4 * cols) {
+#pragma omp simd
+    for (int64_t c = 0; c < cols; ++c) {
+      sums[c] += (load(x[c]) + load(x[c + cols])) + (load(x[c + 2 * cols]) + load(x[c + 3 * cols]));
+    }
+  }
+  for (; r < rows; ++r, x += cols) {
+#pragma omp simd
+    for (int64_t c = 0; c < cols; ++c) sums[c] += load(x[c]);
+  }
+}
+
+template <typename S, typename T = Compute<S>>
+void add_row(S* __restrict x, const T* __restrict row, int64_t rows, int64_t cols) {
+  for (int64_t r = 0; r < rows; ++r, x += cols) {
+#pragma omp simd
+    for (int64_t c = 0; c < cols; ++c) store(x[c], load(x[c]) + row[c]);
+  }
+}
+
+template <typename S, typename T = Compute<S>>
 void rms_norm_forward(const S* __restrict x, const T* __restrict gain, S* __restrict y, T* __restrict rstd,
                       int64_t rows, int64_t cols, double eps) {
   for (int64_t r = 0; r < rows; ++r, x += cols, y += cols) {
@@ -92,10 +115,22 @@ void rope_backward(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_b
 }
 
 template <typename T>
-void causal_softmax(T* scores, T* log_sum_exp, int64_t rows, int64_t cols, int64_t first, T scale) {
-  for (int64_t r = 0; r < rows; ++r, scores += cols) {
+int64_t seen_by(const ScoreBlock<T>& block, int64_t row) {
+  return std::min(block.cols, block.seen + row);
+}
+
+// kPlain: without shift and dropout.
+template <bool kPlain, typename T>
+void softmax_forward_as(const ScoreBlock<T>& block, T* scores, T* __restrict log_sum) {
+  const T scale = block.scale;
+  for (int64_t r = 0; r < block.rows; ++r, scores += block.cols) {
     T* __restrict row = scores;
-    const int64_t seen = first + r + 1;
+    const int64_t seen = seen_by(block, r);
+    if (!kPlain && block.shift != nullptr) {
+      const T* __restrict shift = block.shift;
+#pragma omp simd
+      for (int64_t c = 0; c < seen; ++c) row[c] += shift[c] / scale;
+    }
     const T largest = largest_of(row, seen) * scale;
     T sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -104,32 +139,71 @@ void causal_softmax(T* scores, T* log_sum_exp, int64_t rows, int64_t cols, int64
       row[c] = e;
       sum += e;
     }
-    const T factor = T(1) / sum;
+    const T norm = T(1) / sum;
+    if (kPlain || block.dropout.threshold == 0) {
 #pragma omp simd
-    for (int64_t c = 0; c < seen; ++c) row[c] *= factor;
-    for (int64_t c = seen; c < cols; ++c) row[c] = 0;
-    log_sum_exp[r] = largest + std::log(sum);
+      for (int64_t c = 0; c < seen; ++c) row[c] *= norm;
+    } else {
+      for_each_kept<T>(block.dropout, static_cast<uint32_t>(block.row_begin + r), seen,
+                       [=](int64_t c, T keep) { row[c] *= norm * keep; });
+    }
+    for (int64_t c = seen; c < block.cols; ++c) row[c] = 0;
+    log_sum[r] = largest + std::log(sum);
   }
 }
 
 template <typename T>
-void causal_softmax_backward(T* scores, T* dp, const T* log_sum_exp, const T* y, const T* dy, int64_t rows,
-                             int64_t cols, int64_t first, T scale, int64_t dim, int64_t y_stride) {
-  for (int64_t r = 0; r < rows; ++r, scores += cols, dp += cols, y += y_stride, dy += y_stride) {
-    T* __restrict p = scores;
-    T* __restrict ds = dp;
-    const int64_t seen = first + r + 1;
+void softmax_forward(const ScoreBlock<T>& block, T* scores, T* log_sum) {
+  if (block.shift == nullptr && block.dropout.threshold == 0) {
+    softmax_forward_as<true>(block, scores, log_sum);
+  } else {
+    softmax_forward_as<false>(block, scores, log_sum);
+  }
+}
+
+// One row of softmax_backward; probability(score, c) is that of column c before dropout.
+template <typename T, typename Probability>
+inline void softmax_backward_row(T* __restrict p, T* __restrict ds, T dot, const ScoreBlock<T>& block,
+                                 int64_t r, Probability probability) {
+  const int64_t seen = seen_by(block, r);
+  const T scale = block.scale;
+  if (block.dropout.threshold == 0) {
+#pragma omp simd
+    for (int64_t c = 0; c < seen; ++c) {
+      const T whole = probability(p[c], c);
+      ds[c] = scale * whole * (ds[c] - dot);
+      p[c] = whole;
+    }
+  } else {
+#pragma omp simd
+    for (int64_t c = 0; c < seen; ++c) p[c] = probability(p[c], c);
+    for_each_kept<T>(block.dropout, static_cast<uint32_t>(block.row_begin + r), seen, [&](int64_t c, T keep) {
+      ds[c] = scale * p[c] * (ds[c] * keep - dot);
+      p[c] *= keep;
+    });
+  }
+  for (int64_t c = seen; c < block.cols; ++c) p[c] = ds[c] = 0;
+}
+
+template <typename T>
+void softmax_backward(const ScoreBlock<T>& block, T* scores, T* dp, const T* __restrict log_sum, const T* y,
+                      const T* dy, int64_t dim, int64_t y_stride) {
+  const T* __restrict shift = block.shift;
+  const T scale = block.scale;
+  for (int64_t r = 0; r < block.rows;
+       ++r, scores += block.cols, dp += block.cols, y += y_stride, dy += y_stride) {
     T dot = 0;
 #pragma omp simd reduction(+ : dot)
     for (int64_t d = 0; d < dim; ++d) dot += y[d] * dy[d];
-    const T lse = log_sum_exp[r];
-#pragma omp simd
-    for (int64_t c = 0; c < seen; ++c) {
-      const T probability = exponential(p[c] * scale - lse);
-      ds[c] = scale * probability * (ds[c] - dot);
-      p[c] = probability;
+    const T offset = log_sum[r];
+    if (shift == nullptr) {
+      softmax_backward_row(scores, dp, dot, block, r,
+                           [=](T score, int64_t) { return exponential(score * scale - offset); });
+    } else {
+      softmax_backward_row(scores, dp, dot, block, r, [=](T score, int64_t c) {
+        return exponential(score * scale + shift[c] - offset);
+      });
     }
-    for (int64_t c = seen; c < cols; ++c) p[c] = ds[c] = 0;
   }
 }
 
@@ -225,9 +299,9 @@ double sum_of_squares(const S* __restrict x, int64_t n) {
 
 template <typename S, typename T = Compute<S>>
 constexpr Kernels<S> table() {
-  return {rms_norm_forward<S>, rms_norm_backward<S>,       rope_forward<S>,   rope_backward<S>,
-          causal_softmax<T>,   causal_softmax_backward<T>, swiglu_forward<S>, swiglu_backward<S>,
-          cross_entropy<S>,    sum_of_squares<S>};
+  return {add_rows<S>,       add_row<S>,         rms_norm_forward<S>, rms_norm_backward<S>,
+          rope_forward<S>,   rope_backward<S>,   softmax_forward<T>,  softmax_backward<T>,
+          swiglu_forward<S>, swiglu_backward<S>, cross_entropy<S>,    sum_of_squares<S>};
 }
 
 }  // namespace

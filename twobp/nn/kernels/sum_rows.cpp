@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "twobp/nn/kernels/encoder_kernels.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -27,8 +26,8 @@ void add_sum_of_rows(at::Tensor& sum, const at::Tensor& matrix) {
     at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
         const int64_t row = block * kBlockRows;
-        encoder_kernels<S>().add_rows(x + row * cols, block_sums + block * cols,
-                                      std::min(kBlockRows, rows - row), cols);
+        kernels<S>().add_rows(x + row * cols, block_sums + block * cols, std::min(kBlockRows, rows - row),
+                              cols);
       }
     });
   });
@@ -44,7 +43,7 @@ void add_row(at::Tensor& matrix, const at::Tensor& row) {
     S* x = mutable_numbers<S>(matrix);
     const auto* added = numbers<Compute<S>>(row);
     for_rows(matrix.size(0), cols, [&](int64_t begin, int64_t end) {
-      encoder_kernels<S>().add_row(x + begin * cols, added, end - begin, cols);
+      kernels<S>().add_row(x + begin * cols, added, end - begin, cols);
     });
   });
 }

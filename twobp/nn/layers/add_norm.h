@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "twobp/nn/layers/dropout.h"
+#include "twobp/nn/layers/dropout_rate.h"
 #include "twobp/nn/layers/layer_norm.h"
 
 namespace twobp {

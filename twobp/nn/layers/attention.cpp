@@ -73,7 +73,7 @@ std::pair<at::Tensor, at::Tensor> Attention::attend(const at::Tensor& packed, Co
   at::Tensor y = context.output({batch, positions, shape_.heads * shape_.head_dim}, packed.options());
   at::Tensor out = in_type(y, wide.scalar_type());
   at::Tensor log_sum_exp = at::empty({batch, shape_.heads, positions}, wide.options());
-  causal_attention_forward(wide, shape_.heads_of_row(), out, log_sum_exp);
+  packed_attention_forward(wide, shape_.causal(), out, log_sum_exp);
   if (!out.is_same(y)) y.copy_(out);
   return {std::move(y), std::move(log_sum_exp)};
 }
@@ -119,7 +119,7 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
                       : context.output(packed.sizes(), packed.options());
   const at::Tensor wide = packed.to(type);
   at::Tensor dwide = type == dtype_ ? dx : wide;  // a wider copy is ours to write over
-  causal_attention_backward(wide, shape_.heads_of_row(), out, saved.take_p1(2), dy, dwide);
+  packed_attention_backward(wide, shape_.causal(), out, saved.take_p1(2), dy, dwide);
   if (!dwide.is_same(dx)) dx.copy_(dwide);
   dispatch_float(dx.scalar_type(), "Attention", [&](auto zero) {
     using S = decltype(zero);

@@ -3,7 +3,7 @@
 // writes dL/d(q | k | v) over them where nobody else holds them.
 #pragma once
 
-#include "twobp/nn/kernels/causal_attention.h"
+#include "twobp/nn/kernels/packed_attention.h"
 #include "twobp/nn/layer.h"
 #include "twobp/nn/layers/rope.h"
 
@@ -15,8 +15,8 @@ struct AttentionShape {
   int64_t head_dim = 1;  // D, even
   RopeSettings rope{};
 
-  PackedHeads heads_of_row() const { return {heads, kv_heads, head_dim}; }
-  int64_t packed() const { return heads_of_row().packed(); }
+  PackedAttention causal() const { return {heads, kv_heads, head_dim, /*causal=*/true, {}, {}}; }
+  int64_t packed() const { return causal().packed(); }
 };
 
 class Attention : public Layer {

@@ -40,8 +40,8 @@ void for_blocks(int64_t rows, int64_t cols, Body&& body) {
 
 }  // namespace
 
-BatchNorm::BatchNorm(const std::string& name, int64_t channels, at::ScalarType dtype, double eps,
-                     double momentum)
+BatchNormRows::BatchNormRows(const std::string& name, int64_t channels, at::ScalarType dtype, double eps,
+                             double momentum)
     : gain_({{name + ".weight", channels}}, {channels}, compute_type(dtype), 0, 1),
       bias_({{name + ".bias", channels}}, {channels}, compute_type(dtype), 0, 0),
       running_mean_(Parameter::buffer(name + ".running_mean", {channels}, compute_type(dtype), 0)),
@@ -51,7 +51,7 @@ BatchNorm::BatchNorm(const std::string& name, int64_t channels, at::ScalarType d
       eps_(eps),
       momentum_(momentum) {}
 
-void BatchNorm::collect_parameters(std::vector<Parameter*>& parameters) {
+void BatchNormRows::collect_parameters(std::vector<Parameter*>& parameters) {
   for (Parameter* parameter : {&gain_, &bias_, &running_mean_, &running_var_, &count_}) {
     parameters.push_back(parameter);
   }
@@ -59,7 +59,7 @@ void BatchNorm::collect_parameters(std::vector<Parameter*>& parameters) {
 
 // Blocks' means and squared distances, joined as in Chan, Golub and LeVeque, "Updating formulae and a
 // pairwise algorithm for computing sample variances" (1979).
-void BatchNorm::batch_statistics(const at::Tensor& x, double* mean, double* variance) {
+void BatchNormRows::batch_statistics(const at::Tensor& x, double* mean, double* variance) {
   const int64_t cols = x.size(-1);
   const int64_t rows = rows_of(x);
   const int64_t blocks = blocks_of(rows);
@@ -93,7 +93,7 @@ void BatchNorm::batch_statistics(const at::Tensor& x, double* mean, double* vari
   });
 }
 
-at::Tensor BatchNorm::scales(const at::Tensor& x, const Context& context) {
+at::Tensor BatchNormRows::scales(const at::Tensor& x, const Context& context) {
   const int64_t cols = gain_.value.numel();
   TWOBP_CHECK(x.dim() >= 2 && x.size(-1) == cols && x.numel() > 0, "BatchNorm ", name(), " takes (..., ",
               cols, "), got ", x.sizes());
@@ -139,7 +139,8 @@ at::Tensor BatchNorm::scales(const at::Tensor& x, const Context& context) {
   return scales;
 }
 
-void BatchNorm::apply(const at::Tensor& x, const at::Tensor& scales, const at::Tensor& y, bool relu) const {
+void BatchNormRows::apply(const at::Tensor& x, const at::Tensor& scales, const at::Tensor& y,
+                          bool relu) const {
   const int64_t cols = x.size(-1);
   dispatch_float(x.scalar_type(), "BatchNorm", [&](auto zero) {
     using S = decltype(zero);
@@ -152,8 +153,8 @@ void BatchNorm::apply(const at::Tensor& x, const at::Tensor& scales, const at::T
   });
 }
 
-void BatchNorm::apply_add_relu(const at::Tensor& x, const at::Tensor& scales, const at::Tensor& other,
-                               const at::Tensor& other_scales, const at::Tensor& y) const {
+void BatchNormRows::apply_add_relu(const at::Tensor& x, const at::Tensor& scales, const at::Tensor& other,
+                                   const at::Tensor& other_scales, const at::Tensor& y) const {
   const int64_t cols = x.size(-1);
   dispatch_float(x.scalar_type(), "BatchNorm", [&](auto zero) {
     using S = decltype(zero);
@@ -171,7 +172,7 @@ void BatchNorm::apply_add_relu(const at::Tensor& x, const at::Tensor& scales, co
 }
 
 // blocks (blocks, 2, channels): sums of g and of g * (x - mean) / deviation.
-at::Tensor BatchNorm::finish_sums(const at::Tensor& blocks, int64_t rows, const at::Tensor& scales) {
+at::Tensor BatchNormRows::finish_sums(const at::Tensor& blocks, int64_t rows, const at::Tensor& scales) {
   const int64_t cols = blocks.size(2);
   at::Tensor means = at::empty({2, cols}, blocks.options());
   dispatch_float(blocks.scalar_type(), "BatchNorm", [&](auto zero) {
@@ -198,8 +199,8 @@ at::Tensor BatchNorm::finish_sums(const at::Tensor& blocks, int64_t rows, const 
   return means;
 }
 
-at::Tensor BatchNorm::backward_sums(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scales,
-                                    bool relu) {
+at::Tensor BatchNormRows::backward_sums(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scales,
+                                        bool relu) {
   TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(), " does not fit the output of BatchNorm ",
               name(), ", ", x.sizes());
   const int64_t cols = x.size(-1);
@@ -220,9 +221,9 @@ at::Tensor BatchNorm::backward_sums(const at::Tensor& dy, const at::Tensor& x, c
   return finish_sums(blocks, rows, scales);
 }
 
-at::Tensor BatchNorm::backward_sums_add_relu(const at::Tensor& dy, const at::Tensor& x,
-                                             const at::Tensor& scales, const at::Tensor& other,
-                                             const at::Tensor& other_scales, const at::Tensor& g) {
+at::Tensor BatchNormRows::backward_sums_add_relu(const at::Tensor& dy, const at::Tensor& x,
+                                                 const at::Tensor& scales, const at::Tensor& other,
+                                                 const at::Tensor& other_scales, const at::Tensor& g) {
   TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(), " does not fit the output of BatchNorm ",
               name(), ", ", x.sizes());
   const int64_t cols = x.size(-1);
@@ -247,8 +248,9 @@ at::Tensor BatchNorm::backward_sums_add_relu(const at::Tensor& dy, const at::Ten
   return finish_sums(blocks, rows, scales);
 }
 
-void BatchNorm::backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scales,
-                         const at::Tensor& sums, bool relu, const at::Tensor& dx, const at::Tensor& y) const {
+void BatchNormRows::backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scales,
+                             const at::Tensor& sums, bool relu, const at::Tensor& dx,
+                             const at::Tensor& y) const {
   const int64_t cols = x.size(-1);
   dispatch_float(x.scalar_type(), "BatchNorm", [&](auto zero) {
     using S = decltype(zero);
@@ -265,6 +267,28 @@ void BatchNorm::backward(const at::Tensor& dy, const at::Tensor& x, const at::Te
                                           again == nullptr ? nullptr : again + at, relu, end - begin, cols);
     });
   });
+}
+
+Values BatchNorm2d::forward(Values values, Context& context, Saved& saved) {
+  at::Tensor x = as_contiguous(std::move(values[0]));
+  at::Tensor scales = norm_.scales(x, context);
+  at::Tensor y = !context.keeps() && exclusively_owned(x) ? x : at::empty_like(x);
+  norm_.apply(x, scales, y, relu_);
+  if (context.keeps()) {
+    saved.keep_until_p1(std::move(x));
+    saved.keep_until_p1(std::move(scales));
+  }
+  return {std::move(y)};
+}
+
+Values BatchNorm2d::backward_p1(Values values, Context&, Saved& saved) {
+  const at::Tensor x = saved.take_p1(0);
+  const at::Tensor scales = saved.take_p1(1);
+  at::Tensor dy = as_contiguous(std::move(values[0]));
+  const at::Tensor sums = norm_.backward_sums(dy, x, scales, relu_);
+  at::Tensor dx = exclusively_owned(dy) ? dy : exclusively_owned(x) ? x : at::empty_like(x);
+  norm_.backward(dy, x, scales, sums, relu_, dx);
+  return {std::move(dx)};
 }
 
 }  // namespace twobp

@@ -1,20 +1,21 @@
-// Batch normalization of images (arXiv 1502.03167) for the layers that own one: the parameters, the running
-// statistics, and passes over memory that are fused with what stands beside a norm in a ResNet. Channels are
-// last; all else counts as rows. Statistics are those of one micro-batch; sums go in blocks of fixed size.
+// Batch normalization of images (batch, height, width, channels), arXiv 1502.03167. Channels are last; all
+// else counts as rows. Statistics are those of one micro-batch; sums go in blocks of fixed size. In
+// evaluation the running statistics are used and nothing changes.
 #pragma once
 
-#include "twobp/nn/context.h"
 #include "twobp/nn/kernels/image_kernels.h"
-#include "twobp/nn/parameter.h"
+#include "twobp/nn/layer.h"
 
 namespace twobp {
 
-class BatchNorm {
+// What all layers with a batch norm in them share: its parameters, the running statistics, and passes over
+// memory that are fused with what stands beside a norm in a ResNet.
+class BatchNormRows {
  public:
   // Hugging Face's and PyTorch's names behind `name`: .weight, .bias, .running_mean, .running_var and
   // .num_batches_tracked, all float32 where the layer computes in reduced precision.
-  BatchNorm(const std::string& name, int64_t channels, at::ScalarType dtype, double eps = 1e-5,
-            double momentum = 0.1);
+  BatchNormRows(const std::string& name, int64_t channels, at::ScalarType dtype, double eps = 1e-5,
+                double momentum = 0.1);
 
   // What each channel is normalized with, (4, channels): mean, 1 / deviation, gain / deviation, and what is
   // added after. In training from x, and the running statistics are updated (the variance without bias); in
@@ -54,6 +55,24 @@ class BatchNorm {
   at::ScalarType dtype_;
   double eps_;
   double momentum_;
+};
+
+// The norm, with a ReLU behind it if wanted. The gradients of gain and bias are computed inside backward-p1,
+// in a pass that it makes anyway; the ReLU's mask is recomputed from the input.
+class BatchNorm2d : public Layer {
+ public:
+  BatchNorm2d(const std::string& name, int64_t channels, bool relu, at::ScalarType dtype)
+      : norm_(name, channels, dtype), relu_(relu) {}
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+  void collect_parameters(std::vector<Parameter*>& parameters) override {
+    norm_.collect_parameters(parameters);
+  }
+
+ private:
+  BatchNormRows norm_;
+  bool relu_;
 };
 
 }  // namespace twobp

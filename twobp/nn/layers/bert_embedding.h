@@ -4,7 +4,7 @@
 // tokens included.
 #pragma once
 
-#include "twobp/nn/layers/dropout.h"
+#include "twobp/nn/layers/dropout_rate.h"
 #include "twobp/nn/layers/layer_norm.h"
 
 namespace twobp {

@@ -29,14 +29,14 @@ ResidualBlock::ResidualBlock(const std::string& name, const ResidualBlockOptions
               " channels, which is not a multiple of 4");
   const std::vector<ConvolutionOptions> all = convolutions(o);
   for (size_t i = 1; i < all.size(); ++i) {
-    inner_.push_back(
-        std::make_unique<NormConv2d>(norm_name(name, i - 1), convolution_name(name, i), all[i], dtype));
+    inner_.push_back(std::make_unique<BatchNormReluConv2d>(norm_name(name, i - 1), convolution_name(name, i),
+                                                           all[i], dtype));
   }
   if (o.projects()) {
     const std::string shortcut = name + ".shortcut.";
     projection_ = std::make_unique<Projection>(
         Projection{Conv2d(shortcut + "convolution.weight", {o.in, o.out, 1, o.stride, 0}, dtype),
-                   BatchNorm(shortcut + "normalization", o.out, dtype)});
+                   BatchNormRows(shortcut + "normalization", o.out, dtype)});
   }
 }
 

@@ -10,8 +10,8 @@
 #include <memory>
 #include <vector>
 
+#include "twobp/nn/layers/batch_norm_relu_conv2d.h"
 #include "twobp/nn/layers/conv2d.h"
-#include "twobp/nn/layers/norm_conv2d.h"
 
 namespace twobp {
 
@@ -36,14 +36,14 @@ class ResidualBlock : public Layer {
  private:
   struct Projection {
     Conv2d convolution;
-    BatchNorm norm;
+    BatchNormRows norm;
   };
   // Saved's children: the convolutions in order, then the projection's.
   size_t projection_child() const { return 1 + inner_.size(); }
 
   Conv2d first_;
-  std::vector<std::unique_ptr<NormConv2d>> inner_;
-  BatchNorm last_;
+  std::vector<std::unique_ptr<BatchNormReluConv2d>> inner_;
+  BatchNormRows last_;
   std::unique_ptr<Projection> projection_;  // null: the shortcut is x
 };
 

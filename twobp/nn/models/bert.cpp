@@ -3,9 +3,9 @@
 #include "twobp/core/check.h"
 #include "twobp/nn/layers/add_norm.h"
 #include "twobp/nn/layers/bert_embedding.h"
+#include "twobp/nn/layers/bidirectional_attention.h"
 #include "twobp/nn/layers/counted_positions.h"
 #include "twobp/nn/layers/cross_entropy.h"
-#include "twobp/nn/layers/encoder_attention.h"
 #include "twobp/nn/layers/gelu_linear.h"
 #include "twobp/nn/layers/sequential.h"
 
@@ -37,10 +37,10 @@ std::unique_ptr<Layer> attention_half(const std::string& block, const BertOption
   const std::string output = block + ".attention.output";
   const std::vector<ParameterPart> qkv = {
       {self + ".query.weight", o.dim}, {self + ".key.weight", o.dim}, {self + ".value.weight", o.dim}};
-  const EncoderAttentionShape shape{o.heads, o.dim / o.heads};
+  const BidirectionalAttentionShape shape{o.heads, o.dim / o.heads};
   return add_norm(
       make_sequential(make_linear(qkv, o.dim, o.init_std, o.dtype, o.lora, /*bias=*/true),
-                      std::make_unique<EncoderAttention>(shape, o.attention_dropout, self, o.dtype),
+                      std::make_unique<BidirectionalAttention>(shape, o.attention_dropout, self, o.dtype),
                       linear(output + ".dense", o.dim, o.dim, o)),
       output, o);
 }

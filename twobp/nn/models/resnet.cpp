@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/layers/batch_norm2d.h"
+#include "twobp/nn/layers/batch_norm.h"
 #include "twobp/nn/layers/conv2d.h"
 #include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/linear.h"

@@ -1,0 +1,146 @@
+#include "apps/measure_costs.h"
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include "apps/json_report.h"
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/core/median.h"
+#include "twobp/nn/models/recompute.h"
+#include "twobp/pipeline/profile.h"
+#include "twobp/pipeline/rank_threads.h"
+#include "twobp/pipeline/simulated_costs.h"
+#include "twobp/train/build_model.h"
+#include "twobp/train/data.h"
+#include "twobp/train/optimizer.h"
+#include "twobp/transport/in_process.h"
+#include "twobp/transport/measure_link.h"
+
+namespace twobp {
+namespace {
+
+constexpr int kOptimizerSteps = 5;
+constexpr double kSpinSeconds = 200e-6;  // as Pipeline
+
+double bytes_of(const at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<double>(tensor.nbytes()) : 0;
+}
+
+// Weights, gradients and optimizer state of one layer, and the time of its update.
+KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config) {
+  const auto layer = spec.make();
+  std::vector<Parameter*> parameters;
+  layer->collect_parameters(parameters);
+  KindCosts costs;
+  std::vector<Optimizer::Item> items;
+  std::set<std::string> counted;  // tied weights are one
+  for (Parameter* parameter : parameters) {
+    parameter->allocate_value(0);
+    parameter->allocate_grad();
+    costs.parameter_bytes += bytes_of(parameter->value);
+    if (!parameter->master.is_same(parameter->value)) costs.parameter_bytes += bytes_of(parameter->master);
+    costs.gradient_bytes += bytes_of(parameter->grad);
+    if (parameter->is_buffer()) continue;
+    if (counted.insert(parameter->name()).second) costs.parameters += static_cast<double>(parameter->numel());
+    if (parameter->trainable()) items.push_back({parameter, 0});
+  }
+  if (items.empty()) return costs;
+  Optimizer optimizer(config, items);
+  for (const auto& state : optimizer.state()) costs.optimizer_bytes += bytes_of(state.tensor);
+  std::vector<double> seconds;
+  for (int i = 0; i < kOptimizerSteps; ++i) {
+    for (const auto& item : items) item.parameter->grad_to_add();
+    const double begin = now_seconds();
+    optimizer.step(config.lr, 1);
+    seconds.push_back(now_seconds() - begin);
+  }
+  costs.optimizer_seconds = median(std::move(seconds));
+  return costs;
+}
+
+LayerCosts to_costs(const LayerCost& measured) {
+  return {layer_share(measured), static_cast<double>(measured.output),
+          static_cast<double>(measured.input_gradient)};
+}
+
+// Rising, and none above the number of samples.
+std::vector<int> sizes_of(const MeasureOptions& options, const Config& config, int64_t samples) {
+  std::vector<int> sizes = options.micro_batch_sizes;
+  if (sizes.empty()) sizes = {static_cast<int>(config.pipeline.micro_batch_size)};
+  std::sort(sizes.begin(), sizes.end());
+  if (options.only_what_fits) {
+    std::erase_if(sizes, [&](int size) { return size > samples; });
+    if (sizes.empty() && samples > 0) sizes = {static_cast<int>(samples)};  // as training takes them
+  }
+  for (const int size : sizes) {
+    TWOBP_CHECK(size <= samples, "a micro-batch of ", size, " samples cannot be measured, the data has ",
+                samples, ": give smaller sizes");
+  }
+  TWOBP_CHECK(!sizes.empty(), "the data has no samples: nothing can be measured");
+  return sizes;
+}
+
+// All layers but the first and the last, as with_recompute.
+ModelSpec recomputing(ModelSpec model, const std::string& mode) {
+  std::vector<Recompute> modes(model.layers.size(), parse_recompute(mode));
+  modes.front() = modes.back() = Recompute::kNone;
+  recompute(model, modes);
+  return model;
+}
+
+}  // namespace
+
+CostModel measure_costs(const Config& config, const MeasureOptions& options) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  at::set_num_threads(config.pipeline.threads);
+  std::vector<ModelSpec> models = {build_model(config)};
+  for (const std::string& mode : options.recompute) {
+    if (mode == "none") continue;
+    TWOBP_CHECK(config.pipeline.recompute.empty(), "recomputation '", mode,
+                "' cannot be measured: the configuration's layers compute again already, and would twice. "
+                "Give --set 'pipeline.recompute=[]' beside --recompute");
+    models.push_back(recomputing(models.front(), mode));
+  }
+  const DataSplit data = open_data(config.data, config.model, config.train.seed);
+
+  CostModel model;
+  model.micro_batch_sizes = sizes_of(options, config, data.train->size());
+  model.first_trainable = models.front().first_trainable;
+  for (const LayerSpec& spec : models.front().layers) model.layers.push_back({spec.name, spec.kind});
+  for (const ModelSpec& spec : models) {
+    for (const LayerSpec& layer : spec.layers) {
+      if (!model.kinds.contains(layer.kind))
+        model.kinds[layer.kind] = measure_update(layer, config.optimizer);
+    }
+  }
+  for (const int size : model.micro_batch_sizes) {
+    std::vector<int64_t> first(size);
+    std::iota(first.begin(), first.end(), 0);
+    const Fields fields = data.train->read(first, 0);
+    std::set<std::string> measured;  // kinds that recomputation leaves alone are measured once
+    for (const ModelSpec& spec : models) {
+      for (const auto& [kind, cost] : measure_profile(spec, fields, options.seconds)) {
+        if (measured.insert(kind).second) model.kinds.at(kind).at_size.push_back(to_costs(cost));
+      }
+    }
+  }
+  const bool own_cores = RankThreads::enough_cores(2, config.pipeline.threads);
+  const auto ends = make_in_process_transports(2, own_cores ? kSpinSeconds : 0);
+  const LinkSpeed link = measure_link(*ends[0], *ends[1]);
+  model.link_latency = link.latency;
+  model.link_bytes_per_second = link.bytes_per_second;
+  const auto machine = machine_to_json();
+  model.made_on = concat(machine.at("cpu").get<std::string>(), ", ", config.pipeline.threads,
+                         " threads a rank, links within the process");
+  check_cost_model(model);
+  return model;
+}
+
+}  // namespace twobp

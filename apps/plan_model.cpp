@@ -1,0 +1,224 @@
+#include "apps/plan_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <optional>
+
+#include <nlohmann/json.hpp>
+
+#include "apps/measure_costs.h"
+#include "apps/plan_schedule.h"
+#include "apps/table.h"
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+#include "twobp/plan/planner.h"
+#include "twobp/plan/recompute_costs.h"
+#include "twobp/train/build_model.h"
+
+namespace twobp {
+namespace {
+
+// Half, once and twice as many samples.
+std::vector<int> sizes_around(int64_t size) {
+  const int once = static_cast<int>(size);
+  if (once == 1) return {1, 2};
+  return {once / 2, once, 2 * once};
+}
+
+double parse_memory(const std::string& text) {
+  if (text.empty()) return 0;
+  int64_t bytes = -1;
+  try {
+    bytes = parse_memory_cap(text);
+  } catch (const Error&) {
+    bytes = -1;
+  }
+  TWOBP_CHECK(bytes > 0, "--memory is '", text,
+              "': write a size above 0, such as 80GiB, 512MiB or 1000000 (bytes)");
+  return static_cast<double>(bytes);
+}
+
+std::vector<std::string> parse_names(const std::string& option, const std::string& text) {
+  std::vector<std::string> names;
+  for (const auto& name : split(text, ',')) {
+    TWOBP_CHECK(!name.empty(), option, " '", text, "' has an empty entry");
+    names.push_back(name);
+  }
+  return names;
+}
+
+PlanRequest request_of(const PlanOptions& options, const std::optional<Config>& config) {
+  PlanRequest request;
+  if (!options.ranks.empty()) request.ranks = parse_counts("--ranks", options.ranks);
+  if (!options.stages.empty()) request.stages = parse_counts("--stages", options.stages);
+  if (request.ranks.empty() && request.stages.empty()) {
+    TWOBP_CHECK(config.has_value(),
+                "a plan from costs alone needs --ranks or --stages, such as --ranks 2..8");
+    request.ranks = {pipeline_shape(config->pipeline).ranks};
+  }
+  if (!options.micro_batches.empty())
+    request.micro_batches = parse_counts("--micro-batches", options.micro_batches);
+  if (!options.micro_batch_sizes.empty()) {
+    request.micro_batch_sizes = parse_counts("--micro-batch-sizes", options.micro_batch_sizes);
+  }
+  if (!options.schedule.empty()) request.schedules = parse_names("--schedule", options.schedule);
+  if (!options.p2.empty()) {
+    for (const auto& name : parse_names("--p2", options.p2)) request.policies.push_back(parse_policy(name));
+  }
+  if (!options.recompute.empty()) request.recompute = parse_names("--recompute", options.recompute);
+  request.batch = options.batch;
+  request.memory = parse_memory(options.memory);
+  request.top = options.all ? 0 : options.top;
+  request.search = options.search;
+  return request;
+}
+
+CostModel costs_of(const PlanOptions& options, const std::optional<Config>& config,
+                   const PlanRequest& request) {
+  if (!options.costs.empty()) return read_cost_model(options.costs);
+  MeasureOptions measure;
+  measure.micro_batch_sizes = request.micro_batch_sizes;
+  if (measure.micro_batch_sizes.empty()) {
+    measure.micro_batch_sizes = sizes_around(config->pipeline.micro_batch_size);
+    measure.only_what_fits = true;
+  }
+  measure.recompute = request.recompute;
+  // What the configuration has layers compute again is in all the costs.
+  if (measure.recompute.empty() && config->pipeline.recompute.empty()) measure.recompute = recompute_modes();
+  measure.seconds = options.seconds;
+  std::cout << "measuring one layer of each kind (twobp profile keeps the costs for --costs) ...\n"
+            << std::flush;
+  return measure_costs(*config, measure);
+}
+
+void print_choices(const PlanResult& result) {
+  std::vector<std::vector<std::string>> rows = {{"schedule", "p2", "ranks", "stages", "M", "size",
+                                                 "recompute", "step ms", "samples/s", "idle", "memory"}};
+  for (const PlanChoice& choice : result.best) {
+    rows.push_back({choice.schedule, std::string(policy_name(choice.policy)), std::to_string(choice.ranks),
+                    std::to_string(choice.stages), std::to_string(choice.micro_batches),
+                    std::to_string(choice.micro_batch_size), choice.recompute,
+                    fixed(choice.step_seconds * 1e3, 2), fixed(choice.samples_per_second(), 2),
+                    percent(choice.bubble), format_bytes(choice.peak_bytes)});
+  }
+  print_table(rows);
+}
+
+// Bytes that activations and what W needs may take on each rank: what the rank with the most weights leaves
+// of the memory. 0: as much as they need, as it was simulated.
+int64_t cap_of(const PlanChoice& choice, const CostModel& model, double memory) {
+  if (memory <= 0) return 0;
+  const auto costs =
+      stage_costs(with_recompute(model, choice.recompute), choice.split, choice.micro_batch_size);
+  const auto caps = caps_for(memory, schedule_of(choice).rank_of_stage, choice.ranks, costs);
+  return std::max<int64_t>(1, static_cast<int64_t>(std::floor(*std::min_element(caps.begin(), caps.end()))));
+}
+
+// The settings that train as the choice says.
+std::string settings_of(const PlanChoice& choice, const CostModel& model, const PlanRequest& request,
+                        const std::optional<Config>& config) {
+  // A found schedule goes by its file, which has the micro-batches, ranks and stages.
+  std::string settings =
+      choice.found
+          ? std::string(
+                "--csv FILE here, and then --set pipeline.schedule=FILE pipeline.ranks=0 "
+                "pipeline.stages=0 pipeline.micro_batches=0")
+          : concat("--set pipeline.schedule=", choice.schedule, " pipeline.p2=", policy_name(choice.policy),
+                   " pipeline.ranks=", choice.ranks, " pipeline.stages=", choice.stages,
+                   " pipeline.micro_batches=", choice.micro_batches);
+  settings += concat(" pipeline.micro_batch_size=", choice.micro_batch_size);
+  std::vector<std::string> layers;
+  for (const int count : choice.split) layers.push_back(std::to_string(count));
+  settings += concat(" pipeline.split=", join(layers, ","));
+  settings += concat(" pipeline.memory_cap=", cap_of(choice, model, request.memory));
+  if (choice.recompute != "none") settings += concat(" 'pipeline.recompute=[\"", choice.recompute, "\"]'");
+  const bool configured = config && !config->pipeline.recompute.empty();
+  if (choice.recompute == "none" && configured && !computes_again(model))
+    settings += " 'pipeline.recompute=[]'";
+  return settings;
+}
+
+nlohmann::ordered_json to_json(const PlanChoice& choice) {
+  return {{"schedule", choice.schedule},
+          {"p2", policy_name(choice.policy)},
+          {"ranks", choice.ranks},
+          {"stages", choice.stages},
+          {"micro_batches", choice.micro_batches},
+          {"micro_batch_size", choice.micro_batch_size},
+          {"recompute", choice.recompute},
+          {"split", choice.split},
+          {"step_seconds", choice.step_seconds},
+          {"samples_per_second", choice.samples_per_second()},
+          {"idle_fraction", choice.bubble},
+          {"peak_bytes", choice.peak_bytes}};
+}
+
+void write_json(const PlanResult& result, const PlanRequest& request, const std::string& path) {
+  nlohmann::ordered_json json;
+  json["memory_bytes"] = request.memory;
+  json["combinations"] = result.combinations;
+  json["simulated"] = result.simulated;
+  json["choices"] = nlohmann::ordered_json::array();
+  for (const PlanChoice& choice : result.best) json["choices"].push_back(to_json(choice));
+  const Advice& advice = *result.advice;
+  json["advice"] = {{"helps", advice.helps},
+                    {"speed_up", advice.speed_up},
+                    {"memory_factor", advice.memory_factor},
+                    {"out_of_memory_in_p2", advice.out_of_memory_in_p2},
+                    {"p1_longer_than_idle", advice.p1_longer_than_idle},
+                    {"unequal_p1_and_p2", advice.unequal_p1_and_p2},
+                    {"sentences", advice.sentences}};
+  write_output("--json", path, json.dump(1) + "\n");
+}
+
+// The best choice, and the same with p2 off if it has a name, drawn.
+void draw(const PlanOptions& options, const CostModel& model, const PlanChoice& choice, double memory) {
+  if (options.timeline.empty() && options.svg.empty() && options.csv.empty()) return;
+  const CostModel recomputed = with_recompute(model, choice.recompute);
+  const auto costs = stage_costs(recomputed, choice.split, choice.micro_batch_size);
+  std::vector<SimulatedPlan> made = {{schedule_of(choice), {}}};
+  if (!choice.found && choice.policy != P2Policy::kOff) {
+    PlanChoice off = choice;
+    off.policy = P2Policy::kOff;
+    made.push_back({schedule_of(off), {}});
+  }
+  for (SimulatedPlan& plan : made) {
+    SimulationOptions simulation = simulation_options(recomputed);
+    simulation.timeline = true;
+    simulation.cap_per_rank = caps_for(memory, plan.schedule.rank_of_stage, choice.ranks, costs);
+    plan.simulation = simulate(plan.schedule, costs, simulation);
+  }
+  std::vector<const SimulatedPlan*> plans;
+  for (const SimulatedPlan& plan : made) plans.push_back(&plan);
+  write_pictures(plans, costs, options);
+}
+
+}  // namespace
+
+void plan_model(const PlanOptions& options) {
+  std::optional<Config> config;
+  if (!options.config.empty()) config = load_config(options.config, options.overrides);
+  const PlanRequest request = request_of(options, config);
+  const CostModel model = costs_of(options, config, request);
+  const PlanResult result = plan(model, request);
+  if (result.best.empty()) {
+    const PlanChoice& smallest = *result.smallest;
+    fail("none of ", result.combinations, " combinations fits into ", format_bytes(request.memory),
+         " a rank: the smallest memory that would do is ", format_bytes(smallest.peak_bytes), " (",
+         fixed(std::ceil(smallest.peak_bytes), 0), " bytes), with ", smallest.schedule, ", p2 ",
+         policy_name(smallest.policy), ", ", smallest.ranks, " ranks, ", smallest.micro_batches,
+         " micro-batches of ", smallest.micro_batch_size, ", recomputation ", smallest.recompute);
+  }
+  std::cout << result.combinations << " combinations, " << result.simulated
+            << " simulated; the others cannot be among the best\n\n";
+  print_choices(result);
+  std::cout << '\n';
+  for (const std::string& sentence : result.advice->sentences) std::cout << sentence << ".\n";
+  std::cout << "\nThe first row trains with " << settings_of(result.best.front(), model, request, config)
+            << '\n';
+  if (!options.json.empty()) write_json(result, request, options.json);
+  draw(options, model, result.best.front(), request.memory);
+}
+
+}  // namespace twobp

@@ -1,0 +1,81 @@
+#include "apps/plan_options.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <system_error>
+
+#include "apps/json_report.h"
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+
+namespace twobp {
+namespace {
+
+constexpr int kMostCount = 1 << 20;
+
+int parse_number(const std::string& option, const std::string& text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  TWOBP_CHECK(error == std::errc() && end == text.data() + text.size() && !text.empty(), option, ": '", text,
+              "' is not a whole number: give numbers as 4, 2,4,8 or 2..8");
+  TWOBP_CHECK(value >= 1 && value <= kMostCount, option, " must be at least 1 and at most ", kMostCount,
+              ", got ", text);
+  return value;
+}
+
+}  // namespace
+
+std::vector<int> parse_counts(const std::string& option, const std::string& text) {
+  std::vector<int> values;
+  const auto add = [&](int value) {
+    if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
+  };
+  for (const auto& part : split(text, ',')) {
+    const size_t dots = part.find("..");
+    if (dots == std::string::npos) {
+      add(parse_number(option, part));
+      continue;
+    }
+    const int first = parse_number(option, part.substr(0, dots));
+    const int last = parse_number(option, part.substr(dots + 2));
+    TWOBP_CHECK(first <= last, option, ": the range '", part, "' is empty: the first number is the smaller");
+    TWOBP_CHECK(last - first < 10000, option, ": the range '", part, "' has over 10000 numbers");
+    for (int value = first; value <= last; ++value) add(value);
+  }
+  TWOBP_CHECK(!values.empty(), option, " is empty: give numbers as 4, 2,4,8 or 2..8");
+  return values;
+}
+
+int parse_count(const std::string& option, const std::string& text) {
+  const auto values = parse_counts(option, text);
+  TWOBP_CHECK(values.size() == 1, option, ": '", text,
+              "' is several numbers, and one schedule takes one: give a configuration file to compare them");
+  return values[0];
+}
+
+void write_output(const std::string& option, const std::string& path, const std::string& text) {
+  try {
+    write_text(path, text);
+  } catch (const Error& error) {
+    fail(option, ": ", error.what());
+  }
+}
+
+std::vector<double> parse_costs(const std::string& option, const std::string& text, int stages) {
+  std::vector<double> values;
+  for (const auto& part : split(text, ',')) {
+    double value = 0;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
+    TWOBP_CHECK(
+        error == std::errc() && end == part.data() + part.size() && std::isfinite(value) && value >= 0,
+        option, ": '", part, "' is not a cost: give a number of at least 0");
+    values.push_back(value);
+  }
+  TWOBP_CHECK(values.size() == 1 || static_cast<int>(values.size()) == stages, option, " has ", values.size(),
+              " values: give one, or one for each of the ", stages, " stages");
+  if (values.size() == 1) values.resize(stages, values[0]);
+  return values;
+}
+
+}  // namespace twobp

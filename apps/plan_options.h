@@ -1,0 +1,55 @@
+// What `twobp plan` is told on the command line.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace twobp {
+
+struct PlanOptions {
+  std::string schedule;       // a name, or a file that ends in .csv; empty: 1f1b, or all with a configuration
+  std::string stages;         // empty: by ranks; both empty: 4
+  std::string ranks;          // empty: as the schedule has it for that many stages
+  std::string micro_batches;  // empty: the schedule's own
+  std::string p2;             // empty: the schedule's own
+  std::string forward = "1";
+  std::string backward_p1 = "1";
+  std::string backward_p2 = "1";
+  int p2_units = 1;
+  double cap = 0;
+  std::string color = "auto";
+  std::string json;
+  std::string timeline;
+  std::string svg;
+  double svg_end = 0;
+  std::string measured;  // a trace
+  std::string csv;
+  std::string csv_form = "compute_only";
+  // With a configuration, or costs: all combinations are compared, and the options above may be lists.
+  std::string config;
+  std::vector<std::string> overrides;
+  std::string costs;              // a cost model; empty: measured
+  std::string micro_batch_sizes;  // empty: half, once and twice the configured one
+  std::string recompute;          // empty: all
+  std::string memory;             // empty: any
+  int batch = 0;
+  int top = 10;
+  bool all = false;
+  bool search = false;
+  double seconds = 0.5;
+};
+
+// "3": 3; "2,4,8": those; "2..5": 2, 3, 4, 5; also mixed, in the order given, none twice. Throws Error naming
+// the option for anything else, for numbers under 1, and for a range that is empty.
+std::vector<int> parse_counts(const std::string& option, const std::string& text);
+
+// The same for an option that takes a single number here.
+int parse_count(const std::string& option, const std::string& text);
+
+// What the option asks for, to its file. Throws Error naming both.
+void write_output(const std::string& option, const std::string& path, const std::string& text);
+
+// "1.5", or "1,2,1.5": one number for all stages, or one for each.
+std::vector<double> parse_costs(const std::string& option, const std::string& text, int stages);
+
+}  // namespace twobp

@@ -1,0 +1,157 @@
+// The picture, the tables and the JSON of simulated schedules.
+#include <algorithm>
+#include <cstdlib>
+#include <iostream>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "apps/plan_schedule.h"
+#include "apps/table.h"
+#include "twobp/core/check.h"
+#include "twobp/schedule/grid.h"
+
+namespace twobp {
+namespace {
+
+constexpr double kMostDrawnCells = 20000;  // a bigger grid is left out
+
+// The shortest op there is, so that all are drawn to scale.
+double grid_unit(const std::vector<StageCost>& costs) {
+  double unit = 0;
+  for (const auto& cost : costs) {
+    for (double op : {cost.forward, cost.backward_p1, cost.backward_p2 / cost.p2_units}) {
+      if (op > 0) unit = unit > 0 ? std::min(unit, op) : op;
+    }
+  }
+  return unit > 0 ? unit : 1;
+}
+
+void print_ranks(const SimulatedPlan& plan) {
+  std::cout << "p2 " << policy_name(plan.schedule.policy) << ": busy and idle time of each rank\n";
+  std::vector<std::vector<std::string>> rows = {{"rank", "busy"}};
+  for (int cause = 0; cause < kBubbleCauses; ++cause) {
+    rows[0].emplace_back(bubble_cause_name(static_cast<BubbleCause>(cause)));
+  }
+  rows[0].emplace_back("idle");
+  rows[0].emplace_back("peak micro-batches");
+  for (int rank = 0; rank < plan.schedule.rank_count(); ++rank) {
+    const auto& result = plan.simulation.ranks[rank];
+    std::vector<std::string> row = {std::to_string(rank), number(result.busy)};
+    for (double idle : result.bubble) row.push_back(number(idle));
+    row.push_back(percent(plan.simulation.idle_fraction(rank)));
+    row.push_back(std::to_string(result.peak_in_flight));
+    rows.push_back(std::move(row));
+  }
+  print_table(rows);
+}
+
+int most_in_flight(const Simulation& simulation) {
+  int most = 0;
+  for (const auto& rank : simulation.ranks) most = std::max(most, rank.peak_in_flight);
+  return most;
+}
+
+void print_summary(const std::vector<const SimulatedPlan*>& plans) {
+  std::vector<std::vector<std::string>> rows(5);
+  rows[0] = {""};
+  rows[1] = {"step time"};
+  rows[2] = {"bubble ratio"};
+  rows[3] = {"peak micro-batches"};
+  rows[4] = {"speed-up over off"};
+  const double standard = plans.back()->simulation.step_seconds;
+  for (const SimulatedPlan* plan : plans) {
+    const Simulation& simulation = plan->simulation;
+    rows[0].push_back(concat("p2 ", policy_name(plan->schedule.policy)));
+    rows[1].push_back(number(simulation.step_seconds));
+    rows[2].push_back(percent(simulation.bubble_ratio()));
+    rows[3].push_back(std::to_string(most_in_flight(simulation)));
+    rows[4].push_back(simulation.step_seconds > 0 ? number(standard / simulation.step_seconds) : "-");
+  }
+  if (plans.size() == 1) rows.pop_back();
+  print_table(rows);
+}
+
+void print_grid(const SimulatedPlan& plan, double unit, const PlanOptions& options) {
+  const bool terminal = isatty(STDOUT_FILENO) == 1;
+  GridOptions grid;
+  grid.color = options.color == "always" ||
+               (options.color == "auto" && terminal && std::getenv("NO_COLOR") == nullptr);
+  winsize size{};
+  if (terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0) grid.max_width = size.ws_col;
+  const double cells = plan.simulation.step_seconds / unit * plan.schedule.rank_count();
+  if (cells > kMostDrawnCells) {
+    std::cout << "(the grid would have " << number(cells) << " cells and is left out)\n";
+    return;
+  }
+  std::cout << draw_grid(plan.schedule, plan.simulation, unit, grid);
+}
+
+nlohmann::ordered_json to_json(const SimulatedPlan& plan) {
+  nlohmann::ordered_json json;
+  json["p2"] = policy_name(plan.schedule.policy);
+  json["step_time"] = plan.simulation.step_seconds;
+  json["bubble_ratio"] = plan.simulation.bubble_ratio();
+  for (int rank = 0; rank < plan.schedule.rank_count(); ++rank) {
+    const auto& result = plan.simulation.ranks[rank];
+    nlohmann::ordered_json entry;
+    entry["busy"] = result.busy;
+    for (int cause = 0; cause < kIdleCauses; ++cause) {
+      entry["idle"][std::string(idle_cause_name(static_cast<IdleCause>(cause)))] = result.idle[cause];
+    }
+    for (int cause = 0; cause < kBubbleCauses; ++cause) {
+      entry["bubble"][std::string(bubble_cause_name(static_cast<BubbleCause>(cause)))] = result.bubble[cause];
+    }
+    entry["idle_fraction"] = plan.simulation.idle_fraction(rank);
+    entry["peak_micro_batches"] = result.peak_in_flight;
+    entry["peak"] = {{"bytes", result.peak_bytes},
+                     {"time", result.peak.seconds},
+                     {"op", op_name(result.peak.op)},
+                     {"stage", result.peak.stage},
+                     {"micro_batch", result.peak.micro_batch}};
+    entry["timeline"] = nlohmann::ordered_json::array();
+    for (const auto& op : result.timeline) {
+      entry["timeline"].push_back({{"op", op_name(op.op)},
+                                   {"stage", op.stage},
+                                   {"micro_batch", op.micro_batch},
+                                   {"begin", op.begin},
+                                   {"end", op.end}});
+    }
+    json["ranks"].push_back(std::move(entry));
+  }
+  return json;
+}
+
+}  // namespace
+
+void print_plans(const std::vector<const SimulatedPlan*>& plans, const std::vector<StageCost>& costs,
+                 const PlanOptions& options) {
+  const SimulatedPlan& plan = *plans[0];
+  std::cout << plan.schedule.name << ": " << plan.schedule.stages << " stages on "
+            << plan.schedule.rank_count() << " ranks, " << plan.schedule.micro_batches
+            << " micro-batches, p2 " << policy_name(plan.schedule.policy);
+  if (options.cap > 0) std::cout << ", at most " << number(options.cap) << " micro-batches a rank";
+  std::cout << "\n\n";
+  print_grid(plan, grid_unit(costs), options);
+  std::cout << '\n';
+  print_summary(plans);
+  for (const SimulatedPlan* each : plans) {
+    std::cout << '\n';
+    print_ranks(*each);
+  }
+}
+
+void write_plans(const std::vector<const SimulatedPlan*>& plans, const std::string& path) {
+  nlohmann::ordered_json json;
+  json["schedule"] = plans[0]->schedule.name;
+  json["stages"] = plans[0]->schedule.stages;
+  json["micro_batches"] = plans[0]->schedule.micro_batches;
+  for (const SimulatedPlan* plan : plans) json["plans"].push_back(to_json(*plan));
+  if (plans.size() > 1 && plans[0]->simulation.step_seconds > 0) {
+    json["speed_up"] = plans.back()->simulation.step_seconds / plans[0]->simulation.step_seconds;
+  }
+  write_output("--json", path, json.dump(1) + "\n");
+}
+
+}  // namespace twobp

@@ -1,0 +1,167 @@
+// How the real executor and transport keep up with the simulation at many ranks: the schedules on layers that
+// wait instead of computing (nn/models/emulated.h), with the bubble as measured, as simulated with the costs
+// asked for, and as the zero-bubble papers count it: 1 - M (F + I + W) / longest span of a rank
+// (arXiv 2401.10241, section 5.3), where a span runs from a rank's first op to its last.
+//
+//   build/release/benchmarks/emulated_pipeline --ranks 4,8 --milliseconds 10
+#include <algorithm>
+#include <cstdio>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "apps/json_report.h"
+#include "twobp/core/check.h"
+#include "twobp/nn/models/emulated.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/simulate.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+
+struct Options {
+  std::vector<int> ranks = {4, 8, 16, 32};
+  std::vector<std::string> schedules;
+  std::vector<std::string> policies;  // empty: placed where there is one, else off and fill
+  int micro_batches_per_rank = 4;
+  double milliseconds = 10;  // of F, of I and of W on a rank, all its stages together
+  std::string json_file;
+};
+
+struct Bubble {
+  double idle = 0;     // 1 - busy / step, mean over ranks
+  double authors = 0;  // 1 - M (F + I + W) / longest span
+  double seconds = 0;  // of the step
+};
+
+// Spans from first F to last op; `work`: a rank's seconds of F, I and W.
+Bubble of_simulation(const Simulation& simulation, double work) {
+  double longest = 0;
+  for (const RankSimulation& rank : simulation.ranks) {
+    longest = std::max(longest, rank.timeline.back().end - rank.timeline.front().begin);
+  }
+  return {simulation.bubble_ratio(), 1 - work / longest, simulation.step_seconds};
+}
+
+Bubble of_run(const StepReport& report) {
+  double longest = 0;
+  double work = 0;
+  for (size_t r = 0; r < report.ranks.size(); ++r) {
+    const auto& events = report.events[r];
+    double begin = report.end;
+    double end = report.begin;
+    for (const Event& event : events) {
+      if (event.kind > Event::Kind::kBackwardP2) continue;
+      begin = std::min(begin, event.begin);
+      end = std::max(end, event.end);
+    }
+    longest = std::max(longest, end - begin);
+    work = std::max(work, report.ranks[r].busy - report.ranks[r].optimizer);
+  }
+  return {report.mean_idle(), 1 - work / longest, report.seconds()};
+}
+
+json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Options& options) {
+  const int per_rank = usual_stages_per_rank(named.placement);
+  const int stages = ranks * per_rank;
+  const int micro_batches = options.micro_batches_per_rank * ranks;
+  EmulatedLayer layer;
+  layer.forward = layer.backward_p1 = layer.backward_p2 = options.milliseconds * 1e-3 / per_rank;
+  layer.activation_bytes = layer.stash_bytes = 1 << 10;
+  const ModelSpec model = emulated(std::vector<EmulatedLayer>(stages, layer));
+  Profile profile;
+  for (const LayerSpec& spec : model.layers) {
+    LayerCost& cost = profile[spec.kind];
+    cost.forward = layer.forward;
+    cost.backward_p1 = layer.backward_p1;
+    cost.backward_p2 = layer.backward_p2;
+    cost.p2_units = 1;
+  }
+  PipelineOptions pipeline_options;
+  pipeline_options.stages = stages;
+  pipeline_options.split.assign(stages, 1);
+  pipeline_options.rank_of_stage = place_stages(named.placement, stages, ranks);
+  Pipeline pipeline(model, profile, pipeline_options);
+  const Plan plan = pipeline.plan(named.name, micro_batches, policy, P2Batching::kLoop, 0);
+
+  std::vector<StageCost> costs(stages);
+  for (StageCost& cost : costs) cost.forward = cost.backward_p1 = cost.backward_p2 = layer.forward;
+  const double work = micro_batches * 3 * options.milliseconds * 1e-3;
+  const Bubble simulated = of_simulation(simulate(plan.schedule, costs), work);
+
+  const std::vector<Fields> batch(micro_batches);
+  StepOptions step;
+  step.want_events = true;
+  const Bubble measured = of_run(pipeline.run(plan, batch, step));
+
+  std::printf("%-18s %-8s %4d %4d  %8.3fs %8.3fs  %7.4f %7.4f %+8.4f  %7.4f %7.4f\n",
+              std::string(named.name).c_str(), std::string(policy_name(policy)).c_str(), ranks, micro_batches,
+              measured.seconds, simulated.seconds, measured.idle, simulated.idle,
+              measured.idle - simulated.idle, measured.authors, simulated.authors);
+  std::fflush(stdout);
+  return {{"schedule", named.name},
+          {"p2", policy_name(policy)},
+          {"ranks", ranks},
+          {"micro_batches", micro_batches},
+          {"step_seconds", measured.seconds},
+          {"step_seconds_simulated", simulated.seconds},
+          {"idle", measured.idle},
+          {"idle_simulated", simulated.idle},
+          {"bubble_of_span", measured.authors},
+          {"bubble_of_span_simulated", simulated.authors}};
+}
+
+int run(const Options& options) {
+  std::printf(
+      "F = I = W = %g ms a rank, M = %d N; idle: 1 - busy / step; of span: 1 - M (F + I + W) / longest "
+      "span\n\n",
+      options.milliseconds, options.micro_batches_per_rank);
+  std::printf("%-18s %-8s %4s %4s  %9s %9s  %7s %7s %8s  %7s %7s\n", "schedule", "p2", "N", "M", "step",
+              "simulated", "idle", "simul.", "differs", "of span", "simul.");
+  json rows = json::array();
+  for (const int ranks : options.ranks) {
+    for (const std::string& name :
+         options.schedules.empty() ? runnable_schedule_names() : options.schedules) {
+      const NamedSchedule& named = named_schedule(name);
+      std::vector<std::string> policies = options.policies;
+      if (policies.empty()) {
+        policies =
+            named.places_p2 ? std::vector<std::string>{"placed"} : std::vector<std::string>{"off", "fill"};
+      }
+      for (const std::string& policy : policies) {
+        rows.push_back(measure(named, ranks, parse_policy(policy), options));
+      }
+    }
+  }
+  if (!options.json_file.empty()) {
+    write_text(options.json_file, json{{"machine", machine_to_json()}, {"rows", rows}}.dump(1) + "\n");
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace twobp
+
+int main(int argc, char** argv) {
+  CLI::App app{"Schedules on layers that wait instead of computing: measured against simulated bubbles."};
+  twobp::Options options;
+  app.add_option("--ranks", options.ranks, "Numbers of ranks")->delimiter(',')->capture_default_str();
+  app.add_option("--schedules", options.schedules, "Default: all")->delimiter(',');
+  app.add_option("--p2", options.policies, "Default: placed where the schedule places W, else off and fill")
+      ->delimiter(',');
+  app.add_option("--micro-batches-per-rank", options.micro_batches_per_rank, "M over N")
+      ->capture_default_str();
+  app.add_option("--milliseconds", options.milliseconds, "Of F, of I and of W on each rank")
+      ->capture_default_str();
+  app.add_option("--json", options.json_file, "File for the rows as JSON");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    return twobp::run(options);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 1;
+  }
+}

@@ -1,0 +1,63 @@
+"""Why the factor is what it is: of what F leaves behind, how much W still needs, and how much dL/dz W needs beside it.
+
+Bytes held after F and after I are measured. How many of the latter are dL/dz follows from the layer: W of a weight reads
+its input and the gradient of its output, so dL/dz is as big as the outputs of the layer's weights.
+"""
+
+import models
+
+FP32 = 4
+
+
+def conv_outputs(model, kind):
+    """Numbers a picture: outputs of a bottleneck's three convolutions, the second of which has the stride, and of the
+    shortcut's in the first block of a stage."""
+    stage = int(kind.split()[1])
+    first = "first" in kind
+    before = (models.IMAGE // 4 // 2 ** max(0, stage - 1)) ** 2  # pixels; the stem has made a quarter of the side
+    after = (models.IMAGE // 4 // 2**stage) ** 2
+    width = model["widths"][stage]
+    inner = width // 4
+    return inner * (before if first else after) + inner * after + width * after * (2 if first else 1)
+
+
+def gradient_numbers(study_config, family, kind):
+    """dL/dz of one micro-batch, in numbers; None for the kinds that are not repeated (embedding, stem, head)."""
+    model = study_config["model"]
+    samples = study_config["pipeline"]["micro_batch_size"]
+    if family == "resnet":
+        return samples * conv_outputs(model, kind) if kind.startswith("stage") else None
+    tokens = samples * study_config["data"]["sequence"]
+    dim = model["dim"]
+    if kind == "attention":
+        kv = dim // model["heads"] * model.get("kv_heads", model["heads"])
+        return tokens * (dim + 2 * kv + dim)
+    if kind == "mlp":
+        return tokens * (model["hidden"] * (2 if family == "llama" else 1) + dim)
+    if kind == "mamba":
+        inner = model["expand"] * dim
+        return tokens * (2 * inner + (-(-dim // 16) + 2 * model["state"]) + inner + dim)
+    return None
+
+
+def cause(result, kind):
+    """Bytes of one micro-batch in all layers of the kind: after F, of these still needed after I, dL/dz, after I."""
+    costs = result["kinds"][kind]
+    (measured,) = costs["costs"]
+    numbers = gradient_numbers(result["config"], result["family"], kind)
+    stash = measured["held_bytes_after_p1"]
+    gradients = None if numbers is None else FP32 * numbers
+    return {"kind": kind, "layers": costs["layers"],
+            "after_forward": costs["layers"] * measured["held_bytes_after_forward"],
+            "kept": None if gradients is None else costs["layers"] * (stash - gradients),
+            "gradients": None if gradients is None else costs["layers"] * gradients,
+            "after_p1": costs["layers"] * stash}
+
+
+def causes(result):
+    """One for each kind, and for the model as `all`."""
+    rows = [cause(result, kind) for kind in result["kinds"]]
+    whole = {"kind": "the model", "layers": sum(row["layers"] for row in rows), "kept": None, "gradients": None}
+    for name in ("after_forward", "after_p1"):
+        whole[name] = sum(row[name] for row in rows)
+    return rows + [whole]

@@ -1,0 +1,216 @@
+// Recomputation in the pipeline: the profile's bytes are the meter's for every mode, a block's bytes are
+// those counted by hand, the cap keeps its promise though W needs memory of its own, and the bits stay.
+#include "twobp/nn/models/recompute.h"
+
+#include <algorithm>
+#include <map>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include "tests/pipeline/support.h"
+#include "twobp/nn/layers/recompute.h"
+#include "twobp/plan/cost_model.h"
+#include "twobp/plan/recompute_costs.h"
+
+namespace twobp {
+namespace {
+
+using test::kDim;
+using test::kFloat;
+using test::kHidden;
+using test::kRows;
+using test::options_of;
+using test::random_batch;
+using test::step_options;
+using test::take_gradients;
+
+constexpr int64_t kMessage = kRows * kDim * kFloat;
+constexpr int64_t kSaved = (kRows * kDim + kRows + 3 * kRows * kHidden) * kFloat;  // see memory_test.cpp
+constexpr int64_t kStash = (2 * kRows * kDim + 3 * kRows * kHidden) * kFloat;
+
+Profile measured(const ModelSpec& model) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  at::set_num_threads(1);
+  return measure_profile(model, test::random_fields(1), 0.01);
+}
+
+// All layers, the first and the last included.
+ModelSpec with_mode(ModelSpec model, Recompute mode) {
+  recompute(model, std::vector<Recompute>(model.layers.size(), mode));
+  return model;
+}
+
+// Neighbours of different modes, each mode twice.
+ModelSpec mixed(ModelSpec model) {
+  std::vector<Recompute> modes;
+  for (size_t i = 0; i < model.layers.size(); ++i) modes.push_back(static_cast<Recompute>(3 - i % 4));
+  recompute(model, modes);
+  return model;
+}
+
+struct Case {
+  std::string name;
+  ModelSpec model;
+  std::vector<int> split;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const std::string& name : recompute_names()) {
+    const Recompute mode = parse_recompute(name);
+    all.push_back({"mlp on 1, " + name, with_mode(test::small_mlp(4), mode), {4}});
+    all.push_back({"mlp on 2, " + name, with_mode(test::small_mlp(4), mode), {1, 3}});
+    all.push_back({"llama on 1, " + name, with_mode(test::small_llama(2), mode), {6}});
+    all.push_back({"llama on 3, " + name, with_mode(test::small_llama(3), mode), {3, 3, 2}});
+  }
+  all.push_back({"mixed llama on 1", mixed(test::small_llama(3)), {8}});
+  all.push_back({"mixed llama on 2", mixed(test::small_llama(3)), {4, 4}});
+  return all;
+}
+
+std::vector<int64_t> fixed_bytes(Pipeline& pipeline) {
+  std::vector<int64_t> fixed;
+  for (int r = 0; r < pipeline.ranks(); ++r) fixed.push_back(pipeline.meter().rank_use(r).total());
+  return fixed;
+}
+
+// Highest bytes of activations and stash of each rank in one step, after one that made what is kept.
+std::vector<int64_t> measured_peaks(Pipeline& pipeline, const Plan& plan) {
+  const auto batch = random_batch(plan.schedule.micro_batches);
+  pipeline.run(plan, batch, step_options());
+  take_gradients(pipeline);
+  const auto fixed = fixed_bytes(pipeline);
+  pipeline.meter().reset_peaks();
+  const StepReport report = pipeline.run(plan, batch, step_options());
+  take_gradients(pipeline);
+  std::vector<int64_t> peaks;
+  for (int r = 0; r < pipeline.ranks(); ++r) peaks.push_back(report.rank_memory[r].peak - fixed[r]);
+  return peaks;
+}
+
+TEST(RecomputeProfile, PeaksAreWhatTheMeterMeasures) {
+  for (const Case& c : cases()) {
+    Pipeline pipeline(c.model, measured(c.model), options_of(c.split));
+    for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
+      if (c.split.size() > 1 && std::string(schedule) != "naive") continue;  // messages under way
+      for (const int micro_batches : {1, 3}) {
+        const Plan plan = pipeline.plan(schedule, micro_batches, P2Policy::kOff, P2Batching::kLoop, 0);
+        EXPECT_EQ(measured_peaks(pipeline, plan), plan.standard_peaks)
+            << c.name << ", " << schedule << ", M " << micro_batches;
+      }
+    }
+  }
+}
+
+// Of a block in the middle: F holds its output and what the mode keeps; I gives up what F kept for what W
+// needs. The input is the block's before it.
+TEST(RecomputeProfile, BytesOfABlockCountedByHand) {
+  struct Bytes {
+    int64_t forward_held, stash;
+  };
+  const std::map<Recompute, Bytes> expected = {{Recompute::kNone, {kSaved + kMessage, kStash}},
+                                               {Recompute::kActivations, {kMessage, kStash}},
+                                               {Recompute::kDerivatives, {kSaved + kMessage, 2 * kMessage}},
+                                               {Recompute::kBoth, {kMessage, 2 * kMessage}}};
+  for (const auto& [mode, bytes] : expected) {
+    ModelSpec model = test::small_mlp(3);
+    recompute(model, {Recompute::kNone, mode, Recompute::kNone});
+    const LayerCost cost = layer_costs(model, measured(model))[1];
+    EXPECT_EQ(cost.forward_held, bytes.forward_held) << recompute_name(mode);
+    EXPECT_EQ(cost.stash, bytes.stash) << recompute_name(mode);
+    EXPECT_EQ(cost.p2_units, mode == Recompute::kNone || mode == Recompute::kActivations ? 2 : 1);
+  }
+}
+
+// W that computes derivatives again holds what F and I leave behind meanwhile; other W of a Linear nothing.
+TEST(RecomputeProfile, BackwardP2NeedsMemoryOfItsOwn) {
+  for (const Recompute mode : {Recompute::kNone, Recompute::kActivations, Recompute::kDerivatives}) {
+    ModelSpec model = test::small_mlp(3);
+    recompute(model, {Recompute::kNone, mode, Recompute::kNone});
+    const LayerCost cost = layer_costs(model, measured(model))[1];
+    if (mode == Recompute::kDerivatives) {
+      EXPECT_GE(cost.p2_peak, kStash - 2 * kMessage);
+    } else {
+      EXPECT_EQ(cost.p2_peak, 0);
+    }
+  }
+}
+
+// Activations alone keep one tensor a layer and micro-batch, so that a stage in flight four times needs less;
+// derivatives show where W waits.
+TEST(RecomputeMemory, PeaksFall) {
+  const auto peak = [](Recompute mode, const char* schedule, P2Policy policy) {
+    const ModelSpec model = with_mode(test::small_llama(4), mode);
+    Pipeline pipeline(model, measured(model), options_of({10}));
+    return measured_peaks(pipeline, pipeline.plan(schedule, 4, policy, P2Batching::kLoop, 0))[0];
+  };
+  const int64_t none = peak(Recompute::kNone, "gpipe", P2Policy::kOff);
+  EXPECT_LT(2 * peak(Recompute::kActivations, "gpipe", P2Policy::kOff), none);
+  const int64_t none_end = peak(Recompute::kNone, "naive", P2Policy::kEnd);
+  EXPECT_LT(3 * peak(Recompute::kDerivatives, "naive", P2Policy::kEnd), 2 * none_end);
+  EXPECT_LT(2 * peak(Recompute::kBoth, "gpipe", P2Policy::kEnd), none);
+}
+
+// `auto`: no rank in all above the fullest of standard backpropagation with the same recomputation.
+TEST(RecomputeMemory, AutoCapKeepsItsPromise) {
+  for (const Case& c : cases()) {
+    Pipeline pipeline(c.model, measured(c.model), options_of(c.split));
+    for (const char* schedule : {"gpipe", "1f1b"}) {
+      for (const int micro_batches : {2, 4, 8}) {
+        const Plan standard = pipeline.plan(schedule, micro_batches, P2Policy::kOff);
+        pipeline.run(standard, random_batch(micro_batches), step_options());
+        take_gradients(pipeline);
+        const auto fixed = fixed_bytes(pipeline);
+        int64_t allowed = 0;
+        for (size_t r = 0; r < fixed.size(); ++r) {
+          allowed = std::max(allowed, fixed[r] + standard.standard_peaks[r]);
+        }
+        const int64_t under_way = c.split.size() > 1 ? micro_batches * kMessage : 0;
+        for (const P2Policy policy : {P2Policy::kEnd, P2Policy::kFill}) {
+          const auto peaks = measured_peaks(pipeline, pipeline.plan(schedule, micro_batches, policy));
+          for (size_t r = 0; r < peaks.size(); ++r) {
+            EXPECT_LE(peaks[r] + fixed[r], allowed + under_way)
+                << c.name << ", " << schedule << ", M " << micro_batches << ", " << policy_name(policy);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Every mode and policy, a cap of a byte and none, one rank and three.
+TEST(RecomputeBits, GradientsAreThoseOfModeNone) {
+  const auto batch = random_batch(4);
+  const ModelSpec plain = test::small_llama(3);
+  Pipeline reference(plain, test::no_costs(plain), options_of({8}));
+  reference.run(reference.plan("gpipe", 4, P2Policy::kOff), batch, step_options());
+  const auto expected = take_gradients(reference);
+  std::vector<std::pair<std::string, ModelSpec>> models = {{"mixed", mixed(plain)}};
+  for (const std::string& name : recompute_names()) {
+    models.emplace_back(name, with_mode(plain, parse_recompute(name)));
+  }
+  for (const auto& [name, model] : models) {
+    for (const std::vector<int>& split : {std::vector<int>{8}, {3, 2, 3}}) {
+      Pipeline pipeline(model, measured(model), options_of(split));
+      for (const char* schedule : {"gpipe", "1f1b"}) {
+        for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
+          for (const int64_t cap : {int64_t{0}, int64_t{1}, kAutoCap}) {
+            SCOPED_TRACE(concat(name, ", ", split.size(), " stages, ", schedule, " ", policy_name(policy),
+                                ", cap ", cap));
+            pipeline.run(pipeline.plan(schedule, 4, policy, P2Batching::kLoop, cap), batch, step_options());
+            test::expect_same_bits(expected, take_gradients(pipeline));
+          }
+        }
+      }
+    }
+  }
+}
+
+// The planner has the names of the modes without the layers: it builds without torch.
+TEST(PipelineRecompute, ThePlannerKnowsTheSameModes) {
+  EXPECT_EQ(recompute_modes(), recompute_names());
+}
+
+}  // namespace
+}  // namespace twobp

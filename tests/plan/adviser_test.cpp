@@ -1,0 +1,134 @@
+// The adviser's sentences on costs made so that each of its verdicts and failure signatures shows.
+#include "twobp/plan/adviser.h"
+
+#include "tests/schedule/support.h"
+
+namespace twobp {
+namespace {
+
+AdviceRequest equal_stages(int ranks, int micro_batches) {
+  AdviceRequest request;
+  request.stages = request.ranks = ranks;
+  request.micro_batches = micro_batches;
+  request.costs.resize(ranks);
+  return request;
+}
+
+void expect_signatures(const Advice& advice, bool memory, bool p1, bool unequal) {
+  EXPECT_EQ(advice.out_of_memory_in_p2, memory);
+  EXPECT_EQ(advice.p1_longer_than_idle, p1);
+  EXPECT_EQ(advice.unequal_p1_and_p2, unequal);
+  EXPECT_EQ(advice.sentences.size(), 1U + (memory ? 1 : 0) + (p1 ? 1 : 0) + (unequal ? 1 : 0));
+}
+
+TEST(Adviser, SaysThatItHelpsAndByHowMuch) {
+  const Advice advice = advise(equal_stages(4, 4));
+  // arXiv 2405.18047's 1F1B-1 at N = 4: 7/5, bubbles 3/7 and 3/15.
+  EXPECT_NEAR(advice.speed_up, 1.4, 1e-9);
+  EXPECT_NEAR(advice.bubble_off, 3.0 / 7, 1e-9);
+  EXPECT_NEAR(advice.bubble, 0.2, 1e-9);
+  EXPECT_TRUE(advice.helps);
+  expect_signatures(advice, false, false, false);
+  expect_contains(advice.sentences[0], {"2BP helps", "1.40x", "0.429", "0.200"});
+}
+
+// Signature 1: all stages keep all of W's tensors, and that is more than there is.
+TEST(Adviser, OutOfMemoryInP2) {
+  AdviceRequest request = equal_stages(4, 8);
+  request.policy = P2Policy::kFill;
+  for (auto& cost : request.costs) {
+    cost.activation_bytes = 10;
+    cost.stash_bytes = 14;
+    cost.fixed_bytes = 100;
+  }
+  request.memory = 146;  // p2 off needs 4 x 10 on the first stage
+  const Advice advice = advise(request);
+  EXPECT_TRUE(advice.out_of_memory_in_p2);
+  EXPECT_FALSE(advice.p1_longer_than_idle);
+  EXPECT_FALSE(advice.unequal_p1_and_p2);
+  EXPECT_LE(advice.memory_factor, 146.0 / 140);
+  expect_contains(advice.sentences.at(1),
+                  {"failure signature 1", "out of memory in p2", "146 B", "140 B", "early"});
+  request.memory = 1000;
+  EXPECT_FALSE(advise(request).out_of_memory_in_p2);
+}
+
+// Nothing to give up early: one micro-batch's stash alone is too much.
+TEST(Adviser, OutOfMemoryWhateverRunsEarly) {
+  AdviceRequest request = equal_stages(2, 2);
+  for (auto& cost : request.costs) {
+    cost.activation_bytes = 10;
+    cost.stash_bytes = 50;
+  }
+  request.memory = 30;
+  const Advice advice = advise(request);
+  EXPECT_TRUE(advice.out_of_memory_in_p2);
+  EXPECT_FALSE(advice.helps);
+  expect_contains(advice.sentences.at(0), {"does not fit"});
+  expect_contains(advice.sentences.at(1), {"even with W run as early"});
+  request.memory = 5;
+  expect_contains(advise(request).sentences.at(0), {"cannot help", "5 B"});
+}
+
+// Signature 2: the last stage is busy all the time with a long p1.
+TEST(Adviser, P1LongerThanTheIdleTime) {
+  AdviceRequest request = equal_stages(4, 8);
+  for (auto& cost : request.costs) cost.forward = cost.backward_p1 = cost.backward_p2 = 0.01;
+  request.costs[3].backward_p1 = 5;
+  const Advice advice = advise(request);
+  EXPECT_LT(advice.speed_up, 1.01);
+  EXPECT_TRUE(advice.p1_longer_than_idle);
+  EXPECT_FALSE(advice.helps);
+  expect_contains(advice.sentences.at(0),
+                  {"does not help", "p1 of stage 3", "longer than the idle time", "no gain"});
+  expect_contains(advice.sentences.at(1), {"failure signature 2"});
+}
+
+// Signature 3: each rank has the same work in all, but one has it in p1 and another in p2.
+TEST(Adviser, UnequalP1AndP2) {
+  AdviceRequest request = equal_stages(4, 8);
+  for (int s = 0; s < 4; ++s) {
+    request.costs[s].forward = 1;
+    request.costs[s].backward_p1 = s == 3 ? 5 : 1;
+    request.costs[s].backward_p2 = s == 3 ? 1 : 5;
+  }
+  const Advice advice = advise(request);
+  EXPECT_TRUE(advice.unequal_p1_and_p2);
+  expect_contains(advice.sentences.back(), {"failure signature 3", "p1 is 2.50x its mean on rank 3",
+                                            "p2 1.25x", "all together 1.00x"});
+}
+
+TEST(Adviser, OneRankHasNothingToFill) {
+  const Advice advice = advise(equal_stages(1, 4));
+  EXPECT_FALSE(advice.helps);
+  expect_signatures(advice, false, false, false);
+  expect_contains(advice.sentences[0], {"does not help", "next to nothing to fill"});
+}
+
+TEST(Adviser, VShapedSchedulesToo) {
+  AdviceRequest request;
+  request.schedule = "zb-v";
+  request.policy = P2Policy::kPlaced;
+  request.ranks = 4;
+  request.stages = 8;
+  request.micro_batches = 8;
+  request.costs.resize(8);
+  const Advice advice = advise(request);
+  EXPECT_TRUE(advice.helps);
+  expect_contains(advice.sentences[0], {"zb-v, p2 placed"});
+}
+
+TEST(Adviser, RefusesWhatIsNoQuestion) {
+  AdviceRequest request = equal_stages(2, 2);
+  request.policy = P2Policy::kOff;
+  expect_contains(error_of([&] { advise(request); }), {"p2 off"});
+  request.policy = P2Policy::kFill;
+  request.schedule = "1f1";
+  expect_contains(error_of([&] { advise(request); }), {"'1f1b'"});
+  request.schedule = "1f1b";
+  request.costs.pop_back();
+  expect_contains(error_of([&] { advise(request); }), {"costs"});
+}
+
+}  // namespace
+}  // namespace twobp

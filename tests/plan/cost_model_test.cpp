@@ -1,0 +1,242 @@
+// The cost model: what becomes of a stage, sizes between the measured ones, recomputation's arithmetic, the
+// file and all that can be wrong with it.
+#include "twobp/plan/cost_model.h"
+
+#include <cmath>
+#include <limits>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/plan/support.h"
+#include "twobp/plan/recompute_costs.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+
+TEST(CostModel, SumsLayersToStages) {
+  CostModel model = model_of({{.forward = 1}, {.forward = 2, .backward_p2 = 0}, {.forward = 4, .output = 3}});
+  model.kinds["kind2"].optimizer_seconds = 0.5;
+  const auto stages = stage_costs(model, {2, 1}, 2);
+  ASSERT_EQ(stages.size(), 2U);
+  EXPECT_EQ(stages[0].forward, 2 * (1 + 2));
+  EXPECT_EQ(stages[0].backward_p1, 2 * 2);
+  EXPECT_EQ(stages[0].backward_p2, 2 * 1);
+  EXPECT_EQ(stages[0].p2_units, 1);
+  EXPECT_EQ(stages[0].optimizer, 0);
+  EXPECT_EQ(stages[0].fixed_bytes, 60);
+  EXPECT_EQ(stages[0].gradient_bytes, 20);
+  EXPECT_EQ(stages[0].output_bytes, 2 * 2);
+  EXPECT_EQ(stages[0].layers.size(), 2U);
+  EXPECT_EQ(stages[1].input_gradient_bytes, 2 * 3);
+  EXPECT_EQ(stages[1].optimizer, 0.5);
+  EXPECT_EQ(stages[1].stash_bytes, 2 * 8);
+  EXPECT_EQ(stages[1].activation_bytes, 2 * (10 + 3));
+  expect_contains(error_of([&] { stage_costs(model, {2, 2}, 1); }), {"3 layers"});
+  expect_contains(error_of([&] { stage_costs(model, {2, 1}, 0); }), {"at least 1 sample"});
+}
+
+// What has no backward saves nothing and is never updated.
+TEST(CostModel, FrozenLayersHaveNoBackward) {
+  CostModel model = model_of({{.output = 2}, {.output = 5}, {}});
+  for (auto& [name, kind] : model.kinds) kind.optimizer_seconds = 1;
+  model.first_trainable = 2;
+  const auto stages = stage_costs(model, {2, 1}, 1);
+  EXPECT_EQ(stages[0].backward_p1 + stages[0].backward_p2, 0);
+  EXPECT_EQ(stages[0].activation_bytes, 2 + (5 - 2));  // the outputs, each in its input's place
+  EXPECT_EQ(stages[0].optimizer, 0);
+  EXPECT_EQ(stages[0].fixed_bytes, 20);  // the weights alone
+  EXPECT_EQ(stages[1].optimizer, 1);
+}
+
+TEST(CostModel, InterpolatesBetweenMeasuredSizes) {
+  CostModel model = model_of({{.forward = 1}});
+  model.micro_batch_sizes = {2, 6};
+  auto& at = model.kinds["kind0"].at_size;
+  at[0].share.forward = 10;
+  at[1].share.forward = 14;
+  at[0].share.stash = 100;
+  at[1].share.stash = 300;
+  const auto forward = [&](int size) { return layer_costs_at(model, size)[0].share.forward; };
+  EXPECT_EQ(forward(2), 10);
+  EXPECT_EQ(forward(6), 14);
+  EXPECT_EQ(forward(4), 12);
+  EXPECT_EQ(forward(1), 5);    // in proportion to 2
+  EXPECT_EQ(forward(12), 28);  // in proportion to 6
+  EXPECT_EQ(layer_costs_at(model, 3)[0].share.stash, 150);
+}
+
+// nn/layers/recompute.h says what runs again and what is kept.
+TEST(CostModel, RecomputationByFormula) {
+  const TestKind kind{.forward = 1, .backward_p1 = 2, .backward_p2 = 4, .held = 10, .stash = 8, .output = 3};
+  const CostModel model = model_of({kind, kind, kind});
+  const auto middle = [&](const char* mode) {
+    return layer_costs_at(with_recompute(model, mode), 1)[1].share;
+  };
+  const LayerShare none = middle("none");
+  const LayerShare activations = middle("activations");
+  EXPECT_EQ(activations.forward, 1);
+  EXPECT_EQ(activations.backward_p1, 1 + 2);
+  EXPECT_EQ(activations.backward_p2, 4);
+  EXPECT_EQ(activations.forward_held, 3);  // the output
+  EXPECT_EQ(activations.stash, 8);
+  const LayerShare derivatives = middle("derivatives");
+  EXPECT_EQ(derivatives.backward_p1, 2);
+  EXPECT_EQ(derivatives.backward_p2, 1 + 2 + 4);
+  EXPECT_EQ(derivatives.forward_held, 13);
+  EXPECT_EQ(derivatives.stash, 3 + 3);  // input and dL/dy
+  const LayerShare both = middle("both");
+  EXPECT_EQ(both.backward_p1, 1 + 2);
+  EXPECT_EQ(both.backward_p2, 1 + 2 + 4);
+  EXPECT_EQ(both.forward_held, 3);
+  EXPECT_EQ(both.stash, 6);
+  // Whatever is kept, nothing remains after W.
+  for (const LayerShare& share : {none, activations, derivatives, both}) {
+    EXPECT_EQ(share.forward_held + share.p1_held - share.stash,
+              none.forward_held + none.p1_held - none.stash);
+  }
+  const auto all = layer_costs_at(with_recompute(model, "both"), 1);
+  EXPECT_EQ(all[0].share.backward_p2, 4) << "the first layer is left alone";
+  EXPECT_EQ(all[2].share.backward_p2, 4) << "so is the last";
+  expect_contains(error_of([&] { with_recompute(model, "activation"); }), {"'activations'"});
+}
+
+// Layers that were measured computing again would do so twice.
+TEST(CostModel, RecomputesOnlyOnce) {
+  const CostModel model = model_of({{}, {}, {}});
+  EXPECT_FALSE(computes_again(model));
+  for (const char* mode : {"activations", "derivatives", "both"}) {
+    const CostModel once = with_recompute(model, mode);
+    EXPECT_TRUE(computes_again(once));
+    EXPECT_EQ(with_recompute(once, "none").layers[1].kind, once.layers[1].kind);
+    expect_contains(error_of([&] { with_recompute(once, "both"); }), {"layer.1", "already"});
+  }
+}
+
+TEST(CostModel, MeasuredRecomputationIsTaken) {
+  CostModel model = model_of({{}, {}, {}});
+  KindCosts measured = model.kinds["kind1"];
+  measured.at_size[0].share.backward_p1 = 77;
+  model.kinds["kind1+activations"] = measured;
+  EXPECT_EQ(layer_costs_at(with_recompute(model, "activations"), 1)[1].share.backward_p1, 77);
+}
+
+TEST(CostModelFile, RoundTrip) {
+  CostModel model = model_of({{.forward = 0.125}, {.backward_p2 = 0, .fixed = 0}, {.held = 1.5}});
+  model.first_trainable = 1;
+  model.link_latency = 2e-6;
+  model.link_bytes_per_second = 1e9;
+  model.made_on = "a machine";
+  const std::string text = cost_model_to_json(model);
+  const CostModel read = parse_cost_model(text, "costs.json");
+  EXPECT_EQ(cost_model_to_json(read), text);
+  EXPECT_EQ(read.link_latency, 2e-6);
+  EXPECT_EQ(read.first_trainable, 1);
+  EXPECT_EQ(read.layers[2].name, "layer.2");
+  EXPECT_EQ(read.kinds.at("kind2").at_size[1].share.stash, 16);
+  EXPECT_EQ(layer_costs_at(read, 2)[0].share.forward, 0.25);
+}
+
+json good() {
+  return json::parse(cost_model_to_json(model_of({{}, {}})));
+}
+
+std::string error_with(const std::function<void(json&)>& change) {
+  json file = good();
+  change(file);
+  return error_of([&] { parse_cost_model(file.dump(), "costs.json"); });
+}
+
+TEST(CostModelFile, SaysWhatIsWrong) {
+  EXPECT_EQ(error_with([](json&) {}), "");
+  const auto costs = [](json& file) -> json& { return file["kinds"]["kind1"]["costs"][1]; };
+  const auto set = [&](const char* key, const json& value) {
+    return error_with([&](json& file) { costs(file)[key] = value; });
+  };
+  const std::vector<std::string> place = {"costs.json", "kind1", "micro-batch size 2"};
+  const auto expect_at = [&](const std::string& error, std::vector<std::string> parts) {
+    parts.insert(parts.end(), place.begin(), place.end());
+    expect_contains(error, parts);
+    EXPECT_EQ(error.find('\n'), std::string::npos) << "one line";
+  };
+  expect_at(set("forward_seconds", -1), {"forward_seconds", "negative"});
+  expect_at(set("forward_seconds", 0), {"forward seconds are 0"});
+  expect_at(set("backward_p2_seconds", "1"), {"backward_p2_seconds", "number"});
+  expect_at(set("backward_p1_seconds", nullptr), {"backward_p1_seconds", "null"});
+  expect_at(set("held_bytes_after_p1", -4), {"held_bytes_after_p1", "negative"});
+  expect_at(set("p2_units", 1.5), {"p2_units", "whole number"});
+  expect_at(set("p2_units", 0), {"no p2 units"});
+  expect_at(error_with([&](json& file) { costs(file).erase("output_bytes"); }), {"no \"output_bytes\""});
+  expect_contains(error_with([](json& file) { file["kinds"]["kind1"]["costs"].erase(1); }),
+                  {"kind1", "1 entries"});
+  expect_contains(error_with([](json& file) { file["kinds"].erase("kind1"); }), {"layer.1", "kind1"});
+  expect_contains(error_with([](json& file) { file["kinds"]["kind0"].erase("optimizer_seconds"); }),
+                  {"kind0", "optimizer_seconds"});
+  expect_contains(error_with([](json& file) { file["layers"] = json::array(); }), {"needs layers"});
+  expect_contains(error_with([](json& file) { file["layers"] = 3; }), {"\"layers\"", "array"});
+  expect_contains(error_with([](json& file) { file["micro_batch_sizes"] = {2, 1}; }), {"order"});
+  expect_contains(error_with([](json& file) { file["first_trainable"] = 9; }), {"first_trainable", "9"});
+  expect_contains(error_with([](json& file) { file["link"]["latency_seconds"] = -1; }), {"latency_seconds"});
+  expect_contains(error_with([](json& file) { file.erase("link"); }), {"\"link\""});
+  expect_contains(error_with([](json& file) { file["format"] = "other"; }),
+                  {"no cost model", "twobp profile"});
+  expect_contains(error_of([] { parse_cost_model("[1]", "costs.json"); }), {"costs.json", "object"});
+  expect_contains(error_of([] { parse_cost_model("{\"a\": ", "costs.json"); }), {"costs.json", "not JSON"});
+  expect_contains(error_of([] { read_cost_model("no/such/file"); }), {"no/such/file"});
+  // 1e999 is no number that a double holds.
+  std::string text = good().dump();
+  const std::string number = "\"forward_seconds\":1,";
+  ASSERT_NE(text.find(number), std::string::npos) << text;
+  text.replace(text.find(number), number.size(), "\"forward_seconds\":1e999,");
+  expect_contains(error_of([&] { parse_cost_model(text, "costs.json"); }), {"costs.json"});
+}
+
+// Whatever a file holds, the message is one short line.
+TEST(CostModelFile, BoundsDepthSizeAndMessages) {
+  const auto error = [](const std::string& text) {
+    const std::string what = error_of([&] { parse_cost_model(text, "costs.json"); });
+    EXPECT_LT(what.size(), 500U) << what.substr(0, 500);
+    EXPECT_EQ(what.find('\n'), std::string::npos) << what;
+    return what;
+  };
+  const std::string deep(100'000, '[');
+  expect_contains(error(deep), {"costs.json", "nested"});
+  const std::string text = good().dump();
+  const auto with = [&](const std::string& part, const std::string& other) {
+    std::string changed = text;
+    EXPECT_NE(text.find(part), std::string::npos) << part;
+    changed.replace(text.find(part), part.size(), other);
+    return changed;
+  };
+  const std::string number = "\"first_trainable\":0";
+  const std::string nested = deep + std::string(deep.size(), ']');
+  expect_contains(error(with(number, "\"first_trainable\":" + nested)), {"costs.json", "nested"});
+  expect_contains(error(with(number, "\"first_trainable\":[[[1]]]")), {"first_trainable", "an array"});
+  const std::string line = '"' + std::string(1'000'000, 'x') + '"';
+  expect_contains(error(with(number, "\"first_trainable\":" + line)), {"first_trainable", "xxx"});
+  expect_contains(error(with("\"latency_seconds\":0.0", "\"latency_seconds\":" + line)),
+                  {"latency_seconds", "xxx"});
+  expect_contains(error(with("\"layer.0\"", line)), {"a layer", "1000000 characters"});
+  expect_contains(error(with("\"kind1\":", line + ":")), {"a kind", "1000000 characters"});
+  expect_contains(error(line.substr(1)), {"costs.json", "not JSON"});
+  expect_contains(error(std::string(size_t{17} << 20U, ' ')), {"costs.json", "16 MiB"});
+}
+
+TEST(CostModel, ChecksWhatIsMadeByHand) {
+  CostModel model = model_of({{}});
+  model.kinds["kind0"].at_size[0].share.forward = std::numeric_limits<double>::infinity();
+  expect_contains(error_of([&] { check_cost_model(model); }), {"kind0", "forward", "finite"});
+  model = model_of({{}});
+  model.kinds["kind0"].optimizer_bytes = NAN;
+  expect_contains(error_of([&] { check_cost_model(model); }), {"kind0", "optimizer bytes"});
+  model = model_of({{.backward_p2 = 0}});
+  model.kinds["kind0"].at_size[1].share.stash = 1;
+  expect_contains(error_of([&] { check_cost_model(model); }), {"kind0", "size 2", "stash"});
+  model = model_of({{}});
+  model.micro_batch_sizes.clear();
+  expect_contains(error_of([&] { check_cost_model(model); }), {"micro-batch size"});
+}
+
+}  // namespace
+}  // namespace twobp

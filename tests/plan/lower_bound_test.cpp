@@ -1,0 +1,142 @@
+// The lower bound: known values, never above any schedule's time, proven optima included.
+#include "twobp/plan/lower_bound.h"
+
+#include "tests/plan/pipelines.h"
+#include "twobp/schedule/passes.h"
+
+namespace twobp {
+namespace {
+
+double bound_of(int ranks, int micro_batches, double cap = 0) {
+  SimulationOptions options;
+  if (cap > 0) options.cap_per_rank.assign(ranks, cap);
+  return lower_bound(place_stages(Placement::kLinear, ranks, ranks), micro_batches,
+                     std::vector<StageCost>(ranks), options)
+      .seconds;
+}
+
+// The last rank starts after N - 1 F and has no wait to make after; the way there and back of the last
+// micro-batch.
+TEST(LowerBound, OfEqualStages) {
+  for (const int n : {1, 2, 4, 8}) {
+    for (const int m : {1, 2, 4, 8, 20}) {
+      EXPECT_EQ(bound_of(n, m), std::max(3 * m + n - 1, 2 * m + 2 * n - 1)) << n << ' ' << m;
+    }
+  }
+}
+
+TEST(LowerBound, NamesTheBusiestRank) {
+  std::vector<StageCost> costs(4);
+  costs[2].backward_p2 = 5;
+  const LowerBound bound = lower_bound({0, 1, 2, 3}, 10, costs);
+  EXPECT_EQ(bound.rank, 2);
+  EXPECT_EQ(bound.seconds, 2 + 10 * 7);  // F of the two stages before it, then all its work
+  EXPECT_LT(bound.critical_path, bound.seconds);
+  EXPECT_EQ(bound.without_memory, bound.seconds);
+  EXPECT_EQ(lower_bound({0, 1, 2, 3}, 1, costs).rank, -1);  // one micro-batch: the way of it
+}
+
+// With room for one micro-batch they go through one after the other.
+TEST(LowerBound, MemoryBoundsTheThroughput) {
+  EXPECT_EQ(bound_of(4, 6, 1),
+            6 * 2 * 4 + 5 + 1);  // each way and back and its W (rank 0), which goes before the next F
+  EXPECT_GT(bound_of(8, 32, 3), bound_of(8, 32));
+  EXPECT_EQ(bound_of(8, 32, 32), bound_of(8, 32));
+}
+
+TEST(LowerBound, NeverAboveTheProvenOptimum) {
+  const auto all = solved_pipelines();
+  ASSERT_GE(all.size(), 100U);
+  int tight = 0;
+  for (const auto& [pipeline, number, optimum] : all) {
+    const LowerBound bound =
+        lower_bound(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.costs, pipeline.options);
+    EXPECT_LE(bound.seconds, optimum * (1 + 1e-12)) << "case " << number;
+    EXPECT_LE(bound.without_memory, bound.seconds * (1 + 1e-12)) << "case " << number;
+    tight += bound.seconds >= optimum * (1 - 1e-12) ? 1 : 0;
+  }
+  EXPECT_GE(tight, static_cast<int>(all.size()) / 2);  // and good for something
+}
+
+// Any order on any placement, with what it held as the cap.
+TEST(LowerBound, NeverAboveARandomSchedule) {
+  Random random(11);
+  for (int round = 0; round < 500; ++round) {
+    const Schedule bare = random_schedule(random, random_int(random, 1, 6), random_int(random, 1, 7),
+                                          random_int(random, 1, 4), true);
+    std::vector<bool> used(bare.ranks.size(), false);
+    for (const int rank : bare.rank_of_stage) used[rank] = true;
+    if (std::find(used.begin(), used.end(), false) != used.end()) continue;  // a rank without a stage
+    std::vector<StageCost> costs(bare.stages);
+    for (auto& cost : costs) {
+      cost.forward = random_real(random, 0, 3);
+      cost.backward_p1 = random_real(random, 0, 3);
+      cost.backward_p2 = random_real(random, 0, 3);
+      cost.p2_units = random_int(random, 1, 4);
+      cost.optimizer = random_int(random, 0, 2);
+      cost.activation_bytes = random_real(random, 0.5, 3);
+      cost.stash_bytes = random_real(random, 0, 3);
+    }
+    if (round % 3 != 0) give_layers(random, costs);
+    SimulationOptions options;
+    options.message_seconds = random_int(random, 0, 2);
+    if (round % 5 == 0) options.message_holder = MessageHolder::kSender;
+    Schedule schedule = bare;
+    schedule.policy = round % 2 == 0 ? P2Policy::kPlaced : P2Policy::kFill;
+    schedule = add_communication(std::move(schedule));
+    Simulation simulation = simulate(schedule, costs, options);
+    // Under its own peaks as caps W may run earlier, between layers too.
+    for (const double room : {1.0, 0.9}) {
+      options.cap_per_rank.clear();
+      for (const auto& rank : simulation.ranks) options.cap_per_rank.push_back(room * rank.peak_bytes);
+      simulation = simulate(schedule, costs, options);
+      options.cap_per_rank.clear();
+      for (const auto& rank : simulation.ranks) options.cap_per_rank.push_back(rank.peak_bytes);
+      const LowerBound bound = lower_bound(bare.rank_of_stage, bare.micro_batches, costs, options);
+      EXPECT_LE(bound.seconds, simulation.step_seconds * (1 + 1e-9)) << "round " << round;
+    }
+  }
+}
+
+// What a stage sends away it does not hold, and what it got it does.
+TEST(LowerBound, CountsMessagesWhereTheyAre) {
+  std::vector<StageCost> costs(2);
+  costs[0].output_bytes = 10;
+  costs[1].input_gradient_bytes = 3;
+  costs[0].layers = {{.forward_peak = 12, .forward_held = 12, .p1_peak = 0, .p1_held = -4, .stash = 1}};
+  costs[1].layers = {{.forward_peak = 0, .forward_held = -6, .p1_peak = 0, .p1_held = 0, .stash = 1}};
+  const auto bytes = stage_bytes(costs);
+  EXPECT_EQ(bytes[0].activation, 2);
+  EXPECT_EQ(bytes[1].activation, 4);
+  EXPECT_EQ(bytes[0].deficit + bytes[1].deficit, 0);
+  EXPECT_EQ(least_activation_bytes({0, 1}, costs), (std::vector<double>{12, 10}));
+  SimulationOptions options;
+  const Schedule schedule = make_schedule("1f1b", 2, 6, P2Policy::kEnd);
+  for (const auto& rank : simulate(schedule, costs, options).ranks) {
+    options.cap_per_rank.push_back(rank.peak_bytes);
+  }
+  // Room for the one more that 1f1b lets in: no throughput is lost to the caps.
+  const LowerBound bound = lower_bound({0, 1}, 6, costs, options);
+  EXPECT_EQ(bound.seconds, bound.without_memory);
+  EXPECT_LE(bound.seconds, simulate(schedule, costs, options).step_seconds);
+}
+
+TEST(LeastActivationBytes, AreOneMicroBatchInAllStages) {
+  std::vector<StageCost> costs(4);
+  for (int stage = 0; stage < 4; ++stage) costs[stage].activation_bytes = 1 + stage;
+  EXPECT_EQ(least_activation_bytes({0, 1, 1, 0}, costs), (std::vector<double>{5, 5}));
+  EXPECT_EQ(least_activation_bytes({0, 0, 1, 2}, costs), (std::vector<double>{3, 3, 4}));
+}
+
+TEST(LowerBound, RefusesBadInput) {
+  std::vector<StageCost> costs(2);
+  EXPECT_NE(error_of([&] { lower_bound({0, 1, 2}, 4, costs); }), "");
+  EXPECT_NE(error_of([&] { lower_bound({0, 1}, 0, costs); }), "");
+  EXPECT_NE(error_of([&] { lower_bound({0, 2}, 4, costs); }), "");  // rank 1 has no stage
+  EXPECT_NE(error_of([&] { lower_bound({0, -1}, 4, costs); }), "");
+  costs[1].forward = -1;
+  expect_contains(error_of([&] { lower_bound({0, 1}, 4, costs); }), {"stage 1", "forward"});
+}
+
+}  // namespace
+}  // namespace twobp

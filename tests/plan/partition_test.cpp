@@ -1,0 +1,311 @@
+// The split by measured cost against all splits there are, and what a split by hand is refused for.
+#include "twobp/plan/partition.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numeric>
+
+#include "tests/schedule/support.h"
+#include "twobp/schedule/placement.h"
+
+namespace twobp {
+namespace {
+
+using Split = std::vector<int>;
+
+double slowest(const std::vector<double>& seconds, const Split& split) {
+  double most = 0;
+  size_t layer = 0;
+  for (const int count : split) {
+    double sum = 0;
+    for (int i = 0; i < count; ++i) sum += seconds.at(layer++);
+    most = std::max(most, sum);
+  }
+  return most;
+}
+
+void for_all_splits(int layers, int stages, Split& head, const std::function<void(const Split&)>& visit) {
+  if (stages == 1) {
+    head.push_back(layers);
+    visit(head);
+    head.pop_back();
+    return;
+  }
+  for (int first = 1; first <= layers - stages + 1; ++first) {
+    head.push_back(first);
+    for_all_splits(layers - first, stages - 1, head, visit);
+    head.pop_back();
+  }
+}
+
+double best_of_all(const std::vector<double>& seconds, int stages) {
+  double best = std::numeric_limits<double>::infinity();
+  Split head;
+  for_all_splits(static_cast<int>(seconds.size()), stages, head,
+                 [&](const Split& split) { best = std::min(best, slowest(seconds, split)); });
+  return best;
+}
+
+TEST(BalancedSplit, IsOptimal) {
+  Random random(1);
+  for (int layers = 1; layers <= 9; ++layers) {
+    for (int round = 0; round < 10; ++round) {
+      // Whole numbers add up exactly; zeros and equal layers are among them.
+      std::vector<double> seconds;
+      for (int i = 0; i < layers; ++i) seconds.push_back(random_int(random, 0, round < 5 ? 2 : 19));
+      for (int stages = 1; stages <= layers; ++stages) {
+        const Split split = balanced_split(seconds, stages);
+        check_split(split, layers, stages);  // every layer is in a stage, every stage has one
+        EXPECT_EQ(slowest(seconds, split), best_of_all(seconds, stages))
+            << ::testing::PrintToString(seconds) << " over " << stages << ": "
+            << ::testing::PrintToString(split);
+      }
+    }
+  }
+}
+
+TEST(BalancedSplit, CountsThatDoNotDivideLoseNoLayer) {
+  const std::vector<double> equal(7, 1.0);
+  for (int stages = 1; stages <= 7; ++stages) {
+    const Split split = balanced_split(equal, stages);
+    EXPECT_EQ(std::accumulate(split.begin(), split.end(), 0), 7);
+    EXPECT_EQ(slowest(equal, split), (7 + stages - 1) / stages);
+  }
+}
+
+// Among equals, the later stages are the lighter ones.
+TEST(BalancedSplit, PutsTheRestInFront) {
+  EXPECT_EQ(balanced_split({1, 1, 1, 1, 1}, 2), (Split{3, 2}));
+  EXPECT_EQ(balanced_split({1, 1, 10}, 2), (Split{2, 1}));
+  EXPECT_EQ(balanced_split({10, 1, 1}, 2), (Split{1, 2}));
+}
+
+TEST(BalancedSplit, RefusesMoreStagesThanLayers) {
+  expect_contains(error_of([] {
+                    balanced_split({1, 1, 1}, 4);
+                  }),
+                  {"3 layers", "4 stages", "pipeline.stages"});
+  expect_contains(error_of([] { balanced_split({1}, 0); }), {"1 layers", "at least one stage"});
+  expect_contains(error_of([] { balanced_split({}, 1); }), {"0 layers"});
+}
+
+// Rank and stage loads by adding up layer by layer, to compare candidate splits with.
+struct Loads {
+  double rank = 0;  // the busiest
+  double stage = 0;
+  double squares = 0;
+  double bytes_over = 0;  // the worst rank's over its cap
+  double bytes = 0;       // the fullest rank's
+};
+
+Loads loads_of(const std::vector<double>& seconds, const std::vector<int>& rank_of_stage, const Split& split,
+               const PartitionBytes& bytes = {}) {
+  std::vector<double> rank(rank_of_stage.size(), 0), held(rank_of_stage.size(), 0);
+  Loads loads;
+  for (size_t s = 0, layer = 0; s < split.size(); ++s) {
+    double stage = 0;
+    for (int i = 0; i < split[s]; ++i, ++layer) {
+      stage += seconds.at(layer);
+      if (bytes.caps.empty()) continue;
+      held[rank_of_stage[s]] +=
+          bytes.fixed[layer] + (bytes.in_flight.empty() ? 1 : bytes.in_flight[s]) * bytes.held[layer];
+    }
+    rank[rank_of_stage[s]] += stage;
+    loads.stage = std::max(loads.stage, stage);
+    loads.squares += stage * stage;
+  }
+  loads.rank = *std::max_element(rank.begin(), rank.end());
+  loads.bytes = *std::max_element(held.begin(), held.end());
+  for (size_t r = 0; r < bytes.caps.size(); ++r) {
+    loads.bytes_over = std::max(loads.bytes_over, held[r] - bytes.caps[r]);
+  }
+  return loads;
+}
+
+bool better(const Loads& a, const Loads& b, bool squares) {
+  if (a.rank != b.rank) return a.rank < b.rank;
+  if (a.stage != b.stage) return a.stage < b.stage;
+  return squares && a.squares < b.squares;
+}
+
+std::vector<double> random_layers(Random& random, int layers, int most) {
+  std::vector<double> seconds;
+  for (int i = 0; i < layers; ++i) seconds.push_back(random_int(random, 0, most));
+  return seconds;
+}
+
+PartitionBytes random_bytes(Random& random, int layers, int stages, int ranks) {
+  PartitionBytes bytes;
+  bytes.fixed = random_layers(random, layers, 9);
+  bytes.held = random_layers(random, layers, 9);
+  for (int s = 0; s < stages; ++s) bytes.in_flight.push_back(random_int(random, 1, 4));
+  bytes.caps.assign(ranks, random_int(random, 1, 30 * layers / ranks));
+  return bytes;
+}
+
+TEST(BalancedSplit, IsOptimalForAV) {
+  Random random(2);
+  for (int ranks = 1; ranks <= 4; ++ranks) {
+    const auto placement = place_stages(Placement::kV, 2 * ranks, ranks);
+    for (int layers = 2 * ranks; layers <= 11; ++layers) {
+      for (int round = 0; round < 12; ++round) {
+        const auto seconds = random_layers(random, layers, round < 4 ? 2 : 30);
+        const Split split = balanced_split(seconds, placement);
+        check_split(split, layers, 2 * ranks);
+        const Loads found = loads_of(seconds, placement, split);
+        Split head;
+        for_all_splits(layers, 2 * ranks, head, [&](const Split& other) {
+          EXPECT_FALSE(better(loads_of(seconds, placement, other), found, /*squares=*/true))
+              << ::testing::PrintToString(seconds) << ": " << ::testing::PrintToString(other)
+              << " is better than " << ::testing::PrintToString(split);
+        });
+      }
+    }
+  }
+}
+
+// Caps: what is found is the best that keeps them, and what is refused has none; the cap named would do, and
+// one byte less would not.
+void expect_best_within_caps(Placement kind, int stages, int ranks, int layers, Random& random,
+                             int& refused) {
+  const auto placement = place_stages(kind, stages, ranks);
+  const auto seconds = random_layers(random, layers, 30);
+  PartitionBytes bytes = random_bytes(random, layers, stages, ranks);
+  Loads best;
+  best.rank = std::numeric_limits<double>::infinity();
+  double smallest = std::numeric_limits<double>::infinity();
+  Split head;
+  for_all_splits(layers, stages, head, [&](const Split& other) {
+    const Loads loads = loads_of(seconds, placement, other, bytes);
+    smallest = std::min(smallest, loads.bytes);
+    if (loads.bytes_over <= 0 && better(loads, best, /*squares=*/false)) best = loads;
+  });
+  if (std::isinf(best.rank)) {
+    ++refused;
+    const std::string error = error_of([&] { balanced_split(seconds, placement, bytes); });
+    expect_contains(error, {"smallest cap", concat("(", static_cast<long>(smallest), " bytes)")});
+    bytes.caps.assign(ranks, smallest);
+    EXPECT_LE(loads_of(seconds, placement, balanced_split(seconds, placement, bytes), bytes).bytes, smallest);
+    return;
+  }
+  const Loads found = loads_of(seconds, placement, balanced_split(seconds, placement, bytes), bytes);
+  EXPECT_LE(found.bytes_over, 0);
+  EXPECT_EQ(found.rank, best.rank);
+  EXPECT_EQ(found.stage, best.stage);  // one stage a rank: the same number again
+}
+
+TEST(BalancedSplit, KeepsCaps) {
+  Random random(3);
+  int refused = 0;
+  int rounds = 0;
+  for (int ranks = 1; ranks <= 4; ++ranks) {
+    for (int layers = 2 * ranks; layers <= 9; ++layers) {
+      for (int round = 0; round < 8; ++round, rounds += 2) {
+        expect_best_within_caps(Placement::kV, 2 * ranks, ranks, layers, random, refused);
+        expect_best_within_caps(Placement::kLinear, ranks, ranks, layers, random, refused);
+      }
+    }
+  }
+  EXPECT_GT(refused, rounds / 10);
+  EXPECT_LT(refused, 9 * rounds / 10);
+}
+
+// The local search, against all splits: the busiest rank is the least there is in nearly all cases, and never
+// above the split by the slowest stage.
+TEST(BalancedSplit, IsNearlyAlwaysOptimalForALoop) {
+  Random random(4);
+  int optimal = 0;
+  int cases = 0;
+  for (const auto& [stages, ranks] : std::vector<std::pair<int, int>>{{4, 2}, {6, 2}, {6, 3}, {4, 1}}) {
+    const auto placement = place_stages(Placement::kLooped, stages, ranks);
+    for (int layers = stages; layers <= 12; ++layers) {
+      for (int round = 0; round < 8; ++round, ++cases) {
+        const auto seconds = random_layers(random, layers, 30);
+        const Split split = balanced_split(seconds, placement);
+        check_split(split, layers, stages);
+        const double found = loads_of(seconds, placement, split).rank;
+        EXPECT_LE(found, loads_of(seconds, placement, balanced_split(seconds, stages)).rank);
+        double best = std::numeric_limits<double>::infinity();
+        Split head;
+        for_all_splits(layers, stages, head, [&](const Split& other) {
+          best = std::min(best, loads_of(seconds, placement, other).rank);
+        });
+        optimal += found == best ? 1 : 0;
+      }
+    }
+  }
+  EXPECT_GE(optimal, cases * 98 / 100) << optimal << " of " << cases;
+}
+
+TEST(BalancedSplit, AVOfEqualLayersHasEqualStages) {
+  const auto placement = place_stages(Placement::kV, 8, 4);
+  EXPECT_EQ(balanced_split(std::vector<double>(16, 1.0), placement), Split(8, 2));
+  EXPECT_EQ(balanced_split(std::vector<double>(16, 1.0), place_stages(Placement::kLooped, 8, 4)),
+            Split(8, 2));
+}
+
+// A real model's size, in a time that a planner can spend many times.
+TEST(BalancedSplit, IsFastForBigModels) {
+  Random random(5);
+  std::vector<double> seconds = {0.5};
+  for (int block = 0; block < 99; ++block) {
+    seconds.push_back(1 + 0.01 * random_int(random, 0, 9));
+    seconds.push_back(2 + 0.01 * random_int(random, 0, 9));
+  }
+  seconds.push_back(9);
+  const double total = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  for (const int ranks : {2, 5, 16, 64}) {
+    for (const Placement kind : {Placement::kV, Placement::kLooped}) {
+      const auto placement = place_stages(kind, 2 * ranks, ranks);
+      const auto begin = std::chrono::steady_clock::now();
+      const Split split = balanced_split(seconds, placement);
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      check_split(split, static_cast<int>(seconds.size()), 2 * ranks);
+      const double busiest = loads_of(seconds, placement, split).rank;
+      EXPECT_GE(busiest, total / ranks * (1 - 1e-9));
+      EXPECT_LE(busiest, std::max(9.0 + 1, total / ranks) + 2.1) << ranks << " ranks";
+      EXPECT_LT(took.count(), 3) << ranks << " ranks";
+    }
+  }
+}
+
+TEST(BalancedSplit, RefusesWhatIsNoProblem) {
+  const std::vector<double> seconds = {1, 2, 3, 4};
+  expect_contains(error_of([&] {
+                    balanced_split(seconds, std::vector<int>{0, 2, 0});
+                  }),
+                  {"no stage on rank 1"});
+  expect_contains(error_of([&] { balanced_split(seconds, std::vector<int>{0, -1}); }), {"rank -1"});
+  expect_contains(error_of([&] { balanced_split({1, -2, 3}, 2); }), {"layer 1", "-2", "not negative"});
+  expect_contains(error_of([&] { balanced_split({1, NAN, 3}, 2); }), {"layer 1", "finite"});
+  const PartitionBytes light{.fixed = {1, 1}, .held = {1, 1}, .in_flight = {}, .caps = {}};
+  expect_contains(error_of([&] { lightest_split(light, {}); }), {"2 layers", "at least one stage"});
+  const std::vector<int> placement = {0, 1};
+  PartitionBytes bytes{.fixed = {1, 1, 1}, .held = {1, 1, 1, 1}, .in_flight = {}, .caps = {9, 9}};
+  expect_contains(error_of([&] { balanced_split(seconds, placement, bytes); }), {"3 fixed bytes"});
+  bytes.fixed.push_back(1);
+  bytes.caps = {9};
+  expect_contains(error_of([&] { balanced_split(seconds, placement, bytes); }), {"1 caps"});
+  bytes.caps = {9, 0};
+  expect_contains(error_of([&] { balanced_split(seconds, placement, bytes); }), {"cap is 0"});
+}
+
+TEST(SplitByHand, HasToFit) {
+  check_split({1, 2, 3}, 6, 3);
+  for (const Split& split :
+       {Split{1, 2}, Split{1, 2, 4}, Split{1, 5, 0}, Split{-1, 4, 3}, Split{}, Split{2, 2, 1, 1}}) {
+    expect_contains(error_of([&] { check_split(split, 6, 3); }), {"pipeline.split", "6 layers"});
+  }
+}
+
+TEST(Imbalance, SlowestOverMean) {
+  EXPECT_EQ(imbalance({2, 2, 2}), 1);
+  EXPECT_EQ(imbalance({1, 4, 1}), 2);
+  EXPECT_EQ(imbalance({0, 0}), 1);
+}
+
+}  // namespace
+}  // namespace twobp

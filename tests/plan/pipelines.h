@@ -1,0 +1,173 @@
+// What the tests of the auto-scheduler share: pipelines at random, and the cases solved to optimality.
+#pragma once
+
+#include <fstream>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/schedule/support.h"
+#include "twobp/core/check.h"
+#include "twobp/plan/stage_bytes.h"
+#include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/placement.h"
+#include "twobp/schedule/simulate.h"
+
+namespace twobp {
+
+struct Pipeline {
+  std::vector<int> rank_of_stage;
+  int micro_batches = 1;
+  std::vector<StageCost> costs;
+  SimulationOptions options;
+
+  int ranks() const { return *std::max_element(rank_of_stage.begin(), rank_of_stage.end()) + 1; }
+};
+
+// A case of tests/golden/optimal_schedules.json with its proven optimum.
+struct SolvedPipeline {
+  Pipeline pipeline;
+  int number = 0;
+  double optimum = 0;
+};
+
+// Made by tests/plan/optimal_schedules.py with CP-SAT, which shares no code with the scheduler; those that it
+// could not prove optimal in its time are left out.
+inline std::vector<SolvedPipeline> solved_pipelines() {
+  std::ifstream file(std::string(TWOBP_SOURCE_DIR) + "/tests/golden/optimal_schedules.json");
+  const auto json = nlohmann::json::parse(file);
+  std::vector<SolvedPipeline> all;
+  for (const auto& entry : json.at("cases")) {
+    if (entry.at("status") != "OPTIMAL") continue;
+    SolvedPipeline solved;
+    solved.number = entry.at("number");
+    solved.optimum = entry.at("makespan");
+    Pipeline& pipeline = solved.pipeline;
+    pipeline.rank_of_stage = entry.at("rank_of_stage").get<std::vector<int>>();
+    pipeline.micro_batches = entry.at("micro_batches");
+    pipeline.options.message_seconds = entry.at("message_seconds");
+    pipeline.options.cap_per_rank = entry.at("cap_per_rank").get<std::vector<double>>();
+    for (const auto& cost : entry.at("costs")) {
+      StageCost& stage = pipeline.costs.emplace_back();
+      stage.forward = cost.at("forward");
+      stage.backward_p1 = cost.at("backward_p1");
+      stage.backward_p2 = cost.at("backward_p2");
+      stage.optimizer = cost.at("optimizer");
+      stage.activation_bytes = cost.at("activation_bytes");
+      stage.stash_bytes = cost.at("stash_bytes");
+    }
+    all.push_back(std::move(solved));
+  }
+  return all;
+}
+
+inline double random_real(Random& random, double low, double high) {
+  return std::uniform_real_distribution<double>(low, high)(random);
+}
+
+// Messages and one to three layers for every stage, with bytes that add up: what F and I leave is gone after
+// W.
+inline void give_layers(Random& random, std::vector<StageCost>& costs) {
+  for (StageCost& cost : costs) {
+    cost.output_bytes = random_real(random, 0, 2);
+    cost.input_gradient_bytes = random_real(random, 0, 2);
+  }
+  for (size_t stage = 0; stage < costs.size(); ++stage) {
+    const bool last = stage + 1 == costs.size();
+    const int layers = random_int(random, 1, 3);
+    const int trained = random_int(random, 0, layers - 1);  // this one for certain
+    double input = stage > 0 ? costs[stage - 1].output_bytes : 0;
+    double input_gradient = stage > 0 ? costs[stage].input_gradient_bytes : 0;
+    for (int l = 0; l < layers; ++l) {
+      const bool end = l + 1 == layers;
+      const double output = end ? costs[stage].output_bytes : random_real(random, 0, 2);
+      const double output_gradient = !end   ? random_real(random, 0, 2)
+                                     : last ? 0
+                                            : costs[stage + 1].input_gradient_bytes;
+      const double kept = random_real(random, 0.1, 1);
+      LayerShare& layer = costs[stage].layers.emplace_back();
+      layer.forward = random_real(random, 0.1, 1);
+      layer.backward_p1 = random_real(random, 0.1, 1);
+      layer.backward_p2 = random_real(random, 0.1, 1);
+      layer.p2_units = l == trained ? random_int(random, 1, 2) : random_int(random, 0, 2);
+      layer.stash = layer.p2_units > 0 ? random_real(random, 0, 1) : 0;
+      layer.forward_held = kept + output - input;
+      layer.forward_peak = std::max(0.0, layer.forward_held) + random_real(random, 0, 0.3);
+      layer.p1_held = layer.stash + input_gradient - kept - output_gradient;
+      layer.p1_peak = std::max(0.0, layer.p1_held) + random_real(random, 0, 0.3);
+      layer.p2_peak = random_real(random, 0, 0.2);
+      input = output;
+      input_gradient = output_gradient;
+    }
+  }
+}
+
+// Stages alike, unlike by a few percent, or anything; W whole or in pieces; half of them with messages that
+// take time, half with caps from the least that does to plenty. `layered`: with bytes of layers and messages,
+// and caps with room for the peaks within I and W.
+inline Pipeline random_pipeline(Random& random, Placement placement, int ranks, int micro_batches,
+                                bool layered = false) {
+  Pipeline pipeline;
+  const int stages = placement == Placement::kLinear ? ranks : 2 * ranks;
+  pipeline.rank_of_stage = place_stages(placement, stages, ranks);
+  pipeline.micro_batches = micro_batches;
+  const double spread = std::vector<double>{0, 0.1, 0.9}.at(random_int(random, 0, 2));
+  const double f = random_real(random, 0.5, 2);
+  const double i = random_real(random, 0.5, 2);
+  const double w = random_real(random, 0.2, 2);
+  const int pieces = random_int(random, 0, 1) == 0 ? 1 : random_int(random, 2, 8);
+  const bool optimizer = random_int(random, 0, 3) == 0;
+  std::vector<double> least(ranks, 0);
+  for (int stage = 0; stage < stages; ++stage) {
+    const auto about = [&](double value) { return value * random_real(random, 1 - spread, 1 + spread); };
+    StageCost& cost = pipeline.costs.emplace_back();
+    cost.forward = about(f);
+    cost.backward_p1 = about(i);
+    cost.backward_p2 = about(w);
+    cost.p2_units = pieces;
+    cost.optimizer = optimizer ? random_real(random, 0, 1) : 0;
+    cost.activation_bytes = about(1);
+    cost.stash_bytes = about(random_real(random, 0.2, 1.2));
+    least[pipeline.rank_of_stage[stage]] += cost.activation_bytes;
+  }
+  if (layered) {
+    give_layers(random, pipeline.costs);
+    least = least_activation_bytes(pipeline.rank_of_stage, pipeline.costs);
+    const auto bytes = stage_bytes(pipeline.costs);
+    for (int stage = 0; stage < stages; ++stage) {
+      const StageBytes& of = bytes[stage];
+      least[pipeline.rank_of_stage[stage]] += of.stash + std::max(0.0, of.p1_peak) + of.p2_peak;
+    }
+  }
+  if (random_int(random, 0, 1) == 0) pipeline.options.message_seconds = random_real(random, 0, 0.5);
+  if (random_int(random, 0, 1) == 0) {
+    const double plenty = random_real(random, 1, 1.5 * ranks);
+    for (const double bytes : least) pipeline.options.cap_per_rank.push_back(bytes * plenty);
+  }
+  return pipeline;
+}
+
+inline bool within_caps(const Simulation& simulation, const SimulationOptions& options) {
+  for (size_t rank = 0; rank < options.cap_per_rank.size(); ++rank) {
+    const double cap = options.cap_per_rank[rank];
+    if (cap > 0 && simulation.ranks[rank].peak_bytes > cap * (1 + 1e-9)) return false;
+  }
+  return true;
+}
+
+// The time of the best named schedule with this placement, under any policy, that stays within the caps.
+inline std::optional<double> best_named(const Pipeline& pipeline) {
+  std::optional<double> best;
+  for (const NamedVariant& variant : named_schedules_on(pipeline.rank_of_stage, pipeline.micro_batches)) {
+    const Schedule schedule = make_schedule(variant.name, static_cast<int>(pipeline.costs.size()),
+                                            pipeline.micro_batches, variant.policy, pipeline.ranks());
+    const Simulation simulation = simulate(schedule, pipeline.costs, pipeline.options);
+    if (!within_caps(simulation, pipeline.options)) continue;
+    if (!best || simulation.step_seconds < *best) best = simulation.step_seconds;
+  }
+  return best;
+}
+
+}  // namespace twobp

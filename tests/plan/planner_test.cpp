@@ -1,0 +1,297 @@
+// The planner against simulating every combination, memory that excludes some or all, and requests that ask
+// for nothing.
+#include "twobp/plan/planner.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "tests/plan/support.h"
+#include "twobp/plan/candidates.h"
+#include "twobp/plan/partition.h"
+#include "twobp/plan/recompute_costs.h"
+#include "twobp/schedule/named_schedules.h"
+
+namespace twobp {
+namespace {
+
+CostModel random_model(Random& random, int layers) {
+  std::vector<TestKind> kinds;
+  for (int i = 0; i < layers; ++i) {
+    TestKind kind;
+    kind.forward = random_int(random, 1, 9);
+    kind.backward_p1 = random_int(random, 1, 9);
+    kind.backward_p2 = random_int(random, 0, 9);
+    kind.held = random_int(random, 5, 20);
+    kind.stash = random_int(random, 0, 5);
+    kinds.push_back(kind);
+  }
+  CostModel model = model_of(kinds);
+  model.link_latency = 0.01;
+  return model;
+}
+
+PlanRequest small_request() {
+  PlanRequest request;
+  request.ranks = {2, 3};
+  request.micro_batches = {2, 6};
+  request.micro_batch_sizes = {1, 3};
+  request.top = 7;
+  return request;
+}
+
+// Throughputs of all combinations, each made and simulated here, the best first.
+std::vector<double> by_brute_force(const CostModel& model, const PlanRequest& request) {
+  std::vector<double> all;
+  for (const auto& name : planned_schedules()) {
+    const NamedSchedule& named = named_schedule(name);
+    for (const int ranks : request.ranks) {
+      const int stages = ranks * usual_stages_per_rank(named.placement);
+      if (stages > static_cast<int>(model.layers.size())) continue;
+      for (const auto& mode : recompute_modes()) {
+        const CostModel recomputed = with_recompute(model, mode);
+        for (const int size : request.micro_batch_sizes) {
+          std::vector<double> seconds;
+          for (const auto& layer : layer_costs_at(recomputed, size)) seconds.push_back(layer.seconds());
+          const auto split = balanced_split(seconds, place_stages(named.placement, stages, ranks));
+          const auto costs = stage_costs(recomputed, split, size);
+          for (const int m : request.micro_batches) {
+            for (const P2Policy policy : planned_policies(name)) {
+              Schedule schedule;
+              if (!error_of([&] { schedule = make_schedule(name, stages, m, policy, ranks); }).empty())
+                continue;
+              SimulationOptions options = simulation_options(recomputed);
+              options.cap_per_rank = caps_for(request.memory, schedule.rank_of_stage, ranks, costs);
+              const Simulation simulation = simulate(schedule, costs, options);
+              if (request.memory > 0 && peak_of(simulation) > request.memory) continue;
+              all.push_back(m * size / simulation.step_seconds);
+            }
+          }
+        }
+      }
+    }
+  }
+  std::sort(all.rbegin(), all.rend());
+  return all;
+}
+
+TEST(Planner, RanksAsSimulatingEverythingDoes) {
+  Random random(11);
+  for (int round = 0; round < 6; ++round) {
+    const CostModel model = random_model(random, 8);
+    const PlanRequest request = small_request();
+    const PlanResult result = plan(model, request);
+    const auto all = by_brute_force(model, request);
+    EXPECT_EQ(result.combinations, static_cast<int64_t>(all.size()));
+    ASSERT_EQ(result.best.size(), 7U);
+    for (size_t i = 0; i < 7; ++i) EXPECT_DOUBLE_EQ(result.best[i].samples_per_second(), all[i]) << i;
+    EXPECT_LT(result.simulated, result.combinations) << "the bound leaves some out";
+    const Simulation again = simulate_choice(model, result.best[0]);
+    EXPECT_EQ(again.step_seconds, result.best[0].step_seconds);
+    EXPECT_EQ(peak_of(again), result.best[0].peak_bytes);
+    EXPECT_TRUE(result.advice.has_value());
+  }
+}
+
+TEST(Planner, AllOfThem) {
+  Random random(12);
+  const CostModel model = random_model(random, 6);
+  PlanRequest request = small_request();
+  request.top = 0;
+  const PlanResult result = plan(model, request);
+  EXPECT_EQ(result.simulated, result.combinations);
+  EXPECT_EQ(static_cast<int64_t>(result.best.size()), result.combinations);
+  EXPECT_TRUE(std::is_sorted(result.best.rbegin(), result.best.rend(), [](const auto& a, const auto& b) {
+    return a.samples_per_second() < b.samples_per_second();
+  }));
+}
+
+TEST(Planner, KeepsTheMemory) {
+  Random random(13);
+  for (int round = 0; round < 6; ++round) {
+    const CostModel model = random_model(random, 8);
+    PlanRequest request = small_request();
+    const PlanResult free = plan(model, request);
+    request.memory = 0.8 * free.best[0].peak_bytes;
+    const PlanResult result = plan(model, request);
+    ASSERT_FALSE(result.best.empty());
+    for (const auto& choice : result.best) {
+      EXPECT_LE(choice.peak_bytes, request.memory * (1 + 1e-9));
+      EXPECT_LE(peak_of(simulate_choice(model, choice, request.memory)), request.memory * (1 + 1e-9));
+    }
+    EXPECT_LE(result.best[0].samples_per_second(), free.best[0].samples_per_second() * (1 + 1e-9));
+    // A split within the memory may save what the fastest split does not fit.
+    const auto all = by_brute_force(model, request);
+    const double most = all.empty() ? 0 : all[0];
+    EXPECT_GE(result.best[0].samples_per_second(), most * (1 - 1e-9));
+  }
+}
+
+// The smallest memory that would do is one that does, and the next smaller is not.
+TEST(Planner, SaysTheSmallestMemoryThatWouldDo) {
+  Random random(14);
+  for (int round = 0; round < 4; ++round) {
+    const CostModel model = random_model(random, 6);
+    PlanRequest request = small_request();
+    request.ranks = {2};
+    request.memory = 10;
+    const PlanResult nothing = plan(model, request);
+    EXPECT_TRUE(nothing.best.empty());
+    ASSERT_TRUE(nothing.smallest.has_value());
+    EXPECT_GT(nothing.smallest->peak_bytes, 10);
+    request.memory = nothing.smallest->peak_bytes;
+    const PlanResult just = plan(model, request);
+    ASSERT_FALSE(just.best.empty());
+    EXPECT_LE(just.best[0].peak_bytes, request.memory * (1 + 1e-9));
+    request.memory = nothing.smallest->peak_bytes * 0.98;
+    EXPECT_TRUE(plan(model, request).best.empty()) << "a smaller one would have done";
+  }
+}
+
+// Searched schedules come as rows of their own, never slower than what has a name, and within the memory.
+TEST(Planner, SearchesForMore) {
+  Random random(15);
+  int found = 0;
+  for (int round = 0; round < 4; ++round) {
+    const CostModel model = random_model(random, 6);
+    PlanRequest request = small_request();
+    request.ranks = {3};
+    request.recompute = {"none"};
+    request.memory = plan(model, request).best[0].peak_bytes;
+    const PlanResult named = plan(model, request);
+    request.search = true;
+    const PlanResult searched = plan(model, request);
+    EXPECT_EQ(searched.best.size(), 7U);
+    EXPECT_GE(searched.best[0].samples_per_second(), named.best[0].samples_per_second());
+    for (const PlanChoice& choice : searched.best) {
+      EXPECT_EQ(choice.found.has_value(), choice.schedule == "auto");
+      EXPECT_LE(choice.peak_bytes, request.memory * (1 + 1e-9));
+      if (!choice.found) continue;
+      ++found;
+      const Simulation again = simulate_choice(model, choice, request.memory);
+      EXPECT_EQ(again.step_seconds, choice.step_seconds);
+    }
+    EXPECT_TRUE(searched.advice.has_value());
+  }
+  EXPECT_GT(found, 0);
+}
+
+// Boundaries of any size: what a stage sends away is not what it holds, and a search that finds nothing
+// leaves the rows with names.
+TEST(Planner, SearchesBetweenUnequalBoundaries) {
+  Random random(16);
+  int searched = 0;
+  for (int round = 0; round < 6; ++round) {
+    CostModel model = random_model(random, 6);
+    for (auto& [name, kind] : model.kinds) {
+      const double output = random_int(random, 1, 40);
+      for (LayerCosts& layer : kind.at_size) {
+        layer.share.forward_held += output - layer.output;
+        layer.share.forward_peak = std::max(0.0, layer.share.forward_held);
+        layer.output = layer.input_gradient = output;
+        layer.share.p1_peak = output;
+      }
+    }
+    PlanRequest request = small_request();
+    request.ranks = {3};
+    request.recompute = {"none"};
+    request.memory = plan(model, request).best[0].peak_bytes;
+    const PlanResult named = plan(model, request);
+    request.search = true;
+    const PlanResult result = plan(model, request);
+    EXPECT_GE(result.best[0].samples_per_second(), named.best[0].samples_per_second());
+    for (const PlanChoice& choice : result.best) {
+      EXPECT_LE(choice.peak_bytes, request.memory * (1 + 1e-9));
+      searched += choice.found ? 1 : 0;
+    }
+  }
+  EXPECT_GT(searched, 0);
+}
+
+TEST(Planner, CountsMoreSamplesThanAnInt) {
+  PlanChoice choice;
+  choice.micro_batches = choice.micro_batch_size = 1 << 20;
+  choice.step_seconds = 1024;
+  EXPECT_EQ(choice.samples_per_second(), static_cast<double>(int64_t{1} << 30));
+}
+
+// Costs that were measured so are planned as they are.
+TEST(Planner, LeavesRecomputedCostsAlone) {
+  const CostModel model = with_recompute(model_of(std::vector<TestKind>(6)), "both");
+  PlanRequest request = small_request();
+  const PlanResult result = plan(model, request);
+  ASSERT_FALSE(result.best.empty());
+  for (const PlanChoice& choice : result.best) EXPECT_EQ(choice.recompute, "none");
+  request.recompute = {"activations"};
+  expect_contains(error_of([&] { plan(model, request); }), {"already"});
+}
+
+TEST(Planner, OnlyWhatIsAskedFor) {
+  const CostModel model = model_of(std::vector<TestKind>(8));
+  PlanRequest request;
+  request.stages = {4};
+  request.schedules = {"1f1b", "zb-v", "interleaved-1f1b"};
+  request.policies = {P2Policy::kFill};
+  request.recompute = {"none"};
+  request.batch = 8;
+  request.micro_batch_sizes = {1, 2, 3};
+  request.micro_batches = {4, 8};
+  request.top = 0;
+  const PlanResult result = plan(model, request);
+  ASSERT_FALSE(result.best.empty());
+  for (const auto& choice : result.best) {
+    EXPECT_EQ(choice.stages, 4);
+    EXPECT_EQ(choice.ranks, choice.schedule == "1f1b" ? 4 : 2);
+    EXPECT_EQ(choice.micro_batches * choice.micro_batch_size, 8);
+    EXPECT_EQ(choice.policy, P2Policy::kFill);
+    EXPECT_EQ(choice.recompute, "none");
+  }
+}
+
+// A bigger pipeline for nothing: four equal layers on more ranks are faster, and the default M is N, 2N, 4N.
+TEST(Planner, MoreRanksAreFaster) {
+  const CostModel model = model_of(std::vector<TestKind>(8));
+  PlanRequest request;
+  request.ranks = {1, 2, 4};
+  const PlanResult result = plan(model, request);
+  EXPECT_EQ(result.best[0].ranks, 4);
+  EXPECT_EQ(result.best[0].micro_batches, 16);
+  EXPECT_TRUE(result.advice->helps);
+}
+
+TEST(Planner, RefusesWhatCannotBePlanned) {
+  const CostModel model = model_of(std::vector<TestKind>(3));
+  PlanRequest request;
+  expect_contains(error_of([&] { plan(model, request); }), {"numbers of ranks or of stages"});
+  request.ranks = {4};
+  expect_contains(error_of([&] { plan(model, request); }), {"no combination", "3 layers"});
+  request.ranks = {0};
+  expect_contains(error_of([&] { plan(model, request); }), {"ranks", "at least 1"});
+  request.ranks = {2};
+  request.micro_batch_sizes = {0};
+  expect_contains(error_of([&] { plan(model, request); }), {"micro-batch size", "at least 1"});
+  request.micro_batch_sizes = {3};
+  request.schedules = {"1f1b"};
+  request.batch = 7;
+  expect_contains(error_of([&] { plan(model, request); }), {"no combination", "7 samples"});
+  request.batch = 0;
+  request.schedules = {"1f1"};
+  expect_contains(error_of([&] { plan(model, request); }), {"'1f1b'"});
+  request.schedules = {"chimera"};
+  expect_contains(error_of([&] { plan(model, request); }), {"chimera", "copies"});
+  request.schedules = {"gpipe"};
+  request.policies = {P2Policy::kPlaced};
+  expect_contains(error_of([&] { plan(model, request); }), {"gpipe", "placed"});
+  request.policies.clear();
+  request.recompute = {"some"};
+  expect_contains(error_of([&] { plan(model, request); }), {"some", "activations"});
+  request.recompute.clear();
+  request.memory = -1;
+  expect_contains(error_of([&] { plan(model, request); }), {"memory", "negative"});
+  request.memory = 0;
+  CostModel bad = model;
+  bad.kinds["kind1"].at_size[0].share.backward_p1 = -1;
+  expect_contains(error_of([&] { plan(bad, request); }), {"kind1", "backward-p1"});
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,80 @@
+// Schedules in files: `twobp plan` writes and reads them, `twobp train` runs them.
+#include <sstream>
+
+#include "tests/program/subprocess.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+using test::expect_success;
+using test::read_file;
+using test::run_program;
+using test::TempFolder;
+
+TEST(Csv, PlanWritesWhatItReads) {
+  const TempFolder folder;
+  const std::string fill = folder.path("fill.csv");
+  const std::string placed = folder.path("placed.csv");
+  const auto written = expect_success({"plan", "--schedule", "1f1b", "--stages", "2", "--micro-batches", "2",
+                                       "--p2", "fill", "--color", "never", "--csv", fill});
+  EXPECT_EQ(read_file(fill), "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1F1,1I1,1W0,1W1\n");
+  const auto read = expect_success({"plan", "--schedule", fill, "--color", "never", "--csv", placed});
+  EXPECT_EQ(read_file(placed), read_file(fill));
+  EXPECT_NE(read.out.find("2 stages on 2 ranks, 2 micro-batches"), std::string::npos) << read.out;
+  EXPECT_NE(read.out.find("p2 placed"), std::string::npos) << read.out;
+
+  expect_success({"plan", "--schedule", fill, "--csv", placed, "--csv-form", "compute_comms"});
+  EXPECT_NE(read_file(placed).find("0SEND_F0"), std::string::npos);
+  // A cap moves W to where room is needed.
+  expect_success({"plan", "--schedule", "naive", "--stages", "1", "--micro-batches", "2", "--p2", "end",
+                  "--cap", "1", "--csv", placed});
+  EXPECT_EQ(read_file(placed), "0F0,0I0,0W0,0F1,0I1,0W1\n");
+}
+
+TEST(Csv, TrainRunsAFile) {
+  const TempFolder folder;
+  json config = test::tiny_config();
+  const std::string mine = folder.write("mine.csv", "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1F1,1I1,1W0,1W1\n");
+  const auto losses = [&](const std::string& name, json of) {
+    of["pipeline"]["micro_batches"] = 2;
+    const std::string metrics = folder.path(name + ".jsonl");
+    expect_success({"train", folder.write(name + ".json", of.dump()), "--metrics", metrics});
+    std::vector<double> all;
+    std::istringstream lines(read_file(metrics));
+    for (std::string line; std::getline(lines, line);)
+      all.push_back(json::parse(line).at("loss").get<double>());
+    return all;
+  };
+  const auto named = losses("named", config);
+  config["pipeline"]["schedule"] = {{"file", mine}};
+  config["pipeline"]["p2"] = "placed";
+  EXPECT_EQ(losses("file", config), named);
+  EXPECT_FALSE(named.empty());
+}
+
+// Only who runs the schedule needs its file.
+TEST(Csv, TheFileMayHaveGone) {
+  const TempFolder folder;
+  json config = test::tiny_config();
+  config["pipeline"].erase("stages");
+  config["pipeline"]["schedule"] = {{"file", folder.path("gone.csv")}};
+  config["data"]["held_out"] = 0.1;
+  const std::string path = folder.write("config.json", config.dump());
+  EXPECT_NE(expect_success({"train", path, "--print-config"}).out.find("gone.csv"), std::string::npos);
+  EXPECT_NE(expect_success({"eval", path}).out.find("held-out loss"), std::string::npos);
+  test::expect_one_message({"train", path}, {"gone.csv", "no such file"});
+}
+
+TEST(Csv, RefusedWithItsCell) {
+  const TempFolder folder;
+  const std::string wrong = folder.write("wrong.csv", "0F0,0B0\n1F0,1Q0\n");
+  const auto run = run_program({"plan", "--schedule", wrong});
+  EXPECT_NE(run.exit_code, 0);
+  for (const char* part : {"wrong.csv", "row 2 (rank 1), column 2", "\"1Q0\"", "unknown op"}) {
+    EXPECT_NE(run.err.find(part), std::string::npos) << part << " in: " << run.err;
+  }
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,223 @@
+// twobp profile and twobp plan with a configuration: the cost model's way from one to the other, tables,
+// memory that nothing fits in, and what is refused.
+#include <utility>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "tests/program/subprocess.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+using test::expect_one_message;
+using test::expect_success;
+using test::read_file;
+using test::TempFolder;
+
+class PlanModel : public ::testing::Test {
+ protected:
+  void SetUp() override { config_ = folder_.write("config.json", test::tiny_config().dump()); }
+  // Costs measured once, in a file.
+  std::string costs() {
+    const std::string file = folder_.path("costs.json");
+    expect_success({"profile", config_, "--seconds", "0.01", "--micro-batch-sizes", "1,2", "--json", file});
+    return file;
+  }
+
+  TempFolder folder_;
+  std::string config_;
+};
+
+TEST_F(PlanModel, MeasuresAndRanks) {
+  const std::string file = folder_.path("plan.json");
+  const auto run = expect_success(
+      {"plan", config_, "--seconds", "0.01", "--memory", "1GiB", "--json", file, "--top", "5"});
+  for (const char* part : {"samples/s", "2BP ", "combinations", "--set pipeline.schedule="}) {
+    EXPECT_NE(run.out.find(part), std::string::npos) << "no \"" << part << "\" in:\n" << run.out;
+  }
+  const json plan = json::parse(read_file(file));
+  ASSERT_EQ(plan.at("choices").size(), 5U);
+  double before = 1e300;
+  for (const json& choice : plan.at("choices")) {
+    EXPECT_EQ(choice.at("ranks"), 2) << "as configured";
+    const double speed = choice.at("samples_per_second");
+    EXPECT_LE(speed, before);
+    EXPECT_NEAR(speed,
+                choice.at("micro_batches").get<double>() * choice.at("micro_batch_size").get<double>() /
+                    choice.at("step_seconds").get<double>(),
+                1e-6 * speed);
+    EXPECT_LE(choice.at("peak_bytes").get<double>(), 1073741824.0);
+    int layers = 0;
+    for (const json& count : choice.at("split")) layers += count.get<int>();
+    EXPECT_EQ(layers, 6);
+    before = speed;
+  }
+  EXPECT_FALSE(plan.at("advice").at("sentences").empty());
+}
+
+// The settings that the program names train, with the split and the cap that were simulated.
+TEST_F(PlanModel, ItsChoiceTrains) {
+  const std::string file = folder_.path("plan.json");
+  const auto run =
+      expect_success({"plan", config_, "--costs", costs(), "--schedule", "zb-v", "--p2", "placed",
+                      "--recompute", "both", "--micro-batch-sizes", "2", "--memory", "1GiB", "--json", file});
+  const size_t at = run.out.find("--set ");
+  ASSERT_NE(at, std::string::npos) << run.out;
+  std::vector<std::string> arguments = {"train", config_, "--set"};
+  std::string line = run.out.substr(at + 6, run.out.find('\n', at) - at - 6);
+  std::string word;
+  for (const char c : line + " ") {
+    if (c == '\'') continue;
+    if (c != ' ') {
+      word += c;
+    } else if (!word.empty()) {
+      arguments.push_back(word);
+      word.clear();
+    }
+  }
+  EXPECT_GE(arguments.size(), 9U) << line;
+  expect_success(arguments);
+  arguments.emplace_back("--print-config");
+  const json pipeline = json::parse(expect_success(arguments).out).at("pipeline");
+  const json choice = json::parse(read_file(file)).at("choices").at(0);
+  EXPECT_EQ(pipeline.at("split"), choice.at("split"));
+  EXPECT_EQ(pipeline.at("recompute"), json::array({"both"}));
+  const int64_t cap = std::stoll(pipeline.at("memory_cap").get<std::string>());
+  EXPECT_LT(cap, int64_t{1} << 30U) << "the weights are not in it";
+  EXPECT_GT(cap, int64_t{1} << 29U);
+}
+
+// Without a memory there was no cap.
+TEST_F(PlanModel, ItsChoiceHasNoCapWithoutMemory) {
+  const auto run = expect_success({"plan", "--costs", costs(), "--ranks", "2", "--schedule", "1f1b"});
+  EXPECT_NE(run.out.find(" pipeline.memory_cap=0"), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find(" pipeline.split="), std::string::npos) << run.out;
+}
+
+// The cost model's names of recomputation are those that layers are measured by.
+TEST_F(PlanModel, MeasuresEveryRecomputation) {
+  const std::string file = folder_.path("costs.json");
+  expect_success({"profile", config_, "--seconds", "0.01", "--recompute", "none,activations,derivatives,both",
+                  "--json", file});
+  const json kinds = json::parse(read_file(file)).at("kinds");
+  for (const char* mode : {"activations", "derivatives", "both"}) {
+    EXPECT_TRUE(kinds.contains(std::string("mlp+") + mode)) << kinds.dump(1);
+  }
+  // What the configuration computes again must not be measured computing again twice.
+  const std::vector<std::string> twice = {"--set", "pipeline.recompute=both", "--seconds", "0.01"};
+  const auto with = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), twice.begin(), twice.end());
+    return arguments;
+  };
+  expect_one_message(with({"profile", config_, "--recompute", "both"}), {"'both'", "pipeline.recompute=[]"});
+  expect_one_message(with({"plan", config_, "--recompute", "both"}), {"'both'", "pipeline.recompute=[]"});
+  expect_success(with({"plan", config_, "--json", file}));
+  const json written = json::parse(read_file(file));
+  for (const json& choice : written.at("choices")) {
+    EXPECT_EQ(choice.at("recompute"), "none");
+  }
+}
+
+// Sizes that nobody asked for are left out where the data has fewer samples.
+TEST_F(PlanModel, MeasuresWhatTheDataHas) {
+  json small = test::tiny_config();
+  folder_.write("text.txt", "In the beginning was the word.");
+  small["model"]["vocab"] = 256;
+  small["data"] = {{"text", folder_.path("text.txt")}, {"sequence", 8}, {"held_out", 0}};
+  const std::string config = folder_.write("small.json", small.dump());
+  const std::string file = folder_.path("plan.json");
+  expect_success({"plan", config, "--seconds", "0.01", "--schedule", "gpipe", "--json", file});
+  const json written = json::parse(read_file(file));
+  for (const json& choice : written.at("choices")) {
+    EXPECT_LE(choice.at("micro_batch_size"), 3) << "the data has three samples";
+  }
+  expect_one_message({"plan", config, "--seconds", "0.01", "--micro-batch-sizes", "2,4"}, {"4", "3"});
+}
+
+// An option that changes nothing for what is asked is refused.
+TEST_F(PlanModel, RefusesOptionsThatPlayNoPart) {
+  const std::string file = costs();
+  const auto refuse = [&](std::vector<std::string> arguments, const std::string& option,
+                          const std::string& value, const std::string& why) {
+    arguments.insert(arguments.begin(), "plan");
+    arguments.push_back(option);
+    if (!value.empty()) arguments.push_back(value);
+    expect_one_message(arguments, {option, "plays no part", why});
+  };
+  for (const auto& [option, value] :
+       std::vector<std::pair<std::string, std::string>>{{"--set", "train.steps=2"},
+                                                        {"--costs", file},
+                                                        {"--csv", folder_.path("a.csv")},
+                                                        {"--memory", "1GiB"},
+                                                        {"--schedule", "1f1b"},
+                                                        {"--cap", "3"}}) {
+    refuse({"--measured", folder_.path("none.json")}, option, value, "--measured");
+  }
+  for (const auto& [option, value] : std::vector<std::pair<std::string, std::string>>{{"--forward", "2"},
+                                                                                      {"--backward-p2", "2"},
+                                                                                      {"--cap", "3"},
+                                                                                      {"--p2-units", "2"},
+                                                                                      {"--color", "never"}}) {
+    refuse({config_}, option, value, "configuration");
+    refuse({"--costs", file, "--ranks", "2"}, option, value, "--costs");
+  }
+  for (const auto& [option, value] :
+       std::vector<std::pair<std::string, std::string>>{{"--set", "train.steps=2"},
+                                                        {"--recompute", "both"},
+                                                        {"--micro-batch-sizes", "1"},
+                                                        {"--top", "3"},
+                                                        {"--search", ""},
+                                                        {"--seconds", "1"}}) {
+    refuse({"--stages", "2"}, option, value, "configuration");
+  }
+  refuse({config_, "--costs", file}, "--seconds", "1", "--costs");
+  refuse({"--costs", file, "--ranks", "2"}, "--set", "train.steps=2", "configuration");
+  refuse({"--stages", "2"}, "--csv-form", "compute_only", "--csv");
+  refuse({"--stages", "2"}, "--svg-end", "3", "--svg");
+}
+
+TEST_F(PlanModel, ReadsCostsWithoutAConfiguration) {
+  const std::string file = costs();
+  const auto run = expect_success({"plan", "--costs", file, "--ranks", "1..3", "--batch", "8",
+                                   "--micro-batches", "4,8", "--svg", folder_.path("best.svg")});
+  EXPECT_NE(run.out.find("samples/s"), std::string::npos) << run.out;
+  EXPECT_NE(read_file(folder_.path("best.svg")).find("<svg"), std::string::npos);
+  expect_one_message({"plan", "--costs", file}, {"--ranks"});
+}
+
+TEST_F(PlanModel, SaysTheSmallestMemory) {
+  const std::string file = costs();
+  const auto run = test::run_program({"plan", "--costs", file, "--ranks", "2", "--memory", "1kB"});
+  EXPECT_NE(run.exit_code, 0);
+  const size_t begin = run.err.find("the smallest memory that would do is");
+  ASSERT_NE(begin, std::string::npos) << run.err;
+  const size_t number = run.err.find('(', begin) + 1;
+  const std::string bytes = run.err.substr(number, run.err.find(' ', number) - number);
+  expect_success({"plan", "--costs", file, "--ranks", "2", "--memory", bytes});
+}
+
+TEST_F(PlanModel, RefusesWhatCannotBePlanned) {
+  const std::string file = costs();
+  expect_one_message({"plan", "--costs", file, "--ranks", "4..2"}, {"--ranks", "4..2", "empty"});
+  expect_one_message({"plan", "--costs", file, "--ranks", "2,"}, {"--ranks", "whole number"});
+  expect_one_message({"plan", "--costs", file, "--ranks", "2", "--micro-batches", "0"},
+                     {"--micro-batches", "at least 1"});
+  expect_one_message({"plan", "--costs", file, "--ranks", "2", "--memory", "0"}, {"--memory", "above 0"});
+  expect_one_message({"plan", "--costs", file, "--ranks", "2", "--memory", "lots"}, {"--memory", "lots"});
+  expect_one_message({"plan", "--costs", file, "--ranks", "2", "--schedule", "1f1b,zb"},
+                     {"zb", "did you mean"});
+  expect_one_message({"plan", "--costs", file, "--ranks", "9"}, {"6 layers"});
+  expect_one_message({"plan", "--costs", folder_.path("none.json"), "--ranks", "2"}, {"none.json"});
+  expect_one_message({"plan", "--memory", "1GiB"}, {"--memory", "configuration"});
+  json broken = json::parse(read_file(file));
+  broken["kinds"]["mlp"]["costs"][0]["forward_seconds"] = -1;
+  const std::string bad = folder_.write("bad.json", broken.dump());
+  expect_one_message({"plan", "--costs", bad, "--ranks", "2"},
+                     {"bad.json", "mlp", "forward_seconds", "negative"});
+  expect_one_message({"profile", config_, "--micro-batch-sizes", "1000000"}, {"1000000", "samples"});
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,34 @@
+// For tests that go over all named schedules: one drawn at random.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "tests/schedule/support.h"
+#include "twobp/schedule/named_schedules.h"
+
+namespace twobp {
+
+// With the usual number of stages a rank.
+inline int stages_on(std::string_view name, int ranks) {
+  return ranks * usual_stages_per_rank(named_schedule(name).placement);
+}
+
+// Any schedule, policy, ranks and micro-batches that go together; several stages a rank for those that admit
+// it.
+inline Schedule random_named_schedule(Random& random, int most_ranks, int most_micro_batches) {
+  const auto names = schedule_names();
+  while (true) {
+    const auto& name = names[random_int(random, 0, static_cast<int>(names.size()) - 1)];
+    const int ranks = random_int(random, 1, most_ranks);
+    const int micro_batches = random_int(random, 1, most_micro_batches);
+    const bool looped = named_schedule(name).placement == Placement::kLooped;
+    const int stages = looped ? ranks * random_int(random, 1, 4) : stages_on(name, ranks);
+    if (!admits(name, stages, ranks, micro_batches)) continue;
+    const auto policies = policies_of(name);
+    const P2Policy policy = policies[random_int(random, 0, static_cast<int>(policies.size()) - 1)];
+    return make_schedule(name, stages, micro_batches, policy, ranks);
+  }
+}
+
+}  // namespace twobp

@@ -1,0 +1,79 @@
+// W where a rank would wait, against the simulation of the same order under `fill` with a byte cap, which is
+// another program that decides the same when costs are equal.
+#include "twobp/schedule/generators/place_p2.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/schedule/support.h"
+#include "twobp/schedule/passes.h"
+#include "twobp/schedule/simulate.h"
+
+namespace twobp {
+namespace {
+
+Schedule with_p1(Schedule schedule) {
+  for (auto& list : schedule.ranks) {
+    for (Instruction& i : list) {
+      if (i.op == Op::kBackward) i.op = Op::kBackwardP1;
+    }
+  }
+  return schedule;
+}
+
+Simulation run(const Schedule& schedule, P2Policy policy, int cap) {
+  SimulationOptions options;
+  options.cap_per_rank.assign(schedule.ranks.size(), cap);
+  return simulate(add_communication(apply_p2_policy(schedule, policy)),
+                  std::vector<StageCost>(schedule.stages), options);
+}
+
+TEST(PlaceP2, IsFillUnderACapWhenCostsAreEqual) {
+  Random random(11);
+  for (int round = 0; round < 300; ++round) {
+    const Schedule order = random_schedule(random, random_int(random, 1, 7), random_int(random, 1, 8),
+                                           random_int(random, 1, 4), /*place_w=*/false);
+    const int limit = random_int(random, 1, 12);
+    const Simulation placed = run(place_p2(with_p1(order), limit), P2Policy::kPlaced, 0);
+    const Simulation filled = run(order, P2Policy::kFill, limit);
+    ASSERT_EQ(placed.step_seconds, filled.step_seconds) << round;
+    for (size_t rank = 0; rank < placed.ranks.size(); ++rank) {
+      const auto& a = placed.ranks[rank].timeline;
+      const auto& b = filled.ranks[rank].timeline;
+      ASSERT_EQ(a.size(), b.size()) << round;
+      for (size_t i = 0; i < a.size(); ++i) {
+        ASSERT_TRUE(a[i].op == b[i].op && a[i].begin == b[i].begin)
+            << round << " rank " << rank << " op " << i;
+      }
+    }
+  }
+}
+
+TEST(PlaceP2, HoldsNoMoreThanTheLimitOrWhatTheOrderNeeds) {
+  Random random(12);
+  for (int round = 0; round < 300; ++round) {
+    const Schedule order = random_schedule(random, random_int(random, 1, 7), random_int(random, 1, 8),
+                                           random_int(random, 1, 4), /*place_w=*/false);
+    const int limit = random_int(random, 1, 12);
+    const Simulation placed = run(place_p2(with_p1(order), limit), P2Policy::kPlaced, 0);
+    const Simulation standard = run(order, P2Policy::kOff, 0);  // W as soon as it can be
+    for (size_t rank = 0; rank < placed.ranks.size(); ++rank) {
+      EXPECT_LE(placed.ranks[rank].peak_in_flight, std::max(limit, standard.ranks[rank].peak_in_flight))
+          << round << " rank " << rank;
+    }
+  }
+}
+
+TEST(PlaceP2, AnOrderThatCannotRunIsAnError) {
+  Schedule schedule = empty_schedule({0, 1}, 2);
+  schedule.name = "circle";
+  schedule.ranks[0] = {{Op::kForward, 0, 0}, {Op::kBackwardP1, 0, 0}};
+  schedule.ranks[1] = {{Op::kForward, 1, 0}, {Op::kForward, 1, 1}, {Op::kBackwardP1, 1, 0}};
+  expect_contains(error_of([&] { place_p2(schedule, 4); }), {"'circle'", "no rank can go on"});
+}
+
+}  // namespace
+}  // namespace twobp

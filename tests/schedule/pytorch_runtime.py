@@ -1,0 +1,114 @@
+"""Runs schedules in PyTorch's own pipeline runtime, on CPU over Gloo, a process per rank.
+
+    pytorch_runtime.py FORM:FILE [FORM:FILE...]     FORM: compute_only or compute_comms
+
+Every file is loaded by _PipelineScheduleRuntime._load_csv and runs one step of a small MLP, a stage being a
+Linear and a Tanh; the gradients are compared with autograd's on the whole model and batch. A file with
+communication must also be what PyTorch makes of its compute cells. Prints a line per file: name, form, ranks,
+and the largest difference of a gradient relative to its largest value.
+"""
+
+import csv
+import os
+import sys
+import tempfile
+import traceback
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import schedules
+
+WIDTH = 6
+SAMPLES = 3  # per micro-batch
+
+
+def actions_of(path):
+    with open(path, newline="") as file:
+        rows = [[schedules._Action.from_str(cell) for cell in row] for row in csv.reader(file)]
+    return dict(enumerate(rows))
+
+
+def compute_of(actions):
+    return {rank: [a for a in row if a is not None and a.is_compute_op] for rank, row in actions.items()}
+
+
+def module_of(stage):
+    torch.manual_seed(100 + stage)
+    return torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()).double()
+
+
+def loss_of(output, target):
+    return torch.nn.functional.mse_loss(output, target)
+
+
+def expected_messages(compute, rank_of_stage, micro_batches):
+    lowered = {rank: schedules._add_reduce_grad(list(row), micro_batches) for rank, row in compute.items()}
+    return schedules._add_send_recv(lowered, lambda stage: rank_of_stage[stage], len(rank_of_stage))
+
+
+def run_file(rank, ranks, form, path):
+    actions = actions_of(path)
+    compute = compute_of(actions)
+    rank_of_stage = {a.stage_index: r for r, row in compute.items() for a in row}
+    stages = len(rank_of_stage)
+    micro_batches = 1 + max(a.microbatch_index for row in compute.values() for a in row)
+    if form == "compute_comms":
+        expected = expected_messages(compute, rank_of_stage, micro_batches)
+        for r in actions:
+            same = list(map(str, actions[r])) == list(map(str, expected[r]))
+            assert same, f"{path}, rank {r}: {actions[r]}, PyTorch has {expected[r]}"
+
+    generator = torch.Generator().manual_seed(1)
+    shape = (micro_batches * SAMPLES, WIDTH)
+    inputs = torch.randn(shape, generator=generator, dtype=torch.double)
+    target = torch.randn(shape, generator=generator, dtype=torch.double)
+
+    whole = [module_of(stage) for stage in range(stages)]
+    loss_of(torch.nn.Sequential(*whole)(inputs), target).backward()
+
+    mine = [stage for stage in range(stages) if rank_of_stage[stage] == rank]
+    modules = {stage: module_of(stage) for stage in mine}
+    pipeline_stages = [PipelineStage(modules[stage], stage, stages, torch.device("cpu")) for stage in mine]
+    runtime = schedules._PipelineScheduleRuntime(pipeline_stages, micro_batches, loss_fn=loss_of)
+    runtime._load_csv(path, format=form)
+    arguments = [inputs] if 0 in mine else []
+    runtime.step(*arguments, target=target if stages - 1 in mine else None)
+
+    error = 0.0
+    for stage in mine:
+        for ours, theirs in zip(modules[stage].parameters(), whole[stage].parameters()):
+            assert ours.grad is not None, f"stage {stage} has no gradient"
+            error = max(error, ((ours.grad - theirs.grad).abs().max() / theirs.grad.abs().max()).item())
+    worst = torch.tensor(error, dtype=torch.double)
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    if rank == 0:
+        print(os.path.basename(path), form, ranks, worst.item(), flush=True)
+
+
+def run_rank(rank, ranks, store, files):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=ranks)
+    try:
+        for form, path in files:
+            run_file(rank, ranks, form, path)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # the others wait for messages
+    dist.destroy_process_group()
+
+
+def main():
+    by_ranks = {}
+    for argument in sys.argv[1:]:
+        form, path = argument.split(":", 1)
+        by_ranks.setdefault(len(actions_of(path)), []).append((form, path))
+    for ranks, files in by_ranks.items():
+        with tempfile.TemporaryDirectory() as folder:
+            multiprocessing.spawn(run_rank, (ranks, os.path.join(folder, "store"), files), nprocs=ranks)
+
+
+if __name__ == "__main__":
+    main()

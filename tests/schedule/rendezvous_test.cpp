@@ -1,0 +1,160 @@
+// Sends that wait for their receive, and the room that messages need at the receiver.
+#include "twobp/schedule/rendezvous.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "tests/schedule/named.h"
+#include "tests/schedule/support.h"
+#include "twobp/schedule/buffering.h"
+#include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/passes.h"
+#include "twobp/schedule/simulate.h"
+#include "twobp/schedule/validate.h"
+
+namespace twobp {
+namespace {
+
+constexpr ValidateOptions kRendezvous{Sends::kRendezvous};
+
+std::string rejection(const Schedule& schedule, const ValidateOptions& options) {
+  return error_of([&] { validate(schedule, options); });
+}
+
+std::vector<Instruction> compute_of(const std::vector<Instruction>& list) {
+  std::vector<Instruction> compute;
+  for (const Instruction& range : list) {
+    for (int i = 0; i < range.count && is_compute(range.op); ++i) {
+      compute.push_back({range.op, range.stage, range.micro_batch + i});
+    }
+  }
+  return compute;
+}
+
+TEST(Rendezvous, OneForwardOneBackwardBlocksAsGenerated) {
+  const Schedule schedule = make_schedule("1f1b", 2, 2, P2Policy::kOff);
+  const std::string error = rejection(schedule, kRendezvous);
+  // Rank 0 sends its second micro-batch while rank 1 sends the first one's gradient.
+  expect_contains(error, {"deadlock", "rank 0 at 0SEND_F1 waits for rank 1",
+                          "rank 1 at 1SEND_B0 waits for rank 0", "order_for_rendezvous"});
+  EXPECT_TRUE(marked_cell(error) == "0SEND_F1" || marked_cell(error) == "1SEND_B0") << error;
+}
+
+// Which of the named schedules block as they are made, at N = 4 and M = 8.
+TEST(Rendezvous, WhichBlock) {
+  std::set<std::string> free;
+  for (const auto& named : named_schedules()) {
+    const Schedule schedule =
+        make_schedule(named.name, 4 * usual_stages_per_rank(named.placement), 8, P2Policy::kOff, 4);
+    if (rejection(schedule, kRendezvous).empty()) free.emplace(named.name);
+  }
+  EXPECT_EQ(free, (std::set<std::string>{"naive", "gpipe"}));
+}
+
+// A schedule that some name admits, at random sizes.
+void for_random_schedules(int rounds, const std::function<void(const Schedule&, Random&)>& check) {
+  Random random(9);
+  for (int round = 0; round < rounds && !testing::Test::HasFailure(); ++round) {
+    const Schedule schedule = random_named_schedule(random, 5, 12);
+    SCOPED_TRACE(testing::Message() << schedule.name << " N=" << schedule.rank_count() << " M="
+                                    << schedule.micro_batches << ' ' << policy_name(schedule.policy));
+    check(schedule, random);
+  }
+}
+
+TEST(Rendezvous, OrderedSchedulesNeverBlockAndLoseNoTime) {
+  for_random_schedules(300, [](const Schedule& schedule, Random&) {
+    const Schedule ordered = order_for_rendezvous(schedule);
+    EXPECT_EQ(rejection(ordered, kRendezvous), "");
+    const std::vector<StageCost> costs(schedule.stages);
+    EXPECT_EQ(simulate(ordered, costs).step_seconds, simulate(schedule, costs).step_seconds);
+    for (size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
+      EXPECT_EQ(compute_of(ordered.ranks[rank]), compute_of(schedule.ranks[rank]));
+    }
+  });
+}
+
+TEST(Rendezvous, AnyPlacement) {
+  Random random(10);
+  for (int round = 0; round < 200; ++round) {
+    const Schedule schedule = add_communication(random_schedule(
+        random, random_int(random, 1, 5), random_int(random, 1, 5), random_int(random, 1, 4), true));
+    EXPECT_EQ(rejection(order_for_rendezvous(schedule), kRendezvous), "") << "round " << round;
+  }
+}
+
+// All orders in which ranks can take turns, by brute force: the most messages that wait for each rank.
+class EveryOrder {
+ public:
+  explicit EveryOrder(const Schedule& schedule) : schedule_(schedule), most_(schedule.ranks.size(), 0) {
+    visit(std::vector<size_t>(schedule.ranks.size(), 0));
+  }
+  const std::vector<int>& most() const { return most_; }
+
+ private:
+  void visit(const std::vector<size_t>& at) {
+    if (!seen_.insert(at).second) return;
+    std::set<std::tuple<Op, int, int>> sent;
+    std::map<int, int> waiting;
+    for (size_t rank = 0; rank < at.size(); ++rank) {
+      for (size_t i = 0; i < at[rank]; ++i) {
+        const Instruction& instruction = schedule_.ranks[rank][i];
+        const auto [op, s, m, count] = instruction;
+        if (op == Op::kSendForward) sent.emplace(Op::kRecvForward, s + 1, m);
+        if (op == Op::kSendBackward) sent.emplace(Op::kRecvBackward, s - 1, m);
+        if (is_receive(op)) --waiting[static_cast<int>(rank)];
+      }
+    }
+    for (const auto& [op, s, m] : sent) ++waiting[schedule_.rank_of_stage[s]];
+    for (size_t rank = 0; rank < at.size(); ++rank) {
+      most_[rank] = std::max(most_[rank], waiting[static_cast<int>(rank)]);
+      if (at[rank] == schedule_.ranks[rank].size()) continue;
+      const Instruction& next = schedule_.ranks[rank][at[rank]];
+      if (is_receive(next.op) && sent.count({next.op, next.stage, next.micro_batch}) == 0) continue;
+      auto then = at;
+      ++then[rank];
+      visit(then);
+    }
+  }
+
+  const Schedule& schedule_;
+  std::vector<int> most_;
+  std::set<std::vector<size_t>> seen_;
+};
+
+TEST(Buffering, MostMessagesAgreeWithEveryPossibleOrder) {
+  for (const auto* name : {"naive", "gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-v"}) {
+    const NamedSchedule& named = named_schedule(name);
+    const int ranks = 2;
+    const Schedule schedule =
+        make_schedule(name, ranks * usual_stages_per_rank(named.placement), 3, P2Policy::kOff, ranks);
+    const auto most = most_buffered(schedule);
+    const EveryOrder every(schedule);
+    for (int rank = 0; rank < ranks; ++rank)
+      EXPECT_EQ(most[rank].messages, every.most()[rank]) << name << rank;
+  }
+  const Schedule three = make_schedule("1f1b", 3, 3, P2Policy::kOff);
+  const EveryOrder every(three);
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(most_buffered(three)[rank].messages, every.most()[rank]);
+}
+
+TEST(Buffering, LimitNamesTheRankAndTheReceive) {
+  const Schedule gpipe = make_schedule("gpipe", 2, 5, P2Policy::kOff);
+  EXPECT_EQ(most_buffered(gpipe)[1].messages, 5);  // rank 0 may be done with all F before rank 1 begins
+  ValidateOptions options;
+  options.buffer_limit = 5;
+  EXPECT_EQ(rejection(gpipe, options), "");
+  options.buffer_limit = 4;
+  const std::string error = rejection(gpipe, options);
+  expect_contains(error, {"rank 0 may have 5 messages waiting", "0RECV_B0", "the limit is 4"});
+  EXPECT_EQ(marked_cell(error), "0RECV_B0");
+  // One F, one B keeps the sender back.
+  EXPECT_EQ(rejection(make_schedule("1f1b", 2, 5, P2Policy::kOff), options), "");
+}
+
+}  // namespace
+}  // namespace twobp

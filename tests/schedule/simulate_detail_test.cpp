@@ -1,0 +1,380 @@
+// Links, gradients summed over replicas, causes of idle time, peaks and when they are, replays, smallest
+// caps.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <regex>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "tests/schedule/named.h"
+#include "tests/schedule/support.h"
+#include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/passes.h"
+#include "twobp/schedule/simulate.h"
+
+namespace twobp {
+namespace {
+
+double of(const RankSimulation& rank, BubbleCause cause) {
+  return rank.bubble[static_cast<int>(cause)];
+}
+
+std::vector<StageCost> with_messages(int stages, double bytes) {
+  std::vector<StageCost> costs(stages);
+  for (auto& cost : costs) cost.output_bytes = cost.input_gradient_bytes = bytes;
+  return costs;
+}
+
+TEST(Links, MessagesOfALinkFollowEachOther) {
+  // F of 1 each, messages of 3: they leave rank 0 at 1, 2, 3 and are there at 4, 7, 10, each 0.5 later.
+  SimulationOptions options;
+  options.bytes_per_second = 2;
+  options.message_seconds = 0.5;
+  const Simulation result = simulate(make_forward_schedule({0, 1}, 3), with_messages(2, 6), options);
+  EXPECT_DOUBLE_EQ(result.ranks[1].timeline[0].begin, 4.5);
+  EXPECT_DOUBLE_EQ(result.ranks[1].timeline[1].begin, 7.5);
+  EXPECT_DOUBLE_EQ(result.ranks[1].timeline[2].begin, 10.5);
+}
+
+TEST(Links, BothDirectionsOfAPairAreTwoLinks) {
+  SimulationOptions options;
+  options.bytes_per_second = 1;
+  const Simulation result =
+      simulate(make_schedule("naive", 2, 1, P2Policy::kOff), with_messages(2, 3), options);
+  EXPECT_DOUBLE_EQ(result.step_seconds, 6 + 2 * 3);
+}
+
+TEST(Links, SharedOnesSerialiseSeveralStages) {
+  // Ranks 0 and 1 have a card each in one case, share one in the other: then stage 0's second message (sent
+  // at 2) waits for stage 1's first (sent at 2 + its arrival).
+  const Schedule schedule = make_forward_schedule({0, 1, 2}, 2);
+  const auto costs = with_messages(3, 4);
+  SimulationOptions options;
+  options.bytes_per_second = 1;
+  EXPECT_DOUBLE_EQ(simulate(schedule, costs, options).step_seconds, 1 + 4 + 4 + 1 + 4 + 1);
+  options.shared_links = {{"card", {{0, 1}, {1, 2}}, 0, 1}};
+  // 0F0 1-5, 0F1 5-9, then 1F0 (sent at 6) 9-13, 1F1 (sent at 10) 13-17.
+  EXPECT_DOUBLE_EQ(simulate(schedule, costs, options).step_seconds, 18);
+}
+
+TEST(Links, OneOutOfEachNode) {
+  const auto links = node_links(4, 2, 0.25, 8);
+  ASSERT_EQ(links.size(), 2U);
+  EXPECT_EQ(links[0].name, "node 0");
+  EXPECT_EQ(links[0].between, (std::vector<std::pair<int, int>>{{0, 2}, {0, 3}, {1, 2}, {1, 3}}));
+  // Within a node, the link of the pair; between nodes, the shared one.
+  SimulationOptions options;
+  options.shared_links = node_links(4, 2, 5, 0);
+  options.message_seconds = 1;
+  const Simulation result =
+      simulate(make_forward_schedule({0, 1, 2, 3}, 1), std::vector<StageCost>(4), options);
+  EXPECT_DOUBLE_EQ(result.step_seconds, 4 + 1 + 5 + 1);
+}
+
+TEST(Links, BadOnesAreRefused) {
+  const Schedule schedule = make_forward_schedule({0, 1}, 1);
+  const auto error = [&](const SharedLink& link, int times = 1) {
+    SimulationOptions options;
+    options.shared_links.assign(times, link);
+    return error_of([&] { simulate(schedule, std::vector<StageCost>(2), options); });
+  };
+  expect_contains(error({"card", {{0, 2}}}), {"shared link 'card'", "ranks 0 and 2", "of the 2 there are"});
+  expect_contains(error({"card", {{1, 1}}}), {"ranks 1 and 1"});
+  expect_contains(error({"card", {{0, 1}, {0, 1}}}), {"which it has already"});
+  expect_contains(error({"card", {{0, 1}}}, 2), {"which shared link 'card' has already"});
+  expect_contains(error({"card", {}, -1, 0}), {"shared link 'card': latency is -1"});
+  expect_contains(error({"card", {}, 0, std::nan("")}), {"bytes_per_second is nan"});
+  SimulationOptions options;
+  options.bytes_per_second = -2;
+  expect_contains(error_of([&] { simulate(schedule, std::vector<StageCost>(2), options); }),
+                  {"bytes_per_second is -2"});
+}
+
+TEST(DataParallel, SumsOverlapOrFollow) {
+  // One rank with two stages: stage 1's W is done at 6, stage 0's at 8 (no split of the backward: B in
+  // order).
+  Schedule schedule = empty_schedule({0, 0}, 1);
+  schedule.ranks[0] = {
+      {Op::kForward, 0, 0}, {Op::kForward, 1, 0}, {Op::kBackward, 1, 0}, {Op::kBackward, 0, 0}};
+  std::vector<StageCost> costs(2);
+  for (auto& cost : costs) {
+    cost.gradient_bytes = 12;
+    cost.optimizer = 1;
+  }
+  SimulationOptions options;
+  options.data_parallel = {.replicas = 4, .latency = 0.5, .bytes_per_second = 9, .overlap = true};
+  // 2 x 3/4 x 12 / 9 + 0.5 = 2.5 each: from 4 to 6.5, and from 6.5 to 9.
+  Simulation result = simulate(schedule, costs, options);
+  EXPECT_DOUBLE_EQ(result.step_seconds, 9 + 2);
+  EXPECT_DOUBLE_EQ(of(result.ranks[0], BubbleCause::kCommunication), 3);
+  EXPECT_DOUBLE_EQ(result.ranks[0].busy, 8);
+  options.data_parallel.overlap = false;  // after the last B, at 6
+  EXPECT_DOUBLE_EQ(simulate(schedule, costs, options).step_seconds, 6 + 5 + 2);
+  options.data_parallel.replicas = 1;
+  EXPECT_DOUBLE_EQ(simulate(schedule, costs, options).step_seconds, 8);
+  options.data_parallel.replicas = 0;
+  EXPECT_THROW(simulate(schedule, costs, options), Error);
+}
+
+TEST(Causes, OfABalancedPipeline) {
+  // 1f1b at N = M = 4 without messages, p2 off: rank r starts late by r and ends early by 2r.
+  const Simulation off = simulate(make_schedule("1f1b", 4, 4, P2Policy::kOff), std::vector<StageCost>(4));
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(of(off.ranks[rank], BubbleCause::kStartUp), rank);
+    EXPECT_EQ(of(off.ranks[rank], BubbleCause::kNothing), 2 * rank);
+    EXPECT_EQ(of(off.ranks[rank], BubbleCause::kDependency), 9 - 3 * rank);
+    EXPECT_EQ(of(off.ranks[rank], BubbleCause::kCommunication), 0);
+    EXPECT_EQ(of(off.ranks[rank], BubbleCause::kImbalance), 0);
+  }
+  // W pending that `end` holds back is a dependency; with `fill` there is none.
+  const Simulation end = simulate(make_schedule("1f1b", 4, 4, P2Policy::kEnd), std::vector<StageCost>(4));
+  EXPECT_EQ(of(end.ranks[0], BubbleCause::kDependency), 3);
+  EXPECT_EQ(of(end.ranks[0], BubbleCause::kNothing), 3);
+  const Simulation fill = simulate(make_schedule("1f1b", 4, 4, P2Policy::kFill), std::vector<StageCost>(4));
+  for (const auto& rank : fill.ranks) EXPECT_EQ(of(rank, BubbleCause::kDependency), 0);
+  EXPECT_EQ(bubble_cause_name(BubbleCause::kNothing), "nothing left to fill");
+}
+
+TEST(Causes, ImbalanceIsWhatTheBusiestRankHasMoreToDo) {
+  std::vector<StageCost> costs(2);
+  costs[1].backward_p2 = 3;
+  const Simulation result = simulate(make_schedule("1f1b", 2, 4, P2Policy::kOff), costs);
+  EXPECT_EQ(result.ranks[1].busy - result.ranks[0].busy, 8);
+  EXPECT_EQ(of(result.ranks[0], BubbleCause::kImbalance), 8);
+  EXPECT_EQ(of(result.ranks[1], BubbleCause::kImbalance), 0);
+}
+
+TEST(Causes, CommunicationIsTheTimeUnderWay) {
+  SimulationOptions options;
+  options.message_seconds = 2;
+  const Simulation result =
+      simulate(make_schedule("naive", 2, 1, P2Policy::kOff), std::vector<StageCost>(2), options);
+  EXPECT_EQ(of(result.ranks[1], BubbleCause::kCommunication), 2);
+  EXPECT_EQ(of(result.ranks[1], BubbleCause::kStartUp), 1);
+  EXPECT_EQ(of(result.ranks[0], BubbleCause::kCommunication), 2);
+  EXPECT_EQ(of(result.ranks[0], BubbleCause::kDependency), 2 + 3);  // the message there, and F and B
+}
+
+TEST(Peaks, SayWhenAndWhere) {
+  const Simulation result = simulate(make_schedule("gpipe", 2, 3, P2Policy::kOff), std::vector<StageCost>(2));
+  EXPECT_EQ(result.ranks[0].peak.bytes, 3);
+  EXPECT_EQ(result.ranks[0].peak.seconds, 2);  // its third F begins
+  EXPECT_EQ(result.ranks[0].peak.op, Op::kForward);
+  EXPECT_EQ(result.ranks[0].peak.micro_batch, 2);
+  EXPECT_EQ(result.stage_peaks[1].seconds, 3);
+  EXPECT_EQ(result.stage_peaks[1].stage, 1);
+}
+
+TEST(Peaks, FixedBytesAreBeside) {
+  std::vector<StageCost> costs(2);
+  costs[0].fixed_bytes = 10;
+  costs[1].fixed_bytes = 5;
+  Schedule schedule = looped_gpipe({0, 0}, 1);
+  const Simulation result = simulate(schedule, costs);
+  EXPECT_EQ(result.ranks[0].fixed_bytes, 15);
+  EXPECT_EQ(result.ranks[0].total_peak_bytes(), 15 + 2);
+}
+
+// One stage of two layers, by hand.
+TEST(Peaks, CountWhatLayersHoldMeanwhile) {
+  StageCost cost;
+  cost.output_bytes = 1;
+  cost.layers = {
+      {.p2_units = 1, .forward_peak = 7, .forward_held = 4, .p1_peak = 2, .p1_held = -1, .stash = 3},
+      {.p2_units = 1,
+       .forward_peak = 5,
+       .forward_held = 3,
+       .p1_peak = 4,
+       .p1_held = 1,
+       .stash = 2,
+       .p2_peak = 6}};
+  cost.layers[0].stash = 5;
+  Schedule schedule = empty_schedule({0}, 1);
+  // F: 7, then 4 + 5 = 9; the loss is read: 6 stay. I: 6 + 4 = 10, 7 stay; 7 + 2 = 9, 6 stay. W: 6 + 6, then
+  // 4, 0.
+  schedule.ranks[0] = {{Op::kForward, 0, 0}, {Op::kBackwardP1, 0, 0}, {Op::kBackwardP2, 0, 0}};
+  Simulation result = simulate(schedule, {cost});
+  EXPECT_EQ(result.ranks[0].peak_bytes, 12);
+  EXPECT_EQ(result.ranks[0].peak.op, Op::kBackwardP2);
+  EXPECT_EQ(result.ranks[0].peak.seconds, 2);
+  // B: 6 + 4, 7 + 6 = 13, 5 stay; 7; then nothing.
+  schedule.ranks[0] = {{Op::kForward, 0, 0}, {Op::kBackward, 0, 0}};
+  result = simulate(schedule, {cost});
+  EXPECT_EQ(result.ranks[0].peak_bytes, 13);
+}
+
+// What the executor's byte cap `auto` takes for a rank's peak with p2 off: a walk over the rank's own list.
+double walked_peak(const Schedule& schedule, const std::vector<StageCost>& costs, int rank) {
+  double now = 0;
+  double highest = 0;
+  const auto grow = [&](double peak, double held) {
+    highest = std::max(highest, now + peak);
+    now += held;
+    highest = std::max(highest, now);
+  };
+  for (const auto& [op, s, m, count] : schedule.ranks[rank]) {
+    const auto& layers = costs[s].layers;
+    if (op == Op::kRecvForward) grow(0, costs[s - 1].output_bytes);
+    if (op == Op::kRecvBackward) grow(0, costs[s + 1].input_gradient_bytes);
+    if (op == Op::kSendForward) grow(0, -costs[s].output_bytes);
+    if (op == Op::kSendBackward) grow(0, -costs[s].input_gradient_bytes);
+    if (op == Op::kForward) {
+      for (const auto& layer : layers) grow(layer.forward_peak, layer.forward_held);
+      if (s + 1 == schedule.stages) grow(0, -costs[s].output_bytes);
+    }
+    if (op == Op::kBackward) {
+      for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
+        grow(layer->p1_peak, layer->p1_held);
+        grow(layer->p2_peak, -layer->stash);
+      }
+    }
+  }
+  return highest;
+}
+
+TEST(Peaks, AreThoseOfTheWalkWithP2Off) {
+  Random random(13);
+  for (int round = 0; round < 300; ++round) {
+    const bool v = round % 3 == 0;
+    const int ranks = random_int(random, 1, 4);
+    const Schedule schedule =
+        make_schedule(v                ? "zb-v"
+                      : round % 3 == 1 ? "gpipe"
+                                       : "1f1b",
+                      v ? 2 * ranks : ranks, random_int(random, 1, 8), P2Policy::kOff, ranks);
+    std::vector<StageCost> costs(schedule.stages);
+    for (auto& cost : costs) {
+      cost.output_bytes = random_int(random, 0, 3);
+      cost.input_gradient_bytes = random_int(random, 0, 3);
+      for (int i = random_int(random, 1, 4); i > 0; --i) {
+        LayerShare layer;
+        layer.forward_peak = random_int(random, 0, 9);
+        layer.forward_held = random_int(random, -2, 9);
+        layer.p1_peak = random_int(random, 0, 9);
+        layer.p1_held = random_int(random, -9, 3);
+        layer.stash = random_int(random, 0, 5);
+        layer.p2_peak = random_int(random, 0, 9);
+        layer.p2_units = random_int(random, 1, 3);
+        cost.layers.push_back(layer);
+      }
+    }
+    const Simulation simulation = simulate(schedule, costs);
+    for (int rank = 0; rank < ranks; ++rank) {
+      EXPECT_DOUBLE_EQ(simulation.ranks[rank].peak_bytes, walked_peak(schedule, costs, rank))
+          << "round " << round;
+    }
+  }
+}
+
+// Messages of every size, peaks within layers, sizes that six digits do not tell apart.
+std::vector<StageCost> costs_to_cap(Random& random, int stages, bool layers, bool p2_peaks) {
+  const double unit = random_int(random, 0, 1) == 0 ? 1 : 1234567.25;
+  const auto bytes = [&](int low, int high) { return unit * random_int(random, low, high); };
+  std::vector<StageCost> costs(stages);
+  for (auto& cost : costs) {
+    cost.activation_bytes = bytes(1, 6);
+    cost.stash_bytes = bytes(0, 6);
+    cost.p2_units = random_int(random, 1, 3);
+    cost.output_bytes = bytes(0, 4);
+    cost.input_gradient_bytes = bytes(0, 4);
+    for (int i = layers ? random_int(random, 1, 3) : 0; i > 0; --i) {
+      LayerShare layer;
+      layer.forward_held = bytes(0, 5);
+      layer.forward_peak = layer.forward_held + bytes(0, 3);
+      layer.p1_held = bytes(-4, 3);
+      layer.p1_peak = bytes(0, 6);
+      layer.stash = bytes(0, 5);
+      layer.p2_peak = p2_peaks ? bytes(0, 3) : 0;
+      layer.p2_units = random_int(random, 1, 3);
+      cost.layers.push_back(layer);
+    }
+  }
+  return costs;
+}
+
+// The number of "(123 bytes)" before `what` in the message.
+double bytes_before(const std::string& message, const std::string& what) {
+  std::smatch found;
+  if (!std::regex_search(message, found, std::regex("\\((\\d+) bytes\\)" + what))) return 0;
+  return std::stod(found[1]);
+}
+
+TEST(Caps, TheSmallestIsJustEnough) {
+  Random random(12);
+  for (int round = 0; round < 600; ++round) {
+    const Schedule schedule = random_named_schedule(random, 5, 10);
+    SCOPED_TRACE(testing::Message() << "round " << round << " " << schedule.name << " p2 "
+                                    << policy_name(schedule.policy));
+    const auto costs = costs_to_cap(random, schedule.stages, round % 2 == 0, round % 4 == 0);
+    SimulationOptions options;
+    options.reject_over_cap = true;
+    options.cap_per_rank = smallest_caps(schedule, costs);
+    const auto error = [&] { return error_of([&] { simulate(schedule, costs, options); }); };
+    EXPECT_EQ(error(), "");
+    if (round % 4 == 0) continue;  // W that needs bytes itself is not always best run first
+    const auto smallest = options.cap_per_rank;
+    const int rank = random_int(random, 0, schedule.rank_count() - 1);
+    options.cap_per_rank[rank] = smallest[rank] * 0.99;
+    const std::string message = error();
+    expect_contains(message, {"does not fit: rank " + std::to_string(rank) + " holds"});
+    // What it says does, and is no more than the next whole number.
+    const double said = bytes_before(message, " on this rank");
+    EXPECT_EQ(said, std::ceil(smallest[rank]));
+    options.cap_per_rank[rank] = said;
+    EXPECT_EQ(error(), "");
+    options.cap_per_rank.assign(smallest.size(), bytes_before(message, " on the fullest"));
+    EXPECT_EQ(error(), "");
+  }
+}
+
+// Room for a message is made before it is there: W0 runs, though F2 fits beside its stash.
+TEST(Caps, AMessageNeedsRoomToo) {
+  std::vector<StageCost> costs(3);
+  for (auto& cost : costs) {
+    cost.activation_bytes = 4;
+    cost.stash_bytes = 2;
+    cost.output_bytes = 1;
+    cost.input_gradient_bytes = 3;
+  }
+  const Schedule schedule = make_schedule("1f1b", 3, 4, P2Policy::kEnd);
+  SimulationOptions options;
+  options.cap_per_rank = smallest_caps(schedule, costs);
+  EXPECT_EQ(options.cap_per_rank[1], 11);
+  const Simulation result = simulate(schedule, costs, options);
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_LE(result.ranks[rank].peak_bytes, options.cap_per_rank[rank]);
+  }
+}
+
+TEST(Costs, ZeroIsOneAndTheRestIsRefusedByName) {
+  const Schedule schedule = make_schedule("1f1b", 2, 2, P2Policy::kFill);
+  StageCost nothing;
+  nothing.forward = nothing.backward_p1 = nothing.backward_p2 = 0;
+  nothing.activation_bytes = nothing.stash_bytes = 0;
+  const Simulation result = simulate(schedule, {nothing, nothing});
+  EXPECT_EQ(result.step_seconds, 0);
+  EXPECT_EQ(result.bubble_ratio(), 0);
+  const auto error = [&](const std::function<void(StageCost&)>& change) {
+    std::vector<StageCost> costs(2);
+    costs[1].layers.resize(2);
+    change(costs[1]);
+    return error_of([&] { simulate(schedule, costs); });
+  };
+  EXPECT_EQ(error([](StageCost&) {}), "");
+  const double infinity = std::numeric_limits<double>::infinity();
+  expect_contains(error([&](StageCost& c) { c.output_bytes = infinity; }), {"stage 1: output_bytes is inf"});
+  expect_contains(error([](StageCost& c) { c.fixed_bytes = -1; }), {"stage 1: fixed_bytes is -1"});
+  expect_contains(error([](StageCost& c) { c.gradient_bytes = -1; }), {"gradient_bytes"});
+  expect_contains(error([](StageCost& c) { c.layers[1].stash = -3; }), {"layer 1 of stage 1: stash is -3"});
+  expect_contains(error([](StageCost& c) { c.layers[0].p1_held = std::nan(""); }),
+                  {"layer 0 of stage 1: p1_held is nan"});
+  expect_contains(error([](StageCost& c) { c.layers[0].p2_units = -1; }), {"p2_units is -1"});
+  expect_contains(error([](StageCost& c) { c.layers[0].p2_units = c.layers[1].p2_units = 0; }),
+                  {"stage 1: backward_p2 is 1, but none of its layers has a W"});
+}
+
+}  // namespace
+}  // namespace twobp

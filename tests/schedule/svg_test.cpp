@@ -1,0 +1,287 @@
+// The SVG picture: what a plain XML parser (Python's) finds in it is the simulation, to scale.
+#include "twobp/schedule/svg.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iomanip>
+#include <sstream>
+#include <unistd.h>
+
+#include <gtest/gtest.h>
+
+#include "tests/schedule/support.h"
+#include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/passes.h"
+
+namespace twobp {
+namespace {
+
+struct Simulated {
+  Schedule schedule;
+  Simulation simulation;
+};
+
+Simulated simulated(const std::string& name, int stages, int micro_batches, P2Policy policy,
+                    double optimizer = 0) {
+  Simulated result{make_schedule(name, stages, micro_batches, policy), {}};
+  std::vector<StageCost> costs(result.schedule.stages);
+  for (StageCost& cost : costs) cost.optimizer = optimizer;
+  result.simulation = simulate(result.schedule, costs);
+  return result;
+}
+
+Simulated simulated(Schedule schedule) {
+  Simulated result{std::move(schedule), {}};
+  result.simulation = simulate(result.schedule, std::vector<StageCost>(result.schedule.stages));
+  return result;
+}
+
+size_t count(const std::string& text, const std::string& part) {
+  size_t found = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+struct Bar {
+  std::string fill;
+  double x = 0;
+  double y = 0;
+  double width = 0;
+  double height = 0;
+};
+
+// What Python's XML parser sees. The script writes a line per rectangle and per text.
+class Svg : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const char* given = std::getenv("TWOBP_PYTHON");
+    python_ = given != nullptr ? given : "python3";
+    if (std::system((python_ + " -c '' 2> /dev/null").c_str()) != 0) GTEST_SKIP() << "no " << python_;
+    folder_ = std::filesystem::path(::testing::TempDir()) /
+              concat("twobp_svg_", ::testing::UnitTest::GetInstance()->current_test_info()->name(), "_",
+                     ::getpid());
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override {
+    if (!folder_.empty()) std::filesystem::remove_all(folder_);
+  }
+
+  void parse(const std::string& svg) {
+    bars_.clear();
+    texts_.clear();
+    const std::string script =
+        "import sys, xml.etree.ElementTree as tree\n"
+        "root = tree.parse(sys.argv[1]).getroot()\n"
+        "space = '{http://www.w3.org/2000/svg}'\n"
+        "assert root.tag == space + 'svg', root.tag\n"
+        "w, h = float(root.get('width')), float(root.get('height'))\n"
+        "print('size', w, h)\n"
+        "def walk(node, fill):\n"
+        "    if node.tag == space + 'defs': return\n"
+        "    fill = node.get('fill', fill)\n"
+        "    if node.tag == space + 'rect':\n"
+        "        x, y = float(node.get('x', 0)), float(node.get('y', 0))\n"
+        "        dx, dy = float(node.get('width')), float(node.get('height'))\n"
+        "        assert x >= 0 and y >= 0 and x + dx <= w + 0.02 and y + dy <= h + 0.02, node.attrib\n"
+        "        print('rect', fill, x, y, dx, dy)\n"
+        "    if node.tag == space + 'text':\n"
+        "        assert 0 <= float(node.get('x')) <= w and 0 <= float(node.get('y')) <= h, node.attrib\n"
+        "        print('text', node.text)\n"
+        "    if node.tag == space + 'title': print('title', node.text)\n"
+        "    for child in node: walk(child, fill)\n"
+        "walk(root, 'black')\n";
+    std::ofstream(folder_ / "picture.svg", std::ios::binary) << svg;
+    std::ofstream(folder_ / "parse.py") << script;
+    const std::string out = folder_ / "out.txt";
+    ASSERT_EQ(std::system(concat("PYTHONIOENCODING=utf-8 ", python_, " '", (folder_ / "parse.py").string(),
+                                 "' '", (folder_ / "picture.svg").string(), "' > '", out, "'")
+                              .c_str()),
+              0)
+        << svg.substr(0, 2000);
+    std::ifstream lines(out);
+    std::string line;
+    while (std::getline(lines, line)) {
+      std::istringstream words(line);
+      std::string kind;
+      words >> kind;
+      if (kind == "size") words >> width_ >> height_;
+      if (kind == "rect") {
+        Bar bar;
+        words >> bar.fill >> bar.x >> bar.y >> bar.width >> bar.height;
+        bars_.push_back(bar);
+      }
+      if (kind == "text") texts_.push_back(line.substr(5));
+      if (kind == "title") title_ = line.substr(6);
+    }
+  }
+
+  // Bars of one colour, without the legend's swatch.
+  std::vector<Bar> bars(const std::string& fill) const {
+    std::vector<Bar> found;
+    for (const Bar& bar : bars_) {
+      if (bar.fill == fill && bar.height != 14) found.push_back(bar);
+    }
+    return found;
+  }
+  bool has_text(const std::string& text) const {
+    return std::find(texts_.begin(), texts_.end(), text) != texts_.end();
+  }
+
+  std::string python_;
+  std::filesystem::path folder_;
+  double width_ = 0;
+  double height_ = 0;
+  std::string title_;
+  std::vector<Bar> bars_;
+  std::vector<std::string> texts_;
+};
+
+constexpr const char* kF = "#0072b2";
+constexpr const char* kI = "#e69f00";
+constexpr const char* kW = "#009e73";
+constexpr const char* kOptimizer = "#cc79a7";
+
+TEST_F(Svg, EveryOpIsDrawnToScale) {
+  const auto [schedule, simulation] = simulated("1f1b", 4, 6, P2Policy::kFill, 0.5);
+  parse(draw_svg(schedule, simulation, {.title = "a title"}));
+  EXPECT_EQ(width_, 1200);
+  EXPECT_EQ(title_, "a title");
+  const std::vector<Bar> lanes = bars("url(#idle)");
+  ASSERT_EQ(lanes.size(), 4U);
+  const double scale = lanes[0].width / simulation.step_seconds;
+  size_t ops = 0;
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto& result = simulation.ranks[rank];
+    for (const SimulatedOp& op : result.timeline) {
+      ++ops;
+      const char* fill = op.op == Op::kForward ? kF : op.op == Op::kBackwardP1 ? kI : kW;
+      const auto drawn = bars(fill);
+      const double x = lanes[rank].x + op.begin * scale;
+      const double width = (op.end - op.begin) * scale;
+      EXPECT_TRUE(std::any_of(drawn.begin(), drawn.end(),
+                              [&](const Bar& bar) {
+                                return std::abs(bar.x - x) < 0.02 && std::abs(bar.y - lanes[rank].y) < 0.02 &&
+                                       bar.width <= width + 0.02 && bar.width > width - 1;
+                              }))
+          << "rank " << rank << " " << op_name(op.op) << op.micro_batch;
+    }
+    EXPECT_TRUE(has_text(concat("rank ", rank)));
+  }
+  EXPECT_EQ(ops, bars(kF).size() + bars(kI).size() + bars(kW).size()) << "nothing else is drawn";
+  EXPECT_EQ(bars(kOptimizer).size(), 4U);
+  EXPECT_TRUE(has_text("a title"));
+  for (const char* text : {"F: forward", "I: backward, dL/dx", "W: backward, dL/dw", "optimizer", "idle"})
+    EXPECT_TRUE(has_text(text)) << text;
+  // The last rank waits for N - 1 forwards; its own work is the rest.
+  std::ostringstream idle;
+  idle << "idle " << std::fixed << std::setprecision(1) << 100 * simulation.idle_fraction(3) << " %";
+  EXPECT_TRUE(has_text(idle.str())) << idle.str();
+}
+
+TEST_F(Svg, NumbersStandWhereTheyFit) {
+  const auto numbers = [&](int width) {
+    const auto [schedule, simulation] = simulated("gpipe", 2, 12, P2Policy::kEnd);
+    parse(draw_svg(schedule, simulation, {.width = width}));
+    // Ticks have their own; count above what an axis can have.
+    return std::count(texts_.begin(), texts_.end(), "11");
+  };
+  EXPECT_EQ(numbers(3000), 2 * 3);  // F, I and W of the last micro-batch on two ranks
+  EXPECT_EQ(numbers(400), 0);
+}
+
+TEST_F(Svg, StagesOfARankHaveShades) {
+  const auto [schedule, simulation] =
+      simulated(add_communication(apply_p2_policy(looped_gpipe({0, 1, 1, 0}, 3), P2Policy::kFill)));
+  const std::string svg = draw_svg(schedule, simulation);
+  parse(svg);
+  for (const char* fill : {kF, kI, kW})
+    EXPECT_EQ(bars(fill).size(), 2U * 3) << fill;  // the first stage of each
+  // 55 % of the way to white.
+  for (const char* fill : {"#8cc0dc", "#f4d48c", "#8cd3c0"})
+    EXPECT_EQ(bars(fill).size(), 2U * 3) << fill << svg;
+  EXPECT_TRUE(has_text("shades: the 2 stages of a rank, in model order"));
+}
+
+TEST_F(Svg, AnyTitleIsWellFormed) {
+  const auto [schedule, simulation] = simulated("naive", 2, 1, P2Policy::kOff);
+  const std::string hostile = "</text><script>&amp; \"'\x01\x1f \xff\xc0\xaf\xed\xa0\x80 \xe2\x82\xac ]]>";
+  parse(draw_svg(schedule, simulation, {.title = hostile}));
+  const std::string bad = "\xef\xbf\xbd";
+  std::string expected = "</text><script>&amp; \"'" + bad + bad + " ";
+  for (int i = 0; i < 6; ++i) expected += bad;
+  EXPECT_EQ(title_, expected + " \xe2\x82\xac ]]>");
+}
+
+TEST_F(Svg, SecondsHaveUnits) {
+  const Schedule schedule = make_schedule("1f1b", 2, 2, P2Policy::kOff);
+  std::vector<StageCost> costs(2);
+  for (StageCost& cost : costs) cost.forward = cost.backward_p1 = cost.backward_p2 = 0.01;
+  parse(draw_svg(schedule, simulate(schedule, costs), {.seconds = true}));
+  EXPECT_TRUE(has_text("10 ms"));
+  EXPECT_TRUE(has_text("0 ms"));
+  parse(draw_svg(schedule, simulate(schedule, costs)));
+  EXPECT_TRUE(has_text("0.01"));
+}
+
+TEST_F(Svg, TwoPicturesShareAScale) {
+  const auto [schedule, simulation] = simulated("1f1b", 4, 4, P2Policy::kFill);
+  parse(draw_svg(schedule, simulation));
+  const double alone = bars("url(#idle)")[0].width;
+  parse(draw_svg(schedule, simulation, {.until = 2 * simulation.step_seconds}));
+  EXPECT_NEAR(bars("url(#idle)")[0].width, alone / 2, 0.02);
+  parse(draw_svg(schedule, simulation, {.until = 0.5 * simulation.step_seconds}));
+  EXPECT_EQ(bars("url(#idle)")[0].width, alone) << "nothing is cut off";
+}
+
+// Ranks get thinner rows, numbers go, and the picture's height has a bound.
+TEST_F(Svg, ManyRanks) {
+  const auto [schedule, simulation] = simulated("1f1b", 300, 16, P2Policy::kEnd);
+  const std::string svg = draw_svg(schedule, simulation);
+  parse(svg);
+  EXPECT_LE(height_, 4000);
+  EXPECT_EQ(bars(kF).size(), 300U * 16);
+  EXPECT_LT(svg.size(), 300U * 16 * 3 * 80);
+}
+
+TEST_F(Svg, DrawsEveryNamedSchedule) {
+  for (const NamedSchedule& named : named_schedules()) {
+    SCOPED_TRACE(named.name);
+    const int stages = 4 * usual_stages_per_rank(named.placement);
+    const Schedule schedule = make_schedule(named.name, stages, 8, default_policy(named.name), 4);
+    const Simulation simulation = simulate(schedule, std::vector<StageCost>(schedule.stages));
+    parse(draw_svg(schedule, simulation));
+    EXPECT_EQ(bars("url(#idle)").size(), 4U);
+    size_t forwards = 0;
+    for (const auto& rank : simulation.ranks) {
+      forwards += std::count_if(rank.timeline.begin(), rank.timeline.end(),
+                                [](const SimulatedOp& op) { return op.op == Op::kForward; });
+    }
+    EXPECT_EQ(bars(kF).size() + bars("#8cc0dc").size(), forwards);
+  }
+}
+
+TEST_F(Svg, NeedsNothingElse) {
+  const auto [schedule, simulation] = simulated("1f1b", 4, 4, P2Policy::kFill);
+  std::string svg = draw_svg(schedule, simulation);
+  const std::string space = "xmlns=\"http://www.w3.org/2000/svg\"";
+  ASSERT_EQ(count(svg, space), 1U);
+  svg.erase(svg.find(space), space.size());
+  for (const char* part : {"http", "href", "@import", "<script", "<image", "<style"})
+    EXPECT_EQ(svg.find(part), std::string::npos) << part;
+}
+
+TEST(SvgErrors, SayWhatToDo) {
+  const auto [schedule, simulation] = simulated("gpipe", 2, 2, P2Policy::kOff);
+  EXPECT_NE(error_of([&] { draw_svg(schedule, Simulation{}); }).find("0 ranks"), std::string::npos);
+  EXPECT_NE(error_of([&] { draw_svg(schedule, simulation, {.width = 10}); }).find("300 to 20000"),
+            std::string::npos);
+  Simulation bare = simulation;
+  for (auto& rank : bare.ranks) rank.timeline.clear();
+  EXPECT_NE(error_of([&] { draw_svg(schedule, bare); }).find("no timeline"), std::string::npos);
+  const auto [big, big_simulation] = simulated("1f1b", 64, 1100, P2Policy::kEnd);
+  expect_contains(error_of([&] { draw_svg(big, big_simulation); }), {"211200 ops", "200000", "fewer"});
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,100 @@
+// pipeline.schedule "auto": found at the start for the measured times, trains to the same bits as one stage.
+#include "twobp/plan/auto_schedule.h"
+
+#include <tuple>
+
+#include <gtest/gtest.h>
+
+#include "tests/schedule/support.h"
+#include "tests/train/helpers.h"
+#include "tests/train/training.h"
+#include "twobp/pipeline/simulated_costs.h"
+#include "twobp/train/auto_variant.h"
+#include "twobp/train/build_model.h"
+
+namespace twobp {
+namespace {
+
+Config config_of(int stages, int ranks) {
+  Config config = test::tiny_config();
+  config.pipeline.schedule = "auto";
+  config.pipeline.stages = stages;
+  config.pipeline.ranks = ranks;
+  config.pipeline.micro_batches = 4;
+  return config;
+}
+
+TEST(AutoVariant, TrainsToTheSameBitsAsOneStage) {
+  const auto batches = test::random_batches(2, 4);
+  Config one = config_of(1, 1);
+  one.pipeline.schedule = "gpipe";
+  const test::Outcome expected = test::train(one, batches, {"gpipe", P2Policy::kOff});
+  for (const auto& [stages, ranks] : {std::pair{2, 2}, std::pair{4, 2}, std::pair{4, 1}}) {
+    for (const char* cap : {"auto", "0"}) {
+      Config config = config_of(stages, ranks);
+      config.pipeline.memory_cap = cap;
+      Trainer trainer(config);
+      const Variant variant = trainer.variant();
+      ASSERT_NE(variant.schedule.written(), nullptr);
+      EXPECT_EQ(variant.schedule.written()->micro_batches, 4);
+      const std::string name = variant.schedule.name();
+      EXPECT_EQ(name.find("auto ("), 0U) << name;
+      EXPECT_NE(name.find("above the best possible"), std::string::npos) << name;
+      test::expect_same_bits(expected, test::train(trainer, batches, variant),
+                             concat(stages, " stages on ", ranks, ", cap ", cap, ": ", name));
+    }
+  }
+}
+
+TEST(AutoVariant, ShapeFollowsTheConfiguration) {
+  const auto shape = [](int stages, int ranks) { return pipeline_shape(config_of(stages, ranks).pipeline); };
+  EXPECT_EQ(shape(0, 0).rank_of_stage, (std::vector<int>{0, 1}));
+  EXPECT_EQ(shape(3, 0).rank_of_stage, (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(shape(4, 2).rank_of_stage, (std::vector<int>{0, 1, 1, 0}));  // a V
+  EXPECT_EQ(shape(6, 2).rank_of_stage, (std::vector<int>{0, 1, 0, 1, 0, 1}));
+  expect_contains(error_of([&] { shape(5, 2); }), {"pipeline.stages", "5", "2", "multiple"});
+}
+
+// A step runs under the very caps that were searched under, not those of the schedule that was found.
+TEST(AutoVariant, RunsUnderTheCapItWasFoundFor) {
+  for (const auto& [stages, ranks, name] :
+       {std::tuple{2, 2, "1f1b"}, std::tuple{4, 2, "zb-v"}, std::tuple{6, 2, "looped-bfs"}}) {
+    Trainer trainer(config_of(stages, ranks));
+    Pipeline& pipeline = trainer.pipeline();
+    const Plan found = make_plan(pipeline, trainer.variant(), 4);
+    const Plan standard = pipeline.plan(name, 4, P2Policy::kOff);
+    EXPECT_EQ(found.standard_peaks, standard.standard_peaks) << name;
+    EXPECT_EQ(pipeline.caps(found), pipeline.caps(standard)) << name;
+    EXPECT_FALSE(trainer.variant().standard_peaks.empty());
+  }
+}
+
+// Layers without a product to take a weight gradient of have no W: what the profile times for them is noise.
+TEST(AutoVariant, TakesStagesWithoutW) {
+  LayerCost none;
+  none.forward = none.backward_p1 = 1;
+  none.backward_p2 = 1e-8;
+  none.stash = 4;
+  EXPECT_EQ(layer_share(none).backward_p2, 0);
+  EXPECT_EQ(layer_share(none).stash, 0);
+  const std::vector<StageCost> costs = stage_costs({{none, none}, {none}});
+  EXPECT_EQ(costs[0].backward_p2 + costs[0].stash_bytes, 0);
+  EXPECT_GT(auto_schedule({0, 1}, 2, costs).seconds, 0);
+  // Adapters in the blocks alone, and a stage of its own for the head.
+  Config config = config_of(2, 2);
+  config.model.lora = 2;
+  config.model.lora_targets = {"q_proj", "v_proj"};
+  config.pipeline.split = {test::kLayers - 1, 1};
+  const auto batches = test::random_batches(2, 4);
+  Trainer trainer(config);
+  test::train(trainer, batches, trainer.variant());
+}
+
+TEST(AutoVariant, RefusesACapThatNothingFits) {
+  Config config = config_of(2, 2);
+  config.pipeline.memory_cap = "16";
+  expect_contains(error_of([&] { Trainer trainer(config); }), {"memory_cap", "rank 0", "at least"});
+}
+
+}  // namespace
+}  // namespace twobp

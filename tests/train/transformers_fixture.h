@@ -1,0 +1,134 @@
+// What the comparisons with transformers share: a Python script that makes models, data and results with it
+// in a folder, configurations that train those models here, and their logits. Skipped where Python has no
+// transformers.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "tests/train/helpers.h"
+#include "tests/train/training.h"
+#include "twobp/train/architecture.h"
+#include "twobp/train/build_model.h"
+#include "twobp/train/load_model.h"
+#include "twobp/train/python.h"
+
+namespace twobp::test {
+
+// Of the largest difference to the largest value.
+inline double relative_error(const at::Tensor& actual, const at::Tensor& expected) {
+  return ((actual - expected).abs().max() / expected.abs().max()).item<double>();
+}
+
+// Every part of packed parameters under its name, as views of the masters.
+inline std::map<std::string, at::Tensor> parts_of(const std::vector<Parameter*>& parameters) {
+  std::map<std::string, at::Tensor> parts;
+  for (const Parameter* parameter : parameters) {
+    for (const auto& [name, rows] : parameter->parts_of(parameter->master)) {
+      EXPECT_TRUE(parts.emplace(name, rows).second) << name << " twice";
+    }
+  }
+  return parts;
+}
+
+class TransformersTest : public ::testing::Test {
+ protected:
+  static constexpr double kTolerance = 1e-5;  // relative; two ways to compute in float32
+
+  // For a suite's SetUpTestSuite; `script` is a file of this folder.
+  static void make_models(const std::string& script) {
+    script_ = script;
+    folder_ = std::make_unique<TempFolder>();
+    made_ = oracle("make");
+  }
+  static void TearDownTestSuite() { folder_.reset(); }
+  void SetUp() override {
+    if (made_.starts_with("skip")) GTEST_SKIP() << made_;
+    ASSERT_EQ(made_, "ok");
+  }
+
+  // The script's answer, a line.
+  static std::string oracle(const std::string& command) {
+    PythonProcess python(script_, read_file(TWOBP_SOURCE_DIR "/tests/train/" + script_),
+                         {command, folder_->path("")}, /*timeout=*/300);
+    return python.read_line();
+  }
+  static std::string path(const std::string& name) { return folder_->path(name); }
+  static nlohmann::json facts(const std::string& folder) {
+    return nlohmann::json::parse(read_file(path(folder + "/facts.json")));
+  }
+
+  // A step of plain SGD on the data of case `name`, in two micro-batches that `more` gives the size of.
+  static Config sgd_config(const std::string& name, int stages, const std::vector<std::string>& more,
+                           const std::string& model = "model") {
+    std::vector<std::string> keys = {"model.from=" + path(name + "/" + model),
+                                     "data.arrays=" + path(name + "/data"),
+                                     "data.held_out=0",
+                                     "data.shuffle=false",
+                                     "optimizer.type=sgd",
+                                     "optimizer.weight_decay=0",
+                                     "optimizer.schedule=constant",
+                                     "pipeline.micro_batches=2",
+                                     "pipeline.pin=false",
+                                     concat("pipeline.stages=", stages)};
+    keys.insert(keys.end(), more.begin(), more.end());
+    Config config = load_config("", keys);
+    config.optimizer.lr = facts(name).at("lr").get<double>();
+    return config;
+  }
+
+  // In evaluation, of all positions; `x` is what the first layer takes beside the fields.
+  static at::Tensor logits(const Config& config, const Fields& fields, Values x = {}) {
+    const ModelSpec model = build_model(config.model);
+    std::vector<std::unique_ptr<Layer>> layers;
+    std::vector<Parameter*> parameters;
+    for (const LayerSpec& spec : model.layers) {
+      layers.push_back(spec.make());
+      layers.back()->collect_parameters(parameters);
+    }
+    for (Parameter* parameter : parameters) parameter->allocate_value(1);
+    load_weights(parameters, ModelWeights(config.model.from, architecture(config.model.type).names));
+    Context context;
+    context.fields = &fields;
+    context.training = false;
+    context.generating = true;  // the head gives logits
+    context.capacity = config.data.sequence;
+    std::vector<Saved> saved(layers.size());
+    for (size_t i = 0; i < layers.size(); ++i) x = layers[i]->forward(std::move(x), context, saved[i]);
+    return x[0];
+  }
+  static Fields samples(const Config& config, const std::vector<int64_t>& indices, int64_t epoch) {
+    return open_data(config.data, config.model, 1).train->read(indices, epoch);
+  }
+  static at::Tensor expected_logits(const std::string& name) {
+    return SafetensorsFile(path(name + "/logits.safetensors")).tensor("logits").clone();
+  }
+
+  // Parts of weights against files, to the bit.
+  static void expect_same_parts(const std::map<std::string, at::Tensor>& actual,
+                                const SafetensorsFile& expected) {
+    for (const auto& [part, value] : actual) EXPECT_TRUE(same_bits(value, expected.tensor(part))) << part;
+  }
+  // A weight after a step and before it. Steps are much smaller than weights: they are compared too, within
+  // what float32 leaves of the difference.
+  static void expect_same_step(const std::string& part, const at::Tensor& value, const at::Tensor& before,
+                               const at::Tensor& after) {
+    EXPECT_LT(relative_error(value, after), kTolerance) << part;
+    const at::Tensor step = after - before;
+    EXPECT_GT(step.abs().max().item<double>(), 1e-4) << part;
+    EXPECT_LT(relative_error(value - before, step), 1e-3) << part;
+  }
+
+ private:
+  // Of the suite that runs: they run one after the other.
+  static inline std::string script_, made_;
+  static inline std::unique_ptr<TempFolder> folder_;
+};
+
+}  // namespace twobp::test

@@ -1,0 +1,72 @@
+// The ping-pong against a link whose latency and bandwidth are known.
+#include "twobp/transport/measure_link.h"
+
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "tests/transport/transports.h"
+#include "twobp/core/check.h"
+#include "twobp/transport/in_process.h"
+
+namespace twobp {
+namespace {
+
+// Waits before a message leaves, by its bytes.
+class SlowTransport : public Transport {
+ public:
+  SlowTransport(Transport& inner, double latency, double bytes_per_second)
+      : inner_(inner), latency_(latency), bytes_per_second_(bytes_per_second) {}
+
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  void isend(int to, const Tag& tag, Values values) override {
+    double bytes = 0;
+    for (const auto& value : values) bytes += static_cast<double>(value.nbytes());
+    std::this_thread::sleep_for(std::chrono::duration<double>(latency_ + bytes / bytes_per_second_));
+    inner_.isend(to, tag, std::move(values));
+  }
+  bool try_receive(int from, const Tag& tag, Values& values, double seconds) override {
+    return inner_.try_receive(from, tag, values, seconds);
+  }
+  Values receive(int from, const Tag& tag, double timeout) override {
+    return inner_.receive(from, tag, timeout);
+  }
+  void all_reduce_sum(at::Tensor& tensor, double timeout) override { inner_.all_reduce_sum(tensor, timeout); }
+  void abort(const std::string& reason) override { inner_.abort(reason); }
+
+ private:
+  Transport& inner_;
+  double latency_;
+  double bytes_per_second_;
+};
+
+TEST(MeasureLink, FindsLatencyAndBandwidth) {
+  const auto ends = make_in_process_transports(2, 0);
+  SlowTransport first(*ends[0], 5e-3, 1e9), second(*ends[1], 5e-3, 1e9);
+  const LinkSpeed speed = measure_link(first, second, 0.3);
+  EXPECT_GE(speed.latency, 5e-3);
+  EXPECT_LT(speed.latency, 15e-3);
+  EXPECT_GT(speed.bytes_per_second, 0.5e9);
+  EXPECT_LT(speed.bytes_per_second, 2e9);
+}
+
+// Tensors are handed over, whatever their size.
+TEST(MeasureLink, InProcessIsFast) {
+  const auto ends = make_in_process_transports(2, 0);
+  const LinkSpeed speed = measure_link(*ends[0], *ends[1], 0.1);
+  EXPECT_GT(speed.latency, 0);
+  EXPECT_LT(speed.latency, 10e-3);
+}
+
+TEST(MeasureLink, RefusesOtherRanksAndReportsFailures) {
+  const auto ends = make_in_process_transports(3, 0);
+  EXPECT_THROW(measure_link(*ends[1], *ends[2]), Error);
+  ends[2]->abort("the test says so");
+  EXPECT_THROW(measure_link(*ends[0], *ends[1]), Aborted);
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,24 @@
+#include "twobp/core/figures.h"
+
+#include <iomanip>
+#include <sstream>
+
+namespace twobp {
+
+std::string number(double value) {
+  std::ostringstream out;
+  out << std::setprecision(5) << value;
+  return out.str();
+}
+
+std::string fixed(double value, int digits) {
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(digits) << value;
+  return out.str();
+}
+
+std::string percent(double fraction) {
+  return fixed(100 * fraction, 1) + " %";
+}
+
+}  // namespace twobp

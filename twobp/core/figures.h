@@ -1,0 +1,12 @@
+// Numbers as text, for messages and tables.
+#pragma once
+
+#include <string>
+
+namespace twobp {
+
+std::string number(double value);             // five significant digits
+std::string fixed(double value, int digits);  // behind the point
+std::string percent(double fraction);         // "12.3 %"
+
+}  // namespace twobp

@@ -1,0 +1,92 @@
+#include "twobp/nn/layers/bidirectional_attention.h"
+
+#include "twobp/nn/kernels/rows.h"
+
+namespace twobp {
+namespace {
+
+// exp of it is 0 in every precision; yet a sample that is nothing but padding keeps finite numbers.
+constexpr double kPadding = -30000;
+
+}  // namespace
+
+BidirectionalAttention::BidirectionalAttention(const BidirectionalAttentionShape& shape, double dropout,
+                                               std::string_view name, at::ScalarType dtype)
+    : shape_(shape), rate_(dropout, name), dtype_(dtype) {
+  TWOBP_CHECK(shape.heads > 0 && shape.head_dim > 0, "attention needs at least one head of at least 1, got ",
+              shape.heads, " of ", shape.head_dim);
+}
+
+at::Tensor BidirectionalAttention::padding(const Context& context, int64_t batch, int64_t positions,
+                                           at::ScalarType type) const {
+  if (context.fields == nullptr) return {};
+  const auto found = context.fields->find("attention_mask");
+  if (found == context.fields->end()) return {};
+  const at::Tensor& mask = found->second;
+  TWOBP_CHECK(mask.scalar_type() == at::kLong && mask.dim() == 2 && mask.size(0) == batch &&
+                  mask.size(1) == positions,
+              "attention_mask must be int64 (", batch, ", ", positions, "), got ",
+              c10::toString(mask.scalar_type()), " ", mask.sizes());
+  const at::Tensor hidden = mask.eq(0);
+  if (!hidden.any().item<bool>()) return {};
+  return at::zeros({batch, positions}, at::TensorOptions().dtype(type)).masked_fill_(hidden, kPadding);
+}
+
+PackedAttention BidirectionalAttention::settings(const Context& context, const at::Tensor& packed) const {
+  return {shape_.heads,       shape_.heads,
+          shape_.head_dim,
+          /*causal=*/false,   padding(context, packed.size(0), packed.size(1), compute_type(dtype_)),
+          rate_.mask(context)};
+}
+
+Values BidirectionalAttention::forward(Values values, Context& context, Saved& saved) {
+  at::Tensor packed = as_contiguous(std::move(values[0]));
+  TWOBP_CHECK(packed.dim() == 3 && packed.size(2) == 3 * shape_.width(), "attention takes (batch, sequence, ",
+              3 * shape_.width(), "), got ", packed.sizes());
+  TWOBP_CHECK(packed.scalar_type() == dtype_, "attention has dtype ", c10::toString(dtype_), ", got ",
+              c10::toString(packed.scalar_type()));
+  const int64_t batch = packed.size(0);
+  const int64_t positions = packed.size(1);
+  const std::vector<int64_t> sizes = {batch, positions, shape_.width()};
+  const at::Tensor wide = packed.to(compute_type(dtype_));
+  at::Tensor log_sum = at::empty({batch, shape_.heads, positions}, wide.options());
+  at::Tensor out = context.output(sizes, packed.options());
+  if (wide.is_same(packed)) {
+    packed_attention_forward(wide, settings(context, packed), out, log_sum);
+  } else {
+    at::Tensor wide_out = at::empty(sizes, wide.options());
+    packed_attention_forward(wide, settings(context, packed), wide_out, log_sum);
+    out.copy_(wide_out);
+  }
+  if (context.keeps()) {
+    saved.keep_until_p1(std::move(packed));
+    saved.keep_until_p1(out);
+    saved.keep_until_p1(std::move(log_sum));
+  }
+  return {std::move(out)};
+}
+
+Values BidirectionalAttention::backward_p1(Values values, Context& context, Saved& saved) {
+  at::Tensor packed = saved.take_p1(0);
+  const at::Tensor out = saved.take_p1(1);
+  const at::Tensor log_sum = saved.take_p1(2);
+  TWOBP_CHECK(values[0].sizes() == out.sizes(), "the gradient ", values[0].sizes(),
+              " does not fit the output of attention, ", out.sizes());
+  const PackedAttention attention = settings(context, packed);
+  const at::ScalarType type = compute_type(dtype_);
+  const at::Tensor dy = as_contiguous(std::move(values[0])).to(type);
+  if (type == dtype_) {
+    at::Tensor dx = context.destination == nullptr && exclusively_owned(packed)
+                        ? packed
+                        : context.output(packed.sizes(), packed.options());
+    packed_attention_backward(packed, attention, out, log_sum, dy, dx);
+    return {std::move(dx)};
+  }
+  at::Tensor wide = packed.to(type);
+  packed_attention_backward(wide, attention, out.to(type), log_sum, dy, wide);
+  at::Tensor dx = context.output(packed.sizes(), packed.options());
+  dx.copy_(wide);
+  return {std::move(dx)};
+}
+
+}  // namespace twobp

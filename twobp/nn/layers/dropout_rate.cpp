@@ -1,0 +1,58 @@
+#include "twobp/nn/layers/dropout_rate.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "twobp/nn/kernels/encoder_kernels.h"
+#include "twobp/nn/kernels/rows.h"
+
+namespace twobp {
+namespace {
+
+// SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014): every bit of the result depends on every bit.
+uint64_t mixed(uint64_t x) {
+  x += 0x9e3779b97f4a7c15ull;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+uint64_t hash_of(std::string_view name) {
+  uint64_t hash = 14695981039346656037ull;  // FNV-1a: the same on every platform
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return hash;
+}
+
+constexpr uint32_t kOne = 1u << 16;
+
+}  // namespace
+
+DropoutRate::DropoutRate(double probability, std::string_view name) : name_hash_(hash_of(name)) {
+  TWOBP_CHECK(probability >= 0 && probability < 1, "dropout of ", name, " has probability ", probability,
+              ", which must be in [0, 1)");
+  threshold_ = std::min(kOne - 1, static_cast<uint32_t>(std::lround(probability * kOne)));
+}
+
+DropoutMask DropoutRate::mask(const Context& context) const {
+  DropoutMask mask;
+  if (!active(context)) return mask;
+  const uint64_t key = mixed(mixed(mixed(context.seed) ^ static_cast<uint64_t>(context.step)) ^ name_hash_);
+  mask.key[0] = static_cast<uint32_t>(key);
+  mask.key[1] = static_cast<uint32_t>(key >> 32);
+  mask.micro_batch = static_cast<uint32_t>(context.micro_batch);
+  mask.threshold = threshold_;
+  mask.scale = static_cast<double>(kOne) / (kOne - threshold_);
+  return mask;
+}
+
+void dropout_rows(const at::Tensor& x, const at::Tensor& add, const at::Tensor& y, int64_t cols,
+                  const DropoutMask& mask, int64_t begin, int64_t end) {
+  dispatch_float(x.scalar_type(), "Dropout", [&](auto zero) {
+    using S = decltype(zero);
+    encoder_kernels<S>().dropout(numbers<S>(x) + begin * cols,
+                                 add.defined() ? numbers<S>(add) + begin * cols : nullptr,
+                                 mutable_numbers<S>(y) + begin * cols, end - begin, cols, mask, begin);
+  });
+}
+
+}  // namespace twobp

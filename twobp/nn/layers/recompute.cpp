@@ -1,0 +1,178 @@
+#include "twobp/nn/layers/recompute.h"
+
+#include <algorithm>
+
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+
+namespace twobp {
+namespace {
+
+enum Child : uint8_t { kInner, kInput, kGradient };
+
+// While this lives, the parameters' gradients stay as they are.
+class DiscardGradients {
+ public:
+  explicit DiscardGradients(const std::vector<Parameter*>& parameters) : parameters_(parameters) {
+    for (Parameter* parameter : parameters_) parameter->discard_gradients(true);
+  }
+  ~DiscardGradients() {
+    for (Parameter* parameter : parameters_) parameter->discard_gradients(false);
+  }
+  DiscardGradients(const DiscardGradients&) = delete;
+  DiscardGradients& operator=(const DiscardGradients&) = delete;
+
+ private:
+  const std::vector<Parameter*>& parameters_;
+};
+
+// Moves out what was kept until p2, so that the layer may be the only one to hold it.
+Values take_p2(Saved& saved) {
+  Values values;
+  for (size_t i = 0; i < saved.p2_count(); ++i) values.push_back(saved.p2(i));
+  saved.release_p2();
+  return values;
+}
+
+Values take_p1(Saved& saved) {
+  Values values;
+  for (size_t i = 0; i < saved.p1_count(); ++i) values.push_back(saved.take_p1(i));
+  saved.release_p1();
+  return values;
+}
+
+Values copies_of_p2(const Saved& saved) {
+  Values values;
+  for (size_t i = 0; i < saved.p2_count(); ++i) values.push_back(saved.p2(i));
+  return values;
+}
+
+}  // namespace
+
+std::vector<std::string> recompute_names() {
+  return {"none", "activations", "derivatives", "both"};
+}
+
+std::string_view recompute_name(Recompute mode) {
+  static const std::vector<std::string> names = recompute_names();
+  return names[static_cast<size_t>(mode)];
+}
+
+Recompute parse_recompute(std::string_view name) {
+  const auto names = recompute_names();
+  const auto found = std::find(names.begin(), names.end(), name);
+  TWOBP_CHECK(found != names.end(), "unknown recomputation \"", name, "\": did you mean \"",
+              nearest(name, names), "\"? It is one of ", join(names));
+  return static_cast<Recompute>(found - names.begin());
+}
+
+RecomputeLayer::RecomputeLayer(std::unique_ptr<Layer> layer, Recompute mode)
+    : layer_(std::move(layer)),
+      mode_(mode),
+      again_in_p1_(mode == Recompute::kActivations || mode == Recompute::kBoth),
+      again_in_p2_(mode == Recompute::kDerivatives || mode == Recompute::kBoth) {
+  layer_->collect_parameters(parameters_);
+}
+
+bool RecomputeLayer::recomputes_in_p2() {
+  if (!again_in_p2_) return false;
+  Saved none;
+  std::vector<P2Unit> units;
+  layer_->collect_p2(none, units);
+  return !units.empty();
+}
+
+void RecomputeLayer::forward_again(Values x, const Context& context, Saved& inner) {
+  std::vector<std::pair<Parameter*, at::Tensor>> buffers;
+  for (Parameter* parameter : parameters_) {
+    if (parameter->is_buffer()) buffers.emplace_back(parameter, parameter->value.clone());
+  }
+  Context again = context;
+  again.destination = nullptr;  // the result is there already
+  layer_->forward(std::move(x), again, inner);
+  for (auto& [buffer, before] : buffers) buffer->value.copy_(before);
+}
+
+Values RecomputeLayer::forward(Values x, Context& context, Saved& saved) {
+  Saved& inner = saved.child(kInner);
+  const bool until_p2 = recomputes_in_p2();
+  if (!context.keeps() || (!again_in_p1_ && !until_p2)) {
+    return layer_->forward(std::move(x), context, inner);
+  }
+  Saved& input = saved.child(kInput);
+  input.keep_context(context);  // also tells backward-p1 that forward ran, where there is no input
+  for (const at::Tensor& one : x) {
+    if (until_p2) {
+      input.keep_until_p2(one);
+    } else {
+      input.keep_until_p1(one);
+    }
+  }
+  if (!again_in_p1_) return layer_->forward(std::move(x), context, inner);
+  context.destination = nullptr;  // slots are for micro-batches that keep something
+  Context keeps_nothing = context;
+  keeps_nothing.backward = false;
+  return layer_->forward(std::move(x), keeps_nothing, inner);
+}
+
+Values RecomputeLayer::backward_p1(Values dy, Context& context, Saved& saved) {
+  Saved& inner = saved.child(kInner);
+  const bool until_p2 = recomputes_in_p2();
+  if (!again_in_p1_ && !until_p2) return layer_->backward_p1(std::move(dy), context, inner);
+  Saved& input = saved.child(kInput);
+  Saved& gradient = saved.child(kGradient);
+  TWOBP_CHECK(input.has_context() && !gradient.has_context(), "backward-p1 of a layer that recomputes ",
+              recompute_name(mode_), " does not find its input: it runs once after each forward");
+  if (again_in_p1_) forward_again(until_p2 ? copies_of_p2(input) : take_p1(input), context, inner);
+  if (until_p2) {
+    gradient.keep_context(context);
+    for (const at::Tensor& one : dy) gradient.keep_until_p2(one);
+  } else {
+    input.release();
+  }
+  Values dx = layer_->backward_p1(std::move(dy), context, inner);
+  inner.release_p1();
+  if (until_p2) inner.release();
+  return dx;
+}
+
+void RecomputeLayer::backward_p2(std::span<Saved* const> saved) {
+  std::vector<P2Unit> units;
+  for (Saved* one : saved) {
+    Saved& inner = one->child(kInner);
+    Saved& gradient = one->child(kGradient);
+    Context context = gradient.context();
+    context.destination = nullptr;
+    forward_again(take_p2(one->child(kInput)), context, inner);
+    {
+      const DiscardGradients discard(parameters_);
+      layer_->backward_p1(take_p2(gradient), context, inner);
+    }
+    inner.release_p1();
+    units.clear();
+    layer_->collect_p2(inner, units);
+    for (const P2Unit& unit : units) {
+      unit.layer->backward_p2({&unit.saved, 1});
+      unit.saved->release_p2();
+    }
+    one->release();
+  }
+}
+
+void RecomputeLayer::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
+  if (recomputes_in_p2()) {
+    units.push_back({this, &saved});
+  } else {
+    layer_->collect_p2(saved.child(kInner), units);
+  }
+}
+
+void RecomputeLayer::collect_parameters(std::vector<Parameter*>& parameters) {
+  parameters.insert(parameters.end(), parameters_.begin(), parameters_.end());
+}
+
+void RecomputeLayer::use_slabs(int slots, bool copy) {
+  if (!again_in_p2_) layer_->use_slabs(slots, copy);
+}
+
+}  // namespace twobp

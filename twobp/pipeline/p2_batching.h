@@ -1,0 +1,21 @@
+// How pending W of one layer runs when several micro-batches are due together.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace twobp {
+
+enum class P2Batching : uint8_t {
+  kLoop,        // one call each
+  kConcat,      // one call, on slabs (nn/slab.h)
+  kConcatCopy,  // one call, on a copy
+};
+std::string_view batching_name(P2Batching batching);
+// Throws Error naming the nearest.
+P2Batching parse_batching(std::string_view name);
+std::vector<std::string> batching_names();
+
+}  // namespace twobp

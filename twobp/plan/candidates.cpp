@@ -1,0 +1,207 @@
+#include "twobp/plan/candidates.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+#include "twobp/plan/partition.h"
+#include "twobp/schedule/named_schedules.h"
+
+namespace twobp {
+namespace {
+
+struct Shape {
+  int stages = 0;
+  int ranks = 0;
+
+  // NOLINTNEXTLINE(modernize-use-nullptr): takes the 0 within for a pointer
+  auto operator<=>(const Shape&) const = default;
+};
+
+// How many stages and ranks a schedule could have under the request.
+std::vector<Shape> shapes_of(Placement placement, const PlanRequest& request) {
+  const int usual = usual_stages_per_rank(placement);
+  std::vector<Shape> shapes;
+  if (request.stages.empty()) {
+    for (const int ranks : request.ranks) shapes.push_back({usual * ranks, ranks});
+  } else if (request.ranks.empty()) {
+    for (const int stages : request.stages) {
+      if (stages % usual == 0) shapes.push_back({stages, stages / usual});
+    }
+  } else {
+    for (const int stages : request.stages) {
+      for (const int ranks : request.ranks) {
+        const bool fits =
+            placement == Placement::kLooped ? stages % ranks == 0 && stages > ranks : stages == usual * ranks;
+        if (fits) shapes.push_back({stages, ranks});
+      }
+    }
+  }
+  return shapes;
+}
+
+// Splits are made once for each placement, shape, size and recomputation.
+class Splits {
+ public:
+  struct Split {
+    std::vector<int> counts;
+    double busiest = 0;  // seconds per micro-batch that no split can be under
+  };
+
+  const Split& of(Placement placement, const Shape& shape, const std::vector<int>& rank_of_stage,
+                  const CostModel& model, size_t recompute, int size) {
+    const auto [at, is_new] = known_.try_emplace({placement, shape, recompute, size});
+    if (is_new) at->second = make(placement, rank_of_stage, shape.ranks, model, size);
+    return at->second;
+  }
+
+ private:
+  static Split make(Placement placement, const std::vector<int>& rank_of_stage, int ranks,
+                    const CostModel& model, int size) {
+    std::vector<double> seconds;
+    double sum = 0, longest = 0;
+    for (const LayerCosts& layer : layer_costs_at(model, size)) {
+      seconds.push_back(layer.seconds());
+      sum += seconds.back();
+      longest = std::max(longest, seconds.back());
+    }
+    Split split{balanced_split(seconds, rank_of_stage), std::max(sum / ranks, longest)};
+    if (placement == Placement::kLinear) {  // there the split is the optimal one for certain
+      size_t layer = 0;
+      for (const int count : split.counts) {
+        double stage = 0;
+        for (int i = 0; i < count; ++i) stage += seconds[layer++];
+        split.busiest = std::max(split.busiest, stage);
+      }
+    }
+    split.busiest *= 1 - 1e-9;  // sums in another order
+    return split;
+  }
+
+  std::map<std::tuple<Placement, Shape, size_t, int>, Split> known_;
+};
+
+void check_positive(const std::vector<int>& values, const char* what) {
+  for (const int value : values) TWOBP_CHECK(value >= 1, what, " must be at least 1, got ", value);
+}
+
+// Why combinations were left out, each reason once.
+class Reasons {
+ public:
+  void add(const std::string& reason) {
+    if (std::find(all_.begin(), all_.end(), reason) == all_.end()) all_.push_back(reason);
+  }
+  std::string text() const {
+    if (all_.empty()) return "no number of stages fits the placement of a schedule";
+    const std::vector<std::string> first(all_.begin(), all_.begin() + std::min<size_t>(all_.size(), 3));
+    return join(first, "; ") + (all_.size() > 3 ? concat("; and ", all_.size() - 3, " reasons more") : "");
+  }
+
+ private:
+  std::vector<std::string> all_;
+};
+
+// Whether the generator takes these numbers.
+bool admits(std::string_view schedule, const Shape& shape, int micro_batches, Reasons& reasons) {
+  if (twobp::admits(schedule, shape.stages, shape.ranks, micro_batches)) return true;
+  try {
+    named_schedule(schedule).generate(shape.stages, shape.ranks, micro_batches);
+    reasons.add(concat("schedule '", schedule, "' does not admit ", micro_batches, " micro-batches on ",
+                       shape.ranks, " ranks"));
+  } catch (const Error& error) {  // it says why
+    reasons.add(error.what());
+  }
+  return false;
+}
+
+}  // namespace
+
+std::vector<std::string> planned_schedules() {
+  std::vector<std::string> names;
+  std::set<Schedule (*)(int, int, int)> generators;
+  for (const NamedSchedule& schedule : named_schedules()) {
+    const bool is_new = generators.insert(schedule.generate).second;
+    if (is_new && schedule.replicas == 1) names.emplace_back(schedule.name);
+  }
+  return names;
+}
+
+std::vector<P2Policy> planned_policies(std::string_view schedule) {
+  if (named_schedule(schedule).places_p2) return {P2Policy::kPlaced, P2Policy::kFill, P2Policy::kOff};
+  return {P2Policy::kFill, P2Policy::kCooldown, P2Policy::kEnd, P2Policy::kOff};
+}
+
+std::vector<Candidate> candidates(const std::vector<std::pair<std::string, CostModel>>& models,
+                                  const PlanRequest& request) {
+  check_positive(request.ranks, "a number of ranks");
+  check_positive(request.stages, "a number of stages");
+  check_positive(request.micro_batches, "a number of micro-batches");
+  check_positive(request.micro_batch_sizes, "a micro-batch size");
+  TWOBP_CHECK(!request.ranks.empty() || !request.stages.empty(),
+              "a plan needs numbers of ranks or of stages");
+  const int layers = static_cast<int>(models.front().second.layers.size());
+  const auto sizes =
+      request.micro_batch_sizes.empty() ? models.front().second.micro_batch_sizes : request.micro_batch_sizes;
+  std::vector<Candidate> all;
+  Splits splits;
+  Reasons reasons;
+  for (const std::string& name : request.schedules.empty() ? planned_schedules() : request.schedules) {
+    const NamedSchedule& schedule = named_schedule(name);
+    TWOBP_CHECK(
+        schedule.replicas == 1, "schedule '", name, "' holds ", schedule.replicas,
+        " copies of the model and cannot be run, so it is not planned: draw it without a configuration");
+    const auto admitted = planned_policies(name);
+    std::vector<P2Policy> policies;
+    for (const P2Policy policy : request.policies.empty() ? admitted : request.policies) {
+      const bool possible = std::find(admitted.begin(), admitted.end(), policy) != admitted.end();
+      if (possible)
+        policies.push_back(policy);
+      else
+        reasons.add(concat("schedule '", name, "' is not planned with p2 ", policy_name(policy)));
+    }
+    for (const Shape& shape : shapes_of(schedule.placement, request)) {
+      if (shape.stages > layers) {
+        reasons.add(concat("the model has ", layers, " layers, too few for ", shape.stages, " stages"));
+        continue;
+      }
+      const auto rank_of_stage = place_stages(schedule.placement, shape.stages, shape.ranks);
+      auto counts = request.micro_batches;
+      if (counts.empty()) counts = {shape.ranks, 2 * shape.ranks, 4 * shape.ranks};
+      for (const int m : counts) {
+        std::vector<int> fitting;
+        for (const int size : sizes) {
+          if (request.batch == 0 || static_cast<int64_t>(m) * size == request.batch) fitting.push_back(size);
+        }
+        if (fitting.empty())
+          reasons.add(concat("no micro-batches of the sizes given make ", request.batch, " samples"));
+        if (fitting.empty() || policies.empty() || !admits(name, shape, m, reasons)) continue;
+        for (const int size : fitting) {
+          for (size_t mode = 0; mode < models.size(); ++mode) {
+            const auto& split =
+                splits.of(schedule.placement, shape, rank_of_stage, models[mode].second, mode, size);
+            for (const P2Policy policy : policies) {
+              Candidate candidate;
+              candidate.choice.schedule = name;
+              candidate.choice.policy = policy;
+              candidate.choice.ranks = shape.ranks;
+              candidate.choice.stages = shape.stages;
+              candidate.choice.micro_batches = m;
+              candidate.choice.micro_batch_size = size;
+              candidate.choice.recompute = models[mode].first;
+              candidate.choice.split = split.counts;
+              candidate.most_samples = size / split.busiest;
+              all.push_back(std::move(candidate));
+            }
+          }
+        }
+      }
+    }
+  }
+  TWOBP_CHECK(!all.empty(), "there is no combination to plan: ", reasons.text());
+  return all;
+}
+
+}  // namespace twobp

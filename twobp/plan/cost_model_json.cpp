@@ -1,0 +1,236 @@
+// The cost model as a file. Written for people too: fields have names with units.
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "twobp/core/check.h"
+#include "twobp/plan/cost_model.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr const char* kFormat = "twobp cost model 1";
+constexpr int kMostDepth = 16;  // of nested values: 6 is what the format has
+constexpr size_t kMostBytes = size_t{16} << 20U;
+constexpr size_t kMostShown = 40;   // of a value, in messages
+constexpr size_t kMostError = 200;  // of the JSON library's message, which may quote the file
+constexpr size_t kMostName = 200;
+
+struct CostField {
+  const char* name;
+  double LayerShare::*value;
+  bool may_be_negative = false;
+};
+constexpr CostField kCostFields[] = {
+    {"forward_seconds", &LayerShare::forward},
+    {"backward_p1_seconds", &LayerShare::backward_p1},
+    {"backward_p2_seconds", &LayerShare::backward_p2},
+    {"held_bytes_after_forward", &LayerShare::forward_held, true},
+    {"held_bytes_after_p1", &LayerShare::stash},  // until p2
+    {"p1_change_bytes", &LayerShare::p1_held, true},
+    {"forward_peak_bytes", &LayerShare::forward_peak},
+    {"p1_peak_bytes", &LayerShare::p1_peak},
+    {"p2_peak_bytes", &LayerShare::p2_peak},
+};
+
+struct KindField {
+  const char* name;
+  double KindCosts::*value;
+};
+constexpr KindField kKindFields[] = {
+    {"parameters", &KindCosts::parameters},
+    {"parameter_bytes", &KindCosts::parameter_bytes},
+    {"gradient_bytes", &KindCosts::gradient_bytes},
+    {"optimizer_bytes", &KindCosts::optimizer_bytes},
+    {"optimizer_seconds", &KindCosts::optimizer_seconds},
+};
+
+// Whole numbers without ".0".
+ordered_json number_json(double value) {
+  if (value == std::floor(value) && std::abs(value) < 9e15) return static_cast<int64_t>(value);
+  return value;
+}
+
+// Of a value that is not what it should be.
+std::string shortened(const ordered_json& value) {
+  if (value.is_structured()) return concat("an ", value.type_name());  // "an array", "an object"
+  std::string text = value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  if (text.size() <= kMostShown) return text;
+  return text.substr(0, kMostShown) + " ...";
+}
+
+class Reader {
+ public:
+  explicit Reader(std::string origin) : origin_(std::move(origin)) {}
+
+  CostModel read(const ordered_json& json) const {
+    check_object(json, "the file");
+    TWOBP_CHECK(json.contains("format") && json["format"] == kFormat, origin_,
+                " is no cost model: its \"format\" is not \"", kFormat,
+                "\". Write one with: twobp profile CONFIG --json FILE");
+    CostModel model;
+    for (const auto& size : member(json, "micro_batch_sizes", "the file", ordered_json::value_t::array)) {
+      model.micro_batch_sizes.push_back(whole(size, "a micro-batch size"));
+    }
+    for (const auto& layer : member(json, "layers", "the file", ordered_json::value_t::array)) {
+      check_object(layer, "a layer");
+      model.layers.push_back({text(layer, "name", "a layer"), text(layer, "kind", "a layer")});
+    }
+    model.first_trainable = whole(any(json, "first_trainable", "the file"), "first_trainable");
+    const auto& kinds = member(json, "kinds", "the file", ordered_json::value_t::object);
+    for (const auto& [name, kind] : kinds.items()) {
+      checked_name(name, "a kind");
+      model.kinds[name] = read_kind(kind, concat("kind '", name, "'"), model.micro_batch_sizes);
+    }
+    const auto& link = member(json, "link", "the file", ordered_json::value_t::object);
+    model.link_latency = real(link, "latency_seconds", "the link");
+    model.link_bytes_per_second = real(link, "bytes_per_second", "the link");
+    if (json.contains("made_on") && json["made_on"].is_string()) model.made_on = json["made_on"];
+    try {
+      check_cost_model(model);
+    } catch (const Error& error) {
+      fail(origin_, ": ", error.what());
+    }
+    return model;
+  }
+
+ private:
+  KindCosts read_kind(const ordered_json& json, const std::string& where,
+                      const std::vector<int>& sizes) const {
+    check_object(json, where);
+    KindCosts kind;
+    for (const KindField& field : kKindFields) kind.*field.value = real(json, field.name, where);
+    const auto& costs = member(json, "costs", where, ordered_json::value_t::array);
+    TWOBP_CHECK(costs.size() == sizes.size(), origin_, ": ", where, " has ", costs.size(),
+                " entries of \"costs\": one for each of the ", sizes.size(), " micro_batch_sizes");
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      const std::string entry = concat(where, ", micro-batch size ", sizes[i]);
+      check_object(costs[i], entry);
+      TWOBP_CHECK(whole(any(costs[i], "micro_batch_size", entry), entry) == sizes[i], origin_, ": ", where,
+                  ": \"costs\" has to have the order of micro_batch_sizes, its entry ", i,
+                  " is of another size");
+      LayerCosts layer;
+      for (const CostField& field : kCostFields) {
+        layer.share.*field.value = real(costs[i], field.name, entry, field.may_be_negative);
+      }
+      layer.share.p2_units = whole(any(costs[i], "p2_units", entry), entry + ": p2_units");
+      layer.output = real(costs[i], "output_bytes", entry);
+      layer.input_gradient = real(costs[i], "input_gradient_bytes", entry);
+      kind.at_size.push_back(layer);
+    }
+    return kind;
+  }
+
+  void check_object(const ordered_json& json, const std::string& where) const {
+    TWOBP_CHECK(json.is_object(), origin_, ": ", where, " has to be a JSON object, it is ", json.type_name());
+  }
+
+  const ordered_json& any(const ordered_json& json, const char* key, const std::string& where) const {
+    TWOBP_CHECK(json.contains(key), origin_, ": ", where, " has no \"", key, "\"");
+    return json[key];
+  }
+
+  const ordered_json& member(const ordered_json& json, const char* key, const std::string& where,
+                             ordered_json::value_t type) const {
+    const ordered_json& value = any(json, key, where);
+    TWOBP_CHECK(value.type() == type, origin_, ": ", where, ": \"", key, "\" has to be ",
+                ordered_json(type).type_name(), ", it is ", value.type_name());
+    return value;
+  }
+
+  std::string text(const ordered_json& json, const char* key, const std::string& where) const {
+    return checked_name(member(json, key, where, ordered_json::value_t::string).get<std::string>(), where);
+  }
+
+  // Names stand in messages and tables.
+  const std::string& checked_name(const std::string& name, const std::string& where) const {
+    TWOBP_CHECK(name.size() <= kMostName, origin_, ": ", where, " has a name of ", name.size(),
+                " characters: at most ", kMostName);
+    return name;
+  }
+
+  int whole(const ordered_json& json, const std::string& what) const {
+    TWOBP_CHECK(json.is_number_integer() && json >= 0 && json <= std::numeric_limits<int>::max(), origin_,
+                ": ", what, " has to be a whole number and not negative, it is ", shortened(json));
+    return json.get<int>();
+  }
+
+  double real(const ordered_json& json, const char* key, const std::string& where,
+              bool may_be_negative = false) const {
+    const ordered_json& value = any(json, key, where);
+    TWOBP_CHECK(value.is_number() && std::isfinite(value.get<double>()), origin_, ": ", where, ": \"", key,
+                "\" has to be a finite number, it is ", shortened(value));
+    TWOBP_CHECK(may_be_negative || value.get<double>() >= 0, origin_, ": ", where, ": \"", key, "\" is ",
+                shortened(value), ": must not be negative");
+    return value.get<double>();
+  }
+
+  std::string origin_;
+};
+
+}  // namespace
+
+std::string cost_model_to_json(const CostModel& model) {
+  ordered_json json;
+  json["format"] = kFormat;
+  json["made_on"] = model.made_on;
+  json["micro_batch_sizes"] = model.micro_batch_sizes;
+  json["link"] = {{"latency_seconds", model.link_latency}, {"bytes_per_second", model.link_bytes_per_second}};
+  json["first_trainable"] = model.first_trainable;
+  json["kinds"] = ordered_json::object();
+  for (const auto& [name, kind] : model.kinds) {
+    ordered_json entry;
+    for (const KindField& field : kKindFields) entry[field.name] = number_json(kind.*field.value);
+    entry["costs"] = ordered_json::array();
+    for (size_t i = 0; i < kind.at_size.size(); ++i) {
+      const LayerCosts& layer = kind.at_size[i];
+      ordered_json costs;
+      costs["micro_batch_size"] = model.micro_batch_sizes.at(i);
+      for (const CostField& field : kCostFields) costs[field.name] = number_json(layer.share.*field.value);
+      costs["p2_units"] = layer.share.p2_units;
+      costs["output_bytes"] = number_json(layer.output);
+      costs["input_gradient_bytes"] = number_json(layer.input_gradient);
+      entry["costs"].push_back(std::move(costs));
+    }
+    json["kinds"][name] = std::move(entry);
+  }
+  json["layers"] = ordered_json::array();
+  for (const ModelLayer& layer : model.layers) {
+    json["layers"].push_back({{"name", layer.name}, {"kind", layer.kind}});
+  }
+  return json.dump(1) + "\n";
+}
+
+CostModel parse_cost_model(const std::string& json, const std::string& origin) {
+  TWOBP_CHECK(json.size() <= kMostBytes, origin, " has over ", kMostBytes >> 20U,
+              " MiB: is it a cost model? Write one with: twobp profile CONFIG --json FILE");
+  ordered_json parsed;
+  try {
+    const auto limit_depth = [&](int depth, ordered_json::parse_event_t, ordered_json&) {
+      TWOBP_CHECK(depth <= kMostDepth, origin, " is no cost model: its values are nested over ", kMostDepth,
+                  " deep");
+      return true;
+    };
+    parsed = ordered_json::parse(json, limit_depth);
+  } catch (const nlohmann::json::exception& error) {
+    fail(origin, " is not JSON: ", std::string(error.what()).substr(0, kMostError));
+  }
+  return Reader(origin).read(parsed);
+}
+
+CostModel read_cost_model(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  TWOBP_CHECK(file.good(), "cannot read the cost model '", path, "': is it there and readable?");
+  std::string text(kMostBytes + 1, '\0');  // no more of a file without end is read
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  TWOBP_CHECK(!file.bad(), "cannot read the cost model '", path, "': is it a file?");
+  text.resize(static_cast<size_t>(file.gcount()));
+  return parse_cost_model(text, path);
+}
+
+}  // namespace twobp

@@ -1,0 +1,81 @@
+#include "twobp/plan/recompute_costs.h"
+
+#include <algorithm>
+
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+
+namespace twobp {
+namespace {
+
+// `input`: bytes of the layer's input.
+LayerCosts recomputed(const LayerCosts& plain, double input, bool in_p1, bool in_p2) {
+  const LayerShare& was = plain.share;
+  LayerCosts costs = plain;
+  LayerShare& share = costs.share;
+  const double saved = was.forward_held - plain.output;  // by F, beside the input
+  if (in_p1) {
+    share.backward_p1 += was.forward;
+    share.forward_held = plain.output;
+    share.p1_peak = std::max(was.forward_peak, saved + was.p1_peak);
+    share.p1_held = saved + was.p1_held;
+  }
+  if (in_p2 && was.p2_units > 0) {
+    share.backward_p2 += was.forward + was.backward_p1;
+    share.p2_units = 1;
+    share.stash = input + plain.output;
+    share.p1_held += share.stash - was.stash;
+    share.p1_peak += plain.output;  // dL/dy stays
+    share.p2_peak = std::max({was.forward_peak, saved + was.p1_peak, saved + was.p1_held + was.p2_peak});
+  }
+  share.forward_peak = std::max(share.forward_peak, share.forward_held);
+  share.p1_peak = std::max({0.0, share.p1_peak, share.p1_held});
+  share.p2_peak = std::max(0.0, share.p2_peak);
+  return costs;
+}
+
+bool computes_again(const ModelLayer& layer) {
+  const auto& modes = recompute_modes();
+  return std::any_of(modes.begin(), modes.end(),
+                     [&](const std::string& mode) { return layer.kind.ends_with("+" + mode); });
+}
+
+}  // namespace
+
+const std::vector<std::string>& recompute_modes() {
+  static const std::vector<std::string> kModes = {"none", "activations", "derivatives", "both"};
+  return kModes;
+}
+
+bool computes_again(const CostModel& model) {
+  return std::any_of(model.layers.begin(), model.layers.end(),
+                     [](const ModelLayer& layer) { return computes_again(layer); });
+}
+
+CostModel with_recompute(const CostModel& model, std::string_view mode) {
+  const auto& modes = recompute_modes();
+  TWOBP_CHECK(std::find(modes.begin(), modes.end(), mode) != modes.end(), "unknown recomputation '", mode,
+              "': did you mean '", nearest(mode, modes), "'? There are ", join(modes));
+  CostModel changed = model;
+  if (mode == "none") return changed;
+  const bool in_p1 = mode != "derivatives";
+  const bool in_p2 = mode != "activations";
+  for (size_t i = 1; i + 1 < model.layers.size(); ++i) {
+    ModelLayer& layer = changed.layers[i];
+    TWOBP_CHECK(!computes_again(layer), "layer '", layer.name, "' of kind '", layer.kind,
+                "' computes again already, as it was measured: plan with recomputation none");
+    const std::string kind = concat(layer.kind, "+", mode);
+    if (!changed.kinds.contains(kind)) {
+      KindCosts costs = model.kinds.at(layer.kind);
+      for (size_t size = 0; size < costs.at_size.size(); ++size) {
+        const double input = model.kinds.at(model.layers[i - 1].kind).at_size[size].output;
+        costs.at_size[size] = recomputed(costs.at_size[size], input, in_p1, in_p2);
+      }
+      changed.kinds[kind] = std::move(costs);
+    }
+    layer.kind = kind;
+  }
+  return changed;
+}
+
+}  // namespace twobp

@@ -1,0 +1,102 @@
+// A rank's F follow one another in one fixed order, its B in the same with the chunks turned round; what
+// makes the schedule is how far F is ahead.
+#include "twobp/schedule/generators/interleaved.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "twobp/schedule/generators/classic.h"
+#include "twobp/schedule/generators/place_p2.h"
+#include "twobp/schedule/placement.h"
+
+namespace twobp {
+namespace {
+
+Schedule looped(std::string_view name, int stages, int ranks, int micro_batches) {
+  Schedule schedule = empty_schedule(name, place_stages(Placement::kLooped, stages, ranks), micro_batches);
+  for (auto& list : schedule.ranks) list.reserve(2 * static_cast<size_t>(stages / ranks) * micro_batches);
+  return schedule;
+}
+
+int rounds_of(int ranks, int micro_batches) {
+  return std::max(1, micro_batches / ranks);
+}
+
+int largest_round(int ranks, int micro_batches) {
+  const int rounds = rounds_of(ranks, micro_batches);
+  return (micro_batches + rounds - 1) / rounds;
+}
+
+struct Cell {
+  int chunk = 0;
+  int micro_batch = 0;
+};
+
+// All (chunk, micro-batch): round by round, in each chunk by chunk.
+std::vector<Cell> depth_first(int chunks, int ranks, int micro_batches) {
+  const int rounds = rounds_of(ranks, micro_batches);
+  std::vector<Cell> cells;
+  cells.reserve(static_cast<size_t>(chunks) * micro_batches);
+  int first = 0;
+  for (int round = 0; round < rounds; ++round) {
+    const int size = micro_batches / rounds + (round < micro_batches % rounds ? 1 : 0);
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      for (int i = 0; i < size; ++i) cells.push_back({chunk, first + i});
+    }
+    first += size;
+  }
+  return cells;
+}
+
+// `per_hop` F ahead for each rank behind; `backward` is B or I.
+Schedule interleaved(std::string_view name, int stages, int ranks, int micro_batches, int per_hop,
+                     Op backward) {
+  Schedule schedule = looped(name, stages, ranks, micro_batches);
+  const int chunks = stages / ranks;
+  const std::vector<Cell> cells = depth_first(chunks, ranks, micro_batches);
+  const size_t round = largest_round(ranks, micro_batches);
+  for (int rank = 0; rank < ranks; ++rank) {
+    auto& list = schedule.ranks[rank];
+    const size_t ahead =
+        std::min((chunks - 1) * round + static_cast<size_t>(per_hop) * (ranks - 1 - rank), cells.size());
+    for (size_t i = 0; i < cells.size() + ahead; ++i) {
+      if (i < cells.size()) {
+        list.push_back({Op::kForward, cells[i].chunk * ranks + rank, cells[i].micro_batch});
+      }
+      if (i >= ahead) {
+        const Cell& cell = cells[i - ahead];
+        list.push_back({backward, (chunks - 1 - cell.chunk) * ranks + rank, cell.micro_batch});
+      }
+    }
+  }
+  return schedule;
+}
+
+}  // namespace
+
+Schedule interleaved_one_forward_one_backward(int stages, int ranks, int micro_batches) {
+  return interleaved("interleaved-1f1b", stages, ranks, micro_batches, 2, Op::kBackward);
+}
+
+Schedule interleaved_zero_bubble(int stages, int ranks, int micro_batches) {
+  Schedule order = interleaved("interleaved-zb", stages, ranks, micro_batches, 1, Op::kBackwardP1);
+  const int most_in_flight = (stages / ranks - 1) * largest_round(ranks, micro_batches) + ranks;
+  return place_p2(std::move(order), most_in_flight);
+}
+
+Schedule looped_bfs(int stages, int ranks, int micro_batches) {
+  Schedule schedule = looped("looped-bfs", stages, ranks, micro_batches);
+  for (int i = 0; i < 2 * stages; ++i) {
+    const bool forward = i < stages;
+    const int stage = forward ? i : 2 * stages - 1 - i;
+    auto& list = schedule.ranks[stage % ranks];
+    for (int m = 0; m < micro_batches; ++m) {
+      list.push_back({forward ? Op::kForward : Op::kBackward, stage, m});
+    }
+  }
+  return schedule;
+}
+
+}  // namespace twobp

@@ -1,0 +1,31 @@
+// Counts the micro-batches of each stage and part, and keeps the queue of pending W.
+#include "twobp/schedule/generators/phases.h"
+
+namespace twobp {
+
+void append_phases(Schedule& schedule, int rank, std::array<int, 2> stages,
+                   const std::vector<Phase>& phases) {
+  auto& list = schedule.ranks[rank];
+  std::array<int, 2> forwards{};
+  std::array<int, 2> backwards{};
+  std::vector<Instruction> pending;
+  size_t oldest = 0;
+  const auto append = [&](const PhaseStep& step) {
+    if (step.op == Op::kBackwardP2) {
+      if (oldest < pending.size()) list.push_back(pending[oldest++]);
+      return;
+    }
+    int& next = step.op == Op::kForward ? forwards[step.chunk] : backwards[step.chunk];
+    const int m = next++;
+    if (m >= schedule.micro_batches) return;
+    list.push_back({step.op, stages[step.chunk], m});
+    if (step.op == Op::kBackwardP1) pending.push_back({Op::kBackwardP2, stages[step.chunk], m});
+  };
+  for (const Phase& phase : phases) {
+    for (int i = 0; i < phase.times; ++i) {
+      for (const PhaseStep& step : phase.steps) append(step);
+    }
+  }
+}
+
+}  // namespace twobp

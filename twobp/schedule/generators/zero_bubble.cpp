@@ -1,0 +1,117 @@
+// Orders of F and I, two ways to write them: phases (ZB-V), and a pattern that repeats every six units
+// (V-Half, V-Min).
+#include "twobp/schedule/generators/zero_bubble.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "twobp/core/check.h"
+#include "twobp/schedule/generators/classic.h"
+#include "twobp/schedule/generators/lanes.h"
+#include "twobp/schedule/generators/phases.h"
+#include "twobp/schedule/generators/place_p2.h"
+#include "twobp/schedule/placement.h"
+
+namespace twobp {
+namespace {
+
+constexpr int kUnits = 6;  // F, I and W of two stages: what a rank works for a micro-batch
+
+// B as I: the order of F and I of a schedule of F and B.
+Schedule without_p2(Schedule schedule) {
+  for (auto& list : schedule.ranks) {
+    for (Instruction& i : list) {
+      if (i.op == Op::kBackward) i.op = Op::kBackwardP1;
+    }
+  }
+  return schedule;
+}
+
+// Where a micro-batch's four ops of F and I stand in the pattern: each way through the ranks starts `delay`
+// later than it could, and takes `hop` units from rank to rank. Micro-batch m does the same, kUnits * m
+// later.
+struct Pattern {
+  std::array<int, 4> hop{};    // F down, F up, I down, I up
+  std::array<int, 3> delay{};  // at the turns: F down to F up, F up to I down, I down to I up
+};
+
+// The rank's ops in order of their time in the pattern. A pattern must bring a rank's four ops to four
+// different units modulo kUnits; the other two are for W.
+void append_pattern(Schedule& schedule, int ranks, int rank, const Pattern& pattern) {
+  const auto [f_down, f_up, i_down, i_up] = pattern.hop;
+  const int down = rank;
+  const int up = ranks - 1 - rank;
+  const int turn_f = f_down * (ranks - 1) + 1 + pattern.delay[0];
+  const int turn_i = turn_f + f_up * (ranks - 1) + 1 + pattern.delay[1];
+  const int turn_back = turn_i + i_down * (ranks - 1) + 1 + pattern.delay[2];
+  const int lower = rank;
+  const int upper = schedule.stages - 1 - rank;
+  append_lanes(schedule, rank, {.period = kUnits},
+               {{Op::kForward, lower, 1LL * f_down * down},
+                {Op::kForward, upper, turn_f + f_up * up},
+                {Op::kBackwardP1, upper, turn_i + i_down * down},
+                {Op::kBackwardP1, lower, turn_back + i_up * up}});
+}
+
+Schedule v_shaped(std::string_view name, int stages, int ranks, int micro_batches) {
+  return empty_schedule(name, place_stages(Placement::kV, stages, ranks), micro_batches);
+}
+
+Schedule from_pattern(std::string_view name, int stages, int ranks, int micro_batches, const Pattern& pattern,
+                      int most_in_flight) {
+  Schedule schedule = v_shaped(name, stages, ranks, micro_batches);
+  for (int rank = 0; rank < ranks; ++rank) append_pattern(schedule, ranks, rank, pattern);
+  return place_p2(std::move(schedule), most_in_flight);
+}
+
+}  // namespace
+
+Schedule zb_h1(int stages, int micro_batches) {
+  return place_p2(without_p2(one_forward_one_backward(stages, micro_batches)), stages);
+}
+
+Schedule zb_h2(int stages, int micro_batches) {
+  return place_p2(without_p2(eager_one_forward_one_backward(stages, micro_batches)), 2 * stages - 1);
+}
+
+Schedule zb_v(int stages, int ranks, int micro_batches) {
+  Schedule schedule = v_shaped("zb-v", stages, ranks, micro_batches);
+  const PhaseStep f0{Op::kForward, 0};
+  const PhaseStep f1{Op::kForward, 1};
+  const PhaseStep i0{Op::kBackwardP1, 0};
+  const PhaseStep i1{Op::kBackwardP1, 1};
+  // The phases need a full pipeline; what is beyond M falls away.
+  const int full = std::max(micro_batches, 2 * ranks - 1);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const int after = ranks - rank;  // ranks from this one to the bottom of the V
+    schedule.ranks[rank].reserve(4 * static_cast<size_t>(micro_batches));
+    append_phases(schedule, rank, {rank, stages - 1 - rank},
+                  {{2 * after - 1, {f0}},
+                   {rank, {f1, f0}},
+                   {after, {f1, i1}},
+                   {full - (2 * ranks - 1 - rank), {f0, i0, f1, i1}},
+                   {after - 1, {i0, f1, i1}},
+                   {rank, {i0, i1}},
+                   {after, {i0}}});
+  }
+  return place_p2(std::move(schedule), 2 * ranks);
+}
+
+// The hops are the smallest whose lifetimes (from F down to I up, and from F up to I down) add up to the same
+// on every rank, 6N units here and 4N below, which divided by the period are the limits; the delays are the
+// smallest that keep a rank's four ops apart modulo the period.
+Schedule v_half(int stages, int ranks, int micro_batches) {
+  const Pattern pattern =
+      ranks % 2 == 0 ? Pattern{{1, 2, 1, 2}, {3, 1, 3}} : Pattern{{1, 2, 1, 2}, {0, 0, 1}};
+  return from_pattern("v-half", stages, ranks, micro_batches, pattern, (ranks + 2) / 2 * 2);
+}
+
+Schedule v_min(int stages, int ranks, int micro_batches) {
+  const Pattern pattern =
+      ranks % 3 == 0 ? Pattern{{1, 1, 1, 1}, {2, 0, 2}} : Pattern{{1, 1, 1, 1}, {0, 0, 0}};
+  return from_pattern("v-min", stages, ranks, micro_batches, pattern, (ranks + 4) / 3 * 2);
+}
+
+}  // namespace twobp

@@ -1,0 +1,17 @@
+// Why a rank was idle, as the executor sees it while it runs and as the simulation reports it too.
+#pragma once
+
+#include <string_view>
+
+namespace twobp {
+
+enum class IdleCause : int {
+  kStartUp,  // before its first F of the step
+  kMessage,  // waiting for a message while W was pending (policies that do not fill)
+  kNothing,  // waiting for a message with no W left to fill
+  kTail,     // done, while other ranks were not
+};
+inline constexpr int kIdleCauses = 4;
+std::string_view idle_cause_name(IdleCause cause);  // "start-up", "message", "nothing to fill", "tail"
+
+}  // namespace twobp

@@ -1,0 +1,179 @@
+// The table of named schedules, and the way from a generator to something that runs.
+#include "twobp/schedule/named_schedules.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+#include "twobp/schedule/generators/chimera.h"
+#include "twobp/schedule/generators/classic.h"
+#include "twobp/schedule/generators/dualpipe_v.h"
+#include "twobp/schedule/generators/interleaved.h"
+#include "twobp/schedule/generators/zero_bubble.h"
+#include "twobp/schedule/passes.h"
+#include "twobp/schedule/validate.h"
+
+namespace twobp {
+
+const std::vector<NamedSchedule>& named_schedules() {
+  const auto naive_of = [](int stages, int, int m) { return naive(stages, m); };
+  const auto gpipe_of = [](int stages, int, int m) { return gpipe(stages, m); };
+  const auto one_f_one_b = [](int stages, int, int m) { return one_forward_one_backward(stages, m); };
+  const auto eager_of = [](int stages, int, int m) { return eager_one_forward_one_backward(stages, m); };
+  static const std::vector<NamedSchedule> kNamed = {
+      {.name = "naive",
+       .what = "one micro-batch after the other",
+       .generate = naive_of,
+       .micro_batches_per_rank = 0},
+      {.name = "gpipe", .what = "all F, then all B", .generate = gpipe_of},
+      {.name = "1f1b", .what = "one F, one B", .generate = one_f_one_b},
+      {.name = "1f1b-1", .what = "1f1b, M = N unless told", .generate = one_f_one_b},
+      {.name = "1f1b-2",
+       .what = "1f1b, M = 2N unless told",
+       .generate = one_f_one_b,
+       .micro_batches_per_rank = 2},
+      {.name = "eager-1f1b",
+       .what = "1f1b that takes in F as early as a gradient could be back",
+       .generate = eager_of,
+       .micro_batches_per_rank = 2},
+      {.name = "interleaved-1f1b",
+       .what = "1f1b with several stages a rank, depth first",
+       .generate = interleaved_one_forward_one_backward,
+       .placement = Placement::kLooped,
+       .micro_batches_per_rank = 2},
+      {.name = "looped-bfs",
+       .what = "several stages a rank, breadth first",
+       .generate = looped_bfs,
+       .placement = Placement::kLooped},
+      {.name = "zb-h1",
+       .what = "1f1b with W in the waits, at 1f1b's memory",
+       .generate = [](int stages, int, int m) { return zb_h1(stages, m); },
+       .places_p2 = true,
+       .micro_batches_per_rank = 2},
+      {.name = "zb-h2",
+       .what = "zero bubble, at almost twice 1f1b's memory",
+       .generate = [](int stages, int, int m) { return zb_h2(stages, m); },
+       .places_p2 = true,
+       .micro_batches_per_rank = 2},
+      {.name = "interleaved-zb",
+       .what = "interleaved 1f1b with W in the waits",
+       .generate = interleaved_zero_bubble,
+       .placement = Placement::kLooped,
+       .places_p2 = true,
+       .micro_batches_per_rank = 2},
+      {.name = "zb-v",
+       .what = "zero bubble on a V of two stages a rank, at 1f1b's memory",
+       .generate = zb_v,
+       .placement = Placement::kV,
+       .places_p2 = true,
+       .micro_batches_per_rank = 2},
+      {.name = "v-half",
+       .what = "V of two stages a rank, at half of 1f1b's memory",
+       .generate = v_half,
+       .placement = Placement::kV,
+       .places_p2 = true,
+       .micro_batches_per_rank = 2},
+      {.name = "v-min",
+       .what = "V of two stages a rank, at a third of 1f1b's memory",
+       .generate = v_min,
+       .placement = Placement::kV,
+       .places_p2 = true,
+       .micro_batches_per_rank = 2},
+      {.name = "dualpipe-v",
+       .what = "V of two stages a rank, F and B in pairs; M >= 2N",
+       .generate = dualpipe_v,
+       .placement = Placement::kV,
+       .places_p2 = true,
+       .micro_batches_per_rank = 2,
+       .takes = [](int ranks, int m) { return m / 2 >= ranks; }},
+      {.name = "chimera",
+       .what = "two copies of the model, one each way; to simulate, not to run",
+       .generate = chimera,
+       .placement = Placement::kV,
+       .replicas = 2,
+       .takes = [](int ranks, int m) { return ranks % 2 == 0 && m % 2 == 0; }},
+  };
+  return kNamed;
+}
+
+std::vector<std::string> schedule_names() {
+  std::vector<std::string> names;
+  for (const auto& entry : named_schedules()) names.emplace_back(entry.name);
+  return names;
+}
+
+std::vector<std::string> runnable_schedule_names() {
+  std::vector<std::string> names = schedule_names();
+  std::erase_if(names, [](const std::string& name) { return named_schedule(name).replicas > 1; });
+  return names;
+}
+
+const NamedSchedule& named_schedule(std::string_view name) {
+  for (const auto& entry : named_schedules()) {
+    if (entry.name == name) return entry;
+  }
+  const auto names = schedule_names();
+  fail("unknown schedule '", name, "': did you mean '", nearest(name, names), "'? There are ", join(names));
+}
+
+int default_ranks(std::string_view name, int stages) {
+  const int per_rank = usual_stages_per_rank(named_schedule(name).placement);
+  TWOBP_CHECK(stages >= 1, "schedule '", name, "' needs at least 1 stage, got ", stages);
+  TWOBP_CHECK(stages % per_rank == 0, "schedule '", name, "' places ", per_rank, " stages on each rank, and ",
+              stages, " stages do not divide: use a multiple of ", per_rank);
+  return stages / per_rank;
+}
+
+int default_micro_batches(std::string_view name, int stages, int ranks) {
+  if (ranks == 0) ranks = default_ranks(name, stages);
+  return std::max(1, named_schedule(name).micro_batches_per_rank * ranks);
+}
+
+P2Policy default_policy(std::string_view name) {
+  return named_schedule(name).places_p2 ? P2Policy::kPlaced : P2Policy::kFill;
+}
+
+std::vector<P2Policy> policies_of(std::string_view name) {
+  std::vector<P2Policy> policies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill};
+  if (named_schedule(name).places_p2) policies.push_back(P2Policy::kPlaced);
+  return policies;
+}
+
+bool admits(std::string_view name, int stages, int ranks, int micro_batches) {
+  const NamedSchedule& entry = named_schedule(name);
+  return micro_batches >= 1 && placement_fits(entry.placement, stages, ranks) &&
+         (entry.takes == nullptr || entry.takes(ranks, micro_batches));
+}
+
+std::vector<NamedVariant> named_schedules_on(const std::vector<int>& rank_of_stage, int micro_batches) {
+  const int stages = static_cast<int>(rank_of_stage.size());
+  int ranks = 0;
+  for (const int rank : rank_of_stage) ranks = std::max(ranks, rank + 1);
+  std::vector<NamedVariant> found;
+  for (const NamedSchedule& entry : named_schedules()) {
+    if (entry.replicas > 1 || !admits(entry.name, stages, ranks, micro_batches)) continue;
+    if (place_stages(entry.placement, stages, ranks) != rank_of_stage) continue;
+    for (const P2Policy policy : policies_of(entry.name)) found.push_back({entry.name, policy});
+  }
+  return found;
+}
+
+Schedule make_schedule(std::string_view name, int stages, int micro_batches, P2Policy policy, int ranks) {
+  if (ranks == 0) ranks = default_ranks(name, stages);
+  const NamedSchedule& entry = named_schedule(name);
+  place_stages(entry.placement, stages, ranks);  // throws unless they divide as it places them
+  Schedule schedule = entry.generate(stages, ranks, micro_batches);
+  schedule.name = name;
+  schedule = add_communication(apply_p2_policy(std::move(schedule), policy));
+  validate(schedule);
+  return schedule;
+}
+
+Schedule make_forward_schedule(const std::vector<int>& rank_of_stage, int micro_batches) {
+  Schedule schedule = add_communication(forward_only(rank_of_stage, micro_batches));
+  validate(schedule);
+  return schedule;
+}
+
+}  // namespace twobp

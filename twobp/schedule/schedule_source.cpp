@@ -1,0 +1,59 @@
+#include "twobp/schedule/schedule_source.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "twobp/core/check.h"
+#include "twobp/schedule/csv.h"
+#include "twobp/schedule/lower.h"
+#include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/passes.h"
+#include "twobp/schedule/validate.h"
+
+namespace twobp {
+
+ScheduleSource::ScheduleSource(std::string_view name_or_file) : name_(name_or_file) {
+  if (is_file(name_or_file)) written_ = std::make_shared<const Schedule>(read_csv(name_));
+}
+
+ScheduleSource::ScheduleSource(Schedule written)
+    : name_(written.name), written_(std::make_shared<const Schedule>(std::move(written))) {}
+
+std::vector<int> ScheduleSource::rank_of_stage(int stages, int ranks) const {
+  if (written_) {
+    TWOBP_CHECK(stages == 0 || stages == written_->stages, name_, " is a schedule of ", written_->stages,
+                " stages, not of ", stages, ": set ", written_->stages, ", or 0 for its own number");
+    TWOBP_CHECK(ranks == 0 || ranks == written_->rank_count(), name_, " is a schedule of ",
+                written_->rank_count(), " ranks, not of ", ranks, ": set ", written_->rank_count(),
+                ", or 0 for its own number");
+    return written_->rank_of_stage;
+  }
+  const Placement placement = named_schedule(name_).placement;
+  const int usual = usual_stages_per_rank(placement);
+  if (ranks == 0) ranks = stages > 0 ? default_ranks(name_, stages) : 2;
+  return place_stages(placement, stages > 0 ? stages : usual * ranks, ranks);
+}
+
+int ScheduleSource::default_micro_batches(int stages, int ranks) const {
+  return written_ ? written_->micro_batches : twobp::default_micro_batches(name_, stages, ranks);
+}
+
+P2Policy ScheduleSource::default_policy() const {
+  if (!written_) return twobp::default_policy(name_);
+  return written_->policy == P2Policy::kPlaced ? P2Policy::kPlaced : P2Policy::kFill;
+}
+
+Schedule ScheduleSource::make(int stages, int ranks, int micro_batches, P2Policy policy) const {
+  if (!written_) return make_schedule(name_, stages, micro_batches, policy, ranks);
+  rank_of_stage(stages, ranks);
+  TWOBP_CHECK(micro_batches <= written_->micro_batches, name_, " is a schedule of ", written_->micro_batches,
+              " micro-batches, not of ", micro_batches, ": write one with more, or run fewer");
+  Schedule schedule = keep_micro_batches(*written_, micro_batches);
+  // Its cells as they stand are placed, also where those of fewer micro-batches happen to be B alone.
+  const bool as_written = policy == P2Policy::kPlaced && written_->policy == P2Policy::kPlaced;
+  schedule = add_communication(as_written ? schedule : apply_p2_policy(schedule, policy));
+  validate(schedule);
+  return schedule;
+}
+
+}  // namespace twobp

@@ -1,0 +1,56 @@
+#include "twobp/train/auto_variant.h"
+
+#include <utility>
+#include <vector>
+
+#include "twobp/core/check.h"
+#include "twobp/core/figures.h"
+#include "twobp/pipeline/simulated_costs.h"
+#include "twobp/plan/auto_schedule.h"
+#include "twobp/schedule/in_process.h"
+
+namespace twobp {
+namespace {
+
+std::string describe(const AutoSchedule& found) {
+  std::string text = concat("auto (", found.method == "named" ? found.best_named : found.method);
+  if (found.named_seconds > 0 && found.method != "named") {
+    text += concat(", predicted ", fixed(found.gain(), 3), "x over ", found.best_named);
+  }
+  return concat(text, ", at most ", fixed(100 * found.gap(), 1), "% above the best possible)");
+}
+
+// The named schedule whose memory with p2 off is what "auto" allows.
+const char* standard_name(const Pipeline& pipeline) {
+  const Placement placement = possible_placements(pipeline.stages(), pipeline.ranks()).at(0);
+  return placement == Placement::kLinear ? "1f1b" : placement == Placement::kV ? "zb-v" : "looped-bfs";
+}
+
+}  // namespace
+
+Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked) {
+  const Plan standard =
+      pipeline.plan(standard_name(pipeline), micro_batches, P2Policy::kOff, asked.batching, asked.memory_cap);
+  const SimulationOptions options = in_process_simulation(pipeline.caps(standard));
+  AutoSchedule found;
+  try {
+    found =
+        auto_schedule(pipeline.rank_of_stage(), micro_batches, stage_costs(pipeline.stage_costs()), options);
+  } catch (const Error& error) {
+    fail("pipeline.schedule 'auto' under pipeline.memory_cap: ", error.what());
+  }
+  // A source has no messages; `make` adds them. Placed W is data, whatever policy put it there.
+  Schedule schedule = std::move(found.schedule);
+  for (auto& list : schedule.ranks) {
+    std::erase_if(list, [](const Instruction& instruction) { return !is_compute(instruction.op); });
+  }
+  const P2Policy policy = schedule.policy;
+  asked.policy = policy == P2Policy::kOff || policy == P2Policy::kFill ? policy : P2Policy::kPlaced;
+  schedule.policy = asked.policy;
+  schedule.name = describe(found);
+  asked.schedule = ScheduleSource(std::move(schedule));
+  asked.standard_peaks = standard.standard_peaks;  // it runs under the cap it was found for
+  return asked;
+}
+
+}  // namespace twobp

@@ -1,0 +1,84 @@
+#include "twobp/transport/measure_link.h"
+
+#include <exception>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/core/median.h"
+
+namespace twobp {
+namespace {
+
+constexpr int64_t kSmall = 16;       // numbers
+constexpr int64_t kLarge = 4 << 20;  // 16 MiB
+constexpr double kTimeout = 30;      // seconds
+constexpr int kLeastRounds = 5;
+constexpr int kMostRounds = 2000;
+constexpr double kDistinct = 2;  // times the small messages', below which a difference is noise
+
+// Returns what it receives, until an empty message comes.
+void echo(Transport& transport) {
+  for (int64_t round = 0;; ++round) {
+    Values values = transport.receive(0, {.step = round}, kTimeout);
+    if (values.empty()) return;
+    transport.isend(0, {.step = round, .direction = Direction::kBackward}, std::move(values));
+  }
+}
+
+// Seconds of one way, the median of as many rounds as fit.
+double one_way(Transport& transport, int64_t numbers, double seconds, int64_t& round) {
+  const at::Tensor tensor = at::ones({numbers}, at::kFloat);
+  std::vector<double> taken;
+  const double end = now_seconds() + seconds;
+  for (int i = 0; i < kLeastRounds || (i < kMostRounds && now_seconds() < end); ++i, ++round) {
+    const double begin = now_seconds();
+    transport.isend(1, {.step = round}, {tensor});
+    transport.receive(1, {.step = round, .direction = Direction::kBackward}, kTimeout);
+    taken.push_back((now_seconds() - begin) / 2);
+  }
+  return median(std::move(taken));
+}
+
+}  // namespace
+
+LinkSpeed measure_link(Transport& rank0, Transport& rank1, double seconds) {
+  TWOBP_CHECK(rank0.rank() == 0 && rank1.rank() == 1, "a link is measured between ranks 0 and 1, not ",
+              rank0.rank(), " and ", rank1.rank());
+  std::exception_ptr failed;
+  std::thread other([&] {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    try {
+      echo(rank1);
+    } catch (...) {
+      failed = std::current_exception();
+      rank1.abort("the other end of the measured link failed");
+    }
+  });
+  LinkSpeed speed;
+  std::exception_ptr here;
+  try {
+    int64_t round = 0;
+    one_way(rank0, kSmall, seconds / 10, round);  // warm
+    speed.latency = one_way(rank0, kSmall, 0.45 * seconds, round);
+    const double large = one_way(rank0, kLarge, 0.45 * seconds, round);
+    if (large > kDistinct * speed.latency) {
+      speed.bytes_per_second =
+          static_cast<double>(sizeof(float) * (kLarge - kSmall)) / (large - speed.latency);
+    }
+    rank0.isend(1, {.step = round}, {});
+  } catch (...) {
+    here = std::current_exception();
+    rank0.abort("the measurement of a link failed");
+  }
+  other.join();
+  if (failed) std::rethrow_exception(failed);
+  if (here) std::rethrow_exception(here);
+  return speed;
+}
+
+}  // namespace twobp
