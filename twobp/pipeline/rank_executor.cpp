@@ -342,10 +342,13 @@ bool RankExecutor::fill_until(int from, const Tag& tag, Values& values) {
   // A message about to come would have to wait for the whole of a W begun just before it.
   const PendingP2& oldest = pending_.front();
   const LayerCost& cost = stages_[oldest.stage]->cost(oldest.layer);
-  const double begin = now_seconds();
-  bool there =
-      transport_.try_receive(from, tag, values, kGrace * cost.backward_p2 / std::max(1, cost.p2_units));
-  if (started_) idle(IdleCause::kMessage, begin, now_seconds());
+  const double grace = kGrace * cost.backward_p2 / std::max(1, cost.p2_units);
+  bool there = false;
+  if (grace > 0) {
+    const double begin = now_seconds();
+    there = transport_.try_receive(from, tag, values, grace);
+    if (started_) idle(IdleCause::kMessage, begin, now_seconds());
+  }
   while (!there && !pending_.empty()) {
     run_oldest_p2();
     there = transport_.try_receive(from, tag, values);
