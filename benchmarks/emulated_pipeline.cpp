@@ -27,6 +27,7 @@ struct Options {
   std::vector<std::string> schedules;
   std::vector<std::string> policies;  // empty: placed where there is one, else off and fill
   int micro_batches_per_rank = 4;
+  int layers = 4;            // of a stage: the pieces that W can run in
   double milliseconds = 10;  // of F, of I and of W on a rank, all its stages together
   std::string json_file;
 };
@@ -69,9 +70,11 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
   const int stages = ranks * per_rank;
   const int micro_batches = options.micro_batches_per_rank * ranks;
   EmulatedLayer layer;
-  layer.forward = layer.backward_p1 = layer.backward_p2 = options.milliseconds * 1e-3 / per_rank;
+  layer.forward = layer.backward_p1 = layer.backward_p2 =
+      options.milliseconds * 1e-3 / per_rank / options.layers;
   layer.activation_bytes = layer.stash_bytes = 1 << 10;
-  const ModelSpec model = emulated(std::vector<EmulatedLayer>(stages, layer));
+  const ModelSpec model =
+      emulated(std::vector<EmulatedLayer>(static_cast<size_t>(stages) * options.layers, layer));
   Profile profile;
   for (const LayerSpec& spec : model.layers) {
     LayerCost& cost = profile[spec.kind];
@@ -82,13 +85,16 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
   }
   PipelineOptions pipeline_options;
   pipeline_options.stages = stages;
-  pipeline_options.split.assign(stages, 1);
+  pipeline_options.split.assign(stages, options.layers);
   pipeline_options.rank_of_stage = place_stages(named.placement, stages, ranks);
   Pipeline pipeline(model, profile, pipeline_options);
   const Plan plan = pipeline.plan(named.name, micro_batches, policy, P2Batching::kLoop, 0);
 
   std::vector<StageCost> costs(stages);
-  for (StageCost& cost : costs) cost.forward = cost.backward_p1 = cost.backward_p2 = layer.forward;
+  for (StageCost& cost : costs) {
+    cost.forward = cost.backward_p1 = cost.backward_p2 = layer.forward * options.layers;
+    cost.p2_units = options.layers;
+  }
   const double work = micro_batches * 3 * options.milliseconds * 1e-3;
   const Bubble simulated = of_simulation(simulate(plan.schedule, costs), work);
 
@@ -153,6 +159,8 @@ int main(int argc, char** argv) {
   app.add_option("--p2", options.policies, "Default: placed where the schedule places W, else off and fill")
       ->delimiter(',');
   app.add_option("--micro-batches-per-rank", options.micro_batches_per_rank, "M over N")
+      ->capture_default_str();
+  app.add_option("--layers", options.layers, "Of each stage: W runs in as many pieces")
       ->capture_default_str();
   app.add_option("--milliseconds", options.milliseconds, "Of F, of I and of W on each rank")
       ->capture_default_str();

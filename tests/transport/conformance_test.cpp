@@ -202,24 +202,6 @@ TEST_P(Conformance, TryReceiveDoesNotWait) {
   });
 }
 
-TEST_P(Conformance, TryReceiveWaitsAsLongAsItIsTold) {
-  run(2, [](Transport& transport) {
-    Values values;
-    if (transport.rank() == 1) {
-      transport.receive(0, forward(1, 0), kLong);
-      sleep_for(0.03);
-      transport.isend(0, forward(0, 0), {filled(2)});
-      return;
-    }
-    const double begin = now_seconds();
-    EXPECT_FALSE(transport.try_receive(1, forward(0, 0), values, 0.05)) << "nobody has sent it yet";
-    EXPECT_GE(now_seconds() - begin, 0.05);
-    transport.isend(1, forward(1, 0), {filled(1)});
-    ASSERT_TRUE(transport.try_receive(1, forward(0, 0), values, kLong));
-    EXPECT_EQ(first_of(values), 2);
-  });
-}
-
 TEST_P(Conformance, ReceiveTimesOutWithAMessage) {
   run(2, [](Transport& transport) {
     if (transport.rank() != 1) return;

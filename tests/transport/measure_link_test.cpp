@@ -28,8 +28,8 @@ class SlowTransport : public Transport {
     std::this_thread::sleep_for(std::chrono::duration<double>(latency_ + bytes / bytes_per_second_));
     inner_.isend(to, tag, std::move(values));
   }
-  bool try_receive(int from, const Tag& tag, Values& values, double seconds) override {
-    return inner_.try_receive(from, tag, values, seconds);
+  bool try_receive(int from, const Tag& tag, Values& values) override {
+    return inner_.try_receive(from, tag, values);
   }
   Values receive(int from, const Tag& tag, double timeout) override {
     return inner_.receive(from, tag, timeout);

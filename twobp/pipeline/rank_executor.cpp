@@ -9,9 +9,6 @@
 namespace twobp {
 namespace {
 
-// `fill` waits for its message this part of the W it would run, before it begins the first one.
-constexpr double kGrace = 0.05;
-
 // What the exception at hand says, without LibTorch's backtrace.
 std::string what_is_thrown() {
   try {
@@ -320,7 +317,12 @@ void RankExecutor::receive(const Instruction& instruction) {
     const Tag tag{input_->step, instruction.stage, mb, forward ? Direction::kForward : Direction::kBackward};
     Values values;
     bool there = transport_.try_receive(from, tag, values);
-    if (!there && input_->schedule->fills()) there = fill_until(from, tag, values);
+    if (input_->schedule->fills()) {
+      while (!there && !pending_.empty()) {
+        run_oldest_p2();
+        there = transport_.try_receive(from, tag, values);
+      }
+    }
     if (!there) {
       const double begin = now_seconds();
       values = transport_.receive(from, tag, input_->timeout);
@@ -335,25 +337,6 @@ void RankExecutor::receive(const Instruction& instruction) {
     (forward ? boundaries_[s].input : boundaries_[s].output_gradient)[mb] = std::move(values);
     events_.message(Event::Kind::kReceive, instruction.stage, peer_stage, mb, bytes, arrived);
   }
-}
-
-bool RankExecutor::fill_until(int from, const Tag& tag, Values& values) {
-  if (pending_.empty()) return false;
-  // A message about to come would have to wait for the whole of a W begun just before it.
-  const PendingP2& oldest = pending_.front();
-  const LayerCost& cost = stages_[oldest.stage]->cost(oldest.layer);
-  const double grace = kGrace * cost.backward_p2 / std::max(1, cost.p2_units);
-  bool there = false;
-  if (grace > 0) {
-    const double begin = now_seconds();
-    there = transport_.try_receive(from, tag, values, grace);
-    if (started_) idle(IdleCause::kMessage, begin, now_seconds());
-  }
-  while (!there && !pending_.empty()) {
-    run_oldest_p2();
-    there = transport_.try_receive(from, tag, values);
-  }
-  return there;
 }
 
 double RankExecutor::make_room(int64_t peak, int64_t held) {

@@ -82,8 +82,6 @@ class RankExecutor {
   void backward_p1(int s, int micro_batch, bool fused);
   void flush_p2(int s, int first, int last);
   void receive(const Instruction& instruction);
-  // Under `fill`: whether the message came while old W ran.
-  bool fill_until(int from, const Tag& tag, Values& values);
   // Runs the oldest pending W: one layer, and of it one micro-batch, or all pending ones when they
   // concatenate.
   void run_oldest_p2();

@@ -1,6 +1,5 @@
 #include "twobp/transport/in_process.h"
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -109,12 +108,9 @@ class InProcessTransport : public Transport {
     group_->mailboxes[to].put({rank_, tag, std::move(values)});
   }
 
-  bool try_receive(int from, const Tag& tag, Values& values, double seconds) override {
+  bool try_receive(int from, const Tag& tag, Values& values) override {
     throw_if_aborted();
-    Mailbox& mailbox = group_->mailboxes[rank_];
-    if (mailbox.take(from, tag, values)) return true;
-    return seconds > 0 && mailbox.wait(from, tag, values, now_seconds() + seconds, std::min(spin_, seconds),
-                                       group_->aborted);
+    return group_->mailboxes[rank_].take(from, tag, values);
   }
 
   Values receive(int from, const Tag& tag, double timeout) override {

@@ -43,9 +43,8 @@ class Transport {
   // Hands `values` to rank `to`. Sender and receiver may share memory afterwards: neither may write to it.
   virtual void isend(int to, const Tag& tag, Values values) = 0;
 
-  // True and the message moved into `values` if it is there, or comes within `seconds`; 0 never blocks.
-  // Throws Aborted.
-  virtual bool try_receive(int from, const Tag& tag, Values& values, double seconds = 0) = 0;
+  // True and the message moved into `values` if it is there. Never blocks. Throws Aborted.
+  virtual bool try_receive(int from, const Tag& tag, Values& values) = 0;
   // Waits for it. Throws Aborted, or Error after `timeout` seconds (says who waited for what).
   virtual Values receive(int from, const Tag& tag, double timeout) = 0;
 
