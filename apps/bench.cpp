@@ -11,11 +11,12 @@
 #include "twobp/core/median.h"
 #include "twobp/core/text.h"
 #include "twobp/pipeline/simulated_costs.h"
-#include "twobp/schedule/in_process.h"
-#include "twobp/schedule/simulate.h"
-#include "twobp/train/architecture.h"
+#include "twobp/schedule/check/in_process.h"
+#include "twobp/schedule/simulate/simulate.h"
 #include "twobp/train/auto_variant.h"
-#include "twobp/train/build_model.h"
+#include "twobp/train/model/architecture.h"
+#include "twobp/train/model/build_model.h"
+#include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
 
 namespace twobp {
@@ -249,6 +250,7 @@ void print_table(const std::vector<Row>& rows) {
 }
 
 int bench(const BenchOptions& options) {
+  check_alone("bench", find_launcher());
   const Config config = load_config(options.config, options.overrides);
   std::vector<std::unique_ptr<Trainer>> trainers;
   std::vector<Row> rows;

@@ -10,7 +10,8 @@
 #include "apps/train.h"
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
-#include "twobp/train/architecture.h"
+#include "twobp/train/model/architecture.h"
+#include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
 
 namespace twobp {
@@ -23,9 +24,11 @@ struct EvalOptions {
 };
 
 void eval(const EvalOptions& options) {
+  check_alone("eval", find_launcher());
   std::vector<std::string> overrides = {"train.eval_batches=0"};  // all, unless told otherwise
   overrides.insert(overrides.end(), options.overrides.begin(), options.overrides.end());
   Config config = load_config(options.config, overrides);
+  config.pipeline.data_parallel = 1;
   config.model.freeze = {"*"};                              // no gradients, no optimizer state
   if (ScheduleSource::is_file(config.pipeline.schedule)) {  // forward alone needs none, and it may have gone
     config.pipeline.schedule = "gpipe";

@@ -11,12 +11,13 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
-#include "twobp/train/architecture.h"
-#include "twobp/train/build_model.h"
+#include "twobp/train/data/tokenizer.h"
 #include "twobp/train/generator.h"
-#include "twobp/train/hf_config.h"
-#include "twobp/train/load_model.h"
-#include "twobp/train/tokenizer.h"
+#include "twobp/train/model/architecture.h"
+#include "twobp/train/model/build_model.h"
+#include "twobp/train/model/hf_config.h"
+#include "twobp/train/model/load_model.h"
+#include "twobp/train/run_world.h"
 
 namespace twobp {
 namespace {
@@ -80,6 +81,7 @@ class Text {
 };
 
 void generate(const GenerateOptions& options) {
+  check_alone("generate", find_launcher());
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   at::set_num_threads(options.threads > 0 ? options.threads : cores);
   ModelConfig config;

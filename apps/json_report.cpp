@@ -1,5 +1,6 @@
 #include "apps/json_report.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -39,6 +40,10 @@ json step_to_json(const StepResult& result) {
   for (size_t r = 0; r < report.ranks.size(); ++r) {
     line["idle_fraction"].push_back(report.idle_fraction(static_cast<int>(r)));
     line["idle_seconds"].push_back(idle_to_json(report.ranks[r]));
+  }
+  const auto waits_for_sums = [](const RankTimes& times) { return times.exposed > 0; };
+  if (std::any_of(report.ranks.begin(), report.ranks.end(), waits_for_sums)) {
+    for (const RankTimes& times : report.ranks) line["exposed_seconds"].push_back(times.exposed);
   }
   line["peak_bytes"] = json::array();
   line["peak_bytes_by_category"] = json::array();

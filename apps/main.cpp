@@ -1,16 +1,15 @@
 // twobp: the program. Each subcommand has a file of its own.
-#include <exception>
 #include <malloc.h>
 
 #include <CLI/CLI.hpp>
-#include <c10/util/Exception.h>
 
 #include "apps/bench.h"
+#include "apps/checkpoint.h"
 #include "apps/eval.h"
 #include "apps/generate.h"
-#include "apps/log.h"
 #include "apps/plan.h"
 #include "apps/profile.h"
+#include "apps/run_guard.h"
 #include "apps/train.h"
 
 namespace {
@@ -32,6 +31,7 @@ int main(int argc, char** argv) {
   int exit_code = 0;
   twobp::add_train_command(app, exit_code);
   twobp::add_bench_command(app, exit_code);
+  twobp::add_checkpoint_command(app, exit_code);
   twobp::add_eval_command(app);
   twobp::add_generate_command(app);
   twobp::add_plan_command(app);
@@ -40,12 +40,8 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     return app.exit(e);
-  } catch (const c10::Error& e) {  // out of memory, for instance
-    twobp::log_error(e.what_without_backtrace());
-    return 1;
-  } catch (const std::exception& e) {
-    twobp::log_error(e.what());
-    return 1;
+  } catch (...) {
+    return twobp::RunGuard::get().end_failed();
   }
   return exit_code;
 }

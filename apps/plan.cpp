@@ -15,6 +15,7 @@
 #include "twobp/core/text.h"
 #include "twobp/plan/recompute_costs.h"
 #include "twobp/schedule/named_schedules.h"
+#include "twobp/train/run_world.h"
 
 namespace twobp {
 namespace {
@@ -58,6 +59,18 @@ constexpr FlagUse kFlags[] = {
     {"--backward-p2", kDraw},
     {"--p2-units", kDraw},
     {"--cap", kDraw},
+    {"--rendezvous", kDraw},
+    {"--order-for-rendezvous", kDraw},
+    {"--buffers", kDraw},
+    {"--latency", kDraw | kModel},
+    {"--message-seconds", kDraw},
+    {"--bandwidth", kModel},
+    {"--share-links", kDraw | kModel},
+    {"--data-parallel", kDraw | kModel},
+    {"--gradient-seconds", kDraw},
+    {"--data-latency", kModel},
+    {"--data-bandwidth", kModel},
+    {"--devices", kModel},
     {"--color", kDraw},
     {"--csv", kDraw | kModel},
     {"--csv-form", kDraw | kModel},
@@ -73,7 +86,7 @@ constexpr FlagUse kFlags[] = {
 };
 
 // An option that the job does not look at is refused: it would change nothing.
-void check_flags(const CLI::App& plan, PlanJob job) {
+void check_flags(const CLI::App& plan, PlanJob job, const PlanOptions& options) {
   for (const FlagUse& flag : kFlags) {
     if ((flag.jobs & job) != 0 || plan.get_option(flag.name)->count() == 0) continue;
     fail(flag.name, " plays no part ", job_text(job));
@@ -83,8 +96,70 @@ void check_flags(const CLI::App& plan, PlanJob job) {
     TWOBP_CHECK(plan.get_option(flag)->count() == 0 || plan.get_option(needs)->count() > 0, flag,
                 " plays no part without ", needs == std::string("config") ? "a configuration" : needs);
   }
+  const auto given = [&](const char* flag) { return plan.get_option(flag)->count() > 0; };
+  if (job == kDraw) {
+    TWOBP_CHECK(
+        given("--data-parallel") == given("--gradient-seconds"),
+        "--data-parallel and --gradient-seconds go together: how many replicas sum their gradients, and "
+        "how long a stage's take over a link");
+    TWOBP_CHECK(!given("--share-links") || given("--latency") || given("--message-seconds"),
+                "--share-links plays no part without --latency or --message-seconds: messages take no time");
+    TWOBP_CHECK(!given("--order-for-rendezvous") || options.csv_form != "compute_comms",
+                "--csv-form compute_comms has messages where PyTorch places them, not where "
+                "--order-for-rendezvous does: write compute_only, or leave out one of the two");
+  } else if (!given("--data-parallel") && !given("--devices")) {
+    for (const char* flag : {"--data-latency", "--data-bandwidth"}) {
+      TWOBP_CHECK(!given(flag), flag, " plays no part without --data-parallel or --devices");
+    }
+  }
   TWOBP_CHECK(plan.get_option("--top")->count() == 0 || plan.get_option("--all")->count() == 0,
               "--top plays no part beside --all");
+}
+
+// Messages, and replicas that sum their gradients.
+void add_network_options(CLI::App& plan, PlanOptions& options) {
+  const auto number = [&](const char* flag, auto& value, const std::string& help) {
+    return plan.add_option(flag, value, help)->check(CLI::NonNegativeNumber);
+  };
+  const auto text = [&](const char* flag, std::string& value, const std::string& help) {
+    return plan.add_option(flag, value, help)->capture_default_str();
+  };
+  plan.add_flag(
+      "--rendezvous", options.rendezvous,
+      "refuse a schedule that would block where sends wait until the receiver stands at the receive");
+  plan.add_flag("--order-for-rendezvous", options.order_for_rendezvous,
+                "move receives forward so that such sends never block; the order of F, I and W stays");
+  plan.add_option(
+          "--buffers", options.buffers,
+          "refuse a schedule in which more messages than this may wait for a rank, however long ops take")
+      ->check(CLI::NonNegativeNumber);
+  number("--latency", options.latency,
+         "time from the end of a message's sending until the receiver has it (default: 0; with a model, in "
+         "seconds: that of the costs)");
+  text("--message-seconds", options.message_seconds,
+       "how long a message of a stage keeps its link, which carries one at a time: a number, or a comma list "
+       "with one per stage");
+  text("--bandwidth", options.bandwidth,
+       "bytes a second of a link, such as 10GB (default: that of the costs)");
+  number(
+      "--share-links", options.share_links,
+      "ranks in a node: messages that leave it share one link, of --latency and --message-seconds or "
+      "--bandwidth, and messages within it take no time, or that of the costs; 0: every two ranks have their "
+      "own");
+  text(
+      "--data-parallel", options.data_parallel,
+      "[list] replicas of the pipeline, which sum their gradients when a stage's last W is done (default: 1, "
+      "or the configured number)");
+  text("--gradient-seconds", options.gradient_seconds,
+       "time that a stage's gradients take over a link: a number, or one per stage; a ring of d replicas "
+       "needs "
+       "2 (d - 1) / d of it");
+  number("--data-latency", options.data_latency,
+         "seconds of latency of such a sum (default: that of a link, out of a node where links are shared)");
+  text("--data-bandwidth", options.data_bandwidth,
+       "bytes a second of the link that sums go over (default: as for --data-latency)");
+  number("--devices", options.devices,
+         "only combinations with so many ranks in all: ranks x replicas, as many as that makes; 0: any");
 }
 
 }  // namespace
@@ -123,6 +198,7 @@ void add_plan_command(CLI::App& app) {
   plan->add_option("--cap", options->cap, "most micro-batches a rank may hold; 0: any number")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
+  add_network_options(*plan, *options);
   text("--color", options->color, "auto, always or never")->check(CLI::IsMember({"auto", "always", "never"}));
   text("--json", options->json, "also write the result to this file");
   text("--timeline", options->timeline, "also draw it as an HTML page");
@@ -158,8 +234,9 @@ void add_plan_command(CLI::App& app) {
   plan->add_option("--seconds", options->seconds, "how long to measure each size and recomputation")
       ->capture_default_str();
   plan->callback([options, plan] {
+    check_alone("plan", find_launcher());
     const PlanJob job = job_of(*options);
-    check_flags(*plan, job);
+    check_flags(*plan, job, *options);
     if (job == kMeasured) return plan_measured(*options);
     if (job == kDraw) return plan_schedule(*options);
     plan_model(*options);

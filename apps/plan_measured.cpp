@@ -11,7 +11,7 @@
 #include "apps/table.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/schedule/svg.h"
+#include "twobp/schedule/draw/svg.h"
 #include "twobp/trace/compare.h"
 #include "twobp/trace/read_trace.h"
 #include "twobp/trace/timeline.h"
@@ -25,10 +25,6 @@ std::string signed_text(double value, int digits, const char* unit) {
   std::ostringstream out;
   out << std::showpos << std::fixed << std::setprecision(digits) << value << unit;
   return out.str();
-}
-
-std::string milliseconds(double seconds) {
-  return fixed(1e3 * seconds, seconds < 0.01 ? 3 : 1) + " ms";
 }
 
 // Of what was measured: how far the prediction is off.

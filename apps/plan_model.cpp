@@ -14,7 +14,7 @@
 #include "twobp/core/text.h"
 #include "twobp/plan/planner.h"
 #include "twobp/plan/recompute_costs.h"
-#include "twobp/train/build_model.h"
+#include "twobp/train/model/build_model.h"
 
 namespace twobp {
 namespace {
@@ -26,7 +26,7 @@ std::vector<int> sizes_around(int64_t size) {
   return {once / 2, once, 2 * once};
 }
 
-double parse_memory(const std::string& text) {
+double parse_size(const std::string& option, const std::string& text) {
   if (text.empty()) return 0;
   int64_t bytes = -1;
   try {
@@ -34,7 +34,7 @@ double parse_memory(const std::string& text) {
   } catch (const Error&) {
     bytes = -1;
   }
-  TWOBP_CHECK(bytes > 0, "--memory is '", text,
+  TWOBP_CHECK(bytes > 0, option, " is '", text,
               "': write a size above 0, such as 80GiB, 512MiB or 1000000 (bytes)");
   return static_cast<double>(bytes);
 }
@@ -46,6 +46,24 @@ std::vector<std::string> parse_names(const std::string& option, const std::strin
     names.push_back(name);
   }
   return names;
+}
+
+// What is not given is as the costs have it.
+Interconnect interconnect_of(const PlanOptions& options, const CostModel& model,
+                             const std::optional<Config>& config) {
+  Interconnect network;
+  if (config) network.bucket_bytes = static_cast<double>(parse_bucket(config->pipeline.bucket));
+  const auto link = [](double latency, const std::string& option, const std::string& bandwidth,
+                       const LinkSpeed& usual) {
+    return LinkSpeed{latency >= 0 ? latency : usual.latency,
+                     bandwidth.empty() ? usual.bytes_per_second : parse_size(option, bandwidth)};
+  };
+  const LinkSpeed measured{model.link_latency, model.link_bytes_per_second};
+  const LinkSpeed given = link(options.latency, "--bandwidth", options.bandwidth, measured);
+  network.ranks_per_node = options.share_links;
+  (options.share_links > 0 ? network.node : network.link) = given;
+  network.data = link(options.data_latency, "--data-bandwidth", options.data_bandwidth, given);
+  return network;
 }
 
 PlanRequest request_of(const PlanOptions& options, const std::optional<Config>& config) {
@@ -67,8 +85,14 @@ PlanRequest request_of(const PlanOptions& options, const std::optional<Config>& 
     for (const auto& name : parse_names("--p2", options.p2)) request.policies.push_back(parse_policy(name));
   }
   if (!options.recompute.empty()) request.recompute = parse_names("--recompute", options.recompute);
+  if (!options.data_parallel.empty()) {
+    request.data_parallel = parse_counts("--data-parallel", options.data_parallel);
+  } else if (config && options.devices == 0) {
+    request.data_parallel = {static_cast<int>(config->pipeline.data_parallel)};
+  }
+  request.devices = options.devices;
   request.batch = options.batch;
-  request.memory = parse_memory(options.memory);
+  request.memory = parse_size("--memory", options.memory);
   request.top = options.all ? 0 : options.top;
   request.search = options.search;
   return request;
@@ -92,15 +116,23 @@ CostModel costs_of(const PlanOptions& options, const std::optional<Config>& conf
   return measure_costs(*config, measure);
 }
 
+std::string name_of(const PlanChoice& choice) {
+  return choice.runnable() ? choice.schedule : choice.schedule + " (not runnable)";
+}
+
 void print_choices(const PlanResult& result) {
+  const bool replicated = std::any_of(result.best.begin(), result.best.end(),
+                                      [](const PlanChoice& choice) { return choice.data_parallel > 1; });
   std::vector<std::vector<std::string>> rows = {{"schedule", "p2", "ranks", "stages", "M", "size",
                                                  "recompute", "step ms", "samples/s", "idle", "memory"}};
+  if (replicated) rows[0].insert(rows[0].begin() + 2, "replicas");
   for (const PlanChoice& choice : result.best) {
-    rows.push_back({choice.schedule, std::string(policy_name(choice.policy)), std::to_string(choice.ranks),
+    rows.push_back({name_of(choice), std::string(policy_name(choice.policy)), std::to_string(choice.ranks),
                     std::to_string(choice.stages), std::to_string(choice.micro_batches),
                     std::to_string(choice.micro_batch_size), choice.recompute,
                     fixed(choice.step_seconds * 1e3, 2), fixed(choice.samples_per_second(), 2),
                     percent(choice.bubble), format_bytes(choice.peak_bytes)});
+    if (replicated) rows.back().insert(rows.back().begin() + 2, std::to_string(choice.data_parallel));
   }
   print_table(rows);
 }
@@ -127,6 +159,8 @@ std::string settings_of(const PlanChoice& choice, const CostModel& model, const 
           : concat("--set pipeline.schedule=", choice.schedule, " pipeline.p2=", policy_name(choice.policy),
                    " pipeline.ranks=", choice.ranks, " pipeline.stages=", choice.stages,
                    " pipeline.micro_batches=", choice.micro_batches);
+  if (choice.data_parallel > 1 || (config && config->pipeline.data_parallel > 1))
+    settings += concat(" pipeline.data_parallel=", choice.data_parallel);
   settings += concat(" pipeline.micro_batch_size=", choice.micro_batch_size);
   std::vector<std::string> layers;
   for (const int count : choice.split) layers.push_back(std::to_string(count));
@@ -146,6 +180,8 @@ nlohmann::ordered_json to_json(const PlanChoice& choice) {
           {"stages", choice.stages},
           {"micro_batches", choice.micro_batches},
           {"micro_batch_size", choice.micro_batch_size},
+          {"data_parallel", choice.data_parallel},
+          {"runnable", choice.runnable()},
           {"recompute", choice.recompute},
           {"split", choice.split},
           {"step_seconds", choice.step_seconds},
@@ -173,25 +209,40 @@ void write_json(const PlanResult& result, const PlanRequest& request, const std:
 }
 
 // The best choice, and the same with p2 off if it has a name, drawn.
-void draw(const PlanOptions& options, const CostModel& model, const PlanChoice& choice, double memory) {
+void draw(const PlanOptions& options, const CostModel& model, const PlanChoice& choice,
+          const PlanRequest& request) {
   if (options.timeline.empty() && options.svg.empty() && options.csv.empty()) return;
-  const CostModel recomputed = with_recompute(model, choice.recompute);
-  const auto costs = stage_costs(recomputed, choice.split, choice.micro_batch_size);
-  std::vector<SimulatedPlan> made = {{schedule_of(choice), {}}};
+  std::vector<PlanChoice> drawn = {choice};
   if (!choice.found && choice.policy != P2Policy::kOff) {
-    PlanChoice off = choice;
-    off.policy = P2Policy::kOff;
-    made.push_back({schedule_of(off), {}});
+    drawn.push_back(choice);
+    drawn.back().policy = P2Policy::kOff;
   }
-  for (SimulatedPlan& plan : made) {
-    SimulationOptions simulation = simulation_options(recomputed);
-    simulation.timeline = true;
-    simulation.cap_per_rank = caps_for(memory, plan.schedule.rank_of_stage, choice.ranks, costs);
-    plan.simulation = simulate(plan.schedule, costs, simulation);
+  std::vector<SimulatedPlan> made;
+  std::vector<StageCost> costs;
+  for (const PlanChoice& each : drawn) {
+    PlannedRun run = planned_run(model, each, request);
+    run.options.timeline = true;
+    const Simulation simulation = simulate(run.schedule, run.costs, run.options);
+    made.push_back({std::move(run.schedule), simulation});
+    costs = std::move(run.costs);
   }
   std::vector<const SimulatedPlan*> plans;
   for (const SimulatedPlan& plan : made) plans.push_back(&plan);
   write_pictures(plans, costs, options);
+}
+
+// Of the best that can be run, if any of the rows can.
+void print_settings(const PlanResult& result, const CostModel& model, const PlanRequest& request,
+                    const std::optional<Config>& config) {
+  const auto& best = result.best;
+  const auto first =
+      std::find_if(best.begin(), best.end(), [](const PlanChoice& choice) { return choice.runnable(); });
+  if (first == best.end()) {
+    std::cout << "\nNone of the rows can be run: they hold several copies of the model\n";
+    return;
+  }
+  std::cout << "\nThe first row " << (first == best.begin() ? "" : "that can be run ") << "trains with "
+            << settings_of(*first, model, request, config) << '\n';
 }
 
 }  // namespace
@@ -199,8 +250,9 @@ void draw(const PlanOptions& options, const CostModel& model, const PlanChoice& 
 void plan_model(const PlanOptions& options) {
   std::optional<Config> config;
   if (!options.config.empty()) config = load_config(options.config, options.overrides);
-  const PlanRequest request = request_of(options, config);
+  PlanRequest request = request_of(options, config);
   const CostModel model = costs_of(options, config, request);
+  request.interconnect = interconnect_of(options, model, config);
   const PlanResult result = plan(model, request);
   if (result.best.empty()) {
     const PlanChoice& smallest = *result.smallest;
@@ -215,10 +267,9 @@ void plan_model(const PlanOptions& options) {
   print_choices(result);
   std::cout << '\n';
   for (const std::string& sentence : result.advice->sentences) std::cout << sentence << ".\n";
-  std::cout << "\nThe first row trains with " << settings_of(result.best.front(), model, request, config)
-            << '\n';
+  print_settings(result, model, request, config);
   if (!options.json.empty()) write_json(result, request, options.json);
-  draw(options, model, result.best.front(), request.memory);
+  draw(options, model, result.best.front(), request);
 }
 
 }  // namespace twobp

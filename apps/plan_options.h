@@ -17,6 +17,19 @@ struct PlanOptions {
   std::string backward_p2 = "1";
   int p2_units = 1;
   double cap = 0;
+  bool rendezvous = false;
+  bool order_for_rendezvous = false;
+  int buffers = -1;  // -1: any number
+  // Links and replicas: of the cost model and for all combinations with a configuration or costs.
+  double latency = -1;  // negative: 0, or the cost model's
+  std::string message_seconds = "0";
+  std::string bandwidth;  // bytes a second; empty: the cost model's
+  int share_links = 0;    // ranks that share the link out of their node; 0: none do
+  std::string data_parallel;
+  std::string gradient_seconds = "0";
+  std::string data_bandwidth;
+  double data_latency = -1;  // negative: as latency
+  int devices = 0;
   std::string color = "auto";
   std::string json;
   std::string timeline;

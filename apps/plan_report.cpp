@@ -10,7 +10,9 @@
 #include "apps/plan_schedule.h"
 #include "apps/table.h"
 #include "twobp/core/check.h"
-#include "twobp/schedule/grid.h"
+#include "twobp/core/text.h"
+#include "twobp/schedule/check/buffering.h"
+#include "twobp/schedule/draw/grid.h"
 
 namespace twobp {
 namespace {
@@ -45,6 +47,14 @@ void print_ranks(const SimulatedPlan& plan) {
     rows.push_back(std::move(row));
   }
   print_table(rows);
+}
+
+// What sends need that do not wait for their receive.
+void print_messages(const Schedule& schedule, const PlanOptions& options) {
+  std::vector<std::string> most;
+  for (const MostBuffered& rank : most_buffered(schedule)) most.push_back(std::to_string(rank.messages));
+  std::cout << "\nmessages that may wait for a rank, however long ops take, by rank: " << join(most) << '\n';
+  if (options.rendezvous) std::cout << "no deadlock where sends wait for their receive\n";
 }
 
 int most_in_flight(const Simulation& simulation) {
@@ -118,6 +128,10 @@ nlohmann::ordered_json to_json(const SimulatedPlan& plan) {
                                    {"begin", op.begin},
                                    {"end", op.end}});
     }
+    entry["instructions"] = nlohmann::ordered_json::array();
+    for (const Instruction& instruction : plan.schedule.ranks[rank]) {
+      entry["instructions"].push_back(to_string(instruction));
+    }
     json["ranks"].push_back(std::move(entry));
   }
   return json;
@@ -140,6 +154,7 @@ void print_plans(const std::vector<const SimulatedPlan*>& plans, const std::vect
     std::cout << '\n';
     print_ranks(*each);
   }
+  if (options.rendezvous || options.buffers >= 0) print_messages(plan.schedule, options);
 }
 
 void write_plans(const std::vector<const SimulatedPlan*>& plans, const std::string& path) {

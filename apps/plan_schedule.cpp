@@ -1,13 +1,16 @@
 #include "apps/plan_schedule.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/schedule/csv.h"
-#include "twobp/schedule/lower.h"
+#include "twobp/schedule/check/rendezvous.h"
+#include "twobp/schedule/check/validate.h"
+#include "twobp/schedule/draw/svg.h"
 #include "twobp/schedule/schedule_source.h"
-#include "twobp/schedule/svg.h"
+#include "twobp/schedule/text/csv.h"
+#include "twobp/schedule/text/lower.h"
 #include "twobp/trace/simulated.h"
 #include "twobp/trace/timeline.h"
 
@@ -32,7 +35,12 @@ Shape shape_of(const PlanOptions& options, const ScheduleSource& source) {
   return {*std::max_element(placed.begin(), placed.end()) + 1, static_cast<int>(placed.size())};
 }
 
+// Messages have bytes, which also count under a cap: so few that they do not, at a speed that makes the time.
+constexpr double kByteOfMessages = 0x1p-40;
+
 std::vector<StageCost> stage_costs(const PlanOptions& options, int stages) {
+  const auto messages = parse_costs("--message-seconds", options.message_seconds, stages);
+  const auto gradients = parse_costs("--gradient-seconds", options.gradient_seconds, stages);
   const auto forward = parse_costs("--forward", options.forward, stages);
   const auto p1 = parse_costs("--backward-p1", options.backward_p1, stages);
   const auto p2 = parse_costs("--backward-p2", options.backward_p2, stages);
@@ -42,16 +50,35 @@ std::vector<StageCost> stage_costs(const PlanOptions& options, int stages) {
     costs[stage].backward_p1 = p1[stage];
     costs[stage].backward_p2 = p2[stage];
     costs[stage].p2_units = options.p2_units;
+    costs[stage].output_bytes = costs[stage].input_gradient_bytes = messages[stage] * kByteOfMessages;
+    costs[stage].gradient_bytes = gradients[stage];
   }
   return costs;
+}
+
+SimulationOptions simulation_of(const PlanOptions& options, const Schedule& schedule) {
+  SimulationOptions simulation;
+  const double latency = std::max(0.0, options.latency);
+  if (options.cap > 0) simulation.cap_per_rank.assign(schedule.ranks.size(), options.cap);
+  if (options.share_links > 0) {
+    simulation.shared_links =
+        node_links(schedule.rank_count(), options.share_links, latency, kByteOfMessages);
+  } else {
+    simulation.message_seconds = latency;
+    simulation.bytes_per_second = kByteOfMessages;
+  }
+  if (!options.data_parallel.empty()) {
+    const int replicas = parse_count("--data-parallel", options.data_parallel);
+    simulation.data_parallel = {replicas * schedule.replicas, latency, 1, true};
+  }
+  return simulation;
 }
 
 SimulatedPlan make_plan(const PlanOptions& options, const ScheduleSource& source, const Shape& shape,
                         int micro_batches, P2Policy policy, const std::vector<StageCost>& costs) {
   SimulatedPlan plan{source.make(shape.stages, shape.ranks, micro_batches, policy), {}};
-  SimulationOptions simulation;
-  if (options.cap > 0) simulation.cap_per_rank.assign(plan.schedule.ranks.size(), options.cap);
-  plan.simulation = simulate(plan.schedule, costs, simulation);
+  if (options.order_for_rendezvous) plan.schedule = order_for_rendezvous(std::move(plan.schedule));
+  plan.simulation = simulate(plan.schedule, costs, simulation_of(options, plan.schedule));
   return plan;
 }
 
@@ -104,6 +131,8 @@ void plan_schedule(const PlanOptions& options) {
                                 : parse_count("--micro-batches", options.micro_batches);
   const auto costs = stage_costs(options, shape.stages);
   const SimulatedPlan plan = make_plan(options, source, shape, micro_batches, policy, costs);
+  validate(plan.schedule, {.sends = options.rendezvous ? Sends::kRendezvous : Sends::kBuffered,
+                           .buffer_limit = options.buffers});
   std::vector<const SimulatedPlan*> plans = {&plan};
   SimulatedPlan standard;
   if (policy != P2Policy::kOff) {

@@ -5,7 +5,7 @@
 
 #include "apps/plan_options.h"
 #include "twobp/schedule/schedule.h"
-#include "twobp/schedule/simulate.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 

@@ -16,7 +16,8 @@
 #include "apps/table.h"
 #include "twobp/core/text.h"
 #include "twobp/plan/recompute_costs.h"
-#include "twobp/train/build_model.h"
+#include "twobp/train/model/build_model.h"
+#include "twobp/train/run_world.h"
 
 namespace twobp {
 namespace {
@@ -29,10 +30,6 @@ struct ProfileOptions {
   std::string json_file;
   double seconds = 3;
 };
-
-std::string milliseconds(double seconds) {
-  return fixed(seconds * 1e3, 3);
-}
 
 std::vector<std::string> row_of(const std::string& name, int layers, const LayerCosts& costs,
                                 double parameters) {
@@ -51,7 +48,7 @@ std::vector<std::string> row_of(const std::string& name, int layers, const Layer
 void print_size(const CostModel& model, size_t size, double parameters) {
   std::cout << "\nmicro-batches of " << model.micro_batch_sizes[size] << ":\n";
   std::vector<std::vector<std::string>> rows = {
-      {"kind", "layers", "F ms", "I ms", "W ms", "held after F", "held after I", "parameters"}};
+      {"kind", "layers", "F", "I", "W", "held after F", "held after I", "parameters"}};
   std::map<std::string, int> layers;
   std::vector<std::string> order;
   for (const ModelLayer& layer : model.layers) {
@@ -94,6 +91,7 @@ double parameters_of(const ModelSpec& model) {
 }
 
 void profile(const ProfileOptions& options) {
+  check_alone("profile", find_launcher());
   const Config config = load_config(options.config, options.overrides);
   MeasureOptions measure;
   if (!options.sizes.empty()) measure.micro_batch_sizes = parse_counts("--micro-batch-sizes", options.sizes);

@@ -62,8 +62,10 @@ TraceOutput::TraceOutput(const TraceOptions& options, Trainer& trainer)
   }
   if (trainer.steps_done() >= trainer.config().train.steps) return;  // a resumed run that is done already
   steps_ = choose_trace_steps(options.steps, {trainer.steps_done() + 1, trainer.config().train.steps});
-  check_writable(options.trace);
-  check_writable(options.timeline);
+  if (trainer.world().is_first()) {
+    check_writable(options.trace);
+    check_writable(options.timeline);
+  }
   variant_ = trainer.variant();
   recorder_ = std::make_shared<TraceRecorder>(steps_);
   trainer.add_observer(recorder_);
@@ -71,6 +73,10 @@ TraceOutput::TraceOutput(const TraceOptions& options, Trainer& trainer)
 
 void TraceOutput::after_step(const StepResult& result) {
   if (!recorder_ || written_) return;
+  if (!trainer_->world().is_first()) {  // its recorder only says which steps' events are wanted
+    if (result.replan && result.replan->gain > 0 && result.step >= steps_.first) recorder_->stop();
+    return;
+  }
   if (recorder_->complete()) {
     write();
   } else if (result.replan && result.replan->gain > 0) {
@@ -87,7 +93,7 @@ void TraceOutput::after_step(const StepResult& result) {
 }
 
 void TraceOutput::finish() {
-  if (!recorder_) return;
+  if (!recorder_ || !trainer_->world().is_first()) return;
   const auto& reports = recorder_->reports();
   if (reports.empty()) {
     log_warning(concat("nothing traced: the run ended before step ", steps_.first));

@@ -1,8 +1,6 @@
 #include "apps/train.h"
 
 #include <array>
-#include <atomic>
-#include <csignal>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -11,29 +9,24 @@
 #include "apps/log.h"
 #include "apps/metrics_file.h"
 #include "apps/progress.h"
+#include "apps/run_guard.h"
+#include "apps/stop_signals.h"
 #include "apps/trace_options.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/nn/kernels/gemm.h"
-#include "twobp/train/architecture.h"
-#include "twobp/train/build_model.h"
-#include "twobp/train/checkpointer.h"
-#include "twobp/train/input_wait.h"
-#include "twobp/train/lora.h"
-#include "twobp/train/save_model.h"
+#include "twobp/train/agreement.h"
+#include "twobp/train/checkpoint/checkpointer.h"
+#include "twobp/train/data/input_wait.h"
+#include "twobp/train/model/architecture.h"
+#include "twobp/train/model/build_model.h"
+#include "twobp/train/model/lora.h"
+#include "twobp/train/model/save_model.h"
+#include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
 
 namespace twobp {
 namespace {
-
-constexpr int kInterrupted = 130;  // as shells report a program ended by Ctrl-C
-
-std::atomic<int> interrupted{0};
-
-// The first Ctrl-C ends the run after the step at hand, the second at once.
-void on_interrupt(int) {
-  if (interrupted.exchange(1) != 0) _exit(kInterrupted);
-}
 
 struct TrainOptions {
   std::string config;
@@ -46,8 +39,7 @@ struct TrainOptions {
 
 void describe(Trainer& trainer) {
   Pipeline& pipeline = trainer.pipeline();
-  int64_t parameters = 0;
-  for (const Parameter* weight : trainer.weights()) parameters += weight->numel();
+  const int64_t parameters = trainer.update().numel();
   std::vector<std::string> split;
   for (const int layers : pipeline.split()) split.push_back(std::to_string(layers));
   std::vector<double> seconds;
@@ -81,16 +73,6 @@ void print_memory(const StepReport& report) {
   }
 }
 
-void resume(Checkpointer& checkpointer, Trainer& trainer) {
-  for (const std::string& note : checkpointer.resume(trainer)) log_warning(note);
-  if (trainer.steps_done() > 0) {
-    std::printf("resumed after step %lld\n", static_cast<long long>(trainer.steps_done()));
-  } else {  // the first start of a run that is restarted until it is done
-    std::printf("no checkpoint in %s yet: starting from the beginning\n",
-                trainer.config().save.checkpoints.c_str());
-  }
-}
-
 std::string to_text(const Evaluation& held_out) {
   std::array<char, 64> text{};
   if (held_out.accuracy) {
@@ -101,96 +83,184 @@ std::string to_text(const Evaluation& held_out) {
   return text.data();
 }
 
+// Of the run's processes one shows what all do.
+class Output {
+ public:
+  Output(const TrainOptions& options, const Config& config, bool shows)
+      : shows_(shows),
+        metrics_(shows ? options.metrics : ""),
+        progress_(config.train.steps, config.train.log_every,
+                  item_name(architecture(config.model.type).input)),
+        input_wait_(config.data.workers) {}
+
+  bool shows() const { return shows_; }
+  MetricsFile& metrics() { return metrics_; }
+
+  void warn(const std::string& text) {
+    if (!shows_) return;
+    progress_.finish_line();
+    log_warning(text);
+  }
+
+  void say(const std::string& text) {
+    if (!shows_) return;
+    progress_.finish_line();
+    std::printf("%s\n", text.c_str());
+    std::fflush(stdout);
+  }
+
+  void step(const StepResult& result) {
+    if (!shows_) return;
+    progress_.show(result);
+    if (const auto warning = input_wait_.after_step(result.input_wait, result.report.seconds()))
+      warn(*warning);
+    if (result.replan) warn(concat("step ", result.step, ": ", to_text(*result.replan)));
+    metrics_.write(step_to_json(result));
+  }
+
+  void finish_line() {
+    if (shows_) progress_.finish_line();
+  }
+
+ private:
+  bool shows_;
+  MetricsFile metrics_;
+  Progress progress_;
+  InputWait input_wait_;
+};
+
+void resume(Checkpointer& checkpointer, Trainer& trainer, Output& output) {
+  for (const std::string& note : checkpointer.resume(trainer)) output.warn(note);
+  if (trainer.steps_done() > 0) {
+    output.say(concat("resumed after step ", trainer.steps_done()));
+  } else {  // the first start of a run that is restarted until it is done
+    output.say(
+        concat("no checkpoint in ", trainer.config().save.checkpoints, " yet: starting from the beginning"));
+  }
+}
+
+// From the trainer as it was made to its last step; the exit code.
+int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointer>& checkpointer,
+        Output& output, const Processes& processes) {
+  const Config& config = trainer.config();
+  const bool shows = output.shows();
+  if (shows) describe(trainer);
+  if (config.pipeline.replan > 0 && reorders(trainer.variant())) {
+    output.warn(concat("pipeline.replan is ", config.pipeline.replan, ", but ", config.pipeline.schedule,
+                       " gives up the order of micro-batches, so that any other plan would change bits: it "
+                       "stays as it is"));
+  }
+  if (shows) warn_of_new_parameters(trainer);
+  if (options.resume) {
+    resume(*checkpointer, trainer, output);
+    if (shows) output.metrics().keep_until(trainer.steps_done());
+  } else if (shows) {
+    output.metrics().clear();  // now that nothing stands in the way of this run
+  }
+  TraceOutput trace(options.trace, trainer);
+  trainer.stop_when([] { return stop_signal() != 0; });
+
+  const auto evaluate = [&](const std::string& when) {
+    const std::optional<Evaluation> held_out = trainer.evaluate();
+    if (held_out) output.say(concat("held-out loss ", when, ": ", to_text(*held_out)));
+    return held_out;
+  };
+  const std::optional<Evaluation> before =
+      evaluate(trainer.steps_done() == 0 ? "before training" : concat("after step ", trainer.steps_done()));
+  StepResult result;
+  while (trainer.steps_done() < config.train.steps && !result.stop) {
+    result = trainer.step();
+    output.step(result);
+    trace.after_step(result);
+    if (checkpointer) checkpointer->after_step(trainer);
+    const bool last = trainer.steps_done() == config.train.steps;
+    if (config.train.eval_every > 0 && trainer.steps_done() % config.train.eval_every == 0 && !last &&
+        !result.stop) {
+      evaluate(concat("after step ", trainer.steps_done()));
+    }
+  }
+  output.finish_line();
+  if (checkpointer) checkpointer->finish(trainer);  // first: who stops a run may not wait long
+  trace.finish();
+  const int signal = result.stop ? agreed_stop_signal(processes) : 0;
+  if (signal != 0) {
+    output.warn(concat(how_it_stops(signal), " after step ", trainer.steps_done(), " of ", config.train.steps,
+                       checkpointer ? ", checkpoint written" : ""));
+  } else {
+    const std::optional<Evaluation> after = evaluate("after training");
+    if (shows && before && after) std::printf("held-out loss %.4f -> %.4f\n", before->loss, after->loss);
+  }
+  if (shows && result.step > 0) print_memory(result.report);
+  if (!config.save.model.empty()) {
+    if (config.save.lora == "adapter") {
+      save_adapter(config.save.model, config.model, trainer.weights(), processes);
+    } else {
+      save_model(config.save.model, config.model, config.data.sequence, trainer.weights(),
+                 {.dtype = config.save.dtype}, processes);
+    }
+    output.say(concat("saved ", config.save.model));
+  }
+  return exit_code_of_signal(signal);
+}
+
+// One process's part of the run, or one replica's.
+int train(const TrainOptions& options, const Config& config, World world) {
+  const bool shows = world.is_first();
+  const Processes processes(*world.processes, config.pipeline.timeout);
+  std::optional<Trainer>
+      trainer;  // outlives the checkpointer, which looks at the folder before minutes go into it
+  std::optional<Checkpointer> checkpointer;
+  if (processes.count() > 1) {  // before anything that only some of them might do
+    check_agreement(processes, {{"save.checkpoints", config.save.checkpoints.empty() ? "empty" : "set"},
+                                {"--resume", options.resume ? "given" : "not given"}});
+  }
+  if (!config.save.checkpoints.empty()) checkpointer.emplace(config.save, options.resume, processes);
+  Output output(options, config, shows);
+  try {
+    trainer.emplace(config, std::move(world));
+    return run(options, *trainer, checkpointer, output, processes);
+  } catch (...) {
+    RunGuard::get().failing();
+    throw;
+  }
+}
+
 int train(const TrainOptions& options) {
   if (options.print_config && options.config.empty() && options.overrides.empty()) {
     std::printf("%s\n", config_to_json(Config{}).c_str());  // the defaults: no data yet, so not a run
     return 0;
   }
+  const Launcher launcher = find_launcher();
+  RunGuard::get().started_by(launcher);
   const Config config = load_config(options.config, options.overrides);
   if (options.print_config) {
     std::printf("%s\n", config_to_json(config).c_str());
     return 0;
   }
   if (!config.save.model.empty()) check_save_model(config.save.model, config.model);
-  if (!has_instructions_for(compute_dtype(config.train.precision))) {
+  if (launcher.rank == 0 && !has_instructions_for(compute_dtype(config.train.precision))) {
     log_warning(concat("this CPU has no instructions for ", config.train.precision,
                        ": matrix products are computed in fp32, so it saves memory but no time here"));
   }
-  std::optional<Checkpointer> checkpointer;
-  if (!config.save.checkpoints.empty()) checkpointer.emplace(config.save, options.resume);
-  TWOBP_CHECK(checkpointer || !options.resume,
+  TWOBP_CHECK(!config.save.checkpoints.empty() || !options.resume,
               "--resume goes on from the newest checkpoint in save.checkpoints, which is not set");
-  MetricsFile metrics(options.metrics);
-  Trainer trainer(config);
-  describe(trainer);
-  if (config.pipeline.replan > 0 && reorders(trainer.variant())) {
-    log_warning(concat("pipeline.replan is ", config.pipeline.replan, ", but ", config.pipeline.schedule,
-                       " gives up the order of micro-batches, so that any other plan would change bits: it "
-                       "stays as it is"));
+  // Launchers' libraries wait for the other processes without an end.
+  std::optional<RunGuard::Deadline> in_launcher;
+  if (launcher.started_many()) in_launcher.emplace(config.pipeline.timeout, "starting the run");
+  catch_stop_signals();
+  int exit_code = 0;
+  run_world(config.pipeline, launcher, [&](World world) {
+    in_launcher.reset();
+    RunGuard::get().watch(world);
+    const bool first = world.is_first();
+    const int code = train(options, config, std::move(world));
+    if (first || launcher.started_many()) exit_code = code;
+  });
+  if (launcher.started_many()) {  // from here to the end of the program
+    static const auto* const at_exit = new RunGuard::Deadline(config.pipeline.timeout, "ending the run");
+    static_cast<void>(at_exit);
   }
-  warn_of_new_parameters(trainer);
-  if (options.resume) {
-    resume(*checkpointer, trainer);
-    metrics.keep_until(trainer.steps_done());
-  } else {
-    metrics.clear();  // now that nothing stands in the way of this run
-  }
-  TraceOutput trace(options.trace, trainer);
-  std::signal(SIGINT, on_interrupt);
-  std::signal(SIGTERM, on_interrupt);
-
-  const auto evaluate = [&](const char* when) {
-    const std::optional<Evaluation> held_out = trainer.evaluate();
-    if (held_out) std::printf("held-out loss %s: %s\n", when, to_text(*held_out).c_str());
-    std::fflush(stdout);
-    return held_out;
-  };
-  const std::optional<Evaluation> before = evaluate(
-      trainer.steps_done() == 0 ? "before training" : concat("after step ", trainer.steps_done()).c_str());
-  Progress progress(config.train.steps, config.train.log_every,
-                    item_name(architecture(config.model.type).input));
-  InputWait input_wait(config.data.workers);
-  StepResult result;
-  while (trainer.steps_done() < config.train.steps && interrupted == 0) {
-    result = trainer.step();
-    progress.show(result);
-    if (const auto warning = input_wait.after_step(result.input_wait, result.report.seconds())) {
-      progress.finish_line();
-      log_warning(*warning);
-    }
-    if (result.replan) {
-      progress.finish_line();
-      log_warning(concat("step ", result.step, ": ", to_text(*result.replan)));
-    }
-    metrics.write(step_to_json(result));
-    trace.after_step(result);
-    if (checkpointer) checkpointer->after_step(trainer);
-    const bool last = trainer.steps_done() == config.train.steps;
-    if (config.train.eval_every > 0 && trainer.steps_done() % config.train.eval_every == 0 && !last) {
-      progress.finish_line();
-      evaluate(concat("after step ", trainer.steps_done()).c_str());
-    }
-  }
-  progress.finish_line();
-  trace.finish();
-  if (checkpointer) checkpointer->finish(trainer);
-  if (interrupted != 0) {
-    log_warning(concat("interrupted after step ", trainer.steps_done(), " of ", config.train.steps));
-  } else {
-    const std::optional<Evaluation> after = evaluate("after training");
-    if (before && after) std::printf("held-out loss %.4f -> %.4f\n", before->loss, after->loss);
-  }
-  if (result.step > 0) print_memory(result.report);
-  if (!config.save.model.empty()) {
-    if (config.save.lora == "adapter") {
-      save_adapter(config.save.model, config.model, trainer.weights());
-    } else {
-      save_model(config.save.model, config.model, config.data.sequence, trainer.weights(),
-                 {.dtype = config.save.dtype});
-    }
-    std::printf("saved %s\n", config.save.model.c_str());
-  }
-  return interrupted != 0 ? kInterrupted : 0;
+  return exit_code;
 }
 
 }  // namespace
@@ -208,11 +278,25 @@ void add_train_command(CLI::App& app, int& exit_code) {
   command->add_option("--set", options->overrides, "Override a key: section.key=value")->take_all();
   command->add_option("--metrics", options->metrics, "File for one JSON object a step");
   add_trace_options(*command, options->trace);
-  command->add_flag("--resume", options->resume,
-                    "Go on from the newest checkpoint in save.checkpoints, or start if there is none");
+  auto how = std::make_shared<std::string>();
+  const CLI::Option* resume =
+      command
+          ->add_option(
+              "--resume", *how,
+              "Go on from the newest whole checkpoint in save.checkpoints, passing over torn ones, or "
+              "start if there is none; \"auto\" says the same")
+          ->expected(0, 1)
+          ->type_name("[auto]");
   command->add_flag("--print-config", options->print_config, "Print the whole configuration and stop");
   command->footer("Configuration keys:\n" + config_reference());
-  command->callback([options, &exit_code] { exit_code = train(*options); });
+  command->callback([options, how, resume, &exit_code] {
+    options->resume = resume->count() > 0;
+    if (!how->empty() && *how != "auto") {  // "--resume config.json": it has no other value
+      TWOBP_CHECK(options->config.empty(), "--resume takes nothing or auto, not \"", *how, "\"");
+      options->config = *how;
+    }
+    exit_code = train(*options);
+  });
 }
 
 }  // namespace twobp

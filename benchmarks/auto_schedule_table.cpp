@@ -9,7 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "twobp/plan/auto_schedule.h"
+#include "twobp/plan/auto_schedule/auto_schedule.h"
 
 namespace {
 

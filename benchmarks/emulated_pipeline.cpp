@@ -15,7 +15,7 @@
 #include "twobp/nn/models/emulated.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/schedule/simulate.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {
@@ -27,6 +27,7 @@ struct Options {
   std::vector<std::string> schedules;
   std::vector<std::string> policies;  // empty: placed where there is one, else off and fill
   int micro_batches_per_rank = 4;
+  int micro_batches = 0;     // 0: by the number of ranks
   int layers = 4;            // of a stage: the pieces that W can run in
   double milliseconds = 10;  // of F, of I and of W on a rank, all its stages together
   std::string json_file;
@@ -68,7 +69,8 @@ Bubble of_run(const StepReport& report) {
 json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Options& options) {
   const int per_rank = usual_stages_per_rank(named.placement);
   const int stages = ranks * per_rank;
-  const int micro_batches = options.micro_batches_per_rank * ranks;
+  const int micro_batches =
+      options.micro_batches > 0 ? options.micro_batches : options.micro_batches_per_rank * ranks;
   EmulatedLayer layer;
   layer.forward = layer.backward_p1 = layer.backward_p2 =
       options.milliseconds * 1e-3 / per_rank / options.layers;
@@ -122,9 +124,8 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
 
 int run(const Options& options) {
   std::printf(
-      "F = I = W = %g ms a rank, M = %d N; idle: 1 - busy / step; of span: 1 - M (F + I + W) / longest "
-      "span\n\n",
-      options.milliseconds, options.micro_batches_per_rank);
+      "F = I = W = %g ms a rank; idle: 1 - busy / step; of span: 1 - M (F + I + W) / longest span\n\n",
+      options.milliseconds);
   std::printf("%-18s %-8s %4s %4s  %9s %9s  %7s %7s %8s  %7s %7s\n", "schedule", "p2", "N", "M", "step",
               "simulated", "idle", "simul.", "differs", "of span", "simul.");
   json rows = json::array();
@@ -160,6 +161,7 @@ int main(int argc, char** argv) {
       ->delimiter(',');
   app.add_option("--micro-batches-per-rank", options.micro_batches_per_rank, "M over N")
       ->capture_default_str();
+  app.add_option("--micro-batches", options.micro_batches, "M, whatever the number of ranks");
   app.add_option("--layers", options.layers, "Of each stage: W runs in as many pieces")
       ->capture_default_str();
   app.add_option("--milliseconds", options.milliseconds, "Of F, of I and of W on each rank")

@@ -10,7 +10,7 @@ ALLOWED = {
     "schedule": {"core"},
     "plan": {"core", "schedule"},
     "nn": {"core"},
-    "transport": {"core", "nn"},  # nn/values.h: what a message carries
+    "transport": {"core", "nn"},  # nn/values.h: what a message carries; nn/device: where it is
     "pipeline": {"core", "schedule", "plan", "nn", "transport"},
     "autograd": {"core", "nn"},
     "train": {"core", "schedule", "plan", "nn", "transport", "pipeline"},

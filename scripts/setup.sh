@@ -8,9 +8,11 @@
 # Optional, and not installed here; the tests that need them are skipped without:
 #   chromium (Debian)               opens the timeline's page
 #   tensorboard==2.21.0 (Python)    scripts/tensorboard.py
+#   iproute2 (Debian, and root)     two hosts made of network namespaces
+#   clang, libclang-rt-14-dev       fuzz/run (of Debian, not for a test)
 
 TORCH_VERSION=2.13.0
-PACKAGES="g++ cmake ninja-build ccache libgtest-dev libbenchmark-dev nlohmann-json3-dev libcli11-dev libspdlog-dev zlib1g-dev libjpeg-dev libpng-dev"
+PACKAGES="g++ cmake ninja-build ccache libgtest-dev libbenchmark-dev nlohmann-json3-dev libcli11-dev libspdlog-dev zlib1g-dev libjpeg-dev libpng-dev libopenmpi-dev openmpi-bin"
 
 say() { printf '== %s\n' "$*" >&2; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }

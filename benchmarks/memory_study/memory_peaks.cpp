@@ -16,9 +16,9 @@
 #include "twobp/core/check.h"
 #include "twobp/plan/adviser.h"
 #include "twobp/plan/cost_model.h"
-#include "twobp/plan/partition.h"
+#include "twobp/plan/partition/partition.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/schedule/simulate.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {

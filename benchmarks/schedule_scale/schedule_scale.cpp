@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "twobp/core/check.h"
+#include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
-#include "twobp/schedule/simulate.h"
-#include "twobp/schedule/validate.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {

@@ -7,57 +7,24 @@
 // micro-batches, so the meter shows at most M messages more.
 #include <algorithm>
 
-#include <ATen/Parallel.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-
-#include "tests/pipeline/support.h"
+#include "tests/pipeline/step_bytes.h"
 #include "twobp/nn/models/emulated.h"
 
 namespace twobp {
 namespace {
 
 using test::finished;
-using test::kFloat;
+using test::fixed_bytes;
+using test::kMessage;
+using test::measured;
+using test::measured_peaks;
 using test::options_of;
 using test::random_batch;
+using test::SplitModel;
 using test::step_options;
 using test::take_gradients;
 
-constexpr int64_t kMessage = test::kRows * test::kDim * kFloat;
-
-Profile measured(const ModelSpec& model) {
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  at::set_num_threads(1);  // as the ranks: attention's scratch grows with the threads
-  return measure_profile(model, test::random_fields(1));
-}
-
-// Bytes of parameters and gradients, and of what layers keep over steps (rotary tables).
-std::vector<int64_t> fixed_bytes(Pipeline& pipeline) {
-  std::vector<int64_t> fixed;
-  for (int r = 0; r < pipeline.ranks(); ++r) fixed.push_back(pipeline.meter().rank_use(r).total());
-  return fixed;
-}
-
-// Highest bytes of activations and stash of each rank in one step, after one that made what is kept.
-std::vector<int64_t> measured_peaks(Pipeline& pipeline, const Plan& plan) {
-  const auto batch = random_batch(plan.schedule.micro_batches);
-  pipeline.run(plan, batch, step_options());
-  for (const at::Tensor& gradient : take_gradients(pipeline)) EXPECT_TRUE(gradient.defined());
-  const auto fixed = fixed_bytes(pipeline);
-  pipeline.meter().reset_peaks();
-  const StepReport report = pipeline.run(plan, batch, step_options());
-  std::vector<int64_t> peaks;
-  for (int r = 0; r < pipeline.ranks(); ++r) peaks.push_back(report.rank_memory[r].peak - fixed[r]);
-  return peaks;
-}
-
-struct Case {
-  std::string name;
-  ModelSpec model;
-  std::vector<int> split;
-};
-
-std::vector<Case> cases() {
+std::vector<SplitModel> cases() {
   return {{"mlp on 1", test::small_mlp(4), {4}},        {"mlp on 2", test::small_mlp(4), {1, 3}},
           {"mlp on 3", test::small_mlp(6), {2, 2, 2}},  {"llama on 1", test::small_llama(2), {6}},
           {"llama on 2", test::small_llama(2), {3, 3}}, {"llama on 4", test::small_llama(3), {2, 2, 2, 2}}};
@@ -65,8 +32,8 @@ std::vector<Case> cases() {
 
 // One micro-batch at a time: every message is taken before its sender does anything else.
 TEST(StandardPeaks, AreWhatTheMeterMeasures) {
-  for (const Case& c : cases()) {
-    Pipeline pipeline(c.model, measured(c.model), options_of(c.split));
+  for (const SplitModel& c : cases()) {
+    Pipeline pipeline = test::measured_pipeline(c);
     for (const int micro_batches : {1, 2, 5}) {
       const Plan plan = pipeline.plan("naive", micro_batches, P2Policy::kOff, P2Batching::kLoop, 0);
       EXPECT_EQ(measured_peaks(pipeline, plan), plan.standard_peaks) << c.name << ", M " << micro_batches;
@@ -76,9 +43,9 @@ TEST(StandardPeaks, AreWhatTheMeterMeasures) {
 
 // One rank sends nothing, whatever the schedule.
 TEST(StandardPeaks, AreWhatTheMeterMeasuresOnOneRank) {
-  for (const Case& c : cases()) {
+  for (const SplitModel& c : cases()) {
     if (c.split.size() > 1) continue;
-    Pipeline pipeline(c.model, measured(c.model), options_of(c.split));
+    Pipeline pipeline = test::measured_pipeline(c);
     for (const char* schedule : {"gpipe", "1f1b"}) {
       const Plan plan = pipeline.plan(schedule, 4, P2Policy::kOff, P2Batching::kLoop, 0);
       EXPECT_EQ(measured_peaks(pipeline, plan), plan.standard_peaks) << c.name << ", " << schedule;
@@ -87,8 +54,8 @@ TEST(StandardPeaks, AreWhatTheMeterMeasuresOnOneRank) {
 }
 
 TEST(StandardPeaks, AreWhatTheMeterMeasuresButForMessagesUnderWay) {
-  for (const Case& c : cases()) {
-    Pipeline pipeline(c.model, measured(c.model), options_of(c.split));
+  for (const SplitModel& c : cases()) {
+    Pipeline pipeline = test::measured_pipeline(c);
     for (const char* schedule : {"gpipe", "1f1b"}) {
       for (const int micro_batches : {2, 4, 8}) {
         const Plan plan = pipeline.plan(schedule, micro_batches, P2Policy::kOff, P2Batching::kLoop, 0);
@@ -137,8 +104,8 @@ int64_t fullest(Pipeline& pipeline, const Plan& plan) {
 // The promise of `auto`, under every policy: no rank in all above the fullest rank of standard
 // backpropagation.
 TEST(AutoCap, NeverAboveTheFullestStandardRank) {
-  for (const Case& c : cases()) {
-    Pipeline pipeline(c.model, measured(c.model), options_of(c.split));
+  for (const SplitModel& c : cases()) {
+    Pipeline pipeline = test::measured_pipeline(c);
     for (const char* schedule : {"gpipe", "1f1b"}) {
       for (const int micro_batches : {2, 4, 8}) {
         const Plan standard = pipeline.plan(schedule, micro_batches, P2Policy::kOff);
@@ -166,8 +133,7 @@ TEST(AutoCap, BindsWhereTheStashWouldGrow) {
   const int64_t capped = fullest(pipeline, pipeline.plan("1f1b", 8, P2Policy::kEnd));
   const int64_t uncapped = fullest(pipeline, pipeline.plan("1f1b", 8, P2Policy::kEnd, P2Batching::kLoop, 0));
   // 8 micro-batches of two blocks' stash against 2 micro-batches of their activations.
-  EXPECT_GT(uncapped,
-            capped + 4 * 2 * (2 * test::kRows * test::kDim + 3 * test::kRows * test::kHidden) * kFloat);
+  EXPECT_GT(uncapped, capped + 4 * 2 * test::kStash);
 }
 
 TEST(AutoCap, GivesEachRankWhatTheFullestNeedsInAll) {
@@ -176,8 +142,8 @@ TEST(AutoCap, GivesEachRankWhatTheFullestNeedsInAll) {
 
 // A cap below what one layer needs holds no op up: W runs first, then the op goes ahead.
 TEST(ByteCap, ATinyCapFinishesWithTheSameBits) {
-  for (const Case& c : cases()) {
-    Pipeline pipeline(c.model, measured(c.model), options_of(c.split));
+  for (const SplitModel& c : cases()) {
+    Pipeline pipeline = test::measured_pipeline(c);
     const auto batch = random_batch(4);
     pipeline.run(pipeline.plan("gpipe", 4, P2Policy::kOff), batch, step_options());
     const auto expected = take_gradients(pipeline);
@@ -199,8 +165,7 @@ TEST(ByteCap, ATinyCapLeavesNothingPending) {
   Pipeline pipeline(model, measured(model), options_of({4}));
   const auto off = measured_peaks(pipeline, pipeline.plan("gpipe", 4, P2Policy::kOff, P2Batching::kLoop, 0));
   const auto tiny = measured_peaks(pipeline, pipeline.plan("gpipe", 4, P2Policy::kEnd, P2Batching::kLoop, 1));
-  const int64_t stash_of_a_block = (2 * test::kRows * test::kDim + 3 * test::kRows * test::kHidden) * kFloat;
-  EXPECT_LE(tiny[0], off[0] + stash_of_a_block);
+  EXPECT_LE(tiny[0], off[0] + test::kStash);
 }
 
 // A message that is received is booked on its receiver: room for it is made first. Rank 0 has F2 within its

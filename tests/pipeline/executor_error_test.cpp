@@ -6,6 +6,7 @@
 
 #include "tests/pipeline/support.h"
 #include "twobp/core/clock.h"
+#include "twobp/transport/collectives.h"
 
 namespace twobp {
 namespace {
@@ -127,7 +128,7 @@ TEST(LayerError, InTheOptimizer) {
     options.finish = [&](int rank) -> double {
       if (rank == broken) fail("no update today");
       at::Tensor sum = at::zeros({1});
-      pipeline.rank(rank).transport().all_reduce_sum(sum, 30);
+      all_reduce_sum(pipeline.rank(rank).transport(), sum, 30);
       return 0;
     };
     expect_contains(

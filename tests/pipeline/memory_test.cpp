@@ -3,7 +3,7 @@
 //   after F:  norm(x) (R D, until W), 1 / rms (R), gate and up (2 R H), silu(gate) * up (R H, until W),
 //             and its input x (R D), which is the block's before it or the batch's own;
 //   after I:  norm(x) (R D), d(gate | up) (2 R H, written over gate and up), silu(gate) * up (R H), dy (R D).
-#include "tests/pipeline/support.h"
+#include "tests/pipeline/step_bytes.h"
 
 namespace twobp {
 namespace {
@@ -11,7 +11,9 @@ namespace {
 using test::kDim;
 using test::kFloat;
 using test::kHidden;
-using test::kRows;
+using test::kMessage;
+using test::kSaved;
+using test::kStash;
 using test::options_of;
 using test::random_batch;
 using test::small_mlp;
@@ -19,9 +21,6 @@ using test::step_options;
 using Category = MemoryCategory;
 
 constexpr int64_t kWeights = (kDim + 2 * kHidden * kDim + kDim * kHidden) * kFloat;  // of a block
-constexpr int64_t kSaved = (kRows * kDim + kRows + 3 * kRows * kHidden) * kFloat;    // after F, without x
-constexpr int64_t kStash = (2 * kRows * kDim + 3 * kRows * kHidden) * kFloat;        // after I
-constexpr int64_t kMessage = kRows * kDim * kFloat;                                  // x, dx
 
 int64_t bytes(const MemoryUse& use, Category category) {
   return use.now[static_cast<int>(category)];

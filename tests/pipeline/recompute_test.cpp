@@ -5,10 +5,7 @@
 #include <algorithm>
 #include <map>
 
-#include <ATen/Parallel.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-
-#include "tests/pipeline/support.h"
+#include "tests/pipeline/step_bytes.h"
 #include "twobp/nn/layers/recompute.h"
 #include "twobp/plan/cost_model.h"
 #include "twobp/plan/recompute_costs.h"
@@ -16,24 +13,17 @@
 namespace twobp {
 namespace {
 
-using test::kDim;
-using test::kFloat;
-using test::kHidden;
-using test::kRows;
+using test::fixed_bytes;
+using test::kMessage;
+using test::kSaved;
+using test::kStash;
+using test::measured;
+using test::measured_peaks;
 using test::options_of;
 using test::random_batch;
+using test::SplitModel;
 using test::step_options;
 using test::take_gradients;
-
-constexpr int64_t kMessage = kRows * kDim * kFloat;
-constexpr int64_t kSaved = (kRows * kDim + kRows + 3 * kRows * kHidden) * kFloat;  // see memory_test.cpp
-constexpr int64_t kStash = (2 * kRows * kDim + 3 * kRows * kHidden) * kFloat;
-
-Profile measured(const ModelSpec& model) {
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  at::set_num_threads(1);
-  return measure_profile(model, test::random_fields(1), 0.01);
-}
 
 // All layers, the first and the last included.
 ModelSpec with_mode(ModelSpec model, Recompute mode) {
@@ -49,14 +39,8 @@ ModelSpec mixed(ModelSpec model) {
   return model;
 }
 
-struct Case {
-  std::string name;
-  ModelSpec model;
-  std::vector<int> split;
-};
-
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<SplitModel> cases() {
+  std::vector<SplitModel> all;
   for (const std::string& name : recompute_names()) {
     const Recompute mode = parse_recompute(name);
     all.push_back({"mlp on 1, " + name, with_mode(test::small_mlp(4), mode), {4}});
@@ -69,29 +53,9 @@ std::vector<Case> cases() {
   return all;
 }
 
-std::vector<int64_t> fixed_bytes(Pipeline& pipeline) {
-  std::vector<int64_t> fixed;
-  for (int r = 0; r < pipeline.ranks(); ++r) fixed.push_back(pipeline.meter().rank_use(r).total());
-  return fixed;
-}
-
-// Highest bytes of activations and stash of each rank in one step, after one that made what is kept.
-std::vector<int64_t> measured_peaks(Pipeline& pipeline, const Plan& plan) {
-  const auto batch = random_batch(plan.schedule.micro_batches);
-  pipeline.run(plan, batch, step_options());
-  take_gradients(pipeline);
-  const auto fixed = fixed_bytes(pipeline);
-  pipeline.meter().reset_peaks();
-  const StepReport report = pipeline.run(plan, batch, step_options());
-  take_gradients(pipeline);
-  std::vector<int64_t> peaks;
-  for (int r = 0; r < pipeline.ranks(); ++r) peaks.push_back(report.rank_memory[r].peak - fixed[r]);
-  return peaks;
-}
-
 TEST(RecomputeProfile, PeaksAreWhatTheMeterMeasures) {
-  for (const Case& c : cases()) {
-    Pipeline pipeline(c.model, measured(c.model), options_of(c.split));
+  for (const SplitModel& c : cases()) {
+    Pipeline pipeline = test::measured_pipeline(c);
     for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
       if (c.split.size() > 1 && std::string(schedule) != "naive") continue;  // messages under way
       for (const int micro_batches : {1, 3}) {
@@ -154,8 +118,8 @@ TEST(RecomputeMemory, PeaksFall) {
 
 // `auto`: no rank in all above the fullest of standard backpropagation with the same recomputation.
 TEST(RecomputeMemory, AutoCapKeepsItsPromise) {
-  for (const Case& c : cases()) {
-    Pipeline pipeline(c.model, measured(c.model), options_of(c.split));
+  for (const SplitModel& c : cases()) {
+    Pipeline pipeline = test::measured_pipeline(c);
     for (const char* schedule : {"gpipe", "1f1b"}) {
       for (const int micro_batches : {2, 4, 8}) {
         const Plan standard = pipeline.plan(schedule, micro_batches, P2Policy::kOff);

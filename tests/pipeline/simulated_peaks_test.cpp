@@ -3,52 +3,33 @@
 #include <algorithm>
 #include <vector>
 
-#include <ATen/Parallel.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-
-#include "tests/pipeline/support.h"
+#include "tests/pipeline/step_bytes.h"
 #include "twobp/pipeline/simulated_costs.h"
-#include "twobp/schedule/simulate.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {
 
-using test::options_of;
-using test::random_batch;
-using test::step_options;
-using test::take_gradients;
+using test::kMessage;
+using test::measured_peaks;
+using test::SplitModel;
 
-constexpr int64_t kMessage = test::kRows * test::kDim * test::kFloat;
-
-struct Case {
-  ModelSpec model;
-  std::vector<int> split;
-  std::vector<int> rank_of_stage;
-};
-
-std::vector<Case> cases() {
-  return {{test::small_mlp(4), {4}, {}},
-          {test::small_mlp(6), {2, 2, 2}, {}},
-          {test::small_llama(2), {6}, {}},
-          {test::small_llama(2), {3, 3}, {}},
-          {test::small_mlp(4), {1, 1, 1, 1}, {0, 1, 1, 0}}};
+std::vector<SplitModel> cases() {
+  return {{"mlp on 1", test::small_mlp(4), {4}, {}},
+          {"mlp on 3", test::small_mlp(6), {2, 2, 2}, {}},
+          {"llama on 1", test::small_llama(2), {6}, {}},
+          {"llama on 2", test::small_llama(2), {3, 3}, {}},
+          {"mlp as a V on 2", test::small_mlp(4), {1, 1, 1, 1}, {0, 1, 1, 0}}};
 }
 
-Pipeline pipeline_of(const Case& c) {
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  at::set_num_threads(1);
-  return Pipeline(c.model, measure_profile(c.model, test::random_fields(1)),
-                  options_of(c.split, c.rank_of_stage));
-}
-
-std::vector<std::string> schedules_for(const Case& c) {
+std::vector<std::string> schedules_for(const SplitModel& c) {
   if (!c.rank_of_stage.empty()) return {"zb-v"};
   return {"naive", "gpipe", "1f1b"};
 }
 
 TEST(SimulatedPeaks, AreTheWalksWithP2Off) {
-  for (const Case& c : cases()) {
-    Pipeline pipeline = pipeline_of(c);
+  for (const SplitModel& c : cases()) {
+    Pipeline pipeline = test::measured_pipeline(c);
     for (const auto& name : schedules_for(c)) {
       const Plan plan = pipeline.plan(name, 4, P2Policy::kOff, P2Batching::kLoop, 0);
       const Simulation simulation = simulate(plan.schedule, stage_costs(pipeline.stage_costs()));
@@ -81,26 +62,19 @@ std::vector<std::vector<RecordedOp>> order_of(const StepReport& report) {
 }
 
 TEST(SimulatedPeaks, AreTheMetersWhenTheRecordedOrderIsReplayed) {
-  for (const Case& c : cases()) {
-    Pipeline pipeline = pipeline_of(c);
+  for (const SplitModel& c : cases()) {
+    Pipeline pipeline = test::measured_pipeline(c);
     for (const auto& name : schedules_for(c)) {
       for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kFill}) {
         const int micro_batches = 4;
         const Plan plan = pipeline.plan(name, micro_batches, policy, P2Batching::kLoop, 0);
-        const auto batch = random_batch(micro_batches);
-        pipeline.run(plan, batch, step_options());  // makes what is kept over steps
-        take_gradients(pipeline);
-        std::vector<int64_t> fixed;
-        for (int r = 0; r < pipeline.ranks(); ++r) fixed.push_back(pipeline.meter().rank_use(r).total());
-        pipeline.meter().reset_peaks();
-        StepOptions step = step_options();
-        step.want_events = true;
-        const StepReport report = pipeline.run(plan, batch, step);
+        StepReport report;
+        const auto peaks = measured_peaks(pipeline, plan, &report);
         SimulationOptions options;
         options.recorded = order_of(report);
         const Simulation simulation = simulate(plan.schedule, stage_costs(pipeline.stage_costs()), options);
         for (int r = 0; r < pipeline.ranks(); ++r) {
-          const int64_t measured = report.rank_memory[r].peak - fixed[r];
+          const int64_t measured = peaks[r];
           const auto predicted = static_cast<int64_t>(simulation.ranks[r].peak_bytes);
           const int64_t under_way = pipeline.ranks() > 1 ? micro_batches * kMessage : 0;
           EXPECT_GE(measured, predicted) << name << ' ' << policy_name(policy) << ", rank " << r;

@@ -12,12 +12,13 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
+#include "tests/expect_error.h"
 #include "twobp/core/check.h"
 #include "twobp/nn/models/llama.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
-#include "twobp/schedule/validate.h"
 
 namespace twobp::test {
 
@@ -173,11 +174,6 @@ inline std::string error_of(const std::function<void()>& action) {
   }
   ADD_FAILURE() << "no error";
   return "";
-}
-
-inline void expect_contains(const std::string& text, const std::vector<std::string>& parts) {
-  for (const auto& part : parts)
-    EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in: " << text;
 }
 
 }  // namespace twobp::test

@@ -1,6 +1,6 @@
 // The auto-scheduler: against optima that an exact solver proved, against the named schedules, and what it
 // promises of the schedule it returns.
-#include "twobp/plan/auto_schedule.h"
+#include "twobp/plan/auto_schedule/auto_schedule.h"
 
 #include <cmath>
 #include <cstdio>
@@ -10,9 +10,9 @@
 #include <sys/wait.h>
 
 #include "tests/plan/pipelines.h"
-#include "twobp/plan/auto_schedule_greedy.h"
-#include "twobp/plan/auto_schedule_search.h"
-#include "twobp/schedule/validate.h"
+#include "twobp/plan/auto_schedule/greedy.h"
+#include "twobp/plan/auto_schedule/search.h"
+#include "twobp/schedule/check/validate.h"
 
 namespace twobp {
 namespace {

@@ -213,6 +213,8 @@ TEST(CostModelFile, BoundsDepthSizeAndMessages) {
   const std::string nested = deep + std::string(deep.size(), ']');
   expect_contains(error(with(number, "\"first_trainable\":" + nested)), {"costs.json", "nested"});
   expect_contains(error(with(number, "\"first_trainable\":[[[1]]]")), {"first_trainable", "an array"});
+  expect_contains(error(with(number, number + ',' + number)),
+                  {"costs.json", "\"first_trainable\" is there twice"});
   const std::string line = '"' + std::string(1'000'000, 'x') + '"';
   expect_contains(error(with(number, "\"first_trainable\":" + line)), {"first_trainable", "xxx"});
   expect_contains(error(with("\"latency_seconds\":0.0", "\"latency_seconds\":" + line)),

@@ -1,5 +1,5 @@
 // The lower bound: known values, never above any schedule's time, proven optima included.
-#include "twobp/plan/lower_bound.h"
+#include "twobp/plan/auto_schedule/lower_bound.h"
 
 #include "tests/plan/pipelines.h"
 #include "twobp/schedule/passes.h"
@@ -67,17 +67,7 @@ TEST(LowerBound, NeverAboveARandomSchedule) {
     std::vector<bool> used(bare.ranks.size(), false);
     for (const int rank : bare.rank_of_stage) used[rank] = true;
     if (std::find(used.begin(), used.end(), false) != used.end()) continue;  // a rank without a stage
-    std::vector<StageCost> costs(bare.stages);
-    for (auto& cost : costs) {
-      cost.forward = random_real(random, 0, 3);
-      cost.backward_p1 = random_real(random, 0, 3);
-      cost.backward_p2 = random_real(random, 0, 3);
-      cost.p2_units = random_int(random, 1, 4);
-      cost.optimizer = random_int(random, 0, 2);
-      cost.activation_bytes = random_real(random, 0.5, 3);
-      cost.stash_bytes = random_real(random, 0, 3);
-    }
-    if (round % 3 != 0) give_layers(random, costs);
+    const auto costs = random_costs(random, bare.stages, round % 3 != 0);
     SimulationOptions options;
     options.message_seconds = random_int(random, 0, 2);
     if (round % 5 == 0) options.message_holder = MessageHolder::kSender;

@@ -5,7 +5,7 @@
     optimal_schedules.py check FILE [--cases 4]       solve some of FILE again, fail where an optimum differs
 
 `make` keeps what FILE has solved already, so that it can be interrupted. It shares no code with the scheduler. The
-model is that of schedule/simulate.h with whole W (p2_units 1): a rank runs one op at a time; F, I and W of a stage run
+model is that of schedule/simulate/simulate.h with whole W (p2_units 1): a rank runs one op at a time; F, I and W of a stage run
 in micro-batch order; a message takes `message_seconds` between ranks; activations are held from the start of F to the
 end of I, the stash from there to the end of W; a micro-batch's I and W may be fused to B, which has no stash and sends
 dL/dx only at its end. Whole numbers throughout, as CP-SAT asks. `check` leaves with 77 where OR-tools is missing.

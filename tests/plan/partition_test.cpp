@@ -1,5 +1,5 @@
 // The split by measured cost against all splits there are, and what a split by hand is refused for.
-#include "twobp/plan/partition.h"
+#include "twobp/plan/partition/partition.h"
 
 #include <algorithm>
 #include <chrono>

@@ -8,12 +8,13 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tests/schedule/costs.h"
 #include "tests/schedule/support.h"
 #include "twobp/core/check.h"
 #include "twobp/plan/stage_bytes.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/placement.h"
-#include "twobp/schedule/simulate.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 
@@ -61,47 +62,6 @@ inline std::vector<SolvedPipeline> solved_pipelines() {
     all.push_back(std::move(solved));
   }
   return all;
-}
-
-inline double random_real(Random& random, double low, double high) {
-  return std::uniform_real_distribution<double>(low, high)(random);
-}
-
-// Messages and one to three layers for every stage, with bytes that add up: what F and I leave is gone after
-// W.
-inline void give_layers(Random& random, std::vector<StageCost>& costs) {
-  for (StageCost& cost : costs) {
-    cost.output_bytes = random_real(random, 0, 2);
-    cost.input_gradient_bytes = random_real(random, 0, 2);
-  }
-  for (size_t stage = 0; stage < costs.size(); ++stage) {
-    const bool last = stage + 1 == costs.size();
-    const int layers = random_int(random, 1, 3);
-    const int trained = random_int(random, 0, layers - 1);  // this one for certain
-    double input = stage > 0 ? costs[stage - 1].output_bytes : 0;
-    double input_gradient = stage > 0 ? costs[stage].input_gradient_bytes : 0;
-    for (int l = 0; l < layers; ++l) {
-      const bool end = l + 1 == layers;
-      const double output = end ? costs[stage].output_bytes : random_real(random, 0, 2);
-      const double output_gradient = !end   ? random_real(random, 0, 2)
-                                     : last ? 0
-                                            : costs[stage + 1].input_gradient_bytes;
-      const double kept = random_real(random, 0.1, 1);
-      LayerShare& layer = costs[stage].layers.emplace_back();
-      layer.forward = random_real(random, 0.1, 1);
-      layer.backward_p1 = random_real(random, 0.1, 1);
-      layer.backward_p2 = random_real(random, 0.1, 1);
-      layer.p2_units = l == trained ? random_int(random, 1, 2) : random_int(random, 0, 2);
-      layer.stash = layer.p2_units > 0 ? random_real(random, 0, 1) : 0;
-      layer.forward_held = kept + output - input;
-      layer.forward_peak = std::max(0.0, layer.forward_held) + random_real(random, 0, 0.3);
-      layer.p1_held = layer.stash + input_gradient - kept - output_gradient;
-      layer.p1_peak = std::max(0.0, layer.p1_held) + random_real(random, 0, 0.3);
-      layer.p2_peak = random_real(random, 0, 0.2);
-      input = output;
-      input_gradient = output_gradient;
-    }
-  }
 }
 
 // Stages alike, unlike by a few percent, or anything; W whole or in pieces; half of them with messages that

@@ -7,7 +7,7 @@
 
 #include "tests/plan/support.h"
 #include "twobp/plan/candidates.h"
-#include "twobp/plan/partition.h"
+#include "twobp/plan/partition/partition.h"
 #include "twobp/plan/recompute_costs.h"
 #include "twobp/schedule/named_schedules.h"
 
@@ -36,6 +36,15 @@ PlanRequest small_request() {
   request.micro_batches = {2, 6};
   request.micro_batch_sizes = {1, 3};
   request.top = 7;
+  return request;
+}
+
+// One shape, and just the memory that the best with a name needs.
+PlanRequest request_to_search(const CostModel& model) {
+  PlanRequest request = small_request();
+  request.ranks = {3};
+  request.recompute = {"none"};
+  request.memory = plan(model, request).best[0].peak_bytes;
   return request;
 }
 
@@ -116,7 +125,7 @@ TEST(Planner, KeepsTheMemory) {
     ASSERT_FALSE(result.best.empty());
     for (const auto& choice : result.best) {
       EXPECT_LE(choice.peak_bytes, request.memory * (1 + 1e-9));
-      EXPECT_LE(peak_of(simulate_choice(model, choice, request.memory)), request.memory * (1 + 1e-9));
+      EXPECT_LE(peak_of(simulate_choice(model, choice, request)), request.memory * (1 + 1e-9));
     }
     EXPECT_LE(result.best[0].samples_per_second(), free.best[0].samples_per_second() * (1 + 1e-9));
     // A split within the memory may save what the fastest split does not fit.
@@ -147,16 +156,33 @@ TEST(Planner, SaysTheSmallestMemoryThatWouldDo) {
   }
 }
 
+// Over many combinations, nothing that cannot be under the least so far is simulated.
+TEST(Planner, FindsTheSmallestMemoryWithoutSimulatingAll) {
+  Random random(17);
+  const CostModel model = random_model(random, 24);
+  PlanRequest request;
+  request.ranks = {2, 3, 4, 5, 6, 7, 8};
+  request.memory = 10;
+  const PlanResult nothing = plan(model, request);
+  ASSERT_TRUE(nothing.smallest.has_value());
+  EXPECT_GT(nothing.combinations, 5000);
+  EXPECT_LT(nothing.simulated, nothing.combinations / 20);
+  request.memory = 0.97 * nothing.smallest->peak_bytes;
+  const PlanResult close = plan(model, request);
+  EXPECT_LT(close.simulated, close.combinations / 10);
+  ASSERT_TRUE(close.smallest.has_value());
+  EXPECT_EQ(close.smallest->peak_bytes, nothing.smallest->peak_bytes);
+  request.memory = nothing.smallest->peak_bytes;
+  EXPECT_FALSE(plan(model, request).best.empty());
+}
+
 // Searched schedules come as rows of their own, never slower than what has a name, and within the memory.
 TEST(Planner, SearchesForMore) {
   Random random(15);
   int found = 0;
   for (int round = 0; round < 4; ++round) {
     const CostModel model = random_model(random, 6);
-    PlanRequest request = small_request();
-    request.ranks = {3};
-    request.recompute = {"none"};
-    request.memory = plan(model, request).best[0].peak_bytes;
+    PlanRequest request = request_to_search(model);
     const PlanResult named = plan(model, request);
     request.search = true;
     const PlanResult searched = plan(model, request);
@@ -167,7 +193,7 @@ TEST(Planner, SearchesForMore) {
       EXPECT_LE(choice.peak_bytes, request.memory * (1 + 1e-9));
       if (!choice.found) continue;
       ++found;
-      const Simulation again = simulate_choice(model, choice, request.memory);
+      const Simulation again = simulate_choice(model, choice, request);
       EXPECT_EQ(again.step_seconds, choice.step_seconds);
     }
     EXPECT_TRUE(searched.advice.has_value());
@@ -191,10 +217,7 @@ TEST(Planner, SearchesBetweenUnequalBoundaries) {
         layer.share.p1_peak = output;
       }
     }
-    PlanRequest request = small_request();
-    request.ranks = {3};
-    request.recompute = {"none"};
-    request.memory = plan(model, request).best[0].peak_bytes;
+    PlanRequest request = request_to_search(model);
     const PlanResult named = plan(model, request);
     request.search = true;
     const PlanResult result = plan(model, request);
@@ -276,8 +299,6 @@ TEST(Planner, RefusesWhatCannotBePlanned) {
   request.batch = 0;
   request.schedules = {"1f1"};
   expect_contains(error_of([&] { plan(model, request); }), {"'1f1b'"});
-  request.schedules = {"chimera"};
-  expect_contains(error_of([&] { plan(model, request); }), {"chimera", "copies"});
   request.schedules = {"gpipe"};
   request.policies = {P2Policy::kPlaced};
   expect_contains(error_of([&] { plan(model, request); }), {"gpipe", "placed"});

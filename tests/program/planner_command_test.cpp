@@ -152,6 +152,7 @@ TEST_F(PlanModel, RefusesOptionsThatPlayNoPart) {
                                                         {"--csv", folder_.path("a.csv")},
                                                         {"--memory", "1GiB"},
                                                         {"--schedule", "1f1b"},
+                                                        {"--latency", "1"},
                                                         {"--cap", "3"}}) {
     refuse({"--measured", folder_.path("none.json")}, option, value, "--measured");
   }
@@ -159,6 +160,8 @@ TEST_F(PlanModel, RefusesOptionsThatPlayNoPart) {
                                                                                       {"--backward-p2", "2"},
                                                                                       {"--cap", "3"},
                                                                                       {"--p2-units", "2"},
+                                                                                      {"--rendezvous", ""},
+                                                                                      {"--buffers", "2"},
                                                                                       {"--color", "never"}}) {
     refuse({config_}, option, value, "configuration");
     refuse({"--costs", file, "--ranks", "2"}, option, value, "--costs");
@@ -169,6 +172,8 @@ TEST_F(PlanModel, RefusesOptionsThatPlayNoPart) {
                                                         {"--micro-batch-sizes", "1"},
                                                         {"--top", "3"},
                                                         {"--search", ""},
+                                                        {"--bandwidth", "1GB"},
+                                                        {"--devices", "4"},
                                                         {"--seconds", "1"}}) {
     refuse({"--stages", "2"}, option, value, "configuration");
   }
@@ -210,6 +215,7 @@ TEST_F(PlanModel, RefusesWhatCannotBePlanned) {
                      {"zb", "did you mean"});
   expect_one_message({"plan", "--costs", file, "--ranks", "9"}, {"6 layers"});
   expect_one_message({"plan", "--costs", folder_.path("none.json"), "--ranks", "2"}, {"none.json"});
+  expect_one_message({"plan", "--costs", folder_.path(""), "--ranks", "2"}, {"folder"});
   expect_one_message({"plan", "--memory", "1GiB"}, {"--memory", "configuration"});
   json broken = json::parse(read_file(file));
   broken["kinds"]["mlp"]["costs"][0]["forward_seconds"] = -1;

@@ -31,9 +31,12 @@ struct Finished {
 };
 
 struct RunOptions {
+  std::string program = TWOBP_PROGRAM;  // found on PATH
   double timeout = 60;
-  // Sends SIGINT once the output so far satisfies it.
+  // Sends `signal`, `times` times, once the output so far satisfies it.
   std::function<bool(const std::string& out)> interrupt_when;
+  int signal = SIGINT;
+  int times = 1;
   double kill_after = 0;  // seconds until SIGKILL; 0: never
 };
 
@@ -46,10 +49,10 @@ inline Finished run_program(const std::vector<std::string>& arguments, const Run
     ::dup2(out[1], STDOUT_FILENO);
     ::dup2(err[1], STDERR_FILENO);
     for (const int fd : {out[0], out[1], err[0], err[1]}) ::close(fd);
-    std::vector<char*> argv = {const_cast<char*>(TWOBP_PROGRAM)};
+    std::vector<char*> argv = {const_cast<char*>(options.program.c_str())};
     for (const auto& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
     argv.push_back(nullptr);
-    ::execv(TWOBP_PROGRAM, argv.data());
+    ::execvp(argv[0], argv.data());
     ::_exit(127);
   }
   ::close(out[1]);
@@ -89,7 +92,10 @@ inline Finished run_program(const std::vector<std::string>& arguments, const Run
     }
     if (!interrupted && options.interrupt_when && options.interrupt_when(result.out)) {
       interrupted = true;
-      ::kill(pid, SIGINT);
+      for (int i = 0; i < options.times; ++i) {
+        if (i > 0) ::usleep(200'000);  // the one before has been handled
+        ::kill(pid, options.signal);
+      }
     }
   }
   int status = 0;

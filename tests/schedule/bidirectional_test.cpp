@@ -7,10 +7,10 @@
 
 #include "tests/schedule/named.h"
 #include "tests/schedule/support.h"
+#include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/generators/chimera.h"
 #include "twobp/schedule/passes.h"
-#include "twobp/schedule/simulate.h"
-#include "twobp/schedule/validate.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {
@@ -53,6 +53,25 @@ TEST(Chimera, BubbleOfThePaper) {
       EXPECT_EQ(simulation.step_seconds, 2 * units * n + n - 2) << n << ' ' << units;
     }
   }
+}
+
+// Two ranks, each with a stage of both copies: the sum of a stage's gradients waits for the copy that is last
+// done with it, wherever that is.
+TEST(Chimera, CopiesSumTheirGradients) {
+  const Schedule schedule = make_schedule("chimera", 4, 2, P2Policy::kOff);
+  std::vector<StageCost> costs(4);  // ranks 0: 0 F, 3 F, 3 B, 0 B; 1: the other way; done at 4 and 6
+  SimulationOptions options;
+  EXPECT_EQ(simulate(schedule, costs, options).step_seconds, 6);
+  costs[0].gradient_bytes = costs[2].gradient_bytes = 10;  // the model's first stage, last done on both ranks
+  options.data_parallel = {2, 0, 10, true};                // a ring of two carries everything once
+  EXPECT_EQ(simulate(schedule, costs, options).step_seconds, 7);
+  costs[0].gradient_bytes = 0;
+  costs[0].backward_p1 = 5;  // on rank 0 alone, and rank 1's stage 2 sums with it
+  EXPECT_EQ(simulate(schedule, costs, options).step_seconds, 11);
+  costs[2].gradient_bytes = 0;
+  EXPECT_EQ(simulate(schedule, costs, options).step_seconds, 10);
+  costs[1].gradient_bytes = costs[3].gradient_bytes = 10;  // done at 4 on both: beside what is left
+  EXPECT_EQ(simulate(schedule, costs, options).step_seconds, 10);
 }
 
 // The paper's bounds for M = N: from N / 2 + 1 stages' micro-batches on the outer ranks to N on those in the

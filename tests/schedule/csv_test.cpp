@@ -1,5 +1,5 @@
 // The text form: what is written, what is read, and that all named schedules go there and back.
-#include "twobp/schedule/csv.h"
+#include "twobp/schedule/text/csv.h"
 
 #include <filesystem>
 #include <fstream>
@@ -9,12 +9,12 @@
 
 #include "tests/schedule/support.h"
 #include "twobp/core/text.h"
-#include "twobp/schedule/lower.h"
+#include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
 #include "twobp/schedule/schedule_source.h"
-#include "twobp/schedule/simulate.h"
-#include "twobp/schedule/validate.h"
+#include "twobp/schedule/simulate/simulate.h"
+#include "twobp/schedule/text/lower.h"
 
 namespace twobp {
 namespace {

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/named.h"
-#include "twobp/schedule/simulate.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {

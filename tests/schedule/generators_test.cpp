@@ -6,10 +6,10 @@
 #include "tests/schedule/named.h"
 #include "tests/schedule/support.h"
 #include "twobp/core/text.h"
+#include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/generators/classic.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
-#include "twobp/schedule/validate.h"
 
 namespace twobp {
 namespace {

@@ -1,6 +1,6 @@
 // The drawings, compared with golden files where they are whole pictures. Set TWOBP_UPDATE_GOLDEN to rewrite
 // those.
-#include "twobp/schedule/grid.h"
+#include "twobp/schedule/draw/grid.h"
 
 #include <cstdlib>
 #include <fstream>

@@ -11,7 +11,7 @@
 #include "twobp/schedule/generators/classic.h"
 #include "twobp/schedule/generators/zero_bubble.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/schedule/simulate.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {

@@ -1,13 +1,13 @@
 // Lowering: what decides itself while it runs becomes cells, in a simulated or a recorded order.
-#include "twobp/schedule/lower.h"
+#include "twobp/schedule/text/lower.h"
 
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
-#include "twobp/schedule/csv.h"
+#include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
-#include "twobp/schedule/validate.h"
+#include "twobp/schedule/text/csv.h"
 
 namespace twobp {
 namespace {

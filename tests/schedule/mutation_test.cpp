@@ -9,9 +9,9 @@
 
 #include "tests/schedule/player.h"
 #include "tests/schedule/support.h"
+#include "twobp/schedule/check/validate.h"
+#include "twobp/schedule/check/walk.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/schedule/validate.h"
-#include "twobp/schedule/walk.h"
 
 namespace twobp {
 namespace {

@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
+#include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/generators/classic.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/schedule/validate.h"
 
 namespace twobp {
 namespace {

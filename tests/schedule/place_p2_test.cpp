@@ -10,7 +10,7 @@
 
 #include "tests/schedule/support.h"
 #include "twobp/schedule/passes.h"
-#include "twobp/schedule/simulate.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {

@@ -107,7 +107,9 @@ def main():
         by_ranks.setdefault(len(actions_of(path)), []).append((form, path))
     for ranks, files in by_ranks.items():
         with tempfile.TemporaryDirectory() as folder:
-            multiprocessing.spawn(run_rank, (ranks, os.path.join(folder, "store"), files), nprocs=ranks)
+            store = os.path.join(folder, "store")
+            # Nothing has started a thread yet, and importing torch again in every rank takes seconds.
+            multiprocessing.start_processes(run_rank, (ranks, store, files), nprocs=ranks, start_method="fork")
 
 
 if __name__ == "__main__":

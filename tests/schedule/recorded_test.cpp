@@ -6,9 +6,10 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/schedule/costs.h"
 #include "tests/schedule/support.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/schedule/simulate.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {
@@ -19,24 +20,7 @@ TEST(Recorded, OrderOfASimulationGivesTheSameSimulation) {
     const int stages = random_int(random, 1, 5);
     const Schedule schedule =
         make_schedule("1f1b", stages, random_int(random, 1, 8), kPolicies[random_int(random, 0, 3)]);
-    std::vector<StageCost> costs(stages);
-    for (auto& cost : costs) {
-      cost.forward = random_int(random, 1, 5);
-      cost.backward_p1 = random_int(random, 1, 5);
-      cost.backward_p2 = random_int(random, 1, 9);
-      cost.p2_units = random_int(random, 1, 4);
-      cost.stash_bytes = random_int(random, 0, 2);
-      cost.output_bytes = random_int(random, 0, 1);
-      cost.input_gradient_bytes = random_int(random, 0, 1);
-      for (int i = round % 4 < 2 ? random_int(random, 1, 3) : 0; i > 0; --i) {
-        LayerShare layer;
-        layer.forward_held = random_int(random, 0, 2);
-        layer.p1_held = random_int(random, -1, 1);
-        layer.stash = random_int(random, 0, 2);
-        layer.p2_units = random_int(random, 1, 2);
-        cost.layers.push_back(layer);
-      }
-    }
+    const auto costs = random_costs(random, stages, round % 4 < 2);
     SimulationOptions options;
     if (round % 2 == 0) options.cap_per_rank.assign(stages, random_int(random, 1, 6));
     const Simulation first = simulate(schedule, costs, options);

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "twobp/schedule/simulate.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 
@@ -47,6 +47,7 @@ class ReferenceExecutor {
       for (auto& rank : ranks_) fill(rank);
       for (auto& rank : ranks_) book_idle_tick(rank);
     }
+    for (const int rank : schedule_.rank_of_stage) ended_.push_back(ranks_[rank].free_at);
     for (auto& rank : ranks_) sum_gradients(rank);
     Simulation result;
     for (auto& rank : ranks_) result.step_seconds = std::max(result.step_seconds, rank.free_at);
@@ -352,6 +353,15 @@ class ReferenceExecutor {
     rank.free_at = now_ + 1;
   }
 
+  // In all copies of the model that the schedule holds.
+  double ready_to_sum(int stage) const {
+    const auto& done = options_.data_parallel.overlap ? done_at_ : ended_;
+    const int length = schedule_.stages_per_replica();
+    double ready = 0;
+    for (int s = stage % length; s < schedule_.stages; s += length) ready = std::max(ready, done[s]);
+    return ready;
+  }
+
   void sum_gradients(Rank& rank) {
     const DataParallel& parallel = options_.data_parallel;
     const int index = static_cast<int>(&rank - ranks_.data());
@@ -361,11 +371,11 @@ class ReferenceExecutor {
       int next = -1;
       for (int s = 0; s < schedule_.stages; ++s) {
         if (schedule_.rank_of_stage[s] != index || summed_[s] || stages_[s].sum_bytes == 0) continue;
-        if (next < 0 || done_at_[s] < done_at_[next]) next = s;
+        if (next < 0 || ready_to_sum(s) < ready_to_sum(next)) next = s;
       }
       if (next < 0) break;
       summed_[next] = true;
-      const double ready = parallel.overlap ? done_at_[next] : rank.free_at;
+      const double ready = ready_to_sum(next);
       const double round = stages_[next].sum_bytes / parallel.replicas;  // a ring sends d - 1 of them, twice
       free_at = std::max(free_at, ready) + parallel.latency +
                 2 * (parallel.replicas - 1) * round / parallel.bytes_per_second;
@@ -380,6 +390,7 @@ class ReferenceExecutor {
   std::vector<Rank> ranks_;
   std::vector<Stage> stages_;
   std::vector<double> done_at_;  // the last W, by stage
+  std::vector<double> ended_;    // its rank, by stage
   std::vector<bool> summed_;
   std::map<std::pair<int, int>, double> links_;
   std::map<std::tuple<Op, int, int>, Message> messages_;

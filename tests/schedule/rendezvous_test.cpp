@@ -1,5 +1,5 @@
 // Sends that wait for their receive, and the room that messages need at the receiver.
-#include "twobp/schedule/rendezvous.h"
+#include "twobp/schedule/check/rendezvous.h"
 
 #include <algorithm>
 #include <map>
@@ -10,11 +10,11 @@
 
 #include "tests/schedule/named.h"
 #include "tests/schedule/support.h"
-#include "twobp/schedule/buffering.h"
+#include "twobp/schedule/check/buffering.h"
+#include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
-#include "twobp/schedule/simulate.h"
-#include "twobp/schedule/validate.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {

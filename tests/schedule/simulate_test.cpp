@@ -1,6 +1,6 @@
 // The closed formulas of the paper (arXiv 2405.18047, and those derived under its assumption that forward, p1
 // and p2 cost one unit each and messages nothing), the byte cap, and bad input.
-#include "twobp/schedule/simulate.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 #include <algorithm>
 #include <cmath>

@@ -10,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/expect_error.h"
 #include "twobp/core/check.h"
 #include "twobp/schedule/schedule.h"
 
@@ -28,11 +29,7 @@ inline std::string error_of(const std::function<void()>& action) {
   return "";
 }
 
-// The error's message says all of these.
-inline void expect_contains(const std::string& message, const std::vector<std::string>& parts) {
-  for (const auto& part : parts)
-    EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
-}
+using test::expect_contains;
 
 // "1F3" of a message that holds ">1F3<"; empty without a mark.
 inline std::string marked_cell(const std::string& message) {

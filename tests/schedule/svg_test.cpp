@@ -1,5 +1,5 @@
 // The SVG picture: what a plain XML parser (Python's) finds in it is the simulation, to scale.
-#include "twobp/schedule/svg.h"
+#include "twobp/schedule/draw/svg.h"
 
 #include <cstdlib>
 #include <filesystem>

@@ -1,5 +1,5 @@
 // Valid schedules broken in one place each: the validator must reject them and mark the cell.
-#include "twobp/schedule/validate.h"
+#include "twobp/schedule/check/validate.h"
 
 #include <algorithm>
 #include <utility>

@@ -8,7 +8,7 @@
 
 #include "tests/trace/support.h"
 #include "twobp/core/text.h"
-#include "twobp/schedule/simulate.h"
+#include "twobp/schedule/simulate/simulate.h"
 #include "twobp/trace/compare.h"
 #include "twobp/trace/simulated.h"
 #include "twobp/trace/timeline.h"

@@ -1,5 +1,5 @@
 // pipeline.schedule "auto": found at the start for the measured times, trains to the same bits as one stage.
-#include "twobp/plan/auto_schedule.h"
+#include "twobp/plan/auto_schedule/auto_schedule.h"
 
 #include <tuple>
 
@@ -10,7 +10,7 @@
 #include "tests/train/training.h"
 #include "twobp/pipeline/simulated_costs.h"
 #include "twobp/train/auto_variant.h"
-#include "twobp/train/build_model.h"
+#include "twobp/train/model/build_model.h"
 
 namespace twobp {
 namespace {

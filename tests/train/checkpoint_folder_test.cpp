@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "tests/train/checkpoint_runs.h"
 #include "twobp/train/random.h"
@@ -66,12 +67,16 @@ TEST(CheckpointFolder, KeepsTheLastFew) {
 TEST(CheckpointFolder, LeftoversOfKilledWritersGo) {
   const TempFolder folder;
   const std::string path = folder.path("checkpoints");
-  for (const char* name : {"step-00000003.new", "step-00000001.old", "step-00000002", "step-5", "mine.new"}) {
+  for (const char* name :
+       {"step-00000003.new", "step-00000003.0123456789abcdef.new", "step-00000001.old", "step-00000002",
+        "step-5", "mine.new", "step-00000004.0123456789abcde.new", "step-00000004.0123456789abcdeg.new"}) {
     fs::create_directories(path + "/" + name);
     write_file(path + "/" + name + "/weights.safetensors", "half");
   }
   const CheckpointFolder checkpoints(path, 3);
-  EXPECT_EQ(visible_names(path), (std::vector<std::string>{"mine.new", "step-00000002", "step-5"}));
+  EXPECT_EQ(visible_names(path),
+            (std::vector<std::string>{"mine.new", "step-00000002", "step-00000004.0123456789abcde.new",
+                                      "step-00000004.0123456789abcdeg.new", "step-5"}));
   EXPECT_EQ(checkpoints.steps(), std::vector<int64_t>{2});
 }
 
@@ -175,7 +180,7 @@ TEST(CheckpointFolder, EveryFlippedBitIsNoticed) {
   const fs::path path = folder.path("step");
   CheckpointContent content = small_content(7);
   content.state.run.config = config_to_json(Config{});
-  write_checkpoint(path, content, {});
+  write_checkpoint(path, content);
   SplitMix64 random(5);
   const Checkpoint good(path);
   for (const std::string& file : kFiles) {
@@ -201,7 +206,7 @@ TEST(CheckpointFolder, EveryFlippedBitIsNoticed) {
 TEST(CheckpointFolder, HostileState) {
   const TempFolder folder;
   const fs::path path = folder.path("step");
-  write_checkpoint(path, small_content(7), {});
+  write_checkpoint(path, small_content(7));
   const auto expect = [&](const std::string& content, const std::vector<std::string>& parts) {
     write_file(path / "state.json", content);
     expect_error([&] { Checkpoint checkpoint(path); }, parts);
@@ -210,12 +215,18 @@ TEST(CheckpointFolder, HostileState) {
   expect(std::string((16 << 20) + 1, ' '), {"state.json", "too large"});
   expect("[]", {"state.json", "damaged"});
   expect(R"({"crc32": 1, "state": 3})", {"state.json", "damaged"});
-  expect(R"({"crc32": 1, "state": {"format": 2}})", {"format 2", "reads format 1"});
+  expect(R"({"crc32": 1, "state": {"format": 3}})", {"format 3", "reads formats up to 2"});
+  expect(R"({"crc32": 1, "state": {"format": 0}})", {"format 0", "reads formats up to 2"});
+  expect(R"({"crc32": 1, "state": {"format": "2"}})", {"format \"2\""});
   expect(R"({"crc32": 1, "state": {"format": 1}})", {"checksum"});
   // Right by its checksum, but made by somebody who means harm.
-  const std::string state = R"({"format":1,"step":-5})";
-  expect(concat(R"({"crc32": )", crc32_of(state.data(), state.size()), R"(, "state": )", state, "}"),
-         {"state.json", "damaged"});
+  for (const char* step : {"-5", "1e300", "2.5", "18446744073709551615", "true"}) {
+    const std::string state = concat(R"({"format":1,"step":)", step, "}");
+    // As it is written again, which the checksum is of.
+    const std::string text = nlohmann::json::parse(state).dump();
+    expect(concat(R"({"crc32": )", crc32_of(text.data(), text.size()), R"(, "state": )", state, "}"),
+           {"state.json", "damaged: a count out of range"});
+  }
 }
 
 TEST(CheckpointFolder, FrozenWeightsAreOneFileOnTheDisk) {

@@ -11,7 +11,7 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
-#include "twobp/train/checkpointer.h"
+#include "twobp/train/checkpoint/checkpointer.h"
 
 namespace twobp::test {
 

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "helpers.h"
-#include "twobp/train/config.h"
+#include "twobp/train/config/config.h"
 
 namespace twobp {
 namespace {

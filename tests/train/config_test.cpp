@@ -1,5 +1,5 @@
 // The configuration: what is read, what is written, and every way to get it wrong.
-#include "twobp/train/config.h"
+#include "twobp/train/config/config.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -12,7 +12,7 @@
 
 #include "helpers.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/train/config_keys.h"
+#include "twobp/train/config/config_keys.h"
 
 namespace twobp {
 namespace {

@@ -1,5 +1,5 @@
 // Data sets, the held-out part, the order of an epoch and the cutting into micro-batches; and bad data.
-#include "twobp/train/data.h"
+#include "twobp/train/data/data.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <random>
+#include <zlib.h>
 
 #include <gtest/gtest.h>
 
@@ -132,6 +133,15 @@ TEST(EncodedImage, HugeSizesAreRefusedBeforeMemoryIsTaken) {
   ASSERT_NE(frame, std::string::npos);
   jpeg.replace(frame + 5, 4, "\xff\x00\xff\x00", 4);  // 65280 x 65280
   refuse(jpeg, {"65280 x 65280", "more than"});
+  // Few enough, but not in so small a file: the header alone must not ask for 360 MB.
+  jpeg.replace(frame + 5, 4, "\x2a\xf8\x2a\xf8", 4);
+  refuse(jpeg, {"11000 x 11000 pixels in a file of", "damaged"});
+  std::string png = png_file(picture(8, 8));
+  png.replace(16, 8, std::string("\0\0\x2a\xf8\0\0\x2a\xf8", 8));
+  png.replace(29, 4,
+              test::big_endian(static_cast<uint32_t>(::crc32(
+                  0, reinterpret_cast<const Bytef*>(png.data() + 12), 17))));  // of the header's chunk
+  refuse(png, {"11000 x 11000 pixels in a file of", "damaged"});
 }
 
 // Whatever the bytes are: pixels of the size the header says, or an Error.

@@ -1,6 +1,6 @@
 // config.json of Hugging Face directories: both ways of writing the rope settings, what is not supported, and
 // the configuration that comes from one.
-#include "twobp/train/hf_config.h"
+#include "twobp/train/model/hf_config.h"
 
 #include <filesystem>
 #include <functional>
@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
-#include "twobp/train/config_keys.h"
+#include "twobp/train/config/config_keys.h"
 
 namespace twobp {
 namespace {

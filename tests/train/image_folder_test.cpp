@@ -11,7 +11,7 @@
 
 #include "image_data.h"
 #include "image_files.h"
-#include "twobp/train/subset.h"
+#include "twobp/train/data/subset.h"
 
 namespace twobp {
 namespace {

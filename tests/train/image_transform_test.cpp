@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "helpers.h"
-#include "twobp/train/data.h"
+#include "twobp/train/data/data.h"
 #include "twobp/train/images/transform.h"
 
 namespace twobp {

@@ -1,5 +1,5 @@
 // The warning that training waits for data: when, once, and what it says.
-#include "twobp/train/input_wait.h"
+#include "twobp/train/data/input_wait.h"
 
 #include <gtest/gtest.h>
 

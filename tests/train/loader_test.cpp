@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "helpers.h"
-#include "twobp/train/data.h"
+#include "twobp/train/data/data.h"
 
 namespace twobp {
 namespace {

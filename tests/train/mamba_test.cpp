@@ -6,10 +6,10 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
-#include "twobp/train/architecture.h"
-#include "twobp/train/build_model.h"
 #include "twobp/train/generator.h"
-#include "twobp/train/hf_config.h"
+#include "twobp/train/model/architecture.h"
+#include "twobp/train/model/build_model.h"
+#include "twobp/train/model/hf_config.h"
 
 namespace twobp {
 namespace {

@@ -1,6 +1,6 @@
 // Masked text: which tokens are hidden and by what, that this depends on seed, epoch and sample alone, and
 // where special tokens come from.
-#include "twobp/train/masked_dataset.h"
+#include "twobp/train/data/masked_dataset.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,8 +10,8 @@
 #include <gtest/gtest.h>
 
 #include "helpers.h"
-#include "twobp/train/array_dataset.h"
-#include "twobp/train/special_tokens.h"
+#include "twobp/train/data/array_dataset.h"
+#include "twobp/train/data/special_tokens.h"
 
 namespace twobp {
 namespace {

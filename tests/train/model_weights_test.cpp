@@ -1,5 +1,5 @@
 // Directories with weights: one file, several with an index, and every way in which they can be wrong.
-#include "twobp/train/model_weights.h"
+#include "twobp/train/model/model_weights.h"
 
 #include <filesystem>
 

@@ -1,5 +1,5 @@
 // The .npy reader: what NumPy writes is read, everything else is refused with a reason.
-#include "twobp/train/npy.h"
+#include "twobp/train/files/npy.h"
 
 #include <random>
 #include <utility>

@@ -1,5 +1,5 @@
 // A Python script beside the program: both ways of the pipes, and every way in which it can fail.
-#include "twobp/train/python.h"
+#include "twobp/train/data/python.h"
 
 #include <filesystem>
 

@@ -7,7 +7,7 @@
 
 #include "tests/train/training.h"
 #include "twobp/pipeline/simulated_costs.h"
-#include "twobp/schedule/in_process.h"
+#include "twobp/schedule/check/in_process.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/train/replanner.h"
 

@@ -1,6 +1,6 @@
 // safetensors files: what is written comes back, and whatever is in a file, it is refused with an Error or
 // every tensor of it can be read to its end.
-#include "twobp/train/safetensors.h"
+#include "twobp/train/files/safetensors.h"
 
 #include <cstring>
 #include <filesystem>

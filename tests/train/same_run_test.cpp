@@ -1,13 +1,13 @@
 // Which settings a resumed run must share with the one that was stopped, which are noted, which are free.
-#include "twobp/train/same_run.h"
+#include "twobp/train/checkpoint/same_run.h"
 
 #include <functional>
 
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
-#include "twobp/schedule/csv.h"
-#include "twobp/train/synthetic_dataset.h"
+#include "twobp/schedule/text/csv.h"
+#include "twobp/train/data/synthetic_dataset.h"
 
 namespace twobp {
 namespace {
@@ -54,6 +54,23 @@ TEST(SameRun, RefusesAndNamesWhatDiffers) {
     change(now);
     expect_error([&] { check_same_run(facts(before), facts(now)); }, {"cannot resume: ", text});
   }
+}
+
+// The batch of all replicas counts: divided otherwise it is noted, another one is refused.
+TEST(SameRun, Replicas) {
+  Config before = base();
+  before.pipeline.micro_batches = 4;
+  Config now = before;
+  now.pipeline.data_parallel = 2;
+  expect_error([&] { check_same_run(facts(before), facts(now)); },
+               {"pipeline.micro_batches x pipeline.data_parallel is 8 but 4"});
+  now.pipeline.micro_batches = 2;
+  const std::vector<std::string> notes = check_same_run(facts(before), facts(now));
+  ASSERT_EQ(notes.size(), 1U);
+  EXPECT_NE(notes[0].find("pipeline.data_parallel is 2 but 1"), std::string::npos) << notes[0];
+  before = now;
+  now.optimizer.shard = true;
+  EXPECT_EQ(check_same_run(facts(before), facts(now)), std::vector<std::string>{});
 }
 
 TEST(SameRun, AllDifferencesInOneMessage) {

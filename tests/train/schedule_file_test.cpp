@@ -13,9 +13,9 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
-#include "twobp/schedule/csv.h"
-#include "twobp/train/build_model.h"
-#include "twobp/train/checkpointer.h"
+#include "twobp/schedule/text/csv.h"
+#include "twobp/train/checkpoint/checkpointer.h"
+#include "twobp/train/model/build_model.h"
 
 namespace twobp {
 namespace {

@@ -1,5 +1,5 @@
 // The special tokens of a tokenizer.json, and damaged ones.
-#include "twobp/train/special_tokens.h"
+#include "twobp/train/data/special_tokens.h"
 
 #include <random>
 

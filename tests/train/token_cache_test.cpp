@@ -1,5 +1,5 @@
 // Tokenized text on disk: made once, used again, made anew when anything changed, never half.
-#include "twobp/train/token_cache.h"
+#include "twobp/train/data/token_cache.h"
 
 #include <csignal>
 #include <filesystem>
@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "tokenizer_files.h"
-#include "twobp/train/data.h"
+#include "twobp/train/data/data.h"
 
 namespace twobp {
 namespace {
@@ -139,7 +139,8 @@ TEST_F(TokenCache, DamagedEntriesAreMadeAnew) {
         replaced("\"tokens\": 5", "\"tokens\": -5"), replaced("\"tokens\": 5", "\"tokens\": \"5\""),
         replaced("\"tokens\": 5", "\"tokens\": 9223372036854775813"),
         replaced("\"vocab\": 257", "\"vocab\": 0"), replaced("\"vocab\": 257", "\"vocab\": 70000"),
-        replaced("\"format\": 1", "\"format\": 0"), replaced("a.txt\"", "b.txt\"")}) {
+        replaced("\"format\": 1", "\"format\": 0"), replaced("a.txt\"", "b.txt\""),
+        "{\"source\": " + std::string(200000, '[') + std::string(200000, ']') + "}"}) {
     damage(as_tokens("hello"), text);
   }
   fs::remove(bin);

@@ -1,5 +1,5 @@
 // Token files: both types, several shards, and every way in which one can be wrong.
-#include "twobp/train/token_dataset.h"
+#include "twobp/train/data/token_dataset.h"
 
 #include <filesystem>
 #include <fstream>

@@ -13,8 +13,8 @@
 #include <nlohmann/json.hpp>
 
 #include "helpers.h"
-#include "twobp/train/python.h"
-#include "twobp/train/tokenizer.h"
+#include "twobp/train/data/python.h"
+#include "twobp/train/data/tokenizer.h"
 
 namespace twobp::test {
 

@@ -1,5 +1,5 @@
 // Encoding and decoding with a tokenizer.json, token by token too; hostile files; a Python that misbehaves.
-#include "twobp/train/tokenizer.h"
+#include "twobp/train/data/tokenizer.h"
 
 #include <filesystem>
 #include <fstream>

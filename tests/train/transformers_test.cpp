@@ -8,7 +8,7 @@
 
 #include "tests/train/transformers_fixture.h"
 #include "twobp/nn/layers/rope.h"
-#include "twobp/train/save_model.h"
+#include "twobp/train/model/save_model.h"
 
 namespace twobp {
 namespace {
@@ -69,6 +69,14 @@ TEST_F(Transformers, LoadsWhatIsSaved) {
     save("saved-trained", {.max_shard_bytes = 9000});
     save("saved-bf16", {.dtype = "bfloat16"});
     for (const auto& [part, value] : parts_of(trainer.weights())) expected[name][part] = value.clone();
+    // By a process for each stage, files of its own.
+    run_worlds(make_in_process_ranks(1, 2, 0), [&](World world) {
+      const Processes processes(*world.processes, 60);
+      Trainer one(config, std::move(world));
+      one.step();
+      save_model(path(name + "/saved-together"), config.model, config.data.sequence, one.weights(), {},
+                 processes);
+    });
   }
   ASSERT_EQ(oracle("check"), "ok");
   for (const std::string& name : kCases) {
@@ -76,18 +84,22 @@ TEST_F(Transformers, LoadsWhatIsSaved) {
     const SafetensorsFile before(path(name + "/before.safetensors"));
     const SafetensorsFile saved(path(name + "/saved/weights.safetensors"));
     const SafetensorsFile trained(path(name + "/saved-trained/weights.safetensors"));
+    const SafetensorsFile together(path(name + "/saved-together/weights.safetensors"));
     const SafetensorsFile bf16(path(name + "/saved-bf16/weights.safetensors"));
     EXPECT_EQ(saved.names(), before.names());
     EXPECT_EQ(trained.names(), before.names());
+    EXPECT_EQ(together.names(), before.names());
     EXPECT_EQ(bf16.names(), before.names());
     for (const std::string& part : before.names()) {
       EXPECT_TRUE(same_bits(saved.tensor(part), before.tensor(part))) << part;
       EXPECT_TRUE(same_bits(trained.tensor(part), expected[name][part])) << part;
+      EXPECT_TRUE(same_bits(together.tensor(part), expected[name][part])) << part;
       EXPECT_TRUE(same_bits(bf16.tensor(part), expected[name][part].to(at::kBFloat16))) << part;
     }
     EXPECT_TRUE(fs::exists(path(name + "/saved-trained/model.safetensors.index.json")));
+    EXPECT_TRUE(fs::exists(path(name + "/saved-together/model-00002-of-00002.safetensors")));
     const json original = facts(name);
-    for (const char* to : {"/saved", "/saved-trained", "/saved-bf16"}) {
+    for (const char* to : {"/saved", "/saved-trained", "/saved-together", "/saved-bf16"}) {
       const json again = facts(name + to);
       for (const char* fact : {"inv_freq", "tied", "bos", "positions"}) {
         EXPECT_EQ(again.at(fact), original.at(fact)) << to << " " << fact;

@@ -34,7 +34,6 @@ class SlowTransport : public Transport {
   Values receive(int from, const Tag& tag, double timeout) override {
     return inner_.receive(from, tag, timeout);
   }
-  void all_reduce_sum(at::Tensor& tensor, double timeout) override { inner_.all_reduce_sum(tensor, timeout); }
   void abort(const std::string& reason) override { inner_.abort(reason); }
 
  private:

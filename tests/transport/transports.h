@@ -5,6 +5,8 @@
 #pragma once
 
 #include <functional>
+#include <limits>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -20,8 +22,24 @@ struct World {
   std::string name;
   // Runs `body` on every rank at once and waits for all of them.
   std::function<void(int ranks, const RankBody& body)> run;
+  int most_ranks = std::numeric_limits<int>::max();
 };
 
+// For GoogleTest's messages.
+inline void PrintTo(const World& world, std::ostream* out) {
+  *out << world.name;
+}
+
 std::vector<World> worlds();
+
+// A suite of tests that run on each of them.
+class OnEveryTransport : public ::testing::TestWithParam<World> {
+ protected:
+  static void run(int ranks, const RankBody& body) { GetParam().run(ranks, body); }
+};
+
+inline std::string name_of_world(const ::testing::TestParamInfo<World>& info) {
+  return info.param.name;
+}
 
 }  // namespace twobp::test

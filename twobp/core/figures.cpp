@@ -21,4 +21,8 @@ std::string percent(double fraction) {
   return fixed(100 * fraction, 1) + " %";
 }
 
+std::string milliseconds(double seconds) {
+  return fixed(1e3 * seconds, seconds < 0.01 ? 3 : 1) + " ms";
+}
+
 }  // namespace twobp

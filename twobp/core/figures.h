@@ -8,5 +8,6 @@ namespace twobp {
 std::string number(double value);             // five significant digits
 std::string fixed(double value, int digits);  // behind the point
 std::string percent(double fraction);         // "12.3 %"
+std::string milliseconds(double seconds);     // "1.234 ms", from 10 ms on "12.3 ms"
 
 }  // namespace twobp

@@ -50,19 +50,53 @@ struct MemoryMeter::Books : c10::MemoryReportingInfoBase {
   };
 
   void reportMemoryUsage(void* ptr, int64_t alloc_size, size_t, size_t, c10::Device) override {
-    const std::lock_guard lock(mutex);
     if (alloc_size > 0) {
       if (current_owner.stage < 0) return;
+      const std::lock_guard lock(mutex);
       entries[ptr] = {current_owner, alloc_size};
       book(current_owner, alloc_size);
-    } else {
-      const auto found = entries.find(ptr);
-      if (found == entries.end()) return;
-      book(found->second.owner, -found->second.bytes);
-      entries.erase(found);
+    } else if (!forget(ptr)) {
+      forget_elsewhere(ptr);
     }
   }
   bool memoryProfilingEnabled() const override { return true; }
+
+  bool forget(const void* ptr) {
+    const std::lock_guard lock(mutex);
+    const auto found = entries.find(ptr);
+    if (found == entries.end()) return false;
+    book(found->second.owner, -found->second.bytes);
+    entries.erase(found);
+    return true;
+  }
+
+  // Replicas in one process have a meter each, and hand tensors to each other.
+  struct Registry {
+    std::mutex mutex;
+    std::vector<Books*> all;
+    std::atomic<int> count{0};
+  };
+  static Registry& registry() {
+    static Registry registry;
+    return registry;
+  }
+  Books() {
+    const std::lock_guard lock(registry().mutex);
+    registry().all.push_back(this);
+    ++registry().count;
+  }
+  ~Books() override {
+    const std::lock_guard lock(registry().mutex);
+    std::erase(registry().all, this);
+    --registry().count;
+  }
+  void forget_elsewhere(const void* ptr) {
+    if (registry().count.load(std::memory_order_relaxed) < 2) return;
+    const std::lock_guard lock(registry().mutex);
+    for (Books* books : registry().all) {
+      if (books != this && books->forget(ptr)) return;
+    }
+  }
 
   void book(const Owner& owner, int64_t bytes) {
     grow(stages[owner.stage], owner.category, bytes);

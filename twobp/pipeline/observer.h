@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "twobp/pipeline/memory_meter.h"
-#include "twobp/schedule/idle_cause.h"
 #include "twobp/schedule/schedule.h"
+#include "twobp/schedule/simulate/idle_cause.h"
 
 namespace twobp {
 
@@ -53,6 +53,8 @@ struct RankTimes {
   double end = 0;    // optimizer done
   double optimizer = 0;
   double busy = 0;  // F + I + W + optimizer
+  // Data parallel: waited for sums of gradients over replicas after the last instruction; part of the tail.
+  double exposed = 0;
   std::array<double, kIdleCauses>
       idle{};  // by IdleCause; what is left of the step is the executor's own time
   int64_t instructions = 0;
@@ -64,6 +66,7 @@ struct StepReport {
   double end = 0;
   double loss = 0;               // sum of the micro-batches' shares: the mean over the global batch
   std::optional<int64_t> right;  // predictions that were, in an evaluation of a model that predicts
+  bool stop = false;             // some process wants the run to end
   std::vector<RankTimes> ranks;
   std::vector<StageTimes> stages;
   std::vector<MemoryUse> stage_memory;

@@ -4,8 +4,10 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/pipeline/report_exchange.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/transport/in_process.h"
+#include "twobp/transport/clock_ahead.h"
+#include "twobp/transport/collectives.h"
 
 namespace twobp {
 namespace {
@@ -20,10 +22,29 @@ bool has_backward(const Schedule& schedule) {
   });
 }
 
+int ranks_of(const PipelineOptions& options) {
+  const auto& ranks = options.rank_of_stage;
+  return ranks.empty() ? options.stages : *std::max_element(ranks.begin(), ranks.end()) + 1;
+}
+
 }  // namespace
 
+std::vector<World> make_thread_worlds(int replicas, int ranks, const ThreadOptions& threads) {
+  const bool own_cores = RankThreads::enough_cores(replicas * ranks, threads.threads_per_rank);
+  return make_in_process_worlds(replicas, ranks, own_cores ? kSpinSeconds : 0);
+}
+
 Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options)
-    : model_(model), split_(options.split), rank_of_stage_(options.rank_of_stage) {
+    : Pipeline(model, profile, options,
+               std::move(make_thread_worlds(1, ranks_of(options), options.threads).front())) {}
+
+Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options,
+                   World world)
+    : model_(model),
+      split_(options.split),
+      rank_of_stage_(options.rank_of_stage),
+      world_(std::move(world)),
+      timeout_(options.timeout) {
   const std::vector<LayerCost> costs = layer_costs(model, profile);
   if (rank_of_stage_.empty())
     rank_of_stage_ = place_stages(Placement::kLinear, options.stages, options.stages);
@@ -36,6 +57,8 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
   TWOBP_CHECK(rank_of_stage_.size() == split_.size(), "a placement of ", rank_of_stage_.size(),
               " stages for ", split_.size());
   const int ranks = *std::max_element(rank_of_stage_.begin(), rank_of_stage_.end()) + 1;
+  TWOBP_CHECK(ranks == world_.ranks, "the stages are placed on ", ranks,
+              " ranks, but each pipeline of this run has ", world_.ranks);
   std::vector<int> first_layer;
   for (int first = 0; const int count : split_) {
     first_layer.push_back(first);
@@ -44,9 +67,16 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
   }
 
   meter_ = std::make_unique<MemoryMeter>(rank_of_stage_);
-  const bool own_cores = RankThreads::enough_cores(ranks, options.threads.threads_per_rank);
-  transports_ = make_in_process_transports(ranks, own_cores ? kSpinSeconds : 0);
-  threads_ = std::make_unique<RankThreads>(ranks, options.threads, *meter_);
+  const std::vector<int> here = world_.local_ranks();
+  const CoreShare share = share_cores(*world_.processes, static_cast<int>(here.size()), timeout_);
+  threads_ = std::make_unique<RankThreads>(here, options.threads, share, *meter_);
+  clock_ahead_.assign(world_.processes_of_replica(), 0);
+  if (world_.replica == 0) {
+    for (int process = 1; process < world_.processes_of_replica(); ++process) {
+      if (world_.is_first() || world_.process() == process)
+        clock_ahead_[process] = clock_ahead(*world_.processes, process, timeout_);
+    }
+  }
   executors_.resize(ranks);
   on_ranks([&](int rank) {
     std::vector<std::unique_ptr<Stage>> stages;
@@ -55,7 +85,8 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
       stages.push_back(std::make_unique<Stage>(static_cast<int>(s), model_, first_layer[s], split_[s],
                                                options.seed, stage_costs_[s]));
     }
-    executors_[rank] = std::make_unique<RankExecutor>(rank, std::move(stages), *transports_[rank], *meter_);
+    executors_[rank] =
+        std::make_unique<RankExecutor>(rank, std::move(stages), *world_.pipeline[rank], *meter_);
   });
 }
 
@@ -69,14 +100,24 @@ Pipeline::~Pipeline() {
 void Pipeline::on_ranks(const std::function<void(int)>& body) {
   TWOBP_CHECK(!failed_, "this pipeline has failed in an earlier step and can't run any more");
   try {
-    threads_->run(body, [&](const std::string& reason) { transports_[0]->abort(reason); });
+    threads_->run(body, [&](const std::string& reason) {
+      if (world_.abort) return world_.abort(reason);
+      world_.pipeline[world_.local_ranks().front()]->abort(reason);
+    });
   } catch (...) {
     failed_ = true;
     throw;
   }
 }
 
+RankExecutor& Pipeline::rank(int r) {
+  TWOBP_CHECK(is_local(r), "rank ", r, " runs in another process than ", world_.process());
+  return *executors_[r];
+}
+
 Stage& Pipeline::stage(int s) {
+  TWOBP_CHECK(has_stage(s), "stage ", s, " is on rank ", rank_of_stage_[s],
+              ", which runs in another process than ", world_.process());
   for (const auto& stage : executors_[rank_of_stage_.at(s)]->stages()) {
     if (stage->index() == s) return *stage;
   }
@@ -85,6 +126,7 @@ Stage& Pipeline::stage(int s) {
 
 Plan Pipeline::plan(const ScheduleSource& schedule, int micro_batches, P2Policy policy, P2Batching batching,
                     int64_t memory_cap) const {
+  if (micro_batches == 0) return forward_plan(0);
   Plan plan;
   plan.schedule = schedule.make(stages(), ranks(), micro_batches, policy);
   TWOBP_CHECK(plan.schedule.replicas == 1, "schedule '", schedule.name(), "' holds ", plan.schedule.replicas,
@@ -103,19 +145,39 @@ Plan Pipeline::plan(const ScheduleSource& schedule, int micro_batches, P2Policy 
 
 Plan Pipeline::forward_plan(int micro_batches) const {
   Plan plan;
-  plan.schedule = make_forward_schedule(rank_of_stage_, micro_batches);
   plan.memory_cap = 0;
+  if (micro_batches == 0) {  // a replica that the last batch of an epoch leaves nothing
+    plan.schedule.name = "none";
+    plan.schedule.stages = stages();
+    plan.schedule.micro_batches = 0;
+    plan.schedule.rank_of_stage = rank_of_stage_;
+    plan.schedule.ranks.resize(ranks());
+    return plan;
+  }
+  plan.schedule = make_forward_schedule(rank_of_stage_, micro_batches);
   return plan;
 }
 
 std::vector<int64_t> Pipeline::caps(const Plan& plan) const {
   if (plan.memory_cap >= 0) return std::vector<int64_t>(ranks(), plan.memory_cap);
-  std::vector<int64_t> fixed;
-  for (int r = 0; r < ranks(); ++r) {
-    const MemoryUse use = meter_->rank_use(r);
-    fixed.push_back(use.total() - use.held());
+  return auto_caps(plan.standard_peaks, fixed_bytes());
+}
+
+std::vector<int64_t> Pipeline::fixed_bytes() const {
+  if (!known_fixed_.empty()) return known_fixed_;
+  at::Tensor fixed = at::zeros({world_.replicas, ranks()}, at::kLong);
+  for (const int rank : world_.local_ranks()) {
+    const MemoryUse use = meter_->rank_use(rank);
+    fixed[world_.replica].mutable_data_ptr<int64_t>()[rank] = use.total() - use.held();
   }
-  return auto_caps(plan.standard_peaks, fixed);
+  const bool together = world_.processes->size() > 1;
+  if (together) all_reduce_sum(*world_.processes, fixed, timeout_);
+  // The most of any replica, which may hold different shards of the optimizer: all plan alike.
+  const at::Tensor most = std::get<0>(fixed.max(0));
+  const int64_t* values = most.const_data_ptr<int64_t>();
+  std::vector<int64_t> bytes(values, values + ranks());
+  if (together) known_fixed_ = bytes;
+  return bytes;
 }
 
 StepReport Pipeline::run(const Plan& plan, const std::vector<Fields>& micro_batches,
@@ -131,13 +193,17 @@ StepReport Pipeline::run(const Plan& plan, const std::vector<Fields>& micro_batc
   input.input_field = model_.input_field;
   input.seed = options.seed;
   input.step = options.step;
+  input.first_micro_batch = options.first_micro_batch;
   input.training = options.training;
   input.loss_scale = options.loss_scale;
   input.gradient_scale = options.gradient_scale;
   input.batching = plan.batching;
+  // By every process, whatever its own plan: a replica that is left no micro-batch has no cap to ask for.
+  if (world_.processes->size() > 1) fixed_bytes();
   input.cap_per_rank = caps(plan);
   input.slab_slots = plan.slab_slots;
   input.timeout = options.timeout;
+  input.p2_order = options.p2_order;
   input.want_events = options.want_events;
   input.finish = options.finish;
 
@@ -154,25 +220,78 @@ StepReport Pipeline::run(const Plan& plan, const std::vector<Fields>& micro_batc
   }
   report.end = now_seconds();
 
+  report.stop = options.stop && options.stop();
+  report.ranks.resize(ranks());
+  report.rank_memory.resize(ranks());
   report.stages.resize(stages());
-  for (int r = 0; r < ranks(); ++r) {
-    RankResult& result = results[r];
-    result.times.idle[static_cast<int>(IdleCause::kStartUp)] += result.times.begin - report.begin;
-    result.times.idle[static_cast<int>(IdleCause::kTail)] += report.end - result.times.end;
-    report.loss += result.loss;
-    if (result.right) report.right = result.right;  // the loss is on one rank
-    report.ranks.push_back(result.times);
-    report.rank_memory.push_back(meter_->rank_use(r));
-    if (options.want_events) {
-      stretch_to_step(result.events, report.begin, result.times.end, report.end);
-      report.events.push_back(std::move(result.events));
-    }
+  report.stage_memory.resize(stages());
+  if (options.want_events) report.events.resize(ranks());
+  for (const int r : world_.local_ranks()) {
+    report.loss += results[r].loss;
+    if (results[r].right) report.right = results[r].right;  // the loss is on one rank
+    report.ranks[r] = results[r].times;
+    report.rank_memory[r] = meter_->rank_use(r);
+    if (options.want_events) report.events[r] = std::move(results[r].events);
     for (size_t s = 0; s < executors_[r]->stages().size(); ++s) {
-      report.stages[executors_[r]->stages()[s]->index()] = executors_[r]->stage_times()[s];
+      const int stage = executors_[r]->stages()[s]->index();
+      report.stages[stage] = executors_[r]->stage_times()[s];
+      report.stage_memory[stage] = meter_->stage_use(stage);
     }
   }
-  for (int s = 0; s < stages(); ++s) report.stage_memory.push_back(meter_->stage_use(s));
+  try {
+    complete(report, options);
+  } catch (const Aborted&) {
+    throw;
+  } catch (const Error& e) {
+    fail("rank ", world_.local_ranks().front(), ", step ", options.step, ", report of the step: ", e.what());
+  }
   return report;
+}
+
+void Pipeline::complete(StepReport& report, const StepOptions& options) {
+  Transport& processes = *world_.processes;
+  const int of_replica = world_.processes_of_replica();
+  if (world_.replica == 0 && of_replica > 1) {
+    const auto parts_of = [&](int process) {
+      std::pair<std::vector<int>, std::vector<int>> parts;
+      for (int r = 0; r < ranks(); ++r) {
+        if (r * of_replica / ranks() == process) parts.first.push_back(r);
+      }
+      for (int s = 0; s < stages(); ++s) {
+        if (rank_of_stage_[s] * of_replica / ranks() == process) parts.second.push_back(s);
+      }
+      return parts;
+    };
+    const auto tag_of = [&](int process) { return Tag{options.step, 0, process, Direction::kBackward}; };
+    if (!world_.is_first()) {
+      const auto [ranks_here, stages_here] = parts_of(world_.process());
+      processes.isend(0, tag_of(world_.process()), pack_report(report, ranks_here, stages_here));
+    }
+    for (int process = 1; world_.is_first() && process < of_replica; ++process) {
+      const Values packed = processes.receive(process, tag_of(process), options.timeout);
+      const auto [ranks_there, stages_there] = parts_of(process);
+      unpack_report(packed, ranks_there, stages_there, clock_ahead_[process], report);
+    }
+  }
+  if (processes.size() > 1) {
+    at::Tensor sums = at::zeros({4}, at::kDouble);
+    auto* values = sums.mutable_data_ptr<double>();
+    values[0] = report.loss;
+    values[1] = static_cast<double>(report.right.value_or(0));
+    values[2] = report.right ? 1 : 0;
+    values[3] = report.stop ? 1 : 0;
+    all_reduce_sum(processes, sums, options.timeout);
+    report.loss = values[0];
+    if (values[2] > 0) report.right = static_cast<int64_t>(values[1]);
+    report.stop = values[3] > 0;
+  }
+  for (int r = 0; r < ranks(); ++r) {
+    if (!is_local(r) && !(world_.is_first())) continue;
+    RankTimes& times = report.ranks[r];
+    times.idle[static_cast<int>(IdleCause::kStartUp)] += times.begin - report.begin;
+    times.idle[static_cast<int>(IdleCause::kTail)] += report.end - times.end;
+    if (options.want_events) stretch_to_step(report.events[r], report.begin, times.end, report.end);
+  }
 }
 
 }  // namespace twobp

@@ -1,5 +1,6 @@
-// A model cut into stages on rank threads of this process, ready to run schedules. What a trainer, a
-// benchmark or a test drives.
+// A model cut into stages on the ranks of a world, ready to run schedules. What a trainer, a benchmark or a
+// test drives. Every process of the world makes the same pipeline and makes the same calls in the same order;
+// each holds the stages of its own ranks, on a thread for each.
 #pragma once
 
 #include <memory>
@@ -8,8 +9,9 @@
 #include "twobp/pipeline/byte_cap.h"
 #include "twobp/pipeline/rank_executor.h"
 #include "twobp/pipeline/rank_threads.h"
-#include "twobp/plan/partition.h"
+#include "twobp/plan/partition/partition.h"
 #include "twobp/schedule/schedule_source.h"
+#include "twobp/transport/world.h"
 
 namespace twobp {
 
@@ -20,7 +22,8 @@ struct PipelineOptions {
   std::vector<int> rank_of_stage;  // empty: one stage a rank
   std::vector<int> split;          // layers per stage; empty: by measured cost
   ThreadOptions threads;
-  uint64_t seed = 1;  // of the initial weights
+  uint64_t seed = 1;     // of the initial weights
+  double timeout = 300;  // seconds processes wait for each other here
 };
 
 // A schedule with what the executor needs to know beside it.
@@ -35,22 +38,33 @@ struct Plan {
 struct StepOptions {
   uint64_t seed = 0;
   int64_t step = 0;
+  int64_t first_micro_batch = 0;  // this replica's first, counted over all replicas
   bool training = true;
   double loss_scale = 1;  // see Context
   double gradient_scale = 1;
-  double timeout = 300;  // seconds
-  bool want_events = false;
+  double timeout = 300;                    // seconds
+  P2Order p2_order = P2Order::kOldest;     // of the W that is left at the end
+  bool want_events = false;                // the same on every process
   std::function<double(int rank)> finish;  // see StepInput
+  // Asked when this process's ranks are done: whether it wants the run to end. Null: it does not.
+  std::function<bool()> stop;
 };
+
+// Worlds whose ranks are threads of this process, one a replica, for run_worlds.
+std::vector<World> make_thread_worlds(int replicas, int ranks, const ThreadOptions& threads);
 
 class Pipeline {
  public:
   // `profile` as measured for micro-batches of the size that will run.
+  Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options, World world);
+  // All ranks in this process.
   Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options);
   ~Pipeline();
 
   // One step over the micro-batches; at most plan.schedule.micro_batches of them. Rethrows the first error of
-  // any rank after all ranks have stopped; the pipeline can't be used any more then.
+  // any rank after all ranks have stopped; the pipeline can't be used any more then. Loss, correct
+  // predictions and `stop` are those of all processes; of ranks and stages, the run's first process has all
+  // of its replica, the others their own.
   StepReport run(const Plan& plan, const std::vector<Fields>& micro_batches, const StepOptions& options);
 
   // A named schedule or a written one on this pipeline's stages.
@@ -58,30 +72,44 @@ class Pipeline {
             P2Batching batching = P2Batching::kLoop, int64_t memory_cap = kAutoCap) const;
   Plan forward_plan(int micro_batches) const;
 
-  // Runs body(rank) on every rank's thread.
+  // Runs body(rank) on the thread of every rank of this process.
   void on_ranks(const std::function<void(int)>& body);
 
   int stages() const { return static_cast<int>(split_.size()); }
   int ranks() const { return static_cast<int>(executors_.size()); }
+  World& world() { return world_; }
+  const World& world() const { return world_; }
+  bool is_local(int rank) const { return world_.is_local(rank); }
   const std::vector<int>& split() const { return split_; }
   const std::vector<int>& rank_of_stage() const { return rank_of_stage_; }
   const ModelSpec& model() const { return model_; }
   const std::vector<std::vector<LayerCost>>& stage_costs() const { return stage_costs_; }
   MemoryMeter& meter() { return *meter_; }
-  RankExecutor& rank(int r) { return *executors_[r]; }
+  // Of this process's ranks. Throw Error for others.
+  RankExecutor& rank(int r);
   Stage& stage(int s);
-  // Bytes of activations and stash each rank may hold under the plan; 0: no cap.
+  bool has_stage(int s) const { return is_local(rank_of_stage_.at(s)); }
+  // Bytes of activations and stash each rank may hold under the plan; 0: no cap. With ranks in other
+  // processes, the first call is made by all of them.
   std::vector<int64_t> caps(const Plan& plan) const;
 
  private:
+  // What the ranks hold besides activations and stash, all processes' together.
+  std::vector<int64_t> fixed_bytes() const;
+  // Sums and gathers over processes.
+  void complete(StepReport& report, const StepOptions& options);
+
   ModelSpec model_;
   std::vector<int> split_;
   std::vector<int> rank_of_stage_;
   std::vector<std::vector<LayerCost>> stage_costs_;
   std::unique_ptr<MemoryMeter> meter_;
-  std::vector<std::unique_ptr<Transport>> transports_;
+  World world_;
+  double timeout_;                            // of what processes agree on outside steps
+  mutable std::vector<int64_t> known_fixed_;  // by rank; empty until the processes have told each other
+  std::vector<double> clock_ahead_;           // by process of this replica, on the run's first: of its clock
   std::unique_ptr<RankThreads> threads_;
-  std::vector<std::unique_ptr<RankExecutor>> executors_;
+  std::vector<std::unique_ptr<RankExecutor>> executors_;  // by rank; null: another process's
   bool failed_ = false;
 };
 

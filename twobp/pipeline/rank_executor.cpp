@@ -1,13 +1,19 @@
 #include "twobp/pipeline/rank_executor.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/core/text.h"
+#include "twobp/transport/time_out.h"
 
 namespace twobp {
 namespace {
+
+// Between two looks for a message while sums of gradients go on.
+constexpr auto kPause = std::chrono::microseconds(20);
 
 // What the exception at hand says, without LibTorch's backtrace.
 std::string what_is_thrown() {
@@ -38,8 +44,11 @@ RankExecutor::RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages,
 RankResult RankExecutor::run(const StepInput& input) {
   prepare(input);
   result_.times.begin = now_seconds();
-  for (const Instruction& instruction : input.schedule->ranks[rank_]) {
+  const auto& instructions = input.schedule->ranks[rank_];
+  for (at_ = 0; at_ < instructions.size(); ++at_) {
+    const Instruction& instruction = instructions[at_];
     try {
+      if (at_ == tail_) run_p2_by_layer(0, 0);
       execute(instruction);
     } catch (const Aborted&) {
       throw;
@@ -47,11 +56,19 @@ RankResult RankExecutor::run(const StepInput& input) {
       fail("rank ", rank_, ", step ", input.step, ", ", to_string(instruction), ": ", what_is_thrown());
     }
   }
-  result_.times.instructions = static_cast<int64_t>(input.schedule->ranks[rank_].size());
+  result_.times.instructions = static_cast<int64_t>(instructions.size());
+  // Here, where the meter sees what was sent go; a training step ends with waits that do it.
+  if (!input.training) transport_.flush(input.timeout);
   if (input.finish) {
     const double begin = now_seconds();
     events_.open(Event::Kind::kOptimizer, -1, -1, begin);
-    result_.times.optimizer = input.finish(rank_);
+    try {
+      result_.times.optimizer = input.finish(rank_);
+    } catch (const Aborted&) {
+      throw;
+    } catch (...) {
+      fail("rank ", rank_, ", step ", input.step, ", update: ", what_is_thrown());
+    }
     const double end = now_seconds();
     events_.close(end);
     result_.times.idle[static_cast<int>(IdleCause::kTail)] += end - begin - result_.times.optimizer;
@@ -95,6 +112,24 @@ void RankExecutor::prepare(const StepInput& input) {
     }
     stage_times_[s] = {};
   }
+  find_tail();
+  work_.clear();
+  if (reducer_ == nullptr || !input.training) return;
+  reducer_->start();
+  for (const auto& stage : stages_) {
+    work_.emplace_back(stage->layer_count(), LayerWork{schedule.micro_batches, 0});
+  }
+}
+
+// The W of one layer is complete, or never comes.
+void RankExecutor::check_done(int s, int layer) {
+  const LayerWork& work = work_[s][layer];
+  if (work.p1 == 0 && work.p2 == 0) reducer_->layer_done(stages_[s]->index(), layer);
+}
+
+void RankExecutor::progress() {
+  transport_.progress();
+  if (reducer_ != nullptr) reducer_->progress();
 }
 
 void RankExecutor::clear() {
@@ -108,7 +143,7 @@ Context RankExecutor::context_of(int micro_batch) const {
   context.fields = &(*input_->micro_batches)[micro_batch];
   context.seed = input_->seed;
   context.step = input_->step;
-  context.micro_batch = micro_batch;
+  context.micro_batch = input_->first_micro_batch + micro_batch;
   context.training = input_->training;
   context.loss_scale = input_->loss_scale;
   context.gradient_scale = input_->gradient_scale;
@@ -180,7 +215,7 @@ void RankExecutor::forward(int s, int mb) {
     context.destination = training && i + 1 < stage.layer_count() ? stage.layer(i + 1).input_slab() : nullptr;
     x = stage.layer(i).forward(std::move(x), context, stage.saved(mb, i));
     if (!context.keeps()) stage.saved(mb, i).release();
-    transport_.progress();
+    progress();
   }
   const int next = stage.index() + 1;
   if (next == input_->schedule->stages) {
@@ -210,6 +245,16 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
   events_.open(Event::Kind::kBackwardP1, stage.index(), mb, begin);
   double p2_seconds = 0;
   int units = 0;
+  const bool last = at_ == last_p1_;
+  const auto interrupt = [&](const auto& run_w) {
+    const double p2_begin = now_seconds();
+    events_.pause(p2_begin);
+    run_w();
+    const double p2_end = now_seconds();
+    p2_seconds += p2_end - p2_begin;
+    events_.resume(p2_end);
+  };
+  if (last && !pending_.empty()) interrupt([&] { run_p2_by_layer(s, stage.layer_count()); });
   for (int i = stage.layer_count() - 1; i >= stage.first_backward(); --i) {
     Saved& saved = stage.saved(mb, i);
     if (cap_ > 0 && !pending_.empty()) begin += make_room(stage.cost(i).p1_peak, stage.cost(i).p1_held);
@@ -220,22 +265,26 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
     units_.clear();
     stage.layer(i).collect_p2(saved, units_);
     units += static_cast<int>(units_.size());
-    const double p2_begin = fused ? now_seconds() : 0;
-    if (fused && !units_.empty()) events_.pause(p2_begin);
-    for (const P2Unit& unit : units_) {
-      PendingP2 pending{unit, s, mb, i, static_cast<int>(&unit - units_.data())};
-      if (fused) {
-        run_p2({&pending, 1});
-      } else {
-        pending_.push_back(pending);
-      }
+    if (!work_.empty()) {
+      --work_[s][i].p1;
+      work_[s][i].p2 += static_cast<int>(units_.size());
+      if (units_.empty()) check_done(s, i);
     }
+    const auto pending_of = [&](const P2Unit& unit) {
+      return PendingP2{unit, s, mb, i, static_cast<int>(&unit - units_.data())};
+    };
     if (fused && !units_.empty()) {
-      const double p2_end = now_seconds();
-      p2_seconds += p2_end - p2_begin;
-      events_.resume(p2_end);
+      interrupt([&] {
+        for (const P2Unit& unit : units_) {
+          PendingP2 pending = pending_of(unit);
+          run_p2({&pending, 1});
+        }
+      });
+    } else {
+      for (const P2Unit& unit : units_) pending_.push_back(pending_of(unit));
+      if (last && !units_.empty()) interrupt([&] { run_p2_by_layer(s, i); });
     }
-    transport_.progress();
+    progress();
   }
   const int previous = stage.gives_gradient() ? stage.index() - 1 : -1;
   if (previous >= 0 && local(previous) >= 0) {
@@ -250,69 +299,14 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
   events_.close(end);
 }
 
-void RankExecutor::run_p2(std::span<PendingP2> together) {
-  const double begin = now_seconds();
-  batch_.clear();
-  for (const PendingP2& pending : together) batch_.push_back(pending.unit.saved);
-  const PendingP2& first = together.front();
-  const MemoryMeter::Scope scope(stages_[first.stage]->index(), MemoryCategory::kStash);
-  first.unit.layer->backward_p2(batch_);
-  for (Saved* saved : batch_) saved->release_p2();
-  transport_.progress();
-  const double end = now_seconds();
-  stage_times_[first.stage].backward_p2 += end - begin;
-  if (events_.on()) log_p2(together, begin, end);
-}
-
-void RankExecutor::run_oldest_p2() {
-  together_.clear();
-  if (input_->batching == P2Batching::kLoop) {
-    together_.push_back(pending_.front());
-    pending_.pop_front();
-  } else {
-    const Layer* layer = pending_.front().unit.layer;
-    std::copy_if(pending_.begin(), pending_.end(), std::back_inserter(together_),
-                 [&](const PendingP2& pending) { return pending.unit.layer == layer; });
-    std::erase_if(pending_, [&](const PendingP2& pending) { return pending.unit.layer == layer; });
-  }
-  run_p2(together_);
-}
-
-void RankExecutor::flush_p2(int s, int first, int last) {
-  const auto due = [&](const PendingP2& pending) {
-    return pending.stage == s && pending.micro_batch >= first && pending.micro_batch < last;
-  };
-  if (input_->batching != P2Batching::kLoop) {
-    // Layer by layer, all due micro-batches of a layer at once.
-    while (true) {
-      const auto oldest = std::find_if(pending_.begin(), pending_.end(), due);
-      if (oldest == pending_.end()) return;
-      const Layer* layer = oldest->unit.layer;
-      const auto same = [&](const PendingP2& pending) { return pending.unit.layer == layer && due(pending); };
-      together_.clear();
-      std::copy_if(pending_.begin(), pending_.end(), std::back_inserter(together_), same);
-      std::erase_if(pending_, same);
-      run_p2(together_);
-    }
-  }
-  // Others of the rank's stages may lie in between.
-  for (auto it = pending_.begin(); it != pending_.end();) {
-    if (!due(*it)) {
-      ++it;
-      continue;
-    }
-    PendingP2 pending = *it;
-    it = pending_.erase(it);
-    run_p2({&pending, 1});
-  }
-}
-
 void RankExecutor::receive(const Instruction& instruction) {
   const bool forward = instruction.op == Op::kRecvForward;
   const int s = local(instruction.stage);
   if (!forward && stages_[s]->first_backward() == stages_[s]->layer_count()) return;  // none is sent
   const int peer_stage = instruction.stage + (forward ? -1 : 1);
   const int from = input_->schedule->rank_of_stage[peer_stage];
+  // What comes from another process is allocated here, while this rank looks for it.
+  const MemoryMeter::Scope scope(instruction.stage, MemoryCategory::kActivations);
   for (int mb = instruction.micro_batch; mb < instruction.micro_batch + instruction.count; ++mb) {
     const Tag tag{input_->step, instruction.stage, mb, forward ? Direction::kForward : Direction::kBackward};
     Values values;
@@ -325,7 +319,7 @@ void RankExecutor::receive(const Instruction& instruction) {
     }
     if (!there) {
       const double begin = now_seconds();
-      values = transport_.receive(from, tag, input_->timeout);
+      values = wait_for(from, tag);
       if (started_) idle(pending_.empty() ? IdleCause::kNothing : IdleCause::kMessage, begin, now_seconds());
     }
     const int64_t bytes = EventLog::bytes_of(values);
@@ -339,41 +333,21 @@ void RankExecutor::receive(const Instruction& instruction) {
   }
 }
 
-double RankExecutor::make_room(int64_t peak, int64_t held) {
-  const int64_t bytes = std::max(peak, held + largest_p2_);
-  const auto lacks = [&] { return !pending_.empty() && meter_.held(rank_) + bytes > cap_; };
-  if (!lacks()) return 0;
-  const double begin = now_seconds();
-  events_.pause(begin);
-  while (lacks()) run_oldest_p2();
-  const double end = now_seconds();
-  events_.resume(end);
-  return end - begin;
-}
-
-void RankExecutor::free_slot(int s, int micro_batch) {
-  const auto holds_slot = [&](const PendingP2& pending) {
-    return pending.stage == s && pending.micro_batch <= micro_batch - input_->slab_slots;
-  };
-  while (std::any_of(pending_.begin(), pending_.end(), holds_slot)) run_oldest_p2();
+Values RankExecutor::wait_for(int from, const Tag& tag) {
+  const double deadline = now_seconds() + input_->timeout;
+  while (reducer_ != nullptr && reducer_->busy()) {
+    reducer_->progress();
+    Values values;
+    if (transport_.try_receive(from, tag, values)) return values;
+    if (now_seconds() >= deadline) fail_waiting(rank_, input_->timeout, tag, from);
+    std::this_thread::sleep_for(kPause);
+  }
+  return transport_.receive(from, tag, std::max(deadline - now_seconds(), 1e-3));
 }
 
 void RankExecutor::idle(IdleCause cause, double begin, double end) {
   result_.times.idle[static_cast<int>(cause)] += end - begin;
   events_.idle(cause, begin, end);
-}
-
-void RankExecutor::log_p2(std::span<PendingP2> together, double begin, double end) {
-  const PendingP2& first = together.front();
-  Event event;
-  event.stage = stages_[first.stage]->index();
-  event.micro_batch = first.micro_batch;
-  event.count = static_cast<int>(together.size());
-  event.layer = first.layer;
-  event.unit = first.leaf;
-  event.begin = begin;
-  event.end = end;
-  events_.backward_p2(*first.unit.layer, stages_[first.stage]->layer_name(first.layer), std::move(event));
 }
 
 }  // namespace twobp

@@ -10,10 +10,12 @@
 
 #include "twobp/nn/context.h"
 #include "twobp/pipeline/event_log.h"
+#include "twobp/pipeline/gradient_reducer.h"
 #include "twobp/pipeline/memory_meter.h"
 #include "twobp/pipeline/observer.h"
 #include "twobp/pipeline/p2_batching.h"
 #include "twobp/pipeline/stage.h"
+#include "twobp/schedule/p2_order.h"
 #include "twobp/schedule/schedule.h"
 #include "twobp/transport/transport.h"
 
@@ -25,13 +27,15 @@ struct StepInput {
   std::string input_field;  // see ModelSpec
   uint64_t seed = 0;
   int64_t step = 0;
+  int64_t first_micro_batch = 0;  // this replica's first, counted over all replicas
   bool training = true;
   double loss_scale = 1;  // see Context
   double gradient_scale = 1;
   P2Batching batching = P2Batching::kLoop;
   std::vector<int64_t> cap_per_rank;  // bytes of activations and stash; empty or 0: no cap
   int slab_slots = 0;                 // micro-batches a slab holds, for kConcat
-  double timeout = 300;               // seconds
+  P2Order p2_order = P2Order::kOldest;
+  double timeout = 300;  // seconds
   bool want_events = false;
   // Runs on each rank's thread after its last instruction: gradients summed, clipped, applied. Returns the
   // seconds it was busy (waits for other ranks left out; see waited_in_finish).
@@ -54,6 +58,10 @@ class RankExecutor {
   RankResult run(const StepInput& input);
   // Called by StepInput::finish for each of its waits, so that events show them where they were.
   void waited_in_finish(double begin, double end);
+  // Called by StepInput::finish; see RankTimes.
+  void exposed_in_finish(double seconds) { result_.times.exposed += seconds; }
+  // Steps that train tell it which layers are done; null: none. It outlives the steps.
+  void sum_gradients_with(GradientReducer* reducer) { reducer_ = reducer; }
   // Forgets everything of an unfinished step.
   void clear();
 
@@ -76,7 +84,14 @@ class RankExecutor {
     int leaf = 0;  // within the layer
   };
 
+  // What a layer of a stage still has to do in this step before its gradients are complete.
+  struct LayerWork {
+    int p1 = 0;  // micro-batches
+    int p2 = 0;  // units, of the micro-batches whose I is done
+  };
+
   void prepare(const StepInput& input);
+  void find_tail();
   void execute(const Instruction& instruction);
   void forward(int s, int micro_batch);
   void backward_p1(int s, int micro_batch, bool fused);
@@ -86,6 +101,12 @@ class RankExecutor {
   // concatenate.
   void run_oldest_p2();
   void run_p2(std::span<PendingP2> together);
+  // Runs the pending W of the stages after `s` and of its layers from `layer` on, last layer first.
+  void run_p2_by_layer(int s, int layer);
+  void progress();
+  void check_done(int s, int layer);
+  // Transport::receive, while sums of gradients that are under way go on.
+  Values wait_for(int from, const Tag& tag);
   // Runs old W until an op that grows to `peak` and leaves `held` fits under the cap, and after it any W that
   // is pending; the seconds it took.
   double make_room(int64_t peak, int64_t held);
@@ -101,11 +122,18 @@ class RankExecutor {
   Transport& transport_;
   MemoryMeter& meter_;
   EventLog events_;
+  GradientReducer* reducer_ = nullptr;
 
   const StepInput* input_ = nullptr;  // of the step at hand
   int64_t cap_ = 0;
   int64_t largest_p2_ = 0;  // bytes that W of some layer needs meanwhile
   std::vector<int> local_;  // stage -> index into stages_, -1 if it is elsewhere
+  // Of this rank's instructions: the one at hand; the first of the W at the end; the I right before that,
+  // if nobody waits for its dL/dx. Without bucket order the latter two are past the end.
+  size_t at_ = 0;
+  size_t tail_ = 0;
+  size_t last_p1_ = 0;
+  std::vector<std::vector<LayerWork>> work_;  // by index into stages_, layer; empty without a reducer
   std::vector<Boundary> boundaries_;
   std::deque<PendingP2> pending_;
   std::vector<PendingP2> together_;

@@ -1,7 +1,9 @@
 #include "twobp/pipeline/rank_threads.h"
 
 #include <condition_variable>
+#include <cstring>
 #include <exception>
+#include <fstream>
 #include <mutex>
 #include <pthread.h>
 #include <sched.h>
@@ -12,6 +14,7 @@
 #include <c10/core/GradMode.h>
 
 #include "twobp/core/check.h"
+#include "twobp/transport/collectives.h"
 
 namespace twobp {
 namespace {
@@ -26,6 +29,16 @@ std::vector<int> usable_cores() {
     if (CPU_ISSET(core, &set)) cores.push_back(core);
   }
   return cores;
+}
+
+// Another number on every machine, the same for all processes of one.
+int64_t machine_number() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  uint64_t hash = 14695981039346656037ull;  // FNV-1a
+  for (const char c : id) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return static_cast<int64_t>(hash);
 }
 
 // The calling thread, and the compute threads it will start, on cores [first, first + count) of `cores`.
@@ -84,15 +97,43 @@ bool RankThreads::enough_cores(int ranks, int threads_per_rank) {
   return static_cast<int>(usable_cores().size()) >= ranks * threads_per_rank;
 }
 
-RankThreads::RankThreads(int ranks, const ThreadOptions& options, const MemoryMeter& meter)
+CoreShare share_cores(Transport& processes, int ranks_here, double timeout) {
+  // Those of one machine that may use the same cores: a launcher that gave each process its own made them
+  // different.
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  sched_getaffinity(0, sizeof(set), &set);
+  constexpr int64_t kWords = sizeof(set) / sizeof(int64_t);
+  at::Tensor mine = at::zeros({2 + kWords}, at::kLong);
+  int64_t* words = mine.mutable_data_ptr<int64_t>();
+  words[0] = ranks_here;
+  words[1] = machine_number();
+  std::memcpy(words + 2, &set, kWords * sizeof(int64_t));
+  at::Tensor all = at::zeros({processes.size(), 2 + kWords}, at::kLong);
+  all[processes.rank()].copy_(mine);
+  all_reduce_sum(processes, all, timeout);
+  CoreShare share{0, 0};
+  for (int process = 0; process < processes.size(); ++process) {
+    const at::Tensor row = all[process];
+    if (!at::equal(row.narrow(0, 1, 1 + kWords), mine.narrow(0, 1, 1 + kWords))) continue;
+    const auto ranks = static_cast<int>(row.const_data_ptr<int64_t>()[0]);
+    if (process < processes.rank()) share.first += ranks;
+    share.all += ranks;
+  }
+  return share;
+}
+
+RankThreads::RankThreads(std::vector<int> ranks, const ThreadOptions& options, CoreShare share,
+                         const MemoryMeter& meter)
     : state_(std::make_unique<State>()) {
   const std::vector<int> cores = usable_cores();
   const int per_rank = options.threads_per_rank;
   TWOBP_CHECK(per_rank >= 1, "pipeline.threads must be at least 1, got ", per_rank);
-  const bool pin = options.pin && static_cast<int>(cores.size()) >= ranks * per_rank;
-  for (int rank = 0; rank < ranks; ++rank) {
-    state_->threads.emplace_back([this, rank, cores, per_rank, pin, &meter] {
-      if (pin) pin_to(cores, rank * per_rank, per_rank);
+  const bool pin = options.pin && static_cast<int>(cores.size()) >= share.all * per_rank;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const int first_core = (share.first + static_cast<int>(i)) * per_rank;
+    state_->threads.emplace_back([this, rank = ranks[i], first_core, cores, per_rank, pin, &meter] {
+      if (pin) pin_to(cores, first_core, per_rank);
       at::set_num_threads(per_rank);
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
       const MemoryMeter::Watch watch(meter);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "twobp/pipeline/memory_meter.h"
+#include "twobp/transport/transport.h"
 
 namespace twobp {
 
@@ -15,9 +16,21 @@ struct ThreadOptions {
   bool pin = true;  // only if there are enough cores for all ranks
 };
 
+// Which of the cores that this process may use are its ranks': those of the `first` rank and on, of `all`
+// ranks that these cores are for, of other processes too.
+struct CoreShare {
+  int first = 0;
+  int all = 1;
+};
+// What every process of a machine says about its cores; all that may use the same cores share them, unless a
+// launcher gave each its own.
+CoreShare share_cores(Transport& processes, int ranks_here, double timeout);
+
 class RankThreads {
  public:
-  RankThreads(int ranks, const ThreadOptions& options, const MemoryMeter& meter);
+  // `ranks`: those that this process runs.
+  RankThreads(std::vector<int> ranks, const ThreadOptions& options, CoreShare share,
+              const MemoryMeter& meter);
   ~RankThreads();
   RankThreads(const RankThreads&) = delete;
   RankThreads& operator=(const RankThreads&) = delete;

@@ -5,7 +5,7 @@
 
 #include "twobp/pipeline/observer.h"
 #include "twobp/pipeline/profile.h"
-#include "twobp/schedule/stage_cost.h"
+#include "twobp/schedule/simulate/stage_cost.h"
 
 namespace twobp {
 

@@ -7,7 +7,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/plan/partition.h"
+#include "twobp/plan/partition/partition.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp {

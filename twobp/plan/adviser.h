@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "twobp/schedule/schedule.h"
-#include "twobp/schedule/simulate.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 

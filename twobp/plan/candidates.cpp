@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 #include <tuple>
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/plan/partition.h"
+#include "twobp/plan/partition/partition.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp {
@@ -51,16 +52,20 @@ class Splits {
     double busiest = 0;  // seconds per micro-batch that no split can be under
   };
 
-  const Split& of(Placement placement, const Shape& shape, const std::vector<int>& rank_of_stage,
-                  const CostModel& model, size_t recompute, int size) {
-    const auto [at, is_new] = known_.try_emplace({placement, shape, recompute, size});
-    if (is_new) at->second = make(placement, rank_of_stage, shape.ranks, model, size);
+  const Split& of(Placement placement, const Shape& shape, int copies, const CostModel& model,
+                  size_t recompute, int size) {
+    const auto [at, is_new] = known_.try_emplace({placement, shape, copies, recompute, size});
+    if (!is_new) return at->second;
+    at->second = copies == 1
+                     ? make(placement, place_stages(placement, shape.stages, shape.ranks), model, size)
+                     : make_copied(shape, copies, model, size);
     return at->second;
   }
 
  private:
-  static Split make(Placement placement, const std::vector<int>& rank_of_stage, int ranks,
-                    const CostModel& model, int size) {
+  static Split make(Placement placement, const std::vector<int>& rank_of_stage, const CostModel& model,
+                    int size) {
+    const int ranks = *std::max_element(rank_of_stage.begin(), rank_of_stage.end()) + 1;
     std::vector<double> seconds;
     double sum = 0, longest = 0;
     for (const LayerCosts& layer : layer_costs_at(model, size)) {
@@ -81,11 +86,44 @@ class Splits {
     return split;
   }
 
-  std::map<std::tuple<Placement, Shape, size_t, int>, Split> known_;
+  // Each copy is a chain over all ranks, the second the other way, and runs its part of the micro-batches.
+  static Split make_copied(const Shape& shape, int copies, const CostModel& model, int size) {
+    std::vector<double> seconds;
+    for (const LayerCosts& layer : layer_costs_at(model, size)) seconds.push_back(layer.seconds());
+    const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+    const double longest = *std::max_element(seconds.begin(), seconds.end());
+    return {balanced_split(seconds, shape.stages / copies),
+            std::max(sum / shape.ranks, longest / copies) * (1 - 1e-9)};
+  }
+
+  std::map<std::tuple<Placement, Shape, int, size_t, int>, Split> known_;
 };
 
 void check_positive(const std::vector<int>& values, const char* what) {
   for (const int value : values) TWOBP_CHECK(value >= 1, what, " must be at least 1, got ", value);
+}
+
+// How many replicas a pipeline of so many ranks could have under the request.
+std::vector<int> replicas_of(int ranks, const PlanRequest& request) {
+  const auto& asked = request.data_parallel;
+  if (request.devices == 0) return asked.empty() ? std::vector<int>{1} : asked;
+  const int replicas = request.devices / ranks;
+  const bool fits = replicas >= 1 && replicas * ranks == request.devices &&
+                    (asked.empty() || std::find(asked.begin(), asked.end(), replicas) != asked.end());
+  return fits ? std::vector<int>{replicas} : std::vector<int>{};
+}
+
+// Micro-batch sizes and numbers of replicas that make the batch (0: any).
+std::vector<std::pair<int, int>> loads_of(int micro_batches, const std::vector<int>& sizes,
+                                          const std::vector<int>& replicas, int batch) {
+  std::vector<std::pair<int, int>> loads;
+  for (const int copies : replicas) {
+    for (const int size : sizes) {
+      const double samples = static_cast<double>(micro_batches) * size * copies;
+      if (batch == 0 || samples == batch) loads.emplace_back(size, copies);
+    }
+  }
+  return loads;
 }
 
 // Why combinations were left out, each reason once.
@@ -129,6 +167,10 @@ std::vector<std::string> planned_schedules() {
   return names;
 }
 
+int copies_of(std::string_view schedule) {
+  return named_schedule(schedule).replicas;
+}
+
 std::vector<P2Policy> planned_policies(std::string_view schedule) {
   if (named_schedule(schedule).places_p2) return {P2Policy::kPlaced, P2Policy::kFill, P2Policy::kOff};
   return {P2Policy::kFill, P2Policy::kCooldown, P2Policy::kEnd, P2Policy::kOff};
@@ -140,6 +182,9 @@ std::vector<Candidate> candidates(const std::vector<std::pair<std::string, CostM
   check_positive(request.stages, "a number of stages");
   check_positive(request.micro_batches, "a number of micro-batches");
   check_positive(request.micro_batch_sizes, "a micro-batch size");
+  check_positive(request.data_parallel, "a number of replicas");
+  TWOBP_CHECK(request.devices >= 0 && request.batch >= 0, "devices and batch must not be negative, got ",
+              request.devices, " and ", request.batch);
   TWOBP_CHECK(!request.ranks.empty() || !request.stages.empty(),
               "a plan needs numbers of ranks or of stages");
   const int layers = static_cast<int>(models.front().second.layers.size());
@@ -150,9 +195,6 @@ std::vector<Candidate> candidates(const std::vector<std::pair<std::string, CostM
   Reasons reasons;
   for (const std::string& name : request.schedules.empty() ? planned_schedules() : request.schedules) {
     const NamedSchedule& schedule = named_schedule(name);
-    TWOBP_CHECK(
-        schedule.replicas == 1, "schedule '", name, "' holds ", schedule.replicas,
-        " copies of the model and cannot be run, so it is not planned: draw it without a configuration");
     const auto admitted = planned_policies(name);
     std::vector<P2Policy> policies;
     for (const P2Policy policy : request.policies.empty() ? admitted : request.policies) {
@@ -163,25 +205,27 @@ std::vector<Candidate> candidates(const std::vector<std::pair<std::string, CostM
         reasons.add(concat("schedule '", name, "' is not planned with p2 ", policy_name(policy)));
     }
     for (const Shape& shape : shapes_of(schedule.placement, request)) {
-      if (shape.stages > layers) {
-        reasons.add(concat("the model has ", layers, " layers, too few for ", shape.stages, " stages"));
+      if (shape.stages / schedule.replicas > layers) {
+        reasons.add(concat("the model has ", layers, " layers, too few for ",
+                           shape.stages / schedule.replicas, " stages"));
         continue;
       }
-      const auto rank_of_stage = place_stages(schedule.placement, shape.stages, shape.ranks);
+      const auto replicas = replicas_of(shape.ranks, request);
+      if (replicas.empty()) {
+        reasons.add(concat(shape.ranks, " ranks and the replicas asked for do not make ", request.devices,
+                           " devices"));
+      }
       auto counts = request.micro_batches;
       if (counts.empty()) counts = {shape.ranks, 2 * shape.ranks, 4 * shape.ranks};
       for (const int m : counts) {
-        std::vector<int> fitting;
-        for (const int size : sizes) {
-          if (request.batch == 0 || static_cast<int64_t>(m) * size == request.batch) fitting.push_back(size);
-        }
-        if (fitting.empty())
+        const auto loads = loads_of(m, sizes, replicas, request.batch);
+        if (loads.empty() && !replicas.empty())
           reasons.add(concat("no micro-batches of the sizes given make ", request.batch, " samples"));
-        if (fitting.empty() || policies.empty() || !admits(name, shape, m, reasons)) continue;
-        for (const int size : fitting) {
+        if (loads.empty() || policies.empty() || !admits(name, shape, m, reasons)) continue;
+        for (const auto& [size, copies] : loads) {
           for (size_t mode = 0; mode < models.size(); ++mode) {
             const auto& split =
-                splits.of(schedule.placement, shape, rank_of_stage, models[mode].second, mode, size);
+                splits.of(schedule.placement, shape, schedule.replicas, models[mode].second, mode, size);
             for (const P2Policy policy : policies) {
               Candidate candidate;
               candidate.choice.schedule = name;
@@ -190,9 +234,10 @@ std::vector<Candidate> candidates(const std::vector<std::pair<std::string, CostM
               candidate.choice.stages = shape.stages;
               candidate.choice.micro_batches = m;
               candidate.choice.micro_batch_size = size;
+              candidate.choice.data_parallel = copies;
               candidate.choice.recompute = models[mode].first;
               candidate.choice.split = split.counts;
-              candidate.most_samples = size / split.busiest;
+              candidate.most_samples = size * (copies / split.busiest);
               all.push_back(std::move(candidate));
             }
           }

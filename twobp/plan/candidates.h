@@ -20,6 +20,9 @@ std::vector<std::string> planned_schedules();
 // off, and the ways to run W that the schedule has.
 std::vector<P2Policy> planned_policies(std::string_view schedule);
 
+// Copies of the model that the schedule holds (Schedule::replicas).
+int copies_of(std::string_view schedule);
+
 // All combinations that have enough layers, in a fixed order. `models`: the cost model by recomputation.
 // Throws Error when there is none, with the reasons.
 std::vector<Candidate> candidates(const std::vector<std::pair<std::string, CostModel>>& models,

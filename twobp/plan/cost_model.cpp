@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "twobp/core/check.h"
-#include "twobp/plan/partition.h"
-#include "twobp/schedule/in_process.h"
+#include "twobp/plan/partition/partition.h"
+#include "twobp/schedule/check/in_process.h"
 
 namespace twobp {
 namespace {
@@ -150,6 +150,7 @@ std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int
       stage.gradient_bytes += trained ? kind.gradient_bytes : 0;
       stage.fixed_bytes += trained ? kind.fixed_bytes() : kind.parameter_bytes;
       stage.layers.push_back(share);
+      stage.layers.back().gradient_bytes = trained ? kind.gradient_bytes : 0;
     }
     stage.output_bytes = layers[layer - 1].output;
     stage.activation_bytes = std::max(0.0, stage.activation_bytes);

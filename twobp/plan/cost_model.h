@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "twobp/schedule/simulate.h"
-#include "twobp/schedule/stage_cost.h"
+#include "twobp/schedule/simulate/simulate.h"
+#include "twobp/schedule/simulate/stage_cost.h"
 
 namespace twobp {
 

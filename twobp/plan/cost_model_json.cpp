@@ -1,12 +1,12 @@
 // The cost model as a file. Written for people too: fields have names with units.
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <string>
 
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
+#include "twobp/core/json_text.h"
 #include "twobp/plan/cost_model.h"
 
 namespace twobp {
@@ -17,8 +17,7 @@ using nlohmann::ordered_json;
 constexpr const char* kFormat = "twobp cost model 1";
 constexpr int kMostDepth = 16;  // of nested values: 6 is what the format has
 constexpr size_t kMostBytes = size_t{16} << 20U;
-constexpr size_t kMostShown = 40;   // of a value, in messages
-constexpr size_t kMostError = 200;  // of the JSON library's message, which may quote the file
+constexpr size_t kMostShown = 40;  // of a value, in messages
 constexpr size_t kMostName = 200;
 
 struct CostField {
@@ -209,28 +208,11 @@ std::string cost_model_to_json(const CostModel& model) {
 CostModel parse_cost_model(const std::string& json, const std::string& origin) {
   TWOBP_CHECK(json.size() <= kMostBytes, origin, " has over ", kMostBytes >> 20U,
               " MiB: is it a cost model? Write one with: twobp profile CONFIG --json FILE");
-  ordered_json parsed;
-  try {
-    const auto limit_depth = [&](int depth, ordered_json::parse_event_t, ordered_json&) {
-      TWOBP_CHECK(depth <= kMostDepth, origin, " is no cost model: its values are nested over ", kMostDepth,
-                  " deep");
-      return true;
-    };
-    parsed = ordered_json::parse(json, limit_depth);
-  } catch (const nlohmann::json::exception& error) {
-    fail(origin, " is not JSON: ", std::string(error.what()).substr(0, kMostError));
-  }
-  return Reader(origin).read(parsed);
+  return Reader(origin).read(parse_json<ordered_json>(json, origin, kMostDepth));
 }
 
 CostModel read_cost_model(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  TWOBP_CHECK(file.good(), "cannot read the cost model '", path, "': is it there and readable?");
-  std::string text(kMostBytes + 1, '\0');  // no more of a file without end is read
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  TWOBP_CHECK(!file.bad(), "cannot read the cost model '", path, "': is it a file?");
-  text.resize(static_cast<size_t>(file.gcount()));
-  return parse_cost_model(text, path);
+  return parse_cost_model(read_text(path, kMostBytes), path);
 }
 
 }  // namespace twobp

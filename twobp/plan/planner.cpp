@@ -1,5 +1,5 @@
 // Combinations are simulated in the order of the most that each could reach, until no other one can be among
-// the best: the result is that of simulating all.
+// the best, and none whose activations alone are over the memory: the result is that of simulating all.
 #include "twobp/plan/planner.h"
 
 #include <algorithm>
@@ -10,33 +10,49 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/plan/auto_schedule.h"
+#include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/plan/candidates.h"
-#include "twobp/plan/partition.h"
+#include "twobp/plan/order_bytes.h"
+#include "twobp/plan/partition/partition.h"
 #include "twobp/plan/recompute_costs.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp {
 namespace {
 
-// Most micro-batches between F and I that each stage has at once.
-std::vector<int> in_flight(const Schedule& schedule) {
-  std::vector<int> now(schedule.stages, 0), most(schedule.stages, 0);
-  for (const auto& list : schedule.ranks) {
-    for (const Instruction& i : list) {
-      if (i.op == Op::kForward) most[i.stage] = std::max(most[i.stage], now[i.stage] += i.count);
-      if (i.op == Op::kBackwardP1 || i.op == Op::kBackward) now[i.stage] -= i.count;
-    }
-  }
-  return most;
-}
-
-SimulationOptions options_of(const CostModel& model, const Schedule& schedule,
-                             const std::vector<StageCost>& costs, double memory) {
+SimulationOptions options_of(const CostModel& model, const PlanChoice& choice, const Schedule& schedule,
+                             const std::vector<StageCost>& costs, const PlanRequest& request) {
+  const Interconnect& network = request.interconnect;
   SimulationOptions options = simulation_options(model);
-  options.cap_per_rank = caps_for(memory, schedule.rank_of_stage, schedule.rank_count(), costs);
+  const LinkSpeed link = network.link.value_or(LinkSpeed{model.link_latency, model.link_bytes_per_second});
+  const LinkSpeed node = network.node.value_or(link);
+  options.message_seconds = link.latency;
+  options.bytes_per_second = link.bytes_per_second;
+  if (network.ranks_per_node > 0) {
+    options.shared_links =
+        node_links(choice.ranks, network.ranks_per_node, node.latency, node.bytes_per_second);
+  }
+  const LinkSpeed data = network.data.value_or(node);
+  // Copies within the schedule sum their gradients, too: stage by stage, which is what can wait for the other
+  // copy. Else as training does unless it is told otherwise: in buckets, and W in their order.
+  options.data_parallel = {.replicas = choice.data_parallel * schedule.replicas,
+                           .latency = data.latency,
+                           .bytes_per_second = data.bytes_per_second,
+                           .bucket_bytes = schedule.replicas == 1 ? network.bucket_bytes : 0};
+  if (choice.data_parallel > 1 && schedule.replicas == 1) options.p2_order = P2Order::kBucket;
+  options.cap_per_rank = caps_for(request.memory, schedule.rank_of_stage, schedule.rank_count(), costs);
   options.check = false;  // make_schedule has
   return options;
+}
+
+// Of all stages, those of each copy of the model.
+std::vector<StageCost> costs_of(const CostModel& model, const PlanChoice& choice) {
+  const auto one = stage_costs(model, choice.split, choice.micro_batch_size);
+  auto all = one;
+  for (int copy = 1; copy < choice.stages / static_cast<int>(choice.split.size()); ++copy) {
+    all.insert(all.end(), one.begin(), one.end());
+  }
+  return all;
 }
 
 bool before(const PlanChoice& a, const PlanChoice& b) {
@@ -68,7 +84,6 @@ class Planner {
     const size_t top = request_.top > 0 ? request_.top : all.size();
     for (Candidate& candidate : all) {
       if (best.size() == top && candidate.most_samples < best.back().samples_per_second()) break;
-      ++result_.simulated;
       if (!evaluate(candidate)) continue;
       const auto place = std::upper_bound(best.begin(), best.end(), candidate.choice, before);
       best.insert(place, candidate.choice);
@@ -94,14 +109,21 @@ class Planner {
   bool evaluate(Candidate& candidate) {
     PlanChoice& choice = candidate.choice;
     if (request_.memory > 0 && least_bytes(choice) > request_.memory * choice.ranks) return false;
-    const Schedule schedule = schedule_of(choice);
-    simulate_split(choice, schedule);
-    if (fits(choice)) return true;
+    std::optional<Schedule> schedule;
+    const auto try_split = [&](PlanChoice& with) {
+      if (request_.memory > 0 && least_of_order(with) > request_.memory * (1 + 1e-9)) return false;
+      if (!schedule) {
+        schedule = schedule_of(with);
+        ++result_.simulated;
+      }
+      simulate_split(with, *schedule);
+      return fits(with);
+    };
+    if (try_split(choice)) return true;
     for (const double within : {request_.memory, 0.0}) {
       PlanChoice lighter = choice;
-      if (!split_within(within, lighter, schedule) || lighter.split == choice.split) continue;
-      simulate_split(lighter, schedule);
-      if (!fits(lighter)) continue;
+      if (!split_within(within, lighter) || lighter.split == choice.split) continue;
+      if (!try_split(lighter)) continue;
       choice = lighter;
       return true;
     }
@@ -113,16 +135,35 @@ class Planner {
   }
 
   void simulate_split(PlanChoice& choice, const Schedule& schedule) const {
-    const Simulation simulation = simulate_with(choice, schedule, request_.memory);
+    const Simulation simulation = simulate_with(choice, schedule, request_);
     choice.step_seconds = simulation.step_seconds;
     choice.bubble = simulation.bubble_ratio();
     choice.peak_bytes = peak_of(simulation);
   }
 
-  Simulation simulate_with(const PlanChoice& choice, const Schedule& schedule, double memory) const {
+  Simulation simulate_with(const PlanChoice& choice, const Schedule& schedule,
+                           const PlanRequest& request) const {
     const CostModel& model = model_of(choice);
-    const auto costs = stage_costs(model, choice.split, choice.micro_batch_size);
-    return simulate(schedule, costs, options_of(model, schedule, costs, memory));
+    const auto costs = costs_of(model, choice);
+    return simulate(schedule, costs, options_of(model, choice, schedule, costs, request));
+  }
+
+  // The order of F and I, which all policies share.
+  const OrderBytes& order_of(const PlanChoice& choice) {
+    const std::tuple key(choice.schedule, choice.stages, choice.ranks, choice.micro_batches);
+    auto at = orders_.find(key);
+    if (at == orders_.end()) {
+      at = orders_
+               .emplace(key, OrderBytes(make_schedule(choice.schedule, choice.stages, choice.micro_batches,
+                                                      P2Policy::kOff, choice.ranks)))
+               .first;
+    }
+    return at->second;
+  }
+
+  // Bytes of the fullest rank that no simulation of the choice, with its split, is under.
+  double least_of_order(const PlanChoice& choice) {
+    return order_of(choice).least(costs_of(model_of(choice), choice));
   }
 
   // On all ranks together: what is fixed, and the activations of one micro-batch, which stages of a rank hold
@@ -145,19 +186,20 @@ class Planner {
     return static_cast<int>(layer) >= model.first_trainable ? kind.fixed_bytes() : kind.parameter_bytes;
   }
 
-  // By activations and fixed bytes: what W keeps can be given up early. False where there is no such split.
-  // `memory` 0: the split that needs the least.
-  bool split_within(double memory, PlanChoice& choice, const Schedule& schedule) {
-    auto in_flight_now = in_flight(schedule);
+  // By activations and fixed bytes: what W keeps can be given up early. False where there is no such split,
+  // and for several copies of the model, whose stages lie as no placement does. `memory` 0: the split that
+  // needs the least.
+  bool split_within(double memory, PlanChoice& choice) {
+    const OrderBytes& order = order_of(choice);
+    if (order.replicas() > 1) return false;
     const auto [at, is_new] = within_.try_emplace(
-        {schedule.rank_of_stage, in_flight_now, choice.micro_batch_size, choice.recompute, memory > 0});
-    if (is_new) at->second = make_split_within(memory, choice, schedule, std::move(in_flight_now));
+        {order.rank_of_stage(), order.in_flight(), choice.micro_batch_size, choice.recompute, memory > 0});
+    if (is_new) at->second = make_split_within(memory, choice, order);
     if (!at->second.empty()) choice.split = at->second;
     return !at->second.empty();
   }
 
-  std::vector<int> make_split_within(double memory, const PlanChoice& choice, const Schedule& schedule,
-                                     std::vector<int> in_flight_now) const {
+  std::vector<int> make_split_within(double memory, const PlanChoice& choice, const OrderBytes& order) const {
     const CostModel& model = model_of(choice);
     PartitionBytes bytes;
     std::vector<double> seconds;
@@ -170,68 +212,83 @@ class Planner {
       bytes.held.push_back(std::max(0.0, share.forward_held));
       peak = std::max({peak, share.forward_peak - share.forward_held, share.p1_peak, share.p2_peak});
     }
-    bytes.in_flight = std::move(in_flight_now);
-    if (memory == 0) return lightest_split(bytes, schedule.rank_of_stage);
+    bytes.in_flight = order.in_flight();
+    if (memory == 0) return lightest_split(bytes, order.rank_of_stage());
     if (memory <= peak) return {};
-    bytes.caps.assign(schedule.rank_count(), memory - peak);
+    bytes.caps.assign(choice.ranks, memory - peak);
     try {
-      return balanced_split(seconds, schedule.rank_of_stage, bytes);
+      return balanced_split(seconds, order.rank_of_stage(), bytes);
     } catch (const Error&) {  // no split keeps the caps
       return {};
     }
   }
 
-  // What each combination needs with W as early as it can run, with its own split and with the lightest one,
-  // and the least of these.
+  // What a combination needs with W as early as it can run, with its own split and with the lightest one, and
+  // the least of all combinations. Those that promise the least come first, and none is simulated that cannot
+  // be under the least so far.
   void find_smallest(const std::vector<Candidate>& all) {
+    std::vector<std::pair<double, const PlanChoice*>> promising;
     for (const Candidate& candidate : all) {
-      PlanChoice choice = candidate.choice;
-      if (result_.smallest && least_bytes(choice) > result_.smallest->peak_bytes * choice.ranks) continue;
-      const Schedule schedule = schedule_of(choice);
-      offer_smallest(choice, schedule);
-      if (split_within(0, choice, schedule) && choice.split != candidate.choice.split) {
-        offer_smallest(choice, schedule);
-      }
+      promising.emplace_back(least_bytes(candidate.choice) / candidate.choice.ranks, &candidate.choice);
+    }
+    std::stable_sort(promising.begin(), promising.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (const auto& [promised, own] : promising) {
+      if (result_.smallest && promised >= result_.smallest->peak_bytes) break;
+      offer_smallest(*own);
+      PlanChoice lightest = *own;
+      if (split_within(0, lightest) && lightest.split != own->split) offer_smallest(lightest);
     }
     PlanChoice& smallest = *result_.smallest;
-    const Simulation simulation = simulate_with(smallest, schedule_of(smallest), smallest.peak_bytes);
+    const Simulation simulation =
+        simulate_with(smallest, schedule_of(smallest), within_memory(smallest.peak_bytes));
     smallest.step_seconds = simulation.step_seconds;
     smallest.bubble = simulation.bubble_ratio();
   }
 
-  void offer_smallest(PlanChoice choice, const Schedule& schedule) {
+  void offer_smallest(PlanChoice choice) {
+    if (result_.smallest && least_of_order(choice) >= result_.smallest->peak_bytes) return;
+    ++result_.simulated;
+    const Schedule schedule = schedule_of(choice);
     const CostModel& model = model_of(choice);
-    const auto costs = stage_costs(model, choice.split, choice.micro_batch_size);
-    auto options = simulation_options(model);
-    options.check = false;
-    auto needs = smallest_caps(schedule, costs, options);
+    const auto costs = costs_of(model, choice);
+    auto needs = smallest_caps(schedule, costs, options_of(model, choice, schedule, costs, within_memory(0)));
     for (int s = 0; s < schedule.stages; ++s) needs[schedule.rank_of_stage[s]] += costs[s].fixed_bytes;
     choice.peak_bytes = *std::max_element(needs.begin(), needs.end());
     if (result_.smallest && choice.peak_bytes >= result_.smallest->peak_bytes) return;
     // With more room W runs later, and a message may wait longer with its sender: until what it says does.
     for (int more = 0; more < 8; ++more) {
-      const double peak = peak_of(simulate_with(choice, schedule, choice.peak_bytes));
+      const double peak = peak_of(simulate_with(choice, schedule, within_memory(choice.peak_bytes)));
       if (peak <= choice.peak_bytes * (1 + 1e-9)) break;
       choice.peak_bytes = peak;
     }
     if (!result_.smallest || choice.peak_bytes < result_.smallest->peak_bytes) result_.smallest = choice;
   }
 
+  PlanRequest within_memory(double memory) const {
+    PlanRequest request;
+    request.interconnect = request_.interconnect;
+    request.memory = memory;
+    return request;
+  }
+
   // A search for each way to place the model, and its micro-batches, that is among the best.
   void search(size_t top) {
-    std::set<std::tuple<std::vector<int>, std::vector<int>, int, int, std::string>> known;
+    std::set<std::tuple<std::vector<int>, std::vector<int>, int, int, int, std::string>> known;
     const auto named = result_.best;
     for (PlanChoice choice : named) {
+      if (!choice.runnable()) continue;
       const Schedule schedule = schedule_of(choice);
       if (!known
                .insert({schedule.rank_of_stage, choice.split, choice.micro_batches, choice.micro_batch_size,
-                        choice.recompute})
+                        choice.data_parallel, choice.recompute})
                .second) {
         continue;
       }
       const CostModel& model = model_of(choice);
-      const auto costs = stage_costs(model, choice.split, choice.micro_batch_size);
-      const SimulationOptions options = options_of(model, schedule, costs, request_.memory);
+      const auto costs = costs_of(model, choice);
+      SimulationOptions options = options_of(model, choice, schedule, costs, request_);
+      options.p2_order = P2Order::kOldest;  // the search places W itself
       const AutoScheduleOptions effort{.effort = SearchEffort::kQuick};
       std::optional<AutoSchedule> searched;
       try {
@@ -260,8 +317,8 @@ class Planner {
     request.ranks = choice.ranks;
     request.micro_batches = choice.micro_batches;
     request.policy = choice.policy == P2Policy::kOff ? default_policy(choice.schedule) : choice.policy;
-    request.costs = stage_costs(model, choice.split, choice.micro_batch_size);
-    request.options = simulation_options(model);
+    request.costs = costs_of(model, choice);
+    request.options = options_of(model, choice, schedule_of(choice), request.costs, request_);
     request.memory = request_.memory;
     result_.advice = advise(request);
   }
@@ -273,12 +330,18 @@ class Planner {
     double output = 0;  // the biggest
   };
   std::map<std::pair<int, std::string>, Least> least_;  // by micro-batch size and recomputation
+  // By schedule, stages, ranks and micro-batches.
+  std::map<std::tuple<std::string, int, int, int>, OrderBytes> orders_;
   // Splits within the memory, by placement, micro-batches held, their size and recomputation.
   std::map<std::tuple<std::vector<int>, std::vector<int>, int, std::string, bool>, std::vector<int>> within_;
   PlanResult result_;
 };
 
 }  // namespace
+
+bool PlanChoice::runnable() const {
+  return found || copies_of(schedule) == 1;
+}
 
 Schedule schedule_of(const PlanChoice& choice) {
   if (choice.found) return *choice.found;
@@ -289,11 +352,16 @@ PlanResult plan(const CostModel& model, const PlanRequest& request) {
   return Planner(model, request).run();
 }
 
-Simulation simulate_choice(const CostModel& model, const PlanChoice& choice, double memory) {
+PlannedRun planned_run(const CostModel& model, const PlanChoice& choice, const PlanRequest& request) {
   const CostModel recomputed = with_recompute(model, choice.recompute);
-  const Schedule schedule = schedule_of(choice);
-  const auto costs = stage_costs(recomputed, choice.split, choice.micro_batch_size);
-  return simulate(schedule, costs, options_of(recomputed, schedule, costs, memory));
+  PlannedRun run{schedule_of(choice), costs_of(recomputed, choice), {}};
+  run.options = options_of(recomputed, choice, run.schedule, run.costs, request);
+  return run;
+}
+
+Simulation simulate_choice(const CostModel& model, const PlanChoice& choice, const PlanRequest& request) {
+  const PlannedRun run = planned_run(model, choice, request);
+  return simulate(run.schedule, run.costs, run.options);
 }
 
 }  // namespace twobp

@@ -13,18 +13,35 @@
 
 namespace twobp {
 
+struct LinkSpeed {
+  double latency = 0;           // seconds
+  double bytes_per_second = 0;  // 0: no limit
+};
+
+// The machine's network, where it is another than the one that the cost model was measured on.
+struct Interconnect {
+  std::optional<LinkSpeed> link;  // between two ranks; none: the cost model's
+  int ranks_per_node = 0;         // what leaves a node of so many ranks shares one link; 0: nothing is shared
+  std::optional<LinkSpeed> node;  // that link; none: as between two ranks
+  std::optional<LinkSpeed> data;  // of the sums over replicas; none: as out of a node, or between two ranks
+  double bucket_bytes = 25 << 20;  // gradients summed at once, see DataParallel; the configuration's default
+};
+
 struct PlanRequest {
   std::vector<int> ranks;              // N; empty: what `stages` asks for
   std::vector<int> stages;             // only so many; empty: the schedule's usual number on each rank
   std::vector<int> micro_batches;      // M; empty: N, 2N and 4N
   std::vector<int> micro_batch_sizes;  // samples; empty: those of the cost model
   std::vector<std::string> schedules;  // empty: all that have a name and can be run
+  std::vector<int> data_parallel;      // replicas of the pipeline, which sum their gradients; empty: 1
   std::vector<P2Policy> policies;      // empty: all that the schedule admits
   std::vector<std::string> recompute;  // of recompute_modes(); empty: all, or none for costs that have it
-  int batch = 0;                       // M x micro-batch size has to be this; 0: any number
-  double memory = 0;                   // bytes a rank has for everything; 0: any number
-  int top = 10;                        // so many of the best; 0: all that fit
-  bool search = false;                 // also look for schedules without a name: see auto_schedule.h
+  int batch = 0;                       // samples of a step, of all replicas, have to be this; 0: any number
+  int devices = 0;                     // ranks x replicas have to be this; 0: any number
+  Interconnect interconnect;
+  double memory = 0;    // bytes a rank has for everything; 0: any number
+  int top = 10;         // so many of the best; 0: all that fit
+  bool search = false;  // also look for schedules without a name: see auto_schedule.h
 };
 
 struct PlanChoice {
@@ -34,21 +51,27 @@ struct PlanChoice {
   int stages = 0;
   int micro_batches = 0;
   int micro_batch_size = 0;
+  int data_parallel = 1;
   std::string recompute = "none";
-  std::vector<int> split;  // layers of each stage
+  std::vector<int> split;  // layers of each stage; of one copy, where the schedule holds several
   double step_seconds = 0;
   double bubble = 0;              // mean idle fraction
   double peak_bytes = 0;          // of the fullest rank, everything included
   std::optional<Schedule> found;  // by the search; `schedule` is "auto" then
 
-  double samples() const { return static_cast<double>(micro_batches) * micro_batch_size; }  // of a step
+  // Of a step, of all replicas.
+  double samples() const { return static_cast<double>(micro_batches) * micro_batch_size * data_parallel; }
   double samples_per_second() const { return samples() / step_seconds; }
+  // False for a schedule that holds several copies of the model: it is planned where it is asked for by name.
+  bool runnable() const;
 };
 
 struct PlanResult {
   std::vector<PlanChoice> best;  // those that fit, the fastest first; of equals, the one with less memory
   int64_t combinations = 0;      // that the schedules admit and that have a layer for each stage
-  int64_t simulated = 0;         // the others cannot be among the best, by a bound on their throughput
+  // Of these; the others cannot be among the best, by a bound on their throughput or on their memory. Where
+  // nothing fits, simulations for the smallest memory count, too.
+  int64_t simulated = 0;
   // Nothing fits: the combination that needs the least memory; peak_bytes is what it needs.
   std::optional<PlanChoice> smallest;
   // On the best one with a name, or its schedule with the default policy if that is off; nullopt: nothing
@@ -60,8 +83,17 @@ struct PlanResult {
 // no combination is possible (too few layers, nothing admitted: says why), unknown names, sizes under 1.
 PlanResult plan(const CostModel& model, const PlanRequest& request);
 
-// The choice's schedule, ready to run, and simulated again as `plan` did.
+// The choice's schedule, ready to run.
 Schedule schedule_of(const PlanChoice& choice);
-Simulation simulate_choice(const CostModel& model, const PlanChoice& choice, double memory = 0);
+
+// What `plan` simulated for the choice: costs of all stages, those of every copy; the links, the sums over
+// replicas and the caps. `model` is the one that was planned, without the choice's recomputation.
+struct PlannedRun {
+  Schedule schedule;
+  std::vector<StageCost> costs;
+  SimulationOptions options;
+};
+PlannedRun planned_run(const CostModel& model, const PlanChoice& choice, const PlanRequest& request);
+Simulation simulate_choice(const CostModel& model, const PlanChoice& choice, const PlanRequest& request = {});
 
 }  // namespace twobp

@@ -1,10 +1,11 @@
-// Internal to this folder: the bytes of one micro-batch in a stage as the simulation (schedule/stage_model.h)
-// counts them on the stage's rank, messages and layers included, summed up for who looks at whole ops.
+// Internal to this folder: the bytes of one micro-batch in a stage as the simulation
+// (schedule/simulate/stage_model.h) counts them on the stage's rank, messages and layers included, summed up
+// for who looks at whole ops.
 #pragma once
 
 #include <vector>
 
-#include "twobp/schedule/stage_cost.h"
+#include "twobp/schedule/simulate/stage_cost.h"
 
 namespace twobp {
 

@@ -6,13 +6,13 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/generators/chimera.h"
 #include "twobp/schedule/generators/classic.h"
 #include "twobp/schedule/generators/dualpipe_v.h"
 #include "twobp/schedule/generators/interleaved.h"
 #include "twobp/schedule/generators/zero_bubble.h"
 #include "twobp/schedule/passes.h"
-#include "twobp/schedule/validate.h"
 
 namespace twobp {
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "twobp/schedule/simulate.h"
+#include "twobp/schedule/simulate/simulate.h"
 #include "twobp/trace/recorder.h"
 
 namespace twobp {

@@ -1,16 +1,13 @@
 #include "twobp/trace/read_trace.h"
 
 #include <array>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <map>
 
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
+#include "twobp/core/json_text.h"
 
 namespace twobp {
 namespace {
@@ -26,7 +23,7 @@ class Reader {
   explicit Reader(const std::string& origin) : origin_(origin) {}
 
   Trace read(const std::string& text) {
-    const ordered_json all = parse(text);
+    const auto all = parse_json<ordered_json>(text, origin_, kMostDepth);
     TWOBP_CHECK(all.is_array(), origin_,
                 ": not a trace that 'twobp train --trace' wrote: that is a JSON list");
     for (const ordered_json& each : all) {
@@ -52,20 +49,6 @@ class Reader {
   }
 
  private:
-  ordered_json parse(const std::string& text) const {
-    const auto check = [&](int depth, ordered_json::parse_event_t, ordered_json&) {
-      TWOBP_CHECK(depth <= kMostDepth, origin_, ": nested deeper than ", kMostDepth, " levels: not a trace");
-      return true;
-    };
-    try {
-      return ordered_json::parse(text, check);
-    } catch (const ordered_json::exception& error) {
-      const std::string what = error.what();
-      const size_t tag = what.find("] ");
-      fail(origin_, ": not JSON: ", (tag == std::string::npos ? what : what.substr(tag + 2)).substr(0, 200));
-    }
-  }
-
   // A number of an event, or of its arguments; it must be there.
   double number(const ordered_json& object, const char* name) const {
     const auto found = object.is_object() ? object.find(name) : object.end();
@@ -208,16 +191,7 @@ Trace parse_trace(const std::string& text, const std::string& origin) {
 }
 
 Trace read_trace(const std::string& path) {
-  std::error_code error;
-  TWOBP_CHECK(!std::filesystem::is_directory(path, error), path, ": is a folder, not a trace");
-  std::ifstream file(path, std::ios::binary);
-  TWOBP_CHECK(file.good(), "cannot read ", path, ": ", std::strerror(errno));
-  const uint64_t size = std::filesystem::file_size(path, error);
-  TWOBP_CHECK(!error && size <= kMostBytes, path, ": not a file of at most 1 GiB");
-  std::string text(size, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(size));
-  TWOBP_CHECK(file.gcount() == static_cast<std::streamsize>(size), "cannot read ", path);
-  return parse_trace(text, path);
+  return parse_trace(read_text(path, kMostBytes), path);
 }
 
 }  // namespace twobp

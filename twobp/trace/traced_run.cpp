@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
+#include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/passes.h"
-#include "twobp/schedule/validate.h"
 
 namespace twobp {
 namespace {

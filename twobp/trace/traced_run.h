@@ -7,7 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "twobp/schedule/schedule.h"
-#include "twobp/schedule/stage_cost.h"
+#include "twobp/schedule/simulate/stage_cost.h"
 
 namespace twobp {
 

@@ -6,8 +6,8 @@
 #include "twobp/core/check.h"
 #include "twobp/core/figures.h"
 #include "twobp/pipeline/simulated_costs.h"
-#include "twobp/plan/auto_schedule.h"
-#include "twobp/schedule/in_process.h"
+#include "twobp/plan/auto_schedule/auto_schedule.h"
+#include "twobp/schedule/check/in_process.h"
 
 namespace twobp {
 namespace {

@@ -1,5 +1,5 @@
-// `pipeline.schedule: "auto"`: the schedule that the auto-scheduler (plan/auto_schedule.h) finds for what the
-// profile measured and for the byte cap.
+// `pipeline.schedule: "auto"`: the schedule that the auto-scheduler (plan/auto_schedule/auto_schedule.h)
+// finds for what the profile measured and for the byte cap.
 #pragma once
 
 #include "twobp/train/variant.h"

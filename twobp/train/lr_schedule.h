@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "twobp/train/config.h"
+#include "twobp/train/config/config.h"
 
 namespace twobp {
 

@@ -10,7 +10,7 @@
 #include <ATen/ATen.h>
 
 #include "twobp/nn/parameter.h"
-#include "twobp/train/config.h"
+#include "twobp/train/config/config.h"
 
 namespace twobp {
 

@@ -4,13 +4,15 @@
 #include <cmath>
 #include <utility>
 
+#include <nlohmann/json.hpp>
+
 #include "twobp/core/check.h"
 #include "twobp/core/figures.h"
 #include "twobp/core/median.h"
 #include "twobp/pipeline/simulated_costs.h"
-#include "twobp/schedule/in_process.h"
+#include "twobp/schedule/check/in_process.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/schedule/simulate.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {
@@ -83,6 +85,33 @@ std::optional<Replan> Replanner::after_step(const StepReport& report, const Vari
   replan.stage = stage;
   for (size_t s = 0; s < costs.size(); ++s) planned_[s] = seconds_of(costs[s]);
   measured_.clear();
+  return replan;
+}
+
+std::string Replanner::written(const std::optional<Replan>& replan) {
+  if (!replan) return "";
+  return nlohmann::json({{"schedule", replan->variant.schedule.name()},
+                         {"p2", policy_name(replan->variant.policy)},
+                         {"drift", replan->drift},
+                         {"stage", replan->stage},
+                         {"gain", replan->gain}})
+      .dump();
+}
+
+std::optional<Replan> Replanner::read(const std::string& text, const Variant& now) const {
+  if (text.empty()) return std::nullopt;
+  const auto json = nlohmann::json::parse(text);
+  const auto schedule = json.at("schedule").get<std::string>();
+  const P2Policy policy = parse_policy(json.at("p2").get<std::string>());
+  Replan replan{now, json.at("drift"), json.at("stage"), json.at("gain")};
+  const auto is = [&](const Variant& variant) {
+    return variant.schedule.name() == schedule && variant.policy == policy;
+  };
+  if (is(now)) return replan;
+  replan.variant = began_;
+  if (is(began_)) return replan;
+  replan.variant.schedule = schedule;
+  replan.variant.policy = policy;
   return replan;
 }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/schedule/stage_cost.h"
+#include "twobp/schedule/simulate/stage_cost.h"
 #include "twobp/train/variant.h"
 
 namespace twobp {
@@ -36,6 +36,10 @@ class Replanner {
   // last kWindow steps have drifted from the times the plan was made for; those are then the times it is made
   // for. Candidates are the plan that the run began with and the named schedules on the same placement.
   std::optional<Replan> after_step(const StepReport& report, const Variant& now);
+
+  // What another process's replanner made, as text and back. `now` as there.
+  static std::string written(const std::optional<Replan>& replan);
+  std::optional<Replan> read(const std::string& text, const Variant& now) const;
 
   static constexpr int kWindow = 5;            // steps
   static constexpr double kLeastGain = 0.005;  // a plan that is predicted to be better by less is left alone

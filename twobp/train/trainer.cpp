@@ -9,12 +9,17 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
-#include "twobp/train/architecture.h"
+#include "twobp/pipeline/profile_exchange.h"
+#include "twobp/train/agreement.h"
 #include "twobp/train/auto_variant.h"
-#include "twobp/train/build_model.h"
-#include "twobp/train/load_model.h"
-#include "twobp/train/lora.h"
+#include "twobp/train/fault_injection.h"
 #include "twobp/train/lr_schedule.h"
+#include "twobp/train/model/architecture.h"
+#include "twobp/train/model/build_model.h"
+#include "twobp/train/model/load_model.h"
+#include "twobp/train/model/lora.h"
+#include "twobp/train/processes.h"
+#include "twobp/transport/collectives.h"
 
 namespace twobp {
 namespace {
@@ -33,50 +38,146 @@ ModelSpec model_of(const Config& config) {
   return model;
 }
 
+P2Order p2_order(const PipelineConfig& config) {
+  if (config.p2_order == "auto") return config.data_parallel > 1 ? P2Order::kBucket : P2Order::kOldest;
+  return config.p2_order == "bucket" ? P2Order::kBucket : P2Order::kOldest;
+}
+
+void check_world(const PipelineConfig& config, const PipelineShape& shape, const World& world) {
+  TWOBP_CHECK(world.ranks == shape.ranks && world.replicas == config.data_parallel, "a world of ",
+              world.replicas, " x ", world.ranks, " ranks, but pipeline.data_parallel ", config.data_parallel,
+              " x pipeline.ranks ", shape.ranks);
+}
+
+// The first process goes first: what it makes out of text on the way (token files), the others find.
+DataSplit open_in_turn(const Config& config, const World& world) {
+  constexpr double kDay = 86400;  // seconds: tokenizing takes as long as it takes; its death ends the wait
+  DataSplit data;
+  if (world.is_first()) data = open_data(config.data, config.model, config.train.seed);
+  at::Tensor opened = at::zeros({1});
+  broadcast(*world.processes, opened, 0, kDay);
+  if (!world.is_first()) data = open_data(config.data, config.model, config.train.seed);
+  return data;
+}
+
+// What one process measured, since all must cut and plan alike.
+Profile agreed_profile(Transport& processes, const ModelSpec& model, const std::function<Profile()>& measure,
+                       double timeout) {
+  Profile profile;
+  if (processes.rank() == 0) profile = measure();
+  if (processes.size() == 1) return profile;
+  if (processes.rank() != 0) {
+    for (const LayerSpec& layer : model.layers) profile[layer.kind] = {};
+  }
+  at::Tensor numbers = pack_profile(profile);
+  broadcast(processes, numbers, 0, timeout);
+  unpack_profile(numbers, profile);
+  return profile;
+}
+
 }  // namespace
 
 // A schedule in a file is read here and nowhere else: it may go, or change, while the run goes on.
 struct Trainer::Parts {
   explicit Parts(const Config& config)
-      : schedule(config.pipeline.schedule),
-        shape(pipeline_shape(config.pipeline, schedule)),
-        model(model_of(config)),
-        data(open_data(config.data, config.model, config.train.seed)) {}
-  Parts(const Config& config, const ModelSpec& given, DataSplit split)
-      : schedule(config.pipeline.schedule),
-        shape(pipeline_shape(config.pipeline, schedule)),
-        model(given),
-        data(std::move(split)) {}
+      : schedule(config.pipeline.schedule), shape(pipeline_shape(config.pipeline, schedule)) {}
+
+  void use(const Config& config, World given) {
+    world.emplace(std::move(given));
+    check_world(config.pipeline, shape, *world);
+    const Processes processes(*world->processes, config.pipeline.timeout);
+    if (processes.count() > 1) check_agreement(processes, facts_of_program(config));
+    model = model_of(config);
+    if (processes.count() > 1) check_agreement(processes, facts_of_model(model, schedule));
+    data = open_in_turn(config, *world);
+    if (processes.count() > 1) check_agreement(processes, facts_of_data(config, data));
+  }
+  void use(const Config& config, World given, const ModelSpec& given_model, DataSplit split) {
+    world.emplace(std::move(given));
+    check_world(config.pipeline, shape, *world);
+    model = given_model;
+    data = std::move(split);
+  }
+  World own_world(const Config& config) const {
+    TWOBP_CHECK(config.pipeline.data_parallel == 1, "pipeline.data_parallel is ",
+                config.pipeline.data_parallel, ", but here is one pipeline: set it to 1");
+    ThreadOptions threads;
+    threads.threads_per_rank = config.pipeline.threads;
+    return std::move(make_thread_worlds(1, shape.ranks, threads).front());
+  }
 
   ScheduleSource schedule;
   PipelineShape shape;
+  std::optional<World> world;
   ModelSpec model;
   DataSplit data;
 };
 
-Trainer::Trainer(const Config& config) : Trainer(config, Parts(config)) {
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (!config.model.from.empty()) new_parameters_ = load_weights(*pipeline_, weights_of(config.model));
-  if (!config.model.adapter.empty()) load_adapter(config.model.adapter, config.model, weights());
+Trainer::Trainer(const Config& config, World world)
+    : Trainer(config, [&] {
+        Parts parts(config);
+        parts.use(config, std::move(world));
+        return parts;
+      }()) {
+  load(config);
 }
 
+Trainer::Trainer(const Config& config)
+    : Trainer(config, [&] {
+        Parts parts(config);
+        parts.use(config, parts.own_world(config));
+        return parts;
+      }()) {
+  load(config);
+}
+
+Trainer::Trainer(const Config& config, const ModelSpec& model, DataSplit data, World world)
+    : Trainer(config, [&] {
+        Parts parts(config);
+        parts.use(config, std::move(world), model, std::move(data));
+        return parts;
+      }()) {}
+
 Trainer::Trainer(const Config& config, const ModelSpec& model, DataSplit data)
-    : Trainer(config, Parts(config, model, std::move(data))) {}
+    : Trainer(config, [&] {
+        Parts parts(config);
+        parts.use(config, parts.own_world(config), model, std::move(data));
+        return parts;
+      }()) {}
+
+void Trainer::load(const Config& config) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  if (!config.model.from.empty()) new_parameters_ = load_weights(*pipeline_, weights_of(config.model));
+  if (!config.model.adapter.empty()) {
+    load_adapter(config.model.adapter, config.model, pipeline_->model(), weights());
+  }
+}
 
 Trainer::Trainer(const Config& config, Parts parts)
     : config_(config), micro_batches_(parts.shape.micro_batches), data_(std::move(parts.data)) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   TWOBP_CHECK(data_.train, "a trainer needs data to train on");
+  faults_ = FaultInjection::from_environment();
+  if (faults_) {
+    faults_->wrap(parts.model);
+    faults_->wrap(data_);
+  }
   config_.pipeline.micro_batches = micro_batches_;  // what a checkpoint notes, without the schedule's file
   if (config.train.precision == "fp16") gradient_scale_ = config.train.loss_scale;
   at::set_num_threads(config.pipeline.threads);
-  const int64_t size = std::min(config.pipeline.micro_batch_size, data_.train->size());
-  std::vector<int64_t> first(size);
-  std::iota(first.begin(), first.end(), 0);
-  const Profile profile = measure_profile(parts.model, data_.train->read(first, 0));
-  pipeline_ = std::make_unique<Pipeline>(parts.model, profile, pipeline_options(config, parts.shape));
-  update_ =
-      std::make_unique<Update>(*pipeline_, config.optimizer, config.train.clip_norm, config.pipeline.timeout);
+  const auto measure = [&] {
+    const int64_t size = std::min(config.pipeline.micro_batch_size, data_.train->size());
+    std::vector<int64_t> first(size);
+    std::iota(first.begin(), first.end(), 0);
+    return measure_profile(parts.model, data_.train->read(first, 0));
+  };
+  const Profile profile =
+      agreed_profile(*parts.world->processes, parts.model, measure, config.pipeline.timeout);
+  pipeline_ = std::make_unique<Pipeline>(parts.model, profile, pipeline_options(config, parts.shape),
+                                         std::move(*parts.world));
+  if (faults_) faults_->choose_layers(*pipeline_);
+  update_ = std::make_unique<Update>(*pipeline_, config.optimizer, config.train.clip_norm,
+                                     config.pipeline.timeout, parse_bucket(config.pipeline.bucket));
   variant_ = {parts.schedule, parse_policy(config.pipeline.p2), parse_batching(config.pipeline.p2_batching),
               parse_memory_cap(config.pipeline.memory_cap)};
   if (config.pipeline.schedule == kAutoSchedule)
@@ -87,12 +188,20 @@ Trainer::Trainer(const Config& config, Parts parts)
   make_loader();
 }
 
-void Trainer::make_loader() {
+LoaderOptions Trainer::loader_options() const {
   LoaderOptions options;
+  options.workers = config_.data.workers;
+  options.replicas = world().replicas;
+  options.replica = world().replica;
+  options.timeout = config_.pipeline.timeout;
+  return options;
+}
+
+void Trainer::make_loader() {
+  LoaderOptions options = loader_options();
   options.shuffle = config_.data.shuffle;
   options.seed = config_.train.seed;
   options.first_batch = batches_;
-  options.workers = config_.data.workers;
   loader_ = std::make_unique<Loader>(data_.train, micro_batches_, config_.pipeline.micro_batch_size, options);
 }
 
@@ -124,35 +233,69 @@ const Plan& Trainer::plan_for(const Variant& variant, int micro_batches) {
 
 StepResult Trainer::step() {
   const double begin = now_seconds();
+  if (faults_) faults_->begin_step(step_ + 1);
   const Batch batch = loader_->next();
   ++batches_;
   const double waited = now_seconds() - begin;
   StepResult result = step(batch, variant_);
   result.input_wait = waited;
-  if (replanner_) result.replan = replanner_->after_step(result.report, variant_);
+  if (replanner_) result.replan = replan_after(result);
   if (result.replan) variant_ = result.replan->variant;
   return result;
+}
+
+std::optional<Replan> Trainer::replan_after(const StepResult& result) {
+  Transport& processes = *pipeline_->world().processes;
+  if (processes.size() == 1) return replanner_->after_step(result.report, variant_);
+  // The first process has the times of all ranks.
+  std::optional<Replan> replan;
+  if (world().is_first()) replan = replanner_->after_step(result.report, variant_);
+  const Processes all(processes, config_.pipeline.timeout);
+  return replanner_->read(all.from_first(Replanner::written(replan)), variant_);
+}
+
+void Trainer::count_replicas(int64_t& targets, int64_t& tokens) {
+  if (world().replicas == 1) return;
+  at::Tensor counts = at::zeros({2}, at::kLong);
+  auto* values = counts.mutable_data_ptr<int64_t>();
+  if (world().is_first_of_replica()) {
+    values[0] = targets;
+    values[1] = tokens;
+  }
+  all_reduce_sum(*pipeline_->world().processes, counts, config_.pipeline.timeout);
+  targets = values[0];
+  tokens = values[1];
 }
 
 StepResult Trainer::step(const Batch& batch, const Variant& variant) {
   TWOBP_CHECK(pipeline_->model().first_trainable < static_cast<int>(pipeline_->model().layers.size()),
               "nothing is trained: model.freeze matches every parameter");
-  TWOBP_CHECK(batch.targets > 0, "step ", step_ + 1,
+  int64_t targets = batch.targets;
+  int64_t tokens = batch.tokens;
+  count_replicas(targets, tokens);
+  TWOBP_CHECK(targets > 0, "step ", step_ + 1,
               ": the batch has no label that counts (all are -100): check the labels of the data");
   StepResult result;
   result.lr = learning_rate(config_.optimizer, step_, config_.train.steps);
-  result.tokens = batch.tokens;
+  result.tokens = tokens;
   const Plan& plan = plan_for(variant, static_cast<int>(batch.micro_batches.size()));
   StepOptions options;
   options.seed = config_.train.seed;
   options.step = step_ + 1;  // as users count, for messages
-  options.loss_scale = 1.0 / static_cast<double>(batch.targets);
+  options.first_micro_batch = int64_t{world().replica} * micro_batches_;
+  options.loss_scale = 1.0 / static_cast<double>(targets);
   options.timeout = config_.pipeline.timeout;
+  options.p2_order = p2_order(config_.pipeline);
   options.want_events = std::any_of(observers_.begin(), observers_.end(),
                                     [&](const auto& o) { return o->wants_events(step_ + 1); });
   options.gradient_scale = gradient_scale_;
-  options.finish = [&](int rank) { return update_->run(rank, step_ + 1, result.lr, gradient_scale_); };
+  options.finish = [&](int rank) {
+    if (faults_) faults_->in_optimizer(rank, step_ + 1);
+    return update_->run(rank, step_ + 1, result.lr, gradient_scale_);
+  };
+  options.stop = stop_;
   result.report = pipeline_->run(plan, batch.micro_batches, options);
+  result.stop = result.report.stop;
   result.step = ++step_;
   result.loss = result.report.loss;
   result.grad_norm = update_->grad_norm();
@@ -161,7 +304,9 @@ StepResult Trainer::step(const Batch& batch, const Variant& variant) {
   if (config_.train.precision == "fp16") adapt_gradient_scale(result);
   TWOBP_CHECK(std::isfinite(result.loss), "the loss of step ", result.step,
               " is not finite: lower optimizer.lr, set train.clip_norm, or look at the data");
-  for (const auto& observer : observers_) observer->on_step(result.report);
+  for (const auto& observer : observers_) {
+    if (world().is_first()) observer->on_step(result.report);
+  }
   return result;
 }
 
@@ -179,8 +324,7 @@ void Trainer::adapt_gradient_scale(const StepResult& result) {
 
 std::optional<Evaluation> Trainer::evaluate() {
   if (!data_.held_out || data_.held_out->size() == 0) return std::nullopt;
-  LoaderOptions reading;
-  reading.workers = config_.data.workers;
+  LoaderOptions reading = loader_options();
   reading.evaluation = true;
   Loader loader(data_.held_out, micro_batches_, config_.pipeline.micro_batch_size, reading);
   const int64_t limit = config_.train.eval_batches;
@@ -194,6 +338,7 @@ std::optional<Evaluation> Trainer::evaluate() {
     options.seed = config_.train.seed;
     options.step = -1 - count;  // messages of an evaluation never meet those of a step
     options.training = false;
+    options.first_micro_batch = int64_t{world().replica} * micro_batches_;
     options.timeout = config_.pipeline.timeout;
     const auto micro_batches = static_cast<int>(batch.micro_batches.size());
     const StepReport report =
@@ -202,6 +347,8 @@ std::optional<Evaluation> Trainer::evaluate() {
     if (report.right) right = right.value_or(0) + *report.right;
     targets += batch.targets;
   }
+  int64_t tokens = 0;
+  count_replicas(targets, tokens);
   TWOBP_CHECK(targets > 0, "the held-out data has no label that counts");
   Evaluation result;
   result.loss = loss / static_cast<double>(targets);

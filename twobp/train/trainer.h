@@ -1,21 +1,25 @@
 // The training loop over a pipeline: data in, steps, evaluation. No prints: whoever drives it shows what it
-// returns.
+// returns. In a run of several processes or replicas each has a trainer, and all make the same calls in the
+// same order; what a call returns is the same everywhere, but for reports (see Pipeline::run).
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/train/config.h"
-#include "twobp/train/data.h"
-#include "twobp/train/position.h"
+#include "twobp/train/checkpoint/position.h"
+#include "twobp/train/config/config.h"
+#include "twobp/train/data/data.h"
 #include "twobp/train/replanner.h"
 #include "twobp/train/update.h"
 #include "twobp/train/variant.h"
 
 namespace twobp {
+
+class FaultInjection;
 
 struct StepResult {
   int64_t step = 0;  // counted from 1
@@ -27,6 +31,7 @@ struct StepResult {
   int64_t tokens = 0;
   double input_wait = 0;         // seconds the loop waited for the loader
   std::optional<Replan> replan;  // pipeline.replan: the stages' times have drifted
+  bool stop = false;             // some process wants to stop: see stop_when
   StepReport report;
 };
 
@@ -40,9 +45,12 @@ struct Evaluation {
 class Trainer {
  public:
   // Opens the data, measures the layers, splits the model and makes the pipeline.
+  Trainer(const Config& config, World world);
+  // All ranks in this process.
   explicit Trainer(const Config& config);
   // The same with a model and data of one's own: of the configuration, the sections pipeline, optimizer and
   // train count, and data.shuffle.
+  Trainer(const Config& config, const ModelSpec& model, DataSplit data, World world);
   Trainer(const Config& config, const ModelSpec& model, DataSplit data);
   ~Trainer();
 
@@ -54,12 +62,18 @@ class Trainer {
   // Over the held-out part (at most train.eval_batches batches); none if there is no such part.
   std::optional<Evaluation> evaluate();
 
+  // Asked at the end of every step, on each process: whether that step is to be the run's last. One that says
+  // so is enough: see StepResult::stop.
+  void stop_when(std::function<bool()> asked) { stop_ = std::move(asked); }
+
   int64_t steps_done() const { return step_; }
   int micro_batches() const { return micro_batches_; }
   const Variant& variant() const { return variant_; }
   Loader& loader() { return *loader_; }
   const Config& config() const { return config_; }
   Pipeline& pipeline() { return *pipeline_; }
+  const World& world() const { return pipeline_->world(); }
+  // See Update::weights.
   const std::vector<Parameter*>& weights() const { return update_->weights(); }
   const DataSplit& data() const { return data_; }
   // Parameters that model.from has no tensors for, such as the head of an encoder that was saved without one:
@@ -70,14 +84,23 @@ class Trainer {
   Update& update() { return *update_; }
   TrainingPosition position() const;
   void go_on_from(const TrainingPosition& position);
+  // The same ones on every process, since all must know whether a step's events are wanted; they are told of
+  // steps on the first process alone.
   void add_observer(std::shared_ptr<Observer> observer) { observers_.push_back(std::move(observer)); }
 
  private:
   // What there must be before the pipeline, in the order it is found out.
   struct Parts;
   Trainer(const Config& config, Parts parts);
+  // The weights that the configuration names.
+  void load(const Config& config);
 
   void make_loader();
+  LoaderOptions loader_options() const;
+  // The sums over replicas of what their batches count.
+  void count_replicas(int64_t& targets, int64_t& tokens);
+  // The first process's decision on every one.
+  std::optional<Replan> replan_after(const StepResult& result);
   // fp16 loss scaling (arXiv 1710.03740, section 3.2).
   void adapt_gradient_scale(const StepResult& result);
   const Plan& plan_for(const Variant& variant, int micro_batches);
@@ -85,6 +108,7 @@ class Trainer {
   Config config_;
   int micro_batches_;
   DataSplit data_;
+  std::shared_ptr<FaultInjection> faults_;  // null but in tests of failures
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<Update> update_;
   std::unique_ptr<Loader> loader_;
@@ -101,6 +125,7 @@ class Trainer {
   int64_t batches_ = 0;        // taken from the loader
   double gradient_scale_ = 1;  // fp16's loss scale
   int64_t good_steps_ = 0;     // since it last changed
+  std::function<bool()> stop_;
 };
 
 }  // namespace twobp

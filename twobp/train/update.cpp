@@ -8,6 +8,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/nn/kernels/rows.h"
+#include "twobp/transport/collectives.h"
 
 namespace twobp {
 namespace {
@@ -33,54 +34,124 @@ Tag tied_tag(int64_t step, size_t weight, int use) {
 
 }  // namespace
 
-Update::Update(Pipeline& pipeline, const OptimizerConfig& config, double clip_norm, double timeout)
+Update::Update(Pipeline& pipeline, const OptimizerConfig& config, double clip_norm, double timeout,
+               int64_t bucket_bytes)
     : pipeline_(pipeline), clip_norm_(clip_norm), timeout_(timeout) {
-  std::map<std::string, size_t> known;
-  for (int s = 0; s < pipeline.stages(); ++s) {
-    Stage& stage = pipeline.stage(s);
-    for (int i = 0; i < stage.layer_count(); ++i) {
-      for (Parameter* parameter : stage.parameters(i)) {
-        const auto [at, is_new] = known.try_emplace(parameter->name(), all_.size());
-        if (is_new) {
-          all_.emplace_back();
-          weights_.push_back(parameter);
-        }
-        TWOBP_CHECK(parameter->sizes() == weights_[at->second]->sizes(), "tied parameter ", parameter->name(),
-                    " has two shapes");
-        all_[at->second].push_back({parameter, stage.first_layer() + i, s, pipeline.rank_of_stage()[s]});
-      }
-    }
-  }
+  first_rank_ = pipeline.world().local_ranks().front();
+  find_weights();
   optimizers_.resize(pipeline.ranks());
+  reducers_.resize(pipeline.ranks());
+  shards_.resize(pipeline.ranks());
   pipeline.on_ranks([&](int rank) {
-    std::vector<Optimizer::Item> items;
-    for (Uses& uses : all_) {
-      Parameter* here = nullptr;
-      for (const Use& use : uses) {
-        if (use.rank != rank) continue;
-        if (here == nullptr) {
-          here = use.parameter;
-          if (here->trainable()) items.push_back({here, use.stage});
-        } else {
-          use.parameter->value = here->value;
-          use.parameter->master = here->master;
-        }
-      }
-    }
-    optimizers_[rank] = std::make_unique<Optimizer>(config, items);
+    if (pipeline.world().replicas > 1) sum_over_replicas(rank, bucket_bytes);
+    make_optimizer(rank, config);
   });
 }
 
-double Update::sum_tied(int rank, int64_t step) {
-  double waited = 0;
+Update::~Update() {
+  for (const int rank : pipeline_.world().local_ranks()) pipeline_.rank(rank).sum_gradients_with(nullptr);
+}
+
+void Update::sum_over_replicas(int rank, int64_t bucket_bytes) {
+  std::vector<GradientReducer::Item> items;
+  for (const Uses& uses : all_) {
+    const Use& use = uses.front();
+    if (uses.size() > 1 || use.rank != rank || !use.trainable) continue;
+    const int layer = use.layer - pipeline_.stage(use.stage).first_layer();
+    items.push_back({use.parameter, use.stage, layer, pipeline_.model().layers[use.layer].name});
+  }
+  reducers_[rank] =
+      std::make_unique<GradientReducer>(*pipeline_.world().data[rank], std::move(items), bucket_bytes);
+  pipeline_.rank(rank).sum_gradients_with(reducers_[rank].get());
+}
+
+void Update::make_optimizer(int rank, const OptimizerConfig& config) {
+  std::vector<Optimizer::Item> items;
+  for (Uses& uses : all_) {
+    Parameter* here = nullptr;
+    for (const Use& use : uses) {
+      if (use.rank != rank) continue;
+      if (here == nullptr) {
+        here = use.parameter;
+        if (here->trainable()) items.push_back({here, use.stage});
+      } else {
+        use.parameter->value = here->value;
+        use.parameter->master = here->master;
+      }
+    }
+  }
+  if (config.shard && pipeline_.world().replicas > 1) {
+    std::vector<Parameter*> parameters;
+    for (const Optimizer::Item& item : items) parameters.push_back(item.parameter);
+    shards_[rank] = std::make_unique<OptimizerShards>(*pipeline_.world().data[rank], std::move(parameters));
+    std::vector<Optimizer::Item> own;
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (shards_[rank]->owns(i)) own.push_back(items[i]);
+    }
+    items = std::move(own);
+  }
+  optimizers_[rank] = std::make_unique<Optimizer>(config, items);
+}
+
+void Update::find_weights() {
+  struct Known {
+    size_t index = 0;
+    std::vector<int64_t> sizes;
+  };
+  std::map<std::string, Known> known;
+  const auto& layers = pipeline_.model().layers;
+  int layer = 0;
+  for (int s = 0; s < pipeline_.stages(); ++s) {
+    for (int i = 0; i < pipeline_.split()[s]; ++i, ++layer) {
+      // What another process holds is known by the model's description; making a layer allocates nothing.
+      const bool local = pipeline_.has_stage(s);
+      std::unique_ptr<Layer> described;
+      std::vector<Parameter*> parameters;
+      if (local) {
+        parameters = pipeline_.stage(s).parameters(i);
+      } else {
+        described = layers[layer].make();
+        described->collect_parameters(parameters);
+      }
+      for (Parameter* parameter : parameters) {
+        const auto [at, is_new] =
+            known.try_emplace(parameter->name(), Known{all_.size(), parameter->sizes()});
+        if (is_new) {
+          all_.emplace_back();
+          numel_ += parameter->numel();
+        }
+        TWOBP_CHECK(parameter->sizes() == at->second.sizes, "tied parameter ", parameter->name(),
+                    " has two shapes");
+        Uses& uses = all_[at->second.index];
+        const bool first_here =
+            local && std::none_of(uses.begin(), uses.end(), [](const Use& use) { return use.parameter; });
+        if (first_here) weights_.push_back(parameter);
+        uses.push_back(
+            {local ? parameter : nullptr, layer, s, pipeline_.rank_of_stage()[s], parameter->trainable()});
+      }
+    }
+  }
+}
+
+Parameter* Update::parameter_of(const Uses& uses, int rank) {
+  const auto here = std::find_if(uses.begin(), uses.end(), [&](const Use& use) { return use.rank == rank; });
+  return here == uses.end() ? nullptr : here->parameter;
+}
+
+std::set<int> Update::ranks_of_tied(const Uses& uses, int rank) {
+  std::set<int> ranks;
+  if (uses.size() < 2 || !uses.front().trainable) return ranks;
+  for (const Use& use : uses) ranks.insert(use.rank);
+  return ranks.contains(rank) ? ranks : std::set<int>();
+}
+
+// Everyone who holds the weight gets every use's gradient, and adds them up in the same order.
+void Update::send_tied(int rank, int64_t step) {
   Transport& transport = pipeline_.rank(rank).transport();
   for (size_t w = 0; w < all_.size(); ++w) {
     Uses& uses = all_[w];
-    if (uses.size() < 2 || !uses.front().parameter->trainable()) continue;
-    std::set<int> ranks;
-    for (const Use& use : uses) ranks.insert(use.rank);
-    if (!ranks.contains(rank)) continue;
-    // Everyone who holds the weight gets every use's gradient, and adds them up in the same order.
+    const std::set<int> ranks = ranks_of_tied(uses, rank);
+    if (ranks.empty()) continue;
     for (size_t u = 0; u < uses.size(); ++u) {
       if (uses[u].rank != rank) continue;
       for (const int to : ranks) {
@@ -89,6 +160,15 @@ double Update::sum_tied(int rank, int64_t step) {
                           {uses[u].parameter->grad_to_add().clone()});
       }
     }
+  }
+}
+
+double Update::sum_tied(int rank, int64_t step) {
+  double waited = 0;
+  Transport& transport = pipeline_.rank(rank).transport();
+  for (size_t w = 0; w < all_.size(); ++w) {
+    Uses& uses = all_[w];
+    if (ranks_of_tied(uses, rank).empty()) continue;
     at::Tensor sum;
     Parameter* first_here = nullptr;
     for (size_t u = 0; u < uses.size(); ++u) {
@@ -100,9 +180,7 @@ double Update::sum_tied(int rank, int64_t step) {
       } else {
         const double begin = now_seconds();
         grad = transport.receive(uses[u].rank, tied_tag(step, w, static_cast<int>(u)), timeout_)[0];
-        const double end = now_seconds();
-        waited += end - begin;
-        pipeline_.rank(rank).waited_in_finish(begin, end);
+        waited += waited_since(rank, begin);
       }
       sum = sum.defined() ? sum + grad : grad;
     }
@@ -112,16 +190,58 @@ double Update::sum_tied(int rank, int64_t step) {
   return waited;
 }
 
+double Update::waited_since(int rank, double begin) {
+  const double end = now_seconds();
+  pipeline_.rank(rank).waited_in_finish(begin, end);
+  return end - begin;
+}
+
+double Update::sum_buckets(int rank) {
+  if (!reducers_[rank]) return 0;
+  const double begin = now_seconds();
+  reducers_[rank]->finish(timeout_);
+  const double waited = waited_since(rank, begin);
+  pipeline_.rank(rank).exposed_in_finish(waited);
+  return waited;
+}
+
+double Update::sum_others(int rank) {
+  if (!reducers_[rank]) return 0;
+  Transport& replicas = *pipeline_.world().data[rank];
+  const double begin = now_seconds();
+  for (const Uses& uses : all_) {
+    Parameter* parameter = parameter_of(uses, rank);
+    if (parameter == nullptr) continue;
+    if (!ranks_of_tied(uses, rank).empty()) all_reduce_sum(replicas, parameter->grad_to_add(), timeout_);
+    if (parameter->is_buffer()) {  // what every replica has changed in its own way
+      all_reduce_sum(replicas, parameter->value, timeout_);
+      if (parameter->value.is_floating_point()) {
+        parameter->value.div_(replicas.size());
+      } else {
+        parameter->value.div_(replicas.size(), "floor");
+      }
+    }
+  }
+  const double waited = waited_since(rank, begin);
+  pipeline_.rank(rank).exposed_in_finish(waited);
+  return waited;
+}
+
+double Update::receive_shards(int rank, int64_t step) {
+  if (!shards_[rank]) return 0;
+  const double begin = now_seconds();
+  shards_[rank]->receive(step, timeout_);
+  return waited_since(rank, begin);
+}
+
 double Update::reduce_norm(int rank, at::Tensor& squares, double gradient_scale, double& norm) {
   const double begin = now_seconds();
-  pipeline_.rank(rank).transport().all_reduce_sum(squares, timeout_);
-  const double end = now_seconds();
-  const double waited = end - begin;
-  pipeline_.rank(rank).waited_in_finish(begin, end);
+  all_reduce_sum(pipeline_.rank(rank).transport(), squares, timeout_);
+  const double waited = waited_since(rank, begin);
   double sum = 0;
   for (int64_t i = 0; i < squares.numel(); ++i) sum += squares.const_data_ptr<double>()[i];
   norm = std::sqrt(sum) / gradient_scale;
-  if (rank == 0) grad_norm_ = norm;
+  if (rank == first_rank_) grad_norm_ = norm;
   return waited;
 }
 
@@ -134,7 +254,7 @@ void Update::fail_not_finite(int rank, const at::Tensor& squares, int64_t step) 
       }
     }
   }
-  pipeline_.rank(rank).transport().all_reduce_sum(bad_weights, timeout_);
+  all_reduce_sum(pipeline_.rank(rank).transport(), bad_weights, timeout_);
   const auto& layers = pipeline_.model().layers;
   for (int64_t layer = 0; layer < squares.numel(); ++layer) {
     TWOBP_CHECK(bad_weights.const_data_ptr<double>()[layer] == 0, "a weight of layer ", layers[layer].name,
@@ -148,7 +268,10 @@ void Update::fail_not_finite(int rank, const at::Tensor& squares, int64_t step) 
 
 double Update::run(int rank, int64_t step, double lr, double gradient_scale) {
   const double begin = now_seconds();
-  double waited = sum_tied(rank, step);
+  send_tied(rank, step);
+  double waited = sum_buckets(rank);
+  waited += sum_tied(rank, step);
+  waited += sum_others(rank);
   // One sum of squares per layer, those of other ranks zero: adding them over ranks changes no bit.
   at::Tensor squares = at::zeros({static_cast<int64_t>(pipeline_.model().layers.size())},
                                  at::TensorOptions().dtype(at::kDouble));
@@ -162,17 +285,23 @@ double Update::run(int rank, int64_t step, double lr, double gradient_scale) {
   const bool scaled = gradient_scale != 1;
   // Whether and how the step is taken depends on all ranks, unless nothing is clipped or scaled.
   const bool early = clip_norm_ == 0 && !scaled;
-  if (early && all_finite(squares)) optimizers_[rank]->step(lr, 1);
+  const auto take_step = [&](double factor) {
+    optimizers_[rank]->step(lr, factor);
+    if (shards_[rank]) shards_[rank]->send(step);
+  };
+  if (early && all_finite(squares)) take_step(1);
   waited += reduce_norm(rank, squares, gradient_scale, norm);
   const bool finite = all_finite(squares);
   if (!finite && !scaled) fail_not_finite(rank, squares, step);
-  if (rank == 0) skipped_ = !finite;
+  if (rank == first_rank_) skipped_ = !finite;
   if (!finite) {
     optimizers_[rank]->skip();
+    if (shards_[rank]) shards_[rank]->forget_gradients();
   } else if (!early) {
     const double clip = clip_norm_ > 0 ? std::min(1.0, clip_norm_ / (norm + 1e-6)) : 1;
-    optimizers_[rank]->step(lr, clip / gradient_scale);
+    take_step(clip / gradient_scale);
   }
+  if (finite) waited += receive_shards(rank, step);
   return now_seconds() - begin - waited;
 }
 

@@ -1,14 +1,16 @@
-// The end of a training step, run by every rank on its own thread: gradients of tied weights summed, the
-// global norm, clipping, the optimizer. Sums are taken in model order, so that the bits do not depend on the
-// stage count.
+// The end of a training step, run by every rank on its own thread: gradients of tied weights summed, then
+// those of replicas, the global norm, clipping, the optimizer. Sums are taken in model order, so that the
+// bits do not depend on the stage count.
 #pragma once
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/optimizer.h"
+#include "twobp/train/optimizer_shards.h"
 
 namespace twobp {
 
@@ -24,8 +26,12 @@ struct LiveTensor {
 class Update {
  public:
   // Finds the tied weights (parameters of one name), gives uses on one rank one value tensor, and allocates
-  // the optimizer state on the rank threads.
-  Update(Pipeline& pipeline, const OptimizerConfig& config, double clip_norm, double timeout);
+  // the optimizer state on the rank threads. With replicas, gradients are summed in buckets of `bucket_bytes`
+  // from the pipeline's next step on.
+  Update(Pipeline& pipeline, const OptimizerConfig& config, double clip_norm, double timeout,
+         int64_t bucket_bytes = kBucketBytes);
+  ~Update();
+  static constexpr int64_t kBucketBytes = 25 << 20;
 
   // For StepOptions::finish. With clipping every rank waits for the norm; without, the norm is only reported.
   // Returns the seconds the rank was busy. Throws Error on every rank if a gradient is not finite, naming the
@@ -38,28 +44,45 @@ class Update {
   // Whether the last step was skipped since a scaled gradient was not finite.
   bool skipped() const { return skipped_; }
 
-  // Every weight once, in model order: what is saved.
+  // Every weight that this process holds, once, in model order: all of them where it has all ranks.
   const std::vector<Parameter*>& weights() const { return weights_; }
+  // Numbers in all weights of the model, of other processes too.
+  int64_t numel() const { return numel_; }
 
   // Everything that a run of steps changes, for checkpoints: as masters, in model order, and the optimizers'.
+  // What this process holds: with optimizer.shard, of optimizer state the share of its replica.
   std::vector<LiveTensor> live_weights() const;
   std::vector<LiveTensor> live_optimizer_state() const;
-  int64_t optimizer_steps() const { return optimizers_.front()->steps(); }
+  int64_t optimizer_steps() const { return optimizers_[first_rank_]->steps(); }
   // After the live tensors were written to, on every rank's thread.
   void restored(int rank, int64_t optimizer_steps);
 
  private:
   struct Use {
-    Parameter* parameter = nullptr;
-    int layer = 0;  // in the model
+    Parameter* parameter = nullptr;  // null: another process's
+    int layer = 0;                   // in the model
     int stage = 0;
     int rank = 0;
+    bool trainable = true;
   };
   // Uses of one weight in model order; more than one if it is tied.
   using Uses = std::vector<Use>;
 
-  // Returns the seconds spent waiting.
+  void find_weights();
+  void sum_over_replicas(int rank, int64_t bucket_bytes);
+  void make_optimizer(int rank, const OptimizerConfig& config);
+  // The first of the rank's parameters for a weight, which has its gradient; null: it has none.
+  static Parameter* parameter_of(const Uses& uses, int rank);
+  // The ranks that use a tied weight that is trained; empty if it is not, or `rank` is not one of them.
+  static std::set<int> ranks_of_tied(const Uses& uses, int rank);
+  void send_tied(int rank, int64_t step);
+  // Return the seconds spent waiting.
   double sum_tied(int rank, int64_t step);
+  double sum_buckets(int rank);
+  // What is in no bucket: tied weights' gradients, and buffers, whose mean is taken.
+  double sum_others(int rank);
+  double receive_shards(int rank, int64_t step);
+  double waited_since(int rank, double begin);
   double reduce_norm(int rank, at::Tensor& squares, double gradient_scale, double& norm);
   // Collective: all ranks have the same `squares`.
   [[noreturn]] void fail_not_finite(int rank, const at::Tensor& squares, int64_t step);
@@ -69,9 +92,13 @@ class Update {
   double timeout_;
   std::vector<Uses> all_;  // in order of the first use
   std::vector<Parameter*> weights_;
-  std::vector<std::unique_ptr<Optimizer>> optimizers_;  // by rank
-  double grad_norm_ = 0;                                // written by rank 0
-  bool skipped_ = false;                                // by rank 0 too
+  std::vector<std::unique_ptr<Optimizer>> optimizers_;      // by rank
+  std::vector<std::unique_ptr<GradientReducer>> reducers_;  // by rank; null: one replica
+  std::vector<std::unique_ptr<OptimizerShards>> shards_;    // by rank; null: not sharded
+  int64_t numel_ = 0;
+  int first_rank_ = 0;    // of this process
+  double grad_norm_ = 0;  // written by that rank
+  bool skipped_ = false;  // by it too
 };
 
 }  // namespace twobp

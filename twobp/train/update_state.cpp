@@ -1,4 +1,6 @@
 // The update's side of checkpoints: where weights and optimizer state live.
+#include <algorithm>
+#include <map>
 #include <set>
 
 #include "twobp/train/update.h"
@@ -7,12 +9,11 @@ namespace twobp {
 std::vector<LiveTensor> Update::live_weights() const {
   std::vector<LiveTensor> all;
   for (const Uses& uses : all_) {
-    std::set<const void*> seen;  // uses on one rank share their weight
+    std::set<int> seen;  // uses on one rank share their weight
     for (const Use& use : uses) {
-      const at::Tensor& master = use.parameter->master;
-      if (!seen.insert(master.const_data_ptr()).second) continue;
+      if (!seen.insert(use.rank).second || use.parameter == nullptr) continue;
       const bool frozen = !use.parameter->trainable() && !use.parameter->is_buffer();
-      for (auto& [name, rows] : use.parameter->parts_of(master)) {
+      for (auto& [name, rows] : use.parameter->parts_of(use.parameter->master)) {
         all.push_back({std::move(name), std::move(rows), use.rank, seen.size() == 1, frozen});
       }
     }
@@ -21,14 +22,17 @@ std::vector<LiveTensor> Update::live_weights() const {
 }
 
 std::vector<LiveTensor> Update::live_optimizer_state() const {
+  std::map<const Parameter*, int> first_rank;  // that has the weight, by whose state this process has
+  for (const Uses& uses : all_) {
+    int lowest = uses.front().rank;
+    for (const Use& use : uses) lowest = std::min(lowest, use.rank);
+    for (const Use& use : uses) first_rank[use.parameter] = lowest;
+  }
   std::vector<LiveTensor> all;
-  std::set<std::string> known;
-  for (size_t rank = 0; rank < optimizers_.size(); ++rank) {
+  for (const int rank : pipeline_.world().local_ranks()) {
     for (const Optimizer::State& state : optimizers_[rank]->state()) {
       for (const auto& [part, rows] : state.parameter->parts_of(state.tensor)) {
-        const std::string name = part + "." + state.name;
-        const bool first = known.insert(name).second;
-        all.push_back({name, rows, static_cast<int>(rank), first, false});
+        all.push_back({part + "." + state.name, rows, rank, rank == first_rank.at(state.parameter), false});
       }
     }
   }

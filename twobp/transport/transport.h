@@ -13,14 +13,15 @@
 
 namespace twobp {
 
-enum class Direction : uint8_t { kForward, kBackward };
+enum class Direction : uint8_t { kForward, kBackward, kCollective };
 
-// What identifies a message: `stage` is the stage that receives it.
+// What identifies a message: `stage` is the stage that receives it; of collectives, see collectives.h.
 struct Tag {
   int64_t step = 0;
   int stage = 0;
   int micro_batch = 0;
   Direction direction = Direction::kForward;
+  uint8_t group = 0;  // set by Subgroup: the same ranks may talk in several roles
 
   bool operator==(const Tag&) const = default;
 };
@@ -48,11 +49,11 @@ class Transport {
   // Waits for it. Throws Aborted, or Error after `timeout` seconds (says who waited for what).
   virtual Values receive(int from, const Tag& tag, double timeout) = 0;
 
-  // Element-wise sum over ranks in rank order, in place: the same bits on every rank. Collective.
-  virtual void all_reduce_sum(at::Tensor& tensor, double timeout) = 0;
-
   // Called between layers while compute runs, for transports that move nothing by themselves.
   virtual void progress() {}
+
+  // Waits until everything sent has left this rank, so that the process may end. Throws as receive does.
+  virtual void flush(double /*timeout*/) {}
 
   // Makes every rank's present and future waits throw Aborted. Any thread.
   virtual void abort(const std::string& reason) = 0;

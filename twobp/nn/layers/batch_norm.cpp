@@ -269,21 +269,24 @@ void BatchNormRows::backward(const at::Tensor& dy, const at::Tensor& x, const at
   });
 }
 
-Values BatchNorm2d::forward(Values values, Context& context, Saved& saved) {
+at::Tensor BatchNormRows::forward(Values values, bool relu, Context& context, Saved& saved) {
   at::Tensor x = as_contiguous(std::move(values[0]));
-  at::Tensor scales = norm_.scales(x, context);
+  at::Tensor scales = this->scales(x, context);
   at::Tensor y = !context.keeps() && exclusively_owned(x) ? x : at::empty_like(x);
-  norm_.apply(x, scales, y, relu_);
+  apply(x, scales, y, relu);
   if (context.keeps()) {
     saved.keep_until_p1(std::move(x));
     saved.keep_until_p1(std::move(scales));
   }
-  return {std::move(y)};
+  return y;
+}
+
+Values BatchNorm2d::forward(Values values, Context& context, Saved& saved) {
+  return {norm_.forward(std::move(values), relu_, context, saved)};
 }
 
 Values BatchNorm2d::backward_p1(Values values, Context&, Saved& saved) {
-  const at::Tensor x = saved.take_p1(0);
-  const at::Tensor scales = saved.take_p1(1);
+  const auto [x, scales] = BatchNormRows::take(saved);
   at::Tensor dy = as_contiguous(std::move(values[0]));
   const at::Tensor sums = norm_.backward_sums(dy, x, scales, relu_);
   at::Tensor dx = exclusively_owned(dy) ? dy : exclusively_owned(x) ? x : at::empty_like(x);

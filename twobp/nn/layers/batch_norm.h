@@ -29,6 +29,14 @@ class BatchNormRows {
   void apply_add_relu(const at::Tensor& x, const at::Tensor& scales, const at::Tensor& other,
                       const at::Tensor& other_scales, const at::Tensor& y) const;
 
+  // All of F: y, which may be x where nothing is kept; else x and its scales are kept until p1, which takes
+  // them.
+  at::Tensor forward(Values x, bool relu, Context& context, Saved& saved);
+  struct Kept {
+    at::Tensor x, scales;
+  };
+  static Kept take(Saved& saved) { return {saved.take_p1(0), saved.take_p1(1)}; }
+
   // Backward in two passes. The first adds the gradients of gain and bias and returns what the second needs
   // of each channel, (2, channels): the mean gradient and its slope over x.
   at::Tensor backward_sums(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scales, bool relu);

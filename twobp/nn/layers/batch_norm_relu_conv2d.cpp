@@ -5,21 +5,11 @@
 namespace twobp {
 
 Values BatchNormReluConv2d::forward(Values values, Context& context, Saved& saved) {
-  at::Tensor x = as_contiguous(std::move(values[0]));
-  at::Tensor scales = norm_.scales(x, context);
-  at::Tensor input = !context.keeps() && exclusively_owned(x) ? x : at::empty_like(x);
-  norm_.apply(x, scales, input, /*relu=*/true);
-  at::Tensor y = convolution_.forward(input);
-  if (context.keeps()) {
-    saved.keep_until_p1(std::move(x));
-    saved.keep_until_p1(std::move(scales));
-  }
-  return {std::move(y)};
+  return {convolution_.forward(norm_.forward(std::move(values), /*relu=*/true, context, saved))};
 }
 
 Values BatchNormReluConv2d::backward_p1(Values values, Context&, Saved& saved) {
-  const at::Tensor x = saved.take_p1(0);
-  const at::Tensor scales = saved.take_p1(1);
+  const auto [x, scales] = BatchNormRows::take(saved);
   at::Tensor dy = as_contiguous(std::move(values[0]));
   at::Tensor dx = convolution_.input_gradient(dy, x.sizes());
   const at::Tensor sums = norm_.backward_sums(dx, x, scales, /*relu=*/true);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <thread>
 
 #include "twobp/core/check.h"
@@ -18,8 +19,14 @@ at::Tensor bytes(int64_t count) {
 
 class Waiting : public Layer {
  public:
-  Waiting(const EmulatedLayer& cost, int64_t input_bytes, bool last)
-      : cost_(cost), input_bytes_(input_bytes), last_(last) {}
+  Waiting(const EmulatedLayer& cost, int64_t input_bytes, bool last, const std::string& name)
+      : cost_(cost), input_bytes_(input_bytes), last_(last) {
+    const int64_t count = cost.gradient_bytes / static_cast<int64_t>(sizeof(float));
+    if (count > 0) {
+      weight_.emplace(std::vector<ParameterPart>{{name + ".weight", count}}, std::vector<int64_t>{count},
+                      at::kFloat, /*std=*/0.0);
+    }
+  }
 
   Values forward(Values, Context& context, Saved& saved) override {
     const auto begin = Clock::now();
@@ -50,6 +57,10 @@ class Waiting : public Layer {
     if (cost_.backward_p2 > 0 || cost_.stash_bytes > 0) units.push_back({this, &saved});
   }
 
+  void collect_parameters(std::vector<Parameter*>& parameters) override {
+    if (weight_) parameters.push_back(&*weight_);
+  }
+
  private:
   static void wait(Clock::time_point begin, double seconds) {
     if (seconds <= 0) return;
@@ -60,6 +71,7 @@ class Waiting : public Layer {
   EmulatedLayer cost_;
   int64_t input_bytes_;
   bool last_;
+  std::optional<Parameter> weight_;
 };
 
 }  // namespace
@@ -72,16 +84,19 @@ ModelSpec emulated(const std::vector<EmulatedLayer>& layers) {
   for (size_t i = 0; i < layers.size(); ++i) {
     const EmulatedLayer& cost = layers[i];
     TWOBP_CHECK(cost.forward >= 0 && cost.backward_p1 >= 0 && cost.backward_p2 >= 0 &&
-                    cost.activation_bytes >= 0 && cost.stash_bytes >= 0 && cost.boundary_bytes >= 0,
+                    cost.activation_bytes >= 0 && cost.stash_bytes >= 0 && cost.boundary_bytes >= 0 &&
+                    cost.gradient_bytes >= 0,
                 "emulated layer ", i, " has a negative time or size");
     const bool last = i + 1 == layers.size();
     const auto known = std::find(kinds.begin(), kinds.end(), cost);
     const auto kind = known - kinds.begin();
     if (known == kinds.end()) kinds.push_back(cost);
     // The first and the last one differ in what they take and give.
-    model.layers.push_back(
-        {concat("layers.", i), concat("wait ", kind, i == 0 ? " first" : "", last ? " last" : ""),
-         [cost, input_bytes, last] { return std::make_unique<Waiting>(cost, input_bytes, last); }});
+    model.layers.push_back({concat("layers.", i),
+                            concat("wait ", kind, i == 0 ? " first" : "", last ? " last" : ""),
+                            [cost, input_bytes, last, name = concat("layers.", i)] {
+                              return std::make_unique<Waiting>(cost, input_bytes, last, name);
+                            }});
     input_bytes = cost.boundary_bytes;
   }
   return model;

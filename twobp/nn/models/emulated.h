@@ -15,12 +15,13 @@ struct EmulatedLayer {
   int64_t activation_bytes = 0;  // held from F until I
   int64_t stash_bytes = 0;       // held from I until W; of the activations, as much as there is
   int64_t boundary_bytes = 4;    // of its output and of dL/d(output)
+  int64_t gradient_bytes = 0;    // of a weight that it does not use and whose gradient is zero
 
   bool operator==(const EmulatedLayer&) const = default;
 };
 
-// Layers of equal numbers are of one kind. Without parameters and input; the loss is 0. Throws Error for no
-// layer and for negative numbers.
+// Layers of equal numbers are of one kind. Without input; the loss is 0. Throws Error for no layer and for
+// negative numbers.
 ModelSpec emulated(const std::vector<EmulatedLayer>& layers);
 
 }  // namespace twobp

@@ -1,7 +1,7 @@
 // What each file of this folder gives.
 #pragma once
 
-#include "twobp/train/architecture.h"
+#include "twobp/train/model/architecture.h"
 
 namespace twobp {
 

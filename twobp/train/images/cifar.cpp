@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "twobp/core/check.h"
+#include "twobp/train/files/mapped_file.h"
 #include "twobp/train/images/pixel_array.h"
-#include "twobp/train/mapped_file.h"
 
 namespace twobp {
 namespace {

@@ -13,6 +13,9 @@ namespace twobp {
 namespace {
 
 constexpr int64_t kMostPixels = int64_t{1} << 27;
+// No picture is packed so well: PNG comes to 8256 (a bit a pixel, which deflate makes 1032 times shorter),
+// JPEG without arithmetic coding to 512 (a bit for each 8 x 8 pixels).
+constexpr int64_t kMostPixelsPerByte = 1 << 14;
 constexpr std::string_view kJpegBegin = "\xff\xd8\xff";
 constexpr std::string_view kPngBegin = "\x89PNG\r\n\x1a\n";
 
@@ -24,11 +27,13 @@ bool begins_with(std::span<const uint8_t> bytes, std::string_view begin) {
   fail(path, ": damaged ", format, " file: ", why, ": replace it or remove it.");
 }
 
-void check_pixels(const std::string& path, int64_t height, int64_t width) {
+void check_pixels(const std::string& path, int64_t height, int64_t width, size_t bytes) {
   TWOBP_CHECK(height > 0 && width > 0, path, ": a picture of ", width, " x ", height,
               " pixels: replace it or remove it.");
   TWOBP_CHECK(height <= kMostPixels / width, path, ": ", width, " x ", height, " pixels, more than the ",
               kMostPixels, " that a picture may have: scale it down or remove it.");
+  TWOBP_CHECK(height * width / kMostPixelsPerByte <= static_cast<int64_t>(bytes), path, ": ", width, " x ",
+              height, " pixels in a file of ", bytes, " bytes: damaged: replace it or remove it.");
 }
 
 // libpng's simplified reader, ended in any case.
@@ -93,7 +98,7 @@ at::Tensor decode_jpeg(std::span<const uint8_t> bytes, const std::string& path, 
   JpegDecoder decoder(bytes);
   const bool grey = channels == 1;
   if (!decoder.read_header() || !decoder.prepare(grey, reduce)) damaged(path, "JPEG", decoder.error());
-  check_pixels(path, decoder.height(), decoder.width());
+  check_pixels(path, decoder.height(), decoder.width(), bytes.size());
   at::Tensor out = pixels(decoder.height(), decoder.width(), decoder.components());
   if (!decoder.decode_into(out.data_ptr<uint8_t>())) damaged(path, "JPEG", decoder.error());
   if (decoder.components() == 4) out = from_inks(out, decoder.inks_inverted());
@@ -102,7 +107,7 @@ at::Tensor decode_jpeg(std::span<const uint8_t> bytes, const std::string& path, 
 
 at::Tensor decode_png(std::span<const uint8_t> bytes, const std::string& path, int64_t channels) {
   PngReader reader(bytes, path);
-  check_pixels(path, reader.height(), reader.width());
+  check_pixels(path, reader.height(), reader.width(), bytes.size());
   const bool grey = channels == 1 && !reader.coloured();
   at::Tensor out = pixels(reader.height(), reader.width(), grey ? 1 : 3);
   reader.decode_into(out.data_ptr<uint8_t>(), grey);
@@ -126,7 +131,7 @@ EncodedImage::EncodedImage(std::span<const uint8_t> bytes, std::string path)
     height_ = reader.height();
     width_ = reader.width();
   }
-  check_pixels(path_, height_, width_);
+  check_pixels(path_, height_, width_, bytes_.size());
 }
 
 at::Tensor EncodedImage::decode(int64_t channels, int64_t reduce) const {

@@ -11,8 +11,8 @@
 #include <zlib.h>
 
 #include "twobp/core/check.h"
+#include "twobp/train/files/npy.h"
 #include "twobp/train/images/pixel_array.h"
-#include "twobp/train/npy.h"
 
 namespace twobp {
 namespace {

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/train/files/mapped_file.h"
 #include "twobp/train/images/encoded_image.h"
-#include "twobp/train/mapped_file.h"
 
 namespace twobp {
 namespace {

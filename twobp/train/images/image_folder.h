@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "twobp/train/data.h"
+#include "twobp/train/data/data.h"
 #include "twobp/train/images/transform.h"
 
 namespace twobp {

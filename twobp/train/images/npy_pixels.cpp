@@ -3,8 +3,8 @@
 #include <string>
 
 #include "twobp/core/check.h"
+#include "twobp/train/files/npy.h"
 #include "twobp/train/images/pixel_array.h"
-#include "twobp/train/npy.h"
 
 namespace twobp {
 

@@ -7,12 +7,12 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/train/glob.h"
+#include "twobp/train/data/subset.h"
+#include "twobp/train/data/synthetic_dataset.h"
+#include "twobp/train/files/glob.h"
 #include "twobp/train/images/image_folder.h"
 #include "twobp/train/images/pixel_array.h"
 #include "twobp/train/images/transform.h"
-#include "twobp/train/subset.h"
-#include "twobp/train/synthetic_dataset.h"
 
 namespace twobp {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "twobp/train/data.h"
+#include "twobp/train/data/data.h"
 
 namespace twobp {
 

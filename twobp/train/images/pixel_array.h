@@ -8,7 +8,7 @@
 
 #include <ATen/ATen.h>
 
-#include "twobp/train/data.h"
+#include "twobp/train/data/data.h"
 #include "twobp/train/images/transform.h"
 
 namespace twobp {

@@ -9,7 +9,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/train/data.h"
+#include "twobp/train/data/data.h"
 #include "twobp/train/random.h"
 
 namespace twobp {

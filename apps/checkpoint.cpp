@@ -1,0 +1,228 @@
+#include "apps/checkpoint.h"
+
+#include <cstdio>
+#include <memory>
+
+#include "apps/json_report.h"
+#include "apps/log.h"
+#include "apps/table.h"
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+#include "twobp/train/checkpoint/checkpoint_folder.h"
+#include "twobp/train/checkpoint/convert.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+using File = CheckpointFile;
+
+struct CheckpointOptions {
+  std::string folder;
+  bool tensors = false;
+  std::string json;
+  std::string model;
+  std::string dtype = "float32";
+  std::string checkpoint;
+  int parts = 1;
+  std::vector<std::string> overrides;
+};
+
+constexpr File kFiles[] = {File::kWeights, File::kOptimizer, File::kFrozen};
+
+struct Count {
+  int64_t tensors = 0;
+  int64_t numbers = 0;
+};
+
+std::map<std::string, Count> count_by_file(const Checkpoint& checkpoint) {
+  std::map<std::string, Count> counts;
+  for (const auto& [name, facts] : checkpoint.files()) counts[name] = {};
+  for (const File file : kFiles) {
+    for (const std::string& name : checkpoint.names(file)) {
+      Count& count = counts[checkpoint.file_with(file, name)];
+      ++count.tensors;
+      count.numbers += checkpoint.read(file, name).numel();
+    }
+  }
+  return counts;
+}
+
+// The keys that are not at their defaults: "model.dim=64".
+std::vector<std::string> settings_of(const json& config) {
+  const json defaults = json::parse(config_to_json(Config{}));
+  std::vector<std::string> settings;
+  for (const auto& [section, keys] : config.items()) {
+    if (!keys.is_object()) continue;
+    for (const auto& [key, value] : keys.items()) {
+      const bool known = defaults.contains(section) && defaults[section].contains(key);
+      if (known && defaults[section][key] == value) continue;
+      settings.push_back(
+          concat(section, '.', key, '=', value.is_string() ? value.get<std::string>() : value.dump()));
+    }
+  }
+  return settings;
+}
+
+std::string dtype_of(const at::Tensor& tensor) {
+  return c10::toString(tensor.scalar_type());
+}
+
+json to_json(const Checkpoint& checkpoint) {
+  const CheckpointState& state = checkpoint.state();
+  json report = {{"folder", checkpoint.folder().string()},
+                 {"format", checkpoint.format()},
+                 {"step", state.position.step},
+                 {"batches", state.position.batches},
+                 {"optimizer_steps", state.optimizer_steps},
+                 {"gradient_scale", state.position.gradient_scale},
+                 {"processes", checkpoint.processes()},
+                 {"data", state.run.data},
+                 {"kernels", state.run.kernels},
+                 {"order", state.run.order},
+                 {"config", json::parse(state.run.config)},
+                 {"files", json::object()},
+                 {"tensors", json::array()}};
+  const auto counts = count_by_file(checkpoint);
+  for (const auto& [name, facts] : checkpoint.files()) {
+    report["files"][name] = {{"bytes", facts.bytes},
+                             {"crc32", facts.crc},
+                             {"tensors", counts.at(name).tensors},
+                             {"numbers", counts.at(name).numbers}};
+  }
+  for (const File file : kFiles) {
+    for (const std::string& name : checkpoint.names(file)) {
+      const at::Tensor tensor = checkpoint.read(file, name);
+      report["tensors"].push_back({{"name", name},
+                                   {"file", checkpoint.file_with(file, name)},
+                                   {"dtype", dtype_of(tensor)},
+                                   {"shape", tensor.sizes().vec()}});
+    }
+  }
+  return report;
+}
+
+void print_files(const Checkpoint& checkpoint) {
+  std::vector<std::vector<std::string>> rows = {{"file", "tensors", "numbers", "size", "CRC-32"}};
+  const auto counts = count_by_file(checkpoint);
+  Count all;
+  uint64_t bytes = 0;
+  for (const auto& [name, facts] : checkpoint.files()) {
+    const Count& count = counts.at(name);
+    char crc[16];
+    std::snprintf(crc, sizeof(crc), "%08x", facts.crc);
+    rows.push_back({name, std::to_string(count.tensors), std::to_string(count.numbers),
+                    format_bytes(static_cast<double>(facts.bytes)), crc});
+    all.tensors += count.tensors;
+    all.numbers += count.numbers;
+    bytes += facts.bytes;
+  }
+  rows.push_back({"all", std::to_string(all.tensors), std::to_string(all.numbers),
+                  format_bytes(static_cast<double>(bytes)), ""});
+  print_table(rows);
+}
+
+void print_tensors(const Checkpoint& checkpoint) {
+  std::vector<std::vector<std::string>> rows = {{"tensor", "dtype", "shape", "file"}};
+  for (const File file : kFiles) {
+    for (const std::string& name : checkpoint.names(file)) {
+      const at::Tensor tensor = checkpoint.read(file, name);
+      rows.push_back({name, dtype_of(tensor), concat(tensor.sizes()), checkpoint.file_with(file, name)});
+    }
+  }
+  print_table(rows);
+}
+
+void inspect(const CheckpointOptions& options) {
+  const Checkpoint checkpoint(find_checkpoint(options.folder), Checkpoint::Verify::kWhatIsRead);
+  const CheckpointState& state = checkpoint.state();
+  std::printf("%s: step %lld, %lld updates, %lld batches of %s\n", checkpoint.folder().c_str(),
+              static_cast<long long>(state.position.step), static_cast<long long>(state.optimizer_steps),
+              static_cast<long long>(state.position.batches), state.run.data.c_str());
+  std::printf("format %d, written by %d %s, kernels %s\n", checkpoint.format(), checkpoint.processes(),
+              checkpoint.processes() == 1 ? "process" : "processes", state.run.kernels.c_str());
+  std::printf("%s\n\n", join(settings_of(json::parse(state.run.config)), " ").c_str());
+  print_files(checkpoint);
+  if (options.tensors) {
+    std::printf("\n");
+    print_tensors(checkpoint);
+  }
+  if (!options.json.empty()) write_text(options.json, to_json(checkpoint).dump(2) + "\n");
+}
+
+int verify(const CheckpointOptions& options) {
+  const std::filesystem::path folder = find_checkpoint(options.folder);
+  const std::vector<std::string> problems = problems_of(folder);
+  for (const std::string& problem : problems) log_error(problem);
+  if (!problems.empty()) return 1;
+  const Checkpoint checkpoint(folder, Checkpoint::Verify::kWhatIsRead);
+  size_t tensors = 0;
+  uint64_t bytes = 0;
+  for (const File file : kFiles) tensors += checkpoint.names(file).size();
+  for (const auto& [name, facts] : checkpoint.files()) bytes += facts.bytes;
+  std::printf("%s is whole: step %lld, %zu tensors in %zu files, %s\n", folder.c_str(),
+              static_cast<long long>(checkpoint.state().position.step), tensors, checkpoint.files().size(),
+              format_bytes(static_cast<double>(bytes)).c_str());
+  return 0;
+}
+
+void convert(const CheckpointOptions& options) {
+  TWOBP_CHECK(!options.model.empty() || !options.checkpoint.empty(),
+              "say what to make of the checkpoint: --model FOLDER or --checkpoint FOLDER");
+  const Checkpoint checkpoint(find_checkpoint(options.folder));
+  const auto step = static_cast<long long>(checkpoint.state().position.step);
+  if (!options.model.empty()) {
+    const Config config = parse_config(checkpoint.state().run.config,
+                                       (checkpoint.folder() / kStateFile).string(), options.overrides);
+    save_model_of(checkpoint, config, options.model, {.dtype = options.dtype});
+    std::printf("saved the model of step %lld in %s\n", step, options.model.c_str());
+  }
+  if (!options.checkpoint.empty()) {
+    reshard(checkpoint, options.checkpoint, options.parts);
+    std::printf("saved the checkpoint of step %lld in %s\n", step, options.checkpoint.c_str());
+  }
+}
+
+}  // namespace
+
+void add_checkpoint_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<CheckpointOptions>();
+  CLI::App* command =
+      app.add_subcommand("checkpoint", "Look at, verify and convert the checkpoints that train writes");
+  command->require_subcommand(1);
+  const auto add = [&](const char* name, const char* description) {
+    CLI::App* one = command->add_subcommand(name, description);
+    one->add_option("folder", options->folder, "A checkpoint, or a folder of checkpoints: its newest")
+        ->required();
+    return one;
+  };
+  CLI::App* inspecting =
+      add("inspect", "Step, configuration, files and tensors; what is in the files is not read");
+  inspecting->add_flag("--tensors", options->tensors, "List every tensor");
+  inspecting->add_option("--json", options->json, "File for all of it as JSON");
+  inspecting->callback([options] { inspect(*options); });
+
+  CLI::App* verifying =
+      add("verify", "Read every file: sizes, checksums, tensors; exit code 1 and a line a damaged file");
+  verifying->callback([options, &exit_code] { exit_code = verify(*options); });
+
+  CLI::App* converting =
+      add("convert", "A model for transformers, or a checkpoint of another number of files");
+  converting->add_option("--model", options->model,
+                         "Folder for config.json and safetensors files, as save.model writes them");
+  converting->add_option("--dtype", options->dtype, "Of the model's weights")
+      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}))
+      ->capture_default_str();
+  converting->add_option("--checkpoint", options->checkpoint,
+                         "New folder for the same checkpoint, to be gone on from by train --resume");
+  converting->add_option("--parts", options->parts, "Files of each kind in it, as of so many processes")
+      ->check(CLI::Range(1, 99999))
+      ->capture_default_str();
+  converting
+      ->add_option("--set", options->overrides,
+                   "Override a key of the run's configuration, such as model.from=FOLDER if that has moved")
+      ->take_all();
+  converting->callback([options] { convert(*options); });
+}
+
+}  // namespace twobp

@@ -1,0 +1,156 @@
+#include "apps/run_guard.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unistd.h>
+
+#include <c10/util/Exception.h>
+
+#include "apps/log.h"
+#include "apps/stop_signals.h"
+#include "twobp/core/check.h"
+#include "twobp/transport/mpi.h"
+#include "twobp/transport/transport.h"
+
+namespace twobp {
+namespace {
+
+// What fails alike on all processes is reported by the first: it ends the others before they would.
+constexpr double kFirstReports = 0.8;
+// For the others to hear the reason before they are killed.
+constexpr double kLastWords = 0.2;
+// A process that stops since another failed is ended by that one; if not, by itself.
+constexpr double kEndedByOther = 3;
+// For destructors, which may wait for a thread that is stuck, or for a checkpoint's end: nobody waits for a
+// process that is alone.
+constexpr double kUnwind = 2;
+constexpr double kUnwindAlone = 10;
+// For MPI to end the run.
+constexpr double kLastResort = 1;
+
+void sleep_for(double seconds) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
+
+std::string host_name() {
+  char name[256] = "";
+  ::gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+struct Thrown {
+  std::string what;
+  bool by_other = false;  // another process failed first
+};
+
+Thrown what_is_thrown() {
+  try {
+    throw;
+  } catch (const Aborted& e) {
+    return {e.what(), true};
+  } catch (const c10::Error& e) {  // out of memory, for instance
+    return {e.what_without_backtrace()};
+  } catch (const std::exception& e) {
+    return {e.what()};
+  } catch (...) {
+    return {"an exception of unknown type"};
+  }
+}
+
+// Ends all processes, and this one even if MPI hangs in that.
+[[noreturn]] void end_now(int code) {
+  std::thread([code] {
+    sleep_for(kLastResort);
+    std::_Exit(code);
+  }).detach();
+  end_all(code);
+}
+
+std::atomic<bool> dying{false};
+std::atomic<bool> reported{false};
+
+}  // namespace
+
+RunGuard& RunGuard::get() {
+  static RunGuard guard;
+  return guard;
+}
+
+void RunGuard::watch(World& world) {
+  if (!world.abort) return;
+  world.abort = [abort = world.abort](const std::string& reason) {
+    if (std::current_exception()) get().failing();  // first: the abort itself may hang
+    abort(reason);
+  };
+}
+
+void RunGuard::failing() {
+  const Thrown thrown = what_is_thrown();
+  if (thrown.by_other || dying.exchange(true)) return;
+  forget_stop_signals();
+  std::thread([this, what = thrown.what] {
+    sleep_for(launcher_.started_many() ? kUnwind + kFirstReports : kUnwindAlone);
+    report(what);
+    end_now(kFailed);
+  }).detach();
+}
+
+void RunGuard::report(const std::string& what) {
+  if (reported.exchange(true)) return;
+  if (launcher_.started_many()) {
+    log_error(concat(what, " (process ", launcher_.rank, " of ", launcher_.size, ", on ", host_name(), ")"));
+  } else {
+    log_error(what);
+  }
+}
+
+int RunGuard::end_failed() {
+  const Thrown thrown = what_is_thrown();
+  if (!launcher_.started_many()) {
+    report(thrown.what);
+    return kFailed;
+  }
+  forget_stop_signals();
+  if (thrown.by_other) {
+    sleep_for(kEndedByOther);
+    if (!reported.exchange(true)) log_error(thrown.what);
+    end_now(kOtherFailed);
+  }
+  if (launcher_.rank > 0) sleep_for(kFirstReports);
+  report(thrown.what);
+  sleep_for(kLastWords);
+  end_now(kFailed);
+}
+
+struct RunGuard::Deadline::State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+};
+
+RunGuard::Deadline::Deadline(double seconds, std::string what) : state_(std::make_shared<State>()) {
+  std::thread([state = state_, seconds, what = std::move(what)] {
+    std::unique_lock lock(state->mutex);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    if (state->changed.wait_until(lock, end, [&] { return state->done; })) return;
+    get().report(
+        concat(what, " took longer than ", seconds, " s (pipeline.timeout): another process is stuck"));
+    end_now(kFailed);
+  }).detach();
+}
+
+RunGuard::Deadline::~Deadline() {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->done = true;
+  }
+  state_->changed.notify_all();
+}
+
+}  // namespace twobp

@@ -1,0 +1,19 @@
+// A cost model, and what is made of every one that was read: written, read again, the costs of stages.
+#include "twobp/plan/cost_model.h"
+
+#include "fuzz/input.h"
+
+using namespace twobp;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const auto read = fuzz::accepted([&] { return parse_cost_model(fuzz::text(data, size), "fuzz.json"); });
+  if (!read) return 0;
+  const std::string written = cost_model_to_json(*read);
+  fuzz::require(cost_model_to_json(parse_cost_model(written, "again.json")) == written,
+                "a cost model that was read is another one when it is written and read again");
+  const int sizes[] = {1, read->micro_batch_sizes.back()};
+  for (const int size_of_one : sizes) {
+    stage_costs(*read, {static_cast<int>(read->layers.size())}, size_of_one);
+  }
+  return 0;
+}

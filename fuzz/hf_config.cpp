@@ -1,0 +1,19 @@
+// config.json of a Hugging Face directory, and that a model that was read can be written.
+#include "twobp/train/model/hf_config.h"
+
+#include "fuzz/input.h"
+
+using namespace twobp;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static fuzz::Folder folder;
+  folder.write("config.json", {reinterpret_cast<const char*>(data), size});
+  const auto read = fuzz::accepted([&] {
+    ModelConfig config;
+    read_hf_config(folder.path(), config);
+    return config;
+  });
+  if (!read) return 0;
+  fuzz::require(!hf_config_json(*read, 16, "float32").empty(), "a model that cannot be written");
+  return 0;
+}

@@ -1,0 +1,23 @@
+// What goes ahead of tensors that travel by NCCL: numbers, and tensors beside them, as many as the first byte
+// says.
+#include "twobp/transport/nccl_head.h"
+
+#include <cstring>
+
+#include "fuzz/input.h"
+
+using namespace twobp;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  Values head = {at::empty({static_cast<int64_t>((size - 1) / sizeof(int64_t))}, at::kLong)};
+  if (head[0].numel() > 0) std::memcpy(head[0].mutable_data_ptr(), data + 1, head[0].nbytes());
+  for (int i = 0; i < (data[0] & 3); ++i) head.push_back(at::zeros({1}));
+  const auto read = fuzz::accepted([&] { return unpack_head(head, 1); });
+  if (!read) return 0;
+  fuzz::require(read->on_device.size() == read->shapes.size(), "a tensor without a shape");
+  for (const int place : read->on_device) {
+    fuzz::require(place >= 0 && std::cmp_less(place, read->values.size()), "a tensor without a place");
+  }
+  return 0;
+}

@@ -1,0 +1,179 @@
+"""What the experiments share: command line, running the program, results with provenance, plots.
+
+An experiment is a folder with `run` (measures and writes results.json and results.csv), `plot` (results.svg and
+results.png from these) and a README. results.json follows schema.json. `run --quick` goes the whole way at toy sizes,
+into a folder of its own: for tests.
+"""
+import argparse
+import csv
+import datetime
+import json
+import os
+import pathlib
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+MODELS = ["llama", "bert", "mamba", "resnet"]
+# Toy sizes for --quick, as --set options.
+TOY = {
+    "llama": ["model.dim=32", "model.heads=2", "model.hidden=64", "model.layers=2", "model.vocab=64", "data.sequence=16"],
+    "bert": ["model.dim=32", "model.heads=2", "model.hidden=64", "model.layers=2", "model.vocab=64", "data.sequence=16"],
+    "mamba": ["model.dim=32", "model.layers=2", "model.vocab=64", "data.sequence=16"],
+    "resnet": ["model.depths=[1,1]", "model.widths=[8,16]", "model.stem=8", "model.classes=4", "data.image_size=16"],
+}
+
+
+def spread(samples):
+    """Median with the lowest and highest: what a figure is here."""
+    return {"median": statistics.median(samples), "low": min(samples), "high": max(samples), "samples": len(samples)}
+
+
+def first_line(command):
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return "unknown"
+
+
+def cpu_name():
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"
+
+
+class Experiment:
+    """One `run`: its options, its rows, its results."""
+
+    def __init__(self, script, doc, options=lambda parser: None):
+        self.folder = pathlib.Path(script).resolve().parent
+        self.name = self.folder.name
+        parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--program", type=pathlib.Path, default=ROOT / "build/release/twobp")
+        parser.add_argument("--repeats", type=int, default=5, help="rounds (default 5)")
+        parser.add_argument("--quick", action="store_true", help="toy sizes, one round: whether it runs at all")
+        parser.add_argument("--out", type=pathlib.Path, help="folder for the results (default: this one, or a "
+                            "temporary one with --quick)")
+        options(parser)
+        self.options = parser.parse_args()
+        if self.options.quick:
+            self.options.repeats = 1
+            self.options.out = self.options.out or ROOT / "build/repro" / self.name
+        self.options.out = (self.options.out or self.folder).resolve()
+        self.options.out.mkdir(parents=True, exist_ok=True)
+        self.rows = []
+        self.not_measured = []
+
+    def call(self, *arguments):
+        """Runs the program (or another command that starts with a path), its output passed on to stderr."""
+        command = [str(a) for a in arguments]
+        print("$ " + shlex.join(command), file=sys.stderr, flush=True)
+        subprocess.run(command, check=True, stdout=sys.stderr, cwd=ROOT)
+
+    def config(self, model):
+        """The benchmark's configuration of a model, as arguments; small with --quick."""
+        sets = TOY[model] if self.options.quick else []
+        return [ROOT / f"configs/bench_{model}.json", *(["--set", *sets] if sets else [])]
+
+    def bench(self, model, *arguments):
+        """Rows of `twobp bench`."""
+        answer = self.options.out / "bench.json"
+        self.call(self.options.program, "bench", *self.config(model), *arguments, "--repeat", self.options.repeats,
+                  "--steps", 1, "--json", answer)
+        rows = json.loads(answer.read_text())["rows"]
+        answer.unlink()
+        return rows
+
+    def add(self, key, figures, paper=None):
+        """`key`: what the row is of; `figures`: name -> number or spread(); `paper`: its figure for the same."""
+        self.rows.append({"key": key, "figures": figures, **({"paper": paper} if paper is not None else {})})
+
+    def skip(self, what, why):
+        """A row that this machine cannot give."""
+        self.not_measured.append({"what": what, "why": why})
+
+    def own_options(self):
+        """The command line without where things lie, which is another place elsewhere."""
+        kept, skip = [], False
+        for argument in sys.argv[1:]:
+            if skip:
+                skip = False
+            elif argument.split("=")[0] in ("--out", "--program", "--costs"):
+                skip = "=" not in argument
+            else:
+                kept.append(argument)
+        return kept
+
+    def provenance(self):
+        git = lambda *a: subprocess.run(["git", *a], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+        try:
+            from importlib.metadata import version
+            torch = version("torch")
+        except ImportError:
+            torch = "unknown"
+        return {"machine": {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)), "memory_gib": round(memory, 1),
+                            "system": platform.system()},
+                "versions": {"twobp": first_line([self.options.program, "--version"]), "torch": torch,
+                             "compiler": first_line(["c++", "--version"])},
+                "commit": git("rev-parse", "--short", "HEAD") or "unknown",
+                "modified": bool(git("status", "--porcelain", "--untracked-files=no", "--", "twobp", "apps", "repro", "benchmarks", "configs")),
+                "command": f"repro/{self.name}/run " + shlex.join(self.own_options()),
+                "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+                "repeats": self.options.repeats}
+
+    def save(self):
+        result = {"experiment": self.name, "quick": self.options.quick, "provenance": self.provenance(),
+                  "rows": self.rows, "not_measured": self.not_measured}
+        path = self.options.out / "results.json"
+        path.write_text(json.dumps(result, indent=1) + "\n")
+        flat = [{**row["key"], **flatten(row["figures"]), "paper": row.get("paper", "")} for row in self.rows]
+        names = list(dict.fromkeys(name for row in flat for name in row))
+        with open(self.options.out / "results.csv", "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows(flat)
+        print(f"wrote {os.path.relpath(path)}", file=sys.stderr)
+
+
+def flatten(figures):
+    flat = {}
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            flat.update({name: value["median"], f"{name}_low": value["low"], f"{name}_high": value["high"]})
+        else:
+            flat[name] = value
+    return flat
+
+
+class Plot:
+    """One `plot`: reads results.json of its folder, or of the one given, and writes results.svg and results.png."""
+
+    def __init__(self, script, doc):
+        import matplotlib
+        matplotlib.use("Agg")
+        parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("folder", type=pathlib.Path, nargs="?", default=pathlib.Path(script).resolve().parent)
+        self.folder = parser.parse_args().folder
+        self.result = json.loads((self.folder / "results.json").read_text())
+        self.rows = self.result["rows"]
+
+    def select(self, **key):
+        return [row for row in self.rows if all(row["key"].get(name) == value for name, value in key.items())]
+
+    def save(self, figure):
+        figure.tight_layout()
+        # Without a date or random ids, so that the same results give the same file.
+        import matplotlib
+        matplotlib.rcParams["svg.hashsalt"] = "twobp"
+        figure.savefig(self.folder / "results.svg", metadata={"Date": None})
+        figure.savefig(self.folder / "results.png", dpi=120)
+        print(f"wrote {os.path.relpath(self.folder / 'results.svg')} and .png", file=sys.stderr)
+
+
+def median(value):
+    return value["median"] if isinstance(value, dict) else value

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Two hosts on this machine, made of network namespaces, with a link between them that has a delay, a bandwidth and a
+loss, and mpirun across it. Needs root and /dev/net/tun; any kernel will do, since the link is a process (this one) that
+passes packets on late, not the kernel's netem.
+
+    scripts/two_hosts.py --delay-ms 2 --mbit 200 --loss 0.001 -- -n 2 build/release/twobp train config.json
+    scripts/two_hosts.py --cut-after 5 -- -n 2 ...      the link goes down after 5 s
+
+What follows -- is mpirun's: its processes are placed on the hosts in turn.
+"""
+import argparse
+import collections
+import fcntl
+import heapq
+import os
+import random
+import select
+import shlex
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+MTU = 9000
+SUBNET = "10.77.0"
+QUEUE_SECONDS = 0.25  # what waits for the link longer than this is dropped, as a switch does
+
+
+def missing():
+    """Why there can be no two hosts here; None: there can."""
+    if os.geteuid() != 0:
+        return "two hosts need root"
+    if not os.path.exists("/dev/net/tun"):
+        return "two hosts need /dev/net/tun"
+    for tool in ("ip", "unshare", "mpirun"):
+        if subprocess.run(["which", tool], capture_output=True).returncode != 0:
+            return f"two hosts need '{tool}' (packages iproute2, util-linux, openmpi-bin)"
+    return None
+
+
+def ip(*arguments, host=None):
+    inside = ["ip", "netns", "exec", host] if host else []
+    subprocess.run([*inside, "ip", *arguments], check=True, capture_output=True)
+
+
+class Link(threading.Thread):
+    """Passes packets between two interfaces. A packet waits until those before it have been sent at `mbit`, and arrives
+    `delay` seconds later, or never, with the probability `loss`."""
+
+    def __init__(self, ends, delay, mbit, loss, seed):
+        super().__init__(daemon=True)
+        self.ends, self.delay, self.seconds_a_byte, self.loss = ends, delay, 8e-6 / mbit if mbit else 0, loss
+        self.random = random.Random(seed)
+        self.free_at = [0.0, 0.0]  # when the last packet in each direction has been sent
+        self.under_way = []        # (when it arrives, number, to, packet)
+        self.number = 0
+        self.up = True
+        self.ended = False
+        self.counts = collections.Counter()
+
+    def take(self, direction):
+        try:
+            packet = os.read(self.ends[direction], 65536)
+        except BlockingIOError:
+            return False
+        now = time.monotonic()
+        begin = max(now, self.free_at[direction])
+        self.counts["packets"] += 1
+        self.counts["bytes"] += len(packet)
+        if not self.up or begin - now > QUEUE_SECONDS or self.random.random() < self.loss:
+            self.counts["dropped"] += 1
+            return True
+        self.free_at[direction] = begin + len(packet) * self.seconds_a_byte
+        self.number += 1
+        heapq.heappush(self.under_way, (self.free_at[direction] + self.delay, self.number, 1 - direction, packet))
+        return True
+
+    def run(self):
+        # Before all else that runs here: a late link is another link.
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+        poll = select.poll()
+        for end in self.ends:
+            os.set_blocking(end, False)
+            poll.register(end, select.POLLIN)
+        while not self.ended:
+            wait = 0.05
+            if self.under_way:
+                wait = max(0.0, self.under_way[0][0] - time.monotonic())
+            # poll() counts in milliseconds: what is less is slept, in pieces a packet may interrupt.
+            ready = poll.poll(int(1000 * wait))
+            if not ready and 0 < wait < 1e-3:
+                time.sleep(min(wait, 1e-4))
+            for fd, _ in ready:
+                while self.take(self.ends.index(fd)):
+                    pass
+            now = time.monotonic()
+            while self.under_way and self.under_way[0][0] <= now:
+                _, _, to, packet = heapq.heappop(self.under_way)
+                try:
+                    os.write(self.ends[to], packet)
+                except OSError:  # the host is gone or its queue is full
+                    self.counts["dropped"] += 1
+
+
+class TwoHosts:
+    """As a context: makes them, and takes them away."""
+
+    def __init__(self, delay=0.0, mbit=0.0, loss=0.0, seed=1):
+        self.shape = (delay, mbit, loss, seed)
+        self.names = [f"twobp{os.getpid()}{letter}" for letter in "ab"]
+        self.ends = []
+
+    def __enter__(self):
+        try:
+            for number, name in enumerate(self.names):
+                ip("netns", "add", name)
+                end = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
+                device = f"tw{os.getpid()}{'ab'[number]}"
+                fcntl.ioctl(end, TUNSETIFF, struct.pack("16sH", device.encode(), IFF_TUN | IFF_NO_PI))
+                self.ends.append(end)
+                ip("link", "set", device, "netns", name)
+                ip("link", "set", "lo", "up", host=name)
+                ip("link", "set", device, "mtu", str(MTU), "txqueuelen", "1000", host=name)
+                ip("addr", "add", f"{SUBNET}.{number + 1}", "peer", f"{SUBNET}.{2 - number}", "dev", device, host=name)
+                ip("link", "set", device, "up", host=name)
+                # A peer that does not answer is given up after seconds, not after a quarter of an hour: mpirun itself
+                # waits for its other half that long.
+                subprocess.run(["ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_retries2=3"], check=True)
+            self.link = Link(self.ends, *self.shape)
+            self.link.start()
+            self.folder = tempfile.TemporaryDirectory(prefix="twobp-hosts-")
+            self.agent = os.path.join(self.folder.name, "on_host")
+            with open(self.agent, "w") as script:
+                script.write('#!/bin/sh\nhost=$1; shift\n'
+                             'exec ip netns exec "$host" unshare --uts sh -c "hostname $host; $*"\n')
+            os.chmod(self.agent, 0o755)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        if hasattr(self, "link"):
+            self.link.ended = True
+            self.link.join()
+        for end in self.ends:
+            os.close(end)
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+    def mpirun(self):
+        """What stands in place of the word mpirun: it runs on the first host."""
+        interfaces = f"{SUBNET}.0/24"
+        flags = ["--allow-run-as-root", "--oversubscribe", "--mca", "plm_rsh_agent", self.agent,
+                 "--host", f"{self.names[0]}:64,{self.names[1]}:64", "--map-by", "node", "--bind-to", "none",
+                 "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", interfaces,
+                 "--mca", "oob_tcp_if_include", interfaces]
+        command = " ".join(map(shlex.quote, ["mpirun", *flags]))
+        name = self.names[0]
+        return ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c",
+                f'hostname {name}; exec {command} "$@"', "mpirun"]
+
+    def cut(self):
+        self.link.up = False
+
+    def mend(self):
+        self.link.up = True
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--delay-ms", type=float, default=0, help="one way")
+    parser.add_argument("--mbit", type=float, default=0, help="per second, each way; 0: as fast as it goes")
+    parser.add_argument("--loss", type=float, default=0, help="part of the packets, 0 to 1")
+    parser.add_argument("--seed", type=int, default=1, help="of the loss")
+    parser.add_argument("--cut-after", type=float, help="seconds until the link goes down")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and mpirun's arguments")
+    options = parser.parse_args()
+    why_not = missing()
+    if why_not:
+        print(f"skipped: {why_not}")
+        sys.exit(77)
+    arguments = options.command[1:] if options.command[:1] == ["--"] else options.command
+    with TwoHosts(options.delay_ms / 1e3, options.mbit, options.loss, options.seed) as hosts:
+        process = subprocess.Popen([*hosts.mpirun(), *arguments])
+        if options.cut_after is not None:
+            try:
+                process.wait(options.cut_after)
+            except subprocess.TimeoutExpired:
+                hosts.cut()
+        code = process.wait()
+        print(f"link: {dict(hosts.link.counts)}", file=sys.stderr)
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+if __name__ == "__main__":
+    main()

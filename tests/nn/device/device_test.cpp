@@ -1,0 +1,187 @@
+// Streams, events and devices: on the CPU empty, on a device in order and without waits of the host.
+#include "twobp/nn/device/device.h"
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "tests/nn/device/stand_in_device.h"
+#include "twobp/core/check.h"
+
+namespace twobp {
+namespace {
+
+using test::put;
+using test::stand_in_device;
+
+// Work in a stream that goes on when it is told to.
+class Gate {
+ public:
+  void stand_in(const DeviceStream& stream) {
+    put(stream, [this] {
+      while (!open_) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    });
+  }
+  void open() { open_ = true; }
+
+ private:
+  std::atomic<bool> open_{false};
+};
+
+void expect_soon(const std::function<bool()>& condition, const char* what) {
+  for (int i = 0; i < 100000 && !condition(); ++i)
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  EXPECT_TRUE(condition()) << what;
+}
+
+TEST(Device, OfACpuIsEmpty) {
+  const Device cpu = Device::open("cpu", 3);
+  EXPECT_FALSE(cpu.asynchronous());
+  EXPECT_EQ(cpu.where(), at::Device(at::kCPU));
+  EXPECT_EQ(cpu.compute().native(), nullptr);
+  const DeviceEvent event = cpu.compute().record();
+  EXPECT_TRUE(event.passed());
+  event.wait_on_host();
+  cpu.weights().wait(event);
+  EXPECT_TRUE(cpu.weights().idle());
+  const at::Tensor tensor = at::ones({3});
+  cpu.weights().uses(tensor);
+  EXPECT_TRUE(cpu.bring(tensor).is_same(tensor));
+  const Values fetched = cpu.fetch({tensor}, event);
+  EXPECT_TRUE(fetched.at(0).is_same(tensor));
+  const OnStream here(cpu.compute());
+}
+
+TEST(Device, SaysWhatIsMissing) {
+  const auto message_of = [](const std::function<void()>& call) -> std::string {
+    try {
+      call();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_NE(message_of([] { Device::open("gpu", 0); }).find("no device is called 'gpu': use cpu or cuda"),
+            std::string::npos);
+  const std::string beyond = message_of([] { stand_in_device(test::kStandInDevices); });
+  EXPECT_NE(
+      beyond.find(concat("device ", test::kStandInDevices, ", but only ", test::kStandInDevices, " are")),
+      std::string::npos)
+      << beyond;
+  if (!at::hasCUDA()) {
+    const std::string none = message_of([] { Device::open("cuda", 0); });
+    EXPECT_NE(none.find("use pipeline.transport = \"mpi\" or \"threads\""), std::string::npos) << none;
+  }
+}
+
+TEST(Device, StreamsWorkInOrderAndEventsTellWhen) {
+  const Device device = stand_in_device(0);
+  EXPECT_TRUE(device.asynchronous());
+  Gate gate;
+  std::atomic<int> done = 0;
+  gate.stand_in(device.compute());
+  put(device.compute(), [&] { done = 1; });
+  const DeviceEvent event = device.compute().record();
+  EXPECT_FALSE(event.passed()) << "the host ran ahead";
+  EXPECT_FALSE(device.compute().idle());
+  EXPECT_TRUE(device.weights().idle()) << "a stream of its own";
+  gate.open();
+  event.wait_on_host();
+  EXPECT_TRUE(event.passed());
+  EXPECT_EQ(done, 1);
+  device.compute().wait_on_host();
+}
+
+// A later record makes another point; an earlier event stays where it was.
+TEST(Device, EventsAreTheirOwnPoints) {
+  const Device device = stand_in_device(0);
+  const DeviceEvent first = device.compute().record();
+  Gate gate;
+  gate.stand_in(device.compute());
+  const DeviceEvent second = device.compute().record();
+  expect_soon([&] { return first.passed(); }, "what came later is of no matter");
+  EXPECT_FALSE(second.passed());
+  const DeviceEvent copy = second;
+  gate.open();
+  copy.wait_on_host();
+  EXPECT_TRUE(second.passed()) << "a copy is the same point";
+}
+
+// W waits for the I that made what it reads, not for what was put into the other stream since.
+TEST(Device, OneStreamWaitsForAnotherByEvent) {
+  const Device device = stand_in_device(1);
+  Gate before, after;
+  std::atomic<bool> weights_done = false;
+  before.stand_in(device.compute());
+  const DeviceEvent ready = device.compute().record();
+  after.stand_in(device.compute());
+  device.weights().wait(ready);
+  put(device.weights(), [&] { weights_done = true; });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(weights_done);
+  before.open();
+  expect_soon([&] { return weights_done.load(); }, "the event has passed");
+  EXPECT_FALSE(device.compute().idle()) << "the other stream still has work";
+  after.open();
+  device.compute().wait_on_host();
+}
+
+TEST(Device, TheCurrentStreamIsPutBack) {
+  const Device device = stand_in_device(2);
+  const c10::impl::VirtualGuardImpl guard(at::kPrivateUse1);
+  const c10::Stream before = guard.getStream(device.where());
+  {
+    const OnStream here(device.compute());
+    EXPECT_EQ(guard.getStream(device.where()), *device.compute());
+    EXPECT_EQ(guard.getDevice(), device.where());
+    {
+      const OnStream there(device.weights());
+      EXPECT_EQ(guard.getStream(device.where()), *device.weights());
+    }
+    EXPECT_EQ(guard.getStream(device.where()), *device.compute());
+  }
+  EXPECT_EQ(guard.getStream(device.where()), before);
+}
+
+// In-process messages: the receiver's work waits for the sender's, its thread does not.
+TEST(Device, WhatIsFetchedIsWaitedForByTheComputeStreamAlone) {
+  const Device sender = stand_in_device(3);
+  const Device receiver = stand_in_device(4);
+  Gate gate;
+  gate.stand_in(sender.compute());
+  const DeviceEvent ready = sender.compute().record();
+  const Values values = receiver.fetch({at::ones({2})}, ready);
+  std::atomic<bool> used = false;
+  put(receiver.compute(), [&] { used = true; });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(used);
+  gate.open();
+  expect_soon([&] { return used.load(); }, "the sender's work is done");
+}
+
+TEST(Device, CopiesBetweenGpus) {
+  const auto* cuda = c10::impl::device_guard_impl_registry[static_cast<size_t>(at::kCUDA)].load();
+  if (!cuda || cuda->deviceCount() < 2) GTEST_SKIP() << "needs two GPUs";
+  const Device first = Device::open("cuda", 0);
+  const Device second = Device::open("cuda", 1);
+  for (int round = 0; round < 20; ++round) {
+    at::Tensor sent;
+    DeviceEvent ready;
+    {
+      const OnStream here(first.compute());
+      sent = at::full({1 << 20}, round, at::TensorOptions(at::kFloat).device(first.where()));
+      for (int i = 0; i < 50; ++i) sent = sent + 1;
+      ready = first.compute().record();
+    }
+    const OnStream there(second.compute());
+    const Values values = second.fetch({sent}, ready);
+    sent.reset();
+    EXPECT_EQ(values.at(0).device(), second.where());
+    EXPECT_EQ(values.at(0).sum().item<double>(), (1 << 20) * (round + 50.0));
+  }
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,20 @@
+// A device without hardware: streams are threads that do what is put into them later, events are real. It
+// shows on any machine whether code waits for what it should, and for nothing else. Tensors stay on the host.
+#pragma once
+
+#include <functional>
+
+#include "twobp/nn/device/device.h"
+
+namespace twobp::test {
+
+// One of `kStandInDevices`, of LibTorch's type PrivateUse1.
+constexpr int kStandInDevices = 64;
+Device stand_in_device(int index);
+
+// The work is put into the stream, as a kernel would be.
+void put(const DeviceStream& stream, std::function<void()> work);
+// The same by the stream's native handle, as libraries such as NCCL get it.
+void put(void* native_stream, std::function<void()> work);
+
+}  // namespace twobp::test

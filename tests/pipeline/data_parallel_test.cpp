@@ -1,0 +1,229 @@
+// Pipelines beside each other whose gradients are summed while their backward passes run, and the order of W
+// that serves it.
+#include <mutex>
+
+#include "tests/pipeline/support.h"
+#include "twobp/pipeline/gradient_reducer.h"
+#include "twobp/transport/world.h"
+
+namespace twobp::test {
+namespace {
+
+// What one pipeline does in a step, by stage: "W2.1" for W of the probe before layer 2, micro-batch 1.
+struct Trace {
+  std::mutex mutex;
+  std::map<int, std::vector<std::string>> by_stage;
+
+  void add(int stage, const std::string& what) {
+    const std::lock_guard lock(mutex);
+    by_stage[stage].push_back(what);
+  }
+};
+
+// Four layers on two stages, a probe before each.
+std::map<int, std::vector<std::string>> ops_of(const std::string& schedule, int micro_batches,
+                                               P2Policy policy, P2Order order) {
+  ModelSpec model = small_mlp(4);
+  Trace trace;
+  for (int layer = 3; layer >= 0; --layer) {
+    auto hooks = insert_probe(model, layer);
+    const int stage = layer / 2;
+    hooks->backward_p1 = [&trace, layer, stage](const Context& context) {
+      trace.add(stage, concat("I", layer, '.', context.micro_batch));
+    };
+    hooks->backward_p2 = [&trace, layer, stage](int64_t micro_batch) {
+      trace.add(stage, concat("W", layer, '.', micro_batch));
+    };
+  }
+  Pipeline pipeline(model, no_costs(model), options_of({4, 4}));
+  StepOptions options = step_options();
+  options.p2_order = order;
+  const Plan plan = pipeline.plan(schedule, micro_batches, policy, P2Batching::kLoop, 0);
+  pipeline.run(plan, random_batch(micro_batches), options);
+  return trace.by_stage;
+}
+
+TEST(P2Order, WhatIsLeftRunsLayerByLayer) {
+  auto oldest = ops_of("gpipe", 2, P2Policy::kEnd, P2Order::kOldest);
+  EXPECT_EQ(oldest[1],
+            (std::vector<std::string>{"I3.0", "I2.0", "I3.1", "I2.1", "W3.0", "W2.0", "W3.1", "W2.1"}));
+  EXPECT_EQ(oldest[0],
+            (std::vector<std::string>{"I1.0", "I0.0", "I1.1", "I0.1", "W1.0", "W0.0", "W1.1", "W0.1"}));
+  auto bucket = ops_of("gpipe", 2, P2Policy::kEnd, P2Order::kBucket);
+  EXPECT_EQ(bucket[1],
+            (std::vector<std::string>{"I3.0", "I2.0", "I3.1", "I2.1", "W3.0", "W3.1", "W2.0", "W2.1"}));
+  // Nobody waits for the first stage's dL/dx: its last I goes layer by layer with W.
+  EXPECT_EQ(bucket[0],
+            (std::vector<std::string>{"I1.0", "I0.0", "I1.1", "W1.0", "W1.1", "I0.1", "W0.0", "W0.1"}));
+}
+
+TEST(P2Order, StandardBackwardHasItsOwn) {
+  for (const P2Order order : {P2Order::kOldest, P2Order::kBucket}) {
+    auto ops = ops_of("1f1b", 2, P2Policy::kOff, order);
+    for (int stage = 0; stage < 2; ++stage) {
+      const std::string last = concat(2 * stage + 1);
+      const std::string first = concat(2 * stage);
+      std::vector<std::string> expected;
+      for (const std::string mb : {".0", ".1"}) {
+        for (const std::string& layer : {last, first}) {
+          expected.push_back("I" + layer + mb);
+          expected.push_back("W" + layer + mb);
+        }
+      }
+      EXPECT_EQ(ops[stage], expected);
+    }
+  }
+}
+
+constexpr int kMicroBatches = 4;
+
+struct Case {
+  std::string schedule;
+  P2Policy policy;
+  P2Batching batching = P2Batching::kLoop;
+  P2Order order = P2Order::kBucket;
+  int64_t bucket_bytes = 1 << 20;
+  int64_t cap = 0;
+};
+
+std::string describe(const Case& c) {
+  return concat(c.schedule, ", ", policy_name(c.policy), ", ", batching_name(c.batching),
+                c.order == P2Order::kBucket ? ", bucket, " : ", oldest, ", c.bucket_bytes, " B");
+}
+
+PipelineOptions placed(const std::string& schedule, const ModelSpec& model) {
+  const NamedSchedule& named = named_schedule(schedule);
+  const int stages = 2 * usual_stages_per_rank(named.placement);
+  const int layers = static_cast<int>(model.layers.size());
+  std::vector<int> split(stages, layers / stages);
+  split.back() += layers % stages;
+  return options_of(split, place_stages(named.placement, stages, 2));
+}
+
+// The gradients of one replica by itself, its micro-batches those of the global batch from `first` on.
+std::vector<at::Tensor> alone(const ModelSpec& model, const Case& c, int first, int count) {
+  Pipeline pipeline(model, no_costs(model), placed(c.schedule, model));
+  StepOptions options = step_options();
+  options.first_micro_batch = first;
+  options.p2_order = c.order;
+  const std::vector<Fields> all = random_batch(first + count);
+  const Plan plan = pipeline.plan(c.schedule, count, c.policy, c.batching, c.cap);
+  pipeline.run(plan, {all.begin() + first, all.end()}, options);
+  return take_gradients(pipeline);
+}
+
+// A sum of everything that the pipeline's ranks train; the caller keeps them while it runs steps.
+std::vector<std::unique_ptr<GradientReducer>> reducers_of(Pipeline& pipeline, int64_t bucket_bytes) {
+  std::vector<std::unique_ptr<GradientReducer>> reducers(pipeline.ranks());
+  pipeline.on_ranks([&](int rank) {
+    std::vector<GradientReducer::Item> items;
+    for (const auto& stage : pipeline.rank(rank).stages()) {
+      for (int i = 0; i < stage->layer_count(); ++i) {
+        for (Parameter* parameter : stage->parameters(i))
+          items.push_back({parameter, stage->index(), i, stage->layer_name(i)});
+      }
+    }
+    reducers[rank] =
+        std::make_unique<GradientReducer>(*pipeline.world().data[rank], std::move(items), bucket_bytes);
+    pipeline.rank(rank).sum_gradients_with(reducers[rank].get());
+  });
+  return reducers;
+}
+
+// By replica.
+std::vector<std::vector<at::Tensor>> together(const ModelSpec& model, const Case& c, int replicas) {
+  std::vector<std::vector<at::Tensor>> gradients(replicas);
+  run_worlds(make_in_process_worlds(replicas, 2, 0), [&](World world) {
+    const int replica = world.replica;
+    Pipeline pipeline(model, no_costs(model), placed(c.schedule, model), std::move(world));
+    const auto reducers = reducers_of(pipeline, c.bucket_bytes);
+    StepOptions options = step_options();
+    options.first_micro_batch = replica * kMicroBatches;
+    options.p2_order = c.order;
+    options.finish = [&](int rank) {
+      reducers[rank]->finish(options.timeout);
+      return 0.0;
+    };
+    const std::vector<Fields> all = random_batch((replica + 1) * kMicroBatches);
+    const std::vector<Fields> own(all.end() - kMicroBatches, all.end());
+    const Plan plan = pipeline.plan(c.schedule, kMicroBatches, c.policy, c.batching, c.cap);
+    for (int step = 0; step < 2; ++step) {  // the second finds everything as the first did
+      options.step = 5 + step;
+      pipeline.run(plan, own, options);
+      gradients[replica] = take_gradients(pipeline);
+    }
+    for (int rank = 0; rank < 2; ++rank) pipeline.rank(rank).sum_gradients_with(nullptr);
+  });
+  return gradients;
+}
+
+TEST(DataParallel, GradientsAreTheSumOfTheReplicasInOrderWhateverRunsWhen) {
+  const ModelSpec model = small_llama(3);
+  std::vector<Case> cases;
+  for (const std::string schedule : {"1f1b", "gpipe"}) {
+    for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
+      for (const P2Order order : {P2Order::kOldest, P2Order::kBucket}) {
+        cases.push_back({schedule, policy, P2Batching::kLoop, order, policy == P2Policy::kEnd ? 1 : 4000});
+      }
+    }
+  }
+  cases.push_back({"interleaved-1f1b", P2Policy::kFill});
+  cases.push_back({"interleaved-1f1b", P2Policy::kOff, P2Batching::kLoop, P2Order::kBucket, 2000});
+  cases.push_back({"zb-v", P2Policy::kPlaced, P2Batching::kLoop, P2Order::kBucket, 3000});
+  cases.push_back({"zb-v", P2Policy::kFill, P2Batching::kLoop, P2Order::kOldest, 3000});
+  for (const int replicas : {2, 3}) {
+    std::vector<at::Tensor> expected;
+    for (int replica = 0; replica < replicas; ++replica) {
+      const auto one = alone(model, {"1f1b", P2Policy::kOff}, replica * kMicroBatches, kMicroBatches);
+      for (size_t i = 0; i < one.size(); ++i) {
+        if (replica == 0) {
+          expected.push_back(one[i]);
+        } else {
+          expected[i] = expected[i] + one[i];
+        }
+      }
+    }
+    for (const Case& c : cases) {
+      SCOPED_TRACE(concat(replicas, " replicas, ", describe(c)));
+      for (const auto& gradients : together(model, c, replicas)) expect_same_bits(expected, gradients);
+    }
+  }
+}
+
+TEST(DataParallel, ConcatenatedWKeepsItsBitsLayerByLayer) {
+  const ModelSpec model = small_mlp(4);
+  for (const P2Batching batching : {P2Batching::kConcat, P2Batching::kConcatCopy}) {
+    const Case oldest{"gpipe", P2Policy::kEnd, batching, P2Order::kOldest};
+    const Case bucket{"gpipe", P2Policy::kEnd, batching, P2Order::kBucket};
+    // The last stage's W is due all at once either way.
+    expect_same_bits(alone(model, oldest, 0, kMicroBatches), alone(model, bucket, 0, kMicroBatches));
+  }
+}
+
+TEST(DataParallel, AReplicaWhoseBackwardFailsEndsTheOthers) {
+  for (const int failing : {0, 1}) {
+    const std::string message = error_of([&] {
+      run_worlds(make_in_process_worlds(2, 2, 0), [&](World world) {
+        ModelSpec model = small_mlp(3);
+        auto hooks = insert_probe(model, 1);
+        const bool fails = world.replica == failing;
+        hooks->backward_p1 = [fails](const Context& context) {
+          if (fails && context.micro_batch % kMicroBatches == 2) fail("the probe fails");
+        };
+        Pipeline pipeline(model, no_costs(model), placed("1f1b", model), std::move(world));
+        const auto reducers = reducers_of(pipeline, 1 << 20);
+        StepOptions options = step_options();
+        options.finish = [&](int rank) {
+          reducers[rank]->finish(options.timeout);
+          return 0.0;
+        };
+        const Plan plan = pipeline.plan("1f1b", kMicroBatches, P2Policy::kFill);
+        pipeline.run(plan, random_batch(kMicroBatches), options);
+      });
+    });
+    expect_contains(message, {"the probe fails", "step 5"});
+  }
+}
+
+}  // namespace
+}  // namespace twobp::test

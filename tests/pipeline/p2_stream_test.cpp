@@ -1,0 +1,102 @@
+// W beside F and I on a device: what waits for what, and how far W runs ahead.
+#include "twobp/pipeline/p2_stream.h"
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "tests/nn/device/stand_in_device.h"
+
+namespace twobp {
+namespace {
+
+void expect_soon(const std::function<bool()>& condition, const char* what) {
+  for (int i = 0; i < 100000 && !condition(); ++i)
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  EXPECT_TRUE(condition()) << what;
+}
+
+// Put into a stream, holds it up until it is opened.
+struct Gate {
+  std::atomic<bool> open{false};
+  void stand_in(const DeviceStream& stream) {
+    test::put(stream, [this] {
+      while (!open) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    });
+  }
+};
+
+TEST(P2Stream, IsAPlainCallOnACpu) {
+  P2Stream stream;
+  EXPECT_FALSE(stream.wants_more());
+  const DeviceEvent ready = stream.ready();
+  Saved saved;
+  Saved* const all[] = {&saved};
+  int calls = 0;
+  stream.run({&ready, 1}, all, [&] { ++calls; });
+  EXPECT_EQ(calls, 1);
+  stream.join();
+}
+
+TEST(P2Stream, WWaitsForItsOwnIAlone) {
+  const Device device = test::stand_in_device(10);
+  P2Stream stream(device);
+  Gate first, second;
+  std::atomic<int> done = 0;
+  const auto w = [&] { test::put(device.weights(), [&] { ++done; }); };
+  first.stand_in(device.compute());
+  const DeviceEvent ready = stream.ready();
+  second.stand_in(device.compute());  // the F that follows
+  stream.run({&ready, 1}, {}, w);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(done, 0) << "its I is not done";
+  first.open = true;
+  expect_soon([&] { return done == 1; }, "W need not wait for later work");
+  EXPECT_FALSE(device.compute().idle());
+  second.open = true;
+  device.compute().wait_on_host();
+}
+
+TEST(P2Stream, TheUpdateWaitsForAllW) {
+  const Device device = test::stand_in_device(11);
+  P2Stream stream(device);
+  Gate gate;
+  std::atomic<bool> updated = false;
+  const DeviceEvent ready = stream.ready();
+  stream.run({&ready, 1}, {}, [&] { gate.stand_in(device.weights()); });
+  stream.join();
+  test::put(device.compute(), [&] { updated = true; });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(updated);
+  gate.open = true;
+  expect_soon([&] { return updated.load(); }, "all W is done");
+}
+
+TEST(P2Stream, RunsAheadByABoundedAmount) {
+  const Device device = test::stand_in_device(12);
+  P2Stream stream(device);
+  Gate gate;
+  gate.stand_in(device.weights());
+  const DeviceEvent ready = stream.ready();
+  int ahead = 0;
+  for (; ahead < 1000 && stream.wants_more(); ++ahead) stream.run({&ready, 1}, {}, [] {});
+  EXPECT_GE(ahead, 2);
+  EXPECT_LT(ahead, 100);
+  gate.open = true;
+  expect_soon([&] { return stream.wants_more(); }, "done W makes room");
+}
+
+TEST(P2Stream, TheStreamOfWIsCurrentOnlyMeanwhile) {
+  const Device device = test::stand_in_device(13);
+  P2Stream stream(device);
+  const OnStream here(device.compute());
+  const c10::impl::VirtualGuardImpl guard(at::kPrivateUse1);
+  const DeviceEvent ready = stream.ready();
+  stream.run({&ready, 1}, {}, [&] { EXPECT_EQ(guard.getStream(device.where()), *device.weights()); });
+  EXPECT_EQ(guard.getStream(device.where()), *device.compute());
+}
+
+}  // namespace
+}  // namespace twobp

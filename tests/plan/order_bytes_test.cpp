@@ -1,0 +1,59 @@
+// What an order of F and I needs at the least: under every simulation of it, and met by some.
+#include "twobp/plan/order_bytes.h"
+
+#include <algorithm>
+
+#include "tests/plan/pipelines.h"
+#include "twobp/plan/adviser.h"
+
+namespace twobp {
+namespace {
+
+TEST(OrderBytes, NoSimulationNeedsLess) {
+  Random random(31);
+  int met = 0, cases = 0;
+  for (int round = 0; round < 300; ++round) {
+    const auto names = runnable_schedule_names();
+    const std::string name = names[random_int(random, 0, static_cast<int>(names.size()) - 1)];
+    const int ranks = random_int(random, 1, 4);
+    const int stages = ranks * usual_stages_per_rank(named_schedule(name).placement);
+    const int m = random_int(random, 1, 9);
+    if (!admits(name, stages, ranks, m)) continue;
+    const OrderBytes order(make_schedule(name, stages, m, P2Policy::kOff, ranks));
+    const auto costs = random_costs(random, stages, round % 2 == 0);
+    const double least = order.least(costs);
+    for (const P2Policy policy : policies_of(name)) {
+      const Schedule schedule = make_schedule(name, stages, m, policy, ranks);
+      for (const double memory : {0.0, least, 1.5 * least}) {
+        SimulationOptions options;
+        options.message_holder = round % 3 == 0 ? MessageHolder::kSender : MessageHolder::kNobody;
+        options.cap_per_rank = caps_for(memory, schedule.rank_of_stage, ranks, costs);
+        const double peak = peak_of(simulate(schedule, costs, options));
+        EXPECT_GE(peak, least * (1 - 1e-12)) << name << ' ' << policy_name(policy) << ' ' << memory;
+        met += peak <= least * (1 + 1e-9) ? 1 : 0;
+        ++cases;
+      }
+    }
+  }
+  EXPECT_GT(cases, 1000);
+  EXPECT_GT(met, cases / 10) << "a bound that nothing meets leaves nothing out";
+}
+
+// By hand: rank r of 1F1B has 4 - r micro-batches between F and I at most; a V counts both its stages.
+TEST(OrderBytes, OfOneFOneBAndAV) {
+  const OrderBytes linear(make_schedule("1f1b", 4, 8, P2Policy::kFill));
+  EXPECT_EQ(linear.in_flight(), (std::vector<int>{4, 3, 2, 1}));
+  std::vector<StageCost> costs(4);
+  EXPECT_EQ(linear.least(costs), 4);
+  costs[3].fixed_bytes = 10;
+  EXPECT_EQ(linear.least(costs), 11);
+  costs[1].output_bytes = 0.5;  // there, too, at the end of F
+  costs[1].fixed_bytes = 9;
+  EXPECT_EQ(linear.least(costs), 12.5);
+  const OrderBytes v(make_schedule("v-min", 8, 16, P2Policy::kPlaced, 4));
+  EXPECT_LE(v.least(std::vector<StageCost>(8)), 4) << "2 floor((N + 4) / 3) of W's, so fewer of I's";
+  EXPECT_GE(v.least(std::vector<StageCost>(8)), 2);
+}
+
+}  // namespace
+}  // namespace twobp

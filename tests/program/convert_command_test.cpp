@@ -1,0 +1,170 @@
+// `twobp checkpoint` from the outside: what inspect says, what verify finds, what convert makes.
+#include <filesystem>
+
+#include "tests/program/subprocess.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+using test::expect_one_message;
+using test::expect_success;
+using test::Finished;
+using test::lines_of;
+using test::read_file;
+using test::TempFolder;
+
+class CheckpointCommand : public ::testing::Test {
+ protected:
+  CheckpointCommand() {
+    content_ = test::tiny_config();
+    content_["train"]["steps"] = 4;
+    content_["save"] = {{"checkpoints", path("checkpoints")}, {"every", 2}, {"model", path("model")}};
+  }
+  std::string path(const std::string& name) const { return folder_.path(name); }
+  void train(const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> all = {"train", folder_.write("config.json", content_.dump())};
+    all.insert(all.end(), more.begin(), more.end());
+    expect_success(all);
+  }
+  void flip_a_bit(const std::string& name) const {
+    std::string content = read_file(path(name));
+    content[content.size() / 2] ^= 4;
+    folder_.write(name, content);
+  }
+
+  TempFolder folder_;
+  json content_;
+};
+
+TEST_F(CheckpointCommand, Inspect) {
+  content_["model"]["freeze"] = {"*.o_proj.weight"};
+  train();
+  const Finished newest =
+      expect_success({"checkpoint", "inspect", path("checkpoints"), "--json", path("report.json")});
+  for (const char* part :
+       {"step-00000004: step 4, 4 updates, 4 batches", "format 2, written by 1 process", "model.dim=16",
+        "weights.safetensors", "frozen.safetensors", "optimizer.safetensors"}) {
+    EXPECT_NE(newest.out.find(part), std::string::npos) << part << "\n" << newest.out;
+  }
+  const json report = json::parse(read_file(path("report.json")));
+  EXPECT_EQ(report.at("step"), 4);
+  EXPECT_EQ(report.at("processes"), 1);
+  EXPECT_EQ(report.at("config").at("model").at("dim"), 16);
+  int64_t bytes = 0;
+  for (const auto& [name, file] : report.at("files").items()) {
+    EXPECT_EQ(file.at("bytes"), std::filesystem::file_size(path("checkpoints/step-00000004/" + name)));
+    bytes += file.at("bytes").get<int64_t>();
+  }
+  EXPECT_EQ(report.at("files").at("frozen.safetensors").at("tensors"), 2);
+  EXPECT_EQ(report.at("files").at("frozen.safetensors").at("numbers"), 2 * 16 * 16);
+  size_t states = 0;
+  for (const json& tensor : report.at("tensors")) {
+    if (tensor.at("file") == "optimizer.safetensors") ++states;
+  }
+  EXPECT_EQ(states, 2 * report.at("files").at("weights.safetensors").at("tensors").get<size_t>());
+
+  const Finished older =
+      expect_success({"checkpoint", "inspect", path("checkpoints/step-00000002/"), "--tensors"});
+  EXPECT_NE(older.out.find("step 2,"), std::string::npos) << older.out;
+  EXPECT_NE(older.out.find("model.layers.1.self_attn.q_proj.weight.exp_avg_sq"), std::string::npos)
+      << older.out;
+}
+
+TEST_F(CheckpointCommand, Verify) {
+  train();
+  const Finished whole = expect_success({"checkpoint", "verify", path("checkpoints")});
+  EXPECT_NE(whole.out.find("step-00000004 is whole: step 4"), std::string::npos) << whole.out;
+  for (const char* name : {"weights.safetensors", "optimizer.safetensors", "state.json"}) {
+    const std::string file = std::string("checkpoints/step-00000004/") + name;
+    const std::string before = read_file(path(file));
+    flip_a_bit(file);
+    expect_one_message({"checkpoint", "verify", path("checkpoints")}, {path(file), "damaged"});
+    expect_success({"checkpoint", "verify", path("checkpoints/step-00000002")});
+    std::filesystem::remove(path(file));
+    expect_one_message({"checkpoint", "verify", path("checkpoints/step-00000004")}, {path(file)});
+    folder_.write(file, before);
+  }
+  flip_a_bit("checkpoints/step-00000004/weights.safetensors");
+  flip_a_bit("checkpoints/step-00000004/optimizer.safetensors");
+  const Finished both = test::run_program({"checkpoint", "verify", path("checkpoints")});
+  EXPECT_EQ(both.exit_code, 1);
+  EXPECT_EQ(lines_of(both.err).size(), 2U) << both.err;
+}
+
+TEST_F(CheckpointCommand, ConvertToAModel) {
+  for (const bool lora : {false, true}) {
+    SCOPED_TRACE(lora);
+    if (lora) {
+      content_["model"]["lora"] = 2;
+      content_["model"]["freeze"] = {"model.embed_tokens.weight"};
+    }
+    std::filesystem::remove_all(path("checkpoints"));
+    train();
+    expect_success({"checkpoint", "convert", path("checkpoints"), "--model", path("converted")});
+    EXPECT_EQ(read_file(path("converted/model.safetensors")), read_file(path("model/model.safetensors")));
+    EXPECT_EQ(read_file(path("converted/config.json")), read_file(path("model/config.json")));
+  }
+  expect_success(
+      {"checkpoint", "convert", path("checkpoints"), "--model", path("short"), "--dtype", "bfloat16"});
+  EXPECT_LT(read_file(path("short/model.safetensors")).size(),
+            read_file(path("model/model.safetensors")).size() * 0.7);
+}
+
+// To a number of files and back; the run goes on from there as if nothing had been.
+TEST_F(CheckpointCommand, ConvertToACheckpoint) {
+  train({"--set", "train.steps=6", "--metrics", path("whole.jsonl")});
+  const std::string weights = read_file(path("model/model.safetensors"));
+  expect_success({"checkpoint", "convert", path("checkpoints/step-00000004"), "--checkpoint", path("three"),
+                  "--parts", "3"});
+  EXPECT_TRUE(std::filesystem::exists(path("three/step-00000004/weights-00002-of-00003.safetensors")));
+  expect_success({"checkpoint", "verify", path("three")});
+  expect_success({"checkpoint", "convert", path("three"), "--checkpoint", path("one")});
+  for (const char* name : {"weights.safetensors", "optimizer.safetensors"}) {
+    EXPECT_TRUE(std::filesystem::exists(path(std::string("one/step-00000004/") + name)));
+  }
+  for (const char* folder : {"three", "one"}) {
+    std::filesystem::remove_all(path("model"));
+    train({"--set", "train.steps=6", "--set", "save.checkpoints=" + path(folder), "--resume", "auto"});
+    EXPECT_EQ(read_file(path("model/model.safetensors")), weights) << folder;
+  }
+}
+
+TEST_F(CheckpointCommand, Refusals) {
+  train();
+  expect_one_message({"checkpoint", "verify", path("nothing")}, {path("nothing"), "does not exist"});
+  expect_one_message({"checkpoint", "inspect", path("model")},
+                     {path("model"), "neither a checkpoint", "state.json"});
+  expect_one_message({"checkpoint", "inspect", path("config.json")}, {path("config.json"), "not a folder"});
+  expect_one_message({"checkpoint", "convert", path("checkpoints")}, {"--model", "--checkpoint"});
+  expect_one_message({"checkpoint", "convert", path("checkpoints"), "--checkpoint", path("checkpoints")},
+                     {path("checkpoints"), "holds checkpoints"});
+  flip_a_bit("checkpoints/step-00000004/weights.safetensors");
+  expect_one_message({"checkpoint", "convert", path("checkpoints"), "--model", path("converted")},
+                     {"step-00000004/weights.safetensors", "damaged"});
+  EXPECT_FALSE(std::filesystem::exists(path("converted")));
+  EXPECT_EQ(test::run_program({"checkpoint"}).exit_code, 106) << "CLI11: a subcommand is required";
+}
+
+// --resume, with its word and without, before and after the configuration.
+TEST_F(CheckpointCommand, ResumeAuto) {
+  content_["save"].erase("model");
+  const std::string config = folder_.write("config.json", content_.dump());
+  const auto expect_resumed = [&](const std::vector<std::string>& arguments, const std::string& text) {
+    const Finished result = test::run_program(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_NE(result.out.find(text), std::string::npos) << result.out;
+  };
+  expect_resumed({"train", config, "--resume", "auto"}, "starting from the beginning");
+  expect_resumed({"train", config, "--resume", "auto"}, "resumed after step 4");
+  expect_resumed({"train", "--resume", "auto", config}, "resumed after step 4");
+  expect_resumed({"train", "--resume=auto", config}, "resumed after step 4");
+  expect_resumed({"train", "--resume", config}, "resumed after step 4");
+  expect_resumed({"train", config, "--resume", "--set", "train.log_every=1"}, "resumed after step 4");
+  flip_a_bit("checkpoints/step-00000004/state.json");
+  expect_resumed({"train", config, "--resume", "auto"}, "resumed after step 2");
+  expect_one_message({"train", config, "--resume", "newest"}, {"--resume takes nothing or auto", "newest"});
+}
+
+}  // namespace
+}  // namespace twobp

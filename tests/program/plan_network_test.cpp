@@ -1,0 +1,159 @@
+// twobp plan with messages that block, wait or take time, and with replicas that sum their gradients.
+#include <nlohmann/json.hpp>
+
+#include "tests/program/subprocess.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+using test::expect_one_message;
+using test::expect_success;
+using test::read_file;
+using test::TempFolder;
+
+// The schedule's plan in the JSON that it writes.
+json drawn(std::vector<std::string> arguments) {
+  const TempFolder folder;
+  const std::string file = folder.path("plan.json");
+  arguments.insert(arguments.begin(), "plan");
+  arguments.insert(arguments.end(), {"--json", file});
+  expect_success(arguments);
+  const json written = json::parse(read_file(file));
+  return written.at("plans").at(0);
+}
+
+double step_time(const std::vector<std::string>& arguments) {
+  return drawn(arguments).at("step_time").get<double>();
+}
+
+void expect_grid(const std::vector<std::string>& arguments, const std::vector<std::string>& parts) {
+  const auto run = test::run_program(arguments);
+  EXPECT_EQ(run.exit_code, 1);
+  for (const std::string& part : parts) {
+    EXPECT_NE(run.err.find(part), std::string::npos) << "no \"" << part << "\" in:\n" << run.err;
+  }
+}
+
+TEST(PlanMessages, SendsThatBlock) {
+  expect_grid({"plan", "--stages", "3", "--rendezvous"},
+              {"deadlock", "rank 1 at 1SEND_F1 waits for rank 2", "--order-for-rendezvous", ">1SEND_F1<"});
+  const auto run = expect_success({"plan", "--stages", "3", "--rendezvous", "--order-for-rendezvous"});
+  EXPECT_NE(run.out.find("no deadlock where sends wait"), std::string::npos) << run.out;
+  expect_success({"plan", "--stages", "3", "--schedule", "gpipe", "--rendezvous"});
+  const json ordered = drawn({"--stages", "3", "--order-for-rendezvous"});
+  const json usual = drawn({"--stages", "3"});
+  EXPECT_EQ(ordered.at("step_time"), usual.at("step_time"));
+  EXPECT_NE(ordered.at("ranks").at(1).at("instructions"), usual.at("ranks").at(1).at("instructions"));
+  expect_one_message(
+      {"plan", "--stages", "3", "--order-for-rendezvous", "--csv", "none.csv", "--csv-form", "compute_comms"},
+      {"--csv-form", "--order-for-rendezvous"});
+}
+
+TEST(PlanMessages, LimitOfBuffers) {
+  expect_grid({"plan", "--stages", "3", "--schedule", "gpipe", "--buffers", "2"},
+              {"rank 0 may have 3 messages waiting", "the limit is 2", ">0RECV_B0<"});
+  const auto run = expect_success({"plan", "--stages", "3", "--schedule", "gpipe", "--buffers", "3"});
+  EXPECT_NE(run.out.find("by rank: 3, 3, 3"), std::string::npos) << run.out;
+}
+
+// gpipe with p2 off on N = 2, M = 4: (M + N - 1) (F + I + W) = 15, and a message there and one back.
+TEST(PlanMessages, LinksTakeTime) {
+  const std::vector<std::string> gpipe = {"--stages", "2",  "--micro-batches", "4", "--schedule", "gpipe",
+                                          "--p2",     "off"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), gpipe.begin(), gpipe.end());
+    return step_time(more);
+  };
+  EXPECT_EQ(with({}), 15);
+  EXPECT_NEAR(with({"--latency", "0.5"}), 16, 1e-9);
+  EXPECT_NEAR(with({"--message-seconds", "0.5"}), 16, 1e-9);
+  EXPECT_NEAR(with({"--message-seconds", "0.5", "--latency", "0.5"}), 17, 1e-9);
+  // A link that carries one F in 2 units, and dL/dx too: the last F is there after 1 + 4 x 2.
+  EXPECT_NEAR(with({"--message-seconds", "2"}), 1 + 4 * 2 + 1 + 4 * 2 + 2 + 2, 1e-9);
+  EXPECT_EQ(with({"--message-seconds", "2", "--share-links", "2"}), 15) << "within a node";
+  EXPECT_NEAR(with({"--message-seconds", "0.5", "--cap", "4"}), 16, 1e-9) << "a cap counts no messages";
+  expect_one_message({"plan", "--stages", "2", "--share-links", "1"}, {"--share-links", "no part"});
+  expect_one_message({"plan", "--stages", "2", "--message-seconds", "1,2,3"},
+                     {"--message-seconds", "3 values"});
+}
+
+// A ring of four needs 1.5 times a stage's gradients; rank 0, the last to finish, sums after its last W.
+TEST(PlanMessages, ReplicasSumGradients) {
+  const std::vector<std::string> gpipe = {"--stages", "2",  "--micro-batches", "4", "--schedule", "gpipe",
+                                          "--p2",     "off"};
+  auto replicated = gpipe;
+  replicated.insert(replicated.end(), {"--data-parallel", "4", "--gradient-seconds", "2"});
+  EXPECT_NEAR(step_time(replicated), 15 + 3, 1e-9);
+  expect_one_message({"plan", "--stages", "2", "--data-parallel", "4"}, {"--gradient-seconds"});
+  expect_one_message({"plan", "--stages", "2", "--gradient-seconds", "4"}, {"--data-parallel"});
+}
+
+class PlanNetwork : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string config = folder_.write("config.json", test::tiny_config().dump());
+    costs_ = folder_.path("costs.json");
+    expect_success({"profile", config, "--seconds", "0.01", "--micro-batch-sizes", "1", "--json", costs_});
+  }
+  json best(std::vector<std::string> more) {
+    const std::string file = folder_.path("plan.json");
+    more.insert(more.begin(), {"plan", "--costs", costs_, "--ranks", "2", "--schedule", "gpipe", "--p2",
+                               "off", "--recompute", "none", "--micro-batches", "4", "--json", file});
+    expect_success(more);
+    const json written = json::parse(read_file(file));
+    return written.at("choices").at(0);
+  }
+
+  TempFolder folder_;
+  std::string costs_;
+};
+
+TEST_F(PlanNetwork, OtherLinksThanMeasured) {
+  const double measured = best({}).at("step_seconds");
+  EXPECT_NEAR(best({"--latency", "10"}).at("step_seconds").get<double>(), 20 + measured, 0.5);
+  // A message is 8 tokens of 16 numbers, 512 bytes; four of them go one after the other, each way.
+  EXPECT_NEAR(best({"--bandwidth", "512"}).at("step_seconds").get<double>(), 8 + measured, 0.5);
+  EXPECT_NEAR(best({"--bandwidth", "512", "--share-links", "2"}).at("step_seconds").get<double>(), measured,
+              0.5);
+  EXPECT_NEAR(best({"--bandwidth", "512", "--share-links", "1"}).at("step_seconds").get<double>(),
+              8 + measured, 0.5);
+  expect_one_message({"plan", "--costs", costs_, "--ranks", "2", "--bandwidth", "fast"},
+                     {"--bandwidth", "fast"});
+}
+
+TEST_F(PlanNetwork, Replicas) {
+  const json two = best({"--data-parallel", "1,2", "--data-latency", "0", "--data-bandwidth", "1TB"});
+  EXPECT_EQ(two.at("data_parallel"), 2) << "twice the samples in about the same time";
+  EXPECT_NEAR(two.at("samples_per_second").get<double>() * two.at("step_seconds").get<double>(), 8, 1e-6);
+  EXPECT_EQ(best({"--devices", "8"}).at("data_parallel"), 4);
+  EXPECT_GE(best({"--data-parallel", "2", "--data-latency", "3"}).at("step_seconds").get<double>(), 3);
+  const auto run = expect_success({"plan", "--costs", costs_, "--ranks", "2", "--devices", "4"});
+  EXPECT_NE(run.out.find("replicas"), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find(" pipeline.data_parallel=2"), std::string::npos) << run.out;
+  expect_one_message({"plan", "--costs", costs_, "--ranks", "2", "--devices", "3"}, {"2 ranks", "3 devices"});
+  expect_one_message({"plan", "--costs", costs_, "--ranks", "2", "--data-latency", "3"},
+                     {"--data-latency", "--data-parallel"});
+}
+
+TEST_F(PlanNetwork, ChimeraIsMarked) {
+  const std::string file = folder_.path("plan.json");
+  const auto run = expect_success(
+      {"plan", "--costs", costs_, "--ranks", "2", "--schedule", "1f1b,chimera", "--all", "--json", file});
+  EXPECT_NE(run.out.find("chimera (not runnable)"), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find("--set pipeline.schedule=1f1b"), std::string::npos) << run.out;
+  const json written = json::parse(read_file(file));
+  int copies = 0;
+  for (const json& choice : written.at("choices")) {
+    EXPECT_EQ(choice.at("runnable").get<bool>(), choice.at("schedule") != "chimera");
+    if (choice.at("schedule") != "chimera") continue;
+    ++copies;
+    EXPECT_EQ(choice.at("split").size(), 2U) << "of one copy";
+  }
+  EXPECT_GT(copies, 0);
+  const auto alone = expect_success({"plan", "--costs", costs_, "--ranks", "2", "--schedule", "chimera"});
+  EXPECT_NE(alone.out.find("None of the rows can be run"), std::string::npos) << alone.out;
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,63 @@
+"""Every experiment under repro/ in its quick mode, to the end: results that follow the schema, a plot, a page.
+
+    TWOBP_PROGRAM=... python tests/repro/quick_test.py
+"""
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+REPRO = ROOT / "repro"
+MISSING = [name for name in ("torch", "matplotlib", "jsonschema") if importlib.util.find_spec(name) is None]
+if MISSING:
+    print(f"skipped: {sys.executable} has no {', '.join(MISSING)}")
+    sys.exit(77)
+import jsonschema
+
+PROGRAM = os.environ["TWOBP_PROGRAM"]
+SCHEMA = json.loads((REPRO / "schema.json").read_text())
+EXPERIMENTS = sorted(path.parent.name for path in REPRO.glob("*/run"))
+
+
+class QuickMode(unittest.TestCase):
+    def test_there_are_experiments(self):
+        self.assertGreaterEqual(len(EXPERIMENTS), 10)
+
+    def test_runs_plots_and_follows_the_schema(self):
+        for name in EXPERIMENTS:
+            with self.subTest(name), tempfile.TemporaryDirectory() as folder:
+                self.call(REPRO / name / "run", "--quick", "--program", PROGRAM, "--out", folder)
+                self.call(REPRO / name / "plot", folder)
+                result = json.loads(pathlib.Path(folder, "results.json").read_text())
+                jsonschema.validate(result, SCHEMA)
+                self.assertEqual(result["experiment"], name)
+                for file in ("results.csv", "results.svg", "results.png"):
+                    self.assertGreater(pathlib.Path(folder, file).stat().st_size, 100, file)
+                lines = pathlib.Path(folder, "results.csv").read_text().splitlines()
+                self.assertEqual(len(lines), len(result["rows"]) + 1)
+
+    def test_the_kept_results_follow_the_schema(self):
+        for path in REPRO.glob("*/results.json"):
+            with self.subTest(path.parent.name):
+                result = json.loads(path.read_text())
+                jsonschema.validate(result, SCHEMA)
+                self.assertFalse(result["quick"], "kept results are of whole runs")
+
+    def test_the_page_is_that_of_the_kept_results(self):
+        with tempfile.TemporaryDirectory() as folder:
+            page = pathlib.Path(folder, "results.md")
+            self.call(REPRO / "page", "--out", page)
+            self.assertEqual(page.read_text(), (ROOT / "docs/results.md").read_text(), "run repro/page")
+
+    def call(self, *command):
+        done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, f"{command}: {done.stderr[-2000:]}")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,71 @@
+// Costs of stages at random, with layers and messages whose bytes add up.
+#pragma once
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "tests/schedule/support.h"
+#include "twobp/schedule/simulate/stage_cost.h"
+
+namespace twobp {
+
+inline double random_real(Random& random, double low, double high) {
+  return std::uniform_real_distribution<double>(low, high)(random);
+}
+
+// Messages and one to three layers for every stage, with bytes that add up: what F and I leave is gone after
+// W.
+inline void give_layers(Random& random, std::vector<StageCost>& costs) {
+  for (StageCost& cost : costs) {
+    cost.output_bytes = random_real(random, 0, 2);
+    cost.input_gradient_bytes = random_real(random, 0, 2);
+  }
+  for (size_t stage = 0; stage < costs.size(); ++stage) {
+    const bool last = stage + 1 == costs.size();
+    const int layers = random_int(random, 1, 3);
+    const int trained = random_int(random, 0, layers - 1);  // this one for certain
+    double input = stage > 0 ? costs[stage - 1].output_bytes : 0;
+    double input_gradient = stage > 0 ? costs[stage].input_gradient_bytes : 0;
+    for (int l = 0; l < layers; ++l) {
+      const bool end = l + 1 == layers;
+      const double output = end ? costs[stage].output_bytes : random_real(random, 0, 2);
+      const double output_gradient = !end   ? random_real(random, 0, 2)
+                                     : last ? 0
+                                            : costs[stage + 1].input_gradient_bytes;
+      const double kept = random_real(random, 0.1, 1);
+      LayerShare& layer = costs[stage].layers.emplace_back();
+      layer.forward = random_real(random, 0.1, 1);
+      layer.backward_p1 = random_real(random, 0.1, 1);
+      layer.backward_p2 = random_real(random, 0.1, 1);
+      layer.p2_units = l == trained ? random_int(random, 1, 2) : random_int(random, 0, 2);
+      layer.stash = layer.p2_units > 0 ? random_real(random, 0, 1) : 0;
+      layer.forward_held = kept + output - input;
+      layer.forward_peak = std::max(0.0, layer.forward_held) + random_real(random, 0, 0.3);
+      layer.p1_held = layer.stash + input_gradient - kept - output_gradient;
+      layer.p1_peak = std::max(0.0, layer.p1_held) + random_real(random, 0, 0.3);
+      layer.p2_peak = random_real(random, 0, 0.2);
+      input = output;
+      input_gradient = output_gradient;
+    }
+  }
+}
+
+// Any seconds and bytes; `layered`: as give_layers.
+inline std::vector<StageCost> random_costs(Random& random, int stages, bool layered) {
+  std::vector<StageCost> costs(stages);
+  for (StageCost& cost : costs) {
+    cost.forward = random_real(random, 0, 3);
+    cost.backward_p1 = random_real(random, 0, 3);
+    cost.backward_p2 = random_real(random, 0, 3);
+    cost.p2_units = random_int(random, 1, 4);
+    cost.optimizer = random_int(random, 0, 2);
+    cost.activation_bytes = random_real(random, 0.5, 3);
+    cost.stash_bytes = random_real(random, 0, 3);
+    cost.fixed_bytes = random_real(random, 0, 20);
+  }
+  if (layered) give_layers(random, costs);
+  return costs;
+}
+
+}  // namespace twobp

@@ -1,0 +1,117 @@
+// Gradients summed over replicas bucket by bucket, beside what is left of W: by hand, and as a property of
+// all schedules.
+#include <gtest/gtest.h>
+
+#include "twobp/core/check.h"
+#include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/simulate/simulate.h"
+
+namespace twobp {
+namespace {
+
+// A stage of `layers` layers whose F, I and W take 1 each, with 4 bytes of gradients each.
+StageCost stage_of(int layers) {
+  StageCost cost;
+  cost.forward = cost.backward_p1 = cost.backward_p2 = layers;
+  cost.activation_bytes = cost.stash_bytes = 0;
+  LayerShare layer;
+  layer.gradient_bytes = 4;
+  cost.layers.assign(layers, layer);
+  return cost;
+}
+
+SimulationOptions two_replicas(P2Order order, double bucket_bytes) {
+  SimulationOptions options;
+  options.p2_order = order;
+  options.data_parallel.replicas = 2;
+  options.data_parallel.latency = 0.5;
+  options.data_parallel.bytes_per_second = 1;  // 4 seconds a layer
+  options.data_parallel.bucket_bytes = bucket_bytes;
+  return options;
+}
+
+// One rank, two layers, two micro-batches: everything is done at 12.
+double exposed(P2Policy policy, const SimulationOptions& options) {
+  const Simulation result = simulate(make_schedule("gpipe", 1, 2, policy), {stage_of(2)}, options);
+  EXPECT_EQ(result.ranks[0].busy, 12);
+  EXPECT_EQ(result.step_seconds, 12 + result.ranks[0].exposed);
+  return result.ranks[0].exposed;
+}
+
+TEST(GradientSums, ABucketALayer) {
+  // The last layer is done at 11, the first at 12: sums from 11 to 15 and on to 19.
+  EXPECT_EQ(exposed(P2Policy::kEnd, two_replicas(P2Order::kOldest, 1)), 7.5);
+  // Standard: at 10 and 12.
+  EXPECT_EQ(exposed(P2Policy::kOff, two_replicas(P2Order::kOldest, 1)), 6.5);
+  // I of the second micro-batch's last layer ends at 7, that layer's W of both at 9, the rest at 12.
+  EXPECT_EQ(exposed(P2Policy::kEnd, two_replicas(P2Order::kBucket, 1)), 5.5);
+}
+
+TEST(GradientSums, OneBucketStartsWithItsLastLayer) {
+  for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd}) {
+    EXPECT_EQ(exposed(policy, two_replicas(P2Order::kBucket, 5)), 8.5);
+    EXPECT_EQ(exposed(policy, two_replicas(P2Order::kBucket, 1e9)), 8.5);
+    SimulationOptions after = two_replicas(P2Order::kBucket, 1);
+    after.data_parallel.overlap = false;
+    EXPECT_EQ(exposed(policy, after), 8.5);
+  }
+}
+
+TEST(GradientSums, LayersWithoutWAreDoneWithTheirI) {
+  // Of three layers the middle one has its gradient in I, and the last one none.
+  StageCost cost = stage_of(3);
+  cost.backward_p2 = 2;
+  cost.layers[1].p2_units = 0;
+  cost.layers[2].gradient_bytes = 0;
+  SimulationOptions options = two_replicas(P2Order::kBucket, 1);
+  options.data_parallel.latency = 0;
+  const Simulation result = simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), {cost}, options);
+  // F until 6, I of the first until 9; I 10, W W 12, I 13: the middle one's sum from 13 to 17. I 14, W W 16:
+  // the first one's from 17 to 21.
+  EXPECT_EQ(result.ranks[0].busy, 16);
+  EXPECT_EQ(result.ranks[0].exposed, 5);
+}
+
+TEST(GradientSums, AStageWithoutLayersIsOneBucket) {
+  StageCost cost;
+  cost.gradient_bytes = 4;
+  SimulationOptions options = two_replicas(P2Order::kBucket, 1);
+  const Simulation result = simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), {cost}, options);
+  EXPECT_EQ(result.ranks[0].exposed, 4.5);
+}
+
+TEST(GradientSums, BucketOrderIsNeverBehindTheOldest) {
+  int better = 0;
+  for (const std::string& name : runnable_schedule_names()) {
+    const NamedSchedule& named = named_schedule(name);
+    const P2Policy policy = named.places_p2 ? P2Policy::kPlaced : P2Policy::kFill;
+    for (const int ranks : {2, 4}) {
+      const int stages = ranks * usual_stages_per_rank(named.placement);
+      const std::vector<StageCost> costs(stages, stage_of(3));
+      const Schedule schedule = make_schedule(name, stages, 2 * ranks, policy);
+      Simulation results[2];
+      for (const P2Order order : {P2Order::kOldest, P2Order::kBucket})
+        results[static_cast<int>(order)] = simulate(schedule, costs, two_replicas(order, 1));
+      for (int rank = 0; rank < ranks; ++rank) {
+        const RankSimulation& oldest = results[0].ranks[rank];
+        const RankSimulation& bucket = results[1].ranks[rank];
+        EXPECT_LE(bucket.exposed, oldest.exposed) << name << ", rank " << rank << " of " << ranks;
+        EXPECT_NEAR(bucket.busy, oldest.busy, 1e-9);
+        better += bucket.exposed < oldest.exposed ? 1 : 0;
+      }
+    }
+  }
+  EXPECT_GT(better, 10);
+}
+
+TEST(GradientSums, ImpossibleSizes) {
+  StageCost cost = stage_of(2);
+  SimulationOptions options = two_replicas(P2Order::kBucket, -1);
+  const Schedule schedule = make_schedule("gpipe", 1, 2, P2Policy::kEnd);
+  EXPECT_THROW(simulate(schedule, {cost}, options), Error);
+  cost.layers[0].gradient_bytes = -1;
+  EXPECT_THROW(simulate(schedule, {cost}, two_replicas(P2Order::kBucket, 1)), Error);
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,174 @@
+// Processes that were started with something else than the others: one error on all of them that says what
+// and where, before anything is computed.
+#include "twobp/train/agreement.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/train/helpers.h"
+#include "tests/train/worlds.h"
+#include "twobp/train/model/build_model.h"
+#include "twobp/train/run_world.h"
+
+namespace twobp {
+namespace {
+
+using test::expect_error;
+
+Config config_of(int ranks) {
+  Config config = test::tiny_config();
+  config.pipeline.ranks = ranks;
+  config.pipeline.stages = 0;
+  config.pipeline.micro_batches = 2;
+  config.pipeline.timeout = 30;
+  return config;
+}
+
+// What each of three processes says when the one of rank `other` has another configuration.
+std::vector<std::string> errors_of(const Config& config, int other, const Config& others) {
+  std::vector<std::string> errors(3);
+  run_worlds(make_in_process_ranks(1, 3, 0), [&](World world) {
+    const int process = world.process();
+    try {
+      Trainer trainer(process == other ? others : config, std::move(world));
+    } catch (const Error& error) {
+      errors[process] = error.what();
+    }
+  });
+  return errors;
+}
+
+TEST(Agreement, AKeyThatDiffersIsNamedOnEveryProcess) {
+  const std::vector<std::pair<std::string, std::function<void(Config&)>>> changes = {
+      {"model.dim", [](Config& c) { c.model.dim = 64; }},
+      {"model.freeze", [](Config& c) { c.model.freeze = {"model.norm.weight"}; }},
+      {"data.shuffle", [](Config& c) { c.data.shuffle = false; }},
+      {"pipeline.schedule", [](Config& c) { c.pipeline.schedule = "gpipe"; }},
+      {"pipeline.p2", [](Config& c) { c.pipeline.p2 = "off"; }},
+      {"pipeline.micro_batches", [](Config& c) { c.pipeline.micro_batches = 4; }},
+      {"pipeline.memory_cap", [](Config& c) { c.pipeline.memory_cap = "0"; }},
+      {"optimizer.lr", [](Config& c) { c.optimizer.lr = 0.5; }},
+      {"train.seed", [](Config& c) { c.train.seed = 8; }},
+      {"train.clip_norm", [](Config& c) { c.train.clip_norm = 2; }},
+  };
+  const Config config = config_of(3);
+  for (const auto& [name, change] : changes) {
+    for (const int other : {1, 2}) {
+      SCOPED_TRACE(concat(name, " on ", other));
+      Config others = config;
+      change(others);
+      const std::vector<std::string> errors = errors_of(config, other, others);
+      EXPECT_NE(errors[0].find(concat(name, " is ")), std::string::npos) << errors[0];
+      EXPECT_NE(errors[0].find(concat(" on rank ", other)), std::string::npos) << errors[0];
+      EXPECT_EQ(errors[1], errors[0]);
+      EXPECT_EQ(errors[2], errors[0]);
+    }
+  }
+}
+
+TEST(Agreement, WhatChangesNoResultMayDiffer) {
+  const Config config = config_of(3);
+  Config others = config;
+  others.data.workers = 3;
+  others.pipeline.pin = !config.pipeline.pin;
+  others.train.log_every = 17;
+  EXPECT_EQ(errors_of(config, 1, others), std::vector<std::string>(3));
+}
+
+TEST(Agreement, ManyDifferencesAreCounted) {
+  const Config config = config_of(3);
+  Config others = config;
+  others.optimizer = {.type = "sgd", .lr = 1, .weight_decay = 2, .beta1 = 0.5, .beta2 = 0.6};
+  const std::string error = errors_of(config, 2, others)[0];
+  EXPECT_NE(error.find("optimizer.type is \"adamw\" on rank 0, but \"sgd\" on rank 2"), std::string::npos)
+      << error;
+  EXPECT_NE(error.find("and 3 more"), std::string::npos) << error;
+}
+
+// Files may be elsewhere on each machine: it is their content that counts.
+TEST(Agreement, DataIsComparedByItsContent) {
+  test::TempFolder folder;
+  const auto write = [&](const std::string& name, int64_t first) {
+    std::filesystem::create_directory(folder.path(name));
+    std::vector<int64_t> ids(20 * 8);
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i * 7 % test::kVocab);
+    ids[0] = first;
+    for (const char* file : {"/input_ids.npy", "/labels.npy"}) {
+      folder.write(name + file, test::npy_file<int64_t>("<i8", "(20, 8)", ids));
+    }
+    return folder.path(name);
+  };
+  Config config = config_of(3);
+  config.data.synthetic = "";
+  config.data.sequence = 8;
+  config.data.arrays = write("here", 5);
+  Config others = config;
+  others.data.arrays = write("there", 5);
+  EXPECT_EQ(errors_of(config, 1, others), std::vector<std::string>(3));
+  others.data.arrays = write("other", 6);
+  for (const std::string& error : errors_of(config, 1, others)) {
+    EXPECT_NE(error.find("the training data is 20 samples"), std::string::npos) << error;
+    EXPECT_NE(error.find("on rank 1"), std::string::npos) << error;
+  }
+}
+
+TEST(Agreement, ModelsAreComparedByTheirLayersAndParameters) {
+  const ModelSpec model = build_model(config_of(1));
+  const auto of = [](const ModelSpec& spec) { return facts_of_model(spec, ScheduleSource("1f1b")); };
+  const Facts facts = of(model);
+  EXPECT_EQ(facts, of(build_model(config_of(1))));
+  const auto differs = [&](const std::function<void(Config&)>& change) {
+    Config config = config_of(1);
+    change(config);
+    return facts != of(build_model(config));
+  };
+  EXPECT_TRUE(differs([](Config& c) { c.model.hidden = 64; }));
+  EXPECT_TRUE(differs([](Config& c) { c.model.tied = true; }));
+  EXPECT_TRUE(differs([](Config& c) { c.model.freeze = {"model.norm.weight"}; }));
+  EXPECT_TRUE(differs([](Config& c) { c.model.lora = 2; }));
+  EXPECT_FALSE(differs([](Config& c) { c.optimizer.lr = 3; }));
+}
+
+// ---- what was started, and what pipeline.transport makes of it
+
+Launcher started(Launcher::Kind kind, int size) {
+  Launcher launcher;
+  launcher.kind = kind;
+  launcher.size = size;
+  return launcher;
+}
+
+TEST(ChooseTransport, FollowsTheLauncherUnlessToldOtherwise) {
+  using Kind = Launcher::Kind;
+  PipelineConfig config = config_of(2).pipeline;
+  config.data_parallel = 2;
+  EXPECT_EQ(choose_transport(config, Launcher{}), TransportKind::kThreads);
+  EXPECT_EQ(choose_transport(config, started(Kind::kMpi, 1)), TransportKind::kThreads);
+  EXPECT_EQ(choose_transport(config, started(Kind::kMpi, 4)), TransportKind::kMpi);
+  EXPECT_EQ(choose_transport(config, started(Kind::kSlurm, 4)), TransportKind::kMpi);
+  EXPECT_EQ(choose_transport(config, started(Kind::kTorchrun, 4)), TransportKind::kNccl);
+  config.transport = "nccl";
+  EXPECT_EQ(choose_transport(config, started(Kind::kMpi, 4)), TransportKind::kNccl);
+  config.transport = "threads";
+  EXPECT_EQ(choose_transport(config, started(Kind::kMpi, 1)), TransportKind::kThreads);
+}
+
+TEST(ChooseTransport, SaysWhatDoesNotFit) {
+  using Kind = Launcher::Kind;
+  PipelineConfig config = config_of(2).pipeline;
+  expect_error([&] { choose_transport(config, started(Kind::kMpi, 3)); },
+               {"3 processes were started, but pipeline.ranks 2 x pipeline.data_parallel 1 = 2"});
+  config.data_parallel = 3;
+  expect_error([&] { choose_transport(config, started(Kind::kSlurm, 2)); },
+               {"2 processes were started, but pipeline.ranks 2 x pipeline.data_parallel 3 = 6"});
+  config.transport = "mpi";
+  expect_error([&] { choose_transport(config, Launcher{}); },
+               {"pipeline.transport is \"mpi\"", "started by itself", "start 6 by mpirun"});
+  expect_error([&] { choose_transport(config, started(Kind::kMpi, 1)); }, {"1 process was started"});
+  expect_error([&] { choose_transport(config, started(Kind::kTorchrun, 6)); }, {"torchrun"});
+  config.transport = "threads";
+  expect_error([&] { choose_transport(config, started(Kind::kMpi, 6)); },
+               {"pipeline.transport is \"threads\"", "mpirun", "started 6 processes"});
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,286 @@
+// Replicas of a pipeline: the same bits whatever the schedule, the p2 policy and order, the buckets, and who
+// keeps the optimizer's state, and those of the replicas run one after the other.
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include "tests/train/helpers.h"
+#include "tests/train/worlds.h"
+#include "twobp/train/data/data.h"
+#include "twobp/train/optimizer_shards.h"
+#include "twobp/train/variant.h"
+#include "twobp/transport/collectives.h"
+
+namespace twobp {
+namespace {
+
+using test::expect_same_run;
+using test::run_in;
+using test::RunOutcome;
+
+constexpr int kSteps = 3;
+constexpr double kNoSpin = 0;  // more ranks than cores
+
+Config config_of(int replicas) {
+  Config config = test::tiny_config();
+  config.model.tied = true;
+  config.train.clip_norm = 0.3;
+  config.pipeline.schedule = "1f1b";
+  config.pipeline.ranks = 2;
+  config.pipeline.stages = 0;
+  config.pipeline.micro_batches = 3;
+  config.pipeline.data_parallel = replicas;
+  return config;
+}
+
+RunOutcome run(const Config& config) {
+  return run_in(make_in_process_worlds(config.pipeline.data_parallel, config.pipeline.ranks, kNoSpin), config,
+                kSteps);
+}
+
+TEST(DataParallel, TheBitsDoNotDependOnScheduleOrderBucketsOrShards) {
+  for (const int replicas : {2, 3}) {
+    Config standard = config_of(replicas);
+    standard.pipeline.p2 = "off";
+    const RunOutcome expected = run(standard);
+    const auto expect_same = [&](const std::string& what, const std::function<void(Config&)>& change) {
+      Config config = config_of(replicas);
+      change(config);
+      expect_same_run(expected, run(config), concat(replicas, " replicas, ", what));
+    };
+    for (const std::string schedule : {"1f1b", "gpipe", "zb-v"}) {
+      for (const std::string p2 : {"off", "end", "fill"}) {
+        if (schedule == "zb-v" && p2 == "end") continue;
+        expect_same(schedule + " " + p2, [&](Config& config) {
+          config.pipeline.schedule = schedule;
+          config.pipeline.p2 = schedule == "zb-v" && p2 == "off" ? "placed" : p2;
+          config.pipeline.bucket = p2 == "end" ? "1" : "10KiB";
+          config.optimizer.shard = p2 == "fill";
+        });
+      }
+    }
+    expect_same("oldest", [](Config& config) { config.pipeline.p2_order = "oldest"; });
+    expect_same("one bucket, a shard each", [](Config& config) {
+      config.pipeline.p2_order = "bucket";
+      config.pipeline.bucket = "1GiB";
+      config.optimizer.shard = true;
+    });
+  }
+}
+
+// Epochs of 22 samples in batches of 16: every second batch is one of 6, which is 3 micro-batches of the
+// first replica, and of the last one none.
+TEST(DataParallel, TheBitsDoNotDependOnThemInShortBatches) {
+  test::TempFolder folder;
+  const int64_t samples = 22;
+  std::vector<int64_t> ids(samples * 8);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i * 7 % test::kVocab);
+  const std::string shape = concat("(", samples, ", 8)");
+  folder.write("input_ids.npy", test::npy_file<int64_t>("<i8", shape, ids));
+  folder.write("labels.npy", test::npy_file<int64_t>("<i8", shape, ids));
+  Config config = config_of(2);
+  config.data.synthetic = "";
+  config.data.arrays = folder.path("");
+  config.data.sequence = 8;
+  config.pipeline.micro_batches = 4;
+  config.pipeline.p2 = "off";
+  const RunOutcome expected = run(config);
+  config.pipeline.bucket = "10KiB";
+  for (const bool shard : {false, true}) {
+    config.optimizer.shard = shard;
+    for (const std::string schedule : {"1f1b", "gpipe"}) {
+      config.pipeline.schedule = schedule;
+      config.pipeline.p2 = schedule == "gpipe" ? "end" : "fill";
+      expect_same_run(expected, run(config), concat(schedule, shard ? ", shards" : ""));
+    }
+  }
+}
+
+// Shards where the step does not wait for the norm, where it is skipped, with other optimizers and
+// precisions, buffers, weights that are not trained.
+TEST(DataParallel, ShardsKeepTheBitsOfEveryKindOfStep) {
+  const auto expect_same = [](const std::string& what, const std::function<void(Config&)>& change) {
+    Config config = config_of(2);
+    change(config);
+    const RunOutcome whole = run(config);
+    config.optimizer.shard = true;
+    config.pipeline.bucket = "3KiB";
+    expect_same_run(whole, run(config), what);
+    return whole;
+  };
+  expect_same("no clipping", [](Config& config) { config.train.clip_norm = 0; });
+  expect_same("momentum", [](Config& config) {
+    config.optimizer.type = "sgd";
+    config.optimizer.momentum = 0.9;
+  });
+  expect_same("bf16", [](Config& config) { config.train.precision = "bf16"; });
+  const RunOutcome fp16 = expect_same("fp16", [](Config& config) {
+    config.train.precision = "fp16";
+    config.train.loss_scale = 1e9;
+  });
+  EXPECT_FALSE(fp16.skipped.empty());
+  expect_same("frozen", [](Config& config) {
+    config.model.tied = false;
+    config.model.freeze = {"model.embed_tokens.weight", "model.layers.0.*"};
+  });
+  expect_same("resnet", [](Config& config) { test::make_tiny_resnet(config); });
+}
+
+// The definition: gradients of the replicas, each summed over its own micro-batches in order, added in the
+// order of the replicas; one update with that.
+TEST(DataParallel, IsTheReplicasOneAfterTheOther) {
+  for (const int replicas : {2, 3}) {
+    for (const int micro_batches : {1, 3}) {
+      Config config = config_of(replicas);
+      config.model.tied = false;
+      config.pipeline.micro_batches = micro_batches;
+      const RunOutcome actual = run(config);
+
+      Config alone = config;
+      alone.pipeline.data_parallel = 1;
+      Trainer trainer(alone);
+      Pipeline& pipeline = trainer.pipeline();
+      LoaderOptions reading;
+      reading.shuffle = config.data.shuffle;
+      reading.seed = config.train.seed;
+      Loader loader(trainer.data().train, replicas * micro_batches, config.pipeline.micro_batch_size,
+                    reading);
+      const Plan plan = make_plan(pipeline, trainer.variant(), micro_batches);
+      RunOutcome expected;
+      for (int step = 1; step <= kSteps; ++step) {
+        const Batch batch = loader.next();
+        std::vector<at::Tensor> sums;
+        double loss = 0;
+        for (int replica = 0; replica < replicas; ++replica) {
+          StepOptions options;
+          options.seed = config.train.seed;
+          options.step = step;
+          options.first_micro_batch = int64_t{replica} * micro_batches;
+          options.loss_scale = 1.0 / static_cast<double>(batch.targets);
+          const auto first = batch.micro_batches.begin() + options.first_micro_batch;
+          loss += pipeline.run(plan, {first, first + micro_batches}, options).loss;
+          for (size_t w = 0; w < trainer.weights().size(); ++w) {
+            Parameter& weight = *trainer.weights()[w];
+            if (replica == 0) {
+              sums.push_back(weight.grad.clone());
+            } else {
+              sums[w] = sums[w] + weight.grad;
+            }
+            weight.forget_grad();
+          }
+        }
+        for (size_t w = 0; w < sums.size(); ++w) trainer.weights()[w]->grad_to_add().copy_(sums[w]);
+        pipeline.on_ranks([&](int rank) { trainer.update().run(rank, step, config.optimizer.lr); });
+        expected.losses.push_back(loss);
+        expected.norms.push_back(trainer.update().grad_norm());
+      }
+      for (const Parameter* weight : trainer.weights()) {
+        expected.weights[weight->name()] = weight->master.clone();
+      }
+      expect_same_run(expected, actual, concat(replicas, " replicas of ", micro_batches, " micro-batches"));
+    }
+  }
+}
+
+TEST(DataParallel, WaitsForSumsArePartOfTheTail) {
+  const Config config = config_of(2);
+  const RunOutcome outcome = run(config);
+  for (const RankTimes& times : outcome.reports.back().ranks) {
+    EXPECT_GT(times.exposed, 0);
+    EXPECT_LE(times.exposed, times.idle[static_cast<int>(IdleCause::kTail)]);
+  }
+  Config one = config;
+  one.pipeline.data_parallel = 1;
+  for (const RankTimes& times : test::run_alone(one, 1).reports.back().ranks) EXPECT_EQ(times.exposed, 0);
+}
+
+TEST(OptimizerShards, LeastIsNextAndNothingIsLost) {
+  EXPECT_EQ(assign_replicas({}, 2), std::vector<int>());
+  EXPECT_EQ(assign_replicas({1, 1, 1, 1}, 2), (std::vector<int>{0, 1, 0, 1}));
+  EXPECT_EQ(assign_replicas({2, 5, 3}, 2), (std::vector<int>{1, 0, 1}));
+  EXPECT_EQ(assign_replicas({7}, 3), (std::vector<int>{0}));
+  const std::vector<int64_t> sizes = {100, 3, 57, 57, 12, 9, 80, 1, 64};
+  const std::vector<int> owners = assign_replicas(sizes, 3);
+  std::vector<int64_t> load(3, 0);
+  for (size_t i = 0; i < sizes.size(); ++i) load[owners[i]] += sizes[i];
+  EXPECT_EQ(std::accumulate(load.begin(), load.end(), int64_t{0}), 383);
+  EXPECT_LE(*std::max_element(load.begin(), load.end()) - *std::min_element(load.begin(), load.end()), 100);
+}
+
+// By replica: bytes of optimizer state of all its ranks, and the names of what they belong to.
+struct State {
+  int64_t bytes = 0;
+  std::vector<std::string> names;
+};
+
+std::vector<State> states_of(const Config& config) {
+  std::vector<State> states(config.pipeline.data_parallel);
+  run_worlds(make_in_process_worlds(config.pipeline.data_parallel, 2, kNoSpin), [&](World world) {
+    State& state = states[world.replica];
+    Trainer trainer(config, std::move(world));
+    trainer.step();
+    for (int rank = 0; rank < 2; ++rank) {
+      const MemoryUse use = trainer.pipeline().meter().rank_use(rank);
+      state.bytes += use.now[static_cast<int>(MemoryCategory::kOptimizer)];
+    }
+    for (const LiveTensor& tensor : trainer.update().live_optimizer_state()) {
+      state.names.push_back(tensor.name);
+    }
+  });
+  return states;
+}
+
+TEST(OptimizerShards, EachReplicaHoldsItsShare) {
+  Config config = config_of(2);
+  config.model.tied = false;
+  const std::vector<State> whole = states_of(config);
+  EXPECT_EQ(whole[0].bytes, whole[1].bytes);
+  EXPECT_EQ(whole[0].names, whole[1].names);
+  config.optimizer.shard = true;
+  const std::vector<State> shards = states_of(config);
+  // Besides the shares, a replica has a counter of steps per rank.
+  EXPECT_NEAR(shards[0].bytes + shards[1].bytes, whole[0].bytes, 256);
+  EXPECT_LT(std::max(shards[0].bytes, shards[1].bytes), 0.6 * whole[0].bytes);
+  std::vector<std::string> names = shards[0].names;
+  names.insert(names.end(), shards[1].names.begin(), shards[1].names.end());
+  std::vector<std::string> expected = whole[0].names;
+  std::sort(names.begin(), names.end());
+  std::sort(expected.begin(), expected.end());
+  EXPECT_EQ(names, expected);  // each on one replica
+}
+
+// Each replica has its own books, and releases what another one handed it.
+TEST(DataParallel, MemoryOfAStepIsBackAfterIt) {
+  const Config config = config_of(2);
+  run_worlds(make_in_process_worlds(2, 2, kNoSpin), [&](World world) {
+    Trainer trainer(config, std::move(world));
+    const auto bytes_after_step = [&] {
+      trainer.step();
+      barrier(*trainer.pipeline().world().processes, config.pipeline.timeout);  // the other has read all
+      std::vector<int64_t> bytes;
+      for (int rank = 0; rank < 2; ++rank) {
+        const MemoryUse use = trainer.pipeline().meter().rank_use(rank);
+        bytes.insert(bytes.end(), use.now.begin(), use.now.end());
+      }
+      return bytes;
+    };
+    const std::vector<int64_t> first = bytes_after_step();
+    for (int step = 0; step < 5; ++step)
+      EXPECT_EQ(bytes_after_step(), first) << "replica " << trainer.world().replica;
+    int64_t gradients = 0;
+    int64_t parameters = 0;
+    for (int stage = 0; stage < 2; ++stage) {
+      for (int i = 0; i < trainer.pipeline().stage(stage).layer_count(); ++i) {
+        for (const Parameter* parameter : trainer.pipeline().stage(stage).parameters(i)) {
+          gradients += static_cast<int64_t>(parameter->grad.nbytes());
+          ++parameters;
+        }
+      }
+    }
+    const auto category = static_cast<size_t>(MemoryCategory::kGradients);
+    EXPECT_NEAR(first[category] + first[kMemoryCategories + category], gradients, 64 * parameters);
+  });
+}
+
+}  // namespace
+}  // namespace twobp

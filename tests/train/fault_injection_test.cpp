@@ -1,0 +1,106 @@
+// Failures on demand: where they are asked for, and nowhere else; wrapped layers change no bit until then.
+#include "twobp/train/fault_injection.h"
+
+#include <cstdlib>
+
+#include <gtest/gtest.h>
+
+#include "tests/expect_error.h"
+#include "tests/train/training.h"
+
+namespace twobp {
+namespace {
+
+using test::expect_error;
+using test::random_batch;
+using test::tiny_config;
+
+// In the environment while this lives.
+class Asked {
+ public:
+  explicit Asked(const std::string& fault) { ::setenv("TWOBP_FAIL", fault.c_str(), 1); }
+  ~Asked() { ::unsetenv("TWOBP_FAIL"); }
+  Asked(const Asked&) = delete;
+  Asked& operator=(const Asked&) = delete;
+};
+
+Config two_stages() {
+  Config config = tiny_config();
+  config.pipeline.stages = 2;
+  config.pipeline.split = {3, 5};
+  return config;
+}
+
+TEST(ParseFault, ReadsEveryKey) {
+  const Fault fault = parse_fault("W:step=3:rank=1:replica=2:micro_batch=4:seconds=0.5");
+  EXPECT_EQ(fault.where, Fault::Where::kBackwardP2);
+  EXPECT_EQ(fault.step, 3);
+  EXPECT_EQ(fault.rank, 1);
+  EXPECT_EQ(fault.replica, 2);
+  EXPECT_EQ(fault.micro_batch, 4);
+  EXPECT_EQ(fault.seconds, 0.5);
+  EXPECT_EQ(parse_fault("loader").where, Fault::Where::kLoader);
+}
+
+TEST(ParseFault, RefusesWhatItDoesNotKnow) {
+  for (const char* text : {"", "B", "F:step", "F:step=", "F:step=x", "F:step=-1", "F:step=1 ", "F:stage=1",
+                           "F:=1", "F:step=1:", "F:step=1e300"}) {
+    SCOPED_TRACE(text);
+    expect_error([&] { parse_fault(text); }, {concat("TWOBP_FAIL=", text)});
+  }
+}
+
+TEST(FaultInjection, HappensWhereItWasAskedFor) {
+  for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill}) {
+    for (const int rank : {0, 1}) {
+      for (const std::string where : {"F", "I", "W", "optimizer"}) {
+        SCOPED_TRACE(concat(where, ", rank ", rank, ", ", policy_name(policy)));
+        const Asked asked(concat(where, ":step=2:rank=", rank));
+        Trainer trainer(two_stages());
+        trainer.step(random_batch(3, 2, 2, 1), {"1f1b", policy});
+        expect_error(
+            [&] {
+              trainer.step(random_batch(3, 2, 2, 2), {"1f1b", policy});
+            },
+            {concat("rank ", rank, ", step 2, "), "a failure on demand", where});
+      }
+    }
+  }
+}
+
+TEST(FaultInjection, InTheChosenMicroBatch) {
+  const Asked asked("F:step=1:rank=1:micro_batch=2");
+  Trainer trainer(two_stages());
+  expect_error([&] { trainer.step(random_batch(3, 2, 2, 1), {"gpipe"}); }, {"rank 1, step 1, 1F2: "});
+}
+
+TEST(FaultInjection, InTheLoader) {
+  const Asked asked("loader:step=2");
+  Trainer trainer(two_stages());
+  trainer.step();
+  expect_error(
+      [&] {
+        for (int i = 0; i < 20; ++i) trainer.step();  // batches that were read ahead come first
+      },
+      {"a failure on demand", "loader:step=2"});
+}
+
+TEST(FaultInjection, ChangesNoBitBefore) {
+  const auto losses_of = [](const Config& config) {
+    Trainer trainer(config);
+    std::vector<double> losses;
+    for (int i = 0; i < 3; ++i) losses.push_back(trainer.step().loss);
+    return losses;
+  };
+  for (const char* batching : {"loop", "concat"}) {
+    Config config = two_stages();
+    config.pipeline.p2_batching = batching;
+    config.pipeline.p2 = "end";  // under fill, what is concatenated depends on the time
+    const std::vector<double> expected = losses_of(config);
+    const Asked asked("W:step=1000");
+    EXPECT_EQ(losses_of(config), expected) << batching;
+  }
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,114 @@
+// Whole training runs under mpirun: a process a rank gives the losses, norms and weights of the same run in
+// one process, to the bit. Every process runs all tests, and makes the run it compares with itself.
+#include <gtest/gtest.h>
+
+#include "tests/train/worlds.h"
+#include "twobp/train/processes.h"
+#include "twobp/transport/launcher.h"
+#include "twobp/transport/mpi.h"
+
+namespace twobp {
+namespace {
+
+constexpr int kSteps = 4;
+
+struct Case {
+  std::string name;
+  std::function<Config(int ranks)> config;
+  int replicas = 1;
+};
+
+Config llama(const std::string& schedule, int ranks, int replicas) {
+  Config config = test::world_config(schedule, ranks);
+  config.model.layers = 6;  // 14 layers in all: enough for two stages on each of six ranks
+  config.pipeline.data_parallel = replicas;
+  return config;
+}
+
+Config bert(int ranks) {
+  Config config = llama("1f1b", ranks, 1);
+  config.model.type = "bert";
+  config.model.kv_heads = 0;
+  config.model.positions = test::kSequence;
+  config.model.dropout = config.model.attention_dropout = 0.2;
+  return config;
+}
+
+class MpiRuns : public ::testing::TestWithParam<Case> {};
+
+TEST_P(MpiRuns, GiveTheBitsOfOneProcess) {
+  const Case& c = GetParam();
+  if (mpi_size() % c.replicas != 0)
+    GTEST_SKIP() << mpi_size() << " processes for " << c.replicas << " replicas";
+  const int ranks = mpi_size() / c.replicas;
+  const Config config = c.config(ranks);
+  test::RunOutcome actual;
+  int process = 0;
+  std::vector<World> worlds;
+  worlds.push_back(make_mpi_world(c.replicas, ranks));
+  run_worlds(std::move(worlds), [&](World world) {
+    process = world.process();
+    Trainer trainer(config, std::move(world));
+    actual = test::steps_of(trainer, kSteps);
+    // Each compares alone, at its own pace.
+    Processes(*trainer.pipeline().world().processes, 60).together([] {});
+  });
+  const test::RunOutcome expected =
+      test::run_in(make_in_process_worlds(c.replicas, ranks, 0), config, kSteps);
+  ASSERT_FALSE(actual.weights.empty());
+  // A process has the weights of its own stages; each compares those.
+  for (const auto& [name, weight] : expected.weights) actual.weights.try_emplace(name, weight);
+  if (process == 0) {
+    ASSERT_EQ(actual.reports.back().ranks.size(), static_cast<size_t>(ranks));
+    for (const RankTimes& times : actual.reports.back().ranks) EXPECT_GT(times.busy, 0);
+  }
+  test::expect_same_run(expected, actual, concat("process ", process));
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const char* schedule : {"1f1b", "zb-v", "zb-h1"}) {
+    std::string name = schedule;
+    std::erase(name, '-');
+    all.push_back({concat("Llama_", name), [=](int ranks) { return llama(schedule, ranks, 1); }, 1});
+  }
+  all.push_back({"Llama_off",
+                 [](int ranks) {
+                   Config config = llama("1f1b", ranks, 1);
+                   config.pipeline.p2 = "off";
+                   config.train.clip_norm = 0;
+                   return config;
+                 },
+                 1});
+  all.push_back({"Bert_dropout", bert, 1});
+  for (const int replicas : {2, 3}) {
+    all.push_back({concat("Llama_", replicas, "_replicas"),
+                   [=](int ranks) { return llama("1f1b", ranks, replicas); }, replicas});
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MpiRuns, ::testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
+
+// The first process shows everything, the others what fails there.
+class Failures : public ::testing::EmptyTestEventListener {
+  void OnTestPartResult(const ::testing::TestPartResult& result) override {
+    if (result.failed())
+      std::cout << result.file_name() << ':' << result.line_number() << ": " << result.message() << std::endl;
+  }
+};
+
+}  // namespace
+}  // namespace twobp
+
+int main(int count, char** values) {
+  ::testing::InitGoogleTest(&count, values);
+  twobp::mpi_size();
+  if (twobp::find_launcher().rank > 0) {
+    auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
+    delete listeners.Release(listeners.default_result_printer());
+    listeners.Append(new twobp::Failures);
+  }
+  return RUN_ALL_TESTS();
+}

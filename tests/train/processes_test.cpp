@@ -1,0 +1,104 @@
+// What the processes of a run say to each other, here threads.
+#include "twobp/train/processes.h"
+
+#include <mutex>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "tests/expect_error.h"
+#include "twobp/core/check.h"
+#include "twobp/transport/in_process.h"
+
+namespace twobp {
+namespace {
+
+// Runs body on `count` processes; by process, what it threw: "" or "Error: ...", "Aborted: ...".
+std::vector<std::string> run(int count, const std::function<void(const Processes&)>& body) {
+  const auto ends = make_in_process_transports(count, 0);
+  std::vector<std::string> thrown(count);
+  std::vector<std::thread> threads;
+  for (int p = 0; p < count; ++p) {
+    threads.emplace_back([&, p] {
+      try {
+        const Processes processes(*ends[p], 20);
+        EXPECT_EQ(processes.index(), p);
+        EXPECT_EQ(processes.count(), count);
+        body(processes);
+      } catch (const Aborted& e) {
+        thrown[p] = concat("Aborted: ", e.what());
+      } catch (const Error& e) {
+        thrown[p] = concat("Error: ", e.what());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return thrown;
+}
+
+TEST(Processes, Texts) {
+  for (const int count : {1, 2, 4}) {
+    const auto thrown = run(count, [&](const Processes& processes) {
+      for (const std::string& text : {std::string("first"), std::string(), std::string(100'000, 'x')}) {
+        EXPECT_EQ(processes.from_first(processes.is_first() ? text : "mine"), text);
+        const auto all = processes.to_first(concat(text, processes.index()));
+        ASSERT_EQ(all.size(), processes.is_first() ? static_cast<size_t>(count) : 0U);
+        for (size_t p = 0; p < all.size(); ++p) EXPECT_EQ(all[p], concat(text, p));
+      }
+      const auto tensors = processes.tensors_to_first({at::full({2}, processes.index())});
+      for (size_t p = 0; p < tensors.size(); ++p)
+        EXPECT_EQ(tensors[p].at(0)[1].item<int64_t>(), static_cast<int64_t>(p));
+    });
+    EXPECT_EQ(thrown, std::vector<std::string>(count));
+  }
+  const Processes alone;
+  EXPECT_EQ(alone.from_first("a"), "a");
+  EXPECT_EQ(alone.to_first("a"), std::vector<std::string>{"a"});
+  EXPECT_EQ(alone.writes({"a", "b"}), (std::vector<bool>{true, true}));
+  alone.throw_if_aborted();
+  test::expect_error([&] { alone.together([] { fail("mine"); }); }, {"mine"});
+}
+
+// Who fails has the error, the others that he did; afterwards they go on together.
+TEST(Processes, Together) {
+  for (const int failing : {0, 2}) {
+    const auto thrown = run(3, [&](const Processes& processes) {
+      try {
+        processes.together([&] {
+          if (processes.index() == failing) fail("no room");
+        });
+        ADD_FAILURE() << "nothing thrown on " << processes.index();
+      } catch (const std::exception&) {
+        EXPECT_EQ(processes.from_first("still there"), "still there");
+        throw;
+      }
+    });
+    for (int p = 0; p < 3; ++p) {
+      EXPECT_EQ(thrown[p],
+                p == failing ? "Error: no room" : concat("Aborted: process ", failing, ": no room"));
+    }
+  }
+}
+
+// Each name by the first process that has it, which may have it twice.
+TEST(Processes, Writes) {
+  const std::vector<std::vector<std::string>> names = {
+      {"tied", "a", "tied"}, {}, {"b", "tied", "b"}, {"a", "b", "c"}};
+  const std::vector<std::vector<bool>> expected = {
+      {true, true, true}, {}, {true, false, true}, {false, false, true}};
+  const auto thrown = run(4, [&](const Processes& processes) {
+    EXPECT_EQ(processes.writes(names[processes.index()]), expected[processes.index()]);
+  });
+  EXPECT_EQ(thrown, std::vector<std::string>(4));
+}
+
+TEST(Processes, NoticesAnAbort) {
+  const auto ends = make_in_process_transports(2, 0);
+  const Processes processes(*ends[0], 20);
+  processes.throw_if_aborted();
+  ends[1]->abort("the other died");
+  EXPECT_THROW(processes.throw_if_aborted(), Aborted);
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,115 @@
+// Training runs of several processes, for tests: each world's trainer on a thread, what all of them must
+// agree on compared, their weights gathered.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/train/training.h"
+#include "twobp/train/trainer.h"
+#include "twobp/transport/world.h"
+
+namespace twobp::test {
+
+// What a run leaves behind, its weights by name.
+struct RunOutcome {
+  std::vector<double> losses;
+  std::vector<double> norms;
+  std::vector<int64_t> skipped;  // steps
+  std::vector<Evaluation> evaluations;
+  std::map<std::string, at::Tensor> weights;  // masters
+  std::vector<StepReport> reports;            // the first process's
+};
+
+// Everything that must go right over processes: tied weights, clipping, evaluation.
+inline Config world_config(const std::string& schedule, int ranks) {
+  Config config = tiny_config();
+  config.model.tied = true;
+  config.data.held_out = 0.1;
+  config.train.clip_norm = 0.3;
+  config.train.eval_batches = 2;
+  config.pipeline.schedule = schedule;
+  config.pipeline.ranks = ranks;
+  config.pipeline.stages = 0;
+  config.pipeline.micro_batches = 2 * ranks;
+  config.pipeline.timeout = 60;
+  return config;
+}
+
+// BatchNorm, whose statistics the forward changes.
+inline void make_tiny_resnet(Config& config) {
+  config.model = {};
+  config.model.type = "resnet";
+  config.model.classes = 5;
+  config.model.stem = 4;
+  config.model.small_images = true;
+  config.model.depths = {1, 1};
+  config.model.widths = {8, 16};
+  config.data.synthetic = "images";
+  config.data.image_size = 8;
+}
+
+inline void expect_same_run(const RunOutcome& expected, const RunOutcome& actual, const std::string& what) {
+  EXPECT_TRUE(same_bits(expected.losses, actual.losses))
+      << what << ": losses " << ::testing::PrintToString(actual.losses) << " instead of "
+      << ::testing::PrintToString(expected.losses);
+  EXPECT_TRUE(same_bits(expected.norms, actual.norms))
+      << what << ": norms " << ::testing::PrintToString(actual.norms) << " instead of "
+      << ::testing::PrintToString(expected.norms);
+  EXPECT_EQ(expected.skipped, actual.skipped) << what;
+  EXPECT_EQ(expected.evaluations, actual.evaluations) << what;
+  ASSERT_EQ(expected.weights.size(), actual.weights.size()) << what;
+  for (const auto& [name, weight] : expected.weights) {
+    ASSERT_TRUE(actual.weights.contains(name)) << what << ": " << name;
+    EXPECT_TRUE(same_bits(weight, actual.weights.at(name))) << what << ": " << name << " differs";
+  }
+}
+
+// Steps on the trainer's own data, evaluated at the end; the weights are those that this process holds.
+inline RunOutcome steps_of(Trainer& trainer, int steps) {
+  RunOutcome outcome;
+  for (int i = 0; i < steps; ++i) {
+    StepResult result = trainer.step();
+    outcome.losses.push_back(result.loss);
+    outcome.norms.push_back(result.grad_norm);
+    if (result.skipped) outcome.skipped.push_back(result.step);
+    outcome.reports.push_back(std::move(result.report));
+  }
+  if (const auto held_out = trainer.evaluate()) outcome.evaluations.push_back(*held_out);
+  for (const Parameter* weight : trainer.weights()) outcome.weights[weight->name()] = weight->master.clone();
+  return outcome;
+}
+
+// One process, all ranks.
+inline RunOutcome run_alone(const Config& config, int steps) {
+  Trainer trainer(config);
+  return steps_of(trainer, steps);
+}
+
+// All worlds: losses, norms and so on of every one are those of the first, and so is every weight that two of
+// them hold.
+inline RunOutcome run_in(std::vector<World> worlds, const Config& config, int steps) {
+  std::vector<RunOutcome> outcomes(worlds.size());
+  run_worlds(std::move(worlds), [&](World world) {
+    RunOutcome& outcome = outcomes[world.process()];
+    Trainer trainer(config, std::move(world));
+    outcome = steps_of(trainer, steps);
+  });
+  RunOutcome whole = outcomes[0];
+  for (size_t process = 1; process < outcomes.size(); ++process) {
+    RunOutcome& other = outcomes[process];
+    for (const auto& [name, weight] : other.weights) {
+      const auto [at, is_new] = whole.weights.try_emplace(name, weight);
+      EXPECT_TRUE(is_new || same_bits(at->second, weight)) << name << " differs on process " << process;
+    }
+    other.weights = whole.weights;
+    expect_same_run(whole, other, concat("process ", process));
+  }
+  return whole;
+}
+
+}  // namespace twobp::test

@@ -1,0 +1,246 @@
+#include "tests/transport/device_transports.h"
+
+#include <arpa/inet.h>
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <exception>
+#include <mutex>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <thread>
+#include <unistd.h>
+
+#include "tests/nn/device/stand_in_device.h"
+#include "tests/transport/stand_in_nccl.h"
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/transport/in_process.h"
+#include "twobp/transport/store_transport.h"
+
+namespace twobp::test {
+namespace {
+
+constexpr double kLong = 60;  // seconds
+
+class ByWayOf : public Transport {
+ public:
+  ByWayOf(const Device& device, std::unique_ptr<Transport> inner)
+      : device_(device), inner_(std::move(inner)), real_(device.where().is_cuda()) {}
+
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  void isend(int to, const Tag& tag, Values values) override {
+    const OnStream here(device_.compute());
+    for (at::Tensor& value : values) {
+      if (real_ && value.defined()) value = value.to(device_.where());
+    }
+    inner_->isend(to, tag, std::move(values));
+  }
+  bool try_receive(int from, const Tag& tag, Values& values) override {
+    const OnStream here(device_.compute());
+    if (!inner_->try_receive(from, tag, values)) return false;
+    values = arrived(std::move(values));
+    return true;
+  }
+  Values receive(int from, const Tag& tag, double timeout) override {
+    const OnStream here(device_.compute());
+    return arrived(inner_->receive(from, tag, timeout));
+  }
+  void progress() override {
+    const OnStream here(device_.compute());
+    inner_->progress();
+  }
+  void flush(double timeout) override {
+    const OnStream here(device_.compute());
+    inner_->flush(timeout);
+  }
+  void abort(const std::string& reason) override { inner_->abort(reason); }
+
+ private:
+  Values arrived(Values values) {
+    device_.compute().wait_on_host();
+    for (at::Tensor& value : values) {
+      if (real_ && value.defined()) value = value.cpu();
+    }
+    return values;
+  }
+
+  Device device_;
+  std::unique_ptr<Transport> inner_;
+  bool real_;
+};
+
+// What a rank does at its end: what it has sent may still wait on its host (transport.h), and what others
+// send needs somebody who looks for messages, asked for or not, until all are done.
+void leave(Transport& end, std::atomic<int>& left) {
+  try {
+    end.flush(kLong);
+    ++left;
+    while (left < end.size()) {
+      end.progress();
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  } catch (const Aborted&) {
+    left = end.size();  // the body ended with an abort, here or at another rank, which ends all
+  }
+}
+
+// An endpoint for each rank, made on its thread (they may wait for each other) and destroyed when all bodies
+// are done, as processes end together.
+void run(int ranks, const std::function<std::unique_ptr<Transport>(int)>& make, const RankBody& body) {
+  std::barrier all_done(ranks);
+  std::atomic<int> left = 0;
+  run_on_threads(ranks, [&](int rank) {
+    std::unique_ptr<Transport> end;
+    std::exception_ptr error;
+    try {
+      end = make(rank);
+      body(*end);
+      leave(*end, left);
+    } catch (...) {
+      error = std::current_exception();
+      if (end) end->abort("another rank of the test failed");
+      left = ranks;  // nobody waits for it
+    }
+    all_done.arrive_and_wait();
+    end.reset();
+    if (error) std::rethrow_exception(error);
+  });
+}
+
+using Hosts = std::function<std::unique_ptr<Transport>(int rank)>;
+
+Hosts in_process_hosts(int ranks) {
+  auto ends = std::make_shared<std::vector<std::unique_ptr<Transport>>>(make_in_process_transports(ranks, 0));
+  return [ends](int rank) { return std::move((*ends)[rank]); };
+}
+
+sockaddr_in at_port(int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  return address;
+}
+
+// Until rank 0's store listens. LibTorch, refused once, tries again after half a second or so, and looks up
+// the address's name for its message first, which takes seconds where no name server answers.
+void wait_for_listener(int port) {
+  const sockaddr_in address = at_port(port);
+  const double deadline = now_seconds() + kLong;
+  for (bool listens = false; !listens; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+    TWOBP_CHECK(now_seconds() < deadline, "nobody listens at port ", port);
+    const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+    listens = ::connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+    ::close(socket);
+  }
+}
+
+Hosts store_hosts(int ranks) {
+  return [ranks, port = free_port()](int rank) {
+    if (rank > 0) wait_for_listener(port);
+    RendezvousPlace place;
+    place.address = "127.0.0.1";
+    place.port = port;
+    place.rank = rank;
+    place.size = ranks;
+    return make_store_transport(std::make_shared<Rendezvous>(place, 30));
+  };
+}
+
+void run_on_stand_in(int ranks, const Hosts& hosts, const RankBody& body) {
+  run(
+      ranks,
+      [&](int rank) {
+        const Device device = stand_in_device(rank);
+        NcclOptions options;
+        options.tensors = at::kCPU;
+        return by_way_of(
+            device, make_nccl_transport(hosts(rank), stand_in_nccl(), device, all_links(ranks), options));
+      },
+      body);
+}
+
+void run_on_nccl(int ranks, const RankBody& body) {
+  if (nccl_gpus() < ranks) GTEST_SKIP() << "needs NCCL and " << ranks << " GPUs, there are " << nccl_gpus();
+  const Hosts hosts = in_process_hosts(ranks);
+  run(
+      ranks,
+      [&](int rank) {
+        const Device device = Device::open("cuda", rank);
+        return by_way_of(device, make_nccl_transport(hosts(rank), load_nccl(), device, all_links(ranks)));
+      },
+      body);
+}
+
+}  // namespace
+
+int free_port() {
+  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = at_port(0);
+  socklen_t length = sizeof(address);
+  TWOBP_CHECK(::bind(socket, reinterpret_cast<sockaddr*>(&address), length) == 0, "no free port");
+  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
+  ::close(socket);
+  return ntohs(address.sin_port);
+}
+
+void run_on_threads(int ranks, const std::function<void(int rank)>& body) {
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(rank);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!first) first = std::current_exception();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  if (first) std::rethrow_exception(first);
+}
+
+void run_on_store(int ranks, const std::function<void(std::shared_ptr<Transport>)>& body) {
+  const Hosts hosts = store_hosts(ranks);
+  run_on_threads(ranks, [&](int rank) { body(hosts(rank)); });
+}
+
+int nccl_gpus() {
+  const auto* cuda = c10::impl::device_guard_impl_registry[static_cast<size_t>(at::kCUDA)].load();
+  if (!cuda) return 0;
+  try {
+    load_nccl();
+  } catch (const Error&) {
+    return 0;
+  }
+  return cuda->deviceCount();
+}
+
+NcclLinks all_links(int ranks) {
+  NcclLinks links;
+  for (int from = 0; from < ranks; ++from) {
+    for (int to = 0; to < ranks; ++to) {
+      if (from != to) links.emplace_back(from, to);
+    }
+  }
+  return links;
+}
+
+std::unique_ptr<Transport> by_way_of(const Device& device, std::unique_ptr<Transport> inner) {
+  return std::make_unique<ByWayOf>(device, std::move(inner));
+}
+
+std::vector<World> worlds() {
+  return {{"Store", [](int ranks, const RankBody& body) { test::run(ranks, store_hosts(ranks), body); }},
+          {"NcclStandIn",
+           [](int ranks, const RankBody& body) { run_on_stand_in(ranks, in_process_hosts(ranks), body); }},
+          {"NcclStandInWithStore",
+           [](int ranks, const RankBody& body) { run_on_stand_in(ranks, store_hosts(ranks), body); }},
+          {"Nccl", run_on_nccl, std::max(nccl_gpus(), 1)}};
+}
+
+}  // namespace twobp::test

@@ -1,0 +1,304 @@
+// The NCCL transport beyond what every transport does: what happens with order, errors and frozen peers, on
+// the stand-in for NCCL; and on GPUs where there are any.
+#include "twobp/transport/nccl.h"
+
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "tests/nn/device/stand_in_device.h"
+#include "tests/transport/device_transports.h"
+#include "tests/transport/stand_in_nccl.h"
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/transport/collectives.h"
+#include "twobp/transport/in_process.h"
+#include "twobp/transport/nccl_head.h"
+
+namespace twobp {
+namespace {
+
+using test::stand_in_device;
+using test::stand_in_nccl;
+using test::stand_in_nccl_state;
+
+constexpr double kLong = 60;  // seconds
+
+Tag forward(int stage, int micro_batch) {
+  return {7, stage, micro_batch, Direction::kForward};
+}
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+void expect_parts(const std::string& what, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts) {
+    EXPECT_NE(what.find(part), std::string::npos) << "no \"" << part << "\" in: " << what;
+  }
+}
+
+class Nccl : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    stand_in_nccl_state().error = 0;
+    stand_in_nccl_state().loses_data = false;
+    stand_in_nccl_state().most_in_stream = 0;
+    stand_in_nccl_state().bytes = 0;
+  }
+  void TearDown() override { SetUp(); }
+
+  // Two ranks with the links of `links`.
+  static void run(const NcclLinks& links, NcclOptions options, const test::RankBody& body) {
+    auto hosts = make_in_process_transports(2, 0);
+    options.tensors = at::kCPU;
+    test::run_on_threads(2, [&](int rank) {
+      const Device device = stand_in_device(rank);
+      const auto end =
+          test::by_way_of(device, make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[rank])),
+                                                      stand_in_nccl(), device, links, options));
+      body(*end);
+    });
+  }
+};
+
+TEST_F(Nccl, TensorsOfTheDeviceGoByNcclTheHeadDoesNot) {
+  run(test::all_links(2), {}, [](Transport& transport) {
+    const at::Tensor numbers = at::arange(1000, at::kDouble);
+    if (transport.rank() == 0) {
+      transport.isend(1, forward(1, 0), {numbers, at::Tensor(), at::empty({0, 4})});
+      transport.flush(kLong);
+      return;
+    }
+    const Values values = transport.receive(0, forward(1, 0), kLong);
+    EXPECT_TRUE(at::equal(values.at(0), numbers));
+    EXPECT_FALSE(values.at(1).defined());
+    EXPECT_EQ(values.at(2).sizes(), (at::IntArrayRef{0, 4}));
+  });
+  EXPECT_EQ(stand_in_nccl_state().bytes, 8000 + 2) << "and a first byte of each link";
+}
+
+// However many are sent before the other side looks, few wait in the stream.
+TEST_F(Nccl, FewTransfersWaitInAStream) {
+  run(test::all_links(2), {}, [](Transport& transport) {
+    constexpr int kMessages = 300;
+    if (transport.rank() == 0) {
+      for (int i = 0; i < kMessages; ++i) transport.isend(1, forward(1, i), {at::full({100}, i)});
+      transport.receive(1, forward(0, 0), kLong);
+      transport.flush(kLong);
+      return;
+    }
+    const double until = now_seconds() + kLong;
+    while (stand_in_nccl_state().most_in_stream < 8 && now_seconds() < until) std::this_thread::yield();
+    for (int i = kMessages - 1; i >= 0; --i) {
+      EXPECT_EQ(transport.receive(0, forward(1, i), kLong).at(0)[99].item<float>(), static_cast<float>(i));
+    }
+    transport.isend(0, forward(0, 0), {});
+    transport.flush(kLong);
+  });
+  EXPECT_EQ(stand_in_nccl_state().most_in_stream, 8);
+}
+
+// A rank without a link may still send what goes with the head.
+TEST_F(Nccl, SaysThatThereIsNoLink) {
+  run({{0, 1}}, {}, [](Transport& transport) {
+    if (transport.rank() == 1) {
+      expect_parts(message_of([&] { transport.isend(0, forward(0, 0), {at::ones({2})}); }),
+                   {"rank 1 has no NCCL link to rank 0"});
+      transport.isend(0, forward(0, 1), {});
+      EXPECT_EQ(transport.receive(0, forward(1, 0), kLong).at(0)[0].item<float>(), 5);
+    } else {
+      transport.isend(1, forward(1, 0), {at::full({2}, 5.0f)});
+      EXPECT_TRUE(transport.receive(1, forward(0, 1), kLong).empty());
+      transport.flush(kLong);
+    }
+  });
+}
+
+TEST_F(Nccl, ATransferThatDoesNotEndEndsTheRun) {
+  const double begin = now_seconds();
+  NcclOptions options;
+  options.timeout = 0.3;
+  run(test::all_links(2), options, [](Transport& transport) {
+    stand_in_nccl_state().loses_data = true;
+    if (transport.rank() == 0) transport.isend(1, forward(1, 3), {at::ones({2})});
+    // The receiver gets tensors at once, and a wait for them ends by the abort alone.
+    const std::string what = message_of([&] {
+      if (transport.rank() == 1) transport.receive(0, forward(1, 3), kLong);
+      transport.receive(1 - transport.rank(), forward(9, 9), kLong);
+    });
+    expect_parts(what, {"stopped: rank ", "NCCL from rank 0 to rank 1", "the input of stage 1, micro-batch 3",
+                        "has not crossed in 0.3 s"});
+  });
+  EXPECT_LT(now_seconds() - begin, 10);
+}
+
+TEST_F(Nccl, AnErrorOfNcclEndsTheRun) {
+  run(test::all_links(2), {}, [](Transport& transport) {
+    const std::string what = message_of([&] {
+      barrier(transport, kLong);
+      if (transport.rank() == 0) stand_in_nccl_state().error = 6;
+      transport.receive(1 - transport.rank(), forward(9, 9), kLong);
+    });
+    expect_parts(what, {"stopped: rank ", "remote process exited", "NCCL_DEBUG=INFO"});
+  });
+}
+
+TEST_F(Nccl, AMissingPeerAtTheStartIsNamed) {
+  auto hosts = make_in_process_transports(2, 0);
+  NcclOptions options;
+  options.tensors = at::kCPU;
+  options.connection_timeout = 0.3;
+  const std::string what = message_of([&] {
+    make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[0])), stand_in_nccl(), stand_in_device(0),
+                        {{0, 1}}, options);
+  });
+  expect_parts(what, {"NCCL from rank 0 to rank 1", "is not done in time"});
+}
+
+TEST_F(Nccl, NeedsGpus) {
+  auto hosts = make_in_process_transports(1, 0);
+  expect_parts(message_of([&] {
+                 make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[0])), stand_in_nccl(),
+                                     Device(), {});
+               }),
+               {"nccl needs GPUs", "on CPUs start with mpirun"});
+}
+
+TEST_F(Nccl, TooManyLinksAreRefused) {
+  auto hosts = make_in_process_transports(40, 0);
+  expect_parts(message_of([&] {
+                 make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[0])), stand_in_nccl(),
+                                     stand_in_device(0), test::all_links(40));
+               }),
+               {"rank 0 would have 78 NCCL links, at most 56"});
+}
+
+TEST_F(Nccl, LibrariesThatAreNotNcclAreRefused) {
+  expect_parts(message_of([] { load_nccl("/nowhere/libnccl.so.2"); }),
+               {"NCCL is not to be had", "/nowhere/libnccl.so.2", "LD_LIBRARY_PATH"});
+  expect_parts(message_of([] { load_nccl("libm.so.6"); }), {"libm.so.6 is no NCCL", "ncclGetVersion"});
+}
+
+// The roles of a run of 2 x 2: messages along a pipeline, sums between replicas, words between processes.
+TEST_F(Nccl, MakesAWorld) {
+  auto hosts = make_in_process_transports(4, 0);
+  NcclOptions options;
+  options.tensors = at::kCPU;
+  test::run_on_threads(4, [&](int process) {
+    const Device device = stand_in_device(process);
+    World world = make_nccl_world(std::shared_ptr<Transport>(std::move(hosts[process])), stand_in_nccl(),
+                                  device, 2, 2, options);
+    EXPECT_EQ(world.replica, process / 2);
+    EXPECT_EQ(world.process(), process);
+    const int rank = process % 2;
+    EXPECT_TRUE(world.is_local(rank));
+    EXPECT_FALSE(world.is_local(1 - rank));
+    Transport& pipeline = *world.pipeline[rank];
+    pipeline.isend(1 - rank, forward(rank, 0), {at::full({3}, process)});
+    const Values values = pipeline.receive(1 - rank, forward(1 - rank, 0), kLong);
+    device.compute().wait_on_host();
+    EXPECT_EQ(values.at(0)[2].item<int64_t>(), 2 * world.replica + 1 - rank);
+    world.data[rank]->isend(1 - world.replica, forward(0, 0), {at::full({3}, process)});
+    const Values other = world.data[rank]->receive(1 - world.replica, forward(0, 0), kLong);
+    device.compute().wait_on_host();
+    EXPECT_EQ(other.at(0)[0].item<int64_t>(), 2 * (1 - world.replica) + rank);
+    if (process == 3) {
+      barrier(*world.processes, kLong);
+      world.abort("the test says so");
+    } else {
+      const std::string what = message_of([&] {
+        barrier(*world.processes, kLong);
+        world.processes->receive(3, forward(0, 1), kLong);
+      });
+      expect_parts(what, {"the test says so"});
+    }
+  });
+  auto three = make_in_process_transports(3, 0);
+  expect_parts(message_of([&] {
+                 make_nccl_world(std::shared_ptr<Transport>(std::move(three[0])), stand_in_nccl(),
+                                 stand_in_device(0), 2, 2);
+               }),
+               {"2 x 2 = 4 ranks", "3 processes were started"});
+}
+
+TEST(NcclHead, SaysWhatIsSent) {
+  const at::Tensor transposed = at::arange(6, at::kInt).view({2, 3}).t();
+  const at::Tensor strided = at::arange(10, at::kFloat).slice(0, 0, 10, 2);
+  PackedHead packed =
+      pack_head({-5, 3, 2, Direction::kBackward, 2}, {transposed, strided, at::Tensor()}, at::kCPU);
+  ASSERT_EQ(packed.on_device.size(), 2U);
+  EXPECT_TRUE(packed.on_device[0].is_same(transposed)) << "dense, as it is";
+  EXPECT_TRUE(packed.on_device[1].is_contiguous());
+  ReceivedHead head = unpack_head(packed.head, 1);
+  EXPECT_EQ(head.tag, (Tag{-5, 3, 2, Direction::kBackward, 2}));
+  const Values made = head.allocate(at::kCPU, at::kCPU);
+  ASSERT_EQ(made.size(), 2U);
+  EXPECT_EQ(made[0].strides(), transposed.strides());
+  EXPECT_EQ(made[0].scalar_type(), at::kInt);
+  EXPECT_EQ(made[1].sizes(), (at::IntArrayRef{5}));
+  EXPECT_FALSE(head.values.at(2).defined());
+  PackedHead along = pack_head({}, {transposed}, at::kCUDA);
+  EXPECT_TRUE(along.on_device.empty());
+  EXPECT_TRUE(at::equal(unpack_head(along.head, 1).values.at(0), transposed));
+}
+
+// Every number of a head replaced by others: an error that names the sender, or a head that makes sense.
+TEST(NcclHead, WhatMakesNoSenseIsRefused) {
+  const PackedHead packed = pack_head({}, {at::ones({4, 3}), at::ones({2})}, at::kCPU);
+  int refused = 0;
+  for (int64_t place = 0; place < packed.head[0].numel(); ++place) {
+    for (const int64_t number :
+         {int64_t{-3}, int64_t{2}, int64_t{1000}, int64_t{1} << 40, INT64_MAX, INT64_MIN}) {
+      const at::Tensor numbers = packed.head[0].clone();
+      numbers.mutable_data_ptr<int64_t>()[place] = number;
+      try {
+        for (const auto& shape : unpack_head({numbers}, 4).shapes) EXPECT_LE(shape.sizes.size(), 2U);
+      } catch (const Error& error) {
+        ++refused;
+        EXPECT_NE(std::string(error.what()).find("rank 4"), std::string::npos) << error.what();
+      }
+    }
+    EXPECT_THROW(unpack_head({packed.head[0].narrow(0, 0, place)}, 4), Error) << "cut after " << place;
+  }
+  EXPECT_GT(refused, 50);
+  EXPECT_THROW(unpack_head({}, 4), Error);
+  EXPECT_THROW(unpack_head({packed.head[0].to(at::kInt)}, 4), Error);
+  EXPECT_THROW(unpack_head({packed.head[0], at::ones({1})}, 4), Error) << "one tensor too many";
+}
+
+// On real GPUs, with tensors that stay there.
+TEST(NcclOnGpus, SumsAndMessagesWithoutHostCopies) {
+  const int gpus = std::min(test::nccl_gpus(), 4);
+  if (gpus < 2) GTEST_SKIP() << "needs NCCL and two GPUs";
+  auto hosts = make_in_process_transports(gpus, 0);
+  test::run_on_threads(gpus, [&](int rank) {
+    const Device device = Device::open("cuda", rank);
+    const OnStream here(device.compute());
+    const auto place = at::TensorOptions(at::kFloat).device(device.where());
+    const auto end = make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[rank])), load_nccl(),
+                                         device, test::all_links(gpus));
+    for (int round = 0; round < 50; ++round) {
+      at::Tensor sum = at::full({1 << 16}, rank + round, place);
+      all_reduce_sum(*end, sum, kLong);
+      EXPECT_EQ(sum.mean().item<double>(), gpus * (gpus - 1) / 2.0 + gpus * round);
+      const int next = (rank + 1) % gpus;
+      at::Tensor sent = at::full({1 << 20}, round, place);
+      for (int i = 0; i < 10; ++i) sent = sent + 1;
+      end->isend(next, forward(next, round), {sent});
+      sent.reset();
+      const Values values = end->receive((rank + gpus - 1) % gpus, forward(rank, round), kLong);
+      EXPECT_EQ(values.at(0).device(), device.where());
+      EXPECT_EQ(values.at(0).mean().item<double>(), round + 10);
+    }
+    end->flush(kLong);
+  });
+}
+
+}  // namespace
+}  // namespace twobp

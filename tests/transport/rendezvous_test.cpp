@@ -1,0 +1,274 @@
+// Processes that meet at a store: who comes, who is missed, what goes wrong; messages through it.
+#include "twobp/transport/rendezvous.h"
+
+#include <algorithm>
+#include <arpa/inet.h>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+#include <gtest/gtest.h>
+
+#include "tests/transport/device_transports.h"
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/transport/collectives.h"
+#include "twobp/transport/store_transport.h"
+
+namespace twobp {
+namespace {
+
+constexpr double kLong = 60;  // seconds
+constexpr const char* kChild = "TWOBP_TEST_RENDEZVOUS_CHILD";
+
+RendezvousPlace place_at(int port, int rank, int size) {
+  RendezvousPlace place;
+  place.address = "127.0.0.1";
+  place.port = port;
+  place.rank = rank;
+  place.size = size;
+  return place;
+}
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+void expect_parts(const std::string& what, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts) {
+    EXPECT_NE(what.find(part), std::string::npos) << "no \"" << part << "\" in: " << what;
+  }
+  EXPECT_EQ(what.find('\n'), std::string::npos) << what;
+}
+
+// What each rank of these says, all at once.
+std::vector<std::string> messages_of(const std::vector<RendezvousPlace>& places, double timeout) {
+  std::vector<std::string> messages(places.size());
+  test::run_on_threads(static_cast<int>(places.size()), [&](int i) {
+    messages[i] = message_of([&] { Rendezvous rendezvous(places[i], timeout); });
+  });
+  return messages;
+}
+
+TEST(Rendezvous, AllComeAndExchangeWords) {
+  const int port = test::free_port();
+  test::run_on_threads(4, [&](int rank) {
+    Rendezvous rendezvous(place_at(port, rank, 4), kLong);
+    EXPECT_EQ(rendezvous.name(), concat("127.0.0.1:", port));
+    rendezvous.set(concat("word of ", rank), std::string("a\0b", 3) + std::to_string(rank));
+    for (int other = 0; other < 4; ++other) {
+      EXPECT_EQ(rendezvous.get(concat("word of ", other), kLong),
+                std::string("a\0b", 3) + std::to_string(other));
+    }
+    for (int i = 0; i < 50; ++i) rendezvous.push(concat("for ", (rank + 1) % 4), std::to_string(i));
+    const auto connection = rendezvous.connect();
+    for (int i = 0; i < 50; ++i) EXPECT_EQ(connection->pop(concat("for ", rank)), std::to_string(i));
+  });
+}
+
+TEST(Rendezvous, OneAloneIsEnoughOfOne) {
+  Rendezvous rendezvous(place_at(0, 0, 1), kLong);
+  EXPECT_GT(rendezvous.place().port, 0) << "the system has picked one";
+  expect_parts(message_of([&] { rendezvous.get("nothing", 0.1); }),
+               {"rank 0 waited 0.1 s", "'nothing', which no rank has set"});
+  expect_parts(message_of([&] { rendezvous.push("q", std::string(Rendezvous::kMostBytes + 1, 'x')); }),
+               {"at most 4194304"});
+}
+
+TEST(Rendezvous, SaysThatThePortIsInUse) {
+  Rendezvous first(place_at(0, 0, 1), kLong);
+  expect_parts(message_of([&] { Rendezvous second(place_at(first.place().port, 0, 1), kLong); }),
+               {concat("port ", first.place().port), "in use", "set MASTER_PORT"});
+}
+
+TEST(Rendezvous, SaysThatNobodyAnswers) {
+  const int port = test::free_port();
+  const double begin = now_seconds();
+  expect_parts(message_of([&] { Rendezvous rendezvous(place_at(port, 1, 2), 1); }),
+               {concat("rank 1 got no answer from 127.0.0.1:", port), "MASTER_ADDR"});
+  EXPECT_LT(now_seconds() - begin, 10);
+}
+
+TEST(Rendezvous, NamesWhoDidNotCome) {
+  const int port = test::free_port();
+  const double begin = now_seconds();
+  for (const std::string& what : messages_of({place_at(port, 0, 4), place_at(port, 2, 4)}, 1)) {
+    expect_parts(what, {"ranks 1, 3 of 4 did not come", std::to_string(port)});
+  }
+  EXPECT_LT(now_seconds() - begin, 10);
+}
+
+TEST(Rendezvous, NamesUnequalSizes) {
+  const int port = test::free_port();
+  const double begin = now_seconds();
+  for (const std::string& what : messages_of({place_at(port, 0, 2), place_at(port, 1, 3)}, kLong)) {
+    expect_parts(what, {"unequal sizes", "rank 0", "rank 1", "as one of 2", "as one of 3"});
+  }
+  EXPECT_LT(now_seconds() - begin, 10) << "nobody waits for the time-out";
+}
+
+TEST(Rendezvous, NamesARankThatComesTwice) {
+  const int port = test::free_port();
+  for (const std::string& what :
+       messages_of({place_at(port, 0, 3), place_at(port, 1, 3), place_at(port, 1, 3)}, kLong)) {
+    expect_parts(what, {"two processes", "they are rank 1", "MASTER_PORT"});
+  }
+}
+
+TEST(Rendezvous, SaysThatTheStoreIsGone) {
+  const int port = test::free_port();
+  std::unique_ptr<Rendezvous> host, guest;
+  test::run_on_threads(2, [&](int rank) {
+    (rank == 0 ? host : guest) = std::make_unique<Rendezvous>(place_at(port, rank, 2), kLong);
+  });
+  host->leave_at_once();
+  host.reset();
+  expect_parts(message_of([&] { guest->get("a", kLong); }),
+               {concat("the store at 127.0.0.1:", port), "does not answer any more"});
+}
+
+TEST(RendezvousPlace, IsWhereTheLauncherSays) {
+  Launcher launcher;
+  launcher.kind = Launcher::Kind::kTorchrun;
+  launcher.rank = 2;
+  launcher.size = 5;
+  expect_parts(message_of([&] { rendezvous_place(launcher); }), {"rank 2", "MASTER_ADDR", "torchrun"});
+  launcher.master_address = "node7";
+  EXPECT_EQ(rendezvous_place(launcher).port, 29500);
+  launcher.master_port = 1234;
+  const RendezvousPlace place = rendezvous_place(launcher);
+  EXPECT_EQ(place.address, "node7");
+  EXPECT_EQ(place.port, 1234);
+  EXPECT_EQ(place.rank, 2);
+  EXPECT_EQ(place.size, 5);
+}
+
+// Larger than a value of the store, in parts, between others.
+TEST(StoreTransport, BigMessages) {
+  test::run_on_store(2, [](std::shared_ptr<Transport> transport) {
+    const at::Tensor big = at::arange(5 << 20, at::kInt);  // 20 MiB
+    const Tag tag{1, 1, 0, Direction::kForward};
+    if (transport->rank() == 0) {
+      for (int i = 0; i < 3; ++i) transport->isend(1, tag, {big, at::full({1}, i)});
+    } else {
+      for (int i = 0; i < 3; ++i) {
+        const Values values = transport->receive(0, tag, kLong);
+        EXPECT_TRUE(at::equal(values.at(0), big));
+        EXPECT_EQ(values.at(1).item<float>(), static_cast<float>(i));
+      }
+    }
+    barrier(*transport, kLong);
+  });
+}
+
+TEST(StoreTransport, TheEndOfTheStoreEndsWaits) {
+  const int port = test::free_port();
+  test::run_on_threads(2, [&](int rank) {
+    auto rendezvous = std::make_shared<Rendezvous>(place_at(port, rank, 2), kLong);
+    auto transport = make_store_transport(rendezvous);
+    if (rank == 0) {
+      rendezvous->leave_at_once();
+      return;
+    }
+    try {
+      transport->receive(0, {}, kLong);
+      ADD_FAILURE() << "nobody sent this";
+    } catch (const Aborted& aborted) {
+      EXPECT_NE(std::string(aborted.what()).find("does not answer any more"), std::string::npos)
+          << aborted.what();
+    }
+  });
+}
+
+// What each process of the tests below does: finds the launcher's environment, meets, sums, says how it went.
+TEST(RendezvousProcess, Child) {
+  if (!std::getenv(kChild)) GTEST_SKIP() << "run by the tests of processes";
+  const Launcher launcher = find_launcher();
+  ASSERT_EQ(launcher.kind, Launcher::Kind::kTorchrun);
+  auto rendezvous = std::make_shared<Rendezvous>(rendezvous_place(launcher), kLong);
+  const auto transport = make_store_transport(rendezvous);
+  at::Tensor sum = at::full({100}, launcher.rank + 1.0);
+  all_reduce_sum(*transport, sum, kLong);
+  EXPECT_EQ(sum[99].item<double>(), launcher.size * (launcher.size + 1) / 2.0);
+  barrier(*transport, kLong);
+  // Exit code 0 would also be that of a child that has skipped this, or run no test.
+  if (!HasFailure())
+    std::ofstream(std::filesystem::path(std::getenv(kChild)) / std::to_string(launcher.rank));
+}
+
+// Where each child leaves a file that is called as its rank.
+class Marks {
+ public:
+  Marks() {
+    std::string name = (std::filesystem::temp_directory_path() / "twobp-XXXXXX").string();
+    EXPECT_NE(::mkdtemp(name.data()), nullptr);
+    folder_ = name;
+  }
+  ~Marks() {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+  std::string folder() const { return folder_.string(); }
+  std::vector<std::string> all() const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_))
+      names.push_back(entry.path().filename().string());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+std::string own_path() {
+  char path[4096];
+  const ssize_t length = ::readlink("/proc/self/exe", path, sizeof(path));
+  return {path, static_cast<size_t>(std::max<ssize_t>(length, 0))};
+}
+
+int exit_code(const std::string& command) {
+  const int status = std::system(command.c_str());
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(RendezvousProcess, OfTheirOwnMeet) {
+  const int port = test::free_port();
+  const Marks marks;
+  std::string start, end;
+  for (int rank = 0; rank < 3; ++rank) {
+    start += concat("env ", kChild, "='", marks.folder(), "' RANK=", rank, " WORLD_SIZE=3 LOCAL_RANK=", rank,
+                    " MASTER_ADDR=localhost MASTER_PORT=", port, " '", own_path(),
+                    "' --gtest_filter=RendezvousProcess.Child >/dev/null & p", rank, "=$!; ");
+    end += concat("wait $p", rank, " || code=1; ");
+  }
+  EXPECT_EQ(exit_code(concat(start, "code=0; ", end, "exit $code")), 0);
+  EXPECT_EQ(marks.all(), (std::vector<std::string>{"0", "1", "2"}));
+}
+
+TEST(RendezvousProcess, StartedByTorchrunMeet) {
+  const char* python = std::getenv("TWOBP_PYTHON");
+  const std::string interpreter = python ? python : "python3";
+  if (exit_code(interpreter + " -c 'import torch.distributed.run' >/dev/null 2>&1") != 0)
+    GTEST_SKIP() << interpreter << " has no PyTorch with torch.distributed.run";
+  const Marks marks;
+  EXPECT_EQ(exit_code(concat("env ", kChild, "='", marks.folder(), "' ", interpreter,
+                             " -m torch.distributed.run --no-python --nproc-per-node 3 --master-port ",
+                             test::free_port(), " '", own_path(),
+                             "' --gtest_filter=RendezvousProcess.Child >/dev/null")),
+            0);
+  EXPECT_EQ(marks.all(), (std::vector<std::string>{"0", "1", "2"}));
+}
+
+}  // namespace
+}  // namespace twobp

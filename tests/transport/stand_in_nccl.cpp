@@ -1,0 +1,175 @@
+#include "tests/transport/stand_in_nccl.h"
+
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "tests/nn/device/stand_in_device.h"
+
+namespace twobp::test {
+namespace {
+
+constexpr int kInvalidUsage = 5;
+
+// A communicator of two.
+struct Channel {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool joined[2] = {false, false};
+  bool began[2] = {false, false};  // a first transfer
+  bool aborted[2] = {false, false};
+  const void* data = nullptr;  // what is being sent
+  size_t bytes = 0;
+  bool there = false;
+  int error = 0;
+  int in_stream = 0;
+};
+
+struct Comm {
+  std::shared_ptr<Channel> channel;
+  int side = 0;
+};
+
+std::mutex channels_mutex;
+std::map<int64_t, std::weak_ptr<Channel>> channels;
+int64_t ids = 0;
+
+Comm& comm_of(NcclComm comm) {
+  return *static_cast<Comm*>(comm);
+}
+
+int get_version(int* version) {
+  *version = 22705;
+  return 0;
+}
+
+int get_unique_id(NcclUniqueId* id) {
+  const std::lock_guard lock(channels_mutex);
+  *id = {};
+  ++ids;
+  std::memcpy(id->bytes, &ids, sizeof(ids));
+  return 0;
+}
+
+int init_rank(NcclComm* comm, int ranks, NcclUniqueId id, int rank, NcclConfig* config) {
+  if (ranks != 2 || rank < 0 || rank > 1 || config->blocking != 0) return kInvalidUsage;
+  int64_t number = 0;
+  std::memcpy(&number, id.bytes, sizeof(number));
+  const std::lock_guard lock(channels_mutex);
+  std::shared_ptr<Channel> channel = channels[number].lock();
+  if (!channel) channels[number] = channel = std::make_shared<Channel>();
+  const std::lock_guard channel_lock(channel->mutex);
+  if (channel->joined[rank]) return kInvalidUsage;
+  channel->joined[rank] = true;
+  *comm = new Comm{channel, rank};
+  return NcclApi::kInProgress;
+}
+
+int destroy(NcclComm comm) {
+  delete &comm_of(comm);
+  return 0;
+}
+
+int abort(NcclComm comm) {
+  Comm& mine = comm_of(comm);
+  {
+    const std::lock_guard lock(mine.channel->mutex);
+    mine.channel->aborted[mine.side] = true;
+    if (mine.side == 0) mine.channel->there = false;
+  }
+  mine.channel->changed.notify_all();
+  return destroy(comm);
+}
+
+int get_async_error(NcclComm comm, int* error) {
+  const Comm& mine = comm_of(comm);
+  Channel& channel = *mine.channel;
+  const std::lock_guard lock(channel.mutex);
+  *error = channel.error != 0 ? channel.error : stand_in_nccl_state().error.load();
+  if (*error != 0) return 0;
+  const int other = 1 - mine.side;
+  if (!channel.joined[other] || (channel.began[mine.side] && !channel.began[other]))
+    *error = NcclApi::kInProgress;
+  return 0;
+}
+
+int begin(const Comm& mine) {
+  const std::lock_guard lock(mine.channel->mutex);
+  mine.channel->began[mine.side] = true;
+  return mine.channel->began[1 - mine.side] ? NcclApi::kSuccess : NcclApi::kInProgress;
+}
+
+void run_send(Channel& channel, const void* data, size_t bytes) {
+  std::unique_lock lock(channel.mutex);
+  channel.data = data;
+  channel.bytes = bytes;
+  channel.there = !channel.aborted[0];
+  channel.changed.notify_all();
+  channel.changed.wait(lock, [&] { return !channel.there || channel.aborted[0]; });
+  --channel.in_stream;
+}
+
+void run_receive(Channel& channel, void* data, size_t bytes) {
+  std::unique_lock lock(channel.mutex);
+  const auto ready = [&] { return channel.there && !stand_in_nccl_state().loses_data; };
+  channel.changed.wait(lock, [&] { return ready() || channel.aborted[1]; });
+  if (channel.aborted[1]) return;
+  if (channel.bytes != bytes) {
+    channel.error = kInvalidUsage;
+  } else {
+    std::memcpy(data, channel.data, bytes);
+    stand_in_nccl_state().bytes += static_cast<int64_t>(bytes);
+  }
+  channel.there = false;
+  channel.changed.notify_all();
+}
+
+int send(const void* data, size_t count, int type, int peer, NcclComm comm, void* stream) {
+  const Comm& mine = comm_of(comm);
+  if (mine.side != 0 || peer != 1 || type != NcclApi::kByte) return kInvalidUsage;
+  {
+    const std::lock_guard lock(mine.channel->mutex);
+    const int in_stream = ++mine.channel->in_stream;
+    std::atomic<int>& most = stand_in_nccl_state().most_in_stream;
+    for (int old = most; old < in_stream && !most.compare_exchange_weak(old, in_stream);) {
+    }
+  }
+  put(stream, [channel = mine.channel, data, count] { run_send(*channel, data, count); });
+  return begin(mine);
+}
+
+int receive(void* data, size_t count, int type, int peer, NcclComm comm, void* stream) {
+  const Comm& mine = comm_of(comm);
+  if (mine.side != 1 || peer != 0 || type != NcclApi::kByte) return kInvalidUsage;
+  put(stream, [channel = mine.channel, data, count] { run_receive(*channel, data, count); });
+  return begin(mine);
+}
+
+const char* error_text(int error) {
+  return error == kInvalidUsage ? "invalid usage" : error == 6 ? "remote process exited" : "some error";
+}
+
+}  // namespace
+
+StandInNccl& stand_in_nccl_state() {
+  static StandInNccl state;
+  return state;
+}
+
+NcclApi stand_in_nccl() {
+  NcclApi api;
+  api.get_version = get_version;
+  api.get_unique_id = get_unique_id;
+  api.init_rank = init_rank;
+  api.destroy = destroy;
+  api.abort = abort;
+  api.get_async_error = get_async_error;
+  api.send = send;
+  api.receive = receive;
+  api.error_text = error_text;
+  return api;
+}
+
+}  // namespace twobp::test

@@ -1,0 +1,23 @@
+// NCCL's functions between threads of one process, on streams of stand_in_device.h, by NCCL's rules: the two
+// ends of a communicator pair their calls by order alone, a transfer ends when both are there, the first one
+// holds up whoever begins it until the other end begins too, and an abort ends one's own end only.
+#pragma once
+
+#include <atomic>
+
+#include "twobp/transport/nccl_api.h"
+
+namespace twobp::test {
+
+NcclApi stand_in_nccl();
+
+// What communicators do, from now on.
+struct StandInNccl {
+  std::atomic<int> error{0};            // reported by ncclCommGetAsyncError
+  std::atomic<bool> loses_data{false};  // transfers never end
+  std::atomic<int> most_in_stream{0};   // sends of one communicator that were in its stream at once
+  std::atomic<int64_t> bytes{0};        // that have crossed
+};
+StandInNccl& stand_in_nccl_state();
+
+}  // namespace twobp::test

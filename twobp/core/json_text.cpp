@@ -1,0 +1,70 @@
+#include "twobp/core/json_text.h"
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <system_error>
+#include <vector>
+
+#include "twobp/core/check.h"
+
+namespace twobp {
+namespace {
+
+// The library's own message without its tag, and not with a whole file quoted in it.
+std::string reason(const nlohmann::json::exception& error) {
+  constexpr size_t kLongest = 200;
+  std::string what = error.what();
+  const size_t tag = what.find("] ");
+  if (tag != std::string::npos) what = what.substr(tag + 2);
+  return what.size() <= kLongest ? what : what.substr(0, kLongest) + "...";
+}
+
+}  // namespace
+
+template <typename Json>
+Json parse_json(std::string_view text, const std::string& origin, int max_depth) {
+  using Event = typename Json::parse_event_t;
+  std::vector<std::set<std::string>> open;  // the keys of the objects that are not closed yet
+  const auto check = [&](int depth, Event event, Json& parsed) {
+    TWOBP_CHECK(depth <= max_depth, origin, ": nested deeper than ", max_depth, " levels");
+    if (event == Event::object_start) open.emplace_back();
+    if (event == Event::object_end) open.pop_back();
+    if (event == Event::key) {
+      const auto& name = parsed.template get_ref<const std::string&>();
+      TWOBP_CHECK(open.back().insert(name).second, origin, ": \"", name.substr(0, 100), "\" is there twice");
+    }
+    return true;
+  };
+  try {
+    return Json::parse(text.begin(), text.end(), check);
+  } catch (const nlohmann::json::exception& error) {
+    fail(origin, ": not JSON: ", reason(error));
+  }
+}
+
+template nlohmann::json parse_json(std::string_view text, const std::string& origin, int max_depth);
+template nlohmann::ordered_json parse_json(std::string_view text, const std::string& origin, int max_depth);
+
+std::string read_text(const std::string& path, uint64_t max_bytes) {
+  std::error_code error;
+  TWOBP_CHECK(!std::filesystem::is_directory(path, error), path, ": is a folder, not a file");
+  std::ifstream file(path, std::ios::binary);
+  TWOBP_CHECK(file.good(), "cannot read ", path, ": ", std::strerror(errno));
+  constexpr size_t kBlock = size_t{1} << 20U;
+  std::string text;
+  while (file.good() && text.size() <= max_bytes) {  // a file may have no end, or not know its size
+    const size_t begin = text.size();
+    text.resize(begin + kBlock);
+    file.read(text.data() + begin, kBlock);
+    text.resize(begin + static_cast<size_t>(file.gcount()));
+  }
+  TWOBP_CHECK(!file.bad(), "cannot read ", path, ": ", std::strerror(errno));
+  TWOBP_CHECK(text.size() <= max_bytes, path, ": longer than the ", max_bytes,
+              " bytes that such a file may have");
+  return text;
+}
+
+}  // namespace twobp

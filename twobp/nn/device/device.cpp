@@ -1,0 +1,114 @@
+#include "twobp/nn/device/device.h"
+
+#include <cstdlib>
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "twobp/core/check.h"
+
+namespace twobp {
+namespace {
+
+const c10::impl::DeviceGuardImplInterface* support_for(at::DeviceType type) {
+  return c10::impl::device_guard_impl_registry[static_cast<size_t>(type)].load();
+}
+
+}  // namespace
+
+DeviceEvent DeviceStream::record() const {
+  DeviceEvent event;
+  if (stream_) {
+    auto recorded = std::make_shared<c10::Event>(stream_->device_type());
+    recorded->record(*stream_);
+    event.event_ = std::move(recorded);
+  }
+  return event;
+}
+
+void DeviceStream::wait(const DeviceEvent& event) const {
+  if (stream_ && event.event_) event.event_->block(*stream_);
+}
+
+void DeviceStream::uses(const at::Tensor& tensor) const {
+  if (stream_ && tensor.defined() && tensor.device().type() == stream_->device_type())
+    tensor.record_stream(*stream_);
+}
+
+Device Device::open(const std::string& type, int index) {
+  if (type == "cpu") return {};
+  TWOBP_CHECK(type == "cuda", "no device is called '", type, "': use cpu or cuda");
+  return open(at::kCUDA, index);
+}
+
+Device Device::open(at::DeviceType type, int index) {
+  // Streams share the GPU's queues, 8 unless it is told otherwise before it is first used: a transfer that
+  // waits for its peer would hold up the compute behind it.
+  if (type == at::kCUDA) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  const std::string name = c10::DeviceTypeName(type, true);
+  const auto* support = support_for(type);
+  TWOBP_CHECK(
+      support, "this LibTorch has no ", name,
+      ": GPUs are needed here: build with a LibTorch that has, or use pipeline.transport = \"mpi\" or "
+      "\"threads\"");
+  const int count = support->deviceCount();
+  TWOBP_CHECK(count > 0, "no ", name,
+              " device is to be seen: see that the driver is loaded and CUDA_VISIBLE_DEVICES names one, or "
+              "use pipeline.transport = \"mpi\" or \"threads\", which need no GPU");
+  TWOBP_CHECK(index >= 0 && index < count, "a rank here wants ", name, " device ", index, ", but only ",
+              count, count == 1 ? " is" : " are",
+              " to be seen: start fewer ranks on this machine, or use pipeline.transport = \"mpi\" or "
+              "\"threads\", which need no GPU");
+  Device device;
+  device.where_ = at::Device(type, static_cast<at::DeviceIndex>(index));
+  device.compute_ = device.make_stream(true);
+  device.weights_ = device.make_stream(false);
+  device.copies_ = device.make_stream(true);
+  device.sources_ = std::make_shared<Sources>();
+  return device;
+}
+
+DeviceStream Device::make_stream(bool high_priority) const {
+  if (where_.is_cpu()) return {};
+  return DeviceStream(support_for(where_.type())->getStreamFromGlobalPool(where_, high_priority));
+}
+
+at::Tensor Device::bring(const at::Tensor& tensor) const {
+  if (!tensor.defined() || tensor.device() == where_) return tensor;
+  return tensor.to(where_, /*non_blocking=*/true);
+}
+
+DeviceStream Device::source_stream(at::Device source) const {
+  const std::lock_guard lock(sources_->mutex);
+  for (const auto& [device, stream] : sources_->streams) {
+    if (device == source) return stream;
+  }
+  const DeviceStream stream(support_for(source.type())->getStreamFromGlobalPool(source, true));
+  sources_->streams.emplace_back(source, stream);
+  return stream;
+}
+
+Values Device::fetch(Values values, const DeviceEvent& ready) const {
+  if (!asynchronous()) return values;
+  bool copied = false;
+  for (at::Tensor& value : values) {
+    if (!value.defined() || value.device().type() != where_.type()) continue;
+    if (value.device() == where_) {
+      compute_.uses(value);  // of another rank on this GPU
+      continue;
+    }
+    // LibTorch copies on the source's current stream and makes the target's wait for it and it for the
+    // target's: with compute streams there, a copy would wait for all that has been put into either.
+    const DeviceStream source = source_stream(value.device());
+    source.wait(ready);
+    source.uses(value);
+    const OnStream there(source);
+    const OnStream here(copies_);
+    value = value.to(where_, /*non_blocking=*/true);
+    compute_.uses(value);
+    copied = true;
+  }
+  compute_.wait(copied ? copies_.record() : ready);
+  return values;
+}
+
+}  // namespace twobp

@@ -1,0 +1,147 @@
+#include "twobp/pipeline/gradient_reducer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/pipeline/memory_meter.h"
+
+namespace twobp {
+namespace {
+
+// Where a gradient may begin within a bucket: as aligned as a tensor of its own, on which the bits of some
+// matrix products depend.
+constexpr int64_t kAlignment = 64;  // bytes
+
+// Between two looks for messages in finish(): sums take hundreds of microseconds, cores may be shared.
+constexpr auto kPause = std::chrono::microseconds(20);
+
+int64_t padded(int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// Its gradients as parts of one tensor. Padding is zero and stays so.
+void lay_out(GradientReducer::Bucket& bucket) {
+  const MemoryMeter::Scope scope(bucket.stage, MemoryCategory::kGradients);
+  if (bucket.items.size() == 1) {
+    // In the order of memory: a convolution's channels come last there.
+    const at::Tensor& grad = bucket.items[0].parameter->grad;
+    bucket.flat = grad.as_strided({grad.numel()}, {1});
+    return;
+  }
+  const at::TensorOptions options = bucket.items[0].parameter->grad.options();
+  const auto width = static_cast<int64_t>(options.dtype().itemsize());
+  int64_t bytes = 0;
+  for (const auto& item : bucket.items) bytes += padded(static_cast<int64_t>(item.parameter->grad.nbytes()));
+  bucket.flat = at::zeros({bytes / width}, options.memory_format(std::nullopt));
+  int64_t at = 0;
+  for (const auto& item : bucket.items) {
+    at::Tensor& grad = item.parameter->grad;
+    const auto size = static_cast<int64_t>(grad.nbytes());
+    at::Tensor part = bucket.flat.as_strided(grad.sizes(), grad.strides(), at / width);
+    if (item.parameter->has_grad()) part.copy_(grad);
+    grad = std::move(part);
+    at += padded(size);
+  }
+}
+
+}  // namespace
+
+GradientReducer::GradientReducer(Transport& replicas, std::vector<Item> items, int64_t bucket_bytes)
+    : replicas_(replicas) {
+  TWOBP_CHECK(bucket_bytes > 0, "a bucket of ", bucket_bytes, " bytes");
+  // Last layer first; within a layer as p1 meets them, from its end.
+  std::reverse(items.begin(), items.end());
+  std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
+    return std::pair(a.stage, a.layer) > std::pair(b.stage, b.layer);
+  });
+  int64_t bytes = bucket_bytes;
+  for (Item& item : items) {
+    const at::Tensor& grad = item.parameter->grad;
+    TWOBP_CHECK(item.parameter->trainable() && grad.defined() && grad.is_non_overlapping_and_dense(),
+                "the gradient of ", item.parameter->name(), " is no dense tensor");
+    const bool fits = !buckets_.empty() && bytes < bucket_bytes && buckets_.back().stage == item.stage &&
+                      buckets_.back().items[0].parameter->grad.scalar_type() == grad.scalar_type();
+    if (!fits) {
+      bytes = 0;
+      buckets_.emplace_back().stage = item.stage;
+    }
+    bytes += static_cast<int64_t>(grad.nbytes());
+    Bucket& bucket = buckets_.back();
+    if (bucket.layers.empty() || bucket.layers.back() != item.layer) bucket.layers.push_back(item.layer);
+    bucket.items.push_back(std::move(item));
+  }
+  for (Bucket& bucket : buckets_) lay_out(bucket);
+  start();
+}
+
+void GradientReducer::start() {
+  running_.clear();
+  next_ = 0;
+  for (Bucket& bucket : buckets_) bucket.layers_left = static_cast<int>(bucket.layers.size());
+}
+
+void GradientReducer::layer_done(int stage, int layer) {
+  for (size_t b = next_; b < buckets_.size(); ++b) {  // a large layer may have several buckets
+    Bucket& bucket = buckets_[b];
+    if (bucket.stage != stage) continue;
+    if (std::find(bucket.layers.begin(), bucket.layers.end(), layer) != bucket.layers.end())
+      --bucket.layers_left;
+  }
+  start_ready();
+}
+
+void GradientReducer::start_ready() {
+  while (next_ < buckets_.size() && buckets_[next_].layers_left == 0) start_next();
+}
+
+void GradientReducer::start_next() {
+  Bucket& bucket = buckets_[next_];
+  const MemoryMeter::Scope scope(bucket.stage, MemoryCategory::kGradients);
+  for (const Item& item : bucket.items) item.parameter->grad_to_add();
+  running_.push_back({next_, AllReduce(replicas_, bucket.flat, static_cast<int>(next_))});
+  ++next_;
+}
+
+void GradientReducer::progress() {
+  if (running_.empty()) return;
+  for (Running& running : running_) {
+    const MemoryMeter::Scope scope(buckets_[running.bucket].stage, MemoryCategory::kGradients);
+    running.sum.progress();
+  }
+  std::erase_if(running_, [](const Running& running) { return running.sum.done(); });
+}
+
+void GradientReducer::finish(double timeout) {
+  while (next_ < buckets_.size()) start_next();
+  double deadline = now_seconds() + timeout;
+  size_t before = running_.size();
+  for (progress(); !running_.empty(); progress()) {
+    if (running_.size() < before) {
+      before = running_.size();
+      deadline = now_seconds() + timeout;
+    } else if (now_seconds() > deadline) {
+      const size_t bucket = running_.front().bucket;
+      try {
+        running_.front().sum.wait(0);
+      } catch (const Error& error) {
+        fail("the gradients of ", describe(bucket), " were not summed over replicas within ", timeout,
+             " s: ", error.what());
+      }
+      continue;
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+  replicas_.flush(timeout);  // here, where the meter sees what was sent go
+}
+
+std::string GradientReducer::describe(size_t bucket) const {
+  const auto& items = buckets_[bucket].items;
+  if (items.front().name == items.back().name) return "layer " + items.front().name;
+  return "layers " + items.back().name + " to " + items.front().name;
+}
+
+}  // namespace twobp

@@ -1,0 +1,128 @@
+// The executor's weight gradients: which pending W runs when, and what follows from it.
+#include <algorithm>
+#include <tuple>
+
+#include "twobp/core/clock.h"
+#include "twobp/pipeline/rank_executor.h"
+
+namespace twobp {
+
+void RankExecutor::run_p2(std::span<PendingP2> together) {
+  const double begin = now_seconds();
+  batch_.clear();
+  for (const PendingP2& pending : together) batch_.push_back(pending.unit.saved);
+  const PendingP2& first = together.front();
+  const MemoryMeter::Scope scope(stages_[first.stage]->index(), MemoryCategory::kStash);
+  first.unit.layer->backward_p2(batch_);
+  for (Saved* saved : batch_) saved->release_p2();
+  if (!work_.empty()) {
+    work_[first.stage][first.layer].p2 -= static_cast<int>(together.size());
+    check_done(first.stage, first.layer);
+  }
+  progress();
+  const double end = now_seconds();
+  stage_times_[first.stage].backward_p2 += end - begin;
+  if (events_.on()) log_p2(together, begin, end);
+}
+
+void RankExecutor::run_oldest_p2() {
+  together_.clear();
+  if (input_->batching == P2Batching::kLoop) {
+    together_.push_back(pending_.front());
+    pending_.pop_front();
+  } else {
+    const Layer* layer = pending_.front().unit.layer;
+    std::copy_if(pending_.begin(), pending_.end(), std::back_inserter(together_),
+                 [&](const PendingP2& pending) { return pending.unit.layer == layer; });
+    std::erase_if(pending_, [&](const PendingP2& pending) { return pending.unit.layer == layer; });
+  }
+  run_p2(together_);
+}
+
+void RankExecutor::find_tail() {
+  const auto& list = input_->schedule->ranks[rank_];
+  tail_ = last_p1_ = list.size();
+  if (!input_->training || input_->p2_order != P2Order::kBucket) return;
+  while (tail_ > 0 && list[tail_ - 1].op == Op::kBackwardP2) --tail_;
+  if (tail_ == 0) return;
+  const Instruction& before = list[tail_ - 1];
+  const Stage& stage = *stages_[local(before.stage)];
+  if (before.op == Op::kBackwardP1 && before.count == 1 && !stage.gives_gradient()) last_p1_ = tail_ - 1;
+}
+
+void RankExecutor::run_p2_by_layer(int s, int layer) {
+  const auto order = [](const PendingP2& pending) {
+    return std::tuple(-pending.stage, -pending.layer, pending.leaf);
+  };
+  // Stable: the micro-batches of a leaf stay in order.
+  std::stable_sort(pending_.begin(), pending_.end(),
+                   [&](const PendingP2& a, const PendingP2& b) { return order(a) < order(b); });
+  while (!pending_.empty()) {
+    const PendingP2& next = pending_.front();
+    if (next.stage < s || (next.stage == s && next.layer < layer)) return;
+    run_oldest_p2();
+  }
+}
+
+void RankExecutor::flush_p2(int s, int first, int last) {
+  const auto due = [&](const PendingP2& pending) {
+    return pending.stage == s && pending.micro_batch >= first && pending.micro_batch < last;
+  };
+  if (input_->batching != P2Batching::kLoop) {
+    // Layer by layer, all due micro-batches of a layer at once.
+    while (true) {
+      const auto oldest = std::find_if(pending_.begin(), pending_.end(), due);
+      if (oldest == pending_.end()) return;
+      const Layer* layer = oldest->unit.layer;
+      const auto same = [&](const PendingP2& pending) { return pending.unit.layer == layer && due(pending); };
+      together_.clear();
+      std::copy_if(pending_.begin(), pending_.end(), std::back_inserter(together_), same);
+      std::erase_if(pending_, same);
+      run_p2(together_);
+    }
+  }
+  // Others of the rank's stages may lie in between.
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    if (!due(*it)) {
+      ++it;
+      continue;
+    }
+    PendingP2 pending = *it;
+    it = pending_.erase(it);
+    run_p2({&pending, 1});
+  }
+}
+
+double RankExecutor::make_room(int64_t peak, int64_t held) {
+  const int64_t bytes = std::max(peak, held + largest_p2_);
+  const auto lacks = [&] { return !pending_.empty() && meter_.held(rank_) + bytes > cap_; };
+  if (!lacks()) return 0;
+  const double begin = now_seconds();
+  events_.pause(begin);
+  while (lacks()) run_oldest_p2();
+  const double end = now_seconds();
+  events_.resume(end);
+  return end - begin;
+}
+
+void RankExecutor::free_slot(int s, int micro_batch) {
+  const auto holds_slot = [&](const PendingP2& pending) {
+    return pending.stage == s && pending.micro_batch <= micro_batch - input_->slab_slots;
+  };
+  while (std::any_of(pending_.begin(), pending_.end(), holds_slot)) run_oldest_p2();
+}
+
+void RankExecutor::log_p2(std::span<PendingP2> together, double begin, double end) {
+  const PendingP2& first = together.front();
+  Event event;
+  event.stage = stages_[first.stage]->index();
+  event.micro_batch = first.micro_batch;
+  event.count = static_cast<int>(together.size());
+  event.layer = first.layer;
+  event.unit = first.leaf;
+  event.begin = begin;
+  event.end = end;
+  events_.backward_p2(*first.unit.layer, stages_[first.stage]->layer_name(first.layer), std::move(event));
+}
+
+}  // namespace twobp

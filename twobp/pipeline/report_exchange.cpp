@@ -1,0 +1,162 @@
+#include "twobp/pipeline/report_exchange.h"
+
+#include <algorithm>
+
+#include "twobp/core/check.h"
+
+namespace twobp {
+namespace {
+
+// Every number is a double: counts and bytes are far below 2^53. One list of fields serves both ways.
+class Writer {
+ public:
+  template <typename T>
+  void operator()(T& value) {
+    numbers_.push_back(static_cast<double>(value));
+  }
+  void time(double& seconds) { (*this)(seconds); }
+  at::Tensor tensor() const { return at::tensor(numbers_, at::kDouble); }
+
+ private:
+  std::vector<double> numbers_;
+};
+
+class Reader {
+ public:
+  Reader(const at::Tensor& numbers, double clock_ahead)
+      : numbers_(numbers.to(at::kDouble).contiguous()), clock_ahead_(clock_ahead) {}
+
+  template <typename T>
+  void operator()(T& value) {
+    TWOBP_CHECK(at_ < numbers_.numel(), "a report of ", numbers_.numel(), " numbers is too short");
+    value = static_cast<T>(numbers_.const_data_ptr<double>()[at_++]);
+  }
+  void time(double& seconds) {
+    (*this)(seconds);
+    seconds -= clock_ahead_;
+  }
+  bool done() const { return at_ == numbers_.numel(); }
+
+ private:
+  at::Tensor numbers_;
+  double clock_ahead_;
+  int64_t at_ = 0;
+};
+
+template <typename Visit>
+void visit(MemoryUse& use, Visit& each) {
+  for (int64_t& bytes : use.now) each(bytes);
+  for (int64_t& bytes : use.at_peak) each(bytes);
+  each(use.peak);
+}
+
+template <typename Visit>
+void visit(StepReport& report, const std::vector<int>& ranks, const std::vector<int>& stages, Visit& each) {
+  each.time(report.begin);
+  each.time(report.end);
+  for (const int r : ranks) {
+    RankTimes& times = report.ranks.at(r);
+    each.time(times.begin);
+    each.time(times.end);
+    each(times.optimizer);
+    each(times.busy);
+    each(times.exposed);
+    for (double& seconds : times.idle) each(seconds);
+    each(times.instructions);
+    visit(report.rank_memory.at(r), each);
+  }
+  for (const int s : stages) {
+    StageTimes& times = report.stages.at(s);
+    each(times.forward);
+    each(times.backward_p1);
+    each(times.backward_p2);
+    each(times.micro_batches);
+    each(times.p2_units);
+    visit(report.stage_memory.at(s), each);
+  }
+}
+
+// Enumerations and the name are for the callers.
+template <typename Visit>
+void visit(Event& event, Visit& each) {
+  for (int* field : {&event.stage, &event.micro_batch, &event.count, &event.part, &event.layer, &event.unit,
+                     &event.peer}) {
+    each(*field);
+  }
+  for (int64_t* field : {&event.bytes, &event.held, &event.total, &event.peak}) each(*field);
+  each.time(event.begin);
+  each.time(event.end);
+}
+
+}  // namespace
+
+Values pack_report(const StepReport& report, const std::vector<int>& ranks, const std::vector<int>& stages) {
+  StepReport copy = report;  // the list of fields is one for reading and writing
+  Writer times;
+  visit(copy, ranks, stages, times);
+  Values packed = {times.tensor()};
+  if (report.events.empty()) return packed;
+  Writer numbers;
+  std::vector<uint8_t> names;
+  for (const int r : ranks) {
+    auto count = static_cast<double>(copy.events.at(r).size());
+    numbers(count);
+    for (Event& event : copy.events[r]) {
+      auto kind = static_cast<int>(event.kind);
+      auto cause = static_cast<int>(event.cause);
+      auto length = static_cast<double>(event.name.size());
+      numbers(kind);
+      numbers(cause);
+      numbers(length);
+      visit(event, numbers);
+      names.insert(names.end(), event.name.begin(), event.name.end());
+    }
+  }
+  packed.push_back(numbers.tensor());
+  packed.push_back(at::tensor(names, at::kByte));
+  return packed;
+}
+
+void unpack_report(const Values& packed, const std::vector<int>& ranks, const std::vector<int>& stages,
+                   double clock_ahead, StepReport& report) {
+  TWOBP_CHECK(packed.size() == 1 || packed.size() == 3, "a report came as ", packed.size(), " tensors");
+  const double begin = report.begin;
+  const double end = report.end;
+  Reader times(packed[0], clock_ahead);
+  visit(report, ranks, stages, times);
+  TWOBP_CHECK(times.done(), "a report is longer than its ranks and stages");
+  // The step of all begins with the first and ends with the last.
+  report.begin = std::min(begin, report.begin);
+  report.end = std::max(end, report.end);
+  if (packed.size() == 1) return;
+  report.events.resize(report.ranks.size());
+  Reader numbers(packed[1], clock_ahead);
+  const at::Tensor names = packed[2].to(at::kByte).contiguous();
+  const auto* text = reinterpret_cast<const char*>(names.const_data_ptr<uint8_t>());
+  int64_t at = 0;
+  for (const int r : ranks) {
+    int64_t count = 0;
+    numbers(count);
+    for (int64_t i = 0; i < count; ++i) {
+      Event event;
+      int kind = 0;
+      int cause = 0;
+      int64_t length = 0;
+      numbers(kind);
+      numbers(cause);
+      numbers(length);
+      visit(event, numbers);
+      TWOBP_CHECK(length >= 0 && length <= names.numel() - at, "a report's names are cut off");
+      TWOBP_CHECK(
+          kind >= 0 && kind <= static_cast<int>(Event::Kind::kReceive) && cause >= 0 && cause < kIdleCauses,
+          "a report has an event of unknown kind");
+      event.kind = static_cast<Event::Kind>(kind);
+      event.cause = static_cast<IdleCause>(cause);
+      event.name.assign(text + at, static_cast<size_t>(length));
+      at += length;
+      report.events.at(r).push_back(std::move(event));
+    }
+  }
+}
+
+}  // namespace twobp

@@ -1,0 +1,206 @@
+#include "twobp/plan/auto_schedule/auto_schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "twobp/core/check.h"
+#include "twobp/plan/auto_schedule/greedy.h"
+#include "twobp/plan/auto_schedule/problem.h"
+#include "twobp/plan/auto_schedule/search.h"
+#include "twobp/schedule/named_schedules.h"
+
+namespace twobp {
+namespace {
+
+constexpr double kSame = 1e-12;          // relative: less is no improvement
+constexpr double kBoundRounding = 1e-9;  // relative: of sums in another order
+
+struct Budget {
+  int rules = 0;          // of list scheduling
+  int starts = 0;         // of local search
+  double op_updates = 0;  // that local search may make: a move costs one an op
+  long most_iterations = 0;
+};
+
+Budget budget_of(SearchEffort effort, int tasks) {
+  Budget budget = effort == SearchEffort::kQuick   ? Budget{80, 3, 4e6, 4000}
+                  : effort == SearchEffort::kUsual ? Budget{400, 12, 5e7, 80'000}
+                                                   : Budget{2000, 24, 5e8, 800'000};
+  // List scheduling costs some ten updates an op.
+  budget.rules = std::clamp(static_cast<int>(budget.op_updates / (10.0 * tasks)), 12, budget.rules);
+  budget.most_iterations =
+      std::clamp(static_cast<long>(budget.op_updates / tasks), 20L, budget.most_iterations);
+  return budget;
+}
+
+struct Start {
+  TaskOrder order;
+  double seconds = 0;
+};
+
+class AutoScheduler {
+ public:
+  AutoScheduler(const std::vector<int>& rank_of_stage, int micro_batches, const std::vector<StageCost>& costs,
+                const SimulationOptions& options, const AutoScheduleOptions& search)
+      : problem_(rank_of_stage, micro_batches, costs, options),
+        costs_(costs),
+        options_(options),
+        search_(search),
+        budget_(budget_of(search.effort, problem_.tasks())) {
+    options_.recorded.clear();
+    options_.reject_over_cap = false;
+    options_.timeline = true;  // from_simulation reads it
+    result_.bound = lower_bound(rank_of_stage, micro_batches, costs, options);
+    result_.seconds = std::numeric_limits<double>::infinity();
+  }
+
+  AutoSchedule run() {
+    try_named();
+    std::optional<NamedBest> named = std::move(named_);
+    for (const GreedyRule& rule : greedy_rules(budget_.rules, search_.seed)) {
+      add_start(greedy_order(problem_, rule));
+      if (starts_.back().seconds <= good_enough()) break;
+    }
+    std::stable_sort(starts_.begin(), starts_.end(),
+                     [](const Start& a, const Start& b) { return a.seconds < b.seconds; });
+    offer(starts_.front().order, "list scheduling");
+    improve();
+    // Messages and layers may take a good order over a cap in the simulation: then the next that fits will
+    // do.
+    for (size_t i = 1; i < starts_.size() && !std::isfinite(result_.seconds); ++i) {
+      offer(starts_[i].order, "list scheduling");
+    }
+    if (named && named->seconds < result_.seconds * (1 - kSame)) {
+      result_.schedule = std::move(named->schedule);
+      result_.seconds = named->seconds;
+      result_.method = "named";
+    }
+    if (!std::isfinite(result_.seconds)) {
+      throw NoScheduleFits(
+          "found no schedule whose simulated bytes stay within the caps: the activations of one micro-batch "
+          "fit, what messages and layers hold beside them does not; raise cap_per_rank");
+    }
+    TWOBP_CHECK(result_.seconds >= result_.bound.seconds * (1 - kBoundRounding), "a schedule of ",
+                result_.seconds, " seconds was found, which is below the lower bound of ",
+                result_.bound.seconds, ": the bound is wrong for these costs, please report them");
+    return std::move(result_);
+  }
+
+ private:
+  struct NamedBest {
+    Schedule schedule;
+    double seconds = 0;
+  };
+
+  double good_enough() const { return result_.bound.seconds * (1 + kSame); }
+
+  bool within_caps(const Simulation& simulation) const {
+    for (int rank = 0; rank < problem_.ranks(); ++rank) {
+      if (simulation.ranks[rank].peak_bytes > problem_.cap(rank)) return false;
+    }
+    return true;
+  }
+
+  void add_start(TaskOrder order) {
+    const double seconds = order_seconds(problem_, order);
+    starts_.push_back({std::move(order), seconds});
+  }
+
+  // Every named schedule on the placement, under every policy: the one to beat, and starts of the search.
+  void try_named() {
+    for (const NamedVariant& variant :
+         named_schedules_on(problem_.rank_of_stage(), problem_.micro_batches())) {
+      Schedule schedule = make_schedule(variant.name, problem_.stages(), problem_.micro_batches(),
+                                        variant.policy, problem_.ranks());
+      const Simulation simulation = simulate(schedule, costs_, options_);
+      if (!within_caps(simulation)) continue;
+      TaskOrder order = problem_.from_simulation(simulation);
+      if (!order.ranks.empty() && problem_.fits(order)) add_start(std::move(order));
+      if (named_ && simulation.step_seconds >= named_->seconds * (1 - kSame)) continue;
+      result_.best_named = concat(variant.name, " ", policy_name(variant.policy));
+      result_.named_seconds = simulation.step_seconds;
+      named_ = NamedBest{std::move(schedule), simulation.step_seconds};
+    }
+  }
+
+  // The starts one after the other with a short search, then the best of what came out with the rest.
+  void improve() {
+    std::vector<Start> improved;
+    const long all = budget_.most_iterations;
+    double last = -1;
+    for (size_t i = 0; i < starts_.size() && static_cast<int>(improved.size()) < budget_.starts; ++i) {
+      if (starts_[i].seconds <= last * (1 + 1e-9)) continue;  // most likely the same order again
+      last = starts_[i].seconds;
+      improved.push_back(search(starts_[i].order, all / (2L * budget_.starts)));
+      if (improved.back().seconds <= good_enough()) break;
+    }
+    std::stable_sort(improved.begin(), improved.end(),
+                     [](const Start& a, const Start& b) { return a.seconds < b.seconds; });
+    if (improved.front().seconds > good_enough()) {
+      const size_t finalists = std::min<size_t>(2, improved.size());
+      for (size_t i = 0; i < finalists; ++i) {
+        Start start = search(improved[i].order, all / 4);
+        if (start.seconds < improved.front().seconds) std::swap(improved.front(), start);
+      }
+    }
+    for (const Start& start : improved) {
+      const double before = result_.seconds;
+      offer(start.order, "local search");
+      if (result_.seconds < before) break;
+    }
+  }
+  Start search(const TaskOrder& from, long iterations) {
+    SearchResult found = improve_order(problem_, from, iterations, good_enough(), search_.seed + ++searches_);
+    result_.iterations += found.iterations;
+    return {std::move(found.order), found.seconds};
+  }
+
+  // Takes the order as the result if it is better, as placed or with W in pieces.
+  void offer(const TaskOrder& order, const char* method) {
+    bool pieces = false;
+    for (int stage = 0; stage < problem_.stages(); ++stage) pieces |= problem_.cost(stage).p2_units > 1;
+    for (const P2Policy policy : {P2Policy::kPlaced, P2Policy::kFill}) {
+      if (policy == P2Policy::kFill && !pieces) continue;
+      Schedule schedule = problem_.to_schedule(order, policy);
+      SimulationOptions options = options_;
+      options.timeline = false;
+      const Simulation simulation = simulate(schedule, costs_, options);
+      if (!within_caps(simulation) || simulation.step_seconds >= result_.seconds * (1 - kSame)) continue;
+      result_.schedule = std::move(schedule);
+      result_.seconds = simulation.step_seconds;
+      result_.method = method;
+    }
+  }
+
+  PipelineProblem problem_;
+  const std::vector<StageCost>& costs_;
+  SimulationOptions options_;
+  AutoScheduleOptions search_;
+  Budget budget_;
+  AutoSchedule result_;
+  std::optional<NamedBest> named_;
+  std::vector<Start> starts_;
+  uint64_t searches_ = 0;
+};
+
+}  // namespace
+
+AutoSchedule auto_schedule(const std::vector<int>& rank_of_stage, int micro_batches,
+                           const std::vector<StageCost>& costs, const SimulationOptions& options,
+                           const AutoScheduleOptions& search) {
+  return AutoScheduler(rank_of_stage, micro_batches, costs, options, search).run();
+}
+
+std::vector<Placement> possible_placements(int stages, int ranks) {
+  std::vector<Placement> placements;
+  if (ranks < 1 || stages < 1) return placements;
+  if (stages == ranks) placements.push_back(Placement::kLinear);
+  if (stages == 2 * ranks) placements.push_back(Placement::kV);
+  if (stages > ranks && stages % ranks == 0) placements.push_back(Placement::kLooped);
+  return placements;
+}
+
+}  // namespace twobp

@@ -1,0 +1,350 @@
+#include "twobp/plan/auto_schedule/greedy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <queue>
+#include <utility>
+
+#include "twobp/core/check.h"
+#include "twobp/plan/auto_schedule/random.h"
+
+namespace twobp {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+class Greedy {
+ public:
+  Greedy(const PipelineProblem& problem, const GreedyRule& rule)
+      : problem_(problem),
+        rule_(rule),
+        random_(rule.seed),
+        arrival_(static_cast<size_t>(2) * problem.stages() * problem.micro_batches(), kInfinity),
+        next_(static_cast<size_t>(3) * problem.stages(), 0),
+        now_(static_cast<size_t>(problem.ranks()), 0),
+        held_(static_cast<size_t>(problem.ranks()), 0),
+        in_flight_(static_cast<size_t>(problem.ranks()), problem.micro_batches()),
+        unfinished_(static_cast<size_t>(problem.ranks()), problem.micro_batches()) {
+    order_.ranks.resize(problem.ranks());
+    order_.fused.assign(static_cast<size_t>(problem.stages()) * problem.micro_batches(), 0);
+    for (int rank = 0; rank < problem.ranks(); ++rank) {
+      order_.ranks[rank].reserve(3 * problem.stages_of_rank(rank).size() * problem.micro_batches());
+    }
+    for (int m = 0; m < problem.micro_batches(); ++m) arrival(Op::kForward, 0, m) = 0;
+    set_tails();
+    set_limits();
+  }
+
+  TaskOrder run() {
+    // Ranks act in the order of time, so that what arrives before a decision is known by then.
+    std::vector<double> due(static_cast<size_t>(problem_.ranks()), kInfinity);
+    std::priority_queue<std::pair<double, int>, std::vector<std::pair<double, int>>, std::greater<>> events;
+    const auto set_due = [&](int rank, double at) {
+      if (at == due[rank]) return;
+      due[rank] = at;
+      if (at < kInfinity) events.emplace(at, rank);
+    };
+    for (int rank = 0; rank < problem_.ranks(); ++rank) set_due(rank, next_event(rank));
+    while (!events.empty()) {
+      const auto [at, rank] = events.top();
+      events.pop();
+      if (at != due[rank]) continue;  // it was moved since
+      now_[rank] = at;
+      touched_ = -1;
+      act(rank);
+      due[rank] = kInfinity;
+      set_due(rank, next_event(rank));
+      if (touched_ >= 0) set_due(touched_, next_event(touched_));
+    }
+    return std::move(order_);
+  }
+
+ private:
+  double& arrival(Op op, int stage, int m) {
+    return arrival_[(static_cast<size_t>(op) * problem_.stages() + stage) * problem_.micro_batches() + m];
+  }
+  int& next(Op op, int stage) { return next_[static_cast<size_t>(op) * problem_.stages() + stage]; }
+  bool done(Op op, int stage) { return next(op, stage) == problem_.micro_batches(); }
+  bool w_pending(int stage) { return next(Op::kBackwardP2, stage) < next(Op::kBackwardP1, stage); }
+  bool w_pending_on(int rank) {
+    const auto& stages = problem_.stages_of_rank(rank);
+    return std::any_of(stages.begin(), stages.end(), [&](int s) { return w_pending(s); });
+  }
+
+  // The longest way to the end, micro-batch after micro-batch in each stage.
+  void set_tails() {
+    tail_.assign(static_cast<size_t>(problem_.tasks()), 0);
+    const int stages = problem_.stages();
+    for (int m = problem_.micro_batches() - 1; m >= 0; --m) {
+      const auto follow = [&](int task, int successor, double delay) {
+        tail_[task] = std::max(tail_[task], delay + problem_.seconds(successor, false) + tail_[successor]);
+      };
+      const auto at = [&](Op op, int stage) {
+        const int task = problem_.task(op, stage, m);
+        tail_[task] = problem_.optimizer(problem_.rank(task));
+        if (m + 1 < problem_.micro_batches()) follow(task, task + 1, 0);
+        return task;
+      };
+      for (int s = 0; s < stages; ++s) {
+        const int w = at(Op::kBackwardP2, s);
+        const int i = at(Op::kBackwardP1, s);
+        follow(i, w, 0);
+        if (s > 0) follow(i, problem_.task(Op::kBackwardP1, s - 1, m), delay(i));
+      }
+      for (int s = stages - 1; s >= 0; --s) {
+        const int f = at(Op::kForward, s);
+        follow(f, problem_.task(Op::kBackwardP1, s, m), 0);
+        if (s + 1 < stages) follow(f, problem_.task(Op::kForward, s + 1, m), delay(f));
+      }
+    }
+  }
+  double delay(int task) const {
+    const int to = problem_.receiver(task);
+    return to < 0 ? 0 : problem_.delay_to(to);
+  }
+
+  void set_limits() {
+    double round = 0;
+    for (int rank = 0; rank < problem_.ranks(); ++rank) {
+      double sum = 0;
+      for (const int s : problem_.stages_of_rank(rank)) sum += work(s);
+      round = std::max(round, sum);
+    }
+    for (int rank = 0; rank < problem_.ranks() && round > 0; ++rank) {
+      const int first = problem_.stages_of_rank(rank).front();
+      double way = 0;
+      for (int s = first; s < problem_.stages(); ++s) {
+        const int f = problem_.task(Op::kForward, s, 0);
+        const int i = problem_.task(Op::kBackwardP1, s, 0);
+        way += problem_.seconds(f, false) + problem_.seconds(i, false);
+        if (s > first) way += problem_.delay_to(f) + delay(i);
+      }
+      const auto limit = [&](double factor) {
+        return factor > 0 ? std::max(1, static_cast<int>(std::ceil(factor * way / round - 1e-9)))
+                          : problem_.micro_batches();
+      };
+      in_flight_[rank] = limit(rule_.in_flight);
+      unfinished_[rank] = limit(rule_.unfinished);
+    }
+  }
+  double work(int s) const {
+    return problem_.seconds(problem_.task(Op::kForward, s, 0), false) +
+           problem_.seconds(problem_.task(Op::kBackwardP1, s, 0), true);
+  }
+
+  // Whether the rank's limits let this F in. `room`: as if all pending W had run.
+  bool admits(int stage, bool room) {
+    const int rank = problem_.rank_of_stage()[stage];
+    const auto& stages = problem_.stages_of_rank(rank);
+    const int m = next(Op::kForward, stage);
+    if (stage == stages.front()) {
+      if (m - next(Op::kBackwardP1, stage) >= in_flight_[rank]) return false;
+      if (!room && m - next(Op::kBackwardP2, stage) >= unfinished_[rank] && w_pending_on(rank)) return false;
+    }
+    if (!problem_.capped(rank)) return true;
+    const int task = problem_.task(Op::kForward, stage, m);
+    const double free = problem_.cap(rank) - held_[rank] + (room ? stashed(rank) : 0);
+    return problem_.peak(task, false) <= free && can_finish(rank, stage);
+  }
+  double stashed(int rank) {
+    double bytes = 0;
+    for (const int s : problem_.stages_of_rank(rank)) {
+      bytes += problem_.cost(s).stash_bytes * (next(Op::kBackwardP1, s) - next(Op::kBackwardP2, s));
+    }
+    return bytes;
+  }
+
+  // Once F of `stage` has run, can the micro-batches under way still be finished, the oldest first, each
+  // giving up what it holds? B needs no room, and pending W can run: so it is a matter of F alone.
+  bool can_finish(int rank, int stage) {
+    const auto& stages = problem_.stages_of_rank(rank);
+    if (stages.size() == 1) return true;
+    double free = problem_.cap(rank);
+    const auto through = [&](int s) { return next(Op::kForward, s) + (s == stage ? 1 : 0); };
+    for (const int s : stages)
+      free -= problem_.cost(s).activation_bytes * (through(s) - next(Op::kBackwardP1, s));
+    const int oldest = next(Op::kBackwardP1, stages.front());
+    for (int m = oldest; m < through(stages.front()); ++m) {
+      double need = 0;
+      double most = 0;
+      double held = 0;
+      for (const int s : stages) {
+        const double bytes = problem_.cost(s).activation_bytes;
+        if (m >= through(s)) {
+          most = std::max(most, need + problem_.peak(problem_.task(Op::kForward, s, m), false));
+          need += bytes;
+        } else if (m >= next(Op::kBackwardP1, s)) {
+          held += bytes;
+        }
+      }
+      if (most > free) return false;
+      free += held;
+    }
+    return true;
+  }
+
+  // When this rank can do something next.
+  double next_event(int rank) {
+    if (w_pending_on(rank)) return now_[rank];
+    return std::max(now_[rank], next_arrival(rank, true));
+  }
+  double next_arrival(int rank, bool room) {
+    double first = kInfinity;
+    for (const int s : problem_.stages_of_rank(rank)) {
+      if (!done(Op::kForward, s)) {
+        const double at = arrival(Op::kForward, s, next(Op::kForward, s));
+        if (at < first && admits(s, room)) first = at;
+      }
+      if (!done(Op::kBackwardP1, s))
+        first = std::min(first, arrival(Op::kBackwardP1, s, next(Op::kBackwardP1, s)));
+    }
+    return first;
+  }
+
+  struct Choice {
+    int task = -1;
+    bool fused = false;
+    double score = -kInfinity;
+  };
+
+  void act(int rank) {
+    Choice best;
+    const auto consider = [&](int task, bool fused, double score) {
+      if (rule_.noise > 0) score += rule_.noise * tail_[task] * random_.unit();
+      if (score > best.score) best = {task, fused, score};
+    };
+    const double tail_range = 4 * (tail_[0] + 1);  // F of the first micro-batch has the longest
+    bool blocked = false;                          // something is ready but for room that W would make
+    for (const int s : problem_.stages_of_rank(rank)) {
+      if (!done(Op::kForward, s) && arrival(Op::kForward, s, next(Op::kForward, s)) <= now_[rank]) {
+        const int task = problem_.task(Op::kForward, s, next(Op::kForward, s));
+        const double by_stage = static_cast<double>(rule_.deepest_forward ? s : -s) / problem_.stages();
+        if (admits(s, false)) {
+          consider(task, false,
+                   rule_.prefer == GreedyRule::Prefer::kLongestTail
+                       ? tail_[task]
+                       : by_stage + (rule_.prefer == GreedyRule::Prefer::kForward ? tail_range : 0));
+        } else if (admits(s, true)) {
+          blocked = true;
+        }
+      }
+      if (!done(Op::kBackwardP1, s) && arrival(Op::kBackwardP1, s, next(Op::kBackwardP1, s)) <= now_[rank]) {
+        const int task = problem_.task(Op::kBackwardP1, s, next(Op::kBackwardP1, s));
+        const bool fits = held_[rank] + problem_.peak(task, false) <= problem_.cap(rank);
+        if (!fits && w_pending_on(rank)) {
+          blocked = true;
+          continue;
+        }
+        const bool fuse =
+            !fits || (rule_.fuse > 0 && problem_.capped(rank) && problem_.bytes(task, false) > 0 &&
+                      !w_pending(s) && random_.unit() < rule_.fuse);
+        const bool backward_first = rule_.prefer == GreedyRule::Prefer::kBackward;
+        consider(task, fuse,
+                 rule_.prefer == GreedyRule::Prefer::kLongestTail
+                     ? tail_[task]
+                     : tail_[task] / (tail_[0] + 1) + (backward_first ? tail_range : 0));
+      }
+    }
+    if (best.task >= 0) return start(rank, best.task, best.fused);
+    const int w = oldest_w(rank);
+    TWOBP_CHECK(w >= 0, "list scheduling woke rank ", rank, " with nothing to run");
+    const double ahead = next_arrival(rank, false);
+    const bool worth = rule_.w_fits <= 0 || now_[rank] + rule_.w_fits * problem_.seconds(w, false) <= ahead;
+    if (blocked || worth || ahead <= now_[rank]) return start(rank, w, false);
+    now_[rank] = ahead;
+  }
+
+  // W of the oldest micro-batch, of the later stage among equals.
+  int oldest_w(int rank) {
+    int best = -1;
+    for (const int s : problem_.stages_of_rank(rank)) {
+      if (!w_pending(s)) continue;
+      const int task = problem_.task(Op::kBackwardP2, s, next(Op::kBackwardP2, s));
+      if (best < 0 || problem_.micro_batch(task) <= problem_.micro_batch(best)) best = task;
+    }
+    return best;
+  }
+
+  void start(int rank, int task, bool fused) {
+    const Op op = problem_.op(task);
+    const int stage = problem_.stage(task);
+    const int m = problem_.micro_batch(task);
+    order_.ranks[rank].push_back(task);
+    now_[rank] += problem_.seconds(task, fused);
+    held_[rank] += problem_.bytes(task, fused);
+    ++next(op, stage);
+    if (fused) {
+      order_.fused[problem_.slot(task)] = 1;
+      ++next(Op::kBackwardP2, stage);
+    }
+    const double end = now_[rank];
+    const auto arrives = [&](Op to, int at) {
+      arrival(to, at, m) =
+          end + (problem_.rank_of_stage()[at] == rank ? 0 : problem_.delay_to(problem_.task(to, at, m)));
+      touched_ = problem_.rank_of_stage()[at];
+    };
+    if (op == Op::kForward) {
+      if (stage + 1 < problem_.stages()) {
+        arrives(Op::kForward, stage + 1);
+      } else {
+        arrives(Op::kBackwardP1, stage);
+      }
+    } else if (op == Op::kBackwardP1 && stage > 0) {
+      arrives(Op::kBackwardP1, stage - 1);
+    }
+  }
+
+  const PipelineProblem& problem_;
+  const GreedyRule& rule_;
+  SearchRandom random_;
+  std::vector<double> arrival_;  // of the input of F and of I
+  std::vector<int> next_;        // by op and stage: the micro-batch that is due
+  std::vector<double> now_;
+  std::vector<double> held_;
+  std::vector<int> in_flight_;
+  std::vector<int> unfinished_;
+  std::vector<double> tail_;
+  int touched_ = -1;
+  TaskOrder order_;
+};
+
+}  // namespace
+
+std::vector<GreedyRule> greedy_rules(int count, uint64_t seed) {
+  std::vector<GreedyRule> rules;
+  using Prefer = GreedyRule::Prefer;
+  for (const double in_flight : {1.0, 0.0, 1.5, 0.75, 2.5}) {
+    for (const Prefer prefer : {Prefer::kBackward, Prefer::kLongestTail, Prefer::kForward}) {
+      for (const double w_fits : {0.0, 1.0, 0.5}) {
+        for (const bool deepest : {true, false}) {
+          rules.push_back({prefer, deepest, in_flight, 0, w_fits, 0, 0, 0});
+          if (prefer == Prefer::kBackward && deepest && w_fits == 0) {
+            rules.push_back({prefer, deepest, in_flight, 1.2 * in_flight, w_fits, 0, 0, 0});
+          }
+        }
+      }
+    }
+  }
+  const size_t fixed = rules.size();
+  SearchRandom random(seed);
+  while (static_cast<int>(rules.size()) < count) {
+    GreedyRule rule = rules[random.below(fixed)];
+    rule.in_flight = random.below(4) == 0 ? 0 : 0.5 + 2 * random.unit();
+    rule.unfinished = random.below(2) == 0 ? 0 : 0.5 + 3 * random.unit();
+    rule.w_fits = random.below(3) == 0 ? 0 : random.unit();
+    rule.noise = 0.3 * random.unit();
+    rule.fuse = random.below(2) == 0 ? 0 : random.unit();
+    rule.seed = random.next();
+    rules.push_back(rule);
+  }
+  rules.resize(std::max(1, count));
+  return rules;
+}
+
+TaskOrder greedy_order(const PipelineProblem& problem, const GreedyRule& rule) {
+  return Greedy(problem, rule).run();
+}
+
+}  // namespace twobp

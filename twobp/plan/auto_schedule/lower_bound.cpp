@@ -1,0 +1,299 @@
+#include "twobp/plan/auto_schedule/lower_bound.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <queue>
+#include <utility>
+
+#include "twobp/plan/auto_schedule/problem.h"
+
+namespace twobp {
+namespace {
+
+constexpr double kMostPairs = 1e9;
+
+// A chain of a rank: the ops of one kind of one stage, by micro-batch.
+struct Chain {
+  Op op = Op::kForward;
+  int stage = 0;
+};
+
+// Heads: the earliest start of every op; tails: the least time from its end to the end of the step.
+class Bound {
+ public:
+  Bound(const PipelineProblem& problem, bool with_memory)
+      : problem_(problem),
+        with_memory_(with_memory),
+        head_(static_cast<size_t>(problem.tasks()), 0),
+        tail_(static_cast<size_t>(problem.tasks()), 0) {
+    double pairs = 0;
+    for (int rank = 0; rank < problem.ranks(); ++rank) {
+      const double ops =
+          3.0 * static_cast<double>(problem.stages_of_rank(rank).size()) * problem.micro_batches();
+      pairs += ops * ops;
+    }
+    few_enough_ = pairs <= kMostPairs;
+  }
+
+  struct Longest {
+    double seconds = 0;
+    int rank = 0;
+  };
+
+  // `sums`: heads and tails count all that the rank itself has to run before and after; else the longest
+  // chain alone.
+  Longest run(bool sums) {
+    sums_ = sums && few_enough_;
+    const int last = problem_.micro_batches() - 1;
+    for (int m = 0; m <= last; ++m) each_of(m, false, [&](int task) { find_head(task); });
+    for (int m = last; m >= 0; --m) each_of(m, true, [&](int task) { find_tail(task); });
+    Longest longest;
+    for (int task = 0; task < problem_.tasks(); ++task) {
+      longest.seconds = std::max(longest.seconds, head_[task] + seconds(task) + tail_[task]);
+    }
+    if (!sums) return longest;
+    std::vector<double> alone;
+    left_.resize(static_cast<size_t>(problem_.tasks()));
+    for (int rank = 0; rank < problem_.ranks(); ++rank) alone.push_back(one_machine(rank));
+    longest.seconds = std::max(longest.seconds, *std::max_element(alone.begin(), alone.end()));
+    // An op's tail holds the work of ranks that come after it, so that several ranks reach the bound.
+    double most = -1;
+    for (int rank = 0; rank < problem_.ranks(); ++rank) {
+      if (alone[rank] >= longest.seconds * (1 - 1e-12) && work(rank) > most) {
+        most = work(rank);
+        longest.rank = rank;
+      }
+    }
+    return longest;
+  }
+
+ private:
+  double seconds(int task) const { return problem_.seconds(task, false); }
+
+  double work(int rank) const {
+    double sum = problem_.optimizer(rank);
+    each_chain(rank, [&](const Chain& chain) {
+      sum += problem_.micro_batches() * seconds(problem_.task(chain.op, chain.stage, 0));
+    });
+    return sum;
+  }
+
+  // The ops of one micro-batch, each after those it waits for; from the last one where `backwards`.
+  template <typename Visit>
+  void each_of(int m, bool backwards, Visit&& visit) const {
+    const int stages = problem_.stages();
+    for (int i = 0; i < 3 * stages; ++i) {
+      const int at = backwards ? 3 * stages - 1 - i : i;
+      const int stage = at < stages ? at : at < 2 * stages ? 2 * stages - 1 - at : at - 2 * stages;
+      visit(problem_.task(at < stages       ? Op::kForward
+                          : at < 2 * stages ? Op::kBackwardP1
+                                            : Op::kBackwardP2,
+                          stage, m));
+    }
+  }
+
+  // How many micro-batches of the stage must be through I (W) before F of micro-batch m fits under the cap.
+  // Between F and I a micro-batch holds its activations in this stage and at least those of the rank's
+  // earlier stages; between I and W its stash.
+  int p1_before(int stage, int m) const {
+    const double cap = room(problem_.rank_of_stage()[stage]);
+    double held = 0;
+    for (const int other : problem_.stages_of_rank(problem_.rank_of_stage()[stage])) {
+      if (other <= stage) held += problem_.cost(other).activation_bytes;
+    }
+    return held > 0 && std::isfinite(cap) ? whole(m + 1 - cap / held, m) : 0;
+  }
+  int p2_before(int stage, int m) const {
+    const StageCost& cost = problem_.cost(stage);
+    const double cap = room(problem_.rank_of_stage()[stage]);
+    // W between the layers of F makes room as they ask for it: F begins before.
+    if (problem_.stage_bytes_of(stage).stops_within) return 0;
+    if (cost.stash_bytes <= 0 || cost.activation_bytes <= 0 || !std::isfinite(cap)) return 0;
+    // w done with W, i with I: (m + 1 - i) activations and (i - w) stashes are held, linear in i.
+    const double none_stashed = m + 1 - cap / cost.activation_bytes;
+    const double all_stashed = m - (cap - cost.activation_bytes) / cost.stash_bytes;
+    const int count = whole(std::min(none_stashed, all_stashed), m);
+    return cost.p2_units > 1 ? std::max(0, count - 1) : count;  // the last may have freed a part of its stash
+  }
+  // The cap, and what may be given up beside what is counted here.
+  double room(int rank) const {
+    double bytes = problem_.cap(rank);
+    for (const int stage : problem_.stages_of_rank(rank)) {
+      bytes += problem_.micro_batches() * problem_.stage_bytes_of(stage).deficit;
+    }
+    return bytes;
+  }
+  static int whole(double count, int most) {
+    return std::clamp(static_cast<int>(std::ceil(count - 1e-6)), 0, most);
+  }
+
+  // Of a chain on the rank of `task`: how many of its first ops run before `task` in every schedule.
+  int before(int task, const Chain& chain) const {
+    const int m = problem_.micro_batch(task);
+    int count = prefix(task, chain, m);
+    if (with_memory_ && problem_.op(task) == Op::kForward) {
+      const int stage = problem_.stage(task);
+      if (const int p1 = p1_before(stage, m); p1 > 0) {
+        count = std::max(count, with_itself(problem_.task(Op::kBackwardP1, stage, p1 - 1), chain));
+      }
+      if (const int p2 = p2_before(stage, m); p2 > 0) {
+        count = std::max(count, with_itself(problem_.task(Op::kBackwardP2, stage, p2 - 1), chain));
+      }
+    }
+    return count;
+  }
+  int prefix(int task, const Chain& chain, int m) const {
+    if (problem_.precedes(problem_.task(chain.op, chain.stage, m), task, false)) return m + 1;
+    return m > 0 && problem_.precedes(problem_.task(chain.op, chain.stage, m - 1), task, false) ? m : 0;
+  }
+  int with_itself(int task, const Chain& chain) const {
+    const int m = problem_.micro_batch(task);
+    if (chain.op == problem_.op(task) && chain.stage == problem_.stage(task)) return m + 1;
+    return prefix(task, chain, m);
+  }
+  // Likewise from which micro-batch on the chain's ops run after `task`.
+  int after(int task, const Chain& chain) const {
+    const int m = problem_.micro_batch(task);
+    const int all = problem_.micro_batches();
+    int first = suffix(task, chain, m);
+    if (with_memory_ && problem_.op(task) != Op::kForward && problem_.capped(problem_.rank(task))) {
+      const int stage = problem_.stage(task);
+      const bool p1 = problem_.op(task) == Op::kBackwardP1;
+      // The first micro-batch whose F waits for this one.
+      for (int later = m + 1; later < all; ++later) {
+        if ((p1 ? p1_before(stage, later) : p2_before(stage, later)) <= m) continue;
+        const int forward = problem_.task(Op::kForward, stage, later);
+        const bool itself = chain.op == Op::kForward && chain.stage == stage;
+        first = std::min(first, itself ? later : suffix(forward, chain, later));
+        break;
+      }
+    }
+    return first;
+  }
+  int suffix(int task, const Chain& chain, int m) const {
+    if (problem_.precedes(task, problem_.task(chain.op, chain.stage, m), false)) return m;
+    const int all = problem_.micro_batches();
+    return m + 1 < all && problem_.precedes(task, problem_.task(chain.op, chain.stage, m + 1), false) ? m + 1
+                                                                                                      : all;
+  }
+
+  template <typename Visit>
+  void each_chain(int rank, Visit&& visit) const {
+    for (const int stage : problem_.stages_of_rank(rank)) {
+      for (const Op op : {Op::kForward, Op::kBackwardP1, Op::kBackwardP2}) visit(Chain{op, stage});
+    }
+  }
+
+  // The rank alone, with the ops that run before `task` from their heads on, is done no sooner than this.
+  void find_head(int task) {
+    double head = 0;
+    if (const int from = problem_.sender(task); from >= 0) {
+      head = head_[from] + seconds(from) + problem_.delay_to(task);
+    }
+    chains_.clear();
+    each_chain(problem_.rank(task), [&](const Chain& chain) {
+      const int count = before(task, chain);
+      if (count == 0) return;
+      const int first = problem_.task(chain.op, chain.stage, 0);
+      head = std::max(head, head_[first + count - 1] + seconds(first + count - 1));
+      chains_.push_back({first, first + count, 1});
+    });
+    head_[task] = sums_ ? std::max(head, merged(head_)) : head;
+  }
+  void find_tail(int task) {
+    double tail = problem_.optimizer(problem_.rank(task));
+    if (const int to = problem_.receiver(task); to >= 0) {
+      tail = std::max(tail, problem_.delay_to(to) + seconds(to) + tail_[to]);
+    }
+    chains_.clear();
+    each_chain(problem_.rank(task), [&](const Chain& chain) {
+      const int first = after(task, chain);
+      if (first == problem_.micro_batches()) return;
+      const int id = problem_.task(chain.op, chain.stage, first);
+      tail = std::max(tail, tail_[id] + seconds(id));
+      chains_.push_back({problem_.task(chain.op, chain.stage, problem_.micro_batches() - 1), id - 1, -1});
+    });
+    tail_[task] = sums_ ? std::max(tail, merged(tail_)) : tail;
+  }
+
+  // Runs the ops of chains_ one after the other, the one that is released first first.
+  double merged(const std::vector<double>& release) {
+    double now = 0;
+    while (true) {
+      Run* next = nullptr;
+      for (Run& run : chains_) {
+        if (run.at != run.end && (next == nullptr || release[run.at] < release[next->at])) next = &run;
+      }
+      if (next == nullptr) return now;
+      now = std::max(now, release[next->at]) + seconds(next->at);
+      next->at += next->step;
+    }
+  }
+
+  // Jackson's preemptive schedule: of the released ops, the one with the longest tail runs.
+  double one_machine(int rank) {
+    std::vector<int> tasks;
+    each_chain(rank, [&](const Chain& chain) {
+      for (int m = 0; m < problem_.micro_batches(); ++m)
+        tasks.push_back(problem_.task(chain.op, chain.stage, m));
+    });
+    std::stable_sort(tasks.begin(), tasks.end(), [&](int a, int b) { return head_[a] < head_[b]; });
+    std::priority_queue<std::pair<double, int>> released;  // tail, op
+    double now = 0;
+    double bound = 0;
+    size_t next = 0;
+    while (next < tasks.size() || !released.empty()) {
+      if (released.empty()) now = std::max(now, head_[tasks[next]]);
+      for (; next < tasks.size() && head_[tasks[next]] <= now; ++next) {
+        left_[tasks[next]] = seconds(tasks[next]);
+        released.emplace(tail_[tasks[next]], tasks[next]);
+      }
+      const auto [tail, task] = released.top();
+      const double until = next < tasks.size() ? head_[tasks[next]] : std::numeric_limits<double>::infinity();
+      if (now + left_[task] <= until) {
+        now += left_[task];
+        bound = std::max(bound, now + tail);
+        released.pop();
+      } else {
+        left_[task] -= until - now;
+        now = until;
+      }
+    }
+    return bound;
+  }
+
+  struct Run {
+    int at = 0;
+    int end = 0;
+    int step = 1;
+  };
+
+  const PipelineProblem& problem_;
+  bool with_memory_;
+  bool few_enough_ = true;
+  bool sums_ = true;
+  std::vector<double> head_;
+  std::vector<double> tail_;
+  std::vector<Run> chains_;
+  std::vector<double> left_;  // of each op on its rank alone: seconds still to run
+};
+
+}  // namespace
+
+LowerBound lower_bound(const std::vector<int>& rank_of_stage, int micro_batches,
+                       const std::vector<StageCost>& costs, const SimulationOptions& options) {
+  const PipelineProblem problem(rank_of_stage, micro_batches, costs, options);
+  LowerBound bound;
+  Bound with_memory(problem, true);
+  bound.critical_path = with_memory.run(false).seconds;
+  const auto longest = with_memory.run(true);
+  bound.seconds = std::max(longest.seconds, bound.critical_path);
+  bound.rank = bound.seconds > bound.critical_path * (1 + 1e-12) ? longest.rank : -1;
+  const bool capped = std::any_of(options.cap_per_rank.begin(), options.cap_per_rank.end(),
+                                  [](double cap) { return cap > 0; });
+  bound.without_memory = capped ? Bound(problem, false).run(true).seconds : bound.seconds;
+  return bound;
+}
+
+}  // namespace twobp

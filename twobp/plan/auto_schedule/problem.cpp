@@ -1,0 +1,243 @@
+#include "twobp/plan/auto_schedule/problem.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "twobp/core/check.h"
+#include "twobp/plan/auto_schedule/auto_schedule.h"
+#include "twobp/schedule/check/validate.h"
+#include "twobp/schedule/passes.h"
+#include "twobp/schedule/simulate/simulate_check.h"
+
+namespace twobp {
+namespace {
+
+constexpr double kTolerance = 1e-9;  // as in simulate
+constexpr double kMostTasks = 5e6;   // the search passes over all of them dozens of times
+
+// All digits: what a message says would do has to do.
+std::string exactly(double value) {
+  std::array<char, 512> buffer{};
+  const auto end =
+      std::to_chars(buffer.data(), buffer.data() + buffer.size(), value, std::chars_format::fixed).ptr;
+  return {buffer.data(), end};
+}
+
+void check_costs(const std::vector<int>& rank_of_stage, const std::vector<StageCost>& costs) {
+  TWOBP_CHECK(costs.size() == rank_of_stage.size(), "a pipeline of ", rank_of_stage.size(),
+              " stages needs as many costs, got ", costs.size());
+  for (size_t s = 0; s < costs.size(); ++s) {
+    TWOBP_CHECK(rank_of_stage[s] >= 0 && rank_of_stage[s] < (1 << 20), "stage ", s, " is placed on rank ",
+                rank_of_stage[s], ", which does not exist");
+    check_stage_cost(costs[s], static_cast<int>(s));
+  }
+}
+
+}  // namespace
+
+PipelineProblem::PipelineProblem(std::vector<int> rank_of_stage, int micro_batches,
+                                 std::vector<StageCost> costs, const SimulationOptions& options)
+    : rank_of_stage_(std::move(rank_of_stage)), micro_batches_(micro_batches), costs_(std::move(costs)) {
+  TWOBP_CHECK(!rank_of_stage_.empty() && micro_batches >= 1,
+              "a schedule needs at least one stage and one micro-batch, got ", rank_of_stage_.size(), " and ",
+              micro_batches);
+  check_costs(rank_of_stage_, costs_);
+  const std::vector<double> least = least_activation_bytes(rank_of_stage_, costs_);
+  bytes_ = stage_bytes(costs_);
+  TWOBP_CHECK(3.0 * static_cast<double>(rank_of_stage_.size()) * micro_batches < kMostTasks,
+              rank_of_stage_.size(), " stages and ", micro_batches,
+              " micro-batches are too many to search a schedule for");
+  set_delays(options);
+  peak_.resize(static_cast<size_t>(3) * costs_.size());
+  for (int stage = 0; stage < stages(); ++stage) {
+    StageCost& cost = costs_[stage];
+    const StageBytes& bytes = bytes_[stage];
+    cost.activation_bytes = bytes.activation;
+    cost.stash_bytes = bytes.stash;
+    cost.p2_units = bytes.p2_units;
+    cost.layers.clear();
+    peak_[stage] = std::max(bytes.forward_peak, bytes.activation);
+    peak_[stages() + stage] = std::max(bytes.p1_peak, bytes.stash - bytes.activation);
+    peak_[2 * stages() + stage] = bytes.p2_peak;
+  }
+  stages_of_rank_.resize(least.size());
+  optimizer_.resize(least.size(), 0);
+  cap_.resize(least.size(), std::numeric_limits<double>::infinity());
+  for (int stage = 0; stage < stages(); ++stage) {
+    stages_of_rank_[rank_of_stage_[stage]].push_back(stage);
+    optimizer_[rank_of_stage_[stage]] += costs_[stage].optimizer;
+  }
+  const auto& caps = options.cap_per_rank;
+  TWOBP_CHECK(caps.empty() || caps.size() == least.size(), "cap_per_rank has ", caps.size(), " entries for ",
+              least.size(), " ranks: give one a rank, or none");
+  for (size_t rank = 0; rank < least.size(); ++rank) {
+    TWOBP_CHECK(!stages_of_rank_[rank].empty(), "rank ", rank, " has no stage");
+    if (caps.empty()) continue;
+    TWOBP_CHECK(std::isfinite(caps[rank]) && caps[rank] >= 0, "cap_per_rank holds ", caps[rank],
+                ", must be finite and not negative (0: no cap)");
+    if (caps[rank] == 0) continue;
+    cap_[rank] = caps[rank] * (1 + kTolerance);
+    if (least[rank] > cap_[rank]) {
+      throw NoScheduleFits(concat("no schedule fits the cap of rank ", rank, ", ", exactly(caps[rank]),
+                                  " bytes: the activations of one micro-batch take ", exactly(least[rank]),
+                                  "; give it at least that"));
+    }
+  }
+}
+
+void PipelineProblem::set_delays(const SimulationOptions& options) {
+  const auto check = [](double value, const char* what) {
+    TWOBP_CHECK(std::isfinite(value) && value >= 0, what, " is ", value, ", must be finite and not negative");
+  };
+  check(options.message_seconds, "message_seconds");
+  check(options.bytes_per_second, "bytes_per_second");
+  std::map<std::pair<int, int>, const SharedLink*> shared;
+  for (const SharedLink& link : options.shared_links) {
+    check(link.latency, "the latency of a shared link");
+    check(link.bytes_per_second, "the bytes_per_second of a shared link");
+    for (const auto& between : link.between) shared.emplace(between, &link);
+  }
+  delay_.resize(2 * costs_.size(), 0);
+  const auto set = [&](Op op, int from, int to, double bytes) {
+    if (rank_of_stage_[from] == rank_of_stage_[to]) return;
+    const auto link = shared.find({rank_of_stage_[from], rank_of_stage_[to]});
+    const bool own = link == shared.end();
+    const double speed = own ? options.bytes_per_second : link->second->bytes_per_second;
+    delay_[static_cast<int>(op) * stages() + to] =
+        (own ? options.message_seconds : link->second->latency) + (speed > 0 ? bytes / speed : 0);
+  };
+  for (int stage = 0; stage + 1 < stages(); ++stage) {
+    set(Op::kForward, stage, stage + 1, costs_[stage].output_bytes);
+    set(Op::kBackwardP1, stage + 1, stage, costs_[stage + 1].input_gradient_bytes);
+  }
+}
+
+double PipelineProblem::seconds(int task, bool fused) const {
+  const StageCost& cost = costs_[stage(task)];
+  switch (op(task)) {
+    case Op::kForward:
+      return cost.forward;
+    case Op::kBackwardP1:
+      return cost.backward_p1 + (fused ? cost.backward_p2 : 0);
+    default:
+      return cost.backward_p2;
+  }
+}
+
+double PipelineProblem::bytes(int task, bool fused) const {
+  const StageCost& cost = costs_[stage(task)];
+  switch (op(task)) {
+    case Op::kForward:
+      return cost.activation_bytes;
+    case Op::kBackwardP1:
+      return (fused ? 0 : cost.stash_bytes) - cost.activation_bytes;
+    default:
+      return -cost.stash_bytes;
+  }
+}
+
+double PipelineProblem::peak(int task, bool fused) const {
+  return fused && op(task) == Op::kBackwardP1 ? 0 : peak_[task / micro_batches_];
+}
+
+int PipelineProblem::sender(int task) const {
+  const Op kind = op(task);
+  const int from = stage(task) + (kind == Op::kForward ? -1 : 1);
+  if (kind == Op::kBackwardP2 || from < 0 || from >= stages() || rank_of_stage_[from] == rank(task))
+    return -1;
+  return this->task(kind, from, micro_batch(task));
+}
+
+int PipelineProblem::receiver(int task) const {
+  const Op kind = op(task);
+  const int to = stage(task) + (kind == Op::kForward ? 1 : -1);
+  if (kind == Op::kBackwardP2 || to < 0 || to >= stages() || rank_of_stage_[to] == rank(task)) return -1;
+  return this->task(kind, to, micro_batch(task));
+}
+
+bool PipelineProblem::precedes(int a, int b, bool b_fused) const {
+  if (micro_batch(a) > micro_batch(b)) return false;
+  const bool earlier = micro_batch(a) < micro_batch(b);
+  const Op kind = op(a);
+  if (kind == Op::kBackwardP2) {
+    return earlier && stage(a) == stage(b) &&
+           (op(b) == Op::kBackwardP2 || (b_fused && op(b) == Op::kBackwardP1));
+  }
+  // The way of a micro-batch: up through the F of all stages, down through their I; W hangs on its I.
+  const auto place = [&](int task) {
+    return op(task) == Op::kForward ? stage(task) : 2 * stages() - 1 - stage(task);
+  };
+  const bool same_place_counts = earlier || op(b) == Op::kBackwardP2;
+  return same_place_counts ? place(a) <= place(b) : place(a) < place(b);
+}
+
+bool PipelineProblem::fits(const TaskOrder& order) const {
+  for (int rank = 0; rank < ranks(); ++rank) {
+    if (!capped(rank)) continue;
+    double held = 0;
+    for (const int task : order.ranks[rank]) {
+      const bool fused = order.fused[slot(task)] != 0;
+      if (held + peak(task, fused) > cap(rank)) return false;
+      held += bytes(task, fused);
+    }
+  }
+  return true;
+}
+
+Schedule PipelineProblem::to_schedule(const TaskOrder& order, P2Policy policy) const {
+  Schedule schedule;
+  schedule.name = "auto";
+  schedule.policy = policy;
+  schedule.stages = stages();
+  schedule.micro_batches = micro_batches_;
+  schedule.rank_of_stage = rank_of_stage_;
+  schedule.ranks.resize(ranks());
+  for (int rank = 0; rank < ranks(); ++rank) {
+    schedule.ranks[rank].reserve(order.ranks[rank].size());
+    for (const int task : order.ranks[rank]) {
+      const bool fused = op(task) == Op::kBackwardP1 && order.fused[slot(task)] != 0;
+      schedule.ranks[rank].push_back({fused ? Op::kBackward : op(task), stage(task), micro_batch(task)});
+    }
+  }
+  schedule = add_communication(std::move(schedule));
+  validate(schedule);
+  return schedule;
+}
+
+TaskOrder PipelineProblem::from_simulation(const Simulation& simulation) const {
+  TaskOrder order;
+  order.fused.assign(static_cast<size_t>(stages()) * micro_batches_, 0);
+  order.ranks.resize(ranks());
+  std::vector<int> next(static_cast<size_t>(3) * stages(), 0);
+  std::vector<char> seen(static_cast<size_t>(tasks()), 0);
+  for (int rank = 0; rank < ranks(); ++rank) {
+    auto& list = order.ranks[rank];
+    // From the end, so that of a W in pieces the last one is met first.
+    const auto& timeline = simulation.ranks[rank].timeline;
+    for (auto it = timeline.rbegin(); it != timeline.rend(); ++it) {
+      if (it->op == Op::kBackwardP1 && it->part > 0) continue;  // its own W may stand before it
+      const int id = task(it->op, it->stage, it->micro_batch);
+      if (seen[id]) continue;
+      seen[id] = 1;
+      // A stage without W has none in its timeline, and still one in a schedule: right behind its I.
+      if (it->op == Op::kBackwardP1) {
+        const int w = task(Op::kBackwardP2, it->stage, it->micro_batch);
+        if (!seen[w]) list.push_back(w);
+        seen[w] = 1;
+      }
+      list.push_back(id);
+    }
+    std::reverse(list.begin(), list.end());
+    for (const int id : list) {
+      if (micro_batch(id) != next[id / micro_batches_]++) return {};
+    }
+  }
+  return order;
+}
+
+}  // namespace twobp

@@ -1,0 +1,92 @@
+// Internal to the auto-scheduler: a pipeline as a shop of ranks ("machines") and micro-batches ("jobs"), and
+// an order of ops on every rank as its solution. An op is a number: (F, I or W; stage; micro-batch).
+#pragma once
+
+#include <limits>
+#include <vector>
+
+#include "twobp/plan/stage_bytes.h"
+#include "twobp/schedule/simulate/simulate.h"
+
+namespace twobp {
+
+// Who runs before whom on each rank. A fused backward (B) is its I with `fused` set; its W is in no list.
+struct TaskOrder {
+  std::vector<std::vector<int>> ranks;
+  std::vector<char> fused;  // by stage and micro-batch
+};
+
+class PipelineProblem {
+ public:
+  // Throws Error where placement, costs or caps are not what `simulate` takes, or a cap is below
+  // least_activation_bytes.
+  PipelineProblem(std::vector<int> rank_of_stage, int micro_batches, std::vector<StageCost> costs,
+                  const SimulationOptions& options);
+
+  int ranks() const { return static_cast<int>(stages_of_rank_.size()); }
+  int stages() const { return static_cast<int>(rank_of_stage_.size()); }
+  int micro_batches() const { return micro_batches_; }
+  int tasks() const { return 3 * stages() * micro_batches_; }
+
+  // `op`: F, I or W, which are the first three of Op.
+  int task(Op op, int stage, int m) const {
+    return (static_cast<int>(op) * stages() + stage) * micro_batches_ + m;
+  }
+  Op op(int task) const { return static_cast<Op>(task / (stages() * micro_batches_)); }
+  int stage(int task) const { return task / micro_batches_ % stages(); }
+  int micro_batch(int task) const { return task % micro_batches_; }
+  int slot(int task) const { return task % (stages() * micro_batches_); }  // of TaskOrder::fused
+  int rank(int task) const { return rank_of_stage_[stage(task)]; }
+
+  const std::vector<int>& rank_of_stage() const { return rank_of_stage_; }
+  const std::vector<int>& stages_of_rank(int rank) const { return stages_of_rank_[rank]; }  // rising
+  // `layers` folded into the stage's own numbers.
+  const StageCost& cost(int stage) const { return costs_[stage]; }
+  const StageBytes& stage_bytes_of(int stage) const { return bytes_[stage]; }
+  double optimizer(int rank) const { return optimizer_[rank]; }
+  // Infinite where there is none. A hair above what was given: sums of the same bytes differ in the last
+  // digits.
+  double cap(int rank) const { return cap_[rank]; }
+  bool capped(int rank) const { return cap_[rank] < std::numeric_limits<double>::infinity(); }
+
+  double seconds(int task, bool fused) const;
+  // What the rank holds more (or less) once the op has run, and the most it holds more while it runs.
+  double bytes(int task, bool fused) const;
+  double peak(int task, bool fused) const;
+
+  // The op on another rank that this one has a message from or sends one to, or -1; and the time on the way.
+  // Links are taken as free: only the simulation knows who waits there.
+  int sender(int task) const;
+  int receiver(int task) const;
+  double delay_to(int task) const {  // of the message to `task`; 0 where there is none
+    return task < 2 * stages() * micro_batches_ ? delay_[task / micro_batches_] : 0;
+  }
+
+  // Of two ops of one rank: whether `a` comes before `b` in every schedule, whatever else is fused; a fused
+  // `b` comes after the W of earlier micro-batches too.
+  bool precedes(int a, int b, bool b_fused) const;
+
+  // Every rank's order fits its cap, op by op.
+  bool fits(const TaskOrder& order) const;
+
+  // The order as a schedule that is ready to run, named "auto".
+  Schedule to_schedule(const TaskOrder& order, P2Policy policy) const;
+  // The order in which a simulation ran: W where its last piece ran. Empty `ranks` if it breaks micro-batch
+  // order.
+  TaskOrder from_simulation(const Simulation& simulation) const;
+
+ private:
+  void set_delays(const SimulationOptions& options);
+
+  std::vector<int> rank_of_stage_;
+  int micro_batches_;
+  std::vector<StageCost> costs_;
+  std::vector<StageBytes> bytes_;
+  std::vector<double> delay_;  // by op (F, I) and stage
+  std::vector<double> peak_;   // by op and stage
+  std::vector<std::vector<int>> stages_of_rank_;
+  std::vector<double> optimizer_;
+  std::vector<double> cap_;
+};
+
+}  // namespace twobp

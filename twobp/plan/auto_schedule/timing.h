@@ -1,0 +1,71 @@
+// Internal to the auto-scheduler: when every op of an order begins at the earliest (head) and how long the
+// step lasts at least after its end (tail), kept up to date under moves; and what a move would give, by an
+// estimate.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "twobp/plan/auto_schedule/problem.h"
+#include "twobp/plan/auto_schedule/random.h"
+
+namespace twobp {
+
+class OrderTiming {
+ public:
+  OrderTiming(const PipelineProblem& problem, TaskOrder order);
+
+  const TaskOrder& order() const { return order_; }
+  void reset(TaskOrder order);
+  int position(int task) const { return position_[task]; }
+  bool fused(int task) const { return fused_[task] != 0; }
+
+  // Heads and tails of the whole order. Returns the makespan; infinite (and nothing else is valid) on a
+  // deadlock.
+  double update();
+  double makespan() const { return makespan_; }
+
+  // Moves the op at `from` of the rank to `to`. update() has to follow.
+  void move(int rank, int from, int to);
+  // Sufficient for the order to stay free of deadlock, and exact for the cap.
+  bool stays_acyclic(int rank, int from, int to) const;
+  bool stays_within_cap(int rank, int from, int to) const;
+  // A lower estimate of the makespan after the move: the longest path through the ops that it moves.
+  double estimate(int rank, int from, int to);
+
+  // One of the longest paths, chosen at random, from its begin.
+  void critical_path(SearchRandom& random, std::vector<int>& path) const;
+
+ private:
+  void index();
+  double end_of(int task) const { return head_[task] + seconds_[task]; }
+  double arrival(int task) const { return sender_[task] < 0 ? 0 : end_of(sender_[task]) + delay_[task]; }
+  double after(int task) const {  // what follows it on other ranks
+    const int to = receiver_[task];
+    return to < 0 ? 0 : delay_[to] + seconds_[to] + tail_[to];
+  }
+
+  const PipelineProblem& problem_;
+  TaskOrder order_;
+  std::vector<int> sender_;
+  std::vector<int> receiver_;
+  std::vector<int> rank_;
+  std::vector<double> delay_;  // of the message to this op
+  // These change with what is fused.
+  std::vector<double> seconds_;
+  std::vector<char> fused_;
+
+  std::vector<int> position_;
+  std::vector<double> head_;
+  std::vector<double> tail_;
+  std::vector<double> held_;  // by op: bytes of its rank before it
+  double makespan_ = 0;
+
+  std::vector<int> topological_;
+  std::vector<char> ran_;
+  std::vector<size_t> at_;
+  std::vector<int> ready_;
+  std::vector<std::pair<int, double>> moved_;  // of an estimate: ops in their new order, with their heads
+};
+
+}  // namespace twobp

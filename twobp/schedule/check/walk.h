@@ -1,0 +1,176 @@
+// Internal to this folder: runs all ranks of a schedule side by side, in time proportional to its
+// instructions.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <queue>
+#include <utility>
+#include <vector>
+
+#include "twobp/schedule/schedule.h"
+
+namespace twobp {
+
+// The message that a receive waits for, as its sender names it: 2RECV_F5 waits for 1SEND_F5.
+inline Op sender_op(Op receive) {
+  return receive == Op::kRecvForward ? Op::kSendForward : Op::kSendBackward;
+}
+inline int sender_stage(const Instruction& receive) {
+  return receive.op == Op::kRecvForward ? receive.stage - 1 : receive.stage + 1;
+}
+inline bool is_send(Op op) {
+  return op == Op::kSendForward || op == Op::kSendBackward;
+}
+
+// The receive of a send, the send of a receive: those of 1SEND_F5 and 2RECV_F5 are each other's.
+inline Instruction other_side(const Instruction& message) {
+  switch (message.op) {
+    case Op::kSendForward:
+      return {Op::kRecvForward, message.stage + 1, message.micro_batch, message.count};
+    case Op::kSendBackward:
+      return {Op::kRecvBackward, message.stage - 1, message.micro_batch, message.count};
+    default:
+      return {sender_op(message.op), sender_stage(message), message.micro_batch, message.count};
+  }
+}
+
+// Where a rank stands in its list.
+struct ListCursor {
+  size_t index = 0;
+  int offset = 0;  // within the instruction's range
+
+  bool done(const std::vector<Instruction>& list) const { return index == list.size(); }
+  const Instruction& at(const std::vector<Instruction>& list) const { return list[index]; }
+  int micro_batch(const std::vector<Instruction>& list) const { return list[index].micro_batch + offset; }
+  void go_on(const std::vector<Instruction>& list) {
+    if (++offset < list[index].count) return;
+    ++index;
+    offset = 0;
+  }
+};
+
+inline std::vector<size_t> indices_of(const std::vector<ListCursor>& cursors) {
+  std::vector<size_t> indices;
+  for (const ListCursor& at : cursors) indices.push_back(at.index);
+  return indices;
+}
+
+// Where every rank stands. A receive goes on only after its send. Stages, micro-batches and placement must be
+// in range.
+class RankWalk {
+ public:
+  explicit RankWalk(const Schedule& schedule)
+      : schedule_(schedule),
+        sent_(static_cast<size_t>(schedule.stages) * schedule.micro_batches, 0),
+        positions_(schedule.ranks.size()) {}
+
+  bool done(int rank) const { return positions_[rank].done(schedule_.ranks[rank]); }
+  // An index into the rank's list.
+  size_t index(int rank) const { return positions_[rank].index; }
+  const Instruction& at(int rank) const { return positions_[rank].at(schedule_.ranks[rank]); }
+  int micro_batch(int rank) const { return positions_[rank].micro_batch(schedule_.ranks[rank]); }
+  bool can_go(int rank) const {
+    if (done(rank)) return false;
+    const Instruction& next = at(rank);
+    return !is_receive(next.op) ||
+           (sent_[slot(sender_stage(next), micro_batch(rank))] & bit(sender_op(next.op))) != 0;
+  }
+
+  // Visits (rank, instruction, micro_batch) where the rank stands and goes one on. The rank that has waited
+  // for just this message, or -1.
+  template <typename Visit>
+  int advance(int rank, Visit&& visit) {
+    const Instruction& instruction = at(rank);
+    const int micro_batch = this->micro_batch(rank);
+    visit(rank, instruction, micro_batch);
+    int woken = -1;
+    if (is_send(instruction.op)) {
+      sent_[slot(instruction.stage, micro_batch)] |= bit(instruction.op);
+      const int neighbour = instruction.stage + (instruction.op == Op::kSendForward ? 1 : -1);
+      const int receiver = schedule_.rank_of_stage[neighbour];
+      if (receiver != rank && !done(receiver)) {
+        const Instruction& waits = at(receiver);
+        if (is_receive(waits.op) && waits.stage == neighbour && sender_op(waits.op) == instruction.op &&
+            this->micro_batch(receiver) == micro_batch) {
+          woken = receiver;
+        }
+      }
+    }
+    positions_[rank].go_on(schedule_.ranks[rank]);
+    return woken;
+  }
+
+  std::vector<size_t> indices() const { return indices_of(positions_); }
+
+ private:
+  size_t slot(int stage, int micro_batch) const {
+    return static_cast<size_t>(stage) * schedule_.micro_batches + micro_batch;
+  }
+  static unsigned char bit(Op send) { return send == Op::kSendForward ? 1 : 2; }
+
+  const Schedule& schedule_;
+  std::vector<unsigned char> sent_;  // per slot; bit 0: its SEND_F has run, bit 1: SEND_B
+  std::vector<ListCursor> positions_;
+};
+
+// Calls visit(rank, instruction, micro_batch) for every micro-batch of every instruction, a rank's in order,
+// each rank as far as it gets. Returns where each rank stopped: an index into its list, its size when the
+// rank ran to the end; anything less is a deadlock.
+template <typename Visit>
+std::vector<size_t> walk(const Schedule& schedule, Visit&& visit) {
+  RankWalk ranks(schedule);
+  std::vector<int> ready;  // a rank stands here at most once: it is put back only when its message comes
+  for (int rank = schedule.rank_count() - 1; rank >= 0; --rank) ready.push_back(rank);
+  std::vector<bool> queued(schedule.ranks.size(), true);
+  while (!ready.empty()) {
+    const int rank = ready.back();
+    ready.pop_back();
+    queued[rank] = false;
+    while (ranks.can_go(rank)) {
+      const int woken = ranks.advance(rank, visit);
+      if (woken < 0 || queued[woken]) continue;
+      queued[woken] = true;
+      ready.push_back(woken);
+    }
+  }
+  return ranks.indices();
+}
+
+// The same in the order of time: an instruction is visited only when no other rank that can go on would do so
+// earlier. clock(rank, instruction, micro_batch) is when the rank would visit that one, its next.
+template <typename Visit, typename Clock>
+std::vector<size_t> walk_in_time(const Schedule& schedule, Visit&& visit, Clock&& clock) {
+  RankWalk ranks(schedule);
+  using Entry = std::pair<double, int>;  // of equal times, the lower rank
+  std::priority_queue<Entry, std::vector<Entry>, std::greater<>> ready;
+  const auto queue = [&](int rank) {
+    ready.emplace(clock(rank, ranks.at(rank), ranks.micro_batch(rank)), rank);
+  };
+  std::vector<bool> queued(schedule.ranks.size(), false);
+  for (int rank = 0; rank < schedule.rank_count(); ++rank) {
+    if (!ranks.can_go(rank)) continue;
+    queued[rank] = true;
+    queue(rank);
+  }
+  while (!ready.empty()) {
+    const int rank = ready.top().second;
+    ready.pop();
+    queued[rank] = false;
+    while (ranks.can_go(rank)) {
+      const Entry next{clock(rank, ranks.at(rank), ranks.micro_batch(rank)), rank};
+      if (!ready.empty() && ready.top() < next) {
+        queued[rank] = true;
+        ready.push(next);
+        break;
+      }
+      const int woken = ranks.advance(rank, visit);
+      if (woken < 0 || queued[woken]) continue;
+      queued[woken] = true;
+      queue(woken);
+    }
+  }
+  return ranks.indices();
+}
+
+}  // namespace twobp

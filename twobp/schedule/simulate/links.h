@@ -1,0 +1,39 @@
+// Internal to this folder: when messages arrive, over links that carry one at a time.
+#pragma once
+
+#include <vector>
+
+#include "twobp/schedule/schedule.h"
+#include "twobp/schedule/simulate/simulate.h"
+
+namespace twobp {
+
+class Links {
+ public:
+  // Throws Error for links that name ranks that do not exist, or a pair twice, or impossible speeds.
+  Links(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options);
+
+  // A message sent at `now` from the stage to the next one; when it is there. Calls for one link must come in
+  // the order of time.
+  double send_forward(int stage, double now) { return send(forward_[stage], now); }
+  // To the previous one.
+  double send_backward(int stage, double now) { return send(backward_[stage], now); }
+
+ private:
+  struct Link {
+    double latency = 0;
+    double bytes_per_second = 0;
+    double free_at = 0;
+  };
+  struct Route {
+    int link = -1;  // none: the neighbour is on the same rank
+    double seconds = 0;
+  };
+  double send(const Route& route, double now);
+
+  std::vector<Link> links_;
+  std::vector<Route> forward_;  // by sending stage
+  std::vector<Route> backward_;
+};
+
+}  // namespace twobp

@@ -1,0 +1,59 @@
+// Internal to this folder: where a rank stands in a simulation.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "twobp/schedule/schedule.h"
+#include "twobp/schedule/simulate/simulate.h"
+
+namespace twobp {
+
+// One micro-batch of one stage.
+struct Slot {
+  int stage = 0;
+  int micro_batch = 0;
+};
+
+// Between ranks: seconds on the simulation's clock.
+struct Message {
+  double sent = 0;
+  double arrived = 0;
+};
+
+struct RankState {
+  double now = 0;
+  double cap = 0;
+  int in_flight = 0;
+  bool started = false;  // its first F has run
+  bool splits_p2 = false;
+  int before_tail = -1;       // ops until all that is left is W, which then runs in bucket order
+  int part = 0;               // of the F or I under way
+  std::vector<Slot> pending;  // in the order of their I; those before `head` are done, later ones may be
+  size_t head = 0;
+  int not_yet = 0;  // pieces of the last of them, whose I is under way and has not come to their layers
+};
+
+// Whether `op` goes on with what the timeline ends with, which it then becomes part of.
+inline bool prolong_last(std::vector<SimulatedOp>& timeline, const SimulatedOp& op) {
+  if (timeline.empty()) return false;
+  SimulatedOp& last = timeline.back();
+  if (last.op != op.op || last.stage != op.stage || last.micro_batch != op.micro_batch ||
+      last.end != op.begin) {
+    return false;
+  }
+  last.end = op.end;
+  last.pieces += op.pieces;
+  return true;
+}
+
+// Micro-batches of the instructions before those at the end that are all W.
+inline int ops_before_tail(const std::vector<Instruction>& list) {
+  size_t tail = list.size();
+  while (tail > 0 && list[tail - 1].op == Op::kBackwardP2) --tail;
+  int ops = 0;
+  for (size_t i = 0; i < tail; ++i) ops += list[i].count;
+  return ops;
+}
+
+}  // namespace twobp

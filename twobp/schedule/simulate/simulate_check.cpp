@@ -1,0 +1,87 @@
+#include "twobp/schedule/simulate/simulate_check.h"
+
+#include <cmath>
+#include <string>
+
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+
+namespace twobp {
+namespace {
+
+void check_cost(double value, const char* what, const std::string& of) {
+  TWOBP_CHECK(std::isfinite(value) && value >= 0, "cost of ", of, ": ", what, " is ", value,
+              ", must be finite and not negative");
+}
+
+void check_finite(double value, const char* what, const std::string& of) {
+  TWOBP_CHECK(std::isfinite(value), "cost of ", of, ": ", what, " is ", value, ", must be finite");
+}
+
+void check_layer(const LayerShare& layer, const std::string& of) {
+  check_cost(layer.forward, "forward", of);
+  check_cost(layer.backward_p1, "backward_p1", of);
+  check_cost(layer.backward_p2, "backward_p2", of);
+  check_cost(layer.forward_peak, "forward_peak", of);
+  check_finite(layer.forward_held, "forward_held", of);
+  check_cost(layer.p1_peak, "p1_peak", of);
+  check_finite(layer.p1_held, "p1_held", of);
+  check_cost(layer.stash, "stash", of);
+  check_cost(layer.p2_peak, "p2_peak", of);
+  check_cost(layer.gradient_bytes, "gradient_bytes", of);
+  TWOBP_CHECK(layer.p2_units >= 0, "cost of ", of, ": p2_units is ", layer.p2_units,
+              ", must not be negative");
+  TWOBP_CHECK(layer.p2_units > 0 || layer.stash == 0, "cost of ", of, ": stash is ", layer.stash,
+              ", but there is no W to free it (p2_units is 0)");
+}
+
+}  // namespace
+
+void check_stage_cost(const StageCost& cost, int stage) {
+  const std::string of = concat("stage ", stage);
+  check_cost(cost.forward, "forward", of);
+  check_cost(cost.backward_p1, "backward_p1", of);
+  check_cost(cost.backward_p2, "backward_p2", of);
+  check_cost(cost.optimizer, "optimizer", of);
+  check_cost(cost.output_bytes, "output_bytes", of);
+  check_cost(cost.input_gradient_bytes, "input_gradient_bytes", of);
+  check_cost(cost.gradient_bytes, "gradient_bytes", of);
+  check_cost(cost.fixed_bytes, "fixed_bytes", of);
+  if (cost.layers.empty()) {  // else these are the layers'
+    check_cost(cost.activation_bytes, "activation_bytes", of);
+    check_cost(cost.stash_bytes, "stash_bytes", of);
+    TWOBP_CHECK(cost.p2_units >= 1, "cost of stage ", stage, ": p2_units is ", cost.p2_units,
+                ", must be at least 1");
+  }
+  int units = 0;
+  for (size_t i = 0; i < cost.layers.size(); ++i) {
+    check_layer(cost.layers[i], concat("layer ", i, " of stage ", stage));
+    units += cost.layers[i].p2_units;
+  }
+  TWOBP_CHECK(cost.layers.empty() || units > 0 || cost.backward_p2 == 0, "cost of stage ", stage,
+              ": backward_p2 is ", cost.backward_p2, ", but none of its layers has a W (p2_units is 0)");
+}
+
+void check_simulation_inputs(const Schedule& schedule, const std::vector<StageCost>& costs,
+                             const SimulationOptions& options) {
+  TWOBP_CHECK(static_cast<int>(costs.size()) == schedule.stages, "simulating '", schedule.name, "' needs ",
+              schedule.stages, " costs, one a stage, got ", costs.size());
+  for (int stage = 0; stage < schedule.stages; ++stage) check_stage_cost(costs[stage], stage);
+  TWOBP_CHECK(std::isfinite(options.message_seconds) && options.message_seconds >= 0, "message_seconds is ",
+              options.message_seconds, ", must be finite and not negative");
+  TWOBP_CHECK(
+      options.cap_per_rank.empty() || static_cast<int>(options.cap_per_rank.size()) == schedule.rank_count(),
+      "cap_per_rank has ", options.cap_per_rank.size(), " entries for ", schedule.rank_count(),
+      " ranks: give one a rank, or none");
+  for (double cap : options.cap_per_rank) {
+    TWOBP_CHECK(std::isfinite(cap) && cap >= 0, "cap_per_rank holds ", cap,
+                ", must be finite and not negative (0: no cap)");
+  }
+  const DataParallel& parallel = options.data_parallel;
+  TWOBP_CHECK(parallel.replicas >= 1, "data parallelism needs at least 1 replica, got ", parallel.replicas);
+  check_cost(parallel.latency, "latency", "data parallelism");
+  check_cost(parallel.bytes_per_second, "bytes_per_second", "data parallelism");
+  check_cost(parallel.bucket_bytes, "bucket_bytes", "data parallelism");
+}
+
+}  // namespace twobp

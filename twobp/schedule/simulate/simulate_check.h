@@ -1,0 +1,17 @@
+// Internal to this folder and to plan/: refuses costs and options that mean nothing.
+#pragma once
+
+#include <vector>
+
+#include "twobp/schedule/simulate/simulate.h"
+
+namespace twobp {
+
+// Throws Error that names the stage and what is wrong with its cost.
+void check_stage_cost(const StageCost& cost, int stage);
+
+// Throws Error that names the stage or the option.
+void check_simulation_inputs(const Schedule& schedule, const std::vector<StageCost>& costs,
+                             const SimulationOptions& options);
+
+}  // namespace twobp

@@ -1,0 +1,150 @@
+#include "twobp/schedule/simulate/stage_model.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace twobp {
+namespace {
+
+// Shares of `seconds` by the weight of each layer; equal ones without weights.
+template <typename Weight>
+std::vector<double> shares(const std::vector<LayerShare>& layers, double seconds, Weight&& weight) {
+  double sum = 0;
+  for (const auto& layer : layers) sum += weight(layer);
+  std::vector<double> shares;
+  for (const auto& layer : layers) {
+    shares.push_back(sum > 0 ? seconds * (weight(layer) / sum)
+                             : seconds / static_cast<double>(layers.size()));
+  }
+  return shares;
+}
+
+double p2_weight(const LayerShare& layer) {
+  return layer.p2_units > 0 ? layer.backward_p2 : 0;
+}
+
+void close_pieces(StageModel& model, double seconds, double freed) {
+  model.pieces.push_back({seconds, freed, 0});
+  for (const P2Piece& piece : model.pieces) model.p2_peaks |= piece.peak > 0;
+}
+
+// A stage that is one layer: activations come whole at the start of F and go whole at the end of I or B.
+StageModel plain_model(const StageCost& cost, double input, double output_gradient) {
+  StageModel model;
+  model.output = cost.output_bytes;
+  model.input_gradient = cost.input_gradient_bytes;
+  const double activations = cost.activation_bytes;
+  model.forward.steps = {{cost.forward, activations - input, activations - input + model.output, 0}};
+  const double freed = activations + output_gradient - model.input_gradient;
+  model.backward_p1.steps = {{cost.backward_p1, 0, cost.stash_bytes - freed, 0, cost.p2_units}};
+  model.backward.steps = {{cost.backward_p1 + cost.backward_p2, 0, -freed, 0}};
+  for (int i = 0; i < cost.p2_units; ++i) {
+    const double share = static_cast<double>(i) / cost.p2_units;
+    model.pieces.push_back({cost.backward_p2 * share, cost.stash_bytes * share, 0});
+  }
+  close_pieces(model, cost.backward_p2, cost.stash_bytes);
+  return model;
+}
+
+StageModel layered_model(const StageCost& cost, bool last) {
+  StageModel model;
+  const auto& layers = cost.layers;
+  model.output = cost.output_bytes;
+  model.input_gradient = cost.input_gradient_bytes;
+  const auto forward = shares(layers, cost.forward, [](const auto& layer) { return layer.forward; });
+  const auto p1 = shares(layers, cost.backward_p1, [](const auto& layer) { return layer.backward_p1; });
+  double p2_sum = 0;
+  int units = 0;
+  for (const auto& layer : layers) {
+    p2_sum += p2_weight(layer);
+    units += layer.p2_units;
+  }
+  double seconds = 0;
+  double freed = 0;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    model.forward.steps.push_back({forward[i], layers[i].forward_peak, layers[i].forward_held, 0});
+  }
+  if (last) {  // the loss is read
+    Growth& head = model.forward.steps.back();
+    head.peak = std::max(head.peak, head.held);
+    head.held -= model.output;
+  }
+  for (size_t i = layers.size(); i-- > 0;) {
+    const LayerShare& layer = layers[i];
+    model.backward_p1.steps.push_back({p1[i], layer.p1_peak, layer.p1_held, 0, layer.p2_units});
+    double p2 = 0;
+    for (int unit = 0; unit < layer.p2_units; ++unit) {
+      model.pieces.push_back({seconds, freed, layer.p2_peak});
+      const double share = p2_sum > 0 ? p2_weight(layer) / p2_sum / layer.p2_units : 1.0 / units;
+      p2 += cost.backward_p2 * share;
+      seconds += cost.backward_p2 * share;
+      freed += layer.stash / layer.p2_units;
+    }
+    if (layer.p2_units > 0) {
+      model.backward.steps.push_back({p1[i] + p2, std::max(layer.p1_peak, layer.p1_held + layer.p2_peak),
+                                      layer.p1_held - layer.stash, 0});
+    } else {
+      model.backward.steps.push_back({p1[i], layer.p1_peak, layer.p1_held, 0});
+    }
+  }
+  close_pieces(model, units > 0 ? cost.backward_p2 : 0, freed);
+  return model;
+}
+
+// Without a backward, a layer's output takes its input's place.
+void keep_nothing(StageModel& model, double input, bool last) {
+  double peak = 0;
+  for (const Growth& step : model.forward.steps) peak = std::max(peak, step.peak);
+  const double seconds = model.forward.whole.seconds;
+  model.forward.steps = {{seconds, peak, (last ? 0 : model.output) - input, 0}};
+}
+
+void ask_for_room(OpModel& op, double largest_p2) {
+  for (Growth& step : op.steps) step.need = std::max(step.peak, step.held + largest_p2);
+  op.finish();
+}
+
+}  // namespace
+
+void OpModel::finish() {
+  whole = {0, -std::numeric_limits<double>::infinity(), 0, -std::numeric_limits<double>::infinity()};
+  for (const Growth& step : steps) {
+    whole.seconds += step.seconds;
+    whole.peak = std::max({whole.peak, whole.held + step.peak});
+    if (step.need > 0) whole.need = std::max(whole.need, whole.held + step.need);
+    whole.held += step.held;
+    whole.peak = std::max(whole.peak, whole.held);
+  }
+}
+
+std::vector<StageModel> stage_models(const Schedule& schedule, const std::vector<StageCost>& costs,
+                                     bool has_backward) {
+  std::vector<StageModel> models;
+  std::vector<double> largest_p2(schedule.ranks.size(), 0);
+  for (int stage = 0; stage < schedule.stages; ++stage) {
+    const bool first = schedule.is_first(stage);
+    const bool last = schedule.is_last(stage);
+    StageCost cost = costs[stage];
+    const double input = first ? 0 : costs[stage - 1].output_bytes;
+    const double output_gradient = last ? 0 : costs[stage + 1].input_gradient_bytes;
+    if (first) cost.input_gradient_bytes = 0;
+    if (last && cost.layers.empty()) cost.output_bytes = 0;
+    StageModel model =
+        cost.layers.empty() ? plain_model(cost, input, output_gradient) : layered_model(cost, last);
+    model.p2_seconds = model.pieces.back().begin;
+    model.forward.finish();
+    if (!has_backward) keep_nothing(model, input, last);
+    double& largest = largest_p2[schedule.rank_of_stage[stage]];
+    for (const P2Piece& piece : model.pieces) largest = std::max(largest, piece.peak);
+    models.push_back(std::move(model));
+  }
+  for (int stage = 0; stage < schedule.stages; ++stage) {
+    const double largest = models[stage].largest_p2 = largest_p2[schedule.rank_of_stage[stage]];
+    ask_for_room(models[stage].forward, largest);
+    ask_for_room(models[stage].backward_p1, largest);
+    ask_for_room(models[stage].backward, 0);
+  }
+  return models;
+}
+
+}  // namespace twobp

@@ -1,0 +1,52 @@
+// Internal to this folder: a stage's cost as the simulation steps through it, layer by layer or as a whole.
+#pragma once
+
+#include <vector>
+
+#include "twobp/schedule/schedule.h"
+#include "twobp/schedule/simulate/stage_cost.h"
+
+namespace twobp {
+
+// What an op does to the bytes of its rank: the most there is meanwhile and what remains, relative to before.
+struct Growth {
+  double seconds = 0;
+  double peak = 0;
+  double held = 0;
+  double need = 0;   // room it asks for under a byte cap: for itself, and for any W right after it
+  int p2_units = 0;  // of an I: the pieces of W that can run from here on
+};
+
+// F, I or B of one stage.
+struct OpModel {
+  std::vector<Growth> steps;  // layer by layer, in the order they run
+  Growth whole;  // all of them at once; `need`: with that much room no layer asks for any; may be negative
+
+  void finish();  // fills `whole` from `steps`
+};
+
+struct P2Piece {
+  double begin = 0;  // seconds of the pieces before it
+  double freed = 0;  // bytes freed by the pieces before it
+  double peak = 0;   // most there is during it, relative to before
+};
+
+struct StageModel {
+  OpModel forward;
+  OpModel backward_p1;
+  OpModel backward;             // B: its steps are whole layers' I and W
+  std::vector<P2Piece> pieces;  // of W, in the order they are queued; one more at the end for the sums
+  bool p2_peaks = false;        // some piece has a peak
+  double p2_seconds = 0;        // W within B
+  double output = 0;            // bytes of messages
+  double input_gradient = 0;
+  double largest_p2 = 0;  // bytes that W of some layer of its rank needs meanwhile
+
+  int p2_units() const { return static_cast<int>(pieces.size()) - 1; }
+};
+
+// The models of all stages. `has_backward`: else nothing is kept after F.
+std::vector<StageModel> stage_models(const Schedule& schedule, const std::vector<StageCost>& costs,
+                                     bool has_backward);
+
+}  // namespace twobp

@@ -1,0 +1,161 @@
+#include "twobp/train/checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "twobp/core/check.h"
+
+namespace twobp {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string shape_of(const at::Tensor& tensor) {
+  return concat(tensor.scalar_type(), " ", tensor.sizes());
+}
+
+void check_size(const fs::path& path, uint64_t bytes, const FileFacts& listed) {
+  TWOBP_CHECK(bytes == listed.bytes, path.string(), " is damaged: ", bytes, " bytes instead of ",
+              listed.bytes);
+}
+
+void check_whole(const fs::path& path, const FileFacts& listed) {
+  const FileFacts found = facts_of(path);
+  check_size(path, found.bytes, listed);
+  TWOBP_CHECK(found.crc == listed.crc, path.string(), " is damaged: it does not match its checksum");
+}
+
+}  // namespace
+
+struct Checkpoint::Part {
+  fs::path path;
+  std::string name;
+  FileFacts facts;
+  CheckpointFile file;
+  SafetensorsFile tensors;
+  mutable bool verified = false;
+};
+
+Checkpoint::Checkpoint(fs::path folder, Verify verify) : folder_(std::move(folder)) {
+  StateAndFiles read = read_state(folder_ / kStateFile);
+  state_ = std::move(read.state);
+  files_ = std::move(read.files);
+  format_ = read.format;
+  for (const auto& [name, facts] : files_) {
+    const fs::path path = folder_ / name;
+    if (verify == Verify::kAll) {
+      check_whole(path, facts);
+    } else {
+      std::error_code error;
+      const uint64_t bytes = fs::file_size(path, error);
+      TWOBP_CHECK(!error, "cannot read ", path.string(), ": ", error.message());
+      check_size(path, bytes, facts);
+    }
+    const CheckpointFile file = *checkpoint_file_of(name);
+    parts_.push_back(std::make_unique<Part>(
+        Part{path, name, facts, file, SafetensorsFile(path.string()), verify == Verify::kAll}));
+    for (const std::string& tensor : parts_.back()->tensors.names()) {
+      const auto [at, is_new] = where_.try_emplace({file, tensor}, parts_.back().get());
+      TWOBP_CHECK(is_new, path.string(), " is damaged: ", at->second->name, " has ", tensor, " too");
+    }
+  }
+}
+
+Checkpoint::~Checkpoint() = default;
+Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
+Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
+
+int Checkpoint::processes() const {
+  int most = 1;
+  for (const auto& [name, facts] : files_) {
+    const size_t at = name.find("-of-");
+    if (at != std::string::npos) most = std::max(most, std::atoi(name.c_str() + at + 4));
+  }
+  return most;
+}
+
+std::vector<std::string> Checkpoint::names(File file) const {
+  std::vector<std::string> names;
+  for (const auto& [key, part] : where_) {
+    if (key.first == file) names.push_back(key.second);
+  }
+  return names;
+}
+
+const Checkpoint::Part& Checkpoint::part_with(File file, const std::string& name) const {
+  const auto found = where_.find({file, name});
+  TWOBP_CHECK(found != where_.end(), place_of(file), " has no ", name);
+  return *found->second;
+}
+
+const std::string& Checkpoint::file_with(File file, const std::string& name) const {
+  return part_with(file, name).name;
+}
+
+std::string Checkpoint::place_of(File file) const {
+  std::string name = checkpoint_file_name(file, {});
+  for (const auto& part : parts_) {
+    if (part->file == file && part->name != name) name = folder_.filename().string();
+  }
+  return (name == folder_.filename().string() ? folder_ : folder_ / name).string();
+}
+
+void Checkpoint::verify(const Part& part) const {
+  if (part.verified) return;
+  check_whole(part.path, part.facts);
+  part.verified = true;
+}
+
+void Checkpoint::check_tensors(File file, const NamedTensors& expected) const {
+  for (const auto& [name, tensor] : expected) {
+    TWOBP_CHECK(contains(file, name), place_of(file), " has no ", name,
+                ", which this run has: it is a checkpoint of another model");
+    const Part& part = part_with(file, name);
+    verify(part);
+    const at::Tensor saved = part.tensors.tensor(name);
+    TWOBP_CHECK(saved.sizes() == tensor.sizes() && saved.scalar_type() == tensor.scalar_type(),
+                part.path.string(), ": ", name, " is ", shape_of(saved), ", in this run it is ",
+                shape_of(tensor), ": it is a checkpoint of another model");
+  }
+}
+
+void Checkpoint::check_no_others(File file, const std::set<std::string>& known) const {
+  for (const auto& [key, part] : where_) {
+    TWOBP_CHECK(key.first != file || known.contains(key.second), part->path.string(), " has ", key.second,
+                ", which this run has not: it is a checkpoint of another model");
+  }
+}
+
+at::Tensor Checkpoint::read(File file, const std::string& name) const {
+  return part_with(file, name).tensors.tensor(name);
+}
+
+std::vector<std::string> problems_of(const fs::path& folder) {
+  std::vector<std::string> problems;
+  StateAndFiles read;
+  try {
+    read = read_state(folder / kStateFile);
+  } catch (const Error& e) {
+    return {e.what()};
+  }
+  for (const auto& [name, facts] : read.files) {
+    try {
+      check_whole(folder / name, facts);
+      const SafetensorsFile file((folder / name).string());
+      for (const std::string& tensor : file.names()) file.tensor(tensor);  // of a known type
+    } catch (const Error& e) {
+      problems.emplace_back(e.what());
+    }
+  }
+  if (!problems.empty()) return problems;
+  try {
+    const Checkpoint whole(folder, Checkpoint::Verify::kWhatIsRead);  // no tensor twice
+  } catch (const Error& e) {
+    problems.emplace_back(e.what());
+  }
+  return problems;
+}
+
+}  // namespace twobp

@@ -1,0 +1,252 @@
+#include "twobp/train/checkpoint/checkpointer.h"
+
+#include <chrono>
+#include <set>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <utility>
+
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+
+namespace twobp {
+namespace {
+
+using File = CheckpointFile;
+
+constexpr int kNice = 19;  // only what the ranks leave; if training waits, that is everything
+constexpr auto kLook = std::chrono::milliseconds(50);
+
+File file_of(const LiveTensor& weight) {
+  return weight.frozen ? File::kFrozen : File::kWeights;
+}
+
+// Each name once, as files have it: no live tensor is copied.
+NamedTensors named(const std::vector<LiveTensor>& live, bool frozen) {
+  NamedTensors tensors;
+  std::set<std::string> known;
+  for (const LiveTensor& one : live) {
+    if (one.frozen == frozen && known.insert(one.name).second) tensors.emplace_back(one.name, one.tensor);
+  }
+  return tensors;
+}
+
+// Into `copies`, each on its rank's thread: in parallel, and without a word to the memory meter, which counts
+// what a step needs.
+void copy_all(Pipeline& pipeline, const std::vector<const LiveTensor*>& sources, NamedTensors& copies) {
+  copies.resize(sources.size());
+  pipeline.on_ranks([&](int rank) {
+    for (size_t i = 0; i < sources.size(); ++i) {
+      if (sources[i]->rank != rank) continue;
+      auto& [name, copy] = copies[i];
+      if (!copy.defined()) {
+        name = sources[i]->name;
+        copy = at::empty_like(sources[i]->tensor);
+      }
+      copy.copy_(sources[i]->tensor);
+    }
+  });
+}
+
+std::vector<const LiveTensor*> chosen(const std::vector<LiveTensor>& live, const std::vector<bool>& writes,
+                                      bool frozen) {
+  std::vector<const LiveTensor*> sources;
+  for (size_t i = 0; i < live.size(); ++i) {
+    if (writes[i] && live[i].frozen == frozen) sources.push_back(&live[i]);
+  }
+  return sources;
+}
+
+}  // namespace
+
+Checkpointer::Checkpointer(const SaveConfig& save, bool resume, const Processes& processes)
+    : save_(save), processes_(processes) {
+  std::string run_id;
+  processes.together([&] {
+    if (!processes.is_first()) return;
+    folder_.emplace(save.checkpoints, save.keep, processes.count());
+    const std::vector<int64_t> steps = folder_->steps();
+    TWOBP_CHECK(resume || steps.empty(), "save.checkpoints: ", folder_->path().string(),
+                " holds checkpoints of a run, the newest of step ", steps.empty() ? 0 : steps.back(),
+                ": go on with that run by --resume, or use another folder");
+    run_id = folder_->run_id();
+  });
+  run_id = processes.from_first(run_id);
+  processes.together([&] {
+    const CheckpointPart part{processes.index(), processes.count()};
+    if (!processes.is_first()) folder_.emplace(save.checkpoints, part, run_id);
+  });
+  thread_ = std::thread([this] { work(); });
+}
+
+Checkpointer::~Checkpointer() {
+  hurry_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+std::vector<std::string> Checkpointer::resume(Trainer& trainer) {
+  // All must take the same one: the first process reads every file, the others those that they need.
+  std::vector<std::string> notes;
+  std::optional<Checkpoint> checkpoint;
+  std::string step;
+  processes_.together([&] {
+    if (processes_.is_first()) checkpoint = folder_->newest(notes);
+    if (checkpoint) step = std::to_string(checkpoint->state().position.step);
+  });
+  step = processes_.from_first(step);
+  if (step.empty()) return notes;
+  processes_.together([&] {
+    if (!checkpoint) checkpoint = folder_->open(std::stoll(step));
+    const CheckpointState& state = checkpoint->state();
+    run_ = facts_of_run(trainer.config(), *trainer.data().train, trainer.variant());
+    for (std::string& note : check_same_run(state.run, run_)) notes.push_back(std::move(note));
+    TWOBP_CHECK(state.position.step <= trainer.config().train.steps, "train.steps is ",
+                trainer.config().train.steps, ", but the checkpoint ", checkpoint->folder().string(),
+                " is of a later step");
+  });
+  set_to(trainer, *checkpoint);
+  if (!processes_.is_first()) notes.clear();
+  return notes;
+}
+
+void Checkpointer::set_to(Trainer& trainer, const Checkpoint& checkpoint) {
+  Update& update = trainer.update();
+  const std::vector<LiveTensor> weights = update.live_weights();
+  const std::vector<LiveTensor> optimizer = update.live_optimizer_state();
+  std::string names;  // "0model.norm.weight": of which files, and what
+  const std::vector<std::pair<File, NamedTensors>> all = {{File::kWeights, named(weights, false)},
+                                                          {File::kFrozen, named(weights, true)},
+                                                          {File::kOptimizer, named(optimizer, false)}};
+  processes_.together([&] {
+    for (const auto& [file, tensors] : all) {
+      checkpoint.check_tensors(file, tensors);
+      for (const auto& [name, tensor] : tensors) names += concat(static_cast<int>(file), name, '\n');
+    }
+  });
+  const std::vector<std::string> everyones = processes_.to_first(names);
+  processes_.together([&] {
+    std::map<File, std::set<std::string>> known;
+    for (const std::string& text : everyones) {
+      for (const std::string& name : split(text, '\n')) {
+        if (!name.empty()) known[static_cast<File>(name[0] - '0')].insert(name.substr(1));
+      }
+    }
+    if (!processes_.is_first()) return;
+    for (const auto& [file, tensors] : all) checkpoint.check_no_others(file, known[file]);
+  });
+  trainer.pipeline().on_ranks([&](int rank) {
+    for (const LiveTensor& one : weights) {
+      if (one.rank == rank) one.tensor.copy_(checkpoint.read(file_of(one), one.name));
+    }
+    for (const LiveTensor& one : optimizer) {
+      if (one.rank == rank) one.tensor.copy_(checkpoint.read(File::kOptimizer, one.name));
+    }
+    update.restored(rank, checkpoint.state().optimizer_steps);
+  });
+  trainer.go_on_from(checkpoint.state().position);
+  last_step_ = checkpoint.state().position.step;
+}
+
+void Checkpointer::after_step(Trainer& trainer) {
+  {
+    const std::lock_guard lock(mutex_);
+    check_error();
+  }
+  if (trainer.steps_done() % save_.every == 0) take(trainer);
+}
+
+void Checkpointer::finish(Trainer& trainer) {
+  if (trainer.steps_done() > 0 && trainer.steps_done() != last_step_) take(trainer);
+  // First the parts: a process that cannot write its own is known before the others wait for it.
+  processes_.together([&] { wait(Phase::kOthers); });
+  processes_.together([&] { wait(Phase::kIdle); });
+}
+
+void Checkpointer::choose_tensors(const std::vector<LiveTensor>& weights,
+                                  const std::vector<LiveTensor>& optimizer) {
+  std::vector<std::string> names;
+  for (const auto* live : {&weights, &optimizer}) {
+    for (const LiveTensor& one : *live) names.push_back(one.name);
+  }
+  const std::vector<bool> mine = processes_.writes(names);
+  std::set<std::string> known;  // the same on two ranks of this process
+  std::vector<bool> writes;
+  for (size_t i = 0; i < names.size(); ++i) writes.push_back(mine[i] && known.insert(names[i]).second);
+  const auto middle = writes.begin() + static_cast<ptrdiff_t>(weights.size());
+  writes_weights_.assign(writes.begin(), middle);
+  writes_optimizer_.assign(middle, writes.end());
+  chosen_ = true;
+}
+
+void Checkpointer::take(Trainer& trainer) {
+  wait(Phase::kIdle);
+  Update& update = trainer.update();
+  const std::vector<LiveTensor> weights = update.live_weights();
+  const std::vector<LiveTensor> optimizer = update.live_optimizer_state();
+  if (!chosen_) choose_tensors(weights, optimizer);
+  copy_all(trainer.pipeline(), chosen(weights, writes_weights_, false), content_.weights);
+  copy_all(trainer.pipeline(), chosen(optimizer, writes_optimizer_, false), content_.optimizer);
+  content_.frozen.clear();
+  for (const LiveTensor* one : chosen(weights, writes_weights_, true)) {
+    content_.frozen.emplace_back(one->name, one->tensor);  // nobody writes to these
+  }
+  if (run_.config.empty()) run_ = facts_of_run(trainer.config(), *trainer.data().train, trainer.variant());
+  content_.state = {trainer.position(), update.optimizer_steps(), run_};
+  last_step_ = trainer.steps_done();
+  {
+    const std::lock_guard lock(mutex_);
+    phase_ = Phase::kPart;
+  }
+  changed_.notify_all();
+}
+
+void Checkpointer::check_error() {
+  if (error_) std::rethrow_exception(error_);
+}
+
+void Checkpointer::wait(Phase phase) {
+  std::unique_lock lock(mutex_);
+  const auto reached = [&] {
+    return phase_ == Phase::kIdle || (phase == Phase::kOthers && phase_ == Phase::kOthers);
+  };
+  // A process that dies leaves no part: no need to wait for it.
+  while (!changed_.wait_for(lock, kLook, reached)) processes_.throw_if_aborted();
+  check_error();
+}
+
+void Checkpointer::work() {
+  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), kNice);  // of this thread, on Linux
+  const PartsWait others{processes_.timeout(), &hurry_};
+  const auto enter = [this](Phase phase, const std::exception_ptr& error = nullptr) {
+    const std::lock_guard lock(mutex_);
+    phase_ = phase;
+    if (error) error_ = error;
+    changed_.notify_all();
+  };
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return phase_ == Phase::kPart || stop_; });
+      if (phase_ != Phase::kPart) return;
+    }
+    std::exception_ptr error;
+    try {
+      folder_->add(content_, others, [&] { enter(Phase::kOthers); });
+    } catch (const std::exception& e) {
+      error = std::make_exception_ptr(
+          Error(concat("the checkpoint of step ", content_.state.position.step,
+                       " could not be written, those before are as they were: ", e.what())));
+    } catch (...) {
+      error = std::current_exception();
+    }
+    enter(Phase::kIdle, error);
+  }
+}
+
+}  // namespace twobp

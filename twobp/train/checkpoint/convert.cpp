@@ -1,0 +1,92 @@
+#include "twobp/train/checkpoint/convert.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "twobp/core/check.h"
+#include "twobp/train/checkpoint/checkpoint_folder.h"
+#include "twobp/train/model/build_model.h"
+
+namespace twobp {
+namespace {
+
+using File = CheckpointFile;
+
+// The parts of one parameter, packed again. Those that are alone stay mapped.
+at::Tensor master_of(const Parameter& parameter, const Checkpoint& checkpoint, std::set<std::string>& known) {
+  std::vector<at::Tensor> rows;
+  std::vector<int64_t> shape = parameter.sizes();
+  for (const ParameterPart& part : parameter.parts()) {
+    const File file = checkpoint.contains(File::kFrozen, part.name) ? File::kFrozen : File::kWeights;
+    TWOBP_CHECK(checkpoint.contains(file, part.name), checkpoint.folder().string(), " has no ", part.name,
+                ", which the model of its configuration has");
+    rows.push_back(checkpoint.read(file, part.name));
+    if (!shape.empty()) shape[0] = part.rows;
+    TWOBP_CHECK(rows.back().sizes() == at::IntArrayRef(shape), checkpoint.folder().string(), ": ", part.name,
+                " is ", rows.back().sizes(), ", expected ", at::IntArrayRef(shape));
+    known.insert(part.name);
+  }
+  return rows.size() == 1 ? rows.front() : at::cat(rows);
+}
+
+// Tensors one after the other, each in the part that its middle falls into.
+std::vector<NamedTensors> spread(const Checkpoint& checkpoint, File file, int parts) {
+  int64_t bytes = 0;
+  for (const std::string& name : checkpoint.names(file))
+    bytes += static_cast<int64_t>(checkpoint.read(file, name).nbytes());
+  std::vector<NamedTensors> spread(parts);
+  int64_t before = 0;
+  for (const std::string& name : checkpoint.names(file)) {
+    const at::Tensor tensor = checkpoint.read(file, name);
+    const auto size = static_cast<int64_t>(tensor.nbytes());
+    const double middle = static_cast<double>(before) + static_cast<double>(size) / 2;
+    const auto part = static_cast<int>(middle / static_cast<double>(std::max<int64_t>(bytes, 1)) * parts);
+    spread[std::min(part, parts - 1)].emplace_back(name, tensor);
+    before += size;
+  }
+  return spread;
+}
+
+}  // namespace
+
+void save_model_of(const Checkpoint& checkpoint, const Config& config, const std::string& directory,
+                   const SaveModelOptions& options) {
+  const ModelSpec model = build_model(config);
+  std::vector<std::unique_ptr<Layer>> layers;
+  std::map<std::string, Parameter*> weights;  // tied ones once
+  std::vector<Parameter*> in_order;
+  std::set<std::string> known;
+  for (const LayerSpec& spec : model.layers) {
+    layers.push_back(spec.make());  // allocates nothing
+    std::vector<Parameter*> parameters;
+    layers.back()->collect_parameters(parameters);
+    for (Parameter* parameter : parameters) {
+      if (!weights.try_emplace(parameter->name(), parameter).second) continue;
+      parameter->master = master_of(*parameter, checkpoint, known);
+      in_order.push_back(parameter);
+    }
+  }
+  checkpoint.check_no_others(File::kWeights, known);
+  checkpoint.check_no_others(File::kFrozen, known);
+  save_model(directory, config.model, config.data.sequence, in_order, options);
+}
+
+void reshard(const Checkpoint& checkpoint, const std::string& directory, int parts) {
+  TWOBP_CHECK(parts >= 1, "a checkpoint has at least one part, not ", parts);
+  CheckpointFolder first(directory, std::numeric_limits<int64_t>::max(), parts);
+  TWOBP_CHECK(first.steps().empty(), directory, " holds checkpoints already: use another folder");
+  const std::vector<NamedTensors> weights = spread(checkpoint, File::kWeights, parts);
+  const std::vector<NamedTensors> optimizer = spread(checkpoint, File::kOptimizer, parts);
+  const std::vector<NamedTensors> frozen = spread(checkpoint, File::kFrozen, parts);
+  for (int part = parts - 1; part > 0; --part) {
+    CheckpointFolder(directory, {part, parts}, first.run_id())
+        .add({checkpoint.state(), weights[part], optimizer[part], frozen[part]});
+  }
+  first.add({checkpoint.state(), weights[0], optimizer[0], frozen[0]});
+}
+
+}  // namespace twobp

@@ -1,0 +1,158 @@
+#include "twobp/train/checkpoint/same_run.h"
+
+#include <algorithm>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+#include "twobp/nn/kernels/gemm.h"
+#include "twobp/nn/kernels/kernels.h"
+#include "twobp/train/checkpoint/checkpoint.h"
+#include "twobp/train/config/config_keys.h"
+#include "twobp/train/model/architecture.h"
+#include "twobp/train/model/build_model.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+
+enum class Rule : uint8_t { kSame, kNoted, kFree };
+
+// A key that is not listed must be the same: a new one is safe until somebody thinks about it.
+Rule rule_of(const ConfigKey& key, bool constant_lr) {
+  static const std::set<std::string> same = {"pipeline.micro_batches", "pipeline.micro_batch_size",
+                                             "optimizer.type", "optimizer.momentum"};
+  static const std::set<std::string> noted = {"pipeline.threads", "pipeline.p2_batching",
+                                              "pipeline.data_parallel", "train.clip_norm"};
+  // Where data comes from is compared by what is in it; the model's weights are the checkpoint's.
+  static const std::set<std::string> free = {
+      "model.from",      "model.adapter",      "model.init_std",   "data.text",      "data.tokenizer",
+      "data.cache",      "data.tokens",        "data.token_type",  "data.arrays",    "data.synthetic",
+      "data.images",     "data.idx",           "data.cifar",       "data.workers",   "train.eval_every",
+      "train.log_every", "train.eval_batches", "train.loss_scale", "optimizer.shard"};
+  const std::string name = key.full_name();
+  if (same.contains(name)) return Rule::kSame;
+  if (name == "train.steps") return constant_lr ? Rule::kFree : Rule::kNoted;
+  if (noted.contains(name) || (key.section == "optimizer" && !free.contains(name))) return Rule::kNoted;
+  if (free.contains(name) || key.section == "pipeline" || key.section == "save") return Rule::kFree;
+  return Rule::kSame;
+}
+
+// A key that the checkpoint's program did not have is at its default.
+json value_of(const json& config, const ConfigKey& key, const json& defaults) {
+  const std::string section(key.section);
+  const std::string name(key.name);
+  if (config.contains(section) && config[section].contains(name)) return config[section][name];
+  return defaults[section][name];
+}
+
+uint64_t pipeline_value(const json& config, const char* key, const json& defaults) {
+  const bool there = config.contains("pipeline") && config["pipeline"].contains(key);
+  const json value = (there ? config : defaults)["pipeline"][key];
+  return value.is_number_integer() ? value.get<uint64_t>() : 0;
+}
+
+// Of all replicas together: what a step learns from, and what the data position counts by.
+json all_micro_batches(const json& config, const json& defaults) {
+  return pipeline_value(config, "data_parallel", defaults) *
+         pipeline_value(config, "micro_batches", defaults);
+}
+
+// Defaults that stand for a value of other keys, so that writing them out is no difference.
+Config filled_in(Config config) {
+  architecture(config.model.type).fill_in(config.model);
+  if (config.pipeline.micro_batches == 0) config.pipeline.micro_batches = micro_batches(config.pipeline);
+  return config;
+}
+
+std::string data_fingerprint(const Dataset& train) {
+  constexpr int64_t kSamples = 16;
+  uint32_t crc = 0;
+  for (int64_t i = 0; i < std::min(kSamples, train.size()); ++i) {
+    const int64_t sample = train.size() <= kSamples ? i : i * (train.size() - 1) / (kSamples - 1);
+    for (const auto& [name, tensor] : train.read({sample}, 0)) {
+      const at::Tensor values = tensor.contiguous();
+      crc = crc32_of(name.data(), name.size(), crc);
+      crc = crc32_of(values.const_data_ptr(), values.nbytes(), crc);
+    }
+  }
+  return concat(train.size(), " samples, checksum ", crc);
+}
+
+// Where gradients are summed in another order, bits depend on which it is: every cell of the schedule, and
+// where the p2 policy puts W.
+std::string order_of(const Variant& variant) {
+  if (!reorders(variant)) return "";
+  uint32_t crc = 0;
+  for (const auto& list : variant.schedule.written()->ranks) {
+    for (const Instruction& instruction : list) {
+      const std::string cell = to_string(instruction);
+      crc = crc32_of(cell.data(), cell.size() + 1, crc);
+    }
+  }
+  return concat("cells ", crc, ", p2 ", policy_name(variant.policy));
+}
+
+}  // namespace
+
+RunFacts facts_of_run(const Config& config, const Dataset& train, const Variant& variant) {
+  return {config_to_json(filled_in(config)), data_fingerprint(train),
+          concat(kernel_instruction_set(), " with ",
+                 c10::toString(product_type(compute_dtype(config.train.precision))), " products"),
+          order_of(variant)};
+}
+
+std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& now) {
+  const json before = json::parse(saved.config);
+  const json after = json::parse(now.config);
+  const json defaults = json::parse(config_to_json(Config{}));
+  const bool constant_lr = after["optimizer"]["schedule"] == "constant";
+  const bool replicas = pipeline_value(before, "data_parallel", defaults) != 1 ||
+                        pipeline_value(after, "data_parallel", defaults) != 1;
+  std::vector<std::string> differences;
+  std::vector<std::string> notes;
+  std::vector<std::string> sources;  // of the data
+  for (const ConfigKey& key : config_keys()) {
+    const bool batches = key.full_name() == "pipeline.micro_batches";
+    const json old_value = batches ? all_micro_batches(before, defaults) : value_of(before, key, defaults);
+    const json new_value = batches ? all_micro_batches(after, defaults) : value_of(after, key, defaults);
+    if (old_value == new_value) continue;
+    const std::string text =
+        concat(key.full_name(), batches && replicas ? " x pipeline.data_parallel is " : " is ",
+               new_value.dump(), " but ", old_value.dump(), " in the checkpoint");
+    switch (rule_of(key, constant_lr)) {
+      case Rule::kSame:
+        differences.push_back(text);
+        break;
+      case Rule::kNoted:
+        notes.push_back(text + ": from here on the run is not the one that was stopped");
+        break;
+      case Rule::kFree:
+        if (key.section == "data") sources.push_back(text);
+        break;
+    }
+  }
+  if (differences.empty() && saved.data != now.data) {
+    differences = sources;
+    differences.push_back(
+        concat("the training data is ", now.data, " but ", saved.data, " in the checkpoint"));
+  }
+  TWOBP_CHECK(differences.empty(), "cannot resume: ", join(differences, "; "),
+              ": use the same settings, or another folder for save.checkpoints");
+  if (saved.kernels != now.kernels) {
+    notes.push_back(concat("this CPU's kernels are ", now.kernels, ", those of the checkpoint were ",
+                           saved.kernels, ": the run goes on, but not to the bit"));
+  }
+  if (saved.order != now.order) {
+    notes.push_back(concat("gradients were summed in the order of ",
+                           saved.order.empty() ? "micro-batches" : saved.order, ", now in that of ",
+                           now.order.empty() ? "micro-batches" : now.order,
+                           " (a schedule in a file gives it up): the run goes on, but not to the bit"));
+  }
+  return notes;
+}
+
+}  // namespace twobp

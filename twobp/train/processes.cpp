@@ -1,0 +1,108 @@
+#include "twobp/train/processes.h"
+
+#include <cstring>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include "twobp/core/check.h"
+#include "twobp/transport/collectives.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+
+at::Tensor bytes_of(const std::string& text) {
+  at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::TensorOptions().dtype(at::kByte));
+  if (!text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  return bytes;
+}
+
+std::string text_of(const at::Tensor& bytes) {
+  TWOBP_CHECK(bytes.scalar_type() == at::kByte,
+              "processes disagree on what they say to each other: a text "
+              "was expected, ",
+              bytes.scalar_type(), " came");
+  return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
+}
+
+// A message that nobody sends.
+constexpr Tag kNever = {-1, -1, -1, Direction::kCollective};
+
+}  // namespace
+
+Processes::Processes(Transport& transport, double timeout)
+    : transport_(&transport), timeout_(timeout), index_(transport.rank()), count_(transport.size()) {}
+
+// What is sent here has left when a call returns: this thread's tensors are not the ranks' to free, whose
+// memory is metered.
+std::string Processes::from_first(const std::string& text) const {
+  if (count_ == 1) return text;
+  at::Tensor bytes = is_first() ? bytes_of(text) : at::Tensor();
+  broadcast(*transport_, bytes, 0, timeout_);
+  transport_->flush(timeout_);
+  return text_of(bytes);
+}
+
+std::vector<std::string> Processes::to_first(const std::string& text) const {
+  std::vector<std::string> texts;
+  for (const Values& values : tensors_to_first({bytes_of(text)})) texts.push_back(text_of(values.at(0)));
+  return texts;
+}
+
+std::vector<Values> Processes::tensors_to_first(const Values& tensors) const {
+  if (count_ == 1) return {tensors};
+  std::vector<Values> all = gather(*transport_, tensors, 0, timeout_);
+  transport_->flush(timeout_);
+  return all;
+}
+
+void Processes::together(const std::function<void()>& body) const {
+  if (count_ == 1) return body();
+  std::exception_ptr error;
+  std::string what;
+  try {
+    body();
+  } catch (const Aborted&) {
+    throw;  // nobody listens any more
+  } catch (const std::exception& e) {
+    error = std::current_exception();
+    what = *e.what() == '\0' ? "an error" : e.what();
+  }
+  const std::vector<std::string> all = to_first(what);
+  std::string verdict;
+  for (size_t process = 0; process < all.size() && verdict.empty(); ++process) {
+    if (!all[process].empty()) verdict = concat("process ", process, ": ", all[process]);
+  }
+  verdict = from_first(verdict);
+  if (error) std::rethrow_exception(error);
+  if (!verdict.empty()) throw Aborted(verdict);
+}
+
+std::vector<bool> Processes::writes(const std::vector<std::string>& names) const {
+  std::vector<bool> mine(names.size(), true);
+  if (count_ == 1) return mine;
+  const std::vector<std::string> all = to_first(json(names).dump());
+  json held_before = json::array();  // by process: its names that one before has too
+  std::set<std::string> known;
+  for (const std::string& text : all) {
+    const auto here = json::parse(text).get<std::set<std::string>>();  // ranks of a process may share one
+    json& held = held_before.emplace_back(json::array());
+    for (const std::string& name : here) {
+      if (!known.insert(name).second) held.push_back(name);
+    }
+  }
+  held_before = json::parse(from_first(held_before.dump()));
+  const auto others = held_before.at(index_).get<std::set<std::string>>();
+  for (size_t i = 0; i < names.size(); ++i) mine[i] = !others.contains(names[i]);
+  return mine;
+}
+
+void Processes::throw_if_aborted() const {
+  if (count_ == 1) return;
+  Values nothing;
+  transport_->try_receive((index_ + 1) % count_, kNever, nothing);
+}
+
+}  // namespace twobp

@@ -1,0 +1,93 @@
+#include "twobp/train/run_world.h"
+
+#include "twobp/core/check.h"
+#include "twobp/train/model/build_model.h"
+#include "twobp/transport/mpi.h"
+#include "twobp/transport/nccl.h"
+#include "twobp/transport/store_transport.h"
+
+namespace twobp {
+namespace {
+
+void check_count(const PipelineConfig& config, int processes) {
+  const int ranks = pipeline_shape(config).ranks;
+  const int64_t wanted = int64_t{ranks} * config.data_parallel;
+  TWOBP_CHECK(processes == wanted, processes, processes == 1 ? " process was" : " processes were",
+              " started, but pipeline.ranks ", ranks, " x pipeline.data_parallel ", config.data_parallel,
+              " = ", wanted, ": start ", wanted, ", or change these keys");
+}
+
+// Where mpirun has started the processes they meet through MPI, else at MASTER_ADDR.
+World nccl_world(const PipelineConfig& config, const Launcher& launcher, int ranks) {
+  Device device;
+  try {
+    device = Device::open("cuda", launcher.local_rank);
+  } catch (const Error& error) {
+    fail("pipeline.transport \"nccl\" needs GPUs, on CPUs start with mpirun: ", error.what());
+  }
+  const NcclApi api = load_nccl();
+  NcclOptions options;
+  options.timeout = options.connection_timeout = config.timeout;
+  std::shared_ptr<Transport> host;
+  if (launcher.kind == Launcher::Kind::kMpi && has_mpi()) {
+    host = make_mpi_transport(launcher.size);
+  } else {
+    host = make_store_transport(std::make_shared<Rendezvous>(rendezvous_place(launcher), config.timeout));
+  }
+  return make_nccl_world(std::move(host), api, device, config.data_parallel, ranks, options);
+}
+
+}  // namespace
+
+TransportKind choose_transport(const PipelineConfig& config, const Launcher& launcher) {
+  const bool torchrun = launcher.kind == Launcher::Kind::kTorchrun;
+  const std::string& asked = config.transport;
+  TransportKind kind = TransportKind::kThreads;
+  if (asked == "mpi" || (asked == "auto" && launcher.started_many() && !torchrun)) kind = TransportKind::kMpi;
+  if (asked == "nccl" || (asked == "auto" && launcher.started_many() && torchrun))
+    kind = TransportKind::kNccl;
+  if (kind == TransportKind::kThreads) {
+    TWOBP_CHECK(!launcher.started_many(), "pipeline.transport is \"threads\", but ", name_of(launcher.kind),
+                " started ", launcher.size,
+                " processes, each of which would train on its own: start one, or use \"auto\"");
+    return kind;
+  }
+  TWOBP_CHECK(launcher.started_many() || launcher.kind != Launcher::Kind::kNone ||
+                  int64_t{pipeline_shape(config).ranks} * config.data_parallel == 1,
+              "pipeline.transport is \"", asked, "\", but this process was started by itself: start ",
+              int64_t{pipeline_shape(config).ranks} * config.data_parallel, " by ",
+              asked == "mpi" ? "mpirun or srun" : "torchrun, srun or mpirun", ", or use \"threads\"");
+  TWOBP_CHECK(kind != TransportKind::kMpi || !torchrun || !launcher.started_many(),
+              "pipeline.transport is \"mpi\", but the processes were started by torchrun, which MPI does not "
+              "know: use mpirun or srun");
+  check_count(config, launcher.size);
+  return kind;
+}
+
+void check_alone(const char* command, const Launcher& launcher) {
+  TWOBP_CHECK(!launcher.started_many(), "`twobp ", command, "` is for one process, but ",
+              name_of(launcher.kind), " started ", launcher.size, ": start it without");
+}
+
+void run_world(const PipelineConfig& config, const Launcher& launcher,
+               const std::function<void(World)>& program) {
+  const int ranks = pipeline_shape(config).ranks;
+  std::vector<World> worlds;
+  switch (choose_transport(config, launcher)) {
+    case TransportKind::kThreads: {
+      ThreadOptions threads;
+      threads.threads_per_rank = config.threads;
+      worlds = make_thread_worlds(config.data_parallel, ranks, threads);
+      break;
+    }
+    case TransportKind::kMpi:
+      worlds.push_back(make_mpi_world(config.data_parallel, ranks));
+      break;
+    case TransportKind::kNccl:
+      worlds.push_back(nccl_world(config, launcher, ranks));
+      break;
+  }
+  run_worlds(std::move(worlds), program);
+}
+
+}  // namespace twobp

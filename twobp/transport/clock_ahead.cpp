@@ -1,0 +1,31 @@
+#include "twobp/transport/clock_ahead.h"
+
+#include <limits>
+
+#include "twobp/core/clock.h"
+
+namespace twobp {
+
+double clock_ahead(Transport& transport, int peer, double timeout) {
+  constexpr int kRounds = 16;
+  const auto tag = [](int round, int part) { return Tag{0, part, round, Direction::kForward}; };
+  double ahead = 0;
+  double shortest = std::numeric_limits<double>::infinity();
+  for (int round = 0; round < kRounds; ++round) {
+    if (transport.rank() != 0) {
+      transport.receive(0, tag(round, 0), timeout);
+      transport.isend(0, tag(round, 1), {at::full({1}, now_seconds(), at::kDouble)});
+      continue;
+    }
+    const double begin = now_seconds();
+    transport.isend(peer, tag(round, 0), {});
+    const double there = transport.receive(peer, tag(round, 1), timeout).at(0).item<double>();
+    const double end = now_seconds();
+    if (end - begin >= shortest) continue;
+    shortest = end - begin;
+    ahead = there - (begin + end) / 2;
+  }
+  return ahead;
+}
+
+}  // namespace twobp

@@ -1,0 +1,160 @@
+#include "twobp/transport/collectives.h"
+
+#include <algorithm>
+
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+
+namespace twobp {
+namespace {
+
+// Below, one message to each rank beats two rounds of smaller ones.
+constexpr int64_t kWholeBytes = 16 << 10;
+
+enum class Round : int { kPart, kSum, kBroadcast, kGather, kBarrier };
+
+Tag tag_of(Round round, int number) {
+  return {0, static_cast<int>(round), number, Direction::kCollective};
+}
+
+// The elements that `rank` adds up: [first, first + count).
+std::pair<int64_t, int64_t> slice_of(int64_t numel, int ranks, int rank) {
+  const int64_t first = numel * rank / ranks;
+  return {first, numel * (rank + 1) / ranks - first};
+}
+
+}  // namespace
+
+AllReduce::AllReduce(Transport& transport, at::Tensor tensor, int number)
+    : transport_(&transport), tensor_(std::move(tensor)), number_(number) {
+  TWOBP_CHECK(tensor_.is_contiguous(), "a sum over ranks needs a dense tensor");
+  const int ranks = transport.size();
+  const int rank = transport.rank();
+  if (ranks == 1 || tensor_.numel() == 0) {
+    done_ = true;
+    return;
+  }
+  whole_ = static_cast<int64_t>(tensor_.nbytes()) <= kWholeBytes;
+  flat_ = tensor_.view({-1});
+  parts_.resize(ranks);
+  summed_there_.assign(ranks, false);
+  summed_there_[rank] = true;
+  for (int step = 1; step < ranks; ++step) {
+    const int to = (rank + step) % ranks;
+    // A slice is overwritten once its sum is back, which is after its owner has read it. A whole tensor
+    // becomes the sum whether or not the others have read it: they get a copy.
+    at::Tensor part = part_for(to);
+    transport.isend(to, tag_of(Round::kPart, number_), {whole_ ? part.clone() : part});
+  }
+}
+
+at::Tensor AllReduce::part_for(int rank) const {
+  if (whole_) return flat_;
+  const auto [first, count] = slice_of(flat_.numel(), transport_->size(), rank);
+  return flat_.narrow(0, first, count);
+}
+
+bool AllReduce::take(int from, const Tag& tag, double deadline, at::Tensor& into) {
+  Values values;
+  if (!transport_->try_receive(from, tag, values)) {
+    if (deadline <= 0) return false;
+    values = transport_->receive(from, tag, std::max(deadline - now_seconds(), 1e-3));
+  }
+  TWOBP_CHECK(values.size() == 1 && values[0].scalar_type() == tensor_.scalar_type(),
+              "ranks disagree on what they sum: rank ", from, " sent something else");
+  into = values[0].view({-1});
+  return true;
+}
+
+bool AllReduce::advance(double deadline) {
+  if (done_) return true;
+  const int ranks = transport_->size();
+  const int rank = transport_->rank();
+  at::Tensor mine = part_for(rank);
+  if (!added_) {
+    for (int from = 0; from < ranks; ++from) {
+      if (from == rank || parts_[from].defined()) continue;
+      if (!take(from, tag_of(Round::kPart, number_), deadline, parts_[from])) return false;
+      TWOBP_CHECK(parts_[from].numel() == mine.numel(),
+                  "ranks disagree on what they sum: ", parts_[from].numel(), " numbers of rank ", from, ", ",
+                  mine.numel(), " here");
+    }
+    parts_[rank] = mine;
+    at::Tensor sum = parts_[0] + parts_[1];
+    for (int r = 2; r < ranks; ++r) sum.add_(parts_[r]);
+    mine.copy_(sum);
+    parts_.assign(ranks, {});
+    added_ = true;
+    if (!whole_) {
+      for (int step = 1; step < ranks; ++step) {
+        transport_->isend((rank + step) % ranks, tag_of(Round::kSum, number_), {sum});
+      }
+    }
+  }
+  if (!whole_) {
+    for (int from = 0; from < ranks; ++from) {
+      if (summed_there_[from]) continue;
+      at::Tensor sum;
+      if (!take(from, tag_of(Round::kSum, number_), deadline, sum)) return false;
+      part_for(from).copy_(sum);
+      summed_there_[from] = true;
+    }
+  }
+  done_ = true;
+  return true;
+}
+
+bool AllReduce::progress() {
+  return advance(0);
+}
+
+void AllReduce::wait(double timeout) {
+  advance(now_seconds() + timeout);
+}
+
+void all_reduce_sum(Transport& transport, at::Tensor& tensor, double timeout) {
+  at::Tensor dense = tensor.contiguous();
+  AllReduce(transport, dense, -1).wait(timeout);
+  if (!dense.is_same(tensor)) tensor.copy_(dense);
+}
+
+void broadcast(Transport& transport, at::Tensor& tensor, int root, double timeout) {
+  const Tag tag = tag_of(Round::kBroadcast, root);
+  if (transport.rank() != root) {
+    tensor = transport.receive(root, tag, timeout).at(0).clone();
+    return;
+  }
+  const at::Tensor copy = tensor.clone();
+  for (int to = 0; to < transport.size(); ++to) {
+    if (to != root) transport.isend(to, tag, {copy});
+  }
+}
+
+std::vector<Values> gather(Transport& transport, Values values, int root, double timeout) {
+  const Tag tag = tag_of(Round::kGather, root);
+  std::vector<Values> all;
+  if (transport.rank() != root) {
+    transport.isend(root, tag, std::move(values));
+    return all;
+  }
+  all.resize(transport.size());
+  const double deadline = now_seconds() + timeout;
+  for (int from = 0; from < transport.size(); ++from) {
+    all[from] = from == root ? std::move(values)
+                             : transport.receive(from, tag, std::max(deadline - now_seconds(), 1e-3));
+  }
+  return all;
+}
+
+void barrier(Transport& transport, double timeout) {
+  const Tag tag = tag_of(Round::kBarrier, 0);
+  const double deadline = now_seconds() + timeout;
+  for (int to = 0; to < transport.size(); ++to) {
+    if (to != transport.rank()) transport.isend(to, tag, {});
+  }
+  for (int from = 0; from < transport.size(); ++from) {
+    if (from != transport.rank()) transport.receive(from, tag, std::max(deadline - now_seconds(), 1e-3));
+  }
+}
+
+}  // namespace twobp

@@ -1,0 +1,243 @@
+#include "twobp/transport/message.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "twobp/core/check.h"
+
+namespace twobp {
+namespace {
+
+constexpr uint32_t kMagic = 0x70623274;  // "t2bp"
+constexpr uint32_t kFormat = 1;
+constexpr int kMostDimensions = 64;
+constexpr int64_t kMostTensorBytes = int64_t{1} << 40;
+
+enum class Kind : uint8_t { kMessage, kAbort };
+enum class Place : uint8_t { kUndefined, kInline, kApart };
+
+// Begins every head. Plain numbers in the machine's order: all ranks run on the same kind of machine.
+struct Prefix {
+  uint32_t magic = kMagic;
+  uint32_t format = kFormat;
+  Kind kind = Kind::kMessage;
+  Direction direction = Direction::kForward;
+  uint8_t group = 0;
+  uint8_t unused = 0;
+  int32_t stage = 0;
+  int32_t micro_batch = 0;
+  uint32_t count = 0;  // tensors, or bytes of the reason
+  int64_t step = 0;
+  int64_t number = 0;
+};
+static_assert(sizeof(Prefix) == 40);
+
+// Before a tensor's sizes and strides.
+struct TensorPrefix {
+  int8_t type = 0;
+  Place place = Place::kUndefined;
+  uint8_t on_device = 0;
+  uint8_t dimensions = 0;
+  uint32_t unused = 0;
+};
+static_assert(sizeof(TensorPrefix) == 8);
+
+template <typename T>
+void put(std::vector<std::byte>& head, const T* values, size_t count) {
+  if (count == 0) return;
+  const size_t begin = head.size();
+  head.resize(begin + count * sizeof(T));
+  std::memcpy(head.data() + begin, values, count * sizeof(T));
+}
+
+class Reader {
+ public:
+  Reader(std::span<const std::byte> head, int from) : head_(head), from_(from) {}
+
+  template <typename T>
+  void take(T* values, size_t count) {
+    require(count * sizeof(T) <= head_.size(), "it ends too early");
+    if (count > 0) std::memcpy(values, head_.data(), count * sizeof(T));
+    head_ = head_.subspan(count * sizeof(T));
+  }
+  size_t left() const { return head_.size(); }
+  template <typename... What>
+  void require(bool holds, const What&... what) const {
+    TWOBP_CHECK(holds, "a message from rank ", from_, " makes no sense: ", what...,
+                "; do all ranks run the same version of the program?");
+  }
+
+ private:
+  std::span<const std::byte> head_;
+  int from_;
+};
+
+bool is_dense(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  std::vector<size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return strides[a] != strides[b] ? strides[a] < strides[b] : sizes[a] < sizes[b];
+  });
+  int64_t expected = 1;
+  for (const size_t d : order) {
+    if (sizes[d] == 1) continue;
+    if (strides[d] != expected) return false;
+    expected *= sizes[d];
+  }
+  return true;
+}
+
+// Covers its memory without gaps, with strides in the same order as before: that order decides which
+// kernels, and so which bits, come of it.
+at::Tensor dense(const at::Tensor& tensor) {
+  TWOBP_CHECK(tensor.layout() == at::kStrided && !tensor.is_quantized(),
+              "a message carries plain tensors, not ", tensor.toString());
+  at::Tensor plain = tensor.is_conj() || tensor.is_neg() ? tensor.resolve_conj().resolve_neg() : tensor;
+  if (plain.numel() == 0) return plain.contiguous();
+  return is_dense(plain.sizes(), plain.strides()) ? plain : plain.clone();
+}
+
+bool is_known(int8_t type) {
+  if (type < 0 || type >= static_cast<int8_t>(at::ScalarType::NumOptions)) return false;
+  const auto scalar = static_cast<at::ScalarType>(type);
+  return at::isIntegralType(scalar, true) || at::isFloatingType(scalar) || at::isComplexType(scalar);
+}
+
+at::Tensor read_tensor(Reader& reader, const TensorPrefix& prefix, bool device_memory,
+                       ReceiveMemory* memory) {
+  reader.require(is_known(prefix.type), "it has a tensor of unknown type ", static_cast<int>(prefix.type));
+  reader.require(prefix.dimensions <= kMostDimensions, "it has a tensor of ",
+                 static_cast<int>(prefix.dimensions), " dimensions");
+  std::vector<int64_t> sizes(prefix.dimensions);
+  std::vector<int64_t> strides(prefix.dimensions);
+  reader.take(sizes.data(), sizes.size());
+  reader.take(strides.data(), strides.size());
+  const auto type = static_cast<at::ScalarType>(prefix.type);
+  int64_t bytes = static_cast<int64_t>(c10::elementSize(type));
+  bool empty = false;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    reader.require(sizes[d] >= 0 && strides[d] >= 0, "it has a tensor of size ", sizes[d], ", stride ",
+                   strides[d]);
+    empty |= sizes[d] == 0;
+  }
+  // A dimension of 0 does not excuse the others: their product is a stride.
+  for (const int64_t size : sizes) {
+    const bool overflow = __builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes);
+    reader.require(!overflow && bytes <= kMostTensorBytes, "it has a tensor that is too large");
+  }
+  if (empty) bytes = 0;
+  reader.require(empty || is_dense(sizes, strides), "it has a tensor with gaps or overlaps");
+  reader.require(!empty || prefix.place == Place::kInline, "it has an empty tensor that travels apart");
+  if (prefix.place == Place::kInline) {
+    reader.require(static_cast<uint64_t>(bytes) <= reader.left(),
+                   "it ends too early");  // before it is allocated
+    at::Tensor tensor = empty ? at::empty(sizes, type) : at::empty_strided(sizes, strides, type);
+    reader.take(static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes());
+    return tensor;
+  }
+  const bool there = prefix.on_device != 0 && device_memory;
+  try {
+    if (memory != nullptr && !there) return memory->allocate(sizes, strides, type);
+    return at::empty_strided(sizes, strides, at::TensorOptions(type).device(there ? at::kCUDA : at::kCPU));
+  } catch (const c10::Error&) {
+    reader.require(false, "it has a tensor of ", bytes, " bytes, for which there is no memory");
+    throw;
+  }
+}
+
+}  // namespace
+
+OutgoingMessage pack_message(const Tag& tag, int64_t number, const Values& values, bool device_memory) {
+  OutgoingMessage message;
+  Prefix prefix;
+  prefix.direction = tag.direction;
+  prefix.group = tag.group;
+  prefix.stage = tag.stage;
+  prefix.micro_batch = tag.micro_batch;
+  prefix.step = tag.step;
+  prefix.number = number;
+  prefix.count = static_cast<uint32_t>(values.size());
+  message.head.reserve(512);
+  put(message.head, &prefix, 1);
+  int64_t inlined = 0;
+  for (const at::Tensor& value : values) {
+    TensorPrefix about;
+    if (!value.defined()) {
+      put(message.head, &about, 1);
+      continue;
+    }
+    at::Tensor tensor = dense(value);
+    const auto bytes = static_cast<int64_t>(tensor.nbytes());
+    const bool small = inlined + bytes <= kMostInlineBytes;
+    about.type = static_cast<int8_t>(tensor.scalar_type());
+    about.place = small ? Place::kInline : Place::kApart;
+    about.on_device = tensor.is_cpu() ? 0 : 1;
+    TWOBP_CHECK(tensor.dim() <= kMostDimensions, "a message carries a tensor of ", tensor.dim(),
+                " dimensions, at most ", kMostDimensions, " are possible");
+    about.dimensions = static_cast<uint8_t>(tensor.dim());
+    put(message.head, &about, 1);
+    put(message.head, tensor.sizes().data(), tensor.dim());
+    put(message.head, tensor.strides().data(), tensor.dim());
+    if (!tensor.is_cpu() && (small || !device_memory)) tensor = tensor.cpu();
+    if (small) {
+      inlined += bytes;
+      put(message.head, static_cast<const std::byte*>(tensor.const_data_ptr()), bytes);
+    } else {
+      message.apart.push_back(std::move(tensor));
+    }
+  }
+  TWOBP_CHECK(static_cast<int64_t>(message.head.size()) <= kMostHeadBytes, "a message carries ",
+              values.size(), " tensors, too many for one");
+  return message;
+}
+
+std::vector<std::byte> pack_abort(const std::string& reason) {
+  std::vector<std::byte> head;
+  Prefix prefix;
+  prefix.kind = Kind::kAbort;
+  prefix.count = static_cast<uint32_t>(std::min<size_t>(reason.size(), kMostHeadBytes - sizeof(prefix)));
+  put(head, &prefix, 1);
+  put(head, reason.data(), prefix.count);
+  return head;
+}
+
+IncomingMessage unpack_message(std::span<const std::byte> head, int from, bool device_memory,
+                               ReceiveMemory* memory) {
+  Reader reader(head, from);
+  Prefix prefix;
+  reader.take(&prefix, 1);
+  reader.require(prefix.magic == kMagic && prefix.format == kFormat, "it begins with unknown bytes");
+  IncomingMessage message;
+  if (prefix.kind == Kind::kAbort) {
+    reader.require(prefix.count == reader.left(), "its reason has another length");
+    message.is_abort = true;
+    message.reason.resize(prefix.count);
+    reader.take(message.reason.data(), prefix.count);
+    return message;
+  }
+  reader.require(prefix.kind == Kind::kMessage, "it is of unknown kind");
+  reader.require(prefix.direction <= Direction::kCollective, "it has an unknown direction");
+  // Each tensor takes at least its prefix.
+  reader.require(prefix.count <= reader.left() / sizeof(TensorPrefix), "it announces ", prefix.count,
+                 " tensors");
+  message.tag = {prefix.step, prefix.stage, prefix.micro_batch, prefix.direction, prefix.group};
+  message.number = prefix.number;
+  for (uint32_t i = 0; i < prefix.count; ++i) {
+    TensorPrefix about;
+    reader.take(&about, 1);
+    reader.require(about.place <= Place::kApart, "it has a tensor at an unknown place");
+    message.on_device.push_back(about.on_device != 0);
+    if (about.place == Place::kUndefined) {
+      message.values.emplace_back();
+      continue;
+    }
+    message.values.push_back(read_tensor(reader, about, device_memory, memory));
+    if (about.place == Place::kApart) message.apart.push_back(message.values.back());
+  }
+  reader.require(reader.left() == 0, "it is longer than it says");
+  return message;
+}
+
+}  // namespace twobp

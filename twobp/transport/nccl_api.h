@@ -1,0 +1,43 @@
+// The part of NCCL's C interface that is used here, found in the library when it is needed: nothing of NCCL
+// is needed to build. Numbers are those of nccl.h, stable since NCCL 2.14.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace twobp {
+
+struct NcclUniqueId {
+  char bytes[128];
+};
+
+using NcclComm = void*;  // ncclComm_t
+
+struct NcclConfig {  // ncclConfig_t as of 2.14; later versions take it by the version it says
+  size_t size = sizeof(NcclConfig);
+  unsigned int magic = 0xcafebeef;
+  unsigned int version = 21400;
+  int blocking = 0;  // calls return while they are under way: so that a wait for a peer can have a time-out
+};
+
+struct NcclApi {
+  static constexpr int kSuccess = 0;
+  static constexpr int kInProgress = 7;
+  static constexpr int kByte = 1;  // ncclUint8
+
+  int (*get_version)(int* version) = nullptr;
+  int (*get_unique_id)(NcclUniqueId* id) = nullptr;
+  int (*init_rank)(NcclComm* comm, int ranks, NcclUniqueId id, int rank, NcclConfig* config) = nullptr;
+  int (*destroy)(NcclComm comm) = nullptr;
+  int (*abort)(NcclComm comm) = nullptr;
+  int (*get_async_error)(NcclComm comm, int* error) = nullptr;
+  int (*send)(const void* data, size_t count, int type, int peer, NcclComm comm, void* stream) = nullptr;
+  int (*receive)(void* data, size_t count, int type, int peer, NcclComm comm, void* stream) = nullptr;
+  const char* (*error_text)(int error) = nullptr;
+};
+
+// From the library of this name; empty: the one that LibTorch brings, or libnccl.so.2 where the system's
+// loader finds it. It stays loaded. Throws Error: not there, not NCCL, older than 2.14.
+NcclApi load_nccl(const std::string& library = "");
+
+}  // namespace twobp

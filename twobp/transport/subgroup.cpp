@@ -1,0 +1,38 @@
+#include "twobp/transport/subgroup.h"
+
+#include <algorithm>
+
+#include "twobp/core/check.h"
+
+namespace twobp {
+
+Subgroup::Subgroup(Transport& parent, std::vector<int> members, Group group)
+    : parent_(parent), members_(std::move(members)), group_(group) {
+  const auto here = std::find(members_.begin(), members_.end(), parent.rank());
+  TWOBP_CHECK(here != members_.end(), "rank ", parent.rank(), " is not of the group");
+  rank_ = static_cast<int>(here - members_.begin());
+}
+
+int Subgroup::member(int rank) const {
+  TWOBP_CHECK(rank >= 0 && rank < size(), "rank ", rank_, " talks to rank ", rank, " of ", size());
+  return members_[rank];
+}
+
+Tag Subgroup::of_group(Tag tag) const {
+  tag.group = static_cast<uint8_t>(group_);
+  return tag;
+}
+
+void Subgroup::isend(int to, const Tag& tag, Values values) {
+  parent_.isend(member(to), of_group(tag), std::move(values));
+}
+
+bool Subgroup::try_receive(int from, const Tag& tag, Values& values) {
+  return parent_.try_receive(member(from), of_group(tag), values);
+}
+
+Values Subgroup::receive(int from, const Tag& tag, double timeout) {
+  return parent_.receive(member(from), of_group(tag), timeout);
+}
+
+}  // namespace twobp

@@ -1,0 +1,40 @@
+// Some ranks of a transport as a transport of their own: the ranks of one pipeline, or of one place in all
+// data-parallel replicas.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "twobp/transport/transport.h"
+
+namespace twobp {
+
+// What a message between two ranks is for: each has its own tags.
+enum class Group : uint8_t { kPipeline = 1, kReplicas = 2, kProcesses = 3 };
+
+// Rank i of the group is `members`[i] of `parent`, which outlives it and is one of them. Aborting it aborts
+// the parent.
+class Subgroup : public Transport {
+ public:
+  Subgroup(Transport& parent, std::vector<int> members, Group group);
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(members_.size()); }
+  void isend(int to, const Tag& tag, Values values) override;
+  bool try_receive(int from, const Tag& tag, Values& values) override;
+  Values receive(int from, const Tag& tag, double timeout) override;
+  void progress() override { parent_.progress(); }
+  void flush(double timeout) override { parent_.flush(timeout); }
+  void abort(const std::string& reason) override { parent_.abort(reason); }
+
+ private:
+  Tag of_group(Tag tag) const;
+  int member(int rank) const;
+
+  Transport& parent_;
+  std::vector<int> members_;
+  Group group_;
+  int rank_ = -1;
+};
+
+}  // namespace twobp

@@ -1,0 +1,32 @@
+#include "twobp/transport/time_out.h"
+
+#include <array>
+#include <cstdio>
+
+#include "twobp/core/check.h"
+
+namespace twobp {
+namespace {
+
+constexpr const char* kAdvice = ": that rank is stuck or the time-out (pipeline.timeout) is too short";
+
+// Rounded: what is left of a time-out after an earlier wait shows as the time-out.
+std::string seconds_text(double seconds) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), seconds < 10 ? "%.2g s" : "%.0f s", seconds);
+  return text.data();
+}
+
+}  // namespace
+
+void fail_waiting(int rank, double timeout, const Tag& tag, int from) {
+  fail("rank ", rank, " waited ", seconds_text(timeout), " for ", to_string(tag), " from rank ", from,
+       kAdvice);
+}
+
+void fail_sending(int rank, double timeout, int to) {
+  fail("rank ", rank, " waited ", seconds_text(timeout), " for rank ", to, " to take what was sent to it",
+       kAdvice);
+}
+
+}  // namespace twobp

@@ -1,0 +1,111 @@
+#include "twobp/transport/world.h"
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "twobp/transport/in_process.h"
+#include "twobp/transport/subgroup.h"
+
+namespace twobp {
+
+World::~World() {
+  pipeline.clear();
+  data.clear();
+  processes.reset();
+}
+
+bool World::all_local() const {
+  return std::all_of(pipeline.begin(), pipeline.end(), [](const auto& end) { return end != nullptr; });
+}
+
+std::vector<int> World::local_ranks() const {
+  std::vector<int> ranks;
+  for (size_t rank = 0; rank < pipeline.size(); ++rank) {
+    if (pipeline[rank]) ranks.push_back(static_cast<int>(rank));
+  }
+  return ranks;
+}
+
+namespace {
+
+// `together` ranks of a pipeline to a process.
+std::vector<World> make_worlds(int replicas, int ranks, int together, double spin_seconds) {
+  // One network, so that an abort reaches every rank of every replica. Its last ranks are the processes.
+  const int processes = replicas * ranks / together;
+  auto ends = std::make_shared<std::vector<std::unique_ptr<Transport>>>(
+      make_in_process_transports(replicas * ranks + processes, spin_seconds));
+  std::vector<int> programs;
+  for (int process = 0; process < processes; ++process) programs.push_back(replicas * ranks + process);
+  std::vector<World> worlds(processes);
+  for (int process = 0; process < processes; ++process) {
+    World& world = worlds[process];
+    world.replicas = replicas;
+    world.replica = process * together / ranks;
+    world.ranks = ranks;
+    world.pipeline.resize(ranks);
+    world.data.resize(ranks);
+    world.holds.push_back(ends);
+    world.abort = [ends](const std::string& reason) { ends->front()->abort(reason); };
+    std::vector<int> here;
+    for (int rank = 0; rank < ranks; ++rank) here.push_back(world.replica * ranks + rank);
+    for (int i = 0; i < together; ++i) {
+      const int rank = (process * together + i) % ranks;
+      Transport& end = *(*ends)[here[rank]];
+      std::vector<int> same_place;
+      for (int r = 0; r < replicas; ++r) same_place.push_back(r * ranks + rank);
+      world.pipeline[rank] = std::make_unique<Subgroup>(end, here, Group::kPipeline);
+      world.data[rank] = std::make_unique<Subgroup>(end, same_place, Group::kReplicas);
+    }
+    world.processes = std::make_unique<Subgroup>(*(*ends)[programs[process]], programs, Group::kProcesses);
+  }
+  return worlds;
+}
+
+}  // namespace
+
+std::vector<World> make_in_process_worlds(int replicas, int ranks, double spin_seconds) {
+  return make_worlds(replicas, ranks, ranks, spin_seconds);
+}
+
+std::vector<World> make_in_process_ranks(int replicas, int ranks, double spin_seconds) {
+  return make_worlds(replicas, ranks, 1, spin_seconds);
+}
+
+void run_worlds(std::vector<World> worlds, const std::function<void(World)>& body) {
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::exception_ptr first_aborted;  // a cause that is not an exception of this process
+  const auto run = [&](World world) {
+    const auto abort = world.abort;
+    std::string reason;
+    try {
+      body(std::move(world));
+      return;
+    } catch (const Aborted&) {
+      const std::lock_guard lock(mutex);
+      if (!first_aborted) first_aborted = std::current_exception();
+      return;
+    } catch (const std::exception& e) {
+      reason = e.what();
+      const std::lock_guard lock(mutex);
+      if (!first) first = std::current_exception();
+    } catch (...) {
+      reason = "an exception of unknown type";
+      const std::lock_guard lock(mutex);
+      if (!first) first = std::current_exception();
+    }
+    if (abort) abort(reason);
+  };
+  std::vector<std::thread> threads;
+  for (size_t i = 1; i < worlds.size(); ++i) {
+    threads.emplace_back([&run, world = std::move(worlds[i])]() mutable { run(std::move(world)); });
+  }
+  run(std::move(worlds[0]));
+  for (std::thread& thread : threads) thread.join();
+  if (first) std::rethrow_exception(first);
+  if (first_aborted) std::rethrow_exception(first_aborted);
+}
+
+}  // namespace twobp
