@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <thread>
@@ -23,7 +24,9 @@ json idle_to_json(const RankTimes& times) {
 
 json step_to_json(const StepResult& result) {
   const StepReport& report = result.report;
+  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
   json line = {{"step", result.step},
+               {"time", now.count()},  // seconds since 1970
                {"loss", result.loss},
                {"lr", result.lr},
                {"grad_norm", result.grad_norm},

@@ -17,7 +17,7 @@ Progress::Progress(int64_t total_steps, int64_t log_every, std::string_view item
     : total_(total_steps), log_every_(log_every), items_(items), terminal_(::isatty(STDOUT_FILENO) == 1) {}
 
 void Progress::show(const StepResult& result) {
-  recent_.push_back(result.report.seconds() + result.input_wait);
+  recent_.push_back(result.report.seconds() + (result.report.begun_early ? 0 : result.input_wait));
   if (recent_.size() > kRecent) recent_.pop_front();
   const double mean =
       std::accumulate(recent_.begin(), recent_.end(), 0.0) / static_cast<double>(recent_.size());

@@ -1,5 +1,6 @@
 #include "apps/train.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <memory>
@@ -139,6 +140,17 @@ void resume(Checkpointer& checkpointer, Trainer& trainer, Output& output) {
   }
 }
 
+// The step after `done` that something looks at the trainer after: an evaluation, a checkpoint, the end.
+int64_t next_look(const Config& config, int64_t done) {
+  int64_t next = config.train.steps;
+  const auto every = [&](int64_t count) {
+    if (count > 0) next = std::min(next, (done / count + 1) * count);
+  };
+  every(config.train.eval_every);
+  if (!config.save.checkpoints.empty()) every(config.save.every);
+  return next;
+}
+
 // From the trainer as it was made to its last step; the exit code.
 int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointer>& checkpointer,
         Output& output, const Processes& processes) {
@@ -169,6 +181,7 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
       evaluate(trainer.steps_done() == 0 ? "before training" : concat("after step ", trainer.steps_done()));
   StepResult result;
   while (trainer.steps_done() < config.train.steps && !result.stop) {
+    trainer.run_ahead_until(next_look(config, trainer.steps_done()));
     result = trainer.step();
     output.step(result);
     trace.after_step(result);

@@ -157,6 +157,7 @@ def parse_arguments():
     parser.add_argument("--twobp", type=pathlib.Path, default=REPOSITORY / "build" / "release" / "twobp")
     parser.add_argument("--json", type=pathlib.Path, help="file for every run and the summary")
     parser.add_argument("--no-pitfalls", action="store_true", help="leave out what PyTorch's schedules get wrong")
+    parser.add_argument("--mpi", action="store_true", help="twobp also with a process for each stage, over MPI")
     parser.add_argument("--single", action="store_true", help="one stage, one thread, against PyTorch eager")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, no waiting: figures mean nothing")
     args = parser.parse_args()
@@ -165,6 +166,8 @@ def parse_arguments():
 
 
 def check_arguments(parser, args):
+    if args.mpi and args.single:
+        parser.error("--mpi is of two stages: leave --single out")
     if args.quick and args.sizes:
         parser.error("--quick has a size of its own: leave --sizes out")
     allowed = contenders.SINGLES if args.single else contenders.PIPELINES

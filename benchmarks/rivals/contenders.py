@@ -18,6 +18,7 @@ class Contender:
     models: tuple | None = None      # None: all
     slow: bool = False               # minutes a step: runs one step, and in few repeats
     plan: tuple = ()                 # twobp: schedule and p2 policy
+    processes: bool = False          # twobp: one for each stage, over MPI
 
     def takes_part(self, model, micro_batches):
         return (self.models is None or model in self.models) and micro_batches >= self.micro_batches
@@ -26,6 +27,8 @@ class Contender:
 BASES = {
     "twobp": Contender("twobp ZB-V, 2BP `fill`", plan=("zb-v", "fill")),
     "twobp_1f1b": Contender("twobp 1F1B, 2BP `fill`", plan=("1f1b", "fill")),
+    "twobp_mpi": Contender("twobp ZB-V, 2BP `fill`, over MPI", plan=("zb-v", "fill"), processes=True),
+    "twobp_1f1b_mpi": Contender("twobp 1F1B, 2BP `fill`, over MPI", plan=("1f1b", "fill"), processes=True),
     "twobp_single": Contender("twobp, one stage, p2 `off`", plan=("1f1b", "off")),
 }
 PIPELINES = {
@@ -55,8 +58,10 @@ QUICK = ("1f1b", "zbv", *SINGLES)
 def names_of(args, micro_batches):
     """twobp first: ratios are to it."""
     table = SINGLES if args.single else PIPELINES
-    return [*(["twobp_single"] if args.single else ["twobp", "twobp_1f1b"]),
-            *(name for name in args.rivals if name in table and table[name].takes_part(args.model, micro_batches))]
+    ours = ["twobp_single"] if args.single else ["twobp", "twobp_1f1b"]
+    if args.mpi:
+        ours += ["twobp_mpi", "twobp_1f1b_mpi"]
+    return [*ours, *(name for name in args.rivals if name in table and table[name].takes_part(args.model, micro_batches))]
 
 
 def default_rivals(args):
@@ -85,6 +90,12 @@ def command(args, name, size, micro_batches, layers, json_path):
     """`layers`: file with what balance.py printed; `json_path`: where twobp writes its result."""
     contender = ALL[name]
     steps, warmup = steps_of(args, name)
+    if contender.processes:
+        schedule, policy = contender.plan
+        return [sys.executable, HERE / "twobp_mpi.py", "--twobp", args.twobp, *shared_options(args, size),
+                "--set", "pipeline.threads=1", "--set", "pipeline.ranks=2", "--set", "pipeline.stages=0",
+                "--set", f"pipeline.schedule={schedule}", "--set", f"pipeline.p2={policy}",
+                "--set", f"pipeline.micro_batches={micro_batches}", "--steps", steps, "--warmup", warmup, "--json", json_path]
     if contender.schedule is None:
         _, config, *settings = shared_options(args, size)
         return [args.twobp, "bench", config, *settings, "--set", "pipeline.threads=1", "--set",

@@ -72,6 +72,7 @@ inline void expect_same_run(const RunOutcome& expected, const RunOutcome& actual
 // Steps on the trainer's own data, evaluated at the end; the weights are those that this process holds.
 inline RunOutcome steps_of(Trainer& trainer, int steps) {
   RunOutcome outcome;
+  trainer.run_ahead_until(trainer.steps_done() + steps);
   for (int i = 0; i < steps; ++i) {
     StepResult result = trainer.step();
     outcome.losses.push_back(result.loss);

@@ -177,10 +177,12 @@ TEST(StoreTransport, TheEndOfTheStoreEndsWaits) {
     auto rendezvous = std::make_shared<Rendezvous>(place_at(port, rank, 2), kLong);
     auto transport = make_store_transport(rendezvous);
     if (rank == 0) {
+      barrier(*transport, kLong);  // the other listens by now
       rendezvous->leave_at_once();
       return;
     }
     try {
+      barrier(*transport, kLong);  // its end may be lost with the store
       transport->receive(0, {}, kLong);
       ADD_FAILURE() << "nobody sent this";
     } catch (const Aborted& aborted) {

@@ -98,6 +98,22 @@ struct MemoryMeter::Books : c10::MemoryReportingInfoBase {
     }
   }
 
+  // `bytes`: of memory that is not on the books; 0: such memory stays off them.
+  void rebook(const void* ptr, int64_t bytes, const Owner& owner) {
+    const std::lock_guard lock(mutex);
+    const auto found = entries.find(ptr);
+    if (found == entries.end()) {
+      if (bytes == 0) return;
+      entries[ptr] = {owner, bytes};
+      return book(owner, bytes);
+    }
+    Entry& entry = found->second;
+    if (entry.owner.stage == owner.stage && entry.owner.category == owner.category) return;
+    book(entry.owner, -entry.bytes);
+    entry.owner = owner;
+    book(owner, entry.bytes);
+  }
+
   void book(const Owner& owner, int64_t bytes) {
     grow(stages[owner.stage], owner.category, bytes);
     const int rank = rank_of_stage[owner.stage];
@@ -147,15 +163,13 @@ MemoryMeter::Scope::~Scope() {
 }
 
 void MemoryMeter::rebook(const at::Tensor& tensor, int stage, MemoryCategory category) {
+  if (tensor.defined()) books_->rebook(tensor.storage().data(), 0, {stage, category});
+}
+
+void MemoryMeter::book(const at::Tensor& tensor, int stage, MemoryCategory category) {
   if (!tensor.defined()) return;
-  const std::lock_guard lock(books_->mutex);
-  const auto found = books_->entries.find(tensor.storage().data());
-  if (found == books_->entries.end()) return;
-  Books::Entry& entry = found->second;
-  if (entry.owner.stage == stage && entry.owner.category == category) return;
-  books_->book(entry.owner, -entry.bytes);
-  entry.owner = {stage, category};
-  books_->book(entry.owner, entry.bytes);
+  const auto bytes = static_cast<int64_t>(tensor.storage().nbytes());
+  books_->rebook(tensor.storage().data(), bytes, {stage, category});
 }
 
 MemoryUse MemoryMeter::stage_use(int stage) const {

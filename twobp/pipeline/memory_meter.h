@@ -63,8 +63,11 @@ class MemoryMeter {
     MemoryCategory category_;
   };
 
-  // Books the tensor's memory anew: a received message, or an activation that has become p2 stash.
+  // Books the tensor's memory anew, if it is on the books: an activation that is handed on, or has become p2
+  // stash.
   void rebook(const at::Tensor& tensor, int stage, MemoryCategory category);
+  // The same of a received message, which may not be on the books yet.
+  void book(const at::Tensor& tensor, int stage, MemoryCategory category);
 
   MemoryUse stage_use(int stage) const;
   MemoryUse rank_use(int rank) const;

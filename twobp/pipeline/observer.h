@@ -51,6 +51,9 @@ struct StageTimes {
 struct RankTimes {
   double begin = 0;  // first instruction
   double end = 0;    // optimizer done
+  // The step as this rank had it: where steps overlap, from the end of its part of the one before to the end
+  // of its part. 0: all of it.
+  double span = 0;
   double optimizer = 0;
   double busy = 0;  // F + I + W + optimizer
   // Data parallel: waited for sums of gradients over replicas after the last instruction; part of the tail.
@@ -67,6 +70,7 @@ struct StepReport {
   double loss = 0;               // sum of the micro-batches' shares: the mean over the global batch
   std::optional<int64_t> right;  // predictions that were, in an evaluation of a model that predicts
   bool stop = false;             // some process wants the run to end
+  bool begun_early = false;      // before the step before had ended; `begin` is that one's end
   std::vector<RankTimes> ranks;
   std::vector<StageTimes> stages;
   std::vector<MemoryUse> stage_memory;
@@ -74,7 +78,10 @@ struct StepReport {
   std::vector<std::vector<Event>> events;  // by rank; only if asked for
 
   double seconds() const { return end - begin; }
-  double idle_fraction(int rank) const { return 1 - ranks[rank].busy / seconds(); }
+  double idle_fraction(int rank) const {
+    const RankTimes& times = ranks[rank];
+    return 1 - times.busy / (times.span > 0 ? times.span : seconds());
+  }
   double mean_idle() const {
     double sum = 0;
     for (size_t r = 0; r < ranks.size(); ++r) sum += idle_fraction(static_cast<int>(r));

@@ -29,6 +29,17 @@ int ranks_of(const PipelineOptions& options) {
 
 }  // namespace
 
+struct Pipeline::UnderWay {
+  const Plan* plan = nullptr;
+  std::vector<Fields> micro_batches;
+  StepOptions options;
+  StepInput input;
+  std::vector<RankResult> results;  // by rank
+  double begin = 0;
+  bool begun_early = false;  // the step before was under way
+  std::shared_ptr<RankThreads::Job> job;
+};
+
 std::vector<World> make_thread_worlds(int replicas, int ranks, const ThreadOptions& threads) {
   const bool own_cores = RankThreads::enough_cores(replicas * ranks, threads.threads_per_rank);
   return make_in_process_worlds(replicas, ranks, own_cores ? kSpinSeconds : 0);
@@ -91,6 +102,7 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
 }
 
 Pipeline::~Pipeline() {
+  drain();
   // Tensors are released where they were counted.
   if (threads_) {
     threads_->run([&](int rank) { executors_[rank].reset(); }, [](const std::string&) {});
@@ -99,11 +111,21 @@ Pipeline::~Pipeline() {
 
 void Pipeline::on_ranks(const std::function<void(int)>& body) {
   TWOBP_CHECK(!failed_, "this pipeline has failed in an earlier step and can't run any more");
+  wait(*post(body));
+}
+
+std::shared_ptr<RankThreads::Job> Pipeline::post(std::function<void(int)> body) {
+  return threads_->submit(std::move(body), [this](const std::string& reason) { abort(reason); });
+}
+
+void Pipeline::abort(const std::string& reason) {
+  if (world_.abort) return world_.abort(reason);
+  world_.pipeline[world_.local_ranks().front()]->abort(reason);
+}
+
+void Pipeline::wait(const RankThreads::Job& job) {
   try {
-    threads_->run(body, [&](const std::string& reason) {
-      if (world_.abort) return world_.abort(reason);
-      world_.pipeline[world_.local_ranks().front()]->abort(reason);
-    });
+    threads_->wait(job);
   } catch (...) {
     failed_ = true;
     throw;
@@ -182,14 +204,32 @@ std::vector<int64_t> Pipeline::fixed_bytes() const {
 
 StepReport Pipeline::run(const Plan& plan, const std::vector<Fields>& micro_batches,
                          const StepOptions& options) {
+  TWOBP_CHECK(under_way_.empty(), "a step is under way");
+  submit(plan, micro_batches, options);
+  return finish();
+}
+
+void Pipeline::submit(const Plan& plan, const std::vector<Fields>& micro_batches,
+                      const StepOptions& options) {
+  const MemoryMeter::Watch watch(*meter_);
   const Schedule& schedule = plan.schedule;
+  TWOBP_CHECK(!failed_, "this pipeline has failed in an earlier step and can't run any more");
   TWOBP_CHECK(static_cast<int>(micro_batches.size()) == schedule.micro_batches, "the schedule is for ",
               schedule.micro_batches, " micro-batches, the batch has ", micro_batches.size());
   TWOBP_CHECK(schedule.rank_of_stage == rank_of_stage_,
               "the schedule places its stages differently from the pipeline");
-  StepInput input;
+  const bool early = !under_way_.empty();
+  TWOBP_CHECK(!early || (!options.want_events && !under_way_.back()->options.want_events),
+              "a step whose events are wanted has the pipeline for itself");
+  auto step = std::make_unique<UnderWay>();
+  step->plan = &plan;
+  step->micro_batches = micro_batches;
+  step->options = options;
+  step->results.resize(ranks());
+  step->begun_early = early;
+  StepInput& input = step->input;
   input.schedule = &schedule;
-  input.micro_batches = &micro_batches;
+  input.micro_batches = &step->micro_batches;
   input.input_field = model_.input_field;
   input.seed = options.seed;
   input.step = options.step;
@@ -198,28 +238,49 @@ StepReport Pipeline::run(const Plan& plan, const std::vector<Fields>& micro_batc
   input.loss_scale = options.loss_scale;
   input.gradient_scale = options.gradient_scale;
   input.batching = plan.batching;
-  // By every process, whatever its own plan: a replica that is left no micro-batch has no cap to ask for.
-  if (world_.processes->size() > 1) fixed_bytes();
-  input.cap_per_rank = caps(plan);
+  const bool other_plan = early && under_way_.back()->plan != &plan;
+  if (other_plan) on_ranks([](int) {});  // what ranks hold is read while they hold nothing else
+  if (!early || other_plan) {
+    // By every process, whatever its own plan: a replica that is left no micro-batch has no cap to ask for.
+    if (world_.processes->size() > 1) fixed_bytes();
+    caps_ = caps(plan);
+  }
+  input.cap_per_rank = caps_;
   input.slab_slots = plan.slab_slots;
   input.timeout = options.timeout;
   input.p2_order = options.p2_order;
   input.want_events = options.want_events;
   input.finish = options.finish;
+  step->begin = now_seconds();
+  step->job =
+      post([this, &step = *step](int rank) { step.results[rank] = executors_[rank]->run(step.input); });
+  under_way_.push_back(std::move(step));
+}
 
-  StepReport report;
-  report.step = options.step;
-  std::vector<RankResult> results(ranks());
-  report.begin = now_seconds();
+void Pipeline::forget_steps() {
+  // While the batch is still there: a rank's thread should not be the one to free what it did not allocate.
+  threads_->run([&](int rank) { executors_[rank]->clear(); }, [](const std::string&) {});
+  under_way_.clear();
+}
+
+StepReport Pipeline::finish() {
+  TWOBP_CHECK(!under_way_.empty(), "no step is under way");
+  const MemoryMeter::Watch watch(*meter_);  // messages of ranks may come, or be gone, while this thread looks
   try {
-    on_ranks([&](int rank) { results[rank] = executors_[rank]->run(input); });
+    wait(*under_way_.front()->job);
   } catch (...) {
-    // While the batch is still there: a rank's thread should not be the one to free what it did not allocate.
-    threads_->run([&](int rank) { executors_[rank]->clear(); }, [](const std::string&) {});
+    forget_steps();
     throw;
   }
-  report.end = now_seconds();
-
+  const std::unique_ptr<UnderWay> step = std::move(under_way_.front());
+  under_way_.pop_front();
+  const bool followed = !under_way_.empty();
+  const StepOptions& options = step->options;
+  StepReport report;
+  report.step = options.step;
+  report.begun_early = step->begun_early;
+  report.begin = step->begun_early ? last_end_ : step->begin;
+  if (!followed) report.end = now_seconds();
   report.stop = options.stop && options.stop();
   report.ranks.resize(ranks());
   report.rank_memory.resize(ranks());
@@ -227,19 +288,21 @@ StepReport Pipeline::run(const Plan& plan, const std::vector<Fields>& micro_batc
   report.stage_memory.resize(stages());
   if (options.want_events) report.events.resize(ranks());
   for (const int r : world_.local_ranks()) {
-    report.loss += results[r].loss;
-    if (results[r].right) report.right = results[r].right;  // the loss is on one rank
-    report.ranks[r] = results[r].times;
-    report.rank_memory[r] = meter_->rank_use(r);
-    if (options.want_events) report.events[r] = std::move(results[r].events);
+    RankResult& result = step->results[r];
+    report.loss += result.loss;
+    if (result.right) report.right = result.right;  // the loss is on one rank
+    report.ranks[r] = result.times;
+    report.rank_memory[r] = followed ? result.memory : meter_->rank_use(r);
+    report.end = std::max(report.end, result.times.end);
+    if (options.want_events) report.events[r] = std::move(result.events);
     for (size_t s = 0; s < executors_[r]->stages().size(); ++s) {
       const int stage = executors_[r]->stages()[s]->index();
-      report.stages[stage] = executors_[r]->stage_times()[s];
-      report.stage_memory[stage] = meter_->stage_use(stage);
+      report.stages[stage] = result.stages[s];
+      report.stage_memory[stage] = followed ? result.stage_memory[s] : meter_->stage_use(stage);
     }
   }
   try {
-    complete(report, options);
+    complete(report, *step);
   } catch (const Aborted&) {
     throw;
   } catch (const Error& e) {
@@ -248,7 +311,8 @@ StepReport Pipeline::run(const Plan& plan, const std::vector<Fields>& micro_batc
   return report;
 }
 
-void Pipeline::complete(StepReport& report, const StepOptions& options) {
+void Pipeline::complete(StepReport& report, const UnderWay& step) {
+  const StepOptions& options = step.options;
   Transport& processes = *world_.processes;
   const int of_replica = world_.processes_of_replica();
   if (world_.replica == 0 && of_replica > 1) {
@@ -285,13 +349,48 @@ void Pipeline::complete(StepReport& report, const StepOptions& options) {
     if (values[2] > 0) report.right = static_cast<int64_t>(values[1]);
     report.stop = values[3] > 0;
   }
+  if (step.begun_early) report.begin = last_end_;
+  // A rank that has ended its part before the others goes on with the next step, if there is one already.
+  const bool followed = !under_way_.empty();
   for (int r = 0; r < ranks(); ++r) {
-    if (!is_local(r) && !(world_.is_first())) continue;
+    if (!is_local(r) && !world_.is_first()) continue;
     RankTimes& times = report.ranks[r];
-    times.idle[static_cast<int>(IdleCause::kStartUp)] += times.begin - report.begin;
-    times.idle[static_cast<int>(IdleCause::kTail)] += report.end - times.end;
+    const double begin = step.begun_early ? last_ends_[r] : report.begin;
+    const double end = followed ? times.end : report.end;
+    times.span = end - begin;
+    times.idle[static_cast<int>(IdleCause::kStartUp)] += times.begin - begin;
+    times.idle[static_cast<int>(IdleCause::kTail)] += end - times.end;
     if (options.want_events) stretch_to_step(report.events[r], report.begin, times.end, report.end);
   }
+  last_end_ = report.end;
+  last_ends_.clear();
+  for (const RankTimes& times : report.ranks) last_ends_.push_back(times.end);
+}
+
+std::exception_ptr Pipeline::drain() noexcept {
+  std::exception_ptr first;
+  for (const auto& step : under_way_) {
+    try {
+      wait(*step->job);
+    } catch (const Aborted&) {
+      // Of a rank that failed before.
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (failed_) {
+    forget_steps();
+  } else {
+    under_way_.clear();
+  }
+  return first;
+}
+
+void Pipeline::abandon(const std::string& reason) noexcept {
+  if (under_way_.empty()) return;
+  failed_ = true;
+  abort(reason);
+  drain();
 }
 
 }  // namespace twobp

@@ -3,6 +3,8 @@
 // each holds the stages of its own ranks, on a thread for each.
 #pragma once
 
+#include <deque>
+#include <exception>
 #include <memory>
 #include <vector>
 
@@ -61,11 +63,21 @@ class Pipeline {
   Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options);
   ~Pipeline();
 
-  // One step over the micro-batches; at most plan.schedule.micro_batches of them. Rethrows the first error of
-  // any rank after all ranks have stopped; the pipeline can't be used any more then. Loss, correct
-  // predictions and `stop` are those of all processes; of ranks and stages, the run's first process has all
-  // of its replica, the others their own.
+  // One step over the micro-batches, which are as many as the plan is for. Rethrows the first error of any
+  // rank after all ranks have stopped; the pipeline can't be used any more then. Loss, correct predictions
+  // and `stop` are those of all processes; of ranks and stages, the run's first process has all of its
+  // replica, the others their own.
   StepReport run(const Plan& plan, const std::vector<Fields>& micro_batches, const StepOptions& options);
+  // The same in two parts: every rank begins the step when it has ended the one before, whatever the others
+  // do. Two steps can be under way at once, without events. The plan outlives the step.
+  void submit(const Plan& plan, const std::vector<Fields>& micro_batches, const StepOptions& options);
+  // Waits for the oldest step under way.
+  StepReport finish();
+  // Waits for all, whose reports are lost. The first error among them that is not the echo of another rank's.
+  std::exception_ptr drain() noexcept;
+  // Ends what is under way here and in all processes, and this pipeline with it. Nothing if nothing is.
+  void abandon(const std::string& reason) noexcept;
+  int under_way() const { return static_cast<int>(under_way_.size()); }
 
   // A named schedule or a written one on this pipeline's stages.
   Plan plan(const ScheduleSource& schedule, int micro_batches, P2Policy policy,
@@ -94,10 +106,18 @@ class Pipeline {
   std::vector<int64_t> caps(const Plan& plan) const;
 
  private:
+  struct UnderWay;
+
+  std::shared_ptr<RankThreads::Job> post(std::function<void(int)> body);
+  void wait(const RankThreads::Job& job);
+  void abort(const std::string& reason);
+  // After an error, when all ranks stand still.
+  void forget_steps();
+
   // What the ranks hold besides activations and stash, all processes' together.
   std::vector<int64_t> fixed_bytes() const;
-  // Sums and gathers over processes.
-  void complete(StepReport& report, const StepOptions& options);
+  // Sums and gathers over processes, and the idle time at both ends of the step.
+  void complete(StepReport& report, const UnderWay& step);
 
   ModelSpec model_;
   std::vector<int> split_;
@@ -110,6 +130,10 @@ class Pipeline {
   std::vector<double> clock_ahead_;           // by process of this replica, on the run's first: of its clock
   std::unique_ptr<RankThreads> threads_;
   std::vector<std::unique_ptr<RankExecutor>> executors_;  // by rank; null: another process's
+  std::deque<std::unique_ptr<UnderWay>> under_way_;       // oldest first
+  std::vector<int64_t> caps_;                             // of the step that began last
+  double last_end_ = 0;                                   // of the step that ended last
+  std::vector<double> last_ends_;                         // of that, by rank
   bool failed_ = false;
 };
 

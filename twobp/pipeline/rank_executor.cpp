@@ -57,7 +57,7 @@ RankResult RankExecutor::run(const StepInput& input) {
     }
   }
   result_.times.instructions = static_cast<int64_t>(instructions.size());
-  // Here, where the meter sees what was sent go; a training step ends with waits that do it.
+  // An evaluation leaves nothing on the books of the step after it.
   if (!input.training) transport_.flush(input.timeout);
   if (input.finish) {
     const double begin = now_seconds();
@@ -80,6 +80,9 @@ RankResult RankExecutor::run(const StepInput& input) {
   }
   input_ = nullptr;
   result_.events = events_.take();
+  result_.stages = stage_times_;
+  for (const auto& stage : stages_) result_.stage_memory.push_back(meter_.stage_use(stage->index()));
+  result_.memory = meter_.rank_use(rank_);
   return std::move(result_);
 }
 
@@ -305,7 +308,8 @@ void RankExecutor::receive(const Instruction& instruction) {
   if (!forward && stages_[s]->first_backward() == stages_[s]->layer_count()) return;  // none is sent
   const int peer_stage = instruction.stage + (forward ? -1 : 1);
   const int from = input_->schedule->rank_of_stage[peer_stage];
-  // What comes from another process is allocated here, while this rank looks for it.
+  // What comes from another process is allocated here, while this rank looks for it, or on a thread that
+  // talks to other processes.
   const MemoryMeter::Scope scope(instruction.stage, MemoryCategory::kActivations);
   for (int mb = instruction.micro_batch; mb < instruction.micro_batch + instruction.count; ++mb) {
     const Tag tag{input_->step, instruction.stage, mb, forward ? Direction::kForward : Direction::kBackward};
@@ -313,7 +317,7 @@ void RankExecutor::receive(const Instruction& instruction) {
     bool there = transport_.try_receive(from, tag, values);
     if (input_->schedule->fills()) {
       while (!there && !pending_.empty()) {
-        run_oldest_p2();
+        run_filling_p2();
         there = transport_.try_receive(from, tag, values);
       }
     }
@@ -327,7 +331,7 @@ void RankExecutor::receive(const Instruction& instruction) {
     while (cap_ > 0 && !pending_.empty() && meter_.held(rank_) + bytes + largest_p2_ > cap_) run_oldest_p2();
     const double arrived = events_.now();
     if (!started_) events_.start_up(arrived);
-    for (const auto& tensor : values) meter_.rebook(tensor, instruction.stage, MemoryCategory::kActivations);
+    for (const auto& tensor : values) meter_.book(tensor, instruction.stage, MemoryCategory::kActivations);
     (forward ? boundaries_[s].input : boundaries_[s].output_gradient)[mb] = std::move(values);
     events_.message(Event::Kind::kReceive, instruction.stage, peer_stage, mb, bytes, arrived);
   }

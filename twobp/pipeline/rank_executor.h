@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "twobp/nn/context.h"
@@ -47,6 +48,9 @@ struct RankResult {
   double loss = 0;
   std::optional<int64_t> right;  // see StepReport
   std::vector<Event> events;
+  std::vector<StageTimes> stages;  // of this rank, in their order
+  std::vector<MemoryUse> stage_memory;
+  MemoryUse memory;
 };
 
 class RankExecutor {
@@ -67,8 +71,6 @@ class RankExecutor {
 
   int rank() const { return rank_; }
   const std::vector<std::unique_ptr<Stage>>& stages() const { return stages_; }
-  // Seconds of F, I, W of this rank's stages since the last run began, in the order of stages().
-  const std::vector<StageTimes>& stage_times() const { return stage_times_; }
   Transport& transport() { return transport_; }
 
  private:
@@ -100,6 +102,10 @@ class RankExecutor {
   // Runs the oldest pending W: one layer, and of it one micro-batch, or all pending ones when they
   // concatenate.
   void run_oldest_p2();
+  // The same in a wait: under bucket order of a stage that has no more I, if there is one, whose sums can
+  // begin after it.
+  void run_filling_p2();
+  static std::tuple<int, int, int> bucket_order(const PendingP2& pending);
   void run_p2(std::span<PendingP2> together);
   // Runs the pending W of the stages after `s` and of its layers from `layer` on, last layer first.
   void run_p2_by_layer(int s, int layer);

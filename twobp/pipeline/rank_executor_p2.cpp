@@ -1,6 +1,5 @@
 // The executor's weight gradients: which pending W runs when, and what follows from it.
 #include <algorithm>
-#include <tuple>
 
 #include "twobp/core/clock.h"
 #include "twobp/pipeline/rank_executor.h"
@@ -39,6 +38,19 @@ void RankExecutor::run_oldest_p2() {
   run_p2(together_);
 }
 
+void RankExecutor::run_filling_p2() {
+  if (!work_.empty() && input_->p2_order == P2Order::kBucket) {
+    const auto sooner = [&](const PendingP2& a, const PendingP2& b) {
+      const bool a_ended = work_[a.stage][a.layer].p1 == 0;
+      const bool b_ended = work_[b.stage][b.layer].p1 == 0;
+      return a_ended && b_ended ? bucket_order(a) < bucket_order(b) : a_ended && !b_ended;
+    };
+    const auto first = std::min_element(pending_.begin(), pending_.end(), sooner);
+    std::rotate(pending_.begin(), first, first + 1);
+  }
+  run_oldest_p2();
+}
+
 void RankExecutor::find_tail() {
   const auto& list = input_->schedule->ranks[rank_];
   tail_ = last_p1_ = list.size();
@@ -50,13 +62,14 @@ void RankExecutor::find_tail() {
   if (before.op == Op::kBackwardP1 && before.count == 1 && !stage.gives_gradient()) last_p1_ = tail_ - 1;
 }
 
+std::tuple<int, int, int> RankExecutor::bucket_order(const PendingP2& pending) {
+  return {-pending.stage, -pending.layer, pending.leaf};
+}
+
 void RankExecutor::run_p2_by_layer(int s, int layer) {
-  const auto order = [](const PendingP2& pending) {
-    return std::tuple(-pending.stage, -pending.layer, pending.leaf);
-  };
   // Stable: the micro-batches of a leaf stay in order.
   std::stable_sort(pending_.begin(), pending_.end(),
-                   [&](const PendingP2& a, const PendingP2& b) { return order(a) < order(b); });
+                   [](const PendingP2& a, const PendingP2& b) { return bucket_order(a) < bucket_order(b); });
   while (!pending_.empty()) {
     const PendingP2& next = pending_.front();
     if (next.stage < s || (next.stage == s && next.layer < layer)) return;

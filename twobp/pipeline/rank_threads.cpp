@@ -2,6 +2,7 @@
 
 #include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <fstream>
 #include <mutex>
@@ -55,41 +56,48 @@ struct RankThreads::State {
   std::mutex mutex;
   std::condition_variable posted;
   std::condition_variable finished;
-  int64_t job = 0;
-  int running = 0;
+  std::deque<std::shared_ptr<Job>> jobs;  // from the oldest that some rank has not done
+  int64_t first = 0;                      // the number of that one
   bool stop = false;
-  const std::function<void(int)>* body = nullptr;
-  const std::function<void(const std::string&)>* on_error = nullptr;
   std::exception_ptr error;
   std::vector<std::thread> threads;
 
   void work(int rank) {
-    int64_t seen = 0;
-    while (true) {
+    for (int64_t number = 0; true; ++number) {
       std::unique_lock lock(mutex);
-      posted.wait(lock, [&] { return stop || job != seen; });
+      posted.wait(lock, [&] { return stop || number < first + static_cast<int64_t>(jobs.size()); });
       if (stop) return;
-      seen = job;
+      const std::shared_ptr<Job> job = jobs[number - first];
+      const bool passed_over = error != nullptr;
       lock.unlock();
-      try {
-        (*body)(rank);
-      } catch (const std::exception& e) {
-        report(std::current_exception(), e.what());
-      } catch (...) {
-        report(std::current_exception(), "unknown exception");
-      }
+      if (!passed_over) run(*job, rank);
       lock.lock();
-      if (--running == 0) finished.notify_one();
+      --job->running;
+      while (!jobs.empty() && jobs.front()->running == 0) {
+        jobs.pop_front();
+        ++first;
+      }
+      finished.notify_all();
     }
   }
 
-  void report(std::exception_ptr what, const char* message) {
+  void run(const Job& job, int rank) {
+    try {
+      job.body(rank);
+    } catch (const std::exception& e) {
+      report(job, std::current_exception(), e.what());
+    } catch (...) {
+      report(job, std::current_exception(), "unknown exception");
+    }
+  }
+
+  void report(const Job& job, std::exception_ptr what, const char* message) {
     {
       const std::lock_guard lock(mutex);
       if (error) return;
       error = std::move(what);
     }
-    (*on_error)(message);
+    job.on_error(message);
   }
 };
 
@@ -151,16 +159,21 @@ RankThreads::~RankThreads() {
   for (auto& thread : state_->threads) thread.join();
 }
 
-void RankThreads::run(const std::function<void(int)>& body,
-                      const std::function<void(const std::string&)>& on_error) {
-  std::unique_lock lock(state_->mutex);
-  state_->body = &body;
-  state_->on_error = &on_error;
-  state_->error = nullptr;
-  state_->running = static_cast<int>(state_->threads.size());
-  ++state_->job;
+std::shared_ptr<RankThreads::Job> RankThreads::submit(std::function<void(int)> body,
+                                                      std::function<void(const std::string&)> on_error) {
+  auto job =
+      std::make_shared<Job>(std::move(body), std::move(on_error), static_cast<int>(state_->threads.size()));
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->jobs.push_back(job);
+  }
   state_->posted.notify_all();
-  state_->finished.wait(lock, [&] { return state_->running == 0; });
+  return job;
+}
+
+void RankThreads::wait(const Job& job) {
+  std::unique_lock lock(state_->mutex);
+  state_->finished.wait(lock, [&] { return state_->error ? state_->jobs.empty() : job.running == 0; });
   if (state_->error) std::rethrow_exception(std::exchange(state_->error, nullptr));
 }
 

@@ -35,9 +35,21 @@ class RankThreads {
   RankThreads(const RankThreads&) = delete;
   RankThreads& operator=(const RankThreads&) = delete;
 
-  // Runs body(rank) on every rank's thread and waits for all. `on_error` is called by the first that throws,
-  // before the others are waited for; afterwards that exception is rethrown here.
-  void run(const std::function<void(int)>& body, const std::function<void(const std::string&)>& on_error);
+  // What every rank's thread is to do, each when it has done the jobs before.
+  struct Job {
+    std::function<void(int rank)> body;
+    // Called by the first rank that throws, before the others are waited for.
+    std::function<void(const std::string&)> on_error;
+    int running = 0;  // ranks that have not done it
+  };
+  std::shared_ptr<Job> submit(std::function<void(int)> body,
+                              std::function<void(const std::string&)> on_error);
+  // Until all ranks have done the job. After an error, of this job or one before or behind it, the jobs that
+  // are left are passed over, all ranks are waited for, and it is rethrown here.
+  void wait(const Job& job);
+  void run(std::function<void(int)> body, std::function<void(const std::string&)> on_error) {
+    wait(*submit(std::move(body), std::move(on_error)));
+  }
 
   // True if every rank has cores of its own.
   static bool enough_cores(int ranks, int threads_per_rank);

@@ -1,19 +1,16 @@
 #include "twobp/train/trainer.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
 #include "twobp/pipeline/profile_exchange.h"
 #include "twobp/train/agreement.h"
 #include "twobp/train/auto_variant.h"
 #include "twobp/train/fault_injection.h"
-#include "twobp/train/lr_schedule.h"
 #include "twobp/train/model/architecture.h"
 #include "twobp/train/model/build_model.h"
 #include "twobp/train/model/load_model.h"
@@ -24,9 +21,6 @@
 namespace twobp {
 namespace {
 
-// fp16: the loss scale is doubled after so many steps without an overflow.
-constexpr int64_t kGrowthSteps = 2000;
-
 ModelWeights weights_of(const ModelConfig& model) {
   return ModelWeights(model.from, architecture(model.type).names);
 }
@@ -36,11 +30,6 @@ ModelSpec model_of(const Config& config) {
   // Before anything is allocated, and before minutes go into the data.
   if (!config.model.from.empty()) check_weights(model, weights_of(config.model));
   return model;
-}
-
-P2Order p2_order(const PipelineConfig& config) {
-  if (config.p2_order == "auto") return config.data_parallel > 1 ? P2Order::kBucket : P2Order::kOldest;
-  return config.p2_order == "bucket" ? P2Order::kBucket : P2Order::kOldest;
 }
 
 void check_world(const PipelineConfig& config, const PipelineShape& shape, const World& world) {
@@ -206,10 +195,13 @@ void Trainer::make_loader() {
 }
 
 TrainingPosition Trainer::position() const {
+  check_still();
   return {step_, batches_, gradient_scale_, good_steps_};
 }
 
 void Trainer::go_on_from(const TrainingPosition& position) {
+  check_still();
+  stopping_ = false;
   step_ = position.step;
   batches_ = position.batches;
   gradient_scale_ = position.gradient_scale;
@@ -217,7 +209,9 @@ void Trainer::go_on_from(const TrainingPosition& position) {
   make_loader();
 }
 
-Trainer::~Trainer() = default;
+Trainer::~Trainer() {
+  if (pipeline_) pipeline_->drain();  // its last steps use what is destroyed first
+}
 
 const Plan& Trainer::plan_for(const Variant& variant, int micro_batches) {
   std::string peaks;
@@ -231,98 +225,8 @@ const Plan& Trainer::plan_for(const Variant& variant, int micro_batches) {
   return plans_.emplace(key, KeptPlan{variant.schedule, std::move(plan)}).first->second.plan;
 }
 
-StepResult Trainer::step() {
-  const double begin = now_seconds();
-  if (faults_) faults_->begin_step(step_ + 1);
-  const Batch batch = loader_->next();
-  ++batches_;
-  const double waited = now_seconds() - begin;
-  StepResult result = step(batch, variant_);
-  result.input_wait = waited;
-  if (replanner_) result.replan = replan_after(result);
-  if (result.replan) variant_ = result.replan->variant;
-  return result;
-}
-
-std::optional<Replan> Trainer::replan_after(const StepResult& result) {
-  Transport& processes = *pipeline_->world().processes;
-  if (processes.size() == 1) return replanner_->after_step(result.report, variant_);
-  // The first process has the times of all ranks.
-  std::optional<Replan> replan;
-  if (world().is_first()) replan = replanner_->after_step(result.report, variant_);
-  const Processes all(processes, config_.pipeline.timeout);
-  return replanner_->read(all.from_first(Replanner::written(replan)), variant_);
-}
-
-void Trainer::count_replicas(int64_t& targets, int64_t& tokens) {
-  if (world().replicas == 1) return;
-  at::Tensor counts = at::zeros({2}, at::kLong);
-  auto* values = counts.mutable_data_ptr<int64_t>();
-  if (world().is_first_of_replica()) {
-    values[0] = targets;
-    values[1] = tokens;
-  }
-  all_reduce_sum(*pipeline_->world().processes, counts, config_.pipeline.timeout);
-  targets = values[0];
-  tokens = values[1];
-}
-
-StepResult Trainer::step(const Batch& batch, const Variant& variant) {
-  TWOBP_CHECK(pipeline_->model().first_trainable < static_cast<int>(pipeline_->model().layers.size()),
-              "nothing is trained: model.freeze matches every parameter");
-  int64_t targets = batch.targets;
-  int64_t tokens = batch.tokens;
-  count_replicas(targets, tokens);
-  TWOBP_CHECK(targets > 0, "step ", step_ + 1,
-              ": the batch has no label that counts (all are -100): check the labels of the data");
-  StepResult result;
-  result.lr = learning_rate(config_.optimizer, step_, config_.train.steps);
-  result.tokens = tokens;
-  const Plan& plan = plan_for(variant, static_cast<int>(batch.micro_batches.size()));
-  StepOptions options;
-  options.seed = config_.train.seed;
-  options.step = step_ + 1;  // as users count, for messages
-  options.first_micro_batch = int64_t{world().replica} * micro_batches_;
-  options.loss_scale = 1.0 / static_cast<double>(targets);
-  options.timeout = config_.pipeline.timeout;
-  options.p2_order = p2_order(config_.pipeline);
-  options.want_events = std::any_of(observers_.begin(), observers_.end(),
-                                    [&](const auto& o) { return o->wants_events(step_ + 1); });
-  options.gradient_scale = gradient_scale_;
-  options.finish = [&](int rank) {
-    if (faults_) faults_->in_optimizer(rank, step_ + 1);
-    return update_->run(rank, step_ + 1, result.lr, gradient_scale_);
-  };
-  options.stop = stop_;
-  result.report = pipeline_->run(plan, batch.micro_batches, options);
-  result.stop = result.report.stop;
-  result.step = ++step_;
-  result.loss = result.report.loss;
-  result.grad_norm = update_->grad_norm();
-  result.skipped = update_->skipped();
-  result.gradient_scale = gradient_scale_;
-  if (config_.train.precision == "fp16") adapt_gradient_scale(result);
-  TWOBP_CHECK(std::isfinite(result.loss), "the loss of step ", result.step,
-              " is not finite: lower optimizer.lr, set train.clip_norm, or look at the data");
-  for (const auto& observer : observers_) {
-    if (world().is_first()) observer->on_step(result.report);
-  }
-  return result;
-}
-
-void Trainer::adapt_gradient_scale(const StepResult& result) {
-  if (result.skipped) {
-    gradient_scale_ /= 2;
-    good_steps_ = 0;
-    TWOBP_CHECK(gradient_scale_ >= 1, "step ", result.step,
-                ": gradients overflow float16 at any loss scale: lower optimizer.lr or use bf16");
-  } else if (++good_steps_ == kGrowthSteps) {
-    gradient_scale_ *= 2;
-    good_steps_ = 0;
-  }
-}
-
 std::optional<Evaluation> Trainer::evaluate() {
+  check_still();
   if (!data_.held_out || data_.held_out->size() == 0) return std::nullopt;
   LoaderOptions reading = loader_options();
   reading.evaluation = true;

@@ -3,6 +3,7 @@
 // same order; what a call returns is the same everywhere, but for reports (see Pipeline::run).
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -29,7 +30,7 @@ struct StepResult {
   bool skipped = false;       // fp16: the gradient overflowed, no weight has changed
   double gradient_scale = 1;  // fp16: the loss scale of this step
   int64_t tokens = 0;
-  double input_wait = 0;         // seconds the loop waited for the loader
+  double input_wait = 0;         // seconds the ranks stood still for the loader
   std::optional<Replan> replan;  // pipeline.replan: the stages' times have drifted
   bool stop = false;             // some process wants to stop: see stop_when
   StepReport report;
@@ -56,7 +57,10 @@ class Trainer {
 
   // One optimizer step on the next batch. Throws Error if the loss or a gradient is not finite.
   StepResult step();
-  // The same on a given batch.
+  // From now on step() may begin the next step on ranks that have ended theirs (pipeline.run_ahead), up to
+  // step `last`: until that is done, only what step() returns is looked at. Every process says the same.
+  void run_ahead_until(int64_t last) { last_ahead_ = last; }
+  // One step on a given batch.
   StepResult step(const Batch& batch, const Variant& variant);
 
   // Over the held-out part (at most train.eval_batches batches); none if there is no such part.
@@ -104,6 +108,22 @@ class Trainer {
   // fp16 loss scaling (arXiv 1710.03740, section 3.2).
   void adapt_gradient_scale(const StepResult& result);
   const Plan& plan_for(const Variant& variant, int micro_batches);
+  struct StepUnderWay {
+    Batch batch;
+    StepResult result;
+    UpdateResult update;
+  };
+  void begin_next();
+  void begin(std::unique_ptr<StepUnderWay> step, const Variant& variant);
+  // The oldest step under way.
+  StepResult end();
+  void finish(StepUnderWay& step);
+  bool may_begin_another() const;
+  // A step's error ends the steps under way.
+  template <typename Body>
+  StepResult or_error(const Body& body);
+  // Throws Error if a step is under way.
+  void check_still() const;
 
   Config config_;
   int micro_batches_;
@@ -126,6 +146,10 @@ class Trainer {
   double gradient_scale_ = 1;  // fp16's loss scale
   int64_t good_steps_ = 0;     // since it last changed
   std::function<bool()> stop_;
+  std::deque<std::unique_ptr<StepUnderWay>> under_way_;  // oldest first
+  int64_t last_ahead_ = 0;
+  bool warm_ = false;      // has made a step: what the ranks hold for the model is all there
+  bool stopping_ = false;  // some process wants to stop
 };
 
 }  // namespace twobp

@@ -27,6 +27,12 @@ bool all_finite(const at::Tensor& squares) {
   return std::all_of(values, values + squares.numel(), [](double value) { return std::isfinite(value); });
 }
 
+double norm_of(const at::Tensor& squares) {
+  double sum = 0;
+  for (int64_t i = 0; i < squares.numel(); ++i) sum += squares.const_data_ptr<double>()[i];
+  return std::sqrt(sum);
+}
+
 // Messages of the update are told apart from the schedule's by a stage that none has.
 Tag tied_tag(int64_t step, size_t weight, int use) {
   return {step, -1 - static_cast<int>(weight), use, Direction::kBackward};
@@ -234,17 +240,6 @@ double Update::receive_shards(int rank, int64_t step) {
   return waited_since(rank, begin);
 }
 
-double Update::reduce_norm(int rank, at::Tensor& squares, double gradient_scale, double& norm) {
-  const double begin = now_seconds();
-  all_reduce_sum(pipeline_.rank(rank).transport(), squares, timeout_);
-  const double waited = waited_since(rank, begin);
-  double sum = 0;
-  for (int64_t i = 0; i < squares.numel(); ++i) sum += squares.const_data_ptr<double>()[i];
-  norm = std::sqrt(sum) / gradient_scale;
-  if (rank == first_rank_) grad_norm_ = norm;
-  return waited;
-}
-
 void Update::fail_not_finite(int rank, const at::Tensor& squares, int64_t step) {
   at::Tensor bad_weights = at::zeros_like(squares);
   for (const Uses& uses : all_) {
@@ -266,43 +261,64 @@ void Update::fail_not_finite(int rank, const at::Tensor& squares, int64_t step) 
        ": lower optimizer.lr, set train.clip_norm, or look at the data");
 }
 
-double Update::run(int rank, int64_t step, double lr, double gradient_scale) {
+UpdateResult Update::begin() const {
+  UpdateResult result;
+  result.squares = at::zeros({static_cast<int64_t>(pipeline_.model().layers.size())},
+                             at::TensorOptions().dtype(at::kDouble));
+  return result;
+}
+
+double Update::run(int rank, int64_t step, double lr, double gradient_scale, UpdateResult& result) {
   const double begin = now_seconds();
   send_tied(rank, step);
   double waited = sum_buckets(rank);
   waited += sum_tied(rank, step);
   waited += sum_others(rank);
   // One sum of squares per layer, those of other ranks zero: adding them over ranks changes no bit.
-  at::Tensor squares = at::zeros({static_cast<int64_t>(pipeline_.model().layers.size())},
-                                 at::TensorOptions().dtype(at::kDouble));
+  at::Tensor squares = at::zeros_like(result.squares);
+  bool finite = true;
   for (const Uses& uses : all_) {
     const Use& use = uses.front();
-    if (use.rank == rank && use.parameter->has_grad()) {
-      squares.mutable_data_ptr<double>()[use.layer] += sum_of_squares(use.parameter->grad);
-    }
+    if (use.rank != rank || !use.parameter->has_grad()) continue;
+    const double sum = sum_of_squares(use.parameter->grad);
+    finite = finite && std::isfinite(sum);
+    squares.mutable_data_ptr<double>()[use.layer] += sum;
+    result.squares.mutable_data_ptr<double>()[use.layer] += sum;  // this rank's alone
   }
-  double norm = 0;
-  const bool scaled = gradient_scale != 1;
-  // Whether and how the step is taken depends on all ranks, unless nothing is clipped or scaled.
-  const bool early = clip_norm_ == 0 && !scaled;
-  const auto take_step = [&](double factor) {
+  double factor = 1;
+  if (waits_for_norm(gradient_scale)) {
+    const double wait = now_seconds();
+    all_reduce_sum(pipeline_.rank(rank).transport(), squares, timeout_);
+    waited += waited_since(rank, wait);
+    finite = all_finite(squares);
+    const double norm = norm_of(squares) / gradient_scale;
+    factor = (clip_norm_ > 0 ? std::min(1.0, clip_norm_ / (norm + 1e-6)) : 1) / gradient_scale;
+  }
+  if (finite) {
     optimizers_[rank]->step(lr, factor);
-    if (shards_[rank]) shards_[rank]->send(step);
-  };
-  if (early && all_finite(squares)) take_step(1);
-  waited += reduce_norm(rank, squares, gradient_scale, norm);
-  const bool finite = all_finite(squares);
-  if (!finite && !scaled) fail_not_finite(rank, squares, step);
-  if (rank == first_rank_) skipped_ = !finite;
-  if (!finite) {
+    if (shards_[rank]) {
+      shards_[rank]->send(step);
+      waited += receive_shards(rank, step);
+    }
+  } else {
     optimizers_[rank]->skip();
     if (shards_[rank]) shards_[rank]->forget_gradients();
-  } else if (!early) {
-    const double clip = clip_norm_ > 0 ? std::min(1.0, clip_norm_ / (norm + 1e-6)) : 1;
-    take_step(clip / gradient_scale);
   }
-  if (finite) waited += receive_shards(rank, step);
   return now_seconds() - begin - waited;
+}
+
+void Update::finish(int64_t step, double gradient_scale, UpdateResult& result) {
+  World& world = pipeline_.world();
+  const MemoryMeter::Watch watch(pipeline_.meter());
+  // Replicas have the same gradients, since their sums: those of the first count.
+  if (world.replica > 0) result.squares.zero_();
+  all_reduce_sum(*world.processes, result.squares, timeout_);
+  result.grad_norm = norm_of(result.squares) / gradient_scale;
+  const bool finite = all_finite(result.squares);
+  result.skipped = !finite && gradient_scale != 1;
+  if (!finite && !result.skipped) {
+    pipeline_.on_ranks([&](int rank) { fail_not_finite(rank, result.squares, step); });
+  }
 }
 
 }  // namespace twobp

@@ -23,6 +23,13 @@ struct LiveTensor {
   bool frozen = false;
 };
 
+// What an update finds out, one for each step.
+struct UpdateResult {
+  at::Tensor squares;    // by layer of the model: the sum over its gradients, each rank's as it has them
+  double grad_norm = 0;  // of all gradients, before clipping
+  bool skipped = false;  // a scaled gradient was not finite
+};
+
 class Update {
  public:
   // Finds the tied weights (parameters of one name), gives uses on one rank one value tensor, and allocates
@@ -33,16 +40,15 @@ class Update {
   ~Update();
   static constexpr int64_t kBucketBytes = 25 << 20;
 
-  // For StepOptions::finish. With clipping every rank waits for the norm; without, the norm is only reported.
-  // Returns the seconds the rank was busy. Throws Error on every rank if a gradient is not finite, naming the
-  // layer whose weight is not, or else the one where the backward pass met it first.
-  // With a gradient scale (the factor that all gradients carry), the step is skipped instead.
-  double run(int rank, int64_t step, double lr, double gradient_scale = 1);
-
-  // Global gradient norm of the last step, before clipping.
-  double grad_norm() const { return grad_norm_; }
-  // Whether the last step was skipped since a scaled gradient was not finite.
-  bool skipped() const { return skipped_; }
+  // Before a step; its result is filled in by what follows.
+  UpdateResult begin() const;
+  // For StepOptions::finish. With clipping or a gradient scale (the factor that all gradients carry) every
+  // rank waits for the norm; without, it takes the step as soon as its own gradients are there. Returns the
+  // seconds the rank was busy. With a gradient scale, a step whose gradient is not finite is skipped.
+  double run(int rank, int64_t step, double lr, double gradient_scale, UpdateResult& result);
+  // After the step, on the thread that runs the pipeline. Throws Error on every process if a gradient is not
+  // finite, naming the layer whose weight is not, or else the one where the backward pass met it first.
+  void finish(int64_t step, double gradient_scale, UpdateResult& result);
 
   // Every weight that this process holds, once, in model order: all of them where it has all ranks.
   const std::vector<Parameter*>& weights() const { return weights_; }
@@ -83,7 +89,8 @@ class Update {
   double sum_others(int rank);
   double receive_shards(int rank, int64_t step);
   double waited_since(int rank, double begin);
-  double reduce_norm(int rank, at::Tensor& squares, double gradient_scale, double& norm);
+  // Whether and how a step is taken depends on all ranks.
+  bool waits_for_norm(double gradient_scale) const { return clip_norm_ > 0 || gradient_scale != 1; }
   // Collective: all ranks have the same `squares`.
   [[noreturn]] void fail_not_finite(int rank, const at::Tensor& squares, int64_t step);
 
@@ -96,9 +103,7 @@ class Update {
   std::vector<std::unique_ptr<GradientReducer>> reducers_;  // by rank; null: one replica
   std::vector<std::unique_ptr<OptimizerShards>> shards_;    // by rank; null: not sharded
   int64_t numel_ = 0;
-  int first_rank_ = 0;    // of this process
-  double grad_norm_ = 0;  // written by that rank
-  bool skipped_ = false;  // by it too
+  int first_rank_ = 0;  // of this process
 };
 
 }  // namespace twobp

@@ -77,6 +77,7 @@ class NcclTransport : public Transport {
       mailbox_.put({to, tag, std::move(values), device_.compute().record()});
       return;
     }
+    const std::lock_guard lock(calls_);
     Peer& peer = peers_[to];
     Outgoing out;
     out.message = pack_head(tag, std::move(values), options_.tensors);
@@ -90,6 +91,7 @@ class NcclTransport : public Transport {
 
   bool try_receive(int from, const Tag& tag, Values& values) override {
     throw_if_aborted();
+    const std::lock_guard lock(calls_);
     Message message;
     if (!mailbox_.take(from, tag, message)) {
       progress_with(from);
@@ -115,6 +117,7 @@ class NcclTransport : public Transport {
 
   void progress() override {
     throw_if_aborted();
+    const std::lock_guard lock(calls_);
     for (int peer = 0; peer < size(); ++peer) {
       if (peer != rank()) progress_with(peer);
     }
@@ -248,6 +251,7 @@ class NcclTransport : public Transport {
 
   bool all_sent(int to) {
     if (to == rank()) return true;
+    const std::lock_guard call(calls_);
     Peer& peer = peers_[to];
     if (!peer.queued.empty()) return false;
     const std::unique_lock lock(mutex_);
@@ -321,6 +325,7 @@ class NcclTransport : public Transport {
   Device device_;
   NcclOptions options_;
   Mailbox mailbox_;
+  std::mutex calls_;         // of several subgroups
   std::vector<Peer> peers_;  // by rank
 
   std::timed_mutex mutex_;  // the links

@@ -42,6 +42,23 @@ void quiet_c10d() {
   if (!std::getenv("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_FATAL;
 }
 
+// After a refused try c10d sleeps for as long as five seconds: a guest that comes before the host asks again
+// with time-outs of its own, short ones first.
+c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& address, c10d::TCPStoreOptions options,
+                                              double timeout) {
+  const double deadline = now_seconds() + timeout;
+  for (double patience = options.isServer ? timeout : 0.2; true; patience *= 2) {
+    try {
+      options.timeout = milliseconds(std::min(patience, deadline - now_seconds()));
+      auto store = c10::make_intrusive<c10d::TCPStore>(address, options);
+      store->setTimeout(milliseconds(timeout));
+      return store;
+    } catch (const c10::Error&) {
+      if (options.isServer || now_seconds() >= deadline) throw;
+    }
+  }
+}
+
 std::string name_of(const RendezvousPlace& place) {
   return concat(place.address, ":", place.port);
 }
@@ -108,12 +125,11 @@ Rendezvous::Rendezvous(const RendezvousPlace& place, double timeout) : place_(pl
   options.port = static_cast<uint16_t>(place_.port);
   options.isServer = place_.rank == 0 && !place_.hosted;
   options.waitWorkers = false;  // join() names who is missing
-  options.timeout = milliseconds(timeout);
   store_ = std::make_unique<Store>();
   store_->name = name();
   store_->prefix = concat("twobp/", place_.job, "/");
   try {
-    const auto store = c10::make_intrusive<c10d::TCPStore>(place_.address, options);
+    const auto store = open_store(place_.address, options, timeout);
     place_.port = store->getPort();  // 0: the system has picked one
     store_->name = name();
     store_->store = store;

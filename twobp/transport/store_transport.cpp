@@ -63,6 +63,7 @@ class StoreTransport : public Transport {
     for (const at::Tensor& tensor : message.apart) {
       bytes.append(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
     }
+    const std::lock_guard lock(sends_);  // the receiver puts the parts of one sender together as they come
     for (size_t begin = 0; begin < bytes.size(); begin += kPartBytes) {
       const size_t count = std::min(kPartBytes, bytes.size() - begin);
       const Part part = begin + count == bytes.size() ? Part::kLast : Part::kMore;
@@ -171,6 +172,7 @@ class StoreTransport : public Transport {
   Mailbox mailbox_;
   std::atomic<bool> stopping_{false};
   std::atomic<bool> aborted_{false};
+  std::mutex sends_;
   std::mutex reason_mutex_;
   std::string reason_;
   std::thread listener_;

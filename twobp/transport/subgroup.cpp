@@ -1,10 +1,22 @@
 #include "twobp/transport/subgroup.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/transport/time_out.h"
 
 namespace twobp {
+namespace {
+
+constexpr double kLeastPause = 20e-6;  // seconds between two looks, which grow
+constexpr double kMostPause = 500e-6;
+constexpr double kGrowth = 1.1;
+constexpr double kLastLook = 0.1;  // news of an abort that came with the time-out
+
+}  // namespace
 
 Subgroup::Subgroup(Transport& parent, std::vector<int> members, Group group)
     : parent_(parent), members_(std::move(members)), group_(group) {
@@ -32,7 +44,15 @@ bool Subgroup::try_receive(int from, const Tag& tag, Values& values) {
 }
 
 Values Subgroup::receive(int from, const Tag& tag, double timeout) {
-  return parent_.receive(member(from), of_group(tag), timeout);
+  if (group_ != Group::kProcesses) return parent_.receive(member(from), of_group(tag), timeout);
+  const double deadline = now_seconds() + timeout;
+  Values values;
+  for (double pause = kLeastPause; !try_receive(from, tag, values);
+       pause = std::min(kGrowth * pause, kMostPause)) {
+    if (now_seconds() > deadline + kLastLook) fail_waiting(rank_, timeout, tag, from);
+    std::this_thread::sleep_for(std::chrono::duration<double>(pause));
+  }
+  return values;
 }
 
 }  // namespace twobp

@@ -12,6 +12,9 @@ namespace twobp {
 // What a message between two ranks is for: each has its own tags.
 enum class Group : uint8_t { kPipeline = 1, kReplicas = 2, kProcesses = 3 };
 
+// The processes' is for the thread that runs the program, which shares its core with a rank: its waits look
+// now and then.
+//
 // Rank i of the group is `members`[i] of `parent`, which outlives it and is one of them. Aborting it aborts
 // the parent.
 class Subgroup : public Transport {

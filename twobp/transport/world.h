@@ -23,8 +23,8 @@ struct World {
   // By rank of the pipeline; null: another process runs it.
   std::vector<std::unique_ptr<Transport>> pipeline;  // between the ranks of this replica
   std::vector<std::unique_ptr<Transport>> data;      // between the replicas' ranks of this place, by replica
-  // Between processes, in the order of their first ranks; never null. For the thread that runs the program,
-  // while its ranks have nothing to do.
+  // Between processes, in the order of their first ranks; never null. For the thread that runs the program:
+  // its ranks may be in a step meanwhile.
   std::unique_ptr<Transport> processes;
 
   // Makes the waits of every process throw Aborted. Any thread; a copy may be called once the world is gone.

@@ -26,6 +26,7 @@ struct RankState {
   double cap = 0;
   int in_flight = 0;
   bool started = false;  // its first F has run
+  bool trains = false;   // has a backward
   bool splits_p2 = false;
   int before_tail = -1;       // ops until all that is left is W, which then runs in bucket order
   int part = 0;               // of the F or I under way
@@ -47,6 +48,16 @@ inline bool prolong_last(std::vector<SimulatedOp>& timeline, const SimulatedOp& 
   return true;
 }
 
+// Entries of the timeline that its instructions make.
+inline size_t compute_ops(const std::vector<Instruction>& list) {
+  size_t ops = 0;
+  for (const Instruction& instruction : list) {
+    if (is_compute(instruction.op))
+      ops += instruction.op == Op::kBackward ? 2 : static_cast<size_t>(instruction.count);
+  }
+  return ops;
+}
+
 // Micro-batches of the instructions before those at the end that are all W.
 inline int ops_before_tail(const std::vector<Instruction>& list) {
   size_t tail = list.size();
@@ -54,6 +65,16 @@ inline int ops_before_tail(const std::vector<Instruction>& list) {
   int ops = 0;
   for (size_t i = 0; i < tail; ++i) ops += list[i].count;
   return ops;
+}
+
+inline RankState rank_at_begin(const std::vector<Instruction>& list, bool by_bucket) {
+  RankState state;
+  for (const Instruction& instruction : list) {
+    state.trains |= is_compute(instruction.op) && instruction.op != Op::kForward;
+    state.splits_p2 |= instruction.op == Op::kBackwardP1;
+  }
+  if (by_bucket) state.before_tail = ops_before_tail(list);
+  return state;
 }
 
 }  // namespace twobp

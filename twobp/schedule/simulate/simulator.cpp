@@ -37,20 +37,14 @@ class Simulator {
     pieces_left_.assign(slots, kNoP1Yet);
     if (!recorded_.empty()) pieces_recorded_.assign(slots, 0);
     slots_done_.assign(schedule.stages, 0);
+    slots_p1_done_.assign(schedule.stages, 0);
     gradients_done_.assign(schedule.stages, 0);
-    ranks_.resize(schedule.ranks.size());
     result_.ranks.resize(schedule.ranks.size());
-    const bool by_bucket = options.p2_order == P2Order::kBucket && recorded_.empty();
+    by_bucket_ = options.p2_order == P2Order::kBucket && recorded_.empty();
     for (int rank = 0; rank < schedule.rank_count(); ++rank) {
-      if (by_bucket) ranks_[rank].before_tail = ops_before_tail(schedule.ranks[rank]);
-      size_t ops = 0;
-      for (const Instruction& instruction : schedule.ranks[rank]) {
-        if (!is_compute(instruction.op)) continue;
-        ops += instruction.op == Op::kBackward ? 2 : static_cast<size_t>(instruction.count);
-        has_backward_ |= instruction.op != Op::kForward;
-        ranks_[rank].splits_p2 |= instruction.op == Op::kBackwardP1;
-      }
-      if (options.timeline) result_.ranks[rank].timeline.reserve(ops);
+      ranks_.push_back(rank_at_begin(schedule.ranks[rank], by_bucket_));
+      has_backward_ |= ranks_[rank].trains;
+      if (options.timeline) result_.ranks[rank].timeline.reserve(compute_ops(schedule.ranks[rank]));
       if (!options.cap_per_rank.empty()) ranks_[rank].cap = options.cap_per_rank[rank];
     }
     models_ = stage_models(schedule, costs, has_backward_);
@@ -97,14 +91,10 @@ class Simulator {
         return backward(rank, stage, m);
       case Op::kBackwardP2:
         return run_pieces(rank, {stage, m}, pieces_left_[slot(stage, m)]);
-      case Op::kSendForward:
-        return send(rank, op, stage, m, stage + 1);
-      case Op::kSendBackward:
-        return send(rank, op, stage, m, stage - 1);
-      case Op::kRecvForward:
-        return receive(rank, op, stage, m, stage - 1);
-      case Op::kRecvBackward:
-        return receive(rank, op, stage, m, stage + 1);
+      default: {
+        const int peer = stage + (op == Op::kSendForward || op == Op::kRecvBackward ? 1 : -1);
+        return is_receive(op) ? receive(rank, op, stage, m, peer) : send(rank, op, stage, m, peer);
+      }
     }
   }
 
@@ -162,6 +152,7 @@ class Simulator {
       run_steps(rank, Op::kBackwardP1, {stage, m}, models_[stage].backward_p1);
     }
     state.not_yet = 0;
+    ++slots_p1_done_[stage];
     hand_back(rank, stage, m);
     if (units == 0) micro_batch_done(rank, stage);
   }
@@ -180,6 +171,7 @@ class Simulator {
     memory_.grow(stage, model.backward.whole, begin, state.now, Op::kBackward, m);
     hand_back(rank, stage, m);
     pieces_left_[slot(stage, m)] = 0;
+    ++slots_p1_done_[stage];
     micro_batch_done(rank, stage);
   }
 
@@ -288,8 +280,7 @@ class Simulator {
 
   // The W that a recorded run has before its next F or I, as far as it is not done yet.
   void run_recorded_w(int rank) {
-    while (run_recorded_piece(rank)) {
-    }
+    while (run_recorded_piece(rank)) continue;
   }
 
   bool run_recorded_piece(int rank) {
@@ -313,8 +304,21 @@ class Simulator {
   bool fill_wait(int rank) {
     if (!recorded_.empty()) return run_recorded_piece(rank);
     if (!has_pending(rank)) return false;
-    run_oldest_piece(rank);
+    if (!by_bucket_ || !run_piece_of_ended_stage(rank)) run_oldest_piece(rank);
     return true;
+  }
+
+  // With replicas: W of a stage that has no more I, layer by layer too.
+  bool run_piece_of_ended_stage(int rank) {
+    for (int stage = schedule_.stages - 1; stage >= 0 && options_.data_parallel.replicas > 1; --stage) {
+      if (schedule_.rank_of_stage[stage] != rank || slots_p1_done_[stage] < schedule_.micro_batches) continue;
+      const int* left = &pieces_left_[slot(stage, 0)];
+      const int* most = std::max_element(left, left + schedule_.micro_batches);
+      if (*most == 0) continue;
+      run_pieces(rank, {stage, static_cast<int>(most - left)}, 1);
+      return true;
+    }
+    return false;
   }
 
   void wait_for(int rank, const Message& message) {
@@ -349,14 +353,10 @@ class Simulator {
     }
   }
 
-  std::vector<double> times() const {
-    std::vector<double> now;
-    for (const RankState& state : ranks_) now.push_back(state.now);
-    return now;
-  }
-
   void finish() {
-    book_tails(result_, times());
+    std::vector<double> ends;
+    for (const RankState& state : ranks_) ends.push_back(state.now);
+    book_tails(result_, ends);
     for (int rank = 0; rank < schedule_.rank_count(); ++rank) {
       RankSimulation& result = result_.ranks[rank];
       memory_.settle(rank, result_.step_seconds);
@@ -379,12 +379,13 @@ class Simulator {
   MemoryBook memory_;
   std::vector<StageModel> models_;
   bool has_backward_ = false;
+  bool by_bucket_ = false;
   std::vector<Message> forward_;   // per (receiving stage, micro-batch)
   std::vector<Message> backward_;  // likewise
   std::vector<int> pieces_left_;   // of W, per (stage, micro-batch)
   std::vector<int> pieces_recorded_;
-  std::vector<int> slots_done_;         // micro-batches whose W is done, by stage
-  std::vector<double> gradients_done_;  // when the last of them was
+  std::vector<int> slots_p1_done_, slots_done_;  // micro-batches whose I, whose W is done, by stage
+  std::vector<double> gradients_done_;           // when the last of them was
   std::vector<RankState> ranks_;
   Simulation result_;
 };

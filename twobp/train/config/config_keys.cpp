@@ -194,6 +194,10 @@ std::vector<ConfigKey> make_keys() {
        "of weight gradients left at a step's end: bucket (layer by layer, as data parallelism sums them), "
        "oldest; auto: bucket with data_parallel",
        one_of({"auto", "bucket", "oldest"})},
+      {KEY(pipeline, run_ahead), "",
+       "a rank begins the next step as soon as it has ended its part of this one, where nothing is to be "
+       "done in "
+       "between (evaluation, checkpoint, trace, pipeline.replan, fp16)"},
       {KEY(pipeline, bucket), "bytes",
        "gradients that data parallelism sums at once, begun when all of them are there"},
       {KEY(pipeline, memory_cap), "bytes",

@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""What pipeline.run_ahead brings: seconds between the ends of steps of `twobp train`, with ranks that begin the next step
+when they have ended their part of this one, against ranks that wait for each other. Runs in turn; medians of rounds.
+
+    benchmarks/run_ahead.py build/release/twobp
+    benchmarks/run_ahead.py build/release/twobp --mpi      a process for each rank
+"""
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FIRST = 3  # steps before it warm up
+
+
+def seconds_a_step(options, schedule, p2, micro_batches, more, folder):
+    metrics = pathlib.Path(folder, "metrics.jsonl")
+    settings = {"pipeline.schedule": schedule, "pipeline.p2": p2, "pipeline.micro_batches": micro_batches,
+                "pipeline.stages": 0, "pipeline.ranks": 2, "data.held_out": 0, "train.steps": FIRST + options.steps, **more}
+    command = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe", "-n", 2] if options.mpi else []
+    command += [options.program.resolve(), "train", options.config, "--metrics", metrics]
+    for key, value in settings.items():
+        command += ["--set", f"{key}={value}"]
+    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+    times = [json.loads(line)["time"] for line in metrics.read_text().splitlines()][FIRST - 1:]
+    return (times[-1] - times[0]) / (len(times) - 1)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", type=pathlib.Path)
+    parser.add_argument("--config", type=pathlib.Path, default=ROOT / "configs/bench_llama.json")
+    parser.add_argument("--schedules", nargs="+", default=["1f1b", "zb-h1", "zb-h2", "zb-v"])
+    parser.add_argument("--micro-batches", type=int, default=2)
+    parser.add_argument("--clip", type=float, default=0, help="train.clip_norm")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--mpi", action="store_true")
+    parser.add_argument("--json", type=pathlib.Path)
+    options = parser.parse_args()
+    rows = {schedule: {"waits": [], "ahead": []} for schedule in options.schedules}
+    with tempfile.TemporaryDirectory() as folder:
+        for repeat in range(options.repeats):
+            for schedule, row in rows.items():
+                for way in ("waits", "ahead") if repeat % 2 == 0 else ("ahead", "waits"):
+                    more = {"pipeline.run_ahead": str(way == "ahead").lower(), "train.clip_norm": options.clip}
+                    row[way].append(seconds_a_step(options, schedule, "fill", options.micro_batches, more, folder))
+    print(f"{options.config.name}, {options.micro_batches} micro-batches, p2 fill, clip {options.clip:g}"
+          f"{', over MPI' if options.mpi else ''}; {options.repeats} rounds of {options.steps} steps\n")
+    print(f"{'schedule':18}{'waits':>10}{'ahead':>10}{'faster':>9}  (min - max)")
+    for schedule, row in rows.items():
+        ratios = [a / b for a, b in zip(row["waits"], row["ahead"])]
+        print(f"{schedule:18}{statistics.median(row['waits']):9.4f}s{statistics.median(row['ahead']):9.4f}s"
+              f"{statistics.median(ratios):8.3f}x  ({min(ratios):.3f} - {max(ratios):.3f})")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

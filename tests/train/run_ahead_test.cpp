@@ -1,0 +1,132 @@
+// Ranks that begin the next step when they have ended their part of this one: the same bits, nothing looked
+// at too early, every error still an error.
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include "tests/train/helpers.h"
+#include "tests/train/worlds.h"
+
+namespace twobp {
+namespace {
+
+using test::expect_error;
+using test::expect_same_run;
+using test::RunOutcome;
+
+constexpr int kSteps = 6;
+
+Config config_of(const std::string& schedule) {
+  Config config = test::tiny_config();
+  config.model.tied = true;
+  config.data.held_out = 7.0 / 1024;
+  config.pipeline.schedule = schedule;
+  config.pipeline.ranks = 2;
+  config.pipeline.stages = 0;
+  config.pipeline.micro_batches = 4;
+  config.pipeline.timeout = 20;
+  config.train.steps = kSteps;
+  return config;
+}
+
+RunOutcome run(Config config, bool ahead) {
+  config.pipeline.run_ahead = ahead;
+  std::vector<World> worlds = make_in_process_worlds(config.pipeline.data_parallel, config.pipeline.ranks, 0);
+  return test::run_in(std::move(worlds), config, kSteps);
+}
+
+TEST(RunAhead, KeepsEveryBit) {
+  const auto expect_same = [](const std::string& what, const std::string& schedule,
+                              const std::function<void(Config&)>& change) {
+    Config config = config_of(schedule);
+    change(config);
+    expect_same_run(run(config, false), run(config, true), concat(schedule, ", ", what));
+  };
+  for (const std::string schedule : {"1f1b", "gpipe", "zb-h1", "zb-h2", "zb-v"}) {
+    expect_same("as it is", schedule, [](Config&) {});
+    expect_same("clipped", schedule, [](Config& config) { config.train.clip_norm = 0.3; });
+    expect_same("replicas with shards", schedule, [](Config& config) {
+      config.pipeline.data_parallel = 2;
+      config.optimizer.shard = true;
+    });
+  }
+  expect_same("standard backward", "1f1b", [](Config& config) { config.pipeline.p2 = "off"; });
+  expect_same("untied", "1f1b", [](Config& config) { config.model.tied = false; });
+  expect_same("BatchNorm", "1f1b", [](Config& config) {
+    config.model.tied = false;
+    test::make_tiny_resnet(config);
+  });
+  expect_same("last batches of an epoch", "1f1b", [](Config& config) {
+    config.data.held_out = 1 - 21.0 / 1024;  // 21 samples to train on: batches of 8, 8 and 5
+  });
+  expect_same("fp16, which waits", "1f1b", [](Config& config) {
+    config.train.precision = "fp16";
+    config.train.loss_scale = 1e9;
+  });
+}
+
+TEST(RunAhead, StandsStillWhereItIsLookedAt) {
+  Trainer trainer(config_of("1f1b"));
+  trainer.run_ahead_until(3);
+  trainer.step();
+  trainer.step();  // the third is under way
+  expect_error([&] { trainer.evaluate(); }, {"step 3 is under way", "until step 3"});
+  expect_error([&] { trainer.position(); }, {"step 3 is under way"});
+  expect_error([&] { trainer.step(test::random_batch(2, 2, 2, 1), trainer.variant()); },
+               {"step 3 is under way"});
+  EXPECT_EQ(trainer.step().step, 3);
+  EXPECT_TRUE(trainer.evaluate().has_value());
+  EXPECT_EQ(trainer.position().step, 3);
+  EXPECT_EQ(trainer.position().batches, 3);
+}
+
+// Who stops a run wants to save what it has: no step is under way then.
+TEST(RunAhead, StopsAfterTheStepThatIsUnderWay) {
+  Trainer trainer(config_of("1f1b"));
+  trainer.run_ahead_until(kSteps);
+  trainer.stop_when([&] { return trainer.steps_done() >= 2; });
+  std::vector<bool> stops;
+  do stops.push_back(trainer.step().stop);
+  while (!stops.back() && stops.size() < kSteps);
+  EXPECT_EQ(stops, (std::vector<bool>{false, false, false, true}));
+  EXPECT_EQ(trainer.position().step, 4);
+}
+
+// Steps follow each other without a gap or an overlap, so that their seconds add up.
+TEST(RunAhead, ReportsTileTheTime) {
+  Trainer trainer(config_of("1f1b"));
+  const RunOutcome outcome = test::steps_of(trainer, kSteps);
+  for (int i = 2; i < kSteps; ++i) {
+    const StepReport& report = outcome.reports[i];
+    EXPECT_EQ(report.begin, outcome.reports[i - 1].end) << "step " << i + 1;
+    for (const RankTimes& times : report.ranks) {
+      for (const double idle : times.idle) EXPECT_GE(idle, 0) << "step " << i + 1;
+    }
+  }
+}
+
+TEST(RunAhead, ANumberThatIsNotFiniteStillEndsTheRun) {
+  Trainer trainer(config_of("1f1b"));
+  trainer.run_ahead_until(kSteps);
+  trainer.step();
+  trainer.step();
+  trainer.pipeline().on_ranks([&](int rank) {  // after the step that is under way
+    if (rank == 1) trainer.weights().back()->value.fill_(std::numeric_limits<float>::quiet_NaN());
+  });
+  expect_error(
+      [&] {
+        for (int i = 0; i < 3; ++i) trainer.step();
+      },
+      {"is not finite", "step"});
+  expect_error([&] { trainer.step(); }, {"failed in an earlier step"});
+}
+
+TEST(RunAhead, EndsInTheMiddleOfAStep) {
+  Trainer trainer(config_of("zb-v"));
+  trainer.run_ahead_until(kSteps);
+  trainer.step();
+  trainer.step();
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,191 @@
+// The trainer's steps: begun, perhaps two at once, and ended.
+#include <algorithm>
+#include <cmath>
+
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/train/fault_injection.h"
+#include "twobp/train/lr_schedule.h"
+#include "twobp/train/processes.h"
+#include "twobp/train/trainer.h"
+#include "twobp/transport/collectives.h"
+
+namespace twobp {
+namespace {
+
+// fp16: the loss scale is doubled after so many steps without an overflow.
+constexpr int64_t kGrowthSteps = 2000;
+
+P2Order p2_order(const PipelineConfig& config) {
+  if (config.p2_order == "auto") return config.data_parallel > 1 ? P2Order::kBucket : P2Order::kOldest;
+  return config.p2_order == "bucket" ? P2Order::kBucket : P2Order::kOldest;
+}
+
+}  // namespace
+
+template <typename Body>
+StepResult Trainer::or_error(const Body& body) {
+  try {
+    return body();
+  } catch (const Aborted&) {
+    // It may be a rank of this process that failed first: its error says why.
+    const std::exception_ptr error = pipeline_->drain();
+    under_way_.clear();
+    if (error) std::rethrow_exception(error);
+    throw;
+  } catch (const std::exception& error) {
+    pipeline_->abandon(error.what());
+    under_way_.clear();
+    throw;
+  }
+}
+
+StepResult Trainer::step() {
+  StepResult result = or_error([&] {
+    if (under_way_.empty()) begin_next();
+    if (may_begin_another()) begin_next();
+    return end();
+  });
+  if (replanner_) result.replan = replan_after(result);
+  if (result.replan) variant_ = result.replan->variant;
+  return result;
+}
+
+StepResult Trainer::step(const Batch& batch, const Variant& variant) {
+  check_still();
+  auto step = std::make_unique<StepUnderWay>();
+  step->batch = batch;
+  return or_error([&] {
+    begin(std::move(step), variant);
+    return end();
+  });
+}
+
+bool Trainer::may_begin_another() const {
+  // What a step finds out decides on the next one: its loss scale, its plan.
+  if (!config_.pipeline.run_ahead || !warm_ || stopping_ || replanner_ || config_.train.precision == "fp16")
+    return false;
+  const int64_t next = step_ + static_cast<int64_t>(under_way_.size()) + 1;
+  const auto observed = [&](int64_t step) {
+    return std::any_of(observers_.begin(), observers_.end(),
+                       [&](const auto& o) { return o->wants_events(step); });
+  };
+  return next <= last_ahead_ && !observed(next - 1) && !observed(next);
+}
+
+void Trainer::check_still() const {
+  TWOBP_CHECK(under_way_.empty(), "step ", step_ + 1,
+              " is under way, since the trainer may run ahead until step ", last_ahead_);
+}
+
+void Trainer::begin_next() {
+  const double begin_seconds = now_seconds();
+  if (faults_) faults_->begin_step(step_ + static_cast<int64_t>(under_way_.size()) + 1);
+  auto step = std::make_unique<StepUnderWay>();
+  step->batch = loader_->next();
+  ++batches_;
+  step->result.input_wait = now_seconds() - begin_seconds;
+  begin(std::move(step), variant_);
+}
+
+std::optional<Replan> Trainer::replan_after(const StepResult& result) {
+  Transport& processes = *pipeline_->world().processes;
+  if (processes.size() == 1) return replanner_->after_step(result.report, variant_);
+  // The first process has the times of all ranks.
+  std::optional<Replan> replan;
+  if (world().is_first()) replan = replanner_->after_step(result.report, variant_);
+  const Processes all(processes, config_.pipeline.timeout);
+  return replanner_->read(all.from_first(Replanner::written(replan)), variant_);
+}
+
+void Trainer::count_replicas(int64_t& targets, int64_t& tokens) {
+  if (world().replicas == 1) return;
+  const MemoryMeter::Watch watch(pipeline_->meter());
+  at::Tensor counts = at::zeros({2}, at::kLong);
+  auto* values = counts.mutable_data_ptr<int64_t>();
+  if (world().is_first_of_replica()) {
+    values[0] = targets;
+    values[1] = tokens;
+  }
+  all_reduce_sum(*pipeline_->world().processes, counts, config_.pipeline.timeout);
+  targets = values[0];
+  tokens = values[1];
+}
+
+void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& variant) {
+  TWOBP_CHECK(pipeline_->model().first_trainable < static_cast<int>(pipeline_->model().layers.size()),
+              "nothing is trained: model.freeze matches every parameter");
+  StepUnderWay& step = *under_way;
+  StepResult& result = step.result;
+  result.step = step_ + static_cast<int64_t>(under_way_.size()) + 1;
+  int64_t targets = step.batch.targets;
+  result.tokens = step.batch.tokens;
+  count_replicas(targets, result.tokens);
+  TWOBP_CHECK(targets > 0, "step ", result.step,
+              ": the batch has no label that counts (all are -100): check the labels of the data");
+  result.lr = learning_rate(config_.optimizer, result.step - 1, config_.train.steps);
+  result.gradient_scale = gradient_scale_;
+  step.update = update_->begin();
+  StepOptions options;
+  options.seed = config_.train.seed;
+  options.step = result.step;  // as users count, for messages
+  options.first_micro_batch = int64_t{world().replica} * micro_batches_;
+  options.loss_scale = 1.0 / static_cast<double>(targets);
+  options.timeout = config_.pipeline.timeout;
+  options.p2_order = p2_order(config_.pipeline);
+  options.want_events = std::any_of(observers_.begin(), observers_.end(),
+                                    [&](const auto& o) { return o->wants_events(result.step); });
+  options.gradient_scale = gradient_scale_;
+  options.finish = [this, &step](int rank) {
+    if (faults_) faults_->in_optimizer(rank, step.result.step);
+    return update_->run(rank, step.result.step, step.result.lr, step.result.gradient_scale, step.update);
+  };
+  options.stop = stop_;
+  const Plan& plan = plan_for(variant, static_cast<int>(step.batch.micro_batches.size()));
+  pipeline_->submit(plan, step.batch.micro_batches, options);
+  under_way_.push_back(std::move(under_way));
+}
+
+StepResult Trainer::end() {
+  finish(*under_way_.front());
+  StepResult result = std::move(under_way_.front()->result);
+  under_way_.pop_front();
+  result.stop = stopping_ && under_way_.empty();
+  return result;
+}
+
+void Trainer::finish(StepUnderWay& step) {
+  StepResult& result = step.result;
+  result.report = pipeline_->finish();
+  if (result.report.begun_early) {  // the ranks were at work meanwhile
+    const RankTimes& first = result.report.ranks[world().local_ranks().front()];
+    result.input_wait = std::min(result.input_wait, first.idle[static_cast<int>(IdleCause::kStartUp)]);
+  }
+  update_->finish(result.step, result.gradient_scale, step.update);
+  result.grad_norm = step.update.grad_norm;
+  result.skipped = step.update.skipped;
+  result.loss = result.report.loss;
+  step_ = result.step;
+  warm_ = true;
+  stopping_ = stopping_ || result.report.stop;
+  if (config_.train.precision == "fp16") adapt_gradient_scale(result);
+  TWOBP_CHECK(std::isfinite(result.loss), "the loss of step ", result.step,
+              " is not finite: lower optimizer.lr, set train.clip_norm, or look at the data");
+  for (const auto& observer : observers_) {
+    if (world().is_first()) observer->on_step(result.report);
+  }
+}
+
+void Trainer::adapt_gradient_scale(const StepResult& result) {
+  if (result.skipped) {
+    gradient_scale_ /= 2;
+    good_steps_ = 0;
+    TWOBP_CHECK(gradient_scale_ >= 1, "step ", result.step,
+                ": gradients overflow float16 at any loss scale: lower optimizer.lr or use bf16");
+  } else if (++good_steps_ == kGrowthSteps) {
+    gradient_scale_ *= 2;
+    good_steps_ = 0;
+  }
+}
+
+}  // namespace twobp
