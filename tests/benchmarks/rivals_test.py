@@ -242,13 +242,14 @@ class Report(unittest.TestCase):
         self.assertIn("5 runs, 1 of them disturbed by other programs, 1 failed.", table)
 
     def test_rivals_of_a_model(self):
-        def names(model, single, micro_batches):
-            args = types.SimpleNamespace(model=model, single=single, quick=False)
+        def names(model, single, micro_batches, mpi=False):
+            args = types.SimpleNamespace(model=model, single=single, mpi=mpi, quick=False)
             args.rivals = contenders.default_rivals(args)
             return contenders.names_of(args, micro_batches)
         self.assertEqual(names("mamba", True, 2), ["twobp_single", "single", "single_loop", "transformers"])
         self.assertEqual(names("resnet", True, 2), ["twobp_single", "single", "single_channels_last"])
         self.assertEqual(names("bert", False, 2), ["twobp", "twobp_1f1b", "1f1b", "interleaved_zb", "zbv", "1f1b_all"])
+        self.assertEqual(names("resnet", False, 2, mpi=True)[:5], ["twobp", "twobp_1f1b", "twobp_mpi", "twobp_1f1b_mpi", "1f1b"])
         self.assertEqual(names("bert", False, 4), ["twobp", "twobp_1f1b", "1f1b", "interleaved_zb", "zbv", "dualpipev", "1f1b_all"])
 
 
