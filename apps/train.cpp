@@ -113,7 +113,8 @@ class Output {
   void step(const StepResult& result) {
     if (!shows_) return;
     progress_.show(result);
-    if (const auto warning = input_wait_.after_step(result.input_wait, result.report.seconds()))
+    const double in_step = result.report.begun_early ? result.input_wait : 0;
+    if (const auto warning = input_wait_.after_step(result.input_wait, result.report.seconds() - in_step))
       warn(*warning);
     if (result.replan) warn(concat("step ", result.step, ": ", to_text(*result.replan)));
     metrics_.write(step_to_json(result));

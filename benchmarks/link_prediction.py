@@ -28,7 +28,7 @@ LINKS = [(0.2e-3, 1000, 0), (5e-3, 200, 0), (20e-3, 100, 0), (5e-3, 200, 0.001)]
 
 def settings(policy, steps, **more):
     values = {"pipeline.p2": policy, "pipeline.micro_batches": MICRO_BATCHES, "train.steps": FIRST_STEP + steps - 1,
-              "data.held_out": 0, "pipeline.run_ahead": "false", "pipeline.split": "[8,10]", **more}
+              "data.held_out": 0, "pipeline.split": "[8,10]", **more}
     return ["--set", *[f"{key}={value}" for key, value in values.items()]]
 
 

@@ -18,9 +18,7 @@ def main():
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         metrics = pathlib.Path(folder, "metrics.jsonl")
-        # One step after the other, as `twobp bench` runs them.
-        settings = [*args.set, f"train.steps={args.warmup + args.steps}", "data.held_out=0", "pipeline.transport=mpi",
-                    "pipeline.run_ahead=false"]
+        settings = [*args.set, f"train.steps={args.warmup + args.steps}", "data.held_out=0", "pipeline.transport=mpi"]
         command = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe", "-n", "2", args.twobp, "train",
                    args.config, "--metrics", metrics]
         for setting in settings:

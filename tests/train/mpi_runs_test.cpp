@@ -22,6 +22,7 @@ Config llama(const std::string& schedule, int ranks, int replicas) {
   Config config = test::world_config(schedule, ranks);
   config.model.layers = 6;  // 14 layers in all: enough for two stages on each of six ranks
   config.pipeline.data_parallel = replicas;
+  config.pipeline.run_ahead = true;
   return config;
 }
 

@@ -25,6 +25,7 @@ Config config_of(const std::string& schedule) {
   config.pipeline.stages = 0;
   config.pipeline.micro_batches = 4;
   config.pipeline.timeout = 20;
+  config.pipeline.run_ahead = true;
   config.train.steps = kSteps;
   return config;
 }
@@ -119,6 +120,22 @@ TEST(RunAhead, ANumberThatIsNotFiniteStillEndsTheRun) {
       },
       {"is not finite", "step"});
   expect_error([&] { trainer.step(); }, {"failed in an earlier step"});
+}
+
+// Ranks of one process with a pipeline object each: what one books the other lets go.
+TEST(RunAhead, LeavesNothingOnTheBooksOfEither) {
+  const Config config = config_of("zb-v");
+  run_worlds(make_in_process_ranks(1, 2, 0), [&](World world) {
+    Trainer trainer(config, std::move(world));
+    Pipeline& pipeline = trainer.pipeline();
+    const int rank = pipeline.world().local_ranks().front();
+    std::vector<int64_t> held;
+    for (const int steps : {4, 16}) {
+      test::steps_of(trainer, steps);  // ends with an evaluation, for which all wait
+      held.push_back(pipeline.meter().held(rank));
+    }
+    EXPECT_EQ(held[0], held[1]) << "rank " << rank;
+  });
 }
 
 TEST(RunAhead, EndsInTheMiddleOfAStep) {

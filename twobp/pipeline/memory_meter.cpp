@@ -169,6 +169,7 @@ void MemoryMeter::rebook(const at::Tensor& tensor, int stage, MemoryCategory cat
 void MemoryMeter::book(const at::Tensor& tensor, int stage, MemoryCategory category) {
   if (!tensor.defined()) return;
   const auto bytes = static_cast<int64_t>(tensor.storage().nbytes());
+  books_->forget_elsewhere(tensor.storage().data());
   books_->rebook(tensor.storage().data(), bytes, {stage, category});
 }
 

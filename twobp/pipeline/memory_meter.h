@@ -66,7 +66,8 @@ class MemoryMeter {
   // Books the tensor's memory anew, if it is on the books: an activation that is handed on, or has become p2
   // stash.
   void rebook(const at::Tensor& tensor, int stage, MemoryCategory category);
-  // The same of a received message, which may not be on the books yet.
+  // The same of a message from elsewhere, which may not be on the books yet, or on another meter's: it comes
+  // off those.
   void book(const at::Tensor& tensor, int stage, MemoryCategory category);
 
   MemoryUse stage_use(int stage) const;

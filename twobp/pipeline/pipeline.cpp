@@ -98,6 +98,7 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
     }
     executors_[rank] =
         std::make_unique<RankExecutor>(rank, std::move(stages), *world_.pipeline[rank], *meter_);
+    if (!world_.all_local()) executors_[rank]->books_messages();
   });
 }
 
@@ -315,39 +316,27 @@ void Pipeline::complete(StepReport& report, const UnderWay& step) {
   const StepOptions& options = step.options;
   Transport& processes = *world_.processes;
   const int of_replica = world_.processes_of_replica();
-  if (world_.replica == 0 && of_replica > 1) {
-    const auto parts_of = [&](int process) {
-      std::pair<std::vector<int>, std::vector<int>> parts;
-      for (int r = 0; r < ranks(); ++r) {
-        if (r * of_replica / ranks() == process) parts.first.push_back(r);
-      }
-      for (int s = 0; s < stages(); ++s) {
-        if (rank_of_stage_[s] * of_replica / ranks() == process) parts.second.push_back(s);
-      }
-      return parts;
-    };
-    const auto tag_of = [&](int process) { return Tag{options.step, 0, process, Direction::kBackward}; };
-    if (!world_.is_first()) {
-      const auto [ranks_here, stages_here] = parts_of(world_.process());
-      processes.isend(0, tag_of(world_.process()), pack_report(report, ranks_here, stages_here));
+  const auto parts_of = [&](int process) {
+    std::pair<std::vector<int>, std::vector<int>> parts;
+    for (int r = 0; r < ranks(); ++r) {
+      if (r * of_replica / ranks() == process) parts.first.push_back(r);
     }
-    for (int process = 1; world_.is_first() && process < of_replica; ++process) {
-      const Values packed = processes.receive(process, tag_of(process), options.timeout);
-      const auto [ranks_there, stages_there] = parts_of(process);
-      unpack_report(packed, ranks_there, stages_there, clock_ahead_[process], report);
+    for (int s = 0; s < stages(); ++s) {
+      if (rank_of_stage_[s] * of_replica / ranks() == process) parts.second.push_back(s);
     }
+    return parts;
+  };
+  const auto tag_of = [&](int process) { return Tag{options.step, 0, process, Direction::kBackward}; };
+  if (world_.replica == 0 && !world_.is_first()) {
+    const auto [ranks_here, stages_here] = parts_of(world_.process());
+    processes.isend(0, tag_of(world_.process()), pack_report(report, ranks_here, stages_here));
   }
-  if (processes.size() > 1) {
-    at::Tensor sums = at::zeros({4}, at::kDouble);
-    auto* values = sums.mutable_data_ptr<double>();
-    values[0] = report.loss;
-    values[1] = static_cast<double>(report.right.value_or(0));
-    values[2] = report.right ? 1 : 0;
-    values[3] = report.stop ? 1 : 0;
-    all_reduce_sum(processes, sums, options.timeout);
-    report.loss = values[0];
-    if (values[2] > 0) report.right = static_cast<int64_t>(values[1]);
-    report.stop = values[3] > 0;
+  // First, since each waits for all: if one is missing, all miss the same one.
+  sum_report(processes, options.timeout, report);
+  for (int process = 1; world_.is_first() && process < of_replica; ++process) {
+    const Values packed = processes.receive(process, tag_of(process), options.timeout);
+    const auto [ranks_there, stages_there] = parts_of(process);
+    unpack_report(packed, ranks_there, stages_there, clock_ahead_[process], report);
   }
   if (step.begun_early) report.begin = last_end_;
   // A rank that has ended its part before the others goes on with the next step, if there is one already.
@@ -389,7 +378,11 @@ std::exception_ptr Pipeline::drain() noexcept {
 void Pipeline::abandon(const std::string& reason) noexcept {
   if (under_way_.empty()) return;
   failed_ = true;
-  abort(reason);
+  try {
+    abort(reason);
+  } catch (const std::exception&) {
+    // The others see it by their time-outs.
+  }
   drain();
 }
 

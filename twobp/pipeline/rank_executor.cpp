@@ -331,7 +331,11 @@ void RankExecutor::receive(const Instruction& instruction) {
     while (cap_ > 0 && !pending_.empty() && meter_.held(rank_) + bytes + largest_p2_ > cap_) run_oldest_p2();
     const double arrived = events_.now();
     if (!started_) events_.start_up(arrived);
-    for (const auto& tensor : values) meter_.book(tensor, instruction.stage, MemoryCategory::kActivations);
+    for (const auto& tensor : values) {
+      const MemoryCategory category = MemoryCategory::kActivations;
+      books_messages_ ? meter_.book(tensor, instruction.stage, category)
+                      : meter_.rebook(tensor, instruction.stage, category);
+    }
     (forward ? boundaries_[s].input : boundaries_[s].output_gradient)[mb] = std::move(values);
     events_.message(Event::Kind::kReceive, instruction.stage, peer_stage, mb, bytes, arrived);
   }

@@ -58,6 +58,8 @@ class RankExecutor {
   RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages, Transport& transport,
                MemoryMeter& meter);
 
+  // Messages come from another pipeline object, on whose books their memory is or is not.
+  void books_messages() { books_messages_ = true; }
   // The schedule must have been validated. Errors carry rank, step and instruction.
   RankResult run(const StepInput& input);
   // Called by StepInput::finish for each of its waits, so that events show them where they were.
@@ -148,6 +150,7 @@ class RankExecutor {
   std::vector<StageTimes> stage_times_;
   RankResult result_;
   bool started_ = false;  // a first F has begun
+  bool books_messages_ = false;
 };
 
 }  // namespace twobp

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "twobp/core/check.h"
+#include "twobp/transport/collectives.h"
 
 namespace twobp {
 namespace {
@@ -157,6 +158,20 @@ void unpack_report(const Values& packed, const std::vector<int>& ranks, const st
       report.events.at(r).push_back(std::move(event));
     }
   }
+}
+
+void sum_report(Transport& processes, double timeout, StepReport& report) {
+  if (processes.size() == 1) return;
+  at::Tensor sums = at::zeros({4}, at::kDouble);
+  auto* values = sums.mutable_data_ptr<double>();
+  values[0] = report.loss;
+  values[1] = static_cast<double>(report.right.value_or(0));
+  values[2] = report.right ? 1 : 0;
+  values[3] = report.stop ? 1 : 0;
+  all_reduce_sum(processes, sums, timeout);
+  report.loss = values[0];
+  if (values[2] > 0) report.right = static_cast<int64_t>(values[1]);
+  report.stop = values[3] > 0;
 }
 
 }  // namespace twobp

@@ -5,6 +5,7 @@
 
 #include "twobp/nn/values.h"
 #include "twobp/pipeline/observer.h"
+#include "twobp/transport/transport.h"
 
 namespace twobp {
 
@@ -15,5 +16,8 @@ Values pack_report(const StepReport& report, const std::vector<int>& ranks, cons
 // of these ranks and stages.
 void unpack_report(const Values& packed, const std::vector<int>& ranks, const std::vector<int>& stages,
                    double clock_ahead, StepReport& report);
+
+// Loss, correct predictions and `stop` of all processes.
+void sum_report(Transport& processes, double timeout, StepReport& report);
 
 }  // namespace twobp

@@ -302,7 +302,7 @@ void MpiEndpoint::abort(const std::string& reason) {
       return std::none_of(outgoing_.begin(), outgoing_.end(),
                           [](const auto& out) { return out->tensors.empty(); });
     });
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     // The reason for the abort is the one to report.
   }
 }

@@ -109,8 +109,7 @@ std::string NcclLink::trouble(double timeout) {
 }
 
 void NcclLink::abort() {
-  if (!comm_ || aborted_) return;
-  aborted_ = true;
+  if (!comm_ || aborted_.exchange(true)) return;
   api_.abort(comm_);
   comm_ = nullptr;
 }

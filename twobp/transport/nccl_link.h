@@ -3,6 +3,7 @@
 // stream's.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <string>
@@ -64,7 +65,7 @@ class NcclLink {
   std::string name_;
   DeviceStream stream_;
   NcclComm comm_ = nullptr;
-  bool aborted_ = false;
+  std::atomic<bool> aborted_{false};
   std::function<void()> look_around_;  // while it connects
   std::deque<Transfer> transfers_;
 };

@@ -18,7 +18,8 @@ namespace {
 
 constexpr double kLeaveSeconds = 10;
 constexpr double kRefusalSeconds = 0.5;  // for the others to read why
-constexpr int kMostNamed = 8;            // ranks in a message
+constexpr double kRetrySeconds = 0.02;
+constexpr int kMostNamed = 8;  // ranks in a message
 
 std::string env(const char* name) {
   const char* value = std::getenv(name);
@@ -55,6 +56,7 @@ c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& address, c10d::
       return store;
     } catch (const c10::Error&) {
       if (options.isServer || now_seconds() >= deadline) throw;
+      sleep_for(kRetrySeconds);
     }
   }
 }

@@ -14,7 +14,7 @@ namespace {
 constexpr double kLeastPause = 20e-6;  // seconds between two looks, which grow
 constexpr double kMostPause = 500e-6;
 constexpr double kGrowth = 1.1;
-constexpr double kLastLook = 0.1;  // news of an abort that came with the time-out
+constexpr double kLastLook = 0.2;  // if it was this process that stood still, the others have given up on it
 
 }  // namespace
 
@@ -46,10 +46,14 @@ bool Subgroup::try_receive(int from, const Tag& tag, Values& values) {
 Values Subgroup::receive(int from, const Tag& tag, double timeout) {
   if (group_ != Group::kProcesses) return parent_.receive(member(from), of_group(tag), timeout);
   const double deadline = now_seconds() + timeout;
+  double last_look = 0;
   Values values;
   for (double pause = kLeastPause; !try_receive(from, tag, values);
        pause = std::min(kGrowth * pause, kMostPause)) {
-    if (now_seconds() > deadline + kLastLook) fail_waiting(rank_, timeout, tag, from);
+    parent_.progress();
+    const double now = now_seconds();
+    if (last_look == 0 && now > deadline) last_look = now + kLastLook;
+    if (last_look > 0 && now > last_look) fail_waiting(rank_, timeout, tag, from);
     std::this_thread::sleep_for(std::chrono::duration<double>(pause));
   }
   return values;
