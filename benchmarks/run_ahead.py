@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """What pipeline.run_ahead brings: seconds between the ends of steps of `twobp train`, with ranks that begin the next step
-when they have ended their part of this one, against ranks that wait for each other. Runs in turn; medians of rounds.
+when they have ended their part of this one, against ranks that wait for each other; with --clip also when they do not
+wait for the norm either (pipeline.post_validation). Runs in turn; medians of rounds.
 
     benchmarks/run_ahead.py build/release/twobp
-    benchmarks/run_ahead.py build/release/twobp --mpi      a process for each rank
+    benchmarks/run_ahead.py build/release/twobp --mpi            a process for each rank
+    benchmarks/run_ahead.py build/release/twobp --clip 1000      a norm that is looked at and never too large
 """
 import argparse
 import json
@@ -41,20 +43,24 @@ def main():
     parser.add_argument("--mpi", action="store_true")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
-    rows = {schedule: {"waits": [], "ahead": []} for schedule in options.schedules}
+    ways = {"waits": {}, "ahead": {"pipeline.run_ahead": "true"}}
+    if options.clip > 0:
+        ways["presumes"] = {"pipeline.run_ahead": "true", "pipeline.post_validation": "true"}
+    rows = {schedule: {way: [] for way in ways} for schedule in options.schedules}
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(options.repeats):
             for schedule, row in rows.items():
-                for way in ("waits", "ahead") if repeat % 2 == 0 else ("ahead", "waits"):
-                    more = {"pipeline.run_ahead": str(way == "ahead").lower(), "train.clip_norm": options.clip}
+                for way in sorted(ways, reverse=repeat % 2 == 0):
+                    more = {**ways[way], "train.clip_norm": options.clip}
                     row[way].append(seconds_a_step(options, schedule, "fill", options.micro_batches, more, folder))
     print(f"{options.config.name}, {options.micro_batches} micro-batches, p2 fill, clip {options.clip:g}"
           f"{', over MPI' if options.mpi else ''}; {options.repeats} rounds of {options.steps} steps\n")
-    print(f"{'schedule':18}{'waits':>10}{'ahead':>10}{'faster':>9}  (min - max)")
+    print(f"{'schedule':12}{'ranks':12}{'seconds':>8}  {'faster':>9}  (min - max)")
     for schedule, row in rows.items():
-        ratios = [a / b for a, b in zip(row["waits"], row["ahead"])]
-        print(f"{schedule:18}{statistics.median(row['waits']):9.4f}s{statistics.median(row['ahead']):9.4f}s"
-              f"{statistics.median(ratios):8.3f}x  ({min(ratios):.3f} - {max(ratios):.3f})")
+        for way, seconds in row.items():
+            ratios = [a / b for a, b in zip(row["waits"], seconds)]
+            print(f"{schedule:12}{way:12}{statistics.median(seconds):8.4f}  {statistics.median(ratios):8.3f}x"
+                  f"  ({min(ratios):.3f} - {max(ratios):.3f})")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -44,13 +44,16 @@ class Trial:
     def wait_moment(self):
         """A random moment: of the whole life of the process in one of three cases, else of its training."""
         if self.random.random() < 1 / 3:
-            begin, length = self.job.begin, self.expected_seconds
-        else:
-            before = self.told()
-            if not self.wait(lambda: self.told() > before):
-                return False
-            begin, length = time.monotonic(), 0.5 * self.expected_seconds
-        at = begin + self.random.uniform(0, length)
+            return self.wait_from(self.job.begin, 1)
+        return self.wait_moment_of_training(0.5)
+
+    def wait_moment_of_training(self, share):
+        """A random moment after the first step, within that share of the expected time."""
+        before = self.told()
+        return self.wait(lambda: self.told() > before) and self.wait_from(time.monotonic(), share)
+
+    def wait_from(self, begin, share):
+        at = begin + self.random.uniform(0, share * self.expected_seconds)
         return self.wait(lambda: time.monotonic() >= at)
 
     def strike(self, action):
@@ -141,12 +144,8 @@ class StopRank(Kind):
     waits = True
 
     def strike(self, trial):
-        before = trial.told()
         # From the first step on: earlier, the launcher's own library waits.
-        if not trial.wait(lambda: trial.told() > before):
-            return
-        at = time.monotonic() + trial.random.uniform(0, 0.4 * trial.expected_seconds)
-        if trial.wait(lambda: time.monotonic() >= at):
+        if trial.wait_moment_of_training(0.4):
             trial.strike(lambda: (pid := trial.some_rank(self.program)) and send(pid, signal.SIGSTOP))
         if trial.struck:
             time.sleep(0.3)
@@ -169,11 +168,7 @@ class Terminate(Kind):
     one = False
 
     def strike(self, trial):
-        before = trial.told()
-        if not trial.wait(lambda: trial.told() > before):
-            return
-        at = time.monotonic() + trial.random.uniform(0, 0.4 * trial.expected_seconds)
-        if not trial.wait(lambda: time.monotonic() >= at):
+        if not trial.wait_moment_of_training(0.4):
             return
         ranks = trial.job.ranks(self.program)
         chosen = [trial.random.choice(sorted(ranks))] if self.one and ranks else sorted(ranks)
@@ -357,11 +352,7 @@ class CutLink(Kind):
         return [*self.hosts.mpirun(), "-n", str(self.processes)]
 
     def strike(self, trial):
-        before = trial.told()
-        if not trial.wait(lambda: trial.told() > before):
-            return
-        at = time.monotonic() + trial.random.uniform(0, 0.4 * trial.expected_seconds)
-        if trial.wait(lambda: time.monotonic() >= at):
+        if trial.wait_moment_of_training(0.4):
             trial.strike(lambda: self.hosts.cut() or True)
         if trial.struck:
             time.sleep(0.3)

@@ -102,12 +102,7 @@ void expect_same_course(const ManyRuns& whole, const ManyRuns& rest, const std::
   }
 }
 
-struct Case {
-  const char* name;
-  void (*change)(Config& config);
-};
-
-class ManyProcesses : public ::testing::TestWithParam<Case> {};
+class ManyProcesses : public ::testing::TestWithParam<test::Case> {};
 
 // 3 processes, then one with one stage, then 2, then threads: to the bit as one that was never stopped.
 TEST_P(ManyProcesses, ResumeAtAnyNumber) {
@@ -152,40 +147,25 @@ TEST_P(ManyProcesses, ResumeAtAnyNumber) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, ManyProcesses,
-    ::testing::Values(
-        Case{"AdamW", [](Config&) {}}, Case{"Tied", [](Config& c) { c.model.tied = true; }},
-        Case{"Frozen",
-             [](Config& c) {
-               c.model.freeze = {"model.embed_tokens.weight", "model.layers.0.*", "*.o_proj.weight"};
-             }},
-        Case{"Lora",
-             [](Config& c) {
-               c.model.lora = 2;
-               c.model.lora_targets = {"q_proj", "down_proj"};
-             }},
-        Case{"BFloat16", [](Config& c) { c.train.precision = "bf16"; }},
-        Case{"Float16SkipsSteps",
-             [](Config& c) {
-               c.train.precision = "fp16";
-               c.train.loss_scale = 0x1p24;
-             }},
-        Case{"Replicas",
-             [](Config& c) {
-               c.pipeline.data_parallel = 2;
-               c.pipeline.micro_batches = 1;
-             }},
-        Case{"ReplicasTied",
-             [](Config& c) {
-               c.model.tied = true;
-               c.pipeline.data_parallel = 2;
-               c.pipeline.micro_batches = 1;
-             }},
-        Case{"Sharded",
-             [](Config& c) {
-               c.pipeline.data_parallel = 2;
-               c.pipeline.micro_batches = 1;
-               c.optimizer.shard = true;
-             }}),
+    ::testing::ValuesIn(test::with_common_cases({{"AdamW", [](Config&) {}},
+                                                 {"Tied", [](Config& c) { c.model.tied = true; }},
+                                                 {"Replicas",
+                                                  [](Config& c) {
+                                                    c.pipeline.data_parallel = 2;
+                                                    c.pipeline.micro_batches = 1;
+                                                  }},
+                                                 {"ReplicasTied",
+                                                  [](Config& c) {
+                                                    c.model.tied = true;
+                                                    c.pipeline.data_parallel = 2;
+                                                    c.pipeline.micro_batches = 1;
+                                                  }},
+                                                 {"Sharded",
+                                                  [](Config& c) {
+                                                    c.pipeline.data_parallel = 2;
+                                                    c.pipeline.micro_batches = 1;
+                                                    c.optimizer.shard = true;
+                                                  }}})),
     [](const auto& info) { return std::string(info.param.name); });
 
 // Optimizer state that is divided among replicas, then not, then again: the same numbers.

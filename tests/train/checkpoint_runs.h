@@ -47,6 +47,32 @@ inline Config checkpoint_config(const TempFolder& folder) {
   return config;
 }
 
+// A kind of training whose state is all saved.
+struct Case {
+  const char* name;
+  void (*change)(Config& config);
+};
+
+// `cases`, and those that every kind of run goes through.
+inline std::vector<Case> with_common_cases(std::vector<Case> cases) {
+  cases.insert(cases.end(),
+               {{"Frozen",
+                 [](Config& c) {
+                   c.model.freeze = {"model.embed_tokens.weight", "model.layers.0.*", "*.o_proj.weight"};
+                 }},
+                {"Lora",
+                 [](Config& c) {
+                   c.model.lora = 2;
+                   c.model.lora_targets = {"q_proj", "down_proj"};
+                 }},
+                {"BFloat16", [](Config& c) { c.train.precision = "bf16"; }},
+                {"Float16SkipsSteps", [](Config& c) {
+                   c.train.precision = "fp16";
+                   c.train.loss_scale = 0x1p24;
+                 }}});
+  return cases;
+}
+
 // A run to the end of train.steps, or until `stop_after`.
 struct RunResult {
   int64_t first_step = 0;  // done before the first of these losses

@@ -58,12 +58,7 @@ void expect_bitwise_at_every_step(const Config& config, const TempFolder& folder
   expect_continues(whole, done, "nothing left to do");
 }
 
-struct Case {
-  const char* name;
-  void (*change)(Config& config);
-};
-
-class ResumeBitwise : public ::testing::TestWithParam<Case> {};
+class ResumeBitwise : public ::testing::TestWithParam<test::Case> {};
 
 TEST_P(ResumeBitwise, AtEveryStep) {
   const TempFolder folder;
@@ -74,36 +69,21 @@ TEST_P(ResumeBitwise, AtEveryStep) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, ResumeBitwise,
-    ::testing::Values(
-        Case{"AdamW", [](Config&) {}}, Case{"AdamWTied", [](Config& c) { c.model.tied = true; }},
-        Case{"Adam", [](Config& c) { c.optimizer.type = "adam"; }},
-        Case{"SgdMomentum",
-             [](Config& c) {
-               c.optimizer.type = "sgd";
-               c.optimizer.momentum = 0.9;
-             }},
-        Case{"Sgd", [](Config& c) { c.optimizer.type = "sgd"; }},
-        Case{"NotShuffledLinear",
-             [](Config& c) {
-               c.data.shuffle = false;
-               c.optimizer.schedule = "linear";
-               c.train.clip_norm = 0;
-             }},
-        Case{"Frozen",
-             [](Config& c) {
-               c.model.freeze = {"model.embed_tokens.weight", "model.layers.0.*", "*.o_proj.weight"};
-             }},
-        Case{"Lora",
-             [](Config& c) {
-               c.model.lora = 2;
-               c.model.lora_targets = {"q_proj", "down_proj"};
-             }},
-        Case{"BFloat16", [](Config& c) { c.train.precision = "bf16"; }},
-        Case{"Float16SkipsSteps",
-             [](Config& c) {
-               c.train.precision = "fp16";
-               c.train.loss_scale = 0x1p24;
-             }}),
+    ::testing::ValuesIn(test::with_common_cases({{"AdamW", [](Config&) {}},
+                                                 {"AdamWTied", [](Config& c) { c.model.tied = true; }},
+                                                 {"Adam", [](Config& c) { c.optimizer.type = "adam"; }},
+                                                 {"SgdMomentum",
+                                                  [](Config& c) {
+                                                    c.optimizer.type = "sgd";
+                                                    c.optimizer.momentum = 0.9;
+                                                  }},
+                                                 {"Sgd", [](Config& c) { c.optimizer.type = "sgd"; }},
+                                                 {"NotShuffledLinear",
+                                                  [](Config& c) {
+                                                    c.data.shuffle = false;
+                                                    c.optimizer.schedule = "linear";
+                                                    c.train.clip_norm = 0;
+                                                  }}})),
     [](const auto& info) { return std::string(info.param.name); });
 
 // That equality could fail: with any one piece of the state lost, the run is another.

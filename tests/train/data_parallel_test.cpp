@@ -72,16 +72,8 @@ TEST(DataParallel, TheBitsDoNotDependOnScheduleOrderBucketsOrShards) {
 // first replica, and of the last one none.
 TEST(DataParallel, TheBitsDoNotDependOnThemInShortBatches) {
   test::TempFolder folder;
-  const int64_t samples = 22;
-  std::vector<int64_t> ids(samples * 8);
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i * 7 % test::kVocab);
-  const std::string shape = concat("(", samples, ", 8)");
-  folder.write("input_ids.npy", test::npy_file<int64_t>("<i8", shape, ids));
-  folder.write("labels.npy", test::npy_file<int64_t>("<i8", shape, ids));
   Config config = config_of(2);
-  config.data.synthetic = "";
-  config.data.arrays = folder.path("");
-  config.data.sequence = 8;
+  test::use_arrays(config, folder, 22);
   config.pipeline.micro_batches = 4;
   config.pipeline.p2 = "off";
   const RunOutcome expected = run(config);
@@ -170,9 +162,8 @@ TEST(DataParallel, IsTheReplicasOneAfterTheOther) {
           }
         }
         for (size_t w = 0; w < sums.size(); ++w) trainer.weights()[w]->grad_to_add().copy_(sums[w]);
-        UpdateResult result = trainer.update().begin();
-        pipeline.on_ranks(
-            [&](int rank) { trainer.update().run(rank, step, config.optimizer.lr, 1, result); });
+        UpdateResult result = trainer.update().begin(false);
+        pipeline.on_ranks([&](int rank) { trainer.update().run(rank, step, config.optimizer.lr, result); });
         trainer.update().finish(step, 1, result);
         expected.losses.push_back(loss);
         expected.norms.push_back(result.grad_norm);

@@ -1,11 +1,10 @@
 // Failures on demand: where they are asked for, and nowhere else; wrapped layers change no bit until then.
 #include "twobp/train/fault_injection.h"
 
-#include <cstdlib>
-
 #include <gtest/gtest.h>
 
 #include "tests/expect_error.h"
+#include "tests/train/helpers.h"
 #include "tests/train/training.h"
 
 namespace twobp {
@@ -18,10 +17,10 @@ using test::tiny_config;
 // In the environment while this lives.
 class Asked {
  public:
-  explicit Asked(const std::string& fault) { ::setenv("TWOBP_FAIL", fault.c_str(), 1); }
-  ~Asked() { ::unsetenv("TWOBP_FAIL"); }
-  Asked(const Asked&) = delete;
-  Asked& operator=(const Asked&) = delete;
+  explicit Asked(const std::string& fault) : variable_("TWOBP_FAIL", fault) {}
+
+ private:
+  test::Environment variable_;
 };
 
 Config two_stages() {

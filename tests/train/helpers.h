@@ -1,4 +1,5 @@
-// What the tests of this folder share: a folder that vanishes, a file's content, .npy files by hand.
+// What the tests of this folder share: a folder that vanishes, another environment for a while, a file's
+// content, .npy files by hand.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <unistd.h>
 #include <vector>
@@ -46,6 +48,28 @@ class TempFolder {
 
  private:
   std::filesystem::path path_;
+};
+
+// An environment variable has another value as long as this lives.
+class Environment {
+ public:
+  Environment(const char* name, const std::string& value) : name_(name) {
+    if (const char* old = std::getenv(name)) old_ = old;
+    ::setenv(name, value.c_str(), 1);
+  }
+  ~Environment() {
+    if (old_) {
+      ::setenv(name_, old_->c_str(), 1);
+    } else {
+      ::unsetenv(name_);
+    }
+  }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  const char* name_;
+  std::optional<std::string> old_;
 };
 
 inline std::string read_file(const std::filesystem::path& path) {

@@ -81,6 +81,17 @@ std::vector<Case> cases() {
                    return config;
                  },
                  1});
+  for (const double clip_norm : {1e3, 2.5}) {  // never, and now and then
+    all.push_back({concat("Llama_presumes_", clip_norm > 10 ? "right" : "wrong"),
+                   [=](int ranks) {
+                     Config config = llama("zb-h2", ranks, 1);
+                     config.model.tied = false;
+                     config.train.clip_norm = clip_norm;
+                     config.pipeline.post_validation = true;
+                     return config;
+                   },
+                   1});
+  }
   all.push_back({"Bert_dropout", bert, 1});
   for (const int replicas : {2, 3}) {
     all.push_back({concat("Llama_", replicas, "_replicas"),

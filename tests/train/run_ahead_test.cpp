@@ -60,7 +60,7 @@ TEST(RunAhead, KeepsEveryBit) {
   expect_same("last batches of an epoch", "1f1b", [](Config& config) {
     config.data.held_out = 1 - 21.0 / 1024;  // 21 samples to train on: batches of 8, 8 and 5
   });
-  expect_same("fp16, which waits", "1f1b", [](Config& config) {
+  expect_same("fp16", "1f1b", [](Config& config) {
     config.train.precision = "fp16";
     config.train.loss_scale = 1e9;
   });
@@ -79,6 +79,54 @@ TEST(RunAhead, StandsStillWhereItIsLookedAt) {
   EXPECT_TRUE(trainer.evaluate().has_value());
   EXPECT_EQ(trainer.position().step, 3);
   EXPECT_EQ(trainer.position().batches, 3);
+}
+
+// A step whose norm is above train.clip_norm, after one whose norm is not.
+int first_clipped(const RunOutcome& outcome, double clip_norm) {
+  for (int step = 3; step <= kSteps; ++step) {  // the first that may be presumed is the second
+    if (outcome.norms[step - 2] < clip_norm && outcome.norms[step - 1] > clip_norm) return step;
+  }
+  return 0;
+}
+
+// One rank ends its part of a step late. The other one has gone on by then, and has to take the step back,
+// with what it has begun of the next one, since that step was clipped.
+TEST(RunAhead, TakesStepsBackToTheBit) {
+  const auto expect_same = [](const std::string& what, const std::string& schedule, int late_rank,
+                              const std::function<void(Config&)>& change) {
+    Config config = config_of(schedule);
+    config.model.tied = false;   // or the ranks wait for each other's gradients of what is tied
+    config.optimizer.lr = 1e-4;  // so that norms differ by batch, instead of falling
+    change(config);
+    std::vector<double> norms = run(config, false).norms;
+    RunOutcome expected;
+    int clipped = 0;
+    for (size_t i = 0; i < norms.size() && clipped == 0; ++i) {
+      config.train.clip_norm = norms[i] * 0.999;
+      expected = run(config, false);
+      clipped = first_clipped(expected, config.train.clip_norm);
+    }
+    ASSERT_GT(clipped, 0) << what << ": " << ::testing::PrintToString(norms);
+    config.pipeline.post_validation = true;
+    const test::Environment late("TWOBP_FAIL",
+                                 concat("optimizer:step=", clipped, ":rank=", late_rank, ":seconds=0.3"));
+    const RunOutcome actual = run(config, true);
+    EXPECT_GT(actual.taken_back, 0) << what;
+    expect_same_run(expected, actual, concat(schedule, ", ", what, ", rank ", late_rank, " late"));
+  };
+  for (const int late_rank : {0, 1}) {
+    for (const std::string schedule : {"1f1b", "gpipe", "zb-h2", "zb-v"})
+      expect_same("as it is", schedule, late_rank, [](Config&) {});
+    expect_same("bf16", "1f1b", late_rank, [](Config& config) { config.train.precision = "bf16"; });
+    expect_same("dropout", "1f1b", late_rank, [](Config& config) {
+      config.model.type = "bert";
+      config.model.kv_heads = 0;
+      config.model.positions = test::kSequence;
+      config.model.dropout = config.model.attention_dropout = 0.2;
+    });
+    expect_same("BatchNorm", "1f1b", late_rank, [](Config& config) { test::make_tiny_resnet(config); });
+    expect_same("replicas", "1f1b", late_rank, [](Config& config) { config.pipeline.data_parallel = 2; });
+  }
 }
 
 // Who stops a run wants to save what it has: no step is under way then.

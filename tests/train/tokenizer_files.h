@@ -18,28 +18,6 @@
 
 namespace twobp::test {
 
-// An environment variable has another value as long as this lives.
-class Environment {
- public:
-  Environment(const char* name, const std::string& value) : name_(name) {
-    if (const char* old = std::getenv(name)) old_ = old;
-    ::setenv(name, value.c_str(), 1);
-  }
-  ~Environment() {
-    if (old_) {
-      ::setenv(name_, old_->c_str(), 1);
-    } else {
-      ::unsetenv(name_);
-    }
-  }
-  Environment(const Environment&) = delete;
-  Environment& operator=(const Environment&) = delete;
-
- private:
-  const char* name_;
-  std::optional<std::string> old_;
-};
-
 // A shell script in the place of Python.
 inline std::string write_program(const TempFolder& folder, const std::string& name, const std::string& body) {
   const std::string path = folder.write(name, "#!/bin/sh\n" + body + "\n");

@@ -120,13 +120,19 @@ inline bool same_bits(const std::vector<double>& a, const std::vector<double>& b
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
 }
 
-inline void expect_same_bits(const Outcome& expected, const Outcome& actual, const std::string& what) {
+// Of two runs that have losses and norms.
+template <typename Run>
+void expect_same_numbers(const Run& expected, const Run& actual, const std::string& what) {
   EXPECT_TRUE(same_bits(expected.losses, actual.losses))
       << what << ": losses " << ::testing::PrintToString(actual.losses) << " instead of "
       << ::testing::PrintToString(expected.losses);
   EXPECT_TRUE(same_bits(expected.norms, actual.norms))
       << what << ": norms " << ::testing::PrintToString(actual.norms) << " instead of "
       << ::testing::PrintToString(expected.norms);
+}
+
+inline void expect_same_bits(const Outcome& expected, const Outcome& actual, const std::string& what) {
+  expect_same_numbers(expected, actual, what);
   ASSERT_EQ(expected.weights.size(), actual.weights.size()) << what;
   for (size_t i = 0; i < expected.weights.size(); ++i) {
     EXPECT_TRUE(same_bits(expected.weights[i], actual.weights[i]))

@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/train/trainer.h"
 #include "twobp/transport/world.h"
@@ -23,6 +24,7 @@ struct RunOutcome {
   std::vector<Evaluation> evaluations;
   std::map<std::string, at::Tensor> weights;  // masters
   std::vector<StepReport> reports;            // the first process's
+  int64_t taken_back = 0;                     // steps, by all ranks
 };
 
 // Everything that must go right over processes: tied weights, clipping, evaluation.
@@ -53,13 +55,20 @@ inline void make_tiny_resnet(Config& config) {
   config.data.image_size = 8;
 }
 
+// Tokens to train on, 8 a sample, in place of the generated ones.
+inline void use_arrays(Config& config, const TempFolder& folder, int64_t samples) {
+  std::vector<int64_t> ids(samples * 8);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i * 7 % kVocab);
+  const std::string shape = concat("(", samples, ", 8)");
+  folder.write("input_ids.npy", npy_file<int64_t>("<i8", shape, ids));
+  folder.write("labels.npy", npy_file<int64_t>("<i8", shape, ids));
+  config.data.synthetic = "";
+  config.data.arrays = folder.path("");
+  config.data.sequence = 8;
+}
+
 inline void expect_same_run(const RunOutcome& expected, const RunOutcome& actual, const std::string& what) {
-  EXPECT_TRUE(same_bits(expected.losses, actual.losses))
-      << what << ": losses " << ::testing::PrintToString(actual.losses) << " instead of "
-      << ::testing::PrintToString(expected.losses);
-  EXPECT_TRUE(same_bits(expected.norms, actual.norms))
-      << what << ": norms " << ::testing::PrintToString(actual.norms) << " instead of "
-      << ::testing::PrintToString(expected.norms);
+  expect_same_numbers(expected, actual, what);
   EXPECT_EQ(expected.skipped, actual.skipped) << what;
   EXPECT_EQ(expected.evaluations, actual.evaluations) << what;
   ASSERT_EQ(expected.weights.size(), actual.weights.size()) << what;
@@ -82,6 +91,7 @@ inline RunOutcome steps_of(Trainer& trainer, int steps) {
   }
   if (const auto held_out = trainer.evaluate()) outcome.evaluations.push_back(*held_out);
   for (const Parameter* weight : trainer.weights()) outcome.weights[weight->name()] = weight->master.clone();
+  outcome.taken_back = trainer.update().taken_back();
   return outcome;
 }
 
@@ -108,6 +118,7 @@ inline RunOutcome run_in(std::vector<World> worlds, const Config& config, int st
       EXPECT_TRUE(is_new || same_bits(at->second, weight)) << name << " differs on process " << process;
     }
     other.weights = whole.weights;
+    whole.taken_back += other.taken_back;
     expect_same_run(whole, other, concat("process ", process));
   }
   return whole;

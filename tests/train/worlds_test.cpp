@@ -137,16 +137,8 @@ TEST(Replicas, DrawTheirOwnDropout) {
 // Epochs of 10 samples in batches of 8: the last one leaves the second replica nothing.
 TEST(Replicas, ARestOfAnEpochMayLeaveAReplicaNothing) {
   test::TempFolder folder;
-  const int64_t samples = 10;
-  std::vector<int64_t> ids(samples * 8);
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i * 7 % test::kVocab);
-  const std::string shape = concat("(", samples, ", 8)");
-  folder.write("input_ids.npy", test::npy_file<int64_t>("<i8", shape, ids));
-  folder.write("labels.npy", test::npy_file<int64_t>("<i8", shape, ids));
   Config config = replicated("1f1b", 2, 2);
-  config.data.synthetic = "";
-  config.data.arrays = folder.path("");
-  config.data.sequence = 8;
+  test::use_arrays(config, folder, 10);
   config.data.held_out = 0;
   config.pipeline.micro_batches = 2;
   const RunOutcome threads = run_in(make_in_process_worlds(2, 2, kNoSpin), config, 4);

@@ -251,6 +251,7 @@ void Pipeline::submit(const Plan& plan, const std::vector<Fields>& micro_batches
   input.timeout = options.timeout;
   input.p2_order = options.p2_order;
   input.want_events = options.want_events;
+  input.settle = options.settle;
   input.finish = options.finish;
   step->begin = now_seconds();
   step->job =

@@ -44,10 +44,11 @@ struct StepOptions {
   bool training = true;
   double loss_scale = 1;  // see Context
   double gradient_scale = 1;
-  double timeout = 300;                    // seconds
-  P2Order p2_order = P2Order::kOldest;     // of the W that is left at the end
-  bool want_events = false;                // the same on every process
-  std::function<double(int rank)> finish;  // see StepInput
+  double timeout = 300;                     // seconds
+  P2Order p2_order = P2Order::kOldest;      // of the W that is left at the end
+  bool want_events = false;                 // the same on every process
+  std::function<Settled(int rank)> settle;  // see StepInput
+  std::function<double(int rank)> finish;
   // Asked when this process's ranks are done: whether it wants the run to end. Null: it does not.
   std::function<bool()> stop;
 };

@@ -43,32 +43,22 @@ RankExecutor::RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages,
 
 RankResult RankExecutor::run(const StepInput& input) {
   prepare(input);
-  result_.times.begin = now_seconds();
   const auto& instructions = input.schedule->ranks[rank_];
-  for (at_ = 0; at_ < instructions.size(); ++at_) {
-    const Instruction& instruction = instructions[at_];
-    try {
-      if (at_ == tail_) run_p2_by_layer(0, 0);
-      execute(instruction);
-    } catch (const Aborted&) {
-      throw;
-    } catch (...) {
-      fail("rank ", rank_, ", step ", input.step, ", ", to_string(instruction), ": ", what_is_thrown());
-    }
+  if (input.settle) {
+    const auto is_forward = [](const Instruction& i) { return i.op == Op::kForward; };
+    const auto first = std::find_if_not(instructions.begin(), instructions.end(), is_forward);
+    const auto alone = static_cast<size_t>(first - instructions.begin());
+    run_until(alone);
+    if (!settle()) run_until(alone);
   }
+  run_until(instructions.size());
   result_.times.instructions = static_cast<int64_t>(instructions.size());
   // An evaluation leaves nothing on the books of the step after it.
   if (!input.training) transport_.flush(input.timeout);
   if (input.finish) {
     const double begin = now_seconds();
     events_.open(Event::Kind::kOptimizer, -1, -1, begin);
-    try {
-      result_.times.optimizer = input.finish(rank_);
-    } catch (const Aborted&) {
-      throw;
-    } catch (...) {
-      fail("rank ", rank_, ", step ", input.step, ", update: ", what_is_thrown());
-    }
+    in_update(input.step, [&] { result_.times.optimizer = input.finish(rank_); });
     const double end = now_seconds();
     events_.close(end);
     result_.times.idle[static_cast<int>(IdleCause::kTail)] += end - begin - result_.times.optimizer;
@@ -86,6 +76,44 @@ RankResult RankExecutor::run(const StepInput& input) {
   return std::move(result_);
 }
 
+void RankExecutor::in_update(int64_t step, const std::function<void()>& body) const {
+  try {
+    body();
+  } catch (const Aborted&) {
+    throw;
+  } catch (...) {
+    fail("rank ", rank_, ", step ", step, ", update: ", what_is_thrown());
+  }
+}
+
+void RankExecutor::run_until(size_t end) {
+  for (; at_ < end; ++at_) {
+    const Instruction& instruction = input_->schedule->ranks[rank_][at_];
+    try {
+      if (at_ == tail_) run_p2_by_layer(0, 0);
+      execute(instruction);
+    } catch (const Aborted&) {
+      throw;
+    } catch (...) {
+      fail("rank ", rank_, ", step ", input_->step, ", ", to_string(instruction), ": ", what_is_thrown());
+    }
+  }
+}
+
+bool RankExecutor::settle() {
+  const double begin = now_seconds();
+  Settled settled;
+  in_update(input_->step - 1, [&] { settled = input_->settle(rank_); });
+  if (settled.stands) {
+    if (started_) idle(IdleCause::kNothing, begin, now_seconds());
+  } else {
+    clear();
+    prepare(*input_);
+  }
+  gradient_scale_ = settled.gradient_scale;
+  return settled.stands;
+}
+
 void RankExecutor::waited_in_finish(double begin, double end) {
   events_.pause(begin);
   events_.idle(IdleCause::kTail, begin, end);
@@ -96,7 +124,9 @@ void RankExecutor::prepare(const StepInput& input) {
   const Schedule& schedule = *input.schedule;
   input_ = &input;
   result_ = {};
+  at_ = 0;
   started_ = false;
+  gradient_scale_ = input.gradient_scale;
   events_.start(input.want_events);
   cap_ = input.cap_per_rank.empty() ? 0 : input.cap_per_rank[rank_];
   local_.assign(schedule.stages, -1);
@@ -117,11 +147,13 @@ void RankExecutor::prepare(const StepInput& input) {
   }
   find_tail();
   work_.clear();
-  if (reducer_ == nullptr || !input.training) return;
-  reducer_->start();
-  for (const auto& stage : stages_) {
-    work_.emplace_back(stage->layer_count(), LayerWork{schedule.micro_batches, 0});
+  if (reducer_ != nullptr && input.training) {
+    reducer_->start();
+    for (const auto& stage : stages_) {
+      work_.emplace_back(stage->layer_count(), LayerWork{schedule.micro_batches, 0});
+    }
   }
+  result_.times.begin = now_seconds();
 }
 
 // The W of one layer is complete, or never comes.
@@ -149,7 +181,7 @@ Context RankExecutor::context_of(int micro_batch) const {
   context.micro_batch = input_->first_micro_batch + micro_batch;
   context.training = input_->training;
   context.loss_scale = input_->loss_scale;
-  context.gradient_scale = input_->gradient_scale;
+  context.gradient_scale = gradient_scale_;
   return context;
 }
 

@@ -22,6 +22,12 @@
 
 namespace twobp {
 
+// What the update of the step before has come to on a rank.
+struct Settled {
+  bool stands = true;         // false: weights have changed since the rank ended that step
+  double gradient_scale = 1;  // of the step after it
+};
+
 struct StepInput {
   const Schedule* schedule = nullptr;
   const std::vector<Fields>* micro_batches = nullptr;
@@ -38,6 +44,10 @@ struct StepInput {
   P2Order p2_order = P2Order::kOldest;
   double timeout = 300;  // seconds
   bool want_events = false;
+  // Called on each rank's thread when it has run the F that need no other rank, before it sends, receives or
+  // adds to a gradient: if the step before does not stand, they are run again. Null: it stands, and
+  // `gradient_scale` is known.
+  std::function<Settled(int rank)> settle;
   // Runs on each rank's thread after its last instruction: gradients summed, clipped, applied. Returns the
   // seconds it was busy (waits for other ranks left out; see waited_in_finish).
   std::function<double(int rank)> finish;
@@ -95,6 +105,12 @@ class RankExecutor {
   };
 
   void prepare(const StepInput& input);
+  // Instructions [at_, end).
+  void run_until(size_t end);
+  // False if the step is to begin anew.
+  bool settle();
+  // Errors of `body` carry rank and step, and that they are the update's.
+  void in_update(int64_t step, const std::function<void()>& body) const;
   void find_tail();
   void execute(const Instruction& instruction);
   void forward(int s, int micro_batch);
@@ -133,6 +149,7 @@ class RankExecutor {
   GradientReducer* reducer_ = nullptr;
 
   const StepInput* input_ = nullptr;  // of the step at hand
+  double gradient_scale_ = 1;
   int64_t cap_ = 0;
   int64_t largest_p2_ = 0;  // bytes that W of some layer needs meanwhile
   std::vector<int> local_;  // stage -> index into stages_, -1 if it is elsewhere

@@ -16,6 +16,7 @@ Optimizer::Optimizer(const OptimizerConfig& config, const std::vector<Item>& ite
     Group& group = groups_[parameter->decays() ? 0 : 1];
     const MemoryMeter::Scope scope(stage, MemoryCategory::kOptimizer);
     group.parameters.push_back(parameter);
+    group.stages.push_back(stage);
     group.values.push_back(parameter->master);
     group.grads.push_back(parameter->grad);
     if (adam || config.momentum > 0) group.first.push_back(at::zeros_like(parameter->master));
@@ -31,7 +32,9 @@ void Optimizer::step(double lr, double grad_factor) {
   if (grad_factor != 1) grad_scale = at::scalar_tensor(1 / grad_factor, count_.options());
   for (Group& group : groups_) {
     if (group.parameters.empty()) continue;
-    for (Parameter* parameter : group.parameters) parameter->grad_to_add();
+    for (Parameter* parameter : group.parameters) {
+      if (!undone_) parameter->grad_to_add();
+    }
     if (config_.type == "sgd") {
       at::_fused_sgd_(group.values, group.grads, group.first, group.weight_decay, config_.momentum, lr,
                       /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/!stepped_,
@@ -51,12 +54,32 @@ void Optimizer::step(double lr, double grad_factor) {
     }
   }
   stepped_ = true;
+  undone_ = false;
 }
 
 void Optimizer::skip() {
   for (Group& group : groups_) {
     for (Parameter* parameter : group.parameters) parameter->forget_grad();
   }
+  undone_ = false;
+}
+
+void Optimizer::add_to(Savepoint& savepoint, bool gradients) const {
+  for (const Group& group : groups_) {
+    for (const auto* tensors : {&group.values, &group.first, &group.second}) {
+      for (size_t i = 0; i < tensors->size(); ++i) savepoint.add((*tensors)[i], group.stages[i]);
+    }
+    for (size_t i = 0; gradients && i < group.grads.size(); ++i)
+      savepoint.add(group.grads[i], group.stages[i]);
+  }
+}
+
+void Optimizer::undo() {
+  set_steps(steps() - 1);
+  for (Group& group : groups_) {
+    for (Parameter* parameter : group.parameters) parameter->refresh_value();
+  }
+  undone_ = true;
 }
 
 std::vector<Optimizer::State> Optimizer::state() const {

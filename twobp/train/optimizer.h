@@ -11,6 +11,7 @@
 
 #include "twobp/nn/parameter.h"
 #include "twobp/train/config/config.h"
+#include "twobp/train/savepoint.h"
 
 namespace twobp {
 
@@ -30,6 +31,12 @@ class Optimizer {
   // Drops the gradients.
   void skip();
 
+  // Adds all that step() changes; the gradients only if it is to have a factor, which they are multiplied by.
+  void add_to(Savepoint& savepoint, bool gradients) const;
+  // After the savepoint was rolled back to before the last step(): the next one is made in its place, with
+  // the same gradients. Nothing may have been added to them since.
+  void undo();
+
   // One parameter's state, for checkpoints: `exp_avg` and `exp_avg_sq` of adam, `momentum` of sgd.
   struct State {
     Parameter* parameter = nullptr;
@@ -46,6 +53,7 @@ class Optimizer {
   struct Group {
     double weight_decay = 0;
     std::vector<Parameter*> parameters;
+    std::vector<int> stages;  // of them
     std::vector<at::Tensor> values, grads, first, second, steps;
   };
 
@@ -53,6 +61,7 @@ class Optimizer {
   std::vector<Group> groups_;  // decayed, not decayed
   at::Tensor count_;           // float32 scalar: the number of this step
   bool stepped_ = false;
+  bool undone_ = false;  // the last step: its gradients are still there
 };
 
 }  // namespace twobp

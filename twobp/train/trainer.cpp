@@ -152,7 +152,7 @@ Trainer::Trainer(const Config& config, Parts parts)
     faults_->wrap(data_);
   }
   config_.pipeline.micro_batches = micro_batches_;  // what a checkpoint notes, without the schedule's file
-  if (config.train.precision == "fp16") gradient_scale_ = config.train.loss_scale;
+  if (config.train.precision == "fp16") loss_scale_ = {true, config.train.loss_scale, 0};
   at::set_num_threads(config.pipeline.threads);
   const auto measure = [&] {
     const int64_t size = std::min(config.pipeline.micro_batch_size, data_.train->size());
@@ -196,7 +196,7 @@ void Trainer::make_loader() {
 
 TrainingPosition Trainer::position() const {
   check_still();
-  return {step_, batches_, gradient_scale_, good_steps_};
+  return {step_, batches_, loss_scale_.value, loss_scale_.good_steps};
 }
 
 void Trainer::go_on_from(const TrainingPosition& position) {
@@ -204,8 +204,8 @@ void Trainer::go_on_from(const TrainingPosition& position) {
   stopping_ = false;
   step_ = position.step;
   batches_ = position.batches;
-  gradient_scale_ = position.gradient_scale;
-  good_steps_ = position.good_steps;
+  loss_scale_.value = position.gradient_scale;
+  loss_scale_.good_steps = position.good_steps;
   make_loader();
 }
 

@@ -105,8 +105,6 @@ class Trainer {
   void count_replicas(int64_t& targets, int64_t& tokens);
   // The first process's decision on every one.
   std::optional<Replan> replan_after(const StepResult& result);
-  // fp16 loss scaling (arXiv 1710.03740, section 3.2).
-  void adapt_gradient_scale(const StepResult& result);
   const Plan& plan_for(const Variant& variant, int micro_batches);
   struct StepUnderWay {
     Batch batch;
@@ -118,7 +116,10 @@ class Trainer {
   // The oldest step under way.
   StepResult end();
   void finish(StepUnderWay& step);
-  bool may_begin_another() const;
+  // Whether the step may begin while the one before it is under way.
+  bool may_run_ahead(int64_t step) const;
+  int64_t next_step() const { return step_ + static_cast<int64_t>(under_way_.size()) + 1; }
+  bool wants_events(int64_t step) const;
   // A step's error ends the steps under way.
   template <typename Body>
   StepResult or_error(const Body& body);
@@ -142,9 +143,8 @@ class Trainer {
   std::vector<std::shared_ptr<Observer>> observers_;
   std::vector<std::string> new_parameters_;
   int64_t step_ = 0;
-  int64_t batches_ = 0;        // taken from the loader
-  double gradient_scale_ = 1;  // fp16's loss scale
-  int64_t good_steps_ = 0;     // since it last changed
+  int64_t batches_ = 0;  // taken from the loader
+  LossScale loss_scale_;
   std::function<bool()> stop_;
   std::deque<std::unique_ptr<StepUnderWay>> under_way_;  // oldest first
   int64_t last_ahead_ = 0;

@@ -13,9 +13,6 @@
 namespace twobp {
 namespace {
 
-// fp16: the loss scale is doubled after so many steps without an overflow.
-constexpr int64_t kGrowthSteps = 2000;
-
 P2Order p2_order(const PipelineConfig& config) {
   if (config.p2_order == "auto") return config.data_parallel > 1 ? P2Order::kBucket : P2Order::kOldest;
   return config.p2_order == "bucket" ? P2Order::kBucket : P2Order::kOldest;
@@ -43,7 +40,7 @@ StepResult Trainer::or_error(const Body& body) {
 StepResult Trainer::step() {
   StepResult result = or_error([&] {
     if (under_way_.empty()) begin_next();
-    if (may_begin_another()) begin_next();
+    if (may_run_ahead(next_step())) begin_next();
     return end();
   });
   if (replanner_) result.replan = replan_after(result);
@@ -61,16 +58,15 @@ StepResult Trainer::step(const Batch& batch, const Variant& variant) {
   });
 }
 
-bool Trainer::may_begin_another() const {
-  // What a step finds out decides on the next one: its loss scale, its plan.
-  if (!config_.pipeline.run_ahead || !warm_ || stopping_ || replanner_ || config_.train.precision == "fp16")
-    return false;
-  const int64_t next = step_ + static_cast<int64_t>(under_way_.size()) + 1;
-  const auto observed = [&](int64_t step) {
-    return std::any_of(observers_.begin(), observers_.end(),
-                       [&](const auto& o) { return o->wants_events(step); });
-  };
-  return next <= last_ahead_ && !observed(next - 1) && !observed(next);
+bool Trainer::may_run_ahead(int64_t step) const {
+  // With a replanner, what a step finds out decides on the plan of the next one.
+  return config_.pipeline.run_ahead && warm_ && !stopping_ && !replanner_ && step <= last_ahead_ &&
+         !wants_events(step - 1) && !wants_events(step);
+}
+
+bool Trainer::wants_events(int64_t step) const {
+  return std::any_of(observers_.begin(), observers_.end(),
+                     [&](const auto& o) { return o->wants_events(step); });
 }
 
 void Trainer::check_still() const {
@@ -80,7 +76,7 @@ void Trainer::check_still() const {
 
 void Trainer::begin_next() {
   const double begin_seconds = now_seconds();
-  if (faults_) faults_->begin_step(step_ + static_cast<int64_t>(under_way_.size()) + 1);
+  if (faults_) faults_->begin_step(next_step());
   auto step = std::make_unique<StepUnderWay>();
   step->batch = loader_->next();
   ++batches_;
@@ -117,15 +113,16 @@ void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& vari
               "nothing is trained: model.freeze matches every parameter");
   StepUnderWay& step = *under_way;
   StepResult& result = step.result;
-  result.step = step_ + static_cast<int64_t>(under_way_.size()) + 1;
+  result.step = next_step();
   int64_t targets = step.batch.targets;
   result.tokens = step.batch.tokens;
   count_replicas(targets, result.tokens);
   TWOBP_CHECK(targets > 0, "step ", result.step,
               ": the batch has no label that counts (all are -100): check the labels of the data");
   result.lr = learning_rate(config_.optimizer, result.step - 1, config_.train.steps);
-  result.gradient_scale = gradient_scale_;
-  step.update = update_->begin();
+  const bool early = !under_way_.empty();
+  if (!early) update_->use(loss_scale_);
+  step.update = update_->begin(config_.pipeline.post_validation && may_run_ahead(result.step + 1));
   StepOptions options;
   options.seed = config_.train.seed;
   options.step = result.step;  // as users count, for messages
@@ -133,12 +130,12 @@ void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& vari
   options.loss_scale = 1.0 / static_cast<double>(targets);
   options.timeout = config_.pipeline.timeout;
   options.p2_order = p2_order(config_.pipeline);
-  options.want_events = std::any_of(observers_.begin(), observers_.end(),
-                                    [&](const auto& o) { return o->wants_events(result.step); });
-  options.gradient_scale = gradient_scale_;
+  options.want_events = wants_events(result.step);
+  options.gradient_scale = loss_scale_.value;
+  if (early) options.settle = [this](int rank) { return update_->settle(rank); };
   options.finish = [this, &step](int rank) {
     if (faults_) faults_->in_optimizer(rank, step.result.step);
-    return update_->run(rank, step.result.step, step.result.lr, step.result.gradient_scale, step.update);
+    return update_->run(rank, step.result.step, step.result.lr, step.update);
   };
   options.stop = stop_;
   const Plan& plan = plan_for(variant, static_cast<int>(step.batch.micro_batches.size()));
@@ -161,6 +158,8 @@ void Trainer::finish(StepUnderWay& step) {
     const RankTimes& first = result.report.ranks[world().local_ranks().front()];
     result.input_wait = std::min(result.input_wait, first.idle[static_cast<int>(IdleCause::kStartUp)]);
   }
+  if (under_way_.size() == 1) update_->settle_all();
+  result.gradient_scale = loss_scale_.value;
   update_->finish(result.step, result.gradient_scale, step.update);
   result.grad_norm = step.update.grad_norm;
   result.skipped = step.update.skipped;
@@ -168,23 +167,13 @@ void Trainer::finish(StepUnderWay& step) {
   step_ = result.step;
   warm_ = true;
   stopping_ = stopping_ || result.report.stop;
-  if (config_.train.precision == "fp16") adapt_gradient_scale(result);
+  loss_scale_.adapt(result.skipped);
+  TWOBP_CHECK(!result.skipped || loss_scale_.value >= 1, "step ", result.step,
+              ": gradients overflow float16 at any loss scale: lower optimizer.lr or use bf16");
   TWOBP_CHECK(std::isfinite(result.loss), "the loss of step ", result.step,
               " is not finite: lower optimizer.lr, set train.clip_norm, or look at the data");
   for (const auto& observer : observers_) {
     if (world().is_first()) observer->on_step(result.report);
-  }
-}
-
-void Trainer::adapt_gradient_scale(const StepResult& result) {
-  if (result.skipped) {
-    gradient_scale_ /= 2;
-    good_steps_ = 0;
-    TWOBP_CHECK(gradient_scale_ >= 1, "step ", result.step,
-                ": gradients overflow float16 at any loss scale: lower optimizer.lr or use bf16");
-  } else if (++good_steps_ == kGrowthSteps) {
-    gradient_scale_ *= 2;
-    good_steps_ = 0;
   }
 }
 

@@ -1,37 +1,15 @@
 #include "twobp/train/update.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <set>
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
-#include "twobp/nn/kernels/rows.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp {
 namespace {
-
-double sum_of_squares(const at::Tensor& grad) {
-  double sum = 0;
-  dispatch_float(grad.scalar_type(), "gradient norm", [&](auto zero) {
-    using S = decltype(zero);
-    sum = kernels<S>().sum_of_squares(numbers<S>(grad), grad.numel());
-  });
-  return sum;
-}
-
-bool all_finite(const at::Tensor& squares) {
-  const double* values = squares.const_data_ptr<double>();
-  return std::all_of(values, values + squares.numel(), [](double value) { return std::isfinite(value); });
-}
-
-double norm_of(const at::Tensor& squares) {
-  double sum = 0;
-  for (int64_t i = 0; i < squares.numel(); ++i) sum += squares.const_data_ptr<double>()[i];
-  return std::sqrt(sum);
-}
 
 // Messages of the update are told apart from the schedule's by a stage that none has.
 Tag tied_tag(int64_t step, size_t weight, int use) {
@@ -48,6 +26,7 @@ Update::Update(Pipeline& pipeline, const OptimizerConfig& config, double clip_no
   optimizers_.resize(pipeline.ranks());
   reducers_.resize(pipeline.ranks());
   shards_.resize(pipeline.ranks());
+  states_.resize(pipeline.ranks());
   pipeline.on_ranks([&](int rank) {
     if (pipeline.world().replicas > 1) sum_over_replicas(rank, bucket_bytes);
     make_optimizer(rank, config);
@@ -238,87 +217,6 @@ double Update::receive_shards(int rank, int64_t step) {
   const double begin = now_seconds();
   shards_[rank]->receive(step, timeout_);
   return waited_since(rank, begin);
-}
-
-void Update::fail_not_finite(int rank, const at::Tensor& squares, int64_t step) {
-  at::Tensor bad_weights = at::zeros_like(squares);
-  for (const Uses& uses : all_) {
-    for (const Use& use : uses) {
-      if (use.rank == rank && !at::isfinite(use.parameter->value).all().item<bool>()) {
-        bad_weights.mutable_data_ptr<double>()[use.layer] = 1;
-      }
-    }
-  }
-  all_reduce_sum(pipeline_.rank(rank).transport(), bad_weights, timeout_);
-  const auto& layers = pipeline_.model().layers;
-  for (int64_t layer = 0; layer < squares.numel(); ++layer) {
-    TWOBP_CHECK(bad_weights.const_data_ptr<double>()[layer] == 0, "a weight of layer ", layers[layer].name,
-                " is not finite in step ", step, ": lower optimizer.lr, or set train.clip_norm");
-  }
-  int64_t last = squares.numel() - 1;
-  while (last > 0 && std::isfinite(squares.const_data_ptr<double>()[last])) --last;
-  fail("the gradient of layer ", layers[last].name, " is not finite in step ", step,
-       ": lower optimizer.lr, set train.clip_norm, or look at the data");
-}
-
-UpdateResult Update::begin() const {
-  UpdateResult result;
-  result.squares = at::zeros({static_cast<int64_t>(pipeline_.model().layers.size())},
-                             at::TensorOptions().dtype(at::kDouble));
-  return result;
-}
-
-double Update::run(int rank, int64_t step, double lr, double gradient_scale, UpdateResult& result) {
-  const double begin = now_seconds();
-  send_tied(rank, step);
-  double waited = sum_buckets(rank);
-  waited += sum_tied(rank, step);
-  waited += sum_others(rank);
-  // One sum of squares per layer, those of other ranks zero: adding them over ranks changes no bit.
-  at::Tensor squares = at::zeros_like(result.squares);
-  bool finite = true;
-  for (const Uses& uses : all_) {
-    const Use& use = uses.front();
-    if (use.rank != rank || !use.parameter->has_grad()) continue;
-    const double sum = sum_of_squares(use.parameter->grad);
-    finite = finite && std::isfinite(sum);
-    squares.mutable_data_ptr<double>()[use.layer] += sum;
-    result.squares.mutable_data_ptr<double>()[use.layer] += sum;  // this rank's alone
-  }
-  double factor = 1;
-  if (waits_for_norm(gradient_scale)) {
-    const double wait = now_seconds();
-    all_reduce_sum(pipeline_.rank(rank).transport(), squares, timeout_);
-    waited += waited_since(rank, wait);
-    finite = all_finite(squares);
-    const double norm = norm_of(squares) / gradient_scale;
-    factor = (clip_norm_ > 0 ? std::min(1.0, clip_norm_ / (norm + 1e-6)) : 1) / gradient_scale;
-  }
-  if (finite) {
-    optimizers_[rank]->step(lr, factor);
-    if (shards_[rank]) {
-      shards_[rank]->send(step);
-      waited += receive_shards(rank, step);
-    }
-  } else {
-    optimizers_[rank]->skip();
-    if (shards_[rank]) shards_[rank]->forget_gradients();
-  }
-  return now_seconds() - begin - waited;
-}
-
-void Update::finish(int64_t step, double gradient_scale, UpdateResult& result) {
-  World& world = pipeline_.world();
-  const MemoryMeter::Watch watch(pipeline_.meter());
-  // Replicas have the same gradients, since their sums: those of the first count.
-  if (world.replica > 0) result.squares.zero_();
-  all_reduce_sum(*world.processes, result.squares, timeout_);
-  result.grad_norm = norm_of(result.squares) / gradient_scale;
-  const bool finite = all_finite(result.squares);
-  result.skipped = !finite && gradient_scale != 1;
-  if (!finite && !result.skipped) {
-    pipeline_.on_ranks([&](int rank) { fail_not_finite(rank, result.squares, step); });
-  }
 }
 
 }  // namespace twobp

@@ -4,13 +4,17 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/train/loss_scale.h"
 #include "twobp/train/optimizer.h"
 #include "twobp/train/optimizer_shards.h"
+#include "twobp/train/savepoint.h"
+#include "twobp/transport/collectives.h"
 
 namespace twobp {
 
@@ -25,7 +29,8 @@ struct LiveTensor {
 
 // What an update finds out, one for each step.
 struct UpdateResult {
-  at::Tensor squares;    // by layer of the model: the sum over its gradients, each rank's as it has them
+  at::Tensor squares;  // by layer of the model: the sum over its gradients, each rank's as it has them
+  bool may_presume = false;
   double grad_norm = 0;  // of all gradients, before clipping
   bool skipped = false;  // a scaled gradient was not finite
 };
@@ -40,15 +45,29 @@ class Update {
   ~Update();
   static constexpr int64_t kBucketBytes = 25 << 20;
 
-  // Before a step; its result is filled in by what follows.
-  UpdateResult begin() const;
-  // For StepOptions::finish. With clipping or a gradient scale (the factor that all gradients carry) every
-  // rank waits for the norm; without, it takes the step as soon as its own gradients are there. Returns the
-  // seconds the rank was busy. With a gradient scale, a step whose gradient is not finite is skipped.
-  double run(int rank, int64_t step, double lr, double gradient_scale, UpdateResult& result);
-  // After the step, on the thread that runs the pipeline. Throws Error on every process if a gradient is not
-  // finite, naming the layer whose weight is not, or else the one where the backward pass met it first.
+  // While the ranks stand still: what gradients carry in the next step. From there on each rank adapts it.
+  void use(const LossScale& scale);
+  // Before a step; its result is filled in by what follows. `may_presume`: see run(). Every process says the
+  // same.
+  UpdateResult begin(bool may_presume) const;
+  // For StepOptions::finish. With clipping or a loss scale every rank waits for the norm; without, it takes
+  // the step as soon as its own gradients are there. Returns the seconds the rank was busy. With a loss
+  // scale, a step whose gradient is not finite is skipped. A rank that may presume does not wait: it takes
+  // the step as if it were neither clipped nor skipped (but not if the one before was), which is open until
+  // settle().
+  double run(int rank, int64_t step, double lr, UpdateResult& result);
+  // For StepOptions::settle. Waits for the norm of an open step, and if it is not as presumed, takes the step
+  // back and takes the right one. Nothing may have been added to gradients since run(), nothing that depends
+  // on weights sent.
+  Settled settle(int rank);
+  // The same on all ranks of this process, which stand still.
+  void settle_all();
+  // After the step, on the thread that runs the pipeline; `gradient_scale`: what its gradients carried.
+  // Throws Error on every process if a gradient is not finite, naming the layer whose weight is not, or else
+  // the one where the backward pass met it first.
   void finish(int64_t step, double gradient_scale, UpdateResult& result);
+  // Steps taken back so far, by the ranks of this process.
+  int64_t taken_back() const;
 
   // Every weight that this process holds, once, in model order: all of them where it has all ranks.
   const std::vector<Parameter*>& weights() const { return weights_; }
@@ -71,6 +90,20 @@ class Update {
     int rank = 0;
     bool trainable = true;
   };
+  // A step that a rank has taken before its norm was known.
+  struct OpenStep {
+    int64_t step = 0;
+    double lr = 0;
+    at::Tensor squares;
+    AllReduce norm;  // of the squares
+  };
+  struct RankState {
+    LossScale scale;
+    bool as_presumed = true;  // the last step was neither clipped nor skipped
+    std::optional<OpenStep> open;
+    std::unique_ptr<Savepoint> before;  // null until a step is first left open
+    int64_t taken_back = 0;
+  };
   // Uses of one weight in model order; more than one if it is tied.
   using Uses = std::vector<Use>;
 
@@ -89,8 +122,15 @@ class Update {
   double sum_others(int rank);
   double receive_shards(int rank, int64_t step);
   double waited_since(int rank, double begin);
+  // By layer of the model, of the rank's own; false if one is not finite.
+  bool sum_squares(int rank, at::Tensor& squares);
   // Whether and how a step is taken depends on all ranks.
-  bool waits_for_norm(double gradient_scale) const { return clip_norm_ > 0 || gradient_scale != 1; }
+  bool depends_on_norm(double gradient_scale) const { return clip_norm_ > 0 || gradient_scale != 1; }
+  // What the optimizer is to multiply gradients by; none if the step is skipped.
+  std::optional<double> factor_for(const at::Tensor& squares, double gradient_scale) const;
+  // Returns the seconds spent waiting.
+  double take(int rank, int64_t step, double lr, std::optional<double> factor);
+  void leave_open(int rank, OpenStep step);
   // Collective: all ranks have the same `squares`.
   [[noreturn]] void fail_not_finite(int rank, const at::Tensor& squares, int64_t step);
 
@@ -102,6 +142,7 @@ class Update {
   std::vector<std::unique_ptr<Optimizer>> optimizers_;      // by rank
   std::vector<std::unique_ptr<GradientReducer>> reducers_;  // by rank; null: one replica
   std::vector<std::unique_ptr<OptimizerShards>> shards_;    // by rank; null: not sharded
+  std::vector<RankState> states_;                           // by rank
   int64_t numel_ = 0;
   int first_rank_ = 0;  // of this process
 };

@@ -89,7 +89,10 @@ struct PipelineConfig {
   std::string p2_batching = "loop";  // loop, concat (slabs), concat_copy
   std::string p2_order = "auto";  // of the W left at the end: oldest, bucket; auto: bucket with data_parallel
   bool run_ahead = false;         // a rank begins the next step when it has ended its part of this one
-  std::string bucket = "25MiB";   // gradients that data parallelism sums at once
+  // With run_ahead: a rank takes its step before the norm of all gradients is known, and takes it back if
+  // need be.
+  bool post_validation = false;
+  std::string bucket = "25MiB";        // gradients that data parallelism sums at once
   std::string memory_cap = "auto";     // "auto", "0" (none), or bytes: "512MiB", "2GiB"
   std::vector<std::string> recompute;  // what layers compute again instead of keeping: see recompute.h
   int threads = 1;                     // per rank

@@ -93,6 +93,10 @@ void check_pipeline(const PipelineConfig& pipeline) {
 }
 
 void check_training(const Config& config) {
+  TWOBP_CHECK(
+      !config.pipeline.post_validation || config.pipeline.run_ahead,
+      "pipeline.post_validation is set, but without pipeline.run_ahead no rank goes on before the norm "
+      "is known: set that too.");
   TWOBP_CHECK(config.optimizer.min_lr <= config.optimizer.lr, "optimizer.min_lr (", config.optimizer.min_lr,
               ") is above optimizer.lr (", config.optimizer.lr,
               "): the learning rate falls from lr to min_lr.");

@@ -196,8 +196,12 @@ std::vector<ConfigKey> make_keys() {
        one_of({"auto", "bucket", "oldest"})},
       {KEY(pipeline, run_ahead), "",
        "a rank begins the next step as soon as it has ended its part of this one, where nothing is to be "
-       "done in "
-       "between (evaluation, checkpoint, trace, pipeline.replan, fp16)"},
+       "done in between (evaluation, checkpoint, trace, pipeline.replan)"},
+      {KEY(pipeline, post_validation), "",
+       "with run_ahead and train.clip_norm or fp16: a rank does not wait for the norm of all gradients, but "
+       "takes its step as if it were neither clipped nor skipped, and takes it back, to the bit, where it "
+       "is; "
+       "costs a copy of weights and optimizer state"},
       {KEY(pipeline, bucket), "bytes",
        "gradients that data parallelism sums at once, begun when all of them are there"},
       {KEY(pipeline, memory_cap), "bytes",
