@@ -9,6 +9,7 @@
 #   chromium (Debian)               opens the timeline's page
 #   tensorboard==2.21.0 (Python)    scripts/tensorboard.py
 #   iproute2 (Debian, and root)     two hosts made of network namespaces
+#   slurmd slurmctld slurm-client munge (Debian, and root)     srun, on a Slurm of one node
 #   clang, libclang-rt-14-dev       fuzz/run (of Debian, not for a test)
 
 TORCH_VERSION=2.13.0

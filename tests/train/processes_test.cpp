@@ -14,14 +14,15 @@ namespace twobp {
 namespace {
 
 // Runs body on `count` processes; by process, what it threw: "" or "Error: ...", "Aborted: ...".
-std::vector<std::string> run(int count, const std::function<void(const Processes&)>& body) {
+std::vector<std::string> run(int count, const std::function<void(const Processes&)>& body,
+                             double timeout = 20) {
   const auto ends = make_in_process_transports(count, 0);
   std::vector<std::string> thrown(count);
   std::vector<std::thread> threads;
   for (int p = 0; p < count; ++p) {
     threads.emplace_back([&, p] {
       try {
-        const Processes processes(*ends[p], 20);
+        const Processes processes(*ends[p], timeout);
         EXPECT_EQ(processes.index(), p);
         EXPECT_EQ(processes.count(), count);
         body(processes);
@@ -78,6 +79,31 @@ TEST(Processes, Together) {
                 p == failing ? "Error: no room" : concat("Aborted: process ", failing, ": no room"));
     }
   }
+}
+
+// Files may take longer to write than any message takes to come; a process that is silent is stuck.
+TEST(Processes, TogetherWaitsForWhoIsAtWork) {
+  const double timeout = 0.4;
+  for (const int slow : {0, 1, 2}) {
+    const auto thrown = run(
+        3,
+        [&](const Processes& processes) {
+          processes.together([&] {
+            if (processes.index() == slow)
+              std::this_thread::sleep_for(std::chrono::duration<double>(3 * timeout));
+          });
+          EXPECT_EQ(processes.from_first("still there"), "still there");
+        },
+        timeout);
+    EXPECT_EQ(thrown, std::vector<std::string>(3)) << "process " << slow << " is slow";
+  }
+  const auto thrown = run(
+      2,
+      [&](const Processes& processes) {
+        if (processes.index() == 0) processes.together([] {});
+      },
+      timeout);
+  EXPECT_NE(thrown[0].find("waited 0.4 s"), std::string::npos) << thrown[0];
 }
 
 // Each name by the first process that has it, which may have it twice.

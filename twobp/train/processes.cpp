@@ -1,7 +1,12 @@
 #include "twobp/train/processes.h"
 
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
+#include <optional>
 #include <set>
+#include <thread>
 
 #include <nlohmann/json.hpp>
 
@@ -25,6 +30,54 @@ std::string text_of(const at::Tensor& bytes) {
               "was expected, ",
               bytes.scalar_type(), " came");
   return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
+}
+
+// Of together(): a process that is at work sends messages without a tensor, and one with a text at the end.
+constexpr Tag kReport = {1, 0, 0, Direction::kCollective};
+constexpr Tag kVerdict = {1, 1, 0, Direction::kCollective};
+constexpr double kBeatPart = 0.25;  // of the time-out, between two such messages
+constexpr double kMostTimeouts = 20;
+
+// Tells `to`, as long as this lives, that this process is at work.
+class Beats {
+ public:
+  Beats(Transport& transport, std::vector<int> to, const Tag& tag, double timeout)
+      : thread_([=, this, &transport] {
+          const auto period = std::chrono::duration<double>(kBeatPart * timeout);
+          std::unique_lock lock(mutex_);
+          for (double beats = kMostTimeouts / kBeatPart; beats > 0; --beats) {
+            if (stop_.wait_for(lock, period, [&] { return stopped_; })) return;
+            try {
+              for (const int process : to) transport.isend(process, tag, {});
+            } catch (const std::exception&) {
+              return;  // the thread that this one speaks for meets the same
+            }
+          }
+        }) {}
+  ~Beats() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopped_ = true;
+    }
+    stop_.notify_all();
+    thread_.join();
+  }
+  Beats(const Beats&) = delete;
+  Beats& operator=(const Beats&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable stop_;
+  bool stopped_ = false;
+  std::thread thread_;  // last: it uses the others
+};
+
+// Of a process that may be at work for longer than the time-out.
+std::string receive_text(Transport& transport, int from, const Tag& tag, double timeout) {
+  while (true) {
+    const Values values = transport.receive(from, tag, timeout);
+    if (!values.empty()) return text_of(values[0]);
+  }
 }
 
 // A message that nobody sends.
@@ -60,6 +113,14 @@ std::vector<Values> Processes::tensors_to_first(const Values& tensors) const {
 
 void Processes::together(const std::function<void()>& body) const {
   if (count_ == 1) return body();
+  std::vector<int> others;
+  for (int process = 1; process < count_; ++process) others.push_back(process);
+  std::optional<Beats> beats;
+  if (is_first()) {
+    beats.emplace(*transport_, others, kVerdict, timeout_);
+  } else {
+    beats.emplace(*transport_, std::vector<int>{0}, kReport, timeout_);
+  }
   std::exception_ptr error;
   std::string what;
   try {
@@ -70,12 +131,21 @@ void Processes::together(const std::function<void()>& body) const {
     error = std::current_exception();
     what = *e.what() == '\0' ? "an error" : e.what();
   }
-  const std::vector<std::string> all = to_first(what);
   std::string verdict;
-  for (size_t process = 0; process < all.size() && verdict.empty(); ++process) {
-    if (!all[process].empty()) verdict = concat("process ", process, ": ", all[process]);
+  if (is_first()) {
+    if (error) verdict = concat("process 0: ", what);
+    for (int process = 1; process < count_; ++process) {
+      const std::string report = receive_text(*transport_, process, kReport, timeout_);
+      if (verdict.empty() && !report.empty()) verdict = concat("process ", process, ": ", report);
+    }
+    beats.reset();
+    for (const int process : others) transport_->isend(process, kVerdict, {bytes_of(verdict)});
+  } else {
+    beats.reset();
+    transport_->isend(0, kReport, {bytes_of(what)});
+    verdict = receive_text(*transport_, 0, kVerdict, timeout_);
   }
-  verdict = from_first(verdict);
+  transport_->flush(timeout_);
   if (error) std::rethrow_exception(error);
   if (!verdict.empty()) throw Aborted(verdict);
 }

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <mpi.h>
 #include <sched.h>
+#include <string_view>
 
 #include "twobp/core/check.h"
 #include "twobp/transport/launcher.h"
@@ -39,6 +40,13 @@ class Session {
 
  private:
   Session() {
+    const Launcher launcher = find_launcher();
+    const char* manager = std::getenv("SLURM_MPI_TYPE");  // srun's --mpi
+    TWOBP_CHECK(launcher.kind != Launcher::Kind::kSlurm || !launcher.started_many() || manager == nullptr ||
+                    std::string_view(manager) != "none",
+                "srun started ", launcher.size,
+                " processes that know nothing of each other: use srun --mpi=pmix, or what else srun "
+                "--mpi=list says there is");
     int initialized = 0;
     MPI_Initialized(&initialized);
     int provided = 0;
@@ -51,7 +59,6 @@ class Session {
     TWOBP_CHECK(provided >= MPI_THREAD_SERIALIZED,
                 "this MPI can't be used by several threads in turn (MPI_THREAD_SERIALIZED)");
     check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_), "tell the number of processes");
-    const Launcher launcher = find_launcher();
     TWOBP_CHECK(launcher.kind == Launcher::Kind::kNone || launcher.kind == Launcher::Kind::kTorchrun ||
                     launcher.size == size_,
                 name_of(launcher.kind), " started ", launcher.size, " processes, but MPI sees ", size_,

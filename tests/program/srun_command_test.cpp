@@ -1,0 +1,97 @@
+// `srun -n N twobp train` on a Slurm of one node, inside of which this runs (scripts/slurm_node): the numbers
+// of one process, signals as a scheduler sends them, and one reason where it does not work.
+#include <cstdlib>
+
+#include "tests/program/subprocess.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+using test::Finished;
+using test::lines_of;
+using test::RunOptions;
+
+class SrunCommand : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ::setenv("OMP_NUM_THREADS", "1", 1);
+    content_["pipeline"] = {
+        {"ranks", 2}, {"micro_batches", 4}, {"micro_batch_size", 2}, {"pin", false}, {"timeout", 60}};
+    content_["train"]["clip_norm"] = 0.5;
+  }
+  ~SrunCommand() override { ::unsetenv("TWOBP_FAIL"); }
+
+  std::string config() const { return folder_.write("config.json", content_.dump()); }
+
+  // Two tasks; `mpi` as for srun's --mpi.
+  static Finished srun(const std::string& mpi, const std::vector<std::string>& arguments,
+                       RunOptions options = {}) {
+    std::vector<std::string> all = {"--mpi=" + mpi, "--job-name=twobp_test", "-n", "2", TWOBP_PROGRAM};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    options.program = "srun";
+    options.timeout = 120;
+    return test::run_program(all, options);
+  }
+
+  std::vector<double> losses_of(const std::string& name) const {
+    std::vector<double> losses;
+    for (const auto& line : lines_of(test::read_file(folder_.path(name))))
+      losses.push_back(json::parse(line).at("loss").get<double>());
+    return losses;
+  }
+
+  test::TempFolder folder_;
+  json content_ = test::tiny_config();
+};
+
+TEST_F(SrunCommand, TrainsToTheSameNumbersAsOneProcess) {
+  test::expect_success({"train", config(), "--metrics", folder_.path("alone.jsonl")});
+  const Finished result = srun("pmix", {"train", config(), "--metrics", folder_.path("srun.jsonl")});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(losses_of("srun.jsonl"), losses_of("alone.jsonl"));
+  EXPECT_EQ(losses_of("srun.jsonl").size(), 4U);
+}
+
+TEST_F(SrunCommand, SigtermWritesACheckpointToGoOnFrom) {
+  content_["train"]["steps"] = 1'000'000;
+  content_["save"] = {{"checkpoints", folder_.path("checkpoints")}, {"every", 1'000'000}};
+  RunOptions options;
+  bool sent = false;
+  options.interrupt_when = [&](const std::string& out) {
+    if (!sent && out.find("step 20/") != std::string::npos)
+      sent = std::system("scancel --signal=TERM --name=twobp_test") == 0;
+    return false;
+  };
+  const Finished stopped =
+      srun("pmix", {"train", config(), "--metrics", folder_.path("steps.jsonl")}, options);
+  EXPECT_TRUE(sent);
+  EXPECT_EQ(stopped.exit_code, 143) << stopped.err;
+  const size_t steps = losses_of("steps.jsonl").size();
+  EXPECT_NE(
+      stopped.err.find(concat("stopped by SIGTERM after step ", steps, " of 1000000, checkpoint written")),
+      std::string::npos)
+      << stopped.err;
+  const Finished resumed =
+      srun("pmix", {"train", config(), "--resume", "auto", "--set", concat("train.steps=", steps + 2)});
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_NE(resumed.out.find(concat("step ", steps + 1, "/", steps + 2)), std::string::npos) << resumed.out;
+}
+
+TEST_F(SrunCommand, ATaskThatFailsEndsAll) {
+  ::setenv("TWOBP_FAIL", "I:step=3:rank=1", 1);
+  const Finished result = srun("pmix", {"train", config()});
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_LT(result.seconds, 30);
+  EXPECT_NE(result.err.find("rank 1, step 3"), std::string::npos) << result.err;
+}
+
+TEST_F(SrunCommand, SaysWhichOptionIsMissing) {
+  const Finished result = srun("none", {"train", config()});
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_NE(result.err.find("srun --mpi=pmix"), std::string::npos) << result.err;
+  EXPECT_EQ(result.err.find("PMI support"), std::string::npos) << "MPI's own words: " << result.err;
+}
+
+}  // namespace
+}  // namespace twobp
