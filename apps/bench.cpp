@@ -50,6 +50,7 @@ struct Row {
   std::vector<double> seconds;
   std::vector<std::vector<double>> idle;       // [rank][sample]
   std::vector<std::vector<double>> predicted;  // [rank][sample]
+  std::vector<double> products;                // by sample: share of the ranks' busy time
   std::vector<RankTimes> last;
   std::vector<StageTimes> stages;
   std::vector<int64_t> peaks;  // by stage
@@ -148,6 +149,13 @@ void measure(Row& row, int untimed_steps, const BenchOptions& options) {
       row.idle[r].push_back(report.idle_fraction(r));
       row.predicted[r].push_back(predicted[r]);
     }
+    double busy = 0;
+    double products = 0;
+    for (const RankTimes& times : report.ranks) {
+      busy += times.busy;
+      products += times.products.seconds;
+    }
+    row.products.push_back(products / busy);
     for (int s = 0; s < pipeline.stages(); ++s) {
       const MemoryUse& use = report.stage_memory[s];
       if (use.peak <= row.peaks[s]) continue;
@@ -168,6 +176,16 @@ std::vector<double> medians(const std::vector<std::vector<double>>& samples) {
 
 double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+// While they run, of the last step.
+double product_gflops(const Row& row) {
+  ProductTime all;
+  for (const RankTimes& times : row.last) {
+    all.seconds += times.products.seconds;
+    all.operations += times.products.operations;
+  }
+  return all.seconds > 0 ? all.operations / all.seconds / 1e9 : 0;
 }
 
 json row_to_json(const Row& row) {
@@ -201,6 +219,8 @@ json row_to_json(const Row& row) {
           {"idle_seconds", idle_seconds},
           {"stage_seconds", stage_seconds},
           {"optimizer_seconds", optimizer_seconds},
+          {"product_share", median(row.products)},
+          {"product_gflops", product_gflops(row)},
           {"peak_bytes", row.peaks},
           {"peak_held_bytes", row.held}};
 }
@@ -216,9 +236,9 @@ void print_table(const std::vector<Row>& rows) {
     if (recomputes) std::printf("%-12s ", text.c_str());
   };
   print_recompute("recompute");
-  std::printf("%-9s %-16s %-9s %-11s %-6s %3s  %9s %17s %10s %7s %7s %9s  %s\n", "precision", "schedule",
+  std::printf("%-9s %-16s %-9s %-11s %-6s %3s  %9s %17s %10s %7s %7s %9s %8s  %s\n", "precision", "schedule",
               "p2", "batching", "cap", "M", "step", "(min - max)", speed.c_str(), "speed", "idle",
-              "predicted", "peak memory by stage");
+              "predicted", "products", "peak memory by stage");
   for (const Row& row : rows) {
     // Against the first row of the same M, sample by sample: they were taken in turn.
     const Row* base = &row;
@@ -234,13 +254,14 @@ void print_table(const std::vector<Row>& rows) {
     for (const int64_t peak : row.peaks) peaks.push_back(format_bytes(static_cast<double>(peak)));
     const auto [fastest, slowest] = std::minmax_element(row.seconds.begin(), row.seconds.end());
     print_recompute(recompute_of(row));
-    std::printf("%-9s %-16s %-9s %-11s %-6s %3zu  %8.4fs (%6.4f - %6.4f) %10.0f %6.3fx %7.3f %9.3f  %s\n",
-                row.trainer->config().train.precision.c_str(), row.schedule.c_str(),
-                std::string(policy_name(row.variant.policy)).c_str(),
-                std::string(batching_name(row.variant.batching)).c_str(), row.cap.c_str(),
-                row.batch.micro_batches.size(), median(row.seconds), *fastest, *slowest,
-                static_cast<double>(row.batch.tokens) / median(row.seconds), median(ratios),
-                mean(medians(row.idle)), mean(medians(row.predicted)), join(peaks, " | ").c_str());
+    std::printf(
+        "%-9s %-16s %-9s %-11s %-6s %3zu  %8.4fs (%6.4f - %6.4f) %10.0f %6.3fx %7.3f %9.3f %8.3f  %s\n",
+        row.trainer->config().train.precision.c_str(), row.schedule.c_str(),
+        std::string(policy_name(row.variant.policy)).c_str(),
+        std::string(batching_name(row.variant.batching)).c_str(), row.cap.c_str(),
+        row.batch.micro_batches.size(), median(row.seconds), *fastest, *slowest,
+        static_cast<double>(row.batch.tokens) / median(row.seconds), median(ratios), mean(medians(row.idle)),
+        mean(medians(row.predicted)), median(row.products), join(peaks, " | ").c_str());
   }
   for (const Row& row : rows) {
     if (row.schedule != kAutoSchedule) continue;
@@ -347,7 +368,9 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       "samples "
       "that were taken\nin turn; idle is 1 - busy / step, the mean over ranks; predicted is what the "
       "simulation "
-      "gives for the same from the row's own\ntimes of F, I, W and optimizer.");
+      "gives for the same from the row's own\ntimes of F, I, W and optimizer; products is the part of busy "
+      "that matrix products and convolutions "
+      "take.");
   command->callback([options, &exit_code] { exit_code = bench(*options); });
 }
 

@@ -33,6 +33,9 @@ TEST(Bench, RowsHaveAllKeys) {
     EXPECT_NEAR(row.at("tokens_per_second").get<double>() * seconds, tokens, 1e-6 * tokens);
     for (const char* key : {"idle_fraction", "idle_predicted", "peak_bytes"})
       EXPECT_EQ(row.at(key).size(), 2U) << key;
+    EXPECT_GT(row.at("product_share").get<double>(), 0);
+    EXPECT_LT(row.at("product_share").get<double>(), 1);
+    EXPECT_GT(row.at("product_gflops").get<double>(), 0);
     for (const auto& idle : row.at("idle_fraction")) {
       EXPECT_GE(idle.get<double>(), 0);
       EXPECT_LE(idle.get<double>(), 1);

@@ -164,7 +164,7 @@ TEST(DataParallel, IsTheReplicasOneAfterTheOther) {
         for (size_t w = 0; w < sums.size(); ++w) trainer.weights()[w]->grad_to_add().copy_(sums[w]);
         UpdateResult result = trainer.update().begin(false);
         pipeline.on_ranks([&](int rank) { trainer.update().run(rank, step, config.optimizer.lr, result); });
-        trainer.update().finish(step, 1, result);
+        trainer.update().finish(step, {}, result);
         expected.losses.push_back(loss);
         expected.norms.push_back(result.grad_norm);
       }

@@ -1,7 +1,9 @@
 // Steps that a rank takes before the norm of all gradients is known: left as they are, or taken back and
 // taken again, to the bit as if it had waited.
+#include <chrono>
 #include <cmath>
 #include <limits>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -23,29 +25,38 @@ Config config_of(const std::string& optimizer, const std::string& precision) {
   return config;
 }
 
-// A trainer whose gradients are made by hand, each rank's in turn.
+// When the ranks come to the end of a step.
+enum class Order { kTogether, kInTurn, kSecondLate };
+
+// A trainer whose gradients are made by hand.
 class ByHand {
  public:
-  explicit ByHand(const Config& config) : trainer_(config) {
-    const bool float16 = config.train.precision == "fp16";
-    scale_ = float16 ? 1024 : 1;
-    update().use({float16, scale_, 0});
+  explicit ByHand(const Config& config) : trainer_(config), float16_(config.train.precision == "fp16") {
+    if (float16_) scale_ = 1024;
+    update().make_savepoints(float16_);
+    update().use({float16_, scale_, 0});
   }
 
-  // A step in which the gradients of rank 1 have norm `norm`, those of rank 0 next to none. If the ranks may
-  // presume, rank 0 has ended its part before rank 1 begins.
-  void step(double norm, bool may_presume) {
+  // A step in which the gradients of rank 1 have norm `norm`, those of rank 0 next to none. In turn, rank 0
+  // has ended its part before rank 1 begins, so it must presume. `leave_out`: the first parameter of rank 0
+  // has no gradient.
+  void step(double norm, Order order, bool leave_out = false) {
     ++step_;
-    const double scale = scale_;
-    UpdateResult result = update().begin(may_presume);
+    const LossScale scale = {float16_, scale_, 0};
+    UpdateResult result = update().begin(order != Order::kTogether);
     const auto run = [&](int rank) {
-      fill(rank, (rank == 0 ? 0.01 : norm) * scale);
+      fill(rank, (rank == 0 ? 0.01 : norm) * scale.value, leave_out && rank == 0);
       update().run(rank, step_, /*lr=*/0.01, result);
     };
-    for (const int first : {0, 1}) {
-      if (may_presume) pipeline().on_ranks([&](int rank) { rank == first ? run(rank) : void(); });
+    if (order == Order::kInTurn) {
+      for (const int turn : {0, 1}) pipeline().on_ranks([&](int rank) { rank == turn ? run(rank) : void(); });
+    } else {
+      pipeline().on_ranks([&](int rank) {
+        if (rank == 1 && order == Order::kSecondLate)
+          std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        run(rank);
+      });
     }
-    if (!may_presume) pipeline().on_ranks(run);
     stood_.assign(2, true);
     pipeline().on_ranks([&](int rank) {
       const Settled settled = update().settle(rank);
@@ -80,7 +91,7 @@ class ByHand {
   }
 
  private:
-  void fill(int rank, double norm) {
+  void fill(int rank, double norm, bool leave_out) {
     int64_t numel = 0;
     std::vector<Parameter*> mine;
     for (const auto& stage : pipeline().rank(rank).stages()) {
@@ -91,6 +102,7 @@ class ByHand {
         }
       }
     }
+    if (leave_out) mine.erase(mine.begin());
     const double each = norm / std::sqrt(static_cast<double>(numel));
     for (Parameter* parameter : mine) {
       at::Tensor& grad = parameter->grad_to_add();
@@ -99,6 +111,7 @@ class ByHand {
   }
 
   Trainer trainer_;
+  bool float16_;
   double scale_ = 1;
   int64_t step_ = 0;
   std::vector<char> stood_;
@@ -107,45 +120,46 @@ class ByHand {
 
 constexpr double kOverflow = std::numeric_limits<double>::infinity();
 
-// 0.5 stands; 2 is clipped; after it rank 0 would wait, which is not tried here, so each follows a 0.5 alone.
+// 0.5 stands, 2 is clipped.
 TEST(PostValidation, LeavesTheBitsOfRanksThatWait) {
   for (const std::string optimizer : {"adamw", "adam", "sgd"}) {
     for (const std::string precision : {"fp32", "bf16", "fp16"}) {
       for (const std::vector<double>& norms :
            {std::vector<double>{0.5, 0.5, 0.25}, {2}, {0.5, 2}, {0.5, kOverflow}, {kOverflow}}) {
         if (norms.back() == kOverflow && precision != "fp16") continue;  // that ends a run
-        const Config config = config_of(optimizer, precision);
-        ByHand waits(config);
-        ByHand presumes(config);
-        for (const double norm : norms) {
-          waits.step(norm, false);
-          presumes.step(norm, true);
-          EXPECT_EQ(presumes.stood(0), norm < 1);
-          EXPECT_TRUE(presumes.stood(1)) << "the norm is known to who comes last";
+        for (const bool leave_out : {false, true}) {
+          const Config config = config_of(optimizer, precision);
+          ByHand waits(config);
+          ByHand presumes(config);
+          for (size_t i = 0; i < norms.size(); ++i) {
+            waits.step(norms[i], Order::kTogether, leave_out && i == 1);
+            presumes.step(norms[i], Order::kInTurn, leave_out && i == 1);
+            EXPECT_EQ(presumes.stood(0), norms[i] < 1);
+            EXPECT_TRUE(presumes.stood(1)) << "the norm is known to who comes last";
+          }
+          EXPECT_EQ(presumes.update().taken_back(), norms.back() > 1 ? 1 : 0);
+          EXPECT_EQ(waits.update().taken_back(), 0);
+          // The next step, from what is left of these.
+          waits.step(0.75, Order::kTogether);
+          presumes.step(0.75, Order::kTogether);
+          presumes.expect_same_as(
+              waits, concat(optimizer, ", ", precision, ", ", ::testing::PrintToString(norms), leave_out));
         }
-        EXPECT_EQ(presumes.update().taken_back(), norms.back() > 1 ? 1 : 0);
-        EXPECT_EQ(waits.update().taken_back(), 0);
-        // The next step, from what is left of these.
-        waits.step(0.75, false);
-        presumes.step(0.75, false);
-        presumes.expect_same_as(waits,
-                                concat(optimizer, ", ", precision, ", ", ::testing::PrintToString(norms)));
       }
     }
   }
 }
 
-// After a step that was clipped the next one will be, too: no copies are made for it.
+// After a step that was clipped the next one will be, too: no rank goes on without the norm.
 TEST(PostValidation, WaitsAfterAStepThatWasTakenBack) {
   ByHand ranks(config_of("adamw", "fp32"));
-  ranks.step(2, true);
+  ranks.step(2, Order::kSecondLate);
   EXPECT_EQ(ranks.update().taken_back(), 1);
-  UpdateResult result = ranks.update().begin(true);
-  ranks.pipeline().on_ranks([&](int rank) { ranks.update().run(rank, 2, 0.01, result); });  // gradients of 0
-  ranks.update().settle_all();
+  ranks.step(2, Order::kSecondLate);
   EXPECT_EQ(ranks.update().taken_back(), 1);
-  ranks.step(0.5, true);
-  EXPECT_TRUE(ranks.stood(0));
+  ranks.step(0.5, Order::kSecondLate);  // waited for, too, and found to be right
+  ranks.step(2, Order::kSecondLate);
+  EXPECT_EQ(ranks.update().taken_back(), 2);
 }
 
 TEST(PostValidation, NeedsRunAhead) {

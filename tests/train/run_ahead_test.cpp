@@ -60,10 +60,15 @@ TEST(RunAhead, KeepsEveryBit) {
   expect_same("last batches of an epoch", "1f1b", [](Config& config) {
     config.data.held_out = 1 - 21.0 / 1024;  // 21 samples to train on: batches of 8, 8 and 5
   });
-  expect_same("fp16", "1f1b", [](Config& config) {
-    config.train.precision = "fp16";
-    config.train.loss_scale = 1e9;
-  });
+  for (const int ranks : {1, 2}) {  // with one, the loss is in what runs first
+    for (const std::string schedule : {"1f1b", "gpipe"}) {
+      expect_same(concat("fp16, ", ranks, " ranks"), schedule, [=](Config& config) {
+        config.pipeline.ranks = ranks;
+        config.train.precision = "fp16";
+        config.train.loss_scale = 1e9;
+      });
+    }
+  }
 }
 
 TEST(RunAhead, StandsStillWhereItIsLookedAt) {
@@ -81,14 +86,6 @@ TEST(RunAhead, StandsStillWhereItIsLookedAt) {
   EXPECT_EQ(trainer.position().batches, 3);
 }
 
-// A step whose norm is above train.clip_norm, after one whose norm is not.
-int first_clipped(const RunOutcome& outcome, double clip_norm) {
-  for (int step = 3; step <= kSteps; ++step) {  // the first that may be presumed is the second
-    if (outcome.norms[step - 2] < clip_norm && outcome.norms[step - 1] > clip_norm) return step;
-  }
-  return 0;
-}
-
 // One rank ends its part of a step late. The other one has gone on by then, and has to take the step back,
 // with what it has begun of the next one, since that step was clipped.
 TEST(RunAhead, TakesStepsBackToTheBit) {
@@ -98,15 +95,9 @@ TEST(RunAhead, TakesStepsBackToTheBit) {
     config.model.tied = false;   // or the ranks wait for each other's gradients of what is tied
     config.optimizer.lr = 1e-4;  // so that norms differ by batch, instead of falling
     change(config);
-    std::vector<double> norms = run(config, false).norms;
-    RunOutcome expected;
-    int clipped = 0;
-    for (size_t i = 0; i < norms.size() && clipped == 0; ++i) {
-      config.train.clip_norm = norms[i] * 0.999;
-      expected = run(config, false);
-      clipped = first_clipped(expected, config.train.clip_norm);
-    }
-    ASSERT_GT(clipped, 0) << what << ": " << ::testing::PrintToString(norms);
+    const auto [expected, clipped] =
+        test::clip_one_step(config, [&](const Config& clips) { return run(clips, false); });
+    ASSERT_GT(clipped, 0) << what;
     config.pipeline.post_validation = true;
     const test::Environment late("TWOBP_FAIL",
                                  concat("optimizer:step=", clipped, ":rank=", late_rank, ":seconds=0.3"));
@@ -126,7 +117,57 @@ TEST(RunAhead, TakesStepsBackToTheBit) {
     });
     expect_same("BatchNorm", "1f1b", late_rank, [](Config& config) { test::make_tiny_resnet(config); });
     expect_same("replicas", "1f1b", late_rank, [](Config& config) { config.pipeline.data_parallel = 2; });
+    expect_same("three ranks", "1f1b", late_rank, [](Config& config) { config.pipeline.ranks = 3; });
+    expect_same("recomputed", "1f1b", late_rank,
+                [](Config& config) { config.pipeline.recompute = {"both"}; });
+    expect_same("LoRA", "zb-h2", late_rank, [](Config& config) {
+      config.model.lora = 2;
+      config.model.lora_targets = {"q_proj", "down_proj"};
+    });
+    expect_same("fp16", "1f1b", late_rank, [](Config& config) {
+      config.train.precision = "fp16";
+      config.train.loss_scale = 64;
+    });
   }
+}
+
+// The loss scale doubles after the second step, so that the gradients of one of the next overflow: a rank
+// that has gone on takes that back, and the step after it has half the scale.
+TEST(RunAhead, TakesBackAStepThatOverflows) {
+  Config config = config_of("1f1b");
+  config.model.tied = false;
+  config.train.precision = "fp16";
+  config.train.loss_scale = 1e9;
+  config.pipeline.run_ahead = false;
+  double highest = 0;  // that does not overflow
+  {
+    Trainer trainer(config);
+    StepResult result;
+    do result = trainer.step();
+    while (result.skipped);
+    highest = result.gradient_scale;
+  }
+  const auto run_from = [&](const Config& from) {
+    Trainer trainer(from);
+    trainer.go_on_from({0, 0, highest, LossScale::kGrowthSteps - 2});
+    return test::steps_of(trainer, kSteps);
+  };
+  const RunOutcome expected = run_from(config);
+  ASSERT_FALSE(expected.skipped.empty());
+  const int64_t overflows = expected.skipped.front();
+  ASSERT_GE(overflows, 3);
+  config.pipeline.run_ahead = true;
+  expect_same_run(expected, run_from(config), "waits for the norm");
+  config.pipeline.post_validation = true;
+  int64_t taken_back = 0;  // not by a rank that sees the overflow in its own gradients
+  for (const int late_rank : {0, 1}) {
+    const test::Environment late("TWOBP_FAIL",
+                                 concat("optimizer:step=", overflows, ":rank=", late_rank, ":seconds=0.3"));
+    const RunOutcome actual = run_from(config);
+    taken_back += actual.taken_back;
+    expect_same_run(expected, actual, concat("rank ", late_rank, " late"));
+  }
+  EXPECT_GT(taken_back, 0);
 }
 
 // Who stops a run wants to save what it has: no step is under way then.

@@ -2,6 +2,7 @@
 // agree on compared, their weights gathered.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -99,6 +100,25 @@ inline RunOutcome steps_of(Trainer& trainer, int steps) {
 inline RunOutcome run_alone(const Config& config, int steps) {
   Trainer trainer(config);
   return steps_of(trainer, steps);
+}
+
+// Chooses train.clip_norm so that a step is clipped after one that is not, from the second on: what `run`
+// then gives, and that step; 0: there is no such norm. Norms should differ by batch, as they do at a low
+// optimizer.lr.
+struct ClipsOneStep {
+  RunOutcome outcome;
+  int step = 0;
+};
+inline ClipsOneStep clip_one_step(Config& config, const std::function<RunOutcome(const Config&)>& run) {
+  for (const double norm : run(config).norms) {
+    config.train.clip_norm = norm * 0.999;
+    RunOutcome outcome = run(config);
+    for (size_t i = 2; i < outcome.norms.size(); ++i) {
+      if (outcome.norms[i - 1] < config.train.clip_norm && outcome.norms[i] > config.train.clip_norm)
+        return {std::move(outcome), static_cast<int>(i) + 1};
+    }
+  }
+  return {};
 }
 
 // All worlds: losses, norms and so on of every one are those of the first, and so is every weight that two of

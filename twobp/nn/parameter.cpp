@@ -6,6 +6,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/nn/kernels/gemm.h"
+#include "twobp/nn/kernels/product_time.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -120,11 +121,12 @@ void Parameter::refresh_value() {
 void Parameter::accumulate_product(const at::Tensor& a, const at::Tensor& b) {
   if (discards_) return;
   at::Tensor matrix = as_matrix_of_rows(grad);
-  if (a.scalar_type() != grad.scalar_type()) {
-    const at::ScalarType type = product_type(a.scalar_type());
-    if (type == grad.scalar_type()) {
-      accumulate_product(a.to(type), b.to(type));
-    } else if (has_grad_) {
+  const bool widens = a.scalar_type() != grad.scalar_type();
+  const at::ScalarType type = product_type(a.scalar_type());
+  if (widens && type == grad.scalar_type()) return accumulate_product(a.to(type), b.to(type));
+  const ProductTimer timer(a.size(0), b.size(1), a.size(1));
+  if (widens) {
+    if (has_grad_) {
       matrix.add_(at::mm(a, b));
     } else {
       matrix.copy_(at::mm(a, b));

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "twobp/nn/kernels/product_time.h"
 #include "twobp/pipeline/memory_meter.h"
 #include "twobp/schedule/schedule.h"
 #include "twobp/schedule/simulate/idle_cause.h"
@@ -55,7 +56,8 @@ struct RankTimes {
   // of its part. 0: all of it.
   double span = 0;
   double optimizer = 0;
-  double busy = 0;  // F + I + W + optimizer
+  double busy = 0;       // F + I + W + optimizer
+  ProductTime products;  // of busy
   // Data parallel: waited for sums of gradients over replicas after the last instruction; part of the tail.
   double exposed = 0;
   std::array<double, kIdleCauses>

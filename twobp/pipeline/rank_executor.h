@@ -22,7 +22,8 @@
 
 namespace twobp {
 
-// What the update of the step before has come to on a rank.
+// What the update of the step before has come to on a rank. Where it does not stand, what the rank has done
+// for nothing counts as start-up of the step after it.
 struct Settled {
   bool stands = true;         // false: weights have changed since the rank ended that step
   double gradient_scale = 1;  // of the step after it
@@ -44,8 +45,8 @@ struct StepInput {
   P2Order p2_order = P2Order::kOldest;
   double timeout = 300;  // seconds
   bool want_events = false;
-  // Called on each rank's thread when it has run the F that need no other rank, before it sends, receives or
-  // adds to a gradient: if the step before does not stand, they are run again. Null: it stands, and
+  // Called on each rank's thread when it has run the first F, before it sends, receives, adds to a gradient
+  // or has a loss: if the step before does not stand, they are run again. Null: it stands, and
   // `gradient_scale` is known.
   std::function<Settled(int rank)> settle;
   // Runs on each rank's thread after its last instruction: gradients summed, clipped, applied. Returns the
@@ -150,6 +151,7 @@ class RankExecutor {
 
   const StepInput* input_ = nullptr;  // of the step at hand
   double gradient_scale_ = 1;
+  ProductTime products_;  // when the step began
   int64_t cap_ = 0;
   int64_t largest_p2_ = 0;  // bytes that W of some layer needs meanwhile
   std::vector<int> local_;  // stage -> index into stages_, -1 if it is elsewhere

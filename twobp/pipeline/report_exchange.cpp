@@ -61,6 +61,8 @@ void visit(StepReport& report, const std::vector<int>& ranks, const std::vector<
     each.time(times.end);
     each(times.optimizer);
     each(times.busy);
+    each(times.products.seconds);
+    each(times.products.operations);
     each(times.exposed);
     for (double& seconds : times.idle) each(seconds);
     each(times.instructions);

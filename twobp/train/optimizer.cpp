@@ -25,16 +25,20 @@ Optimizer::Optimizer(const OptimizerConfig& config, const std::vector<Item>& ite
   }
 }
 
+void Optimizer::complete_gradients() {
+  for (const Group& group : groups_) {
+    for (Parameter* parameter : group.parameters) parameter->grad_to_add();
+  }
+}
+
 void Optimizer::step(double lr, double grad_factor) {
+  if (!undone_) complete_gradients();
   count_.add_(1);
   // The fused kernels divide by grad_scale.
   std::optional<at::Tensor> grad_scale;
   if (grad_factor != 1) grad_scale = at::scalar_tensor(1 / grad_factor, count_.options());
   for (Group& group : groups_) {
     if (group.parameters.empty()) continue;
-    for (Parameter* parameter : group.parameters) {
-      if (!undone_) parameter->grad_to_add();
-    }
     if (config_.type == "sgd") {
       at::_fused_sgd_(group.values, group.grads, group.first, group.weight_decay, config_.momentum, lr,
                       /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/!stepped_,

@@ -26,7 +26,9 @@ class Optimizer {
   // Allocates the state on the calling thread.
   Optimizer(const OptimizerConfig& config, const std::vector<Item>& items);
 
-  // One update with the gradients times `grad_factor`; a parameter without a gradient has gradient 0.
+  // Parameters without a gradient get gradient 0; step() does that first.
+  void complete_gradients();
+  // One update with the gradients times `grad_factor`.
   void step(double lr, double grad_factor);
   // Drops the gradients.
   void skip();

@@ -5,15 +5,12 @@
 namespace twobp {
 
 void Savepoint::add(const at::Tensor& live, int stage) {
-  entries_.push_back({live, {}, stage});
+  const MemoryMeter::Scope scope(stage, MemoryCategory::kOptimizer);
+  entries_.push_back({live, at::empty_like(live)});
 }
 
 void Savepoint::save() {
-  for (Entry& entry : entries_) {
-    const MemoryMeter::Scope scope(entry.stage, MemoryCategory::kOptimizer);
-    if (!entry.copy.defined()) entry.copy = at::empty_like(entry.live);
-    entry.copy.copy_(entry.live);
-  }
+  for (Entry& entry : entries_) entry.copy.copy_(entry.live);
 }
 
 void Savepoint::roll_back() const {

@@ -9,16 +9,14 @@ namespace twobp {
 
 class Savepoint {
  public:
-  // `live` is changed in place later on; its copy is booked on the stage as optimizer state.
+  // Allocates the copy, booked on the stage as optimizer state. `live` is changed in place later on.
   void add(const at::Tensor& live, int stage);
-  // Allocates the copies the first time.
   void save();
   void roll_back() const;
 
  private:
   struct Entry {
     at::Tensor live, copy;
-    int stage = 0;
   };
   std::vector<Entry> entries_;
 };

@@ -160,7 +160,7 @@ void Trainer::finish(StepUnderWay& step) {
   }
   if (under_way_.size() == 1) update_->settle_all();
   result.gradient_scale = loss_scale_.value;
-  update_->finish(result.step, result.gradient_scale, step.update);
+  update_->finish(result.step, loss_scale_, step.update);
   result.grad_norm = step.update.grad_norm;
   result.skipped = step.update.skipped;
   result.loss = result.report.loss;

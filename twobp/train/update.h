@@ -45,16 +45,19 @@ class Update {
   ~Update();
   static constexpr int64_t kBucketBytes = 25 << 20;
 
+  // Allocates, on every rank, what a step that may be taken back needs: a copy of the weights, the
+  // optimizer's state and buffers, with float16 also of gradients. Without, and with sharded state, ranks do
+  // not presume.
+  void make_savepoints(bool float16);
   // While the ranks stand still: what gradients carry in the next step. From there on each rank adapts it.
   void use(const LossScale& scale);
   // Before a step; its result is filled in by what follows. `may_presume`: see run(). Every process says the
   // same.
   UpdateResult begin(bool may_presume) const;
-  // For StepOptions::finish. With clipping or a loss scale every rank waits for the norm; without, it takes
-  // the step as soon as its own gradients are there. Returns the seconds the rank was busy. With a loss
-  // scale, a step whose gradient is not finite is skipped. A rank that may presume does not wait: it takes
-  // the step as if it were neither clipped nor skipped (but not if the one before was), which is open until
-  // settle().
+  // For StepOptions::finish. With clipping or in float16 every rank waits for the norm; else it takes the
+  // step as soon as its own gradients are there. Returns the seconds the rank was busy. In float16 a step
+  // whose gradient is not finite is skipped. A rank that may presume does not wait: it takes the step as if
+  // it were neither clipped nor skipped (but not if the one before was), which is open until settle().
   double run(int rank, int64_t step, double lr, UpdateResult& result);
   // For StepOptions::settle. Waits for the norm of an open step, and if it is not as presumed, takes the step
   // back and takes the right one. Nothing may have been added to gradients since run(), nothing that depends
@@ -62,10 +65,10 @@ class Update {
   Settled settle(int rank);
   // The same on all ranks of this process, which stand still.
   void settle_all();
-  // After the step, on the thread that runs the pipeline; `gradient_scale`: what its gradients carried.
-  // Throws Error on every process if a gradient is not finite, naming the layer whose weight is not, or else
-  // the one where the backward pass met it first.
-  void finish(int64_t step, double gradient_scale, UpdateResult& result);
+  // After the step, on the thread that runs the pipeline; `scale`: what its gradients carried. Throws Error
+  // on every process if a gradient is not finite, naming the layer whose weight is not, or else the one where
+  // the backward pass met it first.
+  void finish(int64_t step, const LossScale& scale, UpdateResult& result);
   // Steps taken back so far, by the ranks of this process.
   int64_t taken_back() const;
 
@@ -101,7 +104,7 @@ class Update {
     LossScale scale;
     bool as_presumed = true;  // the last step was neither clipped nor skipped
     std::optional<OpenStep> open;
-    std::unique_ptr<Savepoint> before;  // null until a step is first left open
+    std::unique_ptr<Savepoint> before;  // null: it never presumes
     int64_t taken_back = 0;
   };
   // Uses of one weight in model order; more than one if it is tied.
@@ -125,7 +128,7 @@ class Update {
   // By layer of the model, of the rank's own; false if one is not finite.
   bool sum_squares(int rank, at::Tensor& squares);
   // Whether and how a step is taken depends on all ranks.
-  bool depends_on_norm(double gradient_scale) const { return clip_norm_ > 0 || gradient_scale != 1; }
+  bool depends_on_norm(const LossScale& scale) const { return clip_norm_ > 0 || scale.adapts; }
   // What the optimizer is to multiply gradients by; none if the step is skipped.
   std::optional<double> factor_for(const at::Tensor& squares, double gradient_scale) const;
   // Returns the seconds spent waiting.

@@ -76,7 +76,7 @@ double Update::run(int rank, int64_t step, double lr, UpdateResult& result) {
   // One sum of squares per layer, those of other ranks zero: adding them over ranks changes no bit.
   at::Tensor squares = at::zeros_like(result.squares);
   const bool finite = sum_squares(rank, squares);
-  const bool depends = depends_on_norm(scale);
+  const bool depends = depends_on_norm(state.scale);
   if (!depends || result.may_presume) {
     // finish() sums them over processes; ranks of this one write to layers of their own.
     for (int64_t layer = 0; layer < squares.numel(); ++layer) {
@@ -89,7 +89,8 @@ double Update::run(int rank, int64_t step, double lr, UpdateResult& result) {
     return now_seconds() - begin - waited;
   }
   AllReduce norm(pipeline_.rank(rank).transport(), squares, kNormNumber);
-  if (result.may_presume && finite && state.as_presumed && !shards_[rank] && !norm.progress()) {
+  const bool presumes = result.may_presume && state.before && finite && state.as_presumed;
+  if (presumes && norm.owes_nothing() && !norm.progress()) {
     leave_open(rank, {step, lr, squares, std::move(norm)});
     return now_seconds() - begin - waited;
   }
@@ -116,17 +117,23 @@ double Update::take(int rank, int64_t step, double lr, std::optional<double> fac
   return receive_shards(rank, step);
 }
 
-void Update::leave_open(int rank, OpenStep step) {
-  RankState& state = states_[rank];
-  if (!state.before) {
-    state.before = std::make_unique<Savepoint>();
-    optimizers_[rank]->add_to(*state.before, /*gradients=*/state.scale.adapts);
+void Update::make_savepoints(bool float16) {
+  if (pipeline_.ranks() == 1) return;  // which has the norm at once
+  pipeline_.on_ranks([&](int rank) {
+    if (shards_[rank]) return;
+    auto before = std::make_unique<Savepoint>();
+    optimizers_[rank]->add_to(*before, /*gradients=*/float16);
     for (const Uses& uses : all_) {  // the next step's F may change it before settle()
       const Parameter* parameter = parameter_of(uses, rank);
-      if (parameter != nullptr && parameter->is_buffer())
-        state.before->add(parameter->value, uses.front().stage);
+      if (parameter != nullptr && parameter->is_buffer()) before->add(parameter->value, uses.front().stage);
     }
-  }
+    states_[rank].before = std::move(before);
+  });
+}
+
+void Update::leave_open(int rank, OpenStep step) {
+  RankState& state = states_[rank];
+  optimizers_[rank]->complete_gradients();
   state.before->save();
   optimizers_[rank]->step(step.lr, 1 / state.scale.value);
   state.open = std::move(step);
@@ -164,17 +171,17 @@ int64_t Update::taken_back() const {
   return count;
 }
 
-void Update::finish(int64_t step, double gradient_scale, UpdateResult& result) {
+void Update::finish(int64_t step, const LossScale& scale, UpdateResult& result) {
   World& world = pipeline_.world();
   const MemoryMeter::Watch watch(pipeline_.meter());
-  if (!depends_on_norm(gradient_scale) || result.may_presume) {
+  if (!depends_on_norm(scale) || result.may_presume) {
     // Replicas have the same gradients, since their sums: those of the first count.
     if (world.replica > 0) result.squares.zero_();
     all_reduce_sum(*world.processes, result.squares, timeout_);
   }
-  result.grad_norm = norm_of(result.squares) / gradient_scale;
+  result.grad_norm = norm_of(result.squares) / scale.value;
   const bool finite = all_finite(result.squares);
-  result.skipped = !finite && gradient_scale != 1;
+  result.skipped = !finite && scale.adapts;
   if (!finite && !result.skipped) {
     pipeline_.on_ranks([&](int rank) { fail_not_finite(rank, result.squares, step); });
   }

@@ -5,6 +5,7 @@
 #include <mpi.h>
 #include <sched.h>
 #include <string_view>
+#include <unistd.h>
 
 #include "twobp/core/check.h"
 #include "twobp/transport/launcher.h"
@@ -16,6 +17,14 @@ namespace {
 
 // Set when a rank has aborted: the others may be gone, and MPI_Finalize waits for them.
 std::atomic<bool> failed{false};
+
+// What tells MPI who the others are has variables of its own: PMIX_RANK, PMI_FD, PMI_CONTROL_PORT, ...
+bool has_process_manager() {
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    if (std::string_view(*variable).starts_with("PMI")) return true;
+  }
+  return false;
+}
 
 class WatchedEndpoint : public MpiEndpoint {
  public:
@@ -41,9 +50,7 @@ class Session {
  private:
   Session() {
     const Launcher launcher = find_launcher();
-    const char* manager = std::getenv("SLURM_MPI_TYPE");  // srun's --mpi
-    TWOBP_CHECK(launcher.kind != Launcher::Kind::kSlurm || !launcher.started_many() || manager == nullptr ||
-                    std::string_view(manager) != "none",
+    TWOBP_CHECK(launcher.kind != Launcher::Kind::kSlurm || !launcher.started_many() || has_process_manager(),
                 "srun started ", launcher.size,
                 " processes that know nothing of each other: use srun --mpi=pmix, or what else srun "
                 "--mpi=list says there is");

@@ -1,5 +1,7 @@
 #include "twobp/nn/kernels/blas.h"
 
+#include "twobp/nn/kernels/product_time.h"
+
 #if TWOBP_BLAS
 // The Fortran interface of BLAS: column-major, everything by address.
 extern "C" {
@@ -43,6 +45,7 @@ at::Tensor view(const T* data, int64_t rows, int64_t cols, int64_t stride, bool 
 template <typename T>
 void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, T alpha, Matrix<const T> a,
           Matrix<const T> b, T beta, Matrix<T> c) {
+  const ProductTimer timer(m, n, k);
 #if TWOBP_BLAS
   // A row-major matrix is its transpose in column-major: c^T = op(b)^T op(a)^T.
   const int rows = static_cast<int>(n), cols = static_cast<int>(m), inner = static_cast<int>(k);

@@ -1,5 +1,6 @@
 #include "twobp/nn/kernels/gemm.h"
 
+#include "twobp/nn/kernels/product_time.h"
 #include "twobp/nn/kernels/rows.h"
 #include "twobp/nn/kernels/sum_rows.h"
 
@@ -49,6 +50,7 @@ at::ScalarType product_type(at::ScalarType dtype) {
 
 void multiply_into(at::Tensor& y, const at::Tensor& a, const at::Tensor& b) {
   const at::ScalarType type = product_type(y.scalar_type());
+  const ProductTimer timer(a.size(0), b.size(1), a.size(1));
   if (type == y.scalar_type()) {
     at::mm_out(y, a, b);
   } else {
@@ -59,9 +61,12 @@ void multiply_into(at::Tensor& y, const at::Tensor& a, const at::Tensor& b) {
 void multiply_and_add(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, const at::Tensor& row) {
   const at::ScalarType type = product_type(y.scalar_type());
   if (type == compute_type(type) && type == y.scalar_type()) {
-    at::mm_out(y, a, b);
+    multiply_into(y, a, b);
     add_row(y, row);  // ATen's addmm writes the row everywhere first, which costs more
-  } else if (type == y.scalar_type()) {
+    return;
+  }
+  const ProductTimer timer(a.size(0), b.size(1), a.size(1));
+  if (type == y.scalar_type()) {
     at::addmm_out(y, row.to(type), a, b);
   } else {
     y.copy_(at::addmm(row.to(type), a.to(type), b.to(type)));
@@ -70,6 +75,7 @@ void multiply_and_add(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, c
 
 void multiply_add(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, double scale) {
   const at::ScalarType type = product_type(a.scalar_type());
+  const ProductTimer timer(a.size(0), b.size(1), a.size(1));
   if (type == a.scalar_type() && type == y.scalar_type()) {
     y.addmm_(a, b, 1, scale);
   } else {

@@ -5,6 +5,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/nn/kernels/gemm.h"
+#include "twobp/nn/kernels/product_time.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -98,6 +99,7 @@ at::Tensor Convolution::forward(const at::Tensor& x) const {
   if (options_.kernel > 1 && uses_onednn(pixels)) {
     const int64_t s = options_.stride;
     const int64_t p = options_.padding;
+    const ProductTimer timer(pixels, options_.out, weight.numel() / options_.out);
     return channels_last(at::conv2d(channels_second(x), weight, {}, {s, s}, {p, p}));
   }
   at::Tensor y = at::empty(sizes, x.options());
@@ -147,9 +149,11 @@ at::Tensor Convolution::input_gradient(const at::Tensor& dy, at::IntArrayRef x_s
   if (uses_onednn(pixels)) {
     // Only the sizes of x are looked at.
     const at::Tensor x = at::empty({1}, dy.options()).expand(x_sizes);
-    const auto gradients =
-        at::convolution_backward(channels_second(dy), channels_second(x), weight, {}, {s, s}, {p, p}, {1, 1},
-                                 false, {0, 0}, 1, {true, false, false});
+    const auto gradients = [&] {
+      const ProductTimer timer(pixels, options_.out, weight.numel() / options_.out);
+      return at::convolution_backward(channels_second(dy), channels_second(x), weight, {}, {s, s}, {p, p},
+                                      {1, 1}, false, {0, 0}, 1, {true, false, false});
+    }();
     at::Tensor dx = channels_last(std::get<0>(gradients));
     return add_to.defined() ? add_to.add_(dx) : dx;
   }
@@ -165,7 +169,9 @@ at::Tensor Convolution::input_gradient(const at::Tensor& dy, at::IntArrayRef x_s
   const at::Tensor widened = matrix.to(type);
   for (int64_t first = 0; first < dy.size(0); first += at_once) {
     const int64_t samples = std::min(at_once, dy.size(0) - first);
-    const at::Tensor rows = at::mm(as_pixels(dy.narrow(0, first, samples)).to(type), widened);
+    const at::Tensor gradient = as_pixels(dy.narrow(0, first, samples)).to(type);
+    at::Tensor rows = at::empty({gradient.size(0), cols}, gradient.options());
+    multiply_into(rows, gradient, widened);
     dispatch_float(type, "Convolution", [&](auto zero) {
       using S = decltype(zero);
       if constexpr (std::is_same_v<S, Compute<S>>) {
@@ -192,9 +198,11 @@ void Convolution::add_weight_gradient(const at::Tensor& x, const at::Tensor& dy)
   const int64_t s = options_.stride;
   const int64_t p = options_.padding;
   if (uses_onednn(pixels)) {
-    const auto gradients =
-        at::convolution_backward(channels_second(dy), channels_second(x), weight_.value, {}, {s, s}, {p, p},
-                                 {1, 1}, false, {0, 0}, 1, {false, true, false});
+    const auto gradients = [&] {
+      const ProductTimer timer(pixels, options_.out, weight_.value.numel() / options_.out);
+      return at::convolution_backward(channels_second(dy), channels_second(x), weight_.value, {}, {s, s},
+                                      {p, p}, {1, 1}, false, {0, 0}, 1, {false, true, false});
+    }();
     weight_.accumulate(std::get<1>(gradients));
     return;
   }

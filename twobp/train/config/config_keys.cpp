@@ -201,7 +201,7 @@ std::vector<ConfigKey> make_keys() {
        "with run_ahead and train.clip_norm or fp16: a rank does not wait for the norm of all gradients, but "
        "takes its step as if it were neither clipped nor skipped, and takes it back, to the bit, where it "
        "is; "
-       "costs a copy of weights and optimizer state"},
+       "costs a copy of weights and optimizer state, in fp16 also of gradients"},
       {KEY(pipeline, bucket), "bytes",
        "gradients that data parallelism sums at once, begun when all of them are there"},
       {KEY(pipeline, memory_cap), "bytes",

@@ -1,0 +1,36 @@
+// What a thread has spent in matrix products and convolutions, which is what a training step is made of where
+// it is fast: the rest is passes over memory.
+#pragma once
+
+#include <cstdint>
+
+namespace twobp {
+
+struct ProductTime {
+  double seconds = 0;
+  double operations = 0;  // additions and multiplications
+
+  ProductTime operator-(const ProductTime& other) const {
+    return {seconds - other.seconds, operations - other.operations};
+  }
+};
+
+// Of the calling thread, since it began.
+ProductTime product_time();
+
+// One product, as long as this lives; not within another.
+class ProductTimer {
+ public:
+  explicit ProductTimer(double operations);
+  // (m, k) @ (k, n).
+  ProductTimer(int64_t m, int64_t n, int64_t k)
+      : ProductTimer(2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k)) {}
+  ~ProductTimer();
+  ProductTimer(const ProductTimer&) = delete;
+  ProductTimer& operator=(const ProductTimer&) = delete;
+
+ private:
+  double begin_;
+};
+
+}  // namespace twobp
