@@ -194,6 +194,8 @@ json row_to_json(const Row& row) {
   for (const RankTimes& times : row.last) idle_seconds.push_back(idle_to_json(times));
   json optimizer_seconds = json::array();
   for (const RankTimes& times : row.last) optimizer_seconds.push_back(times.optimizer);
+  json allocations = json::array();
+  for (const RankTimes& times : row.last) allocations.push_back(times.allocations);
   json stage_seconds = json::array();
   for (const StageTimes& times : row.stages) {
     const double n = std::max(1, times.micro_batches);
@@ -221,6 +223,7 @@ json row_to_json(const Row& row) {
           {"optimizer_seconds", optimizer_seconds},
           {"product_share", median(row.products)},
           {"product_gflops", product_gflops(row)},
+          {"allocations", allocations},
           {"peak_bytes", row.peaks},
           {"peak_held_bytes", row.held}};
 }

@@ -91,6 +91,19 @@ TEST(CheckpointFolder, OneRunAtATime) {
   EXPECT_EQ(CheckpointFolder(path, 3).steps(), std::vector<int64_t>{1});
 }
 
+// One that was killed may need a moment.
+TEST(CheckpointFolder, WaitsForARunThatIsEnding) {
+  const TempFolder folder;
+  const std::string path = folder.path("checkpoints/");
+  auto first = std::make_unique<CheckpointFolder>(path, 3);
+  std::thread ending([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    first.reset();
+  });
+  EXPECT_NO_THROW(CheckpointFolder(path, 3));
+  ending.join();
+}
+
 // Every way a file can be broken; the checkpoint before is taken and the reason told.
 TEST(CheckpointFolder, DamagedNewestMeansTheOneBefore) {
   const TempFolder folder;

@@ -152,6 +152,7 @@ class RankExecutor {
   const StepInput* input_ = nullptr;  // of the step at hand
   double gradient_scale_ = 1;
   ProductTime products_;  // when the step began
+  int64_t allocations_ = 0;
   int64_t cap_ = 0;
   int64_t largest_p2_ = 0;  // bytes that W of some layer needs meanwhile
   std::vector<int> local_;  // stage -> index into stages_, -1 if it is elsewhere

@@ -4,6 +4,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/core/text.h"
+#include "twobp/pipeline/block_cache.h"
 #include "twobp/pipeline/rank_executor.h"
 
 namespace twobp {
@@ -51,6 +52,7 @@ RankResult RankExecutor::run(const StepInput& input) {
   }
   result_.times.end = now_seconds();
   result_.times.products = product_time() - products_;
+  result_.times.allocations = BlockCache::allocations() - allocations_;
   result_.times.busy = result_.times.optimizer;
   for (const StageTimes& times : stage_times_) {
     result_.times.busy += times.forward + times.backward_p1 + times.backward_p2;
@@ -144,6 +146,7 @@ void RankExecutor::prepare(const StepInput& input) {
     }
   }
   products_ = product_time();
+  allocations_ = BlockCache::allocations();
   result_.times.begin = now_seconds();
 }
 

@@ -15,6 +15,7 @@
 #include <c10/core/GradMode.h>
 
 #include "twobp/core/check.h"
+#include "twobp/pipeline/block_cache.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp {
@@ -144,6 +145,7 @@ RankThreads::RankThreads(std::vector<int> ranks, const ThreadOptions& options, C
       if (pin) pin_to(cores, first_core, per_rank);
       at::set_num_threads(per_rank);
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
+      const BlockCache::Use blocks;
       const MemoryMeter::Watch watch(meter);
       state_->work(rank);
     });

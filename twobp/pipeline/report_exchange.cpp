@@ -63,6 +63,7 @@ void visit(StepReport& report, const std::vector<int>& ranks, const std::vector<
     each(times.busy);
     each(times.products.seconds);
     each(times.products.operations);
+    each(times.allocations);
     each(times.exposed);
     for (double& seconds : times.idle) each(seconds);
     each(times.instructions);

@@ -31,6 +31,7 @@ constexpr std::string_view kNew = ".new";  // being written
 constexpr std::string_view kOld = ".old";  // being removed
 constexpr const char* kLock = ".lock";     // with the run's id in it
 constexpr size_t kIdLength = 16;
+constexpr double kLockedFor = 5;   // seconds, by a run that is ending
 constexpr double kSeenWithin = 5;  // seconds until another machine sees what was written here
 
 std::string name_of(int64_t step) {
@@ -139,9 +140,14 @@ CheckpointFolder::~CheckpointFolder() {
 }
 
 void CheckpointFolder::lock() {
-  // Some network file systems have no locks: then there is none.
-  TWOBP_CHECK(::flock(lock_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK,
-              "save.checkpoints: ", path_.string(), " is in use by another run");
+  // A run that was killed has the lock until the last of its threads is gone.
+  const double begin = now_seconds();
+  while (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return;  // some network file systems have no locks
+    TWOBP_CHECK(now_seconds() - begin < kLockedFor, "save.checkpoints: ", path_.string(),
+                " is in use by another run");
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
 }
 
 void CheckpointFolder::clean() {

@@ -1,0 +1,85 @@
+// Memory that goes round: to the same thread, wherever a tensor ends, and no more of it than is worth
+// keeping.
+#include "twobp/pipeline/block_cache.h"
+
+#include <functional>
+#include <thread>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+namespace twobp {
+namespace {
+
+#if !defined(__SANITIZE_ADDRESS__)
+
+constexpr int64_t kMiB = 1 << 20;
+
+at::Tensor bytes(int64_t count) {
+  return at::empty({count}, at::TensorOptions().dtype(at::kByte));
+}
+
+int64_t allocations_of(const std::function<void()>& body) {
+  const int64_t before = BlockCache::allocations();
+  body();
+  return BlockCache::allocations() - before;
+}
+
+TEST(BlockCache, GivesTheSameMemoryAgain) {
+  const BlockCache::Use use;
+  at::Tensor tensor = bytes(1000);
+  const void* first = tensor.const_data_ptr();
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(first) % 64, 0U);
+  tensor.reset();
+  EXPECT_EQ(allocations_of([&] { tensor = bytes(1000); }), 0);
+  EXPECT_EQ(tensor.const_data_ptr(), first);
+  at::Tensor other;
+  EXPECT_EQ(allocations_of([&] { other = bytes(1000); }), 1) << "the first is in use";
+  other.fill_(1);
+  tensor.fill_(2);
+  EXPECT_EQ(other.sum().item<int64_t>(), 1000);
+  EXPECT_EQ(allocations_of([&] { bytes(0); }), 0);
+}
+
+TEST(BlockCache, TakesBackWhatAnotherThreadLetsGo) {
+  const BlockCache::Use use;
+  at::Tensor tensor = bytes(1000);
+  const void* first = tensor.const_data_ptr();
+  std::thread([given = std::move(tensor)]() mutable { given.reset(); }).join();
+  EXPECT_EQ(allocations_of([&] { tensor = bytes(1000); }), 0);
+  EXPECT_EQ(tensor.const_data_ptr(), first);
+}
+
+TEST(BlockCache, KeepsAsMuchAsWasInUse) {
+  const BlockCache::Use use;
+  bytes(2 * kMiB);
+  bytes(3 * kMiB);  // 5 MiB in all, of which 3 were in use
+  EXPECT_EQ(allocations_of([] { bytes(2 * kMiB); }), 0);
+  EXPECT_EQ(allocations_of([] { bytes(3 * kMiB); }), 0);
+  bytes(kMiB + kMiB / 2);  // 6.5 would be too much: the largest goes
+  EXPECT_EQ(allocations_of([] { bytes(2 * kMiB); }), 0);
+  EXPECT_EQ(allocations_of([] { bytes(3 * kMiB); }), 1);
+}
+
+TEST(BlockCache, TensorsOutliveIt) {
+  at::Tensor tensor;
+  {
+    const BlockCache::Use use;
+    tensor = bytes(1000).fill_(3);
+  }
+  EXPECT_EQ(tensor.sum().item<int64_t>(), 3000);
+  tensor.reset();
+}
+
+TEST(BlockCache, OtherThreadsHaveLibTorchsMemory) {
+  EXPECT_EQ(allocations_of([] {
+              bytes(1000);
+              bytes(1000);
+            }),
+            0);
+}
+
+#endif
+
+}  // namespace
+}  // namespace twobp
