@@ -1,6 +1,4 @@
 // twobp: the program. Each subcommand has a file of its own.
-#include <malloc.h>
-
 #include <CLI/CLI.hpp>
 
 #include "apps/bench.h"
@@ -12,18 +10,7 @@
 #include "apps/run_guard.h"
 #include "apps/train.h"
 
-namespace {
-
-// Training allocates and frees the same sizes again and again: kept in the process, they need no page faults.
-void keep_freed_memory() {
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  mallopt(M_TRIM_THRESHOLD, 1 << 30);
-}
-
-}  // namespace
-
 int main(int argc, char** argv) {
-  keep_freed_memory();
   CLI::App app{"Pipeline-parallel training with 2-stage backpropagation (arXiv 2405.18047)."};
   app.name("twobp");
   app.require_subcommand(1);

@@ -50,15 +50,42 @@ TEST(BlockCache, TakesBackWhatAnotherThreadLetsGo) {
   EXPECT_EQ(tensor.const_data_ptr(), first);
 }
 
-TEST(BlockCache, KeepsAsMuchAsWasInUse) {
+TEST(BlockCache, KeepsAsMuchAgainAsComesAndGoes) {
   const BlockCache::Use use;
+  const at::Tensor stays = bytes(100 * kMiB);
+  BlockCache::begin_step();
   bytes(2 * kMiB);
+  BlockCache::begin_step();
   bytes(3 * kMiB);  // 5 MiB in all, of which 3 were in use
   EXPECT_EQ(allocations_of([] { bytes(2 * kMiB); }), 0);
+  BlockCache::begin_step();
   EXPECT_EQ(allocations_of([] { bytes(3 * kMiB); }), 0);
-  bytes(kMiB + kMiB / 2);  // 6.5 would be too much: the largest goes
-  EXPECT_EQ(allocations_of([] { bytes(2 * kMiB); }), 0);
-  EXPECT_EQ(allocations_of([] { bytes(3 * kMiB); }), 1);
+  bytes(kMiB + kMiB / 2);  // 6.5 would be too much: what was not asked for goes
+  EXPECT_EQ(allocations_of([] { bytes(3 * kMiB); }), 0);
+  EXPECT_EQ(allocations_of([] { bytes(2 * kMiB); }), 1);
+}
+
+TEST(BlockCache, GivesUpWhatNobodyAsksFor) {
+  const BlockCache::Use use;
+  bytes(kMiB);
+  bytes(2 * kMiB);
+  for (int step = 0; step < 20; ++step) {
+    BlockCache::begin_step();
+    EXPECT_EQ(allocations_of([] { bytes(2 * kMiB); }), 0);
+  }
+  EXPECT_EQ(allocations_of([] { bytes(kMiB); }), 1);
+}
+
+TEST(BlockCache, EndsWithoutWhatItKept) {
+  at::Tensor tensor;
+  std::thread([&] {
+    const BlockCache::Use use;
+    const BlockCache::Use within;
+    tensor = bytes(1000);
+  }).join();
+  const BlockCache::Use use;
+  tensor.reset();
+  EXPECT_EQ(allocations_of([] { bytes(1000); }), 1) << "it went back to the system, not to another cache";
 }
 
 TEST(BlockCache, TensorsOutliveIt) {
@@ -71,7 +98,7 @@ TEST(BlockCache, TensorsOutliveIt) {
   tensor.reset();
 }
 
-TEST(BlockCache, OtherThreadsHaveLibTorchsMemory) {
+TEST(BlockCache, OtherThreadsKeepNothing) {
   EXPECT_EQ(allocations_of([] {
               bytes(1000);
               bytes(1000);

@@ -1,20 +1,33 @@
 #include "twobp/pipeline/block_cache.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <new>
-#include <vector>
+#include <utility>
 
 #include <c10/core/CPUAllocator.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define TWOBP_BLOCK_CACHE 0
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define TWOBP_BLOCK_CACHE 0
+#endif
+#endif
+#if !defined(TWOBP_BLOCK_CACHE)
+#define TWOBP_BLOCK_CACHE 1
+#endif
 
 namespace twobp {
 namespace {
 
 constexpr size_t kAlignment = 64;  // LibTorch's, on which the bits of some matrix products depend
 constexpr size_t kHead = kAlignment;
-constexpr double kMostKept = 2;
+constexpr int64_t kKeptSteps = 16;
 
 size_t rounded(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -27,8 +40,10 @@ thread_local int64_t allocations_here = 0;
 // Ahead of the memory that it describes.
 struct BlockCache::Block {
   std::shared_ptr<Store> store;  // null: it is in the store, or of a thread without one
+  Block* next = nullptr;         // in the store
   size_t size = 0;               // behind this
   size_t used = 0;
+  int64_t step = 0;  // when it came back
 
   void* data() { return reinterpret_cast<std::byte*>(this) + kHead; }
   static Block* of(void* data) {
@@ -51,70 +66,95 @@ struct BlockCache::Block {
 };
 
 struct BlockCache::Store : std::enable_shared_from_this<BlockCache::Store> {
-  ~Store() {
-    for (auto& [size, blocks] : free) {
-      for (Block* block : blocks) Block::destroy(block);
-    }
-  }
-
   Block* take(size_t bytes) {
     const size_t size = rounded(bytes);
     Block* block = nullptr;
     {
       const std::lock_guard lock(mutex);
-      std::vector<Block*>& blocks = free[size];
-      if (!blocks.empty()) {
-        block = blocks.back();
-        blocks.pop_back();
-        free_bytes -= size;
+      const auto found = kept.find(size);
+      if (found != kept.end() && found->second != nullptr) {
+        block = std::exchange(found->second, found->second->next);
+        kept_bytes -= size;
       } else {
         make_room(size);
       }
-      in_use += size;
-      most_in_use = std::max(most_in_use, in_use);
     }
     if (block == nullptr) {
       ++allocations_here;
       block = Block::make(size);
+      if (block == nullptr) {
+        const std::lock_guard lock(mutex);
+        drop(step + 1);
+        block = Block::make(size);
+      }
+      if (block == nullptr) return nullptr;
     }
-    if (block == nullptr) {
-      const std::lock_guard lock(mutex);
-      in_use -= size;
-    } else {
-      block->store = shared_from_this();
-    }
+    block->store = shared_from_this();
+    block->used = bytes;
+    const std::lock_guard lock(mutex);
+    in_use += size;
+    most_in_use = std::max(most_in_use, in_use);
     return block;
   }
 
   void give_back(Block* block) {
     const std::shared_ptr<Store> alive = std::move(block->store);
     const std::lock_guard lock(mutex);
-    free[block->size].push_back(block);
-    free_bytes += block->size;
     in_use -= block->size;
+    if (closed) return Block::destroy(block);
+    block->step = step;
+    block->next = std::exchange(kept[block->size], block);
+    kept_bytes += block->size;
+  }
+
+  void begin_step() {
+    const std::lock_guard lock(mutex);
+    stays = in_use;
+    most_in_use = std::max(most_in_use, stays);
+    drop(++step - kKeptSteps);
+  }
+
+  void close() {
+    const std::lock_guard lock(mutex);
+    closed = true;
+    drop(step + 1);
   }
 
  private:
-  // The largest go first: they are the likeliest not to be asked for again.
-  void make_room(size_t size) {
-    const double most = kMostKept * static_cast<double>(std::max(most_in_use, in_use + size));
-    for (auto it = free.rbegin(); it != free.rend(); ++it) {
-      while (!it->second.empty() && static_cast<double>(in_use + free_bytes + size) > most) {
-        Block::destroy(it->second.back());
-        it->second.pop_back();
-        free_bytes -= it->first;
+  // What came back before that step.
+  void drop(int64_t before) {
+    for (auto it = kept.begin(); it != kept.end();) {
+      // The last to come back is the first, so that those behind an old one are older.
+      Block** link = &it->second;
+      while (*link != nullptr && (*link)->step >= before) link = &(*link)->next;
+      while (*link != nullptr) {
+        Block* block = std::exchange(*link, (*link)->next);
+        kept_bytes -= block->size;
+        Block::destroy(block);
       }
+      it = it->second == nullptr ? kept.erase(it) : std::next(it);
     }
   }
 
+  // Oldest first, until there is no more than the steps so far have used, and as much again.
+  void make_room(size_t size) {
+    const size_t most = std::max(most_in_use, in_use + size);
+    const size_t allowed = most + (most - std::min(stays, most));
+    for (int64_t before = step - kKeptSteps; in_use + kept_bytes + size > allowed && before <= step; ++before)
+      drop(before + 1);
+  }
+
   std::mutex mutex;
-  std::map<size_t, std::vector<Block*>> free;  // by size
-  size_t free_bytes = 0;
+  std::map<size_t, Block*> kept;  // by size, those that came back last first
+  size_t kept_bytes = 0;
   size_t in_use = 0;
   size_t most_in_use = 0;
+  size_t stays = 0;  // of what was in use when the step began
+  int64_t step = 0;
+  bool closed = false;
 };
 
-// LibTorch's for all memory of the CPU: on threads without a cache, straight from the system.
+// LibTorch's for all memory of the CPU.
 struct BlockAllocator : c10::Allocator {
   static thread_local std::shared_ptr<BlockCache::Store> store;
 
@@ -159,23 +199,24 @@ thread_local std::shared_ptr<BlockCache::Store> BlockAllocator::store;
 
 namespace {
 
-// Before any thread is there that could allocate meanwhile.
+// Before any thread is there that could allocate meanwhile, and until the last tensor is gone.
 [[maybe_unused]] const bool installed = [] {
-  static BlockAllocator allocator;
-  c10::SetCPUAllocator(&allocator, /*priority=*/1);
+  if (TWOBP_BLOCK_CACHE) c10::SetCPUAllocator(new BlockAllocator, /*priority=*/1);
   return true;
 }();
 
 }  // namespace
 
-BlockCache::Use::Use() {
-#if !defined(__SANITIZE_ADDRESS__)  // which is to see the end of every tensor's memory
-  BlockAllocator::store = std::make_shared<Store>();
-#endif
+BlockCache::Use::Use() : outermost_(TWOBP_BLOCK_CACHE && !BlockAllocator::store) {
+  if (outermost_) BlockAllocator::store = std::make_shared<Store>();
 }
 
 BlockCache::Use::~Use() {
-  BlockAllocator::store = nullptr;
+  if (outermost_) std::exchange(BlockAllocator::store, nullptr)->close();
+}
+
+void BlockCache::begin_step() {
+  if (BlockAllocator::store) BlockAllocator::store->begin_step();
 }
 
 int64_t BlockCache::allocations() {

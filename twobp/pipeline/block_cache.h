@@ -1,24 +1,36 @@
 // The memory that a rank's tensors leave behind, kept for the ones to come. A step asks for the sizes of the
 // step before, so that after the first ones nothing is asked of the system any more: no call, no page that is
 // touched for the first time.
+//
+// A program that is linked with this has its allocator for all of LibTorch's memory on the CPU, in place of
+// LibTorch's own (c10::SetCPUAllocator, priority 1): on threads without a cache it passes on to the system.
+// It has to be there before LibTorch allocates anything: link it, do not load it at run time. Under
+// AddressSanitizer, which is to see where every tensor begins and ends, LibTorch's stays and nothing is kept.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
 namespace twobp {
 
 class BlockCache {
  public:
   // While it lives, tensors made on this thread have their memory from a cache of its own, to which it
-  // returns wherever they end. With what is kept it is at most twice as much as was ever in use at once.
+  // returns wherever they end; what is kept then goes back to the system with it. Within another one:
+  // nothing.
   class Use {
    public:
     Use();
     ~Use();
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
+
+   private:
+    bool outermost_;
   };
+
+  // On the thread of a cache, now and then, when what is in use is there to stay: gives back what nobody has
+  // asked for since 16 such calls. Between two calls no more is kept than was in use beyond what stays.
+  static void begin_step();
 
   // Blocks that this thread's tensors have had from the system, since it began.
   static int64_t allocations();

@@ -5,6 +5,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/core/median.h"
+#include "twobp/pipeline/block_cache.h"
 #include "twobp/pipeline/memory_meter.h"
 
 namespace twobp {
@@ -98,6 +99,7 @@ void run_once(std::vector<Specimen>& specimens, const std::string& input_field, 
 
 Profile measure_profile(const ModelSpec& model, const Fields& fields, double seconds) {
   TWOBP_CHECK(!model.layers.empty(), "a model needs layers");
+  const BlockCache::Use blocks;  // as the ranks have
   MemoryMeter meter({0});
   const MemoryMeter::Watch watch(meter);
   std::vector<Specimen> specimens;

@@ -146,6 +146,7 @@ void RankExecutor::prepare(const StepInput& input) {
     }
   }
   products_ = product_time();
+  BlockCache::begin_step();
   allocations_ = BlockCache::allocations();
   result_.times.begin = now_seconds();
 }

@@ -88,8 +88,9 @@ std::vector<std::unique_ptr<Transport>> make_in_process_transports(int ranks, do
 
 std::string to_string(const Tag& tag) {
   if (tag.direction == Direction::kCollective) {
-    // In the order of the rounds in collectives.cpp.
-    static constexpr std::array kNames = {"a sum", "a sum", "a broadcast", "a gathering", "a barrier"};
+    // In the order of the rounds in collectives.cpp, then those of train/processes.cpp.
+    static constexpr std::array kNames = {"a sum",     "a sum",           "a broadcast", "a gathering",
+                                          "a barrier", "the end of work", "a verdict"};
     const bool known = tag.stage >= 0 && tag.stage < static_cast<int>(kNames.size());
     return concat(known ? kNames[tag.stage] : "a message", " (a collective)");
   }

@@ -18,12 +18,18 @@ namespace {
 // Set when a rank has aborted: the others may be gone, and MPI_Finalize waits for them.
 std::atomic<bool> failed{false};
 
-// What tells MPI who the others are has variables of its own: PMIX_RANK, PMI_FD, PMI_CONTROL_PORT, ...
-bool has_process_manager() {
+// Open MPI ends the process in MPI_Init where srun was not told to help it, with advice on how to build
+// Slurm.
+void check_srun(const Launcher& launcher) {
+#if defined(OPEN_MPI)
+  if (launcher.kind != Launcher::Kind::kSlurm || !launcher.started_many()) return;
   for (char** variable = environ; *variable != nullptr; ++variable) {
-    if (std::string_view(*variable).starts_with("PMI")) return true;
+    if (std::string_view(*variable).starts_with("PMI")) return;  // PMIX_RANK, PMI_FD, ...
   }
-  return false;
+  fail("srun started ", launcher.size,
+       " processes that know nothing of each other: use srun --mpi=pmix, or what else srun --mpi=list says "
+       "there is");
+#endif
 }
 
 class WatchedEndpoint : public MpiEndpoint {
@@ -50,10 +56,7 @@ class Session {
  private:
   Session() {
     const Launcher launcher = find_launcher();
-    TWOBP_CHECK(launcher.kind != Launcher::Kind::kSlurm || !launcher.started_many() || has_process_manager(),
-                "srun started ", launcher.size,
-                " processes that know nothing of each other: use srun --mpi=pmix, or what else srun "
-                "--mpi=list says there is");
+    check_srun(launcher);
     int initialized = 0;
     MPI_Initialized(&initialized);
     int provided = 0;
@@ -66,10 +69,11 @@ class Session {
     TWOBP_CHECK(provided >= MPI_THREAD_SERIALIZED,
                 "this MPI can't be used by several threads in turn (MPI_THREAD_SERIALIZED)");
     check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_), "tell the number of processes");
-    TWOBP_CHECK(launcher.kind == Launcher::Kind::kNone || launcher.kind == Launcher::Kind::kTorchrun ||
-                    launcher.size == size_,
-                name_of(launcher.kind), " started ", launcher.size, " processes, but MPI sees ", size_,
-                ": twobp was built with another MPI than the launcher's");
+    TWOBP_CHECK(
+        launcher.kind == Launcher::Kind::kNone || launcher.kind == Launcher::Kind::kTorchrun ||
+            launcher.size == size_,
+        name_of(launcher.kind), " started ", launcher.size, " processes, but MPI sees ", size_,
+        ": twobp was built with another MPI than the launcher's, or srun needs an option (srun --mpi=list)");
     own_cores_ = enough_cores();
   }
 

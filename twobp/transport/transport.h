@@ -1,6 +1,6 @@
 // How ranks exchange tensors. One Transport object belongs to one rank and is used by its thread alone
-// (except abort), but subgroups of one endpoint by a thread each. Sends never block; receives are asked for,
-// then tested or waited for, each wait with a time-out.
+// (except abort), but subgroups of one endpoint by a thread each; over World::processes a second thread may
+// send, too. Sends never block; receives are asked for, then tested or waited for, each wait with a time-out.
 #pragma once
 
 #include <cstdint>

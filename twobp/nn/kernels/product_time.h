@@ -15,7 +15,7 @@ struct ProductTime {
   }
 };
 
-// Of the calling thread, since it began.
+// Of the calling thread, since it began; what its helpers do within attention is not in it.
 ProductTime product_time();
 
 // One product, as long as this lives; not within another.

@@ -140,14 +140,16 @@ void Checkpointer::set_to(Trainer& trainer, const Checkpoint& checkpoint) {
     if (!processes_.is_first()) return;
     for (const auto& [file, tensors] : all) checkpoint.check_no_others(file, known[file]);
   });
-  trainer.pipeline().on_ranks([&](int rank) {
-    for (const LiveTensor& one : weights) {
-      if (one.rank == rank) one.tensor.copy_(checkpoint.read(file_of(one), one.name));
-    }
-    for (const LiveTensor& one : optimizer) {
-      if (one.rank == rank) one.tensor.copy_(checkpoint.read(File::kOptimizer, one.name));
-    }
-    update.restored(rank, checkpoint.state().optimizer_steps);
+  processes_.together([&] {
+    trainer.pipeline().on_ranks([&](int rank) {
+      for (const LiveTensor& one : weights) {
+        if (one.rank == rank) one.tensor.copy_(checkpoint.read(file_of(one), one.name));
+      }
+      for (const LiveTensor& one : optimizer) {
+        if (one.rank == rank) one.tensor.copy_(checkpoint.read(File::kOptimizer, one.name));
+      }
+      update.restored(rank, checkpoint.state().optimizer_steps);
+    });
   });
   trainer.go_on_from(checkpoint.state().position);
   last_step_ = checkpoint.state().position.step;
@@ -185,7 +187,7 @@ void Checkpointer::choose_tensors(const std::vector<LiveTensor>& weights,
 }
 
 void Checkpointer::take(Trainer& trainer) {
-  wait(Phase::kIdle);
+  processes_.together([&] { wait(Phase::kIdle); });
   Update& update = trainer.update();
   const std::vector<LiveTensor> weights = update.live_weights();
   const std::vector<LiveTensor> optimizer = update.live_optimizer_state();
