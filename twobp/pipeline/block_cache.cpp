@@ -166,7 +166,7 @@ struct BlockAllocator : c10::Allocator {
   static void* take(size_t bytes) {
     BlockCache::Block* block = nullptr;
     if (bytes < SIZE_MAX / 2) block = store ? store->take(bytes) : BlockCache::Block::make(rounded(bytes));
-    TORCH_CHECK_WITH(OutOfMemoryError, block != nullptr, "not enough memory: ", bytes, " bytes asked for");
+    TORCH_CHECK_WITH(OutOfMemoryError, block != nullptr, "cannot allocate ", bytes, " bytes of memory");
     block->used = bytes;
     report(block->data(), static_cast<int64_t>(bytes));
     return block->data();

@@ -32,8 +32,8 @@ class Processes {
   std::vector<Values> tensors_to_first(const Values& tensors) const;
 
   // Runs `body` on every process. If it throws on any, it throws on all: there what it threw, elsewhere
-  // Aborted. `body` may take up to 20 time-outs, such as to write files: whoever is at work says so meanwhile,
-  // so that those who wait can tell it from one that is frozen.
+  // Aborted. `body` may take up to 20 time-outs, such as to write files: whoever is at work says so
+  // meanwhile, so that those who wait can tell it from one that is frozen.
   void together(const std::function<void()>& body) const;
 
   // By name: whether it is this process that writes what the name stands for. Of several that hold it, the
