@@ -136,10 +136,10 @@ struct BlockCache::Store : std::enable_shared_from_this<BlockCache::Store> {
     }
   }
 
-  // Oldest first, until there is no more than the steps so far have used, and as much again.
+  // Oldest first, until there is no more than the steps so far have used, and twice as much again.
   void make_room(size_t size) {
     const size_t most = std::max(most_in_use, in_use + size);
-    const size_t allowed = most + (most - std::min(stays, most));
+    const size_t allowed = most + 2 * (most - std::min(stays, most));
     for (int64_t before = step - kKeptSteps; in_use + kept_bytes + size > allowed && before <= step; ++before)
       drop(before + 1);
   }

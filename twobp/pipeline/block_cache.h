@@ -29,7 +29,8 @@ class BlockCache {
   };
 
   // On the thread of a cache, now and then, when what is in use is there to stay: gives back what nobody has
-  // asked for since 16 such calls. Between two calls no more is kept than was in use beyond what stays.
+  // asked for since 16 such calls. Between two calls no more is kept than twice what was in use beyond what
+  // stays.
   static void begin_step();
 
   // Blocks that this thread's tensors have had from the system, since it began.

@@ -31,8 +31,8 @@ class Processes {
   // The same with tensors.
   std::vector<Values> tensors_to_first(const Values& tensors) const;
 
-  // Runs `body` on every process. If it throws on any, it throws on all: there what it threw, elsewhere
-  // Aborted. `body` may take up to 20 time-outs, such as to write files: whoever is at work says so
+  // Runs `body` on every process. If it throws on any, it throws on all: on the first of those what it threw,
+  // elsewhere Aborted. `body` may take up to 20 time-outs, such as to write files: whoever is at work says so
   // meanwhile, so that those who wait can tell it from one that is frozen.
   void together(const std::function<void()>& body) const;
 

@@ -165,6 +165,10 @@ void Checkpointer::after_step(Trainer& trainer) {
 
 void Checkpointer::finish(Trainer& trainer) {
   if (trainer.steps_done() > 0 && trainer.steps_done() != last_step_) take(trainer);
+  wait_for_all();
+}
+
+void Checkpointer::wait_for_all() {
   // First the parts: a process that cannot write its own is known before the others wait for it.
   processes_.together([&] { wait(Phase::kOthers); });
   processes_.together([&] { wait(Phase::kIdle); });
@@ -187,7 +191,7 @@ void Checkpointer::choose_tensors(const std::vector<LiveTensor>& weights,
 }
 
 void Checkpointer::take(Trainer& trainer) {
-  processes_.together([&] { wait(Phase::kIdle); });
+  wait_for_all();
   Update& update = trainer.update();
   const std::vector<LiveTensor> weights = update.live_weights();
   const std::vector<LiveTensor> optimizer = update.live_optimizer_state();

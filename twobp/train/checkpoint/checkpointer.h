@@ -54,6 +54,8 @@ class Checkpointer {
 
   void set_to(Trainer& trainer, const Checkpoint& checkpoint);
   void choose_tensors(const std::vector<LiveTensor>& weights, const std::vector<LiveTensor>& optimizer);
+  // Until the checkpoint that is being written is whole, on every process.
+  void wait_for_all();
   void take(Trainer& trainer);
   void check_error();
   // Until the writer is as far as that, or further.
