@@ -131,6 +131,15 @@ std::vector<Row> make_rows(const BenchOptions& options, Trainer& trainer) {
   return rows;
 }
 
+ProductTime products_of(const std::vector<RankTimes>& ranks) {
+  ProductTime all;
+  for (const RankTimes& times : ranks) {
+    all.seconds += times.products.seconds;
+    all.operations += times.products.operations;
+  }
+  return all;
+}
+
 void measure(Row& row, int untimed_steps, const BenchOptions& options) {
   Trainer& trainer = *row.trainer;
   Pipeline& pipeline = trainer.pipeline();
@@ -150,12 +159,8 @@ void measure(Row& row, int untimed_steps, const BenchOptions& options) {
       row.predicted[r].push_back(predicted[r]);
     }
     double busy = 0;
-    double products = 0;
-    for (const RankTimes& times : report.ranks) {
-      busy += times.busy;
-      products += times.products.seconds;
-    }
-    row.products.push_back(products / busy);
+    for (const RankTimes& times : report.ranks) busy += times.busy;
+    row.products.push_back(products_of(report.ranks).seconds / busy);
     for (int s = 0; s < pipeline.stages(); ++s) {
       const MemoryUse& use = report.stage_memory[s];
       if (use.peak <= row.peaks[s]) continue;
@@ -178,22 +183,13 @@ double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-// While they run, of the last step.
-double product_gflops(const Row& row) {
-  ProductTime all;
-  for (const RankTimes& times : row.last) {
-    all.seconds += times.products.seconds;
-    all.operations += times.products.operations;
-  }
-  return all.seconds > 0 ? all.operations / all.seconds / 1e9 : 0;
-}
-
 json row_to_json(const Row& row) {
   const Pipeline& pipeline = row.trainer->pipeline();
   json idle_seconds = json::array();
   for (const RankTimes& times : row.last) idle_seconds.push_back(idle_to_json(times));
   json optimizer_seconds = json::array();
   for (const RankTimes& times : row.last) optimizer_seconds.push_back(times.optimizer);
+  const ProductTime products = products_of(row.last);  // of the last step
   json allocations = json::array();
   for (const RankTimes& times : row.last) allocations.push_back(times.allocations);
   json stage_seconds = json::array();
@@ -222,7 +218,7 @@ json row_to_json(const Row& row) {
           {"stage_seconds", stage_seconds},
           {"optimizer_seconds", optimizer_seconds},
           {"product_share", median(row.products)},
-          {"product_gflops", product_gflops(row)},
+          {"product_gflops", products.seconds > 0 ? products.operations / products.seconds / 1e9 : 0},
           {"allocations", allocations},
           {"peak_bytes", row.peaks},
           {"peak_held_bytes", row.held}};

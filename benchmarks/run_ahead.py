@@ -11,23 +11,13 @@ import argparse
 import json
 import pathlib
 import statistics
-import subprocess
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-FIRST = 3  # steps before it warm up
+from train_runs import FIRST, ROOT, metrics_of
 
 
-def seconds_a_step(options, schedule, p2, micro_batches, more, folder):
-    metrics = pathlib.Path(folder, "metrics.jsonl")
-    settings = {"pipeline.schedule": schedule, "pipeline.p2": p2, "pipeline.micro_batches": micro_batches,
-                "pipeline.stages": 0, "pipeline.ranks": 2, "data.held_out": 0, "train.steps": FIRST + options.steps, **more}
-    command = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe", "-n", 2] if options.mpi else []
-    command += [options.program.resolve(), "train", options.config, "--metrics", metrics]
-    for key, value in settings.items():
-        command += ["--set", f"{key}={value}"]
-    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
-    times = [json.loads(line)["time"] for line in metrics.read_text().splitlines()][FIRST - 1:]
+def seconds_a_step(options, schedule, folder, **settings):
+    times = [step["time"] for step in metrics_of(options, schedule, folder, options.mpi, **settings)][FIRST - 1:]
     return (times[-1] - times[0]) / (len(times) - 1)
 
 
@@ -43,16 +33,15 @@ def main():
     parser.add_argument("--mpi", action="store_true")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
-    ways = {"waits": {}, "ahead": {"pipeline.run_ahead": "true"}}
+    ways = {"waits": {}, "ahead": {"pipeline__run_ahead": "true"}}
     if options.clip > 0:
-        ways["presumes"] = {"pipeline.run_ahead": "true", "pipeline.post_validation": "true"}
+        ways["presumes"] = {"pipeline__run_ahead": "true", "pipeline__post_validation": "true"}
     rows = {schedule: {way: [] for way in ways} for schedule in options.schedules}
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(options.repeats):
             for schedule, row in rows.items():
                 for way in sorted(ways, reverse=repeat % 2 == 0):
-                    more = {**ways[way], "train.clip_norm": options.clip}
-                    row[way].append(seconds_a_step(options, schedule, "fill", options.micro_batches, more, folder))
+                    row[way].append(seconds_a_step(options, schedule, folder, train__clip_norm=options.clip, **ways[way]))
     print(f"{options.config.name}, {options.micro_batches} micro-batches, p2 fill, clip {options.clip:g}"
           f"{', over MPI' if options.mpi else ''}; {options.repeats} rounds of {options.steps} steps\n")
     print(f"{'schedule':12}{'ranks':12}{'seconds':>8}  {'faster':>9}  (min - max)")

@@ -8,23 +8,13 @@ import argparse
 import json
 import pathlib
 import statistics
-import subprocess
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-FIRST = 3  # steps before it warm up
-MPIRUN = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe", "-n", "2"]
+from train_runs import FIRST, ROOT, metrics_of
 
 
 def run(options, way, schedule, folder):
-    metrics = pathlib.Path(folder, "metrics.jsonl")
-    settings = {"pipeline.schedule": schedule, "pipeline.micro_batches": options.micro_batches, "pipeline.stages": 0,
-                "pipeline.ranks": 2, "data.held_out": 0, "train.steps": FIRST + options.steps}
-    command = [*(MPIRUN if way == "mpi" else []), options.program.resolve(), "train", options.config, "--metrics", metrics]
-    for key, value in settings.items():
-        command += ["--set", f"{key}={value}"]
-    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
-    steps = [json.loads(line) for line in metrics.read_text().splitlines()][FIRST:]
+    steps = metrics_of(options, schedule, folder, way == "mpi")[FIRST:]
     return {"seconds": statistics.median(step["step_seconds"] for step in steps),
             "idle": [statistics.median(step["idle_fraction"][rank] for step in steps) for rank in range(2)]}
 

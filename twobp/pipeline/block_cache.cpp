@@ -66,8 +66,7 @@ struct BlockCache::Block {
 };
 
 struct BlockCache::Store : std::enable_shared_from_this<BlockCache::Store> {
-  Block* take(size_t bytes) {
-    const size_t size = rounded(bytes);
+  Block* take(size_t size) {
     Block* block = nullptr;
     {
       const std::lock_guard lock(mutex);
@@ -90,7 +89,6 @@ struct BlockCache::Store : std::enable_shared_from_this<BlockCache::Store> {
       if (block == nullptr) return nullptr;
     }
     block->store = shared_from_this();
-    block->used = bytes;
     const std::lock_guard lock(mutex);
     in_use += size;
     most_in_use = std::max(most_in_use, in_use);
@@ -165,7 +163,8 @@ struct BlockAllocator : c10::Allocator {
 
   static void* take(size_t bytes) {
     BlockCache::Block* block = nullptr;
-    if (bytes < SIZE_MAX / 2) block = store ? store->take(bytes) : BlockCache::Block::make(rounded(bytes));
+    if (bytes < SIZE_MAX / 2)
+      block = store ? store->take(rounded(bytes)) : BlockCache::Block::make(rounded(bytes));
     TORCH_CHECK_WITH(OutOfMemoryError, block != nullptr, "cannot allocate ", bytes, " bytes of memory");
     block->used = bytes;
     report(block->data(), static_cast<int64_t>(bytes));

@@ -35,17 +35,17 @@ std::string text_of(const at::Tensor& bytes) {
 // Of together(): a process that is at work sends messages without a tensor, and one with a text at the end.
 constexpr Tag kReport = {0, 5, 0, Direction::kCollective};
 constexpr Tag kVerdict = {0, 6, 0, Direction::kCollective};
-constexpr double kBeatPart = 0.25;  // of the time-out, between two such messages
-constexpr double kMostTimeouts = 20;
+constexpr int kBeats = 4;  // of such messages within a time-out
+constexpr int kMostTimeouts = 20;
 
 // Tells `to`, as long as this lives, that this process is at work.
 class Beats {
  public:
   Beats(Transport& transport, std::vector<int> to, const Tag& tag, double timeout)
       : thread_([=, this, &transport] {
-          const auto period = std::chrono::duration<double>(kBeatPart * timeout);
+          const auto period = std::chrono::duration<double>(timeout / kBeats);
           std::unique_lock lock(mutex_);
-          for (double beats = kMostTimeouts / kBeatPart; beats > 0; --beats) {
+          for (int left = kMostTimeouts * kBeats; left > 0; --left) {
             try {
               for (const int process : to) transport.isend(process, tag, {});
             } catch (const std::exception&) {
@@ -115,12 +115,8 @@ void Processes::together(const std::function<void()>& body) const {
   if (count_ == 1) return body();
   std::vector<int> others;
   for (int process = 1; process < count_; ++process) others.push_back(process);
-  std::optional<Beats> beats;
-  if (is_first()) {
-    beats.emplace(*transport_, others, kVerdict, timeout_);
-  } else {
-    beats.emplace(*transport_, std::vector<int>{0}, kReport, timeout_);
-  }
+  std::optional<Beats> beats(std::in_place, *transport_, is_first() ? others : std::vector<int>{0},
+                             is_first() ? kVerdict : kReport, timeout_);
   std::exception_ptr error;
   std::string what;
   try {
