@@ -163,8 +163,8 @@ RankThreads::~RankThreads() {
 
 std::shared_ptr<RankThreads::Job> RankThreads::submit(std::function<void(int)> body,
                                                       std::function<void(const std::string&)> on_error) {
-  auto job =
-      std::make_shared<Job>(std::move(body), std::move(on_error), static_cast<int>(state_->threads.size()));
+  auto job = std::make_shared<Job>(
+      Job{std::move(body), std::move(on_error), static_cast<int>(state_->threads.size())});
   {
     const std::lock_guard lock(state_->mutex);
     state_->jobs.push_back(job);
