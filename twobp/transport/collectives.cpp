@@ -34,6 +34,7 @@ AllReduce::AllReduce(Transport& transport, at::Tensor tensor, int number)
     done_ = true;
     return;
   }
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;  // its views need no graph, whoever calls
   whole_ = static_cast<int64_t>(tensor_.nbytes()) <= kWholeBytes;
   flat_ = tensor_.view({-1});
   parts_.resize(ranks);
@@ -68,6 +69,7 @@ bool AllReduce::take(int from, const Tag& tag, double deadline, at::Tensor& into
 
 bool AllReduce::advance(double deadline) {
   if (done_) return true;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const int ranks = transport_->size();
   const int rank = transport_->rank();
   at::Tensor mine = part_for(rank);
