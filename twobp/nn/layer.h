@@ -53,6 +53,15 @@ class Layer {
   // anywhere.
   virtual Slab* input_slab() { return nullptr; }
   virtual Slab* gradient_slab() { return nullptr; }
+  // Whether backward-p1 may write the input's gradient over the input that forward kept. The layer before
+  // then writes its output into its own gradient slab, where the gradient will take its place.
+  virtual bool gradient_replaces_input() const { return false; }
 };
+
+// Where `layer` is to write an output that `next` reads; null: anywhere.
+inline Slab* output_slab(Layer& layer, Layer& next) {
+  if (Slab* wanted = next.input_slab()) return wanted;
+  return next.gradient_replaces_input() ? layer.gradient_slab() : nullptr;
+}
 
 }  // namespace twobp

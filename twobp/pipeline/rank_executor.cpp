@@ -119,7 +119,8 @@ void RankExecutor::forward(int s, int mb) {
       begin += make_room(stage.cost(i).forward_peak, stage.cost(i).forward_held);  // W has its own time
     }
     context.backward = i >= stage.first_backward();
-    context.destination = training && i + 1 < stage.layer_count() ? stage.layer(i + 1).input_slab() : nullptr;
+    context.destination =
+        training && i + 1 < stage.layer_count() ? output_slab(stage.layer(i), stage.layer(i + 1)) : nullptr;
     x = stage.layer(i).forward(std::move(x), context, stage.saved(mb, i));
     if (!context.keeps()) stage.saved(mb, i).release();
     progress();

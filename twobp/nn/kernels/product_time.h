@@ -13,6 +13,11 @@ struct ProductTime {
   ProductTime operator-(const ProductTime& other) const {
     return {seconds - other.seconds, operations - other.operations};
   }
+  ProductTime& operator+=(const ProductTime& other) {
+    seconds += other.seconds;
+    operations += other.operations;
+    return *this;
+  }
 };
 
 // Of the calling thread, since it began; what its helpers do within attention is not in it.

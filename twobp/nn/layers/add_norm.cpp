@@ -9,12 +9,13 @@ namespace twobp {
 Values AddNorm::forward(Values values, Context& context, Saved& saved) {
   const at::Tensor x = as_contiguous(std::move(values[0]));
   norm_.check(x);
-  Slab* const outer = std::exchange(context.destination, nullptr);
+  Slab* const ours = branch_->gradient_slab();
+  Slab* const outer = std::exchange(context.destination, ours);
   Values branch = branch_->forward({x}, context, saved.child(0));
   TWOBP_CHECK(branch[0].sizes() == x.sizes(), "the branch of AddNorm ", norm_.name(), " makes ",
               branch[0].sizes(), " of ", x.sizes(), ", which can't be added");
   at::Tensor from = as_contiguous(std::move(branch[0]));
-  at::Tensor sum = exclusively_owned(from) ? from : at::empty_like(x);
+  at::Tensor sum = ours != nullptr || exclusively_owned(from) ? from : at::empty_like(x);
   context.destination = outer;
   at::Tensor y = context.output(x.sizes(), x.options());
   const DropoutMask mask = rate_.mask(context);

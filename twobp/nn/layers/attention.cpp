@@ -38,8 +38,8 @@ Values Attention::forward(Values values, Context& context, Saved& saved) {
               shape_.packed(), "), got ", packed.sizes());
   TWOBP_CHECK(packed.scalar_type() == dtype_, "attention has dtype ", c10::toString(dtype_), ", got ",
               c10::toString(packed.scalar_type()));
-  packed = exclusively_owned(packed) && packed.is_contiguous() ? packed
-                                                               : packed.clone(at::MemoryFormat::Contiguous);
+  const bool ours = context.owns_input || exclusively_owned(packed);
+  packed = ours && packed.is_contiguous() ? packed : packed.clone(at::MemoryFormat::Contiguous);
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
   const int64_t past = context.generating ? context.past : 0;

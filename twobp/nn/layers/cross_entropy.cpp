@@ -32,8 +32,8 @@ Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
                 " at position ", r, " of the micro-batch is outside the vocabulary of ", cols);
   }
   const int64_t right = context.training ? 0 : count_right(logits.contiguous(), target, rows);
-  logits = exclusively_owned(logits) && logits.is_contiguous() ? logits
-                                                               : logits.clone(at::MemoryFormat::Contiguous);
+  const bool ours = context.owns_input || exclusively_owned(logits);
+  logits = ours && logits.is_contiguous() ? logits : logits.clone(at::MemoryFormat::Contiguous);
   at::Tensor losses = at::empty({rows}, at::TensorOptions().dtype(at::kDouble));
   double* loss = losses.mutable_data_ptr<double>();
   dispatch_float(logits.scalar_type(), "CrossEntropy", [&](auto zero) {

@@ -41,7 +41,8 @@ MambaMixer::MambaMixer(const std::string& name, const MambaMixerShape& shape, do
 }
 
 Values MambaMixer::forward(Values x, Context& context, Saved& saved) {
-  Slab* const outer = std::exchange(context.destination, nullptr);
+  // What backward-p1 writes the gradient over lies where that is wanted.
+  Slab* const outer = std::exchange(context.destination, in_proj_->gradient_slab());
   const int64_t inner = shape_.inner;
   at::Tensor uz = only(in_proj_->forward(std::move(x), context, saved.child(kInProj)));
   TWOBP_CHECK(uz.dim() == 3, "MambaMixer takes (batch, sequence, ", shape_.dim, ")");
@@ -53,6 +54,7 @@ Values MambaMixer::forward(Values x, Context& context, Saved& saved) {
   // A copy, so that W does not keep B and C alive.
   at::Tensor dt = context.output({u.size(0), u.size(1), shape_.dt_rank}, u.options());
   dt.copy_(projected.narrow(2, 0, shape_.dt_rank));
+  context.destination = dt_proj_->gradient_slab();
   at::Tensor raw = only(dt_proj_->forward({std::move(dt)}, context, saved.child(kDtProj)));
   context.destination = out_proj_->input_slab();
   at::Tensor y =

@@ -3,6 +3,7 @@
 namespace twobp {
 
 Values Residual::forward(Values x, Context& context, Saved& saved) {
+  context.owns_input = false;  // x is read again below
   Values y = branch_->forward(x, context, saved);
   y[0].add_(x[0]);
   return y;

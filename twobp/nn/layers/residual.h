@@ -18,6 +18,7 @@ class Residual : public Layer {
   void use_slabs(int slots, bool copy) override { branch_->use_slabs(slots, copy); }
   Slab* input_slab() override { return branch_->input_slab(); }
   Slab* gradient_slab() override { return branch_->gradient_slab(); }
+  bool gradient_replaces_input() const override { return branch_->gradient_replaces_input(); }
 
  private:
   std::unique_ptr<Layer> branch_;

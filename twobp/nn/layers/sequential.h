@@ -20,6 +20,7 @@ class Sequential : public Layer {
   void use_slabs(int slots, bool copy) override;
   Slab* input_slab() override { return layers_.front()->input_slab(); }
   Slab* gradient_slab() override { return layers_.back()->gradient_slab(); }
+  bool gradient_replaces_input() const override { return layers_.front()->gradient_replaces_input(); }
 
  private:
   std::vector<std::unique_ptr<Layer>> layers_;

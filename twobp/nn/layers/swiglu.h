@@ -10,6 +10,7 @@ class SwiGlu : public Layer {
  public:
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
+  bool gradient_replaces_input() const override { return true; }
 };
 
 }  // namespace twobp
