@@ -40,6 +40,18 @@ struct BenchOptions {
   std::string json_file;
 };
 
+// One of --schedules: `zb-v`, under all of --p2, or `zb-v@fill`, under that policy alone.
+struct AskedSchedule {
+  std::string name;
+  std::vector<std::string> policies;
+};
+
+AskedSchedule asked_schedule(const std::string& text, const std::vector<std::string>& policies) {
+  const size_t at = text.rfind('@');
+  if (at == std::string::npos) return {text, policies};
+  return {text.substr(0, at), {text.substr(at + 1)}};
+}
+
 // One row of the table: a way to run a step, and what was measured of it.
 struct Row {
   Trainer* trainer = nullptr;
@@ -51,9 +63,10 @@ struct Row {
   std::vector<std::vector<double>> idle;       // [rank][sample]
   std::vector<std::vector<double>> predicted;  // [rank][sample]
   std::vector<double> products;                // by sample: share of the ranks' busy time
+  std::vector<double> p2_seconds;              // by sample: of all stages
   std::vector<RankTimes> last;
   std::vector<StageTimes> stages;
-  std::vector<int64_t> peaks;  // by stage
+  std::vector<int64_t> peaks;  // by rank
   std::vector<int64_t> held;   // of these, activations and stash
 };
 
@@ -105,11 +118,14 @@ std::vector<Row> make_rows(const BenchOptions& options, Trainer& trainer) {
     for (size_t i = 0; i < indices.size(); ++i)
       indices[i] = static_cast<int64_t>(i) % trainer.data().train->size();
     const Batch batch = read_batch(*trainer.data().train, indices, 0, config.pipeline.micro_batch_size);
-    for (const auto& schedule : options.schedules) {
+    for (const auto& asked : options.schedules) {
+      const auto [schedule, policies] = asked_schedule(asked, options.policies);
       if (placement_of(config, schedule) != trainer.pipeline().rank_of_stage()) continue;
       const bool searched = schedule == kAutoSchedule;  // with a policy of its own
+      TWOBP_CHECK(!searched || asked == schedule, "--schedules ", asked, ": '", schedule,
+                  "' has a policy of its own; leave '@' and what follows out");
       const ScheduleSource source(schedule);
-      for (const auto& policy : searched ? std::vector<std::string>{"fill"} : options.policies) {
+      for (const auto& policy : searched ? std::vector<std::string>{"fill"} : policies) {
         if (!searched && parse_policy(policy) == P2Policy::kPlaced &&
             source.default_policy() != P2Policy::kPlaced)
           continue;
@@ -133,10 +149,7 @@ std::vector<Row> make_rows(const BenchOptions& options, Trainer& trainer) {
 
 ProductTime products_of(const std::vector<RankTimes>& ranks) {
   ProductTime all;
-  for (const RankTimes& times : ranks) {
-    all.seconds += times.products.seconds;
-    all.operations += times.products.operations;
-  }
+  for (const RankTimes& times : ranks) all += times.products;
   return all;
 }
 
@@ -148,8 +161,8 @@ void measure(Row& row, int untimed_steps, const BenchOptions& options) {
   const Plan plan = make_plan(pipeline, row.variant, static_cast<int>(row.batch.micro_batches.size()));
   row.idle.resize(pipeline.ranks());
   row.predicted.resize(pipeline.ranks());
-  row.peaks.resize(pipeline.stages());
-  row.held.resize(pipeline.stages());
+  row.peaks.resize(pipeline.ranks());
+  row.held.resize(pipeline.ranks());
   for (int i = 0; i < options.steps; ++i) {
     const StepReport report = trainer.step(row.batch, row.variant).report;
     row.seconds.push_back(report.seconds());
@@ -161,15 +174,17 @@ void measure(Row& row, int untimed_steps, const BenchOptions& options) {
     double busy = 0;
     for (const RankTimes& times : report.ranks) busy += times.busy;
     row.products.push_back(products_of(report.ranks).seconds / busy);
-    for (int s = 0; s < pipeline.stages(); ++s) {
-      const MemoryUse& use = report.stage_memory[s];
-      if (use.peak <= row.peaks[s]) continue;
-      row.peaks[s] = use.peak;
-      row.held[s] = use.at_peak[static_cast<size_t>(MemoryCategory::kActivations)] +
+    for (int r = 0; r < pipeline.ranks(); ++r) {
+      const MemoryUse& use = report.rank_memory[r];
+      if (use.peak <= row.peaks[r]) continue;
+      row.peaks[r] = use.peak;
+      row.held[r] = use.at_peak[static_cast<size_t>(MemoryCategory::kActivations)] +
                     use.at_peak[static_cast<size_t>(MemoryCategory::kStash)];
     }
     row.last = report.ranks;
     row.stages = report.stages;
+    row.p2_seconds.push_back(0);
+    for (const StageTimes& times : report.stages) row.p2_seconds.back() += times.backward_p2;
   }
 }
 
@@ -193,12 +208,15 @@ json row_to_json(const Row& row) {
   json allocations = json::array();
   for (const RankTimes& times : row.last) allocations.push_back(times.allocations);
   json stage_seconds = json::array();
+  double p2_operations = 0;
   for (const StageTimes& times : row.stages) {
     const double n = std::max(1, times.micro_batches);
     stage_seconds.push_back(
         {{"F", times.forward / n}, {"I", times.backward_p1 / n}, {"W", times.backward_p2 / n}});
+    p2_operations += times.p2_products.operations;
   }
   const double seconds = median(row.seconds);
+  const double p2_seconds = median(row.p2_seconds);
   return {{"schedule", row.schedule},
           {"schedule_name", row.variant.schedule.name()},
           {"p2", policy_name(row.variant.policy)},
@@ -219,6 +237,8 @@ json row_to_json(const Row& row) {
           {"optimizer_seconds", optimizer_seconds},
           {"product_share", median(row.products)},
           {"product_gflops", products.seconds > 0 ? products.operations / products.seconds / 1e9 : 0},
+          {"p2_seconds_all", row.p2_seconds},
+          {"p2_gflops", p2_seconds > 0 ? p2_operations / p2_seconds / 1e9 : 0},
           {"allocations", allocations},
           {"peak_bytes", row.peaks},
           {"peak_held_bytes", row.held}};
@@ -237,7 +257,7 @@ void print_table(const std::vector<Row>& rows) {
   print_recompute("recompute");
   std::printf("%-9s %-16s %-9s %-11s %-6s %3s  %9s %17s %10s %7s %7s %9s %8s  %s\n", "precision", "schedule",
               "p2", "batching", "cap", "M", "step", "(min - max)", speed.c_str(), "speed", "idle",
-              "predicted", "products", "peak memory by stage");
+              "predicted", "products", "peak memory by rank");
   for (const Row& row : rows) {
     // Against the first row of the same M, sample by sample: they were taken in turn.
     const Row* base = &row;
@@ -287,7 +307,8 @@ int bench(const BenchOptions& options) {
   }
   for (const Config& one : configs) {
     std::set<std::vector<int>> placed;  // a pipeline for each placement of stages
-    for (const std::string& schedule : options.schedules) {
+    for (const std::string& asked : options.schedules) {
+      const std::string schedule = asked_schedule(asked, {}).name;
       if (!placed.insert(placement_of(one, schedule)).second) continue;
       const Config of_rows = config_for(one, schedule);
       check_config(of_rows);
@@ -332,8 +353,10 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       ->add_option("--set", options->overrides, "Override a key: section.key=value (see twobp train --help)")
       ->take_all();
   command
-      ->add_option("--schedules", options->schedules,
-                   "naive, gpipe, 1f1b, ..., a .csv file, or auto: searched for, with a p2 policy of its own")
+      ->add_option(
+          "--schedules", options->schedules,
+          "naive, gpipe, 1f1b, ..., a .csv file, or auto: searched for, with a p2 policy of its own; "
+          "NAME@POLICY: with that p2 policy alone")
       ->delimiter(',')
       ->capture_default_str();
   command

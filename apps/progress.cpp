@@ -24,7 +24,7 @@ void Progress::show(const StepResult& result) {
   const bool last = result.step == total_;
   if (!terminal_ && !last && result.step % log_every_ != 0 && result.step != 1) return;
   std::string memory;
-  for (const MemoryUse& use : result.report.stage_memory) {
+  for (const MemoryUse& use : result.report.rank_memory) {
     memory += (memory.empty() ? "" : " | ") + format_bytes(static_cast<double>(use.peak));
   }
   std::printf("%sstep %lld/%lld  loss %.4f%s  %.0f %s/s  left %s  idle %.1f%%  memory %s%s",

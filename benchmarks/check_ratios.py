@@ -19,9 +19,9 @@ KEPT = ROOT / "benchmarks/ratios.json"
 ALLOWED = 0.95
 # Runs of `twobp bench`, each against its first row.
 RUNS = {
-    "llama, M = 2": ("llama", ["--schedules", "1f1b", "zb-v", "--p2", "off", "fill", "--micro-batches", "2"]),
-    "llama, M = 4": ("llama", ["--schedules", "1f1b", "zb-v", "--p2", "off", "fill", "--micro-batches", "4"]),
-    "bert, M = 4": ("bert", ["--schedules", "1f1b", "zb-v", "--p2", "off", "fill", "--micro-batches", "4"]),
+    "llama, M = 2": ("llama", ["--schedules", "1f1b", "zb-v@fill", "--p2", "off", "fill", "--micro-batches", "2"]),
+    "llama, M = 4": ("llama", ["--schedules", "1f1b", "zb-v@fill", "--p2", "off", "fill", "--micro-batches", "4"]),
+    "bert, M = 4": ("bert", ["--schedules", "1f1b", "zb-v@fill", "--p2", "off", "fill", "--micro-batches", "4"]),
     "mamba, M = 4": ("mamba", ["--schedules", "1f1b", "--p2", "off", "fill", "--micro-batches", "4"]),
     "resnet, M = 4": ("resnet", ["--schedules", "1f1b", "--p2", "off", "fill", "--micro-batches", "4"]),
     "llama, gpipe, W concatenated": ("llama", ["--schedules", "gpipe", "--p2", "end", "--micro-batches", "4", "--p2-batching",

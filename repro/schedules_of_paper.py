@@ -13,17 +13,14 @@ def micro_batches(schedule):
 
 
 def way_of(row):
-    """Which of WAYS a row of `twobp bench` is, or None."""
+    """Which of WAYS a row of `twobp bench` is."""
     if row["schedule"] == ZERO_BUBBLE:
         return "zero-bubble"
-    return {"off": "standard", SCHEDULES[row["schedule"]][1]: "2BP as in the paper", "fill": "fill"}.get(row["p2"])
+    return {"off": "standard", SCHEDULES[row["schedule"]][1]: "2BP as in the paper", "fill": "fill"}[row["p2"]]
 
 
-def rows_of(experiment, model, schedule, *more):
-    """way -> its row of `twobp bench`, all interleaved in one run."""
-    paper = SCHEDULES[schedule][1]
-    rows = experiment.bench(model, "--schedules", schedule, ZERO_BUBBLE, "--micro-batches", micro_batches(schedule),
-                            "--p2", "off", paper, "fill", *more)
-    # Of the V-shaped schedule only the one that fills: `off` is no zero-bubble schedule.
-    kept = [row for row in rows if row["schedule"] != ZERO_BUBBLE or row["p2"] == "fill"]
-    return {way: row for row in kept if (way := way_of(row))}
+def rows_of(experiment, model, schedule, caps=("auto",)):
+    """(way, memory cap) -> its row of `twobp bench`, all interleaved in one run."""
+    rows = experiment.bench(model, "--schedules", schedule, ZERO_BUBBLE + "@fill", "--micro-batches", micro_batches(schedule),
+                            "--p2", "off", SCHEDULES[schedule][1], "fill", "--memory-cap", *caps)
+    return {(way_of(row), row["memory_cap"]): row for row in rows}

@@ -7,6 +7,7 @@ namespace twobp {
 namespace {
 
 using nlohmann::json;
+using test::expect_one_message;
 using test::expect_success;
 using test::read_file;
 using test::TempFolder;
@@ -36,6 +37,9 @@ TEST(Bench, RowsHaveAllKeys) {
     EXPECT_GT(row.at("product_share").get<double>(), 0);
     EXPECT_LT(row.at("product_share").get<double>(), 1);
     EXPECT_GT(row.at("product_gflops").get<double>(), 0);
+    EXPECT_GT(row.at("p2_gflops").get<double>(), 0);
+    EXPECT_LT(row.at("p2_gflops").get<double>(), row.at("product_gflops").get<double>() * 3)
+        << "in W's seconds";
     for (const auto& idle : row.at("idle_fraction")) {
       EXPECT_GE(idle.get<double>(), 0);
       EXPECT_LE(idle.get<double>(), 1);
@@ -90,6 +94,23 @@ TEST(Bench, ConcatAndCaps) {
   EXPECT_EQ(batchings, (std::set<std::string>{"concat", "concat_copy", "loop"}));
 }
 
+// A V-shaped schedule has two stages a rank: bytes are of ranks all the same.
+TEST(Bench, PolicyOfOneSchedule) {
+  const TempFolder folder;
+  const std::string config = folder.write("config.json", test::tiny_config().dump());
+  const std::string report = folder.path("rows.json");
+  expect_success({"bench", config, "--schedules", "1f1b,zb-v@fill", "--p2", "off,end", "--repeat", "1",
+                  "--steps", "1", "--json", report});
+  std::vector<std::string> rows;
+  const json all = json::parse(read_file(report));
+  for (const json& row : all.at("rows")) {
+    rows.push_back(concat(row.at("schedule").get<std::string>(), ' ', row.at("p2").get<std::string>()));
+    EXPECT_EQ(row.at("peak_bytes").size(), 2U);
+  }
+  EXPECT_EQ(rows, (std::vector<std::string>{"1f1b off", "1f1b end", "zb-v fill"}));
+  expect_one_message({"bench", config, "--schedules", "auto@off"}, {"auto@off", "policy of its own"});
+}
+
 TEST(Bench, Recomputation) {
   const TempFolder folder;
   const std::string config = folder.write("config.json", test::tiny_config().dump());
@@ -102,7 +123,7 @@ TEST(Bench, Recomputation) {
   const json all = json::parse(read_file(report));
   ASSERT_EQ(all.at("rows").size(), 3U);
   std::vector<std::string> modes;
-  std::vector<std::vector<int64_t>> held;  // by mode and stage
+  std::vector<std::vector<int64_t>> held;  // by mode and rank
   for (const json& row : all.at("rows")) {
     modes.push_back(row.at("recompute").get<std::string>());
     held.push_back(row.at("peak_held_bytes").get<std::vector<int64_t>>());

@@ -50,9 +50,10 @@ class QuickMode(unittest.TestCase):
 
     def test_the_page_is_that_of_the_kept_results(self):
         with tempfile.TemporaryDirectory() as folder:
-            page = pathlib.Path(folder, "results.md")
-            self.call(REPRO / "page", "--out", page)
+            page, readme = pathlib.Path(folder, "results.md"), pathlib.Path(folder, "README.md")
+            self.call(REPRO / "page", "--out", page, "--readme", readme)
             self.assertEqual(page.read_text(), (ROOT / "docs/results.md").read_text(), "run repro/page")
+            self.assertEqual(readme.read_text(), (ROOT / "README.md").read_text(), "run repro/page")
 
     def call(self, *command):
         done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=300)

@@ -46,7 +46,8 @@ struct StageTimes {
   double backward_p1 = 0;
   double backward_p2 = 0;
   int micro_batches = 0;
-  int p2_units = 0;  // per micro-batch
+  int p2_units = 0;         // per micro-batch
+  ProductTime p2_products;  // of backward_p2
 };
 
 struct RankTimes {

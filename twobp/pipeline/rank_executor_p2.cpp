@@ -8,6 +8,7 @@ namespace twobp {
 
 void RankExecutor::run_p2(std::span<PendingP2> together) {
   const double begin = now_seconds();
+  const ProductTime products = product_time();
   batch_.clear();
   for (const PendingP2& pending : together) batch_.push_back(pending.unit.saved);
   const PendingP2& first = together.front();
@@ -20,7 +21,9 @@ void RankExecutor::run_p2(std::span<PendingP2> together) {
   }
   progress();
   const double end = now_seconds();
-  stage_times_[first.stage].backward_p2 += end - begin;
+  StageTimes& times = stage_times_[first.stage];
+  times.backward_p2 += end - begin;
+  times.p2_products += product_time() - products;
   if (events_.on()) log_p2(together, begin, end);
 }
 

@@ -52,6 +52,12 @@ void visit(MemoryUse& use, Visit& each) {
 }
 
 template <typename Visit>
+void visit(ProductTime& products, Visit& each) {
+  each(products.seconds);
+  each(products.operations);
+}
+
+template <typename Visit>
 void visit(StepReport& report, const std::vector<int>& ranks, const std::vector<int>& stages, Visit& each) {
   each.time(report.begin);
   each.time(report.end);
@@ -61,8 +67,7 @@ void visit(StepReport& report, const std::vector<int>& ranks, const std::vector<
     each.time(times.end);
     each(times.optimizer);
     each(times.busy);
-    each(times.products.seconds);
-    each(times.products.operations);
+    visit(times.products, each);
     each(times.allocations);
     each(times.exposed);
     for (double& seconds : times.idle) each(seconds);
@@ -76,6 +81,7 @@ void visit(StepReport& report, const std::vector<int>& ranks, const std::vector<
     each(times.backward_p2);
     each(times.micro_batches);
     each(times.p2_units);
+    visit(times.p2_products, each);
     visit(report.stage_memory.at(s), each);
   }
 }
