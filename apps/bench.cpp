@@ -48,7 +48,7 @@ struct AskedSchedule {
 
 AskedSchedule asked_schedule(const std::string& text, const std::vector<std::string>& policies) {
   const size_t at = text.rfind('@');
-  if (at == std::string::npos) return {text, policies};
+  if (at == std::string::npos || ScheduleSource::is_file(text)) return {text, policies};
   return {text.substr(0, at), {text.substr(at + 1)}};
 }
 
@@ -324,9 +324,11 @@ int bench(const BenchOptions& options) {
   for (int repeat = 0; repeat < options.repeat; ++repeat) {
     for (size_t i = 0; i < rows.size(); ++i) {
       Row& row = rows[repeat % 2 == 0 ? i : rows.size() - 1 - i];
-      // Another batching than the row before: its slabs must be gone before peaks are read.
-      const bool other = previous != nullptr && previous->trainer == row.trainer &&
-                         previous->variant.batching != row.variant.batching;
+      // After another row of the same trainer: its slabs, of another size, must be gone before peaks are
+      // read.
+      const auto has_slabs = [](const Row& one) { return one.variant.batching == P2Batching::kConcat; };
+      const bool other = previous != nullptr && previous != &row && previous->trainer == row.trainer &&
+                         (has_slabs(*previous) || has_slabs(row));
       measure(row, std::max(repeat == 0 ? options.warmup : 0, other ? 1 : 0), options);
       previous = &row;
     }

@@ -5,6 +5,7 @@
 #include "tests/nn/layer_test_util.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/linear.h"
+#include "twobp/nn/layers/residual.h"
 #include "twobp/nn/layers/rms_norm.h"
 #include "twobp/nn/layers/sequential.h"
 #include "twobp/nn/layers/swiglu.h"
@@ -198,6 +199,52 @@ TEST_F(LinearWithSlabs, OneMicroBatchHasTheSameBitsWithAndWithout) {
   run(0, 9, true);
   together({0});
   EXPECT_TRUE(same_bits(parameters_[0]->grad, expected));
+}
+
+class WritesOverItsInput : public Layer {
+ public:
+  Values forward(Values x, Context& context, Saved& saved) override {
+    owned = context.owns_input;
+    saved.keep_until_p1(x[0]);
+    return {x[0].clone()};
+  }
+  Values backward_p1(Values dy, Context& context, Saved& saved) override {
+    const at::Tensor x = saved.take_p1(0);
+    at::Tensor dx = context.output(x.sizes(), x.options());
+    in_place = dx.data_ptr() == x.data_ptr();
+    dx.copy_(dy[0]);
+    return {std::move(dx)};
+  }
+  bool gradient_replaces_input() const override { return true; }
+
+  bool owned = false;
+  bool in_place = false;
+};
+
+// The output of a Linear lies where its gradient will be, if the next layer says so. It owns it, but not what
+// a residual around it adds in the end.
+TEST(OutputSlab, IsTheGradientsWhereThatReplacesTheInput) {
+  auto linear = std::make_unique<Linear>(std::vector<ParameterPart>{{"w", kIn}}, kIn, 0.5, at::kFloat);
+  auto inner = std::make_unique<WritesOverItsInput>();
+  auto within = std::make_unique<WritesOverItsInput>();
+  WritesOverItsInput* const behind_linear = inner.get();
+  WritesOverItsInput* const in_residual = within.get();
+  auto last = std::make_unique<Linear>(std::vector<ParameterPart>{{"v", kIn}}, kIn, 0.5, at::kFloat);
+  auto model = make_sequential(std::move(linear), std::move(inner), std::move(last),
+                               std::make_unique<Residual>(make_sequential(std::move(within))));
+  const auto parameters = make_parameters(*model);
+  const auto run_one = [&] {
+    MicroBatch micro_batch(*model, Fields{}, 0);
+    micro_batch.forward(sample(0, 9).x);
+    micro_batch.p1(sample(1, 9).x);
+  };
+  run_one();
+  EXPECT_FALSE(behind_linear->owned || behind_linear->in_place) << "there are no slabs";
+  model->use_slabs(2, false);
+  run_one();
+  EXPECT_TRUE(behind_linear->owned && behind_linear->in_place);
+  EXPECT_FALSE(in_residual->owned) << "the residual reads it again";
+  EXPECT_TRUE(in_residual->in_place) << "but not in the backward";
 }
 
 // RmsNorm -> Linear -> SwiGlu -> Linear -> RmsNorm: everything p2 concatenates is written where it is read.

@@ -30,7 +30,8 @@ struct Context {
   int64_t capacity = 0;
   // Where the result is wanted (see slab.h), null for anywhere: set by containers before each layer's call.
   Slab* destination = nullptr;
-  // Nobody else reads the input, though it lies in a slot: set for layers whose gradient replaces it.
+  // Nobody else reads the input, though it lies in a slot: set by containers before each layer's call, taken
+  // away by layers that read it again after they have handed it on.
   bool owns_input = false;
 
   // Whether layers save what a backward needs.

@@ -54,7 +54,8 @@ class Layer {
   virtual Slab* input_slab() { return nullptr; }
   virtual Slab* gradient_slab() { return nullptr; }
   // Whether backward-p1 may write the input's gradient over the input that forward kept. The layer before
-  // then writes its output into its own gradient slab, where the gradient will take its place.
+  // then writes its output into its own gradient slab, where the gradient will take its place: a layer with
+  // such a slab must not keep its output.
   virtual bool gradient_replaces_input() const { return false; }
 };
 
@@ -62,6 +63,10 @@ class Layer {
 inline Slab* output_slab(Layer& layer, Layer& next) {
   if (Slab* wanted = next.input_slab()) return wanted;
   return next.gradient_replaces_input() ? layer.gradient_slab() : nullptr;
+}
+// Whether that was the slab for the gradient: the next layer then owns its input (Context::owns_input).
+inline bool lies_in_gradient_slab(Layer& layer, const Slab* destination) {
+  return destination != nullptr && destination == layer.gradient_slab();
 }
 
 }  // namespace twobp

@@ -114,14 +114,18 @@ void RankExecutor::forward(int s, int mb) {
   }
   events_.open(Event::Kind::kForward, stage.index(), mb, begin);
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
+  bool owned = false;
   for (int i = 0; i < stage.layer_count(); ++i) {
     if (training && cap_ > 0 && !pending_.empty()) {
       begin += make_room(stage.cost(i).forward_peak, stage.cost(i).forward_held);  // W has its own time
     }
     context.backward = i >= stage.first_backward();
-    context.destination =
+    Slab* const destination =
         training && i + 1 < stage.layer_count() ? output_slab(stage.layer(i), stage.layer(i + 1)) : nullptr;
+    context.destination = destination;
+    context.owns_input = owned;
     x = stage.layer(i).forward(std::move(x), context, stage.saved(mb, i));
+    owned = lies_in_gradient_slab(stage.layer(i), destination);
     if (!context.keeps()) stage.saved(mb, i).release();
     progress();
   }

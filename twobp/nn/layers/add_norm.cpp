@@ -9,6 +9,7 @@ namespace twobp {
 Values AddNorm::forward(Values values, Context& context, Saved& saved) {
   const at::Tensor x = as_contiguous(std::move(values[0]));
   norm_.check(x);
+  context.owns_input = false;  // x is read again below
   Slab* const ours = branch_->gradient_slab();
   Slab* const outer = std::exchange(context.destination, ours);
   Values branch = branch_->forward({x}, context, saved.child(0));

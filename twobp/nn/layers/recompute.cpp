@@ -89,6 +89,7 @@ void RecomputeLayer::forward_again(Values x, const Context& context, Saved& inne
   }
   Context again = context;
   again.destination = nullptr;  // the result is there already
+  again.owns_input = false;
   layer_->forward(std::move(x), again, inner);
   for (auto& [buffer, before] : buffers) buffer->value.copy_(before);
 }
@@ -99,6 +100,7 @@ Values RecomputeLayer::forward(Values x, Context& context, Saved& saved) {
   if (!context.keeps() || (!again_in_p1_ && !until_p2)) {
     return layer_->forward(std::move(x), context, inner);
   }
+  context.owns_input = false;  // it is kept for another time
   Saved& input = saved.child(kInput);
   input.keep_context(context);  // also tells backward-p1 that forward ran, where there is no input
   for (const at::Tensor& one : x) {

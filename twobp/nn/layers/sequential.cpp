@@ -10,11 +10,13 @@ Sequential::Sequential(std::vector<std::unique_ptr<Layer>> layers) : layers_(std
 
 Values Sequential::forward(Values x, Context& context, Saved& saved) {
   Slab* const outer = context.destination;
+  bool owned = context.owns_input;
   for (size_t i = 0; i < layers_.size(); ++i) {
     Slab* const destination = i + 1 < layers_.size() ? output_slab(*layers_[i], *layers_[i + 1]) : outer;
     context.destination = destination;
+    context.owns_input = owned;
     x = layers_[i]->forward(std::move(x), context, saved.child(i));
-    context.owns_input = destination != nullptr && destination == layers_[i]->gradient_slab();
+    owned = lies_in_gradient_slab(*layers_[i], destination);
   }
   return x;
 }
