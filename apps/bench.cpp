@@ -62,8 +62,9 @@ struct Row {
   std::vector<double> seconds;
   std::vector<std::vector<double>> idle;       // [rank][sample]
   std::vector<std::vector<double>> predicted;  // [rank][sample]
-  std::vector<double> products;                // by sample: share of the ranks' busy time
-  std::vector<double> p2_seconds;              // by sample: of all stages
+  std::vector<double> predicted_seconds;
+  std::vector<double> products;    // by sample: share of the ranks' busy time
+  std::vector<double> p2_seconds;  // by sample: of all stages
   std::vector<RankTimes> last;
   std::vector<StageTimes> stages;
   std::vector<int64_t> peaks;  // by rank
@@ -75,13 +76,10 @@ std::string recompute_of(const Row& row) {
   return rules.empty() ? "none" : join(rules);
 }
 
-// Idle fraction by rank that the simulation gives for the F, I, W and optimizer times of this very step.
-std::vector<double> predict_idle(Pipeline& pipeline, const Plan& plan, const StepReport& report) {
+// What the simulation gives for the F, I, W and optimizer times of this very step.
+Simulation predict(Pipeline& pipeline, const Plan& plan, const StepReport& report) {
   const auto costs = measured_costs(pipeline.stage_costs(), pipeline.rank_of_stage(), report);
-  const Simulation simulation = simulate(plan.schedule, costs, in_process_simulation(pipeline.caps(plan)));
-  std::vector<double> idle;
-  for (int r = 0; r < pipeline.ranks(); ++r) idle.push_back(simulation.idle_fraction(r));
-  return idle;
+  return simulate(plan.schedule, costs, in_process_simulation(pipeline.caps(plan)));
 }
 
 // The configuration for a schedule, on the ranks of the one that was given: a split by hand is for its stages
@@ -166,10 +164,11 @@ void measure(Row& row, int untimed_steps, const BenchOptions& options) {
   for (int i = 0; i < options.steps; ++i) {
     const StepReport report = trainer.step(row.batch, row.variant).report;
     row.seconds.push_back(report.seconds());
-    const std::vector<double> predicted = predict_idle(pipeline, plan, report);
+    const Simulation predicted = predict(pipeline, plan, report);
+    row.predicted_seconds.push_back(predicted.step_seconds);
     for (int r = 0; r < pipeline.ranks(); ++r) {
       row.idle[r].push_back(report.idle_fraction(r));
-      row.predicted[r].push_back(predicted[r]);
+      row.predicted[r].push_back(predicted.idle_fraction(r));
     }
     double busy = 0;
     for (const RankTimes& times : report.ranks) busy += times.busy;
@@ -229,6 +228,7 @@ json row_to_json(const Row& row) {
           {"micro_batches", row.batch.micro_batches.size()},
           {"step_seconds", seconds},
           {"step_seconds_all", row.seconds},
+          {"predicted_seconds_all", row.predicted_seconds},
           {"tokens_per_second", static_cast<double>(row.batch.tokens) / seconds},
           {"idle_fraction", medians(row.idle)},
           {"idle_predicted", medians(row.predicted)},
