@@ -5,6 +5,7 @@
 #include <memory>
 #include <numeric>
 #include <set>
+#include <utility>
 
 #include "apps/json_report.h"
 #include "twobp/core/check.h"
@@ -40,13 +41,9 @@ struct BenchOptions {
   std::string json_file;
 };
 
-// One of --schedules: `zb-v`, under all of --p2, or `zb-v@fill`, under that policy alone.
-struct AskedSchedule {
-  std::string name;
-  std::vector<std::string> policies;
-};
-
-AskedSchedule asked_schedule(const std::string& text, const std::vector<std::string>& policies) {
+// Name and policies of one of --schedules: `zb-v`, under all of --p2, or `zb-v@fill`, under that one alone.
+std::pair<std::string, std::vector<std::string>> asked_schedule(const std::string& text,
+                                                                const std::vector<std::string>& policies) {
   const size_t at = text.rfind('@');
   if (at == std::string::npos || ScheduleSource::is_file(text)) return {text, policies};
   return {text.substr(0, at), {text.substr(at + 1)}};
@@ -308,7 +305,7 @@ int bench(const BenchOptions& options) {
   for (const Config& one : configs) {
     std::set<std::vector<int>> placed;  // a pipeline for each placement of stages
     for (const std::string& asked : options.schedules) {
-      const std::string schedule = asked_schedule(asked, {}).name;
+      const std::string schedule = asked_schedule(asked, {}).first;
       if (!placed.insert(placement_of(one, schedule)).second) continue;
       const Config of_rows = config_for(one, schedule);
       check_config(of_rows);
@@ -393,8 +390,8 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       "that were taken\nin turn; idle is 1 - busy / step, the mean over ranks; predicted is what the "
       "simulation "
       "gives for the same from the row's own\ntimes of F, I, W and optimizer; products is the part of busy "
-      "that matrix products and convolutions "
-      "take.");
+      "that "
+      "matrix products and convolutions take.");
   command->callback([options, &exit_code] { exit_code = bench(*options); });
 }
 
