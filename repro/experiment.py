@@ -32,6 +32,11 @@ def spread(samples):
     return {"median": statistics.median(samples), "low": min(samples), "high": max(samples), "samples": len(samples)}
 
 
+def ratios(above, below):
+    """Round by round: rounds are interleaved, so that both met the same machine."""
+    return [a / b for a, b in zip(above, below)]
+
+
 def first_line(command):
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[0]
@@ -164,6 +169,12 @@ class Plot:
 
     def select(self, **key):
         return [row for row in self.rows if all(row["key"].get(name) == value for name, value in key.items())]
+
+    @staticmethod
+    def legend_above(axes):
+        """In the upper left, with room made for it above the bars."""
+        axes.set_ylim(0, 1.3 * axes.get_ylim()[1])
+        axes.legend(fontsize=8, loc="upper left")
 
     def save(self, figure):
         figure.tight_layout()
