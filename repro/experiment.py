@@ -126,7 +126,8 @@ class Experiment:
                 "versions": {"twobp": first_line([self.options.program, "--version"]), "torch": torch,
                              "compiler": first_line(["c++", "--version"])},
                 "commit": git("rev-parse", "--short", "HEAD") or "unknown",
-                "modified": bool(git("status", "--porcelain", "--untracked-files=no", "--", "twobp", "apps", "repro", "benchmarks", "configs")),
+                "modified": bool(git("status", "--porcelain", "--untracked-files=no", "--", "twobp", "apps", "repro", "benchmarks", "configs",
+                                     ":(exclude)repro/*/results.*")),
                 "command": f"repro/{self.name}/run " + shlex.join(self.own_options()),
                 "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
                 "repeats": self.options.repeats}
