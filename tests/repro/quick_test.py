@@ -48,12 +48,11 @@ class QuickMode(unittest.TestCase):
                 jsonschema.validate(result, SCHEMA)
                 self.assertFalse(result["quick"], "kept results are of whole runs")
 
-    def test_the_page_is_that_of_the_kept_results(self):
+    def test_the_pages_are_those_of_the_kept_results(self):
         with tempfile.TemporaryDirectory() as folder:
-            page, readme = pathlib.Path(folder, "results.md"), pathlib.Path(folder, "README.md")
-            self.call(REPRO / "page", "--out", page, "--readme", readme)
-            self.assertEqual(page.read_text(), (ROOT / "docs/results.md").read_text(), "run repro/page")
-            self.assertEqual(readme.read_text(), (ROOT / "README.md").read_text(), "run repro/page")
+            self.call(REPRO / "page", "--out", folder)
+            for name in ("docs/results.md", "docs/faults.md", "README.md"):
+                self.assertEqual(pathlib.Path(folder, name).read_text(), (ROOT / name).read_text(), "run repro/page")
 
     def call(self, *command):
         done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=300)
