@@ -122,7 +122,7 @@ void Parameter::accumulate_product(const at::Tensor& a, const at::Tensor& b) {
   if (discards_) return;
   at::Tensor matrix = as_matrix_of_rows(grad);
   const bool widens = a.scalar_type() != grad.scalar_type();
-  const at::ScalarType type = product_type(a.scalar_type());
+  const at::ScalarType type = product_type(a);
   if (widens && type == grad.scalar_type()) return accumulate_product(a.to(type), b.to(type));
   const ProductTimer timer(a.size(0), b.size(1), a.size(1));
   if (widens) {

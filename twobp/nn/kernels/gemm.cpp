@@ -48,8 +48,12 @@ at::ScalarType product_type(at::ScalarType dtype) {
   return has_instructions_for(dtype) ? dtype : at::kFloat;
 }
 
+at::ScalarType product_type(const at::Tensor& tensor) {
+  return tensor.is_cpu() ? product_type(tensor.scalar_type()) : tensor.scalar_type();
+}
+
 void multiply_into(at::Tensor& y, const at::Tensor& a, const at::Tensor& b) {
-  const at::ScalarType type = product_type(y.scalar_type());
+  const at::ScalarType type = product_type(y);
   const ProductTimer timer(a.size(0), b.size(1), a.size(1));
   if (type == y.scalar_type()) {
     at::mm_out(y, a, b);
@@ -59,7 +63,7 @@ void multiply_into(at::Tensor& y, const at::Tensor& a, const at::Tensor& b) {
 }
 
 void multiply_and_add(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, const at::Tensor& row) {
-  const at::ScalarType type = product_type(y.scalar_type());
+  const at::ScalarType type = product_type(y);
   if (type == compute_type(type) && type == y.scalar_type()) {
     multiply_into(y, a, b);
     add_row(y, row);  // ATen's addmm writes the row everywhere first, which costs more
@@ -74,7 +78,7 @@ void multiply_and_add(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, c
 }
 
 void multiply_add(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, double scale) {
-  const at::ScalarType type = product_type(a.scalar_type());
+  const at::ScalarType type = product_type(a);
   const ProductTimer timer(a.size(0), b.size(1), a.size(1));
   if (type == a.scalar_type() && type == y.scalar_type()) {
     y.addmm_(a, b, 1, scale);

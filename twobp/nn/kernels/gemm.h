@@ -11,6 +11,8 @@ bool has_instructions_for(at::ScalarType dtype);
 
 // The dtype that matrix products of `dtype` are computed in here: itself, or float32.
 at::ScalarType product_type(at::ScalarType dtype);
+// Of products with this tensor: as above on a CPU, its own on a GPU.
+at::ScalarType product_type(const at::Tensor& tensor);
 
 // y = a @ b: a (rows, n), b (n, cols), y (rows, cols).
 void multiply_into(at::Tensor& y, const at::Tensor& a, const at::Tensor& b);

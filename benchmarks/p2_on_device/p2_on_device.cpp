@@ -1,0 +1,253 @@
+// How W gets onto a device (the paper's second open question): the matrix products of a rank's layers, F and
+// I of all micro-batches in the compute stream, and W
+//   serial        in the same stream, after each layer's I: standard backward
+//   stream        product by product in one stream of low priority (pipeline/p2_stream.h)
+//   layer_streams each layer's in a stream of low priority of its own
+//   graph         in the stream of low priority, a micro-batch's at once, recorded before
+// in turn, with the seconds until the device is done and those until the host has put all in. Gradients must
+// be those of `serial` to the bit. On a CPU, which has neither streams nor graphs, `serial` alone.
+//
+//   build/release/benchmarks/p2_on_device/p2_on_device --device cuda --json table.json
+#include <array>
+#include <cstdio>
+#include <map>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "apps/json_report.h"
+#include "benchmarks/p2_on_device/work_graph.h"
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/core/median.h"
+#include "twobp/nn/kernels/gemm.h"
+#include "twobp/pipeline/p2_stream.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+
+struct Options {
+  std::string device = "cpu";
+  std::string dtype = "float32";
+  std::vector<std::string> products = {"512:1536", "512:512", "512:2816", "1408:512"};
+  int layers = 4;
+  int64_t rows = 1024;
+  int micro_batches = 4;
+  int steps = 5;
+  std::string json_file;
+};
+
+// A matrix product with what its F, I and W read and write, for each micro-batch.
+struct Product {
+  at::Tensor weight, gradient;  // (out, in)
+  at::Tensor y, dx;             // (rows, out), (rows, in): nobody reads them
+  std::vector<at::Tensor> x, dy;
+  int layer = 0;
+
+  void forward(int m) { multiply_into(y, x[m], weight.t()); }
+  void backward_p1(int m) { multiply_into(dx, dy[m], weight); }
+  void backward_p2(int m) { multiply_add(gradient, dy[m].t(), x[m]); }
+};
+
+struct Sample {
+  double step = 0;
+  double host = 0;
+};
+
+enum class Method : uint8_t { kSerial, kStream, kLayerStreams, kGraph };
+constexpr std::array<const char*, 4> kNames = {"serial", "stream", "layer_streams", "graph"};
+
+class Rank {
+ public:
+  explicit Rank(const Options& options) : options_(options), device_(Device::open(options.device, 0)) {
+    static const std::map<std::string, at::ScalarType> types = {
+        {"float32", at::kFloat}, {"bfloat16", at::kBFloat16}, {"float16", at::kHalf}};
+    const auto numbers = at::TensorOptions(types.at(options.dtype)).device(device_.where());
+    const OnStream here(device_.compute());
+    for (int layer = 0; layer < options.layers; ++layer) {
+      for (const std::string& shape : options.products) {
+        const size_t colon = shape.find(':');
+        const int64_t in = std::stoll(shape);
+        const int64_t out = std::stoll(shape.substr(colon + 1));
+        Product product;
+        product.layer = layer;
+        product.weight = at::randn({out, in}, numbers);
+        product.gradient = at::zeros({out, in}, numbers.dtype(at::kFloat));
+        product.y = at::empty({options.rows, out}, numbers);
+        product.dx = at::empty({options.rows, in}, numbers);
+        for (int m = 0; m < options.micro_batches; ++m) {
+          product.x.push_back(at::randn({options.rows, in}, numbers));
+          product.dy.push_back(at::randn({options.rows, out}, numbers));
+        }
+        products_.push_back(std::move(product));
+      }
+      layer_streams_.push_back(device_.asynchronous() ? device_.make_stream(false) : DeviceStream());
+    }
+    device_.compute().wait_on_host();
+  }
+
+  std::vector<Method> methods() {
+    if (!device_.asynchronous()) return {Method::kSerial};
+    std::vector<Method> methods = {Method::kSerial, Method::kStream, Method::kLayerStreams};
+    step(Method::kStream);
+    const OnStream here(device_.weights());
+    for (int m = 0; m < options_.micro_batches; ++m) {
+      graphs_.push_back(record_graph(device_, [&] {
+        for (auto product = products_.rbegin(); product != products_.rend(); ++product)
+          product->backward_p2(m);
+      }));
+      if (!graphs_.back()) return methods;
+    }
+    methods.push_back(Method::kGraph);
+    return methods;
+  }
+
+  Sample step(Method method) {
+    const OnStream here(device_.compute());
+    for (Product& product : products_) product.gradient.zero_();
+    device_.compute().wait_on_host();
+    const double begin = now_seconds();
+    P2Stream weights(device_);
+    for (int m = 0; m < options_.micro_batches; ++m) {
+      for (Product& product : products_) product.forward(m);
+      for (auto product = products_.rbegin(); product != products_.rend(); ++product) {
+        product->backward_p1(m);
+        weight_gradient(method, *product, m, weights);
+      }
+      if (method == Method::kGraph) {
+        const DeviceEvent ready = weights.ready();
+        weights.run({&ready, 1}, {}, [&] { graphs_[m]->replay(); });
+      }
+    }
+    for (const DeviceStream& stream : layer_streams_) {
+      if (stream) device_.compute().wait(stream.record());
+    }
+    if (device_.asynchronous()) weights.join();
+    const double put_in = now_seconds();
+    device_.compute().wait_on_host();
+    return {now_seconds() - begin, put_in - begin};
+  }
+
+  std::vector<at::Tensor> gradients() const {
+    std::vector<at::Tensor> copies;
+    for (const Product& product : products_) copies.push_back(product.gradient.to(at::kCPU, false, true));
+    return copies;
+  }
+
+  double products_of_w() const {
+    double numbers = 0;
+    for (const Product& product : products_) numbers += static_cast<double>(product.weight.numel());
+    return 2.0 * static_cast<double>(options_.rows) * options_.micro_batches * numbers;
+  }
+
+ private:
+  void weight_gradient(Method method, Product& product, int m, P2Stream& weights) {
+    switch (method) {
+      case Method::kSerial:
+        product.backward_p2(m);
+        return;
+      case Method::kStream: {
+        const DeviceEvent ready = weights.ready();
+        weights.run({&ready, 1}, {}, [&] { product.backward_p2(m); });
+        return;
+      }
+      case Method::kLayerStreams: {
+        const DeviceStream& stream = layer_streams_[product.layer];
+        stream.wait(weights.ready());
+        const OnStream here(stream);
+        product.backward_p2(m);
+        return;
+      }
+      case Method::kGraph:
+        return;  // with the micro-batch
+    }
+  }
+
+  Options options_;
+  Device device_;
+  std::vector<Product> products_;
+  std::vector<DeviceStream> layer_streams_;
+  std::vector<std::unique_ptr<WorkGraph>> graphs_;  // by micro-batch
+};
+
+void run(const Options& options) {
+  Rank rank(options);
+  const std::vector<Method> methods = rank.methods();
+  std::vector<std::vector<double>> steps(methods.size());
+  std::vector<std::vector<double>> hosts(methods.size());
+  std::vector<at::Tensor> serial;
+  for (int round = -1; round < options.steps; ++round) {  // the first one warms up
+    for (size_t i = 0; i < methods.size(); ++i) {
+      const Sample sample = rank.step(methods[i]);
+      if (round < 0) {
+        const std::vector<at::Tensor> gradients = rank.gradients();
+        if (i == 0) serial = gradients;
+        for (size_t g = 0; g < gradients.size(); ++g) {
+          TWOBP_CHECK(at::equal(gradients[g], serial[g]), "the gradients of ",
+                      kNames[static_cast<size_t>(methods[i])], " are not those of serial");
+        }
+      } else {
+        steps[i].push_back(sample.step);
+        hosts[i].push_back(sample.host);
+      }
+    }
+  }
+  json rows = json::array();
+  std::printf("%-14s %12s %12s\n", "W", "step, ms", "host, ms");
+  for (size_t i = 0; i < methods.size(); ++i) {
+    const char* name = kNames[static_cast<size_t>(methods[i])];
+    std::printf("%-14s %12.3f %12.3f\n", name, 1e3 * median(steps[i]), 1e3 * median(hosts[i]));
+    rows.push_back({{"method", name}, {"step_seconds_all", steps[i]}, {"host_seconds_all", hosts[i]}});
+  }
+  if (!options.json_file.empty()) {
+    write_text(options.json_file, json{{"device", options.device},
+                                       {"dtype", options.dtype},
+                                       {"machine", machine_to_json()},
+                                       {"p2_operations", rank.products_of_w()},
+                                       {"rows", rows}}
+                                          .dump(1) +
+                                      "\n");
+  }
+}
+
+}  // namespace
+}  // namespace twobp
+
+int main(int argc, char** argv) {
+  twobp::Options options;
+  CLI::App app{"The ways to get W onto a device, in turn."};
+  app.add_option("--device", options.device, "cpu or cuda")->capture_default_str();
+  app.add_option("--dtype", options.dtype, "of weights and activations; gradients are float32")
+      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}))
+      ->capture_default_str();
+  const CLI::Validator shape(
+      [](const std::string& text) {
+        unsigned long long in = 0, out = 0;
+        char rest = 0;
+        return std::sscanf(text.c_str(), "%llu:%llu%c", &in, &out, &rest) == 2 && in > 0 && out > 0
+                   ? std::string()
+                   : text + " is not IN:OUT";
+      },
+      "IN:OUT");
+  app.add_option("--products", options.products,
+                 "numbers of a row before and after each of a layer's products")
+      ->check(shape)
+      ->capture_default_str();
+  app.add_option("--layers", options.layers)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--rows", options.rows, "of a micro-batch: tokens")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--micro-batches", options.micro_batches)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--steps", options.steps)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--json", options.json_file, "where to write the table");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    twobp::run(options);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "p2_on_device: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}
