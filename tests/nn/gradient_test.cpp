@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "tests/nn/layer_cases.h"
+#include "twobp/nn/kernels/operators.h"
 
 namespace twobp {
 namespace {
@@ -105,6 +106,13 @@ TEST_P(EveryLayer, AgreesWithAutogradInFloat64) {
 }
 
 TEST_P(EveryLayer, AgreesWithAutogradInFloat32) {
+  expect_autograd(GetParam(), at::kFloat);
+}
+
+// Layers that have no way by LibTorch's operators go their usual one.
+TEST_P(EveryLayer, AgreesWithAutogradByOperators) {
+  const OperatorsEverywhere operators;
+  expect_autograd(GetParam(), at::kDouble);
   expect_autograd(GetParam(), at::kFloat);
 }
 

@@ -108,6 +108,14 @@ void Parameter::allocate_grad() {
   if (trainable_) grad = empty_like_this();
 }
 
+void Parameter::move_to(at::Device device) {
+  const bool one = value.is_same(master);
+  master = master.to(device);
+  value = one ? master : value.to(device);
+  if (grad.defined()) grad = at::empty_like(grad, grad.options().device(device));
+  has_grad_ = false;
+}
+
 at::Tensor Parameter::empty_like_this() const {
   const auto options = at::TensorOptions().dtype(compute_type(dtype_));
   if (sizes_.size() != 4) return at::empty(sizes_, options);

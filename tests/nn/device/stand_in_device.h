@@ -1,5 +1,6 @@
 // A device without hardware: streams are threads that do what is put into them later, events are real. It
-// shows on any machine whether code waits for what it should, and for nothing else. Tensors stay on the host.
+// shows on any machine whether code waits for what it should, and for nothing else. With stand_in_memory.cpp
+// linked in it has tensors, too: every operator is LibTorch's of the CPU on copies, done when it returns.
 #pragma once
 
 #include <functional>

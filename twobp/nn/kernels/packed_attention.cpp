@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "twobp/nn/kernels/blas.h"
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -156,12 +157,16 @@ void dispatch_wide(const at::Tensor& packed, Body&& body) {
 
 void packed_attention_forward(const at::Tensor& packed, const PackedAttention& attention, at::Tensor& out,
                               at::Tensor& log_sum_exp) {
+  if (by_operators(packed)) return operators::attention_forward(packed, attention, out, log_sum_exp);
   dispatch_wide(packed, [&](auto zero) { forward<decltype(zero)>(packed, attention, out, log_sum_exp); });
 }
 
 void packed_attention_backward(const at::Tensor& packed, const PackedAttention& attention,
                                const at::Tensor& out, const at::Tensor& log_sum_exp, const at::Tensor& dout,
                                at::Tensor& dpacked) {
+  if (by_operators(packed)) {
+    return operators::attention_backward(packed, attention, out, log_sum_exp, dout, dpacked);
+  }
   dispatch_wide(packed, [&](auto zero) {
     backward<decltype(zero)>(packed, attention, out, log_sum_exp, dout, dpacked);
   });

@@ -22,17 +22,24 @@ constexpr at::ScalarType scalar_type_of() {
   }
 }
 
-// The tensor's numbers as the kernels take them; the dtype is checked.
+// What all kernels take: numbers of this type, in a CPU's memory.
 template <typename S>
-const S* numbers(const at::Tensor& tensor) {
+void check_numbers(const at::Tensor& tensor) {
   TWOBP_CHECK(tensor.scalar_type() == scalar_type_of<S>(), "a kernel takes ",
               c10::toString(scalar_type_of<S>()), ", got ", c10::toString(tensor.scalar_type()));
+  TWOBP_CHECK(tensor.is_cpu(), "a kernel for CPUs got a tensor on ", tensor.device().str(),
+              ": this layer does not run there yet");
+}
+
+// The tensor's numbers as the kernels take them.
+template <typename S>
+const S* numbers(const at::Tensor& tensor) {
+  check_numbers<S>(tensor);
   return static_cast<const S*>(tensor.const_data_ptr());
 }
 template <typename S>
 S* mutable_numbers(const at::Tensor& tensor) {
-  TWOBP_CHECK(tensor.scalar_type() == scalar_type_of<S>(), "a kernel takes ",
-              c10::toString(scalar_type_of<S>()), ", got ", c10::toString(tensor.scalar_type()));
+  check_numbers<S>(tensor);
   return static_cast<S*>(tensor.mutable_data_ptr());
 }
 

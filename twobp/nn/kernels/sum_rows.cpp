@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -14,6 +15,10 @@ constexpr int64_t kBlockRows = 64;
 void add_sum_of_rows(at::Tensor& sum, const at::Tensor& matrix) {
   TWOBP_CHECK(matrix.dim() == 2 && sum.dim() == 1 && sum.size(0) == matrix.size(1), "the rows of ",
               matrix.sizes(), " do not add up to ", sum.sizes());
+  if (by_operators(matrix)) {
+    sum.add_(matrix.sum(0, /*keepdim=*/false, sum.scalar_type()));
+    return;
+  }
   const at::Tensor from = matrix.contiguous();
   const int64_t rows = from.size(0);
   const int64_t cols = from.size(1);
@@ -37,6 +42,10 @@ void add_sum_of_rows(at::Tensor& sum, const at::Tensor& matrix) {
 void add_row(at::Tensor& matrix, const at::Tensor& row) {
   TWOBP_CHECK(matrix.dim() == 2 && matrix.is_contiguous() && row.dim() == 1 && row.size(0) == matrix.size(1),
               "a row ", row.sizes(), " can't be added to those of ", matrix.sizes());
+  if (by_operators(matrix)) {
+    matrix.add_(row);
+    return;
+  }
   const int64_t cols = matrix.size(1);
   dispatch_float(matrix.scalar_type(), "add_row", [&](auto zero) {
     using S = decltype(zero);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "twobp/nn/kernels/gemm.h"
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -23,13 +24,35 @@ Attention::Attention(const AttentionShape& shape, at::ScalarType dtype) : shape_
               shape.head_dim);
 }
 
-void Attention::prepare_rope(int64_t positions) {
-  if (cos_.defined() && cos_.size(0) >= positions) return;
+void Attention::prepare_rope(int64_t positions, at::Device device) {
+  if (cos_.defined() && cos_.size(0) >= positions && cos_.device() == device) return;
   if (cos_.defined()) positions = std::max(positions, 2 * cos_.size(0));  // generation grows one by one
   const at::Tensor angle = at::outer(at::arange(positions, at::TensorOptions().dtype(at::kDouble)),
                                      rope_frequencies(shape_.rope, shape_.head_dim));
-  cos_ = angle.cos().to(compute_type(dtype_));
-  sin_ = angle.sin().to(compute_type(dtype_));
+  cos_ = angle.cos().to(device, compute_type(dtype_));
+  sin_ = angle.sin().to(device, compute_type(dtype_));
+}
+
+void Attention::rotate(at::Tensor& packed, int64_t past, bool back) const {
+  const int64_t positions = packed.size(1);
+  const int64_t rotated = shape_.heads + shape_.kv_heads;
+  if (by_operators(packed)) {
+    operators::rope(packed, cos_.narrow(0, past, positions), sin_.narrow(0, past, positions), rotated,
+                    back ? -1 : 1);
+    return;
+  }
+  dispatch_float(packed.scalar_type(), "Attention", [&](auto zero) {
+    using S = decltype(zero);
+    S* x = mutable_numbers<S>(packed);
+    const int64_t half = shape_.head_dim / 2;
+    const auto* cos = numbers<Compute<S>>(cos_) + past * half;
+    const auto* sin = numbers<Compute<S>>(sin_) + past * half;
+    const auto kernel = back ? kernels<S>().rope_backward : kernels<S>().rope_forward;
+    for_rows(packed.size(0) * positions, rotated * shape_.head_dim, [&](int64_t begin, int64_t end) {
+      kernel(x + begin * shape_.packed(), cos, sin, end - begin, begin, shape_.packed(), rotated, half,
+             positions);
+    });
+  });
 }
 
 Values Attention::forward(Values values, Context& context, Saved& saved) {
@@ -40,22 +63,10 @@ Values Attention::forward(Values values, Context& context, Saved& saved) {
               c10::toString(packed.scalar_type()));
   const bool ours = context.owns_input || exclusively_owned(packed);
   packed = ours && packed.is_contiguous() ? packed : packed.clone(at::MemoryFormat::Contiguous);
-  const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
   const int64_t past = context.generating ? context.past : 0;
-  prepare_rope(past + positions);
-  dispatch_float(packed.scalar_type(), "Attention", [&](auto zero) {
-    using S = decltype(zero);
-    S* x = mutable_numbers<S>(packed);
-    const int64_t half = shape_.head_dim / 2;
-    const auto* cos = numbers<Compute<S>>(cos_) + past * half;
-    const auto* sin = numbers<Compute<S>>(sin_) + past * half;
-    const int64_t rotated = shape_.heads + shape_.kv_heads;
-    for_rows(batch * positions, rotated * shape_.head_dim, [&](int64_t begin, int64_t end) {
-      kernels<S>().rope_forward(x + begin * shape_.packed(), cos, sin, end - begin, begin, shape_.packed(),
-                                rotated, half, positions);
-    });
-  });
+  prepare_rope(past + positions, packed.device());
+  rotate(packed, past, /*back=*/false);
   if (context.generating) return {with_cache(packed, context, saved.cache)};
   auto [y, log_sum_exp] = attend(packed, context);
   if (context.keeps()) {
@@ -121,17 +132,7 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
   at::Tensor dwide = type == dtype_ ? dx : wide;  // a wider copy is ours to write over
   packed_attention_backward(wide, shape_.causal(), out, saved.take_p1(2), dy, dwide);
   if (!dwide.is_same(dx)) dx.copy_(dwide);
-  dispatch_float(dx.scalar_type(), "Attention", [&](auto zero) {
-    using S = decltype(zero);
-    S* x = mutable_numbers<S>(dx);
-    const auto* cos = numbers<Compute<S>>(cos_);
-    const auto* sin = numbers<Compute<S>>(sin_);
-    const int64_t rotated = shape_.heads + shape_.kv_heads;
-    for_rows(batch * positions, rotated * head_dim, [&](int64_t begin, int64_t end) {
-      kernels<S>().rope_backward(x + begin * shape_.packed(), cos, sin, end - begin, begin, shape_.packed(),
-                                 rotated, head_dim / 2, positions);
-    });
-  });
+  rotate(dx, 0, /*back=*/true);
   return {std::move(dx)};
 }
 

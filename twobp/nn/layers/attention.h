@@ -29,7 +29,9 @@ class Attention : public Layer {
 
  private:
   // Grows cos_ and sin_ to `positions` rows.
-  void prepare_rope(int64_t positions);
+  void prepare_rope(int64_t positions, at::Device device);
+  // q and k of `packed` in place; its first position is `past`. Back again: the inverse rotation.
+  void rotate(at::Tensor& packed, int64_t past, bool back) const;
   // Output (B, S, H D) and log-sum-exp (B, H, S) of the rotated `packed`.
   std::pair<at::Tensor, at::Tensor> attend(const at::Tensor& packed, Context& context) const;
   // Generation: puts k and v of `packed`, rotated already, into the cache (2, B, K, capacity, D), and attends

@@ -1,5 +1,6 @@
 #include "twobp/nn/layers/bert_embedding.h"
 
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -33,6 +34,43 @@ BertEmbedding::BertEmbedding(const std::string& prefix, const BertEmbeddingShape
       norm_(prefix + ".LayerNorm", shape.dim, eps, dtype),
       rate_(dropout, prefix + ".dropout") {}
 
+LayerNormRows::Rows BertEmbedding::gather(const at::Tensor& ids, const at::Tensor& types,
+                                          at::Tensor& sum) const {
+  const int64_t sequence = ids.size(1);
+  const int64_t cols = norm_.dim();
+  if (by_operators(sum)) {
+    return [=, this](int64_t, int64_t) mutable {
+      const auto rows = [&](const Parameter& of, const at::Tensor& at) {
+        return at::embedding(of.value, at.to(sum.device())).to(compute_type(sum.scalar_type()));
+      };
+      const at::Tensor kinds = rows(types_, types.defined() ? types : at::zeros_like(ids));
+      sum.copy_(rows(words_, ids).add_(kinds).add_(positions_.value.narrow(0, 0, sequence)));
+    };
+  }
+  LayerNormRows::Rows gather;
+  dispatch_float(sum.scalar_type(), "BertEmbedding", [&](auto zero) {
+    using S = decltype(zero);
+    const int64_t* id = ids.const_data_ptr<int64_t>();
+    const int64_t* type = types.defined() ? types.const_data_ptr<int64_t>() : nullptr;
+    const S* words = numbers<S>(words_.value);
+    const S* positions = numbers<S>(positions_.value);
+    const S* kinds = numbers<S>(types_.value);
+    S* to = mutable_numbers<S>(sum);
+    gather = [=](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const S* word = words + id[r] * cols;
+        const S* position = positions + r % sequence * cols;
+        const S* kind = kinds + (type == nullptr ? 0 : type[r]) * cols;
+        S* row = to + r * cols;
+        for (int64_t c = 0; c < cols; ++c) {
+          store(row[c], load(word[c]) + load(kind[c]) + load(position[c]));
+        }
+      }
+    };
+  });
+  return gather;
+}
+
 Values BertEmbedding::forward(Values, Context& context, Saved& saved) {
   const at::Tensor ids = context.field("input_ids").contiguous();
   check_ids(ids, words_.sizes()[0], "input_ids", "vocabulary");
@@ -51,32 +89,11 @@ Values BertEmbedding::forward(Values, Context& context, Saved& saved) {
   at::Tensor sum = at::empty({ids.size(0), sequence, cols}, words_.value.options());
   at::Tensor y = context.output(sum.sizes(), sum.options());
   const DropoutMask mask = rate_.mask(context);
-  at::Tensor statistics;
-  dispatch_float(sum.scalar_type(), "BertEmbedding", [&](auto zero) {
-    using S = decltype(zero);
-    const int64_t* id = ids.const_data_ptr<int64_t>();
-    const int64_t* type = types.defined() ? types.const_data_ptr<int64_t>() : nullptr;
-    const S* words = numbers<S>(words_.value);
-    const S* positions = numbers<S>(positions_.value);
-    const S* kinds = numbers<S>(types_.value);
-    S* to = mutable_numbers<S>(sum);
-    const auto gather = [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const S* word = words + id[r] * cols;
-        const S* position = positions + r % sequence * cols;
-        const S* kind = kinds + (type == nullptr ? 0 : type[r]) * cols;
-        S* row = to + r * cols;
-        for (int64_t c = 0; c < cols; ++c) {
-          store(row[c], load(word[c]) + load(kind[c]) + load(position[c]));
-        }
-      }
-    };
-    LayerNormRows::Rows drop;
-    if (rate_.active(context)) {
-      drop = [&](int64_t begin, int64_t end) { dropout_rows(y, {}, y, cols, mask, begin, end); };
-    }
-    statistics = norm_.forward(sum, y, gather, drop);
-  });
+  LayerNormRows::Rows drop;
+  if (rate_.active(context)) {
+    drop = [&](int64_t begin, int64_t end) { dropout_rows(y, {}, y, cols, mask, begin, end); };
+  }
+  at::Tensor statistics = norm_.forward(sum, y, gather(ids, types, sum), drop);
   if (context.keeps()) {
     saved.keep_until_p1(std::move(sum));
     saved.keep_until_p1(std::move(statistics));
@@ -112,6 +129,17 @@ void BertEmbedding::backward_p2(std::span<Saved* const> saved) {
     const at::Tensor& gradient = one->p2(1);
     const int64_t sequence = ids.size(2);
     const int64_t tokens = ids.size(1) * sequence;
+    if (by_operators(gradient)) {
+      const at::Tensor rows = gradient.view({tokens, cols});
+      const auto add = [&](Parameter& to, const at::Tensor& at) {
+        if (to.trainable())
+          operators::add_rows_at(to.grad_to_add(), at.reshape({-1}).to(rows.device()), rows);
+      };
+      add(words_, ids[0]);
+      add(positions_, at::arange(sequence, ids.options()).expand({ids.size(1), sequence}));
+      add(types_, ids.size(0) == 2 ? ids[1] : at::zeros_like(ids[0]));
+      continue;
+    }
     const int64_t* id = ids.const_data_ptr<int64_t>();
     const int64_t* type = ids.size(0) == 2 ? id + tokens : nullptr;
     dispatch_float(gradient.scalar_type(), "BertEmbedding", [&](auto zero) {

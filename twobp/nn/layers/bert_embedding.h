@@ -29,6 +29,8 @@ class BertEmbedding : public Layer {
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:
+  // Makes rows of `sum`: what the three tables have for ids and types (undefined: all 0), and the positions.
+  LayerNormRows::Rows gather(const at::Tensor& ids, const at::Tensor& types, at::Tensor& sum) const;
   bool has_p2() const { return words_.trainable() || positions_.trainable() || types_.trainable(); }
 
   Parameter words_;      // (vocab, C)

@@ -18,7 +18,7 @@ BidirectionalAttention::BidirectionalAttention(const BidirectionalAttentionShape
 }
 
 at::Tensor BidirectionalAttention::padding(const Context& context, int64_t batch, int64_t positions,
-                                           at::ScalarType type) const {
+                                           const at::TensorOptions& options) const {
   if (context.fields == nullptr) return {};
   const auto found = context.fields->find("attention_mask");
   if (found == context.fields->end()) return {};
@@ -29,13 +29,15 @@ at::Tensor BidirectionalAttention::padding(const Context& context, int64_t batch
               c10::toString(mask.scalar_type()), " ", mask.sizes());
   const at::Tensor hidden = mask.eq(0);
   if (!hidden.any().item<bool>()) return {};
-  return at::zeros({batch, positions}, at::TensorOptions().dtype(type)).masked_fill_(hidden, kPadding);
+  return at::zeros({batch, positions}, options).masked_fill_(hidden.to(options.device()), kPadding);
 }
 
 PackedAttention BidirectionalAttention::settings(const Context& context, const at::Tensor& packed) const {
-  return {shape_.heads,       shape_.heads,
+  return {shape_.heads,
+          shape_.heads,
           shape_.head_dim,
-          /*causal=*/false,   padding(context, packed.size(0), packed.size(1), compute_type(dtype_)),
+          /*causal=*/false,
+          padding(context, packed.size(0), packed.size(1), packed.options().dtype(compute_type(dtype_))),
           rate_.mask(context)};
 }
 

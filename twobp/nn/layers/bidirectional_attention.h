@@ -29,8 +29,9 @@ class BidirectionalAttention : public Layer {
   bool gradient_replaces_input() const override { return true; }
 
  private:
-  // What is added to the scores of a sample's keys, (B, S) of `type`; undefined if nothing is padding.
-  at::Tensor padding(const Context& context, int64_t batch, int64_t positions, at::ScalarType type) const;
+  // What is added to the scores of a sample's keys, (B, S) of `options`; undefined if nothing is padding.
+  at::Tensor padding(const Context& context, int64_t batch, int64_t positions,
+                     const at::TensorOptions& options) const;
   PackedAttention settings(const Context& context, const at::Tensor& packed) const;
 
   BidirectionalAttentionShape shape_;

@@ -1,17 +1,32 @@
 #include "twobp/nn/layers/cross_entropy.h"
 
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
 namespace {
 
 // Positions whose label has the largest logit.
-int64_t count_right(const at::Tensor& logits, const int64_t* target, int64_t rows) {
-  const at::Tensor best = logits.reshape({rows, logits.size(-1)}).argmax(1);
-  const int64_t* predicted = best.const_data_ptr<int64_t>();
-  int64_t right = 0;
-  for (int64_t r = 0; r < rows; ++r) right += predicted[r] == target[r] ? 1 : 0;
-  return right;
+int64_t count_right(const at::Tensor& logits, const at::Tensor& labels) {
+  return logits.argmax(-1).to(labels.device()).eq(labels).sum().item<int64_t>();
+}
+
+// The sum of the losses of `rows` rows; logits become their gradient if `gradient`.
+double sum_of_losses(at::Tensor& logits, const int64_t* target, int64_t rows, double scale, bool gradient) {
+  const int64_t cols = logits.size(-1);
+  at::Tensor losses = at::empty({rows}, at::TensorOptions().dtype(at::kDouble));
+  double* loss = losses.mutable_data_ptr<double>();
+  dispatch_float(logits.scalar_type(), "CrossEntropy", [&](auto zero) {
+    using S = decltype(zero);
+    S* x = mutable_numbers<S>(logits);
+    for_rows(rows, cols, [&](int64_t begin, int64_t end) {
+      kernels<S>().cross_entropy(x + begin * cols, target + begin, loss + begin, end - begin, cols,
+                                 kIgnoreLabel, scale, gradient);
+    });
+  });
+  double sum = 0;
+  for (int64_t r = 0; r < rows; ++r) sum += loss[r];
+  return sum;
 }
 
 }  // namespace
@@ -31,21 +46,15 @@ Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
     TWOBP_CHECK(target[r] == kIgnoreLabel || (target[r] >= 0 && target[r] < cols), "label ", target[r],
                 " at position ", r, " of the micro-batch is outside the vocabulary of ", cols);
   }
-  const int64_t right = context.training ? 0 : count_right(logits.contiguous(), target, rows);
+  const int64_t right = context.training ? 0 : count_right(logits, labels);
   const bool ours = context.owns_input || exclusively_owned(logits);
   logits = ours && logits.is_contiguous() ? logits : logits.clone(at::MemoryFormat::Contiguous);
-  at::Tensor losses = at::empty({rows}, at::TensorOptions().dtype(at::kDouble));
-  double* loss = losses.mutable_data_ptr<double>();
-  dispatch_float(logits.scalar_type(), "CrossEntropy", [&](auto zero) {
-    using S = decltype(zero);
-    S* x = mutable_numbers<S>(logits);
-    for_rows(rows, cols, [&](int64_t begin, int64_t end) {
-      kernels<S>().cross_entropy(x + begin * cols, target + begin, loss + begin, end - begin, cols,
-                                 kIgnoreLabel, context.loss_scale * context.gradient_scale, context.keeps());
-    });
-  });
-  double sum = 0;
-  for (int64_t r = 0; r < rows; ++r) sum += loss[r];
+  const double scale = context.loss_scale * context.gradient_scale;
+  const double sum = by_operators(logits)
+                         ? operators::cross_entropy(logits, labels.view({-1}).to(logits.device()),
+                                                    kIgnoreLabel, scale, context.keeps())
+                               .item<double>()
+                         : sum_of_losses(logits, target, rows, scale, context.keeps());
   Values out = {at::scalar_tensor(sum * context.loss_scale, at::TensorOptions().dtype(at::kDouble))};
   if (!context.training) out.push_back(at::scalar_tensor(right, at::TensorOptions().dtype(at::kLong)));
   if (context.keeps()) saved.keep_until_p1(std::move(logits));

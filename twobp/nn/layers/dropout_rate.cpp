@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "twobp/nn/kernels/encoder_kernels.h"
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -47,6 +48,16 @@ DropoutMask DropoutRate::mask(const Context& context) const {
 
 void dropout_rows(const at::Tensor& x, const at::Tensor& add, const at::Tensor& y, int64_t cols,
                   const DropoutMask& mask, int64_t begin, int64_t end) {
+  if (by_operators(x)) {
+    const auto rows = [&](const at::Tensor& tensor) { return tensor.view({-1, cols}).slice(0, begin, end); };
+    at::Tensor dropped = rows(x);
+    if (mask.threshold > 0) {
+      const auto options = x.options().dtype(compute_type(x.scalar_type()));
+      dropped = dropped * operators::dropout_factors(mask, begin, end - begin, cols, options);
+    }
+    rows(y).copy_(add.defined() ? dropped + rows(add) : dropped);
+    return;
+  }
   dispatch_float(x.scalar_type(), "Dropout", [&](auto zero) {
     using S = decltype(zero);
     encoder_kernels<S>().dropout(numbers<S>(x) + begin * cols,

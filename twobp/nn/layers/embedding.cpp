@@ -1,5 +1,6 @@
 #include "twobp/nn/layers/embedding.h"
 
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -20,7 +21,7 @@ Values Embedding::forward(Values, Context& context, Saved& saved) {
                 " of the micro-batch is outside the vocabulary of ", vocab);
   }
   if (context.keeps() && weight_.trainable()) saved.keep_until_p2(ids);
-  return {at::embedding(weight_.value, ids)};
+  return {at::embedding(weight_.value, ids.to(weight_.value.device()))};
 }
 
 Values Embedding::backward_p1(Values dy, Context&, Saved& saved) {
@@ -40,6 +41,10 @@ void Embedding::backward_p2(std::span<Saved* const> saved) {
   for (const Saved* one : saved) {
     const at::Tensor ids = one->p2(0).contiguous();
     const at::Tensor dy = one->p2(1).contiguous();
+    if (by_operators(grad)) {
+      operators::add_rows_at(grad, ids.view({-1}).to(grad.device()), dy.view({-1, dim}));
+      continue;
+    }
     const int64_t* id = ids.const_data_ptr<int64_t>();
     dispatch_float(dy.scalar_type(), "Embedding", [&](auto zero) {
       using S = decltype(zero);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -22,6 +23,7 @@ void for_pieces(int64_t numbers, Body&& body) {
 }  // namespace
 
 void gelu_into(const at::Tensor& x, at::Tensor& y, GeluForm form) {
+  if (by_operators(x)) return operators::gelu_forward(x, y, form);
   dispatch_float(x.scalar_type(), "Gelu", [&](auto zero) {
     using S = decltype(zero);
     const S* from = numbers<S>(x);
@@ -34,6 +36,7 @@ void gelu_into(const at::Tensor& x, at::Tensor& y, GeluForm form) {
 
 void gelu_backward_into(const at::Tensor& x, const at::Tensor& dy, at::Tensor& dx, at::Tensor& act,
                         GeluForm form) {
+  if (by_operators(x)) return operators::gelu_backward(x, dy, dx, act, form);
   dispatch_float(x.scalar_type(), "Gelu", [&](auto zero) {
     using S = decltype(zero);
     const S* from = numbers<S>(x);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "twobp/nn/kernels/encoder_kernels.h"
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -38,6 +39,12 @@ at::Tensor LayerNormRows::forward(const at::Tensor& x, at::Tensor& y, const Rows
   const int64_t cols = dim();
   const int64_t rows = x.numel() / cols;
   at::Tensor statistics = at::empty({2, rows}, gain_.value.options());
+  if (by_operators(x)) {
+    if (before) before(0, rows);
+    operators::layer_norm_forward(x, gain_.value, bias_.value, eps_, y, statistics);
+    if (after) after(0, rows);
+    return statistics;
+  }
   dispatch_float(dtype_, "LayerNorm", [&](auto zero) {
     using S = decltype(zero);
     const S* from = numbers<S>(x);
@@ -62,10 +69,26 @@ at::Tensor LayerNormRows::forward(const at::Tensor& x, at::Tensor& y, const Rows
 
 void LayerNormRows::backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& statistics,
                              at::Tensor& dx, const Rows& before, const Rows& after) {
+  at::Tensor sums;  // of gain and bias
+  if (by_operators(x)) {
+    const int64_t rows = x.numel() / dim();
+    if (before) before(0, rows);
+    sums = operators::layer_norm_backward(dy, x, gain_.value, statistics, dx);
+    if (after) after(0, rows);
+  } else {
+    sums = backward_rows(dy, x, statistics, dx, before, after);
+  }
+  if (gain_.trainable()) gain_.grad_to_add().add_(sums[0]);
+  if (bias_.trainable()) bias_.grad_to_add().add_(sums[1]);
+}
+
+at::Tensor LayerNormRows::backward_rows(const at::Tensor& dy, const at::Tensor& x,
+                                        const at::Tensor& statistics, at::Tensor& dx, const Rows& before,
+                                        const Rows& after) const {
   const int64_t cols = dim();
   const int64_t rows = x.numel() / cols;
   const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
-  at::Tensor sums = at::zeros({2, blocks, cols}, gain_.value.options());  // of gain and bias
+  const at::Tensor sums = at::zeros({2, blocks, cols}, gain_.value.options());
   dispatch_float(dtype_, "LayerNorm", [&](auto zero) {
     using S = decltype(zero);
     const S* from = numbers<S>(x);
@@ -91,8 +114,7 @@ void LayerNormRows::backward(const at::Tensor& dy, const at::Tensor& x, const at
       }
     });
   });
-  if (gain_.trainable()) gain_.grad_to_add().add_(sums[0].sum(0));
-  if (bias_.trainable()) bias_.grad_to_add().add_(sums[1].sum(0));
+  return sums.sum(1);
 }
 
 void LayerNormRows::collect_parameters(std::vector<Parameter*>& parameters) {

@@ -36,6 +36,10 @@ class LayerNormRows {
   void collect_parameters(std::vector<Parameter*>& parameters);
 
  private:
+  // dx by our kernels; gives dL/dgain and dL/dbias, (2, dim).
+  at::Tensor backward_rows(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& statistics,
+                           at::Tensor& dx, const Rows& before, const Rows& after) const;
+
   std::string name_;
   Parameter gain_;  // (dim), float32 where the layer computes in reduced precision
   Parameter bias_;

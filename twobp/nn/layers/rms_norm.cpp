@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -26,17 +27,21 @@ Values RmsNorm::forward(Values values, Context& context, Saved& saved) {
               ", got ", c10::toString(x.scalar_type()));
   at::Tensor y = context.output(x.sizes(), x.options());
   at::Tensor rstd = at::empty({rows}, gain_.value.options());
-  dispatch_float(x.scalar_type(), "RmsNorm", [&](auto zero) {
-    using S = decltype(zero);
-    const S* from = numbers<S>(x);
-    const auto* gain = numbers<Compute<S>>(gain_.value);
-    S* to = mutable_numbers<S>(y);
-    auto* scale = mutable_numbers<Compute<S>>(rstd);
-    for_rows(rows, cols, [&](int64_t begin, int64_t end) {
-      kernels<S>().rms_norm_forward(from + begin * cols, gain, to + begin * cols, scale + begin, end - begin,
-                                    cols, eps_);
+  if (by_operators(x)) {
+    operators::rms_norm_forward(x, gain_.value, eps_, y, rstd);
+  } else {
+    dispatch_float(x.scalar_type(), "RmsNorm", [&](auto zero) {
+      using S = decltype(zero);
+      const S* from = numbers<S>(x);
+      const auto* gain = numbers<Compute<S>>(gain_.value);
+      S* to = mutable_numbers<S>(y);
+      auto* scale = mutable_numbers<Compute<S>>(rstd);
+      for_rows(rows, cols, [&](int64_t begin, int64_t end) {
+        kernels<S>().rms_norm_forward(from + begin * cols, gain, to + begin * cols, scale + begin,
+                                      end - begin, cols, eps_);
+      });
     });
-  });
+  }
   if (context.keeps()) {
     saved.keep_until_p1(std::move(x));
     saved.keep_until_p1(std::move(rstd));
@@ -50,12 +55,20 @@ Values RmsNorm::backward_p1(Values values, Context& context, Saved& saved) {
   at::Tensor dy = as_contiguous(std::move(values[0]));
   TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(), " does not fit the output of RmsNorm ",
               gain_.name(), ", ", x.sizes());
+  at::Tensor dx =
+      context.destination == nullptr && exclusively_owned(dy) ? dy : context.output(x.sizes(), x.options());
+  const at::Tensor dgain = by_operators(x) ? operators::rms_norm_backward(dy, x, gain_.value, rstd, dx)
+                                           : backward_rows(dy, x, rstd, dx);
+  if (gain_.trainable()) gain_.grad_to_add().add_(dgain);
+  return {std::move(dx)};
+}
+
+at::Tensor RmsNorm::backward_rows(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
+                                  at::Tensor& dx) const {
   const int64_t cols = x.size(-1);
   const int64_t rows = x.numel() / cols;
   const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
-  at::Tensor dx =
-      context.destination == nullptr && exclusively_owned(dy) ? dy : context.output(x.sizes(), x.options());
-  at::Tensor dgain = at::zeros({blocks, cols}, gain_.value.options());
+  const at::Tensor dgain = at::zeros({blocks, cols}, gain_.value.options());
   dispatch_float(x.scalar_type(), "RmsNorm", [&](auto zero) {
     using S = decltype(zero);
     const S* from = numbers<S>(x);
@@ -73,8 +86,7 @@ Values RmsNorm::backward_p1(Values values, Context& context, Saved& saved) {
       }
     });
   });
-  if (gain_.trainable()) gain_.grad_to_add().add_(dgain.sum(0));
-  return {std::move(dx)};
+  return dgain.sum(0);
 }
 
 void RmsNorm::collect_parameters(std::vector<Parameter*>& parameters) {

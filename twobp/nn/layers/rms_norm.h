@@ -16,6 +16,10 @@ class RmsNorm : public Layer {
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:
+  // dx by our kernels; gives dL/dgain.
+  at::Tensor backward_rows(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
+                           at::Tensor& dx) const;
+
   Parameter gain_;  // (dim), float32 where the layer computes in reduced precision
   at::ScalarType dtype_;
   double eps_;

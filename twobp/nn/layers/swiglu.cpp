@@ -1,5 +1,6 @@
 #include "twobp/nn/layers/swiglu.h"
 
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -12,14 +13,18 @@ Values SwiGlu::forward(Values values, Context& context, Saved& saved) {
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.back() = cols;
   at::Tensor act = context.output(sizes, x.options());
-  dispatch_float(x.scalar_type(), "SwiGlu", [&](auto zero) {
-    using S = decltype(zero);
-    const S* from = numbers<S>(x);
-    S* to = mutable_numbers<S>(act);
-    for_rows(rows, cols, [&](int64_t begin, int64_t end) {
-      kernels<S>().swiglu_forward(from + begin * 2 * cols, to + begin * cols, end - begin, cols);
+  if (by_operators(x)) {
+    operators::swiglu_forward(x, act);
+  } else {
+    dispatch_float(x.scalar_type(), "SwiGlu", [&](auto zero) {
+      using S = decltype(zero);
+      const S* from = numbers<S>(x);
+      S* to = mutable_numbers<S>(act);
+      for_rows(rows, cols, [&](int64_t begin, int64_t end) {
+        kernels<S>().swiglu_forward(from + begin * 2 * cols, to + begin * cols, end - begin, cols);
+      });
     });
-  });
+  }
   if (context.keeps()) saved.keep_until_p1(std::move(x));
   return {std::move(act)};
 }
@@ -35,16 +40,20 @@ Values SwiGlu::backward_p1(Values values, Context& context, Saved& saved) {
               at::IntArrayRef(sizes));
   at::Tensor dx =
       context.destination == nullptr && exclusively_owned(x) ? x : context.output(x.sizes(), x.options());
-  dispatch_float(x.scalar_type(), "SwiGlu", [&](auto zero) {
-    using S = decltype(zero);
-    const S* from = numbers<S>(x);
-    const S* gradient = numbers<S>(dact);
-    S* to = mutable_numbers<S>(dx);
-    for_rows(rows, cols, [&](int64_t begin, int64_t end) {
-      kernels<S>().swiglu_backward(from + begin * 2 * cols, gradient + begin * cols, to + begin * 2 * cols,
-                                   end - begin, cols);
+  if (by_operators(x)) {
+    operators::swiglu_backward(x, dact, dx);
+  } else {
+    dispatch_float(x.scalar_type(), "SwiGlu", [&](auto zero) {
+      using S = decltype(zero);
+      const S* from = numbers<S>(x);
+      const S* gradient = numbers<S>(dact);
+      S* to = mutable_numbers<S>(dx);
+      for_rows(rows, cols, [&](int64_t begin, int64_t end) {
+        kernels<S>().swiglu_backward(from + begin * 2 * cols, gradient + begin * cols, to + begin * 2 * cols,
+                                     end - begin, cols);
+      });
     });
-  });
+  }
   return {std::move(dx)};
 }
 

@@ -1,0 +1,91 @@
+// The way by LibTorch's operators: dropout's masks are those of the kernels, and on a device that is no CPU
+// layers compute what the operators do on a CPU, or say that they do not run there.
+#include "twobp/nn/kernels/operators.h"
+
+#include <set>
+
+#include "tests/nn/device/stand_in_device.h"
+#include "tests/nn/layer_cases.h"
+#include "twobp/nn/kernels/rows.h"
+#include "twobp/nn/layers/dropout_rate.h"
+
+namespace twobp {
+namespace {
+
+using namespace test;
+
+TEST(Operators, DrawTheMasksOfTheKernels) {
+  const DropoutRate rate(0.3, "layer");
+  Context context;
+  context.seed = 7;
+  context.step = 8;
+  context.micro_batch = 9;
+  const DropoutMask mask = rate.mask(context);
+  for (const int64_t cols : {1, 7, 8, 9, 1000, 1024, 1029, 3000}) {
+    const at::Tensor x = random({5, cols}, 1, at::kFloat);
+    at::Tensor expected = at::empty_like(x);
+    dropout_rows(x, {}, expected, cols, mask, 0, 5);
+    at::Tensor actual = at::zeros_like(x);
+    const OperatorsEverywhere operators;
+    dropout_rows(x, {}, actual, cols, mask, 0, 2);
+    dropout_rows(x, {}, actual, cols, mask, 2, 5);
+    EXPECT_TRUE(same_bits(actual, expected)) << cols;
+    EXPECT_GT(expected.eq(0).sum().item<int64_t>(), cols < 1000 ? -1 : 1000) << cols;
+  }
+}
+
+struct Results {
+  at::Tensor y, dx;
+  std::vector<at::Tensor> dw;
+};
+
+Results run(const LayerCase& c, at::Device device) {
+  const std::unique_ptr<Layer> layer = c.make(at::kFloat);
+  const std::vector<Parameter*> parameters = make_parameters(*layer);
+  for (Parameter* parameter : parameters) parameter->move_to(device);
+  const std::unique_ptr<MicroBatch> micro_batch = c.micro_batch(*layer, 2, 3, at::kFloat);
+  const auto there = [&](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.to(device, false, true) : tensor;
+  };
+  const auto back = [](const at::Tensor& tensor) { return tensor.defined() ? tensor.cpu() : tensor; };
+  const at::Tensor x = c.make_input(2, 3, at::kFloat);
+  Results results;
+  at::Tensor y = micro_batch->forward(there(x));
+  results.y = back(y).clone();
+  const at::Tensor dy = c.make_gradient(results.y, 3);
+  y.reset();
+  results.dx = back(micro_batch->p1(there(dy)));
+  micro_batch->p2();
+  for (const Parameter* parameter : parameters) {
+    if (parameter->has_grad()) results.dw.push_back(back(parameter->grad));
+  }
+  return results;
+}
+
+TEST_P(EveryLayer, RunsOnADeviceOrSaysThatItDoesNot) {
+  // Whose work is all in products and operators. Others may join.
+  static const std::set<std::string> missing = {};
+  const at::Device device = stand_in_device(0).where();
+  const OperatorsEverywhere operators;
+  const Results expected = run(GetParam(), at::kCPU);
+  std::string why;
+  Results actual;
+  try {
+    actual = run(GetParam(), device);
+  } catch (const Error& error) {
+    why = error.what();
+  }
+  if (missing.contains(GetParam().name)) {
+    EXPECT_NE(why.find("does not run there yet"), std::string::npos) << why;
+    return;
+  }
+  ASSERT_EQ(why, "");
+  EXPECT_TRUE(same_bits(actual.y, expected.y));
+  ASSERT_EQ(actual.dx.defined(), expected.dx.defined());
+  if (expected.dx.defined()) EXPECT_TRUE(same_bits(actual.dx, expected.dx));
+  ASSERT_EQ(actual.dw.size(), expected.dw.size());
+  for (size_t i = 0; i < expected.dw.size(); ++i) EXPECT_TRUE(same_bits(actual.dw[i], expected.dw[i])) << i;
+}
+
+}  // namespace
+}  // namespace twobp

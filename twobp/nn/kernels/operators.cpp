@@ -1,0 +1,263 @@
+#include "twobp/nn/kernels/operators.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <string_view>
+
+#include "twobp/core/check.h"
+#include "twobp/nn/kernels/rows.h"
+
+namespace twobp {
+namespace {
+
+std::atomic<int> everywhere = 0;
+
+bool asked_for() {
+  const char* asked = std::getenv("TWOBP_KERNELS");
+  if (asked == nullptr || *asked == '\0') return false;
+  TWOBP_CHECK(std::string_view(asked) == "operators", "TWOBP_KERNELS is \"", asked,
+              "\": it can be \"operators\", for LibTorch's in place of our own kernels, or be left out");
+  return true;
+}
+
+at::Tensor wide(const at::Tensor& tensor) {
+  return tensor.to(compute_type(tensor.scalar_type()));
+}
+
+// (rows, cols) over the same memory.
+at::Tensor as_rows(const at::Tensor& tensor) {
+  return tensor.view({-1, tensor.size(-1)});
+}
+
+}  // namespace
+
+bool by_operators(const at::Tensor& tensor) {
+  static const bool asked = asked_for();
+  return !tensor.is_cpu() || asked || everywhere.load(std::memory_order_relaxed) > 0;
+}
+
+OperatorsEverywhere::OperatorsEverywhere() {
+  ++everywhere;
+}
+OperatorsEverywhere::~OperatorsEverywhere() {
+  --everywhere;
+}
+
+namespace operators {
+
+void rms_norm_forward(const at::Tensor& x, const at::Tensor& gain, double eps, at::Tensor& y,
+                      at::Tensor& rstd) {
+  const at::Tensor from = wide(as_rows(x));
+  rstd.copy_(from.square().mean(1).add_(eps).rsqrt_());
+  as_rows(y).copy_((from * rstd.unsqueeze(1)).mul_(gain));
+}
+
+at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain,
+                             const at::Tensor& rstd, at::Tensor& dx) {
+  const at::Tensor gradient = wide(as_rows(dy));
+  const at::Tensor xhat = wide(as_rows(x)) * rstd.unsqueeze(1);
+  const at::Tensor dgain = (gradient * xhat).sum(0);
+  const at::Tensor g = gradient * gain;
+  as_rows(dx).copy_((g - xhat * (g * xhat).mean(1, true)).mul_(rstd.unsqueeze(1)));
+  return dgain;
+}
+
+void layer_norm_forward(const at::Tensor& x, const at::Tensor& gain, const at::Tensor& bias, double eps,
+                        at::Tensor& y, at::Tensor& statistics) {
+  const at::Tensor from = wide(as_rows(x));
+  const at::Tensor mean = from.mean(1, true);
+  const at::Tensor centred = from - mean;
+  const at::Tensor rstd = centred.square().mean(1, true).add_(eps).rsqrt_();
+  statistics[0].copy_(mean.squeeze(1));
+  statistics[1].copy_(rstd.squeeze(1));
+  as_rows(y).copy_((centred * rstd).mul_(gain).add_(bias));
+}
+
+at::Tensor layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain,
+                               const at::Tensor& statistics, at::Tensor& dx) {
+  const at::Tensor gradient = wide(as_rows(dy));
+  const at::Tensor rstd = statistics[1].unsqueeze(1);
+  const at::Tensor xhat = (wide(as_rows(x)) - statistics[0].unsqueeze(1)).mul_(rstd);
+  const at::Tensor sums = at::stack({(gradient * xhat).sum(0), gradient.sum(0)});
+  const at::Tensor g = gradient * gain;
+  as_rows(dx).copy_((g - g.mean(1, true) - xhat * (g * xhat).mean(1, true)).mul_(rstd));
+  return sums;
+}
+
+void rope(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, int64_t heads, double direction) {
+  const int64_t half = cos.size(1);
+  const at::Tensor halves = x.narrow(2, 0, 2 * heads * half).unflatten(2, {heads, 2, half});
+  const at::Tensor a = wide(halves.select(3, 0));
+  const at::Tensor b = wide(halves.select(3, 1));
+  const at::Tensor c = cos.unsqueeze(1);  // (positions, 1, half)
+  const at::Tensor s = sin.unsqueeze(1) * direction;
+  const at::Tensor rotated = at::stack({a * c - b * s, b * c + a * s}, 3);
+  halves.copy_(rotated);
+}
+
+void swiglu_forward(const at::Tensor& x, at::Tensor& act) {
+  const std::vector<at::Tensor> parts = wide(as_rows(x)).chunk(2, 1);
+  as_rows(act).copy_(at::silu(parts[0]).mul_(parts[1]));
+}
+
+void swiglu_backward(const at::Tensor& x, const at::Tensor& dact, at::Tensor& dx) {
+  const std::vector<at::Tensor> parts = wide(as_rows(x)).chunk(2, 1);
+  const at::Tensor gradient = wide(as_rows(dact));
+  const at::Tensor dgate = at::silu_backward(gradient * parts[1], parts[0]);
+  const at::Tensor dup = gradient * at::silu(parts[0]);
+  as_rows(dx).copy_(at::cat({dgate, dup}, 1));
+}
+
+void gelu_forward(const at::Tensor& x, at::Tensor& y, GeluForm form) {
+  y.copy_(at::gelu(wide(x), form == GeluForm::kTanh ? "tanh" : "none").view(y.sizes()));
+}
+
+void gelu_backward(const at::Tensor& x, const at::Tensor& dy, at::Tensor& dx, at::Tensor& act,
+                   GeluForm form) {
+  const char* approximate = form == GeluForm::kTanh ? "tanh" : "none";
+  const at::Tensor from = wide(x);
+  const at::Tensor gradient = at::gelu_backward(wide(dy).view(from.sizes()), from, approximate);
+  if (act.defined()) act.copy_(at::gelu(from, approximate).view(act.sizes()));
+  dx.copy_(gradient.view(dx.sizes()));
+}
+
+// As in dropout.h, in int64: LibTorch's unsigned integers have no operators for it.
+at::Tensor dropout_factors(const DropoutMask& mask, int64_t begin, int64_t rows, int64_t cols,
+                           const at::TensorOptions& options) {
+  constexpr int64_t kChunk = 1024;
+  constexpr int64_t kLow = 0xffffffff;
+  const auto integers = options.dtype(at::kLong);
+  // The upper and the lower half of x times a constant, both below 2^32.
+  const auto multiply = [](const at::Tensor& x, int64_t constant) {
+    const at::Tensor low = x * (constant & 0xffff);
+    const at::Tensor high = x * (constant >> 16);
+    return std::pair((high + (low >> 16)) >> 16, (((high & 0xffff) << 16) + low) & kLow);
+  };
+  const at::Tensor row = at::arange(begin, begin + rows, integers).unsqueeze(1);
+  std::vector<at::Tensor> chunks;
+  for (int64_t first = 0; first < cols; first += kChunk) {
+    const int64_t count = std::min(kChunk, cols - first);
+    const int64_t groups = (count + 7) / 8;
+    at::Tensor a = at::arange(first / 8, first / 8 + groups, integers).expand({rows, groups});
+    at::Tensor b = row.expand({rows, groups});
+    at::Tensor c = at::full({rows, groups}, int64_t{mask.micro_batch}, integers);
+    at::Tensor d = at::zeros({rows, groups}, integers);
+    int64_t key0 = mask.key[0];
+    int64_t key1 = mask.key[1];
+    for (int round = 0; round < 7; ++round) {
+      const auto [a_high, a_low] = multiply(a, 0xD2511F53);
+      const auto [c_high, c_low] = multiply(c, 0xCD9E8D57);
+      a = c_high.bitwise_xor(b).bitwise_xor(key0);
+      b = c_low;
+      c = a_high.bitwise_xor(d).bitwise_xor(key1);
+      d = a_low;
+      key0 = (key0 + 0x9E3779B9) & kLow;
+      key1 = (key1 + 0xBB67AE85) & kLow;
+    }
+    const at::Tensor words = at::cat({a, b, c, d}, 1);
+    const int64_t half = std::min(count, 4 * groups);
+    chunks.push_back((words & 0xffff).narrow(1, 0, half));
+    chunks.push_back((words >> 16).narrow(1, 0, count - half));
+  }
+  return at::cat(chunks, 1).ge(int64_t{mask.threshold}).to(options.dtype()).mul_(mask.scale);
+}
+
+namespace {
+
+// Of (batch, positions, packed): q, k, v as (batch, heads, positions, dim), k and v repeated for their group.
+struct Heads {
+  Heads(const at::Tensor& packed, const PackedAttention& attention)
+      : group(attention.heads / attention.kv_heads) {
+    const int64_t dim = attention.head_dim;
+    const auto part = [&](int64_t first, int64_t count) {
+      return packed.narrow(2, first * dim, count * dim).unflatten(2, {count, dim}).transpose(1, 2);
+    };
+    q = part(0, attention.heads);
+    k = part(attention.heads, attention.kv_heads).repeat_interleave(group, 1);
+    v = part(attention.heads + attention.kv_heads, attention.kv_heads).repeat_interleave(group, 1);
+  }
+
+  // scale q k^T + shift, where a query sees a key, else -inf: (batch, heads, positions, positions)
+  at::Tensor scores(const PackedAttention& attention) const {
+    at::Tensor scores =
+        at::matmul(q, k.transpose(2, 3)).mul_(1 / std::sqrt(static_cast<double>(attention.head_dim)));
+    if (attention.shift.defined()) scores.add_(attention.shift.unsqueeze(1).unsqueeze(1));
+    if (attention.causal) {
+      const int64_t positions = q.size(2);
+      const at::Tensor hidden = at::ones({positions, positions}, q.options().dtype(at::kBool)).triu_(1);
+      scores.masked_fill_(hidden, -std::numeric_limits<double>::infinity());
+    }
+    return scores;
+  }
+
+  int64_t group;
+  at::Tensor q, k, v;
+};
+
+// 0 or the scale for each probability; undefined where none is dropped.
+at::Tensor factors_of(const at::Tensor& scores, const DropoutMask& mask) {
+  if (mask.threshold == 0) return {};
+  const int64_t rows = scores.numel() / scores.size(3);
+  return dropout_factors(mask, 0, rows, scores.size(3), scores.options()).view(scores.sizes());
+}
+
+}  // namespace
+
+void attention_forward(const at::Tensor& packed, const PackedAttention& attention, at::Tensor& out,
+                       at::Tensor& log_sum_exp) {
+  const Heads heads(packed, attention);
+  at::Tensor p = heads.scores(attention);
+  log_sum_exp.copy_(p.logsumexp(3));
+  p.sub_(log_sum_exp.unsqueeze(3)).exp_();
+  if (const at::Tensor factors = factors_of(p, attention.dropout); factors.defined()) p.mul_(factors);
+  out.copy_(at::matmul(p, heads.v).transpose(1, 2).reshape(out.sizes()));
+}
+
+void attention_backward(const at::Tensor& packed, const PackedAttention& attention, const at::Tensor& out,
+                        const at::Tensor& log_sum_exp, const at::Tensor& dout, at::Tensor& dpacked) {
+  const Heads heads(packed, attention);
+  const auto by_head = [&](const at::Tensor& tensor) {
+    return tensor.unflatten(2, {attention.heads, attention.head_dim}).transpose(1, 2);
+  };
+  const at::Tensor dy = by_head(dout);
+  const at::Tensor p = heads.scores(attention).sub_(log_sum_exp.unsqueeze(3)).exp_();
+  const at::Tensor factors = factors_of(p, attention.dropout);
+  const at::Tensor dropped = factors.defined() ? p * factors : p;
+  at::Tensor dp = at::matmul(dy, heads.v.transpose(2, 3));
+  if (factors.defined()) dp.mul_(factors);
+  const at::Tensor ds = dp.sub_((dy * by_head(out)).sum(3, true))
+                            .mul_(p)
+                            .mul_(1 / std::sqrt(static_cast<double>(attention.head_dim)));
+  const auto of_group = [&](const at::Tensor& tensor) {  // summed over the heads that share a key-value head
+    return tensor.unflatten(1, {attention.kv_heads, heads.group}).sum(2);
+  };
+  const auto as_rows = [](const at::Tensor& tensor) { return tensor.transpose(1, 2).flatten(2); };
+  const at::Tensor dq = as_rows(at::matmul(ds, heads.k));
+  const at::Tensor dk = as_rows(of_group(at::matmul(ds.transpose(2, 3), heads.q)));
+  const at::Tensor dv = as_rows(of_group(at::matmul(dropped.transpose(2, 3), dy)));
+  dpacked.copy_(at::cat({dq, dk, dv}, 2));
+}
+
+at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t ignore, double scale,
+                         bool gradient) {
+  at::Tensor rows = as_rows(logits);
+  const at::Tensor counts = targets.ne(ignore);
+  const at::Tensor target = targets.masked_fill(counts.logical_not(), 0).unsqueeze(1);
+  const at::Tensor log_p = at::log_softmax(wide(rows), 1);
+  const at::Tensor losses = log_p.gather(1, target).squeeze(1).neg().to(at::kDouble).mul_(counts);
+  if (gradient) {
+    at::Tensor g = log_p.exp();
+    g.scatter_add_(1, target, at::full_like(target, -1, g.options()));
+    rows.copy_(g.mul_(counts.unsqueeze(1)).mul_(scale));
+  }
+  return losses.sum();
+}
+
+void add_rows_at(at::Tensor& rows, const at::Tensor& ids, const at::Tensor& from) {
+  rows.add_(at::embedding_dense_backward(wide(from), ids, rows.size(0), /*padding_idx=*/-1,
+                                         /*scale_grad_by_freq=*/false));
+}
+
+}  // namespace operators
+}  // namespace twobp
