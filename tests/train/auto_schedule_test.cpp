@@ -9,6 +9,7 @@
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/pipeline/simulated_costs.h"
+#include "twobp/schedule/check/in_process.h"
 #include "twobp/train/auto_variant.h"
 #include "twobp/train/model/build_model.h"
 
@@ -66,6 +67,22 @@ TEST(AutoVariant, RunsUnderTheCapItWasFoundFor) {
     EXPECT_EQ(found.standard_peaks, standard.standard_peaks) << name;
     EXPECT_EQ(pipeline.caps(found), pipeline.caps(standard)) << name;
     EXPECT_FALSE(trainer.variant().standard_peaks.empty());
+  }
+}
+
+// What a search finds is no slower than what it could have taken, under the automatic cap, too.
+TEST(AutoVariant, IsNoSlowerThanNamedSchedules) {
+  for (const int ranks : {2, 3}) {
+    Trainer trainer(config_of(ranks, ranks));
+    const Pipeline& pipeline = trainer.pipeline();
+    const auto costs = stage_costs(pipeline.stage_costs());
+    const auto seconds = [&](const Plan& plan) {
+      return simulate(plan.schedule, costs, in_process_simulation(pipeline.caps(plan))).step_seconds;
+    };
+    const double found = seconds(make_plan(trainer.pipeline(), trainer.variant(), 4));
+    for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill})
+      EXPECT_LE(found, 1.001 * seconds(pipeline.plan("1f1b", 4, policy)))
+          << ranks << ", " << policy_name(policy);
   }
 }
 

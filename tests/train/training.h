@@ -89,7 +89,8 @@ struct Outcome {
 
 inline std::vector<at::Tensor> copies_of(const std::vector<Parameter*>& parameters) {
   std::vector<at::Tensor> copies;
-  for (const Parameter* parameter : parameters) copies.push_back(parameter->value.clone());
+  for (const Parameter* parameter : parameters)
+    copies.push_back(parameter->value.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true));
   return copies;
 }
 

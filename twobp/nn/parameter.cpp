@@ -109,15 +109,16 @@ void Parameter::allocate_grad() {
 }
 
 void Parameter::move_to(at::Device device) {
+  if (device == value.device()) return;
   const bool one = value.is_same(master);
   master = master.to(device);
   value = one ? master : value.to(device);
-  if (grad.defined()) grad = at::empty_like(grad, grad.options().device(device));
-  has_grad_ = false;
+  if (grad.defined()) allocate_grad();
 }
 
 at::Tensor Parameter::empty_like_this() const {
-  const auto options = at::TensorOptions().dtype(compute_type(dtype_));
+  const auto options =
+      at::TensorOptions().dtype(compute_type(dtype_)).device(value.defined() ? value.device() : at::kCPU);
   if (sizes_.size() != 4) return at::empty(sizes_, options);
   return at::empty(sizes_, options.memory_format(at::MemoryFormat::ChannelsLast));
 }

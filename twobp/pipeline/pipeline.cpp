@@ -42,7 +42,8 @@ struct Pipeline::UnderWay {
 
 std::vector<World> make_thread_worlds(int replicas, int ranks, const ThreadOptions& threads) {
   const bool own_cores = RankThreads::enough_cores(replicas * ranks, threads.threads_per_rank);
-  return make_in_process_worlds(replicas, ranks, own_cores ? kSpinSeconds : 0);
+  return make_in_process_worlds(replicas, ranks, own_cores ? kSpinSeconds : 0,
+                                Device::open_for(threads.device, ranks));
 }
 
 Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options)
@@ -94,10 +95,10 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
     for (size_t s = 0; s < split_.size(); ++s) {
       if (rank_of_stage_[s] != rank) continue;
       stages.push_back(std::make_unique<Stage>(static_cast<int>(s), model_, first_layer[s], split_[s],
-                                               options.seed, stage_costs_[s]));
+                                               options.seed, stage_costs_[s], world_.device(rank).where()));
     }
-    executors_[rank] =
-        std::make_unique<RankExecutor>(rank, std::move(stages), *world_.pipeline[rank], *meter_);
+    executors_[rank] = std::make_unique<RankExecutor>(rank, std::move(stages), *world_.pipeline[rank],
+                                                      *meter_, world_.device(rank));
     if (!world_.all_local()) executors_[rank]->books_messages();
   });
 }
@@ -116,7 +117,12 @@ void Pipeline::on_ranks(const std::function<void(int)>& body) {
 }
 
 std::shared_ptr<RankThreads::Job> Pipeline::post(std::function<void(int)> body) {
-  return threads_->submit(std::move(body), [this](const std::string& reason) { abort(reason); });
+  return threads_->submit(
+      [this, body = std::move(body)](int rank) {
+        const OnStream here(world_.device(rank).compute());
+        body(rank);
+      },
+      [this](const std::string& reason) { abort(reason); });
 }
 
 void Pipeline::abort(const std::string& reason) {

@@ -30,31 +30,36 @@ struct Specimen {
 
 class Measurement {
  public:
-  explicit Measurement(MemoryMeter& meter)
-      : meter_(meter), begin_held_(meter.held(0)), begin_total_(meter.rank_use(0).total()) {
+  Measurement(MemoryMeter& meter, const Device& device)
+      : meter_(meter), device_(device), begin_held_(meter.held(0)), begin_total_(meter.rank_use(0).total()) {
     meter_.take_high_water(0);
     begin_ = now_seconds();
   }
-  double seconds() const { return now_seconds() - begin_; }
+  double seconds() const {
+    device_.compute().wait_on_host();
+    return now_seconds() - begin_;
+  }
   int64_t peak() { return meter_.take_high_water(0) - begin_total_; }
   int64_t held() const { return meter_.held(0) - begin_held_; }
 
  private:
   MemoryMeter& meter_;
+  const Device& device_;
   int64_t begin_held_;
   int64_t begin_total_;  // the high water is of parameters and gradients too
   double begin_ = 0;
 };
 
 void run_once(std::vector<Specimen>& specimens, const std::string& input_field, const Fields& fields,
-              MemoryMeter& meter, bool count) {
+              MemoryMeter& meter, const Device& device, bool count) {
   Context context;
   context.fields = &fields;
   Values x;
   // A copy, so that it is held and released like the output of a layer before.
-  if (!input_field.empty()) x.push_back(context.field(input_field).clone());
+  if (!input_field.empty())
+    x.push_back(context.field(input_field).to(device.where(), /*non_blocking=*/false, /*copy=*/true));
   for (auto& s : specimens) {
-    Measurement measurement(meter);
+    Measurement measurement(meter, device);
     context.backward = s.backward;
     x = s.layer->forward(std::move(x), context, s.saved);
     const double seconds = measurement.seconds();
@@ -68,7 +73,7 @@ void run_once(std::vector<Specimen>& specimens, const std::string& input_field, 
   Values dy;
   for (auto s = specimens.rbegin(); s != specimens.rend(); ++s) {
     if (!s->backward) continue;
-    Measurement p1(meter);
+    Measurement p1(meter, device);
     dy = s->layer->backward_p1(std::move(dy), context, s->saved);
     s->saved.release_p1();
     const double p1_seconds = p1.seconds();
@@ -80,7 +85,7 @@ void run_once(std::vector<Specimen>& specimens, const std::string& input_field, 
     }
     std::vector<P2Unit> units;
     s->layer->collect_p2(s->saved, units);
-    Measurement p2(meter);
+    Measurement p2(meter, device);
     for (auto& unit : units) {
       unit.layer->backward_p2({&unit.saved, 1});
       unit.saved->release_p2();
@@ -97,8 +102,9 @@ void run_once(std::vector<Specimen>& specimens, const std::string& input_field, 
 
 }  // namespace
 
-Profile measure_profile(const ModelSpec& model, const Fields& fields, double seconds) {
+Profile measure_profile(const ModelSpec& model, const Fields& fields, double seconds, const Device& device) {
   TWOBP_CHECK(!model.layers.empty(), "a model needs layers");
+  const OnStream here(device.compute());
   const BlockCache::Use blocks;  // as the ranks have
   MemoryMeter meter({0});
   const MemoryMeter::Watch watch(meter);
@@ -120,15 +126,16 @@ Profile measure_profile(const ModelSpec& model, const Fields& fields, double sec
     s.layer->collect_parameters(s.parameters);
     for (Parameter* parameter : s.parameters) {
       parameter->allocate_value(0);
+      parameter->move_to(device.where());
       parameter->allocate_grad();
     }
     specimens.push_back(std::move(s));
   }
   const MemoryMeter::Scope scope(0, MemoryCategory::kActivations);
-  run_once(specimens, model.input_field, fields, meter, /*count=*/false);
+  run_once(specimens, model.input_field, fields, meter, device, /*count=*/false);
   const double end = now_seconds() + seconds;
   for (int i = 0; i < 3 || (i < 25 && now_seconds() < end); ++i) {
-    run_once(specimens, model.input_field, fields, meter, /*count=*/true);
+    run_once(specimens, model.input_field, fields, meter, device, /*count=*/true);
   }
   Profile profile;
   for (auto& s : specimens) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "twobp/nn/context.h"
+#include "twobp/nn/device/device.h"
 #include "twobp/nn/models/model.h"
 
 namespace twobp {
@@ -35,7 +36,9 @@ using Profile = std::map<std::string, LayerCost>;
 
 // Runs one layer of each kind, in model order, on the calling thread and its compute threads: once to warm
 // up, then until `seconds` have passed, at least 3 and at most 25 times. `fields` is one micro-batch.
-Profile measure_profile(const ModelSpec& model, const Fields& fields, double seconds = 0.3);
+// On a device: until that is done with each, in its compute stream.
+Profile measure_profile(const ModelSpec& model, const Fields& fields, double seconds = 0.3,
+                        const Device& device = {});
 
 // The costs of all layers in model order.
 std::vector<LayerCost> layer_costs(const ModelSpec& model, const Profile& profile);

@@ -18,8 +18,13 @@ constexpr auto kPause = std::chrono::microseconds(20);
 }  // namespace
 
 RankExecutor::RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages, Transport& transport,
-                           MemoryMeter& meter)
-    : rank_(rank), stages_(std::move(stages)), transport_(transport), meter_(meter), events_(rank, meter) {
+                           MemoryMeter& meter, Device device)
+    : rank_(rank),
+      p2_stream_(std::move(device)),
+      stages_(std::move(stages)),
+      transport_(transport),
+      meter_(meter),
+      events_(rank, meter) {
   boundaries_.resize(stages_.size());
   stage_times_.resize(stages_.size());
   for (const auto& stage : stages_) {
@@ -104,7 +109,8 @@ void RankExecutor::forward(int s, int mb) {
   Context context = context_of(mb);
   Values x = std::move(boundary.input[mb]);
   boundary.input[mb].clear();
-  if (stage.index() == 0 && !input_->input_field.empty()) x.push_back(context.field(input_->input_field));
+  if (stage.index() == 0 && !input_->input_field.empty())
+    x.push_back(p2_stream_.device().bring(context.field(input_->input_field)));
   if (training && input_->batching == P2Batching::kConcat) free_slot(s, mb);
   double begin = now_seconds();
   if (!started_) {
@@ -182,8 +188,9 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
       work_[s][i].p2 += static_cast<int>(units_.size());
       if (units_.empty()) check_done(s, i);
     }
+    const DeviceEvent ready = p2_stream_.ready();
     const auto pending_of = [&](const P2Unit& unit) {
-      return PendingP2{unit, s, mb, i, static_cast<int>(&unit - units_.data())};
+      return PendingP2{unit, s, mb, i, static_cast<int>(&unit - units_.data()), ready};
     };
     if (fused && !units_.empty()) {
       interrupt([&] {

@@ -15,6 +15,7 @@
 #include "twobp/pipeline/memory_meter.h"
 #include "twobp/pipeline/observer.h"
 #include "twobp/pipeline/p2_batching.h"
+#include "twobp/pipeline/p2_stream.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/schedule/p2_order.h"
 #include "twobp/schedule/schedule.h"
@@ -66,8 +67,9 @@ struct RankResult {
 
 class RankExecutor {
  public:
-  RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages, Transport& transport,
-               MemoryMeter& meter);
+  // The stages' parameters are on `device`, whose compute stream is current on the thread that runs steps.
+  RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages, Transport& transport, MemoryMeter& meter,
+               Device device = {});
 
   // Messages come from another pipeline object, on whose books their memory is or is not.
   void books_messages() { books_messages_ = true; }
@@ -96,7 +98,8 @@ class RankExecutor {
     int stage = 0;  // index into stages_
     int micro_batch = 0;
     int layer = 0;
-    int leaf = 0;  // within the layer
+    int leaf = 0;         // within the layer
+    DeviceEvent ready{};  // behind its I
   };
 
   // What a layer of a stage still has to do in this step before its gradients are complete.
@@ -124,6 +127,8 @@ class RankExecutor {
   // The same in a wait: under bucket order of a stage that has no more I, if there is one, whose sums can
   // begin after it.
   void run_filling_p2();
+  // On a device: puts in W that it can do beside F and I, some at a time.
+  void run_ahead_p2();
   static std::tuple<int, int, int> bucket_order(const PendingP2& pending);
   void run_p2(std::span<PendingP2> together);
   // Runs the pending W of the stages after `s` and of its layers from `layer` on, last layer first.
@@ -143,6 +148,7 @@ class RankExecutor {
   int local(int stage) const { return local_[stage]; }
 
   int rank_;
+  P2Stream p2_stream_;
   std::vector<std::unique_ptr<Stage>> stages_;
   Transport& transport_;
   MemoryMeter& meter_;
@@ -167,6 +173,7 @@ class RankExecutor {
   std::vector<PendingP2> together_;
   std::vector<P2Unit> units_;
   std::vector<Saved*> batch_;
+  std::vector<DeviceEvent> batch_ready_;
   std::vector<StageTimes> stage_times_;
   RankResult result_;
   bool started_ = false;  // a first F has begun

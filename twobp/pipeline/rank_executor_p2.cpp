@@ -10,10 +10,19 @@ void RankExecutor::run_p2(std::span<PendingP2> together) {
   const double begin = now_seconds();
   const ProductTime products = product_time();
   batch_.clear();
-  for (const PendingP2& pending : together) batch_.push_back(pending.unit.saved);
+  batch_ready_.clear();
+  for (const PendingP2& pending : together) {
+    batch_.push_back(pending.unit.saved);
+    batch_ready_.push_back(pending.ready);
+  }
   const PendingP2& first = together.front();
   const MemoryMeter::Scope scope(stages_[first.stage]->index(), MemoryCategory::kStash);
-  first.unit.layer->backward_p2(batch_);
+  const auto w = [&] { first.unit.layer->backward_p2(batch_); };
+  if (input_->schedule->policy == P2Policy::kOff) {
+    w();  // standard backward: in line with I
+  } else {
+    p2_stream_.run(batch_ready_, batch_, w);
+  }
   for (Saved* saved : batch_) saved->release_p2();
   if (!work_.empty()) {
     work_[first.stage][first.layer].p2 -= static_cast<int>(together.size());
@@ -52,6 +61,10 @@ void RankExecutor::run_filling_p2() {
     std::rotate(pending_.begin(), first, first + 1);
   }
   run_oldest_p2();
+}
+
+void RankExecutor::run_ahead_p2() {
+  while (input_->schedule->fills() && !pending_.empty() && p2_stream_.wants_more()) run_filling_p2();
 }
 
 void RankExecutor::find_tail() {

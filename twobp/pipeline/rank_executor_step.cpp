@@ -39,6 +39,7 @@ RankResult RankExecutor::run(const StepInput& input) {
     if (!settle()) run_until(alone);
   }
   run_until(instructions.size());
+  p2_stream_.join();
   result_.times.instructions = static_cast<int64_t>(instructions.size());
   // An evaluation leaves nothing on the books of the step after it.
   if (!input.training) transport_.flush(input.timeout);
@@ -81,6 +82,7 @@ void RankExecutor::run_until(size_t end) {
     try {
       if (at_ == tail_) run_p2_by_layer(0, 0);
       execute(instruction);
+      run_ahead_p2();
     } catch (const Aborted&) {
       throw;
     } catch (...) {

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "twobp/pipeline/memory_meter.h"
@@ -13,7 +14,8 @@ namespace twobp {
 
 struct ThreadOptions {
   int threads_per_rank = 1;
-  bool pin = true;  // only if there are enough cores for all ranks
+  bool pin = true;             // only if there are enough cores for all ranks
+  std::string device = "cpu";  // see Device::open
 };
 
 // Which of the cores that this process may use are its ranks': those of the `first` rank and on, of `all`

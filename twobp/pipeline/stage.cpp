@@ -7,7 +7,7 @@
 namespace twobp {
 
 Stage::Stage(int index, const ModelSpec& model, int first, int count, uint64_t seed,
-             std::vector<LayerCost> costs)
+             std::vector<LayerCost> costs, at::Device device)
     : index_(index),
       first_(first),
       first_backward_(std::clamp(model.first_trainable - first, 0, count)),
@@ -21,6 +21,7 @@ Stage::Stage(int index, const ModelSpec& model, int first, int count, uint64_t s
       {
         const MemoryMeter::Scope scope(index, MemoryCategory::kParameters);
         parameter->allocate_value(seed);
+        parameter->move_to(device);
       }
       const MemoryMeter::Scope scope(index, MemoryCategory::kGradients);
       parameter->allocate_grad();

@@ -92,6 +92,7 @@ struct Trainer::Parts {
                 config.pipeline.data_parallel, ", but here is one pipeline: set it to 1");
     ThreadOptions threads;
     threads.threads_per_rank = config.pipeline.threads;
+    threads.device = config.pipeline.device;
     return std::move(make_thread_worlds(1, shape.ranks, threads).front());
   }
 
@@ -158,7 +159,9 @@ Trainer::Trainer(const Config& config, Parts parts)
     const int64_t size = std::min(config.pipeline.micro_batch_size, data_.train->size());
     std::vector<int64_t> first(size);
     std::iota(first.begin(), first.end(), 0);
-    return measure_profile(parts.model, data_.train->read(first, 0));
+    constexpr double kSeconds = 0.3;
+    const int rank = parts.world->local_ranks().front();
+    return measure_profile(parts.model, data_.train->read(first, 0), kSeconds, parts.world->device(rank));
   };
   const Profile profile =
       agreed_profile(*parts.world->processes, parts.model, measure, config.pipeline.timeout);

@@ -4,6 +4,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/rows.h"
 #include "twobp/train/update.h"
 
@@ -14,6 +15,7 @@ namespace {
 constexpr int kNormNumber = 1;
 
 double sum_of_squares(const at::Tensor& grad) {
+  if (by_operators(grad)) return grad.to(at::kDouble).square_().sum().item<double>();
   double sum = 0;
   dispatch_float(grad.scalar_type(), "gradient norm", [&](auto zero) {
     using S = decltype(zero);

@@ -4,7 +4,9 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 
+#include "twobp/core/check.h"
 #include "twobp/transport/in_process.h"
 #include "twobp/transport/subgroup.h"
 
@@ -31,16 +33,23 @@ std::vector<int> World::local_ranks() const {
 namespace {
 
 // `together` ranks of a pipeline to a process.
-std::vector<World> make_worlds(int replicas, int ranks, int together, double spin_seconds) {
+std::vector<World> make_worlds(int replicas, int ranks, int together, double spin_seconds,
+                               const std::vector<Device>& devices = {}) {
+  TWOBP_CHECK(devices.empty() || (replicas == 1 && std::cmp_equal(devices.size(), ranks)), devices.size(),
+              " devices for ", replicas, " pipelines of ", ranks,
+              " ranks: one for each rank of a single one");
   // One network, so that an abort reaches every rank of every replica. Its last ranks are the processes.
   const int processes = replicas * ranks / together;
+  std::vector<Device> of_ends = devices;
+  if (!devices.empty()) of_ends.resize(replicas * ranks + processes);
   auto ends = std::make_shared<std::vector<std::unique_ptr<Transport>>>(
-      make_in_process_transports(replicas * ranks + processes, spin_seconds));
+      make_in_process_transports(replicas * ranks + processes, spin_seconds, of_ends));
   std::vector<int> programs;
   for (int process = 0; process < processes; ++process) programs.push_back(replicas * ranks + process);
   std::vector<World> worlds(processes);
   for (int process = 0; process < processes; ++process) {
     World& world = worlds[process];
+    world.devices = devices;
     world.replicas = replicas;
     world.replica = process * together / ranks;
     world.ranks = ranks;
@@ -65,8 +74,9 @@ std::vector<World> make_worlds(int replicas, int ranks, int together, double spi
 
 }  // namespace
 
-std::vector<World> make_in_process_worlds(int replicas, int ranks, double spin_seconds) {
-  return make_worlds(replicas, ranks, ranks, spin_seconds);
+std::vector<World> make_in_process_worlds(int replicas, int ranks, double spin_seconds,
+                                          const std::vector<Device>& devices) {
+  return make_worlds(replicas, ranks, ranks, spin_seconds, devices);
 }
 
 std::vector<World> make_in_process_ranks(int replicas, int ranks, double spin_seconds) {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "twobp/nn/device/device.h"
 #include "twobp/transport/transport.h"
 
 namespace twobp {
@@ -23,6 +24,8 @@ struct World {
   // By rank of the pipeline; null: another process runs it.
   std::vector<std::unique_ptr<Transport>> pipeline;  // between the ranks of this replica
   std::vector<std::unique_ptr<Transport>> data;      // between the replicas' ranks of this place, by replica
+  // Where the ranks of this process compute, by rank of the pipeline; empty: on the CPU.
+  std::vector<Device> devices;
   // Between processes, in the order of their first ranks; never null. For the thread that runs the program:
   // its ranks may be in a step meanwhile.
   std::unique_ptr<Transport> processes;
@@ -41,6 +44,7 @@ struct World {
   int process() const { return processes->rank(); }
   int process_count() const { return processes->size(); }
   bool is_local(int rank) const { return pipeline[rank] != nullptr; }
+  Device device(int rank) const { return devices.empty() ? Device() : devices.at(rank); }
   bool all_local() const;
   std::vector<int> local_ranks() const;
   // Of the processes of this replica, this one has rank 0.
@@ -51,8 +55,9 @@ struct World {
 };
 
 // Every replica's world in this process, to be run by a thread each. Waits spin for `spin_seconds`, see
-// in_process.h.
-std::vector<World> make_in_process_worlds(int replicas, int ranks, double spin_seconds);
+// in_process.h. `devices`, by rank of the pipeline: of a single replica.
+std::vector<World> make_in_process_worlds(int replicas, int ranks, double spin_seconds,
+                                          const std::vector<Device>& devices = {});
 // As a launcher has it, with a process for each rank of each replica, but in this process: a thread for each
 // world, in order of the world's ranks.
 std::vector<World> make_in_process_ranks(int replicas, int ranks, double spin_seconds);

@@ -16,16 +16,31 @@ namespace {
 constexpr auto kType = at::DeviceType::PrivateUse1;
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
+// A block knows its size: whoever watches memory is told when it comes and goes.
 class Memory : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    constexpr size_t kAligned = 64;
-    void* data = std::aligned_alloc(kAligned, (bytes / kAligned + 1) * kAligned);
-    return {data, data, &std::free, c10::impl::VirtualGuardImpl(kType).getDevice()};
+    auto* block = static_cast<std::byte*>(std::aligned_alloc(kHead, (bytes / kHead + 2) * kHead));
+    *reinterpret_cast<int64_t*>(block) = static_cast<int64_t>(bytes);
+    std::byte* data = block + kHead;
+    tell(data, static_cast<int64_t>(bytes));
+    return {data, data, &release, c10::impl::VirtualGuardImpl(kType).getDevice()};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     default_copy_data(to, from, bytes);
+  }
+
+ private:
+  static constexpr size_t kHead = 64;
+
+  static void tell(void* data, int64_t bytes) {
+    c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, c10::impl::VirtualGuardImpl(kType).getDevice());
+  }
+  static void release(void* data) {
+    std::byte* block = static_cast<std::byte*>(data) - kHead;
+    tell(data, -*reinterpret_cast<int64_t*>(block));
+    std::free(block);
   }
 };
 

@@ -36,8 +36,22 @@ void DeviceStream::uses(const at::Tensor& tensor) const {
 
 Device Device::open(const std::string& type, int index) {
   if (type == "cpu") return {};
-  TWOBP_CHECK(type == "cuda", "no device is called '", type, "': use cpu or cuda");
-  return open(at::kCUDA, index);
+  std::optional<at::DeviceType> known;
+  try {
+    known = at::Device(type).type();
+  } catch (const c10::Error&) {
+    fail("no device is called '", type, "': use cpu or cuda");
+  }
+  return open(*known, index);
+}
+
+std::vector<Device> Device::open_for(const std::string& type, int ranks) {
+  if (type == "cpu") return {};
+  std::vector<Device> devices = {open(type, 0)};
+  const int count = support_for(devices[0].where_.type())->deviceCount();
+  while (static_cast<int>(devices.size()) < ranks)
+    devices.push_back(open(type, static_cast<int>(devices.size()) % count));
+  return devices;
 }
 
 Device Device::open(at::DeviceType type, int index) {

@@ -79,10 +79,15 @@ class Device {
  public:
   Device() = default;  // the CPU
 
-  // "cpu" or "cuda"; of several GPUs, the one with this number. Throws Error where there is none.
+  // "cpu", "cuda" or what else LibTorch has a name for; of several GPUs, the one with this number. Throws
+  // Error where there is none.
   static Device open(const std::string& type, int index);
   // Any kind that LibTorch has streams for.
   static Device open(at::DeviceType type, int index);
+
+  // One for each rank of this process, in turn where there are fewer than ranks: several then share one, each
+  // with streams of its own. Empty: the CPU.
+  static std::vector<Device> open_for(const std::string& type, int ranks);
 
   at::Device where() const { return where_; }
   // Whether calls return before their work is done.

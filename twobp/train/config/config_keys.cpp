@@ -176,6 +176,10 @@ std::vector<ConfigKey> make_keys() {
       {KEY(pipeline, data_parallel), "replicas",
        "copies of the pipeline, each with micro_batches of every batch; gradients are summed over them",
        from(1, kMaxCount)},
+      {KEY(pipeline, device), "",
+       "where ranks compute; cuda: rank by rank on this machine's GPUs, in turn, with W in a stream of low "
+       "priority (LLaMa and BERT; one process without replicas; never run on a GPU so far)",
+       one_of({"cpu", "cuda"})},
       {KEY(pipeline, transport), "",
        "what ranks talk through; auto: mpi or nccl where a launcher started several processes, else threads",
        one_of({"auto", "threads", "mpi", "nccl"})},

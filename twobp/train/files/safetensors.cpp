@@ -247,7 +247,7 @@ void write_safetensors(NewFile& file, const NamedTensors& tensors,
   file.write(&length, sizeof(length));
   file.write(text);
   for (const size_t i : order) {
-    const at::Tensor tensor = tensors[i].second.to(stored(i)).contiguous();
+    const at::Tensor tensor = tensors[i].second.to(at::kCPU, stored(i)).contiguous();
     file.write(tensor.const_data_ptr(), tensor.nbytes());
   }
 }

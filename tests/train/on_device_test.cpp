@@ -1,0 +1,87 @@
+// Training with weights, activations and gradients on a device that is no CPU: here the stand-in, whose
+// memory nothing but LibTorch's operators may touch, with streams and events. The bits are those of the same
+// operators on a CPU.
+#include <gtest/gtest.h>
+
+#include "tests/nn/device/stand_in_device.h"
+#include "tests/train/helpers.h"
+#include "tests/train/training.h"
+#include "twobp/nn/kernels/operators.h"
+#include "twobp/train/model/model_weights.h"
+
+namespace twobp {
+namespace {
+
+using test::expect_same_bits;
+using test::Outcome;
+
+constexpr const char* kStandIn = "privateuseone";
+
+Config config_of(const char* model, int stages, const char* device) {
+  Config config = test::tiny_config();
+  config.model.type = model;
+  if (config.model.type == "bert") {
+    config.model.kv_heads = 0;
+    config.model.positions = test::kSequence;
+    config.model.dropout = config.model.attention_dropout = 0.2;
+  }
+  config.model.tied = config.model.type == "bert";
+  config.pipeline.stages = stages;
+  config.pipeline.device = device;
+  config.train.clip_norm = 0.5;
+  return config;
+}
+
+class OnDevice : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(OnDevice, TrainsToTheBitsOfTheOperatorsOnACpu) {
+  constexpr int kMicroBatches = 4;
+  const auto batches = test::random_batches(3, kMicroBatches);
+  const auto expected = [&] {
+    const OperatorsEverywhere operators;
+    return test::train(config_of(GetParam(), 1, "cpu"), batches, {"gpipe", P2Policy::kOff});
+  }();
+  for (const int stages : {1, 2, 3}) {
+    Trainer trainer(config_of(GetParam(), stages, kStandIn));
+    for (const Parameter* parameter : trainer.weights()) {
+      ASSERT_EQ(parameter->value.device().type(), at::kPrivateUse1) << parameter->name();
+      ASSERT_EQ(parameter->grad.device().type(), at::kPrivateUse1) << parameter->name();
+    }
+  }
+  for (const auto& [stages, schedule, policy, cap] :
+       {std::tuple{1, "gpipe", P2Policy::kOff, "auto"}, std::tuple{2, "1f1b", P2Policy::kOff, "auto"},
+        std::tuple{2, "1f1b", P2Policy::kFill, "auto"}, std::tuple{2, "1f1b", P2Policy::kFill, "0"},
+        std::tuple{3, "gpipe", P2Policy::kEnd, "0"}, std::tuple{3, "zb-h1", P2Policy::kPlaced, "auto"}}) {
+    Config config = config_of(GetParam(), stages, kStandIn);
+    config.pipeline.memory_cap = cap;
+    const Outcome actual =
+        test::train(config, batches, {schedule, policy, P2Batching::kLoop, parse_memory_cap(cap)});
+    expect_same_bits(expected, actual,
+                     concat(schedule, ' ', policy_name(policy), ", ", stages, " stages, cap ", cap));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, OnDevice, ::testing::Values("llama", "bert"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(OnDeviceTest, OperatorsAreNotFarFromTheKernels) {
+  const auto batches = test::random_batches(3, 2);
+  const Config config = config_of("llama", 1, "cpu");
+  const Outcome kernels = test::train(config, batches, {"gpipe", P2Policy::kOff});
+  const OperatorsEverywhere operators;
+  const Outcome other = test::train(config, batches, {"gpipe", P2Policy::kOff});
+  for (size_t i = 0; i < kernels.losses.size(); ++i) EXPECT_NEAR(kernels.losses[i], other.losses[i], 1e-3);
+}
+
+TEST(OnDeviceTest, SaysWhatDoesNotRunThere) {
+  Config config = config_of("llama", 1, kStandIn);
+  config.pipeline.data_parallel = 2;
+  expect_contains(error_of([&] { check_config(config); }), {"pipeline.device", "replicas"});
+  config = config_of("llama", 1, "cuda");
+  expect_contains(error_of([&] { Trainer trainer(config); }), {"cuda"});
+  config = config_of("llama", 1, "toaster");
+  expect_contains(error_of([&] { Trainer trainer(config); }), {"no device is called 'toaster'"});
+}
+
+}  // namespace
+}  // namespace twobp
