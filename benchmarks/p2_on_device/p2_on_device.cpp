@@ -177,6 +177,8 @@ void run(const Options& options) {
   const std::vector<Method> methods = rank.methods();
   std::vector<std::vector<double>> steps(methods.size());
   std::vector<std::vector<double>> hosts(methods.size());
+  std::vector<bool> same_bits(methods.size(),
+                              true);  // as serial, whose products a library may compute otherwise
   std::vector<at::Tensor> serial;
   for (int round = -1; round < options.steps; ++round) {  // the first one warms up
     for (size_t i = 0; i < methods.size(); ++i) {
@@ -185,8 +187,7 @@ void run(const Options& options) {
         const std::vector<at::Tensor> gradients = rank.gradients();
         if (i == 0) serial = gradients;
         for (size_t g = 0; g < gradients.size(); ++g) {
-          TWOBP_CHECK(at::equal(gradients[g], serial[g]), "the gradients of ",
-                      kNames[static_cast<size_t>(methods[i])], " are not those of serial");
+          same_bits[i] = same_bits[i] && at::equal(gradients[g], serial[g]);
         }
       } else {
         steps[i].push_back(sample.step);
@@ -195,11 +196,16 @@ void run(const Options& options) {
     }
   }
   json rows = json::array();
-  std::printf("%-14s %12s %12s\n", "W", "step, ms", "host, ms");
+  std::printf("%-14s %12s %12s  %s\n", "W", "step, ms", "host, ms", "bits of serial");
   for (size_t i = 0; i < methods.size(); ++i) {
     const char* name = kNames[static_cast<size_t>(methods[i])];
-    std::printf("%-14s %12.3f %12.3f\n", name, 1e3 * median(steps[i]), 1e3 * median(hosts[i]));
-    rows.push_back({{"method", name}, {"step_seconds_all", steps[i]}, {"host_seconds_all", hosts[i]}});
+    const bool same = same_bits[i];
+    std::printf("%-14s %12.3f %12.3f  %s\n", name, 1e3 * median(steps[i]), 1e3 * median(hosts[i]),
+                same ? "yes" : "no");
+    rows.push_back({{"method", name},
+                    {"step_seconds_all", steps[i]},
+                    {"host_seconds_all", hosts[i]},
+                    {"same_bits", same}});
   }
   if (!options.json_file.empty()) {
     write_text(options.json_file, json{{"device", options.device},

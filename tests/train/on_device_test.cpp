@@ -7,7 +7,7 @@
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/nn/kernels/operators.h"
-#include "twobp/train/model/model_weights.h"
+#include "twobp/transport/world.h"
 
 namespace twobp {
 namespace {
@@ -64,6 +64,20 @@ TEST_P(OnDevice, TrainsToTheBitsOfTheOperatorsOnACpu) {
 INSTANTIATE_TEST_SUITE_P(Models, OnDevice, ::testing::Values("llama", "bert"),
                          [](const auto& info) { return std::string(info.param); });
 
+// Slots are written anew when W has read them.
+TEST(OnDeviceTest, ConcatenatesOnSlabs) {
+  const auto batches = test::random_batches(3, 4);
+  const auto run = [&](const char* device) {
+    return test::train(config_of("llama", 2, device), batches,
+                       {"gpipe", P2Policy::kEnd, P2Batching::kConcat});
+  };
+  const auto expected = [&] {
+    const OperatorsEverywhere operators;
+    return run("cpu");
+  }();
+  expect_same_bits(expected, run(kStandIn), "concat");
+}
+
 TEST(OnDeviceTest, OperatorsAreNotFarFromTheKernels) {
   const auto batches = test::random_batches(3, 2);
   const Config config = config_of("llama", 1, "cpu");
@@ -74,13 +88,19 @@ TEST(OnDeviceTest, OperatorsAreNotFarFromTheKernels) {
 }
 
 TEST(OnDeviceTest, SaysWhatDoesNotRunThere) {
-  Config config = config_of("llama", 1, kStandIn);
+  Config config = config_of("llama", 1, "cuda");
   config.pipeline.data_parallel = 2;
-  expect_contains(error_of([&] { check_config(config); }), {"pipeline.device", "replicas"});
-  config = config_of("llama", 1, "cuda");
-  expect_contains(error_of([&] { Trainer trainer(config); }), {"cuda"});
-  config = config_of("llama", 1, "toaster");
-  expect_contains(error_of([&] { Trainer trainer(config); }), {"no device is called 'toaster'"});
+  test::expect_error([&] { check_config(config); }, {"pipeline.device", "replicas"});
+  config.pipeline.data_parallel = 1;
+  config.pipeline.replan = 0.1;
+  test::expect_error([&] { check_config(config); }, {"pipeline.device", "pipeline.replan"});
+  config.pipeline.replan = 0;
+  if (!at::hasCUDA()) test::expect_error([&] { Trainer trainer(config); }, {"cuda"});
+  config.pipeline.device = "toaster";
+  test::expect_error([&] { Trainer trainer(config); }, {"no device is called 'toaster'"});
+  config = config_of("llama", 2, kStandIn);
+  test::expect_error([&] { Trainer trainer(config, std::move(make_in_process_worlds(1, 2, 0).front())); },
+                     {"pipeline.device", kStandIn});
 }
 
 }  // namespace

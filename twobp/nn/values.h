@@ -13,6 +13,12 @@ inline bool exclusively_owned(const at::Tensor& tensor) {
   return tensor.defined() && tensor.use_count() == 1 && tensor.storage().use_count() == 1;
 }
 
+// The tensor on this device, itself if it is there. The caller does not wait for a copy to a GPU.
+inline at::Tensor on_device(const at::Tensor& tensor, at::Device device) {
+  return tensor.device() == device ? tensor
+                                   : tensor.to(tensor.options().device(device), /*non_blocking=*/true);
+}
+
 // The tensor itself if it is contiguous (the caller's handle moves through, so exclusive stays exclusive),
 // else a copy.
 inline at::Tensor as_contiguous(at::Tensor tensor) {

@@ -139,6 +139,7 @@ void RankExecutor::free_slot(int s, int micro_batch) {
     return pending.stage == s && pending.micro_batch <= micro_batch - input_->slab_slots;
   };
   while (std::any_of(pending_.begin(), pending_.end(), holds_slot)) run_oldest_p2();
+  p2_stream_.join();  // and done with it
 }
 
 void RankExecutor::log_p2(std::span<PendingP2> together, double begin, double end) {

@@ -51,6 +51,7 @@ RankResult RankExecutor::run(const StepInput& input) {
     events_.close(end);
     result_.times.idle[static_cast<int>(IdleCause::kTail)] += end - begin - result_.times.optimizer;
   }
+  p2_stream_.device().compute().wait_on_host();  // others read what the update wrote
   result_.times.end = now_seconds();
   result_.times.products = product_time() - products_;
   result_.times.allocations = BlockCache::allocations() - allocations_;

@@ -11,7 +11,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/nn/kernels/instruction_sets.h"
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/train/checkpoint/checkpoint_format.h"
 #include "twobp/train/checkpoint/same_run.h"
 #include "twobp/train/config/config_keys.h"
@@ -65,7 +65,7 @@ Facts facts_of_program(const Config& config) {
       "data.workers", "pipeline.pin",  "train.log_every", "save.model",     "save.checkpoints"};
   Facts facts = {{"program", concat("twobp ", TWOBP_VERSION, ", checksum ", program_checksum())},
                  {"LibTorch", TORCH_VERSION},
-                 {"CPU kernels", kernel_instruction_set()}};
+                 {"CPU kernels", kernels_in_use(config.pipeline.device)}};
   const json all = json::parse(config_to_json(config));
   for (const ConfigKey& key : config_keys()) {
     const std::string name = key.full_name();

@@ -1,5 +1,6 @@
 #include "twobp/train/auto_variant.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -32,10 +33,19 @@ Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked)
   const Plan standard =
       pipeline.plan(standard_name(pipeline), micro_batches, P2Policy::kOff, asked.batching, asked.memory_cap);
   const SimulationOptions options = in_process_simulation(pipeline.caps(standard));
+  const std::vector<StageCost> costs = stage_costs(pipeline.stage_costs());
+  AutoScheduleOptions search;
+  if (asked.memory_cap == kAutoCap) {
+    // As much as the named schedule with W in its waits takes under the same cap.
+    const Plan filled = pipeline.plan(standard_name(pipeline), micro_batches, P2Policy::kFill, asked.batching,
+                                      asked.memory_cap);
+    const Simulation simulation = simulate(filled.schedule, costs, options);
+    for (size_t rank = 0; rank < simulation.ranks.size(); ++rank)
+      search.most_bytes.push_back(std::max(options.cap_per_rank.at(rank), simulation.ranks[rank].peak_bytes));
+  }
   AutoSchedule found;
   try {
-    found =
-        auto_schedule(pipeline.rank_of_stage(), micro_batches, stage_costs(pipeline.stage_costs()), options);
+    found = auto_schedule(pipeline.rank_of_stage(), micro_batches, costs, options, search);
   } catch (const Error& error) {
     fail("pipeline.schedule 'auto' under pipeline.memory_cap: ", error.what());
   }

@@ -36,6 +36,8 @@ void check_world(const PipelineConfig& config, const PipelineShape& shape, const
   TWOBP_CHECK(world.ranks == shape.ranks && world.replicas == config.data_parallel, "a world of ",
               world.replicas, " x ", world.ranks, " ranks, but pipeline.data_parallel ", config.data_parallel,
               " x pipeline.ranks ", shape.ranks);
+  TWOBP_CHECK(config.device == "cpu" || !world.devices.empty(), "pipeline.device is \"", config.device,
+              "\", but this world's ranks have no devices");
 }
 
 // The first process goes first: what it makes out of text on the way (token files), the others find.

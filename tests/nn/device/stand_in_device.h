@@ -1,6 +1,7 @@
 // A device without hardware: streams are threads that do what is put into them later, events are real. It
 // shows on any machine whether code waits for what it should, and for nothing else. With stand_in_memory.cpp
-// linked in it has tensors, too: every operator is LibTorch's of the CPU on copies, done when it returns.
+// linked in it has tensors, too; every operator on them is LibTorch's of the CPU on copies and done when it
+// returns, whatever the stream.
 #pragma once
 
 #include <functional>

@@ -1,9 +1,13 @@
 #include "twobp/nn/kernels/operators.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "twobp/core/check.h"
 #include "twobp/nn/kernels/rows.h"
@@ -34,7 +38,12 @@ at::Tensor as_rows(const at::Tensor& tensor) {
 
 bool by_operators(const at::Tensor& tensor) {
   static const bool asked = asked_for();
-  return !tensor.is_cpu() || asked || everywhere.load(std::memory_order_relaxed) > 0;
+  return (tensor.defined() && !tensor.is_cpu()) || asked || everywhere.load(std::memory_order_relaxed) > 0;
+}
+
+std::string kernels_in_use(const std::string& device) {
+  if (device != "cpu") return "operators on " + device;
+  return by_operators(at::Tensor()) ? "operators" : kernel_instruction_set();
 }
 
 OperatorsEverywhere::OperatorsEverywhere() {
@@ -128,11 +137,13 @@ at::Tensor dropout_factors(const DropoutMask& mask, int64_t begin, int64_t rows,
   constexpr int64_t kChunk = 1024;
   constexpr int64_t kLow = 0xffffffff;
   const auto integers = options.dtype(at::kLong);
+  const auto shift_right = [](const at::Tensor& x) { return at::bitwise_right_shift(x, 16); };
   // The upper and the lower half of x times a constant, both below 2^32.
-  const auto multiply = [](const at::Tensor& x, int64_t constant) {
+  const auto multiply = [&](const at::Tensor& x, int64_t constant) {
     const at::Tensor low = x * (constant & 0xffff);
     const at::Tensor high = x * (constant >> 16);
-    return std::pair((high + (low >> 16)) >> 16, (((high & 0xffff) << 16) + low) & kLow);
+    return std::pair(shift_right(high + shift_right(low)),
+                     (at::bitwise_left_shift(high & 0xffff, 16) + low) & kLow);
   };
   const at::Tensor row = at::arange(begin, begin + rows, integers).unsqueeze(1);
   std::vector<at::Tensor> chunks;
@@ -158,7 +169,7 @@ at::Tensor dropout_factors(const DropoutMask& mask, int64_t begin, int64_t rows,
     const at::Tensor words = at::cat({a, b, c, d}, 1);
     const int64_t half = std::min(count, 4 * groups);
     chunks.push_back((words & 0xffff).narrow(1, 0, half));
-    chunks.push_back((words >> 16).narrow(1, 0, count - half));
+    chunks.push_back(shift_right(words).narrow(1, 0, count - half));
   }
   return at::cat(chunks, 1).ge(int64_t{mask.threshold}).to(options.dtype()).mul_(mask.scale);
 }
@@ -242,14 +253,14 @@ void attention_backward(const at::Tensor& packed, const PackedAttention& attenti
 at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t ignore, double scale,
                          bool gradient) {
   at::Tensor rows = as_rows(logits);
-  const at::Tensor counts = targets.ne(ignore);
-  const at::Tensor target = targets.masked_fill(counts.logical_not(), 0).unsqueeze(1);
+  const at::Tensor ignored = targets.eq(ignore);
+  const at::Tensor target = targets.masked_fill(ignored, 0).unsqueeze(1);
   const at::Tensor log_p = at::log_softmax(wide(rows), 1);
-  const at::Tensor losses = log_p.gather(1, target).squeeze(1).neg().to(at::kDouble).mul_(counts);
+  const at::Tensor losses = log_p.gather(1, target).squeeze(1).neg().to(at::kDouble).masked_fill(ignored, 0);
   if (gradient) {
     at::Tensor g = log_p.exp();
     g.scatter_add_(1, target, at::full_like(target, -1, g.options()));
-    rows.copy_(g.mul_(counts.unsqueeze(1)).mul_(scale));
+    rows.copy_(g.mul_(scale).masked_fill_(ignored.unsqueeze(1), 0));
   }
   return losses.sum();
 }

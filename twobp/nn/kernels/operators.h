@@ -4,6 +4,8 @@
 // that the kernels take them in.
 #pragma once
 
+#include <string>
+
 #include <ATen/ATen.h>
 
 #include "twobp/nn/kernels/encoder_kernels.h"
@@ -13,6 +15,10 @@ namespace twobp {
 
 // Whether a layer's work on this tensor is for the operators.
 bool by_operators(const at::Tensor& tensor);
+
+// What a run on this device (pipeline.device) computes with, which its bits depend on: "avx2", "operators",
+// ...
+std::string kernels_in_use(const std::string& device);
 
 // While it lives, by_operators() of every tensor. For tests, with nothing else running.
 class OperatorsEverywhere {

@@ -41,7 +41,7 @@ LayerNormRows::Rows BertEmbedding::gather(const at::Tensor& ids, const at::Tenso
   if (by_operators(sum)) {
     return [=, this](int64_t, int64_t) mutable {
       const auto rows = [&](const Parameter& of, const at::Tensor& at) {
-        return at::embedding(of.value, at.to(sum.device())).to(compute_type(sum.scalar_type()));
+        return at::embedding(of.value, on_device(at, sum.device())).to(compute_type(sum.scalar_type()));
       };
       const at::Tensor kinds = rows(types_, types.defined() ? types : at::zeros_like(ids));
       sum.copy_(rows(words_, ids).add_(kinds).add_(positions_.value.narrow(0, 0, sequence)));
@@ -133,7 +133,7 @@ void BertEmbedding::backward_p2(std::span<Saved* const> saved) {
       const at::Tensor rows = gradient.view({tokens, cols});
       const auto add = [&](Parameter& to, const at::Tensor& at) {
         if (to.trainable())
-          operators::add_rows_at(to.grad_to_add(), at.reshape({-1}).to(rows.device()), rows);
+          operators::add_rows_at(to.grad_to_add(), on_device(at.reshape({-1}), rows.device()), rows);
       };
       add(words_, ids[0]);
       add(positions_, at::arange(sequence, ids.options()).expand({ids.size(1), sequence}));

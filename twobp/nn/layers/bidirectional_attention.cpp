@@ -29,7 +29,7 @@ at::Tensor BidirectionalAttention::padding(const Context& context, int64_t batch
               c10::toString(mask.scalar_type()), " ", mask.sizes());
   const at::Tensor hidden = mask.eq(0);
   if (!hidden.any().item<bool>()) return {};
-  return at::zeros({batch, positions}, options).masked_fill_(hidden.to(options.device()), kPadding);
+  return at::zeros({batch, positions}, options).masked_fill_(on_device(hidden, options.device()), kPadding);
 }
 
 PackedAttention BidirectionalAttention::settings(const Context& context, const at::Tensor& packed) const {

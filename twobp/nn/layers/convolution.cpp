@@ -86,6 +86,8 @@ at::Tensor Convolution::windows(const at::Tensor& x, int64_t first, int64_t samp
 }
 
 at::Tensor Convolution::forward(const at::Tensor& x) const {
+  TWOBP_CHECK(x.is_cpu(), "convolution ", weight_.name(), " got a tensor on ", x.device().str(),
+              ": it does not run there yet");
   const at::Tensor& weight = weight_.value;
   TWOBP_CHECK(x.dim() == 4 && x.size(3) == options_.in, "convolution ", weight_.name(),
               " takes (batch, height, width, ", options_.in, "), got ", x.sizes());

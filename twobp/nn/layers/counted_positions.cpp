@@ -20,7 +20,7 @@ Values CountedPositions::forward(Values values, Context& context, Saved& saved) 
   inner.fields = &fields;
   inner.destination = branch_->input_slab();
   at::Tensor counted = inner.output({rows.size(0), x.size(2)}, x.options());
-  rows = rows.to(x.device());
+  rows = on_device(rows, x.device());
   at::index_select_out(counted, x.reshape({-1, x.size(2)}), 0, rows);
   inner.destination = nullptr;
   Values loss = branch_->forward({std::move(counted)}, inner, saved.child(0));

@@ -51,7 +51,7 @@ Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
   logits = ours && logits.is_contiguous() ? logits : logits.clone(at::MemoryFormat::Contiguous);
   const double scale = context.loss_scale * context.gradient_scale;
   const double sum = by_operators(logits)
-                         ? operators::cross_entropy(logits, labels.view({-1}).to(logits.device()),
+                         ? operators::cross_entropy(logits, on_device(labels.view({-1}), logits.device()),
                                                     kIgnoreLabel, scale, context.keeps())
                                .item<double>()
                          : sum_of_losses(logits, target, rows, scale, context.keeps());

@@ -21,7 +21,7 @@ Values Embedding::forward(Values, Context& context, Saved& saved) {
                 " of the micro-batch is outside the vocabulary of ", vocab);
   }
   if (context.keeps() && weight_.trainable()) saved.keep_until_p2(ids);
-  return {at::embedding(weight_.value, ids.to(weight_.value.device()))};
+  return {at::embedding(weight_.value, on_device(ids, weight_.value.device()))};
 }
 
 Values Embedding::backward_p1(Values dy, Context&, Saved& saved) {
@@ -42,7 +42,7 @@ void Embedding::backward_p2(std::span<Saved* const> saved) {
     const at::Tensor ids = one->p2(0).contiguous();
     const at::Tensor dy = one->p2(1).contiguous();
     if (by_operators(grad)) {
-      operators::add_rows_at(grad, ids.view({-1}).to(grad.device()), dy.view({-1, dim}));
+      operators::add_rows_at(grad, on_device(ids.view({-1}), grad.device()), dy.view({-1, dim}));
       continue;
     }
     const int64_t* id = ids.const_data_ptr<int64_t>();

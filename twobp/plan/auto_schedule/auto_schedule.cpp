@@ -99,21 +99,10 @@ class AutoScheduler {
 
   bool within_caps(const Simulation& simulation) const {
     for (int rank = 0; rank < problem_.ranks(); ++rank) {
-      if (simulation.ranks[rank].peak_bytes > problem_.cap(rank) + messages(rank)) return false;
+      const double most = search_.most_bytes.empty() ? problem_.cap(rank) : search_.most_bytes.at(rank);
+      if (simulation.ranks[rank].peak_bytes > most) return false;
     }
     return true;
-  }
-
-  // What caps hold back W for leaves out messages that still lie with their sender, one each way of a stage,
-  // in the runtime as in the simulation: named schedules that run under the same cap have them, too.
-  double messages(int rank) const {
-    double bytes = 0;
-    for (size_t stage = 0; stage < costs_.size() && options_.message_holder == MessageHolder::kSender;
-         ++stage) {
-      if (problem_.rank_of_stage()[stage] == rank)
-        bytes += costs_[stage].output_bytes + costs_[stage].input_gradient_bytes;
-    }
-    return bytes;
   }
 
   void add_start(TaskOrder order) {

@@ -30,6 +30,9 @@ enum class SearchEffort : uint8_t {
 struct AutoScheduleOptions {
   SearchEffort effort = SearchEffort::kUsual;
   uint64_t seed = 1;
+  // By rank: the peak that a schedule may reach in the simulation, at least its cap; empty: the caps. W
+  // cannot be held back for all that comes: messages wait with their sender.
+  std::vector<double> most_bytes;
 };
 
 struct AutoSchedule {

@@ -42,7 +42,7 @@ void copy_all(Pipeline& pipeline, const std::vector<const LiveTensor*>& sources,
       auto& [name, copy] = copies[i];
       if (!copy.defined()) {
         name = sources[i]->name;
-        copy = at::empty_like(sources[i]->tensor);
+        copy = at::empty_like(sources[i]->tensor, at::TensorOptions().device(at::kCPU));
       }
       copy.copy_(sources[i]->tensor);
     }

@@ -8,7 +8,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/nn/kernels/gemm.h"
-#include "twobp/nn/kernels/kernels.h"
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/train/checkpoint/checkpoint.h"
 #include "twobp/train/config/config_keys.h"
 #include "twobp/train/model/architecture.h"
@@ -100,7 +100,7 @@ std::string order_of(const Variant& variant) {
 
 RunFacts facts_of_run(const Config& config, const Dataset& train, const Variant& variant) {
   return {config_to_json(filled_in(config)), data_fingerprint(train),
-          concat(kernel_instruction_set(), " with ",
+          concat(kernels_in_use(config.pipeline.device), " with ",
                  c10::toString(product_type(compute_dtype(config.train.precision))), " products"),
           order_of(variant)};
 }
