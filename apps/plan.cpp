@@ -72,6 +72,7 @@ constexpr FlagUse kFlags[] = {
     {"--data-bandwidth", kModel},
     {"--devices", kModel},
     {"--color", kDraw},
+    {"--no-ops", kDraw},
     {"--csv", kDraw | kModel},
     {"--csv-form", kDraw | kModel},
     {"--costs", kCosts},
@@ -201,6 +202,9 @@ void add_plan_command(CLI::App& app) {
   add_network_options(*plan, *options);
   text("--color", options->color, "auto, always or never")->check(CLI::IsMember({"auto", "always", "never"}));
   text("--json", options->json, "also write the result to this file");
+  plan->add_flag(
+      "--no-ops", options->no_ops,
+      "leave each op and instruction out of --json: a few lines a rank, not gigabytes for a thousand ranks");
   text("--timeline", options->timeline, "also draw it as an HTML page");
   text("--svg", options->svg, "also draw it as an SVG picture");
   plan->add_option("--svg-end", options->svg_end,

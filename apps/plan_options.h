@@ -32,6 +32,7 @@ struct PlanOptions {
   int devices = 0;
   std::string color = "auto";
   std::string json;
+  bool no_ops = false;  // in it
   std::string timeline;
   std::string svg;
   double svg_end = 0;

@@ -98,7 +98,23 @@ void print_grid(const SimulatedPlan& plan, double unit, const PlanOptions& optio
   std::cout << draw_grid(plan.schedule, plan.simulation, unit, grid);
 }
 
-nlohmann::ordered_json to_json(const SimulatedPlan& plan) {
+// Each op as it ran, and the instructions.
+void add_ops(const SimulatedPlan& plan, int rank, nlohmann::ordered_json& entry) {
+  entry["timeline"] = nlohmann::ordered_json::array();
+  for (const auto& op : plan.simulation.ranks[rank].timeline) {
+    entry["timeline"].push_back({{"op", op_name(op.op)},
+                                 {"stage", op.stage},
+                                 {"micro_batch", op.micro_batch},
+                                 {"begin", op.begin},
+                                 {"end", op.end}});
+  }
+  entry["instructions"] = nlohmann::ordered_json::array();
+  for (const Instruction& instruction : plan.schedule.ranks[rank]) {
+    entry["instructions"].push_back(to_string(instruction));
+  }
+}
+
+nlohmann::ordered_json to_json(const SimulatedPlan& plan, bool ops) {
   nlohmann::ordered_json json;
   json["p2"] = policy_name(plan.schedule.policy);
   json["step_time"] = plan.simulation.step_seconds;
@@ -120,18 +136,7 @@ nlohmann::ordered_json to_json(const SimulatedPlan& plan) {
                      {"op", op_name(result.peak.op)},
                      {"stage", result.peak.stage},
                      {"micro_batch", result.peak.micro_batch}};
-    entry["timeline"] = nlohmann::ordered_json::array();
-    for (const auto& op : result.timeline) {
-      entry["timeline"].push_back({{"op", op_name(op.op)},
-                                   {"stage", op.stage},
-                                   {"micro_batch", op.micro_batch},
-                                   {"begin", op.begin},
-                                   {"end", op.end}});
-    }
-    entry["instructions"] = nlohmann::ordered_json::array();
-    for (const Instruction& instruction : plan.schedule.ranks[rank]) {
-      entry["instructions"].push_back(to_string(instruction));
-    }
+    if (ops) add_ops(plan, rank, entry);
     json["ranks"].push_back(std::move(entry));
   }
   return json;
@@ -157,16 +162,16 @@ void print_plans(const std::vector<const SimulatedPlan*>& plans, const std::vect
   if (options.rendezvous || options.buffers >= 0) print_messages(plan.schedule, options);
 }
 
-void write_plans(const std::vector<const SimulatedPlan*>& plans, const std::string& path) {
+void write_plans(const std::vector<const SimulatedPlan*>& plans, const PlanOptions& options) {
   nlohmann::ordered_json json;
   json["schedule"] = plans[0]->schedule.name;
   json["stages"] = plans[0]->schedule.stages;
   json["micro_batches"] = plans[0]->schedule.micro_batches;
-  for (const SimulatedPlan* plan : plans) json["plans"].push_back(to_json(*plan));
+  for (const SimulatedPlan* plan : plans) json["plans"].push_back(to_json(*plan, !options.no_ops));
   if (plans.size() > 1 && plans[0]->simulation.step_seconds > 0) {
     json["speed_up"] = plans.back()->simulation.step_seconds / plans[0]->simulation.step_seconds;
   }
-  write_output("--json", path, json.dump(1) + "\n");
+  write_output("--json", options.json, json.dump(1) + "\n");
 }
 
 }  // namespace twobp

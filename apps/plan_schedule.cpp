@@ -140,7 +140,7 @@ void plan_schedule(const PlanOptions& options) {
     plans.push_back(&standard);
   }
   print_plans(plans, costs, options);
-  if (!options.json.empty()) write_plans(plans, options.json);
+  if (!options.json.empty()) write_plans(plans, options);
   write_pictures(plans, costs, options);
 }
 

@@ -18,7 +18,7 @@ struct SimulatedPlan {
 void print_plans(const std::vector<const SimulatedPlan*>& plans, const std::vector<StageCost>& costs,
                  const PlanOptions& options);
 // Throws Error naming the file.
-void write_plans(const std::vector<const SimulatedPlan*>& plans, const std::string& path);
+void write_plans(const std::vector<const SimulatedPlan*>& plans, const PlanOptions& options);
 
 // The CSV, the SVG and the HTML page, those that the options ask for; of the schedule's plan, the page of
 // all.
