@@ -93,6 +93,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("empty_strided", &empty_strided);
   library.impl("_copy_from", &copy_from);
   library.impl("_copy_from_and_resize", &copy_from_and_resize);
+  // Without a kernel of the device it would be made of others here, which round otherwise.
+  library.impl("silu_backward", torch::CppFunction::makeFromBoxedFunction<&by_cpu>());
   library.impl("resize_", &at::native::resize_);
   library.impl("record_stream", &record_stream);
   library.impl("as_strided", &at::native::as_strided_tensorimpl);
