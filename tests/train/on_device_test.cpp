@@ -64,12 +64,12 @@ TEST_P(OnDevice, TrainsToTheBitsOfTheOperatorsOnACpu) {
 INSTANTIATE_TEST_SUITE_P(Models, OnDevice, ::testing::Values("llama", "bert"),
                          [](const auto& info) { return std::string(info.param); });
 
-// Slots are written anew when W has read them.
+// Without a cap, under which W runs when bytes have it: sums of other micro-batches round otherwise.
 TEST(OnDeviceTest, ConcatenatesOnSlabs) {
   const auto batches = test::random_batches(3, 4);
   const auto run = [&](const char* device) {
     return test::train(config_of("llama", 2, device), batches,
-                       {"gpipe", P2Policy::kEnd, P2Batching::kConcat});
+                       {"gpipe", P2Policy::kEnd, P2Batching::kConcat, /*memory_cap=*/0});
   };
   const auto expected = [&] {
     const OperatorsEverywhere operators;

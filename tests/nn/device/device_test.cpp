@@ -72,7 +72,7 @@ TEST(Device, SaysWhatIsMissing) {
       << beyond;
   if (!at::hasCUDA()) {
     const std::string none = message_of([] { Device::open("cuda", 0); });
-    EXPECT_NE(none.find("use pipeline.transport = \"mpi\" or \"threads\""), std::string::npos) << none;
+    EXPECT_NE(none.find("compute on CPUs: pipeline.device = \"cpu\""), std::string::npos) << none;
   }
 }
 

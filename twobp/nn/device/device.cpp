@@ -9,6 +9,9 @@
 namespace twobp {
 namespace {
 
+constexpr const char* kOnCpus =
+    "compute on CPUs: pipeline.device = \"cpu\", pipeline.transport = \"mpi\" or \"threads\"";
+
 const c10::impl::DeviceGuardImplInterface* support_for(at::DeviceType type) {
   return c10::impl::device_guard_impl_registry[static_cast<size_t>(type)].load();
 }
@@ -60,18 +63,14 @@ Device Device::open(at::DeviceType type, int index) {
   if (type == at::kCUDA) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   const std::string name = c10::DeviceTypeName(type, true);
   const auto* support = support_for(type);
-  TWOBP_CHECK(
-      support, "this LibTorch has no ", name,
-      ": GPUs are needed here: build with a LibTorch that has, or use pipeline.transport = \"mpi\" or "
-      "\"threads\"");
+  TWOBP_CHECK(support, "this LibTorch has no ", name, ": build with a LibTorch that has, or ", kOnCpus);
   const int count = support->deviceCount();
   TWOBP_CHECK(count > 0, "no ", name,
-              " device is to be seen: see that the driver is loaded and CUDA_VISIBLE_DEVICES names one, or "
-              "use pipeline.transport = \"mpi\" or \"threads\", which need no GPU");
+              " device is to be seen: see that the driver is loaded and CUDA_VISIBLE_DEVICES names one, or ",
+              kOnCpus);
   TWOBP_CHECK(index >= 0 && index < count, "a rank here wants ", name, " device ", index, ", but only ",
-              count, count == 1 ? " is" : " are",
-              " to be seen: start fewer ranks on this machine, or use pipeline.transport = \"mpi\" or "
-              "\"threads\", which need no GPU");
+              count, count == 1 ? " is" : " are", " to be seen: start fewer ranks on this machine, or ",
+              kOnCpus);
   Device device;
   device.where_ = at::Device(type, static_cast<at::DeviceIndex>(index));
   device.compute_ = device.make_stream(true);

@@ -105,16 +105,19 @@ void rope(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, int64_t h
   halves.copy_(rotated);
 }
 
+// The gate as a matrix of its own: in a part of a wider one the numbers at the ends of rows may be rounded
+// otherwise than the rest.
 void swiglu_forward(const at::Tensor& x, at::Tensor& act) {
   const std::vector<at::Tensor> parts = wide(as_rows(x)).chunk(2, 1);
-  as_rows(act).copy_(at::silu(parts[0]).mul_(parts[1]));
+  as_rows(act).copy_(at::silu(parts[0].contiguous()).mul_(parts[1]));
 }
 
 void swiglu_backward(const at::Tensor& x, const at::Tensor& dact, at::Tensor& dx) {
   const std::vector<at::Tensor> parts = wide(as_rows(x)).chunk(2, 1);
+  const at::Tensor gate = parts[0].contiguous();
   const at::Tensor gradient = wide(as_rows(dact));
-  const at::Tensor dgate = at::silu_backward(gradient * parts[1], parts[0]);
-  const at::Tensor dup = gradient * at::silu(parts[0]);
+  const at::Tensor dgate = at::silu_backward(gradient * parts[1], gate);
+  const at::Tensor dup = gradient * at::silu(gate);
   as_rows(dx).copy_(at::cat({dgate, dup}, 1));
 }
 
