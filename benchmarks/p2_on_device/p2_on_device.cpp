@@ -83,7 +83,7 @@ class Rank {
         }
         products_.push_back(std::move(product));
       }
-      layer_streams_.push_back(device_.asynchronous() ? device_.make_stream(false) : DeviceStream());
+      layer_streams_.push_back(device_.make_stream(/*high_priority=*/false));
     }
     device_.compute().wait_on_host();
   }
@@ -121,10 +121,8 @@ class Rank {
         weights.run({&ready, 1}, {}, [&] { graphs_[m]->replay(); });
       }
     }
-    for (const DeviceStream& stream : layer_streams_) {
-      if (stream) device_.compute().wait(stream.record());
-    }
-    if (device_.asynchronous()) weights.join();
+    for (const DeviceStream& stream : layer_streams_) device_.compute().wait(stream.record());
+    weights.join();
     const double put_in = now_seconds();
     device_.compute().wait_on_host();
     return {now_seconds() - begin, put_in - begin};

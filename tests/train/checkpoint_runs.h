@@ -99,7 +99,7 @@ inline RunResult run(const Config& config, bool resume = false, int64_t stop_aft
   std::vector<LiveTensor> state = trainer.update().live_optimizer_state();
   std::stable_sort(state.begin(), state.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   for (const LiveTensor& one : state) {
-    if (one.first) result.optimizer.push_back(one.tensor.clone());
+    if (one.first) result.optimizer.push_back(one.tensor.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true));
   }
   return result;
 }

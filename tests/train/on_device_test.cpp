@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/nn/device/stand_in_device.h"
+#include "tests/train/checkpoint_runs.h"
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/nn/kernels/operators.h"
@@ -85,7 +86,51 @@ TEST(OnDeviceTest, OperatorsAreNotFarFromTheKernels) {
   const OperatorsEverywhere operators;
   const Outcome other = test::train(config, batches, {"gpipe", P2Policy::kOff});
   for (size_t i = 0; i < kernels.losses.size(); ++i) EXPECT_NEAR(kernels.losses[i], other.losses[i], 1e-3);
+  EXPECT_NE(kernels.losses, other.losses) << "the same bits: were the operators used?";
 }
+
+TEST(OnDeviceTest, EvaluatesToTheSame) {
+  const auto evaluation = [](const char* device) {
+    Config config = config_of("llama", 2, device);
+    config.data.held_out = 4;
+    Trainer trainer(config);
+    return trainer.evaluate().value();
+  };
+  const auto there = evaluation(kStandIn);
+  const OperatorsEverywhere operators;
+  EXPECT_EQ(there, evaluation("cpu"));
+}
+
+class KindOnDevice : public ::testing::TestWithParam<test::Case> {};
+
+// A checkpoint from the device goes on on a CPU.
+TEST_P(KindOnDevice, LeavesCheckpointsForACpu) {
+  const test::TempFolder folder;
+  Config here = test::checkpoint_config(folder);
+  GetParam().change(here);
+  Config there = here;
+  there.pipeline.device = kStandIn;
+  const test::RunResult whole = test::run(there);
+  const OperatorsEverywhere operators;
+  here.save.checkpoints = folder.path("here");
+  test::expect_continues(whole, test::run(here), "from the start on a CPU");
+  here.save.checkpoints = test::folder_with(folder, there, 3, "from3");
+  const test::RunResult resumed = test::run(here, /*resume=*/true);
+  EXPECT_EQ(resumed.first_step, 3);
+  test::expect_continues(whole, resumed, "resumed on a CPU");
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, KindOnDevice,
+                         ::testing::ValuesIn(test::with_common_cases(
+                             {{"Plain", [](Config&) {}},
+                              {"Tied", [](Config& c) { c.model.tied = true; }},
+                              {"Recomputes", [](Config& c) { c.pipeline.recompute = {"both"}; }},
+                              {"RunsAhead",
+                               [](Config& c) {
+                                 c.pipeline.run_ahead = c.pipeline.post_validation = true;
+                                 c.save.every = 3;
+                               }}})),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 TEST(OnDeviceTest, SaysWhatDoesNotRunThere) {
   Config config = config_of("llama", 1, "cuda");
@@ -95,7 +140,12 @@ TEST(OnDeviceTest, SaysWhatDoesNotRunThere) {
   config.pipeline.replan = 0.1;
   test::expect_error([&] { check_config(config); }, {"pipeline.device", "pipeline.replan"});
   config.pipeline.replan = 0;
-  if (!at::hasCUDA()) test::expect_error([&] { Trainer trainer(config); }, {"cuda"});
+  config.model.type = "mamba";
+  test::expect_error([&] { check_config(config); }, {"pipeline.device", "mamba"});
+  config.model.type = "llama";
+  if (!at::hasCUDA())
+    test::expect_error([&] { Trainer trainer(config); },
+                       {"this LibTorch has no cuda", "pipeline.device = \"cpu\""});
   config.pipeline.device = "toaster";
   test::expect_error([&] { Trainer trainer(config); }, {"no device is called 'toaster'"});
   config = config_of("llama", 2, kStandIn);

@@ -64,7 +64,7 @@ class Parameter {
   // Values depend on the seed and the part's name alone, whatever the stage and the order of calls.
   void allocate_value(uint64_t seed);
   void allocate_grad();
-  // Into this device's memory; what the gradient holds is lost.
+  // Into this device's memory, behind allocate_value; what the gradient holds is lost.
   void move_to(at::Device device);
   // Rounds `master` into `value`, where they differ.
   void refresh_value();

@@ -13,7 +13,8 @@ inline bool exclusively_owned(const at::Tensor& tensor) {
   return tensor.defined() && tensor.use_count() == 1 && tensor.storage().use_count() == 1;
 }
 
-// The tensor on this device, itself if it is there. The caller does not wait for a copy to a GPU.
+// A tensor of the host on this device, itself if it is there. The caller does not wait for a copy out of pinned
+// memory.
 inline at::Tensor on_device(const at::Tensor& tensor, at::Device device) {
   return tensor.device() == device ? tensor
                                    : tensor.to(tensor.options().device(device), /*non_blocking=*/true);

@@ -9,15 +9,20 @@ constexpr size_t kAhead = 16;
 }  // namespace
 
 void P2Stream::begin(std::span<const DeviceEvent> ready, std::span<Saved* const> saved) {
+  forget_passed();
   for (const DeviceEvent& event : ready) device_.weights().wait(event);
   for (const Saved* one : saved) {
     one->visit_p2([&](const at::Tensor& tensor) { device_.weights().uses(tensor); });
   }
 }
 
-bool P2Stream::wants_more() {
+bool P2Stream::has_room() {
+  forget_passed();
+  return under_way_.size() < kAhead;
+}
+
+void P2Stream::forget_passed() {
   while (!under_way_.empty() && under_way_.front().passed()) under_way_.pop_front();
-  return device_.asynchronous() && under_way_.size() < kAhead;
 }
 
 }  // namespace twobp

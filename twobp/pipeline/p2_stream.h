@@ -34,12 +34,15 @@ class P2Stream {
   // Whether to put in more W ahead of its turn. The host runs ahead of the device, so that it seldom waits
   // for a message: it offers W after every instruction instead, some at a time, so that the stash of what is
   // far from done is not all of the step's and W's own memory stays small. Never on a CPU.
-  bool wants_more();
+  bool wants_more() { return device_.asynchronous() && has_room(); }
+  // Whether so little is under way that more may be put in. Always on a CPU, where nothing is.
+  bool has_room();
 
   // What is put into device().compute() from now on begins after all W: before gradients are read.
   void join() { device_.compute().wait(device_.weights().record()); }
 
  private:
+  void forget_passed();
   void begin(std::span<const DeviceEvent> ready, std::span<Saved* const> saved);
 
   Device device_;

@@ -40,10 +40,11 @@ struct Pipeline::UnderWay {
   std::shared_ptr<RankThreads::Job> job;
 };
 
-std::vector<World> make_thread_worlds(int replicas, int ranks, const ThreadOptions& threads) {
+std::vector<World> make_thread_worlds(int replicas, int ranks, const ThreadOptions& threads,
+                                      const std::string& device) {
   const bool own_cores = RankThreads::enough_cores(replicas * ranks, threads.threads_per_rank);
   return make_in_process_worlds(replicas, ranks, own_cores ? kSpinSeconds : 0,
-                                Device::open_for(threads.device, ranks));
+                                Device::open_for(device, ranks));
 }
 
 Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options)

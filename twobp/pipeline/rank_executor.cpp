@@ -110,7 +110,7 @@ void RankExecutor::forward(int s, int mb) {
   Values x = std::move(boundary.input[mb]);
   boundary.input[mb].clear();
   if (stage.index() == 0 && !input_->input_field.empty())
-    x.push_back(p2_stream_.device().bring(context.field(input_->input_field)));
+    x.push_back(on_device(context.field(input_->input_field), p2_stream_.device().where()));
   if (training && input_->batching == P2Batching::kConcat) free_slot(s, mb);
   double begin = now_seconds();
   if (!started_) {
@@ -232,7 +232,7 @@ void RankExecutor::receive(const Instruction& instruction) {
     Values values;
     bool there = transport_.try_receive(from, tag, values);
     if (input_->schedule->fills()) {
-      while (!there && !pending_.empty()) {
+      while (!there && !pending_.empty() && p2_stream_.has_room()) {
         run_filling_p2();
         there = transport_.try_receive(from, tag, values);
       }

@@ -1,5 +1,5 @@
 // Runs one rank's instruction list on that rank's thread: one loop and one small handler per op. Knows
-// neither models nor devices nor schedules by name.
+// neither models nor schedules by name, and of a device that W may be put in beside F and I (p2_stream.h).
 #pragma once
 
 #include <deque>

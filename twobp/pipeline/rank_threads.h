@@ -4,7 +4,6 @@
 
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "twobp/pipeline/memory_meter.h"
@@ -14,8 +13,7 @@ namespace twobp {
 
 struct ThreadOptions {
   int threads_per_rank = 1;
-  bool pin = true;             // only if there are enough cores for all ranks
-  std::string device = "cpu";  // see Device::open
+  bool pin = true;  // only if there are enough cores for all ranks
 };
 
 // Which of the cores that this process may use are its ranks': those of the `first` rank and on, of `all`

@@ -12,7 +12,7 @@ namespace twobp {
 class Stage {
  public:
   // Makes layers [first, first + count) of the model and their parameters; values depend on `seed` and their
-  // names. Memory is booked on the calling thread, which must be watched.
+  // names, and lie on `device`. Memory is booked on the calling thread, which must be watched.
   Stage(int index, const ModelSpec& model, int first, int count, uint64_t seed, std::vector<LayerCost> costs,
         at::Device device = at::kCPU);
 

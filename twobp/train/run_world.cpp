@@ -52,16 +52,15 @@ TransportKind choose_transport(const PipelineConfig& config, const Launcher& lau
                 " processes, each of which would train on its own: start one, or use \"auto\"");
     return kind;
   }
+  TWOBP_CHECK(
+      config.device == "cpu", "pipeline.device is \"", config.device,
+      "\", which is for ranks that are threads of one process so far: start one, with pipeline.transport "
+      "\"auto\" or \"threads\", or set pipeline.device to \"cpu\"");
   TWOBP_CHECK(launcher.started_many() || launcher.kind != Launcher::Kind::kNone ||
                   int64_t{pipeline_shape(config).ranks} * config.data_parallel == 1,
               "pipeline.transport is \"", asked, "\", but this process was started by itself: start ",
               int64_t{pipeline_shape(config).ranks} * config.data_parallel, " by ",
               asked == "mpi" ? "mpirun or srun" : "torchrun, srun or mpirun", ", or use \"threads\"");
-  TWOBP_CHECK(config.device == "cpu", "pipeline.device is \"", config.device,
-              "\", which is for the ranks of one "
-              "process so far, but ",
-              name_of(launcher.kind), " started ", launcher.size,
-              ": start it without, or set pipeline.device to \"cpu\"");
   TWOBP_CHECK(kind != TransportKind::kMpi || !torchrun || !launcher.started_many(),
               "pipeline.transport is \"mpi\", but the processes were started by torchrun, which MPI does not "
               "know: use mpirun or srun");
@@ -82,8 +81,7 @@ void run_world(const PipelineConfig& config, const Launcher& launcher,
     case TransportKind::kThreads: {
       ThreadOptions threads;
       threads.threads_per_rank = config.threads;
-      threads.device = config.device;
-      worlds = make_thread_worlds(config.data_parallel, ranks, threads);
+      worlds = make_thread_worlds(config.data_parallel, ranks, threads, config.device);
       break;
     }
     case TransportKind::kMpi:

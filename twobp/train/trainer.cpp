@@ -94,8 +94,7 @@ struct Trainer::Parts {
                 config.pipeline.data_parallel, ", but here is one pipeline: set it to 1");
     ThreadOptions threads;
     threads.threads_per_rank = config.pipeline.threads;
-    threads.device = config.pipeline.device;
-    return std::move(make_thread_worlds(1, shape.ranks, threads).front());
+    return std::move(make_thread_worlds(1, shape.ranks, threads, config.pipeline.device).front());
   }
 
   ScheduleSource schedule;

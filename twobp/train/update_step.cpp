@@ -15,7 +15,7 @@ namespace {
 constexpr int kNormNumber = 1;
 
 double sum_of_squares(const at::Tensor& grad) {
-  if (by_operators(grad)) return grad.to(at::kDouble).square_().sum().item<double>();
+  if (by_operators(grad)) return operators::sum_of_squares(grad);
   double sum = 0;
   dispatch_float(grad.scalar_type(), "gradient norm", [&](auto zero) {
     using S = decltype(zero);

@@ -48,7 +48,7 @@ TEST(Device, OfACpuIsEmpty) {
   EXPECT_TRUE(cpu.weights().idle());
   const at::Tensor tensor = at::ones({3});
   cpu.weights().uses(tensor);
-  EXPECT_TRUE(cpu.bring(tensor).is_same(tensor));
+  EXPECT_TRUE(on_device(tensor, cpu.where()).is_same(tensor));
   const Values fetched = cpu.fetch({tensor}, event);
   EXPECT_TRUE(fetched.at(0).is_same(tensor));
   const OnStream here(cpu.compute());

@@ -1,6 +1,10 @@
-// Tensors of the stand-in device: in host memory, which only LibTorch's own copies and operators know, so
-// that what takes such a tensor for a CPU's is found out.
-#include <cstdlib>
+// Tensors of the stand-in device: in memory that only LibTorch's own copies and operators can reach, so that
+// what takes such a tensor for a CPU's is found out.
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/CPUFallback.h>
@@ -17,31 +21,71 @@ namespace {
 constexpr auto kType = at::DeviceType::PrivateUse1;
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
-// A block knows its size: whoever watches memory is told when it comes and goes.
+// Blocks that are mapped twice: where tensors say they lie nothing may be read or written, which would end
+// the program as a CPU's access to a GPU's memory does; copies and operators know the other place. Whoever
+// watches memory is told when a block comes and goes.
 class Memory : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    auto* block = static_cast<std::byte*>(std::aligned_alloc(kHead, (bytes / kHead + 2) * kHead));
-    *reinterpret_cast<int64_t*>(block) = static_cast<int64_t>(bytes);
-    std::byte* data = block + kHead;
-    tell(data, static_cast<int64_t>(bytes));
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    Block block{nullptr, (bytes / page + 1) * page, static_cast<int64_t>(bytes)};
+    const int file = memfd_create("stand_in", 0);
+    TORCH_CHECK(file >= 0 && ftruncate(file, static_cast<off_t>(block.size)) == 0,
+                "no memory for the stand-in");
+    block.alias =
+        static_cast<std::byte*>(mmap(nullptr, block.size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
+    void* data = mmap(nullptr, block.size, PROT_NONE, MAP_SHARED, file, 0);
+    close(file);
+    TORCH_CHECK(block.alias != MAP_FAILED && data != MAP_FAILED, "no memory for the stand-in");
+    {
+      const std::lock_guard lock(mutex());
+      blocks()[data] = block;
+    }
+    tell(data, block.bytes);
     return {data, data, &release, c10::impl::VirtualGuardImpl(kType).getDevice()};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
-    default_copy_data(to, from, bytes);
+    std::memcpy(alias(to), alias(from), bytes);
+  }
+
+  // Where what lies at `data`, within some block, can be read and written.
+  static std::byte* alias(const void* data) {
+    const std::lock_guard lock(mutex());
+    const auto behind = blocks().upper_bound(const_cast<void*>(data));
+    TORCH_CHECK(behind != blocks().begin(), "not a tensor of the stand-in");
+    const auto& [begin, block] = *std::prev(behind);
+    return block.alias + (static_cast<const std::byte*>(data) - static_cast<const std::byte*>(begin));
   }
 
  private:
-  static constexpr size_t kHead = 64;
+  struct Block {
+    std::byte* alias;
+    size_t size;
+    int64_t bytes;
+  };
 
+  // As long as the program lives: tensors may be gone after this object.
+  static std::mutex& mutex() {
+    static auto* mutex = new std::mutex;
+    return *mutex;
+  }
+  static std::map<void*, Block>& blocks() {
+    static auto* blocks = new std::map<void*, Block>;
+    return *blocks;
+  }
   static void tell(void* data, int64_t bytes) {
     c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, c10::impl::VirtualGuardImpl(kType).getDevice());
   }
   static void release(void* data) {
-    std::byte* block = static_cast<std::byte*>(data) - kHead;
-    tell(data, -*reinterpret_cast<int64_t*>(block));
-    std::free(block);
+    Block block{};
+    {
+      const std::lock_guard lock(mutex());
+      block = blocks().extract(data).mapped();
+    }
+    tell(data, -block.bytes);
+    munmap(block.alias, block.size);
+    munmap(data, block.size);
   }
 };
 
@@ -63,7 +107,7 @@ at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides, std::
 // The same memory as a CPU's.
 at::Tensor on_host(const at::Tensor& tensor) {
   if (tensor.is_cpu()) return tensor;
-  return at::from_blob(const_cast<void*>(tensor.const_data_ptr()), tensor.sizes(), tensor.strides(),
+  return at::from_blob(Memory::alias(tensor.const_data_ptr()), tensor.sizes(), tensor.strides(),
                        at::TensorOptions().dtype(tensor.scalar_type()));
 }
 

@@ -42,6 +42,8 @@ Device Device::open(const std::string& type, int index) {
   std::optional<at::DeviceType> known;
   try {
     known = at::Device(type).type();
+    TWOBP_CHECK(!at::Device(type).has_index(), "a device is asked for by its kind alone, not as '", type,
+                "'");
   } catch (const c10::Error&) {
     fail("no device is called '", type, "': use cpu or cuda");
   }
@@ -83,11 +85,6 @@ Device Device::open(at::DeviceType type, int index) {
 DeviceStream Device::make_stream(bool high_priority) const {
   if (where_.is_cpu()) return {};
   return DeviceStream(support_for(where_.type())->getStreamFromGlobalPool(where_, high_priority));
-}
-
-at::Tensor Device::bring(const at::Tensor& tensor) const {
-  if (!tensor.defined() || tensor.device() == where_) return tensor;
-  return tensor.to(where_, /*non_blocking=*/true);
 }
 
 DeviceStream Device::source_stream(at::Device source) const {

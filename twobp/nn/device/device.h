@@ -97,9 +97,6 @@ class Device {
   // One more, for a purpose of its own.
   DeviceStream make_stream(bool high_priority) const;
 
-  // The tensor here, for the stream that is current; the tensor itself if it is here already. Reads of pinned
-  // host memory do not make the caller wait.
-  at::Tensor bring(const at::Tensor& tensor) const;
   // The tensors of another GPU of this process, for `compute`: copied from peer to peer on the stream
   // `copies` as soon as `ready`, which was recorded there, has passed. The caller does not wait. Tensors that
   // are here already, or on the host, come as they are; `compute` waits for `ready`.

@@ -253,6 +253,10 @@ void attention_backward(const at::Tensor& packed, const PackedAttention& attenti
   dpacked.copy_(at::cat({dq, dk, dv}, 2));
 }
 
+double sum_of_squares(const at::Tensor& x) {
+  return x.to(at::kDouble).square_().sum().item<double>();
+}
+
 at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t ignore, double scale,
                          bool gradient) {
   at::Tensor rows = as_rows(logits);

@@ -13,7 +13,8 @@
 
 namespace twobp {
 
-// Whether a layer's work on this tensor is for the operators.
+// Whether a layer's work on this tensor is for the operators. Throws Error for a TWOBP_KERNELS that is
+// unknown.
 bool by_operators(const at::Tensor& tensor);
 
 // What a run on this device (pipeline.device) computes with, which its bits depend on: "avx2", "operators",
@@ -65,6 +66,9 @@ void attention_forward(const at::Tensor& packed, const PackedAttention& attentio
                        at::Tensor& log_sum_exp);
 void attention_backward(const at::Tensor& packed, const PackedAttention& attention, const at::Tensor& out,
                         const at::Tensor& log_sum_exp, const at::Tensor& dout, at::Tensor& dpacked);
+
+// In float64.
+double sum_of_squares(const at::Tensor& x);
 
 // logits (rows, cols), targets (rows) where the logits are. Gives the losses' sum, float64, of no dimension.
 at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t ignore, double scale,

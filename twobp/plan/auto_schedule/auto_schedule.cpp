@@ -58,6 +58,8 @@ class AutoScheduler {
   }
 
   AutoSchedule run() {
+    TWOBP_CHECK(search_.most_bytes.empty() || std::cmp_equal(search_.most_bytes.size(), problem_.ranks()),
+                "most_bytes has ", search_.most_bytes.size(), " entries for ", problem_.ranks(), " ranks");
     try_named();
     std::optional<NamedBest> named = std::move(named_);
     for (const GreedyRule& rule : greedy_rules(budget_.rules, search_.seed)) {

@@ -99,10 +99,12 @@ std::string order_of(const Variant& variant) {
 }  // namespace
 
 RunFacts facts_of_run(const Config& config, const Dataset& train, const Variant& variant) {
-  return {config_to_json(filled_in(config)), data_fingerprint(train),
-          concat(kernels_in_use(config.pipeline.device), " with ",
-                 c10::toString(product_type(compute_dtype(config.train.precision))), " products"),
-          order_of(variant)};
+  std::string kernels = kernels_in_use(config.pipeline.device);
+  if (config.pipeline.device == "cpu") {
+    kernels +=
+        concat(" with ", c10::toString(product_type(compute_dtype(config.train.precision))), " products");
+  }
+  return {config_to_json(filled_in(config)), data_fingerprint(train), std::move(kernels), order_of(variant)};
 }
 
 std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& now) {
@@ -143,7 +145,7 @@ std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& n
   TWOBP_CHECK(differences.empty(), "cannot resume: ", join(differences, "; "),
               ": use the same settings, or another folder for save.checkpoints");
   if (saved.kernels != now.kernels) {
-    notes.push_back(concat("this CPU's kernels are ", now.kernels, ", those of the checkpoint were ",
+    notes.push_back(concat("the kernels here are ", now.kernels, ", those of the checkpoint were ",
                            saved.kernels, ": the run goes on, but not to the bit"));
   }
   if (saved.order != now.order) {

@@ -92,14 +92,23 @@ void check_pipeline(const PipelineConfig& pipeline) {
   }
 }
 
+// What pipeline.device does not do yet.
+void check_device(const Config& config) {
+  const std::string& device = config.pipeline.device;
+  if (device == "cpu") return;
+  TWOBP_CHECK(config.model.type == "llama" || config.model.type == "bert", "pipeline.device is \"", device,
+              "\", but a model of type \"", config.model.type, "\" is for CPUs so far: set it to \"cpu\".");
+  TWOBP_CHECK(config.pipeline.data_parallel == 1, "pipeline.device is \"", device,
+              "\", but replicas (pipeline.data_parallel ", config.pipeline.data_parallel,
+              ") are for CPUs so far: set one of the two back.");
+  TWOBP_CHECK(
+      config.pipeline.replan == 0, "pipeline.device is \"", device,
+      "\", where steps are timed as the host sees them so far: pipeline.replan needs the device's own "
+      "times, set it to 0.");
+}
+
 void check_training(const Config& config) {
-  TWOBP_CHECK(config.pipeline.device == "cpu" || config.pipeline.data_parallel == 1, "pipeline.device is \"",
-              config.pipeline.device, "\", but replicas (pipeline.data_parallel ",
-              config.pipeline.data_parallel, ") are for CPUs so far: set one of the two back.");
-  TWOBP_CHECK(config.pipeline.device == "cpu" || config.pipeline.replan == 0, "pipeline.device is \"",
-              config.pipeline.device,
-              "\", where steps are timed as the host sees them so far: pipeline.replan needs "
-              "the device's own times, set it to 0.");
+  check_device(config);
   TWOBP_CHECK(
       !config.pipeline.post_validation || config.pipeline.run_ahead,
       "pipeline.post_validation is set, but without pipeline.run_ahead no rank goes on before the norm "
