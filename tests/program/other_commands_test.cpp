@@ -202,7 +202,8 @@ TEST(Plan, WritesJson) {
   EXPECT_EQ(plan.at("plans").size(), 2U);
   const json& rank = plan.at("plans").at(0).at("ranks").at(1);
   EXPECT_EQ(rank.at("timeline").size(), 9U);  // F, I and W of three
-  expect_success({"plan", "--stages", "2", "--micro-batches", "3", "--p2", "end", "--no-ops", "--json", file});
+  expect_success(
+      {"plan", "--stages", "2", "--micro-batches", "3", "--p2", "end", "--no-ops", "--json", file});
   json brief = json::parse(read_file(file)).at("plans").at(0).at("ranks").at(1);
   for (const char* name : {"timeline", "instructions"}) {
     EXPECT_FALSE(brief.contains(name));

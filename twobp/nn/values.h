@@ -13,8 +13,8 @@ inline bool exclusively_owned(const at::Tensor& tensor) {
   return tensor.defined() && tensor.use_count() == 1 && tensor.storage().use_count() == 1;
 }
 
-// A tensor of the host on this device, itself if it is there. The caller does not wait for a copy out of pinned
-// memory.
+// A tensor of the host on this device, itself if it is there. The caller does not wait for a copy out of
+// pinned memory.
 inline at::Tensor on_device(const at::Tensor& tensor, at::Device device) {
   return tensor.device() == device ? tensor
                                    : tensor.to(tensor.options().device(device), /*non_blocking=*/true);
