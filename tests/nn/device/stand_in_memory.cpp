@@ -107,6 +107,7 @@ at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides, std::
 // The same memory as a CPU's.
 at::Tensor on_host(const at::Tensor& tensor) {
   if (tensor.is_cpu()) return tensor;
+  if (tensor.numel() == 0) return at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()));
   return at::from_blob(Memory::alias(tensor.const_data_ptr()), tensor.sizes(), tensor.strides(),
                        at::TensorOptions().dtype(tensor.scalar_type()));
 }
