@@ -4,8 +4,8 @@
 //   stream        product by product in one stream of low priority (pipeline/p2_stream.h)
 //   layer_streams each layer's in a stream of low priority of its own
 //   graph         in the stream of low priority, a micro-batch's at once, recorded before
-// in turn, with the seconds until the device is done and those until the host has put all in. Gradients must
-// be those of `serial` to the bit. On a CPU, which has neither streams nor graphs, `serial` alone.
+// in turn, with the seconds until the device is done and those until the host has put all in, and whether the
+// gradients are those of `serial` to the bit. On a CPU, which has neither streams nor graphs, `serial` alone.
 //
 //   build/release/benchmarks/p2_on_device/p2_on_device --device cuda --json table.json
 #include <array>
@@ -175,8 +175,8 @@ void run(const Options& options) {
   const std::vector<Method> methods = rank.methods();
   std::vector<std::vector<double>> steps(methods.size());
   std::vector<std::vector<double>> hosts(methods.size());
-  std::vector<bool> same_bits(methods.size(),
-                              true);  // as serial, whose products a library may compute otherwise
+  // As serial: a library may compute products otherwise in another stream.
+  std::vector<bool> same_bits(methods.size(), true);
   std::vector<at::Tensor> serial;
   for (int round = -1; round < options.steps; ++round) {  // the first one warms up
     for (size_t i = 0; i < methods.size(); ++i) {
