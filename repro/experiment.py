@@ -51,6 +51,12 @@ def cpu_name():
     return platform.processor() or "unknown"
 
 
+def text_of(result):
+    """As JSON, a line for each row."""
+    rows = ",\n".join("  " + json.dumps(row) for row in result["rows"])
+    return json.dumps({**result, "rows": []}, indent=1).replace('"rows": []', f'"rows": [\n{rows}\n ]', 1) + "\n"
+
+
 class Experiment:
     """One `run`: its options, its rows, its results."""
 
@@ -136,7 +142,7 @@ class Experiment:
         result = {"experiment": self.name, "quick": self.options.quick, "provenance": self.provenance(),
                   "rows": self.rows, "not_measured": self.not_measured}
         path = self.options.out / "results.json"
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        path.write_text(text_of(result))
         flat = [{**row["key"], **flatten(row["figures"]), "paper": row.get("paper", "")} for row in self.rows]
         names = list(dict.fromkeys(name for row in flat for name in row))
         with open(self.options.out / "results.csv", "w", newline="", encoding="utf-8") as file:
