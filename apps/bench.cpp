@@ -366,7 +366,8 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command
       ->add_option("--p2-batching", options->batchings, "loop, concat, concat_copy (default: as configured)")
       ->delimiter(',');
-  command->add_option("--memory-cap", options->caps, "auto, 0, or bytes (default: as configured)")
+  command
+      ->add_option("--memory-cap", options->caps, "auto, as in 1.05x, 0, or bytes (default: as configured)")
       ->delimiter(',');
   command->add_option("--precision", options->precisions, "fp32, bf16, fp16 (default: as configured)")
       ->delimiter(',');

@@ -28,11 +28,11 @@ std::vector<int> sizes_around(int64_t size) {
 
 double parse_size(const std::string& option, const std::string& text) {
   if (text.empty()) return 0;
-  int64_t bytes = -1;
+  int64_t bytes = 0;
   try {
-    bytes = parse_memory_cap(text);
+    bytes = parse_memory_cap(text).bytes();
   } catch (const Error&) {
-    bytes = -1;
+    bytes = 0;
   }
   TWOBP_CHECK(bytes > 0, option, " is '", text,
               "': write a size above 0, such as 80GiB, 512MiB or 1000000 (bytes)");

@@ -136,8 +136,22 @@ TEST(AutoCap, BindsWhereTheStashWouldGrow) {
   EXPECT_GT(uncapped, capped + 4 * 2 * test::kStash);
 }
 
+TEST(AutoCap, TimesThatMuchLetsThatMuchMorePend) {
+  const ModelSpec model = test::small_mlp(4);
+  Pipeline pipeline(model, measured(model), options_of({2, 2}));
+  const auto peak = [&](MemoryCap cap) {
+    return fullest(pipeline, pipeline.plan("1f1b", 8, P2Policy::kEnd, P2Batching::kLoop, cap));
+  };
+  const int64_t once = peak(MemoryCap::automatic());
+  const int64_t more = peak(MemoryCap::automatic(1.1));
+  EXPECT_GT(more, once);
+  EXPECT_LE(more, once * 11 / 10 + 8 * kMessage);
+  EXPECT_EQ(peak(MemoryCap::automatic(1000)), peak(MemoryCap::none()));
+}
+
 TEST(AutoCap, GivesEachRankWhatTheFullestNeedsInAll) {
   EXPECT_EQ(auto_caps({100, 300, 50}, {1000, 900, 10}), (std::vector<int64_t>{200, 300, 1190}));
+  EXPECT_EQ(auto_caps({100, 300, 50}, {1000, 900, 10}, 1.5), (std::vector<int64_t>{800, 900, 1790}));
 }
 
 // A cap below what one layer needs holds no op up: W runs first, then the op goes ahead.
@@ -216,7 +230,7 @@ TEST(ByteCap, AMessageFindsRoom) {
     ++received;
     EXPECT_EQ(event.bytes, kBoundary);
     if (pending > 0) {
-      EXPECT_LE(event.held, plan.memory_cap) << "with dL/dx of " << event.micro_batch;
+      EXPECT_LE(event.held, plan.memory_cap.bytes()) << "with dL/dx of " << event.micro_batch;
     }
   }
   EXPECT_EQ(received, 4);

@@ -159,7 +159,7 @@ TEST(RecomputeBits, GradientsAreThoseOfModeNone) {
       Pipeline pipeline(model, measured(model), options_of(split));
       for (const char* schedule : {"gpipe", "1f1b"}) {
         for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
-          for (const int64_t cap : {int64_t{0}, int64_t{1}, kAutoCap}) {
+          for (const MemoryCap& cap : {MemoryCap(0), MemoryCap(1), MemoryCap::automatic()}) {
             SCOPED_TRACE(concat(name, ", ", split.size(), " stages, ", schedule, " ", policy_name(policy),
                                 ", cap ", cap));
             pipeline.run(pipeline.plan(schedule, 4, policy, P2Batching::kLoop, cap), batch, step_options());

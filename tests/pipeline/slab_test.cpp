@@ -124,7 +124,7 @@ TEST(Slabs, GradientsWithinRoundingOfTheLoop) {
             for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kFill}) {
               // With the automatic cap, of costs that are zero here, rings hold as many micro-batches as
               // standard backpropagation; without a cap, all.
-              for (const int64_t cap : {int64_t{0}, kAutoCap}) {
+              for (const MemoryCap& cap : {MemoryCap(0), MemoryCap::automatic()}) {
                 SCOPED_TRACE(concat(batching_name(batching), ", ", ::testing::PrintToString(split), ", ",
                                     schedule, " ", policy_name(policy), ", M ", micro_batches, ", last ",
                                     last, ", cap ", cap));

@@ -31,7 +31,7 @@ inline std::vector<StepReport> run_steps(Pipeline& pipeline, const Plan& plan, i
 // Steps of a LLaMa of three blocks on as many stages as `split` has entries.
 inline std::vector<StepReport> real_steps(std::string_view schedule, P2Policy policy, int micro_batches = 3,
                                           int steps = 2, const std::vector<int>& split = {4, 4},
-                                          int64_t memory_cap = 0) {
+                                          MemoryCap memory_cap = 0) {
   const ModelSpec model = small_llama(3);  // 8 layers
   Pipeline pipeline(model, no_costs(model), options_of(split));
   return run_steps(pipeline, pipeline.plan(schedule, micro_batches, policy, P2Batching::kLoop, memory_cap),
@@ -43,7 +43,7 @@ inline std::vector<StepReport> real_steps(std::string_view schedule, P2Policy po
 inline Trace traced_run_of(const ModelSpec& model, const std::string& title, P2Policy policy,
                            std::string_view schedule, int micro_batches, int steps,
                            const std::vector<int>& split, const std::vector<int>& rank_of_stage = {},
-                           int64_t memory_cap = 0) {
+                           MemoryCap memory_cap = 0) {
   Pipeline pipeline(model, measure_profile(model, random_fields(1), 0.01), options_of(split, rank_of_stage));
   const Plan plan = pipeline.plan(schedule, micro_batches, policy, P2Batching::kLoop, memory_cap);
   Trace trace;
@@ -59,7 +59,7 @@ inline Trace traced_run_of(const ModelSpec& model, const std::string& title, P2P
 inline Trace traced_run(const std::string& title = "a title", P2Policy policy = P2Policy::kFill,
                         std::string_view schedule = "1f1b", int micro_batches = 3, int steps = 2,
                         const std::vector<int>& split = {4, 4}, const std::vector<int>& rank_of_stage = {},
-                        int64_t memory_cap = 0) {
+                        MemoryCap memory_cap = 0) {
   return traced_run_of(small_llama(3), title, policy, schedule, micro_batches, steps, split, rank_of_stage,
                        memory_cap);
 }

@@ -88,7 +88,7 @@ TEST(Bitwise, SameUnderAnyMemoryCap) {
   const Outcome expected = test::train(config_of(true, 0.5, {8}), batches, {"gpipe", P2Policy::kOff});
   for (const auto& schedule : kSchedules) {
     for (const P2Policy policy : kPolicies) {
-      for (const int64_t cap : {int64_t{0}, int64_t{1}, int64_t{100'000}, kAutoCap}) {
+      for (const MemoryCap& cap : {MemoryCap(0), MemoryCap(1), MemoryCap(100'000), MemoryCap::automatic()}) {
         const std::vector<int> split = {3, 2, 3};
         const Variant variant{schedule, policy, P2Batching::kLoop, cap};
         expect_same_bits(expected, test::train(config_of(true, 0.5, split), batches, variant),

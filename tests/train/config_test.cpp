@@ -341,7 +341,9 @@ TEST(ConfigErrors, ContradictionsNameTheFile) {
 }
 
 TEST(MemoryCap, Sizes) {
-  EXPECT_EQ(parse_memory_cap("auto"), -1);
+  EXPECT_EQ(parse_memory_cap("auto"), MemoryCap::automatic());
+  EXPECT_EQ(parse_memory_cap("1x"), MemoryCap::automatic());
+  EXPECT_EQ(parse_memory_cap("1.05x"), MemoryCap::automatic(1.05));
   EXPECT_EQ(parse_memory_cap("0"), 0);
   EXPECT_EQ(parse_memory_cap("0MiB"), 0);
   EXPECT_EQ(parse_memory_cap("1000000"), 1000000);
@@ -351,8 +353,30 @@ TEST(MemoryCap, Sizes) {
   EXPECT_EQ(parse_memory_cap("3B"), 3);
   EXPECT_EQ(parse_memory_cap("2GB"), 2000000000);
   EXPECT_EQ(parse_memory_cap("1TiB"), int64_t{1} << 40);
-  for (const char* text : {"", "-1", "MiB", "12XiB", "1e9", "inf", "nan", "0.5", "1MiBs", "1 2",
-                           "99999999999999999999", "9000000TiB", "Auto", " 1", "0x10"}) {
+  for (const char* text : {"",
+                           "-1",
+                           "MiB",
+                           "12XiB",
+                           "1e9",
+                           "inf",
+                           "nan",
+                           "0.5",
+                           "1MiBs",
+                           "1 2",
+                           "99999999999999999999",
+                           "9000000TiB",
+                           "Auto",
+                           " 1",
+                           "0x10",
+                           "0x",
+                           "x",
+                           "0.9x",
+                           "1.05 x",
+                           "1.05X",
+                           "2000x",
+                           "nanx",
+                           "infx",
+                           "1e1x"}) {
     SCOPED_TRACE(text);
     expect_error([&] { parse_memory_cap(text); }, {"pipeline.memory_cap is \"" + std::string(text) + "\""});
   }

@@ -75,7 +75,7 @@ TEST(Mamba, SameUnderAnyMemoryCap) {
   const auto batches = random_batches(kSteps, 4);
   const Outcome expected = test::train(config_of(true, {kLayers}), batches, {"gpipe", P2Policy::kOff});
   for (const P2Policy policy : kPolicies) {
-    for (const int64_t cap : {int64_t{0}, int64_t{1}, int64_t{400'000}, kAutoCap}) {
+    for (const MemoryCap& cap : {MemoryCap(0), MemoryCap(1), MemoryCap(400'000), MemoryCap::automatic()}) {
       const Variant variant{"1f1b", policy, P2Batching::kLoop, cap};
       expect_same_bits(expected, test::train(config_of(true, {2, 2, 2}), batches, variant),
                        name_of({2, 2, 2}, variant));

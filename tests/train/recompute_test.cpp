@@ -194,7 +194,7 @@ TEST(RecomputeRuns, DerivativesAreNotConcatenated) {
     const auto batches = batches_for(config);
     const Outcome loop = test::train(config, batches, {"1f1b", P2Policy::kEnd});
     for (const P2Batching batching : {P2Batching::kConcat, P2Batching::kConcatCopy}) {
-      for (const int64_t cap : {int64_t{0}, kAmpleCap, kAutoCap}) {
+      for (const MemoryCap& cap : {MemoryCap(0), MemoryCap(kAmpleCap), MemoryCap::automatic()}) {
         const Variant variant{"1f1b", P2Policy::kEnd, batching, cap};
         for (const char* mode : {"*=derivatives", "*=both"}) {
           config.pipeline.recompute = {mode};

@@ -69,7 +69,7 @@ TEST(Resnet, SameUnderAnyMemoryCapAndWithSeveralThreads) {
     Config three = config_of("bottleneck", {2, 2, 2});
     one.pipeline.threads = three.pipeline.threads = threads;
     const Outcome expected = test::train(one, batches, {"gpipe", P2Policy::kOff});
-    for (const int64_t cap : {int64_t{0}, int64_t{1}, int64_t{60'000}, kAutoCap}) {
+    for (const MemoryCap& cap : {MemoryCap(0), MemoryCap(1), MemoryCap(60'000), MemoryCap::automatic()}) {
       expect_same_bits(expected,
                        test::train(three, batches, {"1f1b", P2Policy::kFill, P2Batching::kLoop, cap}),
                        concat("cap ", cap, ", threads ", threads));

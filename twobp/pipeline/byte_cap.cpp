@@ -1,6 +1,7 @@
 #include "twobp/pipeline/byte_cap.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "twobp/core/check.h"
 
@@ -66,12 +67,14 @@ std::vector<int64_t> standard_peaks(const Schedule& schedule,
   return peaks;
 }
 
-std::vector<int64_t> auto_caps(const std::vector<int64_t>& standard_peaks,
-                               const std::vector<int64_t>& fixed) {
+std::vector<int64_t> auto_caps(const std::vector<int64_t>& standard_peaks, const std::vector<int64_t>& fixed,
+                               double times) {
   int64_t fullest = 0;
   for (size_t r = 0; r < fixed.size(); ++r) fullest = std::max(fullest, fixed[r] + standard_peaks[r]);
+  const auto allowed = static_cast<int64_t>(std::floor(static_cast<double>(fullest) * times));
   std::vector<int64_t> caps;
-  for (size_t r = 0; r < fixed.size(); ++r) caps.push_back(fullest - fixed[r]);
+  // 0 would be no cap.
+  for (const int64_t bytes : fixed) caps.push_back(std::max<int64_t>(1, allowed - bytes));
   return caps;
 }
 

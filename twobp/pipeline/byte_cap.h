@@ -1,5 +1,4 @@
-// The byte cap `auto`: what a rank may hold so that 2BP never needs more memory than standard backpropagation
-// does on its fullest rank.
+// What standard backpropagation holds on each rank, of which the automatic byte cap (MemoryCap) is made.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +14,10 @@ namespace twobp {
 std::vector<int64_t> standard_peaks(const Schedule& schedule,
                                     const std::vector<std::vector<LayerCost>>& stages);
 
-// `fixed[r]`: bytes of parameters, gradients and optimizer state on rank r. Each rank may hold activations
-// and stash up to what the fullest rank needs in all with standard backpropagation.
-std::vector<int64_t> auto_caps(const std::vector<int64_t>& standard_peaks, const std::vector<int64_t>& fixed);
+// Bytes of an automatic cap, by rank. `fixed[r]`: bytes of parameters, gradients and optimizer state on rank
+// r.
+std::vector<int64_t> auto_caps(const std::vector<int64_t>& standard_peaks, const std::vector<int64_t>& fixed,
+                               double times = 1);
 
 // Most micro-batches any stage holds at once with p2 off.
 int standard_in_flight(const Schedule& schedule);

@@ -155,7 +155,7 @@ Stage& Pipeline::stage(int s) {
 }
 
 Plan Pipeline::plan(const ScheduleSource& schedule, int micro_batches, P2Policy policy, P2Batching batching,
-                    int64_t memory_cap) const {
+                    MemoryCap memory_cap) const {
   if (micro_batches == 0) return forward_plan(0);
   Plan plan;
   plan.schedule = schedule.make(stages(), ranks(), micro_batches, policy);
@@ -168,14 +168,14 @@ Plan Pipeline::plan(const ScheduleSource& schedule, int micro_batches, P2Policy 
               "' has no backward, so it trains nothing: use another");
   plan.standard_peaks = standard_peaks(standard, stage_costs_);
   // Slots go round with the micro-batches only while those are in order.
-  const bool all_slots = memory_cap == 0 || standard.allow_reorder;
+  const bool all_slots = memory_cap.is_none() || standard.allow_reorder;
   plan.slab_slots = all_slots ? micro_batches : standard_in_flight(standard);
   return plan;
 }
 
 Plan Pipeline::forward_plan(int micro_batches) const {
   Plan plan;
-  plan.memory_cap = 0;
+  plan.memory_cap = MemoryCap::none();
   if (micro_batches == 0) {  // a replica that the last batch of an epoch leaves nothing
     plan.schedule.name = "none";
     plan.schedule.stages = stages();
@@ -189,8 +189,9 @@ Plan Pipeline::forward_plan(int micro_batches) const {
 }
 
 std::vector<int64_t> Pipeline::caps(const Plan& plan) const {
-  if (plan.memory_cap >= 0) return std::vector<int64_t>(ranks(), plan.memory_cap);
-  return auto_caps(plan.standard_peaks, fixed_bytes());
+  const MemoryCap& cap = plan.memory_cap;
+  if (!cap.is_automatic()) return std::vector<int64_t>(ranks(), cap.bytes());
+  return auto_caps(plan.standard_peaks, fixed_bytes(), cap.times());
 }
 
 std::vector<int64_t> Pipeline::fixed_bytes() const {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "twobp/pipeline/byte_cap.h"
+#include "twobp/pipeline/memory_cap.h"
 #include "twobp/pipeline/rank_executor.h"
 #include "twobp/pipeline/rank_threads.h"
 #include "twobp/plan/partition/partition.h"
@@ -16,8 +17,6 @@
 #include "twobp/transport/world.h"
 
 namespace twobp {
-
-inline constexpr int64_t kAutoCap = -1;
 
 struct PipelineOptions {
   int stages = 2;
@@ -32,7 +31,7 @@ struct PipelineOptions {
 struct Plan {
   Schedule schedule;
   P2Batching batching = P2Batching::kLoop;
-  int64_t memory_cap = kAutoCap;  // bytes per rank; 0: none
+  MemoryCap memory_cap = MemoryCap::automatic();
   int slab_slots = 0;
   std::vector<int64_t> standard_peaks;  // by rank, for the automatic cap
 };
@@ -84,7 +83,7 @@ class Pipeline {
 
   // A named schedule or a written one on this pipeline's stages.
   Plan plan(const ScheduleSource& schedule, int micro_batches, P2Policy policy,
-            P2Batching batching = P2Batching::kLoop, int64_t memory_cap = kAutoCap) const;
+            P2Batching batching = P2Batching::kLoop, MemoryCap memory_cap = MemoryCap::automatic()) const;
   Plan forward_plan(int micro_batches) const;
 
   // Runs body(rank) on the thread of every rank of this process.

@@ -35,7 +35,7 @@ Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked)
   const SimulationOptions options = in_process_simulation(pipeline.caps(standard));
   const std::vector<StageCost> costs = stage_costs(pipeline.stage_costs());
   AutoScheduleOptions search;
-  if (asked.memory_cap == kAutoCap) {
+  if (asked.memory_cap.is_automatic()) {
     // As much as the named schedule with W in its waits takes under the same cap.
     const Plan filled = pipeline.plan(standard_name(pipeline), micro_batches, P2Policy::kFill, asked.batching,
                                       asked.memory_cap);

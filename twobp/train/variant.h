@@ -14,7 +14,7 @@ struct Variant {
   ScheduleSource schedule = "1f1b";
   P2Policy policy = P2Policy::kFill;
   P2Batching batching = P2Batching::kLoop;
-  int64_t memory_cap = kAutoCap;
+  MemoryCap memory_cap = MemoryCap::automatic();
   // What the automatic cap is made of, by rank (see auto_caps); empty: the peaks of `schedule` itself with p2
   // off. A schedule that was looked for under the cap of another keeps that cap.
   std::vector<int64_t> standard_peaks{};

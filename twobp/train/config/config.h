@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "twobp/pipeline/memory_cap.h"
+
 namespace twobp {
 
 struct ModelConfig {
@@ -94,7 +96,7 @@ struct PipelineConfig {
   // need be.
   bool post_validation = false;
   std::string bucket = "25MiB";        // gradients that data parallelism sums at once
-  std::string memory_cap = "auto";     // "auto", "0" (none), or bytes: "512MiB", "2GiB"
+  std::string memory_cap = "auto";     // "auto", "1.05x", "0" (none), or bytes: "512MiB"
   std::vector<std::string> recompute;  // what layers compute again instead of keeping: see recompute.h
   int threads = 1;                     // per rank
   bool pin = true;                     // pin each rank's threads to cores of its own
@@ -159,7 +161,7 @@ Config parse_config(const std::string& json, const std::string& origin,
 void check_config(const Config& config);
 
 // "auto" -> -1; "0" -> 0; "512MiB", "2GiB", "1000000" -> bytes. Throws Error otherwise.
-int64_t parse_memory_cap(const std::string& text);
+MemoryCap parse_memory_cap(const std::string& text);
 // "25MiB", "1000000" -> bytes, at least 1. Throws Error otherwise.
 int64_t parse_bucket(const std::string& text);
 

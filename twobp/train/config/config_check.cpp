@@ -141,6 +141,16 @@ void check_config(const Config& config) {
 
 namespace {
 
+// "1.05x" -> 1.05; 0 if it is no such thing.
+double parse_times(const std::string& text) {
+  double times = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, status] = std::from_chars(text.data(), end, times, std::chars_format::fixed);
+  const bool parsed =
+      status == std::errc() && std::string_view(rest, end) == "x" && times >= 1 && times <= 1000;
+  return parsed ? times : 0;
+}
+
 // "512MiB" -> bytes; -1 if it is no size.
 int64_t parse_bytes(const std::string& text) {
   static const std::vector<std::pair<std::string, double>> units = {
@@ -163,12 +173,13 @@ int64_t parse_bytes(const std::string& text) {
 
 }  // namespace
 
-int64_t parse_memory_cap(const std::string& text) {
-  if (text == "auto") return -1;
+MemoryCap parse_memory_cap(const std::string& text) {
+  if (text == "auto") return MemoryCap::automatic();
+  if (const double times = parse_times(text); times > 0) return MemoryCap::automatic(times);
   const int64_t bytes = parse_bytes(text);
-  TWOBP_CHECK(
-      bytes >= 0, "pipeline.memory_cap is \"", text,
-      "\": write \"auto\", \"0\" for no cap, or a size such as \"512MiB\", \"2GiB\" or \"1000000\" (bytes).");
+  TWOBP_CHECK(bytes >= 0, "pipeline.memory_cap is \"", text,
+              "\": write \"auto\", a multiple of it from 1 to 1000 such as \"1.05x\", \"0\" for no cap, or a "
+              "size such as \"512MiB\", \"2GiB\" or \"1000000\" (bytes).");
   return bytes;
 }
 

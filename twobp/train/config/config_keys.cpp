@@ -210,8 +210,8 @@ std::vector<ConfigKey> make_keys() {
        "gradients that data parallelism sums at once, begun when all of them are there"},
       {KEY(pipeline, memory_cap), "bytes",
        "most bytes of activations and stash a rank holds: \"auto\" (the peak of the fullest stage with p2 "
-       "off), "
-       "\"0\" (no cap), or as in \"512MiB\""},
+       "off), so many times what that stage needs in all, as in \"1.05x\", \"0\" (no cap), or as in "
+       "\"512MiB\""},
       {KEY(pipeline, recompute), "",
        "what layers compute again instead of keeping: none, activations (F again before I), derivatives (F "
        "and I again before W), both; for all but the first and the last layer, or PATTERN=MODE of layers, or "

@@ -1,0 +1,38 @@
+// The byte cap: most bytes of activations and stash a rank holds; old W runs first, rather than exceed it.
+#pragma once
+
+#include <cstdint>
+#include <ostream>
+
+namespace twobp {
+
+// A number of bytes, the same for every rank; or automatic: what a rank's parameters, gradients and optimizer
+// state leave of what standard backpropagation needs in all on its fullest rank, or of so many times that.
+class MemoryCap {
+ public:
+  constexpr MemoryCap(int64_t bytes)
+      : bytes_(bytes) {}  // NOLINT(google-explicit-constructor): a cap is a number of bytes
+  static constexpr MemoryCap none() { return {0, 0}; }
+  static constexpr MemoryCap automatic(double times = 1) { return {0, times}; }
+
+  bool is_none() const { return bytes_ == 0 && !is_automatic(); }
+  bool is_automatic() const { return times_ > 0; }
+  int64_t bytes() const { return bytes_; }  // 0 if automatic
+  double times() const { return times_; }   // 0 unless automatic
+  bool operator==(const MemoryCap&) const = default;
+
+ private:
+  constexpr MemoryCap(int64_t bytes, double times) : bytes_(bytes), times_(times) {}
+
+  int64_t bytes_;
+  double times_;
+};
+
+// As in pipeline.memory_cap: "auto", "1.05x", "1000000".
+inline std::ostream& operator<<(std::ostream& out, const MemoryCap& cap) {
+  if (!cap.is_automatic()) return out << cap.bytes();
+  if (cap.times() == 1) return out << "auto";
+  return out << cap.times() << 'x';
+}
+
+}  // namespace twobp
