@@ -7,9 +7,10 @@
 namespace twobp {
 namespace {
 
-// Positions of a chunk that the backward pass goes through at once: what it records of them fits the first
-// cache.
-constexpr int64_t kStep = 8;
+// Positions of a chunk that the backward pass goes through at once. What it records of 8 with the vectors of
+// AVX-512 fits the first cache; where an exponential costs twice as much, it pays to go through all of them,
+// so that none is computed again.
+constexpr int64_t kStep = kVectorBytes == 64 ? 8 : kScanChunk;
 static_assert(kScanChunk % kStep == 0);
 
 // What a call on a group of channels works in, cut from the caller's memory. (position, block) lie as in the

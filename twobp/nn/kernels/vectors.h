@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -87,7 +87,7 @@ inline T sum_of_lanes(Vector<T> v) {
 // c[0] + c[1] x + c[2] x^2 + ...
 template <typename T, int N>
 inline Vector<T> polynomial(Vector<T> x, const T (&c)[N]) {
-  Vector<T> sum = x * T(0) + c[N - 1];
+  Vector<T> sum = Vector<T>{} + c[N - 1];
   for (int i = N - 2; i >= 0; --i) sum = sum * x + c[i];
   return sum;
 }
@@ -130,21 +130,44 @@ inline Vector<double> exp2(Vector<double> x) {
   return _mm512_maskz_scalef_pd(0xff, exp2_of_fraction(fraction), x);
 }
 #else
+// The larger (smaller) of the two; NaN if x is. GCC makes two instructions of the comparison where there is
+// one for both.
+#if defined(__AVX2__)
+inline Vector<float> at_least(Vector<float> low, Vector<float> x) {
+  return _mm256_max_ps(low, x);
+}
+inline Vector<double> at_least(Vector<double> low, Vector<double> x) {
+  return _mm256_max_pd(low, x);
+}
+inline Vector<float> at_most(Vector<float> high, Vector<float> x) {
+  return _mm256_min_ps(high, x);
+}
+inline Vector<double> at_most(Vector<double> high, Vector<double> x) {
+  return _mm256_min_pd(high, x);
+}
+#else
+template <typename V>
+inline V at_least(V low, V x) {
+  return x < low ? low : x;
+}
+template <typename V>
+inline V at_most(V high, V x) {
+  return x > high ? high : x;
+}
+#endif
+
 template <typename T>
 inline Vector<T> exp2_by_bits(Vector<T> x) {
   using Bits = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
   constexpr int kMantissa = sizeof(T) == 4 ? 23 : 52;
   constexpr Bits kBias = sizeof(T) == 4 ? 127 : 1023;
-  constexpr T kRound = T(1.5) * T(Bits(1) << kMantissa);  // added: the sum's low bits are the rounded number
-  const Vector<T> low = Vector<T>{} + T(1 - kBias);
-  const Vector<T> high = Vector<T>{} + T(kBias);
-  x = x < low ? low : x;  // false for NaN, which stays
-  x = x > high ? high : x;
+  // Added, the sum's low bits are the rounded number as an exponent.
+  constexpr T kRound = T(1.5) * T(Bits(1) << kMantissa) + T(kBias);
+  x = at_least(Vector<T>{} + T(1 - kBias), x);
+  x = at_most(Vector<T>{} + T(kBias), x);
   const Vector<T> whole = (x - T(0.5)) + kRound;  // of x rounded down, up to a tie
   const Vector<T> power = exp2_of_fraction(x - (whole - kRound));
-  const Vector<T> zero = Vector<T>{} + kRound;
-  const Vector<Bits> exponent = (Vector<Bits>)whole - (Vector<Bits>)zero;
-  return power * (Vector<T>)((exponent + kBias) << kMantissa);
+  return power * (Vector<T>)((Vector<Bits>)whole << kMantissa);
 }
 inline Vector<float> exp2(Vector<float> x) {
   return exp2_by_bits<float>(x);
