@@ -75,7 +75,7 @@ struct Outcome {
 };
 
 Outcome run(const std::vector<int>& split, const std::vector<Fields>& batch, const char* schedule,
-            P2Policy policy, P2Batching batching, int64_t cap = 0) {
+            P2Policy policy, P2Batching batching, MemoryCap cap = 0) {
   const ModelSpec model = block_by_layers();
   Pipeline pipeline(model, test::no_costs(model), options_of(split));
   pipeline.run(pipeline.plan(schedule, static_cast<int>(batch.size()), policy, batching, cap), batch,
