@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "tests/nn/layer_test_util.h"
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/layers/batch_norm_relu_conv2d.h"
 #include "twobp/nn/layers/residual_block.h"
 
@@ -109,6 +110,18 @@ struct Outcome {
   std::map<std::string, at::Tensor> grads, buffers;
 };
 
+// How far float32 may be from float64: the longest chain of sums, relative to the largest number of the
+// result. A norm divides by the deviation and takes differences from the mean, which costs a few bits more.
+double bound(at::ScalarType dtype) {
+  return dtype == at::kDouble ? 1e-11 : 5e-5;
+}
+
+// Relative to the largest number, or to those of about 0.1 that a small one is the difference of.
+void expect_near(const at::Tensor& actual, const at::Tensor& expected, double relative,
+                 const std::string& what) {
+  expect_within(actual, expected, relative * std::max(0.1, largest(expected)), what);
+}
+
 class BatchLayer : public testing::TestWithParam<BatchCase> {
  protected:
   // One layer with its parameters, running statistics that are not the initial ones.
@@ -161,40 +174,50 @@ class BatchLayer : public testing::TestWithParam<BatchCase> {
     collect(made, out);
     return out;
   }
-};
-
-// How far float32 may be from float64: the longest chain of sums, relative to the largest number of the
-// result. A norm divides by the deviation and takes differences from the mean, which costs a few bits more.
-double bound(at::ScalarType dtype) {
-  return dtype == at::kDouble ? 1e-11 : 5e-5;
-}
-
-// Relative to the largest number, or to those of about 0.1 that a small one is the difference of.
-void expect_near(const at::Tensor& actual, const at::Tensor& expected, double relative,
-                 const std::string& what) {
-  expect_within(actual, expected, relative * std::max(0.1, largest(expected)), what);
-}
-
-TEST_P(BatchLayer, AgreesWithAutograd) {
-  for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
-    Made made = make(dtype);
-    const at::Tensor x = input(3, dtype);
-    const Weights w = weights_of(made, true);
-    const Outcome actual = run(made, x.clone(), 4, dtype);
-    const at::Tensor leaf = x.to(at::kDouble).clone().requires_grad_(true);
-    const at::Tensor y = GetParam().reference(leaf, w, true);
-    y.backward(random(y.sizes(), 4, dtype).to(at::kDouble));
-    expect_near(actual.y, y, bound(dtype), "y");
-    expect_near(actual.dx, leaf.grad(), bound(dtype), "dx");
-    EXPECT_EQ(actual.dx.scalar_type(), dtype);
-    EXPECT_GT(largest(leaf.grad()), 1e-3);
-    for (const auto& [name, grad] : actual.grads)
-      expect_near(grad, w.at(name).grad(), bound(dtype), "d" + name);
-    for (const auto& [name, value] : actual.buffers) {
-      expect_near(value, w.at(name), bound(dtype), name);
-      EXPECT_EQ(value.scalar_type(), w.at(name).is_floating_point() ? dtype : at::kLong) << name;
+  void expect_autograd() {
+    for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
+      Made made = make(dtype);
+      const at::Tensor x = input(3, dtype);
+      const Weights w = weights_of(made, true);
+      const Outcome actual = run(made, x.clone(), 4, dtype);
+      const at::Tensor leaf = x.to(at::kDouble).clone().requires_grad_(true);
+      const at::Tensor y = GetParam().reference(leaf, w, true);
+      y.backward(random(y.sizes(), 4, dtype).to(at::kDouble));
+      expect_near(actual.y, y, bound(dtype), "y");
+      expect_near(actual.dx, leaf.grad(), bound(dtype), "dx");
+      EXPECT_EQ(actual.dx.scalar_type(), dtype);
+      EXPECT_GT(largest(leaf.grad()), 1e-3);
+      for (const auto& [name, grad] : actual.grads)
+        expect_near(grad, w.at(name).grad(), bound(dtype), "d" + name);
+      for (const auto& [name, value] : actual.buffers) {
+        expect_near(value, w.at(name), bound(dtype), name);
+        EXPECT_EQ(value.scalar_type(), w.at(name).is_floating_point() ? dtype : at::kLong) << name;
+      }
     }
   }
+  void expect_evaluation() {
+    Made made = make(at::kFloat);
+    Weights w = weights_of(made, false);
+    const at::Tensor x = input(5, at::kFloat);
+    MicroBatch micro_batch(*made.layer);
+    LiveBytes bytes;
+    at::Tensor y = micro_batch.evaluate(x.clone());
+    expect_near(y, GetParam().reference(x.to(at::kDouble), w, false), bound(at::kFloat), "y");
+    EXPECT_EQ(micro_batch.saved.p1_count() + micro_batch.saved.p2_count(), 0u);
+    for (const Parameter* p : made.parameters) {
+      if (!p->is_buffer()) continue;
+      EXPECT_TRUE(same_bits(p->value, w.at(p->name()).to(p->value.scalar_type()))) << p->name();
+    }
+  }
+};
+
+TEST_P(BatchLayer, AgreesWithAutograd) {
+  expect_autograd();
+}
+
+TEST_P(BatchLayer, AgreesWithAutogradByOperators) {
+  const OperatorsEverywhere operators;
+  expect_autograd();
 }
 
 TEST_P(BatchLayer, AgreesWithFiniteDifferences) {
@@ -245,18 +268,9 @@ TEST_P(BatchLayer, RunningStatisticsAreThoseOfTheMicroBatchesInOrder) {
 }
 
 TEST_P(BatchLayer, EvaluationUsesRunningStatisticsAndChangesNothing) {
-  Made made = make(at::kFloat);
-  Weights w = weights_of(made, false);
-  const at::Tensor x = input(5, at::kFloat);
-  MicroBatch micro_batch(*made.layer);
-  LiveBytes bytes;
-  at::Tensor y = micro_batch.evaluate(x.clone());
-  expect_near(y, GetParam().reference(x.to(at::kDouble), w, false), bound(at::kFloat), "y");
-  EXPECT_EQ(micro_batch.saved.p1_count() + micro_batch.saved.p2_count(), 0u);
-  for (const Parameter* p : made.parameters) {
-    if (!p->is_buffer()) continue;
-    EXPECT_TRUE(same_bits(p->value, w.at(p->name()).to(p->value.scalar_type()))) << p->name();
-  }
+  expect_evaluation();
+  const OperatorsEverywhere operators;
+  expect_evaluation();
 }
 
 // One saved slot per micro-batch, whatever the order; evaluation between changes no gradient.

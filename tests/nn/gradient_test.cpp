@@ -109,7 +109,6 @@ TEST_P(EveryLayer, AgreesWithAutogradInFloat32) {
   expect_autograd(GetParam(), at::kFloat);
 }
 
-// Layers that have no way by LibTorch's operators go their usual one.
 TEST_P(EveryLayer, AgreesWithAutogradByOperators) {
   const OperatorsEverywhere operators;
   expect_autograd(GetParam(), at::kDouble);

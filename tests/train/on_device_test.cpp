@@ -6,6 +6,7 @@
 #include "tests/nn/device/stand_in_device.h"
 #include "tests/train/checkpoint_runs.h"
 #include "tests/train/helpers.h"
+#include "tests/train/resnet_training.h"
 #include "tests/train/training.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/transport/world.h"
@@ -19,8 +20,10 @@ using test::Outcome;
 constexpr const char* kStandIn = "privateuseone";
 
 Config config_of(const char* model, int stages, const char* device) {
-  Config config = test::tiny_config();
+  const bool resnet = std::string_view(model) == "resnet";
+  Config config = resnet ? test::tiny_resnet("basic", /*small_images=*/false) : test::tiny_config();
   config.model.type = model;
+  if (config.model.type == "mamba") config.model.state = 5;
   if (config.model.type == "bert") {
     config.model.kv_heads = 0;
     config.model.positions = test::kSequence;
@@ -33,11 +36,16 @@ Config config_of(const char* model, int stages, const char* device) {
   return config;
 }
 
+std::vector<Batch> batches_of(const Config& config, int steps, int micro_batches) {
+  return config.model.type == "resnet" ? test::image_batches(config, steps, micro_batches)
+                                       : test::random_batches(steps, micro_batches);
+}
+
 class OnDevice : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(OnDevice, TrainsToTheBitsOfTheOperatorsOnACpu) {
   constexpr int kMicroBatches = 4;
-  const auto batches = test::random_batches(3, kMicroBatches);
+  const auto batches = batches_of(config_of(GetParam(), 1, "cpu"), 3, kMicroBatches);
   const auto expected = [&] {
     const OperatorsEverywhere operators;
     return test::train(config_of(GetParam(), 1, "cpu"), batches, {"gpipe", P2Policy::kOff});
@@ -46,6 +54,7 @@ TEST_P(OnDevice, TrainsToTheBitsOfTheOperatorsOnACpu) {
     Trainer trainer(config_of(GetParam(), stages, kStandIn));
     for (const Parameter* parameter : trainer.weights()) {
       ASSERT_EQ(parameter->value.device().type(), at::kPrivateUse1) << parameter->name();
+      if (!parameter->trainable()) continue;  // running statistics
       ASSERT_EQ(parameter->grad.device().type(), at::kPrivateUse1) << parameter->name();
     }
   }
@@ -62,7 +71,7 @@ TEST_P(OnDevice, TrainsToTheBitsOfTheOperatorsOnACpu) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, OnDevice, ::testing::Values("llama", "bert"),
+INSTANTIATE_TEST_SUITE_P(Models, OnDevice, ::testing::Values("llama", "bert", "mamba", "resnet"),
                          [](const auto& info) { return std::string(info.param); });
 
 // Without a cap, under which W runs when bytes have it: sums of other micro-batches round otherwise.
@@ -79,9 +88,9 @@ TEST(OnDeviceTest, ConcatenatesOnSlabs) {
   expect_same_bits(expected, run(kStandIn), "concat");
 }
 
-TEST(OnDeviceTest, OperatorsAreNotFarFromTheKernels) {
-  const auto batches = test::random_batches(3, 2);
-  const Config config = config_of("llama", 1, "cpu");
+TEST_P(OnDevice, OperatorsAreNotFarFromTheKernels) {
+  const Config config = config_of(GetParam(), 1, "cpu");
+  const auto batches = batches_of(config, 3, 2);
   const Outcome kernels = test::train(config, batches, {"gpipe", P2Policy::kOff});
   const OperatorsEverywhere operators;
   const Outcome other = test::train(config, batches, {"gpipe", P2Policy::kOff});
@@ -146,9 +155,14 @@ TEST(OnDeviceTest, SaysWhatDoesNotRunThere) {
   config.pipeline.replan = 0.1;
   test::expect_error([&] { check_config(config); }, {"pipeline.device", "pipeline.replan"});
   config.pipeline.replan = 0;
-  config.model.type = "mamba";
-  test::expect_error([&] { check_config(config); }, {"pipeline.device", "mamba"});
-  config.model.type = "llama";
+  Config resnet = config_of("resnet", 1, "cuda");
+  resnet.pipeline.recompute = {"both"};
+  test::expect_error([&] { check_config(resnet); }, {"pipeline.device", "pipeline.recompute"});
+  config.pipeline.device = "cpu";
+  config.pipeline.gpu_parts = true;
+  test::expect_error([&] { check_config(config); }, {"pipeline.gpu_parts", "pipeline.device"});
+  config.pipeline.gpu_parts = false;
+  config.pipeline.device = "cuda";
   if (!at::hasCUDA())
     test::expect_error([&] { Trainer trainer(config); },
                        {"this LibTorch has no cuda", "pipeline.device = \"cpu\""});

@@ -41,10 +41,9 @@ struct Pipeline::UnderWay {
 };
 
 std::vector<World> make_thread_worlds(int replicas, int ranks, const ThreadOptions& threads,
-                                      const std::string& device) {
+                                      const std::vector<Device>& devices) {
   const bool own_cores = RankThreads::enough_cores(replicas * ranks, threads.threads_per_rank);
-  return make_in_process_worlds(replicas, ranks, own_cores ? kSpinSeconds : 0,
-                                Device::open_for(device, ranks));
+  return make_in_process_worlds(replicas, ranks, own_cores ? kSpinSeconds : 0, devices);
 }
 
 Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options)

@@ -52,10 +52,10 @@ struct StepOptions {
   std::function<bool()> stop;
 };
 
-// Worlds whose ranks are threads of this process, one a replica, for run_worlds. They compute on devices of
-// this type (Device::open_for).
+// Worlds whose ranks are threads of this process, one a replica, for run_worlds. They compute on these
+// devices (Device::open_for).
 std::vector<World> make_thread_worlds(int replicas, int ranks, const ThreadOptions& threads,
-                                      const std::string& device = "cpu");
+                                      const std::vector<Device>& devices = {});
 
 class Pipeline {
  public:

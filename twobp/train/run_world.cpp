@@ -81,7 +81,8 @@ void run_world(const PipelineConfig& config, const Launcher& launcher,
     case TransportKind::kThreads: {
       ThreadOptions threads;
       threads.threads_per_rank = config.threads;
-      worlds = make_thread_worlds(config.data_parallel, ranks, threads, config.device);
+      worlds = make_thread_worlds(config.data_parallel, ranks, threads,
+                                  Device::open_for(config.device, ranks, config.gpu_parts));
       break;
     }
     case TransportKind::kMpi:

@@ -94,7 +94,8 @@ struct Trainer::Parts {
                 config.pipeline.data_parallel, ", but here is one pipeline: set it to 1");
     ThreadOptions threads;
     threads.threads_per_rank = config.pipeline.threads;
-    return std::move(make_thread_worlds(1, shape.ranks, threads, config.pipeline.device).front());
+    const auto devices = Device::open_for(config.pipeline.device, shape.ranks, config.pipeline.gpu_parts);
+    return std::move(make_thread_worlds(1, shape.ranks, threads, devices).front());
   }
 
   ScheduleSource schedule;

@@ -74,6 +74,9 @@ TEST(Device, SaysWhatIsMissing) {
     const std::string none = message_of([] { Device::open("cuda", 0); });
     EXPECT_NE(none.find("compute on CPUs: pipeline.device = \"cpu\""), std::string::npos) << none;
   }
+  const std::string parts =
+      message_of([] { Device::open_for("privateuseone", test::kStandInDevices + 1, /*in_parts=*/true); });
+  EXPECT_NE(parts.find("pipeline.gpu_parts: privateuseone:0"), std::string::npos) << parts;
 }
 
 TEST(Device, StreamsWorkInOrderAndEventsTellWhen) {

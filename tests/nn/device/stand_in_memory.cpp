@@ -122,6 +122,29 @@ at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
   return copy_from(from, to, false);
 }
 
+// Which LibTorch asks a device for by other names.
+at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                       c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                       bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups) {
+  TORCH_CHECK(!bias || !bias->defined(), "the stand-in's convolutions have no bias");
+  return at::convolution_symint(on_host(x), on_host(weight), {}, stride, padding, dilation, transposed,
+                                output_padding, groups)
+      .to(x.device());
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
+    const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed,
+    c10::SymIntArrayRef output_padding, c10::SymInt groups, std::array<bool, 3> wanted) {
+  const auto [dx, dw, db] =
+      at::convolution_backward_symint(on_host(dy), on_host(x), on_host(weight), std::nullopt, stride, padding,
+                                      dilation, transposed, output_padding, groups, wanted);
+  const auto back = [&](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.to(dy.device()) : tensor;
+  };
+  return {back(dx), back(dw), back(db)};
+}
+
 // Work is done when it returns.
 void record_stream(at::Tensor&, c10::Stream) {}
 
@@ -140,6 +163,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_copy_from_and_resize", &copy_from_and_resize);
   // Without a kernel of the device it would be made of others here, which round otherwise.
   library.impl("silu_backward", torch::CppFunction::makeFromBoxedFunction<&by_cpu>());
+  library.impl("convolution_overrideable", &convolution);
+  library.impl("convolution_backward_overrideable", &convolution_backward);
   library.impl("resize_", &at::native::resize_);
   library.impl("record_stream", &record_stream);
   library.impl("as_strided", &at::native::as_strided_tensorimpl);

@@ -1,7 +1,9 @@
 #include "twobp/nn/device/device.h"
 
+#include <algorithm>
 #include <cstdlib>
 
+#include <ATen/Context.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "twobp/core/check.h"
@@ -50,19 +52,36 @@ Device Device::open(const std::string& type, int index) {
   return open(*known, index);
 }
 
-std::vector<Device> Device::open_for(const std::string& type, int ranks) {
+std::vector<Device> Device::open_for(const std::string& type, int ranks, bool in_parts) {
   if (type == "cpu") return {};
   std::vector<Device> devices = {open(type, 0)};
   const int count = support_for(devices[0].where_.type())->deviceCount();
   while (static_cast<int>(devices.size()) < ranks)
     devices.push_back(open(type, static_cast<int>(devices.size()) % count));
+  for (int gpu = 0; in_parts && gpu < std::min(count, ranks); ++gpu) {
+    const int sharing = (ranks - gpu + count - 1) / count;
+    if (sharing == 1) continue;
+    const auto parts = GpuParts::cut(devices[gpu].where_, sharing);
+    for (int part = 0; part < sharing; ++part) devices[gpu + part * count].move_to_part(parts, part);
+  }
   return devices;
+}
+
+// Copies from other GPUs need no multiprocessors.
+void Device::move_to_part(std::shared_ptr<GpuParts> parts, int part) {
+  compute_ = DeviceStream(parts->make_stream(part, true));
+  weights_ = DeviceStream(parts->make_stream(part, false));
+  parts_ = std::move(parts);
 }
 
 Device Device::open(at::DeviceType type, int index) {
   // Streams share the GPU's queues, 8 unless it is told otherwise before it is first used: a transfer that
   // waits for its peer would hold up the compute behind it.
-  if (type == at::kCUDA) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  if (type == at::kCUDA) {
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+    at::globalContext().setDeterministicCuDNN(true);  // the same bits every time
+    at::globalContext().setAllowTF32CuDNN(false);     // float32 is float32, as in matrix products
+  }
   const std::string name = c10::DeviceTypeName(type, true);
   const auto* support = support_for(type);
   TWOBP_CHECK(support, "this LibTorch has no ", name, ": build with a LibTorch that has, or ", kOnCpus);

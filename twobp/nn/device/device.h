@@ -17,6 +17,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 
+#include "twobp/nn/device/gpu_parts.h"
 #include "twobp/nn/values.h"
 
 namespace twobp {
@@ -86,8 +87,8 @@ class Device {
   static Device open(at::DeviceType type, int index);
 
   // One for each rank of this process, in turn where there are fewer than ranks: several then share one, each
-  // with streams of its own. Empty: the CPU.
-  static std::vector<Device> open_for(const std::string& type, int ranks);
+  // with streams of its own and, if `in_parts`, multiprocessors of its own (GpuParts). Empty: the CPU.
+  static std::vector<Device> open_for(const std::string& type, int ranks, bool in_parts = false);
 
   at::Device where() const { return where_; }
   // Whether calls return before their work is done.
@@ -103,6 +104,8 @@ class Device {
   Values fetch(Values values, const DeviceEvent& ready) const;
 
  private:
+  // Streams on part `part` of the GPU from now on.
+  void move_to_part(std::shared_ptr<GpuParts> parts, int part);
   // The stream at the other GPU that a copy from it runs on.
   DeviceStream source_stream(at::Device source) const;
 
@@ -112,6 +115,7 @@ class Device {
   };
 
   at::Device where_ = at::kCPU;
+  std::shared_ptr<GpuParts> parts_;  // of which this is one; outlives the streams
   DeviceStream compute_, weights_, copies_;
   std::shared_ptr<Sources> sources_;
 };

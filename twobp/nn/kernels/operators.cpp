@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstdlib>
-#include <limits>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/rows.h"
+#include "twobp/nn/kernels/scan_by_cuda.h"
 
 namespace twobp {
 namespace {
@@ -23,10 +21,6 @@ bool asked_for() {
   TWOBP_CHECK(std::string_view(asked) == "operators", "TWOBP_KERNELS is \"", asked,
               "\": it can be \"operators\", for LibTorch's in place of our own kernels, or be left out");
   return true;
-}
-
-at::Tensor wide(const at::Tensor& tensor) {
-  return tensor.to(compute_type(tensor.scalar_type()));
 }
 
 // (rows, cols) over the same memory.
@@ -42,7 +36,7 @@ bool by_operators(const at::Tensor& tensor) {
 }
 
 std::string kernels_in_use(const std::string& device) {
-  if (device != "cpu") return "operators on " + device;
+  if (device != "cpu") return (scans_by_cuda() ? "operators and scan kernels on " : "operators on ") + device;
   return by_operators(at::Tensor()) ? "operators" : kernel_instruction_set();
 }
 
@@ -135,7 +129,7 @@ void gelu_backward(const at::Tensor& x, const at::Tensor& dy, at::Tensor& dx, at
 }
 
 // As in dropout.h, in int64: LibTorch's unsigned integers have no operators for it.
-at::Tensor dropout_factors(const DropoutMask& mask, int64_t begin, int64_t rows, int64_t cols,
+at::Tensor dropout_factors(const DropoutMask& mask, const at::Tensor& which, int64_t cols,
                            const at::TensorOptions& options) {
   constexpr int64_t kChunk = 1024;
   constexpr int64_t kLow = 0xffffffff;
@@ -148,7 +142,8 @@ at::Tensor dropout_factors(const DropoutMask& mask, int64_t begin, int64_t rows,
     return std::pair(shift_right(high + shift_right(low)),
                      (at::bitwise_left_shift(high & 0xffff, 16) + low) & kLow);
   };
-  const at::Tensor row = at::arange(begin, begin + rows, integers).unsqueeze(1);
+  const at::Tensor row = which.unsqueeze(1);
+  const int64_t rows = which.numel();
   std::vector<at::Tensor> chunks;
   for (int64_t first = 0; first < cols; first += kChunk) {
     const int64_t count = std::min(kChunk, cols - first);
@@ -175,82 +170,6 @@ at::Tensor dropout_factors(const DropoutMask& mask, int64_t begin, int64_t rows,
     chunks.push_back(shift_right(words).narrow(1, 0, count - half));
   }
   return at::cat(chunks, 1).ge(int64_t{mask.threshold}).to(options.dtype()).mul_(mask.scale);
-}
-
-namespace {
-
-// Of (batch, positions, packed): q, k, v as (batch, heads, positions, dim), k and v repeated for their group.
-struct Heads {
-  Heads(const at::Tensor& packed, const PackedAttention& attention)
-      : group(attention.heads / attention.kv_heads) {
-    const int64_t dim = attention.head_dim;
-    const auto part = [&](int64_t first, int64_t count) {
-      return packed.narrow(2, first * dim, count * dim).unflatten(2, {count, dim}).transpose(1, 2);
-    };
-    q = part(0, attention.heads);
-    k = part(attention.heads, attention.kv_heads).repeat_interleave(group, 1);
-    v = part(attention.heads + attention.kv_heads, attention.kv_heads).repeat_interleave(group, 1);
-  }
-
-  // scale q k^T + shift, where a query sees a key, else -inf: (batch, heads, positions, positions)
-  at::Tensor scores(const PackedAttention& attention) const {
-    at::Tensor scores =
-        at::matmul(q, k.transpose(2, 3)).mul_(1 / std::sqrt(static_cast<double>(attention.head_dim)));
-    if (attention.shift.defined()) scores.add_(attention.shift.unsqueeze(1).unsqueeze(1));
-    if (attention.causal) {
-      const int64_t positions = q.size(2);
-      const at::Tensor hidden = at::ones({positions, positions}, q.options().dtype(at::kBool)).triu_(1);
-      scores.masked_fill_(hidden, -std::numeric_limits<double>::infinity());
-    }
-    return scores;
-  }
-
-  int64_t group;
-  at::Tensor q, k, v;
-};
-
-// 0 or the scale for each probability; undefined where none is dropped.
-at::Tensor factors_of(const at::Tensor& scores, const DropoutMask& mask) {
-  if (mask.threshold == 0) return {};
-  const int64_t rows = scores.numel() / scores.size(3);
-  return dropout_factors(mask, 0, rows, scores.size(3), scores.options()).view(scores.sizes());
-}
-
-}  // namespace
-
-void attention_forward(const at::Tensor& packed, const PackedAttention& attention, at::Tensor& out,
-                       at::Tensor& log_sum_exp) {
-  const Heads heads(packed, attention);
-  at::Tensor p = heads.scores(attention);
-  log_sum_exp.copy_(p.logsumexp(3));
-  p.sub_(log_sum_exp.unsqueeze(3)).exp_();
-  if (const at::Tensor factors = factors_of(p, attention.dropout); factors.defined()) p.mul_(factors);
-  out.copy_(at::matmul(p, heads.v).transpose(1, 2).reshape(out.sizes()));
-}
-
-void attention_backward(const at::Tensor& packed, const PackedAttention& attention, const at::Tensor& out,
-                        const at::Tensor& log_sum_exp, const at::Tensor& dout, at::Tensor& dpacked) {
-  const Heads heads(packed, attention);
-  const auto by_head = [&](const at::Tensor& tensor) {
-    return tensor.unflatten(2, {attention.heads, attention.head_dim}).transpose(1, 2);
-  };
-  const at::Tensor dy = by_head(dout);
-  const at::Tensor p = heads.scores(attention).sub_(log_sum_exp.unsqueeze(3)).exp_();
-  const at::Tensor factors = factors_of(p, attention.dropout);
-  const at::Tensor dropped = factors.defined() ? p * factors : p;
-  at::Tensor dp = at::matmul(dy, heads.v.transpose(2, 3));
-  if (factors.defined()) dp.mul_(factors);
-  const at::Tensor ds = dp.sub_((dy * by_head(out)).sum(3, true))
-                            .mul_(p)
-                            .mul_(1 / std::sqrt(static_cast<double>(attention.head_dim)));
-  const auto of_group = [&](const at::Tensor& tensor) {  // summed over the heads that share a key-value head
-    return tensor.unflatten(1, {attention.kv_heads, heads.group}).sum(2);
-  };
-  const auto as_rows = [](const at::Tensor& tensor) { return tensor.transpose(1, 2).flatten(2); };
-  const at::Tensor dq = as_rows(at::matmul(ds, heads.k));
-  const at::Tensor dk = as_rows(of_group(at::matmul(ds.transpose(2, 3), heads.q)));
-  const at::Tensor dv = as_rows(of_group(at::matmul(dropped.transpose(2, 3), dy)));
-  dpacked.copy_(at::cat({dq, dk, dv}, 2));
 }
 
 double sum_of_squares(const at::Tensor& x) {

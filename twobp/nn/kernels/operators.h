@@ -1,6 +1,7 @@
 // What the kernels compute, by LibTorch's operators on whole tensors: for tensors that are not in a CPU's
 // memory, and on a CPU where the environment says TWOBP_KERNELS=operators. Shapes, meanings and what may be
-// one tensor are those of kernels.h, encoder_kernels.h and packed_attention.h; sums are taken in the dtype
+// one tensor are those of kernels.h, encoder_kernels.h and packed_attention.h (scan_operators.h and
+// image_operators.h have the others'); sums are taken in the dtype
 // that the kernels take them in.
 #pragma once
 
@@ -10,6 +11,7 @@
 
 #include "twobp/nn/kernels/encoder_kernels.h"
 #include "twobp/nn/kernels/packed_attention.h"
+#include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
 
@@ -31,6 +33,11 @@ class OperatorsEverywhere {
 };
 
 namespace operators {
+
+// In the dtype that is computed with: itself if it is of that.
+inline at::Tensor wide(const at::Tensor& tensor) {
+  return tensor.to(compute_type(tensor.scalar_type()));
+}
 
 // x, y (rows, cols), gain (cols), rstd (rows).
 void rms_norm_forward(const at::Tensor& x, const at::Tensor& gain, double eps, at::Tensor& y,
@@ -58,8 +65,8 @@ void gelu_forward(const at::Tensor& x, at::Tensor& y, GeluForm form);
 // `act` undefined: not wanted.
 void gelu_backward(const at::Tensor& x, const at::Tensor& dy, at::Tensor& dx, at::Tensor& act, GeluForm form);
 
-// Rows [begin, begin + rows) of the mask's factors: 0, or its scale; (rows, cols).
-at::Tensor dropout_factors(const DropoutMask& mask, int64_t begin, int64_t rows, int64_t cols,
+// The mask's factors, 0 or its scale, of these rows (n): (n, cols).
+at::Tensor dropout_factors(const DropoutMask& mask, const at::Tensor& rows, int64_t cols,
                            const at::TensorOptions& options);
 
 void attention_forward(const at::Tensor& packed, const PackedAttention& attention, at::Tensor& out,

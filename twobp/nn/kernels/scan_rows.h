@@ -1,5 +1,5 @@
-// Tensors (batch, sequence, channels) as the kernels of scan_kernels.h take them: a sequence at a time, rows
-// that may be parts of wider ones.
+// Tensors as the kernels of scan_kernels.h take them: a sequence at a time, rows that may be parts of wider
+// ones.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -8,6 +8,22 @@
 #include "twobp/nn/kernels/scan_kernels.h"
 
 namespace twobp {
+
+// All sequences' at once.
+struct ScanTensors {
+  at::Tensor x, delta, z;  // (batch, sequence, channels); delta before softplus and without its bias
+  at::Tensor bc;           // (batch, sequence, 2 * state): B, C
+  at::Tensor a;            // (state, channels), A times log2(e)
+  at::Tensor d;            // (channels)
+  at::Tensor delta_bias;   // (channels)
+};
+struct ScanGradientTensors {
+  at::Tensor dx, ddelta, dz;  // (batch, sequence, channels)
+  at::Tensor dbc;             // (batch, sequence, 2 * state)
+  at::Tensor da;              // (batch, state, channels), with respect to A, not a
+  at::Tensor dd;              // (batch, channels)
+  at::Tensor ddelta_bias;     // (batch, channels)
+};
 
 // Itself if neighbouring channels are neighbours in memory, else a copy.
 inline at::Tensor with_dense_rows(at::Tensor tensor) {

@@ -1,7 +1,7 @@
 // The selective scan of scan_kernels.h on a CUDA device, forward and backward, on raw device pointers: the
-// same algorithm with a thread for each channel. Compiled where there is nvcc; nothing in the CPU program
-// calls it. Calls only queue work on the stream. Results do not depend on how blocks are scheduled: sums over
-// channels are taken per group of kScanGroup, which the caller adds up in order.
+// same algorithm with a thread for each channel. Compiled where there is nvcc; scan_by_cuda.cpp calls it.
+// Calls only queue work on the stream. Results do not depend on how blocks are scheduled: sums over channels
+// are taken per group of kScanGroup, which the caller adds up in order.
 #pragma once
 
 #include <cstdint>

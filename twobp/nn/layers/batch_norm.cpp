@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "twobp/nn/kernels/image_operators.h"
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -103,6 +105,7 @@ at::Tensor BatchNormRows::scales(const at::Tensor& x, const Context& context) {
   TWOBP_CHECK(!context.training || rows > 1, "BatchNorm ", name(),
               " has one number per channel in micro-batch ", context.micro_batch,
               ", which has no variance: use a larger pipeline.micro_batch_size or larger images");
+  if (by_operators(x)) return scales_by_operators(x, context.training);
   at::Tensor scales = at::empty({4, cols}, gain_.value.options());
   dispatch_float(gain_.value.scalar_type(), "BatchNorm", [&](auto zero) {
     using T = decltype(zero);
@@ -139,8 +142,24 @@ at::Tensor BatchNormRows::scales(const at::Tensor& x, const Context& context) {
   return scales;
 }
 
+at::Tensor BatchNormRows::scales_by_operators(const at::Tensor& x, bool training) {
+  at::Tensor mean = running_mean_.value;
+  at::Tensor variance = running_var_.value;
+  if (training) {
+    std::tie(mean, variance) = operators::channel_moments(x);
+    const auto rows = static_cast<double>(rows_of(x));
+    running_mean_.value.mul_(1 - momentum_).add_(mean, momentum_);
+    running_var_.value.mul_(1 - momentum_).add_(variance, momentum_ * rows / (rows - 1));
+    count_.value.add_(1);
+  }
+  const at::Tensor rstd = (variance + eps_).rsqrt_();
+  const at::Tensor scale = gain_.value * rstd;
+  return at::stack({mean, rstd, scale, bias_.value - mean * scale});
+}
+
 void BatchNormRows::apply(const at::Tensor& x, const at::Tensor& scales, const at::Tensor& y,
                           bool relu) const {
+  if (by_operators(x)) return operators::channel_scale(x, scales, y, relu);
   const int64_t cols = x.size(-1);
   dispatch_float(x.scalar_type(), "BatchNorm", [&](auto zero) {
     using S = decltype(zero);
@@ -155,6 +174,7 @@ void BatchNormRows::apply(const at::Tensor& x, const at::Tensor& scales, const a
 
 void BatchNormRows::apply_add_relu(const at::Tensor& x, const at::Tensor& scales, const at::Tensor& other,
                                    const at::Tensor& other_scales, const at::Tensor& y) const {
+  if (by_operators(x)) return operators::channel_scale_add_relu(x, scales, other, other_scales, y);
   const int64_t cols = x.size(-1);
   dispatch_float(x.scalar_type(), "BatchNorm", [&](auto zero) {
     using S = decltype(zero);
@@ -199,12 +219,20 @@ at::Tensor BatchNormRows::finish_sums(const at::Tensor& blocks, int64_t rows, co
   return means;
 }
 
+at::Tensor BatchNormRows::finish_by_operators(const at::Tensor& sums, int64_t rows,
+                                              const at::Tensor& scales) {
+  if (bias_.trainable()) bias_.grad_to_add().add_(sums[0]);
+  if (gain_.trainable()) gain_.grad_to_add().add_(sums[1]);
+  return at::stack({sums[0], sums[1] * scales[1]}).div_(static_cast<double>(rows));
+}
+
 at::Tensor BatchNormRows::backward_sums(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scales,
                                         bool relu) {
   TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(), " does not fit the output of BatchNorm ",
               name(), ", ", x.sizes());
   const int64_t cols = x.size(-1);
   const int64_t rows = rows_of(x);
+  if (by_operators(x)) return finish_by_operators(operators::channel_sums(dy, x, scales, relu), rows, scales);
   at::Tensor blocks = at::zeros({blocks_of(rows), 2, cols}, scales.options());
   dispatch_float(x.scalar_type(), "BatchNorm", [&](auto zero) {
     using S = decltype(zero);
@@ -228,6 +256,10 @@ at::Tensor BatchNormRows::backward_sums_add_relu(const at::Tensor& dy, const at:
               name(), ", ", x.sizes());
   const int64_t cols = x.size(-1);
   const int64_t rows = rows_of(x);
+  if (by_operators(x)) {
+    const at::Tensor sums = operators::channel_sums_add_relu(dy, x, scales, other, other_scales, g);
+    return finish_by_operators(sums, rows, scales);
+  }
   at::Tensor blocks = at::zeros({blocks_of(rows), 2, cols}, scales.options());
   dispatch_float(x.scalar_type(), "BatchNorm", [&](auto zero) {
     using S = decltype(zero);
@@ -251,6 +283,7 @@ at::Tensor BatchNormRows::backward_sums_add_relu(const at::Tensor& dy, const at:
 void BatchNormRows::backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scales,
                              const at::Tensor& sums, bool relu, const at::Tensor& dx,
                              const at::Tensor& y) const {
+  if (by_operators(x)) return operators::channel_backward(dy, x, scales, sums, relu, dx, y);
   const int64_t cols = x.size(-1);
   dispatch_float(x.scalar_type(), "BatchNorm", [&](auto zero) {
     using S = decltype(zero);

@@ -55,6 +55,9 @@ class BatchNormRows {
   bool trainable() const { return gain_.trainable() || bias_.trainable(); }
 
  private:
+  at::Tensor scales_by_operators(const at::Tensor& x, bool training);
+  // What backward_sums does with sums (2, channels).
+  at::Tensor finish_by_operators(const at::Tensor& sums, int64_t rows, const at::Tensor& scales);
   void batch_statistics(const at::Tensor& x, double* mean, double* variance);
   at::Tensor finish_sums(const at::Tensor& blocks, int64_t rows, const at::Tensor& scales);
 

@@ -2,7 +2,9 @@
 
 #include <cmath>
 
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/rows.h"
+#include "twobp/nn/kernels/scan_operators.h"
 #include "twobp/nn/kernels/scan_rows.h"
 
 namespace twobp {
@@ -22,6 +24,10 @@ CausalConv1d::CausalConv1d(const std::string& name, int64_t channels, int64_t ke
 
 at::Tensor CausalConv1d::convolve(const at::Tensor& x, at::Tensor y) const {
   const at::Tensor weight = weight_.value.view({channels_, kernel_}).t().contiguous();
+  if (by_operators(x)) {
+    operators::conv_forward(x, weight, bias_.value, y);
+    return y;
+  }
   dispatch_float(x.scalar_type(), "CausalConv1d", [&](auto zero) {
     using S = decltype(zero);
     const int64_t positions = x.size(1);
@@ -71,10 +77,25 @@ void CausalConv1d::backward(const at::Tensor& x, const at::Tensor& dy, const at:
   TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(),
               " does not fit the output of CausalConv1d ", weight_.name(), ", ", x.sizes());
   const int64_t batch = x.size(0);
-  const int64_t groups = (channels_ + kScanGroup - 1) / kScanGroup;
   const at::Tensor weight = weight_.value.view({channels_, kernel_}).t().contiguous();
   const at::Tensor dweight = at::empty({batch, kernel_, channels_}, weight.options());
   const at::Tensor dbias = at::empty({batch, channels_}, weight.options());
+  if (by_operators(x)) {
+    operators::conv_backward(x, weight, bias_.value, dy, dx, dweight, dbias);
+  } else {
+    backward_groups(x, weight, dy, dx, dweight, dbias);
+  }
+  if (weight_.trainable()) {
+    weight_.grad_to_add().view({channels_, kernel_}).add_(sum_in_order(dweight).t());
+  }
+  if (bias_.trainable()) bias_.grad_to_add().add_(sum_in_order(dbias));
+}
+
+void CausalConv1d::backward_groups(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& dy,
+                                   const at::Tensor& dx, const at::Tensor& dweight,
+                                   const at::Tensor& dbias) const {
+  const int64_t batch = x.size(0);
+  const int64_t groups = (channels_ + kScanGroup - 1) / kScanGroup;
   dispatch_float(x.scalar_type(), "CausalConv1d", [&](auto zero) {
     using S = decltype(zero);
     using T = Compute<S>;
@@ -95,10 +116,6 @@ void CausalConv1d::backward(const at::Tensor& x, const at::Tensor& dy, const at:
       }
     });
   });
-  if (weight_.trainable()) {
-    weight_.grad_to_add().view({channels_, kernel_}).add_(sum_in_order(dweight).t());
-  }
-  if (bias_.trainable()) bias_.grad_to_add().add_(sum_in_order(dbias));
 }
 
 Values CausalConv1d::backward_p1(Values dy, Context& context, Saved& saved) {

@@ -25,6 +25,9 @@ class CausalConv1d : public Layer {
  private:
   at::Tensor convolve(const at::Tensor& x, at::Tensor y) const;
   void backward(const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx);
+  // By the kernels, a group of channels at a time.
+  void backward_groups(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& dy,
+                       const at::Tensor& dx, const at::Tensor& dweight, const at::Tensor& dbias) const;
 
   Parameter weight_;  // float32 where the layer computes in reduced precision, as is the bias
   Parameter bias_;

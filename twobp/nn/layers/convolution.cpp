@@ -5,6 +5,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/nn/kernels/gemm.h"
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/product_time.h"
 #include "twobp/nn/kernels/rows.h"
 
@@ -49,8 +50,10 @@ std::vector<int64_t> Convolution::output_sizes(at::IntArrayRef x) const {
   return {x[0], shape.out_height(), shape.out_width(), options_.out};
 }
 
-bool Convolution::uses_onednn(int64_t pixels) const {
+bool Convolution::by_library(const at::Tensor& image, int64_t pixels) const {
+  if (is_product()) return false;
   const at::ScalarType type = weight_.value.scalar_type();
+  if (by_operators(image) && (!image.is_cpu() || type == compute_type(type))) return true;
   if (type == at::kFloat) return pixels >= kOneDnnPixels;
   return type == at::kBFloat16 && has_instructions_for(type);
 }
@@ -86,8 +89,6 @@ at::Tensor Convolution::windows(const at::Tensor& x, int64_t first, int64_t samp
 }
 
 at::Tensor Convolution::forward(const at::Tensor& x) const {
-  TWOBP_CHECK(x.is_cpu(), "convolution ", weight_.name(), " got a tensor on ", x.device().str(),
-              ": it does not run there yet");
   const at::Tensor& weight = weight_.value;
   TWOBP_CHECK(x.dim() == 4 && x.size(3) == options_.in, "convolution ", weight_.name(),
               " takes (batch, height, width, ", options_.in, "), got ", x.sizes());
@@ -98,7 +99,7 @@ at::Tensor Convolution::forward(const at::Tensor& x) const {
               ", which is larger than the image: ", x.sizes());
   const std::vector<int64_t> sizes = output_sizes(x.sizes());
   const int64_t pixels = sizes[0] * sizes[1] * sizes[2];
-  if (options_.kernel > 1 && uses_onednn(pixels)) {
+  if (by_library(x, pixels)) {
     const int64_t s = options_.stride;
     const int64_t p = options_.padding;
     const ProductTimer timer(pixels, options_.out, weight.numel() / options_.out);
@@ -107,7 +108,7 @@ at::Tensor Convolution::forward(const at::Tensor& x) const {
   at::Tensor y = at::empty(sizes, x.options());
   at::Tensor y_pixels = as_pixels(y);
   const at::Tensor matrix = as_matrix_of_rows(weight).t();
-  if (options_.kernel == 1 && options_.padding == 0) {
+  if (is_product()) {
     multiply_into(y_pixels, read_pixels(x), matrix);
     return y;
   }
@@ -130,7 +131,7 @@ at::Tensor Convolution::input_gradient(const at::Tensor& dy, at::IntArrayRef x_s
   const at::Tensor matrix = as_matrix_of_rows(weight);
   const int64_t s = options_.stride;
   const int64_t p = options_.padding;
-  if (options_.kernel == 1 && p == 0) {
+  if (is_product()) {
     if (s == 1) {
       at::Tensor dx = add_to.defined() ? add_to : at::empty(x_sizes, dy.options());
       at::Tensor dx_pixels = as_pixels(dx);
@@ -148,7 +149,7 @@ at::Tensor Convolution::input_gradient(const at::Tensor& dy, at::IntArrayRef x_s
     dx.slice(1, 0, x_sizes[1], s).slice(2, 0, x_sizes[2], s).add_(read);
     return dx;
   }
-  if (uses_onednn(pixels)) {
+  if (by_library(dy, pixels)) {
     // Only the sizes of x are looked at.
     const at::Tensor x = at::empty({1}, dy.options()).expand(x_sizes);
     const auto gradients = [&] {
@@ -193,13 +194,13 @@ at::Tensor Convolution::input_gradient(const at::Tensor& dy, at::IntArrayRef x_s
 
 void Convolution::add_weight_gradient(const at::Tensor& x, const at::Tensor& dy) {
   const int64_t pixels = dy.size(0) * dy.size(1) * dy.size(2);
-  if (options_.kernel == 1 && options_.padding == 0) {
+  if (is_product()) {
     weight_.accumulate_product(as_pixels(dy).t(), read_pixels(x));
     return;
   }
   const int64_t s = options_.stride;
   const int64_t p = options_.padding;
-  if (uses_onednn(pixels)) {
+  if (by_library(dy, pixels)) {
     const auto gradients = [&] {
       const ProductTimer timer(pixels, options_.out, weight_.value.numel() / options_.out);
       return at::convolution_backward(channels_second(dy), channels_second(x), weight_.value, {}, {s, s},

@@ -2,8 +2,8 @@
 // (batch, height, width, channels), without bias, kernel x kernel pixels, zeros beyond the border.
 //
 // A 1 x 1 convolution is a matrix product over pixels. Others are one over gathered windows where there are
-// few pixels for much weight, and for dtypes that oneDNN lacks; elsewhere oneDNN's, which needs no windows in
-// memory.
+// few pixels for much weight, and for dtypes that oneDNN lacks; elsewhere, and on devices, LibTorch's, which
+// needs no windows in memory.
 #pragma once
 
 #include "twobp/nn/kernels/image_kernels.h"
@@ -36,7 +36,9 @@ class Convolution {
   std::vector<int64_t> output_sizes(at::IntArrayRef x_sizes) const;
 
  private:
-  bool uses_onednn(int64_t pixels) const;
+  bool is_product() const { return options_.kernel == 1 && options_.padding == 0; }
+  // Whether it is LibTorch's convolution: oneDNN's on a CPU, for an output of so many pixels.
+  bool by_library(const at::Tensor& image, int64_t pixels) const;
   WindowShape window(at::IntArrayRef x_sizes) const;
   // The pixels of x that a 1 x 1 convolution reads, (rows, in).
   at::Tensor read_pixels(const at::Tensor& x) const;

@@ -53,7 +53,8 @@ void dropout_rows(const at::Tensor& x, const at::Tensor& add, const at::Tensor& 
     at::Tensor dropped = rows(x);
     if (mask.threshold > 0) {
       const auto options = x.options().dtype(compute_type(x.scalar_type()));
-      dropped = dropped * operators::dropout_factors(mask, begin, end - begin, cols, options);
+      const at::Tensor which = at::arange(begin, end, options.dtype(at::kLong));
+      dropped = dropped * operators::dropout_factors(mask, which, cols, options);
     }
     rows(y).copy_(add.defined() ? dropped + rows(add) : dropped);
     return;

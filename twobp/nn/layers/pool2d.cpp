@@ -1,5 +1,7 @@
 #include "twobp/nn/layers/pool2d.h"
 
+#include "twobp/nn/kernels/image_operators.h"
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -13,6 +15,39 @@ void for_samples(int64_t samples, Body&& body) {
 
 int64_t numbers_per_sample(const at::Tensor& image) {
   return image.numel() / image.size(0);
+}
+
+// As the operators do it, by the kernels.
+void max_pool(const at::Tensor& x, const WindowShape& shape, const at::Tensor& y, const at::Tensor& where) {
+  dispatch_float(x.scalar_type(), "MaxPool2d", [&](auto zero) {
+    using S = decltype(zero);
+    const S* from = numbers<S>(x);
+    S* to = mutable_numbers<S>(y);
+    uint8_t* at = where.mutable_data_ptr<uint8_t>();
+    for_samples(x.size(0), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        image_kernels<S>().max_pool(from + i * numbers_per_sample(x), shape, to + i * numbers_per_sample(y),
+                                    at + i * numbers_per_sample(y));
+      }
+    });
+  });
+}
+
+void max_pool_backward(const at::Tensor& dy, const at::Tensor& where, const WindowShape& shape,
+                       const at::Tensor& dx) {
+  dispatch_float(dy.scalar_type(), "MaxPool2d", [&](auto zero) {
+    using S = decltype(zero);
+    const S* from = numbers<S>(dy);
+    const uint8_t* at = where.const_data_ptr<uint8_t>();
+    S* to = mutable_numbers<S>(dx);
+    for_samples(dx.size(0), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        image_kernels<S>().max_pool_backward(from + i * numbers_per_sample(dy),
+                                             at + i * numbers_per_sample(dy), shape,
+                                             to + i * numbers_per_sample(dx));
+      }
+    });
+  });
 }
 
 }  // namespace
@@ -40,18 +75,11 @@ Values MaxPool2d::forward(Values values, Context& context, Saved& saved) {
   const std::vector<int64_t> sizes = {x.size(0), shape.out_height(), shape.out_width(), shape.channels};
   at::Tensor y = at::empty(sizes, x.options());
   at::Tensor where = at::empty(sizes, x.options().dtype(at::kByte));
-  dispatch_float(x.scalar_type(), "MaxPool2d", [&](auto zero) {
-    using S = decltype(zero);
-    const S* from = numbers<S>(x);
-    S* to = mutable_numbers<S>(y);
-    uint8_t* at = where.mutable_data_ptr<uint8_t>();
-    for_samples(x.size(0), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        image_kernels<S>().max_pool(from + i * numbers_per_sample(x), shape, to + i * numbers_per_sample(y),
-                                    at + i * numbers_per_sample(y));
-      }
-    });
-  });
+  if (by_operators(x)) {
+    operators::max_pool(x, shape, y, where);
+  } else {
+    max_pool(x, shape, y, where);
+  }
   if (context.keeps()) {
     saved.keep_until_p1(std::move(where));
     saved.keep_until_p1(at::empty({1}, x.options()).expand(x.sizes()));  // x's sizes
@@ -70,19 +98,11 @@ Values MaxPool2d::backward_p1(Values values, Context&, Saved& saved) {
   shape.width = x.size(2);
   shape.channels = x.size(3);
   at::Tensor dx = at::zeros(x.sizes(), dy.options());
-  dispatch_float(dy.scalar_type(), "MaxPool2d", [&](auto zero) {
-    using S = decltype(zero);
-    const S* from = numbers<S>(dy);
-    const uint8_t* at = where.const_data_ptr<uint8_t>();
-    S* to = mutable_numbers<S>(dx);
-    for_samples(dx.size(0), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        image_kernels<S>().max_pool_backward(from + i * numbers_per_sample(dy),
-                                             at + i * numbers_per_sample(dy), shape,
-                                             to + i * numbers_per_sample(dx));
-      }
-    });
-  });
+  if (by_operators(dy)) {
+    operators::max_pool_backward(dy, where, shape, dx);
+  } else {
+    max_pool_backward(dy, where, shape, dx);
+  }
   return {std::move(dx)};
 }
 

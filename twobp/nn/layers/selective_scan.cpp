@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/scan_operators.h"
 #include "twobp/nn/kernels/scan_rows.h"
 
 namespace twobp {
@@ -22,20 +24,19 @@ void initialize_bias(at::Tensor& rows, at::Generator& generator) {
 }
 
 template <typename S>
-ScanInput<S> input_of(const at::Tensor& x, const at::Tensor& raw, const at::Tensor& bc, const at::Tensor& z,
-                      const at::Tensor& a, const at::Tensor& d, const at::Tensor& bias, int64_t sequence) {
+ScanInput<S> input_of(const ScanTensors& in, int64_t sequence) {
   using T = Compute<S>;
-  const int64_t state = a.size(0);
-  const Rows<const S> b = rows_of<const S>(bc, sequence);
-  return {{x.size(1), x.size(2), state},
-          rows_of<const S>(x, sequence),
-          rows_of<const S>(raw, sequence),
-          rows_of<const S>(z, sequence),
+  const int64_t state = in.a.size(0);
+  const Rows<const S> b = rows_of<const S>(in.bc, sequence);
+  return {{in.x.size(1), in.x.size(2), state},
+          rows_of<const S>(in.x, sequence),
+          rows_of<const S>(in.delta, sequence),
+          rows_of<const S>(in.z, sequence),
           b,
           {b.data + state, b.stride},
-          numbers<T>(a),
-          numbers<T>(d),
-          numbers<T>(bias)};
+          numbers<T>(in.a),
+          numbers<T>(in.d),
+          numbers<T>(in.delta_bias)};
 }
 
 // body(sequence, first channel, end, scratch), a group of channels at a time, split over threads.
@@ -70,18 +71,18 @@ SelectiveScan::SelectiveScan(const std::string& mixer, int64_t channels, int64_t
   bias_.initialize_with(initialize_bias);
 }
 
-void SelectiveScan::check(const Inputs& inputs) const {
+void SelectiveScan::check(const ScanTensors& inputs) const {
   const at::Tensor& x = inputs.x;
   TWOBP_CHECK(x.dim() == 3 && x.size(2) == channels_, "SelectiveScan ", a_log_.name(),
               " takes (batch, sequence, ", channels_, "), got ", x.sizes());
-  TWOBP_CHECK(inputs.raw.sizes() == x.sizes() && inputs.z.sizes() == x.sizes(), "SelectiveScan ",
-              a_log_.name(), " takes x, delta and z of one shape, got ", x.sizes(), ", ", inputs.raw.sizes(),
-              " and ", inputs.z.sizes());
+  TWOBP_CHECK(inputs.delta.sizes() == x.sizes() && inputs.z.sizes() == x.sizes(), "SelectiveScan ",
+              a_log_.name(), " takes x, delta and z of one shape, got ", x.sizes(), ", ",
+              inputs.delta.sizes(), " and ", inputs.z.sizes());
   TWOBP_CHECK(inputs.bc.dim() == 3 && inputs.bc.size(0) == x.size(0) && inputs.bc.size(1) == x.size(1) &&
                   inputs.bc.size(2) == 2 * state_,
               "SelectiveScan ", a_log_.name(), " takes B and C as (", x.size(0), ", ", x.size(1), ", ",
               2 * state_, "), got ", inputs.bc.sizes());
-  for (const at::Tensor* one : {&x, &inputs.raw, &inputs.bc, &inputs.z}) {
+  for (const at::Tensor* one : {&x, &inputs.delta, &inputs.bc, &inputs.z}) {
     TWOBP_CHECK(one->scalar_type() == dtype_, "SelectiveScan ", a_log_.name(), " has dtype ",
                 c10::toString(dtype_), ", got ", c10::toString(one->scalar_type()));
   }
@@ -97,42 +98,52 @@ at::Tensor SelectiveScan::scaled(const at::Tensor& rates) const {
 Values SelectiveScan::forward(Values values, Context& context, Saved& saved) {
   TWOBP_CHECK(values.size() == 4, "SelectiveScan ", a_log_.name(), " takes x, delta, (B | C) and z, got ",
               values.size(), " tensors");
-  Inputs in = {with_dense_rows(std::move(values[0])), with_dense_rows(std::move(values[1])),
-               with_dense_rows(std::move(values[2])), with_dense_rows(std::move(values[3]))};
+  for (at::Tensor& value : values) value = with_dense_rows(std::move(value));
+  ScanTensors in = {std::move(values[0]), std::move(values[1]), std::move(values[3]),
+                    std::move(values[2]), scaled(rates()),      d_.value,
+                    bias_.value};
   check(in);
-  const at::Tensor a = scaled(rates());
   const ScanSize size = {in.x.size(1), channels_, state_};
   const int64_t batch = in.x.size(0);
   at::Tensor y = context.output(in.x.sizes(), in.x.options());
   const bool going_on = context.generating && context.past > 0;
-  if (context.generating && !going_on) saved.cache = at::empty({batch, state_, channels_}, a.options());
+  if (context.generating && !going_on) saved.cache = at::empty({batch, state_, channels_}, in.a.options());
   TWOBP_CHECK(!going_on || (saved.cache.defined() && saved.cache.size(0) == batch), "SelectiveScan ",
               a_log_.name(), " goes on from position ", context.past, ", but has no states from before");
   at::Tensor borders;
-  if (context.keeps()) borders = at::empty({batch, size.borders(), state_, channels_}, a.options());
-  dispatch_float(dtype_, "SelectiveScan", [&](auto zero) {
-    using S = decltype(zero);
-    using T = Compute<S>;
-    for_groups<S>(batch, size, [&](int64_t sequence, int64_t begin, int64_t end, void* scratch) {
-      const auto of_sequence = [&](const at::Tensor& t) {
-        return t.defined() && t.numel() > 0 ? mutable_numbers<T>(t) + sequence * t.stride(0) : nullptr;
-      };
-      T* const states = context.generating ? of_sequence(saved.cache) : nullptr;
-      const ScanOutput<S> out = {rows_of<S>(y, sequence), of_sequence(borders), going_on ? states : nullptr,
-                                 states};
-      scan_kernels<S>().scan_forward(
-          input_of<S>(in.x, in.raw, in.bc, in.z, a, d_.value, bias_.value, sequence), out, begin, end,
-          scratch);
-    });
-  });
+  if (context.keeps()) borders = at::empty({batch, size.borders(), state_, channels_}, in.a.options());
+  const at::Tensor states = context.generating ? saved.cache : at::Tensor();
+  if (by_operators(in.x)) {
+    operators::scan_forward(in, y, borders, going_on ? states : at::Tensor(), states);
+  } else {
+    forward_groups(in, y, borders, states, going_on);
+  }
   if (context.keeps()) {
     saved.keep_until_p1(std::move(in.x));
-    saved.keep_until_p1(std::move(in.raw));
+    saved.keep_until_p1(std::move(in.delta));
     saved.keep_until_p1(std::move(in.bc));
     saved.keep_until_p1(std::move(in.z));
     saved.keep_until_p1(std::move(borders));
   }
   return {std::move(y)};
+}
+
+void SelectiveScan::forward_groups(const ScanTensors& in, const at::Tensor& y, const at::Tensor& borders,
+                                   const at::Tensor& cache, bool going_on) const {
+  const ScanSize size = {in.x.size(1), channels_, state_};
+  dispatch_float(dtype_, "SelectiveScan", [&](auto zero) {
+    using S = decltype(zero);
+    using T = Compute<S>;
+    for_groups<S>(in.x.size(0), size, [&](int64_t sequence, int64_t begin, int64_t end, void* scratch) {
+      const auto of_sequence = [&](const at::Tensor& t) {
+        return t.defined() && t.numel() > 0 ? mutable_numbers<T>(t) + sequence * t.stride(0) : nullptr;
+      };
+      T* const states = of_sequence(cache);
+      const ScanOutput<S> out = {rows_of<S>(y, sequence), of_sequence(borders), going_on ? states : nullptr,
+                                 states};
+      scan_kernels<S>().scan_forward(input_of<S>(in, sequence), out, begin, end, scratch);
+    });
+  });
 }
 
 Values SelectiveScan::backward_p1(Values dy, Context& context, Saved& saved) {
@@ -149,7 +160,6 @@ Values SelectiveScan::backward_p1_into(at::Tensor dy, at::Tensor dbc, at::Tensor
   dy = with_dense_rows(std::move(dy));
   TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(),
               " does not fit the output of SelectiveScan ", a_log_.name(), ", ", x.sizes());
-  const ScanSize size = {x.size(1), channels_, state_};
   const int64_t batch = x.size(0);
   const at::Tensor a_of_states = rates();
   const at::Tensor a = scaled(a_of_states);
@@ -158,10 +168,29 @@ Values SelectiveScan::backward_p1_into(at::Tensor dy, at::Tensor dbc, at::Tensor
   if (!dz.defined()) dz = exclusively_owned(z) ? z : at::empty(x.sizes(), x.options());
   if (!dbc.defined()) dbc = at::empty(bc.sizes(), bc.options());
   at::Tensor dx = exclusively_owned(dy) ? dy : at::empty(x.sizes(), x.options());
-  const at::Tensor dbc_of_groups = at::empty({size.groups(), batch, size.sequence, 2 * state_}, a.options());
-  const at::Tensor da = at::empty({batch, state_, channels_}, a.options());
-  const at::Tensor dd = at::empty({batch, channels_}, a.options());
-  const at::Tensor dbias = at::empty({batch, channels_}, a.options());
+  const ScanTensors in = {x, raw, z, bc, a, d_.value, bias_.value};
+  const ScanGradientTensors out = {dx,
+                                   draw,
+                                   dz,
+                                   dbc,
+                                   at::empty({batch, state_, channels_}, a.options()),
+                                   at::empty({batch, channels_}, a.options()),
+                                   at::empty({batch, channels_}, a.options())};
+  if (by_operators(x)) {
+    operators::scan_backward(in, dy, borders, out);
+  } else {
+    backward_groups(in, dy, borders, out);
+  }
+  add_parameter_gradients(a_of_states, out.da, out.dd, out.ddelta_bias);
+  return {std::move(dx), std::move(draw), std::move(dbc), std::move(dz)};
+}
+
+void SelectiveScan::backward_groups(const ScanTensors& in, const at::Tensor& dy, const at::Tensor& borders,
+                                    const ScanGradientTensors& to) const {
+  const ScanSize size = {in.x.size(1), channels_, state_};
+  const int64_t batch = in.x.size(0);
+  const at::Tensor dbc_of_groups =
+      at::empty({size.groups(), batch, size.sequence, 2 * state_}, in.a.options());
   dispatch_float(dtype_, "SelectiveScan", [&](auto zero) {
     using S = decltype(zero);
     using T = Compute<S>;
@@ -169,21 +198,18 @@ Values SelectiveScan::backward_p1_into(at::Tensor dy, at::Tensor dbc, at::Tensor
       const ScanGradient<S> out = {
           rows_of<const S>(dy, sequence),
           borders.numel() > 0 ? numbers<T>(borders) + sequence * borders.stride(0) : nullptr,
-          rows_of<S>(dx, sequence),
-          rows_of<S>(draw, sequence),
-          rows_of<S>(dz, sequence),
+          rows_of<S>(to.dx, sequence),
+          rows_of<S>(to.ddelta, sequence),
+          rows_of<S>(to.dz, sequence),
           mutable_numbers<T>(dbc_of_groups) + begin / kScanGroup * dbc_of_groups.stride(0) +
               sequence * dbc_of_groups.stride(1),
-          mutable_numbers<T>(da) + sequence * da.stride(0),
-          mutable_numbers<T>(dd) + sequence * channels_,
-          mutable_numbers<T>(dbias) + sequence * channels_};
-      scan_kernels<S>().scan_backward(input_of<S>(x, raw, bc, z, a, d_.value, bias_.value, sequence), out,
-                                      begin, end, scratch);
+          mutable_numbers<T>(to.da) + sequence * to.da.stride(0),
+          mutable_numbers<T>(to.dd) + sequence * channels_,
+          mutable_numbers<T>(to.ddelta_bias) + sequence * channels_};
+      scan_kernels<S>().scan_backward(input_of<S>(in, sequence), out, begin, end, scratch);
     });
   });
-  dbc.copy_(sum_in_order(dbc_of_groups));
-  add_parameter_gradients(a_of_states, da, dd, dbias);
-  return {std::move(dx), std::move(draw), std::move(dbc), std::move(dz)};
+  to.dbc.copy_(sum_in_order(dbc_of_groups));
 }
 
 void SelectiveScan::add_parameter_gradients(const at::Tensor& rates, const at::Tensor& da,

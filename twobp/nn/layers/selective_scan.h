@@ -7,6 +7,7 @@
 // which gives the gradients of all inputs and of A_log, D and the bias: nothing waits for backward-p2.
 #pragma once
 
+#include "twobp/nn/kernels/scan_rows.h"
 #include "twobp/nn/layer.h"
 
 namespace twobp {
@@ -26,10 +27,12 @@ class SelectiveScan : public Layer {
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:
-  struct Inputs {
-    at::Tensor x, raw, bc, z;
-  };
-  void check(const Inputs& inputs) const;
+  void check(const ScanTensors& inputs) const;
+  // By the kernels, a group of channels at a time. `cache`: the states before, if `going_on`, and after.
+  void forward_groups(const ScanTensors& in, const at::Tensor& y, const at::Tensor& borders,
+                      const at::Tensor& cache, bool going_on) const;
+  void backward_groups(const ScanTensors& in, const at::Tensor& dy, const at::Tensor& borders,
+                       const ScanGradientTensors& to) const;
   // A (channels, state) of A_log, in it. `scaled`: (state, channels) for the kernels.
   at::Tensor rates() const;
   at::Tensor scaled(const at::Tensor& rates) const;

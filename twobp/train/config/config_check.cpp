@@ -95,12 +95,19 @@ void check_pipeline(const PipelineConfig& pipeline) {
 // What pipeline.device does not do yet.
 void check_device(const Config& config) {
   const std::string& device = config.pipeline.device;
+  TWOBP_CHECK(!config.pipeline.gpu_parts || device != "cpu",
+              "pipeline.gpu_parts is set, but pipeline.device is \"cpu\": set that to \"cuda\", or gpu_parts "
+              "to false.");
   if (device == "cpu") return;
-  TWOBP_CHECK(config.model.type == "llama" || config.model.type == "bert", "pipeline.device is \"", device,
-              "\", but a model of type \"", config.model.type, "\" is for CPUs so far: set it to \"cpu\".");
   TWOBP_CHECK(config.pipeline.data_parallel == 1, "pipeline.device is \"", device,
               "\", but replicas (pipeline.data_parallel ", config.pipeline.data_parallel,
               ") are for CPUs so far: set one of the two back.");
+  const bool runs_again = std::any_of(
+      config.pipeline.recompute.begin(), config.pipeline.recompute.end(),
+      [](const std::string& mode) { return mode.ends_with("derivatives") || mode.ends_with("both"); });
+  TWOBP_CHECK(!runs_again || config.model.type != "resnet", "pipeline.device is \"", device,
+              "\", where W may run beside F: a ResNet's F cannot run again in W there, since both use its "
+              "running statistics: set pipeline.recompute to activations or none.");
   TWOBP_CHECK(
       config.pipeline.replan == 0, "pipeline.device is \"", device,
       "\", where steps are timed as the host sees them so far: pipeline.replan needs the device's own "

@@ -178,8 +178,11 @@ std::vector<ConfigKey> make_keys() {
        from(1, kMaxCount)},
       {KEY(pipeline, device), "",
        "where ranks compute; cuda: rank by rank on this machine's GPUs, in turn, with W in a stream of low "
-       "priority (LLaMa and BERT; one process without replicas; never run on a GPU so far)",
+       "priority (one process without replicas; never run on a GPU so far)",
        one_of({"cpu", "cuda"})},
+      {KEY(pipeline, gpu_parts), "",
+       "with cuda: ranks that share a GPU get equal parts of its multiprocessors each (green contexts, CUDA "
+       "12.4), as if it were several smaller ones"},
       {KEY(pipeline, transport), "",
        "what ranks talk through; auto: mpi or nccl where a launcher started several processes, else threads",
        one_of({"auto", "threads", "mpi", "nccl"})},
