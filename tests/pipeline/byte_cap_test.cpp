@@ -144,9 +144,12 @@ TEST(AutoCap, TimesThatMuchLetsThatMuchMorePend) {
   };
   const int64_t once = peak(MemoryCap::automatic());
   const int64_t more = peak(MemoryCap::automatic(1.1));
-  EXPECT_GT(more, once);
-  EXPECT_LE(more, once * 11 / 10 + 8 * kMessage);
-  EXPECT_EQ(peak(MemoryCap::automatic(1000)), peak(MemoryCap::none()));
+  // How many messages are under way at a peak differs from run to run.
+  constexpr int64_t kUnderWay = 4 * kMessage;
+  EXPECT_GT(more, once + 2 * kMessage);
+  EXPECT_LE(more, once * 11 / 10 + kUnderWay);
+  EXPECT_NEAR(static_cast<double>(peak(MemoryCap::automatic(1000))),
+              static_cast<double>(peak(MemoryCap::none())), kUnderWay);
 }
 
 TEST(AutoCap, GivesEachRankWhatTheFullestNeedsInAll) {
