@@ -143,16 +143,6 @@ void backward(const at::Tensor& packed, const PackedAttention& attention, const 
   });
 }
 
-// body(T{}) with float or double.
-template <typename Body>
-void dispatch_wide(const at::Tensor& packed, Body&& body) {
-  if (packed.scalar_type() == at::kFloat) {
-    body(float{});
-  } else {
-    body(double{});
-  }
-}
-
 }  // namespace
 
 void packed_attention_forward(const at::Tensor& packed, const PackedAttention& attention, at::Tensor& out,

@@ -60,6 +60,16 @@ void dispatch_float(at::ScalarType type, const char* who, Body&& body) {
   }
 }
 
+// body(T{}) with T float or double, of a tensor that is one of the two.
+template <typename Body>
+void dispatch_wide(const at::Tensor& tensor, Body&& body) {
+  if (tensor.scalar_type() == at::kFloat) {
+    body(float{});
+  } else {
+    body(double{});
+  }
+}
+
 // What numbers of this dtype are summed in, and small vectors (norm gains, rotations) kept in.
 inline at::ScalarType compute_type(at::ScalarType type) {
   return type == at::kDouble ? at::kDouble : at::kFloat;

@@ -54,16 +54,6 @@ void check(int error) {
   TWOBP_CHECK(error == 0, "CUDA does not take the selective scan: error ", error);
 }
 
-// body(T{}) for the tensor's type.
-template <typename Body>
-void dispatch(const at::Tensor& tensor, Body&& body) {
-  if (tensor.scalar_type() == at::kFloat) {
-    body(float{});
-  } else {
-    body(double{});
-  }
-}
-
 }  // namespace
 
 bool scans_by_cuda() {
@@ -73,7 +63,7 @@ bool scans_by_cuda() {
 bool scan_forward_by_cuda(const ScanTensors& in, const at::Tensor& out, const at::Tensor& borders,
                           const at::Tensor& initial, const at::Tensor& final) {
   if (!takes(in)) return false;
-  dispatch(in.x, [&](auto zero) {
+  dispatch_wide(in.x, [&](auto zero) {
     using T = decltype(zero);
     const CudaScanOutput<T> to = {sequences<T>(out), begin_of<T>(borders),
                                   initial.defined() ? begin_of<T>(initial) : nullptr, begin_of<T>(final)};
@@ -87,7 +77,7 @@ bool scan_backward_by_cuda(const ScanTensors& in, const at::Tensor& dout, const 
   if (!takes(in)) return false;
   const int64_t groups = (in.x.size(2) + kScanGroup - 1) / kScanGroup;
   const at::Tensor dbc = at::empty({in.x.size(0), groups, in.x.size(1), 2 * in.a.size(0)}, in.a.options());
-  dispatch(in.x, [&](auto zero) {
+  dispatch_wide(in.x, [&](auto zero) {
     using T = decltype(zero);
     const CudaScanGradient<T> to = {
         sequences<const T>(dout), begin_of<const T>(borders), sequences<T>(out.dx),
