@@ -57,7 +57,7 @@ struct RankTimes {
   // of its part. 0: all of it.
   double span = 0;
   double optimizer = 0;
-  double busy = 0;          // F + I + W + optimizer
+  double busy = 0;          // F + I + W + optimizer, W of other ranks that it ran included
   ProductTime products;     // of busy
   int64_t allocations = 0;  // see BlockCache::allocations
   // Data parallel: waited for sums of gradients over replicas after the last instruction; part of the tail.

@@ -5,9 +5,8 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/pipeline/report_exchange.h"
-#include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/placement.h"
 #include "twobp/transport/clock_ahead.h"
-#include "twobp/transport/collectives.h"
 
 namespace twobp {
 namespace {
@@ -15,12 +14,6 @@ namespace {
 // With a core per rank, a wait spins this long before it sleeps: longer than a wake-up takes, shorter than a
 // layer.
 constexpr double kSpinSeconds = 200e-6;
-
-bool has_backward(const Schedule& schedule) {
-  return std::any_of(schedule.ranks.begin(), schedule.ranks.end(), [](const auto& list) {
-    return std::any_of(list.begin(), list.end(), [](const Instruction& i) { return i.op == Op::kBackward; });
-  });
-}
 
 int ranks_of(const PipelineOptions& options) {
   const auto& ranks = options.rank_of_stage;
@@ -56,7 +49,8 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
       split_(options.split),
       rank_of_stage_(options.rank_of_stage),
       world_(std::move(world)),
-      timeout_(options.timeout) {
+      timeout_(options.timeout),
+      offers_(world_.ranks) {
   const std::vector<LayerCost> costs = layer_costs(model, profile);
   if (rank_of_stage_.empty())
     rank_of_stage_ = place_stages(Placement::kLinear, options.stages, options.stages);
@@ -126,6 +120,7 @@ std::shared_ptr<RankThreads::Job> Pipeline::post(std::function<void(int)> body) 
 }
 
 void Pipeline::abort(const std::string& reason) {
+  offers_.abort(reason);
   if (world_.abort) return world_.abort(reason);
   world_.pipeline[world_.local_ranks().front()]->abort(reason);
 }
@@ -153,63 +148,6 @@ Stage& Pipeline::stage(int s) {
   fail("no stage ", s);
 }
 
-Plan Pipeline::plan(const ScheduleSource& schedule, int micro_batches, P2Policy policy, P2Batching batching,
-                    MemoryCap memory_cap) const {
-  if (micro_batches == 0) return forward_plan(0);
-  Plan plan;
-  plan.schedule = schedule.make(stages(), ranks(), micro_batches, policy);
-  TWOBP_CHECK(plan.schedule.replicas == 1, "schedule '", schedule.name(), "' holds ", plan.schedule.replicas,
-              " copies of the model: it can be simulated, not run");
-  plan.batching = batching;
-  plan.memory_cap = memory_cap;
-  const Schedule standard = schedule.make(stages(), ranks(), micro_batches, P2Policy::kOff);
-  TWOBP_CHECK(has_backward(standard), "schedule '", schedule.name(),
-              "' has no backward, so it trains nothing: use another");
-  plan.standard_peaks = standard_peaks(standard, stage_costs_);
-  // Slots go round with the micro-batches only while those are in order.
-  const bool all_slots = memory_cap.is_none() || standard.allow_reorder;
-  plan.slab_slots = all_slots ? micro_batches : standard_in_flight(standard);
-  return plan;
-}
-
-Plan Pipeline::forward_plan(int micro_batches) const {
-  Plan plan;
-  plan.memory_cap = MemoryCap::none();
-  if (micro_batches == 0) {  // a replica that the last batch of an epoch leaves nothing
-    plan.schedule.name = "none";
-    plan.schedule.stages = stages();
-    plan.schedule.micro_batches = 0;
-    plan.schedule.rank_of_stage = rank_of_stage_;
-    plan.schedule.ranks.resize(ranks());
-    return plan;
-  }
-  plan.schedule = make_forward_schedule(rank_of_stage_, micro_batches);
-  return plan;
-}
-
-std::vector<int64_t> Pipeline::caps(const Plan& plan) const {
-  const MemoryCap& cap = plan.memory_cap;
-  if (!cap.is_automatic()) return std::vector<int64_t>(ranks(), cap.bytes());
-  return auto_caps(plan.standard_peaks, fixed_bytes(), cap.times());
-}
-
-std::vector<int64_t> Pipeline::fixed_bytes() const {
-  if (!known_fixed_.empty()) return known_fixed_;
-  at::Tensor fixed = at::zeros({world_.replicas, ranks()}, at::kLong);
-  for (const int rank : world_.local_ranks()) {
-    const MemoryUse use = meter_->rank_use(rank);
-    fixed[world_.replica].mutable_data_ptr<int64_t>()[rank] = use.total() - use.held();
-  }
-  const bool together = world_.processes->size() > 1;
-  if (together) all_reduce_sum(*world_.processes, fixed, timeout_);
-  // The most of any replica, which may hold different shards of the optimizer: all plan alike.
-  const at::Tensor most = std::get<0>(fixed.max(0));
-  const int64_t* values = most.const_data_ptr<int64_t>();
-  std::vector<int64_t> bytes(values, values + ranks());
-  if (together) known_fixed_ = bytes;
-  return bytes;
-}
-
 StepReport Pipeline::run(const Plan& plan, const std::vector<Fields>& micro_batches,
                          const StepOptions& options) {
   TWOBP_CHECK(under_way_.empty(), "a step is under way");
@@ -229,6 +167,8 @@ void Pipeline::submit(const Plan& plan, const std::vector<Fields>& micro_batches
   const bool early = !under_way_.empty();
   TWOBP_CHECK(!early || (!options.want_events && !under_way_.back()->options.want_events),
               "a step whose events are wanted has the pipeline for itself");
+  TWOBP_CHECK(!early || (!options.p2_stealing && !under_way_.back()->options.p2_stealing),
+              "a step whose ranks take W off each other has the pipeline for itself");
   auto step = std::make_unique<UnderWay>();
   step->plan = &plan;
   step->micro_batches = micro_batches;
@@ -258,6 +198,10 @@ void Pipeline::submit(const Plan& plan, const std::vector<Fields>& micro_batches
   input.timeout = options.timeout;
   input.p2_order = options.p2_order;
   input.want_events = options.want_events;
+  if (options.p2_stealing && world_.all_local() && ranks() > 1 && !world_.device(0).asynchronous()) {
+    offers_.begin_step();
+    input.offers = &offers_;
+  }
   input.settle = options.settle;
   input.finish = options.finish;
   step->begin = now_seconds();

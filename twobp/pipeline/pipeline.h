@@ -43,8 +43,11 @@ struct StepOptions {
   bool training = true;
   double loss_scale = 1;  // see Context
   double gradient_scale = 1;
-  double timeout = 300;                     // seconds
-  P2Order p2_order = P2Order::kOldest;      // of the W that is left at the end
+  double timeout = 300;                 // seconds
+  P2Order p2_order = P2Order::kOldest;  // of the W that is left at the end
+  // Ranks take W off each other at the end of the step (p2_offers.h), if all are threads of this process and
+  // no other step is under way. Not where W is concatenated, replicas sum gradients or events are wanted.
+  bool p2_stealing = false;
   bool want_events = false;                 // the same on every process
   std::function<Settled(int rank)> settle;  // see StepInput
   std::function<double(int rank)> finish;
@@ -130,6 +133,7 @@ class Pipeline {
   double timeout_;                            // of what processes agree on outside steps
   mutable std::vector<int64_t> known_fixed_;  // by rank; empty until the processes have told each other
   std::vector<double> clock_ahead_;           // by process of this replica, on the run's first: of its clock
+  P2Offers offers_;
   std::unique_ptr<RankThreads> threads_;
   std::vector<std::unique_ptr<RankExecutor>> executors_;  // by rank; null: another process's
   std::deque<std::unique_ptr<UnderWay>> under_way_;       // oldest first

@@ -15,6 +15,7 @@
 #include "twobp/pipeline/memory_meter.h"
 #include "twobp/pipeline/observer.h"
 #include "twobp/pipeline/p2_batching.h"
+#include "twobp/pipeline/p2_offers.h"
 #include "twobp/pipeline/p2_stream.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/schedule/p2_order.h"
@@ -44,6 +45,9 @@ struct StepInput {
   std::vector<int64_t> cap_per_rank;  // bytes of activations and stash; empty or 0: no cap
   int slab_slots = 0;                 // micro-batches a slab holds, for kConcat
   P2Order p2_order = P2Order::kOldest;
+  // Where ranks take W off each other at the end of a step; null: they do not, nor where W is concatenated,
+  // where replicas sum gradients or where events are wanted.
+  P2Offers* offers = nullptr;
   double timeout = 300;  // seconds
   bool want_events = false;
   // Called on each rank's thread when it has run the first F, before it sends, receives, adds to a gradient
@@ -131,8 +135,16 @@ class RankExecutor {
   void run_ahead_p2();
   static std::tuple<int, int, int> bucket_order(const PendingP2& pending);
   void run_p2(std::span<PendingP2> together);
+  void count_p2(int s, const P2Offers::Spent& spent);
   // Runs the pending W of the stages after `s` and of its layers from `layer` on, last layer first.
   void run_p2_by_layer(int s, int layer);
+  // Before the first of the W at the end.
+  void run_tail_p2();
+  bool offers_p2() const;
+  // Runs all pending W, others perhaps some of it; then what others have left.
+  void run_offered_p2();
+  void help_others();
+  P2Offers::Spent run_offered(const OfferedP2& p2);
   void progress();
   void check_done(int s, int layer);
   // Transport::receive, while sums of gradients that are under way go on.
@@ -162,8 +174,8 @@ class RankExecutor {
   int64_t cap_ = 0;
   int64_t largest_p2_ = 0;  // bytes that W of some layer needs meanwhile
   std::vector<int> local_;  // stage -> index into stages_, -1 if it is elsewhere
-  // Of this rank's instructions: the one at hand; the first of the W at the end; the I right before that,
-  // if nobody waits for its dL/dx. Without bucket order the latter two are past the end.
+  // Of this rank's instructions: the one at hand; the first of the W at the end; with bucket order, the I
+  // right before that, if nobody waits for its dL/dx, else past the end.
   size_t at_ = 0;
   size_t tail_ = 0;
   size_t last_p1_ = 0;
@@ -176,7 +188,10 @@ class RankExecutor {
   std::vector<DeviceEvent> batch_ready_;
   std::vector<StageTimes> stage_times_;
   RankResult result_;
-  bool started_ = false;  // a first F has begun
+  bool started_ = false;                 // a first F has begun
+  bool offered_ = false;                 // what was pending at the end
+  double helping_ = 0;                   // seconds that others' W took here
+  std::vector<P2Offers::Spent> helped_;  // on other ranks, by stages_
   bool books_messages_ = false;
 };
 

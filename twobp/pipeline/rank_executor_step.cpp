@@ -39,6 +39,7 @@ RankResult RankExecutor::run(const StepInput& input) {
     if (!settle()) run_until(alone);
   }
   run_until(instructions.size());
+  if (offers_p2()) in_update(input.step, [&] { help_others(); });
   p2_stream_.join();
   result_.times.instructions = static_cast<int64_t>(instructions.size());
   // An evaluation leaves nothing on the books of the step after it.
@@ -59,6 +60,8 @@ RankResult RankExecutor::run(const StepInput& input) {
   for (const StageTimes& times : stage_times_) {
     result_.times.busy += times.forward + times.backward_p1 + times.backward_p2;
   }
+  result_.times.busy += helping_;
+  for (size_t s = 0; s < helped_.size(); ++s) count_p2(static_cast<int>(s), helped_[s]);
   input_ = nullptr;
   result_.events = events_.take();
   result_.stages = stage_times_;
@@ -81,7 +84,7 @@ void RankExecutor::run_until(size_t end) {
   for (; at_ < end; ++at_) {
     const Instruction& instruction = input_->schedule->ranks[rank_][at_];
     try {
-      if (at_ == tail_) run_p2_by_layer(0, 0);
+      if (at_ == tail_) run_tail_p2();
       execute(instruction);
       run_ahead_p2();
     } catch (const Aborted&) {
@@ -120,7 +123,9 @@ void RankExecutor::prepare(const StepInput& input) {
   input_ = &input;
   result_ = {};
   at_ = 0;
-  started_ = false;
+  started_ = offered_ = false;
+  helping_ = 0;
+  helped_.clear();
   gradient_scale_ = input.gradient_scale;
   events_.start(input.want_events);
   cap_ = input.cap_per_rank.empty() ? 0 : input.cap_per_rank[rank_];

@@ -96,6 +96,7 @@ struct PipelineConfig {
   // With run_ahead: a rank takes its step before the norm of all gradients is known, and takes it back if
   // need be.
   bool post_validation = false;
+  bool p2_stealing = false;            // at a step's end ranks run weight gradients of others
   std::string bucket = "25MiB";        // gradients that data parallelism sums at once
   std::string memory_cap = "auto";     // "auto", "1.05x", "0" (none), or bytes: "512MiB"
   std::vector<std::string> recompute;  // what layers compute again instead of keeping: see recompute.h

@@ -114,12 +114,30 @@ void check_device(const Config& config) {
       "times, set it to 0.");
 }
 
+void check_stealing(const PipelineConfig& pipeline) {
+  if (!pipeline.p2_stealing) return;
+  const auto excludes = [](const char* key, const char* why, const char* instead) {
+    fail("pipeline.p2_stealing is set, and so is ", key, ", but ", why, ": set one of them to ", instead,
+         ".");
+  };
+  if (pipeline.run_ahead)
+    excludes("pipeline.run_ahead", "a rank that runs ahead takes nothing off others", "false");
+  if (pipeline.data_parallel > 1)
+    excludes("pipeline.data_parallel", "with replicas a rank sums its own gradients at that time",
+             "its default");
+  if (pipeline.device != "cpu")
+    excludes("pipeline.device", "the memory of a device is out of other ranks' reach", "its default");
+  if (pipeline.p2_batching != "loop")
+    excludes("pipeline.p2_batching", "ranks take single micro-batches off each other", "its default");
+}
+
 void check_training(const Config& config) {
   check_device(config);
   TWOBP_CHECK(
       !config.pipeline.post_validation || config.pipeline.run_ahead,
       "pipeline.post_validation is set, but without pipeline.run_ahead no rank goes on before the norm "
       "is known: set that too.");
+  check_stealing(config.pipeline);
   TWOBP_CHECK(config.optimizer.min_lr <= config.optimizer.lr, "optimizer.min_lr (", config.optimizer.min_lr,
               ") is above optimizer.lr (", config.optimizer.lr,
               "): the learning rate falls from lr to min_lr.");

@@ -209,6 +209,9 @@ std::vector<ConfigKey> make_keys() {
        "takes its step as if it were neither clipped nor skipped, and takes it back, to the bit, where it "
        "is; "
        "costs a copy of weights and optimizer state, in fp16 also of gradients"},
+      {KEY(pipeline, p2_stealing), "",
+       "a rank that has ended its part of a step runs weight gradients that others have left, same bits: for "
+       "ranks that are threads of one process on a CPU; not in a step that is traced"},
       {KEY(pipeline, bucket), "bytes",
        "gradients that data parallelism sums at once, begun when all of them are there"},
       {KEY(pipeline, memory_cap), "bytes",

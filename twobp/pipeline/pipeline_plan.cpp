@@ -1,0 +1,77 @@
+// What a pipeline runs: its schedules with the memory that they may take.
+#include <algorithm>
+
+#include "twobp/core/check.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/schedule/named_schedules.h"
+#include "twobp/transport/collectives.h"
+
+namespace twobp {
+namespace {
+
+bool has_backward(const Schedule& schedule) {
+  return std::any_of(schedule.ranks.begin(), schedule.ranks.end(), [](const auto& list) {
+    return std::any_of(list.begin(), list.end(), [](const Instruction& i) { return i.op == Op::kBackward; });
+  });
+}
+
+}  // namespace
+
+Plan Pipeline::plan(const ScheduleSource& schedule, int micro_batches, P2Policy policy, P2Batching batching,
+                    MemoryCap memory_cap) const {
+  if (micro_batches == 0) return forward_plan(0);
+  Plan plan;
+  plan.schedule = schedule.make(stages(), ranks(), micro_batches, policy);
+  TWOBP_CHECK(plan.schedule.replicas == 1, "schedule '", schedule.name(), "' holds ", plan.schedule.replicas,
+              " copies of the model: it can be simulated, not run");
+  plan.batching = batching;
+  plan.memory_cap = memory_cap;
+  const Schedule standard = schedule.make(stages(), ranks(), micro_batches, P2Policy::kOff);
+  TWOBP_CHECK(has_backward(standard), "schedule '", schedule.name(),
+              "' has no backward, so it trains nothing: use another");
+  plan.standard_peaks = standard_peaks(standard, stage_costs_);
+  // Slots go round with the micro-batches only while those are in order.
+  const bool all_slots = memory_cap.is_none() || standard.allow_reorder;
+  plan.slab_slots = all_slots ? micro_batches : standard_in_flight(standard);
+  return plan;
+}
+
+Plan Pipeline::forward_plan(int micro_batches) const {
+  Plan plan;
+  plan.memory_cap = MemoryCap::none();
+  if (micro_batches == 0) {  // a replica that the last batch of an epoch leaves nothing
+    plan.schedule.name = "none";
+    plan.schedule.stages = stages();
+    plan.schedule.micro_batches = 0;
+    plan.schedule.rank_of_stage = rank_of_stage_;
+    plan.schedule.ranks.resize(ranks());
+    return plan;
+  }
+  plan.schedule = make_forward_schedule(rank_of_stage_, micro_batches);
+  return plan;
+}
+
+std::vector<int64_t> Pipeline::caps(const Plan& plan) const {
+  const MemoryCap& cap = plan.memory_cap;
+  if (!cap.is_automatic()) return std::vector<int64_t>(ranks(), cap.bytes());
+  return auto_caps(plan.standard_peaks, fixed_bytes(), cap.times());
+}
+
+std::vector<int64_t> Pipeline::fixed_bytes() const {
+  if (!known_fixed_.empty()) return known_fixed_;
+  at::Tensor fixed = at::zeros({world_.replicas, ranks()}, at::kLong);
+  for (const int rank : world_.local_ranks()) {
+    const MemoryUse use = meter_->rank_use(rank);
+    fixed[world_.replica].mutable_data_ptr<int64_t>()[rank] = use.total() - use.held();
+  }
+  const bool together = world_.processes->size() > 1;
+  if (together) all_reduce_sum(*world_.processes, fixed, timeout_);
+  // The most of any replica, which may hold different shards of the optimizer: all plan alike.
+  const at::Tensor most = std::get<0>(fixed.max(0));
+  const int64_t* values = most.const_data_ptr<int64_t>();
+  std::vector<int64_t> bytes(values, values + ranks());
+  if (together) known_fixed_ = bytes;
+  return bytes;
+}
+
+}  // namespace twobp
