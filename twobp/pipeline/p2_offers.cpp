@@ -9,6 +9,19 @@
 #include "twobp/transport/transport.h"
 
 namespace twobp {
+namespace {
+
+// What backward-p2 of the leaf takes, in about: with the micro-batch given, so many operations times its
+// weights.
+int64_t work_of(Layer& leaf) {
+  std::vector<Parameter*> parameters;
+  leaf.collect_parameters(parameters);
+  int64_t numel = 1;
+  for (const Parameter* parameter : parameters) numel += parameter->value.numel();
+  return numel;
+}
+
+}  // namespace
 
 void P2Offers::begin_step() {
   const std::lock_guard lock(mutex_);
@@ -36,7 +49,7 @@ P2Offers::Outcome P2Offers::run_own(int rank, const std::vector<OfferedP2>& unit
   for (const OfferedP2& p2 : units) {
     const auto same = [&](const Leaf& leaf) { return leaf.units.front().unit.layer == p2.unit.layer; };
     auto leaf = std::find_if(offer.leaves.begin(), offer.leaves.end(), same);
-    if (leaf == offer.leaves.end()) leaf = offer.leaves.emplace(leaf);
+    if (leaf == offer.leaves.end()) leaf = offer.leaves.insert(leaf, {work_of(*p2.unit.layer), {}, false});
     leaf->units.push_back(p2);
     offer.helped.resize(std::max(offer.helped.size(), static_cast<size_t>(p2.local_stage) + 1));
   }
@@ -82,9 +95,8 @@ P2Offers::Leaf* P2Offers::next(Offer& offer, bool first) {
   Leaf* most = nullptr;
   for (Leaf& leaf : offer.leaves) {
     if (leaf.busy || leaf.units.empty()) continue;
-    const bool better = most == nullptr || leaf.units.size() > most->units.size() ||
-                        (leaf.units.size() == most->units.size() && !first);
-    if (better) most = &leaf;
+    const bool more = most == nullptr || leaf.left() > most->left();
+    if (more || (!first && leaf.left() == most->left())) most = &leaf;
   }
   return most;
 }

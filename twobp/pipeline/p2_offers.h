@@ -61,8 +61,11 @@ class P2Offers {
  private:
   // One leaf's, in micro-batch order.
   struct Leaf {
+    int64_t work = 0;  // of a unit
     std::deque<OfferedP2> units;
     bool busy = false;
+
+    int64_t left() const { return work * static_cast<int64_t>(units.size()); }
   };
   struct Offer {
     bool made = false;
@@ -73,7 +76,8 @@ class P2Offers {
     std::exception_ptr error;  // of a unit: no other begins
   };
 
-  // Of the leaves that nobody is at the one with most left; of equals the first, or the last. Null: none.
+  // Of the leaves that nobody is at the one with most left, so that what is left in the end is small; of
+  // equals the first, or the last. Null: none.
   static Leaf* next(Offer& offer, bool first);
   bool more_may_come() const;
   // Runs the leaf's oldest unit with the lock released. Nothing if it failed: the offer has the error.
