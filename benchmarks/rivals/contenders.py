@@ -19,14 +19,16 @@ class Contender:
     slow: bool = False               # minutes a step: runs one step, and in few repeats
     plan: tuple = ()                 # twobp: schedule and p2 policy
     processes: bool = False          # twobp: one for each stage, over MPI
+    settings: tuple = ()             # twobp: what else differs from the defaults
 
     def takes_part(self, model, micro_batches):
         return (self.models is None or model in self.models) and micro_batches >= self.micro_batches
 
 
+STEALING = ("pipeline.p2_stealing=true",)  # ranks of one process end together
 BASES = {
-    "twobp": Contender("twobp ZB-V, 2BP `fill`", plan=("zb-v", "fill")),
-    "twobp_1f1b": Contender("twobp 1F1B, 2BP `fill`", plan=("1f1b", "fill")),
+    "twobp": Contender("twobp ZB-V, 2BP `fill`", plan=("zb-v", "fill"), settings=STEALING),
+    "twobp_1f1b": Contender("twobp 1F1B, 2BP `fill`", plan=("1f1b", "fill"), settings=STEALING),
     "twobp_mpi": Contender("twobp ZB-V, 2BP `fill`, over MPI", plan=("zb-v", "fill"), processes=True),
     "twobp_1f1b_mpi": Contender("twobp 1F1B, 2BP `fill`, over MPI", plan=("1f1b", "fill"), processes=True),
     "twobp_single": Contender("twobp, one stage, p2 `off`", plan=("1f1b", "off")),
@@ -98,6 +100,8 @@ def command(args, name, size, micro_batches, layers, json_path):
                 "--set", f"pipeline.micro_batches={micro_batches}", "--steps", steps, "--warmup", warmup, "--json", json_path]
     if contender.schedule is None:
         _, config, *settings = shared_options(args, size)
+        for setting in contender.settings:
+            settings += ["--set", setting]
         return [args.twobp, "bench", config, *settings, "--set", "pipeline.threads=1", "--set",
                 f"pipeline.stages={1 if args.single else 2}", "--schedules", contender.plan[0], "--p2", contender.plan[1],
                 "--micro-batches", micro_batches, "--repeat", 1, "--steps", steps, "--warmup", warmup, "--json", json_path]
