@@ -99,6 +99,15 @@ class Experiment:
         answer.unlink()
         return rows
 
+    def has_gpu(self):
+        """Whether there is a GPU that this build can use."""
+        toy = [self.options.program.parent / "benchmarks/p2_on_device/p2_on_device", "--device", "cuda", "--layers", "1", "--rows", "16",
+               "--steps", "1"]
+        done = subprocess.run(toy, capture_output=True, text=True)
+        if done.returncode != 0 and "pipeline.device" not in done.stderr:  # else it says that there is none
+            sys.exit(done.stderr)
+        return done.returncode == 0
+
     def add(self, key, figures, paper=None):
         """`key`: what the row is of; `figures`: name -> number or spread(); `paper`: its figure for the same."""
         self.rows.append({"key": key, "figures": figures, **({"paper": paper} if paper is not None else {})})

@@ -16,10 +16,10 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/json_report.h"
-#include "benchmarks/p2_on_device/work_graph.h"
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/core/median.h"
+#include "twobp/nn/device/work_graph.h"
 #include "twobp/nn/kernels/gemm.h"
 #include "twobp/pipeline/p2_stream.h"
 

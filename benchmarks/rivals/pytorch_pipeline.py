@@ -127,6 +127,8 @@ def main():
                         help="of what goes between stages: given to PyTorch, or found by its pass on made-up input")
     parser.add_argument("--layers", type=pathlib.Path, help="what balance.py printed; without it layers are measured")
     parser.add_argument("--threads", type=int, default=1, help="per rank")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: single alone")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: autocast, single alone")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--warmup", type=int, default=2, help="steps that are not counted")
     parser.add_argument("--seed", type=int, default=1)
@@ -134,6 +136,8 @@ def main():
     parser.add_argument("--timeout", type=float, default=300, help="seconds before the ranks are ended")
     args = parser.parse_args()
     work = work_module.work_of(args)
+    if args.schedule != "single" and (args.device != "cpu" or args.precision != "fp32"):
+        sys.exit("pytorch_pipeline.py: --device and --precision are for --schedule single")
     ranks, layers = RANKS, []
     if args.schedule == "single":
         ranks, cuts = 1, [0, len(work.module.units(work))]

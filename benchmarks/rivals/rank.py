@@ -88,11 +88,13 @@ def set_parameter(module, name, parameter):
 class EagerTrainer:
     def __init__(self, modules, args):
         self.model, self.micro_batches = modules[0], args.micro_batches
+        self.autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
 
     def step(self, inputs, labels):
         losses = []
         for x, y in zip(inputs.chunk(self.micro_batches), labels.chunk(self.micro_batches)):
-            loss = loss_function(self.model(x, y), y) / self.micro_batches
+            with self.autocast:
+                loss = loss_function(self.model(x, y), y) / self.micro_batches
             loss.backward()
             losses.append(loss.detach())
         return losses
@@ -147,10 +149,11 @@ def run_rank(rank, args, layers, cuts, folder):
     work = work_module.work_of(args)
     units = work.module.units(work)
     stages = stages_of_rank(args.schedule, rank)
-    modules = [work_module.build_stage(units, cuts[i], cuts[i + 1], args.seed) for i in stages]
+    modules = [work_module.build_stage(units, cuts[i], cuts[i + 1], args.seed).to(args.device) for i in stages]
     matrix = TiedMatrix(work, units, modules, share=single or args.tied == "shared")
     parameters = list({id(p): p for module in modules for p in module.parameters()}.values())
-    inputs, labels = work_module.make_batch(work, args.micro_batches, args.seed)
+    inputs, labels = (part.to(args.device) for part in work_module.make_batch(work, args.micro_batches, args.seed))
+    synchronize = torch.cuda.synchronize if args.device == "cuda" else lambda: None
     if single:
         trainer = EagerTrainer(modules, args)
     else:
@@ -164,6 +167,7 @@ def run_rank(rank, args, layers, cuts, folder):
     for step in range(args.warmup + args.steps):
         dist.barrier()
         wait_clock.seconds = 0.0
+        synchronize()
         begin = time.monotonic()
         step_losses = trainer.step(inputs, labels)
         sum_tied_gradients()
@@ -171,13 +175,14 @@ def run_rank(rank, args, layers, cuts, folder):
             keep_state(modules, trainer.loss(step_losses), f"{args.keep}/{rank}.pt")
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        synchronize()
         end = time.monotonic()
         losses.append(trainer.loss(step_losses))
         if step >= args.warmup:
             times.append({"begin": begin, "end": end, "waited": wait_clock.seconds})
     result = {"pid": os.getpid(), "stages": stages,
               "parameters": sum(p.numel() for p in parameters), "times": times, "losses": losses,
-              "peak_bytes": memory_bytes("VmHWM"), "bytes_before": memory_before}
+              "peak_bytes": torch.cuda.max_memory_allocated() if args.device == "cuda" else memory_bytes("VmHWM"), "bytes_before": memory_before}
     dist.barrier()
     dist.destroy_process_group()
     return result

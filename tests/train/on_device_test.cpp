@@ -88,6 +88,72 @@ TEST(OnDeviceTest, ConcatenatesOnSlabs) {
   expect_same_bits(expected, run(kStandIn), "concat");
 }
 
+// Ranks that share a device, whose steps from the third on are one call, on other batches than was recorded.
+std::unique_ptr<Trainer> trainer_with_graphs(Config config, int ranks) {
+  config.pipeline.graphs = true;
+  std::vector<Device> devices;
+  for (int rank = 0; rank < ranks; ++rank) devices.push_back(test::stand_in_device(7));
+  return std::make_unique<Trainer>(config, std::move(make_in_process_worlds(1, ranks, 0, devices).front()));
+}
+
+class AsGraph : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(AsGraph, TrainsToTheSameBits) {
+  const auto batches = batches_of(config_of(GetParam(), 1, "cpu"), 4, 4);
+  for (const auto& [stages, schedule, policy] :
+       {std::tuple{1, "gpipe", P2Policy::kOff}, std::tuple{2, "1f1b", P2Policy::kFill},
+        std::tuple{3, "gpipe", P2Policy::kEnd}, std::tuple{3, "zb-h1", P2Policy::kPlaced}}) {
+    SCOPED_TRACE(concat(schedule, ' ', policy_name(policy), ", ", stages, " stages"));
+    const Config config = config_of(GetParam(), stages, kStandIn);
+    Trainer one_by_one(config);
+    const auto as_graph = trainer_with_graphs(config, stages);
+    const Variant variant{schedule, policy};
+    for (const Batch& batch : batches) {
+      const StepResult expected = one_by_one.step(batch, variant);
+      const StepResult actual = as_graph->step(batch, variant);
+      EXPECT_EQ(expected.loss, actual.loss) << "step " << actual.step;
+      EXPECT_EQ(expected.grad_norm, actual.grad_norm) << "step " << actual.step;
+    }
+    for (size_t i = 0; i < as_graph->weights().size(); ++i) {
+      const Parameter& weight = *as_graph->weights()[i];
+      EXPECT_TRUE(at::equal(weight.master.cpu(), one_by_one.weights()[i]->master.cpu())) << weight.name();
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, AsGraph, ::testing::Values("llama", "mamba", "resnet"),
+                         [](const auto& info) { return std::string(info.param); });
+
+// What a recorded step cannot know is seen: another number of targets, other sizes, another plan.
+TEST(AsGraphTest, RecordsAgainWhatHasChanged) {
+  const Config config = config_of("llama", 2, kStandIn);
+  Trainer one_by_one(config);
+  const auto as_graph = trainer_with_graphs(config, 2);
+  const auto same = [&](const Batch& batch, const Variant& variant) {
+    EXPECT_EQ(one_by_one.step(batch, variant).loss, as_graph->step(batch, variant).loss);
+  };
+  const Variant fill{"1f1b", P2Policy::kFill};
+  for (const Batch& batch : test::random_batches(3, 4)) same(batch, fill);
+  Batch fewer_targets = test::random_batches(1, 4).front();
+  fewer_targets.micro_batches[1].at("labels").select(1, 0).fill_(-100);
+  fewer_targets.targets -= fewer_targets.micro_batches[1].at("labels").size(0);
+  for (int i = 0; i < 2; ++i) same(fewer_targets, fill);
+  for (const Batch& batch : test::random_batches(3, 2)) same(batch, fill);
+  for (const Batch& batch : test::random_batches(3, 4)) same(batch, {"gpipe", P2Policy::kEnd});
+  EXPECT_EQ(one_by_one.steps_done(), as_graph->steps_done());
+}
+
+TEST(AsGraphTest, NeedsOneDeviceForAllRanks) {
+  Config config = config_of("llama", 2, kStandIn);
+  config.pipeline.graphs = true;
+  Trainer apart(config);
+  test::expect_error(
+      [&] {
+        apart.step(test::random_batches(1, 4).front(), {"1f1b", P2Policy::kFill});
+      },
+      {"pipeline.graphs", "rank 1", "not on the same GPU"});
+}
+
 TEST_P(OnDevice, OperatorsAreNotFarFromTheKernels) {
   const Config config = config_of(GetParam(), 1, "cpu");
   const auto batches = batches_of(config, 3, 2);
@@ -162,7 +228,16 @@ TEST(OnDeviceTest, SaysWhatDoesNotRunThere) {
   config.pipeline.gpu_parts = true;
   test::expect_error([&] { check_config(config); }, {"pipeline.gpu_parts", "pipeline.device"});
   config.pipeline.gpu_parts = false;
+  const auto expect_no_graphs = [](Config with, const std::string& reason) {
+    with.pipeline.graphs = true;
+    test::expect_error([&] { check_config(with); }, {"pipeline.graphs", reason});
+  };
+  expect_no_graphs(config, "pipeline.device");
   config.pipeline.device = "cuda";
+  config.pipeline.run_ahead = true;
+  expect_no_graphs(config, "pipeline.run_ahead");
+  config.pipeline.run_ahead = false;
+  expect_no_graphs(config_of("bert", 1, "cuda"), "model.type");
   if (!at::hasCUDA())
     test::expect_error([&] { Trainer trainer(config); },
                        {"this LibTorch has no cuda", "pipeline.device = \"cpu\""});

@@ -11,7 +11,8 @@ namespace twobp {
 
 class Slab;
 
-// The batch's named tensors as the loader made them: `input_ids`, `labels`, masks, positions.
+// The batch's named tensors as the loader made them: `input_ids`, `labels`, masks, positions. On the host,
+// where layers look at what they say, or on the rank's device, where nobody does.
 using Fields = std::map<std::string, at::Tensor>;
 
 struct Context {

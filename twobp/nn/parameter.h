@@ -72,6 +72,8 @@ class Parameter {
   // A gradient is written by its first contribution of a step and added to by the others: no pass to zero it.
   bool has_grad() const { return has_grad_; }
   void forget_grad() { has_grad_ = false; }
+  // It has been written by a graph that was put in again (see WorkGraph), not through this object.
+  void has_grad_from_elsewhere() { has_grad_ = true; }
 
   // grad (+)= a @ b, for a (rows, n) and b (n, cols) of the layer's dtype: rounded to it at most once a
   // call, summed in grad's. A gradient of more dimensions counts as (rows, the rest in memory's order).

@@ -9,7 +9,7 @@ constexpr size_t kAhead = 16;
 }  // namespace
 
 void P2Stream::begin(std::span<const DeviceEvent> ready, std::span<Saved* const> saved) {
-  forget_passed();
+  if (!records_) forget_passed();
   for (const DeviceEvent& event : ready) device_.weights().wait(event);
   for (const Saved* one : saved) {
     one->visit_p2([&](const at::Tensor& tensor) { device_.weights().uses(tensor); });
@@ -17,6 +17,7 @@ void P2Stream::begin(std::span<const DeviceEvent> ready, std::span<Saved* const>
 }
 
 bool P2Stream::has_room() {
+  if (records_) return true;
   forget_passed();
   return under_way_.size() < kAhead;
 }

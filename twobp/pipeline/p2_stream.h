@@ -28,13 +28,15 @@ class P2Stream {
     const OnStream here(device_.weights());
     begin(ready, saved);
     w();
-    under_way_.push_back(device_.weights().record());
+    if (!records_) under_way_.push_back(device_.weights().record());
   }
 
   // Whether to put in more W ahead of its turn. The host runs ahead of the device, so that it seldom waits
   // for a message: it offers W after every instruction instead, some at a time, so that the stash of what is
   // far from done is not all of the step's and W's own memory stays small. Never on a CPU.
   bool wants_more() { return device_.asynchronous() && has_room(); }
+  // While a graph is recorded (see WorkGraph) nothing is done: all W there is goes in.
+  void record(bool on) { records_ = on; }
   // Whether so little is under way that more may be put in. Always on a CPU, where nothing is.
   bool has_room();
 
@@ -46,6 +48,7 @@ class P2Stream {
   void begin(std::span<const DeviceEvent> ready, std::span<Saved* const> saved);
 
   Device device_;
+  bool records_ = false;
   std::deque<DeviceEvent> under_way_;  // the end of each W
 };
 

@@ -205,9 +205,34 @@ void Pipeline::submit(const Plan& plan, const std::vector<Fields>& micro_batches
   input.settle = options.settle;
   input.finish = options.finish;
   step->begin = now_seconds();
-  step->job =
-      post([this, &step = *step](int rank) { step.results[rank] = executors_[rank]->run(step.input); });
+  const std::optional<DeviceEvent> graph = put_in_as_graph(plan, options, input);
+  step->job = post([this, graph, &step = *step](int rank) {
+    RankExecutor& executor = *executors_[rank];
+    step.results[rank] = graph ? executor.finish_recorded(step.input, *graph) : executor.run(step.input);
+  });
   under_way_.push_back(std::move(step));
+}
+
+std::optional<DeviceEvent> Pipeline::put_in_as_graph(const Plan& plan, const StepOptions& options,
+                                                     const StepInput& input) {
+  const bool ran_before = std::exchange(last_plan_, &plan) == &plan;  // so that libraries are set up
+  if (!options.as_graph || !options.training || options.want_events) return std::nullopt;
+  const Device device = world_.device(0);
+  for (int r = 0; r < ranks(); ++r) {
+    TWOBP_CHECK(world_.all_local() && device.asynchronous() && world_.device(r).where() == device.where(),
+                "pipeline.graphs is set, but rank ", r, " is not on the same GPU as rank 0: set it to false");
+  }
+  if (!graph_ || !graph_->is_for(&plan, input)) {
+    if (!ran_before) return std::nullopt;
+    graph_.reset();
+    graph_ = std::make_unique<StepGraph>(
+        device, &plan, input, [&](const StepInput& recorded, const DeviceEvent& begin) {
+          std::vector<DeviceEvent> ends(ranks());
+          on_ranks([&](int rank) { ends[rank] = executors_[rank]->record(recorded, begin); });
+          return ends;
+        });
+  }
+  return graph_->put_in(*input.micro_batches);
 }
 
 void Pipeline::forget_steps() {

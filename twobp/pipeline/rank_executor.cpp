@@ -46,6 +46,7 @@ void RankExecutor::progress() {
 
 void RankExecutor::clear() {
   pending_.clear();
+  losses_.clear();
   for (auto& stage : stages_) stage->release_saved();
   for (auto& boundary : boundaries_) boundary = {};
 }
@@ -137,7 +138,7 @@ void RankExecutor::forward(int s, int mb) {
   }
   const int next = stage.index() + 1;
   if (next == input_->schedule->stages) {
-    result_.loss += x[0].item<double>();
+    losses_.push_back(std::move(x[0]));
     if (x.size() > 1) result_.right = result_.right.value_or(0) + x[1].item<int64_t>();
   } else if (local(next) >= 0) {
     for (const auto& tensor : x) meter_.rebook(tensor, next, MemoryCategory::kActivations);

@@ -79,6 +79,11 @@ class RankExecutor {
   void books_messages() { books_messages_ = true; }
   // The schedule must have been validated. Errors carry rank, step and instruction.
   RankResult run(const StepInput& input);
+  // The same in two parts, for a graph of all ranks (see WorkGraph). On a device, while it records: all
+  // instructions, behind `begin`; their end.
+  DeviceEvent record(const StepInput& input, const DeviceEvent& begin);
+  // Behind `end`, that of the graph, which did what was recorded last: the rest of the step.
+  RankResult finish_recorded(const StepInput& input, const DeviceEvent& end);
   // Called by StepInput::finish for each of its waits, so that events show them where they were.
   void waited_in_finish(double begin, double end);
   // Called by StepInput::finish; see RankTimes.
@@ -113,6 +118,8 @@ class RankExecutor {
   };
 
   void prepare(const StepInput& input);
+  // What follows the last instruction.
+  RankResult end(const StepInput& input);
   // Instructions [at_, end).
   void run_until(size_t end);
   // False if the step is to begin anew.
@@ -187,6 +194,10 @@ class RankExecutor {
   std::vector<Saved*> batch_;
   std::vector<DeviceEvent> batch_ready_;
   std::vector<StageTimes> stage_times_;
+  Values losses_;  // of micro-batches, wherever they are computed: read at the end
+  // What the instructions that were recorded last write.
+  Values recorded_losses_;
+  std::vector<Parameter*> recorded_grads_;
   RankResult result_;
   bool started_ = false;                 // a first F has begun
   bool offered_ = false;                 // what was pending at the end

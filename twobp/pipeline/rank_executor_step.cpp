@@ -26,6 +26,7 @@ std::string what_is_thrown() {
 }  // namespace
 
 RankResult RankExecutor::run(const StepInput& input) {
+  losses_.clear();
   prepare(input);
   const auto& instructions = input.schedule->ranks[rank_];
   if (input.settle) {
@@ -41,6 +42,43 @@ RankResult RankExecutor::run(const StepInput& input) {
   run_until(instructions.size());
   if (offers_p2()) in_update(input.step, [&] { help_others(); });
   p2_stream_.join();
+  return end(input);
+}
+
+DeviceEvent RankExecutor::record(const StepInput& input, const DeviceEvent& begin) {
+  const DeviceStream& compute = p2_stream_.device().compute();
+  compute.wait(begin);
+  losses_.clear();
+  prepare(input);
+  p2_stream_.record(true);
+  run_until(input.schedule->ranks[rank_].size());
+  p2_stream_.join();
+  p2_stream_.record(false);
+  input_ = nullptr;
+  recorded_losses_ = std::exchange(losses_, {});
+  recorded_grads_.clear();
+  for (const auto& stage : stages_) {
+    for (int i = 0; i < stage->layer_count(); ++i) {
+      for (Parameter* parameter : stage->parameters(i)) {
+        if (parameter->has_grad()) recorded_grads_.push_back(parameter);
+      }
+    }
+  }
+  return compute.record();
+}
+
+RankResult RankExecutor::finish_recorded(const StepInput& input, const DeviceEvent& end) {
+  p2_stream_.device().compute().wait(end);
+  prepare(input);
+  losses_ = recorded_losses_;
+  for (Parameter* parameter : recorded_grads_) parameter->has_grad_from_elsewhere();
+  return this->end(input);
+}
+
+RankResult RankExecutor::end(const StepInput& input) {
+  const auto& instructions = input.schedule->ranks[rank_];
+  for (const at::Tensor& loss : losses_) result_.loss += loss.item<double>();
+  losses_.clear();
   result_.times.instructions = static_cast<int64_t>(instructions.size());
   // An evaluation leaves nothing on the books of the step after it.
   if (!input.training) transport_.flush(input.timeout);

@@ -130,6 +130,7 @@ void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& vari
   options.loss_scale = 1.0 / static_cast<double>(targets);
   options.timeout = config_.pipeline.timeout;
   options.p2_order = p2_order(config_.pipeline);
+  options.as_graph = config_.pipeline.graphs;
   options.p2_stealing = config_.pipeline.p2_stealing;
   options.want_events = wants_events(result.step);
   options.gradient_scale = loss_scale_.value;

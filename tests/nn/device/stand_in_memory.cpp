@@ -1,5 +1,6 @@
 // Tensors of the stand-in device: in memory that only LibTorch's own copies and operators can reach, so that
 // what takes such a tensor for a CPU's is found out.
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -14,6 +15,8 @@
 #include <ATen/ops/view_native.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
+
+#include "twobp/nn/device/work_graph.h"
 
 namespace twobp::test {
 namespace {
@@ -56,6 +59,22 @@ class Memory : public c10::Allocator {
     TORCH_CHECK(behind != blocks().begin(), "not a tensor of the stand-in");
     const auto& [begin, block] = *std::prev(behind);
     return block.alias + (static_cast<const std::byte*>(data) - static_cast<const std::byte*>(begin));
+  }
+
+  // What all blocks hold, and back to that in those that are still there.
+  using Contents = std::map<void*, std::vector<std::byte>>;
+  static Contents contents() {
+    const std::lock_guard lock(mutex());
+    Contents contents;
+    for (const auto& [data, block] : blocks()) contents[data].assign(block.alias, block.alias + block.bytes);
+    return contents;
+  }
+  static void restore(const Contents& contents) {
+    const std::lock_guard lock(mutex());
+    for (const auto& [data, bytes] : contents) {
+      const auto found = blocks().find(data);
+      if (found != blocks().end()) std::memcpy(found->second.alias, bytes.data(), bytes.size());
+    }
   }
 
  private:
@@ -112,9 +131,76 @@ at::Tensor on_host(const at::Tensor& tensor) {
                        at::TensorOptions().dtype(tensor.scalar_type()));
 }
 
+// A graph of the stand-in: operators that were recorded run again on what they were given, and leave what
+// they make where they left it. While they are recorded they run, too, but to nobody's notice.
+class Recording : public WorkGraph {
+ public:
+  // From the operators of all threads.
+  static std::unique_ptr<WorkGraph> record(const std::function<void()>& work) {
+    const Memory::Contents before = Memory::contents();
+    auto recording = std::make_unique<Recording>();
+    TORCH_CHECK(!current.exchange(recording.get()), "the stand-in records already");
+    try {
+      work();
+    } catch (...) {
+      current = nullptr;
+      throw;
+    }
+    current = nullptr;
+    Memory::restore(before);
+    return recording;
+  }
+  void replay() override {
+    const Within within;
+    for (const auto& operation : operations_) operation();
+  }
+
+  // Runs `compute`, which is an operator: returns tensors, or writes what it is given.
+  template <typename Compute>
+  static auto run(const Compute& compute) {
+    Recording* const recording = depth == 0 ? current.load() : nullptr;
+    const Within within;
+    // One after the other, so that they are recorded as they ran.
+    const auto lock = recording ? std::unique_lock(recording->mutex_) : std::unique_lock<std::mutex>();
+    const auto made = compute();
+    if (recording) {
+      recording->operations_.push_back([compute, made] { keep_where_it_was(compute(), made); });
+    }
+    return made;
+  }
+  static void refuse(const char* what) {
+    TORCH_CHECK(depth > 0 || !current.load(), what, " cannot be recorded");
+  }
+
+ private:
+  // An operator may be made of others.
+  struct Within {
+    Within() { ++depth; }
+    ~Within() { --depth; }
+  };
+  static void keep_where_it_was(const at::Tensor& now, const at::Tensor& then) {
+    if (now.defined() && now.is_privateuseone() && !now.is_alias_of(then)) on_host(then).copy_(on_host(now));
+  }
+  static void keep_where_it_was(const std::vector<at::Tensor>& now, const std::vector<at::Tensor>& then) {
+    for (size_t i = 0; i < now.size(); ++i) keep_where_it_was(now[i], then[i]);
+  }
+
+  static std::atomic<Recording*> current;
+  static thread_local int depth;
+  std::mutex mutex_;
+  std::vector<std::function<void()>> operations_;
+};
+std::atomic<Recording*> Recording::current{nullptr};
+thread_local int Recording::depth = 0;
+
+[[maybe_unused]] const bool records = (record_graphs_by(kType, &Recording::record), true);
+
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
-  on_host(to).copy_(on_host(from));
-  return to;
+  if (from.is_cpu() || to.is_cpu()) Recording::refuse("a copy between host and device");
+  return Recording::run([from, to] {
+    on_host(to).copy_(on_host(from));
+    return to;
+  });
 }
 
 at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
@@ -127,29 +213,55 @@ at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std:
                        c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                        bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups) {
   TORCH_CHECK(!bias || !bias->defined(), "the stand-in's convolutions have no bias");
-  return at::convolution_symint(on_host(x), on_host(weight), {}, stride, padding, dilation, transposed,
-                                output_padding, groups)
-      .to(x.device());
+  return Recording::run(
+      [=, s = stride.vec(), p = padding.vec(), d = dilation.vec(), o = output_padding.vec()] {
+        return at::convolution_symint(on_host(x), on_host(weight), {}, s, p, d, transposed, o, groups)
+            .to(x.device());
+      });
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
     const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, c10::SymIntArrayRef stride,
     c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed,
     c10::SymIntArrayRef output_padding, c10::SymInt groups, std::array<bool, 3> wanted) {
-  const auto [dx, dw, db] =
-      at::convolution_backward_symint(on_host(dy), on_host(x), on_host(weight), std::nullopt, stride, padding,
-                                      dilation, transposed, output_padding, groups, wanted);
-  const auto back = [&](const at::Tensor& tensor) {
-    return tensor.defined() ? tensor.to(dy.device()) : tensor;
-  };
-  return {back(dx), back(dw), back(db)};
+  const std::vector<at::Tensor> made =
+      Recording::run([=, s = stride.vec(), p = padding.vec(), d = dilation.vec(), o = output_padding.vec()] {
+        const auto [dx, dw, db] = at::convolution_backward_symint(
+            on_host(dy), on_host(x), on_host(weight), std::nullopt, s, p, d, transposed, o, groups, wanted);
+        const auto back = [&](const at::Tensor& tensor) {
+          return tensor.defined() ? tensor.to(dy.device()) : tensor;
+        };
+        return std::vector<at::Tensor>{back(dx), back(dw), back(db)};
+      });
+  return {made[0], made[1], made[2]};
 }
 
 // Work is done when it returns.
 void record_stream(at::Tensor&, c10::Stream) {}
 
+std::vector<at::Tensor> tensors_in(const torch::jit::Stack& stack) {
+  std::vector<at::Tensor> tensors;
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor()) tensors.push_back(value.toTensor());
+    if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(tensor);
+    }
+  }
+  return tensors;
+}
+
 void by_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  at::native::cpu_fallback(op, stack);
+  const size_t count = op.schema().arguments().size();
+  const torch::jit::Stack given(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
+  if (op.operator_name().name == "aten::_local_scalar_dense") Recording::refuse("what the host waits for");
+  const auto results = std::make_shared<torch::jit::Stack>();
+  Recording::run([results, op, given] {
+    *results = given;
+    at::native::cpu_fallback(op, results.get());
+    return tensors_in(*results);
+  });
+  torch::jit::drop(*stack, count);
+  stack->insert(stack->end(), results->begin(), results->end());
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {

@@ -11,6 +11,14 @@ int64_t count_right(const at::Tensor& logits, const at::Tensor& labels) {
   return logits.argmax(-1).to(labels.device()).eq(labels).sum().item<int64_t>();
 }
 
+void check_labels(const at::Tensor& labels, int64_t vocab) {
+  const int64_t* target = labels.const_data_ptr<int64_t>();
+  for (int64_t r = 0; r < labels.numel(); ++r) {
+    TWOBP_CHECK(target[r] == kIgnoreLabel || (target[r] >= 0 && target[r] < vocab), "label ", target[r],
+                " at position ", r, " of the micro-batch is outside the vocabulary of ", vocab);
+  }
+}
+
 // The sum of the losses of `rows` rows; logits become their gradient if `gradient`.
 double sum_of_losses(at::Tensor& logits, const int64_t* target, int64_t rows, double scale, bool gradient) {
   const int64_t cols = logits.size(-1);
@@ -41,21 +49,20 @@ Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
       labels.scalar_type() == at::kLong && labels.sizes() == logits.sizes().slice(0, logits.dim() - 1),
       "labels ", labels.sizes(), " of dtype ", c10::toString(labels.scalar_type()), " do not fit logits ",
       logits.sizes(), ": one int64 label per position is needed");
-  const int64_t* target = labels.const_data_ptr<int64_t>();
-  for (int64_t r = 0; r < rows; ++r) {
-    TWOBP_CHECK(target[r] == kIgnoreLabel || (target[r] >= 0 && target[r] < cols), "label ", target[r],
-                " at position ", r, " of the micro-batch is outside the vocabulary of ", cols);
-  }
+  if (labels.is_cpu()) check_labels(labels, cols);
   const int64_t right = context.training ? 0 : count_right(logits, labels);
   const bool ours = context.owns_input || exclusively_owned(logits);
   logits = ours && logits.is_contiguous() ? logits : logits.clone(at::MemoryFormat::Contiguous);
   const double scale = context.loss_scale * context.gradient_scale;
-  const double sum = by_operators(logits)
-                         ? operators::cross_entropy(logits, on_device(labels.view({-1}), logits.device()),
-                                                    kIgnoreLabel, scale, context.keeps())
-                               .item<double>()
-                         : sum_of_losses(logits, target, rows, scale, context.keeps());
-  Values out = {at::scalar_tensor(sum * context.loss_scale, at::TensorOptions().dtype(at::kDouble))};
+  Values out;
+  if (by_operators(logits)) {
+    const at::Tensor sum = operators::cross_entropy(logits, on_device(labels.view({-1}), logits.device()),
+                                                    kIgnoreLabel, scale, context.keeps());
+    out.push_back(sum * context.loss_scale);
+  } else {
+    const double sum = sum_of_losses(logits, labels.const_data_ptr<int64_t>(), rows, scale, context.keeps());
+    out.push_back(at::scalar_tensor(sum * context.loss_scale, at::TensorOptions().dtype(at::kDouble)));
+  }
   if (!context.training) out.push_back(at::scalar_tensor(right, at::TensorOptions().dtype(at::kLong)));
   if (context.keeps()) saved.keep_until_p1(std::move(logits));
   return out;

@@ -4,6 +4,18 @@
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
+namespace {
+
+void check_ids(const at::Tensor& ids, int64_t vocab) {
+  const at::Tensor in_order = ids.contiguous();
+  const int64_t* id = in_order.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < ids.numel(); ++i) {
+    TWOBP_CHECK(id[i] >= 0 && id[i] < vocab, "token id ", id[i], " at position ", i,
+                " of the micro-batch is outside the vocabulary of ", vocab);
+  }
+}
+
+}  // namespace
 
 Embedding::Embedding(std::string name, int64_t vocab, int64_t dim, double init_std, at::ScalarType dtype)
     : weight_({{std::move(name), vocab}}, {vocab, dim}, dtype, init_std) {}
@@ -13,13 +25,7 @@ Values Embedding::forward(Values, Context& context, Saved& saved) {
   TWOBP_CHECK(ids.scalar_type() == at::kLong && ids.dim() == 2,
               "input_ids must be int64 (batch, sequence), got ", c10::toString(ids.scalar_type()), " ",
               ids.sizes());
-  const at::Tensor in_order = ids.contiguous();
-  const int64_t* id = in_order.const_data_ptr<int64_t>();
-  const int64_t vocab = weight_.value.size(0);
-  for (int64_t i = 0; i < ids.numel(); ++i) {
-    TWOBP_CHECK(id[i] >= 0 && id[i] < vocab, "token id ", id[i], " at position ", i,
-                " of the micro-batch is outside the vocabulary of ", vocab);
-  }
+  if (ids.is_cpu()) check_ids(ids, weight_.value.size(0));
   if (context.keeps() && weight_.trainable()) saved.keep_until_p2(ids);
   return {at::embedding(weight_.value, on_device(ids, weight_.value.device()))};
 }

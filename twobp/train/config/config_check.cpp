@@ -92,12 +92,26 @@ void check_pipeline(const PipelineConfig& pipeline) {
   }
 }
 
+void check_graphs(const Config& config) {
+  if (!config.pipeline.graphs) return;
+  const auto excludes = [](const char* key, const char* why) {
+    fail("pipeline.graphs is set, but not with ", key, ": ", why, ". Set it to false.");
+  };
+  if (config.pipeline.device == "cpu") excludes("pipeline.device \"cpu\"", "a CPU has no graphs");
+  if (config.pipeline.run_ahead) excludes("pipeline.run_ahead", "a graph holds one step of all ranks");
+  if (config.model.type == "bert")
+    excludes("model.type \"bert\"", "its head sees the positions to be predicted, other ones every time");
+  if (config.model.dropout > 0 || config.model.attention_dropout > 0)
+    excludes("dropout", "masks are drawn on the host, for every step anew");
+}
+
 // What pipeline.device does not do yet.
 void check_device(const Config& config) {
   const std::string& device = config.pipeline.device;
   TWOBP_CHECK(!config.pipeline.gpu_parts || device != "cpu",
               "pipeline.gpu_parts is set, but pipeline.device is \"cpu\": set that to \"cuda\", or gpu_parts "
               "to false.");
+  check_graphs(config);
   if (device == "cpu") return;
   TWOBP_CHECK(config.pipeline.data_parallel == 1, "pipeline.device is \"", device,
               "\", but replicas (pipeline.data_parallel ", config.pipeline.data_parallel,

@@ -1,0 +1,10 @@
+// In place of work_graph_cuda.cpp where LibTorch has no CUDA.
+#include "twobp/nn/device/work_graph.h"
+
+namespace twobp {
+
+std::unique_ptr<WorkGraph> record_cuda_graph(const std::function<void()>&) {
+  return nullptr;
+}
+
+}  // namespace twobp
