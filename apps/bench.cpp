@@ -326,8 +326,7 @@ int bench(const BenchOptions& options) {
       const auto has_slabs = [](const Row& one) { return one.variant.batching == P2Batching::kConcat; };
       const bool other = previous != nullptr && previous != &row && previous->trainer == row.trainer &&
                          (has_slabs(*previous) || has_slabs(row));
-      // A step becomes a graph when its plan runs for the second time in a row.
-      const int untimed = row.trainer->config().pipeline.graphs ? 2 : other ? 1 : 0;
+      const int untimed = row.trainer->config().pipeline.graphs ? 2 : other ? 1 : 0;  // the second is a graph
       measure(row, std::max(repeat == 0 ? options.warmup : 0, untimed), options);
       previous = &row;
     }

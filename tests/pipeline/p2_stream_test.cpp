@@ -88,6 +88,46 @@ TEST(P2Stream, RunsAheadByABoundedAmount) {
   expect_soon([&] { return stream.wants_more(); }, "done W makes room");
 }
 
+// On a host's tensor, since this device has none.
+TEST(P2Stream, KeepsWhatWReadsUntilItIsDone) {
+  const Device device = test::stand_in_device(14);
+  P2Stream stream(device);
+  Gate gate;
+  const DeviceEvent ready = stream.ready();
+  const auto put_in = [&](bool behind_gate) {
+    at::Tensor tensor = at::ones({1});
+    const c10::weak_intrusive_ptr<c10::TensorImpl> weak(tensor.getIntrusivePtr());
+    Saved saved;
+    saved.keep_until_p2(std::move(tensor));
+    Saved* const all[] = {&saved};
+    stream.run({&ready, 1}, all, [&] {
+      if (behind_gate) gate.stand_in(device.weights());
+    });
+    return weak;
+  };
+  const auto passed = put_in(false);
+  device.weights().wait_on_host();
+  EXPECT_FALSE(passed.expired());
+  EXPECT_TRUE(stream.has_room());
+  EXPECT_TRUE(passed.expired()) << "W is done";
+  const auto first = put_in(true);
+  const auto second = put_in(false);
+  EXPECT_TRUE(stream.keeps() && stream.has_room());
+  EXPECT_FALSE(first.expired());
+  stream.release_oldest();
+  EXPECT_TRUE(first.expired());
+  EXPECT_FALSE(second.expired());
+  std::atomic<bool> done = false;
+  test::put(device.compute(), [&] { done = true; });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(done) << "what was freed is still read";
+  gate.open = true;
+  expect_soon([&] { return done.load(); }, "W is done");
+  stream.join();
+  EXPECT_TRUE(second.expired());
+  EXPECT_FALSE(stream.keeps());
+}
+
 TEST(P2Stream, TheStreamOfWIsCurrentOnlyMeanwhile) {
   const Device device = test::stand_in_device(13);
   P2Stream stream(device);

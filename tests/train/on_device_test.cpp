@@ -24,6 +24,10 @@ Config config_of(const char* model, int stages, const char* device) {
   Config config = resnet ? test::tiny_resnet("basic", /*small_images=*/false) : test::tiny_config();
   config.model.type = model;
   if (config.model.type == "mamba") config.model.state = 5;
+  if (config.model.type == "mlp") {
+    config.model.kv_heads = 0;
+    config.data.synthetic = "vectors";
+  }
   if (config.model.type == "bert") {
     config.model.kv_heads = 0;
     config.model.positions = test::kSequence;
@@ -37,6 +41,17 @@ Config config_of(const char* model, int stages, const char* device) {
 }
 
 std::vector<Batch> batches_of(const Config& config, int steps, int micro_batches) {
+  if (config.model.type == "mlp") {
+    std::vector<Batch> batches(steps);
+    for (Batch& batch : batches) {
+      batch.targets = batch.tokens = 2 * micro_batches;
+      for (int m = 0; m < micro_batches; ++m) {
+        const auto random = [&] { return at::randn({2, test::kSequence, config.model.dim}); };
+        batch.micro_batches.push_back({{"input", random()}, {"target", random()}});
+      }
+    }
+    return batches;
+  }
   return config.model.type == "resnet" ? test::image_batches(config, steps, micro_batches)
                                        : test::random_batches(steps, micro_batches);
 }
@@ -96,10 +111,23 @@ std::unique_ptr<Trainer> trainer_with_graphs(Config config, int ranks) {
   return std::make_unique<Trainer>(config, std::move(make_in_process_worlds(1, ranks, 0, devices).front()));
 }
 
+// Every label counts, so that the loss' scale is that of the step before.
+std::vector<Batch> alike(std::vector<Batch> batches) {
+  for (Batch& batch : batches) {
+    batch.targets = 0;
+    for (Fields& fields : batch.micro_batches) {
+      const auto labels = fields.find("labels");
+      if (labels != fields.end()) labels->second.clamp_(0);
+      batch.targets += (labels == fields.end() ? fields.at("target").select(-1, 0) : labels->second).numel();
+    }
+  }
+  return batches;
+}
+
 class AsGraph : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(AsGraph, TrainsToTheSameBits) {
-  const auto batches = batches_of(config_of(GetParam(), 1, "cpu"), 4, 4);
+  const auto batches = alike(batches_of(config_of(GetParam(), 1, "cpu"), 4, 4));
   for (const auto& [stages, schedule, policy] :
        {std::tuple{1, "gpipe", P2Policy::kOff}, std::tuple{2, "1f1b", P2Policy::kFill},
         std::tuple{3, "gpipe", P2Policy::kEnd}, std::tuple{3, "zb-h1", P2Policy::kPlaced}}) {
@@ -108,12 +136,14 @@ TEST_P(AsGraph, TrainsToTheSameBits) {
     Trainer one_by_one(config);
     const auto as_graph = trainer_with_graphs(config, stages);
     const Variant variant{schedule, policy};
+    const int replays = test::replays();
     for (const Batch& batch : batches) {
       const StepResult expected = one_by_one.step(batch, variant);
       const StepResult actual = as_graph->step(batch, variant);
       EXPECT_EQ(expected.loss, actual.loss) << "step " << actual.step;
       EXPECT_EQ(expected.grad_norm, actual.grad_norm) << "step " << actual.step;
     }
+    EXPECT_EQ(test::replays() - replays, 3) << "all steps but the first";
     for (size_t i = 0; i < as_graph->weights().size(); ++i) {
       const Parameter& weight = *as_graph->weights()[i];
       EXPECT_TRUE(at::equal(weight.master.cpu(), one_by_one.weights()[i]->master.cpu())) << weight.name();
@@ -121,10 +151,11 @@ TEST_P(AsGraph, TrainsToTheSameBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, AsGraph, ::testing::Values("llama", "mamba", "resnet"),
+INSTANTIATE_TEST_SUITE_P(Models, AsGraph, ::testing::Values("llama", "mamba", "resnet", "mlp"),
                          [](const auto& info) { return std::string(info.param); });
 
-// What a recorded step cannot know is seen: another number of targets, other sizes, another plan.
+// What a recorded step cannot know is seen: another number of targets, other sizes, another plan. What comes
+// only once is not recorded.
 TEST(AsGraphTest, RecordsAgainWhatHasChanged) {
   const Config config = config_of("llama", 2, kStandIn);
   Trainer one_by_one(config);
@@ -133,13 +164,17 @@ TEST(AsGraphTest, RecordsAgainWhatHasChanged) {
     EXPECT_EQ(one_by_one.step(batch, variant).loss, as_graph->step(batch, variant).loss);
   };
   const Variant fill{"1f1b", P2Policy::kFill};
-  for (const Batch& batch : test::random_batches(3, 4)) same(batch, fill);
-  Batch fewer_targets = test::random_batches(1, 4).front();
+  const int before = test::replays();
+  for (const Batch& batch : alike(test::random_batches(3, 4))) same(batch, fill);
+  Batch fewer_targets = alike(test::random_batches(1, 4)).front();
   fewer_targets.micro_batches[1].at("labels").select(1, 0).fill_(-100);
   fewer_targets.targets -= fewer_targets.micro_batches[1].at("labels").size(0);
   for (int i = 0; i < 2; ++i) same(fewer_targets, fill);
-  for (const Batch& batch : test::random_batches(3, 2)) same(batch, fill);
-  for (const Batch& batch : test::random_batches(3, 4)) same(batch, {"gpipe", P2Policy::kEnd});
+  for (const Batch& batch : alike(test::random_batches(3, 2))) same(batch, fill);
+  for (const Batch& batch : alike(test::random_batches(3, 4))) same(batch, {"gpipe", P2Policy::kEnd});
+  EXPECT_EQ(test::replays() - before, 2 + 1 + 2 + 2);
+  same(fewer_targets, fill);
+  EXPECT_EQ(test::replays() - before, 7);
   EXPECT_EQ(one_by_one.steps_done(), as_graph->steps_done());
 }
 
@@ -149,7 +184,8 @@ TEST(AsGraphTest, NeedsOneDeviceForAllRanks) {
   Trainer apart(config);
   test::expect_error(
       [&] {
-        apart.step(test::random_batches(1, 4).front(), {"1f1b", P2Policy::kFill});
+        for (const Batch& batch : alike(test::random_batches(2, 4)))
+          apart.step(batch, {"1f1b", P2Policy::kFill});
       },
       {"pipeline.graphs", "rank 1", "not on the same GPU"});
 }

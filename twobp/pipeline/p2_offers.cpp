@@ -75,7 +75,8 @@ double P2Offers::help(int rank, const HasRoom& has_room, const Run& run, double 
     for (size_t owner = 0; owner < offers_.size() && leaf == nullptr; ++owner) {
       helped = &offers_[owner];
       leaf = next(*helped, false);
-      if (leaf != nullptr && !has_room(static_cast<int>(owner), helped->largest)) leaf = nullptr;
+      const int64_t at_once = std::max<int64_t>(helped->running + 1, 2);  // its owner runs them, too
+      if (leaf != nullptr && !has_room(static_cast<int>(owner), at_once * helped->largest)) leaf = nullptr;
     }
     if (leaf == nullptr) {
       waited += wait(lock, rank, timeout);
@@ -113,6 +114,7 @@ std::optional<P2Offers::Spent> P2Offers::run_next(std::unique_lock<std::mutex>& 
   throw_if_aborted();
   const OfferedP2 p2 = leaf.units.front();
   leaf.busy = true;
+  ++offer.running;
   std::optional<Spent> spent;
   std::exception_ptr error;
   lock.unlock();
@@ -124,6 +126,7 @@ std::optional<P2Offers::Spent> P2Offers::run_next(std::unique_lock<std::mutex>& 
   lock.lock();
   leaf.units.pop_front();
   leaf.busy = false;
+  --offer.running;
   --offer.left;
   if (error && !offer.error) offer.error = error;
   changed_.notify_all();

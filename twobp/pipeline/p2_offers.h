@@ -50,9 +50,10 @@ class P2Offers {
   Outcome run_own(int rank, const std::vector<OfferedP2>& units, int64_t largest, const Run& run,
                   double timeout);
 
-  // Then: runs what others have left, until there will be no more in this step. `has_room(owner, largest)`:
-  // whether two units of that rank's may run at once. Returns the seconds waited.
-  using HasRoom = std::function<bool(int owner, int64_t largest)>;
+  // Then: runs what others have left, until there will be no more in this step. `has_room(owner, bytes)`:
+  // whether that rank may hold so many more, for what runs of its units and one beside it. Returns the
+  // seconds waited.
+  using HasRoom = std::function<bool(int owner, int64_t bytes)>;
   double help(int rank, const HasRoom& has_room, const Run& run, double timeout);
 
   // Whoever waits here, or would, throws Aborted; nobody begins a unit any more.
@@ -71,6 +72,7 @@ class P2Offers {
     bool made = false;
     std::vector<Leaf> leaves;
     size_t left = 0;  // units that have not been run
+    int64_t running = 0;
     int64_t largest = 0;
     std::vector<Spent> helped;
     std::exception_ptr error;  // of a unit: no other begins

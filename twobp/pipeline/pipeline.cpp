@@ -205,7 +205,7 @@ void Pipeline::submit(const Plan& plan, const std::vector<Fields>& micro_batches
   input.settle = options.settle;
   input.finish = options.finish;
   step->begin = now_seconds();
-  const std::optional<DeviceEvent> graph = put_in_as_graph(plan, options, input);
+  const std::optional<DeviceEvent> graph = put_in_as_graph(options, input);
   step->job = post([this, graph, &step = *step](int rank) {
     RankExecutor& executor = *executors_[rank];
     step.results[rank] = graph ? executor.finish_recorded(step.input, *graph) : executor.run(step.input);
@@ -213,26 +213,38 @@ void Pipeline::submit(const Plan& plan, const std::vector<Fields>& micro_batches
   under_way_.push_back(std::move(step));
 }
 
-std::optional<DeviceEvent> Pipeline::put_in_as_graph(const Plan& plan, const StepOptions& options,
-                                                     const StepInput& input) {
-  const bool ran_before = std::exchange(last_plan_, &plan) == &plan;  // so that libraries are set up
-  if (!options.as_graph || !options.training || options.want_events) return std::nullopt;
+std::optional<DeviceEvent> Pipeline::put_in_as_graph(const StepOptions& options, const StepInput& input) {
+  if (!options.as_graph && !graph_) return std::nullopt;
+  // Other sizes or schedules may replace what layers keep for them, which the graph reads.
+  if (!options.training) {
+    if (!last_trained_.has_sizes_of(input)) graph_.reset();
+    return std::nullopt;
+  }
+  // Once it has run, libraries are set up for it.
+  StepKey key(input);
+  const bool again = std::exchange(last_trained_, std::move(key)) == last_trained_;
+  if (!again) graph_.reset();
+  if (!again || !options.as_graph || options.want_events) return std::nullopt;
   const Device device = world_.device(0);
   for (int r = 0; r < ranks(); ++r) {
     TWOBP_CHECK(world_.all_local() && device.asynchronous() && world_.device(r).where() == device.where(),
                 "pipeline.graphs is set, but rank ", r, " is not on the same GPU as rank 0: set it to false");
   }
-  if (!graph_ || !graph_->is_for(&plan, input)) {
-    if (!ran_before) return std::nullopt;
-    graph_.reset();
-    graph_ = std::make_unique<StepGraph>(
-        device, &plan, input, [&](const StepInput& recorded, const DeviceEvent& begin) {
-          std::vector<DeviceEvent> ends(ranks());
-          on_ranks([&](int rank) { ends[rank] = executors_[rank]->record(recorded, begin); });
-          return ends;
-        });
+  TWOBP_CHECK(under_way_.empty(), "a step that is put in as a graph has the pipeline for itself");
+  try {
+    if (!graph_) {
+      graph_ = std::make_unique<StepGraph>(
+          device, input, [this](const StepInput& recorded, const DeviceEvent& begin) {
+            std::vector<DeviceEvent> ends(ranks());
+            on_ranks([&](int rank) { ends[rank] = executors_[rank]->record(recorded, begin); });
+            return ends;
+          });
+    }
+    return graph_->put_in(*input.micro_batches);
+  } catch (...) {
+    failed_ = true;  // parameters may hold gradients that nobody has computed
+    throw;
   }
-  return graph_->put_in(*input.micro_batches);
 }
 
 void Pipeline::forget_steps() {

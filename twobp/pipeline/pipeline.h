@@ -49,9 +49,10 @@ struct StepOptions {
   // Ranks take W off each other at the end of the step (p2_offers.h), if all are threads of this process and
   // no other step is under way. Not where W is concatenated, replicas sum gradients or events are wanted.
   bool p2_stealing = false;
-  // On a device: the step is put in as one piece, which is recorded when a plan runs for the second time and
-  // when the loss' scales or a micro-batch's sizes change (StepGraph). Not where events are wanted. Throws
-  // Error where ranks are not on one device, or that has no graphs.
+  // On a device: the step is put in as one piece, which is recorded when two steps in a row have had the same
+  // schedule, loss scales and sizes of micro-batches (StepGraph). Not where events are wanted. Throws Error
+  // where ranks are not on one device, that has no graphs, another step is under way or there are gradients
+  // already.
   bool as_graph = false;
   bool want_events = false;                 // the same on every process
   std::function<Settled(int rank)> settle;  // see StepInput
@@ -122,8 +123,7 @@ class Pipeline {
   void wait(const RankThreads::Job& job);
   void abort(const std::string& reason);
   // The end of all ranks' instructions, put in as a graph. None: they are to be run one by one.
-  std::optional<DeviceEvent> put_in_as_graph(const Plan& plan, const StepOptions& options,
-                                             const StepInput& input);
+  std::optional<DeviceEvent> put_in_as_graph(const StepOptions& options, const StepInput& input);
   // After an error, when all ranks stand still.
   void forget_steps();
 
@@ -145,11 +145,11 @@ class Pipeline {
   std::unique_ptr<RankThreads> threads_;
   std::vector<std::unique_ptr<RankExecutor>> executors_;  // by rank; null: another process's
   std::deque<std::unique_ptr<UnderWay>> under_way_;       // oldest first
-  std::unique_ptr<StepGraph> graph_;
-  const Plan* last_plan_ = nullptr;  // of the step that began last
-  std::vector<int64_t> caps_;        // of the step that began last
-  double last_end_ = 0;              // of the step that ended last
-  std::vector<double> last_ends_;    // of that, by rank
+  std::unique_ptr<StepGraph> graph_;                      // of last_trained_
+  StepKey last_trained_;
+  std::vector<int64_t> caps_;      // of the step that began last
+  double last_end_ = 0;            // of the step that ended last
+  std::vector<double> last_ends_;  // of that, by rank
   bool failed_ = false;
 };
 

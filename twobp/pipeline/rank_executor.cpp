@@ -46,6 +46,7 @@ void RankExecutor::progress() {
 
 void RankExecutor::clear() {
   pending_.clear();
+  p2_stream_.forget();
   losses_.clear();
   for (auto& stage : stages_) stage->release_saved();
   for (auto& boundary : boundaries_) boundary = {};
@@ -123,7 +124,7 @@ void RankExecutor::forward(int s, int mb) {
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
   bool owned = false;
   for (int i = 0; i < stage.layer_count(); ++i) {
-    if (training && cap_ > 0 && !pending_.empty()) {
+    if (training && cap_ > 0 && holds_p2()) {
       begin += make_room(stage.cost(i).forward_peak, stage.cost(i).forward_held);  // W has its own time
     }
     context.backward = i >= stage.first_backward();
@@ -138,7 +139,11 @@ void RankExecutor::forward(int s, int mb) {
   }
   const int next = stage.index() + 1;
   if (next == input_->schedule->stages) {
-    losses_.push_back(std::move(x[0]));
+    if (x[0].is_cpu()) {
+      result_.loss += x[0].item<double>();
+    } else {
+      losses_.push_back(std::move(x[0]));
+    }
     if (x.size() > 1) result_.right = result_.right.value_or(0) + x[1].item<int64_t>();
   } else if (local(next) >= 0) {
     for (const auto& tensor : x) meter_.rebook(tensor, next, MemoryCategory::kActivations);
@@ -176,7 +181,7 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
   if (last && !pending_.empty()) interrupt([&] { run_p2_by_layer(s, stage.layer_count()); });
   for (int i = stage.layer_count() - 1; i >= stage.first_backward(); --i) {
     Saved& saved = stage.saved(mb, i);
-    if (cap_ > 0 && !pending_.empty()) begin += make_room(stage.cost(i).p1_peak, stage.cost(i).p1_held);
+    if (cap_ > 0 && holds_p2()) begin += make_room(stage.cost(i).p1_peak, stage.cost(i).p1_held);
     context.destination = i > stage.first_backward() ? stage.layer(i - 1).gradient_slab() : nullptr;
     dy = stage.layer(i).backward_p1(std::move(dy), context, saved);
     saved.release_p1();
@@ -245,7 +250,7 @@ void RankExecutor::receive(const Instruction& instruction) {
     }
     const int64_t bytes = EventLog::bytes_of(values);
     // Room is made while it is on its sender's account still.
-    while (cap_ > 0 && !pending_.empty() && meter_.held(rank_) + bytes + largest_p2_ > cap_) run_oldest_p2();
+    while (cap_ > 0 && holds_p2() && meter_.held(rank_) + bytes + largest_p2_ > cap_) release_oldest_p2();
     const double arrived = events_.now();
     if (!started_) events_.start_up(arrived);
     for (const auto& tensor : values) {
@@ -259,6 +264,12 @@ void RankExecutor::receive(const Instruction& instruction) {
 }
 
 Values RankExecutor::wait_for(int from, const Tag& tag) {
+  if (turn_ != nullptr) {
+    turn_->unlock();
+    Values values = transport_.receive(from, tag, input_->timeout);
+    turn_->lock();
+    return values;
+  }
   const double deadline = now_seconds() + input_->timeout;
   while (reducer_ != nullptr && reducer_->busy()) {
     reducer_->progress();

@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -48,7 +49,8 @@ struct StepInput {
   // Where ranks take W off each other at the end of a step; null: they do not, nor where W is concatenated,
   // where replicas sum gradients or where events are wanted.
   P2Offers* offers = nullptr;
-  double timeout = 300;  // seconds
+  std::mutex* turn = nullptr;  // of ranks that record
+  double timeout = 300;        // seconds
   bool want_events = false;
   // Called on each rank's thread when it has run the first F, before it sends, receives, adds to a gradient
   // or has a loss: if the step before does not stand, they are run again. Null: it stands, and
@@ -80,7 +82,7 @@ class RankExecutor {
   // The schedule must have been validated. Errors carry rank, step and instruction.
   RankResult run(const StepInput& input);
   // The same in two parts, for a graph of all ranks (see WorkGraph). On a device, while it records: all
-  // instructions, behind `begin`; their end.
+  // instructions, behind `begin`; their end. One rank after the other: each until it waits for a message.
   DeviceEvent record(const StepInput& input, const DeviceEvent& begin);
   // Behind `end`, that of the graph, which did what was recorded last: the rest of the step.
   RankResult finish_recorded(const StepInput& input, const DeviceEvent& end);
@@ -122,6 +124,8 @@ class RankExecutor {
   RankResult end(const StepInput& input);
   // Instructions [at_, end).
   void run_until(size_t end);
+  // A recorded step does not add to what is there.
+  void expect_no_gradients() const;
   // False if the step is to begin anew.
   bool settle();
   // Errors of `body` carry rank and step, and that they are the update's.
@@ -156,6 +160,10 @@ class RankExecutor {
   void check_done(int s, int layer);
   // Transport::receive, while sums of gradients that are under way go on.
   Values wait_for(int from, const Tag& tag);
+  // Whether some memory can be had sooner than by itself: that of W.
+  bool holds_p2() const { return !pending_.empty() || p2_stream_.keeps(); }
+  // Frees what the oldest W holds.
+  void release_oldest_p2();
   // Runs old W until an op that grows to `peak` and leaves `held` fits under the cap, and after it any W that
   // is pending; the seconds it took.
   double make_room(int64_t peak, int64_t held);
@@ -194,7 +202,8 @@ class RankExecutor {
   std::vector<Saved*> batch_;
   std::vector<DeviceEvent> batch_ready_;
   std::vector<StageTimes> stage_times_;
-  Values losses_;  // of micro-batches, wherever they are computed: read at the end
+  Values losses_;  // of micro-batches on a device, for which the host waits at the end
+  std::unique_lock<std::mutex>* turn_ = nullptr;  // while it records
   // What the instructions that were recorded last write.
   Values recorded_losses_;
   std::vector<Parameter*> recorded_grads_;

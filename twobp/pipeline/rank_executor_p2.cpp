@@ -126,9 +126,9 @@ void RankExecutor::run_offered_p2() {
 
 void RankExecutor::help_others() {
   if (!offered_) run_offered_p2();
-  const auto has_room = [this](int owner, int64_t largest) {
+  const auto has_room = [this](int owner, int64_t bytes) {
     const int64_t cap = input_->cap_per_rank.empty() ? 0 : input_->cap_per_rank[owner];
-    return cap == 0 || meter_.held(owner) + 2 * largest <= cap;
+    return cap == 0 || meter_.held(owner) + bytes <= cap;
   };
   const auto run = [this](const OfferedP2& p2) {
     const P2Offers::Spent spent = run_offered(p2);
@@ -180,14 +180,18 @@ void RankExecutor::flush_p2(int s, int first, int last) {
 
 double RankExecutor::make_room(int64_t peak, int64_t held) {
   const int64_t bytes = std::max(peak, held + largest_p2_);
-  const auto lacks = [&] { return !pending_.empty() && meter_.held(rank_) + bytes > cap_; };
+  const auto lacks = [&] { return holds_p2() && meter_.held(rank_) + bytes > cap_; };
   if (!lacks()) return 0;
   const double begin = now_seconds();
   events_.pause(begin);
-  while (lacks()) run_oldest_p2();
+  while (lacks()) release_oldest_p2();
   const double end = now_seconds();
   events_.resume(end);
   return end - begin;
+}
+
+void RankExecutor::release_oldest_p2() {
+  p2_stream_.keeps() ? p2_stream_.release_oldest() : run_oldest_p2();
 }
 
 void RankExecutor::free_slot(int s, int micro_batch) {

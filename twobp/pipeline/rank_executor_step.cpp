@@ -46,28 +46,46 @@ RankResult RankExecutor::run(const StepInput& input) {
 }
 
 DeviceEvent RankExecutor::record(const StepInput& input, const DeviceEvent& begin) {
-  const DeviceStream& compute = p2_stream_.device().compute();
-  compute.wait(begin);
+  expect_no_gradients();
   losses_.clear();
   prepare(input);
-  p2_stream_.record(true);
-  run_until(input.schedule->ranks[rank_].size());
-  p2_stream_.join();
-  p2_stream_.record(false);
+  {
+    std::unique_lock turn(*input.turn);
+    turn_ = &turn;
+    const P2Stream::Recording recording(p2_stream_, begin);
+    run_until(input.schedule->ranks[rank_].size());
+    p2_stream_.join();
+  }
+  turn_ = nullptr;
   input_ = nullptr;
   recorded_losses_ = std::exchange(losses_, {});
   recorded_grads_.clear();
   for (const auto& stage : stages_) {
     for (int i = 0; i < stage->layer_count(); ++i) {
       for (Parameter* parameter : stage->parameters(i)) {
-        if (parameter->has_grad()) recorded_grads_.push_back(parameter);
+        if (!parameter->has_grad()) continue;
+        recorded_grads_.push_back(parameter);
+        parameter->forget_grad();  // until it is written
       }
     }
   }
-  return compute.record();
+  return p2_stream_.device().compute().record();
+}
+
+void RankExecutor::expect_no_gradients() const {
+  for (const auto& stage : stages_) {
+    for (int i = 0; i < stage->layer_count(); ++i) {
+      for (const Parameter* parameter : stage->parameters(i)) {
+        TWOBP_CHECK(
+            !parameter->has_grad(), "pipeline.graphs is set, but ", parameter->name(),
+            " has a gradient already, and what is recorded writes one anew: clear it before the step");
+      }
+    }
+  }
 }
 
 RankResult RankExecutor::finish_recorded(const StepInput& input, const DeviceEvent& end) {
+  expect_no_gradients();
   p2_stream_.device().compute().wait(end);
   prepare(input);
   losses_ = recorded_losses_;
@@ -162,6 +180,7 @@ void RankExecutor::prepare(const StepInput& input) {
   result_ = {};
   at_ = 0;
   started_ = offered_ = false;
+  turn_ = nullptr;
   helping_ = 0;
   helped_.clear();
   gradient_scale_ = input.gradient_scale;

@@ -5,44 +5,49 @@
 #include "twobp/core/check.h"
 
 namespace twobp {
-namespace {
 
-bool same_shape(const at::Tensor& a, const at::Tensor& b) {
-  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type();
+StepKey::StepKey(const StepInput& input)
+    : schedule_(*input.schedule),
+      batching_(input.batching),
+      p2_order_(input.p2_order),
+      slab_slots_(input.slab_slots),
+      cap_per_rank_(input.cap_per_rank),
+      loss_scale_(input.loss_scale),
+      gradient_scale_(input.gradient_scale) {
+  for (const Fields& fields : *input.micro_batches) micro_batches_.push_back(sizes_of(fields));
 }
 
-bool same_shapes(const Fields& a, const Fields& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
-    return x.first == y.first && same_shape(x.second, y.second);
+StepKey::Sizes StepKey::sizes_of(const Fields& fields) {
+  Sizes sizes;
+  for (const auto& [name, tensor] : fields)
+    sizes.emplace_back(name, tensor.sizes().vec(), tensor.scalar_type());
+  return sizes;
+}
+
+bool StepKey::has_sizes_of(const StepInput& input) const {
+  return std::ranges::all_of(*input.micro_batches, [&](const Fields& fields) {
+    return std::ranges::find(micro_batches_, sizes_of(fields)) != micro_batches_.end();
   });
 }
 
-}  // namespace
-
-StepGraph::StepGraph(const Device& device, const void* plan, const StepInput& input, const Record& record)
-    : device_(device),
-      plan_(plan),
-      loss_scale_(input.loss_scale),
-      gradient_scale_(input.gradient_scale),
-      micro_batches_(*input.micro_batches) {
+StepGraph::StepGraph(const Device& device, const StepInput& input, const Record& record)
+    : device_(device), micro_batches_(*input.micro_batches) {
   const OnStream here(device_.compute());
   for (Fields& fields : micro_batches_) {
-    for (auto& [name, tensor] : fields) tensor = on_device(tensor.contiguous(), device_.where());
+    for (auto& [name, tensor] : fields) {
+      tensor = at::empty(tensor.sizes(), tensor.options().device(device_.where())).copy_(tensor);
+    }
   }
   device_.compute().wait_on_host();
   StepInput recorded = input;
+  std::mutex turn;
   recorded.micro_batches = &micro_batches_;
+  recorded.turn = &turn;
   graph_ = record_graph(device_, [&] {
     for (const DeviceEvent& end : record(recorded, device_.compute().record())) device_.compute().wait(end);
   });
   TWOBP_CHECK(graph_, "pipeline.graphs is set, but ", device_.where().str(),
               " cannot record what is put into it: set it to false");
-}
-
-bool StepGraph::is_for(const void* plan, const StepInput& input) const {
-  const std::vector<Fields>& others = *input.micro_batches;
-  return plan == plan_ && input.loss_scale == loss_scale_ && input.gradient_scale == gradient_scale_ &&
-         std::equal(others.begin(), others.end(), micro_batches_.begin(), micro_batches_.end(), same_shapes);
 }
 
 DeviceEvent StepGraph::put_in(const std::vector<Fields>& micro_batches) {

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "twobp/nn/context.h"
@@ -12,24 +14,43 @@
 
 namespace twobp {
 
+// Of a step that trains, all that a graph of it fixes.
+class StepKey {
+ public:
+  StepKey() = default;
+  explicit StepKey(const StepInput& input);
+  bool operator==(const StepKey&) const = default;
+  // Whether this step has micro-batches of the sizes of all those of `input`.
+  bool has_sizes_of(const StepInput& input) const;
+
+ private:
+  using Sizes = std::vector<std::tuple<std::string, std::vector<int64_t>, at::ScalarType>>;
+  static Sizes sizes_of(const Fields& fields);
+
+  Schedule schedule_;
+  P2Batching batching_ = P2Batching::kLoop;
+  P2Order p2_order_ = P2Order::kOldest;
+  int slab_slots_ = 0;
+  std::vector<int64_t> cap_per_rank_;
+  double loss_scale_ = 0;
+  double gradient_scale_ = 0;
+  std::vector<Sizes> micro_batches_;
+};
+
 class StepGraph {
  public:
   // `record(input, begin)` has every rank run its instructions for `input`, behind `begin`, and returns their
   // ends. Throws Error where the device has no graphs.
   using Record = std::function<std::vector<DeviceEvent>(const StepInput& input, const DeviceEvent& begin)>;
-  StepGraph(const Device& device, const void* plan, const StepInput& input, const Record& record);
+  StepGraph(const Device& device, const StepInput& input, const Record& record);
 
-  // Whether what has been recorded is this step, but for the contents of its micro-batches.
-  bool is_for(const void* plan, const StepInput& input) const;
-  // Puts it in, behind what is in the device's compute stream; its end.
+  // Puts it in, behind what is in the device's compute stream; its end. The micro-batches are of the sizes it
+  // was recorded with.
   DeviceEvent put_in(const std::vector<Fields>& micro_batches);
 
  private:
   Device device_;
-  const void* plan_;
-  double loss_scale_;
-  double gradient_scale_;
-  std::vector<Fields> micro_batches_;  // on the device
+  std::vector<Fields> micro_batches_;  // on the device, its own
   std::unique_ptr<WorkGraph> graph_;
 };
 

@@ -69,6 +69,8 @@ struct Schedule {
   bool is_last(int stage) const { return (stage + 1) % stages_per_replica() == 0; }
   // With `fill`, a rank that waits for a message runs pending W meanwhile.
   bool fills() const { return policy == P2Policy::kFill; }
+
+  bool operator==(const Schedule&) const = default;
 };
 
 }  // namespace twobp

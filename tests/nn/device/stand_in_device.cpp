@@ -5,9 +5,10 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 
-#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace twobp::test {
 namespace {
@@ -35,6 +36,56 @@ class Flag {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool is_set_ = false;
+};
+
+// Which streams are recorded, and whether one of the others has waited for all of each.
+class Recorded {
+ public:
+  using Key = std::pair<int, c10::StreamId>;
+  static Key key_of(const c10::Stream& stream) { return {stream.device_index(), stream.id()}; }
+
+  void begin(const c10::Stream& origin) {
+    const std::lock_guard lock(mutex_);
+    TORCH_CHECK(streams_.empty(), "streams are recorded already");
+    origin_ = key_of(origin);
+    streams_[origin_] = false;
+  }
+  void end() {
+    const std::lock_guard lock(mutex_);
+    const auto streams = std::exchange(streams_, {});
+    for (const auto& [key, waited_for] : streams)
+      TORCH_CHECK(waited_for || key == origin_, "nothing waits for a stream that is recorded");
+  }
+  std::optional<Key> of(const c10::Stream& stream) {
+    const std::lock_guard lock(mutex_);
+    const auto found = streams_.find(key_of(stream));
+    return found == streams_.end() ? std::nullopt : std::optional(found->first);
+  }
+  // `stream` waits for an event, of a stream that was recorded when it was made.
+  void wait(const c10::Stream& stream, const std::optional<Key>& event) {
+    const std::lock_guard lock(mutex_);
+    if (streams_.empty()) return;
+    const Key key = key_of(stream);
+    TORCH_CHECK(event || !streams_.contains(key), "a stream that is recorded waits for one that is not");
+    if (!event) return;
+    streams_[key] = false;
+    if (*event != key) streams_[*event] = true;
+  }
+
+ private:
+  std::mutex mutex_;
+  Key origin_;
+  std::map<Key, bool> streams_;
+};
+
+Recorded& recorded() {
+  static auto* recorded = new Recorded;
+  return *recorded;
+}
+
+struct StandInEvent {
+  std::shared_ptr<Flag> flag = std::make_shared<Flag>();
+  std::optional<Recorded::Key> stream;  // if it is recorded
 };
 
 // A thread that does one thing after the other, as long as the program lives.
@@ -105,13 +156,14 @@ class Backend : public c10::impl::DeviceGuardImplInterface {
   c10::DeviceIndex deviceCount() const noexcept override { return kStandInDevices; }
 
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
-    delete static_cast<std::shared_ptr<Flag>*>(*event);
-    auto flag = std::make_shared<Flag>();
-    *event = new std::shared_ptr<Flag>(flag);
-    worker(stream).put([flag] { flag->set(); });
+    delete static_cast<StandInEvent*>(*event);
+    auto* made = new StandInEvent{.stream = recorded().of(stream)};
+    *event = made;
+    worker(stream).put([flag = made->flag] { flag->set(); });
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (!event) return;
+    recorded().wait(stream, static_cast<StandInEvent*>(event)->stream);
     worker(stream).put([flag = flag_of(event)] { flag->wait(); });
   }
   bool queryEvent(void* event) const override { return !event || flag_of(event)->is_set(); }
@@ -119,7 +171,7 @@ class Backend : public c10::impl::DeviceGuardImplInterface {
     if (event) flag_of(event)->wait();
   }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
-    delete static_cast<std::shared_ptr<Flag>*>(event);
+    delete static_cast<StandInEvent*>(event);
   }
   bool queryStream(const c10::Stream& stream) const override { return worker(stream).idle(); }
   void synchronizeStream(const c10::Stream& stream) const override {
@@ -129,7 +181,7 @@ class Backend : public c10::impl::DeviceGuardImplInterface {
   }
 
  private:
-  static std::shared_ptr<Flag> flag_of(void* event) { return *static_cast<std::shared_ptr<Flag>*>(event); }
+  static std::shared_ptr<Flag> flag_of(void* event) { return static_cast<StandInEvent*>(event)->flag; }
   Worker& worker(const c10::Stream& stream) const {
     const std::lock_guard lock(mutex_);
     auto& worker = workers_[{stream.device_index(), stream.id()}];
@@ -145,6 +197,15 @@ class Backend : public c10::impl::DeviceGuardImplInterface {
 const c10::impl::DeviceGuardImplRegistrar registrar(kType, new Backend);
 
 }  // namespace
+
+void begin_recording() {
+  const c10::impl::VirtualGuardImpl guard(kType);
+  recorded().begin(guard.getStream(guard.getDevice()));
+}
+
+void end_recording() {
+  recorded().end();
+}
 
 Device stand_in_device(int index) {
   return Device::open(kType, index);

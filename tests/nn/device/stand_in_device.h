@@ -14,6 +14,14 @@ namespace twobp::test {
 constexpr int kStandInDevices = 64;
 Device stand_in_device(int index);
 
+// Between the two, the streams that are recorded: the current one, and those that wait for an event of them.
+// As for CUDA it is an error if one of them waits for anything else, or if in the end one has not been waited
+// for.
+void begin_recording();
+void end_recording();
+// How often what was recorded has been put in.
+int replays();
+
 // The work is put into the stream, as a kernel would be.
 void put(const DeviceStream& stream, std::function<void()> work);
 // The same by the stream's native handle, as libraries such as NCCL get it.

@@ -16,6 +16,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
+#include "tests/nn/device/stand_in_device.h"
 #include "twobp/nn/device/work_graph.h"
 
 namespace twobp::test {
@@ -139,9 +140,11 @@ class Recording : public WorkGraph {
   static std::unique_ptr<WorkGraph> record(const std::function<void()>& work) {
     const Memory::Contents before = Memory::contents();
     auto recording = std::make_unique<Recording>();
-    TORCH_CHECK(!current.exchange(recording.get()), "the stand-in records already");
+    begin_recording();
+    current = recording.get();
     try {
       work();
+      end_recording();
     } catch (...) {
       current = nullptr;
       throw;
@@ -151,9 +154,12 @@ class Recording : public WorkGraph {
     return recording;
   }
   void replay() override {
+    ++replays_of_all;
     const Within within;
     for (const auto& operation : operations_) operation();
   }
+
+  static int count() { return replays_of_all; }
 
   // Runs `compute`, which is an operator: returns tensors, or writes what it is given.
   template <typename Compute>
@@ -185,6 +191,7 @@ class Recording : public WorkGraph {
     for (size_t i = 0; i < now.size(); ++i) keep_where_it_was(now[i], then[i]);
   }
 
+  static inline std::atomic<int> replays_of_all = 0;
   static std::atomic<Recording*> current;
   static thread_local int depth;
   std::mutex mutex_;
@@ -285,4 +292,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 }
 
 }  // namespace
+
+int replays() {
+  return Recording::count();
+}
+
 }  // namespace twobp::test

@@ -1,14 +1,17 @@
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 
 #include "twobp/nn/device/work_graph.h"
 
 namespace twobp {
 namespace {
 
-// What the work allocates comes from a pool that is the graph's own.
+// What the work allocates comes from a pool that is the graph's own: what was freed before is given back,
+// since no recording can take it.
 class CudaGraph : public WorkGraph {
  public:
   explicit CudaGraph(const std::function<void()>& work) {
+    c10::cuda::CUDACachingAllocator::emptyCache();
     // Relaxed: other threads put work in, and may allocate meanwhile.
     graph_.capture_begin({0, 0}, cudaStreamCaptureModeRelaxed);
     try {

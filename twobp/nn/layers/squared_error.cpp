@@ -15,9 +15,9 @@ Values SquaredError::forward(Values x, Context& context, Saved& saved) {
       context.loss_scale * static_cast<double>(target.size(0)) / static_cast<double>(target.numel());
   at::Tensor difference = x[0] - on_device(target, x[0].device());
   const at::Tensor flat = difference.reshape({-1});
-  const double loss = at::dot(flat, flat).item().toDouble() / 2 * scale;
+  at::Tensor loss = at::dot(flat, flat).to(at::kDouble) / 2 * scale;
   if (context.keeps()) saved.keep_until_p1(difference.mul_(scale * context.gradient_scale));
-  return {at::scalar_tensor(loss, at::TensorOptions().dtype(at::kDouble))};
+  return {std::move(loss)};
 }
 
 Values SquaredError::backward_p1(Values, Context&, Saved& saved) {
