@@ -1,6 +1,6 @@
 """Trains a benchmark's model with PyTorch and prints one JSON line: the rival side of compare.py.
 
-One call is one run of one configuration. Two ranks over Gloo, each pinned to cores of its own (taken in order from
+One call is one run of one configuration. Two ranks over Gloo (or one, `--ranks 1`), each pinned to cores of its own (taken in order from
 those this process may use), run one of the schedules of torch.distributed.pipelining; `single` is one process with
 the whole model, eager, accumulating gradients over the micro-batches. fp32, the fused optimizer the configuration
 names, the same seeded batch at every step.
@@ -127,8 +127,10 @@ def main():
                         help="of what goes between stages: given to PyTorch, or found by its pass on made-up input")
     parser.add_argument("--layers", type=pathlib.Path, help="what balance.py printed; without it layers are measured")
     parser.add_argument("--threads", type=int, default=1, help="per rank")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: single alone")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: autocast, single alone")
+    parser.add_argument("--ranks", type=int, choices=(1, RANKS), default=RANKS,
+                        help="1: a schedule's stages all on one rank, each of as many layers, their shapes inferred")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: of one rank alone")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: autocast, of one rank alone")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--warmup", type=int, default=2, help="steps that are not counted")
     parser.add_argument("--seed", type=int, default=1)
@@ -136,17 +138,23 @@ def main():
     parser.add_argument("--timeout", type=float, default=300, help="seconds before the ranks are ended")
     args = parser.parse_args()
     work = work_module.work_of(args)
-    if args.schedule != "single" and (args.device != "cpu" or args.precision != "fp32"):
-        sys.exit("pytorch_pipeline.py: --device and --precision are for --schedule single")
-    ranks, layers = RANKS, []
+    layers, stages = [], STAGES_PER_RANK[args.schedule]
     if args.schedule == "single":
-        ranks, cuts = 1, [0, len(work.module.units(work))]
+        args.ranks = 1
+    elif args.ranks == 1 and stages == 1:
+        sys.exit(f"pytorch_pipeline.py: --schedule {args.schedule} has one stage a rank: two ranks are needed")
+    if args.ranks > 1 and (args.device != "cpu" or args.precision != "fp32"):
+        sys.exit("pytorch_pipeline.py: --device and --precision are for one rank: --schedule single or --ranks 1")
+    if args.ranks == 1:
+        args.shapes = "inferred"
+        units = len(work.module.units(work))
+        cuts = [units * stage // stages for stage in range(stages + 1)]
     else:
         torch.set_num_threads(args.threads)
         layers = json.loads(args.layers.read_text()) if args.layers else balance.measure_layers(work, args.seed)
         cuts = balance.balanced_cuts([layer["seconds"] for layer in layers],
-                                     [stages_of_rank(args.schedule, rank) for rank in range(ranks)])
-    print(json.dumps(summarise(args, work, layers, cuts, run_all(args, ranks, layers, cuts))))
+                                     [stages_of_rank(args.schedule, rank) for rank in range(args.ranks)])
+    print(json.dumps(summarise(args, work, layers, cuts, run_all(args, args.ranks, layers, cuts))))
 
 
 if __name__ == "__main__":

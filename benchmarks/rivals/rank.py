@@ -13,10 +13,10 @@ STAGES_PER_RANK = {"single": 1, "1f1b": 1, "gpipe": 1, "interleaved_zb": 2, "zbv
 V_SHAPED = ("zbv", "dualpipev")
 
 
-def stages_of_rank(schedule, rank):
+def stages_of_rank(schedule, rank, ranks=RANKS):
     if STAGES_PER_RANK[schedule] == 1:
         return [rank]
-    return [rank, 2 * RANKS - 1 - rank] if schedule in V_SHAPED else [rank, RANKS + rank]
+    return [rank, 2 * ranks - 1 - rank] if schedule in V_SHAPED else [rank, ranks + rank]
 
 
 def memory_bytes(key):
@@ -85,15 +85,19 @@ def set_parameter(module, name, parameter):
 
 
 # ---------------------------------------------------------------- a step
+def autocast(args):
+    return torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
+
+
 class EagerTrainer:
     def __init__(self, modules, args):
         self.model, self.micro_batches = modules[0], args.micro_batches
-        self.autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16")
+        self.args = args
 
     def step(self, inputs, labels):
         losses = []
         for x, y in zip(inputs.chunk(self.micro_batches), labels.chunk(self.micro_batches)):
-            with self.autocast:
+            with autocast(self.args):
                 loss = loss_function(self.model(x, y), y) / self.micro_batches
             loss.backward()
             losses.append(loss.detach())
@@ -106,10 +110,13 @@ class EagerTrainer:
 class PipelineTrainer:
     def __init__(self, modules, args, rank, shapes):
         from torch.distributed.pipelining import PipelineStage, schedules
-        stages_here = stages_of_rank(args.schedule, rank)
-        stage_count = RANKS * STAGES_PER_RANK[args.schedule]
+        stages_here = stages_of_rank(args.schedule, rank, args.ranks)
+        stage_count = args.ranks * STAGES_PER_RANK[args.schedule]
+        if args.precision != "fp32":
+            for module in modules:
+                module.forward = autocast(args)(module.forward)
         self.has_first, self.has_last = 0 in stages_here, stage_count - 1 in stages_here
-        stages = [PipelineStage(module, index, stage_count, torch.device("cpu"), **shape)
+        stages = [PipelineStage(module, index, stage_count, torch.device(args.device), **shape)
                   for index, module, shape in zip(stages_here, modules, shapes)]
         kind = {"gpipe": schedules.ScheduleGPipe, "1f1b": schedules.Schedule1F1B,
                 "interleaved_zb": schedules.ScheduleInterleavedZeroBubble,
@@ -137,7 +144,7 @@ def keep_state(modules, loss, path):
 def run_rank(rank, args, layers, cuts, folder):
     single = args.schedule == "single"
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank,
-                            world_size=1 if single else RANKS)
+                            world_size=args.ranks)
 
     # Touch the libraries once, so that their own memory counts as theirs and not as the run's.
     touched = torch.nn.Linear(64, 64)
@@ -148,7 +155,7 @@ def run_rank(rank, args, layers, cuts, folder):
 
     work = work_module.work_of(args)
     units = work.module.units(work)
-    stages = stages_of_rank(args.schedule, rank)
+    stages = stages_of_rank(args.schedule, rank, args.ranks)
     modules = [work_module.build_stage(units, cuts[i], cuts[i + 1], args.seed).to(args.device) for i in stages]
     matrix = TiedMatrix(work, units, modules, share=single or args.tied == "shared")
     parameters = list({id(p): p for module in modules for p in module.parameters()}.values())

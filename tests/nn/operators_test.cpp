@@ -103,5 +103,24 @@ TEST_P(EveryLayer, GivesTheSameOnADevice) {
   for (size_t i = 0; i < expected.dw.size(); ++i) EXPECT_TRUE(same_bits(actual.dw[i], expected.dw[i])) << i;
 }
 
+TEST_P(EveryLayer, GivesAboutTheSameOnAGpu) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "needs a GPU, and a LibTorch for it";
+  const at::Device device = Device::open("cuda", 0).where();
+  const OperatorsEverywhere operators;
+  const Results expected = run(GetParam(), at::kCPU);
+  const Results actual = run(GetParam(), device);
+  const auto about = [](const at::Tensor& a, const at::Tensor& b) {
+    return a.sizes() == b.sizes() &&
+           largest(a.to(at::kDouble) - b.to(at::kDouble)) <= 1e-4 * largest(b) + 1e-6;
+  };
+  EXPECT_TRUE(about(actual.y, expected.y));
+  ASSERT_EQ(actual.dx.defined(), expected.dx.defined());
+  if (expected.dx.defined()) {
+    EXPECT_TRUE(about(actual.dx, expected.dx));
+  }
+  ASSERT_EQ(actual.dw.size(), expected.dw.size());
+  for (size_t i = 0; i < expected.dw.size(); ++i) EXPECT_TRUE(about(actual.dw[i], expected.dw[i])) << i;
+}
+
 }  // namespace
 }  // namespace twobp

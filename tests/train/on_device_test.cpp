@@ -56,6 +56,26 @@ std::vector<Batch> batches_of(const Config& config, int steps, int micro_batches
                                        : test::random_batches(steps, micro_batches);
 }
 
+bool is_here(std::string_view device) {
+  return device != "cuda" || at::hasCUDA();
+}
+
+// On any number of stages, whatever the schedule, the p2 policy and the cap.
+void expect_always(const Outcome& expected, const char* model, const char* device,
+                   const std::vector<Batch>& batches) {
+  for (const auto& [stages, schedule, policy, cap] :
+       {std::tuple{1, "gpipe", P2Policy::kOff, "auto"}, std::tuple{2, "1f1b", P2Policy::kOff, "auto"},
+        std::tuple{2, "1f1b", P2Policy::kFill, "auto"}, std::tuple{2, "1f1b", P2Policy::kFill, "0"},
+        std::tuple{3, "gpipe", P2Policy::kEnd, "0"}, std::tuple{3, "zb-h1", P2Policy::kPlaced, "auto"}}) {
+    Config config = config_of(model, stages, device);
+    config.pipeline.memory_cap = cap;
+    const Outcome actual =
+        test::train(config, batches, {schedule, policy, P2Batching::kLoop, parse_memory_cap(cap)});
+    expect_same_bits(expected, actual,
+                     concat(schedule, ' ', policy_name(policy), ", ", stages, " stages, cap ", cap));
+  }
+}
+
 class OnDevice : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(OnDevice, TrainsToTheBitsOfTheOperatorsOnACpu) {
@@ -73,17 +93,21 @@ TEST_P(OnDevice, TrainsToTheBitsOfTheOperatorsOnACpu) {
       ASSERT_EQ(parameter->grad.device().type(), at::kPrivateUse1) << parameter->name();
     }
   }
-  for (const auto& [stages, schedule, policy, cap] :
-       {std::tuple{1, "gpipe", P2Policy::kOff, "auto"}, std::tuple{2, "1f1b", P2Policy::kOff, "auto"},
-        std::tuple{2, "1f1b", P2Policy::kFill, "auto"}, std::tuple{2, "1f1b", P2Policy::kFill, "0"},
-        std::tuple{3, "gpipe", P2Policy::kEnd, "0"}, std::tuple{3, "zb-h1", P2Policy::kPlaced, "auto"}}) {
-    Config config = config_of(GetParam(), stages, kStandIn);
-    config.pipeline.memory_cap = cap;
-    const Outcome actual =
-        test::train(config, batches, {schedule, policy, P2Batching::kLoop, parse_memory_cap(cap)});
-    expect_same_bits(expected, actual,
-                     concat(schedule, ' ', policy_name(policy), ", ", stages, " stages, cap ", cap));
-  }
+  expect_always(expected, GetParam(), kStandIn, batches);
+}
+
+// Whose matrix products round otherwise than a CPU's.
+TEST_P(OnDevice, TrainsToTheSameBitsOnAGpuWhateverTheSchedule) {
+  if (!is_here("cuda")) GTEST_SKIP() << "needs a GPU, and a LibTorch for it";
+  const auto batches = batches_of(config_of(GetParam(), 1, "cpu"), 3, 4);
+  const auto run = [&](const char* device) {
+    const OperatorsEverywhere operators;
+    return test::train(config_of(GetParam(), 1, device), batches, {"gpipe", P2Policy::kOff});
+  };
+  const Outcome expected = run("cuda");
+  const Outcome on_cpu = run("cpu");
+  for (size_t i = 0; i < on_cpu.losses.size(); ++i) EXPECT_NEAR(expected.losses[i], on_cpu.losses[i], 1e-3);
+  expect_always(expected, GetParam(), "cuda", batches);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, OnDevice, ::testing::Values("llama", "bert", "mamba", "resnet"),
@@ -107,7 +131,9 @@ TEST(OnDeviceTest, ConcatenatesOnSlabs) {
 std::unique_ptr<Trainer> trainer_with_graphs(Config config, int ranks) {
   config.pipeline.graphs = true;
   std::vector<Device> devices;
-  for (int rank = 0; rank < ranks; ++rank) devices.push_back(test::stand_in_device(7));
+  const std::string& kind = config.pipeline.device;
+  for (int rank = 0; rank < ranks; ++rank)
+    devices.push_back(kind == kStandIn ? test::stand_in_device(7) : Device::open(kind, 0));
   return std::make_unique<Trainer>(config, std::move(make_in_process_worlds(1, ranks, 0, devices).front()));
 }
 
@@ -124,15 +150,17 @@ std::vector<Batch> alike(std::vector<Batch> batches) {
   return batches;
 }
 
-class AsGraph : public ::testing::TestWithParam<const char*> {};
+class AsGraph : public ::testing::TestWithParam<std::tuple<const char*, const char*>> {};
 
 TEST_P(AsGraph, TrainsToTheSameBits) {
-  const auto batches = alike(batches_of(config_of(GetParam(), 1, "cpu"), 4, 4));
+  const auto [model, device] = GetParam();
+  if (!is_here(device)) GTEST_SKIP() << "needs a GPU, and a LibTorch for it";
+  const auto batches = alike(batches_of(config_of(model, 1, "cpu"), 4, 4));
   for (const auto& [stages, schedule, policy] :
        {std::tuple{1, "gpipe", P2Policy::kOff}, std::tuple{2, "1f1b", P2Policy::kFill},
         std::tuple{3, "gpipe", P2Policy::kEnd}, std::tuple{3, "zb-h1", P2Policy::kPlaced}}) {
     SCOPED_TRACE(concat(schedule, ' ', policy_name(policy), ", ", stages, " stages"));
-    const Config config = config_of(GetParam(), stages, kStandIn);
+    const Config config = config_of(model, stages, device);
     Trainer one_by_one(config);
     const auto as_graph = trainer_with_graphs(config, stages);
     const Variant variant{schedule, policy};
@@ -143,7 +171,8 @@ TEST_P(AsGraph, TrainsToTheSameBits) {
       EXPECT_EQ(expected.loss, actual.loss) << "step " << actual.step;
       EXPECT_EQ(expected.grad_norm, actual.grad_norm) << "step " << actual.step;
     }
-    EXPECT_EQ(test::replays() - replays, 3) << "all steps but the first";
+    EXPECT_EQ(test::replays() - replays, device == std::string_view(kStandIn) ? 3 : 0)
+        << "all steps but the first";
     for (size_t i = 0; i < as_graph->weights().size(); ++i) {
       const Parameter& weight = *as_graph->weights()[i];
       EXPECT_TRUE(at::equal(weight.master.cpu(), one_by_one.weights()[i]->master.cpu())) << weight.name();
@@ -151,8 +180,12 @@ TEST_P(AsGraph, TrainsToTheSameBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, AsGraph, ::testing::Values("llama", "mamba", "resnet", "mlp"),
-                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Models, AsGraph,
+                         ::testing::Combine(::testing::Values("llama", "mamba", "resnet", "mlp"),
+                                            ::testing::Values(kStandIn, "cuda")),
+                         [](const auto& info) {
+                           return concat(std::get<0>(info.param), '_', std::get<1>(info.param));
+                         });
 
 // What a recorded step cannot know is seen: another number of targets, other sizes, another plan. What comes
 // only once is not recorded.
