@@ -163,21 +163,21 @@ class ReferenceExecutor {
     if (left == 0) done_at_[stage] = rank.free_at;
   }
 
-  // The need of several layers at once: of the neediest, after those before it.
-  double need_of(const Rank& rank, Op op, int s) const {
+  // What the layer that F or I comes to as its `at`-th asks for.
+  double need_of(const Rank& rank, Op op, int s, int at) const {
     const Stage& stage = stages_[s];
     const int n = static_cast<int>(stage.layers.size());
     if (op == Op::kForward) {
-      const Layer& layer = stage.layers[rank.layer];
+      const Layer& layer = stage.layers[at];
       double held = layer.f_held;
       double peak = layer.f_peak;
-      if (!stage.plain && stage.last && rank.layer == n - 1) {
+      if (!stage.plain && stage.last && at == n - 1) {
         peak = std::max(peak, held);
         held -= stage.output;
       }
       return std::max(peak, held + rank.largest_p2);
     }
-    const Layer& layer = stage.layers[n - 1 - rank.layer];
+    const Layer& layer = stage.layers[n - 1 - at];
     return std::max(layer.i_peak, layer.i_held + rank.largest_p2);
   }
 
@@ -250,7 +250,7 @@ class ReferenceExecutor {
   bool run_layer(Rank& rank, Op op, int s, int m) {
     const Stage& stage = stages_[s];
     const int n = static_cast<int>(stage.layers.size());
-    if (lacks_room(rank, need_of(rank, op, s))) {
+    if (lacks_room(rank, need_of(rank, op, s, rank.layer))) {
       run_piece(rank, rank.pending.begin());
       return false;
     }
@@ -332,10 +332,23 @@ class ReferenceExecutor {
     }
   }
 
+  // Whether W would run before some layer of the rank's next F, if that came now.
+  bool next_forward_lacks_room(const Rank& rank) const {
+    const auto next = std::find_if(rank.list.begin() + static_cast<std::ptrdiff_t>(rank.at), rank.list.end(),
+                                   [](const Instruction& i) { return i.op == Op::kForward; });
+    if (next == rank.list.end()) return false;
+    const auto& layers = stages_[next->stage].layers;
+    double held = 0;
+    for (int i = 0; i < static_cast<int>(layers.size()); ++i) {
+      if (lacks_room(rank, held + need_of(rank, Op::kForward, next->stage, i))) return true;
+      held += layers[i].f_held;
+    }
+    return false;
+  }
+
   void fill(Rank& rank) {
-    if (!schedule_.fills() || rank.free_at > now_ || rank.at == rank.list.size() || rank.pending.empty())
-      return;
-    run_piece(rank, rank.pending.begin());
+    if (rank.free_at > now_ || rank.at == rank.list.size() || rank.pending.empty()) return;
+    if (schedule_.fills() || next_forward_lacks_room(rank)) run_piece(rank, rank.pending.begin());
   }
 
   void book_idle_tick(Rank& rank) {

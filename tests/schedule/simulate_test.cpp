@@ -122,6 +122,18 @@ TEST(Memory, CapHoldsUnderEveryPolicyAndWhatCannotFitRunsAnyway) {
   }
 }
 
+// W that has to make room for an F runs in the wait before it: under the cap of standard backpropagation no
+// policy takes longer than that.
+TEST(Memory, CapThatHurriesWUsesWaits) {
+  for (int stages = 2; stages <= 6; ++stages) {
+    for (const P2Policy policy : {P2Policy::kEnd, P2Policy::kCooldown}) {
+      const Simulation standard = unit_costs("1f1b", stages, 2 * stages, P2Policy::kOff);
+      const Simulation capped = unit_costs("1f1b", stages, 2 * stages, policy, stages);
+      EXPECT_LT(capped.step_seconds, standard.step_seconds) << stages << ' ' << policy_name(policy);
+    }
+  }
+}
+
 TEST(Memory, StashBytesReplaceActivationsAtTheEndOfI) {
   std::vector<StageCost> costs(1);
   costs[0].activation_bytes = 3;

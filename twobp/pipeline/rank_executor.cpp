@@ -237,11 +237,9 @@ void RankExecutor::receive(const Instruction& instruction) {
     const Tag tag{input_->step, instruction.stage, mb, forward ? Direction::kForward : Direction::kBackward};
     Values values;
     bool there = transport_.try_receive(from, tag, values);
-    if (input_->schedule->fills()) {
-      while (!there && !pending_.empty() && p2_stream_.has_room()) {
-        run_filling_p2();
-        there = transport_.try_receive(from, tag, values);
-      }
+    while (!there && !pending_.empty() && p2_stream_.has_room() && fills_waits()) {
+      run_filling_p2();
+      there = transport_.try_receive(from, tag, values);
     }
     if (!there) {
       const double begin = now_seconds();

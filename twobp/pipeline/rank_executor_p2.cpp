@@ -194,6 +194,15 @@ void RankExecutor::release_oldest_p2() {
   p2_stream_.keeps() ? p2_stream_.release_oldest() : run_oldest_p2();
 }
 
+bool RankExecutor::fills_waits() const {
+  if (input_->schedule->fills()) return true;
+  const auto& list = input_->schedule->ranks[rank_];
+  const auto is_forward = [](const Instruction& instruction) { return instruction.op == Op::kForward; };
+  const auto next = std::find_if(list.begin() + static_cast<std::ptrdiff_t>(at_), list.end(), is_forward);
+  if (cap_ == 0 || next == list.end()) return false;
+  return meter_.held(rank_) + stages_[local(next->stage)]->forward_need(largest_p2_) > cap_;
+}
+
 void RankExecutor::free_slot(int s, int micro_batch) {
   const auto holds_slot = [&](const PendingP2& pending) {
     return pending.stage == s && pending.micro_batch <= micro_batch - input_->slab_slots;

@@ -6,6 +6,7 @@
 
 #include "twobp/schedule/schedule.h"
 #include "twobp/schedule/simulate/simulate.h"
+#include "twobp/schedule/simulate/stage_model.h"
 
 namespace twobp {
 
@@ -29,6 +30,8 @@ struct RankState {
   bool trains = false;   // has a backward
   bool splits_p2 = false;
   int before_tail = -1;       // ops until all that is left is W, which then runs in bucket order
+  std::vector<int> forwards;  // the stages of its F, in order
+  size_t forwards_begun = 0;
   int part = 0;               // of the F or I under way
   std::vector<Slot> pending;  // in the order of their I; those before `head` are done, later ones may be
   size_t head = 0;
@@ -72,9 +75,17 @@ inline RankState rank_at_begin(const std::vector<Instruction>& list, bool by_buc
   for (const Instruction& instruction : list) {
     state.trains |= is_compute(instruction.op) && instruction.op != Op::kForward;
     state.splits_p2 |= instruction.op == Op::kBackwardP1;
+    if (instruction.op == Op::kForward)
+      state.forwards.insert(state.forwards.end(), instruction.count, instruction.stage);
   }
   if (by_bucket) state.before_tail = ops_before_tail(list);
   return state;
+}
+
+// Room that the rank's next F asks for under a cap; 0: it has none.
+inline double next_need(const RankState& state, const std::vector<StageModel>& models) {
+  if (state.forwards_begun == state.forwards.size()) return 0;
+  return models[state.forwards[state.forwards_begun]].forward.whole.need;
 }
 
 }  // namespace twobp

@@ -130,6 +130,7 @@ class Simulator {
     recorded_.take(rank, Op::kForward, stage, m);
     RankState& state = ranks_[rank];
     state.started = true;
+    ++state.forwards_begun;
     run_steps(rank, Op::kForward, {stage, m}, models_[stage].forward);
     ++state.in_flight;
     result_.ranks[rank].peak_in_flight = std::max(result_.ranks[rank].peak_in_flight, state.in_flight);
@@ -323,9 +324,8 @@ class Simulator {
 
   void wait_for(int rank, const Message& message) {
     RankState& state = ranks_[rank];
-    while (schedule_.fills() && exceeds(message.arrived, state.now) && fill_wait(rank)) {
-      memory_.settle(rank, state.now);
-    }
+    const auto fills = [&] { return schedule_.fills() || lacks_room(rank, next_need(state, models_)); };
+    while (fills() && exceeds(message.arrived, state.now) && fill_wait(rank)) memory_.settle(rank, state.now);
     if (message.arrived <= state.now) return;
     book_wait(result_.ranks[rank],
               {state.now, message.arrived, message.sent, state.started, has_pending(rank), state.splits_p2});
