@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/schedule/reference_stage.h"
 #include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
@@ -29,7 +30,7 @@ class ReferenceExecutor {
       }
     }
     for (int s = 0; s < schedule.stages; ++s) {
-      stages_.push_back(stage_of(costs, s));
+      stages_.push_back(reference_stage(schedule, costs, s));
       for (const Layer& layer : stages_.back().layers) {
         double& largest = ranks_[schedule.rank_of_stage[s]].largest_p2;
         largest = std::max(largest, layer.p2_peak);
@@ -64,15 +65,8 @@ class ReferenceExecutor {
   }
 
  private:
-  struct Layer {
-    double f, f_peak, f_held, i, i_peak, i_held, piece, stash, p2_peak;
-    int pieces;
-  };
-  struct Stage {
-    std::vector<Layer> layers;
-    double output = 0, gradient = 0, input = 0, output_gradient = 0, sum_bytes = 0;
-    bool plain = false, last = false;
-  };
+  using Layer = ReferenceLayer;
+  using Stage = ReferenceStage;
   struct Piece {
     int stage, micro_batch, layer, left;
   };
@@ -96,33 +90,6 @@ class ReferenceExecutor {
   struct Message {
     double sent, arrives;
   };
-
-  Stage stage_of(const std::vector<StageCost>& costs, int s) const {
-    const StageCost& cost = costs[s];
-    Stage stage;
-    stage.last = schedule_.is_last(s);
-    stage.plain = cost.layers.empty();
-    stage.output = cost.output_bytes;
-    stage.gradient = schedule_.is_first(s) ? 0 : cost.input_gradient_bytes;
-    stage.input = schedule_.is_first(s) ? 0 : costs[s - 1].output_bytes;
-    stage.output_gradient = stage.last ? 0 : costs[s + 1].input_gradient_bytes;
-    stage.sum_bytes = cost.gradient_bytes;
-    if (stage.plain) {
-      if (stage.last) stage.output = 0;
-      const double held = cost.activation_bytes - stage.input;
-      stage.layers.push_back(
-          {cost.forward, held, held + stage.output, cost.backward_p1, 0,
-           cost.stash_bytes - cost.activation_bytes - stage.output_gradient + stage.gradient,
-           cost.backward_p2 / cost.p2_units, cost.stash_bytes / cost.p2_units, 0, cost.p2_units});
-    }
-    for (const LayerShare& share : cost.layers) {  // their weights are their seconds
-      const int n = std::max(1, share.p2_units);
-      stage.layers.push_back({share.forward, share.forward_peak, share.forward_held, share.backward_p1,
-                              share.p1_peak, share.p1_held, share.backward_p2 / n, share.stash / n,
-                              share.p2_peak, share.p2_units});
-    }
-    return stage;
-  }
 
   bool all_done() const {
     return std::all_of(ranks_.begin(), ranks_.end(),
@@ -336,7 +303,7 @@ class ReferenceExecutor {
   bool next_forward_lacks_room(const Rank& rank) const {
     const auto next = std::find_if(rank.list.begin() + static_cast<std::ptrdiff_t>(rank.at), rank.list.end(),
                                    [](const Instruction& i) { return i.op == Op::kForward; });
-    if (next == rank.list.end()) return false;
+    if (next == rank.list.end() || schedule_.policy == P2Policy::kPlaced) return false;
     const auto& layers = stages_[next->stage].layers;
     double held = 0;
     for (int i = 0; i < static_cast<int>(layers.size()); ++i) {

@@ -160,7 +160,8 @@ class RankExecutor {
   void check_done(int s, int layer);
   // Transport::receive, while sums of gradients that are under way go on.
   Values wait_for(int from, const Tag& tag);
-  // Whether W runs in a wait: under `fill`, and where the rank's next F would ask for its room anyhow.
+  // Whether W runs in a wait: under `fill`, and where the rank's next F would ask for its room
+  // anyhow; not where W has places of its own.
   bool fills_waits() const;
   // Whether some memory can be had sooner than by itself: that of W.
   bool holds_p2() const { return !pending_.empty() || p2_stream_.keeps(); }

@@ -199,7 +199,7 @@ bool RankExecutor::fills_waits() const {
   const auto& list = input_->schedule->ranks[rank_];
   const auto is_forward = [](const Instruction& instruction) { return instruction.op == Op::kForward; };
   const auto next = std::find_if(list.begin() + static_cast<std::ptrdiff_t>(at_), list.end(), is_forward);
-  if (cap_ == 0 || next == list.end()) return false;
+  if (cap_ == 0 || input_->schedule->policy == P2Policy::kPlaced || next == list.end()) return false;
   return meter_.held(rank_) + stages_[local(next->stage)]->forward_need(largest_p2_) > cap_;
 }
 

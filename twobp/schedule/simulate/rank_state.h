@@ -26,8 +26,7 @@ struct RankState {
   double now = 0;
   double cap = 0;
   int in_flight = 0;
-  bool started = false;  // its first F has run
-  bool trains = false;   // has a backward
+  bool trains = false;  // has a backward
   bool splits_p2 = false;
   int before_tail = -1;       // ops until all that is left is W, which then runs in bucket order
   std::vector<int> forwards;  // the stages of its F, in order
@@ -82,9 +81,11 @@ inline RankState rank_at_begin(const std::vector<Instruction>& list, bool by_buc
   return state;
 }
 
-// Room that the rank's next F asks for under a cap; 0: it has none.
-inline double next_need(const RankState& state, const std::vector<StageModel>& models) {
-  if (state.forwards_begun == state.forwards.size()) return 0;
+// Room under a cap, for the rank's next F, that a wait is used to make; 0: none, as where W has places of its
+// own.
+inline double next_need(const Schedule& schedule, const RankState& state,
+                        const std::vector<StageModel>& models) {
+  if (schedule.policy == P2Policy::kPlaced || state.forwards_begun == state.forwards.size()) return 0;
   return models[state.forwards[state.forwards_begun]].forward.whole.need;
 }
 

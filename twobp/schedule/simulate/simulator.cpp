@@ -129,7 +129,6 @@ class Simulator {
   void forward(int rank, int stage, int m) {
     recorded_.take(rank, Op::kForward, stage, m);
     RankState& state = ranks_[rank];
-    state.started = true;
     ++state.forwards_begun;
     run_steps(rank, Op::kForward, {stage, m}, models_[stage].forward);
     ++state.in_flight;
@@ -324,11 +323,12 @@ class Simulator {
 
   void wait_for(int rank, const Message& message) {
     RankState& state = ranks_[rank];
-    const auto fills = [&] { return schedule_.fills() || lacks_room(rank, next_need(state, models_)); };
+    const double need = next_need(schedule_, state, models_);
+    const auto fills = [&] { return schedule_.fills() || lacks_room(rank, need); };
     while (fills() && exceeds(message.arrived, state.now) && fill_wait(rank)) memory_.settle(rank, state.now);
     if (message.arrived <= state.now) return;
-    book_wait(result_.ranks[rank],
-              {state.now, message.arrived, message.sent, state.started, has_pending(rank), state.splits_p2});
+    book_wait(result_.ranks[rank], {state.now, message.arrived, message.sent, state.forwards_begun > 0,
+                                    has_pending(rank), state.splits_p2});
     state.now = message.arrived;
   }
 
