@@ -89,37 +89,33 @@ Results run(const LayerCase& c, at::Device device) {
   return results;
 }
 
+void expect_each(const Results& actual, const Results& expected,
+                 bool (*same)(const at::Tensor&, const at::Tensor&)) {
+  EXPECT_TRUE(same(actual.y, expected.y));
+  ASSERT_EQ(actual.dx.defined(), expected.dx.defined());
+  if (expected.dx.defined()) {
+    EXPECT_TRUE(same(actual.dx, expected.dx));
+  }
+  ASSERT_EQ(actual.dw.size(), expected.dw.size());
+  for (size_t i = 0; i < expected.dw.size(); ++i) EXPECT_TRUE(same(actual.dw[i], expected.dw[i])) << i;
+}
+
+bool about_the_same(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && largest(a.to(at::kDouble) - b.to(at::kDouble)) <= 1e-4 * largest(b) + 1e-6;
+}
+
 TEST_P(EveryLayer, GivesTheSameOnADevice) {
   const at::Device device = stand_in_device(0).where();
   const OperatorsEverywhere operators;
-  const Results expected = run(GetParam(), at::kCPU);
-  const Results actual = run(GetParam(), device);
-  EXPECT_TRUE(same_bits(actual.y, expected.y));
-  ASSERT_EQ(actual.dx.defined(), expected.dx.defined());
-  if (expected.dx.defined()) {
-    EXPECT_TRUE(same_bits(actual.dx, expected.dx));
-  }
-  ASSERT_EQ(actual.dw.size(), expected.dw.size());
-  for (size_t i = 0; i < expected.dw.size(); ++i) EXPECT_TRUE(same_bits(actual.dw[i], expected.dw[i])) << i;
+  expect_each(run(GetParam(), device), run(GetParam(), at::kCPU),
+              [](const at::Tensor& a, const at::Tensor& b) { return same_bits(a, b); });
 }
 
 TEST_P(EveryLayer, GivesAboutTheSameOnAGpu) {
   if (!at::hasCUDA()) GTEST_SKIP() << "needs a GPU, and a LibTorch for it";
   const at::Device device = Device::open("cuda", 0).where();
   const OperatorsEverywhere operators;
-  const Results expected = run(GetParam(), at::kCPU);
-  const Results actual = run(GetParam(), device);
-  const auto about = [](const at::Tensor& a, const at::Tensor& b) {
-    return a.sizes() == b.sizes() &&
-           largest(a.to(at::kDouble) - b.to(at::kDouble)) <= 1e-4 * largest(b) + 1e-6;
-  };
-  EXPECT_TRUE(about(actual.y, expected.y));
-  ASSERT_EQ(actual.dx.defined(), expected.dx.defined());
-  if (expected.dx.defined()) {
-    EXPECT_TRUE(about(actual.dx, expected.dx));
-  }
-  ASSERT_EQ(actual.dw.size(), expected.dw.size());
-  for (size_t i = 0; i < expected.dw.size(); ++i) EXPECT_TRUE(about(actual.dw[i], expected.dw[i])) << i;
+  expect_each(run(GetParam(), device), run(GetParam(), at::kCPU), about_the_same);
 }
 
 }  // namespace

@@ -196,11 +196,12 @@ void RankExecutor::release_oldest_p2() {
 
 bool RankExecutor::fills_waits() const {
   if (input_->schedule->fills()) return true;
+  if (cap_ == 0 || input_->schedule->policy == P2Policy::kPlaced) return false;
   const auto& list = input_->schedule->ranks[rank_];
   const auto is_forward = [](const Instruction& instruction) { return instruction.op == Op::kForward; };
   const auto next = std::find_if(list.begin() + static_cast<std::ptrdiff_t>(at_), list.end(), is_forward);
-  if (cap_ == 0 || input_->schedule->policy == P2Policy::kPlaced || next == list.end()) return false;
-  return meter_.held(rank_) + stages_[local(next->stage)]->forward_need(largest_p2_) > cap_;
+  return next != list.end() &&
+         meter_.held(rank_) + stages_[local(next->stage)]->forward_need(largest_p2_) > cap_;
 }
 
 void RankExecutor::free_slot(int s, int micro_batch) {

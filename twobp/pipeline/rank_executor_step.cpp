@@ -23,6 +23,15 @@ std::string what_is_thrown() {
   }
 }
 
+template <typename Visit>
+void visit_parameters(const std::vector<std::unique_ptr<Stage>>& stages, const Visit& visit) {
+  for (const auto& stage : stages) {
+    for (int i = 0; i < stage->layer_count(); ++i) {
+      for (Parameter* parameter : stage->parameters(i)) visit(*parameter);
+    }
+  }
+}
+
 }  // namespace
 
 RankResult RankExecutor::run(const StepInput& input) {
@@ -60,28 +69,19 @@ DeviceEvent RankExecutor::record(const StepInput& input, const DeviceEvent& begi
   input_ = nullptr;
   recorded_losses_ = std::exchange(losses_, {});
   recorded_grads_.clear();
-  for (const auto& stage : stages_) {
-    for (int i = 0; i < stage->layer_count(); ++i) {
-      for (Parameter* parameter : stage->parameters(i)) {
-        if (!parameter->has_grad()) continue;
-        recorded_grads_.push_back(parameter);
-        parameter->forget_grad();  // until it is written
-      }
-    }
-  }
+  visit_parameters(stages_, [&](Parameter& parameter) {
+    if (!parameter.has_grad()) return;
+    recorded_grads_.push_back(&parameter);
+    parameter.forget_grad();  // until it is written
+  });
   return p2_stream_.device().compute().record();
 }
 
 void RankExecutor::expect_no_gradients() const {
-  for (const auto& stage : stages_) {
-    for (int i = 0; i < stage->layer_count(); ++i) {
-      for (const Parameter* parameter : stage->parameters(i)) {
-        TWOBP_CHECK(
-            !parameter->has_grad(), "pipeline.graphs is set, but ", parameter->name(),
-            " has a gradient already, and what is recorded writes one anew: clear it before the step");
-      }
-    }
-  }
+  visit_parameters(stages_, [](const Parameter& parameter) {
+    TWOBP_CHECK(!parameter.has_grad(), "pipeline.graphs is set, but ", parameter.name(),
+                " has a gradient already, and what is recorded writes one anew: clear it before the step");
+  });
 }
 
 RankResult RankExecutor::finish_recorded(const StepInput& input, const DeviceEvent& end) {

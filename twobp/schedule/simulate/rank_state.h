@@ -29,7 +29,7 @@ struct RankState {
   bool trains = false;  // has a backward
   bool splits_p2 = false;
   int before_tail = -1;       // ops until all that is left is W, which then runs in bucket order
-  std::vector<int> forwards;  // the stages of its F, in order
+  std::vector<int> forwards;  // the stages of its F, in order, if waits are to make room for them
   size_t forwards_begun = 0;
   int part = 0;               // of the F or I under way
   std::vector<Slot> pending;  // in the order of their I; those before `head` are done, later ones may be
@@ -69,23 +69,22 @@ inline int ops_before_tail(const std::vector<Instruction>& list) {
   return ops;
 }
 
-inline RankState rank_at_begin(const std::vector<Instruction>& list, bool by_bucket) {
+// `looks_ahead`: see next_need.
+inline RankState rank_at_begin(const std::vector<Instruction>& list, bool by_bucket, bool looks_ahead) {
   RankState state;
   for (const Instruction& instruction : list) {
     state.trains |= is_compute(instruction.op) && instruction.op != Op::kForward;
     state.splits_p2 |= instruction.op == Op::kBackwardP1;
-    if (instruction.op == Op::kForward)
+    if (looks_ahead && instruction.op == Op::kForward)
       state.forwards.insert(state.forwards.end(), instruction.count, instruction.stage);
   }
   if (by_bucket) state.before_tail = ops_before_tail(list);
   return state;
 }
 
-// Room under a cap, for the rank's next F, that a wait is used to make; 0: none, as where W has places of its
-// own.
-inline double next_need(const Schedule& schedule, const RankState& state,
-                        const std::vector<StageModel>& models) {
-  if (schedule.policy == P2Policy::kPlaced || state.forwards_begun == state.forwards.size()) return 0;
+// Room under a cap, for the rank's next F, that a wait is used to make; 0: none.
+inline double next_need(const RankState& state, const std::vector<StageModel>& models) {
+  if (state.forwards_begun >= state.forwards.size()) return 0;
   return models[state.forwards[state.forwards_begun]].forward.whole.need;
 }
 

@@ -41,8 +41,9 @@ class Simulator {
     gradients_done_.assign(schedule.stages, 0);
     result_.ranks.resize(schedule.ranks.size());
     by_bucket_ = options.p2_order == P2Order::kBucket && recorded_.empty();
+    const bool looks_ahead = !options.cap_per_rank.empty() && schedule.policy != P2Policy::kPlaced;
     for (int rank = 0; rank < schedule.rank_count(); ++rank) {
-      ranks_.push_back(rank_at_begin(schedule.ranks[rank], by_bucket_));
+      ranks_.push_back(rank_at_begin(schedule.ranks[rank], by_bucket_, looks_ahead));
       has_backward_ |= ranks_[rank].trains;
       if (options.timeline) result_.ranks[rank].timeline.reserve(compute_ops(schedule.ranks[rank]));
       if (!options.cap_per_rank.empty()) ranks_[rank].cap = options.cap_per_rank[rank];
@@ -323,8 +324,7 @@ class Simulator {
 
   void wait_for(int rank, const Message& message) {
     RankState& state = ranks_[rank];
-    const double need = next_need(schedule_, state, models_);
-    const auto fills = [&] { return schedule_.fills() || lacks_room(rank, need); };
+    const auto fills = [&] { return schedule_.fills() || lacks_room(rank, next_need(state, models_)); };
     while (fills() && exceeds(message.arrived, state.now) && fill_wait(rank)) memory_.settle(rank, state.now);
     if (message.arrived <= state.now) return;
     book_wait(result_.ranks[rank], {state.now, message.arrived, message.sent, state.forwards_begun > 0,
