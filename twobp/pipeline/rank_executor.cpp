@@ -237,7 +237,8 @@ void RankExecutor::receive(const Instruction& instruction) {
     const Tag tag{input_->step, instruction.stage, mb, forward ? Direction::kForward : Direction::kBackward};
     Values values;
     bool there = transport_.try_receive(from, tag, values);
-    while (!there && !pending_.empty() && p2_stream_.has_room() && fills_waits()) {
+    while (!there && !pending_.empty() && p2_stream_.has_room() &&
+           fills_waits(instruction.micro_batch + instruction.count - mb)) {
       run_filling_p2();
       there = transport_.try_receive(from, tag, values);
     }

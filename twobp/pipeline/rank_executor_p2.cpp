@@ -194,14 +194,11 @@ void RankExecutor::release_oldest_p2() {
   p2_stream_.keeps() ? p2_stream_.release_oldest() : run_oldest_p2();
 }
 
-bool RankExecutor::fills_waits() const {
+bool RankExecutor::fills_waits(int left) const {
   if (input_->schedule->fills()) return true;
-  if (cap_ == 0 || input_->schedule->policy == P2Policy::kPlaced) return false;
-  const auto& list = input_->schedule->ranks[rank_];
-  const auto is_forward = [](const Instruction& instruction) { return instruction.op == Op::kForward; };
-  const auto next = std::find_if(list.begin() + static_cast<std::ptrdiff_t>(at_), list.end(), is_forward);
-  return next != list.end() &&
-         meter_.held(rank_) + stages_[local(next->stage)]->forward_need(largest_p2_) > cap_;
+  if (cap_ == 0) return false;
+  const double need = input_->room_ahead[rank_].at(at_, left);
+  return need > 0 && static_cast<double>(meter_.held(rank_)) + need > static_cast<double>(cap_);
 }
 
 void RankExecutor::free_slot(int s, int micro_batch) {

@@ -29,16 +29,6 @@ Stage::Stage(int index, const ModelSpec& model, int first, int count, uint64_t s
   }
 }
 
-int64_t Stage::forward_need(int64_t p2) const {
-  int64_t need = 0;
-  int64_t held = 0;
-  for (const LayerCost& cost : costs_) {
-    need = std::max({need, held + cost.forward_peak, held + cost.forward_held + p2});
-    held += cost.forward_held;
-  }
-  return need;
-}
-
 void Stage::prepare_micro_batches(int count) {
   while (static_cast<int>(saved_.size()) < count * layer_count()) saved_.push_back(std::make_unique<Saved>());
 }

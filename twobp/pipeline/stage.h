@@ -27,8 +27,6 @@ class Stage {
   Layer& layer(int i) { return *layers_[i]; }
   const std::string& layer_name(int i) const { return names_[i]; }
   const LayerCost& cost(int i) const { return costs_[i]; }
-  // Bytes that let a micro-batch's F run through, with a W that needs `p2` behind any layer.
-  int64_t forward_need(int64_t p2) const;
   // Parameters of layer i in model order.
   const std::vector<Parameter*>& parameters(int i) const { return parameters_[i]; }
 

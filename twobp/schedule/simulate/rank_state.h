@@ -6,7 +6,6 @@
 
 #include "twobp/schedule/schedule.h"
 #include "twobp/schedule/simulate/simulate.h"
-#include "twobp/schedule/simulate/stage_model.h"
 
 namespace twobp {
 
@@ -29,12 +28,18 @@ struct RankState {
   bool trains = false;  // has a backward
   bool splits_p2 = false;
   int before_tail = -1;       // ops until all that is left is W, which then runs in bucket order
-  std::vector<int> forwards;  // the stages of its F, in order, if waits are to make room for them
-  size_t forwards_begun = 0;
+  size_t index = 0;           // of the instruction at hand
+  int left = 0;               // micro-batches of it, this one counted
+  bool started = false;       // a first F has begun
   int part = 0;               // of the F or I under way
   std::vector<Slot> pending;  // in the order of their I; those before `head` are done, later ones may be
   size_t head = 0;
   int not_yet = 0;  // pieces of the last of them, whose I is under way and has not come to their layers
+
+  void stand_at(const std::vector<Instruction>& list, const Instruction& at, int micro_batch) {
+    index = static_cast<size_t>(&at - list.data());
+    left = at.micro_batch + at.count - micro_batch;
+  }
 };
 
 // Whether `op` goes on with what the timeline ends with, which it then becomes part of.
@@ -69,23 +74,14 @@ inline int ops_before_tail(const std::vector<Instruction>& list) {
   return ops;
 }
 
-// `looks_ahead`: see next_need.
-inline RankState rank_at_begin(const std::vector<Instruction>& list, bool by_bucket, bool looks_ahead) {
+inline RankState rank_at_begin(const std::vector<Instruction>& list, bool by_bucket) {
   RankState state;
   for (const Instruction& instruction : list) {
     state.trains |= is_compute(instruction.op) && instruction.op != Op::kForward;
     state.splits_p2 |= instruction.op == Op::kBackwardP1;
-    if (looks_ahead && instruction.op == Op::kForward)
-      state.forwards.insert(state.forwards.end(), instruction.count, instruction.stage);
   }
   if (by_bucket) state.before_tail = ops_before_tail(list);
   return state;
-}
-
-// Room under a cap, for the rank's next F, that a wait is used to make; 0: none.
-inline double next_need(const RankState& state, const std::vector<StageModel>& models) {
-  if (state.forwards_begun >= state.forwards.size()) return 0;
-  return models[state.forwards[state.forwards_begun]].forward.whole.need;
 }
 
 }  // namespace twobp

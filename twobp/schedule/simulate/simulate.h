@@ -144,10 +144,10 @@ struct Simulation {
 // from its op's end until its send (or, within a rank, until the next stage's op begins). Before an F, an I
 // or a receive that would push the rank over its cap, the oldest pending W runs piece by piece until it fits,
 // whatever the policy; with layers also in between, and then W of the very I under way, as far as it has
-// come; but for `placed`, W that would run before the rank's next F runs in a wait that comes sooner. What
-// cannot fit at all runs anyway (see reject_over_cap). B works layer by layer: it frees its activations at
-// its end, has no stash and so never needs room. A schedule without any backward holds an F's bytes only
-// while it runs, and has no optimizer.
+// come; under `end` and `cooldown`, W that would so run before the next W of the list runs in a wait that
+// comes sooner (RoomAhead). What cannot fit at all runs anyway (see reject_over_cap). B works layer by layer:
+// it frees its activations at its end, has no stash and so never needs room. A schedule without any backward
+// holds an F's bytes only while it runs, and has no optimizer.
 //
 // Zero is a valid cost. Time and memory grow linearly with the number of instructions (times the logarithm of
 // the ranks with shared links or a message holder, where all ranks advance in the order of time).

@@ -16,6 +16,7 @@
 #include "twobp/schedule/simulate/memory_book.h"
 #include "twobp/schedule/simulate/rank_state.h"
 #include "twobp/schedule/simulate/recorded.h"
+#include "twobp/schedule/simulate/room_ahead.h"
 #include "twobp/schedule/simulate/stage_model.h"
 
 namespace twobp {
@@ -32,27 +33,28 @@ class Simulator {
         recorded_(schedule, options.recorded),
         memory_(schedule.stages, schedule.rank_of_stage, schedule.rank_count()) {
     const size_t slots = slot(schedule.stages, 0);
-    forward_.resize(slots);
-    backward_.resize(slots);
+    forward_ = backward_ = std::vector<Message>(slots);
     pieces_left_.assign(slots, kNoP1Yet);
     if (!recorded_.empty()) pieces_recorded_.assign(slots, 0);
-    slots_done_.assign(schedule.stages, 0);
-    slots_p1_done_.assign(schedule.stages, 0);
+    slots_done_ = slots_p1_done_ = std::vector<int>(schedule.stages, 0);
     gradients_done_.assign(schedule.stages, 0);
     result_.ranks.resize(schedule.ranks.size());
     by_bucket_ = options.p2_order == P2Order::kBucket && recorded_.empty();
-    const bool looks_ahead = !options.cap_per_rank.empty() && schedule.policy != P2Policy::kPlaced;
     for (int rank = 0; rank < schedule.rank_count(); ++rank) {
-      ranks_.push_back(rank_at_begin(schedule.ranks[rank], by_bucket_, looks_ahead));
+      ranks_.push_back(rank_at_begin(schedule.ranks[rank], by_bucket_));
       has_backward_ |= ranks_[rank].trains;
       if (options.timeline) result_.ranks[rank].timeline.reserve(compute_ops(schedule.ranks[rank]));
       if (!options.cap_per_rank.empty()) ranks_[rank].cap = options.cap_per_rank[rank];
     }
     models_ = stage_models(schedule, costs, has_backward_);
+    if (!options.cap_per_rank.empty()) ahead_ = room_ahead(schedule, models_);
   }
 
   Simulation run() {
-    const auto visit = [&](int rank, const Instruction& at, int m) { step(rank, at.op, at.stage, m); };
+    const auto visit = [&](int rank, const Instruction& at, int m) {
+      ranks_[rank].stand_at(schedule_.ranks[rank], at, m);
+      step(rank, at.op, at.stage, m);
+    };
     if (options_.shared_links.empty() && options_.message_holder == MessageHolder::kNobody) {
       walk(schedule_, visit);
     } else {
@@ -99,14 +101,10 @@ class Simulator {
     }
   }
 
-  double message_bytes(Op send, int stage) const {
-    return send == Op::kSendForward ? models_[stage].output : models_[stage].input_gradient;
-  }
-
   void send(int rank, Op op, int stage, int m, int to) {
     const bool forward = op == Op::kSendForward;
     const double now = ranks_[rank].now;
-    const double bytes = message_bytes(op, stage);
+    const double bytes = message_bytes(models_, op, stage);
     message(forward ? Op::kRecvForward : Op::kRecvBackward, to, m) = {
         now, forward ? links_.send_forward(stage, now) : links_.send_backward(stage, now)};
     if (options_.message_holder == MessageHolder::kSender) return;
@@ -120,7 +118,7 @@ class Simulator {
     recorded_.take_receive(rank, op, stage, m);
     memory_.settle(rank, ranks_[rank].now);
     if (options_.message_holder == MessageHolder::kReceiver) return;
-    const double bytes = message_bytes(sender_op(op), from);
+    const double bytes = message_bytes(models_, sender_op(op), from);
     if (bytes > 0) make_room(rank, bytes + models_[stage].largest_p2);
     const double now = ranks_[rank].now;
     memory_.add(stage, bytes, now, op, m);
@@ -130,7 +128,7 @@ class Simulator {
   void forward(int rank, int stage, int m) {
     recorded_.take(rank, Op::kForward, stage, m);
     RankState& state = ranks_[rank];
-    ++state.forwards_begun;
+    state.started = true;
     run_steps(rank, Op::kForward, {stage, m}, models_[stage].forward);
     ++state.in_flight;
     result_.ranks[rank].peak_in_flight = std::max(result_.ranks[rank].peak_in_flight, state.in_flight);
@@ -324,11 +322,12 @@ class Simulator {
 
   void wait_for(int rank, const Message& message) {
     RankState& state = ranks_[rank];
-    const auto fills = [&] { return schedule_.fills() || lacks_room(rank, next_need(state, models_)); };
+    const double ahead = ahead_.empty() ? 0 : ahead_[rank].at(state.index, state.left);
+    const auto fills = [&] { return schedule_.fills() || lacks_room(rank, ahead); };
     while (fills() && exceeds(message.arrived, state.now) && fill_wait(rank)) memory_.settle(rank, state.now);
     if (message.arrived <= state.now) return;
-    book_wait(result_.ranks[rank], {state.now, message.arrived, message.sent, state.forwards_begun > 0,
-                                    has_pending(rank), state.splits_p2});
+    book_wait(result_.ranks[rank],
+              {state.now, message.arrived, message.sent, state.started, has_pending(rank), state.splits_p2});
     state.now = message.arrived;
   }
 
@@ -378,6 +377,7 @@ class Simulator {
   RecordedOrder recorded_;
   MemoryBook memory_;
   std::vector<StageModel> models_;
+  std::vector<RoomAhead> ahead_;  // by rank, under a cap
   bool has_backward_ = false;
   bool by_bucket_ = false;
   std::vector<Message> forward_;   // per (receiving stage, micro-batch)
