@@ -38,6 +38,7 @@ class ReferenceExecutor {
     }
     done_at_.resize(schedule.stages);
     summed_.resize(schedule.stages);
+    fills_ = schedule.fills() || (!options.cap_per_rank.empty() && comes_over_cap(costs));
   }
 
   Simulation run() {
@@ -130,6 +131,24 @@ class ReferenceExecutor {
     if (left == 0) done_at_[stage] = rank.free_at;
   }
 
+  // What the layer that F or I comes to as its `at`-th asks for.
+  double need_of(const Rank& rank, Op op, int s, int at) const {
+    const Stage& stage = stages_[s];
+    const int n = static_cast<int>(stage.layers.size());
+    if (op == Op::kForward) {
+      const Layer& layer = stage.layers[at];
+      double held = layer.f_held;
+      double peak = layer.f_peak;
+      if (!stage.plain && stage.last && at == n - 1) {
+        peak = std::max(peak, held);
+        held -= stage.output;
+      }
+      return std::max(peak, held + rank.largest_p2);
+    }
+    const Layer& layer = stage.layers[n - 1 - at];
+    return std::max(layer.i_peak, layer.i_held + rank.largest_p2);
+  }
+
   // One step of a free rank, if it can make one without filling a wait.
   bool advance(Rank& rank) {
     if (rank.free_at > now_) return false;
@@ -199,7 +218,7 @@ class ReferenceExecutor {
   bool run_layer(Rank& rank, Op op, int s, int m) {
     const Stage& stage = stages_[s];
     const int n = static_cast<int>(stage.layers.size());
-    if (lacks_room(rank, stage.need_of(op, rank.layer, rank.largest_p2))) {
+    if (lacks_room(rank, need_of(rank, op, s, rank.layer))) {
       run_piece(rank, rank.pending.begin());
       return false;
     }
@@ -232,11 +251,17 @@ class ReferenceExecutor {
     const Stage& stage = stages_[s];
     double i = 0;
     double w = 0;
-    for (const Layer& layer : stage.layers) {
-      i += layer.i;
-      w += layer.piece * layer.pieces;
+    double held = 0;
+    double most = 0;
+    for (auto layer = stage.layers.rbegin(); layer != stage.layers.rend(); ++layer) {
+      i += layer->i;
+      w += layer->piece * layer->pieces;
+      most = std::max(most, held + layer->i_peak);
+      if (!stage.plain)
+        most = std::max(most, held + layer->i_held + (layer->pieces > 0 ? layer->p2_peak : 0));
+      held += layer->i_held - layer->stash * layer->pieces;
     }
-    const auto [most, held] = stage.bytes_of_backward();
+    most = std::max(most, held);
     if (lacks_room(rank, most)) {
       run_piece(rank, rank.pending.begin());
       return false;
@@ -275,53 +300,22 @@ class ReferenceExecutor {
     }
   }
 
-  // Whether W would run before the next W of the list, if all before that came now and nothing made room.
-  bool lacks_room_ahead(const Rank& rank) const {
-    double held = 0;
-    bool lacks = false;
-    const auto take = [&](double need, double leaves) {
-      lacks |= need > 0 && lacks_room(rank, held + need);
-      held += leaves;
-    };
-    for (size_t at = rank.at; at < rank.list.size() && !lacks; ++at) {
-      const auto [op, s, m, count] = rank.list[at];
-      const Stage& stage = stages_[s];
-      const int n = static_cast<int>(stage.layers.size());
-      switch (op) {
-        case Op::kBackwardP2:
-          return false;
-        case Op::kSendForward:
-        case Op::kSendBackward:
-          take(0, -(op == Op::kSendForward ? stage.output : stage.gradient));
-          break;
-        case Op::kRecvForward:
-        case Op::kRecvBackward: {
-          const double bytes = op == Op::kRecvForward ? stage.input : stage.output_gradient;
-          take(bytes > 0 ? bytes + rank.largest_p2 : 0, bytes);
-          break;
-        }
-        case Op::kForward:
-          for (int i = 0; i < n; ++i) take(stage.need_of(op, i, rank.largest_p2), stage.layers[i].f_held);
-          if (stage.last) take(0, -stage.output);
-          break;
-        case Op::kBackwardP1:
-          for (int i = 0; i < n; ++i)
-            take(stage.need_of(op, i, rank.largest_p2), stage.layers[n - 1 - i].i_held);
-          break;
-        case Op::kBackward: {
-          const auto [most, left] = stage.bytes_of_backward();
-          take(most, left);
-          break;
-        }
-      }
-    }
-    return lacks;
+  void fill(Rank& rank) {
+    if (!fills_ || rank.free_at > now_ || rank.at == rank.list.size() || rank.pending.empty()) return;
+    run_piece(rank, rank.pending.begin());
   }
 
-  void fill(Rank& rank) {
-    if (rank.free_at > now_ || rank.at == rank.list.size() || rank.pending.empty()) return;
-    const bool looks_ahead = schedule_.policy == P2Policy::kEnd || schedule_.policy == P2Policy::kCooldown;
-    if (schedule_.fills() || (looks_ahead && lacks_room_ahead(rank))) run_piece(rank, rank.pending.begin());
+  // What holds W back lets some rank come over its cap, if nothing makes room.
+  bool comes_over_cap(const std::vector<StageCost>& costs) const {
+    if (schedule_.policy != P2Policy::kEnd && schedule_.policy != P2Policy::kCooldown) return false;
+    SimulationOptions free = options_;
+    free.cap_per_rank.clear();
+    const Simulation simulation = ReferenceExecutor(schedule_, costs, free).run();
+    for (size_t r = 0; r < options_.cap_per_rank.size(); ++r) {
+      const double cap = options_.cap_per_rank[r];
+      if (cap > 0 && simulation.ranks[r].peak_bytes > cap) return true;
+    }
+    return false;
   }
 
   void book_idle_tick(Rank& rank) {
@@ -373,6 +367,7 @@ class ReferenceExecutor {
 
   const Schedule& schedule_;
   const SimulationOptions& options_;
+  bool fills_ = false;  // waits
   std::vector<Rank> ranks_;
   std::vector<Stage> stages_;
   std::vector<double> done_at_;  // the last W, by stage

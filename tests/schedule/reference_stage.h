@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "twobp/schedule/simulate/simulate.h"
@@ -19,34 +18,6 @@ struct ReferenceStage {
   std::vector<ReferenceLayer> layers;
   double output = 0, gradient = 0, input = 0, output_gradient = 0, sum_bytes = 0;
   bool plain = false, last = false;
-
-  // What the layer that F or I comes to as its `at`-th asks for, any W of its rank right after it included.
-  double need_of(Op op, int at, double largest_p2) const {
-    const int n = static_cast<int>(layers.size());
-    if (op == Op::kForward) {
-      double held = layers[at].f_held;
-      double peak = layers[at].f_peak;
-      if (!plain && last && at == n - 1) {
-        peak = std::max(peak, held);
-        held -= output;
-      }
-      return std::max(peak, held + largest_p2);
-    }
-    const ReferenceLayer& layer = layers[n - 1 - at];
-    return std::max(layer.i_peak, layer.i_held + largest_p2);
-  }
-
-  // The most that B holds meanwhile, and what it leaves.
-  std::pair<double, double> bytes_of_backward() const {
-    double held = 0;
-    double most = 0;
-    for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
-      most = std::max(most, held + layer->i_peak);
-      if (!plain) most = std::max(most, held + layer->i_held + (layer->pieces > 0 ? layer->p2_peak : 0));
-      held += layer->i_held - layer->stash * layer->pieces;
-    }
-    return {std::max(most, held), held};
-  }
 };
 
 inline ReferenceStage reference_stage(const Schedule& schedule, const std::vector<StageCost>& costs, int s) {

@@ -6,6 +6,7 @@
 #include "twobp/core/clock.h"
 #include "twobp/pipeline/report_exchange.h"
 #include "twobp/pipeline/simulated_costs.h"
+#include "twobp/schedule/check/in_process.h"
 #include "twobp/schedule/placement.h"
 #include "twobp/transport/clock_ahead.h"
 
@@ -193,11 +194,10 @@ void Pipeline::submit(const Plan& plan, const std::vector<Fields>& micro_batches
     // By every process, whatever its own plan: a replica that is left no micro-batch has no cap to ask for.
     if (world_.processes->size() > 1) fixed_bytes();
     caps_ = caps(plan);
-    const bool capped = std::ranges::any_of(caps_, [](int64_t cap) { return cap > 0; });
-    room_ahead_ = capped ? room_ahead(schedule, twobp::stage_costs(stage_costs_)) : std::vector<RoomAhead>();
+    fills_waits_ = fills_waits(schedule, twobp::stage_costs(stage_costs_), in_process_simulation(caps_));
   }
   input.cap_per_rank = caps_;
-  input.room_ahead = room_ahead_;
+  input.fills_waits = fills_waits_;
   input.slab_slots = plan.slab_slots;
   input.timeout = options.timeout;
   input.p2_order = options.p2_order;

@@ -147,10 +147,10 @@ class Pipeline {
   std::deque<std::unique_ptr<UnderWay>> under_way_;       // oldest first
   std::unique_ptr<StepGraph> graph_;                      // of last_trained_
   StepKey last_trained_;
-  std::vector<int64_t> caps_;          // of the step that began last
-  std::vector<RoomAhead> room_ahead_;  // likewise
-  double last_end_ = 0;                // of the step that ended last
-  std::vector<double> last_ends_;      // of that, by rank
+  std::vector<int64_t> caps_;      // of the step that began last
+  bool fills_waits_ = false;       // likewise
+  double last_end_ = 0;            // of the step that ended last
+  std::vector<double> last_ends_;  // of that, by rank
   bool failed_ = false;
 };
 

@@ -237,8 +237,7 @@ void RankExecutor::receive(const Instruction& instruction) {
     const Tag tag{input_->step, instruction.stage, mb, forward ? Direction::kForward : Direction::kBackward};
     Values values;
     bool there = transport_.try_receive(from, tag, values);
-    while (!there && !pending_.empty() && p2_stream_.has_room() &&
-           fills_waits(instruction.micro_batch + instruction.count - mb)) {
+    while (!there && !pending_.empty() && input_->fills_waits && p2_stream_.has_room()) {
       run_filling_p2();
       there = transport_.try_receive(from, tag, values);
     }

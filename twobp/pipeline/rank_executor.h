@@ -21,7 +21,6 @@
 #include "twobp/pipeline/stage.h"
 #include "twobp/schedule/p2_order.h"
 #include "twobp/schedule/schedule.h"
-#include "twobp/schedule/simulate/room_ahead.h"
 #include "twobp/transport/transport.h"
 
 namespace twobp {
@@ -45,7 +44,7 @@ struct StepInput {
   double gradient_scale = 1;
   P2Batching batching = P2Batching::kLoop;
   std::vector<int64_t> cap_per_rank;  // bytes of activations and stash; empty or 0: no cap
-  std::vector<RoomAhead> room_ahead;  // by rank, where there are caps
+  bool fills_waits = false;           // see simulate.h
   int slab_slots = 0;                 // micro-batches a slab holds, for kConcat
   P2Order p2_order = P2Order::kOldest;
   // Where ranks take W off each other at the end of a step; null: they do not, nor where W is concatenated,
@@ -162,9 +161,6 @@ class RankExecutor {
   void check_done(int s, int layer);
   // Transport::receive, while sums of gradients that are under way go on.
   Values wait_for(int from, const Tag& tag);
-  // Whether W runs in the wait of an instruction of which `left` micro-batches are to come: under `fill`, and
-  // where what the rank has ahead would ask for its room anyhow.
-  bool fills_waits(int left) const;
   // Whether some memory can be had sooner than by itself: that of W.
   bool holds_p2() const { return !pending_.empty() || p2_stream_.keeps(); }
   // Frees what the oldest W holds.

@@ -67,7 +67,7 @@ void RankExecutor::run_filling_p2() {
 }
 
 void RankExecutor::run_ahead_p2() {
-  while (input_->schedule->fills() && !pending_.empty() && p2_stream_.wants_more()) run_filling_p2();
+  while (input_->fills_waits && !pending_.empty() && p2_stream_.wants_more()) run_filling_p2();
 }
 
 void RankExecutor::find_tail() {
@@ -192,13 +192,6 @@ double RankExecutor::make_room(int64_t peak, int64_t held) {
 
 void RankExecutor::release_oldest_p2() {
   p2_stream_.keeps() ? p2_stream_.release_oldest() : run_oldest_p2();
-}
-
-bool RankExecutor::fills_waits(int left) const {
-  if (input_->schedule->fills()) return true;
-  if (cap_ == 0) return false;
-  const double need = input_->room_ahead[rank_].at(at_, left);
-  return need > 0 && static_cast<double>(meter_.held(rank_)) + need > static_cast<double>(cap_);
 }
 
 void RankExecutor::free_slot(int s, int micro_batch) {

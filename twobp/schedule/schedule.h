@@ -69,6 +69,8 @@ struct Schedule {
   bool is_last(int stage) const { return (stage + 1) % stages_per_replica() == 0; }
   // With `fill`, a rank that waits for a message runs pending W meanwhile.
   bool fills() const { return policy == P2Policy::kFill; }
+  // W waits for no reason but its policy's.
+  bool holds_p2_back() const { return policy == P2Policy::kEnd || policy == P2Policy::kCooldown; }
 
   bool operator==(const Schedule&) const = default;
 };

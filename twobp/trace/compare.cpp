@@ -150,7 +150,7 @@ class Comparer {
         predicted = std::max(predicted, simulation.ranks[rank].total_peak_bytes());
       }
     };
-    const bool fills = run_.schedule.fills();
+    const bool fills = fills_waits(run_.schedule, result_.costs, options);
     result_.replayed = fills && std::all_of(steps_.begin(), steps_.end(),
                                             [&](const auto* step) { return can_be_replayed(*step); });
     if (!result_.replayed) predict(result_.simulation);

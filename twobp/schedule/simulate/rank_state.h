@@ -28,18 +28,11 @@ struct RankState {
   bool trains = false;  // has a backward
   bool splits_p2 = false;
   int before_tail = -1;       // ops until all that is left is W, which then runs in bucket order
-  size_t index = 0;           // of the instruction at hand
-  int left = 0;               // micro-batches of it, this one counted
   bool started = false;       // a first F has begun
   int part = 0;               // of the F or I under way
   std::vector<Slot> pending;  // in the order of their I; those before `head` are done, later ones may be
   size_t head = 0;
   int not_yet = 0;  // pieces of the last of them, whose I is under way and has not come to their layers
-
-  void stand_at(const std::vector<Instruction>& list, const Instruction& at, int micro_batch) {
-    index = static_cast<size_t>(&at - list.data());
-    left = at.micro_batch + at.count - micro_batch;
-  }
 };
 
 // Whether `op` goes on with what the timeline ends with, which it then becomes part of.

@@ -7,6 +7,7 @@
 #include <limits>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
@@ -24,6 +25,25 @@ std::string in_bytes(double bytes) {
   return concat(format_bytes(bytes), " (", whole.str(), " bytes)");
 }
 
+// Whether W that is held back takes a rank over its cap; of inputs that have been checked.
+bool comes_over_cap(const Schedule& schedule, const std::vector<StageCost>& costs,
+                    SimulationOptions options) {
+  const std::vector<double> caps = std::exchange(options.cap_per_rank, {});
+  options.recorded.clear();
+  options.timeline = false;
+  const Simulation as_written = run_simulation(schedule, costs, options, false);
+  for (size_t rank = 0; rank < caps.size(); ++rank) {
+    if (caps[rank] > 0 && exceeds(as_written.ranks[rank].peak_bytes, caps[rank])) return true;
+  }
+  return false;
+}
+
+bool may_come_over_cap(const Schedule& schedule, const SimulationOptions& options) {
+  const auto& caps = options.cap_per_rank;
+  return schedule.holds_p2_back() &&
+         std::any_of(caps.begin(), caps.end(), [](double cap) { return cap > 0; });
+}
+
 }  // namespace
 
 double Simulation::idle_fraction(int rank) const {
@@ -36,11 +56,20 @@ double Simulation::bubble_ratio() const {
   return ranks.empty() ? 0 : sum / static_cast<double>(ranks.size());
 }
 
+bool fills_waits(const Schedule& schedule, const std::vector<StageCost>& costs,
+                 const SimulationOptions& options) {
+  if (!may_come_over_cap(schedule, options)) return schedule.fills();
+  check_simulation_inputs(schedule, costs, options);
+  return comes_over_cap(schedule, costs, options);
+}
+
 Simulation simulate(const Schedule& schedule, const std::vector<StageCost>& costs,
                     const SimulationOptions& options) {
   if (options.check) validate(schedule);
   check_simulation_inputs(schedule, costs, options);
-  Simulation result = run_simulation(schedule, costs, options);
+  const bool fills =
+      schedule.fills() || (may_come_over_cap(schedule, options) && comes_over_cap(schedule, costs, options));
+  Simulation result = run_simulation(schedule, costs, options, fills);
   if (!options.reject_over_cap || options.cap_per_rank.empty()) return result;
   for (int rank = 0; rank < schedule.rank_count(); ++rank) {
     const double cap = options.cap_per_rank[rank];

@@ -144,10 +144,9 @@ struct Simulation {
 // from its op's end until its send (or, within a rank, until the next stage's op begins). Before an F, an I
 // or a receive that would push the rank over its cap, the oldest pending W runs piece by piece until it fits,
 // whatever the policy; with layers also in between, and then W of the very I under way, as far as it has
-// come; under `end` and `cooldown`, W that would so run before the next W of the list runs in a wait that
-// comes sooner (RoomAhead). What cannot fit at all runs anyway (see reject_over_cap). B works layer by layer:
-// it frees its activations at its end, has no stash and so never needs room. A schedule without any backward
-// holds an F's bytes only while it runs, and has no optimizer.
+// come; and waits run W wherever fills_waits says so. What cannot fit at all runs anyway (see
+// reject_over_cap). B works layer by layer: it frees its activations at its end, has no stash and so never
+// needs room. A schedule without any backward holds an F's bytes only while it runs, and has no optimizer.
 //
 // Zero is a valid cost. Time and memory grow linearly with the number of instructions (times the logarithm of
 // the ranks with shared links or a message holder, where all ranks advance in the order of time).
@@ -155,6 +154,12 @@ struct Simulation {
 // Throws Error when costs are missing, negative or not finite, or the schedule is not valid (see validate).
 Simulation simulate(const Schedule& schedule, const std::vector<StageCost>& costs,
                     const SimulationOptions& options = {});
+
+// Whether ranks that wait run W meanwhile: under `fill`; under `end` and `cooldown` where what these hold
+// back takes some rank over its cap. W that makes room there hurries that rank alone, and all others wait for
+// it.
+bool fills_waits(const Schedule& schedule, const std::vector<StageCost>& costs,
+                 const SimulationOptions& options);
 
 // The smallest caps, by rank, under which nothing runs over its cap: what remains when every W that can run
 // before an F, an I or a receive does; where W needs bytes itself (LayerShare::p2_peak), a little less may

@@ -16,7 +16,6 @@
 #include "twobp/schedule/simulate/memory_book.h"
 #include "twobp/schedule/simulate/rank_state.h"
 #include "twobp/schedule/simulate/recorded.h"
-#include "twobp/schedule/simulate/room_ahead.h"
 #include "twobp/schedule/simulate/stage_model.h"
 
 namespace twobp {
@@ -24,10 +23,12 @@ namespace {
 
 class Simulator {
  public:
-  Simulator(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options)
+  Simulator(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options,
+            bool fills)
       : schedule_(schedule),
         costs_(costs),
         options_(options),
+        fills_(fills),
         links_(schedule, costs, options),
         sums_(schedule, costs, options.data_parallel),
         recorded_(schedule, options.recorded),
@@ -36,7 +37,8 @@ class Simulator {
     forward_ = backward_ = std::vector<Message>(slots);
     pieces_left_.assign(slots, kNoP1Yet);
     if (!recorded_.empty()) pieces_recorded_.assign(slots, 0);
-    slots_done_ = slots_p1_done_ = std::vector<int>(schedule.stages, 0);
+    slots_done_.assign(schedule.stages, 0);
+    slots_p1_done_.assign(schedule.stages, 0);
     gradients_done_.assign(schedule.stages, 0);
     result_.ranks.resize(schedule.ranks.size());
     by_bucket_ = options.p2_order == P2Order::kBucket && recorded_.empty();
@@ -47,14 +49,10 @@ class Simulator {
       if (!options.cap_per_rank.empty()) ranks_[rank].cap = options.cap_per_rank[rank];
     }
     models_ = stage_models(schedule, costs, has_backward_);
-    if (!options.cap_per_rank.empty()) ahead_ = room_ahead(schedule, models_);
   }
 
   Simulation run() {
-    const auto visit = [&](int rank, const Instruction& at, int m) {
-      ranks_[rank].stand_at(schedule_.ranks[rank], at, m);
-      step(rank, at.op, at.stage, m);
-    };
+    const auto visit = [&](int rank, const Instruction& at, int m) { step(rank, at.op, at.stage, m); };
     if (options_.shared_links.empty() && options_.message_holder == MessageHolder::kNobody) {
       walk(schedule_, visit);
     } else {
@@ -101,10 +99,14 @@ class Simulator {
     }
   }
 
+  double message_bytes(Op send, int stage) const {
+    return send == Op::kSendForward ? models_[stage].output : models_[stage].input_gradient;
+  }
+
   void send(int rank, Op op, int stage, int m, int to) {
     const bool forward = op == Op::kSendForward;
     const double now = ranks_[rank].now;
-    const double bytes = message_bytes(models_, op, stage);
+    const double bytes = message_bytes(op, stage);
     message(forward ? Op::kRecvForward : Op::kRecvBackward, to, m) = {
         now, forward ? links_.send_forward(stage, now) : links_.send_backward(stage, now)};
     if (options_.message_holder == MessageHolder::kSender) return;
@@ -118,7 +120,7 @@ class Simulator {
     recorded_.take_receive(rank, op, stage, m);
     memory_.settle(rank, ranks_[rank].now);
     if (options_.message_holder == MessageHolder::kReceiver) return;
-    const double bytes = message_bytes(models_, sender_op(op), from);
+    const double bytes = message_bytes(sender_op(op), from);
     if (bytes > 0) make_room(rank, bytes + models_[stage].largest_p2);
     const double now = ranks_[rank].now;
     memory_.add(stage, bytes, now, op, m);
@@ -322,9 +324,7 @@ class Simulator {
 
   void wait_for(int rank, const Message& message) {
     RankState& state = ranks_[rank];
-    const double ahead = ahead_.empty() ? 0 : ahead_[rank].at(state.index, state.left);
-    const auto fills = [&] { return schedule_.fills() || lacks_room(rank, ahead); };
-    while (fills() && exceeds(message.arrived, state.now) && fill_wait(rank)) memory_.settle(rank, state.now);
+    while (fills_ && exceeds(message.arrived, state.now) && fill_wait(rank)) memory_.settle(rank, state.now);
     if (message.arrived <= state.now) return;
     book_wait(result_.ranks[rank],
               {state.now, message.arrived, message.sent, state.started, has_pending(rank), state.splits_p2});
@@ -372,12 +372,12 @@ class Simulator {
   const Schedule& schedule_;
   const std::vector<StageCost>& costs_;
   const SimulationOptions& options_;
+  const bool fills_;
   Links links_;
   GradientSums sums_;
   RecordedOrder recorded_;
   MemoryBook memory_;
   std::vector<StageModel> models_;
-  std::vector<RoomAhead> ahead_;  // by rank, under a cap
   bool has_backward_ = false;
   bool by_bucket_ = false;
   std::vector<Message> forward_;   // per (receiving stage, micro-batch)
@@ -393,8 +393,8 @@ class Simulator {
 }  // namespace
 
 Simulation run_simulation(const Schedule& schedule, const std::vector<StageCost>& costs,
-                          const SimulationOptions& options) {
-  return Simulator(schedule, costs, options).run();
+                          const SimulationOptions& options, bool fills) {
+  return Simulator(schedule, costs, options, fills).run();
 }
 
 }  // namespace twobp

@@ -13,7 +13,8 @@ inline bool exceeds(double a, double b) {
   return a > b + 1e-9 * std::abs(b);
 }
 
+// `fills`: whether ranks run W in any wait.
 Simulation run_simulation(const Schedule& schedule, const std::vector<StageCost>& costs,
-                          const SimulationOptions& options);
+                          const SimulationOptions& options, bool fills);
 
 }  // namespace twobp

@@ -117,10 +117,6 @@ void OpModel::finish() {
   }
 }
 
-double message_bytes(const std::vector<StageModel>& models, Op send, int stage) {
-  return send == Op::kSendForward ? models[stage].output : models[stage].input_gradient;
-}
-
 std::vector<StageModel> stage_models(const Schedule& schedule, const std::vector<StageCost>& costs,
                                      bool has_backward) {
   std::vector<StageModel> models;

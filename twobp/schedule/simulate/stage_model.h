@@ -45,9 +45,6 @@ struct StageModel {
   int p2_units() const { return static_cast<int>(pieces.size()) - 1; }
 };
 
-// Of a send, as its sender names it.
-double message_bytes(const std::vector<StageModel>& models, Op send, int stage);
-
 // The models of all stages. `has_backward`: else nothing is kept after F.
 std::vector<StageModel> stage_models(const Schedule& schedule, const std::vector<StageCost>& costs,
                                      bool has_backward);
