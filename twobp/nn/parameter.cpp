@@ -133,20 +133,15 @@ void Parameter::accumulate_product(const at::Tensor& a, const at::Tensor& b) {
   const bool widens = a.scalar_type() != grad.scalar_type();
   const at::ScalarType type = product_type(a);
   if (widens && type == grad.scalar_type()) return accumulate_product(a.to(type), b.to(type));
-  const ProductTimer timer(a.size(0), b.size(1), a.size(1));
   if (widens) {
-    if (has_grad_) {
-      matrix.add_(at::mm(a, b));
-    } else {
-      matrix.copy_(at::mm(a, b));
-      has_grad_ = true;
-    }
+    const ProductTimer timer(a.size(0), b.size(1), a.size(1));
+    has_grad_ ? matrix.add_(at::mm(a, b)) : matrix.copy_(at::mm(a, b));
   } else if (has_grad_) {
-    matrix.addmm_(a, b);
+    multiply_add(matrix, a, b);
   } else {
-    at::mm_out(matrix, a, b);
-    has_grad_ = true;
+    multiply_into(matrix, a, b);
   }
+  has_grad_ = true;
 }
 
 void Parameter::accumulate(const at::Tensor& gradient) {

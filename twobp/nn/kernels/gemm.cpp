@@ -1,5 +1,6 @@
 #include "twobp/nn/kernels/gemm.h"
 
+#include "twobp/nn/kernels/one_dnn.h"
 #include "twobp/nn/kernels/product_time.h"
 #include "twobp/nn/kernels/rows.h"
 #include "twobp/nn/kernels/sum_rows.h"
@@ -55,7 +56,9 @@ at::ScalarType product_type(const at::Tensor& tensor) {
 void multiply_into(at::Tensor& y, const at::Tensor& a, const at::Tensor& b) {
   const at::ScalarType type = product_type(y);
   const ProductTimer timer(a.size(0), b.size(1), a.size(1));
-  if (type == y.scalar_type()) {
+  if (one_dnn_is_faster(y, a, b)) {
+    one_dnn_product(y, a, b, 0, 1);
+  } else if (type == y.scalar_type()) {
     at::mm_out(y, a, b);
   } else {
     y.copy_(at::mm(a.to(type), b.to(type)));
@@ -80,7 +83,9 @@ void multiply_and_add(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, c
 void multiply_add(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, double scale) {
   const at::ScalarType type = product_type(a);
   const ProductTimer timer(a.size(0), b.size(1), a.size(1));
-  if (type == a.scalar_type() && type == y.scalar_type()) {
+  if (one_dnn_is_faster(y, a, b)) {
+    one_dnn_product(y, a, b, 1, static_cast<float>(scale));
+  } else if (type == a.scalar_type() && type == y.scalar_type()) {
     y.addmm_(a, b, 1, scale);
   } else {
     y.add_(at::mm(a.to(type), b.to(type)), scale);

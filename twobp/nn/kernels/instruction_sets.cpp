@@ -32,6 +32,14 @@ bool supports(InstructionSet set) {
   return set == InstructionSet::kBaseline;
 }
 
+bool is_amd() {
+#if defined(__x86_64__)
+  return __builtin_cpu_is("amd");
+#else
+  return false;
+#endif
+}
+
 const char* kernel_instruction_set() {
   if (supports(InstructionSet::kAvx512)) return "avx512";
   return supports(InstructionSet::kAvx2) ? "avx2" : "baseline";

@@ -12,6 +12,7 @@ namespace twobp {
 enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
 // Whether this CPU can run it.
 bool supports(InstructionSet set);
+bool is_amd();
 // The best that it can: "avx512", "avx2" or "baseline".
 const char* kernel_instruction_set();
 

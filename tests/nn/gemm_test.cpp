@@ -1,0 +1,92 @@
+// Matrix products, whichever library takes them: against float64, within the bound of any order of summing.
+#include "twobp/nn/kernels/gemm.h"
+
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include "tests/nn/layer_test_util.h"
+#include "twobp/nn/kernels/one_dnn.h"
+
+namespace twobp {
+namespace {
+
+using test::random;
+
+constexpr int64_t kRows = 192, kInner = 320, kCols = 448;  // large enough for oneDNN
+
+struct Operands {
+  at::Tensor a = random({kRows, kInner}, 1, at::kFloat);
+  at::Tensor b = random({kInner, kCols}, 2, at::kFloat);
+  at::Tensor y = random({kRows, kCols}, 3, at::kFloat);
+};
+
+// As stored: itself, or its transpose seen from the other side.
+at::Tensor stored(const at::Tensor& t, bool transposed) {
+  return transposed ? t.t().contiguous().t() : t;
+}
+
+// Each of the sums of kInner products, and y, is off by as many roundings at most.
+void expect_product(const at::Tensor& actual, const Operands& of, double scale, bool adds) {
+  const at::Tensor a = of.a.to(at::kDouble), b = of.b.to(at::kDouble);
+  at::Tensor expected = scale * a.mm(b);
+  at::Tensor bound = scale * a.abs().mm(b.abs());
+  if (adds) {
+    expected += of.y;
+    bound += of.y.abs();
+  }
+  bound *= (kInner + 2) * static_cast<double>(std::numeric_limits<float>::epsilon());
+  EXPECT_TRUE(((actual.to(at::kDouble) - expected).abs() <= bound).all().item<bool>());
+}
+
+TEST(Gemm, LargeProductsOfEitherSideTransposed) {
+  const Operands of;
+  for (const bool a_transposed : {false, true}) {
+    for (const bool b_transposed : {false, true}) {
+      const at::Tensor a = stored(of.a, a_transposed);
+      const at::Tensor b = stored(of.b, b_transposed);
+      at::Tensor y = at::full_like(of.y, std::numeric_limits<float>::quiet_NaN());
+      multiply_into(y, a, b);
+      expect_product(y, of, 1, false);
+      y.copy_(of.y);
+      multiply_add(y, a, b, 0.5);
+      expect_product(y, of, 0.5, true);
+      at::Tensor again = of.y.clone();
+      multiply_add(again, a, b, 0.5);
+      EXPECT_TRUE(again.equal(y)) << "the same bits each time";
+    }
+  }
+}
+
+// A column of a wider matrix, and rows that lie apart.
+TEST(Gemm, LargeProductsOfMatricesWithinOthers) {
+  const Operands of;
+  const at::Tensor wide = random({kRows, 2 * kInner}, 4, at::kFloat);
+  wide.narrow(1, 0, kInner).copy_(of.a);
+  at::Tensor y = at::empty_like(of.y);
+  multiply_into(y, wide.narrow(1, 0, kInner), of.b);
+  expect_product(y, of, 1, false);
+  at::Tensor apart = at::zeros({kRows, kCols + 3}).narrow(1, 0, kCols);
+  multiply_add(apart, of.a, of.b);
+  Operands zero = of;
+  zero.y = at::zeros_like(of.y);
+  expect_product(apart, zero, 1, true);
+}
+
+TEST(OneDnn, TakesOnlyWhatItIsFasterFor) {
+  const Operands of;
+  if (!one_dnn_is_faster(of.y, of.a, of.b)) GTEST_SKIP() << "not on this CPU";
+  EXPECT_TRUE(one_dnn_is_faster(of.y, stored(of.a, true), stored(of.b, true)));
+  EXPECT_FALSE(one_dnn_is_faster(of.y.narrow(0, 0, 8), of.a.narrow(0, 0, 8), of.b)) << "small";
+  EXPECT_FALSE(one_dnn_is_faster(of.y.to(at::kDouble), of.a.to(at::kDouble), of.b.to(at::kDouble)));
+  const at::Tensor wide = random({kRows, 2 * kInner}, 4, at::kFloat);
+  EXPECT_FALSE(one_dnn_is_faster(of.y, wide.narrow(1, 0, kInner), of.b)) << "it would be copied";
+  at::Tensor y = at::empty_like(of.y);
+  one_dnn_product(y, of.a, of.b, 0, 1);
+  at::Tensor through = at::empty_like(of.y);
+  multiply_into(through, of.a, of.b);
+  EXPECT_TRUE(through.equal(y)) << "the layers' products go there";
+}
+
+}  // namespace
+}  // namespace twobp
