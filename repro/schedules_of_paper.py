@@ -5,7 +5,8 @@ best zero-bubble schedule at the same number of micro-batches."""
 SCHEDULES = {"naive": (0, "end"), "gpipe": (1, "end"), "1f1b-1": (1, "cooldown"), "1f1b-2": (2, "cooldown")}
 RANKS = 2
 ZERO_BUBBLE = "zb-v"
-WAYS = ["standard", "2BP as in the paper", "fill", "zero-bubble"]
+PAPER = "2BP as in the paper"
+WAYS = ["standard", PAPER, "fill", "zero-bubble"]
 
 
 def micro_batches(schedule):
@@ -16,10 +17,10 @@ def way_of(row):
     """Which of WAYS a row of `twobp bench` is."""
     if row["schedule"] == ZERO_BUBBLE:
         return "zero-bubble"
-    return {"off": "standard", SCHEDULES[row["schedule"]][1]: "2BP as in the paper", "fill": "fill"}[row["p2"]]
+    return {"off": "standard", SCHEDULES[row["schedule"]][1]: PAPER, "fill": "fill"}[row["p2"]]
 
 
-def rows_of(experiment, model, schedule, caps=("auto",)):
+def rows_of(experiment, model, schedule, caps):
     """(way, memory cap) -> its row of `twobp bench`, all interleaved in one run."""
     rows = experiment.bench(model, "--schedules", schedule, ZERO_BUBBLE + "@fill", "--micro-batches", micro_batches(schedule),
                             "--p2", "off", SCHEDULES[schedule][1], "fill", "--memory-cap", *caps)
