@@ -194,7 +194,10 @@ void Pipeline::submit(const Plan& plan, const std::vector<Fields>& micro_batches
     // By every process, whatever its own plan: a replica that is left no micro-batch has no cap to ask for.
     if (world_.processes->size() > 1) fixed_bytes();
     caps_ = caps(plan);
-    fills_waits_ = fills_waits(schedule, twobp::stage_costs(stage_costs_), in_process_simulation(caps_));
+    // What is to be concatenated stays together: how much there is must not depend on when messages come.
+    fills_waits_ = schedule.fills() ||
+                   (plan.batching == P2Batching::kLoop &&
+                    fills_waits(schedule, twobp::stage_costs(stage_costs_), in_process_simulation(caps_)));
   }
   input.cap_per_rank = caps_;
   input.fills_waits = fills_waits_;

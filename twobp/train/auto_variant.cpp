@@ -50,12 +50,13 @@ Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked)
     fail("pipeline.schedule 'auto' under pipeline.memory_cap: ", error.what());
   }
   // A source has no messages; `make` adds them. Placed W is data, whatever policy put it there.
+  const bool fills = fills_waits(found.schedule, costs, options);
   Schedule schedule = std::move(found.schedule);
   for (auto& list : schedule.ranks) {
     std::erase_if(list, [](const Instruction& instruction) { return !is_compute(instruction.op); });
   }
-  const P2Policy policy = schedule.policy;
-  asked.policy = policy == P2Policy::kOff || policy == P2Policy::kFill ? policy : P2Policy::kPlaced;
+  const bool off = schedule.policy == P2Policy::kOff;
+  asked.policy = off ? P2Policy::kOff : fills ? P2Policy::kFill : P2Policy::kPlaced;
   schedule.policy = asked.policy;
   schedule.name = describe(found);
   asked.schedule = ScheduleSource(std::move(schedule));
