@@ -45,10 +45,11 @@ def first_line(command):
 
 
 def cpu_name():
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or "unknown"
+    """With its widest vectors: what libraries do follows from both."""
+    about = dict(line.split(":", 1) for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if ":" in line)
+    about = {key.strip(): value.strip() for key, value in about.items()}
+    widest = [f", {name}" for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in about.get("flags", "").split()]
+    return about.get("model name", platform.processor() or "unknown") + "".join(widest[:1])
 
 
 def text_of(result):
