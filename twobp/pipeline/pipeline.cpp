@@ -196,7 +196,7 @@ void Pipeline::submit(const Plan& plan, const std::vector<Fields>& micro_batches
     caps_ = caps(plan);
     // What is to be concatenated stays together: how much there is must not depend on when messages come.
     fills_waits_ = schedule.fills() ||
-                   (plan.batching == P2Batching::kLoop &&
+                   (schedule.holds_p2_back() && plan.batching == P2Batching::kLoop &&
                     fills_waits(schedule, twobp::stage_costs(stage_costs_), in_process_simulation(caps_)));
   }
   input.cap_per_rank = caps_;

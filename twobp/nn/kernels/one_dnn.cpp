@@ -14,7 +14,7 @@ namespace twobp {
 #if TWOBP_ONEDNN
 namespace {
 
-// Multiplications and additions below which a call (some 15 us) does not pay.
+// Multiplications with their additions below which a call costs more than it gains.
 constexpr int64_t kLeastOperations = int64_t{1} << 24;
 
 bool is_transpose_of_dense(const at::Tensor& t) {

@@ -38,10 +38,13 @@ bool comes_over_cap(const Schedule& schedule, const std::vector<StageCost>& cost
   return false;
 }
 
-bool may_come_over_cap(const Schedule& schedule, const SimulationOptions& options) {
+// fills_waits, of inputs that have been checked.
+bool waits_are_filled(const Schedule& schedule, const std::vector<StageCost>& costs,
+                      const SimulationOptions& options) {
+  if (!schedule.holds_p2_back()) return schedule.fills();
   const auto& caps = options.cap_per_rank;
-  return schedule.holds_p2_back() &&
-         std::any_of(caps.begin(), caps.end(), [](double cap) { return cap > 0; });
+  const bool capped = std::any_of(caps.begin(), caps.end(), [](double cap) { return cap > 0; });
+  return capped && comes_over_cap(schedule, costs, options);
 }
 
 }  // namespace
@@ -58,18 +61,15 @@ double Simulation::bubble_ratio() const {
 
 bool fills_waits(const Schedule& schedule, const std::vector<StageCost>& costs,
                  const SimulationOptions& options) {
-  if (!may_come_over_cap(schedule, options)) return schedule.fills();
   check_simulation_inputs(schedule, costs, options);
-  return comes_over_cap(schedule, costs, options);
+  return waits_are_filled(schedule, costs, options);
 }
 
 Simulation simulate(const Schedule& schedule, const std::vector<StageCost>& costs,
                     const SimulationOptions& options) {
   if (options.check) validate(schedule);
   check_simulation_inputs(schedule, costs, options);
-  const bool fills =
-      schedule.fills() || (may_come_over_cap(schedule, options) && comes_over_cap(schedule, costs, options));
-  Simulation result = run_simulation(schedule, costs, options, fills);
+  Simulation result = run_simulation(schedule, costs, options, waits_are_filled(schedule, costs, options));
   if (!options.reject_over_cap || options.cap_per_rank.empty()) return result;
   for (int rank = 0; rank < schedule.rank_count(); ++rank) {
     const double cap = options.cap_per_rank[rank];
