@@ -97,8 +97,8 @@ std::vector<int> placement_of(const Config& config, const std::string& schedule)
   return pipeline_shape(config_for(config, schedule).pipeline).rank_of_stage;
 }
 
-// Rows of the schedules whose stages lie as the trainer's do.
-std::vector<Row> make_rows(const BenchOptions& options, Trainer& trainer) {
+// Rows of the schedules whose stages lie, with what was given, as the trainer's do.
+std::vector<Row> make_rows(const BenchOptions& options, const Config& given, Trainer& trainer) {
   std::vector<Row> rows;
   const Config& config = trainer.config();
   auto or_configured = [](const auto& given, const auto& configured) {
@@ -115,7 +115,7 @@ std::vector<Row> make_rows(const BenchOptions& options, Trainer& trainer) {
     const Batch batch = read_batch(*trainer.data().train, indices, 0, config.pipeline.micro_batch_size);
     for (const auto& asked : options.schedules) {
       const auto [schedule, policies] = asked_schedule(asked, options.policies);
-      if (placement_of(config, schedule) != trainer.pipeline().rank_of_stage()) continue;
+      if (placement_of(given, schedule) != trainer.pipeline().rank_of_stage()) continue;
       const bool searched = schedule == kAutoSchedule;  // with a policy of its own
       TWOBP_CHECK(!searched || asked == schedule, "--schedules ", asked, ": '", schedule,
                   "' has a policy of its own; leave '@' and what follows out");
@@ -310,7 +310,7 @@ int bench(const BenchOptions& options) {
       const Config of_rows = config_for(one, schedule);
       check_config(of_rows);
       trainers.push_back(std::make_unique<Trainer>(of_rows));
-      for (Row& row : make_rows(options, *trainers.back())) rows.push_back(std::move(row));
+      for (Row& row : make_rows(options, one, *trainers.back())) rows.push_back(std::move(row));
     }
   }
   TWOBP_CHECK(!rows.empty() && options.repeat >= 1 && options.steps >= 1,

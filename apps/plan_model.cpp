@@ -190,13 +190,17 @@ nlohmann::ordered_json to_json(const PlanChoice& choice) {
           {"peak_bytes", choice.peak_bytes}};
 }
 
-void write_json(const PlanResult& result, const PlanRequest& request, const std::string& path) {
+void write_json(const PlanResult& result, const CostModel& model, const PlanRequest& request,
+                const std::string& path) {
   nlohmann::ordered_json json;
   json["memory_bytes"] = request.memory;
   json["combinations"] = result.combinations;
   json["simulated"] = result.simulated;
   json["choices"] = nlohmann::ordered_json::array();
-  for (const PlanChoice& choice : result.best) json["choices"].push_back(to_json(choice));
+  for (const PlanChoice& choice : result.best) {
+    json["choices"].push_back(to_json(choice));
+    if (choice.runnable()) json["choices"].back()["memory_cap"] = cap_of(choice, model, request.memory);
+  }
   const Advice& advice = *result.advice;
   json["advice"] = {{"helps", advice.helps},
                     {"speed_up", advice.speed_up},
@@ -268,7 +272,7 @@ void plan_model(const PlanOptions& options) {
   std::cout << '\n';
   for (const std::string& sentence : result.advice->sentences) std::cout << sentence << ".\n";
   print_settings(result, model, request, config);
-  if (!options.json.empty()) write_json(result, request, options.json);
+  if (!options.json.empty()) write_json(result, model, request, options.json);
   draw(options, model, result.best.front(), request);
 }
 

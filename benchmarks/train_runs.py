@@ -14,7 +14,7 @@ def metrics_of(options, schedule, folder, mpi=False, **settings):
     metrics = pathlib.Path(folder, "metrics.jsonl")
     command = [*(MPIRUN if mpi else []), options.program.resolve(), "train", options.config, "--metrics", metrics]
     settings = {"pipeline.schedule": schedule, "pipeline.p2": "fill", "pipeline.micro_batches": options.micro_batches,
-                "pipeline.stages": 0, "pipeline.ranks": 2, "data.held_out": 0, "train.steps": FIRST + options.steps,
+                "pipeline.ranks": 2, "data.held_out": 0, "train.steps": FIRST + options.steps,
                 **{key.replace("__", "."): value for key, value in settings.items()}}
     for key, value in settings.items():
         command += ["--set", f"{key}={value}"]

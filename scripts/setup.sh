@@ -2,8 +2,8 @@
 # ./check from the root of the repo. Sets TORCH_PREFIX (CMake's prefix of LibTorch) and PYTHON (a Python with torch, or
 # one without if LibTorch came by CMAKE_PREFIX_PATH).
 #
-# LibTorch comes from, in this order: CMAKE_PREFIX_PATH, if TorchConfig.cmake is under it; the torch of the Python on
-# the PATH; torch $TORCH_VERSION installed into .venv.
+# LibTorch comes from, in this order: CMAKE_PREFIX_PATH, if TorchConfig.cmake is under it; the torch in .venv; that of the
+# Python on the PATH; torch $TORCH_VERSION installed into .venv.
 
 # Optional, and not installed here; the tests that need them are skipped without:
 #   chromium (Debian)               opens the timeline's page

@@ -95,7 +95,7 @@ def command(args, name, size, micro_batches, layers, json_path):
     if contender.processes:
         schedule, policy = contender.plan
         return [sys.executable, HERE / "twobp_mpi.py", "--twobp", args.twobp, *shared_options(args, size),
-                "--set", "pipeline.threads=1", "--set", "pipeline.ranks=2", "--set", "pipeline.stages=0",
+                "--set", "pipeline.threads=1", "--set", "pipeline.ranks=2",
                 "--set", f"pipeline.schedule={schedule}", "--set", f"pipeline.p2={policy}",
                 "--set", f"pipeline.micro_batches={micro_batches}", "--steps", steps, "--warmup", warmup, "--json", json_path]
     if contender.schedule is None:
@@ -103,7 +103,7 @@ def command(args, name, size, micro_batches, layers, json_path):
         for setting in contender.settings:
             settings += ["--set", setting]
         return [args.twobp, "bench", config, *settings, "--set", "pipeline.threads=1", "--set",
-                f"pipeline.stages={1 if args.single else 2}", "--schedules", contender.plan[0], "--p2", contender.plan[1],
+                f"pipeline.ranks={1 if args.single else 2}", "--schedules", contender.plan[0], "--p2", contender.plan[1],
                 "--micro-batches", micro_batches, "--repeat", 1, "--steps", steps, "--warmup", warmup, "--json", json_path]
     stages = [] if args.single else ["--layers", layers, "--cut-at", args.cut_at]
     return [sys.executable, HERE / "pytorch_pipeline.py", "--schedule", contender.schedule, "--threads", 1,

@@ -31,7 +31,7 @@ CONTENDERS = {  # name -> (title, stages or None for PyTorch, LoRA)
 
 def twobp_command(args, stages, lora, metrics):
     config = "lora.json" if lora else "finetune.json"
-    settings = {"model.from": args.model, "pipeline.stages": stages, "pipeline.micro_batches": args.micro_batches,
+    settings = {"model.from": args.model, "pipeline.ranks": stages, "pipeline.micro_batches": args.micro_batches,
                 "pipeline.micro_batch_size": args.micro_batch_size, "data.sequence": args.sequence,
                 "train.steps": args.steps + args.warmup, "train.precision": "fp32", "data.held_out": 0,
                 "optimizer.schedule": "constant", "optimizer.warmup": 0, "save.model": ""}

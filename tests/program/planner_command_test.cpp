@@ -85,6 +85,7 @@ TEST_F(PlanModel, ItsChoiceTrains) {
   EXPECT_EQ(pipeline.at("split"), choice.at("split"));
   EXPECT_EQ(pipeline.at("recompute"), json::array({"both"}));
   const int64_t cap = std::stoll(pipeline.at("memory_cap").get<std::string>());
+  EXPECT_EQ(cap, choice.at("memory_cap"));
   EXPECT_LT(cap, int64_t{1} << 30U) << "the weights are not in it";
   EXPECT_GT(cap, int64_t{1} << 29U);
 }

@@ -31,7 +31,7 @@ TEST_P(PresetTest, IsThePapersModel) {
     }
   }
   EXPECT_EQ(numbers, GetParam().parameters);
-  EXPECT_EQ(config.pipeline.stages, 4);
+  EXPECT_EQ(pipeline_shape(config.pipeline).stages, 4);
   const auto& split = config.pipeline.split;
   if (!split.empty()) {
     EXPECT_EQ(std::accumulate(split.begin(), split.end(), 0), static_cast<int>(model.layers.size()));

@@ -6,6 +6,7 @@
 #include "twobp/core/clock.h"
 #include "twobp/pipeline/report_exchange.h"
 #include "twobp/pipeline/simulated_costs.h"
+#include "twobp/pipeline/stage_split.h"
 #include "twobp/schedule/check/in_process.h"
 #include "twobp/schedule/placement.h"
 #include "twobp/transport/clock_ahead.h"
@@ -56,11 +57,7 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
   const std::vector<LayerCost> costs = layer_costs(model, profile);
   if (rank_of_stage_.empty())
     rank_of_stage_ = place_stages(Placement::kLinear, options.stages, options.stages);
-  if (split_.empty()) {
-    std::vector<double> seconds;
-    for (const LayerCost& cost : costs) seconds.push_back(cost.seconds());
-    split_ = balanced_split(seconds, rank_of_stage_);
-  }
+  if (split_.empty()) split_ = measured_split(model, costs, rank_of_stage_);
   check_split(split_, static_cast<int>(costs.size()), options.stages);
   TWOBP_CHECK(rank_of_stage_.size() == split_.size(), "a placement of ", rank_of_stage_.size(),
               " stages for ", split_.size());

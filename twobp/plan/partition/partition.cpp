@@ -16,6 +16,9 @@ namespace {
 // Exact for a V up to here; its table has so many states, of four bytes each.
 constexpr double kMostStates = 50e6;
 
+// Caps that are closer than this part of them are one to the bisection.
+constexpr double kBytesResolution = 1e-3;
+
 void check_size(const std::vector<double>& values, size_t layers, const char* what) {
   TWOBP_CHECK(values.size() == layers, "a partition of ", layers, " layers has ", values.size(), " ", what,
               ": give one a layer");
@@ -29,6 +32,13 @@ std::vector<double> sums_before(const std::vector<double>& values) {
   std::vector<double> sums(values.size() + 1, 0);
   std::partial_sum(values.begin(), values.end(), sums.begin() + 1);
   return sums;
+}
+
+// A stage on each rank.
+std::vector<int> linear(int stages) {
+  std::vector<int> rank_of_stage(std::max(stages, 0));
+  std::iota(rank_of_stage.begin(), rank_of_stage.end(), 0);
+  return rank_of_stage;
 }
 
 // A split that needs no search, and how bad it is.
@@ -149,9 +159,7 @@ std::vector<int> split_linear(const PartitionProblem& problem, PartitionGoal goa
 }
 
 std::vector<int> balanced_split(const std::vector<double>& layer_seconds, int stages) {
-  std::vector<int> linear(std::max(stages, 0));
-  std::iota(linear.begin(), linear.end(), 0);
-  return balanced_split(layer_seconds, linear);
+  return balanced_split(layer_seconds, linear(stages));
 }
 
 std::vector<int> balanced_split(const std::vector<double>& layer_seconds,
@@ -180,6 +188,36 @@ std::vector<int> lightest_split(const PartitionBytes& bytes, const std::vector<i
   capped.caps.assign(*std::max_element(rank_of_stage.begin(), rank_of_stage.end()) + 1, 1.0);
   const PartitionProblem problem(std::vector<double>(bytes.fixed.size(), 0), rank_of_stage, capped);
   return solve(problem, PartitionGoal::kBytes, even_bound(problem, PartitionGoal::kBytes));
+}
+
+std::vector<int> balanced_light_split(const std::vector<double>& layer_seconds, const PartitionBytes& bytes,
+                                      double slack) {
+  TWOBP_CHECK(slack >= 0, "a split may be slower by a part of ", slack, ": must not be negative");
+  const auto stages = linear(static_cast<int>(bytes.in_flight.size()));
+  std::vector<int> best = balanced_split(layer_seconds, stages);
+  const auto problem_within = [&](double cap) {
+    PartitionBytes capped = bytes;
+    capped.caps.assign(stages.size(), cap);
+    return PartitionProblem(layer_seconds, stages, capped);
+  };
+  const auto fullest = [](const PartitionProblem& problem, const std::vector<int>& split) {
+    return worst_rank(problem, split, PartitionGoal::kBytes);
+  };
+  const PartitionProblem any = problem_within(1);
+  const double allowed = worst_rank(any, best, PartitionGoal::kSeconds) * (1 + slack);
+  double least = fullest(any, lightest_split(bytes, stages));
+  double most = fullest(any, best);
+  for (double cap = least; most > least * (1 + kBytesResolution); cap = (least + most) / 2) {
+    const PartitionProblem problem = problem_within(cap);
+    const auto split = split_linear(problem, PartitionGoal::kSeconds);
+    if (!split.empty() && worst_rank(problem, split, PartitionGoal::kSeconds) <= allowed) {
+      best = split;
+      most = fullest(problem, split);
+    } else {
+      least = cap;
+    }
+  }
+  return best;
 }
 
 double imbalance(const std::vector<double>& stage_seconds) {

@@ -1,0 +1,43 @@
+#include "twobp/pipeline/stage_split.h"
+
+#include <algorithm>
+
+#include "twobp/nn/layer.h"
+#include "twobp/plan/partition/partition.h"
+
+namespace twobp {
+namespace {
+
+constexpr double kSlack = 0.02;
+
+double weight_bytes(const LayerSpec& spec) {
+  const auto layer = spec.make();  // allocates nothing
+  std::vector<Parameter*> parameters;
+  layer->collect_parameters(parameters);
+  double bytes = 0;
+  for (const Parameter* parameter : parameters) {
+    const int copies = parameter->trainable() ? 4 : 1;
+    bytes += static_cast<double>(copies * parameter->numel() * static_cast<int64_t>(sizeof(float)));
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::vector<int> measured_split(const ModelSpec& model, const std::vector<LayerCost>& costs,
+                                const std::vector<int>& rank_of_stage) {
+  std::vector<double> seconds;
+  for (const LayerCost& cost : costs) seconds.push_back(cost.seconds());
+  const int stages = static_cast<int>(rank_of_stage.size());
+  if (*std::max_element(rank_of_stage.begin(), rank_of_stage.end()) + 1 < stages)
+    return balanced_split(seconds, rank_of_stage);
+  PartitionBytes bytes;
+  for (size_t l = 0; l < costs.size(); ++l) {
+    bytes.fixed.push_back(weight_bytes(model.layers[l]));
+    bytes.held.push_back(std::max(0.0, static_cast<double>(costs[l].forward_held)));
+  }
+  for (int s = 0; s < stages; ++s) bytes.in_flight.push_back(stages - s);
+  return balanced_light_split(seconds, bytes, kSlack);
+}
+
+}  // namespace twobp
