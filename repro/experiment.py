@@ -91,11 +91,11 @@ class Experiment:
         sets = TOY[model] if self.options.quick else []
         return [ROOT / f"configs/bench_{model}.json", *(["--set", *sets] if sets else [])]
 
-    def bench(self, model, *arguments):
+    def bench(self, model, *arguments, rounds=None, steps=1):
         """Rows of `twobp bench`."""
         answer = self.options.out / "bench.json"
-        self.call(self.options.program, "bench", *self.config(model), *arguments, "--repeat", self.options.repeats,
-                  "--steps", 1, "--json", answer)
+        self.call(self.options.program, "bench", *self.config(model), *arguments, "--repeat",
+                  rounds or self.options.repeats, "--steps", steps, "--json", answer)
         rows = json.loads(answer.read_text())["rows"]
         answer.unlink()
         return rows
