@@ -101,8 +101,8 @@ std::vector<int> placement_of(const Config& config, const std::string& schedule)
 std::vector<Row> make_rows(const BenchOptions& options, const Config& given, Trainer& trainer) {
   std::vector<Row> rows;
   const Config& config = trainer.config();
-  auto or_configured = [](const auto& given, const auto& configured) {
-    return given.empty() ? std::decay_t<decltype(given)>{configured} : given;
+  auto or_configured = [](const auto& asked, const auto& configured) {
+    return asked.empty() ? std::decay_t<decltype(asked)>{configured} : asked;
   };
   const auto batchings = or_configured(options.batchings, config.pipeline.p2_batching);
   const auto caps = or_configured(options.caps, config.pipeline.memory_cap);

@@ -16,9 +16,6 @@ namespace {
 // Exact for a V up to here; its table has so many states, of four bytes each.
 constexpr double kMostStates = 50e6;
 
-// Caps that are closer than this part of them are one to the bisection.
-constexpr double kBytesResolution = 1e-3;
-
 void check_size(const std::vector<double>& values, size_t layers, const char* what) {
   TWOBP_CHECK(values.size() == layers, "a partition of ", layers, " layers has ", values.size(), " ", what,
               ": give one a layer");
@@ -132,7 +129,7 @@ bool keeps_caps(const PartitionProblem& problem, const std::vector<int>& split) 
   return true;
 }
 
-std::vector<int> split_linear(const PartitionProblem& problem, PartitionGoal goal) {
+std::vector<int> split_linear(const PartitionProblem& problem, PartitionGoal goal, double most_seconds) {
   const int layers = problem.layers();
   const int stages = problem.stages();
   // best[s][l]: the worst stage when the first l layers make s stages; cut[s][l]: where its last begins.
@@ -147,6 +144,7 @@ std::vector<int> split_linear(const PartitionProblem& problem, PartitionGoal goa
         const double worst = std::max(best[s - 1][begin], problem.goal(goal, s - 1, begin, l));
         if (worst > best[s][l] || std::isinf(worst)) continue;
         if (goal == PartitionGoal::kSeconds && !problem.fits(rank, problem.bytes(s - 1, begin, l))) continue;
+        if (problem.seconds(begin, l) > most_seconds) continue;
         best[s][l] = worst;
         cut[s][l] = begin;
       }
@@ -194,30 +192,17 @@ std::vector<int> balanced_light_split(const std::vector<double>& layer_seconds, 
                                       double slack) {
   TWOBP_CHECK(slack >= 0, "a split may be slower by a part of ", slack, ": must not be negative");
   const auto stages = linear(static_cast<int>(bytes.in_flight.size()));
-  std::vector<int> best = balanced_split(layer_seconds, stages);
-  const auto problem_within = [&](double cap) {
-    PartitionBytes capped = bytes;
-    capped.caps.assign(stages.size(), cap);
-    return PartitionProblem(layer_seconds, stages, capped);
-  };
-  const auto fullest = [](const PartitionProblem& problem, const std::vector<int>& split) {
-    return worst_rank(problem, split, PartitionGoal::kBytes);
-  };
-  const PartitionProblem any = problem_within(1);
-  const double allowed = worst_rank(any, best, PartitionGoal::kSeconds) * (1 + slack);
-  double least = fullest(any, lightest_split(bytes, stages));
-  double most = fullest(any, best);
-  for (double cap = least; most > least * (1 + kBytesResolution); cap = (least + most) / 2) {
-    const PartitionProblem problem = problem_within(cap);
-    const auto split = split_linear(problem, PartitionGoal::kSeconds);
-    if (!split.empty() && worst_rank(problem, split, PartitionGoal::kSeconds) <= allowed) {
-      best = split;
-      most = fullest(problem, split);
-    } else {
-      least = cap;
-    }
-  }
-  return best;
+  PartitionBytes capped = bytes;
+  capped.caps.assign(stages.size(), 1);  // any: the lightest is looked for
+  const PartitionProblem problem(layer_seconds, stages, capped);
+  std::vector<int> fastest = balanced_split(layer_seconds, stages);
+  const double allowed = worst_rank(problem, fastest, PartitionGoal::kSeconds) * (1 + slack);
+  const std::vector<int> lightest = split_linear(problem, PartitionGoal::kBytes, allowed);
+  // Of those that need as little, the fastest.
+  const double least = worst_rank(problem, lightest, PartitionGoal::kBytes);
+  if (least <= 0) return fastest;  // nothing has bytes
+  capped.caps.assign(stages.size(), least);
+  return split_linear({layer_seconds, stages, capped}, PartitionGoal::kSeconds);
 }
 
 double imbalance(const std::vector<double>& stage_seconds) {

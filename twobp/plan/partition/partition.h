@@ -34,8 +34,8 @@ std::vector<int> balanced_split(const std::vector<double>& layer_seconds,
 std::vector<int> lightest_split(const PartitionBytes& bytes, const std::vector<int>& rank_of_stage);
 
 // For one stage a rank, as many as `in_flight` has: of the splits whose slowest stage is at most `slack`
-// (0.02: 2 %) slower than balanced_split's, the one whose fullest rank holds the fewest bytes, or close to it
-// (found by bisection); `caps` play no part. What is faster by less than measurements are off by is not worth
+// (0.02: 2 %) slower than balanced_split's, the one whose fullest rank holds the fewest bytes, and of
+// these the fastest; `caps` play no part. What is faster by less than measurements are off by is not worth
 // memory, and would come out differently each time.
 std::vector<int> balanced_light_split(const std::vector<double>& layer_seconds, const PartitionBytes& bytes,
                                       double slack);

@@ -1,6 +1,7 @@
 // Internal to this folder: the partition problem with sums over layers in constant time, and its solvers.
 #pragma once
 
+#include <limits>
 #include <vector>
 
 #include "twobp/plan/partition/partition.h"
@@ -57,7 +58,9 @@ bool keeps_caps(const PartitionProblem& problem, const std::vector<int>& split);
 
 // The solvers. The worst rank as good as possible; caps are kept where the goal is seconds and play no part
 // where it is bytes. Empty when there is no such split (for the search: none was found).
-std::vector<int> split_linear(const PartitionProblem& problem, PartitionGoal goal);
+// `most_seconds`: no stage may take longer.
+std::vector<int> split_linear(const PartitionProblem& problem, PartitionGoal goal,
+                              double most_seconds = std::numeric_limits<double>::infinity());
 // `bound`: some split is known whose worst rank is not above it.
 std::vector<int> split_v(const PartitionProblem& problem, PartitionGoal goal, double bound);
 std::vector<int> split_by_search(const PartitionProblem& problem, PartitionGoal goal);
