@@ -19,6 +19,9 @@ template <typename T>
 struct Scratch {
   using V = Vector<T>;
   static constexpr int64_t kBlocks = kScanGroup / kLanes<T>;
+  // Vectors between two arrays: most are whole pages long, and a load waits for a store that is a multiple of
+  // 4 KiB away.
+  static constexpr int64_t kStagger = 5;
 
   // Without memory, only `used` means something.
   Scratch(void* memory, int64_t state) : all(static_cast<V*>(memory)) {
@@ -33,7 +36,7 @@ struct Scratch {
   }
   V* take(int64_t count) {
     V* const taken = all == nullptr ? nullptr : all + used;
-    used += count;
+    used += count + kStagger;
     return taken;
   }
 
@@ -351,20 +354,24 @@ void conv_backward(const ConvInput<S>& in, Rows<const S> dy, Rows<S> dx, T* dw, 
   V dw_sum[kMaxConvKernel][kBlocks] = {};
   V dbias_sum[kBlocks] = {};
   for (int64_t t = in.sequence - 1; t >= 0; --t) {
+    const V* of_output[kMaxConvKernel];  // the sum that weight k takes x at t to
+    for (int64_t k = 0; k < kernel; ++k) of_output[k] = ring[(t + kernel - 1 - k) % kernel];
+    V* const of_t = ring[t % kernel];
+    const int64_t earliest = std::max<int64_t>(0, kernel - 1 - t);
+    const int64_t latest = std::max<int64_t>(0, kernel - in.sequence + t);
     for (int64_t i = 0; i < blocks; ++i) {
       const Block<T> block(i, begin, end);
       const V sum = conv_sum(in, t, block);
       const V gate = sigmoid_of<T>(sum);
       const V dsum = load_at(dy, t, block) * (gate + sum * gate * (T(1) - gate));
-      ring[t % kernel][i] = dsum;
+      of_t[i] = dsum;
       dbias_sum[i] += dsum;
-      for (int64_t k = std::max<int64_t>(0, kernel - 1 - t); k < kernel; ++k) {
+      for (int64_t k = earliest; k < kernel; ++k) {
         dw_sum[k][i] += dsum * load_at(in.x, t - kernel + 1 + k, block);
       }
       V gradient = {};
-      for (int64_t k = std::max<int64_t>(0, kernel - in.sequence + t); k < kernel; ++k) {
-        const V weight = load_lanes(in.weight + k * in.channels + block.channel, block.lanes);
-        gradient += weight * ring[(t + kernel - 1 - k) % kernel][i];
+      for (int64_t k = latest; k < kernel; ++k) {
+        gradient += load_lanes(in.weight + k * in.channels + block.channel, block.lanes) * of_output[k][i];
       }
       store_at(dx, t, block, gradient);
     }

@@ -73,15 +73,17 @@ inline void store_lanes(S* to, Vector<T> v, int64_t count) {
   }
 }
 
-// Pairwise.
-template <typename T>
-inline T sum_of_lanes(Vector<T> v) {
-  T lane[kLanes<T>];
-  __builtin_memcpy(lane, &v, sizeof v);
-  for (int64_t half = kLanes<T> / 2; half > 0; half /= 2) {
-    for (int64_t i = 0; i < half; ++i) lane[i] += lane[i + half];
+// Pairwise, the upper half onto the lower one. Halves that are vectors themselves stay in registers.
+template <typename T, int kBytes = kVectorBytes, typename V>
+inline T sum_of_lanes(V v) {
+  if constexpr (kBytes == sizeof(T)) {
+    return v[0];
+  } else {
+    typedef T Half __attribute__((vector_size(kBytes / 2)));
+    Half half[2];
+    __builtin_memcpy(half, &v, kBytes);
+    return sum_of_lanes<T, kBytes / 2>(half[0] + half[1]);
   }
-  return lane[0];
 }
 
 // c[0] + c[1] x + c[2] x^2 + ...
