@@ -7,12 +7,6 @@
 namespace twobp {
 namespace {
 
-// Positions of a chunk that the backward pass goes through at once. What it records of 8 with the vectors of
-// AVX-512 fits the first cache; where an exponential costs twice as much, it pays to go through all of them,
-// so that none is computed again.
-constexpr int64_t kStep = kVectorBytes == 64 ? 8 : kScanChunk;
-static_assert(kScanChunk % kStep == 0);
-
 // What a call on a group of channels works in, cut from the caller's memory. (position, block) lie as in the
 // tensors: their rows are read and written whole, since a vector a row would miss the caches.
 template <typename T>
@@ -26,11 +20,10 @@ struct Scratch {
   // Without memory, only `used` means something.
   Scratch(void* memory, int64_t state) : all(static_cast<V*>(memory)) {
     const int64_t of_chunk = kScanChunk * state;
-    a = take(state);
+    for (V** one : {&a, &start}) *one = take(state);
     states = take(kBlocks * state);
     da = take(kBlocks * state);
-    starts = take(kScanChunk / kStep * kBlocks * state);
-    for (V** one : {&decay, &carried, &db, &dc}) *one = take(kStep * state);
+    for (V** one : {&decay, &carried, &db, &dc}) *one = take(of_chunk);
     for (V** one : {&delta, &slope, &x, &y, &dy, &dz}) *one = take(kScanChunk * kBlocks);
     for (T** one : {&b, &c}) *one = reinterpret_cast<T*>(take((of_chunk + kLanes<T> - 1) / kLanes<T>));
   }
@@ -43,10 +36,10 @@ struct Scratch {
   V* all;
   int64_t used = 0;
   V* a;        // (state), of the block at hand
+  V* start;    // (state): its h from the border before the chunk on
   V* states;   // (block, state): h, or in the backward pass dL/dh from the positions after
   V* da;       // (block, state)
-  V* starts;   // (step, block, state): h before each step of the chunk
-  V* decay;    // (position of the step, state): 2^(delta a)
+  V* decay;    // (position, state): 2^(delta a)
   V* carried;  // likewise: decay * h of the position before
   V* db;       // likewise: sums over the blocks so far, lane by lane
   V* dc;
@@ -114,38 +107,35 @@ inline void load_rates(const ScanInput<S>& in, const Block<T>& block, const Scra
   }
 }
 
-// What scan_block leaves in the scratch: nothing; s.y; or that and, of a step, decay and carried.
-enum class Leave : uint8_t { kNothing, kOutput, kRecord };
-
-// The recurrence over the chunk's positions [begin, end) of one block, from s.delta and s.x. Needs
-// load_rates.
-template <Leave leave, typename S, typename T>
-inline void scan_block(const ScanInput<S>& in, const Block<T>& block, int64_t index, int64_t begin,
-                       int64_t end, Vector<T>* __restrict h, const Scratch<T>& s) {
+// The recurrence over a chunk's positions of one block, from s.delta and s.x to s.y and, to `record`, s.decay
+// and s.carried. Needs load_rates.
+template <bool record, typename S, typename T>
+inline void scan_block(const ScanInput<S>& in, const Block<T>& block, int64_t index, int64_t positions,
+                       Vector<T>* __restrict h, const Scratch<T>& s) {
   using V = Vector<T>;
   const int64_t state = in.size.state;
   const V d = load_lanes(in.d + block.channel, block.lanes);
-  for (int64_t i = begin; i < end; ++i) {
+  for (int64_t i = 0; i < positions; ++i) {
     const int64_t at = i * Scratch<T>::kBlocks + index;
     const V delta = s.delta[at];
     const V input = delta * s.x[at];
     const V* __restrict a = s.a;
     const T* __restrict b = s.b + i * state;
     const T* __restrict c = s.c + i * state;
-    V* __restrict decay = s.decay + (i - begin) * state;
-    V* __restrict carried = s.carried + (i - begin) * state;
+    V* __restrict decay = s.decay + i * state;
+    V* __restrict carried = s.carried + i * state;
     V y = d * s.x[at];
     for (int64_t n = 0; n < state; ++n) {
       const V factor = exp2(delta * a[n]);
       const V before = factor * h[n];
-      if constexpr (leave == Leave::kRecord) {
+      if constexpr (record) {
         decay[n] = factor;
         carried[n] = before;
       }
       h[n] = before + input * b[n];
-      if constexpr (leave != Leave::kNothing) y += h[n] * c[n];
+      y += h[n] * c[n];
     }
-    if constexpr (leave != Leave::kNothing) s.y[at] = y;
+    s.y[at] = y;
   }
 }
 
@@ -178,7 +168,7 @@ void scan_forward(const ScanInput<S>& in, const ScanOutput<S>& out, int64_t begi
         if (border != nullptr) store_lanes(border + at, h[n], block.lanes);
       }
       load_rates(in, block, s);
-      scan_block<Leave::kOutput>(in, block, i, 0, last - first, h, s);
+      scan_block<false>(in, block, i, last - first, h, s);
       if (last < in.size.sequence || out.final == nullptr) continue;
       for (int64_t n = 0; n < state; ++n) {
         store_lanes(out.final + n * channels + block.channel, h[n], block.lanes);
@@ -191,19 +181,19 @@ void scan_forward(const ScanInput<S>& in, const ScanOutput<S>& out, int64_t begi
   }
 }
 
-// The step [begin, end) of the chunk of one block backwards: from s.dy and what scan_block recorded to ddelta
-// and dx, which take the places of delta and x, and to the sums. `g` is dL/dh from the positions after the
-// step, on return from its first on.
+// The chunk's positions of one block backwards: from s.dy and what scan_block recorded to ddelta and dx, which
+// take the places of delta and x, and to the sums. `g` is dL/dh from the positions after the chunk, on return
+// from its first on.
 template <typename S, typename T = Compute<S>>
 inline void reverse_block(const ScanInput<S>& in, const ScanGradient<S>& out, const Block<T>& block,
-                          int64_t index, int64_t begin, int64_t end, Vector<T>* __restrict g,
+                          int64_t index, int64_t positions, Vector<T>* __restrict g,
                           Vector<T>* __restrict da, const Scratch<T>& s) {
   using V = Vector<T>;
   const int64_t state = in.size.state;
   const V d = load_lanes(in.d + block.channel, block.lanes);
   V dd = load_lanes(out.dd + block.channel, block.lanes);
   V dbias = load_lanes(out.ddelta_bias + block.channel, block.lanes);
-  for (int64_t i = end - 1; i >= begin; --i) {
+  for (int64_t i = positions - 1; i >= 0; --i) {
     const int64_t at = i * Scratch<T>::kBlocks + index;
     const V delta = s.delta[at];
     const V x = s.x[at];
@@ -212,10 +202,10 @@ inline void reverse_block(const ScanInput<S>& in, const ScanGradient<S>& out, co
     const V* __restrict a = s.a;
     const T* __restrict b = s.b + i * state;
     const T* __restrict c = s.c + i * state;
-    const V* __restrict decay = s.decay + (i - begin) * state;
-    const V* __restrict carried = s.carried + (i - begin) * state;
-    V* __restrict db = s.db + (i - begin) * state;
-    V* __restrict dc = s.dc + (i - begin) * state;
+    const V* __restrict decay = s.decay + i * state;
+    const V* __restrict carried = s.carried + i * state;
+    V* __restrict db = s.db + i * state;
+    V* __restrict dc = s.dc + i * state;
     V of_b = {};  // dL/dh . B
     V of_a = {};  // the sum of dL/dh * carried * a
     for (int64_t n = 0; n < state; ++n) {
@@ -268,40 +258,24 @@ void scan_backward(const ScanInput<S>& in, const ScanGradient<S>& out, int64_t b
       s.dy[at] = dout * silu;
       s.dz[at] = dout * (gate + silu * (T(1) - gate));
     });
-    const int64_t steps = (last - first + kStep - 1) / kStep;
-    const auto start_of = [&](int64_t step, int64_t block) {
-      return s.starts + (step * Scratch<T>::kBlocks + block) * state;
-    };
+    const int64_t positions = last - first;
+    clear<T>(s.db, positions * state);
+    clear<T>(s.dc, positions * state);
     for (int64_t i = 0; i < blocks; ++i) {
       const Block<T> block(i, begin, end);
       load_rates(in, block, s);
       for (int64_t n = 0; n < state; ++n) {
         const int64_t at = ((chunk - 1) * state + n) * channels + block.channel;
-        start_of(0, i)[n] = chunk == 0 ? V{} : load_lanes(out.borders + at, block.lanes);
+        s.start[n] = chunk == 0 ? V{} : load_lanes(out.borders + at, block.lanes);
       }
-      for (int64_t step = 0; step + 1 < steps; ++step) {
-        V* const h = start_of(step + 1, i);
-        for (int64_t n = 0; n < state; ++n) h[n] = start_of(step, i)[n];
-        scan_block<Leave::kNothing>(in, block, i, step * kStep, (step + 1) * kStep, h, s);
-      }
+      scan_block<true>(in, block, i, positions, s.start, s);
+      reverse_block(in, out, block, i, positions, s.states + i * state, s.da + i * state, s);
     }
-    for (int64_t step = steps - 1; step >= 0; --step) {
-      const int64_t from = step * kStep;
-      const int64_t to = std::min(from + kStep, last - first);
-      clear<T>(s.db, (to - from) * state);
-      clear<T>(s.dc, (to - from) * state);
-      for (int64_t i = 0; i < blocks; ++i) {
-        const Block<T> block(i, begin, end);
-        load_rates(in, block, s);
-        scan_block<Leave::kRecord>(in, block, i, from, to, start_of(step, i), s);
-        reverse_block(in, out, block, i, from, to, s.states + i * state, s.da + i * state, s);
-      }
-      T* row = out.dbc + (first + from) * 2 * state;
-      for (int64_t i = 0; i < to - from; ++i, row += 2 * state) {
-        for (int64_t n = 0; n < state; ++n) {
-          row[n] = sum_of_lanes<T>(s.db[i * state + n]);
-          row[state + n] = sum_of_lanes<T>(s.dc[i * state + n]);
-        }
+    T* row = out.dbc + first * 2 * state;
+    for (int64_t i = 0; i < positions; ++i, row += 2 * state) {
+      for (int64_t n = 0; n < state; ++n) {
+        row[n] = sum_of_lanes<T>(s.db[i * state + n]);
+        row[state + n] = sum_of_lanes<T>(s.dc[i * state + n]);
       }
     }
     for_rows<T>(begin, end, first, last, [&](const Block<T>& block, int64_t t, int64_t at) {
