@@ -15,6 +15,7 @@
 #include "apps/log.h"
 #include "apps/stop_signals.h"
 #include "twobp/core/check.h"
+#include "twobp/core/patience.h"
 #include "twobp/transport/mpi.h"
 #include "twobp/transport/transport.h"
 
@@ -137,8 +138,7 @@ struct RunGuard::Deadline::State {
 RunGuard::Deadline::Deadline(double seconds, std::string what) : state_(std::make_shared<State>()) {
   std::thread([state = state_, seconds, what = std::move(what)] {
     std::unique_lock lock(state->mutex);
-    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-    if (state->changed.wait_until(lock, end, [&] { return state->done; })) return;
+    if (wait_patiently(state->changed, lock, seconds, [&] { return state->done; })) return;
     get().report(
         concat(what, " took longer than ", seconds, " s (pipeline.timeout): another process is stuck"));
     end_now(kFailed);

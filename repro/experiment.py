@@ -16,6 +16,8 @@ import statistics
 import subprocess
 import sys
 
+from cores import speed_at_once
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MODELS = ["llama", "bert", "mamba", "resnet"]
 # Toy sizes for --quick, as --set options.
@@ -79,6 +81,7 @@ class Experiment:
         self.options.out.mkdir(parents=True, exist_ok=True)
         self.rows = []
         self.not_measured = []
+        self.cores_at_once = [speed_at_once()]
 
     def call(self, *arguments):
         """Runs the program (or another command that starts with a path), its output passed on to stderr."""
@@ -146,9 +149,11 @@ class Experiment:
                                      ":(exclude)repro/*/results.*")),
                 "command": f"repro/{self.name}/run " + shlex.join(self.own_options()),
                 "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-                "repeats": self.options.repeats}
+                "repeats": self.options.repeats,
+                "cores_at_once": self.cores_at_once}
 
     def save(self):
+        self.cores_at_once.append(speed_at_once())
         result = {"experiment": self.name, "quick": self.options.quick, "provenance": self.provenance(),
                   "rows": self.rows, "not_measured": self.not_measured}
         path = self.options.out / "results.json"

@@ -79,6 +79,21 @@ TEST_F(Stop, SecondSigtermChangesNothing) {
   EXPECT_NE(result.err.find("checkpoint written"), std::string::npos) << result.err;
 }
 
+// Ctrl-Z for longer than the time-out, while rank 1 waits for rank 0.
+TEST_F(Stop, AStoppedRunGoesOnWhenContinued) {
+  ::setenv("TWOBP_FAIL", "F:step=3:rank=0:seconds=1", 1);
+  content_["train"]["steps"] = 4;
+  content_["pipeline"]["timeout"] = 2.5;
+  RunOptions options;
+  options.signal = SIGSTOP;
+  options.continue_after = 4;
+  options.interrupt_when = [](const std::string& out) { return out.find("step 2/") != std::string::npos; };
+  const Finished result = test::run_program(arguments(), options);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_GE(result.seconds, 4);
+  EXPECT_EQ(steps_told(), 4U);
+}
+
 TEST_F(Stop, FailureIsOneReportThatSaysWhere) {
   for (const std::string where : {"F", "I", "W", "optimizer", "loader"}) {
     SCOPED_TRACE(where);

@@ -37,6 +37,7 @@ struct RunOptions {
   std::function<bool(const std::string& out)> interrupt_when;
   int signal = SIGINT;
   int times = 1;
+  double continue_after = 0;  // seconds after the last of them until SIGCONT; 0: never
   double kill_after = 0;  // seconds until SIGKILL; 0: never
 };
 
@@ -95,6 +96,10 @@ inline Finished run_program(const std::vector<std::string>& arguments, const Run
       for (int i = 0; i < options.times; ++i) {
         if (i > 0) ::usleep(200'000);  // the one before has been handled
         ::kill(pid, options.signal);
+      }
+      if (options.continue_after > 0) {
+        ::usleep(static_cast<useconds_t>(options.continue_after * 1e6));
+        ::kill(pid, SIGCONT);
       }
     }
   }

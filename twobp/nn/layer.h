@@ -2,8 +2,7 @@
 //
 //   forward      y from x; keeps in `saved` what the backward needs;
 //   backward_p1  dL/dx from dL/dy, and the small parameter gradients that fall out of the same pass over
-//   memory
-//                (norm gains); releases what only it needed, keeps what backward_p2 needs;
+//                memory (norm gains); releases what only it needed, keeps what backward_p2 needs;
 //   backward_p2  dL/dw of one or several micro-batches, added to the parameters' gradients.
 //
 // Inputs are taken by value: what the caller moves in, the layer owns, and may overwrite if

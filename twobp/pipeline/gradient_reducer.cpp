@@ -7,6 +7,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/core/patience.h"
 #include "twobp/pipeline/memory_meter.h"
 
 namespace twobp {
@@ -117,13 +118,13 @@ void GradientReducer::progress() {
 
 void GradientReducer::finish(double timeout) {
   while (next_ < buckets_.size()) start_next();
-  double deadline = now_seconds() + timeout;
+  double deadline = awake_seconds() + timeout;
   size_t before = running_.size();
   for (progress(); !running_.empty(); progress()) {
     if (running_.size() < before) {
       before = running_.size();
-      deadline = now_seconds() + timeout;
-    } else if (now_seconds() > deadline) {
+      deadline = awake_seconds() + timeout;
+    } else if (awake_seconds() > deadline) {
       const size_t bucket = running_.front().bucket;
       try {
         running_.front().sum.wait(0);

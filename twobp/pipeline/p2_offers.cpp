@@ -1,10 +1,10 @@
 #include "twobp/pipeline/p2_offers.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/core/patience.h"
 #include "twobp/core/text.h"
 #include "twobp/transport/transport.h"
 
@@ -53,6 +53,7 @@ P2Offers::Outcome P2Offers::run_own(int rank, const std::vector<OfferedP2>& unit
     leaf->units.push_back(p2);
     offer.helped.resize(std::max(offer.helped.size(), static_cast<size_t>(p2.local_stage) + 1));
   }
+  ++changes_;
   changed_.notify_all();
   while (offer.left > 0 && !offer.error) {
     if (Leaf* leaf = next(offer, true)) {
@@ -129,16 +130,17 @@ std::optional<P2Offers::Spent> P2Offers::run_next(std::unique_lock<std::mutex>& 
   --offer.running;
   --offer.left;
   if (error && !offer.error) offer.error = error;
+  ++changes_;
   changed_.notify_all();
   return spent;
 }
 
 double P2Offers::wait(std::unique_lock<std::mutex>& lock, int rank, double timeout) {
   const double begin = now_seconds();
+  const bool changed = wait_patiently(changed_, lock, timeout,
+                                      [&, seen = changes_] { return aborted_ || changes_ != seen; });
   throw_if_aborted();
-  const auto status = changed_.wait_for(lock, std::chrono::duration<double>(timeout));
-  throw_if_aborted();
-  TWOBP_CHECK(status == std::cv_status::no_timeout, "rank ", rank, " waited ", timeout,
+  TWOBP_CHECK(changed, "rank ", rank, " waited ", timeout,
               " s for weight gradients that other ranks have left: one of them is stuck, or a step takes "
               "longer than pipeline.timeout");
   return now_seconds() - begin;

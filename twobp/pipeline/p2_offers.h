@@ -90,6 +90,7 @@ class P2Offers {
 
   std::mutex mutex_;
   std::condition_variable changed_;
+  int64_t changes_ = 0;        // how often `changed_` was notified, but for the end
   std::vector<Offer> offers_;  // by rank
   bool aborted_ = false;
   std::string reason_;

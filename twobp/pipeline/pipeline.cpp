@@ -191,7 +191,7 @@ void Pipeline::submit(const Plan& plan, const std::vector<Fields>& micro_batches
     // By every process, whatever its own plan: a replica that is left no micro-batch has no cap to ask for.
     if (world_.processes->size() > 1) fixed_bytes();
     caps_ = caps(plan);
-    // What is to be concatenated stays together: how much there is must not depend on when messages come.
+    // Where the policy does not ask for it, what is to be concatenated stays together.
     fills_waits_ = schedule.fills() ||
                    (schedule.holds_p2_back() && plan.batching == P2Batching::kLoop &&
                     fills_waits(schedule, twobp::stage_costs(stage_costs_), in_process_simulation(caps_)));

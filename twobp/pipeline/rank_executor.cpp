@@ -6,6 +6,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/core/patience.h"
 #include "twobp/core/text.h"
 #include "twobp/transport/time_out.h"
 
@@ -268,15 +269,15 @@ Values RankExecutor::wait_for(int from, const Tag& tag) {
     turn_->lock();
     return values;
   }
-  const double deadline = now_seconds() + input_->timeout;
+  const double deadline = awake_seconds() + input_->timeout;
   while (reducer_ != nullptr && reducer_->busy()) {
     reducer_->progress();
     Values values;
     if (transport_.try_receive(from, tag, values)) return values;
-    if (now_seconds() >= deadline) fail_waiting(rank_, input_->timeout, tag, from);
+    if (awake_seconds() >= deadline) fail_waiting(rank_, input_->timeout, tag, from);
     std::this_thread::sleep_for(kPause);
   }
-  return transport_.receive(from, tag, std::max(deadline - now_seconds(), 1e-3));
+  return transport_.receive(from, tag, std::max(deadline - awake_seconds(), 1e-3));
 }
 
 void RankExecutor::idle(IdleCause cause, double begin, double end) {

@@ -6,7 +6,7 @@
 //     step         counted from 1; this step, or for the loader the first read after it has begun (1)
 //     rank         of the pipeline (0)
 //     replica      (0)
-//     micro_batch  index in the step, of F, I and W (any)
+//     micro_batch  index in the step, counted over all replicas, of F, I and W (any)
 //     seconds      sleeps so long instead of throwing
 #pragma once
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/patience.h"
 
 namespace twobp {
 namespace {
@@ -65,12 +65,12 @@ void OptimizerShards::send(int64_t step) {
 }
 
 void OptimizerShards::receive(int64_t step, double timeout) {
-  const double deadline = now_seconds() + timeout;
+  const double deadline = awake_seconds() + timeout;
   for (size_t m = 0; m < messages_.size(); ++m) {
     const Message& message = messages_[m];
     if (message.owner == replicas_.rank()) continue;
     const Values values =
-        replicas_.receive(message.owner, tag_of(step, m), std::max(deadline - now_seconds(), 1e-3));
+        replicas_.receive(message.owner, tag_of(step, m), std::max(deadline - awake_seconds(), 1e-3));
     TWOBP_CHECK(values.size() == message.parameters.size(), "replica ", message.owner, " sent ",
                 values.size(), " updated weights, ", message.parameters.size(), " were expected");
     for (size_t i = 0; i < values.size(); ++i) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/patience.h"
 
 namespace twobp {
 namespace {
@@ -59,7 +59,7 @@ bool AllReduce::take(int from, const Tag& tag, double deadline, at::Tensor& into
   Values values;
   if (!transport_->try_receive(from, tag, values)) {
     if (deadline <= 0) return false;
-    values = transport_->receive(from, tag, std::max(deadline - now_seconds(), 1e-3));
+    values = transport_->receive(from, tag, std::max(deadline - awake_seconds(), 1e-3));
   }
   TWOBP_CHECK(values.size() == 1 && values[0].scalar_type() == tensor_.scalar_type(),
               "ranks disagree on what they sum: rank ", from, " sent something else");
@@ -111,7 +111,7 @@ bool AllReduce::progress() {
 }
 
 void AllReduce::wait(double timeout) {
-  advance(now_seconds() + timeout);
+  advance(awake_seconds() + timeout);
 }
 
 void all_reduce_sum(Transport& transport, at::Tensor& tensor, double timeout) {
@@ -140,22 +140,22 @@ std::vector<Values> gather(Transport& transport, Values values, int root, double
     return all;
   }
   all.resize(transport.size());
-  const double deadline = now_seconds() + timeout;
+  const double deadline = awake_seconds() + timeout;
   for (int from = 0; from < transport.size(); ++from) {
     all[from] = from == root ? std::move(values)
-                             : transport.receive(from, tag, std::max(deadline - now_seconds(), 1e-3));
+                             : transport.receive(from, tag, std::max(deadline - awake_seconds(), 1e-3));
   }
   return all;
 }
 
 void barrier(Transport& transport, double timeout) {
   const Tag tag = tag_of(Round::kBarrier, 0);
-  const double deadline = now_seconds() + timeout;
+  const double deadline = awake_seconds() + timeout;
   for (int to = 0; to < transport.size(); ++to) {
     if (to != transport.rank()) transport.isend(to, tag, {});
   }
   for (int from = 0; from < transport.size(); ++from) {
-    if (from != transport.rank()) transport.receive(from, tag, std::max(deadline - now_seconds(), 1e-3));
+    if (from != transport.rank()) transport.receive(from, tag, std::max(deadline - awake_seconds(), 1e-3));
   }
 }
 

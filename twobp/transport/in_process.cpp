@@ -45,7 +45,7 @@ class InProcessTransport : public Transport {
 
   Values receive(int from, const Tag& tag, double timeout) override {
     Message message;
-    if (group_->mailboxes[rank_].wait(from, tag, message, now_seconds() + timeout, spin_, group_->aborted))
+    if (group_->mailboxes[rank_].wait(from, tag, message, timeout, spin_, group_->aborted))
       return device_.fetch(std::move(message.values), message.ready);
     throw_if_aborted();
     fail_waiting(rank_, timeout, tag, from);

@@ -1,8 +1,7 @@
 #include "twobp/transport/mailbox.h"
 
-#include <chrono>
-
 #include "twobp/core/clock.h"
+#include "twobp/core/patience.h"
 
 namespace twobp {
 
@@ -20,7 +19,7 @@ bool Mailbox::take(int from, const Tag& tag, Message& message) {
   return take_locked(from, tag, message);
 }
 
-bool Mailbox::wait(int from, const Tag& tag, Message& message, double deadline, double spin,
+bool Mailbox::wait(int from, const Tag& tag, Message& message, double timeout, double spin,
                    const std::atomic<bool>& aborted) {
   const double spin_until = now_seconds() + spin;
   int64_t seen = -1;
@@ -31,13 +30,11 @@ bool Mailbox::wait(int from, const Tag& tag, Message& message, double deadline, 
     if (take(from, tag, message)) return true;
   }
   std::unique_lock lock(mutex_);
-  while (!aborted.load(std::memory_order_acquire)) {
-    if (take_locked(from, tag, message)) return true;
-    const double left = deadline - now_seconds();
-    if (left <= 0) return false;
-    changed_.wait_for(lock, std::chrono::duration<double>(left));
-  }
-  return false;
+  bool taken = false;
+  wait_patiently(changed_, lock, timeout, [&] {
+    return aborted.load(std::memory_order_acquire) || (taken = take_locked(from, tag, message));
+  });
+  return taken;
 }
 
 void Mailbox::wake() {

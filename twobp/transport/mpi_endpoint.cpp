@@ -8,7 +8,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/patience.h"
 #include "twobp/transport/time_out.h"
 
 namespace twobp {
@@ -26,8 +26,6 @@ constexpr double kLeastSleep = 5e-6;  // seconds
 constexpr double kMostSleep = 1e-3;
 // For what an aborting rank has to say to get out, seconds.
 constexpr double kAbortGrace = 0.5;
-// For what others have said to get in, before a time-out is this rank's own, seconds.
-constexpr double kLastLook = 0.2;
 
 // MPI libraries that can read and write GPU memory say so by a function of this name; others lack it.
 bool mpi_takes_device_memory() {
@@ -224,13 +222,13 @@ bool MpiEndpoint::try_receive(int from, const Tag& tag, Values& values) {
 
 template <typename Done>
 bool MpiEndpoint::wait(double timeout, Done&& done) {
-  const double begin = now_seconds();
+  const double begin = awake_seconds();
   while (true) {
     {
       const std::lock_guard lock(mutex_);
       if (done()) return true;
     }
-    const double waited = now_seconds() - begin;
+    const double waited = awake_seconds() - begin;
     if (waited >= timeout) return false;
     if (waited < (spins_ ? options_.spin_seconds : kSharedCoreSpin)) {
       if (!spins_ || waited > kPoliteAfter) sched_yield();
@@ -252,8 +250,6 @@ Values MpiEndpoint::receive(int from, const Tag& tag, double timeout) {
     return take(from, tag, values);
   };
   if (wait(timeout, there)) return values;
-  // If it was this process that stood still, the others have given up on it: that comes first.
-  if (wait(kLastLook, there)) return values;
   fail_waiting(rank_, timeout, tag, from);
 }
 

@@ -9,6 +9,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/core/patience.h"
 #include "twobp/transport/mailbox.h"
 #include "twobp/transport/nccl_head.h"
 #include "twobp/transport/nccl_link.h"
@@ -102,11 +103,11 @@ class NcclTransport : public Transport {
   }
 
   Values receive(int from, const Tag& tag, double timeout) override {
-    const double begin = now_seconds();
+    const double begin = awake_seconds();
     Values values;
     while (!try_receive(from, tag, values)) {
       progress();
-      const double now = now_seconds();
+      const double now = awake_seconds();
       if (now >= begin + timeout) {
         fail_waiting(rank(), timeout, tag, from);
       }
@@ -124,15 +125,15 @@ class NcclTransport : public Transport {
   }
 
   void flush(double timeout) override {
-    const double deadline = now_seconds() + timeout;
+    const double deadline = awake_seconds() + timeout;
     for (int to = 0; to < size(); ++to) {
       while (!all_sent(to)) {
-        if (now_seconds() > deadline) fail_sending(rank(), timeout, to);
+        if (awake_seconds() > deadline) fail_sending(rank(), timeout, to);
         progress();
         std::this_thread::sleep_for(std::chrono::microseconds(50));
       }
     }
-    host_->flush(std::max(deadline - now_seconds(), 1e-3));
+    host_->flush(std::max(deadline - awake_seconds(), 1e-3));
   }
 
   void abort(const std::string& reason) override {
@@ -153,7 +154,7 @@ class NcclTransport : public Transport {
   };
 
   void connect(const NcclLinks& links) {
-    const double deadline = now_seconds() + options_.connection_timeout;
+    const double deadline = awake_seconds() + options_.connection_timeout;
     NcclLinks mine = links;
     std::erase_if(mine, [&](const auto& link) {
       return (link.first != rank() && link.second != rank()) || link.first == link.second;
@@ -177,7 +178,7 @@ class NcclTransport : public Transport {
       std::memcpy(bytes.mutable_data_ptr(), &id, sizeof(id));
       host_->isend(link.second, id_tag(), {bytes});
     }
-    const auto left = [&] { return std::max(deadline - now_seconds(), 1e-3); };
+    const auto left = [&] { return std::max(deadline - awake_seconds(), 1e-3); };
     for (const auto& link : mine) {
       const bool sender = link.first == rank();
       if (!sender) {

@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/patience.h"
 
 namespace twobp {
 namespace {
@@ -35,7 +35,7 @@ void NcclLink::check(int result, const char* what, double deadline) {
     const int asked = api_.get_async_error(comm_, &result);
     if (asked != NcclApi::kSuccess) result = asked;
     if (result != NcclApi::kInProgress) break;
-    TWOBP_CHECK(now_seconds() < deadline, "NCCL from ", name_, ": ", what,
+    TWOBP_CHECK(awake_seconds() < deadline, "NCCL from ", name_, ": ", what,
                 " is not done in time: the other rank is stuck, or the network between their GPUs does not "
                 "work (NCCL_DEBUG=INFO shows more)");
     if (look_around_) look_around_();
@@ -52,10 +52,10 @@ void NcclLink::connect(at::Device memory, double deadline, const std::function<v
   const auto place = at::TensorOptions(at::kByte).device(memory);
   const at::Tensor byte = sender_ ? at::zeros({1}, place) : at::empty({1}, place);
   put(byte, deadline);
-  transfers_.push_back({{byte}, stream_.record(), now_seconds(), {}});
+  transfers_.push_back({{byte}, stream_.record(), awake_seconds(), {}});
   while (under_way() > 0) {
     check(NcclApi::kInProgress, "the first byte", deadline);
-    TWOBP_CHECK(now_seconds() < deadline, "NCCL from ", name_, ": the first byte has not arrived in time");
+    TWOBP_CHECK(awake_seconds() < deadline, "NCCL from ", name_, ": the first byte has not arrived in time");
     look_around_();
     std::this_thread::sleep_for(kPause);
   }
@@ -76,14 +76,14 @@ void NcclLink::put(const at::Tensor& tensor, double deadline) {
 void NcclLink::send(Values values, const DeviceEvent& ready, const Tag& tag) {
   const OnStream here(stream_);
   stream_.wait(ready);
-  const double begin = now_seconds();
+  const double begin = awake_seconds();
   for (const at::Tensor& value : values) put(value, begin + kCallSeconds);
   transfers_.push_back({std::move(values), stream_.record(), begin, tag});
 }
 
 DeviceEvent NcclLink::receive(const Values& values, const Tag& tag) {
   const OnStream here(stream_);
-  const double begin = now_seconds();
+  const double begin = awake_seconds();
   for (const at::Tensor& value : values) put(value, begin + kCallSeconds);
   const DeviceEvent done = stream_.record();
   transfers_.push_back({{}, done, begin, tag});  // memory of this stream: freed, it is reused in its order
@@ -102,7 +102,7 @@ std::string NcclLink::trouble(double timeout) {
   if (asked != NcclApi::kSuccess) error = asked;
   if (error != NcclApi::kSuccess && error != NcclApi::kInProgress)
     return concat("NCCL from ", name_, ": ", api_.error_text(error), " (NCCL_DEBUG=INFO shows more)");
-  if (transfers_.empty() || now_seconds() < transfers_.front().begin + timeout) return {};
+  if (transfers_.empty() || awake_seconds() < transfers_.front().begin + timeout) return {};
   if (transfers_.front().done.passed()) return {};
   return concat("NCCL from ", name_, ": ", to_string(transfers_.front().tag), " has not crossed in ", timeout,
                 " s: one of the two ranks is stuck or the time-out (pipeline.timeout) is too short");

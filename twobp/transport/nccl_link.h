@@ -27,7 +27,7 @@ class NcclLink {
 
   // Waits until both ends are there and a first byte has crossed: NCCL makes its buffers and connections at
   // the first message, which until then blocks the thread that begins it. All ends of all links must do so
-  // in one order. The byte lies on `memory`. Throws Error after `deadline`, seconds of now_seconds(), and
+  // in one order. The byte lies on `memory`. Throws Error after `deadline`, seconds of awake_seconds(), and
   // whatever `look_around` throws, which is called meanwhile.
   void connect(at::Device memory, double deadline, const std::function<void()>& look_around);
 

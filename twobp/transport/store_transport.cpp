@@ -81,7 +81,7 @@ class StoreTransport : public Transport {
 
   Values receive(int from, const Tag& tag, double timeout) override {
     Message message;
-    if (mailbox_.wait(from, tag, message, now_seconds() + timeout, 0, aborted_))
+    if (mailbox_.wait(from, tag, message, timeout, 0, aborted_))
       return std::move(message.values);
     throw_if_aborted();
     fail_waiting(rank(), timeout, tag, from);
@@ -143,7 +143,7 @@ class StoreTransport : public Transport {
         bytes = {};
       }
     } catch (const std::exception& error) {
-      if (!stopping_) stop_waits(error.what());
+      if (!stopping_) abort(error.what());  // this rank receives nothing any more: the others are to know
     }
   }
 

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/patience.h"
 #include "twobp/transport/time_out.h"
 
 namespace twobp {
@@ -14,7 +14,6 @@ namespace {
 constexpr double kLeastPause = 20e-6;  // seconds between two looks, which grow
 constexpr double kMostPause = 500e-6;
 constexpr double kGrowth = 1.1;
-constexpr double kLastLook = 0.2;  // if it was this process that stood still, the others have given up on it
 
 }  // namespace
 
@@ -45,15 +44,12 @@ bool Subgroup::try_receive(int from, const Tag& tag, Values& values) {
 
 Values Subgroup::receive(int from, const Tag& tag, double timeout) {
   if (group_ != Group::kProcesses) return parent_.receive(member(from), of_group(tag), timeout);
-  const double deadline = now_seconds() + timeout;
-  double last_look = 0;
+  const double deadline = awake_seconds() + timeout;
   Values values;
   for (double pause = kLeastPause; !try_receive(from, tag, values);
        pause = std::min(kGrowth * pause, kMostPause)) {
     parent_.progress();
-    const double now = now_seconds();
-    if (last_look == 0 && now > deadline) last_look = now + kLastLook;
-    if (last_look > 0 && now > last_look) fail_waiting(rank_, timeout, tag, from);
+    if (awake_seconds() > deadline) fail_waiting(rank_, timeout, tag, from);
     std::this_thread::sleep_for(std::chrono::duration<double>(pause));
   }
   return values;

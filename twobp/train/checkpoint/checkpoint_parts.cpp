@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/patience.h"
 #include "twobp/core/text.h"
 #include "twobp/train/files/new_file.h"
 
@@ -132,7 +132,7 @@ void commit_parts(const fs::path& folder, const CheckpointState& state, int coun
   std::set<int> missing;
   for (int process = 1; process < count; ++process) missing.insert(process);
   uint64_t bytes = 0;
-  double changed = now_seconds();
+  double changed = awake_seconds();
   while (true) {
     for (auto process = missing.begin(); process != missing.end();) {
       const CheckpointPart part{*process, count};
@@ -143,11 +143,11 @@ void commit_parts(const fs::path& folder, const CheckpointState& state, int coun
     if (missing.empty()) break;
     if (const uint64_t now = bytes_in(folder); now != bytes) {
       bytes = now;
-      changed = now_seconds();
+      changed = awake_seconds();
     }
     const bool hurry = wait.hurry != nullptr && *wait.hurry;
     const double timeout = hurry ? std::min(wait.timeout, kHurriedTimeout) : wait.timeout;
-    if (now_seconds() - changed > timeout) {
+    if (awake_seconds() - changed > timeout) {
       std::vector<std::string> numbers;
       for (const int process : missing) numbers.push_back(std::to_string(process));
       fail("no part of process ", join(numbers), " in ", folder.string(), " after ", format_seconds(timeout),

@@ -65,8 +65,8 @@ class Checkpointer {
   SaveConfig save_;
   Processes processes_;
   std::optional<CheckpointFolder> folder_;
-  // Which live tensors this process writes; empty before the first checkpoint.
-  bool chosen_ = false;  // which tensors this process writes: all choose at once
+  // Which live tensors this process writes. Chosen before the first checkpoint, by all processes at once.
+  bool chosen_ = false;
   std::vector<bool> writes_weights_;
   std::vector<bool> writes_optimizer_;
   CheckpointContent

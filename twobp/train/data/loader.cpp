@@ -1,7 +1,6 @@
 // The loader: threads that each read one micro-batch at a time, of at most `read_ahead` batches, which come
 // out in order whoever has read them. What a thread throws is handed to next() in the place of its batch.
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "twobp/core/check.h"
+#include "twobp/core/patience.h"
 #include "twobp/train/data/data.h"
 
 namespace twobp {
@@ -158,7 +158,7 @@ Batch Loader::next() {
   const auto there = [this] { return !impl_->batches.empty() && impl_->batches.front()->complete(); };
   const double timeout = impl_->options.timeout;
   if (timeout == 0) impl_->changed.wait(lock, there);
-  TWOBP_CHECK(timeout == 0 || impl_->changed.wait_for(lock, std::chrono::duration<double>(timeout), there),
+  TWOBP_CHECK(timeout == 0 || wait_patiently(impl_->changed, lock, timeout, there),
               "waited ", timeout,
               " s for a batch of the data: the files are out of reach, or reading takes "
               "longer than the time-out (pipeline.timeout): try more data.workers");

@@ -19,6 +19,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/core/patience.h"
 #include "twobp/core/text.h"
 
 extern char** environ;
@@ -142,14 +143,14 @@ std::string PythonProcess::read(size_t bytes) {
 }
 
 void PythonProcess::exchange(std::string_view& to_write) {
-  const double deadline = now_seconds() + timeout_;
+  const double deadline = awake_seconds() + timeout_;
   for (;;) {
     std::array<pollfd, 3> files = {
         {{to_write.empty() ? -1 : in_, POLLOUT, 0}, {out_, POLLIN, 0}, {err_, POLLIN, 0}}};
-    const double left = deadline - now_seconds();
+    const double left = deadline - awake_seconds();
     TWOBP_CHECK(left > 0, name_, ": ", python_, " did nothing for ", format_seconds(timeout_),
                 errors_.empty() ? "" : ", its last words: ", last_line(errors_), ".");
-    if (::poll(files.data(), files.size(), static_cast<int>(std::min(left, 1e6) * 1000) + 1) <= 0) continue;
+    if (::poll(files.data(), files.size(), static_cast<int>(std::min(left, kLongestSleep) * 1000) + 1) <= 0) continue;
 
     std::array<char, 1 << 16> buffer;
     if (files[2].revents != 0) {

@@ -3,6 +3,7 @@
 #include "twobp/train/data/token_cache.h"
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <fcntl.h>
@@ -13,12 +14,14 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <system_error>
+#include <thread>
 #include <unistd.h>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
+#include "twobp/core/patience.h"
 #include "twobp/train/data/tokenizer.h"
 #include "twobp/train/files/json_file.h"
 #include "twobp/train/files/mapped_file.h"
@@ -34,6 +37,7 @@ constexpr int kFormat = 1;  // to be raised when the same text would be encoded 
 constexpr size_t kMostName = 60;
 constexpr int kMaxDepth = 4;  // of a description
 constexpr int64_t kMostVocab = int64_t{1} << 32;
+constexpr double kLockedFor = 86400;  // seconds: tokenizing takes as long as it takes
 
 // FNV-1a (Fowler, Noll, Vo), in hexadecimal: tells accidental changes, not ones made to deceive.
 std::string hash_text(std::string_view bytes) {
@@ -164,7 +168,11 @@ class LockedFolder {
     TWOBP_CHECK(fd_ >= 0, "cannot keep tokenized text: ", why,
                 ": set data.cache to a folder that can be written.");
     // Some file systems know no locks; then two runs at most do the same work.
-    while (::flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
+    const double begin = awake_seconds();
+    while (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
+      TWOBP_CHECK(awake_seconds() - begin < kLockedFor, path_.string(),
+                  ": another run has been tokenizing there for a day: it is stuck, or stopped.");
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
   }
   ~LockedFolder() { ::close(fd_); }
