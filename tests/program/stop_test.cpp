@@ -81,13 +81,17 @@ TEST_F(Stop, SecondSigtermChangesNothing) {
 
 // Ctrl-Z for longer than the time-out, while rank 1 waits for rank 0.
 TEST_F(Stop, AStoppedRunGoesOnWhenContinued) {
-  ::setenv("TWOBP_FAIL", "F:step=3:rank=0:seconds=1", 1);
+  ::setenv("TWOBP_FAIL", "F:step=3:rank=0:seconds=0.4", 1);
   content_["train"]["steps"] = 4;
-  content_["pipeline"]["timeout"] = 2.5;
+  content_["pipeline"]["timeout"] = 3;
   RunOptions options;
   options.signal = SIGSTOP;
   options.continue_after = 4;
-  options.interrupt_when = [](const std::string& out) { return out.find("step 2/") != std::string::npos; };
+  options.interrupt_when = [](const std::string& out) {
+    if (out.find("step 2/") == std::string::npos) return false;
+    ::usleep(300'000);  // rank 1 waits by now: rank 0 sleeps in each of its layers
+    return true;
+  };
   const Finished result = test::run_program(arguments(), options);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_GE(result.seconds, 4);
