@@ -38,7 +38,7 @@ struct RunOptions {
   int signal = SIGINT;
   int times = 1;
   double continue_after = 0;  // seconds after the last of them until SIGCONT; 0: never
-  double kill_after = 0;  // seconds until SIGKILL; 0: never
+  double kill_after = 0;      // seconds until SIGKILL; 0: never
 };
 
 inline Finished run_program(const std::vector<std::string>& arguments, const RunOptions& options = {}) {

@@ -137,8 +137,8 @@ std::optional<P2Offers::Spent> P2Offers::run_next(std::unique_lock<std::mutex>& 
 
 double P2Offers::wait(std::unique_lock<std::mutex>& lock, int rank, double timeout) {
   const double begin = now_seconds();
-  const bool changed = wait_patiently(changed_, lock, timeout,
-                                      [&, seen = changes_] { return aborted_ || changes_ != seen; });
+  const bool changed =
+      wait_patiently(changed_, lock, timeout, [&, seen = changes_] { return aborted_ || changes_ != seen; });
   throw_if_aborted();
   TWOBP_CHECK(changed, "rank ", rank, " waited ", timeout,
               " s for weight gradients that other ranks have left: one of them is stuck, or a step takes "

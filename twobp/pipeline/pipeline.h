@@ -47,7 +47,8 @@ struct StepOptions {
   double timeout = 300;                 // seconds
   P2Order p2_order = P2Order::kOldest;  // of the W that is left at the end
   // Ranks take W off each other at the end of the step (p2_offers.h), if all are threads of this process and
-  // no other step is under way (throws Error). Not where W is concatenated, replicas sum gradients or events are wanted.
+  // no other step is under way (throws Error). Not where W is concatenated, replicas sum gradients or events
+  // are wanted.
   bool p2_stealing = false;
   // On a device: the step is put in as one piece, which is recorded when two steps in a row have had the same
   // schedule, loss scales and sizes of micro-batches (StepGraph). Not where events are wanted. Throws Error

@@ -10,7 +10,8 @@ namespace {
 
 constexpr double kSlack = 0.02;
 
-// Value, gradient and AdamW's two moments, the most that an optimizer here keeps: which one follows is not known.
+// Value, gradient and AdamW's two moments, the most that an optimizer here keeps: which one follows is not
+// known.
 double weight_bytes(const LayerSpec& spec) {
   const auto layer = spec.make();  // allocates nothing
   std::vector<Parameter*> parameters;

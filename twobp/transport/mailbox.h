@@ -23,8 +23,8 @@ class Mailbox {
   void put(Message message);
   // The oldest with this sender and tag, moved into `message`; false: there is none.
   bool take(int from, const Tag& tag, Message& message);
-  // Waits for it, at first spinning for `spin` seconds. False after `timeout` seconds, or once `aborted`, which
-  // whoever sets it makes known by wake().
+  // Waits for it, at first spinning for `spin` seconds. False after `timeout` seconds, or once `aborted`,
+  // which whoever sets it makes known by wake().
   bool wait(int from, const Tag& tag, Message& message, double timeout, double spin,
             const std::atomic<bool>& aborted);
   void wake();

@@ -81,8 +81,7 @@ class StoreTransport : public Transport {
 
   Values receive(int from, const Tag& tag, double timeout) override {
     Message message;
-    if (mailbox_.wait(from, tag, message, timeout, 0, aborted_))
-      return std::move(message.values);
+    if (mailbox_.wait(from, tag, message, timeout, 0, aborted_)) return std::move(message.values);
     throw_if_aborted();
     fail_waiting(rank(), timeout, tag, from);
   }

@@ -181,13 +181,13 @@ void scan_forward(const ScanInput<S>& in, const ScanOutput<S>& out, int64_t begi
   }
 }
 
-// The chunk's positions of one block backwards: from s.dy and what scan_block recorded to ddelta and dx, which
-// take the places of delta and x, and to the sums. `g` is dL/dh from the positions after the chunk, on return
-// from its first on.
+// The chunk's positions of one block backwards: from s.dy and what scan_block recorded to ddelta and dx,
+// which take the places of delta and x, and to the sums. `g` is dL/dh from the positions after the chunk, on
+// return from its first on.
 template <typename S, typename T = Compute<S>>
 inline void reverse_block(const ScanInput<S>& in, const ScanGradient<S>& out, const Block<T>& block,
-                          int64_t index, int64_t positions, Vector<T>* __restrict g,
-                          Vector<T>* __restrict da, const Scratch<T>& s) {
+                          int64_t index, int64_t positions, Vector<T>* __restrict g, Vector<T>* __restrict da,
+                          const Scratch<T>& s) {
   using V = Vector<T>;
   const int64_t state = in.size.state;
   const V d = load_lanes(in.d + block.channel, block.lanes);

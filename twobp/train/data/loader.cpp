@@ -158,8 +158,7 @@ Batch Loader::next() {
   const auto there = [this] { return !impl_->batches.empty() && impl_->batches.front()->complete(); };
   const double timeout = impl_->options.timeout;
   if (timeout == 0) impl_->changed.wait(lock, there);
-  TWOBP_CHECK(timeout == 0 || wait_patiently(impl_->changed, lock, timeout, there),
-              "waited ", timeout,
+  TWOBP_CHECK(timeout == 0 || wait_patiently(impl_->changed, lock, timeout, there), "waited ", timeout,
               " s for a batch of the data: the files are out of reach, or reading takes "
               "longer than the time-out (pipeline.timeout): try more data.workers");
   const std::shared_ptr<Pending> batch = impl_->batches.front();

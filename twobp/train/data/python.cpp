@@ -150,7 +150,8 @@ void PythonProcess::exchange(std::string_view& to_write) {
     const double left = deadline - awake_seconds();
     TWOBP_CHECK(left > 0, name_, ": ", python_, " did nothing for ", format_seconds(timeout_),
                 errors_.empty() ? "" : ", its last words: ", last_line(errors_), ".");
-    if (::poll(files.data(), files.size(), static_cast<int>(std::min(left, kLongestSleep) * 1000) + 1) <= 0) continue;
+    if (::poll(files.data(), files.size(), static_cast<int>(std::min(left, kLongestSleep) * 1000) + 1) <= 0)
+      continue;
 
     std::array<char, 1 << 16> buffer;
     if (files[2].revents != 0) {
