@@ -151,6 +151,22 @@ LayerCase residual_case() {
   return c;
 }
 
+// The same in two layers, between which a stage may end.
+LayerCase residual_halves_case() {
+  LayerCase c;
+  c.name = "ResidualInHalves";
+  c.make = [](at::ScalarType dtype) {
+    return make_sequential(std::make_unique<ResidualBegin>(linear({{"begin", 7}}, 5, dtype)),
+                           std::make_unique<ResidualEnd>(linear({{"end", 5}}, 7, dtype)));
+  };
+  c.input = sizes({3, 5});
+  c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) {
+    return x + reference::linear(reference::linear(x, w[0]), w[1]);
+  };
+  c.roundings = 2 * (5 + 7) + 6 + 1;
+  return c;
+}
+
 // A LLaMa block's MLP half with odd sizes, then a bare residual and a norm: containers in containers.
 LayerCase nested_case(const std::string& name, int64_t positions, int64_t dim, int64_t hidden) {
   LayerCase c;
@@ -222,7 +238,7 @@ const std::vector<LayerCase>& layer_cases() {
       cross_entropy_case("CrossEntropyLarge", 65, 131),
       squared_error_case("SquaredError", 3, 5),
       squared_error_case("SquaredErrorLarge", 65, 17),
-      residual_case(),
+      residual_case(), residual_halves_case(),
       nested_case("Nested", 3, 5, 7),
       nested_case("NestedLarge", 65, 33, 71),
   };

@@ -49,7 +49,7 @@ LayerCase mixer_case(const std::string& name, int64_t positions, const MambaMixe
   LayerCase c;
   c.name = name;
   c.make = [=](at::ScalarType dtype) {
-    auto mixer = std::make_unique<MambaMixer>("mixer", shape, kStd, dtype);
+    auto mixer = whole_mixer("mixer", shape, kStd, dtype);
     make_telling(*mixer);
     return mixer;
   };

@@ -54,7 +54,8 @@ TEST(MambaFacts, BytesKept) {
   const int64_t batch = 2;
   const int64_t positions = 67;  // 2 borders
   const int64_t rows = batch * positions;
-  MambaMixer mixer("mixer", kShape, 1, at::kFloat);
+  const auto whole = whole_mixer("mixer", kShape, 1, at::kFloat);
+  Layer& mixer = *whole;
   make_parameters(mixer);
   MicroBatch micro_batch(mixer);
   const auto& [dim, inner, state, kernel, rank] = kShape;
@@ -70,7 +71,8 @@ TEST(MambaFacts, BytesKept) {
 }
 
 TEST(MambaFacts, WComesOutProjectionByProjection) {
-  MambaMixer mixer("mixer", kShape, 1, at::kFloat);
+  const auto whole = whole_mixer("mixer", kShape, 1, at::kFloat);
+  Layer& mixer = *whole;
   make_parameters(mixer);
   MicroBatch micro_batch(mixer);
   micro_batch.forward(random({1, 3, kShape.dim}, 1, at::kFloat));
@@ -78,9 +80,33 @@ TEST(MambaFacts, WComesOutProjectionByProjection) {
   EXPECT_EQ(micro_batch.p2_units().size(), 4u);
 }
 
+// Where somebody else holds (u | z), as recomputation does, it stays as it is; where nobody does, its gradient
+// lies there. The numbers are the same.
+TEST(MambaFacts, OverwritesOnlyWhatIsItsOwn) {
+  MambaMixer mixer("mixer", kShape, 1, at::kFloat);
+  make_parameters(mixer);
+  const at::Tensor uz = random({2, 5, 2 * kShape.inner}, 1, at::kFloat);
+  const at::Tensor before = uz.clone();
+  const at::Tensor dy = random({2, 5, kShape.dim}, 2, at::kFloat);
+  const auto gradient = [&](at::Tensor input) {
+    const void* where = input.const_data_ptr();
+    MicroBatch micro_batch(mixer);
+    micro_batch.forward(std::move(input));
+    at::Tensor duz = micro_batch.p1(dy.clone());
+    return std::pair(duz.const_data_ptr() == where, std::move(duz));
+  };
+  const auto [of_shared_in_place, of_shared] = gradient(uz);
+  EXPECT_FALSE(of_shared_in_place);
+  EXPECT_TRUE(same_bits(uz, before));
+  const auto [of_own_in_place, of_own] = gradient(uz.clone());
+  EXPECT_TRUE(of_own_in_place);
+  EXPECT_TRUE(same_bits(of_own, of_shared));
+}
+
 TEST(MambaFacts, SlabsHoldWhatWConcatenates) {
   const auto gradients = [](int slots, bool copy) {
-    MambaMixer mixer("mixer", kShape, 1, at::kDouble);
+    const auto whole = whole_mixer("mixer", kShape, 1, at::kDouble);
+    Layer& mixer = *whole;
     const auto parameters = make_parameters(mixer);
     mixer.use_slabs(slots, copy);
     MicroBatch first(mixer, {}, 0);
@@ -98,7 +124,8 @@ TEST(MambaFacts, SlabsHoldWhatWConcatenates) {
 }
 
 TEST(MambaFacts, InitialValues) {
-  MambaMixer mixer("m", {16, 400, 6, 4, 25}, 0.02, at::kFloat);
+  const auto whole = whole_mixer("m", {16, 400, 6, 4, 25}, 0.02, at::kFloat);
+  Layer& mixer = *whole;
   std::vector<Parameter*> parameters;
   mixer.collect_parameters(parameters);
   std::map<std::string, Parameter*> named;
@@ -128,21 +155,22 @@ TEST(MambaFacts, InitialValues) {
   EXPECT_FALSE(named.at("m.D")->decays());
   EXPECT_TRUE(named.at("m.conv1d.weight")->decays());
   // Another layer's differ, the same layer's are the same.
-  MambaMixer again("m", {16, 400, 6, 4, 25}, 0.02, at::kFloat);
-  MambaMixer other("n", {16, 400, 6, 4, 25}, 0.02, at::kFloat);
-  const auto bias_of = [](MambaMixer& of) {
+  const auto again = whole_mixer("m", {16, 400, 6, 4, 25}, 0.02, at::kFloat);
+  const auto other = whole_mixer("n", {16, 400, 6, 4, 25}, 0.02, at::kFloat);
+  const auto bias_of = [](Layer& of) {
     std::vector<Parameter*> all;
     of.collect_parameters(all);
     all[7]->allocate_value(3);
     return all[7]->value;
   };
-  EXPECT_TRUE(same_bits(bias_of(again), value("dt_proj.bias")));
-  EXPECT_FALSE(same_bits(bias_of(other), value("dt_proj.bias")));
+  EXPECT_TRUE(same_bits(bias_of(*again), value("dt_proj.bias")));
+  EXPECT_FALSE(same_bits(bias_of(*other), value("dt_proj.bias")));
 }
 
 // A prompt at once, then one position a call: what the whole sequence gives.
 TEST(MambaFacts, GenerationGoesOnFromItsState) {
-  MambaMixer mixer("mixer", kShape, 0.3, at::kDouble);
+  const auto whole = whole_mixer("mixer", kShape, 0.3, at::kDouble);
+  Layer& mixer = *whole;
   make_telling(mixer);
   make_parameters(mixer);
   const int64_t positions = 41;
@@ -177,7 +205,8 @@ TEST(MambaFacts, GenerationGoesOnFromItsState) {
 
 // Nothing decays yet, so A has no gradient; the others have theirs.
 TEST(MambaFacts, OnePosition) {
-  MambaMixer mixer("mixer", kShape, 0.5, at::kDouble);
+  const auto whole = whole_mixer("mixer", kShape, 0.5, at::kDouble);
+  Layer& mixer = *whole;
   make_telling(mixer);
   const auto parameters = make_parameters(mixer);
   const at::Tensor x = random({2, 1, kShape.dim}, 1);
@@ -202,7 +231,8 @@ TEST(MambaFacts, OnePosition) {
 }
 
 TEST(MambaFacts, LaterPositionsDoNotReachEarlierOnes) {
-  MambaMixer mixer("mixer", kShape, 0.3, at::kFloat);
+  const auto whole = whole_mixer("mixer", kShape, 0.3, at::kFloat);
+  Layer& mixer = *whole;
   make_parameters(mixer);
   const at::Tensor x = random({2, 40, kShape.dim}, 1, at::kFloat);
   at::Tensor other = x.clone();
@@ -243,6 +273,9 @@ TEST(MambaFacts, WrongShapesAreErrors) {
       {"Float", "Double"});
   scan.forward({t({1, 3, 6}), t({1, 3, 6}), t({1, 3, 4}), t({1, 3, 6})}, context, saved);
   expect_error([&] { scan.backward_p1({t({1, 2, 6})}, context, saved); }, {"[1, 2, 6]", "[1, 3, 6]"});
+  MambaMixer mixer("mixer", kShape, 1, at::kFloat);
+  make_parameters(mixer);
+  expect_error([&] { mixer.forward({t({1, 3, 12})}, context, saved); }, {"MambaMixer", "600", "[1, 3, 12]"});
   CausalConv1d conv("conv1d", 6, 4, at::kFloat);
   make_parameters(conv);
   expect_error([&] { conv.forward({t({1, 3, 5})}, context, saved); }, {"conv1d.weight", "[1, 3, 5]"});

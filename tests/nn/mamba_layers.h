@@ -3,7 +3,10 @@
 #pragma once
 
 #include "tests/nn/layer_test_util.h"
+#include "twobp/nn/layers/lora_linear.h"
+#include "twobp/nn/layers/mamba_mixer.h"
 #include "twobp/nn/layers/selective_scan.h"
+#include "twobp/nn/layers/sequential.h"
 
 namespace twobp::test {
 
@@ -18,6 +21,14 @@ inline void make_telling(Layer& layer) {
       parameter->initialize_with([](at::Tensor& rows, at::Generator&) { rows.zero_(); });
     }
   }
+}
+
+// All of the mixer: its first projection, then what is a layer of its own.
+inline std::unique_ptr<Layer> whole_mixer(const std::string& name, const MambaMixerShape& shape,
+                                          double init_std, at::ScalarType dtype) {
+  return make_sequential(
+      make_linear({{name + ".in_proj.weight", 2 * shape.inner}}, shape.dim, init_std, dtype, {}),
+      std::make_unique<MambaMixer>(name, shape, init_std, dtype));
 }
 
 // (x | raw | B | C | z) in the last dimension: parts whose rows are apart.

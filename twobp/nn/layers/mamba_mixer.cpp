@@ -7,7 +7,7 @@
 namespace twobp {
 namespace {
 
-enum Child : uint8_t { kInProj, kConv, kXProj, kDtProj, kScan, kOutProj };
+enum Child : uint8_t { kConv, kXProj, kDtProj, kScan, kOutProj };
 
 // Uniform between -bound and bound, as transformers initializes some of the projections.
 void start_uniform(Layer& layer, const std::string& name, double bound) {
@@ -29,7 +29,6 @@ at::Tensor only(Values values) {
 MambaMixer::MambaMixer(const std::string& name, const MambaMixerShape& shape, double init_std,
                        at::ScalarType dtype, const LoraOptions& lora)
     : shape_(shape),
-      in_proj_(make_linear({{name + ".in_proj.weight", 2 * shape.inner}}, shape.dim, init_std, dtype, lora)),
       conv_(name + ".conv1d", shape.inner, shape.conv_kernel, dtype),
       x_proj_(make_linear({{name + ".x_proj.weight", shape.dt_rank + 2 * shape.state}}, shape.inner, init_std,
                           dtype, lora)),
@@ -40,13 +39,14 @@ MambaMixer::MambaMixer(const std::string& name, const MambaMixerShape& shape, do
   start_uniform(*out_proj_, name + ".out_proj.weight", 1 / std::sqrt(static_cast<double>(shape.inner)));
 }
 
-Values MambaMixer::forward(Values x, Context& context, Saved& saved) {
-  // What backward-p1 writes the gradient over lies where that is wanted.
-  Slab* const outer = std::exchange(context.destination, in_proj_->gradient_slab());
+Values MambaMixer::forward(Values values, Context& context, Saved& saved) {
+  at::Tensor uz = std::move(values[0]);
   const int64_t inner = shape_.inner;
-  at::Tensor uz = only(in_proj_->forward(std::move(x), context, saved.child(kInProj)));
-  TWOBP_CHECK(uz.dim() == 3, "MambaMixer takes (batch, sequence, ", shape_.dim, ")");
-  context.destination = x_proj_->input_slab();
+  TWOBP_CHECK(uz.dim() == 3 && uz.size(2) == 2 * inner, "MambaMixer takes (batch, sequence, ", 2 * inner,
+              "), got ", uz.sizes());
+  const bool ours = context.owns_input || exclusively_owned(uz);
+  context.owns_input = false;
+  Slab* const outer = std::exchange(context.destination, x_proj_->input_slab());
   at::Tensor u = only(conv_.forward({uz.narrow(2, 0, inner)}, context, saved.child(kConv)));
   context.destination = nullptr;
   const at::Tensor projected = only(x_proj_->forward({u}, context, saved.child(kXProj)));
@@ -61,7 +61,7 @@ Values MambaMixer::forward(Values x, Context& context, Saved& saved) {
       only(scan_.forward({std::move(u), std::move(raw), projected.narrow(2, shape_.dt_rank, 2 * shape_.state),
                           uz.narrow(2, inner, inner)},
                          context, saved.child(kScan)));
-  if (context.keeps()) saved.keep_until_p1(std::move(uz));
+  if (context.keeps() && ours) saved.keep_until_p1(std::move(uz));
   context.destination = outer;
   return out_proj_->forward({std::move(y)}, context, saved.child(kOutProj));
 }
@@ -69,15 +69,16 @@ Values MambaMixer::forward(Values x, Context& context, Saved& saved) {
 Values MambaMixer::backward_p1(Values dy, Context& context, Saved& saved) {
   Slab* const outer = std::exchange(context.destination, nullptr);
   const int64_t inner = shape_.inner;
+  const std::vector<int64_t> sizes = {dy[0].size(0), dy[0].size(1), 2 * inner};
+  const at::TensorOptions options = dy[0].options();
   at::Tensor gradient = only(out_proj_->backward_p1(std::move(dy), context, saved.child(kOutProj)));
-  at::Tensor duz = saved.take_p1(0);  // u and z, until their gradients take their places
-  if (in_proj_->gradient_slab() != nullptr) {
-    context.destination = in_proj_->gradient_slab();
-    duz = context.output(duz.sizes(), duz.options());
-  }
+  // Where (u | z) is ours, its gradient takes its place.
+  at::Tensor duz;
+  if (saved.p1_count() > 0) duz = saved.take_p1(0);
+  context.destination = outer;
+  if (outer != nullptr || !duz.defined()) duz = context.output(sizes, options);
   context.destination = x_proj_->gradient_slab();
-  at::Tensor dprojected =
-      context.output({duz.size(0), duz.size(1), shape_.dt_rank + 2 * shape_.state}, duz.options());
+  at::Tensor dprojected = context.output({sizes[0], sizes[1], shape_.dt_rank + 2 * shape_.state}, options);
   context.destination = dt_proj_->gradient_slab();
   Values of_scan =
       scan_.backward_p1_into(std::move(gradient), dprojected.narrow(2, shape_.dt_rank, 2 * shape_.state),
@@ -91,19 +92,16 @@ Values MambaMixer::backward_p1(Values dy, Context& context, Saved& saved) {
   du.add_(only(x_proj_->backward_p1({std::move(dprojected)}, context, saved.child(kXProj))));
   conv_.backward_p1_into(duz.narrow(2, 0, inner), std::move(du), saved.child(kConv));
   saved.child(kConv).release_p1();
-  context.destination = outer;
-  return in_proj_->backward_p1({std::move(duz)}, context, saved.child(kInProj));
+  return {std::move(duz)};
 }
 
 void MambaMixer::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
   out_proj_->collect_p2(saved.child(kOutProj), units);
   dt_proj_->collect_p2(saved.child(kDtProj), units);
   x_proj_->collect_p2(saved.child(kXProj), units);
-  in_proj_->collect_p2(saved.child(kInProj), units);
 }
 
 void MambaMixer::collect_parameters(std::vector<Parameter*>& parameters) {
-  in_proj_->collect_parameters(parameters);
   conv_.collect_parameters(parameters);
   x_proj_->collect_parameters(parameters);
   dt_proj_->collect_parameters(parameters);
@@ -112,9 +110,8 @@ void MambaMixer::collect_parameters(std::vector<Parameter*>& parameters) {
 }
 
 void MambaMixer::use_slabs(int slots, bool copy) {
-  for (Layer* projection : {in_proj_.get(), x_proj_.get(), dt_proj_.get(), out_proj_.get()}) {
+  for (Layer* projection : {x_proj_.get(), dt_proj_.get(), out_proj_.get()})
     projection->use_slabs(slots, copy);
-  }
 }
 
 }  // namespace twobp

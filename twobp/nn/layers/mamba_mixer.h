@@ -1,8 +1,8 @@
-// Mamba's mixer (arXiv 2312.00752, figure 3), x (B, S, dim) -> (B, S, dim):
-//   (u | z) = in_proj(x)     u = conv1d(u)     (dt | B | C) = x_proj(u)     y = scan(u, dt_proj(dt), B, C, z)
-//   out_proj(y)
-// A container: W comes out projection by projection. Gradients are written where their values lay, so that
-// backward-p1 needs little memory of its own.
+// Mamba's mixer (arXiv 2312.00752, figure 3) after its first projection, (u | z) = in_proj(x), which is a layer
+// of its own since it is about half of the work; (u | z) (B, S, 2 * inner) -> (B, S, dim):
+//   u = conv1d(u)     (dt | B | C) = x_proj(u)     y = scan(u, dt_proj(dt), B, C, z)     out_proj(y)
+// A container: W comes out projection by projection. Gradients are written where their values lay, that of
+// (u | z) too where nobody else holds it, so that backward-p1 needs little memory of its own.
 #pragma once
 
 #include "twobp/nn/layers/causal_conv1d.h"
@@ -21,8 +21,7 @@ struct MambaMixerShape {
 
 class MambaMixer : public Layer {
  public:
-  // Parameters as in Hugging Face: `name`.in_proj.weight, .conv1d.weight, .A_log and so on; dt_proj's bias
-  // belongs to the scan.
+  // Parameters as in Hugging Face: `name`.conv1d.weight, .A_log and so on; dt_proj's bias belongs to the scan.
   MambaMixer(const std::string& name, const MambaMixerShape& shape, double init_std, at::ScalarType dtype,
              const LoraOptions& lora = {});
 
@@ -31,12 +30,11 @@ class MambaMixer : public Layer {
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
   void collect_parameters(std::vector<Parameter*>& parameters) override;
   void use_slabs(int slots, bool copy) override;
-  Slab* input_slab() override { return in_proj_->input_slab(); }
   Slab* gradient_slab() override { return out_proj_->gradient_slab(); }
+  bool gradient_replaces_input() const override { return true; }
 
  private:
   MambaMixerShape shape_;
-  std::unique_ptr<Layer> in_proj_;
   CausalConv1d conv_;
   std::unique_ptr<Layer> x_proj_;
   std::unique_ptr<Layer> dt_proj_;

@@ -24,11 +24,16 @@ ModelSpec mamba(const MambaOptions& o) {
   for (int64_t i = 0; i < o.layers; ++i) {
     const std::string block = "backbone.layers." + std::to_string(i);
     model.layers.push_back(
-        {block, "mamba", [o, shape, block] {
-           return std::make_unique<Residual>(make_sequential(
-               std::make_unique<RmsNorm>(block + ".norm.weight", o.dim, o.norm_eps, o.dtype),
-               std::make_unique<MambaMixer>(block + ".mixer", shape, o.init_std, o.dtype, o.lora)));
+        {block + ".in_proj", "in_proj", [o, shape, block] {
+           return std::make_unique<ResidualBegin>(
+               make_sequential(std::make_unique<RmsNorm>(block + ".norm.weight", o.dim, o.norm_eps, o.dtype),
+                               make_linear({{block + ".mixer.in_proj.weight", 2 * shape.inner}}, o.dim,
+                                           o.init_std, o.dtype, o.lora)));
          }});
+    model.layers.push_back({block + ".mixer", "mixer", [o, shape, block] {
+                              return std::make_unique<ResidualEnd>(std::make_unique<MambaMixer>(
+                                  block + ".mixer", shape, o.init_std, o.dtype, o.lora));
+                            }});
   }
   const std::string head = o.tied ? embedding : "lm_head.weight";
   model.layers.push_back(
