@@ -34,9 +34,10 @@ def gradient_numbers(study_config, family, kind):
         return tokens * (dim + 2 * kv + dim)
     if kind == "mlp":
         return tokens * (model["hidden"] * (2 if family == "llama" else 1) + dim)
-    if kind == "mamba":
+    if kind in ("in_proj", "mixer"):
         inner = model["expand"] * dim
-        return tokens * (2 * inner + (-(-dim // 16) + 2 * model["state"]) + inner + dim)
+        rest = (-(-dim // 16) + 2 * model["state"]) + inner + dim
+        return tokens * (2 * inner if kind == "in_proj" else rest)
     return None
 
 

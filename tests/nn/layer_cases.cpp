@@ -238,7 +238,8 @@ const std::vector<LayerCase>& layer_cases() {
       cross_entropy_case("CrossEntropyLarge", 65, 131),
       squared_error_case("SquaredError", 3, 5),
       squared_error_case("SquaredErrorLarge", 65, 17),
-      residual_case(), residual_halves_case(),
+      residual_case(),
+      residual_halves_case(),
       nested_case("Nested", 3, 5, 7),
       nested_case("NestedLarge", 65, 33, 71),
   };

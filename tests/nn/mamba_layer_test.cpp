@@ -80,8 +80,8 @@ TEST(MambaFacts, WComesOutProjectionByProjection) {
   EXPECT_EQ(micro_batch.p2_units().size(), 4u);
 }
 
-// Where somebody else holds (u | z), as recomputation does, it stays as it is; where nobody does, its gradient
-// lies there. The numbers are the same.
+// Where somebody else holds (u | z), as recomputation does, it stays as it is; where nobody does, its
+// gradient lies there. The numbers are the same.
 TEST(MambaFacts, OverwritesOnlyWhatIsItsOwn) {
   MambaMixer mixer("mixer", kShape, 1, at::kFloat);
   make_parameters(mixer);

@@ -270,8 +270,7 @@ TEST(BalancedLightSplit, NeedsTheLeastOfThoseFastEnough) {
   EXPECT_GT(lighter, 20);
 }
 
-// Nine equal units on two ranks, as the Mamba of configs/bench_mamba.json has them: the first rank holds two
-// micro-batches, the second one.
+// Nine equal units on two ranks: the first rank holds two micro-batches, the second one.
 TEST(BalancedLightSplit, PutsTheRestWhereLessIsHeld) {
   const PartitionBytes bytes{
       .fixed = std::vector<double>(9, 1), .held = std::vector<double>(9, 1), .in_flight = {2, 1}, .caps = {}};

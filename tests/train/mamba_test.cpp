@@ -21,9 +21,10 @@ using test::Outcome;
 using test::random_batches;
 
 constexpr int kSteps = 3;
-constexpr int kLayers = 6;  // embedding, 4 blocks, head
+constexpr int kLayers = 10;  // embedding, 4 blocks of two, head
 
-const std::vector<std::vector<int>> kSplits = {{6}, {3, 3}, {1, 4, 1}, {2, 1, 2, 1}, {1, 1, 1, 1, 1, 1}};
+// Stages end between blocks and within them.
+const std::vector<std::vector<int>> kSplits = {{10}, {4, 6}, {1, 8, 1}, {3, 3, 2, 2}, {2, 1, 2, 1, 3, 1}};
 const std::vector<std::string> kSchedules = {"naive", "gpipe", "1f1b"};
 const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown,
                                          P2Policy::kFill};
@@ -101,7 +102,7 @@ TEST(Mamba, SameWithSeveralThreadsARank) {
 }
 
 TEST(Mamba, LearnsARepeatedBatch) {
-  Config config = config_of(true, {3, 3});
+  Config config = config_of(true, {4, 6});
   config.optimizer.lr = 3e-3;
   std::vector<Batch> batches;
   for (int i = 0; i < 20; ++i) batches.push_back(test::random_batch(2, 2, 2, 1));
@@ -114,9 +115,9 @@ TEST(Mamba, LearnsARepeatedBatch) {
 
 TEST(Mamba, ConcatenatedWGivesTheSameToRounding) {
   const auto batches = random_batches(1, 3);
-  const Outcome expected = test::train(config_of(true, {3, 3}), batches, {"gpipe", P2Policy::kEnd});
+  const Outcome expected = test::train(config_of(true, {4, 6}), batches, {"gpipe", P2Policy::kEnd});
   for (const P2Batching batching : {P2Batching::kConcat, P2Batching::kConcatCopy}) {
-    const Outcome actual = test::train(config_of(true, {3, 3}), batches, {"gpipe", P2Policy::kEnd, batching});
+    const Outcome actual = test::train(config_of(true, {4, 6}), batches, {"gpipe", P2Policy::kEnd, batching});
     EXPECT_EQ(actual.losses, expected.losses);
     EXPECT_NEAR(actual.norms[0], expected.norms[0], 1e-5 * expected.norms[0]);
   }
@@ -124,7 +125,7 @@ TEST(Mamba, ConcatenatedWGivesTheSameToRounding) {
 
 TEST(Mamba, FrozenAndAdaptedProjections) {
   const auto batches = random_batches(2, 2);
-  Config frozen = config_of(true, {3, 3});
+  Config frozen = config_of(true, {4, 6});
   frozen.model.freeze = {"*.A_log", "*in_proj*", "*conv1d*"};
   Trainer trainer(frozen);
   const auto before = test::copies_of(trainer.weights());
@@ -136,7 +137,7 @@ TEST(Mamba, FrozenAndAdaptedProjections) {
                        weights[i]->name().find("conv1d") != std::string::npos;
     EXPECT_EQ(test::same_bits(weights[i]->value, before[i]), stays) << weights[i]->name();
   }
-  Config lora = config_of(true, {3, 3});
+  Config lora = config_of(true, {4, 6});
   lora.model.lora = 2;
   lora.model.lora_targets = {"in_proj", "x_proj", "out_proj"};
   Config alone = lora;

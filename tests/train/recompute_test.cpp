@@ -36,7 +36,7 @@ Config mamba_config() {
   Config config = test::tiny_config();
   config.model.type = "mamba";
   config.model.dim = 64;
-  config.model.layers = 6;
+  config.model.layers = 3;
   config.model.state = 5;
   return config;
 }

@@ -12,6 +12,7 @@
 #include "twobp/core/check.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/plan/candidates.h"
+#include "twobp/plan/move_layers.h"
 #include "twobp/plan/order_bytes.h"
 #include "twobp/plan/partition/partition.h"
 #include "twobp/plan/recompute_costs.h"
@@ -82,23 +83,33 @@ class Planner {
                      [](const auto& a, const auto& b) { return a.most_samples > b.most_samples; });
     auto& best = result_.best;
     const size_t top = request_.top > 0 ? request_.top : all.size();
+    const size_t kept = request_.search ? std::max(top, kSearched) : top;
     for (Candidate& candidate : all) {
-      if (best.size() == top && candidate.most_samples < best.back().samples_per_second()) break;
-      if (!evaluate(candidate)) continue;
-      const auto place = std::upper_bound(best.begin(), best.end(), candidate.choice, before);
-      best.insert(place, candidate.choice);
-      if (best.size() > top) best.pop_back();
+      if (best.size() == kept && candidate.most_samples < best.back().samples_per_second()) break;
+      if (evaluate(candidate)) insert(candidate.choice, kept);
     }
     if (best.empty()) {
       find_smallest(all);
-    } else {
-      give_advice(best.front());
-      if (request_.search) search(top);
+      return std::move(result_);
     }
+    if (request_.search) search_splits(top);
+    give_advice(best.front());
+    if (request_.search) search_schedules(top);
     return std::move(result_);
   }
 
  private:
+  // Rows whose splits are searched, and what a simulation's ops may add up to for each of them.
+  static constexpr size_t kSearched = 30;
+  static constexpr double kSearchedOps = 3e5;
+
+  // Among the best, of which there are at most `most`.
+  void insert(const PlanChoice& choice, size_t most) {
+    auto& best = result_.best;
+    best.insert(std::upper_bound(best.begin(), best.end(), choice, before), choice);
+    if (best.size() > most) best.pop_back();
+  }
+
   const CostModel& model_of(const PlanChoice& choice) const {
     const auto at = std::find_if(models_.begin(), models_.end(),
                                  [&](const auto& model) { return model.first == choice.recompute; });
@@ -272,8 +283,32 @@ class Planner {
     return request;
   }
 
-  // A search for each way to place the model, and its micro-batches, that is among the best.
-  void search(size_t top) {
+  // Each row with the fastest split found near its own.
+  void search_splits(size_t top) {
+    std::vector<PlanChoice> named;
+    std::swap(named, result_.best);
+    for (PlanChoice& choice : named) {
+      if (choice.runnable()) {
+        const Schedule schedule = schedule_of(choice);
+        const auto seconds_of = [&](const std::vector<int>& split) -> std::optional<double> {
+          PlanChoice other = choice;
+          other.split = split;
+          simulate_split(other, schedule);
+          ++result_.simulated;
+          if (!fits(other)) return std::nullopt;
+          return other.step_seconds;
+        };
+        const double ops = 3.0 * choice.stages * choice.micro_batches;
+        const int most = static_cast<int>(std::clamp(kSearchedOps / ops, 50.0, 1000.0));
+        choice.split = move_layers(choice.split, choice.step_seconds, most, seconds_of);
+        simulate_split(choice, schedule);
+      }
+      insert(choice, top);
+    }
+  }
+
+  // A schedule without a name for each way to place the model, and its micro-batches, that is among the best.
+  void search_schedules(size_t top) {
     std::set<std::tuple<std::vector<int>, std::vector<int>, int, int, int, std::string>> known;
     const auto named = result_.best;
     for (PlanChoice choice : named) {
@@ -302,10 +337,7 @@ class Planner {
       choice.policy = searched->schedule.policy;
       choice.found = searched->schedule;
       simulate_split(choice, *choice.found);
-      if (!fits(choice) || choice.step_seconds >= before_search) continue;
-      auto& best = result_.best;
-      best.insert(std::upper_bound(best.begin(), best.end(), choice, before), choice);
-      if (best.size() > top) best.pop_back();
+      if (fits(choice) && choice.step_seconds < before_search) insert(choice, top);
     }
   }
 

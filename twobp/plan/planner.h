@@ -41,7 +41,7 @@ struct PlanRequest {
   Interconnect interconnect;
   double memory = 0;    // bytes a rank has for everything; 0: any number
   int top = 10;         // so many of the best; 0: all that fit
-  bool search = false;  // also look for schedules without a name: see auto_schedule.h
+  bool search = false;  // for other splits and schedules, too: move_layers.h, auto_schedule.h
 };
 
 struct PlanChoice {

@@ -1,5 +1,5 @@
-// Mamba's mixer (arXiv 2312.00752, figure 3) after its first projection, (u | z) = in_proj(x), which is a layer
-// of its own since it is about half of the work; (u | z) (B, S, 2 * inner) -> (B, S, dim):
+// Mamba's mixer (arXiv 2312.00752, figure 3) after its first projection, (u | z) = in_proj(x), which is a
+// layer of its own since it is about half of the work; (u | z) (B, S, 2 * inner) -> (B, S, dim):
 //   u = conv1d(u)     (dt | B | C) = x_proj(u)     y = scan(u, dt_proj(dt), B, C, z)     out_proj(y)
 // A container: W comes out projection by projection. Gradients are written where their values lay, that of
 // (u | z) too where nobody else holds it, so that backward-p1 needs little memory of its own.
@@ -21,7 +21,8 @@ struct MambaMixerShape {
 
 class MambaMixer : public Layer {
  public:
-  // Parameters as in Hugging Face: `name`.conv1d.weight, .A_log and so on; dt_proj's bias belongs to the scan.
+  // Parameters as in Hugging Face: `name`.conv1d.weight, .A_log and so on; dt_proj's bias belongs to the
+  // scan.
   MambaMixer(const std::string& name, const MambaMixerShape& shape, double init_std, at::ScalarType dtype,
              const LoraOptions& lora = {});
 

@@ -1,6 +1,6 @@
-// Mamba (arXiv 2312.00752) as a language model: embedding, then blocks of norm, mixer and residual, each as two
-// layers (up to the mixer's first projection, and the rest), then a head: norm, projection, cross-entropy.
-// Parameter names are those of Hugging Face's MambaForCausalLM.
+// Mamba (arXiv 2312.00752) as a language model: embedding, then blocks of norm, mixer and residual, each as
+// two layers (up to the mixer's first projection, and the rest), then a head: norm, projection,
+// cross-entropy. Parameter names are those of Hugging Face's MambaForCausalLM.
 #pragma once
 
 #include "twobp/nn/layers/lora_linear.h"

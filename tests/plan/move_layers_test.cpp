@@ -1,0 +1,72 @@
+// Splits by moving layers: to the best where each move is an improvement, never to what does not fit, and no
+// more tries than allowed.
+#include "twobp/plan/move_layers.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+namespace twobp {
+namespace {
+
+using Split = std::vector<int>;
+
+// How far the stages are from the lengths wanted.
+SecondsOfSplit distance_to(Split wanted) {
+  return [wanted](const Split& split) -> std::optional<double> {
+    double seconds = 1;
+    for (size_t s = 0; s < split.size(); ++s) seconds += std::abs(split[s] - wanted[s]);
+    return seconds;
+  };
+}
+
+TEST(MoveLayers, GoesWhereEveryMoveIsFaster) {
+  const Split wanted = {1, 7, 2, 6};
+  const auto seconds_of = distance_to(wanted);
+  EXPECT_EQ(move_layers({4, 4, 4, 4}, *seconds_of({4, 4, 4, 4}), 1000, seconds_of), wanted);
+  EXPECT_EQ(move_layers(wanted, 1, 1000, seconds_of), wanted);
+}
+
+// In a V the outer stages are one rank's and the inner ones the other's: with the ranks held equal, only two
+// moves at once lead anywhere.
+TEST(MoveLayers, MovesTwoAtOnce) {
+  const auto seconds_of = [](const Split& split) -> std::optional<double> {
+    return 100.0 * std::abs(split[0] + split[3] - split[1] - split[2]) + split[3];
+  };
+  const Split found = move_layers({4, 4, 4, 4}, 4, 1000, seconds_of);
+  EXPECT_EQ(found[3], 1);
+  EXPECT_EQ(found[0] + found[3], found[1] + found[2]);
+}
+
+TEST(MoveLayers, TakesOnlyWhatFits) {
+  int tried = 0;
+  const auto seconds_of = [&](const Split& split) -> std::optional<double> {
+    ++tried;
+    EXPECT_EQ(std::accumulate(split.begin(), split.end(), 0), 12);
+    EXPECT_GE(*std::min_element(split.begin(), split.end()), 1);
+    if (split[0] > 6) return std::nullopt;
+    return 20.0 - split[0];
+  };
+  EXPECT_EQ(move_layers({4, 4, 4}, 16, 1000, seconds_of)[0], 6);
+  EXPECT_GT(tried, 2);
+  tried = 0;
+  EXPECT_EQ(move_layers({4, 4, 4}, 16, 1, seconds_of)[0], 4) << "the first move, of stage 0's last layer";
+  EXPECT_EQ(tried, 1);
+  EXPECT_EQ(move_layers({4, 4, 4}, 16, 0, seconds_of), (Split{4, 4, 4}));
+}
+
+// A difference that measured costs do not tell.
+TEST(MoveLayers, LeavesWhatIsHardlySlower) {
+  const auto seconds_of = [](const Split& split) -> std::optional<double> { return 10 - 1e-3 * split[0]; };
+  EXPECT_EQ(move_layers({4, 4}, *seconds_of({4, 4}), 1000, seconds_of), (Split{4, 4}));
+}
+
+TEST(MoveLayers, OneStageHasNoMoves) {
+  const auto seconds_of = [](const Split&) -> std::optional<double> { return 0.0; };
+  EXPECT_EQ(move_layers({5}, 1, 1000, seconds_of), (Split{5}));
+}
+
+}  // namespace
+}  // namespace twobp
