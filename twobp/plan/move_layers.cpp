@@ -1,6 +1,7 @@
 #include "twobp/plan/move_layers.h"
 
 #include <cstddef>
+#include <utility>
 
 namespace twobp {
 namespace {

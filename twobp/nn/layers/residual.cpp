@@ -6,64 +6,43 @@ namespace twobp {
 
 Values Residual::forward(Values x, Context& context, Saved& saved) {
   context.owns_input = false;  // x is read again below
-  Values y = branch_->forward(x, context, saved);
+  Values y = branch().forward(x, context, saved);
   y[0].add_(x[0]);
   return y;
 }
 
 Values Residual::backward_p1(Values dy, Context& context, Saved& saved) {
-  Values dx = branch_->backward_p1(dy, context, saved);
+  Values dx = branch().backward_p1(dy, context, saved);
   dx[0].add_(dy[0]);
   return dx;
 }
 
-void Residual::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
-  branch_->collect_p2(saved, units);
-}
-void Residual::collect_parameters(std::vector<Parameter*>& parameters) {
-  branch_->collect_parameters(parameters);
-}
-
 Values ResidualBegin::forward(Values x, Context& context, Saved& saved) {
   context.owns_input = false;  // x is handed on
-  Values y = branch_->forward(x, context, saved);
+  Values y = branch().forward(x, context, saved);
   return {std::move(x[0]), std::move(y[0])};
 }
 
 Values ResidualBegin::backward_p1(Values dy, Context& context, Saved& saved) {
   const at::Tensor dx_around = std::move(dy[0]);
-  Values dx = branch_->backward_p1({std::move(dy[1])}, context, saved);
+  Values dx = branch().backward_p1({std::move(dy[1])}, context, saved);
   dx[0].add_(dx_around);
   return dx;
-}
-
-void ResidualBegin::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
-  branch_->collect_p2(saved, units);
-}
-void ResidualBegin::collect_parameters(std::vector<Parameter*>& parameters) {
-  branch_->collect_parameters(parameters);
 }
 
 Values ResidualEnd::forward(Values x, Context& context, Saved& saved) {
   TWOBP_CHECK(x.size() == 2, "the end of a residual takes x and what the branch's begin made of it, got ",
               x.size(), " tensors");
   const at::Tensor around = std::move(x[0]);
-  Values y = branch_->forward({std::move(x[1])}, context, saved);
+  Values y = branch().forward({std::move(x[1])}, context, saved);
   y[0].add_(around);
   return y;
 }
 
 Values ResidualEnd::backward_p1(Values dy, Context& context, Saved& saved) {
   at::Tensor around = dy[0];
-  Values of_branch = branch_->backward_p1(std::move(dy), context, saved);
+  Values of_branch = branch().backward_p1(std::move(dy), context, saved);
   return {std::move(around), std::move(of_branch[0])};
-}
-
-void ResidualEnd::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
-  branch_->collect_p2(saved, units);
-}
-void ResidualEnd::collect_parameters(std::vector<Parameter*>& parameters) {
-  branch_->collect_parameters(parameters);
 }
 
 }  // namespace twobp

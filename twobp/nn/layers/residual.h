@@ -8,54 +8,53 @@
 
 namespace twobp {
 
-class Residual : public Layer {
+// What the three have in common: all but the tensors is the branch's.
+class AroundBranch : public Layer {
  public:
-  explicit Residual(std::unique_ptr<Layer> branch) : branch_(std::move(branch)) {}
+  explicit AroundBranch(std::unique_ptr<Layer> branch) : branch_(std::move(branch)) {}
 
-  Values forward(Values x, Context& context, Saved& saved) override;
-  Values backward_p1(Values dy, Context& context, Saved& saved) override;
-  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
-  void collect_parameters(std::vector<Parameter*>& parameters) override;
+  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override { branch_->collect_p2(saved, units); }
+  void collect_parameters(std::vector<Parameter*>& parameters) override {
+    branch_->collect_parameters(parameters);
+  }
   void use_slabs(int slots, bool copy) override { branch_->use_slabs(slots, copy); }
   Slab* input_slab() override { return branch_->input_slab(); }
   Slab* gradient_slab() override { return branch_->gradient_slab(); }
-  bool gradient_replaces_input() const override { return branch_->gradient_replaces_input(); }
+
+ protected:
+  Layer& branch() { return *branch_; }
+  const Layer& branch() const { return *branch_; }
 
  private:
   std::unique_ptr<Layer> branch_;
 };
 
-class ResidualBegin : public Layer {
+class Residual : public AroundBranch {
  public:
-  explicit ResidualBegin(std::unique_ptr<Layer> branch) : branch_(std::move(branch)) {}
+  using AroundBranch::AroundBranch;
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
-  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
-  void collect_parameters(std::vector<Parameter*>& parameters) override;
-  void use_slabs(int slots, bool copy) override { branch_->use_slabs(slots, copy); }
-  Slab* input_slab() override { return branch_->input_slab(); }
-  Slab* gradient_slab() override { return branch_->gradient_slab(); }  // of begin(x)
-
- private:
-  std::unique_ptr<Layer> branch_;
+  bool gradient_replaces_input() const override { return branch().gradient_replaces_input(); }
 };
 
-class ResidualEnd : public Layer {
+// Its gradient slab is for the gradient of begin(x).
+class ResidualBegin : public AroundBranch {
  public:
-  explicit ResidualEnd(std::unique_ptr<Layer> branch) : branch_(std::move(branch)) {}
+  using AroundBranch::AroundBranch;
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
-  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
-  void collect_parameters(std::vector<Parameter*>& parameters) override;
-  void use_slabs(int slots, bool copy) override { branch_->use_slabs(slots, copy); }
-  Slab* input_slab() override { return branch_->input_slab(); }  // for b
-  Slab* gradient_slab() override { return branch_->gradient_slab(); }
-  bool gradient_replaces_input() const override { return branch_->gradient_replaces_input(); }
+};
 
- private:
-  std::unique_ptr<Layer> branch_;
+// Its input slab is for b.
+class ResidualEnd : public AroundBranch {
+ public:
+  using AroundBranch::AroundBranch;
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+  bool gradient_replaces_input() const override { return branch().gradient_replaces_input(); }
 };
 
 }  // namespace twobp
