@@ -107,6 +107,9 @@ inline void load_rates(const ScanInput<S>& in, const Block<T>& block, const Scra
   }
 }
 
+// States whose decays are computed together.
+constexpr int kAtOnce = 4;
+
 // The recurrence over a chunk's positions of one block, from s.delta and s.x to s.y and, to `record`, s.decay
 // and s.carried. Needs load_rates.
 template <bool record, typename S, typename T>
@@ -125,8 +128,7 @@ inline void scan_block(const ScanInput<S>& in, const Block<T>& block, int64_t in
     V* __restrict decay = s.decay + i * state;
     V* __restrict carried = s.carried + i * state;
     V y = d * s.x[at];
-    for (int64_t n = 0; n < state; ++n) {
-      const V factor = exp2(delta * a[n]);
+    const auto next = [&](int64_t n, V factor) {
       const V before = factor * h[n];
       if constexpr (record) {
         decay[n] = factor;
@@ -134,7 +136,15 @@ inline void scan_block(const ScanInput<S>& in, const Block<T>& block, int64_t in
       }
       h[n] = before + input * b[n];
       y += h[n] * c[n];
+    };
+    int64_t n = 0;
+    for (; n + kAtOnce <= state; n += kAtOnce) {
+      Vectors<T, kAtOnce> exponents;
+      for (int k = 0; k < kAtOnce; ++k) exponents.v[k] = delta * a[n + k];
+      const Vectors<T, kAtOnce> factors = exp2(exponents);
+      for (int k = 0; k < kAtOnce; ++k) next(n + k, factors.v[k]);
     }
+    for (; n < state; ++n) next(n, exp2(delta * a[n]));
     s.y[at] = y;
   }
 }

@@ -86,22 +86,34 @@ inline T sum_of_lanes(V v) {
   }
 }
 
+// Several vectors that go through the same steps one after the other: each waits for its own step before, and a
+// core looks only so far ahead for work that need not wait.
+template <typename T, int K>
+struct Vectors {
+  Vector<T> v[K];
+};
+
 // c[0] + c[1] x + c[2] x^2 + ...
-template <typename T, int N>
-inline Vector<T> polynomial(Vector<T> x, const T (&c)[N]) {
-  Vector<T> sum = Vector<T>{} + c[N - 1];
-  for (int i = N - 2; i >= 0; --i) sum = sum * x + c[i];
+template <typename T, int K, int N>
+inline Vectors<T, K> polynomial(const Vectors<T, K>& x, const T (&c)[N]) {
+  Vectors<T, K> sum;
+  for (int k = 0; k < K; ++k) sum.v[k] = x.v[k] * c[N - 1] + c[N - 2];
+  for (int i = N - 3; i >= 0; --i) {
+    for (int k = 0; k < K; ++k) sum.v[k] = sum.v[k] * x.v[k] + c[i];
+  }
   return sum;
 }
 
 // Chebyshev interpolants of 2^f for f from 0 to 1: off by less than 3e-9 and 1e-19 of it.
-inline Vector<float> exp2_of_fraction(Vector<float> f) {
+template <int K>
+inline Vectors<float, K> exp2_of_fraction(const Vectors<float, K>& f) {
   static constexpr float kC[] = {
       1.f,          0.693146932758867f,   0.240230454412306f,   0.0554806301967053f,
       0.009684186f, 0.00123913318344114f, 0.000218657847865981f};
-  return polynomial<float>(f, kC);
+  return polynomial(f, kC);
 }
-inline Vector<double> exp2_of_fraction(Vector<double> f) {
+template <int K>
+inline Vectors<double, K> exp2_of_fraction(const Vectors<double, K>& f) {
   static constexpr double kC[] = {1.0,
                                   0.69314718055994529,
                                   0.240226506959101779,
@@ -115,7 +127,7 @@ inline Vector<double> exp2_of_fraction(Vector<double> f) {
                                   7.11112799318383314e-9,
                                   4.11912503177561781e-10,
                                   3.63927613104984659e-11};
-  return polynomial<double>(f, kC);
+  return polynomial(f, kC);
 }
 
 // 2^x. Without AVX-512, x is held within the exponents of normal numbers: what would be smaller is 2^-126
@@ -123,13 +135,25 @@ inline Vector<double> exp2_of_fraction(Vector<double> f) {
 #if defined(__AVX512F__)
 // With masks of ones, since GCC 12 warns of the other forms' undefined operand.
 constexpr int kDown = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
-inline Vector<float> exp2(Vector<float> x) {
-  const Vector<float> fraction = _mm512_maskz_reduce_ps(0xffff, x, kDown);
-  return _mm512_maskz_scalef_ps(0xffff, exp2_of_fraction(fraction), x);
+inline Vector<float> fraction_of(Vector<float> x) {
+  return _mm512_maskz_reduce_ps(0xffff, x, kDown);
 }
-inline Vector<double> exp2(Vector<double> x) {
-  const Vector<double> fraction = _mm512_maskz_reduce_pd(0xff, x, kDown);
-  return _mm512_maskz_scalef_pd(0xff, exp2_of_fraction(fraction), x);
+inline Vector<double> fraction_of(Vector<double> x) {
+  return _mm512_maskz_reduce_pd(0xff, x, kDown);
+}
+inline Vector<float> scaled(Vector<float> power, Vector<float> x) {
+  return _mm512_maskz_scalef_ps(0xffff, power, x);
+}
+inline Vector<double> scaled(Vector<double> power, Vector<double> x) {
+  return _mm512_maskz_scalef_pd(0xff, power, x);
+}
+template <typename T, int K>
+inline Vectors<T, K> exp2(const Vectors<T, K>& x) {
+  Vectors<T, K> power;
+  for (int k = 0; k < K; ++k) power.v[k] = fraction_of(x.v[k]);
+  power = exp2_of_fraction(power);
+  for (int k = 0; k < K; ++k) power.v[k] = scaled(power.v[k], x.v[k]);
+  return power;
 }
 #else
 // The larger (smaller) of the two; NaN if x is. GCC makes two instructions of the comparison where there is
@@ -158,26 +182,30 @@ inline V at_most(V high, V x) {
 }
 #endif
 
-template <typename T>
-inline Vector<T> exp2_by_bits(Vector<T> x) {
+template <typename T, int K>
+inline Vectors<T, K> exp2(Vectors<T, K> x) {
   using Bits = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
   constexpr int kMantissa = sizeof(T) == 4 ? 23 : 52;
   constexpr Bits kBias = sizeof(T) == 4 ? 127 : 1023;
   // Added, the sum's low bits are the rounded number as an exponent.
   constexpr T kRound = T(1.5) * T(Bits(1) << kMantissa) + T(kBias);
-  x = at_least(Vector<T>{} + T(1 - kBias), x);
-  x = at_most(Vector<T>{} + T(kBias), x);
-  const Vector<T> whole = (x - T(0.5)) + kRound;  // of x rounded down, up to a tie
-  const Vector<T> power = exp2_of_fraction(x - (whole - kRound));
-  return power * (Vector<T>)((Vector<Bits>)whole << kMantissa);
-}
-inline Vector<float> exp2(Vector<float> x) {
-  return exp2_by_bits<float>(x);
-}
-inline Vector<double> exp2(Vector<double> x) {
-  return exp2_by_bits<double>(x);
+  Vectors<T, K> whole;  // of x rounded down, up to a tie
+  for (int k = 0; k < K; ++k) x.v[k] = at_least(Vector<T>{} + T(1 - kBias), x.v[k]);
+  for (int k = 0; k < K; ++k) x.v[k] = at_most(Vector<T>{} + T(kBias), x.v[k]);
+  for (int k = 0; k < K; ++k) whole.v[k] = (x.v[k] - T(0.5)) + kRound;
+  for (int k = 0; k < K; ++k) x.v[k] -= whole.v[k] - kRound;
+  Vectors<T, K> power = exp2_of_fraction(x);
+  for (int k = 0; k < K; ++k) power.v[k] *= (Vector<T>)((Vector<Bits>)whole.v[k] << kMantissa);
+  return power;
 }
 #endif
+
+inline Vector<float> exp2(Vector<float> x) {
+  return exp2(Vectors<float, 1>{{x}}).v[0];
+}
+inline Vector<double> exp2(Vector<double> x) {
+  return exp2(Vectors<double, 1>{{x}}).v[0];
+}
 
 template <typename T>
 inline Vector<T> sigmoid_of(Vector<T> x) {
@@ -188,7 +216,7 @@ inline Vector<T> sigmoid_of(Vector<T> x) {
 inline Vector<float> atanh_ratio(Vector<float> square) {
   static constexpr float kC[] = {2.f,           0.66666679026434f,  0.399987112468623f,
                                  0.2862020741f, 0.213985605066785f, 0.24393908084023f};
-  return polynomial<float>(square, kC);
+  return polynomial(Vectors<float, 1>{{square}}, kC).v[0];
 }
 inline Vector<double> atanh_ratio(Vector<double> square) {
   static constexpr double kC[] = {2.0,
@@ -204,7 +232,7 @@ inline Vector<double> atanh_ratio(Vector<double> square) {
                                   0.100981854686340596,
                                   0.0578540899766765006,
                                   0.160725661346782718};
-  return polynomial<double>(square, kC);
+  return polynomial(Vectors<double, 1>{{square}}, kC).v[0];
 }
 
 // log(1 + exp(x)), accurate where it is small too, and its slope, the sigmoid: with u = exp(-|x|),
