@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import shlex
+import subprocess
 import sys
 import tempfile
 
@@ -24,6 +25,9 @@ import report
 import sizes
 from configuration import MODELS, REPOSITORY, default_config, read_config
 
+sys.path.insert(0, str(REPOSITORY / "benchmarks"))
+import planned
+
 TIMEOUT_SECONDS = 600
 SLOW_TIMEOUT_SECONDS = 3600
 FOREIGN_LIMIT = 0.03  # share of the cores that others may use during a run; above it the run is repeated
@@ -32,14 +36,14 @@ RIVALS = (*contenders.PIPELINES, *contenders.SINGLES)
 
 
 # ---------------------------------------------------------------- one run
-def run_once(args, name, size, setting, layers):
+def run_once(args, name, size, setting, layers, way):
     """What one run of one contender measured, or `error`."""
     slow = contenders.ALL[name].slow
     with tempfile.TemporaryDirectory() as folder:
         json_path = pathlib.Path(folder) / "twobp.json"
         args.timeout = SLOW_TIMEOUT_SECONDS if slow else TIMEOUT_SECONDS
         command = [str(word) for word in
-                   contenders.command(args, name, size, setting["micro_batches"], layers, json_path)]
+                   contenders.command(args, name, size, setting["micro_batches"], layers, way, json_path)]
         outcome = probe.run(command, args.cores, args.patience, args.timeout)
         result = {"contender": name, "command": without_machine_paths(command, folder, layers),
                   "quiet": outcome.quiet, "foreign_share": outcome.foreign_share}
@@ -66,34 +70,48 @@ def run_once(args, name, size, setting, layers):
 
 def without_machine_paths(command, folder, layers):
     text = shlex.join(command)
-    places = {f"{REPOSITORY}/": "", f"{folder}/": "", str(layers): "layers.json", sys.executable: "python"}
+    places = {f"{REPOSITORY}/": "", f"{folder}/": "", f"{layers.parent}/": "", sys.executable: "python"}
     for place, name in places.items():
         text = text.replace(place, name)
     return text
 
 
-def run_undisturbed(args, name, size, setting, layers):
+def run_undisturbed(args, name, size, setting, layers, way):
     """The first of a few attempts that others did not disturb, else the least disturbed."""
     runs = []
     for _ in range(1 if args.quick or contenders.ALL[name].slow else ATTEMPTS):
-        runs.append(run_once(args, name, size, setting, layers))
+        runs.append(run_once(args, name, size, setting, layers, way))
         if "error" in runs[-1] or not runs[-1]["disturbed"]:
             return runs[-1] | {"attempts": len(runs)}
     return min(runs, key=lambda run: (not run["quiet"], run["foreign_share"])) | {"attempts": len(runs)}
 
 
 # ---------------------------------------------------------------- one setting
-def measure_layers(args, size, path):
-    """Writes what balance.py says of the model's layers to `path`."""
-    command = [str(word) for word in contenders.balance_command(args, size)]
-    for attempt in range(1 if args.quick else ATTEMPTS):
-        outcome = probe.run(command, args.cores, args.patience, TIMEOUT_SECONDS)
+def measured(args, command):
+    """What a command prints that measures layers, undisturbed if possible."""
+    for _ in range(1 if args.quick else ATTEMPTS):
+        outcome = probe.run([str(word) for word in command], args.cores, args.patience, TIMEOUT_SECONDS)
         if outcome.exit_code != 0:
             sys.exit(f"compare.py: the layers cannot be measured:\n{outcome.stderr.strip()}")
-        path.write_text(outcome.stdout)
         if outcome.quiet and outcome.foreign_share <= FOREIGN_LIMIT:
             break
-    return [layer["seconds"] for layer in json.loads(outcome.stdout)]
+    return outcome.stdout
+
+
+def measure_layers(args, size, path):
+    """Writes what balance.py says of the model's layers to `path`."""
+    path.write_text(measured(args, contenders.balance_command(args, size)))
+    return [layer["seconds"] for layer in json.loads(path.read_text())]
+
+
+def plan(args, costs, micro_batches):
+    """How twobp would run it, by its own costs, as options of `twobp bench`."""
+    csv, answer = (costs.with_name(f"planned_{micro_batches}{suffix}") for suffix in (".csv", ".json"))
+    words = [args.twobp, *planned.plan_arguments(costs, micro_batches, csv), "--json", answer]
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    if done.returncode != 0:
+        sys.exit(f"compare.py: twobp has no plan:\n{done.stderr.strip()}")
+    return planned.bench_arguments(json.loads(answer.read_text())["choices"][0], csv)
 
 
 def new_setting(args, size, micro_batches):
@@ -105,7 +123,7 @@ def new_setting(args, size, micro_batches):
             "contenders": contenders.names_of(args, micro_batches), "runs": []}
 
 
-def run_setting(args, size, setting, layers, save):
+def run_setting(args, size, setting, layers, way, save):
     """Fills `setting` and saves it after every run, so that an interrupted comparison loses none."""
     names = setting["contenders"]
     failed = set()
@@ -113,7 +131,7 @@ def run_setting(args, size, setting, layers, save):
         for name in names if repeat % 2 == 0 else names[::-1]:
             if name in failed or (contenders.ALL[name].slow and repeat >= args.slow_repeats):
                 continue
-            run = run_undisturbed(args, name, size, setting, layers) | {"repeat": repeat}
+            run = run_undisturbed(args, name, size, setting, layers, way) | {"repeat": repeat}
             setting["runs"].append(run)
             if "error" in run and name not in contenders.BASES:
                 failed.add(name)  # it would fail again
@@ -214,11 +232,15 @@ def main():
     for size in [sizes.QUICK[args.model] if args.quick else sizes.SIZES[args.model][name] for name in args.sizes]:
         with tempfile.TemporaryDirectory() as folder:
             layers = pathlib.Path(folder) / "layers.json"
+            costs = pathlib.Path(folder) / "costs.json"
             seconds = None if args.single else measure_layers(args, size, layers)
+            if not args.single:
+                measured(args, contenders.profile_command(args, size, costs))
             for micro_batches in args.micro_batches:
                 setting = new_setting(args, size, micro_batches) | ({"layer_seconds": seconds} if seconds else {})
                 result["settings"].append(setting)
-                run_setting(args, size, setting, layers, save)
+                way = None if args.single else plan(args, costs, micro_batches)
+                run_setting(args, size, setting, layers, way, save)
                 print(report.markdown_table(setting) + "\n", flush=True)
     schedules = [name for name in args.rivals if name in pitfalls.SCHEDULES]
     if schedules and not args.no_pitfalls:

@@ -17,7 +17,7 @@ class Contender:
     micro_batches: int = 1           # fewest; PyTorch refuses fewer
     models: tuple | None = None      # None: all
     slow: bool = False               # minutes a step: runs one step, and in few repeats
-    plan: tuple = ()                 # twobp: schedule and p2 policy
+    plan: tuple = ()                 # twobp: schedule and p2 policy; none: as `twobp plan` says
     processes: bool = False          # twobp: one for each stage, over MPI
     settings: tuple = ()             # twobp: what else differs from the defaults
 
@@ -29,6 +29,7 @@ STEALING = ("pipeline.p2_stealing=true",)  # ranks of one process end together
 BASES = {
     "twobp": Contender("twobp ZB-V, 2BP `fill`", plan=("zb-v", "fill"), settings=STEALING),
     "twobp_1f1b": Contender("twobp 1F1B, 2BP `fill`", plan=("1f1b", "fill"), settings=STEALING),
+    "twobp_planned": Contender("twobp as `twobp plan --search` says", settings=STEALING),
     "twobp_mpi": Contender("twobp ZB-V, 2BP `fill`, over MPI", plan=("zb-v", "fill"), processes=True),
     "twobp_1f1b_mpi": Contender("twobp 1F1B, 2BP `fill`, over MPI", plan=("1f1b", "fill"), processes=True),
     "twobp_single": Contender("twobp, one stage, p2 `off`", plan=("1f1b", "off")),
@@ -60,7 +61,7 @@ QUICK = ("1f1b", "zbv", *SINGLES)
 def names_of(args, micro_batches):
     """twobp first: ratios are to it."""
     table = SINGLES if args.single else PIPELINES
-    ours = ["twobp_single"] if args.single else ["twobp", "twobp_1f1b"]
+    ours = ["twobp_single"] if args.single else ["twobp", "twobp_1f1b", "twobp_planned"]
     if args.mpi:
         ours += ["twobp_mpi", "twobp_1f1b_mpi"]
     return [*ours, *(name for name in args.rivals if name in table and table[name].takes_part(args.model, micro_batches))]
@@ -88,8 +89,14 @@ def shared_options(args, size):
     return options
 
 
-def command(args, name, size, micro_batches, layers, json_path):
-    """`layers`: file with what balance.py printed; `json_path`: where twobp writes its result."""
+def profile_command(args, size, costs):
+    _, config, *settings = shared_options(args, size)
+    return [args.twobp, "profile", config, *settings, "--set", "pipeline.threads=1", "--json", costs]
+
+
+def command(args, name, size, micro_batches, layers, planned, json_path):
+    """`layers`: file with what balance.py printed; `planned`: what `twobp plan` says, as options of `twobp bench`; `json_path`:
+    where twobp writes its result."""
     contender = ALL[name]
     steps, warmup = steps_of(args, name)
     if contender.processes:
@@ -102,9 +109,10 @@ def command(args, name, size, micro_batches, layers, json_path):
         _, config, *settings = shared_options(args, size)
         for setting in contender.settings:
             settings += ["--set", setting]
-        return [args.twobp, "bench", config, *settings, "--set", "pipeline.threads=1", "--set",
-                f"pipeline.ranks={1 if args.single else 2}", "--schedules", contender.plan[0], "--p2", contender.plan[1],
-                "--micro-batches", micro_batches, "--repeat", 1, "--steps", steps, "--warmup", warmup, "--json", json_path]
+        way = planned if not contender.plan else ["--set", f"pipeline.ranks={1 if args.single else 2}", "--schedules",
+                                                  contender.plan[0], "--p2", contender.plan[1]]
+        return [args.twobp, "bench", config, *settings, "--set", "pipeline.threads=1", *way, "--micro-batches", micro_batches,
+                "--repeat", 1, "--steps", steps, "--warmup", warmup, "--json", json_path]
     stages = [] if args.single else ["--layers", layers, "--cut-at", args.cut_at]
     return [sys.executable, HERE / "pytorch_pipeline.py", "--schedule", contender.schedule, "--threads", 1,
             *shared_options(args, size), *stages, *contender.options, "--micro-batches", micro_batches,

@@ -248,9 +248,11 @@ class Report(unittest.TestCase):
             return contenders.names_of(args, micro_batches)
         self.assertEqual(names("mamba", True, 2), ["twobp_single", "single", "single_loop", "transformers"])
         self.assertEqual(names("resnet", True, 2), ["twobp_single", "single", "single_channels_last"])
-        self.assertEqual(names("bert", False, 2), ["twobp", "twobp_1f1b", "1f1b", "interleaved_zb", "zbv", "1f1b_all"])
-        self.assertEqual(names("resnet", False, 2, mpi=True)[:5], ["twobp", "twobp_1f1b", "twobp_mpi", "twobp_1f1b_mpi", "1f1b"])
-        self.assertEqual(names("bert", False, 4), ["twobp", "twobp_1f1b", "1f1b", "interleaved_zb", "zbv", "dualpipev", "1f1b_all"])
+        self.assertEqual(names("bert", False, 2), ["twobp", "twobp_1f1b", "twobp_planned", "1f1b", "interleaved_zb", "zbv", "1f1b_all"])
+        self.assertEqual(names("resnet", False, 2, mpi=True)[:6],
+                         ["twobp", "twobp_1f1b", "twobp_planned", "twobp_mpi", "twobp_1f1b_mpi", "1f1b"])
+        self.assertEqual(names("bert", False, 4),
+                         ["twobp", "twobp_1f1b", "twobp_planned", "1f1b", "interleaved_zb", "zbv", "dualpipev", "1f1b_all"])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,19 @@
+"""How to run a model as `twobp plan --search` says: for comparisons that want the best that the program itself would choose."""
+import json
+
+
+def plan_arguments(costs, micro_batches, csv):
+    """`costs`: file of `twobp profile --json`, whose first micro-batch size is the one that will run; `csv`: gets the schedule."""
+    size = json.loads(costs.read_text())["micro_batch_sizes"][0]
+    return ["plan", "--costs", costs, "--ranks", 2, "--micro-batches", micro_batches, "--micro-batch-sizes", size, "--search", "--csv", csv]
+
+
+def bench_arguments(choice, csv):
+    """For `twobp bench`, of a row that `plan` wrote; `csv` has its schedule, which is read where it has no name."""
+    searched = choice["schedule"] == "auto"
+    keys = {"split": ",".join(map(str, choice["split"])), "memory_cap": choice["memory_cap"],
+            "recompute": json.dumps([mode for mode in [choice["recompute"]] if mode != "none"]),
+            **({"schedule": csv, "ranks": 0, "stages": 0, "micro_batches": 0} if searched else
+               {"schedule": choice["schedule"], "ranks": 2, "stages": choice["stages"]})}
+    schedule = [csv, "--p2", choice["p2"]] if searched else [f"{choice['schedule']}@{choice['p2']}"]
+    return ["--set", *(f"pipeline.{key}={value}" for key, value in keys.items()), "--schedules", *schedule]
