@@ -86,8 +86,8 @@ inline T sum_of_lanes(V v) {
   }
 }
 
-// Several vectors that go through the same steps one after the other: each waits for its own step before, and a
-// core looks only so far ahead for work that need not wait.
+// Several vectors that go through the same steps one after the other: each waits for its own step before, and
+// a core looks only so far ahead for work that need not wait.
 template <typename T, int K>
 struct Vectors {
   Vector<T> v[K];
