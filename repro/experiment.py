@@ -20,6 +20,8 @@ from cores import speed_at_once
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MODELS = ["llama", "bert", "mamba", "resnet"]
+# The paper's, for experiments with on_gpus().
+PRESETS = {"llama": "transformer_7b", "bert": "bert_large", "mamba": "mamba_1.4b", "resnet": "resnet_152"}
 # Toy sizes for --quick, as --set options.
 TOY = {
     "llama": ["model.dim=32", "model.heads=2", "model.hidden=64", "model.layers=2", "model.vocab=64", "data.sequence=16"],
@@ -54,6 +56,20 @@ def cpu_name():
     return about.get("model name", platform.processor() or "unknown") + "".join(widest[:1])
 
 
+def gpu_names():
+    try:
+        return subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], check=True, capture_output=True,
+                              text=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return []
+
+
+def on_gpus(parser):
+    """The option of an experiment that can be had at the paper's size."""
+    parser.add_argument("--gpus", type=int, metavar="N", help="the paper's models (configs/presets), N GPUs with a rank on each; "
+                        "with --quick at toy sizes, and on CPUs where there are none")
+
+
 def text_of(result):
     """As JSON, a line for each row."""
     rows = ",\n".join("  " + json.dumps(row) for row in result["rows"])
@@ -79,6 +95,9 @@ class Experiment:
             self.options.out = self.options.out or ROOT / "build/repro" / self.name
         self.options.out = (self.options.out or self.folder).resolve()
         self.options.out.mkdir(parents=True, exist_ok=True)
+        self.gpus = getattr(self.options, "gpus", None)
+        self.ranks = self.gpus or 2
+        self.device = self.find_gpus() if self.gpus else "cpu"
         self.rows = []
         self.not_measured = []
         self.cores_at_once = [speed_at_once()]
@@ -90,9 +109,23 @@ class Experiment:
         subprocess.run(command, check=True, stdout=sys.stderr, cwd=ROOT)
 
     def config(self, model):
-        """The benchmark's configuration of a model, as arguments; small with --quick."""
+        """The benchmark's configuration of a model, or the paper's, as arguments; small with --quick."""
         sets = TOY[model] if self.options.quick else []
-        return [ROOT / f"configs/bench_{model}.json", *(["--set", *sets] if sets else [])]
+        if self.gpus:
+            sets = [*sets, f"pipeline.device={self.device}", f"pipeline.ranks={self.ranks}", "pipeline.split=[]"]
+            if self.options.quick:  # two stages a rank
+                sets.append(f"model.depths=[{self.ranks},{self.ranks}]" if model == "resnet" else f"model.layers={self.ranks}")
+        file = f"presets/{PRESETS[model]}" if self.gpus else f"bench_{model}"
+        return [ROOT / f"configs/{file}.json", *(["--set", *sets] if sets else [])]
+
+    def find_gpus(self):
+        here = len(gpu_names())
+        if here >= self.gpus and self.has_gpu():
+            return "cuda"
+        if not self.options.quick:
+            sys.exit(f"repro/{self.name}/run: --gpus {self.gpus}, but of GPUs that this build can use there are "
+                     f"{here if here < self.gpus else 'none'}")
+        return "cpu"
 
     def bench(self, model, *arguments, rounds=None, steps=1):
         """Rows of `twobp bench`."""
@@ -141,7 +174,7 @@ class Experiment:
         except ImportError:
             torch = "unknown"
         return {"machine": {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)), "memory_gib": round(memory, 1),
-                            "system": platform.system()},
+                            "system": platform.system(), **({"gpus": gpu_names()} if gpu_names() else {})},
                 "versions": {"twobp": first_line([self.options.program, "--version"]), "torch": torch,
                              "compiler": first_line(["c++", "--version"])},
                 "commit": git("rev-parse", "--short", "HEAD") or "unknown",

@@ -41,6 +41,18 @@ class QuickMode(unittest.TestCase):
                 lines = pathlib.Path(folder, "results.csv").read_text().splitlines()
                 self.assertEqual(len(lines), len(result["rows"]) + 1)
 
+    def test_runs_at_the_papers_size_are_ready(self):
+        for name in ("throughput", "peak_memory", "concatenation", "scaling"):
+            with self.subTest(name), tempfile.TemporaryDirectory() as folder:
+                self.call(REPRO / name / "run", "--quick", "--gpus", "4", "--program", PROGRAM, "--out", folder)
+                result = json.loads(pathlib.Path(folder, "results.json").read_text())
+                jsonschema.validate(result, SCHEMA)
+                self.assertIn("--gpus 4", result["provenance"]["command"])
+        done = subprocess.run([sys.executable, REPRO / "throughput/run", "--gpus", "1000", "--program", PROGRAM, "--out",
+                               tempfile.gettempdir()], capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("--gpus 1000, but of GPUs", done.stderr)
+
     def test_the_kept_results_follow_the_schema(self):
         for path in [*REPRO.glob("*/results.json"), *REPRO.glob("*/elsewhere/*.json")]:
             with self.subTest(path.parent.name):

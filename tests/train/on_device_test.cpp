@@ -245,6 +245,31 @@ TEST(OnDeviceTest, EvaluatesToTheSame) {
   EXPECT_EQ(there, evaluation("cpu"));
 }
 
+// Seconds of F, I and W, and idle: by the device's clock, which knows no messages.
+TEST(OnDeviceTest, CountsItsOwnTimes) {
+  for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill}) {
+    SCOPED_TRACE(policy_name(policy));
+    Trainer trainer(config_of("llama", 2, kStandIn));
+    const auto batches = test::random_batches(2, 4);
+    trainer.step(batches[0], {"1f1b", policy});
+    const StepReport report = trainer.step(batches[1], {"1f1b", policy}).report;
+    for (const StageTimes& stage : report.stages) {
+      EXPECT_GT(stage.forward, 0);
+      EXPECT_GT(stage.backward_p1, 0);
+      EXPECT_GT(stage.backward_p2, 0);
+      EXPECT_LT(stage.forward + stage.backward_p1 + stage.backward_p2, report.seconds());
+    }
+    for (const RankTimes& rank : report.ranks) {
+      EXPECT_GT(rank.busy, rank.optimizer);
+      EXPECT_EQ(rank.idle[static_cast<int>(IdleCause::kMessage)], 0);
+      EXPECT_EQ(rank.products.seconds, 0) << "the host's";
+      double all = rank.busy;
+      for (const double idle : rank.idle) all += idle;
+      EXPECT_LT(all, 1.1 * report.seconds());
+    }
+  }
+}
+
 class KindOnDevice : public ::testing::TestWithParam<test::Case> {};
 
 // A checkpoint from the device goes on there and, but in reduced precision, whose products a CPU may compute

@@ -122,6 +122,8 @@ void RankExecutor::forward(int s, int mb) {
     started_ = true;
   }
   events_.open(Event::Kind::kForward, stage.index(), mb, begin);
+  const DeviceStream& compute = p2_stream_.device().compute();
+  const DeviceEvent device_begin = device_times_.begin(compute);
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
   bool owned = false;
   for (int i = 0; i < stage.layer_count(); ++i) {
@@ -138,6 +140,7 @@ void RankExecutor::forward(int s, int mb) {
     if (!context.keeps()) stage.saved(mb, i).release();
     progress();
   }
+  device_times_.end(&StageTimes::forward, s, compute, device_begin);
   const int next = stage.index() + 1;
   if (next == input_->schedule->stages) {
     if (x[0].is_cpu()) {
@@ -168,13 +171,17 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
   double begin = now_seconds();
   events_.open(Event::Kind::kBackwardP1, stage.index(), mb, begin);
+  const DeviceStream& compute = p2_stream_.device().compute();
+  DeviceEvent device_begin = device_times_.begin(compute);
   double p2_seconds = 0;
   int units = 0;
   const bool last = at_ == last_p1_;
   const auto interrupt = [&](const auto& run_w) {
     const double p2_begin = now_seconds();
     events_.pause(p2_begin);
+    device_times_.end(&StageTimes::backward_p1, s, compute, device_begin);
     run_w();
+    device_begin = device_times_.begin(compute);
     const double p2_end = now_seconds();
     p2_seconds += p2_end - p2_begin;
     events_.resume(p2_end);
@@ -212,6 +219,7 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
     }
     progress();
   }
+  device_times_.end(&StageTimes::backward_p1, s, compute, device_begin);
   const int previous = stage.gives_gradient() ? stage.index() - 1 : -1;
   if (previous >= 0 && local(previous) >= 0) {
     for (const auto& tensor : dy) meter_.rebook(tensor, previous, MemoryCategory::kActivations);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "twobp/nn/context.h"
+#include "twobp/pipeline/device_times.h"
 #include "twobp/pipeline/event_log.h"
 #include "twobp/pipeline/gradient_reducer.h"
 #include "twobp/pipeline/memory_meter.h"
@@ -171,6 +172,8 @@ class RankExecutor {
   // Runs old W until the micro-batch's slab slot is free.
   void free_slot(int s, int micro_batch);
   void idle(IdleCause cause, double begin, double end);
+  // The device's seconds of F, I and W, and idle by them, in place of the host's.
+  void take_device_times();
   void log_p2(std::span<PendingP2> together, double begin, double end);
   Context context_of(int micro_batch) const;
   int local(int stage) const { return local_[stage]; }
@@ -203,6 +206,7 @@ class RankExecutor {
   std::vector<Saved*> batch_;
   std::vector<DeviceEvent> batch_ready_;
   std::vector<StageTimes> stage_times_;
+  DeviceTimes device_times_;
   Values losses_;  // of micro-batches on a device, for which the host waits at the end
   std::unique_lock<std::mutex>* turn_ = nullptr;  // while it records
   // What the instructions that were recorded last write.

@@ -17,9 +17,16 @@ void RankExecutor::run_p2(std::span<PendingP2> together) {
   }
   const PendingP2& first = together.front();
   const MemoryMeter::Scope scope(stages_[first.stage]->index(), MemoryCategory::kStash);
-  const auto w = [&] { first.unit.layer->backward_p2(batch_); };
-  if (input_->schedule->policy == P2Policy::kOff) {
-    w();  // standard backward: in line with I
+  const bool in_line = input_->schedule->policy == P2Policy::kOff;  // standard backward
+  const Device& device = p2_stream_.device();
+  const DeviceStream& stream = in_line ? device.compute() : device.weights();
+  const auto w = [&] {
+    const DeviceEvent device_begin = device_times_.begin(stream);
+    first.unit.layer->backward_p2(batch_);
+    device_times_.end(&StageTimes::backward_p2, first.stage, stream, device_begin);
+  };
+  if (in_line) {
+    w();
   } else {
     p2_stream_.run(batch_ready_, batch_, w);
   }

@@ -100,23 +100,29 @@ RankResult RankExecutor::end(const StepInput& input) {
   result_.times.instructions = static_cast<int64_t>(instructions.size());
   // An evaluation leaves nothing on the books of the step after it.
   if (!input.training) transport_.flush(input.timeout);
+  const DeviceStream& compute = p2_stream_.device().compute();
+  compute.wait_on_host();  // the update has a time of its own
+  if (device_times_.any()) take_device_times();
   if (input.finish) {
     const double begin = now_seconds();
     events_.open(Event::Kind::kOptimizer, -1, -1, begin);
     in_update(input.step, [&] { result_.times.optimizer = input.finish(rank_); });
+    const double put_in = now_seconds();
+    compute.wait_on_host();  // others read what the update wrote
     const double end = now_seconds();
+    result_.times.optimizer += end - put_in;
     events_.close(end);
     result_.times.idle[static_cast<int>(IdleCause::kTail)] += end - begin - result_.times.optimizer;
   }
-  p2_stream_.device().compute().wait_on_host();  // others read what the update wrote
   result_.times.end = now_seconds();
   result_.times.products = product_time() - products_;
+  if (p2_stream_.device().asynchronous()) result_.times.products.seconds = 0;  // those of putting them in
   result_.times.allocations = BlockCache::allocations() - allocations_;
-  result_.times.busy = result_.times.optimizer;
-  for (const StageTimes& times : stage_times_) {
-    result_.times.busy += times.forward + times.backward_p1 + times.backward_p2;
+  result_.times.busy += result_.times.optimizer + helping_;
+  if (!p2_stream_.device().asynchronous()) {
+    for (const StageTimes& times : stage_times_)
+      result_.times.busy += times.forward + times.backward_p1 + times.backward_p2;
   }
-  result_.times.busy += helping_;
   for (size_t s = 0; s < helped_.size(); ++s) count_p2(static_cast<int>(s), helped_[s]);
   input_ = nullptr;
   result_.events = events_.take();
@@ -124,6 +130,14 @@ RankResult RankExecutor::end(const StepInput& input) {
   for (const auto& stage : stages_) result_.stage_memory.push_back(meter_.stage_use(stage->index()));
   result_.memory = meter_.rank_use(rank_);
   return std::move(result_);
+}
+
+void RankExecutor::take_device_times() {
+  const DeviceTimes::Totals device = device_times_.take(stage_times_);
+  result_.times.busy = device.busy;
+  result_.times.idle = {};
+  result_.times.idle[static_cast<int>(IdleCause::kStartUp)] = device.start_up;
+  result_.times.idle[static_cast<int>(IdleCause::kNothing)] = device.gaps;  // W would have run
 }
 
 void RankExecutor::in_update(int64_t step, const std::function<void()>& body) const {
@@ -210,6 +224,7 @@ void RankExecutor::prepare(const StepInput& input) {
       work_.emplace_back(stage->layer_count(), LayerWork{schedule.micro_batches, 0});
     }
   }
+  device_times_.start(p2_stream_.device(), /*on=*/input.turn == nullptr);
   products_ = product_time();
   BlockCache::begin_step();
   allocations_ = BlockCache::allocations();

@@ -1,6 +1,7 @@
 #include "tests/nn/device/stand_in_device.h"
 
 #include <array>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -21,7 +22,12 @@ class Flag {
   void set() {
     const std::lock_guard lock(mutex_);
     is_set_ = true;
+    at_ = std::chrono::steady_clock::now();
     changed_.notify_all();
+  }
+  std::chrono::steady_clock::time_point at() {
+    const std::lock_guard lock(mutex_);
+    return at_;
   }
   void wait() {
     std::unique_lock lock(mutex_);
@@ -36,6 +42,7 @@ class Flag {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool is_set_ = false;
+  std::chrono::steady_clock::time_point at_;
 };
 
 // Which streams are recorded, and whether one of the others has waited for all of each.
@@ -169,6 +176,9 @@ class Backend : public c10::impl::DeviceGuardImplInterface {
   bool queryEvent(void* event) const override { return !event || flag_of(event)->is_set(); }
   void synchronizeEvent(void* event) const override {
     if (event) flag_of(event)->wait();
+  }
+  double elapsedTime(void* from, void* to, const c10::DeviceIndex) const override {
+    return std::chrono::duration<double, std::milli>(flag_of(to)->at() - flag_of(from)->at()).count();
   }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
     delete static_cast<StandInEvent*>(event);

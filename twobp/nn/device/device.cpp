@@ -20,10 +20,10 @@ const c10::impl::DeviceGuardImplInterface* support_for(at::DeviceType type) {
 
 }  // namespace
 
-DeviceEvent DeviceStream::record() const {
+DeviceEvent DeviceStream::record(c10::EventFlag flag) const {
   DeviceEvent event;
   if (stream_) {
-    auto recorded = std::make_shared<c10::Event>(stream_->device_type());
+    auto recorded = std::make_shared<c10::Event>(stream_->device_type(), flag);
     recorded->record(*stream_);
     event.event_ = std::move(recorded);
   }

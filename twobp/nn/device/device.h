@@ -30,6 +30,8 @@ class DeviceEvent {
   void wait_on_host() const {
     if (event_) event_->synchronize();
   }
+  // On the device's clock. Both have passed and were recorded with their time, on one device.
+  double seconds_since(const DeviceEvent& earlier) const { return earlier.event_->elapsedTime(*event_) / 1e3; }
 
  private:
   friend class DeviceStream;
@@ -46,7 +48,9 @@ class DeviceStream {
   const c10::Stream& operator*() const { return *stream_; }
 
   // The point behind all that has been put in.
-  DeviceEvent record() const;
+  DeviceEvent record() const { return record(c10::EventFlag::PYTORCH_DEFAULT); }
+  // The same, and when it passes: see DeviceEvent::seconds_since.
+  DeviceEvent record_with_time() const { return record(c10::EventFlag::BACKEND_DEFAULT); }
   // What is put in from now on begins after `event`. The calling thread does not wait.
   void wait(const DeviceEvent& event) const;
   // The tensor is read or written here, though it may have been allocated for another stream: its memory is
@@ -62,6 +66,8 @@ class DeviceStream {
   void* native() const { return stream_ ? stream_->native_handle() : nullptr; }
 
  private:
+  DeviceEvent record(c10::EventFlag flag) const;
+
   std::optional<c10::Stream> stream_;
 };
 
