@@ -94,7 +94,7 @@ class Rank {
     step(Method::kStream);
     const OnStream here(device_.weights());
     for (int m = 0; m < options_.micro_batches; ++m) {
-      graphs_.push_back(record_graph(device_, [&] {
+      graphs_.push_back(record_graph({device_.where()}, [&] {
         for (auto product = products_.rbegin(); product != products_.rend(); ++product)
           product->backward_p2(m);
       }));

@@ -15,7 +15,7 @@ DeviceEvent DeviceTimes::begin(const DeviceStream& stream) const {
   return on_ ? stream.record_with_time() : DeviceEvent();
 }
 
-void DeviceTimes::end(double StageTimes::* seconds, int stage, const DeviceStream& stream,
+void DeviceTimes::end(double StageTimes::*seconds, int stage, const DeviceStream& stream,
                       const DeviceEvent& begin) {
   if (on_) spans_.push_back({seconds, stage, begin, stream.record_with_time()});
 }

@@ -23,7 +23,7 @@ class DeviceTimes {
   void start(const Device& device, bool on);
   // Before and after what an op puts into `stream`: seconds of `stage` (an index into what take() fills).
   DeviceEvent begin(const DeviceStream& stream) const;
-  void end(double StageTimes::* seconds, int stage, const DeviceStream& stream, const DeviceEvent& begin);
+  void end(double StageTimes::*seconds, int stage, const DeviceStream& stream, const DeviceEvent& begin);
   // Whether some op was timed.
   bool any() const { return !spans_.empty(); }
   // When all is done: each stage's seconds in place of the host's.
@@ -31,7 +31,7 @@ class DeviceTimes {
 
  private:
   struct Span {
-    double StageTimes::* seconds;
+    double StageTimes::*seconds;
     int stage;
     DeviceEvent begin, end;
   };

@@ -229,18 +229,17 @@ std::optional<DeviceEvent> Pipeline::put_in_as_graph(const StepOptions& options,
   const bool again = std::exchange(last_trained_, std::move(key)) == last_trained_;
   if (!again) graph_.reset();
   if (!again || !options.as_graph || options.want_events) return std::nullopt;
-  const Device device = world_.device(0);
-  for (int r = 0; r < ranks(); ++r) {
-    TWOBP_CHECK(world_.all_local() && device.asynchronous() && world_.device(r).where() == device.where(),
-                "pipeline.graphs is set, but rank ", r, " is not on the same GPU as rank 0: set it to false");
-  }
+  TWOBP_CHECK(world_.all_local() && world_.device(0).asynchronous(),
+              "pipeline.graphs is set, but the ranks are not all on GPUs of this process: set it to false");
   TWOBP_CHECK(under_way_.empty(), "a step that is put in as a graph has the pipeline for itself");
   try {
     if (!graph_) {
+      std::vector<Device> devices;
+      for (int r = 0; r < ranks(); ++r) devices.push_back(world_.device(r));
       graph_ = std::make_unique<StepGraph>(
-          device, input, [this](const StepInput& recorded, const DeviceEvent& begin) {
+          devices, input, [this](const std::vector<StepInput>& recorded, const DeviceEvent& begin) {
             std::vector<DeviceEvent> ends(ranks());
-            on_ranks([&](int rank) { ends[rank] = executors_[rank]->record(recorded, begin); });
+            on_ranks([&](int rank) { ends[rank] = executors_[rank]->record(recorded[rank], begin); });
             return ends;
           });
     }

@@ -30,34 +30,54 @@ bool StepKey::has_sizes_of(const StepInput& input) const {
   });
 }
 
-StepGraph::StepGraph(const Device& device, const StepInput& input, const Record& record)
-    : device_(device), micro_batches_(*input.micro_batches) {
-  const OnStream here(device_.compute());
-  for (Fields& fields : micro_batches_) {
-    for (auto& [name, tensor] : fields) {
-      tensor = at::empty(tensor.sizes(), tensor.options().device(device_.where())).copy_(tensor);
-    }
+StepGraph::StepGraph(const std::vector<Device>& devices, const StepInput& input, const Record& record) {
+  for (const Device& device : devices) {
+    const auto there = [&](const Inputs& inputs) { return inputs.device.where() == device.where(); };
+    if (std::ranges::none_of(inputs_, there)) inputs_.push_back({device, *input.micro_batches});
   }
-  device_.compute().wait_on_host();
-  StepInput recorded = input;
+  std::vector<at::Device> all;
+  for (Inputs& inputs : inputs_) {
+    const DeviceStream& stream = inputs.device.compute();
+    const OnStream here(stream);
+    all.push_back(inputs.device.where());
+    for (Fields& fields : inputs.micro_batches) {
+      for (auto& [name, tensor] : fields)
+        tensor = at::empty(tensor.sizes(), tensor.options().device(all.back())).copy_(tensor);
+    }
+    stream.wait_on_host();
+  }
   std::mutex turn;
-  recorded.micro_batches = &micro_batches_;
-  recorded.turn = &turn;
-  graph_ = record_graph(device_, [&] {
-    for (const DeviceEvent& end : record(recorded, device_.compute().record())) device_.compute().wait(end);
+  std::vector<StepInput> recorded(devices.size(), input);
+  for (size_t rank = 0; rank < devices.size(); ++rank) {
+    recorded[rank].micro_batches = &inputs_on(devices[rank].where()).micro_batches;
+    recorded[rank].turn = &turn;
+  }
+  const DeviceStream& first = devices.front().compute();
+  const OnStream here(first);
+  graph_ = record_graph(all, [&] {
+    for (const DeviceEvent& end : record(recorded, first.record())) first.wait(end);
   });
-  TWOBP_CHECK(graph_, "pipeline.graphs is set, but ", device_.where().str(),
+  TWOBP_CHECK(graph_, "pipeline.graphs is set, but ", all.front().str(),
               " cannot record what is put into it: set it to false");
 }
 
+StepGraph::Inputs& StepGraph::inputs_on(const at::Device& where) {
+  return *std::ranges::find(inputs_, where, [](const Inputs& inputs) { return inputs.device.where(); });
+}
+
 DeviceEvent StepGraph::put_in(const std::vector<Fields>& micro_batches) {
-  const OnStream here(device_.compute());
-  for (size_t m = 0; m < micro_batches.size(); ++m) {
-    for (const auto& [name, tensor] : micro_batches[m])
-      micro_batches_[m].at(name).copy_(tensor, /*non_blocking=*/true);
+  const DeviceStream& first = inputs_.front().device.compute();
+  for (Inputs& inputs : inputs_) {
+    const OnStream here(inputs.device.compute());
+    for (size_t m = 0; m < micro_batches.size(); ++m) {
+      for (const auto& [name, tensor] : micro_batches[m])
+        inputs.micro_batches[m].at(name).copy_(tensor, /*non_blocking=*/true);
+    }
+    first.wait(inputs.device.compute().record());
   }
+  const OnStream here(first);
   graph_->replay();
-  return device_.compute().record();
+  return first.record();
 }
 
 }  // namespace twobp

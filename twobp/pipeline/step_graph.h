@@ -1,6 +1,6 @@
-// The instructions of a step on one device, of all its ranks, as a graph (see WorkGraph): F, I, W and what
-// ranks hand each other, in as many streams as they ran in. The host puts them in by one call; micro-batches
-// lie in the same place every time.
+// The instructions of a step of all ranks of this process, on one device or several, as a graph (see
+// WorkGraph): F, I, W and what ranks hand each other, in as many streams as they ran in. The host puts them
+// in by one call; micro-batches lie in the same place every time.
 #pragma once
 
 #include <memory>
@@ -39,18 +39,25 @@ class StepKey {
 
 class StepGraph {
  public:
-  // `record(input, begin)` has every rank run its instructions for `input`, behind `begin`, and returns their
-  // ends. Throws Error where the device has no graphs.
-  using Record = std::function<std::vector<DeviceEvent>(const StepInput& input, const DeviceEvent& begin)>;
-  StepGraph(const Device& device, const StepInput& input, const Record& record);
+  // `record(inputs, begin)` has every rank run its instructions for its input, behind `begin`, and returns
+  // their ends. `devices`: of each rank. Throws Error where they have no graphs.
+  using Record =
+      std::function<std::vector<DeviceEvent>(const std::vector<StepInput>& inputs, const DeviceEvent& begin)>;
+  StepGraph(const std::vector<Device>& devices, const StepInput& input, const Record& record);
 
-  // Puts it in, behind what is in the device's compute stream; its end. The micro-batches are of the sizes it
-  // was recorded with.
+  // Puts it in, behind what is in the compute stream of each device's first rank; its end. The micro-batches
+  // are of the sizes it was recorded with.
   DeviceEvent put_in(const std::vector<Fields>& micro_batches);
 
  private:
-  Device device_;
-  std::vector<Fields> micro_batches_;  // on the device, its own
+  // Micro-batches on a device, the graph's own.
+  struct Inputs {
+    Device device;
+    std::vector<Fields> micro_batches;
+  };
+  Inputs& inputs_on(const at::Device& where);
+
+  std::vector<Inputs> inputs_;  // the first rank's device first
   std::unique_ptr<WorkGraph> graph_;
 };
 

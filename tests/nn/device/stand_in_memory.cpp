@@ -137,7 +137,8 @@ at::Tensor on_host(const at::Tensor& tensor) {
 class Recording : public WorkGraph {
  public:
   // From the operators of all threads.
-  static std::unique_ptr<WorkGraph> record(const std::function<void()>& work) {
+  static std::unique_ptr<WorkGraph> record(const std::vector<at::Device>&,
+                                           const std::function<void()>& work) {
     const Memory::Contents before = Memory::contents();
     auto recording = std::make_unique<Recording>();
     begin_recording();

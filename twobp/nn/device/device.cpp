@@ -127,12 +127,15 @@ Values Device::fetch(Values values, const DeviceEvent& ready) const {
     }
     // LibTorch copies on the source's current stream and makes the target's wait for it and it for the
     // target's: with compute streams there, a copy would wait for all that has been put into either.
+    // Each of the two waits for `ready`: a stream that is recorded may not wait for one that is not.
     const DeviceStream source = source_stream(value.device());
     source.wait(ready);
+    copies_.wait(ready);
     source.uses(value);
     const OnStream there(source);
     const OnStream here(copies_);
     value = value.to(where_, /*non_blocking=*/true);
+    copies_.wait(source.record());
     compute_.uses(value);
     copied = true;
   }

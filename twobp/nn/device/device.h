@@ -31,7 +31,9 @@ class DeviceEvent {
     if (event_) event_->synchronize();
   }
   // On the device's clock. Both have passed and were recorded with their time, on one device.
-  double seconds_since(const DeviceEvent& earlier) const { return earlier.event_->elapsedTime(*event_) / 1e3; }
+  double seconds_since(const DeviceEvent& earlier) const {
+    return earlier.event_->elapsedTime(*event_) / 1e3;
+  }
 
  private:
   friend class DeviceStream;

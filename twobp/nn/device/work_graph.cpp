@@ -20,14 +20,15 @@ void record_graphs_by(at::DeviceType type, GraphRecorder recorder) {
   recorders()[type] = recorder;
 }
 
-std::unique_ptr<WorkGraph> record_graph(const Device& device, const std::function<void()>& work) {
+std::unique_ptr<WorkGraph> record_graph(const std::vector<at::Device>& devices,
+                                        const std::function<void()>& work) {
   GraphRecorder recorder = nullptr;
   {
     const std::lock_guard lock(mutex);
-    const auto found = recorders().find(device.where().type());
+    const auto found = recorders().find(devices.front().type());
     if (found != recorders().end()) recorder = found->second;
   }
-  return recorder == nullptr ? nullptr : recorder(work);
+  return recorder == nullptr ? nullptr : recorder(devices, work);
 }
 
 }  // namespace twobp

@@ -3,7 +3,7 @@
 
 namespace twobp {
 
-std::unique_ptr<WorkGraph> record_cuda_graph(const std::function<void()>&) {
+std::unique_ptr<WorkGraph> record_cuda_graph(const std::vector<at::Device>&, const std::function<void()>&) {
   return nullptr;
 }
 
