@@ -153,12 +153,12 @@ TEST(PostValidation, LeavesTheBitsOfRanksThatWait) {
 // After a step that was clipped the next one will be, too: no rank goes on without the norm.
 TEST(PostValidation, WaitsAfterAStepThatWasTakenBack) {
   ByHand ranks(config_of("adamw", "fp32"));
-  ranks.step(2, Order::kSecondLate);
+  ranks.step(2, Order::kInTurn);
   EXPECT_EQ(ranks.update().taken_back(), 1);
   ranks.step(2, Order::kSecondLate);
   EXPECT_EQ(ranks.update().taken_back(), 1);
   ranks.step(0.5, Order::kSecondLate);  // waited for, too, and found to be right
-  ranks.step(2, Order::kSecondLate);
+  ranks.step(2, Order::kInTurn);
   EXPECT_EQ(ranks.update().taken_back(), 2);
 }
 
