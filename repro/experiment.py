@@ -57,17 +57,46 @@ def cpu_name():
 
 
 def gpu_names():
+    """Of those that are to be seen."""
     try:
-        return subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], check=True, capture_output=True,
-                              text=True).stdout.splitlines()
+        names = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], check=True, capture_output=True,
+                               text=True).stdout.splitlines()
     except (OSError, subprocess.CalledProcessError):
         return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return names
+    chosen = [one.strip() for one in visible.split(",") if one.strip()]
+    return [names[int(one)] if one.isdigit() and int(one) < len(names) else one for one in chosen]
+
+
+def at_least_one(text):
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
 
 
 def on_gpus(parser):
     """The option of an experiment that can be had at the paper's size."""
-    parser.add_argument("--gpus", type=int, metavar="N", help="the paper's models (configs/presets), N GPUs with a rank on each; "
-                        "with --quick at toy sizes, and on CPUs where there are none")
+    parser.add_argument("--gpus", type=at_least_one, metavar="N", help="the paper's models (configs/presets), N GPUs with a rank on "
+                        "each; results go to `gpus` in this folder; with --quick at toy sizes, and on CPUs where there are none")
+
+
+def merged(rows):
+    """A row of `twobp bench` from those of several rounds: all samples, the most bytes, the median of other numbers."""
+    row = dict(rows[0])
+    for name, first in rows[0].items():
+        values = [one[name] for one in rows]
+        if name.endswith("_all"):
+            row[name] = [sample for one in values for sample in one]
+        elif name.endswith("_bytes"):
+            row[name] = [max(ranks) for ranks in zip(*values)]
+        elif isinstance(first, float):
+            row[name] = statistics.median(values)
+        elif isinstance(first, list) and all(isinstance(one, float) for one in first):
+            row[name] = [statistics.median(ranks) for ranks in zip(*values)]
+    return row
 
 
 def text_of(result):
@@ -93,10 +122,11 @@ class Experiment:
         if self.options.quick:
             self.options.repeats = 1
             self.options.out = self.options.out or ROOT / "build/repro" / self.name
-        self.options.out = (self.options.out or self.folder).resolve()
+        gpus = getattr(self.options, "gpus", None)
+        self.options.out = (self.options.out or (self.folder / "gpus" if gpus else self.folder)).resolve()
         self.options.out.mkdir(parents=True, exist_ok=True)
-        self.gpus = getattr(self.options, "gpus", None)
-        self.ranks = self.gpus or 2
+        self.gpus = gpus
+        self.ranks = gpus or 2
         self.device = self.find_gpus() if self.gpus else "cpu"
         self.rows = []
         self.not_measured = []
@@ -135,6 +165,19 @@ class Experiment:
         rows = json.loads(answer.read_text())["rows"]
         answer.unlink()
         return rows
+
+    def bench_in_turns(self, model, schedules, policies, *arguments):
+        """The same of several schedules (`1f1b`, or `zb-v@fill` for one under one policy alone), all interleaved: in one run of
+        the program, or, of models that a GPU does not hold twice, in turns of a run for each schedule."""
+        if not self.gpus:
+            return self.bench(model, "--schedules", *schedules, "--p2", *policies, *arguments)
+        rows = {}
+        for _ in range(self.options.repeats):
+            for schedule in schedules:
+                name, _, policy = schedule.partition("@")
+                for row in self.bench(model, "--schedules", name, "--p2", *([policy] if policy else policies), *arguments, rounds=1):
+                    rows.setdefault((row["schedule"], row["p2"], row["memory_cap"]), []).append(row)
+        return [merged(one) for one in rows.values()]
 
     def has_gpu(self):
         """Whether there is a GPU that this build can use."""

@@ -20,20 +20,7 @@ def way_of(row):
 
 
 def rows_of(experiment, model, schedule, caps):
-    """(way, memory cap) -> its row of `twobp bench`, all interleaved: in one run of the program, or, of models that a GPU does
-    not hold twice, in turns of one run for each way to cut them."""
-    policies = ["off", SCHEDULES[schedule][1], "fill"]
-    both = [schedule, ZERO_BUBBLE + "@fill"]
-    run = lambda schedules, p2, rounds: experiment.bench(
-        model, "--schedules", *schedules, "--micro-batches", micro_batches(schedule, experiment.ranks), "--p2", *p2, "--memory-cap",
-        *caps, rounds=rounds)
-    if not experiment.gpus:
-        return {(way_of(row), row["memory_cap"]): row for row in run(both, policies, experiment.options.repeats)}
-    ways = {}
-    for _ in range(experiment.options.repeats):
-        for row in [*run(both[:1], policies, 1), *run(both[1:], ["fill"], 1)]:
-            known = ways.setdefault((way_of(row), row["memory_cap"]), row)
-            if known is not row:
-                for samples in ("step_seconds_all", "predicted_seconds_all"):
-                    known[samples] += row[samples]
-    return ways
+    """(way, memory cap) -> its row of `twobp bench`, all interleaved."""
+    rows = experiment.bench_in_turns(model, [schedule, ZERO_BUBBLE + "@fill"], ["off", SCHEDULES[schedule][1], "fill"],
+                                     "--micro-batches", micro_batches(schedule, experiment.ranks), "--memory-cap", *caps)
+    return {(way_of(row), row["memory_cap"]): row for row in rows}

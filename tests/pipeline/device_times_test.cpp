@@ -22,7 +22,9 @@ TEST(DeviceTimes, EmptyOnACpu) {
   const Device cpu;
   DeviceTimes times;
   times.start(cpu, true);
-  times.end(&StageTimes::forward, 0, cpu.compute(), times.begin(cpu.compute()));
+  times.open(&StageTimes::forward, 0, IdleCause::kNothing);
+  times.close();
+  times.end_p2(0, cpu.weights(), times.begin_p2(cpu.weights()));
   EXPECT_FALSE(times.any());
 }
 
@@ -31,18 +33,21 @@ TEST(DeviceTimes, OpsBesideEachOtherAreBusyOnce) {
   DeviceTimes times;
   times.start(device, true);
   work(device.compute(), kLong);  // a message
-  const DeviceEvent f = times.begin(device.compute());
-  device.weights().wait(f);
-  const DeviceEvent w = times.begin(device.weights());
+  times.open(&StageTimes::forward, 0, IdleCause::kNothing);
+  device.weights().wait(device.compute().record());
+  const DeviceEvent w = times.begin_p2(device.weights());
   work(device.weights(), kLong);
-  times.end(&StageTimes::backward_p2, 1, device.weights(), w);
+  times.end_p2(1, device.weights(), w);
   device.compute().wait(device.weights().record());
+  times.pause();
+  work(device.compute(), kLong);  // what else there is, as if nothing ran
+  times.resume();
   work(device.compute(), kLong);
-  times.end(&StageTimes::forward, 0, device.compute(), f);
+  times.close();
   work(device.compute(), kLong);  // another
-  const DeviceEvent i = times.begin(device.compute());
+  times.open(&StageTimes::backward_p1, 0, IdleCause::kMessage);
   work(device.compute(), kLong);
-  times.end(&StageTimes::backward_p1, 0, device.compute(), i);
+  times.close();
   EXPECT_TRUE(times.any());
   device.compute().wait_on_host();
 
@@ -55,8 +60,8 @@ TEST(DeviceTimes, OpsBesideEachOtherAreBusyOnce) {
   EXPECT_GE(stages[1].backward_p2, kLong);
   EXPECT_EQ(stages[0].backward_p2, 0);
   EXPECT_EQ(stages[1].forward, 0);
-  EXPECT_GE(totals.start_up, kLong);
-  EXPECT_GE(totals.gaps, kLong);
+  for (const IdleCause cause : {IdleCause::kStartUp, IdleCause::kNothing, IdleCause::kMessage})
+    EXPECT_GE(totals.idle[static_cast<int>(cause)], kLong) << idle_cause_name(cause);
   EXPECT_NEAR(totals.busy, stages[0].forward + stages[0].backward_p1, 1e-9) << "W is beside F";
 }
 
@@ -64,7 +69,8 @@ TEST(DeviceTimes, NothingOfAStepThatIsRecorded) {
   const Device device = test::stand_in_device(15);
   DeviceTimes times;
   times.start(device, false);
-  times.end(&StageTimes::forward, 0, device.compute(), times.begin(device.compute()));
+  times.open(&StageTimes::forward, 0, IdleCause::kNothing);
+  times.close();
   EXPECT_FALSE(times.any());
 }
 

@@ -54,7 +54,7 @@ class QuickMode(unittest.TestCase):
         self.assertIn("--gpus 1000, but of GPUs", done.stderr)
 
     def test_the_kept_results_follow_the_schema(self):
-        for path in [*REPRO.glob("*/results.json"), *REPRO.glob("*/elsewhere/*.json")]:
+        for path in [*REPRO.glob("*/results.json"), *REPRO.glob("*/gpus/results.json"), *REPRO.glob("*/elsewhere/*.json")]:
             with self.subTest(path.parent.name):
                 result = json.loads(path.read_text())
                 jsonschema.validate(result, SCHEMA)

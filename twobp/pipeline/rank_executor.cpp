@@ -122,8 +122,7 @@ void RankExecutor::forward(int s, int mb) {
     started_ = true;
   }
   events_.open(Event::Kind::kForward, stage.index(), mb, begin);
-  const DeviceStream& compute = p2_stream_.device().compute();
-  const DeviceEvent device_begin = device_times_.begin(compute);
+  device_times_.open(&StageTimes::forward, s, cause_of_wait());
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
   bool owned = false;
   for (int i = 0; i < stage.layer_count(); ++i) {
@@ -140,7 +139,7 @@ void RankExecutor::forward(int s, int mb) {
     if (!context.keeps()) stage.saved(mb, i).release();
     progress();
   }
-  device_times_.end(&StageTimes::forward, s, compute, device_begin);
+  device_times_.close();
   const int next = stage.index() + 1;
   if (next == input_->schedule->stages) {
     if (x[0].is_cpu()) {
@@ -171,17 +170,16 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
   double begin = now_seconds();
   events_.open(Event::Kind::kBackwardP1, stage.index(), mb, begin);
-  const DeviceStream& compute = p2_stream_.device().compute();
-  DeviceEvent device_begin = device_times_.begin(compute);
+  device_times_.open(&StageTimes::backward_p1, s, cause_of_wait());
   double p2_seconds = 0;
   int units = 0;
   const bool last = at_ == last_p1_;
   const auto interrupt = [&](const auto& run_w) {
     const double p2_begin = now_seconds();
     events_.pause(p2_begin);
-    device_times_.end(&StageTimes::backward_p1, s, compute, device_begin);
+    device_times_.pause();
     run_w();
-    device_begin = device_times_.begin(compute);
+    device_times_.resume();
     const double p2_end = now_seconds();
     p2_seconds += p2_end - p2_begin;
     events_.resume(p2_end);
@@ -219,7 +217,7 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
     }
     progress();
   }
-  device_times_.end(&StageTimes::backward_p1, s, compute, device_begin);
+  device_times_.close();
   const int previous = stage.gives_gradient() ? stage.index() - 1 : -1;
   if (previous >= 0 && local(previous) >= 0) {
     for (const auto& tensor : dy) meter_.rebook(tensor, previous, MemoryCategory::kActivations);
@@ -253,7 +251,7 @@ void RankExecutor::receive(const Instruction& instruction) {
     if (!there) {
       const double begin = now_seconds();
       values = wait_for(from, tag);
-      if (started_) idle(pending_.empty() ? IdleCause::kNothing : IdleCause::kMessage, begin, now_seconds());
+      if (started_) idle(cause_of_wait(), begin, now_seconds());
     }
     const int64_t bytes = EventLog::bytes_of(values);
     // Room is made while it is on its sender's account still.

@@ -172,8 +172,8 @@ class RankExecutor {
   // Runs old W until the micro-batch's slab slot is free.
   void free_slot(int s, int micro_batch);
   void idle(IdleCause cause, double begin, double end);
-  // The device's seconds of F, I and W, and idle by them, in place of the host's.
-  void take_device_times();
+  // Of a wait for a message, if it comes to one now.
+  IdleCause cause_of_wait() const { return pending_.empty() ? IdleCause::kNothing : IdleCause::kMessage; }
   void log_p2(std::span<PendingP2> together, double begin, double end);
   Context context_of(int micro_batch) const;
   int local(int stage) const { return local_[stage]; }

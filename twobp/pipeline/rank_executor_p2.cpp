@@ -21,9 +21,9 @@ void RankExecutor::run_p2(std::span<PendingP2> together) {
   const Device& device = p2_stream_.device();
   const DeviceStream& stream = in_line ? device.compute() : device.weights();
   const auto w = [&] {
-    const DeviceEvent device_begin = device_times_.begin(stream);
+    const DeviceEvent device_begin = device_times_.begin_p2(stream);
     first.unit.layer->backward_p2(batch_);
-    device_times_.end(&StageTimes::backward_p2, first.stage, stream, device_begin);
+    device_times_.end_p2(first.stage, stream, device_begin);
   };
   if (in_line) {
     w();
@@ -191,7 +191,9 @@ double RankExecutor::make_room(int64_t peak, int64_t held) {
   if (!lacks()) return 0;
   const double begin = now_seconds();
   events_.pause(begin);
+  device_times_.pause();
   while (lacks()) release_oldest_p2();
+  device_times_.resume();
   const double end = now_seconds();
   events_.resume(end);
   return end - begin;

@@ -102,7 +102,11 @@ RankResult RankExecutor::end(const StepInput& input) {
   if (!input.training) transport_.flush(input.timeout);
   const DeviceStream& compute = p2_stream_.device().compute();
   compute.wait_on_host();  // the update has a time of its own
-  if (device_times_.any()) take_device_times();
+  if (device_times_.any()) {
+    const DeviceTimes::Totals device = device_times_.take(stage_times_);
+    result_.times.busy = device.busy;
+    result_.times.idle = device.idle;
+  }
   if (input.finish) {
     const double begin = now_seconds();
     events_.open(Event::Kind::kOptimizer, -1, -1, begin);
@@ -130,14 +134,6 @@ RankResult RankExecutor::end(const StepInput& input) {
   for (const auto& stage : stages_) result_.stage_memory.push_back(meter_.stage_use(stage->index()));
   result_.memory = meter_.rank_use(rank_);
   return std::move(result_);
-}
-
-void RankExecutor::take_device_times() {
-  const DeviceTimes::Totals device = device_times_.take(stage_times_);
-  result_.times.busy = device.busy;
-  result_.times.idle = {};
-  result_.times.idle[static_cast<int>(IdleCause::kStartUp)] = device.start_up;
-  result_.times.idle[static_cast<int>(IdleCause::kNothing)] = device.gaps;  // W would have run
 }
 
 void RankExecutor::in_update(int64_t step, const std::function<void()>& body) const {
@@ -176,6 +172,7 @@ bool RankExecutor::settle() {
       idle(started_ ? IdleCause::kNothing : IdleCause::kStartUp, begin, now_seconds());
   } else {
     clear();
+    p2_stream_.device().compute().wait_on_host();  // what was for nothing is start-up on the device, too
     prepare(*input_);
   }
   gradient_scale_ = settled.gradient_scale;

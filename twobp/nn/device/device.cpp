@@ -135,7 +135,7 @@ Values Device::fetch(Values values, const DeviceEvent& ready) const {
     const OnStream there(source);
     const OnStream here(copies_);
     value = value.to(where_, /*non_blocking=*/true);
-    copies_.wait(source.record());
+    copies_.wait(source.record());  // by itself LibTorch waits on CUDA alone
     compute_.uses(value);
     copied = true;
   }

@@ -84,7 +84,7 @@ struct PipelineConfig {
   int stages = 0;                  // parts of the model; 0: the schedule's usual number on each rank
   int data_parallel = 1;           // copies of the pipeline, each with its share of every batch
   std::string device = "cpu";      // cpu, cuda
-  bool graphs = false;             // on a GPU that all ranks share: steps as CUDA graphs
+  bool graphs = false;             // on GPUs: steps as CUDA graphs
   bool gpu_parts = false;          // ranks that share a GPU have multiprocessors of their own
   std::string transport = "auto";  // auto, threads, mpi, nccl: see run_world.h
   std::string schedule = "1f1b";   // a name, or a file that ends in .csv: see schedule/text/csv.h
