@@ -148,6 +148,10 @@ class Experiment:
         file = f"presets/{PRESETS[model]}" if self.gpus else f"bench_{model}"
         return [ROOT / f"configs/{file}.json", *(["--set", *sets] if sets else [])]
 
+    @staticmethod
+    def preset(model):
+        return json.loads((ROOT / f"configs/presets/{PRESETS[model]}.json").read_text())
+
     def find_gpus(self):
         here = len(gpu_names())
         if here >= self.gpus and self.has_gpu():
@@ -209,6 +213,7 @@ class Experiment:
         return kept
 
     def provenance(self):
+        gpus = gpu_names()
         git = lambda *a: subprocess.run(["git", *a], cwd=ROOT, capture_output=True, text=True).stdout.strip()
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
         try:
@@ -217,7 +222,7 @@ class Experiment:
         except ImportError:
             torch = "unknown"
         return {"machine": {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)), "memory_gib": round(memory, 1),
-                            "system": platform.system(), **({"gpus": gpu_names()} if gpu_names() else {})},
+                            "system": platform.system(), **({"gpus": gpus} if gpus else {})},
                 "versions": {"twobp": first_line([self.options.program, "--version"]), "torch": torch,
                              "compiler": first_line(["c++", "--version"])},
                 "commit": git("rev-parse", "--short", "HEAD") or "unknown",

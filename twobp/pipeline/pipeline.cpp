@@ -234,10 +234,8 @@ std::optional<DeviceEvent> Pipeline::put_in_as_graph(const StepOptions& options,
   TWOBP_CHECK(under_way_.empty(), "a step that is put in as a graph has the pipeline for itself");
   try {
     if (!graph_) {
-      std::vector<Device> devices;
-      for (int r = 0; r < ranks(); ++r) devices.push_back(world_.device(r));
       graph_ = std::make_unique<StepGraph>(
-          devices, input, [this](const std::vector<StepInput>& recorded, const DeviceEvent& begin) {
+          world_.devices, input, [this](const std::vector<StepInput>& recorded, const DeviceEvent& begin) {
             std::vector<DeviceEvent> ends(ranks());
             on_ranks([&](int rank) { ends[rank] = executors_[rank]->record(recorded[rank], begin); });
             return ends;

@@ -221,11 +221,11 @@ void RankExecutor::prepare(const StepInput& input) {
       work_.emplace_back(stage->layer_count(), LayerWork{schedule.micro_batches, 0});
     }
   }
-  device_times_.start(p2_stream_.device(), /*on=*/input.turn == nullptr);
   products_ = product_time();
   BlockCache::begin_step();
   allocations_ = BlockCache::allocations();
   result_.times.begin = now_seconds();
+  device_times_.start(p2_stream_.device(), /*on=*/input.turn == nullptr);
 }
 
 }  // namespace twobp
