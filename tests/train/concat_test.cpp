@@ -150,19 +150,17 @@ TEST(Concat, OverStepsOfChangingSizes) {
 
 // A ring is there as a whole from the first micro-batch on, but what lies in it lay elsewhere without it: an
 // output is where its gradient will be. (BERT's gradient before GELU is made while its input is still
-// needed.)
+// needed; Mamba's stash has the gradients of B, C and the step size besides what its forward kept.) One
+// stage: with two, what a rank holds depends on how long its neighbour lets a message wait.
 TEST(Concat, RingsTakeLittleMoreThanTheLoop) {
-  for (const auto& [type, most] : {std::pair{"llama", 1.02}, {"bert", 1.25}, {"mamba", 1.05}}) {
+  for (const auto& [type, most] : {std::pair{"llama", 1.00}, {"bert", 1.14}, {"mamba", 1.06}}) {
     Config config = tiny_config();
     config.model.type = type;
     config.model.dim = 64;
     config.model.hidden = 192;
     config.model.kv_heads = config.model.heads;
-    config.pipeline.stages = 2;
+    config.pipeline.stages = 1;
     config.pipeline.micro_batch_size = 8;
-    // Given, since the two runs below might measure different ones.
-    const int layers = static_cast<int>(Trainer(config).pipeline().model().layers.size());
-    config.pipeline.split = {layers / 2, layers - layers / 2};
     const auto held = [&](P2Batching batching) {
       Trainer trainer(config);
       const Variant variant = {"gpipe", P2Policy::kEnd, batching, 0};
