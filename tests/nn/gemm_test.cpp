@@ -16,9 +16,11 @@ using test::random;
 constexpr int64_t kRows = 192, kInner = 320, kCols = 448;  // large enough for oneDNN
 
 struct Operands {
-  at::Tensor a = random({kRows, kInner}, 1, at::kFloat);
-  at::Tensor b = random({kInner, kCols}, 2, at::kFloat);
-  at::Tensor y = random({kRows, kCols}, 3, at::kFloat);
+  explicit Operands(int64_t rows = kRows, int64_t inner = kInner, int64_t cols = kCols)
+      : a(random({rows, inner}, 1, at::kFloat)),
+        b(random({inner, cols}, 2, at::kFloat)),
+        y(random({rows, cols}, 3, at::kFloat)) {}
+  at::Tensor a, b, y;
 };
 
 // As stored: itself, or its transpose seen from the other side.
@@ -35,7 +37,8 @@ void expect_product(const at::Tensor& actual, const Operands& of, double scale, 
     expected += of.y;
     bound += of.y.abs();
   }
-  bound *= (kInner + 2) * static_cast<double>(std::numeric_limits<float>::epsilon());
+  bound *=
+      (static_cast<double>(of.a.size(1)) + 2) * static_cast<double>(std::numeric_limits<float>::epsilon());
   EXPECT_TRUE(((actual.to(at::kDouble) - expected).abs() <= bound).all().item<bool>());
 }
 
@@ -54,6 +57,22 @@ TEST(Gemm, LargeProductsOfEitherSideTransposed) {
       at::Tensor again = of.y.clone();
       multiply_add(again, a, b, 0.5);
       EXPECT_TRUE(again.equal(y)) << "the same bits each time";
+    }
+  }
+}
+
+// As W's of projections from or to few numbers: the terms are taken in several parts, the last one shorter.
+TEST(Gemm, NarrowProductsOfManyTerms) {
+  for (const auto& [rows, cols] : {std::pair{4096, 16}, {16, 4096}, {1024, 64}, {64, 1000}}) {
+    for (const int64_t terms : {0, 1, 30, 101}) {
+      const Operands of(rows, terms, cols);
+      const at::Tensor a = stored(of.a, true);
+      at::Tensor y = at::full_like(of.y, std::numeric_limits<float>::quiet_NaN());
+      multiply_into(y, a, of.b);
+      expect_product(y, of, 1, false);
+      y.copy_(of.y);
+      multiply_add(y, a, of.b, 0.5);
+      expect_product(y, of, 0.5, true);
     }
   }
 }

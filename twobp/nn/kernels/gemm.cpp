@@ -1,5 +1,7 @@
 #include "twobp/nn/kernels/gemm.h"
 
+#include <algorithm>
+
 #include "twobp/nn/kernels/one_dnn.h"
 #include "twobp/nn/kernels/product_time.h"
 #include "twobp/nn/kernels/rows.h"
@@ -36,6 +38,40 @@ Features detect() {
   return features;
 }
 
+// How many terms of its sums a product takes at once: fewer than all where a is stored as its transpose and
+// one side is narrow, as in W of a projection from or to few numbers. MKL first copies the wide side, all
+// terms of it, so that it lies in the order it multiplies in; a narrow product uses each copied number a few
+// times only, and where the copy leaves a core's caches, waiting for it is most of the time. 192 KiB of
+// float32 stay (benchmarks/product_benchmark).
+constexpr int64_t kNarrow = 64;
+constexpr int64_t kNumbersAtOnce = 48 * 1024;
+
+int64_t terms_at_once(const at::Tensor& a, const at::Tensor& b) {
+  const int64_t terms = a.size(1);
+  const auto [narrow, wide] = std::minmax({a.size(0), b.size(1)});
+  if (!a.is_cpu() || a.stride(0) != 1 || narrow > kNarrow || wide < 4 * narrow) return terms;
+  return std::min(terms, std::max<int64_t>(16, kNumbersAtOnce / wide));
+}
+
+void add_or_write(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, bool adds, double scale) {
+  if (adds) {
+    y.addmm_(a, b, 1, scale);
+  } else {
+    at::mm_out(y, a, b);
+  }
+}
+
+// y = a @ b; or, if it adds, y = y + scale a @ b.
+void product(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, bool adds, double scale) {
+  const int64_t terms = a.size(1);
+  const int64_t at_once = terms_at_once(a, b);
+  if (at_once == terms) return add_or_write(y, a, b, adds, scale);
+  for (int64_t first = 0; first < terms; first += at_once) {
+    const int64_t count = std::min(at_once, terms - first);
+    add_or_write(y, a.narrow(1, first, count), b.narrow(0, first, count), adds || first > 0, scale);
+  }
+}
+
 }  // namespace
 
 bool has_instructions_for(at::ScalarType dtype) {
@@ -59,7 +95,7 @@ void multiply_into(at::Tensor& y, const at::Tensor& a, const at::Tensor& b) {
   if (one_dnn_is_faster(y, a, b)) {
     one_dnn_product(y, a, b, 0, 1);
   } else if (type == y.scalar_type()) {
-    at::mm_out(y, a, b);
+    product(y, a, b, false, 1);
   } else {
     y.copy_(at::mm(a.to(type), b.to(type)));
   }
@@ -86,7 +122,7 @@ void multiply_add(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, doubl
   if (one_dnn_is_faster(y, a, b)) {
     one_dnn_product(y, a, b, 1, static_cast<float>(scale));
   } else if (type == a.scalar_type() && type == y.scalar_type()) {
-    y.addmm_(a, b, 1, scale);
+    product(y, a, b, true, scale);
   } else {
     y.add_(at::mm(a.to(type), b.to(type)), scale);
   }

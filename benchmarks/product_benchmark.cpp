@@ -1,0 +1,80 @@
+// W's narrow products in parts (twobp/nn/kernels/gemm) against ATen's single call, on one thread:
+//
+//   build/release/benchmarks/product_benchmark --benchmark_enable_random_interleaving=true
+//       --benchmark_repetitions=9 --benchmark_report_aggregates_only=true
+//
+// Operands lie where no cache has them, and after each product a compute-bound one runs untimed, as in a
+// stage, whose layers take turns. Sizes: dW (out, in) over rows.
+#include <string>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <benchmark/benchmark.h>
+
+#include "twobp/core/clock.h"
+#include "twobp/nn/kernels/gemm.h"
+
+namespace twobp {
+namespace {
+
+struct Size {
+  const char* name;
+  int64_t out, in;
+};
+// Mamba's projections to and from few numbers at dim 512, adapters of rank 8 and 16, a product that is wide.
+const Size kSizes[] = {{"dt_proj", 1024, 32},
+                       {"x_proj", 64, 1024},
+                       {"lora_a", 8, 2048},
+                       {"lora_b", 2048, 16},
+                       {"wide", 512, 512}};
+
+void product(benchmark::State& state, const Size& size, int64_t rows, bool ours) {
+  at::set_num_threads(1);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  struct Operands {
+    at::Tensor dy, x;
+  };
+  std::vector<Operands> operands;
+  for (int64_t bytes = 0; bytes < int64_t{128} << 20; bytes += 4 * rows * (size.out + size.in)) {
+    operands.push_back({at::randn({rows, size.out}), at::randn({rows, size.in})});
+  }
+  at::Tensor dw = at::zeros({size.out, size.in});
+  const at::Tensor other = at::randn({512, 2048});
+  const at::Tensor another = at::randn({512, 512});
+  at::Tensor other_dw = at::zeros({2048, 512});
+  size_t next = 0;
+  for (auto _ : state) {
+    other_dw.addmm_(other.t(), another);
+    const Operands& of = operands[next++ % operands.size()];
+    const double begin = now_seconds();
+    if (ours) {
+      multiply_add(dw, of.dy.t(), of.x);
+    } else {
+      dw.addmm_(of.dy.t(), of.x);
+    }
+    state.SetIterationTime(now_seconds() - begin);
+  }
+  state.counters["GFLOPs"] = benchmark::Counter(2e-9 * static_cast<double>(rows * size.out * size.in),
+                                                benchmark::Counter::kIsIterationInvariantRate);
+}
+
+const int kRegistered = [] {
+  for (const Size& size : kSizes) {
+    for (const int64_t rows : {512, 2048}) {
+      for (const bool ours : {false, true}) {
+        const std::string name =
+            std::string(size.name) + '/' + std::to_string(rows) + (ours ? "/parts" : "/ATen");
+        benchmark::RegisterBenchmark(name.c_str(), product, size, rows, ours)
+            ->UseManualTime()
+            ->Iterations(50);
+      }
+    }
+  }
+  return 0;
+}();
+
+}  // namespace
+}  // namespace twobp
+
+BENCHMARK_MAIN();
