@@ -53,22 +53,17 @@ int64_t terms_at_once(const at::Tensor& a, const at::Tensor& b) {
   return std::min(terms, std::max<int64_t>(16, kNumbersAtOnce / wide));
 }
 
-void add_or_write(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, bool adds, double scale) {
-  if (adds) {
-    y.addmm_(a, b, 1, scale);
-  } else {
-    at::mm_out(y, a, b);
-  }
-}
-
-// y = a @ b; or, if it adds, y = y + scale a @ b.
-void product(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, bool adds, double scale) {
+// As one_dnn_product, by ATen. With beta 0, y is only written.
+void aten_product(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, double beta, double alpha) {
   const int64_t terms = a.size(1);
   const int64_t at_once = terms_at_once(a, b);
-  if (at_once == terms) return add_or_write(y, a, b, adds, scale);
+  if (at_once == terms) {
+    y.addmm_(a, b, beta, alpha);
+    return;
+  }
   for (int64_t first = 0; first < terms; first += at_once) {
     const int64_t count = std::min(at_once, terms - first);
-    add_or_write(y, a.narrow(1, first, count), b.narrow(0, first, count), adds || first > 0, scale);
+    y.addmm_(a.narrow(1, first, count), b.narrow(0, first, count), first == 0 ? beta : 1, alpha);
   }
 }
 
@@ -95,7 +90,7 @@ void multiply_into(at::Tensor& y, const at::Tensor& a, const at::Tensor& b) {
   if (one_dnn_is_faster(y, a, b)) {
     one_dnn_product(y, a, b, 0, 1);
   } else if (type == y.scalar_type()) {
-    product(y, a, b, false, 1);
+    aten_product(y, a, b, 0, 1);
   } else {
     y.copy_(at::mm(a.to(type), b.to(type)));
   }
@@ -122,7 +117,7 @@ void multiply_add(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, doubl
   if (one_dnn_is_faster(y, a, b)) {
     one_dnn_product(y, a, b, 1, static_cast<float>(scale));
   } else if (type == a.scalar_type() && type == y.scalar_type()) {
-    product(y, a, b, true, scale);
+    aten_product(y, a, b, 1, scale);
   } else {
     y.add_(at::mm(a.to(type), b.to(type)), scale);
   }
