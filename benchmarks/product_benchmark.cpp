@@ -1,4 +1,6 @@
-// W's narrow products in parts (twobp/nn/kernels/gemm) against ATen's single call, on one thread:
+// W's products as twobp has them, the narrow ones in parts (twobp/nn/kernels/gemm), the wide ones of a dy
+// whose rows are padded (twobp/nn/kernels/padded_rows), against ATen's single call of dense matrices, on one
+// thread:
 //
 //   build/release/benchmarks/product_benchmark --benchmark_enable_random_interleaving=true
 //       --benchmark_repetitions=9 --benchmark_report_aggregates_only=true
@@ -14,6 +16,7 @@
 
 #include "twobp/core/clock.h"
 #include "twobp/nn/kernels/gemm.h"
+#include "twobp/nn/kernels/padded_rows.h"
 
 namespace twobp {
 namespace {
@@ -21,13 +24,13 @@ namespace {
 struct Size {
   const char* name;
   int64_t out, in;
+  bool padded = false;
 };
-// Mamba's projections to and from few numbers at dim 512, adapters of rank 8 and 16, a product that is wide.
-const Size kSizes[] = {{"dt_proj", 1024, 32},
-                       {"x_proj", 64, 1024},
-                       {"lora_a", 8, 2048},
-                       {"lora_b", 2048, 16},
-                       {"wide", 512, 512}};
+// Mamba's projections to and from few numbers at dim 512, adapters of rank 8 and 16, a product that is wide;
+// LLaMa's at dim 512 whose outputs are padded, and that of BERT base.
+const Size kSizes[] = {{"dt_proj", 1024, 32},    {"x_proj", 64, 1024},     {"lora_a", 8, 2048},
+                       {"lora_b", 2048, 16},     {"wide", 512, 512},       {"gate_up", 2816, 512, true},
+                       {"qkv", 1536, 512, true}, {"bert", 2304, 768, true}};
 
 void product(benchmark::State& state, const Size& size, int64_t rows, bool ours) {
   at::set_num_threads(1);
@@ -37,7 +40,9 @@ void product(benchmark::State& state, const Size& size, int64_t rows, bool ours)
   };
   std::vector<Operands> operands;
   for (int64_t bytes = 0; bytes < int64_t{128} << 20; bytes += 4 * rows * (size.out + size.in)) {
-    operands.push_back({at::randn({rows, size.out}), at::randn({rows, size.in})});
+    const std::vector<int64_t> sizes = {rows, size.out};
+    at::Tensor dy = ours && size.padded ? empty_padded(sizes, at::kFloat) : at::empty(sizes, at::kFloat);
+    operands.push_back({dy.normal_(), at::randn({rows, size.in})});
   }
   at::Tensor dw = at::zeros({size.out, size.in});
   const at::Tensor other = at::randn({512, 2048});
@@ -64,7 +69,7 @@ const int kRegistered = [] {
     for (const int64_t rows : {512, 2048}) {
       for (const bool ours : {false, true}) {
         const std::string name =
-            std::string(size.name) + '/' + std::to_string(rows) + (ours ? "/parts" : "/ATen");
+            std::string(size.name) + '/' + std::to_string(rows) + (ours ? "/twobp" : "/ATen");
         benchmark::RegisterBenchmark(name.c_str(), product, size, rows, ours)
             ->UseManualTime()
             ->Iterations(50);

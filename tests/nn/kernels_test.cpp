@@ -163,14 +163,16 @@ TEST_P(KernelsTest, SwiGlu) {
           exact_dx[gate + shape.cols] = d * g * s;
         }
       }
-      k.swiglu_forward(x.data(), act.data(), shape.rows, shape.cols);
-      k.swiglu_backward(x.data(), dact.data(), dx.data(), shape.rows, shape.cols);
+      k.swiglu_forward(x.data(), 2 * shape.cols, act.data(), shape.rows, shape.cols);
+      k.swiglu_backward(x.data(), 2 * shape.cols, dact.data(), dx.data(), 2 * shape.cols, shape.rows,
+                        shape.cols);
       // exp within 4 ulp (8 roundings) and 8 operations; g s (1 - s) loses up to |g| <= 12 roundings to 1 -
       // s.
       expect_close(act, exact_act, 16, largest(exact_act), "act");
       expect_close(dx, exact_dx, 32, largest(exact_dx), "dx");
       Buffer<T> in_place = x;
-      k.swiglu_backward(in_place.data(), dact.data(), in_place.data(), shape.rows, shape.cols);
+      k.swiglu_backward(in_place.data(), 2 * shape.cols, dact.data(), in_place.data(), 2 * shape.cols,
+                        shape.rows, shape.cols);
       EXPECT_TRUE(in_place == dx) << "dx over x";
     }
   });
@@ -186,8 +188,8 @@ TEST_P(KernelsTest, SwiGluWithLargeGates) {
       x[kCols + c] = 3;
       dact[c] = 5;
     }
-    k.swiglu_forward(x.data(), act.data(), 1, kCols);
-    k.swiglu_backward(x.data(), dact.data(), dx.data(), 1, kCols);
+    k.swiglu_forward(x.data(), 2 * kCols, act.data(), 1, kCols);
+    k.swiglu_backward(x.data(), 2 * kCols, dact.data(), dx.data(), 2 * kCols, 1, kCols);
     for (int64_t c = 0; c < kCols; ++c) {
       EXPECT_EQ(act[c], c % 2 == 0 ? T(6000) : T(0));
       EXPECT_EQ(dx[c], c % 2 == 0 ? T(15) : T(0));
@@ -276,9 +278,9 @@ TEST_P(KernelsTest, AddRows) {
       std::vector<Real> exact;
       for (int64_t c = 0; c < shape.cols; ++c) exact.push_back(row[c]);
       for (int64_t i = 0; i < x.size(); ++i) exact[i % shape.cols] += x[i];
-      k.add_rows(x.data(), sums.data(), shape.rows, shape.cols);
+      k.add_rows(x.data(), shape.cols, sums.data(), shape.rows, shape.cols);
       expect_close(sums, exact, 2 * static_cast<double>(shape.rows), std::max(1.0, largest(exact)), "sums");
-      k.add_row(added.data(), row.data(), shape.rows, shape.cols);
+      k.add_row(added.data(), shape.cols, row.data(), shape.rows, shape.cols);
       EXPECT_TRUE(added.guard_intact());
       for (int64_t i = 0; i < x.size(); ++i) {
         ASSERT_EQ(added[i], x.data()[i] + row.data()[i % shape.cols]);  // to the bit
@@ -330,8 +332,9 @@ TEST_P(KernelsTest, RowsAreIndependentAndNanPassesThrough) {
                              1e-5);
           k.rms_norm_backward(dy.data() + at, x.data() + at, gain.data(), rstd.data() + begin, dx.data() + at,
                               dgain.data(), rows, kCols);
-          k.swiglu_forward(packed.data() + 2 * at, act.data() + at, rows, kCols);
-          k.swiglu_backward(packed.data() + 2 * at, dy.data() + at, dpacked.data() + 2 * at, rows, kCols);
+          k.swiglu_forward(packed.data() + 2 * at, 2 * kCols, act.data() + at, rows, kCols);
+          k.swiglu_backward(packed.data() + 2 * at, 2 * kCols, dy.data() + at, dpacked.data() + 2 * at,
+                            2 * kCols, rows, kCols);
           k.cross_entropy(logits.data() + at, targets.data() + begin, loss.data() + begin, rows, kCols,
                           kIgnore, 1.0, true);
         }

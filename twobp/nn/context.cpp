@@ -6,6 +6,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/nn/kernels/padded_rows.h"
 #include "twobp/nn/slab.h"
 
 namespace twobp {
@@ -20,15 +21,16 @@ const at::Tensor& Context::field(const std::string& name) const {
        present.empty() ? "none" : join(present), ".");
 }
 
-at::Tensor Context::output(at::IntArrayRef sizes, const at::TensorOptions& options) {
+at::Tensor Context::output(at::IntArrayRef sizes, const at::TensorOptions& options, bool padded) {
+  const auto fresh = [&] { return padded ? empty_padded(sizes, options) : at::empty(sizes, options); };
   Slab* slab =
       std::exchange(destination, nullptr);  // one that does not fit is not meant for a later layer either
-  if (slab == nullptr || !keeps() || sizes.empty() || sizes.back() == 0) return at::empty(sizes, options);
+  if (slab == nullptr || !keeps() || sizes.empty() || sizes.back() == 0) return fresh();
   const int64_t rows = c10::multiply_integers(sizes) / sizes.back();
   const at::Tensor slot = slab->slot(micro_batch, rows, sizes.back(), options);  // (rows, cols)
   const bool fits = slot.defined() && slot.scalar_type() == c10::typeMetaToScalarType(options.dtype()) &&
                     slot.device() == options.device();
-  return fits ? slot.view(sizes) : at::empty(sizes, options);
+  return fits ? slot.view(sizes) : fresh();
 }
 
 }  // namespace twobp

@@ -43,8 +43,8 @@ struct Context {
 
   // A tensor for a layer's result (..., cols): in the micro-batch's slot of `destination` if there is one and
   // it fits, else fresh: in evaluation always, where slots belong to micro-batches that train. Clears
-  // `destination`.
-  at::Tensor output(at::IntArrayRef sizes, const at::TensorOptions& options);
+  // `destination`. With `padded`, a fresh one has padded rows (padded_rows.h).
+  at::Tensor output(at::IntArrayRef sizes, const at::TensorOptions& options, bool padded = false);
 };
 
 }  // namespace twobp

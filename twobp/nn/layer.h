@@ -56,6 +56,13 @@ class Layer {
   // then writes its output into its own gradient slab, where the gradient will take its place: a layer with
   // such a slab must not keep its output.
   virtual bool gradient_replaces_input() const { return false; }
+
+  // Whether forward reads an input whose rows are padded, and backward-p1 gives a gradient padded likewise
+  // (padded_rows.h).
+  virtual bool takes_padded_rows() const { return false; }
+  // Told once, before the first forward, if the next layer takes padded rows: pad the output's, if that helps
+  // backward-p2.
+  virtual void pad_rows() {}
 };
 
 // Where `layer` is to write an output that `next` reads; null: anywhere.

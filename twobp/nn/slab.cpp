@@ -1,11 +1,14 @@
 #include "twobp/nn/slab.h"
 
+#include "twobp/nn/kernels/padded_rows.h"
+
 namespace twobp {
 
 at::Tensor Slab::slot(int64_t micro_batch, int64_t rows, int64_t cols, const at::TensorOptions& options) {
   if (!ring_.defined()) {
     slot_rows_ = rows;
-    ring_ = at::empty({slots_ * rows, cols}, options);
+    ring_ =
+        padded_ ? empty_padded({slots_ * rows, cols}, options) : at::empty({slots_ * rows, cols}, options);
   }
   if (rows > slot_rows_ || cols != ring_.size(1)) return {};
   return ring_.narrow(0, (micro_batch % slots_) * slot_rows_, rows);
@@ -20,18 +23,25 @@ at::Tensor Slab::place(const at::Tensor& tensor, int64_t micro_batch) {
 }
 
 std::vector<at::Tensor> concatenate_rows(std::span<const at::Tensor> parts, bool copy) {
-  if (copy) return {at::cat(at::TensorList(parts.data(), parts.size()), 0)};
+  if (copy) {
+    int64_t rows = 0;
+    for (const at::Tensor& part : parts) rows += part.size(0);
+    at::Tensor all = empty_padded({rows, parts[0].size(1)}, parts[0].options());
+    at::cat_out(all, at::TensorList(parts.data(), parts.size()), 0);
+    return {std::move(all)};
+  }
   std::vector<at::Tensor> runs;
   for (size_t i = 0; i < parts.size();) {
     const at::Tensor& first = parts[i];
     int64_t rows = first.size(0);
     size_t next = i + 1;
     while (next < parts.size() && parts[next].storage().is_alias_of(first.storage()) &&
-           first.is_contiguous() && parts[next].is_contiguous() && parts[next].size(1) == first.size(1) &&
-           parts[next].storage_offset() == first.storage_offset() + rows * first.size(1)) {
+           has_even_rows(first) && has_even_rows(parts[next]) && parts[next].size(1) == first.size(1) &&
+           row_stride(parts[next]) == row_stride(first) &&
+           parts[next].storage_offset() == first.storage_offset() + rows * row_stride(first)) {
       rows += parts[next++].size(0);
     }
-    runs.push_back(next == i + 1 ? first : first.as_strided({rows, first.size(1)}, {first.size(1), 1}));
+    runs.push_back(next == i + 1 ? first : first.as_strided({rows, first.size(1)}, {row_stride(first), 1}));
     i = next;
   }
   return runs;

@@ -14,7 +14,8 @@ namespace twobp {
 class Slab {
  public:
   // `slots`: the most micro-batches that hold a slot at once.
-  explicit Slab(int slots) : slots_(slots) {}
+  // `padded`: rows are padded (padded_rows.h).
+  explicit Slab(int slots, bool padded = false) : slots_(slots), padded_(padded) {}
 
   // The slot of a micro-batch as a (rows, cols) view; allocates the ring at the first call, when the largest
   // micro-batch is seen. Undefined tensor if it does not fit (a larger micro-batch than the first).
@@ -27,13 +28,14 @@ class Slab {
 
  private:
   int slots_;
+  bool padded_;
   at::Tensor ring_;  // (slots * rows of a slot, cols)
   int64_t slot_rows_ = 0;
   int64_t copies_ = 0;
 };
 
 // Row-wise concatenation of (rows_i, cols) tensors as few matrices as possible: neighbours in memory become
-// one view. With `copy`, one freshly allocated matrix.
+// one view. With `copy`, one freshly allocated matrix, its rows padded.
 std::vector<at::Tensor> concatenate_rows(std::span<const at::Tensor> parts, bool copy);
 
 }  // namespace twobp

@@ -29,10 +29,10 @@ struct ScoreBlock {
 // S: as stored; T: as computed with, float for reduced precision.
 template <typename S, typename T = Compute<S>>
 struct Kernels {
-  // sums (cols) += x's rows.
-  void (*add_rows)(const S* x, T* sums, int64_t rows, int64_t cols);
-  // Each row of x += row (cols).
-  void (*add_row)(S* x, const T* row, int64_t rows, int64_t cols);
+  // sums (cols) += x's rows, which are `stride` numbers apart.
+  void (*add_rows)(const S* x, int64_t stride, T* sums, int64_t rows, int64_t cols);
+  // Each row of x += row (cols), likewise.
+  void (*add_row)(S* x, int64_t stride, const T* row, int64_t rows, int64_t cols);
 
   // y = x * rstd * gain, rstd = 1 / sqrt(mean(x^2) + eps), a row at a time. RMSNorm, arXiv 1910.07467, eq. 4.
   // x, y (rows, cols); gain (cols); rstd (rows)
@@ -63,12 +63,13 @@ struct Kernels {
   void (*softmax_backward)(const ScoreBlock<T>& block, T* scores, T* dp, const T* log_sum, const T* y,
                            const T* dy, int64_t dim, int64_t y_stride);
 
-  // act = silu(g) * u for packed rows (g | u): x (rows, 2 * cols), act (rows, cols). SwiGLU, arXiv
-  // 2002.05202.
-  void (*swiglu_forward)(const S* x, S* act, int64_t rows, int64_t cols);
+  // act = silu(g) * u for packed rows (g | u), `stride` numbers apart: x (rows, 2 * cols), act (rows, cols).
+  // SwiGLU, arXiv 2002.05202.
+  void (*swiglu_forward)(const S* x, int64_t stride, S* act, int64_t rows, int64_t cols);
 
-  // dx (rows, 2 * cols), may be x.
-  void (*swiglu_backward)(const S* x, const S* dact, S* dx, int64_t rows, int64_t cols);
+  // dx (rows, 2 * cols), its rows `dx_stride` apart, may be x.
+  void (*swiglu_backward)(const S* x, int64_t stride, const S* dact, S* dx, int64_t dx_stride, int64_t rows,
+                          int64_t cols);
 
   // Per row: *loss = log(sum(exp(logits))) - logits[target]; logits become (softmax - onehot(target)) * scale
   // if `gradient`. A row whose target is `ignore` gets loss 0 and gradient 0. loss (rows) in double.

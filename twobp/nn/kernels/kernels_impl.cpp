@@ -16,23 +16,23 @@ inline T sigmoid(T x) {
 }
 
 template <typename S, typename T = Compute<S>>
-void add_rows(const S* __restrict x, T* __restrict sums, int64_t rows, int64_t cols) {
+void add_rows(const S* __restrict x, int64_t stride, T* __restrict sums, int64_t rows, int64_t cols) {
   int64_t r = 0;
-  for (; r + 4 <= rows; r += 4, x += 4 * cols) {
+  for (; r + 4 <= rows; r += 4, x += 4 * stride) {
 #pragma omp simd
     for (int64_t c = 0; c < cols; ++c) {
-      sums[c] += (load(x[c]) + load(x[c + cols])) + (load(x[c + 2 * cols]) + load(x[c + 3 * cols]));
+      sums[c] += (load(x[c]) + load(x[c + stride])) + (load(x[c + 2 * stride]) + load(x[c + 3 * stride]));
     }
   }
-  for (; r < rows; ++r, x += cols) {
+  for (; r < rows; ++r, x += stride) {
 #pragma omp simd
     for (int64_t c = 0; c < cols; ++c) sums[c] += load(x[c]);
   }
 }
 
 template <typename S, typename T = Compute<S>>
-void add_row(S* __restrict x, const T* __restrict row, int64_t rows, int64_t cols) {
-  for (int64_t r = 0; r < rows; ++r, x += cols) {
+void add_row(S* __restrict x, int64_t stride, const T* __restrict row, int64_t rows, int64_t cols) {
+  for (int64_t r = 0; r < rows; ++r, x += stride) {
 #pragma omp simd
     for (int64_t c = 0; c < cols; ++c) store(x[c], load(x[c]) + row[c]);
   }
@@ -208,8 +208,8 @@ void softmax_backward(const ScoreBlock<T>& block, T* scores, T* dp, const T* __r
 }
 
 template <typename S, typename T = Compute<S>>
-void swiglu_forward(const S* __restrict x, S* __restrict act, int64_t rows, int64_t cols) {
-  for (int64_t r = 0; r < rows; ++r, x += 2 * cols, act += cols) {
+void swiglu_forward(const S* __restrict x, int64_t stride, S* __restrict act, int64_t rows, int64_t cols) {
+  for (int64_t r = 0; r < rows; ++r, x += stride, act += cols) {
     const S* __restrict g = x;
     const S* __restrict u = x + cols;
 #pragma omp simd
@@ -221,8 +221,9 @@ void swiglu_forward(const S* __restrict x, S* __restrict act, int64_t rows, int6
 }
 
 template <typename S, typename T = Compute<S>>
-void swiglu_backward(const S* x, const S* __restrict dact, S* dx, int64_t rows, int64_t cols) {
-  for (int64_t r = 0; r < rows; ++r, x += 2 * cols, dx += 2 * cols, dact += cols) {
+void swiglu_backward(const S* x, int64_t stride, const S* __restrict dact, S* dx, int64_t dx_stride,
+                     int64_t rows, int64_t cols) {
+  for (int64_t r = 0; r < rows; ++r, x += stride, dx += dx_stride, dact += cols) {
     const S* g = x;
     const S* u = x + cols;
     S* dg = dx;

@@ -23,9 +23,13 @@ bool is_transpose_of_dense(const at::Tensor& t) {
 
 }  // namespace
 
+bool one_dnn_multiplies() {
+  static const bool multiplies = is_amd() && supports(InstructionSet::kAvx512);
+  return multiplies;
+}
+
 bool one_dnn_is_faster(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b) {
-  static const bool cpu = is_amd() && supports(InstructionSet::kAvx512);
-  if (!cpu || !y.is_cpu()) return false;
+  if (!one_dnn_multiplies() || !y.is_cpu()) return false;
   for (const at::Tensor* t : {&y, &a, &b}) {
     if (t->scalar_type() != at::kFloat || t->dim() != 2) return false;
     if (!t->is_contiguous() && (t == &y || !is_transpose_of_dense(*t))) return false;
@@ -37,6 +41,10 @@ void one_dnn_product(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, fl
   at::native::mkldnn_matmul(a, b, y, beta, alpha);
 }
 #else
+bool one_dnn_multiplies() {
+  return false;
+}
+
 bool one_dnn_is_faster(const at::Tensor& /*y*/, const at::Tensor& /*a*/, const at::Tensor& /*b*/) {
   return false;
 }

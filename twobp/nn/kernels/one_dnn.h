@@ -7,6 +7,9 @@
 
 namespace twobp {
 
+// Whether it multiplies large float32 matrices on this CPU: AMD's with AVX-512.
+bool one_dnn_multiplies();
+
 // Whether y = beta y + alpha a @ b is faster so here: on such a CPU, in float32, of matrices that are stored
 // densely (a and b transposed or not), and large enough for what a call costs.
 bool one_dnn_is_faster(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b);

@@ -5,6 +5,7 @@
 
 #include "twobp/nn/kernels/blas.h"
 #include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/padded_rows.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -25,7 +26,7 @@ struct Loops {
         heads(attention.heads),
         kv_heads(attention.kv_heads),
         dim(attention.head_dim),
-        stride(attention.packed()),
+        stride(row_stride(packed)),
         out_stride(heads * dim),
         block(attention.causal ? kCausalBlock : kBlock),
         shift(attention.shift.defined() ? numbers<T>(attention.shift) : nullptr) {}
@@ -106,6 +107,7 @@ void backward(const at::Tensor& packed, const PackedAttention& attention, const 
               const at::Tensor& log_sum_exp, const at::Tensor& dout, at::Tensor& dpacked) {
   const Loops<T> loops(packed, attention);
   const int64_t positions = loops.positions, dim = loops.dim, stride = loops.stride;
+  const int64_t dstride = row_stride(dpacked);
   const Scratch<T> scratch(2 * positions * (loops.block + dim), packed.options());
   at::parallel_for(0, loops.tasks(), 1, [&](int64_t begin, int64_t end) {
     T* const p = scratch.mine();
@@ -116,7 +118,7 @@ void backward(const at::Tensor& packed, const PackedAttention& attention, const 
     for (int64_t task = begin; task < end; ++task) {
       const int64_t b = task / loops.kv_heads, kv = task % loops.kv_heads;
       const T* const rows = numbers<T>(packed) + b * positions * stride;
-      T* const drows = mutable_numbers<T>(dpacked) + b * positions * stride;
+      T* const drows = mutable_numbers<T>(dpacked) + b * positions * dstride;
       const int64_t k_column = loops.k_column(kv), v_column = loops.v_column(kv);
       const Matrix<const T> k{rows + k_column, stride};
       const Matrix<const T> v{rows + v_column, stride};
@@ -133,11 +135,12 @@ void backward(const at::Tensor& packed, const PackedAttention& attention, const 
         gemm<T>(true, false, keys, dim, count, 1, {p, keys}, dy, 1, {dv, dim});
         gemm<T>(true, false, keys, dim, count, 1, {ds, keys}, q, 1, {dk, dim});
         // The block's queries are not needed any more.
-        gemm<T>(false, false, count, dim, keys, 1, {ds, keys}, k, 0, {drows + at_q, stride});
+        gemm<T>(false, false, count, dim, keys, 1, {ds, keys}, k, 0,
+                {drows + query * dstride + h * dim, dstride});
       });
       for (int64_t s = 0; s < positions; ++s) {
-        std::copy_n(dk + s * dim, dim, drows + s * stride + k_column);
-        std::copy_n(dv + s * dim, dim, drows + s * stride + v_column);
+        std::copy_n(dk + s * dim, dim, drows + s * dstride + k_column);
+        std::copy_n(dv + s * dim, dim, drows + s * dstride + v_column);
       }
     }
   });

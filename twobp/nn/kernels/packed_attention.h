@@ -27,7 +27,8 @@ struct PackedAttention {
   int64_t packed() const { return (heads + 2 * kv_heads) * head_dim; }
 };
 
-// packed (B, S, (H + 2 K) D), float32 or float64 -> out (B, S, H D), log_sum_exp (B, H, S): all contiguous.
+// packed (B, S, (H + 2 K) D), float32 or float64 -> out (B, S, H D), log_sum_exp (B, H, S): contiguous,
+// but for packed and dpacked, whose rows may be padded (padded_rows.h).
 void packed_attention_forward(const at::Tensor& packed, const PackedAttention& attention, at::Tensor& out,
                               at::Tensor& log_sum_exp);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/padded_rows.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -19,7 +20,8 @@ void add_sum_of_rows(at::Tensor& sum, const at::Tensor& matrix) {
     sum.add_(matrix.sum(0, /*keepdim=*/false, sum.scalar_type()));
     return;
   }
-  const at::Tensor from = matrix.contiguous();
+  const at::Tensor from = with_even_rows(matrix);
+  const int64_t stride = row_stride(from);
   const int64_t rows = from.size(0);
   const int64_t cols = from.size(1);
   const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
@@ -31,8 +33,8 @@ void add_sum_of_rows(at::Tensor& sum, const at::Tensor& matrix) {
     at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
         const int64_t row = block * kBlockRows;
-        kernels<S>().add_rows(x + row * cols, block_sums + block * cols, std::min(kBlockRows, rows - row),
-                              cols);
+        kernels<S>().add_rows(x + row * stride, stride, block_sums + block * cols,
+                              std::min(kBlockRows, rows - row), cols);
       }
     });
   });
@@ -40,19 +42,20 @@ void add_sum_of_rows(at::Tensor& sum, const at::Tensor& matrix) {
 }
 
 void add_row(at::Tensor& matrix, const at::Tensor& row) {
-  TWOBP_CHECK(matrix.dim() == 2 && matrix.is_contiguous() && row.dim() == 1 && row.size(0) == matrix.size(1),
+  TWOBP_CHECK(matrix.dim() == 2 && has_even_rows(matrix) && row.dim() == 1 && row.size(0) == matrix.size(1),
               "a row ", row.sizes(), " can't be added to those of ", matrix.sizes());
   if (by_operators(matrix)) {
     matrix.add_(row);
     return;
   }
   const int64_t cols = matrix.size(1);
+  const int64_t stride = row_stride(matrix);
   dispatch_float(matrix.scalar_type(), "add_row", [&](auto zero) {
     using S = decltype(zero);
     S* x = mutable_numbers<S>(matrix);
     const auto* added = numbers<Compute<S>>(row);
     for_rows(matrix.size(0), cols, [&](int64_t begin, int64_t end) {
-      kernels<S>().add_row(x + begin * cols, added, end - begin, cols);
+      kernels<S>().add_row(x + begin * stride, stride, added, end - begin, cols);
     });
   });
 }

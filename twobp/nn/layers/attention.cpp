@@ -4,6 +4,7 @@
 
 #include "twobp/nn/kernels/gemm.h"
 #include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/padded_rows.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -44,13 +45,13 @@ void Attention::rotate(at::Tensor& packed, int64_t past, bool back) const {
   dispatch_float(packed.scalar_type(), "Attention", [&](auto zero) {
     using S = decltype(zero);
     S* x = mutable_numbers<S>(packed);
+    const int64_t stride = row_stride(packed);
     const int64_t half = shape_.head_dim / 2;
     const auto* cos = numbers<Compute<S>>(cos_) + past * half;
     const auto* sin = numbers<Compute<S>>(sin_) + past * half;
     const auto kernel = back ? kernels<S>().rope_backward : kernels<S>().rope_forward;
     for_rows(packed.size(0) * positions, rotated * shape_.head_dim, [&](int64_t begin, int64_t end) {
-      kernel(x + begin * shape_.packed(), cos, sin, end - begin, begin, shape_.packed(), rotated, half,
-             positions);
+      kernel(x + begin * stride, cos, sin, end - begin, begin, stride, rotated, half, positions);
     });
   });
 }
@@ -62,7 +63,7 @@ Values Attention::forward(Values values, Context& context, Saved& saved) {
   TWOBP_CHECK(packed.scalar_type() == dtype_, "attention has dtype ", c10::toString(dtype_), ", got ",
               c10::toString(packed.scalar_type()));
   const bool ours = context.owns_input || exclusively_owned(packed);
-  packed = ours && packed.is_contiguous() ? packed : packed.clone(at::MemoryFormat::Contiguous);
+  packed = ours && has_even_rows(packed) ? packed : packed.clone(at::MemoryFormat::Contiguous);
   const int64_t positions = packed.size(1);
   const int64_t past = context.generating ? context.past : 0;
   prepare_rope(past + positions, packed.device());

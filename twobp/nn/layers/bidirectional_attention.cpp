@@ -1,5 +1,6 @@
 #include "twobp/nn/layers/bidirectional_attention.h"
 
+#include "twobp/nn/kernels/padded_rows.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -42,7 +43,7 @@ PackedAttention BidirectionalAttention::settings(const Context& context, const a
 }
 
 Values BidirectionalAttention::forward(Values values, Context& context, Saved& saved) {
-  at::Tensor packed = as_contiguous(std::move(values[0]));
+  at::Tensor packed = with_even_rows(std::move(values[0]));
   TWOBP_CHECK(packed.dim() == 3 && packed.size(2) == 3 * shape_.width(), "attention takes (batch, sequence, ",
               3 * shape_.width(), "), got ", packed.sizes());
   TWOBP_CHECK(packed.scalar_type() == dtype_, "attention has dtype ", c10::toString(dtype_), ", got ",

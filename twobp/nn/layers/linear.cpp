@@ -14,7 +14,7 @@ int64_t total_rows(const std::vector<ParameterPart>& parts) {
   return rows;
 }
 
-// (..., n) as (rows, n); the same memory where it is contiguous.
+// (..., n) as (rows, n); the same memory where it has even rows.
 at::Tensor as_matrix(const at::Tensor& t) {
   return t.reshape({-1, t.size(-1)});
 }
@@ -54,7 +54,7 @@ Values Linear::forward(Values x, Context& context, Saved& saved) {
   TWOBP_CHECK(x[0].scalar_type() == weight.scalar_type(), "Linear ", weight_.name(), " has dtype ",
               c10::toString(weight.scalar_type()), ", got ", c10::toString(x[0].scalar_type()));
   at::Tensor input = as_matrix(x[0]);
-  at::Tensor y = context.output(with_last(x[0].sizes(), weight.size(0)), x[0].options());
+  at::Tensor y = context.output(with_last(x[0].sizes(), weight.size(0)), x[0].options(), padded_);
   at::Tensor y_matrix = as_matrix(y);
   if (bias_) {
     multiply_and_add(y_matrix, input, weight.t(), bias_->value);
@@ -127,7 +127,7 @@ void Linear::use_slabs(int slots, bool copy) {
   gradient_slab_.reset();
   if (slots > 0 && weight_.trainable()) {
     input_slab_.emplace(slots);
-    gradient_slab_.emplace(slots);
+    gradient_slab_.emplace(slots, padded_);
   }
 }
 

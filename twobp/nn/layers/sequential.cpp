@@ -6,6 +6,9 @@ namespace twobp {
 
 Sequential::Sequential(std::vector<std::unique_ptr<Layer>> layers) : layers_(std::move(layers)) {
   TWOBP_CHECK(!layers_.empty(), "Sequential needs at least one layer");
+  for (size_t i = 0; i + 1 < layers_.size(); ++i) {
+    if (layers_[i + 1]->takes_padded_rows()) layers_[i]->pad_rows();
+  }
 }
 
 Values Sequential::forward(Values x, Context& context, Saved& saved) {

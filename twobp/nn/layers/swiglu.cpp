@@ -1,12 +1,13 @@
 #include "twobp/nn/layers/swiglu.h"
 
 #include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/padded_rows.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
 
 Values SwiGlu::forward(Values values, Context& context, Saved& saved) {
-  at::Tensor x = as_contiguous(std::move(values[0]));
+  at::Tensor x = with_even_rows(std::move(values[0]));
   TWOBP_CHECK(x.size(-1) % 2 == 0, "SwiGlu takes gate and up packed in the last dimension, got ", x.sizes());
   const int64_t cols = x.size(-1) / 2;
   const int64_t rows = x.numel() / (2 * cols);
@@ -20,8 +21,9 @@ Values SwiGlu::forward(Values values, Context& context, Saved& saved) {
       using S = decltype(zero);
       const S* from = numbers<S>(x);
       S* to = mutable_numbers<S>(act);
+      const int64_t stride = row_stride(x);
       for_rows(rows, cols, [&](int64_t begin, int64_t end) {
-        kernels<S>().swiglu_forward(from + begin * 2 * cols, to + begin * cols, end - begin, cols);
+        kernels<S>().swiglu_forward(from + begin * stride, stride, to + begin * cols, end - begin, cols);
       });
     });
   }
@@ -48,9 +50,11 @@ Values SwiGlu::backward_p1(Values values, Context& context, Saved& saved) {
       const S* from = numbers<S>(x);
       const S* gradient = numbers<S>(dact);
       S* to = mutable_numbers<S>(dx);
+      const int64_t stride = row_stride(x);
+      const int64_t dx_stride = row_stride(dx);
       for_rows(rows, cols, [&](int64_t begin, int64_t end) {
-        kernels<S>().swiglu_backward(from + begin * 2 * cols, gradient + begin * cols, to + begin * 2 * cols,
-                                     end - begin, cols);
+        kernels<S>().swiglu_backward(from + begin * stride, stride, gradient + begin * cols,
+                                     to + begin * dx_stride, dx_stride, end - begin, cols);
       });
     });
   }

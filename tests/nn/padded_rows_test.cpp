@@ -1,0 +1,148 @@
+// Rows an odd number of cache lines apart: where they are, and that no number changes for it.
+#include "twobp/nn/kernels/padded_rows.h"
+
+#include "tests/nn/layer_test_util.h"
+#include "twobp/nn/kernels/one_dnn.h"
+#include "twobp/nn/layers/attention.h"
+#include "twobp/nn/layers/bidirectional_attention.h"
+#include "twobp/nn/layers/linear.h"
+#include "twobp/nn/layers/sequential.h"
+#include "twobp/nn/layers/swiglu.h"
+
+namespace twobp {
+namespace {
+
+using namespace test;
+
+const at::TensorOptions kFloats = at::TensorOptions().dtype(at::kFloat);
+
+TEST(PaddedRows, AreAnOddNumberOfLinesApart) {
+  if (one_dnn_multiplies()) GTEST_SKIP() << "this CPU's rows are dense: its products are oneDNN's";
+  EXPECT_EQ(padded_cols(1408, kFloats), 1424);
+  EXPECT_EQ(padded_cols(1424, kFloats), 1424);
+  EXPECT_EQ(padded_cols(1409, kFloats), 1424);
+  EXPECT_EQ(padded_cols(1425, kFloats), 1456);
+  EXPECT_EQ(padded_cols(1408, kFloats.dtype(at::kDouble)), 1416);
+  EXPECT_EQ(padded_cols(255, kFloats), 255) << "short";
+  EXPECT_EQ(padded_cols(1408, kFloats.dtype(at::kBFloat16)), 1408) << "not MKL's";
+  const at::Tensor t = empty_padded({2, 3, 1408}, kFloats);
+  EXPECT_EQ(t.sizes(), (std::vector<int64_t>{2, 3, 1408}));
+  EXPECT_EQ(t.strides(), (std::vector<int64_t>{3 * 1424, 1424, 1}));
+}
+
+TEST(PaddedRows, EvenRowsAreOneMatrix) {
+  const at::Tensor padded = at::randn({2, 3, 7}).narrow(2, 0, 5);
+  EXPECT_TRUE(has_even_rows(padded));
+  EXPECT_EQ(row_stride(padded), 7);
+  EXPECT_TRUE(with_even_rows(padded).is_same(padded));
+  EXPECT_TRUE(has_even_rows(at::randn({2, 5})));
+  EXPECT_EQ(row_stride(at::randn({1, 5})), 5);
+  for (const at::Tensor& uneven :
+       {at::randn({2, 4, 5}).narrow(1, 0, 3), at::randn({5, 4}).t(), at::randn({2, 3, 10}).slice(2, 0, 10, 2),
+        at::randn({1, 5}).expand({3, 5})}) {
+    EXPECT_FALSE(has_even_rows(uneven)) << uneven.strides();
+    const at::Tensor even = with_even_rows(uneven);
+    EXPECT_TRUE(even.is_contiguous());
+    EXPECT_TRUE(same_bits(even, uneven));
+  }
+}
+
+// A layer that is not told about the next one, so that its rows are dense.
+class Untold : public Layer {
+ public:
+  explicit Untold(std::unique_ptr<Layer> layer) : layer_(std::move(layer)) {}
+  Values forward(Values x, Context& context, Saved& saved) override {
+    return layer_->forward(std::move(x), context, saved);
+  }
+  Values backward_p1(Values dy, Context& context, Saved& saved) override {
+    return layer_->backward_p1(std::move(dy), context, saved);
+  }
+  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override { layer_->collect_p2(saved, units); }
+  void collect_parameters(std::vector<Parameter*>& parameters) override {
+    layer_->collect_parameters(parameters);
+  }
+  void use_slabs(int slots, bool copy) override { layer_->use_slabs(slots, copy); }
+  Slab* gradient_slab() override { return layer_->gradient_slab(); }
+
+ private:
+  std::unique_ptr<Layer> layer_;
+};
+
+struct Case {
+  const char* name;
+  int64_t wide;  // what the layer takes, over 1 KiB in float64
+  int64_t narrow;
+  bool bias;
+  std::function<std::unique_ptr<Layer>()> make;
+};
+
+const Case kCases[] = {
+    {"SwiGlu", 320, 160, false, [] { return std::make_unique<SwiGlu>(); }},
+    {"Attention", 320, 160, false,
+     [] {
+       return std::make_unique<Attention>(AttentionShape{4, 2, 40, {}}, at::kDouble);
+     }},
+    {"BidirectionalAttention", 384, 128, true,
+     [] {
+       return std::make_unique<BidirectionalAttention>(BidirectionalAttentionShape{4, 32}, 0.0, "a",
+                                                       at::kDouble);
+     }},
+};
+
+class PaddedRowsTest : public testing::TestWithParam<Case> {
+ protected:
+  static constexpr int64_t kIn = 24;
+
+  // Linear -> the layer -> Linear: outputs, dx and gradients of three micro-batches, W by `slots` together.
+  std::vector<at::Tensor> results(bool told, int slots) {
+    auto first = std::make_unique<Linear>(std::vector<ParameterPart>{{"a.weight", GetParam().wide}}, kIn, 0.2,
+                                          at::kDouble, GetParam().bias);
+    Linear* const linear = first.get();
+    auto last = std::make_unique<Linear>(std::vector<ParameterPart>{{"b.weight", kIn}}, GetParam().narrow,
+                                         0.2, at::kDouble);
+    std::unique_ptr<Layer> producer = std::move(first);
+    if (!told) producer = std::make_unique<Untold>(std::move(producer));
+    auto chain = make_sequential(std::move(producer), GetParam().make(), std::move(last));
+    const std::vector<Parameter*> parameters = make_parameters(*chain);
+    chain->use_slabs(slots, false);
+    std::vector<at::Tensor> out;
+    std::vector<std::unique_ptr<MicroBatch>> micro_batches;
+    std::vector<MicroBatch*> list;
+    for (int64_t m = 0; m < 3; ++m) {
+      micro_batches.push_back(std::make_unique<MicroBatch>(*chain, Fields{}, m));
+      list.push_back(micro_batches.back().get());
+      out.push_back(list.back()->forward(random({2, 9, kIn}, 10 + m)));
+      out.push_back(list.back()->p1(random({2, 9, kIn}, 20 + m)));
+      std::vector<P2Unit> units = list.back()->p2_units();
+      const at::Tensor& gradient = units.back().saved->p2(1);  // of the first Linear's output
+      EXPECT_EQ(row_stride(gradient),
+                told ? padded_cols(GetParam().wide, gradient.options()) : GetParam().wide);
+    }
+    if (slots > 0) {
+      p2_together(list);
+      EXPECT_EQ(linear->gradient_slab()->copies(), 0);
+    } else {
+      for (MicroBatch* one : list) one->p2();
+    }
+    for (const at::Tensor& grad : copy_grads(parameters)) out.push_back(grad);
+    return out;
+  }
+};
+
+TEST_P(PaddedRowsTest, SameNumbersAsDenseOnes) {
+  for (const int slots : {0, 3}) {
+    const std::vector<at::Tensor> dense = results(false, slots);
+    const std::vector<at::Tensor> padded = results(true, slots);
+    ASSERT_EQ(dense.size(), padded.size());
+    // Sums of up to 320 numbers, a few of them after each other.
+    for (size_t i = 0; i < dense.size(); ++i) {
+      expect_close(padded[i], dense[i], 4 * 320, at::kDouble, "result " + std::to_string(i));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layers, PaddedRowsTest, testing::ValuesIn(kCases),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace twobp
