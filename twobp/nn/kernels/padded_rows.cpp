@@ -19,14 +19,15 @@ int64_t padded_cols(int64_t cols, const at::TensorOptions& options) {
   return lines * kLine / static_cast<int64_t>(c10::elementSize(type));
 }
 
+// With the padding of the last row, too: several matrices then take as much as a ring of them.
 at::Tensor empty_padded(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  std::vector<int64_t> strides(sizes.size(), 1);
-  int64_t stride = padded_cols(sizes.back(), options);
-  for (size_t i = sizes.size() - 1; i-- > 0;) {
-    strides[i] = stride;
-    stride *= sizes[i];
-  }
-  return at::empty_strided(sizes, strides, options);
+  std::vector<int64_t> padded = sizes.vec();
+  padded.back() = padded_cols(sizes.back(), options);
+  at::Tensor all = at::empty(padded, options);
+  const std::vector<int64_t> strides = all.strides().vec();
+  // Not as a view, which would hold the memory a second time (exclusively_owned).
+  all.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  return all;
 }
 
 bool has_even_rows(const at::Tensor& tensor) {
