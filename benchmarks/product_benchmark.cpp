@@ -40,8 +40,7 @@ void product(benchmark::State& state, const Size& size, int64_t rows, bool ours)
   };
   std::vector<Operands> operands;
   for (int64_t bytes = 0; bytes < int64_t{128} << 20; bytes += 4 * rows * (size.out + size.in)) {
-    const std::vector<int64_t> sizes = {rows, size.out};
-    at::Tensor dy = ours && size.padded ? empty_padded(sizes, at::kFloat) : at::empty(sizes, at::kFloat);
+    at::Tensor dy = empty_rows({rows, size.out}, at::kFloat, ours && size.padded);
     operands.push_back({dy.normal_(), at::randn({rows, size.in})});
   }
   at::Tensor dw = at::zeros({size.out, size.in});

@@ -25,7 +25,7 @@ TEST(PaddedRows, AreAnOddNumberOfLinesApart) {
   EXPECT_EQ(padded_cols(1408, kFloats.dtype(at::kDouble)), 1416);
   EXPECT_EQ(padded_cols(255, kFloats), 255) << "short";
   EXPECT_EQ(padded_cols(1408, kFloats.dtype(at::kBFloat16)), 1408) << "not MKL's";
-  const at::Tensor t = empty_padded({2, 3, 1408}, kFloats);
+  const at::Tensor t = empty_rows({2, 3, 1408}, kFloats, /*padded=*/true);
   EXPECT_EQ(t.sizes(), (std::vector<int64_t>{2, 3, 1408}));
   EXPECT_EQ(t.strides(), (std::vector<int64_t>{3 * 1424, 1424, 1}));
 }

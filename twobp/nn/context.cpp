@@ -22,15 +22,16 @@ const at::Tensor& Context::field(const std::string& name) const {
 }
 
 at::Tensor Context::output(at::IntArrayRef sizes, const at::TensorOptions& options, bool padded) {
-  const auto fresh = [&] { return padded ? empty_padded(sizes, options) : at::empty(sizes, options); };
   Slab* slab =
       std::exchange(destination, nullptr);  // one that does not fit is not meant for a later layer either
-  if (slab == nullptr || !keeps() || sizes.empty() || sizes.back() == 0) return fresh();
-  const int64_t rows = c10::multiply_integers(sizes) / sizes.back();
-  const at::Tensor slot = slab->slot(micro_batch, rows, sizes.back(), options);  // (rows, cols)
-  const bool fits = slot.defined() && slot.scalar_type() == c10::typeMetaToScalarType(options.dtype()) &&
-                    slot.device() == options.device();
-  return fits ? slot.view(sizes) : fresh();
+  if (slab != nullptr && keeps() && !sizes.empty() && sizes.back() != 0) {
+    const int64_t rows = c10::multiply_integers(sizes) / sizes.back();
+    const at::Tensor slot = slab->slot(micro_batch, rows, sizes.back(), options);  // (rows, cols)
+    const bool fits = slot.defined() && slot.scalar_type() == c10::typeMetaToScalarType(options.dtype()) &&
+                      slot.device() == options.device();
+    if (fits) return slot.view(sizes);
+  }
+  return empty_rows(sizes, options, padded);
 }
 
 }  // namespace twobp

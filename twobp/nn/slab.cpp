@@ -7,8 +7,7 @@ namespace twobp {
 at::Tensor Slab::slot(int64_t micro_batch, int64_t rows, int64_t cols, const at::TensorOptions& options) {
   if (!ring_.defined()) {
     slot_rows_ = rows;
-    ring_ =
-        padded_ ? empty_padded({slots_ * rows, cols}, options) : at::empty({slots_ * rows, cols}, options);
+    ring_ = empty_rows({slots_ * rows, cols}, options, padded_);
   }
   if (rows > slot_rows_ || cols != ring_.size(1)) return {};
   return ring_.narrow(0, (micro_batch % slots_) * slot_rows_, rows);
@@ -26,7 +25,7 @@ std::vector<at::Tensor> concatenate_rows(std::span<const at::Tensor> parts, bool
   if (copy) {
     int64_t rows = 0;
     for (const at::Tensor& part : parts) rows += part.size(0);
-    at::Tensor all = empty_padded({rows, parts[0].size(1)}, parts[0].options());
+    at::Tensor all = empty_rows({rows, parts[0].size(1)}, parts[0].options(), /*padded=*/true);
     at::cat_out(all, at::TensorList(parts.data(), parts.size()), 0);
     return {std::move(all)};
   }

@@ -20,10 +20,11 @@ int64_t padded_cols(int64_t cols, const at::TensorOptions& options) {
 }
 
 // With the padding of the last row, too: several matrices then take as much as a ring of them.
-at::Tensor empty_padded(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  std::vector<int64_t> padded = sizes.vec();
-  padded.back() = padded_cols(sizes.back(), options);
-  at::Tensor all = at::empty(padded, options);
+at::Tensor empty_rows(at::IntArrayRef sizes, const at::TensorOptions& options, bool padded) {
+  if (!padded) return at::empty(sizes, options);
+  std::vector<int64_t> whole = sizes.vec();
+  whole.back() = padded_cols(sizes.back(), options);
+  at::Tensor all = at::empty(whole, options);
   const std::vector<int64_t> strides = all.strides().vec();
   // Not as a view, which would hold the memory a second time (exclusively_owned).
   all.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);

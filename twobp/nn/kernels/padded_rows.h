@@ -15,8 +15,8 @@ namespace twobp {
 // ATen's products are MKL's, for rows of 1 KiB and more, so that padding is a few percent at most.
 int64_t padded_cols(int64_t cols, const at::TensorOptions& options);
 
-// Of `sizes`, with rows (the last dimension) of padded_cols.
-at::Tensor empty_padded(at::IntArrayRef sizes, const at::TensorOptions& options);
+// Of `sizes`; with `padded`, its rows (the last dimension) are of padded_cols.
+at::Tensor empty_rows(at::IntArrayRef sizes, const at::TensorOptions& options, bool padded);
 
 // Whether the rows (the last dimension) are dense and all equally far apart, and so one matrix.
 bool has_even_rows(const at::Tensor& tensor);

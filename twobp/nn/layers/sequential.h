@@ -21,6 +21,8 @@ class Sequential : public Layer {
   Slab* input_slab() override { return layers_.front()->input_slab(); }
   Slab* gradient_slab() override { return layers_.back()->gradient_slab(); }
   bool gradient_replaces_input() const override { return layers_.front()->gradient_replaces_input(); }
+  bool takes_padded_rows() const override { return layers_.front()->takes_padded_rows(); }
+  void pad_rows() override { layers_.back()->pad_rows(); }
 
  private:
   std::vector<std::unique_ptr<Layer>> layers_;
