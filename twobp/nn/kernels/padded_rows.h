@@ -1,8 +1,8 @@
 // Matrices whose rows lie an odd number of cache lines apart.
 //
 // dW = dy^T x reads down dy's columns. Where rows are a multiple of many lines apart, as 1408 and 1536
-// float32 are, a column's numbers share a few sets of the first cache, and MKL's product takes longer: 1.02
-// to 1.13 times on a Xeon (benchmarks/product_benchmark). So a Linear whose output goes to a layer that reads
+// float32 are, a column's numbers share a few sets of the first cache, and MKL's product takes longer: 1.05
+// to 1.16 times on a Xeon (benchmarks/product_benchmark). So a Linear whose output goes to a layer that reads
 // rows at any distance pads them (Layer::pad_rows), and that output's gradient, which takes its place, is
 // padded too.
 #pragma once
