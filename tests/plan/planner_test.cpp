@@ -3,6 +3,7 @@
 #include "twobp/plan/planner.h"
 
 #include <algorithm>
+#include <cmath>
 #include <tuple>
 
 #include "tests/plan/support.h"
@@ -83,16 +84,28 @@ std::vector<double> by_brute_force(const CostModel& model, const PlanRequest& re
   return all;
 }
 
+// The first row may be slower, by as much as is given away for less memory.
+double most_samples_per_second(const PlanResult& result) {
+  double most = 0;
+  for (const PlanChoice& choice : result.best) most = std::max(most, choice.samples_per_second());
+  return most;
+}
+
 TEST(Planner, RanksAsSimulatingEverythingDoes) {
   Random random(11);
   for (int round = 0; round < 6; ++round) {
     const CostModel model = random_model(random, 8);
     const PlanRequest request = small_request();
     const PlanResult result = plan(model, request);
-    const auto all = by_brute_force(model, request);
+    auto all = by_brute_force(model, request);
     EXPECT_EQ(result.combinations, static_cast<int64_t>(all.size()));
     ASSERT_EQ(result.best.size(), 7U);
-    for (size_t i = 0; i < 7; ++i) EXPECT_DOUBLE_EQ(result.best[i].samples_per_second(), all[i]) << i;
+    const double first = result.best[0].samples_per_second();
+    EXPECT_GE(first, 0.99 * all[0]);
+    const auto at = std::ranges::find_if(all, [&](double one) { return std::abs(one / first - 1) < 1e-12; });
+    ASSERT_NE(at, all.end());
+    all.erase(at);
+    for (size_t i = 1; i < 7; ++i) EXPECT_DOUBLE_EQ(result.best[i].samples_per_second(), all[i - 1]) << i;
     EXPECT_LT(result.simulated, result.combinations) << "the bound leaves some out";
     const Simulation again = simulate_choice(model, result.best[0]);
     EXPECT_EQ(again.step_seconds, result.best[0].step_seconds);
@@ -109,9 +122,35 @@ TEST(Planner, AllOfThem) {
   const PlanResult result = plan(model, request);
   EXPECT_EQ(result.simulated, result.combinations);
   EXPECT_EQ(static_cast<int64_t>(result.best.size()), result.combinations);
-  EXPECT_TRUE(std::is_sorted(result.best.rbegin(), result.best.rend(), [](const auto& a, const auto& b) {
+  EXPECT_TRUE(std::is_sorted(result.best.rbegin(), result.best.rend() - 1, [](const auto& a, const auto& b) {
     return a.samples_per_second() < b.samples_per_second();
   }));
+}
+
+// Of what is as fast as the fastest, what needs little memory; whatever number of rows is asked for.
+TEST(Planner, PutsLittleMemoryFirstAmongTheFastest) {
+  Random random(19);
+  int lighter = 0;
+  for (int round = 0; round < 6; ++round) {
+    const CostModel model = random_model(random, 8);
+    PlanRequest request = small_request();
+    request.top = 30;
+    const PlanResult result = plan(model, request);
+    const double most = most_samples_per_second(result);
+    const PlanChoice& first = result.best[0];
+    EXPECT_GE(first.samples_per_second(), 0.99 * most);
+    for (const PlanChoice& choice : result.best) {
+      if (choice.samples_per_second() < 0.99 * most) continue;
+      EXPECT_LE(first.peak_bytes, 1.05 * choice.peak_bytes);
+      lighter += choice.peak_bytes > first.peak_bytes ? 1 : 0;
+    }
+    request.top = 1;
+    const PlanResult one = plan(model, request);
+    ASSERT_EQ(one.best.size(), 1U);
+    EXPECT_EQ(one.best[0].step_seconds, first.step_seconds);
+    EXPECT_EQ(one.best[0].peak_bytes, first.peak_bytes);
+  }
+  EXPECT_GT(lighter, 0);
 }
 
 TEST(Planner, KeepsTheMemory) {
@@ -127,11 +166,11 @@ TEST(Planner, KeepsTheMemory) {
       EXPECT_LE(choice.peak_bytes, request.memory * (1 + 1e-9));
       EXPECT_LE(peak_of(simulate_choice(model, choice, request)), request.memory * (1 + 1e-9));
     }
-    EXPECT_LE(result.best[0].samples_per_second(), free.best[0].samples_per_second() * (1 + 1e-9));
+    EXPECT_LE(most_samples_per_second(result), most_samples_per_second(free) * (1 + 1e-9));
     // A split within the memory may save what the fastest split does not fit.
     const auto all = by_brute_force(model, request);
     const double most = all.empty() ? 0 : all[0];
-    EXPECT_GE(result.best[0].samples_per_second(), most * (1 - 1e-9));
+    EXPECT_GE(most_samples_per_second(result), most * (1 - 1e-9));
   }
 }
 
@@ -187,7 +226,7 @@ TEST(Planner, SearchesForMore) {
     request.search = true;
     const PlanResult searched = plan(model, request);
     EXPECT_EQ(searched.best.size(), 7U);
-    EXPECT_GE(searched.best[0].samples_per_second(), named.best[0].samples_per_second());
+    EXPECT_GE(most_samples_per_second(searched), most_samples_per_second(named));
     for (const PlanChoice& choice : searched.best) {
       EXPECT_EQ(choice.found.has_value(), choice.schedule == "auto");
       EXPECT_LE(choice.peak_bytes, request.memory * (1 + 1e-9));
@@ -213,7 +252,8 @@ TEST(Planner, SearchesForSplits) {
     request.micro_batches = {6};
     request.recompute = {"none"};
     request.schedules = {"zb-v"};
-    request.memory = 0.9 * plan(model, request).best[0].peak_bytes;
+    for (const PlanChoice& choice : plan(model, request).best)
+      request.memory = std::max(request.memory, 0.9 * choice.peak_bytes);
     const PlanResult by_seconds = plan(model, request);
     request.search = true;
     const PlanResult searched = plan(model, request);
@@ -250,7 +290,7 @@ TEST(Planner, SearchesBetweenUnequalBoundaries) {
     const PlanResult named = plan(model, request);
     request.search = true;
     const PlanResult result = plan(model, request);
-    EXPECT_GE(result.best[0].samples_per_second(), named.best[0].samples_per_second());
+    EXPECT_GE(most_samples_per_second(result), most_samples_per_second(named));
     for (const PlanChoice& choice : result.best) {
       EXPECT_LE(choice.peak_bytes, request.memory * (1 + 1e-9));
       searched += choice.found ? 1 : 0;

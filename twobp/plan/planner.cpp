@@ -15,6 +15,7 @@
 #include "twobp/plan/move_layers.h"
 #include "twobp/plan/order_bytes.h"
 #include "twobp/plan/partition/partition.h"
+#include "twobp/plan/ranking.h"
 #include "twobp/plan/recompute_costs.h"
 #include "twobp/schedule/named_schedules.h"
 
@@ -56,13 +57,6 @@ std::vector<StageCost> costs_of(const CostModel& model, const PlanChoice& choice
   return all;
 }
 
-bool before(const PlanChoice& a, const PlanChoice& b) {
-  const double fast_a = a.samples_per_second();
-  const double fast_b = b.samples_per_second();
-  if (fast_a != fast_b) return fast_a > fast_b;
-  return a.peak_bytes < b.peak_bytes;
-}
-
 class Planner {
  public:
   Planner(const CostModel& model, const PlanRequest& request) : request_(request) {
@@ -83,32 +77,29 @@ class Planner {
                      [](const auto& a, const auto& b) { return a.most_samples > b.most_samples; });
     auto& best = result_.best;
     const size_t top = request_.top > 0 ? request_.top : all.size();
-    const size_t kept = request_.search ? std::max(top, kSearched) : top;
+    const size_t kept = std::max(top, kCompared);
     for (Candidate& candidate : all) {
       if (best.size() == kept && candidate.most_samples < best.back().samples_per_second()) break;
-      if (evaluate(candidate)) insert(candidate.choice, kept);
+      if (evaluate(candidate)) insert_by_speed(best, candidate.choice, kept);
     }
     if (best.empty()) {
       find_smallest(all);
       return std::move(result_);
     }
-    if (request_.search) search_splits(top);
-    give_advice(best.front());
-    if (request_.search) search_schedules(top);
+    if (request_.search) search_splits(kept);
+    give_advice(*lightest_of_fastest(best));
+    if (request_.search) search_schedules(top, kept);
+    const auto first = lightest_of_fastest(best);
+    std::rotate(best.begin(), first, first + 1);
+    best.resize(std::min(best.size(), top));
     return std::move(result_);
   }
 
  private:
-  // Rows whose splits are searched, and what a simulation's ops may add up to for each of them.
-  static constexpr size_t kSearched = 30;
+  // Rows that are compared by memory and whose splits are searched, and what a simulation's ops may add up to
+  // for each of them.
+  static constexpr size_t kCompared = 30;
   static constexpr double kSearchedOps = 3e5;
-
-  // Among the best, of which there are at most `most`.
-  void insert(const PlanChoice& choice, size_t most) {
-    auto& best = result_.best;
-    best.insert(std::upper_bound(best.begin(), best.end(), choice, before), choice);
-    if (best.size() > most) best.pop_back();
-  }
 
   const CostModel& model_of(const PlanChoice& choice) const {
     const auto at = std::find_if(models_.begin(), models_.end(),
@@ -284,7 +275,7 @@ class Planner {
   }
 
   // Each row with the fastest split found near its own.
-  void search_splits(size_t top) {
+  void search_splits(size_t kept) {
     std::vector<PlanChoice> named;
     std::swap(named, result_.best);
     for (PlanChoice& choice : named) {
@@ -303,14 +294,15 @@ class Planner {
         choice.split = move_layers(choice.split, choice.step_seconds, most, seconds_of);
         simulate_split(choice, schedule);
       }
-      insert(choice, top);
+      insert_by_speed(result_.best, choice, kept);
     }
   }
 
-  // A schedule without a name for each way to place the model, and its micro-batches, that is among the best.
-  void search_schedules(size_t top) {
+  // A schedule without a name for each way to place the model, and its micro-batches, among the best `top`.
+  void search_schedules(size_t top, size_t kept) {
     std::set<std::tuple<std::vector<int>, std::vector<int>, int, int, int, std::string>> known;
-    const auto named = result_.best;
+    auto named = result_.best;
+    named.resize(std::min(named.size(), top));
     for (PlanChoice choice : named) {
       if (!choice.runnable()) continue;
       const Schedule schedule = schedule_of(choice);
@@ -337,7 +329,9 @@ class Planner {
       choice.policy = searched->schedule.policy;
       choice.found = searched->schedule;
       simulate_split(choice, *choice.found);
-      if (fits(choice) && choice.step_seconds < before_search) insert(choice, top);
+      if (fits(choice) && choice.step_seconds < before_search) {
+        insert_by_speed(result_.best, choice, kept);
+      }
     }
   }
 

@@ -67,8 +67,10 @@ struct PlanChoice {
 };
 
 struct PlanResult {
-  std::vector<PlanChoice> best;  // those that fit, the fastest first; of equals, the one with less memory
-  int64_t combinations = 0;      // that the schedules admit and that have a layer for each stage
+  // Those that fit, the fastest first; but before all the one with little memory among the fastest, see
+  // ranking.h.
+  std::vector<PlanChoice> best;
+  int64_t combinations = 0;  // that the schedules admit and that have a layer for each stage
   // Of these; the others cannot be among the best, by a bound on their throughput or on their memory. Where
   // nothing fits, simulations for the smallest memory count, too.
   int64_t simulated = 0;
