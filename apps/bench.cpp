@@ -2,20 +2,20 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
-#include <numeric>
 #include <set>
 #include <utility>
 
+#include "apps/bench_report.h"
 #include "apps/json_report.h"
+#include "apps/kernel_trace.h"
 #include "twobp/core/check.h"
-#include "twobp/core/median.h"
 #include "twobp/core/text.h"
 #include "twobp/pipeline/simulated_costs.h"
 #include "twobp/schedule/check/in_process.h"
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/train/auto_variant.h"
-#include "twobp/train/model/architecture.h"
 #include "twobp/train/model/build_model.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
@@ -39,6 +39,7 @@ struct BenchOptions {
   int steps = 2;
   int warmup = 1;
   std::string json_file;
+  std::string kernels_folder;
 };
 
 // Name and policies of one of --schedules: `zb-v`, under all of --p2, or `zb-v@fill`, under that one alone.
@@ -47,30 +48,6 @@ std::pair<std::string, std::vector<std::string>> asked_schedule(const std::strin
   const size_t at = text.rfind('@');
   if (at == std::string::npos || ScheduleSource::is_file(text)) return {text, policies};
   return {text.substr(0, at), {text.substr(at + 1)}};
-}
-
-// One row of the table: a way to run a step, and what was measured of it.
-struct Row {
-  Trainer* trainer = nullptr;
-  std::string schedule;  // as asked for
-  Variant variant;
-  std::string cap;
-  Batch batch;
-  std::vector<double> seconds;
-  std::vector<std::vector<double>> idle;       // [rank][sample]
-  std::vector<std::vector<double>> predicted;  // [rank][sample]
-  std::vector<double> predicted_seconds;
-  std::vector<double> products;    // by sample: share of the ranks' busy time
-  std::vector<double> p2_seconds;  // by sample: of all stages
-  std::vector<RankTimes> last;
-  std::vector<StageTimes> stages;
-  std::vector<int64_t> peaks;  // by rank
-  std::vector<int64_t> held;   // of these, activations and stash
-};
-
-std::string recompute_of(const Row& row) {
-  const auto& rules = row.trainer->config().pipeline.recompute;
-  return rules.empty() ? "none" : join(rules);
 }
 
 // What the simulation gives for the F, I, W and optimizer times of this very step.
@@ -98,8 +75,8 @@ std::vector<int> placement_of(const Config& config, const std::string& schedule)
 }
 
 // Rows of the schedules whose stages lie, with what was given, as the trainer's do.
-std::vector<Row> make_rows(const BenchOptions& options, const Config& given, Trainer& trainer) {
-  std::vector<Row> rows;
+std::vector<BenchRow> make_rows(const BenchOptions& options, const Config& given, Trainer& trainer) {
+  std::vector<BenchRow> rows;
   const Config& config = trainer.config();
   auto or_configured = [](const auto& asked, const auto& configured) {
     return asked.empty() ? std::decay_t<decltype(asked)>{configured} : asked;
@@ -126,7 +103,7 @@ std::vector<Row> make_rows(const BenchOptions& options, const Config& given, Tra
           continue;
         for (const auto& batching : batchings) {
           for (const auto& cap : caps) {
-            Row row;
+            BenchRow row;
             row.trainer = &trainer;
             row.schedule = schedule;
             row.variant = {source, parse_policy(policy), parse_batching(batching), parse_memory_cap(cap)};
@@ -142,13 +119,7 @@ std::vector<Row> make_rows(const BenchOptions& options, const Config& given, Tra
   return rows;
 }
 
-ProductTime products_of(const std::vector<RankTimes>& ranks) {
-  ProductTime all;
-  for (const RankTimes& times : ranks) all += times.products;
-  return all;
-}
-
-void measure(Row& row, int untimed_steps, const BenchOptions& options) {
+void measure(BenchRow& row, int untimed_steps, const BenchOptions& options) {
   Trainer& trainer = *row.trainer;
   Pipeline& pipeline = trainer.pipeline();
   for (int i = 0; i < untimed_steps; ++i) trainer.step(row.batch, row.variant);
@@ -184,113 +155,26 @@ void measure(Row& row, int untimed_steps, const BenchOptions& options) {
   }
 }
 
-std::vector<double> medians(const std::vector<std::vector<double>>& samples) {
-  std::vector<double> out;
-  for (const auto& sample : samples) out.push_back(median(sample));
-  return out;
-}
-
-double mean(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
-json row_to_json(const Row& row) {
-  const Pipeline& pipeline = row.trainer->pipeline();
-  json idle_seconds = json::array();
-  for (const RankTimes& times : row.last) idle_seconds.push_back(idle_to_json(times));
-  json optimizer_seconds = json::array();
-  for (const RankTimes& times : row.last) optimizer_seconds.push_back(times.optimizer);
-  const ProductTime products = products_of(row.last);  // of the last step
-  json allocations = json::array();
-  for (const RankTimes& times : row.last) allocations.push_back(times.allocations);
-  json stage_seconds = json::array();
-  double p2_operations = 0;
-  for (const StageTimes& times : row.stages) {
-    const double n = std::max(1, times.micro_batches);
-    stage_seconds.push_back(
-        {{"F", times.forward / n}, {"I", times.backward_p1 / n}, {"W", times.backward_p2 / n}});
-    p2_operations += times.p2_products.operations;
-  }
-  const double seconds = median(row.seconds);
-  const double p2_seconds = median(row.p2_seconds);
-  return {{"schedule", row.schedule},
-          {"schedule_name", row.variant.schedule.name()},
-          {"p2", policy_name(row.variant.policy)},
-          {"p2_batching", batching_name(row.variant.batching)},
-          {"memory_cap", row.cap},
-          {"precision", row.trainer->config().train.precision},
-          {"recompute", recompute_of(row)},
-          {"stages", pipeline.stages()},
-          {"split", pipeline.split()},
-          {"micro_batches", row.batch.micro_batches.size()},
-          {"step_seconds", seconds},
-          {"step_seconds_all", row.seconds},
-          {"predicted_seconds_all", row.predicted_seconds},
-          {"tokens_per_second", static_cast<double>(row.batch.tokens) / seconds},
-          {"idle_fraction", medians(row.idle)},
-          {"idle_predicted", medians(row.predicted)},
-          {"idle_seconds", idle_seconds},
-          {"stage_seconds", stage_seconds},
-          {"optimizer_seconds", optimizer_seconds},
-          {"product_share", median(row.products)},
-          {"product_gflops", products.seconds > 0 ? products.operations / products.seconds / 1e9 : 0},
-          {"p2_seconds_all", row.p2_seconds},
-          {"p2_gflops", p2_seconds > 0 ? p2_operations / p2_seconds / 1e9 : 0},
-          {"allocations", allocations},
-          {"peak_bytes", row.peaks},
-          {"peak_held_bytes", row.held}};
-}
-
-void print_table(const std::vector<Row>& rows) {
-  const ModelInput input = architecture(rows.front().trainer->config().model.type).input;
-  const std::string speed = concat(item_name(input), "/s");
-  // A column where it tells rows apart.
-  const bool recomputes = std::any_of(rows.begin(), rows.end(), [](const Row& row) {
-    return !row.trainer->config().pipeline.recompute.empty();
-  });
-  const auto print_recompute = [&](const std::string& text) {
-    if (recomputes) std::printf("%-12s ", text.c_str());
-  };
-  print_recompute("recompute");
-  std::printf("%-9s %-16s %-9s %-11s %-6s %3s  %9s %17s %10s %7s %7s %9s %8s  %s\n", "precision", "schedule",
-              "p2", "batching", "cap", "M", "step", "(min - max)", speed.c_str(), "speed", "idle",
-              "predicted", "products", "peak memory by rank");
-  for (const Row& row : rows) {
-    // Against the first row of the same M, sample by sample: they were taken in turn.
-    const Row* base = &row;
-    for (const Row& other : rows) {
-      if (other.batch.micro_batches.size() == row.batch.micro_batches.size()) {
-        base = &other;
-        break;
-      }
-    }
-    std::vector<double> ratios;
-    for (size_t i = 0; i < row.seconds.size(); ++i) ratios.push_back(base->seconds[i] / row.seconds[i]);
-    std::vector<std::string> peaks;
-    for (const int64_t peak : row.peaks) peaks.push_back(format_bytes(static_cast<double>(peak)));
-    const auto [fastest, slowest] = std::minmax_element(row.seconds.begin(), row.seconds.end());
-    print_recompute(recompute_of(row));
-    std::printf(
-        "%-9s %-16s %-9s %-11s %-6s %3zu  %8.4fs (%6.4f - %6.4f) %10.0f %6.3fx %7.3f %9.3f %8.3f  %s\n",
-        row.trainer->config().train.precision.c_str(), row.schedule.c_str(),
-        std::string(policy_name(row.variant.policy)).c_str(),
-        std::string(batching_name(row.variant.batching)).c_str(), row.cap.c_str(),
-        row.batch.micro_batches.size(), median(row.seconds), *fastest, *slowest,
-        static_cast<double>(row.batch.tokens) / median(row.seconds), median(ratios), mean(medians(row.idle)),
-        mean(medians(row.predicted)), median(row.products), join(peaks, " | ").c_str());
-  }
-  for (const Row& row : rows) {
-    if (row.schedule != kAutoSchedule) continue;
-    std::printf("M %zu, cap %s: %s\n", row.batch.micro_batches.size(), row.cap.c_str(),
-                row.variant.schedule.name().c_str());
+// A step more of each row, after one that is like it.
+void trace_kernels_of(const std::vector<BenchRow>& rows, const std::string& folder) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const BenchRow& row = rows[i];
+    const auto step = [&] { row.trainer->step(row.batch, row.variant); };
+    step();
+    trace_kernels(concat(folder, "/", i, ".json"), row.trainer->config().pipeline.device != "cpu", step);
   }
 }
 
 int bench(const BenchOptions& options) {
   check_alone("bench", find_launcher());
+  if (!options.kernels_folder.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(options.kernels_folder, error);
+    TWOBP_CHECK(!error, "--kernels: cannot make the folder ", options.kernels_folder, ": ", error.message());
+  }
   const Config config = load_config(options.config, options.overrides);
   std::vector<std::unique_ptr<Trainer>> trainers;
-  std::vector<Row> rows;
+  std::vector<BenchRow> rows;
   // Each precision with each recomputation.
   std::vector<Config> configs;
   for (const std::string& precision :
@@ -310,20 +194,20 @@ int bench(const BenchOptions& options) {
       const Config of_rows = config_for(one, schedule);
       check_config(of_rows);
       trainers.push_back(std::make_unique<Trainer>(of_rows));
-      for (Row& row : make_rows(options, one, *trainers.back())) rows.push_back(std::move(row));
+      for (BenchRow& row : make_rows(options, one, *trainers.back())) rows.push_back(std::move(row));
     }
   }
   TWOBP_CHECK(!rows.empty() && options.repeat >= 1 && options.steps >= 1,
               "nothing to measure: give at least one "
               "schedule, policy, repeat and step");
   // Interleaved, and in reverse order every other time, so that a drift of the machine hits all rows alike.
-  const Row* previous = nullptr;
+  const BenchRow* previous = nullptr;
   for (int repeat = 0; repeat < options.repeat; ++repeat) {
     for (size_t i = 0; i < rows.size(); ++i) {
-      Row& row = rows[repeat % 2 == 0 ? i : rows.size() - 1 - i];
+      BenchRow& row = rows[repeat % 2 == 0 ? i : rows.size() - 1 - i];
       // After another row of the same trainer: its slabs, of another size, must be gone before peaks are
       // read.
-      const auto has_slabs = [](const Row& one) { return one.variant.batching == P2Batching::kConcat; };
+      const auto has_slabs = [](const BenchRow& one) { return one.variant.batching == P2Batching::kConcat; };
       const bool other = previous != nullptr && previous != &row && previous->trainer == row.trainer &&
                          (has_slabs(*previous) || has_slabs(row));
       const int untimed = row.trainer->config().pipeline.graphs ? 2 : other ? 1 : 0;  // the second is a graph
@@ -331,12 +215,13 @@ int bench(const BenchOptions& options) {
       previous = &row;
     }
   }
+  if (!options.kernels_folder.empty()) trace_kernels_of(rows, options.kernels_folder);
   print_table(rows);
   if (!options.json_file.empty()) {
     json out = {{"machine", machine_to_json()},
                 {"config", json::parse(config_to_json(config))},
                 {"rows", json::array()}};
-    for (const Row& row : rows) out["rows"].push_back(row_to_json(row));
+    for (const BenchRow& row : rows) out["rows"].push_back(row_to_json(row));
     write_text(options.json_file, out.dump(1) + "\n");
   }
   return 0;
@@ -386,6 +271,9 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("--warmup", options->warmup, "Untimed steps of each row in the first round")
       ->capture_default_str();
   command->add_option("--json", options->json_file, "File for the rows as JSON");
+  command->add_option("--kernels", options->kernels_folder,
+                      "Folder for a trace of one more step of each row by LibTorch's profiler (0.json, "
+                      "1.json, ..., for Perfetto): operators, F, I and W, and on GPUs kernels");
   command->footer(
       "Columns: speed is the step time of the first row of the same M over this row's, the median over "
       "samples "

@@ -239,10 +239,14 @@ void check_cross_entropy(const Kernels<T>& k, Shape shape, double shift, double 
     EXPECT_TRUE(loss.guard_intact());
   };
   Buffer<double> loss(shape.rows);
-  k.cross_entropy(logits.data(), targets.data(), loss.data(), shape.rows, shape.cols, kIgnore, kScale, false);
+  const auto run = [&](bool gradient) {
+    k.cross_entropy(logits.data(), shape.cols, targets.data(), loss.data(), shape.rows, shape.cols, kIgnore,
+                    kScale, gradient);
+  };
+  run(false);
   check_loss(loss);
   EXPECT_TRUE(logits == start) << "logits change without `gradient`";
-  k.cross_entropy(logits.data(), targets.data(), loss.data(), shape.rows, shape.cols, kIgnore, kScale, true);
+  run(true);
   check_loss(loss);
   expect_close(logits, exact, roundings, kScale, "gradient");
   for (int64_t i = 0; i < logits.size(); ++i) {
@@ -335,7 +339,7 @@ TEST_P(KernelsTest, RowsAreIndependentAndNanPassesThrough) {
           k.swiglu_forward(packed.data() + 2 * at, 2 * kCols, act.data() + at, rows, kCols);
           k.swiglu_backward(packed.data() + 2 * at, 2 * kCols, dy.data() + at, dpacked.data() + 2 * at,
                             2 * kCols, rows, kCols);
-          k.cross_entropy(logits.data() + at, targets.data() + begin, loss.data() + begin, rows, kCols,
+          k.cross_entropy(logits.data() + at, kCols, targets.data() + begin, loss.data() + begin, rows, kCols,
                           kIgnore, 1.0, true);
         }
         std::vector<std::vector<double>> out(kRows);

@@ -5,6 +5,7 @@
 #include "twobp/nn/kernels/one_dnn.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/bidirectional_attention.h"
+#include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/linear.h"
 #include "twobp/nn/layers/sequential.h"
 #include "twobp/nn/layers/swiglu.h"
@@ -138,6 +139,32 @@ TEST_P(PaddedRowsTest, SameNumbersAsDenseOnes) {
     for (size_t i = 0; i < dense.size(); ++i) {
       expect_close(padded[i], dense[i], 4 * 320, at::kDouble, "result " + std::to_string(i));
     }
+  }
+}
+
+// The loss writes the logits' gradient over them, whatever lies between their rows.
+TEST(PaddedRows, LossOnThem) {
+  constexpr int64_t kIn = 24, kVocab = 320;
+  const Fields fields = {{"labels", at::randint(0, kVocab, {2, 9}, at::kLong)}};
+  fields.at("labels")[1][3] = kIgnoreLabel;
+  std::vector<std::vector<at::Tensor>> results;
+  for (const bool told : {false, true}) {
+    std::unique_ptr<Layer> head =
+        std::make_unique<Linear>(std::vector<ParameterPart>{{"head.weight", kVocab}}, kIn, 0.2, at::kDouble);
+    if (!told) head = std::make_unique<Untold>(std::move(head));
+    auto chain = make_sequential(std::move(head), std::make_unique<CrossEntropy>());
+    const std::vector<Parameter*> parameters = make_parameters(*chain);
+    MicroBatch one(*chain, fields, 0);
+    auto& out = results.emplace_back();
+    out.push_back(one.forward(random({2, 9, kIn}, 1)));
+    out.push_back(one.p1({}));
+    const at::Tensor gradient = one.p2_units().back().saved->p2(1);
+    EXPECT_EQ(row_stride(gradient), told ? padded_cols(kVocab, gradient.options()) : kVocab);
+    one.p2();
+    for (const at::Tensor& grad : copy_grads(parameters)) out.push_back(grad);
+  }
+  for (size_t i = 0; i < results[0].size(); ++i) {
+    expect_close(results[1][i], results[0][i], 4 * kVocab, at::kDouble, "result " + std::to_string(i));
   }
 }
 

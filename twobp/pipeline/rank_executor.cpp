@@ -4,6 +4,8 @@
 #include <chrono>
 #include <thread>
 
+#include <ATen/record_function.h>
+
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/core/patience.h"
@@ -106,6 +108,7 @@ void RankExecutor::execute(const Instruction& instruction) {
 }
 
 void RankExecutor::forward(int s, int mb) {
+  RECORD_USER_SCOPE("F");
   Stage& stage = *stages_[s];
   Boundary& boundary = boundaries_[s];
   const bool training = input_->training;
@@ -163,6 +166,7 @@ void RankExecutor::forward(int s, int mb) {
 void RankExecutor::backward_p1(int s, int mb, bool fused) {
   Stage& stage = *stages_[s];
   if (stage.first_backward() == stage.layer_count()) return;
+  RECORD_USER_SCOPE("I");
   Boundary& boundary = boundaries_[s];
   Context context = context_of(mb);
   Values dy = std::move(boundary.output_gradient[mb]);

@@ -1,12 +1,15 @@
 // The executor's weight gradients: which pending W runs when, and what follows from it.
 #include <algorithm>
 
+#include <ATen/record_function.h>
+
 #include "twobp/core/clock.h"
 #include "twobp/pipeline/rank_executor.h"
 
 namespace twobp {
 
 void RankExecutor::run_p2(std::span<PendingP2> together) {
+  RECORD_USER_SCOPE("W");
   const double begin = now_seconds();
   const ProductTime products = product_time();
   batch_.clear();
@@ -147,6 +150,7 @@ void RankExecutor::help_others() {
 }
 
 P2Offers::Spent RankExecutor::run_offered(const OfferedP2& p2) {
+  RECORD_USER_SCOPE("W");
   const double begin = now_seconds();
   const ProductTime products = product_time();
   const MemoryMeter::Scope scope(p2.stage, MemoryCategory::kStash);

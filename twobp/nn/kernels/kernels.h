@@ -71,10 +71,11 @@ struct Kernels {
   void (*swiglu_backward)(const S* x, int64_t stride, const S* dact, S* dx, int64_t dx_stride, int64_t rows,
                           int64_t cols);
 
-  // Per row: *loss = log(sum(exp(logits))) - logits[target]; logits become (softmax - onehot(target)) * scale
-  // if `gradient`. A row whose target is `ignore` gets loss 0 and gradient 0. loss (rows) in double.
-  void (*cross_entropy)(S* logits, const int64_t* targets, double* loss, int64_t rows, int64_t cols,
-                        int64_t ignore, double scale, bool gradient);
+  // Per row, `stride` numbers apart: *loss = log(sum(exp(logits))) - logits[target]; logits become (softmax -
+  // onehot(target)) * scale if `gradient`. A row whose target is `ignore` gets loss 0 and gradient 0. loss
+  // (rows) in double.
+  void (*cross_entropy)(S* logits, int64_t stride, const int64_t* targets, double* loss, int64_t rows,
+                        int64_t cols, int64_t ignore, double scale, bool gradient);
 
   // sum(x^2), in blocks of fixed size: float within a block, double between them.
   double (*sum_of_squares)(const S* x, int64_t n);

@@ -243,10 +243,10 @@ void swiglu_backward(const S* x, int64_t stride, const S* __restrict dact, S* dx
 }
 
 template <typename S, typename T = Compute<S>>
-void cross_entropy(S* logits, const int64_t* targets, double* loss, int64_t rows, int64_t cols,
-                   int64_t ignore, double scale, bool gradient) {
+void cross_entropy(S* logits, int64_t stride, const int64_t* targets, double* loss, int64_t rows,
+                   int64_t cols, int64_t ignore, double scale, bool gradient) {
   constexpr bool kExact = std::is_same_v<S, T>;  // what is stored loses nothing
-  for (int64_t r = 0; r < rows; ++r, logits += cols) {
+  for (int64_t r = 0; r < rows; ++r, logits += stride) {
     S* __restrict row = logits;
     const int64_t target = targets[r];
     if (target == ignore) {

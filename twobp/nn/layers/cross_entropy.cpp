@@ -1,6 +1,7 @@
 #include "twobp/nn/layers/cross_entropy.h"
 
 #include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/padded_rows.h"
 #include "twobp/nn/kernels/rows.h"
 
 namespace twobp {
@@ -27,8 +28,9 @@ double sum_of_losses(at::Tensor& logits, const int64_t* target, int64_t rows, do
   dispatch_float(logits.scalar_type(), "CrossEntropy", [&](auto zero) {
     using S = decltype(zero);
     S* x = mutable_numbers<S>(logits);
+    const int64_t stride = row_stride(logits);
     for_rows(rows, cols, [&](int64_t begin, int64_t end) {
-      kernels<S>().cross_entropy(x + begin * cols, target + begin, loss + begin, end - begin, cols,
+      kernels<S>().cross_entropy(x + begin * stride, stride, target + begin, loss + begin, end - begin, cols,
                                  kIgnoreLabel, scale, gradient);
     });
   });
@@ -52,7 +54,7 @@ Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
   if (labels.is_cpu()) check_labels(labels, cols);
   const int64_t right = context.training ? 0 : count_right(logits, labels);
   const bool ours = context.owns_input || exclusively_owned(logits);
-  logits = ours && logits.is_contiguous() ? logits : logits.clone(at::MemoryFormat::Contiguous);
+  logits = ours && has_even_rows(logits) ? logits : logits.clone(at::MemoryFormat::Contiguous);
   const double scale = context.loss_scale * context.gradient_scale;
   Values out;
   if (by_operators(logits)) {

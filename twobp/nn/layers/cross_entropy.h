@@ -15,6 +15,7 @@ class CrossEntropy : public Layer {
   // Takes no dL/dy: the loss is where the backward starts.
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
   bool gradient_replaces_input() const override { return true; }
+  bool takes_padded_rows() const override { return true; }
 };
 
 }  // namespace twobp

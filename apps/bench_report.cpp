@@ -1,0 +1,134 @@
+#include "apps/bench_report.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+
+#include "apps/json_report.h"
+#include "twobp/core/check.h"
+#include "twobp/core/median.h"
+#include "twobp/core/text.h"
+#include "twobp/train/auto_variant.h"
+#include "twobp/train/model/architecture.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+
+std::string recompute_of(const BenchRow& row) {
+  const auto& rules = row.trainer->config().pipeline.recompute;
+  return rules.empty() ? "none" : join(rules);
+}
+
+std::vector<double> medians(const std::vector<std::vector<double>>& samples) {
+  std::vector<double> out;
+  for (const auto& sample : samples) out.push_back(median(sample));
+  return out;
+}
+
+double mean(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+}  // namespace
+
+ProductTime products_of(const std::vector<RankTimes>& ranks) {
+  ProductTime all;
+  for (const RankTimes& times : ranks) all += times.products;
+  return all;
+}
+
+json row_to_json(const BenchRow& row) {
+  const Pipeline& pipeline = row.trainer->pipeline();
+  json idle_seconds = json::array();
+  for (const RankTimes& times : row.last) idle_seconds.push_back(idle_to_json(times));
+  json optimizer_seconds = json::array();
+  for (const RankTimes& times : row.last) optimizer_seconds.push_back(times.optimizer);
+  const ProductTime products = products_of(row.last);  // of the last step
+  json allocations = json::array();
+  for (const RankTimes& times : row.last) allocations.push_back(times.allocations);
+  json stage_seconds = json::array();
+  double p2_operations = 0;
+  for (const StageTimes& times : row.stages) {
+    const double n = std::max(1, times.micro_batches);
+    stage_seconds.push_back(
+        {{"F", times.forward / n}, {"I", times.backward_p1 / n}, {"W", times.backward_p2 / n}});
+    p2_operations += times.p2_products.operations;
+  }
+  const double seconds = median(row.seconds);
+  const double p2_seconds = median(row.p2_seconds);
+  return {{"schedule", row.schedule},
+          {"schedule_name", row.variant.schedule.name()},
+          {"p2", policy_name(row.variant.policy)},
+          {"p2_batching", batching_name(row.variant.batching)},
+          {"memory_cap", row.cap},
+          {"precision", row.trainer->config().train.precision},
+          {"recompute", recompute_of(row)},
+          {"stages", pipeline.stages()},
+          {"split", pipeline.split()},
+          {"micro_batches", row.batch.micro_batches.size()},
+          {"step_seconds", seconds},
+          {"step_seconds_all", row.seconds},
+          {"predicted_seconds_all", row.predicted_seconds},
+          {"tokens_per_second", static_cast<double>(row.batch.tokens) / seconds},
+          {"idle_fraction", medians(row.idle)},
+          {"idle_predicted", medians(row.predicted)},
+          {"idle_seconds", idle_seconds},
+          {"stage_seconds", stage_seconds},
+          {"optimizer_seconds", optimizer_seconds},
+          {"product_share", median(row.products)},
+          {"product_gflops", products.seconds > 0 ? products.operations / products.seconds / 1e9 : 0},
+          {"p2_seconds_all", row.p2_seconds},
+          {"p2_gflops", p2_seconds > 0 ? p2_operations / p2_seconds / 1e9 : 0},
+          {"allocations", allocations},
+          {"peak_bytes", row.peaks},
+          {"peak_held_bytes", row.held}};
+}
+
+void print_table(const std::vector<BenchRow>& rows) {
+  const ModelInput input = architecture(rows.front().trainer->config().model.type).input;
+  const std::string speed = concat(item_name(input), "/s");
+  // A column where it tells rows apart.
+  const bool recomputes = std::any_of(rows.begin(), rows.end(), [](const BenchRow& row) {
+    return !row.trainer->config().pipeline.recompute.empty();
+  });
+  const auto print_recompute = [&](const std::string& text) {
+    if (recomputes) std::printf("%-12s ", text.c_str());
+  };
+  print_recompute("recompute");
+  std::printf("%-9s %-16s %-9s %-11s %-6s %3s  %9s %17s %10s %7s %7s %9s %8s  %s\n", "precision", "schedule",
+              "p2", "batching", "cap", "M", "step", "(min - max)", speed.c_str(), "speed", "idle",
+              "predicted", "products", "peak memory by rank");
+  for (const BenchRow& row : rows) {
+    // Against the first row of the same M, sample by sample: they were taken in turn.
+    const BenchRow* base = &row;
+    for (const BenchRow& other : rows) {
+      if (other.batch.micro_batches.size() == row.batch.micro_batches.size()) {
+        base = &other;
+        break;
+      }
+    }
+    std::vector<double> ratios;
+    for (size_t i = 0; i < row.seconds.size(); ++i) ratios.push_back(base->seconds[i] / row.seconds[i]);
+    std::vector<std::string> peaks;
+    for (const int64_t peak : row.peaks) peaks.push_back(format_bytes(static_cast<double>(peak)));
+    const auto [fastest, slowest] = std::minmax_element(row.seconds.begin(), row.seconds.end());
+    print_recompute(recompute_of(row));
+    std::printf(
+        "%-9s %-16s %-9s %-11s %-6s %3zu  %8.4fs (%6.4f - %6.4f) %10.0f %6.3fx %7.3f %9.3f %8.3f  %s\n",
+        row.trainer->config().train.precision.c_str(), row.schedule.c_str(),
+        std::string(policy_name(row.variant.policy)).c_str(),
+        std::string(batching_name(row.variant.batching)).c_str(), row.cap.c_str(),
+        row.batch.micro_batches.size(), median(row.seconds), *fastest, *slowest,
+        static_cast<double>(row.batch.tokens) / median(row.seconds), median(ratios), mean(medians(row.idle)),
+        mean(medians(row.predicted)), median(row.products), join(peaks, " | ").c_str());
+  }
+  for (const BenchRow& row : rows) {
+    if (row.schedule != kAutoSchedule) continue;
+    std::printf("M %zu, cap %s: %s\n", row.batch.micro_batches.size(), row.cap.c_str(),
+                row.variant.schedule.name().c_str());
+  }
+}
+
+}  // namespace twobp

@@ -1,0 +1,39 @@
+// What `twobp bench` has measured: one row of its table, and how rows are told, as a table and as JSON.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "twobp/pipeline/observer.h"
+#include "twobp/train/trainer.h"
+
+namespace twobp {
+
+// A way to run a step, and what was measured of it.
+struct BenchRow {
+  Trainer* trainer = nullptr;
+  std::string schedule;  // as asked for
+  Variant variant;
+  std::string cap;
+  Batch batch;
+  std::vector<double> seconds;
+  std::vector<std::vector<double>> idle;       // [rank][sample]
+  std::vector<std::vector<double>> predicted;  // [rank][sample]
+  std::vector<double> predicted_seconds;
+  std::vector<double> products;    // by sample: share of the ranks' busy time
+  std::vector<double> p2_seconds;  // by sample: of all stages
+  std::vector<RankTimes> last;
+  std::vector<StageTimes> stages;
+  std::vector<int64_t> peaks;  // by rank
+  std::vector<int64_t> held;   // of these, activations and stash
+};
+
+// Of a step, of all ranks.
+ProductTime products_of(const std::vector<RankTimes>& ranks);
+
+nlohmann::json row_to_json(const BenchRow& row);
+void print_table(const std::vector<BenchRow>& rows);
+
+}  // namespace twobp

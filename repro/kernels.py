@@ -1,0 +1,28 @@
+"""Kernels of a GPU in a trace of `twobp bench --kernels`."""
+import bisect
+import json
+
+OCCUPANCY = "est. achieved occupancy %"
+
+
+def sm_occupancy(path, op):
+    """What part of the warps that its multiprocessors hold the kernels of `op` (F, I, W) occupy: the mean by time of the profiler's
+    estimate, which follows from a kernel's grid, block, registers and shared memory. None where no kernel of it has one."""
+    events = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
+    ranges = {}  # by thread
+    for event in events:
+        if event.get("cat") == "user_annotation" and event["name"] == op:
+            ranges.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
+    for its in ranges.values():
+        its.sort()
+
+    def within(event):
+        its = ranges.get(event["tid"], [])
+        at = bisect.bisect_right(its, (event["ts"], float("inf"))) - 1
+        return at >= 0 and event["ts"] <= its[at][1]
+
+    put_in = {event["args"]["correlation"] for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver") and within(event)}
+    kernels = [(event["dur"], event["args"][OCCUPANCY]) for event in events
+               if event.get("cat") == "kernel" and event["args"].get("correlation") in put_in and OCCUPANCY in event["args"]]
+    seconds = sum(duration for duration, _ in kernels)
+    return sum(duration * percent for duration, percent in kernels) / seconds / 100 if seconds else None
