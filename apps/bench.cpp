@@ -1,7 +1,6 @@
 #include "apps/bench.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <set>
@@ -11,7 +10,6 @@
 #include "apps/json_report.h"
 #include "apps/kernel_trace.h"
 #include "twobp/core/check.h"
-#include "twobp/core/text.h"
 #include "twobp/pipeline/simulated_costs.h"
 #include "twobp/schedule/check/in_process.h"
 #include "twobp/schedule/simulate/simulate.h"
@@ -119,6 +117,18 @@ std::vector<BenchRow> make_rows(const BenchOptions& options, const Config& given
   return rows;
 }
 
+// Of all ranks.
+ProductTime products_of(const StepReport& report) {
+  ProductTime all;
+  for (const RankTimes& times : report.ranks) all += times.products;
+  return all;
+}
+
+// Where a step is put in as a graph, the second one that is like it is recorded.
+int steps_until_graph(const BenchRow& row) {
+  return row.trainer->config().pipeline.graphs ? 2 : 0;
+}
+
 void measure(BenchRow& row, int untimed_steps, const BenchOptions& options) {
   Trainer& trainer = *row.trainer;
   Pipeline& pipeline = trainer.pipeline();
@@ -140,7 +150,8 @@ void measure(BenchRow& row, int untimed_steps, const BenchOptions& options) {
     }
     double busy = 0;
     for (const RankTimes& times : report.ranks) busy += times.busy;
-    row.products.push_back(products_of(report.ranks).seconds / busy);
+    row.last_products = products_of(report);
+    row.products.push_back(row.last_products.seconds / busy);
     for (int r = 0; r < pipeline.ranks(); ++r) {
       const MemoryUse& use = report.rank_memory[r];
       if (use.peak <= row.peaks[r]) continue;
@@ -155,12 +166,12 @@ void measure(BenchRow& row, int untimed_steps, const BenchOptions& options) {
   }
 }
 
-// A step more of each row, after one that is like it.
+// A step more of each row, after those that are like it.
 void trace_kernels_of(const std::vector<BenchRow>& rows, const std::string& folder) {
   for (size_t i = 0; i < rows.size(); ++i) {
     const BenchRow& row = rows[i];
     const auto step = [&] { row.trainer->step(row.batch, row.variant); };
-    step();
+    for (int untimed = std::max(1, steps_until_graph(row)); untimed > 0; --untimed) step();
     trace_kernels(concat(folder, "/", i, ".json"), row.trainer->config().pipeline.device != "cpu", step);
   }
 }
@@ -210,20 +221,20 @@ int bench(const BenchOptions& options) {
       const auto has_slabs = [](const BenchRow& one) { return one.variant.batching == P2Batching::kConcat; };
       const bool other = previous != nullptr && previous != &row && previous->trainer == row.trainer &&
                          (has_slabs(*previous) || has_slabs(row));
-      const int untimed = row.trainer->config().pipeline.graphs ? 2 : other ? 1 : 0;  // the second is a graph
+      const int untimed = std::max(steps_until_graph(row), other ? 1 : 0);
       measure(row, std::max(repeat == 0 ? options.warmup : 0, untimed), options);
       previous = &row;
     }
   }
-  if (!options.kernels_folder.empty()) trace_kernels_of(rows, options.kernels_folder);
-  print_table(rows);
+  print_bench_table(rows);
   if (!options.json_file.empty()) {
     json out = {{"machine", machine_to_json()},
                 {"config", json::parse(config_to_json(config))},
                 {"rows", json::array()}};
-    for (const BenchRow& row : rows) out["rows"].push_back(row_to_json(row));
+    for (const BenchRow& row : rows) out["rows"].push_back(bench_row_to_json(row));
     write_text(options.json_file, out.dump(1) + "\n");
   }
+  if (!options.kernels_folder.empty()) trace_kernels_of(rows, options.kernels_folder);
   return 0;
 }
 
@@ -273,7 +284,8 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("--json", options->json_file, "File for the rows as JSON");
   command->add_option("--kernels", options->kernels_folder,
                       "Folder for a trace of one more step of each row by LibTorch's profiler (0.json, "
-                      "1.json, ..., for Perfetto): operators, F, I and W, and on GPUs kernels");
+                      "1.json, ..., for Perfetto): operators, F, I and W, and on GPUs kernels; of a "
+                      "graph (pipeline.graphs) kernels alone");
   command->footer(
       "Columns: speed is the step time of the first row of the same M over this row's, the median over "
       "samples "

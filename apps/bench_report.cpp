@@ -33,19 +33,13 @@ double mean(const std::vector<double>& values) {
 
 }  // namespace
 
-ProductTime products_of(const std::vector<RankTimes>& ranks) {
-  ProductTime all;
-  for (const RankTimes& times : ranks) all += times.products;
-  return all;
-}
-
-json row_to_json(const BenchRow& row) {
+json bench_row_to_json(const BenchRow& row) {
   const Pipeline& pipeline = row.trainer->pipeline();
   json idle_seconds = json::array();
   for (const RankTimes& times : row.last) idle_seconds.push_back(idle_to_json(times));
   json optimizer_seconds = json::array();
   for (const RankTimes& times : row.last) optimizer_seconds.push_back(times.optimizer);
-  const ProductTime products = products_of(row.last);  // of the last step
+  const ProductTime& products = row.last_products;
   json allocations = json::array();
   for (const RankTimes& times : row.last) allocations.push_back(times.allocations);
   json stage_seconds = json::array();
@@ -86,7 +80,7 @@ json row_to_json(const BenchRow& row) {
           {"peak_held_bytes", row.held}};
 }
 
-void print_table(const std::vector<BenchRow>& rows) {
+void print_bench_table(const std::vector<BenchRow>& rows) {
   const ModelInput input = architecture(rows.front().trainer->config().model.type).input;
   const std::string speed = concat(item_name(input), "/s");
   // A column where it tells rows apart.

@@ -1,6 +1,7 @@
 // What `twobp bench` has measured: one row of its table, and how rows are told, as a table and as JSON.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -24,16 +25,15 @@ struct BenchRow {
   std::vector<double> predicted_seconds;
   std::vector<double> products;    // by sample: share of the ranks' busy time
   std::vector<double> p2_seconds;  // by sample: of all stages
+  // Of the last step.
   std::vector<RankTimes> last;
+  ProductTime last_products;
   std::vector<StageTimes> stages;
   std::vector<int64_t> peaks;  // by rank
   std::vector<int64_t> held;   // of these, activations and stash
 };
 
-// Of a step, of all ranks.
-ProductTime products_of(const std::vector<RankTimes>& ranks);
-
-nlohmann::json row_to_json(const BenchRow& row);
-void print_table(const std::vector<BenchRow>& rows);
+nlohmann::json bench_row_to_json(const BenchRow& row);
+void print_bench_table(const std::vector<BenchRow>& rows);
 
 }  // namespace twobp

@@ -3,6 +3,7 @@
 #include <exception>
 #include <filesystem>
 #include <set>
+#include <system_error>
 
 #include <torch/csrc/autograd/profiler_kineto.h>
 
@@ -20,6 +21,8 @@ void trace_kernels(const std::string& path, bool on_gpu, const std::function<voi
       /*with_stack=*/false, /*with_flops=*/false, /*with_modules=*/false, more);
   std::set<ActivityType> activities = {ActivityType::CPU};
   if (on_gpu) activities.insert(ActivityType::CUDA);
+  std::error_code no_file;
+  std::filesystem::remove(path, no_file);  // the profiler says nothing where it cannot write
   profiler::prepareProfiler(config, activities);
   profiler::enableProfiler(config, activities);
   std::exception_ptr error;
@@ -31,7 +34,8 @@ void trace_kernels(const std::string& path, bool on_gpu, const std::function<voi
   const auto result = profiler::disableProfiler();
   if (error) std::rethrow_exception(error);
   result->save(path);
-  TWOBP_CHECK(std::filesystem::exists(path), "cannot write ", path, ": the profiler's trace of a step");
+  TWOBP_CHECK(std::filesystem::exists(path, no_file), "cannot write ", path,
+              ": the profiler's trace of a step");
 }
 
 }  // namespace twobp

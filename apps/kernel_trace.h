@@ -1,6 +1,7 @@
 // What a step runs, operator by operator and on a GPU kernel by kernel, as LibTorch's profiler (Kineto,
 // CUPTI) records it: Chrome's trace format, for Perfetto. A rank's F, I and W are ranges of these names on
-// its thread; a kernel has its estimated occupancy of the multiprocessors.
+// its thread, unless the step is put in as a graph; a kernel has its estimated occupancy of the
+// multiprocessors.
 #pragma once
 
 #include <functional>

@@ -27,10 +27,10 @@ struct Size {
   bool padded = false;
 };
 // Mamba's projections to and from few numbers at dim 512, adapters of rank 8 and 16, a product that is wide;
-// LLaMa's at dim 512 whose outputs are padded, and that of BERT base.
-const Size kSizes[] = {{"dt_proj", 1024, 32},    {"x_proj", 64, 1024},     {"lora_a", 8, 2048},
-                       {"lora_b", 2048, 16},     {"wide", 512, 512},       {"gate_up", 2816, 512, true},
-                       {"qkv", 1536, 512, true}, {"bert", 2304, 768, true}};
+// LLaMa's at dim 512 whose outputs are padded, its head among them, and that of BERT base.
+const Size kSizes[] = {{"dt_proj", 1024, 32},    {"x_proj", 64, 1024},      {"lora_a", 8, 2048},
+                       {"lora_b", 2048, 16},     {"wide", 512, 512},        {"gate_up", 2816, 512, true},
+                       {"qkv", 1536, 512, true}, {"head", 4096, 512, true}, {"bert", 2304, 768, true}};
 
 void product(benchmark::State& state, const Size& size, int64_t rows, bool ours) {
   at::set_num_threads(1);

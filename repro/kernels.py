@@ -5,13 +5,13 @@ import json
 OCCUPANCY = "est. achieved occupancy %"
 
 
-def sm_occupancy(path, op):
-    """What part of the warps that its multiprocessors hold the kernels of `op` (F, I, W) occupy: the mean by time of the profiler's
-    estimate, which follows from a kernel's grid, block, registers and shared memory. None where no kernel of it has one."""
+def w_occupancy(path):
+    """What part of the warps that a multiprocessor holds the kernels of W occupy: the mean by time of the profiler's estimate, which
+    follows from a kernel's grid, block, registers and shared memory. None where no kernel of W has one."""
     events = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
     ranges = {}  # by thread
     for event in events:
-        if event.get("cat") == "user_annotation" and event["name"] == op:
+        if event.get("cat") == "user_annotation" and event["name"] == "W":
             ranges.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
     for its in ranges.values():
         its.sort()

@@ -239,16 +239,26 @@ void check_cross_entropy(const Kernels<T>& k, Shape shape, double shift, double 
     EXPECT_TRUE(loss.guard_intact());
   };
   Buffer<double> loss(shape.rows);
-  const auto run = [&](bool gradient) {
-    k.cross_entropy(logits.data(), shape.cols, targets.data(), loss.data(), shape.rows, shape.cols, kIgnore,
-                    kScale, gradient);
+  // The same on rows with a gap between them, which is left alone.
+  constexpr int64_t kGap = 3;
+  Buffer<T> apart(shape.rows * (shape.cols + kGap), 2);
+  for (int64_t r = 0; r < shape.rows; ++r)
+    std::copy_n(logits.data() + r * shape.cols, shape.cols, apart.data() + r * (shape.cols + kGap));
+  const Buffer<T> apart_start = apart;
+  const auto run = [&](Buffer<T>& x, int64_t stride, bool gradient) {
+    k.cross_entropy(x.data(), stride, targets.data(), loss.data(), shape.rows, shape.cols, kIgnore, kScale,
+                    gradient);
+    check_loss(loss);
   };
-  run(false);
-  check_loss(loss);
+  run(logits, shape.cols, false);
   EXPECT_TRUE(logits == start) << "logits change without `gradient`";
-  run(true);
-  check_loss(loss);
+  run(logits, shape.cols, true);
   expect_close(logits, exact, roundings, kScale, "gradient");
+  run(apart, shape.cols + kGap, true);
+  for (int64_t i = 0; i < apart.size(); ++i) {
+    const int64_t r = i / (shape.cols + kGap), c = i % (shape.cols + kGap);
+    ASSERT_EQ(apart[i], c < shape.cols ? logits[r * shape.cols + c] : apart_start[i]) << r << ", " << c;
+  }
   for (int64_t i = 0; i < logits.size(); ++i) {
     if (targets[i / shape.cols] == kIgnore) {
       EXPECT_EQ(logits[i], T(0));

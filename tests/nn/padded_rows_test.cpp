@@ -142,8 +142,9 @@ TEST_P(PaddedRowsTest, SameNumbersAsDenseOnes) {
   }
 }
 
-// The loss writes the logits' gradient over them, whatever lies between their rows.
+// The loss writes the logits' gradient over them.
 TEST(PaddedRows, LossOnThem) {
+  if (one_dnn_multiplies()) GTEST_SKIP() << "this CPU's rows are dense: its products are oneDNN's";
   constexpr int64_t kIn = 24, kVocab = 320;
   const Fields fields = {{"labels", at::randint(0, kVocab, {2, 9}, at::kLong)}};
   fields.at("labels")[1][3] = kIgnoreLabel;

@@ -127,30 +127,23 @@ TEST(Planner, AllOfThem) {
   }));
 }
 
-// Of what is as fast as the fastest, what needs little memory; whatever number of rows is asked for.
+// Whatever number of rows is asked for, the same comes first: at times not the fastest.
 TEST(Planner, PutsLittleMemoryFirstAmongTheFastest) {
   Random random(19);
-  int lighter = 0;
+  int slower = 0;
   for (int round = 0; round < 6; ++round) {
     const CostModel model = random_model(random, 8);
     PlanRequest request = small_request();
-    request.top = 30;
-    const PlanResult result = plan(model, request);
-    const double most = most_samples_per_second(result);
-    const PlanChoice& first = result.best[0];
-    EXPECT_GE(first.samples_per_second(), 0.99 * most);
-    for (const PlanChoice& choice : result.best) {
-      if (choice.samples_per_second() < 0.99 * most) continue;
-      EXPECT_LE(first.peak_bytes, 1.05 * choice.peak_bytes);
-      lighter += choice.peak_bytes > first.peak_bytes ? 1 : 0;
+    const PlanChoice first = plan(model, request).best[0];
+    for (const int top : {0, 1, 60}) {
+      request.top = top;
+      const PlanResult result = plan(model, request);
+      EXPECT_EQ(result.best[0].step_seconds, first.step_seconds);
+      EXPECT_EQ(result.best[0].peak_bytes, first.peak_bytes);
+      if (top == 0) slower += first.samples_per_second() < most_samples_per_second(result) ? 1 : 0;
     }
-    request.top = 1;
-    const PlanResult one = plan(model, request);
-    ASSERT_EQ(one.best.size(), 1U);
-    EXPECT_EQ(one.best[0].step_seconds, first.step_seconds);
-    EXPECT_EQ(one.best[0].peak_bytes, first.peak_bytes);
   }
-  EXPECT_GT(lighter, 0);
+  EXPECT_GT(slower, 0);
 }
 
 TEST(Planner, KeepsTheMemory) {
@@ -259,13 +252,14 @@ TEST(Planner, SearchesForSplits) {
     const PlanResult searched = plan(model, request);
     ASSERT_FALSE(searched.best.empty());
     for (const PlanChoice& choice : searched.best) EXPECT_LE(choice.peak_bytes, request.memory * (1 + 1e-9));
-    const auto named = std::find_if(searched.best.begin(), searched.best.end(),
-                                    [](const PlanChoice& choice) { return !choice.found; });
-    ASSERT_NE(named, searched.best.end());
-    EXPECT_EQ(simulate_choice(model, *named, request).step_seconds, named->step_seconds);
+    PlanResult named = searched;
+    std::erase_if(named.best, [](const PlanChoice& choice) { return choice.found.has_value(); });
+    ASSERT_FALSE(named.best.empty());
+    for (const PlanChoice& choice : named.best)
+      EXPECT_EQ(simulate_choice(model, choice, request).step_seconds, choice.step_seconds);
     if (by_seconds.best.empty()) continue;
-    EXPECT_GE(named->samples_per_second(), by_seconds.best[0].samples_per_second());
-    faster += named->samples_per_second() > 1.005 * by_seconds.best[0].samples_per_second() ? 1 : 0;
+    EXPECT_GE(most_samples_per_second(named), most_samples_per_second(by_seconds));
+    faster += most_samples_per_second(named) > 1.005 * most_samples_per_second(by_seconds) ? 1 : 0;
   }
   EXPECT_GT(faster, 0);
 }

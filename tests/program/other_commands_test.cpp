@@ -178,6 +178,7 @@ TEST(Bench, RefusesWhatItCannotMeasure) {
   test::expect_one_message(
       {"bench", config, "--repeat", "1", "--steps", "1", "--json", folder.path("no/such/file")},
       {folder.path("no/such/file")});
+  test::expect_one_message({"bench", config, "--kernels", config}, {"--kernels", config});
 }
 
 TEST(Plan, DrawsAndTimesASchedule) {

@@ -12,10 +12,11 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "repro"))
-from kernels import OCCUPANCY, sm_occupancy
+from experiment import TOY
+from kernels import w_occupancy
 
 MICRO_BATCHES = 3
-SMALL = ["model.dim=32", "model.heads=2", "model.hidden=64", "model.layers=2", "model.vocab=64", "data.sequence=16"]
+OCCUPANCY = "est. achieved occupancy %"  # as Kineto's output_json.cpp names it
 
 
 def launch(event, correlation):
@@ -35,7 +36,7 @@ class Kernels(unittest.TestCase):
         cls.temporary = tempfile.TemporaryDirectory()
         cls.addClassCleanup(cls.temporary.cleanup)
         cls.folder = pathlib.Path(cls.temporary.name)
-        subprocess.run([os.environ["TWOBP_PROGRAM"], "bench", ROOT / "configs/bench_llama.json", "--set", *SMALL, "--schedules", "gpipe",
+        subprocess.run([os.environ["TWOBP_PROGRAM"], "bench", ROOT / "configs/bench_llama.json", "--set", *TOY["llama"], "--schedules", "gpipe",
                         "--p2", "end", "--p2-batching", "loop", "concat", "--micro-batches", str(MICRO_BATCHES), "--repeat", "1",
                         "--kernels", cls.folder], check=True, capture_output=True, timeout=120)
         cls.trace = json.loads((cls.folder / "0.json").read_text())
@@ -46,7 +47,7 @@ class Kernels(unittest.TestCase):
     def occupancy_with(self, *events):
         path = self.folder / "with_kernels.json"
         path.write_text(json.dumps({"traceEvents": [*self.trace["traceEvents"], *events]}))
-        return sm_occupancy(path, "W")
+        return w_occupancy(path)
 
     def test_a_trace_for_each_row(self):
         self.assertEqual(sorted(path.name for path in self.folder.glob("[0-9]*.json")), ["0.json", "1.json"])

@@ -87,19 +87,23 @@ class Planner {
       return std::move(result_);
     }
     if (request_.search) search_splits(kept);
-    give_advice(*lightest_of_fastest(best));
-    if (request_.search) search_schedules(top, kept);
-    const auto first = lightest_of_fastest(best);
-    std::rotate(best.begin(), first, first + 1);
-    best.resize(std::min(best.size(), top));
+    const auto named = shown(best, top);
+    if (request_.search) search_schedules(named, kept);
+    best = shown(best, top);
+    give_advice(best.front().found ? named.front() : best.front());
     return std::move(result_);
   }
 
  private:
-  // Rows that are compared by memory and whose splits are searched, and what a simulation's ops may add up to
-  // for each of them.
-  static constexpr size_t kCompared = 30;
+  // What a simulation's ops may add up to while a row's splits are searched.
   static constexpr double kSearchedOps = 3e5;
+
+  static std::vector<PlanChoice> shown(std::vector<PlanChoice> best, size_t top) {
+    const auto first = lightest_of_fastest(best);
+    std::rotate(best.begin(), first, first + 1);
+    best.resize(std::min(best.size(), top));
+    return best;
+  }
 
   const CostModel& model_of(const PlanChoice& choice) const {
     const auto at = std::find_if(models_.begin(), models_.end(),
@@ -298,11 +302,9 @@ class Planner {
     }
   }
 
-  // A schedule without a name for each way to place the model, and its micro-batches, among the best `top`.
-  void search_schedules(size_t top, size_t kept) {
+  // A schedule without a name for each way in `named` to place the model, and its micro-batches.
+  void search_schedules(const std::vector<PlanChoice>& named, size_t kept) {
     std::set<std::tuple<std::vector<int>, std::vector<int>, int, int, int, std::string>> known;
-    auto named = result_.best;
-    named.resize(std::min(named.size(), top));
     for (PlanChoice choice : named) {
       if (!choice.runnable()) continue;
       const Schedule schedule = schedule_of(choice);

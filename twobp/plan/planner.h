@@ -76,8 +76,8 @@ struct PlanResult {
   int64_t simulated = 0;
   // Nothing fits: the combination that needs the least memory; peak_bytes is what it needs.
   std::optional<PlanChoice> smallest;
-  // On the best one with a name, or its schedule with the default policy if that is off; nullopt: nothing
-  // fits.
+  // On the first one, or what would be first without searched schedules; its schedule has the default policy
+  // if that is off. nullopt: nothing fits.
   std::optional<Advice> advice;
 };
 

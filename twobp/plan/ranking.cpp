@@ -1,6 +1,7 @@
 #include "twobp/plan/ranking.h"
 
 #include <algorithm>
+#include <cstddef>
 
 namespace twobp {
 namespace {
@@ -24,8 +25,9 @@ void insert_by_speed(std::vector<PlanChoice>& best, const PlanChoice& choice, si
 
 std::vector<PlanChoice>::iterator lightest_of_fastest(std::vector<PlanChoice>& best) {
   const double fast = kSameSpeed * best.front().samples_per_second();
-  const auto end = std::ranges::find_if(
-      best, [&](const PlanChoice& choice) { return choice.samples_per_second() < fast; });
+  const auto compared = best.begin() + static_cast<std::ptrdiff_t>(std::min(best.size(), kCompared));
+  const auto end = std::find_if(best.begin(), compared,
+                                [&](const PlanChoice& choice) { return choice.samples_per_second() < fast; });
   const auto lightest = std::min_element(
       best.begin(), end, [](const auto& a, const auto& b) { return a.peak_bytes < b.peak_bytes; });
   const double light = kSameBytes * lightest->peak_bytes;
