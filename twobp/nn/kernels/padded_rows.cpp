@@ -46,6 +46,11 @@ at::Tensor with_even_rows(at::Tensor tensor) {
   return tensor.contiguous();
 }
 
+at::Tensor own_even_rows(at::Tensor tensor, bool own) {
+  if (own && has_even_rows(tensor)) return tensor;
+  return tensor.clone(at::MemoryFormat::Contiguous);
+}
+
 int64_t row_stride(const at::Tensor& tensor) {
   return tensor.dim() < 2 || tensor.is_contiguous() ? tensor.size(-1) : tensor.stride(-2);
 }

@@ -63,7 +63,7 @@ Values Attention::forward(Values values, Context& context, Saved& saved) {
   TWOBP_CHECK(packed.scalar_type() == dtype_, "attention has dtype ", c10::toString(dtype_), ", got ",
               c10::toString(packed.scalar_type()));
   const bool ours = context.owns_input || exclusively_owned(packed);
-  packed = ours && has_even_rows(packed) ? packed : packed.clone(at::MemoryFormat::Contiguous);
+  packed = own_even_rows(std::move(packed), ours);
   const int64_t positions = packed.size(1);
   const int64_t past = context.generating ? context.past : 0;
   prepare_rope(past + positions, packed.device());

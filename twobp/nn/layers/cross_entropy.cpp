@@ -54,7 +54,7 @@ Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
   if (labels.is_cpu()) check_labels(labels, cols);
   const int64_t right = context.training ? 0 : count_right(logits, labels);
   const bool ours = context.owns_input || exclusively_owned(logits);
-  logits = ours && has_even_rows(logits) ? logits : logits.clone(at::MemoryFormat::Contiguous);
+  logits = own_even_rows(std::move(logits), ours);
   const double scale = context.loss_scale * context.gradient_scale;
   Values out;
   if (by_operators(logits)) {
