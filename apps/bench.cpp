@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -142,16 +143,17 @@ void measure(BenchRow& row, int untimed_steps, const BenchOptions& options) {
   for (int i = 0; i < options.steps; ++i) {
     const StepReport report = trainer.step(row.batch, row.variant).report;
     row.seconds.push_back(report.seconds());
-    const Simulation predicted = predict(pipeline, plan, report);
-    row.predicted_seconds.push_back(predicted.step_seconds);
+    std::optional<Simulation> predicted;
+    if (report.timed()) predicted = predict(pipeline, plan, report);
+    row.predicted_seconds.push_back(predicted ? predicted->step_seconds : kUnknown);
     for (int r = 0; r < pipeline.ranks(); ++r) {
       row.idle[r].push_back(report.idle_fraction(r));
-      row.predicted[r].push_back(predicted.idle_fraction(r));
+      row.predicted[r].push_back(predicted ? predicted->idle_fraction(r) : kUnknown);
     }
     double busy = 0;
     for (const RankTimes& times : report.ranks) busy += times.busy;
     row.last_products = products_of(report);
-    row.products.push_back(row.last_products.seconds / busy);
+    row.products.push_back(row.last_products.seconds > 0 ? row.last_products.seconds / busy : kUnknown);
     for (int r = 0; r < pipeline.ranks(); ++r) {
       const MemoryUse& use = report.rank_memory[r];
       if (use.peak <= row.peaks[r]) continue;

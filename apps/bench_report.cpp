@@ -6,6 +6,7 @@
 
 #include "apps/json_report.h"
 #include "twobp/core/check.h"
+#include "twobp/core/figures.h"
 #include "twobp/core/median.h"
 #include "twobp/core/text.h"
 #include "twobp/train/auto_variant.h"
@@ -72,9 +73,9 @@ json bench_row_to_json(const BenchRow& row) {
           {"stage_seconds", stage_seconds},
           {"optimizer_seconds", optimizer_seconds},
           {"product_share", median(row.products)},
-          {"product_gflops", products.seconds > 0 ? products.operations / products.seconds / 1e9 : 0},
+          {"product_gflops", products.seconds > 0 ? products.operations / products.seconds / 1e9 : kUnknown},
           {"p2_seconds_all", row.p2_seconds},
-          {"p2_gflops", p2_seconds > 0 ? p2_operations / p2_seconds / 1e9 : 0},
+          {"p2_gflops", p2_seconds > 0 ? p2_operations / p2_seconds / 1e9 : kUnknown},
           {"allocations", allocations},
           {"peak_bytes", row.peaks},
           {"peak_held_bytes", row.held}};
@@ -109,14 +110,14 @@ void print_bench_table(const std::vector<BenchRow>& rows) {
     for (const int64_t peak : row.peaks) peaks.push_back(format_bytes(static_cast<double>(peak)));
     const auto [fastest, slowest] = std::minmax_element(row.seconds.begin(), row.seconds.end());
     print_recompute(recompute_of(row));
-    std::printf(
-        "%-9s %-16s %-9s %-11s %-6s %3zu  %8.4fs (%6.4f - %6.4f) %10.0f %6.3fx %7.3f %9.3f %8.3f  %s\n",
-        row.trainer->config().train.precision.c_str(), row.schedule.c_str(),
-        std::string(policy_name(row.variant.policy)).c_str(),
-        std::string(batching_name(row.variant.batching)).c_str(), row.cap.c_str(),
-        row.batch.micro_batches.size(), median(row.seconds), *fastest, *slowest,
-        static_cast<double>(row.batch.tokens) / median(row.seconds), median(ratios), mean(medians(row.idle)),
-        mean(medians(row.predicted)), median(row.products), join(peaks, " | ").c_str());
+    std::printf("%-9s %-16s %-9s %-11s %-6s %3zu  %8.4fs (%6.4f - %6.4f) %10.0f %6.3fx %7s %9s %8s  %s\n",
+                row.trainer->config().train.precision.c_str(), row.schedule.c_str(),
+                std::string(policy_name(row.variant.policy)).c_str(),
+                std::string(batching_name(row.variant.batching)).c_str(), row.cap.c_str(),
+                row.batch.micro_batches.size(), median(row.seconds), *fastest, *slowest,
+                static_cast<double>(row.batch.tokens) / median(row.seconds), median(ratios),
+                fixed(mean(medians(row.idle)), 3).c_str(), fixed(mean(medians(row.predicted)), 3).c_str(),
+                fixed(median(row.products), 3).c_str(), join(peaks, " | ").c_str());
   }
   for (const BenchRow& row : rows) {
     if (row.schedule != kAutoSchedule) continue;

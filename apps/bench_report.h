@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,10 @@
 #include "twobp/train/trainer.h"
 
 namespace twobp {
+
+// What nobody measures: the parts of a step that is put in as a graph, products on a GPU. `-` in the table,
+// null in JSON.
+constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
 // A way to run a step, and what was measured of it.
 struct BenchRow {

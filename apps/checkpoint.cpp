@@ -208,19 +208,23 @@ void add_checkpoint_command(CLI::App& app, int& exit_code) {
 
   CLI::App* converting =
       add("convert", "A model for transformers, or a checkpoint of another number of files");
-  converting->add_option("--model", options->model,
-                         "Folder for config.json and safetensors files, as save.model writes them");
+  CLI::Option* model = converting->add_option(
+      "--model", options->model, "Folder for config.json and safetensors files, as save.model writes them");
   converting->add_option("--dtype", options->dtype, "Of the model's weights")
+      ->needs(model)
       ->check(CLI::IsMember({"float32", "bfloat16", "float16"}))
       ->capture_default_str();
-  converting->add_option("--checkpoint", options->checkpoint,
-                         "New folder for the same checkpoint, to be gone on from by train --resume");
+  CLI::Option* checkpoint =
+      converting->add_option("--checkpoint", options->checkpoint,
+                             "New folder for the same checkpoint, to be gone on from by train --resume");
   converting->add_option("--parts", options->parts, "Files of each kind in it, as of so many processes")
+      ->needs(checkpoint)
       ->check(CLI::Range(1, 99999))
       ->capture_default_str();
   converting
       ->add_option("--set", options->overrides,
                    "Override a key of the run's configuration, such as model.from=FOLDER if that has moved")
+      ->needs(model)
       ->take_all();
   converting->callback([options] { convert(*options); });
 }

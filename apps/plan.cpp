@@ -92,8 +92,8 @@ void check_flags(const CLI::App& plan, PlanJob job, const PlanOptions& options) 
     if ((flag.jobs & job) != 0 || plan.get_option(flag.name)->count() == 0) continue;
     fail(flag.name, " plays no part ", job_text(job));
   }
-  for (const auto& [flag, needs] :
-       {std::pair{"--csv-form", "--csv"}, std::pair{"--svg-end", "--svg"}, std::pair{"--set", "config"}}) {
+  for (const auto& [flag, needs] : {std::pair{"--csv-form", "--csv"}, std::pair{"--svg-end", "--svg"},
+                                    std::pair{"--no-ops", "--json"}, std::pair{"--set", "config"}}) {
     TWOBP_CHECK(plan.get_option(flag)->count() == 0 || plan.get_option(needs)->count() > 0, flag,
                 " plays no part without ", needs == std::string("config") ? "a configuration" : needs);
   }

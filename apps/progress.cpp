@@ -4,6 +4,8 @@
 #include <numeric>
 #include <unistd.h>
 
+#include "twobp/core/check.h"
+#include "twobp/core/figures.h"
 #include "twobp/core/text.h"
 
 namespace twobp {
@@ -27,12 +29,13 @@ void Progress::show(const StepResult& result) {
   for (const MemoryUse& use : result.report.rank_memory) {
     memory += (memory.empty() ? "" : " | ") + format_bytes(static_cast<double>(use.peak));
   }
-  std::printf("%sstep %lld/%lld  loss %.4f%s  %.0f %s/s  left %s  idle %.1f%%  memory %s%s",
-              terminal_ ? "\r\033[K" : "", static_cast<long long>(result.step),
-              static_cast<long long>(total_), result.loss, result.skipped ? " (skipped)" : "",
-              static_cast<double>(result.tokens) / mean, items_.c_str(),
-              format_seconds(mean * static_cast<double>(total_ - result.step)).c_str(),
-              100 * result.report.mean_idle(), memory.c_str(), terminal_ ? "" : "\n");
+  const std::string idle =
+      result.report.timed() ? concat("  idle ", fixed(100 * result.report.mean_idle(), 1), '%') : "";
+  std::printf("%sstep %lld/%lld  loss %.4f%s  %.0f %s/s  left %s%s  memory %s%s", terminal_ ? "\r\033[K" : "",
+              static_cast<long long>(result.step), static_cast<long long>(total_), result.loss,
+              result.skipped ? " (skipped)" : "", static_cast<double>(result.tokens) / mean, items_.c_str(),
+              format_seconds(mean * static_cast<double>(total_ - result.step)).c_str(), idle.c_str(),
+              memory.c_str(), terminal_ ? "" : "\n");
   std::fflush(stdout);
   line_open_ = terminal_;
 }

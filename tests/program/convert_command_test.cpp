@@ -139,6 +139,17 @@ TEST_F(CheckpointCommand, Refusals) {
   expect_one_message({"checkpoint", "convert", path("checkpoints")}, {"--model", "--checkpoint"});
   expect_one_message({"checkpoint", "convert", path("checkpoints"), "--checkpoint", path("checkpoints")},
                      {path("checkpoints"), "holds checkpoints"});
+  for (const auto& [option, value, needs] : {std::tuple{"--parts", "4", "--checkpoint"},
+                                             {"--dtype", "float16", "--model"},
+                                             {"--set", "train.seed=2", "--model"}}) {
+    const bool to_model = needs == std::string("--checkpoint");  // the other one
+    const auto run =
+        test::run_program({"checkpoint", "convert", path("checkpoints"),
+                           to_model ? "--model" : "--checkpoint", path("unused"), option, value});
+    EXPECT_NE(run.exit_code, 0);
+    EXPECT_NE(run.err.find(concat(option, " requires ", needs)), std::string::npos) << run.err;
+    EXPECT_FALSE(std::filesystem::exists(path("unused")));
+  }
   flip_a_bit("checkpoints/step-00000004/weights.safetensors");
   expect_one_message({"checkpoint", "convert", path("checkpoints"), "--model", path("converted")},
                      {"step-00000004/weights.safetensors", "damaged"});

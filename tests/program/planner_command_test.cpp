@@ -182,6 +182,7 @@ TEST_F(PlanModel, RefusesOptionsThatPlayNoPart) {
   refuse({config_, "--costs", file}, "--seconds", "1", "--costs");
   refuse({"--costs", file, "--ranks", "2"}, "--set", "train.steps=2", "configuration");
   refuse({"--stages", "2"}, "--csv-form", "compute_only", "--csv");
+  refuse({"--stages", "2"}, "--no-ops", "", "--json");
   refuse({"--stages", "2"}, "--svg-end", "3", "--svg");
 }
 

@@ -175,6 +175,9 @@ TEST_P(AsGraph, TrainsToTheSameBits) {
       const StepResult actual = as_graph->step(batch, variant);
       EXPECT_EQ(expected.loss, actual.loss) << "step " << actual.step;
       EXPECT_EQ(expected.grad_norm, actual.grad_norm) << "step " << actual.step;
+      EXPECT_TRUE(expected.report.timed());
+      EXPECT_EQ(actual.report.timed(), actual.step == 1) << "only the first is not put in as a graph";
+      EXPECT_EQ(std::isnan(actual.report.mean_idle()), actual.step != 1);
     }
     EXPECT_EQ(test::replays() - replays, device == std::string_view(kStandIn) ? 3 : 0)
         << "all steps but the first";

@@ -48,6 +48,7 @@ class Nccl : public ::testing::Test {
   void SetUp() override {
     stand_in_nccl_state().error = 0;
     stand_in_nccl_state().loses_data = false;
+    stand_in_nccl_state().stuck = false;
     stand_in_nccl_state().most_in_stream = 0;
     stand_in_nccl_state().bytes = 0;
   }
@@ -146,6 +147,33 @@ TEST_F(Nccl, AnErrorOfNcclEndsTheRun) {
       transport.receive(1 - transport.rank(), forward(9, 9), kLong);
     });
     expect_parts(what, {"stopped: rank ", "remote process exited", "NCCL_DEBUG=INFO"});
+  });
+}
+
+// A rank that waits for NCCL to take a call leaves it before its communicator is freed.
+TEST_F(Nccl, AnAbortEndsACallThatIsUnderWay) {
+  run(test::all_links(2), {}, [](Transport& transport) {
+    barrier(transport, kLong);
+    if (transport.rank() == 1) {
+      expect_parts(message_of([&] { transport.receive(0, forward(9, 9), kLong); }), {"enough"});
+      return;
+    }
+    stand_in_nccl_state().stuck = true;
+    std::thread other([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      transport.abort("enough");
+    });
+    EXPECT_THROW(
+        {
+          try {
+            transport.isend(1, forward(1, 0), {at::ones({2})});
+          } catch (const Aborted& aborted) {
+            expect_parts(aborted.what(), {"rank 0 stopped: enough"});
+            throw;
+          }
+        },
+        Aborted);
+    other.join();
   });
 }
 

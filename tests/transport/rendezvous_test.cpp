@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <arpa/inet.h>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <netinet/in.h>
+#include <spawn.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <thread>
@@ -256,6 +258,44 @@ TEST(RendezvousProcess, OfTheirOwnMeet) {
   }
   EXPECT_EQ(exit_code(concat(start, "code=0; ", end, "exit $code")), 0);
   EXPECT_EQ(marks.all(), (std::vector<std::string>{"0", "1", "2"}));
+}
+
+// What the process of the test below does: runs the store until it is killed.
+TEST(RendezvousProcess, HostingChild) {
+  if (!std::getenv(kChild)) GTEST_SKIP() << "run by the tests of processes";
+  auto rendezvous = std::make_shared<Rendezvous>(rendezvous_place(find_launcher()), kLong);
+  const auto transport = make_store_transport(rendezvous);
+  barrier(*transport, kLong);
+  ::alarm(static_cast<unsigned>(kLong));
+  ::pause();
+}
+
+// Nothing comes from there any more, not even an end of the connection.
+TEST(RendezvousProcess, AHostThatStandsStillHoldsNobodyUp) {
+  const int port = test::free_port();
+  std::vector<std::string> command = {"env",
+                                      concat(kChild, "=1"),
+                                      "RANK=0",
+                                      "WORLD_SIZE=2",
+                                      "LOCAL_RANK=0",
+                                      "MASTER_ADDR=127.0.0.1",
+                                      concat("MASTER_PORT=", port),
+                                      own_path(),
+                                      "--gtest_filter=RendezvousProcess.HostingChild"};
+  std::vector<char*> arguments;
+  for (std::string& argument : command) arguments.push_back(argument.data());
+  arguments.push_back(nullptr);
+  pid_t child = 0;
+  ASSERT_EQ(::posix_spawnp(&child, "env", nullptr, nullptr, arguments.data(), environ), 0);
+  auto transport = make_store_transport(std::make_shared<Rendezvous>(place_at(port, 1, 2), kLong));
+  barrier(*transport, kLong);
+  ::kill(child, SIGSTOP);
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, WUNTRACED), child);
+  EXPECT_TRUE(WIFSTOPPED(status));
+  transport.reset();  // ends, though the listener hears nothing
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
 }
 
 TEST(RendezvousProcess, StartedByTorchrunMeet) {

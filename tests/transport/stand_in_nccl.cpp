@@ -90,7 +90,8 @@ int get_async_error(NcclComm comm, int* error) {
   *error = channel.error != 0 ? channel.error : stand_in_nccl_state().error.load();
   if (*error != 0) return 0;
   const int other = 1 - mine.side;
-  if (!channel.joined[other] || (channel.began[mine.side] && !channel.began[other]))
+  if (stand_in_nccl_state().stuck || !channel.joined[other] ||
+      (channel.began[mine.side] && !channel.began[other]))
     *error = NcclApi::kInProgress;
   return 0;
 }
@@ -98,7 +99,8 @@ int get_async_error(NcclComm comm, int* error) {
 int begin(const Comm& mine) {
   const std::lock_guard lock(mine.channel->mutex);
   mine.channel->began[mine.side] = true;
-  return mine.channel->began[1 - mine.side] ? NcclApi::kSuccess : NcclApi::kInProgress;
+  const bool done = mine.channel->began[1 - mine.side] && !stand_in_nccl_state().stuck;
+  return done ? NcclApi::kSuccess : NcclApi::kInProgress;
 }
 
 void run_send(Channel& channel, const void* data, size_t bytes) {

@@ -15,6 +15,7 @@ NcclApi stand_in_nccl();
 struct StandInNccl {
   std::atomic<int> error{0};            // reported by ncclCommGetAsyncError
   std::atomic<bool> loses_data{false};  // transfers never end
+  std::atomic<bool> stuck{false};       // calls stay under way
   std::atomic<int> most_in_stream{0};   // sends of one communicator that were in its stream at once
   std::atomic<int64_t> bytes{0};        // that have crossed
 };

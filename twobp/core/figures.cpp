@@ -1,5 +1,6 @@
 #include "twobp/core/figures.h"
 
+#include <cmath>
 #include <iomanip>
 #include <sstream>
 
@@ -12,6 +13,7 @@ std::string number(double value) {
 }
 
 std::string fixed(double value, int digits) {
+  if (std::isnan(value)) return "-";
   std::ostringstream out;
   out << std::fixed << std::setprecision(digits) << value;
   return out.str();

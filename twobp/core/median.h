@@ -2,13 +2,17 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <vector>
 
 namespace twobp {
 
-// Of at least one number; of an even count the mean of the middle two.
+// Of at least one number; of an even count the mean of the middle two; NaN if one of them is.
 inline double median(std::vector<double> values) {
+  const auto unknown =
+      std::find_if(values.begin(), values.end(), [](double value) { return std::isnan(value); });
+  if (unknown != values.end()) return *unknown;
   std::sort(values.begin(), values.end());
   const size_t n = values.size();
   return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;

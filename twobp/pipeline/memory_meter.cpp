@@ -53,7 +53,10 @@ struct MemoryMeter::Books : c10::MemoryReportingInfoBase {
     if (alloc_size > 0) {
       if (current_owner.stage < 0) return;
       const std::lock_guard lock(mutex);
-      entries[ptr] = {current_owner, alloc_size};
+      const auto [found, fresh] = entries.try_emplace(ptr);
+      if (!fresh)
+        book(found->second.owner, -found->second.bytes);  // released on a thread that is not watched
+      found->second = {current_owner, alloc_size};
       book(current_owner, alloc_size);
     } else if (!forget(ptr)) {
       forget_elsewhere(ptr);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -40,7 +41,8 @@ struct Event {
   int64_t peak = 0;
 };
 
-// Seconds a stage spent, and how often: the mean is what one micro-batch costs.
+// Seconds a stage spent, and how often: the mean is what one micro-batch costs. NaN, as in RankTimes, of a
+// step that was put in as a graph (StepReport::timed).
 struct StageTimes {
   double forward = 0;
   double backward_p1 = 0;
@@ -82,6 +84,9 @@ struct StepReport {
   std::vector<std::vector<Event>> events;  // by rank; only if asked for
 
   double seconds() const { return end - begin; }
+  // Whether F, I and W were timed one by one. Of a graph only the whole is: what would be the seconds of its
+  // parts, busy and idle, is NaN.
+  bool timed() const { return !std::isnan(ranks.front().busy); }
   double idle_fraction(int rank) const {
     const RankTimes& times = ranks[rank];
     return 1 - times.busy / (times.span > 0 ? times.span : seconds());

@@ -208,6 +208,7 @@ void RankExecutor::release_oldest_p2() {
 }
 
 void RankExecutor::free_slot(int s, int micro_batch) {
+  if (micro_batch < input_->slab_slots) return;  // nobody has had it in this step
   const auto holds_slot = [&](const PendingP2& pending) {
     return pending.stage == s && pending.micro_batch <= micro_batch - input_->slab_slots;
   };

@@ -1,5 +1,6 @@
 // A step of a rank from its first instruction to its last and the update behind it.
 #include <algorithm>
+#include <limits>
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
@@ -90,7 +91,12 @@ RankResult RankExecutor::finish_recorded(const StepInput& input, const DeviceEve
   prepare(input);
   losses_ = recorded_losses_;
   for (Parameter* parameter : recorded_grads_) parameter->has_grad_from_elsewhere();
-  return this->end(input);
+  RankResult result = this->end(input);
+  constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+  result.times.busy = kUnknown;
+  result.times.idle.fill(kUnknown);
+  for (StageTimes& times : result.stages) times.forward = times.backward_p1 = times.backward_p2 = kUnknown;
+  return result;
 }
 
 RankResult RankExecutor::end(const StepInput& input) {

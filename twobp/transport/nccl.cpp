@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <thread>
+#include <type_traits>
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
@@ -215,10 +216,11 @@ class NcclTransport : public Transport {
       DeviceEvent done;
       if (!message.on_device.empty()) {
         TWOBP_CHECK(peer.receive, "rank ", from, " sent by NCCL to rank ", rank(), " without a link");
-        const auto lock = lock_links();
-        const OnStream there(peer.receive->stream());  // whose memory it is
-        peer.receive->under_way();
-        done = peer.receive->receive(message.allocate(device_.where(), options_.tensors), message.tag);
+        done = in_links([&] {
+          const OnStream there(peer.receive->stream());  // whose memory it is
+          peer.receive->under_way();
+          return peer.receive->receive(message.allocate(device_.where(), options_.tensors), message.tag);
+        });
       }
       mailbox_.put({from, message.tag, std::move(message.values), done});
     }
@@ -241,9 +243,12 @@ class NcclTransport : public Transport {
     while (!peer.queued.empty()) {
       Outgoing& out = peer.queued.front();
       if (!out.message.on_device.empty()) {
-        const auto lock = lock_links();
-        if (peer.send->under_way() >= kUnderWay) return;
-        peer.send->send(std::move(out.message.on_device), out.ready, out.tag);
+        const bool sent = in_links([&] {
+          if (peer.send->under_way() >= kUnderWay) return false;
+          peer.send->send(std::move(out.message.on_device), out.ready, out.tag);
+          return true;
+        });
+        if (!sent) return;
       }
       host_->isend(to, head_tag(peer.sent++), std::move(out.message.head));
       peer.queued.pop_front();
@@ -269,6 +274,7 @@ class NcclTransport : public Transport {
     const std::lock_guard lock(reason_mutex_);
     if (aborted_.exchange(true)) return;
     reason_ = what;
+    for_links([](NcclLink& link) { link.interrupt(); });
   }
 
   void throw_if_aborted() {
@@ -278,23 +284,33 @@ class NcclTransport : public Transport {
     throw Aborted(reason_);
   }
 
-  // Links that are not aborted while it is held.
-  std::unique_lock<std::timed_mutex> lock_links() {
-    std::unique_lock lock(mutex_);
-    if (aborted_) {
-      lock.unlock();
-      throw_if_aborted();
+  // `call` of links, which nobody aborts meanwhile unless NCCL does not return.
+  template <typename Call>
+  std::invoke_result_t<Call> in_links(const Call& call) {
+    try {
+      const std::lock_guard lock(mutex_);
+      if (aborted_) throw Aborted("before the call");
+      return call();
+    } catch (const Aborted&) {
+      throw_if_aborted();  // says why
+      throw;
     }
-    return lock;
   }
 
   void abort_links() {
+    for_links([](NcclLink& link) { link.interrupt(); });  // after a failed start, too
     // A call that hangs in NCCL keeps the lock; NCCL allows an abort beside it.
     std::unique_lock lock(mutex_, std::defer_lock);
     (void)lock.try_lock_for(std::chrono::duration<double>(kLockSeconds));
+    for_links([](NcclLink& link) { link.abort(); });
+  }
+
+  template <typename Visit>
+  void for_links(const Visit& visit) {
     for (Peer& peer : peers_) {
-      if (peer.send) peer.send->abort();
-      if (peer.receive) peer.receive->abort();
+      for (NcclLink* link : {peer.send.get(), peer.receive.get()}) {
+        if (link) visit(*link);
+      }
     }
   }
 
@@ -311,11 +327,9 @@ class NcclTransport : public Transport {
       {
         std::unique_lock lock(mutex_, std::defer_lock);
         if (!lock.try_lock_for(std::chrono::duration<double>(kLockSeconds))) continue;
-        for (Peer& peer : peers_) {
-          for (NcclLink* link : {peer.send.get(), peer.receive.get()}) {
-            if (link && trouble.empty()) trouble = link->trouble(options_.timeout);
-          }
-        }
+        for_links([&](NcclLink& link) {
+          if (trouble.empty()) trouble = link.trouble(options_.timeout);
+        });
       }
       if (!trouble.empty()) abort(concat("rank ", rank(), ": ", trouble));
     }

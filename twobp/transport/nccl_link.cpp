@@ -25,13 +25,14 @@ NcclLink::NcclLink(const NcclApi& api, const Device& device, const DeviceStream&
 }
 
 NcclLink::~NcclLink() {
-  if (!comm_) return;
+  if (!comm_ || freed_) return;
   const bool quiet = !aborted_ && under_way() == 0;
   (quiet ? api_.destroy : api_.abort)(comm_);
 }
 
 void NcclLink::check(int result, const char* what, double deadline) {
   while (result == NcclApi::kInProgress) {
+    if (aborted_) throw Aborted(concat("NCCL from ", name_, ": ", what, " was given up"));
     const int asked = api_.get_async_error(comm_, &result);
     if (asked != NcclApi::kSuccess) result = asked;
     if (result != NcclApi::kInProgress) break;
@@ -63,7 +64,7 @@ void NcclLink::connect(at::Device memory, double deadline, const std::function<v
 }
 
 void NcclLink::put(const at::Tensor& tensor, double deadline) {
-  TWOBP_CHECK(comm_, "NCCL from ", name_, " was aborted");
+  TWOBP_CHECK(!aborted_, "NCCL from ", name_, " was aborted");
   const size_t bytes = tensor.nbytes();
   if (bytes == 0) return;
   void* stream = stream_.native();
@@ -109,9 +110,8 @@ std::string NcclLink::trouble(double timeout) {
 }
 
 void NcclLink::abort() {
-  if (!comm_ || aborted_.exchange(true)) return;
-  api_.abort(comm_);
-  comm_ = nullptr;
+  interrupt();
+  if (comm_ && !freed_.exchange(true)) api_.abort(comm_);
 }
 
 }  // namespace twobp

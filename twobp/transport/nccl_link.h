@@ -42,8 +42,11 @@ class NcclLink {
   // What is wrong, or nothing: an error that NCCL reports, or a transfer that has taken longer than
   // `timeout`.
   std::string trouble(double timeout);
-  // Ends what is under way, kernels that wait for the peer included. Nothing can be sent or received
-  // afterwards.
+  // From any thread: has whoever waits in a call of this link leave it, by Aborted. Nothing can be sent or
+  // received afterwards.
+  void interrupt() { aborted_ = true; }
+  // The same, and ends what is under way, kernels that wait for the peer included. Nobody may be in a call of
+  // this link but one that NCCL does not return from.
   void abort();
 
  private:
@@ -55,7 +58,7 @@ class NcclLink {
   };
 
   // Throws Error unless the call of NCCL that returned this has succeeded; waits for it where it is under
-  // way.
+  // way. Aborted if that is what ends it.
   void check(int result, const char* what, double deadline);
   void put(const at::Tensor& tensor, double deadline);
 
@@ -66,6 +69,7 @@ class NcclLink {
   DeviceStream stream_;
   NcclComm comm_ = nullptr;
   std::atomic<bool> aborted_{false};
+  std::atomic<bool> freed_{false};     // comm_, by abort()
   std::function<void()> look_around_;  // while it connects
   std::deque<Transfer> transfers_;
 };

@@ -11,6 +11,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/core/patience.h"
 #include "twobp/core/text.h"
 
 namespace twobp {
@@ -44,7 +45,7 @@ void quiet_c10d() {
 }
 
 // After a refused try c10d sleeps for as long as five seconds: a guest that comes before the host asks again
-// with time-outs of its own, short ones first.
+// with time-outs of its own, short ones first: by the clock, as c10d counts its waits.
 c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& address, c10d::TCPStoreOptions options,
                                               double timeout) {
   const double deadline = now_seconds() + timeout;
@@ -150,7 +151,7 @@ Rendezvous::Rendezvous(RendezvousPlace place, std::unique_ptr<Store> store)
     : place_(std::move(place)), store_(std::move(store)) {}
 
 void Rendezvous::join(double timeout) {
-  const double deadline = now_seconds() + timeout;
+  const double deadline = awake_seconds() + timeout;
   const auto leave = [&](const std::string& reason) {
     if (place_.rank == 0 && !place_.hosted) sleep_for(kRefusalSeconds);  // the store ends with this process
     fail(reason);
@@ -182,7 +183,7 @@ void Rendezvous::join(double timeout) {
       joined_ = true;
       return;
     }
-    if (now_seconds() > deadline) {
+    if (awake_seconds() > deadline) {
       std::vector<std::string> names;
       for (const int rank : missing) {
         if (names.size() == kMostNamed) break;
@@ -202,8 +203,8 @@ Rendezvous::~Rendezvous() {
   try {
     const int64_t left = store_->add("left", 1);
     if (place_.rank > 0 || place_.hosted || !wait_for_others_) return;
-    const double deadline = now_seconds() + kLeaveSeconds;
-    for (int64_t gone = left; gone < place_.size && now_seconds() < deadline; sleep_for(1e-3)) {
+    const double deadline = awake_seconds() + kLeaveSeconds;
+    for (int64_t gone = left; gone < place_.size && awake_seconds() < deadline; sleep_for(1e-3)) {
       gone = store_->add("left", 0);
     }
   } catch (const std::exception&) {
@@ -220,9 +221,9 @@ void Rendezvous::set(const std::string& key, const std::string& value) {
 }
 
 std::string Rendezvous::get(const std::string& key, double timeout) {
-  const double deadline = now_seconds() + timeout;
+  const double deadline = awake_seconds() + timeout;
   for (double pause = 1e-4; !store_->has(concat("key/", key)); pause = std::min(2 * pause, 0.05)) {
-    TWOBP_CHECK(now_seconds() < deadline, "rank ", place_.rank, " waited ", timeout, " s at ", name(),
+    TWOBP_CHECK(awake_seconds() < deadline, "rank ", place_.rank, " waited ", timeout, " s at ", name(),
                 " for '", key, "', which no rank has set");
     sleep_for(pause);
   }

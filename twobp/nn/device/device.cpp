@@ -81,6 +81,9 @@ Device Device::open(at::DeviceType type, int index) {
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
     at::globalContext().setDeterministicCuDNN(true);  // the same bits every time
     at::globalContext().setAllowTF32CuDNN(false);     // float32 is float32, as in matrix products
+    // Sums of 16-bit products are float32, those of a product in parts (split-K) too.
+    at::globalContext().setAllowFP16ReductionCuBLAS(false);
+    at::globalContext().setAllowBF16ReductionCuBLAS(false);
   }
   const std::string name = c10::DeviceTypeName(type, true);
   const auto* support = support_for(type);

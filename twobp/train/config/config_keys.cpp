@@ -185,7 +185,7 @@ std::vector<ConfigKey> make_keys() {
        "12.4), as if it were several smaller ones"},
       {KEY(pipeline, graphs), "",
        "with cuda: F, I, W and messages of a step of all ranks are recorded once, as a CUDA graph, and put "
-       "in by one call (never run on a GPU so far)"},
+       "in by one call; not with pipeline.run_ahead (never run on a GPU so far)"},
       {KEY(pipeline, transport), "",
        "what ranks talk through; auto: mpi or nccl where a launcher started several processes, else threads",
        one_of({"auto", "threads", "mpi", "nccl"})},

@@ -1,0 +1,41 @@
+// Numbers as text, medians: what nobody knows is told apart from a number.
+#include "twobp/core/figures.h"
+
+#include <cmath>
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include "twobp/core/median.h"
+
+namespace twobp {
+namespace {
+
+constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+
+TEST(Figures, RoundsWhatIsKnown) {
+  EXPECT_EQ(fixed(0.12345, 3), "0.123");
+  EXPECT_EQ(fixed(-2, 1), "-2.0");
+  EXPECT_EQ(percent(0.1234), "12.3 %");
+  EXPECT_EQ(milliseconds(0.0012345), "1.234 ms");
+  EXPECT_EQ(milliseconds(0.12345), "123.5 ms");
+}
+
+TEST(Figures, UnknownIsNoNumber) {
+  EXPECT_EQ(fixed(kUnknown, 3), "-");
+  EXPECT_EQ(fixed(-kUnknown, 0), "-");
+}
+
+TEST(Median, IsTheMiddle) {
+  EXPECT_EQ(median({3, 1, 2}), 2);
+  EXPECT_EQ(median({4, 1, 2, 3}), 2.5);
+  EXPECT_EQ(median({7}), 7);
+}
+
+TEST(Median, IsUnknownWhereASampleIs) {
+  EXPECT_TRUE(std::isnan(median({1, kUnknown, 3})));
+  EXPECT_TRUE(std::isnan(median({kUnknown})));
+}
+
+}  // namespace
+}  // namespace twobp
