@@ -258,5 +258,33 @@ TEST(NoEvents, UnlessAskedFor) {
   EXPECT_TRUE(run({"1f1b", P2Policy::kFill}, /*want_events=*/false).events.empty());
 }
 
+// W that is gathered is told as the micro-batches it is of, in whatever order their I ran.
+TEST(EventsOfW, NameTheMicroBatchesOfAReorderedSchedule) {
+  const ModelSpec model = small_llama(1);
+  Pipeline pipeline(model, test::no_costs(model), options_of({static_cast<int>(model.layers.size())}));
+  Plan plan = pipeline.plan("gpipe", kMicroBatches, P2Policy::kFill, P2Batching::kConcatCopy, 0);
+  plan.schedule.allow_reorder = true;
+  std::vector<int> order = {2, 0, 1, 3};
+  for (Instruction& instruction : plan.schedule.ranks[0]) {
+    if (instruction.op != Op::kBackwardP1) continue;
+    instruction.micro_batch = order.front();
+    order.erase(order.begin());
+  }
+  ASSERT_TRUE(order.empty());
+  StepOptions options = step_options();
+  options.want_events = true;
+  options.p2_order = P2Order::kBucket;
+  const StepReport report = pipeline.run(plan, random_batch(kMicroBatches), options);
+  std::map<std::string, std::vector<int>> told;  // by leaf
+  for (const Event& event : report.events[0]) {
+    if (event.kind != Event::Kind::kBackwardP2) continue;
+    for (int i = 0; i < event.count; ++i) told[event.name].push_back(event.micro_batch + i);
+  }
+  EXPECT_GT(told.size(), 3U);
+  for (const auto& [leaf, micro_batches] : told) {
+    EXPECT_EQ(micro_batches, (std::vector<int>{2, 0, 1, 3})) << leaf;
+  }
+}
+
 }  // namespace
 }  // namespace twobp

@@ -134,8 +134,10 @@ TEST(LoraTraining, TargetsMustBeThere) {
   Config config = lora_config();
   config.model.lora_targets = {"q_proj", "v_porj"};
   test::expect_error([&] { Trainer trainer(config); }, {"model.lora_targets", "v_porj", "v_proj"});
-  config.model.tied = true;
   config.model.lora_targets = {"embed_tokens"};
+  test::expect_error([&] { Trainer trainer(config); },
+                     {"model.lora_targets", "embed_tokens takes no adapter"});
+  config.model.tied = true;
   test::expect_error([&] { Trainer trainer(config); },
                      {"model.lora_targets", "input and the output embedding"});
 }

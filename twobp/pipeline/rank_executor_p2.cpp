@@ -217,16 +217,23 @@ void RankExecutor::free_slot(int s, int micro_batch) {
 }
 
 void RankExecutor::log_p2(std::span<PendingP2> together, double begin, double end) {
-  const PendingP2& first = together.front();
-  Event event;
-  event.stage = stages_[first.stage]->index();
-  event.micro_batch = first.micro_batch;
-  event.count = static_cast<int>(together.size());
-  event.layer = first.layer;
-  event.unit = first.leaf;
-  event.begin = begin;
-  event.end = end;
-  events_.backward_p2(*first.unit.layer, stages_[first.stage]->layer_name(first.layer), std::move(event));
+  const double each = (end - begin) / static_cast<double>(together.size());
+  // A reordered schedule may gather others than successive micro-batches: an event for each run of them.
+  for (size_t i = 0, next = 0; i < together.size(); i = next) {
+    const PendingP2& first = together[i];
+    for (next = i + 1; next < together.size(); ++next) {
+      if (together[next].micro_batch != together[next - 1].micro_batch + 1) break;
+    }
+    Event event;
+    event.stage = stages_[first.stage]->index();
+    event.micro_batch = first.micro_batch;
+    event.count = static_cast<int>(next - i);
+    event.layer = first.layer;
+    event.unit = first.leaf;
+    event.begin = begin + static_cast<double>(i) * each;
+    event.end = next == together.size() ? end : begin + static_cast<double>(next) * each;
+    events_.backward_p2(*first.unit.layer, stages_[first.stage]->layer_name(first.layer), std::move(event));
+  }
 }
 
 }  // namespace twobp

@@ -17,7 +17,7 @@ struct ModelConfig {
   int64_t heads = 4;
   int64_t kv_heads = 0;  // 0: as many as heads
   int64_t head_dim = 0;  // 0: dim / heads
-  int64_t hidden = 0;    // width of the MLP; 0: dim * 8 / 3 rounded up to a multiple of 64
+  int64_t hidden = 0;    // width of the MLP; 0: dim * 8 / 3 rounded up to a multiple of 64, bert: 4 * dim
   int64_t vocab = 256;
   double norm_eps = 1e-5;
   double rope_theta = 10000;
@@ -163,7 +163,8 @@ Config parse_config(const std::string& json, const std::string& origin,
 // on.
 void check_config(const Config& config);
 
-// "auto" -> -1; "0" -> 0; "512MiB", "2GiB", "1000000" -> bytes. Throws Error otherwise.
+// "auto", "1.05x" -> MemoryCap::automatic(); "0" -> no cap; "512MiB", "2GiB", "1000000" -> bytes. Throws
+// Error otherwise.
 MemoryCap parse_memory_cap(const std::string& text);
 // "25MiB", "1000000" -> bytes, at least 1. Throws Error otherwise.
 int64_t parse_bucket(const std::string& text);

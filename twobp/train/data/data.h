@@ -23,7 +23,7 @@ class Dataset {
   // The fields of the samples at `indices`, stacked: for language models `input_ids` (B, S) int64 and
   // `labels` (B, S) int64, where labels[b, t] is the token that follows position t, -100 where nothing is
   // counted. What is drawn at random (masked tokens, cropped images) depends on the dataset's seed, the index
-  // and the epoch alone; in an evaluation it is the same each time, and images are whole.
+  // and the epoch alone; in an evaluation it is the same each time, and images are cut out at the centre.
   virtual Fields read(const std::vector<int64_t>& indices, int64_t epoch) const = 0;
 };
 
