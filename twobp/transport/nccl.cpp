@@ -300,9 +300,17 @@ class NcclTransport : public Transport {
   void abort_links() {
     for_links([](NcclLink& link) { link.interrupt(); });  // after a failed start, too
     // A call that hangs in NCCL keeps the lock; NCCL allows an abort beside it.
-    std::unique_lock lock(mutex_, std::defer_lock);
-    (void)lock.try_lock_for(std::chrono::duration<double>(kLockSeconds));
+    const auto lock = lock_in_time();
     for_links([](NcclLink& link) { link.abort(); });
+  }
+
+  // Held, or not after kLockSeconds. Not by std::timed_mutex, whose waits ThreadSanitizer takes for none.
+  std::unique_lock<std::mutex> lock_in_time() {
+    std::unique_lock lock(mutex_, std::defer_lock);
+    const double deadline = awake_seconds() + kLockSeconds;
+    while (!lock.try_lock() && awake_seconds() < deadline)
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    return lock;
   }
 
   template <typename Visit>
@@ -325,8 +333,8 @@ class NcclTransport : public Transport {
       }
       std::string trouble;
       {
-        std::unique_lock lock(mutex_, std::defer_lock);
-        if (!lock.try_lock_for(std::chrono::duration<double>(kLockSeconds))) continue;
+        const auto lock = lock_in_time();
+        if (!lock) continue;
         for_links([&](NcclLink& link) {
           if (trouble.empty()) trouble = link.trouble(options_.timeout);
         });
@@ -343,7 +351,7 @@ class NcclTransport : public Transport {
   std::mutex calls_;         // of several subgroups
   std::vector<Peer> peers_;  // by rank
 
-  std::timed_mutex mutex_;  // the links
+  std::mutex mutex_;  // the links
   std::atomic<bool> aborted_{false};
   std::mutex reason_mutex_;
   std::string reason_;  // what Aborted says

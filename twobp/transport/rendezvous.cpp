@@ -41,7 +41,10 @@ void sleep_for(double seconds) {
 
 // c10d writes what goes wrong to stderr, each time with a backtrace; here it becomes one message.
 void quiet_c10d() {
-  if (!std::getenv("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_FATAL;
+  [[maybe_unused]] static const bool once = [] {  // c10d's threads read it
+    if (!std::getenv("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_FATAL;
+    return true;
+  }();
 }
 
 // After a refused try c10d sleeps for as long as five seconds: a guest that comes before the host asks again
