@@ -11,6 +11,7 @@
 #include "apps/json_report.h"
 #include "apps/kernel_trace.h"
 #include "twobp/core/check.h"
+#include "twobp/core/figures.h"
 #include "twobp/pipeline/simulated_costs.h"
 #include "twobp/schedule/check/in_process.h"
 #include "twobp/schedule/simulate/simulate.h"

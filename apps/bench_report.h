@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -13,11 +12,8 @@
 
 namespace twobp {
 
-// What nobody measures: the parts of a step that is put in as a graph, products on a GPU. `-` in the table,
-// null in JSON.
-constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
-
-// A way to run a step, and what was measured of it.
+// A way to run a step, and what was measured of it; kUnknown (core/figures.h) is what nobody measures: the
+// parts of a step that is put in as a graph, products on a GPU.
 struct BenchRow {
   Trainer* trainer = nullptr;
   std::string schedule;  // as asked for

@@ -2,7 +2,6 @@
 #include "twobp/core/figures.h"
 
 #include <cmath>
-#include <limits>
 
 #include <gtest/gtest.h>
 
@@ -10,8 +9,6 @@
 
 namespace twobp {
 namespace {
-
-constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
 TEST(Figures, RoundsWhatIsKnown) {
   EXPECT_EQ(fixed(0.12345, 3), "0.123");

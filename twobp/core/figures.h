@@ -1,12 +1,16 @@
 // Numbers as text, for messages and tables.
 #pragma once
 
+#include <limits>
 #include <string>
 
 namespace twobp {
 
+// What nobody knows: NaN, "-" in text, null in JSON.
+inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+
 std::string number(double value);             // five significant digits
-std::string fixed(double value, int digits);  // behind the point; "-" of NaN, which nobody knows
+std::string fixed(double value, int digits);  // behind the point; "-" of kUnknown
 std::string percent(double fraction);         // "12.3 %"
 std::string milliseconds(double seconds);     // "1.234 ms", from 10 ms on "12.3 ms"
 

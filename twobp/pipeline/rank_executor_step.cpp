@@ -1,9 +1,9 @@
 // A step of a rank from its first instruction to its last and the update behind it.
 #include <algorithm>
-#include <limits>
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/core/figures.h"
 #include "twobp/core/text.h"
 #include "twobp/pipeline/block_cache.h"
 #include "twobp/pipeline/rank_executor.h"
@@ -92,7 +92,6 @@ RankResult RankExecutor::finish_recorded(const StepInput& input, const DeviceEve
   losses_ = recorded_losses_;
   for (Parameter* parameter : recorded_grads_) parameter->has_grad_from_elsewhere();
   RankResult result = this->end(input);
-  constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
   result.times.busy = kUnknown;
   result.times.idle.fill(kUnknown);
   for (StageTimes& times : result.stages) times.forward = times.backward_p1 = times.backward_p2 = kUnknown;

@@ -26,6 +26,7 @@ constexpr double kWatchSeconds = 0.1;
 constexpr double kLockSeconds = 2;   // a call of NCCL that holds the lock for longer is stuck
 constexpr double kLeaveSeconds = 2;  // for what was sent last
 constexpr double kSpinSeconds = 200e-6;
+constexpr auto kPause = std::chrono::microseconds(50);
 
 // Tags of the host transport: nothing else uses it.
 Tag head_tag(int64_t number) {
@@ -112,7 +113,7 @@ class NcclTransport : public Transport {
       if (now >= begin + timeout) {
         fail_waiting(rank(), timeout, tag, from);
       }
-      if (now > begin + kSpinSeconds) std::this_thread::sleep_for(std::chrono::microseconds(50));
+      if (now > begin + kSpinSeconds) std::this_thread::sleep_for(kPause);
     }
     return values;
   }
@@ -131,7 +132,7 @@ class NcclTransport : public Transport {
       while (!all_sent(to)) {
         if (awake_seconds() > deadline) fail_sending(rank(), timeout, to);
         progress();
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
+        std::this_thread::sleep_for(kPause);
       }
     }
     host_->flush(std::max(deadline - awake_seconds(), 1e-3));
@@ -289,7 +290,6 @@ class NcclTransport : public Transport {
   std::invoke_result_t<Call> in_links(const Call& call) {
     try {
       const std::lock_guard lock(mutex_);
-      if (aborted_) throw Aborted("before the call");
       return call();
     } catch (const Aborted&) {
       throw_if_aborted();  // says why
@@ -308,8 +308,7 @@ class NcclTransport : public Transport {
   std::unique_lock<std::mutex> lock_in_time() {
     std::unique_lock lock(mutex_, std::defer_lock);
     const double deadline = awake_seconds() + kLockSeconds;
-    while (!lock.try_lock() && awake_seconds() < deadline)
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    while (!lock.try_lock() && awake_seconds() < deadline) std::this_thread::sleep_for(kPause);
     return lock;
   }
 

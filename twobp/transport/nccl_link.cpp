@@ -64,7 +64,7 @@ void NcclLink::connect(at::Device memory, double deadline, const std::function<v
 }
 
 void NcclLink::put(const at::Tensor& tensor, double deadline) {
-  TWOBP_CHECK(!aborted_, "NCCL from ", name_, " was aborted");
+  if (aborted_) throw Aborted(concat("NCCL from ", name_, " was aborted"));
   const size_t bytes = tensor.nbytes();
   if (bytes == 0) return;
   void* stream = stream_.native();
