@@ -12,11 +12,11 @@
 #include "apps/kernel_trace.h"
 #include "twobp/core/check.h"
 #include "twobp/core/figures.h"
-#include "twobp/pipeline/simulated_costs.h"
+#include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/schedule/check/in_process.h"
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/train/auto_variant.h"
-#include "twobp/train/model/build_model.h"
+#include "twobp/models/build_model.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
 

@@ -10,7 +10,7 @@
 #include "twobp/core/median.h"
 #include "twobp/core/text.h"
 #include "twobp/train/auto_variant.h"
-#include "twobp/train/model/architecture.h"
+#include "twobp/models/architecture.h"
 
 namespace twobp {
 namespace {

@@ -10,7 +10,7 @@
 #include "apps/train.h"
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
-#include "twobp/train/model/architecture.h"
+#include "twobp/models/architecture.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
 

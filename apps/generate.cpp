@@ -11,12 +11,12 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
-#include "twobp/train/data/tokenizer.h"
+#include "twobp/data/text/tokenizer.h"
 #include "twobp/train/generator.h"
-#include "twobp/train/model/architecture.h"
-#include "twobp/train/model/build_model.h"
-#include "twobp/train/model/hf_config.h"
-#include "twobp/train/model/load_model.h"
+#include "twobp/models/architecture.h"
+#include "twobp/models/build_model.h"
+#include "twobp/models/hf_config.h"
+#include "twobp/train/load_model.h"
 #include "twobp/train/run_world.h"
 
 namespace twobp {

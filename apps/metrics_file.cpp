@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/train/files/new_file.h"
+#include "twobp/files/new_file.h"
 
 namespace twobp {
 

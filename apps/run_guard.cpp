@@ -16,7 +16,7 @@
 #include "apps/stop_signals.h"
 #include "twobp/core/check.h"
 #include "twobp/core/patience.h"
-#include "twobp/transport/mpi.h"
+#include "twobp/transport/mpi/mpi.h"
 #include "twobp/transport/transport.h"
 
 namespace twobp {

@@ -12,7 +12,7 @@
 
 #include "apps/json_report.h"
 #include "twobp/core/check.h"
-#include "twobp/nn/models/emulated.h"
+#include "twobp/models/emulated.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"

@@ -13,7 +13,7 @@
 
 #include "twobp/core/clock.h"
 #include "twobp/nn/layers/residual_block.h"
-#include "twobp/pipeline/memory_meter.h"
+#include "twobp/pipeline/memory/memory_meter.h"
 
 namespace twobp {
 namespace {

@@ -11,8 +11,8 @@
 #include <benchmark/benchmark.h>
 
 #include "twobp/core/clock.h"
-#include "twobp/nn/models/llama.h"
-#include "twobp/pipeline/memory_meter.h"
+#include "twobp/models/llama.h"
+#include "twobp/pipeline/memory/memory_meter.h"
 
 namespace twobp {
 namespace {

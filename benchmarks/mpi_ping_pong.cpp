@@ -14,7 +14,7 @@
 #include "twobp/core/clock.h"
 #include "twobp/core/median.h"
 #include "twobp/transport/collectives.h"
-#include "twobp/transport/mpi.h"
+#include "twobp/transport/mpi/mpi.h"
 
 namespace twobp {
 namespace {

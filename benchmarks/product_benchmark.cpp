@@ -15,8 +15,8 @@
 #include <benchmark/benchmark.h>
 
 #include "twobp/core/clock.h"
-#include "twobp/nn/kernels/gemm.h"
-#include "twobp/nn/kernels/padded_rows.h"
+#include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/nn/kernels/products/padded_rows.h"
 
 namespace twobp {
 namespace {

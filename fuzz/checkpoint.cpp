@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "fuzz/input.h"
-#include "twobp/train/files/json_file.h"
+#include "twobp/files/json_file.h"
 
 using namespace twobp;
 using nlohmann::json;

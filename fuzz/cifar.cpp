@@ -1,6 +1,6 @@
 // CIFAR-10's binary files.
 #include "fuzz/input.h"
-#include "twobp/train/images/pixel_array.h"
+#include "twobp/data/images/pixel_array.h"
 
 using namespace twobp;
 

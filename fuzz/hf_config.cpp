@@ -1,5 +1,5 @@
 // config.json of a Hugging Face directory, and that a model that was read can be written.
-#include "twobp/train/model/hf_config.h"
+#include "twobp/models/hf_config.h"
 
 #include "fuzz/input.h"
 

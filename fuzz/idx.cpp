@@ -1,6 +1,6 @@
 // MNIST's files, compressed or not: the pictures, a line "%%", the labels.
 #include "fuzz/input.h"
-#include "twobp/train/images/pixel_array.h"
+#include "twobp/data/images/pixel_array.h"
 
 using namespace twobp;
 

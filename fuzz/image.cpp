@@ -1,6 +1,6 @@
 // JPEG and PNG pictures, decoded as they are for training. The first byte says how.
 #include "fuzz/input.h"
-#include "twobp/train/images/encoded_image.h"
+#include "twobp/data/images/encoded_image.h"
 
 using namespace twobp;
 

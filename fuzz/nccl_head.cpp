@@ -1,6 +1,6 @@
 // What goes ahead of tensors that travel by NCCL: numbers, and tensors beside them, as many as the first byte
 // says.
-#include "twobp/transport/nccl_head.h"
+#include "twobp/transport/nccl/nccl_head.h"
 
 #include <cstring>
 

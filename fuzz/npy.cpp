@@ -1,5 +1,5 @@
 // NumPy's .npy files: every element of those that are accepted is read.
-#include "twobp/train/files/npy.h"
+#include "twobp/files/npy.h"
 
 #include "fuzz/input.h"
 

@@ -1,5 +1,5 @@
 // safetensors files: every byte of every tensor of those that are accepted is read.
-#include "twobp/train/files/safetensors.h"
+#include "twobp/files/safetensors.h"
 
 #include "fuzz/input.h"
 

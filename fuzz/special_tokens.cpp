@@ -1,5 +1,5 @@
 // tokenizer.json, a line "%%", tokenizer_config.json.
-#include "twobp/train/data/special_tokens.h"
+#include "twobp/data/text/special_tokens.h"
 
 #include <algorithm>
 

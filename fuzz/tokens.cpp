@@ -1,6 +1,6 @@
 // Token files, of the type that the first byte says, and every sample in them.
 #include "fuzz/input.h"
-#include "twobp/train/data/token_dataset.h"
+#include "twobp/data/text/token_dataset.h"
 
 using namespace twobp;
 

@@ -1,7 +1,7 @@
 // The whole library.
 #pragma once
 
-#include "twobp/nn/models/llama.h"
+#include "twobp/models/llama.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/draw/grid.h"
@@ -14,7 +14,7 @@
 #include "twobp/trace/read_trace.h"
 #include "twobp/trace/timeline.h"
 #include "twobp/trace/trace.h"
-#include "twobp/train/config/config.h"
-#include "twobp/train/model/load_model.h"
-#include "twobp/train/model/save_model.h"
+#include "twobp/config/config.h"
+#include "twobp/train/load_model.h"
+#include "twobp/train/save_model.h"
 #include "twobp/train/trainer.h"

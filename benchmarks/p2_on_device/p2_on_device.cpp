@@ -20,8 +20,8 @@
 #include "twobp/core/clock.h"
 #include "twobp/core/median.h"
 #include "twobp/nn/device/work_graph.h"
-#include "twobp/nn/kernels/gemm.h"
-#include "twobp/pipeline/p2_stream.h"
+#include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/pipeline/executor/p2_stream.h"
 
 namespace twobp {
 namespace {

@@ -9,7 +9,7 @@
 #include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/gelu_linear.h"
 #include "twobp/nn/layers/sequential.h"
-#include "twobp/nn/models/bert.h"
+#include "twobp/models/bert.h"
 
 namespace twobp::test {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <ATen/ATen.h>
 
-#include "twobp/nn/kernels/encoder_kernels.h"
+#include "twobp/nn/kernels/encoder/encoder_kernels.h"
 #include "twobp/nn/layers/bidirectional_attention.h"
 
 namespace twobp::test::reference {

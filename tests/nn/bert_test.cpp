@@ -1,6 +1,6 @@
 // What is true of BERT's layers alone: padding, positions, labels that count, bytes kept, parameters and
 // their names, bad input.
-#include "twobp/nn/models/bert.h"
+#include "twobp/models/bert.h"
 
 #include <cmath>
 #include <set>

@@ -1,6 +1,6 @@
 // BERT's kernels of every instruction set this CPU has, in float and double: masks the same to the bit, the
 // rest against plain loops in long double.
-#include "twobp/nn/kernels/encoder_kernels.h"
+#include "twobp/nn/kernels/encoder/encoder_kernels.h"
 
 #include <numbers>
 

@@ -1,12 +1,12 @@
 // Matrix products, whichever library takes them: against float64, within the bound of any order of summing.
-#include "twobp/nn/kernels/gemm.h"
+#include "twobp/nn/kernels/products/gemm.h"
 
 #include <limits>
 
 #include <gtest/gtest.h>
 
 #include "tests/nn/layer_test_util.h"
-#include "twobp/nn/kernels/one_dnn.h"
+#include "twobp/nn/kernels/products/one_dnn.h"
 
 namespace twobp {
 namespace {

@@ -1,6 +1,6 @@
 // The image kernels of every instruction set this CPU has, in float and double, against plain loops in long
 // double: sizes around vector widths, in place, guards behind the buffers, numbers that are not.
-#include "twobp/nn/kernels/image_kernels.h"
+#include "twobp/nn/kernels/image/image_kernels.h"
 
 #include "tests/nn/kernel_test_util.h"
 

@@ -1,6 +1,6 @@
 // The whole LLaMa on one device against the same model on autograd: loss and every gradient, in float64 and
 // float32, tied and untied, with grouped heads, over micro-batches that count different numbers of targets.
-#include "twobp/nn/models/llama.h"
+#include "twobp/models/llama.h"
 
 #include <map>
 

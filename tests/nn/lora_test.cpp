@@ -3,8 +3,8 @@
 
 #include "tests/nn/layer_test_util.h"
 #include "twobp/nn/layers/lora_linear.h"
-#include "twobp/nn/models/freeze.h"
-#include "twobp/nn/models/llama.h"
+#include "twobp/models/freeze.h"
+#include "twobp/models/llama.h"
 
 namespace twobp {
 namespace {

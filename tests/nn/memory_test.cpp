@@ -9,7 +9,7 @@
 #include "twobp/nn/layers/rms_norm.h"
 #include "twobp/nn/layers/squared_error.h"
 #include "twobp/nn/layers/swiglu.h"
-#include "twobp/nn/models/llama.h"
+#include "twobp/models/llama.h"
 
 namespace twobp {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "tests/nn/device/stand_in_device.h"
 #include "tests/nn/layer_cases.h"
-#include "twobp/nn/kernels/rows.h"
+#include "twobp/nn/kernels/products/rows.h"
 #include "twobp/nn/layers/dropout_rate.h"
 
 namespace twobp {

@@ -1,8 +1,8 @@
 // Rows an odd number of cache lines apart: where they are, and that no number changes for it.
-#include "twobp/nn/kernels/padded_rows.h"
+#include "twobp/nn/kernels/products/padded_rows.h"
 
 #include "tests/nn/layer_test_util.h"
-#include "twobp/nn/kernels/one_dnn.h"
+#include "twobp/nn/kernels/products/one_dnn.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/bidirectional_attention.h"
 #include "twobp/nn/layers/cross_entropy.h"

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "tests/nn/layer_test_util.h"
-#include "twobp/nn/models/llama.h"
+#include "twobp/models/llama.h"
 
 namespace twobp {
 namespace {

@@ -10,8 +10,8 @@
 #include "twobp/nn/layers/residual.h"
 #include "twobp/nn/layers/rms_norm.h"
 #include "twobp/nn/layers/sequential.h"
-#include "twobp/nn/models/llama.h"
-#include "twobp/nn/models/recompute.h"
+#include "twobp/models/llama.h"
+#include "twobp/models/recompute.h"
 
 namespace twobp {
 namespace {

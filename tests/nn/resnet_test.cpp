@@ -1,6 +1,6 @@
 // Facts about batch norms, what ResNet's layers keep in bytes counted by hand, and the model as a list of
 // layers.
-#include "twobp/nn/models/resnet.h"
+#include "twobp/models/resnet.h"
 
 #include <set>
 

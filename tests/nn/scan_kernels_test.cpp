@@ -1,6 +1,6 @@
 // The scan's and the convolution's kernels of every instruction set this CPU has, against plain loops in long
 // double: sizes around vector widths, chunks and groups, rows that are apart, in place, extreme inputs.
-#include "twobp/nn/kernels/scan_kernels.h"
+#include "twobp/nn/kernels/scan/scan_kernels.h"
 
 #include <cmath>
 #include <cstdlib>

@@ -1,7 +1,7 @@
 // Attention's softmax, forward and backward, for every instruction set this CPU has: causal and whole rows,
 // with what is added to the scores and with dropout.
 #include "tests/nn/kernel_test_util.h"
-#include "twobp/nn/kernels/encoder_kernels.h"
+#include "twobp/nn/kernels/encoder/encoder_kernels.h"
 
 namespace twobp {
 namespace {

@@ -1,6 +1,6 @@
 // Memory that goes round: to the same thread, wherever a tensor ends, and no more of it than is worth
 // keeping.
-#include "twobp/pipeline/block_cache.h"
+#include "twobp/pipeline/memory/block_cache.h"
 
 #include <functional>
 #include <thread>

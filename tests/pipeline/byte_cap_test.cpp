@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "tests/pipeline/step_bytes.h"
-#include "twobp/nn/models/emulated.h"
+#include "twobp/models/emulated.h"
 
 namespace twobp {
 namespace {

@@ -1,5 +1,5 @@
 // Seconds by a device's own clock, whatever the host does meanwhile.
-#include "twobp/pipeline/device_times.h"
+#include "twobp/pipeline/executor/device_times.h"
 
 #include <chrono>
 #include <thread>

@@ -1,7 +1,7 @@
 // Layers that wait instead of computing (nn/models/emulated.h) on the real executor: they take no less time
 // than they are asked to, hold the bytes that they are asked to in the meter, and with that the memory bounds
 // of the V-shaped schedules (arXiv 2405.15362) hold where bytes are counted, not only in the simulation.
-#include "twobp/nn/models/emulated.h"
+#include "twobp/models/emulated.h"
 
 #include <algorithm>
 #include <set>

@@ -1,5 +1,5 @@
 // The meter alone: what is booked where, when it leaves the books, and the peaks.
-#include "twobp/pipeline/memory_meter.h"
+#include "twobp/pipeline/memory/memory_meter.h"
 
 #include <numeric>
 #include <thread>

@@ -1,5 +1,5 @@
 // W beside F and I on a device: what waits for what, and how far W runs ahead.
-#include "twobp/pipeline/p2_stream.h"
+#include "twobp/pipeline/executor/p2_stream.h"
 
 #include <atomic>
 #include <chrono>

@@ -1,6 +1,6 @@
 // Recomputation in the pipeline: the profile's bytes are the meter's for every mode, a block's bytes are
 // those counted by hand, the cap keeps its promise though W needs memory of its own, and the bits stay.
-#include "twobp/nn/models/recompute.h"
+#include "twobp/models/recompute.h"
 
 #include <algorithm>
 #include <map>

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "tests/pipeline/step_bytes.h"
-#include "twobp/pipeline/simulated_costs.h"
+#include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {

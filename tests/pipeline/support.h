@@ -14,7 +14,7 @@
 
 #include "tests/expect_error.h"
 #include "twobp/core/check.h"
-#include "twobp/nn/models/llama.h"
+#include "twobp/models/llama.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/named_schedules.h"

@@ -6,7 +6,7 @@
 
 #include "tests/pipeline/support.h"
 #include "twobp/core/clock.h"
-#include "twobp/pipeline/simulated_costs.h"
+#include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/trace/recorder.h"
 
 namespace twobp::test {

@@ -6,7 +6,7 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
-#include "twobp/train/model/build_model.h"
+#include "twobp/models/build_model.h"
 #include "twobp/train/run_world.h"
 
 namespace twobp {

@@ -8,10 +8,10 @@
 #include "tests/schedule/support.h"
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
-#include "twobp/pipeline/simulated_costs.h"
+#include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/schedule/check/in_process.h"
 #include "twobp/train/auto_variant.h"
-#include "twobp/train/model/build_model.h"
+#include "twobp/models/build_model.h"
 
 namespace twobp {
 namespace {

@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/train/checkpoint_runs.h"
-#include "twobp/train/random.h"
+#include "twobp/core/random.h"
 
 namespace twobp {
 namespace {

@@ -8,9 +8,9 @@
 
 #include "tests/train/checkpoint_runs.h"
 #include "twobp/core/clock.h"
-#include "twobp/train/model/lora.h"
-#include "twobp/train/model/model_weights.h"
-#include "twobp/train/model/save_model.h"
+#include "twobp/models/lora.h"
+#include "twobp/models/model_weights.h"
+#include "twobp/train/save_model.h"
 
 namespace twobp {
 namespace {

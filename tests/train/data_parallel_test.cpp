@@ -6,8 +6,8 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
-#include "twobp/train/data/data.h"
-#include "twobp/train/optimizer_shards.h"
+#include "twobp/data/data.h"
+#include "twobp/train/update/optimizer_shards.h"
 #include "twobp/train/variant.h"
 #include "twobp/transport/collectives.h"
 

@@ -4,7 +4,7 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
-#include "twobp/train/model/lora.h"
+#include "twobp/models/lora.h"
 
 namespace twobp {
 namespace {

@@ -1,6 +1,6 @@
 // Weights of a directory into a model: the parts of packed ones, every float type, frozen ones and adapters,
 // and what is said of a directory that does not fit.
-#include "twobp/train/model/load_model.h"
+#include "twobp/train/load_model.h"
 
 #include <filesystem>
 #include <functional>
@@ -11,9 +11,9 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
-#include "twobp/train/model/build_model.h"
-#include "twobp/train/model/hf_config.h"
-#include "twobp/train/model/save_model.h"
+#include "twobp/models/build_model.h"
+#include "twobp/models/hf_config.h"
+#include "twobp/train/save_model.h"
 
 namespace twobp {
 namespace {

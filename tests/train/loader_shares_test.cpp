@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/train/training.h"
-#include "twobp/train/data/data.h"
+#include "twobp/data/data.h"
 
 namespace twobp {
 namespace {

@@ -1,6 +1,6 @@
 // The learning rate at the places that matter: each end of the warm-up and of the decay, and by hand between
 // them.
-#include "twobp/train/lr_schedule.h"
+#include "twobp/train/update/lr_schedule.h"
 
 #include <gtest/gtest.h>
 

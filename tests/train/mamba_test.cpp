@@ -7,9 +7,9 @@
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/train/generator.h"
-#include "twobp/train/model/architecture.h"
-#include "twobp/train/model/build_model.h"
-#include "twobp/train/model/hf_config.h"
+#include "twobp/models/architecture.h"
+#include "twobp/models/build_model.h"
+#include "twobp/models/hf_config.h"
 
 namespace twobp {
 namespace {

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/train/transformers_fixture.h"
-#include "twobp/train/model/save_model.h"
+#include "twobp/train/save_model.h"
 
 namespace twobp {
 namespace {

@@ -5,7 +5,7 @@
 #include "tests/train/worlds.h"
 #include "twobp/train/processes.h"
 #include "twobp/transport/launcher.h"
-#include "twobp/transport/mpi.h"
+#include "twobp/transport/mpi/mpi.h"
 
 namespace twobp {
 namespace {

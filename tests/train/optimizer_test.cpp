@@ -3,7 +3,7 @@
 //
 // The kernels compute in float32: an update is less than 20 operations, so after 6 steps of at most lr = 0.1
 // on weights of size 3 the error is at most 6 * (20 * 6e-8 * 0.1 + 6e-8 * 3) < 2e-6.
-#include "twobp/train/optimizer.h"
+#include "twobp/train/update/optimizer.h"
 
 #include <cmath>
 

@@ -8,7 +8,7 @@
 
 #include "tests/expect_error.h"
 #include "twobp/core/check.h"
-#include "twobp/transport/in_process.h"
+#include "twobp/transport/threads/in_process.h"
 
 namespace twobp {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "tests/train/checkpoint_runs.h"
 #include "tests/train/resnet_training.h"
-#include "twobp/train/model/build_model.h"
+#include "twobp/models/build_model.h"
 
 namespace twobp {
 namespace {

@@ -11,8 +11,8 @@
 #include <ATen/ATen.h>
 
 #include "twobp/nn/parameter.h"
-#include "twobp/train/config/config.h"
-#include "twobp/train/data/data.h"
+#include "twobp/config/config.h"
+#include "twobp/data/data.h"
 
 namespace twobp::test {
 

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/train/training.h"
-#include "twobp/pipeline/simulated_costs.h"
+#include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/schedule/check/in_process.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/train/replanner.h"

@@ -7,11 +7,11 @@
 
 #include "tests/train/checkpoint_runs.h"
 #include "tests/train/resnet_training.h"
-#include "twobp/train/files/safetensors.h"
-#include "twobp/train/model/build_model.h"
-#include "twobp/train/model/hf_config.h"
-#include "twobp/train/model/load_model.h"
-#include "twobp/train/model/save_model.h"
+#include "twobp/files/safetensors.h"
+#include "twobp/models/build_model.h"
+#include "twobp/models/hf_config.h"
+#include "twobp/train/load_model.h"
+#include "twobp/train/save_model.h"
 
 namespace twobp {
 namespace {

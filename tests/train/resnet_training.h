@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tests/train/training.h"
-#include "twobp/train/data/synthetic_dataset.h"
+#include "twobp/data/synthetic_dataset.h"
 
 namespace twobp::test {
 

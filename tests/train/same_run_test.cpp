@@ -7,7 +7,7 @@
 
 #include "tests/train/helpers.h"
 #include "twobp/schedule/text/csv.h"
-#include "twobp/train/data/synthetic_dataset.h"
+#include "twobp/data/synthetic_dataset.h"
 
 namespace twobp {
 namespace {

@@ -1,6 +1,6 @@
 // The saved model as Hugging Face reads it: a safetensors header and the weights under their names, packed
 // ones unpacked; and that a failure leaves what was there before.
-#include "twobp/train/model/save_model.h"
+#include "twobp/train/save_model.h"
 
 #include <algorithm>
 #include <cstring>
@@ -14,7 +14,7 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
-#include "twobp/train/model/model_weights.h"
+#include "twobp/models/model_weights.h"
 
 namespace twobp {
 namespace {

@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "twobp/core/check.h"
-#include "twobp/train/random.h"
+#include "twobp/core/random.h"
 #include "twobp/train/trainer.h"
 
 namespace twobp::test {

@@ -14,10 +14,10 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
-#include "twobp/train/data/python.h"
-#include "twobp/train/model/architecture.h"
-#include "twobp/train/model/build_model.h"
-#include "twobp/train/model/load_model.h"
+#include "twobp/data/text/python.h"
+#include "twobp/models/architecture.h"
+#include "twobp/models/build_model.h"
+#include "twobp/train/load_model.h"
 
 namespace twobp::test {
 

@@ -8,7 +8,7 @@
 
 #include "tests/train/transformers_fixture.h"
 #include "twobp/nn/layers/rope.h"
-#include "twobp/train/model/save_model.h"
+#include "twobp/train/save_model.h"
 
 namespace twobp {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "tests/transport/transports.h"
 #include "twobp/nn/device/device.h"
-#include "twobp/transport/nccl.h"
-#include "twobp/transport/rendezvous.h"
+#include "twobp/transport/nccl/nccl.h"
+#include "twobp/transport/store/rendezvous.h"
 
 namespace twobp::test {
 

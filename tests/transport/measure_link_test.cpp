@@ -9,7 +9,7 @@
 
 #include "tests/transport/transports.h"
 #include "twobp/core/check.h"
-#include "twobp/transport/in_process.h"
+#include "twobp/transport/threads/in_process.h"
 
 namespace twobp {
 namespace {

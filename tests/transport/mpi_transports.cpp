@@ -5,7 +5,7 @@
 #include <mpi.h>
 
 #include "tests/transport/transports.h"
-#include "twobp/transport/mpi.h"
+#include "twobp/transport/mpi/mpi.h"
 
 namespace twobp::test {
 namespace {

@@ -8,7 +8,7 @@
 #include "twobp/core/clock.h"
 #include "twobp/transport/collectives.h"
 #include "twobp/transport/launcher.h"
-#include "twobp/transport/mpi.h"
+#include "twobp/transport/mpi/mpi.h"
 
 namespace twobp {
 namespace {

@@ -1,6 +1,6 @@
 // The NCCL transport beyond what every transport does: what happens with order, errors and frozen peers, on
 // the stand-in for NCCL; and on GPUs where there are any.
-#include "twobp/transport/nccl.h"
+#include "twobp/transport/nccl/nccl.h"
 
 #include <thread>
 
@@ -12,8 +12,8 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/transport/collectives.h"
-#include "twobp/transport/in_process.h"
-#include "twobp/transport/nccl_head.h"
+#include "twobp/transport/threads/in_process.h"
+#include "twobp/transport/nccl/nccl_head.h"
 
 namespace twobp {
 namespace {

@@ -1,5 +1,5 @@
 // Processes that meet at a store: who comes, who is missed, what goes wrong; messages through it.
-#include "twobp/transport/rendezvous.h"
+#include "twobp/transport/store/rendezvous.h"
 
 #include <algorithm>
 #include <arpa/inet.h>
@@ -20,7 +20,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/transport/collectives.h"
-#include "twobp/transport/store_transport.h"
+#include "twobp/transport/store/store_transport.h"
 
 namespace twobp {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <atomic>
 
-#include "twobp/transport/nccl_api.h"
+#include "twobp/transport/nccl/nccl_api.h"
 
 namespace twobp::test {
 

@@ -5,7 +5,7 @@
 
 #include "tests/expect_error.h"
 #include "twobp/transport/collectives.h"
-#include "twobp/transport/in_process.h"
+#include "twobp/transport/threads/in_process.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {

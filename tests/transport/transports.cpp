@@ -7,7 +7,7 @@
 #include <numeric>
 #include <thread>
 
-#include "twobp/transport/in_process.h"
+#include "twobp/transport/threads/in_process.h"
 #include "twobp/transport/subgroup.h"
 
 namespace twobp::test {

@@ -6,8 +6,9 @@
 
 namespace twobp {
 
-// What nobody knows: NaN, "-" in text, null in JSON.
+// An unknown number: NaN, "-" in text, null in JSON.
 inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 std::string number(double value);             // five significant digits
 std::string fixed(double value, int digits);  // behind the point; "-" of kUnknown

@@ -6,7 +6,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/nn/kernels/padded_rows.h"
+#include "twobp/nn/kernels/products/padded_rows.h"
 #include "twobp/nn/slab.h"
 
 namespace twobp {

@@ -5,9 +5,9 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/gemm.h"
-#include "twobp/nn/kernels/product_time.h"
-#include "twobp/nn/kernels/rows.h"
+#include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/nn/kernels/products/product_time.h"
+#include "twobp/nn/kernels/products/rows.h"
 
 namespace twobp {
 namespace {

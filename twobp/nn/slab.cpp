@@ -1,6 +1,6 @@
 #include "twobp/nn/slab.h"
 
-#include "twobp/nn/kernels/padded_rows.h"
+#include "twobp/nn/kernels/products/padded_rows.h"
 
 namespace twobp {
 

@@ -27,4 +27,9 @@ inline at::Tensor as_contiguous(at::Tensor tensor) {
   return tensor.contiguous();
 }
 
+// (..., n) as (rows, n); the same memory where the rows are evenly spaced.
+inline at::Tensor as_matrix(const at::Tensor& tensor) {
+  return tensor.reshape({-1, tensor.size(-1)});
+}
+
 }  // namespace twobp

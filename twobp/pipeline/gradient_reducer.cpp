@@ -8,20 +8,20 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/core/patience.h"
-#include "twobp/pipeline/memory_meter.h"
+#include "twobp/pipeline/memory/memory_meter.h"
 
 namespace twobp {
 namespace {
 
 // Where a gradient may begin within a bucket: as aligned as a tensor of its own, on which the bits of some
 // matrix products depend.
-constexpr int64_t kAlignment = 64;  // bytes
+constexpr int64_t kBucketAlignment = 64;  // bytes
 
 // Between two looks for messages in finish(): sums take hundreds of microseconds, cores may be shared.
-constexpr auto kPause = std::chrono::microseconds(20);
+constexpr auto kSumPause = std::chrono::microseconds(20);
 
 int64_t padded(int64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return (bytes + kBucketAlignment - 1) / kBucketAlignment * kBucketAlignment;
 }
 
 // Its gradients as parts of one tensor. Padding is zero and stays so.
@@ -134,7 +134,7 @@ void GradientReducer::finish(double timeout) {
       }
       continue;
     }
-    std::this_thread::sleep_for(kPause);
+    std::this_thread::sleep_for(kSumPause);
   }
   replicas_.flush(timeout);  // here, where the meter sees what was sent go
 }

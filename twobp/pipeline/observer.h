@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "twobp/nn/kernels/product_time.h"
-#include "twobp/pipeline/memory_meter.h"
+#include "twobp/nn/kernels/products/product_time.h"
+#include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/schedule/schedule.h"
 #include "twobp/schedule/simulate/idle_cause.h"
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "twobp/pipeline/memory_meter.h"
+#include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/transport/transport.h"
 
 namespace twobp {

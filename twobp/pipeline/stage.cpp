@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "twobp/pipeline/memory_meter.h"
+#include "twobp/pipeline/memory/memory_meter.h"
 
 namespace twobp {
 

@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "twobp/nn/models/model.h"
-#include "twobp/pipeline/profile.h"
+#include "twobp/models/model.h"
+#include "twobp/pipeline/profile/profile.h"
 
 namespace twobp {
 

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "twobp/nn/models/model.h"
-#include "twobp/pipeline/profile.h"
+#include "twobp/models/model.h"
+#include "twobp/pipeline/profile/profile.h"
 
 namespace twobp {
 

@@ -16,11 +16,10 @@ using nlohmann::ordered_json;
 
 constexpr int kMostDepth = 16;
 constexpr uint64_t kMostBytes = 1ULL << 30;
-constexpr int kStepTrack = 1;  // as in trace.cpp; the ranks' tracks follow
 
-class Reader {
+class TraceReader {
  public:
-  explicit Reader(const std::string& origin) : origin_(origin) {}
+  explicit TraceReader(const std::string& origin) : origin_(origin) {}
 
   Trace read(const std::string& text) {
     const auto all = parse_json<ordered_json>(text, origin_, kMostDepth);
@@ -187,7 +186,7 @@ class Reader {
 }  // namespace
 
 Trace parse_trace(const std::string& text, const std::string& origin) {
-  return Reader(origin).read(text);
+  return TraceReader(origin).read(text);
 }
 
 Trace read_trace(const std::string& path) {

@@ -14,7 +14,6 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr int kProcess = 1;
-constexpr int kStepTrack = 1;  // Perfetto takes no track 0, and shows the process's own number first
 int rank_track(size_t rank) {
   return kStepTrack + 1 + static_cast<int>(rank);
 }

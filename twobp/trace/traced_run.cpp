@@ -70,9 +70,9 @@ ordered_json schedule_json(const Schedule& schedule) {
   return json;
 }
 
-class Reader {
+class RunReader {
  public:
-  explicit Reader(const std::string& origin) : origin_(origin) {}
+  explicit RunReader(const std::string& origin) : origin_(origin) {}
 
   TracedRun read(const ordered_json& json) const {
     const int64_t format = integer(json, "format", 0, INT32_MAX);
@@ -233,7 +233,7 @@ ordered_json to_json(const TracedRun& run) {
 }
 
 TracedRun parse_traced_run(const ordered_json& json, const std::string& origin) {
-  return Reader(origin).read(json);
+  return RunReader(origin).read(json);
 }
 
 }  // namespace twobp

@@ -14,7 +14,7 @@
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/train/checkpoint/checkpoint_format.h"
 #include "twobp/train/checkpoint/same_run.h"
-#include "twobp/train/config/config_keys.h"
+#include "twobp/config/config_keys.h"
 
 namespace twobp {
 namespace {

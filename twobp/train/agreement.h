@@ -6,10 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "twobp/nn/models/model.h"
+#include "twobp/models/model.h"
 #include "twobp/schedule/schedule_source.h"
-#include "twobp/train/config/config.h"
-#include "twobp/train/data/data.h"
+#include "twobp/config/config.h"
+#include "twobp/data/data.h"
 #include "twobp/train/processes.h"
 
 namespace twobp {

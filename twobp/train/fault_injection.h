@@ -17,9 +17,9 @@
 #include <string>
 #include <vector>
 
-#include "twobp/nn/models/model.h"
+#include "twobp/models/model.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/train/data/data.h"
+#include "twobp/data/data.h"
 
 namespace twobp {
 

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "twobp/nn/models/model.h"
+#include "twobp/models/model.h"
 
 namespace twobp {
 

@@ -9,7 +9,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/figures.h"
 #include "twobp/core/median.h"
-#include "twobp/pipeline/simulated_costs.h"
+#include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/schedule/check/in_process.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"

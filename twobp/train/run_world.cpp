@@ -1,10 +1,10 @@
 #include "twobp/train/run_world.h"
 
 #include "twobp/core/check.h"
-#include "twobp/train/model/build_model.h"
-#include "twobp/transport/mpi.h"
-#include "twobp/transport/nccl.h"
-#include "twobp/transport/store_transport.h"
+#include "twobp/models/build_model.h"
+#include "twobp/transport/mpi/mpi.h"
+#include "twobp/transport/nccl/nccl.h"
+#include "twobp/transport/store/store_transport.h"
 
 namespace twobp {
 namespace {

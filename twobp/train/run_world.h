@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "twobp/train/config/config.h"
+#include "twobp/config/config.h"
 #include "twobp/transport/launcher.h"
 #include "twobp/transport/world.h"
 

@@ -7,14 +7,14 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "twobp/core/check.h"
-#include "twobp/pipeline/profile_exchange.h"
+#include "twobp/pipeline/profile/profile_exchange.h"
 #include "twobp/train/agreement.h"
 #include "twobp/train/auto_variant.h"
 #include "twobp/train/fault_injection.h"
-#include "twobp/train/model/architecture.h"
-#include "twobp/train/model/build_model.h"
-#include "twobp/train/model/load_model.h"
-#include "twobp/train/model/lora.h"
+#include "twobp/models/architecture.h"
+#include "twobp/models/build_model.h"
+#include "twobp/train/load_model.h"
+#include "twobp/models/lora.h"
 #include "twobp/train/processes.h"
 #include "twobp/transport/collectives.h"
 

@@ -12,10 +12,10 @@
 
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/checkpoint/position.h"
-#include "twobp/train/config/config.h"
-#include "twobp/train/data/data.h"
+#include "twobp/config/config.h"
+#include "twobp/data/data.h"
 #include "twobp/train/replanner.h"
-#include "twobp/train/update.h"
+#include "twobp/train/update/update.h"
 #include "twobp/train/variant.h"
 
 namespace twobp {

@@ -5,7 +5,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/train/fault_injection.h"
-#include "twobp/train/lr_schedule.h"
+#include "twobp/train/update/lr_schedule.h"
 #include "twobp/train/processes.h"
 #include "twobp/train/trainer.h"
 #include "twobp/transport/collectives.h"

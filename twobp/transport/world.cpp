@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/transport/in_process.h"
+#include "twobp/transport/threads/in_process.h"
 #include "twobp/transport/subgroup.h"
 
 namespace twobp {

@@ -8,7 +8,7 @@
 #define TWOBP_HAS_NCCL_HEADER 1
 #endif
 
-#include "twobp/transport/nccl_api.h"
+#include "twobp/transport/nccl/nccl_api.h"
 
 namespace twobp {
 namespace {

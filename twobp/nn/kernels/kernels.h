@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "twobp/nn/kernels/dropout.h"
+#include "twobp/nn/kernels/encoder/dropout.h"
 #include "twobp/nn/kernels/instruction_sets.h"
 #include "twobp/nn/kernels/number.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/scan_by_cuda.h"
+#include "twobp/nn/kernels/scan/scan_by_cuda.h"
 
 namespace twobp {
 namespace {

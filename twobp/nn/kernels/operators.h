@@ -9,9 +9,9 @@
 
 #include <ATen/ATen.h>
 
-#include "twobp/nn/kernels/encoder_kernels.h"
-#include "twobp/nn/kernels/packed_attention.h"
-#include "twobp/nn/kernels/rows.h"
+#include "twobp/nn/kernels/encoder/encoder_kernels.h"
+#include "twobp/nn/kernels/attention/packed_attention.h"
+#include "twobp/nn/kernels/products/rows.h"
 
 namespace twobp {
 

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "twobp/nn/kernels/gemm.h"
+#include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/kernels/padded_rows.h"
-#include "twobp/nn/kernels/rows.h"
+#include "twobp/nn/kernels/products/padded_rows.h"
+#include "twobp/nn/kernels/products/rows.h"
 
 namespace twobp {
 namespace {

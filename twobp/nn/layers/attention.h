@@ -3,7 +3,7 @@
 // writes dL/d(q | k | v) over them where nobody else holds them.
 #pragma once
 
-#include "twobp/nn/kernels/packed_attention.h"
+#include "twobp/nn/kernels/attention/packed_attention.h"
 #include "twobp/nn/layer.h"
 #include "twobp/nn/layers/rope.h"
 

@@ -3,7 +3,7 @@
 // evaluation the running statistics are used and nothing changes.
 #pragma once
 
-#include "twobp/nn/kernels/image_kernels.h"
+#include "twobp/nn/kernels/image/image_kernels.h"
 #include "twobp/nn/layer.h"
 
 namespace twobp {

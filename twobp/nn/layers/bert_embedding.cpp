@@ -1,7 +1,7 @@
 #include "twobp/nn/layers/bert_embedding.h"
 
 #include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/kernels/rows.h"
+#include "twobp/nn/kernels/products/rows.h"
 
 namespace twobp {
 namespace {

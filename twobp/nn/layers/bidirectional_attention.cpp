@@ -1,7 +1,7 @@
 #include "twobp/nn/layers/bidirectional_attention.h"
 
-#include "twobp/nn/kernels/padded_rows.h"
-#include "twobp/nn/kernels/rows.h"
+#include "twobp/nn/kernels/products/padded_rows.h"
+#include "twobp/nn/kernels/products/rows.h"
 
 namespace twobp {
 namespace {

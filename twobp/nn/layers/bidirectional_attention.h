@@ -5,7 +5,7 @@
 // and writes dL/d(q | k | v) over q, k, v where nobody else holds them.
 #pragma once
 
-#include "twobp/nn/kernels/packed_attention.h"
+#include "twobp/nn/kernels/attention/packed_attention.h"
 #include "twobp/nn/layer.h"
 #include "twobp/nn/layers/dropout_rate.h"
 

@@ -3,9 +3,9 @@
 #include <cmath>
 
 #include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/kernels/rows.h"
-#include "twobp/nn/kernels/scan_operators.h"
-#include "twobp/nn/kernels/scan_rows.h"
+#include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/scan/scan_operators.h"
+#include "twobp/nn/kernels/scan/scan_rows.h"
 
 namespace twobp {
 

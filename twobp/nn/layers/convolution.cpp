@@ -4,10 +4,10 @@
 #include <cmath>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/gemm.h"
+#include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/kernels/product_time.h"
-#include "twobp/nn/kernels/rows.h"
+#include "twobp/nn/kernels/products/product_time.h"
+#include "twobp/nn/kernels/products/rows.h"
 
 namespace twobp {
 namespace {

@@ -6,7 +6,7 @@
 // needs no windows in memory.
 #pragma once
 
-#include "twobp/nn/kernels/image_kernels.h"
+#include "twobp/nn/kernels/image/image_kernels.h"
 #include "twobp/nn/parameter.h"
 
 namespace twobp {

@@ -1,8 +1,8 @@
 #include "twobp/nn/layers/cross_entropy.h"
 
 #include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/kernels/padded_rows.h"
-#include "twobp/nn/kernels/rows.h"
+#include "twobp/nn/kernels/products/padded_rows.h"
+#include "twobp/nn/kernels/products/rows.h"
 
 namespace twobp {
 namespace {

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "twobp/nn/context.h"
-#include "twobp/nn/kernels/dropout.h"
+#include "twobp/nn/kernels/encoder/dropout.h"
 
 namespace twobp {
 

@@ -2,7 +2,7 @@
 // else holds it.
 #pragma once
 
-#include "twobp/nn/kernels/encoder_kernels.h"
+#include "twobp/nn/kernels/encoder/encoder_kernels.h"
 #include "twobp/nn/layer.h"
 
 namespace twobp {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "twobp/nn/kernels/encoder_kernels.h"
+#include "twobp/nn/kernels/encoder/encoder_kernels.h"
 #include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/kernels/rows.h"
+#include "twobp/nn/kernels/products/rows.h"
 
 namespace twobp {
 namespace {

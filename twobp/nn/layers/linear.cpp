@@ -1,9 +1,9 @@
 #include "twobp/nn/layers/linear.h"
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/gemm.h"
-#include "twobp/nn/kernels/rows.h"
-#include "twobp/nn/kernels/sum_rows.h"
+#include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/products/sum_rows.h"
 
 namespace twobp {
 namespace {
@@ -12,11 +12,6 @@ int64_t total_rows(const std::vector<ParameterPart>& parts) {
   int64_t rows = 0;
   for (const auto& part : parts) rows += part.rows;
   return rows;
-}
-
-// (..., n) as (rows, n); the same memory where it has even rows.
-at::Tensor as_matrix(const at::Tensor& t) {
-  return t.reshape({-1, t.size(-1)});
 }
 
 std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {

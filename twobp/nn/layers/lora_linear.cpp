@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/gemm.h"
+#include "twobp/nn/kernels/products/gemm.h"
 
 namespace twobp {
 namespace {
@@ -14,10 +14,6 @@ bool targeted(const std::string& weight_name, const LoraOptions& lora) {
   return std::any_of(lora.targets.begin(), lora.targets.end(), [&](const std::string& target) {
     return module == target || module.ends_with("." + target);
   });
-}
-
-at::Tensor as_matrix(const at::Tensor& t) {
-  return t.reshape({-1, t.size(-1)});
 }
 
 }  // namespace

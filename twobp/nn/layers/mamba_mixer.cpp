@@ -7,7 +7,7 @@
 namespace twobp {
 namespace {
 
-enum Child : uint8_t { kConv, kXProj, kDtProj, kScan, kOutProj };
+enum MixerChild : uint8_t { kConv, kXProj, kDtProj, kScan, kOutProj };
 
 // Uniform between -bound and bound, as transformers initializes some of the projections.
 void start_uniform(Layer& layer, const std::string& name, double bound) {

@@ -2,7 +2,7 @@
 // image, and the mean of the whole image.
 #pragma once
 
-#include "twobp/nn/kernels/image_kernels.h"
+#include "twobp/nn/kernels/image/image_kernels.h"
 #include "twobp/nn/layer.h"
 
 namespace twobp {

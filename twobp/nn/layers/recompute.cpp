@@ -8,7 +8,7 @@
 namespace twobp {
 namespace {
 
-enum Child : uint8_t { kInner, kInput, kGradient };
+enum RecomputeChild : uint8_t { kInner, kInput, kGradient };
 
 // While this lives, the parameters' gradients stay as they are.
 class DiscardGradients {

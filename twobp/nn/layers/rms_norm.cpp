@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/kernels/rows.h"
+#include "twobp/nn/kernels/products/rows.h"
 
 namespace twobp {
 namespace {

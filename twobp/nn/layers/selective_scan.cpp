@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/kernels/scan_operators.h"
-#include "twobp/nn/kernels/scan_rows.h"
+#include "twobp/nn/kernels/scan/scan_operators.h"
+#include "twobp/nn/kernels/scan/scan_rows.h"
 
 namespace twobp {
 namespace {

@@ -7,7 +7,7 @@
 // which gives the gradients of all inputs and of A_log, D and the bias: nothing waits for backward-p2.
 #pragma once
 
-#include "twobp/nn/kernels/scan_rows.h"
+#include "twobp/nn/kernels/scan/scan_rows.h"
 #include "twobp/nn/layer.h"
 
 namespace twobp {

@@ -3,17 +3,15 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <queue>
 #include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/core/figures.h"
 #include "twobp/plan/auto_schedule/random.h"
 
 namespace twobp {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 class Greedy {
  public:

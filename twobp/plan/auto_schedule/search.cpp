@@ -1,7 +1,6 @@
 #include "twobp/plan/auto_schedule/search.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -11,7 +10,6 @@
 namespace twobp {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr size_t kTabuSlots = 1U << 16U;
 constexpr int kLongestMove = 64;  // ops that one move passes
 constexpr int kMovesPerBlock = 24;

@@ -3,7 +3,6 @@
 // numbers, once for each aim: the worst rank; under that, the slowest stage; under both, the sum of squares.
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <utility>
 
 #include "twobp/plan/partition/problem.h"
@@ -11,7 +10,6 @@
 namespace twobp {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // The same sum by two ways may differ in the last digits.
 double loosened(double limit) {
   return limit * (1 + 1e-12);

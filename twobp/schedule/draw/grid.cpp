@@ -23,7 +23,7 @@ constexpr std::string_view kReset = "\x1b[0m";
 
 // F, I, W; the stages of a rank in shades, from the first, which is the darkest.
 constexpr int kShades = 4;
-constexpr std::array<std::array<std::string_view, kShades>, 3> kColors = {{
+constexpr std::array<std::array<std::string_view, kShades>, 3> kShadesOfKind = {{
     {"\x1b[97;44m", "\x1b[30;48;5;75m", "\x1b[30;48;5;117m", "\x1b[30;48;5;153m"},
     {"\x1b[30;48;5;208m", "\x1b[30;48;5;215m", "\x1b[30;48;5;222m", "\x1b[30;48;5;229m"},
     {"\x1b[30;42m", "\x1b[30;48;5;114m", "\x1b[30;48;5;157m", "\x1b[30;48;5;194m"},
@@ -32,7 +32,7 @@ constexpr std::array<std::array<std::string_view, kShades>, 3> kColors = {{
 // `chunk`: the how-manyeth of its rank's stages it is. Of more stages than shades, neighbours differ.
 std::string_view color_of(Op op, int chunk) {
   const size_t row = op == Op::kForward ? 0 : op == Op::kBackwardP1 ? 1 : 2;
-  return kColors[row][chunk % kShades];
+  return kShadesOfKind[row][chunk % kShades];
 }
 
 std::string rank_label(int rank, int ranks) {

@@ -34,7 +34,7 @@ struct Color {
 };
 
 enum Kind : int { kF, kI, kW, kOptimizer, kKinds };
-constexpr std::array<Color, kKinds> kColors = {
+constexpr std::array<Color, kKinds> kFills = {
     {{0x00, 0x72, 0xb2}, {0xe6, 0x9f, 0x00}, {0x00, 0x9e, 0x73}, {0xcc, 0x79, 0xa7}}};
 constexpr const char* kText = "#1d2126";
 constexpr const char* kMuted = "#646b75";
@@ -238,7 +238,7 @@ class Picture {
                coordinate(simulation_.step_seconds * scale_), "\" height=\"", coordinate(bar_), "\"/>\n");
     double busy = 0;
     for (const SimulatedOp& op : result.timeline) {
-      const Color color = shade(kColors[kind_of(op.op)], chunk_of_stage_[op.stage], chunks_);
+      const Color color = shade(kFills[kind_of(op.op)], chunk_of_stage_[op.stage], chunks_);
       add_bar(color, op.begin, op.end, y, std::to_string(op.micro_batch));
       busy += op.end - op.begin;
     }
@@ -246,7 +246,7 @@ class Picture {
     const double optimizer = result.busy - busy;
     if (optimizer > 1e-9 * result.busy) {
       const double end = simulation_.step_seconds - result.idle[static_cast<size_t>(IdleCause::kTail)];
-      add_bar(kColors[kOptimizer], end - optimizer, end, y, "");
+      add_bar(kFills[kOptimizer], end - optimizer, end, y, "");
       has_optimizer_ = true;
     }
     if (!row_has_text(rank)) return;
@@ -324,14 +324,14 @@ class Picture {
       std::vector<std::string> fills;
       const int step = 1 + (chunks_ - 1) / 6;  // some of many
       for (int chunk = 0; chunk < chunks_; chunk += step) {
-        fills.push_back(hex(shade(kColors[kind], chunk, chunks_)));
+        fills.push_back(hex(shade(kFills[kind], chunk, chunks_)));
       }
       return fills;
     };
     entry(shades(kF), "F: forward");
     entry(shades(kI), "I: backward, dL/dx");
     entry(shades(kW), "W: backward, dL/dw");
-    if (has_optimizer_) entry({hex(kColors[kOptimizer])}, "optimizer");
+    if (has_optimizer_) entry({hex(kFills[kOptimizer])}, "optimizer");
     entry({"url(#idle)"}, "idle");
     if (chunks_ > 1) entry({}, concat("shades: the ", chunks_, " stages of a rank, in model order"));
     legend_bottom_ = y + 14;

@@ -19,7 +19,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
-#include "twobp/train/files/new_file.h"
+#include "twobp/files/new_file.h"
 
 namespace twobp {
 namespace {

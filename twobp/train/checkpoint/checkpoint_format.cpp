@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/train/files/new_file.h"
+#include "twobp/files/new_file.h"
 
 namespace twobp {
 namespace {

@@ -24,7 +24,7 @@
 
 #include "twobp/train/checkpoint/position.h"
 #include "twobp/train/checkpoint/same_run.h"
-#include "twobp/train/files/safetensors.h"
+#include "twobp/files/safetensors.h"
 
 namespace twobp {
 

@@ -11,7 +11,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/patience.h"
 #include "twobp/core/text.h"
-#include "twobp/train/files/new_file.h"
+#include "twobp/files/new_file.h"
 
 namespace twobp {
 namespace {

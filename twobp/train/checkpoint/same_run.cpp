@@ -7,12 +7,12 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/nn/kernels/gemm.h"
+#include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/train/checkpoint/checkpoint.h"
-#include "twobp/train/config/config_keys.h"
-#include "twobp/train/model/architecture.h"
-#include "twobp/train/model/build_model.h"
+#include "twobp/config/config_keys.h"
+#include "twobp/models/architecture.h"
+#include "twobp/models/build_model.h"
 
 namespace twobp {
 namespace {

@@ -1,0 +1,74 @@
+// Which data a configuration may name for which model.
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "helpers.h"
+#include "twobp/config/config.h"
+
+namespace twobp {
+namespace {
+
+using test::expect_error;
+
+// With text as the data, so that other keys can be looked at.
+Config with(std::vector<std::string> overrides) {
+  overrides.insert(overrides.begin(), "data.text=*.txt");
+  return load_config("", overrides);
+}
+
+void refuse(const std::vector<std::string>& overrides, const std::vector<std::string>& parts) {
+  expect_error([&] { with(overrides); }, parts);
+}
+
+TEST(ConfigErrors, DataContradictions) {
+  expect_error([] { load_config("", {}); }, {"no data is given", "data.text"});
+  refuse({"data.arrays=folder"}, {"data.text and data.arrays"});
+  refuse({"data.synthetic=tokens"}, {"data.text and data.synthetic"});
+  refuse({"data.tokens=*.bin"}, {"data.text and data.tokens"});
+  refuse({"data.tokens=*.bin", "data.arrays=folder"}, {"data.text and data.tokens and data.arrays"});
+  expect_error(
+      [] {
+        load_config("", {"data.tokens=*.bin", "data.tokenizer=folder"});
+      },
+      {"data.tokenizer", "no data.text", "data.tokens"});
+  EXPECT_NO_THROW(load_config("", {"data.tokens=*.bin", "model.vocab=4096"}));
+  refuse({"model.vocab=4096"}, {"model.vocab is 4096", "256", "data.tokenizer"});
+  refuse({"model.vocab=255"}, {"model.vocab is 255", "256"});
+  EXPECT_NO_THROW(with({"model.vocab=4096", "data.tokenizer=folder"}));
+  Config loaded = with({});
+  loaded.model.from = "folder";  // which may have a tokenizer
+  loaded.model.vocab = 4096;
+  EXPECT_NO_THROW(check_config(loaded));
+  EXPECT_NO_THROW(load_config("", {"data.arrays=folder", "model.vocab=4096"}));
+  refuse({"model.type=mlp"}, {"model.type is \"mlp\"", "data.text", "\"vectors\""});
+  expect_error([] { load_config("", {"data.synthetic=vectors"}); },
+               {"\"vectors\"", "model.type is \"llama\""});
+}
+
+TEST(ConfigErrors, DataOfAnotherKindThanTheModelReads) {
+  const auto refuse_data = [](std::vector<std::string> overrides, const std::vector<std::string>& parts) {
+    expect_error([&] { load_config("", overrides); }, parts);
+  };
+  refuse_data({"data.images=folder"}, {"data.images", "reads tokens", "data.text"});
+  refuse_data({"data.idx=folder"}, {"data.idx", "reads tokens"});
+  refuse_data({"data.cifar=a", "data.images=b"}, {"data.images and data.cifar"});
+  refuse_data({"model.type=resnet", "data.text=*.txt"},
+              {"data.text", "reads pictures", "data.images", "data.idx"});
+  refuse_data({"model.type=resnet", "data.synthetic=tokens"}, {"\"tokens\"", "\"images\""});
+  EXPECT_NO_THROW(load_config("", {"model.type=resnet", "data.images=folder"}));
+  EXPECT_NO_THROW(load_config("", {"model.type=resnet", "data.arrays=folder"}));
+  refuse_data({"model.type=bert", "data.text=*.txt"},
+              {"model.vocab is 256", "260", "4 special", "data.tokenizer"});
+  EXPECT_NO_THROW(load_config("", {"model.type=bert", "data.text=*.txt", "model.vocab=260"}));
+  EXPECT_NO_THROW(
+      load_config("", {"model.type=bert", "data.text=*.txt", "model.vocab=999", "data.tokenizer=folder"}));
+  refuse_data({"model.type=bert", "data.tokens=*.bin"}, {"data.tokens", "special", "data.tokenizer"});
+  EXPECT_NO_THROW(load_config("", {"model.type=bert", "data.tokens=*.bin", "data.tokenizer=folder"}));
+  refuse_data({"model.type=bert", "data.text=*.txt", "model.vocab=260", "data.sequence=2"},
+              {"data.sequence is 2", "at least 3"});
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,389 @@
+// The configuration: what is read, what is written, and every way to get it wrong.
+#include "twobp/config/config.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <set>
+#include <variant>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "helpers.h"
+#include "twobp/schedule/named_schedules.h"
+#include "twobp/config/config_keys.h"
+
+namespace twobp {
+namespace {
+
+using test::expect_error;
+using test::TempFolder;
+
+// A configuration that is fine but for what the overrides do to it.
+Config with(std::vector<std::string> overrides) {
+  overrides.insert(overrides.begin(), "data.text=*.txt");
+  return load_config("", overrides);
+}
+
+void refuse(const std::vector<std::string>& overrides, const std::vector<std::string>& parts) {
+  SCOPED_TRACE(overrides.empty() ? "" : overrides.front());
+  expect_error([&] { with(overrides); }, parts);
+}
+
+Config parse(const std::string& json) {
+  return parse_config(json, "run.json", {"data.text=*.txt"});
+}
+
+void refuse_json(const std::string& json, const std::vector<std::string>& parts) {
+  SCOPED_TRACE(json.substr(0, 100));
+  auto all = parts;
+  all.emplace_back("run.json");
+  expect_error([&] { parse(json); }, all);
+}
+
+TEST(Config, ReadsEverySectionAndType) {
+  const Config config = parse(R"({
+    "// note": {"ignored": [1, {"deep": null}]},
+    "model": {"dim": 128, "tied": true, "norm_eps": 1, "// why": "a comment"},
+    "data": {"shuffle": false, "held_out": 0.25},
+    "pipeline": {"stages": 3, "schedule": "gpipe", "split": [1, 2, 1], "timeout": 2.5},
+    "optimizer": {"type": "sgd", "lr": 1e-2},
+    "train": {"seed": 18446744073709551615, "steps": 5000000000},
+    "save": {"model": "out"}
+  })");
+  EXPECT_EQ(config.model.dim, 128);
+  EXPECT_TRUE(config.model.tied);
+  EXPECT_EQ(config.model.norm_eps, 1.0);
+  EXPECT_EQ(config.model.layers, 4);  // not given: the default
+  EXPECT_FALSE(config.data.shuffle);
+  EXPECT_EQ(config.data.held_out, 0.25);
+  EXPECT_EQ(config.pipeline.stages, 3);
+  EXPECT_EQ(config.pipeline.schedule, "gpipe");
+  EXPECT_EQ(config.pipeline.split, (std::vector<int>{1, 2, 1}));
+  EXPECT_EQ(config.pipeline.timeout, 2.5);
+  EXPECT_EQ(config.optimizer.type, "sgd");
+  EXPECT_EQ(config.optimizer.lr, 0.01);
+  EXPECT_EQ(config.train.seed, 18446744073709551615U);
+  EXPECT_EQ(config.train.steps, 5000000000);
+  EXPECT_EQ(config.save.model, "out");
+}
+
+TEST(Config, ReadsAFileAndOverridesInTurn) {
+  const TempFolder folder;
+  const std::string path =
+      folder.write("run.json", R"({"data": {"text": "a=b.txt"}, "train": {"steps": 7}})");
+  EXPECT_EQ(load_config(path, {}).train.steps, 7);
+  EXPECT_EQ(load_config(path, {}).data.text, "a=b.txt");
+  const Config config =
+      load_config(path, {"train.steps=8", "train.steps=9", "data.text=x=y.txt", "optimizer.lr=1e-3"});
+  EXPECT_EQ(config.train.steps, 9);
+  EXPECT_EQ(config.data.text, "x=y.txt");
+  EXPECT_EQ(config.optimizer.lr, 1e-3);
+}
+
+TEST(Config, OverridesOfEveryType) {
+  const Config config = with({"pipeline.split=1,3", "model.tied=true", "train.seed=7", "optimizer.lr=1",
+                              "pipeline.schedule=1f1b", "save.model=", "pipeline.memory_cap=0"});
+  EXPECT_EQ(config.pipeline.split, (std::vector<int>{1, 3}));
+  EXPECT_TRUE(config.model.tied);
+  EXPECT_EQ(config.train.seed, 7U);
+  EXPECT_EQ(config.optimizer.lr, 1.0);
+  EXPECT_EQ(config.pipeline.memory_cap, "0");
+  EXPECT_EQ(with({"pipeline.split=[2, 2]"}).pipeline.split, (std::vector<int>{2, 2}));
+  EXPECT_TRUE(with({"pipeline.split=1,3", "pipeline.split="}).pipeline.split.empty());
+  EXPECT_EQ(with({"data.mean=0.5,1,-2e-1"}).data.mean, (std::vector<double>{0.5, 1, -0.2}));
+  EXPECT_EQ(with({"data.std=[0.25]"}).data.std, (std::vector<double>{0.25}));
+}
+
+TEST(Config, EveryScheduleAndPolicyIsKnown) {
+  for (const auto& name : runnable_schedule_names()) {
+    EXPECT_NO_THROW(with({"pipeline.schedule=" + name})) << name;
+  }
+  for (const auto& name : policy_names()) EXPECT_NO_THROW(with({"pipeline.p2=" + name})) << name;
+  refuse({"pipeline.schedule=chimera"}, {"'chimera'", "2 copies of the model", "twobp plan", "zb-v"});
+}
+
+TEST(Config, JsonRoundTripKeepsEveryKey) {
+  const std::string first =
+      config_to_json(with({"pipeline.split=1,3", "optimizer.lr=0.1", "train.seed=12345678901234567890",
+                           "data.shuffle=false", "model.norm_eps=1e-6"}));
+  const Config again = parse_config(first, "again", {});
+  EXPECT_EQ(config_to_json(again), first);
+  EXPECT_EQ(again.train.seed, 12345678901234567890U);
+  EXPECT_EQ(again.optimizer.lr, 0.1);
+  EXPECT_EQ(again.model.norm_eps, 1e-6);
+
+  const auto json = nlohmann::json::parse(first);
+  size_t keys = 0;
+  for (const auto& section : json) keys += section.size();
+  EXPECT_EQ(keys, config_keys().size());
+}
+
+TEST(Config, ConfigurationsOfTheRepositoryLoad) {
+  size_t files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(TWOBP_SOURCE_DIR "/configs")) {
+    if (entry.path().extension() != ".json") continue;
+    EXPECT_NO_THROW(load_config(entry.path().string(), {})) << entry.path();
+    ++files;
+  }
+  EXPECT_GE(files, 2U);
+}
+
+// A path need not be UTF-8, JSON must be.
+TEST(Config, PrintsPathsThatAreNotUtf8) {
+  EXPECT_TRUE(nlohmann::json::accept(config_to_json(with({"save.model=a\xff"}))));
+}
+
+// The table cannot be checked against the structs by the compiler, so count them: a member that is added to
+// config.h but not to the table changes a size here.
+TEST(Config, TheTableHasEveryMember) {
+  std::set<std::string> names;
+  std::set<const void*> places;
+  Config config;
+  size_t bytes = 0;
+  size_t narrow = 0;  // fields that leave padding of less than 8 bytes
+  for (const auto& key : config_keys()) {
+    names.insert(key.full_name());
+    std::visit(
+        [&](auto* field) {
+          places.insert(field);
+          bytes += sizeof(*field);
+          narrow += sizeof(*field) < 8 ? 1 : 0;
+        },
+        key.field(config));
+    EXPECT_FALSE(key.meaning.empty()) << key.full_name();
+  }
+  EXPECT_EQ(names.size(), config_keys().size());
+  EXPECT_EQ(places.size(), config_keys().size());
+  EXPECT_LE(bytes, sizeof(Config));
+  EXPECT_LT(sizeof(Config), bytes + 8 * narrow);
+}
+
+TEST(Config, ReferenceHasALinePerKey) {
+  const std::string text = config_reference();
+  EXPECT_EQ(static_cast<size_t>(std::count(text.begin(), text.end(), '\n')), config_keys().size());
+  EXPECT_NE(text.find("pipeline.p2_batching"), std::string::npos);
+  EXPECT_NE(text.find("one of loop, concat, concat_copy"), std::string::npos);
+  EXPECT_NE(text.find("from 0 to below 1"), std::string::npos);
+  EXPECT_NE(text.find("\"cosine\""), std::string::npos);
+}
+
+TEST(ConfigErrors, Files) {
+  const TempFolder folder;
+  expect_error([&] { load_config(folder.path("none.json"), {}); }, {"none.json", "no such file"});
+  expect_error([&] { load_config(folder.path(""), {}); }, {"is a folder"});
+  expect_error([&] { load_config(folder.write("a.json", ""), {}); }, {"a.json", "empty"});
+  expect_error([&] { load_config(folder.write("a.json", " \n"), {}); }, {"a.json", "empty"});
+  expect_error([&] { load_config(folder.write("a.json", std::string((16 << 20) + 1, ' ')), {}); },
+               {"larger than 16 MiB"});
+}
+
+TEST(ConfigErrors, JsonSyntaxSaysWhere) {
+  refuse_json("{\n  \"model\": {\n    \"dim\": 12,,\n  }\n}", {"not JSON", "line 3, column 15"});
+  refuse_json("{\"model\": {\"dim\": 1", {"line 1", "unexpected end of input"});
+  refuse_json("{\"train\": {\"seed\": 1e999}}", {"not JSON", "1e999"});
+  refuse_json("{\"save\": {\"model\": \"\xff\"}}", {"line 1", "UTF-8"});
+  refuse_json("{} {}", {"line 1, column 4"});
+  refuse_json("[1]", {"expected an object", "a list of 1"});
+  refuse_json("7", {"expected an object", "integer 7"});
+}
+
+// Nesting as deep as the file is long must not end the stack.
+TEST(ConfigErrors, DeepNesting) {
+  const size_t depth = 200000;
+  const std::string deep = std::string(depth, '[') + std::string(depth, ']');
+  refuse_json("{\"model\": {\"dim\": " + deep + "}}", {"model.dim", "an integer", "a list of 1"});
+  EXPECT_NO_THROW(parse("{\"// deep\": " + deep + "}"));
+}
+
+TEST(ConfigErrors, UnknownNames) {
+  refuse_json(R"({"pipelin": {}})", {"unknown section \"pipelin\"", "did you mean \"pipeline\""});
+  refuse_json(R"({"pipeline": {"micro_batchs": 2}})",
+              {"\"pipeline.micro_batchs\"", "\"pipeline.micro_batches\""});
+  refuse_json(R"({"model": {"lr": 2}})", {"\"model.lr\"", "\"optimizer.lr\""});
+  refuse_json(R"({"dim": 2})", {"unknown section \"dim\"", "\"model.dim\""});
+  refuse_json(R"({"model": 3})", {"\"model\" expects a section", "integer 3"});
+  refuse_json(R"({"model": {"dim": 8, "dim": 16}})", {"\"dim\" is given twice"});
+  refuse({"train.step=3"}, {"--set train.step=3", "\"train.steps\""});
+  refuse({"steps=3"}, {"--set steps=3", "\"train.steps\""});
+  refuse({"train=3"}, {"--set train=3", "section.key=value", "clip_norm"});
+  refuse({"train.steps"}, {"--set train.steps", "section.key=value"});
+  refuse({"=3"}, {"--set =3"});
+  refuse({".=3"}, {"--set .=3", "unknown section \"\""});
+}
+
+TEST(ConfigErrors, WrongTypes) {
+  refuse_json(R"({"model": {"dim": "big"}})", {"\"model.dim\" expects an integer", "got text \"big\""});
+  refuse_json(R"({"model": {"dim": 1.5}})", {"an integer", "number 1.5"});
+  refuse_json(R"({"model": {"dim": null}})", {"an integer", "null"});
+  refuse_json(R"({"model": {"dim": 9223372036854775808}})",
+              {"to 9223372036854775807", "integer 9223372036854775808"});
+  refuse_json(R"({"model": {"tied": 1}})", {"a boolean", "integer 1"});
+  refuse_json(R"({"model": {"type": true}})", {"expects text", "boolean true"});
+  refuse_json(R"({"pipeline": {"stages": 2147483648}})", {"to 2147483647", "2147483648"});
+  refuse_json(R"({"pipeline": {"split": 4}})", {"a list of integers", "integer 4"});
+  refuse_json(R"({"pipeline": {"split": [1, "2"]}})", {"a list of integers", "a list of 2"});
+  refuse_json(R"({"pipeline": {"schedule": 1}})", {"expects text", "between quotes"});
+  refuse_json(R"({"train": {"seed": -1}})", {"from 0 to 18446744073709551615", "integer -1"});
+  refuse_json(R"({"optimizer": {"lr": "1e-3"}})", {"a number", "text \"1e-3\""});
+  refuse_json(R"({"save": {"model": {}}})", {"expects text", "a section"});
+  refuse({"train.steps=many"}, {"--set train.steps=many", "an integer", "text \"many\""});
+  refuse({"train.steps="}, {"an integer", "text \"\""});
+  refuse({"train.steps=1 2"}, {"an integer"});
+  refuse({"data.shuffle=yes"}, {"a boolean", "text \"yes\""});
+  refuse({"pipeline.split=1,x"}, {"a list of integers"});
+  refuse({"optimizer.lr=nan"}, {"a number", "text \"nan\""});
+  refuse({"data.mean=1,x"}, {"a list of numbers"});
+  refuse_json(R"({"data": {"std": 1}})", {"a list of numbers", "integer 1"});
+}
+
+TEST(ConfigErrors, Ranges) {
+  // Every number with bounds refuses a value just outside of each.
+  for (const char* text : {"model.dim=0",
+                           "model.dim=1048577",
+                           "model.layers=0",
+                           "model.heads=0",
+                           "model.heads=-1",
+                           "model.kv_heads=-1",
+                           "model.head_dim=-2",
+                           "model.hidden=-1",
+                           "model.vocab=0",
+                           "model.norm_eps=0",
+                           "model.rope_theta=0",
+                           "model.rope_factor=0",
+                           "model.rope_original_positions=0",
+                           "model.init_std=-0.1",
+                           "data.sequence=0",
+                           "data.held_out=1",
+                           "data.held_out=-0.1",
+                           "data.workers=0",
+                           "data.mask_probability=0",
+                           "data.mask_probability=1.5",
+                           "data.image_size=-1",
+                           "data.padding=-1",
+                           "pipeline.stages=-1",
+                           "pipeline.ranks=-1",
+                           "pipeline.micro_batches=-1",
+                           "pipeline.micro_batch_size=0",
+                           "pipeline.threads=0",
+                           "pipeline.timeout=0",
+                           "optimizer.lr=0",
+                           "optimizer.weight_decay=-1",
+                           "optimizer.beta1=1",
+                           "optimizer.beta1=-0.1",
+                           "optimizer.beta2=1",
+                           "optimizer.eps=0",
+                           "optimizer.momentum=1",
+                           "optimizer.warmup=-1",
+                           "optimizer.min_lr=-1",
+                           "train.steps=0",
+                           "train.clip_norm=-1",
+                           "train.eval_every=-1",
+                           "train.eval_batches=-1",
+                           "train.log_every=0"}) {
+    const std::string name = std::string(text).substr(0, std::string(text).find('='));
+    refuse({text}, {name + " is ", "must be"});
+  }
+  refuse({"data.held_out=1"}, {"from 0 to below 1"});
+  refuse({"pipeline.stages=-1"}, {"an integer from 0 to 65536"});
+  EXPECT_NO_THROW(with({"data.held_out=0"}));
+
+  Config config = with({});
+  config.optimizer.lr = std::numeric_limits<double>::quiet_NaN();
+  expect_error([&] { check_config(config); }, {"optimizer.lr is nan"});
+  config.optimizer.lr = std::numeric_limits<double>::infinity();
+  expect_error([&] { check_config(config); }, {"optimizer.lr is inf"});
+}
+
+TEST(ConfigErrors, Choices) {
+  refuse({"model.type=lama"}, {"model.type is \"lama\"", "\"llama\""});
+  refuse({"pipeline.schedule=1f1"}, {"pipeline.schedule", "\"1f1b\""});
+  refuse({"pipeline.schedule="}, {"pipeline.schedule is \"\""});
+  refuse({"pipeline.p2=fil"}, {"pipeline.p2", "\"fill\"", "cooldown"});
+  refuse({"pipeline.p2_batching=concatenate"}, {"pipeline.p2_batching", "concat"});
+  refuse({"optimizer.type=adamW"}, {"optimizer.type", "\"adamw\""});
+  refuse({"optimizer.schedule=cos"}, {"optimizer.schedule", "\"cosine\""});
+  refuse({"data.synthetic=token"}, {"data.synthetic", "\"tokens\""});
+  refuse({"data.crop=resize"}, {"data.crop", "\"resized\""});
+}
+
+TEST(ConfigErrors, ModelContradictions) {
+  refuse({"model.dim=100", "model.heads=3"}, {"model.dim (100)", "not divisible by model.heads (3)"});
+  EXPECT_NO_THROW(with({"model.dim=100", "model.heads=3", "model.head_dim=32"}));
+  refuse({"model.heads=4", "model.kv_heads=3"}, {"model.kv_heads (3)", "does not divide model.heads (4)"});
+  EXPECT_NO_THROW(with({"model.heads=4", "model.kv_heads=2"}));
+  refuse({"model.dim=12", "model.heads=4"}, {"model.dim / model.heads (3)", "odd"});
+  refuse({"model.head_dim=63"}, {"model.head_dim (63)", "odd"});
+  // Heads mean nothing to an MLP.
+  EXPECT_NO_THROW(
+      load_config("", {"model.type=mlp", "data.synthetic=vectors", "model.dim=12", "model.heads=5"}));
+}
+
+TEST(ConfigErrors, RopeScaling) {
+  EXPECT_NO_THROW(with({"model.rope_scaling=llama3", "model.rope_factor=8"}));
+  EXPECT_NO_THROW(with({"model.rope_low_freq=4"}));  // means nothing without llama3
+  refuse({"model.rope_scaling=llama3", "model.rope_low_freq=4"}, {"rope_low_freq (4)", "rope_high_freq (4)"});
+  refuse({"model.rope_scaling=yarn"}, {"\"yarn\"", "none, linear, llama3"});
+}
+
+TEST(ConfigErrors, PipelineAndTrainingContradictions) {
+  refuse({"pipeline.split=1,1,2"}, {"lists 3 stages", "pipeline.stages is 2"});
+  refuse({"pipeline.split=4,0"}, {"stage 1 0 layers", "at least 1"});
+  refuse({"optimizer.min_lr=0.1", "optimizer.lr=0.01"},
+         {"optimizer.min_lr (0.1)", "above optimizer.lr (0.01)"});
+  refuse({"train.eval_every=10", "data.held_out=0"}, {"train.eval_every is 10", "data.held_out is 0"});
+  refuse({"pipeline.memory_cap=lots"}, {"pipeline.memory_cap", "\"lots\"", "512MiB"});
+}
+
+TEST(ConfigErrors, ContradictionsNameTheFile) {
+  refuse_json(R"({"model": {"dim": 100, "heads": 3}})", {"run.json: model.dim (100)"});
+}
+
+TEST(MemoryCap, Sizes) {
+  EXPECT_EQ(parse_memory_cap("auto"), MemoryCap::automatic());
+  EXPECT_EQ(parse_memory_cap("1x"), MemoryCap::automatic());
+  EXPECT_EQ(parse_memory_cap("1.05x"), MemoryCap::automatic(1.05));
+  EXPECT_EQ(parse_memory_cap("0"), 0);
+  EXPECT_EQ(parse_memory_cap("0MiB"), 0);
+  EXPECT_EQ(parse_memory_cap("1000000"), 1000000);
+  EXPECT_EQ(parse_memory_cap("512MiB"), int64_t{512} << 20);
+  EXPECT_EQ(parse_memory_cap("2 GiB"), int64_t{2} << 30);
+  EXPECT_EQ(parse_memory_cap("1.5KiB"), 1536);
+  EXPECT_EQ(parse_memory_cap("3B"), 3);
+  EXPECT_EQ(parse_memory_cap("2GB"), 2000000000);
+  EXPECT_EQ(parse_memory_cap("1TiB"), int64_t{1} << 40);
+  for (const char* text : {"",
+                           "-1",
+                           "MiB",
+                           "12XiB",
+                           "1e9",
+                           "inf",
+                           "nan",
+                           "0.5",
+                           "1MiBs",
+                           "1 2",
+                           "99999999999999999999",
+                           "9000000TiB",
+                           "Auto",
+                           " 1",
+                           "0x10",
+                           "0x",
+                           "x",
+                           "0.9x",
+                           "1.05 x",
+                           "1.05X",
+                           "2000x",
+                           "nanx",
+                           "infx",
+                           "1e1x"}) {
+    SCOPED_TRACE(text);
+    expect_error([&] { parse_memory_cap(text); }, {"pipeline.memory_cap is \"" + std::string(text) + "\""});
+  }
+  EXPECT_EQ(parse(R"({"pipeline": {"memory_cap": 0}})").pipeline.memory_cap, "0");
+  EXPECT_EQ(parse(R"({"pipeline": {"memory_cap": "1GiB"}})").pipeline.memory_cap, "1GiB");
+  refuse_json(R"({"pipeline": {"memory_cap": -5}})", {"pipeline.memory_cap", "integer -5"});
+}
+
+}  // namespace
+}  // namespace twobp

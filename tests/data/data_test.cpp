@@ -1,0 +1,335 @@
+// Data sets, the held-out part, the order of an epoch and the cutting into micro-batches; and bad data.
+#include "twobp/data/data.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include "helpers.h"
+
+namespace twobp {
+namespace {
+
+using test::expect_error;
+using test::npy_file;
+using test::TempFolder;
+
+std::vector<int64_t> list(const at::Tensor& tensor) {
+  const auto* data = tensor.data_ptr<int64_t>();
+  return {data, data + tensor.numel()};
+}
+
+std::vector<int64_t> codes(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+DataConfig text_config(const std::string& pattern, int64_t sequence, double held_out = 0) {
+  DataConfig config;
+  config.text = pattern;
+  config.sequence = sequence;
+  config.held_out = held_out;
+  return config;
+}
+
+ModelConfig vocab(int64_t size) {
+  ModelConfig model;
+  model.vocab = size;
+  return model;
+}
+
+void refuse(const DataConfig& config, const ModelConfig& model, const std::vector<std::string>& parts) {
+  expect_error([&] { open_data(config, model, 1); }, parts);
+}
+
+// ---- text
+
+TEST(TextData, FilesInSortedOrderCutIntoShiftedWindows) {
+  const TempFolder folder;
+  folder.write("b.txt", "ghij");
+  folder.write("a.txt", "abcdef");
+  folder.write("c.dat", "never read");
+  const DataSplit split = open_data(text_config(folder.path("*.txt"), 3), ModelConfig{}, 1);
+  EXPECT_EQ(split.held_out, nullptr);
+  ASSERT_EQ(split.train->size(), 3);  // 10 bytes: 3 windows of 3 and the last one's last target
+  const Fields fields = split.train->read({2, 0, 1}, 0);
+  EXPECT_EQ(fields.at("input_ids").sizes(), (std::vector<int64_t>{3, 3}));
+  EXPECT_EQ(list(fields.at("input_ids")), codes("ghiabcdef"));
+  EXPECT_EQ(list(fields.at("labels")), codes("hijbcdefg"));
+}
+
+TEST(TextData, BytesAboveAsciiAreTokens128To255) {
+  const TempFolder folder;
+  const std::string path = folder.write("a.txt", "\xff\x80\x01z");
+  const Fields fields = open_data(text_config(path, 3), ModelConfig{}, 1).train->read({0}, 0);
+  EXPECT_EQ(list(fields.at("input_ids")), (std::vector<int64_t>{255, 128, 1}));
+  EXPECT_EQ(list(fields.at("labels")), (std::vector<int64_t>{128, 1, 'z'}));
+}
+
+TEST(TextData, ANameWithGlobCharactersCanBeGivenAsItIs) {
+  const TempFolder folder;
+  EXPECT_EQ(open_data(text_config(folder.write("a[1].txt", "abcd"), 3), ModelConfig{}, 1).train->size(), 1);
+}
+
+TEST(TextData, FoldersAndEmptyFilesAmongTheMatchesAreSkipped) {
+  const TempFolder folder;
+  folder.write("a.txt", "abc");
+  folder.write("b.txt", "");
+  folder.write("c.txt", "def");
+  std::filesystem::create_directory(folder.path("d.txt"));
+  const DataSplit split = open_data(text_config(folder.path("*.txt"), 5), ModelConfig{}, 1);
+  EXPECT_EQ(list(split.train->read({0}, 0).at("input_ids")), codes("abcde"));
+}
+
+TEST(TextData, BadInput) {
+  const TempFolder folder;
+  const ModelConfig model;
+  refuse(text_config(folder.path("none.txt"), 3), model, {"data.text", "no file matches", "none.txt"});
+  refuse(text_config(folder.path("none/*.txt"), 3), model, {"no file matches"});
+  refuse(text_config(folder.path(""), 3), model, {"a folder", "name the files"});
+  refuse(text_config(folder.write("empty.txt", ""), 3), model,
+         {"empty.txt", "0 bytes", "too little text", "4 bytes are needed"});
+  const std::string tiny = folder.write("tiny.txt", "abc");
+  refuse(text_config(tiny, 3), model, {"tiny.txt", "3 bytes", "4 bytes are needed", "data.sequence (3)"});
+  EXPECT_EQ(open_data(text_config(tiny, 2), model, 1).train->size(), 1);
+  refuse(text_config(tiny, 2, 0.1), model, {"5 bytes are needed", "hold out", "data.held_out to 0"});
+  refuse(text_config(tiny, std::numeric_limits<int64_t>::max() / 4), model, {"too little text"});
+  refuse(text_config(tiny, 2), vocab(255), {"model.vocab is 255", "256"});
+  expect_error([&] { open_data(text_config(tiny, 2), model, 1).train->read({1}, 0); }, {"no sample 1"});
+  expect_error([&] { open_data(text_config(tiny, 2), model, 1).train->read({-1}, 0); }, {"no sample -1"});
+  refuse(DataConfig{}, model, {"no data is given"});
+}
+
+// ---- held-out part
+
+TEST(HeldOut, IsTheLastFractionAndAtLeastOne) {
+  const TempFolder folder;
+  std::string text(101, '\0');
+  std::iota(text.begin(), text.end(), '\0');
+  const std::string path = folder.write("a.txt", text);
+  const auto sizes = [&](double fraction) {
+    const DataSplit split = open_data(text_config(path, 5, fraction), ModelConfig{}, 1);
+    return std::pair{split.train->size(), split.held_out ? split.held_out->size() : 0};
+  };
+  EXPECT_EQ(sizes(0), (std::pair<int64_t, int64_t>{20, 0}));
+  EXPECT_EQ(sizes(1e-9), (std::pair<int64_t, int64_t>{19, 1}));
+  EXPECT_EQ(sizes(0.25), (std::pair<int64_t, int64_t>{15, 5}));
+  EXPECT_EQ(sizes(0.999), (std::pair<int64_t, int64_t>{1, 19}));
+
+  const DataSplit split = open_data(text_config(path, 5, 0.25), ModelConfig{}, 1);
+  EXPECT_EQ(list(split.train->read({14}, 0).at("input_ids"))[0], 70);
+  EXPECT_EQ(list(split.held_out->read({0}, 0).at("input_ids"))[0], 75);
+  EXPECT_EQ(list(split.held_out->read({4}, 0).at("input_ids"))[0], 95);
+  expect_error([&] { split.train->read({15}, 0); }, {"no sample 15", "there are 15"});
+  expect_error([&] { split.held_out->read({5}, 0); }, {"no sample 5"});
+}
+
+// ---- arrays
+
+class ArrayData : public testing::Test {
+ protected:
+  DataConfig config(int64_t sequence = 3, double held_out = 0) const {
+    DataConfig config;
+    config.arrays = folder_.path("");
+    config.sequence = sequence;
+    config.held_out = held_out;
+    return config;
+  }
+  void input(const std::string& content) const { folder_.write("input_ids.npy", content); }
+  void labels(const std::string& content) const { folder_.write("labels.npy", content); }
+
+  TempFolder folder_;
+};
+
+TEST_F(ArrayData, LabelsAreShiftedByOne) {
+  input(npy_file<uint16_t>("<u2", "(2, 3)", {1, 2, 3, 4, 5, 6}));
+  labels(npy_file<int64_t>("<i8", "(2, 3)", {-100, 2, 3, 4, -100, 6}));
+  const DataSplit split = open_data(config(), vocab(7), 1);
+  ASSERT_EQ(split.train->size(), 2);
+  const Fields fields = split.train->read({1, 0}, 0);
+  EXPECT_EQ(fields.at("labels").sizes(), (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(list(fields.at("input_ids")), (std::vector<int64_t>{4, 5, 6, 1, 2, 3}));
+  EXPECT_EQ(list(fields.at("labels")), (std::vector<int64_t>{-100, 6, -100, 2, 3, -100}));
+  EXPECT_EQ(read_batch(*split.train, {0, 1}, 0, 2).targets, 3);
+  expect_error([&] { split.train->read({2}, 0); }, {"input_ids.npy", "no sample 2"});
+}
+
+TEST_F(ArrayData, EveryIntegerType) {
+  const std::vector<int64_t> expected{1, 2, 3};
+  labels(npy_file<int32_t>("<i4", "(1, 3)", {1, 2, 3}));
+  for (const std::string& content :
+       {npy_file<uint8_t>("|u1", "(1, 3)", {1, 2, 3}), npy_file<uint16_t>("<u2", "(1, 3)", {1, 2, 3}),
+        npy_file<int32_t>("<i4", "(1, 3)", {1, 2, 3}), npy_file<int64_t>("<i8", "(1, 3)", {1, 2, 3})}) {
+    input(content);
+    EXPECT_EQ(list(open_data(config(), vocab(4), 1).train->read({0}, 0).at("input_ids")), expected);
+  }
+}
+
+TEST_F(ArrayData, IdsOutsideTheVocabularyAreFoundUpFront) {
+  labels(npy_file<int32_t>("<i4", "(2, 3)", {0, 1, 2, 3, 4, 5}));
+  input(npy_file<int32_t>("<i4", "(2, 3)", {0, 1, 2, 3, 4, 6}));
+  EXPECT_NO_THROW(open_data(config(), vocab(7), 1));
+  refuse(config(), vocab(6), {"input_ids.npy", "row 1, column 2", "token id 6", "vocabulary of 6"});
+  input(npy_file<int32_t>("<i4", "(2, 3)", {0, -1, 2, 3, 4, 6}));
+  refuse(config(), vocab(7), {"row 0, column 1", "token id -1"});
+  input(npy_file<int32_t>("<i4", "(2, 3)", {0, 1, 2, -100, 4, 6}));
+  refuse(config(), vocab(7), {"row 1, column 0", "token id -100"});  // -100 is for labels only
+  input(npy_file<int64_t>("<i8", "(2, 3)", {0, 1, 2, 3, 4, int64_t{1} << 32}));
+  refuse(config(), vocab(7), {"token id 4294967296"});  // 0 in its low 32 bits
+  input(npy_file<int32_t>("<i4", "(2, 3)", {0, 1, 2, 3, 4, 5}));
+  labels(npy_file<int32_t>("<i4", "(2, 3)", {0, 1, 2, 3, 4, -99}));
+  refuse(config(), vocab(7), {"labels.npy", "row 1, column 2", "label -99", "-100"});
+  labels(npy_file<int32_t>("<i4", "(2, 3)", {0, 1, 7, 3, 4, 5}));
+  refuse(config(), vocab(7), {"labels.npy", "row 0, column 2", "label 7"});
+}
+
+TEST_F(ArrayData, BadFilesAndShapes) {
+  const std::string good = npy_file<int32_t>("<i4", "(2, 3)", {0, 1, 2, 3, 4, 5});
+  refuse(config(), vocab(9), {"input_ids.npy", "cannot open"});
+  input(good);
+  refuse(config(), vocab(9), {"labels.npy", "cannot open"});
+  labels(good);
+  EXPECT_NO_THROW(open_data(config(), vocab(9), 1));
+  refuse(config(4), vocab(9), {"input_ids.npy", "(2, 3)", "data.sequence is 4", "set data.sequence to 3"});
+  labels(npy_file<int32_t>("<i4", "(3, 2)", {0, 1, 2, 3, 4, 5}));
+  refuse(config(), vocab(9), {"labels.npy", "(3, 2)"});
+  labels(npy_file<int32_t>("<i4", "(1, 3)", {0, 1, 2}));
+  refuse(config(), vocab(9), {"labels.npy", "(1, 3)", "input_ids.npy has (2, 3)"});
+  labels(npy_file<float>("<f4", "(2, 3)", {0, 1, 2, 3, 4, 5}));
+  refuse(config(), vocab(9), {"labels.npy", "float32"});
+  labels(good.substr(0, good.size() - 4));
+  refuse(config(), vocab(9), {"labels.npy", "truncated"});
+  labels(npy_file<int32_t>("<i4", "(2, 3)", {1, -100, -100, 1, -100, -100}));
+  refuse(config(), vocab(9), {"labels.npy", "no label is counted"});
+  input(npy_file<int32_t>("<i4", "(6,)", {0, 1, 2, 3, 4, 5}));
+  refuse(config(), vocab(9), {"input_ids.npy", "(6,)", "two dimensions"});
+  input(npy_file<int32_t>("<i4", "(0, 3)", {}));
+  refuse(config(), vocab(9), {"input_ids.npy", "no sample"});
+}
+
+TEST_F(ArrayData, OneSampleCannotBeSplit) {
+  input(npy_file<int32_t>("<i4", "(1, 3)", {0, 1, 2}));
+  labels(npy_file<int32_t>("<i4", "(1, 3)", {0, 1, 2}));
+  refuse(config(3, 0.05), vocab(9), {"only 1 sample", "data.held_out"});
+}
+
+// ---- synthetic
+
+TEST(SyntheticData, TokensDependOnSeedAndIndexAlone) {
+  DataConfig config;
+  config.synthetic = "tokens";
+  config.sequence = 64;
+  config.held_out = 0;
+  const auto data = open_data(config, vocab(100), 1).train;
+  EXPECT_EQ(data->size(), 1024);
+  const Fields both = data->read({5, 9}, 0);
+  EXPECT_EQ(both.at("input_ids").sizes(), (std::vector<int64_t>{2, 64}));
+  EXPECT_TRUE(at::equal(both.at("input_ids")[1], data->read({9}, 0).at("input_ids")[0]));
+  EXPECT_TRUE(
+      at::equal(both.at("labels"), open_data(config, vocab(100), 1).train->read({5, 9}, 0).at("labels")));
+  EXPECT_FALSE(at::equal(both.at("input_ids")[0], both.at("input_ids")[1]));
+  EXPECT_FALSE(at::equal(both.at("input_ids"), both.at("labels")));
+  EXPECT_FALSE(at::equal(both.at("input_ids"),
+                         open_data(config, vocab(100), 2).train->read({5, 9}, 0).at("input_ids")));
+  expect_error([&] { data->read({1024}, 0); }, {"no sample 1024"});
+}
+
+TEST(SyntheticData, TokensFillTheVocabulary) {
+  DataConfig config;
+  config.synthetic = "tokens";
+  config.sequence = 1000;
+  std::vector<int64_t> counts(3);
+  const Fields fields = open_data(config, vocab(3), 1).train->read({0, 1}, 0);
+  for (const char* name : {"input_ids", "labels"}) {
+    for (const int64_t id : list(fields.at(name)))
+      ++counts.at(static_cast<size_t>(id));  // at() throws beyond vocab
+  }
+  for (const int64_t count : counts) EXPECT_NEAR(static_cast<double>(count), 4000.0 / 3, 150);
+}
+
+TEST(SyntheticData, VectorsHaveMean0AndVariance1) {
+  DataConfig config;
+  config.synthetic = "vectors";
+  config.sequence = 32;
+  ModelConfig model;
+  model.type = "mlp";
+  model.dim = 48;
+  const auto data = open_data(config, model, 1).train;
+  const Fields fields = data->read({3, 4}, 0);
+  for (const char* name : {"input", "target"}) {
+    const at::Tensor& values = fields.at(name);
+    EXPECT_EQ(values.sizes(), (std::vector<int64_t>{2, 32, 48}));
+    EXPECT_EQ(values.scalar_type(), at::kFloat);
+    EXPECT_NEAR(values.mean().item<double>(), 0, 0.1);
+    EXPECT_NEAR(values.var().item<double>(), 1, 0.1);
+  }
+  EXPECT_FALSE(at::equal(fields.at("input"), fields.at("target")));
+  EXPECT_TRUE(at::equal(fields.at("input")[1], data->read({4}, 0).at("input")[0]));
+
+  const Batch batch = read_batch(*data, {0, 1, 2}, 0, 2);  // neither labels nor tokens: samples are counted
+  EXPECT_EQ(batch.targets, 3);
+  EXPECT_EQ(batch.tokens, 3);
+}
+
+// ---- what a layer sees of it
+
+TEST(Context, FieldOrAnErrorThatListsTheFields) {
+  Context context;
+  expect_error([&] { context.field("labels"); }, {"no fields", "\"labels\""});
+  const Fields fields{{"input_ids", at::ones({2})}, {"positions", at::ones({3})}};
+  context.fields = &fields;
+  EXPECT_EQ(context.field("positions").numel(), 3);
+  expect_error([&] { context.field("labels"); }, {"no field \"labels\"", "it has input_ids, positions"});
+}
+
+// ---- order and batches
+
+// Written down once: the order must be the same with every compiler, library and release.
+TEST(EpochOrder, IsPinned) {
+  EXPECT_EQ(epoch_order(8, true, 1, 0), (std::vector<int64_t>{5, 0, 1, 3, 7, 2, 4, 6}));
+}
+
+TEST(EpochOrder, IsAPermutationOfItsSeedAndEpoch) {
+  std::vector<int64_t> in_order(1000);
+  std::iota(in_order.begin(), in_order.end(), 0);
+  EXPECT_EQ(epoch_order(1000, false, 1, 3), in_order);
+  auto shuffled = epoch_order(1000, true, 1, 3);
+  EXPECT_EQ(shuffled, epoch_order(1000, true, 1, 3));
+  EXPECT_NE(shuffled, epoch_order(1000, true, 1, 4));
+  EXPECT_NE(shuffled, epoch_order(1000, true, 2, 3));
+  EXPECT_NE(shuffled, in_order);
+  std::sort(shuffled.begin(), shuffled.end());
+  EXPECT_EQ(shuffled, in_order);
+  EXPECT_TRUE(epoch_order(0, true, 1, 0).empty());
+  EXPECT_EQ(epoch_order(1, true, 1, 0), std::vector<int64_t>{0});
+}
+
+// Each of the 6 orders of 3 samples comes up as often as the others.
+TEST(EpochOrder, IsUniform) {
+  std::map<std::vector<int64_t>, int> counts;
+  for (int64_t epoch = 0; epoch < 6000; ++epoch) ++counts[epoch_order(3, true, 7, epoch)];
+  ASSERT_EQ(counts.size(), 6U);
+  for (const auto& [order, count] : counts) EXPECT_NEAR(count, 1000, 120);
+}
+
+TEST(ReadBatch, CutsIntoMicroBatchesAndCounts) {
+  const TempFolder folder;
+  const DataSplit split = open_data(text_config(folder.write("a.txt", "abcdefghijk"), 2), ModelConfig{}, 1);
+  ASSERT_EQ(split.train->size(), 5);
+  const Batch batch = read_batch(*split.train, {4, 0, 3, 1, 2}, 0, 2);
+  ASSERT_EQ(batch.micro_batches.size(), 3U);
+  EXPECT_EQ(list(batch.micro_batches[0].at("input_ids")), codes("ijab"));
+  EXPECT_EQ(list(batch.micro_batches[1].at("labels")), codes("hide"));
+  EXPECT_EQ(list(batch.micro_batches[2].at("input_ids")), codes("ef"));
+  EXPECT_EQ(batch.micro_batches[2].at("input_ids").sizes(), (std::vector<int64_t>{1, 2}));
+  EXPECT_EQ(batch.targets, 10);
+  EXPECT_EQ(batch.tokens, 10);
+  EXPECT_TRUE(read_batch(*split.train, {}, 0, 2).micro_batches.empty());
+  expect_error([&] { read_batch(*split.train, {0}, 0, 0); }, {"micro-batches of 0"});
+}
+
+}  // namespace
+}  // namespace twobp

@@ -1,0 +1,313 @@
+// Tokenized text on disk: made once, used again, made anew when anything changed, never half.
+#include "twobp/data/text/token_cache.h"
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sys/resource.h>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "tokenizer_files.h"
+#include "twobp/data/data.h"
+
+namespace twobp {
+namespace {
+
+namespace fs = std::filesystem;
+using test::byte_tokenizer;
+using test::Environment;
+using test::expect_error;
+using test::read_file;
+using test::TempFolder;
+using test::word_tokenizer;
+using test::write_program;
+
+std::string as_tokens(const std::string& text) {
+  return test::raw_bytes(std::vector<uint16_t>(text.begin(), text.end()));
+}
+
+class TokenCache : public test::WithTokenizers {
+ protected:
+  void SetUp() override {
+    WithTokenizers::SetUp();
+    tokenizer_ = folder_.write("tokenizer.json", byte_tokenizer().dump());
+    // A Python that notes each start.
+    counting_ = write_program(
+        folder_, "python",
+        "echo >> '" + folder_.path("starts") + "'; exec '" + test::absolute_python() + "' \"$@\"");
+    python_.emplace("TWOBP_PYTHON", counting_);
+  }
+
+  TokenizedText tokenize(const std::vector<std::string>& texts, int64_t vocab = 300) const {
+    return tokenize_text(texts, tokenizer_, folder_.path("cache"), vocab);
+  }
+  // The tokens of one text.
+  std::string tokens(const std::string& text) const {
+    const TokenizedText out = tokenize({text});
+    return out.files.size() == 1 ? read_file(out.files[0]) : "";
+  }
+  size_t starts() const { return read_file(folder_.path("starts")).size(); }
+  std::vector<std::string> cached() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder_.path("cache"))) {
+      const std::string name = entry.path().filename();
+      if (name != "lock") names.push_back(name);
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  std::string tokenizer_;
+  std::string counting_;
+  std::optional<Environment> python_;
+};
+
+TEST_F(TokenCache, IsMadeOnceAndUsedAgain) {
+  const std::string a = folder_.write("a.txt", "hello");
+  const std::string b = folder_.write("b.txt", "world, again");
+  const TokenizedText first = tokenize({b, a});
+  ASSERT_EQ(first.files.size(), 2U);
+  EXPECT_EQ(first.type, TokenType::kUInt16);
+  EXPECT_EQ(read_file(first.files[0]), as_tokens("world, again"));
+  EXPECT_EQ(read_file(first.files[1]), as_tokens("hello"));
+  EXPECT_EQ(starts(), 1U);  // for both
+  EXPECT_EQ(cached().size(), 4U);
+  EXPECT_EQ(tokenize({b, a}).files, first.files);
+  EXPECT_EQ(tokenize({a}).files, (std::vector{first.files[1]}));
+  EXPECT_EQ(starts(), 1U);
+  const Environment none("TWOBP_PYTHON", folder_.path("no_python"));  // nor is any needed
+  EXPECT_EQ(tokenize({b, a}).files, first.files);
+}
+
+TEST_F(TokenCache, IsMadeAnewWhenTheTextChanges) {
+  const std::string path = folder_.write("a.txt", "hello");
+  EXPECT_EQ(tokens(path), as_tokens("hello"));
+  folder_.write("a.txt", "hello there");
+  EXPECT_EQ(tokens(path), as_tokens("hello there"));
+  // As long as before, but newer.
+  const auto time = fs::last_write_time(path);
+  folder_.write("a.txt", "HELLO THERE");
+  fs::last_write_time(path, time + std::chrono::seconds(1));
+  EXPECT_EQ(tokens(path), as_tokens("HELLO THERE"));
+  EXPECT_EQ(starts(), 3U);
+  EXPECT_EQ(cached().size(), 2U);  // in the place of the old ones
+  // A text of the same name elsewhere is another one.
+  fs::create_directory(folder_.path("sub"));
+  EXPECT_EQ(tokens(folder_.write("sub/a.txt", "other")), as_tokens("other"));
+  EXPECT_EQ(tokens(path), as_tokens("HELLO THERE"));
+  EXPECT_EQ(starts(), 4U);
+}
+
+TEST_F(TokenCache, IsMadeAnewWhenTheTokenizerChanges) {
+  const std::string path = folder_.write("a.txt", "hehe");
+  EXPECT_EQ(tokens(path), as_tokens("hehe"));
+  folder_.write("tokenizer.json", byte_tokenizer(/*merge=*/true).dump());
+  EXPECT_EQ(tokens(path), test::raw_bytes<uint16_t>({256, 256}));
+  folder_.write("tokenizer.json", byte_tokenizer().dump());
+  EXPECT_EQ(tokens(path), as_tokens("hehe"));
+  EXPECT_EQ(starts(), 2U);  // the first is still there
+}
+
+// Whatever a killed run or a full disk may leave behind.
+TEST_F(TokenCache, DamagedEntriesAreMadeAnew) {
+  const std::string path = folder_.write("a.txt", "hello");
+  const std::string bin = tokenize({path}).files.at(0);
+  const std::string description = bin.substr(0, bin.size() - 4) + ".json";
+  const std::string good = read_file(description);
+  ASSERT_NE(good.find("\"tokens\": 5"), std::string::npos) << good;
+  const auto replaced = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    return text.replace(text.find(from), from.size(), to);
+  };
+  size_t made = 1;
+  const auto damage = [&](const std::string& tokens_now, const std::string& description_now) {
+    std::ofstream(bin, std::ios::binary) << tokens_now;
+    std::ofstream(description, std::ios::binary) << description_now;
+    EXPECT_EQ(tokens(path), as_tokens("hello")) << description_now;
+    EXPECT_EQ(starts(), ++made) << description_now;
+    EXPECT_EQ(read_file(description), good);
+  };
+  damage(as_tokens("hell"), good);
+  damage(as_tokens("hello") + "x", good);
+  damage("", good);
+  for (const std::string& text :
+       {std::string(), good.substr(0, good.size() / 2), std::string("[]"), std::string("{}"),
+        std::string("\xff"), replaced("\"tokens\": 5", "\"tokens\": 4"),
+        replaced("\"tokens\": 5", "\"tokens\": -5"), replaced("\"tokens\": 5", "\"tokens\": \"5\""),
+        replaced("\"tokens\": 5", "\"tokens\": 9223372036854775813"),
+        replaced("\"vocab\": 257", "\"vocab\": 0"), replaced("\"vocab\": 257", "\"vocab\": 70000"),
+        replaced("\"format\": 1", "\"format\": 0"), replaced("a.txt\"", "b.txt\""),
+        "{\"source\": " + std::string(200000, '[') + std::string(200000, ']') + "}"}) {
+    damage(as_tokens("hello"), text);
+  }
+  fs::remove(bin);
+  EXPECT_EQ(tokens(path), as_tokens("hello"));
+  fs::remove(description);
+  EXPECT_EQ(tokens(path), as_tokens("hello"));
+  EXPECT_EQ(starts(), made + 2);
+  std::ofstream(bin + ".new") << "half of anoth";  // of a run that was killed
+  folder_.write("a.txt", "hello!");
+  EXPECT_EQ(tokens(path), as_tokens("hello!"));
+  EXPECT_EQ(cached().size(), 2U);
+}
+
+TEST_F(TokenCache, APythonThatIsKilledLeavesNothing) {
+  const std::string path = folder_.write("a.txt", "hello");
+  {
+    const Environment killed("TWOBP_PYTHON",
+                             write_program(folder_, "killed",
+                                           R"(echo '{"vocab": 257, "end_of_text": null}'; read line; )"
+                                           R"(echo '{"tokens": 5}'; printf hel; kill -9 $$)"));
+    expect_error([&] { tokenize({path}); }, {"killed by signal 9"});
+  }
+  EXPECT_EQ(cached(), std::vector<std::string>{});
+  EXPECT_EQ(tokens(path), as_tokens("hello"));
+}
+
+TEST_F(TokenCache, AFullDiskLeavesNothing) {
+  const std::string path = folder_.write("a.txt", std::string(100000, 'a'));
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small = {20000, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  expect_error([&] { tokenize({path}); }, {"cannot write", "File too large"});
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(cached(), std::vector<std::string>{});
+  EXPECT_EQ(tokens(path).size(), 200000U);
+}
+
+TEST_F(TokenCache, TwoRunsAtOnceMakeItOnce) {
+  std::vector<std::string> texts;
+  for (int i = 0; i < 4; ++i) {
+    texts.push_back(
+        folder_.write(std::to_string(i) + ".txt", std::string(50000, static_cast<char>('a' + i))));
+  }
+  std::vector<TokenizedText> results(3);
+  std::vector<std::thread> threads;
+  for (auto& result : results) threads.emplace_back([&] { result = tokenize(texts); });
+  for (auto& thread : threads) thread.join();
+  for (const auto& result : results) EXPECT_EQ(result.files, results[0].files);
+  ASSERT_EQ(results[0].files.size(), 4U);
+  EXPECT_EQ(read_file(results[0].files[3]), as_tokens(std::string(50000, 'd')));
+  EXPECT_EQ(starts(), 1U);
+}
+
+TEST_F(TokenCache, LargeVocabulariesNeed32Bits) {
+  tokenizer_ = folder_.write("words.json", word_tokenizer({{"yes", 65536}, {"no", 3}}).dump());
+  const std::string path = folder_.write("a.txt", "no yes\nyes");
+  const TokenizedText text = tokenize({path}, 65537);
+  EXPECT_EQ(text.type, TokenType::kUInt32);
+  EXPECT_EQ(read_file(text.files.at(0)), test::raw_bytes<uint32_t>({3, 65536, 65536}));
+  tokenizer_ = folder_.write("words.json", word_tokenizer({{"yes", 65535}, {"no", 3}}).dump());
+  EXPECT_EQ(read_file(tokenize({path}, 65536).files.at(0)), test::raw_bytes<uint16_t>({3, 65535, 65535}));
+}
+
+TEST_F(TokenCache, ATokenizerLargerThanTheVocabulary) {
+  const std::string path = folder_.write("a.txt", "hello");
+  expect_error([&] { tokenize({path}, 256); },
+               {"tokenizer.json", "vocabulary of 257", "model.vocab is 256", "set model.vocab to 257"});
+  EXPECT_EQ(cached(), std::vector<std::string>{});
+  EXPECT_NO_THROW(tokenize({path}, 257));
+  expect_error([&] { tokenize({path}, 256); },
+               {"vocabulary of 257", "model.vocab is 256"});  // from the cache
+}
+
+TEST_F(TokenCache, BadTexts) {
+  const std::string good = folder_.write("a.txt", "hello");
+  expect_error([&] { tokenize({good, folder_.path("none.txt")}); }, {"none.txt", "cannot open"});
+  expect_error([&] { tokenize({folder_.write("b.txt", "caf\xe9")}); },
+               {"b.txt", "byte 3 is not UTF-8", "iconv"});
+  EXPECT_EQ(cached().size(), 2U);  // those of a.txt
+  EXPECT_EQ(tokenize({folder_.write("empty.txt", "")}).files, std::vector<std::string>{});
+  EXPECT_EQ(tokens(folder_.write("caf\xe9 \xff.txt", "strange name")), as_tokens("strange name"));
+  EXPECT_EQ(tokens(folder_.write(std::string(200, 'n') + ".txt", "long name")), as_tokens("long name"));
+  const size_t so_far = starts();
+  EXPECT_EQ(tokens(folder_.path("caf\xe9 \xff.txt")), as_tokens("strange name"));
+  EXPECT_EQ(starts(), so_far);
+}
+
+// ---- where it lies
+
+TEST_F(TokenCache, LiesBesideTheFirstTextOrElseInTheUsersCache) {
+  const std::string path = folder_.write("a.txt", "hello");
+  const auto folder_of = [&](const std::string& cache) {
+    return fs::path(tokenize_text({path}, tokenizer_, cache, 300).files.at(0)).parent_path();
+  };
+  EXPECT_EQ(folder_of(""), folder_.path(".twobp-cache"));
+  fs::remove_all(folder_.path(".twobp-cache"));
+  folder_.write(".twobp-cache",
+                "a file in the way");  // as good as a folder that cannot be written, for root too
+  {
+    const Environment user("XDG_CACHE_HOME", folder_.path("user"));
+    EXPECT_EQ(folder_of(""), folder_.path("user/twobp"));
+  }
+  const Environment unset("XDG_CACHE_HOME", "");
+  const Environment home("HOME", folder_.path("home"));
+  EXPECT_EQ(folder_of(""), folder_.path("home/.cache/twobp"));
+  EXPECT_EQ(folder_of(folder_.path("deep/er")), folder_.path("deep/er"));
+  expect_error([&] { folder_of(folder_.path(".twobp-cache")); },
+               {"cannot keep tokenized text", ".twobp-cache", "data.cache"});
+}
+
+// ---- as data
+
+DataConfig data_config(const std::string& text, int64_t sequence) {
+  DataConfig data;
+  data.text = text;
+  data.sequence = sequence;
+  data.held_out = 0;
+  return data;
+}
+
+TEST_F(TokenCache, SamplesOfTokenizedText) {
+  folder_.write("a.txt", "no yes\nyes no");
+  folder_.write("b.txt", "");
+  folder_.write("c.txt", "maybe yes");
+  DataConfig data = data_config(folder_.path("*.txt"), 2);
+  data.tokenizer = folder_.write("words.json", word_tokenizer({{"yes", 1}, {"no", 2}}).dump());
+  ModelConfig model;
+  model.vocab = 3;
+  const auto samples = open_data(data, model, 1).train;
+  ASSERT_EQ(samples->size(), 2);  // 2 1 1 2 0 1: two of two tokens, and the last one's last target
+  const Fields fields = samples->read({0, 1}, 0);
+  EXPECT_TRUE(at::equal(fields.at("input_ids"), at::tensor({2, 1, 1, 2}, at::kLong).view({2, 2})));
+  EXPECT_TRUE(at::equal(fields.at("labels"), at::tensor({1, 1, 2, 0}, at::kLong).view({2, 2})));
+  data.sequence = 6;
+  expect_error([&] { open_data(data, model, 1); },
+               {"data.text", "2 files, 6 tokens in all", "too little text", "7 tokens are needed"});
+  data.text = folder_.path("b.txt");
+  expect_error([&] { open_data(data, model, 1); }, {"0 files, 0 tokens", "too little text"});
+  data.text = folder_.path("x.txt");
+  expect_error([&] { open_data(data, model, 1); }, {"data.text: no file matches"});
+}
+
+TEST_F(TokenCache, AModelFolderBringsItsTokenizer) {
+  DataConfig data = data_config(folder_.write("a.txt", "hehe"), 1);
+  ModelConfig model;
+  model.vocab = 258;
+  fs::create_directory(folder_.path("model"));
+  model.from = folder_.path("model");
+  EXPECT_EQ(tokenizer_of(data, model), "");
+  expect_error([&] { open_data(data, model, 1); },
+               {"model.vocab is 258", "no tokenizer.json in", "data.tokenizer"});
+  model.vocab = 256;
+  EXPECT_EQ(open_data(data, model, 1).train->size(), 3);  // bytes
+  model.vocab = 258;
+  folder_.write("model/tokenizer.json", byte_tokenizer(/*merge=*/true).dump());
+  EXPECT_EQ(open_data(data, model, 1).train->size(), 1);
+  EXPECT_EQ(tokenizer_of(data, model), folder_.path("model/tokenizer.json"));
+  data.tokenizer = tokenizer_;
+  EXPECT_EQ(tokenizer_of(data, model), tokenizer_);
+  EXPECT_EQ(open_data(data, model, 1).train->size(), 3);
+  data.tokenizer.clear();
+  model.from.clear();
+  EXPECT_EQ(tokenizer_of(data, model), "");
+}
+
+}  // namespace
+}  // namespace twobp

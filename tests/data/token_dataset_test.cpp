@@ -1,0 +1,156 @@
+// Token files: both types, several shards, and every way in which one can be wrong.
+#include "twobp/data/text/token_dataset.h"
+
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include "helpers.h"
+
+namespace twobp {
+namespace {
+
+using test::expect_error;
+using test::raw_bytes;
+using test::TempFolder;
+using Ids = std::vector<int64_t>;
+
+Ids list(const at::Tensor& tensor) {
+  const auto* data = tensor.data_ptr<int64_t>();
+  return {data, data + tensor.numel()};
+}
+
+class TokenFiles : public testing::Test {
+ protected:
+  std::shared_ptr<Dataset> open(const std::string& pattern, int64_t sequence, int64_t vocab,
+                                const std::string& type = "uint16", double held_out = 0) const {
+    DataConfig data;
+    data.tokens = folder_.path(pattern);
+    data.token_type = type;
+    data.sequence = sequence;
+    data.held_out = held_out;
+    ModelConfig model;
+    model.vocab = vocab;
+    return open_data(data, model, 1).train;
+  }
+  void refuse(const std::string& pattern, int64_t sequence, int64_t vocab,
+              const std::vector<std::string>& parts, const std::string& type = "uint16",
+              double held_out = 0) const {
+    expect_error([&] { open(pattern, sequence, vocab, type, held_out); }, parts);
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(TokenFiles, SamplesWithShiftedLabels) {
+  folder_.write("a.bin", raw_bytes<uint16_t>({1, 2, 3, 4, 5, 6, 7, 8}));
+  const auto data = open("a.bin", 3, 9);
+  ASSERT_EQ(data->size(), 2);
+  const Fields fields = data->read({1, 0, 1}, 0);
+  EXPECT_EQ(fields.at("input_ids").sizes(), (Ids{3, 3}));
+  EXPECT_EQ(list(fields.at("input_ids")), (Ids{4, 5, 6, 1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(list(fields.at("labels")), (Ids{5, 6, 7, 2, 3, 4, 5, 6, 7}));
+  EXPECT_TRUE(fields.at("input_ids").is_contiguous() && fields.at("labels").is_contiguous());
+  expect_error([&] { data->read({2}, 0); }, {"data.tokens", "no sample 2", "there are 2"});
+  expect_error([&] { data->read({-1}, 0); }, {"no sample -1"});
+}
+
+TEST_F(TokenFiles, BothTypesUpToTheirLargestNumber) {
+  folder_.write("a.bin", raw_bytes<uint16_t>({0, 65535, 256}));
+  EXPECT_EQ(list(open("a.bin", 2, 65536)->read({0}, 0).at("labels")), (Ids{65535, 256}));
+  folder_.write("b.bin", raw_bytes<uint32_t>({0, 4294967295, 70000}));
+  EXPECT_EQ(list(open("b.bin", 2, int64_t{1} << 32, "uint32")->read({0}, 0).at("labels")),
+            (Ids{4294967295, 70000}));
+}
+
+// The shards together are one long row: samples begin in one and end in the next, or one further on.
+TEST_F(TokenFiles, ShardsInSortedOrderAreOneRow) {
+  folder_.write("s2.bin", raw_bytes<uint32_t>({4}));
+  folder_.write("s10.bin", raw_bytes<uint32_t>({0, 1, 2, 3}));
+  folder_.write("s3.bin", raw_bytes<uint32_t>({5, 6, 7, 8, 9, 10, 11}));
+  folder_.write("s.txt", "never read");
+  for (const int64_t sequence : {1, 2, 3, 4, 5, 11}) {
+    const auto data = open("s*.bin", sequence, 12, "uint32");
+    ASSERT_EQ(data->size(), 11 / sequence);
+    for (int64_t i = 0; i < data->size(); ++i) {
+      const Fields fields = data->read({i}, 0);
+      for (int64_t t = 0; t < sequence; ++t) {
+        EXPECT_EQ(list(fields.at("input_ids"))[static_cast<size_t>(t)], i * sequence + t);
+        EXPECT_EQ(list(fields.at("labels"))[static_cast<size_t>(t)], i * sequence + t + 1);
+      }
+    }
+  }
+}
+
+TEST_F(TokenFiles, BadSizes) {
+  refuse("none*.bin", 2, 9, {"data.tokens: no file matches", "none*.bin"});
+  refuse("", 2, 9, {"data.tokens", "a folder", "*.bin"});
+  folder_.write("odd.bin", "12345");
+  refuse("odd.bin", 2, 70000, {"odd.bin has 5 bytes", "no multiple of the 2 of a uint16", "truncated"});
+  folder_.write("six.bin", "123456");
+  EXPECT_EQ(open("six.bin", 2, 70000)->size(), 1);
+  refuse("six.bin", 1, 70000, {"six.bin has 6 bytes", "no multiple of the 4 of a uint32", "data.token_type"},
+         "uint32");
+  folder_.write("full.bin", raw_bytes<uint16_t>({1, 2, 3}));
+  folder_.write("fuller.bin", "");
+  refuse("full*.bin", 2, 9, {"fuller.bin is empty"});
+  refuse("full.bin", 3, 9, {"data.tokens", "1 file, 3 tokens", "4 tokens are needed", "data.sequence (3)"});
+  EXPECT_EQ(open("full.bin", 2, 9)->size(), 1);
+  refuse("full.bin", 2, 9, {"5 tokens are needed", "hold out", "data.held_out to 0"}, "uint16", 0.1);
+  refuse("full.bin", 1 << 24, 9, {"16777217 tokens are needed"});
+}
+
+TEST_F(TokenFiles, IdsOutsideTheVocabularyAreFoundBeforeTraining) {
+  folder_.write("s1.bin", raw_bytes<uint16_t>({0, 1, 2}));
+  folder_.write("s2.bin", raw_bytes<uint16_t>({3, 9, 1}));
+  EXPECT_NO_THROW(open("s*.bin", 2, 10));
+  refuse("s*.bin", 2, 9,
+         {"data.tokens", "s2.bin", "token 1 is 9", "vocabulary of 9 tokens (0 to 8)", "model.vocab",
+          "data.token_type to uint32"});
+  std::vector<uint32_t> many(20000, 5);  // more than a block
+  many[19999] = 4000000000;
+  folder_.write("b.bin", raw_bytes(many));
+  refuse("b.bin", 2, 6, {"b.bin", "token 19999 is 4000000000", "data.token_type to uint16"}, "uint32");
+}
+
+// Whatever the file was when it was opened: what is read is checked.
+TEST_F(TokenFiles, IdsAreCheckedAgainWhenRead) {
+  const std::string path = folder_.write("a.bin", raw_bytes<uint16_t>({0, 1, 2, 3, 4, 5, 6}));
+  folder_.write("b.bin", raw_bytes<uint16_t>({0, 1, 2, 3, 4, 5, 6}));
+  const auto data = open("[ab].bin", 3, 7);
+  std::fstream file(folder_.path("b.bin"), std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(4);
+  file.write("\x07", 1);
+  file.close();
+  EXPECT_NO_THROW(data->read({0, 1}, 0));
+  expect_error([&] { data->read({0, 3}, 0); }, {"b.bin", "token 2 is 7", "vocabulary of 7"});
+}
+
+TEST_F(TokenFiles, TheOtherTypeIsNoticed) {
+  std::vector<uint32_t> small(100);
+  for (size_t i = 0; i < small.size(); ++i) small[i] = static_cast<uint32_t>(i * 7 % 50);
+  folder_.write("a.bin", raw_bytes(small));
+  EXPECT_EQ(open("a.bin", 9, 50, "uint32")->size(), 11);
+  refuse("a.bin", 9, 50, {"a.bin", "every second number is 0", "data.token_type to uint32"});
+  const std::vector<uint16_t> narrow(100, 49);
+  folder_.write("b.bin", raw_bytes(narrow));
+  refuse("b.bin", 9, 50, {"b.bin", "token 0 is 3211313", "data.token_type to uint16"}, "uint32");
+  // Zeros alone tell nothing, nor do few numbers.
+  folder_.write("zeros.bin", raw_bytes(std::vector<uint16_t>(100, 0)));
+  EXPECT_EQ(open("zeros.bin", 9, 50)->size(), 11);
+  folder_.write("few.bin", raw_bytes<uint16_t>({1, 0, 2, 0}));
+  EXPECT_EQ(open("few.bin", 3, 50)->size(), 1);
+}
+
+TEST(TokenType, NamesAndWidths) {
+  EXPECT_EQ(parse_token_type("uint16"), TokenType::kUInt16);
+  EXPECT_EQ(parse_token_type("uint32"), TokenType::kUInt32);
+  expect_error([] { parse_token_type("int16"); }, {"\"int16\"", "uint16 or uint32"});
+  EXPECT_EQ(token_bytes(TokenType::kUInt16), 2);
+  EXPECT_EQ(token_bytes(TokenType::kUInt32), 4);
+}
+
+}  // namespace
+}  // namespace twobp

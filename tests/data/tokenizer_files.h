@@ -1,0 +1,126 @@
+// What the tests of tokenizers share: small tokenizer.json files, another Python for a while, and whether
+// the package `tokenizers` is there.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "helpers.h"
+#include "twobp/data/text/python.h"
+#include "twobp/data/text/tokenizer.h"
+
+namespace twobp::test {
+
+// A shell script in the place of Python.
+inline std::string write_program(const TempFolder& folder, const std::string& name, const std::string& body) {
+  const std::string path = folder.write(name, "#!/bin/sh\n" + body + "\n");
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  return path;
+}
+
+// find_python, usable from any folder.
+inline std::string absolute_python() {
+  const std::string python = find_python();
+  return python.find('/') == std::string::npos ? python : std::filesystem::absolute(python).string();
+}
+
+// The character by which byte-level BPE writes a byte (GPT-2): itself if it can be seen, else one above 255.
+inline std::string byte_character(int byte) {
+  const auto seen = [](int b) { return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174; };
+  int code = byte;
+  if (!seen(byte)) {
+    code = 256;
+    for (int b = 0; b < byte; ++b) code += seen(b) ? 0 : 1;
+  }
+  if (code < 0x80) return {static_cast<char>(code)};
+  return {static_cast<char>(0xc0 | code >> 6), static_cast<char>(0x80 | (code & 0x3f))};
+}
+
+// Byte-level BPE whose token i is the byte i, then "he" (256) if `merge`, then the special token
+// <|endoftext|>.
+inline nlohmann::json byte_tokenizer(bool merge = false) {
+  nlohmann::json vocab;
+  for (int byte = 0; byte < 256; ++byte) vocab[byte_character(byte)] = byte;
+  nlohmann::json merges = nlohmann::json::array();
+  if (merge) {
+    vocab["he"] = 256;
+    merges.push_back("h e");
+  }
+  return {{"version", "1.0"},
+          {"truncation", nullptr},
+          {"padding", nullptr},
+          {"added_tokens",
+           {{{"id", merge ? 257 : 256},
+             {"content", "<|endoftext|>"},
+             {"single_word", false},
+             {"lstrip", false},
+             {"rstrip", false},
+             {"normalized", false},
+             {"special", true}}}},
+          {"normalizer", nullptr},
+          {"pre_tokenizer",
+           {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}}},
+          {"post_processor", nullptr},
+          {"decoder",
+           {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}}},
+          {"model",
+           {{"type", "BPE"},
+            {"dropout", nullptr},
+            {"unk_token", nullptr},
+            {"continuing_subword_prefix", nullptr},
+            {"end_of_word_suffix", nullptr},
+            {"fuse_unk", false},
+            {"byte_fallback", false},
+            {"vocab", vocab},
+            {"merges", merges}}}};
+}
+
+// Whole words between spaces, with the given ids; other words are [UNK], id 0.
+inline nlohmann::json word_tokenizer(std::map<std::string, int64_t> words) {
+  words["[UNK]"] = 0;
+  return {{"version", "1.0"},
+          {"truncation", nullptr},
+          {"padding", nullptr},
+          {"added_tokens", nlohmann::json::array()},
+          {"normalizer", nullptr},
+          {"pre_tokenizer", {{"type", "WhitespaceSplit"}}},
+          {"post_processor", nullptr},
+          {"decoder", nullptr},
+          {"model", {{"type", "WordLevel"}, {"vocab", words}, {"unk_token", "[UNK]"}}}};
+}
+
+// Why the tests of tokenizers cannot run here; empty: they can.
+inline const std::string& tokenizers_missing() {
+  static const std::string reason = [] {
+    const TempFolder folder;
+    try {
+      Tokenizer(folder.write("tokenizer.json", word_tokenizer({}).dump()));
+    } catch (const Error& error) {
+      const std::string what = error.what();
+      const bool missing =
+          what.find("pip install") != std::string::npos || what.find("cannot start") != std::string::npos;
+      return missing ? what : "";
+    }
+    return std::string();
+  }();
+  return reason;
+}
+
+// A test that needs the package.
+class WithTokenizers : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!tokenizers_missing().empty()) GTEST_SKIP() << tokenizers_missing();
+  }
+
+  TempFolder folder_;
+};
+
+}  // namespace twobp::test

@@ -1,0 +1,301 @@
+// config.json of Hugging Face directories: both ways of writing the rope settings, what is not supported, and
+// the configuration that comes from one.
+#include "twobp/models/hf_config.h"
+
+#include <filesystem>
+#include <functional>
+
+#include <gtest/gtest.h>
+
+#include "tests/train/helpers.h"
+#include "twobp/config/config_keys.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+using test::expect_error;
+using test::TempFolder;
+
+json llama_json() {
+  return {{"model_type", "llama"},     {"architectures", {"LlamaForCausalLM"}},
+          {"hidden_size", 576},        {"num_hidden_layers", 30},
+          {"num_attention_heads", 9},  {"num_key_value_heads", 3},
+          {"intermediate_size", 1536}, {"vocab_size", 49152},
+          {"rms_norm_eps", 1e-5},      {"rope_theta", 100000},
+          {"rope_scaling", nullptr},   {"tie_word_embeddings", true},
+          {"hidden_act", "silu"},      {"max_position_embeddings", 8192},
+          {"bos_token_id", 0}};
+}
+
+const json kLlama3 = {{"rope_type", "llama3"},
+                      {"factor", 8},
+                      {"low_freq_factor", 1.0},
+                      {"high_freq_factor", 4.0},
+                      {"original_max_position_embeddings", 4096}};
+
+class HfConfig : public ::testing::Test {
+ protected:
+  ModelConfig read(const json& content) const {
+    folder_.write("config.json", content.dump());
+    ModelConfig config;
+    read_hf_config(folder_.path(""), config);
+    return config;
+  }
+  ModelConfig read(const std::function<void(json&)>& change) const {
+    json content = llama_json();
+    change(content);
+    return read(content);
+  }
+  void refuse(const std::function<void(json&)>& change, std::vector<std::string> parts) const {
+    parts.emplace_back("config.json");
+    expect_error([&] { read(change); }, parts);
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(HfConfig, ReadsTheArchitecture) {
+  const ModelConfig config = read(llama_json());
+  EXPECT_EQ(config.type, "llama");
+  EXPECT_EQ(config.dim, 576);
+  EXPECT_EQ(config.layers, 30);
+  EXPECT_EQ(config.heads, 9);
+  EXPECT_EQ(config.kv_heads, 3);
+  EXPECT_EQ(config.head_dim, 64);
+  EXPECT_EQ(config.hidden, 1536);
+  EXPECT_EQ(config.vocab, 49152);
+  EXPECT_EQ(config.norm_eps, 1e-5);
+  EXPECT_EQ(config.rope_theta, 100000);
+  EXPECT_EQ(config.rope_scaling, "none");
+  EXPECT_TRUE(config.tied);
+  EXPECT_EQ(read([](json& c) { c["head_dim"] = 80; }).head_dim, 80);
+  EXPECT_EQ(read([](json& c) { c["head_dim"] = nullptr; }).head_dim, 64);
+}
+
+// What transformers' LlamaConfig takes where a key is missing.
+TEST_F(HfConfig, Defaults) {
+  const ModelConfig config = read([](json& c) {
+    for (const char* key : {"num_key_value_heads", "rms_norm_eps", "rope_theta", "rope_scaling", "hidden_act",
+                            "tie_word_embeddings", "architectures"}) {
+      c.erase(key);
+    }
+  });
+  EXPECT_EQ(config.kv_heads, 9);
+  EXPECT_EQ(config.norm_eps, 1e-6);
+  EXPECT_EQ(config.rope_theta, 10000);
+  EXPECT_FALSE(config.tied);
+}
+
+TEST_F(HfConfig, RopeSettingsInBothForms) {
+  for (const bool new_form : {false, true}) {
+    const auto with = [&](json settings, json theta) {
+      return read([&](json& c) {
+        c.erase("rope_theta");
+        c.erase("rope_scaling");
+        if (new_form) {
+          settings["rope_theta"] = theta;
+          c["rope_parameters"] = settings;
+        } else {
+          c["rope_theta"] = theta;
+          c["rope_scaling"] = settings;
+        }
+      });
+    };
+    ModelConfig config = with({{"rope_type", "default"}}, 500.5);
+    EXPECT_EQ(config.rope_theta, 500.5);
+    EXPECT_EQ(config.rope_scaling, "none");
+    config = with({{"rope_type", "linear"}, {"factor", 2.5}}, 300);
+    EXPECT_EQ(config.rope_theta, 300);
+    EXPECT_EQ(config.rope_scaling, "linear");
+    EXPECT_EQ(config.rope_factor, 2.5);
+    EXPECT_EQ(with({{"type", "linear"}, {"factor", 2}}, 300).rope_scaling,
+              "linear");  // before transformers 4.43
+    config = with(kLlama3, 500000);
+    EXPECT_EQ(config.rope_theta, 500000);
+    EXPECT_EQ(config.rope_scaling, "llama3");
+    EXPECT_EQ(config.rope_factor, 8);
+    EXPECT_EQ(config.rope_low_freq, 1);
+    EXPECT_EQ(config.rope_high_freq, 4);
+    EXPECT_EQ(config.rope_original_positions, 4096);
+    for (const char* type : {"dynamic", "yarn", "longrope", "su"}) {
+      expect_error(
+          [&] {
+            with({{"rope_type", type}, {"factor", 2}}, 1e4);
+          },
+          {"config.json", type, "not supported", "default, linear and llama3"});
+    }
+    expect_error([&] { with({{"rope_type", "linear"}}, 1e4); }, {"has no factor"});
+    expect_error(
+        [&] {
+          with({{"rope_type", "linear"}, {"factor", "2"}}, 1e4);
+        },
+        {"factor is \"2\", not a number"});
+    expect_error([&] { with({{"rope_type", "linear"}, {"factor", 0}}, 1e4); }, {"model.rope_factor 0"});
+    expect_error([&] { with({{"rope_type", 3}}, 1e4); }, {"rope_type is 3"});
+    expect_error(
+        [&] {
+          with({{"rope_type", "default"}, {"partial_rotary_factor", 0.5}}, 1e4);
+        },
+        {"partial_rotary_factor"});
+    expect_error([&] { with({{"rope_type", "default"}}, -1); }, {"model.rope_theta -1"});
+    for (const char* key :
+         {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}) {
+      json settings = kLlama3;
+      settings.erase(key);
+      expect_error([&] { with(settings, 1e4); }, {"config.json", concat("has no ", key)});
+    }
+    json settings = kLlama3;
+    settings["low_freq_factor"] = 4.0;
+    expect_error([&] { with(settings, 1e4); }, {"low_freq_factor must be below"});
+  }
+  refuse([](json& c) { c["rope_scaling"] = "linear"; }, {"rope_scaling is \"linear\", not an object"});
+}
+
+TEST_F(HfConfig, RefusesWhatIsNotSupported) {
+  refuse([](json& c) { c["model_type"] = "mistral"; },
+         {"\"mistral\" is not supported", "llama (LlamaForCausalLM)"});
+  refuse([](json& c) { c["model_type"] = json::array(); }, {"a list", "llama (LlamaForCausalLM)"});
+  refuse([](json& c) { c.erase("model_type"); }, {"no model_type"});
+  refuse([](json& c) { c["architectures"] = {"LlamaForSequenceClassification"}; }, {"LlamaForCausalLM"});
+  refuse([](json& c) { c["architectures"] = "LlamaForCausalLM"; }, {"architectures"});
+  refuse([](json& c) { c["attention_bias"] = true; }, {"attention_bias"});
+  refuse([](json& c) { c["attention_bias"] = "no"; }, {"attention_bias is \"no\", not true or false"});
+  refuse([](json& c) { c["mlp_bias"] = true; }, {"mlp_bias"});
+  refuse([](json& c) { c["hidden_act"] = "gelu"; }, {"hidden_act \"gelu\"", "\"silu\" is"});
+  refuse([](json& c) { c["attention_dropout"] = 0.1; }, {"attention_dropout"});
+  refuse([](json& c) { c["quantization_config"] = {{"bits", 4}}; }, {"quantized"});
+}
+
+TEST_F(HfConfig, RefusesBadNumbers) {
+  for (const char* key :
+       {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"}) {
+    refuse([&](json& c) { c.erase(key); }, {concat("has no ", key)});
+    refuse([&](json& c) { c[key] = -1; }, {concat(key, " is -1, not an integer")});
+    refuse([&](json& c) { c[key] = 2.5; }, {concat(key, " is 2.5, not an integer")});
+    refuse([&](json& c) { c[key] = "8"; }, {concat(key, " is \"8\", not an integer")});
+    refuse([&](json& c) { c[key] = UINT64_MAX; }, {key, "not an integer"});
+    refuse([&](json& c) { c[key] = INT64_MAX; }, {});
+    refuse([&](json& c) { c[key] = 0; }, {});
+  }
+  refuse([](json& c) { c["num_key_value_heads"] = 2; }, {"num_key_value_heads 2", "num_attention_heads 9"});
+  refuse([](json& c) { c["num_key_value_heads"] = 0; }, {"num_key_value_heads 0"});
+  refuse([](json& c) { c["num_attention_heads"] = 7; },
+         {"hidden_size 576", "num_attention_heads 7", "head_dim"});
+  refuse([](json& c) { c["head_dim"] = 63; }, {"head_dim 63", "even"});
+  refuse([](json& c) { c["head_dim"] = 0; }, {"head_dim 0"});
+  refuse([](json& c) { c["rms_norm_eps"] = 0; }, {"model.norm_eps 0", "above 0"});
+  refuse([](json& c) { c["tie_word_embeddings"] = 1; }, {"tie_word_embeddings is 1"});
+}
+
+TEST_F(HfConfig, RefusesBadFiles) {
+  ModelConfig config;
+  const auto refuse_folder = [&](const std::vector<std::string>& parts) {
+    expect_error([&] { read_hf_config(folder_.path(""), config); }, parts);
+  };
+  refuse_folder({"config.json", "no such file", "Hugging Face"});
+  for (const char* text : {"", "[]", "{", "nonsense"}) {
+    folder_.write("config.json", text);
+    refuse_folder({"config.json", "JSON"});
+  }
+  folder_.write("config.json", "{\"a\":" + std::string(100000, '['));
+  refuse_folder({"config.json", "nested deeper"});
+  folder_.write("config.json", R"({"model_type":"llama","model_type":"llama"})");
+  refuse_folder({"config.json", "twice"});
+  folder_.write("config.json", std::string((16 << 20) + 1, ' '));
+  refuse_folder({"config.json", "16777217 bytes"});
+  EXPECT_EQ(config.dim, ModelConfig{}.dim);  // untouched by what failed
+}
+
+TEST_F(HfConfig, ComesBackAsItWasWritten) {
+  ModelConfig config;
+  config.dim = 40;
+  config.layers = 3;
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.head_dim = 6;
+  config.hidden = 30;
+  config.vocab = 77;
+  config.norm_eps = 3e-6;
+  config.tied = true;
+  config.rope_theta = 12345.5;
+  for (const char* scaling : {"none", "linear", "llama3"}) {
+    config.rope_scaling = scaling;
+    const bool scaled = config.rope_scaling != "none";
+    const bool llama3 = config.rope_scaling == "llama3";
+    config.rope_factor = scaled ? 4.5 : 1;
+    config.rope_low_freq = llama3 ? 1.5 : 1;
+    config.rope_high_freq = llama3 ? 5 : 4;
+    config.rope_original_positions = llama3 ? 2048 : 8192;
+    const json written = hf_config_json(config, 512, "bfloat16");
+    EXPECT_EQ(written.at("torch_dtype"), "bfloat16");
+    EXPECT_EQ(written.at("max_position_embeddings"), 512);
+    const ModelConfig again = read(written);
+    Config a;
+    Config b;
+    a.model = config;
+    b.model = again;
+    EXPECT_EQ(config_to_json(a), config_to_json(b));
+  }
+}
+
+TEST_F(HfConfig, WhatElseIsInTheFileStays) {
+  json content = llama_json();
+  content.erase("rope_scaling");
+  content["rope_parameters"] = kLlama3;
+  content["rope_parameters"]["rope_theta"] = 777;
+  content["dtype"] = "float16";
+  ModelConfig config = read(content);
+  config.from = folder_.path("");
+  const json written = hf_config_json(config, 512, "float32");
+  EXPECT_EQ(written.at("bos_token_id"), 0);
+  EXPECT_EQ(written.at("max_position_embeddings"), 8192);  // more than this run's sequences
+  EXPECT_EQ(written.at("rope_theta"), 777);
+  EXPECT_EQ(written.at("rope_scaling").at("factor"), 8);
+  EXPECT_FALSE(written.contains("rope_parameters"));
+  EXPECT_FALSE(written.contains("dtype"));
+  EXPECT_EQ(hf_config_json(config, 10000, "float32").at("max_position_embeddings"), 10000);
+  std::filesystem::remove(folder_.path("config.json"));  // the model it came from may be gone by then
+  EXPECT_EQ(hf_config_json(config, 512, "float32").at("rope_theta"), 777);
+}
+
+TEST_F(HfConfig, TheConfigurationTakesItsArchitecture) {
+  folder_.write("config.json", llama_json().dump());
+  const std::vector<std::string> base = {"data.text=*.txt", "data.tokenizer=t.json",
+                                         "model.from=" + folder_.path("")};
+  const auto with = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = base;
+    all.insert(all.end(), more.begin(), more.end());
+    return load_config("", all);
+  };
+  const Config config =
+      with({"model.lora=8", "model.init_std=0.1", "model.freeze=model.embed*", "model.lora_alpha=3"});
+  EXPECT_EQ(config.model.dim, 576);
+  EXPECT_EQ(config.model.heads, 9);
+  EXPECT_EQ(config.model.lora, 8);
+  EXPECT_EQ(config.model.init_std, 0.1);
+  expect_error([&] { with({"model.dim=64"}); },
+               {"model.dim is 64", "model.from", "576", "config.json", "remove model.dim"});
+  expect_error([&] { with({"model.type=mlp"}); }, {"model.type is \"mlp\"", "\"llama\""});
+  expect_error([&] { with({"model.tied=false"}); }, {"model.tied is false", "true"});
+  expect_error([&] { with({"model.layers=4"}); }, {"model.layers is 4", "30"});  // the default, but given
+  expect_error([&] { parse_config(R"({"model": {"rope_factor": 2}})", "run.json", base); },
+               {"run.json", "model.rope_factor is 2"});
+  // A configuration printed in full is one of the same run.
+  EXPECT_EQ(config_to_json(parse_config(config_to_json(config), "again", {})), config_to_json(config));
+  std::filesystem::remove(folder_.path("config.json"));
+  expect_error([&] { with({}); }, {"config.json", "no such file"});
+}
+
+TEST_F(HfConfig, EveryOtherModelKeyIsTheUsers) {
+  std::vector<std::string> free;
+  for (const ConfigKey& key : config_keys()) {
+    if (key.section == "model" && !is_architecture_key(key.full_name())) free.emplace_back(key.name);
+  }
+  EXPECT_EQ(free, (std::vector<std::string>{"from", "dropout", "attention_dropout", "init_std", "freeze",
+                                            "lora", "adapter", "lora_alpha", "lora_targets"}));
+  EXPECT_FALSE(is_architecture_key("train.steps"));
+}
+
+}  // namespace
+}  // namespace twobp

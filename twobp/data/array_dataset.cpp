@@ -1,0 +1,151 @@
+// Checks the arrays in one fast pass when they are opened, so that reading cannot fail later.
+#include "twobp/data/array_dataset.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "twobp/core/check.h"
+
+namespace twobp {
+namespace {
+
+constexpr int64_t kIgnored = -100;
+
+NpyArray open_array(const std::string& folder, const char* name) {
+  return NpyArray(folder + "/" + name);
+}
+
+void check_shape(const NpyArray& array, int64_t sequence) {
+  const auto& shape = array.shape();
+  TWOBP_CHECK(array.type() != NpyType::kFloat32, array.path(),
+              ": holds float32, but token ids are integers: save it as uint16, int32 or int64.");
+  TWOBP_CHECK(shape.size() == 2, array.path(), ": shape ", shape_text(shape),
+              ", but two dimensions are expected: (samples, data.sequence).");
+  TWOBP_CHECK(shape[0] > 0, array.path(), ": shape ", shape_text(shape), ": there is no sample in it.");
+  TWOBP_CHECK(shape[1] == sequence, array.path(), ": shape ", shape_text(shape), ", so its sequences are ",
+              shape[1], " tokens long, but data.sequence is ", sequence, ": set data.sequence to ", shape[1],
+              ".");
+}
+
+// Fails at the first value that is neither in [0, values) nor, if that is allowed, -100. `what` is the value
+// in messages; `rest` says what is allowed and what to do.
+void check_values(const NpyArray& array, int64_t values, bool ignored_allowed, const char* what,
+                  const std::string& rest) {
+  const int64_t columns = array.shape()[1];
+  const auto bad = [&](auto value) {
+    const auto id = static_cast<int64_t>(value);
+    return static_cast<uint64_t>(id) >= static_cast<uint64_t>(values) && !(ignored_allowed && id == kIgnored);
+  };
+  array.visit([&](const auto* elements) {
+    for (int64_t row = 0; row < array.shape()[0]; ++row) {
+      const auto* begin = elements + row * columns;
+      int64_t bad_values = 0;  // counted, not searched for: the compiler vectorizes this loop
+      for (int64_t column = 0; column < columns; ++column) bad_values += bad(begin[column]) ? 1 : 0;
+      if (bad_values == 0) continue;
+      const auto* found = std::find_if(begin, begin + columns, bad);
+      fail(array.path(), ": row ", row, ", column ", found - begin, ": ", what, " ",
+           static_cast<int64_t>(*found), " is outside ", rest);
+    }
+  });
+}
+
+void check_ids(const NpyArray& array, int64_t vocab, bool labels) {
+  check_values(array, vocab, labels, labels ? "label" : "token id",
+               concat("the vocabulary of ", vocab, " tokens (0 to ", vocab - 1,
+                      labels ? ", or -100 for not counted)" : ")",
+                      ": set model.vocab to the tokenizer's size, or mend the data."));
+}
+
+// Whether any label counts. Of a language model those of column 0 do not: no position predicts them.
+bool any_counted(const NpyArray& labels, LabelOf label_of) {
+  const int64_t columns = labels.shape()[1];
+  return labels.visit([&](const auto* values) {
+    for (int64_t i = 0; i < labels.elements(); ++i) {
+      if (label_of == LabelOf::kNextToken && i % columns == 0) continue;
+      if (static_cast<int64_t>(values[i]) != kIgnored) return true;
+    }
+    return false;
+  });
+}
+
+void check_attention_mask(const NpyArray& mask) {
+  const int64_t columns = mask.shape()[1];
+  mask.visit([&](const auto* values) {
+    for (int64_t row = 0; row < mask.shape()[0]; ++row) {
+      const auto* begin = values + row * columns;
+      TWOBP_CHECK(std::find_if(begin, begin + columns, [](auto v) { return v != 0; }) != begin + columns,
+                  mask.path(), ": row ", row,
+                  ": all are 0, so nothing of the sample would be seen: remove the sample.");
+    }
+  });
+}
+
+// Row `row` of the array to `to`.
+void copy_row(const NpyArray& array, int64_t row, int64_t* to) {
+  const int64_t columns = array.shape()[1];
+  array.visit([&](const auto* values) { std::copy_n(values + row * columns, columns, to); });
+}
+
+}  // namespace
+
+ArrayDataset::ArrayDataset(const std::string& folder, int64_t sequence, int64_t vocab, LabelOf label_of,
+                           int64_t token_types)
+    : input_(open_array(folder, "input_ids.npy")),
+      labels_(open_array(folder, "labels.npy")),
+      label_of_(label_of) {
+  check_shape(input_, sequence);
+  check_shape(labels_, sequence);
+  TWOBP_CHECK(labels_.shape() == input_.shape(), labels_.path(), ": shape ", shape_text(labels_.shape()),
+              ", but input_ids.npy has ", shape_text(input_.shape()), ": every token needs a label.");
+  check_ids(input_, vocab, /*labels=*/false);
+  check_ids(labels_, vocab, /*labels=*/true);
+  TWOBP_CHECK(any_counted(labels_, label_of), labels_.path(), ": no label is counted: all are -100",
+              label_of == LabelOf::kNextToken ? ", or in column 0, which no position predicts." : ".");
+  if (label_of == LabelOf::kNextToken) return;
+  open_optional(folder, "attention_mask", 2, "the mask", "0 (padding) and 1 (seen): mend the mask.");
+  const auto mask = optional_.find("attention_mask");
+  if (mask != optional_.end()) check_attention_mask(mask->second);
+  open_optional(folder, "token_type_ids", token_types, "token type",
+                "model.token_types: set that to the largest one plus 1, or mend the data.");
+}
+
+void ArrayDataset::open_optional(const std::string& folder, const std::string& name, int64_t values,
+                                 const char* what, const char* remedy) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(folder + "/" + name + ".npy", ignored)) return;
+  const NpyArray& array = optional_.emplace(name, open_array(folder, (name + ".npy").c_str())).first->second;
+  TWOBP_CHECK(array.type() != NpyType::kFloat32, array.path(), ": holds float32, but ", what,
+              " is an integer: save it as uint8 or int64.");
+  TWOBP_CHECK(array.shape() == input_.shape(), array.path(), ": shape ", shape_text(array.shape()),
+              ", but input_ids.npy has ", shape_text(input_.shape()), ": every token needs a value.");
+  check_values(array, values, /*ignored_allowed=*/false, what, remedy);
+}
+
+Fields ArrayDataset::read(const std::vector<int64_t>& indices, int64_t /*epoch*/) const {
+  const auto count = static_cast<int64_t>(indices.size());
+  const int64_t sequence = input_.shape()[1];
+  const auto rows = [&] { return at::empty({count, sequence}, at::kLong); };  // (B, S)
+  Fields fields{{"input_ids", rows()}, {"labels", rows()}};
+  for (const auto& [name, array] : optional_) fields.emplace(name, rows());
+  for (int64_t b = 0; b < count; ++b) {
+    const int64_t index = indices[static_cast<size_t>(b)];
+    TWOBP_CHECK(index >= 0 && index < size(), input_.path(), ": no sample ", index, ", there are ", size(),
+                ".");
+    const auto row = [&](const std::string& name) {
+      return fields.at(name).data_ptr<int64_t>() + b * sequence;
+    };
+    copy_row(input_, index, row("input_ids"));
+    copy_row(labels_, index, row("labels"));
+    if (label_of_ == LabelOf::kNextToken) {
+      int64_t* labels = row("labels");
+      std::copy(labels + 1, labels + sequence, labels);
+      labels[sequence - 1] = kIgnored;
+    }
+    for (const auto& [name, array] : optional_) copy_row(array, index, row(name));
+  }
+  return fields;
+}
+
+}  // namespace twobp

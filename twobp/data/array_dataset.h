@@ -1,0 +1,47 @@
+// Tokenized training data: a folder of NumPy arrays, memory-mapped.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "twobp/data/data.h"
+#include "twobp/files/npy.h"
+
+namespace twobp {
+
+// What position t of a model predicts.
+enum class LabelOf : uint8_t {
+  kNextToken,  // a language model: label t + 1
+  kSameToken,  // a masked language model: label t
+};
+
+// `input_ids.npy` (N, S) and `labels.npy` (N, S), of any integer type. Labels as in `transformers`: label t
+// belongs to token t itself and -100 is not counted. For a language model the `labels` field is shifted:
+// position t predicts label t + 1, the last position nothing. For a masked one it is not, and there may be
+// `attention_mask.npy` (N, S), 1 or 0, and `token_type_ids.npy` (N, S), which become fields of those names.
+class ArrayDataset : public Dataset {
+ public:
+  // Throws Error: a file is missing or damaged (see NpyArray), not two-dimensional, not of integers, of
+  // another shape than the other, S != sequence, a token or label outside [0, vocab) (file, row, column,
+  // value), nothing counted; a mask that is neither 0 nor 1 or leaves nothing of a sample; a token type
+  // outside [0, token_types).
+  ArrayDataset(const std::string& folder, int64_t sequence, int64_t vocab,
+               LabelOf label_of = LabelOf::kNextToken, int64_t token_types = 2);
+
+  int64_t size() const override { return input_.shape()[0]; }
+  Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;
+
+ private:
+  // An array of the samples' shape that need not be there.
+  void open_optional(const std::string& folder, const std::string& name, int64_t values, const char* what,
+                     const char* remedy);
+
+  NpyArray input_;
+  NpyArray labels_;
+  LabelOf label_of_;
+  std::map<std::string, NpyArray> optional_;  // by the field's name
+};
+
+}  // namespace twobp

@@ -1,0 +1,235 @@
+// Opens the configured data, keeps a part of it for evaluation, and cuts samples into batches.
+#include "twobp/data/data.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+#include <random>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+#include "twobp/data/array_dataset.h"
+#include "twobp/data/text/masked_dataset.h"
+#include "twobp/data/text/special_tokens.h"
+#include "twobp/data/synthetic_dataset.h"
+#include "twobp/data/text/text_dataset.h"
+#include "twobp/data/text/token_cache.h"
+#include "twobp/data/text/token_dataset.h"
+#include "twobp/files/glob.h"
+#include "twobp/data/images/open_images.h"
+#include "twobp/models/architecture.h"
+#include "twobp/core/random.h"
+
+namespace twobp {
+namespace {
+
+constexpr int64_t kSyntheticSamples = 1024;
+constexpr int64_t kIgnored = -100;
+
+// The samples [begin, begin + size) of another dataset.
+class Range : public Dataset {
+ public:
+  Range(std::shared_ptr<const Dataset> whole, int64_t begin, int64_t size)
+      : whole_(std::move(whole)), begin_(begin), size_(size) {}
+
+  int64_t size() const override { return size_; }
+
+  Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override {
+    std::vector<int64_t> shifted;
+    shifted.reserve(indices.size());
+    for (const int64_t index : indices) {
+      TWOBP_CHECK(index >= 0 && index < size_, "data: no sample ", index, ", there are ", size_, ".");
+      shifted.push_back(begin_ + index);
+    }
+    return whole_->read(shifted, epoch);
+  }
+
+ private:
+  std::shared_ptr<const Dataset> whole_;
+  int64_t begin_;
+  int64_t size_;
+};
+
+// The last `fraction` of the samples is held out: at least one of them, and not all.
+DataSplit hold_out(std::shared_ptr<Dataset> whole, double fraction) {
+  if (fraction == 0) return {std::move(whole), nullptr};
+  const int64_t size = whole->size();
+  TWOBP_CHECK(size >= 2, "data: only ", size, " sample, of which data.held_out (", fraction,
+              ") would leave none for training: set data.held_out to 0, or give more data.");
+  const auto wanted = std::llround(fraction * static_cast<double>(size));
+  const int64_t held_out = std::clamp<int64_t>(wanted, 1, size - 1);
+  return {std::make_shared<Range>(whole, 0, size - held_out),
+          std::make_shared<Range>(whole, size - held_out, held_out)};
+}
+
+// How text is cut into samples: a masked language model has two tokens of its own around it.
+struct TextShape {
+  int64_t sequence;  // tokens of text
+  int64_t bytes;     // the vocabulary of text that is read as bytes
+};
+
+TextShape text_shape(const DataConfig& data, bool masked) {
+  return masked ? TextShape{data.sequence - 2, kMaskedByteVocab} : TextShape{data.sequence, 256};
+}
+
+// Enough for a sample to train on and, if any are held out, another one. `unit`: "bytes", "tokens".
+template <typename LongRow>
+void check_enough(const LongRow& row, const DataConfig& data, const TextShape& shape, const char* key,
+                  const char* unit) {
+  const int64_t samples = data.held_out > 0 ? 2 : 1;
+  TWOBP_CHECK(row.size() >= samples, key, ": ", row.description(), ": too little text, ",
+              samples * shape.sequence + 1, " ", unit, " are needed for ",
+              samples == 1 ? "one sequence" : "one sequence to train on and one to hold out",
+              ": give more text, or make data.sequence (", data.sequence, ") shorter",
+              samples == 1 ? "." : ", or set data.held_out to 0.");
+}
+
+std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelConfig& model,
+                                    const TextShape& shape) {
+  TWOBP_CHECK(model.vocab == shape.bytes, "model.vocab is ", model.vocab, ", but ",
+              model.from.empty() ? "" : concat("there is no tokenizer.json in ", model.from, ", and so "),
+              "data.text is read as bytes, whose vocabulary is ", shape.bytes,
+              ": name the model's tokenizer in data.tokenizer.");
+  auto text = std::make_shared<TextDataset>(data.text, shape.sequence);
+  check_enough(*text, data, shape, "data.text", "bytes");
+  return text;
+}
+
+std::shared_ptr<Dataset> open_tokenized(const DataConfig& data, const ModelConfig& model,
+                                        const std::string& tokenizer, const TextShape& shape) {
+  const TokenizedText text =
+      tokenize_text(matching_files(data.text, "data.text", ".txt"), tokenizer, data.cache, model.vocab);
+  auto tokens =
+      std::make_shared<TokenDataset>("data.text", text.files, text.type, shape.sequence, model.vocab);
+  check_enough(*tokens, data, shape, "data.text", "tokens");
+  return tokens;
+}
+
+std::shared_ptr<Dataset> open_tokens(const DataConfig& data, const ModelConfig& model,
+                                     const TextShape& shape) {
+  auto tokens =
+      std::make_shared<TokenDataset>("data.tokens", matching_files(data.tokens, "data.tokens", ".bin"),
+                                     parse_token_type(data.token_type), shape.sequence, model.vocab);
+  check_enough(*tokens, data, shape, "data.tokens", "tokens");
+  return tokens;
+}
+
+std::shared_ptr<Dataset> open_text(const DataConfig& data, const ModelConfig& model, const TextShape& shape,
+                                   uint64_t seed) {
+  if (!data.text.empty()) {
+    const std::string tokenizer = tokenizer_of(data, model);
+    return tokenizer.empty() ? open_bytes(data, model, shape) : open_tokenized(data, model, tokenizer, shape);
+  }
+  if (!data.tokens.empty()) return open_tokens(data, model, shape);
+  return std::make_shared<SyntheticTokens>(kSyntheticSamples, shape.sequence, model.vocab, seed);
+}
+
+// Those of a vocabulary without a tokenizer: bytes, or random numbers; its last four.
+SpecialTokens last_tokens(int64_t vocab) {
+  TWOBP_CHECK(vocab > 4, "model.vocab is ", vocab,
+              ", but a masked language model has four special tokens and others.");
+  return {vocab - 4, vocab - 3, vocab - 2, {vocab - 4, vocab - 3, vocab - 2, vocab - 1}, vocab};
+}
+
+SpecialTokens special_tokens_of(const DataConfig& data, const ModelConfig& model) {
+  const std::string tokenizer = tokenizer_of(data, model);
+  if (!data.synthetic.empty() || (tokenizer.empty() && !data.text.empty())) return last_tokens(model.vocab);
+  TWOBP_CHECK(!tokenizer.empty(), "there is no tokenizer.json in ", model.from,
+              ", which says which tokens are special: name one in data.tokenizer.");
+  const SpecialTokens special = read_special_tokens(tokenizer);
+  TWOBP_CHECK(special.vocab <= model.vocab, tokenizer, ": the tokenizer has a vocabulary of ", special.vocab,
+              ", but model.vocab is ", model.vocab, ": set model.vocab to ", special.vocab,
+              " or more, or data.tokenizer to the tokenizer of this model.");
+  return special;
+}
+
+std::shared_ptr<Dataset> open_masked(const DataConfig& data, const ModelConfig& model, uint64_t seed) {
+  if (!data.arrays.empty()) {
+    return std::make_shared<ArrayDataset>(data.arrays, data.sequence, model.vocab, LabelOf::kSameToken,
+                                          model.token_types);
+  }
+  SpecialTokens special = special_tokens_of(data, model);
+  auto text = open_text(data, model, text_shape(data, /*masked=*/true), seed);
+  return std::make_shared<MaskedDataset>(std::move(text), std::move(special), data.mask_probability, seed);
+}
+
+std::shared_ptr<Dataset> open_next_token(const DataConfig& data, const ModelConfig& model, uint64_t seed) {
+  if (!data.arrays.empty()) return std::make_shared<ArrayDataset>(data.arrays, data.sequence, model.vocab);
+  return open_text(data, model, text_shape(data, /*masked=*/false), seed);
+}
+
+int64_t counted_targets(const Fields& fields, int64_t samples) {
+  const auto found = fields.find("labels");
+  if (found == fields.end()) return samples;
+  const auto* labels = found->second.data_ptr<int64_t>();
+  return found->second.numel() - std::count(labels, labels + found->second.numel(), kIgnored);
+}
+
+int64_t token_count(const Fields& fields, int64_t samples) {
+  const auto found = fields.find("input_ids");
+  return found == fields.end() ? samples : found->second.numel();
+}
+
+}  // namespace
+
+DataSplit open_data(const DataConfig& data, const ModelConfig& model, uint64_t seed) {
+  check_data(data, model);
+  switch (architecture(model.type).input) {
+    case ModelInput::kTokens:
+      return hold_out(open_next_token(data, model, seed), data.held_out);
+    case ModelInput::kMaskedTokens:
+      return hold_out(open_masked(data, model, seed), data.held_out);
+    case ModelInput::kImages:
+      return open_images(data, model, seed);
+    case ModelInput::kVectors:
+      return hold_out(std::make_shared<SyntheticVectors>(kSyntheticSamples, data.sequence, model.dim, seed),
+                      data.held_out);
+  }
+  fail("open_data: unknown input of model type ", model.type, ".");
+}
+
+std::string tokenizer_of(const DataConfig& data, const ModelConfig& model) {
+  if (!data.tokenizer.empty() || model.from.empty()) return data.tokenizer;
+  const std::filesystem::path file = std::filesystem::path(model.from) / "tokenizer.json";
+  std::error_code ignored;
+  return std::filesystem::exists(file, ignored) ? file.string() : "";
+}
+
+std::vector<int64_t> epoch_order(int64_t size, bool shuffle, uint64_t seed, int64_t epoch) {
+  std::vector<int64_t> order(static_cast<size_t>(size));
+  std::iota(order.begin(), order.end(), 0);
+  if (!shuffle) return order;
+  // Fisher-Yates by hand: what std::shuffle does with an engine differs between libraries.
+  std::mt19937_64 engine(mix_bits(seed, static_cast<uint64_t>(epoch)));
+  for (size_t left = order.size(); left > 1; --left) std::swap(order[left - 1], order[bounded(engine, left)]);
+  return order;
+}
+
+Batch read_batch(const Dataset& dataset, const std::vector<int64_t>& indices, int64_t epoch,
+                 int64_t micro_batch_size) {
+  TWOBP_CHECK(micro_batch_size >= 1, "read_batch: micro-batches of ", micro_batch_size, " samples.");
+  std::vector<Fields> micro_batches;
+  for (auto begin = indices.begin(); begin != indices.end();) {
+    const auto end = begin + std::min<int64_t>(micro_batch_size, indices.end() - begin);
+    micro_batches.push_back(dataset.read({begin, end}, epoch));
+    begin = end;
+  }
+  return make_batch(std::move(micro_batches));
+}
+
+Batch make_batch(std::vector<Fields> micro_batches) {
+  Batch batch;
+  batch.micro_batches = std::move(micro_batches);
+  for (const Fields& fields : batch.micro_batches) {
+    const int64_t samples = fields.empty() ? 0 : fields.begin()->second.size(0);
+    batch.targets += counted_targets(fields, samples);
+    batch.tokens += token_count(fields, samples);
+  }
+  return batch;
+}
+
+}  // namespace twobp

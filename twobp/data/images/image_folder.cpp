@@ -1,0 +1,133 @@
+// Headers are read when the folder is opened as long as that takes seconds, so that most bad files are found
+// before training.
+#include "twobp/data/images/image_folder.h"
+
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "twobp/core/check.h"
+#include "twobp/files/mapped_file.h"
+#include "twobp/data/images/encoded_image.h"
+
+namespace twobp {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kHeadersRead = 20'000;
+
+// What is in a folder and satisfies `wanted`, sorted by name.
+template <typename Wanted>
+std::vector<std::string> entries(const std::string& folder, Wanted&& wanted) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator entry(folder, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (name.front() != '.' && wanted(*entry)) names.push_back(name);
+  }
+  TWOBP_CHECK(!error, "data.images: ", folder, ": cannot read the folder: ", error.message(), ".");
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+bool is_folder(const fs::directory_entry& entry) {
+  std::error_code ignored;
+  return entry.is_directory(ignored);
+}
+
+bool is_picture(const fs::directory_entry& entry) {
+  std::string extension = entry.path().extension().string();
+  std::transform(extension.begin(), extension.end(), extension.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return (extension == ".jpg" || extension == ".jpeg" || extension == ".png") && !is_folder(entry);
+}
+
+// How much smaller a JPEG may be decoded so that the part of it that is used is still no smaller than the
+// result.
+int64_t reduction(const ImageDraw& draw, const ImageOptions& options) {
+  int64_t reduce = 1;
+  while (reduce < 8 && draw.height >= 2 * reduce * options.height &&
+         draw.width >= 2 * reduce * options.width) {
+    reduce *= 2;
+  }
+  return reduce;
+}
+
+// The same part of a picture of another size.
+ImageDraw scaled(ImageDraw draw, int64_t height, int64_t width, const at::Tensor& image) {
+  const auto scale = [](int64_t value, int64_t from, int64_t to) { return (value * to + from / 2) / from; };
+  const int64_t bottom = scale(draw.top + draw.height, height, image.size(1));
+  const int64_t right = scale(draw.left + draw.width, width, image.size(2));
+  draw.top = std::min(scale(draw.top, height, image.size(1)), image.size(1) - 1);
+  draw.left = std::min(scale(draw.left, width, image.size(2)), image.size(2) - 1);
+  draw.height = std::max<int64_t>(bottom - draw.top, 1);
+  draw.width = std::max<int64_t>(right - draw.left, 1);
+  return draw;
+}
+
+}  // namespace
+
+ImageFolder::ImageFolder(std::string folder, int64_t classes, ImageTransform transform, uint64_t seed)
+    : folder_(std::move(folder)), transform_(std::move(transform)), seed_(seed) {
+  while (folder_.size() > 1 && folder_.back() == '/') folder_.pop_back();
+  names_ = entries(folder_, is_folder);
+  const auto count = static_cast<int64_t>(names_.size());
+  TWOBP_CHECK(count >= 2, "data.images: ", folder_, " has ", count,
+              count == 1 ? " sub-folder (" : " sub-folders", count == 1 ? names_.front() + ")" : "",
+              ", but each class needs one of its own, and there must be two or more: name the folder that "
+              "holds them.");
+  TWOBP_CHECK(count == classes, "data.images: ", folder_, " has ", count, " sub-folders, one per class (",
+              names_.front(), " to ", names_.back(), "), but model.classes is ", classes, ": set it to ",
+              count, ".");
+  for (int64_t label = 0; label < count; ++label) {
+    const std::string path = folder_ + "/" + names_[static_cast<size_t>(label)];
+    std::vector<std::string> files = entries(path, is_picture);
+    TWOBP_CHECK(
+        !files.empty(), "data.images: ", path,
+        " has no .jpg, .jpeg or .png file in it: put pictures of the class there or remove the folder.");
+    labels_.insert(labels_.end(), files.size(), label);
+    std::move(files.begin(), files.end(), std::back_inserter(files_));
+  }
+  for (int64_t sample = 0; sample < size(); ++sample) {
+    const std::string file = path(sample);
+    std::error_code error;
+    const uintmax_t bytes = fs::file_size(file, error);
+    TWOBP_CHECK(error || bytes > 0, file, ": the file is empty: replace it or remove it.");
+    if (size() > kHeadersRead) continue;
+    const MappedFile mapped(file);
+    const EncodedImage header(mapped.bytes(), file);
+  }
+}
+
+std::string ImageFolder::path(int64_t sample) const {
+  const auto at = static_cast<size_t>(sample);
+  return folder_ + "/" + names_[static_cast<size_t>(labels_[at])] + "/" + files_[at];
+}
+
+Fields ImageFolder::read(const std::vector<int64_t>& indices, int64_t epoch) const {
+  const auto count = static_cast<int64_t>(indices.size());
+  const ImageOptions& options = transform_.options();
+  at::Tensor images = at::empty({count, options.channels, options.height, options.width}, at::kFloat);
+  at::Tensor labels = at::empty({count}, at::kLong);
+  for (int64_t b = 0; b < count; ++b) {
+    const int64_t index = indices[static_cast<size_t>(b)];
+    TWOBP_CHECK(index >= 0 && index < size(), "data.images: ", folder_, ": no sample ", index, ", there are ",
+                size(), ".");
+    const MappedFile file(path(index));
+    const EncodedImage encoded(file.bytes(), file.path());
+    const ImageDraw draw = transform_.draw(encoded.height(), encoded.width(), seed_, epoch, index);
+    // An evaluation takes every pixel into account, as other programs do.
+    const at::Tensor image =
+        encoded.decode(options.channels, epoch == kEvaluation ? 1 : reduction(draw, options));  // (C, H, W)
+    transform_.apply(image, scaled(draw, encoded.height(), encoded.width(), image),
+                     images.data_ptr<float>() + b * transform_.elements());
+    labels.data_ptr<int64_t>()[b] = labels_[static_cast<size_t>(index)];
+  }
+  return {{"pixel_values", std::move(images)}, {"labels", std::move(labels)}};
+}
+
+}  // namespace twobp

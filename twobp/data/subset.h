@@ -1,0 +1,31 @@
+// A part of another dataset, and the split that leaves every class its share on both sides.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "twobp/data/data.h"
+
+namespace twobp {
+
+class Subset : public Dataset {
+ public:
+  // Sample i is sample indices[i] of `whole`.
+  Subset(std::shared_ptr<const Dataset> whole, std::vector<int64_t> indices);
+
+  int64_t size() const override { return static_cast<int64_t>(indices_.size()); }
+  Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;
+
+ private:
+  std::shared_ptr<const Dataset> whole_;
+  std::vector<int64_t> indices_;
+};
+
+// Holds out `fraction` of each class, at least one sample in all and never a class's last, chosen by `seed`;
+// the held-out samples are shuffled once, so that the first of them are of all classes. `labels` are the
+// samples' classes. A fraction of 0 holds out nothing. Throws Error: no class has two samples.
+DataSplit hold_out_by_class(std::shared_ptr<Dataset> whole, const std::vector<int64_t>& labels,
+                            double fraction, uint64_t seed);
+
+}  // namespace twobp

@@ -1,0 +1,146 @@
+// Ids are checked wherever they are read. Small files are read once when they are opened, so that a bad id
+// is found before training; reading large ones would take as long as the disk does.
+#include "twobp/data/text/token_dataset.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "twobp/core/check.h"
+
+namespace twobp {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "token files are little-endian");
+
+constexpr int64_t kScannedBytes = int64_t{1} << 30;  // about 0.1 s from memory
+constexpr int64_t kProbedTokens = 4096;
+constexpr int64_t kTellingTokens = 64;  // fewer may be all even by chance
+
+// Calls action(const uint16_t* or const uint32_t*) with the file's tokens.
+template <typename Action>
+auto visit(const MappedFile& file, TokenType type, Action&& action) {
+  const uint8_t* bytes = file.bytes().data();
+  return type == TokenType::kUInt16 ? action(reinterpret_cast<const uint16_t*>(bytes))
+                                    : action(reinterpret_cast<const uint32_t*>(bytes));
+}
+
+// Position of the first id >= vocab in [begin, begin + count), -1 if there is none.
+int64_t find_outside(const MappedFile& file, TokenType type, int64_t begin, int64_t count, int64_t vocab) {
+  return visit(file, type, [&](const auto* tokens) -> int64_t {
+    constexpr int64_t kBlock = 4096;
+    for (int64_t at = begin; at < begin + count; at += kBlock) {
+      const int64_t end = std::min(at + kBlock, begin + count);
+      auto largest = tokens[at];  // not searched for: the compiler vectorizes this loop
+      for (int64_t i = at; i < end; ++i) largest = std::max(largest, tokens[i]);
+      if (static_cast<int64_t>(largest) < vocab) continue;
+      for (int64_t i = at; i < end; ++i) {
+        if (static_cast<int64_t>(tokens[i]) >= vocab) return i;
+      }
+    }
+    return -1;
+  });
+}
+
+// 32-bit numbers below 65536, read as 16-bit ones, are valid ids with a 0 after each: caught here, since no
+// vocabulary tells.
+bool looks_like_uint32(const MappedFile& file, int64_t count) {
+  if (count < kTellingTokens || count % 2 != 0) return false;
+  return visit(file, TokenType::kUInt16, [&](const auto* tokens) {
+    const int64_t probed = std::min(count, kProbedTokens);
+    bool all_even_zero = true;
+    for (int64_t i = 0; i < probed; i += 2) {
+      if (tokens[i + 1] != 0) return false;
+      all_even_zero = all_even_zero && tokens[i] == 0;
+    }
+    return !all_even_zero;
+  });
+}
+
+}  // namespace
+
+TokenType parse_token_type(std::string_view name) {
+  for (const TokenType type : {TokenType::kUInt16, TokenType::kUInt32}) {
+    if (token_type_name(type) == name) return type;
+  }
+  fail("\"", name, "\" is no type of a token file: it is uint16 or uint32.");
+}
+
+std::string_view token_type_name(TokenType type) {
+  return type == TokenType::kUInt16 ? "uint16" : "uint32";
+}
+
+int64_t token_bytes(TokenType type) {
+  return type == TokenType::kUInt16 ? 2 : 4;
+}
+
+TokenDataset::TokenDataset(std::string name, const std::vector<std::string>& files, TokenType type,
+                           int64_t sequence, int64_t vocab)
+    : name_(std::move(name)), type_(type), sequence_(sequence), vocab_(vocab) {
+  TWOBP_CHECK(sequence >= 1, "data.sequence is ", sequence, ", but must be at least 1.");
+  for (const auto& path : files) {
+    const MappedFile& file = files_.emplace_back(path);
+    const auto bytes = static_cast<int64_t>(file.bytes().size());
+    TWOBP_CHECK(bytes > 0, name_, ": ", path, " is empty: remove it, or write it again.");
+    TWOBP_CHECK(bytes % token_bytes(type) == 0, name_, ": ", path, " has ", bytes,
+                " bytes, which is no multiple of the ", token_bytes(type), " of a ", token_type_name(type),
+                ": it is truncated, or data.token_type is wrong.");
+    const int64_t count = bytes / token_bytes(type);
+    TWOBP_CHECK(type != TokenType::kUInt16 || !looks_like_uint32(file, count), name_, ": ", path,
+                ": every second number is 0, so it holds uint32, not uint16: set data.token_type to uint32.");
+    ends_.push_back(tokens() + count);
+  }
+  if (tokens() * token_bytes(type) > kScannedBytes) return;
+  for (const auto& file : files_) {
+    const int64_t count = static_cast<int64_t>(file.bytes().size()) / token_bytes(type);
+    const int64_t outside = find_outside(file, type, 0, count, vocab_);
+    if (outside >= 0)
+      refuse(file, outside, visit(file, type, [&](const auto* ids) -> int64_t { return ids[outside]; }));
+  }
+}
+
+void TokenDataset::refuse(const MappedFile& file, int64_t position, int64_t id) const {
+  const TokenType other = type_ == TokenType::kUInt16 ? TokenType::kUInt32 : TokenType::kUInt16;
+  fail(name_, ": ", file.path(), ": token ", position, " is ", id, ", outside the vocabulary of ", vocab_,
+       " tokens (0 to ", vocab_ - 1, "): set model.vocab to the tokenizer's size, or data.token_type to ",
+       token_type_name(other), " if the file holds those.");
+}
+
+int64_t TokenDataset::size() const {
+  return (std::max<int64_t>(tokens(), 1) - 1) / sequence_;
+}
+
+void TokenDataset::copy(int64_t begin, int64_t count, int64_t* to) const {
+  auto index = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());
+  for (; count > 0; ++index) {
+    const MappedFile& file = files_[index];
+    const int64_t at = begin - (index == 0 ? 0 : ends_[index - 1]);
+    const int64_t here = std::min(count, ends_[index] - begin);
+    visit(file, type_, [&](const auto* tokens) { std::copy_n(tokens + at, here, to); });
+    // Checked in the copy: nobody can change that one between the check and its use.
+    const int64_t* outside = std::find_if(to, to + here, [this](int64_t id) { return id >= vocab_; });
+    if (outside != to + here) refuse(file, at + (outside - to), *outside);
+    begin += here;
+    to += here;
+    count -= here;
+  }
+}
+
+Fields TokenDataset::read(const std::vector<int64_t>& indices, int64_t /*epoch*/) const {
+  const auto count = static_cast<int64_t>(indices.size());
+  const at::Tensor rows = at::empty({count, sequence_ + 1}, at::kLong);  // (B, S + 1)
+  for (int64_t b = 0; b < count; ++b) {
+    const int64_t index = indices[static_cast<size_t>(b)];
+    TWOBP_CHECK(index >= 0 && index < size(), name_, ": no sample ", index, ", there are ", size(), ".");
+    copy(index * sequence_, sequence_ + 1, rows.data_ptr<int64_t>() + b * (sequence_ + 1));
+  }
+  return {{"input_ids", rows.narrow(1, 0, sequence_).contiguous()},
+          {"labels", rows.narrow(1, 1, sequence_).contiguous()}};
+}
+
+std::string TokenDataset::description() const {
+  return concat(files_.size(), files_.size() == 1 ? " file, " : " files, ", tokens(), " tokens",
+                files_.size() == 1 ? "" : " in all");
+}
+
+}  // namespace twobp

@@ -1,0 +1,185 @@
+// The requests and answers are described in tokenizer.py.
+#include "twobp/data/text/tokenizer.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <thread>
+
+#include <nlohmann/json.hpp>
+
+#include "twobp/core/check.h"
+#include "twobp/data/text/python.h"
+
+namespace twobp {
+
+extern const char* const kTokenizerScript;  // tokenizer.py, put in by CMake
+
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kPiece = 1 << 18;  // the package needs more than 100 bytes of memory for each of these
+constexpr int64_t kMostTokens = int64_t{1} << 31;  // in one answer
+
+// Reads an answer, which is a JSON object; throws the error that it reports.
+json receive(PythonProcess& python, const std::string& path) {
+  const json answer = json::parse(python.read_line(), nullptr, /*allow_exceptions=*/false);
+  TWOBP_CHECK(answer.is_object(), path,
+              ": the tokenizer's Python half gave no JSON object: $TWOBP_PYTHON is "
+              "to name a Python interpreter.");
+  const auto error = answer.find("error");
+  if (error != answer.end()) fail(path, ": ", error->is_string() ? error->get<std::string>() : error->dump());
+  return answer;
+}
+
+// An integer of an answer.
+int64_t number(const json& answer, const char* key, int64_t largest, const std::string& path) {
+  const auto found = answer.find(key);
+  const bool integer = found != answer.end() && found->is_number_integer();
+  const int64_t value = integer ? found->get<int64_t>() : -1;
+  TWOBP_CHECK(value >= 0 && value <= largest, path, ": the tokenizer's Python half gave no valid \"", key,
+              "\".");
+  return value;
+}
+
+void send(PythonProcess& python, const json& request, const std::string& path) {
+  std::string line;
+  try {
+    line = request.dump();
+  } catch (const json::exception&) {
+    fail(path, ": the text to encode is not UTF-8.");
+  }
+  python.write(line + "\n");
+}
+
+// Of a UTF-8 character: any byte but the first.
+bool is_continuation(char byte) {
+  return (static_cast<unsigned char>(byte) & 0xc0) == 0x80;
+}
+
+// Length of the next piece of `text`.
+size_t cut(std::string_view text) {
+  if (text.size() <= kPiece) return text.size();
+  const size_t newline = text.rfind('\n', kPiece - 1);
+  if (newline != std::string_view::npos) {
+    // Empty lines belong to what they follow: tokenizers join newlines.
+    const size_t next = std::min(text.find_first_not_of('\n', newline), text.size());
+    return std::min(next, 2 * kPiece);
+  }
+  // A space belongs to the word that follows.
+  const size_t space = text.rfind(' ', kPiece - 1);
+  if (space != std::string_view::npos && space > 0) return space;
+  size_t end = kPiece;
+  while (end > kPiece - 4 && is_continuation(text[end])) --end;
+  return end;
+}
+
+}  // namespace
+
+std::string tokenizer_file(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  const bool folder = fs::is_directory(path, ignored);
+  const std::string file = folder ? (fs::path(path) / "tokenizer.json").string() : path;
+  TWOBP_CHECK(fs::is_regular_file(file, ignored), file, ": there is no such file",
+              folder ? ": name a folder with a tokenizer.json in it, or the file itself." : ".");
+  return file;
+}
+
+TokenType token_type_for(int64_t vocab) {
+  return vocab <= int64_t{1} << 16 ? TokenType::kUInt16 : TokenType::kUInt32;
+}
+
+Tokenizer::Tokenizer(const std::string& path, double timeout)
+    : path_(tokenizer_file(path)),
+      python_(std::make_unique<PythonProcess>(path_, kTokenizerScript, std::vector{path_}, timeout)) {
+  const json hello = receive(*python_, path_);
+  vocab_ = number(hello, "vocab", int64_t{1} << 32, path_);
+  TWOBP_CHECK(vocab_ > 0, path_, ": the tokenizer has no tokens.");
+  if (hello.contains("end_of_text") && !hello["end_of_text"].is_null()) {
+    end_of_text_ = number(hello, "end_of_text", vocab_ - 1, path_);
+  }
+}
+
+Tokenizer::~Tokenizer() = default;
+
+std::vector<int64_t> Tokenizer::encode(std::string_view text, bool special) {
+  send(*python_, {{"encode", text}, {"special", special}}, path_);
+  const json answer = receive(*python_, path_);
+  try {
+    return answer.at("ids").get<std::vector<int64_t>>();
+  } catch (const json::exception&) {
+    fail(path_, ": the tokenizer's Python half gave no valid \"ids\".");
+  }
+}
+
+std::string Tokenizer::decode(std::span<const int64_t> ids, bool special) {
+  for (const int64_t id : ids) {
+    TWOBP_CHECK(id >= 0 && id <= std::numeric_limits<uint32_t>::max(), path_, ": ", id, " is no token id.");
+  }
+  send(*python_, {{"decode", std::vector<int64_t>(ids.begin(), ids.end())}, {"special", special}}, path_);
+  const json answer = receive(*python_, path_);
+  const auto text = answer.find("text");
+  TWOBP_CHECK(text != answer.end() && text->is_string(), path_,
+              ": the tokenizer's Python half gave no valid \"text\".");
+  return text->get<std::string>();
+}
+
+void Tokenizer::encode_all(std::string_view text, const std::string& origin,
+                           const std::function<void(std::string_view)>& sink) {
+  const int64_t width = token_bytes(token_type_for(vocab_));
+  // The package encodes the pieces of a request in parallel.
+  const size_t together = std::clamp<size_t>(std::thread::hardware_concurrency(), 1, 8);
+  for (size_t begin = 0; begin < text.size();) {
+    std::vector<size_t> lengths;
+    size_t end = begin;
+    while (end < text.size() && lengths.size() < together) {
+      lengths.push_back(cut(text.substr(end)));
+      end += lengths.back();
+    }
+    send(*python_, {{"pieces", lengths}, {"width", width}}, path_);
+    python_->write(text.substr(begin, end - begin));
+    const json answer = receive(*python_, path_);
+    if (answer.contains("not_utf8")) {
+      const auto at = static_cast<int64_t>(begin) + number(answer, "not_utf8", kMostTokens, path_);
+      fail(origin, ": byte ", at, " is not UTF-8: convert the text, for instance with iconv, or remove it.");
+    }
+    const int64_t tokens = number(answer, "tokens", kMostTokens, path_);
+    sink(python_->read(static_cast<size_t>(tokens * width)));
+    begin = end;
+  }
+}
+
+std::string TokenStream::advance(bool whole) {
+  // Tokens decode differently at the beginning of a text (a leading space goes), so the new ones are decoded
+  // behind the ones before, whose text is then cut off.
+  const std::span<const int64_t> ids(ids_);
+  const std::string before = tokenizer_.decode(ids.subspan(context_, written_ - context_));
+  const std::string all = tokenizer_.decode(ids.subspan(context_));
+  const bool partial = all.ends_with("\uFFFD");
+  auto same = static_cast<size_t>(std::mismatch(before.begin(), before.end(), all.begin(), all.end()).first -
+                                  before.begin());
+  while (same > 0 && same < all.size() && is_continuation(all[same])) --same;
+  if (same == all.size()) {
+    ids_.resize(written_);  // these say nothing: special ones, or unknown to the tokenizer
+    return "";
+  }
+  if (partial && !whole) return "";
+  // Half a character that is given out as it is must not be completed by the next token.
+  context_ = partial ? ids_.size() : written_;
+  written_ = ids_.size();
+  return all.substr(same);
+}
+
+std::string TokenStream::add(int64_t id) {
+  ids_.push_back(id);
+  // No character has more bytes than 4, so more tokens held back than that are no character at all.
+  return advance(/*whole=*/ids_.size() - written_ > 4);
+}
+
+std::string TokenStream::finish() {
+  return advance(/*whole=*/true);
+}
+
+}  // namespace twobp

@@ -1,0 +1,46 @@
+// Kernels of BERT's layers, under the rules of kernels.h: LayerNorm, GELU, dropout. Compiled for several
+// instruction sets; `encoder_kernels<S>()` picks.
+#pragma once
+
+#include "twobp/nn/kernels/encoder/dropout.h"
+#include "twobp/nn/kernels/kernels.h"
+
+namespace twobp {
+
+enum class GeluForm : uint8_t {
+  kErf,   // x (1 + erf(x / sqrt(2))) / 2
+  kTanh,  // x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2; arXiv 1606.08415, section 2
+};
+
+template <typename S, typename T = Compute<S>>
+struct EncoderKernels {
+  // y = xhat * gain + bias, xhat = (x - mean) * rstd, rstd = 1 / sqrt(mean((x - mean)^2) + eps), a row at a
+  // time. LayerNorm, arXiv 1607.06450. x, y (rows, cols); gain, bias (cols); mean, rstd (rows)
+  void (*layer_norm_forward)(const S* x, const T* gain, const T* bias, S* y, T* mean, T* rstd, int64_t rows,
+                             int64_t cols, double eps);
+
+  // dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), g = dy * gain; dgain += sum over rows of dy * xhat,
+  // dbias += that of dy. dx may be dy or x.
+  void (*layer_norm_backward)(const S* dy, const S* x, const T* gain, const T* mean, const T* rstd, S* dx,
+                              T* dgain, T* dbias, int64_t rows, int64_t cols);
+
+  // y may be x.
+  void (*gelu_forward)(const S* x, S* y, int64_t n, GeluForm form);
+  // dx = dy * gelu'(x), may be dy; act = gelu(x), may be x, null: not wanted.
+  void (*gelu_backward)(const S* x, const S* dy, S* dx, S* act, int64_t n, GeluForm form);
+
+  // y = mask * x, or y = mask * x + add. y may be x. Row r has row number row_begin + r in the mask.
+  void (*dropout)(const S* x, const S* add, S* y, int64_t rows, int64_t cols, const DropoutMask& mask,
+                  int64_t row_begin);
+};
+
+TWOBP_KERNEL_FAMILY(EncoderKernels, encoder_kernels)
+
+// The best for this CPU.
+template <typename S>
+const EncoderKernels<S>& encoder_kernels() {
+  static const KernelTable<EncoderKernels>& best = encoder_kernels_tables().best();
+  return best.of<S>();
+}
+
+}  // namespace twobp

@@ -1,0 +1,24 @@
+#include "twobp/nn/kernels/products/product_time.h"
+
+#include "twobp/core/clock.h"
+
+namespace twobp {
+namespace {
+
+thread_local ProductTime here;
+
+}  // namespace
+
+ProductTime product_time() {
+  return here;
+}
+
+ProductTimer::ProductTimer(double operations) : begin_(now_seconds()) {
+  here.operations += operations;
+}
+
+ProductTimer::~ProductTimer() {
+  here.seconds += now_seconds() - begin_;
+}
+
+}  // namespace twobp

@@ -1,0 +1,26 @@
+// The kernels of scan_kernels.h by LibTorch's operators (see operators.h): whole sequences at once, but for
+// the recurrence itself, which goes position by position. What may be one tensor is as there.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "twobp/nn/kernels/scan/scan_rows.h"
+
+namespace twobp::operators {
+
+// `borders` (batch, borders, state, channels) and `final` (batch, state, channels) undefined: not wanted;
+// `initial`: 0.
+void scan_forward(const ScanTensors& in, const at::Tensor& out, const at::Tensor& borders,
+                  const at::Tensor& initial, const at::Tensor& final);
+
+// dx may be dout, ddelta and dz what they are the gradients of.
+void scan_backward(const ScanTensors& in, const at::Tensor& dout, const at::Tensor& borders,
+                   const ScanGradientTensors& out);
+
+// weight (kernel, channels), bias (channels).
+void conv_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& y);
+// dw (batch, kernel, channels), dbias (batch, channels); dx may be x.
+void conv_backward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                   const at::Tensor& dy, const at::Tensor& dx, const at::Tensor& dw, const at::Tensor& dbias);
+
+}  // namespace twobp::operators

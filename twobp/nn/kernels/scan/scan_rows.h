@@ -1,0 +1,51 @@
+// Tensors as the kernels of scan_kernels.h take them: a sequence at a time, rows that may be parts of wider
+// ones.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/scan/scan_kernels.h"
+
+namespace twobp {
+
+// All sequences' at once.
+struct ScanTensors {
+  at::Tensor x, delta, z;  // (batch, sequence, channels); delta before softplus and without its bias
+  at::Tensor bc;           // (batch, sequence, 2 * state): B, C
+  at::Tensor a;            // (state, channels), A times log2(e)
+  at::Tensor d;            // (channels)
+  at::Tensor delta_bias;   // (channels)
+};
+struct ScanGradientTensors {
+  at::Tensor dx, ddelta, dz;  // (batch, sequence, channels)
+  at::Tensor dbc;             // (batch, sequence, 2 * state)
+  at::Tensor da;              // (batch, state, channels), with respect to A, not a
+  at::Tensor dd;              // (batch, channels)
+  at::Tensor ddelta_bias;     // (batch, channels)
+};
+
+// Itself if neighbouring channels are neighbours in memory, else a copy.
+inline at::Tensor with_dense_rows(at::Tensor tensor) {
+  if (tensor.size(-1) == 1 || tensor.stride(-1) == 1) return tensor;
+  return tensor.contiguous();
+}
+
+// The rows of one sequence; S may be const.
+template <typename S>
+Rows<S> rows_of(const at::Tensor& tensor, int64_t sequence) {
+  if constexpr (std::is_const_v<S>) {
+    return {numbers<std::remove_const_t<S>>(tensor) + sequence * tensor.stride(0), tensor.stride(1)};
+  } else {
+    return {mutable_numbers<S>(tensor) + sequence * tensor.stride(0), tensor.stride(1)};
+  }
+}
+
+// The sum over the first dimension, in order whatever the number of threads.
+inline at::Tensor sum_in_order(const at::Tensor& parts) {
+  at::Tensor sum = parts[0].clone();
+  for (int64_t i = 1; i < parts.size(0); ++i) sum.add_(parts[i]);
+  return sum;
+}
+
+}  // namespace twobp

@@ -1,0 +1,298 @@
+#include "twobp/pipeline/executor/rank_executor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include <ATen/record_function.h>
+
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/core/patience.h"
+#include "twobp/core/text.h"
+#include "twobp/transport/time_out.h"
+
+namespace twobp {
+namespace {
+
+// Between two looks for a message while sums of gradients go on.
+constexpr auto kPause = std::chrono::microseconds(20);
+
+}  // namespace
+
+RankExecutor::RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages, Transport& transport,
+                           MemoryMeter& meter, Device device)
+    : rank_(rank),
+      p2_stream_(std::move(device)),
+      stages_(std::move(stages)),
+      transport_(transport),
+      meter_(meter),
+      events_(rank, meter) {
+  boundaries_.resize(stages_.size());
+  stage_times_.resize(stages_.size());
+  for (const auto& stage : stages_) {
+    for (int i = 0; i < stage->layer_count(); ++i)
+      largest_p2_ = std::max(largest_p2_, stage->cost(i).p2_peak);
+  }
+}
+
+// The W of one layer is complete, or never comes.
+void RankExecutor::check_done(int s, int layer) {
+  const LayerWork& work = work_[s][layer];
+  if (work.p1 == 0 && work.p2 == 0) reducer_->layer_done(stages_[s]->index(), layer);
+}
+
+void RankExecutor::progress() {
+  transport_.progress();
+  if (reducer_ != nullptr) reducer_->progress();
+}
+
+void RankExecutor::clear() {
+  pending_.clear();
+  p2_stream_.forget();
+  losses_.clear();
+  for (auto& stage : stages_) stage->release_saved();
+  for (auto& boundary : boundaries_) boundary = {};
+}
+
+Context RankExecutor::context_of(int micro_batch) const {
+  Context context;
+  context.fields = &(*input_->micro_batches)[micro_batch];
+  context.seed = input_->seed;
+  context.step = input_->step;
+  context.micro_batch = input_->first_micro_batch + micro_batch;
+  context.training = input_->training;
+  context.loss_scale = input_->loss_scale;
+  context.gradient_scale = gradient_scale_;
+  return context;
+}
+
+void RankExecutor::execute(const Instruction& instruction) {
+  const int s = local(instruction.stage);
+  const int mb = instruction.micro_batch;
+  const int end = mb + instruction.count;
+  const auto send = [&](int to_stage, Values& values, int i, Direction direction) {
+    const int to = input_->schedule->rank_of_stage[to_stage];
+    const double begin = events_.now();
+    const int64_t bytes = EventLog::bytes_of(values);
+    transport_.isend(to, Tag{input_->step, to_stage, i, direction}, std::move(values));
+    values.clear();
+    events_.message(Event::Kind::kSend, instruction.stage, to_stage, i, bytes, begin);
+  };
+  switch (instruction.op) {
+    case Op::kForward:
+      for (int i = mb; i < end; ++i) forward(s, i);
+      break;
+    case Op::kBackwardP1:
+    case Op::kBackward:
+      for (int i = mb; i < end; ++i) backward_p1(s, i, instruction.op == Op::kBackward);
+      break;
+    case Op::kBackwardP2:
+      flush_p2(s, mb, end);
+      break;
+    case Op::kSendForward:
+      for (int i = mb; i < end; ++i)
+        send(instruction.stage + 1, boundaries_[s].output[i], i, Direction::kForward);
+      break;
+    case Op::kSendBackward:
+      if (!stages_[s]->gives_gradient()) break;
+      for (int i = mb; i < end; ++i) {
+        send(instruction.stage - 1, boundaries_[s].input_gradient[i], i, Direction::kBackward);
+      }
+      break;
+    case Op::kRecvForward:
+    case Op::kRecvBackward:
+      receive(instruction);
+      break;
+  }
+}
+
+void RankExecutor::forward(int s, int mb) {
+  RECORD_USER_SCOPE("F");
+  Stage& stage = *stages_[s];
+  Boundary& boundary = boundaries_[s];
+  const bool training = input_->training;
+  Context context = context_of(mb);
+  Values x = std::move(boundary.input[mb]);
+  boundary.input[mb].clear();
+  if (stage.index() == 0 && !input_->input_field.empty())
+    x.push_back(on_device(context.field(input_->input_field), p2_stream_.device().where()));
+  if (training && input_->batching == P2Batching::kConcat) free_slot(s, mb);
+  double begin = now_seconds();
+  if (!started_) {
+    result_.times.idle[static_cast<int>(IdleCause::kStartUp)] += begin - result_.times.begin;
+    events_.start_up(begin);
+    started_ = true;
+  }
+  events_.open(Event::Kind::kForward, stage.index(), mb, begin);
+  device_times_.open(&StageTimes::forward, s, cause_of_wait());
+  const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
+  bool owned = false;
+  for (int i = 0; i < stage.layer_count(); ++i) {
+    if (training && cap_ > 0 && holds_p2()) {
+      begin += make_room(stage.cost(i).forward_peak, stage.cost(i).forward_held);  // W has its own time
+    }
+    context.backward = i >= stage.first_backward();
+    Slab* const destination =
+        training && i + 1 < stage.layer_count() ? output_slab(stage.layer(i), stage.layer(i + 1)) : nullptr;
+    context.destination = destination;
+    context.owns_input = owned;
+    x = stage.layer(i).forward(std::move(x), context, stage.saved(mb, i));
+    owned = lies_in_gradient_slab(stage.layer(i), destination);
+    if (!context.keeps()) stage.saved(mb, i).release();
+    progress();
+  }
+  device_times_.close();
+  const int next = stage.index() + 1;
+  if (next == input_->schedule->stages) {
+    if (x[0].is_cpu()) {
+      result_.loss += x[0].item<double>();
+    } else {
+      losses_.push_back(std::move(x[0]));
+    }
+    if (x.size() > 1) result_.right = result_.right.value_or(0) + x[1].item<int64_t>();
+  } else if (local(next) >= 0) {
+    for (const auto& tensor : x) meter_.rebook(tensor, next, MemoryCategory::kActivations);
+    boundaries_[local(next)].input[mb] = std::move(x);
+  } else {
+    boundary.output[mb] = std::move(x);
+  }
+  const double end = now_seconds();
+  stage_times_[s].forward += end - begin;
+  ++stage_times_[s].micro_batches;
+  events_.close(end);
+}
+
+void RankExecutor::backward_p1(int s, int mb, bool fused) {
+  Stage& stage = *stages_[s];
+  if (stage.first_backward() == stage.layer_count()) return;
+  RECORD_USER_SCOPE("I");
+  Boundary& boundary = boundaries_[s];
+  Context context = context_of(mb);
+  Values dy = std::move(boundary.output_gradient[mb]);
+  boundary.output_gradient[mb].clear();
+  const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
+  double begin = now_seconds();
+  events_.open(Event::Kind::kBackwardP1, stage.index(), mb, begin);
+  device_times_.open(&StageTimes::backward_p1, s, cause_of_wait());
+  double p2_seconds = 0;
+  int units = 0;
+  const bool last = at_ == last_p1_;
+  const auto interrupt = [&](const auto& run_w) {
+    const double p2_begin = now_seconds();
+    events_.pause(p2_begin);
+    device_times_.pause();
+    run_w();
+    device_times_.resume();
+    const double p2_end = now_seconds();
+    p2_seconds += p2_end - p2_begin;
+    events_.resume(p2_end);
+  };
+  if (last && !pending_.empty()) interrupt([&] { run_p2_by_layer(s, stage.layer_count()); });
+  for (int i = stage.layer_count() - 1; i >= stage.first_backward(); --i) {
+    Saved& saved = stage.saved(mb, i);
+    if (cap_ > 0 && holds_p2()) begin += make_room(stage.cost(i).p1_peak, stage.cost(i).p1_held);
+    context.destination = i > stage.first_backward() ? stage.layer(i - 1).gradient_slab() : nullptr;
+    dy = stage.layer(i).backward_p1(std::move(dy), context, saved);
+    saved.release_p1();
+    saved.visit_p2([&](const at::Tensor& t) { meter_.rebook(t, stage.index(), MemoryCategory::kStash); });
+    units_.clear();
+    stage.layer(i).collect_p2(saved, units_);
+    units += static_cast<int>(units_.size());
+    if (!work_.empty()) {
+      --work_[s][i].p1;
+      work_[s][i].p2 += static_cast<int>(units_.size());
+      if (units_.empty()) check_done(s, i);
+    }
+    const DeviceEvent ready = p2_stream_.ready();
+    const auto pending_of = [&](const P2Unit& unit) {
+      return PendingP2{unit, s, mb, i, static_cast<int>(&unit - units_.data()), ready};
+    };
+    if (fused && !units_.empty()) {
+      interrupt([&] {
+        for (const P2Unit& unit : units_) {
+          PendingP2 pending = pending_of(unit);
+          run_p2({&pending, 1});
+        }
+      });
+    } else {
+      for (const P2Unit& unit : units_) pending_.push_back(pending_of(unit));
+      if (last && !units_.empty()) interrupt([&] { run_p2_by_layer(s, i); });
+    }
+    progress();
+  }
+  device_times_.close();
+  const int previous = stage.gives_gradient() ? stage.index() - 1 : -1;
+  if (previous >= 0 && local(previous) >= 0) {
+    for (const auto& tensor : dy) meter_.rebook(tensor, previous, MemoryCategory::kActivations);
+    boundaries_[local(previous)].output_gradient[mb] = std::move(dy);
+  } else if (previous >= 0) {
+    boundary.input_gradient[mb] = std::move(dy);
+  }
+  const double end = now_seconds();
+  stage_times_[s].backward_p1 += end - begin - p2_seconds;
+  stage_times_[s].p2_units = units;
+  events_.close(end);
+}
+
+void RankExecutor::receive(const Instruction& instruction) {
+  const bool forward = instruction.op == Op::kRecvForward;
+  const int s = local(instruction.stage);
+  if (!forward && stages_[s]->first_backward() == stages_[s]->layer_count()) return;  // none is sent
+  const int peer_stage = instruction.stage + (forward ? -1 : 1);
+  const int from = input_->schedule->rank_of_stage[peer_stage];
+  // What comes from another process is allocated here, while this rank looks for it, or on a thread that
+  // talks to other processes.
+  const MemoryMeter::Scope scope(instruction.stage, MemoryCategory::kActivations);
+  for (int mb = instruction.micro_batch; mb < instruction.micro_batch + instruction.count; ++mb) {
+    const Tag tag{input_->step, instruction.stage, mb, forward ? Direction::kForward : Direction::kBackward};
+    Values values;
+    bool there = transport_.try_receive(from, tag, values);
+    while (!there && !pending_.empty() && input_->fills_waits && p2_stream_.has_room()) {
+      run_filling_p2();
+      there = transport_.try_receive(from, tag, values);
+    }
+    if (!there) {
+      const double begin = now_seconds();
+      values = wait_for(from, tag);
+      if (started_) idle(cause_of_wait(), begin, now_seconds());
+    }
+    const int64_t bytes = EventLog::bytes_of(values);
+    // Room is made while it is on its sender's account still.
+    while (cap_ > 0 && holds_p2() && meter_.held(rank_) + bytes + largest_p2_ > cap_) release_oldest_p2();
+    const double arrived = events_.now();
+    if (!started_) events_.start_up(arrived);
+    for (const auto& tensor : values) {
+      const MemoryCategory category = MemoryCategory::kActivations;
+      books_messages_ ? meter_.book(tensor, instruction.stage, category)
+                      : meter_.rebook(tensor, instruction.stage, category);
+    }
+    (forward ? boundaries_[s].input : boundaries_[s].output_gradient)[mb] = std::move(values);
+    events_.message(Event::Kind::kReceive, instruction.stage, peer_stage, mb, bytes, arrived);
+  }
+}
+
+Values RankExecutor::wait_for(int from, const Tag& tag) {
+  if (turn_ != nullptr) {
+    turn_->unlock();
+    Values values = transport_.receive(from, tag, input_->timeout);
+    turn_->lock();
+    return values;
+  }
+  const double deadline = awake_seconds() + input_->timeout;
+  while (reducer_ != nullptr && reducer_->busy()) {
+    reducer_->progress();
+    Values values;
+    if (transport_.try_receive(from, tag, values)) return values;
+    if (awake_seconds() >= deadline) fail_waiting(rank_, input_->timeout, tag, from);
+    std::this_thread::sleep_for(kPause);
+  }
+  return transport_.receive(from, tag, std::max(deadline - awake_seconds(), 1e-3));
+}
+
+void RankExecutor::idle(IdleCause cause, double begin, double end) {
+  result_.times.idle[static_cast<int>(cause)] += end - begin;
+  events_.idle(cause, begin, end);
+}
+
+}  // namespace twobp

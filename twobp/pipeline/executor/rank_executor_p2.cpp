@@ -1,0 +1,239 @@
+// The executor's weight gradients: which pending W runs when, and what follows from it.
+#include <algorithm>
+
+#include <ATen/record_function.h>
+
+#include "twobp/core/clock.h"
+#include "twobp/pipeline/executor/rank_executor.h"
+
+namespace twobp {
+
+void RankExecutor::run_p2(std::span<PendingP2> together) {
+  RECORD_USER_SCOPE("W");
+  const double begin = now_seconds();
+  const ProductTime products = product_time();
+  batch_.clear();
+  batch_ready_.clear();
+  for (const PendingP2& pending : together) {
+    batch_.push_back(pending.unit.saved);
+    batch_ready_.push_back(pending.ready);
+  }
+  const PendingP2& first = together.front();
+  const MemoryMeter::Scope scope(stages_[first.stage]->index(), MemoryCategory::kStash);
+  const bool in_line = input_->schedule->policy == P2Policy::kOff;  // standard backward
+  const Device& device = p2_stream_.device();
+  const DeviceStream& stream = in_line ? device.compute() : device.weights();
+  const auto w = [&] {
+    const DeviceEvent device_begin = device_times_.begin_p2(stream);
+    first.unit.layer->backward_p2(batch_);
+    device_times_.end_p2(first.stage, stream, device_begin);
+  };
+  if (in_line) {
+    w();
+  } else {
+    p2_stream_.run(batch_ready_, batch_, w);
+  }
+  for (Saved* saved : batch_) saved->release_p2();
+  if (!work_.empty()) {
+    work_[first.stage][first.layer].p2 -= static_cast<int>(together.size());
+    check_done(first.stage, first.layer);
+  }
+  progress();
+  const double end = now_seconds();
+  count_p2(first.stage, {end - begin, product_time() - products});
+  if (events_.on()) log_p2(together, begin, end);
+}
+
+void RankExecutor::count_p2(int s, const P2Offers::Spent& spent) {
+  stage_times_[s].backward_p2 += spent.seconds;
+  stage_times_[s].p2_products += spent.products;
+}
+
+void RankExecutor::run_oldest_p2() {
+  together_.clear();
+  if (input_->batching == P2Batching::kLoop) {
+    together_.push_back(pending_.front());
+    pending_.pop_front();
+  } else {
+    const Layer* layer = pending_.front().unit.layer;
+    std::copy_if(pending_.begin(), pending_.end(), std::back_inserter(together_),
+                 [&](const PendingP2& pending) { return pending.unit.layer == layer; });
+    std::erase_if(pending_, [&](const PendingP2& pending) { return pending.unit.layer == layer; });
+  }
+  run_p2(together_);
+}
+
+void RankExecutor::run_filling_p2() {
+  if (!work_.empty() && input_->p2_order == P2Order::kBucket) {
+    const auto sooner = [&](const PendingP2& a, const PendingP2& b) {
+      const bool a_ended = work_[a.stage][a.layer].p1 == 0;
+      const bool b_ended = work_[b.stage][b.layer].p1 == 0;
+      return a_ended && b_ended ? bucket_order(a) < bucket_order(b) : a_ended && !b_ended;
+    };
+    const auto first = std::min_element(pending_.begin(), pending_.end(), sooner);
+    std::rotate(pending_.begin(), first, first + 1);
+  }
+  run_oldest_p2();
+}
+
+void RankExecutor::run_ahead_p2() {
+  while (input_->fills_waits && !pending_.empty() && p2_stream_.wants_more()) run_filling_p2();
+}
+
+void RankExecutor::find_tail() {
+  const auto& list = input_->schedule->ranks[rank_];
+  tail_ = last_p1_ = list.size();
+  while (tail_ > 0 && list[tail_ - 1].op == Op::kBackwardP2) --tail_;
+  if (!input_->training || input_->p2_order != P2Order::kBucket || offers_p2() || tail_ == 0) return;
+  const Instruction& before = list[tail_ - 1];
+  const Stage& stage = *stages_[local(before.stage)];
+  if (before.op == Op::kBackwardP1 && before.count == 1 && !stage.gives_gradient()) last_p1_ = tail_ - 1;
+}
+
+std::tuple<int, int, int> RankExecutor::bucket_order(const PendingP2& pending) {
+  return {-pending.stage, -pending.layer, pending.leaf};
+}
+
+void RankExecutor::run_p2_by_layer(int s, int layer) {
+  // Stable: the micro-batches of a leaf stay in order.
+  std::stable_sort(pending_.begin(), pending_.end(),
+                   [](const PendingP2& a, const PendingP2& b) { return bucket_order(a) < bucket_order(b); });
+  while (!pending_.empty()) {
+    const PendingP2& next = pending_.front();
+    if (next.stage < s || (next.stage == s && next.layer < layer)) return;
+    run_oldest_p2();
+  }
+}
+
+void RankExecutor::run_tail_p2() {
+  if (offers_p2()) {
+    run_offered_p2();
+  } else if (input_->training && input_->p2_order == P2Order::kBucket) {
+    run_p2_by_layer(0, 0);
+  }
+}
+
+bool RankExecutor::offers_p2() const {
+  return input_->offers != nullptr && input_->training && input_->schedule->policy != P2Policy::kOff &&
+         input_->batching == P2Batching::kLoop && reducer_ == nullptr && !events_.on();
+}
+
+void RankExecutor::run_offered_p2() {
+  offered_ = true;
+  std::vector<OfferedP2> units;
+  for (const PendingP2& pending : pending_)
+    units.push_back({pending.unit, stages_[pending.stage]->index(), pending.stage});
+  pending_.clear();
+  const auto run = [this](const OfferedP2& p2) {
+    const P2Offers::Spent spent = run_offered(p2);
+    count_p2(p2.local_stage, spent);
+    return spent;
+  };
+  const P2Offers::Outcome outcome = input_->offers->run_own(rank_, units, largest_p2_, run, input_->timeout);
+  result_.times.idle[static_cast<int>(IdleCause::kTail)] += outcome.waited;
+  helped_ = outcome.helped;
+}
+
+void RankExecutor::help_others() {
+  if (!offered_) run_offered_p2();
+  const auto has_room = [this](int owner, int64_t bytes) {
+    const int64_t cap = input_->cap_per_rank.empty() ? 0 : input_->cap_per_rank[owner];
+    return cap == 0 || meter_.held(owner) + bytes <= cap;
+  };
+  const auto run = [this](const OfferedP2& p2) {
+    const P2Offers::Spent spent = run_offered(p2);
+    helping_ += spent.seconds;
+    return spent;
+  };
+  result_.times.idle[static_cast<int>(IdleCause::kTail)] +=
+      input_->offers->help(rank_, has_room, run, input_->timeout);
+}
+
+P2Offers::Spent RankExecutor::run_offered(const OfferedP2& p2) {
+  RECORD_USER_SCOPE("W");
+  const double begin = now_seconds();
+  const ProductTime products = product_time();
+  const MemoryMeter::Scope scope(p2.stage, MemoryCategory::kStash);
+  Saved* saved = p2.unit.saved;
+  p2.unit.layer->backward_p2({&saved, 1});
+  saved->release_p2();
+  return {now_seconds() - begin, product_time() - products};
+}
+
+void RankExecutor::flush_p2(int s, int first, int last) {
+  const auto due = [&](const PendingP2& pending) {
+    return pending.stage == s && pending.micro_batch >= first && pending.micro_batch < last;
+  };
+  if (input_->batching != P2Batching::kLoop) {
+    // Layer by layer, all due micro-batches of a layer at once.
+    while (true) {
+      const auto oldest = std::find_if(pending_.begin(), pending_.end(), due);
+      if (oldest == pending_.end()) return;
+      const Layer* layer = oldest->unit.layer;
+      const auto same = [&](const PendingP2& pending) { return pending.unit.layer == layer && due(pending); };
+      together_.clear();
+      std::copy_if(pending_.begin(), pending_.end(), std::back_inserter(together_), same);
+      std::erase_if(pending_, same);
+      run_p2(together_);
+    }
+  }
+  // Others of the rank's stages may lie in between.
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    if (!due(*it)) {
+      ++it;
+      continue;
+    }
+    PendingP2 pending = *it;
+    it = pending_.erase(it);
+    run_p2({&pending, 1});
+  }
+}
+
+double RankExecutor::make_room(int64_t peak, int64_t held) {
+  const int64_t bytes = std::max(peak, held + largest_p2_);
+  const auto lacks = [&] { return holds_p2() && meter_.held(rank_) + bytes > cap_; };
+  if (!lacks()) return 0;
+  const double begin = now_seconds();
+  events_.pause(begin);
+  device_times_.pause();
+  while (lacks()) release_oldest_p2();
+  device_times_.resume();
+  const double end = now_seconds();
+  events_.resume(end);
+  return end - begin;
+}
+
+void RankExecutor::release_oldest_p2() {
+  p2_stream_.keeps() ? p2_stream_.release_oldest() : run_oldest_p2();
+}
+
+void RankExecutor::free_slot(int s, int micro_batch) {
+  if (micro_batch < input_->slab_slots) return;  // nobody has had it in this step
+  const auto holds_slot = [&](const PendingP2& pending) {
+    return pending.stage == s && pending.micro_batch <= micro_batch - input_->slab_slots;
+  };
+  while (std::any_of(pending_.begin(), pending_.end(), holds_slot)) run_oldest_p2();
+  p2_stream_.join();  // and done with it
+}
+
+void RankExecutor::log_p2(std::span<PendingP2> together, double begin, double end) {
+  const double each = (end - begin) / static_cast<double>(together.size());
+  // A reordered schedule may gather others than successive micro-batches: an event for each run of them.
+  for (size_t i = 0, next = 0; i < together.size(); i = next) {
+    const PendingP2& first = together[i];
+    for (next = i + 1; next < together.size(); ++next) {
+      if (together[next].micro_batch != together[next - 1].micro_batch + 1) break;
+    }
+    Event event;
+    event.stage = stages_[first.stage]->index();
+    event.micro_batch = first.micro_batch;
+    event.count = static_cast<int>(next - i);
+    event.layer = first.layer;
+    event.unit = first.leaf;
+    event.begin = begin + static_cast<double>(i) * each;
+    event.end = next == together.size() ? end : begin + static_cast<double>(next) * each;
+    events_.backward_p2(*first.unit.layer, stages_[first.stage]->layer_name(first.layer), std::move(event));
+  }
+}
+
+}  // namespace twobp

@@ -1,0 +1,236 @@
+// A step of a rank from its first instruction to its last and the update behind it.
+#include <algorithm>
+
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/core/figures.h"
+#include "twobp/core/text.h"
+#include "twobp/pipeline/memory/block_cache.h"
+#include "twobp/pipeline/executor/rank_executor.h"
+
+namespace twobp {
+namespace {
+
+// What the exception at hand says, without LibTorch's backtrace.
+std::string what_is_thrown() {
+  try {
+    throw;
+  } catch (const c10::Error& e) {
+    return e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "an exception of unknown type";
+  }
+}
+
+template <typename Visit>
+void visit_parameters(const std::vector<std::unique_ptr<Stage>>& stages, const Visit& visit) {
+  for (const auto& stage : stages) {
+    for (int i = 0; i < stage->layer_count(); ++i) {
+      for (Parameter* parameter : stage->parameters(i)) visit(*parameter);
+    }
+  }
+}
+
+}  // namespace
+
+RankResult RankExecutor::run(const StepInput& input) {
+  losses_.clear();
+  prepare(input);
+  const auto& instructions = input.schedule->ranks[rank_];
+  if (input.settle) {
+    // The loss multiplies its gradient by the scale as early as in F.
+    const auto needs_nobody = [&](const Instruction& i) {
+      return i.op == Op::kForward && i.stage + 1 < input.schedule->stages;
+    };
+    const auto first = std::find_if_not(instructions.begin(), instructions.end(), needs_nobody);
+    const auto alone = static_cast<size_t>(first - instructions.begin());
+    run_until(alone);
+    if (!settle()) run_until(alone);
+  }
+  run_until(instructions.size());
+  if (offers_p2()) in_update(input.step, [&] { help_others(); });
+  p2_stream_.join();
+  return end(input);
+}
+
+DeviceEvent RankExecutor::record(const StepInput& input, const DeviceEvent& begin) {
+  expect_no_gradients();
+  losses_.clear();
+  prepare(input);
+  {
+    std::unique_lock turn(*input.turn);
+    turn_ = &turn;
+    const P2Stream::Recording recording(p2_stream_, begin);
+    run_until(input.schedule->ranks[rank_].size());
+    p2_stream_.join();
+  }
+  turn_ = nullptr;
+  input_ = nullptr;
+  recorded_losses_ = std::exchange(losses_, {});
+  recorded_grads_.clear();
+  visit_parameters(stages_, [&](Parameter& parameter) {
+    if (!parameter.has_grad()) return;
+    recorded_grads_.push_back(&parameter);
+    parameter.forget_grad();  // until it is written
+  });
+  return p2_stream_.device().compute().record();
+}
+
+void RankExecutor::expect_no_gradients() const {
+  visit_parameters(stages_, [](const Parameter& parameter) {
+    TWOBP_CHECK(!parameter.has_grad(), "pipeline.graphs is set, but ", parameter.name(),
+                " has a gradient already, and what is recorded writes one anew: clear it before the step");
+  });
+}
+
+RankResult RankExecutor::finish_recorded(const StepInput& input, const DeviceEvent& end) {
+  expect_no_gradients();
+  p2_stream_.device().compute().wait(end);
+  prepare(input);
+  losses_ = recorded_losses_;
+  for (Parameter* parameter : recorded_grads_) parameter->has_grad_from_elsewhere();
+  RankResult result = this->end(input);
+  result.times.busy = kUnknown;
+  result.times.idle.fill(kUnknown);
+  for (StageTimes& times : result.stages) times.forward = times.backward_p1 = times.backward_p2 = kUnknown;
+  return result;
+}
+
+RankResult RankExecutor::end(const StepInput& input) {
+  const auto& instructions = input.schedule->ranks[rank_];
+  for (const at::Tensor& loss : losses_) result_.loss += loss.item<double>();
+  losses_.clear();
+  result_.times.instructions = static_cast<int64_t>(instructions.size());
+  // An evaluation leaves nothing on the books of the step after it.
+  if (!input.training) transport_.flush(input.timeout);
+  const DeviceStream& compute = p2_stream_.device().compute();
+  compute.wait_on_host();  // the update has a time of its own
+  if (device_times_.any()) {
+    const DeviceTimes::Totals device = device_times_.take(stage_times_);
+    result_.times.busy = device.busy;
+    result_.times.idle = device.idle;
+  }
+  if (input.finish) {
+    const double begin = now_seconds();
+    events_.open(Event::Kind::kOptimizer, -1, -1, begin);
+    in_update(input.step, [&] { result_.times.optimizer = input.finish(rank_); });
+    const double put_in = now_seconds();
+    compute.wait_on_host();  // others read what the update wrote
+    const double end = now_seconds();
+    result_.times.optimizer += end - put_in;
+    events_.close(end);
+    result_.times.idle[static_cast<int>(IdleCause::kTail)] += end - begin - result_.times.optimizer;
+  }
+  result_.times.end = now_seconds();
+  result_.times.products = product_time() - products_;
+  if (p2_stream_.device().asynchronous()) result_.times.products.seconds = 0;  // those of putting them in
+  result_.times.allocations = BlockCache::allocations() - allocations_;
+  result_.times.busy += result_.times.optimizer + helping_;
+  if (!p2_stream_.device().asynchronous()) {
+    for (const StageTimes& times : stage_times_)
+      result_.times.busy += times.forward + times.backward_p1 + times.backward_p2;
+  }
+  for (size_t s = 0; s < helped_.size(); ++s) count_p2(static_cast<int>(s), helped_[s]);
+  input_ = nullptr;
+  result_.events = events_.take();
+  result_.stages = stage_times_;
+  for (const auto& stage : stages_) result_.stage_memory.push_back(meter_.stage_use(stage->index()));
+  result_.memory = meter_.rank_use(rank_);
+  return std::move(result_);
+}
+
+void RankExecutor::in_update(int64_t step, const std::function<void()>& body) const {
+  try {
+    body();
+  } catch (const Aborted&) {
+    throw;
+  } catch (...) {
+    fail("rank ", rank_, ", step ", step, ", update: ", what_is_thrown());
+  }
+}
+
+void RankExecutor::run_until(size_t end) {
+  for (; at_ < end; ++at_) {
+    const Instruction& instruction = input_->schedule->ranks[rank_][at_];
+    try {
+      if (at_ == tail_) run_tail_p2();
+      execute(instruction);
+      run_ahead_p2();
+    } catch (const Aborted&) {
+      throw;
+    } catch (...) {
+      fail("rank ", rank_, ", step ", input_->step, ", ", to_string(instruction), ": ", what_is_thrown());
+    }
+  }
+}
+
+bool RankExecutor::settle() {
+  const double begin = now_seconds();
+  Settled settled;
+  in_update(input_->step - 1, [&] { settled = input_->settle(rank_); });
+  if (settled.stands) {
+    // Otherwise the first F is what start-up lasts to.
+    const bool nothing_to_do = input_->schedule->ranks[rank_].empty();
+    if (started_ || nothing_to_do)
+      idle(started_ ? IdleCause::kNothing : IdleCause::kStartUp, begin, now_seconds());
+  } else {
+    clear();
+    p2_stream_.device().compute().wait_on_host();  // what was for nothing is start-up on the device, too
+    prepare(*input_);
+  }
+  gradient_scale_ = settled.gradient_scale;
+  return settled.stands;
+}
+
+void RankExecutor::waited_in_finish(double begin, double end) {
+  events_.pause(begin);
+  events_.idle(IdleCause::kTail, begin, end);
+  events_.resume(end);
+}
+
+void RankExecutor::prepare(const StepInput& input) {
+  const Schedule& schedule = *input.schedule;
+  input_ = &input;
+  result_ = {};
+  at_ = 0;
+  started_ = offered_ = false;
+  turn_ = nullptr;
+  helping_ = 0;
+  helped_.clear();
+  gradient_scale_ = input.gradient_scale;
+  events_.start(input.want_events);
+  cap_ = input.cap_per_rank.empty() ? 0 : input.cap_per_rank[rank_];
+  local_.assign(schedule.stages, -1);
+  for (size_t s = 0; s < stages_.size(); ++s) {
+    local_[stages_[s]->index()] = static_cast<int>(s);
+    stages_[s]->prepare_micro_batches(schedule.micro_batches);
+    const bool concatenates = input.training && input.batching != P2Batching::kLoop;
+    if (input.training) {
+      stages_[s]->use_slabs(input.batching == P2Batching::kConcat ? input.slab_slots : 0,
+                            concatenates && input.batching == P2Batching::kConcatCopy);
+    }
+    Boundary& boundary = boundaries_[s];
+    for (auto* values :
+         {&boundary.input, &boundary.output, &boundary.output_gradient, &boundary.input_gradient}) {
+      values->resize(schedule.micro_batches);
+    }
+    stage_times_[s] = {};
+  }
+  find_tail();
+  work_.clear();
+  if (reducer_ != nullptr && input.training) {
+    reducer_->start();
+    for (const auto& stage : stages_) {
+      work_.emplace_back(stage->layer_count(), LayerWork{schedule.micro_batches, 0});
+    }
+  }
+  products_ = product_time();
+  BlockCache::begin_step();
+  allocations_ = BlockCache::allocations();
+  result_.times.begin = now_seconds();
+  device_times_.start(p2_stream_.device(), /*on=*/input.turn == nullptr);
+}
+
+}  // namespace twobp

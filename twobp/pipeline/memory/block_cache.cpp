@@ -1,0 +1,225 @@
+#include "twobp/pipeline/memory/block_cache.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include <c10/core/CPUAllocator.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define TWOBP_BLOCK_CACHE 0
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define TWOBP_BLOCK_CACHE 0
+#endif
+#endif
+#if !defined(TWOBP_BLOCK_CACHE)
+#define TWOBP_BLOCK_CACHE 1
+#endif
+
+namespace twobp {
+namespace {
+
+constexpr size_t kAlignment = 64;  // LibTorch's, on which the bits of some matrix products depend
+constexpr size_t kHead = kAlignment;
+constexpr int64_t kKeptSteps = 16;
+
+size_t rounded(size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+thread_local int64_t allocations_here = 0;
+
+}  // namespace
+
+// Ahead of the memory that it describes.
+struct BlockCache::Block {
+  std::shared_ptr<Store> store;  // null: it is in the store, or of a thread without one
+  Block* next = nullptr;         // in the store
+  size_t size = 0;               // behind this
+  size_t used = 0;
+  int64_t step = 0;  // when it came back
+
+  void* data() { return reinterpret_cast<std::byte*>(this) + kHead; }
+  static Block* of(void* data) {
+    return reinterpret_cast<Block*>(reinterpret_cast<std::byte*>(data) - kHead);
+  }
+
+  // Null if there is no memory.
+  static Block* make(size_t size) {
+    static_assert(sizeof(Block) <= kHead);
+    void* memory = std::aligned_alloc(kAlignment, kHead + size);
+    if (memory == nullptr) return nullptr;
+    auto* block = new (memory) Block;
+    block->size = size;
+    return block;
+  }
+  static void destroy(Block* block) {
+    block->~Block();
+    std::free(block);
+  }
+};
+
+struct BlockCache::Store : std::enable_shared_from_this<BlockCache::Store> {
+  Block* take(size_t size) {
+    Block* block = nullptr;
+    {
+      const std::lock_guard lock(mutex);
+      const auto found = kept.find(size);
+      if (found != kept.end() && found->second != nullptr) {
+        block = std::exchange(found->second, found->second->next);
+        kept_bytes -= size;
+      } else {
+        make_room(size);
+      }
+    }
+    if (block == nullptr) {
+      ++allocations_here;
+      block = Block::make(size);
+      if (block == nullptr) {
+        const std::lock_guard lock(mutex);
+        drop(step + 1);
+        block = Block::make(size);
+      }
+      if (block == nullptr) return nullptr;
+    }
+    block->store = shared_from_this();
+    const std::lock_guard lock(mutex);
+    in_use += size;
+    most_in_use = std::max(most_in_use, in_use);
+    return block;
+  }
+
+  void give_back(Block* block) {
+    const std::shared_ptr<Store> alive = std::move(block->store);
+    const std::lock_guard lock(mutex);
+    in_use -= block->size;
+    if (closed) return Block::destroy(block);
+    block->step = step;
+    block->next = std::exchange(kept[block->size], block);
+    kept_bytes += block->size;
+  }
+
+  void begin_step() {
+    const std::lock_guard lock(mutex);
+    stays = in_use;
+    most_in_use = std::max(most_in_use, stays);
+    drop(++step - kKeptSteps);
+  }
+
+  void close() {
+    const std::lock_guard lock(mutex);
+    closed = true;
+    drop(step + 1);
+  }
+
+ private:
+  // What came back before that step.
+  void drop(int64_t before) {
+    for (auto it = kept.begin(); it != kept.end();) {
+      // The last to come back is the first, so that those behind an old one are older.
+      Block** link = &it->second;
+      while (*link != nullptr && (*link)->step >= before) link = &(*link)->next;
+      while (*link != nullptr) {
+        Block* block = std::exchange(*link, (*link)->next);
+        kept_bytes -= block->size;
+        Block::destroy(block);
+      }
+      it = it->second == nullptr ? kept.erase(it) : std::next(it);
+    }
+  }
+
+  // Oldest first, until there is no more than the steps so far have used, and twice as much again.
+  void make_room(size_t size) {
+    const size_t most = std::max(most_in_use, in_use + size);
+    const size_t allowed = most + 2 * (most - std::min(stays, most));
+    for (int64_t before = step - kKeptSteps; in_use + kept_bytes + size > allowed && before <= step; ++before)
+      drop(before + 1);
+  }
+
+  std::mutex mutex;
+  std::map<size_t, Block*> kept;  // by size, those that came back last first
+  size_t kept_bytes = 0;
+  size_t in_use = 0;
+  size_t most_in_use = 0;
+  size_t stays = 0;  // of what was in use when the step began
+  int64_t step = 0;
+  bool closed = false;
+};
+
+// LibTorch's for all memory of the CPU.
+struct BlockAllocator : c10::Allocator {
+  static thread_local std::shared_ptr<BlockCache::Store> store;
+
+  c10::DataPtr allocate(size_t bytes) override {
+    void* data = bytes > 0 ? take(bytes) : nullptr;
+    return {data, data, &release, c10::Device(c10::kCPU)};
+  }
+
+  static void* take(size_t bytes) {
+    BlockCache::Block* block = nullptr;
+    if (bytes < SIZE_MAX / 2)
+      block = store ? store->take(rounded(bytes)) : BlockCache::Block::make(rounded(bytes));
+    TORCH_CHECK_WITH(OutOfMemoryError, block != nullptr, "cannot allocate ", bytes, " bytes of memory");
+    block->used = bytes;
+    report(block->data(), static_cast<int64_t>(bytes));
+    return block->data();
+  }
+
+  // Called by oneDNN, too, which has nothing but the pointer.
+  static void release(void* data) {
+    if (data == nullptr) return;
+    BlockCache::Block* block = BlockCache::Block::of(data);
+    report(data, -static_cast<int64_t>(block->used));
+    if (block->store) {
+      block->store->give_back(block);
+    } else {
+      BlockCache::Block::destroy(block);
+    }
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+  // To the memory meter, which wants to know what is in use.
+  static void report(void* data, int64_t bytes) {
+    c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, c10::Device(c10::kCPU));
+  }
+};
+
+thread_local std::shared_ptr<BlockCache::Store> BlockAllocator::store;
+
+namespace {
+
+// Before any thread is there that could allocate meanwhile, and until the last tensor is gone.
+[[maybe_unused]] const bool installed = [] {
+  if (TWOBP_BLOCK_CACHE) c10::SetCPUAllocator(new BlockAllocator, /*priority=*/1);
+  return true;
+}();
+
+}  // namespace
+
+BlockCache::Use::Use() : outermost_(TWOBP_BLOCK_CACHE && !BlockAllocator::store) {
+  if (outermost_) BlockAllocator::store = std::make_shared<Store>();
+}
+
+BlockCache::Use::~Use() {
+  if (outermost_) std::exchange(BlockAllocator::store, nullptr)->close();
+}
+
+void BlockCache::begin_step() {
+  if (BlockAllocator::store) BlockAllocator::store->begin_step();
+}
+
+int64_t BlockCache::allocations() {
+  return allocations_here;
+}
+
+}  // namespace twobp

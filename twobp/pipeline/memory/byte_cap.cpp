@@ -1,0 +1,94 @@
+#include "twobp/pipeline/memory/byte_cap.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "twobp/core/check.h"
+
+namespace twobp {
+namespace {
+
+class Walk {
+ public:
+  void grow(int64_t peak, int64_t held) {
+    highest_ = std::max(highest_, now_ + peak);
+    now_ += held;
+    highest_ = std::max(highest_, now_);
+  }
+  int64_t highest() const { return highest_; }
+
+ private:
+  int64_t now_ = 0;
+  int64_t highest_ = 0;
+};
+
+}  // namespace
+
+std::vector<int64_t> standard_peaks(const Schedule& schedule,
+                                    const std::vector<std::vector<LayerCost>>& stages) {
+  TWOBP_CHECK(static_cast<int>(stages.size()) == schedule.stages, "costs for ", stages.size(),
+              " stages, schedule has ", schedule.stages);
+  std::vector<int64_t> peaks;
+  for (const auto& instructions : schedule.ranks) {
+    Walk walk;
+    for (const Instruction& instruction : instructions) {
+      const auto& layers = stages[instruction.stage];
+      switch (instruction.op) {
+        case Op::kRecvForward:
+          walk.grow(0, stages[instruction.stage - 1].back().output);
+          break;
+        case Op::kRecvBackward:
+          walk.grow(0, stages[instruction.stage + 1].front().input_gradient);
+          break;
+        case Op::kSendForward:
+          walk.grow(0, -layers.back().output);
+          break;
+        case Op::kSendBackward:
+          walk.grow(0, -layers.front().input_gradient);
+          break;
+        case Op::kForward:
+          for (const LayerCost& layer : layers) walk.grow(layer.forward_peak, layer.forward_held);
+          if (instruction.stage + 1 == schedule.stages)
+            walk.grow(0, -layers.back().output);  // the loss is read
+          break;
+        case Op::kBackward:
+          for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
+            walk.grow(layer->p1_peak, layer->p1_held);
+            walk.grow(layer->p2_peak, -layer->stash);
+          }
+          break;
+        case Op::kBackwardP1:
+        case Op::kBackwardP2:
+          fail("standard_peaks takes a schedule with p2 off, this one has ", to_string(instruction));
+      }
+    }
+    peaks.push_back(walk.highest());
+  }
+  return peaks;
+}
+
+std::vector<int64_t> auto_caps(const std::vector<int64_t>& standard_peaks, const std::vector<int64_t>& fixed,
+                               double times) {
+  int64_t fullest = 0;
+  for (size_t r = 0; r < fixed.size(); ++r) fullest = std::max(fullest, fixed[r] + standard_peaks[r]);
+  const auto allowed = static_cast<int64_t>(std::floor(static_cast<double>(fullest) * times));
+  std::vector<int64_t> caps;
+  // 0 would be no cap.
+  for (const int64_t bytes : fixed) caps.push_back(std::max<int64_t>(1, allowed - bytes));
+  return caps;
+}
+
+int standard_in_flight(const Schedule& schedule) {
+  std::vector<int> in_flight(schedule.stages, 0);
+  int most = 0;
+  for (const auto& instructions : schedule.ranks) {
+    for (const Instruction& instruction : instructions) {
+      int& stage = in_flight[instruction.stage];
+      if (instruction.op == Op::kForward) most = std::max(most, stage += instruction.count);
+      if (instruction.op == Op::kBackward) stage -= instruction.count;
+    }
+  }
+  return most;
+}
+
+}  // namespace twobp

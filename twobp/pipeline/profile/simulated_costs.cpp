@@ -1,0 +1,84 @@
+#include "twobp/pipeline/profile/simulated_costs.h"
+
+#include <algorithm>
+
+namespace twobp {
+
+namespace {
+
+// What is never below 0, but for a measurement that was beside others.
+double bytes_of(int64_t measured) {
+  return static_cast<double>(std::max<int64_t>(0, measured));
+}
+
+}  // namespace
+
+LayerShare layer_share(const LayerCost& layer) {
+  LayerShare share;
+  share.forward = layer.forward;
+  share.backward_p1 = layer.backward_p1;
+  share.p2_units = layer.p2_units;
+  share.forward_peak = bytes_of(layer.forward_peak);
+  share.forward_held = static_cast<double>(layer.forward_held);
+  share.p1_peak = bytes_of(layer.p1_peak);
+  share.p1_held = static_cast<double>(layer.p1_held);
+  // Without W there is nothing to free, and what was timed is the look for it.
+  const bool has_p2 = layer.p2_units > 0;
+  share.backward_p2 = has_p2 ? layer.backward_p2 : 0;
+  share.stash = has_p2 ? bytes_of(layer.stash) : 0;
+  share.p2_peak = has_p2 ? bytes_of(layer.p2_peak) : 0;
+  return share;
+}
+
+StageCost stage_cost(const std::vector<LayerCost>& layers) {
+  StageCost cost;
+  cost.forward = cost.backward_p1 = cost.backward_p2 = 0;
+  cost.activation_bytes = cost.stash_bytes = 0;
+  cost.p2_units = 0;
+  for (const LayerCost& layer : layers) {
+    const LayerShare share = layer_share(layer);
+    cost.forward += share.forward;
+    cost.backward_p1 += share.backward_p1;
+    cost.backward_p2 += share.backward_p2;
+    cost.p2_units += share.p2_units;
+    cost.activation_bytes += share.forward_held;
+    cost.stash_bytes += share.stash;
+    cost.layers.push_back(share);
+  }
+  cost.p2_units = cost.p2_units > 0 ? cost.p2_units : 1;
+  cost.activation_bytes = cost.activation_bytes > 0 ? cost.activation_bytes : 0;
+  if (!layers.empty()) {
+    cost.output_bytes = static_cast<double>(layers.back().output);
+    cost.input_gradient_bytes = static_cast<double>(layers.front().input_gradient);
+  }
+  return cost;
+}
+
+std::vector<StageCost> stage_costs(const std::vector<std::vector<LayerCost>>& stages) {
+  std::vector<StageCost> costs;
+  for (const auto& layers : stages) costs.push_back(stage_cost(layers));
+  return costs;
+}
+
+std::vector<StageCost> measured_costs(const std::vector<std::vector<LayerCost>>& stages,
+                                      const std::vector<int>& rank_of_stage, const StepReport& report) {
+  std::vector<StageCost> costs = stage_costs(stages);
+  std::vector<bool> counted(report.ranks.size(), false);
+  for (size_t s = 0; s < costs.size(); ++s) {
+    const StageTimes& times = report.stages.at(s);
+    const double n = std::max(1, times.micro_batches);
+    costs[s].forward = times.forward / n;
+    costs[s].backward_p1 = times.backward_p1 / n;
+    const auto& shares = costs[s].layers;
+    const bool has_p2 =
+        std::any_of(shares.begin(), shares.end(), [](const LayerShare& share) { return share.p2_units > 0; });
+    costs[s].backward_p2 = has_p2 ? times.backward_p2 / n : 0;
+    // A rank's optimizer runs once for all its stages.
+    const int rank = rank_of_stage.at(s);
+    if (!counted.at(rank)) costs[s].optimizer = report.ranks.at(rank).optimizer;
+    counted[rank] = true;
+  }
+  return costs;
+}
+
+}  // namespace twobp

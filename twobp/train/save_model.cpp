@@ -1,0 +1,251 @@
+#include "twobp/train/save_model.h"
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <regex>
+#include <set>
+
+#include "twobp/core/check.h"
+#include "twobp/files/mapped_file.h"
+#include "twobp/files/new_file.h"
+#include "twobp/files/safetensors.h"
+#include "twobp/models/architecture.h"
+#include "twobp/models/hf_config.h"
+#include "twobp/models/lora.h"
+
+namespace twobp {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* kWhole = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+
+// What goes with the weights of a model, whoever trained it last.
+constexpr std::array<const char*, 10> kCompanions = {"tokenizer.json",
+                                                     "tokenizer_config.json",
+                                                     "special_tokens_map.json",
+                                                     "generation_config.json",
+                                                     "chat_template.jinja",
+                                                     "added_tokens.json",
+                                                     "tokenizer.model",
+                                                     "vocab.json",
+                                                     "merges.txt",
+                                                     "vocab.txt"};
+
+at::ScalarType parse_dtype(const std::string& name) {
+  if (name == "bfloat16") return at::kBFloat16;
+  if (name == "float16") return at::kHalf;
+  TWOBP_CHECK(name == "float32", "unknown dtype of saved weights \"", name, "\"");
+  return at::kFloat;
+}
+
+// In order, each as full as it may be; a larger tensor has one to itself.
+std::vector<NamedTensors> into_shards(const NamedTensors& tensors, at::ScalarType dtype, int64_t max_bytes) {
+  if (tensors.empty()) return {};
+  std::vector<NamedTensors> shards(1);
+  int64_t bytes = 0;
+  for (const auto& item : tensors) {
+    const int64_t size = item.second.numel() * static_cast<int64_t>(c10::elementSize(dtype));
+    if (!shards.back().empty() && bytes + size > max_bytes) {
+      shards.emplace_back();
+      bytes = 0;
+    }
+    shards.back().push_back(item);
+    bytes += size;
+  }
+  return shards;
+}
+
+std::string shard_name(size_t i, size_t count) {
+  std::array<char, 64> name{};
+  std::snprintf(name.data(), name.size(), "model-%05zu-of-%05zu.safetensors", i + 1, count);
+  return name.data();
+}
+
+// Files written aside, which take their names together.
+class NewFiles {
+ public:
+  explicit NewFiles(fs::path folder) : folder_(std::move(folder)) {}
+
+  NewFile& add(const std::string& name) {
+    names_.insert(name);
+    return *files_.emplace_back(std::make_unique<NewFile>(folder_ / name));
+  }
+  void finish() {
+    for (const auto& file : files_) file->finish();
+  }
+  void commit() {
+    for (const auto& file : files_) file->commit();
+  }
+  const std::set<std::string>& names() const { return names_; }
+
+ private:
+  fs::path folder_;
+  std::set<std::string> names_;
+  std::vector<std::unique_ptr<NewFile>> files_;
+};
+
+// The files of all processes, in order.
+struct Layout {
+  int first = 0;  // of this process's
+  size_t count = 0;
+  json weight_map = json::object();  // tensor -> file; on the first process
+  int64_t elements = 0;
+  std::set<std::string> names;
+};
+
+std::string file_name(size_t i, size_t count) {
+  return count == 1 ? kWhole : shard_name(i, count);
+}
+
+Layout agree_on_layout(const std::vector<NamedTensors>& shards, const Processes& processes) {
+  json mine = json::array();
+  int64_t elements = 0;
+  for (const NamedTensors& shard : shards) {
+    json names = json::array();
+    for (const auto& [name, tensor] : shard) {
+      names.push_back(name);
+      elements += tensor.numel();
+    }
+    mine.push_back(names);
+  }
+  const std::vector<std::string> texts =
+      processes.to_first(json{{"shards", mine}, {"elements", elements}}.dump());
+  std::vector<json> all;
+  json counts = json::array();
+  for (const std::string& text : texts)
+    counts.push_back(all.emplace_back(json::parse(text))["shards"].size());
+  counts = json::parse(processes.from_first(counts.dump()));
+  Layout layout;
+  for (size_t process = 0; process < counts.size(); ++process) {
+    if (static_cast<int>(process) < processes.index()) layout.first += counts[process].get<int>();
+    layout.count += counts[process].get<size_t>();
+  }
+  size_t i = 0;
+  for (const json& one : all) {
+    layout.elements += one["elements"].get<int64_t>();
+    for (const json& names : one["shards"]) {
+      const std::string file = file_name(i++, layout.count);
+      layout.names.insert(file);
+      for (const json& name : names) layout.weight_map[name.get<std::string>()] = file;
+    }
+  }
+  return layout;
+}
+
+void write_index(NewFiles& files, const Layout& layout, at::ScalarType dtype) {
+  if (layout.count == 1) return;
+  const auto bytes = layout.elements * static_cast<int64_t>(c10::elementSize(dtype));
+  const json index = {{"metadata", {{"total_size", bytes}}}, {"weight_map", layout.weight_map}};
+  files.add(kIndex).write(index.dump(2) + "\n");
+}
+
+void copy_companions(NewFiles& files, const fs::path& from, const fs::path& to) {
+  std::error_code ignored;
+  if (fs::equivalent(from, to, ignored)) return;
+  for (const char* name : kCompanions) {
+    if (!fs::is_regular_file(from / name, ignored)) continue;
+    const MappedFile file((from / name).string());
+    files.add(name).write(file.bytes().data(), file.bytes().size());
+  }
+}
+
+// transformers would read an older model.safetensors before the new index.
+void remove_stale_weights(const fs::path& folder, const std::set<std::string>& kept) {
+  static const std::regex shard("model-[0-9]{5}-of-[0-9]{5}\\.safetensors");
+  std::vector<fs::path> stale;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    const bool is_weights = name == kWhole || name == kIndex || std::regex_match(name, shard);
+    if (is_weights && !kept.contains(name)) stale.push_back(entry.path());
+  }
+  for (const fs::path& path : stale) {
+    std::error_code error;
+    TWOBP_CHECK(fs::remove(path, error), "cannot remove ", path.string(),
+                " of the model that was there: ", error.message());
+  }
+}
+
+void check_type(const ModelConfig& config) {
+  TWOBP_CHECK(!architecture(config.type).hf_type.empty(), "a model of type ", config.type,
+              " cannot be saved, models that can are: ", hf_models());
+}
+
+void make_folder(const std::string& directory) {
+  std::error_code error;
+  fs::create_directories(directory, error);
+  TWOBP_CHECK(!error, "cannot create the folder ", directory, ": ", error.message());
+}
+
+}  // namespace
+
+void check_save_model(const std::string& directory, const ModelConfig& config) {
+  check_type(config);
+  make_folder(directory);
+  const NewFile probe(fs::path(directory) / kWhole);  // removed again
+}
+
+void save_model(const std::string& directory, const ModelConfig& config, int64_t sequence,
+                const std::vector<Parameter*>& weights, const SaveModelOptions& options,
+                const Processes& processes) {
+  NamedTensors merged;
+  processes.together([&] { merged = merged_weights(weights, config); });
+  save_model(directory, config, sequence, merged, options, processes);
+}
+
+void save_model(const std::string& directory, const ModelConfig& config, int64_t sequence,
+                const NamedTensors& weights, const SaveModelOptions& options, const Processes& processes) {
+  const fs::path folder(directory);
+  const bool first = processes.is_first();
+  at::ScalarType dtype = at::kFloat;
+  std::string description;
+  processes.together([&] {
+    dtype = parse_dtype(options.dtype);
+    check_type(config);
+    if (!first) return;
+    description = hf_config_json(config, sequence, options.dtype).dump(2) + "\n";
+    make_folder(directory);
+  });
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : weights) names.push_back(name);
+  const std::vector<bool> mine = processes.writes(names);
+  NamedTensors tensors;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    if (mine[i]) tensors.push_back(weights[i]);
+  }
+  const std::vector<NamedTensors> shards = into_shards(tensors, dtype, options.max_shard_bytes);
+  const Layout layout = agree_on_layout(shards, processes);
+
+  NewFiles weight_files(folder);
+  NewFiles others(folder);
+  processes.together([&] {
+    for (size_t i = 0; i < shards.size(); ++i) {
+      NewFile& file = weight_files.add(file_name(layout.first + i, layout.count));
+      write_safetensors(file, shards[i], {{"format", "pt"}}, dtype);
+      file.finish();
+    }
+    if (!first) return;
+    write_index(others, layout, dtype);
+    others.add("config.json").write(description);
+    if (!config.from.empty()) copy_companions(others, config.from, folder);
+    others.finish();
+  });
+  processes.together([&] { weight_files.commit(); });
+  processes.together([&] {
+    if (!first) return;
+    std::set<std::string> kept = layout.names;
+    for (const std::string& name : kept) {
+      TWOBP_CHECK(fs::exists(folder / name), "save.model: another process wrote ", name, " but ", directory,
+                  " has it not: use a folder on a file system that all processes share");
+    }
+    others.commit();
+    kept.insert(others.names().begin(), others.names().end());
+    remove_stale_weights(folder, kept);
+  });
+}
+
+}  // namespace twobp

@@ -1,0 +1,113 @@
+#include "twobp/train/update/optimizer.h"
+
+#include "twobp/core/check.h"
+#include "twobp/pipeline/memory/memory_meter.h"
+
+namespace twobp {
+
+Optimizer::Optimizer(const OptimizerConfig& config, const std::vector<Item>& items) : config_(config) {
+  TWOBP_CHECK(config.type == "adamw" || config.type == "adam" || config.type == "sgd", "unknown optimizer '",
+              config.type, "'");
+  groups_.resize(2);
+  groups_[0].weight_decay = config.weight_decay;
+  // The fused kernels read it where the weights are.
+  const at::Device device = items.empty() ? at::kCPU : items.front().parameter->master.device();
+  count_ = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));
+  const bool adam = config.type != "sgd";
+  for (const auto& [parameter, stage] : items) {
+    Group& group = groups_[parameter->decays() ? 0 : 1];
+    const MemoryMeter::Scope scope(stage, MemoryCategory::kOptimizer);
+    group.parameters.push_back(parameter);
+    group.stages.push_back(stage);
+    group.values.push_back(parameter->master);
+    group.grads.push_back(parameter->grad);
+    if (adam || config.momentum > 0) group.first.push_back(at::zeros_like(parameter->master));
+    if (adam) group.second.push_back(at::zeros_like(parameter->master));
+    group.steps.push_back(count_);
+  }
+}
+
+void Optimizer::complete_gradients() {
+  for (const Group& group : groups_) {
+    for (Parameter* parameter : group.parameters) parameter->grad_to_add();
+  }
+}
+
+void Optimizer::step(double lr, double grad_factor) {
+  if (!undone_) complete_gradients();
+  count_.add_(1);
+  // The fused kernels divide by grad_scale.
+  std::optional<at::Tensor> grad_scale;
+  if (grad_factor != 1) grad_scale = at::scalar_tensor(1 / grad_factor, count_.options());
+  for (Group& group : groups_) {
+    if (group.parameters.empty()) continue;
+    if (config_.type == "sgd") {
+      at::_fused_sgd_(group.values, group.grads, group.first, group.weight_decay, config_.momentum, lr,
+                      /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/!stepped_,
+                      grad_scale);
+    } else if (config_.type == "adam") {
+      at::_fused_adam_(group.values, group.grads, group.first, group.second, {}, group.steps, lr,
+                       config_.beta1, config_.beta2, group.weight_decay, config_.eps, /*amsgrad=*/false,
+                       /*maximize=*/false, grad_scale);
+    } else {
+      at::_fused_adamw_(group.values, group.grads, group.first, group.second, {}, group.steps, lr,
+                        config_.beta1, config_.beta2, group.weight_decay, config_.eps, /*amsgrad=*/false,
+                        /*maximize=*/false, grad_scale);
+    }
+    for (Parameter* parameter : group.parameters) {
+      parameter->forget_grad();
+      parameter->refresh_value();
+    }
+  }
+  stepped_ = true;
+  undone_ = false;
+}
+
+void Optimizer::skip() {
+  for (Group& group : groups_) {
+    for (Parameter* parameter : group.parameters) parameter->forget_grad();
+  }
+  undone_ = false;
+}
+
+void Optimizer::add_to(Savepoint& savepoint, bool gradients) const {
+  for (const Group& group : groups_) {
+    for (const auto* tensors : {&group.values, &group.first, &group.second}) {
+      for (size_t i = 0; i < tensors->size(); ++i) savepoint.add((*tensors)[i], group.stages[i]);
+    }
+    for (size_t i = 0; gradients && i < group.grads.size(); ++i)
+      savepoint.add(group.grads[i], group.stages[i]);
+  }
+}
+
+void Optimizer::undo() {
+  set_steps(steps() - 1);
+  for (Group& group : groups_) {
+    for (Parameter* parameter : group.parameters) parameter->refresh_value();
+  }
+  undone_ = true;
+}
+
+std::vector<Optimizer::State> Optimizer::state() const {
+  const bool adam = config_.type != "sgd";
+  std::vector<State> all;
+  for (const Group& group : groups_) {
+    for (size_t i = 0; i < group.parameters.size(); ++i) {
+      Parameter* parameter = group.parameters[i];
+      if (!group.first.empty()) all.push_back({parameter, adam ? "exp_avg" : "momentum", group.first[i]});
+      if (!group.second.empty()) all.push_back({parameter, "exp_avg_sq", group.second[i]});
+    }
+  }
+  return all;
+}
+
+int64_t Optimizer::steps() const {
+  return static_cast<int64_t>(count_.item<float>());
+}
+
+void Optimizer::set_steps(int64_t steps) {
+  count_.fill_(static_cast<double>(steps));
+  stepped_ = steps > 0;  // sgd's first update sets the momentum instead of adding to it
+}
+
+}  // namespace twobp

@@ -1,0 +1,51 @@
+// The update's side of checkpoints: where weights and optimizer state live.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "twobp/train/update/update.h"
+
+namespace twobp {
+std::vector<LiveTensor> Update::live_weights() const {
+  std::vector<LiveTensor> all;
+  for (const Uses& uses : all_) {
+    std::set<int> seen;  // uses on one rank share their weight
+    for (const Use& use : uses) {
+      if (!seen.insert(use.rank).second || use.parameter == nullptr) continue;
+      const bool frozen = !use.parameter->trainable() && !use.parameter->is_buffer();
+      for (auto& [name, rows] : use.parameter->parts_of(use.parameter->master)) {
+        all.push_back({std::move(name), std::move(rows), use.rank, seen.size() == 1, frozen});
+      }
+    }
+  }
+  return all;
+}
+
+std::vector<LiveTensor> Update::live_optimizer_state() const {
+  std::map<const Parameter*, int> first_rank;  // that has the weight, by whose state this process has
+  for (const Uses& uses : all_) {
+    int lowest = uses.front().rank;
+    for (const Use& use : uses) lowest = std::min(lowest, use.rank);
+    for (const Use& use : uses) first_rank[use.parameter] = lowest;
+  }
+  std::vector<LiveTensor> all;
+  for (const int rank : pipeline_.world().local_ranks()) {
+    for (const Optimizer::State& state : optimizers_[rank]->state()) {
+      for (const auto& [part, rows] : state.parameter->parts_of(state.tensor)) {
+        all.push_back({part + "." + state.name, rows, rank, rank == first_rank.at(state.parameter), false});
+      }
+    }
+  }
+  return all;
+}
+
+void Update::restored(int rank, int64_t optimizer_steps) {
+  optimizers_[rank]->set_steps(optimizer_steps);
+  for (const Uses& uses : all_) {
+    for (const Use& use : uses) {
+      if (use.rank == rank) use.parameter->refresh_value();
+    }
+  }
+}
+
+}  // namespace twobp

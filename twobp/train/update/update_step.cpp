@@ -1,0 +1,213 @@
+// The update's steps: the norm of all gradients, and what depends on it.
+#include <algorithm>
+#include <cmath>
+
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/products/rows.h"
+#include "twobp/train/update/update.h"
+
+namespace twobp {
+namespace {
+
+// Of the sum of squares, among the pipeline's collectives.
+constexpr int kNormNumber = 1;
+
+double sum_of_squares(const at::Tensor& grad) {
+  if (by_operators(grad)) return operators::sum_of_squares(grad);
+  double sum = 0;
+  dispatch_float(grad.scalar_type(), "gradient norm", [&](auto zero) {
+    using S = decltype(zero);
+    sum = kernels<S>().sum_of_squares(numbers<S>(grad), grad.numel());
+  });
+  return sum;
+}
+
+bool all_finite(const at::Tensor& squares) {
+  const double* values = squares.const_data_ptr<double>();
+  return std::all_of(values, values + squares.numel(), [](double value) { return std::isfinite(value); });
+}
+
+double norm_of(const at::Tensor& squares) {
+  double sum = 0;
+  for (int64_t i = 0; i < squares.numel(); ++i) sum += squares.const_data_ptr<double>()[i];
+  return std::sqrt(sum);
+}
+
+}  // namespace
+
+void Update::use(const LossScale& scale) {
+  for (RankState& state : states_) state.scale = scale;
+}
+
+UpdateResult Update::begin(bool may_presume) const {
+  UpdateResult result;
+  result.squares = at::zeros({static_cast<int64_t>(pipeline_.model().layers.size())},
+                             at::TensorOptions().dtype(at::kDouble));
+  result.may_presume = may_presume;
+  return result;
+}
+
+bool Update::sum_squares(int rank, at::Tensor& squares) {
+  bool finite = true;
+  for (const Uses& uses : all_) {
+    const Use& use = uses.front();
+    if (use.rank != rank || !use.parameter->has_grad()) continue;
+    const double sum = sum_of_squares(use.parameter->grad);
+    finite = finite && std::isfinite(sum);
+    squares.mutable_data_ptr<double>()[use.layer] += sum;
+  }
+  return finite;
+}
+
+std::optional<double> Update::factor_for(const at::Tensor& squares, double gradient_scale) const {
+  if (!all_finite(squares)) return std::nullopt;
+  const double norm = norm_of(squares) / gradient_scale;
+  return (clip_norm_ > 0 ? std::min(1.0, clip_norm_ / (norm + 1e-6)) : 1) / gradient_scale;
+}
+
+double Update::run(int rank, int64_t step, double lr, UpdateResult& result) {
+  const double begin = now_seconds();
+  RankState& state = states_[rank];
+  const double scale = state.scale.value;
+  send_tied(rank, step);
+  double waited = sum_buckets(rank);
+  waited += sum_tied(rank, step);
+  waited += sum_others(rank);
+  // One sum of squares per layer, those of other ranks zero: adding them over ranks changes no bit.
+  at::Tensor squares = at::zeros_like(result.squares);
+  const bool finite = sum_squares(rank, squares);
+  const bool depends = depends_on_norm(state.scale);
+  if (!depends || result.may_presume) {
+    // finish() sums them over processes; ranks of this one write to layers of their own.
+    for (int64_t layer = 0; layer < squares.numel(); ++layer) {
+      const double sum = squares.const_data_ptr<double>()[layer];
+      if (sum != 0) result.squares.mutable_data_ptr<double>()[layer] = sum;
+    }
+  }
+  if (!depends) {
+    waited += take(rank, step, lr, finite ? std::optional<double>(1) : std::nullopt);
+    return now_seconds() - begin - waited;
+  }
+  AllReduce norm(pipeline_.rank(rank).transport(), squares, kNormNumber);
+  const bool presumes = result.may_presume && state.before && finite && state.as_presumed;
+  if (presumes && norm.owes_nothing() && !norm.progress()) {
+    leave_open(rank, {step, lr, squares, std::move(norm)});
+    return now_seconds() - begin - waited;
+  }
+  const double wait = now_seconds();
+  norm.wait(timeout_);
+  waited += waited_since(rank, wait);
+  if (!result.may_presume && rank == first_rank_) result.squares.copy_(squares);
+  const std::optional<double> factor = factor_for(squares, scale);
+  state.as_presumed = factor == 1 / scale;
+  waited += take(rank, step, lr, factor);
+  return now_seconds() - begin - waited;
+}
+
+double Update::take(int rank, int64_t step, double lr, std::optional<double> factor) {
+  states_[rank].scale.adapt(!factor);
+  if (!factor) {
+    optimizers_[rank]->skip();
+    if (shards_[rank]) shards_[rank]->forget_gradients();
+    return 0;
+  }
+  optimizers_[rank]->step(lr, *factor);
+  if (!shards_[rank]) return 0;
+  shards_[rank]->send(step);
+  return receive_shards(rank, step);
+}
+
+void Update::make_savepoints(bool float16) {
+  if (pipeline_.ranks() == 1) return;  // which has the norm at once
+  pipeline_.on_ranks([&](int rank) {
+    if (shards_[rank]) return;
+    auto before = std::make_unique<Savepoint>();
+    optimizers_[rank]->add_to(*before, /*gradients=*/float16);
+    for (const Uses& uses : all_) {  // the next step's F may change it before settle()
+      const Parameter* parameter = parameter_of(uses, rank);
+      if (parameter != nullptr && parameter->is_buffer()) before->add(parameter->value, uses.front().stage);
+    }
+    states_[rank].before = std::move(before);
+  });
+}
+
+void Update::leave_open(int rank, OpenStep step) {
+  RankState& state = states_[rank];
+  optimizers_[rank]->complete_gradients();
+  state.before->save();
+  optimizers_[rank]->step(step.lr, 1 / state.scale.value);
+  state.open = std::move(step);
+}
+
+Settled Update::settle(int rank) {
+  RankState& state = states_[rank];
+  if (!state.open) return {true, state.scale.value};
+  OpenStep open = std::move(*state.open);
+  state.open.reset();
+  open.norm.wait(timeout_);
+  const std::optional<double> factor = factor_for(open.squares, state.scale.value);
+  state.as_presumed = factor == 1 / state.scale.value;
+  if (state.as_presumed) {
+    state.scale.adapt(false);
+  } else {
+    state.before->roll_back();
+    optimizers_[rank]->undo();
+    ++state.taken_back;
+    take(rank, open.step, open.lr, factor);
+  }
+  return {state.as_presumed, state.scale.value};
+}
+
+void Update::settle_all() {
+  const auto& here = pipeline_.world().local_ranks();
+  if (std::none_of(here.begin(), here.end(), [&](int rank) { return states_[rank].open.has_value(); }))
+    return;
+  pipeline_.on_ranks([&](int rank) { settle(rank); });
+}
+
+int64_t Update::taken_back() const {
+  int64_t count = 0;
+  for (const RankState& state : states_) count += state.taken_back;
+  return count;
+}
+
+void Update::finish(int64_t step, const LossScale& scale, UpdateResult& result) {
+  World& world = pipeline_.world();
+  const MemoryMeter::Watch watch(pipeline_.meter());
+  if (!depends_on_norm(scale) || result.may_presume) {
+    // Replicas have the same gradients, since their sums: those of the first count.
+    if (world.replica > 0) result.squares.zero_();
+    all_reduce_sum(*world.processes, result.squares, timeout_);
+  }
+  result.grad_norm = norm_of(result.squares) / scale.value;
+  const bool finite = all_finite(result.squares);
+  result.skipped = !finite && scale.adapts;
+  if (!finite && !result.skipped) {
+    pipeline_.on_ranks([&](int rank) { fail_not_finite(rank, result.squares, step); });
+  }
+}
+
+void Update::fail_not_finite(int rank, const at::Tensor& squares, int64_t step) {
+  at::Tensor bad_weights = at::zeros_like(squares);
+  for (const Uses& uses : all_) {
+    for (const Use& use : uses) {
+      if (use.rank == rank && !at::isfinite(use.parameter->value).all().item<bool>()) {
+        bad_weights.mutable_data_ptr<double>()[use.layer] = 1;
+      }
+    }
+  }
+  all_reduce_sum(pipeline_.rank(rank).transport(), bad_weights, timeout_);
+  const auto& layers = pipeline_.model().layers;
+  for (int64_t layer = 0; layer < squares.numel(); ++layer) {
+    TWOBP_CHECK(bad_weights.const_data_ptr<double>()[layer] == 0, "a weight of layer ", layers[layer].name,
+                " is not finite in step ", step, ": lower optimizer.lr, or set train.clip_norm");
+  }
+  int64_t last = squares.numel() - 1;
+  while (last > 0 && std::isfinite(squares.const_data_ptr<double>()[last])) --last;
+  fail("the gradient of layer ", layers[last].name, " is not finite in step ", step,
+       ": lower optimizer.lr, set train.clip_norm, or look at the data");
+}
+
+}  // namespace twobp

@@ -1,0 +1,306 @@
+#include "twobp/transport/mpi/mpi_endpoint.h"
+
+#include <algorithm>
+#include <dlfcn.h>
+#include <sched.h>
+#include <thread>
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "twobp/core/check.h"
+#include "twobp/core/patience.h"
+#include "twobp/transport/time_out.h"
+
+namespace twobp {
+namespace {
+
+constexpr int kHeadTag = 0;  // payloads have tags from 1
+// A wait that spins lets others use the core after this long, seconds.
+constexpr double kPoliteAfter = 200e-6;
+// How long it does so where processes share cores.
+constexpr double kSharedCoreSpin = 50e-6;
+// Sleeps between looks grow with the time waited, of which they are this part, so that a frozen peer costs
+// no core and a late message little time.
+constexpr double kSleepPart = 0.01;
+constexpr double kLeastSleep = 5e-6;  // seconds
+constexpr double kMostSleep = 1e-3;
+// For what an aborting rank has to say to get out, seconds.
+constexpr double kAbortGrace = 0.5;
+
+// MPI libraries that can read and write GPU memory say so by a function of this name; others lack it.
+bool mpi_takes_device_memory() {
+  using Query = int (*)();
+  const auto query = reinterpret_cast<Query>(dlsym(RTLD_DEFAULT, "MPIX_Query_cuda_support"));
+  return query != nullptr && query() != 0;
+}
+
+// MPI knows nothing of streams: what is queued there to write `tensor` must be done.
+void wait_for_device(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return;
+  c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()).synchronize();
+}
+
+}  // namespace
+
+MpiEndpoint::MpiEndpoint(MPI_Comm communicator, const MpiOptions& options, bool spins)
+    : communicator_(communicator),
+      options_(options),
+      spins_(spins),
+      device_memory_(mpi_takes_device_memory()) {
+  TWOBP_CHECK(options.chunk_bytes > 0 && options.chunk_bytes <= (int64_t{1} << 30),
+              "an MPI message carries 1 byte to 1 GiB, not ", options.chunk_bytes);
+  check_mpi(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN), "set an error handler");
+  check_mpi(MPI_Comm_rank(communicator_, &rank_), "tell the rank");
+  check_mpi(MPI_Comm_size(communicator_, &size_), "tell the number of ranks");
+  int* most = nullptr;
+  int there = 0;
+  check_mpi(MPI_Comm_get_attr(communicator_, MPI_TAG_UB, &most, &there), "tell its highest tag");
+  tags_ = there != 0 ? *most : 32767;  // what the standard guarantees
+  peers_ = std::vector<Peer>(size_);
+}
+
+// A message that never left keeps its memory: MPI may still read it.
+MpiEndpoint::~MpiEndpoint() {
+  for (auto& out : outgoing_) static_cast<void>(out.release());
+  for (Peer& peer : peers_) {
+    for (auto& head : peer.heads) static_cast<void>(head.release());
+    for (auto& message : peer.messages) {
+      if (!message->there) static_cast<void>(message.release());
+    }
+  }
+}
+
+void MpiEndpoint::isend(int to, const Tag& tag, Values values) {
+  TWOBP_CHECK(to >= 0 && to < size_, "rank ", rank_, " sends to rank ", to, " of ", size_);
+  const std::lock_guard lock(mutex_);
+  if (aborted_) return;
+  if (to == rank_) {
+    auto message = std::make_unique<Incoming>();
+    message->message.tag = tag;
+    message->message.values = std::move(values);
+    message->message.on_device.assign(message->message.values.size(), false);
+    message->there = true;
+    peers_[to].messages.push_back(std::move(message));
+    return;
+  }
+  const int64_t number = peers_[to].sent++;
+  OutgoingMessage packed = pack_message(tag, number, values, device_memory_);
+  auto out = std::make_unique<Outgoing>();
+  out->to = to;
+  out->head = std::move(packed.head);
+  out->tensors = std::move(packed.apart);
+  outgoing_.push_back(std::move(out));
+  send_parts(*outgoing_.back(), 1 + static_cast<int>(number % tags_));
+}
+
+void MpiEndpoint::send_parts(Outgoing& out, int payload_tag) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Isend(out.head.data(), static_cast<int>(out.head.size()), MPI_BYTE, out.to, kHeadTag,
+                      communicator_, &request),
+            "send a message");
+  requests_.add(request, out);
+  for (const at::Tensor& tensor : out.tensors) {
+    wait_for_device(tensor);
+    const auto* memory = static_cast<const std::byte*>(tensor.const_data_ptr());
+    const auto bytes = static_cast<int64_t>(tensor.nbytes());
+    for (int64_t begin = 0; begin < bytes; begin += options_.chunk_bytes) {
+      const auto count = static_cast<int>(std::min(options_.chunk_bytes, bytes - begin));
+      check_mpi(MPI_Isend(memory + begin, count, MPI_BYTE, out.to, payload_tag, communicator_, &request),
+                "send a tensor");
+      requests_.add(request, out);
+    }
+  }
+}
+
+void MpiEndpoint::take_heads() {
+  while (true) {
+    int there = 0;
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status;
+    check_mpi(MPI_Improbe(MPI_ANY_SOURCE, kHeadTag, communicator_, &there, &message, &status),
+              "look for messages");
+    if (there == 0) return;
+    int bytes = 0;
+    check_mpi(MPI_Get_count(&status, MPI_BYTE, &bytes), "count what it received");
+    const int from = status.MPI_SOURCE;
+    TWOBP_CHECK(bytes >= 0 && bytes <= kMostHeadBytes, "a message from rank ", from,
+                " makes no sense: a head of ", bytes, " bytes");
+    auto head = std::make_unique<Head>();
+    head->bytes.resize(bytes);
+    MPI_Request request = MPI_REQUEST_NULL;
+    check_mpi(MPI_Imrecv(head->bytes.data(), bytes, MPI_BYTE, &message, &request), "receive a message");
+    // Nearly always at once.
+    int received = 0;
+    check_mpi(MPI_Test(&request, &received, MPI_STATUS_IGNORE), "receive a message");
+    if (received == 0) requests_.add(request, *head, bytes);
+    peers_[from].heads.push_back(std::move(head));
+    open_heads(from);
+  }
+}
+
+void MpiEndpoint::open_heads(int from) {
+  auto& heads = peers_[from].heads;
+  while (!heads.empty() && heads.front()->open == 0) {
+    begin_receive(from, *heads.front());
+    heads.pop_front();
+  }
+}
+
+void MpiEndpoint::begin_receive(int from, Head& head) {
+  auto message = std::make_unique<Incoming>();
+  message->message = unpack_message(head.bytes, from, device_memory_, &memory_);
+  if (message->message.is_abort) {
+    if (!aborted_) reason_ = message->message.reason;
+    aborted_ = true;
+    return;
+  }
+  peers_[from].messages.push_back(std::move(message));
+  Incoming* in = peers_[from].messages.back().get();
+  const int payload_tag = 1 + static_cast<int>(in->message.number % tags_);
+  for (const at::Tensor& tensor : in->message.apart) {
+    wait_for_device(tensor);  // its memory may be in use by work that was queued before
+    auto* memory = static_cast<std::byte*>(tensor.mutable_data_ptr());
+    const auto bytes = static_cast<int64_t>(tensor.nbytes());
+    for (int64_t begin = 0; begin < bytes; begin += options_.chunk_bytes) {
+      const auto count = static_cast<int>(std::min(options_.chunk_bytes, bytes - begin));
+      MPI_Request request = MPI_REQUEST_NULL;
+      check_mpi(MPI_Irecv(memory + begin, count, MPI_BYTE, from, payload_tag, communicator_, &request),
+                "receive a tensor");
+      requests_.add(request, *in, count);
+    }
+  }
+  in->message.apart.clear();
+  in->there = in->open == 0;
+}
+
+void MpiEndpoint::poll() {
+  take_heads();
+  done_.clear();
+  requests_.test(done_);
+  bool heads = false;
+  for (Transfer* transfer : done_) {
+    if (auto* in = dynamic_cast<Incoming*>(transfer)) {
+      in->there = true;
+    } else if (dynamic_cast<Outgoing*>(transfer) != nullptr) {
+      outgoing_.remove_if([&](const auto& out) { return out.get() == transfer; });
+    } else {
+      heads = true;
+    }
+  }
+  for (int from = 0; heads && from < size_; ++from) open_heads(from);
+}
+
+bool MpiEndpoint::take(int from, const Tag& tag, Values& values) {
+  auto& messages = peers_[from].messages;
+  for (auto it = messages.begin(); it != messages.end(); ++it) {
+    IncomingMessage& message = (*it)->message;
+    if (!(message.tag == tag)) continue;
+    if (!(*it)->there) return false;  // messages of one tag keep their order
+    values = std::move(message.values);
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (message.on_device[i] && values[i].is_cpu()) values[i] = values[i].to(at::kCUDA);
+    }
+    messages.erase(it);
+    return true;
+  }
+  return false;
+}
+
+void MpiEndpoint::throw_if_aborted() const {
+  if (aborted_) throw Aborted(concat("rank ", rank_, " stopped: ", reason_));
+}
+
+bool MpiEndpoint::try_receive(int from, const Tag& tag, Values& values) {
+  TWOBP_CHECK(from >= 0 && from < size_, "rank ", rank_, " receives from rank ", from, " of ", size_);
+  const std::lock_guard lock(mutex_);
+  throw_if_aborted();
+  if (take(from, tag, values)) return true;
+  poll();
+  throw_if_aborted();
+  return take(from, tag, values);
+}
+
+template <typename Done>
+bool MpiEndpoint::wait(double timeout, Done&& done) {
+  const double begin = awake_seconds();
+  while (true) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (done()) return true;
+    }
+    const double waited = awake_seconds() - begin;
+    if (waited >= timeout) return false;
+    if (waited < (spins_ ? options_.spin_seconds : kSharedCoreSpin)) {
+      if (!spins_ || waited > kPoliteAfter) sched_yield();
+      continue;
+    }
+    const double sleep = std::clamp(kSleepPart * waited, kLeastSleep, kMostSleep);
+    std::this_thread::sleep_for(std::chrono::duration<double>(std::min(sleep, timeout - waited)));
+  }
+}
+
+Values MpiEndpoint::receive(int from, const Tag& tag, double timeout) {
+  TWOBP_CHECK(from >= 0 && from < size_, "rank ", rank_, " receives from rank ", from, " of ", size_);
+  Values values;
+  const auto there = [&] {
+    throw_if_aborted();
+    if (take(from, tag, values)) return true;
+    poll();
+    throw_if_aborted();
+    return take(from, tag, values);
+  };
+  if (wait(timeout, there)) return values;
+  fail_waiting(rank_, timeout, tag, from);
+}
+
+void MpiEndpoint::progress() {
+  const std::lock_guard lock(mutex_);
+  if (!aborted_) poll();
+}
+
+void MpiEndpoint::flush(double timeout) {
+  int to = -1;
+  if (wait(timeout, [&] {
+        throw_if_aborted();
+        poll();
+        throw_if_aborted();
+        if (!outgoing_.empty()) to = outgoing_.front()->to;
+        return outgoing_.empty();
+      }))
+    return;
+  fail_sending(rank_, timeout, to);
+}
+
+bool MpiEndpoint::aborted() {
+  const std::lock_guard lock(mutex_);
+  return aborted_;
+}
+
+void MpiEndpoint::abort(const std::string& reason) {
+  try {
+    {
+      const std::lock_guard lock(mutex_);
+      if (aborted_) return;
+      aborted_ = true;
+      reason_ = reason;
+      for (int to = 0; to < size_; ++to) {
+        if (to == rank_) continue;
+        auto out = std::make_unique<Outgoing>();
+        out->to = to;
+        out->head = pack_abort(reason);
+        outgoing_.push_back(std::move(out));
+        send_parts(*outgoing_.back(), 0);
+      }
+    }
+    // Only the news itself has to get out: what else is on its way may wait for a rank that is gone.
+    wait(kAbortGrace, [&] {
+      poll();
+      return std::none_of(outgoing_.begin(), outgoing_.end(),
+                          [](const auto& out) { return out->tensors.empty(); });
+    });
+  } catch (const std::exception&) {
+    // The reason for the abort is the one to report.
+  }
+}
+
+}  // namespace twobp

@@ -1,0 +1,394 @@
+#include "twobp/transport/nccl/nccl.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <thread>
+#include <type_traits>
+
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/core/patience.h"
+#include "twobp/transport/threads/mailbox.h"
+#include "twobp/transport/nccl/nccl_head.h"
+#include "twobp/transport/nccl/nccl_link.h"
+#include "twobp/transport/process_world.h"
+#include "twobp/transport/time_out.h"
+
+namespace twobp {
+namespace {
+
+constexpr size_t kUnderWay = 8;
+constexpr size_t kMostStreams = 28;  // for links, of one priority, of LibTorch's 32
+constexpr double kWatchSeconds = 0.1;
+constexpr double kLockSeconds = 2;   // a call of NCCL that holds the lock for longer is stuck
+constexpr double kFlushSeconds = 2;  // for what was sent last
+constexpr double kSpinSeconds = 200e-6;
+
+// Tags of the host transport: nothing else uses it.
+Tag head_tag(int64_t number) {
+  return {.step = number, .stage = 0, .direction = Direction::kForward};
+}
+Tag id_tag() {
+  return {.step = 0, .stage = 1, .direction = Direction::kForward};
+}
+
+Tag abort_tag() {  // never sent
+  return {.step = 0, .stage = 2, .direction = Direction::kForward};
+}
+
+class NcclTransport : public Transport {
+ public:
+  NcclTransport(std::shared_ptr<Transport> host, const NcclApi& api, const Device& device,
+                const NcclLinks& links, const NcclOptions& options)
+      : host_(std::move(host)), api_(api), device_(device), options_(options), peers_(host_->size()) {
+    try {
+      connect(links);
+    } catch (const std::exception& error) {
+      host_->abort(error.what());
+      abort_links();
+      throw;
+    }
+    watch_ = std::thread([this] { watch(); });
+  }
+
+  ~NcclTransport() override {
+    try {
+      if (!aborted_) flush(kFlushSeconds);
+    } catch (const std::exception&) {
+      // Nobody wants it any more.
+    }
+    {
+      const std::lock_guard lock(stop_mutex_);
+      stop_ = true;
+    }
+    stopped_.notify_all();
+    watch_.join();
+    if (aborted_) abort_links();
+  }
+
+  int rank() const override { return host_->rank(); }
+  int size() const override { return host_->size(); }
+
+  void isend(int to, const Tag& tag, Values values) override {
+    TWOBP_CHECK(to >= 0 && to < size(), "rank ", rank(), " sends to rank ", to, " of ", size());
+    throw_if_aborted();
+    if (to == rank()) {
+      mailbox_.put({to, tag, std::move(values), device_.compute().record()});
+      return;
+    }
+    const std::lock_guard lock(calls_);
+    Peer& peer = peers_[to];
+    Outgoing out;
+    out.message = pack_head(tag, std::move(values), options_.tensors);
+    out.tag = tag;
+    out.ready = device_.compute().record();
+    TWOBP_CHECK(out.message.on_device.empty() || peer.send, "rank ", rank(), " has no NCCL link to rank ", to,
+                ": this message was not planned for");
+    peer.queued.push_back(std::move(out));
+    push(to);
+  }
+
+  bool try_receive(int from, const Tag& tag, Values& values) override {
+    throw_if_aborted();
+    const std::lock_guard lock(calls_);
+    Message message;
+    if (!mailbox_.take(from, tag, message)) {
+      progress_with(from);
+      if (!mailbox_.take(from, tag, message)) return false;
+    }
+    values = hand_over(std::move(message));
+    return true;
+  }
+
+  Values receive(int from, const Tag& tag, double timeout) override {
+    const double begin = awake_seconds();
+    Values values;
+    while (!try_receive(from, tag, values)) {
+      progress();
+      const double now = awake_seconds();
+      if (now >= begin + timeout) {
+        fail_waiting(rank(), timeout, tag, from);
+      }
+      if (now > begin + kSpinSeconds) std::this_thread::sleep_for(kNcclPause);
+    }
+    return values;
+  }
+
+  void progress() override {
+    throw_if_aborted();
+    const std::lock_guard lock(calls_);
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) progress_with(peer);
+    }
+  }
+
+  void flush(double timeout) override {
+    const double deadline = awake_seconds() + timeout;
+    for (int to = 0; to < size(); ++to) {
+      while (!all_sent(to)) {
+        if (awake_seconds() > deadline) fail_sending(rank(), timeout, to);
+        progress();
+        std::this_thread::sleep_for(kNcclPause);
+      }
+    }
+    host_->flush(std::max(deadline - awake_seconds(), 1e-3));
+  }
+
+  void abort(const std::string& reason) override {
+    note_abort(concat("rank ", rank(), " stopped: ", reason));
+    host_->abort(reason);
+  }
+
+ private:
+  struct Outgoing {
+    PackedHead message;
+    Tag tag;
+    DeviceEvent ready;  // the tensors are what they should be
+  };
+  struct Peer {
+    std::unique_ptr<NcclLink> send, receive;
+    int64_t sent = 0, received = 0;  // heads
+    std::deque<Outgoing> queued;
+  };
+
+  void connect(const NcclLinks& links) {
+    const double deadline = awake_seconds() + options_.connection_timeout;
+    NcclLinks mine = links;
+    std::erase_if(mine, [&](const auto& link) {
+      return (link.first != rank() && link.second != rank()) || link.first == link.second;
+    });
+    // One order on all ranks, so that no two wait for each other.
+    std::sort(mine.begin(), mine.end());
+    mine.erase(std::unique(mine.begin(), mine.end()), mine.end());
+    // LibTorch gives its streams of a priority in turn: with more, links would share one, or the compute
+    // stream.
+    TWOBP_CHECK(mine.size() <= 2 * kMostStreams, "rank ", rank(), " would have ", mine.size(),
+                " NCCL links, at most ", 2 * kMostStreams,
+                " are possible: use fewer ranks or replicas, or pipeline.transport = \"mpi\"");
+    std::map<std::pair<int, int>, NcclUniqueId> ids;
+    for (const auto& link : mine) {
+      if (link.first != rank()) continue;
+      NcclUniqueId& id = ids[link];
+      const int result = api_.get_unique_id(&id);
+      TWOBP_CHECK(result == NcclApi::kSuccess, "rank ", rank(),
+                  ": ncclGetUniqueId: ", api_.error_text(result), " (NCCL_DEBUG=INFO shows more)");
+      at::Tensor bytes = at::empty({static_cast<int64_t>(sizeof(id))}, at::kByte);
+      std::memcpy(bytes.mutable_data_ptr(), &id, sizeof(id));
+      host_->isend(link.second, id_tag(), {bytes});
+    }
+    const auto left = [&] { return std::max(deadline - awake_seconds(), 1e-3); };
+    for (const auto& link : mine) {
+      const bool sender = link.first == rank();
+      if (!sender) {
+        const at::Tensor bytes = host_->receive(link.first, id_tag(), left()).at(0);
+        TWOBP_CHECK(bytes.nbytes() == sizeof(NcclUniqueId), "rank ", link.first, " sent a wrong NCCL id");
+        std::memcpy(&ids[link], bytes.const_data_ptr(), sizeof(NcclUniqueId));
+      }
+      Peer& peer = peers_[sender ? link.second : link.first];
+      auto& end = sender ? peer.send : peer.receive;
+      const bool high_priority = sender || mine.size() <= kMostStreams;
+      end = std::make_unique<NcclLink>(api_, device_, device_.make_stream(high_priority), ids[link], sender,
+                                       concat("rank ", link.first, " to rank ", link.second));
+      const bool on_host = options_.tensors == at::kCPU;
+      end->connect(on_host ? at::Device(at::kCPU) : device_.where(), deadline, [&] {
+        Values none;
+        (void)host_->try_receive(link.first, abort_tag(), none);  // throws when another rank has failed
+      });
+    }
+  }
+
+  void progress_with(int peer) {
+    pull(peer);
+    push(peer);
+  }
+
+  // Takes in what has been announced.
+  void pull(int from) {
+    if (from == rank()) return;
+    Peer& peer = peers_[from];
+    Values head;
+    while (try_head(from, head_tag(peer.received), head)) {
+      ++peer.received;
+      ReceivedHead message = unpack_head(head, from);
+      DeviceEvent done;
+      if (!message.on_device.empty()) {
+        TWOBP_CHECK(peer.receive, "rank ", from, " sent by NCCL to rank ", rank(), " without a link");
+        done = in_links([&] {
+          const OnStream there(peer.receive->stream());  // whose memory it is
+          peer.receive->under_way();
+          return peer.receive->receive(message.allocate(device_.where(), options_.tensors), message.tag);
+        });
+      }
+      mailbox_.put({from, message.tag, std::move(message.values), done});
+    }
+  }
+
+  bool try_head(int from, const Tag& tag, Values& head) {
+    try {
+      return host_->try_receive(from, tag, head);
+    } catch (const Aborted& aborted) {
+      note_abort(aborted.what());
+      abort_links();
+      throw;
+    }
+  }
+
+  // Sends what may go.
+  void push(int to) {
+    if (to == rank()) return;
+    Peer& peer = peers_[to];
+    while (!peer.queued.empty()) {
+      Outgoing& out = peer.queued.front();
+      if (!out.message.on_device.empty()) {
+        const bool sent = in_links([&] {
+          if (peer.send->under_way() >= kUnderWay) return false;
+          peer.send->send(std::move(out.message.on_device), out.ready, out.tag);
+          return true;
+        });
+        if (!sent) return;
+      }
+      host_->isend(to, head_tag(peer.sent++), std::move(out.message.head));
+      peer.queued.pop_front();
+    }
+  }
+
+  bool all_sent(int to) {
+    if (to == rank()) return true;
+    const std::lock_guard call(calls_);
+    Peer& peer = peers_[to];
+    if (!peer.queued.empty()) return false;
+    const std::unique_lock lock(mutex_);
+    return !peer.send || peer.send->under_way() == 0;
+  }
+
+  Values hand_over(Message message) {
+    device_.compute().wait(message.ready);
+    for (const at::Tensor& value : message.values) device_.compute().uses(value);
+    return std::move(message.values);
+  }
+
+  void note_abort(const std::string& what) {
+    const std::lock_guard lock(reason_mutex_);
+    if (aborted_.exchange(true)) return;
+    reason_ = what;
+    for_links([](NcclLink& link) { link.interrupt(); });
+  }
+
+  void throw_if_aborted() {
+    if (!aborted_.load(std::memory_order_acquire)) return;
+    abort_links();
+    const std::lock_guard lock(reason_mutex_);
+    throw Aborted(reason_);
+  }
+
+  // `call` of links, which nobody aborts meanwhile unless NCCL does not return.
+  template <typename Call>
+  std::invoke_result_t<Call> in_links(const Call& call) {
+    try {
+      const std::lock_guard lock(mutex_);
+      return call();
+    } catch (const Aborted&) {
+      throw_if_aborted();  // says why
+      throw;
+    }
+  }
+
+  void abort_links() {
+    for_links([](NcclLink& link) { link.interrupt(); });  // after a failed start, too
+    // A call that hangs in NCCL keeps the lock; NCCL allows an abort beside it.
+    const auto lock = lock_in_time();
+    for_links([](NcclLink& link) { link.abort(); });
+  }
+
+  // Held, or not after kLockSeconds. Not by std::timed_mutex, whose waits ThreadSanitizer takes for none.
+  std::unique_lock<std::mutex> lock_in_time() {
+    std::unique_lock lock(mutex_, std::defer_lock);
+    const double deadline = awake_seconds() + kLockSeconds;
+    while (!lock.try_lock() && awake_seconds() < deadline) std::this_thread::sleep_for(kNcclPause);
+    return lock;
+  }
+
+  template <typename Visit>
+  void for_links(const Visit& visit) {
+    for (Peer& peer : peers_) {
+      for (NcclLink* link : {peer.send.get(), peer.receive.get()}) {
+        if (link) visit(*link);
+      }
+    }
+  }
+
+  void watch() {
+    const OnStream here(device_.compute());  // the thread's current device
+    std::unique_lock stop_lock(stop_mutex_);
+    while (
+        !stopped_.wait_for(stop_lock, std::chrono::duration<double>(kWatchSeconds), [&] { return stop_; })) {
+      if (aborted_) {
+        abort_links();
+        return;
+      }
+      std::string trouble;
+      {
+        const auto lock = lock_in_time();
+        if (!lock) continue;
+        for_links([&](NcclLink& link) {
+          if (trouble.empty()) trouble = link.trouble(options_.timeout);
+        });
+      }
+      if (!trouble.empty()) abort(concat("rank ", rank(), ": ", trouble));
+    }
+  }
+
+  std::shared_ptr<Transport> host_;
+  NcclApi api_;
+  Device device_;
+  NcclOptions options_;
+  Mailbox mailbox_;
+  std::mutex calls_;         // of several subgroups
+  std::vector<Peer> peers_;  // by rank
+
+  std::mutex mutex_;  // the links
+  std::atomic<bool> aborted_{false};
+  std::mutex reason_mutex_;
+  std::string reason_;  // what Aborted says
+
+  std::mutex stop_mutex_;
+  std::condition_variable stopped_;
+  bool stop_ = false;
+  std::thread watch_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_nccl_transport(std::shared_ptr<Transport> host, const NcclApi& api,
+                                               const Device& device, const NcclLinks& links,
+                                               const NcclOptions& options) {
+  TWOBP_CHECK(
+      device.asynchronous(),
+      "the transport nccl needs GPUs: on CPUs start with mpirun (pipeline.transport = \"mpi\") or use "
+      "pipeline.transport = \"threads\"");
+  return std::make_unique<NcclTransport>(std::move(host), api, device, links, options);
+}
+
+World make_nccl_world(std::shared_ptr<Transport> host, const NcclApi& api, const Device& device, int replicas,
+                      int ranks, const NcclOptions& options) {
+  check_processes(host->size(), replicas, ranks);
+  // Between all ranks of a pipeline and between the replicas of each rank; a transport takes its own.
+  NcclLinks links;
+  const auto both_ways = [&](int a, int b) {
+    links.emplace_back(a, b);
+    links.emplace_back(b, a);
+  };
+  const int size = host->size();
+  for (int a = 0; a < size; ++a) {
+    for (int b = 0; b < a; ++b) {
+      if (a / ranks == b / ranks || a % ranks == b % ranks) both_ways(a, b);
+    }
+  }
+  return make_process_world(make_nccl_transport(std::move(host), api, device, links, options), replicas,
+                            ranks);
+}
+
+}  // namespace twobp

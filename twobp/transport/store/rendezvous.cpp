@@ -1,0 +1,257 @@
+#include "twobp/transport/store/rendezvous.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#include <c10/util/Logging.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/core/patience.h"
+#include "twobp/core/text.h"
+
+namespace twobp {
+namespace {
+
+constexpr double kLeaveSeconds = 10;
+constexpr double kRefusalSeconds = 0.5;  // for the others to read why
+constexpr double kRetrySeconds = 0.02;
+constexpr int kMostNamed = 8;  // ranks in a message
+
+std::string env(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+std::vector<uint8_t> bytes_of(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(std::max<int64_t>(1, static_cast<int64_t>(1000 * seconds)));
+}
+
+void sleep_for(double seconds) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
+
+// c10d writes what goes wrong to stderr, each time with a backtrace; here it becomes one message.
+void quiet_c10d() {
+  [[maybe_unused]] static const bool once = [] {  // c10d's threads read it
+    if (!std::getenv("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_FATAL;
+    return true;
+  }();
+}
+
+// After a refused try c10d sleeps for as long as five seconds: a guest that comes before the host asks again
+// with time-outs of its own, short ones first: by the clock, as c10d counts its waits.
+c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& address, c10d::TCPStoreOptions options,
+                                              double timeout) {
+  const double deadline = now_seconds() + timeout;
+  for (double patience = options.isServer ? timeout : 0.2; true; patience *= 2) {
+    try {
+      options.timeout = milliseconds(std::min(patience, deadline - now_seconds()));
+      auto store = c10::make_intrusive<c10d::TCPStore>(address, options);
+      store->setTimeout(milliseconds(timeout));
+      return store;
+    } catch (const c10::Error&) {
+      if (options.isServer || now_seconds() >= deadline) throw;
+      sleep_for(kRetrySeconds);
+    }
+  }
+}
+
+std::string name_of(const RendezvousPlace& place) {
+  return concat(place.address, ":", place.port);
+}
+
+}  // namespace
+
+RendezvousPlace rendezvous_place(const Launcher& launcher) {
+  TWOBP_CHECK(
+      !launcher.master_address.empty(), "rank ", launcher.rank,
+      " is not told where to meet the others: set MASTER_ADDR to the host of rank 0 and MASTER_PORT to "
+      "a free port there, or start with torchrun --no-python");
+  RendezvousPlace place;
+  place.address = launcher.master_address;
+  if (launcher.master_port > 0) place.port = launcher.master_port;
+  place.rank = launcher.rank;
+  place.size = launcher.size;
+  place.hosted = env("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  if (!env("TORCHELASTIC_RUN_ID").empty()) {
+    place.job = concat(env("TORCHELASTIC_RUN_ID"), ".", env("TORCHELASTIC_RESTART_COUNT"));
+  } else if (launcher.kind == Launcher::Kind::kSlurm) {
+    place.job = concat(env("SLURM_JOB_ID"), ".", env("SLURM_STEP_ID"));
+  }
+  return place;
+}
+
+// The store, its errors as ours and its keys under the job's name.
+struct Rendezvous::Store {
+  c10::intrusive_ptr<c10d::Store> store;
+  std::string name, prefix;
+
+  template <typename Body>
+  auto call(const Body& body) {
+    try {
+      return body(*store);
+    } catch (const c10::Error& error) {
+      fail("the store at ", name,
+           " does not answer any more: the process that runs it has ended, or the "
+           "network has failed (",
+           error.what_without_backtrace(), ")");
+    }
+  }
+  std::string key(const std::string& name) const { return prefix + name; }
+  bool has(const std::string& name) {
+    return call([&](c10d::Store& s) { return s.check({key(name)}); });
+  }
+  std::string value(const std::string& name) {
+    const std::vector<uint8_t> bytes = call([&](c10d::Store& s) { return s.get(key(name)); });
+    return {bytes.begin(), bytes.end()};
+  }
+  void set(const std::string& name, const std::string& value) {
+    call([&](c10d::Store& s) { s.set(key(name), bytes_of(value)); });
+  }
+  int64_t add(const std::string& name, int64_t value) {
+    return call([&](c10d::Store& s) { return s.add(key(name), value); });
+  }
+};
+
+Rendezvous::Rendezvous(const RendezvousPlace& place, double timeout) : place_(place) {
+  TWOBP_CHECK(place_.size >= 1 && place_.rank >= 0 && place_.rank < place_.size, "rank ", place_.rank, " of ",
+              place_.size, " is none");
+  TWOBP_CHECK(place_.port >= 0 && place_.port <= 65535, "there is no port ", place_.port);
+  quiet_c10d();
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(place_.port);
+  options.isServer = place_.rank == 0 && !place_.hosted;
+  options.waitWorkers = false;  // join() names who is missing
+  store_ = std::make_unique<Store>();
+  store_->name = name();
+  store_->prefix = concat("twobp/", place_.job, "/");
+  try {
+    const auto store = open_store(place_.address, options, timeout);
+    place_.port = store->getPort();  // 0: the system has picked one
+    store_->name = name();
+    store_->store = store;
+  } catch (const c10::Error& error) {
+    const std::string what = error.what_without_backtrace();
+    TWOBP_CHECK(what.find("EADDRINUSE") == std::string::npos, "rank 0 cannot listen at port ", place_.port,
+                ": it is in use, perhaps by another run; set MASTER_PORT to a free one");
+    TWOBP_CHECK(!options.isServer, "rank 0 cannot listen at ", name(), ": ", what);
+    fail("rank ", place_.rank, " got no answer from ", name(), " in ", timeout,
+         " s: see that rank 0 has started there and that MASTER_ADDR and MASTER_PORT are right (", what, ")");
+  }
+  join(timeout);
+}
+
+Rendezvous::Rendezvous(RendezvousPlace place, std::unique_ptr<Store> store)
+    : place_(std::move(place)), store_(std::move(store)) {}
+
+void Rendezvous::join(double timeout) {
+  const double deadline = awake_seconds() + timeout;
+  const auto leave = [&](const std::string& reason) {
+    if (place_.rank == 0 && !place_.hosted) sleep_for(kRefusalSeconds);  // the store ends with this process
+    fail(reason);
+  };
+  const auto refuse = [&](const std::string& reason) {
+    store_->set("refused", reason);  // the others need not wait for the time-out
+    leave(reason);
+  };
+  const auto size_key = [](int rank) { return concat("size/", rank); };
+  if (store_->add(concat("came/", place_.rank), 1) > 1) {
+    refuse(concat("two processes that meet at ", name(), " say that they are rank ", place_.rank,
+                  ": another run uses the same MASTER_PORT, or the launcher's RANK is wrong"));
+  }
+  store_->set(size_key(place_.rank), std::to_string(place_.size));
+  std::vector<int> missing(place_.size);
+  for (int rank = 0; rank < place_.size; ++rank) missing[rank] = rank;
+  for (double pause = 1e-3; true; pause = std::min(2 * pause, 0.1)) {
+    if (store_->has("refused")) leave(store_->value("refused"));
+    std::erase_if(missing, [&](int rank) {
+      if (!store_->has(size_key(rank))) return false;
+      const std::string size = store_->value(size_key(rank));
+      if (size != std::to_string(place_.size)) {
+        refuse(concat("the ranks were started with unequal sizes: rank ", rank, " as one of ", size,
+                      ", rank ", place_.rank, " as one of ", place_.size));
+      }
+      return true;
+    });
+    if (missing.empty()) {
+      joined_ = true;
+      return;
+    }
+    if (awake_seconds() > deadline) {
+      std::vector<std::string> names;
+      for (const int rank : missing) {
+        if (names.size() == kMostNamed) break;
+        names.push_back(std::to_string(rank));
+      }
+      const size_t more = missing.size() - names.size();
+      refuse(concat(missing.size() == 1 ? "rank " : "ranks ", twobp::join(names),
+                    more > 0 ? concat(" and ", more, " more") : "", " of ", place_.size, " did not come to ",
+                    name(), " in ", timeout, " s: see whether they have started"));
+    }
+    sleep_for(pause);
+  }
+}
+
+Rendezvous::~Rendezvous() {
+  if (!joined_) return;
+  try {
+    const int64_t left = store_->add("left", 1);
+    if (place_.rank > 0 || place_.hosted || !wait_for_others_) return;
+    const double deadline = awake_seconds() + kLeaveSeconds;
+    for (int64_t gone = left; gone < place_.size && awake_seconds() < deadline; sleep_for(1e-3)) {
+      gone = store_->add("left", 0);
+    }
+  } catch (const std::exception&) {
+    // The store is gone; so shall this be.
+  }
+}
+
+std::string Rendezvous::name() const {
+  return name_of(place_);
+}
+
+void Rendezvous::set(const std::string& key, const std::string& value) {
+  store_->set(concat("key/", key), value);
+}
+
+std::string Rendezvous::get(const std::string& key, double timeout) {
+  const double deadline = awake_seconds() + timeout;
+  for (double pause = 1e-4; !store_->has(concat("key/", key)); pause = std::min(2 * pause, 0.05)) {
+    TWOBP_CHECK(awake_seconds() < deadline, "rank ", place_.rank, " waited ", timeout, " s at ", name(),
+                " for '", key, "', which no rank has set");
+    sleep_for(pause);
+  }
+  return store_->value(concat("key/", key));
+}
+
+void Rendezvous::push(const std::string& queue, const std::string& value) {
+  TWOBP_CHECK(value.size() <= kMostBytes, "a value of ", value.size(), " bytes for the store, at most ",
+              kMostBytes, " are taken");
+  store_->call([&](c10d::Store& s) { s.queuePush(store_->key(concat("queue/", queue)), bytes_of(value)); });
+}
+
+std::string Rendezvous::pop(const std::string& queue) {
+  const std::string key = store_->key(concat("queue/", queue));
+  const std::vector<uint8_t> bytes = store_->call([&](c10d::Store& s) { return s.queuePop(key, true); });
+  return {bytes.begin(), bytes.end()};
+}
+
+std::unique_ptr<Rendezvous> Rendezvous::connect() const {
+  auto store = std::make_unique<Store>();
+  store->name = store_->name;
+  store->prefix = store_->prefix;
+  store->store = store_->call([](c10d::Store& s) { return s.clone(); });
+  store->store->setTimeout(std::chrono::hours(24 * 365));  // pop() waits for as long as it takes
+  return std::unique_ptr<Rendezvous>(new Rendezvous(place_, std::move(store)));
+}
+
+}  // namespace twobp

@@ -1,0 +1,235 @@
+#include "twobp/transport/store/store_transport.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <thread>
+
+#include "twobp/core/check.h"
+#include "twobp/core/patience.h"
+#include "twobp/transport/threads/mailbox.h"
+#include "twobp/transport/message.h"
+#include "twobp/transport/time_out.h"
+
+namespace twobp {
+namespace {
+
+// What one value in a rank's queue holds: a part of a message, or its end, or the end of all.
+enum class Part : uint32_t { kMore, kLast, kAbort, kStop };
+
+struct PartHead {
+  int32_t from = 0;
+  Part part = Part::kLast;
+};
+static_assert(sizeof(PartHead) == 8);
+constexpr size_t kPartBytes = Rendezvous::kMostBytes - sizeof(PartHead);
+
+std::string part_of(int from, Part part, const char* data, size_t bytes) {
+  const PartHead head{from, part};
+  std::string text(sizeof(head) + bytes, '\0');
+  std::memcpy(text.data(), &head, sizeof(head));
+  if (bytes > 0) std::memcpy(text.data() + sizeof(head), data, bytes);
+  return text;
+}
+
+constexpr double kListenerSeconds = 2;  // for the listener to hear that it shall stop
+
+std::string queue_of(int rank) {
+  return concat("to/", rank);
+}
+
+Message unpack(int from, const std::string& bytes) {
+  uint64_t head = 0;
+  TWOBP_CHECK(bytes.size() >= sizeof(head), "a message from rank ", from, " ends too early");
+  std::memcpy(&head, bytes.data(), sizeof(head));
+  const size_t left = bytes.size() - sizeof(head);
+  TWOBP_CHECK(head <= left, "a message from rank ", from, " ends too early");
+  const auto* begin = reinterpret_cast<const std::byte*>(bytes.data() + sizeof(head));
+  IncomingMessage message = unpack_message({begin, static_cast<size_t>(head)}, from, false);
+  const char* data = bytes.data() + sizeof(head) + head;
+  size_t rest = left - head;
+  for (at::Tensor& tensor : message.apart) {
+    TWOBP_CHECK(tensor.nbytes() <= rest, "a message from rank ", from, " ends too early");
+    std::memcpy(tensor.mutable_data_ptr(), data, tensor.nbytes());
+    data += tensor.nbytes();
+    rest -= tensor.nbytes();
+  }
+  TWOBP_CHECK(rest == 0, "a message from rank ", from, " is longer than it says");
+  return {from, message.tag, std::move(message.values), {}};
+}
+
+// A rank's end of the store. The listener's too, which outlives the transport where the store's process
+// stands still or the network is cut: its wait for the next value has no end then.
+class StoreEnd {
+ public:
+  explicit StoreEnd(std::shared_ptr<Rendezvous> rendezvous)
+      : rendezvous_(std::move(rendezvous)), inbox_(rendezvous_->connect()) {}
+
+  int rank() const { return rendezvous_->rank(); }
+  int size() const { return rendezvous_->size(); }
+  Mailbox& mailbox() { return mailbox_; }
+  const std::atomic<bool>& aborted() const { return aborted_; }
+
+  void send(int to, const std::string& bytes) {
+    const std::lock_guard lock(sends_);  // the receiver puts the parts of one sender together as they come
+    for (size_t begin = 0; begin < bytes.size(); begin += kPartBytes) {
+      const size_t count = std::min(kPartBytes, bytes.size() - begin);
+      const Part part = begin + count == bytes.size() ? Part::kLast : Part::kMore;
+      rendezvous_->push(queue_of(to), part_of(rank(), part, bytes.data() + begin, count));
+    }
+  }
+
+  void abort(const std::string& reason) {
+    if (!stop_waits(reason)) return;
+    for (int to = 0; to < size(); ++to) {
+      if (to == rank()) continue;
+      try {
+        rendezvous_->push(queue_of(to),
+                          part_of(rank(), Part::kAbort, reason.data(), std::min(reason.size(), kPartBytes)));
+      } catch (const std::exception&) {
+        return;  // the store is gone, which the others see themselves
+      }
+    }
+  }
+
+  void throw_if_aborted() {
+    if (!aborted_.load(std::memory_order_acquire)) return;
+    const std::lock_guard lock(mutex_);
+    throw Aborted(concat("rank ", rank(), " stopped: ", reason_));
+  }
+
+  // What the listener runs.
+  void listen() {
+    try {
+      take_in();
+    } catch (const std::exception& error) {
+      if (!stopping_) abort(error.what());  // this rank receives nothing any more: the others are to know
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = true;
+    }
+    changed_.notify_all();
+  }
+
+  // Has the listener end; whether it has.
+  bool stop() {
+    stopping_ = true;
+    try {
+      rendezvous_->push(queue_of(rank()), part_of(rank(), Part::kStop, nullptr, 0));
+    } catch (const std::exception&) {
+      // The store is gone: so the listener ends, unless nothing tells it.
+    }
+    std::unique_lock lock(mutex_);
+    return wait_patiently(changed_, lock, kListenerSeconds, [&] { return ended_; });
+  }
+
+ private:
+  bool stop_waits(const std::string& reason) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (aborted_.exchange(true)) return false;
+      reason_ = reason;
+    }
+    rendezvous_->leave_at_once();
+    mailbox_.wake();
+    return true;
+  }
+
+  void take_in() {
+    std::map<int, std::string> begun;  // by sender
+    while (true) {
+      const std::string text = inbox_->pop(queue_of(rank()));
+      PartHead head;
+      TWOBP_CHECK(text.size() >= sizeof(head), "rank ", rank(), " got ", text.size(),
+                  " bytes that are no message");
+      std::memcpy(&head, text.data(), sizeof(head));
+      TWOBP_CHECK(head.from >= 0 && head.from < size() && head.part <= Part::kStop, "rank ", rank(),
+                  " got bytes that are no message");
+      if (head.part == Part::kStop) return;
+      std::string& bytes = begun[head.from];
+      if (head.part == Part::kAbort) {
+        stop_waits(text.substr(sizeof(head)));
+        continue;
+      }
+      bytes.append(text, sizeof(head));
+      if (head.part == Part::kMore) continue;
+      mailbox_.put(unpack(head.from, bytes));
+      bytes = {};
+    }
+  }
+
+  std::shared_ptr<Rendezvous> rendezvous_;
+  std::unique_ptr<Rendezvous> inbox_;
+  Mailbox mailbox_;
+  std::mutex sends_;
+  std::atomic<bool> stopping_{false};
+  std::atomic<bool> aborted_{false};
+  std::mutex mutex_;  // of what follows
+  std::condition_variable changed_;
+  std::string reason_;
+  bool ended_ = false;  // the listener
+};
+
+class StoreTransport : public Transport {
+ public:
+  explicit StoreTransport(std::shared_ptr<Rendezvous> rendezvous)
+      : end_(std::make_shared<StoreEnd>(std::move(rendezvous))), listener_([end = end_] { end->listen(); }) {}
+
+  ~StoreTransport() override {
+    if (end_->stop()) {
+      listener_.join();
+    } else {
+      listener_.detach();
+    }
+  }
+
+  int rank() const override { return end_->rank(); }
+  int size() const override { return end_->size(); }
+
+  void isend(int to, const Tag& tag, Values values) override {
+    TWOBP_CHECK(to >= 0 && to < size(), "rank ", rank(), " sends to rank ", to, " of ", size());
+    end_->throw_if_aborted();
+    const OutgoingMessage message = pack_message(tag, 0, values, /*device_memory=*/false);
+    // The head's length, the head, and the memory of the tensors that are not in it.
+    std::string bytes(sizeof(uint64_t), '\0');
+    const uint64_t head = message.head.size();
+    std::memcpy(bytes.data(), &head, sizeof(head));
+    bytes.append(reinterpret_cast<const char*>(message.head.data()), message.head.size());
+    for (const at::Tensor& tensor : message.apart) {
+      bytes.append(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
+    }
+    end_->send(to, bytes);
+  }
+
+  bool try_receive(int from, const Tag& tag, Values& values) override {
+    end_->throw_if_aborted();
+    Message message;
+    if (!end_->mailbox().take(from, tag, message)) return false;
+    values = std::move(message.values);
+    return true;
+  }
+
+  Values receive(int from, const Tag& tag, double timeout) override {
+    Message message;
+    if (end_->mailbox().wait(from, tag, message, timeout, 0, end_->aborted()))
+      return std::move(message.values);
+    end_->throw_if_aborted();
+    fail_waiting(rank(), timeout, tag, from);
+  }
+
+  void abort(const std::string& reason) override { end_->abort(reason); }
+
+ private:
+  std::shared_ptr<StoreEnd> end_;
+  std::thread listener_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_store_transport(std::shared_ptr<Rendezvous> rendezvous) {
+  return std::make_unique<StoreTransport>(std::move(rendezvous));
+}
+
+}  // namespace twobp
