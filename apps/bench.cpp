@@ -16,7 +16,7 @@
 #include "twobp/schedule/check/in_process.h"
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/train/auto_variant.h"
-#include "twobp/models/build_model.h"
+#include "twobp/train/build_model.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
 

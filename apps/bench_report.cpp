@@ -10,7 +10,7 @@
 #include "twobp/core/median.h"
 #include "twobp/core/text.h"
 #include "twobp/train/auto_variant.h"
-#include "twobp/models/architecture.h"
+#include "twobp/models/model_type.h"
 
 namespace twobp {
 namespace {
@@ -82,7 +82,7 @@ json bench_row_to_json(const BenchRow& row) {
 }
 
 void print_bench_table(const std::vector<BenchRow>& rows) {
-  const ModelInput input = architecture(rows.front().trainer->config().model.type).input;
+  const InputKind input = rows.front().trainer->config().model.input().kind;
   const std::string speed = concat(item_name(input), "/s");
   // A column where it tells rows apart.
   const bool recomputes = std::any_of(rows.begin(), rows.end(), [](const BenchRow& row) {

@@ -10,7 +10,7 @@
 #include "apps/train.h"
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
-#include "twobp/models/architecture.h"
+#include "twobp/models/model_type.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
 
@@ -43,8 +43,8 @@ void eval(const EvalOptions& options) {
   const double seconds = now_seconds() - begin;
   TWOBP_CHECK(held_out, "there is no held-out data: set data.held_out above 0");
   // Of a model that predicts tokens; pictures have an accuracy alone.
-  const ModelInput input = architecture(config.model.type).input;
-  const bool tokens = input == ModelInput::kTokens || input == ModelInput::kMaskedTokens;
+  const InputKind input = config.model.input().kind;
+  const bool tokens = input == InputKind::kTokens || input == InputKind::kMaskedTokens;
   const double perplexity = std::exp(held_out->loss);
   std::printf("held-out loss %.6f", held_out->loss);
   if (tokens) std::printf(", perplexity %.3f", perplexity);

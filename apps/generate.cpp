@@ -13,10 +13,10 @@
 #include "twobp/core/clock.h"
 #include "twobp/data/text/tokenizer.h"
 #include "twobp/train/generator.h"
-#include "twobp/models/architecture.h"
-#include "twobp/models/build_model.h"
+#include "twobp/models/model_type.h"
+#include "twobp/train/build_model.h"
 #include "twobp/models/hf_config.h"
-#include "twobp/train/load_model.h"
+#include "twobp/train/weights/load_model.h"
 #include "twobp/train/run_world.h"
 
 namespace twobp {
@@ -86,13 +86,13 @@ void generate(const GenerateOptions& options) {
   at::set_num_threads(options.threads > 0 ? options.threads : cores);
   ModelConfig config;
   config.from = options.model;
-  read_hf_config(options.model, config);
-  const Architecture& type = architecture(config.type);
-  TWOBP_CHECK(type.input == ModelInput::kTokens, options.model, ": a ", config.type,
-              " does not go on with a text: give a model that predicts the next token");
-  Text text(options, config.vocab);
+  config.type = read_hf_config(options.model);
+  const ModelInput input = config.input();
+  TWOBP_CHECK(input.kind == InputKind::kTokens, options.model, ": a ", input.type,
+              " does not continue a text: give a model that predicts the next token");
+  Text text(options, input.vocab);
   Generator generator(build_model(config, compute_dtype(options.precision)));
-  load_weights(generator.parameters(), ModelWeights(options.model, type.names));
+  load_weights(generator.parameters(), ModelWeights(options.model, config.type.type().names));
   const std::vector<int64_t> prompt = text.encode(options.prompt);
   TWOBP_CHECK(!prompt.empty(), "--prompt: there is no token in it: give at least one character");
 

@@ -18,7 +18,7 @@
 #include "twobp/pipeline/rank_threads.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/data/data.h"
-#include "twobp/models/build_model.h"
+#include "twobp/train/build_model.h"
 #include "twobp/train/update/optimizer.h"
 #include "twobp/transport/threads/in_process.h"
 #include "twobp/transport/measure_link.h"
@@ -108,7 +108,7 @@ CostModel measure_costs(const Config& config, const MeasureOptions& options) {
                 "Give --set 'pipeline.recompute=[]' beside --recompute");
     models.push_back(recomputing(models.front(), mode));
   }
-  const DataSplit data = open_data(config.data, config.model, config.train.seed);
+  const DataSplit data = open_data(config.data, config.model.input(), config.train.seed);
 
   CostModel model;
   model.micro_batch_sizes = sizes_of(options, config, data.train->size());

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "twobp/plan/cost_model.h"
-#include "twobp/config/config.h"
+#include "twobp/train/config.h"
 
 namespace twobp {
 

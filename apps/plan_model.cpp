@@ -14,7 +14,7 @@
 #include "twobp/core/text.h"
 #include "twobp/plan/planner.h"
 #include "twobp/plan/recompute_costs.h"
-#include "twobp/models/build_model.h"
+#include "twobp/train/build_model.h"
 
 namespace twobp {
 namespace {

@@ -16,7 +16,7 @@
 #include "apps/table.h"
 #include "twobp/core/text.h"
 #include "twobp/plan/recompute_costs.h"
-#include "twobp/models/build_model.h"
+#include "twobp/train/build_model.h"
 #include "twobp/train/run_world.h"
 
 namespace twobp {

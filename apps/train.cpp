@@ -19,10 +19,10 @@
 #include "twobp/train/agreement.h"
 #include "twobp/train/checkpoint/checkpointer.h"
 #include "twobp/data/input_wait.h"
-#include "twobp/models/architecture.h"
-#include "twobp/models/build_model.h"
-#include "twobp/models/lora.h"
-#include "twobp/train/save_model.h"
+#include "twobp/models/model_type.h"
+#include "twobp/train/build_model.h"
+#include "twobp/train/weights/adapter_files.h"
+#include "twobp/train/weights/save_model.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
 
@@ -91,7 +91,7 @@ class Output {
       : shows_(shows),
         metrics_(shows ? options.metrics : ""),
         progress_(config.train.steps, config.train.log_every,
-                  item_name(architecture(config.model.type).input)),
+                  item_name(config.model.input().kind)),
         input_wait_(config.data.workers) {}
 
   bool shows() const { return shows_; }

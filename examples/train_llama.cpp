@@ -24,8 +24,9 @@ class Printer : public twobp::Observer {
 
 int main(int argc, char** argv) {
   twobp::Config config;
-  config.model.dim = 64;
-  config.model.layers = 2;
+  LlamaOptions& model = config.model.type.as<LlamaOptions>();
+  model.dim = 64;
+  model.layers = 2;
   config.data.text = argc > 1 ? argv[1] : __FILE__;
   config.data.sequence = 32;
   config.pipeline.stages = 2;

@@ -1,5 +1,5 @@
 // The configuration, and that it can be read again as it is printed.
-#include "twobp/config/config.h"
+#include "twobp/train/config.h"
 
 #include "fuzz/input.h"
 

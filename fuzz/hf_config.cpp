@@ -10,7 +10,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   folder.write("config.json", {reinterpret_cast<const char*>(data), size});
   const auto read = fuzz::accepted([&] {
     ModelConfig config;
-    read_hf_config(folder.path(), config);
+    config.type = read_hf_config(folder.path());
     return config;
   });
   if (!read) return 0;

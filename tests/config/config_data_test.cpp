@@ -4,8 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/model_options.h"
 #include "helpers.h"
-#include "twobp/config/config.h"
+#include "twobp/train/config.h"
 
 namespace twobp {
 namespace {
@@ -39,7 +40,7 @@ TEST(ConfigErrors, DataContradictions) {
   EXPECT_NO_THROW(with({"model.vocab=4096", "data.tokenizer=folder"}));
   Config loaded = with({});
   loaded.model.from = "folder";  // which may have a tokenizer
-  loaded.model.vocab = 4096;
+  test::llama_of(loaded).vocab = 4096;
   EXPECT_NO_THROW(check_config(loaded));
   EXPECT_NO_THROW(load_config("", {"data.arrays=folder", "model.vocab=4096"}));
   refuse({"model.type=mlp"}, {"model.type is \"mlp\"", "data.text", "\"vectors\""});

@@ -1,5 +1,6 @@
 // The configuration: what is read, what is written, and every way to get it wrong.
-#include "twobp/config/config.h"
+#include "tests/model_options.h"
+#include "twobp/train/config.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -12,7 +13,7 @@
 
 #include "helpers.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/config/config_keys.h"
+#include "twobp/config/key.h"
 
 namespace twobp {
 namespace {
@@ -52,10 +53,10 @@ TEST(Config, ReadsEverySectionAndType) {
     "train": {"seed": 18446744073709551615, "steps": 5000000000},
     "save": {"model": "out"}
   })");
-  EXPECT_EQ(config.model.dim, 128);
-  EXPECT_TRUE(config.model.tied);
-  EXPECT_EQ(config.model.norm_eps, 1.0);
-  EXPECT_EQ(config.model.layers, 4);  // not given: the default
+  EXPECT_EQ(test::llama_of(config).dim, 128);
+  EXPECT_TRUE(test::llama_of(config).tied);
+  EXPECT_EQ(test::llama_of(config).norm_eps, 1.0);
+  EXPECT_EQ(test::llama_of(config).layers, 4);  // not given: the default
   EXPECT_FALSE(config.data.shuffle);
   EXPECT_EQ(config.data.held_out, 0.25);
   EXPECT_EQ(config.pipeline.stages, 3);
@@ -86,7 +87,7 @@ TEST(Config, OverridesOfEveryType) {
   const Config config = with({"pipeline.split=1,3", "model.tied=true", "train.seed=7", "optimizer.lr=1",
                               "pipeline.schedule=1f1b", "save.model=", "pipeline.memory_cap=0"});
   EXPECT_EQ(config.pipeline.split, (std::vector<int>{1, 3}));
-  EXPECT_TRUE(config.model.tied);
+  EXPECT_TRUE(test::llama_of(config).tied);
   EXPECT_EQ(config.train.seed, 7U);
   EXPECT_EQ(config.optimizer.lr, 1.0);
   EXPECT_EQ(config.pipeline.memory_cap, "0");
@@ -112,7 +113,7 @@ TEST(Config, JsonRoundTripKeepsEveryKey) {
   EXPECT_EQ(config_to_json(again), first);
   EXPECT_EQ(again.train.seed, 12345678901234567890U);
   EXPECT_EQ(again.optimizer.lr, 0.1);
-  EXPECT_EQ(again.model.norm_eps, 1e-6);
+  EXPECT_EQ(test::llama_of(again).norm_eps, 1e-6);
 
   const auto json = nlohmann::json::parse(first);
   size_t keys = 0;

@@ -35,13 +35,13 @@ DataConfig text_config(const std::string& pattern, int64_t sequence, double held
   return config;
 }
 
-ModelConfig vocab(int64_t size) {
-  ModelConfig model;
+ModelInput vocab(int64_t size) {
+  ModelInput model;
   model.vocab = size;
   return model;
 }
 
-void refuse(const DataConfig& config, const ModelConfig& model, const std::vector<std::string>& parts) {
+void refuse(const DataConfig& config, const ModelInput& model, const std::vector<std::string>& parts) {
   expect_error([&] { open_data(config, model, 1); }, parts);
 }
 
@@ -52,7 +52,7 @@ TEST(TextData, FilesInSortedOrderCutIntoShiftedWindows) {
   folder.write("b.txt", "ghij");
   folder.write("a.txt", "abcdef");
   folder.write("c.dat", "never read");
-  const DataSplit split = open_data(text_config(folder.path("*.txt"), 3), ModelConfig{}, 1);
+  const DataSplit split = open_data(text_config(folder.path("*.txt"), 3), ModelInput{}, 1);
   EXPECT_EQ(split.held_out, nullptr);
   ASSERT_EQ(split.train->size(), 3);  // 10 bytes: 3 windows of 3 and the last one's last target
   const Fields fields = split.train->read({2, 0, 1}, 0);
@@ -64,14 +64,14 @@ TEST(TextData, FilesInSortedOrderCutIntoShiftedWindows) {
 TEST(TextData, BytesAboveAsciiAreTokens128To255) {
   const TempFolder folder;
   const std::string path = folder.write("a.txt", "\xff\x80\x01z");
-  const Fields fields = open_data(text_config(path, 3), ModelConfig{}, 1).train->read({0}, 0);
+  const Fields fields = open_data(text_config(path, 3), ModelInput{}, 1).train->read({0}, 0);
   EXPECT_EQ(list(fields.at("input_ids")), (std::vector<int64_t>{255, 128, 1}));
   EXPECT_EQ(list(fields.at("labels")), (std::vector<int64_t>{128, 1, 'z'}));
 }
 
 TEST(TextData, ANameWithGlobCharactersCanBeGivenAsItIs) {
   const TempFolder folder;
-  EXPECT_EQ(open_data(text_config(folder.write("a[1].txt", "abcd"), 3), ModelConfig{}, 1).train->size(), 1);
+  EXPECT_EQ(open_data(text_config(folder.write("a[1].txt", "abcd"), 3), ModelInput{}, 1).train->size(), 1);
 }
 
 TEST(TextData, FoldersAndEmptyFilesAmongTheMatchesAreSkipped) {
@@ -80,13 +80,13 @@ TEST(TextData, FoldersAndEmptyFilesAmongTheMatchesAreSkipped) {
   folder.write("b.txt", "");
   folder.write("c.txt", "def");
   std::filesystem::create_directory(folder.path("d.txt"));
-  const DataSplit split = open_data(text_config(folder.path("*.txt"), 5), ModelConfig{}, 1);
+  const DataSplit split = open_data(text_config(folder.path("*.txt"), 5), ModelInput{}, 1);
   EXPECT_EQ(list(split.train->read({0}, 0).at("input_ids")), codes("abcde"));
 }
 
 TEST(TextData, BadInput) {
   const TempFolder folder;
-  const ModelConfig model;
+  const ModelInput model;
   refuse(text_config(folder.path("none.txt"), 3), model, {"data.text", "no file matches", "none.txt"});
   refuse(text_config(folder.path("none/*.txt"), 3), model, {"no file matches"});
   refuse(text_config(folder.path(""), 3), model, {"a folder", "name the files"});
@@ -111,7 +111,7 @@ TEST(HeldOut, IsTheLastFractionAndAtLeastOne) {
   std::iota(text.begin(), text.end(), '\0');
   const std::string path = folder.write("a.txt", text);
   const auto sizes = [&](double fraction) {
-    const DataSplit split = open_data(text_config(path, 5, fraction), ModelConfig{}, 1);
+    const DataSplit split = open_data(text_config(path, 5, fraction), ModelInput{}, 1);
     return std::pair{split.train->size(), split.held_out ? split.held_out->size() : 0};
   };
   EXPECT_EQ(sizes(0), (std::pair<int64_t, int64_t>{20, 0}));
@@ -119,7 +119,7 @@ TEST(HeldOut, IsTheLastFractionAndAtLeastOne) {
   EXPECT_EQ(sizes(0.25), (std::pair<int64_t, int64_t>{15, 5}));
   EXPECT_EQ(sizes(0.999), (std::pair<int64_t, int64_t>{1, 19}));
 
-  const DataSplit split = open_data(text_config(path, 5, 0.25), ModelConfig{}, 1);
+  const DataSplit split = open_data(text_config(path, 5, 0.25), ModelInput{}, 1);
   EXPECT_EQ(list(split.train->read({14}, 0).at("input_ids"))[0], 70);
   EXPECT_EQ(list(split.held_out->read({0}, 0).at("input_ids"))[0], 75);
   EXPECT_EQ(list(split.held_out->read({4}, 0).at("input_ids"))[0], 95);
@@ -254,9 +254,10 @@ TEST(SyntheticData, VectorsHaveMean0AndVariance1) {
   DataConfig config;
   config.synthetic = "vectors";
   config.sequence = 32;
-  ModelConfig model;
+  ModelInput model;
   model.type = "mlp";
-  model.dim = 48;
+  model.kind = InputKind::kVectors;
+  model.width = 48;
   const auto data = open_data(config, model, 1).train;
   const Fields fields = data->read({3, 4}, 0);
   for (const char* name : {"input", "target"}) {
@@ -317,7 +318,7 @@ TEST(EpochOrder, IsUniform) {
 
 TEST(ReadBatch, CutsIntoMicroBatchesAndCounts) {
   const TempFolder folder;
-  const DataSplit split = open_data(text_config(folder.write("a.txt", "abcdefghijk"), 2), ModelConfig{}, 1);
+  const DataSplit split = open_data(text_config(folder.write("a.txt", "abcdefghijk"), 2), ModelInput{}, 1);
   ASSERT_EQ(split.train->size(), 5);
   const Batch batch = read_batch(*split.train, {4, 0, 3, 1, 2}, 0, 2);
   ASSERT_EQ(batch.micro_batches.size(), 3U);

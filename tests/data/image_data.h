@@ -34,7 +34,7 @@ class ImageData : public testing::Test {
 
   TempFolder folder_;
   DataConfig data_;
-  ModelConfig model_;
+  ModelInput model_;
 };
 
 }  // namespace twobp::test

@@ -249,7 +249,7 @@ class OpenMasked : public testing::Test {
 
   TempFolder folder_;
   DataConfig data_;
-  ModelConfig model_;
+  ModelInput model_;
 };
 
 TEST_F(OpenMasked, BytesHaveFourTokensOfTheirOwn) {

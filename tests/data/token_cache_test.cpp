@@ -270,7 +270,7 @@ TEST_F(TokenCache, SamplesOfTokenizedText) {
   folder_.write("c.txt", "maybe yes");
   DataConfig data = data_config(folder_.path("*.txt"), 2);
   data.tokenizer = folder_.write("words.json", word_tokenizer({{"yes", 1}, {"no", 2}}).dump());
-  ModelConfig model;
+  ModelInput model;
   model.vocab = 3;
   const auto samples = open_data(data, model, 1).train;
   ASSERT_EQ(samples->size(), 2);  // 2 1 1 2 0 1: two of two tokens, and the last one's last target
@@ -288,7 +288,7 @@ TEST_F(TokenCache, SamplesOfTokenizedText) {
 
 TEST_F(TokenCache, AModelFolderBringsItsTokenizer) {
   DataConfig data = data_config(folder_.write("a.txt", "hehe"), 1);
-  ModelConfig model;
+  ModelInput model;
   model.vocab = 258;
   fs::create_directory(folder_.path("model"));
   model.from = folder_.path("model");

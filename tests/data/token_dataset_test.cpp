@@ -31,7 +31,7 @@ class TokenFiles : public testing::Test {
     data.token_type = type;
     data.sequence = sequence;
     data.held_out = held_out;
-    ModelConfig model;
+    ModelInput model;
     model.vocab = vocab;
     return open_data(data, model, 1).train;
   }

@@ -1,5 +1,6 @@
 // config.json of Hugging Face directories: both ways of writing the rope settings, what is not supported, and
 // the configuration that comes from one.
+#include "tests/model_options.h"
 #include "twobp/models/hf_config.h"
 
 #include <filesystem>
@@ -8,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
-#include "twobp/config/config_keys.h"
+#include "twobp/config/key.h"
 
 namespace twobp {
 namespace {
@@ -36,13 +37,11 @@ const json kLlama3 = {{"rope_type", "llama3"},
 
 class HfConfig : public ::testing::Test {
  protected:
-  ModelConfig read(const json& content) const {
+  LlamaOptions read(const json& content) const {
     folder_.write("config.json", content.dump());
-    ModelConfig config;
-    read_hf_config(folder_.path(""), config);
-    return config;
+    return read_hf_config(folder_.path("")).as<LlamaOptions>();
   }
-  ModelConfig read(const std::function<void(json&)>& change) const {
+  LlamaOptions read(const std::function<void(json&)>& change) const {
     json content = llama_json();
     change(content);
     return read(content);
@@ -56,8 +55,8 @@ class HfConfig : public ::testing::Test {
 };
 
 TEST_F(HfConfig, ReadsTheArchitecture) {
-  const ModelConfig config = read(llama_json());
-  EXPECT_EQ(config.type, "llama");
+  const LlamaOptions config = read(llama_json());
+  EXPECT_EQ(read_hf_config(folder_.path("")).name(), "llama");
   EXPECT_EQ(config.dim, 576);
   EXPECT_EQ(config.layers, 30);
   EXPECT_EQ(config.heads, 9);
@@ -75,7 +74,7 @@ TEST_F(HfConfig, ReadsTheArchitecture) {
 
 // What transformers' LlamaConfig takes where a key is missing.
 TEST_F(HfConfig, Defaults) {
-  const ModelConfig config = read([](json& c) {
+  const LlamaOptions config = read([](json& c) {
     for (const char* key : {"num_key_value_heads", "rms_norm_eps", "rope_theta", "rope_scaling", "hidden_act",
                             "tie_word_embeddings", "architectures"}) {
       c.erase(key);
@@ -102,7 +101,7 @@ TEST_F(HfConfig, RopeSettingsInBothForms) {
         }
       });
     };
-    ModelConfig config = with({{"rope_type", "default"}}, 500.5);
+    LlamaOptions config = with({{"rope_type", "default"}}, 500.5);
     EXPECT_EQ(config.rope_theta, 500.5);
     EXPECT_EQ(config.rope_scaling, "none");
     config = with({{"rope_type", "linear"}, {"factor", 2.5}}, 300);
@@ -184,14 +183,13 @@ TEST_F(HfConfig, RefusesBadNumbers) {
          {"hidden_size 576", "num_attention_heads 7", "head_dim"});
   refuse([](json& c) { c["head_dim"] = 63; }, {"head_dim 63", "even"});
   refuse([](json& c) { c["head_dim"] = 0; }, {"head_dim 0"});
-  refuse([](json& c) { c["rms_norm_eps"] = 0; }, {"model.norm_eps 0", "above 0"});
+  refuse([](json& c) { c["rms_norm_eps"] = 0; }, {"model.norm_eps is 0", "above 0"});
   refuse([](json& c) { c["tie_word_embeddings"] = 1; }, {"tie_word_embeddings is 1"});
 }
 
 TEST_F(HfConfig, RefusesBadFiles) {
-  ModelConfig config;
   const auto refuse_folder = [&](const std::vector<std::string>& parts) {
-    expect_error([&] { read_hf_config(folder_.path(""), config); }, parts);
+    expect_error([&] { read_hf_config(folder_.path("")); }, parts);
   };
   refuse_folder({"config.json", "no such file", "Hugging Face"});
   for (const char* text : {"", "[]", "{", "nonsense"}) {
@@ -204,11 +202,10 @@ TEST_F(HfConfig, RefusesBadFiles) {
   refuse_folder({"config.json", "twice"});
   folder_.write("config.json", std::string((16 << 20) + 1, ' '));
   refuse_folder({"config.json", "16777217 bytes"});
-  EXPECT_EQ(config.dim, ModelConfig{}.dim);  // untouched by what failed
 }
 
 TEST_F(HfConfig, ComesBackAsItWasWritten) {
-  ModelConfig config;
+  LlamaOptions config;
   config.dim = 40;
   config.layers = 3;
   config.heads = 4;
@@ -227,14 +224,13 @@ TEST_F(HfConfig, ComesBackAsItWasWritten) {
     config.rope_low_freq = llama3 ? 1.5 : 1;
     config.rope_high_freq = llama3 ? 5 : 4;
     config.rope_original_positions = llama3 ? 2048 : 8192;
-    const json written = hf_config_json(config, 512, "bfloat16");
+    Config a;
+    a.model.type = config;
+    const json written = hf_config_json(a.model, 512, "bfloat16");
     EXPECT_EQ(written.at("torch_dtype"), "bfloat16");
     EXPECT_EQ(written.at("max_position_embeddings"), 512);
-    const ModelConfig again = read(written);
-    Config a;
     Config b;
-    a.model = config;
-    b.model = again;
+    b.model.type = read(written);
     EXPECT_EQ(config_to_json(a), config_to_json(b));
   }
 }
@@ -245,7 +241,8 @@ TEST_F(HfConfig, WhatElseIsInTheFileStays) {
   content["rope_parameters"] = kLlama3;
   content["rope_parameters"]["rope_theta"] = 777;
   content["dtype"] = "float16";
-  ModelConfig config = read(content);
+  ModelConfig config;
+  config.type = read(content);
   config.from = folder_.path("");
   const json written = hf_config_json(config, 512, "float32");
   EXPECT_EQ(written.at("bos_token_id"), 0);
@@ -270,10 +267,10 @@ TEST_F(HfConfig, TheConfigurationTakesItsArchitecture) {
   };
   const Config config =
       with({"model.lora=8", "model.init_std=0.1", "model.freeze=model.embed*", "model.lora_alpha=3"});
-  EXPECT_EQ(config.model.dim, 576);
-  EXPECT_EQ(config.model.heads, 9);
+  EXPECT_EQ(test::llama_of(config).dim, 576);
+  EXPECT_EQ(test::llama_of(config).heads, 9);
   EXPECT_EQ(config.model.lora, 8);
-  EXPECT_EQ(config.model.init_std, 0.1);
+  EXPECT_EQ(test::llama_of(config).init_std, 0.1);
   expect_error([&] { with({"model.dim=64"}); },
                {"model.dim is 64", "model.from", "576", "config.json", "remove model.dim"});
   expect_error([&] { with({"model.type=mlp"}); }, {"model.type is \"mlp\"", "\"llama\""});

@@ -4,7 +4,7 @@
 
 #include "tests/train/helpers.h"
 #include "twobp/models/model.h"
-#include "twobp/models/build_model.h"
+#include "twobp/train/build_model.h"
 
 namespace twobp {
 namespace {

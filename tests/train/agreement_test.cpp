@@ -1,12 +1,13 @@
 // Processes that were started with something else than the others: one error on all of them that says what
 // and where, before anything is computed.
+#include "tests/model_options.h"
 #include "twobp/train/agreement.h"
 
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
-#include "twobp/models/build_model.h"
+#include "twobp/train/build_model.h"
 #include "twobp/train/run_world.h"
 
 namespace twobp {
@@ -39,7 +40,7 @@ std::vector<std::string> errors_of(const Config& config, int other, const Config
 
 TEST(Agreement, AKeyThatDiffersIsNamedOnEveryProcess) {
   const std::vector<std::pair<std::string, std::function<void(Config&)>>> changes = {
-      {"model.dim", [](Config& c) { c.model.dim = 64; }},
+      {"model.dim", [](Config& c) { test::llama_of(c).dim = 64; }},
       {"model.freeze", [](Config& c) { c.model.freeze = {"model.norm.weight"}; }},
       {"data.shuffle", [](Config& c) { c.data.shuffle = false; }},
       {"pipeline.schedule", [](Config& c) { c.pipeline.schedule = "gpipe"; }},
@@ -121,8 +122,8 @@ TEST(Agreement, ModelsAreComparedByTheirLayersAndParameters) {
     change(config);
     return facts != of(build_model(config));
   };
-  EXPECT_TRUE(differs([](Config& c) { c.model.hidden = 64; }));
-  EXPECT_TRUE(differs([](Config& c) { c.model.tied = true; }));
+  EXPECT_TRUE(differs([](Config& c) { test::llama_of(c).hidden = 64; }));
+  EXPECT_TRUE(differs([](Config& c) { test::llama_of(c).tied = true; }));
   EXPECT_TRUE(differs([](Config& c) { c.model.freeze = {"model.norm.weight"}; }));
   EXPECT_TRUE(differs([](Config& c) { c.model.lora = 2; }));
   EXPECT_FALSE(differs([](Config& c) { c.optimizer.lr = 3; }));

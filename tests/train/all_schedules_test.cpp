@@ -21,7 +21,7 @@ constexpr int kSteps = 2;
 
 Config config_of(const std::string& schedule, int ranks) {
   Config config = tiny_config();
-  config.model.tied = true;
+  test::llama_of(config).tied = true;
   config.train.clip_norm = 0.5;
   config.pipeline.schedule = schedule;
   config.pipeline.ranks = ranks;

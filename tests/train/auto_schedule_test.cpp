@@ -11,7 +11,7 @@
 #include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/schedule/check/in_process.h"
 #include "twobp/train/auto_variant.h"
-#include "twobp/models/build_model.h"
+#include "twobp/train/build_model.h"
 
 namespace twobp {
 namespace {

@@ -36,7 +36,7 @@ void expect_close(const at::Tensor& actual, const at::Tensor& expected, double b
 
 Config config_of(bool tied, int stages) {
   Config config = tiny_config();
-  config.model.tied = tied;
+  test::llama_of(config).tied = tied;
   config.pipeline.stages = stages;
   return config;
 }

@@ -19,11 +19,7 @@ const std::vector<std::vector<int>> kSplits = {{8},       {4, 4},          {3, 5
 
 Config config_of(bool tied, double dropout, const std::vector<int>& split) {
   Config config = test::tiny_config();
-  config.model.type = "bert";
-  config.model.kv_heads = 0;
-  config.model.positions = test::kSequence;
-  config.model.tied = tied;
-  config.model.dropout = config.model.attention_dropout = dropout;
+  test::make_bert(config, test::kSequence, dropout).tied = tied;
   config.train.clip_norm = 0.5;
   config.pipeline.stages = static_cast<int>(split.size());
   config.pipeline.split = split;

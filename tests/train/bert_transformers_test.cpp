@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/train/transformers_fixture.h"
-#include "twobp/train/save_model.h"
+#include "twobp/train/weights/save_model.h"
 
 namespace twobp {
 namespace {
@@ -136,12 +136,12 @@ TEST_F(BertTransformers, DropoutComesFromTheFileUnlessGiven) {
   std::ofstream(path("dropping/config.json")) << config.dump();
   const std::vector<std::string> common = {"model.from=" + path("dropping"),
                                            "data.arrays=" + path("tied/data"), "data.sequence=32"};
-  const ModelConfig file = load_config("", common).model;
+  const BertOptions file = load_config("", common).model.type.as<BertOptions>();
   EXPECT_EQ(file.dropout, 0.2);
   EXPECT_EQ(file.attention_dropout, 0.3);
   std::vector<std::string> given = common;
   given.push_back("model.dropout=0");
-  const ModelConfig mixed = load_config("", given).model;
+  const BertOptions mixed = load_config("", given).model.type.as<BertOptions>();
   EXPECT_EQ(mixed.dropout, 0);
   EXPECT_EQ(mixed.attention_dropout, 0.3);
 }

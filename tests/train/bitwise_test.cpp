@@ -26,7 +26,7 @@ const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Polic
 
 Config config_of(bool tied, double clip_norm, const std::vector<int>& split) {
   Config config = tiny_config();
-  config.model.tied = tied;
+  test::llama_of(config).tied = tied;
   config.train.clip_norm = clip_norm;
   config.pipeline.stages = static_cast<int>(split.size());
   config.pipeline.split = split;

@@ -6,11 +6,12 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/model_options.h"
 #include "tests/train/checkpoint_runs.h"
 #include "twobp/core/clock.h"
-#include "twobp/models/lora.h"
+#include "twobp/train/weights/adapter_files.h"
 #include "twobp/models/model_weights.h"
-#include "twobp/train/save_model.h"
+#include "twobp/train/weights/save_model.h"
 
 namespace twobp {
 namespace {
@@ -148,7 +149,7 @@ TEST_P(ManyProcesses, ResumeAtAnyNumber) {
 INSTANTIATE_TEST_SUITE_P(
     All, ManyProcesses,
     ::testing::ValuesIn(test::with_common_cases({{"AdamW", [](Config&) {}},
-                                                 {"Tied", [](Config& c) { c.model.tied = true; }},
+                                                 {"Tied", [](Config& c) { test::llama_of(c).tied = true; }},
                                                  {"Replicas",
                                                   [](Config& c) {
                                                     c.pipeline.data_parallel = 2;
@@ -156,7 +157,7 @@ INSTANTIATE_TEST_SUITE_P(
                                                   }},
                                                  {"ReplicasTied",
                                                   [](Config& c) {
-                                                    c.model.tied = true;
+                                                    test::llama_of(c).tied = true;
                                                     c.pipeline.data_parallel = 2;
                                                     c.pipeline.micro_batches = 1;
                                                   }},
@@ -290,7 +291,7 @@ TEST(ManyProcesses, SavedModel) {
       SCOPED_TRACE(concat(tied, " ", most));
       const TempFolder folder;
       Config config = checkpoint_config(folder);
-      config.model.tied = tied;
+      test::llama_of(config).tied = tied;
       config.model.lora = 2;
       config.model.lora_targets = {"q_proj", "down_proj"};
       Hooks hooks;

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/model_options.h"
 #include "tests/train/checkpoint_runs.h"
 
 namespace twobp {
@@ -70,7 +71,7 @@ TEST_P(ResumeBitwise, AtEveryStep) {
 INSTANTIATE_TEST_SUITE_P(
     All, ResumeBitwise,
     ::testing::ValuesIn(test::with_common_cases({{"AdamW", [](Config&) {}},
-                                                 {"AdamWTied", [](Config& c) { c.model.tied = true; }},
+                                                 {"AdamWTied", [](Config& c) { test::llama_of(c).tied = true; }},
                                                  {"Adam", [](Config& c) { c.optimizer.type = "adam"; }},
                                                  {"SgdMomentum",
                                                   [](Config& c) {
@@ -143,7 +144,7 @@ TEST(Resume, LossScaleIsCarriedOver) {
 TEST(Resume, MlpOnVectors) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
-  config.model.type = "mlp";
+  test::make_mlp(config);
   config.data.arrays = "";
   config.data.synthetic = "vectors";
   config.pipeline.split = {};
@@ -211,10 +212,10 @@ TEST(Resume, CheckpointOfAnotherModel) {
   const Config config = checkpoint_config(folder);
   run(config, false, 2);
   Config other = config;
-  other.model.dim = 64;
+  test::llama_of(other).dim = 64;
   expect_error([&] { run(other, true); }, {"cannot resume", "model.dim is 64 but 32 in the checkpoint"});
   other = config;
-  other.model.layers = 2;
+  test::llama_of(other).layers = 2;
   other.pipeline.split = {};
   expect_error([&] { run(other, true); }, {"model.layers is 2 but 3"});
   other = config;

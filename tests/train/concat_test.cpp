@@ -155,10 +155,11 @@ TEST(Concat, OverStepsOfChangingSizes) {
 TEST(Concat, RingsTakeLittleMoreThanTheLoop) {
   for (const auto& [type, most] : {std::pair{"llama", 1.00}, {"bert", 1.14}, {"mamba", 1.06}}) {
     Config config = tiny_config();
-    config.model.type = type;
-    config.model.dim = 64;
-    config.model.hidden = 192;
-    config.model.kv_heads = config.model.heads;
+    test::llama_of(config).dim = 64;
+    test::llama_of(config).hidden = 192;
+    test::llama_of(config).kv_heads = 0;
+    if (type == std::string("bert")) test::make_bert(config, test::kSequence);
+    if (type == std::string("mamba")) test::make_mamba(config);
     config.pipeline.stages = 1;
     config.pipeline.micro_batch_size = 8;
     const auto held = [&](P2Batching batching) {

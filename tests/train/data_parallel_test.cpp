@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/model_options.h"
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
 #include "twobp/data/data.h"
@@ -23,7 +24,7 @@ constexpr double kNoSpin = 0;  // more ranks than cores
 
 Config config_of(int replicas) {
   Config config = test::tiny_config();
-  config.model.tied = true;
+  test::llama_of(config).tied = true;
   config.train.clip_norm = 0.3;
   config.pipeline.schedule = "1f1b";
   config.pipeline.ranks = 2;
@@ -112,7 +113,7 @@ TEST(DataParallel, ShardsKeepTheBitsOfEveryKindOfStep) {
   });
   EXPECT_FALSE(fp16.skipped.empty());
   expect_same("frozen", [](Config& config) {
-    config.model.tied = false;
+    test::llama_of(config).tied = false;
     config.model.freeze = {"model.embed_tokens.weight", "model.layers.0.*"};
   });
   expect_same("resnet", [](Config& config) { test::make_tiny_resnet(config); });
@@ -124,7 +125,7 @@ TEST(DataParallel, IsTheReplicasOneAfterTheOther) {
   for (const int replicas : {2, 3}) {
     for (const int micro_batches : {1, 3}) {
       Config config = config_of(replicas);
-      config.model.tied = false;
+      test::llama_of(config).tied = false;
       config.pipeline.micro_batches = micro_batches;
       const RunOutcome actual = run(config);
 
@@ -226,7 +227,7 @@ std::vector<State> states_of(const Config& config) {
 
 TEST(OptimizerShards, EachReplicaHoldsItsShare) {
   Config config = config_of(2);
-  config.model.tied = false;
+  test::llama_of(config).tied = false;
   const std::vector<State> whole = states_of(config);
   EXPECT_EQ(whole[0].bytes, whole[1].bytes);
   EXPECT_EQ(whole[0].names, whole[1].names);

@@ -4,7 +4,7 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
-#include "twobp/models/lora.h"
+#include "twobp/train/weights/adapter_files.h"
 
 namespace twobp {
 namespace {
@@ -137,7 +137,7 @@ TEST(LoraTraining, TargetsMustBeThere) {
   config.model.lora_targets = {"embed_tokens"};
   test::expect_error([&] { Trainer trainer(config); },
                      {"model.lora_targets", "embed_tokens takes no adapter"});
-  config.model.tied = true;
+  test::llama_of(config).tied = true;
   test::expect_error([&] { Trainer trainer(config); },
                      {"model.lora_targets", "input and the output embedding"});
 }

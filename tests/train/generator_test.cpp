@@ -9,7 +9,7 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
-#include "twobp/models/build_model.h"
+#include "twobp/train/build_model.h"
 
 namespace twobp {
 namespace {

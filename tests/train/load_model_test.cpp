@@ -1,6 +1,6 @@
 // Weights of a directory into a model: the parts of packed ones, every float type, frozen ones and adapters,
 // and what is said of a directory that does not fit.
-#include "twobp/train/load_model.h"
+#include "twobp/train/weights/load_model.h"
 
 #include <filesystem>
 #include <functional>
@@ -11,9 +11,9 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
-#include "twobp/models/build_model.h"
+#include "twobp/train/build_model.h"
 #include "twobp/models/hf_config.h"
-#include "twobp/train/save_model.h"
+#include "twobp/train/weights/save_model.h"
 
 namespace twobp {
 namespace {
@@ -43,7 +43,7 @@ class LoadModel : public ::testing::Test {
 
   void make(bool tied) {
     Config config = test::tiny_config();
-    config.model.tied = tied;
+    test::llama_of(config).tied = tied;
     config.train.seed = 1234;
     Trainer trainer(config);
     save_model(folder_.path("model"), config.model, config.data.sequence, trainer.weights());
@@ -72,7 +72,7 @@ class LoadModel : public ::testing::Test {
 TEST_F(LoadModel, EveryRankGetsItsParts) {
   for (const bool tied : {false, true}) {
     make(tied);
-    EXPECT_EQ(config_.model.tied, tied);
+    EXPECT_EQ(test::llama_of(config_).tied, tied);
     for (const int stages : {1, 2, 3, 8}) {
       config_.pipeline.stages = stages;
       Trainer trainer(config_);
@@ -95,7 +95,7 @@ TEST_F(LoadModel, TrainsAsTheModelItWasSavedFrom) {
   const auto batches = test::random_batches(2, 2);
   for (const bool tied : {false, true}) {
     make(tied);
-    original.model.tied = tied;
+    test::llama_of(original).tied = tied;
     for (const int stages : {1, 3}) {
       original.pipeline.stages = config_.pipeline.stages = stages;
       const Variant variant{"1f1b", P2Policy::kFill};
@@ -185,15 +185,15 @@ TEST_F(LoadModel, RefusesWhatDoesNotFit) {
       },
       {k + " is missing", "model.norm.weight is [1, 32] instead of [32]", "a is not known", "b is not known",
        "c is not known", "and 1 more"});
-  config_.model.layers = 4;  // as if config.json said so
+  test::llama_of(config_).layers = 4;  // as if config.json said so
   refuse([](Tensors&) {}, {"model.layers.3.input_layernorm.weight is missing"});
 }
 
 // What a config.json claims is not allocated before it is compared with the weights.
 TEST_F(LoadModel, AHugeModelThatIsNotThere) {
-  config_.model.dim = 1 << 20;
-  config_.model.hidden = 1 << 22;
-  config_.model.vocab = 1 << 24;
+  test::llama_of(config_).dim = 1 << 20;
+  test::llama_of(config_).hidden = 1 << 22;
+  test::llama_of(config_).vocab = 1 << 24;
   refuse([](Tensors&) {}, {"model.embed_tokens.weight is [64, 32] instead of [16777216, 1048576]", "more"});
 }
 

@@ -7,8 +7,8 @@
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/train/generator.h"
-#include "twobp/models/architecture.h"
-#include "twobp/models/build_model.h"
+#include "twobp/models/model_type.h"
+#include "twobp/train/build_model.h"
 #include "twobp/models/hf_config.h"
 
 namespace twobp {
@@ -32,11 +32,11 @@ const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Polic
 // 260 channels are two groups of the scan's.
 Config config_of(bool tied, const std::vector<int>& split) {
   Config config = test::tiny_config();
-  config.model.type = "mamba";
-  config.model.dim = 130;
-  config.model.layers = 4;
-  config.model.state = 5;
-  config.model.tied = tied;
+  MambaOptions& mamba = test::make_mamba(config);
+  mamba.dim = 130;
+  mamba.layers = 4;
+  mamba.state = 5;
+  mamba.tied = tied;
   config.train.clip_norm = 0.5;
   config.pipeline.stages = static_cast<int>(split.size());
   config.pipeline.split = split;
@@ -189,17 +189,14 @@ json mamba_json() {
           {"tie_word_embeddings", false}};
 }
 
-ModelConfig read(const json& content) {
+MambaOptions read(const json& content) {
   const test::TempFolder folder;
   folder.write("config.json", content.dump());
-  ModelConfig config;
-  read_hf_config(folder.path(""), config);
-  return config;
+  return read_hf_config(folder.path("")).as<MambaOptions>();
 }
 
 TEST(MambaConfig, ReadsTheArchitecture) {
-  const ModelConfig config = read(mamba_json());
-  EXPECT_EQ(config.type, "mamba");
+  const MambaOptions config = read(mamba_json());
   EXPECT_EQ(config.dim, 770);
   EXPECT_EQ(config.layers, 24);
   EXPECT_EQ(config.state, 8);
@@ -213,7 +210,7 @@ TEST(MambaConfig, ReadsTheArchitecture) {
 
 // What transformers' MambaConfig takes where a key is missing.
 TEST(MambaConfig, Defaults) {
-  const ModelConfig config =
+  const MambaOptions config =
       read({{"model_type", "mamba"}, {"hidden_size", 770}, {"num_hidden_layers", 2}, {"vocab_size", 300}});
   EXPECT_EQ(config.state, 16);
   EXPECT_EQ(config.conv_kernel, 4);
@@ -227,11 +224,13 @@ TEST(MambaConfig, Defaults) {
 }
 
 TEST(MambaConfig, WrittenAndReadAgain) {
-  const ModelConfig config = read(mamba_json());
-  const json written = hf_config_json(config, 64, "float32");
+  const MambaOptions config = read(mamba_json());
+  ModelConfig model;
+  model.type = config;
+  const json written = hf_config_json(model, 64, "float32");
   EXPECT_EQ(written.at("architectures").at(0), "MambaForCausalLM");
   EXPECT_EQ(written.at("intermediate_size"), 3 * 770);
-  const ModelConfig again = read(written);
+  const MambaOptions again = read(written);
   EXPECT_EQ(again.dim, config.dim);
   EXPECT_EQ(again.layers, config.layers);
   EXPECT_EQ(again.state, config.state);
@@ -272,7 +271,7 @@ TEST(MambaConfig, WhatIsNotSupported) {
   zero["state_size"] = 0;
   expect_error([&] { read(zero); }, {"model.state", "from 1"});
   Config config = config_of(true, {kLayers});
-  config.model.conv_kernel = 17;
+  config.model.type.as<MambaOptions>().conv_kernel = 17;
   expect_error([&] { check_config(config); }, {"model.conv_kernel (17)", "16"});
 }
 

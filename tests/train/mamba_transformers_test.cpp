@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/train/transformers_fixture.h"
-#include "twobp/train/save_model.h"
+#include "twobp/train/weights/save_model.h"
 
 namespace twobp {
 namespace {
@@ -34,7 +34,7 @@ class MambaTransformers : public test::TransformersTest {
 TEST_F(MambaTransformers, LogitsAreItsOwn) {
   for (const std::string& name : kCases) {
     const Config config = config_of(name, 1);
-    EXPECT_EQ(config.model.type, "mamba");
+    EXPECT_EQ(config.model.type.name(), "mamba");
     const at::Tensor actual = logits(config, samples(config, {0, 1, 2, 3}, 0));
     EXPECT_LT(relative_error(actual, expected_logits(name)), kTolerance) << name;
   }

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/model_options.h"
 #include "tests/train/worlds.h"
 
 namespace twobp {
@@ -66,7 +67,7 @@ Config config_of(const std::string& optimizer, double momentum, bool tied, const
   Config config = tiny_config();
   config.optimizer.type = optimizer;
   config.optimizer.momentum = momentum;
-  config.model.tied = tied;
+  test::llama_of(config).tied = tied;
   config.data.held_out = 0.01;
   config.pipeline.micro_batches = 3;
   config.pipeline.stages = static_cast<int>(split.size());
@@ -104,11 +105,8 @@ TEST(Memory, StepsTakeNothingFromTheSystem) {
     for (const std::string schedule : {"1f1b", "gpipe", "zb-v"}) {
       for (const std::string p2 : {"off", "end", "fill"}) {
         Config config = tiny_config();
-        config.model.type = model;
-        if (model == "bert") {
-          config.model.kv_heads = 0;
-          config.model.positions = test::kSequence;
-        }
+        if (model == "bert") test::make_bert(config, test::kSequence);
+        if (model == "mamba") test::make_mamba(config);
         if (model == "resnet") test::make_tiny_resnet(config);
         config.pipeline.ranks = 2;
         config.pipeline.stages = 0;

@@ -2,6 +2,7 @@
 // one process, to the bit. Every process runs all tests, and makes the run it compares with itself.
 #include <gtest/gtest.h>
 
+#include "tests/model_options.h"
 #include "tests/train/worlds.h"
 #include "twobp/train/processes.h"
 #include "twobp/transport/launcher.h"
@@ -20,7 +21,7 @@ struct Case {
 
 Config llama(const std::string& schedule, int ranks, int replicas) {
   Config config = test::world_config(schedule, ranks);
-  config.model.layers = 6;  // 14 layers in all: enough for two stages on each of six ranks
+  test::llama_of(config).layers = 6;  // 14 layers in all: enough for two stages on each of six ranks
   config.pipeline.data_parallel = replicas;
   config.pipeline.run_ahead = true;
   return config;
@@ -28,10 +29,7 @@ Config llama(const std::string& schedule, int ranks, int replicas) {
 
 Config bert(int ranks) {
   Config config = llama("1f1b", ranks, 1);
-  config.model.type = "bert";
-  config.model.kv_heads = 0;
-  config.model.positions = test::kSequence;
-  config.model.dropout = config.model.attention_dropout = 0.2;
+  test::make_bert(config, test::kSequence, 0.2);
   return config;
 }
 
@@ -121,7 +119,7 @@ TEST(MpiRunAhead, TakesStepsBack) {
   for (const char* schedule : {"1f1b", "zb-h2"}) {
     const int ranks = mpi_size();
     Config config = llama(schedule, ranks, 1);
-    config.model.tied = false;  // or ranks wait for each other's gradients
+    test::llama_of(config).tied = false;  // or ranks wait for each other's gradients
     config.optimizer.lr = 1e-4;
     config.pipeline.run_ahead = false;
     config.train.clip_norm = 0;

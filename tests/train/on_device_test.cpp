@@ -22,18 +22,13 @@ constexpr const char* kStandIn = "privateuseone";
 Config config_of(const char* model, int stages, const char* device) {
   const bool resnet = std::string_view(model) == "resnet";
   Config config = resnet ? test::tiny_resnet("basic", /*small_images=*/false) : test::tiny_config();
-  config.model.type = model;
-  if (config.model.type == "mamba") config.model.state = 5;
-  if (config.model.type == "mlp") {
-    config.model.kv_heads = 0;
+  const std::string_view type = model;
+  if (type == "mamba") test::make_mamba(config).state = 5;
+  if (type == "mlp") {
+    test::make_mlp(config);
     config.data.synthetic = "vectors";
   }
-  if (config.model.type == "bert") {
-    config.model.kv_heads = 0;
-    config.model.positions = test::kSequence;
-    config.model.dropout = config.model.attention_dropout = 0.2;
-  }
-  config.model.tied = config.model.type == "bert";
+  if (type == "bert") test::make_bert(config, test::kSequence, 0.2).tied = true;
   config.pipeline.stages = stages;
   config.pipeline.device = device;
   config.train.clip_norm = 0.5;
@@ -41,18 +36,18 @@ Config config_of(const char* model, int stages, const char* device) {
 }
 
 std::vector<Batch> batches_of(const Config& config, int steps, int micro_batches) {
-  if (config.model.type == "mlp") {
+  if (config.model.type.name() == "mlp") {
     std::vector<Batch> batches(steps);
     for (Batch& batch : batches) {
       batch.targets = batch.tokens = 2 * micro_batches;
       for (int m = 0; m < micro_batches; ++m) {
-        const auto random = [&] { return at::randn({2, test::kSequence, config.model.dim}); };
+        const auto random = [&] { return at::randn({2, test::kSequence, config.model.input().width}); };
         batch.micro_batches.push_back({{"input", random()}, {"target", random()}});
       }
     }
     return batches;
   }
-  return config.model.type == "resnet" ? test::image_batches(config, steps, micro_batches)
+  return config.model.type.name() == "resnet" ? test::image_batches(config, steps, micro_batches)
                                        : test::random_batches(steps, micro_batches);
 }
 
@@ -314,7 +309,7 @@ TEST_P(KindOnDevice, LeavesCheckpoints) {
 INSTANTIATE_TEST_SUITE_P(Kinds, KindOnDevice,
                          ::testing::ValuesIn(test::with_common_cases(
                              {{"Plain", [](Config&) {}},
-                              {"Tied", [](Config& c) { c.model.tied = true; }},
+                              {"Tied", [](Config& c) { test::llama_of(c).tied = true; }},
                               {"Recomputes", [](Config& c) { c.pipeline.recompute = {"both"}; }},
                               {"RunsAhead",
                                [](Config& c) {

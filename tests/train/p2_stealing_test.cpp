@@ -1,6 +1,7 @@
 // Training with ranks that take W off each other at the end of a step.
 #include <gtest/gtest.h>
 
+#include "tests/model_options.h"
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
 
@@ -38,7 +39,7 @@ TEST(P2Stealing, KeepsEveryBit) {
                 [](Config& config) { config.pipeline.recompute = {"both"}; });
   }
   expect_same("BatchNorm", "1f1b", [](Config& config) {
-    config.model.tied = false;
+    test::llama_of(config).tied = false;
     test::make_tiny_resnet(config);
   });
   expect_same("fp16", "zb-v", [](Config& config) {

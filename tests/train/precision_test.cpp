@@ -26,7 +26,7 @@ TEST_P(Reduced, SameBitsForEveryStageCountScheduleAndPolicy) {
   const auto batches = random_batches(3, 3);
   for (const bool tied : {false, true}) {
     Config config = config_of(GetParam());
-    config.model.tied = tied;
+    test::llama_of(config).tied = tied;
     config.train.clip_norm = 0.5;
     const auto expected = test::train(config, batches, {"gpipe", P2Policy::kOff});
     for (const int stages : {1, 2, 3, 5}) {

@@ -5,9 +5,10 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/model_options.h"
 #include "tests/train/checkpoint_runs.h"
 #include "tests/train/resnet_training.h"
-#include "twobp/models/build_model.h"
+#include "twobp/train/build_model.h"
 
 namespace twobp {
 namespace {
@@ -25,24 +26,19 @@ Config llama_config() {
 
 Config bert_config() {
   Config config = test::tiny_config();
-  config.model.type = "bert";
-  config.model.kv_heads = 0;
-  config.model.positions = test::kSequence;
-  config.model.dropout = config.model.attention_dropout = 0.2;
+  test::make_bert(config, test::kSequence, 0.2);
   return config;
 }
 
 Config mamba_config() {
   Config config = test::tiny_config();
-  config.model.type = "mamba";
-  config.model.dim = 64;
-  config.model.layers = 3;
-  config.model.state = 5;
+  test::llama_of(config).dim = 64;
+  test::make_mamba(config).state = 5;
   return config;
 }
 
 std::vector<Batch> batches_for(const Config& config) {
-  return config.model.type == "resnet" ? test::image_batches(config, kStepsOfRun, kMicroBatches)
+  return config.model.type.name() == "resnet" ? test::image_batches(config, kStepsOfRun, kMicroBatches)
                                        : test::random_batches(kStepsOfRun, kMicroBatches);
 }
 
@@ -55,7 +51,7 @@ struct Case {
 
 std::vector<Case> cases() {
   Config tied = llama_config();
-  tied.model.tied = true;
+  test::llama_of(tied).tied = true;
   tied.train.clip_norm = 0.5;
   const std::vector<std::string> by_layer = {"both", "*1*=activations", "*2*=derivatives"};
   // Of stages.0.layers.0 to stages.1.layers.1: derivatives, both, derivatives, activations.
@@ -175,7 +171,7 @@ TEST(RecomputeRuns, ActivationsLeaveConcatenationAsItIs) {
     for (const P2Batching batching : {P2Batching::kConcat, P2Batching::kConcatCopy}) {
       for (const int64_t cap : {int64_t{0}, kAmpleCap}) {
         const Variant variant{"1f1b", P2Policy::kEnd, batching, cap};
-        const std::string what = concat(config.model.type, ", ", batching_name(batching), ", cap ", cap);
+        const std::string what = concat(config.model.type.name(), ", ", batching_name(batching), ", cap ", cap);
         config.pipeline.recompute = {};
         const Outcome expected = test::train(config, batches, variant);
         EXPECT_FALSE(test::same_bits(expected.norms, loop.norms)) << what << " concatenates nothing";
@@ -199,7 +195,7 @@ TEST(RecomputeRuns, DerivativesAreNotConcatenated) {
         for (const char* mode : {"*=derivatives", "*=both"}) {
           config.pipeline.recompute = {mode};
           expect_same_bits(loop, test::train(config, batches, variant),
-                           concat(config.model.type, ", ", batching_name(batching), ", ", cap, ", ", mode));
+                           concat(config.model.type.name(), ", ", batching_name(batching), ", ", cap, ", ", mode));
         }
       }
     }
@@ -217,7 +213,7 @@ TEST(RecomputeRuns, EvaluateTheSame) {
     test::train(trainer, batches, {"1f1b", P2Policy::kFill});
     const auto expected = plain.evaluate();
     ASSERT_TRUE(expected);
-    EXPECT_EQ(trainer.evaluate(), expected) << config.model.type;
+    EXPECT_EQ(trainer.evaluate(), expected) << config.model.type.name();
   }
 }
 

@@ -11,7 +11,7 @@
 #include <ATen/ATen.h>
 
 #include "twobp/nn/parameter.h"
-#include "twobp/config/config.h"
+#include "twobp/train/config.h"
 #include "twobp/data/data.h"
 
 namespace twobp::test {
@@ -19,7 +19,8 @@ namespace twobp::test {
 class Reference {
  public:
   // Copies the weights, packed ones as their parts, under Hugging Face's names.
-  Reference(const ModelConfig& config, const std::vector<Parameter*>& weights) : config_(config) {
+  Reference(const ModelConfig& config, const std::vector<Parameter*>& weights)
+      : config_(config.type.as<LlamaOptions>()) {
     for (const Parameter* weight : weights) {
       int64_t row = 0;
       for (const ParameterPart& part : weight->parts()) {
@@ -121,7 +122,7 @@ class Reference {
     return at::matmul(at::silu(gate) * up, weight(name + "down_proj.weight").t());
   }
 
-  ModelConfig config_;
+  LlamaOptions config_;
   std::vector<std::string> names_;  // in model order
   std::map<std::string, at::Tensor> weights_;
 };

@@ -8,10 +8,10 @@
 #include "tests/train/checkpoint_runs.h"
 #include "tests/train/resnet_training.h"
 #include "twobp/files/safetensors.h"
-#include "twobp/models/build_model.h"
+#include "twobp/train/build_model.h"
 #include "twobp/models/hf_config.h"
-#include "twobp/train/load_model.h"
-#include "twobp/train/save_model.h"
+#include "twobp/train/weights/load_model.h"
+#include "twobp/train/weights/save_model.h"
 
 namespace twobp {
 namespace {
@@ -268,11 +268,11 @@ TEST_F(SavedResnet, SmallImagesAreSaidInItsOwnKey) {
   Trainer trainer(config);
   save_model(folder_.path("small"), config.model, 1, trainer.weights());
   const Config again = loading("small");
-  EXPECT_TRUE(again.model.small_images);
-  EXPECT_EQ(again.model.block, "basic");
-  EXPECT_EQ(again.model.widths, config.model.widths);
-  EXPECT_EQ(again.model.classes, 5);
-  EXPECT_FALSE(loading("model").model.small_images);
+  EXPECT_TRUE(again.model.type.as<ResnetOptions>().small_images);
+  EXPECT_EQ(again.model.type.as<ResnetOptions>().block, "basic");
+  EXPECT_EQ(again.model.type.as<ResnetOptions>().widths, config.model.type.as<ResnetOptions>().widths);
+  EXPECT_EQ(again.model.type.as<ResnetOptions>().classes, 5);
+  EXPECT_FALSE(loading("model").model.type.as<ResnetOptions>().small_images);
 }
 
 TEST(ResnetConfig, Contradictions) {

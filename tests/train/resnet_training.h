@@ -16,14 +16,15 @@ inline constexpr int64_t kImageSize = 9;
 
 inline Config tiny_resnet(const std::string& block, bool small_images = true) {
   Config config = tiny_config();
-  config.model.type = "resnet";
-  config.model.block = block;
-  config.model.small_images = small_images;
-  config.model.channels = 2;
-  config.model.classes = 5;
-  config.model.stem = 6;
-  config.model.depths = {2, 2};
-  config.model.widths = {8, 12};
+  ResnetOptions resnet;
+  resnet.block = block;
+  resnet.small_images = small_images;
+  resnet.channels = 2;
+  resnet.classes = 5;
+  resnet.stem = 6;
+  resnet.depths = {2, 2};
+  resnet.widths = {8, 12};
+  config.model.type = resnet;
   config.data.synthetic = "images";
   config.data.image_size = small_images ? kImageSize : 32;
   config.optimizer.type = "sgd";
@@ -34,7 +35,7 @@ inline Config tiny_resnet(const std::string& block, bool small_images = true) {
 
 inline std::vector<Batch> image_batches(const Config& config, int steps, int micro_batches,
                                         int64_t samples = 3) {
-  const SyntheticImages images(1 << 20, config.model.channels, config.data.image_size, config.model.classes,
+  const SyntheticImages images(1 << 20, config.model.input().channels, config.data.image_size, config.model.input().classes,
                                5);
   std::vector<Batch> batches;
   int64_t next = 0;

@@ -8,7 +8,7 @@
 
 #include "tests/train/resnet_training.h"
 #include "tests/train/transformers_fixture.h"
-#include "twobp/train/save_model.h"
+#include "twobp/train/weights/save_model.h"
 
 namespace twobp {
 namespace {

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/model_options.h"
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
 
@@ -21,7 +22,7 @@ constexpr const char* kLate[] = {"0.1", "1", "5"};
 
 Config config_of(const std::string& schedule) {
   Config config = test::tiny_config();
-  config.model.tied = true;
+  test::llama_of(config).tied = true;
   config.data.held_out = 7.0 / 1024;
   config.pipeline.schedule = schedule;
   config.pipeline.ranks = 2;
@@ -55,9 +56,9 @@ TEST(RunAhead, KeepsEveryBit) {
     });
   }
   expect_same("standard backward", "1f1b", [](Config& config) { config.pipeline.p2 = "off"; });
-  expect_same("untied", "1f1b", [](Config& config) { config.model.tied = false; });
+  expect_same("untied", "1f1b", [](Config& config) { test::llama_of(config).tied = false; });
   expect_same("BatchNorm", "1f1b", [](Config& config) {
-    config.model.tied = false;
+    test::llama_of(config).tied = false;
     test::make_tiny_resnet(config);
   });
   expect_same("last batches of an epoch", "1f1b", [](Config& config) {
@@ -95,7 +96,7 @@ TEST(RunAhead, TakesStepsBackToTheBit) {
   const auto expect_same = [](const std::string& what, const std::string& schedule, int late_rank,
                               const std::function<void(Config&)>& change) {
     Config config = config_of(schedule);
-    config.model.tied = false;   // or the ranks wait for each other's gradients of what is tied
+    test::llama_of(config).tied = false;   // or the ranks wait for each other's gradients of what is tied
     config.optimizer.lr = 1e-4;  // so that norms differ by batch, instead of falling
     change(config);
     const auto [expected, clipped] =
@@ -118,10 +119,7 @@ TEST(RunAhead, TakesStepsBackToTheBit) {
       expect_same("as it is", schedule, late_rank, [](Config&) {});
     expect_same("bf16", "1f1b", late_rank, [](Config& config) { config.train.precision = "bf16"; });
     expect_same("dropout", "1f1b", late_rank, [](Config& config) {
-      config.model.type = "bert";
-      config.model.kv_heads = 0;
-      config.model.positions = test::kSequence;
-      config.model.dropout = config.model.attention_dropout = 0.2;
+      test::make_bert(config, test::kSequence, 0.2);
     });
     expect_same("BatchNorm", "1f1b", late_rank, [](Config& config) { test::make_tiny_resnet(config); });
     expect_same("replicas", "1f1b", late_rank, [](Config& config) { config.pipeline.data_parallel = 2; });
@@ -143,7 +141,7 @@ TEST(RunAhead, TakesStepsBackToTheBit) {
 // that has gone on takes that back, and the step after it has half the scale.
 TEST(RunAhead, TakesBackAStepThatOverflows) {
   Config config = config_of("1f1b");
-  config.model.tied = false;
+  test::llama_of(config).tied = false;
   config.train.precision = "fp16";
   config.train.loss_scale = 1e9;
   config.pipeline.run_ahead = false;

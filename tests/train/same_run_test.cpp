@@ -1,4 +1,5 @@
 // Which settings a resumed run must share with the one that was stopped, which are noted, which are free.
+#include "tests/model_options.h"
 #include "twobp/train/checkpoint/same_run.h"
 
 #include <functional>
@@ -28,13 +29,13 @@ using Change = std::function<void(Config&)>;
 
 TEST(SameRun, RefusesAndNamesWhatDiffers) {
   const std::vector<std::pair<std::string, Change>> changes = {
-      {"model.dim is 512 but 256 in the checkpoint", [](Config& c) { c.model.dim = 512; }},
-      {"model.layers", [](Config& c) { c.model.layers = 5; }},
-      {"model.kv_heads is 2 but 4", [](Config& c) { c.model.kv_heads = 2; }},
-      {"model.hidden", [](Config& c) { c.model.hidden = 64; }},
-      {"model.norm_eps", [](Config& c) { c.model.norm_eps = 1e-6; }},
-      {"model.rope_theta", [](Config& c) { c.model.rope_theta = 5e5; }},
-      {"model.tied is true but false", [](Config& c) { c.model.tied = true; }},
+      {"model.dim is 512 but 256 in the checkpoint", [](Config& c) { test::llama_of(c).dim = 512; }},
+      {"model.layers", [](Config& c) { test::llama_of(c).layers = 5; }},
+      {"model.kv_heads is 2 but 4", [](Config& c) { test::llama_of(c).kv_heads = 2; }},
+      {"model.hidden", [](Config& c) { test::llama_of(c).hidden = 64; }},
+      {"model.norm_eps", [](Config& c) { test::llama_of(c).norm_eps = 1e-6; }},
+      {"model.rope_theta", [](Config& c) { test::llama_of(c).rope_theta = 5e5; }},
+      {"model.tied is true but false", [](Config& c) { test::llama_of(c).tied = true; }},
       {"model.freeze", [](Config& c) { c.model.freeze = {"*.weight"}; }},
       {"model.lora is 8 but 0", [](Config& c) { c.model.lora = 8; }},
       {"model.lora_targets", [](Config& c) { c.model.lora_targets = {"q_proj"}; }},
@@ -76,7 +77,7 @@ TEST(SameRun, Replicas) {
 TEST(SameRun, AllDifferencesInOneMessage) {
   Config now = base();
   now.train.seed = 9;
-  now.model.dim = 64;
+  test::llama_of(now).dim = 64;
   expect_error([&] { check_same_run(facts(base()), facts(now)); }, {"model.dim is 64", "; train.seed is 9"});
 }
 
@@ -143,8 +144,8 @@ TEST(SameRun, TheRestIsFree) {
                                        [](Config& c) { c.save.keep = 30; },
                                        [](Config& c) { c.data.cache = "elsewhere"; },
                                        [](Config& c) { c.model.from = "there"; },
-                                       [](Config& c) { c.model.kv_heads = c.model.heads; },
-                                       [](Config& c) { c.model.head_dim = c.model.dim / c.model.heads; }};
+                                       [](Config& c) { test::llama_of(c).kv_heads = test::llama_of(c).heads; },
+                                       [](Config& c) { test::llama_of(c).head_dim = test::llama_of(c).dim / test::llama_of(c).heads; }};
   Config before = base();
   before.pipeline.micro_batches = 4;
   for (size_t i = 0; i < changes.size(); ++i) {

@@ -1,6 +1,6 @@
 // The saved model as Hugging Face reads it: a safetensors header and the weights under their names, packed
 // ones unpacked; and that a failure leaves what was there before.
-#include "twobp/train/save_model.h"
+#include "twobp/train/weights/save_model.h"
 
 #include <algorithm>
 #include <cstring>
@@ -51,7 +51,7 @@ std::vector<std::string> files_in(const std::string& folder) {
 void expect_saved(bool tied, int stages) {
   SCOPED_TRACE(concat(tied ? "tied" : "untied", ", stages ", stages));
   Config config = tiny_config();
-  config.model.tied = tied;
+  test::llama_of(config).tied = tied;
   config.pipeline.stages = stages;
   Trainer trainer(config);
   trainer.step();
@@ -180,7 +180,7 @@ TEST_F(SaveModel, FullDisk) {
 
 TEST_F(SaveModel, OnlyLlamaCanBeSaved) {
   ModelConfig mlp = config_.model;
-  mlp.type = "mlp";
+  mlp.type = MlpOptions{};
   test::expect_error([&] { save_model(folder_.path("model"), mlp, 16, trainer_.weights()); },
                      {"llama", "mlp"});
   EXPECT_FALSE(std::filesystem::exists(folder_.path("model")));
@@ -226,7 +226,7 @@ TEST_F(SaveModel, IsCheckedBefore) {
   std::filesystem::create_directories(folder_.path("blocked/model.safetensors"));
   test::expect_error([&] { check_save_model(folder_.path("blocked"), config_.model); },
                      {"blocked", "a folder"});
-  config_.model.type = "mlp";
+  config_.model.type = MlpOptions{};
   test::expect_error([&] { check_save_model(model, config_.model); }, {"llama", "mlp"});
 }
 

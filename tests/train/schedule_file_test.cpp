@@ -15,7 +15,7 @@
 #include "tests/train/training.h"
 #include "twobp/schedule/text/csv.h"
 #include "twobp/train/checkpoint/checkpointer.h"
-#include "twobp/models/build_model.h"
+#include "twobp/train/build_model.h"
 
 namespace twobp {
 namespace {

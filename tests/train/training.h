@@ -11,6 +11,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/random.h"
+#include "tests/model_options.h"
 #include "twobp/train/trainer.h"
 
 namespace twobp::test {
@@ -22,13 +23,13 @@ inline constexpr int kLayers = 8;  // of tiny_config's model: embedding, 3 block
 // Three blocks, two query heads to a key-value head. Threads are not pinned: tests run beside each other.
 inline Config tiny_config() {
   Config config;
-  config.model.dim = 32;
-  config.model.layers = 3;
-  config.model.heads = 4;
-  config.model.kv_heads = 2;
-  config.model.hidden = 48;
-  config.model.vocab = kVocab;
-  config.model.init_std = 0.2;  // far from linear, so that a wrong term shows
+  llama_of(config).dim = 32;
+  llama_of(config).layers = 3;
+  llama_of(config).heads = 4;
+  llama_of(config).kv_heads = 2;
+  llama_of(config).hidden = 48;
+  llama_of(config).vocab = kVocab;
+  llama_of(config).init_std = 0.2;  // far from linear, so that a wrong term shows
   config.data.synthetic = "tokens";
   config.data.sequence = kSequence;
   config.data.held_out = 0;

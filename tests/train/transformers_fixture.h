@@ -15,9 +15,9 @@
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/data/text/python.h"
-#include "twobp/models/architecture.h"
-#include "twobp/models/build_model.h"
-#include "twobp/train/load_model.h"
+#include "twobp/models/model_type.h"
+#include "twobp/train/build_model.h"
+#include "twobp/train/weights/load_model.h"
 
 namespace twobp::test {
 
@@ -93,7 +93,7 @@ class TransformersTest : public ::testing::Test {
       layers.back()->collect_parameters(parameters);
     }
     for (Parameter* parameter : parameters) parameter->allocate_value(1);
-    load_weights(parameters, ModelWeights(config.model.from, architecture(config.model.type).names));
+    load_weights(parameters, ModelWeights(config.model.from, config.model.type.type().names));
     Context context;
     context.fields = &fields;
     context.training = false;

@@ -31,7 +31,7 @@ struct RunOutcome {
 // Everything that must go right over processes: tied weights, clipping, evaluation.
 inline Config world_config(const std::string& schedule, int ranks) {
   Config config = tiny_config();
-  config.model.tied = true;
+  test::llama_of(config).tied = true;
   config.data.held_out = 0.1;
   config.train.clip_norm = 0.3;
   config.train.eval_batches = 2;
@@ -46,12 +46,13 @@ inline Config world_config(const std::string& schedule, int ranks) {
 // BatchNorm, whose statistics the forward changes.
 inline void make_tiny_resnet(Config& config) {
   config.model = {};
-  config.model.type = "resnet";
-  config.model.classes = 5;
-  config.model.stem = 4;
-  config.model.small_images = true;
-  config.model.depths = {1, 1};
-  config.model.widths = {8, 16};
+  ResnetOptions resnet;
+  resnet.classes = 5;
+  resnet.stem = 4;
+  resnet.small_images = true;
+  resnet.depths = {1, 1};
+  resnet.widths = {8, 16};
+  config.model.type = resnet;
   config.data.synthetic = "images";
   config.data.image_size = 8;
 }

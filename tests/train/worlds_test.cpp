@@ -1,5 +1,6 @@
 // Runs of several processes, here as threads: a process a rank gives the bits that one process gives, and so
 // do replicas; what one process measures, decides or fails at holds for all.
+#include "tests/model_options.h"
 #include "tests/train/worlds.h"
 
 #include <limits>
@@ -62,14 +63,11 @@ std::vector<Case> cases() {
   {
     Config& config = add("llama_frozen", test::world_config("1f1b", 3));
     config.model.freeze = {"model.embed_tokens.weight", "model.layers.0.*"};
-    config.model.tied = false;
+    test::llama_of(config).tied = false;
   }
   {
     Config& config = add("bert_dropout", test::world_config("1f1b", 3));
-    config.model.type = "bert";
-    config.model.kv_heads = 0;
-    config.model.positions = test::kSequence;
-    config.model.dropout = config.model.attention_dropout = 0.2;
+    test::make_bert(config, test::kSequence, 0.2);
   }
   {
     Config& config = add("resnet", test::world_config("1f1b", 2));
@@ -122,10 +120,7 @@ TEST(Replicas, TrainAsOnePipelineOfAllMicroBatchesDoes) {
 // Dropout draws by the micro-batch's number over all replicas: two of one replica would draw alike otherwise.
 TEST(Replicas, DrawTheirOwnDropout) {
   Config config = replicated("1f1b", 2, 1);
-  config.model.type = "bert";
-  config.model.kv_heads = 0;
-  config.model.positions = test::kSequence;
-  config.model.dropout = 0.3;
+  test::make_bert(config, test::kSequence).dropout = 0.3;
   Config one = config;
   one.pipeline.data_parallel = 1;
   one.pipeline.micro_batches *= 2;

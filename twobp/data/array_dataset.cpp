@@ -11,7 +11,6 @@
 namespace twobp {
 namespace {
 
-constexpr int64_t kIgnored = -100;
 
 NpyArray open_array(const std::string& folder, const char* name) {
   return NpyArray(folder + "/" + name);
@@ -36,7 +35,7 @@ void check_values(const NpyArray& array, int64_t values, bool ignored_allowed, c
   const int64_t columns = array.shape()[1];
   const auto bad = [&](auto value) {
     const auto id = static_cast<int64_t>(value);
-    return static_cast<uint64_t>(id) >= static_cast<uint64_t>(values) && !(ignored_allowed && id == kIgnored);
+    return static_cast<uint64_t>(id) >= static_cast<uint64_t>(values) && !(ignored_allowed && id == kIgnoredLabel);
   };
   array.visit([&](const auto* elements) {
     for (int64_t row = 0; row < array.shape()[0]; ++row) {
@@ -64,7 +63,7 @@ bool any_counted(const NpyArray& labels, LabelOf label_of) {
   return labels.visit([&](const auto* values) {
     for (int64_t i = 0; i < labels.elements(); ++i) {
       if (label_of == LabelOf::kNextToken && i % columns == 0) continue;
-      if (static_cast<int64_t>(values[i]) != kIgnored) return true;
+      if (static_cast<int64_t>(values[i]) != kIgnoredLabel) return true;
     }
     return false;
   });
@@ -141,7 +140,7 @@ Fields ArrayDataset::read(const std::vector<int64_t>& indices, int64_t /*epoch*/
     if (label_of_ == LabelOf::kNextToken) {
       int64_t* labels = row("labels");
       std::copy(labels + 1, labels + sequence, labels);
-      labels[sequence - 1] = kIgnored;
+      labels[sequence - 1] = kIgnoredLabel;
     }
     for (const auto& [name, array] : optional_) copy_row(array, index, row(name));
   }

@@ -21,14 +21,12 @@
 #include "twobp/data/text/token_dataset.h"
 #include "twobp/files/glob.h"
 #include "twobp/data/images/open_images.h"
-#include "twobp/models/architecture.h"
 #include "twobp/core/random.h"
 
 namespace twobp {
 namespace {
 
 constexpr int64_t kSyntheticSamples = 1024;
-constexpr int64_t kIgnored = -100;
 
 // The samples [begin, begin + size) of another dataset.
 class Range : public Dataset {
@@ -88,7 +86,7 @@ void check_enough(const LongRow& row, const DataConfig& data, const TextShape& s
               samples == 1 ? "." : ", or set data.held_out to 0.");
 }
 
-std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelConfig& model,
+std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelInput& model,
                                     const TextShape& shape) {
   TWOBP_CHECK(model.vocab == shape.bytes, "model.vocab is ", model.vocab, ", but ",
               model.from.empty() ? "" : concat("there is no tokenizer.json in ", model.from, ", and so "),
@@ -99,7 +97,7 @@ std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelConfig& m
   return text;
 }
 
-std::shared_ptr<Dataset> open_tokenized(const DataConfig& data, const ModelConfig& model,
+std::shared_ptr<Dataset> open_tokenized(const DataConfig& data, const ModelInput& model,
                                         const std::string& tokenizer, const TextShape& shape) {
   const TokenizedText text =
       tokenize_text(matching_files(data.text, "data.text", ".txt"), tokenizer, data.cache, model.vocab);
@@ -109,7 +107,7 @@ std::shared_ptr<Dataset> open_tokenized(const DataConfig& data, const ModelConfi
   return tokens;
 }
 
-std::shared_ptr<Dataset> open_tokens(const DataConfig& data, const ModelConfig& model,
+std::shared_ptr<Dataset> open_tokens(const DataConfig& data, const ModelInput& model,
                                      const TextShape& shape) {
   auto tokens =
       std::make_shared<TokenDataset>("data.tokens", matching_files(data.tokens, "data.tokens", ".bin"),
@@ -118,7 +116,7 @@ std::shared_ptr<Dataset> open_tokens(const DataConfig& data, const ModelConfig& 
   return tokens;
 }
 
-std::shared_ptr<Dataset> open_text(const DataConfig& data, const ModelConfig& model, const TextShape& shape,
+std::shared_ptr<Dataset> open_text(const DataConfig& data, const ModelInput& model, const TextShape& shape,
                                    uint64_t seed) {
   if (!data.text.empty()) {
     const std::string tokenizer = tokenizer_of(data, model);
@@ -135,7 +133,7 @@ SpecialTokens last_tokens(int64_t vocab) {
   return {vocab - 4, vocab - 3, vocab - 2, {vocab - 4, vocab - 3, vocab - 2, vocab - 1}, vocab};
 }
 
-SpecialTokens special_tokens_of(const DataConfig& data, const ModelConfig& model) {
+SpecialTokens special_tokens_of(const DataConfig& data, const ModelInput& model) {
   const std::string tokenizer = tokenizer_of(data, model);
   if (!data.synthetic.empty() || (tokenizer.empty() && !data.text.empty())) return last_tokens(model.vocab);
   TWOBP_CHECK(!tokenizer.empty(), "there is no tokenizer.json in ", model.from,
@@ -147,7 +145,7 @@ SpecialTokens special_tokens_of(const DataConfig& data, const ModelConfig& model
   return special;
 }
 
-std::shared_ptr<Dataset> open_masked(const DataConfig& data, const ModelConfig& model, uint64_t seed) {
+std::shared_ptr<Dataset> open_masked(const DataConfig& data, const ModelInput& model, uint64_t seed) {
   if (!data.arrays.empty()) {
     return std::make_shared<ArrayDataset>(data.arrays, data.sequence, model.vocab, LabelOf::kSameToken,
                                           model.token_types);
@@ -157,7 +155,7 @@ std::shared_ptr<Dataset> open_masked(const DataConfig& data, const ModelConfig& 
   return std::make_shared<MaskedDataset>(std::move(text), std::move(special), data.mask_probability, seed);
 }
 
-std::shared_ptr<Dataset> open_next_token(const DataConfig& data, const ModelConfig& model, uint64_t seed) {
+std::shared_ptr<Dataset> open_next_token(const DataConfig& data, const ModelInput& model, uint64_t seed) {
   if (!data.arrays.empty()) return std::make_shared<ArrayDataset>(data.arrays, data.sequence, model.vocab);
   return open_text(data, model, text_shape(data, /*masked=*/false), seed);
 }
@@ -166,7 +164,7 @@ int64_t counted_targets(const Fields& fields, int64_t samples) {
   const auto found = fields.find("labels");
   if (found == fields.end()) return samples;
   const auto* labels = found->second.data_ptr<int64_t>();
-  return found->second.numel() - std::count(labels, labels + found->second.numel(), kIgnored);
+  return found->second.numel() - std::count(labels, labels + found->second.numel(), kIgnoredLabel);
 }
 
 int64_t token_count(const Fields& fields, int64_t samples) {
@@ -176,23 +174,23 @@ int64_t token_count(const Fields& fields, int64_t samples) {
 
 }  // namespace
 
-DataSplit open_data(const DataConfig& data, const ModelConfig& model, uint64_t seed) {
+DataSplit open_data(const DataConfig& data, const ModelInput& model, uint64_t seed) {
   check_data(data, model);
-  switch (architecture(model.type).input) {
-    case ModelInput::kTokens:
+  switch (model.kind) {
+    case InputKind::kTokens:
       return hold_out(open_next_token(data, model, seed), data.held_out);
-    case ModelInput::kMaskedTokens:
+    case InputKind::kMaskedTokens:
       return hold_out(open_masked(data, model, seed), data.held_out);
-    case ModelInput::kImages:
+    case InputKind::kImages:
       return open_images(data, model, seed);
-    case ModelInput::kVectors:
-      return hold_out(std::make_shared<SyntheticVectors>(kSyntheticSamples, data.sequence, model.dim, seed),
+    case InputKind::kVectors:
+      return hold_out(std::make_shared<SyntheticVectors>(kSyntheticSamples, data.sequence, model.width, seed),
                       data.held_out);
   }
   fail("open_data: unknown input of model type ", model.type, ".");
 }
 
-std::string tokenizer_of(const DataConfig& data, const ModelConfig& model) {
+std::string tokenizer_of(const DataConfig& data, const ModelInput& model) {
   if (!data.tokenizer.empty() || model.from.empty()) return data.tokenizer;
   const std::filesystem::path file = std::filesystem::path(model.from) / "tokenizer.json";
   std::error_code ignored;

@@ -8,12 +8,14 @@
 #include <ATen/ATen.h>
 
 #include "twobp/nn/context.h"
-#include "twobp/config/config.h"
+#include "twobp/data/data_config.h"
 
 namespace twobp {
 
 // The `epoch` of samples that are read to evaluate on them.
 inline constexpr int64_t kEvaluation = -1;
+// A label that is not counted, as PyTorch's cross-entropy has it.
+inline constexpr int64_t kIgnoredLabel = -100;
 
 // Indexed samples, read from any thread.
 class Dataset {
@@ -27,10 +29,6 @@ class Dataset {
   virtual Fields read(const std::vector<int64_t>& indices, int64_t epoch) const = 0;
 };
 
-// Which sources of data a model can read, one of which must be set; their content is open_data's to check.
-// Throws Error.
-void check_data(const DataConfig& data, const ModelConfig& model);
-
 // The two parts of the configured data; `held_out` is empty (null) when there is none.
 struct DataSplit {
   std::shared_ptr<Dataset> train;
@@ -40,11 +38,7 @@ struct DataSplit {
 // Throws Error: nothing matches the glob, file unreadable, too little text for one sequence, arrays of the
 // wrong shape or dtype, token ids outside [0, vocab) (file and position named), and what tokenize_text
 // throws.
-DataSplit open_data(const DataConfig& data, const ModelConfig& model, uint64_t seed);
-
-// The tokenizer.json of data.text: what data.tokenizer names or, without that, the one in the folder
-// model.from. Empty: there is none, and tokens are bytes.
-std::string tokenizer_of(const DataConfig& data, const ModelConfig& model);
+DataSplit open_data(const DataConfig& data, const ModelInput& model, uint64_t seed);
 
 // The micro-batches of one optimizer step. The last batch of an epoch may have fewer micro-batches, and the
 // last of them fewer samples.

@@ -6,7 +6,7 @@
 namespace twobp {
 namespace {
 
-constexpr int64_t kIgnored = 2;
+constexpr int64_t kWarmUpSteps = 2;
 constexpr int64_t kCounted = 10;
 constexpr double kMuch = 0.01;  // of the time
 constexpr double kSeconds = 1;  // in all: less is not worth a word
@@ -14,10 +14,10 @@ constexpr double kSeconds = 1;  // in all: less is not worth a word
 }  // namespace
 
 std::optional<std::string> InputWait::after_step(double waited, double took) {
-  if (warned_ || ++steps_ <= kIgnored) return std::nullopt;
+  if (warned_ || ++steps_ <= kWarmUpSteps) return std::nullopt;
   waited_ += waited;
   took_ += waited + took;
-  const int64_t counted = steps_ - kIgnored;
+  const int64_t counted = steps_ - kWarmUpSteps;
   if (counted < kCounted || waited_ <= kMuch * took_ || waited_ < kSeconds) return std::nullopt;
   warned_ = true;
   return concat("training waits for data ", static_cast<int64_t>(1000 * waited_ / took_) / 10.0,

@@ -1,6 +1,14 @@
+// Read are BertForMaskedLM of transformers; encoders without its head (BertModel, also as
+// sentence-transformers saves them, without "bert." before their names) and models with more heads. A missing
+// head starts as in a new model.
 #include "twobp/models/bert.h"
 
+#include <array>
+
+#include <nlohmann/json.hpp>
+
 #include "twobp/core/check.h"
+#include "twobp/models/common_keys.h"
 #include "twobp/nn/layers/add_norm.h"
 #include "twobp/nn/layers/bert_embedding.h"
 #include "twobp/nn/layers/bidirectional_attention.h"
@@ -12,61 +20,184 @@
 namespace twobp {
 namespace {
 
+using nlohmann::json;
+
+constexpr const char* kBias = "cls.predictions.bias";
+constexpr const char* kDecoderBias = "cls.predictions.decoder.bias";
+constexpr const char* kDecoder = "cls.predictions.decoder.weight";
+
+void check_bert(const BertOptions& model) {
+  TWOBP_CHECK(model.dim % model.heads == 0, "model.dim (", model.dim, ") is not divisible by model.heads (",
+              model.heads, "): change one of them.");
+}
+
+BertOptions filled_in(BertOptions config) {
+  if (config.hidden == 0) config.hidden = 4 * config.dim;
+  return config;
+}
+
+// The options with what they are built with.
+struct Bert : BertOptions {
+  at::ScalarType dtype;
+  LoraOptions lora;
+
+  GeluForm gelu() const { return activation == "gelu_tanh" ? GeluForm::kTanh : GeluForm::kErf; }
+};
+
 constexpr const char* kEmbeddings = "bert.embeddings";
 
-std::unique_ptr<Layer> linear(const std::string& module, int64_t in, int64_t out, const BertOptions& o) {
+std::unique_ptr<Layer> bert_linear(const std::string& module, int64_t in, int64_t out, const Bert& o) {
   return make_linear({{module + ".weight", out}}, in, o.init_std, o.dtype, o.lora, /*bias=*/true);
 }
 
-std::unique_ptr<Layer> gelu_linear(const std::string& module, int64_t in, int64_t out, const BertOptions& o) {
+std::unique_ptr<Layer> bert_gelu_linear(const std::string& module, int64_t in, int64_t out, const Bert& o) {
   const std::vector<ParameterPart> parts = {{module + ".weight", out}};
   if (LoraLinear::adapts(parts, o.lora)) {
-    return make_sequential(std::make_unique<Gelu>(o.activation), linear(module, in, out, o));
+    return make_sequential(std::make_unique<Gelu>(o.gelu()), bert_linear(module, in, out, o));
   }
-  return std::make_unique<GeluLinear>(o.activation, parts, in, o.init_std, o.dtype, /*bias=*/true);
+  return std::make_unique<GeluLinear>(o.gelu(), parts, in, o.init_std, o.dtype, /*bias=*/true);
 }
 
-std::unique_ptr<Layer> add_norm(std::unique_ptr<Layer> branch, const std::string& output,
-                                const BertOptions& o) {
+std::unique_ptr<Layer> bert_add_norm(std::unique_ptr<Layer> branch, const std::string& output,
+                                     const Bert& o) {
   return std::make_unique<AddNorm>(std::move(branch), output + ".LayerNorm", o.dim, o.norm_eps, o.dropout,
                                    o.dtype);
 }
 
-std::unique_ptr<Layer> attention_half(const std::string& block, const BertOptions& o) {
+std::unique_ptr<Layer> bert_attention(const std::string& block, const Bert& o) {
   const std::string self = block + ".attention.self";
   const std::string output = block + ".attention.output";
   const std::vector<ParameterPart> qkv = {
       {self + ".query.weight", o.dim}, {self + ".key.weight", o.dim}, {self + ".value.weight", o.dim}};
   const BidirectionalAttentionShape shape{o.heads, o.dim / o.heads};
-  return add_norm(
+  return bert_add_norm(
       make_sequential(make_linear(qkv, o.dim, o.init_std, o.dtype, o.lora, /*bias=*/true),
                       std::make_unique<BidirectionalAttention>(shape, o.attention_dropout, self, o.dtype),
-                      linear(output + ".dense", o.dim, o.dim, o)),
+                      bert_linear(output + ".dense", o.dim, o.dim, o)),
       output, o);
 }
 
-std::unique_ptr<Layer> mlp_half(const std::string& block, const BertOptions& o) {
-  return add_norm(make_sequential(linear(block + ".intermediate.dense", o.dim, o.hidden, o),
-                                  gelu_linear(block + ".output.dense", o.hidden, o.dim, o)),
-                  block + ".output", o);
+std::unique_ptr<Layer> bert_mlp(const std::string& block, const Bert& o) {
+  return bert_add_norm(make_sequential(bert_linear(block + ".intermediate.dense", o.dim, o.hidden, o),
+                                       bert_gelu_linear(block + ".output.dense", o.hidden, o.dim, o)),
+                       block + ".output", o);
 }
 
-std::unique_ptr<Layer> head(const BertOptions& o) {
+std::unique_ptr<Layer> bert_head(const Bert& o) {
   const std::string transform = "cls.predictions.transform";
   const std::string decoder =
       o.tied ? "bert.embeddings.word_embeddings.weight" : "cls.predictions.decoder.weight";
   const std::string bias = o.tied ? "cls.predictions.bias" : "cls.predictions.decoder.bias";
   return std::make_unique<CountedPositions>(make_sequential(
-      linear(transform + ".dense", o.dim, o.dim, o), std::make_unique<Gelu>(o.activation),
+      bert_linear(transform + ".dense", o.dim, o.dim, o), std::make_unique<Gelu>(o.gelu()),
       std::make_unique<LayerNorm>(transform + ".LayerNorm", o.dim, o.norm_eps, o.dtype),
       std::make_unique<Linear>(std::vector<ParameterPart>{{decoder, o.vocab}}, o.dim, o.init_std, o.dtype,
                                std::vector<ParameterPart>{{bias, o.vocab}}),
       std::make_unique<CrossEntropy>()));
 }
 
+// The names that transformers has for the two forms; "" if it is neither.
+std::string activation_of(const std::string& name) {
+  if (name == "gelu") return "gelu";
+  return name == "gelu_new" || name == "gelu_pytorch_tanh" ? "gelu_tanh" : "";
+}
+
+double dropout_of(const HfSection& file, const char* key) {
+  const double p = file.number(key, 0.1);
+  TWOBP_CHECK(p >= 0 && p < 1, file.origin, ": ", key, " is ", p, ", not a number from 0 to below 1");
+  return p;
+}
+
+void read_bert(const HfSection& file, BertOptions& model) {
+  const std::string activation = file.text("hidden_act", "gelu");
+  model.activation = activation_of(activation);
+  TWOBP_CHECK(!model.activation.empty(), file.origin, ": hidden_act ", shown(activation),
+              " is not supported: \"gelu\", \"gelu_new\" and \"gelu_pytorch_tanh\" are");
+  const std::string positions = file.text("position_embedding_type", "absolute");
+  TWOBP_CHECK(positions == "absolute", file.origin, ": position_embedding_type ", shown(positions),
+              " is not supported: \"absolute\" is");
+  for (const char* key : {"is_decoder", "add_cross_attention"}) file.require_false(key);
+  model.dim = file.integer("hidden_size", 768);
+  model.layers = file.integer("num_hidden_layers", 12);
+  model.heads = file.integer("num_attention_heads", 12);
+  model.hidden = file.integer("intermediate_size", 3072);
+  model.vocab = file.integer("vocab_size", 30522);
+  model.positions = file.integer("max_position_embeddings", 512);
+  model.token_types = file.integer("type_vocab_size", 2);
+  model.norm_eps = file.number("layer_norm_eps", 1e-12);
+  model.dropout = dropout_of(file, "hidden_dropout_prob");
+  model.attention_dropout = dropout_of(file, "attention_probs_dropout_prob");
+  model.tied = file.boolean("tie_word_embeddings", true);
+  TWOBP_CHECK(model.heads > 0 && model.dim % model.heads == 0, file.origin, ": hidden_size ", model.dim,
+              " is not divisible by num_attention_heads ", model.heads);
+  TWOBP_CHECK(model.hidden > 0, file.origin, ": intermediate_size is 0");
+}
+
+void write_bert(const BertOptions& given, json& out) {
+  const BertOptions config = filled_in(given);
+  const auto known = out.find("hidden_act");
+  const bool said = known != out.end() && known->is_string() &&
+                    activation_of(known->get<std::string>()) == config.activation;
+  out.update({{"hidden_size", config.dim},
+              {"num_hidden_layers", config.layers},
+              {"num_attention_heads", config.heads},
+              {"intermediate_size", config.hidden},
+              {"vocab_size", config.vocab},
+              {"max_position_embeddings", config.positions},
+              {"type_vocab_size", config.token_types},
+              {"layer_norm_eps", config.norm_eps},
+              {"hidden_dropout_prob", config.dropout},
+              {"attention_probs_dropout_prob", config.attention_dropout},
+              {"tie_word_embeddings", config.tied},
+              {"position_embedding_type", "absolute"},
+              {"is_decoder", false}});
+  if (!said) out["hidden_act"] = config.activation == "gelu" ? "gelu" : "gelu_pytorch_tanh";
+}
+
+std::string rename_bert(const std::string& stored) {
+  std::string name = stored;
+  for (const char* folder : {"embeddings.", "encoder.", "pooler."}) {
+    if (name.starts_with(folder)) {
+      name = "bert." + name;
+      break;
+    }
+  }
+  // What the first release called the two vectors of a LayerNorm.
+  for (const auto& [old, now] : std::array<std::pair<std::string_view, const char*>, 2>{
+           {{".LayerNorm.gamma", ".LayerNorm.weight"}, {".LayerNorm.beta", ".LayerNorm.bias"}}}) {
+    if (name.ends_with(old)) name = name.substr(0, name.size() - old.size()) + now;
+  }
+  const bool elsewhere = name == "bert.embeddings.position_ids" || name.starts_with("bert.pooler.") ||
+                         name.starts_with("cls.seq_relationship.");
+  return elsewhere ? "" : name;
+}
+
+std::vector<Key> bert_keys() {
+  using O = BertOptions;
+  return {
+      TWOBP_KEY(O, dim, "width of the model").in("features").from(1, kMaxWidth),
+      TWOBP_KEY(O, layers, "depth of the model").in("blocks").from(1, kMaxCount),
+      TWOBP_KEY(O, heads, "query heads of attention").in("heads").from(1, kMaxCount),
+      TWOBP_KEY(O, hidden, "width of the MLP; 0: 4 * dim").in("features").from(0, 4 * kMaxWidth),
+      vocab_key<O>(),
+      TWOBP_KEY(O, norm_eps, "added to the variance in LayerNorm").above(0),
+      TWOBP_KEY(O, tied, "input and output embeddings share one matrix"),
+      TWOBP_KEY(O, positions, "the longest sequence, each position with an embedding of its own")
+          .in("tokens")
+          .from(1, kMaxLength),
+      TWOBP_KEY(O, token_types, "kinds of tokens, such as those of two sentences").from(1, kMaxCount),
+      TWOBP_KEY(O, activation, "of the MLP").one_of({"gelu", "gelu_tanh"}),
+      dropout_key(TWOBP_KEY(
+          O, dropout, "part of the numbers dropped after the embeddings and after each half of a block")),
+      dropout_key(TWOBP_KEY(O, attention_dropout, "part of attention's probabilities that is dropped")),
+      init_std_key<O>(),
+  };
+}
+
 }  // namespace
 
-ModelSpec bert(const BertOptions& o) {
+ModelSpec bert(const BertOptions& options, const BuildSettings& settings) {
+  const Bert o{filled_in(options), settings.dtype, settings.lora};
   TWOBP_CHECK(
       o.layers >= 1 && o.dim >= 1 && o.vocab >= 1 && o.hidden >= 1 && o.positions >= 1 && o.token_types >= 1,
       "a BERT needs layers, dim, vocab, hidden, positions and token types of at least 1");
@@ -84,11 +215,46 @@ ModelSpec bert(const BertOptions& o) {
   for (int64_t i = 0; i < o.layers; ++i) {
     const std::string block = "bert.encoder.layer." + std::to_string(i);
     model.layers.push_back(
-        {block + ".attention", "attention", [o, block] { return attention_half(block, o); }});
-    model.layers.push_back({block + ".mlp", "mlp", [o, block] { return mlp_half(block, o); }});
+        {block + ".attention", "attention", [o, block] { return bert_attention(block, o); }});
+    model.layers.push_back({block + ".mlp", "mlp", [o, block] { return bert_mlp(block, o); }});
   }
-  model.layers.push_back({"cls", "head", [o] { return head(o); }});
+  model.layers.push_back({"cls", "head", [o] { return bert_head(o); }});
   return model;
+}
+
+ModelType bert_type() {
+  ModelType type = make_model_type<BertOptions>(bert_keys());
+  type.hf_type = "bert";
+  type.hf_class = "BertForMaskedLM";
+  type.hf_others = {"BertModel", "BertForPreTraining"};
+  type.names.rename = rename_bert;
+  // transformers 5 has two biases where the decoder is not tied and uses the decoder's; else they are one.
+  type.names.same = {{kBias, kDecoderBias}};
+  type.names.may_ignore = [](const std::string& name) {
+    return name == kBias || name == kDecoderBias || name == kDecoder;
+  };
+  type.names.may_lack = [](const std::string& parameter) { return parameter.starts_with("cls."); };
+  type.lora = true;
+  type.reduced_precision = true;
+  type.input = [](const ModelOptions& o) {
+    ModelInput input;
+    input.kind = InputKind::kMaskedTokens;
+    input.vocab = o.as<BertOptions>().vocab;
+    input.token_types = o.as<BertOptions>().token_types;
+    input.longest = o.as<BertOptions>().positions;
+    return input;
+  };
+  type.fill_in = [](ModelOptions& o) { o.as<BertOptions>() = filled_in(o.as<BertOptions>()); };
+  type.check = [](const ModelOptions& o) { check_bert(o.as<BertOptions>()); };
+  type.build = [](const ModelOptions& o, const BuildSettings& s) { return bert(o.as<BertOptions>(), s); };
+  type.no_graph = [](const ModelOptions&) {
+    return std::string("its head sees the positions to be predicted, other ones every time");
+  };
+  type.read_hf = [](const HfSection& file, ModelOptions& o) { read_bert(file, o.as<BertOptions>()); };
+  type.write_hf = [](const ModelOptions& o, int64_t /*sequence*/, json& out) {
+    write_bert(o.as<BertOptions>(), out);
+  };
+  return type;
 }
 
 }  // namespace twobp

@@ -4,34 +4,35 @@
 // names are those of Hugging Face's BertForMaskedLM.
 #pragma once
 
-#include <ATen/ATen.h>
+#include <cstdint>
+#include <string>
 
-#include "twobp/nn/kernels/encoder/encoder_kernels.h"
-#include "twobp/nn/layers/lora_linear.h"
-#include "twobp/models/model.h"
+#include "twobp/models/model_type.h"
 
 namespace twobp {
 
 struct BertOptions {
-  int64_t vocab = 256;
+  static constexpr const char* kType = "bert";
+
   int64_t dim = 256;
   int64_t layers = 4;
-  int64_t heads = 4;        // dim / heads is a head's width
-  int64_t hidden = 1024;    // width of the MLP
+  int64_t heads = 4;   // dim / heads is a head's width
+  int64_t hidden = 0;  // width of the MLP; 0: 4 * dim
+  int64_t vocab = 256;
+  double norm_eps = 1e-5;
+  bool tied = false;        // the decoder's matrix is that of the word embeddings; its bias is its own
   int64_t positions = 512;  // the longest sequence
   int64_t token_types = 2;
-  GeluForm activation = GeluForm::kErf;
-  double dropout = 0;            // of the embeddings and of each half's output
-  double attention_dropout = 0;  // of attention's probabilities
-  double norm_eps = 1e-12;
-  bool tied = true;  // the decoder's matrix is that of the word embeddings; its bias is its own
+  std::string activation = "gelu";  // gelu, gelu_tanh
+  double dropout = 0;               // of the embeddings and of each half's output
+  double attention_dropout = 0;     // of attention's probabilities
   double init_std = 0.02;
-  at::ScalarType dtype = at::kFloat;
-  LoraOptions lora;  // with a rank, all but the adapters is to be frozen
 };
 
 // The batch's fields: input_ids, labels (B, S) int64; attention_mask and token_type_ids (B, S) int64 may be
 // missing. Throws Error: sizes below 1, heads that do not divide dim, a dropout outside [0, 1).
-ModelSpec bert(const BertOptions& options);
+ModelSpec bert(const BertOptions& options, const BuildSettings& settings = {});
+
+ModelType bert_type();
 
 }  // namespace twobp

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "twobp/nn/layers/lora_linear.h"
 #include "twobp/models/model.h"
+#include "twobp/nn/layers/lora_linear.h"
 
 namespace twobp {
 

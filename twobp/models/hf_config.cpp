@@ -1,16 +1,14 @@
 #include "twobp/models/hf_config.h"
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
-#include <type_traits>
-#include <variant>
 
+#include <nlohmann/json.hpp>
+
+#include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/config/config_keys.h"
 #include "twobp/files/json_file.h"
-#include "twobp/models/architecture.h"
 
 namespace twobp {
 namespace {
@@ -20,10 +18,10 @@ using nlohmann::json;
 constexpr int kMaxDepth = 16;
 constexpr const char* kFile = "config.json";
 
-const Architecture& architecture_of(const HfSection& file) {
+const ModelType& type_of(const HfSection& file) {
   const json& type = file.require("model_type");
-  const auto& all = architectures();
-  const auto found = std::find_if(all.begin(), all.end(), [&](const Architecture& one) {
+  const auto& all = model_types();
+  const auto found = std::find_if(all.begin(), all.end(), [&](const ModelType& one) {
     return !one.hf_type.empty() && type == one.hf_type;
   });
   TWOBP_CHECK(found != all.end(), file.origin, ": model_type ", shown(type),
@@ -44,20 +42,14 @@ const Architecture& architecture_of(const HfSection& file) {
 }
 
 // The ranges of the configuration's keys hold for what comes from a file too.
-void check_ranges(const std::string& path, const ModelConfig& model) {
-  Config config;
-  config.model = model;
-  for (const ConfigKey& key : config_keys()) {
-    if (!is_architecture_key(key.full_name())) continue;
-    std::visit(
-        [&](const auto* value) {
-          using Value = std::remove_cv_t<std::remove_pointer_t<decltype(value)>>;
-          if constexpr (std::is_arithmetic_v<Value> && !std::is_same_v<Value, bool>) {
-            TWOBP_CHECK(key.allowed.contains(static_cast<double>(*value)), path, ": means ", key.full_name(),
-                        " ", *value, ", which must be ", key.allowed.text());
-          }
-        },
-        key.field(config));
+void check_ranges(const std::string& path, ModelOptions& options) {
+  const SectionValues chosen = options.chosen();
+  for (const Key& key : chosen.section->keys) {
+    try {
+      check_value("model." + key.name, key, chosen.values, chosen.section->defaults.get());
+    } catch (const Error& error) {
+      fail(path, ": means that ", error.what());
+    }
   }
 }
 
@@ -67,49 +59,24 @@ std::string config_path(const std::string& directory) {
 
 }  // namespace
 
-bool is_architecture_key(std::string_view name) {
-  constexpr std::array<std::string_view, 6> kOthers = {"model.from",    "model.init_std",
-                                                       "model.freeze",  "model.adapter",
-                                                       "model.dropout", "model.attention_dropout"};
-  return name.starts_with("model.") && !name.starts_with("model.lora") &&
-         std::find(kOthers.begin(), kOthers.end(), name) == kOthers.end();
+bool comes_with_weights(const ModelType& type, const std::string& key) {
+  const auto& keys = type.options.keys;
+  const auto found = std::find_if(keys.begin(), keys.end(), [&](const Key& one) { return one.name == key; });
+  return found != keys.end() && !found->tunable;
 }
 
-void read_hf_config(const std::string& directory, ModelConfig& config) {
+ModelOptions read_hf_config(const std::string& directory) {
   const std::string path = config_path(directory);
   std::error_code missing;
   TWOBP_CHECK(std::filesystem::exists(path, missing), path,
               ": no such file: give a Hugging Face model directory, with ", kFile, " and model.safetensors");
   const json root = read_json_object(path, kMaxDepth);
   const HfSection file{root, path};
-  const Architecture& found = architecture_of(file);
-  ModelConfig model = config;
-  model.type = found.type;
-  found.read_hf(file, model);
-  check_ranges(path, model);
-  config = model;
-}
-
-void fill_from_hf(ModelConfig& config, const std::set<std::string>& given) {
-  Config before;
-  Config after;
-  before.model = after.model = config;
-  read_hf_config(config.from, after.model);
-  const auto value = [](const ConfigKey& key, Config& of) {
-    return std::visit([](const auto* field) { return json(*field); }, key.field(of));
-  };
-  for (const ConfigKey& key : config_keys()) {
-    const std::string name = key.full_name();
-    if (!given.contains(name)) continue;
-    if (name == "model.dropout") after.model.dropout = config.dropout;
-    if (name == "model.attention_dropout") after.model.attention_dropout = config.attention_dropout;
-    if (!is_architecture_key(name)) continue;
-    // Equal is fine, so that a configuration printed in full can be read again.
-    TWOBP_CHECK(value(key, before) == value(key, after), name, " is ", shown(value(key, before)),
-                ", but the model in model.from has ", shown(value(key, after)),
-                ": the architecture comes from ", config_path(config.from), ", so remove ", name);
-  }
-  config = after.model;
+  const ModelType& type = type_of(file);
+  ModelOptions options(type.name);
+  type.read_hf(file, options);
+  check_ranges(path, options);
+  return options;
 }
 
 json hf_config_json(const ModelConfig& config, int64_t sequence, const std::string& dtype) {
@@ -118,10 +85,10 @@ json hf_config_json(const ModelConfig& config, int64_t sequence, const std::stri
   if (!config.from.empty() && std::filesystem::exists(config_path(config.from), missing)) {
     out = read_json_object(config_path(config.from), kMaxDepth);
   }
-  const Architecture& of = architecture(config.type);
+  const ModelType& of = config.type.type();
   out.erase("dtype");  // the other name of torch_dtype
   out.update({{"architectures", {of.hf_class}}, {"model_type", of.hf_type}, {"torch_dtype", dtype}});
-  of.write_hf(config, sequence, out);
+  of.write_hf(config.type, sequence, out);
   return out;
 }
 

@@ -3,43 +3,36 @@
 // Parameter names are those of Hugging Face's LlamaForCausalLM.
 #pragma once
 
-#include <ATen/ATen.h>
+#include <cstdint>
+#include <string>
 
-#include "twobp/nn/layers/lora_linear.h"
-#include "twobp/nn/layers/rope.h"
-#include "twobp/models/model.h"
+#include "twobp/models/model_type.h"
 
 namespace twobp {
 
 struct LlamaOptions {
-  int64_t vocab = 256;
+  static constexpr const char* kType = "llama";
+
   int64_t dim = 256;
   int64_t layers = 4;
   int64_t heads = 4;
-  int64_t kv_heads = 4;
-  int64_t head_dim = 64;
-  int64_t hidden = 704;
+  int64_t kv_heads = 0;  // 0: as many as heads
+  int64_t head_dim = 0;  // 0: dim / heads
+  int64_t hidden = 0;    // width of the MLP; 0: dim * 8 / 3 rounded up to a multiple of 64
+  int64_t vocab = 256;
   double norm_eps = 1e-5;
-  RopeSettings rope;
-  bool tied = false;  // the head's projection is the embedding matrix
+  double rope_theta = 10000;
+  std::string rope_scaling = "none";  // linear, llama3: see nn/layers/rope.h, also for the keys below
+  double rope_factor = 1;
+  double rope_low_freq = 1;               // llama3
+  double rope_high_freq = 4;              // llama3
+  double rope_original_positions = 8192;  // llama3
+  bool tied = false;                      // the head's projection is the embedding matrix
   double init_std = 0.02;
-  at::ScalarType dtype = at::kFloat;
-  LoraOptions lora;  // with a rank, all but the adapters is frozen
 };
 
-ModelSpec llama(const LlamaOptions& options);
+ModelSpec llama(const LlamaOptions& options, const BuildSettings& settings = {});
 
-// A stack of `layers` identical MLP halves with a squared error at the end: equal stages, for benchmarks.
-struct MlpOptions {
-  int64_t dim = 256;
-  int64_t layers = 4;
-  int64_t hidden = 704;
-  double norm_eps = 1e-5;
-  double init_std = 0.02;
-  at::ScalarType dtype = at::kFloat;
-  LoraOptions lora;
-};
-
-ModelSpec mlp(const MlpOptions& options);
+ModelType llama_type();
 
 }  // namespace twobp

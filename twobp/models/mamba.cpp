@@ -1,6 +1,10 @@
 #include "twobp/models/mamba.h"
 
+#include <nlohmann/json.hpp>
+
 #include "twobp/core/check.h"
+#include "twobp/models/common_keys.h"
+#include "twobp/nn/kernels/scan/scan_kernels.h"
 #include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/embedding.h"
 #include "twobp/nn/layers/mamba_mixer.h"
@@ -9,41 +13,137 @@
 #include "twobp/nn/layers/sequential.h"
 
 namespace twobp {
+namespace {
 
-ModelSpec mamba(const MambaOptions& o) {
+using nlohmann::json;
+
+int64_t dt_rank_of(const MambaOptions& o) {
+  return o.dt_rank > 0 ? o.dt_rank : (o.dim + 15) / 16;
+}
+
+void read_mamba(const HfSection& file, MambaOptions& model) {
+  const std::string activation = file.text("hidden_act", "silu");
+  TWOBP_CHECK(activation == "silu", file.origin, ": hidden_act ", shown(activation),
+              " is not supported: \"silu\" is");
+  file.require_false("use_bias");
+  TWOBP_CHECK(file.boolean("use_conv_bias", true), file.origin,
+              ": use_conv_bias false is not supported: the convolution has a bias");
+  model.dim = file.integer("hidden_size");
+  model.layers = file.integer("num_hidden_layers");
+  model.vocab = file.integer("vocab_size");
+  model.state = file.integer("state_size", 16);
+  model.conv_kernel = file.integer("conv_kernel", 4);
+  model.expand = file.integer("expand", 2);
+  const json* rank = file.find("time_step_rank");
+  model.dt_rank = rank == nullptr || *rank == "auto" ? 0 : file.integer("time_step_rank");
+  TWOBP_CHECK(rank == nullptr || *rank == "auto" || model.dt_rank > 0, file.origin, ": time_step_rank is 0");
+  model.norm_eps = file.number("layer_norm_epsilon", 1e-5);
+  model.tied = file.boolean("tie_word_embeddings", true);
+  TWOBP_CHECK(model.conv_kernel <= kMaxConvKernel, file.origin, ": conv_kernel ", model.conv_kernel,
+              " is not supported: ", kMaxConvKernel, " at most");
+  model.dt_rank = dt_rank_of(model);
+}
+
+void write_mamba(const MambaOptions& config, json& out) {
+  out.update({{"hidden_size", config.dim},
+              {"num_hidden_layers", config.layers},
+              {"vocab_size", config.vocab},
+              {"state_size", config.state},
+              {"conv_kernel", config.conv_kernel},
+              {"expand", config.expand},
+              {"intermediate_size", config.expand * config.dim},
+              {"time_step_rank", dt_rank_of(config)},
+              {"layer_norm_epsilon", config.norm_eps},
+              {"tie_word_embeddings", config.tied},
+              {"hidden_act", "silu"},
+              {"use_bias", false},
+              {"use_conv_bias", true}});
+}
+
+// The first converted models have it otherwise; transformers reads them too.
+std::string rename_mamba(const std::string& stored) {
+  return stored == "backbone.embedding.weight" ? "backbone.embeddings.weight" : stored;
+}
+
+std::vector<Key> mamba_keys() {
+  using O = MambaOptions;
+  return {
+      TWOBP_KEY(O, dim, "width of the model").in("features").from(1, kMaxWidth),
+      TWOBP_KEY(O, layers, "depth of the model").in("blocks").from(1, kMaxCount),
+      vocab_key<O>(),
+      TWOBP_KEY(O, norm_eps, "added to the mean square in RMSNorm").above(0),
+      TWOBP_KEY(O, tied, "input and output embeddings share one matrix"),
+      TWOBP_KEY(O, state, "of a channel of the scan").in("numbers").from(1, kMaxCount),
+      TWOBP_KEY(O, conv_kernel, "width of the convolution, 16 at most").in("positions").from(1, kMaxCount),
+      TWOBP_KEY(O, expand, "channels of the scan, times dim").from(1, kMaxCount),
+      TWOBP_KEY(O, dt_rank, "width of the steps before their projection; 0: dim / 16")
+          .in("features")
+          .from(0, kMaxWidth),
+      init_std_key<O>(),
+  };
+}
+
+}  // namespace
+
+ModelSpec mamba(const MambaOptions& o, const BuildSettings& s) {
   TWOBP_CHECK(o.layers >= 1 && o.dim >= 1 && o.vocab >= 1 && o.state >= 1 && o.expand >= 1 && o.dt_rank >= 0,
               "a Mamba needs at least one layer, dim, vocab, state and expand of at least 1");
   const std::string embedding = "backbone.embeddings.weight";
-  const MambaMixerShape shape{o.dim, o.expand * o.dim, o.state, o.conv_kernel,
-                              o.dt_rank > 0 ? o.dt_rank : (o.dim + 15) / 16};
+  const MambaMixerShape shape{o.dim, o.expand * o.dim, o.state, o.conv_kernel, dt_rank_of(o)};
   ModelSpec model;
-  model.layers.push_back({"backbone.embeddings", "embedding", [o, embedding] {
+  model.layers.push_back({"backbone.embeddings", "embedding", [o, s, embedding] {
                             return std::make_unique<Embedding>(embedding, o.vocab, o.dim, o.init_std,
-                                                               o.dtype);
+                                                               s.dtype);
                           }});
   for (int64_t i = 0; i < o.layers; ++i) {
     const std::string block = "backbone.layers." + std::to_string(i);
     model.layers.push_back(
-        {block + ".in_proj", "in_proj", [o, shape, block] {
+        {block + ".in_proj", "in_proj", [o, s, shape, block] {
            return std::make_unique<ResidualBegin>(
-               make_sequential(std::make_unique<RmsNorm>(block + ".norm.weight", o.dim, o.norm_eps, o.dtype),
+               make_sequential(std::make_unique<RmsNorm>(block + ".norm.weight", o.dim, o.norm_eps, s.dtype),
                                make_linear({{block + ".mixer.in_proj.weight", 2 * shape.inner}}, o.dim,
-                                           o.init_std, o.dtype, o.lora)));
+                                           o.init_std, s.dtype, s.lora)));
          }});
-    model.layers.push_back({block + ".mixer", "mixer", [o, shape, block] {
+    model.layers.push_back({block + ".mixer", "mixer", [o, s, shape, block] {
                               return std::make_unique<ResidualEnd>(std::make_unique<MambaMixer>(
-                                  block + ".mixer", shape, o.init_std, o.dtype, o.lora));
+                                  block + ".mixer", shape, o.init_std, s.dtype, s.lora));
                             }});
   }
   const std::string head = o.tied ? embedding : "lm_head.weight";
   model.layers.push_back(
-      {"lm_head", "head", [o, head] {
+      {"lm_head", "head", [o, s, head] {
          return make_sequential(
-             std::make_unique<RmsNorm>("backbone.norm_f.weight", o.dim, o.norm_eps, o.dtype),
-             make_linear({{head, o.vocab}}, o.dim, o.init_std, o.dtype, o.lora),
+             std::make_unique<RmsNorm>("backbone.norm_f.weight", o.dim, o.norm_eps, s.dtype),
+             make_linear({{head, o.vocab}}, o.dim, o.init_std, s.dtype, s.lora),
              std::make_unique<CrossEntropy>());
        }});
   return model;
+}
+
+ModelType mamba_type() {
+  ModelType type = make_model_type<MambaOptions>(mamba_keys());
+  type.hf_type = "mamba";
+  type.hf_class = "MambaForCausalLM";
+  type.names.rename = rename_mamba;
+  type.lora = true;
+  type.reduced_precision = true;
+  type.input = [](const ModelOptions& o) {
+    ModelInput input;
+    input.vocab = o.as<MambaOptions>().vocab;
+    return input;
+  };
+  type.fill_in = [](ModelOptions& o) { o.as<MambaOptions>().dt_rank = dt_rank_of(o.as<MambaOptions>()); };
+  type.check = [](const ModelOptions& o) {
+    const int64_t kernel = o.as<MambaOptions>().conv_kernel;
+    TWOBP_CHECK(kernel <= kMaxConvKernel, "model.conv_kernel (", kernel, ") is above ", kMaxConvKernel,
+                ", the widest that is supported.");
+  };
+  type.build = [](const ModelOptions& o, const BuildSettings& s) { return mamba(o.as<MambaOptions>(), s); };
+  type.read_hf = [](const HfSection& file, ModelOptions& o) { read_mamba(file, o.as<MambaOptions>()); };
+  type.write_hf = [](const ModelOptions& o, int64_t /*sequence*/, json& out) {
+    write_mamba(o.as<MambaOptions>(), out);
+  };
+  return type;
 }
 
 }  // namespace twobp

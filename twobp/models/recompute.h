@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "twobp/nn/layers/recompute.h"
 #include "twobp/models/model.h"
+#include "twobp/nn/layers/recompute.h"
 
 namespace twobp {
 

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <regex>
+
+#include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
 #include "twobp/nn/layers/batch_norm.h"
@@ -15,7 +18,50 @@
 namespace twobp {
 namespace {
 
-std::unique_ptr<Layer> stem(const ResnetOptions& o) {
+using nlohmann::json;
+
+// Not one of Hugging Face's: its stem is always 7 x 7 with stride 2 and pooling. transformers refuses the
+// weights of the other one, whose kernel has another shape.
+constexpr const char* kSmallImages = "small_images";
+
+// transformers' number of classes without id2label.
+constexpr int64_t kUsualClasses = 2;
+
+// As in the paper: each stage is twice as wide as the previous one.
+ResnetOptions filled_in(ResnetOptions config) {
+  if (!config.widths.empty()) return config;
+  int width = config.block == "bottleneck" ? 256 : 64;
+  for (size_t i = 0; i < config.depths.size(); ++i, width *= 2) config.widths.push_back(width);
+  return config;
+}
+
+struct Resnet : ResnetOptions {
+  at::ScalarType dtype;
+
+  bool bottleneck() const { return block == "bottleneck"; }
+};
+
+void check_resnet(const ResnetOptions& given) {
+  ResnetOptions config = given;
+  TWOBP_CHECK(!config.depths.empty() && config.depths.size() <= 16,
+              "model.depths needs the number of blocks of each stage, of 1 to 16 stages.");
+  config = filled_in(config);
+  TWOBP_CHECK(config.widths.size() == config.depths.size(), "model.widths has ", config.widths.size(),
+              " numbers and model.depths ", config.depths.size(), ": both have one for each stage.");
+  for (const int depth : config.depths) {
+    TWOBP_CHECK(depth >= 1 && depth <= 4096, "model.depths: a stage of ", depth,
+                " blocks, but it has 1 to 4096.");
+  }
+  for (const int width : config.widths) {
+    TWOBP_CHECK(width >= 1 && width <= 1 << 16, "model.widths: a stage of ", width,
+                " channels, but it has 1 to 65536.");
+    TWOBP_CHECK(config.block != "bottleneck" || width % 4 == 0, "model.widths: ", width,
+                " is not a multiple of 4, as it must be for model.block \"bottleneck\", which narrows to a "
+                "quarter.");
+  }
+}
+
+std::unique_ptr<Layer> stem(const Resnet& o) {
   const std::string name = "resnet.embedder.embedder.";
   const ConvolutionOptions convolution = o.small_images ? ConvolutionOptions{o.channels, o.stem, 3, 1, 1}
                                                         : ConvolutionOptions{o.channels, o.stem, 7, 2, 3};
@@ -29,7 +75,7 @@ std::unique_ptr<Layer> stem(const ResnetOptions& o) {
 }
 
 // The deviation of PyTorch's uniform numbers for a Linear: 1 / sqrt(3 in). The bias begins at 0.
-std::unique_ptr<Layer> head(const ResnetOptions& o) {
+std::unique_ptr<Layer> head(const Resnet& o) {
   const int64_t width = o.widths.back();
   return make_sequential(
       std::make_unique<AveragePool2d>(),
@@ -38,7 +84,7 @@ std::unique_ptr<Layer> head(const ResnetOptions& o) {
       std::make_unique<CrossEntropy>());
 }
 
-void check(const ResnetOptions& o) {
+void check(const Resnet& o) {
   TWOBP_CHECK(!o.widths.empty() && o.widths.size() == o.depths.size(),
               "a ResNet has a width and a depth for each ", "stage, at least one: there are ",
               o.widths.size(), " widths and ", o.depths.size(), " depths");
@@ -48,14 +94,121 @@ void check(const ResnetOptions& o) {
                   o.channels >= 1,
               "a ResNet needs widths, depths, stem, classes and channels of at least 1");
   for (const int64_t width : o.widths) {
-    TWOBP_CHECK(!o.bottleneck || width % 4 == 0, "the width ", width,
+    TWOBP_CHECK(!o.bottleneck() || width % 4 == 0, "the width ", width,
                 " of a stage of bottlenecks is not a multiple of 4");
   }
 }
 
+int64_t classes_of(const HfSection& file) {
+  const json* labels = file.find("id2label");
+  TWOBP_CHECK(labels == nullptr || labels->is_object(), file.origin, ": id2label is ", shown(*labels),
+              ", not an object");
+  return file.integer("num_labels", labels ? static_cast<int64_t>(labels->size()) : kUsualClasses);
+}
+
+void read_resnet(const HfSection& file, ResnetOptions& config) {
+  for (const char* key : {"downsample_in_first_stage", "downsample_in_bottleneck"}) file.require_false(key);
+  const std::string activation = file.text("hidden_act", "relu");
+  TWOBP_CHECK(activation == "relu", file.origin, ": hidden_act ", shown(activation),
+              " is not supported: \"relu\" is");
+  const std::string block = file.text("layer_type", "bottleneck");
+  TWOBP_CHECK(block == "bottleneck" || block == "basic", file.origin, ": layer_type ", shown(block),
+              " is not supported: \"bottleneck\" and \"basic\" are");
+  // What transformers takes where a key is missing, whatever the block.
+  const ResnetOptions defaults;
+  config.block = block;
+  config.stem = file.integer("embedding_size", 64);
+  config.widths =
+      file.find("hidden_sizes") ? file.integers("hidden_sizes") : std::vector{256, 512, 1024, 2048};
+  config.depths = file.find("depths") ? file.integers("depths") : defaults.depths;
+  config.channels = file.integer("num_channels", 3);
+  config.classes = classes_of(file);
+  config.small_images = file.boolean(kSmallImages, false);
+  try {
+    check_resnet(config);
+  } catch (const Error& error) {
+    fail(file.origin, ": ", error.what());
+  }
+}
+
+void write_resnet(const ResnetOptions& given, json& out) {
+  const ResnetOptions config = filled_in(given);
+  const auto labels = out.find("id2label");
+  if (labels == out.end() || !labels->is_object() || static_cast<int64_t>(labels->size()) != config.classes) {
+    json names = json::object();
+    json numbers = json::object();
+    for (int64_t i = 0; i < config.classes; ++i) {
+      const std::string name = concat("LABEL_", i);
+      names[std::to_string(i)] = name;
+      numbers[name] = i;
+    }
+    out["id2label"] = names;
+    out["label2id"] = numbers;
+  }
+  out.erase("num_labels");  // the other way to say the same
+  out.update({{"num_channels", config.channels},
+              {"embedding_size", config.stem},
+              {"hidden_sizes", config.widths},
+              {"depths", config.depths},
+              {"layer_type", config.block},
+              {"hidden_act", "relu"},
+              {"downsample_in_first_stage", false},
+              {"downsample_in_bottleneck", false}});
+  out.erase(kSmallImages);
+  if (config.small_images) out[kSmallImages] = true;
+}
+
+// "conv1.weight", "bn1.bias", "layer2.0.conv3.weight", "layer2.0.downsample.1.running_mean", "fc.bias" of
+// torchvision, and the names of a ResNetModel, which has no classifier.
+std::string rename_resnet(const std::string& stored) {
+  static const std::regex stem_norm("bn1\\.(\\w+)");
+  static const std::regex in_block("layer(\\d+)\\.(\\d+)\\.(conv|bn)(\\d)\\.(\\w+)");
+  static const std::regex shortcut("layer(\\d+)\\.(\\d+)\\.downsample\\.([01])\\.(\\w+)");
+  std::smatch found;
+  const auto block = [&] {
+    return concat("resnet.encoder.stages.", std::stol(found[1]) - 1, ".layers.", found[2].str());
+  };
+  if (stored.size() > 200) return stored;
+  if (stored == "conv1.weight") return "resnet.embedder.embedder.convolution.weight";
+  if (stored.starts_with("fc.")) return "classifier.1." + stored.substr(3);
+  if (stored.starts_with("embedder.") || stored.starts_with("encoder.")) return "resnet." + stored;
+  if (std::regex_match(stored, found, stem_norm)) {
+    return "resnet.embedder.embedder.normalization." + found[1].str();
+  }
+  if (std::regex_match(stored, found, in_block) && found[1].length() < 4) {
+    return concat(block(), ".layer.", std::stol(found[4]) - 1,
+                  found[3] == "conv" ? ".convolution." : ".normalization.", found[5].str());
+  }
+  if (std::regex_match(stored, found, shortcut) && found[1].length() < 4) {
+    return concat(block(), found[3] == "0" ? ".shortcut.convolution." : ".shortcut.normalization.",
+                  found[4].str());
+  }
+  return stored;
+}
+
+bool may_lack_of_resnet(const std::string& parameter) {
+  return parameter.starts_with("classifier.");
+}
+
+std::vector<Key> resnet_keys() {
+  using O = ResnetOptions;
+  return {
+      TWOBP_KEY(O, classes, "what pictures are told apart by").in("classes").from(2, kMaxWidth),
+      TWOBP_KEY(O, channels, "of a picture").in("channels").from(1, kMaxCount),
+      TWOBP_KEY(O, stem, "of the first convolution").in("channels").from(1, kMaxCount),
+      TWOBP_KEY(O, small_images,
+                "that is 3 x 3 with stride 1 and without pooling, for images of 28 or 32 pixels"),
+      TWOBP_KEY(O, block, "three convolutions of which one is 3 x 3, or two of 3 x 3")
+          .one_of({"bottleneck", "basic"}),
+      TWOBP_KEY(O, depths, "of each stage; every stage but the first halves height and width").in("blocks"),
+      TWOBP_KEY(O, widths, "of each stage; []: 64, 128, 256, 512, times 4 of bottlenecks").in("channels"),
+  };
+}
+
 }  // namespace
 
-ModelSpec resnet(const ResnetOptions& o) {
+ModelSpec resnet(const ResnetOptions& options, const BuildSettings& settings) {
+  const Resnet o{filled_in(options), settings.dtype};
   check(o);
   ModelSpec model;
   model.input_field = "pixel_values";
@@ -65,7 +218,7 @@ ModelSpec resnet(const ResnetOptions& o) {
     for (int64_t i = 0; i < o.depths[stage]; ++i) {
       const std::string name =
           "resnet.encoder.stages." + std::to_string(stage) + ".layers." + std::to_string(i);
-      const ResidualBlockOptions block{in, o.widths[stage], stage > 0 && i == 0 ? 2 : 1, o.bottleneck};
+      const ResidualBlockOptions block{in, o.widths[stage], stage > 0 && i == 0 ? 2 : 1, o.bottleneck()};
       // Blocks of one shape cost the same. Each kind takes what the one before it gives.
       const std::string kind = concat("stage ", stage, i == 0 ? " first block" : " block");
       model.layers.push_back(
@@ -75,6 +228,32 @@ ModelSpec resnet(const ResnetOptions& o) {
   }
   model.layers.push_back({"classifier", "head", [o] { return head(o); }});
   return model;
+}
+
+ModelType resnet_type() {
+  ModelType type = make_model_type<ResnetOptions>(resnet_keys());
+  type.hf_type = "resnet";
+  type.hf_class = "ResNetForImageClassification";
+  type.hf_others = {"ResNetModel"};
+  type.names.rename = rename_resnet;
+  type.names.may_lack = may_lack_of_resnet;
+  type.reduced_precision = true;
+  type.forward_changes_buffers = true;
+  type.input = [](const ModelOptions& o) {
+    ModelInput input;
+    input.kind = InputKind::kImages;
+    input.channels = o.as<ResnetOptions>().channels;
+    input.classes = o.as<ResnetOptions>().classes;
+    return input;
+  };
+  type.fill_in = [](ModelOptions& o) { o.as<ResnetOptions>() = filled_in(o.as<ResnetOptions>()); };
+  type.check = [](const ModelOptions& o) { check_resnet(o.as<ResnetOptions>()); };
+  type.build = [](const ModelOptions& o, const BuildSettings& s) { return resnet(o.as<ResnetOptions>(), s); };
+  type.read_hf = [](const HfSection& file, ModelOptions& o) { read_resnet(file, o.as<ResnetOptions>()); };
+  type.write_hf = [](const ModelOptions& o, int64_t /*sequence*/, json& out) {
+    write_resnet(o.as<ResnetOptions>(), out);
+  };
+  return type;
 }
 
 }  // namespace twobp

@@ -7,16 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "twobp/core/link_speed.h"
 #include "twobp/plan/adviser.h"
 #include "twobp/plan/cost_model.h"
 #include "twobp/schedule/schedule.h"
 
 namespace twobp {
-
-struct LinkSpeed {
-  double latency = 0;           // seconds
-  double bytes_per_second = 0;  // 0: no limit
-};
 
 // The machine's network, where it is another than the one that the cost model was measured on.
 struct Interconnect {

@@ -14,7 +14,7 @@
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/train/checkpoint/checkpoint_format.h"
 #include "twobp/train/checkpoint/same_run.h"
-#include "twobp/config/config_keys.h"
+#include "twobp/config/settings.h"
 
 namespace twobp {
 namespace {
@@ -59,20 +59,12 @@ std::string shown(const std::string& value) {
 }  // namespace
 
 Facts facts_of_program(const Config& config) {
-  static const std::set<std::string> free = {
-      "model.from",   "model.adapter", "data.text",       "data.tokenizer", "data.cache",
-      "data.tokens",  "data.arrays",   "data.images",     "data.idx",       "data.cifar",
-      "data.workers", "pipeline.pin",  "train.log_every", "save.model",     "save.checkpoints"};
   Facts facts = {{"program", concat("twobp ", TWOBP_VERSION, ", checksum ", program_checksum())},
                  {"LibTorch", TORCH_VERSION},
                  {"CPU kernels", kernels_in_use(config.pipeline.device)}};
-  const json all = json::parse(config_to_json(config));
-  for (const ConfigKey& key : config_keys()) {
-    const std::string name = key.full_name();
-    if (!free.contains(name)) {
-      facts.emplace_back(name, all[std::string(key.section)][std::string(key.name)].dump());
-    }
-  }
+  for_each_key(config, [&facts](const std::string& name, const Key& key, void* values) {
+    if (!key.per_process) facts.emplace_back(name, value_to_json(key, values));
+  });
   return facts;
 }
 

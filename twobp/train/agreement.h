@@ -8,7 +8,7 @@
 
 #include "twobp/models/model.h"
 #include "twobp/schedule/schedule_source.h"
-#include "twobp/config/config.h"
+#include "twobp/train/config.h"
 #include "twobp/data/data.h"
 #include "twobp/train/processes.h"
 

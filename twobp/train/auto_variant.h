@@ -7,7 +7,6 @@
 namespace twobp {
 
 // What pipeline.schedule says for it.
-inline constexpr std::string_view kAutoSchedule = "auto";
 
 // The schedule found for this pipeline, with the p2 policy that goes with it; batching and cap as asked for.
 // The name says how it was found, what it is predicted to gain over the best named schedule under the same

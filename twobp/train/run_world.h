@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "twobp/config/config.h"
+#include "twobp/train/config.h"
 #include "twobp/transport/launcher.h"
 #include "twobp/transport/world.h"
 

@@ -11,10 +11,10 @@
 #include "twobp/train/agreement.h"
 #include "twobp/train/auto_variant.h"
 #include "twobp/train/fault_injection.h"
-#include "twobp/models/architecture.h"
-#include "twobp/models/build_model.h"
-#include "twobp/train/load_model.h"
-#include "twobp/models/lora.h"
+#include "twobp/models/model_type.h"
+#include "twobp/train/build_model.h"
+#include "twobp/train/weights/load_model.h"
+#include "twobp/train/weights/adapter_files.h"
 #include "twobp/train/processes.h"
 #include "twobp/transport/collectives.h"
 
@@ -22,7 +22,7 @@ namespace twobp {
 namespace {
 
 ModelWeights weights_of(const ModelConfig& model) {
-  return ModelWeights(model.from, architecture(model.type).names);
+  return ModelWeights(model.from, model.type.type().names);
 }
 
 ModelSpec model_of(const Config& config) {
@@ -44,10 +44,10 @@ void check_world(const PipelineConfig& config, const PipelineShape& shape, const
 DataSplit open_in_turn(const Config& config, const World& world) {
   constexpr double kDay = 86400;  // seconds: tokenizing takes as long as it takes; its death ends the wait
   DataSplit data;
-  if (world.is_first()) data = open_data(config.data, config.model, config.train.seed);
+  if (world.is_first()) data = open_data(config.data, config.model.input(), config.train.seed);
   at::Tensor opened = at::zeros({1});
   broadcast(*world.processes, opened, 0, kDay);
-  if (!world.is_first()) data = open_data(config.data, config.model, config.train.seed);
+  if (!world.is_first()) data = open_data(config.data, config.model.input(), config.train.seed);
   return data;
 }
 

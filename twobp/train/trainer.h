@@ -12,7 +12,7 @@
 
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/checkpoint/position.h"
-#include "twobp/config/config.h"
+#include "twobp/train/config.h"
 #include "twobp/data/data.h"
 #include "twobp/train/replanner.h"
 #include "twobp/train/update/update.h"

@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kUsualSize = 224;
 constexpr int64_t kSyntheticSamples = 1024;
 
-ImageOptions options_of(const DataConfig& data, const ModelConfig& model, int64_t height, int64_t width) {
+ImageOptions options_of(const DataConfig& data, const ModelInput& model, int64_t height, int64_t width) {
   ImageOptions options;
   options.channels = model.channels;
   options.height = data.image_size > 0 ? data.image_size : height;
@@ -33,7 +33,7 @@ ImageOptions options_of(const DataConfig& data, const ModelConfig& model, int64_
   return options;
 }
 
-DataSplit open_folder(const DataConfig& data, const ModelConfig& model, uint64_t seed) {
+DataSplit open_folder(const DataConfig& data, const ModelInput& model, uint64_t seed) {
   TWOBP_CHECK(model.channels == 1 || model.channels == 3, "model.channels is ", model.channels,
               ", but data.images gives pictures of 1 (grey) or 3 (colours): set it to one of these.");
   ImageOptions options = options_of(data, model, kUsualSize, kUsualSize);
@@ -49,7 +49,7 @@ DataSplit open_folder(const DataConfig& data, const ModelConfig& model, uint64_t
 }
 
 // The transform of `train`, which `held_out` has to share.
-ImageTransform transform_of(const PixelArray& train, const DataConfig& data, const ModelConfig& model) {
+ImageTransform transform_of(const PixelArray& train, const DataConfig& data, const ModelInput& model) {
   ImageOptions options = options_of(data, model, train.height, train.width);
   if (train.type == at::kByte && (data.mean.empty() || data.std.empty())) {
     const PixelStatistics measured = pixel_statistics(train);
@@ -59,7 +59,7 @@ ImageTransform transform_of(const PixelArray& train, const DataConfig& data, con
   return ImageTransform(options);
 }
 
-DataSplit open_pixels(PixelArray train, const DataConfig& data, const ModelConfig& model, uint64_t seed) {
+DataSplit open_pixels(PixelArray train, const DataConfig& data, const ModelInput& model, uint64_t seed) {
   check_pictures(train, model.channels, model.classes);
   const ImageTransform transform = transform_of(train, data, model);
   const std::vector<int64_t> labels = train.labels;
@@ -68,7 +68,7 @@ DataSplit open_pixels(PixelArray train, const DataConfig& data, const ModelConfi
 }
 
 // With pictures that are there to be held out.
-DataSplit open_pixels(PixelArray train, PixelArray held_out, const DataConfig& data, const ModelConfig& model,
+DataSplit open_pixels(PixelArray train, PixelArray held_out, const DataConfig& data, const ModelInput& model,
                       uint64_t seed) {
   check_pictures(train, model.channels, model.classes);
   check_pictures(held_out, model.channels, model.classes);
@@ -77,14 +77,14 @@ DataSplit open_pixels(PixelArray train, PixelArray held_out, const DataConfig& d
           std::make_shared<PixelDataset>(std::move(held_out), transform, seed)};
 }
 
-DataSplit open_idx(const DataConfig& data, const ModelConfig& model, uint64_t seed) {
+DataSplit open_idx(const DataConfig& data, const ModelInput& model, uint64_t seed) {
   PixelArray train = read_idx(data.idx, "train");
   if (data.held_out == 0 || !has_idx(data.idx, "t10k"))
     return open_pixels(std::move(train), data, model, seed);
   return open_pixels(std::move(train), read_idx(data.idx, "t10k"), data, model, seed);
 }
 
-DataSplit open_cifar(const DataConfig& data, const ModelConfig& model, uint64_t seed) {
+DataSplit open_cifar(const DataConfig& data, const ModelInput& model, uint64_t seed) {
   PixelArray train = read_cifar(matching_files(
       (std::filesystem::path(data.cifar) / "data_batch_*.bin").string(), "data.cifar", ".bin"));
   const std::string held_out = (std::filesystem::path(data.cifar) / "test_batch.bin").string();
@@ -95,7 +95,7 @@ DataSplit open_cifar(const DataConfig& data, const ModelConfig& model, uint64_t 
   return open_pixels(std::move(train), read_cifar({held_out}), data, model, seed);
 }
 
-DataSplit open_synthetic(const DataConfig& data, const ModelConfig& model, uint64_t seed) {
+DataSplit open_synthetic(const DataConfig& data, const ModelInput& model, uint64_t seed) {
   const int64_t size = data.image_size > 0 ? data.image_size : kUsualSize;
   const auto images =
       std::make_shared<SyntheticImages>(kSyntheticSamples, model.channels, size, model.classes, seed);
@@ -104,7 +104,7 @@ DataSplit open_synthetic(const DataConfig& data, const ModelConfig& model, uint6
 
 }  // namespace
 
-DataSplit open_images(const DataConfig& data, const ModelConfig& model, uint64_t seed) {
+DataSplit open_images(const DataConfig& data, const ModelInput& model, uint64_t seed) {
   if (!data.images.empty()) return open_folder(data, model, seed);
   if (!data.idx.empty()) return open_idx(data, model, seed);
   if (!data.cifar.empty()) return open_cifar(data, model, seed);

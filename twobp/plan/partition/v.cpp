@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "twobp/core/figures.h"
 #include "twobp/plan/partition/problem.h"
 
 namespace twobp {

@@ -9,7 +9,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/train/checkpoint/checkpoint_folder.h"
-#include "twobp/models/build_model.h"
+#include "twobp/train/build_model.h"
 
 namespace twobp {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "twobp/train/checkpoint/checkpoint.h"
-#include "twobp/config/config.h"
-#include "twobp/train/save_model.h"
+#include "twobp/train/config.h"
+#include "twobp/train/weights/save_model.h"
 
 namespace twobp {
 

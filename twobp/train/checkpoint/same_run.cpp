@@ -1,7 +1,7 @@
 #include "twobp/train/checkpoint/same_run.h"
 
 #include <algorithm>
-#include <set>
+#include <regex>
 
 #include <nlohmann/json.hpp>
 
@@ -10,43 +10,22 @@
 #include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/train/checkpoint/checkpoint.h"
-#include "twobp/config/config_keys.h"
-#include "twobp/models/architecture.h"
-#include "twobp/models/build_model.h"
+#include "twobp/train/build_model.h"
 
 namespace twobp {
 namespace {
 
 using nlohmann::json;
 
-enum class Rule : uint8_t { kSame, kNoted, kFree };
-
-// A key that is not listed must be the same: a new one is safe until somebody thinks about it.
-Rule rule_of(const ConfigKey& key, bool constant_lr) {
-  static const std::set<std::string> same = {"pipeline.micro_batches", "pipeline.micro_batch_size",
-                                             "optimizer.type", "optimizer.momentum"};
-  static const std::set<std::string> noted = {"pipeline.threads", "pipeline.p2_batching",
-                                              "pipeline.data_parallel", "train.clip_norm"};
-  // Where data comes from is compared by what is in it; the model's weights are the checkpoint's.
-  static const std::set<std::string> free = {
-      "model.from",      "model.adapter",      "model.init_std",   "data.text",      "data.tokenizer",
-      "data.cache",      "data.tokens",        "data.token_type",  "data.arrays",    "data.synthetic",
-      "data.images",     "data.idx",           "data.cifar",       "data.workers",   "train.eval_every",
-      "train.log_every", "train.eval_batches", "train.loss_scale", "optimizer.shard"};
-  const std::string name = key.full_name();
-  if (same.contains(name)) return Rule::kSame;
-  if (name == "train.steps") return constant_lr ? Rule::kFree : Rule::kNoted;
-  if (noted.contains(name) || (key.section == "optimizer" && !free.contains(name))) return Rule::kNoted;
-  if (free.contains(name) || key.section == "pipeline" || key.section == "save") return Rule::kFree;
-  return Rule::kSame;
+// train.steps, which linear and cosine schedules end at, changes their course.
+OnResume rule_of(const std::string& name, const Key& key, bool constant_lr) {
+  return name == "train.steps" && constant_lr ? OnResume::kFree : key.on_resume;
 }
 
 // A key that the checkpoint's program did not have is at its default.
-json value_of(const json& config, const ConfigKey& key, const json& defaults) {
-  const std::string section(key.section);
-  const std::string name(key.name);
-  if (config.contains(section) && config[section].contains(name)) return config[section][name];
-  return defaults[section][name];
+json value_of(const json& config, const std::string& full_name, const json& defaults) {
+  const json::json_pointer place("/" + std::regex_replace(full_name, std::regex("\\."), "/"));
+  return config.contains(place) ? config[place] : defaults.value(place, json());
 }
 
 uint64_t pipeline_value(const json& config, const char* key, const json& defaults) {
@@ -63,8 +42,8 @@ json all_micro_batches(const json& config, const json& defaults) {
 
 // Defaults that stand for a value of other keys, so that writing them out is no difference.
 Config filled_in(Config config) {
-  architecture(config.model.type).fill_in(config.model);
-  if (config.pipeline.micro_batches == 0) config.pipeline.micro_batches = micro_batches(config.pipeline);
+  config.model.type.type().fill_in(config.model.type);
+  if (config.pipeline.micro_batches == 0) config.pipeline.micro_batches = pipeline_shape(config.pipeline).micro_batches;
   return config;
 }
 
@@ -110,33 +89,35 @@ RunFacts facts_of_run(const Config& config, const Dataset& train, const Variant&
 std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& now) {
   const json before = json::parse(saved.config);
   const json after = json::parse(now.config);
-  const json defaults = json::parse(config_to_json(Config{}));
+  Config usual;  // of the same model type, whose keys there are
+  usual.model.type = ModelOptions(after["model"]["type"].get<std::string>());
+  const json defaults = json::parse(config_to_json(usual));
   const bool constant_lr = after["optimizer"]["schedule"] == "constant";
   const bool replicas = pipeline_value(before, "data_parallel", defaults) != 1 ||
                         pipeline_value(after, "data_parallel", defaults) != 1;
   std::vector<std::string> differences;
   std::vector<std::string> notes;
   std::vector<std::string> sources;  // of the data
-  for (const ConfigKey& key : config_keys()) {
-    const bool batches = key.full_name() == "pipeline.micro_batches";
-    const json old_value = batches ? all_micro_batches(before, defaults) : value_of(before, key, defaults);
-    const json new_value = batches ? all_micro_batches(after, defaults) : value_of(after, key, defaults);
-    if (old_value == new_value) continue;
+  for_each_key(usual, [&](const std::string& name, const Key& key, void*) {
+    const bool batches = name == "pipeline.micro_batches";
+    const json old_value = batches ? all_micro_batches(before, defaults) : value_of(before, name, defaults);
+    const json new_value = batches ? all_micro_batches(after, defaults) : value_of(after, name, defaults);
+    if (old_value == new_value) return;
     const std::string text =
-        concat(key.full_name(), batches && replicas ? " x pipeline.data_parallel is " : " is ",
+        concat(name, batches && replicas ? " x pipeline.data_parallel is " : " is ",
                new_value.dump(), " but ", old_value.dump(), " in the checkpoint");
-    switch (rule_of(key, constant_lr)) {
-      case Rule::kSame:
+    switch (rule_of(name, key, constant_lr)) {
+      case OnResume::kSame:
         differences.push_back(text);
         break;
-      case Rule::kNoted:
+      case OnResume::kNoted:
         notes.push_back(text + ": from here on the run is not the one that was stopped");
         break;
-      case Rule::kFree:
-        if (key.section == "data") sources.push_back(text);
+      case OnResume::kFree:
+        if (name.starts_with("data.")) sources.push_back(text);
         break;
     }
-  }
+  });
   if (differences.empty() && saved.data != now.data) {
     differences = sources;
     differences.push_back(

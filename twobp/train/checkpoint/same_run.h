@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "twobp/config/config.h"
+#include "twobp/train/config.h"
 #include "twobp/data/data.h"
 #include "twobp/train/variant.h"
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "twobp/config/config.h"
+#include "twobp/train/config.h"
 
 namespace twobp {
 

@@ -10,7 +10,7 @@
 #include <ATen/ATen.h>
 
 #include "twobp/nn/parameter.h"
-#include "twobp/config/config.h"
+#include "twobp/train/config.h"
 #include "twobp/train/update/savepoint.h"
 
 namespace twobp {

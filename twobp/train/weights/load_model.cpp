@@ -1,4 +1,4 @@
-#include "twobp/train/load_model.h"
+#include "twobp/train/weights/load_model.h"
 
 #include <algorithm>
 #include <set>

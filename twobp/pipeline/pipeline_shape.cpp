@@ -1,45 +1,11 @@
-#include "twobp/models/build_model.h"
+#include "twobp/pipeline/pipeline_shape.h"
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/models/freeze.h"
-#include "twobp/models/recompute.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/train/auto_variant.h"
-#include "twobp/models/architecture.h"
 
 namespace twobp {
-
-at::ScalarType compute_dtype(const std::string& precision) {
-  if (precision == "bf16") return at::kBFloat16;
-  if (precision == "fp16") return at::kHalf;
-  TWOBP_CHECK(precision == "fp32", "unknown precision '", precision, "'");
-  return at::kFloat;
-}
-
-ModelSpec build_model(const ModelConfig& config, at::ScalarType dtype) {
-  ModelSpec model = architecture(config.type).build(config, dtype);
-  if (config.lora > 0) {
-    check_lora_targets(model, {config.lora, config.lora_alpha, config.lora_targets});
-    freeze_all_but_lora(model);
-  }
-  freeze(model, config.freeze);
-  return model;
-}
-
-ModelSpec build_model(const Config& config) {
-  ModelSpec model = build_model(config.model, compute_dtype(config.train.precision));
-  try {
-    std::vector<RecomputeRule> rules;
-    for (const std::string& rule : config.pipeline.recompute) rules.push_back(parse_recompute_rule(rule));
-    recompute(model, recompute_modes(model, rules, config.pipeline.split));
-  } catch (const Error& error) {
-    fail("pipeline.recompute: ", error.what(), ".");
-  }
-  return model;
-}
-
 namespace {
 
 // Of a schedule in a file, which has its own: the configuration may say the same, or nothing.
@@ -97,22 +63,6 @@ PipelineShape pipeline_shape(const PipelineConfig& config, const ScheduleSource&
     shape.micro_batches = default_micro_batches(config.schedule, shape.stages, shape.ranks);
   }
   return shape;
-}
-
-PipelineOptions pipeline_options(const Config& config, const PipelineShape& shape) {
-  PipelineOptions options;
-  options.stages = shape.stages;
-  options.rank_of_stage = shape.rank_of_stage;
-  options.split = config.pipeline.split;
-  options.threads.threads_per_rank = config.pipeline.threads;
-  options.threads.pin = config.pipeline.pin;
-  options.seed = config.train.seed;
-  options.timeout = config.pipeline.timeout;
-  return options;
-}
-
-int micro_batches(const PipelineConfig& config) {
-  return pipeline_shape(config).micro_batches;
 }
 
 }  // namespace twobp

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "twobp/nn/parameter.h"
-#include "twobp/config/config.h"
+#include "twobp/train/config.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/train/processes.h"
 

@@ -1,4 +1,4 @@
-#include "twobp/train/save_model.h"
+#include "twobp/train/weights/save_model.h"
 
 #include <array>
 #include <cstdio>
@@ -11,9 +11,9 @@
 #include "twobp/files/mapped_file.h"
 #include "twobp/files/new_file.h"
 #include "twobp/files/safetensors.h"
-#include "twobp/models/architecture.h"
+#include "twobp/models/model_type.h"
 #include "twobp/models/hf_config.h"
-#include "twobp/models/lora.h"
+#include "twobp/train/weights/adapter_files.h"
 
 namespace twobp {
 namespace {
@@ -171,7 +171,7 @@ void remove_stale_weights(const fs::path& folder, const std::set<std::string>& k
 }
 
 void check_type(const ModelConfig& config) {
-  TWOBP_CHECK(!architecture(config.type).hf_type.empty(), "a model of type ", config.type,
+  TWOBP_CHECK(!config.type.type().hf_type.empty(), "a model of type ", config.type.name(),
               " cannot be saved, models that can are: ", hf_models());
 }
 

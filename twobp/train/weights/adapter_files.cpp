@@ -1,4 +1,4 @@
-#include "twobp/models/lora.h"
+#include "twobp/train/weights/adapter_files.h"
 
 #include <filesystem>
 #include <map>

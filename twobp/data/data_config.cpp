@@ -1,0 +1,153 @@
+// The keys of the data, and which data a model can read, as far as the configuration alone tells.
+#include "twobp/data/data_config.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+#include "twobp/data/text/special_tokens.h"
+
+namespace twobp {
+namespace {
+
+// The keys that say where data comes from, of those that are set.
+std::vector<std::string> sources(const DataConfig& data) {
+  const std::vector<std::pair<std::string, const std::string*>> keys = {
+      {"data.text", &data.text},          {"data.tokens", &data.tokens}, {"data.arrays", &data.arrays},
+      {"data.images", &data.images},      {"data.idx", &data.idx},       {"data.cifar", &data.cifar},
+      {"data.synthetic", &data.synthetic}};
+  std::vector<std::string> given;
+  for (const auto& [name, value] : keys) {
+    if (!value->empty()) given.push_back(name);
+  }
+  return given;
+}
+
+struct Kind {
+  const char* name;       // of what is read
+  const char* synthetic;  // the value of data.synthetic that gives it
+  std::vector<std::string> sources;
+};
+
+Kind kind_of(InputKind input) {
+  switch (input) {
+    case InputKind::kTokens:
+    case InputKind::kMaskedTokens:
+      return {"tokens", "tokens", {"data.text", "data.tokens", "data.arrays"}};
+    case InputKind::kImages:
+      return {"pictures", "images", {"data.images", "data.idx", "data.cifar", "data.arrays"}};
+    case InputKind::kVectors:
+      return {"vectors", "vectors", {}};
+  }
+  fail("kind_of: unknown input.");
+}
+
+void check_kind(const std::string& source, const DataConfig& data, const ModelInput& model) {
+  const Kind kind = kind_of(model.kind);
+  const bool synthetic = source == "data.synthetic";
+  if (synthetic ? data.synthetic == kind.synthetic
+                : std::find(kind.sources.begin(), kind.sources.end(), source) != kind.sources.end()) {
+    return;
+  }
+  const std::string instead = join(kind.sources, ", ");
+  fail(source, synthetic ? concat(" is \"", data.synthetic, "\"") : std::string(" is given"),
+       ", but model.type is \"", model.type, "\", which reads ", kind.name, ": set ", instead,
+       instead.empty() ? "" : " or ", "data.synthetic to \"", kind.synthetic,
+       "\" instead, or another model.type.");
+}
+
+// A model that is loaded brings its own vocabulary, and often a tokenizer: open_data knows more.
+void check_text(const std::string& source, const DataConfig& data, const ModelInput& model) {
+  const bool masked = model.kind == InputKind::kMaskedTokens;
+  TWOBP_CHECK(data.tokenizer.empty() || !data.text.empty() || (masked && !data.tokens.empty()),
+              "data.tokenizer is set, but there is no data.text for it: ", source,
+              " needs none, so remove it.");
+  TWOBP_CHECK(!masked || data.tokens.empty() || !data.tokenizer.empty() || !model.from.empty(),
+              "data.tokens is given, but model.type \"", model.type,
+              "\" needs to know which tokens are special: name their tokenizer.json in data.tokenizer.");
+  TWOBP_CHECK(
+      !masked || data.sequence >= 3, "data.sequence is ", data.sequence,
+      ", but a sample of a masked language model has at least 3 tokens: the first and the last are special.");
+  const int64_t bytes = masked ? kMaskedByteVocab : 256;
+  TWOBP_CHECK(data.text.empty() || !data.tokenizer.empty() || !model.from.empty() || model.vocab == bytes,
+              "model.vocab is ", model.vocab, ", but data.text is read as bytes, whose vocabulary is ", bytes,
+              masked ? " with 4 special ones" : "", ": set model.vocab to ", bytes,
+              ", or name a tokenizer.json in data.tokenizer.");
+}
+
+}  // namespace
+
+const Section& data_section() {
+  static const Section section = make_section<DataConfig>(
+      "data",
+      {TWOBP_KEY(DataConfig, text, "glob of plain text files, read as bytes unless there is a tokenizer")
+           .path(),
+       TWOBP_KEY(DataConfig, tokenizer,
+                 "tokenizer.json, or a folder with one, for data.text; \"\": that of model.from, else tokens "
+                 "are bytes")
+           .path(),
+       TWOBP_KEY(DataConfig, cache,
+                 "folder for tokenized text; \"\": .twobp-cache beside the first text file")
+           .path(),
+       TWOBP_KEY(DataConfig, tokens, "glob of token files: little-endian numbers one after the other").path(),
+       TWOBP_KEY(DataConfig, token_type, "of the numbers in data.tokens")
+           .one_of({"uint16", "uint32"})
+           .free_on_resume(),
+       TWOBP_KEY(DataConfig, arrays,
+                 "folder with labels.npy and input_ids.npy, or pixel_values.npy for pictures")
+           .path(),
+       TWOBP_KEY(DataConfig, images, "folder with a sub-folder of JPEG and PNG files for each class").path(),
+       TWOBP_KEY(DataConfig, idx, "folder with MNIST's files, gzipped or not; the t10k ones are held out")
+           .path(),
+       TWOBP_KEY(DataConfig, cifar, "folder with CIFAR-10's binary files; test_batch.bin is held out").path(),
+       TWOBP_KEY(DataConfig, synthetic, "seeded random input, for benchmarks; vectors is for the mlp model")
+           .one_of({"tokens", "images", "vectors"})
+           .free_on_resume(),
+       TWOBP_KEY(DataConfig, sequence, "length of a sample").in("tokens").from(1, kMaxLength),
+       TWOBP_KEY(DataConfig, shuffle, "a new order of the samples each epoch, from train.seed"),
+       TWOBP_KEY(DataConfig, held_out,
+                 "part of the samples kept for evaluation: of text from the end, of pictures from each class")
+           .in("fraction")
+           .from_to_below(0, 1),
+       TWOBP_KEY(DataConfig, workers, "read batches ahead, at a low priority")
+           .in("threads")
+           .from(1, 1024)
+           .free_on_resume()
+           .differs_by_process(),
+       TWOBP_KEY(DataConfig, mask_probability, "masked language models: part of the tokens that are hidden")
+           .in("fraction")
+           .above_to(0, 1),
+       TWOBP_KEY(DataConfig, image_size, "height and width; 0: those of the files, 224 for data.images")
+           .in("pixels")
+           .from(0, kMaxCount),
+       TWOBP_KEY(DataConfig, crop,
+                 "part of a picture in training: the centre, that moved, any part scaled; \"\": resized for "
+                 "data.images")
+           .one_of({"none", "shift", "resized"}),
+       TWOBP_KEY(DataConfig, padding, "how far crop shift moves at most").in("pixels").from(0, kMaxCount),
+       TWOBP_KEY(DataConfig, flip, "pictures left to right, every second time in training"),
+       TWOBP_KEY(
+           DataConfig, mean,
+           "subtracted from pixels (0 to 1); []: ImageNet's for data.images, else measured; none for floats"),
+       TWOBP_KEY(DataConfig, std, "divides them then; [] likewise")});
+  return section;
+}
+
+void check_data(const DataConfig& data, const ModelInput& model) {
+  const std::vector<std::string> given = sources(data);
+  TWOBP_CHECK(
+      !given.empty(),
+      "no data is given: set data.text (a glob of text files), data.tokens (a glob of token files), "
+      "data.arrays "
+      "(a folder of .npy files), data.images (a folder of folders of pictures), data.idx, data.cifar, or "
+      "data.synthetic (tokens, images or vectors).");
+  TWOBP_CHECK(given.size() == 1, join(given, " and "),
+              " are given, but data comes from one source: keep one of them.");
+  check_kind(given.front(), data, model);
+  check_text(given.front(), data, model);
+}
+
+}  // namespace twobp

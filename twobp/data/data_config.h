@@ -1,0 +1,51 @@
+// The section `data` of the configuration.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "twobp/config/section.h"
+#include "twobp/data/model_input.h"
+
+namespace twobp {
+
+struct DataConfig {
+  std::string text;       // glob of plain text files
+  std::string tokenizer;  // tokenizer.json, or a folder with one, for data.text;
+                          // empty: that of model.from if it has one, else tokens are bytes
+  std::string cache;      // folder for tokenized text; empty: .twobp-cache beside the first text file
+  std::string tokens;     // glob of token files: numbers of token_type one after the other, little-endian
+  std::string token_type = "uint16";
+  std::string arrays;      // folder with input_ids.npy or pixel_values.npy, and labels.npy
+  std::string images;      // folder with a sub-folder of JPEG and PNG files for each class
+  std::string idx;         // folder with MNIST's files: train-images-idx3-ubyte[.gz] and so on
+  std::string cifar;       // folder with CIFAR-10's binary files: data_batch_1.bin and so on
+  std::string synthetic;   // "tokens", "images" or "vectors": seeded random input, for benchmarks
+  int64_t sequence = 256;  // tokens
+  bool shuffle = true;
+  double held_out = 0.05;  // fraction of the samples kept for evaluation: of text from the end, of pictures
+                           // from each class; data.idx and data.cifar have files of their own for it
+  int workers = 1;         // threads that read batches ahead
+  double mask_probability = 0.15;  // masked language models: part of the tokens that are hidden
+  int64_t image_size = 0;          // pixels, height and width; 0: those of the files, 224 for data.images
+  std::string crop;     // none, shift, resized: see images/transform.h; empty: resized for data.images
+  int64_t padding = 4;  // pixels, of crop shift
+  bool flip = false;    // left to right, every second time
+  // Subtracted from a pixel (0 to 1), and then divides it: a value, or one per channel. Empty: ImageNet's for
+  // data.images, measured for other bytes, none for float arrays.
+  std::vector<double> mean;
+  std::vector<double> std;
+};
+
+const Section& data_section();
+
+// Whether the model can read the source of data, one of which must be set; open_data checks its content.
+// Throws Error.
+void check_data(const DataConfig& data, const ModelInput& model);
+
+// The tokenizer.json of data.text: what data.tokenizer names or, without that, the one in the folder
+// model.from. Empty: there is none, and tokens are bytes.
+std::string tokenizer_of(const DataConfig& data, const ModelInput& model);
+
+}  // namespace twobp

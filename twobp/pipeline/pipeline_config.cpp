@@ -1,0 +1,209 @@
+#include "twobp/pipeline/pipeline_config.h"
+
+#include <charconv>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "twobp/config/bytes.h"
+#include "twobp/core/check.h"
+#include "twobp/models/recompute.h"
+#include "twobp/pipeline/pipeline_shape.h"
+#include "twobp/plan/auto_schedule/auto_schedule.h"
+#include "twobp/schedule/named_schedules.h"
+
+namespace twobp {
+namespace {
+
+std::vector<std::string> names_and_auto() {
+  std::vector<std::string> names = schedule_names();
+  names.emplace_back(kAutoSchedule);
+  return names;
+}
+
+// "1.05x" -> 1.05; 0 if it is no such thing.
+double parse_times(const std::string& text) {
+  double times = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, status] = std::from_chars(text.data(), end, times, std::chars_format::fixed);
+  const bool parsed =
+      status == std::errc() && std::string_view(rest, end) == "x" && times >= 1 && times <= 1000;
+  return parsed ? times : 0;
+}
+
+// Which layers there are shows when the model is built.
+void check_recompute(const PipelineConfig& pipeline) {
+  try {
+    for (const std::string& text : pipeline.recompute) {
+      const RecomputeRule rule = parse_recompute_rule(text);
+      TWOBP_CHECK(rule.stage < 0 || !pipeline.split.empty(), "\"", text,
+                  "\" needs pipeline.split: without it stages are cut by measured cost, which recomputation "
+                  "changes. Set pipeline.split, or name layers by a pattern");
+    }
+  } catch (const Error& error) {
+    fail("pipeline.recompute: ", error.what(), ".");
+  }
+}
+
+void check_stealing(const PipelineConfig& pipeline) {
+  if (!pipeline.p2_stealing) return;
+  const auto excludes = [](const char* key, const char* why, const char* instead) {
+    fail("pipeline.p2_stealing is set, and so is ", key, ", but ", why, ": set one of them to ", instead,
+         ".");
+  };
+  if (pipeline.run_ahead)
+    excludes("pipeline.run_ahead", "a rank that runs ahead takes nothing off others", "false");
+  if (pipeline.data_parallel > 1)
+    excludes("pipeline.data_parallel", "with replicas a rank sums its own gradients at that time",
+             "its default");
+  if (pipeline.device != "cpu")
+    excludes("pipeline.device", "the memory of a device is out of other ranks' reach", "its default");
+  if (pipeline.p2_batching != "loop")
+    excludes("pipeline.p2_batching", "ranks take single micro-batches off each other", "its default");
+}
+
+}  // namespace
+
+const Section& pipeline_section() {
+  static const Section section = make_section<PipelineConfig>(
+      "pipeline",
+      {TWOBP_KEY(PipelineConfig, ranks, "devices, each with one or more stages; 0: as the stages ask, else 2")
+           .in("ranks")
+           .from(0, kMaxCount)
+           .free_on_resume(),
+       TWOBP_KEY(
+           PipelineConfig, stages,
+           "parts the model is cut into; 0: ranks times what the schedule places on each (1f1b 1, zb-v 2)")
+           .in("stages")
+           .from(0, kMaxCount)
+           .free_on_resume(),
+       TWOBP_KEY(
+           PipelineConfig, data_parallel,
+           "copies of the pipeline, each with micro_batches of every batch; gradients are summed over them")
+           .in("replicas")
+           .from(1, kMaxCount)
+           .noted_on_resume(),
+       TWOBP_KEY(PipelineConfig, device,
+                 "where ranks compute; cuda: rank by rank on this machine's GPUs, in turn, with W in a "
+                 "stream of low priority (one process without replicas; never run on a GPU so far)")
+           .one_of({"cpu", "cuda"})
+           .free_on_resume(),
+       TWOBP_KEY(PipelineConfig, gpu_parts,
+                 "with cuda: ranks that share a GPU get equal parts of its multiprocessors each (green "
+                 "contexts, CUDA 12.4), as if it were several smaller ones")
+           .free_on_resume(),
+       TWOBP_KEY(PipelineConfig, graphs,
+                 "with cuda: F, I, W and messages of a step of all ranks are recorded once, as a CUDA graph, "
+                 "and put in by one call; not with pipeline.run_ahead (never run on a GPU so far)")
+           .free_on_resume(),
+       TWOBP_KEY(PipelineConfig, transport,
+                 "what ranks talk through; auto: mpi or nccl where a launcher started several processes, "
+                 "else threads")
+           .one_of({"auto", "threads", "mpi", "nccl"})
+           .free_on_resume(),
+       TWOBP_KEY(
+           PipelineConfig, schedule,
+           "order of the work; \"auto\": what a search finds for the measured times and the cap, p2 included")
+           .one_of(names_and_auto())
+           .or_file(".csv")
+           .free_on_resume(),
+       TWOBP_KEY(PipelineConfig, micro_batches, "of a replica per optimizer step; 0: the schedule's default")
+           .in("micro-batches")
+           .from(0, kMaxCount),
+       TWOBP_KEY(PipelineConfig, micro_batch_size, "per micro-batch").in("samples").from(1, kMaxCount),
+       TWOBP_KEY(PipelineConfig, p2, "when weight gradients are computed; off: standard backpropagation")
+           .one_of(policy_names())
+           .free_on_resume(),
+       TWOBP_KEY(PipelineConfig, p2_batching,
+                 "micro-batches due together: one call each, or one call on slabs or on a copy")
+           .one_of({"loop", "concat", "concat_copy"})
+           .noted_on_resume(),
+       TWOBP_KEY(PipelineConfig, p2_order,
+                 "of weight gradients left at a step's end: bucket (layer by layer, as data parallelism sums "
+                 "them), oldest; auto: bucket with data_parallel")
+           .one_of({"auto", "bucket", "oldest"})
+           .free_on_resume(),
+       TWOBP_KEY(PipelineConfig, run_ahead,
+                 "a rank begins the next step as soon as it has ended its part of this one, where nothing is "
+                 "to be done in between (evaluation, checkpoint, trace, pipeline.replan)")
+           .free_on_resume(),
+       TWOBP_KEY(
+           PipelineConfig, post_validation,
+           "with run_ahead and train.clip_norm or fp16: a rank does not wait for the norm of all gradients, "
+           "but takes its step as if it were neither clipped nor skipped, and takes it back, to the bit, "
+           "where it is; costs a copy of weights and optimizer state, in fp16 also of gradients")
+           .free_on_resume(),
+       TWOBP_KEY(PipelineConfig, p2_stealing,
+                 "a rank that has ended its part of a step runs weight gradients that others have left, same "
+                 "bits: for ranks that are threads of one process on a CPU; not in a step that is traced")
+           .free_on_resume(),
+       TWOBP_KEY(PipelineConfig, bucket,
+                 "gradients that data parallelism sums at once, begun when all of them are there")
+           .in("bytes")
+           .free_on_resume(),
+       TWOBP_KEY(PipelineConfig, memory_cap,
+                 "most bytes of activations and stash a rank holds: \"auto\" (the peak of the fullest stage "
+                 "with p2 off), so many times what that stage needs in all, as in \"1.05x\", \"0\" (no cap), "
+                 "or as in \"512MiB\"")
+           .in("bytes")
+           .free_on_resume(),
+       TWOBP_KEY(PipelineConfig, recompute,
+                 "what layers compute again instead of keeping: none, activations (F again before I), "
+                 "derivatives (F and I again before W), both; for all but the first and the last layer, or "
+                 "PATTERN=MODE of layers, or stage:N=MODE; later ones count")
+           .free_on_resume(),
+       TWOBP_KEY(PipelineConfig, threads, "per rank").in("threads").from(1, 1024).noted_on_resume(),
+       TWOBP_KEY(PipelineConfig, pin, "pin each rank's threads to cores of its own")
+           .free_on_resume()
+           .differs_by_process(),
+       TWOBP_KEY(PipelineConfig, split, "layers of each stage, by hand; []: by measured cost")
+           .in("layers")
+           .free_on_resume(),
+       TWOBP_KEY(PipelineConfig, replan,
+                 "a stage's time that drifts this far from the plan's calls for another schedule; 0: never")
+           .in("fraction")
+           .at_least(0)
+           .free_on_resume(),
+       TWOBP_KEY(PipelineConfig, timeout, "a rank waits for a message before it gives up")
+           .in("seconds")
+           .above(0)
+           .free_on_resume()});
+  return section;
+}
+
+void check_pipeline(const PipelineConfig& pipeline) {
+  check_stealing(pipeline);
+  parse_memory_cap(pipeline.memory_cap);
+  parse_bucket(pipeline.bucket);
+  check_recompute(pipeline);
+  // What is in a file shows when it is read, by who runs it.
+  const bool file = ScheduleSource::is_file(pipeline.schedule);
+  const int stages = file ? pipeline.stages : pipeline_shape(pipeline).stages;
+  if (pipeline.split.empty() || stages == 0) return;
+  TWOBP_CHECK(std::cmp_equal(pipeline.split.size(), stages), "pipeline.split lists ", pipeline.split.size(),
+              " stages, but pipeline.stages is ", stages,
+              ": give one number of layers per stage, or [] to split by measured cost.");
+  for (size_t stage = 0; stage < pipeline.split.size(); ++stage) {
+    TWOBP_CHECK(pipeline.split[stage] >= 1, "pipeline.split gives stage ", stage, " ", pipeline.split[stage],
+                " layers, but every stage needs at least 1.");
+  }
+}
+
+MemoryCap parse_memory_cap(const std::string& text) {
+  if (text == "auto") return MemoryCap::automatic();
+  if (const double times = parse_times(text); times > 0) return MemoryCap::automatic(times);
+  const int64_t bytes = parse_bytes(text);
+  TWOBP_CHECK(bytes >= 0, "pipeline.memory_cap is \"", text,
+              "\": write \"auto\", a multiple of it from 1 to 1000 such as \"1.05x\", \"0\" for no cap, or a "
+              "size such as \"512MiB\", \"2GiB\" or \"1000000\" (bytes).");
+  return bytes;
+}
+
+int64_t parse_bucket(const std::string& text) {
+  const int64_t bytes = parse_bytes(text);
+  TWOBP_CHECK(bytes >= 1, "pipeline.bucket is \"", text,
+              "\": write a size such as \"25MiB\" or \"1000000\" (bytes).");
+  return bytes;
+}
+
+}  // namespace twobp

@@ -1,0 +1,57 @@
+// The section `pipeline` of the configuration.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "twobp/config/section.h"
+#include "twobp/pipeline/memory/memory_cap.h"
+
+namespace twobp {
+
+// pipeline.schedule: what a search finds (train/auto_variant.h).
+inline constexpr std::string_view kAutoSchedule = "auto";
+
+struct PipelineConfig {
+  int ranks = 0;                   // devices; 0: as the stages ask, 2 if those are 0 too
+  int stages = 0;                  // parts of the model; 0: the schedule's usual number on each rank
+  int data_parallel = 1;           // copies of the pipeline, each with its share of every batch
+  std::string device = "cpu";      // cpu, cuda
+  bool graphs = false;             // on GPUs: steps as CUDA graphs
+  bool gpu_parts = false;          // ranks that share a GPU have multiprocessors of their own
+  std::string transport = "auto";  // auto, threads, mpi, nccl: see run_world.h
+  std::string schedule = "1f1b";   // a name, or a file that ends in .csv: see schedule/text/csv.h
+  int micro_batches = 0;           // 0: the schedule's default
+  int64_t micro_batch_size = 4;    // sequences
+  std::string p2 = "fill";
+  std::string p2_batching = "loop";  // loop, concat (slabs), concat_copy
+  std::string p2_order = "auto";  // of the W left at the end: oldest, bucket; auto: bucket with data_parallel
+  bool run_ahead = false;         // a rank begins the next step when it has ended its part of this one
+  // With run_ahead: a rank takes its step before the norm of all gradients is known, and takes it back if
+  // need be.
+  bool post_validation = false;
+  bool p2_stealing = false;            // at a step's end ranks run weight gradients of others
+  std::string bucket = "25MiB";        // gradients that data parallelism sums at once
+  std::string memory_cap = "auto";     // "auto", "1.05x", "0" (none), or bytes: "512MiB"
+  std::vector<std::string> recompute;  // what layers compute again instead of keeping: see recompute.h
+  int threads = 1;                     // per rank
+  bool pin = true;                     // pin each rank's threads to cores of its own
+  std::vector<int> split;              // layers of each stage, by hand; empty: by measured cost
+  double replan = 0;                   // drift of a stage's seconds that calls for a new plan; 0: never
+  double timeout = 300;                // seconds a rank waits for a message before it gives up
+};
+
+const Section& pipeline_section();
+
+// Contradictions between keys. Throws Error.
+void check_pipeline(const PipelineConfig& config);
+
+// "auto", "1.05x" -> MemoryCap::automatic(); "0" -> no cap; "512MiB", "2GiB", "1000000" -> bytes. Throws
+// Error otherwise.
+MemoryCap parse_memory_cap(const std::string& text);
+// "25MiB", "1000000" -> bytes, at least 1. Throws Error otherwise.
+int64_t parse_bucket(const std::string& text);
+
+}  // namespace twobp

@@ -1,0 +1,83 @@
+#include "twobp/train/check_config.h"
+
+#include <algorithm>
+
+#include "twobp/core/check.h"
+
+namespace twobp {
+namespace {
+
+void check_graphs(const Config& config) {
+  if (!config.pipeline.graphs) return;
+  const auto excludes = [](const char* key, const char* why) {
+    fail("pipeline.graphs is set, but not with ", key, ": ", why, ". Set it to false.");
+  };
+  if (config.pipeline.device == "cpu") excludes("pipeline.device \"cpu\"", "a CPU has no graphs");
+  if (config.pipeline.run_ahead) excludes("pipeline.run_ahead", "a graph holds one step of all ranks");
+  const std::string why = config.model.type.type().no_graph(config.model.type);
+  if (!why.empty()) excludes(concat("model.type \"", config.model.type.name(), "\"").c_str(), why.c_str());
+}
+
+// What pipeline.device does not do yet.
+void check_device(const Config& config) {
+  const std::string& device = config.pipeline.device;
+  TWOBP_CHECK(!config.pipeline.gpu_parts || device != "cpu",
+              "pipeline.gpu_parts is set, but pipeline.device is \"cpu\": set that to \"cuda\", or gpu_parts "
+              "to false.");
+  check_graphs(config);
+  if (device == "cpu") return;
+  TWOBP_CHECK(config.pipeline.data_parallel == 1, "pipeline.device is \"", device,
+              "\", but replicas (pipeline.data_parallel ", config.pipeline.data_parallel,
+              ") are for CPUs so far: set one of the two back.");
+  const bool runs_again = std::any_of(
+      config.pipeline.recompute.begin(), config.pipeline.recompute.end(),
+      [](const std::string& mode) { return mode.ends_with("derivatives") || mode.ends_with("both"); });
+  TWOBP_CHECK(!runs_again || !config.model.type.type().forward_changes_buffers, "pipeline.device is \"",
+              device,
+              "\", where W may run beside F: this model's F cannot run again in W there, since both use its "
+              "running statistics: set pipeline.recompute to activations or none.");
+  TWOBP_CHECK(
+      config.pipeline.replan == 0 || !config.pipeline.graphs,
+      "pipeline.graphs is set, and a step that is put in as a graph does not tell what its parts took, "
+      "by which pipeline.replan goes: set one of them to 0 or false.");
+}
+
+void check_training(const Config& config) {
+  check_device(config);
+  TWOBP_CHECK(
+      !config.pipeline.post_validation || config.pipeline.run_ahead,
+      "pipeline.post_validation is set, but without pipeline.run_ahead no rank goes on before the norm "
+      "is known: set that too.");
+  TWOBP_CHECK(config.optimizer.min_lr <= config.optimizer.lr, "optimizer.min_lr (", config.optimizer.min_lr,
+              ") is above optimizer.lr (", config.optimizer.lr,
+              "): the learning rate falls from lr to min_lr.");
+  TWOBP_CHECK(config.train.eval_every == 0 || config.data.held_out > 0, "train.eval_every is ",
+              config.train.eval_every,
+              ", but data.held_out is 0, so there is nothing to evaluate on: set data.held_out above 0, or "
+              "train.eval_every to 0.");
+}
+
+void check_precision(const Config& config) {
+  const ModelConfig& model = config.model;
+  TWOBP_CHECK(model.lora > 0 || config.save.lora == "merged", "save.lora is \"", config.save.lora,
+              "\", but model.lora is 0: there is no adapter to save.");
+  TWOBP_CHECK(model.type.type().reduced_precision || config.train.precision == "fp32",
+              "train.precision is \"", config.train.precision, "\", but model.type \"", model.type.name(),
+              "\" computes in fp32 alone.");
+}
+
+}  // namespace
+
+void check_contradictions(const Config& config) {
+  check_model(config.model);
+  const ModelInput input = config.model.input();
+  check_data(config.data, input);
+  TWOBP_CHECK(input.longest == 0 || config.data.sequence <= input.longest, "data.sequence (",
+              config.data.sequence, ") is longer than the model's ", input.longest,
+              " positions: shorten it, or set model.positions for a new model.");
+  check_pipeline(config.pipeline);
+  check_precision(config);
+  check_training(config);
+}
+
+}  // namespace twobp

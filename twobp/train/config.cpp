@@ -1,0 +1,164 @@
+#include "twobp/train/config.h"
+
+#include "twobp/config/settings.h"
+#include "twobp/core/check.h"
+#include "twobp/core/json_text.h"
+#include "twobp/models/hf_config.h"
+#include "twobp/train/check_config.h"
+
+namespace twobp {
+namespace {
+
+constexpr uint64_t kMaxFileBytes = 16 << 20;
+
+const Section& train_section() {
+  static const Section section = make_section<TrainConfig>(
+      "train",
+      {TWOBP_KEY(TrainConfig, steps, "optimizer steps of the run").in("steps").at_least(1).noted_on_resume(),
+       TWOBP_KEY(TrainConfig, seed, "of the initial weights, the order of the samples and synthetic data"),
+       TWOBP_KEY(TrainConfig, clip_norm, "largest global gradient norm; 0: no clipping")
+           .at_least(0)
+           .noted_on_resume(),
+       TWOBP_KEY(TrainConfig, eval_every,
+                 "between evaluations; 0: only at the end, if there is held-out data")
+           .in("steps")
+           .at_least(0)
+           .free_on_resume(),
+       TWOBP_KEY(TrainConfig, eval_batches, "most held-out batches an evaluation reads; 0: all")
+           .in("batches")
+           .at_least(0)
+           .free_on_resume(),
+       TWOBP_KEY(TrainConfig, log_every, "between progress lines when the output is no terminal")
+           .in("steps")
+           .at_least(1)
+           .free_on_resume()
+           .differs_by_process(),
+       TWOBP_KEY(TrainConfig, precision, "of the compute; gradients, weights and optimizer state stay fp32")
+           .one_of({"fp32", "bf16", "fp16"}),
+       TWOBP_KEY(TrainConfig, loss_scale, "fp16: the first one; halved when a step overflows")
+           .at_least(1)
+           .free_on_resume()});
+  return section;
+}
+
+const Section& save_section() {
+  static const Section section = make_section<SaveConfig>(
+      "save",
+      {TWOBP_KEY(SaveConfig, model,
+                 "folder for the trained model after the last step, also one that Ctrl-C made the last; "
+                 "empty: none")
+           .path(),
+       TWOBP_KEY(SaveConfig, dtype, "of the saved weights")
+           .one_of({"float32", "bfloat16", "float16"})
+           .free_on_resume(),
+       TWOBP_KEY(SaveConfig, lora, "LoRA: merged into the weights, or the adapter alone in PEFT's files")
+           .one_of({"merged", "adapter"})
+           .free_on_resume(),
+       TWOBP_KEY(SaveConfig, checkpoints, "folder for checkpoints; empty: none").path(),
+       TWOBP_KEY(SaveConfig, every, "between checkpoints").in("steps").at_least(1).free_on_resume(),
+       TWOBP_KEY(SaveConfig, keep, "the last so many are kept")
+           .in("checkpoints")
+           .at_least(1)
+           .free_on_resume()});
+  return section;
+}
+
+std::vector<SectionValues> sections_of(Config& config) {
+  return {{&model_section(), &config.model},       {&data_section(), &config.data},
+          {&pipeline_section(), &config.pipeline}, {&optimizer_section(), &config.optimizer},
+          {&train_section(), &config.train},       {&save_section(), &config.save}};
+}
+
+// The options of the model in model.from, which keys that are given must not contradict.
+void check_against_weights(const Settings& settings, ModelOptions& given, ModelOptions& file,
+                           const std::string& from) {
+  const SectionValues ours = given.chosen();
+  const SectionValues theirs = file.chosen();
+  for (const Key& key : ours.section->keys) {
+    if (!settings.has("model", key.name) || !comes_with_weights(given.type(), key.name)) continue;
+    // Equal is fine, so that a configuration printed in full can be read again.
+    const std::string one = value_to_json(key, ours.values);
+    const std::string other = value_to_json(key, theirs.values);
+    TWOBP_CHECK(one == other, "model.", key.name, " is ", one, ", but the model in model.from has ", other,
+                ": the architecture comes from ", from, "/config.json, so remove model.", key.name);
+  }
+}
+
+Config config_of(const Settings& settings) {
+  Config config;
+  const std::vector<SectionValues> sections = sections_of(config);
+  const std::string from = settings.text("model", "from").value_or("");
+  if (from.empty()) {
+    settings.assign(sections);
+    return config;
+  }
+  ModelOptions file = read_hf_config(from);
+  const std::string type = settings.text("model", "type").value_or(file.name());
+  TWOBP_CHECK(type == file.name(), "model.type is \"", type, "\", but the model in model.from has \"",
+              file.name(), "\": the architecture comes from ", from, "/config.json, so remove model.type");
+  config.model.type = file;
+  settings.assign(sections);
+  check_against_weights(settings, config.model.type, file, from);
+  return config;
+}
+
+Config finish(Settings settings, const std::vector<std::string>& overrides, const std::string& origin) {
+  for (const auto& text : overrides) settings.set(text);
+  Config config;
+  try {
+    config = config_of(settings);
+    check_config(config);
+  } catch (const Error& error) {
+    const std::string_view message = error.what();
+    if (origin.empty() || message.starts_with(origin) || message.starts_with("--set ")) throw;
+    fail(origin, ": ", error.what());
+  }
+  return config;
+}
+
+std::string read_config(const std::string& path) {
+  std::error_code status;
+  TWOBP_CHECK(!std::filesystem::is_directory(path, status), path,
+              ": is a folder: give the configuration file itself.");
+  return read_text(path, kMaxFileBytes);
+}
+
+}  // namespace
+
+Config load_config(const std::string& path, const std::vector<std::string>& overrides) {
+  if (!path.empty()) return parse_config(read_config(path), path, overrides);
+  return finish({}, overrides, "");
+}
+
+Config parse_config(const std::string& json, const std::string& origin,
+                    const std::vector<std::string>& overrides) {
+  Settings settings;
+  settings.read_json(json, origin);
+  return finish(std::move(settings), overrides, origin);
+}
+
+std::string config_to_json(const Config& config) {
+  Config copy = config;  // sections hand out pointers to change through
+  return settings_to_json(sections_of(copy));
+}
+
+std::string config_reference() {
+  Config defaults;
+  return settings_reference(sections_of(defaults));
+}
+
+void for_each_key(const Config& config,
+                  const std::function<void(const std::string& name, const Key& key, void* values)>& visit) {
+  Config copy = config;
+  for_each_key(sections_of(copy), [&](const std::string& section, const Key& key, void* values) {
+    visit(section + "." + key.name, key, values);
+  });
+}
+
+void check_config(const Config& config) {
+  Config copy = config;
+  check_values(sections_of(copy));
+  check_contradictions(config);
+}
+
+}  // namespace twobp
