@@ -69,7 +69,7 @@ SimulationOptions simulation_of(const PlanOptions& options, const Schedule& sche
   }
   if (!options.data_parallel.empty()) {
     const int replicas = parse_count("--data-parallel", options.data_parallel);
-    simulation.data_parallel = {replicas * schedule.replicas, latency, 1, true};
+    simulation.data_parallel = {replicas, latency, 1, true};
   }
   return simulation;
 }

@@ -130,8 +130,7 @@ int run(const Options& options) {
               "simulated", "idle", "simul.", "differs", "of span", "simul.");
   json rows = json::array();
   for (const int ranks : options.ranks) {
-    for (const std::string& name :
-         options.schedules.empty() ? runnable_schedule_names() : options.schedules) {
+    for (const std::string& name : options.schedules.empty() ? schedule_names() : options.schedules) {
       const NamedSchedule& named = named_schedule(name);
       std::vector<std::string> policies = options.policies;
       if (policies.empty()) {

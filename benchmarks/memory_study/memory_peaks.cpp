@@ -41,7 +41,7 @@ std::vector<const NamedSchedule*> schedules() {
   std::vector<const NamedSchedule*> all;
   std::set<Schedule (*)(int, int, int)> generators;
   for (const NamedSchedule& schedule : named_schedules()) {
-    if (schedule.replicas == 1 && generators.insert(schedule.generate).second) all.push_back(&schedule);
+    if (generators.insert(schedule.generate).second) all.push_back(&schedule);
   }
   return all;
 }

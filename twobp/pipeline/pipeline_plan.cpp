@@ -22,8 +22,6 @@ Plan Pipeline::plan(const ScheduleSource& schedule, int micro_batches, P2Policy 
   if (micro_batches == 0) return forward_plan(0);
   Plan plan;
   plan.schedule = schedule.make(stages(), ranks(), micro_batches, policy);
-  TWOBP_CHECK(plan.schedule.replicas == 1, "schedule '", schedule.name(), "' holds ", plan.schedule.replicas,
-              " copies of the model: it can be simulated, not run");
   plan.batching = batching;
   plan.memory_cap = memory_cap;
   const Schedule standard = schedule.make(stages(), ranks(), micro_batches, P2Policy::kOff);
