@@ -116,7 +116,6 @@ class Output {
     const double in_step = result.report.begun_early ? result.input_wait : 0;
     if (const auto warning = input_wait_.after_step(result.input_wait, result.report.seconds() - in_step))
       warn(*warning);
-    if (result.replan) warn(concat("step ", result.step, ": ", to_text(*result.replan)));
     metrics_.write(step_to_json(result));
   }
 
@@ -158,11 +157,6 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
   const Config& config = trainer.config();
   const bool shows = output.shows();
   if (shows) describe(trainer);
-  if (config.pipeline.replan > 0 && reorders(trainer.variant())) {
-    output.warn(concat("pipeline.replan is ", config.pipeline.replan, ", but ", config.pipeline.schedule,
-                       " gives up the order of micro-batches, so that any other plan would change bits: it "
-                       "stays as it is"));
-  }
   if (shows) warn_of_new_parameters(trainer);
   if (options.resume) {
     resume(*checkpointer, trainer, output);
@@ -185,7 +179,7 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
     trainer.run_ahead_until(next_look(config, trainer.steps_done()));
     result = trainer.step();
     output.step(result);
-    trace.after_step(result);
+    trace.after_step();
     if (checkpointer) checkpointer->after_step(trainer);
     const bool last = trainer.steps_done() == config.train.steps;
     if (config.train.eval_every > 0 && trainer.steps_done() % config.train.eval_every == 0 && !last &&

@@ -178,9 +178,6 @@ Trainer::Trainer(const Config& config, Parts parts)
               parse_memory_cap(config.pipeline.memory_cap)};
   if (config.pipeline.schedule == kAutoSchedule)
     variant_ = auto_variant(*pipeline_, micro_batches_, variant_);
-  if (config.pipeline.replan > 0 && !reorders(variant_)) {
-    replanner_ = std::make_unique<Replanner>(config.pipeline.replan, *pipeline_, micro_batches_, variant_);
-  }
   make_loader();
 }
 

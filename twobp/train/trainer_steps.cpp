@@ -6,7 +6,6 @@
 #include "twobp/core/clock.h"
 #include "twobp/train/fault_injection.h"
 #include "twobp/train/lr_schedule.h"
-#include "twobp/train/processes.h"
 #include "twobp/train/trainer.h"
 #include "twobp/transport/collectives.h"
 
@@ -38,14 +37,11 @@ StepResult Trainer::or_error(const Body& body) {
 }
 
 StepResult Trainer::step() {
-  StepResult result = or_error([&] {
+  return or_error([&] {
     if (under_way_.empty()) begin_next();
     if (may_run_ahead(next_step())) begin_next();
     return end();
   });
-  if (replanner_) result.replan = replan_after(result);
-  if (result.replan) variant_ = result.replan->variant;
-  return result;
 }
 
 StepResult Trainer::step(const Batch& batch, const Variant& variant) {
@@ -59,8 +55,7 @@ StepResult Trainer::step(const Batch& batch, const Variant& variant) {
 }
 
 bool Trainer::may_run_ahead(int64_t step) const {
-  // With a replanner, what a step finds out decides on the plan of the next one.
-  return config_.pipeline.run_ahead && warm_ && !stopping_ && !replanner_ && step <= last_ahead_ &&
+  return config_.pipeline.run_ahead && warm_ && !stopping_ && step <= last_ahead_ &&
          !wants_events(step - 1) && !wants_events(step);
 }
 
@@ -82,16 +77,6 @@ void Trainer::begin_next() {
   ++batches_;
   step->result.input_wait = now_seconds() - begin_seconds;
   begin(std::move(step), variant_);
-}
-
-std::optional<Replan> Trainer::replan_after(const StepResult& result) {
-  Transport& processes = *pipeline_->world().processes;
-  if (processes.size() == 1) return replanner_->after_step(result.report, variant_);
-  // The first process has the times of all ranks.
-  std::optional<Replan> replan;
-  if (world().is_first()) replan = replanner_->after_step(result.report, variant_);
-  const Processes all(processes, config_.pipeline.timeout);
-  return replanner_->read(all.from_first(Replanner::written(replan)), variant_);
 }
 
 void Trainer::count_replicas(int64_t& targets, int64_t& tokens) {

@@ -104,7 +104,6 @@ struct PipelineConfig {
   int threads = 1;                     // per rank
   bool pin = true;                     // pin each rank's threads to cores of its own
   std::vector<int> split;              // layers of each stage, by hand; empty: by measured cost
-  double replan = 0;                   // drift of a stage's seconds that calls for a new plan; 0: never
   double timeout = 300;                // seconds a rank waits for a message before it gives up
 };
 

@@ -209,7 +209,7 @@ std::vector<ConfigKey> make_keys() {
        one_of({"auto", "bucket", "oldest"})},
       {KEY(pipeline, run_ahead), "",
        "a rank begins the next step as soon as it has ended its part of this one, where nothing is to be "
-       "done in between (evaluation, checkpoint, trace, pipeline.replan)"},
+       "done in between (evaluation, checkpoint, trace)"},
       {KEY(pipeline, post_validation), "",
        "with run_ahead and train.clip_norm or fp16: a rank does not wait for the norm of all gradients, but "
        "takes its step as if it were neither clipped nor skipped, and takes it back, to the bit, where it "
@@ -231,9 +231,6 @@ std::vector<ConfigKey> make_keys() {
       {KEY(pipeline, threads), "threads", "per rank", from(1, 1024)},
       {KEY(pipeline, pin), "", "pin each rank's threads to cores of its own"},
       {KEY(pipeline, split), "layers", "layers of each stage, by hand; []: by measured cost"},
-      {KEY(pipeline, replan), "fraction",
-       "a stage's time that drifts this far from the plan's calls for another schedule; 0: never",
-       at_least(0)},
       {KEY(pipeline, timeout), "seconds", "a rank waits for a message before it gives up", above(0)},
 
       {KEY(optimizer, type), "", "update rule", one_of({"adamw", "adam", "sgd"})},
