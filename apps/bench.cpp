@@ -51,9 +51,9 @@ std::pair<std::string, std::vector<std::string>> asked_schedule(const std::strin
 }
 
 // What the simulation gives for the F, I, W and optimizer times of this very step.
-Simulation predict(Pipeline& pipeline, const Plan& plan, const StepReport& report) {
-  const auto costs = measured_costs(pipeline.stage_costs(), pipeline.rank_of_stage(), report);
-  return simulate(plan.schedule, costs, in_process_simulation(pipeline.caps(plan)));
+Simulation predict(Pipeline& pipeline, const StepSetup& setup, const StepReport& report) {
+  const auto costs = measured_costs(pipeline.stage_profiles(), pipeline.rank_of_stage(), report);
+  return simulate(setup.schedule, costs, in_process_simulation(pipeline.caps(setup)));
 }
 
 // The configuration for a schedule, on the ranks of the one that was given: a split by hand is for its stages
@@ -136,7 +136,7 @@ void measure(BenchRow& row, int untimed_steps, const BenchOptions& options) {
   Pipeline& pipeline = trainer.pipeline();
   for (int i = 0; i < untimed_steps; ++i) trainer.step(row.batch, row.variant);
   pipeline.meter().reset_peaks();
-  const Plan plan = make_plan(pipeline, row.variant, static_cast<int>(row.batch.micro_batches.size()));
+  const StepSetup setup = make_setup(pipeline, row.variant, static_cast<int>(row.batch.micro_batches.size()));
   row.idle.resize(pipeline.ranks());
   row.predicted.resize(pipeline.ranks());
   row.peaks.resize(pipeline.ranks());
@@ -145,7 +145,7 @@ void measure(BenchRow& row, int untimed_steps, const BenchOptions& options) {
     const StepReport report = trainer.step(row.batch, row.variant).report;
     row.seconds.push_back(report.seconds());
     std::optional<Simulation> predicted;
-    if (report.timed()) predicted = predict(pipeline, plan, report);
+    if (report.timed()) predicted = predict(pipeline, setup, report);
     row.predicted_seconds.push_back(predicted ? predicted->step_seconds : kUnknown);
     for (int r = 0; r < pipeline.ranks(); ++r) {
       row.idle[r].push_back(report.idle_fraction(r));

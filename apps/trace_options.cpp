@@ -40,9 +40,9 @@ Trace describe(Trainer& trainer) {
 // What the trace's reader needs in order to simulate the same step.
 TracedRun run_of(Trainer& trainer) {
   const Pipeline& pipeline = trainer.pipeline();
-  const Plan plan = make_plan(pipeline, trainer.variant(), trainer.micro_batches());
-  TracedRun run{plan.schedule, stage_costs(pipeline.stage_costs()), {}};
-  for (const int64_t cap : pipeline.caps(plan)) run.cap_per_rank.push_back(static_cast<double>(cap));
+  const StepSetup setup = make_setup(pipeline, trainer.variant(), trainer.micro_batches());
+  TracedRun run{setup.schedule, profiled_costs(pipeline.stage_profiles()), {}};
+  for (const int64_t cap : pipeline.caps(setup)) run.cap_per_rank.push_back(static_cast<double>(cap));
   return run;
 }
 

@@ -44,9 +44,9 @@ void describe(Trainer& trainer) {
   std::vector<std::string> split;
   for (const int layers : pipeline.split()) split.push_back(std::to_string(layers));
   std::vector<double> seconds;
-  for (const auto& stage : pipeline.stage_costs()) {
+  for (const auto& stage : pipeline.stage_profiles()) {
     seconds.push_back(0);
-    for (const LayerCost& cost : stage) seconds.back() += cost.seconds();
+    for (const LayerProfile& cost : stage) seconds.back() += cost.seconds();
   }
   const Variant variant = trainer.variant();
   std::printf(

@@ -95,7 +95,7 @@ Json peaks(const CostModel& model, const std::vector<int>& ranks) {
               " micro-batch sizes: measure one");
   const int size = model.micro_batch_sizes.front();
   std::vector<double> seconds;
-  for (const LayerCosts& layer : layer_costs_at(model, size)) seconds.push_back(layer.seconds());
+  for (const LayerCost& layer : layer_costs_at(model, size)) seconds.push_back(layer.seconds());
   Json rows = Json::array();
   for (const int n : ranks) {
     for (const NamedSchedule* schedule : schedules()) {

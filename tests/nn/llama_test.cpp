@@ -41,7 +41,7 @@ std::vector<Fields> batch(const LlamaOptions& o) {
   return out;
 }
 
-constexpr double kLossScale = 1.0 / (21 + 2);
+constexpr double kLossWeight = 1.0 / (21 + 2);
 
 std::unique_ptr<Sequential> make_model(const LlamaOptions& o) {
   std::vector<std::unique_ptr<Layer>> layers;
@@ -107,7 +107,7 @@ class Reference {
     }
     const at::Tensor head = weight(o_.tied ? "model.embed_tokens.weight" : "lm_head.weight");
     const at::Tensor logits = reference::linear(norm(x, "model.norm.weight"), head);
-    return reference::cross_entropy(logits, fields.at("labels"), kLossScale);
+    return reference::cross_entropy(logits, fields.at("labels"), kLossWeight);
   }
 
   LlamaOptions o_;
@@ -121,8 +121,8 @@ constexpr double kRoundings = 700;
 
 // F0 F1 I0 I1 W0 W1 through all layers; the loss.
 double run_library(Sequential& model, const std::vector<Fields>& fields) {
-  MicroBatch first(model, fields[0], 0, kLossScale);
-  MicroBatch second(model, fields[1], 1, kLossScale);
+  MicroBatch first(model, fields[0], 0, kLossWeight);
+  MicroBatch second(model, fields[1], 1, kLossWeight);
   const double loss = first.forward({}).item<double>() + second.forward({}).item<double>();
   EXPECT_FALSE(first.p1({}).defined());
   EXPECT_FALSE(second.p1({}).defined());
@@ -215,8 +215,8 @@ TEST(Llama, ConcatenatedBackwardAgrees) {
   for (const bool copy : {false, true}) {
     forget_grads(parameters);
     model->use_slabs(copy ? 0 : 2, copy);
-    MicroBatch first(*model, fields[0], 0, kLossScale);
-    MicroBatch second(*model, fields[1], 1, kLossScale);
+    MicroBatch first(*model, fields[0], 0, kLossWeight);
+    MicroBatch second(*model, fields[1], 1, kLossWeight);
     EXPECT_EQ(first.forward({}).item<double>() + second.forward({}).item<double>(), loss);
     first.p1({});
     second.p1({});

@@ -38,8 +38,8 @@ std::map<int, std::vector<std::string>> ops_of(const std::string& schedule, int 
   Pipeline pipeline(model, no_costs(model), options_of({4, 4}));
   StepOptions options = step_options();
   options.p2_order = order;
-  const Plan plan = pipeline.plan(schedule, micro_batches, policy, P2Batching::kLoop, 0);
-  pipeline.run(plan, random_batch(micro_batches), options);
+  const StepSetup setup = pipeline.setup(schedule, micro_batches, policy, P2Batching::kLoop, 0);
+  pipeline.run(setup, random_batch(micro_batches), options);
   return trace.by_stage;
 }
 
@@ -107,8 +107,8 @@ std::vector<at::Tensor> alone(const ModelSpec& model, const Case& c, int first, 
   options.first_micro_batch = first;
   options.p2_order = c.order;
   const std::vector<Fields> all = random_batch(first + count);
-  const Plan plan = pipeline.plan(c.schedule, count, c.policy, c.batching, c.cap);
-  pipeline.run(plan, {all.begin() + first, all.end()}, options);
+  const StepSetup setup = pipeline.setup(c.schedule, count, c.policy, c.batching, c.cap);
+  pipeline.run(setup, {all.begin() + first, all.end()}, options);
   return take_gradients(pipeline);
 }
 
@@ -146,10 +146,10 @@ std::vector<std::vector<at::Tensor>> together(const ModelSpec& model, const Case
     };
     const std::vector<Fields> all = random_batch((replica + 1) * kMicroBatches);
     const std::vector<Fields> own(all.end() - kMicroBatches, all.end());
-    const Plan plan = pipeline.plan(c.schedule, kMicroBatches, c.policy, c.batching, c.cap);
+    const StepSetup setup = pipeline.setup(c.schedule, kMicroBatches, c.policy, c.batching, c.cap);
     for (int step = 0; step < 2; ++step) {  // the second finds everything as the first did
       options.step = 5 + step;
-      pipeline.run(plan, own, options);
+      pipeline.run(setup, own, options);
       gradients[replica] = take_gradients(pipeline);
     }
     for (int rank = 0; rank < 2; ++rank) pipeline.rank(rank).sum_gradients_with(nullptr);
@@ -217,8 +217,8 @@ TEST(DataParallel, AReplicaWhoseBackwardFailsEndsTheOthers) {
           reducers[rank]->finish(options.timeout);
           return 0.0;
         };
-        const Plan plan = pipeline.plan("1f1b", kMicroBatches, P2Policy::kFill);
-        pipeline.run(plan, random_batch(kMicroBatches), options);
+        const StepSetup setup = pipeline.setup("1f1b", kMicroBatches, P2Policy::kFill);
+        pipeline.run(setup, random_batch(kMicroBatches), options);
       });
     });
     expect_contains(message, {"the probe fails", "step 5"});

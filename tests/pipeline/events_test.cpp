@@ -69,7 +69,7 @@ StepReport run(const Case& c, bool want_events = true) {
     }
     return now_seconds() - begin - (end - wait);
   };
-  return pipeline.run(pipeline.plan(c.schedule, kMicroBatches, c.policy, c.batching, c.cap),
+  return pipeline.run(pipeline.setup(c.schedule, kMicroBatches, c.policy, c.batching, c.cap),
                       random_batch(kMicroBatches), options);
 }
 
@@ -262,10 +262,10 @@ TEST(NoEvents, UnlessAskedFor) {
 TEST(EventsOfW, NameTheMicroBatchesOfAReorderedSchedule) {
   const ModelSpec model = small_llama(1);
   Pipeline pipeline(model, test::no_costs(model), options_of({static_cast<int>(model.layers.size())}));
-  Plan plan = pipeline.plan("gpipe", kMicroBatches, P2Policy::kFill, P2Batching::kConcatCopy, 0);
-  plan.schedule.allow_reorder = true;
+  StepSetup setup = pipeline.setup("gpipe", kMicroBatches, P2Policy::kFill, P2Batching::kConcatCopy, 0);
+  setup.schedule.allow_reorder = true;
   std::vector<int> order = {2, 0, 1, 3};
-  for (Instruction& instruction : plan.schedule.ranks[0]) {
+  for (Instruction& instruction : setup.schedule.ranks[0]) {
     if (instruction.op != Op::kBackwardP1) continue;
     instruction.micro_batch = order.front();
     order.erase(order.begin());
@@ -274,7 +274,7 @@ TEST(EventsOfW, NameTheMicroBatchesOfAReorderedSchedule) {
   StepOptions options = step_options();
   options.want_events = true;
   options.p2_order = P2Order::kBucket;
-  const StepReport report = pipeline.run(plan, random_batch(kMicroBatches), options);
+  const StepReport report = pipeline.run(setup, random_batch(kMicroBatches), options);
   std::map<std::string, std::vector<int>> told;  // by leaf
   for (const Event& event : report.events[0]) {
     if (event.kind != Event::Kind::kBackwardP2) continue;

@@ -33,12 +33,12 @@ struct Broken {
 std::string run_to_error(const Broken& broken, int stage, const char* schedule, P2Policy policy,
                          const StepOptions& options = step_options()) {
   Pipeline pipeline(broken.model, test::no_costs(broken.model), options_of(broken.split(stage)));
-  const Plan plan = pipeline.plan(schedule, 4, policy);
+  const StepSetup setup = pipeline.setup(schedule, 4, policy);
   const double begin = now_seconds();
-  const std::string message = error_of([&] { pipeline.run(plan, random_batch(4), options); });
+  const std::string message = error_of([&] { pipeline.run(setup, random_batch(4), options); });
   EXPECT_LT(now_seconds() - begin, 10) << "others waited for the time-out of " << options.timeout << " s";
   // Destroying the pipeline must not hang either, and it says why it can't go on.
-  expect_contains(error_of([&] { pipeline.run(plan, random_batch(4), options); }),
+  expect_contains(error_of([&] { pipeline.run(setup, random_batch(4), options); }),
                   {"failed in an earlier step"});
   return message;
 }
@@ -115,7 +115,7 @@ TEST(LayerError, InEvaluation) {
   StepOptions options = step_options();
   options.training = false;
   const std::string message =
-      error_of([&] { pipeline.run(pipeline.forward_plan(3), random_batch(3), options); });
+      error_of([&] { pipeline.run(pipeline.forward_setup(3), random_batch(3), options); });
   expect_contains(message, {"rank 2, step 5, 2F1: out of luck"});
 }
 
@@ -132,7 +132,7 @@ TEST(LayerError, InTheOptimizer) {
       return 0;
     };
     expect_contains(
-        error_of([&] { pipeline.run(pipeline.plan("1f1b", 4, P2Policy::kFill), random_batch(4), options); }),
+        error_of([&] { pipeline.run(pipeline.setup("1f1b", 4, P2Policy::kFill), random_batch(4), options); }),
         {"no update today"});
   }
 }
@@ -144,7 +144,8 @@ TEST(LayerError, ReleasesWhatTheStepHeld) {
     if (context.micro_batch == 1) throw std::runtime_error("out of luck");
   };
   Pipeline pipeline(broken.model, test::no_costs(broken.model), options_of(broken.split(1)));
-  error_of([&] { pipeline.run(pipeline.plan("gpipe", 4, P2Policy::kEnd), random_batch(4), step_options()); });
+  error_of(
+      [&] { pipeline.run(pipeline.setup("gpipe", 4, P2Policy::kEnd), random_batch(4), step_options()); });
   // Left: a message in a mailbox (one output or gradient a micro-batch at most) and the tables of the rotary
   // embedding.
   const int64_t message = test::kRows * test::kDim * test::kFloat;
@@ -170,7 +171,7 @@ TEST(StuckPeer, SlowIsNotStuck) {
   Pipeline pipeline(broken.model, test::no_costs(broken.model), options_of(broken.split(0)));
   StepOptions options = step_options();
   options.timeout = 5;
-  pipeline.run(pipeline.plan("gpipe", 4, P2Policy::kFill), random_batch(4), options);
+  pipeline.run(pipeline.setup("gpipe", 4, P2Policy::kFill), random_batch(4), options);
 }
 
 }  // namespace

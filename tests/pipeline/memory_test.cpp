@@ -28,7 +28,7 @@ int64_t bytes(const MemoryUse& use, Category category) {
 
 // Runs one step with p2 `end`, whose W is all after the last I.
 void run(Pipeline& pipeline, int micro_batches, const char* schedule = "gpipe") {
-  pipeline.run(pipeline.plan(schedule, micro_batches, P2Policy::kEnd, P2Batching::kLoop, 0),
+  pipeline.run(pipeline.setup(schedule, micro_batches, P2Policy::kEnd, P2Batching::kLoop, 0),
                random_batch(micro_batches), step_options());
 }
 
@@ -123,10 +123,10 @@ TEST(StepMemory, RebooksBetweenStagesOfOneRank) {
   schedule.rank_of_stage = {0, 0};
   schedule.ranks = {
       {{Op::kForward, 0, 0}, {Op::kForward, 1, 0}, {Op::kBackward, 1, 0}, {Op::kBackward, 0, 0}}};
-  Plan plan;
-  plan.schedule = test::finished(schedule, P2Policy::kEnd);
-  plan.memory_cap = 0;
-  pipeline.run(plan, random_batch(1), step_options());
+  StepSetup setup;
+  setup.schedule = test::finished(schedule, P2Policy::kEnd);
+  setup.memory_cap = 0;
+  pipeline.run(setup, random_batch(1), step_options());
   EXPECT_EQ(bytes(sender, Category::kActivations), kSaved);
   EXPECT_EQ(bytes(receiver, Category::kActivations), kMessage);
 }
@@ -154,13 +154,13 @@ TEST(StepMemory, NothingIsHeldAfterAStepOrAnEvaluation) {
       for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
         for (const P2Batching batching : {P2Batching::kLoop, P2Batching::kConcatCopy}) {
           const std::string name = concat(schedule, " ", policy_name(policy), " ", batching_name(batching));
-          pipeline.run(pipeline.plan(schedule, 3, policy, batching), random_batch(3), step_options());
+          pipeline.run(pipeline.setup(schedule, 3, policy, batching), random_batch(3), step_options());
           expect_nothing_held(pipeline, 6, name);
         }
       }
     }
     evaluation.step = -1;
-    pipeline.run(pipeline.forward_plan(3), random_batch(3), evaluation);
+    pipeline.run(pipeline.forward_setup(3), random_batch(3), evaluation);
     expect_nothing_held(pipeline, 6, "evaluation");
   }
 }
@@ -175,7 +175,7 @@ TEST(StepMemory, EvaluationSavesNothing) {
   probe->forward = [&](const Context&) { held.push_back(pipeline.meter().held(0)); };
   StepOptions options = step_options();
   options.training = false;
-  pipeline.run(pipeline.forward_plan(3), random_batch(3), options);
+  pipeline.run(pipeline.forward_setup(3), random_batch(3), options);
   EXPECT_EQ(held, (std::vector<int64_t>(3, kMessage))) << "the block's input and nothing else";
 }
 
@@ -189,7 +189,7 @@ TEST(StepMemory, LlamaHoldsItsRotaryTablesOnly) {
   evaluation.training = false;
   for (const bool training : {true, false, true}) {
     StepOptions options = training ? step_options() : evaluation;
-    pipeline.run(training ? pipeline.plan("1f1b", 3, P2Policy::kFill) : pipeline.forward_plan(3),
+    pipeline.run(training ? pipeline.setup("1f1b", 3, P2Policy::kFill) : pipeline.forward_setup(3),
                  random_batch(3), options);
     EXPECT_EQ(pipeline.meter().held(0), tables);
     EXPECT_EQ(pipeline.meter().held(1), 2 * tables);

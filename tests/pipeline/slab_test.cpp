@@ -78,7 +78,7 @@ Outcome run(const std::vector<int>& split, const std::vector<Fields>& batch, con
             P2Policy policy, P2Batching batching, MemoryCap cap = 0) {
   const ModelSpec model = block_by_layers();
   Pipeline pipeline(model, test::no_costs(model), options_of(split));
-  pipeline.run(pipeline.plan(schedule, static_cast<int>(batch.size()), policy, batching, cap), batch,
+  pipeline.run(pipeline.setup(schedule, static_cast<int>(batch.size()), policy, batching, cap), batch,
                step_options());
   return {take_gradients(pipeline), copies_of(pipeline)};
 }
@@ -164,10 +164,10 @@ TEST(Slabs, RingAndCopyGiveTheSameBits) {
 TEST(Slabs, RingSmallerThanTheNumberOfMicroBatches) {
   const ModelSpec model = block_by_layers();
   Pipeline pipeline(model, test::no_costs(model), options_of({2, 3}));
-  const Plan plan = pipeline.plan("1f1b", 7, P2Policy::kEnd, P2Batching::kConcat, int64_t{1} << 40);
-  ASSERT_EQ(plan.slab_slots, 2);
+  const StepSetup setup = pipeline.setup("1f1b", 7, P2Policy::kEnd, P2Batching::kConcat, int64_t{1} << 40);
+  ASSERT_EQ(setup.slab_slots, 2);
   const auto batch = batch_of(7, test::kBatch);
-  pipeline.run(plan, batch, step_options());
+  pipeline.run(setup, batch, step_options());
   const Outcome ring{take_gradients(pipeline), copies_of(pipeline)};
   EXPECT_EQ(ring.copies, (Copies{0, 7, 0, 7}));
   expect_within_bound(run({5}, batch, "gpipe", P2Policy::kOff, P2Batching::kLoop), ring, 7 * test::kRows);

@@ -126,7 +126,7 @@ inline PipelineOptions options_of(const std::vector<int>& split, const std::vect
 inline StepOptions step_options() {
   StepOptions options;
   options.step = 5;
-  options.loss_scale = 0.01;
+  options.loss_weight = 0.01;
   options.timeout = 30;
   return options;
 }

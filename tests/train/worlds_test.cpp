@@ -242,11 +242,11 @@ TEST(Reports, SplitAndPlansAreTheFirstProcesss) {
     Trainer trainer(config, std::move(world));
     splits[process] = trainer.pipeline().split();
     schedules[process] = trainer.variant().schedule.name();
-    const Plan plan = make_plan(trainer.pipeline(), trainer.variant(), trainer.micro_batches());
-    for (const auto& list : plan.schedule.ranks) {
+    const StepSetup setup = make_setup(trainer.pipeline(), trainer.variant(), trainer.micro_batches());
+    for (const auto& list : setup.schedule.ranks) {
       for (const Instruction& instruction : list) schedules[process] += to_string(instruction);
     }
-    caps[process] = trainer.pipeline().caps(plan);
+    caps[process] = trainer.pipeline().caps(setup);
     trainer.step();
   });
   for (int process = 1; process < 3; ++process) {

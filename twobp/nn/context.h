@@ -22,8 +22,9 @@ struct Context {
   int64_t micro_batch = 0;  // global index within the step
   bool training = true;     // false: evaluation
   bool backward = true;     // false: none follows, since all that it would reach is frozen
-  double loss_scale = 1;  // 1 / targets of the global batch: what the loss and its gradient are multiplied by
-  double gradient_scale = 1;  // the gradient alone: keeps small ones in float16's range
+  // What the loss and its gradient are multiplied by: 1 / targets of the global batch.
+  double loss_weight = 1;
+  double loss_scale = 1;  // the gradient alone: keeps small ones in float16's range
   // Generation, a few positions a call: attention finds the positions before `past` in its cache, which has
   // room for `capacity`, and the loss hands on the logits.
   bool generating = false;

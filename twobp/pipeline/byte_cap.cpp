@@ -25,7 +25,7 @@ class Walk {
 }  // namespace
 
 std::vector<int64_t> standard_peaks(const Schedule& schedule,
-                                    const std::vector<std::vector<LayerCost>>& stages) {
+                                    const std::vector<std::vector<LayerProfile>>& stages) {
   TWOBP_CHECK(static_cast<int>(stages.size()) == schedule.stages, "costs for ", stages.size(),
               " stages, schedule has ", schedule.stages);
   std::vector<int64_t> peaks;
@@ -47,7 +47,7 @@ std::vector<int64_t> standard_peaks(const Schedule& schedule,
           walk.grow(0, -layers.front().input_gradient);
           break;
         case Op::kForward:
-          for (const LayerCost& layer : layers) walk.grow(layer.forward_peak, layer.forward_held);
+          for (const LayerProfile& layer : layers) walk.grow(layer.forward_peak, layer.forward_held);
           if (instruction.stage + 1 == schedule.stages)
             walk.grow(0, -layers.back().output);  // the loss is read
           break;

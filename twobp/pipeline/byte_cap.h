@@ -12,7 +12,7 @@ namespace twobp {
 // Peak bytes of activations per rank when `schedule` (p2 off: F and B alone) runs with the given costs: a
 // walk over each rank's own order, layer by layer. `stages[s]` has the costs of stage s's layers.
 std::vector<int64_t> standard_peaks(const Schedule& schedule,
-                                    const std::vector<std::vector<LayerCost>>& stages);
+                                    const std::vector<std::vector<LayerProfile>>& stages);
 
 // Bytes of an automatic cap, by rank. `fixed[r]`: bytes of parameters, gradients and optimizer state on rank
 // r.

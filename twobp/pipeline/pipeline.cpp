@@ -26,7 +26,7 @@ int ranks_of(const PipelineOptions& options) {
 }  // namespace
 
 struct Pipeline::UnderWay {
-  const Plan* plan = nullptr;
+  const StepSetup* setup = nullptr;
   std::vector<Fields> micro_batches;
   StepOptions options;
   StepInput input;
@@ -54,7 +54,7 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
       world_(std::move(world)),
       timeout_(options.timeout),
       offers_(world_.ranks) {
-  const std::vector<LayerCost> costs = layer_costs(model, profile);
+  const std::vector<LayerProfile> costs = layer_profiles(model, profile);
   if (rank_of_stage_.empty())
     rank_of_stage_ = place_stages(Placement::kLinear, options.stages, options.stages);
   if (split_.empty()) split_ = measured_split(model, costs, rank_of_stage_);
@@ -67,7 +67,7 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
   std::vector<int> first_layer;
   for (int first = 0; const int count : split_) {
     first_layer.push_back(first);
-    stage_costs_.emplace_back(costs.begin() + first, costs.begin() + first + count);
+    stage_profiles_.emplace_back(costs.begin() + first, costs.begin() + first + count);
     first += count;
   }
 
@@ -88,7 +88,8 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
     for (size_t s = 0; s < split_.size(); ++s) {
       if (rank_of_stage_[s] != rank) continue;
       stages.push_back(std::make_unique<Stage>(static_cast<int>(s), model_, first_layer[s], split_[s],
-                                               options.seed, stage_costs_[s], world_.device(rank).where()));
+                                               options.seed, stage_profiles_[s],
+                                               world_.device(rank).where()));
     }
     executors_[rank] = std::make_unique<RankExecutor>(rank, std::move(stages), *world_.pipeline[rank],
                                                       *meter_, world_.device(rank));
@@ -147,17 +148,17 @@ Stage& Pipeline::stage(int s) {
   fail("no stage ", s);
 }
 
-StepReport Pipeline::run(const Plan& plan, const std::vector<Fields>& micro_batches,
+StepReport Pipeline::run(const StepSetup& setup, const std::vector<Fields>& micro_batches,
                          const StepOptions& options) {
   TWOBP_CHECK(under_way_.empty(), "a step is under way");
-  submit(plan, micro_batches, options);
+  submit(setup, micro_batches, options);
   return finish();
 }
 
-void Pipeline::submit(const Plan& plan, const std::vector<Fields>& micro_batches,
+void Pipeline::submit(const StepSetup& setup, const std::vector<Fields>& micro_batches,
                       const StepOptions& options) {
   const MemoryMeter::Watch watch(*meter_);
-  const Schedule& schedule = plan.schedule;
+  const Schedule& schedule = setup.schedule;
   TWOBP_CHECK(!failed_, "this pipeline has failed in an earlier step and can't run any more");
   TWOBP_CHECK(static_cast<int>(micro_batches.size()) == schedule.micro_batches, "the schedule is for ",
               schedule.micro_batches, " micro-batches, the batch has ", micro_batches.size());
@@ -169,7 +170,7 @@ void Pipeline::submit(const Plan& plan, const std::vector<Fields>& micro_batches
   TWOBP_CHECK(!early || (!options.p2_stealing && !under_way_.back()->options.p2_stealing),
               "a step whose ranks take W off each other has the pipeline for itself");
   auto step = std::make_unique<UnderWay>();
-  step->plan = &plan;
+  step->setup = &setup;
   step->micro_batches = micro_batches;
   step->options = options;
   step->results.resize(ranks());
@@ -182,23 +183,23 @@ void Pipeline::submit(const Plan& plan, const std::vector<Fields>& micro_batches
   input.step = options.step;
   input.first_micro_batch = options.first_micro_batch;
   input.training = options.training;
+  input.loss_weight = options.loss_weight;
   input.loss_scale = options.loss_scale;
-  input.gradient_scale = options.gradient_scale;
-  input.batching = plan.batching;
-  const bool other_plan = early && under_way_.back()->plan != &plan;
-  if (other_plan) on_ranks([](int) {});  // what ranks hold is read while they hold nothing else
-  if (!early || other_plan) {
-    // By every process, whatever its own plan: a replica that is left no micro-batch has no cap to ask for.
+  input.batching = setup.batching;
+  const bool other_setup = early && under_way_.back()->setup != &setup;
+  if (other_setup) on_ranks([](int) {});  // what ranks hold is read while they hold nothing else
+  if (!early || other_setup) {
+    // By every process, whatever its own setup: a replica that is left no micro-batch has no cap to ask for.
     if (world_.processes->size() > 1) fixed_bytes();
-    caps_ = caps(plan);
+    caps_ = caps(setup);
     // Where the policy does not ask for it, what is to be concatenated stays together.
     fills_waits_ = schedule.fills() ||
-                   (schedule.holds_p2_back() && plan.batching == P2Batching::kLoop &&
-                    fills_waits(schedule, twobp::stage_costs(stage_costs_), in_process_simulation(caps_)));
+                   (schedule.holds_p2_back() && setup.batching == P2Batching::kLoop &&
+                    fills_waits(schedule, profiled_costs(stage_profiles_), in_process_simulation(caps_)));
   }
   input.cap_per_rank = caps_;
   input.fills_waits = fills_waits_;
-  input.slab_slots = plan.slab_slots;
+  input.slab_slots = setup.slab_slots;
   input.timeout = options.timeout;
   input.p2_order = options.p2_order;
   input.want_events = options.want_events;

@@ -29,7 +29,7 @@ struct PipelineOptions {
 };
 
 // A schedule with what the executor needs to know beside it.
-struct Plan {
+struct StepSetup {
   Schedule schedule;
   P2Batching batching = P2Batching::kLoop;
   MemoryCap memory_cap = MemoryCap::automatic();
@@ -42,8 +42,8 @@ struct StepOptions {
   int64_t step = 0;
   int64_t first_micro_batch = 0;  // this replica's first, counted over all replicas
   bool training = true;
-  double loss_scale = 1;  // see Context
-  double gradient_scale = 1;
+  double loss_weight = 1;  // see Context
+  double loss_scale = 1;
   double timeout = 300;                 // seconds
   P2Order p2_order = P2Order::kOldest;  // of the W that is left at the end
   // Ranks take W off each other at the end of the step (p2_offers.h), if all are threads of this process and
@@ -75,14 +75,15 @@ class Pipeline {
   Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options);
   ~Pipeline();
 
-  // One step over the micro-batches, which are as many as the plan is for. Rethrows the first error of any
+  // One step over the micro-batches, which are as many as the setup is for. Rethrows the first error of any
   // rank after all ranks have stopped; the pipeline can't be used any more then. Loss, correct predictions
   // and `stop` are those of all processes; of ranks and stages, the run's first process has all of its
   // replica, the others their own.
-  StepReport run(const Plan& plan, const std::vector<Fields>& micro_batches, const StepOptions& options);
+  StepReport run(const StepSetup& setup, const std::vector<Fields>& micro_batches,
+                 const StepOptions& options);
   // The same in two parts: every rank begins the step when it has ended the one before, whatever the others
-  // do. Two steps can be under way at once, without events. The plan outlives the step.
-  void submit(const Plan& plan, const std::vector<Fields>& micro_batches, const StepOptions& options);
+  // do. Two steps can be under way at once, without events. The setup outlives the step.
+  void submit(const StepSetup& setup, const std::vector<Fields>& micro_batches, const StepOptions& options);
   // Waits for the oldest step under way.
   StepReport finish();
   // Waits for all, whose reports are lost. The first error among them that is not the echo of another rank's.
@@ -92,9 +93,10 @@ class Pipeline {
   int under_way() const { return static_cast<int>(under_way_.size()); }
 
   // A named schedule or a written one on this pipeline's stages.
-  Plan plan(const ScheduleSource& schedule, int micro_batches, P2Policy policy,
-            P2Batching batching = P2Batching::kLoop, MemoryCap memory_cap = MemoryCap::automatic()) const;
-  Plan forward_plan(int micro_batches) const;
+  StepSetup setup(const ScheduleSource& schedule, int micro_batches, P2Policy policy,
+                  P2Batching batching = P2Batching::kLoop,
+                  MemoryCap memory_cap = MemoryCap::automatic()) const;
+  StepSetup forward_setup(int micro_batches) const;
 
   // Runs body(rank) on the thread of every rank of this process.
   void on_ranks(const std::function<void(int)>& body);
@@ -107,15 +109,15 @@ class Pipeline {
   const std::vector<int>& split() const { return split_; }
   const std::vector<int>& rank_of_stage() const { return rank_of_stage_; }
   const ModelSpec& model() const { return model_; }
-  const std::vector<std::vector<LayerCost>>& stage_costs() const { return stage_costs_; }
+  const std::vector<std::vector<LayerProfile>>& stage_profiles() const { return stage_profiles_; }
   MemoryMeter& meter() { return *meter_; }
   // Of this process's ranks. Throw Error for others.
   RankExecutor& rank(int r);
   Stage& stage(int s);
   bool has_stage(int s) const { return is_local(rank_of_stage_.at(s)); }
-  // Bytes of activations and stash each rank may hold under the plan; 0: no cap. With ranks in other
+  // Bytes of activations and stash each rank may hold under the setup; 0: no cap. With ranks in other
   // processes, the first call is made by all of them.
-  std::vector<int64_t> caps(const Plan& plan) const;
+  std::vector<int64_t> caps(const StepSetup& setup) const;
 
  private:
   struct UnderWay;
@@ -136,7 +138,7 @@ class Pipeline {
   ModelSpec model_;
   std::vector<int> split_;
   std::vector<int> rank_of_stage_;
-  std::vector<std::vector<LayerCost>> stage_costs_;
+  std::vector<std::vector<LayerProfile>> stage_profiles_;
   std::unique_ptr<MemoryMeter> meter_;
   World world_;
   double timeout_;                            // of what processes agree on outside steps

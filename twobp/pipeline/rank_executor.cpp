@@ -62,8 +62,8 @@ Context RankExecutor::context_of(int micro_batch) const {
   context.step = input_->step;
   context.micro_batch = input_->first_micro_batch + micro_batch;
   context.training = input_->training;
-  context.loss_scale = input_->loss_scale;
-  context.gradient_scale = gradient_scale_;
+  context.loss_weight = input_->loss_weight;
+  context.loss_scale = loss_scale_;
   return context;
 }
 

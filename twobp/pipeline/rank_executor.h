@@ -29,8 +29,8 @@ namespace twobp {
 // What the update of the step before has come to on a rank. Where it does not stand, what the rank has done
 // for nothing counts as start-up of the step after it.
 struct Settled {
-  bool stands = true;         // false: weights have changed since the rank ended that step
-  double gradient_scale = 1;  // of the step after it
+  bool stands = true;     // false: weights have changed since the rank ended that step
+  double loss_scale = 1;  // of the step after it
 };
 
 struct StepInput {
@@ -41,8 +41,8 @@ struct StepInput {
   int64_t step = 0;
   int64_t first_micro_batch = 0;  // this replica's first, counted over all replicas
   bool training = true;
-  double loss_scale = 1;  // see Context
-  double gradient_scale = 1;
+  double loss_weight = 1;  // see Context
+  double loss_scale = 1;
   P2Batching batching = P2Batching::kLoop;
   std::vector<int64_t> cap_per_rank;  // bytes of activations and stash; empty or 0: no cap
   bool fills_waits = false;           // see simulate.h
@@ -56,7 +56,7 @@ struct StepInput {
   bool want_events = false;
   // Called on each rank's thread when it has run the first F, before it sends, receives, adds to a gradient
   // or has a loss: if the step before does not stand, they are run again. Null: it stands, and
-  // `gradient_scale` is known.
+  // `loss_scale` is known.
   std::function<Settled(int rank)> settle;
   // Runs on each rank's thread after its last instruction: gradients summed, clipped, applied. Returns the
   // seconds it was busy (waits for other ranks left out; see waited_in_finish).
@@ -187,7 +187,7 @@ class RankExecutor {
   GradientReducer* reducer_ = nullptr;
 
   const StepInput* input_ = nullptr;  // of the step at hand
-  double gradient_scale_ = 1;
+  double loss_scale_ = 1;
   ProductTime products_;  // when the step began
   int64_t allocations_ = 0;
   int64_t cap_ = 0;

@@ -180,7 +180,7 @@ bool RankExecutor::settle() {
     p2_stream_.device().compute().wait_on_host();  // what was for nothing is start-up on the device, too
     prepare(*input_);
   }
-  gradient_scale_ = settled.gradient_scale;
+  loss_scale_ = settled.loss_scale;
   return settled.stands;
 }
 
@@ -199,7 +199,7 @@ void RankExecutor::prepare(const StepInput& input) {
   turn_ = nullptr;
   helping_ = 0;
   helped_.clear();
-  gradient_scale_ = input.gradient_scale;
+  loss_scale_ = input.loss_scale;
   events_.start(input.want_events);
   cap_ = input.cap_per_rank.empty() ? 0 : input.cap_per_rank[rank_];
   local_.assign(schedule.stages, -1);

@@ -32,8 +32,8 @@ class StepKey {
   P2Order p2_order_ = P2Order::kOldest;
   int slab_slots_ = 0;
   std::vector<int64_t> cap_per_rank_;
+  double loss_weight_ = 0;
   double loss_scale_ = 0;
-  double gradient_scale_ = 0;
   std::vector<Sizes> micro_batches_;
 };
 

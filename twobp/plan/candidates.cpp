@@ -64,7 +64,7 @@ class Splits {
     const int ranks = *std::max_element(rank_of_stage.begin(), rank_of_stage.end()) + 1;
     std::vector<double> seconds;
     double sum = 0, longest = 0;
-    for (const LayerCosts& layer : layer_costs_at(model, size)) {
+    for (const LayerCost& layer : layer_costs_at(model, size)) {
       seconds.push_back(layer.seconds());
       sum += seconds.back();
       longest = std::max(longest, seconds.back());

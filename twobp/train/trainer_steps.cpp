@@ -112,21 +112,21 @@ void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& vari
   options.seed = config_.train.seed;
   options.step = result.step;  // as users count, for messages
   options.first_micro_batch = int64_t{world().replica} * micro_batches_;
-  options.loss_scale = 1.0 / static_cast<double>(targets);
+  options.loss_weight = 1.0 / static_cast<double>(targets);
   options.timeout = config_.pipeline.timeout;
   options.p2_order = p2_order(config_.pipeline);
   options.as_graph = config_.pipeline.graphs;
   options.p2_stealing = config_.pipeline.p2_stealing;
   options.want_events = wants_events(result.step);
-  options.gradient_scale = loss_scale_.value;
+  options.loss_scale = loss_scale_.value;
   if (early) options.settle = [this](int rank) { return update_->settle(rank); };
   options.finish = [this, &step](int rank) {
     if (faults_) faults_->in_optimizer(rank, step.result.step);
     return update_->run(rank, step.result.step, step.result.lr, step.update);
   };
   options.stop = stop_;
-  const Plan& plan = plan_for(variant, static_cast<int>(step.batch.micro_batches.size()));
-  pipeline_->submit(plan, step.batch.micro_batches, options);
+  const StepSetup& setup = setup_for(variant, static_cast<int>(step.batch.micro_batches.size()));
+  pipeline_->submit(setup, step.batch.micro_batches, options);
   under_way_.push_back(std::move(under_way));
 }
 
@@ -146,7 +146,7 @@ void Trainer::finish(StepUnderWay& step) {
     result.input_wait = std::min(result.input_wait, first.idle[static_cast<int>(IdleCause::kStartUp)]);
   }
   if (under_way_.size() == 1) update_->settle_all();
-  result.gradient_scale = loss_scale_.value;
+  result.loss_scale = loss_scale_.value;
   update_->finish(result.step, loss_scale_, step.update);
   result.grad_norm = step.update.grad_norm;
   result.skipped = step.update.skipped;

@@ -130,7 +130,7 @@ class Update {
   // Whether and how a step is taken depends on all ranks.
   bool depends_on_norm(const LossScale& scale) const { return clip_norm_ > 0 || scale.adapts; }
   // What the optimizer is to multiply gradients by; none if the step is skipped.
-  std::optional<double> factor_for(const at::Tensor& squares, double gradient_scale) const;
+  std::optional<double> factor_for(const at::Tensor& squares, double loss_scale) const;
   // Returns the seconds spent waiting.
   double take(int rank, int64_t step, double lr, std::optional<double> factor);
   void leave_open(int rank, OpenStep step);
