@@ -116,7 +116,7 @@ TEST(LayerError, InEvaluation) {
   options.training = false;
   const std::string message =
       error_of([&] { pipeline.run(pipeline.forward_setup(3), random_batch(3), options); });
-  expect_contains(message, {"rank 2, step 5, 2F1: out of luck"});
+  expect_contains(message, {"rank 2, batch 5 of an evaluation, 2F1: out of luck"});
 }
 
 // `finish` runs after the schedule: its error reaches the caller, and wakes ranks that are still in the step.

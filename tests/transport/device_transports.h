@@ -7,7 +7,7 @@
 #include "tests/transport/transports.h"
 #include "twobp/nn/device/device.h"
 #include "twobp/transport/nccl.h"
-#include "twobp/transport/rendezvous.h"
+#include "twobp/transport/store_connection.h"
 
 namespace twobp::test {
 

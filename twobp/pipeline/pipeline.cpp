@@ -317,7 +317,7 @@ void Pipeline::complete(StepReport& report, const UnderWay& step) {
     }
     return parts;
   };
-  const auto tag_of = [&](int process) { return Tag{options.step, 0, process, Direction::kBackward}; };
+  const auto tag_of = [&](int process) { return Tag{options.step, 0, process, MessageKind::kStepReport}; };
   if (world_.replica == 0 && !world_.is_first()) {
     const auto [ranks_here, stages_here] = parts_of(world_.process());
     processes.isend(0, tag_of(world_.process()), pack_report(report, ranks_here, stages_here));

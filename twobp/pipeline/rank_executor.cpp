@@ -71,11 +71,11 @@ void RankExecutor::execute(const Instruction& instruction) {
   const int s = local(instruction.stage);
   const int mb = instruction.micro_batch;
   const int end = mb + instruction.count;
-  const auto send = [&](int to_stage, Values& values, int i, Direction direction) {
+  const auto send = [&](int to_stage, Values& values, int i, MessageKind kind) {
     const int to = input_->schedule->rank_of_stage[to_stage];
     const double begin = events_.now();
     const int64_t bytes = EventLog::bytes_of(values);
-    transport_.isend(to, Tag{input_->step, to_stage, i, direction}, std::move(values));
+    transport_.isend(to, Tag{input_->step, to_stage, i, kind}, std::move(values));
     values.clear();
     events_.message(Event::Kind::kSend, instruction.stage, to_stage, i, bytes, begin);
   };
@@ -91,13 +91,12 @@ void RankExecutor::execute(const Instruction& instruction) {
       flush_p2(s, mb, end);
       break;
     case Op::kSendForward:
-      for (int i = mb; i < end; ++i)
-        send(instruction.stage + 1, boundaries_[s].output[i], i, Direction::kForward);
+      for (int i = mb; i < end; ++i) send(instruction.stage + 1, boundaries_[s].output[i], i, forward_kind());
       break;
     case Op::kSendBackward:
       if (!stages_[s]->gives_gradient()) break;
       for (int i = mb; i < end; ++i) {
-        send(instruction.stage - 1, boundaries_[s].input_gradient[i], i, Direction::kBackward);
+        send(instruction.stage - 1, boundaries_[s].input_gradient[i], i, MessageKind::kBackward);
       }
       break;
     case Op::kRecvForward:
@@ -245,7 +244,7 @@ void RankExecutor::receive(const Instruction& instruction) {
   // talks to other processes.
   const MemoryMeter::Scope scope(instruction.stage, MemoryCategory::kActivations);
   for (int mb = instruction.micro_batch; mb < instruction.micro_batch + instruction.count; ++mb) {
-    const Tag tag{input_->step, instruction.stage, mb, forward ? Direction::kForward : Direction::kBackward};
+    const Tag tag{input_->step, instruction.stage, mb, forward ? forward_kind() : MessageKind::kBackward};
     Values values;
     bool there = transport_.try_receive(from, tag, values);
     while (!there && !pending_.empty() && input_->fills_waits && p2_stream_.has_room()) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -38,7 +39,7 @@ struct StepInput {
   const std::vector<Fields>* micro_batches = nullptr;
   std::string input_field;  // see ModelSpec
   uint64_t seed = 0;
-  int64_t step = 0;
+  int64_t step = 0;               // of an evaluation: its batch
   int64_t first_micro_batch = 0;  // this replica's first, counted over all replicas
   bool training = true;
   double loss_weight = 1;  // see Context
@@ -176,6 +177,11 @@ class RankExecutor {
   IdleCause cause_of_wait() const { return pending_.empty() ? IdleCause::kNothing : IdleCause::kMessage; }
   void log_p2(std::span<PendingP2> together, double begin, double end);
   Context context_of(int micro_batch) const;
+  MessageKind forward_kind() const {
+    return input_->training ? MessageKind::kForward : MessageKind::kEvaluation;
+  }
+  // "step 3", or of an evaluation "batch 3 of an evaluation".
+  std::string step_name() const;
   int local(int stage) const { return local_[stage]; }
 
   int rank_;

@@ -151,6 +151,11 @@ void RankExecutor::in_update(int64_t step, const std::function<void()>& body) co
   }
 }
 
+std::string RankExecutor::step_name() const {
+  return input_->training ? concat("step ", input_->step)
+                          : concat("batch ", input_->step, " of an evaluation");
+}
+
 void RankExecutor::run_until(size_t end) {
   for (; at_ < end; ++at_) {
     const Instruction& instruction = input_->schedule->ranks[rank_][at_];
@@ -161,7 +166,7 @@ void RankExecutor::run_until(size_t end) {
     } catch (const Aborted&) {
       throw;
     } catch (...) {
-      fail("rank ", rank_, ", step ", input_->step, ", ", to_string(instruction), ": ", what_is_thrown());
+      fail("rank ", rank_, ", ", step_name(), ", ", to_string(instruction), ": ", what_is_thrown());
     }
   }
 }

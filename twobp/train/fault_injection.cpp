@@ -141,7 +141,7 @@ void FaultInjection::choose_layers(const Pipeline& pipeline) {
 }
 
 bool FaultInjection::is_due(Fault::Where where, int layer, const Context& context) const {
-  return where == fault_.where && layers_[layer] && context.step == fault_.step &&
+  return where == fault_.where && layers_[layer] && context.training && context.step == fault_.step &&
          (fault_.micro_batch < 0 || fault_.micro_batch == context.micro_batch);
 }
 

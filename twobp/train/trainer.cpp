@@ -244,7 +244,7 @@ std::optional<Evaluation> Trainer::evaluate() {
     const Batch batch = loader.next();
     StepOptions options;
     options.seed = config_.train.seed;
-    options.step = -1 - count;  // messages of an evaluation never meet those of a step
+    options.step = count + 1;
     options.training = false;
     options.first_micro_batch = int64_t{world().replica} * micro_batches_;
     options.timeout = config_.pipeline.timeout;
