@@ -101,7 +101,7 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
   const Bubble simulated = of_simulation(simulate(setup.schedule, costs), work);
 
   const std::vector<Fields> batch(micro_batches);
-  StepOptions step;
+  StepInput step;
   step.want_events = true;
   const Bubble measured = of_run(pipeline.run(setup, batch, step));
 

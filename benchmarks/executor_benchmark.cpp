@@ -55,7 +55,7 @@ void per_instruction(benchmark::State& state) {
   const std::vector<Fields> batch(kMicroBatches, Fields{{"input", at::zeros({1})}});
   double seconds = 0;
   double instructions = 0;
-  StepOptions step;
+  StepInput step;
   for (auto _ : state) {
     const StepReport report = pipeline.run(setup, batch, step);
     ++step.step;

@@ -173,7 +173,7 @@ void run_replica(World world, const NamedSchedule& named, const Subject& subject
       const StepSetup setup =
           pipeline.setup(std::string(named.name), micro_batches, method.policy, P2Batching::kLoop, 0);
       for (SlowLink* link : links) link->set_speed(options.latency, study.runs[r].bytes_per_second);
-      StepOptions step;
+      StepInput step;
       step.step = (round + 1) * static_cast<int64_t>(study.runs.size()) + static_cast<int64_t>(r) + 1;
       step.first_micro_batch = int64_t{replica} * micro_batches;
       step.loss_weight = subject.loss_weight;

@@ -49,7 +49,7 @@ std::map<std::string, at::Tensor> gradients(int stages, const std::string& sched
   options.threads.pin = false;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   Pipeline pipeline(model, measure_profile(model, batches[0], 0), options);
-  StepOptions step;
+  StepInput step;
   step.loss_weight = 1.0 / 6;
   step.timeout = 60;
   const StepReport report = pipeline.run(pipeline.setup(schedule, 3, policy), batches, step);

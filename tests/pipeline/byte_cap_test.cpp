@@ -21,7 +21,7 @@ using test::measured_peaks;
 using test::options_of;
 using test::random_batch;
 using test::SplitModel;
-using test::step_options;
+using test::step_input;
 using test::take_gradients;
 
 std::vector<SplitModel> cases() {
@@ -109,7 +109,7 @@ TEST(AutoCap, NeverAboveTheFullestStandardRank) {
     for (const char* schedule : {"gpipe", "1f1b"}) {
       for (const int micro_batches : {2, 4, 8}) {
         const StepSetup standard = pipeline.setup(schedule, micro_batches, P2Policy::kOff);
-        pipeline.run(standard, random_batch(micro_batches), step_options());
+        pipeline.run(standard, random_batch(micro_batches), step_input());
         take_gradients(pipeline);
         const auto fixed = fixed_bytes(pipeline);
         int64_t allowed = 0;
@@ -162,13 +162,13 @@ TEST(ByteCap, ATinyCapFinishesWithTheSameBits) {
   for (const SplitModel& c : cases()) {
     Pipeline pipeline = test::measured_pipeline(c);
     const auto batch = random_batch(4);
-    pipeline.run(pipeline.setup("gpipe", 4, P2Policy::kOff), batch, step_options());
+    pipeline.run(pipeline.setup("gpipe", 4, P2Policy::kOff), batch, step_input());
     const auto expected = take_gradients(pipeline);
     for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
       for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
         for (const int64_t cap : {int64_t{1}, int64_t{5000}}) {
           SCOPED_TRACE(concat(c.name, ", ", schedule, " ", policy_name(policy), ", cap ", cap));
-          pipeline.run(pipeline.setup(schedule, 4, policy, P2Batching::kLoop, cap), batch, step_options());
+          pipeline.run(pipeline.setup(schedule, 4, policy, P2Batching::kLoop, cap), batch, step_input());
           test::expect_same_bits(expected, take_gradients(pipeline));
         }
       }
@@ -222,7 +222,7 @@ TEST(ByteCap, AMessageFindsRoom) {
   StepSetup setup;
   setup.schedule = finished(schedule, P2Policy::kPlaced);
   setup.memory_cap = 3 * kStash + kBoundary;
-  StepOptions options = step_options();
+  StepInput options = step_input();
   options.want_events = true;
   const StepReport report = pipeline.run(setup, std::vector<Fields>(4), options);
   int pending = 0;

@@ -36,7 +36,7 @@ std::map<int, std::vector<std::string>> ops_of(const std::string& schedule, int 
     };
   }
   Pipeline pipeline(model, no_costs(model), options_of({4, 4}));
-  StepOptions options = step_options();
+  StepInput options = step_input();
   options.p2_order = order;
   const StepSetup setup = pipeline.setup(schedule, micro_batches, policy, P2Batching::kLoop, 0);
   pipeline.run(setup, random_batch(micro_batches), options);
@@ -103,7 +103,7 @@ PipelineOptions placed(const std::string& schedule, const ModelSpec& model) {
 // The gradients of one replica by itself, its micro-batches those of the global batch from `first` on.
 std::vector<at::Tensor> alone(const ModelSpec& model, const Case& c, int first, int count) {
   Pipeline pipeline(model, no_costs(model), placed(c.schedule, model));
-  StepOptions options = step_options();
+  StepInput options = step_input();
   options.first_micro_batch = first;
   options.p2_order = c.order;
   const std::vector<Fields> all = random_batch(first + count);
@@ -137,7 +137,7 @@ std::vector<std::vector<at::Tensor>> together(const ModelSpec& model, const Case
     const int replica = world.replica;
     Pipeline pipeline(model, no_costs(model), placed(c.schedule, model), std::move(world));
     const auto reducers = reducers_of(pipeline, c.bucket_bytes);
-    StepOptions options = step_options();
+    StepInput options = step_input();
     options.first_micro_batch = replica * kMicroBatches;
     options.p2_order = c.order;
     options.finish = [&](int rank) {
@@ -212,7 +212,7 @@ TEST(DataParallel, AReplicaWhoseBackwardFailsEndsTheOthers) {
         };
         Pipeline pipeline(model, no_costs(model), placed("1f1b", model), std::move(world));
         const auto reducers = reducers_of(pipeline, 1 << 20);
-        StepOptions options = step_options();
+        StepInput options = step_input();
         options.finish = [&](int rank) {
           reducers[rank]->finish(options.timeout);
           return 0.0;

@@ -13,7 +13,7 @@ namespace {
 using test::options_of;
 using test::random_batch;
 using test::small_llama;
-using test::step_options;
+using test::step_input;
 
 struct Case {
   std::string schedule;
@@ -53,7 +53,7 @@ StepReport run(const Case& c, bool want_events = true) {
   const ModelSpec model = small_llama(3);  // 8 layers
   Pipeline pipeline(model, test::no_costs(model), options_of(c.split));
   pipeline.meter().reset_peaks();
-  StepOptions options = step_options();
+  StepInput options = step_input();
   options.want_events = want_events;
   options.finish = [&](int rank) {
     // Busy, then a wait, then busy again.
@@ -271,7 +271,7 @@ TEST(EventsOfW, NameTheMicroBatchesOfAReorderedSchedule) {
     order.erase(order.begin());
   }
   ASSERT_TRUE(order.empty());
-  StepOptions options = step_options();
+  StepInput options = step_input();
   options.want_events = true;
   options.p2_order = P2Order::kBucket;
   const StepReport report = pipeline.run(setup, random_batch(kMicroBatches), options);

@@ -15,7 +15,7 @@ using test::finished;
 using test::options_of;
 using test::random_batch;
 using test::small_llama;
-using test::step_options;
+using test::step_input;
 using test::take_gradients;
 
 const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown,
@@ -32,7 +32,7 @@ Result run(const ModelSpec& model, const PipelineOptions& options, const Schedul
   setup.schedule = schedule;
   setup.memory_cap = 0;
   Result result;
-  result.loss = pipeline.run(setup, random_batch(schedule.micro_batches), step_options()).loss;
+  result.loss = pipeline.run(setup, random_batch(schedule.micro_batches), step_input()).loss;
   result.gradients = take_gradients(pipeline);
   return result;
 }
@@ -166,7 +166,7 @@ TEST(Executor, RefusesAScheduleForOtherStagesOrBatches) {
   test::expect_contains(test::error_of([&] { pipeline.run(setup, random_batch(2), {}); }),
                         {"places its stages"});
   // Neither has harmed the pipeline.
-  pipeline.run(pipeline.setup("1f1b", 2, P2Policy::kFill), random_batch(2), step_options());
+  pipeline.run(pipeline.setup("1f1b", 2, P2Policy::kFill), random_batch(2), step_input());
 }
 
 using Milliseconds = std::chrono::milliseconds;
@@ -185,7 +185,7 @@ class Waiting : public ::testing::Test {
   }
   StepReport run(P2Policy policy) {
     Pipeline pipeline(model_, test::no_costs(model_), options_of({3, 4}));
-    StepOptions options = step_options();
+    StepInput options = step_input();
     options.want_events = true;
     return pipeline.run(pipeline.setup("1f1b", 4, policy, P2Batching::kLoop, 0), random_batch(4), options);
   }

@@ -22,8 +22,8 @@ using test::take_gradients;
 
 constexpr int kMicroBatches = 4;
 
-StepOptions stealing() {
-  StepOptions options = test::step_options();
+StepInput stealing() {
+  StepInput options = test::step_input();
   options.p2_stealing = true;
   return options;
 }
@@ -88,8 +88,8 @@ TEST_F(P2Stealing, ARankThatHasEndedItsPartRunsWhatAnotherHasLeft) {
 TEST_F(P2Stealing, IsOnlyDoneWhereItIsAskedFor) {
   const auto pipeline = this->pipeline();
   const StepSetup setup = setup_of(*pipeline);
-  pipeline->run(setup, random_batch(kMicroBatches), test::step_options());
-  StepOptions traced = stealing();
+  pipeline->run(setup, random_batch(kMicroBatches), test::step_input());
+  StepInput traced = stealing();
   traced.want_events = true;  // a trace shows the schedule
   pipeline->run(setup, random_batch(kMicroBatches), traced);
   EXPECT_EQ(threads_.size(), 1u);
@@ -155,7 +155,7 @@ TEST_F(P2Stealing, AStuckRankRunsIntoTheTimeOut) {
     if (probe == 0) std::this_thread::sleep_for(std::chrono::milliseconds(800));
   };
   const auto pipeline = this->pipeline();
-  StepOptions options = stealing();
+  StepInput options = stealing();
   options.timeout = 0.2;
   expect_contains(error_of([&] { pipeline->run(setup_of(*pipeline), random_batch(kMicroBatches), options); }),
                   {"step 5", "waited 0.2 s", "weight gradients", "pipeline.timeout"});
@@ -164,7 +164,7 @@ TEST_F(P2Stealing, AStuckRankRunsIntoTheTimeOut) {
 TEST_F(P2Stealing, HasThePipelineForItself) {
   const auto pipeline = this->pipeline();
   const StepSetup setup = setup_of(*pipeline);
-  pipeline->submit(setup, random_batch(kMicroBatches), test::step_options());
+  pipeline->submit(setup, random_batch(kMicroBatches), test::step_input());
   expect_contains(error_of([&] { pipeline->submit(setup, random_batch(kMicroBatches), stealing()); }),
                   {"has the pipeline for itself"});
   pipeline->finish();
@@ -173,14 +173,14 @@ TEST_F(P2Stealing, HasThePipelineForItself) {
 TEST(P2StealingBits, AreThoseOfOneStage) {
   const ModelSpec model = small_llama(3);  // 8 layers
   const auto run = [&](const PipelineOptions& options, const char* schedule, P2Policy policy,
-                       const StepOptions& step) {
+                       const StepInput& step) {
     Pipeline pipeline(model, test::no_costs(model), options);
     const StepSetup setup =
         pipeline.setup(schedule, kMicroBatches, policy, P2Batching::kLoop, MemoryCap::automatic());
     const double loss = pipeline.run(setup, random_batch(kMicroBatches), step).loss;
     return std::pair(loss, take_gradients(pipeline));
   };
-  const auto [loss, gradients] = run(options_of({8}), "gpipe", P2Policy::kOff, test::step_options());
+  const auto [loss, gradients] = run(options_of({8}), "gpipe", P2Policy::kOff, test::step_input());
   for (const auto& [schedule, split, ranks] :
        std::vector<std::tuple<const char*, std::vector<int>, std::vector<int>>>{
            {"gpipe", {3, 2, 3}, {}},

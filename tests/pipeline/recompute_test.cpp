@@ -22,7 +22,7 @@ using test::measured_peaks;
 using test::options_of;
 using test::random_batch;
 using test::SplitModel;
-using test::step_options;
+using test::step_input;
 using test::take_gradients;
 
 // All layers, the first and the last included.
@@ -123,7 +123,7 @@ TEST(RecomputeMemory, AutoCapKeepsItsPromise) {
     for (const char* schedule : {"gpipe", "1f1b"}) {
       for (const int micro_batches : {2, 4, 8}) {
         const StepSetup standard = pipeline.setup(schedule, micro_batches, P2Policy::kOff);
-        pipeline.run(standard, random_batch(micro_batches), step_options());
+        pipeline.run(standard, random_batch(micro_batches), step_input());
         take_gradients(pipeline);
         const auto fixed = fixed_bytes(pipeline);
         int64_t allowed = 0;
@@ -148,7 +148,7 @@ TEST(RecomputeBits, GradientsAreThoseOfModeNone) {
   const auto batch = random_batch(4);
   const ModelSpec plain = test::small_llama(3);
   Pipeline reference(plain, test::no_costs(plain), options_of({8}));
-  reference.run(reference.setup("gpipe", 4, P2Policy::kOff), batch, step_options());
+  reference.run(reference.setup("gpipe", 4, P2Policy::kOff), batch, step_input());
   const auto expected = take_gradients(reference);
   std::vector<std::pair<std::string, ModelSpec>> models = {{"mixed", mixed(plain)}};
   for (const std::string& name : recompute_names()) {
@@ -162,7 +162,7 @@ TEST(RecomputeBits, GradientsAreThoseOfModeNone) {
           for (const MemoryCap& cap : {MemoryCap(0), MemoryCap(1), MemoryCap::automatic()}) {
             SCOPED_TRACE(concat(name, ", ", split.size(), " stages, ", schedule, " ", policy_name(policy),
                                 ", cap ", cap));
-            pipeline.run(pipeline.setup(schedule, 4, policy, P2Batching::kLoop, cap), batch, step_options());
+            pipeline.run(pipeline.setup(schedule, 4, policy, P2Batching::kLoop, cap), batch, step_input());
             test::expect_same_bits(expected, take_gradients(pipeline));
           }
         }

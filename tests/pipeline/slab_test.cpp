@@ -16,7 +16,7 @@ namespace {
 using test::kDim;
 using test::kHidden;
 using test::options_of;
-using test::step_options;
+using test::step_input;
 using test::take_gradients;
 
 constexpr int kGateUp = 1;  // layers of the model below
@@ -79,7 +79,7 @@ Outcome run(const std::vector<int>& split, const std::vector<Fields>& batch, con
   const ModelSpec model = block_by_layers();
   Pipeline pipeline(model, test::no_costs(model), options_of(split));
   pipeline.run(pipeline.setup(schedule, static_cast<int>(batch.size()), policy, batching, cap), batch,
-               step_options());
+               step_input());
   return {take_gradients(pipeline), copies_of(pipeline)};
 }
 
@@ -167,7 +167,7 @@ TEST(Slabs, RingSmallerThanTheNumberOfMicroBatches) {
   const StepSetup setup = pipeline.setup("1f1b", 7, P2Policy::kEnd, P2Batching::kConcat, int64_t{1} << 40);
   ASSERT_EQ(setup.slab_slots, 2);
   const auto batch = batch_of(7, test::kBatch);
-  pipeline.run(setup, batch, step_options());
+  pipeline.run(setup, batch, step_input());
   const Outcome ring{take_gradients(pipeline), copies_of(pipeline)};
   EXPECT_EQ(ring.copies, (Copies{0, 7, 0, 7}));
   expect_within_bound(run({5}, batch, "gpipe", P2Policy::kOff, P2Batching::kLoop), ring, 7 * test::kRows);

@@ -46,11 +46,11 @@ inline std::vector<int64_t> fixed_bytes(Pipeline& pipeline) {
 inline std::vector<int64_t> measured_peaks(Pipeline& pipeline, const StepSetup& setup,
                                            StepReport* report = nullptr) {
   const auto batch = random_batch(setup.schedule.micro_batches);
-  pipeline.run(setup, batch, step_options());
+  pipeline.run(setup, batch, step_input());
   take_gradients(pipeline);
   const auto fixed = fixed_bytes(pipeline);
   pipeline.meter().reset_peaks();
-  StepOptions options = step_options();
+  StepInput options = step_input();
   options.want_events = report != nullptr;
   const StepReport step = pipeline.run(setup, batch, options);
   take_gradients(pipeline);

@@ -14,7 +14,7 @@ namespace twobp::test {
 inline std::vector<StepReport> run_steps(Pipeline& pipeline, const StepSetup& setup, int steps) {
   TraceRecorder recorder({1, steps});
   for (int i = 0; i < steps; ++i) {
-    StepOptions options = step_options();
+    StepInput options = step_input();
     options.step = i + 1;
     options.want_events = recorder.wants_events(i + 1);
     options.finish = [](int) {

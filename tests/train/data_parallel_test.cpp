@@ -144,7 +144,7 @@ TEST(DataParallel, IsTheReplicasOneAfterTheOther) {
         std::vector<at::Tensor> sums;
         double loss = 0;
         for (int replica = 0; replica < replicas; ++replica) {
-          StepOptions options;
+          StepInput options;
           options.seed = config.train.seed;
           options.step = step;
           options.first_micro_batch = int64_t{replica} * micro_batches;

@@ -37,31 +37,6 @@ struct StepSetup {
   std::vector<int64_t> standard_peaks;  // by rank, for the automatic cap
 };
 
-struct StepOptions {
-  uint64_t seed = 0;
-  int64_t step = 0;
-  int64_t first_micro_batch = 0;  // this replica's first, counted over all replicas
-  bool training = true;
-  double loss_weight = 1;  // see Context
-  double loss_scale = 1;
-  double timeout = 300;                 // seconds
-  P2Order p2_order = P2Order::kOldest;  // of the W that is left at the end
-  // Ranks take W off each other at the end of the step (p2_offers.h), if all are threads of this process and
-  // no other step is under way (throws Error). Not where W is concatenated, replicas sum gradients or events
-  // are wanted.
-  bool p2_stealing = false;
-  // On a device: the step is put in as one piece, which is recorded when two steps in a row have had the same
-  // schedule, loss scales and sizes of micro-batches (StepGraph). Not where events are wanted. Throws Error
-  // where ranks are not on one device, that has no graphs, another step is under way or there are gradients
-  // already.
-  bool as_graph = false;
-  bool want_events = false;                 // the same on every process
-  std::function<Settled(int rank)> settle;  // see StepInput
-  std::function<double(int rank)> finish;
-  // Asked when this process's ranks are done: whether it wants the run to end. Null: it does not.
-  std::function<bool()> stop;
-};
-
 // Worlds whose ranks are threads of this process, one a replica, for run_worlds. They compute on these
 // devices (Device::open_for).
 std::vector<World> make_thread_worlds(int replicas, int ranks, const ThreadOptions& threads,
@@ -79,11 +54,10 @@ class Pipeline {
   // rank after all ranks have stopped; the pipeline can't be used any more then. Loss, correct predictions
   // and `stop` are those of all processes; of ranks and stages, the run's first process has all of its
   // replica, the others their own.
-  StepReport run(const StepSetup& setup, const std::vector<Fields>& micro_batches,
-                 const StepOptions& options);
+  StepReport run(const StepSetup& setup, const std::vector<Fields>& micro_batches, const StepInput& input);
   // The same in two parts: every rank begins the step when it has ended the one before, whatever the others
   // do. Two steps can be under way at once, without events. The setup outlives the step.
-  void submit(const StepSetup& setup, const std::vector<Fields>& micro_batches, const StepOptions& options);
+  void submit(const StepSetup& setup, const std::vector<Fields>& micro_batches, const StepInput& input);
   // Waits for the oldest step under way.
   StepReport finish();
   // Waits for all, whose reports are lost. The first error among them that is not the echo of another rank's.
@@ -126,7 +100,7 @@ class Pipeline {
   void wait(const RankThreads::Job& job);
   void abort(const std::string& reason);
   // The end of all ranks' instructions, put in as a graph. None: they are to be run one by one.
-  std::optional<DeviceEvent> put_in_as_graph(const StepOptions& options, const StepInput& input);
+  std::optional<DeviceEvent> put_in_as_graph(const StepInput& input);
   // After an error, when all ranks stand still.
   void forget_steps();
 

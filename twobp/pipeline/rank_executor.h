@@ -11,58 +11,19 @@
 #include <tuple>
 #include <vector>
 
-#include "twobp/nn/context.h"
 #include "twobp/pipeline/device_times.h"
 #include "twobp/pipeline/event_log.h"
 #include "twobp/pipeline/gradient_reducer.h"
 #include "twobp/pipeline/memory_meter.h"
 #include "twobp/pipeline/observer.h"
-#include "twobp/pipeline/p2_batching.h"
 #include "twobp/pipeline/p2_offers.h"
 #include "twobp/pipeline/p2_stream.h"
 #include "twobp/pipeline/stage.h"
-#include "twobp/schedule/p2_order.h"
+#include "twobp/pipeline/step_input.h"
 #include "twobp/schedule/schedule.h"
 #include "twobp/transport/transport.h"
 
 namespace twobp {
-
-// What the update of the step before has come to on a rank. Where it does not stand, what the rank has done
-// for nothing counts as start-up of the step after it.
-struct Settled {
-  bool stands = true;     // false: weights have changed since the rank ended that step
-  double loss_scale = 1;  // of the step after it
-};
-
-struct StepInput {
-  const Schedule* schedule = nullptr;
-  const std::vector<Fields>* micro_batches = nullptr;
-  std::string input_field;  // see ModelSpec
-  uint64_t seed = 0;
-  int64_t step = 0;               // of an evaluation: its batch
-  int64_t first_micro_batch = 0;  // this replica's first, counted over all replicas
-  bool training = true;
-  double loss_weight = 1;  // see Context
-  double loss_scale = 1;
-  P2Batching batching = P2Batching::kLoop;
-  std::vector<int64_t> cap_per_rank;  // bytes of activations and stash; empty or 0: no cap
-  bool fills_waits = false;           // see simulate.h
-  int slab_slots = 0;                 // micro-batches a slab holds, for kConcat
-  P2Order p2_order = P2Order::kOldest;
-  // Where ranks take W off each other at the end of a step; null: they do not, nor where W is concatenated,
-  // where replicas sum gradients or where events are wanted.
-  P2Offers* offers = nullptr;
-  std::mutex* turn = nullptr;  // of ranks that record
-  double timeout = 300;        // seconds
-  bool want_events = false;
-  // Called on each rank's thread when it has run the first F, before it sends, receives, adds to a gradient
-  // or has a loss: if the step before does not stand, they are run again. Null: it stands, and
-  // `loss_scale` is known.
-  std::function<Settled(int rank)> settle;
-  // Runs on each rank's thread after its last instruction: gradients summed, clipped, applied. Returns the
-  // seconds it was busy (waits for other ranks left out; see waited_in_finish).
-  std::function<double(int rank)> finish;
-};
 
 struct RankResult {
   RankTimes times;

@@ -10,7 +10,7 @@
 
 #include "twobp/nn/context.h"
 #include "twobp/nn/device/work_graph.h"
-#include "twobp/pipeline/rank_executor.h"
+#include "twobp/pipeline/step_input.h"
 
 namespace twobp {
 

@@ -242,15 +242,15 @@ std::optional<Evaluation> Trainer::evaluate() {
   int64_t targets = 0;
   for (int64_t count = 0; count < (limit == 0 ? all : std::min(limit, all)); ++count) {
     const Batch batch = loader.next();
-    StepOptions options;
-    options.seed = config_.train.seed;
-    options.step = count + 1;
-    options.training = false;
-    options.first_micro_batch = int64_t{world().replica} * micro_batches_;
-    options.timeout = config_.pipeline.timeout;
+    StepInput input;
+    input.seed = config_.train.seed;
+    input.step = count + 1;
+    input.training = false;
+    input.first_micro_batch = int64_t{world().replica} * micro_batches_;
+    input.timeout = config_.pipeline.timeout;
     const auto micro_batches = static_cast<int>(batch.micro_batches.size());
     const StepReport report =
-        pipeline_->run(pipeline_->forward_setup(micro_batches), batch.micro_batches, options);
+        pipeline_->run(pipeline_->forward_setup(micro_batches), batch.micro_batches, input);
     loss += report.loss;
     if (report.right) right = right.value_or(0) + *report.right;
     targets += batch.targets;

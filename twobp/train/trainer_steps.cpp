@@ -108,25 +108,25 @@ void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& vari
   const bool early = !under_way_.empty();
   if (!early) update_->use(loss_scale_);
   step.update = update_->begin(config_.pipeline.post_validation && may_run_ahead(result.step + 1));
-  StepOptions options;
-  options.seed = config_.train.seed;
-  options.step = result.step;  // as users count, for messages
-  options.first_micro_batch = int64_t{world().replica} * micro_batches_;
-  options.loss_weight = 1.0 / static_cast<double>(targets);
-  options.timeout = config_.pipeline.timeout;
-  options.p2_order = p2_order(config_.pipeline);
-  options.as_graph = config_.pipeline.graphs;
-  options.p2_stealing = config_.pipeline.p2_stealing;
-  options.want_events = wants_events(result.step);
-  options.loss_scale = loss_scale_.value;
-  if (early) options.settle = [this](int rank) { return update_->settle(rank); };
-  options.finish = [this, &step](int rank) {
+  StepInput input;
+  input.seed = config_.train.seed;
+  input.step = result.step;  // as users count, for messages
+  input.first_micro_batch = int64_t{world().replica} * micro_batches_;
+  input.loss_weight = 1.0 / static_cast<double>(targets);
+  input.timeout = config_.pipeline.timeout;
+  input.p2_order = p2_order(config_.pipeline);
+  input.as_graph = config_.pipeline.graphs;
+  input.p2_stealing = config_.pipeline.p2_stealing;
+  input.want_events = wants_events(result.step);
+  input.loss_scale = loss_scale_.value;
+  if (early) input.settle = [this](int rank) { return update_->settle(rank); };
+  input.finish = [this, &step](int rank) {
     if (faults_) faults_->in_optimizer(rank, step.result.step);
     return update_->run(rank, step.result.step, step.result.lr, step.update);
   };
-  options.stop = stop_;
+  input.stop = stop_;
   const StepSetup& setup = setup_for(variant, static_cast<int>(step.batch.micro_batches.size()));
-  pipeline_->submit(setup, step.batch.micro_batches, options);
+  pipeline_->submit(setup, step.batch.micro_batches, input);
   under_way_.push_back(std::move(under_way));
 }
 
