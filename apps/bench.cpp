@@ -215,18 +215,10 @@ int bench(const BenchOptions& options) {
               "nothing to measure: give at least one "
               "schedule, policy, repeat and step");
   // Interleaved, and in reverse order every other time, so that a drift of the machine hits all rows alike.
-  const BenchRow* previous = nullptr;
   for (int repeat = 0; repeat < options.repeat; ++repeat) {
     for (size_t i = 0; i < rows.size(); ++i) {
       BenchRow& row = rows[repeat % 2 == 0 ? i : rows.size() - 1 - i];
-      // After another row of the same trainer: its slabs, of another size, must be gone before peaks are
-      // read.
-      const auto has_slabs = [](const BenchRow& one) { return one.variant.batching == P2Batching::kConcat; };
-      const bool other = previous != nullptr && previous != &row && previous->trainer == row.trainer &&
-                         (has_slabs(*previous) || has_slabs(row));
-      const int untimed = std::max(steps_until_graph(row), other ? 1 : 0);
-      measure(row, std::max(repeat == 0 ? options.warmup : 0, untimed), options);
-      previous = &row;
+      measure(row, std::max(repeat == 0 ? options.warmup : 0, steps_until_graph(row)), options);
     }
   }
   print_bench_table(rows);
@@ -263,8 +255,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
                    "off, end, cooldown, fill, placed (left out where a schedule places no W)")
       ->delimiter(',')
       ->capture_default_str();
-  command
-      ->add_option("--p2-batching", options->batchings, "loop, concat, concat_copy (default: as configured)")
+  command->add_option("--p2-batching", options->batchings, "loop, concat (default: as configured)")
       ->delimiter(',');
   command
       ->add_option("--memory-cap", options->caps, "auto, as in 1.05x, 0, or bytes (default: as configured)")

@@ -240,12 +240,5 @@ TEST(ByteCap, AMessageFindsRoom) {
   EXPECT_EQ(received, 4);
 }
 
-TEST(InFlight, MostMicroBatchesAStageHolds) {
-  EXPECT_EQ(standard_in_flight(make_schedule("naive", 3, 5, P2Policy::kOff)), 1);
-  EXPECT_EQ(standard_in_flight(make_schedule("gpipe", 3, 5, P2Policy::kOff)), 5);
-  EXPECT_EQ(standard_in_flight(make_schedule("1f1b", 3, 5, P2Policy::kOff)), 3);
-  EXPECT_EQ(standard_in_flight(make_schedule("1f1b", 3, 2, P2Policy::kOff)), 2);
-}
-
 }  // namespace
 }  // namespace twobp

@@ -41,7 +41,6 @@ std::vector<Case> cases() {
       for (const int64_t cap : {0, 1}) {  // a cap of one byte: old W runs before every layer
         all.push_back({schedule, policy, P2Batching::kLoop, cap});
       }
-      all.push_back({schedule, policy, P2Batching::kConcatCopy, 0});
       all.push_back({schedule, policy, P2Batching::kConcat, 0});
       all.push_back({schedule, policy, P2Batching::kLoop, 0, {8}});
     }
@@ -262,7 +261,7 @@ TEST(NoEvents, UnlessAskedFor) {
 TEST(EventsOfW, NameTheMicroBatchesOfAReorderedSchedule) {
   const ModelSpec model = small_llama(1);
   Pipeline pipeline(model, test::no_costs(model), options_of({static_cast<int>(model.layers.size())}));
-  StepSetup setup = pipeline.setup("gpipe", kMicroBatches, P2Policy::kFill, P2Batching::kConcatCopy, 0);
+  StepSetup setup = pipeline.setup("gpipe", kMicroBatches, P2Policy::kFill, P2Batching::kConcat, 0);
   setup.schedule.allow_reorder = true;
   std::vector<int> order = {2, 0, 1, 3};
   for (Instruction& instruction : setup.schedule.ranks[0]) {

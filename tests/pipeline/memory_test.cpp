@@ -152,7 +152,7 @@ TEST(StepMemory, NothingIsHeldAfterAStepOrAnEvaluation) {
     evaluation.training = false;
     for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
       for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
-        for (const P2Batching batching : {P2Batching::kLoop, P2Batching::kConcatCopy}) {
+        for (const P2Batching batching : {P2Batching::kLoop, P2Batching::kConcat}) {
           const std::string name = concat(schedule, " ", policy_name(policy), " ", batching_name(batching));
           pipeline.run(pipeline.setup(schedule, 3, policy, batching), random_batch(3), step_input());
           expect_nothing_held(pipeline, 6, name);

@@ -163,7 +163,7 @@ TEST(Config, ReferenceHasALinePerKey) {
   const std::string text = config_reference();
   EXPECT_EQ(static_cast<size_t>(std::count(text.begin(), text.end(), '\n')), config_keys().size());
   EXPECT_NE(text.find("pipeline.p2_batching"), std::string::npos);
-  EXPECT_NE(text.find("one of loop, concat, concat_copy"), std::string::npos);
+  EXPECT_NE(text.find("one of loop, concat"), std::string::npos);
   EXPECT_NE(text.find("from 0 to below 1"), std::string::npos);
   EXPECT_NE(text.find("\"cosine\""), std::string::npos);
 }

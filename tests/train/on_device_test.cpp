@@ -114,7 +114,7 @@ INSTANTIATE_TEST_SUITE_P(Models, OnDevice, ::testing::Values("llama", "bert", "m
                          [](const auto& info) { return std::string(info.param); });
 
 // Without a cap, under which W runs when bytes have it: sums of other micro-batches round otherwise.
-TEST(OnDeviceTest, ConcatenatesOnSlabs) {
+TEST(OnDeviceTest, Concatenates) {
   const auto batches = test::random_batches(3, 4);
   const auto run = [&](const char* device) {
     return test::train(config_of("llama", 2, device), batches,

@@ -46,7 +46,6 @@ void AutogradLayer::link() {
 
 Values AutogradLayer::forward(Values x, Context& context, Saved& saved) {
   link();
-  context.destination = nullptr;
   if (!context.keeps()) {
     return {function_(x, context).detach()};
   }

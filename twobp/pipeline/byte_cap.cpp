@@ -78,17 +78,4 @@ std::vector<int64_t> auto_caps(const std::vector<int64_t>& standard_peaks, const
   return caps;
 }
 
-int standard_in_flight(const Schedule& schedule) {
-  std::vector<int> in_flight(schedule.stages, 0);
-  int most = 0;
-  for (const auto& instructions : schedule.ranks) {
-    for (const Instruction& instruction : instructions) {
-      int& stage = in_flight[instruction.stage];
-      if (instruction.op == Op::kForward) most = std::max(most, stage += instruction.count);
-      if (instruction.op == Op::kBackward) stage -= instruction.count;
-    }
-  }
-  return most;
-}
-
 }  // namespace twobp

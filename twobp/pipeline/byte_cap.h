@@ -19,7 +19,4 @@ std::vector<int64_t> standard_peaks(const Schedule& schedule,
 std::vector<int64_t> auto_caps(const std::vector<int64_t>& standard_peaks, const std::vector<int64_t>& fixed,
                                double times = 1);
 
-// Most micro-batches any stage holds at once with p2 off.
-int standard_in_flight(const Schedule& schedule);
-
 }  // namespace twobp

@@ -192,7 +192,6 @@ void Pipeline::submit(const StepSetup& setup, const std::vector<Fields>& micro_b
   }
   input.cap_per_rank = caps_;
   input.fills_waits = fills_waits_;
-  input.slab_slots = setup.slab_slots;
   if (input.p2_stealing && world_.all_local() && ranks() > 1 && !world_.device(0).asynchronous()) {
     offers_.begin_step();
     input.offers = &offers_;

@@ -33,7 +33,6 @@ struct StepSetup {
   Schedule schedule;
   P2Batching batching = P2Batching::kLoop;
   MemoryCap memory_cap = MemoryCap::automatic();
-  int slab_slots = 0;
   std::vector<int64_t> standard_peaks;  // by rank, for the automatic cap
 };
 

@@ -28,9 +28,6 @@ StepSetup Pipeline::setup(const ScheduleSource& schedule, int micro_batches, P2P
   TWOBP_CHECK(has_backward(standard), "schedule '", schedule.name(),
               "' has no backward, so it trains nothing: use another");
   setup.standard_peaks = standard_peaks(standard, stage_profiles_);
-  // Slots go round with the micro-batches only while those are in order.
-  const bool all_slots = memory_cap.is_none() || standard.allow_reorder;
-  setup.slab_slots = all_slots ? micro_batches : standard_in_flight(standard);
   return setup;
 }
 

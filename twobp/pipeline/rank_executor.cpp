@@ -116,7 +116,6 @@ void RankExecutor::forward(int s, int mb) {
   boundary.input[mb].clear();
   if (stage.index() == 0 && !input_->input_field.empty())
     x.push_back(on_device(context.field(input_->input_field), p2_stream_.device().where()));
-  if (training && input_->batching == P2Batching::kConcat) free_slot(s, mb);
   double begin = now_seconds();
   if (!started_) {
     result_.times.idle[static_cast<int>(IdleCause::kStartUp)] += begin - result_.times.begin;
@@ -126,18 +125,12 @@ void RankExecutor::forward(int s, int mb) {
   events_.open(Event::Kind::kForward, stage.index(), mb, begin);
   device_times_.open(&StageTimes::forward, s, cause_of_wait());
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
-  bool owned = false;
   for (int i = 0; i < stage.layer_count(); ++i) {
     if (training && cap_ > 0 && holds_p2()) {
       begin += make_room(stage.cost(i).forward_peak, stage.cost(i).forward_held);  // W has its own time
     }
     context.backward = i >= stage.first_backward();
-    Slab* const destination =
-        training && i + 1 < stage.layer_count() ? output_slab(stage.layer(i), stage.layer(i + 1)) : nullptr;
-    context.destination = destination;
-    context.owns_input = owned;
     x = stage.layer(i).forward(std::move(x), context, stage.saved(mb, i));
-    owned = lies_in_gradient_slab(stage.layer(i), destination);
     if (!context.keeps()) stage.saved(mb, i).release();
     progress();
   }
@@ -191,7 +184,6 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
   for (int i = stage.layer_count() - 1; i >= stage.first_backward(); --i) {
     Saved& saved = stage.saved(mb, i);
     if (cap_ > 0 && holds_p2()) begin += make_room(stage.cost(i).p1_peak, stage.cost(i).p1_held);
-    context.destination = i > stage.first_backward() ? stage.layer(i - 1).gradient_slab() : nullptr;
     dy = stage.layer(i).backward_p1(std::move(dy), context, saved);
     saved.release_p1();
     saved.visit_p2([&](const at::Tensor& t) { meter_.rebook(t, stage.index(), MemoryCategory::kStash); });

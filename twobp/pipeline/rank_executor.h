@@ -131,8 +131,6 @@ class RankExecutor {
   // Runs old W until an op that grows to `peak` and leaves `held` fits under the cap, and after it any W that
   // is pending; the seconds it took.
   double make_room(int64_t peak, int64_t held);
-  // Runs old W until the micro-batch's slab slot is free.
-  void free_slot(int s, int micro_batch);
   void idle(IdleCause cause, double begin, double end);
   // Of a wait for a message, if it comes to one now.
   IdleCause cause_of_wait() const { return pending_.empty() ? IdleCause::kNothing : IdleCause::kMessage; }

@@ -211,11 +211,6 @@ void RankExecutor::prepare(const StepInput& input) {
   for (size_t s = 0; s < stages_.size(); ++s) {
     local_[stages_[s]->index()] = static_cast<int>(s);
     stages_[s]->prepare_micro_batches(schedule.micro_batches);
-    const bool concatenates = input.training && input.batching != P2Batching::kLoop;
-    if (input.training) {
-      stages_[s]->use_slabs(input.batching == P2Batching::kConcat ? input.slab_slots : 0,
-                            concatenates && input.batching == P2Batching::kConcatCopy);
-    }
     Boundary& boundary = boundaries_[s];
     for (auto* values :
          {&boundary.input, &boundary.output, &boundary.output_gradient, &boundary.input_gradient}) {

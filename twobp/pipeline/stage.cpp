@@ -33,13 +33,6 @@ void Stage::prepare_micro_batches(int count) {
   while (static_cast<int>(saved_.size()) < count * layer_count()) saved_.push_back(std::make_unique<Saved>());
 }
 
-void Stage::use_slabs(int slots, bool copy) {
-  if (slots == slots_ && copy == copy_) return;
-  for (auto& layer : layers_) layer->use_slabs(slots, copy);
-  slots_ = slots;
-  copy_ = copy;
-}
-
 void Stage::release_saved() {
   for (auto& saved : saved_) saved->release();
 }

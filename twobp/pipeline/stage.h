@@ -32,8 +32,6 @@ class Stage {
 
   Saved& saved(int micro_batch, int layer) { return *saved_[micro_batch * layer_count() + layer]; }
   void prepare_micro_batches(int count);
-  // Rings for concatenated backward-p2, in place of the ones there are. 0 takes them away.
-  void use_slabs(int slots, bool copy);
   void release_saved();
 
  private:
@@ -46,8 +44,6 @@ class Stage {
   std::vector<LayerProfile> costs_;
   std::vector<std::vector<Parameter*>> parameters_;
   std::vector<std::unique_ptr<Saved>> saved_;
-  int slots_ = 0;
-  bool copy_ = false;
 };
 
 }  // namespace twobp

@@ -10,7 +10,6 @@ StepKey::StepKey(const StepInput& input)
     : schedule_(*input.schedule),
       batching_(input.batching),
       p2_order_(input.p2_order),
-      slab_slots_(input.slab_slots),
       cap_per_rank_(input.cap_per_rank),
       loss_weight_(input.loss_weight),
       loss_scale_(input.loss_scale) {

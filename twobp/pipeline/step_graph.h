@@ -30,7 +30,6 @@ class StepKey {
   Schedule schedule_;
   P2Batching batching_ = P2Batching::kLoop;
   P2Order p2_order_ = P2Order::kOldest;
-  int slab_slots_ = 0;
   std::vector<int64_t> cap_per_rank_;
   double loss_weight_ = 0;
   double loss_scale_ = 0;

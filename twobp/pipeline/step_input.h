@@ -59,7 +59,6 @@ struct StepInput {
   P2Batching batching = P2Batching::kLoop;
   std::vector<int64_t> cap_per_rank;  // bytes of activations and stash; empty or 0: no cap
   bool fills_waits = false;           // see simulate.h
-  int slab_slots = 0;                 // micro-batches a slab holds, for kConcat
   P2Offers* offers = nullptr;         // where ranks take W off each other; null: they do not
   std::mutex* turn = nullptr;         // of ranks that record
 };

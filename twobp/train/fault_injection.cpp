@@ -38,9 +38,6 @@ class FailingLayer : public Layer {
   void collect_parameters(std::vector<Parameter*>& parameters) override {
     layer_->collect_parameters(parameters);
   }
-  void use_slabs(int slots, bool copy) override { layer_->use_slabs(slots, copy); }
-  Slab* input_slab() override { return layer_->input_slab(); }
-  Slab* gradient_slab() override { return layer_->gradient_slab(); }
 
  private:
   std::unique_ptr<Layer> layer_;

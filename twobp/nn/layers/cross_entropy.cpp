@@ -53,8 +53,7 @@ Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
       logits.sizes(), ": one int64 label per position is needed");
   if (labels.is_cpu()) check_labels(labels, cols);
   const int64_t right = context.training ? 0 : count_right(logits, labels);
-  const bool ours = context.owns_input || exclusively_owned(logits);
-  logits = own_even_rows(std::move(logits), ours);
+  logits = own_even_rows(std::move(logits));
   const double scale = context.loss_weight * context.loss_scale;
   Values out;
   if (by_operators(logits)) {

@@ -15,7 +15,6 @@ class CrossEntropy : public Layer {
   Values forward(Values x, Context& context, Saved& saved) override;
   // Takes no dL/dy: the loss is where the backward starts.
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
-  bool gradient_replaces_input() const override { return true; }
   bool takes_padded_rows() const override { return true; }
 };
 

@@ -91,7 +91,7 @@ struct PipelineConfig {
   int micro_batches = 0;           // 0: the schedule's default
   int64_t micro_batch_size = 4;    // sequences
   std::string p2 = "fill";
-  std::string p2_batching = "loop";  // loop, concat (slabs), concat_copy
+  std::string p2_batching = "loop";  // loop, concat
   std::string p2_order = "auto";  // of the W left at the end: oldest, bucket; auto: bucket with data_parallel
   bool run_ahead = false;         // a rank begins the next step when it has ended its part of this one
   // With run_ahead: a rank takes its step before the norm of all gradients is known, and takes it back if

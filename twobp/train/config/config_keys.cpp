@@ -201,8 +201,8 @@ std::vector<ConfigKey> make_keys() {
       {KEY(pipeline, p2), "", "when weight gradients are computed; off: standard backpropagation",
        one_of(policy_names())},
       {KEY(pipeline, p2_batching), "",
-       "micro-batches due together: one call each, or one call on slabs or on a copy",
-       one_of({"loop", "concat", "concat_copy"})},
+       "micro-batches due together: one product each, or one of them all, their rows copied together",
+       one_of({"loop", "concat"})},
       {KEY(pipeline, p2_order), "",
        "of weight gradients left at a step's end: bucket (layer by layer, as data parallelism sums them), "
        "oldest; auto: bucket with data_parallel",
