@@ -51,9 +51,9 @@ std::pair<std::string, std::vector<std::string>> asked_schedule(const std::strin
 }
 
 // What the simulation gives for the F, I, W and optimizer times of this very step.
-Simulation predict(Pipeline& pipeline, const Plan& plan, const StepReport& report) {
-  const auto costs = measured_costs(pipeline.stage_costs(), pipeline.rank_of_stage(), report);
-  return simulate(plan.schedule, costs, in_process_simulation(pipeline.caps(plan)));
+Simulation predict(Pipeline& pipeline, const StepSetup& setup, const StepReport& report) {
+  const auto costs = measured_costs(pipeline.stage_profiles(), pipeline.rank_of_stage(), report);
+  return simulate(setup.schedule, costs, in_process_simulation(pipeline.caps(setup)));
 }
 
 // The configuration for a schedule, on the ranks of the one that was given: a split by hand is for its stages
@@ -136,7 +136,7 @@ void measure(BenchRow& row, int untimed_steps, const BenchOptions& options) {
   Pipeline& pipeline = trainer.pipeline();
   for (int i = 0; i < untimed_steps; ++i) trainer.step(row.batch, row.variant);
   pipeline.meter().reset_peaks();
-  const Plan plan = make_plan(pipeline, row.variant, static_cast<int>(row.batch.micro_batches.size()));
+  const StepSetup setup = make_setup(pipeline, row.variant, static_cast<int>(row.batch.micro_batches.size()));
   row.idle.resize(pipeline.ranks());
   row.predicted.resize(pipeline.ranks());
   row.peaks.resize(pipeline.ranks());
@@ -145,7 +145,7 @@ void measure(BenchRow& row, int untimed_steps, const BenchOptions& options) {
     const StepReport report = trainer.step(row.batch, row.variant).report;
     row.seconds.push_back(report.seconds());
     std::optional<Simulation> predicted;
-    if (report.timed()) predicted = predict(pipeline, plan, report);
+    if (report.timed()) predicted = predict(pipeline, setup, report);
     row.predicted_seconds.push_back(predicted ? predicted->step_seconds : kUnknown);
     for (int r = 0; r < pipeline.ranks(); ++r) {
       row.idle[r].push_back(report.idle_fraction(r));
@@ -215,18 +215,10 @@ int bench(const BenchOptions& options) {
               "nothing to measure: give at least one "
               "schedule, policy, repeat and step");
   // Interleaved, and in reverse order every other time, so that a drift of the machine hits all rows alike.
-  const BenchRow* previous = nullptr;
   for (int repeat = 0; repeat < options.repeat; ++repeat) {
     for (size_t i = 0; i < rows.size(); ++i) {
       BenchRow& row = rows[repeat % 2 == 0 ? i : rows.size() - 1 - i];
-      // After another row of the same trainer: its slabs, of another size, must be gone before peaks are
-      // read.
-      const auto has_slabs = [](const BenchRow& one) { return one.variant.batching == P2Batching::kConcat; };
-      const bool other = previous != nullptr && previous != &row && previous->trainer == row.trainer &&
-                         (has_slabs(*previous) || has_slabs(row));
-      const int untimed = std::max(steps_until_graph(row), other ? 1 : 0);
-      measure(row, std::max(repeat == 0 ? options.warmup : 0, untimed), options);
-      previous = &row;
+      measure(row, std::max(repeat == 0 ? options.warmup : 0, steps_until_graph(row)), options);
     }
   }
   print_bench_table(rows);
@@ -263,8 +255,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
                    "off, end, cooldown, fill, placed (left out where a schedule places no W)")
       ->delimiter(',')
       ->capture_default_str();
-  command
-      ->add_option("--p2-batching", options->batchings, "loop, concat, concat_copy (default: as configured)")
+  command->add_option("--p2-batching", options->batchings, "loop, concat (default: as configured)")
       ->delimiter(',');
   command
       ->add_option("--memory-cap", options->caps, "auto, as in 1.05x, 0, or bytes (default: as configured)")

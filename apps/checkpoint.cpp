@@ -75,7 +75,7 @@ json to_json(const Checkpoint& checkpoint) {
                  {"step", state.position.step},
                  {"batches", state.position.batches},
                  {"optimizer_steps", state.optimizer_steps},
-                 {"gradient_scale", state.position.gradient_scale},
+                 {"gradient_scale", state.position.loss_scale},
                  {"processes", checkpoint.processes()},
                  {"data", state.run.data},
                  {"kernels", state.run.kernels},

@@ -34,9 +34,9 @@ json step_to_json(const StepResult& result) {
                {"step_seconds", report.seconds()},
                {"tokens_per_second", static_cast<double>(result.tokens) / report.seconds()},
                {"input_wait_seconds", result.input_wait}};
-  if (result.gradient_scale != 1) {
+  if (result.loss_scale != 1) {
     line["skipped"] = result.skipped;
-    line["loss_scale"] = result.gradient_scale;
+    line["loss_scale"] = result.loss_scale;
   }
   line["idle_fraction"] = json::array();
   line["idle_seconds"] = json::array();

@@ -65,7 +65,7 @@ KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config) {
   return costs;
 }
 
-LayerCosts to_costs(const LayerCost& measured) {
+LayerCost to_costs(const LayerProfile& measured) {
   return {layer_share(measured), static_cast<double>(measured.output),
           static_cast<double>(measured.input_gradient)};
 }

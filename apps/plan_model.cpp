@@ -116,10 +116,6 @@ CostModel costs_of(const PlanOptions& options, const std::optional<Config>& conf
   return measure_costs(*config, measure);
 }
 
-std::string name_of(const PlanChoice& choice) {
-  return choice.runnable() ? choice.schedule : choice.schedule + " (not runnable)";
-}
-
 void print_choices(const PlanResult& result) {
   const bool replicated = std::any_of(result.best.begin(), result.best.end(),
                                       [](const PlanChoice& choice) { return choice.data_parallel > 1; });
@@ -127,7 +123,7 @@ void print_choices(const PlanResult& result) {
                                                  "recompute", "step ms", "samples/s", "idle", "memory"}};
   if (replicated) rows[0].insert(rows[0].begin() + 2, "replicas");
   for (const PlanChoice& choice : result.best) {
-    rows.push_back({name_of(choice), std::string(policy_name(choice.policy)), std::to_string(choice.ranks),
+    rows.push_back({choice.schedule, std::string(policy_name(choice.policy)), std::to_string(choice.ranks),
                     std::to_string(choice.stages), std::to_string(choice.micro_batches),
                     std::to_string(choice.micro_batch_size), choice.recompute,
                     fixed(choice.step_seconds * 1e3, 2), fixed(choice.samples_per_second(), 2),
@@ -181,7 +177,6 @@ nlohmann::ordered_json to_json(const PlanChoice& choice) {
           {"micro_batches", choice.micro_batches},
           {"micro_batch_size", choice.micro_batch_size},
           {"data_parallel", choice.data_parallel},
-          {"runnable", choice.runnable()},
           {"recompute", choice.recompute},
           {"split", choice.split},
           {"step_seconds", choice.step_seconds},
@@ -199,7 +194,7 @@ void write_json(const PlanResult& result, const CostModel& model, const PlanRequ
   json["choices"] = nlohmann::ordered_json::array();
   for (const PlanChoice& choice : result.best) {
     json["choices"].push_back(to_json(choice));
-    if (choice.runnable()) json["choices"].back()["memory_cap"] = cap_of(choice, model, request.memory);
+    json["choices"].back()["memory_cap"] = cap_of(choice, model, request.memory);
   }
   const Advice& advice = *result.advice;
   json["advice"] = {{"helps", advice.helps},
@@ -235,20 +230,6 @@ void draw(const PlanOptions& options, const CostModel& model, const PlanChoice& 
   write_pictures(plans, costs, options);
 }
 
-// Of the best that can be run, if any of the rows can.
-void print_settings(const PlanResult& result, const CostModel& model, const PlanRequest& request,
-                    const std::optional<Config>& config) {
-  const auto& best = result.best;
-  const auto first =
-      std::find_if(best.begin(), best.end(), [](const PlanChoice& choice) { return choice.runnable(); });
-  if (first == best.end()) {
-    std::cout << "\nNone of the rows can be run: they hold several copies of the model\n";
-    return;
-  }
-  std::cout << "\nThe first row " << (first == best.begin() ? "" : "that can be run ") << "trains with "
-            << settings_of(*first, model, request, config) << '\n';
-}
-
 }  // namespace
 
 void plan_model(const PlanOptions& options) {
@@ -271,7 +252,8 @@ void plan_model(const PlanOptions& options) {
   print_choices(result);
   std::cout << '\n';
   for (const std::string& sentence : result.advice->sentences) std::cout << sentence << ".\n";
-  print_settings(result, model, request, config);
+  std::cout << "\nThe first row trains with " << settings_of(result.best.front(), model, request, config)
+            << '\n';
   if (!options.json.empty()) write_json(result, model, request, options.json);
   draw(options, model, result.best.front(), request);
 }

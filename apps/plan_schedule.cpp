@@ -38,7 +38,7 @@ Shape shape_of(const PlanOptions& options, const ScheduleSource& source) {
 // Messages have bytes, which also count under a cap: so few that they do not, at a speed that makes the time.
 constexpr double kByteOfMessages = 0x1p-40;
 
-std::vector<StageCost> stage_costs(const PlanOptions& options, int stages) {
+std::vector<StageCost> given_costs(const PlanOptions& options, int stages) {
   const auto messages = parse_costs("--message-seconds", options.message_seconds, stages);
   const auto gradients = parse_costs("--gradient-seconds", options.gradient_seconds, stages);
   const auto forward = parse_costs("--forward", options.forward, stages);
@@ -69,7 +69,7 @@ SimulationOptions simulation_of(const PlanOptions& options, const Schedule& sche
   }
   if (!options.data_parallel.empty()) {
     const int replicas = parse_count("--data-parallel", options.data_parallel);
-    simulation.data_parallel = {replicas * schedule.replicas, latency, 1, true};
+    simulation.data_parallel = {replicas, latency, 1, true};
   }
   return simulation;
 }
@@ -129,7 +129,7 @@ void plan_schedule(const PlanOptions& options) {
   const int micro_batches = options.micro_batches.empty()
                                 ? source.default_micro_batches(shape.stages, shape.ranks)
                                 : parse_count("--micro-batches", options.micro_batches);
-  const auto costs = stage_costs(options, shape.stages);
+  const auto costs = given_costs(options, shape.stages);
   const SimulatedPlan plan = make_plan(options, source, shape, micro_batches, policy, costs);
   validate(plan.schedule, {.sends = options.rendezvous ? Sends::kRendezvous : Sends::kBuffered,
                            .buffer_limit = options.buffers});

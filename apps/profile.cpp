@@ -31,7 +31,7 @@ struct ProfileOptions {
   double seconds = 3;
 };
 
-std::vector<std::string> row_of(const std::string& name, int layers, const LayerCosts& costs,
+std::vector<std::string> row_of(const std::string& name, int layers, const LayerCost& costs,
                                 double parameters) {
   return {name,
           std::to_string(layers),
@@ -61,9 +61,9 @@ void print_size(const CostModel& model, size_t size, double parameters) {
     const KindCosts& costs = model.kinds.at(kind);
     rows.push_back(row_of(kind, layers[kind], costs.at_size[size], costs.parameters));
   }
-  LayerCosts whole;
+  LayerCost whole;
   whole.share = {.forward = 0, .backward_p1 = 0, .backward_p2 = 0, .p2_units = 0};
-  for (const LayerCosts& costs : layer_costs_at(model, model.micro_batch_sizes[size])) {
+  for (const LayerCost& costs : layer_costs_at(model, model.micro_batch_sizes[size])) {
     whole.share.forward += costs.share.forward;
     whole.share.backward_p1 += costs.share.backward_p1;
     whole.share.backward_p2 += costs.share.backward_p2;

@@ -22,8 +22,9 @@ void check_writable(const std::string& path) {
   TWOBP_CHECK(file.good(), "cannot write ", path, ": ", std::strerror(errno));
 }
 
-Trace describe(Trainer& trainer, const Variant& variant) {
+Trace describe(Trainer& trainer) {
   const Config& config = trainer.config();
+  const Variant& variant = trainer.variant();
   std::vector<std::string> split;
   for (const int layers : trainer.pipeline().split()) split.push_back(std::to_string(layers));
   Trace trace;
@@ -37,11 +38,11 @@ Trace describe(Trainer& trainer, const Variant& variant) {
 }
 
 // What the trace's reader needs in order to simulate the same step.
-TracedRun run_of(Trainer& trainer, const Variant& variant) {
+TracedRun run_of(Trainer& trainer) {
   const Pipeline& pipeline = trainer.pipeline();
-  const Plan plan = make_plan(pipeline, variant, trainer.micro_batches());
-  TracedRun run{plan.schedule, stage_costs(pipeline.stage_costs()), {}};
-  for (const int64_t cap : pipeline.caps(plan)) run.cap_per_rank.push_back(static_cast<double>(cap));
+  const StepSetup setup = make_setup(pipeline, trainer.variant(), trainer.micro_batches());
+  TracedRun run{setup.schedule, profiled_costs(pipeline.stage_profiles()), {}};
+  for (const int64_t cap : pipeline.caps(setup)) run.cap_per_rank.push_back(static_cast<double>(cap));
   return run;
 }
 
@@ -66,30 +67,12 @@ TraceOutput::TraceOutput(const TraceOptions& options, Trainer& trainer)
     check_writable(options.trace);
     check_writable(options.timeline);
   }
-  variant_ = trainer.variant();
   recorder_ = std::make_shared<TraceRecorder>(steps_);
   trainer.add_observer(recorder_);
 }
 
-void TraceOutput::after_step(const StepResult& result) {
-  if (!recorder_ || written_) return;
-  if (!trainer_->world().is_first()) {  // its recorder only says which steps' events are wanted
-    if (result.replan && result.replan->gain > 0 && result.step >= steps_.first) recorder_->stop();
-    return;
-  }
-  if (recorder_->complete()) {
-    write();
-  } else if (result.replan && result.replan->gain > 0) {
-    // A trace says what ran, so it has steps of one plan.
-    if (recorder_->reports().empty()) {
-      variant_ = result.replan->variant;
-      return;
-    }
-    recorder_->stop();
-    write();
-    log_warning(concat("the plan changes after step ", result.step, ": traced are the steps from ",
-                       steps_.first, " to there, not to ", steps_.last));
-  }
+void TraceOutput::after_step() {
+  if (recorder_ && !written_ && trainer_->world().is_first() && recorder_->complete()) write();
 }
 
 void TraceOutput::finish() {
@@ -108,9 +91,9 @@ void TraceOutput::finish() {
 }
 
 void TraceOutput::write() {
-  Trace trace = describe(*trainer_, variant_);
+  Trace trace = describe(*trainer_);
   trace.steps = recorder_->reports();
-  trace.run = run_of(*trainer_, variant_);  // now that the caps are known: the optimizer's state is there
+  trace.run = run_of(*trainer_);  // now that the caps are known: the optimizer's state is there
   if (!options_.trace.empty()) write_trace_file(options_.trace, trace_json(trace));
   if (!options_.timeline.empty()) write_trace_file(options_.timeline, timeline_html(trace));
   written_ = true;

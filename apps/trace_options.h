@@ -25,8 +25,8 @@ class TraceOutput {
   // Observes the trainer. Throws Error if a file can't be written or the run has no such steps.
   TraceOutput(const TraceOptions& options, Trainer& trainer);
 
-  // After every step: writes the files once the last chosen step is done, or the plan changes before that.
-  void after_step(const StepResult& result);
+  // After every step: writes the files once the last chosen step is done.
+  void after_step();
   // At the end of the run: writes what there is if it was interrupted before, and says what is where.
   void finish();
 
@@ -36,7 +36,6 @@ class TraceOutput {
   TraceOptions options_;
   Trainer* trainer_ = nullptr;
   TraceSteps steps_;
-  Variant variant_;  // of the next step; once something is recorded, of what is
   std::shared_ptr<TraceRecorder> recorder_;
   bool written_ = false;
 };

@@ -38,15 +38,15 @@ struct TrainOptions {
   bool print_config = false;
 };
 
-void describe(Trainer& trainer) {
+void describe_run(Trainer& trainer) {
   Pipeline& pipeline = trainer.pipeline();
   const int64_t parameters = trainer.update().numel();
   std::vector<std::string> split;
   for (const int layers : pipeline.split()) split.push_back(std::to_string(layers));
   std::vector<double> seconds;
-  for (const auto& stage : pipeline.stage_costs()) {
+  for (const auto& stage : pipeline.stage_profiles()) {
     seconds.push_back(0);
-    for (const LayerCost& cost : stage) seconds.back() += cost.seconds();
+    for (const LayerProfile& cost : stage) seconds.back() += cost.seconds();
   }
   const Variant variant = trainer.variant();
   std::printf(
@@ -116,7 +116,6 @@ class Output {
     const double in_step = result.report.begun_early ? result.input_wait : 0;
     if (const auto warning = input_wait_.after_step(result.input_wait, result.report.seconds() - in_step))
       warn(*warning);
-    if (result.replan) warn(concat("step ", result.step, ": ", to_text(*result.replan)));
     metrics_.write(step_to_json(result));
   }
 
@@ -157,12 +156,7 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
         Output& output, const Processes& processes) {
   const Config& config = trainer.config();
   const bool shows = output.shows();
-  if (shows) describe(trainer);
-  if (config.pipeline.replan > 0 && reorders(trainer.variant())) {
-    output.warn(concat("pipeline.replan is ", config.pipeline.replan, ", but ", config.pipeline.schedule,
-                       " gives up the order of micro-batches, so that any other plan would change bits: it "
-                       "stays as it is"));
-  }
+  if (shows) describe_run(trainer);
   if (shows) warn_of_new_parameters(trainer);
   if (options.resume) {
     resume(*checkpointer, trainer, output);
@@ -185,7 +179,7 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
     trainer.run_ahead_until(next_look(config, trainer.steps_done()));
     result = trainer.step();
     output.step(result);
-    trace.after_step(result);
+    trace.after_step();
     if (checkpointer) checkpointer->after_step(trainer);
     const bool last = trainer.steps_done() == config.train.steps;
     if (config.train.eval_every > 0 && trainer.steps_done() % config.train.eval_every == 0 && !last &&

@@ -79,7 +79,7 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
       emulated(std::vector<EmulatedLayer>(static_cast<size_t>(stages) * options.layers, layer));
   Profile profile;
   for (const LayerSpec& spec : model.layers) {
-    LayerCost& cost = profile[spec.kind];
+    LayerProfile& cost = profile[spec.kind];
     cost.forward = layer.forward;
     cost.backward_p1 = layer.backward_p1;
     cost.backward_p2 = layer.backward_p2;
@@ -90,7 +90,7 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
   pipeline_options.split.assign(stages, options.layers);
   pipeline_options.rank_of_stage = place_stages(named.placement, stages, ranks);
   Pipeline pipeline(model, profile, pipeline_options);
-  const Plan plan = pipeline.plan(named.name, micro_batches, policy, P2Batching::kLoop, 0);
+  const StepSetup setup = pipeline.setup(named.name, micro_batches, policy, P2Batching::kLoop, 0);
 
   std::vector<StageCost> costs(stages);
   for (StageCost& cost : costs) {
@@ -98,12 +98,12 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
     cost.p2_units = options.layers;
   }
   const double work = micro_batches * 3 * options.milliseconds * 1e-3;
-  const Bubble simulated = of_simulation(simulate(plan.schedule, costs), work);
+  const Bubble simulated = of_simulation(simulate(setup.schedule, costs), work);
 
   const std::vector<Fields> batch(micro_batches);
-  StepOptions step;
+  StepInput step;
   step.want_events = true;
-  const Bubble measured = of_run(pipeline.run(plan, batch, step));
+  const Bubble measured = of_run(pipeline.run(setup, batch, step));
 
   std::printf("%-18s %-8s %4d %4d  %8.3fs %8.3fs  %7.4f %7.4f %+8.4f  %7.4f %7.4f\n",
               std::string(named.name).c_str(), std::string(policy_name(policy)).c_str(), ranks, micro_batches,
@@ -130,8 +130,7 @@ int run(const Options& options) {
               "simulated", "idle", "simul.", "differs", "of span", "simul.");
   json rows = json::array();
   for (const int ranks : options.ranks) {
-    for (const std::string& name :
-         options.schedules.empty() ? runnable_schedule_names() : options.schedules) {
+    for (const std::string& name : options.schedules.empty() ? schedule_names() : options.schedules) {
       const NamedSchedule& named = named_schedule(name);
       std::vector<std::string> policies = options.policies;
       if (policies.empty()) {

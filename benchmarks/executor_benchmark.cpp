@@ -51,13 +51,13 @@ void per_instruction(benchmark::State& state) {
   options.stages = stages;
   options.split.assign(stages, 1);
   Pipeline pipeline(model, profile, options);
-  const Plan plan = pipeline.plan("1f1b", kMicroBatches, P2Policy::kFill, P2Batching::kLoop, 0);
+  const StepSetup setup = pipeline.setup("1f1b", kMicroBatches, P2Policy::kFill, P2Batching::kLoop, 0);
   const std::vector<Fields> batch(kMicroBatches, Fields{{"input", at::zeros({1})}});
   double seconds = 0;
   double instructions = 0;
-  StepOptions step;
+  StepInput step;
   for (auto _ : state) {
-    const StepReport report = pipeline.run(plan, batch, step);
+    const StepReport report = pipeline.run(setup, batch, step);
     ++step.step;
     double own = 0;
     double count = 0;

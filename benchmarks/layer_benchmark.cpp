@@ -60,7 +60,7 @@ void split_backward(benchmark::State& state, Size size, Kind kind, bool backward
   const Fields fields = make_fields(size);
   Context context;
   context.fields = &fields;
-  context.loss_scale = 1.0 / static_cast<double>(size.micro_batch * size.sequence);
+  context.loss_weight = 1.0 / static_cast<double>(size.micro_batch * size.sequence);
   const at::Tensor input = make_input(size);
   Saved saved;
   MemoryMeter meter({0});

@@ -71,7 +71,7 @@ struct Subject {
   Profile profile;
   std::vector<int> split;
   Fields fields;
-  double loss_scale = 1;
+  double loss_weight = 1;
   double bucket_bytes = 1;
 };
 
@@ -131,9 +131,9 @@ void forget_gradients(Pipeline& pipeline, int rank) {
 
 struct Study {
   std::vector<Run> runs;
-  std::vector<std::vector<LayerCost>> costs;   // by stage
-  std::vector<std::vector<double>> gradients;  // bytes, by stage and layer
-  std::vector<StageCost> measured;             // from the steps without a limit
+  std::vector<std::vector<LayerProfile>> costs;  // by stage
+  std::vector<std::vector<double>> gradients;    // bytes, by stage and layer
+  std::vector<StageCost> measured;               // from the steps without a limit
 };
 
 // Runs every method on every link, in turns, on all replicas; what replica 0 saw.
@@ -156,7 +156,7 @@ void run_replica(World world, const NamedSchedule& named, const Subject& subject
   const auto reducers = reducers_of(pipeline, static_cast<int64_t>(subject.bucket_bytes));
   const std::vector<Fields> batch(micro_batches, subject.fields);
   if (replica == 0) {
-    study.costs = pipeline.stage_costs();
+    study.costs = pipeline.stage_profiles();
     for (int s = 0; s < stages; ++s) {
       auto& layers = study.gradients.emplace_back();
       for (int i = 0; i < pipeline.stage(s).layer_count(); ++i) {
@@ -170,13 +170,13 @@ void run_replica(World world, const NamedSchedule& named, const Subject& subject
   for (int round = -1; round < options.steps; ++round) {  // the first warms up
     for (size_t r = 0; r < study.runs.size(); ++r) {
       const Method& method = study.runs[r].method;
-      const Plan plan =
-          pipeline.plan(std::string(named.name), micro_batches, method.policy, P2Batching::kLoop, 0);
+      const StepSetup setup =
+          pipeline.setup(std::string(named.name), micro_batches, method.policy, P2Batching::kLoop, 0);
       for (SlowLink* link : links) link->set_speed(options.latency, study.runs[r].bytes_per_second);
-      StepOptions step;
+      StepInput step;
       step.step = (round + 1) * static_cast<int64_t>(study.runs.size()) + static_cast<int64_t>(r) + 1;
       step.first_micro_batch = int64_t{replica} * micro_batches;
-      step.loss_scale = subject.loss_scale;
+      step.loss_weight = subject.loss_weight;
       step.p2_order = method.order;
       step.finish = [&](int rank) {
         const double begin = now_seconds();
@@ -185,7 +185,7 @@ void run_replica(World world, const NamedSchedule& named, const Subject& subject
         forget_gradients(pipeline, rank);
         return 0.0;
       };
-      const StepReport report = pipeline.run(plan, batch, step);
+      const StepReport report = pipeline.run(setup, batch, step);
       if (replica != 0 || round < 0) continue;
       Measured measured;
       measured.seconds = report.seconds();
@@ -209,7 +209,7 @@ Subject emulated_subject(const NamedSchedule& named, const Options& options) {
   Subject subject;
   subject.model = emulated(std::vector<EmulatedLayer>(static_cast<size_t>(stages) * per_stage, layer));
   for (const LayerSpec& spec : subject.model.layers) {
-    LayerCost& cost = subject.profile[spec.kind];
+    LayerProfile& cost = subject.profile[spec.kind];
     cost.forward = cost.backward_p1 = cost.backward_p2 = layer.forward;
     cost.p2_units = 1;
   }
@@ -226,7 +226,7 @@ Subject real_subject(const Options& options) {
   std::vector<int64_t> first(std::min(config.pipeline.micro_batch_size, data.train->size()));
   std::iota(first.begin(), first.end(), 0);
   subject.fields = data.train->read(first, 0);
-  subject.loss_scale = 1e-3;
+  subject.loss_weight = 1e-3;
   at::set_num_threads(1);
   subject.profile = measure_profile(subject.model, subject.fields);
   subject.bucket_bytes = static_cast<double>(parse_bucket(config.pipeline.bucket));
@@ -236,7 +236,7 @@ Subject real_subject(const Options& options) {
 std::vector<double> simulated(const NamedSchedule& named, const Study& study, const Run& run,
                               const Subject& subject, const Options& options, int micro_batches) {
   const int stages = static_cast<int>(study.costs.size());
-  std::vector<StageCost> costs = options.config.empty() ? stage_costs(study.costs) : study.measured;
+  std::vector<StageCost> costs = options.config.empty() ? profiled_costs(study.costs) : study.measured;
   for (int s = 0; s < stages; ++s) {
     for (size_t i = 0; i < costs[s].layers.size(); ++i)
       costs[s].layers[i].gradient_bytes = study.gradients[s][i];

@@ -41,7 +41,7 @@ std::vector<const NamedSchedule*> schedules() {
   std::vector<const NamedSchedule*> all;
   std::set<Schedule (*)(int, int, int)> generators;
   for (const NamedSchedule& schedule : named_schedules()) {
-    if (schedule.replicas == 1 && generators.insert(schedule.generate).second) all.push_back(&schedule);
+    if (generators.insert(schedule.generate).second) all.push_back(&schedule);
   }
   return all;
 }
@@ -95,7 +95,7 @@ Json peaks(const CostModel& model, const std::vector<int>& ranks) {
               " micro-batch sizes: measure one");
   const int size = model.micro_batch_sizes.front();
   std::vector<double> seconds;
-  for (const LayerCosts& layer : layer_costs_at(model, size)) seconds.push_back(layer.seconds());
+  for (const LayerCost& layer : layer_costs_at(model, size)) seconds.push_back(layer.seconds());
   Json rows = Json::array();
   for (const int n : ranks) {
     for (const NamedSchedule* schedule : schedules()) {

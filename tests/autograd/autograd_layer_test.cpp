@@ -49,10 +49,10 @@ std::map<std::string, at::Tensor> gradients(int stages, const std::string& sched
   options.threads.pin = false;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   Pipeline pipeline(model, measure_profile(model, batches[0], 0), options);
-  StepOptions step;
-  step.loss_scale = 1.0 / 6;
+  StepInput step;
+  step.loss_weight = 1.0 / 6;
   step.timeout = 60;
-  const StepReport report = pipeline.run(pipeline.plan(schedule, 3, policy), batches, step);
+  const StepReport report = pipeline.run(pipeline.setup(schedule, 3, policy), batches, step);
   std::map<std::string, at::Tensor> grads;
   for (int s = 0; s < stages; ++s) {
     for (int i = 0; i < pipeline.stage(s).layer_count(); ++i) {

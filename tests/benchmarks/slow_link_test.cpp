@@ -20,7 +20,7 @@ std::vector<std::unique_ptr<SlowLink>> links(int ranks, double latency, double b
 }
 
 Tag tag_of(int micro_batch) {
-  return {1, 0, micro_batch, Direction::kForward};
+  return {1, 0, micro_batch, MessageKind::kForward};
 }
 
 TEST(SlowLink, MessagesFollowEachOtherAtItsSpeed) {

@@ -161,7 +161,7 @@ Fields labelled(int64_t samples, int64_t positions, int64_t vocab, uint64_t seed
   return {{"labels", labels}};
 }
 
-constexpr double kLossScale = 0.25;
+constexpr double kLossWeight = 0.25;
 
 LayerCase counted_case(const std::string& name, int64_t positions, int64_t dim, int64_t vocab) {
   LayerCase c;
@@ -172,12 +172,12 @@ LayerCase counted_case(const std::string& name, int64_t positions, int64_t dim, 
         std::make_unique<CrossEntropy>()));
   };
   c.input = sizes({positions, dim});
-  c.loss_scale = kLossScale;
+  c.loss_weight = kLossWeight;
   c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) {
     return labelled(samples, positions, vocab, seed);
   };
   c.reference = [](const at::Tensor& x, const Weights& w, const Fields& fields) {
-    return reference::cross_entropy(reference::affine(x, w[0], w[1]), fields.at("labels"), kLossScale);
+    return reference::cross_entropy(reference::affine(x, w[0], w[1]), fields.at("labels"), kLossWeight);
   };
   c.roundings = static_cast<double>(2 * vocab + 2 * dim + 3 * positions) + 40;
   return c;
@@ -231,14 +231,14 @@ LayerCase head_case(const std::string& name, int64_t positions, int64_t dim) {
   c.name = name;
   c.make = [=](at::ScalarType dtype) { return bert(options(dim, 1, 2, dtype)).layers.back().make(); };
   c.input = sizes({positions, dim});
-  c.loss_scale = kLossScale;
+  c.loss_weight = kLossWeight;
   c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) {
     return labelled(samples, positions, 23, seed);
   };
   c.reference = [](const at::Tensor& x, const Weights& w, const Fields& fields) {
     const at::Tensor act = reference::gelu(reference::affine(x, w[0], w[1]), GeluForm::kErf);
     const at::Tensor normed = reference::layer_norm(act, w[2], w[3], kEps);
-    return reference::cross_entropy(reference::affine(normed, w[4], w[5]), fields.at("labels"), kLossScale);
+    return reference::cross_entropy(reference::affine(normed, w[4], w[5]), fields.at("labels"), kLossWeight);
   };
   c.roundings = static_cast<double>(10 * dim + 4 * 23 + 3 * positions) + 200;
   return c;

@@ -106,7 +106,7 @@ LayerCase cross_entropy_case(const std::string& name, int64_t positions, int64_t
   c.name = name;
   c.make = [](at::ScalarType) { return std::make_unique<CrossEntropy>(); };
   c.input = sizes({positions, vocab});
-  c.loss_scale = 0.25;
+  c.loss_weight = 0.25;
   c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) {
     at::Tensor labels = random_ids({samples, positions}, vocab, seed);
     labels.view({-1})[1].fill_(-100);  // one in the middle, and the last
@@ -127,7 +127,7 @@ LayerCase squared_error_case(const std::string& name, int64_t positions, int64_t
   c.name = name;
   c.make = [](at::ScalarType) { return std::make_unique<SquaredError>(); };
   c.input = sizes({positions, dim});
-  c.loss_scale = 0.25;
+  c.loss_weight = 0.25;
   c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType dtype) {
     return Fields{{"target", random({samples, positions, dim}, seed + 5, dtype)}};
   };
@@ -212,7 +212,7 @@ at::Tensor LayerCase::make_gradient(const at::Tensor& y, uint64_t seed) const {
 std::unique_ptr<MicroBatch> LayerCase::micro_batch(Layer& layer, int64_t samples, uint64_t seed,
                                                    at::ScalarType dtype, int64_t index) const {
   return std::make_unique<MicroBatch>(layer, fields ? fields(samples, seed, dtype) : Fields{}, index,
-                                      is_loss() ? loss_scale : 1);
+                                      is_loss() ? loss_weight : 1);
 }
 
 const std::vector<LayerCase>& layer_cases() {

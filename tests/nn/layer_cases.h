@@ -25,9 +25,9 @@ struct LayerCase {
   // Operations one after the other from input to any result: the longest sum and what is computed before and
   // after it. See expect_close.
   double roundings = 0;
-  double loss_scale = 0;  // not 0: a loss, which takes no dL/dy
+  double loss_weight = 0;  // not 0: a loss, which takes no dL/dy
 
-  bool is_loss() const { return loss_scale != 0; }
+  bool is_loss() const { return loss_weight != 0; }
 
   at::Tensor make_input(int64_t samples, uint64_t seed, at::ScalarType dtype) const;
   // Undefined for a loss.

@@ -104,8 +104,8 @@ inline at::Tensor only(Values values) {
 // what the test moves in, the layer may overwrite.
 class MicroBatch {
  public:
-  explicit MicroBatch(Layer& layer, Fields fields = {}, int64_t index = 0, double loss_scale = 1)
-      : layer_(layer), fields_(std::move(fields)), index_(index), loss_scale_(loss_scale) {}
+  explicit MicroBatch(Layer& layer, Fields fields = {}, int64_t index = 0, double loss_weight = 1)
+      : layer_(layer), fields_(std::move(fields)), index_(index), loss_weight_(loss_weight) {}
   MicroBatch(const MicroBatch&) = delete;
   MicroBatch& operator=(const MicroBatch&) = delete;
 
@@ -113,7 +113,7 @@ class MicroBatch {
     Context context;
     context.fields = &fields_;
     context.micro_batch = index_;
-    context.loss_scale = loss_scale_;
+    context.loss_weight = loss_weight_;
     context.training = training;
     return context;
   }
@@ -150,7 +150,7 @@ class MicroBatch {
   Layer& layer_;
   Fields fields_;
   int64_t index_;
-  double loss_scale_;
+  double loss_weight_;
 };
 
 // Backward-p2 of several micro-batches, one call a leaf layer.

@@ -62,8 +62,6 @@ class Untold : public Layer {
   void collect_parameters(std::vector<Parameter*>& parameters) override {
     layer_->collect_parameters(parameters);
   }
-  void use_slabs(int slots, bool copy) override { layer_->use_slabs(slots, copy); }
-  Slab* gradient_slab() override { return layer_->gradient_slab(); }
 
  private:
   std::unique_ptr<Layer> layer_;
@@ -94,18 +92,16 @@ class PaddedRowsTest : public testing::TestWithParam<Case> {
  protected:
   static constexpr int64_t kIn = 24;
 
-  // Linear -> the layer -> Linear: outputs, dx and gradients of three micro-batches, W by `slots` together.
-  std::vector<at::Tensor> results(bool told, int slots) {
+  // Linear -> the layer -> Linear: outputs, dx and gradients of three micro-batches, W perhaps together.
+  std::vector<at::Tensor> results(bool told, bool together) {
     auto first = std::make_unique<Linear>(std::vector<ParameterPart>{{"a.weight", GetParam().wide}}, kIn, 0.2,
                                           at::kDouble, GetParam().bias);
-    Linear* const linear = first.get();
     auto last = std::make_unique<Linear>(std::vector<ParameterPart>{{"b.weight", kIn}}, GetParam().narrow,
                                          0.2, at::kDouble);
     std::unique_ptr<Layer> producer = std::move(first);
     if (!told) producer = std::make_unique<Untold>(std::move(producer));
     auto chain = make_sequential(std::move(producer), GetParam().make(), std::move(last));
     const std::vector<Parameter*> parameters = make_parameters(*chain);
-    chain->use_slabs(slots, false);
     std::vector<at::Tensor> out;
     std::vector<std::unique_ptr<MicroBatch>> micro_batches;
     std::vector<MicroBatch*> list;
@@ -119,9 +115,8 @@ class PaddedRowsTest : public testing::TestWithParam<Case> {
       EXPECT_EQ(row_stride(gradient),
                 told ? padded_cols(GetParam().wide, gradient.options()) : GetParam().wide);
     }
-    if (slots > 0) {
+    if (together) {
       p2_together(list);
-      EXPECT_EQ(linear->gradient_slab()->copies(), 0);
     } else {
       for (MicroBatch* one : list) one->p2();
     }
@@ -131,9 +126,9 @@ class PaddedRowsTest : public testing::TestWithParam<Case> {
 };
 
 TEST_P(PaddedRowsTest, SameNumbersAsDenseOnes) {
-  for (const int slots : {0, 3}) {
-    const std::vector<at::Tensor> dense = results(false, slots);
-    const std::vector<at::Tensor> padded = results(true, slots);
+  for (const bool together : {false, true}) {
+    const std::vector<at::Tensor> dense = results(false, together);
+    const std::vector<at::Tensor> padded = results(true, together);
     ASSERT_EQ(dense.size(), padded.size());
     // Sums of up to 320 numbers, a few of them after each other.
     for (size_t i = 0; i < dense.size(); ++i) {

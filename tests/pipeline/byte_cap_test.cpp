@@ -21,7 +21,7 @@ using test::measured_peaks;
 using test::options_of;
 using test::random_batch;
 using test::SplitModel;
-using test::step_options;
+using test::step_input;
 using test::take_gradients;
 
 std::vector<SplitModel> cases() {
@@ -35,8 +35,8 @@ TEST(StandardPeaks, AreWhatTheMeterMeasures) {
   for (const SplitModel& c : cases()) {
     Pipeline pipeline = test::measured_pipeline(c);
     for (const int micro_batches : {1, 2, 5}) {
-      const Plan plan = pipeline.plan("naive", micro_batches, P2Policy::kOff, P2Batching::kLoop, 0);
-      EXPECT_EQ(measured_peaks(pipeline, plan), plan.standard_peaks) << c.name << ", M " << micro_batches;
+      const StepSetup setup = pipeline.setup("naive", micro_batches, P2Policy::kOff, P2Batching::kLoop, 0);
+      EXPECT_EQ(measured_peaks(pipeline, setup), setup.standard_peaks) << c.name << ", M " << micro_batches;
     }
   }
 }
@@ -47,8 +47,8 @@ TEST(StandardPeaks, AreWhatTheMeterMeasuresOnOneRank) {
     if (c.split.size() > 1) continue;
     Pipeline pipeline = test::measured_pipeline(c);
     for (const char* schedule : {"gpipe", "1f1b"}) {
-      const Plan plan = pipeline.plan(schedule, 4, P2Policy::kOff, P2Batching::kLoop, 0);
-      EXPECT_EQ(measured_peaks(pipeline, plan), plan.standard_peaks) << c.name << ", " << schedule;
+      const StepSetup setup = pipeline.setup(schedule, 4, P2Policy::kOff, P2Batching::kLoop, 0);
+      EXPECT_EQ(measured_peaks(pipeline, setup), setup.standard_peaks) << c.name << ", " << schedule;
     }
   }
 }
@@ -58,12 +58,12 @@ TEST(StandardPeaks, AreWhatTheMeterMeasuresButForMessagesUnderWay) {
     Pipeline pipeline = test::measured_pipeline(c);
     for (const char* schedule : {"gpipe", "1f1b"}) {
       for (const int micro_batches : {2, 4, 8}) {
-        const Plan plan = pipeline.plan(schedule, micro_batches, P2Policy::kOff, P2Batching::kLoop, 0);
-        const auto peaks = measured_peaks(pipeline, plan);
+        const StepSetup setup = pipeline.setup(schedule, micro_batches, P2Policy::kOff, P2Batching::kLoop, 0);
+        const auto peaks = measured_peaks(pipeline, setup);
         for (size_t r = 0; r < peaks.size(); ++r) {
-          EXPECT_GE(peaks[r], plan.standard_peaks[r])
+          EXPECT_GE(peaks[r], setup.standard_peaks[r])
               << c.name << ", " << schedule << ", M " << micro_batches;
-          EXPECT_LE(peaks[r], plan.standard_peaks[r] + micro_batches * kMessage)
+          EXPECT_LE(peaks[r], setup.standard_peaks[r] + micro_batches * kMessage)
               << c.name << ", " << schedule << ", M " << micro_batches;
         }
       }
@@ -87,14 +87,14 @@ TEST(StandardPeaks, OfSeveralStagesARank) {
   for (int stage = 3; stage >= 0; --stage) {
     for (int m = 0; m < 2; ++m) schedule.ranks[0].push_back({Op::kBackward, stage, m});
   }
-  Plan plan;
-  plan.schedule = finished(schedule, P2Policy::kOff);
-  plan.memory_cap = 0;
-  EXPECT_EQ(measured_peaks(pipeline, plan), standard_peaks(plan.schedule, pipeline.stage_costs()));
+  StepSetup setup;
+  setup.schedule = finished(schedule, P2Policy::kOff);
+  setup.memory_cap = 0;
+  EXPECT_EQ(measured_peaks(pipeline, setup), standard_peaks(setup.schedule, pipeline.stage_profiles()));
 }
 
-int64_t fullest(Pipeline& pipeline, const Plan& plan) {
-  const auto peaks = measured_peaks(pipeline, plan);
+int64_t fullest(Pipeline& pipeline, const StepSetup& setup) {
+  const auto peaks = measured_peaks(pipeline, setup);
   const auto fixed = fixed_bytes(pipeline);
   int64_t most = 0;
   for (size_t r = 0; r < peaks.size(); ++r) most = std::max(most, peaks[r] + fixed[r]);
@@ -108,8 +108,8 @@ TEST(AutoCap, NeverAboveTheFullestStandardRank) {
     Pipeline pipeline = test::measured_pipeline(c);
     for (const char* schedule : {"gpipe", "1f1b"}) {
       for (const int micro_batches : {2, 4, 8}) {
-        const Plan standard = pipeline.plan(schedule, micro_batches, P2Policy::kOff);
-        pipeline.run(standard, random_batch(micro_batches), step_options());
+        const StepSetup standard = pipeline.setup(schedule, micro_batches, P2Policy::kOff);
+        pipeline.run(standard, random_batch(micro_batches), step_input());
         take_gradients(pipeline);
         const auto fixed = fixed_bytes(pipeline);
         int64_t allowed = 0;
@@ -117,8 +117,8 @@ TEST(AutoCap, NeverAboveTheFullestStandardRank) {
           allowed = std::max(allowed, fixed[r] + standard.standard_peaks[r]);
         const int64_t under_way = c.split.size() > 1 ? micro_batches * kMessage : 0;
         for (const P2Policy policy : {P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
-          const Plan plan = pipeline.plan(schedule, micro_batches, policy);
-          EXPECT_LE(fullest(pipeline, plan), allowed + under_way)
+          const StepSetup setup = pipeline.setup(schedule, micro_batches, policy);
+          EXPECT_LE(fullest(pipeline, setup), allowed + under_way)
               << c.name << ", " << schedule << ", M " << micro_batches << ", " << policy_name(policy);
         }
       }
@@ -130,8 +130,8 @@ TEST(AutoCap, NeverAboveTheFullestStandardRank) {
 TEST(AutoCap, BindsWhereTheStashWouldGrow) {
   const ModelSpec model = test::small_mlp(4);
   Pipeline pipeline(model, measured(model), options_of({2, 2}));
-  const int64_t capped = fullest(pipeline, pipeline.plan("1f1b", 8, P2Policy::kEnd));
-  const int64_t uncapped = fullest(pipeline, pipeline.plan("1f1b", 8, P2Policy::kEnd, P2Batching::kLoop, 0));
+  const int64_t capped = fullest(pipeline, pipeline.setup("1f1b", 8, P2Policy::kEnd));
+  const int64_t uncapped = fullest(pipeline, pipeline.setup("1f1b", 8, P2Policy::kEnd, P2Batching::kLoop, 0));
   // 8 micro-batches of two blocks' stash against 2 micro-batches of their activations.
   EXPECT_GT(uncapped, capped + 4 * 2 * test::kStash);
 }
@@ -140,7 +140,7 @@ TEST(AutoCap, TimesThatMuchLetsThatMuchMorePend) {
   const ModelSpec model = test::small_mlp(4);
   Pipeline pipeline(model, measured(model), options_of({2, 2}));
   const auto peak = [&](MemoryCap cap) {
-    return fullest(pipeline, pipeline.plan("1f1b", 8, P2Policy::kEnd, P2Batching::kLoop, cap));
+    return fullest(pipeline, pipeline.setup("1f1b", 8, P2Policy::kEnd, P2Batching::kLoop, cap));
   };
   const int64_t once = peak(MemoryCap::automatic());
   const int64_t more = peak(MemoryCap::automatic(1.1));
@@ -162,13 +162,13 @@ TEST(ByteCap, ATinyCapFinishesWithTheSameBits) {
   for (const SplitModel& c : cases()) {
     Pipeline pipeline = test::measured_pipeline(c);
     const auto batch = random_batch(4);
-    pipeline.run(pipeline.plan("gpipe", 4, P2Policy::kOff), batch, step_options());
+    pipeline.run(pipeline.setup("gpipe", 4, P2Policy::kOff), batch, step_input());
     const auto expected = take_gradients(pipeline);
     for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
       for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
         for (const int64_t cap : {int64_t{1}, int64_t{5000}}) {
           SCOPED_TRACE(concat(c.name, ", ", schedule, " ", policy_name(policy), ", cap ", cap));
-          pipeline.run(pipeline.plan(schedule, 4, policy, P2Batching::kLoop, cap), batch, step_options());
+          pipeline.run(pipeline.setup(schedule, 4, policy, P2Batching::kLoop, cap), batch, step_input());
           test::expect_same_bits(expected, take_gradients(pipeline));
         }
       }
@@ -180,8 +180,9 @@ TEST(ByteCap, ATinyCapFinishesWithTheSameBits) {
 TEST(ByteCap, ATinyCapLeavesNothingPending) {
   const ModelSpec model = test::small_mlp(4);
   Pipeline pipeline(model, measured(model), options_of({4}));
-  const auto off = measured_peaks(pipeline, pipeline.plan("gpipe", 4, P2Policy::kOff, P2Batching::kLoop, 0));
-  const auto tiny = measured_peaks(pipeline, pipeline.plan("gpipe", 4, P2Policy::kEnd, P2Batching::kLoop, 1));
+  const auto off = measured_peaks(pipeline, pipeline.setup("gpipe", 4, P2Policy::kOff, P2Batching::kLoop, 0));
+  const auto tiny =
+      measured_peaks(pipeline, pipeline.setup("gpipe", 4, P2Policy::kEnd, P2Batching::kLoop, 1));
   EXPECT_LE(tiny[0], off[0] + test::kStash);
 }
 
@@ -218,12 +219,12 @@ TEST(ByteCap, AMessageFindsRoom) {
       schedule.ranks[1].push_back({op, 1, m});
     }
   }
-  Plan plan;
-  plan.schedule = finished(schedule, P2Policy::kPlaced);
-  plan.memory_cap = 3 * kStash + kBoundary;
-  StepOptions options = step_options();
+  StepSetup setup;
+  setup.schedule = finished(schedule, P2Policy::kPlaced);
+  setup.memory_cap = 3 * kStash + kBoundary;
+  StepInput options = step_input();
   options.want_events = true;
-  const StepReport report = pipeline.run(plan, std::vector<Fields>(4), options);
+  const StepReport report = pipeline.run(setup, std::vector<Fields>(4), options);
   int pending = 0;
   int received = 0;
   for (const Event& event : report.events[0]) {
@@ -233,17 +234,10 @@ TEST(ByteCap, AMessageFindsRoom) {
     ++received;
     EXPECT_EQ(event.bytes, kBoundary);
     if (pending > 0) {
-      EXPECT_LE(event.held, plan.memory_cap.bytes()) << "with dL/dx of " << event.micro_batch;
+      EXPECT_LE(event.held, setup.memory_cap.bytes()) << "with dL/dx of " << event.micro_batch;
     }
   }
   EXPECT_EQ(received, 4);
-}
-
-TEST(InFlight, MostMicroBatchesAStageHolds) {
-  EXPECT_EQ(standard_in_flight(make_schedule("naive", 3, 5, P2Policy::kOff)), 1);
-  EXPECT_EQ(standard_in_flight(make_schedule("gpipe", 3, 5, P2Policy::kOff)), 5);
-  EXPECT_EQ(standard_in_flight(make_schedule("1f1b", 3, 5, P2Policy::kOff)), 3);
-  EXPECT_EQ(standard_in_flight(make_schedule("1f1b", 3, 2, P2Policy::kOff)), 2);
 }
 
 }  // namespace

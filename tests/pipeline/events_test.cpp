@@ -13,7 +13,7 @@ namespace {
 using test::options_of;
 using test::random_batch;
 using test::small_llama;
-using test::step_options;
+using test::step_input;
 
 struct Case {
   std::string schedule;
@@ -41,7 +41,6 @@ std::vector<Case> cases() {
       for (const int64_t cap : {0, 1}) {  // a cap of one byte: old W runs before every layer
         all.push_back({schedule, policy, P2Batching::kLoop, cap});
       }
-      all.push_back({schedule, policy, P2Batching::kConcatCopy, 0});
       all.push_back({schedule, policy, P2Batching::kConcat, 0});
       all.push_back({schedule, policy, P2Batching::kLoop, 0, {8}});
     }
@@ -53,7 +52,7 @@ StepReport run(const Case& c, bool want_events = true) {
   const ModelSpec model = small_llama(3);  // 8 layers
   Pipeline pipeline(model, test::no_costs(model), options_of(c.split));
   pipeline.meter().reset_peaks();
-  StepOptions options = step_options();
+  StepInput options = step_input();
   options.want_events = want_events;
   options.finish = [&](int rank) {
     // Busy, then a wait, then busy again.
@@ -69,7 +68,7 @@ StepReport run(const Case& c, bool want_events = true) {
     }
     return now_seconds() - begin - (end - wait);
   };
-  return pipeline.run(pipeline.plan(c.schedule, kMicroBatches, c.policy, c.batching, c.cap),
+  return pipeline.run(pipeline.setup(c.schedule, kMicroBatches, c.policy, c.batching, c.cap),
                       random_batch(kMicroBatches), options);
 }
 
@@ -262,19 +261,19 @@ TEST(NoEvents, UnlessAskedFor) {
 TEST(EventsOfW, NameTheMicroBatchesOfAReorderedSchedule) {
   const ModelSpec model = small_llama(1);
   Pipeline pipeline(model, test::no_costs(model), options_of({static_cast<int>(model.layers.size())}));
-  Plan plan = pipeline.plan("gpipe", kMicroBatches, P2Policy::kFill, P2Batching::kConcatCopy, 0);
-  plan.schedule.allow_reorder = true;
+  StepSetup setup = pipeline.setup("gpipe", kMicroBatches, P2Policy::kFill, P2Batching::kConcat, 0);
+  setup.schedule.allow_reorder = true;
   std::vector<int> order = {2, 0, 1, 3};
-  for (Instruction& instruction : plan.schedule.ranks[0]) {
+  for (Instruction& instruction : setup.schedule.ranks[0]) {
     if (instruction.op != Op::kBackwardP1) continue;
     instruction.micro_batch = order.front();
     order.erase(order.begin());
   }
   ASSERT_TRUE(order.empty());
-  StepOptions options = step_options();
+  StepInput options = step_input();
   options.want_events = true;
   options.p2_order = P2Order::kBucket;
-  const StepReport report = pipeline.run(plan, random_batch(kMicroBatches), options);
+  const StepReport report = pipeline.run(setup, random_batch(kMicroBatches), options);
   std::map<std::string, std::vector<int>> told;  // by leaf
   for (const Event& event : report.events[0]) {
     if (event.kind != Event::Kind::kBackwardP2) continue;

@@ -16,7 +16,7 @@ using test::expect_contains;
 using test::options_of;
 using test::random_batch;
 using test::small_llama;
-using test::step_options;
+using test::step_input;
 
 struct Broken {
   ModelSpec model = small_llama(2);  // 6 layers, 2 a stage
@@ -31,14 +31,14 @@ struct Broken {
 };
 
 std::string run_to_error(const Broken& broken, int stage, const char* schedule, P2Policy policy,
-                         const StepOptions& options = step_options()) {
+                         const StepInput& options = step_input()) {
   Pipeline pipeline(broken.model, test::no_costs(broken.model), options_of(broken.split(stage)));
-  const Plan plan = pipeline.plan(schedule, 4, policy);
+  const StepSetup setup = pipeline.setup(schedule, 4, policy);
   const double begin = now_seconds();
-  const std::string message = error_of([&] { pipeline.run(plan, random_batch(4), options); });
+  const std::string message = error_of([&] { pipeline.run(setup, random_batch(4), options); });
   EXPECT_LT(now_seconds() - begin, 10) << "others waited for the time-out of " << options.timeout << " s";
   // Destroying the pipeline must not hang either, and it says why it can't go on.
-  expect_contains(error_of([&] { pipeline.run(plan, random_batch(4), options); }),
+  expect_contains(error_of([&] { pipeline.run(setup, random_batch(4), options); }),
                   {"failed in an earlier step"});
   return message;
 }
@@ -112,11 +112,11 @@ TEST(LayerError, InEvaluation) {
     if (context.micro_batch == 1) throw std::runtime_error("out of luck");
   };
   Pipeline pipeline(broken.model, test::no_costs(broken.model), options_of(broken.split(2)));
-  StepOptions options = step_options();
+  StepInput options = step_input();
   options.training = false;
   const std::string message =
-      error_of([&] { pipeline.run(pipeline.forward_plan(3), random_batch(3), options); });
-  expect_contains(message, {"rank 2, step 5, 2F1: out of luck"});
+      error_of([&] { pipeline.run(pipeline.forward_setup(3), random_batch(3), options); });
+  expect_contains(message, {"rank 2, batch 5 of an evaluation, 2F1: out of luck"});
 }
 
 // `finish` runs after the schedule: its error reaches the caller, and wakes ranks that are still in the step.
@@ -124,7 +124,7 @@ TEST(LayerError, InTheOptimizer) {
   const ModelSpec model = small_llama(2);
   for (const int broken : {0, 1, 2}) {
     Pipeline pipeline(model, test::no_costs(model), options_of({2, 2, 2}));
-    StepOptions options = step_options();
+    StepInput options = step_input();
     options.finish = [&](int rank) -> double {
       if (rank == broken) fail("no update today");
       at::Tensor sum = at::zeros({1});
@@ -132,7 +132,7 @@ TEST(LayerError, InTheOptimizer) {
       return 0;
     };
     expect_contains(
-        error_of([&] { pipeline.run(pipeline.plan("1f1b", 4, P2Policy::kFill), random_batch(4), options); }),
+        error_of([&] { pipeline.run(pipeline.setup("1f1b", 4, P2Policy::kFill), random_batch(4), options); }),
         {"no update today"});
   }
 }
@@ -144,7 +144,7 @@ TEST(LayerError, ReleasesWhatTheStepHeld) {
     if (context.micro_batch == 1) throw std::runtime_error("out of luck");
   };
   Pipeline pipeline(broken.model, test::no_costs(broken.model), options_of(broken.split(1)));
-  error_of([&] { pipeline.run(pipeline.plan("gpipe", 4, P2Policy::kEnd), random_batch(4), step_options()); });
+  error_of([&] { pipeline.run(pipeline.setup("gpipe", 4, P2Policy::kEnd), random_batch(4), step_input()); });
   // Left: a message in a mailbox (one output or gradient a micro-batch at most) and the tables of the rotary
   // embedding.
   const int64_t message = test::kRows * test::kDim * test::kFloat;
@@ -157,7 +157,7 @@ TEST(StuckPeer, RunsIntoTheTimeOut) {
   broken.hooks->forward = [](const Context& context) {
     if (context.micro_batch == 1) std::this_thread::sleep_for(std::chrono::milliseconds(800));
   };
-  StepOptions options = step_options();
+  StepInput options = step_input();
   options.timeout = 0.2;
   const std::string message = run_to_error(broken, 0, "1f1b", P2Policy::kFill, options);
   expect_contains(message, {"rank ", "step 5", "waited 0.2 s for", "from rank", "stuck", "pipeline.timeout"});
@@ -168,9 +168,9 @@ TEST(StuckPeer, SlowIsNotStuck) {
   const Broken broken(0);
   broken.hooks->forward = [](const Context&) { std::this_thread::sleep_for(std::chrono::milliseconds(50)); };
   Pipeline pipeline(broken.model, test::no_costs(broken.model), options_of(broken.split(0)));
-  StepOptions options = step_options();
+  StepInput options = step_input();
   options.timeout = 5;
-  pipeline.run(pipeline.plan("gpipe", 4, P2Policy::kFill), random_batch(4), options);
+  pipeline.run(pipeline.setup("gpipe", 4, P2Policy::kFill), random_batch(4), options);
 }
 
 }  // namespace

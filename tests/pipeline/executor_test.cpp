@@ -15,7 +15,7 @@ using test::finished;
 using test::options_of;
 using test::random_batch;
 using test::small_llama;
-using test::step_options;
+using test::step_input;
 using test::take_gradients;
 
 const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown,
@@ -28,11 +28,11 @@ struct Result {
 
 Result run(const ModelSpec& model, const PipelineOptions& options, const Schedule& schedule) {
   Pipeline pipeline(model, test::no_costs(model), options);
-  Plan plan;
-  plan.schedule = schedule;
-  plan.memory_cap = 0;
+  StepSetup setup;
+  setup.schedule = schedule;
+  setup.memory_cap = 0;
   Result result;
-  result.loss = pipeline.run(plan, random_batch(schedule.micro_batches), step_options()).loss;
+  result.loss = pipeline.run(setup, random_batch(schedule.micro_batches), step_input()).loss;
   result.gradients = take_gradients(pipeline);
   return result;
 }
@@ -158,15 +158,15 @@ TEST(Executor, RefusesAScheduleForOtherStagesOrBatches) {
   const ModelSpec model = small_llama(1);
   Pipeline pipeline(model, test::no_costs(model), options_of({2, 2}));
   EXPECT_NE(test::error_of([&] {
-              pipeline.run(pipeline.plan("1f1b", 3, P2Policy::kFill), random_batch(2), {});
+              pipeline.run(pipeline.setup("1f1b", 3, P2Policy::kFill), random_batch(2), {});
             }).find("3 micro-batches, the batch has 2"),
             std::string::npos);
-  Plan plan;
-  plan.schedule = make_schedule("1f1b", 4, 2, P2Policy::kFill);
-  test::expect_contains(test::error_of([&] { pipeline.run(plan, random_batch(2), {}); }),
+  StepSetup setup;
+  setup.schedule = make_schedule("1f1b", 4, 2, P2Policy::kFill);
+  test::expect_contains(test::error_of([&] { pipeline.run(setup, random_batch(2), {}); }),
                         {"places its stages"});
   // Neither has harmed the pipeline.
-  pipeline.run(pipeline.plan("1f1b", 2, P2Policy::kFill), random_batch(2), step_options());
+  pipeline.run(pipeline.setup("1f1b", 2, P2Policy::kFill), random_batch(2), step_input());
 }
 
 using Milliseconds = std::chrono::milliseconds;
@@ -185,9 +185,9 @@ class Waiting : public ::testing::Test {
   }
   StepReport run(P2Policy policy) {
     Pipeline pipeline(model_, test::no_costs(model_), options_of({3, 4}));
-    StepOptions options = step_options();
+    StepInput options = step_input();
     options.want_events = true;
-    return pipeline.run(pipeline.plan("1f1b", 4, policy, P2Batching::kLoop, 0), random_batch(4), options);
+    return pipeline.run(pipeline.setup("1f1b", 4, policy, P2Batching::kLoop, 0), random_batch(4), options);
   }
   static double idle(const StepReport& report, int rank, IdleCause cause) {
     return report.ranks[rank].idle[static_cast<int>(cause)];

@@ -22,9 +22,9 @@ class Recording : public Transport {
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
   void isend(int to, const Tag& tag, Values values) override {
-    const bool first_part = tag.direction == Direction::kCollective && tag.stage == 0;
-    if (first_part && (started.empty() || started.back() != tag.micro_batch))
-      started.push_back(tag.micro_batch);
+    const int number = tag.micro_batch - 1;  // counted from 1
+    if (tag.kind == MessageKind::kPart && (started.empty() || started.back() != number))
+      started.push_back(number);
     inner_.isend(to, tag, std::move(values));
   }
   bool try_receive(int from, const Tag& tag, Values& values) override {

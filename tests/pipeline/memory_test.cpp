@@ -17,7 +17,7 @@ using test::kStash;
 using test::options_of;
 using test::random_batch;
 using test::small_mlp;
-using test::step_options;
+using test::step_input;
 using Category = MemoryCategory;
 
 constexpr int64_t kWeights = (kDim + 2 * kHidden * kDim + kDim * kHidden) * kFloat;  // of a block
@@ -28,8 +28,8 @@ int64_t bytes(const MemoryUse& use, Category category) {
 
 // Runs one step with p2 `end`, whose W is all after the last I.
 void run(Pipeline& pipeline, int micro_batches, const char* schedule = "gpipe") {
-  pipeline.run(pipeline.plan(schedule, micro_batches, P2Policy::kEnd, P2Batching::kLoop, 0),
-               random_batch(micro_batches), step_options());
+  pipeline.run(pipeline.setup(schedule, micro_batches, P2Policy::kEnd, P2Batching::kLoop, 0),
+               random_batch(micro_batches), step_input());
 }
 
 TEST(StepMemory, ParametersAndGradients) {
@@ -123,10 +123,10 @@ TEST(StepMemory, RebooksBetweenStagesOfOneRank) {
   schedule.rank_of_stage = {0, 0};
   schedule.ranks = {
       {{Op::kForward, 0, 0}, {Op::kForward, 1, 0}, {Op::kBackward, 1, 0}, {Op::kBackward, 0, 0}}};
-  Plan plan;
-  plan.schedule = test::finished(schedule, P2Policy::kEnd);
-  plan.memory_cap = 0;
-  pipeline.run(plan, random_batch(1), step_options());
+  StepSetup setup;
+  setup.schedule = test::finished(schedule, P2Policy::kEnd);
+  setup.memory_cap = 0;
+  pipeline.run(setup, random_batch(1), step_input());
   EXPECT_EQ(bytes(sender, Category::kActivations), kSaved);
   EXPECT_EQ(bytes(receiver, Category::kActivations), kMessage);
 }
@@ -148,19 +148,19 @@ TEST(StepMemory, NothingIsHeldAfterAStepOrAnEvaluation) {
   const ModelSpec model = small_mlp(6);
   for (const std::vector<int>& split : {std::vector<int>{6}, {2, 4}, {1, 2, 3}}) {
     Pipeline pipeline(model, test::no_costs(model), options_of(split));
-    StepOptions evaluation = step_options();
+    StepInput evaluation = step_input();
     evaluation.training = false;
     for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
       for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
-        for (const P2Batching batching : {P2Batching::kLoop, P2Batching::kConcatCopy}) {
+        for (const P2Batching batching : {P2Batching::kLoop, P2Batching::kConcat}) {
           const std::string name = concat(schedule, " ", policy_name(policy), " ", batching_name(batching));
-          pipeline.run(pipeline.plan(schedule, 3, policy, batching), random_batch(3), step_options());
+          pipeline.run(pipeline.setup(schedule, 3, policy, batching), random_batch(3), step_input());
           expect_nothing_held(pipeline, 6, name);
         }
       }
     }
     evaluation.step = -1;
-    pipeline.run(pipeline.forward_plan(3), random_batch(3), evaluation);
+    pipeline.run(pipeline.forward_setup(3), random_batch(3), evaluation);
     expect_nothing_held(pipeline, 6, "evaluation");
   }
 }
@@ -173,9 +173,9 @@ TEST(StepMemory, EvaluationSavesNothing) {
   Pipeline pipeline(model, test::no_costs(model), options_of({5}));
   std::vector<int64_t> held;
   probe->forward = [&](const Context&) { held.push_back(pipeline.meter().held(0)); };
-  StepOptions options = step_options();
+  StepInput options = step_input();
   options.training = false;
-  pipeline.run(pipeline.forward_plan(3), random_batch(3), options);
+  pipeline.run(pipeline.forward_setup(3), random_batch(3), options);
   EXPECT_EQ(held, (std::vector<int64_t>(3, kMessage))) << "the block's input and nothing else";
 }
 
@@ -185,11 +185,11 @@ TEST(StepMemory, LlamaHoldsItsRotaryTablesOnly) {
   const ModelSpec model = test::small_llama(3);  // 8 layers, of which 1, 3 and 5 are attention
   Pipeline pipeline(model, test::no_costs(model), options_of({3, 5}));
   const int64_t tables = 2 * test::kSequence * 2 * kFloat;  // heads are 4 wide
-  StepOptions evaluation = step_options();
+  StepInput evaluation = step_input();
   evaluation.training = false;
   for (const bool training : {true, false, true}) {
-    StepOptions options = training ? step_options() : evaluation;
-    pipeline.run(training ? pipeline.plan("1f1b", 3, P2Policy::kFill) : pipeline.forward_plan(3),
+    StepInput options = training ? step_input() : evaluation;
+    pipeline.run(training ? pipeline.setup("1f1b", 3, P2Policy::kFill) : pipeline.forward_setup(3),
                  random_batch(3), options);
     EXPECT_EQ(pipeline.meter().held(0), tables);
     EXPECT_EQ(pipeline.meter().held(1), 2 * tables);

@@ -22,8 +22,8 @@ using test::take_gradients;
 
 constexpr int kMicroBatches = 4;
 
-StepOptions stealing() {
-  StepOptions options = test::step_options();
+StepInput stealing() {
+  StepInput options = test::step_input();
   options.p2_stealing = true;
   return options;
 }
@@ -42,8 +42,8 @@ class P2Stealing : public ::testing::Test {
     const auto layers = static_cast<int>(model_.layers.size());
     return std::make_unique<Pipeline>(model_, test::no_costs(model_), options_of({layers - 2, 2}));
   }
-  static Plan plan_of(const Pipeline& pipeline) {
-    return pipeline.plan("gpipe", kMicroBatches, P2Policy::kEnd, P2Batching::kLoop, MemoryCap::none());
+  static StepSetup setup_of(const Pipeline& pipeline) {
+    return pipeline.setup("gpipe", kMicroBatches, P2Policy::kEnd, P2Batching::kLoop, MemoryCap::none());
   }
   // Waits until units of both layers are under way at once, on two threads.
   void meet(int probe) {
@@ -74,7 +74,7 @@ class P2Stealing : public ::testing::Test {
 TEST_F(P2Stealing, ARankThatHasEndedItsPartRunsWhatAnotherHasLeft) {
   hook_ = [this](int probe, int64_t) { meet(probe); };
   const auto pipeline = this->pipeline();
-  const StepReport report = pipeline->run(plan_of(*pipeline), random_batch(kMicroBatches), stealing());
+  const StepReport report = pipeline->run(setup_of(*pipeline), random_batch(kMicroBatches), stealing());
   EXPECT_TRUE(met_);
   EXPECT_EQ(threads_.size(), 2u);
   const std::vector<int64_t> in_order = {0, 1, 2, 3};
@@ -87,11 +87,11 @@ TEST_F(P2Stealing, ARankThatHasEndedItsPartRunsWhatAnotherHasLeft) {
 
 TEST_F(P2Stealing, IsOnlyDoneWhereItIsAskedFor) {
   const auto pipeline = this->pipeline();
-  const Plan plan = plan_of(*pipeline);
-  pipeline->run(plan, random_batch(kMicroBatches), test::step_options());
-  StepOptions traced = stealing();
+  const StepSetup setup = setup_of(*pipeline);
+  pipeline->run(setup, random_batch(kMicroBatches), test::step_input());
+  StepInput traced = stealing();
   traced.want_events = true;  // a trace shows the schedule
-  pipeline->run(plan, random_batch(kMicroBatches), traced);
+  pipeline->run(setup, random_batch(kMicroBatches), traced);
   EXPECT_EQ(threads_.size(), 1u);
 }
 
@@ -106,11 +106,11 @@ TEST_F(P2Stealing, AnErrorInWhatWasTakenIsItsOwnersError) {
   pipeline->on_ranks([&](int rank) {
     if (rank == 0) owner = std::this_thread::get_id();
   });
-  const Plan plan = plan_of(*pipeline);
-  expect_contains(error_of([&] { pipeline->run(plan, random_batch(kMicroBatches), stealing()); }),
+  const StepSetup setup = setup_of(*pipeline);
+  expect_contains(error_of([&] { pipeline->run(setup, random_batch(kMicroBatches), stealing()); }),
                   {"rank 0, step 5, 0W", "out of luck"});
   EXPECT_EQ(threads_.size(), 2u);
-  expect_contains(error_of([&] { pipeline->run(plan, random_batch(kMicroBatches), stealing()); }),
+  expect_contains(error_of([&] { pipeline->run(setup, random_batch(kMicroBatches), stealing()); }),
                   {"failed in an earlier step"});
 }
 
@@ -132,7 +132,7 @@ TEST_F(P2Stealing, AnErrorOfTheOwnerEndsTheWaitOfTheOthers) {
   });
   const double begin = now_seconds();
   expect_contains(
-      error_of([&] { pipeline->run(plan_of(*pipeline), random_batch(kMicroBatches), stealing()); }),
+      error_of([&] { pipeline->run(setup_of(*pipeline), random_batch(kMicroBatches), stealing()); }),
       {"rank 0, step 5, 0W", "out of luck"});
   EXPECT_LT(now_seconds() - begin, 10);
 }
@@ -144,8 +144,8 @@ TEST(P2StealingErrors, BeforeTheEndReachWhoWaitsThere) {
   };
   Pipeline broken(model, test::no_costs(model), options_of({5, 2}));
   const double begin = now_seconds();
-  const Plan plan = broken.plan("gpipe", kMicroBatches, P2Policy::kEnd);
-  expect_contains(error_of([&] { broken.run(plan, random_batch(kMicroBatches), stealing()); }),
+  const StepSetup setup = broken.setup("gpipe", kMicroBatches, P2Policy::kEnd);
+  expect_contains(error_of([&] { broken.run(setup, random_batch(kMicroBatches), stealing()); }),
                   {"rank 0, step 5, 0I2", "out of luck"});
   EXPECT_LT(now_seconds() - begin, 10);
 }
@@ -155,17 +155,17 @@ TEST_F(P2Stealing, AStuckRankRunsIntoTheTimeOut) {
     if (probe == 0) std::this_thread::sleep_for(std::chrono::milliseconds(800));
   };
   const auto pipeline = this->pipeline();
-  StepOptions options = stealing();
+  StepInput options = stealing();
   options.timeout = 0.2;
-  expect_contains(error_of([&] { pipeline->run(plan_of(*pipeline), random_batch(kMicroBatches), options); }),
+  expect_contains(error_of([&] { pipeline->run(setup_of(*pipeline), random_batch(kMicroBatches), options); }),
                   {"step 5", "waited 0.2 s", "weight gradients", "pipeline.timeout"});
 }
 
 TEST_F(P2Stealing, HasThePipelineForItself) {
   const auto pipeline = this->pipeline();
-  const Plan plan = plan_of(*pipeline);
-  pipeline->submit(plan, random_batch(kMicroBatches), test::step_options());
-  expect_contains(error_of([&] { pipeline->submit(plan, random_batch(kMicroBatches), stealing()); }),
+  const StepSetup setup = setup_of(*pipeline);
+  pipeline->submit(setup, random_batch(kMicroBatches), test::step_input());
+  expect_contains(error_of([&] { pipeline->submit(setup, random_batch(kMicroBatches), stealing()); }),
                   {"has the pipeline for itself"});
   pipeline->finish();
 }
@@ -173,14 +173,14 @@ TEST_F(P2Stealing, HasThePipelineForItself) {
 TEST(P2StealingBits, AreThoseOfOneStage) {
   const ModelSpec model = small_llama(3);  // 8 layers
   const auto run = [&](const PipelineOptions& options, const char* schedule, P2Policy policy,
-                       const StepOptions& step) {
+                       const StepInput& step) {
     Pipeline pipeline(model, test::no_costs(model), options);
-    const Plan plan =
-        pipeline.plan(schedule, kMicroBatches, policy, P2Batching::kLoop, MemoryCap::automatic());
-    const double loss = pipeline.run(plan, random_batch(kMicroBatches), step).loss;
+    const StepSetup setup =
+        pipeline.setup(schedule, kMicroBatches, policy, P2Batching::kLoop, MemoryCap::automatic());
+    const double loss = pipeline.run(setup, random_batch(kMicroBatches), step).loss;
     return std::pair(loss, take_gradients(pipeline));
   };
-  const auto [loss, gradients] = run(options_of({8}), "gpipe", P2Policy::kOff, test::step_options());
+  const auto [loss, gradients] = run(options_of({8}), "gpipe", P2Policy::kOff, test::step_input());
   for (const auto& [schedule, split, ranks] :
        std::vector<std::tuple<const char*, std::vector<int>, std::vector<int>>>{
            {"gpipe", {3, 2, 3}, {}},

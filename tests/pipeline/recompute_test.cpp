@@ -22,7 +22,7 @@ using test::measured_peaks;
 using test::options_of;
 using test::random_batch;
 using test::SplitModel;
-using test::step_options;
+using test::step_input;
 using test::take_gradients;
 
 // All layers, the first and the last included.
@@ -59,8 +59,8 @@ TEST(RecomputeProfile, PeaksAreWhatTheMeterMeasures) {
     for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
       if (c.split.size() > 1 && std::string(schedule) != "naive") continue;  // messages under way
       for (const int micro_batches : {1, 3}) {
-        const Plan plan = pipeline.plan(schedule, micro_batches, P2Policy::kOff, P2Batching::kLoop, 0);
-        EXPECT_EQ(measured_peaks(pipeline, plan), plan.standard_peaks)
+        const StepSetup setup = pipeline.setup(schedule, micro_batches, P2Policy::kOff, P2Batching::kLoop, 0);
+        EXPECT_EQ(measured_peaks(pipeline, setup), setup.standard_peaks)
             << c.name << ", " << schedule << ", M " << micro_batches;
       }
     }
@@ -80,7 +80,7 @@ TEST(RecomputeProfile, BytesOfABlockCountedByHand) {
   for (const auto& [mode, bytes] : expected) {
     ModelSpec model = test::small_mlp(3);
     recompute(model, {Recompute::kNone, mode, Recompute::kNone});
-    const LayerCost cost = layer_costs(model, measured(model))[1];
+    const LayerProfile cost = layer_profiles(model, measured(model))[1];
     EXPECT_EQ(cost.forward_held, bytes.forward_held) << recompute_name(mode);
     EXPECT_EQ(cost.stash, bytes.stash) << recompute_name(mode);
     EXPECT_EQ(cost.p2_units, mode == Recompute::kNone || mode == Recompute::kActivations ? 2 : 1);
@@ -92,7 +92,7 @@ TEST(RecomputeProfile, BackwardP2NeedsMemoryOfItsOwn) {
   for (const Recompute mode : {Recompute::kNone, Recompute::kActivations, Recompute::kDerivatives}) {
     ModelSpec model = test::small_mlp(3);
     recompute(model, {Recompute::kNone, mode, Recompute::kNone});
-    const LayerCost cost = layer_costs(model, measured(model))[1];
+    const LayerProfile cost = layer_profiles(model, measured(model))[1];
     if (mode == Recompute::kDerivatives) {
       EXPECT_GE(cost.p2_peak, kStash - 2 * kMessage);
     } else {
@@ -107,7 +107,7 @@ TEST(RecomputeMemory, PeaksFall) {
   const auto peak = [](Recompute mode, const char* schedule, P2Policy policy) {
     const ModelSpec model = with_mode(test::small_llama(4), mode);
     Pipeline pipeline(model, measured(model), options_of({10}));
-    return measured_peaks(pipeline, pipeline.plan(schedule, 4, policy, P2Batching::kLoop, 0))[0];
+    return measured_peaks(pipeline, pipeline.setup(schedule, 4, policy, P2Batching::kLoop, 0))[0];
   };
   const int64_t none = peak(Recompute::kNone, "gpipe", P2Policy::kOff);
   EXPECT_LT(2 * peak(Recompute::kActivations, "gpipe", P2Policy::kOff), none);
@@ -122,8 +122,8 @@ TEST(RecomputeMemory, AutoCapKeepsItsPromise) {
     Pipeline pipeline = test::measured_pipeline(c);
     for (const char* schedule : {"gpipe", "1f1b"}) {
       for (const int micro_batches : {2, 4, 8}) {
-        const Plan standard = pipeline.plan(schedule, micro_batches, P2Policy::kOff);
-        pipeline.run(standard, random_batch(micro_batches), step_options());
+        const StepSetup standard = pipeline.setup(schedule, micro_batches, P2Policy::kOff);
+        pipeline.run(standard, random_batch(micro_batches), step_input());
         take_gradients(pipeline);
         const auto fixed = fixed_bytes(pipeline);
         int64_t allowed = 0;
@@ -132,7 +132,7 @@ TEST(RecomputeMemory, AutoCapKeepsItsPromise) {
         }
         const int64_t under_way = c.split.size() > 1 ? micro_batches * kMessage : 0;
         for (const P2Policy policy : {P2Policy::kEnd, P2Policy::kFill}) {
-          const auto peaks = measured_peaks(pipeline, pipeline.plan(schedule, micro_batches, policy));
+          const auto peaks = measured_peaks(pipeline, pipeline.setup(schedule, micro_batches, policy));
           for (size_t r = 0; r < peaks.size(); ++r) {
             EXPECT_LE(peaks[r] + fixed[r], allowed + under_way)
                 << c.name << ", " << schedule << ", M " << micro_batches << ", " << policy_name(policy);
@@ -148,7 +148,7 @@ TEST(RecomputeBits, GradientsAreThoseOfModeNone) {
   const auto batch = random_batch(4);
   const ModelSpec plain = test::small_llama(3);
   Pipeline reference(plain, test::no_costs(plain), options_of({8}));
-  reference.run(reference.plan("gpipe", 4, P2Policy::kOff), batch, step_options());
+  reference.run(reference.setup("gpipe", 4, P2Policy::kOff), batch, step_input());
   const auto expected = take_gradients(reference);
   std::vector<std::pair<std::string, ModelSpec>> models = {{"mixed", mixed(plain)}};
   for (const std::string& name : recompute_names()) {
@@ -162,7 +162,7 @@ TEST(RecomputeBits, GradientsAreThoseOfModeNone) {
           for (const MemoryCap& cap : {MemoryCap(0), MemoryCap(1), MemoryCap::automatic()}) {
             SCOPED_TRACE(concat(name, ", ", split.size(), " stages, ", schedule, " ", policy_name(policy),
                                 ", cap ", cap));
-            pipeline.run(pipeline.plan(schedule, 4, policy, P2Batching::kLoop, cap), batch, step_options());
+            pipeline.run(pipeline.setup(schedule, 4, policy, P2Batching::kLoop, cap), batch, step_input());
             test::expect_same_bits(expected, take_gradients(pipeline));
           }
         }

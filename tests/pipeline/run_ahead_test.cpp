@@ -14,8 +14,8 @@ using test::options_of;
 using test::random_batch;
 using test::small_mlp;
 
-StepOptions step_options(int64_t step) {
-  StepOptions options = test::step_options();
+StepInput step_input(int64_t step) {
+  StepInput options = test::step_input();
   options.step = step;
   return options;
 }
@@ -29,23 +29,23 @@ class RunAhead : public ::testing::Test {
 };
 
 TEST_F(RunAhead, ARankDoesNotWaitForTheOthersToEndTheStep) {
-  const Plan plan = pipeline_.forward_plan(2);
+  const StepSetup setup = pipeline_.forward_setup(2);
   std::promise<void> first_rank_is_ahead;
   std::future<void> ahead = first_rank_is_ahead.get_future();
   bool was_ahead = false;
-  StepOptions first = step_options(1);
+  StepInput first = step_input(1);
   first.finish = [&](int rank) {
     if (rank == 1) was_ahead = ahead.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
     return 0.0;
   };
-  StepOptions second = step_options(2);
+  StepInput second = step_input(2);
   second.finish = [&](int rank) {
     if (rank == 0) first_rank_is_ahead.set_value();
     return 0.0;
   };
-  for (StepOptions* options : {&first, &second}) options->training = false;
-  pipeline_.submit(plan, random_batch(2), first);
-  pipeline_.submit(plan, random_batch(2), second);
+  for (StepInput* options : {&first, &second}) options->training = false;
+  pipeline_.submit(setup, random_batch(2), first);
+  pipeline_.submit(setup, random_batch(2), second);
   EXPECT_EQ(pipeline_.under_way(), 2);
   EXPECT_EQ(pipeline_.finish().step, 1);
   EXPECT_TRUE(was_ahead);
@@ -54,16 +54,16 @@ TEST_F(RunAhead, ARankDoesNotWaitForTheOthersToEndTheStep) {
 }
 
 TEST_F(RunAhead, AnErrorEndsAllStepsUnderWay) {
-  const Plan plan = pipeline_.plan("1f1b", 3, P2Policy::kFill);
+  const StepSetup setup = pipeline_.setup("1f1b", 3, P2Policy::kFill);
   for (const int64_t broken : {1, 2}) {
     Pipeline pipeline(model_, test::no_costs(model_), options_of({2, 2}));
     for (const int64_t step : {1, 2}) {
-      StepOptions options = step_options(step);
+      StepInput options = step_input(step);
       options.finish = [=](int rank) {
         if (rank == 1 && step == broken) fail("no update today");
         return 0.0;
       };
-      pipeline.submit(plan, random_batch(3), options);
+      pipeline.submit(setup, random_batch(3), options);
     }
     expect_contains(test::error_of([&] {
                       pipeline.finish();
@@ -71,7 +71,7 @@ TEST_F(RunAhead, AnErrorEndsAllStepsUnderWay) {
                     }),
                     {concat("step ", broken), "no update today"});
     EXPECT_EQ(pipeline.under_way(), 0);
-    expect_contains(test::error_of([&] { pipeline.submit(plan, random_batch(3), step_options(3)); }),
+    expect_contains(test::error_of([&] { pipeline.submit(setup, random_batch(3), step_input(3)); }),
                     {"failed in an earlier step"});
     // Left: messages in a mailbox, at most an output or a gradient of each micro-batch.
     const int64_t messages = 2 * 3 * test::kRows * test::kDim * test::kFloat;
@@ -81,12 +81,12 @@ TEST_F(RunAhead, AnErrorEndsAllStepsUnderWay) {
 
 TEST_F(RunAhead, StepsUnderWayEndBeforeThePipeline) {
   auto pipeline = std::make_unique<Pipeline>(model_, test::no_costs(model_), options_of({4}));
-  const Plan plan = pipeline->plan("1f1b", 3, P2Policy::kFill);
+  const StepSetup setup = pipeline->setup("1f1b", 3, P2Policy::kFill);
   int ended = 0;
   const auto submit = [&](int64_t step) {
-    StepOptions options = step_options(step);
+    StepInput options = step_input(step);
     options.finish = [&](int) { return ++ended * 0.0; };
-    pipeline->submit(plan, random_batch(3), options);
+    pipeline->submit(setup, random_batch(3), options);
   };
   submit(1);
   submit(2);
@@ -99,14 +99,14 @@ TEST_F(RunAhead, StepsUnderWayEndBeforeThePipeline) {
 }
 
 TEST_F(RunAhead, RefusesWhatNeedsThePipelineForItself) {
-  const Plan plan = pipeline_.plan("1f1b", 2, P2Policy::kFill);
+  const StepSetup setup = pipeline_.setup("1f1b", 2, P2Policy::kFill);
   EXPECT_THROW(pipeline_.finish(), Error);
-  pipeline_.submit(plan, random_batch(2), step_options(1));
-  StepOptions traced = step_options(2);
+  pipeline_.submit(setup, random_batch(2), step_input(1));
+  StepInput traced = step_input(2);
   traced.want_events = true;
-  expect_contains(test::error_of([&] { pipeline_.submit(plan, random_batch(2), traced); }),
+  expect_contains(test::error_of([&] { pipeline_.submit(setup, random_batch(2), traced); }),
                   {"events", "for itself"});
-  expect_contains(test::error_of([&] { pipeline_.run(plan, random_batch(2), step_options(2)); }),
+  expect_contains(test::error_of([&] { pipeline_.run(setup, random_batch(2), step_input(2)); }),
                   {"under way"});
   EXPECT_EQ(pipeline_.finish().step, 1);
 }

@@ -43,16 +43,16 @@ inline std::vector<int64_t> fixed_bytes(Pipeline& pipeline) {
 }
 
 // Highest bytes of activations and stash of each rank in one step, after one that made what is kept.
-inline std::vector<int64_t> measured_peaks(Pipeline& pipeline, const Plan& plan,
+inline std::vector<int64_t> measured_peaks(Pipeline& pipeline, const StepSetup& setup,
                                            StepReport* report = nullptr) {
-  const auto batch = random_batch(plan.schedule.micro_batches);
-  pipeline.run(plan, batch, step_options());
+  const auto batch = random_batch(setup.schedule.micro_batches);
+  pipeline.run(setup, batch, step_input());
   take_gradients(pipeline);
   const auto fixed = fixed_bytes(pipeline);
   pipeline.meter().reset_peaks();
-  StepOptions options = step_options();
+  StepInput options = step_input();
   options.want_events = report != nullptr;
-  const StepReport step = pipeline.run(plan, batch, options);
+  const StepReport step = pipeline.run(setup, batch, options);
   take_gradients(pipeline);
   std::vector<int64_t> peaks;
   for (int r = 0; r < pipeline.ranks(); ++r) peaks.push_back(step.rank_memory[r].peak - fixed[r]);

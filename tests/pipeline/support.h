@@ -123,10 +123,10 @@ inline PipelineOptions options_of(const std::vector<int>& split, const std::vect
   return options;
 }
 
-inline StepOptions step_options() {
-  StepOptions options;
+inline StepInput step_input() {
+  StepInput options;
   options.step = 5;
-  options.loss_scale = 0.01;
+  options.loss_weight = 0.01;
   options.timeout = 30;
   return options;
 }

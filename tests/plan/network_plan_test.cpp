@@ -1,5 +1,4 @@
-// Plans over networks other than the measured one, with replicas, and of schedules that hold several copies
-// of the model.
+// Plans over networks other than the measured one, and with replicas.
 #include <algorithm>
 
 #include "tests/plan/support.h"
@@ -103,52 +102,6 @@ TEST(NetworkPlan, DevicesAreRanksTimesReplicas) {
   expect_contains(error_of([&] { plan(model, request); }), {"3 ranks", "8 devices"});
   request.data_parallel = {0};
   expect_contains(error_of([&] { plan(model, request); }), {"replicas", "at least 1"});
-}
-
-// Chimera holds two copies: their weights count twice, their gradients are summed, and each is cut into N
-// stages of its own.
-TEST(NetworkPlan, ChimeraWhereItIsAskedFor) {
-  const CostModel model = equal_layers();
-  PlanRequest request = one_way("chimera");
-  const PlanResult result = plan(model, request);
-  ASSERT_EQ(result.best.size(), 1U);
-  const PlanChoice chimera = result.best[0];
-  EXPECT_FALSE(chimera.runnable());
-  EXPECT_EQ(chimera.stages, 8);
-  EXPECT_EQ(chimera.split, (std::vector<int>{2, 2, 2, 2}));
-  EXPECT_EQ(chimera.samples(), 8);
-  EXPECT_TRUE(result.advice.has_value());
-  const Simulation simulation = simulate_choice(model, chimera, request);
-  EXPECT_EQ(simulation.step_seconds, chimera.step_seconds);
-  for (const RankSimulation& rank : simulation.ranks) {
-    EXPECT_NEAR(rank.fixed_bytes, 2 * 2 * 30, 1e-9) << "two layers of each copy";
-    EXPECT_NEAR(rank.busy, 8 * 2 * 3, 1e-9) << "half of the micro-batches for each copy";
-  }
-  const PlanChoice plain = plan(model, one_way("1f1b")).best[0];
-  EXPECT_TRUE(plain.runnable());
-  EXPECT_LT(chimera.step_seconds, plain.step_seconds) << "what the second copy is for";
-  // A ring of two copies needs all 20 bytes once, of each of the rank's two stages: the last of the first
-  // copy's is done with the first of the second's.
-  request.interconnect.data = LinkSpeed{0, 5};
-  const double summed = plan(model, request).best[0].step_seconds;
-  EXPECT_GE(summed, chimera.step_seconds + 4);
-  EXPECT_LE(summed, chimera.step_seconds + 8);
-  // Under a memory, and where none fits.
-  request.memory = 0.9 * chimera.peak_bytes;
-  request.policies.clear();
-  const PlanResult within = plan(model, request);
-  const double least = within.smallest ? within.smallest->peak_bytes : within.best[0].peak_bytes;
-  EXPECT_GE(least, 120);
-  request.memory = 1;
-  EXPECT_GE(plan(model, request).smallest->peak_bytes, 120);
-  request.memory = 0;
-  // Not among those that nobody named.
-  request.schedules.clear();
-  request.top = 0;
-  for (const PlanChoice& choice : plan(model, request).best) EXPECT_NE(choice.schedule, "chimera");
-  request.schedules = {"chimera"};
-  request.ranks = {3};
-  expect_contains(error_of([&] { plan(model, request); }), {"even number of ranks"});
 }
 
 }  // namespace

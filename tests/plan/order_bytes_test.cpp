@@ -13,7 +13,7 @@ TEST(OrderBytes, NoSimulationNeedsLess) {
   Random random(31);
   int met = 0, cases = 0;
   for (int round = 0; round < 300; ++round) {
-    const auto names = runnable_schedule_names();
+    const auto names = schedule_names();
     const std::string name = names[random_int(random, 0, static_cast<int>(names.size()) - 1)];
     const int ranks = random_int(random, 1, 4);
     const int stages = ranks * usual_stages_per_rank(named_schedule(name).placement);

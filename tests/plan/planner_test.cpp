@@ -273,7 +273,7 @@ TEST(Planner, SearchesBetweenUnequalBoundaries) {
     CostModel model = random_model(random, 6);
     for (auto& [name, kind] : model.kinds) {
       const double output = random_int(random, 1, 40);
-      for (LayerCosts& layer : kind.at_size) {
+      for (LayerCost& layer : kind.at_size) {
         layer.share.forward_held += output - layer.output;
         layer.share.forward_peak = std::max(0.0, layer.share.forward_held);
         layer.output = layer.input_gradient = output;

@@ -20,8 +20,8 @@ struct TestKind {
   double fixed = 30;
 };
 
-inline LayerCosts layer_of(const TestKind& kind, int samples) {
-  LayerCosts layer;
+inline LayerCost layer_of(const TestKind& kind, int samples) {
+  LayerCost layer;
   layer.share.forward = kind.forward * samples;
   layer.share.backward_p1 = kind.backward_p1 * samples;
   layer.share.backward_p2 = kind.backward_p2 * samples;

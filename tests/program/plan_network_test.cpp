@@ -136,24 +136,5 @@ TEST_F(PlanNetwork, Replicas) {
                      {"--data-latency", "--data-parallel"});
 }
 
-TEST_F(PlanNetwork, ChimeraIsMarked) {
-  const std::string file = folder_.path("plan.json");
-  const auto run = expect_success(
-      {"plan", "--costs", costs_, "--ranks", "2", "--schedule", "1f1b,chimera", "--all", "--json", file});
-  EXPECT_NE(run.out.find("chimera (not runnable)"), std::string::npos) << run.out;
-  EXPECT_NE(run.out.find("--set pipeline.schedule=1f1b"), std::string::npos) << run.out;
-  const json written = json::parse(read_file(file));
-  int copies = 0;
-  for (const json& choice : written.at("choices")) {
-    EXPECT_EQ(choice.at("runnable").get<bool>(), choice.at("schedule") != "chimera");
-    if (choice.at("schedule") != "chimera") continue;
-    ++copies;
-    EXPECT_EQ(choice.at("split").size(), 2U) << "of one copy";
-  }
-  EXPECT_GT(copies, 0);
-  const auto alone = expect_success({"plan", "--costs", costs_, "--ranks", "2", "--schedule", "chimera"});
-  EXPECT_NE(alone.out.find("None of the rows can be run"), std::string::npos) << alone.out;
-}
-
 }  // namespace
 }  // namespace twobp

@@ -76,41 +76,6 @@ TEST_F(TraceCommand, AnInterruptedRunWritesWhatThereIs) {
   EXPECT_FALSE(steps_in("trace.json").empty());
 }
 
-// A trace is of one plan, and says which: that of its first step. naive leaves half of the time idle, so that
-// the first new plan, after five steps, is another.
-TEST_F(TraceCommand, EndsWhereThePlanChanges) {
-  json content = tiny_config();
-  content["pipeline"]["schedule"] = "naive";
-  content["pipeline"]["p2"] = "off";
-  content["pipeline"]["micro_batches"] = 4;
-  content["pipeline"]["memory_cap"] = "1GiB";
-  content["pipeline"]["replan"] = 1e-9;
-  content["train"]["steps"] = 12;
-  const auto traced = [&](const std::string& steps) {
-    const Finished result =
-        test::run_program({"train", config(content), "--trace", path("trace.json"), "--trace-steps", steps});
-    EXPECT_EQ(result.exit_code, 0) << result.err;
-    EXPECT_NE(result.err.find("step 5: stage "), std::string::npos) << result.err;
-    return result.err;
-  };
-  const auto schedule = [&] {
-    const json all = json::parse(read_file(path("trace.json")));
-    for (const json& each : all) {
-      if (each.at("name") == "twobp_run")
-        return each.at("args").at("run").at("schedule").at("name").get<std::string>();
-    }
-    return std::string("none");
-  };
-  const std::string err = traced("3-12");
-  EXPECT_NE(err.find("the plan changes after step 5"), std::string::npos) << err;
-  EXPECT_EQ(steps_in("trace.json"), (std::vector<std::string>{"step 3", "step 4", "step 5"}));
-  EXPECT_EQ(schedule(), "naive");
-  // Before the first of its steps, a change is none of the trace's business.
-  EXPECT_EQ(traced("6-8").find("the plan changes"), std::string::npos);
-  EXPECT_EQ(steps_in("trace.json"), (std::vector<std::string>{"step 6", "step 7", "step 8"}));
-  EXPECT_NE(schedule(), "naive");
-}
-
 TEST_F(TraceCommand, RefusesWhatCannotBe) {
   const std::string file = config(tiny_config());
   expect_one_message({"train", file, "--trace-steps", "3"}, {"--trace-steps", "--trace FILE"});

@@ -135,7 +135,6 @@ TEST(CsvInput, MutationsAreRefusedOrStillSchedules) {
   const auto names = schedule_names();
   for (int i = 0; i < 3000; ++i) {
     const NamedSchedule& named = named_schedule(names[i % names.size()]);
-    if (named.replicas > 1) continue;  // the text form has no copies
     const int ranks = random_int(random, 1, 4);
     const int stages = ranks * usual_stages_per_rank(named.placement);
     const int micro_batches = random_int(random, 1, 8);

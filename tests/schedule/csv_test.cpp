@@ -112,7 +112,6 @@ TEST(Csv, NamedSchedulesGoThereAndBack) {
   Random random(1);
   int there_and_back = 0;
   for (const NamedSchedule& named : named_schedules()) {
-    if (named.replicas > 1) continue;  // see WhatTheFormCannotHold
     for (int i = 0; i < 12; ++i) {
       const int ranks = random_int(random, 1, 6);
       const int stages = ranks * usual_stages_per_rank(named.placement);
@@ -167,7 +166,6 @@ TEST(Csv, WhatTheFormCannotHold) {
   Schedule idle_rank = make_schedule("gpipe", 2, 2, P2Policy::kOff);
   idle_rank.ranks.emplace_back();
   expect_contains(error_of([&] { to_csv(idle_rank); }), {"rank 2 runs nothing"});
-  expect_contains(error_of([] { to_csv(make_schedule("chimera", 4, 4, P2Policy::kOff)); }), {"2 copies"});
   EXPECT_EQ(parse_csv_form("compute_comms"), CsvForm::kCommunication);
   expect_contains(error_of([] { parse_csv_form("comms"); }), {"'comms'", "compute_only", "compute_comms"});
 }

@@ -82,7 +82,6 @@ TEST(Generators, NamedSchedulesOnAPlacement) {
       const Schedule schedule = make_schedule(name, static_cast<int>(rank_of_stage.size()), m, policy, ranks);
       EXPECT_EQ(schedule.rank_of_stage, rank_of_stage) << name;
       EXPECT_EQ(schedule.policy, policy) << name;
-      EXPECT_EQ(schedule.replicas, 1) << name;
       if (names.empty() || names.back() != name) names.emplace_back(name);
     }
     return join(names);
@@ -114,7 +113,7 @@ TEST(Generators, EveryScheduleIsValid) {
           ASSERT_NO_THROW(validate(schedule)) << name << ' ' << ranks << ' ' << micro_batches;
           ASSERT_EQ(schedule.stages, stages);
           ASSERT_EQ(schedule.rank_count(), ranks);
-          ASSERT_EQ(schedule.micro_batches * schedule.replicas, micro_batches);
+          ASSERT_EQ(schedule.micro_batches, micro_batches);
           ASSERT_FALSE(schedule.allow_reorder) << name;  // so that training is bitwise the same
           ASSERT_EQ(schedule.policy, policy);
         }

@@ -82,7 +82,7 @@ TEST(GradientSums, AStageWithoutLayersIsOneBucket) {
 
 TEST(GradientSums, BucketOrderIsNeverBehindTheOldest) {
   int better = 0;
-  for (const std::string& name : runnable_schedule_names()) {
+  for (const std::string& name : schedule_names()) {
     const NamedSchedule& named = named_schedule(name);
     const P2Policy policy = named.places_p2 ? P2Policy::kPlaced : P2Policy::kFill;
     for (const int ranks : {2, 4}) {

@@ -54,7 +54,6 @@ TEST(Lower, SimulatedOrderRunsAsItDid) {
 TEST(Lower, PiecesOfWBecomeOneCell) {
   Random random(6);
   for (const NamedSchedule& named : named_schedules()) {
-    if (named.replicas > 1) continue;  // the text form has no copies
     for (int i = 0; i < 10; ++i) {
       const int ranks = random_int(random, 1, 5);
       const int stages = ranks * usual_stages_per_rank(named.placement);

@@ -333,13 +333,8 @@ class ReferenceExecutor {
     rank.free_at = now_ + 1;
   }
 
-  // In all copies of the model that the schedule holds.
   double ready_to_sum(int stage) const {
-    const auto& done = options_.data_parallel.overlap ? done_at_ : ended_;
-    const int length = schedule_.stages_per_replica();
-    double ready = 0;
-    for (int s = stage % length; s < schedule_.stages; s += length) ready = std::max(ready, done[s]);
-    return ready;
+    return options_.data_parallel.overlap ? done_at_[stage] : ended_[stage];
   }
 
   void sum_gradients(Rank& rank) {

@@ -94,7 +94,6 @@ double lower_bound(const Schedule& schedule, const std::vector<StageCost>& costs
     path += cost.forward + cost.backward_p1;
     if (stage > 0 && schedule.rank_of_stage[stage] != schedule.rank_of_stage[stage - 1]) path += 2 * message;
   }
-  if (schedule.replicas > 1) path = 0;
   return std::max(path, *std::max_element(work.begin(), work.end()));
 }
 

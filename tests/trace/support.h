@@ -11,10 +11,10 @@
 
 namespace twobp::test {
 
-inline std::vector<StepReport> run_steps(Pipeline& pipeline, const Plan& plan, int steps) {
+inline std::vector<StepReport> run_steps(Pipeline& pipeline, const StepSetup& setup, int steps) {
   TraceRecorder recorder({1, steps});
   for (int i = 0; i < steps; ++i) {
-    StepOptions options = step_options();
+    StepInput options = step_input();
     options.step = i + 1;
     options.want_events = recorder.wants_events(i + 1);
     options.finish = [](int) {
@@ -23,7 +23,7 @@ inline std::vector<StepReport> run_steps(Pipeline& pipeline, const Plan& plan, i
       }
       return now_seconds() - begin;
     };
-    recorder.on_step(pipeline.run(plan, random_batch(plan.schedule.micro_batches), options));
+    recorder.on_step(pipeline.run(setup, random_batch(setup.schedule.micro_batches), options));
   }
   return recorder.reports();
 }
@@ -34,7 +34,7 @@ inline std::vector<StepReport> real_steps(std::string_view schedule, P2Policy po
                                           MemoryCap memory_cap = 0) {
   const ModelSpec model = small_llama(3);  // 8 layers
   Pipeline pipeline(model, no_costs(model), options_of(split));
-  return run_steps(pipeline, pipeline.plan(schedule, micro_batches, policy, P2Batching::kLoop, memory_cap),
+  return run_steps(pipeline, pipeline.setup(schedule, micro_batches, policy, P2Batching::kLoop, memory_cap),
                    steps);
 }
 
@@ -45,14 +45,14 @@ inline Trace traced_run_of(const ModelSpec& model, const std::string& title, P2P
                            const std::vector<int>& split, const std::vector<int>& rank_of_stage = {},
                            MemoryCap memory_cap = 0) {
   Pipeline pipeline(model, measure_profile(model, random_fields(1), 0.01), options_of(split, rank_of_stage));
-  const Plan plan = pipeline.plan(schedule, micro_batches, policy, P2Batching::kLoop, memory_cap);
+  const StepSetup setup = pipeline.setup(schedule, micro_batches, policy, P2Batching::kLoop, memory_cap);
   Trace trace;
   trace.title = title;
   trace.facts = {{"micro-batches", std::to_string(micro_batches)}};
-  trace.steps = run_steps(pipeline, plan, steps + 1);
+  trace.steps = run_steps(pipeline, setup, steps + 1);
   trace.steps.erase(trace.steps.begin());
-  trace.run = TracedRun{plan.schedule, stage_costs(pipeline.stage_costs()), {}};
-  for (const int64_t cap : pipeline.caps(plan)) trace.run->cap_per_rank.push_back(static_cast<double>(cap));
+  trace.run = TracedRun{setup.schedule, profiled_costs(pipeline.stage_profiles()), {}};
+  for (const int64_t cap : pipeline.caps(setup)) trace.run->cap_per_rank.push_back(static_cast<double>(cap));
   return trace;
 }
 

@@ -62,13 +62,12 @@ TEST_P(EverySchedule, TrainsTheSameWeights) {
   EXPECT_GE(admitted, named_schedule(name).takes == nullptr ? static_cast<int>(sizes.size()) : 5);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, EverySchedule, ::testing::ValuesIn(runnable_schedule_names()),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::replace_if(
-                               name.begin(), name.end(), [](char c) { return std::isalnum(c) == 0; }, '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(All, EverySchedule, ::testing::ValuesIn(schedule_names()), [](const auto& info) {
+  std::string name = info.param;
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return std::isalnum(c) == 0; }, '_');
+  return name;
+});
 
 // A schedule's placement is that of evaluation too.
 TEST(AllSchedules, EvaluateOnTheirPlacement) {
@@ -78,7 +77,7 @@ TEST(AllSchedules, EvaluateOnTheirPlacement) {
   one.pipeline.micro_batches = 4;  // admitted by all on 2 ranks
   const auto expected = Trainer(one).evaluate();
   ASSERT_TRUE(expected);
-  for (const auto& name : runnable_schedule_names()) {
+  for (const auto& name : schedule_names()) {
     Config config = config_of(name, 2);
     config.data.held_out = 0.5;
     config.train.eval_batches = 2;

@@ -62,8 +62,8 @@ TEST(AutoVariant, RunsUnderTheCapItWasFoundFor) {
        {std::tuple{2, 2, "1f1b"}, std::tuple{4, 2, "zb-v"}, std::tuple{6, 2, "looped-bfs"}}) {
     Trainer trainer(config_of(stages, ranks));
     Pipeline& pipeline = trainer.pipeline();
-    const Plan found = make_plan(pipeline, trainer.variant(), 4);
-    const Plan standard = pipeline.plan(name, 4, P2Policy::kOff);
+    const StepSetup found = make_setup(pipeline, trainer.variant(), 4);
+    const StepSetup standard = pipeline.setup(name, 4, P2Policy::kOff);
     EXPECT_EQ(found.standard_peaks, standard.standard_peaks) << name;
     EXPECT_EQ(pipeline.caps(found), pipeline.caps(standard)) << name;
     EXPECT_FALSE(trainer.variant().standard_peaks.empty());
@@ -75,26 +75,26 @@ TEST(AutoVariant, IsNoSlowerThanNamedSchedules) {
   for (const int ranks : {2, 3}) {
     Trainer trainer(config_of(ranks, ranks));
     const Pipeline& pipeline = trainer.pipeline();
-    const auto costs = stage_costs(pipeline.stage_costs());
-    const auto seconds = [&](const Plan& plan) {
-      return simulate(plan.schedule, costs, in_process_simulation(pipeline.caps(plan))).step_seconds;
+    const auto costs = profiled_costs(pipeline.stage_profiles());
+    const auto seconds = [&](const StepSetup& setup) {
+      return simulate(setup.schedule, costs, in_process_simulation(pipeline.caps(setup))).step_seconds;
     };
-    const double found = seconds(make_plan(trainer.pipeline(), trainer.variant(), 4));
+    const double found = seconds(make_setup(trainer.pipeline(), trainer.variant(), 4));
     for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill})
-      EXPECT_LE(found, 1.001 * seconds(pipeline.plan("1f1b", 4, policy)))
+      EXPECT_LE(found, 1.001 * seconds(pipeline.setup("1f1b", 4, policy)))
           << ranks << ", " << policy_name(policy);
   }
 }
 
 // Layers without a product to take a weight gradient of have no W: what the profile times for them is noise.
 TEST(AutoVariant, TakesStagesWithoutW) {
-  LayerCost none;
+  LayerProfile none;
   none.forward = none.backward_p1 = 1;
   none.backward_p2 = 1e-8;
   none.stash = 4;
   EXPECT_EQ(layer_share(none).backward_p2, 0);
   EXPECT_EQ(layer_share(none).stash, 0);
-  const std::vector<StageCost> costs = stage_costs({{none, none}, {none}});
+  const std::vector<StageCost> costs = profiled_costs({{none, none}, {none}});
   EXPECT_EQ(costs[0].backward_p2 + costs[0].stash_bytes, 0);
   EXPECT_GT(auto_schedule({0, 1}, 2, costs).seconds, 0);
   // Adapters in the blocks alone, and a stage of its own for the head.

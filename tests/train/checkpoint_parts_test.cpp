@@ -342,7 +342,7 @@ TEST(CheckpointParts, FormatOne) {
   EXPECT_EQ(checkpoint->format(), 1);
   EXPECT_EQ(checkpoint->processes(), 1);
   EXPECT_EQ(checkpoint->state().position.batches, 9);
-  EXPECT_EQ(checkpoint->state().position.gradient_scale, 1024.0);
+  EXPECT_EQ(checkpoint->state().position.loss_scale, 1024.0);
   EXPECT_EQ(checkpoint->state().optimizer_steps, 6);
   EXPECT_EQ(checkpoint->state().run.order, "");
   EXPECT_TRUE(checkpoint->read(File::kOptimizer, "0.a.momentum").equal(content.optimizer[0].second));

@@ -136,7 +136,7 @@ TEST(Resume, LossScaleIsCarriedOver) {
   run(config);
   const Checkpoint first(config.save.checkpoints + "/" + test::step_name(1));
   const Checkpoint last(config.save.checkpoints + "/" + test::step_name(kSteps));
-  EXPECT_LT(first.state().position.gradient_scale, 0x1p24);
+  EXPECT_LT(first.state().position.loss_scale, 0x1p24);
   EXPECT_LT(last.state().optimizer_steps, kSteps);
   EXPECT_EQ(last.state().position.step, kSteps);
 }

@@ -51,12 +51,12 @@ class WithoutMpi : public ::testing::TestWithParam<std::pair<const char*, int>> 
 TEST_P(WithoutMpi, ThroughTheStore) {
   const int port = test::free_port();
   expect_bits_of_threads(config(), worlds_of(config(), [&](int process, int processes) -> End {
-                           RendezvousPlace place;
+                           StorePlace place;
                            place.address = "localhost";
                            place.port = port;
                            place.rank = process;
                            place.size = processes;
-                           return make_store_transport(std::make_shared<Rendezvous>(place, 60));
+                           return make_store_transport(std::make_shared<StoreConnection>(place, 60));
                          }));
 }
 

@@ -109,7 +109,7 @@ INSTANTIATE_TEST_SUITE_P(Models, OnDevice, ::testing::Values("llama", "bert", "m
                          [](const auto& info) { return std::string(info.param); });
 
 // Without a cap, under which W runs when bytes have it: sums of other micro-batches round otherwise.
-TEST(OnDeviceTest, ConcatenatesOnSlabs) {
+TEST(OnDeviceTest, Concatenates) {
   const auto batches = test::random_batches(3, 4);
   const auto run = [&](const char* device) {
     return test::train(config_of("llama", 2, device), batches,
@@ -264,23 +264,6 @@ TEST(OnDeviceTest, CountsItsOwnTimes) {
   }
 }
 
-TEST(OnDeviceTest, PlansAnewByThem) {
-  Config config = config_of("llama", 2, kStandIn);
-  config.pipeline.schedule = "gpipe";
-  config.pipeline.p2 = "off";
-  Config replanned = config;
-  replanned.pipeline.replan = 1e-9;  // anything is a drift
-  Trainer expected(config);
-  Trainer actual(replanned);
-  int plans = 0;
-  for (int step = 0; step < 12; ++step) {
-    const StepResult result = actual.step();
-    plans += result.replan ? 1 : 0;
-    ASSERT_EQ(expected.step().loss, result.loss) << "step " << step;
-  }
-  EXPECT_GE(plans, 1);
-}
-
 class KindOnDevice : public ::testing::TestWithParam<test::Case> {};
 
 // A checkpoint from the device goes on there and, but in reduced precision, whose products a CPU may compute
@@ -323,11 +306,6 @@ TEST(OnDeviceTest, SaysWhatDoesNotRunThere) {
   config.pipeline.data_parallel = 2;
   test::expect_error([&] { check_config(config); }, {"pipeline.device", "replicas"});
   config.pipeline.data_parallel = 1;
-  config.pipeline.replan = 0.1;
-  config.pipeline.graphs = true;
-  test::expect_error([&] { check_config(config); }, {"pipeline.graphs", "pipeline.replan"});
-  config.pipeline.graphs = false;
-  config.pipeline.replan = 0;
   Config resnet = config_of("resnet", 1, "cuda");
   resnet.pipeline.recompute = {"both"};
   test::expect_error([&] { check_config(resnet); }, {"pipeline.device", "pipeline.recompute"});

@@ -61,7 +61,7 @@ class ByHand {
     pipeline().on_ranks([&](int rank) {
       const Settled settled = update().settle(rank);
       stood_[rank] = settled.stands;
-      if (rank == 0) scale_ = settled.gradient_scale;
+      if (rank == 0) scale_ = settled.loss_scale;
     });
     update().finish(step_, scale, result);
     norms_.push_back(result.grad_norm);

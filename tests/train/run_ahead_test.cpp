@@ -151,7 +151,7 @@ TEST(RunAhead, TakesBackAStepThatOverflows) {
     StepResult result;
     do result = trainer.step();
     while (result.skipped);
-    highest = result.gradient_scale;
+    highest = result.loss_scale;
   }
   const auto run_from = [&](const Config& from) {
     Trainer trainer(from);

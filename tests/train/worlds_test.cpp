@@ -237,11 +237,11 @@ TEST(Reports, SplitAndPlansAreTheFirstProcesss) {
     Trainer trainer(config, std::move(world));
     splits[process] = trainer.pipeline().split();
     schedules[process] = trainer.variant().schedule.name();
-    const Plan plan = make_plan(trainer.pipeline(), trainer.variant(), trainer.micro_batches());
-    for (const auto& list : plan.schedule.ranks) {
+    const StepSetup setup = make_setup(trainer.pipeline(), trainer.variant(), trainer.micro_batches());
+    for (const auto& list : setup.schedule.ranks) {
       for (const Instruction& instruction : list) schedules[process] += to_string(instruction);
     }
-    caps[process] = trainer.pipeline().caps(plan);
+    caps[process] = trainer.pipeline().caps(setup);
     trainer.step();
   });
   for (int process = 1; process < 3; ++process) {
@@ -249,32 +249,6 @@ TEST(Reports, SplitAndPlansAreTheFirstProcesss) {
     EXPECT_EQ(schedules[process], schedules[0]);
     EXPECT_EQ(caps[process], caps[0]);
   }
-}
-
-TEST(Reports, ReplansAreTheFirstProcesss) {
-  constexpr int kLong = 2 * Replanner::kWindow + 1;
-  Config config = test::world_config("gpipe", 2);
-  config.pipeline.p2 = "off";
-  config.pipeline.memory_cap = "0";
-  const RunOutcome expected = run_alone(config, kLong);
-  config.pipeline.replan = 1e-9;  // anything is a drift
-  std::vector<std::vector<std::string>> replans(2);
-  std::vector<RunOutcome> outcomes(2);
-  run_worlds(a_process_a_rank(config, 2), [&](World world) {
-    const int process = world.process();
-    Trainer trainer(config, std::move(world));
-    for (int i = 0; i < kLong; ++i) {
-      const StepResult result = trainer.step();
-      outcomes[process].losses.push_back(result.loss);
-      if (!result.replan) continue;
-      const Variant& variant = result.replan->variant;
-      replans[process].push_back(concat(result.step, ' ', variant.schedule, ' ', policy_name(variant.policy),
-                                        ' ', to_text(*result.replan)));
-    }
-  });
-  EXPECT_GE(replans[0].size(), 2U);
-  EXPECT_EQ(replans[1], replans[0]);
-  for (const RunOutcome& outcome : outcomes) EXPECT_TRUE(test::same_bits(outcome.losses, expected.losses));
 }
 
 // ---- failures

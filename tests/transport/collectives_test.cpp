@@ -53,7 +53,7 @@ TEST_P(Collectives, SeveralSumsUnderWay) {
     const auto count = static_cast<int>(std::size(kCounts));
     for (int i = 0; i < count; ++i) {
       tensors.push_back(contribution(transport.rank(), kCounts[i]));
-      sums.emplace_back(transport, tensors.back(), i);
+      sums.emplace_back(transport, tensors.back(), i + 1);
     }
     // Each rank looks after them in another order, and stops looking for a while.
     const double end = now_seconds() + kLong;

@@ -18,10 +18,10 @@ namespace {
 constexpr double kLong = 60;  // seconds: a wait that ends in a test ends by what is tested
 
 Tag forward(int stage, int micro_batch, int64_t step = 0) {
-  return {step, stage, micro_batch, Direction::kForward};
+  return {step, stage, micro_batch, MessageKind::kForward};
 }
 Tag backward(int stage, int micro_batch, int64_t step = 0) {
-  return {step, stage, micro_batch, Direction::kBackward};
+  return {step, stage, micro_batch, MessageKind::kBackward};
 }
 
 at::Tensor filled(double value, at::IntArrayRef sizes = {3}) {

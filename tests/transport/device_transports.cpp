@@ -140,12 +140,12 @@ void wait_for_listener(int port) {
 Hosts store_hosts(int ranks) {
   return [ranks, port = free_port()](int rank) {
     if (rank > 0) wait_for_listener(port);
-    RendezvousPlace place;
+    StorePlace place;
     place.address = "127.0.0.1";
     place.port = port;
     place.rank = rank;
     place.size = ranks;
-    return make_store_transport(std::make_shared<Rendezvous>(place, 30));
+    return make_store_transport(std::make_shared<StoreConnection>(place, 30));
   };
 }
 

@@ -7,7 +7,7 @@
 #include "tests/transport/transports.h"
 #include "twobp/nn/device/device.h"
 #include "twobp/transport/nccl/nccl.h"
-#include "twobp/transport/store/rendezvous.h"
+#include "twobp/transport/store/store_connection.h"
 
 namespace twobp::test {
 

@@ -11,7 +11,7 @@
 namespace twobp {
 namespace {
 
-const Tag kTag = {1234567890123, -1, 7, Direction::kBackward, 3};
+const Tag kTag = {1234567890123, -1, 7, MessageKind::kBackward, 3};
 
 // As over a wire: the parts that travel apart are copied into the place made for them.
 IncomingMessage there(const OutgoingMessage& message) {

@@ -43,7 +43,7 @@ TEST(MpiWorld, EachProcessIsOneRank) {
     EXPECT_EQ(data.size(), replicas);
     // Sums of the same number in all three groups at once.
     at::Tensor in_pipeline = at::full({1}, process), in_data = in_pipeline.clone(), of_all = in_data.clone();
-    AllReduce one(pipeline, in_pipeline, 0), two(data, in_data, 0), three(*world.processes, of_all, 0);
+    AllReduce one(pipeline, in_pipeline, 1), two(data, in_data, 1), three(*world.processes, of_all, 1);
     three.wait(kLong);
     two.wait(kLong);
     one.wait(kLong);

@@ -25,7 +25,7 @@ using test::stand_in_nccl_state;
 constexpr double kLong = 60;  // seconds
 
 Tag forward(int stage, int micro_batch) {
-  return {7, stage, micro_batch, Direction::kForward};
+  return {7, stage, micro_batch, MessageKind::kForward};
 }
 
 std::string message_of(const std::function<void()>& call) {
@@ -259,12 +259,12 @@ TEST(NcclHead, SaysWhatIsSent) {
   const at::Tensor transposed = at::arange(6, at::kInt).view({2, 3}).t();
   const at::Tensor strided = at::arange(10, at::kFloat).slice(0, 0, 10, 2);
   PackedHead packed =
-      pack_head({-5, 3, 2, Direction::kBackward, 2}, {transposed, strided, at::Tensor()}, at::kCPU);
+      pack_head({-5, 3, 2, MessageKind::kBackward, 2}, {transposed, strided, at::Tensor()}, at::kCPU);
   ASSERT_EQ(packed.on_device.size(), 2U);
   EXPECT_TRUE(packed.on_device[0].is_same(transposed)) << "dense, as it is";
   EXPECT_TRUE(packed.on_device[1].is_contiguous());
   ReceivedHead head = unpack_head(packed.head, 1);
-  EXPECT_EQ(head.tag, (Tag{-5, 3, 2, Direction::kBackward, 2}));
+  EXPECT_EQ(head.tag, (Tag{-5, 3, 2, MessageKind::kBackward, 2}));
   const Values made = head.allocate(at::kCPU, at::kCPU);
   ASSERT_EQ(made.size(), 2U);
   EXPECT_EQ(made[0].strides(), transposed.strides());

@@ -46,7 +46,6 @@ void AutogradLayer::link() {
 
 Values AutogradLayer::forward(Values x, Context& context, Saved& saved) {
   link();
-  context.destination = nullptr;
   if (!context.keeps()) {
     return {function_(x, context).detach()};
   }
@@ -71,9 +70,8 @@ Values AutogradLayer::backward_p1(Values dy, Context& context, Saved& saved) {
   const WithAutograd autograd;
   const at::Tensor& y = saved.p2(0);
   // A loss is the end: its gradient is 1.
-  at::Tensor gradient = dy.empty()
-                            ? at::full_like(y, context.gradient_scale, y.options().requires_grad(false))
-                            : std::move(dy[0]);
+  at::Tensor gradient =
+      dy.empty() ? at::full_like(y, context.loss_scale, y.options().requires_grad(false)) : std::move(dy[0]);
   std::vector<at::Tensor> inputs;
   for (size_t i = 0; i < saved.p1_count(); ++i) {
     at::Tensor input = saved.take_p1(i);

@@ -20,7 +20,7 @@ namespace twobp {
 class AutogradLayer : public Layer {
  public:
   // y from the inputs (the layer before's outputs; none for a first layer, which reads the context's fields).
-  // A loss returns a scalar, already times context.loss_scale.
+  // A loss returns a scalar, already times context.loss_weight.
   using Function = std::function<at::Tensor(const Values& inputs, const Context& context)>;
   // Leaf tensors that the function uses, by name. Layers of one model need different names.
   using NamedLeaves = std::vector<std::pair<std::string, at::Tensor>>;

@@ -17,7 +17,6 @@
 #include "twobp/nn/context.h"
 #include "twobp/nn/parameter.h"
 #include "twobp/nn/saved.h"
-#include "twobp/nn/slab.h"
 #include "twobp/nn/values.h"
 
 namespace twobp {
@@ -46,17 +45,6 @@ class Layer {
   // Parameters in model order.
   virtual void collect_parameters(std::vector<Parameter*>& parameters);
 
-  // Rings of micro-batch slots for what backward-p2 concatenates (see Slab). `slots` = 0 takes them away.
-  virtual void use_slabs(int /*slots*/, bool /*copy*/) {}
-  // Where this layer wants its input (forward) and its output's gradient (backward-p1) written; null:
-  // anywhere.
-  virtual Slab* input_slab() { return nullptr; }
-  virtual Slab* gradient_slab() { return nullptr; }
-  // Whether backward-p1 may write the input's gradient over the input that forward kept. The layer before
-  // then writes its output into its own gradient slab, where the gradient will take its place: a layer with
-  // such a slab must not keep its output.
-  virtual bool gradient_replaces_input() const { return false; }
-
   // Whether forward reads an input whose rows are padded, and backward-p1 gives a gradient padded likewise
   // (padded_rows.h).
   virtual bool takes_padded_rows() const { return false; }
@@ -64,15 +52,5 @@ class Layer {
   // backward-p2.
   virtual void pad_rows() {}
 };
-
-// Where `layer` is to write an output that `next` reads; null: anywhere.
-inline Slab* output_slab(Layer& layer, Layer& next) {
-  if (Slab* wanted = next.input_slab()) return wanted;
-  return next.gradient_replaces_input() ? layer.gradient_slab() : nullptr;
-}
-// Whether that was the slab for the gradient: the next layer then owns its input (Context::owns_input).
-inline bool lies_in_gradient_slab(Layer& layer, const Slab* destination) {
-  return destination != nullptr && destination == layer.gradient_slab();
-}
 
 }  // namespace twobp

@@ -103,7 +103,7 @@ void GradientReducer::start_next() {
   Bucket& bucket = buckets_[next_];
   const MemoryMeter::Scope scope(bucket.stage, MemoryCategory::kGradients);
   for (const Item& item : bucket.items) item.parameter->grad_to_add();
-  running_.push_back({next_, AllReduce(replicas_, bucket.flat, static_cast<int>(next_))});
+  running_.push_back({next_, AllReduce(replicas_, bucket.flat, static_cast<int>(next_) + 1)});
   ++next_;
 }
 

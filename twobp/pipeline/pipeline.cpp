@@ -26,9 +26,8 @@ int ranks_of(const PipelineOptions& options) {
 }  // namespace
 
 struct Pipeline::UnderWay {
-  const Plan* plan = nullptr;
+  const StepSetup* setup = nullptr;
   std::vector<Fields> micro_batches;
-  StepOptions options;
   StepInput input;
   std::vector<RankResult> results;  // by rank
   double begin = 0;
@@ -54,7 +53,7 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
       world_(std::move(world)),
       timeout_(options.timeout),
       offers_(world_.ranks) {
-  const std::vector<LayerCost> costs = layer_costs(model, profile);
+  const std::vector<LayerProfile> costs = layer_profiles(model, profile);
   if (rank_of_stage_.empty())
     rank_of_stage_ = place_stages(Placement::kLinear, options.stages, options.stages);
   if (split_.empty()) split_ = measured_split(model, costs, rank_of_stage_);
@@ -67,7 +66,7 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
   std::vector<int> first_layer;
   for (int first = 0; const int count : split_) {
     first_layer.push_back(first);
-    stage_costs_.emplace_back(costs.begin() + first, costs.begin() + first + count);
+    stage_profiles_.emplace_back(costs.begin() + first, costs.begin() + first + count);
     first += count;
   }
 
@@ -88,7 +87,8 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
     for (size_t s = 0; s < split_.size(); ++s) {
       if (rank_of_stage_[s] != rank) continue;
       stages.push_back(std::make_unique<Stage>(static_cast<int>(s), model_, first_layer[s], split_[s],
-                                               options.seed, stage_costs_[s], world_.device(rank).where()));
+                                               options.seed, stage_profiles_[s],
+                                               world_.device(rank).where()));
     }
     executors_[rank] = std::make_unique<RankExecutor>(rank, std::move(stages), *world_.pipeline[rank],
                                                       *meter_, world_.device(rank));
@@ -147,69 +147,57 @@ Stage& Pipeline::stage(int s) {
   fail("no stage ", s);
 }
 
-StepReport Pipeline::run(const Plan& plan, const std::vector<Fields>& micro_batches,
-                         const StepOptions& options) {
+StepReport Pipeline::run(const StepSetup& setup, const std::vector<Fields>& micro_batches,
+                         const StepInput& input) {
   TWOBP_CHECK(under_way_.empty(), "a step is under way");
-  submit(plan, micro_batches, options);
+  submit(setup, micro_batches, input);
   return finish();
 }
 
-void Pipeline::submit(const Plan& plan, const std::vector<Fields>& micro_batches,
-                      const StepOptions& options) {
+void Pipeline::submit(const StepSetup& setup, const std::vector<Fields>& micro_batches,
+                      const StepInput& given) {
   const MemoryMeter::Watch watch(*meter_);
-  const Schedule& schedule = plan.schedule;
+  const Schedule& schedule = setup.schedule;
   TWOBP_CHECK(!failed_, "this pipeline has failed in an earlier step and can't run any more");
   TWOBP_CHECK(static_cast<int>(micro_batches.size()) == schedule.micro_batches, "the schedule is for ",
               schedule.micro_batches, " micro-batches, the batch has ", micro_batches.size());
   TWOBP_CHECK(schedule.rank_of_stage == rank_of_stage_,
               "the schedule places its stages differently from the pipeline");
   const bool early = !under_way_.empty();
-  TWOBP_CHECK(!early || (!options.want_events && !under_way_.back()->options.want_events),
+  TWOBP_CHECK(!early || (!given.want_events && !under_way_.back()->input.want_events),
               "a step whose events are wanted has the pipeline for itself");
-  TWOBP_CHECK(!early || (!options.p2_stealing && !under_way_.back()->options.p2_stealing),
+  TWOBP_CHECK(!early || (!given.p2_stealing && !under_way_.back()->input.p2_stealing),
               "a step whose ranks take W off each other has the pipeline for itself");
   auto step = std::make_unique<UnderWay>();
-  step->plan = &plan;
+  step->setup = &setup;
   step->micro_batches = micro_batches;
-  step->options = options;
   step->results.resize(ranks());
   step->begun_early = early;
+  step->input = given;
   StepInput& input = step->input;
   input.schedule = &schedule;
   input.micro_batches = &step->micro_batches;
   input.input_field = model_.input_field;
-  input.seed = options.seed;
-  input.step = options.step;
-  input.first_micro_batch = options.first_micro_batch;
-  input.training = options.training;
-  input.loss_scale = options.loss_scale;
-  input.gradient_scale = options.gradient_scale;
-  input.batching = plan.batching;
-  const bool other_plan = early && under_way_.back()->plan != &plan;
-  if (other_plan) on_ranks([](int) {});  // what ranks hold is read while they hold nothing else
-  if (!early || other_plan) {
-    // By every process, whatever its own plan: a replica that is left no micro-batch has no cap to ask for.
+  input.batching = setup.batching;
+  const bool other_setup = early && under_way_.back()->setup != &setup;
+  if (other_setup) on_ranks([](int) {});  // what ranks hold is read while they hold nothing else
+  if (!early || other_setup) {
+    // By every process, whatever its own setup: a replica that is left no micro-batch has no cap to ask for.
     if (world_.processes->size() > 1) fixed_bytes();
-    caps_ = caps(plan);
+    caps_ = caps(setup);
     // Where the policy does not ask for it, what is to be concatenated stays together.
     fills_waits_ = schedule.fills() ||
-                   (schedule.holds_p2_back() && plan.batching == P2Batching::kLoop &&
-                    fills_waits(schedule, twobp::stage_costs(stage_costs_), in_process_simulation(caps_)));
+                   (schedule.holds_p2_back() && setup.batching == P2Batching::kLoop &&
+                    fills_waits(schedule, profiled_costs(stage_profiles_), in_process_simulation(caps_)));
   }
   input.cap_per_rank = caps_;
   input.fills_waits = fills_waits_;
-  input.slab_slots = plan.slab_slots;
-  input.timeout = options.timeout;
-  input.p2_order = options.p2_order;
-  input.want_events = options.want_events;
-  if (options.p2_stealing && world_.all_local() && ranks() > 1 && !world_.device(0).asynchronous()) {
+  if (input.p2_stealing && world_.all_local() && ranks() > 1 && !world_.device(0).asynchronous()) {
     offers_.begin_step();
     input.offers = &offers_;
   }
-  input.settle = options.settle;
-  input.finish = options.finish;
   step->begin = now_seconds();
-  const std::optional<DeviceEvent> graph = put_in_as_graph(options, input);
+  const std::optional<DeviceEvent> graph = put_in_as_graph(input);
   step->job = post([this, graph, &step = *step](int rank) {
     RankExecutor& executor = *executors_[rank];
     step.results[rank] = graph ? executor.finish_recorded(step.input, *graph) : executor.run(step.input);
@@ -217,10 +205,10 @@ void Pipeline::submit(const Plan& plan, const std::vector<Fields>& micro_batches
   under_way_.push_back(std::move(step));
 }
 
-std::optional<DeviceEvent> Pipeline::put_in_as_graph(const StepOptions& options, const StepInput& input) {
-  if (!options.as_graph && !graph_) return std::nullopt;
+std::optional<DeviceEvent> Pipeline::put_in_as_graph(const StepInput& input) {
+  if (!input.as_graph && !graph_) return std::nullopt;
   // Other sizes or schedules may replace what layers keep for them, which the graph reads.
-  if (!options.training) {
+  if (!input.training) {
     if (!last_trained_.has_sizes_of(input)) graph_.reset();
     return std::nullopt;
   }
@@ -228,7 +216,7 @@ std::optional<DeviceEvent> Pipeline::put_in_as_graph(const StepOptions& options,
   StepKey key(input);
   const bool again = std::exchange(last_trained_, std::move(key)) == last_trained_;
   if (!again) graph_.reset();
-  if (!again || !options.as_graph || options.want_events) return std::nullopt;
+  if (!again || !input.as_graph || input.want_events) return std::nullopt;
   TWOBP_CHECK(world_.all_local() && world_.device(0).asynchronous(),
               "pipeline.graphs is set, but the ranks are not all on GPUs of this process: set it to false");
   TWOBP_CHECK(under_way_.empty(), "a step that is put in as a graph has the pipeline for itself");
@@ -266,18 +254,18 @@ StepReport Pipeline::finish() {
   const std::unique_ptr<UnderWay> step = std::move(under_way_.front());
   under_way_.pop_front();
   const bool followed = !under_way_.empty();
-  const StepOptions& options = step->options;
+  const StepInput& input = step->input;
   StepReport report;
-  report.step = options.step;
+  report.step = input.step;
   report.begun_early = step->begun_early;
   report.begin = step->begun_early ? last_end_ : step->begin;
   if (!followed) report.end = now_seconds();
-  report.stop = options.stop && options.stop();
+  report.stop = input.stop && input.stop();
   report.ranks.resize(ranks());
   report.rank_memory.resize(ranks());
   report.stages.resize(stages());
   report.stage_memory.resize(stages());
-  if (options.want_events) report.events.resize(ranks());
+  if (input.want_events) report.events.resize(ranks());
   for (const int r : world_.local_ranks()) {
     RankResult& result = step->results[r];
     report.loss += result.loss;
@@ -285,7 +273,7 @@ StepReport Pipeline::finish() {
     report.ranks[r] = result.times;
     report.rank_memory[r] = followed ? result.memory : meter_->rank_use(r);
     report.end = std::max(report.end, result.times.end);
-    if (options.want_events) report.events[r] = std::move(result.events);
+    if (input.want_events) report.events[r] = std::move(result.events);
     for (size_t s = 0; s < executors_[r]->stages().size(); ++s) {
       const int stage = executors_[r]->stages()[s]->index();
       report.stages[stage] = result.stages[s];
@@ -297,13 +285,13 @@ StepReport Pipeline::finish() {
   } catch (const Aborted&) {
     throw;
   } catch (const Error& e) {
-    fail("rank ", world_.local_ranks().front(), ", step ", options.step, ", report of the step: ", e.what());
+    fail("rank ", world_.local_ranks().front(), ", step ", input.step, ", report of the step: ", e.what());
   }
   return report;
 }
 
 void Pipeline::complete(StepReport& report, const UnderWay& step) {
-  const StepOptions& options = step.options;
+  const StepInput& input = step.input;
   Transport& processes = *world_.processes;
   const int of_replica = world_.processes_of_replica();
   const auto parts_of = [&](int process) {
@@ -316,15 +304,15 @@ void Pipeline::complete(StepReport& report, const UnderWay& step) {
     }
     return parts;
   };
-  const auto tag_of = [&](int process) { return Tag{options.step, 0, process, Direction::kBackward}; };
+  const auto tag_of = [&](int process) { return Tag{input.step, 0, process, MessageKind::kStepReport}; };
   if (world_.replica == 0 && !world_.is_first()) {
     const auto [ranks_here, stages_here] = parts_of(world_.process());
     processes.isend(0, tag_of(world_.process()), pack_report(report, ranks_here, stages_here));
   }
   // First, since each waits for all: if one is missing, all miss the same one.
-  sum_report(processes, options.timeout, report);
+  sum_report(processes, input.timeout, report);
   for (int process = 1; world_.is_first() && process < of_replica; ++process) {
-    const Values packed = processes.receive(process, tag_of(process), options.timeout);
+    const Values packed = processes.receive(process, tag_of(process), input.timeout);
     const auto [ranks_there, stages_there] = parts_of(process);
     unpack_report(packed, ranks_there, stages_there, clock_ahead_[process], report);
   }
@@ -339,7 +327,7 @@ void Pipeline::complete(StepReport& report, const UnderWay& step) {
     times.span = end - begin;
     times.idle[static_cast<int>(IdleCause::kStartUp)] += times.begin - begin;
     times.idle[static_cast<int>(IdleCause::kTail)] += end - times.end;
-    if (options.want_events) stretch_to_step(report.events[r], report.begin, times.end, report.end);
+    if (input.want_events) stretch_to_step(report.events[r], report.begin, times.end, report.end);
   }
   last_end_ = report.end;
   last_ends_.clear();

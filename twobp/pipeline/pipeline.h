@@ -29,37 +29,11 @@ struct PipelineOptions {
 };
 
 // A schedule with what the executor needs to know beside it.
-struct Plan {
+struct StepSetup {
   Schedule schedule;
   P2Batching batching = P2Batching::kLoop;
   MemoryCap memory_cap = MemoryCap::automatic();
-  int slab_slots = 0;
   std::vector<int64_t> standard_peaks;  // by rank, for the automatic cap
-};
-
-struct StepOptions {
-  uint64_t seed = 0;
-  int64_t step = 0;
-  int64_t first_micro_batch = 0;  // this replica's first, counted over all replicas
-  bool training = true;
-  double loss_scale = 1;  // see Context
-  double gradient_scale = 1;
-  double timeout = 300;                 // seconds
-  P2Order p2_order = P2Order::kOldest;  // of the W that is left at the end
-  // Ranks take W off each other at the end of the step (p2_offers.h), if all are threads of this process and
-  // no other step is under way (throws Error). Not where W is concatenated, replicas sum gradients or events
-  // are wanted.
-  bool p2_stealing = false;
-  // On a device: the step is put in as one piece, which is recorded when two steps in a row have had the same
-  // schedule, loss scales and sizes of micro-batches (StepGraph). Not where events are wanted. Throws Error
-  // where ranks are not on one device, that has no graphs, another step is under way or there are gradients
-  // already.
-  bool as_graph = false;
-  bool want_events = false;                 // the same on every process
-  std::function<Settled(int rank)> settle;  // see StepInput
-  std::function<double(int rank)> finish;
-  // Asked when this process's ranks are done: whether it wants the run to end. Null: it does not.
-  std::function<bool()> stop;
 };
 
 // Worlds whose ranks are threads of this process, one a replica, for run_worlds. They compute on these
@@ -75,14 +49,14 @@ class Pipeline {
   Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options);
   ~Pipeline();
 
-  // One step over the micro-batches, which are as many as the plan is for. Rethrows the first error of any
+  // One step over the micro-batches, which are as many as the setup is for. Rethrows the first error of any
   // rank after all ranks have stopped; the pipeline can't be used any more then. Loss, correct predictions
   // and `stop` are those of all processes; of ranks and stages, the run's first process has all of its
   // replica, the others their own.
-  StepReport run(const Plan& plan, const std::vector<Fields>& micro_batches, const StepOptions& options);
+  StepReport run(const StepSetup& setup, const std::vector<Fields>& micro_batches, const StepInput& input);
   // The same in two parts: every rank begins the step when it has ended the one before, whatever the others
-  // do. Two steps can be under way at once, without events. The plan outlives the step.
-  void submit(const Plan& plan, const std::vector<Fields>& micro_batches, const StepOptions& options);
+  // do. Two steps can be under way at once, without events. The setup outlives the step.
+  void submit(const StepSetup& setup, const std::vector<Fields>& micro_batches, const StepInput& input);
   // Waits for the oldest step under way.
   StepReport finish();
   // Waits for all, whose reports are lost. The first error among them that is not the echo of another rank's.
@@ -92,9 +66,10 @@ class Pipeline {
   int under_way() const { return static_cast<int>(under_way_.size()); }
 
   // A named schedule or a written one on this pipeline's stages.
-  Plan plan(const ScheduleSource& schedule, int micro_batches, P2Policy policy,
-            P2Batching batching = P2Batching::kLoop, MemoryCap memory_cap = MemoryCap::automatic()) const;
-  Plan forward_plan(int micro_batches) const;
+  StepSetup setup(const ScheduleSource& schedule, int micro_batches, P2Policy policy,
+                  P2Batching batching = P2Batching::kLoop,
+                  MemoryCap memory_cap = MemoryCap::automatic()) const;
+  StepSetup forward_setup(int micro_batches) const;
 
   // Runs body(rank) on the thread of every rank of this process.
   void on_ranks(const std::function<void(int)>& body);
@@ -107,15 +82,15 @@ class Pipeline {
   const std::vector<int>& split() const { return split_; }
   const std::vector<int>& rank_of_stage() const { return rank_of_stage_; }
   const ModelSpec& model() const { return model_; }
-  const std::vector<std::vector<LayerCost>>& stage_costs() const { return stage_costs_; }
+  const std::vector<std::vector<LayerProfile>>& stage_profiles() const { return stage_profiles_; }
   MemoryMeter& meter() { return *meter_; }
   // Of this process's ranks. Throw Error for others.
   RankExecutor& rank(int r);
   Stage& stage(int s);
   bool has_stage(int s) const { return is_local(rank_of_stage_.at(s)); }
-  // Bytes of activations and stash each rank may hold under the plan; 0: no cap. With ranks in other
+  // Bytes of activations and stash each rank may hold under the setup; 0: no cap. With ranks in other
   // processes, the first call is made by all of them.
-  std::vector<int64_t> caps(const Plan& plan) const;
+  std::vector<int64_t> caps(const StepSetup& setup) const;
 
  private:
   struct UnderWay;
@@ -124,7 +99,7 @@ class Pipeline {
   void wait(const RankThreads::Job& job);
   void abort(const std::string& reason);
   // The end of all ranks' instructions, put in as a graph. None: they are to be run one by one.
-  std::optional<DeviceEvent> put_in_as_graph(const StepOptions& options, const StepInput& input);
+  std::optional<DeviceEvent> put_in_as_graph(const StepInput& input);
   // After an error, when all ranks stand still.
   void forget_steps();
 
@@ -136,7 +111,7 @@ class Pipeline {
   ModelSpec model_;
   std::vector<int> split_;
   std::vector<int> rank_of_stage_;
-  std::vector<std::vector<LayerCost>> stage_costs_;
+  std::vector<std::vector<LayerProfile>> stage_profiles_;
   std::unique_ptr<MemoryMeter> meter_;
   World world_;
   double timeout_;                            // of what processes agree on outside steps

@@ -115,8 +115,8 @@ const Section& pipeline_section() {
            .one_of(policy_names())
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, p2_batching,
-                 "micro-batches due together: one call each, or one call on slabs or on a copy")
-           .one_of({"loop", "concat", "concat_copy"})
+                 "micro-batches that are due together: one product each, or one product of all, whose rows are copied together")
+           .one_of({"loop", "concat"})
            .noted_on_resume(),
        TWOBP_KEY(PipelineConfig, p2_order,
                  "of weight gradients left at a step's end: bucket (layer by layer, as data parallelism sums "
@@ -125,7 +125,7 @@ const Section& pipeline_section() {
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, run_ahead,
                  "a rank begins the next step as soon as it has ended its part of this one, where nothing is "
-                 "to be done in between (evaluation, checkpoint, trace, pipeline.replan)")
+                 "to be done in between (evaluation, checkpoint, trace)")
            .free_on_resume(),
        TWOBP_KEY(
            PipelineConfig, post_validation,
@@ -158,11 +158,6 @@ const Section& pipeline_section() {
            .differs_by_process(),
        TWOBP_KEY(PipelineConfig, split, "layers of each stage, by hand; []: by measured cost")
            .in("layers")
-           .free_on_resume(),
-       TWOBP_KEY(PipelineConfig, replan,
-                 "a stage's time that drifts this far from the plan's calls for another schedule; 0: never")
-           .in("fraction")
-           .at_least(0)
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, timeout, "a rank waits for a message before it gives up")
            .in("seconds")

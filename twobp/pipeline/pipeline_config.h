@@ -26,7 +26,7 @@ struct PipelineConfig {
   int micro_batches = 0;           // 0: the schedule's default
   int64_t micro_batch_size = 4;    // sequences
   std::string p2 = "fill";
-  std::string p2_batching = "loop";  // loop, concat (slabs), concat_copy
+  std::string p2_batching = "loop";  // loop, concat
   std::string p2_order = "auto";  // of the W left at the end: oldest, bucket; auto: bucket with data_parallel
   bool run_ahead = false;         // a rank begins the next step when it has ended its part of this one
   // With run_ahead: a rank takes its step before the norm of all gradients is known, and takes it back if
@@ -39,7 +39,6 @@ struct PipelineConfig {
   int threads = 1;                     // per rank
   bool pin = true;                     // pin each rank's threads to cores of its own
   std::vector<int> split;              // layers of each stage, by hand; empty: by measured cost
-  double replan = 0;                   // drift of a stage's seconds that calls for a new plan; 0: never
   double timeout = 300;                // seconds a rank waits for a message before it gives up
 };
 

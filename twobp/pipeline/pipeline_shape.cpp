@@ -43,12 +43,7 @@ PipelineShape pipeline_shape(const PipelineConfig& config) {
 PipelineShape pipeline_shape(const PipelineConfig& config, const ScheduleSource& schedule) {
   if (schedule.written() != nullptr) return written_shape(config, *schedule.written());
   if (config.schedule == kAutoSchedule) return auto_shape(config);
-  const NamedSchedule& named = named_schedule(config.schedule);
-  TWOBP_CHECK(named.replicas == 1, "pipeline.schedule is '", config.schedule, "', which holds ",
-              named.replicas,
-              " copies of the model: `twobp plan` simulates it, it cannot be trained with. There are ",
-              join(runnable_schedule_names()));
-  const Placement placement = named.placement;
+  const Placement placement = named_schedule(config.schedule).placement;
   const int usual = usual_stages_per_rank(placement);
   PipelineShape shape{config.ranks, config.stages, {}, config.micro_batches};
   if (shape.ranks == 0) {

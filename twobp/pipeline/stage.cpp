@@ -7,7 +7,7 @@
 namespace twobp {
 
 Stage::Stage(int index, const ModelSpec& model, int first, int count, uint64_t seed,
-             std::vector<LayerCost> costs, at::Device device)
+             std::vector<LayerProfile> costs, at::Device device)
     : index_(index),
       first_(first),
       first_backward_(std::clamp(model.first_trainable - first, 0, count)),
@@ -31,13 +31,6 @@ Stage::Stage(int index, const ModelSpec& model, int first, int count, uint64_t s
 
 void Stage::prepare_micro_batches(int count) {
   while (static_cast<int>(saved_.size()) < count * layer_count()) saved_.push_back(std::make_unique<Saved>());
-}
-
-void Stage::use_slabs(int slots, bool copy) {
-  if (slots == slots_ && copy == copy_) return;
-  for (auto& layer : layers_) layer->use_slabs(slots, copy);
-  slots_ = slots;
-  copy_ = copy;
 }
 
 void Stage::release_saved() {

@@ -13,8 +13,8 @@ class Stage {
  public:
   // Makes layers [first, first + count) of the model and their parameters; values depend on `seed` and their
   // names, and lie on `device`. Memory is booked on the calling thread, which must be watched.
-  Stage(int index, const ModelSpec& model, int first, int count, uint64_t seed, std::vector<LayerCost> costs,
-        at::Device device = at::kCPU);
+  Stage(int index, const ModelSpec& model, int first, int count, uint64_t seed,
+        std::vector<LayerProfile> costs, at::Device device = at::kCPU);
 
   int index() const { return index_; }
   int first_layer() const { return first_; }
@@ -26,14 +26,12 @@ class Stage {
   bool gives_gradient() const { return gives_gradient_; }
   Layer& layer(int i) { return *layers_[i]; }
   const std::string& layer_name(int i) const { return names_[i]; }
-  const LayerCost& cost(int i) const { return costs_[i]; }
+  const LayerProfile& cost(int i) const { return costs_[i]; }
   // Parameters of layer i in model order.
   const std::vector<Parameter*>& parameters(int i) const { return parameters_[i]; }
 
   Saved& saved(int micro_batch, int layer) { return *saved_[micro_batch * layer_count() + layer]; }
   void prepare_micro_batches(int count);
-  // Rings for concatenated backward-p2, in place of the ones there are. 0 takes them away.
-  void use_slabs(int slots, bool copy);
   void release_saved();
 
  private:
@@ -43,11 +41,9 @@ class Stage {
   bool gives_gradient_;
   std::vector<std::string> names_;
   std::vector<std::unique_ptr<Layer>> layers_;
-  std::vector<LayerCost> costs_;
+  std::vector<LayerProfile> costs_;
   std::vector<std::vector<Parameter*>> parameters_;
   std::vector<std::unique_ptr<Saved>> saved_;
-  int slots_ = 0;
-  bool copy_ = false;
 };
 
 }  // namespace twobp

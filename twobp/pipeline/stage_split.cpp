@@ -26,10 +26,10 @@ double weight_bytes(const LayerSpec& spec) {
 
 }  // namespace
 
-std::vector<int> measured_split(const ModelSpec& model, const std::vector<LayerCost>& costs,
+std::vector<int> measured_split(const ModelSpec& model, const std::vector<LayerProfile>& costs,
                                 const std::vector<int>& rank_of_stage) {
   std::vector<double> seconds;
-  for (const LayerCost& cost : costs) seconds.push_back(cost.seconds());
+  for (const LayerProfile& cost : costs) seconds.push_back(cost.seconds());
   const int stages = static_cast<int>(rank_of_stage.size());
   if (*std::max_element(rank_of_stage.begin(), rank_of_stage.end()) + 1 < stages)
     return balanced_split(seconds, rank_of_stage);

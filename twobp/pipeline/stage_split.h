@@ -13,7 +13,7 @@ namespace twobp {
 // least memory: activations of as many micro-batches as 1F1B holds on that stage, weights, their gradients
 // and two numbers of optimizer state for each. With several, how even a rank's stages are counts instead.
 // `costs`: by layer.
-std::vector<int> measured_split(const ModelSpec& model, const std::vector<LayerCost>& costs,
+std::vector<int> measured_split(const ModelSpec& model, const std::vector<LayerProfile>& costs,
                                 const std::vector<int>& rank_of_stage);
 
 }  // namespace twobp

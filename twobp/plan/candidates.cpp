@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <set>
 #include <tuple>
 
@@ -52,13 +51,10 @@ class Splits {
     double busiest = 0;  // seconds per micro-batch that no split can be under
   };
 
-  const Split& of(Placement placement, const Shape& shape, int copies, const CostModel& model,
-                  size_t recompute, int size) {
-    const auto [at, is_new] = known_.try_emplace({placement, shape, copies, recompute, size});
-    if (!is_new) return at->second;
-    at->second = copies == 1
-                     ? make(placement, place_stages(placement, shape.stages, shape.ranks), model, size)
-                     : make_copied(shape, copies, model, size);
+  const Split& of(Placement placement, const Shape& shape, const CostModel& model, size_t recompute,
+                  int size) {
+    const auto [at, is_new] = known_.try_emplace({placement, shape, recompute, size});
+    if (is_new) at->second = make(placement, place_stages(placement, shape.stages, shape.ranks), model, size);
     return at->second;
   }
 
@@ -68,7 +64,7 @@ class Splits {
     const int ranks = *std::max_element(rank_of_stage.begin(), rank_of_stage.end()) + 1;
     std::vector<double> seconds;
     double sum = 0, longest = 0;
-    for (const LayerCosts& layer : layer_costs_at(model, size)) {
+    for (const LayerCost& layer : layer_costs_at(model, size)) {
       seconds.push_back(layer.seconds());
       sum += seconds.back();
       longest = std::max(longest, seconds.back());
@@ -86,17 +82,7 @@ class Splits {
     return split;
   }
 
-  // Each copy is a chain over all ranks, the second the other way, and runs its part of the micro-batches.
-  static Split make_copied(const Shape& shape, int copies, const CostModel& model, int size) {
-    std::vector<double> seconds;
-    for (const LayerCosts& layer : layer_costs_at(model, size)) seconds.push_back(layer.seconds());
-    const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);
-    const double longest = *std::max_element(seconds.begin(), seconds.end());
-    return {balanced_split(seconds, shape.stages / copies),
-            std::max(sum / shape.ranks, longest / copies) * (1 - 1e-9)};
-  }
-
-  std::map<std::tuple<Placement, Shape, int, size_t, int>, Split> known_;
+  std::map<std::tuple<Placement, Shape, size_t, int>, Split> known_;
 };
 
 void check_positive(const std::vector<int>& values, const char* what) {
@@ -161,14 +147,9 @@ std::vector<std::string> planned_schedules() {
   std::vector<std::string> names;
   std::set<Schedule (*)(int, int, int)> generators;
   for (const NamedSchedule& schedule : named_schedules()) {
-    const bool is_new = generators.insert(schedule.generate).second;
-    if (is_new && schedule.replicas == 1) names.emplace_back(schedule.name);
+    if (generators.insert(schedule.generate).second) names.emplace_back(schedule.name);
   }
   return names;
-}
-
-int copies_of(std::string_view schedule) {
-  return named_schedule(schedule).replicas;
 }
 
 std::vector<P2Policy> planned_policies(std::string_view schedule) {
@@ -205,9 +186,8 @@ std::vector<Candidate> candidates(const std::vector<std::pair<std::string, CostM
         reasons.add(concat("schedule '", name, "' is not planned with p2 ", policy_name(policy)));
     }
     for (const Shape& shape : shapes_of(schedule.placement, request)) {
-      if (shape.stages / schedule.replicas > layers) {
-        reasons.add(concat("the model has ", layers, " layers, too few for ",
-                           shape.stages / schedule.replicas, " stages"));
+      if (shape.stages > layers) {
+        reasons.add(concat("the model has ", layers, " layers, too few for ", shape.stages, " stages"));
         continue;
       }
       const auto replicas = replicas_of(shape.ranks, request);
@@ -224,8 +204,7 @@ std::vector<Candidate> candidates(const std::vector<std::pair<std::string, CostM
         if (loads.empty() || policies.empty() || !admits(name, shape, m, reasons)) continue;
         for (const auto& [size, copies] : loads) {
           for (size_t mode = 0; mode < models.size(); ++mode) {
-            const auto& split =
-                splits.of(schedule.placement, shape, schedule.replicas, models[mode].second, mode, size);
+            const auto& split = splits.of(schedule.placement, shape, models[mode].second, mode, size);
             for (const P2Policy policy : policies) {
               Candidate candidate;
               candidate.choice.schedule = name;

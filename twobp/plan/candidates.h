@@ -14,14 +14,10 @@ struct Candidate {
   double most_samples = 0;  // per second: no split and no order of the ops can be faster
 };
 
-// The named schedules that a planner takes when none are named: each once (1f1b-1 and 1f1b-2 are 1f1b), and
-// those that can be run.
+// The named schedules that a planner takes when none are named: each once (1f1b-1 and 1f1b-2 are 1f1b).
 std::vector<std::string> planned_schedules();
 // off, and the ways to run W that the schedule has.
 std::vector<P2Policy> planned_policies(std::string_view schedule);
-
-// Copies of the model that the schedule holds (Schedule::replicas).
-int copies_of(std::string_view schedule);
 
 // All combinations that have enough layers, in a fixed order. `models`: the cost model by recomputation.
 // Throws Error when there is none, with the reasons.

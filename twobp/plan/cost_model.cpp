@@ -15,9 +15,9 @@ void check_number(double value, const std::string& what) {
 }
 
 // a + (b - a) x, of every field.
-LayerCosts between(const LayerCosts& a, const LayerCosts& b, double x) {
+LayerCost between(const LayerCost& a, const LayerCost& b, double x) {
   const auto mix = [x](double from, double to) { return from + (to - from) * x; };
-  LayerCosts costs;
+  LayerCost costs;
   costs.share.forward = mix(a.share.forward, b.share.forward);
   costs.share.backward_p1 = mix(a.share.backward_p1, b.share.backward_p1);
   costs.share.backward_p2 = mix(a.share.backward_p2, b.share.backward_p2);
@@ -33,13 +33,13 @@ LayerCosts between(const LayerCosts& a, const LayerCosts& b, double x) {
   return costs;
 }
 
-LayerCosts nothing() {
-  LayerCosts costs;
+LayerCost nothing() {
+  LayerCost costs;
   costs.share = {.forward = 0, .backward_p1 = 0, .backward_p2 = 0, .p2_units = 0};
   return costs;
 }
 
-LayerCosts at_size(const CostModel& model, const KindCosts& kind, int size) {
+LayerCost at_size(const CostModel& model, const KindCosts& kind, int size) {
   const auto& sizes = model.micro_batch_sizes;
   const auto above = std::lower_bound(sizes.begin(), sizes.end(), size);
   const size_t i = above - sizes.begin();
@@ -52,7 +52,7 @@ LayerCosts at_size(const CostModel& model, const KindCosts& kind, int size) {
   return between(nothing(), kind.at_size[nearest], static_cast<double>(size) / sizes[nearest]);
 }
 
-void check_costs(const LayerCosts& costs, const std::string& where) {
+void check_costs(const LayerCost& costs, const std::string& where) {
   const LayerShare& share = costs.share;
   check_number(share.forward, where + " forward seconds");
   TWOBP_CHECK(share.forward > 0, where, " forward seconds are 0: F takes time, was the layer measured?");
@@ -106,16 +106,16 @@ void check_cost_model(const CostModel& model) {
   check_number(model.link_bytes_per_second, "link bytes per second");
 }
 
-std::vector<LayerCosts> layer_costs_at(const CostModel& model, int micro_batch_size) {
+std::vector<LayerCost> layer_costs_at(const CostModel& model, int micro_batch_size) {
   TWOBP_CHECK(micro_batch_size >= 1, "a micro-batch has at least 1 sample, not ", micro_batch_size);
-  std::vector<LayerCosts> costs;
+  std::vector<LayerCost> costs;
   for (const ModelLayer& layer : model.layers) {
     const auto kind = model.kinds.find(layer.kind);
     TWOBP_CHECK(kind != model.kinds.end(), "the cost model has no kind '", layer.kind, "'");
     costs.push_back(at_size(model, kind->second, micro_batch_size));
     if (static_cast<int>(costs.size()) > model.first_trainable) continue;
     // No backward: nothing is saved, the output takes the input's place.
-    LayerCosts& frozen = costs.back();
+    LayerCost& frozen = costs.back();
     LayerShare share{.forward = frozen.share.forward, .backward_p1 = 0, .backward_p2 = 0, .p2_units = 0};
     share.forward_peak = frozen.share.forward_peak;
     share.forward_held = frozen.output - (costs.size() > 1 ? costs[costs.size() - 2].output : 0);

@@ -12,7 +12,7 @@
 namespace twobp {
 
 // One layer, one micro-batch: seconds, and bytes as LayerShare has them.
-struct LayerCosts {
+struct LayerCost {
   LayerShare share;
   double output = 0;          // bytes that leave a stage which ends here
   double input_gradient = 0;  // bytes that leave a stage which begins here
@@ -27,7 +27,7 @@ struct KindCosts {
   double gradient_bytes = 0;     // and what data parallelism sums
   double optimizer_bytes = 0;    // state
   double optimizer_seconds = 0;  // per step
-  std::vector<LayerCosts> at_size;
+  std::vector<LayerCost> at_size;
 
   double fixed_bytes() const { return parameter_bytes + gradient_bytes + optimizer_bytes; }
 };
@@ -54,7 +54,7 @@ void check_cost_model(const CostModel& model);
 // The layers' costs at that micro-batch size. Measured sizes are as measured; between two, seconds and bytes
 // lie on the straight line through both; below the first and above the last they are in proportion to the
 // size. Throws Error for a size under 1.
-std::vector<LayerCosts> layer_costs_at(const CostModel& model, int micro_batch_size);
+std::vector<LayerCost> layer_costs_at(const CostModel& model, int micro_batch_size);
 
 // The costs of the stages of a split (layers of each stage), all fields of StageCost. Throws Error when the
 // split is none of the model's layers.

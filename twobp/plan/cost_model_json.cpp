@@ -113,7 +113,7 @@ class Reader {
       TWOBP_CHECK(whole(any(costs[i], "micro_batch_size", entry), entry) == sizes[i], origin_, ": ", where,
                   ": \"costs\" has to have the order of micro_batch_sizes, its entry ", i,
                   " is of another size");
-      LayerCosts layer;
+      LayerCost layer;
       for (const CostField& field : kCostFields) {
         layer.share.*field.value = real(costs[i], field.name, entry, field.may_be_negative);
       }
@@ -187,7 +187,7 @@ std::string cost_model_to_json(const CostModel& model) {
     for (const KindField& field : kKindFields) entry[field.name] = number_json(kind.*field.value);
     entry["costs"] = ordered_json::array();
     for (size_t i = 0; i < kind.at_size.size(); ++i) {
-      const LayerCosts& layer = kind.at_size[i];
+      const LayerCost& layer = kind.at_size[i];
       ordered_json costs;
       costs["micro_batch_size"] = model.micro_batch_sizes.at(i);
       for (const CostField& field : kCostFields) costs[field.name] = number_json(layer.share.*field.value);

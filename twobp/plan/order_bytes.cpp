@@ -17,24 +17,11 @@ bool covers(const std::vector<int>& a, const std::vector<int>& b) {
   return true;
 }
 
-// Of all stages: a copy of the model is a chain of its own.
-std::vector<StageBytes> bytes_of(const std::vector<StageCost>& costs, int replicas) {
-  const auto one = static_cast<std::ptrdiff_t>(costs.size()) / replicas;
-  std::vector<StageBytes> all;
-  for (int copy = 0; copy < replicas; ++copy) {
-    for (const StageBytes& bytes :
-         stage_bytes({costs.begin() + copy * one, costs.begin() + (copy + 1) * one}))
-      all.push_back(bytes);
-  }
-  return all;
-}
-
 }  // namespace
 
 OrderBytes::OrderBytes(const Schedule& schedule)
     : rank_of_stage_(schedule.rank_of_stage),
       in_flight_(schedule.stages, 0),
-      replicas_(schedule.replicas),
       stages_of_rank_(schedule.ranks.size()),
       moments_(schedule.ranks.size()) {
   std::vector<int> place(schedule.stages);  // among the stages of its rank
@@ -69,7 +56,7 @@ void OrderBytes::add(std::vector<Moment>& moments, Moment moment) {
 }
 
 double OrderBytes::least(const std::vector<StageCost>& costs) const {
-  const auto bytes = bytes_of(costs, replicas_);
+  const auto bytes = stage_bytes(costs);
   double most = 0;
   for (size_t rank = 0; rank < moments_.size(); ++rank) {
     const auto& stages = stages_of_rank_[rank];

@@ -17,7 +17,6 @@ class OrderBytes {
   const std::vector<int>& rank_of_stage() const { return rank_of_stage_; }
   // By stage: the most micro-batches between F and I at once.
   const std::vector<int>& in_flight() const { return in_flight_; }
-  int replicas() const { return replicas_; }
 
   // Bytes of the fullest rank, fixed ones included: activations between F and I, and what the F or I under
   // way adds. No simulation of this order, whatever its policy and caps, has a smaller peak. `costs` are
@@ -34,7 +33,6 @@ class OrderBytes {
 
   std::vector<int> rank_of_stage_;
   std::vector<int> in_flight_;
-  int replicas_ = 1;
   std::vector<std::vector<int>> stages_of_rank_;
   std::vector<std::vector<Moment>> moments_;  // by rank, those that no other one of the rank covers
 };

@@ -35,26 +35,19 @@ SimulationOptions options_of(const CostModel& model, const PlanChoice& choice, c
         node_links(choice.ranks, network.ranks_per_node, node.latency, node.bytes_per_second);
   }
   const LinkSpeed data = network.data.value_or(node);
-  // Copies within the schedule sum their gradients, too: stage by stage, which is what can wait for the other
-  // copy. Else as training does unless it is told otherwise: in buckets, and W in their order.
-  options.data_parallel = {.replicas = choice.data_parallel * schedule.replicas,
+  // As training does unless it is told otherwise: in buckets, and W in their order.
+  options.data_parallel = {.replicas = choice.data_parallel,
                            .latency = data.latency,
                            .bytes_per_second = data.bytes_per_second,
-                           .bucket_bytes = schedule.replicas == 1 ? network.bucket_bytes : 0};
-  if (choice.data_parallel > 1 && schedule.replicas == 1) options.p2_order = P2Order::kBucket;
+                           .bucket_bytes = network.bucket_bytes};
+  if (choice.data_parallel > 1) options.p2_order = P2Order::kBucket;
   options.cap_per_rank = caps_for(request.memory, schedule.rank_of_stage, schedule.rank_count(), costs);
   options.check = false;  // make_schedule has
   return options;
 }
 
-// Of all stages, those of each copy of the model.
 std::vector<StageCost> costs_of(const CostModel& model, const PlanChoice& choice) {
-  const auto one = stage_costs(model, choice.split, choice.micro_batch_size);
-  auto all = one;
-  for (int copy = 1; copy < choice.stages / static_cast<int>(choice.split.size()); ++copy) {
-    all.insert(all.end(), one.begin(), one.end());
-  }
-  return all;
+  return stage_costs(model, choice.split, choice.micro_batch_size);
 }
 
 class Planner {
@@ -192,12 +185,10 @@ class Planner {
     return static_cast<int>(layer) >= model.first_trainable ? kind.fixed_bytes() : kind.parameter_bytes;
   }
 
-  // By activations and fixed bytes: what W keeps can be given up early. False where there is no such split,
-  // and for several copies of the model, whose stages lie as no placement does. `memory` 0: the split that
-  // needs the least.
+  // By activations and fixed bytes: what W keeps can be given up early. False where there is no such split.
+  // `memory` 0: the split that needs the least.
   bool split_within(double memory, PlanChoice& choice) {
     const OrderBytes& order = order_of(choice);
-    if (order.replicas() > 1) return false;
     const auto [at, is_new] = within_.try_emplace(
         {order.rank_of_stage(), order.in_flight(), choice.micro_batch_size, choice.recompute, memory > 0});
     if (is_new) at->second = make_split_within(memory, choice, order);
@@ -283,21 +274,19 @@ class Planner {
     std::vector<PlanChoice> named;
     std::swap(named, result_.best);
     for (PlanChoice& choice : named) {
-      if (choice.runnable()) {
-        const Schedule schedule = schedule_of(choice);
-        const auto seconds_of = [&](const std::vector<int>& split) -> std::optional<double> {
-          PlanChoice other = choice;
-          other.split = split;
-          simulate_split(other, schedule);
-          ++result_.simulated;
-          if (!fits(other)) return std::nullopt;
-          return other.step_seconds;
-        };
-        const double ops = 3.0 * choice.stages * choice.micro_batches;
-        const int most = static_cast<int>(std::clamp(kSearchedOps / ops, 50.0, 1000.0));
-        choice.split = move_layers(choice.split, choice.step_seconds, most, seconds_of);
-        simulate_split(choice, schedule);
-      }
+      const Schedule schedule = schedule_of(choice);
+      const auto seconds_of = [&](const std::vector<int>& split) -> std::optional<double> {
+        PlanChoice other = choice;
+        other.split = split;
+        simulate_split(other, schedule);
+        ++result_.simulated;
+        if (!fits(other)) return std::nullopt;
+        return other.step_seconds;
+      };
+      const double ops = 3.0 * choice.stages * choice.micro_batches;
+      const int most = static_cast<int>(std::clamp(kSearchedOps / ops, 50.0, 1000.0));
+      choice.split = move_layers(choice.split, choice.step_seconds, most, seconds_of);
+      simulate_split(choice, schedule);
       insert_by_speed(result_.best, choice, kept);
     }
   }
@@ -306,7 +295,6 @@ class Planner {
   void search_schedules(const std::vector<PlanChoice>& named, size_t kept) {
     std::set<std::tuple<std::vector<int>, std::vector<int>, int, int, int, std::string>> known;
     for (PlanChoice choice : named) {
-      if (!choice.runnable()) continue;
       const Schedule schedule = schedule_of(choice);
       if (!known
                .insert({schedule.rank_of_stage, choice.split, choice.micro_batches, choice.micro_batch_size,
@@ -366,10 +354,6 @@ class Planner {
 };
 
 }  // namespace
-
-bool PlanChoice::runnable() const {
-  return found || copies_of(schedule) == 1;
-}
 
 Schedule schedule_of(const PlanChoice& choice) {
   if (choice.found) return *choice.found;

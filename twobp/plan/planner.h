@@ -28,7 +28,7 @@ struct PlanRequest {
   std::vector<int> stages;             // only so many; empty: the schedule's usual number on each rank
   std::vector<int> micro_batches;      // M; empty: N, 2N and 4N
   std::vector<int> micro_batch_sizes;  // samples; empty: those of the cost model
-  std::vector<std::string> schedules;  // empty: all that have a name and can be run
+  std::vector<std::string> schedules;  // empty: all that have a name
   std::vector<int> data_parallel;      // replicas of the pipeline, which sum their gradients; empty: 1
   std::vector<P2Policy> policies;      // empty: all that the schedule admits
   std::vector<std::string> recompute;  // of recompute_modes(); empty: all, or none for costs that have it
@@ -49,7 +49,7 @@ struct PlanChoice {
   int micro_batch_size = 0;
   int data_parallel = 1;
   std::string recompute = "none";
-  std::vector<int> split;  // layers of each stage; of one copy, where the schedule holds several
+  std::vector<int> split;  // layers of each stage
   double step_seconds = 0;
   double bubble = 0;              // mean idle fraction
   double peak_bytes = 0;          // of the fullest rank, everything included
@@ -58,8 +58,6 @@ struct PlanChoice {
   // Of a step, of all replicas.
   double samples() const { return static_cast<double>(micro_batches) * micro_batch_size * data_parallel; }
   double samples_per_second() const { return samples() / step_seconds; }
-  // False for a schedule that holds several copies of the model: it is planned where it is asked for by name.
-  bool runnable() const;
 };
 
 struct PlanResult {
@@ -84,7 +82,7 @@ PlanResult plan(const CostModel& model, const PlanRequest& request);
 // The choice's schedule, ready to run.
 Schedule schedule_of(const PlanChoice& choice);
 
-// What `plan` simulated for the choice: costs of all stages, those of every copy; the links, the sums over
+// What `plan` simulated for the choice: costs of all stages, the links, the sums over
 // replicas and the caps. `model` is the one that was planned, without the choice's recomputation.
 struct PlannedRun {
   Schedule schedule;

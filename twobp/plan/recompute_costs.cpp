@@ -9,9 +9,9 @@ namespace twobp {
 namespace {
 
 // `input`: bytes of the layer's input.
-LayerCosts recomputed(const LayerCosts& plain, double input, bool in_p1, bool in_p2) {
+LayerCost recomputed(const LayerCost& plain, double input, bool in_p1, bool in_p2) {
   const LayerShare& was = plain.share;
-  LayerCosts costs = plain;
+  LayerCost costs = plain;
   LayerShare& share = costs.share;
   const double saved = was.forward_held - plain.output;  // by F, beside the input
   if (in_p1) {

@@ -7,7 +7,6 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/schedule/check/validate.h"
-#include "twobp/schedule/generators/chimera.h"
 #include "twobp/schedule/generators/classic.h"
 #include "twobp/schedule/generators/dualpipe_v.h"
 #include "twobp/schedule/generators/interleaved.h"
@@ -87,12 +86,6 @@ const std::vector<NamedSchedule>& named_schedules() {
        .places_p2 = true,
        .micro_batches_per_rank = 2,
        .takes = [](int ranks, int m) { return m / 2 >= ranks; }},
-      {.name = "chimera",
-       .what = "two copies of the model, one each way; to simulate, not to run",
-       .generate = chimera,
-       .placement = Placement::kV,
-       .replicas = 2,
-       .takes = [](int ranks, int m) { return ranks % 2 == 0 && m % 2 == 0; }},
   };
   return kNamed;
 }
@@ -100,12 +93,6 @@ const std::vector<NamedSchedule>& named_schedules() {
 std::vector<std::string> schedule_names() {
   std::vector<std::string> names;
   for (const auto& entry : named_schedules()) names.emplace_back(entry.name);
-  return names;
-}
-
-std::vector<std::string> runnable_schedule_names() {
-  std::vector<std::string> names = schedule_names();
-  std::erase_if(names, [](const std::string& name) { return named_schedule(name).replicas > 1; });
   return names;
 }
 
@@ -152,7 +139,7 @@ std::vector<NamedVariant> named_schedules_on(const std::vector<int>& rank_of_sta
   for (const int rank : rank_of_stage) ranks = std::max(ranks, rank + 1);
   std::vector<NamedVariant> found;
   for (const NamedSchedule& entry : named_schedules()) {
-    if (entry.replicas > 1 || !admits(entry.name, stages, ranks, micro_batches)) continue;
+    if (!admits(entry.name, stages, ranks, micro_batches)) continue;
     if (place_stages(entry.placement, stages, ranks) != rank_of_stage) continue;
     for (const P2Policy policy : policies_of(entry.name)) found.push_back({entry.name, policy});
   }

@@ -18,7 +18,6 @@ struct NamedSchedule {
   Placement placement = Placement::kLinear;
   bool places_p2 = false;          // puts W itself (zero bubble)
   int micro_batches_per_rank = 1;  // the default M is this times N; 0: 1
-  int replicas = 1;                // copies of the model (Schedule::replicas); more than one: not to be run
   // Whether the generator takes so many micro-batches on so many ranks; null: any from 1 on.
   bool (*takes)(int ranks, int micro_batches) = nullptr;
 };
@@ -27,8 +26,6 @@ struct NamedSchedule {
 // are 1f1b with a default M (arXiv 2405.18047, section 3), and those of generators/.
 const std::vector<NamedSchedule>& named_schedules();
 std::vector<std::string> schedule_names();
-// Without those that hold several copies of the model: what the executor runs.
-std::vector<std::string> runnable_schedule_names();
 // Throws Error naming the nearest.
 const NamedSchedule& named_schedule(std::string_view name);
 
@@ -51,7 +48,7 @@ struct NamedVariant {
   P2Policy policy = P2Policy::kOff;
 };
 // Every named schedule that is admitted and has this placement, under each of its policies, in the order of
-// --help; without those that hold several copies of the model.
+// --help.
 std::vector<NamedVariant> named_schedules_on(const std::vector<int>& rank_of_stage, int micro_batches);
 
 // The schedule of that name, ready to run: generator, p2 policy, sends and receives, validated. `ranks` 0:

@@ -58,15 +58,10 @@ struct Schedule {
   bool allow_reorder = false;                   // gives up micro-batch order within F, I and W of a stage,
                                                 // and with it the promise of bitwise equality
 
-  // Copies of the model, each a chain of stages / replicas stages with its own micro_batches: stage s of copy
-  // c is stage c * stages_per_replica() + s. More than one is simulated and planned, not run.
-  int replicas = 1;
-
   int rank_count() const { return static_cast<int>(ranks.size()); }
-  int stages_per_replica() const { return stages / replicas; }
   // The stage has no previous, no next stage.
-  bool is_first(int stage) const { return stage % stages_per_replica() == 0; }
-  bool is_last(int stage) const { return (stage + 1) % stages_per_replica() == 0; }
+  bool is_first(int stage) const { return stage == 0; }
+  bool is_last(int stage) const { return stage + 1 == stages; }
   // With `fill`, a rank that waits for a message runs pending W meanwhile.
   bool fills() const { return policy == P2Policy::kFill; }
   // W waits for no reason but its policy's.

@@ -39,8 +39,6 @@ class TraceRecorder : public Observer {
 
   bool wants_events(int64_t step) const override { return step >= steps_.first && step <= steps_.last; }
   void on_step(const StepReport& report) override;
-  // Records nothing more.
-  void stop() { steps_.last = 0; }
   // Once the last of the steps was seen.
   bool complete() const { return complete_; }
   const std::vector<StepReport>& reports() const { return reports_; }

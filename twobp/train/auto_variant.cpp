@@ -30,15 +30,15 @@ const char* standard_name(const Pipeline& pipeline) {
 }  // namespace
 
 Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked) {
-  const Plan standard =
-      pipeline.plan(standard_name(pipeline), micro_batches, P2Policy::kOff, asked.batching, asked.memory_cap);
+  const StepSetup standard = pipeline.setup(standard_name(pipeline), micro_batches, P2Policy::kOff,
+                                            asked.batching, asked.memory_cap);
   const SimulationOptions options = in_process_simulation(pipeline.caps(standard));
-  const std::vector<StageCost> costs = stage_costs(pipeline.stage_costs());
+  const std::vector<StageCost> costs = profiled_costs(pipeline.stage_profiles());
   AutoScheduleOptions search;
   if (asked.memory_cap.is_automatic()) {
     // As much as the named schedule with W in its waits takes under the same cap.
-    const Plan filled = pipeline.plan(standard_name(pipeline), micro_batches, P2Policy::kFill, asked.batching,
-                                      asked.memory_cap);
+    const StepSetup filled = pipeline.setup(standard_name(pipeline), micro_batches, P2Policy::kFill,
+                                            asked.batching, asked.memory_cap);
     const Simulation simulation = simulate(filled.schedule, costs, options);
     for (size_t rank = 0; rank < simulation.ranks.size(); ++rank)
       search.most_bytes.push_back(std::max(options.cap_per_rank.at(rank), simulation.ranks[rank].peak_bytes));

@@ -36,10 +36,6 @@ void check_device(const Config& config) {
               device,
               "\", where W may run beside F: this model's F cannot run again in W there, since both use its "
               "running statistics: set pipeline.recompute to activations or none.");
-  TWOBP_CHECK(
-      config.pipeline.replan == 0 || !config.pipeline.graphs,
-      "pipeline.graphs is set, and a step that is put in as a graph does not tell what its parts took, "
-      "by which pipeline.replan goes: set one of them to 0 or false.");
 }
 
 void check_training(const Config& config) {

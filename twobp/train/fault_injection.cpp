@@ -38,9 +38,6 @@ class FailingLayer : public Layer {
   void collect_parameters(std::vector<Parameter*>& parameters) override {
     layer_->collect_parameters(parameters);
   }
-  void use_slabs(int slots, bool copy) override { layer_->use_slabs(slots, copy); }
-  Slab* input_slab() override { return layer_->input_slab(); }
-  Slab* gradient_slab() override { return layer_->gradient_slab(); }
 
  private:
   std::unique_ptr<Layer> layer_;
@@ -141,7 +138,7 @@ void FaultInjection::choose_layers(const Pipeline& pipeline) {
 }
 
 bool FaultInjection::is_due(Fault::Where where, int layer, const Context& context) const {
-  return where == fault_.where && layers_[layer] && context.step == fault_.step &&
+  return where == fault_.where && layers_[layer] && context.training && context.step == fault_.step &&
          (fault_.micro_batch < 0 || fault_.micro_batch == context.micro_batch);
 }
 

@@ -33,8 +33,8 @@ std::string text_of(const at::Tensor& bytes) {
 }
 
 // Of together(): a process that is at work sends messages without a tensor, and one with a text at the end.
-constexpr Tag kReport = {0, 5, 0, Direction::kCollective};
-constexpr Tag kVerdict = {0, 6, 0, Direction::kCollective};
+constexpr Tag kReport = {.kind = MessageKind::kEndOfWork};
+constexpr Tag kVerdict = {.kind = MessageKind::kVerdict};
 constexpr int kBeats = 4;  // of such messages within a time-out
 constexpr int kMostTimeouts = 20;
 
@@ -79,9 +79,6 @@ std::string receive_text(Transport& transport, int from, const Tag& tag, double 
     if (!values.empty()) return text_of(values[0]);
   }
 }
-
-// A message that nobody sends.
-constexpr Tag kNever = {-1, -1, -1, Direction::kCollective};
 
 }  // namespace
 
@@ -169,7 +166,7 @@ std::vector<bool> Processes::writes(const std::vector<std::string>& names) const
 void Processes::throw_if_aborted() const {
   if (count_ == 1) return;
   Values nothing;
-  transport_->try_receive((index_ + 1) % count_, kNever, nothing);
+  transport_->try_receive((index_ + 1) % count_, {.kind = MessageKind::kNone}, nothing);
 }
 
 }  // namespace twobp

@@ -32,7 +32,7 @@ World nccl_world(const PipelineConfig& config, const Launcher& launcher, int ran
   if (launcher.kind == Launcher::Kind::kMpi && has_mpi()) {
     host = make_mpi_transport(launcher.size);
   } else {
-    host = make_store_transport(std::make_shared<Rendezvous>(rendezvous_place(launcher), config.timeout));
+    host = make_store_transport(std::make_shared<StoreConnection>(store_place(launcher), config.timeout));
   }
   return make_nccl_world(std::move(host), api, device, config.data_parallel, ranks, options);
 }

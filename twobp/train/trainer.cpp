@@ -178,9 +178,6 @@ Trainer::Trainer(const Config& config, Parts parts)
               parse_memory_cap(config.pipeline.memory_cap)};
   if (config.pipeline.schedule == kAutoSchedule)
     variant_ = auto_variant(*pipeline_, micro_batches_, variant_);
-  if (config.pipeline.replan > 0 && !reorders(variant_)) {
-    replanner_ = std::make_unique<Replanner>(config.pipeline.replan, *pipeline_, micro_batches_, variant_);
-  }
   make_loader();
 }
 
@@ -211,7 +208,7 @@ void Trainer::go_on_from(const TrainingPosition& position) {
   stopping_ = false;
   step_ = position.step;
   batches_ = position.batches;
-  loss_scale_.value = position.gradient_scale;
+  loss_scale_.value = position.loss_scale;
   loss_scale_.good_steps = position.good_steps;
   make_loader();
 }
@@ -220,16 +217,16 @@ Trainer::~Trainer() {
   if (pipeline_) pipeline_->drain();  // its last steps use what is destroyed first
 }
 
-const Plan& Trainer::plan_for(const Variant& variant, int micro_batches) {
+const StepSetup& Trainer::setup_for(const Variant& variant, int micro_batches) {
   std::string peaks;
   for (const int64_t peak : variant.standard_peaks) peaks += concat('|', peak);
   const std::string key =
       concat(variant.schedule, '|', variant.schedule.written(), '|', policy_name(variant.policy), '|',
              batching_name(variant.batching), '|', variant.memory_cap, '|', micro_batches, peaks);
-  const auto found = plans_.find(key);
-  if (found != plans_.end()) return found->second.plan;
-  Plan plan = make_plan(*pipeline_, variant, micro_batches);
-  return plans_.emplace(key, KeptPlan{variant.schedule, std::move(plan)}).first->second.plan;
+  const auto found = setups_.find(key);
+  if (found != setups_.end()) return found->second.setup;
+  StepSetup setup = make_setup(*pipeline_, variant, micro_batches);
+  return setups_.emplace(key, KeptSetup{variant.schedule, std::move(setup)}).first->second.setup;
 }
 
 std::optional<Evaluation> Trainer::evaluate() {
@@ -245,15 +242,15 @@ std::optional<Evaluation> Trainer::evaluate() {
   int64_t targets = 0;
   for (int64_t count = 0; count < (limit == 0 ? all : std::min(limit, all)); ++count) {
     const Batch batch = loader.next();
-    StepOptions options;
-    options.seed = config_.train.seed;
-    options.step = -1 - count;  // messages of an evaluation never meet those of a step
-    options.training = false;
-    options.first_micro_batch = int64_t{world().replica} * micro_batches_;
-    options.timeout = config_.pipeline.timeout;
+    StepInput input;
+    input.seed = config_.train.seed;
+    input.step = count + 1;
+    input.training = false;
+    input.first_micro_batch = int64_t{world().replica} * micro_batches_;
+    input.timeout = config_.pipeline.timeout;
     const auto micro_batches = static_cast<int>(batch.micro_batches.size());
     const StepReport report =
-        pipeline_->run(pipeline_->forward_plan(micro_batches), batch.micro_batches, options);
+        pipeline_->run(pipeline_->forward_setup(micro_batches), batch.micro_batches, input);
     loss += report.loss;
     if (report.right) right = right.value_or(0) + *report.right;
     targets += batch.targets;

@@ -14,7 +14,6 @@
 #include "twobp/train/checkpoint/position.h"
 #include "twobp/train/config.h"
 #include "twobp/data/data.h"
-#include "twobp/train/replanner.h"
 #include "twobp/train/update/update.h"
 #include "twobp/train/variant.h"
 
@@ -27,12 +26,11 @@ struct StepResult {
   double loss = 0;   // mean over the counted targets of the global batch, before the update
   double lr = 0;
   double grad_norm = 0;
-  bool skipped = false;       // fp16: the gradient overflowed, no weight has changed
-  double gradient_scale = 1;  // fp16: the loss scale of this step
+  bool skipped = false;   // fp16: the gradient overflowed, no weight has changed
+  double loss_scale = 1;  // fp16: the loss scale of this step
   int64_t tokens = 0;
-  double input_wait = 0;         // seconds the ranks stood still for the loader
-  std::optional<Replan> replan;  // pipeline.replan: the stages' times have drifted
-  bool stop = false;             // some process wants to stop: see stop_when
+  double input_wait = 0;  // seconds the ranks stood still for the loader
+  bool stop = false;      // some process wants to stop: see stop_when
   StepReport report;
 };
 
@@ -103,9 +101,7 @@ class Trainer {
   LoaderOptions loader_options() const;
   // The sums over replicas of what their batches count.
   void count_replicas(int64_t& targets, int64_t& tokens);
-  // The first process's decision on every one.
-  std::optional<Replan> replan_after(const StepResult& result);
-  const Plan& plan_for(const Variant& variant, int micro_batches);
+  const StepSetup& setup_for(const Variant& variant, int micro_batches);
   struct StepUnderWay {
     Batch batch;
     StepResult result;
@@ -133,13 +129,12 @@ class Trainer {
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<Update> update_;
   std::unique_ptr<Loader> loader_;
-  Variant variant_;                       // of step(); a schedule in a file is read once
-  std::unique_ptr<Replanner> replanner_;  // null: pipeline.replan is 0
-  struct KeptPlan {
+  Variant variant_;  // of step(); a schedule in a file is read once
+  struct KeptSetup {
     ScheduleSource schedule;  // keeps a written one alive, whose address is part of the key
-    Plan plan;
+    StepSetup setup;
   };
-  std::map<std::string, KeptPlan> plans_;
+  std::map<std::string, KeptSetup> setups_;
   std::vector<std::shared_ptr<Observer>> observers_;
   std::vector<std::string> new_parameters_;
   int64_t step_ = 0;

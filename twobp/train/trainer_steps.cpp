@@ -6,7 +6,6 @@
 #include "twobp/core/clock.h"
 #include "twobp/train/fault_injection.h"
 #include "twobp/train/update/lr_schedule.h"
-#include "twobp/train/processes.h"
 #include "twobp/train/trainer.h"
 #include "twobp/transport/collectives.h"
 
@@ -38,14 +37,11 @@ StepResult Trainer::or_error(const Body& body) {
 }
 
 StepResult Trainer::step() {
-  StepResult result = or_error([&] {
+  return or_error([&] {
     if (under_way_.empty()) begin_next();
     if (may_run_ahead(next_step())) begin_next();
     return end();
   });
-  if (replanner_) result.replan = replan_after(result);
-  if (result.replan) variant_ = result.replan->variant;
-  return result;
 }
 
 StepResult Trainer::step(const Batch& batch, const Variant& variant) {
@@ -59,8 +55,7 @@ StepResult Trainer::step(const Batch& batch, const Variant& variant) {
 }
 
 bool Trainer::may_run_ahead(int64_t step) const {
-  // With a replanner, what a step finds out decides on the plan of the next one.
-  return config_.pipeline.run_ahead && warm_ && !stopping_ && !replanner_ && step <= last_ahead_ &&
+  return config_.pipeline.run_ahead && warm_ && !stopping_ && step <= last_ahead_ &&
          !wants_events(step - 1) && !wants_events(step);
 }
 
@@ -82,16 +77,6 @@ void Trainer::begin_next() {
   ++batches_;
   step->result.input_wait = now_seconds() - begin_seconds;
   begin(std::move(step), variant_);
-}
-
-std::optional<Replan> Trainer::replan_after(const StepResult& result) {
-  Transport& processes = *pipeline_->world().processes;
-  if (processes.size() == 1) return replanner_->after_step(result.report, variant_);
-  // The first process has the times of all ranks.
-  std::optional<Replan> replan;
-  if (world().is_first()) replan = replanner_->after_step(result.report, variant_);
-  const Processes all(processes, config_.pipeline.timeout);
-  return replanner_->read(all.from_first(Replanner::written(replan)), variant_);
 }
 
 void Trainer::count_replicas(int64_t& targets, int64_t& tokens) {
@@ -123,25 +108,25 @@ void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& vari
   const bool early = !under_way_.empty();
   if (!early) update_->use(loss_scale_);
   step.update = update_->begin(config_.pipeline.post_validation && may_run_ahead(result.step + 1));
-  StepOptions options;
-  options.seed = config_.train.seed;
-  options.step = result.step;  // as users count, for messages
-  options.first_micro_batch = int64_t{world().replica} * micro_batches_;
-  options.loss_scale = 1.0 / static_cast<double>(targets);
-  options.timeout = config_.pipeline.timeout;
-  options.p2_order = p2_order(config_.pipeline);
-  options.as_graph = config_.pipeline.graphs;
-  options.p2_stealing = config_.pipeline.p2_stealing;
-  options.want_events = wants_events(result.step);
-  options.gradient_scale = loss_scale_.value;
-  if (early) options.settle = [this](int rank) { return update_->settle(rank); };
-  options.finish = [this, &step](int rank) {
+  StepInput input;
+  input.seed = config_.train.seed;
+  input.step = result.step;  // as users count, for messages
+  input.first_micro_batch = int64_t{world().replica} * micro_batches_;
+  input.loss_weight = 1.0 / static_cast<double>(targets);
+  input.timeout = config_.pipeline.timeout;
+  input.p2_order = p2_order(config_.pipeline);
+  input.as_graph = config_.pipeline.graphs;
+  input.p2_stealing = config_.pipeline.p2_stealing;
+  input.want_events = wants_events(result.step);
+  input.loss_scale = loss_scale_.value;
+  if (early) input.settle = [this](int rank) { return update_->settle(rank); };
+  input.finish = [this, &step](int rank) {
     if (faults_) faults_->in_optimizer(rank, step.result.step);
     return update_->run(rank, step.result.step, step.result.lr, step.update);
   };
-  options.stop = stop_;
-  const Plan& plan = plan_for(variant, static_cast<int>(step.batch.micro_batches.size()));
-  pipeline_->submit(plan, step.batch.micro_batches, options);
+  input.stop = stop_;
+  const StepSetup& setup = setup_for(variant, static_cast<int>(step.batch.micro_batches.size()));
+  pipeline_->submit(setup, step.batch.micro_batches, input);
   under_way_.push_back(std::move(under_way));
 }
 
@@ -161,7 +146,7 @@ void Trainer::finish(StepUnderWay& step) {
     result.input_wait = std::min(result.input_wait, first.idle[static_cast<int>(IdleCause::kStartUp)]);
   }
   if (under_way_.size() == 1) update_->settle_all();
-  result.gradient_scale = loss_scale_.value;
+  result.loss_scale = loss_scale_.value;
   update_->finish(result.step, loss_scale_, step.update);
   result.grad_norm = step.update.grad_norm;
   result.skipped = step.update.skipped;

@@ -7,11 +7,11 @@ bool reorders(const Variant& variant) {
   return written != nullptr && written->allow_reorder;
 }
 
-Plan make_plan(const Pipeline& pipeline, const Variant& variant, int micro_batches) {
-  Plan plan =
-      pipeline.plan(variant.schedule, micro_batches, variant.policy, variant.batching, variant.memory_cap);
-  if (!variant.standard_peaks.empty()) plan.standard_peaks = variant.standard_peaks;
-  return plan;
+StepSetup make_setup(const Pipeline& pipeline, const Variant& variant, int micro_batches) {
+  StepSetup setup =
+      pipeline.setup(variant.schedule, micro_batches, variant.policy, variant.batching, variant.memory_cap);
+  if (!variant.standard_peaks.empty()) setup.standard_peaks = variant.standard_peaks;
+  return setup;
 }
 
 }  // namespace twobp

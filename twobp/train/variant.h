@@ -23,7 +23,7 @@ struct Variant {
 // Whether it gives up the order of micro-batches, and with it the bits that all other schedules share.
 bool reorders(const Variant& variant);
 
-// The plan of a step that is run so.
-Plan make_plan(const Pipeline& pipeline, const Variant& variant, int micro_batches);
+// The setup of a step that is run so.
+StepSetup make_setup(const Pipeline& pipeline, const Variant& variant, int micro_batches);
 
 }  // namespace twobp

@@ -21,7 +21,7 @@ Values receive_at_once(Transport& transport, int from, const Tag& tag, double ti
 
 double clock_ahead(Transport& transport, int peer, double timeout) {
   constexpr int kRounds = 16;
-  const auto tag = [](int round, int part) { return Tag{0, part, round, Direction::kForward}; };
+  const auto tag = [](int round, int part) { return Tag{0, part, round, MessageKind::kClock}; };
   double ahead = 0;
   double shortest = std::numeric_limits<double>::infinity();
   for (int round = 0; round < kRounds; ++round) {

@@ -11,10 +11,8 @@ namespace {
 // Below, one message to each rank beats two rounds of smaller ones.
 constexpr int64_t kWholeBytes = 16 << 10;
 
-enum class Round : int { kPart, kSum, kBroadcast, kGather, kBarrier };
-
-Tag tag_of(Round round, int number) {
-  return {0, static_cast<int>(round), number, Direction::kCollective};
+Tag tag_of(MessageKind kind, int number) {
+  return {.micro_batch = number, .kind = kind};
 }
 
 // The elements that `rank` adds up: [first, first + count).
@@ -45,7 +43,7 @@ AllReduce::AllReduce(Transport& transport, at::Tensor tensor, int number)
     // A slice is overwritten once its sum is back, which is after its owner has read it. A whole tensor
     // becomes the sum whether or not the others have read it: they get a copy.
     at::Tensor part = part_for(to);
-    transport.isend(to, tag_of(Round::kPart, number_), {whole_ ? part.clone() : part});
+    transport.isend(to, tag_of(MessageKind::kPart, number_), {whole_ ? part.clone() : part});
   }
 }
 
@@ -76,7 +74,7 @@ bool AllReduce::advance(double deadline) {
   if (!added_) {
     for (int from = 0; from < ranks; ++from) {
       if (from == rank || parts_[from].defined()) continue;
-      if (!take(from, tag_of(Round::kPart, number_), deadline, parts_[from])) return false;
+      if (!take(from, tag_of(MessageKind::kPart, number_), deadline, parts_[from])) return false;
       TWOBP_CHECK(parts_[from].numel() == mine.numel(),
                   "ranks disagree on what they sum: ", parts_[from].numel(), " numbers of rank ", from, ", ",
                   mine.numel(), " here");
@@ -89,7 +87,7 @@ bool AllReduce::advance(double deadline) {
     added_ = true;
     if (!whole_) {
       for (int step = 1; step < ranks; ++step) {
-        transport_->isend((rank + step) % ranks, tag_of(Round::kSum, number_), {sum});
+        transport_->isend((rank + step) % ranks, tag_of(MessageKind::kSum, number_), {sum});
       }
     }
   }
@@ -97,7 +95,7 @@ bool AllReduce::advance(double deadline) {
     for (int from = 0; from < ranks; ++from) {
       if (summed_there_[from]) continue;
       at::Tensor sum;
-      if (!take(from, tag_of(Round::kSum, number_), deadline, sum)) return false;
+      if (!take(from, tag_of(MessageKind::kSum, number_), deadline, sum)) return false;
       part_for(from).copy_(sum);
       summed_there_[from] = true;
     }
@@ -116,12 +114,12 @@ void AllReduce::wait(double timeout) {
 
 void all_reduce_sum(Transport& transport, at::Tensor& tensor, double timeout) {
   at::Tensor dense = tensor.contiguous();
-  AllReduce(transport, dense, -1).wait(timeout);
+  AllReduce(transport, dense, 0).wait(timeout);
   if (!dense.is_same(tensor)) tensor.copy_(dense);
 }
 
 void broadcast(Transport& transport, at::Tensor& tensor, int root, double timeout) {
-  const Tag tag = tag_of(Round::kBroadcast, root);
+  const Tag tag = tag_of(MessageKind::kBroadcast, root);
   if (transport.rank() != root) {
     tensor = transport.receive(root, tag, timeout).at(0).clone();
     return;
@@ -133,7 +131,7 @@ void broadcast(Transport& transport, at::Tensor& tensor, int root, double timeou
 }
 
 std::vector<Values> gather(Transport& transport, Values values, int root, double timeout) {
-  const Tag tag = tag_of(Round::kGather, root);
+  const Tag tag = tag_of(MessageKind::kGather, root);
   std::vector<Values> all;
   if (transport.rank() != root) {
     transport.isend(root, tag, std::move(values));
@@ -149,7 +147,7 @@ std::vector<Values> gather(Transport& transport, Values values, int root, double
 }
 
 void barrier(Transport& transport, double timeout) {
-  const Tag tag = tag_of(Round::kBarrier, 0);
+  const Tag tag = tag_of(MessageKind::kBarrier, 0);
   const double deadline = awake_seconds() + timeout;
   for (int to = 0; to < transport.size(); ++to) {
     if (to != transport.rank()) transport.isend(to, tag, {});

@@ -1,6 +1,7 @@
 // Operations of all ranks of a transport together, made of messages alone: every transport has them, and a
 // sum has the same bits on each, since it is taken in rank order whatever arrives when. All ranks call the
-// same operations in the same order; `number` tells apart those that are under way at once.
+// same operations in the same order; `number` tells apart those that are under way at once, from 1 (0 is
+// all_reduce_sum's).
 #pragma once
 
 #include <cstdint>

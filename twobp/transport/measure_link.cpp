@@ -26,7 +26,7 @@ void echo(Transport& transport) {
   for (int64_t round = 0;; ++round) {
     Values values = transport.receive(0, {.step = round}, kTimeout);
     if (values.empty()) return;
-    transport.isend(0, {.step = round, .direction = Direction::kBackward}, std::move(values));
+    transport.isend(0, {.step = round, .kind = MessageKind::kBackward}, std::move(values));
   }
 }
 
@@ -38,7 +38,7 @@ double one_way(Transport& transport, int64_t numbers, double seconds, int64_t& r
   for (int i = 0; i < kLeastRounds || (i < kMostRounds && now_seconds() < end); ++i, ++round) {
     const double begin = now_seconds();
     transport.isend(1, {.step = round}, {tensor});
-    transport.receive(1, {.step = round, .direction = Direction::kBackward}, kTimeout);
+    transport.receive(1, {.step = round, .kind = MessageKind::kBackward}, kTimeout);
     taken.push_back((now_seconds() - begin) / 2);
   }
   return median(std::move(taken));

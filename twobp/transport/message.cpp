@@ -23,7 +23,7 @@ struct Prefix {
   uint32_t magic = kMagic;
   uint32_t format = kFormat;
   Kind kind = Kind::kMessage;
-  Direction direction = Direction::kForward;
+  MessageKind tag_kind = MessageKind::kForward;
   uint8_t group = 0;
   uint8_t unused = 0;
   int32_t stage = 0;
@@ -152,7 +152,7 @@ at::Tensor read_tensor(Reader& reader, const TensorPrefix& prefix, bool device_m
 OutgoingMessage pack_message(const Tag& tag, int64_t number, const Values& values, bool device_memory) {
   OutgoingMessage message;
   Prefix prefix;
-  prefix.direction = tag.direction;
+  prefix.tag_kind = tag.kind;
   prefix.group = tag.group;
   prefix.stage = tag.stage;
   prefix.micro_batch = tag.micro_batch;
@@ -218,11 +218,11 @@ IncomingMessage unpack_message(std::span<const std::byte> head, int from, bool d
     return message;
   }
   reader.require(prefix.kind == Kind::kMessage, "it is of unknown kind");
-  reader.require(prefix.direction <= Direction::kCollective, "it has an unknown direction");
+  reader.require(prefix.tag_kind <= MessageKind::kNone, "its tag is of unknown kind");
   // Each tensor takes at least its prefix.
   reader.require(prefix.count <= reader.left() / sizeof(TensorPrefix), "it announces ", prefix.count,
                  " tensors");
-  message.tag = {prefix.step, prefix.stage, prefix.micro_batch, prefix.direction, prefix.group};
+  message.tag = {prefix.step, prefix.stage, prefix.micro_batch, prefix.tag_kind, prefix.group};
   message.number = prefix.number;
   for (uint32_t i = 0; i < prefix.count; ++i) {
     TensorPrefix about;

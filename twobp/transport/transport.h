@@ -13,14 +13,32 @@
 
 namespace twobp {
 
-enum class Direction : uint8_t { kForward, kBackward, kCollective };
+// What a message is. Behind it what `stage` and `micro_batch` of its tag are, where they are something else.
+enum class MessageKind : uint8_t {
+  kForward,       // the input of a stage
+  kBackward,      // the output gradient of a stage
+  kEvaluation,    // the input of a stage that is evaluated
+  kTiedGradient,  // of a weight that several stages use: the weight; the use
+  kWeights,       // that a replica has updated: which message of them; 0
+  kStepReport,    // 0; the process whose it is
+  kClock,         // question or answer; the round
+  // Of all ranks together: 0; the number of it (collectives.h, train/processes.h).
+  kPart,
+  kSum,
+  kBroadcast,
+  kGather,
+  kBarrier,
+  kEndOfWork,
+  kVerdict,
+  kNone,  // nobody sends it
+};
 
-// What identifies a message: `stage` is the stage that receives it; of collectives, see collectives.h.
+// What identifies a message.
 struct Tag {
   int64_t step = 0;
-  int stage = 0;
+  int stage = 0;  // that receives it
   int micro_batch = 0;
-  Direction direction = Direction::kForward;
+  MessageKind kind = MessageKind::kForward;
   uint8_t group = 0;  // set by Subgroup: the same ranks may talk in several roles
 
   bool operator==(const Tag&) const = default;

@@ -9,16 +9,12 @@ namespace twobp {
 Values AddNorm::forward(Values values, Context& context, Saved& saved) {
   const at::Tensor x = as_contiguous(std::move(values[0]));
   norm_.check(x);
-  context.owns_input = false;  // x is read again below
-  Slab* const ours = branch_->gradient_slab();
-  Slab* const outer = std::exchange(context.destination, ours);
   Values branch = branch_->forward({x}, context, saved.child(0));
   TWOBP_CHECK(branch[0].sizes() == x.sizes(), "the branch of AddNorm ", norm_.name(), " makes ",
               branch[0].sizes(), " of ", x.sizes(), ", which can't be added");
   at::Tensor from = as_contiguous(std::move(branch[0]));
-  at::Tensor sum = ours != nullptr || exclusively_owned(from) ? from : at::empty_like(x);
-  context.destination = outer;
-  at::Tensor y = context.output(x.sizes(), x.options());
+  at::Tensor sum = exclusively_owned(from) ? from : at::empty_like(x);
+  at::Tensor y = at::empty_like(x);
   const DropoutMask mask = rate_.mask(context);
   at::Tensor statistics = norm_.forward(
       sum, y, [&](int64_t begin, int64_t end) { dropout_rows(from, x, sum, norm_.dim(), mask, begin, end); });
@@ -36,21 +32,10 @@ Values AddNorm::backward_p1(Values values, Context& context, Saved& saved) {
   at::Tensor dy = as_contiguous(std::move(values[0]));
   TWOBP_CHECK(dy.sizes() == sum.sizes(), "the gradient ", dy.sizes(), " does not fit the output of AddNorm ",
               norm_.name(), ", ", sum.sizes());
-  Slab* const outer = std::exchange(context.destination, branch_->gradient_slab());
   const bool drops = rate_.active(context);
-  at::Tensor branch;  // dL/d(branch's output)
-  at::Tensor dsum;
-  if (drops) {
-    dsum = exclusively_owned(dy) ? dy : at::empty_like(dy);
-    branch = context.destination == nullptr && exclusively_owned(sum)
-                 ? sum
-                 : context.output(sum.sizes(), sum.options());
-  } else {
-    dsum = context.destination == nullptr && exclusively_owned(dy)
-               ? dy
-               : context.output(sum.sizes(), sum.options());
-    branch = dsum;
-  }
+  at::Tensor dsum = exclusively_owned(dy) ? dy : at::empty_like(dy);
+  at::Tensor branch = dsum;  // dL/d(branch's output)
+  if (drops) branch = exclusively_owned(sum) ? sum : at::empty_like(sum);
   const DropoutMask mask = rate_.mask(context);
   LayerNormRows::Rows drop_again;
   if (drops) {
@@ -62,7 +47,6 @@ Values AddNorm::backward_p1(Values values, Context& context, Saved& saved) {
   sum.reset();
   dy.reset();
   statistics.reset();
-  context.destination = outer;
   Values dx = branch_->backward_p1({std::move(branch)}, context, saved.child(0));
   dx[0].add_(dsum);
   return dx;

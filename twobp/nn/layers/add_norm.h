@@ -21,8 +21,6 @@ class AddNorm : public Layer {
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
   void collect_parameters(std::vector<Parameter*>& parameters) override;
-  void use_slabs(int slots, bool copy) override { branch_->use_slabs(slots, copy); }
-  Slab* input_slab() override { return branch_->input_slab(); }
 
  private:
   std::unique_ptr<Layer> branch_;

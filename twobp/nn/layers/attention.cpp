@@ -62,14 +62,13 @@ Values Attention::forward(Values values, Context& context, Saved& saved) {
               shape_.packed(), "), got ", packed.sizes());
   TWOBP_CHECK(packed.scalar_type() == dtype_, "attention has dtype ", c10::toString(dtype_), ", got ",
               c10::toString(packed.scalar_type()));
-  const bool ours = context.owns_input || exclusively_owned(packed);
-  packed = own_even_rows(std::move(packed), ours);
+  packed = own_even_rows(std::move(packed));
   const int64_t positions = packed.size(1);
   const int64_t past = context.generating ? context.past : 0;
   prepare_rope(past + positions, packed.device());
   rotate(packed, past, /*back=*/false);
   if (context.generating) return {with_cache(packed, context, saved.cache)};
-  auto [y, log_sum_exp] = attend(packed, context);
+  auto [y, log_sum_exp] = attend(packed);
   if (context.keeps()) {
     saved.keep_until_p1(std::move(packed));
     saved.keep_until_p1(y);
@@ -78,11 +77,11 @@ Values Attention::forward(Values values, Context& context, Saved& saved) {
   return {std::move(y)};
 }
 
-std::pair<at::Tensor, at::Tensor> Attention::attend(const at::Tensor& packed, Context& context) const {
+std::pair<at::Tensor, at::Tensor> Attention::attend(const at::Tensor& packed) const {
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
   const at::Tensor wide = packed.to(compute_type(dtype_));
-  at::Tensor y = context.output({batch, positions, shape_.heads * shape_.head_dim}, packed.options());
+  at::Tensor y = at::empty({batch, positions, shape_.heads * shape_.head_dim}, packed.options());
   at::Tensor out = in_type(y, wide.scalar_type());
   at::Tensor log_sum_exp = at::empty({batch, shape_.heads, positions}, wide.options());
   packed_attention_forward(wide, shape_.causal(), out, log_sum_exp);
@@ -104,7 +103,7 @@ at::Tensor Attention::with_cache(const at::Tensor& packed, Context& context, at:
       .copy_(packed.narrow(2, shape_.heads * head_dim, 2 * kv * head_dim)
                  .view({batch, positions, 2, kv, head_dim})
                  .permute({2, 0, 3, 1, 4}));
-  if (past == 0) return attend(packed, context).first;
+  if (past == 0) return attend(packed).first;
   // The queries of a group as so many positions of their key-value head: nothing is repeated.
   const at::Tensor q =
       packed.narrow(2, 0, shape_.heads * head_dim).reshape({batch, kv, shape_.heads / kv, head_dim});
@@ -114,7 +113,7 @@ at::Tensor Attention::with_cache(const at::Tensor& packed, Context& context, at:
   return out.reshape({batch, 1, shape_.heads * head_dim});
 }
 
-Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
+Values Attention::backward_p1(Values values, Context&, Saved& saved) {
   at::Tensor packed = saved.take_p1(0);
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
@@ -126,9 +125,7 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
   const at::ScalarType type = compute_type(dtype_);
   const at::Tensor dy = as_contiguous(std::move(values[0])).to(type);
   const at::Tensor out = saved.take_p1(1).to(type);
-  at::Tensor dx = context.destination == nullptr && exclusively_owned(packed)
-                      ? packed
-                      : context.output(packed.sizes(), packed.options());
+  at::Tensor dx = exclusively_owned(packed) ? packed : at::empty(packed.sizes(), packed.options());
   const at::Tensor wide = packed.to(type);
   at::Tensor dwide = type == dtype_ ? dx : wide;  // a wider copy is ours to write over
   packed_attention_backward(wide, shape_.causal(), out, saved.take_p1(2), dy, dwide);

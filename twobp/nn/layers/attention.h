@@ -25,7 +25,6 @@ class Attention : public Layer {
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
-  bool gradient_replaces_input() const override { return true; }
   bool takes_padded_rows() const override { return true; }
 
  private:
@@ -34,7 +33,7 @@ class Attention : public Layer {
   // q and k of `packed` in place; its first position is `past`. Back again: the inverse rotation.
   void rotate(at::Tensor& packed, int64_t past, bool back) const;
   // Output (B, S, H D) and log-sum-exp (B, H, S) of the rotated `packed`.
-  std::pair<at::Tensor, at::Tensor> attend(const at::Tensor& packed, Context& context) const;
+  std::pair<at::Tensor, at::Tensor> attend(const at::Tensor& packed) const;
   // Generation: puts k and v of `packed`, rotated already, into the cache (2, B, K, capacity, D), and attends
   // to all positions up to the last of `packed`.
   at::Tensor with_cache(const at::Tensor& packed, Context& context, at::Tensor& cache) const;

@@ -87,7 +87,7 @@ Values BertEmbedding::forward(Values, Context& context, Saved& saved) {
   TWOBP_CHECK(sequence <= positions_.sizes()[0], "a sequence of ", sequence, " is longer than the ",
               positions_.sizes()[0], " positions of the model");
   at::Tensor sum = at::empty({ids.size(0), sequence, cols}, words_.value.options());
-  at::Tensor y = context.output(sum.sizes(), sum.options());
+  at::Tensor y = at::empty_like(sum);
   const DropoutMask mask = rate_.mask(context);
   LayerNormRows::Rows drop;
   if (rate_.active(context)) {

@@ -53,7 +53,7 @@ Values BidirectionalAttention::forward(Values values, Context& context, Saved& s
   const std::vector<int64_t> sizes = {batch, positions, shape_.width()};
   const at::Tensor wide = packed.to(compute_type(dtype_));
   at::Tensor log_sum = at::empty({batch, shape_.heads, positions}, wide.options());
-  at::Tensor out = context.output(sizes, packed.options());
+  at::Tensor out = at::empty(sizes, packed.options());
   if (wide.is_same(packed)) {
     packed_attention_forward(wide, settings(context, packed), out, log_sum);
   } else {
@@ -79,15 +79,13 @@ Values BidirectionalAttention::backward_p1(Values values, Context& context, Save
   const at::ScalarType type = compute_type(dtype_);
   const at::Tensor dy = as_contiguous(std::move(values[0])).to(type);
   if (type == dtype_) {
-    at::Tensor dx = context.destination == nullptr && exclusively_owned(packed)
-                        ? packed
-                        : context.output(packed.sizes(), packed.options());
+    at::Tensor dx = exclusively_owned(packed) ? packed : at::empty(packed.sizes(), packed.options());
     packed_attention_backward(packed, attention, out, log_sum, dy, dx);
     return {std::move(dx)};
   }
   at::Tensor wide = packed.to(type);
   packed_attention_backward(wide, attention, out.to(type), log_sum, dy, wide);
-  at::Tensor dx = context.output(packed.sizes(), packed.options());
+  at::Tensor dx = at::empty(packed.sizes(), packed.options());
   dx.copy_(wide);
   return {std::move(dx)};
 }

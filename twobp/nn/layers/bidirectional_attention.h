@@ -26,7 +26,6 @@ class BidirectionalAttention : public Layer {
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
-  bool gradient_replaces_input() const override { return true; }
   bool takes_padded_rows() const override { return true; }
 
  private:

@@ -68,7 +68,7 @@ Values CausalConv1d::forward(Values values, Context& context, Saved& saved) {
     saved.cache = all.narrow(1, all.size(1) - before, before).clone();
     return {convolve(all, at::empty(all.sizes(), all.options())).narrow(1, before, x.size(1)).contiguous()};
   }
-  at::Tensor y = convolve(x, context.output(x.sizes(), x.options()));
+  at::Tensor y = convolve(x, at::empty(x.sizes(), x.options()));
   if (context.keeps()) saved.keep_until_p1(std::move(x));
   return {std::move(y)};
 }
@@ -118,10 +118,9 @@ void CausalConv1d::backward_groups(const at::Tensor& x, const at::Tensor& weight
   });
 }
 
-Values CausalConv1d::backward_p1(Values dy, Context& context, Saved& saved) {
+Values CausalConv1d::backward_p1(Values dy, Context&, Saved& saved) {
   at::Tensor x = saved.take_p1(0);
-  at::Tensor dx =
-      context.destination == nullptr && exclusively_owned(x) ? x : context.output(x.sizes(), x.options());
+  at::Tensor dx = exclusively_owned(x) ? x : at::empty(x.sizes(), x.options());
   backward(x, with_dense_rows(std::move(dy[0])), dx);
   return {std::move(dx)};
 }

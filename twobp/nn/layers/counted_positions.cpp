@@ -16,13 +16,10 @@ Values CountedPositions::forward(Values values, Context& context, Saved& saved) 
   at::Tensor rows = flat.ne(kIgnoreLabel).nonzero().view({-1});  // in order
   const Fields fields = {{"labels", flat.index_select(0, rows)}};
   Context inner = context;
-  context.destination = nullptr;
   inner.fields = &fields;
-  inner.destination = branch_->input_slab();
-  at::Tensor counted = inner.output({rows.size(0), x.size(2)}, x.options());
+  at::Tensor counted = at::empty({rows.size(0), x.size(2)}, x.options());
   rows = on_device(rows, x.device());
   at::index_select_out(counted, x.reshape({-1, x.size(2)}), 0, rows);
-  inner.destination = nullptr;
   Values loss = branch_->forward({std::move(counted)}, inner, saved.child(0));
   if (context.keeps()) saved.keep_until_p1(std::move(rows));
   return loss;
@@ -31,11 +28,9 @@ Values CountedPositions::forward(Values values, Context& context, Saved& saved) 
 Values CountedPositions::backward_p1(Values dy, Context& context, Saved& saved) {
   const at::Tensor rows = saved.take_p1(0);
   const at::Tensor& labels = context.field("labels");
-  Context inner = context;
-  inner.destination = nullptr;
-  const Values counted = branch_->backward_p1(std::move(dy), inner, saved.child(0));
+  const Values counted = branch_->backward_p1(std::move(dy), context, saved.child(0));
   const int64_t cols = counted[0].size(-1);
-  at::Tensor dx = context.output({labels.size(0), labels.size(1), cols}, counted[0].options());
+  at::Tensor dx = at::empty({labels.size(0), labels.size(1), cols}, counted[0].options());
   dx.zero_();
   dx.view({-1, cols}).index_copy_(0, rows, counted[0]);
   return {std::move(dx)};

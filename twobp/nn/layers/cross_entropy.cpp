@@ -53,17 +53,16 @@ Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
       logits.sizes(), ": one int64 label per position is needed");
   if (labels.is_cpu()) check_labels(labels, cols);
   const int64_t right = context.training ? 0 : count_right(logits, labels);
-  const bool ours = context.owns_input || exclusively_owned(logits);
-  logits = own_even_rows(std::move(logits), ours);
-  const double scale = context.loss_scale * context.gradient_scale;
+  logits = own_even_rows(std::move(logits));
+  const double scale = context.loss_weight * context.loss_scale;
   Values out;
   if (by_operators(logits)) {
     const at::Tensor sum = operators::cross_entropy(logits, on_device(labels.view({-1}), logits.device()),
                                                     kIgnoreLabel, scale, context.keeps());
-    out.push_back(sum * context.loss_scale);
+    out.push_back(sum * context.loss_weight);
   } else {
     const double sum = sum_of_losses(logits, labels.const_data_ptr<int64_t>(), rows, scale, context.keeps());
-    out.push_back(at::scalar_tensor(sum * context.loss_scale, at::TensorOptions().dtype(at::kDouble)));
+    out.push_back(at::scalar_tensor(sum * context.loss_weight, at::TensorOptions().dtype(at::kDouble)));
   }
   if (!context.training) out.push_back(at::scalar_tensor(right, at::TensorOptions().dtype(at::kLong)));
   if (context.keeps()) saved.keep_until_p1(std::move(logits));

@@ -1,6 +1,7 @@
 // Next-token loss: logits (B, S, V) against the batch's `labels` (B, S) int64; -100 is not counted. The value
-// is this micro-batch's share of the mean over all counted targets of the global batch (Context::loss_scale),
-// a float64 scalar. The logits' gradient is formed in the forward pass, over the logits: they are read once.
+// is this micro-batch's share of the mean over all counted targets of the global batch
+// (Context::loss_weight), a float64 scalar. The logits' gradient is formed in the forward pass, over the
+// logits: they are read once.
 #pragma once
 
 #include "twobp/nn/layer.h"
@@ -14,7 +15,6 @@ class CrossEntropy : public Layer {
   Values forward(Values x, Context& context, Saved& saved) override;
   // Takes no dL/dy: the loss is where the backward starts.
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
-  bool gradient_replaces_input() const override { return true; }
   bool takes_padded_rows() const override { return true; }
 };
 

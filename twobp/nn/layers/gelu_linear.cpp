@@ -11,7 +11,6 @@ Values GeluLinear::forward(Values values, Context& context, Saved& saved) {
   gelu_into(x, act, form_);
   Context without_input = context;
   without_input.backward = false;
-  context.destination = nullptr;
   Values y = linear_.forward({std::move(act)}, without_input, saved.child(0));
   if (keeps) saved.keep_until_p1(std::move(x));
   return y;
@@ -21,10 +20,7 @@ Values GeluLinear::backward_p1(Values dy, Context& context, Saved& saved) {
   at::Tensor x = saved.take_p1(0);
   at::Tensor act;
   if (linear_.has_p2()) {
-    const int64_t cols = x.size(-1);
-    Slab* slab = linear_.input_slab();
-    if (slab != nullptr) act = slab->slot(context.micro_batch, x.numel() / cols, cols, x.options());
-    if (!act.defined()) act = (exclusively_owned(x) ? x : at::empty_like(x)).view({-1, cols});
+    act = (exclusively_owned(x) ? x : at::empty_like(x)).view({-1, x.size(-1)});
     saved.child(0).keep_until_p2(act);  // filled below: p1 of the Linear does not read it
   }
   Values dx = linear_.backward_p1(std::move(dy), context, saved.child(0));

@@ -18,9 +18,6 @@ class GeluLinear : public Layer {
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
   void collect_parameters(std::vector<Parameter*>& parameters) override;
-  void use_slabs(int slots, bool copy) override { linear_.use_slabs(slots, copy); }
-  Slab* input_slab() override { return linear_.input_slab(); }  // gelu(x) takes the place of x
-  Slab* gradient_slab() override { return linear_.gradient_slab(); }
 
  private:
   GeluForm form_;

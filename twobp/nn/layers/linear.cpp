@@ -1,7 +1,9 @@
 #include "twobp/nn/layers/linear.h"
 
 #include "twobp/core/check.h"
+#include "twobp/nn/kernels/products/concatenate_rows.h"
 #include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/nn/kernels/products/padded_rows.h"
 #include "twobp/nn/kernels/products/rows.h"
 #include "twobp/nn/kernels/products/sum_rows.h"
 
@@ -49,21 +51,18 @@ Values Linear::forward(Values x, Context& context, Saved& saved) {
   TWOBP_CHECK(x[0].scalar_type() == weight.scalar_type(), "Linear ", weight_.name(), " has dtype ",
               c10::toString(weight.scalar_type()), ", got ", c10::toString(x[0].scalar_type()));
   at::Tensor input = as_matrix(x[0]);
-  at::Tensor y = context.output(with_last(x[0].sizes(), weight.size(0)), x[0].options(), padded_);
+  at::Tensor y = empty_rows(with_last(x[0].sizes(), weight.size(0)), x[0].options(), padded_);
   at::Tensor y_matrix = as_matrix(y);
   if (bias_) {
     multiply_and_add(y_matrix, input, weight.t(), bias_->value);
   } else {
     multiply_into(y_matrix, input, weight.t());
   }
-  if (context.keeps() && weight_.trainable()) {
-    if (input_slab_) input = input_slab_->place(input, context.micro_batch);
-    saved.keep_until_p2(std::move(input));
-  }
+  if (context.keeps() && weight_.trainable()) saved.keep_until_p2(std::move(input));
   return {std::move(y)};
 }
 
-Values Linear::backward_p1(Values dy, Context& context, Saved& saved) {
+Values Linear::backward_p1(Values dy, Context&, Saved& saved) {
   const bool trainable = weight_.trainable();
   TWOBP_CHECK(!trainable || saved.p2_count() == 1, "backward-p1 of Linear ", weight_.name(),
               " does not find its input alone: it runs once after each forward");
@@ -72,14 +71,11 @@ Values Linear::backward_p1(Values dy, Context& context, Saved& saved) {
       gradient.size(1) == weight_.value.size(0) && (!trainable || gradient.size(0) == saved.p2(0).size(0)),
       "the gradient ", dy[0].sizes(), " does not fit the output of Linear ", weight_.name(), ", rows of ",
       weight_.value.size(0));
-  at::Tensor dx = context.output(with_last(dy[0].sizes(), weight_.value.size(1)), dy[0].options());
+  at::Tensor dx = at::empty(with_last(dy[0].sizes(), weight_.value.size(1)), dy[0].options());
   at::Tensor dx_matrix = as_matrix(dx);
   multiply_into(dx_matrix, gradient, weight_.value);
   if (bias_ && bias_->trainable()) add_sum_of_rows(bias_->grad_to_add(), gradient);
-  if (trainable) {
-    if (gradient_slab_) gradient = gradient_slab_->place(gradient, context.micro_batch);
-    saved.keep_until_p2(std::move(gradient));
-  }
+  if (trainable) saved.keep_until_p2(std::move(gradient));
   return {std::move(dx)};
 }
 
@@ -94,18 +90,7 @@ void Linear::backward_p2(std::span<Saved* const> saved) {
     inputs.push_back(one->p2(0));
     gradients.push_back(one->p2(1));
   }
-  inputs = concatenate_rows(inputs, concatenate_by_copy_);
-  gradients = concatenate_rows(gradients, concatenate_by_copy_);
-  // Runs of inputs and gradients break at the same micro-batches only if both are in slabs; else go one by
-  // one.
-  bool same_runs = inputs.size() == gradients.size();
-  for (size_t i = 0; same_runs && i < inputs.size(); ++i)
-    same_runs = inputs[i].size(0) == gradients[i].size(0);
-  if (!same_runs) {
-    for (Saved* const& one : saved) backward_p2({&one, 1});
-    return;
-  }
-  for (size_t i = 0; i < inputs.size(); ++i) weight_.accumulate_product(gradients[i].t(), inputs[i]);
+  weight_.accumulate_product(concatenate_rows(gradients).t(), concatenate_rows(inputs));
 }
 
 void Linear::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
@@ -114,16 +99,6 @@ void Linear::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
 void Linear::collect_parameters(std::vector<Parameter*>& parameters) {
   parameters.push_back(&weight_);
   if (bias_) parameters.push_back(&*bias_);
-}
-
-void Linear::use_slabs(int slots, bool copy) {
-  concatenate_by_copy_ = copy;
-  input_slab_.reset();
-  gradient_slab_.reset();
-  if (slots > 0 && weight_.trainable()) {
-    input_slab_.emplace(slots);
-    gradient_slab_.emplace(slots, padded_);
-  }
 }
 
 }  // namespace twobp

@@ -28,18 +28,12 @@ class Linear : public Layer {
   void backward_p2(std::span<Saved* const> saved) override;
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
   void collect_parameters(std::vector<Parameter*>& parameters) override;
-  void use_slabs(int slots, bool copy) override;
   void pad_rows() override { padded_ = true; }
-  Slab* input_slab() override { return input_slab_ ? &*input_slab_ : nullptr; }
-  Slab* gradient_slab() override { return gradient_slab_ ? &*gradient_slab_ : nullptr; }
 
  private:
   Parameter weight_;               // (out, in)
   std::optional<Parameter> bias_;  // (out), float32 where the layer computes in reduced precision
-  std::optional<Slab> input_slab_;
-  std::optional<Slab> gradient_slab_;
-  bool concatenate_by_copy_ = false;
-  bool padded_ = false;  // y's rows, and its gradient's
+  bool padded_ = false;            // y's rows, and its gradient's
 };
 
 }  // namespace twobp

@@ -44,47 +44,33 @@ Values MambaMixer::forward(Values values, Context& context, Saved& saved) {
   const int64_t inner = shape_.inner;
   TWOBP_CHECK(uz.dim() == 3 && uz.size(2) == 2 * inner, "MambaMixer takes (batch, sequence, ", 2 * inner,
               "), got ", uz.sizes());
-  const bool ours = context.owns_input || exclusively_owned(uz);
-  context.owns_input = false;
-  Slab* const outer = std::exchange(context.destination, x_proj_->input_slab());
+  const bool ours = exclusively_owned(uz);
   at::Tensor u = only(conv_.forward({uz.narrow(2, 0, inner)}, context, saved.child(kConv)));
-  context.destination = nullptr;
   const at::Tensor projected = only(x_proj_->forward({u}, context, saved.child(kXProj)));
-  context.destination = dt_proj_->input_slab();
   // A copy, so that W does not keep B and C alive.
-  at::Tensor dt = context.output({u.size(0), u.size(1), shape_.dt_rank}, u.options());
+  at::Tensor dt = at::empty({u.size(0), u.size(1), shape_.dt_rank}, u.options());
   dt.copy_(projected.narrow(2, 0, shape_.dt_rank));
-  context.destination = dt_proj_->gradient_slab();
   at::Tensor raw = only(dt_proj_->forward({std::move(dt)}, context, saved.child(kDtProj)));
-  context.destination = out_proj_->input_slab();
   at::Tensor y =
       only(scan_.forward({std::move(u), std::move(raw), projected.narrow(2, shape_.dt_rank, 2 * shape_.state),
                           uz.narrow(2, inner, inner)},
                          context, saved.child(kScan)));
   if (context.keeps() && ours) saved.keep_until_p1(std::move(uz));
-  context.destination = outer;
   return out_proj_->forward({std::move(y)}, context, saved.child(kOutProj));
 }
 
 Values MambaMixer::backward_p1(Values dy, Context& context, Saved& saved) {
-  Slab* const outer = std::exchange(context.destination, nullptr);
   const int64_t inner = shape_.inner;
   const std::vector<int64_t> sizes = {dy[0].size(0), dy[0].size(1), 2 * inner};
   const at::TensorOptions options = dy[0].options();
   at::Tensor gradient = only(out_proj_->backward_p1(std::move(dy), context, saved.child(kOutProj)));
   // Where (u | z) is ours, its gradient takes its place.
-  at::Tensor duz;
-  if (saved.p1_count() > 0) duz = saved.take_p1(0);
-  context.destination = outer;
-  if (outer != nullptr || !duz.defined()) duz = context.output(sizes, options);
-  context.destination = x_proj_->gradient_slab();
-  at::Tensor dprojected = context.output({sizes[0], sizes[1], shape_.dt_rank + 2 * shape_.state}, options);
-  context.destination = dt_proj_->gradient_slab();
+  at::Tensor duz = saved.p1_count() > 0 ? saved.take_p1(0) : at::empty(sizes, options);
+  at::Tensor dprojected = at::empty({sizes[0], sizes[1], shape_.dt_rank + 2 * shape_.state}, options);
   Values of_scan =
       scan_.backward_p1_into(std::move(gradient), dprojected.narrow(2, shape_.dt_rank, 2 * shape_.state),
-                             duz.narrow(2, inner, inner), context, saved.child(kScan));
+                             duz.narrow(2, inner, inner), saved.child(kScan));
   saved.child(kScan).release_p1();
-  context.destination = nullptr;
   dprojected.narrow(2, 0, shape_.dt_rank)
       .copy_(only(dt_proj_->backward_p1({std::move(of_scan[1])}, context, saved.child(kDtProj))));
   at::Tensor du = std::move(of_scan[0]);
@@ -107,11 +93,6 @@ void MambaMixer::collect_parameters(std::vector<Parameter*>& parameters) {
   dt_proj_->collect_parameters(parameters);
   scan_.collect_parameters(parameters);
   out_proj_->collect_parameters(parameters);
-}
-
-void MambaMixer::use_slabs(int slots, bool copy) {
-  for (Layer* projection : {x_proj_.get(), dt_proj_.get(), out_proj_.get()})
-    projection->use_slabs(slots, copy);
 }
 
 }  // namespace twobp

@@ -30,9 +30,6 @@ class MambaMixer : public Layer {
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
   void collect_parameters(std::vector<Parameter*>& parameters) override;
-  void use_slabs(int slots, bool copy) override;
-  Slab* gradient_slab() override { return out_proj_->gradient_slab(); }
-  bool gradient_replaces_input() const override { return true; }
 
  private:
   MambaMixerShape shape_;

@@ -110,7 +110,7 @@ Values AveragePool2d::forward(Values values, Context& context, Saved& saved) {
   const at::Tensor& x = values[0];
   TWOBP_CHECK(x.dim() == 4 && x.numel() > 0, "average pooling takes (batch, height, width, channels), got ",
               x.sizes());
-  at::Tensor y = context.output({x.size(0), x.size(3)}, x.options());
+  at::Tensor y = at::empty({x.size(0), x.size(3)}, x.options());
   at::mean_out(y, x, {1, 2}, /*keepdim=*/false, x.scalar_type());
   if (context.keeps()) saved.keep_until_p1(at::empty({1}, x.options()).expand(x.sizes()));  // its sizes
   return {std::move(y)};

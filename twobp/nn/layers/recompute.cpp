@@ -88,8 +88,6 @@ void RecomputeLayer::forward_again(Values x, const Context& context, Saved& inne
     if (parameter->is_buffer()) buffers.emplace_back(parameter, parameter->value.clone());
   }
   Context again = context;
-  again.destination = nullptr;  // the result is there already
-  again.owns_input = false;
   layer_->forward(std::move(x), again, inner);
   for (auto& [buffer, before] : buffers) buffer->value.copy_(before);
 }
@@ -100,7 +98,6 @@ Values RecomputeLayer::forward(Values x, Context& context, Saved& saved) {
   if (!context.keeps() || (!again_in_p1_ && !until_p2)) {
     return layer_->forward(std::move(x), context, inner);
   }
-  context.owns_input = false;  // it is kept for another time
   Saved& input = saved.child(kInput);
   input.keep_context(context);  // also tells backward-p1 that forward ran, where there is no input
   for (const at::Tensor& one : x) {
@@ -111,7 +108,6 @@ Values RecomputeLayer::forward(Values x, Context& context, Saved& saved) {
     }
   }
   if (!again_in_p1_) return layer_->forward(std::move(x), context, inner);
-  context.destination = nullptr;  // slots are for micro-batches that keep something
   Context keeps_nothing = context;
   keeps_nothing.backward = false;
   return layer_->forward(std::move(x), keeps_nothing, inner);
@@ -144,7 +140,6 @@ void RecomputeLayer::backward_p2(std::span<Saved* const> saved) {
     Saved& inner = one->child(kInner);
     Saved& gradient = one->child(kGradient);
     Context context = gradient.context();
-    context.destination = nullptr;
     forward_again(take_p2(one->child(kInput)), context, inner);
     {
       const DiscardGradients discard(parameters_);
@@ -171,10 +166,6 @@ void RecomputeLayer::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
 
 void RecomputeLayer::collect_parameters(std::vector<Parameter*>& parameters) {
   parameters.insert(parameters.end(), parameters_.begin(), parameters_.end());
-}
-
-void RecomputeLayer::use_slabs(int slots, bool copy) {
-  if (!again_in_p2_) layer_->use_slabs(slots, copy);
 }
 
 }  // namespace twobp

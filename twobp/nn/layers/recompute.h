@@ -35,16 +35,12 @@ class RecomputeLayer : public Layer {
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
-  // Only if derivatives are computed again: F, I and all of the layer's W, one micro-batch after the other.
+  // Only if derivatives are computed again: F, I and all of the layer's W, one micro-batch after the other:
+  // it does not concatenate, which would hold the operands of several at once.
   void backward_p2(std::span<Saved* const> saved) override;
   // The layer's own units, or one in all if derivatives are computed again.
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
   void collect_parameters(std::vector<Parameter*>& parameters) override;
-  // Backward-p2 that computes its operands again does not concatenate: it would hold those of several
-  // micro-batches at once.
-  void use_slabs(int slots, bool copy) override;
-  Slab* input_slab() override { return again_in_p2_ ? nullptr : layer_->input_slab(); }
-  Slab* gradient_slab() override { return again_in_p2_ ? nullptr : layer_->gradient_slab(); }
 
  private:
   // Whether there is a backward-p2 that computes derivatives again.

@@ -5,7 +5,6 @@
 namespace twobp {
 
 Values Residual::forward(Values x, Context& context, Saved& saved) {
-  context.owns_input = false;  // x is read again below
   Values y = branch().forward(x, context, saved);
   y[0].add_(x[0]);
   return y;
@@ -18,7 +17,6 @@ Values Residual::backward_p1(Values dy, Context& context, Saved& saved) {
 }
 
 Values ResidualBegin::forward(Values x, Context& context, Saved& saved) {
-  context.owns_input = false;  // x is handed on
   Values y = branch().forward(x, context, saved);
   return {std::move(x[0]), std::move(y[0])};
 }

@@ -17,13 +17,9 @@ class AroundBranch : public Layer {
   void collect_parameters(std::vector<Parameter*>& parameters) override {
     branch_->collect_parameters(parameters);
   }
-  void use_slabs(int slots, bool copy) override { branch_->use_slabs(slots, copy); }
-  Slab* input_slab() override { return branch_->input_slab(); }
-  Slab* gradient_slab() override { return branch_->gradient_slab(); }
 
  protected:
   Layer& branch() { return *branch_; }
-  const Layer& branch() const { return *branch_; }
 
  private:
   std::unique_ptr<Layer> branch_;
@@ -35,10 +31,8 @@ class Residual : public AroundBranch {
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
-  bool gradient_replaces_input() const override { return branch().gradient_replaces_input(); }
 };
 
-// Its gradient slab is for the gradient of begin(x).
 class ResidualBegin : public AroundBranch {
  public:
   using AroundBranch::AroundBranch;
@@ -47,14 +41,12 @@ class ResidualBegin : public AroundBranch {
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
 };
 
-// Its input slab is for b.
 class ResidualEnd : public AroundBranch {
  public:
   using AroundBranch::AroundBranch;
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
-  bool gradient_replaces_input() const override { return branch().gradient_replaces_input(); }
 };
 
 }  // namespace twobp

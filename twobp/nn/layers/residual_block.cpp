@@ -41,7 +41,6 @@ ResidualBlock::ResidualBlock(const std::string& name, const ResidualBlockOptions
 }
 
 Values ResidualBlock::forward(Values values, Context& context, Saved& saved) {
-  context.destination = nullptr;  // nothing here is written for a GEMM of several micro-batches
   at::Tensor other = as_contiguous(std::move(values[0]));
   Values branch = first_.forward({other}, context, saved.child(0));
   for (size_t i = 0; i < inner_.size(); ++i) {
@@ -66,7 +65,6 @@ Values ResidualBlock::forward(Values values, Context& context, Saved& saved) {
 }
 
 Values ResidualBlock::backward_p1(Values values, Context& context, Saved& saved) {
-  context.destination = nullptr;
   at::Tensor z = saved.take_p1(0);
   const at::Tensor scales = saved.take_p1(1);
   at::Tensor other = saved.take_p1(2);

@@ -25,7 +25,7 @@ Values RmsNorm::forward(Values values, Context& context, Saved& saved) {
               "), got ", x.sizes());
   TWOBP_CHECK(x.scalar_type() == dtype_, "RmsNorm ", gain_.name(), " has dtype ", c10::toString(dtype_),
               ", got ", c10::toString(x.scalar_type()));
-  at::Tensor y = context.output(x.sizes(), x.options());
+  at::Tensor y = at::empty(x.sizes(), x.options());
   at::Tensor rstd = at::empty({rows}, gain_.value.options());
   if (by_operators(x)) {
     operators::rms_norm_forward(x, gain_.value, eps_, y, rstd);
@@ -49,14 +49,13 @@ Values RmsNorm::forward(Values values, Context& context, Saved& saved) {
   return {std::move(y)};
 }
 
-Values RmsNorm::backward_p1(Values values, Context& context, Saved& saved) {
+Values RmsNorm::backward_p1(Values values, Context&, Saved& saved) {
   const at::Tensor x = saved.take_p1(0);
   const at::Tensor rstd = saved.take_p1(1);
   at::Tensor dy = as_contiguous(std::move(values[0]));
   TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(), " does not fit the output of RmsNorm ",
               gain_.name(), ", ", x.sizes());
-  at::Tensor dx =
-      context.destination == nullptr && exclusively_owned(dy) ? dy : context.output(x.sizes(), x.options());
+  at::Tensor dx = exclusively_owned(dy) ? dy : at::empty(x.sizes(), x.options());
   const at::Tensor dgain = by_operators(x) ? operators::rms_norm_backward(dy, x, gain_.value, rstd, dx)
                                            : backward_rows(dy, x, rstd, dx);
   if (gain_.trainable()) gain_.grad_to_add().add_(dgain);

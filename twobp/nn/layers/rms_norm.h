@@ -12,7 +12,6 @@ class RmsNorm : public Layer {
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
-  bool gradient_replaces_input() const override { return true; }
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:

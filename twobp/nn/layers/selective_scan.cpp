@@ -105,7 +105,7 @@ Values SelectiveScan::forward(Values values, Context& context, Saved& saved) {
   check(in);
   const ScanSize size = {in.x.size(1), channels_, state_};
   const int64_t batch = in.x.size(0);
-  at::Tensor y = context.output(in.x.sizes(), in.x.options());
+  at::Tensor y = at::empty(in.x.sizes(), in.x.options());
   const bool going_on = context.generating && context.past > 0;
   if (context.generating && !going_on) saved.cache = at::empty({batch, state_, channels_}, in.a.options());
   TWOBP_CHECK(!going_on || (saved.cache.defined() && saved.cache.size(0) == batch), "SelectiveScan ",
@@ -146,12 +146,11 @@ void SelectiveScan::forward_groups(const ScanTensors& in, const at::Tensor& y, c
   });
 }
 
-Values SelectiveScan::backward_p1(Values dy, Context& context, Saved& saved) {
-  return backward_p1_into(std::move(dy[0]), {}, {}, context, saved);
+Values SelectiveScan::backward_p1(Values dy, Context&, Saved& saved) {
+  return backward_p1_into(std::move(dy[0]), {}, {}, saved);
 }
 
-Values SelectiveScan::backward_p1_into(at::Tensor dy, at::Tensor dbc, at::Tensor dz, Context& context,
-                                       Saved& saved) {
+Values SelectiveScan::backward_p1_into(at::Tensor dy, at::Tensor dbc, at::Tensor dz, Saved& saved) {
   const at::Tensor x = saved.take_p1(0);
   at::Tensor raw = saved.take_p1(1);
   const at::Tensor bc = saved.take_p1(2);
@@ -163,8 +162,7 @@ Values SelectiveScan::backward_p1_into(at::Tensor dy, at::Tensor dbc, at::Tensor
   const int64_t batch = x.size(0);
   const at::Tensor a_of_states = rates();
   const at::Tensor a = scaled(a_of_states);
-  at::Tensor draw =
-      context.destination == nullptr && exclusively_owned(raw) ? raw : context.output(x.sizes(), x.options());
+  at::Tensor draw = exclusively_owned(raw) ? raw : at::empty(x.sizes(), x.options());
   if (!dz.defined()) dz = exclusively_owned(z) ? z : at::empty(x.sizes(), x.options());
   if (!dbc.defined()) dbc = at::empty(bc.sizes(), bc.options());
   at::Tensor dx = exclusively_owned(dy) ? dy : at::empty(x.sizes(), x.options());

@@ -20,10 +20,10 @@ class SelectiveScan : public Layer {
   // x, raw, (B | C), z -> y. x, raw, y, z (batch, sequence, channels), (B | C) (batch, sequence, 2 state);
   // rows of the inputs may be apart. In generation, Saved::cache has the states after the last position.
   Values forward(Values values, Context& context, Saved& saved) override;
-  // dL/dy -> the gradients of x, raw, (B | C) and z. Context::destination is for that of raw.
+  // dL/dy -> the gradients of x, raw, (B | C) and z.
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
   // The same for a container that has places for the last two: `dbc` and `dz`, which may be the z of forward.
-  Values backward_p1_into(at::Tensor dy, at::Tensor dbc, at::Tensor dz, Context& context, Saved& saved);
+  Values backward_p1_into(at::Tensor dy, at::Tensor dbc, at::Tensor dz, Saved& saved);
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:

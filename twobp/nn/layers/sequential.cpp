@@ -12,22 +12,12 @@ Sequential::Sequential(std::vector<std::unique_ptr<Layer>> layers) : layers_(std
 }
 
 Values Sequential::forward(Values x, Context& context, Saved& saved) {
-  Slab* const outer = context.destination;
-  bool owned = context.owns_input;
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    Slab* const destination = i + 1 < layers_.size() ? output_slab(*layers_[i], *layers_[i + 1]) : outer;
-    context.destination = destination;
-    context.owns_input = owned;
-    x = layers_[i]->forward(std::move(x), context, saved.child(i));
-    owned = lies_in_gradient_slab(*layers_[i], destination);
-  }
+  for (size_t i = 0; i < layers_.size(); ++i) x = layers_[i]->forward(std::move(x), context, saved.child(i));
   return x;
 }
 
 Values Sequential::backward_p1(Values dy, Context& context, Saved& saved) {
-  Slab* const outer = context.destination;
   for (size_t i = layers_.size(); i-- > 0;) {
-    context.destination = i > 0 ? layers_[i - 1]->gradient_slab() : outer;
     dy = layers_[i]->backward_p1(std::move(dy), context, saved.child(i));
     saved.child(i).release_p1();
   }
@@ -40,10 +30,6 @@ void Sequential::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
 
 void Sequential::collect_parameters(std::vector<Parameter*>& parameters) {
   for (auto& layer : layers_) layer->collect_parameters(parameters);
-}
-
-void Sequential::use_slabs(int slots, bool copy) {
-  for (auto& layer : layers_) layer->use_slabs(slots, copy);
 }
 
 }  // namespace twobp

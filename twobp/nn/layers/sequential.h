@@ -1,5 +1,4 @@
-// Layers one after the other. Hands each layer the slot its neighbour wants the result in (Slab), and gives W
-// out one leaf layer at a time.
+// Layers one after the other. Gives W out one leaf layer at a time.
 #pragma once
 
 #include <memory>
@@ -17,10 +16,6 @@ class Sequential : public Layer {
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
   void collect_parameters(std::vector<Parameter*>& parameters) override;
-  void use_slabs(int slots, bool copy) override;
-  Slab* input_slab() override { return layers_.front()->input_slab(); }
-  Slab* gradient_slab() override { return layers_.back()->gradient_slab(); }
-  bool gradient_replaces_input() const override { return layers_.front()->gradient_replaces_input(); }
   bool takes_padded_rows() const override { return layers_.front()->takes_padded_rows(); }
   void pad_rows() override { layers_.back()->pad_rows(); }
 

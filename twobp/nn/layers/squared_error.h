@@ -1,4 +1,4 @@
-// Half the squared error, the mean over a sample's numbers and (through Context::loss_scale = 1 / samples)
+// Half the squared error, the mean over a sample's numbers and (through Context::loss_weight = 1 / samples)
 // over the global batch: x (B, ...) against the batch's field `target` of the same shape. The loss of the
 // benchmark model without a head.
 #pragma once

@@ -13,7 +13,7 @@ Values SwiGlu::forward(Values values, Context& context, Saved& saved) {
   const int64_t rows = x.numel() / (2 * cols);
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.back() = cols;
-  at::Tensor act = context.output(sizes, x.options());
+  at::Tensor act = at::empty(sizes, x.options());
   if (by_operators(x)) {
     operators::swiglu_forward(x, act);
   } else {
@@ -31,7 +31,7 @@ Values SwiGlu::forward(Values values, Context& context, Saved& saved) {
   return {std::move(act)};
 }
 
-Values SwiGlu::backward_p1(Values values, Context& context, Saved& saved) {
+Values SwiGlu::backward_p1(Values values, Context&, Saved& saved) {
   at::Tensor x = saved.take_p1(0);
   const at::Tensor dact = as_contiguous(std::move(values[0]));
   const int64_t cols = x.size(-1) / 2;
@@ -40,8 +40,7 @@ Values SwiGlu::backward_p1(Values values, Context& context, Saved& saved) {
   sizes.back() = cols;
   TWOBP_CHECK(dact.sizes() == sizes, "the gradient ", dact.sizes(), " does not fit the output of SwiGlu, ",
               at::IntArrayRef(sizes));
-  at::Tensor dx =
-      context.destination == nullptr && exclusively_owned(x) ? x : context.output(x.sizes(), x.options());
+  at::Tensor dx = exclusively_owned(x) ? x : at::empty(x.sizes(), x.options());
   if (by_operators(x)) {
     operators::swiglu_backward(x, dact, dx);
   } else {

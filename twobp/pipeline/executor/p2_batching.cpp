@@ -6,7 +6,7 @@
 namespace twobp {
 
 std::vector<std::string> batching_names() {
-  return {"loop", "concat", "concat_copy"};
+  return {"loop", "concat"};
 }
 
 std::string_view batching_name(P2Batching batching) {

@@ -9,9 +9,8 @@
 namespace twobp {
 
 enum class P2Batching : uint8_t {
-  kLoop,        // one call each
-  kConcat,      // one call, on slabs (nn/slab.h)
-  kConcatCopy,  // one call, on a copy
+  kLoop,    // one call each
+  kConcat,  // one call, which gathers their rows by copying (nn/kernels/concatenate_rows.h)
 };
 std::string_view batching_name(P2Batching batching);
 // Throws Error naming the nearest.

@@ -62,8 +62,8 @@ Context RankExecutor::context_of(int micro_batch) const {
   context.step = input_->step;
   context.micro_batch = input_->first_micro_batch + micro_batch;
   context.training = input_->training;
-  context.loss_scale = input_->loss_scale;
-  context.gradient_scale = gradient_scale_;
+  context.loss_weight = input_->loss_weight;
+  context.loss_scale = loss_scale_;
   return context;
 }
 
@@ -71,11 +71,11 @@ void RankExecutor::execute(const Instruction& instruction) {
   const int s = local(instruction.stage);
   const int mb = instruction.micro_batch;
   const int end = mb + instruction.count;
-  const auto send = [&](int to_stage, Values& values, int i, Direction direction) {
+  const auto send = [&](int to_stage, Values& values, int i, MessageKind kind) {
     const int to = input_->schedule->rank_of_stage[to_stage];
     const double begin = events_.now();
     const int64_t bytes = EventLog::bytes_of(values);
-    transport_.isend(to, Tag{input_->step, to_stage, i, direction}, std::move(values));
+    transport_.isend(to, Tag{input_->step, to_stage, i, kind}, std::move(values));
     values.clear();
     events_.message(Event::Kind::kSend, instruction.stage, to_stage, i, bytes, begin);
   };
@@ -91,13 +91,12 @@ void RankExecutor::execute(const Instruction& instruction) {
       flush_p2(s, mb, end);
       break;
     case Op::kSendForward:
-      for (int i = mb; i < end; ++i)
-        send(instruction.stage + 1, boundaries_[s].output[i], i, Direction::kForward);
+      for (int i = mb; i < end; ++i) send(instruction.stage + 1, boundaries_[s].output[i], i, forward_kind());
       break;
     case Op::kSendBackward:
       if (!stages_[s]->gives_gradient()) break;
       for (int i = mb; i < end; ++i) {
-        send(instruction.stage - 1, boundaries_[s].input_gradient[i], i, Direction::kBackward);
+        send(instruction.stage - 1, boundaries_[s].input_gradient[i], i, MessageKind::kBackward);
       }
       break;
     case Op::kRecvForward:
@@ -117,7 +116,6 @@ void RankExecutor::forward(int s, int mb) {
   boundary.input[mb].clear();
   if (stage.index() == 0 && !input_->input_field.empty())
     x.push_back(on_device(context.field(input_->input_field), p2_stream_.device().where()));
-  if (training && input_->batching == P2Batching::kConcat) free_slot(s, mb);
   double begin = now_seconds();
   if (!started_) {
     result_.times.idle[static_cast<int>(IdleCause::kStartUp)] += begin - result_.times.begin;
@@ -127,18 +125,12 @@ void RankExecutor::forward(int s, int mb) {
   events_.open(Event::Kind::kForward, stage.index(), mb, begin);
   device_times_.open(&StageTimes::forward, s, cause_of_wait());
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
-  bool owned = false;
   for (int i = 0; i < stage.layer_count(); ++i) {
     if (training && cap_ > 0 && holds_p2()) {
       begin += make_room(stage.cost(i).forward_peak, stage.cost(i).forward_held);  // W has its own time
     }
     context.backward = i >= stage.first_backward();
-    Slab* const destination =
-        training && i + 1 < stage.layer_count() ? output_slab(stage.layer(i), stage.layer(i + 1)) : nullptr;
-    context.destination = destination;
-    context.owns_input = owned;
     x = stage.layer(i).forward(std::move(x), context, stage.saved(mb, i));
-    owned = lies_in_gradient_slab(stage.layer(i), destination);
     if (!context.keeps()) stage.saved(mb, i).release();
     progress();
   }
@@ -192,7 +184,6 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
   for (int i = stage.layer_count() - 1; i >= stage.first_backward(); --i) {
     Saved& saved = stage.saved(mb, i);
     if (cap_ > 0 && holds_p2()) begin += make_room(stage.cost(i).p1_peak, stage.cost(i).p1_held);
-    context.destination = i > stage.first_backward() ? stage.layer(i - 1).gradient_slab() : nullptr;
     dy = stage.layer(i).backward_p1(std::move(dy), context, saved);
     saved.release_p1();
     saved.visit_p2([&](const at::Tensor& t) { meter_.rebook(t, stage.index(), MemoryCategory::kStash); });
@@ -245,7 +236,7 @@ void RankExecutor::receive(const Instruction& instruction) {
   // talks to other processes.
   const MemoryMeter::Scope scope(instruction.stage, MemoryCategory::kActivations);
   for (int mb = instruction.micro_batch; mb < instruction.micro_batch + instruction.count; ++mb) {
-    const Tag tag{input_->step, instruction.stage, mb, forward ? Direction::kForward : Direction::kBackward};
+    const Tag tag{input_->step, instruction.stage, mb, forward ? forward_kind() : MessageKind::kBackward};
     Values values;
     bool there = transport_.try_receive(from, tag, values);
     while (!there && !pending_.empty() && input_->fills_waits && p2_stream_.has_room()) {

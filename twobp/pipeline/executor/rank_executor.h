@@ -7,61 +7,23 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <vector>
 
-#include "twobp/nn/context.h"
 #include "twobp/pipeline/executor/device_times.h"
 #include "twobp/pipeline/executor/event_log.h"
 #include "twobp/pipeline/gradient_reducer.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/observer.h"
-#include "twobp/pipeline/executor/p2_batching.h"
 #include "twobp/pipeline/executor/p2_offers.h"
 #include "twobp/pipeline/executor/p2_stream.h"
 #include "twobp/pipeline/stage.h"
-#include "twobp/schedule/p2_order.h"
+#include "twobp/pipeline/step_input.h"
 #include "twobp/schedule/schedule.h"
 #include "twobp/transport/transport.h"
 
 namespace twobp {
-
-// What the update of the step before has come to on a rank. Where it does not stand, what the rank has done
-// for nothing counts as start-up of the step after it.
-struct Settled {
-  bool stands = true;         // false: weights have changed since the rank ended that step
-  double gradient_scale = 1;  // of the step after it
-};
-
-struct StepInput {
-  const Schedule* schedule = nullptr;
-  const std::vector<Fields>* micro_batches = nullptr;
-  std::string input_field;  // see ModelSpec
-  uint64_t seed = 0;
-  int64_t step = 0;
-  int64_t first_micro_batch = 0;  // this replica's first, counted over all replicas
-  bool training = true;
-  double loss_scale = 1;  // see Context
-  double gradient_scale = 1;
-  P2Batching batching = P2Batching::kLoop;
-  std::vector<int64_t> cap_per_rank;  // bytes of activations and stash; empty or 0: no cap
-  bool fills_waits = false;           // see simulate.h
-  int slab_slots = 0;                 // micro-batches a slab holds, for kConcat
-  P2Order p2_order = P2Order::kOldest;
-  // Where ranks take W off each other at the end of a step; null: they do not, nor where W is concatenated,
-  // where replicas sum gradients or where events are wanted.
-  P2Offers* offers = nullptr;
-  std::mutex* turn = nullptr;  // of ranks that record
-  double timeout = 300;        // seconds
-  bool want_events = false;
-  // Called on each rank's thread when it has run the first F, before it sends, receives, adds to a gradient
-  // or has a loss: if the step before does not stand, they are run again. Null: it stands, and
-  // `gradient_scale` is known.
-  std::function<Settled(int rank)> settle;
-  // Runs on each rank's thread after its last instruction: gradients summed, clipped, applied. Returns the
-  // seconds it was busy (waits for other ranks left out; see waited_in_finish).
-  std::function<double(int rank)> finish;
-};
 
 struct RankResult {
   RankTimes times;
@@ -169,13 +131,16 @@ class RankExecutor {
   // Runs old W until an op that grows to `peak` and leaves `held` fits under the cap, and after it any W that
   // is pending; the seconds it took.
   double make_room(int64_t peak, int64_t held);
-  // Runs old W until the micro-batch's slab slot is free.
-  void free_slot(int s, int micro_batch);
   void idle(IdleCause cause, double begin, double end);
   // Of a wait for a message, if it comes to one now.
   IdleCause cause_of_wait() const { return pending_.empty() ? IdleCause::kNothing : IdleCause::kMessage; }
   void log_p2(std::span<PendingP2> together, double begin, double end);
   Context context_of(int micro_batch) const;
+  MessageKind forward_kind() const {
+    return input_->training ? MessageKind::kForward : MessageKind::kEvaluation;
+  }
+  // "step 3", or of an evaluation "batch 3 of an evaluation".
+  std::string step_name() const;
   int local(int stage) const { return local_[stage]; }
 
   int rank_;
@@ -187,7 +152,7 @@ class RankExecutor {
   GradientReducer* reducer_ = nullptr;
 
   const StepInput* input_ = nullptr;  // of the step at hand
-  double gradient_scale_ = 1;
+  double loss_scale_ = 1;
   ProductTime products_;  // when the step began
   int64_t allocations_ = 0;
   int64_t cap_ = 0;

@@ -207,15 +207,6 @@ void RankExecutor::release_oldest_p2() {
   p2_stream_.keeps() ? p2_stream_.release_oldest() : run_oldest_p2();
 }
 
-void RankExecutor::free_slot(int s, int micro_batch) {
-  if (micro_batch < input_->slab_slots) return;  // nobody has had it in this step
-  const auto holds_slot = [&](const PendingP2& pending) {
-    return pending.stage == s && pending.micro_batch <= micro_batch - input_->slab_slots;
-  };
-  while (std::any_of(pending_.begin(), pending_.end(), holds_slot)) run_oldest_p2();
-  p2_stream_.join();  // and done with it
-}
-
 void RankExecutor::log_p2(std::span<PendingP2> together, double begin, double end) {
   const double each = (end - begin) / static_cast<double>(together.size());
   // A reordered schedule may gather others than successive micro-batches: an event for each run of them.

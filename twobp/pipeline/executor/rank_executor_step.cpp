@@ -151,6 +151,11 @@ void RankExecutor::in_update(int64_t step, const std::function<void()>& body) co
   }
 }
 
+std::string RankExecutor::step_name() const {
+  return input_->training ? concat("step ", input_->step)
+                          : concat("batch ", input_->step, " of an evaluation");
+}
+
 void RankExecutor::run_until(size_t end) {
   for (; at_ < end; ++at_) {
     const Instruction& instruction = input_->schedule->ranks[rank_][at_];
@@ -161,7 +166,7 @@ void RankExecutor::run_until(size_t end) {
     } catch (const Aborted&) {
       throw;
     } catch (...) {
-      fail("rank ", rank_, ", step ", input_->step, ", ", to_string(instruction), ": ", what_is_thrown());
+      fail("rank ", rank_, ", ", step_name(), ", ", to_string(instruction), ": ", what_is_thrown());
     }
   }
 }
@@ -180,7 +185,7 @@ bool RankExecutor::settle() {
     p2_stream_.device().compute().wait_on_host();  // what was for nothing is start-up on the device, too
     prepare(*input_);
   }
-  gradient_scale_ = settled.gradient_scale;
+  loss_scale_ = settled.loss_scale;
   return settled.stands;
 }
 
@@ -199,18 +204,13 @@ void RankExecutor::prepare(const StepInput& input) {
   turn_ = nullptr;
   helping_ = 0;
   helped_.clear();
-  gradient_scale_ = input.gradient_scale;
+  loss_scale_ = input.loss_scale;
   events_.start(input.want_events);
   cap_ = input.cap_per_rank.empty() ? 0 : input.cap_per_rank[rank_];
   local_.assign(schedule.stages, -1);
   for (size_t s = 0; s < stages_.size(); ++s) {
     local_[stages_[s]->index()] = static_cast<int>(s);
     stages_[s]->prepare_micro_batches(schedule.micro_batches);
-    const bool concatenates = input.training && input.batching != P2Batching::kLoop;
-    if (input.training) {
-      stages_[s]->use_slabs(input.batching == P2Batching::kConcat ? input.slab_slots : 0,
-                            concatenates && input.batching == P2Batching::kConcatCopy);
-    }
     Boundary& boundary = boundaries_[s];
     for (auto* values :
          {&boundary.input, &boundary.output, &boundary.output_gradient, &boundary.input_gradient}) {

@@ -10,10 +10,9 @@ StepKey::StepKey(const StepInput& input)
     : schedule_(*input.schedule),
       batching_(input.batching),
       p2_order_(input.p2_order),
-      slab_slots_(input.slab_slots),
       cap_per_rank_(input.cap_per_rank),
-      loss_scale_(input.loss_scale),
-      gradient_scale_(input.gradient_scale) {
+      loss_weight_(input.loss_weight),
+      loss_scale_(input.loss_scale) {
   for (const Fields& fields : *input.micro_batches) micro_batches_.push_back(sizes_of(fields));
 }
 

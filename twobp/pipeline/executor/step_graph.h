@@ -10,7 +10,7 @@
 
 #include "twobp/nn/context.h"
 #include "twobp/nn/device/work_graph.h"
-#include "twobp/pipeline/executor/rank_executor.h"
+#include "twobp/pipeline/step_input.h"
 
 namespace twobp {
 
@@ -30,10 +30,9 @@ class StepKey {
   Schedule schedule_;
   P2Batching batching_ = P2Batching::kLoop;
   P2Order p2_order_ = P2Order::kOldest;
-  int slab_slots_ = 0;
   std::vector<int64_t> cap_per_rank_;
+  double loss_weight_ = 0;
   double loss_scale_ = 0;
-  double gradient_scale_ = 0;
   std::vector<Sizes> micro_batches_;
 };
 

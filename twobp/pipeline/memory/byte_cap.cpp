@@ -25,7 +25,7 @@ class Walk {
 }  // namespace
 
 std::vector<int64_t> standard_peaks(const Schedule& schedule,
-                                    const std::vector<std::vector<LayerCost>>& stages) {
+                                    const std::vector<std::vector<LayerProfile>>& stages) {
   TWOBP_CHECK(static_cast<int>(stages.size()) == schedule.stages, "costs for ", stages.size(),
               " stages, schedule has ", schedule.stages);
   std::vector<int64_t> peaks;
@@ -47,7 +47,7 @@ std::vector<int64_t> standard_peaks(const Schedule& schedule,
           walk.grow(0, -layers.front().input_gradient);
           break;
         case Op::kForward:
-          for (const LayerCost& layer : layers) walk.grow(layer.forward_peak, layer.forward_held);
+          for (const LayerProfile& layer : layers) walk.grow(layer.forward_peak, layer.forward_held);
           if (instruction.stage + 1 == schedule.stages)
             walk.grow(0, -layers.back().output);  // the loss is read
           break;
@@ -76,19 +76,6 @@ std::vector<int64_t> auto_caps(const std::vector<int64_t>& standard_peaks, const
   // 0 would be no cap.
   for (const int64_t bytes : fixed) caps.push_back(std::max<int64_t>(1, allowed - bytes));
   return caps;
-}
-
-int standard_in_flight(const Schedule& schedule) {
-  std::vector<int> in_flight(schedule.stages, 0);
-  int most = 0;
-  for (const auto& instructions : schedule.ranks) {
-    for (const Instruction& instruction : instructions) {
-      int& stage = in_flight[instruction.stage];
-      if (instruction.op == Op::kForward) most = std::max(most, stage += instruction.count);
-      if (instruction.op == Op::kBackward) stage -= instruction.count;
-    }
-  }
-  return most;
 }
 
 }  // namespace twobp

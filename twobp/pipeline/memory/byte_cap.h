@@ -12,14 +12,11 @@ namespace twobp {
 // Peak bytes of activations per rank when `schedule` (p2 off: F and B alone) runs with the given costs: a
 // walk over each rank's own order, layer by layer. `stages[s]` has the costs of stage s's layers.
 std::vector<int64_t> standard_peaks(const Schedule& schedule,
-                                    const std::vector<std::vector<LayerCost>>& stages);
+                                    const std::vector<std::vector<LayerProfile>>& stages);
 
 // Bytes of an automatic cap, by rank. `fixed[r]`: bytes of parameters, gradients and optimizer state on rank
 // r.
 std::vector<int64_t> auto_caps(const std::vector<int64_t>& standard_peaks, const std::vector<int64_t>& fixed,
                                double times = 1);
-
-// Most micro-batches any stage holds at once with p2 off.
-int standard_in_flight(const Schedule& schedule);
 
 }  // namespace twobp

@@ -24,7 +24,7 @@ struct Specimen {
   bool backward = true;  // in some layer of the kind
   std::vector<Parameter*> parameters;
   Saved saved;
-  LayerCost cost;
+  LayerProfile cost;
   std::vector<double> forward, backward_p1, backward_p2;
 };
 
@@ -147,15 +147,15 @@ Profile measure_profile(const ModelSpec& model, const Fields& fields, double sec
   return profile;
 }
 
-std::vector<LayerCost> layer_costs(const ModelSpec& model, const Profile& profile) {
-  std::vector<LayerCost> costs;
+std::vector<LayerProfile> layer_profiles(const ModelSpec& model, const Profile& profile) {
+  std::vector<LayerProfile> costs;
   for (const auto& spec : model.layers) {
     const auto found = profile.find(spec.kind);
     TWOBP_CHECK(found != profile.end(), "the profile has no layer of kind '", spec.kind, "'");
     costs.push_back(found->second);
     if (static_cast<int>(costs.size()) > model.first_trainable) continue;
     // No backward: nothing is saved, the output takes the input's place.
-    LayerCost& cost = costs.back();
+    LayerProfile& cost = costs.back();
     cost.backward_p1 = cost.backward_p2 = 0;
     cost.p2_units = 0;
     cost.forward_held = cost.output - (costs.size() > 1 ? costs[costs.size() - 2].output : 0);

@@ -13,7 +13,7 @@
 
 namespace twobp {
 
-struct LayerCost {
+struct LayerProfile {
   double forward = 0;  // seconds per micro-batch, medians
   double backward_p1 = 0;
   double backward_p2 = 0;
@@ -32,7 +32,7 @@ struct LayerCost {
 };
 
 // By LayerSpec::kind.
-using Profile = std::map<std::string, LayerCost>;
+using Profile = std::map<std::string, LayerProfile>;
 
 // Runs one layer of each kind, in model order, on the calling thread and its compute threads: once to warm
 // up, then until `seconds` have passed, at least 3 and at most 25 times. `fields` is one micro-batch.
@@ -41,6 +41,6 @@ Profile measure_profile(const ModelSpec& model, const Fields& fields, double sec
                         const Device& device = {});
 
 // The costs of all layers in model order.
-std::vector<LayerCost> layer_costs(const ModelSpec& model, const Profile& profile);
+std::vector<LayerProfile> layer_profiles(const ModelSpec& model, const Profile& profile);
 
 }  // namespace twobp

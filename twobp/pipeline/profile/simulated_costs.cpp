@@ -13,7 +13,7 @@ double bytes_of(int64_t measured) {
 
 }  // namespace
 
-LayerShare layer_share(const LayerCost& layer) {
+LayerShare layer_share(const LayerProfile& layer) {
   LayerShare share;
   share.forward = layer.forward;
   share.backward_p1 = layer.backward_p1;
@@ -30,12 +30,12 @@ LayerShare layer_share(const LayerCost& layer) {
   return share;
 }
 
-StageCost stage_cost(const std::vector<LayerCost>& layers) {
+StageCost stage_cost(const std::vector<LayerProfile>& layers) {
   StageCost cost;
   cost.forward = cost.backward_p1 = cost.backward_p2 = 0;
   cost.activation_bytes = cost.stash_bytes = 0;
   cost.p2_units = 0;
-  for (const LayerCost& layer : layers) {
+  for (const LayerProfile& layer : layers) {
     const LayerShare share = layer_share(layer);
     cost.forward += share.forward;
     cost.backward_p1 += share.backward_p1;
@@ -54,15 +54,15 @@ StageCost stage_cost(const std::vector<LayerCost>& layers) {
   return cost;
 }
 
-std::vector<StageCost> stage_costs(const std::vector<std::vector<LayerCost>>& stages) {
+std::vector<StageCost> profiled_costs(const std::vector<std::vector<LayerProfile>>& stages) {
   std::vector<StageCost> costs;
   for (const auto& layers : stages) costs.push_back(stage_cost(layers));
   return costs;
 }
 
-std::vector<StageCost> measured_costs(const std::vector<std::vector<LayerCost>>& stages,
+std::vector<StageCost> measured_costs(const std::vector<std::vector<LayerProfile>>& stages,
                                       const std::vector<int>& rank_of_stage, const StepReport& report) {
-  std::vector<StageCost> costs = stage_costs(stages);
+  std::vector<StageCost> costs = profiled_costs(stages);
   std::vector<bool> counted(report.ranks.size(), false);
   for (size_t s = 0; s < costs.size(); ++s) {
     const StageTimes& times = report.stages.at(s);

@@ -73,9 +73,6 @@ class Validator {
     TWOBP_CHECK(schedule_.stages >= 1 && schedule_.micro_batches >= 1, "schedule '", schedule_.name,
                 "' needs at least one stage and one micro-batch, has ", schedule_.stages, " and ",
                 schedule_.micro_batches);
-    TWOBP_CHECK(schedule_.replicas >= 1 && schedule_.stages % schedule_.replicas == 0, "schedule '",
-                schedule_.name, "' has ", schedule_.stages, " stages, which are not ", schedule_.replicas,
-                " copies of a model");
     TWOBP_CHECK(static_cast<int>(schedule_.rank_of_stage.size()) == schedule_.stages, "schedule '",
                 schedule_.name, "' has ", schedule_.stages, " stages but rank_of_stage places ",
                 schedule_.rank_of_stage.size());

@@ -92,14 +92,9 @@ std::vector<double> GradientSums::done(const std::vector<double>& stage_done,
 
 std::vector<double> GradientSums::by_stage(const std::vector<double>& stage_done,
                                            const std::vector<double>& now) const {
-  // Copies of the model within the schedule are summed in the same ring, which waits for the last of them.
-  const int one = schedule_.stages_per_replica();
-  std::vector<double> ready(schedule_.stages, 0);
-  for (int s = 0; s < schedule_.stages; ++s) {
-    const double done = parallel_.overlap ? stage_done[s] : now[schedule_.rank_of_stage[s]];
-    ready[s % one] = std::max(ready[s % one], done);
-  }
-  for (int s = one; s < schedule_.stages; ++s) ready[s] = ready[s % one];
+  std::vector<double> ready(schedule_.stages);
+  for (int s = 0; s < schedule_.stages; ++s)
+    ready[s] = parallel_.overlap ? stage_done[s] : now[schedule_.rank_of_stage[s]];
   std::vector<int> stages(schedule_.stages);
   std::iota(stages.begin(), stages.end(), 0);
   std::stable_sort(stages.begin(), stages.end(), [&](int a, int b) { return ready[a] < ready[b]; });

@@ -124,8 +124,6 @@ CsvForm parse_csv_form(std::string_view name) {
 }
 
 std::string to_csv(const Schedule& schedule, CsvForm form) {
-  TWOBP_CHECK(schedule.replicas == 1, "schedule '", schedule.name, "' holds ", schedule.replicas,
-              " copies of the model, which the text form cannot say");
   const Schedule cells = lower(schedule);
   for (int rank = 0; rank < cells.rank_count(); ++rank) {
     TWOBP_CHECK(!cells.ranks[rank].empty(), "schedule '", schedule.name, "': rank ", rank,

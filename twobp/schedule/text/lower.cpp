@@ -91,7 +91,6 @@ Schedule without_instructions(const Schedule& schedule) {
   result.micro_batches = schedule.micro_batches;
   result.rank_of_stage = schedule.rank_of_stage;
   result.allow_reorder = schedule.allow_reorder;
-  result.replicas = schedule.replicas;
   result.policy = has_p2(schedule) ? P2Policy::kPlaced : P2Policy::kOff;
   result.ranks.resize(schedule.ranks.size());
   return result;

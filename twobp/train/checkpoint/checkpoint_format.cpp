@@ -147,7 +147,7 @@ void write_state(const fs::path& path, const CheckpointState& state, const FileL
                 {{"format", kCheckpointFormat},
                  {"step", state.position.step},
                  {"batches", state.position.batches},
-                 {"gradient_scale", state.position.gradient_scale},
+                 {"gradient_scale", state.position.loss_scale},
                  {"good_steps", state.position.good_steps},
                  {"optimizer_steps", state.optimizer_steps},
                  {"config", json::parse(state.run.config)},
@@ -165,12 +165,12 @@ StateAndFiles read_state(const fs::path& path) {
     TrainingPosition& position = read.state.position;
     position.step = count_of(state, "step", path);
     position.batches = count_of(state, "batches", path);
-    position.gradient_scale = state.at("gradient_scale").get<double>();
+    position.loss_scale = state.at("gradient_scale").get<double>();
     position.good_steps = count_of(state, "good_steps", path);
     read.state.optimizer_steps = count_of(state, "optimizer_steps", path);
     read.state.run = {state.at("config").dump(), state.at("data").get<std::string>(),
                       state.at("kernels").get<std::string>(), state.value("order", "")};
-    TWOBP_CHECK(position.gradient_scale > 0, path.string(), " is damaged: a scale out of range");
+    TWOBP_CHECK(position.loss_scale > 0, path.string(), " is damaged: a scale out of range");
     read.files = files_of(state.at("files"), path);
     return read;
   } catch (const json::exception& e) {

@@ -13,9 +13,8 @@ namespace {
 // Small parameters go together.
 constexpr int64_t kMessageBytes = 4 << 20;
 
-// Among replicas nothing else goes forward.
 Tag tag_of(int64_t step, size_t message) {
-  return {step, static_cast<int>(message), 0, Direction::kForward};
+  return {step, static_cast<int>(message), 0, MessageKind::kWeights};
 }
 
 }  // namespace

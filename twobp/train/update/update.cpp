@@ -11,9 +11,8 @@
 namespace twobp {
 namespace {
 
-// Messages of the update are told apart from the schedule's by a stage that none has.
 Tag tied_tag(int64_t step, size_t weight, int use) {
-  return {step, -1 - static_cast<int>(weight), use, Direction::kBackward};
+  return {step, static_cast<int>(weight), use, MessageKind::kTiedGradient};
 }
 
 }  // namespace

@@ -54,12 +54,12 @@ class Update {
   // Before a step; its result is filled in by what follows. `may_presume`: see run(). Every process says the
   // same.
   UpdateResult begin(bool may_presume) const;
-  // For StepOptions::finish. With clipping or in float16 every rank waits for the norm; else it takes the
+  // For StepInput::finish. With clipping or in float16 every rank waits for the norm; else it takes the
   // step as soon as its own gradients are there. Returns the seconds the rank was busy. In float16 a step
   // whose gradient is not finite is skipped. A rank that may presume does not wait: it takes the step as if
   // it were neither clipped nor skipped (but not if the one before was), which is open until settle().
   double run(int rank, int64_t step, double lr, UpdateResult& result);
-  // For StepOptions::settle. Waits for the norm of an open step, and if it is not as presumed, takes the step
+  // For StepInput::settle. Waits for the norm of an open step, and if it is not as presumed, takes the step
   // back and takes the right one. Nothing may have been added to gradients since run(), nothing that depends
   // on weights sent.
   Settled settle(int rank);
@@ -130,7 +130,7 @@ class Update {
   // Whether and how a step is taken depends on all ranks.
   bool depends_on_norm(const LossScale& scale) const { return clip_norm_ > 0 || scale.adapts; }
   // What the optimizer is to multiply gradients by; none if the step is skipped.
-  std::optional<double> factor_for(const at::Tensor& squares, double gradient_scale) const;
+  std::optional<double> factor_for(const at::Tensor& squares, double loss_scale) const;
   // Returns the seconds spent waiting.
   double take(int rank, int64_t step, double lr, std::optional<double> factor);
   void leave_open(int rank, OpenStep step);

@@ -61,10 +61,10 @@ bool Update::sum_squares(int rank, at::Tensor& squares) {
   return finite;
 }
 
-std::optional<double> Update::factor_for(const at::Tensor& squares, double gradient_scale) const {
+std::optional<double> Update::factor_for(const at::Tensor& squares, double loss_scale) const {
   if (!all_finite(squares)) return std::nullopt;
-  const double norm = norm_of(squares) / gradient_scale;
-  return (clip_norm_ > 0 ? std::min(1.0, clip_norm_ / (norm + 1e-6)) : 1) / gradient_scale;
+  const double norm = norm_of(squares) / loss_scale;
+  return (clip_norm_ > 0 ? std::min(1.0, clip_norm_ / (norm + 1e-6)) : 1) / loss_scale;
 }
 
 double Update::run(int rank, int64_t step, double lr, UpdateResult& result) {

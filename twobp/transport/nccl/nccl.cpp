@@ -29,14 +29,10 @@ constexpr double kSpinSeconds = 200e-6;
 
 // Tags of the host transport: nothing else uses it.
 Tag head_tag(int64_t number) {
-  return {.step = number, .stage = 0, .direction = Direction::kForward};
+  return {.step = number};
 }
 Tag id_tag() {
-  return {.step = 0, .stage = 1, .direction = Direction::kForward};
-}
-
-Tag abort_tag() {  // never sent
-  return {.step = 0, .stage = 2, .direction = Direction::kForward};
+  return {.stage = 1};
 }
 
 class NcclTransport : public Transport {
@@ -194,8 +190,8 @@ class NcclTransport : public Transport {
                                        concat("rank ", link.first, " to rank ", link.second));
       const bool on_host = options_.tensors == at::kCPU;
       end->connect(on_host ? at::Device(at::kCPU) : device_.where(), deadline, [&] {
-        Values none;
-        (void)host_->try_receive(link.first, abort_tag(), none);  // throws when another rank has failed
+        Values none;  // throws when another rank has failed
+        (void)host_->try_receive(link.first, {.kind = MessageKind::kNone}, none);
       });
     }
   }

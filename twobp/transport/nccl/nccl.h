@@ -6,11 +6,11 @@
 //   stream at each end, made at the start. Between two ranks the directions never wait for each other, and
 //   nothing on a link waits for a compute stream but the data that is sent.
 // - A head (tag, types, shapes, strides; tensors of the host with their numbers) goes over a host
-//   transport, MPI or the store of the rendezvous, numbered per ordered pair. The sender puts the tensors
-//   into its stream and then sends the head; the receiver takes the heads in order of their numbers and
-//   puts the receives into its stream. So both ends see one order, and a receive begins only when its send
-//   has begun: no order of the ranks' instructions can make two links wait for each other. Messages are
-//   kept by tag until they are asked for.
+//   transport, MPI or a store, numbered per ordered pair. The sender puts the tensors into its stream and
+//   then sends the head; the receiver takes the heads in order of their numbers and puts the receives into
+//   its stream. So both ends see one order, and a receive begins only when its send has begun: no order of
+//   the ranks' instructions can make two links wait for each other. Messages are kept by tag until they are
+//   asked for.
 // - Shapes could be agreed once per stage and direction, but not the order: with `fill`, and with schedules
 //   from a file, a receiver need not ask in the sender's order. Hosts run ahead of their GPUs, which hides
 //   a head's time.

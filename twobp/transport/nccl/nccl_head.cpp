@@ -51,7 +51,7 @@ PackedHead pack_head(const Tag& tag, Values values, at::DeviceType by_nccl) {
                                   tag.step,
                                   tag.stage,
                                   tag.micro_batch,
-                                  static_cast<int64_t>(tag.direction),
+                                  static_cast<int64_t>(tag.kind),
                                   tag.group,
                                   static_cast<int64_t>(values.size())};
   packed.head.emplace_back();
@@ -83,8 +83,7 @@ ReceivedHead unpack_head(const Values& head, int from) {
   message.tag.step = numbers.next(std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max());
   message.tag.stage = static_cast<int>(numbers.next(-kMost, kMost));
   message.tag.micro_batch = static_cast<int>(numbers.next(-kMost, kMost));
-  message.tag.direction =
-      static_cast<Direction>(numbers.next(0, static_cast<int64_t>(Direction::kCollective)));
+  message.tag.kind = static_cast<MessageKind>(numbers.next(0, static_cast<int64_t>(MessageKind::kNone)));
   message.tag.group = static_cast<uint8_t>(numbers.next(0, 255));
   const int64_t count = numbers.next(0, kMost);
   size_t in_head = 1;

@@ -23,7 +23,7 @@ struct PartHead {
   Part part = Part::kLast;
 };
 static_assert(sizeof(PartHead) == 8);
-constexpr size_t kPartBytes = Rendezvous::kMostBytes - sizeof(PartHead);
+constexpr size_t kPartBytes = StoreConnection::kMostBytes - sizeof(PartHead);
 
 std::string part_of(int from, Part part, const char* data, size_t bytes) {
   const PartHead head{from, part};
@@ -63,11 +63,11 @@ Message unpack(int from, const std::string& bytes) {
 // stands still or the network is cut: its wait for the next value has no end then.
 class StoreEnd {
  public:
-  explicit StoreEnd(std::shared_ptr<Rendezvous> rendezvous)
-      : rendezvous_(std::move(rendezvous)), inbox_(rendezvous_->connect()) {}
+  explicit StoreEnd(std::shared_ptr<StoreConnection> connection)
+      : connection_(std::move(connection)), inbox_(connection_->connect()) {}
 
-  int rank() const { return rendezvous_->rank(); }
-  int size() const { return rendezvous_->size(); }
+  int rank() const { return connection_->rank(); }
+  int size() const { return connection_->size(); }
   Mailbox& mailbox() { return mailbox_; }
   const std::atomic<bool>& aborted() const { return aborted_; }
 
@@ -76,7 +76,7 @@ class StoreEnd {
     for (size_t begin = 0; begin < bytes.size(); begin += kPartBytes) {
       const size_t count = std::min(kPartBytes, bytes.size() - begin);
       const Part part = begin + count == bytes.size() ? Part::kLast : Part::kMore;
-      rendezvous_->push(queue_of(to), part_of(rank(), part, bytes.data() + begin, count));
+      connection_->push(queue_of(to), part_of(rank(), part, bytes.data() + begin, count));
     }
   }
 
@@ -85,7 +85,7 @@ class StoreEnd {
     for (int to = 0; to < size(); ++to) {
       if (to == rank()) continue;
       try {
-        rendezvous_->push(queue_of(to),
+        connection_->push(queue_of(to),
                           part_of(rank(), Part::kAbort, reason.data(), std::min(reason.size(), kPartBytes)));
       } catch (const std::exception&) {
         return;  // the store is gone, which the others see themselves
@@ -117,7 +117,7 @@ class StoreEnd {
   bool stop() {
     stopping_ = true;
     try {
-      rendezvous_->push(queue_of(rank()), part_of(rank(), Part::kStop, nullptr, 0));
+      connection_->push(queue_of(rank()), part_of(rank(), Part::kStop, nullptr, 0));
     } catch (const std::exception&) {
       // The store is gone: so the listener ends, unless nothing tells it.
     }
@@ -132,7 +132,7 @@ class StoreEnd {
       if (aborted_.exchange(true)) return false;
       reason_ = reason;
     }
-    rendezvous_->leave_at_once();
+    connection_->leave_at_once();
     mailbox_.wake();
     return true;
   }
@@ -160,8 +160,8 @@ class StoreEnd {
     }
   }
 
-  std::shared_ptr<Rendezvous> rendezvous_;
-  std::unique_ptr<Rendezvous> inbox_;
+  std::shared_ptr<StoreConnection> connection_;
+  std::unique_ptr<StoreConnection> inbox_;
   Mailbox mailbox_;
   std::mutex sends_;
   std::atomic<bool> stopping_{false};
@@ -174,8 +174,8 @@ class StoreEnd {
 
 class StoreTransport : public Transport {
  public:
-  explicit StoreTransport(std::shared_ptr<Rendezvous> rendezvous)
-      : end_(std::make_shared<StoreEnd>(std::move(rendezvous))), listener_([end = end_] { end->listen(); }) {}
+  explicit StoreTransport(std::shared_ptr<StoreConnection> connection)
+      : end_(std::make_shared<StoreEnd>(std::move(connection))), listener_([end = end_] { end->listen(); }) {}
 
   ~StoreTransport() override {
     if (end_->stop()) {
@@ -228,8 +228,8 @@ class StoreTransport : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_store_transport(std::shared_ptr<Rendezvous> rendezvous) {
-  return std::make_unique<StoreTransport>(std::move(rendezvous));
+std::unique_ptr<Transport> make_store_transport(std::shared_ptr<StoreConnection> connection) {
+  return std::make_unique<StoreTransport>(std::move(connection));
 }
 
 }  // namespace twobp

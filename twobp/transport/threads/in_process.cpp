@@ -1,6 +1,5 @@
 #include "twobp/transport/threads/in_process.h"
 
-#include <array>
 #include <atomic>
 #include <mutex>
 
@@ -87,15 +86,39 @@ std::vector<std::unique_ptr<Transport>> make_in_process_transports(int ranks, do
 }
 
 std::string to_string(const Tag& tag) {
-  if (tag.direction == Direction::kCollective) {
-    // In the order of the rounds in collectives.cpp, then those of train/processes.cpp.
-    static constexpr std::array kNames = {"a sum",     "a sum",           "a broadcast", "a gathering",
-                                          "a barrier", "the end of work", "a verdict"};
-    const bool known = tag.stage >= 0 && tag.stage < static_cast<int>(kNames.size());
-    return concat(known ? kNames[tag.stage] : "a message", " (a collective)");
+  switch (tag.kind) {
+    case MessageKind::kForward:
+    case MessageKind::kBackward:
+      return concat(tag.kind == MessageKind::kForward ? "the input" : "the output gradient", " of stage ",
+                    tag.stage, ", micro-batch ", tag.micro_batch, ", step ", tag.step);
+    case MessageKind::kEvaluation:
+      return concat("the input of stage ", tag.stage, ", micro-batch ", tag.micro_batch, ", batch ", tag.step,
+                    " of an evaluation");
+    case MessageKind::kTiedGradient:
+      return concat("a gradient of a weight that stages share, step ", tag.step);
+    case MessageKind::kWeights:
+      return concat("updated weights, step ", tag.step);
+    case MessageKind::kStepReport:
+      return concat("the report of step ", tag.step);
+    case MessageKind::kClock:
+      return "a reading of the clock";
+    case MessageKind::kPart:
+    case MessageKind::kSum:
+      return "a sum (a collective)";
+    case MessageKind::kBroadcast:
+      return "a broadcast (a collective)";
+    case MessageKind::kGather:
+      return "a gathering (a collective)";
+    case MessageKind::kBarrier:
+      return "a barrier (a collective)";
+    case MessageKind::kEndOfWork:
+      return "the end of work (a collective)";
+    case MessageKind::kVerdict:
+      return "a verdict (a collective)";
+    case MessageKind::kNone:
+      break;
   }
-  return concat(tag.direction == Direction::kForward ? "the input" : "the output gradient", " of stage ",
-                tag.stage, ", micro-batch ", tag.micro_batch, ", step ", tag.step);
+  return "a message";
 }
 
 }  // namespace twobp

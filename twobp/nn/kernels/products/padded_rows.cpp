@@ -1,6 +1,7 @@
 #include "twobp/nn/kernels/products/padded_rows.h"
 
 #include "twobp/nn/kernels/products/one_dnn.h"
+#include "twobp/nn/values.h"
 
 namespace twobp {
 namespace {
@@ -19,7 +20,6 @@ int64_t padded_cols(int64_t cols, const at::TensorOptions& options) {
   return lines * kLine / static_cast<int64_t>(c10::elementSize(type));
 }
 
-// With the padding of the last row, too: several matrices then take as much as a ring of them.
 at::Tensor empty_rows(at::IntArrayRef sizes, const at::TensorOptions& options, bool padded) {
   if (!padded) return at::empty(sizes, options);
   std::vector<int64_t> whole = sizes.vec();
@@ -46,8 +46,8 @@ at::Tensor with_even_rows(at::Tensor tensor) {
   return tensor.contiguous();
 }
 
-at::Tensor own_even_rows(at::Tensor tensor, bool own) {
-  if (own && has_even_rows(tensor)) return tensor;
+at::Tensor own_even_rows(at::Tensor tensor) {
+  if (exclusively_owned(tensor) && has_even_rows(tensor)) return tensor;
   return tensor.clone(at::MemoryFormat::Contiguous);
 }
 

@@ -24,8 +24,8 @@ bool has_even_rows(const at::Tensor& tensor);
 // The tensor itself if it has even rows (the caller's handle moves through), else a contiguous copy.
 at::Tensor with_even_rows(at::Tensor tensor);
 
-// To write over: the tensor itself if it is the caller's own and has even rows, else a contiguous copy.
-at::Tensor own_even_rows(at::Tensor tensor, bool own);
+// To write over: the tensor itself if nobody else holds it and it has even rows, else a contiguous copy.
+at::Tensor own_even_rows(at::Tensor tensor);
 
 // From a row to the next one, in numbers, of a tensor with even rows.
 int64_t row_stride(const at::Tensor& tensor);

@@ -1,5 +1,5 @@
 // Processes that meet at a store: who comes, who is missed, what goes wrong; messages through it.
-#include "twobp/transport/store/rendezvous.h"
+#include "twobp/transport/store/store_connection.h"
 
 #include <algorithm>
 #include <arpa/inet.h>
@@ -26,10 +26,10 @@ namespace twobp {
 namespace {
 
 constexpr double kLong = 60;  // seconds
-constexpr const char* kChild = "TWOBP_TEST_RENDEZVOUS_CHILD";
+constexpr const char* kChild = "TWOBP_TEST_STORE_CHILD";
 
-RendezvousPlace place_at(int port, int rank, int size) {
-  RendezvousPlace place;
+StorePlace place_at(int port, int rank, int size) {
+  StorePlace place;
   place.address = "127.0.0.1";
   place.port = port;
   place.rank = rank;
@@ -54,54 +54,54 @@ void expect_parts(const std::string& what, const std::vector<std::string>& parts
 }
 
 // What each rank of these says, all at once.
-std::vector<std::string> messages_of(const std::vector<RendezvousPlace>& places, double timeout) {
+std::vector<std::string> messages_of(const std::vector<StorePlace>& places, double timeout) {
   std::vector<std::string> messages(places.size());
   test::run_on_threads(static_cast<int>(places.size()), [&](int i) {
-    messages[i] = message_of([&] { Rendezvous rendezvous(places[i], timeout); });
+    messages[i] = message_of([&] { StoreConnection connection(places[i], timeout); });
   });
   return messages;
 }
 
-TEST(Rendezvous, AllComeAndExchangeWords) {
+TEST(StoreConnection, AllComeAndExchangeWords) {
   const int port = test::free_port();
   test::run_on_threads(4, [&](int rank) {
-    Rendezvous rendezvous(place_at(port, rank, 4), kLong);
-    EXPECT_EQ(rendezvous.name(), concat("127.0.0.1:", port));
-    rendezvous.set(concat("word of ", rank), std::string("a\0b", 3) + std::to_string(rank));
+    StoreConnection connection(place_at(port, rank, 4), kLong);
+    EXPECT_EQ(connection.name(), concat("127.0.0.1:", port));
+    connection.set(concat("word of ", rank), std::string("a\0b", 3) + std::to_string(rank));
     for (int other = 0; other < 4; ++other) {
-      EXPECT_EQ(rendezvous.get(concat("word of ", other), kLong),
+      EXPECT_EQ(connection.get(concat("word of ", other), kLong),
                 std::string("a\0b", 3) + std::to_string(other));
     }
-    for (int i = 0; i < 50; ++i) rendezvous.push(concat("for ", (rank + 1) % 4), std::to_string(i));
-    const auto connection = rendezvous.connect();
-    for (int i = 0; i < 50; ++i) EXPECT_EQ(connection->pop(concat("for ", rank)), std::to_string(i));
+    for (int i = 0; i < 50; ++i) connection.push(concat("for ", (rank + 1) % 4), std::to_string(i));
+    const auto own = connection.connect();
+    for (int i = 0; i < 50; ++i) EXPECT_EQ(own->pop(concat("for ", rank)), std::to_string(i));
   });
 }
 
-TEST(Rendezvous, OneAloneIsEnoughOfOne) {
-  Rendezvous rendezvous(place_at(0, 0, 1), kLong);
-  EXPECT_GT(rendezvous.place().port, 0) << "the system has picked one";
-  expect_parts(message_of([&] { rendezvous.get("nothing", 0.1); }),
+TEST(StoreConnection, OneAloneIsEnoughOfOne) {
+  StoreConnection connection(place_at(0, 0, 1), kLong);
+  EXPECT_GT(connection.place().port, 0) << "the system has picked one";
+  expect_parts(message_of([&] { connection.get("nothing", 0.1); }),
                {"rank 0 waited 0.1 s", "'nothing', which no rank has set"});
-  expect_parts(message_of([&] { rendezvous.push("q", std::string(Rendezvous::kMostBytes + 1, 'x')); }),
+  expect_parts(message_of([&] { connection.push("q", std::string(StoreConnection::kMostBytes + 1, 'x')); }),
                {"at most 4194304"});
 }
 
-TEST(Rendezvous, SaysThatThePortIsInUse) {
-  Rendezvous first(place_at(0, 0, 1), kLong);
-  expect_parts(message_of([&] { Rendezvous second(place_at(first.place().port, 0, 1), kLong); }),
+TEST(StoreConnection, SaysThatThePortIsInUse) {
+  StoreConnection first(place_at(0, 0, 1), kLong);
+  expect_parts(message_of([&] { StoreConnection second(place_at(first.place().port, 0, 1), kLong); }),
                {concat("port ", first.place().port), "in use", "set MASTER_PORT"});
 }
 
-TEST(Rendezvous, SaysThatNobodyAnswers) {
+TEST(StoreConnection, SaysThatNobodyAnswers) {
   const int port = test::free_port();
   const double begin = now_seconds();
-  expect_parts(message_of([&] { Rendezvous rendezvous(place_at(port, 1, 2), 1); }),
+  expect_parts(message_of([&] { StoreConnection connection(place_at(port, 1, 2), 1); }),
                {concat("rank 1 got no answer from 127.0.0.1:", port), "MASTER_ADDR"});
   EXPECT_LT(now_seconds() - begin, 10);
 }
 
-TEST(Rendezvous, NamesWhoDidNotCome) {
+TEST(StoreConnection, NamesWhoDidNotCome) {
   const int port = test::free_port();
   const double begin = now_seconds();
   for (const std::string& what : messages_of({place_at(port, 0, 4), place_at(port, 2, 4)}, 1)) {
@@ -110,7 +110,7 @@ TEST(Rendezvous, NamesWhoDidNotCome) {
   EXPECT_LT(now_seconds() - begin, 10);
 }
 
-TEST(Rendezvous, NamesUnequalSizes) {
+TEST(StoreConnection, NamesUnequalSizes) {
   const int port = test::free_port();
   const double begin = now_seconds();
   for (const std::string& what : messages_of({place_at(port, 0, 2), place_at(port, 1, 3)}, kLong)) {
@@ -119,7 +119,7 @@ TEST(Rendezvous, NamesUnequalSizes) {
   EXPECT_LT(now_seconds() - begin, 10) << "nobody waits for the time-out";
 }
 
-TEST(Rendezvous, NamesARankThatComesTwice) {
+TEST(StoreConnection, NamesARankThatComesTwice) {
   const int port = test::free_port();
   for (const std::string& what :
        messages_of({place_at(port, 0, 3), place_at(port, 1, 3), place_at(port, 1, 3)}, kLong)) {
@@ -127,11 +127,11 @@ TEST(Rendezvous, NamesARankThatComesTwice) {
   }
 }
 
-TEST(Rendezvous, SaysThatTheStoreIsGone) {
+TEST(StoreConnection, SaysThatTheStoreIsGone) {
   const int port = test::free_port();
-  std::unique_ptr<Rendezvous> host, guest;
+  std::unique_ptr<StoreConnection> host, guest;
   test::run_on_threads(2, [&](int rank) {
-    (rank == 0 ? host : guest) = std::make_unique<Rendezvous>(place_at(port, rank, 2), kLong);
+    (rank == 0 ? host : guest) = std::make_unique<StoreConnection>(place_at(port, rank, 2), kLong);
   });
   host->leave_at_once();
   host.reset();
@@ -139,16 +139,16 @@ TEST(Rendezvous, SaysThatTheStoreIsGone) {
                {concat("the store at 127.0.0.1:", port), "does not answer any more"});
 }
 
-TEST(RendezvousPlace, IsWhereTheLauncherSays) {
+TEST(StorePlace, IsWhereTheLauncherSays) {
   Launcher launcher;
   launcher.kind = Launcher::Kind::kTorchrun;
   launcher.rank = 2;
   launcher.size = 5;
-  expect_parts(message_of([&] { rendezvous_place(launcher); }), {"rank 2", "MASTER_ADDR", "torchrun"});
+  expect_parts(message_of([&] { store_place(launcher); }), {"rank 2", "MASTER_ADDR", "torchrun"});
   launcher.master_address = "node7";
-  EXPECT_EQ(rendezvous_place(launcher).port, 29500);
+  EXPECT_EQ(store_place(launcher).port, 29500);
   launcher.master_port = 1234;
-  const RendezvousPlace place = rendezvous_place(launcher);
+  const StorePlace place = store_place(launcher);
   EXPECT_EQ(place.address, "node7");
   EXPECT_EQ(place.port, 1234);
   EXPECT_EQ(place.rank, 2);
@@ -159,7 +159,7 @@ TEST(RendezvousPlace, IsWhereTheLauncherSays) {
 TEST(StoreTransport, BigMessages) {
   test::run_on_store(2, [](std::shared_ptr<Transport> transport) {
     const at::Tensor big = at::arange(5 << 20, at::kInt);  // 20 MiB
-    const Tag tag{1, 1, 0, Direction::kForward};
+    const Tag tag{1, 1, 0, MessageKind::kForward};
     if (transport->rank() == 0) {
       for (int i = 0; i < 3; ++i) transport->isend(1, tag, {big, at::full({1}, i)});
     } else {
@@ -176,11 +176,11 @@ TEST(StoreTransport, BigMessages) {
 TEST(StoreTransport, TheEndOfTheStoreEndsWaits) {
   const int port = test::free_port();
   test::run_on_threads(2, [&](int rank) {
-    auto rendezvous = std::make_shared<Rendezvous>(place_at(port, rank, 2), kLong);
-    auto transport = make_store_transport(rendezvous);
+    auto connection = std::make_shared<StoreConnection>(place_at(port, rank, 2), kLong);
+    auto transport = make_store_transport(connection);
     if (rank == 0) {
       barrier(*transport, kLong);  // the other listens by now
-      rendezvous->leave_at_once();
+      connection->leave_at_once();
       return;
     }
     try {
@@ -195,12 +195,12 @@ TEST(StoreTransport, TheEndOfTheStoreEndsWaits) {
 }
 
 // What each process of the tests below does: finds the launcher's environment, meets, sums, says how it went.
-TEST(RendezvousProcess, Child) {
+TEST(StoreProcess, Child) {
   if (!std::getenv(kChild)) GTEST_SKIP() << "run by the tests of processes";
   const Launcher launcher = find_launcher();
   ASSERT_EQ(launcher.kind, Launcher::Kind::kTorchrun);
-  auto rendezvous = std::make_shared<Rendezvous>(rendezvous_place(launcher), kLong);
-  const auto transport = make_store_transport(rendezvous);
+  auto connection = std::make_shared<StoreConnection>(store_place(launcher), kLong);
+  const auto transport = make_store_transport(connection);
   at::Tensor sum = at::full({100}, launcher.rank + 1.0);
   all_reduce_sum(*transport, sum, kLong);
   EXPECT_EQ(sum[99].item<double>(), launcher.size * (launcher.size + 1) / 2.0);
@@ -246,14 +246,14 @@ int exit_code(const std::string& command) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-TEST(RendezvousProcess, OfTheirOwnMeet) {
+TEST(StoreProcess, OfTheirOwnMeet) {
   const int port = test::free_port();
   const Marks marks;
   std::string start, end;
   for (int rank = 0; rank < 3; ++rank) {
     start += concat("env ", kChild, "='", marks.folder(), "' RANK=", rank, " WORLD_SIZE=3 LOCAL_RANK=", rank,
                     " MASTER_ADDR=localhost MASTER_PORT=", port, " '", own_path(),
-                    "' --gtest_filter=RendezvousProcess.Child >/dev/null & p", rank, "=$!; ");
+                    "' --gtest_filter=StoreProcess.Child >/dev/null & p", rank, "=$!; ");
     end += concat("wait $p", rank, " || code=1; ");
   }
   EXPECT_EQ(exit_code(concat(start, "code=0; ", end, "exit $code")), 0);
@@ -261,17 +261,17 @@ TEST(RendezvousProcess, OfTheirOwnMeet) {
 }
 
 // What the process of the test below does: runs the store until it is killed.
-TEST(RendezvousProcess, HostingChild) {
+TEST(StoreProcess, HostingChild) {
   if (!std::getenv(kChild)) GTEST_SKIP() << "run by the tests of processes";
-  auto rendezvous = std::make_shared<Rendezvous>(rendezvous_place(find_launcher()), kLong);
-  const auto transport = make_store_transport(rendezvous);
+  auto connection = std::make_shared<StoreConnection>(store_place(find_launcher()), kLong);
+  const auto transport = make_store_transport(connection);
   barrier(*transport, kLong);
   ::alarm(static_cast<unsigned>(kLong));
   ::pause();
 }
 
 // Nothing comes from there any more, not even an end of the connection.
-TEST(RendezvousProcess, AHostThatStandsStillHoldsNobodyUp) {
+TEST(StoreProcess, AHostThatStandsStillHoldsNobodyUp) {
   const int port = test::free_port();
   std::vector<std::string> command = {"env",
                                       concat(kChild, "=1"),
@@ -281,13 +281,13 @@ TEST(RendezvousProcess, AHostThatStandsStillHoldsNobodyUp) {
                                       "MASTER_ADDR=127.0.0.1",
                                       concat("MASTER_PORT=", port),
                                       own_path(),
-                                      "--gtest_filter=RendezvousProcess.HostingChild"};
+                                      "--gtest_filter=StoreProcess.HostingChild"};
   std::vector<char*> arguments;
   for (std::string& argument : command) arguments.push_back(argument.data());
   arguments.push_back(nullptr);
   pid_t child = 0;
   ASSERT_EQ(::posix_spawnp(&child, "env", nullptr, nullptr, arguments.data(), environ), 0);
-  auto transport = make_store_transport(std::make_shared<Rendezvous>(place_at(port, 1, 2), kLong));
+  auto transport = make_store_transport(std::make_shared<StoreConnection>(place_at(port, 1, 2), kLong));
   barrier(*transport, kLong);
   ::kill(child, SIGSTOP);
   int status = 0;
@@ -298,7 +298,7 @@ TEST(RendezvousProcess, AHostThatStandsStillHoldsNobodyUp) {
   ::waitpid(child, nullptr, 0);
 }
 
-TEST(RendezvousProcess, StartedByTorchrunMeet) {
+TEST(StoreProcess, StartedByTorchrunMeet) {
   const char* python = std::getenv("TWOBP_PYTHON");
   const std::string interpreter = python ? python : "python3";
   if (exit_code(interpreter + " -c 'import torch.distributed.run' >/dev/null 2>&1") != 0)
@@ -307,7 +307,7 @@ TEST(RendezvousProcess, StartedByTorchrunMeet) {
   EXPECT_EQ(exit_code(concat("env ", kChild, "='", marks.folder(), "' ", interpreter,
                              " -m torch.distributed.run --no-python --nproc-per-node 3 --master-port ",
                              test::free_port(), " '", own_path(),
-                             "' --gtest_filter=RendezvousProcess.Child >/dev/null")),
+                             "' --gtest_filter=StoreProcess.Child >/dev/null")),
             0);
   EXPECT_EQ(marks.all(), (std::vector<std::string>{"0", "1", "2"}));
 }

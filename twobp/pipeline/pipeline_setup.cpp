@@ -17,44 +17,39 @@ bool has_backward(const Schedule& schedule) {
 
 }  // namespace
 
-Plan Pipeline::plan(const ScheduleSource& schedule, int micro_batches, P2Policy policy, P2Batching batching,
-                    MemoryCap memory_cap) const {
-  if (micro_batches == 0) return forward_plan(0);
-  Plan plan;
-  plan.schedule = schedule.make(stages(), ranks(), micro_batches, policy);
-  TWOBP_CHECK(plan.schedule.replicas == 1, "schedule '", schedule.name(), "' holds ", plan.schedule.replicas,
-              " copies of the model: it can be simulated, not run");
-  plan.batching = batching;
-  plan.memory_cap = memory_cap;
+StepSetup Pipeline::setup(const ScheduleSource& schedule, int micro_batches, P2Policy policy,
+                          P2Batching batching, MemoryCap memory_cap) const {
+  if (micro_batches == 0) return forward_setup(0);
+  StepSetup setup;
+  setup.schedule = schedule.make(stages(), ranks(), micro_batches, policy);
+  setup.batching = batching;
+  setup.memory_cap = memory_cap;
   const Schedule standard = schedule.make(stages(), ranks(), micro_batches, P2Policy::kOff);
   TWOBP_CHECK(has_backward(standard), "schedule '", schedule.name(),
               "' has no backward, so it trains nothing: use another");
-  plan.standard_peaks = standard_peaks(standard, stage_costs_);
-  // Slots go round with the micro-batches only while those are in order.
-  const bool all_slots = memory_cap.is_none() || standard.allow_reorder;
-  plan.slab_slots = all_slots ? micro_batches : standard_in_flight(standard);
-  return plan;
+  setup.standard_peaks = standard_peaks(standard, stage_profiles_);
+  return setup;
 }
 
-Plan Pipeline::forward_plan(int micro_batches) const {
-  Plan plan;
-  plan.memory_cap = MemoryCap::none();
+StepSetup Pipeline::forward_setup(int micro_batches) const {
+  StepSetup setup;
+  setup.memory_cap = MemoryCap::none();
   if (micro_batches == 0) {  // a replica that the last batch of an epoch leaves nothing
-    plan.schedule.name = "none";
-    plan.schedule.stages = stages();
-    plan.schedule.micro_batches = 0;
-    plan.schedule.rank_of_stage = rank_of_stage_;
-    plan.schedule.ranks.resize(ranks());
-    return plan;
+    setup.schedule.name = "none";
+    setup.schedule.stages = stages();
+    setup.schedule.micro_batches = 0;
+    setup.schedule.rank_of_stage = rank_of_stage_;
+    setup.schedule.ranks.resize(ranks());
+    return setup;
   }
-  plan.schedule = make_forward_schedule(rank_of_stage_, micro_batches);
-  return plan;
+  setup.schedule = make_forward_schedule(rank_of_stage_, micro_batches);
+  return setup;
 }
 
-std::vector<int64_t> Pipeline::caps(const Plan& plan) const {
-  const MemoryCap& cap = plan.memory_cap;
+std::vector<int64_t> Pipeline::caps(const StepSetup& setup) const {
+  const MemoryCap& cap = setup.memory_cap;
   if (!cap.is_automatic()) return std::vector<int64_t>(ranks(), cap.bytes());
-  return auto_caps(plan.standard_peaks, fixed_bytes(), cap.times());
+  return auto_caps(setup.standard_peaks, fixed_bytes(), cap.times());
 }
 
 std::vector<int64_t> Pipeline::fixed_bytes() const {

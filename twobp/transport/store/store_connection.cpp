@@ -1,4 +1,4 @@
-#include "twobp/transport/store/rendezvous.h"
+#include "twobp/transport/store/store_connection.h"
 
 #include <algorithm>
 #include <chrono>
@@ -65,18 +65,18 @@ c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& address, c10d::
   }
 }
 
-std::string name_of(const RendezvousPlace& place) {
+std::string name_of(const StorePlace& place) {
   return concat(place.address, ":", place.port);
 }
 
 }  // namespace
 
-RendezvousPlace rendezvous_place(const Launcher& launcher) {
+StorePlace store_place(const Launcher& launcher) {
   TWOBP_CHECK(
       !launcher.master_address.empty(), "rank ", launcher.rank,
       " is not told where to meet the others: set MASTER_ADDR to the host of rank 0 and MASTER_PORT to "
       "a free port there, or start with torchrun --no-python");
-  RendezvousPlace place;
+  StorePlace place;
   place.address = launcher.master_address;
   if (launcher.master_port > 0) place.port = launcher.master_port;
   place.rank = launcher.rank;
@@ -91,7 +91,7 @@ RendezvousPlace rendezvous_place(const Launcher& launcher) {
 }
 
 // The store, its errors as ours and its keys under the job's name.
-struct Rendezvous::Store {
+struct StoreConnection::Store {
   c10::intrusive_ptr<c10d::Store> store;
   std::string name, prefix;
 
@@ -122,7 +122,7 @@ struct Rendezvous::Store {
   }
 };
 
-Rendezvous::Rendezvous(const RendezvousPlace& place, double timeout) : place_(place) {
+StoreConnection::StoreConnection(const StorePlace& place, double timeout) : place_(place) {
   TWOBP_CHECK(place_.size >= 1 && place_.rank >= 0 && place_.rank < place_.size, "rank ", place_.rank, " of ",
               place_.size, " is none");
   TWOBP_CHECK(place_.port >= 0 && place_.port <= 65535, "there is no port ", place_.port);
@@ -150,10 +150,10 @@ Rendezvous::Rendezvous(const RendezvousPlace& place, double timeout) : place_(pl
   join(timeout);
 }
 
-Rendezvous::Rendezvous(RendezvousPlace place, std::unique_ptr<Store> store)
+StoreConnection::StoreConnection(StorePlace place, std::unique_ptr<Store> store)
     : place_(std::move(place)), store_(std::move(store)) {}
 
-void Rendezvous::join(double timeout) {
+void StoreConnection::join(double timeout) {
   const double deadline = awake_seconds() + timeout;
   const auto leave = [&](const std::string& reason) {
     if (place_.rank == 0 && !place_.hosted) sleep_for(kRefusalSeconds);  // the store ends with this process
@@ -201,7 +201,7 @@ void Rendezvous::join(double timeout) {
   }
 }
 
-Rendezvous::~Rendezvous() {
+StoreConnection::~StoreConnection() {
   if (!joined_) return;
   try {
     const int64_t left = store_->add("left", 1);
@@ -215,15 +215,15 @@ Rendezvous::~Rendezvous() {
   }
 }
 
-std::string Rendezvous::name() const {
+std::string StoreConnection::name() const {
   return name_of(place_);
 }
 
-void Rendezvous::set(const std::string& key, const std::string& value) {
+void StoreConnection::set(const std::string& key, const std::string& value) {
   store_->set(concat("key/", key), value);
 }
 
-std::string Rendezvous::get(const std::string& key, double timeout) {
+std::string StoreConnection::get(const std::string& key, double timeout) {
   const double deadline = awake_seconds() + timeout;
   for (double pause = 1e-4; !store_->has(concat("key/", key)); pause = std::min(2 * pause, 0.05)) {
     TWOBP_CHECK(awake_seconds() < deadline, "rank ", place_.rank, " waited ", timeout, " s at ", name(),
@@ -233,25 +233,25 @@ std::string Rendezvous::get(const std::string& key, double timeout) {
   return store_->value(concat("key/", key));
 }
 
-void Rendezvous::push(const std::string& queue, const std::string& value) {
+void StoreConnection::push(const std::string& queue, const std::string& value) {
   TWOBP_CHECK(value.size() <= kMostBytes, "a value of ", value.size(), " bytes for the store, at most ",
               kMostBytes, " are taken");
   store_->call([&](c10d::Store& s) { s.queuePush(store_->key(concat("queue/", queue)), bytes_of(value)); });
 }
 
-std::string Rendezvous::pop(const std::string& queue) {
+std::string StoreConnection::pop(const std::string& queue) {
   const std::string key = store_->key(concat("queue/", queue));
   const std::vector<uint8_t> bytes = store_->call([&](c10d::Store& s) { return s.queuePop(key, true); });
   return {bytes.begin(), bytes.end()};
 }
 
-std::unique_ptr<Rendezvous> Rendezvous::connect() const {
+std::unique_ptr<StoreConnection> StoreConnection::connect() const {
   auto store = std::make_unique<Store>();
   store->name = store_->name;
   store->prefix = store_->prefix;
   store->store = store_->call([](c10d::Store& s) { return s.clone(); });
   store->store->setTimeout(std::chrono::hours(24 * 365));  // pop() waits for as long as it takes
-  return std::unique_ptr<Rendezvous>(new Rendezvous(place_, std::move(store)));
+  return std::unique_ptr<StoreConnection>(new StoreConnection(place_, std::move(store)));
 }
 
 }  // namespace twobp

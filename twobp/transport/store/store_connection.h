@@ -11,7 +11,7 @@
 
 namespace twobp {
 
-struct RendezvousPlace {
+struct StorePlace {
   std::string address;  // of the store
   int port = 29500;
   int rank = 0;
@@ -22,23 +22,23 @@ struct RendezvousPlace {
 };
 
 // For a process that `launcher` started. Throws Error if the launcher doesn't say where rank 0 is.
-RendezvousPlace rendezvous_place(const Launcher& launcher);
+StorePlace store_place(const Launcher& launcher);
 
 // One process's connection to the store. Any thread; a call that waits makes calls from other threads wait,
 // so that a thread that waits long has a connection of its own.
-class Rendezvous {
+class StoreConnection {
  public:
   // Returns when all have come. Throws Error: the port is in use, nobody answers, ranks that have not come in
   // `timeout` seconds (named), two that claim the same rank, or that were started with unequal sizes.
-  Rendezvous(const RendezvousPlace& place, double timeout);
+  StoreConnection(const StorePlace& place, double timeout);
   // Waits for the others to leave too (at most ten seconds) if this process runs the store.
-  ~Rendezvous();
-  Rendezvous(const Rendezvous&) = delete;
-  Rendezvous& operator=(const Rendezvous&) = delete;
+  ~StoreConnection();
+  StoreConnection(const StoreConnection&) = delete;
+  StoreConnection& operator=(const StoreConnection&) = delete;
 
   int rank() const { return place_.rank; }
   int size() const { return place_.size; }
-  const RendezvousPlace& place() const { return place_; }
+  const StorePlace& place() const { return place_; }
   // "host:port".
   std::string name() const;
 
@@ -53,16 +53,16 @@ class Rendezvous {
   static constexpr size_t kMostBytes = size_t{4} << 20;
 
   // The same store through another connection.
-  std::unique_ptr<Rendezvous> connect() const;
+  std::unique_ptr<StoreConnection> connect() const;
   // The others are not waited for at the end: they may be dead.
   void leave_at_once() { wait_for_others_ = false; }
 
  private:
   struct Store;
-  Rendezvous(RendezvousPlace place, std::unique_ptr<Store> store);
+  StoreConnection(StorePlace place, std::unique_ptr<Store> store);
   void join(double timeout);
 
-  RendezvousPlace place_;
+  StorePlace place_;
   std::unique_ptr<Store> store_;
   bool joined_ = false;  // counts among those that the store waits for
   std::atomic<bool> wait_for_others_{true};
