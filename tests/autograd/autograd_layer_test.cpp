@@ -13,7 +13,7 @@
 #include "twobp/nn/layers/squared_error.h"
 #include "twobp/pipeline/pipeline.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 constexpr int64_t kDim = 6;
@@ -136,4 +136,4 @@ TEST(AutogradLayer, Errors) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

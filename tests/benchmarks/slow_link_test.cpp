@@ -9,7 +9,7 @@
 #include "twobp/transport/threads/in_process.h"
 #include "twobp/transport/world.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 std::vector<std::unique_ptr<SlowLink>> links(int ranks, double latency, double bytes_per_second) {
@@ -62,4 +62,4 @@ TEST(SlowLink, TimesOutAsTheTransportBelow) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

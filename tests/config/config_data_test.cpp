@@ -5,10 +5,10 @@
 #include <gtest/gtest.h>
 
 #include "tests/model_options.h"
-#include "helpers.h"
+#include "tests/train/helpers.h"
 #include "twobp/train/config.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_error;
@@ -72,4 +72,4 @@ TEST(ConfigErrors, DataOfAnotherKindThanTheModelReads) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

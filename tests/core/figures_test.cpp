@@ -7,7 +7,7 @@
 
 #include "twobp/core/median.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 TEST(Figures, RoundsWhatIsKnown) {
@@ -35,4 +35,4 @@ TEST(Median, IsUnknownWhereASampleIs) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -9,9 +9,9 @@
 
 #include <gtest/gtest.h>
 
-#include "helpers.h"
+#include "tests/train/helpers.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_error;
@@ -333,4 +333,4 @@ TEST(ReadBatch, CutsIntoMicroBatchesAndCounts) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

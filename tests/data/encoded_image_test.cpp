@@ -9,7 +9,7 @@
 
 #include "image_files.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_error;
@@ -176,4 +176,4 @@ TEST(EncodedImage, RandomDamage) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "helpers.h"
+#include "tests/train/helpers.h"
 #include "twobp/data/images/open_images.h"
 
 namespace twobp::test {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "helpers.h"
+#include "tests/train/helpers.h"
 
 namespace twobp::test {
 

@@ -13,7 +13,7 @@
 #include "image_files.h"
 #include "twobp/data/subset.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::all_labels;
@@ -220,4 +220,4 @@ TEST_F(ImageData, SyntheticPictures) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -5,11 +5,11 @@
 
 #include <gtest/gtest.h>
 
-#include "helpers.h"
+#include "tests/train/helpers.h"
 #include "twobp/data/data.h"
 #include "twobp/data/images/transform.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_error;
@@ -263,4 +263,4 @@ TEST(ImageTransform, BadOptions) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

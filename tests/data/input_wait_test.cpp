@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 // The steps until the warning, 0 if there is none within 100.
@@ -48,4 +48,4 @@ TEST(InputWait, SaysHowLongAndWhatToDo) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -7,10 +7,10 @@
 
 #include <gtest/gtest.h>
 
-#include "helpers.h"
+#include "tests/train/helpers.h"
 #include "twobp/data/data.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_error;
@@ -217,4 +217,4 @@ TEST(Loader, BadInput) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

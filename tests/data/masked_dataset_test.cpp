@@ -9,11 +9,11 @@
 
 #include <gtest/gtest.h>
 
-#include "helpers.h"
+#include "tests/train/helpers.h"
 #include "twobp/data/array_dataset.h"
 #include "twobp/data/text/special_tokens.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_error;
@@ -307,4 +307,4 @@ TEST_F(OpenMasked, ArraysKeepTheirLabelsInPlace) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

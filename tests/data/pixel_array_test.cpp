@@ -13,7 +13,7 @@
 #include "image_data.h"
 #include "image_files.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::all_labels;
@@ -268,4 +268,4 @@ TEST_F(PixelArrays, BadFiles) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -8,7 +8,7 @@
 #include "tokenizer_files.h"
 #include "twobp/core/clock.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::Environment;
@@ -116,4 +116,4 @@ TEST(PythonNotThere, TheEnvironmentNamesIt) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -13,7 +13,7 @@
 #include "tokenizer_files.h"
 #include "twobp/data/data.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 namespace fs = std::filesystem;
@@ -310,4 +310,4 @@ TEST_F(TokenCache, AModelFolderBringsItsTokenizer) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

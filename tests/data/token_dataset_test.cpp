@@ -7,9 +7,9 @@
 
 #include <gtest/gtest.h>
 
-#include "helpers.h"
+#include "tests/train/helpers.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_error;
@@ -153,4 +153,4 @@ TEST(TokenType, NamesAndWidths) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "helpers.h"
+#include "tests/train/helpers.h"
 #include "twobp/data/text/python.h"
 #include "twobp/data/text/tokenizer.h"
 

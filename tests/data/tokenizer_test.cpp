@@ -9,7 +9,7 @@
 
 #include "tokenizer_files.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::byte_tokenizer;
@@ -299,4 +299,4 @@ TEST_F(Misbehaving, APythonWithoutThePackageSaysWhatToInstall) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

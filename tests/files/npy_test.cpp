@@ -6,9 +6,9 @@
 
 #include <gtest/gtest.h>
 
-#include "helpers.h"
+#include "tests/train/helpers.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_error;
@@ -262,4 +262,4 @@ TEST_F(Npy, SurvivesRandomDamage) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -13,7 +13,7 @@
 #include "tests/train/helpers.h"
 #include "tests/files/safetensors_files.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::entry;
@@ -348,4 +348,4 @@ TEST_F(Safetensors, AFailedWriteLeavesTheOldFile) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

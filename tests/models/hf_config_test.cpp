@@ -7,11 +7,12 @@
 #include <functional>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "tests/train/helpers.h"
 #include "twobp/config/key.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using nlohmann::json;
@@ -130,14 +131,14 @@ TEST_F(HfConfig, RopeSettingsInBothForms) {
           with({{"rope_type", "linear"}, {"factor", "2"}}, 1e4);
         },
         {"factor is \"2\", not a number"});
-    expect_error([&] { with({{"rope_type", "linear"}, {"factor", 0}}, 1e4); }, {"model.rope_factor 0"});
+    expect_error([&] { with({{"rope_type", "linear"}, {"factor", 0}}, 1e4); }, {"model.rope_factor is 0"});
     expect_error([&] { with({{"rope_type", 3}}, 1e4); }, {"rope_type is 3"});
     expect_error(
         [&] {
           with({{"rope_type", "default"}, {"partial_rotary_factor", 0.5}}, 1e4);
         },
         {"partial_rotary_factor"});
-    expect_error([&] { with({{"rope_type", "default"}}, -1); }, {"model.rope_theta -1"});
+    expect_error([&] { with({{"rope_type", "default"}}, -1); }, {"model.rope_theta is -1"});
     for (const char* key :
          {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}) {
       json settings = kLlama3;
@@ -284,15 +285,17 @@ TEST_F(HfConfig, TheConfigurationTakesItsArchitecture) {
   expect_error([&] { with({}); }, {"config.json", "no such file"});
 }
 
-TEST_F(HfConfig, EveryOtherModelKeyIsTheUsers) {
+TEST_F(HfConfig, KeysThatDoNotShapeWeightsAreTheUsers) {
   std::vector<std::string> free;
-  for (const ConfigKey& key : config_keys()) {
-    if (key.section == "model" && !is_architecture_key(key.full_name())) free.emplace_back(key.name);
+  for (const ModelType& type : model_types()) {
+    for (const Key& key : type.options.keys) {
+      if (!comes_with_weights(type, key.name)) free.push_back(type.name + "." + key.name);
+    }
   }
-  EXPECT_EQ(free, (std::vector<std::string>{"from", "dropout", "attention_dropout", "init_std", "freeze",
-                                            "lora", "adapter", "lora_alpha", "lora_targets"}));
-  EXPECT_FALSE(is_architecture_key("train.steps"));
+  EXPECT_EQ(free, (std::vector<std::string>{"llama.init_std", "bert.dropout", "bert.attention_dropout",
+                                            "bert.init_std", "mamba.init_std", "mlp.init_std"}));
+  EXPECT_FALSE(comes_with_weights(model_type("llama"), "steps"));
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

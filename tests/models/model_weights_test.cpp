@@ -8,7 +8,7 @@
 #include "tests/train/helpers.h"
 #include "tests/files/safetensors_files.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::entry;
@@ -132,4 +132,4 @@ TEST_F(Weights, AnIndexThatPointsElsewhere) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -6,7 +6,7 @@
 #include "twobp/models/model.h"
 #include "twobp/train/build_model.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 struct Preset {
@@ -51,4 +51,4 @@ INSTANTIATE_TEST_SUITE_P(Presets, PresetTest,
                          });
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

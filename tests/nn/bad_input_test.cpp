@@ -1,6 +1,7 @@
 // What a layer cannot work with is an Error that says what is wrong: token ids and labels outside the
 // vocabulary, wrong sizes, wrong dtypes, missing fields, impossible models.
 #include "tests/nn/layer_test_util.h"
+#include "twobp/models/mlp.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/embedding.h"
@@ -12,7 +13,7 @@
 #include "twobp/nn/layers/swiglu.h"
 #include "twobp/models/llama.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -161,4 +162,4 @@ TEST(BadInput, ImpossibleShapes) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -10,7 +10,7 @@
 #include "twobp/nn/layers/batch_norm_relu_conv2d.h"
 #include "twobp/nn/layers/residual_block.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -385,4 +385,4 @@ INSTANTIATE_TEST_SUITE_P(Nn, BatchLayer, testing::ValuesIn(batch_cases()),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -183,7 +183,7 @@ LayerCase counted_case(const std::string& name, int64_t positions, int64_t dim, 
   return c;
 }
 
-BertOptions options(int64_t dim, int64_t heads, int64_t hidden, at::ScalarType dtype) {
+BertOptions options(int64_t dim, int64_t heads, int64_t hidden) {
   BertOptions o;
   o.vocab = 23;
   o.dim = dim;
@@ -192,14 +192,14 @@ BertOptions options(int64_t dim, int64_t heads, int64_t hidden, at::ScalarType d
   o.hidden = hidden;
   o.norm_eps = kEps;
   o.init_std = kStd;
-  o.dtype = dtype;
+  o.tied = true;
   return o;
 }
 
 LayerCase attention_half_case(const std::string& name, int64_t positions, int64_t dim, int64_t heads) {
   LayerCase c;
   c.name = name;
-  c.make = [=](at::ScalarType dtype) { return bert(options(dim, heads, 2, dtype)).layers[1].make(); };
+  c.make = [=](at::ScalarType dtype) { return bert(options(dim, heads, 2), {dtype, {}}).layers[1].make(); };
   c.input = sizes({positions, dim});
   c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) {
     return Fields{{"attention_mask", padding_mask(samples, positions, seed)}};
@@ -216,7 +216,7 @@ LayerCase attention_half_case(const std::string& name, int64_t positions, int64_
 LayerCase mlp_half_case(const std::string& name, int64_t positions, int64_t dim, int64_t hidden) {
   LayerCase c;
   c.name = name;
-  c.make = [=](at::ScalarType dtype) { return bert(options(dim, 1, hidden, dtype)).layers[2].make(); };
+  c.make = [=](at::ScalarType dtype) { return bert(options(dim, 1, hidden), {dtype, {}}).layers[2].make(); };
   c.input = sizes({positions, dim});
   c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) {
     const at::Tensor act = reference::gelu(reference::affine(x, w[0], w[1]), GeluForm::kErf);
@@ -229,7 +229,7 @@ LayerCase mlp_half_case(const std::string& name, int64_t positions, int64_t dim,
 LayerCase head_case(const std::string& name, int64_t positions, int64_t dim) {
   LayerCase c;
   c.name = name;
-  c.make = [=](at::ScalarType dtype) { return bert(options(dim, 1, 2, dtype)).layers.back().make(); };
+  c.make = [=](at::ScalarType dtype) { return bert(options(dim, 1, 2), {dtype, {}}).layers.back().make(); };
   c.input = sizes({positions, dim});
   c.loss_weight = kLossWeight;
   c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) {

@@ -1,5 +1,6 @@
 // What is true of BERT's layers alone: padding, positions, labels that count, bytes kept, parameters and
 // their names, bad input.
+#include "tests/nn/typed_options.h"
 #include "twobp/models/bert.h"
 
 #include <cmath>
@@ -12,7 +13,7 @@
 #include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/gelu_linear.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -126,10 +127,10 @@ TEST(BertEmbedding, BadInput) {
 
 // Nothing counted: no loss, no gradient, no error; in evaluation too.
 TEST(CountedPositions, NothingCounted) {
-  BertOptions o;
+  test::Typed<BertOptions> o;
   o.vocab = 7;
   o.dim = 4;
-  const auto layer = bert(o).layers.back().make();
+  const auto layer = bert(o, o.settings()).layers.back().make();
   const auto parameters = make_parameters(*layer);
   MicroBatch micro_batch(*layer, {{"labels", at::full({2, 3}, kIgnoreLabel, at::kLong)}});
   EXPECT_EQ(micro_batch.forward(random({2, 3, 4}, 1, at::kFloat)).item<double>(), 0);
@@ -144,10 +145,10 @@ TEST(CountedPositions, NothingCounted) {
 }
 
 TEST(CountedPositions, LabelsOfAnotherShape) {
-  BertOptions o;
+  test::Typed<BertOptions> o;
   o.vocab = 7;
   o.dim = 4;
-  const auto layer = bert(o).layers.back().make();
+  const auto layer = bert(o, o.settings()).layers.back().make();
   make_parameters(*layer);
   MicroBatch micro_batch(*layer, {{"labels", at::zeros({2, 4}, at::kLong)}});
   expect_error(
@@ -157,8 +158,8 @@ TEST(CountedPositions, LabelsOfAnotherShape) {
       {"labels [2, 4]", "[2, 3, 4]"});
 }
 
-BertOptions options() {
-  BertOptions o;
+test::Typed<BertOptions> options() {
+  test::Typed<BertOptions> o;
   o.vocab = 11;
   o.dim = 12;
   o.layers = 2;
@@ -196,9 +197,9 @@ INSTANTIATE_TEST_SUITE_P(Dropout, BertMemory, testing::Values(0.0, 0.25));
 // the norm's mean and deviation. After I, what W needs: x, dL/d(q k v), attention's output, dL/dy of the last
 // projection.
 TEST_P(BertMemory, AttentionHalf) {
-  BertOptions o = options();
+  test::Typed<BertOptions> o = options();
   o.dropout = o.attention_dropout = GetParam();
-  const auto layer = bert(o).layers[1].make();
+  const auto layer = bert(o, o.settings()).layers[1].make();
   expect_numbers(*layer, kInput, kInput, {}, kRows * (o.dim + 3 * o.dim + o.dim + o.heads + o.dim + 2),
                  kRows * (o.dim + 3 * o.dim + o.dim + o.dim));
 }
@@ -206,18 +207,18 @@ TEST_P(BertMemory, AttentionHalf) {
 // After F: x, GELU's input, the sum before the norm and its statistics; GELU's output is made in I. After I:
 // x, GELU's output and its input's gradient, dL/dy.
 TEST_P(BertMemory, MlpHalf) {
-  BertOptions o = options();
+  test::Typed<BertOptions> o = options();
   o.dropout = GetParam();
-  const auto layer = bert(o).layers[2].make();
+  const auto layer = bert(o, o.settings()).layers[2].make();
   expect_numbers(*layer, kInput, kInput, {}, kRows * (o.dim + o.hidden + o.dim + 2),
                  kRows * (o.dim + 2 * o.hidden + o.dim));
 }
 
 // After F: the sum and its statistics, the ids (of 8 bytes). After I: the sum's gradient and the ids.
 TEST_P(BertMemory, Embedding) {
-  BertOptions o = options();
+  test::Typed<BertOptions> o = options();
   o.dropout = GetParam();
-  const auto layer = bert(o).layers[0].make();
+  const auto layer = bert(o, o.settings()).layers[0].make();
   const Fields fields = {{"input_ids", random_ids({kBatch, kPositions}, o.vocab, 1)}};
   expect_numbers(*layer, {}, kInput, fields, kRows * (o.dim + 2), kRows * o.dim);
 }
@@ -226,8 +227,8 @@ TEST_P(BertMemory, Embedding) {
 // statistics, its output, the logits. After I: x, GELU's input's gradient, the norm's output, the logits'
 // gradient.
 TEST(BertMemory, Head) {
-  const BertOptions o = options();
-  const auto layer = bert(o).layers.back().make();
+  const test::Typed<BertOptions> o = options();
+  const auto layer = bert(o, o.settings()).layers.back().make();
   at::Tensor labels = at::full({kBatch, kPositions}, kIgnoreLabel, at::kLong);
   labels[0][2] = 3;
   labels[1][0] = 1;
@@ -237,9 +238,9 @@ TEST(BertMemory, Head) {
                  3 * (o.dim + o.dim + o.dim + o.vocab));
 }
 
-std::vector<std::string> names_of(const BertOptions& o) {
+std::vector<std::string> names_of(const test::Typed<BertOptions>& o) {
   std::vector<std::string> names;
-  for (const LayerSpec& spec : bert(o).layers) {
+  for (const LayerSpec& spec : bert(o, o.settings()).layers) {
     const auto layer = spec.make();
     std::vector<Parameter*> parameters;
     layer->collect_parameters(parameters);
@@ -252,39 +253,39 @@ std::vector<std::string> names_of(const BertOptions& o) {
 
 // 5 of the embeddings, 16 a block, 7 of the head, of which the decoder's weight is the word embeddings'.
 TEST(Bert, ParametersAndKinds) {
-  const BertOptions o = options();
+  const test::Typed<BertOptions> o = options();
   const auto names = names_of(o);
   EXPECT_EQ(names.size(), size_t{5 + 2 * 16 + 6});
   EXPECT_EQ(std::count(names.begin(), names.end(), "bert.embeddings.word_embeddings.weight"), 2);
-  BertOptions untied = o;
+  test::Typed<BertOptions> untied = o;
   untied.tied = false;
   const auto others = names_of(untied);
   EXPECT_EQ(std::count(others.begin(), others.end(), "cls.predictions.decoder.weight"), 1);
   EXPECT_EQ(std::set<std::string>(others.begin(), others.end()).size(), others.size());
   std::vector<std::string> kinds;
-  for (const LayerSpec& spec : bert(o).layers) kinds.push_back(spec.kind);
+  for (const LayerSpec& spec : bert(o, o.settings()).layers) kinds.push_back(spec.kind);
   EXPECT_EQ(kinds, (std::vector<std::string>{"embedding", "attention", "mlp", "attention", "mlp", "head"}));
 }
 
 TEST(Bert, ImpossibleModels) {
   const auto with = [](auto change, const std::string& part) {
-    BertOptions o = options();
+    test::Typed<BertOptions> o = options();
     change(o);
-    expect_error([&] { bert(o); }, {part});
+    expect_error([&] { bert(o, o.settings()); }, {part});
   };
-  with([](BertOptions& o) { o.heads = 5; }, "dim 12 is not divisible by its 5 heads");
-  with([](BertOptions& o) { o.layers = 0; }, "at least 1");
-  with([](BertOptions& o) { o.dropout = 1; }, "[0, 1)");
-  with([](BertOptions& o) { o.attention_dropout = -1; }, "[0, 1)");
+  with([](test::Typed<BertOptions>& o) { o.heads = 5; }, "dim 12 is not divisible by its 5 heads");
+  with([](test::Typed<BertOptions>& o) { o.layers = 0; }, "at least 1");
+  with([](test::Typed<BertOptions>& o) { o.dropout = 1; }, "[0, 1)");
+  with([](test::Typed<BertOptions>& o) { o.attention_dropout = -1; }, "[0, 1)");
 }
 
 // Between training's calls, with dropout on: nothing of what they compute changes, and what evaluation
 // computes has no mask in it.
 TEST(Bert, EvaluationLeavesTrainingUntouched) {
-  BertOptions o = options();
+  test::Typed<BertOptions> o = options();
   o.dropout = o.attention_dropout = 0.25;
   for (const size_t which : {1, 2}) {
-    const auto layer = bert(o).layers[which].make();
+    const auto layer = bert(o, o.settings()).layers[which].make();
     const auto parameters = make_parameters(*layer);
     const at::Tensor x = random(kInput, 1, at::kFloat);
     const at::Tensor dy = random(kInput, 2, at::kFloat);
@@ -313,7 +314,7 @@ TEST(Bert, EvaluationLeavesTrainingUntouched) {
 // What W reads concatenates: GELU's output too, though it is made in I.
 TEST(Bert, ConcatenatedBackwardAgrees) {
   for (const size_t which : {1, 2, 5}) {
-    const auto layer = bert(options()).layers[which].make();
+    const auto layer = bert(options(), options().settings()).layers[which].make();
     const auto parameters = make_parameters(*layer);
     std::vector<std::vector<at::Tensor>> results;
     for (const bool together : {false, true}) {
@@ -346,4 +347,4 @@ TEST(Bert, ConcatenatedBackwardAgrees) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -6,7 +6,7 @@
 #include "twobp/nn/kernels/products/padded_rows.h"
 #include "twobp/nn/layers/linear.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -114,4 +114,4 @@ TEST(ConcatenateRows, MakesOneMatrixOfAnything) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -13,7 +13,7 @@
 #include "twobp/nn/layers/bidirectional_attention.h"
 #include "twobp/nn/layers/linear.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -230,4 +230,4 @@ TEST(Dropout, OfAttentionAgreesWithAutograd) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

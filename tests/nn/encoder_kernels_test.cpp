@@ -6,7 +6,7 @@
 
 #include "tests/nn/kernel_test_util.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -173,4 +173,4 @@ INSTANTIATE_TEST_SUITE_P(Nn, EncoderKernelsTest, testing::ValuesIn(kernel_sets(e
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -8,7 +8,7 @@
 #include "tests/nn/layer_test_util.h"
 #include "twobp/nn/kernels/products/one_dnn.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::random;
@@ -108,4 +108,4 @@ TEST(OneDnn, TakesOnlyWhatItIsFasterFor) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

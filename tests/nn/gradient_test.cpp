@@ -6,7 +6,7 @@
 #include "tests/nn/layer_cases.h"
 #include "twobp/nn/kernels/operators.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -214,4 +214,4 @@ TEST_P(EveryLayer, TakesTensorsThatAreNotContiguous) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

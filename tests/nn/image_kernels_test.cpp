@@ -4,7 +4,7 @@
 
 #include "tests/nn/kernel_test_util.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -229,4 +229,4 @@ INSTANTIATE_TEST_SUITE_P(Nn, ImageKernelsTest, testing::ValuesIn(kernel_sets(ima
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -6,7 +6,7 @@
 
 #include "tests/nn/kernel_test_util.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -395,4 +395,4 @@ TEST(Kernels, TheBestInstructionSetIsPicked) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

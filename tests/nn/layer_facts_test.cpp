@@ -7,7 +7,7 @@
 #include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/embedding.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -121,4 +121,4 @@ TEST(CrossEntropyFacts, EvaluationCountsWhatIsPredictedRight) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

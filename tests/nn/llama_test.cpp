@@ -1,5 +1,7 @@
 // The whole LLaMa on one device against the same model on autograd: loss and every gradient, in float64 and
 // float32, tied and untied, with grouped heads, over micro-batches that count different numbers of targets.
+#include "tests/nn/typed_options.h"
+#include "twobp/models/mlp.h"
 #include "twobp/models/llama.h"
 
 #include <map>
@@ -8,15 +10,15 @@
 #include "tests/nn/reference.h"
 #include "twobp/nn/layers/sequential.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
 
 // Every size another one, so that a mix-up of two does not fit. A deviation of 0.3 makes logits of size 1
 // to 10.
-LlamaOptions options(at::ScalarType dtype, bool tied, int64_t kv_heads = 2) {
-  LlamaOptions o;
+test::Typed<LlamaOptions> options(at::ScalarType dtype, bool tied, int64_t kv_heads = 2) {
+  test::Typed<LlamaOptions> o;
   o.vocab = 13;
   o.dim = 10;
   o.layers = 2;
@@ -25,7 +27,7 @@ LlamaOptions options(at::ScalarType dtype, bool tied, int64_t kv_heads = 2) {
   o.head_dim = 6;
   o.hidden = 15;
   o.norm_eps = 1e-2;
-  o.rope.theta = 500;
+  o.rope_theta = 500;
   o.tied = tied;
   o.init_std = 0.3;
   o.dtype = dtype;
@@ -33,7 +35,7 @@ LlamaOptions options(at::ScalarType dtype, bool tied, int64_t kv_heads = 2) {
 }
 
 // Two micro-batches of 3 and 1 samples of 7 and 9 positions, with 21 and 2 counted targets.
-std::vector<Fields> batch(const LlamaOptions& o) {
+std::vector<Fields> batch(const test::Typed<LlamaOptions>& o) {
   std::vector<Fields> out;
   out.push_back({{"input_ids", random_ids({3, 7}, o.vocab, 1)}, {"labels", random_ids({3, 7}, o.vocab, 2)}});
   out.push_back({{"input_ids", random_ids({1, 9}, o.vocab, 3)}, {"labels", random_ids({1, 9}, o.vocab, 4)}});
@@ -43,9 +45,9 @@ std::vector<Fields> batch(const LlamaOptions& o) {
 
 constexpr double kLossWeight = 1.0 / (21 + 2);
 
-std::unique_ptr<Sequential> make_model(const LlamaOptions& o) {
+std::unique_ptr<Sequential> make_model(const test::Typed<LlamaOptions>& o) {
   std::vector<std::unique_ptr<Layer>> layers;
-  for (const LayerSpec& spec : llama(o).layers) layers.push_back(spec.make());
+  for (const LayerSpec& spec : llama(o, o.settings()).layers) layers.push_back(spec.make());
   return std::make_unique<Sequential>(std::move(layers));
 }
 
@@ -65,7 +67,7 @@ std::multimap<std::string, at::Tensor> parts_of(const std::vector<Parameter*>& p
 
 class Reference {
  public:
-  Reference(const LlamaOptions& o, const std::vector<Parameter*>& parameters) : o_(o) {
+  Reference(const test::Typed<LlamaOptions>& o, const std::vector<Parameter*>& parameters) : o_(o) {
     for (const auto& [name, value] : parts_of(parameters, &Parameter::value)) {
       weights_.emplace(name,
                        value.to(at::kDouble).clone().requires_grad_(true));  // the first use of a tied one
@@ -97,7 +99,7 @@ class Reference {
         qkv.push_back(reference::linear(a, weight(block + ".self_attn." + which + "_proj.weight")));
       }
       const at::Tensor attended =
-          reference::attention(at::cat(qkv, -1), {o_.heads, o_.kv_heads, o_.head_dim, o_.rope});
+          reference::attention(at::cat(qkv, -1), {o_.heads, o_.kv_heads, o_.head_dim, {o_.rope_theta}});
       x = x + reference::linear(attended, weight(block + ".self_attn.o_proj.weight"));
       const at::Tensor b = norm(x, block + ".post_attention_layernorm.weight");
       const at::Tensor gate_up = at::cat({reference::linear(b, weight(block + ".mlp.gate_proj.weight")),
@@ -110,7 +112,7 @@ class Reference {
     return reference::cross_entropy(logits, fields.at("labels"), kLossWeight);
   }
 
-  LlamaOptions o_;
+  test::Typed<LlamaOptions> o_;
   std::map<std::string, at::Tensor> weights_;
 };
 
@@ -131,7 +133,7 @@ double run_library(Sequential& model, const std::vector<Fields>& fields) {
   return loss;
 }
 
-void expect_autograd(const LlamaOptions& o) {
+void expect_autograd(const test::Typed<LlamaOptions>& o) {
   const auto model = make_model(o);
   const auto parameters = make_parameters(*model);
   Reference reference(o, parameters);
@@ -168,7 +170,7 @@ TEST(Llama, AgreesWithAutogradForEveryNumberOfKeyHeads) {
 // A tied weight is one parameter per use: same name, same value, a gradient buffer each. Neither use's
 // gradient is the whole, none is in both.
 TEST(Llama, EveryUseOfATiedWeightHasItsOwnGradient) {
-  const LlamaOptions o = options(at::kDouble, true);
+  const test::Typed<LlamaOptions> o = options(at::kDouble, true);
   const auto model = make_model(o);
   const auto parameters = make_parameters(*model);
   std::vector<Parameter*> uses;
@@ -202,7 +204,7 @@ TEST(Llama, UntiedWeightsDiffer) {
 
 // Backward-p2 of both micro-batches together: gradients within the roundings of another order.
 TEST(Llama, ConcatenatedBackwardAgrees) {
-  const LlamaOptions o = options(at::kFloat, false);
+  const test::Typed<LlamaOptions> o = options(at::kFloat, false);
   const std::vector<Fields> fields = batch(o);
   const auto model = make_model(o);
   const auto parameters = make_parameters(*model);
@@ -224,13 +226,13 @@ TEST(Llama, ConcatenatedBackwardAgrees) {
 // The benchmark model: its loss is half the squared difference between x + MLP(norm(x)), block after block,
 // and the target, a mean over the 30 numbers of a sample.
 TEST(Llama, StackOfMlpsAgreesWithAutograd) {
-  MlpOptions o;
+  test::Typed<MlpOptions> o;
   o.dim = 10;
   o.layers = 2;
   o.hidden = 15;
   o.init_std = 0.3;
   o.dtype = at::kDouble;
-  const ModelSpec spec = mlp(o);
+  const ModelSpec spec = mlp(o, o.settings());
   EXPECT_EQ(spec.input_field, "input");
   std::vector<std::unique_ptr<Layer>> layers;
   for (const LayerSpec& layer : spec.layers) layers.push_back(layer.make());
@@ -260,4 +262,4 @@ TEST(Llama, StackOfMlpsAgreesWithAutograd) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

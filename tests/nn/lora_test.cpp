@@ -6,7 +6,7 @@
 #include "twobp/models/freeze.h"
 #include "twobp/models/llama.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::random;
@@ -100,4 +100,4 @@ TEST(Freeze, Errors) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -9,7 +9,7 @@ namespace {
 
 using Weights = std::vector<at::Tensor>;
 
-constexpr double kStd = 0.5;
+constexpr double kMambaStd = 0.5;
 
 auto sizes(int64_t positions, int64_t cols) {
   return [=](int64_t samples) { return std::vector<int64_t>{samples, positions, cols}; };
@@ -49,7 +49,7 @@ LayerCase mixer_case(const std::string& name, int64_t positions, const MambaMixe
   LayerCase c;
   c.name = name;
   c.make = [=](at::ScalarType dtype) {
-    auto mixer = whole_mixer("mixer", shape, kStd, dtype);
+    auto mixer = whole_mixer("mixer", shape, kMambaStd, dtype);
     make_telling(*mixer);
     return mixer;
   };

@@ -8,7 +8,7 @@
 #include "tests/nn/mamba_reference.h"
 #include "twobp/nn/layers/mamba_mixer.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -286,4 +286,4 @@ TEST(MambaFacts, WrongShapesAreErrors) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -2,6 +2,7 @@
 // place. What the caller hands over and what it holds itself counts as the caller's: y and dx are dropped at
 // once, so that only what the layer keeps is left.
 #include "tests/nn/layer_test_util.h"
+#include "tests/nn/typed_options.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/embedding.h"
@@ -11,7 +12,7 @@
 #include "twobp/nn/layers/swiglu.h"
 #include "twobp/models/llama.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -94,8 +95,8 @@ TEST(Memory, SquaredErrorKeepsTheDifference) {
                  {{"target", random({kBatch, kPositions, 3}, 1, at::kFloat)}}, {kRows * 3, 0, 0});
 }
 
-LlamaOptions options() {
-  LlamaOptions o;
+test::Typed<LlamaOptions> options() {
+  test::Typed<LlamaOptions> o;
   o.vocab = 11;
   o.dim = 10;
   o.layers = 1;
@@ -110,10 +111,10 @@ LlamaOptions options() {
 // (for I and for W: once) and its log-sums. After I, what W needs: the norm's output, dL/d(q k v),
 // attention's output, dL/dy.
 TEST(Memory, AttentionHalfOfABlock) {
-  const LlamaOptions o = options();
+  const test::Typed<LlamaOptions> o = options();
   const int64_t packed = (o.heads + 2 * o.kv_heads) * o.head_dim;
   const int64_t out = o.heads * o.head_dim;
-  const auto layer = llama(o).layers[1].make();
+  const auto layer = llama(o, o.settings()).layers[1].make();
   expect_numbers(
       *layer, {kBatch, kPositions, o.dim}, {kBatch, kPositions, o.dim}, {},
       {kRows * (o.dim + 1 + o.dim + packed + out + o.heads), kRows * (o.dim + packed + out + o.dim)});
@@ -122,20 +123,20 @@ TEST(Memory, AttentionHalfOfABlock) {
 // After F: the residual stream and its norm's scale, the norm's output, gate and up, their product. After I
 // the gradient of gate and up lies where they were.
 TEST(Memory, MlpHalfOfABlock) {
-  const LlamaOptions o = options();
-  const auto layer = llama(o).layers[2].make();
+  const test::Typed<LlamaOptions> o = options();
+  const auto layer = llama(o, o.settings()).layers[2].make();
   expect_numbers(*layer, {kBatch, kPositions, o.dim}, {kBatch, kPositions, o.dim}, {},
                  {kRows * (o.dim + 1 + o.dim + 2 * o.hidden + o.hidden),
                   kRows * (o.dim + 2 * o.hidden + o.hidden + o.dim)});
 }
 
 TEST(Memory, Head) {
-  const LlamaOptions o = options();
-  const auto layer = llama(o).layers.back().make();
+  const test::Typed<LlamaOptions> o = options();
+  const auto layer = llama(o, o.settings()).layers.back().make();
   expect_numbers(*layer, {kBatch, kPositions, o.dim}, {},
                  {{"labels", random_ids({kBatch, kPositions}, o.vocab, 1)}},
                  {kRows * (o.dim + 1 + o.dim + o.vocab), kRows * (o.dim + o.vocab)});
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -5,7 +5,7 @@
 
 #include "tests/nn/layer_cases.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -157,4 +157,4 @@ TEST_P(EveryLayer, EvaluationComputesWhatTrainingDoes) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -9,7 +9,7 @@
 #include "twobp/nn/kernels/products/rows.h"
 #include "twobp/nn/layers/dropout_rate.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -119,4 +119,4 @@ TEST_P(EveryLayer, GivesAboutTheSameOnAGpu) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -10,7 +10,7 @@
 #include "twobp/nn/layers/sequential.h"
 #include "twobp/nn/layers/swiglu.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -168,4 +168,4 @@ INSTANTIATE_TEST_SUITE_P(Layers, PaddedRowsTest, testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

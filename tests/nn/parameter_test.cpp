@@ -5,7 +5,7 @@
 #include "tests/nn/layer_test_util.h"
 #include "twobp/models/llama.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -125,4 +125,4 @@ TEST(Parameter, ModelWeightsDoNotDependOnTheOrderOfMaking) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -8,7 +8,7 @@
 #include "tests/nn/layer_cases.h"
 #include "twobp/nn/kernels/number.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::EveryLayer;
@@ -126,4 +126,4 @@ TEST(Precision, ValueIsMasterRounded) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -13,7 +13,7 @@
 #include "twobp/models/llama.h"
 #include "twobp/models/recompute.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -296,4 +296,4 @@ TEST(RecomputeRules, Errors) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -9,7 +9,7 @@
 #include "twobp/nn/layers/batch_norm_relu_conv2d.h"
 #include "twobp/nn/layers/residual_block.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -134,7 +134,7 @@ TEST(ResnetModel, HasAsManyParametersAsTheOriginals) {
   EXPECT_EQ(trained_numbers(options), 44'549'160) << "101";
   options.depths = {3, 8, 36, 3};
   EXPECT_EQ(trained_numbers(options), 60'192'808) << "152";
-  options.bottleneck = false;
+  options.block = "basic";
   options.widths = {64, 128, 256, 512};
   options.depths = {2, 2, 2, 2};
   EXPECT_EQ(trained_numbers(options), 11'689'512) << "18";
@@ -247,4 +247,4 @@ TEST(ResnetModel, ImagesOfAnotherKind) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -8,7 +8,7 @@
 #include "twobp/core/check.h"
 #include "twobp/nn/layers/attention.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 std::vector<double> values(const at::Tensor& tensor) {
@@ -86,4 +86,4 @@ TEST(Rope, AttentionUsesTheSettings) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -5,7 +5,7 @@
 #include "twobp/nn/layers/sequential.h"
 #include "twobp/nn/layers/swiglu.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -192,4 +192,4 @@ TEST_P(EveryLayer, WBeforeIIsAnError) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -8,7 +8,7 @@
 
 #include "tests/nn/kernel_test_util.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -315,4 +315,4 @@ INSTANTIATE_TEST_SUITE_P(Sets, ScanKernelsTest, testing::ValuesIn(kernel_sets(sc
                          });
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -3,7 +3,7 @@
 #include "tests/nn/kernel_test_util.h"
 #include "twobp/nn/kernels/encoder/encoder_kernels.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -143,4 +143,4 @@ INSTANTIATE_TEST_SUITE_P(Nn, SoftmaxKernelsTest, testing::ValuesIn(kernel_sets(k
                          [](const testing::TestParamInfo<KernelSet>& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -13,7 +13,7 @@
 #include "twobp/nn/layers/rms_norm.h"
 #include "twobp/nn/layers/swiglu.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
@@ -87,4 +87,4 @@ TEST(Threads, HowWorkIsSplitDoesNotChangeABit) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -8,7 +8,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 #if !defined(__SANITIZE_ADDRESS__)
@@ -115,4 +115,4 @@ TEST(BlockCache, OtherThreadsKeepNothing) {
 #endif
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

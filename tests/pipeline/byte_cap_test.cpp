@@ -10,7 +10,7 @@
 #include "tests/pipeline/step_bytes.h"
 #include "twobp/models/emulated.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::finished;
@@ -241,4 +241,4 @@ TEST(ByteCap, AMessageFindsRoom) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

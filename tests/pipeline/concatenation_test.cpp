@@ -9,7 +9,7 @@
 #include "twobp/nn/layers/squared_error.h"
 #include "twobp/nn/layers/swiglu.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::kDim;
@@ -96,4 +96,4 @@ TEST(Concatenation, Happens) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -8,7 +8,7 @@
 
 #include "tests/nn/device/stand_in_device.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 constexpr double kLong = 0.03;
@@ -75,4 +75,4 @@ TEST(DeviceTimes, NothingOfAStepThatIsRecorded) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

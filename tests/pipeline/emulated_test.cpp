@@ -9,7 +9,7 @@
 #include "tests/pipeline/support.h"
 #include "twobp/schedule/placement.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::no_costs;
@@ -163,4 +163,4 @@ TEST_P(EmulatedBounds, HoldInTheMeter) {
 INSTANTIATE_TEST_SUITE_P(Ranks, EmulatedBounds, ::testing::Values(4, 6, 8));
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

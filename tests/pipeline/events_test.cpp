@@ -7,7 +7,7 @@
 
 #include "tests/pipeline/support.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::options_of;
@@ -286,4 +286,4 @@ TEST(EventsOfW, NameTheMicroBatchesOfAReorderedSchedule) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -8,7 +8,7 @@
 #include "twobp/core/clock.h"
 #include "twobp/transport/collectives.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::error_of;
@@ -174,4 +174,4 @@ TEST(StuckPeer, SlowIsNotStuck) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

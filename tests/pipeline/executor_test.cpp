@@ -7,7 +7,7 @@
 
 #include "tests/pipeline/support.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_same_bits;
@@ -287,4 +287,4 @@ TEST_F(Waiting, EventsAreTheTimes) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -6,7 +6,7 @@
 
 #include "tests/pipeline/support.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using Category = MemoryCategory;
@@ -188,4 +188,4 @@ TEST(MemoryMeter, CountsExactlyUnderConcurrency) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -5,7 +5,7 @@
 //   after I:  norm(x) (R D), d(gate | up) (2 R H, written over gate and up), silu(gate) * up (R H), dy (R D).
 #include "tests/pipeline/step_bytes.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::kDim;
@@ -197,4 +197,4 @@ TEST(StepMemory, LlamaHoldsItsRotaryTablesOnly) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -9,7 +9,7 @@
 #include "tests/pipeline/support.h"
 #include "twobp/core/clock.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::error_of;
@@ -238,4 +238,4 @@ TEST(P2Offers, NobodyTakesWhatThereIsNoRoomFor) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -9,7 +9,7 @@
 
 #include "tests/nn/device/stand_in_device.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 void expect_soon(const std::function<bool()>& condition, const char* what) {
@@ -139,4 +139,4 @@ TEST(P2Stream, TheStreamOfWIsCurrentOnlyMeanwhile) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -10,7 +10,7 @@
 #include "twobp/plan/cost_model.h"
 #include "twobp/plan/recompute_costs.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::fixed_bytes;
@@ -177,4 +177,4 @@ TEST(PipelineRecompute, ThePlannerKnowsTheSameModes) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -6,7 +6,7 @@
 
 #include "tests/pipeline/support.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_contains;
@@ -112,4 +112,4 @@ TEST_F(RunAhead, RefusesWhatNeedsThePipelineForItself) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -7,7 +7,7 @@
 #include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/schedule/simulate/simulate.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::kMessage;
@@ -87,4 +87,4 @@ TEST(SimulatedPeaks, AreTheMetersWhenTheRecordedOrderIsReplayed) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

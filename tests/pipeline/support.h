@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/expect_error.h"
+#include "twobp/models/mlp.h"
 #include "twobp/core/check.h"
 #include "twobp/models/llama.h"
 #include "twobp/pipeline/pipeline.h"

@@ -3,7 +3,7 @@
 
 #include "tests/schedule/support.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 AdviceRequest equal_stages(int ranks, int micro_batches) {
@@ -131,4 +131,4 @@ TEST(Adviser, RefusesWhatIsNoQuestion) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

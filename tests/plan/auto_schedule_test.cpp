@@ -14,7 +14,7 @@
 #include "twobp/plan/auto_schedule/search.h"
 #include "twobp/schedule/check/validate.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 AutoSchedule schedule_for(const Pipeline& pipeline, SearchEffort effort = SearchEffort::kQuick,
@@ -275,4 +275,4 @@ TEST(ExactSolver, AgreesWithTheKeptOptima) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -10,7 +10,7 @@
 #include "tests/plan/support.h"
 #include "twobp/plan/recompute_costs.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using nlohmann::json;
@@ -241,4 +241,4 @@ TEST(CostModel, ChecksWhatIsMadeByHand) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

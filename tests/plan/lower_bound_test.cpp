@@ -4,7 +4,7 @@
 #include "tests/plan/pipelines.h"
 #include "twobp/schedule/passes.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 double bound_of(int ranks, int micro_batches, double cap = 0) {
@@ -129,4 +129,4 @@ TEST(LowerBound, RefusesBadInput) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using Split = std::vector<int>;
@@ -69,4 +69,4 @@ TEST(MoveLayers, OneStageHasNoMoves) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -5,7 +5,7 @@
 #include "twobp/plan/planner.h"
 #include "twobp/schedule/named_schedules.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 PlanRequest one_way(const std::string& schedule) {
@@ -105,4 +105,4 @@ TEST(NetworkPlan, DevicesAreRanksTimesReplicas) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

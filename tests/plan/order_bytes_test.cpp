@@ -6,7 +6,7 @@
 #include "tests/plan/pipelines.h"
 #include "twobp/plan/adviser.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 TEST(OrderBytes, NoSimulationNeedsLess) {
@@ -56,4 +56,4 @@ TEST(OrderBytes, OfOneFOneBAndAV) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -11,7 +11,7 @@
 #include "tests/schedule/support.h"
 #include "twobp/schedule/placement.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using Split = std::vector<int>;
@@ -347,4 +347,4 @@ TEST(Imbalance, SlowestOverMean) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -12,7 +12,7 @@
 #include "twobp/plan/recompute_costs.h"
 #include "twobp/schedule/named_schedules.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 CostModel random_model(Random& random, int layers) {
@@ -378,4 +378,4 @@ TEST(Planner, RefusesWhatCannotBePlanned) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

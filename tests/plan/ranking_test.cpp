@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 PlanChoice choice(double samples_per_second, double peak_bytes) {
@@ -55,4 +55,4 @@ TEST(Ranking, ComparesSoManyAndNoMore) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

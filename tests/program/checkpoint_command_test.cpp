@@ -4,7 +4,7 @@
 
 #include "tests/program/subprocess.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using nlohmann::json;
@@ -145,4 +145,4 @@ TEST_F(Checkpoints, DamagedNewestIsPassedOverWithAWarning) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

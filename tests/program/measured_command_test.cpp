@@ -1,7 +1,7 @@
 // `twobp plan --svg` and `twobp plan --measured` from the outside.
 #include "tests/program/subprocess.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using nlohmann::json;
@@ -101,4 +101,4 @@ TEST_F(MeasuredCommand, PlanDrawsAnSvg) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

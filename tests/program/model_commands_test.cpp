@@ -3,7 +3,7 @@
 
 #include "tests/program/subprocess.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using nlohmann::json;
@@ -146,4 +146,4 @@ TEST_F(ModelCommands, GenerateSaysWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

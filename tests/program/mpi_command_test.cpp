@@ -5,7 +5,7 @@
 
 #include "tests/program/subprocess.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using nlohmann::json;
@@ -147,4 +147,4 @@ TEST(NoLauncher, MpiNeedsOne) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

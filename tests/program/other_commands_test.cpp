@@ -3,7 +3,7 @@
 
 #include "tests/program/subprocess.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using nlohmann::json;
@@ -252,4 +252,4 @@ TEST(Help, WithoutACommandIsAnError) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -3,7 +3,7 @@
 
 #include "tests/program/subprocess.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using nlohmann::json;
@@ -137,4 +137,4 @@ TEST_F(PlanNetwork, Replicas) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

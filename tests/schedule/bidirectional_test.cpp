@@ -9,7 +9,7 @@
 #include "tests/schedule/support.h"
 #include "twobp/schedule/simulate/simulate.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 TEST(DualPipeV, SaysWhatItAdmits) {
@@ -59,4 +59,4 @@ TEST(EveryNamedSchedule, TakesAtLeastItsLowerBounds) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -12,7 +12,7 @@
 #include "twobp/schedule/passes.h"
 #include "twobp/schedule/text/csv.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 struct Wrong {
@@ -198,4 +198,4 @@ TEST(CsvInput, MutationsAreRefusedOrStillSchedules) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

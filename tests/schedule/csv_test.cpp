@@ -16,7 +16,7 @@
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/schedule/text/lower.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 Schedule placed_1f1b() {
@@ -243,4 +243,4 @@ TEST(ScheduleSource, PytorchsFilesUnderEveryPolicy) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

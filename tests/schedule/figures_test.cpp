@@ -10,7 +10,7 @@
 #include "tests/schedule/named.h"
 #include "twobp/schedule/simulate/simulate.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 struct Row {
@@ -80,4 +80,4 @@ TEST(Figures, AreThereForEverySchedule) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

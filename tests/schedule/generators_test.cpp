@@ -11,7 +11,7 @@
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 TEST(Generators, Naive) {
@@ -164,4 +164,4 @@ TEST(Generators, RejectsNoStagesAndNoMicroBatches) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

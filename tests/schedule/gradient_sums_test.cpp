@@ -6,7 +6,7 @@
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 // A stage of `layers` layers whose F, I and W take 1 each, with 4 bytes of gradients each.
@@ -114,4 +114,4 @@ TEST(GradientSums, ImpossibleSizes) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -13,7 +13,7 @@
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 void expect_golden(const std::string& name, const std::string& text) {
@@ -140,4 +140,4 @@ TEST(Grid, OptimizerWaitsForTheSummedGradients) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

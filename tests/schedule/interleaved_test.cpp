@@ -13,7 +13,7 @@
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 Simulation run(const std::string& name, int stages, int ranks, int micro_batches, P2Policy policy,
@@ -130,4 +130,4 @@ TEST(Eager, HidesMessages) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

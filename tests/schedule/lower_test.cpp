@@ -9,7 +9,7 @@
 #include "twobp/schedule/passes.h"
 #include "twobp/schedule/text/csv.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 // By hand, equal costs of 1: rank 1's only wait is for 1F0; rank 0 waits for the gradient of micro-batch 1
@@ -129,4 +129,4 @@ TEST(Lower, FewerMicroBatches) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

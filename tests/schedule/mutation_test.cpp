@@ -13,7 +13,7 @@
 #include "twobp/schedule/check/walk.h"
 #include "twobp/schedule/named_schedules.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 std::string rejection(const Schedule& schedule) {
@@ -134,4 +134,4 @@ INSTANTIATE_TEST_SUITE_P(Named, Mutations, testing::ValuesIn(schedule_names()),
                          });
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -8,7 +8,7 @@
 #include "twobp/schedule/generators/classic.h"
 #include "twobp/schedule/named_schedules.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 std::string rank_text(const Schedule& schedule, int rank) {
@@ -141,4 +141,4 @@ TEST(Passes, RejectStagesThatDoNotExist) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -12,7 +12,7 @@
 #include "twobp/schedule/passes.h"
 #include "twobp/schedule/simulate/simulate.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 Schedule with_p1(Schedule schedule) {
@@ -76,4 +76,4 @@ TEST(PlaceP2, AnOrderThatCannotRunIsAnError) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -15,7 +15,7 @@
 #include "twobp/schedule/text/csv.h"
 #include "twobp/schedule/text/lower.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 // Double precision, and at most 12 micro-batches added in another order.
@@ -101,4 +101,4 @@ TEST(PyTorchRuntime, RunsOurSchedules) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -18,7 +18,7 @@
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/schedule/text/csv.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 struct Golden {
@@ -116,4 +116,4 @@ TEST(PyTorch, ZbvHasItsP2Later) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

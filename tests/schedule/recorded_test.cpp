@@ -11,7 +11,7 @@
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 TEST(Recorded, OrderOfASimulationGivesTheSameSimulation) {
@@ -138,4 +138,4 @@ TEST(Recorded, WKeepsItsSideOfARecordedReceive) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

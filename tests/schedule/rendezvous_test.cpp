@@ -16,7 +16,7 @@
 #include "twobp/schedule/passes.h"
 #include "twobp/schedule/simulate/simulate.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 constexpr ValidateOptions kRendezvous{Sends::kRendezvous};
@@ -157,4 +157,4 @@ TEST(Buffering, LimitNamesTheRankAndTheReceive) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

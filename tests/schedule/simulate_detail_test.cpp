@@ -15,7 +15,7 @@
 #include "twobp/schedule/passes.h"
 #include "twobp/schedule/simulate/simulate.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 double of(const RankSimulation& rank, BubbleCause cause) {
@@ -377,4 +377,4 @@ TEST(Costs, ZeroIsOneAndTheRestIsRefusedByName) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -13,7 +13,7 @@
 #include "twobp/schedule/passes.h"
 #include "twobp/schedule/simulate/simulate.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 // Whole numbers, W in whole pieces, so that the ticking reference can follow.
@@ -188,4 +188,4 @@ TEST(Property, AnyPlacementAndOrderMatchesTheReference) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -14,7 +14,7 @@
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 Simulation unit_costs(const std::string& name, int stages, int micro_batches, P2Policy policy,
@@ -265,4 +265,4 @@ TEST(Simulate, RejectsBadInput) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

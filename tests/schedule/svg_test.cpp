@@ -14,7 +14,7 @@
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 struct Simulated {
@@ -284,4 +284,4 @@ TEST(SvgErrors, SayWhatToDo) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

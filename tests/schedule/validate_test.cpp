@@ -10,7 +10,7 @@
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 std::string rejection(const Schedule& schedule) {
@@ -208,4 +208,4 @@ TEST(Validate, RejectsEmptySchedules) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

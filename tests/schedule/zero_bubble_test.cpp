@@ -15,7 +15,7 @@
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 struct Figures {
@@ -116,4 +116,4 @@ TEST(ZeroBubble, AVNeedsTwoStagesARank) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -13,7 +13,7 @@
 #include "twobp/trace/simulated.h"
 #include "twobp/trace/timeline.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using nlohmann::json;
@@ -204,4 +204,4 @@ TEST_F(Browser, ManyEvents) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -10,7 +10,7 @@
 #include "twobp/trace/simulated.h"
 #include "twobp/trace/trace.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 std::vector<StageCost> uneven_costs(int stages) {
@@ -224,4 +224,4 @@ TEST(Compare, LeavesOutStepsThatAreNotWhole) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

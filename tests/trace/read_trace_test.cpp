@@ -9,7 +9,7 @@
 #include "twobp/core/text.h"
 #include "twobp/trace/trace.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using nlohmann::json;
@@ -240,4 +240,4 @@ TEST(ReadTrace, NamesTheFile) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

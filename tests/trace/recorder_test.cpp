@@ -1,7 +1,7 @@
 // Which steps are recorded, and what they are called.
 #include "tests/trace/support.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::error_of;
@@ -74,4 +74,4 @@ TEST(WriteTraceFile, NamesTheFileItCannotWrite) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -3,7 +3,7 @@
 
 #include "tests/trace/support.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 constexpr int kStages = 3;
@@ -82,4 +82,4 @@ TEST(SimulatedStep, OfAForwardHoldsNothingAfterwards) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

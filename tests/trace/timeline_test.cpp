@@ -5,7 +5,7 @@
 
 #include "tests/trace/support.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using nlohmann::json;
@@ -86,4 +86,4 @@ TEST(TimelineHtml, WithoutSteps) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

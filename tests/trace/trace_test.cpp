@@ -9,7 +9,7 @@
 
 #include "tests/trace/support.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using nlohmann::json;
@@ -148,4 +148,4 @@ TEST(TraceJson, OfNoStepsIsAnArray) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -10,7 +10,7 @@
 #include "twobp/train/build_model.h"
 #include "twobp/train/run_world.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_error;
@@ -172,4 +172,4 @@ TEST(ChooseTransport, SaysWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -9,7 +9,7 @@
 #include "tests/train/training.h"
 #include "twobp/schedule/named_schedules.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_same_bits;
@@ -87,4 +87,4 @@ TEST(AllSchedules, EvaluateOnTheirPlacement) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

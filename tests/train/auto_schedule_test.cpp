@@ -13,7 +13,7 @@
 #include "twobp/train/auto_variant.h"
 #include "twobp/train/build_model.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 Config config_of(int stages, int ranks) {
@@ -114,4 +114,4 @@ TEST(AutoVariant, RefusesACapThatNothingFits) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

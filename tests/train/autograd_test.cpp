@@ -13,7 +13,7 @@
 #include "tests/train/reference.h"
 #include "tests/train/training.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::parts_of;
@@ -239,4 +239,4 @@ TEST(Autograd, EvaluationIsTheMeanOverTheHeldOutTargets) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -6,7 +6,7 @@
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_same_bits;
@@ -180,4 +180,4 @@ TEST(BertConfig, Contradictions) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -12,7 +12,7 @@
 #include "tests/train/transformers_fixture.h"
 #include "twobp/train/weights/save_model.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using nlohmann::json;
@@ -147,4 +147,4 @@ TEST_F(BertTransformers, DropoutComesFromTheFileUnlessGiven) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

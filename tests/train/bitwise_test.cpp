@@ -7,7 +7,7 @@
 
 #include "tests/train/training.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_same_bits;
@@ -165,4 +165,4 @@ TEST(Bitwise, SameWithSeveralThreadsARank) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -14,7 +14,7 @@
 #include "tests/train/checkpoint_runs.h"
 #include "twobp/core/random.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 namespace fs = std::filesystem;
@@ -358,4 +358,4 @@ TEST(CheckpointFolder, AFileWhereTheFolderShouldBe) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -11,7 +11,7 @@
 #include "twobp/core/clock.h"
 #include "twobp/train/checkpoint/convert.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 namespace fs = std::filesystem;
@@ -369,4 +369,4 @@ TEST(CheckpointParts, Reshard) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -8,7 +8,7 @@
 #include "tests/model_options.h"
 #include "tests/train/checkpoint_runs.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::checkpoint_config;
@@ -274,4 +274,4 @@ TEST(Resume, WeightsAreUnderTheirPublicNames) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -10,7 +10,7 @@
 
 #include "tests/train/training.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::Outcome;
@@ -140,4 +140,4 @@ TEST(Concat, OverStepsOfChangingSizes) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -12,7 +12,7 @@
 #include "twobp/train/variant.h"
 #include "twobp/transport/collectives.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_same_run;
@@ -278,4 +278,4 @@ TEST(DataParallel, MemoryOfAStepIsBackAfterIt) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -11,7 +11,7 @@
 #include "twobp/transport/process_world.h"
 #include "twobp/transport/store/store_transport.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 constexpr int kSteps = 3;
@@ -85,4 +85,4 @@ INSTANTIATE_TEST_SUITE_P(All, WithoutMpi,
                          });
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

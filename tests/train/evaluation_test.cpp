@@ -6,7 +6,7 @@
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::Outcome;
@@ -133,4 +133,4 @@ TEST(Trainer, RefusesABatchWithoutTargets) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -7,7 +7,7 @@
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_error;
@@ -123,4 +123,4 @@ TEST(BadPipeline, UnknownSchedule) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

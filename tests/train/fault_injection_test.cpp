@@ -7,7 +7,7 @@
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_error;
@@ -102,4 +102,4 @@ TEST(FaultInjection, ChangesNoBitBefore) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -6,7 +6,7 @@
 #include "tests/train/training.h"
 #include "twobp/train/weights/adapter_files.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::random_batches;
@@ -168,4 +168,4 @@ TEST(LoraTraining, MergedWeightsGiveTheSameLoss) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

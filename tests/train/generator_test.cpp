@@ -11,7 +11,7 @@
 #include "tests/train/training.h"
 #include "twobp/train/build_model.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 std::vector<int64_t> generate(Generator& generator, const std::vector<int64_t>& prompt, int64_t count,
@@ -98,4 +98,4 @@ TEST(Sample, NotANumber) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

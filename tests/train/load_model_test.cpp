@@ -15,7 +15,7 @@
 #include "twobp/models/hf_config.h"
 #include "twobp/train/weights/save_model.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_error;
@@ -50,7 +50,7 @@ class LoadModel : public ::testing::Test {
     tensors_ = parts_of(trainer.weights());
     config_ = test::tiny_config();
     config_.model.from = folder_.path("model");
-    read_hf_config(config_.model.from, config_.model);
+    config_.model.type = read_hf_config(config_.model.from);
   }
 
   void write(const std::function<void(Tensors&)>& change) const {
@@ -203,4 +203,4 @@ TEST_F(LoadModel, UnknownTypesAreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

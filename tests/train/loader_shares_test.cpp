@@ -6,7 +6,7 @@
 #include "tests/train/training.h"
 #include "twobp/data/data.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 TEST(LoaderShares, TogetherAreTheBatch) {
@@ -48,4 +48,4 @@ TEST(LoaderShares, TogetherAreTheBatch) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -6,7 +6,7 @@
 
 #include "helpers.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_error;
@@ -72,4 +72,4 @@ TEST(LearningRate, BadInput) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -11,7 +11,7 @@
 #include "twobp/train/build_model.h"
 #include "twobp/models/hf_config.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using nlohmann::json;
@@ -275,4 +275,4 @@ TEST(MambaConfig, WhatIsNotSupported) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

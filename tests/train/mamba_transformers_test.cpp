@@ -7,7 +7,7 @@
 #include "tests/train/transformers_fixture.h"
 #include "twobp/train/weights/save_model.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::parts_of;
@@ -98,4 +98,4 @@ TEST_F(MambaTransformers, LoadsWhatIsSaved) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -7,7 +7,7 @@
 #include "tests/model_options.h"
 #include "tests/train/worlds.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::tiny_config;
@@ -139,4 +139,4 @@ TEST(Memory, StepsTakeNothingFromTheSystem) {
 #endif
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

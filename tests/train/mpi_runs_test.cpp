@@ -8,7 +8,7 @@
 #include "twobp/transport/launcher.h"
 #include "twobp/transport/mpi/mpi.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 constexpr int kSteps = 4;
@@ -153,7 +153,7 @@ class Failures : public ::testing::EmptyTestEventListener {
 };
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE
 
 int main(int count, char** values) {
   ::testing::InitGoogleTest(&count, values);

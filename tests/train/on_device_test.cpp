@@ -11,7 +11,7 @@
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/transport/world.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_same_bits;
@@ -334,4 +334,4 @@ TEST(OnDeviceTest, SaysWhatDoesNotRunThere) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -11,7 +11,7 @@
 
 #include "tests/train/helpers.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 constexpr double kBound = 2e-6;
@@ -133,4 +133,4 @@ TEST(Optimizer, RefusesAnUnknownType) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -5,7 +5,7 @@
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_error;
@@ -64,4 +64,4 @@ TEST(P2Stealing, SaysWhatItCannotGoWith) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -9,7 +9,7 @@
 
 #include "tests/train/worlds.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_error;
@@ -169,4 +169,4 @@ TEST(PostValidation, NeedsRunAhead) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -7,7 +7,7 @@
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::random_batches;
@@ -108,4 +108,4 @@ TEST(LossScale, DoesNotShowInTheNorm) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -10,7 +10,7 @@
 #include "twobp/core/check.h"
 #include "twobp/transport/threads/in_process.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 // Runs body on `count` processes; by process, what it threw: "" or "Error: ...", "Aborted: ...".
@@ -127,4 +127,4 @@ TEST(Processes, NoticesAnAbort) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -10,7 +10,7 @@
 #include "tests/train/resnet_training.h"
 #include "twobp/train/build_model.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_error;
@@ -263,4 +263,4 @@ TEST(RecomputeSettings, Errors) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

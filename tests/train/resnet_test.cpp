@@ -13,7 +13,7 @@
 #include "twobp/train/weights/load_model.h"
 #include "twobp/train/weights/save_model.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::copies_by_name;
@@ -284,4 +284,4 @@ TEST(ResnetConfig, Contradictions) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -10,7 +10,7 @@
 #include "tests/train/transformers_fixture.h"
 #include "twobp/train/weights/save_model.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::copies_by_name;
@@ -99,4 +99,4 @@ TEST_F(ResnetTransformers, LoadsWhatIsSaved) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -8,7 +8,7 @@
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_error;
@@ -244,4 +244,4 @@ TEST(RunAhead, EndsInTheMiddleOfAStep) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

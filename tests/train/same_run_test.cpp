@@ -10,7 +10,7 @@
 #include "twobp/schedule/text/csv.h"
 #include "twobp/data/synthetic_dataset.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_error;
@@ -196,4 +196,4 @@ TEST(SameRun, KeysThatCameLater) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

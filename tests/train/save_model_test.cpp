@@ -16,7 +16,7 @@
 #include "tests/train/training.h"
 #include "twobp/models/model_weights.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using nlohmann::json;
@@ -345,4 +345,4 @@ TEST_F(SaveModel, CompanionsOfTheModelItCameFrom) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -17,7 +17,7 @@
 #include "twobp/train/checkpoint/checkpointer.h"
 #include "twobp/train/build_model.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 const std::string kGolden = TWOBP_SOURCE_DIR "/tests/golden/pytorch/";
@@ -237,4 +237,4 @@ TEST(ScheduleFile, ForwardAloneTrainsNothing) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

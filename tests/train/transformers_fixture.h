@@ -104,7 +104,7 @@ class TransformersTest : public ::testing::Test {
     return x[0];
   }
   static Fields samples(const Config& config, const std::vector<int64_t>& indices, int64_t epoch) {
-    return open_data(config.data, config.model, 1).train->read(indices, epoch);
+    return open_data(config.data, config.model.input(), 1).train->read(indices, epoch);
   }
   static at::Tensor expected_logits(const std::string& name) {
     return SafetensorsFile(path(name + "/logits.safetensors")).tensor("logits").clone();

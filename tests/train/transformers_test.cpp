@@ -10,7 +10,7 @@
 #include "twobp/nn/layers/rope.h"
 #include "twobp/train/weights/save_model.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 namespace fs = std::filesystem;
@@ -126,4 +126,4 @@ TEST_F(Transformers, FrequenciesAreItsOwn) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -9,7 +9,7 @@
 
 #include "tests/train/helpers.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::expect_error;
@@ -320,4 +320,4 @@ TEST(WorldFailures, AWorldOfAnotherShape) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -13,7 +13,7 @@
 #include "tests/transport/transports.h"
 #include "twobp/core/clock.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 constexpr double kLong = 60;  // seconds
@@ -185,4 +185,4 @@ TEST_P(Collectives, TimeOutsNameTheRank) {
 INSTANTIATE_TEST_SUITE_P(Transports, Collectives, ::testing::ValuesIn(test::worlds()), test::name_of_world);
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

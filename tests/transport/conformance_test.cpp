@@ -12,7 +12,7 @@
 #include "twobp/core/clock.h"
 #include "twobp/transport/collectives.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 constexpr double kLong = 60;  // seconds: a wait that ends in a test ends by what is tested
@@ -372,4 +372,4 @@ TEST_P(Conformance, SumTimesOutWithAMessage) {
 INSTANTIATE_TEST_SUITE_P(Transports, Conformance, ::testing::ValuesIn(test::worlds()), test::name_of_world);
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -9,7 +9,7 @@
 #include "twobp/core/clock.h"
 #include "twobp/transport/collectives.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 constexpr double kLong = 120;  // seconds
@@ -191,4 +191,4 @@ TEST_P(LargeMessages, ReceivedTensorsStayAsTheyAre) {
 INSTANTIATE_TEST_SUITE_P(Transports, LargeMessages, ::testing::ValuesIn(test::worlds()), test::name_of_world);
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -8,7 +8,7 @@
 
 #include "tests/expect_error.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using Variables = std::map<std::string, std::string>;
@@ -118,4 +118,4 @@ TEST(Launcher, GarbageIsNamed) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -11,7 +11,7 @@
 #include "twobp/core/check.h"
 #include "twobp/transport/threads/in_process.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 // Waits before a message leaves, by its bytes.
@@ -68,4 +68,4 @@ TEST(MeasureLink, RefusesOtherRanksAndReportsFailures) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -8,7 +8,7 @@
 
 #include "tests/expect_error.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 const Tag kTag = {1234567890123, -1, 7, MessageKind::kBackward, 3};
@@ -164,4 +164,4 @@ TEST(Message, ChangedBytesDoNoHarm) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

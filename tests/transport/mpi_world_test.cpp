@@ -10,7 +10,7 @@
 #include "twobp/transport/launcher.h"
 #include "twobp/transport/mpi/mpi.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 constexpr double kLong = 60;  // seconds
@@ -97,4 +97,4 @@ TEST(MpiTransport, FlushTimesOutWithAMessage) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -15,7 +15,7 @@
 #include "twobp/transport/threads/in_process.h"
 #include "twobp/transport/nccl/nccl_head.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::stand_in_device;
@@ -329,4 +329,4 @@ TEST(NcclOnGpus, SumsAndMessagesWithoutHostCopies) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

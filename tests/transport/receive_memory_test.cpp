@@ -7,7 +7,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 struct Books : c10::MemoryReportingInfoBase {
@@ -78,4 +78,4 @@ TEST(ReceiveMemory, IsOnTheBooksWhileInUse) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

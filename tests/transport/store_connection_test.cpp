@@ -22,7 +22,7 @@
 #include "twobp/transport/collectives.h"
 #include "twobp/transport/store/store_transport.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 constexpr double kLong = 60;  // seconds
@@ -313,4 +313,4 @@ TEST(StoreProcess, StartedByTorchrunMeet) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

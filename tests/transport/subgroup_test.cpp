@@ -8,7 +8,7 @@
 #include "twobp/transport/threads/in_process.h"
 #include "twobp/transport/world.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 constexpr double kLong = 60;  // seconds
@@ -101,4 +101,4 @@ TEST(World, InProcessReplicas) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -10,7 +10,7 @@
 
 #include "twobp/transport/nccl/nccl_api.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 // True if the backend has a function of its own: a pointer to what it inherits is one to its base's.
@@ -47,4 +47,4 @@ static_assert(NcclApi::kByte == static_cast<int>(torch_nccl::ncclDataType::Uint8
 #endif
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

@@ -10,7 +10,7 @@
 #include "tests/nn/device/stand_in_device.h"
 #include "twobp/core/check.h"
 
-namespace twobp {
+namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::put;
@@ -187,4 +187,4 @@ TEST(Device, CopiesBetweenGpus) {
 }
 
 }  // namespace
-}  // namespace twobp
+}  // namespace twobp::TWOBP_FILE

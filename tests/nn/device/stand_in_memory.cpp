@@ -22,7 +22,7 @@
 namespace twobp::test {
 namespace {
 
-constexpr auto kType = at::DeviceType::PrivateUse1;
+constexpr auto kMemoryType = at::DeviceType::PrivateUse1;
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
 // Blocks that are mapped twice: where tensors say they lie nothing may be read or written, which would end
@@ -46,7 +46,7 @@ class Memory : public c10::Allocator {
       blocks()[data] = block;
     }
     tell(data, block.bytes);
-    return {data, data, &release, c10::impl::VirtualGuardImpl(kType).getDevice()};
+    return {data, data, &release, c10::impl::VirtualGuardImpl(kMemoryType).getDevice()};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
@@ -95,7 +95,7 @@ class Memory : public c10::Allocator {
     return *blocks;
   }
   static void tell(void* data, int64_t bytes) {
-    c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, c10::impl::VirtualGuardImpl(kType).getDevice());
+    c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, c10::impl::VirtualGuardImpl(kMemoryType).getDevice());
   }
   static void release(void* data) {
     Block block{};
@@ -201,7 +201,7 @@ class Recording : public WorkGraph {
 std::atomic<Recording*> Recording::current{nullptr};
 thread_local int Recording::depth = 0;
 
-[[maybe_unused]] const bool records = (record_graphs_by(kType, &Recording::record), true);
+[[maybe_unused]] const bool records = (record_graphs_by(kMemoryType, &Recording::record), true);
 
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
   if (from.is_cpu() || to.is_cpu()) Recording::refuse("a copy between host and device");
