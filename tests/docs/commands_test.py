@@ -4,8 +4,8 @@
 
 A fenced block tagged `sh` is run; one tagged `console` or `text` is not. `sh needs=NAME` is run where NAME is there: a
 program on the PATH, or a Python package; `sbatch` needs what scripts/slurm_node needs. The blocks of a page run one after the
-other in a scratch folder. In it, `build/release/twobp` is a stand-in that starts the real program with few steps: it divides
-train.steps and save.every by 50. Links to files are checked, too.
+other in a scratch folder. In it, `build/release/twobp` is a stand-in that starts the real program with a small model and few
+steps: it divides train.steps and save.every by 50. Links to files are checked, too.
 
 Exit code 77: all that was run succeeded, but something was missing.
 """
@@ -29,11 +29,13 @@ STAND_IN = """#!/usr/bin/env python3
 import os, re, sys
 program, arguments = {program!r}, sys.argv[1:]
 SLOW = re.compile("(train[.]steps|save[.]every)=([0-9]+)$")
-if arguments[:1] == ["train"] and "--help" not in arguments:
+SMALL = ["model.dim=64", "model.layers=2", "model.hidden=128", "data.sequence=64", "train.eval_batches=1"]
+QUICK = {{"train": [*SMALL, "train.steps=4", "save.every=1", "train.eval_every=0"], "eval": SMALL}}
+quick = [] if "--help" in arguments else QUICK.get(sys.argv[1], [])
+if quick:
     arguments = [SLOW.sub(lambda key: f"{{key[1]}}={{max(1, int(key[2]) // 50)}}", text) for text in arguments]
     given = [text.split("=")[0] for text in arguments]
-    defaults = [text for text in ("train.steps=4", "save.every=1", "train.eval_every=0") if text.split("=")[0] not in given]
-    arguments += ["--set", *defaults]
+    arguments += ["--set", *(text for text in quick if text.split("=")[0] not in given)]
 os.execv(program, [program, *arguments])
 """
 
