@@ -5,10 +5,12 @@
 A fenced block tagged `sh` is run; one tagged `console` or `text` is not. `sh needs=NAME` is run where NAME is there: a
 program on the PATH, or a Python package; `sbatch` needs what scripts/slurm_node needs. The blocks of a page run one after the
 other in a scratch folder. In it, `build/release/twobp` is a stand-in that starts the real program with a small model and few
-steps: it divides train.steps and save.every by 50. Links to files are checked, too.
+steps: it divides train.steps and save.every by 50. Two more checks: links to files lead somewhere, and docs/settings.md has
+every key of the configuration.
 
 Exit code 77: all that was run succeeded, but something was missing.
 """
+import json
 import os
 import pathlib
 import re
@@ -20,7 +22,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/your_own_text.md", "docs/cluster.md", "docs/data.md")
+PAGES = ("README.md", "docs/your_own_text.md", "docs/cluster.md", "docs/data.md", "docs/training.md")
 LINKED = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 SHARED = ("configs", "docs", "examples", "scripts")
 SKIPPED = 77
@@ -61,8 +63,9 @@ def prepare(folder, program):
     stand_in.parent.mkdir(parents=True)
     stand_in.write_text(STAND_IN.format(program=program))
     stand_in.chmod(stand_in.stat().st_mode | stat.S_IXUSR)
-    (folder / "my_texts").mkdir()
-    (folder / "my_texts/sample.txt").write_text((ROOT / "docs/memory.md").read_text())
+    for text in ("my_texts/sample.txt", "data/kjv.txt"):
+        (folder / text).parent.mkdir()
+        (folder / text).write_text((ROOT / "docs/memory.md").read_text())
 
 
 def run_page(page, program):
@@ -99,12 +102,23 @@ def broken_links(page):
             yield f"{page}: the link to {target} leads nowhere"
 
 
+def undocumented_keys(program):
+    text = (ROOT / "docs/settings.md").read_text()
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    config = json.loads(subprocess.run([program, "train", "--print-config"], check=True, capture_output=True).stdout)
+    for section, keys in config.items():
+        for key in keys:
+            if f"`{key}`" not in sections.get(section, "") and f"`{section}.{key}`" not in text:
+                yield f"docs/settings.md says nothing of {section}.{key}"
+
+
 def main():
     program = os.path.abspath(os.environ["TWOBP_PROGRAM"])
     os.environ.setdefault("TWOBP_PYTHON", sys.executable)
     os.environ.update({"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                        "OMPI_MCA_rmaps_base_oversubscribe": "1"})
     failed = [problem for page in LINKED for problem in broken_links(page)]
+    failed += undocumented_keys(program)
     missing = []
     for page in sys.argv[1:] or PAGES:
         problems, absent = run_page(page, program)
