@@ -11,7 +11,7 @@ namespace {
 
 TEST(LoaderShares, TogetherAreTheBatch) {
   Config config = test::tiny_config();
-  const DataSplit data = open_data(config.data, config.model, 3);
+  const DataSplit data = open_data(config.data, config.model.input(), 3);
   for (const int replicas : {2, 3}) {
     for (const int64_t first_batch : {0, 5}) {
       const int64_t micro_batches = 3;

@@ -3,6 +3,7 @@
 #include <set>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
@@ -243,7 +244,7 @@ TEST(MambaConfig, WrittenAndReadAgain) {
 
 // transformers renames it too.
 TEST(MambaConfig, TheEmbeddingsOldName) {
-  const auto rename = architecture("mamba").names.rename;
+  const auto rename = model_type("mamba").names.rename;
   EXPECT_EQ(rename("backbone.embedding.weight"), "backbone.embeddings.weight");
   EXPECT_EQ(rename("backbone.norm_f.weight"), "backbone.norm_f.weight");
 }

@@ -201,7 +201,7 @@ class SavedResnet : public ::testing::Test {
   Config loading(const std::string& name) {
     Config config = config_;
     config.model.from = folder_.path(name);
-    read_hf_config(config.model.from, config.model);
+    config.model.type = read_hf_config(config.model.from);
     return config;
   }
   // `model` with other tensors.
