@@ -51,7 +51,6 @@ class ToyStudy(unittest.TestCase):
             of = [row for row in self.rows if row["family"] == family]
             self.assertLessEqual({"naive", "gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "v-min", "dualpipe-v"},
                                  {row["schedule"] for row in of})
-            self.assertNotIn("chimera", {row["schedule"] for row in of})  # not to be run
             self.assertEqual({(row["p2"], row["cap"]) for row in of},
                              {("off", "none")} | {(p2, cap) for p2 in ("end", "cooldown", "fill", "placed")
                                                   for cap in ("none", "auto")})

@@ -1,0 +1,2 @@
+def explanations():
+    return "## X"
