@@ -127,11 +127,12 @@ def apart(row):
 
 def bubble_formulas(bubble):
     far = [row for row in bubble["rows"] if apart(row) > CLOSE]
-    names = ", ".join(f"{TITLES[r['key']['schedule']]} with `{r['key']['p2']}` at N = {r['key']['ranks']}" for r in far)
-    return ("The table of bubble formulas",
+    in_paper = [row for row in far if (row["key"]["schedule"], row["key"]["p2"]) in IN_PAPER]
+    names = " and ".join(f"{TITLES[r['key']['schedule']]} with `{r['key']['p2']}` at N = {r['key']['ranks']}" for r in far)
+    return ("The paper's table gives bubble ratios as formulas.",
             f"The measured ratio is within {CLOSE} of the formula in {len(bubble['rows']) - len(far)} of {len(bubble['rows'])} cases." +
-            (f" The exceptions are {names}." if far else ""), PARTLY if far else REPRODUCED,
-            "A [section below](#fill-on-four-and-eight-ranks) explains the exceptions." if far else "", LINKS["bubble"])
+            (f" The exceptions are {names}." if far else ""), PARTLY if in_paper else REPRODUCED,
+            "The exceptions are derived formulas, not the paper's. A [section below](#fill-on-four-and-eight-ranks) explains them." if far and not in_paper else "", LINKS["bubble"])
 
 
 def gains_of(concatenation, figure):
@@ -204,7 +205,7 @@ def memory_cells(model_size):
     rows = [[title, *(f"{times(factors[title, s])}, {verdict(factors[title, s])}" for s in SCHEDULES)] for title in PAPERS_MODELS]
     return ("### Peak memory by cell\n\nThe table shows the peak memory of 2BP as in the paper, without a memory cap, over the same schedule without 2BP. It is simulated "
             "for the paper's models on four ranks, from measured bytes of real layers at the paper's sizes. For single cells the paper's figures are not known to us. "
-            f"The words say how a cell lies to the paper's range, {LEAST:.2f}x to {MOST:.2f}x. With the default cap, no cell exceeds {times(max(capped.values()), 3)}.\n\n" + table(["model", *TITLES.values()], rows))
+            f"Each cell says whether it lies in the paper's range ({LEAST:.2f}x to {MOST:.2f}x) or below it. With the default cap, no cell exceeds {times(max(capped.values()), 3)}.\n\n" + table(["model", *TITLES.values()], rows))
 
 
 def bubble_cells(bubble):

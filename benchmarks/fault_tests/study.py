@@ -107,14 +107,14 @@ class Study:
         return {"kind": kind.name, "blows": len(trials), "done_before_the_blow": missed, "runs_compared": compared,
                 "left_over": left, "gone_median_seconds": statistics.median(gone) if gone else None,
                 "gone_most_seconds": max(gone, default=None), "timeout_seconds": kind.timeout if kind.waits else 0,
+                "limit_seconds": kinds.GRACE + (kind.timeout if kind.waits else 0),
                 "seconds": time.monotonic() - begin, "problems": problems, "trials": trials}
 
 
 def row(result):
     text = lambda value: "" if value is None else f"{value:.1f}"
-    limit = result["timeout_seconds"] + kinds.GRACE
     return (f"{result['kind']:32}{result['blows']:6}{text(result['gone_median_seconds']):>9}"
-            f"{text(result['gone_most_seconds']):>7}{limit:7}{result['left_over']:7}{result['runs_compared']:10}"
+            f"{text(result['gone_most_seconds']):>7}{result['limit_seconds']:7}{result['left_over']:7}{result['runs_compared']:10}"
             f"{len(result['problems']):10}")
 
 
