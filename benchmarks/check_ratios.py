@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Reports benchmarks that have become slower: ratios of step times measured now, on a quiet machine, beside those kept in
-benchmarks/ratios.json; exit code 1 if one is more than 5 % below. Ratios, not times, so that another machine of two
-cores will do.
+"""Reports benchmarks that have become slower. It measures ratios of step times on a quiet machine and compares them with those kept in
+benchmarks/ratios.json. The exit code is 1 if a ratio is more than 5 % below. Ratios carry over between machines better than times, so any
+machine with two cores will do.
 
     cmake --build build/release --target bench-check
-    benchmarks/check_ratios.py --update         keeps what is measured now
+    benchmarks/check_ratios.py --update         keeps the ratios measured now
 """
 import argparse
 import json
@@ -17,7 +17,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KEPT = ROOT / "benchmarks/ratios.json"
 ALLOWED = 0.95
-# Runs of `twobp bench`, each against its first row.
+# Runs of `twobp bench`. Each is compared with its first row.
 RUNS = {
     "llama, M = 2": ("llama", ["--schedules", "1f1b", "zb-v@fill", "--p2", "off", "fill", "--micro-batches", "2"]),
     "llama, M = 4": ("llama", ["--schedules", "1f1b", "zb-v@fill", "--p2", "off", "fill", "--micro-batches", "4"]),
@@ -30,7 +30,7 @@ RUNS = {
 
 
 def measure(program, model, arguments, repeats):
-    """Name of a row -> how many times faster than the first, the median over rounds."""
+    """Name of a row -> its speed-up over the first row, as the median over rounds."""
     with tempfile.TemporaryDirectory() as folder:
         answer = pathlib.Path(folder, "bench.json")
         subprocess.run([program, "bench", ROOT / f"configs/bench_{model}.json", *arguments, "--repeat", str(repeats), "--steps", "1",

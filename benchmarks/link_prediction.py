@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The simulator's step time on a slow link, beside a real run across it: two hosts made of network namespaces
-(scripts/two_hosts.py), for several links. What the simulator is told was measured apart from the run it predicts: F, I, W
-and the optimizer in one process, a message's time by a probe across the link. Needs root; prints a table.
+"""Compares the simulator's step time on a slow link with a real run across that link. Two hosts are made of network namespaces
+(scripts/two_hosts.py), and several links are tried. The simulator's inputs are measured separately from the run that it predicts: F, I, W and the
+optimizer in one process, and the time of a message by a probe across the link. It needs root and prints a table.
 
     benchmarks/link_prediction.py build/release/twobp build/release/benchmarks/link_probe
 """
@@ -20,9 +20,9 @@ import two_hosts
 
 CONFIG = ROOT / "configs/bench_llama.json"
 MICRO_BATCHES = 4
-# Steps before the first that counts warm caches, clocks and TCP's windows up.
+# Earlier steps warm up caches, clocks and TCP's windows.
 FIRST_STEP = 4
-# One-way delay in seconds, megabits a second, part of the packets that is lost.
+# (one-way delay in seconds, megabits per second, share of lost packets)
 LINKS = [(0.2e-3, 1000, 0), (5e-3, 200, 0), (20e-3, 100, 0), (5e-3, 200, 0.001)]
 
 
@@ -42,7 +42,7 @@ def metrics(path):
 
 
 def measured_costs(program, policy, steps, folder):
-    """Seconds of F, I and W of each stage, and of the optimizer on the slower rank, in one process."""
+    """The seconds of F, I and W of each stage, and of the optimizer on the slower rank, measured in one process."""
     trace, answer, told = folder / "trace.json", folder / "answer.json", folder / "here.jsonl"
     last = FIRST_STEP + steps - 1
     run([program, "train", CONFIG, *settings(policy, steps), "--trace", trace, "--trace-steps", f"{FIRST_STEP}-{last}",

@@ -1,15 +1,15 @@
-"""How to run a model as `twobp plan --search` says: for comparisons that want the best that the program itself would choose."""
+"""Arguments to run a model as `twobp plan --search` advises. They are for comparisons with the best way that the program itself would choose."""
 import json
 
 
 def plan_arguments(costs, micro_batches, csv):
-    """`costs`: file of `twobp profile --json`, whose first micro-batch size is the one that will run; `csv`: gets the schedule."""
+    """`costs` is a file of `twobp profile --json`. Its first micro-batch size is the one that will run. The schedule goes to `csv`."""
     size = json.loads(costs.read_text())["micro_batch_sizes"][0]
     return ["plan", "--costs", costs, "--ranks", 2, "--micro-batches", micro_batches, "--micro-batch-sizes", size, "--search", "--csv", csv]
 
 
 def bench_arguments(choice, csv):
-    """For `twobp bench`, of a row that `plan` wrote; `csv` has its schedule, which is read where it has no name."""
+    """Arguments of `twobp bench` for a row of `plan`. `csv` contains its schedule and is read if the schedule has no name."""
     searched = choice["schedule"] == "auto"
     keys = {"split": ",".join(map(str, choice["split"])), "memory_cap": choice["memory_cap"],
             "recompute": json.dumps([mode for mode in [choice["recompute"]] if mode != "none"]),

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Memory against time of recomputation, from the rows of `twobp bench --recompute ... --json`.
+"""Draws memory against time of recomputation, from the rows of `twobp bench --recompute ... --json`.
 
     benchmarks/plot_recompute.py results/recompute.json results/recompute.svg
 
-A line for each schedule and p2 policy, a point for each mode: peak bytes of activations and stash of the rank that
-holds most, and median step time. Also prints the table, as Markdown, against the first row.
+There is one line for each schedule and p2 policy, and one point for each mode. A point shows the median step time and the peak of activations and stash
+on the fullest rank. The table is also printed, as Markdown, relative to the first row.
 """
 
 import argparse

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""The simulator beside real runs: trains every model under every p2 policy on two ranks with a trace, and has
-`twobp plan --measured` simulate each run from its own measured F, I and W. Prints a table of step time, idle part and
-peak memory, predicted and measured, and with --json keeps it.
+"""Compares the simulator with real runs. It trains every model under every p2 policy on two ranks and writes a trace. `twobp plan --measured` then simulates
+each run from its own measured F, I and W. It prints a table of predicted and measured step time, idle share and peak memory. --json keeps the table.
 
     benchmarks/prediction.py build/release/twobp --micro-batches 4 --json benchmarks/results/prediction.json
 """
@@ -13,7 +12,7 @@ import tempfile
 
 MODELS = ["llama", "bert", "mamba", "resnet"]
 POLICIES = ["off", "end", "cooldown", "fill"]
-# Steps before the first that counts warm caches and clocks up.
+# Earlier steps warm up caches and clocks.
 FIRST_STEP = 4
 
 

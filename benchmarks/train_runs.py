@@ -1,16 +1,16 @@
-"""Runs of `twobp train` for comparison: on two ranks, threads or processes, with their metrics."""
+"""Runs `twobp train` for comparisons, on two ranks (threads or processes), and returns their metrics."""
 import json
 import pathlib
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MPIRUN = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe", "-n", "2"]
-FIRST = 3  # steps before it warm up
+FIRST = 3  # earlier steps are warm-up
 
 
 def metrics_of(options, schedule, folder, mpi=False, **settings):
-    """A line for each step. `options` has program, config, micro_batches and steps, which are counted after the FIRST;
-    `settings` are keys of the configuration, with __ in the place of the dot."""
+    """One line for each step. `options` has program, config, micro_batches and the number of steps after FIRST. `settings` are keys of the
+    configuration, with __ instead of the dot."""
     metrics = pathlib.Path(folder, "metrics.jsonl")
     command = [*(MPIRUN if mpi else []), options.program.resolve(), "train", options.config, "--metrics", metrics]
     settings = {"pipeline.schedule": schedule, "pipeline.p2": "fill", "pipeline.micro_batches": options.micro_batches,

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`twobp train` with a process for each rank, over MPI, against ranks that are threads of one process: seconds a step,
-and the part of it that ranks are idle. Runs in turn, in reversed order every other round; medians of rounds.
+"""Compares `twobp train` with one process per rank, over MPI, with ranks that are threads of one process. It measures the seconds of a step and the idle share
+of the ranks. The runs take turns, in reversed order every other round. The figures are medians over rounds.
 
     benchmarks/transports.py build/release/twobp
 """

@@ -1,4 +1,4 @@
-"""Whether the machine's cores are cores: virtual ones may share one of the host's, for minutes and unannounced."""
+"""Measures whether the cores of this machine are real cores. Virtual ones may share one core of the host, for minutes and without notice."""
 import multiprocessing
 import os
 import time
@@ -16,7 +16,7 @@ def _rate(core, seconds, start):
 
 
 def _rates(cores, seconds):
-    """Rounds that each got done, all at once."""
+    """The rounds that each core completed while all of them worked."""
     context = multiprocessing.get_context("fork")
     start, answers = context.Barrier(len(cores)), context.SimpleQueue()
     workers = [context.Process(target=lambda core=core: answers.put(_rate(core, seconds, start)), daemon=True) for core in cores]
@@ -28,7 +28,7 @@ def _rates(cores, seconds):
 
 
 def speed_at_once(seconds=0.5):
-    """Speed of the slowest core when all work, over that of the fastest alone: near 1 on a quiet machine of real cores."""
+    """The speed of the slowest core when all work, over that of the fastest alone. It is near 1 on a quiet machine with real cores."""
     cores = sorted(os.sched_getaffinity(0))[:16]
     alone = [_rates([core], seconds)[0] for core in cores[:2]]
     return round(min(_rates(cores, seconds)) / max(alone), 2)

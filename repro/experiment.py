@@ -1,8 +1,8 @@
-"""What the experiments share: command line, running the program, results with provenance, plots.
+"""What the experiments share: the command line, calls of the program, results with their provenance, and plots.
 
-An experiment is a folder with `run` (measures and writes results.json and results.csv), `plot` (results.svg and
-results.png from these) and a README. results.json follows schema.json. `run --quick` goes the whole way at toy sizes,
-into a folder of its own: for tests.
+An experiment is a folder with `run`, `plot` and a README. `run` measures and writes results.json and results.csv. `plot` draws results.svg and
+results.png from them. results.json follows schema.json. `run --quick` runs the whole experiment with toy sizes, into a folder of its own, for
+the tests.
 """
 import argparse
 import csv
@@ -21,7 +21,7 @@ from cores import speed_at_once
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MODELS = ["llama", "bert", "mamba", "resnet"]
-# The paper's, for experiments with on_gpus().
+# The paper's models, for experiments with on_gpus().
 PRESETS = {"llama": "transformer_7b", "bert": "bert_large", "mamba": "mamba_1.4b", "resnet": "resnet_152"}
 # Toy sizes for --quick, as --set options.
 TOY = {
@@ -33,15 +33,15 @@ TOY = {
 
 
 def spread(samples):
-    """Median with the lowest and highest, and how well it is known: what a figure is here."""
+    """A figure: the median of the samples, the lowest and highest one, and a confidence interval of the median."""
     return {"median": statistics.median(samples), "low": min(samples), "high": max(samples), "samples": len(samples),
             **median_interval(samples)}
 
 
 def median_interval(samples):
-    """Where the median of endless samples lies, with at least 95 % confidence: between the k-th lowest and the k-th highest sample,
-    for the greatest k with P(fewer than k of n lie below it) = sum over i < k of C(n, i) / 2^n <= 2.5 %. No assumption on how
-    samples are distributed. From 6 samples on; fewer say nothing of that kind."""
+    """The interval that contains the true median with at least 95 % confidence. It lies between the k-th lowest and the k-th highest of
+    the n samples. k is the greatest number with P(fewer than k of n lie below the median) = sum over i < k of C(n, i) / 2^n <= 2.5 %. This
+    assumes nothing about the distribution of the samples. It needs at least 6 samples; fewer give an empty result."""
     n, k, outside = len(samples), 0, 0.0
     while (outside := outside + math.comb(n, k) / 2**n) <= 0.025:
         k += 1
@@ -50,7 +50,7 @@ def median_interval(samples):
 
 
 def ratios(above, below):
-    """Round by round: rounds are interleaved, so that both met the same machine."""
+    """The ratio of each round. Rounds are interleaved, so that both sides met the same machine."""
     return [a / b for a, b in zip(above, below)]
 
 
@@ -62,7 +62,7 @@ def first_line(command):
 
 
 def cpu_name():
-    """With its widest vectors: what libraries do follows from both."""
+    """The name of the CPU and its widest vectors. The speed of the libraries depends on both."""
     about = dict(line.split(":", 1) for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if ":" in line)
     about = {key.strip(): value.strip() for key, value in about.items()}
     widest = [f", {name}" for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in about.get("flags", "").split()]
@@ -70,7 +70,7 @@ def cpu_name():
 
 
 def gpu_names():
-    """Of those that are to be seen."""
+    """The names of the visible GPUs."""
     try:
         names = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], check=True, capture_output=True,
                                text=True).stdout.splitlines()
@@ -91,13 +91,13 @@ def at_least_one(text):
 
 
 def on_gpus(parser):
-    """The option of an experiment that can be had at the paper's size."""
-    parser.add_argument("--gpus", type=at_least_one, metavar="N", help="the paper's models (configs/presets), N GPUs with a rank on "
-                        "each; results go to `gpus` in this folder; with --quick at toy sizes, and on CPUs where there are none")
+    """Adds the option of an experiment that can run at the paper's size."""
+    parser.add_argument("--gpus", type=at_least_one, metavar="N", help="run the paper's models (configs/presets) on N GPUs with one rank "
+                        "on each; results go to `gpus` in this folder; with --quick, use toy sizes, and CPUs if there are no GPUs")
 
 
 def merged(rows):
-    """A row of `twobp bench` from those of several rounds: all samples, the most bytes, the median of other numbers."""
+    """Merges the rows of several rounds of `twobp bench`: all samples, the highest number of bytes, the median of other numbers."""
     row = dict(rows[0])
     for name, first in rows[0].items():
         values = [one[name] for one in rows]
@@ -113,13 +113,13 @@ def merged(rows):
 
 
 def text_of(result):
-    """As JSON, a line for each row."""
+    """The result as JSON, with one line for each row."""
     rows = ",\n".join("  " + json.dumps(row) for row in result["rows"])
     return json.dumps({**result, "rows": []}, indent=1).replace('"rows": []', f'"rows": [\n{rows}\n ]', 1) + "\n"
 
 
 class Experiment:
-    """One `run`: its options, its rows, its results."""
+    """One `run` with its options, its rows and its results."""
 
     def __init__(self, script, doc, options=lambda parser: None):
         self.folder = pathlib.Path(script).resolve().parent
@@ -127,9 +127,9 @@ class Experiment:
         parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--program", type=pathlib.Path, default=ROOT / "build/release/twobp")
         parser.add_argument("--repeats", type=int, default=5, help="rounds (default 5)")
-        parser.add_argument("--quick", action="store_true", help="toy sizes, one round: whether it runs at all")
-        parser.add_argument("--out", type=pathlib.Path, help="folder for the results (default: this one, or a "
-                            "temporary one with --quick)")
+        parser.add_argument("--quick", action="store_true", help="one round with toy sizes, to see whether it runs at all")
+        parser.add_argument("--out", type=pathlib.Path, help="folder for the results (default: this one; with --quick, "
+                            "build/repro)")
         options(parser)
         self.options = parser.parse_args()
         if self.options.quick:
@@ -146,13 +146,13 @@ class Experiment:
         self.cores_at_once = [speed_at_once()]
 
     def call(self, *arguments):
-        """Runs the program (or another command that starts with a path), its output passed on to stderr."""
+        """Runs the program, or another command that starts with a path. Its output goes to stderr."""
         command = [str(a) for a in arguments]
         print("$ " + shlex.join(command), file=sys.stderr, flush=True)
         subprocess.run(command, check=True, stdout=sys.stderr, cwd=ROOT)
 
     def config(self, model):
-        """The benchmark's configuration of a model, or the paper's, as arguments; small with --quick."""
+        """The arguments that name a model's configuration: the benchmark's or the paper's. With --quick the model is small."""
         sets = TOY[model] if self.options.quick else []
         if self.gpus:
             sets = [*sets, f"pipeline.device={self.device}", f"pipeline.ranks={self.ranks}", "pipeline.split=[]"]
@@ -170,7 +170,7 @@ class Experiment:
         if here >= self.gpus and self.has_gpu():
             return "cuda"
         if not self.options.quick:
-            sys.exit(f"repro/{self.name}/run: --gpus {self.gpus}, but of GPUs that this build can use there are "
+            sys.exit(f"repro/{self.name}/run: --gpus {self.gpus} asks for more GPUs than this build can use here: "
                      f"{here if here < self.gpus else 'none'}")
         return "cpu"
 
@@ -184,8 +184,9 @@ class Experiment:
         return rows
 
     def bench_in_turns(self, model, schedules, policies, *arguments):
-        """The same of several schedules (`1f1b`, or `zb-v@fill` for one under one policy alone), all interleaved: in one run of
-        the program, or, of models that a GPU does not hold twice, in turns of a run for each schedule."""
+        """Rows of `twobp bench` for several schedules, all interleaved. `1f1b` runs under every policy, and `zb-v@fill` runs under that one
+        alone. One run of the program measures them all. A GPU may not hold a large model twice, so there each schedule has a run of its own, and
+        these take turns."""
         if not self.gpus:
             return self.bench(model, "--schedules", *schedules, "--p2", *policies, *arguments)
         rows = {}
@@ -201,20 +202,20 @@ class Experiment:
         toy = [self.options.program.parent / "benchmarks/p2_on_device/p2_on_device", "--device", "cuda", "--layers", "1", "--rows", "16",
                "--steps", "1"]
         done = subprocess.run(toy, capture_output=True, text=True)
-        if done.returncode != 0 and "pipeline.device" not in done.stderr:  # else it says that there is none
+        if done.returncode != 0 and "pipeline.device" not in done.stderr:  # otherwise it reports that there is none
             sys.exit(done.stderr)
         return done.returncode == 0
 
     def add(self, key, figures, paper=None):
-        """`key`: what the row is of; `figures`: name -> number or spread(); `paper`: its figure for the same."""
+        """Adds a row. `key` identifies it, `figures` maps names to numbers or spread()s, and `paper` is the paper's figure for the same case."""
         self.rows.append({"key": key, "figures": figures, **({"paper": paper} if paper is not None else {})})
 
     def skip(self, what, why):
-        """A row that this machine cannot give."""
+        """Notes a measurement that this machine cannot make."""
         self.not_measured.append({"what": what, "why": why})
 
     def own_options(self):
-        """The command line without where things lie, which is another place elsewhere."""
+        """The command line without paths, which differ between machines."""
         kept, skip = [], False
         for argument in sys.argv[1:]:
             if skip:
@@ -275,7 +276,7 @@ def flatten(figures):
 
 
 class Plot:
-    """One `plot`: reads results.json of its folder, or of the one given, and writes results.svg and results.png."""
+    """One `plot`. It reads results.json from its own folder or from the given one, and writes results.svg and results.png."""
 
     def __init__(self, script, doc):
         import matplotlib
@@ -291,13 +292,13 @@ class Plot:
 
     @staticmethod
     def legend_above(axes):
-        """In the upper left, with room made for it above the bars."""
+        """Puts the legend in the upper left and makes room for it above the bars."""
         axes.set_ylim(0, 1.3 * axes.get_ylim()[1])
         axes.legend(fontsize=8, loc="upper left")
 
     def save(self, figure):
         figure.tight_layout()
-        # Without a date or random ids, so that the same results give the same file.
+        # Without a date and random ids, so that equal results give equal files.
         import matplotlib
         matplotlib.rcParams["svg.hashsalt"] = "twobp"
         figure.savefig(self.folder / "results.svg", metadata={"Date": None})

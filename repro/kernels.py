@@ -1,4 +1,4 @@
-"""Kernels of a GPU in a trace of `twobp bench --kernels`."""
+"""Reads the GPU kernels from a trace of `twobp bench --kernels`."""
 import bisect
 import json
 
@@ -6,8 +6,8 @@ OCCUPANCY = "est. achieved occupancy %"
 
 
 def w_occupancy(path):
-    """What part of the warps that a multiprocessor holds the kernels of W occupy: the mean by time of the profiler's estimate, which
-    follows from a kernel's grid, block, registers and shared memory. None where no kernel of W has one."""
+    """The share of a multiprocessor's warps that the kernels of W occupy. It is the mean, weighted by time, of the profiler's estimates, which
+    follow from a kernel's grid, block, registers and shared memory. None if no kernel of W has an estimate."""
     events = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
     ranges = {}  # by thread
     for event in events:
@@ -21,8 +21,8 @@ def w_occupancy(path):
         at = bisect.bisect_right(its, (event["ts"], float("inf"))) - 1
         return at >= 0 and event["ts"] <= its[at][1]
 
-    put_in = {event["args"]["correlation"] for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver") and within(event)}
+    launched = {event["args"]["correlation"] for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver") and within(event)}
     kernels = [(event["dur"], event["args"][OCCUPANCY]) for event in events
-               if event.get("cat") == "kernel" and event["args"].get("correlation") in put_in and OCCUPANCY in event["args"]]
+               if event.get("cat") == "kernel" and event["args"].get("correlation") in launched and OCCUPANCY in event["args"]]
     seconds = sum(duration for duration, _ in kernels)
     return sum(duration * percent for duration, percent in kernels) / seconds / 100 if seconds else None

@@ -1,5 +1,5 @@
-"""Our contenders of benchmarks/rivals/compare.py: what they are called, and the figure of how much faster they are."""
-OURS = {"twobp": "ZB-V", "twobp_1f1b": "1F1B", "twobp_planned": "as planned"}
+"""Our contenders in benchmarks/rivals/compare.py: their titles, and the name of the figure for their speed-up."""
+OURS = {"twobp": "ZB-V", "twobp_1f1b": "1F1B", "twobp_planned": "planned"}
 
 
 def times_faster(name):

@@ -1,5 +1,5 @@
-"""A run of several processes as the outside sees it: started in a session of its own, watched through /proc, and
-waited for until none of its processes is left, wherever they were started from."""
+"""A run of several processes, as seen from outside. It starts in a session of its own and is watched through /proc. It ends when none of its processes is
+left, no matter who started them."""
 import os
 import pathlib
 import signal
@@ -11,7 +11,7 @@ MARK = "TWOBP_FAULT_TEST"
 
 
 class Job:
-    """`command` started with `environment` on top of ours; its output goes to two files in `folder`."""
+    """Runs `command` with `environment` added to ours. Its output goes to two files in `folder`."""
 
     def __init__(self, command, folder, environment=None, limits=None):
         self.mark = f"{MARK}={uuid.uuid4().hex}"
@@ -25,8 +25,8 @@ class Job:
                                             start_new_session=True, preexec_fn=limits)
 
     def members(self):
-        """Its processes that are not dead: what has its mark in the environment or is of its session. A dead one that
-        nobody has asked for yet (a zombie) does nothing and holds nothing."""
+        """Its living processes: those with its mark in their environment, and those of its session. Zombies do not count, because they do
+        nothing and hold nothing."""
         found = []
         for entry in os.listdir("/proc"):
             if not entry.isdigit():
@@ -36,14 +36,14 @@ class Job:
                 if status[0] in "ZX":
                     continue
                 environment = pathlib.Path("/proc", entry, "environ").read_bytes()
-            except OSError:  # gone meanwhile
+            except OSError:  # it has ended meanwhile
                 continue
             if int(status[3]) == self.process.pid or self.mark.encode() in environment.split(b"\0"):
                 found.append(int(entry))
         return found
 
     def ranks(self, program):
-        """Process ids of the program's processes by rank; those that have not got so far yet are missing."""
+        """The process ids of the program's processes by rank. Processes that have not started far enough are missing."""
         found = {}
         for pid in self.members():
             try:
@@ -60,9 +60,9 @@ class Job:
         return self.process.poll() is not None
 
     def wait_gone(self, deadline, program=None, launcher_seconds=0):
-        """When, on the monotonic clock, the last process was gone; None if some were left at `deadline`, which are
-        killed then: `self.left` names them. With `launcher_seconds`, the launcher's processes may live so much longer
-        than those of `program`, whose end is what is returned."""
+        """Waits for the end of all processes and returns its time on the monotonic clock. It returns None if some are left at `deadline`. Those are
+        killed, and `self.left` names them. With `launcher_seconds`, the launcher's processes may live that much longer than those of `program`, and
+        the returned time is the end of the latter."""
         self.left = []
         gone = None
         while True:
@@ -88,7 +88,7 @@ class Job:
         self.process.wait()
 
     def exit_code(self):
-        """128 + the signal that ended it, as shells say it."""
+        """The exit code, or 128 + the signal that ended it, as in shells."""
         code = self.process.returncode
         return code if code is None or code >= 0 else 128 - code
 

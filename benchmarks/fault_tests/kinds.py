@@ -1,5 +1,5 @@
-"""What is done to a run, and what the run must make of it. A kind may prepare a start (environment), strikes while it
-runs, and says what is wrong with how it ended."""
+"""The kinds of faults, and the required reaction of a run to each. A kind may prepare the start of a run (environment). It strikes while the run goes on, and it
+reports what is wrong with the end of the run."""
 import os
 import pathlib
 import shutil
@@ -14,14 +14,14 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 import two_hosts
 from jobs import send
 
-# Time-outs (pipeline.timeout, seconds): short where it is what ends the run.
+# Time-outs (pipeline.timeout, seconds). The short one is for runs that the time-out ends.
 SHORT, LONG = 4, 60
-GRACE = 5  # seconds after the time-out, or the blow, until nobody may be left
+GRACE = 5  # all processes must be gone this many seconds after the time-out or the fault
 ERROR = "twobp: error: "
 
 
 class Trial:
-    """One start of a run: `struck`: when, on the monotonic clock; None: the run was done before."""
+    """One start of a run. `struck` is the time of the fault on the monotonic clock, or None if the run ended before."""
 
     def __init__(self, run, random, expected_seconds):
         self.run, self.random = run, random
@@ -34,7 +34,7 @@ class Trial:
         return self.run.metrics.read_text().count("\n") if self.run.metrics.exists() else 0
 
     def wait(self, condition, poll=0.0005):
-        """False: the job ended before."""
+        """Waits for the condition. Returns False if the job ends before."""
         while not condition():
             if self.job.ended():
                 return False
@@ -42,13 +42,13 @@ class Trial:
         return True
 
     def wait_moment(self):
-        """A random moment: of the whole life of the process in one of three cases, else of its training."""
+        """Waits for a random moment. In one of three cases it is a moment in the whole life of the process, otherwise in its training."""
         if self.random.random() < 1 / 3:
             return self.wait_from(self.job.begin, 1)
         return self.wait_moment_of_training(0.5)
 
     def wait_moment_of_training(self, share):
-        """A random moment after the first step, within that share of the expected time."""
+        """Waits for a random moment after the first step, within that share of the expected time."""
         before = self.told()
         return self.wait(lambda: self.told() > before) and self.wait_from(time.monotonic(), share)
 
@@ -62,7 +62,7 @@ class Trial:
             self.moment = f"after {self.struck - self.job.begin:.2f} s, {self.told()} steps told"
 
     def some_rank(self, program):
-        """The process id of one; None if none is there yet or any more."""
+        """The process id of a random rank, or None if there is none at the moment."""
         ranks = self.job.ranks(program)
         self.rank = self.random.choice(sorted(ranks)) if ranks else None
         self.pid = ranks.get(self.rank)
@@ -73,11 +73,11 @@ class Kind:
     name = ""
     timeout = LONG
     processes = 2
-    # Whether the run has to wait for its time-out to notice.
+    # Whether the run notices the fault only by its time-out.
     waits = False
-    # Why it cannot be done here; None: it can.
+    # Why this machine cannot run this kind, or None if it can.
     missing = None
-    # How much longer than the program's processes the launcher's own may live.
+    # How many seconds the launcher's processes may outlive those of the program.
     launcher_seconds = 0
 
     def __init__(self, program):
@@ -99,10 +99,10 @@ class Kind:
         return []
 
     def after(self, trial):
-        """Something to do to the run before it is resumed."""
+        """Changes the run before it is resumed."""
 
     def is_whole(self, folder):
-        """A checkpoint: not one that the kind has damaged."""
+        """Whether this kind has left the checkpoint undamaged."""
         return True
 
     def remove_run(self):
@@ -144,19 +144,19 @@ class StopRank(Kind):
     waits = True
 
     def strike(self, trial):
-        # From the first step on: earlier, the launcher's own library waits.
+        # Only from the first step on, because earlier the launcher's own library waits.
         if trial.wait_moment_of_training(0.4):
             trial.strike(lambda: (pid := trial.some_rank(self.program)) and send(pid, signal.SIGSTOP))
         if trial.struck:
             time.sleep(0.3)
-            # Where all is done, nobody waits for the rank but the launcher, which waits for ever.
+            # After the end of all work, only the launcher waits for the rank, and it waits for ever.
             if "\nsaved " in trial.job.out.read_text(errors="replace"):
                 send(trial.pid, signal.SIGCONT)
                 trial.struck = None
 
     def problems(self, trial):
         problems = one_report(trial, ["pipeline.timeout"])
-        # Who waits may be training, or the writer of a checkpoint.
+        # The waiting one may be training or writing a checkpoint.
         named = [f"from rank {trial.rank}", f"to rank {trial.rank}", f"no part of process {trial.rank}"]
         if not any(name in error for error in errors_of(trial) for name in named):
             problems.append(f"the frozen rank {trial.rank} is not named: {errors_of(trial)}")
@@ -178,7 +178,7 @@ class Terminate(Kind):
         text = trial.job.err.read_text(errors="replace")
         told = [line for line in text.splitlines() if "stopped by SIGTERM after step" in line]
         if trial.job.exit_code() == 0 and not told:
-            trial.struck = None  # in the very last step
+            trial.struck = None  # it was in the very last step
             return []
         problems = [] if trial.job.exit_code() == 143 else [f"exit code {trial.job.exit_code()} instead of 143"]
         if len(told) != 1 or "checkpoint written" not in told[0]:
@@ -194,7 +194,7 @@ class TerminateOne(Terminate):
 
 
 class Throw(Kind):
-    """An exception at a random step and micro-batch of a random rank."""
+    """Throws an exception at a random step and micro-batch of a random rank."""
 
     def __init__(self, program, where):
         super().__init__(program)
@@ -247,7 +247,7 @@ class KillWriter(Kind):
 
 
 class FullDisk(Kind):
-    """A file system of its own that fills up at a random moment."""
+    """Gives the run a file system of its own, which fills up at a random moment."""
 
     name = "disk full"
     megabytes = 8
@@ -276,7 +276,7 @@ class FullDisk(Kind):
         return True
 
     def problems(self, trial):
-        if trial.job.exit_code() == 0:  # its last checkpoint was on the disk
+        if trial.job.exit_code() == 0:  # its last checkpoint was already on the disk
             trial.struck = None
             return []
         errors = errors_of(trial)
@@ -289,18 +289,18 @@ class FullDisk(Kind):
 
 
 class Damage(KillRank):
-    """After a kill, the newest checkpoint is damaged: the run must pass it over and say so."""
+    """Damages the newest checkpoint after a kill. The run must skip it and say so."""
 
     def __init__(self, program, how):
         super().__init__(program)
         self.how = how
         self.name = f"{how} checkpoint"
-        self.damaged = set()  # folders, those written again told apart
+        self.damaged = set()  # folders; a folder that was written again counts as another one
 
     @staticmethod
     def which(folder):
         at = folder.stat()
-        return at.st_ino, at.st_ctime_ns  # inodes are used again
+        return at.st_ino, at.st_ctime_ns  # inodes are reused
 
     def is_whole(self, folder):
         return self.which(folder) not in self.damaged
@@ -312,7 +312,7 @@ class Damage(KillRank):
         folder = whole[-1]
         file = trial.random.choice(sorted(p for p in folder.iterdir() if p.is_file()))
         size = file.stat().st_size
-        # A file of its own: frozen weights are shared by checkpoints.
+        # The file must be its own, because checkpoints share frozen weights.
         copy = folder / "copy"
         shutil.copy(file, copy)
         copy.replace(file)
@@ -330,13 +330,13 @@ class Damage(KillRank):
 
 
 class CutLink(Kind):
-    """Two hosts whose link goes dead: no packet arrives any more, and nothing says so."""
+    """Cuts the link between two hosts. No packet arrives any more, and there is no error message."""
 
     name = "link cut between two hosts"
     timeout = SHORT
     waits = True
     missing = two_hosts.missing()
-    # mpirun itself waits for its other half until TCP gives up.
+    # mpirun itself waits for its other half until TCP times out.
     launcher_seconds = 20
 
     def make_run(self, make):
@@ -356,14 +356,14 @@ class CutLink(Kind):
             trial.strike(lambda: self.hosts.cut() or True)
         if trial.struck:
             time.sleep(0.3)
-            # Where all is done, there is nothing to report.
+            # After the end of all work, there is nothing to report.
             if "\nsaved " in trial.job.out.read_text(errors="replace"):
                 self.hosts.mend()
                 trial.struck = None
 
     def problems(self, trial):
         errors = errors_of(trial)
-        # The two hosts cannot tell each other any more.
+        # The two hosts can no longer reach each other.
         problems = [] if 1 <= len(errors) <= 2 else [f"{len(errors)} reports: {errors}"]
         return problems + [f"no time-out in: {error}" for error in errors if "pipeline.timeout" not in error]
 

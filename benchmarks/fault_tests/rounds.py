@@ -1,5 +1,4 @@
-"""Training runs that are broken, resumed and broken again until they are done, compared bit by bit with a run that
-nothing happened to."""
+"""Training runs that are broken and resumed until they are complete. They are compared bit by bit with an undisturbed run."""
 import hashlib
 import json
 import pathlib
@@ -10,13 +9,13 @@ from jobs import Job
 
 STEPS = 120
 EVERY = 4  # steps between checkpoints
-# Messages of the program, in the order of its life.
+# Messages of the program, in the order of their appearance.
 RESUMED = re.compile(r"resumed after step (\d+)")
 ANEW = "starting from the beginning"
 
 
 def config(folder, timeout, stages=2):
-    """A model whose steps take milliseconds, with a checkpoint every few."""
+    """A model whose steps take milliseconds. Every few steps it writes a checkpoint."""
     return {
         "model": {"type": "llama", "dim": 32, "layers": 2, "heads": 2, "hidden": 64, "vocab": 64, "tied": True},
         "data": {"synthetic": "tokens", "sequence": 16, "held_out": 0},
@@ -28,7 +27,7 @@ def config(folder, timeout, stages=2):
 
 
 def tensors_in(folder):
-    """Checksums of the tensors by name, whichever files of the folder they lie in."""
+    """Checksums of all tensors in the folder by name, no matter which file contains them."""
     found = {}
     for path in pathlib.Path(folder).glob("*.safetensors"):
         data = path.read_bytes()
@@ -42,7 +41,7 @@ def tensors_in(folder):
 
 
 def losses_in(path):
-    """Step -> loss, of every whole line; a killed run cuts its last one off."""
+    """Step -> loss, from every complete line. A killed run may leave its last line incomplete."""
     losses = {}
     if pathlib.Path(path).exists():
         for line in pathlib.Path(path).read_text(errors="replace").splitlines():
@@ -70,7 +69,7 @@ class Run:
         self.config.write_text(json.dumps(self.content))
 
     def steps(self):
-        """Of its checkpoints, ascending."""
+        """The steps of its checkpoints, in ascending order."""
         if not self.checkpoints.exists():
             return []
         return sorted(int(p.name[5:]) for p in self.checkpoints.iterdir() if re.fullmatch(r"step-\d{8}", p.name))
@@ -79,7 +78,7 @@ class Run:
         return self.checkpoints / f"step-{step:08d}"
 
     def variation(self):
-        """Settings that change no bit."""
+        """Random settings that do not change any bit of the results."""
         settings = [f"pipeline.schedule={self.random.choice(['naive', 'gpipe', '1f1b'])}",
                     f"pipeline.p2={self.random.choice(['off', 'end', 'cooldown', 'fill'])}"]
         return [part for setting in settings for part in ("--set", setting)]
@@ -93,7 +92,7 @@ class Run:
 
 
 class Reference:
-    """The run that nothing happens to: one process, the ranks its threads."""
+    """The undisturbed run. It is one process, and its ranks are threads."""
 
     def __init__(self, folder, program, random):
         run = Run(pathlib.Path(folder) / "reference", 60, random)
@@ -107,7 +106,7 @@ class Reference:
             raise SystemExit(f"the undisturbed run told of {len(self.losses)} steps instead of {STEPS}")
 
     def problems_of_losses(self, run):
-        """What a run has told of its steps so far must be what happened, whatever broke it."""
+        """Compares the losses that a run has reported so far with those of the undisturbed run."""
         told = losses_in(run.metrics)
         wrong = [step for step, loss in told.items() if self.losses.get(step) != loss]
         return [f"another loss in step {wrong[0]}"] if wrong else []
@@ -123,7 +122,7 @@ class Reference:
 
 
 def resumed_step(text):
-    """What a run said it went on from; 0: it began anew; None: it did not get so far."""
+    """The step after which a run resumed, 0 if it started from the beginning, or None if it did not get that far."""
     if ANEW in text:
         return 0
     found = RESUMED.search(text)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Breaks training runs under mpirun in every way that happens, at random moments, and checks what must hold whatever
-happens: nobody hangs, no process is left, the first failure is reported once, the run goes on from the newest whole
-checkpoint, and ends with the weights and losses of an undisturbed run, to the bit. Prints a table, a row a kind.
+"""Injects faults into training runs under mpirun, at random moments, and checks what must always hold. No process hangs or is left over. The first failure is
+reported once. The run resumes from the newest complete checkpoint. It ends with the weights and losses of an undisturbed run, to the bit. It prints a table with
+one row per kind of fault.
 
     benchmarks/fault_tests/study.py build/release/twobp --count 50 --json benchmarks/results/faults.json
     benchmarks/fault_tests/study.py build/release/twobp --count 2 --kinds SIGSTOP W
@@ -21,7 +21,7 @@ import time
 import kinds
 import rounds
 
-SKIPPED = 77  # as CTest has it
+SKIPPED = 77  # CTest's exit code for skipped tests
 
 
 def launcher(processes):
@@ -43,7 +43,7 @@ class Study:
         self.seconds = job.seconds()
 
     def one_start(self, kind, run, trial, strikes):
-        """Starts, breaks and looks; what is wrong."""
+        """Starts the run, injects the fault, and returns a list of problems."""
         whole = [step for step in run.steps() if kind.is_whole(run.checkpoint(step))]
         newest = max(whole, default=0)
         passed_over = len(whole) != len(run.steps())
@@ -56,7 +56,7 @@ class Study:
                                    kind.launcher_seconds if trial.struck else 0)
         problems = []
         if gone is None:
-            problems.append(f"left after {allowed:.0f} s: {trial.job.left}")
+            problems.append(f"processes left after {allowed:.0f} s: {trial.job.left}")
         elif trial.struck:
             trial.gone = gone - trial.struck
             problems += kind.problems(trial)
@@ -67,7 +67,7 @@ class Study:
         if trial.resumed is not None and trial.resumed != newest:
             problems.append(f"resumed after step {trial.resumed}, the newest whole checkpoint was of step {newest}")
         if trial.resumed and passed_over and "warning" not in trial.job.err.read_text(errors="replace"):
-            problems.append("passed over a damaged checkpoint without a word")
+            problems.append("skipped a damaged checkpoint without a warning")
         return problems
 
     def run_kind(self, kind, count):
@@ -83,7 +83,7 @@ class Study:
                 strikes = len(trials) < count
                 trial = kinds.Trial(run, dice, self.seconds)
                 wrong = self.one_start(kind, run, trial, strikes)
-                where = f"{kind.name}, seed {self.seed}, blow {len(trials) + 1} ({trial.moment}): "
+                where = f"{kind.name}, seed {self.seed}, fault {len(trials) + 1} ({trial.moment}): "
                 problems += [where + one for one in wrong]
                 left += bool(trial.job.left)
                 if trial.struck:
@@ -107,21 +107,21 @@ class Study:
         return {"kind": kind.name, "blows": len(trials), "done_before_the_blow": missed, "runs_compared": compared,
                 "left_over": left, "gone_median_seconds": statistics.median(gone) if gone else None,
                 "gone_most_seconds": max(gone, default=None), "timeout_seconds": kind.timeout if kind.waits else 0,
+                "limit_seconds": kinds.GRACE + (kind.timeout if kind.waits else 0),
                 "seconds": time.monotonic() - begin, "problems": problems, "trials": trials}
 
 
 def row(result):
     text = lambda value: "" if value is None else f"{value:.1f}"
-    limit = result["timeout_seconds"] + kinds.GRACE
     return (f"{result['kind']:32}{result['blows']:6}{text(result['gone_median_seconds']):>9}"
-            f"{text(result['gone_most_seconds']):>7}{limit:7}{result['left_over']:7}{result['runs_compared']:10}"
+            f"{text(result['gone_most_seconds']):>7}{result['limit_seconds']:7}{result['left_over']:7}{result['runs_compared']:10}"
             f"{len(result['problems']):10}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", type=pathlib.Path)
-    parser.add_argument("--count", type=int, default=50, help="blows of each kind")
+    parser.add_argument("--count", type=int, default=50, help="faults of each kind")
     parser.add_argument("--seed", type=int, default=int(os.environ.get("TWOBP_SEED", 1)))
     parser.add_argument("--kinds", nargs="+", default=[], help="only those with one of these words in their names")
     parser.add_argument("--json", type=pathlib.Path)
@@ -133,10 +133,10 @@ def main():
     results = []
     with tempfile.TemporaryDirectory(prefix="twobp-faults-") as folder:
         study = Study(program, folder, options.seed)
-        print(f"{rounds.STEPS} steps of a small model under mpirun -n 2, a checkpoint every {rounds.EVERY}; an undisturbed "
+        print(f"{rounds.STEPS} steps of a small model under mpirun -n 2, with a checkpoint every {rounds.EVERY} steps; an undisturbed "
               f"run: {study.seconds:.1f} s; seed {options.seed}\n")
-        print(f"{'':32}{'':6}{'all processes gone, s':>23}{'':7}{'runs':>10}")
-        print(f"{'':32}{'blows':>6}{'median':>9}{'most':>7}{'limit':>7}{'left':>7}{'compared':>10}{'problems':>10}")
+        print(f"{'':32}{'':6}{'until all have ended, s':>23}{'':7}{'runs':>10}")
+        print(f"{'':32}{'times':>6}{'median':>9}{'max':>7}{'limit':>7}{'left':>7}{'compared':>10}{'problems':>10}")
         for kind in kinds.all_kinds(program):
             if options.kinds and not any(word in kind.name.split() for word in options.kinds):
                 continue
@@ -149,7 +149,7 @@ def main():
                 print(f"  {problem}", flush=True)
     blows = sum(result["blows"] for result in results)
     problems = sum(len(result["problems"]) for result in results)
-    print(f"\n{blows} blows, {sum(r['runs_compared'] for r in results)} runs compared with the undisturbed one to the bit, "
+    print(f"\n{blows} faults, {sum(r['runs_compared'] for r in results)} runs compared with the undisturbed one to the bit, "
           f"{problems} problems")
     if options.json:
         options.json.write_text(json.dumps({"seed": options.seed, "count": options.count, "steps": rounds.STEPS,

@@ -1,7 +1,7 @@
-"""Why the factor is what it is: of what F leaves behind, how much W still needs, and how much dL/dz W needs beside it.
+"""The causes of the memory factor: how much of the bytes after F W still needs, and how many bytes of dL/dz W needs beside them.
 
-Bytes held after F and after I are measured. How many of the latter are dL/dz follows from the layer: W of a weight reads
-its input and the gradient of its output, so dL/dz is as big as the outputs of the layer's weights.
+Bytes after F and after I are measured. The share of dL/dz in the latter follows from the layer. W of a weight reads its input and the gradient of its output, so dL/dz is as big
+as the outputs of the layer's weights.
 """
 
 import models
@@ -10,11 +10,11 @@ FP32 = 4
 
 
 def conv_outputs(model, kind):
-    """Numbers a picture: outputs of a bottleneck's three convolutions, the second of which has the stride, and of the
-    shortcut's in the first block of a stage."""
+    """Numbers per picture in the outputs of a bottleneck's three convolutions. The second one has the stride. The first block of a stage also has the
+    convolution of the shortcut."""
     stage = int(kind.split()[1])
     first = "first" in kind
-    before = (models.IMAGE // 4 // 2 ** max(0, stage - 1)) ** 2  # pixels; the stem has made a quarter of the side
+    before = (models.IMAGE // 4 // 2 ** max(0, stage - 1)) ** 2  # pixels; the stem divides the side by four
     after = (models.IMAGE // 4 // 2**stage) ** 2
     width = model["widths"][stage]
     inner = width // 4
@@ -22,7 +22,7 @@ def conv_outputs(model, kind):
 
 
 def gradient_numbers(study_config, family, kind):
-    """dL/dz of one micro-batch, in numbers; None for the kinds that are not repeated (embedding, stem, head)."""
+    """The count of numbers in dL/dz of one micro-batch. None for the kinds that are not repeated (embedding, stem, head)."""
     model = study_config["model"]
     samples = study_config["pipeline"]["micro_batch_size"]
     if family == "resnet":
@@ -42,7 +42,7 @@ def gradient_numbers(study_config, family, kind):
 
 
 def cause(result, kind):
-    """Bytes of one micro-batch in all layers of the kind: after F, of these still needed after I, dL/dz, after I."""
+    """Bytes of one micro-batch in all layers of the kind: after F, those of them that are still needed after I, dL/dz, and after I."""
     costs = result["kinds"][kind]
     (measured,) = costs["costs"]
     numbers = gradient_numbers(result["config"], result["family"], kind)
@@ -56,7 +56,7 @@ def cause(result, kind):
 
 
 def causes(result):
-    """One for each kind, and for the model as `all`."""
+    """The causes for each kind, and for the model as `all`."""
     rows = [cause(result, kind) for kind in result["kinds"]]
     whole = {"kind": "the model", "layers": sum(row["layers"] for row in rows), "kept": None, "gradients": None}
     for name in ("after_forward", "after_p1"):

@@ -1,8 +1,8 @@
-"""The models of the memory study: shapes from 100M to 10B parameters, each with the optimizer and the micro-batch that
-arXiv 2405.18047 trains its own four with (those are marked), in fp32; the largest Mambas and ResNets with fewer samples.
+"""The models of the memory study: shapes from 100M to 10B parameters, in fp32. Each uses the optimizer and the micro-batch of its family in arXiv 2405.18047, and the four models
+of that paper are marked. The largest Mambas and ResNets have fewer samples.
 
-Shapes are published ones, by the names they are known under, at this study's sequence length. Past the largest published
-ResNet (BiT's 152x4) the same blocks are made wider and deeper; XLM-R XXL has BERT's vocabulary here, a tenth of its own.
+Shapes are published ones, under their known names, at this study's sequence length. Beyond the largest published ResNet (BiT's 152x4), the same blocks become wider and
+deeper. XLM-R XXL has BERT's vocabulary here, which is a tenth of its own.
 """
 
 import dataclasses
@@ -12,13 +12,13 @@ IMAGE = 224
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """One model of the study: `model` is the section of twobp's configuration."""
+    """One model of the study. `model` is the section of twobp's configuration."""
 
     family: str
     name: str
     model: dict
     in_paper: bool = False
-    fewer_samples: int = 0  # in a micro-batch, than the family's; 0: the same
+    fewer_samples: int = 0  # samples in a micro-batch, if fewer than those of the family; 0: the same number
 
     @property
     def micro_batch_size(self):
@@ -112,7 +112,7 @@ STUDIES = [
     resnet("420x8", [4, 44, 87, 4], 8, fewer_samples=2),
 ]
 
-# Small enough for a test: a model of each family.
+# One model of each family, small enough for a test.
 TOY = [
     Study("llama", "toy", {"dim": 32, "layers": 8, "heads": 2, "hidden": 64, "vocab": 96}),
     Study("bert", "toy", {"dim": 32, "layers": 8, "heads": 2, "hidden": 128, "vocab": 96}),

@@ -1,4 +1,4 @@
-"""The memory study's tables, as Markdown, and its plot."""
+"""The tables of the memory study, as Markdown, and its plot."""
 
 import matplotlib
 
@@ -9,9 +9,9 @@ from matplotlib.ticker import FixedLocator, NullLocator
 import causes
 import models
 
-PAPER = (1.02, 2.67)  # peak memory with 2BP over without, all of its models and schedules: arXiv 2405.18047
+PAPER = (1.02, 2.67)  # peak memory with 2BP over that without, over all models and schedules of arXiv 2405.18047
 POLICIES = [("end", "none"), ("cooldown", "none"), ("fill", "none"), ("fill", "auto")]
-# (title, schedule, M as a multiple of N; 0: M = 1): what the paper measures
+# The paper's cases: (title, schedule, M as a multiple of N, or 0 for M = 1)
 PAPER_SCHEDULES = [("naive, M = 1", "naive", 0), ("GPipe, M = N", "gpipe", 1), ("1F1B, M = N", "1f1b", 1),
                    ("1F1B, M = 2N", "1f1b", 2)]
 COLOURS = {("end", "none"): "C3", ("cooldown", "none"): "C1", ("fill", "none"): "C0", ("fill", "auto"): "C2"}
@@ -52,7 +52,7 @@ def markdown(header, rows):
 
 
 def factor_table(results, rows, ranks, factor):
-    """A row a model, a column for each of the paper's schedules: a factor for each policy."""
+    """One row per model and one column per schedule of the paper. A cell has one factor per policy."""
     header = ["model", "parameters", "samples"] + [title for title, _, _ in PAPER_SCHEDULES]
     table = []
     for model in results["models"]:
@@ -64,7 +64,7 @@ def factor_table(results, rows, ranks, factor):
 
 
 def schedule_table(rows):
-    """A row for each schedule, N and M: the factor's range over all models."""
+    """One row for each schedule, N and M, with the range of the factor over all models."""
     policies = POLICIES + [("placed", "none"), ("placed", "auto")]
     table = []
     seen = {(row["ranks"], row["schedule"], row["micro_batches"]): None for row in rows}
@@ -88,7 +88,7 @@ def cause_table(results):
             continue
         rows = causes.causes(model)
         for row in rows:
-            if row["after_forward"] <= 0:  # a head that lets its input go
+            if row["after_forward"] <= 0:  # a head that releases its input
                 continue
             title = f"{models.FAMILIES[model['family']]['title']} {model['model']}"
             table.append([title, row["kind"], row["layers"], f"{row['after_forward'] / MIB:.1f}",
@@ -99,7 +99,7 @@ def cause_table(results):
 
 
 def growth_table(results, rows):
-    """What F leaves against what W needs, and against all that lies there anyway, per model."""
+    """Per model: the bytes after F, the bytes that W needs, and the bytes that are always there."""
     table = []
     for model in results["models"]:
         whole = causes.causes(model)[-1]
@@ -114,7 +114,7 @@ def growth_table(results, rows):
 
 
 def paper_rows(rows, results):
-    """The paper's four models and schedules on its four ranks, without a cap."""
+    """The paper's four models and schedules on four ranks, without a cap."""
     names = {(m["family"], m["model"]) for m in results["models"] if m["in_paper"]}
     schedules = {(schedule, 4 * multiple or 1) for _, schedule, multiple in PAPER_SCHEDULES}
     return [row for row in rows if (row["family"], row["model"]) in names and row["ranks"] == 4 and row["cap"] == "none" and
@@ -152,7 +152,7 @@ def tables(results, rows):
         f"## Activations and stash alone, N = 4: {policies}\n", factor_table(results, rows, 4, "held_factor"),
         "## Causes: one micro-batch, all layers of a kind\n", cause_table(results),
         "## By size: 1F1B, N = 4, M = 8\n", growth_table(results, rows),
-        "## Every schedule: total, least and most over all models\n", schedule_table(rows),
+        "## Every schedule: lowest and highest total over all models\n", schedule_table(rows),
     ]
     return "\n".join(parts)
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The memory factor of 2BP from 100M to 10B parameters: peak bytes of every schedule and p2 policy over the same schedule
-with p2 off, for LLaMa, BERT, Mamba and ResNet, on 4 and 8 ranks.
+"""Computes the memory factor of 2BP from 100M to 10B parameters: the peak memory of every schedule and p2 policy over that of the same schedule with p2 off. It covers LLaMa,
+BERT, Mamba and ResNet on 4 and 8 ranks.
 
     benchmarks/memory_study/study.py --out benchmarks/results/memory_study
 
-`twobp profile` runs one layer of each kind of a model at its real size (no model is ever built whole: 9 GiB of memory and half
-an hour of two cores do for all of them), and memory_peaks simulates all schedules with the bytes it measured. Writes
-OUT.json (where it comes from, the profiles), OUT.csv (every row), OUT.md (tables) and OUT.svg, and prints the tables.
+`twobp profile` runs one layer of each kind of a model at its real size. No model is ever built whole, so 9 GiB of memory and half an hour on two cores suffice for all of
+them. memory_peaks then simulates all schedules with the measured bytes. The study writes OUT.json (provenance and profiles), OUT.csv (all rows), OUT.md (tables) and OUT.svg,
+and prints the tables.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def run(command):
 
 
 def profile(study, program, folder, threads):
-    """The cost model's file, measured now unless the folder has it, and which of the two."""
+    """The file of the cost model, and whether it was measured now. A file in the folder is used again."""
     name = f"{study.family}_{study.name.replace(' ', '_')}"
     costs = folder / f"{name}.json"
     kept = costs.exists()
@@ -47,18 +47,18 @@ def profile(study, program, folder, threads):
         config = folder / f"{name}.config"
         config.write_text(json.dumps(study.config(threads)))
         part = folder / f"{name}.part"
-        run([program, "profile", config, "--seconds", "0", "--json", part])  # bytes need no repetitions
+        run([program, "profile", config, "--seconds", "0", "--json", part])  # bytes need no repetition
         part.rename(costs)
     return costs, "kept from before" if kept else "measured by this command"
 
 
 def summary(study, costs):
-    """What a cost model says of a model as a whole, and of each kind of layer."""
+    """The data of a cost model on the whole model and on each kind of layer."""
     layers = collections.Counter(layer["kind"] for layer in costs["layers"])
     kinds = {kind: {"layers": count, **costs["kinds"][kind]} for kind, count in layers.items()}
     total = sum(kind["layers"] * kind["parameters"] for kind in kinds.values())
     config = study.config(1)
-    if config["model"].get("tied"):  # embedding and head have one table
+    if config["model"].get("tied"):  # embedding and head share one table
         total -= config["model"]["vocab"] * config["model"]["dim"]
     return {"family": study.family, "model": study.name, "in_paper": study.in_paper, "parameters": total,
             "micro_batch_size": study.micro_batch_size, "made_on": costs.get("made_on", ""),
@@ -66,7 +66,7 @@ def summary(study, costs):
 
 
 def with_factors(model, rows):
-    """Each row over the same schedule, ranks and micro-batches with p2 off, and over 1F1B's with p2 off."""
+    """Adds the factor of each row over the same case with p2 off, and over 1F1B with p2 off."""
     def place(row, schedule):
         return schedule, row["ranks"], row["micro_batches"]
 
@@ -117,12 +117,12 @@ def write(out, results, rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=pathlib.Path, required=True, help="the files' path without its suffix")
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="path of the files without their suffix")
     parser.add_argument("--program", type=pathlib.Path, default=BUILD / "twobp")
     parser.add_argument("--peaks", type=pathlib.Path, default=BUILD / "benchmarks" / "memory_study" / "memory_peaks")
-    parser.add_argument("--costs", type=pathlib.Path, help="keep the profiles there; those already there are taken")
+    parser.add_argument("--costs", type=pathlib.Path, help="folder for the profiles; existing ones are used again")
     parser.add_argument("--families", nargs="+", choices=models.FAMILIES, default=list(models.FAMILIES))
-    parser.add_argument("--toy", action="store_true", help="a tiny model of each family: to see that all of it works")
+    parser.add_argument("--toy", action="store_true", help="use a tiny model of each family, to show that it works")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
     studies = [s for s in (models.TOY if options.toy else models.STUDIES) if s.family in options.families]

@@ -1,6 +1,6 @@
-"""Cuts a model into stages by what its layers cost when measured here.
+"""Cuts a model into stages by the measured costs of its layers.
 
-    python balance.py --config configs/bench_resnet.json        prints every layer's seconds and shape as JSON
+    python balance.py --config configs/bench_resnet.json        prints the seconds and shape of every layer as JSON
 """
 import argparse
 import itertools
@@ -20,8 +20,8 @@ REPEATS = 5
 
 
 def measure_layers(work, seed=1):
-    """For every unit the median seconds of forward and backward of one micro-batch (units of one kind are timed once)
-    and the shape and stride of its output."""
+    """For every unit: the median seconds of forward and backward of one micro-batch, and the shape and stride of its output. Units of one kind are
+    timed once."""
     units = work.module.units(work)
     x, labels = work_module.make_batch(work, 1, seed)
     measured, layers = {}, []
@@ -47,7 +47,7 @@ def measure_layers(work, seed=1):
 
 
 def balanced_cuts(costs, stages_by_rank):
-    """The units where stages begin, and the end: largest stage and busiest rank weighed alike, then even stages."""
+    """The units where stages begin, and the end. The largest stage and the busiest rank have equal weight. Among equals, even stages win."""
     parts = sum(len(stages) for stages in stages_by_rank)
     if len(costs) < parts:
         sys.exit(f"rivals: {len(costs)} layers do not fill {parts} stages; raise model.layers")

@@ -1,7 +1,7 @@
-"""The benchmark's BERT in plain PyTorch: post-norm encoder, masked-language-model head, decoder tied to the embedding.
+"""The benchmark's BERT in plain PyTorch: a post-norm encoder, a masked-language-model head, and a decoder tied to the embedding.
 
-Layers and parameters are those of transformers' BertForMaskedLM. Variants: with `counted` the head sees only the
-positions that are to be predicted, as twobp's; with `all` every position, as transformers'.
+Layers and parameters are those of transformers' BertForMaskedLM. There are two variants. With `counted` the head sees only the predicted positions, as in twobp. With
+`all` it sees every position, as in transformers.
 """
 import torch
 import torch.nn as nn
@@ -92,7 +92,7 @@ def units(work):
 
 
 def batch(work, samples, generator):
-    """Random tokens; the same number of them in every sample is to be predicted, so that micro-batches weigh alike."""
+    """Random tokens. Every sample has the same number of predicted ones, so that all micro-batches have equal weight."""
     tokens, targets = random_tokens(work, samples, generator)
     count = max(1, round(getattr(work.data, "mask_probability", 0.15) * work.sequence))
     masked = torch.rand(tokens.shape, generator=generator).argsort(1) < count

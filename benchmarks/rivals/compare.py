@@ -1,12 +1,11 @@
-"""twobp against PyTorch's pipelining: one command that runs both in turn and prints a Markdown table.
+"""Compares twobp with PyTorch's pipelining. One command runs both in turns and prints a Markdown table.
 
-    python benchmarks/rivals/compare.py --model bert --json bert.json    two stages, two pinned cores
-    python benchmarks/rivals/compare.py --model bert --single            one stage, one thread, against PyTorch eager
-    python benchmarks/rivals/compare.py --model bert --quick             tiny sizes: only shows that it works
+    python benchmarks/rivals/compare.py --model bert --json bert.json    two stages on two pinned cores
+    python benchmarks/rivals/compare.py --model bert --single            one stage and one thread, against PyTorch eager
+    python benchmarks/rivals/compare.py --model bert --quick             tiny sizes, only to show that it works
 
-For each size and number of micro-batches every contender runs once a repeat, one after another on the same cores,
-in reversed order every other repeat, each after the machine has become quiet. Ratios are taken repeat by repeat.
-Needs twobp built (build/release/twobp) and a Python with torch.
+For each size and number of micro-batches, every contender runs once per repeat. The contenders run one after another on the same cores, in reversed order every other
+repeat. Each run waits until the machine is quiet. Ratios are taken within each repeat. It needs twobp (build/release/twobp) and a Python with torch.
 """
 import argparse
 import importlib.util
@@ -30,14 +29,14 @@ import planned
 
 TIMEOUT_SECONDS = 600
 SLOW_TIMEOUT_SECONDS = 3600
-FOREIGN_LIMIT = 0.03  # share of the cores that others may use during a run; above it the run is repeated
+FOREIGN_LIMIT = 0.03  # share of the cores that other programs may use during a run; above it, the run is repeated
 ATTEMPTS = 3
 RIVALS = (*contenders.PIPELINES, *contenders.SINGLES)
 
 
 # ---------------------------------------------------------------- one run
 def run_once(args, name, size, setting, layers, way):
-    """What one run of one contender measured, or `error`."""
+    """The results of one run of one contender, or an `error`."""
     slow = contenders.ALL[name].slow
     with tempfile.TemporaryDirectory() as folder:
         json_path = pathlib.Path(folder) / "twobp.json"
@@ -58,7 +57,7 @@ def run_once(args, name, size, setting, layers, way):
             else:
                 row = json.loads(outcome.stdout.strip().splitlines()[-1])
                 idle = [rank["idle_fraction"] for rank in row["ranks"]]
-                processes = [rank["pid"] for rank in row["ranks"]]  # without the process that starts them
+                processes = [rank["pid"] for rank in row["ranks"]]  # without their parent process
             memory = [outcome.memory[pid] for pid in processes]
         except (ValueError, KeyError, IndexError, OSError) as error:
             return result | {"error": f"its result cannot be read: {type(error).__name__}: {error}"}
@@ -77,7 +76,7 @@ def without_machine_paths(command, folder, layers):
 
 
 def run_undisturbed(args, name, size, setting, layers, way):
-    """The first of a few attempts that others did not disturb, else the least disturbed."""
+    """The first of a few attempts that no other program disturbed, or else the least disturbed one."""
     runs = []
     for _ in range(1 if args.quick or contenders.ALL[name].slow else ATTEMPTS):
         runs.append(run_once(args, name, size, setting, layers, way))
@@ -88,24 +87,24 @@ def run_undisturbed(args, name, size, setting, layers, way):
 
 # ---------------------------------------------------------------- one setting
 def measured(args, command):
-    """What a command prints that measures layers, undisturbed if possible."""
+    """The output of a command that measures layers, undisturbed if possible."""
     for _ in range(1 if args.quick else ATTEMPTS):
         outcome = probe.run([str(word) for word in command], args.cores, args.patience, TIMEOUT_SECONDS)
         if outcome.exit_code != 0:
-            sys.exit(f"compare.py: the layers cannot be measured:\n{outcome.stderr.strip()}")
+            sys.exit(f"compare.py: cannot measure the layers:\n{outcome.stderr.strip()}")
         if outcome.quiet and outcome.foreign_share <= FOREIGN_LIMIT:
             break
     return outcome.stdout
 
 
 def measure_layers(args, size, path):
-    """Writes what balance.py says of the model's layers to `path`."""
+    """Writes the costs of the model's layers, as balance.py measures them, to `path`."""
     path.write_text(measured(args, contenders.balance_command(args, size)))
     return [layer["seconds"] for layer in json.loads(path.read_text())]
 
 
 def plan(args, costs, micro_batches):
-    """How twobp would run it, by its own costs, as options of `twobp bench`."""
+    """The options of `twobp bench` that `twobp plan` chooses from its own costs."""
     csv, answer = (costs.with_name(f"planned_{micro_batches}{suffix}") for suffix in (".csv", ".json"))
     words = [args.twobp, *planned.plan_arguments(costs, micro_batches, csv), "--json", answer]
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
@@ -124,7 +123,7 @@ def new_setting(args, size, micro_batches):
 
 
 def run_setting(args, size, setting, layers, way, save):
-    """Fills `setting` and saves it after every run, so that an interrupted comparison loses none."""
+    """Fills `setting` and saves it after every run, so that an interruption loses no run."""
     names = setting["contenders"]
     failed = set()
     for repeat in range(args.repeats):
@@ -157,27 +156,27 @@ def list_of(convert, allowed=None):
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="llama")
-    parser.add_argument("--sizes", type=list_of(str), help="of those in sizes.py; default: all the model has")
+    parser.add_argument("--sizes", type=list_of(str), help="sizes from sizes.py (default: all sizes of the model)")
     parser.add_argument("--micro-batches", type=list_of(int), help="default 2,4; with --quick 2")
     parser.add_argument("--rivals", type=list_of(str, RIVALS),
-                        help=f"of: {','.join(contenders.PIPELINES)}; with --single of: {','.join(contenders.SINGLES)} "
-                             f"(default: all the model has but {', '.join(contenders.NOT_BY_DEFAULT)})")
+                        help=f"some of {','.join(contenders.PIPELINES)}; with --single, some of {','.join(contenders.SINGLES)} "
+                             f"(default: all for the model except {', '.join(contenders.NOT_BY_DEFAULT)})")
     parser.add_argument("--repeats", type=int, help="default 5; with --quick 1")
     parser.add_argument("--slow-repeats", type=int, default=1,
-                        help="of contenders that take minutes a step (a scan as a loop), default 1")
-    parser.add_argument("--steps", type=int, help="counted in each run, default 6; with --quick 2")
-    parser.add_argument("--warmup", type=int, help="steps before them, default 2; with --quick 1")
+                        help="repeats of contenders that take minutes per step (a scan as a loop), default 1")
+    parser.add_argument("--steps", type=int, help="measured steps of each run, default 6; with --quick 2")
+    parser.add_argument("--warmup", type=int, help="steps before the measured ones, default 2; with --quick 1")
     parser.add_argument("--cut-at", choices=("blocks", "halves"), default="blocks",
-                        help="where PyTorch's stages may start: whole blocks (default), or (llama, bert) also between "
-                             "their halves")
-    parser.add_argument("--cores", type=list_of(int), help="default: the first two this process may use")
+                        help="where PyTorch's stages may start: at whole blocks (default), or, for llama and bert, also "
+                             "between the halves of a block")
+    parser.add_argument("--cores", type=list_of(int), help="default: the first two cores that this process may use")
     parser.add_argument("--patience", type=float, help="seconds to wait for a quiet machine, default 400")
     parser.add_argument("--twobp", type=pathlib.Path, default=REPOSITORY / "build" / "release" / "twobp")
-    parser.add_argument("--json", type=pathlib.Path, help="file for every run and the summary")
-    parser.add_argument("--no-pitfalls", action="store_true", help="leave out what PyTorch's schedules get wrong")
-    parser.add_argument("--mpi", action="store_true", help="twobp also with a process for each stage, over MPI")
-    parser.add_argument("--single", action="store_true", help="one stage, one thread, against PyTorch eager")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, no waiting: figures mean nothing")
+    parser.add_argument("--json", type=pathlib.Path, help="file for all runs and the summary")
+    parser.add_argument("--no-pitfalls", action="store_true", help="skip the check of PyTorch's schedules against eager")
+    parser.add_argument("--mpi", action="store_true", help="also run twobp with one process per stage, over MPI")
+    parser.add_argument("--single", action="store_true", help="run one stage and one thread, against PyTorch eager")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes and no waiting; the figures mean nothing")
     args = parser.parse_args()
     check_arguments(parser, args)
     return args
@@ -221,7 +220,7 @@ def check_arguments(parser, args):
 
 def main():
     args = parse_arguments()
-    os.sched_setaffinity(0, args.cores)  # inherited by everything that is measured
+    os.sched_setaffinity(0, args.cores)  # all measured programs inherit this
     machine = report.describe_machine(args)
     result = {"machine": machine, "settings": []}
 
@@ -258,4 +257,4 @@ if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        sys.exit("compare.py: interrupted; what was measured until then is in the --json file, if one was given")
+        sys.exit("compare.py: interrupted; the --json file, if given, has all completed runs")

@@ -1,4 +1,4 @@
-"""Reads the configuration that twobp reads, with settings as on its command line; without torch, for every program here."""
+"""Reads the configuration that twobp reads, with settings as on its command line. It needs no torch, so every program here can use it."""
 import json
 import pathlib
 import sys
@@ -12,7 +12,7 @@ def default_config(model):
 
 
 def read_config(path, settings=()):
-    """The JSON at `path` with every `section.key=value` put in."""
+    """The JSON at `path`, with every `section.key=value` applied."""
     try:
         config = json.loads(pathlib.Path(path).read_text())
     except (OSError, ValueError) as error:

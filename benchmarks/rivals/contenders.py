@@ -1,4 +1,4 @@
-"""Who takes part in compare.py, and the command of one run of each. Both sides get the same configuration and settings."""
+"""The contenders of compare.py, and the command of one run of each. Both sides get the same configuration and settings."""
 import dataclasses
 import pathlib
 import sys
@@ -12,24 +12,24 @@ HERE = pathlib.Path(__file__).resolve().parent
 @dataclasses.dataclass(frozen=True)
 class Contender:
     title: str
-    schedule: str | None = None      # of pytorch_pipeline.py; None: twobp
-    options: tuple = ()              # more for pytorch_pipeline.py
-    micro_batches: int = 1           # fewest; PyTorch refuses fewer
-    models: tuple | None = None      # None: all
-    slow: bool = False               # minutes a step: runs one step, and in few repeats
-    plan: tuple = ()                 # twobp: schedule and p2 policy; none: as `twobp plan` says
-    processes: bool = False          # twobp: one for each stage, over MPI
-    settings: tuple = ()             # twobp: what else differs from the defaults
+    schedule: str | None = None      # for pytorch_pipeline.py; None: twobp
+    options: tuple = ()              # more options for pytorch_pipeline.py
+    micro_batches: int = 1           # the minimum; PyTorch refuses fewer
+    models: tuple | None = None      # None: all models
+    slow: bool = False               # takes minutes per step, so it runs one step in few repeats
+    plan: tuple = ()                 # twobp: schedule and p2 policy; if empty, `twobp plan` chooses
+    processes: bool = False          # twobp: one process per stage, over MPI
+    settings: tuple = ()             # twobp: other settings that differ from the defaults
 
     def takes_part(self, model, micro_batches):
         return (self.models is None or model in self.models) and micro_batches >= self.micro_batches
 
 
-STEALING = ("pipeline.p2_stealing=true",)  # ranks of one process end together
+STEALING = ("pipeline.p2_stealing=true",)  # ranks of one process finish together
 BASES = {
     "twobp": Contender("twobp ZB-V, 2BP `fill`", plan=("zb-v", "fill"), settings=STEALING),
     "twobp_1f1b": Contender("twobp 1F1B, 2BP `fill`", plan=("1f1b", "fill"), settings=STEALING),
-    "twobp_planned": Contender("twobp as `twobp plan --search` says", settings=STEALING),
+    "twobp_planned": Contender("twobp, chosen by `twobp plan --search`", settings=STEALING),
     "twobp_mpi": Contender("twobp ZB-V, 2BP `fill`, over MPI", plan=("zb-v", "fill"), processes=True),
     "twobp_1f1b_mpi": Contender("twobp 1F1B, 2BP `fill`, over MPI", plan=("1f1b", "fill"), processes=True),
     "twobp_single": Contender("twobp, one stage, p2 `off`", plan=("1f1b", "off")),
@@ -59,7 +59,7 @@ QUICK = ("1f1b", "zbv", *SINGLES)
 
 
 def names_of(args, micro_batches):
-    """twobp first: ratios are to it."""
+    """The names of the contenders. twobp is the first, and ratios are relative to it."""
     table = SINGLES if args.single else PIPELINES
     ours = ["twobp_single"] if args.single else ["twobp", "twobp_1f1b", "twobp_planned"]
     if args.mpi:
@@ -74,7 +74,7 @@ def default_rivals(args):
 
 
 def steps_of(args, name):
-    """Counted and not counted steps of a run."""
+    """The numbers of measured steps and of warm-up steps of a run."""
     return (1, 0) if ALL[name].slow else (args.steps, args.warmup)
 
 
@@ -95,8 +95,8 @@ def profile_command(args, size, costs):
 
 
 def command(args, name, size, micro_batches, layers, planned, json_path):
-    """`layers`: file with what balance.py printed; `planned`: what `twobp plan` says, as options of `twobp bench`; `json_path`:
-    where twobp writes its result."""
+    """The command of one run. `layers` is a file with the output of balance.py. `planned` has the options of `twobp bench` that `twobp plan` chose.
+    twobp writes its result to `json_path`."""
     contender = ALL[name]
     steps, warmup = steps_of(args, name)
     if contender.processes:

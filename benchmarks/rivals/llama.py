@@ -1,6 +1,6 @@
-"""The benchmark's LLaMa in plain PyTorch: the layers that pytorch_pipeline.py trains.
+"""The benchmark's LLaMa in plain PyTorch, with the layers that pytorch_pipeline.py trains.
 
-Same arithmetic as twobp's model: RMSNorm, rotary embedding (halves), causal fused attention, SwiGLU, no biases.
+The arithmetic is that of twobp's model: RMSNorm, rotary embedding (halves), causal fused attention and SwiGLU, without biases.
 """
 import torch
 import torch.nn as nn

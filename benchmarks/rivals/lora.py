@@ -1,11 +1,10 @@
-"""LoRA against full fine-tuning, twobp against PEFT on PyTorch eager: memory and time of a step, as a Markdown table.
+"""Compares LoRA with full fine-tuning, and twobp with PEFT on PyTorch eager. It prints memory and time of a step as a Markdown table.
 
-    examples/smollm2/get                                        the model, once
-    python benchmarks/rivals/lora.py --json lora.json           one stage, one pinned core; twobp also on two
+    examples/smollm2/get                                        fetches the model, once
+    python benchmarks/rivals/lora.py --json lora.json           one stage on one pinned core; twobp also on two
 
-Needs twobp built (build/release/twobp) and a Python with torch, transformers and peft (requirements.txt here and in
-tests/). Every contender runs once a
-repeat, in turn; ratios are taken repeat by repeat.
+It needs twobp (build/release/twobp) and a Python with torch, transformers and peft (requirements.txt here and in tests/). Every contender runs once per repeat, and
+they take turns. Ratios are taken within each repeat.
 """
 import argparse
 import json
@@ -72,8 +71,8 @@ def main():
     parser.add_argument("--micro-batches", type=int, default=2)
     parser.add_argument("--micro-batch-size", type=int, default=2)
     parser.add_argument("--sequence", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=3, help="counted in each run")
-    parser.add_argument("--warmup", type=int, default=1, help="steps before them")
+    parser.add_argument("--steps", type=int, default=3, help="measured steps of each run")
+    parser.add_argument("--warmup", type=int, default=1, help="steps before the measured ones")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--patience", type=float, default=60, help="seconds to wait for quiet cores")
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
@@ -86,7 +85,7 @@ def main():
         for name in names if repeat % 2 == 0 else reversed(names):
             runs[name].append(run_once(args, name))
             print(f"repeat {repeat + 1}/{args.repeats}, {name}: {runs[name][-1]['seconds']:.3f} s/step", file=sys.stderr)
-    print("| | seconds a step (min–max) | / twobp full (min–max) | resident, MiB |\n|---|---|---|---|")
+    print("| | seconds per step (min–max) | / twobp full (min–max) | resident, MiB |\n|---|---|---|---|")
     for name in names:
         seconds = [run["seconds"] for run in runs[name]]
         ratios = [run["seconds"] / base["seconds"] for run, base in zip(runs[name], runs[names[0]])]

@@ -1,8 +1,8 @@
-"""The benchmark's Mamba in plain PyTorch; layers and parameters are those of transformers' MambaForCausalLM.
+"""The benchmark's Mamba in plain PyTorch. Layers and parameters are those of transformers' MambaForCausalLM.
 
-The selective scan, h[t] = exp(dt[t] A) h[t-1] + dt[t] B[t] x[t], y[t] = C[t] . h[t], in three variants:
-    chunked       a few positions at a time: what is (batch, position, channel, state) in size stays in the cache
-    loop          all positions' coefficients first, then position by position, as transformers does without its kernels
+The selective scan is h[t] = exp(dt[t] A) h[t-1] + dt[t] B[t] x[t], y[t] = C[t] . h[t]. It has three variants:
+    chunked       a few positions at a time, so that the (batch, position, channel, state) tensors stay in the cache
+    loop          first the coefficients of all positions, then position by position, as transformers does without its kernels
     transformers  MambaForCausalLM itself, in one piece (one stage only)
 """
 import math
@@ -18,7 +18,7 @@ KEYS = {"dim": None, "layers": None, "vocab": None, "state": 16, "conv_kernel": 
         "norm_eps": 1e-5, "tied": False, "init_std": 0.02}
 VARIANTS = ("chunked", "loop", "transformers")
 CUTS = ("blocks",)
-CHUNK = 8  # positions; the fastest of 4 to 256
+CHUNK = 8  # positions; the fastest value from 4 to 256
 DT_MIN, DT_MAX = 1e-3, 0.1
 
 
@@ -67,7 +67,7 @@ class Block(nn.Module):
         self.out_proj = nn.Linear(inner, sizes.dim, bias=False)
         dt = torch.exp(torch.rand(inner) * math.log(DT_MAX / DT_MIN) + math.log(DT_MIN))
         with torch.no_grad():
-            self.dt_proj.bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus's inverse
+            self.dt_proj.bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
 
     def forward(self, h):  # (batch, sequence, dim)
         x, z = self.in_proj(self.norm(h)).chunk(2, -1)
@@ -97,11 +97,11 @@ class Head(nn.Module):
 
 
 class Transformers(nn.Module):
-    """MambaForCausalLM with the same sizes; without its kernels for GPUs it falls back to the loop."""
+    """MambaForCausalLM with the same sizes. Without its GPU kernels it falls back to the loop."""
 
     def __init__(self, sizes):
         super().__init__()
-        os.environ["HF_HUB_OFFLINE"] = "1"  # it would look for kernels
+        os.environ["HF_HUB_OFFLINE"] = "1"  # otherwise it would look for kernels
         import transformers
         self.model = transformers.MambaForCausalLM(transformers.MambaConfig(
             vocab_size=sizes.vocab, hidden_size=sizes.dim, num_hidden_layers=sizes.layers, state_size=sizes.state,

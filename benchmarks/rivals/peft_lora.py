@@ -1,5 +1,5 @@
-"""One run of a causal language model on PyTorch eager, one thread: full fine-tuning, or LoRA by PEFT. Prints one JSON line
-a step. For lora.py."""
+"""One run of a causal language model on PyTorch eager with one thread, for lora.py. It does full fine-tuning, or LoRA with PEFT. It prints one JSON line
+per step."""
 import argparse
 import json
 import time

@@ -1,9 +1,9 @@
-"""What PyTorch's pipeline schedules get wrong: one step of a tiny model under each, against PyTorch eager.
+"""Finds errors of PyTorch's pipeline schedules. It runs one step of a tiny model under each and compares it with PyTorch eager.
 
     python pitfalls.py --model bert         prints a Markdown table
 
-Compared are the loss, every gradient and, after one step, BatchNorm's running statistics. "As timed" is what compare.py
-measures; the other rows are ways a user would write the model first.
+It compares the loss, every gradient and, after one step, BatchNorm's running statistics. "As timed" is the way that compare.py measures. The other rows show
+ways in which a user would write the model first.
 """
 import argparse
 import json
@@ -20,21 +20,21 @@ HERE = pathlib.Path(__file__).resolve().parent
 SCHEDULES = ("1f1b", "interleaved_zb", "zbv", "dualpipev")
 BOTH_ENDS_ON_A_RANK = ("zbv", "dualpipev")
 MICRO_BATCHES = 4
-TOLERANCE = 1e-3  # relative, far above what another order of summation does
+TOLERANCE = 1e-3  # relative, and far above the effect of another order of summation
 ONE_MATRIX = (["--set", "model.tied=true"], ["--tied", "shared"])
-VARIANTS = {  # options of the model, eager's too, and of the pipeline
+VARIANTS = {  # options of the model (for eager too), and of the pipeline
     "llama": {"as timed": ([], [])},
     "bert": {"as timed": ([], []), "head on all positions": (["--variant", "all"], []),
              "tied matrix as one parameter": ONE_MATRIX},
     "mamba": {"as timed": ([], []), "scan as a loop": (["--variant", "loop"], []),
-              "tied matrix, a copy a stage": (["--set", "model.tied=true"], []), "tied matrix as one parameter": ONE_MATRIX},
+              "tied matrix, one copy per stage": (["--set", "model.tied=true"], []), "tied matrix as one parameter": ONE_MATRIX},
     "resnet": {"as timed": ([], []), "shapes found by PyTorch": ([], ["--shapes", "inferred"]),
                "channels_last": (["--variant", "channels_last"], [])},
 }
 
 
 def run_step(model, config, schedule, options):
-    """The first step's loss, gradients and running statistics by name, or the first line of the error."""
+    """The loss, gradients and running statistics of the first step by name, or the first line of the error."""
     import torch
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, HERE / "pytorch_pipeline.py", "--config", config, "--schedule", schedule, "--micro-batches",
@@ -67,7 +67,7 @@ def worst(got, expected):
 
 
 def verdict(got, expected):
-    """Right, or what is wrong, in a few words."""
+    """`right`, or a short description of the errors."""
     if isinstance(got, str):
         return f"fails: {got}"
     wrong = []

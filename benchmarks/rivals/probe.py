@@ -1,7 +1,7 @@
-"""Runs one program and watches it from outside, the same way for every contender of compare.py.
+"""Runs one program and watches it from outside, in the same way for every contender of compare.py.
 
-Waits until nothing else uses the cores, starts the program, samples the memory of all its processes from /proc, and
-tells how much of the cores others used meanwhile.
+It waits until no other program uses the cores, starts the program and samples the memory of all its processes from /proc. It also reports how much of the cores other
+programs used meanwhile.
 """
 import dataclasses
 import glob
@@ -20,8 +20,8 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclasses.dataclass
 class ProcessMemory:
-    peak_resident: int = 0   # bytes, VmHWM: the kernel's own high-water mark
-    peak_anonymous: int = 0  # bytes, the largest RssAnon seen: without the pages of libraries, which processes share
+    peak_resident: int = 0   # bytes, VmHWM: the high-water mark of the kernel
+    peak_anonymous: int = 0  # bytes, the largest sample of RssAnon, without shared pages of libraries
 
 
 @dataclasses.dataclass
@@ -30,12 +30,12 @@ class Outcome:
     stdout: str
     stderr: str
     memory: dict          # process id -> ProcessMemory
-    foreign_share: float  # of the cores' time during the run, used by other programs
-    quiet: bool           # the cores were quiet before the run
+    foreign_share: float  # share of the cores' time that other programs used during the run
+    quiet: bool           # whether the cores were quiet before the run
 
 
 def busy_seconds(cores):
-    """CPU time all programs have used on these cores, stolen time included."""
+    """The CPU time that all programs have used on these cores, stolen time included."""
     names, total = {f"cpu{core}" for core in cores}, 0
     with open("/proc/stat") as stat:
         for line in stat:
@@ -47,7 +47,7 @@ def busy_seconds(cores):
 
 
 def wait_until_quiet(cores, patience_seconds):
-    """Whether the cores became quiet in that time; looks at least once."""
+    """Whether the cores became quiet in that time. It looks at least once."""
     end = time.monotonic() + patience_seconds
     while True:
         before = busy_seconds(cores)
@@ -60,13 +60,13 @@ def wait_until_quiet(cores, patience_seconds):
 
 def process_tree(pid):
     pids = [pid]
-    for parent in pids:  # grows while it is walked
+    for parent in pids:  # the list grows during the loop
         for path in glob.glob(f"/proc/{parent}/task/*/children"):
             try:
                 with open(path) as children:
                     pids += map(int, children.read().split())
             except OSError:
-                pass  # ended meanwhile
+                pass  # it has ended meanwhile
     return pids
 
 
@@ -76,9 +76,9 @@ def sample_memory(pid, memory):
             with open(f"/proc/{process}/status") as status:
                 fields = dict(line.split(":", 1) for line in status)
         except OSError:
-            continue  # ended meanwhile
+            continue  # it has ended meanwhile
         if "VmHWM" not in fields:
-            continue  # ended, not yet collected
+            continue  # it has ended, but its parent has not collected it
         seen = memory.setdefault(process, ProcessMemory())
         seen.peak_resident = max(seen.peak_resident, int(fields["VmHWM"].split()[0]) * 1024)
         seen.peak_anonymous = max(seen.peak_anonymous, int(fields["RssAnon"].split()[0]) * 1024)
@@ -90,7 +90,7 @@ def own_cpu_seconds():
 
 
 def run(command, cores, patience_seconds, timeout_seconds):
-    """Runs `command` on the caller's cores to its end; past the time-out it is killed, with its children."""
+    """Runs `command` on the caller's cores. After the time-out it kills the command and its children."""
     quiet = wait_until_quiet(cores, patience_seconds)
     memory = {}
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:

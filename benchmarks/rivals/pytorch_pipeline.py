@@ -1,14 +1,12 @@
-"""Trains a benchmark's model with PyTorch and prints one JSON line: the rival side of compare.py.
+"""Trains a benchmark's model with PyTorch and prints one JSON line. This is PyTorch's side of compare.py.
 
-One call is one run of one configuration. Two ranks over Gloo (or one, `--ranks 1`), each pinned to cores of its own (taken in order from
-those this process may use), run one of the schedules of torch.distributed.pipelining; `single` is one process with
-the whole model, eager, accumulating gradients over the micro-batches. fp32, the fused optimizer the configuration
-names, the same seeded batch at every step.
+One call is one run of one configuration. Two ranks over Gloo (or one, with `--ranks 1`) run one of the schedules of torch.distributed.pipelining. Each is pinned to its own
+cores, in the order of those that this process may use. `single` is one process with the whole model. It runs eager and accumulates gradients over the micro-batches. All runs use
+fp32, the fused optimizer that the configuration names, and the same seeded batch at every step.
 
     python pytorch_pipeline.py --config configs/bench_bert.json --schedule zbv --micro-batches 4
 
-Seconds of a step run from the first rank's start to the last rank's end, optimizer included, making the batch and
-reading the loss left out.
+The time of a step counts from the first rank's start to the last rank's end. It includes the optimizer, but not making the batch or reading the loss.
 """
 import argparse
 import json
@@ -37,7 +35,7 @@ from rank import RANKS, STAGES_PER_RANK, run_rank, stages_of_rank
 
 
 def first_cause(error):
-    """What went wrong first, in one line."""
+    """The first error, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
@@ -91,7 +89,7 @@ def run_all(args, ranks, layers, cuts):
                     results.append(json.load(file))
     failed = [(rank, r) for rank, r in enumerate(results) if "error" in r]
     if failed:
-        failed.sort(key=lambda item: "traceback" not in item[1])  # a rank that was only ended says the least
+        failed.sort(key=lambda item: "traceback" not in item[1])  # a rank that was only terminated tells the least
         print(*(f"rank {rank}: {r['traceback']}" for rank, r in failed if "traceback" in r), sep="\n", file=sys.stderr)
         sys.exit(f"pytorch_pipeline.py: --schedule {args.schedule}, rank {failed[0][0]}: {failed[0][1]['error']}")
     return results
@@ -122,29 +120,29 @@ def main():
     parser.add_argument("--micro-batches", type=int, default=4)
     work_module.add_options(parser)
     parser.add_argument("--tied", choices=("copies", "shared"), default="copies",
-                        help="a matrix used by two stages: a copy each, gradients summed, or one parameter (one rank only)")
+                        help="how two stages share a matrix: with one copy each and summed gradients, or as one parameter (on one rank only)")
     parser.add_argument("--shapes", choices=("given", "inferred"), default="given",
-                        help="of what goes between stages: given to PyTorch, or found by its pass on made-up input")
-    parser.add_argument("--layers", type=pathlib.Path, help="what balance.py printed; without it layers are measured")
-    parser.add_argument("--threads", type=int, default=1, help="per rank")
+                        help="shapes of the tensors between stages: given to PyTorch, or inferred by its pass over uninitialised input")
+    parser.add_argument("--layers", type=pathlib.Path, help="output of balance.py (default: measure the layers)")
+    parser.add_argument("--threads", type=int, default=1, help="threads per rank")
     parser.add_argument("--ranks", type=int, choices=(1, RANKS), default=RANKS,
-                        help="1: a schedule's stages all on one rank, each of as many layers, their shapes inferred")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: of one rank alone")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: autocast, of one rank alone")
+                        help="1 puts all stages of a schedule on one rank, with equally many layers each and inferred shapes")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda needs a single rank")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16 uses autocast and needs a single rank")
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--warmup", type=int, default=2, help="steps that are not counted")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before the measured ones")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", help="folder for the first step's gradients and running statistics")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds before the ranks are ended")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds until the ranks are terminated")
     args = parser.parse_args()
     work = work_module.work_of(args)
     layers, stages = [], STAGES_PER_RANK[args.schedule]
     if args.schedule == "single":
         args.ranks = 1
     elif args.ranks == 1 and stages == 1:
-        sys.exit(f"pytorch_pipeline.py: --schedule {args.schedule} has one stage a rank: two ranks are needed")
+        sys.exit(f"pytorch_pipeline.py: --schedule {args.schedule} has one stage per rank, so it needs two ranks")
     if args.ranks > 1 and (args.device != "cpu" or args.precision != "fp32"):
-        sys.exit("pytorch_pipeline.py: --device and --precision are for one rank: --schedule single or --ranks 1")
+        sys.exit("pytorch_pipeline.py: --device and --precision need one rank: use --schedule single or --ranks 1")
     if args.ranks == 1:
         args.shapes = "inferred"
         units = len(work.module.units(work))

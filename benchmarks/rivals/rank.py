@@ -1,4 +1,4 @@
-"""One rank of pytorch_pipeline.py: its stages, a step, and what is measured of it."""
+"""One rank of pytorch_pipeline.py: its stages, its steps and its measurements."""
 import os
 import time
 
@@ -28,7 +28,7 @@ def memory_bytes(key):
 
 
 class WaitClock:
-    """Seconds that the schedules spend waiting for messages."""
+    """Counts the seconds that the schedules wait for messages."""
 
     def __init__(self):
         self.seconds = 0.0
@@ -46,8 +46,8 @@ class WaitClock:
 
 # ---------------------------------------------------------------- stages
 def examples(layers, begin, end, first_input):
-    """A stage's input and output as tensors without data; PyTorch then needs no pass on made-up input to find their
-    shapes, which would go into BatchNorm's running statistics."""
+    """A stage's input and output as tensors without data. With them, PyTorch needs no pass over uninitialised input to infer their shapes. Such a pass
+    would change BatchNorm's running statistics."""
     def after(index):
         layer = layers[index]
         return torch.empty_strided(layer["shape"], layer["stride"], device="meta").requires_grad_()
@@ -56,7 +56,7 @@ def examples(layers, begin, end, first_input):
 
 
 class TiedMatrix:
-    """The matrix a model uses at its begin and at its end: one parameter, or a copy for each use with summed gradients."""
+    """The matrix that a model uses at its beginning and at its end. It is one parameter, or one copy for each use with summed gradients."""
 
     def __init__(self, work, units, modules, share):
         self.here = []  # the uses on this rank
@@ -127,7 +127,7 @@ class PipelineTrainer:
         losses = []
         target = {"target": labels, "losses": losses, "labels": labels} if self.has_last else {}
         self.schedule.step(*([inputs] if self.has_first else []), return_outputs=False, **target)
-        return [loss.detach() for loss in losses]  # a loss that is kept would keep its step's graph
+        return [loss.detach() for loss in losses]  # without detach(), a kept loss would keep the graph of its step
 
     def loss(self, losses):
         return sum(loss.item() for loss in losses) / len(losses) if self.has_last else None
@@ -146,7 +146,7 @@ def run_rank(rank, args, layers, cuts, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank,
                             world_size=args.ranks)
 
-    # Touch the libraries once, so that their own memory counts as theirs and not as the run's.
+    # Use the libraries once, so that their own memory does not count as memory of the run.
     touched = torch.nn.Linear(64, 64)
     loss_function(touched(torch.randn(8, 64)), torch.zeros(8, dtype=torch.long)).backward()
     del touched

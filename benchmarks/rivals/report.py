@@ -1,4 +1,4 @@
-"""What compare.py prints: a Markdown table a setting, what PyTorch gets wrong, and the machine."""
+"""The output of compare.py: one Markdown table per setting, the errors of PyTorch's schedules, and the machine."""
 import datetime
 import importlib.metadata
 import os
@@ -41,13 +41,13 @@ def spread(values):
 
 
 def first_line(text):
-    """Of an error, for a cell of a table."""
+    """The first line of an error, for a cell of a table."""
     return text.strip().splitlines()[0].replace("|", "\\|")[:300] if text.strip() else "no message"
 
 
 def markdown_table(setting):
     lines = [f"### {setting['title']}, M = {setting['micro_batches']}", "",
-             f"| | seconds a step (min–max) | / twobp (min–max) | {setting['item']}/s | idle, by rank | resident, MiB "
+             f"| | seconds per step (min–max) | / twobp (min–max) | {setting['item']}/s | idle, by rank | resident, MiB "
              "| of it anonymous, MiB |", "|---|---|---|---|---|---|---|"]
     for row in setting["summary"]:
         title = ALL[row["contender"]].title
@@ -64,7 +64,7 @@ def markdown_table(setting):
     lines += ["", f"{len(runs)} runs, {sum(run['disturbed'] for run in runs)} of them disturbed by other programs, "
               f"{sum('error' in run for run in runs)} failed."]
     if "layer_seconds" in setting:
-        lines += ["", "Milliseconds of PyTorch's layers, forward and backward, which its stages were cut by: "
+        lines += ["", "PyTorch's stages were cut by these milliseconds of its layers, forward and backward: "
                   + ", ".join(f"{1000 * seconds:.1f}" for seconds in setting["layer_seconds"]) + "."]
     return "\n".join(lines)
 

@@ -1,7 +1,7 @@
-"""The benchmark's ResNet in plain PyTorch; layers and parameters are those of transformers' ResNetForImageClassification
-and of torchvision (the stride is in the 3x3 convolution).
+"""The benchmark's ResNet in plain PyTorch. Layers and parameters are those of transformers' ResNetForImageClassification and of torchvision (the
+stride is in the 3x3 convolution).
 
-ReLUs work in place, as torchvision's do; the variant `channels_last` keeps tensors in that memory format.
+ReLUs work in place, as in torchvision. The variant `channels_last` keeps tensors in that memory format.
 """
 import torch
 import torch.nn as nn
@@ -16,7 +16,7 @@ REDUCTION = 4  # of a bottleneck's inner width
 
 
 def convolution(width_in, width_out, kernel, stride=1):
-    """Without a bias, and the normalisation after it"""
+    """A convolution without a bias, and the normalisation after it."""
     return [nn.Conv2d(width_in, width_out, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(width_out)]
 
 

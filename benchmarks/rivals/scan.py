@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""The selective scan on one thread, forward and backward, in one run: twobp's kernel (through
-build/release/benchmarks/scan_benchmark) and two ways to write it in PyTorch, which take turns with it; medians are
-compared.
+"""Compares implementations of the selective scan on one thread, forward and backward. twobp's kernel (through build/release/benchmarks/scan_benchmark) and two
+formulations in PyTorch take turns in one run. Medians are compared.
 
   loop     position by position
-  chunked  likewise, with what is (batch, position, channel, state) in size made for a few positions at a time
+  chunked  position by position too, but the (batch, position, channel, state) tensors are made for a few positions at a time
 
   benchmarks/rivals/scan.py [--rounds N] [--json FILE]
 """
@@ -26,7 +25,7 @@ SCANS = {"loop": scan_loop, "chunked": scan_chunked}
 
 
 def whole(scan, x, raw, b, c, z, a_log, d, bias):
-    """With what twobp's kernel has in it too. x, raw, z (B, S, C); b, c (B, S, N); a_log (C, N)."""
+    """The scan with all that twobp's kernel includes. x, raw, z (B, S, C); b, c (B, S, N); a_log (C, N)."""
     return (scan(x, F.softplus(raw + bias), -torch.exp(a_log), b, c) + d * x) * F.silu(z)
 
 
@@ -52,7 +51,7 @@ def seconds(scan, tensors):
 
 
 def own(size):
-    """Seconds of forward and backward by the benchmark program."""
+    """The seconds of forward and backward, from the benchmark program."""
     program = ROOT / "build/release/benchmarks/scan_benchmark"
     result = subprocess.run([program, f"--benchmark_filter=^{size}/scan/", "--benchmark_format=json",
                              "--benchmark_min_time=0.3"], check=True, capture_output=True, text=True)
@@ -69,7 +68,7 @@ def main():
     results = {}
     for name, size in SIZES.items():
         tensors = inputs(size)
-        with torch.no_grad():  # the same scan, or the comparison means nothing
+        with torch.no_grad():  # both must compute the same scan
             torch.testing.assert_close(whole(scan_chunked, *tensors), whole(scan_loop, *tensors), rtol=1e-4, atol=1e-4)
         rounds = {which: [] for which in ("twobp", *SCANS)}
         for _ in range(options.rounds):

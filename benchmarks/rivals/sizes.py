@@ -1,4 +1,4 @@
-"""The sizes each model is compared at, as settings on top of its configuration file (configs/bench_MODEL.json)."""
+"""The sizes at which each model is compared, as settings on top of its configuration file (configs/bench_MODEL.json)."""
 from configuration import default_config, read_config
 
 SIZES = {
@@ -8,7 +8,7 @@ SIZES = {
     "mamba": {"512": {}},
     "resnet": {"50": {}},
 }
-QUICK = {  # only to see that it works
+QUICK = {  # only to show that it works
     "llama": {"model.dim": 64, "model.layers": 4, "model.heads": 4, "model.hidden": 128, "model.vocab": 128,
               "data.sequence": 32},
     "bert": {"model.dim": 64, "model.layers": 4, "model.heads": 4, "model.hidden": 128, "model.vocab": 128,
@@ -28,7 +28,7 @@ def as_settings(size):
 
 
 def describe(model, size):
-    """One line: the model with its sizes."""
+    """One line with the model and its sizes."""
     config = read_config(default_config(model), as_settings(size))
     words = []
     for key, label in LABELS.items():

@@ -1,4 +1,4 @@
-"""One run of twobp for compare.py with a process for each stage, over MPI: the file that `twobp bench` would write."""
+"""One run of twobp for compare.py with one process per stage, over MPI. It writes the same file as `twobp bench`."""
 import argparse
 import json
 import pathlib

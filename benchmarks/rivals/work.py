@@ -1,12 +1,12 @@
-"""What a run trains: the configuration twobp reads, read the same way for PyTorch, and what all models share.
+"""The job of a run: the configuration of twobp, read the same way for PyTorch, and the parts that all models share.
 
-A model is a file of this folder (llama.py, bert.py, mamba.py, resnet.py) with
-    KEYS          the keys of the configuration's model section it understands; None: must be given
+A model is a file in this folder (llama.py, bert.py, mamba.py, resnet.py) with
+    KEYS          the keys of the model section that it understands; None marks a required key
     VARIANTS      formulations of the same arithmetic, the default first
-    CUTS          where stages may begin, the default first
-    units(work)   the layers in order, as Unit(kind, make): what stages are cut out of
+    CUTS          the places where stages may begin, the default first
+    units(work)   the layers in order, as Unit(kind, make); stages consist of them
     batch(work, samples, generator)   inputs and labels
-    items(work)   what a sample counts in the throughput, and their name
+    items(work)   the number of items in a sample, for the throughput, and their name
     tied(work)    None, or the two places (unit, parameter) of one shared matrix
 """
 import importlib
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from configuration import MODELS, default_config, read_config
 
-IGNORED = -100  # label of a position that is not to be predicted
+IGNORED = -100  # label of a position without a prediction
 OPTIMIZER = {"type": "adamw", "lr": 3e-4, "weight_decay": 0.01, "momentum": 0.0, "schedule": "constant"}
 
 
@@ -29,7 +29,7 @@ class Unit(typing.NamedTuple):
 
 
 def known(section, given, allowed):
-    """The section with its defaults; a key that PyTorch's side would ignore is refused."""
+    """The section with its defaults. It refuses keys that PyTorch's side would ignore."""
     for key in given:
         if key not in allowed:
             sys.exit(f"rivals: {section}.{key} is not known to PyTorch's side; it knows {', '.join(allowed)}")
@@ -60,11 +60,11 @@ def read_work(path, settings=(), variant=None, cut_at="blocks"):
 
 
 class WantsLabels(torch.nn.Module):
-    """A unit whose forward takes the labels too."""
+    """A unit whose forward also takes the labels."""
 
 
 class Stage(torch.nn.Sequential):
-    """Consecutive units; their parameters are named by the unit's place in the model."""
+    """Consecutive units. The names of their parameters begin with the unit's place in the model."""
 
     def forward(self, x, labels=None):
         for unit in self:
@@ -73,7 +73,7 @@ class Stage(torch.nn.Sequential):
 
 
 def build_stage(units, begin, end, seed):
-    """Units begin..end, with weights that depend on the seed and the unit's index alone."""
+    """The units begin..end. Their weights depend only on the seed and the unit's index."""
     stage = Stage()
     for index in range(begin, end):
         torch.manual_seed(seed * 1000 + index)
@@ -87,7 +87,7 @@ def make_batch(work, micro_batches, seed):
 
 
 def random_tokens(work, samples, generator):
-    """Tokens and, as labels, the next ones."""
+    """Tokens, with the next tokens as labels."""
     tokens = torch.randint(work.model.vocab, (samples, work.sequence + 1), generator=generator)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
@@ -99,13 +99,13 @@ def make_embedding(count, dim, std):
 
 
 def tied_weight(work):
-    """Both places of a tied matrix begin with this one."""
+    """The initial value for both places of a tied matrix."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(work.model.vocab, work.model.dim, generator=generator) * work.model.init_std
 
 
 def loss_function(outputs, labels):
-    """Mean cross-entropy over the positions that are to be predicted; `outputs` may be those of these alone."""
+    """The mean cross-entropy over the predicted positions. `outputs` may contain these positions only."""
     outputs, labels = outputs.flatten(0, -2), labels.flatten()
     if len(outputs) < len(labels):
         labels = labels[labels != IGNORED]
@@ -123,13 +123,13 @@ def make_optimizer(work, parameters):
 
 
 def add_options(parser):
-    """What every program that runs a model takes."""
+    """Adds the options of every program that runs a model."""
     parser.add_argument("--config", default=default_config("llama"), help="default configs/bench_llama.json")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="settings")
-    parser.add_argument("--variant", help="of the model: " + "; ".join(
+    parser.add_argument("--variant", help="variant of the model: " + "; ".join(
         f"{name}: {', '.join(importlib.import_module(name).VARIANTS)}" for name in MODELS))
     parser.add_argument("--cut-at", choices=("blocks", "halves"), default="blocks",
-                        help="stages may start at whole blocks, or (llama, bert) also between the halves of one")
+                        help="stages may start at whole blocks, or, for llama and bert, also between the halves of a block")
 
 
 def work_of(args):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Runs schedule_scale over growing schedules and keeps a table and a plot of the seconds and the memory.
+"""Runs schedule_scale over growing schedules, and keeps a table and a plot of the seconds and the memory.
 
-    growth.py PROGRAM OUT     prints the table, writes OUT.json (the lines) and OUT.svg (the plot)
+    growth.py PROGRAM OUT     prints the table and writes OUT.json (the lines) and OUT.svg (the plot)
 """
 
 import json

@@ -1,4 +1,4 @@
-"""repro/kernels.py on a trace that the program wrote, with kernels put into it where there is no GPU.
+"""Tests repro/kernels.py on a trace that the program wrote. Kernels are added by hand where there is no GPU.
 
     TWOBP_PROGRAM=... python tests/repro/kernels_test.py
 """
@@ -20,7 +20,7 @@ OCCUPANCY = "est. achieved occupancy %"  # as Kineto's output_json.cpp names it
 
 
 def launch(event, correlation):
-    """In the middle of `event`, on its thread."""
+    """A launch in the middle of `event`, on its thread."""
     return {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": event["tid"], "ts": event["ts"] + event["dur"] / 2,
             "dur": 0, "args": {"correlation": correlation}}
 
@@ -67,7 +67,7 @@ class Kernels(unittest.TestCase):
         self.assertIsNone(self.occupancy_with())
         self.assertIsNone(self.occupancy_with(launch(self.ranges("F")[0], 1), kernel(1, 5, **{OCCUPANCY: 90})))
 
-    def test_mean_by_time_of_those_that_w_put_in(self):
+    def test_mean_by_time_of_the_kernels_that_w_launched(self):
         f, w = self.ranges("F")[0], self.ranges("W")
         self.assertAlmostEqual(self.occupancy_with(launch(w[0], 1), kernel(1, 30, **{OCCUPANCY: 80}),
                                                    launch(w[-1], 2), kernel(2, 10, **{OCCUPANCY: 40}),

@@ -1,4 +1,4 @@
-"""Every experiment under repro/ in its quick mode, to the end: results that follow the schema, a plot, a page.
+"""Runs every experiment under repro/ in its quick mode, to the end: results that follow the schema, a plot, and a page.
 
     TWOBP_PROGRAM=... python tests/repro/quick_test.py
 """
@@ -51,7 +51,7 @@ class QuickMode(unittest.TestCase):
         done = subprocess.run([sys.executable, REPRO / "throughput/run", "--gpus", "1000", "--program", PROGRAM, "--out",
                                tempfile.gettempdir()], capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 1)
-        self.assertIn("--gpus 1000, but of GPUs", done.stderr)
+        self.assertIn("--gpus 1000 asks for more GPUs", done.stderr)
 
     def test_the_kept_results_follow_the_schema(self):
         for path in [*REPRO.glob("*/results.json"), *REPRO.glob("*/gpus/results.json"), *REPRO.glob("*/elsewhere/*.json")]:

@@ -1,4 +1,4 @@
-"""What repro/experiment.py says of samples, and what repro/page makes of it.
+"""Tests the statistics of samples in repro/experiment.py, and the texts that repro/page makes of them.
 
     python tests/repro/spread_test.py
 """
@@ -11,7 +11,9 @@ import unittest
 
 REPRO = pathlib.Path(__file__).resolve().parents[2] / "repro"
 sys.path.insert(0, str(REPRO))
+import claims
 from experiment import flatten, spread
+from formulas import speed_up, text_of
 
 
 def load_page():
@@ -42,18 +44,37 @@ class Spread(unittest.TestCase):
         self.assertLess(held / 2000, 0.97)  # the true share is 95.1 %
 
 
-class SlabsAgainstBetter(unittest.TestCase):
+class ConcatAgainstLoop(unittest.TestCase):
     def row(self, model, samples):
-        return {"key": {"model": model, "micro_batch_size": 1, "batching": "concat"}, "figures": {"w_gain_over_better": spread(samples)}}
+        return {"key": {"model": model, "micro_batch_size": 1, "batching": "concat"}, "figures": {"w_gain": spread(samples)}}
 
     def test_names_those_beyond_the_interval(self):
         around = [0.97, 0.98, 0.99, 1.0, 1.01, 1.02, 1.03]
         rows = [self.row("even", around), self.row("fast", [x + 0.1 for x in around]), self.row("slow", [x - 0.1 for x in around])]
-        text = load_page().slabs_against_better({"rows": rows}, "w")
-        self.assertEqual(text, "faster in 1 of 3 (fast 1), slower in slow 1, within the interval else; medians 0.900 to 1.100")
+        text = load_page().concat_against_loop({"rows": rows}, "w")
+        self.assertEqual(text, "faster in 1 of 3 cases (fast 1) and slower in 1 of 3 cases (slow 1)")
 
     def test_says_nothing_of_few_rounds(self):
-        self.assertIsNone(load_page().slabs_against_better({"rows": [self.row("even", [1.0, 1.1])]}, "w"))
+        self.assertIsNone(load_page().concat_against_loop({"rows": [self.row("even", [1.0, 1.1])]}, "w"))
+
+
+class Claims(unittest.TestCase):
+    def throughput(self, *gains):
+        keys = [{"model": f"m{i}", "schedule": "naive", "way": "2BP as in the paper"} for i in range(len(gains))]
+        return {"rows": [{"key": key, "figures": {"gain": spread(samples)}} for key, samples in zip(keys, gains)]}
+
+    def test_a_case_that_is_slower_in_a_round_spoils_the_claim(self):
+        self.assertEqual(claims.every_case(self.throughput([1.1, 1.2], [1.05, 1.3]))[2], claims.REPRODUCED)
+        self.assertEqual(claims.every_case(self.throughput([1.1, 1.2], [0.99, 1.3]))[2], claims.PARTLY)
+
+    def test_the_range_needs_every_median(self):
+        self.assertEqual(claims.range_of_gains(self.throughput([1.1, 1.2], [1.2, 1.3]))[2], claims.REPRODUCED)
+        self.assertEqual(claims.range_of_gains(self.throughput([1.1, 1.2], [1.0, 1.1]))[2], claims.PARTLY)
+
+    def test_formulas_are_the_limits(self):
+        self.assertAlmostEqual(speed_up("1f1b-1", 4), 1.4)
+        self.assertAlmostEqual(speed_up("naive", 2), 1.2)
+        self.assertEqual(text_of(("gpipe", "end")), "2(N-1)/(5N-2)")
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ int main(int count, char** values) {
   if (twobp::find_launcher().rank > 0) {
     auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
     delete listeners.Release(listeners.default_result_printer());
-    listeners.Append(new twobp::Failures);
+    listeners.Append(new twobp::TWOBP_FILE::Failures);
   }
   return RUN_ALL_TESTS();
 }
