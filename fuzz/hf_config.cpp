@@ -1,6 +1,8 @@
 // config.json of a Hugging Face directory, and that a model that was read can be written.
 #include "twobp/models/hf_config.h"
 
+#include <nlohmann/json.hpp>
+
 #include "fuzz/input.h"
 
 using namespace twobp;

@@ -222,7 +222,7 @@ Subject real_subject(const Options& options) {
   const Config config = load_config(options.config, {});
   Subject subject;
   subject.model = build_model(config);
-  const DataSplit data = open_data(config.data, config.model, config.train.seed);
+  const DataSplit data = open_data(config.data, config.model.input(), config.train.seed);
   std::vector<int64_t> first(std::min(config.pipeline.micro_batch_size, data.train->size()));
   std::iota(first.begin(), first.end(), 0);
   subject.fields = data.train->read(first, 0);
