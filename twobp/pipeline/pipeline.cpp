@@ -30,6 +30,7 @@ struct Pipeline::UnderWay {
   std::vector<Fields> micro_batches;
   StepOptions options;
   StepInput input;
+  LeadingForwards leading;          // of the plan; without settle: empty
   std::vector<RankResult> results;  // by rank
   double begin = 0;
   bool begun_early = false;  // the step before was under way
@@ -207,6 +208,10 @@ void Pipeline::submit(const Plan& plan, const std::vector<Fields>& micro_batches
     input.offers = &offers_;
   }
   input.settle = options.settle;
+  if (options.settle) {
+    step->leading = leading_forwards(schedule);
+    input.leading = &step->leading;
+  }
   input.finish = options.finish;
   step->begin = now_seconds();
   const std::optional<DeviceEvent> graph = put_in_as_graph(options, input);

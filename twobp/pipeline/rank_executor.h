@@ -20,6 +20,7 @@
 #include "twobp/pipeline/p2_offers.h"
 #include "twobp/pipeline/p2_stream.h"
 #include "twobp/pipeline/stage.h"
+#include "twobp/schedule/check/leading_forwards.h"
 #include "twobp/schedule/p2_order.h"
 #include "twobp/schedule/schedule.h"
 #include "twobp/transport/transport.h"
@@ -54,10 +55,11 @@ struct StepInput {
   std::mutex* turn = nullptr;  // of ranks that record
   double timeout = 300;        // seconds
   bool want_events = false;
-  // Called on each rank's thread when it has run the first F, before it sends, receives, adds to a gradient
-  // or has a loss: if the step before does not stand, they are run again. Null: it stands, and
+  // Called on each rank's thread when it has run its leading F, before it adds to a gradient or has a loss.
+  // If the step before does not stand, on all ranks alike, they are run again. Null: it stands, and
   // `gradient_scale` is known.
   std::function<Settled(int rank)> settle;
+  const LeadingForwards* leading = nullptr;  // of the schedule; with `settle`
   // Runs on each rank's thread after its last instruction: gradients summed, clipped, applied. Returns the
   // seconds it was busy (waits for other ranks left out; see waited_in_finish).
   std::function<double(int rank)> finish;
@@ -130,6 +132,8 @@ class RankExecutor {
   void expect_no_gradients() const;
   // False if the step is to begin anew.
   bool settle();
+  // Takes what other ranks have sent of a step that begins anew, and what this one has not received.
+  void drop_unreceived();
   // Errors of `body` carry rank and step, and that they are the update's.
   void in_update(int64_t step, const std::function<void()>& body) const;
   void find_tail();

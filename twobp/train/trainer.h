@@ -15,6 +15,7 @@
 #include "twobp/train/config/config.h"
 #include "twobp/train/data/data.h"
 #include "twobp/train/replanner.h"
+#include "twobp/train/run_ahead.h"
 #include "twobp/train/update.h"
 #include "twobp/train/variant.h"
 
@@ -57,8 +58,8 @@ class Trainer {
 
   // One optimizer step on the next batch. Throws Error if the loss or a gradient is not finite.
   StepResult step();
-  // From now on step() may begin the next step on ranks that have ended theirs (pipeline.run_ahead), up to
-  // step `last`: until that is done, only what step() returns is looked at. Every process says the same.
+  // From now on step() may begin the next step on ranks that have ended theirs (run_ahead()), up to step
+  // `last`: until that is done, only what step() returns is looked at. Every process says the same.
   void run_ahead_until(int64_t last) { last_ahead_ = last; }
   // One step on a given batch.
   StepResult step(const Batch& batch, const Variant& variant);
@@ -73,6 +74,7 @@ class Trainer {
   int64_t steps_done() const { return step_; }
   int micro_batches() const { return micro_batches_; }
   const Variant& variant() const { return variant_; }
+  const RunAhead& run_ahead() const { return run_ahead_; }
   Loader& loader() { return *loader_; }
   const Config& config() const { return config_; }
   Pipeline& pipeline() { return *pipeline_; }
@@ -133,7 +135,8 @@ class Trainer {
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<Update> update_;
   std::unique_ptr<Loader> loader_;
-  Variant variant_;                       // of step(); a schedule in a file is read once
+  Variant variant_;  // of step(); a schedule in a file is read once
+  RunAhead run_ahead_;
   std::unique_ptr<Replanner> replanner_;  // null: pipeline.replan is 0
   struct KeptPlan {
     ScheduleSource schedule;  // keeps a written one alive, whose address is part of the key

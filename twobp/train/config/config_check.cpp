@@ -98,7 +98,8 @@ void check_graphs(const Config& config) {
     fail("pipeline.graphs is set, but not with ", key, ": ", why, ". Set it to false.");
   };
   if (config.pipeline.device == "cpu") excludes("pipeline.device \"cpu\"", "a CPU has no graphs");
-  if (config.pipeline.run_ahead) excludes("pipeline.run_ahead", "a graph holds one step of all ranks");
+  if (config.pipeline.run_ahead == "on")
+    excludes("pipeline.run_ahead \"on\"", "a graph holds one step of all ranks");
   if (config.model.type == "bert")
     excludes("model.type \"bert\"", "its head sees the positions to be predicted, other ones every time");
   if (config.model.dropout > 0 || config.model.attention_dropout > 0)
@@ -134,8 +135,8 @@ void check_stealing(const PipelineConfig& pipeline) {
     fail("pipeline.p2_stealing is set, and so is ", key, ", but ", why, ": set one of them to ", instead,
          ".");
   };
-  if (pipeline.run_ahead)
-    excludes("pipeline.run_ahead", "a rank that runs ahead takes nothing off others", "false");
+  if (pipeline.run_ahead == "on")
+    excludes("pipeline.run_ahead", "a rank that runs ahead takes nothing off others", "its default");
   if (pipeline.data_parallel > 1)
     excludes("pipeline.data_parallel", "with replicas a rank sums its own gradients at that time",
              "its default");
@@ -147,10 +148,6 @@ void check_stealing(const PipelineConfig& pipeline) {
 
 void check_training(const Config& config) {
   check_device(config);
-  TWOBP_CHECK(
-      !config.pipeline.post_validation || config.pipeline.run_ahead,
-      "pipeline.post_validation is set, but without pipeline.run_ahead no rank goes on before the norm "
-      "is known: set that too.");
   check_stealing(config.pipeline);
   TWOBP_CHECK(config.optimizer.min_lr <= config.optimizer.lr, "optimizer.min_lr (", config.optimizer.min_lr,
               ") is above optimizer.lr (", config.optimizer.lr,

@@ -188,7 +188,7 @@ std::vector<ConfigKey> make_keys() {
        "12.4), as if it were several smaller ones"},
       {KEY(pipeline, graphs), "",
        "with cuda: F, I, W and messages of a step of all ranks are recorded once, as a CUDA graph, and put "
-       "in by one call; not with pipeline.run_ahead (never run on a GPU so far)"},
+       "in by one call; not with pipeline.run_ahead on (never run on a GPU so far)"},
       {KEY(pipeline, transport), "",
        "what ranks talk through; auto: mpi or nccl where a launcher started several processes, else threads",
        one_of({"auto", "threads", "mpi", "nccl"})},
@@ -208,13 +208,10 @@ std::vector<ConfigKey> make_keys() {
        "oldest; auto: bucket with data_parallel",
        one_of({"auto", "bucket", "oldest"})},
       {KEY(pipeline, run_ahead), "",
-       "a rank begins the next step as soon as it has ended its part of this one, where nothing is to be "
-       "done in between (evaluation, checkpoint, trace, pipeline.replan)"},
-      {KEY(pipeline, post_validation), "",
-       "with run_ahead and train.clip_norm or fp16: a rank does not wait for the norm of all gradients, but "
-       "takes its step as if it were neither clipped nor skipped, and takes it back, to the bit, where it "
-       "is; "
-       "costs a copy of weights and optimizer state, in fp16 also of gradients"},
+       "on: a rank begins the next step as soon as it has ended its part of this one, where nothing is to be "
+       "done in between (evaluation, checkpoint, trace); auto: where the simulation gains more than 2 % by "
+       "it; with train.clip_norm or fp16 it costs a copy of weights and optimizer state",
+       one_of({"auto", "on", "off"})},
       {KEY(pipeline, p2_stealing), "",
        "a rank that has ended its part of a step runs weight gradients that others have left, same bits: for "
        "ranks that are threads of one process on a CPU; not in a step that is traced"},
