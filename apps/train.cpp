@@ -57,6 +57,7 @@ void describe_run(Trainer& trainer) {
       std::string(policy_name(variant.policy)).c_str(), trainer.micro_batches(),
       static_cast<long long>(trainer.config().pipeline.micro_batch_size),
       static_cast<long long>(trainer.loader().batches_per_epoch()));
+  if (pipeline.ranks() > 1) std::printf("%s\n", to_text(trainer.run_ahead()).c_str());
 }
 
 void print_memory(const StepReport& report) {

@@ -23,7 +23,7 @@ Config llama(const std::string& schedule, int ranks, int replicas) {
   Config config = test::world_config(schedule, ranks);
   test::llama_of(config).layers = 6;  // 14 layers in all: enough for two stages on each of six ranks
   config.pipeline.data_parallel = replicas;
-  config.pipeline.run_ahead = true;
+  config.pipeline.run_ahead = "on";
   return config;
 }
 
@@ -121,14 +121,14 @@ TEST(MpiRunAhead, TakesStepsBack) {
     Config config = llama(schedule, ranks, 1);
     test::llama_of(config).tied = false;  // or ranks wait for each other's gradients
     config.optimizer.lr = 1e-4;
-    config.pipeline.run_ahead = false;
+    config.pipeline.run_ahead = "off";
     config.train.clip_norm = 0;
     constexpr int kMoreSteps = 8;
     const auto [expected, clipped] = test::clip_one_step(config, [&](const Config& clips) {
       return test::run_in(make_in_process_worlds(1, ranks, 0), clips, kMoreSteps);
     });
     ASSERT_GT(clipped, 0);
-    config.pipeline.run_ahead = config.pipeline.post_validation = true;
+    config.pipeline.run_ahead = "on";
     const test::Environment late("TWOBP_FAIL", concat("optimizer:step=", clipped, ":rank=0:seconds=0.3"));
     std::vector<World> worlds;
     worlds.push_back(make_mpi_world(1, ranks));

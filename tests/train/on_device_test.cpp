@@ -296,7 +296,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, KindOnDevice,
                               {"Recomputes", [](Config& c) { c.pipeline.recompute = {"both"}; }},
                               {"RunsAhead",
                                [](Config& c) {
-                                 c.pipeline.run_ahead = c.pipeline.post_validation = true;
+                                 c.pipeline.run_ahead = "on";
                                  c.save.every = 3;
                                }}})),
                          [](const auto& info) { return std::string(info.param.name); });
@@ -319,9 +319,9 @@ TEST(OnDeviceTest, SaysWhatDoesNotRunThere) {
   };
   expect_no_graphs(config, "pipeline.device");
   config.pipeline.device = "cuda";
-  config.pipeline.run_ahead = true;
+  config.pipeline.run_ahead = "on";
   expect_no_graphs(config, "pipeline.run_ahead");
-  config.pipeline.run_ahead = false;
+  config.pipeline.run_ahead = "auto";
   expect_no_graphs(config_of("bert", 1, "cuda"), "model.type");
   if (!at::hasCUDA())
     test::expect_error([&] { Trainer trainer(config); },

@@ -57,7 +57,7 @@ TEST(P2Stealing, SaysWhatItCannotGoWith) {
     change(config);
     expect_error([&] { check_config(config); }, {"pipeline.p2_stealing", key, "set one of them"});
   };
-  expect_refused("pipeline.run_ahead", [](Config& config) { config.pipeline.run_ahead = true; });
+  expect_refused("pipeline.run_ahead", [](Config& config) { config.pipeline.run_ahead = "on"; });
   expect_refused("pipeline.data_parallel", [](Config& config) { config.pipeline.data_parallel = 2; });
   expect_refused("pipeline.device", [](Config& config) { config.pipeline.device = "cuda"; });
   expect_refused("pipeline.p2_batching", [](Config& config) { config.pipeline.p2_batching = "concat"; });

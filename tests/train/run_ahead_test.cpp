@@ -1,5 +1,7 @@
 // Ranks that begin the next step when they have ended their part of this one: the same bits, nothing looked
 // at too early, every error still an error.
+#include "twobp/train/run_ahead.h"
+
 #include <limits>
 
 #include <gtest/gtest.h>
@@ -7,6 +9,8 @@
 #include "tests/model_options.h"
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
+#include "twobp/models/emulated.h"
+#include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -29,13 +33,13 @@ Config config_of(const std::string& schedule) {
   config.pipeline.stages = 0;
   config.pipeline.micro_batches = 4;
   config.pipeline.timeout = 20;
-  config.pipeline.run_ahead = true;
+  config.pipeline.run_ahead = "on";
   config.train.steps = kSteps;
   return config;
 }
 
 RunOutcome run(Config config, bool ahead) {
-  config.pipeline.run_ahead = ahead;
+  config.pipeline.run_ahead = ahead ? "on" : "off";
   std::vector<World> worlds = make_in_process_worlds(config.pipeline.data_parallel, config.pipeline.ranks, 0);
   return test::run_in(std::move(worlds), config, kSteps);
 }
@@ -102,7 +106,6 @@ TEST(RunAhead, TakesStepsBackToTheBit) {
     const auto [expected, clipped] =
         test::clip_one_step(config, [&](const Config& clips) { return run(clips, false); });
     ASSERT_GT(clipped, 0) << what;
-    config.pipeline.post_validation = true;
     int64_t taken_back = 0;
     for (const char* seconds : kLate) {
       const test::Environment late(
@@ -144,7 +147,7 @@ TEST(RunAhead, TakesBackAStepThatOverflows) {
   test::llama_of(config).tied = false;
   config.train.precision = "fp16";
   config.train.loss_scale = 1e9;
-  config.pipeline.run_ahead = false;
+  config.pipeline.run_ahead = "off";
   double highest = 0;  // that does not overflow
   {
     Trainer trainer(config);
@@ -162,9 +165,8 @@ TEST(RunAhead, TakesBackAStepThatOverflows) {
   ASSERT_FALSE(expected.skipped.empty());
   const int64_t overflows = expected.skipped.front();
   ASSERT_GE(overflows, 3);
-  config.pipeline.run_ahead = true;
-  expect_same_run(expected, run_from(config), "waits for the norm");
-  config.pipeline.post_validation = true;
+  config.pipeline.run_ahead = "on";
+  expect_same_run(expected, run_from(config), "nobody is late");
   int64_t taken_back = 0;  // not by a rank that sees the overflow in its own gradients
   for (const char* seconds : kLate) {
     for (const int late_rank : {0, 1}) {
@@ -234,6 +236,68 @@ TEST(RunAhead, LeavesNothingOnTheBooksOfEither) {
     }
     EXPECT_EQ(held[0], held[1]) << "rank " << rank;
   });
+}
+
+// What is decided for layers of equal costs: the gains are those of tests/schedule/step_periods_test.cpp.
+RunAhead decided(const std::string& schedule, int ranks, const std::function<void(Config&)>& change,
+                 bool ties_ranks = false) {
+  Config config;
+  config.pipeline.data_parallel = 1;
+  change(config);
+  const Placement placement = named_schedule(schedule).placement;
+  const int stages = ranks * usual_stages_per_rank(placement);
+  EmulatedLayer layer;
+  layer.activation_bytes = layer.stash_bytes = 1 << 10;
+  const ModelSpec model = emulated(std::vector<EmulatedLayer>(stages, layer));
+  Profile profile;
+  for (const LayerSpec& spec : model.layers) {
+    LayerCost& cost = profile[spec.kind];
+    cost.forward = cost.backward_p1 = cost.backward_p2 = 0.5;
+    cost.p2_units = 1;
+  }
+  PipelineOptions options;
+  options.stages = stages;
+  options.split.assign(stages, 1);
+  options.rank_of_stage = place_stages(placement, stages, ranks);
+  Pipeline pipeline(model, profile, options);
+  return decide_run_ahead(config, pipeline,
+                          pipeline.plan(schedule, 2 * ranks, P2Policy::kPlaced, P2Batching::kLoop, 0),
+                          ties_ranks);
+}
+
+TEST(RunAhead, AutoFollowsTheSimulatedGain) {
+  const auto as_it_is = [](Config&) {};
+  const auto clips = [](Config& config) { config.train.clip_norm = 1; };
+  const RunAhead h2 = decided("zb-h2", 4, as_it_is);
+  EXPECT_TRUE(h2.on);
+  EXPECT_FALSE(h2.presumes);
+  EXPECT_NEAR(h2.gain, 27.0 / 24, 1e-9);
+  EXPECT_NE(to_text(h2).find("without waiting for each other (simulated: 1.12x"), std::string::npos);
+  EXPECT_TRUE(decided("zb-v", 4, as_it_is).on);
+  EXPECT_FALSE(decided("zb-h2", 4, as_it_is, /*ties_ranks=*/true).on);
+  const RunAhead h1 = decided("zb-h1", 4, as_it_is);
+  EXPECT_FALSE(h1.on) << h1.gain;
+  const RunAhead clipped = decided("zb-h2", 4, clips);
+  EXPECT_TRUE(clipped.on);
+  EXPECT_TRUE(clipped.presumes);
+  EXPECT_NEAR(clipped.gain, 27.0 / 24, 1e-9);
+}
+
+TEST(RunAhead, AutoLeavesOutWhatDoesNotGoWithIt) {
+  for (const auto& change :
+       std::vector<std::function<void(Config&)>>{[](Config& config) { config.pipeline.run_ahead = "off"; },
+                                                 [](Config& config) { config.pipeline.graphs = true; },
+                                                 [](Config& config) { config.pipeline.p2_stealing = true; },
+                                                 [](Config& config) {
+                                                   config.train.clip_norm = 1;
+                                                   config.optimizer.shard = true;
+                                                   config.pipeline.data_parallel = 2;
+                                                 }}) {
+    EXPECT_FALSE(decided("zb-h2", 4, change).on);
+  }
+  const RunAhead on = decided("zb-h1", 4, [](Config& config) { config.pipeline.run_ahead = "on"; });
+  EXPECT_TRUE(on.on);
+  EXPECT_FALSE(decided("zb-h2", 1, [](Config& config) { config.pipeline.run_ahead = "on"; }).on);
 }
 
 TEST(RunAhead, EndsInTheMiddleOfAStep) {

@@ -29,6 +29,7 @@ struct Pipeline::UnderWay {
   const StepSetup* setup = nullptr;
   std::vector<Fields> micro_batches;
   StepInput input;
+  LeadingForwards leading;          // of the plan; without settle: empty
   std::vector<RankResult> results;  // by rank
   double begin = 0;
   bool begun_early = false;  // the step before was under way
@@ -195,6 +196,10 @@ void Pipeline::submit(const StepSetup& setup, const std::vector<Fields>& micro_b
   if (input.p2_stealing && world_.all_local() && ranks() > 1 && !world_.device(0).asynchronous()) {
     offers_.begin_step();
     input.offers = &offers_;
+  }
+  if (input.settle) {
+    step->leading = leading_forwards(schedule);
+    input.leading = &step->leading;
   }
   step->begin = now_seconds();
   const std::optional<DeviceEvent> graph = put_in_as_graph(input);

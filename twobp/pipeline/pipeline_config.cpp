@@ -51,8 +51,8 @@ void check_stealing(const PipelineConfig& pipeline) {
     fail("pipeline.p2_stealing is set, and so is ", key, ", but ", why, ": set one of them to ", instead,
          ".");
   };
-  if (pipeline.run_ahead)
-    excludes("pipeline.run_ahead", "a rank that runs ahead takes nothing off others", "false");
+  if (pipeline.run_ahead == "on")
+    excludes("pipeline.run_ahead", "a rank that runs ahead takes nothing off others", "its default");
   if (pipeline.data_parallel > 1)
     excludes("pipeline.data_parallel", "with replicas a rank sums its own gradients at that time",
              "its default");
@@ -94,7 +94,7 @@ const Section& pipeline_section() {
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, graphs,
                  "with cuda: F, I, W and messages of a step of all ranks are recorded once, as a CUDA graph, "
-                 "and put in by one call; not with pipeline.run_ahead (never run on a GPU so far)")
+                 "and put in by one call; not with pipeline.run_ahead on (never run on a GPU so far)")
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, transport,
                  "what ranks talk through; auto: mpi or nccl where a launcher started several processes, "
@@ -124,14 +124,11 @@ const Section& pipeline_section() {
            .one_of({"auto", "bucket", "oldest"})
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, run_ahead,
-                 "a rank begins the next step as soon as it has ended its part of this one, where nothing is "
-                 "to be done in between (evaluation, checkpoint, trace)")
-           .free_on_resume(),
-       TWOBP_KEY(
-           PipelineConfig, post_validation,
-           "with run_ahead and train.clip_norm or fp16: a rank does not wait for the norm of all gradients, "
-           "but takes its step as if it were neither clipped nor skipped, and takes it back, to the bit, "
-           "where it is; costs a copy of weights and optimizer state, in fp16 also of gradients")
+                 "on: a rank begins the next step as soon as it has ended its part of this one, where nothing "
+                 "is to be done in between (evaluation, checkpoint, trace); auto: where the simulation gains "
+                 "more than 2 % by it; with train.clip_norm or fp16 it costs a copy of weights and optimizer "
+                 "state")
+           .one_of({"auto", "on", "off"})
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, p2_stealing,
                  "a rank that has ended its part of a step runs weight gradients that others have left, same "

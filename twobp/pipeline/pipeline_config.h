@@ -28,10 +28,7 @@ struct PipelineConfig {
   std::string p2 = "fill";
   std::string p2_batching = "loop";  // loop, concat
   std::string p2_order = "auto";  // of the W left at the end: oldest, bucket; auto: bucket with data_parallel
-  bool run_ahead = false;         // a rank begins the next step when it has ended its part of this one
-  // With run_ahead: a rank takes its step before the norm of all gradients is known, and takes it back if
-  // need be.
-  bool post_validation = false;
+  std::string run_ahead = "auto";  // on: a rank begins the next step when it has ended its part of this one
   bool p2_stealing = false;            // at a step's end ranks run weight gradients of others
   std::string bucket = "25MiB";        // gradients that data parallelism sums at once
   std::string memory_cap = "auto";     // "auto", "1.05x", "0" (none), or bytes: "512MiB"

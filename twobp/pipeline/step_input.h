@@ -9,6 +9,7 @@
 
 #include "twobp/nn/context.h"
 #include "twobp/pipeline/executor/p2_batching.h"
+#include "twobp/schedule/check/leading_forwards.h"
 #include "twobp/schedule/p2_order.h"
 #include "twobp/schedule/schedule.h"
 
@@ -42,9 +43,9 @@ struct StepInput {
   // are gradients already.
   bool as_graph = false;
   bool want_events = false;  // the same on every process
-  // Called on each rank's thread when it has run the first F, before it sends, receives, adds to a gradient
-  // or has a loss: if the step before does not stand, they are run again. Null: it stands, and `loss_scale`
-  // is known.
+  // Called on each rank's thread when it has run its leading F, before it adds to a gradient or has a loss.
+  // If the previous step does not stand, on all ranks alike, they are run again. Null: it stands, and
+  // `loss_scale` is known.
   std::function<Settled(int rank)> settle;
   // Runs on each rank's thread after its last instruction: gradients summed, clipped, applied. Returns the
   // seconds it was busy (waits for other ranks left out; see RankExecutor::waited_in_finish).
@@ -54,6 +55,7 @@ struct StepInput {
 
   // Filled in by the pipeline, for its executors.
   const Schedule* schedule = nullptr;
+  const LeadingForwards* leading = nullptr;  // of the schedule; with `settle`
   const std::vector<Fields>* micro_batches = nullptr;
   std::string input_field;  // see ModelSpec
   P2Batching batching = P2Batching::kLoop;

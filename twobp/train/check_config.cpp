@@ -13,7 +13,8 @@ void check_graphs(const Config& config) {
     fail("pipeline.graphs is set, but not with ", key, ": ", why, ". Set it to false.");
   };
   if (config.pipeline.device == "cpu") excludes("pipeline.device \"cpu\"", "a CPU has no graphs");
-  if (config.pipeline.run_ahead) excludes("pipeline.run_ahead", "a graph holds one step of all ranks");
+  if (config.pipeline.run_ahead == "on")
+    excludes("pipeline.run_ahead \"on\"", "a graph holds one step of all ranks");
   const std::string why = config.model.type.type().no_graph(config.model.type);
   if (!why.empty()) excludes(concat("model.type \"", config.model.type.name(), "\"").c_str(), why.c_str());
 }
@@ -40,10 +41,6 @@ void check_device(const Config& config) {
 
 void check_training(const Config& config) {
   check_device(config);
-  TWOBP_CHECK(
-      !config.pipeline.post_validation || config.pipeline.run_ahead,
-      "pipeline.post_validation is set, but without pipeline.run_ahead no rank goes on before the norm "
-      "is known: set that too.");
   TWOBP_CHECK(config.optimizer.min_lr <= config.optimizer.lr, "optimizer.min_lr (", config.optimizer.min_lr,
               ") is above optimizer.lr (", config.optimizer.lr,
               "): the learning rate falls from lr to min_lr.");

@@ -172,12 +172,13 @@ Trainer::Trainer(const Config& config, Parts parts)
   if (faults_) faults_->choose_layers(*pipeline_);
   update_ = std::make_unique<Update>(*pipeline_, config.optimizer, config.train.clip_norm,
                                      config.pipeline.timeout, parse_bucket(config.pipeline.bucket));
-  if (config.pipeline.post_validation && (config.train.clip_norm > 0 || loss_scale_.adapts))
-    update_->make_savepoints(loss_scale_.adapts);
   variant_ = {parts.schedule, parse_policy(config.pipeline.p2), parse_batching(config.pipeline.p2_batching),
               parse_memory_cap(config.pipeline.memory_cap)};
   if (config.pipeline.schedule == kAutoSchedule)
     variant_ = auto_variant(*pipeline_, micro_batches_, variant_);
+  run_ahead_ =
+      decide_run_ahead(config_, *pipeline_, setup_for(variant_, micro_batches_), update_->ties_ranks());
+  if (run_ahead_.presumes) update_->make_savepoints(loss_scale_.adapts);
   make_loader();
 }
 

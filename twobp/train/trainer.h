@@ -12,8 +12,9 @@
 
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/checkpoint/position.h"
-#include "twobp/train/config.h"
 #include "twobp/data/data.h"
+#include "twobp/train/config.h"
+#include "twobp/train/run_ahead.h"
 #include "twobp/train/update/update.h"
 #include "twobp/train/variant.h"
 
@@ -55,8 +56,8 @@ class Trainer {
 
   // One optimizer step on the next batch. Throws Error if the loss or a gradient is not finite.
   StepResult step();
-  // From now on step() may begin the next step on ranks that have ended theirs (pipeline.run_ahead), up to
-  // step `last`: until that is done, only what step() returns is looked at. Every process says the same.
+  // From now on step() may begin the next step on ranks that have ended theirs (run_ahead()), up to step
+  // `last`: until that is done, only what step() returns is looked at. Every process says the same.
   void run_ahead_until(int64_t last) { last_ahead_ = last; }
   // One step on a given batch.
   StepResult step(const Batch& batch, const Variant& variant);
@@ -71,6 +72,7 @@ class Trainer {
   int64_t steps_done() const { return step_; }
   int micro_batches() const { return micro_batches_; }
   const Variant& variant() const { return variant_; }
+  const RunAhead& run_ahead() const { return run_ahead_; }
   Loader& loader() { return *loader_; }
   const Config& config() const { return config_; }
   Pipeline& pipeline() { return *pipeline_; }
@@ -130,6 +132,7 @@ class Trainer {
   std::unique_ptr<Update> update_;
   std::unique_ptr<Loader> loader_;
   Variant variant_;  // of step(); a schedule in a file is read once
+  RunAhead run_ahead_;
   struct KeptSetup {
     ScheduleSource schedule;  // keeps a written one alive, whose address is part of the key
     StepSetup setup;

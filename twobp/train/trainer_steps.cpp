@@ -55,7 +55,7 @@ StepResult Trainer::step(const Batch& batch, const Variant& variant) {
 }
 
 bool Trainer::may_run_ahead(int64_t step) const {
-  return config_.pipeline.run_ahead && warm_ && !stopping_ && step <= last_ahead_ &&
+  return run_ahead_.on && warm_ && !stopping_ && step <= last_ahead_ &&
          !wants_events(step - 1) && !wants_events(step);
 }
 
@@ -107,7 +107,7 @@ void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& vari
   result.lr = learning_rate(config_.optimizer, result.step - 1, config_.train.steps);
   const bool early = !under_way_.empty();
   if (!early) update_->use(loss_scale_);
-  step.update = update_->begin(config_.pipeline.post_validation && may_run_ahead(result.step + 1));
+  step.update = update_->begin(run_ahead_.presumes && may_run_ahead(result.step + 1));
   StepInput input;
   input.seed = config_.train.seed;
   input.step = result.step;  // as users count, for messages

@@ -25,8 +25,6 @@ class AllReduce {
   // Throws Aborted, or Error after `timeout` seconds, saying which rank it waited for.
   void wait(double timeout);
   bool done() const { return done_; }
-  // The others need nothing more of this rank: it may leave the sum for later, and they still get theirs.
-  bool owes_nothing() const { return whole_ || done_; }
 
  private:
   // What `rank` adds up: a slice of this rank's tensor.

@@ -92,6 +92,8 @@ class RankExecutor {
   void expect_no_gradients() const;
   // False if the step is to begin anew.
   bool settle();
+  // Takes what other ranks have sent of a step that begins anew, and what this one has not received.
+  void drop_unreceived();
   // Errors of `body` carry rank and step, and that they are the update's.
   void in_update(int64_t step, const std::function<void()>& body) const;
   void find_tail();

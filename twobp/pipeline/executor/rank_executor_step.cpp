@@ -40,14 +40,10 @@ RankResult RankExecutor::run(const StepInput& input) {
   prepare(input);
   const auto& instructions = input.schedule->ranks[rank_];
   if (input.settle) {
-    // The loss multiplies its gradient by the scale as early as in F.
-    const auto needs_nobody = [&](const Instruction& i) {
-      return i.op == Op::kForward && i.stage + 1 < input.schedule->stages;
-    };
-    const auto first = std::find_if_not(instructions.begin(), instructions.end(), needs_nobody);
-    const auto alone = static_cast<size_t>(first - instructions.begin());
-    run_until(alone);
-    if (!settle()) run_until(alone);
+    // Without those of the last stage: the loss multiplies its gradient by the scale as early as in F.
+    const size_t leading = input.leading->end[rank_];
+    run_until(leading);
+    if (!settle()) run_until(leading);
   }
   run_until(instructions.size());
   if (offers_p2()) in_update(input.step, [&] { help_others(); });
@@ -182,11 +178,21 @@ bool RankExecutor::settle() {
       idle(started_ ? IdleCause::kNothing : IdleCause::kStartUp, begin, now_seconds());
   } else {
     clear();
+    drop_unreceived();
     p2_stream_.device().compute().wait_on_host();  // what was for nothing is start-up on the device, too
     prepare(*input_);
   }
   loss_scale_ = settled.loss_scale;
   return settled.stands;
+}
+
+void RankExecutor::drop_unreceived() {
+  for (const Instruction& receive : input_->leading->unreceived[rank_]) {
+    const int from = input_->schedule->rank_of_stage[receive.stage - 1];
+    const MemoryMeter::Scope scope(receive.stage, MemoryCategory::kActivations);
+    transport_.receive(from, {input_->step, receive.stage, receive.micro_batch, Direction::kForward},
+                       input_->timeout);
+  }
 }
 
 void RankExecutor::waited_in_finish(double begin, double end) {

@@ -73,6 +73,12 @@ struct SimulationOptions {
   // recorded before the next F or I, and what is left of it runs right before that op. Empty: none.
   std::vector<std::vector<RecordedOp>> recorded;
 
+  // Of a step that follows another one without a barrier (step_periods.h). By rank: when it may begin; empty:
+  // all at 0. Before `norm_known` no rank gets beyond its leading F (check/leading_forwards.h): the norm of
+  // the gradients of the step before decides on its weights.
+  std::vector<double> begin;
+  double norm_known = 0;
+
   bool reject_over_cap = false;  // Error, naming the smallest cap that would do, where an op does not fit
   bool timeline = true;          // keep RankSimulation::timeline: 40 bytes an op
   bool check = true;             // validate the schedule first; false only for one that is valid for certain
@@ -116,13 +122,14 @@ struct Peak {
 
 struct RankSimulation {
   double busy = 0;                             // F + I + W + optimizer
-  std::array<double, kIdleCauses> idle{};      // by IdleCause; busy + sum(idle) = step
+  std::array<double, kIdleCauses> idle{};      // by IdleCause; busy + sum(idle) = step, less begin
   std::array<double, kBubbleCauses> bubble{};  // by BubbleCause; the same sum
   double peak_bytes = 0;                       // activations, stash and messages
   Peak peak;                                   // when
   double fixed_bytes = 0;  // of its stages; peak_bytes + fixed_bytes is all the rank needs
   int peak_in_flight = 0;  // micro-batches (of any of its stages) between F and W
   double exposed = 0;      // waited for sums over replicas after its last W; part of `idle`
+  double end = 0;          // when it is done, optimizer included
   std::vector<SimulatedOp> timeline;
 
   double total_peak_bytes() const { return peak_bytes + fixed_bytes; }

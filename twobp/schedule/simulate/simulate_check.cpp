@@ -77,6 +77,14 @@ void check_simulation_inputs(const Schedule& schedule, const std::vector<StageCo
     TWOBP_CHECK(std::isfinite(cap) && cap >= 0, "cap_per_rank holds ", cap,
                 ", must be finite and not negative (0: no cap)");
   }
+  TWOBP_CHECK(options.begin.empty() || static_cast<int>(options.begin.size()) == schedule.rank_count(),
+              "begin has ", options.begin.size(), " entries for ", schedule.rank_count(),
+              " ranks: give one a rank, or none");
+  for (double begin : options.begin) {
+    TWOBP_CHECK(std::isfinite(begin) && begin >= 0, "begin holds ", begin,
+                ", must be finite and not negative");
+  }
+  TWOBP_CHECK(std::isfinite(options.norm_known), "norm_known is ", options.norm_known, ", must be finite");
   const DataParallel& parallel = options.data_parallel;
   TWOBP_CHECK(parallel.replicas >= 1, "data parallelism needs at least 1 replica, got ", parallel.replicas);
   check_cost(parallel.latency, "latency", "data parallelism");

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/schedule/check/leading_forwards.h"
 #include "twobp/schedule/check/walk.h"
 #include "twobp/schedule/simulate/bubble.h"
 #include "twobp/schedule/simulate/gradient_sums.h"
@@ -47,8 +48,11 @@ class Simulator {
       has_backward_ |= ranks_[rank].trains;
       if (options.timeline) result_.ranks[rank].timeline.reserve(compute_ops(schedule.ranks[rank]));
       if (!options.cap_per_rank.empty()) ranks_[rank].cap = options.cap_per_rank[rank];
+      if (!options.begin.empty()) ranks_[rank].now = options.begin[rank];
     }
     models_ = stage_models(schedule, costs, has_backward_);
+    if (options.norm_known > 0) leading_ = leading_forwards(schedule).end;
+    visited_.assign(schedule.ranks.size(), 0);
   }
 
   Simulation run() {
@@ -57,8 +61,8 @@ class Simulator {
       walk(schedule_, visit);
     } else {
       walk_in_time(schedule_, visit, [&](int rank, const Instruction& next, int m) {
-        return is_receive(next.op) ? std::max(ranks_[rank].now, message(next.op, next.stage, m).arrived)
-                                   : ranks_[rank].now;
+        const double now = may_go_on(rank);
+        return is_receive(next.op) ? std::max(now, message(next.op, next.stage, m).arrived) : now;
       });
     }
     for (int rank = 0; rank < schedule_.rank_count(); ++rank) run_recorded_w(rank);
@@ -78,7 +82,19 @@ class Simulator {
   }
   bool same_rank(int a, int b) const { return schedule_.rank_of_stage[a] == schedule_.rank_of_stage[b]; }
 
+  // When the rank may run this op, whatever it waits for then.
+  double may_go_on(int rank) const {
+    const bool leads = leading_.empty() || visited_[rank] < leading_[rank];
+    return leads ? ranks_[rank].now : std::max(ranks_[rank].now, options_.norm_known);
+  }
+
   void step(int rank, Op op, int stage, int m) {
+    RankState& state = ranks_[rank];
+    if (const double from = may_go_on(rank); from > state.now) {
+      book_wait(result_.ranks[rank], {state.now, from, from, state.started, false, state.splits_p2});
+      state.now = from;
+    }
+    ++visited_[rank];
     if (ranks_[rank].before_tail == 0) run_by_layer(rank, 0, models_[0].p2_units());
     --ranks_[rank].before_tail;
     if (is_compute(op) && op != Op::kBackwardP2) run_recorded_w(rank);
@@ -356,6 +372,7 @@ class Simulator {
     std::vector<double> ends;
     for (const RankState& state : ranks_) ends.push_back(state.now);
     book_tails(result_, ends);
+    for (size_t rank = 0; rank < ends.size(); ++rank) result_.ranks[rank].end = ends[rank];
     for (int rank = 0; rank < schedule_.rank_count(); ++rank) {
       RankSimulation& result = result_.ranks[rank];
       memory_.settle(rank, result_.step_seconds);
@@ -386,6 +403,8 @@ class Simulator {
   std::vector<int> pieces_recorded_;
   std::vector<int> slots_p1_done_, slots_done_;  // micro-batches whose I, whose W is done, by stage
   std::vector<double> gradients_done_;           // when the last of them was
+  std::vector<size_t> leading_;                  // see leading_forwards; empty: nothing to wait for
+  std::vector<size_t> visited_;                  // by rank: micro-batches of instructions so far
   std::vector<RankState> ranks_;
   Simulation result_;
 };

@@ -129,6 +129,11 @@ std::set<int> Update::ranks_of_tied(const Uses& uses, int rank) {
   return ranks.contains(rank) ? ranks : std::set<int>();
 }
 
+bool Update::ties_ranks() const {
+  return std::any_of(all_.begin(), all_.end(),
+                     [](const Uses& uses) { return ranks_of_tied(uses, uses.front().rank).size() > 1; });
+}
+
 // Everyone who holds the weight gets every use's gradient, and adds them up in the same order.
 void Update::send_tied(int rank, int64_t step) {
   Transport& transport = pipeline_.rank(rank).transport();

@@ -56,12 +56,12 @@ class Update {
   UpdateResult begin(bool may_presume) const;
   // For StepInput::finish. With clipping or in float16 every rank waits for the norm; else it takes the
   // step as soon as its own gradients are there. Returns the seconds the rank was busy. In float16 a step
-  // whose gradient is not finite is skipped. A rank that may presume does not wait: it takes the step as if
-  // it were neither clipped nor skipped (but not if the one before was), which is open until settle().
+  // whose gradient is not finite is skipped. Ranks that may presume do not wait: they take the step as if it
+  // were neither clipped nor skipped (but not if the one before was), which is open until settle().
   double run(int rank, int64_t step, double lr, UpdateResult& result);
   // For StepInput::settle. Waits for the norm of an open step, and if it is not as presumed, takes the step
-  // back and takes the right one. Nothing may have been added to gradients since run(), nothing that depends
-  // on weights sent.
+  // back and takes the right one. Nothing may have been added to gradients since run(); what depends on
+  // weights is to be computed again.
   Settled settle(int rank);
   // The same on all ranks of this process, which stand still.
   void settle_all();
@@ -69,6 +69,8 @@ class Update {
   // on every process if a gradient is not finite, naming the layer whose weight is not, or else the one where
   // the backward pass met it first.
   void finish(int64_t step, const LossScale& scale, UpdateResult& result);
+  // Whether ranks wait for each other's gradients at the end of a step: those of a tied weight.
+  bool ties_ranks() const;
   // Steps taken back so far, by the ranks of this process.
   int64_t taken_back() const;
 
