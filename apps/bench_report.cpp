@@ -9,8 +9,8 @@
 #include "twobp/core/figures.h"
 #include "twobp/core/median.h"
 #include "twobp/core/text.h"
-#include "twobp/train/auto_variant.h"
 #include "twobp/models/model_type.h"
+#include "twobp/train/auto_variant.h"
 
 namespace twobp {
 namespace {

@@ -12,12 +12,12 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/data/text/tokenizer.h"
-#include "twobp/train/generator.h"
+#include "twobp/models/hf_config.h"
 #include "twobp/models/model_type.h"
 #include "twobp/train/build_model.h"
-#include "twobp/models/hf_config.h"
-#include "twobp/train/weights/load_model.h"
+#include "twobp/train/generator.h"
 #include "twobp/train/run_world.h"
+#include "twobp/train/weights/load_model.h"
 
 namespace twobp {
 namespace {

@@ -13,15 +13,15 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/core/median.h"
+#include "twobp/data/data.h"
 #include "twobp/models/recompute.h"
 #include "twobp/pipeline/profile/profile.h"
-#include "twobp/pipeline/rank_threads.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
-#include "twobp/data/data.h"
+#include "twobp/pipeline/rank_threads.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/update/optimizer.h"
-#include "twobp/transport/threads/in_process.h"
 #include "twobp/transport/measure_link.h"
+#include "twobp/transport/threads/in_process.h"
 
 namespace twobp {
 namespace {

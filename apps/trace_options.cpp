@@ -28,8 +28,8 @@ Trace describe(Trainer& trainer) {
   std::vector<std::string> split;
   for (const int layers : trainer.pipeline().split()) split.push_back(std::to_string(layers));
   Trace trace;
-  trace.title = concat(config.model.type.name(), " on ", trainer.pipeline().stages(), " stages, ", variant.schedule,
-                       " with p2 ", policy_name(variant.policy));
+  trace.title = concat(config.model.type.name(), " on ", trainer.pipeline().stages(), " stages, ",
+                       variant.schedule, " with p2 ", policy_name(variant.policy));
   trace.facts = {{"micro-batches", concat(trainer.micro_batches(), " of ", config.pipeline.micro_batch_size)},
                  {"layers", concat(trainer.pipeline().model().layers.size(), " (", join(split, " + "), ")")},
                  {"memory cap", config.pipeline.memory_cap},

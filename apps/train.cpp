@@ -15,16 +15,16 @@
 #include "apps/trace_options.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/nn/kernels/products/gemm.h"
-#include "twobp/train/agreement.h"
-#include "twobp/train/checkpoint/checkpointer.h"
 #include "twobp/data/input_wait.h"
 #include "twobp/models/model_type.h"
+#include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/train/agreement.h"
 #include "twobp/train/build_model.h"
-#include "twobp/train/weights/adapter_files.h"
-#include "twobp/train/weights/save_model.h"
+#include "twobp/train/checkpoint/checkpointer.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
+#include "twobp/train/weights/adapter_files.h"
+#include "twobp/train/weights/save_model.h"
 
 namespace twobp {
 namespace {
@@ -91,8 +91,7 @@ class Output {
   Output(const TrainOptions& options, const Config& config, bool shows)
       : shows_(shows),
         metrics_(shows ? options.metrics : ""),
-        progress_(config.train.steps, config.train.log_every,
-                  item_name(config.model.input().kind)),
+        progress_(config.train.steps, config.train.log_every, item_name(config.model.input().kind)),
         input_wait_(config.data.workers) {}
 
   bool shows() const { return shows_; }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The rules of docs/architecture.md that no tool knows: which folder may include which, how long a file may be."""
+"""The rules of docs/architecture.md that no tool knows: which folder may include which, and that a header says what it is for."""
 import re
 import subprocess
 import sys
@@ -9,23 +9,24 @@ ALLOWED = {
     "core": set(),
     "schedule": {"core"},
     "plan": {"core", "schedule"},
+    "config": {"core"},
+    "files": {"core"},
     "nn": {"core"},
+    "data": {"core", "config", "files", "nn"},  # nn/context.h: what a batch is
+    "models": {"core", "config", "files", "nn", "data"},  # data/model_input.h: what a model reads
     "transport": {"core", "nn"},  # nn/values.h: what a message carries; nn/device: where it is
-    "pipeline": {"core", "schedule", "plan", "nn", "transport"},
+    "pipeline": {"core", "schedule", "plan", "config", "nn", "models", "transport"},
     "autograd": {"core", "nn"},
-    "train": {"core", "schedule", "plan", "nn", "transport", "pipeline"},
+    "train": {"core", "schedule", "plan", "config", "files", "nn", "data", "models", "transport", "pipeline"},
     "trace": {"core", "schedule", "pipeline"},  # pipeline/observer.h: what a step reports
 }
-TORCH_FREE = {"core", "schedule", "plan"}
-MOST_LINES = 400
+TORCH_FREE = {"core", "schedule", "plan", "config"}
 
 problems = []
 files = subprocess.run(["git", "ls-files", "*.cpp", "*.h"], check=True, capture_output=True, text=True).stdout.split()
 for path in files:
     with open(path, encoding="utf-8") as file:
         lines = file.read().splitlines()
-    if len(lines) > MOST_LINES:
-        problems.append(f"{path}: {len(lines)} lines, more than {MOST_LINES}: one idea a file")
     if not lines or not lines[0].startswith("//"):
         if path.endswith(".h"):
             problems.append(f"{path}: a header opens with a few lines that say what it is for")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Format and lint: clang-format on all C++, clang-tidy on the folders without LibTorch (with it, a file takes minutes),
-# and the rules no tool knows: who may include whom, file lengths, no absolute paths.
+# and the rules no tool knows: who may include whom, no absolute paths.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/setup.sh

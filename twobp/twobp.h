@@ -15,6 +15,6 @@
 #include "twobp/trace/timeline.h"
 #include "twobp/trace/trace.h"
 #include "twobp/train/config.h"
+#include "twobp/train/trainer.h"
 #include "twobp/train/weights/load_model.h"
 #include "twobp/train/weights/save_model.h"
-#include "twobp/train/trainer.h"

@@ -19,12 +19,12 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/core/median.h"
+#include "twobp/data/data.h"
 #include "twobp/models/emulated.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
-#include "twobp/data/data.h"
 #include "twobp/train/build_model.h"
 
 namespace twobp {

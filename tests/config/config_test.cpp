@@ -1,5 +1,4 @@
 // The configuration: what is read, what is written, and every way to get it wrong.
-#include "tests/model_options.h"
 #include "twobp/train/config.h"
 
 #include <algorithm>
@@ -12,9 +11,10 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "tests/model_options.h"
 #include "tests/train/helpers.h"
-#include "twobp/schedule/named_schedules.h"
 #include "twobp/config/key.h"
+#include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -138,8 +138,8 @@ TEST(Config, PrintsPathsThatAreNotUtf8) {
   EXPECT_TRUE(nlohmann::json::accept(config_to_json(with({"save.model=a\xff"}))));
 }
 
-// The lists of keys cannot be checked against the structs by the compiler, so count: a member that is added to a
-// struct but not to its list changes a size here.
+// The lists of keys cannot be checked against the structs by the compiler, so count: a member that is added
+// to a struct but not to its list changes a size here.
 TEST(Config, EveryMemberIsAKey) {
   const std::map<std::string, size_t> options = {{"llama", sizeof(LlamaOptions)},
                                                  {"bert", sizeof(BertOptions)},
@@ -213,12 +213,12 @@ TEST(Config, ReferenceHasALinePerKey) {
 
 TEST(ConfigErrors, Files) {
   const TempFolder folder;
-  expect_error([&] { load_config(folder.path("none.json"), {}); }, {"none.json", "no such file"});
+  expect_error([&] { load_config(folder.path("none.json"), {}); }, {"none.json", "No such file"});
   expect_error([&] { load_config(folder.path(""), {}); }, {"is a folder"});
   expect_error([&] { load_config(folder.write("a.json", ""), {}); }, {"a.json", "empty"});
   expect_error([&] { load_config(folder.write("a.json", " \n"), {}); }, {"a.json", "empty"});
   expect_error([&] { load_config(folder.write("a.json", std::string((16 << 20) + 1, ' ')), {}); },
-               {"larger than 16 MiB"});
+               {"longer than the 16777216 bytes"});
 }
 
 TEST(ConfigErrors, JsonSyntaxSaysWhere) {

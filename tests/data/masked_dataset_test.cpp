@@ -236,6 +236,8 @@ class OpenMasked : public testing::Test {
  protected:
   OpenMasked() {
     model_.type = "bert";
+    model_.kind = InputKind::kMaskedTokens;
+    model_.token_types = 2;
     data_.sequence = 8;
     data_.held_out = 0;
   }

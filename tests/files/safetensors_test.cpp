@@ -10,8 +10,8 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/train/helpers.h"
 #include "tests/files/safetensors_files.h"
+#include "tests/train/helpers.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -1,6 +1,5 @@
 // config.json of Hugging Face directories: both ways of writing the rope settings, what is not supported, and
 // the configuration that comes from one.
-#include "tests/model_options.h"
 #include "twobp/models/hf_config.h"
 
 #include <filesystem>
@@ -9,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "tests/model_options.h"
 #include "tests/train/helpers.h"
 #include "twobp/config/key.h"
 

@@ -1,6 +1,7 @@
 // What a layer cannot work with is an Error that says what is wrong: token ids and labels outside the
 // vocabulary, wrong sizes, wrong dtypes, missing fields, impossible models.
 #include "tests/nn/layer_test_util.h"
+#include "twobp/models/llama.h"
 #include "twobp/models/mlp.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/cross_entropy.h"
@@ -11,7 +12,6 @@
 #include "twobp/nn/layers/sequential.h"
 #include "twobp/nn/layers/squared_error.h"
 #include "twobp/nn/layers/swiglu.h"
-#include "twobp/models/llama.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

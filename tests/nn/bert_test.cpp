@@ -1,12 +1,12 @@
 // What is true of BERT's layers alone: padding, positions, labels that count, bytes kept, parameters and
 // their names, bad input.
-#include "tests/nn/typed_options.h"
 #include "twobp/models/bert.h"
 
 #include <cmath>
 #include <set>
 
 #include "tests/nn/layer_test_util.h"
+#include "tests/nn/typed_options.h"
 #include "twobp/nn/layers/bert_embedding.h"
 #include "twobp/nn/layers/bidirectional_attention.h"
 #include "twobp/nn/layers/counted_positions.h"

@@ -1,13 +1,13 @@
 // The whole LLaMa on one device against the same model on autograd: loss and every gradient, in float64 and
 // float32, tied and untied, with grouped heads, over micro-batches that count different numbers of targets.
-#include "tests/nn/typed_options.h"
-#include "twobp/models/mlp.h"
 #include "twobp/models/llama.h"
 
 #include <map>
 
 #include "tests/nn/layer_test_util.h"
 #include "tests/nn/reference.h"
+#include "tests/nn/typed_options.h"
+#include "twobp/models/mlp.h"
 #include "twobp/nn/layers/sequential.h"
 
 namespace twobp::TWOBP_FILE {

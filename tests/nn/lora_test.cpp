@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 
 #include "tests/nn/layer_test_util.h"
-#include "twobp/nn/layers/lora_linear.h"
 #include "twobp/models/freeze.h"
 #include "twobp/models/llama.h"
+#include "twobp/nn/layers/lora_linear.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -3,6 +3,7 @@
 // once, so that only what the layer keeps is left.
 #include "tests/nn/layer_test_util.h"
 #include "tests/nn/typed_options.h"
+#include "twobp/models/llama.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/embedding.h"
@@ -10,7 +11,6 @@
 #include "twobp/nn/layers/rms_norm.h"
 #include "twobp/nn/layers/squared_error.h"
 #include "twobp/nn/layers/swiglu.h"
-#include "twobp/models/llama.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

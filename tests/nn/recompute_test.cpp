@@ -5,13 +5,13 @@
 #include <map>
 
 #include "tests/nn/layer_cases.h"
+#include "twobp/models/llama.h"
+#include "twobp/models/recompute.h"
 #include "twobp/nn/layers/batch_norm.h"
 #include "twobp/nn/layers/linear.h"
 #include "twobp/nn/layers/residual.h"
 #include "twobp/nn/layers/rms_norm.h"
 #include "twobp/nn/layers/sequential.h"
-#include "twobp/models/llama.h"
-#include "twobp/models/recompute.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

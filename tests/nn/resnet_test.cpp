@@ -224,12 +224,13 @@ TEST(Buffer, GradientsOfConvolutionsAccumulate) {
 TEST(ResnetModel, ImpossibleOnes) {
   ResnetOptions options;
   options.depths = {1};
+  options.widths = {8, 8, 8, 8};
   expect_error([&] { resnet(options); }, {"4 widths", "1 depths"});
   options = {};
   options.depths = {1, 1, 0, 1};
   expect_error([&] { resnet(options); }, {"at least 1"});
   options = {};
-  options.widths[2] = 30;
+  options.widths = {256, 512, 30, 2048};
   expect_error([&] { resnet(options); }, {"30", "multiple of 4"});
 }
 

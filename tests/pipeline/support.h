@@ -13,9 +13,9 @@
 #include <gtest/gtest.h>
 
 #include "tests/expect_error.h"
-#include "twobp/models/mlp.h"
 #include "twobp/core/check.h"
 #include "twobp/models/llama.h"
+#include "twobp/models/mlp.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/named_schedules.h"

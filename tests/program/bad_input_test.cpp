@@ -25,7 +25,7 @@ class BadInput : public ::testing::Test {
 };
 
 TEST_F(BadInput, MissingConfiguration) {
-  expect_one_message({"train", path("none.json")}, {path("none.json"), "no such file"});
+  expect_one_message({"train", path("none.json")}, {path("none.json"), "No such file"});
   expect_one_message({"train", path("")}, {"folder"});
 }
 
@@ -62,7 +62,7 @@ TEST_F(BadInput, Contradictions) {
   expect("data.synthetic=", {"no data is given"});
   expect("pipeline.split=1,2,3", {"pipeline.split lists 3", "pipeline.stages is 2"});
   expect("pipeline.split=1,2", {"pipeline.split", "6 layers", "sum to 3"});
-  expect("model.type=mlp", {"mlp", "vectors"});
+  expect("model.type=mlp", {"model.heads", "model.type is mlp", "remove it"});
   expect("pipeline.memory_cap=lots", {"pipeline.memory_cap", "lots", "512MiB"});
 }
 

@@ -1,10 +1,10 @@
 // Processes that were started with something else than the others: one error on all of them that says what
 // and where, before anything is computed.
-#include "tests/model_options.h"
 #include "twobp/train/agreement.h"
 
 #include <gtest/gtest.h>
 
+#include "tests/model_options.h"
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
 #include "twobp/train/build_model.h"

@@ -172,8 +172,8 @@ TEST(BertConfig, Contradictions) {
   };
   with({"model.positions=128", "data.sequence=129"}, {"data.sequence (129)", "128 positions"});
   with({"model.heads=3"}, {"model.dim (256) is not divisible by model.heads (3)"});
-  with({"model.kv_heads=2"}, {"model.kv_heads (2)"});
-  with({"model.head_dim=32"}, {"model.head_dim (32)"});
+  with({"model.kv_heads=2"}, {"model.kv_heads", "model.type is bert"});
+  with({"model.head_dim=32"}, {"model.head_dim", "model.type is bert"});
   with({"model.dropout=1"}, {"model.dropout"});
   with({"model.attention_dropout=-0.5"}, {"model.attention_dropout"});
   with({"model.activation=\"relu\""}, {"model.activation", "gelu_tanh"});

@@ -9,8 +9,8 @@
 #include "tests/model_options.h"
 #include "tests/train/checkpoint_runs.h"
 #include "twobp/core/clock.h"
-#include "twobp/train/weights/adapter_files.h"
 #include "twobp/models/model_weights.h"
+#include "twobp/train/weights/adapter_files.h"
 #include "twobp/train/weights/save_model.h"
 
 namespace twobp::TWOBP_FILE {

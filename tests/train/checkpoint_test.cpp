@@ -68,24 +68,24 @@ TEST_P(ResumeBitwise, AtEveryStep) {
   expect_bitwise_at_every_step(config, folder);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, ResumeBitwise,
-    ::testing::ValuesIn(test::with_common_cases({{"AdamW", [](Config&) {}},
-                                                 {"AdamWTied", [](Config& c) { test::llama_of(c).tied = true; }},
-                                                 {"Adam", [](Config& c) { c.optimizer.type = "adam"; }},
-                                                 {"SgdMomentum",
-                                                  [](Config& c) {
-                                                    c.optimizer.type = "sgd";
-                                                    c.optimizer.momentum = 0.9;
-                                                  }},
-                                                 {"Sgd", [](Config& c) { c.optimizer.type = "sgd"; }},
-                                                 {"NotShuffledLinear",
-                                                  [](Config& c) {
-                                                    c.data.shuffle = false;
-                                                    c.optimizer.schedule = "linear";
-                                                    c.train.clip_norm = 0;
-                                                  }}})),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(All, ResumeBitwise,
+                         ::testing::ValuesIn(test::with_common_cases(
+                             {{"AdamW", [](Config&) {}},
+                              {"AdamWTied", [](Config& c) { test::llama_of(c).tied = true; }},
+                              {"Adam", [](Config& c) { c.optimizer.type = "adam"; }},
+                              {"SgdMomentum",
+                               [](Config& c) {
+                                 c.optimizer.type = "sgd";
+                                 c.optimizer.momentum = 0.9;
+                               }},
+                              {"Sgd", [](Config& c) { c.optimizer.type = "sgd"; }},
+                              {"NotShuffledLinear",
+                               [](Config& c) {
+                                 c.data.shuffle = false;
+                                 c.optimizer.schedule = "linear";
+                                 c.train.clip_norm = 0;
+                               }}})),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 // That equality could fail: with any one piece of the state lost, the run is another.
 TEST(Resume, EveryPieceOfTheStateMatters) {

@@ -7,9 +7,9 @@
 #include "tests/train/worlds.h"
 #include "tests/transport/device_transports.h"
 #include "tests/transport/stand_in_nccl.h"
-#include "twobp/transport/threads/in_process.h"
 #include "twobp/transport/process_world.h"
 #include "twobp/transport/store/store_transport.h"
+#include "twobp/transport/threads/in_process.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

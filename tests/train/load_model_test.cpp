@@ -11,8 +11,8 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
-#include "twobp/train/build_model.h"
 #include "twobp/models/hf_config.h"
+#include "twobp/train/build_model.h"
 #include "twobp/train/weights/save_model.h"
 
 namespace twobp::TWOBP_FILE {

@@ -7,10 +7,10 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
-#include "twobp/train/generator.h"
+#include "twobp/models/hf_config.h"
 #include "twobp/models/model_type.h"
 #include "twobp/train/build_model.h"
-#include "twobp/models/hf_config.h"
+#include "twobp/train/generator.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

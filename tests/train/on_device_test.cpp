@@ -48,7 +48,7 @@ std::vector<Batch> batches_of(const Config& config, int steps, int micro_batches
     return batches;
   }
   return config.model.type.name() == "resnet" ? test::image_batches(config, steps, micro_batches)
-                                       : test::random_batches(steps, micro_batches);
+                                              : test::random_batches(steps, micro_batches);
 }
 
 bool is_here(std::string_view device) {

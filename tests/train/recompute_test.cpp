@@ -39,7 +39,7 @@ Config mamba_config() {
 
 std::vector<Batch> batches_for(const Config& config) {
   return config.model.type.name() == "resnet" ? test::image_batches(config, kStepsOfRun, kMicroBatches)
-                                       : test::random_batches(kStepsOfRun, kMicroBatches);
+                                              : test::random_batches(kStepsOfRun, kMicroBatches);
 }
 
 struct Case {

@@ -10,9 +10,9 @@
 
 #include <ATen/ATen.h>
 
+#include "twobp/data/data.h"
 #include "twobp/nn/parameter.h"
 #include "twobp/train/config.h"
-#include "twobp/data/data.h"
 
 namespace twobp::test {
 

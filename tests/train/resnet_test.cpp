@@ -8,8 +8,8 @@
 #include "tests/train/checkpoint_runs.h"
 #include "tests/train/resnet_training.h"
 #include "twobp/files/safetensors.h"
-#include "twobp/train/build_model.h"
 #include "twobp/models/hf_config.h"
+#include "twobp/train/build_model.h"
 #include "twobp/train/weights/load_model.h"
 #include "twobp/train/weights/save_model.h"
 

@@ -100,8 +100,8 @@ TEST(RunAhead, TakesStepsBackToTheBit) {
   const auto expect_same = [](const std::string& what, const std::string& schedule, int late_rank,
                               const std::function<void(Config&)>& change) {
     Config config = config_of(schedule);
-    test::llama_of(config).tied = false;   // or the ranks wait for each other's gradients of what is tied
-    config.optimizer.lr = 1e-4;  // so that norms differ by batch, instead of falling
+    test::llama_of(config).tied = false;  // or the ranks wait for each other's gradients of what is tied
+    config.optimizer.lr = 1e-4;           // so that norms differ by batch, instead of falling
     change(config);
     const auto [expected, clipped] =
         test::clip_one_step(config, [&](const Config& clips) { return run(clips, false); });
@@ -121,9 +121,8 @@ TEST(RunAhead, TakesStepsBackToTheBit) {
     for (const std::string schedule : {"1f1b", "gpipe", "zb-h2", "zb-v"})
       expect_same("as it is", schedule, late_rank, [](Config&) {});
     expect_same("bf16", "1f1b", late_rank, [](Config& config) { config.train.precision = "bf16"; });
-    expect_same("dropout", "1f1b", late_rank, [](Config& config) {
-      test::make_bert(config, test::kSequence, 0.2);
-    });
+    expect_same("dropout", "1f1b", late_rank,
+                [](Config& config) { test::make_bert(config, test::kSequence, 0.2); });
     expect_same("BatchNorm", "1f1b", late_rank, [](Config& config) { test::make_tiny_resnet(config); });
     expect_same("replicas", "1f1b", late_rank, [](Config& config) { config.pipeline.data_parallel = 2; });
     expect_same("three ranks", "1f1b", late_rank, [](Config& config) { config.pipeline.ranks = 3; });

@@ -1,14 +1,14 @@
 // Which settings a resumed run must share with the one that was stopped, which are noted, which are free.
-#include "tests/model_options.h"
 #include "twobp/train/checkpoint/same_run.h"
 
 #include <functional>
 
 #include <gtest/gtest.h>
 
+#include "tests/model_options.h"
 #include "tests/train/helpers.h"
-#include "twobp/schedule/text/csv.h"
 #include "twobp/data/synthetic_dataset.h"
+#include "twobp/schedule/text/csv.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -127,25 +127,26 @@ TEST(SameRun, NotesAnotherOrderOfSums) {
 }
 
 TEST(SameRun, TheRestIsFree) {
-  const std::vector<Change> changes = {[](Config&) {},
-                                       [](Config& c) { c.pipeline.stages = 4; },
-                                       [](Config& c) {
-                                         c.pipeline.split = {1, 2};
-                                       },
-                                       [](Config& c) { c.pipeline.p2 = "off"; },
-                                       [](Config& c) { c.pipeline.memory_cap = "1GiB"; },
-                                       [](Config& c) { c.pipeline.pin = false; },
-                                       [](Config& c) { c.pipeline.timeout = 5; },
-                                       [](Config& c) { c.train.eval_every = 3; },
-                                       [](Config& c) { c.train.eval_batches = 3; },
-                                       [](Config& c) { c.train.log_every = 3; },
-                                       [](Config& c) { c.save.model = "out"; },
-                                       [](Config& c) { c.save.every = 3; },
-                                       [](Config& c) { c.save.keep = 30; },
-                                       [](Config& c) { c.data.cache = "elsewhere"; },
-                                       [](Config& c) { c.model.from = "there"; },
-                                       [](Config& c) { test::llama_of(c).kv_heads = test::llama_of(c).heads; },
-                                       [](Config& c) { test::llama_of(c).head_dim = test::llama_of(c).dim / test::llama_of(c).heads; }};
+  const std::vector<Change> changes = {
+      [](Config&) {},
+      [](Config& c) { c.pipeline.stages = 4; },
+      [](Config& c) {
+        c.pipeline.split = {1, 2};
+      },
+      [](Config& c) { c.pipeline.p2 = "off"; },
+      [](Config& c) { c.pipeline.memory_cap = "1GiB"; },
+      [](Config& c) { c.pipeline.pin = false; },
+      [](Config& c) { c.pipeline.timeout = 5; },
+      [](Config& c) { c.train.eval_every = 3; },
+      [](Config& c) { c.train.eval_batches = 3; },
+      [](Config& c) { c.train.log_every = 3; },
+      [](Config& c) { c.save.model = "out"; },
+      [](Config& c) { c.save.every = 3; },
+      [](Config& c) { c.save.keep = 30; },
+      [](Config& c) { c.data.cache = "elsewhere"; },
+      [](Config& c) { c.model.from = "there"; },
+      [](Config& c) { test::llama_of(c).kv_heads = test::llama_of(c).heads; },
+      [](Config& c) { test::llama_of(c).head_dim = test::llama_of(c).dim / test::llama_of(c).heads; }};
   Config before = base();
   before.pipeline.micro_batches = 4;
   for (size_t i = 0; i < changes.size(); ++i) {

@@ -14,8 +14,8 @@
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/schedule/text/csv.h"
-#include "twobp/train/checkpoint/checkpointer.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/checkpoint/checkpointer.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -9,9 +9,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "tests/model_options.h"
 #include "twobp/core/check.h"
 #include "twobp/core/random.h"
-#include "tests/model_options.h"
 #include "twobp/train/trainer.h"
 
 namespace twobp::test {

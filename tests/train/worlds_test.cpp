@@ -1,12 +1,12 @@
 // Runs of several processes, here as threads: a process a rank gives the bits that one process gives, and so
 // do replicas; what one process measures, decides or fails at holds for all.
-#include "tests/model_options.h"
 #include "tests/train/worlds.h"
 
 #include <limits>
 
 #include <gtest/gtest.h>
 
+#include "tests/model_options.h"
 #include "tests/train/helpers.h"
 
 namespace twobp::TWOBP_FILE {

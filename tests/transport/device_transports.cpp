@@ -15,8 +15,8 @@
 #include "tests/transport/stand_in_nccl.h"
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
-#include "twobp/transport/threads/in_process.h"
 #include "twobp/transport/store/store_transport.h"
+#include "twobp/transport/threads/in_process.h"
 
 namespace twobp::test {
 namespace {

@@ -12,8 +12,8 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/transport/collectives.h"
-#include "twobp/transport/threads/in_process.h"
 #include "twobp/transport/nccl/nccl_head.h"
+#include "twobp/transport/threads/in_process.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -287,31 +287,13 @@ void choose(const std::string& full_name, const Key& key, Choice& choice, const 
   if (name != choice.name()) choice.choose(name);
 }
 
-Json json_of(const Key& key, void* values) {
-  return std::visit(
-      [](const auto* value) {
-        using Value = std::remove_cv_t<std::remove_pointer_t<decltype(value)>>;
-        if constexpr (std::is_same_v<Value, Choice>) {
-          return Json(value->name());
-        } else {
-          return Json(*value);
-        }
-      },
-      key.field(values));
-}
-
-std::string padded(std::string text, size_t width) {
-  text.resize(std::max(width, text.size()), ' ');
-  return text;
-}
-
 }  // namespace
 
 struct Settings::Value {
   std::string section;
   std::string key;
-  Json value;  // of --set its text, to be read by the key's type
-  bool is_assignment = false;
+  std::shared_ptr<const Json> value;  // within its file, never copied: it may nest as deep as that is long
+  bool is_assignment = false;         // of --set: its text, to be read by the key's type
   std::string origin;
 };
 
@@ -321,19 +303,21 @@ Settings::Settings(Settings&&) noexcept = default;
 Settings& Settings::operator=(Settings&&) noexcept = default;
 
 void Settings::read_json(const std::string& text, const std::string& origin) {
-  const Json root = parse_settings(text, origin);
+  const auto file = std::make_shared<const Json>(parse_settings(text, origin));
+  const Json& root = *file;
+  const auto within = [&file](const Json& value) { return std::shared_ptr<const Json>(file, &value); };
   TWOBP_CHECK(root.is_object(), origin, ": expected an object with an object for each section, got ",
               describe(root), ".");
   for (const auto& [section, keys] : root.items()) {
     if (is_comment(section)) continue;
     if (!keys.is_object()) {
       values_.push_back(
-          {section, "", keys, false, origin});  // assign() knows whether there is such a section
+          {section, "", within(keys), false, origin});  // assign() knows whether there is such a section
       continue;
     }
-    if (keys.empty()) values_.push_back({section, "", Json::object(), false, origin});
+    if (keys.empty()) values_.push_back({section, "", within(keys), false, origin});
     for (const auto& [name, value] : keys.items()) {
-      if (!is_comment(name)) values_.push_back({section, name, value, false, origin});
+      if (!is_comment(name)) values_.push_back({section, name, within(value), false, origin});
     }
   }
 }
@@ -346,15 +330,15 @@ void Settings::set(const std::string& assignment) {
   const size_t dot = path.find('.');
   const bool whole = dot == std::string::npos;
   values_.push_back({whole ? path : path.substr(0, dot), whole ? "" : path.substr(dot + 1),
-                     Json(assignment.substr(equals + 1)), true, origin});
+                     std::make_shared<const Json>(assignment.substr(equals + 1)), true, origin});
 }
 
 std::optional<std::string> Settings::text(std::string_view section, std::string_view key) const {
   const auto found = std::find_if(values_.rbegin(), values_.rend(), [&](const Value& value) {
     return value.section == section && value.key == key;
   });
-  if (found == values_.rend() || !found->value.is_string()) return std::nullopt;
-  return found->value.get<std::string>();
+  if (found == values_.rend() || !found->value->is_string()) return std::nullopt;
+  return found->value->get<std::string>();
 }
 
 bool Settings::has(std::string_view section, std::string_view key) const {
@@ -370,7 +354,7 @@ void Settings::assign(const std::vector<SectionValues>& sections) const {
       return value.section == section && value.key == key.name;
     });
     if (last != values_.rend())
-      choose(section + "." + key.name, key, *std::get<Choice*>(field), last->value, last->origin);
+      choose(section + "." + key.name, key, *std::get<Choice*>(field), *last->value, last->origin);
   });
   const Directory directory(sections);
   for (const Value& given : values_) {
@@ -378,14 +362,18 @@ void Settings::assign(const std::vector<SectionValues>& sections) const {
       directory.check_section(given.section, given.origin);
       TWOBP_CHECK(!given.is_assignment, given.origin, ": expected section.key=value; keys of \"",
                   given.section, "\" are ", join(directory.key_names(given.section)), ".");
-      TWOBP_CHECK(given.value.is_object(), given.origin, ": \"", given.section,
-                  "\" expects a section {...}, got ", describe(given.value), ".");
+      TWOBP_CHECK(given.value->is_object(), given.origin, ": \"", given.section,
+                  "\" expects a section {...}, got ", describe(*given.value), ".");
       continue;
     }
     const Place place = directory.find(given.section, given.key, given.origin);
-    const Json value =
-        given.is_assignment ? override_value(*place.key, given.value.get<std::string>()) : given.value;
-    assign_value(given.section + "." + given.key, place, value, given.origin);
+    const std::string full_name = given.section + "." + given.key;
+    if (given.is_assignment) {
+      assign_value(full_name, place, override_value(*place.key, given.value->get<std::string>()),
+                   given.origin);
+    } else {
+      assign_value(full_name, place, *given.value, given.origin);
+    }
   }
 }
 
@@ -433,68 +421,6 @@ void check_values(const std::vector<SectionValues>& sections) {
       }
     }
   }
-}
-
-std::string settings_to_json(const std::vector<SectionValues>& sections) {
-  Json root = Json::object();
-  for_each_key(sections, [&root](const std::string& section, const Key& key, void* values) {
-    root[section][key.name] = json_of(key, values);
-  });
-  // A path given by --set need not be UTF-8.
-  return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
-}
-
-std::string value_to_json(const Key& key, void* values) {
-  return json_of(key, values).dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
-std::string settings_reference(const std::vector<SectionValues>& sections) {
-  struct Row {
-    std::vector<std::string> cells;  // name, type, default, unit
-    std::string meaning;
-    std::vector<std::string> alternatives;  // of a choice, which have this key
-  };
-  std::vector<Row> rows;
-  const auto add = [&rows](const std::string& section, const Key& key, void* values, const std::string* of) {
-    const std::string allowed = key.allowed.text();
-    Row row{{section + "." + key.name, std::string(key.type), value_to_json(key, values),
-             key.unit.empty() ? "-" : key.unit},
-            concat(key.meaning, allowed.empty() ? "" : " (" + allowed + ")"),
-            {}};
-    if (of != nullptr) {
-      const auto same = std::find_if(rows.begin(), rows.end(), [&](const Row& known) {
-        return !known.alternatives.empty() && known.cells == row.cells && known.meaning == row.meaning;
-      });
-      if (same != rows.end()) {
-        same->alternatives.push_back(*of);
-        return;
-      }
-      row.alternatives.push_back(*of);
-    }
-    rows.push_back(std::move(row));
-  };
-  for (const SectionValues& section : sections) {
-    for (const Key& key : section.section->keys) {
-      void* const defaults = section.section->defaults.get();
-      add(section.section->name, key, defaults, nullptr);
-      const Field field = key.field(section.values);
-      if (!std::holds_alternative<Choice*>(field)) continue;
-      for (const Section* other : std::get<Choice*>(field)->alternatives()) {
-        for (const Key& further : other->keys)
-          add(section.section->name, further, other->defaults.get(), &other->name);
-      }
-    }
-  }
-  std::vector<size_t> widths(rows.front().cells.size(), 0);
-  for (const Row& row : rows) {
-    for (size_t i = 0; i < row.cells.size(); ++i) widths[i] = std::max(widths[i], row.cells[i].size());
-  }
-  std::string out;
-  for (const Row& row : rows) {
-    for (size_t i = 0; i < row.cells.size(); ++i) out += padded(row.cells[i], widths[i]) + "  ";
-    out += concat(row.alternatives.empty() ? "" : join(row.alternatives) + ": ", row.meaning, "\n");
-  }
-  return out;
 }
 
 }  // namespace twobp

@@ -11,7 +11,6 @@
 namespace twobp {
 namespace {
 
-
 NpyArray open_array(const std::string& folder, const char* name) {
   return NpyArray(folder + "/" + name);
 }
@@ -35,7 +34,8 @@ void check_values(const NpyArray& array, int64_t values, bool ignored_allowed, c
   const int64_t columns = array.shape()[1];
   const auto bad = [&](auto value) {
     const auto id = static_cast<int64_t>(value);
-    return static_cast<uint64_t>(id) >= static_cast<uint64_t>(values) && !(ignored_allowed && id == kIgnoredLabel);
+    return static_cast<uint64_t>(id) >= static_cast<uint64_t>(values) &&
+           !(ignored_allowed && id == kIgnoredLabel);
   };
   array.visit([&](const auto* elements) {
     for (int64_t row = 0; row < array.shape()[0]; ++row) {

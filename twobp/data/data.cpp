@@ -11,17 +11,17 @@
 #include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/core/random.h"
 #include "twobp/core/text.h"
 #include "twobp/data/array_dataset.h"
+#include "twobp/data/images/open_images.h"
+#include "twobp/data/synthetic_dataset.h"
 #include "twobp/data/text/masked_dataset.h"
 #include "twobp/data/text/special_tokens.h"
-#include "twobp/data/synthetic_dataset.h"
 #include "twobp/data/text/text_dataset.h"
 #include "twobp/data/text/token_cache.h"
 #include "twobp/data/text/token_dataset.h"
 #include "twobp/files/glob.h"
-#include "twobp/data/images/open_images.h"
-#include "twobp/core/random.h"
 
 namespace twobp {
 namespace {
@@ -86,8 +86,7 @@ void check_enough(const LongRow& row, const DataConfig& data, const TextShape& s
               samples == 1 ? "." : ", or set data.held_out to 0.");
 }
 
-std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelInput& model,
-                                    const TextShape& shape) {
+std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelInput& model, const TextShape& shape) {
   TWOBP_CHECK(model.vocab == shape.bytes, "model.vocab is ", model.vocab, ", but ",
               model.from.empty() ? "" : concat("there is no tokenizer.json in ", model.from, ", and so "),
               "data.text is read as bytes, whose vocabulary is ", shape.bytes,

@@ -7,8 +7,8 @@
 
 #include <ATen/ATen.h>
 
-#include "twobp/nn/context.h"
 #include "twobp/data/data_config.h"
+#include "twobp/nn/context.h"
 
 namespace twobp {
 

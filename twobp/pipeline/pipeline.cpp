@@ -4,8 +4,8 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
-#include "twobp/pipeline/report_exchange.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/report_exchange.h"
 #include "twobp/pipeline/stage_split.h"
 #include "twobp/schedule/check/in_process.h"
 #include "twobp/schedule/placement.h"

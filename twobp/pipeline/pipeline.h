@@ -8,11 +8,11 @@
 #include <memory>
 #include <vector>
 
+#include "twobp/pipeline/executor/rank_executor.h"
+#include "twobp/pipeline/executor/step_graph.h"
 #include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/memory/memory_cap.h"
-#include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/rank_threads.h"
-#include "twobp/pipeline/executor/step_graph.h"
 #include "twobp/plan/partition/partition.h"
 #include "twobp/schedule/schedule_source.h"
 #include "twobp/transport/world.h"

@@ -115,7 +115,8 @@ const Section& pipeline_section() {
            .one_of(policy_names())
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, p2_batching,
-                 "micro-batches that are due together: one product each, or one product of all, whose rows are copied together")
+                 "micro-batches that are due together: one product each, or one product of all, whose rows "
+                 "are copied together")
            .one_of({"loop", "concat"})
            .noted_on_resume(),
        TWOBP_KEY(PipelineConfig, p2_order,
@@ -123,11 +124,12 @@ const Section& pipeline_section() {
                  "them), oldest; auto: bucket with data_parallel")
            .one_of({"auto", "bucket", "oldest"})
            .free_on_resume(),
-       TWOBP_KEY(PipelineConfig, run_ahead,
-                 "on: a rank begins the next step as soon as it has ended its part of this one, where nothing "
-                 "is to be done in between (evaluation, checkpoint, trace); auto: where the simulation gains "
-                 "more than 2 % by it; with train.clip_norm or fp16 it costs a copy of weights and optimizer "
-                 "state")
+       TWOBP_KEY(
+           PipelineConfig, run_ahead,
+           "on: a rank begins the next step as soon as it has ended its part of this one, where nothing "
+           "is to be done in between (evaluation, checkpoint, trace); auto: where the simulation gains "
+           "more than 2 % by it; with train.clip_norm or fp16 it costs a copy of weights and optimizer "
+           "state")
            .one_of({"auto", "on", "off"})
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, p2_stealing,

@@ -28,10 +28,10 @@ struct PipelineConfig {
   std::string p2 = "fill";
   std::string p2_batching = "loop";  // loop, concat
   std::string p2_order = "auto";  // of the W left at the end: oldest, bucket; auto: bucket with data_parallel
-  std::string run_ahead = "auto";  // on: a rank begins the next step when it has ended its part of this one
-  bool p2_stealing = false;            // at a step's end ranks run weight gradients of others
-  std::string bucket = "25MiB";        // gradients that data parallelism sums at once
-  std::string memory_cap = "auto";     // "auto", "1.05x", "0" (none), or bytes: "512MiB"
+  std::string run_ahead = "auto";   // on: a rank begins the next step when it has ended its part of this one
+  bool p2_stealing = false;         // at a step's end ranks run weight gradients of others
+  std::string bucket = "25MiB";     // gradients that data parallelism sums at once
+  std::string memory_cap = "auto";  // "auto", "1.05x", "0" (none), or bytes: "512MiB"
   std::vector<std::string> recompute;  // what layers compute again instead of keeping: see recompute.h
   int threads = 1;                     // per rank
   bool pin = true;                     // pin each rank's threads to cores of its own

@@ -8,7 +8,8 @@
 
 namespace twobp {
 
-// The track of whole steps; the ranks' follow. Perfetto takes no track 0, and shows the process's own number first.
+// The track of whole steps; the ranks' follow. Perfetto takes no track 0, and shows the process's own number
+// first.
 inline constexpr int kStepTrack = 1;
 
 std::string trace_json(const Trace& trace);

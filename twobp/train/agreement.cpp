@@ -9,12 +9,12 @@
 #include <nlohmann/json.hpp>
 #include <torch/version.h>
 
+#include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/train/checkpoint/checkpoint_format.h"
 #include "twobp/train/checkpoint/same_run.h"
-#include "twobp/config/settings.h"
 
 namespace twobp {
 namespace {

@@ -6,10 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "twobp/data/data.h"
 #include "twobp/models/model.h"
 #include "twobp/schedule/schedule_source.h"
 #include "twobp/train/config.h"
-#include "twobp/data/data.h"
 #include "twobp/train/processes.h"
 
 namespace twobp {

@@ -17,9 +17,9 @@
 #include <string>
 #include <vector>
 
+#include "twobp/data/data.h"
 #include "twobp/models/model.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/data/data.h"
 
 namespace twobp {
 

@@ -7,15 +7,15 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "twobp/core/check.h"
+#include "twobp/models/model_type.h"
 #include "twobp/pipeline/profile/profile_exchange.h"
 #include "twobp/train/agreement.h"
 #include "twobp/train/auto_variant.h"
-#include "twobp/train/fault_injection.h"
-#include "twobp/models/model_type.h"
 #include "twobp/train/build_model.h"
-#include "twobp/train/weights/load_model.h"
-#include "twobp/train/weights/adapter_files.h"
+#include "twobp/train/fault_injection.h"
 #include "twobp/train/processes.h"
+#include "twobp/train/weights/adapter_files.h"
+#include "twobp/train/weights/load_model.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp {

@@ -10,9 +10,9 @@
 #include <optional>
 #include <vector>
 
+#include "twobp/data/data.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/checkpoint/position.h"
-#include "twobp/data/data.h"
 #include "twobp/train/config.h"
 #include "twobp/train/run_ahead.h"
 #include "twobp/train/update/update.h"

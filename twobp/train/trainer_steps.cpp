@@ -5,8 +5,8 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/train/fault_injection.h"
-#include "twobp/train/update/lr_schedule.h"
 #include "twobp/train/trainer.h"
+#include "twobp/train/update/lr_schedule.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp {
@@ -55,8 +55,8 @@ StepResult Trainer::step(const Batch& batch, const Variant& variant) {
 }
 
 bool Trainer::may_run_ahead(int64_t step) const {
-  return run_ahead_.on && warm_ && !stopping_ && step <= last_ahead_ &&
-         !wants_events(step - 1) && !wants_events(step);
+  return run_ahead_.on && warm_ && !stopping_ && step <= last_ahead_ && !wants_events(step - 1) &&
+         !wants_events(step);
 }
 
 bool Trainer::wants_events(int64_t step) const {

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/transport/threads/in_process.h"
 #include "twobp/transport/subgroup.h"
+#include "twobp/transport/threads/in_process.h"
 
 namespace twobp {
 

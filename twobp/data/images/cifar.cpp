@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "twobp/core/check.h"
-#include "twobp/files/mapped_file.h"
 #include "twobp/data/images/pixel_array.h"
+#include "twobp/files/mapped_file.h"
 
 namespace twobp {
 namespace {

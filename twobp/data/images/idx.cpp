@@ -11,8 +11,8 @@
 #include <zlib.h>
 
 #include "twobp/core/check.h"
-#include "twobp/files/npy.h"
 #include "twobp/data/images/pixel_array.h"
+#include "twobp/files/npy.h"
 
 namespace twobp {
 namespace {

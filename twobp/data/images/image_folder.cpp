@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/files/mapped_file.h"
 #include "twobp/data/images/encoded_image.h"
+#include "twobp/files/mapped_file.h"
 
 namespace twobp {
 namespace {

@@ -3,8 +3,8 @@
 #include <string>
 
 #include "twobp/core/check.h"
-#include "twobp/files/npy.h"
 #include "twobp/data/images/pixel_array.h"
+#include "twobp/files/npy.h"
 
 namespace twobp {
 

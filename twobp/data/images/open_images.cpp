@@ -7,12 +7,12 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/data/subset.h"
-#include "twobp/data/synthetic_dataset.h"
-#include "twobp/files/glob.h"
 #include "twobp/data/images/image_folder.h"
 #include "twobp/data/images/pixel_array.h"
 #include "twobp/data/images/transform.h"
+#include "twobp/data/subset.h"
+#include "twobp/data/synthetic_dataset.h"
+#include "twobp/files/glob.h"
 
 namespace twobp {
 namespace {

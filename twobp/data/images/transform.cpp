@@ -8,9 +8,9 @@
 #include <c10/util/ParallelGuard.h>
 
 #include "twobp/core/check.h"
+#include "twobp/core/random.h"
 #include "twobp/core/text.h"
 #include "twobp/data/data.h"
-#include "twobp/core/random.h"
 
 namespace twobp {
 namespace {

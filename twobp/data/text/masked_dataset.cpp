@@ -59,7 +59,7 @@ void MaskedDataset::hide(int64_t* ids, int64_t* labels, int64_t count, uint64_t 
 Fields MaskedDataset::read(const std::vector<int64_t>& indices, int64_t epoch) const {
   const at::Tensor text = text_->read(indices, epoch).at("input_ids");  // (B, S - 2)
   const int64_t inner = text.size(1);
-  at::Tensor input = at::empty({text.size(0), inner + 2}, at::kLong);            // (B, S)
+  at::Tensor input = at::empty({text.size(0), inner + 2}, at::kLong);                 // (B, S)
   at::Tensor labels = at::full({text.size(0), inner + 2}, kIgnoredLabel, at::kLong);  // (B, S)
   const uint64_t epoch_seed = mix_bits(mix_bits(seed_, kStream), static_cast<uint64_t>(epoch));
   for (int64_t b = 0; b < text.size(0); ++b) {

@@ -9,8 +9,8 @@
 
 #include <ATen/ATen.h>
 
-#include "twobp/nn/kernels/encoder/encoder_kernels.h"
 #include "twobp/nn/kernels/attention/packed_attention.h"
+#include "twobp/nn/kernels/encoder/encoder_kernels.h"
 #include "twobp/nn/kernels/products/rows.h"
 
 namespace twobp {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/nn/kernels/products/padded_rows.h"
 #include "twobp/nn/kernels/products/rows.h"
 

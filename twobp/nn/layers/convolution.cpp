@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/nn/kernels/products/product_time.h"
 #include "twobp/nn/kernels/products/rows.h"
 

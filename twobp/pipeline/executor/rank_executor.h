@@ -13,11 +13,11 @@
 
 #include "twobp/pipeline/executor/device_times.h"
 #include "twobp/pipeline/executor/event_log.h"
+#include "twobp/pipeline/executor/p2_offers.h"
+#include "twobp/pipeline/executor/p2_stream.h"
 #include "twobp/pipeline/gradient_reducer.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/observer.h"
-#include "twobp/pipeline/executor/p2_offers.h"
-#include "twobp/pipeline/executor/p2_stream.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/pipeline/step_input.h"
 #include "twobp/schedule/schedule.h"

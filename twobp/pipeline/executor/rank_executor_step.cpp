@@ -5,8 +5,8 @@
 #include "twobp/core/clock.h"
 #include "twobp/core/figures.h"
 #include "twobp/core/text.h"
-#include "twobp/pipeline/memory/block_cache.h"
 #include "twobp/pipeline/executor/rank_executor.h"
+#include "twobp/pipeline/memory/block_cache.h"
 
 namespace twobp {
 namespace {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "twobp/models/model.h"
 #include "twobp/nn/context.h"
 #include "twobp/nn/device/device.h"
-#include "twobp/models/model.h"
 
 namespace twobp {
 

@@ -22,9 +22,9 @@
 
 #include <ATen/ATen.h>
 
+#include "twobp/files/safetensors.h"
 #include "twobp/train/checkpoint/position.h"
 #include "twobp/train/checkpoint/same_run.h"
-#include "twobp/files/safetensors.h"
 
 namespace twobp {
 

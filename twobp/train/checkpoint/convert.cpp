@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "twobp/core/check.h"
-#include "twobp/train/checkpoint/checkpoint_folder.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/checkpoint/checkpoint_folder.h"
 
 namespace twobp {
 namespace {

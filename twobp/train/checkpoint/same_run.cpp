@@ -7,10 +7,10 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/nn/kernels/operators.h"
-#include "twobp/train/checkpoint/checkpoint.h"
+#include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/checkpoint/checkpoint.h"
 
 namespace twobp {
 namespace {
@@ -43,7 +43,8 @@ json all_micro_batches(const json& config, const json& defaults) {
 // Defaults that stand for a value of other keys, so that writing them out is no difference.
 Config filled_in(Config config) {
   config.model.type.type().fill_in(config.model.type);
-  if (config.pipeline.micro_batches == 0) config.pipeline.micro_batches = pipeline_shape(config.pipeline).micro_batches;
+  if (config.pipeline.micro_batches == 0)
+    config.pipeline.micro_batches = pipeline_shape(config.pipeline).micro_batches;
   return config;
 }
 
@@ -103,9 +104,8 @@ std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& n
     const json old_value = batches ? all_micro_batches(before, defaults) : value_of(before, name, defaults);
     const json new_value = batches ? all_micro_batches(after, defaults) : value_of(after, name, defaults);
     if (old_value == new_value) return;
-    const std::string text =
-        concat(name, batches && replicas ? " x pipeline.data_parallel is " : " is ",
-               new_value.dump(), " but ", old_value.dump(), " in the checkpoint");
+    const std::string text = concat(name, batches && replicas ? " x pipeline.data_parallel is " : " is ",
+                                    new_value.dump(), " but ", old_value.dump(), " in the checkpoint");
     switch (rule_of(name, key, constant_lr)) {
       case OnResume::kSame:
         differences.push_back(text);

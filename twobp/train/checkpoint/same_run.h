@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "twobp/train/config.h"
 #include "twobp/data/data.h"
+#include "twobp/train/config.h"
 #include "twobp/train/variant.h"
 
 namespace twobp {

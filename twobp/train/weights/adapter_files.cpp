@@ -7,10 +7,10 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/nn/layers/lora_linear.h"
 #include "twobp/files/json_file.h"
 #include "twobp/files/new_file.h"
 #include "twobp/files/safetensors.h"
+#include "twobp/nn/layers/lora_linear.h"
 
 namespace twobp {
 namespace {

@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "twobp/files/safetensors.h"
 #include "twobp/models/model.h"
 #include "twobp/nn/parameter.h"
 #include "twobp/train/config.h"
-#include "twobp/files/safetensors.h"
 #include "twobp/train/processes.h"
 
 namespace twobp {

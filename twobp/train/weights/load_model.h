@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "twobp/models/model.h"
-#include "twobp/pipeline/pipeline.h"
 #include "twobp/models/model_weights.h"
+#include "twobp/pipeline/pipeline.h"
 
 namespace twobp {
 

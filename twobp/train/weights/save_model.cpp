@@ -11,8 +11,8 @@
 #include "twobp/files/mapped_file.h"
 #include "twobp/files/new_file.h"
 #include "twobp/files/safetensors.h"
-#include "twobp/models/model_type.h"
 #include "twobp/models/hf_config.h"
+#include "twobp/models/model_type.h"
 #include "twobp/train/weights/adapter_files.h"
 
 namespace twobp {

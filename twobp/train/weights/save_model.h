@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "twobp/files/safetensors.h"
 #include "twobp/nn/parameter.h"
 #include "twobp/train/config.h"
-#include "twobp/files/safetensors.h"
 #include "twobp/train/processes.h"
 
 namespace twobp {

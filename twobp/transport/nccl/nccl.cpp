@@ -11,10 +11,10 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/core/patience.h"
-#include "twobp/transport/threads/mailbox.h"
 #include "twobp/transport/nccl/nccl_head.h"
 #include "twobp/transport/nccl/nccl_link.h"
 #include "twobp/transport/process_world.h"
+#include "twobp/transport/threads/mailbox.h"
 #include "twobp/transport/time_out.h"
 
 namespace twobp {

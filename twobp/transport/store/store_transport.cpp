@@ -8,8 +8,8 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/patience.h"
-#include "twobp/transport/threads/mailbox.h"
 #include "twobp/transport/message.h"
+#include "twobp/transport/threads/mailbox.h"
 #include "twobp/transport/time_out.h"
 
 namespace twobp {

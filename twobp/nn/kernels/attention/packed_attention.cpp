@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "twobp/nn/kernels/products/blas.h"
 #include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/products/blas.h"
 #include "twobp/nn/kernels/products/padded_rows.h"
 #include "twobp/nn/kernels/products/rows.h"
 
