@@ -357,9 +357,7 @@ TEST(ConfigErrors, ModelContradictions) {
   EXPECT_NO_THROW(with({"model.heads=4", "model.kv_heads=2"}));
   refuse({"model.dim=12", "model.heads=4"}, {"model.dim / model.heads (3)", "odd"});
   refuse({"model.head_dim=63"}, {"model.head_dim (63)", "odd"});
-  // Heads mean nothing to an MLP.
-  EXPECT_NO_THROW(
-      load_config("", {"model.type=mlp", "data.synthetic=vectors", "model.dim=12", "model.heads=5"}));
+  EXPECT_NO_THROW(load_config("", {"model.type=mlp", "data.synthetic=vectors", "model.dim=12"}));
 }
 
 TEST(ConfigErrors, RopeScaling) {

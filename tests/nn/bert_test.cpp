@@ -160,6 +160,7 @@ TEST(CountedPositions, LabelsOfAnotherShape) {
 
 test::Typed<BertOptions> options() {
   test::Typed<BertOptions> o;
+  o.tied = true;
   o.vocab = 11;
   o.dim = 12;
   o.layers = 2;

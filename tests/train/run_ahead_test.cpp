@@ -250,7 +250,7 @@ RunAhead decided(const std::string& schedule, int ranks, const std::function<voi
   const ModelSpec model = emulated(std::vector<EmulatedLayer>(stages, layer));
   Profile profile;
   for (const LayerSpec& spec : model.layers) {
-    LayerCost& cost = profile[spec.kind];
+    LayerProfile& cost = profile[spec.kind];
     cost.forward = cost.backward_p1 = cost.backward_p2 = 0.5;
     cost.p2_units = 1;
   }
@@ -260,7 +260,7 @@ RunAhead decided(const std::string& schedule, int ranks, const std::function<voi
   options.rank_of_stage = place_stages(placement, stages, ranks);
   Pipeline pipeline(model, profile, options);
   return decide_run_ahead(config, pipeline,
-                          pipeline.plan(schedule, 2 * ranks, P2Policy::kPlaced, P2Batching::kLoop, 0),
+                          pipeline.setup(schedule, 2 * ranks, P2Policy::kPlaced, P2Batching::kLoop, 0),
                           ties_ranks);
 }
 

@@ -190,7 +190,7 @@ void RankExecutor::drop_unreceived() {
   for (const Instruction& receive : input_->leading->unreceived[rank_]) {
     const int from = input_->schedule->rank_of_stage[receive.stage - 1];
     const MemoryMeter::Scope scope(receive.stage, MemoryCategory::kActivations);
-    transport_.receive(from, {input_->step, receive.stage, receive.micro_batch, Direction::kForward},
+    transport_.receive(from, {input_->step, receive.stage, receive.micro_batch, MessageKind::kForward},
                        input_->timeout);
   }
 }
