@@ -51,6 +51,16 @@ DataSplit open_in_turn(const Config& config, const World& world) {
   return data;
 }
 
+bool has_backward(const ScheduleSource& source) {
+  if (source.written() == nullptr) return true;
+  const auto& ranks = source.written()->ranks;
+  return std::any_of(ranks.begin(), ranks.end(), [](const auto& list) {
+    return std::any_of(list.begin(), list.end(), [](const Instruction& instruction) {
+      return is_compute(instruction.op) && instruction.op != Op::kForward;
+    });
+  });
+}
+
 // What one process measured, since all must cut and plan alike.
 Profile agreed_profile(Transport& processes, const ModelSpec& model, const std::function<Profile()>& measure,
                        double timeout) {
@@ -176,8 +186,11 @@ Trainer::Trainer(const Config& config, Parts parts)
               parse_memory_cap(config.pipeline.memory_cap)};
   if (config.pipeline.schedule == kAutoSchedule)
     variant_ = auto_variant(*pipeline_, micro_batches_, variant_);
-  run_ahead_ =
-      decide_run_ahead(config_, *pipeline_, setup_for(variant_, micro_batches_), update_->ties_ranks());
+  // A schedule of forwards alone evaluates; it is refused when it is to train.
+  if (config.pipeline.run_ahead != "off" && pipeline_->ranks() > 1 && has_backward(variant_.schedule)) {
+    run_ahead_ =
+        decide_run_ahead(config_, *pipeline_, setup_for(variant_, micro_batches_), update_->ties_ranks());
+  }
   if (run_ahead_.presumes) update_->make_savepoints(loss_scale_.adapts);
   make_loader();
 }
