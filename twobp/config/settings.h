@@ -43,7 +43,7 @@ void for_each_key(const std::vector<SectionValues>& sections,
 
 // Throws Error: a value that its key does not allow.
 void check_values(const std::vector<SectionValues>& sections);
-// The same for one value; `prefix` begins the message.
+// The same for one value.
 void check_value(const std::string& full_name, const Key& key, void* values, const void* defaults);
 
 // All keys as a JSON object, a section at a time: what --print-config prints.

@@ -29,7 +29,6 @@ struct Pipeline::UnderWay {
   const StepSetup* setup = nullptr;
   std::vector<Fields> micro_batches;
   StepInput input;
-  LeadingForwards leading;          // of the plan; without settle: empty
   std::vector<RankResult> results;  // by rank
   double begin = 0;
   bool begun_early = false;  // the step before was under way
@@ -197,10 +196,7 @@ void Pipeline::submit(const StepSetup& setup, const std::vector<Fields>& micro_b
     offers_.begin_step();
     input.offers = &offers_;
   }
-  if (input.settle) {
-    step->leading = leading_forwards(schedule);
-    input.leading = &step->leading;
-  }
+  input.leading = &setup.leading;
   step->begin = now_seconds();
   const std::optional<DeviceEvent> graph = put_in_as_graph(input);
   step->job = post([this, graph, &step = *step](int rank) {

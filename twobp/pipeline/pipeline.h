@@ -31,6 +31,7 @@ struct PipelineOptions {
 // A schedule with what the executor needs to know beside it.
 struct StepSetup {
   Schedule schedule;
+  LeadingForwards leading;  // of the schedule
   P2Batching batching = P2Batching::kLoop;
   MemoryCap memory_cap = MemoryCap::automatic();
   std::vector<int64_t> standard_peaks;  // by rank, for the automatic cap

@@ -1,31 +1,20 @@
 // What a pipeline runs: its schedules with the memory that they may take.
-#include <algorithm>
-
 #include "twobp/core/check.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp {
-namespace {
-
-bool has_backward(const Schedule& schedule) {
-  return std::any_of(schedule.ranks.begin(), schedule.ranks.end(), [](const auto& list) {
-    return std::any_of(list.begin(), list.end(), [](const Instruction& i) { return i.op == Op::kBackward; });
-  });
-}
-
-}  // namespace
-
 StepSetup Pipeline::setup(const ScheduleSource& schedule, int micro_batches, P2Policy policy,
                           P2Batching batching, MemoryCap memory_cap) const {
   if (micro_batches == 0) return forward_setup(0);
   StepSetup setup;
   setup.schedule = schedule.make(stages(), ranks(), micro_batches, policy);
+  setup.leading = leading_forwards(setup.schedule);
   setup.batching = batching;
   setup.memory_cap = memory_cap;
   const Schedule standard = schedule.make(stages(), ranks(), micro_batches, P2Policy::kOff);
-  TWOBP_CHECK(has_backward(standard), "schedule '", schedule.name(),
+  TWOBP_CHECK(standard.has_backward(), "schedule '", schedule.name(),
               "' has no backward, so it trains nothing: use another");
   setup.standard_peaks = standard_peaks(standard, stage_profiles_);
   return setup;

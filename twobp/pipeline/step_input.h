@@ -55,7 +55,7 @@ struct StepInput {
 
   // Filled in by the pipeline, for its executors.
   const Schedule* schedule = nullptr;
-  const LeadingForwards* leading = nullptr;  // of the schedule; with `settle`
+  const LeadingForwards* leading = nullptr;  // of the schedule
   const std::vector<Fields>* micro_batches = nullptr;
   std::string input_field;  // see ModelSpec
   P2Batching batching = P2Batching::kLoop;

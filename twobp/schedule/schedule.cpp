@@ -1,6 +1,7 @@
 // Names of ops and policies, and the text form of one instruction.
 #include "twobp/schedule/schedule.h"
 
+#include <algorithm>
 #include <array>
 
 #include "twobp/core/check.h"
@@ -53,6 +54,14 @@ P2Policy parse_policy(std::string_view name) {
 
 std::vector<std::string> policy_names() {
   return {kPolicyNames.begin(), kPolicyNames.end()};
+}
+
+bool Schedule::has_backward() const {
+  return std::any_of(ranks.begin(), ranks.end(), [](const std::vector<Instruction>& list) {
+    return std::any_of(list.begin(), list.end(), [](const Instruction& instruction) {
+      return is_compute(instruction.op) && instruction.op != Op::kForward;
+    });
+  });
 }
 
 }  // namespace twobp

@@ -62,6 +62,8 @@ struct Schedule {
   // The stage has no previous, no next stage.
   bool is_first(int stage) const { return stage == 0; }
   bool is_last(int stage) const { return stage + 1 == stages; }
+  // Else it evaluates.
+  bool has_backward() const;
   // With `fill`, a rank that waits for a message runs pending W meanwhile.
   bool fills() const { return policy == P2Policy::kFill; }
   // W waits for no reason but its policy's.

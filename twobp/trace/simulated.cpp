@@ -160,16 +160,11 @@ class RankConverter {
 
 StepReport simulated_step(const Schedule& schedule, const std::vector<StageCost>& costs,
                           const Simulation& simulation, double byte_unit) {
-  const bool has_backward = std::any_of(schedule.ranks.begin(), schedule.ranks.end(), [](const auto& rank) {
-    return std::any_of(rank.begin(), rank.end(), [](const Instruction& instruction) {
-      return is_compute(instruction.op) && instruction.op != Op::kForward;
-    });
-  });
   StepReport report;
   report.step = 1;
   report.end = simulation.step_seconds;
   for (size_t rank = 0; rank < simulation.ranks.size(); ++rank) {
-    RankConverter converter(costs, has_backward, simulation.step_seconds, byte_unit);
+    RankConverter converter(costs, schedule.has_backward(), simulation.step_seconds, byte_unit);
     report.events.push_back(converter.run(simulation.ranks[rank], schedule.ranks[rank]));
   }
   return report;

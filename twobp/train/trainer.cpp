@@ -51,16 +51,6 @@ DataSplit open_in_turn(const Config& config, const World& world) {
   return data;
 }
 
-bool has_backward(const ScheduleSource& source) {
-  if (source.written() == nullptr) return true;
-  const auto& ranks = source.written()->ranks;
-  return std::any_of(ranks.begin(), ranks.end(), [](const auto& list) {
-    return std::any_of(list.begin(), list.end(), [](const Instruction& instruction) {
-      return is_compute(instruction.op) && instruction.op != Op::kForward;
-    });
-  });
-}
-
 // What one process measured, since all must cut and plan alike.
 Profile agreed_profile(Transport& processes, const ModelSpec& model, const std::function<Profile()>& measure,
                        double timeout) {
@@ -187,7 +177,9 @@ Trainer::Trainer(const Config& config, Parts parts)
   if (config.pipeline.schedule == kAutoSchedule)
     variant_ = auto_variant(*pipeline_, micro_batches_, variant_);
   // A schedule of forwards alone evaluates; it is refused when it is to train.
-  if (config.pipeline.run_ahead != "off" && pipeline_->ranks() > 1 && has_backward(variant_.schedule)) {
+  const Schedule* written = variant_.schedule.written();
+  if (config.pipeline.run_ahead != "off" && pipeline_->ranks() > 1 &&
+      (written == nullptr || written->has_backward())) {
     run_ahead_ =
         decide_run_ahead(config_, *pipeline_, setup_for(variant_, micro_batches_), update_->ties_ranks());
   }
