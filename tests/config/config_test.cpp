@@ -189,6 +189,27 @@ TEST(Config, EveryMemberIsAKey) {
   }
 }
 
+// Each error names the file once, whatever the file is called.
+TEST(ConfigErrors, NameTheFileOnce) {
+  for (const char* const origin : {"run.json", "model"}) {
+    const std::string start = concat(origin, ": ");
+    const auto message = [&](const std::string& json) -> std::string {
+      try {
+        parse_config(json, origin, {"data.text=*.txt"});
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "";
+    };
+    for (const char* const json :
+         {R"({"model": {"dim": 0}})", R"({"model": {"dim": "x"}})", R"({"model": {"type": "lama"}})",
+          R"({"model": {"dim": 100, "heads": 3}})", R"({"model": {"state": 3}})"}) {
+      const std::string text = message(json);
+      EXPECT_EQ(text.rfind(start), 0U) << text;
+    }
+  }
+}
+
 // A key of another model type means nothing here, and is refused by name.
 TEST(Config, RefusesKeysOfOtherModelTypes) {
   refuse({"model.state=8"}, {"model.state", "mamba", "model.type is llama", "remove it"});

@@ -156,6 +156,9 @@ TEST(BadInput, ImpossibleShapes) {
   LlamaOptions no_layers;
   no_layers.layers = 0;
   expect_error([&] { llama(no_layers); }, {"at least one layer"});
+  LlamaOptions no_heads;
+  no_heads.heads = 0;
+  expect_error([&] { llama(no_heads); }, {"at least one head"});
   MlpOptions no_width;
   no_width.dim = 0;
   expect_error([&] { mlp(no_width); }, {"at least 1"});

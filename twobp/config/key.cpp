@@ -101,11 +101,6 @@ Key Key::free_on_resume() && {
   return std::move(*this);
 }
 
-Key Key::same_on_resume() && {
-  on_resume = OnResume::kSame;
-  return std::move(*this);
-}
-
 Key Key::differs_by_process() && {
   per_process = true;
   return std::move(*this);

@@ -69,7 +69,6 @@ struct Key {
   Key or_file(std::string ending) &&;
   Key noted_on_resume() &&;
   Key free_on_resume() &&;
-  Key same_on_resume() &&;
   Key differs_by_process() &&;
   // A path: free on resume, and each process may have its own.
   Key path() &&;

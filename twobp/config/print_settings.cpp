@@ -36,8 +36,8 @@ std::string padded(std::string text, size_t width) {
 
 std::string settings_to_json(const std::vector<SectionValues>& sections) {
   Json root = Json::object();
-  for_each_key(sections, [&root](const std::string& section, const Key& key, void* values) {
-    root[section][key.name] = json_of(key, values);
+  for_each_key(sections, [&root](const std::string& section, const Key& key, const SectionValues& of) {
+    root[section][key.name] = json_of(key, of.values);
   });
   // A path given by --set need not be UTF-8.
   return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

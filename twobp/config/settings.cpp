@@ -163,11 +163,11 @@ struct Place {
 class Directory {
  public:
   explicit Directory(const std::vector<SectionValues>& sections) {
-    for_each_key(sections, [this](const std::string& section, const Key& key, void* values) {
+    for_each_key(sections, [this](const std::string& section, const Key& key, const SectionValues& of) {
       if (names_.empty() || names_.back() != section) names_.push_back(section);
-      if (key.type == "text" && std::holds_alternative<Choice*>(key.field(values)))
-        choices_[section] = std::get<Choice*>(key.field(values));
-      places_[section].emplace_back(key.name, Place{&key, values});
+      const Field field = key.field(of.values);
+      if (std::holds_alternative<Choice*>(field)) choices_[section] = std::get<Choice*>(field);
+      places_[section].emplace_back(key.name, Place{&key, of.values});
     });
   }
 
@@ -283,7 +283,7 @@ void choose(const std::string& full_name, const Key& key, Choice& choice, const 
             const std::string& origin) {
   TWOBP_CHECK(value.is_string(), origin, ": \"", full_name, "\" expects text, got ", describe(value), ".");
   const auto& name = value.get_ref<const std::string&>();
-  check_choice(full_name, key, name, false);
+  check_choice(concat(origin, ": ", full_name), key, name, false);
   if (name != choice.name()) choice.choose(name);
 }
 
@@ -347,8 +347,8 @@ bool Settings::has(std::string_view section, std::string_view key) const {
 }
 
 void Settings::assign(const std::vector<SectionValues>& sections) const {
-  for_each_key(sections, [this](const std::string& section, const Key& key, void* values) {
-    const Field field = key.field(values);
+  for_each_key(sections, [this](const std::string& section, const Key& key, const SectionValues& of) {
+    const Field field = key.field(of.values);
     if (!std::holds_alternative<Choice*>(field)) return;
     const auto last = std::find_if(values_.rbegin(), values_.rend(), [&](const Value& value) {
       return value.section == section && value.key == key.name;
@@ -379,14 +379,14 @@ void Settings::assign(const std::vector<SectionValues>& sections) const {
 
 void for_each_key(
     const std::vector<SectionValues>& sections,
-    const std::function<void(const std::string& section, const Key& key, void* values)>& visit) {
-  for (const SectionValues& section : sections) {
-    for (const Key& key : section.section->keys) {
-      visit(section.section->name, key, section.values);
-      const Field field = key.field(section.values);
+    const std::function<void(const std::string& section, const Key& key, const SectionValues& of)>& visit) {
+  for (const SectionValues& of : sections) {
+    for (const Key& key : of.section->keys) {
+      visit(of.section->name, key, of);
+      const Field field = key.field(of.values);
       if (!std::holds_alternative<Choice*>(field)) continue;
       const SectionValues chosen = std::get<Choice*>(field)->chosen();
-      for (const Key& further : chosen.section->keys) visit(section.section->name, further, chosen.values);
+      for (const Key& further : chosen.section->keys) visit(of.section->name, further, chosen);
     }
   }
 }
@@ -408,19 +408,9 @@ void check_value(const std::string& full_name, const Key& key, void* values, con
 }
 
 void check_values(const std::vector<SectionValues>& sections) {
-  for (const SectionValues& section : sections) {
-    for (const Key& key : section.section->keys) {
-      check_value(section.section->name + "." + key.name, key, section.values,
-                  section.section->defaults.get());
-      const Field field = key.field(section.values);
-      if (!std::holds_alternative<Choice*>(field)) continue;
-      const SectionValues chosen = std::get<Choice*>(field)->chosen();
-      for (const Key& further : chosen.section->keys) {
-        check_value(section.section->name + "." + further.name, further, chosen.values,
-                    chosen.section->defaults.get());
-      }
-    }
-  }
+  for_each_key(sections, [](const std::string& section, const Key& key, const SectionValues& of) {
+    check_value(section + "." + key.name, key, of.values, of.section->defaults.get());
+  });
 }
 
 }  // namespace twobp

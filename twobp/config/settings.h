@@ -37,9 +37,11 @@ class Settings {
   std::vector<Value> values_;
 };
 
-// Calls visit(section, key, values) for each key, in order; after a choice for the keys of what is chosen.
-void for_each_key(const std::vector<SectionValues>& sections,
-                  const std::function<void(const std::string& section, const Key& key, void* values)>& visit);
+// Calls visit(section's name, key, the struct that holds its value) for each key, in order; after a choice
+// for the keys of what is chosen.
+void for_each_key(
+    const std::vector<SectionValues>& sections,
+    const std::function<void(const std::string& section, const Key& key, const SectionValues& of)>& visit);
 
 // Throws Error: a value that its key does not allow.
 void check_values(const std::vector<SectionValues>& sections);

@@ -197,6 +197,7 @@ void write_llama(const LlamaOptions& given, int64_t sequence, json& out) {
 }  // namespace
 
 ModelSpec llama(const LlamaOptions& given, const BuildSettings& s) {
+  TWOBP_CHECK(given.heads >= 1, "a LLaMa needs at least one head");
   const LlamaOptions o = filled_in(given);
   TWOBP_CHECK(o.layers >= 1 && o.dim >= 1 && o.vocab >= 1 && o.hidden >= 1,
               "a LLaMa needs at least one layer, dim, vocab and hidden of at least 1");

@@ -84,35 +84,37 @@ void check_against_weights(const Settings& settings, ModelOptions& given, ModelO
   }
 }
 
-Config config_of(const Settings& settings) {
-  Config config;
-  const std::vector<SectionValues> sections = sections_of(config);
-  const std::string from = settings.text("model", "from").value_or("");
-  if (from.empty()) {
-    settings.assign(sections);
-    return config;
-  }
+// What model.from's config.json says; none: a new model.
+std::optional<ModelOptions> options_of_weights(const Settings& settings, const std::string& from) {
+  if (from.empty()) return std::nullopt;
   ModelOptions file = read_hf_config(from);
   const std::string type = settings.text("model", "type").value_or(file.name());
   TWOBP_CHECK(type == file.name(), "model.type is \"", type, "\", but the model in model.from has \"",
               file.name(), "\": the architecture comes from ", from, "/config.json, so remove model.type");
-  config.model.type = file;
-  settings.assign(sections);
-  check_against_weights(settings, config.model.type, file, from);
-  return config;
+  return file;
 }
 
 Config finish(Settings settings, const std::vector<std::string>& overrides, const std::string& origin) {
   for (const auto& text : overrides) settings.set(text);
+  // Errors of single keys name their origin themselves.
+  const auto with_origin = [&origin](const auto& body) {
+    try {
+      body();
+    } catch (const Error& error) {
+      if (origin.empty()) throw;
+      fail(origin, ": ", error.what());
+    }
+  };
+  const std::string from = settings.text("model", "from").value_or("");
   Config config;
-  try {
-    config = config_of(settings);
+  std::optional<ModelOptions> file;
+  with_origin([&] { file = options_of_weights(settings, from); });
+  if (file) config.model.type = *file;
+  settings.assign(sections_of(config));
+  with_origin([&] {
+    if (file) check_against_weights(settings, config.model.type, *file, from);
     check_config(config);
-  } catch (const Error& error) {
-    const std::string_view message = error.what();
-    if (origin.empty() || message.starts_with(origin) || message.starts_with("--set ")) throw;
-    fail(origin, ": ", error.what());
-  }
+  });
   return config;
 }
 
@@ -150,8 +152,8 @@ std::string config_reference() {
 void for_each_key(const Config& config,
                   const std::function<void(const std::string& name, const Key& key, void* values)>& visit) {
   Config copy = config;
-  for_each_key(sections_of(copy), [&](const std::string& section, const Key& key, void* values) {
-    visit(section + "." + key.name, key, values);
+  for_each_key(sections_of(copy), [&](const std::string& section, const Key& key, const SectionValues& of) {
+    visit(section + "." + key.name, key, of.values);
   });
 }
 
