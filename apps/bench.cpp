@@ -13,6 +13,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/figures.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/stage.h"
 #include "twobp/schedule/check/in_process.h"
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/train/auto_variant.h"

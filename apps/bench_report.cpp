@@ -10,6 +10,8 @@
 #include "twobp/core/median.h"
 #include "twobp/core/text.h"
 #include "twobp/models/model_type.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/stage.h"
 #include "twobp/train/auto_variant.h"
 
 namespace twobp {

@@ -11,6 +11,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/models/model_type.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
 

@@ -9,6 +9,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/nn/kernels/kernels.h"
+#include "twobp/pipeline/pipeline.h"
 
 namespace twobp {
 

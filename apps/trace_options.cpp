@@ -8,7 +8,9 @@
 #include "apps/log.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/stage.h"
 #include "twobp/trace/timeline.h"
 #include "twobp/trace/trace.h"
 

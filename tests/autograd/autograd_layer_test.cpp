@@ -12,6 +12,7 @@
 #include "tests/train/training.h"
 #include "twobp/nn/layers/squared_error.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/stage.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -2,10 +2,12 @@
 // keeping.
 #include "twobp/pipeline/memory/block_cache.h"
 
+#include <cstdlib>
 #include <functional>
 #include <thread>
 
 #include <ATen/ATen.h>
+#include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
 
 namespace twobp::TWOBP_FILE {
@@ -25,7 +27,45 @@ int64_t allocations_of(const std::function<void()>& body) {
   return BlockCache::allocations() - before;
 }
 
-TEST(BlockCache, GivesTheSameMemoryAgain) {
+void install_between() {
+  c10::Allocator* before = c10::GetCPUAllocator();
+  at::Tensor older = bytes(1000);
+  void* by_address = before->raw_allocate(1000);
+  {
+    const BlockCache::Use use;
+    bytes(1000);
+    EXPECT_EQ(BlockCache::allocations(), 0);
+    EXPECT_EQ(c10::GetCPUAllocator(), before);
+  }
+  BlockCache::install();
+  c10::Allocator* after = c10::GetCPUAllocator();
+  EXPECT_NE(after, before);
+  BlockCache::install();
+  EXPECT_EQ(c10::GetCPUAllocator(), after);
+  older.fill_(1);
+  older.reset();
+  after->raw_deallocate(by_address);
+  after->raw_deallocate(after->raw_allocate(1000));
+  after->raw_deallocate(nullptr);
+}
+
+// In a process of its own, in which no other test has called install().
+TEST(BlockCache, ChangesNothingBeforeInstall) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        install_between();
+        std::exit(HasFailure() ? 1 : 0);
+      },
+      ::testing::ExitedWithCode(0), "");
+}
+
+class BlockCacheTest : public ::testing::Test {
+ protected:
+  void SetUp() override { BlockCache::install(); }
+};
+
+TEST_F(BlockCacheTest, GivesTheSameMemoryAgain) {
   const BlockCache::Use use;
   at::Tensor tensor = bytes(1000);
   const void* first = tensor.const_data_ptr();
@@ -41,7 +81,7 @@ TEST(BlockCache, GivesTheSameMemoryAgain) {
   EXPECT_EQ(allocations_of([&] { bytes(0); }), 0);
 }
 
-TEST(BlockCache, TakesBackWhatAnotherThreadLetsGo) {
+TEST_F(BlockCacheTest, TakesBackWhatAnotherThreadLetsGo) {
   const BlockCache::Use use;
   at::Tensor tensor = bytes(1000);
   const void* first = tensor.const_data_ptr();
@@ -50,7 +90,7 @@ TEST(BlockCache, TakesBackWhatAnotherThreadLetsGo) {
   EXPECT_EQ(tensor.const_data_ptr(), first);
 }
 
-TEST(BlockCache, KeepsTwiceWhatComesAndGoes) {
+TEST_F(BlockCacheTest, KeepsTwiceWhatComesAndGoes) {
   const BlockCache::Use use;
   const at::Tensor stays = bytes(100 * kMiB);
   BlockCache::begin_step();
@@ -71,7 +111,7 @@ TEST(BlockCache, KeepsTwiceWhatComesAndGoes) {
   EXPECT_EQ(allocations_of([] { bytes(kMiB + kMiB / 2); }), 1);
 }
 
-TEST(BlockCache, GivesUpWhatNobodyAsksFor) {
+TEST_F(BlockCacheTest, GivesUpWhatNobodyAsksFor) {
   const BlockCache::Use use;
   bytes(kMiB);
   bytes(2 * kMiB);
@@ -82,7 +122,7 @@ TEST(BlockCache, GivesUpWhatNobodyAsksFor) {
   EXPECT_EQ(allocations_of([] { bytes(kMiB); }), 1);
 }
 
-TEST(BlockCache, EndsWithoutWhatItKept) {
+TEST_F(BlockCacheTest, EndsWithoutWhatItKept) {
   at::Tensor tensor;
   std::thread([&] {
     const BlockCache::Use use;
@@ -94,7 +134,7 @@ TEST(BlockCache, EndsWithoutWhatItKept) {
   EXPECT_EQ(allocations_of([] { bytes(1000); }), 1) << "it went back to the system, not to another cache";
 }
 
-TEST(BlockCache, TensorsOutliveIt) {
+TEST_F(BlockCacheTest, TensorsOutliveIt) {
   at::Tensor tensor;
   {
     const BlockCache::Use use;
@@ -104,7 +144,7 @@ TEST(BlockCache, TensorsOutliveIt) {
   tensor.reset();
 }
 
-TEST(BlockCache, OtherThreadsKeepNothing) {
+TEST_F(BlockCacheTest, OtherThreadsKeepNothing) {
   EXPECT_EQ(allocations_of([] {
               bytes(1000);
               bytes(1000);

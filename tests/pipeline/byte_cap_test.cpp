@@ -5,6 +5,8 @@
 // Where the walk and the meter may differ: a message belongs to its sender until the receiver takes it, and
 // when that is, is up to the clock; the walk lets it go at once. A rank never has more messages out than
 // micro-batches, so the meter shows at most M messages more.
+#include "twobp/pipeline/memory/byte_cap.h"
+
 #include <algorithm>
 
 #include "tests/pipeline/step_bytes.h"

@@ -3,7 +3,9 @@
 #include <mutex>
 
 #include "tests/pipeline/support.h"
+#include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/gradient_reducer.h"
+#include "twobp/pipeline/stage.h"
 #include "twobp/transport/world.h"
 
 namespace twobp::test {

@@ -6,6 +6,9 @@
 #include <tuple>
 
 #include "tests/pipeline/support.h"
+#include "twobp/core/clock.h"
+#include "twobp/pipeline/executor/rank_executor.h"
+#include "twobp/pipeline/stage.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

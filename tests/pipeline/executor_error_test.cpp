@@ -6,6 +6,8 @@
 
 #include "tests/pipeline/support.h"
 #include "twobp/core/clock.h"
+#include "twobp/pipeline/executor/rank_executor.h"
+#include "twobp/pipeline/stage.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp::TWOBP_FILE {

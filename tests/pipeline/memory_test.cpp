@@ -4,6 +4,7 @@
 //             and its input x (R D), which is the block's before it or the batch's own;
 //   after I:  norm(x) (R D), d(gate | up) (2 R H, written over gate and up), silu(gate) * up (R H), dy (R D).
 #include "tests/pipeline/step_bytes.h"
+#include "twobp/pipeline/stage.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

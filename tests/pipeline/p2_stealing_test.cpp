@@ -8,6 +8,8 @@
 
 #include "tests/pipeline/support.h"
 #include "twobp/core/clock.h"
+#include "twobp/pipeline/executor/p2_offers.h"
+#include "twobp/pipeline/stage.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -7,6 +7,7 @@
 
 #include "tests/pipeline/step_bytes.h"
 #include "twobp/nn/layers/recompute.h"
+#include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/plan/cost_model.h"
 #include "twobp/plan/recompute_costs.h"
 

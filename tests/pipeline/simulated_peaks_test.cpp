@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tests/pipeline/step_bytes.h"
+#include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/schedule/simulate/simulate.h"
 

@@ -17,6 +17,7 @@
 #include "twobp/models/llama.h"
 #include "twobp/models/mlp.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/stage.h"
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/train/training.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {

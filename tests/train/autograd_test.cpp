@@ -12,6 +12,8 @@
 
 #include "tests/train/reference.h"
 #include "tests/train/training.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/stage.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -5,6 +5,7 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
+#include "twobp/pipeline/pipeline.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

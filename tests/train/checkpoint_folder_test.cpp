@@ -13,6 +13,7 @@
 
 #include "tests/train/checkpoint_runs.h"
 #include "twobp/core/random.h"
+#include "twobp/pipeline/pipeline.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -10,6 +10,9 @@
 #include "tests/train/checkpoint_runs.h"
 #include "twobp/core/clock.h"
 #include "twobp/models/model_weights.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/train/update/savepoint.h"
+#include "twobp/train/update/update.h"
 #include "twobp/train/weights/adapter_files.h"
 #include "twobp/train/weights/save_model.h"
 

@@ -7,6 +7,9 @@
 
 #include "tests/model_options.h"
 #include "tests/train/checkpoint_runs.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/train/update/savepoint.h"
+#include "twobp/train/update/update.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/train/training.h"
+#include "twobp/pipeline/pipeline.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

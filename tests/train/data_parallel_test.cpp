@@ -8,7 +8,12 @@
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
 #include "twobp/data/data.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/stage.h"
+#include "twobp/pipeline/step_input.h"
+#include "twobp/schedule/simulate/simulate.h"
 #include "twobp/train/update/optimizer_shards.h"
+#include "twobp/train/update/update.h"
 #include "twobp/train/variant.h"
 #include "twobp/transport/collectives.h"
 

@@ -7,6 +7,7 @@
 #include "tests/train/worlds.h"
 #include "tests/transport/device_transports.h"
 #include "tests/transport/stand_in_nccl.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/transport/process_world.h"
 #include "twobp/transport/store/store_transport.h"
 #include "twobp/transport/threads/in_process.h"

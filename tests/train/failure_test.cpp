@@ -6,6 +6,8 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/stage.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -5,6 +5,7 @@
 
 #include "tests/train/training.h"
 #include "twobp/data/data.h"
+#include "twobp/pipeline/pipeline.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -6,6 +6,7 @@
 
 #include "tests/model_options.h"
 #include "tests/train/worlds.h"
+#include "twobp/pipeline/pipeline.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -4,6 +4,8 @@
 
 #include "tests/model_options.h"
 #include "tests/train/worlds.h"
+#include "twobp/pipeline/executor/rank_executor.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/train/processes.h"
 #include "twobp/transport/launcher.h"
 #include "twobp/transport/mpi/mpi.h"

@@ -9,6 +9,7 @@
 #include "tests/train/resnet_training.h"
 #include "tests/train/training.h"
 #include "twobp/nn/kernels/operators.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/transport/world.h"
 
 namespace twobp::TWOBP_FILE {

@@ -8,6 +8,10 @@
 #include <gtest/gtest.h>
 
 #include "tests/train/worlds.h"
+#include "twobp/pipeline/executor/rank_executor.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/stage.h"
+#include "twobp/train/update/update.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -8,6 +8,7 @@
 
 #include "tests/train/training.h"
 #include "twobp/data/synthetic_dataset.h"
+#include "twobp/pipeline/pipeline.h"
 
 namespace twobp::test {
 

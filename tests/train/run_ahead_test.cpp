@@ -10,6 +10,8 @@
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
 #include "twobp/models/emulated.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {

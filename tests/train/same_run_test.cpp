@@ -8,6 +8,7 @@
 #include "tests/model_options.h"
 #include "tests/train/helpers.h"
 #include "twobp/data/synthetic_dataset.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/schedule/text/csv.h"
 
 namespace twobp::TWOBP_FILE {

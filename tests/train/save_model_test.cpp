@@ -15,6 +15,7 @@
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/models/model_weights.h"
+#include "twobp/pipeline/pipeline.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -17,6 +17,7 @@
 #include "twobp/data/text/python.h"
 #include "twobp/models/model_type.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/update/optimizer.h"
 #include "twobp/train/weights/load_model.h"
 
 namespace twobp::test {

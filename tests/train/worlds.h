@@ -12,7 +12,9 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/train/trainer.h"
+#include "twobp/train/update/update.h"
 #include "twobp/transport/world.h"
 
 namespace twobp::test {

@@ -8,6 +8,8 @@
 
 #include "tests/model_options.h"
 #include "tests/train/helpers.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/stage.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

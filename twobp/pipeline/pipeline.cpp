@@ -4,9 +4,12 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/pipeline/executor/rank_executor.h"
+#include "twobp/pipeline/executor/step_graph.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/pipeline/report_exchange.h"
 #include "twobp/pipeline/stage_split.h"
+#include "twobp/plan/partition/partition.h"
 #include "twobp/schedule/check/in_process.h"
 #include "twobp/schedule/placement.h"
 #include "twobp/transport/clock_ahead.h"
@@ -24,6 +27,11 @@ int ranks_of(const PipelineOptions& options) {
 }
 
 }  // namespace
+
+struct Pipeline::KeptGraph {
+  StepKey last_trained;
+  std::unique_ptr<StepGraph> graph;  // of that step; null: not recorded
+};
 
 struct Pipeline::UnderWay {
   const StepSetup* setup = nullptr;
@@ -52,7 +60,8 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
       rank_of_stage_(options.rank_of_stage),
       world_(std::move(world)),
       timeout_(options.timeout),
-      offers_(world_.ranks) {
+      offers_(std::make_unique<P2Offers>(world_.ranks)),
+      graph_(std::make_unique<KeptGraph>()) {
   const std::vector<LayerProfile> costs = layer_profiles(model, profile);
   if (rank_of_stage_.empty())
     rank_of_stage_ = place_stages(Placement::kLinear, options.stages, options.stages);
@@ -119,7 +128,7 @@ std::shared_ptr<RankThreads::Job> Pipeline::post(std::function<void(int)> body) 
 }
 
 void Pipeline::abort(const std::string& reason) {
-  offers_.abort(reason);
+  offers_->abort(reason);
   if (world_.abort) return world_.abort(reason);
   world_.pipeline[world_.local_ranks().front()]->abort(reason);
 }
@@ -193,12 +202,12 @@ void Pipeline::submit(const StepSetup& setup, const std::vector<Fields>& micro_b
   input.cap_per_rank = caps_;
   input.fills_waits = fills_waits_;
   if (input.p2_stealing && world_.all_local() && ranks() > 1 && !world_.device(0).asynchronous()) {
-    offers_.begin_step();
-    input.offers = &offers_;
+    offers_->begin_step();
+    input.offers = offers_.get();
   }
   input.leading = &setup.leading;
   step->begin = now_seconds();
-  const std::optional<DeviceEvent> graph = put_in_as_graph(input);
+  const std::optional<DeviceEvent> graph = launch_graph(input);
   step->job = post([this, graph, &step = *step](int rank) {
     RankExecutor& executor = *executors_[rank];
     step.results[rank] = graph ? executor.finish_recorded(step.input, *graph) : executor.run(step.input);
@@ -206,31 +215,32 @@ void Pipeline::submit(const StepSetup& setup, const std::vector<Fields>& micro_b
   under_way_.push_back(std::move(step));
 }
 
-std::optional<DeviceEvent> Pipeline::put_in_as_graph(const StepInput& input) {
-  if (!input.as_graph && !graph_) return std::nullopt;
+std::optional<DeviceEvent> Pipeline::launch_graph(const StepInput& input) {
+  std::unique_ptr<StepGraph>& graph = graph_->graph;
+  if (!input.as_graph && !graph) return std::nullopt;
   // Other sizes or schedules may replace what layers keep for them, which the graph reads.
   if (!input.training) {
-    if (!last_trained_.has_sizes_of(input)) graph_.reset();
+    if (!graph_->last_trained.has_sizes_of(input)) graph.reset();
     return std::nullopt;
   }
   // Once it has run, libraries are set up for it.
   StepKey key(input);
-  const bool again = std::exchange(last_trained_, std::move(key)) == last_trained_;
-  if (!again) graph_.reset();
+  const bool again = std::exchange(graph_->last_trained, std::move(key)) == graph_->last_trained;
+  if (!again) graph.reset();
   if (!again || !input.as_graph || input.want_events) return std::nullopt;
   TWOBP_CHECK(world_.all_local() && world_.device(0).asynchronous(),
               "pipeline.graphs is set, but the ranks are not all on GPUs of this process: set it to false");
-  TWOBP_CHECK(under_way_.empty(), "a step that is put in as a graph has the pipeline for itself");
+  TWOBP_CHECK(under_way_.empty(), "a step that is launched as a graph has the pipeline for itself");
   try {
-    if (!graph_) {
-      graph_ = std::make_unique<StepGraph>(
+    if (!graph) {
+      graph = std::make_unique<StepGraph>(
           world_.devices, input, [this](const std::vector<StepInput>& recorded, const DeviceEvent& begin) {
             std::vector<DeviceEvent> ends(ranks());
             on_ranks([&](int rank) { ends[rank] = executors_[rank]->record(recorded[rank], begin); });
             return ends;
           });
     }
-    return graph_->put_in(*input.micro_batches);
+    return graph->launch(*input.micro_batches);
   } catch (...) {
     failed_ = true;  // parameters may hold gradients that nobody has computed
     throw;

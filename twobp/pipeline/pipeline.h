@@ -5,19 +5,26 @@
 
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
-#include "twobp/pipeline/executor/rank_executor.h"
-#include "twobp/pipeline/executor/step_graph.h"
-#include "twobp/pipeline/memory/byte_cap.h"
-#include "twobp/pipeline/memory/memory_cap.h"
+#include "twobp/models/model.h"
+#include "twobp/pipeline/memory/memory_meter.h"
+#include "twobp/pipeline/observer.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/rank_threads.h"
-#include "twobp/plan/partition/partition.h"
+#include "twobp/pipeline/step_input.h"
+#include "twobp/pipeline/step_setup.h"
 #include "twobp/schedule/schedule_source.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {
+
+class P2Offers;
+class RankExecutor;
+class Stage;
 
 struct PipelineOptions {
   int stages = 2;
@@ -26,15 +33,6 @@ struct PipelineOptions {
   ThreadOptions threads;
   uint64_t seed = 1;     // of the initial weights
   double timeout = 300;  // seconds processes wait for each other here
-};
-
-// A schedule with what the executor needs to know beside it.
-struct StepSetup {
-  Schedule schedule;
-  LeadingForwards leading;  // of the schedule
-  P2Batching batching = P2Batching::kLoop;
-  MemoryCap memory_cap = MemoryCap::automatic();
-  std::vector<int64_t> standard_peaks;  // by rank, for the automatic cap
 };
 
 // Worlds whose ranks are threads of this process, one a replica, for run_worlds. They compute on these
@@ -95,12 +93,13 @@ class Pipeline {
 
  private:
   struct UnderWay;
+  struct KeptGraph;
 
   std::shared_ptr<RankThreads::Job> post(std::function<void(int)> body);
   void wait(const RankThreads::Job& job);
   void abort(const std::string& reason);
-  // The end of all ranks' instructions, put in as a graph. None: they are to be run one by one.
-  std::optional<DeviceEvent> put_in_as_graph(const StepInput& input);
+  // Launches all ranks' instructions as one graph and returns their end. None: they are to be run one by one.
+  std::optional<DeviceEvent> launch_graph(const StepInput& input);
   // After an error, when all ranks stand still.
   void forget_steps();
 
@@ -118,12 +117,11 @@ class Pipeline {
   double timeout_;                            // of what processes agree on outside steps
   mutable std::vector<int64_t> known_fixed_;  // by rank; empty until the processes have told each other
   std::vector<double> clock_ahead_;           // by process of this replica, on the run's first: of its clock
-  P2Offers offers_;
+  std::unique_ptr<P2Offers> offers_;
   std::unique_ptr<RankThreads> threads_;
   std::vector<std::unique_ptr<RankExecutor>> executors_;  // by rank; null: another process's
   std::deque<std::unique_ptr<UnderWay>> under_way_;       // oldest first
-  std::unique_ptr<StepGraph> graph_;                      // of last_trained_
-  StepKey last_trained_;
+  std::unique_ptr<KeptGraph> graph_;
   std::vector<int64_t> caps_;      // of the step that began last
   bool fills_waits_ = false;       // likewise
   double last_end_ = 0;            // of the step that ended last

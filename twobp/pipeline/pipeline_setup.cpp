@@ -1,6 +1,8 @@
 // What a pipeline runs: its schedules with the memory that they may take.
 #include "twobp/core/check.h"
+#include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/stage.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/transport/collectives.h"
 

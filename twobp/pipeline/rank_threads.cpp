@@ -136,6 +136,7 @@ RankThreads::RankThreads(std::vector<int> ranks, const ThreadOptions& options, C
                          const MemoryMeter& meter)
     : state_(std::make_unique<State>()) {
   const std::vector<int> cores = usable_cores();
+  BlockCache::install();
   const int per_rank = options.threads_per_rank;
   TWOBP_CHECK(per_rank >= 1, "pipeline.threads must be at least 1, got ", per_rank);
   const bool pin = options.pin && static_cast<int>(cores.size()) >= share.all * per_rank;

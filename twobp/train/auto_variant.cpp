@@ -6,7 +6,10 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/figures.h"
+#include "twobp/pipeline/memory/byte_cap.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/stage.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/schedule/check/in_process.h"
 

@@ -4,10 +4,12 @@
 #include <string>
 
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/schedule/simulate/step_periods.h"
+#include "twobp/pipeline/step_setup.h"
 #include "twobp/train/config.h"
 
 namespace twobp {
+
+class Pipeline;
 
 struct RunAhead {
   bool on = false;

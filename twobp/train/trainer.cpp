@@ -1,5 +1,3 @@
-#include "twobp/train/trainer.h"
-
 #include <algorithm>
 #include <numeric>
 
@@ -8,12 +6,16 @@
 
 #include "twobp/core/check.h"
 #include "twobp/models/model_type.h"
+#include "twobp/pipeline/memory/byte_cap.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/profile_exchange.h"
 #include "twobp/train/agreement.h"
 #include "twobp/train/auto_variant.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/fault_injection.h"
 #include "twobp/train/processes.h"
+#include "twobp/train/trainer_state.h"
+#include "twobp/train/update/update.h"
 #include "twobp/train/weights/adapter_files.h"
 #include "twobp/train/weights/load_model.h"
 #include "twobp/transport/collectives.h"
@@ -156,8 +158,11 @@ Trainer::Trainer(const Config& config, Parts parts)
   }
   config_.pipeline.micro_batches = micro_batches_;  // what a checkpoint notes, without the schedule's file
   if (config.train.precision == "fp16") loss_scale_ = {true, config.train.loss_scale, 0};
-  at::set_num_threads(config.pipeline.threads);
   const auto measure = [&] {
+    // As many threads as a rank has; the caller's own number afterwards.
+    const auto restore = [threads = at::get_num_threads()](void*) { at::set_num_threads(threads); };
+    const std::unique_ptr<void, decltype(restore)> at_end(this, restore);
+    at::set_num_threads(config.pipeline.threads);
     const int64_t size = std::min(config.pipeline.micro_batch_size, data_.train->size());
     std::vector<int64_t> first(size);
     std::iota(first.begin(), first.end(), 0);
@@ -219,6 +224,14 @@ void Trainer::go_on_from(const TrainingPosition& position) {
   make_loader();
 }
 
+const World& Trainer::world() const {
+  return pipeline_->world();
+}
+
+const std::vector<Parameter*>& Trainer::weights() const {
+  return update_->weights();
+}
+
 Trainer::~Trainer() {
   if (pipeline_) pipeline_->drain();  // its last steps use what is destroyed first
 }
@@ -230,9 +243,9 @@ const StepSetup& Trainer::setup_for(const Variant& variant, int micro_batches) {
       concat(variant.schedule, '|', variant.schedule.written(), '|', policy_name(variant.policy), '|',
              batching_name(variant.batching), '|', variant.memory_cap, '|', micro_batches, peaks);
   const auto found = setups_.find(key);
-  if (found != setups_.end()) return found->second.setup;
-  StepSetup setup = make_setup(*pipeline_, variant, micro_batches);
-  return setups_.emplace(key, KeptSetup{variant.schedule, std::move(setup)}).first->second.setup;
+  if (found != setups_.end()) return found->second->setup;
+  auto setup = std::make_unique<KeptSetup>(variant.schedule, make_setup(*pipeline_, variant, micro_batches));
+  return setups_.emplace(key, std::move(setup)).first->second->setup;
 }
 
 std::optional<Evaluation> Trainer::evaluate() {

@@ -11,16 +11,23 @@
 #include <vector>
 
 #include "twobp/data/data.h"
+#include "twobp/models/model.h"
+#include "twobp/nn/parameter.h"
+#include "twobp/pipeline/observer.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/step_setup.h"
 #include "twobp/train/checkpoint/position.h"
 #include "twobp/train/config.h"
 #include "twobp/train/run_ahead.h"
-#include "twobp/train/update/update.h"
+#include "twobp/train/update/loss_scale.h"
 #include "twobp/train/variant.h"
+#include "twobp/transport/world.h"
 
 namespace twobp {
 
 class FaultInjection;
+class Pipeline;
+class Update;
 
 struct StepResult {
   int64_t step = 0;  // counted from 1
@@ -76,9 +83,9 @@ class Trainer {
   Loader& loader() { return *loader_; }
   const Config& config() const { return config_; }
   Pipeline& pipeline() { return *pipeline_; }
-  const World& world() const { return pipeline_->world(); }
+  const World& world() const;
   // See Update::weights.
-  const std::vector<Parameter*>& weights() const { return update_->weights(); }
+  const std::vector<Parameter*>& weights() const;
   const DataSplit& data() const { return data_; }
   // Parameters that model.from has no tensors for, such as the head of an encoder that was saved without one:
   // they start as in a new model.
@@ -104,11 +111,7 @@ class Trainer {
   // The sums over replicas of what their batches count.
   void count_replicas(int64_t& targets, int64_t& tokens);
   const StepSetup& setup_for(const Variant& variant, int micro_batches);
-  struct StepUnderWay {
-    Batch batch;
-    StepResult result;
-    UpdateResult update;
-  };
+  struct StepUnderWay;
   void begin_next();
   void begin(std::unique_ptr<StepUnderWay> step, const Variant& variant);
   // The oldest step under way.
@@ -133,11 +136,8 @@ class Trainer {
   std::unique_ptr<Loader> loader_;
   Variant variant_;  // of step(); a schedule in a file is read once
   RunAhead run_ahead_;
-  struct KeptSetup {
-    ScheduleSource schedule;  // keeps a written one alive, whose address is part of the key
-    StepSetup setup;
-  };
-  std::map<std::string, KeptSetup> setups_;
+  struct KeptSetup;
+  std::map<std::string, std::unique_ptr<KeptSetup>> setups_;
   std::vector<std::shared_ptr<Observer>> observers_;
   std::vector<std::string> new_parameters_;
   int64_t step_ = 0;

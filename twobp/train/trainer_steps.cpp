@@ -4,9 +4,11 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/train/fault_injection.h"
-#include "twobp/train/trainer.h"
+#include "twobp/train/trainer_state.h"
 #include "twobp/train/update/lr_schedule.h"
+#include "twobp/train/update/update.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp {

@@ -1,5 +1,8 @@
 #include "twobp/train/variant.h"
 
+#include "twobp/pipeline/memory/byte_cap.h"
+#include "twobp/pipeline/pipeline.h"
+
 namespace twobp {
 
 bool reorders(const Variant& variant) {

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/step_setup.h"
 #include "twobp/schedule/schedule_source.h"
 
 namespace twobp {
+
+class Pipeline;
 
 struct Variant {
   ScheduleSource schedule = "1f1b";

@@ -64,7 +64,7 @@ StepGraph::Inputs& StepGraph::inputs_on(const at::Device& where) {
   return *std::ranges::find(inputs_, where, [](const Inputs& inputs) { return inputs.device.where(); });
 }
 
-DeviceEvent StepGraph::put_in(const std::vector<Fields>& micro_batches) {
+DeviceEvent StepGraph::launch(const std::vector<Fields>& micro_batches) {
   const DeviceStream& first = inputs_.front().device.compute();
   for (Inputs& inputs : inputs_) {
     const OnStream here(inputs.device.compute());

@@ -1,6 +1,6 @@
 // The instructions of a step of all ranks of this process, on one device or several, as a graph (see
-// WorkGraph): F, I, W and what ranks hand each other, in as many streams as they ran in. The host puts them
-// in by one call; micro-batches lie in the same place every time.
+// WorkGraph): F, I, W and what ranks hand each other, in as many streams as they ran in. The host launches
+// them by one call; micro-batches lie in the same place every time.
 #pragma once
 
 #include <memory>
@@ -44,9 +44,9 @@ class StepGraph {
       std::function<std::vector<DeviceEvent>(const std::vector<StepInput>& inputs, const DeviceEvent& begin)>;
   StepGraph(const std::vector<Device>& devices, const StepInput& input, const Record& record);
 
-  // Puts it in, behind what is in the compute stream of each device's first rank; its end. The micro-batches
-  // are of the sizes it was recorded with.
-  DeviceEvent put_in(const std::vector<Fields>& micro_batches);
+  // Launches the graph behind what is in the compute stream of each device's first rank, and returns its end.
+  // The micro-batches have the sizes that it was recorded with.
+  DeviceEvent launch(const std::vector<Fields>& micro_batches);
 
  private:
   // Micro-batches on a device, the graph's own.

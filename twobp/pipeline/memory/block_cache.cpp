@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <unordered_set>
 #include <utility>
 
 #include <c10/core/CPUAllocator.h>
@@ -35,6 +36,35 @@ size_t rounded(size_t bytes) {
 
 thread_local int64_t allocations_here = 0;
 
+// Where all blocks of the process lie. oneDNN frees by address alone, also what it had before install().
+class Addresses {
+ public:
+  // Never destroyed: the last tensors outlive everything.
+  static Addresses& all() {
+    static auto* const addresses = new Addresses;
+    return *addresses;
+  }
+  void add(const void* data) {
+    const std::lock_guard lock(mutex_);
+    addresses_.insert(data);
+  }
+  void remove(const void* data) {
+    const std::lock_guard lock(mutex_);
+    addresses_.erase(data);
+  }
+  bool has(const void* data) {
+    const std::lock_guard lock(mutex_);
+    return addresses_.contains(data);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_set<const void*> addresses_;
+};
+
+// LibTorch's own, from before install().
+c10::Allocator* previous = nullptr;
+
 }  // namespace
 
 // Ahead of the memory that it describes.
@@ -57,9 +87,11 @@ struct BlockCache::Block {
     if (memory == nullptr) return nullptr;
     auto* block = new (memory) Block;
     block->size = size;
+    Addresses::all().add(block->data());
     return block;
   }
   static void destroy(Block* block) {
+    Addresses::all().remove(block->data());
     block->~Block();
     std::free(block);
   }
@@ -171,7 +203,6 @@ struct BlockAllocator : c10::Allocator {
     return block->data();
   }
 
-  // Called by oneDNN, too, which has nothing but the pointer.
   static void release(void* data) {
     if (data == nullptr) return;
     BlockCache::Block* block = BlockCache::Block::of(data);
@@ -182,7 +213,12 @@ struct BlockAllocator : c10::Allocator {
       BlockCache::Block::destroy(block);
     }
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  // For those who have nothing but the address.
+  static void release_by_address(void* data) {
+    if (data == nullptr || Addresses::all().has(data)) return release(data);
+    previous->raw_deallocate(data);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release_by_address; }
 
   void copy_data(void* to, const void* from, size_t bytes) const override {
     default_copy_data(to, from, bytes);
@@ -196,15 +232,15 @@ struct BlockAllocator : c10::Allocator {
 
 thread_local std::shared_ptr<BlockCache::Store> BlockAllocator::store;
 
-namespace {
-
-// Before any thread is there that could allocate meanwhile, and until the last tensor is gone.
-[[maybe_unused]] const bool installed = [] {
-  if (TWOBP_BLOCK_CACHE) c10::SetCPUAllocator(new BlockAllocator, /*priority=*/1);
-  return true;
-}();
-
-}  // namespace
+void BlockCache::install() {
+  static const bool installed = [] {
+    previous = c10::GetCPUAllocator();
+    // It is there until the last tensor is gone.
+    if (TWOBP_BLOCK_CACHE) c10::SetCPUAllocator(new BlockAllocator, /*priority=*/1);
+    return true;
+  }();
+  static_cast<void>(installed);
+}
 
 BlockCache::Use::Use() : outermost_(TWOBP_BLOCK_CACHE && !BlockAllocator::store) {
   if (outermost_) BlockAllocator::store = std::make_shared<Store>();

@@ -2,10 +2,10 @@
 // step before, so that after the first ones nothing is asked of the system any more: no call, no page that is
 // touched for the first time.
 //
-// A program that is linked with this has its allocator for all of LibTorch's memory on the CPU, in place of
-// LibTorch's own (c10::SetCPUAllocator, priority 1): on threads without a cache it passes on to the system.
-// It has to be there before LibTorch allocates anything: link it, do not load it at run time. Under
-// AddressSanitizer, which is to see where every tensor begins and ends, LibTorch's stays and nothing is kept.
+// The first install() replaces LibTorch's allocator of CPU memory for the whole process, for good: tensors
+// made before keep theirs, and threads without a cache get their memory from the system as before. Until then
+// nothing of the process is changed. Under AddressSanitizer, which is to see where every tensor begins and
+// ends, LibTorch's allocator stays and nothing is kept.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,12 @@ namespace twobp {
 
 class BlockCache {
  public:
+  // Before the first thread is made that will have a cache. Any thread, any number of times.
+  static void install();
+
   // While it lives, tensors made on this thread have their memory from a cache of its own, to which it
   // returns wherever they end; what is kept then goes back to the system with it. Within another one:
-  // nothing.
+  // nothing. Needs install().
   class Use {
    public:
     Use();

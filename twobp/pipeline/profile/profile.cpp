@@ -105,6 +105,7 @@ void run_once(std::vector<Specimen>& specimens, const std::string& input_field, 
 Profile measure_profile(const ModelSpec& model, const Fields& fields, double seconds, const Device& device) {
   TWOBP_CHECK(!model.layers.empty(), "a model needs layers");
   const OnStream here(device.compute());
+  BlockCache::install();
   const BlockCache::Use blocks;  // as the ranks have
   MemoryMeter meter({0});
   const MemoryMeter::Watch watch(meter);

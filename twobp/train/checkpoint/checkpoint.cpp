@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "twobp/core/check.h"
+#include "twobp/pipeline/pipeline.h"
 
 namespace twobp {
 namespace {

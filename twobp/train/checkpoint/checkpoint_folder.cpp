@@ -20,6 +20,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/files/new_file.h"
+#include "twobp/transport/world.h"
 
 namespace twobp {
 namespace {

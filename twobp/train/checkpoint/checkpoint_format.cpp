@@ -13,6 +13,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/files/new_file.h"
+#include "twobp/transport/world.h"
 
 namespace twobp {
 namespace {

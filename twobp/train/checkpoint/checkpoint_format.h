@@ -25,6 +25,7 @@
 #include "twobp/files/safetensors.h"
 #include "twobp/train/checkpoint/position.h"
 #include "twobp/train/checkpoint/same_run.h"
+#include "twobp/transport/world.h"
 
 namespace twobp {
 

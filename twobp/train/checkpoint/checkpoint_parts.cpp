@@ -12,6 +12,8 @@
 #include "twobp/core/patience.h"
 #include "twobp/core/text.h"
 #include "twobp/files/new_file.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/transport/world.h"
 
 namespace twobp {
 namespace {

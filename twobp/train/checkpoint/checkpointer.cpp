@@ -9,6 +9,9 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/train/update/savepoint.h"
+#include "twobp/train/update/update.h"
 
 namespace twobp {
 namespace {

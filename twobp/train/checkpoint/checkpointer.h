@@ -16,6 +16,8 @@
 #include "twobp/train/checkpoint/checkpoint_folder.h"
 #include "twobp/train/processes.h"
 #include "twobp/train/trainer.h"
+#include "twobp/train/update/savepoint.h"
+#include "twobp/train/update/update.h"
 
 namespace twobp {
 

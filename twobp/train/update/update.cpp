@@ -6,7 +6,13 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/nn/device/device.h"
+#include "twobp/pipeline/executor/rank_executor.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/stage.h"
+#include "twobp/schedule/schedule_source.h"
 #include "twobp/transport/collectives.h"
+#include "twobp/transport/world.h"
 
 namespace twobp {
 namespace {

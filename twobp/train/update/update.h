@@ -9,7 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "twobp/pipeline/pipeline.h"
+#include "twobp/nn/parameter.h"
+#include "twobp/pipeline/gradient_reducer.h"
+#include "twobp/pipeline/step_input.h"
 #include "twobp/train/update/loss_scale.h"
 #include "twobp/train/update/optimizer.h"
 #include "twobp/train/update/optimizer_shards.h"
@@ -17,6 +19,8 @@
 #include "twobp/transport/collectives.h"
 
 namespace twobp {
+
+class Pipeline;
 
 // A tensor that a checkpoint holds, on one of the ranks that hold it. Packed weights come as their parts.
 struct LiveTensor {

@@ -3,7 +3,10 @@
 #include <map>
 #include <set>
 
+#include "twobp/nn/device/device.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/train/update/update.h"
+#include "twobp/transport/world.h"
 
 namespace twobp {
 std::vector<LiveTensor> Update::live_weights() const {

@@ -4,9 +4,14 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/nn/device/device.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/pipeline/executor/rank_executor.h"
+#include "twobp/pipeline/memory/memory_meter.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/train/update/update.h"
+#include "twobp/transport/world.h"
 
 namespace twobp {
 namespace {

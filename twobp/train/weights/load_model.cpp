@@ -7,6 +7,9 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/nn/layers/lora_linear.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/stage.h"
+#include "twobp/schedule/schedule_source.h"
 
 namespace twobp {
 namespace {

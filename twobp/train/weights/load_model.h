@@ -9,6 +9,8 @@
 
 namespace twobp {
 
+class Pipeline;
+
 // Names and shapes of the directory against the model's, before any of its memory is allocated. LoRA adapters
 // need not be there, nor what weights.may_lack; `*.rotary_emb.inv_freq` and, of a tied model, the output
 // projection's weight may be. Throws Error: one message with the first missing, misshaped and unknown

@@ -1,0 +1,21 @@
+// What the trainer keeps of steps; for its own sources.
+#pragma once
+
+#include "twobp/pipeline/step_input.h"
+#include "twobp/train/trainer.h"
+#include "twobp/train/update/update.h"
+
+namespace twobp {
+
+struct Trainer::StepUnderWay {
+  Batch batch;
+  StepResult result;
+  UpdateResult update;
+};
+
+struct Trainer::KeptSetup {
+  ScheduleSource schedule;  // keeps a written one alive, whose address is part of the key
+  StepSetup setup;
+};
+
+}  // namespace twobp
