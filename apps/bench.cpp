@@ -12,6 +12,7 @@
 #include "apps/kernel_trace.h"
 #include "twobp/core/check.h"
 #include "twobp/core/figures.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/schedule/check/in_process.h"

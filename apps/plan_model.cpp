@@ -12,6 +12,7 @@
 #include "apps/table.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/plan/planner.h"
 #include "twobp/plan/recompute_costs.h"
 #include "twobp/train/build_model.h"

@@ -18,6 +18,7 @@
 #include "twobp/data/input_wait.h"
 #include "twobp/models/model_type.h"
 #include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/plan/partition/partition.h"
 #include "twobp/train/agreement.h"

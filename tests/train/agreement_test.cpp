@@ -7,6 +7,7 @@
 #include "tests/model_options.h"
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/run_world.h"
 

@@ -9,6 +9,7 @@
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/pipeline/memory/byte_cap.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/schedule/check/in_process.h"
 #include "twobp/train/auto_variant.h"

@@ -6,6 +6,7 @@
 #include "tests/expect_error.h"
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 
 namespace twobp::TWOBP_FILE {

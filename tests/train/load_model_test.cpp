@@ -12,6 +12,7 @@
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/models/hf_config.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/weights/save_model.h"

@@ -9,6 +9,7 @@
 #include "tests/train/training.h"
 #include "twobp/models/hf_config.h"
 #include "twobp/models/model_type.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/generator.h"
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/train/transformers_fixture.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/train/weights/save_model.h"
 
 namespace twobp::TWOBP_FILE {

@@ -8,6 +8,7 @@
 #include "tests/model_options.h"
 #include "tests/train/checkpoint_runs.h"
 #include "tests/train/resnet_training.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"
 
 namespace twobp::TWOBP_FILE {

@@ -9,6 +9,7 @@
 #include "tests/train/resnet_training.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/models/hf_config.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/weights/load_model.h"
 #include "twobp/train/weights/save_model.h"

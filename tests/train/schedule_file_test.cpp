@@ -13,6 +13,7 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/schedule/text/csv.h"
 #include "twobp/train/build_model.h"

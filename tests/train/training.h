@@ -12,6 +12,7 @@
 #include "tests/model_options.h"
 #include "twobp/core/check.h"
 #include "twobp/core/random.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/train/trainer.h"
 
 namespace twobp::test {

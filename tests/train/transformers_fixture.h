@@ -16,6 +16,7 @@
 #include "tests/train/training.h"
 #include "twobp/data/text/python.h"
 #include "twobp/models/model_type.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/update/optimizer.h"
 #include "twobp/train/weights/load_model.h"

@@ -7,6 +7,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 
 namespace twobp {

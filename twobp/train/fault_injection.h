@@ -19,9 +19,10 @@
 
 #include "twobp/data/data.h"
 #include "twobp/models/model.h"
-#include "twobp/pipeline/pipeline.h"
 
 namespace twobp {
+
+class Pipeline;
 
 struct Fault {
   enum class Where : uint8_t { kForward, kBackwardP1, kBackwardP2, kOptimizer, kLoader };

@@ -3,7 +3,6 @@
 
 #include <string>
 
-#include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/step_setup.h"
 #include "twobp/train/config.h"
 

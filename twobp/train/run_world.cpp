@@ -1,6 +1,7 @@
 #include "twobp/train/run_world.h"
 
 #include "twobp/core/check.h"
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"
 #include "twobp/transport/mpi/mpi.h"
 #include "twobp/transport/nccl/nccl.h"

@@ -14,7 +14,6 @@
 #include "twobp/models/model.h"
 #include "twobp/nn/parameter.h"
 #include "twobp/pipeline/observer.h"
-#include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/step_setup.h"
 #include "twobp/train/checkpoint/position.h"
 #include "twobp/train/config.h"

@@ -5,7 +5,6 @@
 
 #include "twobp/models/model.h"
 #include "twobp/models/model_weights.h"
-#include "twobp/pipeline/pipeline.h"
 
 namespace twobp {
 
