@@ -7,6 +7,8 @@
 #include <set>
 #include <utility>
 
+#include <CLI/CLI.hpp>
+
 #include "apps/bench_report.h"
 #include "apps/json_report.h"
 #include "apps/kernel_trace.h"

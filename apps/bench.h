@@ -2,7 +2,9 @@
 // process.
 #pragma once
 
-#include <CLI/CLI.hpp>
+namespace CLI {
+class App;
+}
 
 namespace twobp {
 

@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <memory>
 
+#include <CLI/CLI.hpp>
+
 #include "apps/json_report.h"
 #include "apps/log.h"
 #include "apps/table.h"

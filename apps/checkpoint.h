@@ -1,7 +1,9 @@
 // `twobp checkpoint`: what is in a checkpoint, whether it is whole, and as something else.
 #pragma once
 
-#include <CLI/CLI.hpp>
+namespace CLI {
+class App;
+}
 
 namespace twobp {
 

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <fstream>
 
+#include <CLI/CLI.hpp>
+
 #include "apps/log.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"

@@ -4,10 +4,12 @@
 #include <memory>
 #include <string>
 
-#include <CLI/CLI.hpp>
-
 #include "twobp/trace/recorder.h"
 #include "twobp/train/trainer.h"
+
+namespace CLI {
+class App;
+}
 
 namespace twobp {
 

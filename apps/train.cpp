@@ -6,6 +6,8 @@
 #include <memory>
 #include <optional>
 
+#include <CLI/CLI.hpp>
+
 #include "apps/json_report.h"
 #include "apps/log.h"
 #include "apps/metrics_file.h"

@@ -1,7 +1,9 @@
 // `twobp train`: trains what a configuration describes.
 #pragma once
 
-#include <CLI/CLI.hpp>
+namespace CLI {
+class App;
+}
 
 namespace twobp {
 

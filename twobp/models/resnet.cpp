@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <regex>
 
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
+#include "twobp/core/pattern.h"
 #include "twobp/nn/layers/batch_norm.h"
 #include "twobp/nn/layers/conv2d.h"
 #include "twobp/nn/layers/cross_entropy.h"
@@ -161,27 +161,26 @@ void write_resnet(const ResnetOptions& given, json& out) {
 // "conv1.weight", "bn1.bias", "layer2.0.conv3.weight", "layer2.0.downsample.1.running_mean", "fc.bias" of
 // torchvision, and the names of a ResNetModel, which has no classifier.
 std::string rename_resnet(const std::string& stored) {
-  static const std::regex stem_norm("bn1\\.(\\w+)");
-  static const std::regex in_block("layer(\\d+)\\.(\\d+)\\.(conv|bn)(\\d)\\.(\\w+)");
-  static const std::regex shortcut("layer(\\d+)\\.(\\d+)\\.downsample\\.([01])\\.(\\w+)");
-  std::smatch found;
-  const auto block = [&] {
-    return concat("resnet.encoder.stages.", std::stol(found[1]) - 1, ".layers.", found[2].str());
+  static const Pattern stem_norm("bn1\\.([A-Za-z0-9_]+)");
+  static const Pattern in_block("layer([0-9]{1,3})\\.([0-9]+)\\.(conv|bn)([0-9])\\.([A-Za-z0-9_]+)");
+  static const Pattern shortcut("layer([0-9]{1,3})\\.([0-9]+)\\.downsample\\.([01])\\.([A-Za-z0-9_]+)");
+  const auto block = [](const std::vector<std::string>& found) {
+    return concat("resnet.encoder.stages.", std::stol(found[1]) - 1, ".layers.", found[2]);
   };
   if (stored.size() > 200) return stored;
   if (stored == "conv1.weight") return "resnet.embedder.embedder.convolution.weight";
   if (stored.starts_with("fc.")) return "classifier.1." + stored.substr(3);
   if (stored.starts_with("embedder.") || stored.starts_with("encoder.")) return "resnet." + stored;
-  if (std::regex_match(stored, found, stem_norm)) {
-    return "resnet.embedder.embedder.normalization." + found[1].str();
+  if (const auto found = stem_norm.match(stored); !found.empty()) {
+    return "resnet.embedder.embedder.normalization." + found[1];
   }
-  if (std::regex_match(stored, found, in_block) && found[1].length() < 4) {
-    return concat(block(), ".layer.", std::stol(found[4]) - 1,
-                  found[3] == "conv" ? ".convolution." : ".normalization.", found[5].str());
+  if (const auto found = in_block.match(stored); !found.empty()) {
+    return concat(block(found), ".layer.", std::stol(found[4]) - 1,
+                  found[3] == "conv" ? ".convolution." : ".normalization.", found[5]);
   }
-  if (std::regex_match(stored, found, shortcut) && found[1].length() < 4) {
-    return concat(block(), found[3] == "0" ? ".shortcut.convolution." : ".shortcut.normalization.",
-                  found[4].str());
+  if (const auto found = shortcut.match(stored); !found.empty()) {
+    return concat(block(found), found[3] == "0" ? ".shortcut.convolution." : ".shortcut.normalization.",
+                  found[4]);
   }
   return stored;
 }

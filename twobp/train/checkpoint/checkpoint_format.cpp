@@ -5,13 +5,13 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <regex>
 #include <vector>
 #include <zlib.h>
 
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
+#include "twobp/core/pattern.h"
 #include "twobp/files/new_file.h"
 #include "twobp/transport/world.h"
 
@@ -110,11 +110,11 @@ std::string checkpoint_file_name(CheckpointFile file, const CheckpointPart& part
 }
 
 std::optional<CheckpointFile> checkpoint_file_of(const std::string& name) {
-  static const std::regex pattern("([a-z]+)(-[0-9]{5,9}-of-[0-9]{5,9})?\\.safetensors");
-  std::smatch match;
-  if (name.size() > 64 || !std::regex_match(name, match, pattern)) return std::nullopt;
+  static const Pattern pattern("([a-z]+)(-[0-9]{5,9}-of-[0-9]{5,9})?\\.safetensors");
+  const auto groups = pattern.match(name);
+  if (name.size() > 64 || groups.empty()) return std::nullopt;
   for (const auto& [file, kind] : kKinds) {
-    if (match[1] == kind) return file;
+    if (groups[1] == kind) return file;
   }
   return std::nullopt;
 }

@@ -1,7 +1,6 @@
 #include "twobp/train/checkpoint/same_run.h"
 
 #include <algorithm>
-#include <regex>
 
 #include <nlohmann/json.hpp>
 
@@ -24,7 +23,7 @@ OnResume rule_of(const std::string& name, const Key& key, bool constant_lr) {
 
 // A key that the checkpoint's program did not have is at its default.
 json value_of(const json& config, const std::string& full_name, const json& defaults) {
-  const json::json_pointer place("/" + std::regex_replace(full_name, std::regex("\\."), "/"));
+  const json::json_pointer place("/" + join(split(full_name, '.'), "/"));
   return config.contains(place) ? config[place] : defaults.value(place, json());
 }
 

@@ -4,10 +4,10 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
-#include <regex>
 #include <set>
 
 #include "twobp/core/check.h"
+#include "twobp/core/pattern.h"
 #include "twobp/files/mapped_file.h"
 #include "twobp/files/new_file.h"
 #include "twobp/files/safetensors.h"
@@ -156,11 +156,11 @@ void copy_companions(NewFiles& files, const fs::path& from, const fs::path& to) 
 
 // transformers would read an older model.safetensors before the new index.
 void remove_stale_weights(const fs::path& folder, const std::set<std::string>& kept) {
-  static const std::regex shard("model-[0-9]{5}-of-[0-9]{5}\\.safetensors");
+  static const Pattern shard("model-[0-9]{5}-of-[0-9]{5}\\.safetensors");
   std::vector<fs::path> stale;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    const bool is_weights = name == kWhole || name == kIndex || std::regex_match(name, shard);
+    const bool is_weights = name == kWhole || name == kIndex || !shard.match(name).empty();
     if (is_weights && !kept.contains(name)) stale.push_back(entry.path());
   }
   for (const fs::path& path : stale) {
