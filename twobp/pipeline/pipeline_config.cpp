@@ -21,7 +21,7 @@ std::vector<std::string> names_and_auto() {
   return names;
 }
 
-// "1.05x" -> 1.05; 0 if it is no such thing.
+// "1.05x" -> 1.05; 0 if the text has another form.
 double parse_times(const std::string& text) {
   double times = 0;
   const char* end = text.data() + text.size();
@@ -31,7 +31,7 @@ double parse_times(const std::string& text) {
   return parsed ? times : 0;
 }
 
-// Which layers there are shows when the model is built.
+// Layer names are checked later, when the model is built.
 void check_recompute(const PipelineConfig& pipeline) {
   try {
     for (const std::string& text : pipeline.recompute) {
@@ -170,7 +170,7 @@ void check_pipeline(const PipelineConfig& pipeline) {
   parse_memory_cap(pipeline.memory_cap);
   parse_bucket(pipeline.bucket);
   check_recompute(pipeline);
-  // What is in a file shows when it is read, by who runs it.
+  // A schedule file is checked when it is read for a run.
   const bool file = ScheduleSource::is_file(pipeline.schedule);
   const int stages = file ? pipeline.stages : pipeline_shape(pipeline).stages;
   if (pipeline.split.empty() || stages == 0) return;
