@@ -1,4 +1,4 @@
-// The table of named schedules, and the way from a generator to something that runs.
+// The table of named schedules, and the functions that make them ready to run.
 #include "twobp/schedule/named_schedules.h"
 
 #include <algorithm>
@@ -149,7 +149,7 @@ std::vector<NamedVariant> named_schedules_on(const std::vector<int>& rank_of_sta
 Schedule make_schedule(std::string_view name, int stages, int micro_batches, P2Policy policy, int ranks) {
   if (ranks == 0) ranks = default_ranks(name, stages);
   const NamedSchedule& entry = named_schedule(name);
-  place_stages(entry.placement, stages, ranks);  // throws unless they divide as it places them
+  place_stages(entry.placement, stages, ranks);  // throws unless they divide as the placement requires
   Schedule schedule = entry.generate(stages, ranks, micro_batches);
   schedule.name = name;
   schedule = add_communication(apply_p2_policy(std::move(schedule), policy));
