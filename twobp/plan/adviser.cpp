@@ -27,7 +27,7 @@ std::string times(double factor) {
   return fixed_point(factor, 2) + "x";
 }
 
-// format_seconds has whole milliseconds.
+// format_seconds shows whole milliseconds.
 std::string duration(double seconds) {
   return seconds < 0.1 ? fixed_point(seconds * 1e3, 2) + " ms" : fixed_point(seconds, 2) + " s";
 }
@@ -156,7 +156,7 @@ class Adviser {
       mean.backward_p2 += cost.backward_p2 / request_.stages;
     }
     if (std::max(imbalance(p1), imbalance(p2)) < kUnequal) return;
-    // Only time counts here, so that no layers and no caps are needed.
+    // Only time counts here, so no layers and no caps are needed.
     std::vector<StageCost> equal = costs();
     std::vector<StageCost> as_is = costs();
     for (int s = 0; s < request_.stages; ++s) {
@@ -196,7 +196,7 @@ std::vector<double> caps_for(double memory, const std::vector<int>& rank_of_stag
   if (memory <= 0) return {};
   std::vector<double> caps(ranks, memory);
   for (size_t s = 0; s < costs.size(); ++s) caps[rank_of_stage[s]] -= costs[s].fixed_bytes;
-  for (double& cap : caps) cap = std::max(cap, 1.0);  // 0 would be none
+  for (double& cap : caps) cap = std::max(cap, 1.0);  // 0 would mean no cap
   return caps;
 }
 
