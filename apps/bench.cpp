@@ -43,7 +43,8 @@ struct BenchOptions {
   std::string kernels_folder;
 };
 
-// Name and policies of one of --schedules: `zb-v`, under all of --p2, or `zb-v@fill`, under that one alone.
+// Splits an entry of --schedules into name and policies: `zb-v` has all policies of --p2, `zb-v@fill` only
+// that one.
 std::pair<std::string, std::vector<std::string>> asked_schedule(const std::string& text,
                                                                 const std::vector<std::string>& policies) {
   const size_t at = text.rfind('@');
@@ -51,14 +52,14 @@ std::pair<std::string, std::vector<std::string>> asked_schedule(const std::strin
   return {text.substr(0, at), {text.substr(at + 1)}};
 }
 
-// What the simulation gives for the F, I, W and optimizer times of this very step.
+// The simulation with the F, I, W and optimizer times of this step.
 Simulation predict(Pipeline& pipeline, const StepSetup& setup, const StepReport& report) {
   const auto costs = measured_costs(pipeline.stage_profiles(), pipeline.rank_of_stage(), report);
   return simulate(setup.schedule, costs, in_process_simulation(pipeline.caps(setup)));
 }
 
-// The configuration for a schedule, on the ranks of the one that was given: a split by hand is for its stages
-// alone, and a schedule in a file has its own number of micro-batches.
+// The configuration for a schedule, on the ranks of the given one. A split by hand only fits its own stages,
+// and a schedule in a file has its own number of micro-batches.
 Config config_for(const Config& config, const std::string& schedule) {
   if (schedule == config.pipeline.schedule) return config;
   const PipelineShape given = pipeline_shape(config.pipeline);
@@ -75,7 +76,7 @@ std::vector<int> placement_of(const Config& config, const std::string& schedule)
   return pipeline_shape(config_for(config, schedule).pipeline).rank_of_stage;
 }
 
-// Rows of the schedules whose stages lie, with what was given, as the trainer's do.
+// Rows of the schedules that place their stages as the trainer does, under the given configuration.
 std::vector<BenchRow> make_rows(const BenchOptions& options, const Config& given, Trainer& trainer) {
   std::vector<BenchRow> rows;
   const Config& config = trainer.config();
@@ -94,7 +95,7 @@ std::vector<BenchRow> make_rows(const BenchOptions& options, const Config& given
     for (const auto& asked : options.schedules) {
       const auto [schedule, policies] = asked_schedule(asked, options.policies);
       if (placement_of(given, schedule) != trainer.pipeline().rank_of_stage()) continue;
-      const bool searched = schedule == kAutoSchedule;  // with a policy of its own
+      const bool searched = schedule == kAutoSchedule;  // it has its own policy
       TWOBP_CHECK(!searched || asked == schedule, "--schedules ", asked, ": '", schedule,
                   "' has a policy of its own; leave '@' and what follows out");
       const ScheduleSource source(schedule);
@@ -120,14 +121,14 @@ std::vector<BenchRow> make_rows(const BenchOptions& options, const Config& given
   return rows;
 }
 
-// Of all ranks.
+// The sum over all ranks.
 ProductTime products_of(const StepReport& report) {
   ProductTime all;
   for (const RankTimes& times : report.ranks) all += times.products;
   return all;
 }
 
-// Where a step is put in as a graph, the second one that is like it is recorded.
+// If steps are launched as graphs, the second of two equal steps is recorded.
 int steps_until_graph(const BenchRow& row) {
   return row.trainer->config().pipeline.graphs ? 2 : 0;
 }
@@ -170,7 +171,7 @@ void measure(BenchRow& row, int untimed_steps, const BenchOptions& options) {
   }
 }
 
-// A step more of each row, after those that are like it.
+// Traces one more step of each row, after equal steps have run.
 void trace_kernels_of(const std::vector<BenchRow>& rows, const std::string& folder) {
   for (size_t i = 0; i < rows.size(); ++i) {
     const BenchRow& row = rows[i];
@@ -202,7 +203,7 @@ int bench(const BenchOptions& options) {
     }
   }
   for (const Config& one : configs) {
-    std::set<std::vector<int>> placed;  // a pipeline for each placement of stages
+    std::set<std::vector<int>> placed;  // one pipeline for each placement of stages
     for (const std::string& asked : options.schedules) {
       const std::string schedule = asked_schedule(asked, {}).first;
       if (!placed.insert(placement_of(one, schedule)).second) continue;
@@ -215,7 +216,8 @@ int bench(const BenchOptions& options) {
   TWOBP_CHECK(!rows.empty() && options.repeat >= 1 && options.steps >= 1,
               "nothing to measure: give at least one "
               "schedule, policy, repeat and step");
-  // Interleaved, and in reverse order every other time, so that a drift of the machine hits all rows alike.
+  // Interleaved, and in reverse order every other time, so that a drift of the machine affects all rows
+  // alike.
   for (int repeat = 0; repeat < options.repeat; ++repeat) {
     for (size_t i = 0; i < rows.size(); ++i) {
       BenchRow& row = rows[repeat % 2 == 0 ? i : rows.size() - 1 - i];

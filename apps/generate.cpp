@@ -33,7 +33,8 @@ struct GenerateOptions {
   SamplingOptions sampling;
 };
 
-// Text in and out: a tokenizer.json, or bytes for a model with the vocabulary of bytes.
+// Converts between text and tokens, with a tokenizer.json, or by bytes for a model with the vocabulary of
+// bytes.
 class Text {
  public:
   Text(const GenerateOptions& options, int64_t vocab) {
@@ -49,7 +50,7 @@ class Text {
                 " tokens, but the model's vocabulary is ", vocab, ": it is the tokenizer of another model");
   }
 
-  // The prompt: once, before anything is printed.
+  // Encodes the prompt; called once, before anything is printed.
   std::vector<int64_t> encode(const std::string& text) {
     if (tokenizer_) {
       const std::vector<int64_t> ids = tokenizer_->encode(text, /*special=*/true);

@@ -1,4 +1,4 @@
-// The flags of the subcommand, and which of its jobs they ask for.
+// The flags of the subcommand, and the choice of its job by them.
 #include "apps/plan.h"
 
 #include <memory>
@@ -20,12 +20,12 @@
 namespace twobp {
 namespace {
 
-// What the subcommand is asked to do: it has to be one of these.
+// The job of the subcommand: exactly one of these.
 enum PlanJob : unsigned {
   kDraw = 1U,      // one schedule, from costs on the command line
   kMeasure = 2U,   // all ways to run a configured model
   kCosts = 4U,     // the same from a cost model
-  kMeasured = 8U,  // a trace beside its prediction
+  kMeasured = 8U,  // a trace and its prediction
 };
 
 PlanJob job_of(const PlanOptions& options) {
@@ -86,7 +86,7 @@ constexpr FlagUse kFlags[] = {
     {"--seconds", kMeasure},
 };
 
-// An option that the job does not look at is refused: it would change nothing.
+// Rejects options that the job ignores.
 void check_flags(const CLI::App& plan, PlanJob job, const PlanOptions& options) {
   for (const FlagUse& flag : kFlags) {
     if ((flag.jobs & job) != 0 || plan.get_option(flag.name)->count() == 0) continue;
@@ -117,7 +117,7 @@ void check_flags(const CLI::App& plan, PlanJob job, const PlanOptions& options) 
               "--top plays no part beside --all");
 }
 
-// Messages, and replicas that sum their gradients.
+// The options of messages, and of replicas that sum their gradients.
 void add_network_options(CLI::App& plan, PlanOptions& options) {
   const auto number = [&](const char* flag, auto& value, const std::string& help) {
     return plan.add_option(flag, value, help)->check(CLI::NonNegativeNumber);

@@ -1,5 +1,5 @@
-// Measures one layer of each kind, the same measurement that the split into stages and the byte cap are made
-// from, and shows where the time and the bytes go; as JSON it is the cost model that `twobp plan` reads.
+// Measures one layer of each kind and shows where the time and the bytes go. The split into stages and the
+// byte cap use the same measurement. As JSON it is the cost model that `twobp plan` reads.
 #include "apps/profile.h"
 
 #include <iostream>
@@ -43,8 +43,8 @@ std::vector<std::string> row_of(const std::string& name, int layers, const Layer
           fixed(parameters, 0)};
 }
 
-// Kinds in the order in which they first come in the model, those of other recomputations behind, and the
-// whole model.
+// Kinds in the order of their first use in the model, then kinds of other recomputations, then the whole
+// model.
 void print_size(const CostModel& model, size_t size, double parameters) {
   std::cout << "\nmicro-batches of " << model.micro_batch_sizes[size] << ":\n";
   std::vector<std::vector<std::string>> rows = {
@@ -74,7 +74,7 @@ void print_size(const CostModel& model, size_t size, double parameters) {
   print_table(rows);
 }
 
-// Tied weights are one.
+// Tied weights count once.
 double parameters_of(const ModelSpec& model) {
   std::map<std::string, int64_t> numbers;
   for (const LayerSpec& spec : model.layers) {

@@ -88,7 +88,7 @@ std::string to_text(const Evaluation& held_out) {
   return text.data();
 }
 
-// Of the run's processes one shows what all do.
+// Only one process shows the output of the run.
 class Output {
  public:
   Output(const TrainOptions& options, const Config& config, bool shows)
@@ -143,7 +143,7 @@ void resume(Checkpointer& checkpointer, Trainer& trainer, Output& output) {
   }
 }
 
-// The step after `done` that something looks at the trainer after: an evaluation, a checkpoint, the end.
+// The next step after `done` with an evaluation, a checkpoint, or the end of the run.
 int64_t next_look(const Config& config, int64_t done) {
   int64_t next = config.train.steps;
   const auto every = [&](int64_t count) {
@@ -154,7 +154,7 @@ int64_t next_look(const Config& config, int64_t done) {
   return next;
 }
 
-// From the trainer as it was made to its last step; the exit code.
+// Runs the trainer to its last step. Returns the exit code.
 int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointer>& checkpointer,
         Output& output, const Processes& processes) {
   const Config& config = trainer.config();
@@ -165,7 +165,7 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
     resume(*checkpointer, trainer, output);
     if (shows) output.metrics().keep_until(trainer.steps_done());
   } else if (shows) {
-    output.metrics().clear();  // now that nothing stands in the way of this run
+    output.metrics().clear();  // only now, when nothing can stop this run from starting
   }
   TraceOutput trace(options.trace, trainer);
   trainer.stop_when([] { return stop_signal() != 0; });
@@ -191,7 +191,8 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
     }
   }
   output.finish_line();
-  if (checkpointer) checkpointer->finish(trainer);  // first: who stops a run may not wait long
+  if (checkpointer)
+    checkpointer->finish(trainer);  // first, because a run that is being stopped may not have long
   trace.finish();
   const int signal = result.stop ? agreed_stop_signal(processes) : 0;
   if (signal != 0) {
@@ -214,14 +215,14 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
   return exit_code_of_signal(signal);
 }
 
-// One process's part of the run, or one replica's.
+// One process's part of the run, or that of one replica.
 int train(const TrainOptions& options, const Config& config, World world) {
   const bool shows = world.is_first();
   const Processes processes(*world.processes, config.pipeline.timeout);
   std::optional<Trainer>
-      trainer;  // outlives the checkpointer, which looks at the folder before minutes go into it
+      trainer;  // outlives the checkpointer, which checks its folder before minutes of work
   std::optional<Checkpointer> checkpointer;
-  if (processes.count() > 1) {  // before anything that only some of them might do
+  if (processes.count() > 1) {  // before any work that only some of them might do
     check_agreement(processes, {{"save.checkpoints", config.save.checkpoints.empty() ? "empty" : "set"},
                                 {"--resume", options.resume ? "given" : "not given"}});
   }
@@ -238,7 +239,9 @@ int train(const TrainOptions& options, const Config& config, World world) {
 
 int train(const TrainOptions& options) {
   if (options.print_config && options.config.empty() && options.overrides.empty()) {
-    std::printf("%s\n", config_to_json(Config{}).c_str());  // the defaults: no data yet, so not a run
+    std::printf(
+        "%s\n",
+        config_to_json(Config{}).c_str());  // the defaults have no data, so they are not checked as a run
     return 0;
   }
   const Launcher launcher = find_launcher();
@@ -255,7 +258,7 @@ int train(const TrainOptions& options) {
   }
   TWOBP_CHECK(!config.save.checkpoints.empty() || !options.resume,
               "--resume goes on from the newest checkpoint in save.checkpoints, which is not set");
-  // Launchers' libraries wait for the other processes without an end.
+  // The launchers' libraries wait for the other processes without a limit.
   std::optional<RunGuard::Deadline> in_launcher;
   if (launcher.started_many()) in_launcher.emplace(config.pipeline.timeout, "starting the run");
   catch_stop_signals();
@@ -302,7 +305,7 @@ void add_train_command(CLI::App& app, int& exit_code) {
   command->footer("Configuration keys:\n" + config_reference());
   command->callback([options, how, resume, &exit_code] {
     options->resume = resume->count() > 0;
-    if (!how->empty() && *how != "auto") {  // "--resume config.json": it has no other value
+    if (!how->empty() && *how != "auto") {  // "--resume config.json": the file is not a value of --resume
       TWOBP_CHECK(options->config.empty(), "--resume takes nothing or auto, not \"", *how, "\"");
       options->config = *how;
     }
