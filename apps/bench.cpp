@@ -97,7 +97,7 @@ std::vector<BenchRow> make_rows(const BenchOptions& options, const Config& given
       if (placement_of(given, schedule) != trainer.pipeline().rank_of_stage()) continue;
       const bool searched = schedule == kAutoSchedule;  // it has its own policy
       TWOBP_CHECK(!searched || asked == schedule, "--schedules ", asked, ": '", schedule,
-                  "' has a policy of its own; leave '@' and what follows out");
+                  "' has its own p2 policy: leave out '@' and the policy");
       const ScheduleSource source(schedule);
       for (const auto& policy : searched ? std::vector<std::string>{"fill"} : policies) {
         if (!searched && parse_policy(policy) == P2Policy::kPlaced &&
@@ -249,13 +249,13 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command
       ->add_option(
           "--schedules", options->schedules,
-          "naive, gpipe, 1f1b, ..., a .csv file, or auto: searched for, with a p2 policy of its own; "
-          "NAME@POLICY: with that p2 policy alone")
+          "naive, gpipe, 1f1b, ..., a .csv file, or auto (found by a search, with its own p2 policy); "
+          "NAME@POLICY runs only that p2 policy")
       ->delimiter(',')
       ->capture_default_str();
   command
       ->add_option("--p2", options->policies,
-                   "off, end, cooldown, fill, placed (left out where a schedule places no W)")
+                   "off, end, cooldown, fill, placed (placed: only schedules that place W)")
       ->delimiter(',')
       ->capture_default_str();
   command->add_option("--p2-batching", options->batchings, "loop, concat (default: as configured)")
@@ -266,9 +266,10 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("--precision", options->precisions, "fp32, bf16, fp16 (default: as configured)")
       ->delimiter(',');
   command
-      ->add_option("--recompute", options->recomputes,
-                   "none, activations, derivatives, both: what layers compute again instead of keeping, each "
-                   "for itself (default: as configured)")
+      ->add_option(
+          "--recompute", options->recomputes,
+          "none, activations, derivatives, both: what layers recompute instead of keeping; each gets "
+          "its own rows (default: as configured)")
       ->delimiter(',');
   command
       ->add_option("--micro-batches", options->micro_batches,
@@ -281,16 +282,15 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("--json", options->json_file, "File for the rows as JSON");
   command->add_option("--kernels", options->kernels_folder,
                       "Folder for a trace of one more step of each row by LibTorch's profiler (0.json, "
-                      "1.json, ..., for Perfetto): operators, F, I and W, and on GPUs kernels; of a "
-                      "graph (pipeline.graphs) kernels alone");
+                      "1.json, ..., for Perfetto): operators, F, I and W, and on GPUs kernels; for a "
+                      "graph (pipeline.graphs) only kernels");
   command->footer(
-      "Columns: speed is the step time of the first row of the same M over this row's, the median over "
-      "samples "
-      "that were taken\nin turn; idle is 1 - busy / step, the mean over ranks; predicted is what the "
-      "simulation "
-      "gives for the same from the row's own\ntimes of F, I, W and optimizer; products is the part of busy "
-      "that "
-      "matrix products and convolutions take.");
+      "Columns:\n"
+      "  speed      step time of the first row of the same M over this row's; median over samples taken in "
+      "turn\n"
+      "  idle       1 - busy / step, mean over ranks\n"
+      "  predicted  idle by the simulation, from the row's own times of F, I, W and optimizer\n"
+      "  products   part of busy time in matrix products and convolutions");
   command->callback([options, &exit_code] { exit_code = bench(*options); });
 }
 

@@ -63,8 +63,8 @@ void eval(const EvalOptions& options) {
 
 void add_eval_command(CLI::App& app) {
   auto options = std::make_shared<EvalOptions>();
-  CLI::App* command = app.add_subcommand(
-      "eval", "Held-out loss, perplexity and accuracy of a model, all of the held-out data");
+  CLI::App* command =
+      app.add_subcommand("eval", "Held-out loss, perplexity and accuracy of a model, over all held-out data");
   command->add_option("config", options->config,
                       "JSON file, as for train; model.from is the model (without it: random weights)");
   command->add_option("--set", options->overrides, "Override a key: section.key=value")->take_all();

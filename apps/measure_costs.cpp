@@ -105,8 +105,8 @@ CostModel measure_costs(const Config& config, const MeasureOptions& options) {
   for (const std::string& mode : options.recompute) {
     if (mode == "none") continue;
     TWOBP_CHECK(config.pipeline.recompute.empty(), "recomputation '", mode,
-                "' cannot be measured: the configuration's layers compute again already, and would twice. "
-                "Give --set 'pipeline.recompute=[]' beside --recompute");
+                "' cannot be measured: the configured layers already recompute, and would do so twice. "
+                "Give --set 'pipeline.recompute=[]' together with --recompute");
     models.push_back(recomputing(models.front(), mode));
   }
   const DataSplit data = open_data(config.data, config.model.input(), config.train.seed);
@@ -139,7 +139,7 @@ CostModel measure_costs(const Config& config, const MeasureOptions& options) {
   model.link_bytes_per_second = link.bytes_per_second;
   const auto machine = machine_to_json();
   model.made_on = concat(machine.at("cpu").get<std::string>(), ", ", config.pipeline.threads,
-                         " threads a rank, links within the process");
+                         " threads on each rank, links within the process");
   check_cost_model(model);
   return model;
 }

@@ -92,7 +92,7 @@ void print_grid(const SimulatedPlan& plan, double unit, const PlanOptions& optio
   if (terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0) grid.max_width = size.ws_col;
   const double cells = plan.simulation.step_seconds / unit * plan.schedule.rank_count();
   if (cells > kMostDrawnCells) {
-    std::cout << "(the grid would have " << number(cells) << " cells and is left out)\n";
+    std::cout << "(the grid is not drawn, because it would have " << number(cells) << " cells)\n";
     return;
   }
   std::cout << draw_grid(plan.schedule, plan.simulation, unit, grid);

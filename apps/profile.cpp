@@ -99,8 +99,8 @@ void profile(const ProfileOptions& options) {
   measure.recompute = options.recompute;
   measure.seconds = options.seconds;
   const CostModel model = measure_costs(config, measure);
-  std::cout << "one layer of each kind, one micro-batch; held after F: what F saved and its output, less an "
-               "input that it let go; held after I: what W needs\n";
+  std::cout << "one layer of each kind, one micro-batch; held after F: saved tensors and the output, less an "
+               "input that was freed; held after I: tensors that W needs\n";
   const double parameters = parameters_of(build_model(config));
   for (size_t size = 0; size < model.micro_batch_sizes.size(); ++size) print_size(model, size, parameters);
   std::cout << "\na message between two ranks takes " << fixed(model.link_latency * 1e6, 1) << " us";
@@ -117,15 +117,15 @@ void profile(const ProfileOptions& options) {
 void add_profile_command(CLI::App& app) {
   auto options = std::make_shared<ProfileOptions>();
   CLI::App* command =
-      app.add_subcommand("profile", "What each kind of layer costs: seconds of F, I and W, bytes");
+      app.add_subcommand("profile", "Measure the costs of each kind of layer: seconds of F, I and W, bytes");
   command->add_option("config", options->config, "JSON file, as for train");
   command->add_option("--set", options->overrides, "Override a key: section.key=value")->take_all();
   command->add_option("--micro-batch-sizes", options->sizes,
-                      "Samples a micro-batch: 1,2,4 or 1..4 (default: as configured)");
+                      "Samples per micro-batch: 1,2,4 or 1..4 (default: as configured)");
   command
       ->add_option(
           "--recompute", options->recompute,
-          "Measure layers that compute again, too (without pipeline.recompute): " + join(recompute_modes()))
+          "Also measure layers that recompute (without pipeline.recompute): " + join(recompute_modes()))
       ->delimiter(',')
       ->check(CLI::IsMember(recompute_modes()));
   command->add_option("--seconds", options->seconds, "How long to measure each size")->capture_default_str();

@@ -257,7 +257,7 @@ int train(const TrainOptions& options) {
                        ": matrix products are computed in fp32, so it saves memory but no time here"));
   }
   TWOBP_CHECK(!config.save.checkpoints.empty() || !options.resume,
-              "--resume goes on from the newest checkpoint in save.checkpoints, which is not set");
+              "--resume needs save.checkpoints, the folder of checkpoints to continue from: set it");
   // The launchers' libraries wait for the other processes without a limit.
   std::optional<RunGuard::Deadline> in_launcher;
   if (launcher.started_many()) in_launcher.emplace(config.pipeline.timeout, "starting the run");
@@ -282,7 +282,7 @@ int train(const TrainOptions& options) {
 void warn_of_new_parameters(const Trainer& trainer) {
   if (trainer.new_parameters().empty()) return;
   log_warning(concat(trainer.config().model.from, " has no ", join(trainer.new_parameters()),
-                     ": they start as those of a new model"));
+                     ": they are initialized as in a new model"));
 }
 
 void add_train_command(CLI::App& app, int& exit_code) {
@@ -290,15 +290,15 @@ void add_train_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("train", "Train the model that a configuration describes");
   command->add_option("config", options->config, "JSON file; without it, the defaults and --set");
   command->add_option("--set", options->overrides, "Override a key: section.key=value")->take_all();
-  command->add_option("--metrics", options->metrics, "File for one JSON object a step");
+  command->add_option("--metrics", options->metrics, "File for one JSON object per step");
   add_trace_options(*command, options->trace);
   auto how = std::make_shared<std::string>();
   const CLI::Option* resume =
       command
           ->add_option(
               "--resume", *how,
-              "Go on from the newest whole checkpoint in save.checkpoints, passing over torn ones, or "
-              "start if there is none; \"auto\" says the same")
+              "Continue from the newest complete checkpoint in save.checkpoints, or start anew if there is "
+              "none; \"auto\" means the same")
           ->expected(0, 1)
           ->type_name("[auto]");
   command->add_flag("--print-config", options->print_config, "Print the whole configuration and stop");
@@ -306,7 +306,7 @@ void add_train_command(CLI::App& app, int& exit_code) {
   command->callback([options, how, resume, &exit_code] {
     options->resume = resume->count() > 0;
     if (!how->empty() && *how != "auto") {  // "--resume config.json": the file is not a value of --resume
-      TWOBP_CHECK(options->config.empty(), "--resume takes nothing or auto, not \"", *how, "\"");
+      TWOBP_CHECK(options->config.empty(), "--resume takes no value or auto, not \"", *how, "\"");
       options->config = *how;
     }
     exit_code = train(*options);

@@ -176,7 +176,7 @@ void Pipeline::submit(const StepSetup& setup, const std::vector<Fields>& micro_b
   TWOBP_CHECK(!early || (!given.want_events && !under_way_.back()->input.want_events),
               "a step whose events are wanted has the pipeline for itself");
   TWOBP_CHECK(!early || (!given.p2_stealing && !under_way_.back()->input.p2_stealing),
-              "a step whose ranks take W off each other has the pipeline for itself");
+              "a step whose ranks run each other's W has the pipeline for itself");
   auto step = std::make_unique<UnderWay>();
   step->setup = &setup;
   step->micro_batches = micro_batches;

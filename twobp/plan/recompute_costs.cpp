@@ -63,7 +63,7 @@ CostModel with_recompute(const CostModel& model, std::string_view mode) {
   for (size_t i = 1; i + 1 < model.layers.size(); ++i) {
     ModelLayer& layer = changed.layers[i];
     TWOBP_CHECK(!computes_again(layer), "layer '", layer.name, "' of kind '", layer.kind,
-                "' computes again already, as it was measured: plan with recomputation none");
+                "' was already measured with recomputation: plan with recomputation none");
     const std::string kind = concat(layer.kind, "+", mode);
     if (!changed.kinds.contains(kind)) {
       KindCosts costs = model.kinds.at(layer.kind);

@@ -142,7 +142,7 @@ double P2Offers::wait(std::unique_lock<std::mutex>& lock, int rank, double timeo
       wait_patiently(changed_, lock, timeout, [&, seen = changes_] { return aborted_ || changes_ != seen; });
   throw_if_aborted();
   TWOBP_CHECK(changed, "rank ", rank, " waited ", timeout,
-              " s for weight gradients that other ranks have left: one of them is stuck, or a step takes "
+              " s for the weight gradients at the end of the step: a rank is stuck, or a step takes "
               "longer than pipeline.timeout");
   return now_seconds() - begin;
 }

@@ -77,7 +77,7 @@ DeviceEvent RankExecutor::record(const StepInput& input, const DeviceEvent& begi
 void RankExecutor::expect_no_gradients() const {
   visit_parameters(stages_, [](const Parameter& parameter) {
     TWOBP_CHECK(!parameter.has_grad(), "pipeline.graphs is set, but ", parameter.name(),
-                " has a gradient already, and what is recorded writes one anew: clear it before the step");
+                " already has a gradient, which a recorded step would overwrite: clear it before the step");
   });
 }
 

@@ -83,7 +83,7 @@ class AutoScheduler {
     if (!std::isfinite(result_.seconds)) {
       throw NoScheduleFits(
           "found no schedule whose simulated bytes stay within the caps: the activations of one micro-batch "
-          "fit, what messages and layers hold beside them does not; raise cap_per_rank");
+          "fit, but not together with the bytes of messages and layers; raise cap_per_rank");
     }
     TWOBP_CHECK(result_.seconds >= result_.bound.seconds * (1 - kBoundRounding), "a schedule of ",
                 result_.seconds, " seconds was found, which is below the lower bound of ",

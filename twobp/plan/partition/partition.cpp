@@ -171,7 +171,7 @@ std::vector<int> balanced_split(const std::vector<double>& layer_seconds,
                        keeps_caps(problem, lightest) ? worst_rank(problem, lightest, PartitionGoal::kSeconds)
                                                      : problem.seconds(0, problem.layers()));
     TWOBP_CHECK(!split.empty(), "no split of ", problem.layers(), " layers over ", problem.ranks(),
-                " ranks keeps within the memory given: the smallest cap for every rank that would do is ",
+                " ranks stays within the given memory: the smallest cap that suffices for every rank is ",
                 format_bytes(smallest), " (", std::llround(std::ceil(smallest)), " bytes)");
     return split;
   }

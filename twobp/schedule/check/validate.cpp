@@ -222,7 +222,7 @@ class Validator {
     const int from = sender_stage(wanted);
     if (!has(sender_op(receive), from, m)) {
       reject_op(receive, stage, m, to_string(wanted),
-                " waits for a message that nobody sends: ", cell(sender_op(receive), from, m),
+                " waits for a message that is never sent: ", cell(sender_op(receive), from, m),
                 " is missing on rank ", schedule_.rank_of_stage[from]);
     }
   }
@@ -258,7 +258,7 @@ class Validator {
       r = waits_for(r);
     } while (r != rank && circle.size() < 8);
     reject_at(rank, static_cast<int>(stops[rank]), "deadlock: ", join(circle),
-              r != rank ? ", and so on round the circle" : "", advice);
+              r != rank ? ", and so on around the circle" : "", advice);
   }
 
   void check_buffers() const {

@@ -99,9 +99,10 @@ Schedule without_instructions(const Schedule& schedule) {
 }  // namespace
 
 Schedule lower(const Schedule& schedule) {
-  TWOBP_CHECK(!schedule.fills(), "schedule '", schedule.name,
-              "' fills: where its W run shows when it runs, so it has no cells yet. Lower it in a simulated "
-              "or a recorded order, or choose p2 off, end, cooldown or placed");
+  TWOBP_CHECK(
+      !schedule.fills(), "schedule '", schedule.name,
+      "' fills: its W get their places only in a run, so it has no cells yet. Lower it in a simulated "
+      "or a recorded order, or choose p2 off, end, cooldown or placed");
   Schedule result = without_instructions(schedule);
   for (size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
     for (const Instruction& i : schedule.ranks[rank]) {
