@@ -46,7 +46,8 @@ struct BenchOptions {
   std::string kernels_folder;
 };
 
-// Name and policies of one of --schedules: `zb-v`, under all of --p2, or `zb-v@fill`, under that one alone.
+// Splits an entry of --schedules into name and policies: `zb-v` has all policies of --p2, `zb-v@fill` only
+// that one.
 std::pair<std::string, std::vector<std::string>> asked_schedule(const std::string& text,
                                                                 const std::vector<std::string>& policies) {
   const size_t at = text.rfind('@');
@@ -54,14 +55,14 @@ std::pair<std::string, std::vector<std::string>> asked_schedule(const std::strin
   return {text.substr(0, at), {text.substr(at + 1)}};
 }
 
-// What the simulation gives for the F, I, W and optimizer times of this very step.
+// The simulation with the F, I, W and optimizer times of this step.
 Simulation predict(Pipeline& pipeline, const StepSetup& setup, const StepReport& report) {
   const auto costs = measured_costs(pipeline.stage_profiles(), pipeline.rank_of_stage(), report);
   return simulate(setup.schedule, costs, in_process_simulation(pipeline.caps(setup)));
 }
 
-// The configuration for a schedule, on the ranks of the one that was given: a split by hand is for its stages
-// alone, and a schedule in a file has its own number of micro-batches.
+// The configuration for a schedule, on the ranks of the given one. A split by hand only fits its own stages,
+// and a schedule in a file has its own number of micro-batches.
 Config config_for(const Config& config, const std::string& schedule) {
   if (schedule == config.pipeline.schedule) return config;
   const PipelineShape given = pipeline_shape(config.pipeline);
@@ -78,7 +79,7 @@ std::vector<int> placement_of(const Config& config, const std::string& schedule)
   return pipeline_shape(config_for(config, schedule).pipeline).rank_of_stage;
 }
 
-// Rows of the schedules whose stages lie, with what was given, as the trainer's do.
+// Rows of the schedules that place their stages as the trainer does, under the given configuration.
 std::vector<BenchRow> make_rows(const BenchOptions& options, const Config& given, Trainer& trainer) {
   std::vector<BenchRow> rows;
   const Config& config = trainer.config();
@@ -97,9 +98,9 @@ std::vector<BenchRow> make_rows(const BenchOptions& options, const Config& given
     for (const auto& asked : options.schedules) {
       const auto [schedule, policies] = asked_schedule(asked, options.policies);
       if (placement_of(given, schedule) != trainer.pipeline().rank_of_stage()) continue;
-      const bool searched = schedule == kAutoSchedule;  // with a policy of its own
+      const bool searched = schedule == kAutoSchedule;  // it has its own policy
       TWOBP_CHECK(!searched || asked == schedule, "--schedules ", asked, ": '", schedule,
-                  "' has a policy of its own; leave '@' and what follows out");
+                  "' has its own p2 policy: leave out '@' and the policy");
       const ScheduleSource source(schedule);
       for (const auto& policy : searched ? std::vector<std::string>{"fill"} : policies) {
         if (!searched && parse_policy(policy) == P2Policy::kPlaced &&
@@ -123,14 +124,14 @@ std::vector<BenchRow> make_rows(const BenchOptions& options, const Config& given
   return rows;
 }
 
-// Of all ranks.
+// The sum over all ranks.
 ProductTime products_of(const StepReport& report) {
   ProductTime all;
   for (const RankTimes& times : report.ranks) all += times.products;
   return all;
 }
 
-// Where a step is put in as a graph, the second one that is like it is recorded.
+// If steps are launched as graphs, the second of two equal steps is recorded.
 int steps_until_graph(const BenchRow& row) {
   return row.trainer->config().pipeline.graphs ? 2 : 0;
 }
@@ -173,7 +174,7 @@ void measure(BenchRow& row, int untimed_steps, const BenchOptions& options) {
   }
 }
 
-// A step more of each row, after those that are like it.
+// Traces one more step of each row, after equal steps have run.
 void trace_kernels_of(const std::vector<BenchRow>& rows, const std::string& folder) {
   for (size_t i = 0; i < rows.size(); ++i) {
     const BenchRow& row = rows[i];
@@ -205,7 +206,7 @@ int bench(const BenchOptions& options) {
     }
   }
   for (const Config& one : configs) {
-    std::set<std::vector<int>> placed;  // a pipeline for each placement of stages
+    std::set<std::vector<int>> placed;  // one pipeline for each placement of stages
     for (const std::string& asked : options.schedules) {
       const std::string schedule = asked_schedule(asked, {}).first;
       if (!placed.insert(placement_of(one, schedule)).second) continue;
@@ -218,7 +219,8 @@ int bench(const BenchOptions& options) {
   TWOBP_CHECK(!rows.empty() && options.repeat >= 1 && options.steps >= 1,
               "nothing to measure: give at least one "
               "schedule, policy, repeat and step");
-  // Interleaved, and in reverse order every other time, so that a drift of the machine hits all rows alike.
+  // Interleaved, and in reverse order every other time, so that a drift of the machine affects all rows
+  // alike.
   for (int repeat = 0; repeat < options.repeat; ++repeat) {
     for (size_t i = 0; i < rows.size(); ++i) {
       BenchRow& row = rows[repeat % 2 == 0 ? i : rows.size() - 1 - i];
@@ -250,13 +252,13 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command
       ->add_option(
           "--schedules", options->schedules,
-          "naive, gpipe, 1f1b, ..., a .csv file, or auto: searched for, with a p2 policy of its own; "
-          "NAME@POLICY: with that p2 policy alone")
+          "naive, gpipe, 1f1b, ..., a .csv file, or auto (found by a search, with its own p2 policy); "
+          "NAME@POLICY runs only that p2 policy")
       ->delimiter(',')
       ->capture_default_str();
   command
       ->add_option("--p2", options->policies,
-                   "off, end, cooldown, fill, placed (left out where a schedule places no W)")
+                   "off, end, cooldown, fill, placed (placed: only schedules that place W)")
       ->delimiter(',')
       ->capture_default_str();
   command->add_option("--p2-batching", options->batchings, "loop, concat (default: as configured)")
@@ -267,9 +269,10 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("--precision", options->precisions, "fp32, bf16, fp16 (default: as configured)")
       ->delimiter(',');
   command
-      ->add_option("--recompute", options->recomputes,
-                   "none, activations, derivatives, both: what layers compute again instead of keeping, each "
-                   "for itself (default: as configured)")
+      ->add_option(
+          "--recompute", options->recomputes,
+          "none, activations, derivatives, both: what layers recompute instead of keeping; each gets "
+          "its own rows (default: as configured)")
       ->delimiter(',');
   command
       ->add_option("--micro-batches", options->micro_batches,
@@ -282,16 +285,15 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("--json", options->json_file, "File for the rows as JSON");
   command->add_option("--kernels", options->kernels_folder,
                       "Folder for a trace of one more step of each row by LibTorch's profiler (0.json, "
-                      "1.json, ..., for Perfetto): operators, F, I and W, and on GPUs kernels; of a "
-                      "graph (pipeline.graphs) kernels alone");
+                      "1.json, ..., for Perfetto): operators, F, I and W, and on GPUs kernels; for a "
+                      "graph (pipeline.graphs) only kernels");
   command->footer(
-      "Columns: speed is the step time of the first row of the same M over this row's, the median over "
-      "samples "
-      "that were taken\nin turn; idle is 1 - busy / step, the mean over ranks; predicted is what the "
-      "simulation "
-      "gives for the same from the row's own\ntimes of F, I, W and optimizer; products is the part of busy "
-      "that "
-      "matrix products and convolutions take.");
+      "Columns:\n"
+      "  speed      step time of the first row of the same M over this row's; median over samples taken in "
+      "turn\n"
+      "  idle       1 - busy / step, mean over ranks\n"
+      "  predicted  idle by the simulation, from the row's own times of F, I, W and optimizer\n"
+      "  products   part of busy time in matrix products and convolutions");
   command->callback([options, &exit_code] { exit_code = bench(*options); });
 }
 

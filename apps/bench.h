@@ -1,5 +1,4 @@
-// `twobp bench`: times schedules and p2 policies against each other, interleaved, on one model in one
-// process.
+// `twobp bench`: compares the times of schedules and p2 policies, interleaved, on one model in one process.
 #pragma once
 
 namespace CLI {

@@ -86,7 +86,7 @@ json bench_row_to_json(const BenchRow& row) {
 void print_bench_table(const std::vector<BenchRow>& rows) {
   const InputKind input = rows.front().trainer->config().model.input().kind;
   const std::string speed = concat(item_name(input), "/s");
-  // A column where it tells rows apart.
+  // Shows the column only if its values differ.
   const bool recomputes = std::any_of(rows.begin(), rows.end(), [](const BenchRow& row) {
     return !row.trainer->config().pipeline.recompute.empty();
   });
@@ -98,7 +98,7 @@ void print_bench_table(const std::vector<BenchRow>& rows) {
               "p2", "batching", "cap", "M", "step", "(min - max)", speed.c_str(), "speed", "idle",
               "predicted", "products", "peak memory by rank");
   for (const BenchRow& row : rows) {
-    // Against the first row of the same M, sample by sample: they were taken in turn.
+    // Relative to the first row of the same M, sample by sample, because the two were timed in turn.
     const BenchRow* base = &row;
     for (const BenchRow& other : rows) {
       if (other.batch.micro_batches.size() == row.batch.micro_batches.size()) {

@@ -1,4 +1,4 @@
-// What `twobp bench` has measured: one row of its table, and how rows are told, as a table and as JSON.
+// The measurements of `twobp bench`: one row of its table, and output of rows as a table and as JSON.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@
 
 namespace twobp {
 
-// A way to run a step, and what was measured of it; kUnknown (core/figures.h) is what nobody measures: the
-// parts of a step that is put in as a graph, products on a GPU.
+// A way to run a step, and its measurements. kUnknown (core/figures.h) stands for values that are not
+// measured: the parts of a step that is launched as a graph, and products on a GPU.
 struct BenchRow {
   Trainer* trainer = nullptr;
-  std::string schedule;  // as asked for
+  std::string schedule;  // as given on the command line
   Variant variant;
   std::string cap;
   Batch batch;

@@ -171,7 +171,7 @@ int verify(const CheckpointOptions& options) {
 
 void convert(const CheckpointOptions& options) {
   TWOBP_CHECK(!options.model.empty() || !options.checkpoint.empty(),
-              "say what to make of the checkpoint: --model FOLDER or --checkpoint FOLDER");
+              "give a target of the conversion: --model FOLDER or --checkpoint FOLDER");
   const Checkpoint checkpoint(find_checkpoint(options.folder));
   const auto step = static_cast<long long>(checkpoint.state().position.step);
   if (!options.model.empty()) {
@@ -191,42 +191,46 @@ void convert(const CheckpointOptions& options) {
 void add_checkpoint_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<CheckpointOptions>();
   CLI::App* command =
-      app.add_subcommand("checkpoint", "Look at, verify and convert the checkpoints that train writes");
+      app.add_subcommand("checkpoint", "Inspect, verify and convert the checkpoints that train writes");
   command->require_subcommand(1);
   const auto add = [&](const char* name, const char* description) {
     CLI::App* one = command->add_subcommand(name, description);
-    one->add_option("folder", options->folder, "A checkpoint, or a folder of checkpoints: its newest")
+    one->add_option("folder", options->folder,
+                    "A checkpoint, or a folder of checkpoints (the newest is used)")
         ->required();
     return one;
   };
   CLI::App* inspecting =
-      add("inspect", "Step, configuration, files and tensors; what is in the files is not read");
+      add("inspect", "Show step, configuration, files and tensors, without reading the files' content");
   inspecting->add_flag("--tensors", options->tensors, "List every tensor");
-  inspecting->add_option("--json", options->json, "File for all of it as JSON");
+  inspecting->add_option("--json", options->json, "File for the result as JSON");
   inspecting->callback([options] { inspect(*options); });
 
   CLI::App* verifying =
-      add("verify", "Read every file: sizes, checksums, tensors; exit code 1 and a line a damaged file");
+      add("verify",
+          "Check sizes, checksums and tensors of every file; exit code 1 and a list if files are damaged");
   verifying->callback([options, &exit_code] { exit_code = verify(*options); });
 
   CLI::App* converting =
-      add("convert", "A model for transformers, or a checkpoint of another number of files");
+      add("convert", "Write a model for transformers, or a checkpoint with another number of files");
   CLI::Option* model = converting->add_option(
       "--model", options->model, "Folder for config.json and safetensors files, as save.model writes them");
-  converting->add_option("--dtype", options->dtype, "Of the model's weights")
+  converting->add_option("--dtype", options->dtype, "Type of the model's weights")
       ->needs(model)
       ->check(CLI::IsMember({"float32", "bfloat16", "float16"}))
       ->capture_default_str();
-  CLI::Option* checkpoint =
-      converting->add_option("--checkpoint", options->checkpoint,
-                             "New folder for the same checkpoint, to be gone on from by train --resume");
-  converting->add_option("--parts", options->parts, "Files of each kind in it, as of so many processes")
+  CLI::Option* checkpoint = converting->add_option("--checkpoint", options->checkpoint,
+                                                   "New folder for the same checkpoint, for train --resume");
+  converting
+      ->add_option("--parts", options->parts,
+                   "Number of files of each kind, as if written by this many processes")
       ->needs(checkpoint)
       ->check(CLI::Range(1, 99999))
       ->capture_default_str();
   converting
-      ->add_option("--set", options->overrides,
-                   "Override a key of the run's configuration, such as model.from=FOLDER if that has moved")
+      ->add_option(
+          "--set", options->overrides,
+          "Override a key of the run's configuration, such as model.from=FOLDER if the folder has moved")
       ->needs(model)
       ->take_all();
   converting->callback([options] { convert(*options); });

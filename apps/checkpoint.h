@@ -1,4 +1,4 @@
-// `twobp checkpoint`: what is in a checkpoint, whether it is whole, and as something else.
+// `twobp checkpoint`: inspects, verifies and converts checkpoints.
 #pragma once
 
 namespace CLI {

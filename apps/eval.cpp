@@ -26,12 +26,13 @@ struct EvalOptions {
 
 void eval(const EvalOptions& options) {
   check_alone("eval", find_launcher());
-  std::vector<std::string> overrides = {"train.eval_batches=0"};  // all, unless told otherwise
+  std::vector<std::string> overrides = {"train.eval_batches=0"};  // all of them by default
   overrides.insert(overrides.end(), options.overrides.begin(), options.overrides.end());
   Config config = load_config(options.config, overrides);
   config.pipeline.data_parallel = 1;
-  config.model.freeze = {"*"};                              // no gradients, no optimizer state
-  if (ScheduleSource::is_file(config.pipeline.schedule)) {  // forward alone needs none, and it may have gone
+  config.model.freeze = {"*"};  // no gradients, no optimizer state
+  if (ScheduleSource::is_file(
+          config.pipeline.schedule)) {  // a forward pass needs no schedule file, and it may be gone
     config.pipeline.schedule = "gpipe";
     config.pipeline.ranks = config.pipeline.stages = 0;
     config.pipeline.split.clear();
@@ -43,7 +44,7 @@ void eval(const EvalOptions& options) {
   const std::optional<Evaluation> held_out = trainer.evaluate();
   const double seconds = now_seconds() - begin;
   TWOBP_CHECK(held_out, "there is no held-out data: set data.held_out above 0");
-  // Of a model that predicts tokens; pictures have an accuracy alone.
+  // Perplexity is for models that predict tokens; pictures only have an accuracy.
   const InputKind input = config.model.input().kind;
   const bool tokens = input == InputKind::kTokens || input == InputKind::kMaskedTokens;
   const double perplexity = std::exp(held_out->loss);
@@ -62,8 +63,8 @@ void eval(const EvalOptions& options) {
 
 void add_eval_command(CLI::App& app) {
   auto options = std::make_shared<EvalOptions>();
-  CLI::App* command = app.add_subcommand(
-      "eval", "Held-out loss, perplexity and accuracy of a model, all of the held-out data");
+  CLI::App* command =
+      app.add_subcommand("eval", "Held-out loss, perplexity and accuracy of a model, over all held-out data");
   command->add_option("config", options->config,
                       "JSON file, as for train; model.from is the model (without it: random weights)");
   command->add_option("--set", options->overrides, "Override a key: section.key=value")->take_all();

@@ -1,4 +1,4 @@
-// `twobp eval`: held-out loss, perplexity and accuracy of a model, on the pipeline.
+// `twobp eval`: held-out loss, perplexity and accuracy of a model, computed on the pipeline.
 #pragma once
 
 namespace CLI {

@@ -33,7 +33,8 @@ struct GenerateOptions {
   SamplingOptions sampling;
 };
 
-// Text in and out: a tokenizer.json, or bytes for a model with the vocabulary of bytes.
+// Converts between text and tokens, with a tokenizer.json, or by bytes for a model with the vocabulary of
+// bytes.
 class Text {
  public:
   Text(const GenerateOptions& options, int64_t vocab) {
@@ -49,7 +50,7 @@ class Text {
                 " tokens, but the model's vocabulary is ", vocab, ": it is the tokenizer of another model");
   }
 
-  // The prompt: once, before anything is printed.
+  // Encodes the prompt; called once, before anything is printed.
   std::vector<int64_t> encode(const std::string& text) {
     if (tokenizer_) {
       const std::vector<int64_t> ids = tokenizer_->encode(text, /*special=*/true);
@@ -89,12 +90,12 @@ void generate(const GenerateOptions& options) {
   config.type = read_hf_config(options.model);
   const ModelInput input = config.input();
   TWOBP_CHECK(input.kind == InputKind::kTokens, options.model, ": a ", input.type,
-              " does not continue a text: give a model that predicts the next token");
+              " cannot continue a text: give a model that predicts the next token");
   Text text(options, input.vocab);
   Generator generator(build_model(config, compute_dtype(options.precision)));
   load_weights(generator.parameters(), ModelWeights(options.model, config.type.type().names));
   const std::vector<int64_t> prompt = text.encode(options.prompt);
-  TWOBP_CHECK(!prompt.empty(), "--prompt: there is no token in it: give at least one character");
+  TWOBP_CHECK(!prompt.empty(), "--prompt has no tokens: give at least one character");
 
   std::fwrite(options.prompt.data(), 1, options.prompt.size(), stdout);
   std::fflush(stdout);
@@ -129,16 +130,18 @@ void add_generate_command(CLI::App& app) {
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
   command
-      ->add_option("--top-p", options->sampling.top_p, "Only the likeliest tokens that together reach this")
+      ->add_option("--top-p", options->sampling.top_p,
+                   "Sample only from the likeliest tokens whose probabilities add up to this")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  command->add_option("--seed", options->sampling.seed, "Of the sampling")->capture_default_str();
-  command->add_option("--tokenizer", options->tokenizer, "tokenizer.json, if it is not beside the model");
-  command->add_option("--precision", options->precision, "Of the compute")
+  command->add_option("--seed", options->sampling.seed, "Seed of the sampling")->capture_default_str();
+  command->add_option("--tokenizer", options->tokenizer,
+                      "tokenizer.json, if it is not in the model's directory");
+  command->add_option("--precision", options->precision, "Precision of the computation")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->capture_default_str();
-  command->add_option("--threads", options->threads, "0: one a core")->capture_default_str();
-  command->add_flag("--ignore-end", options->ignore_end, "Go on after the token that ends a text");
+  command->add_option("--threads", options->threads, "0: one for each core")->capture_default_str();
+  command->add_flag("--ignore-end", options->ignore_end, "Continue after the token that ends a text");
   command->callback([options] { generate(*options); });
 }
 

@@ -1,4 +1,4 @@
-// `twobp generate`: text from a trained model.
+// `twobp generate`: continues a text with a trained model.
 #pragma once
 
 namespace CLI {

@@ -1,4 +1,4 @@
-// What the program writes as JSON: a step of training, and the machine it ran on.
+// JSON output of the program: a step of training, and the machine it ran on.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace twobp {
 // One line of --metrics.
 nlohmann::json step_to_json(const StepResult& result);
 
-// CPU model, cores, kernels: what a measurement is worth nothing without.
+// CPU model, cores, kernels. A measurement is worthless without them.
 nlohmann::json machine_to_json();
 
 // Idle seconds of a rank by cause.

@@ -15,14 +15,14 @@ void trace_kernels(const std::string& path, bool on_gpu, const std::function<voi
   using torch::profiler::impl::ActivityType;
   namespace profiler = torch::autograd::profiler;
   torch::profiler::impl::ExperimentalConfig more;
-  more.profile_all_threads = true;  // ranks' are started before
+  more.profile_all_threads = true;  // the ranks' threads were started earlier
   const torch::profiler::impl::ProfilerConfig config(
       torch::profiler::impl::ProfilerState::KINETO, /*report_input_shapes=*/false, /*profile_memory=*/false,
       /*with_stack=*/false, /*with_flops=*/false, /*with_modules=*/false, more);
   std::set<ActivityType> activities = {ActivityType::CPU};
   if (on_gpu) activities.insert(ActivityType::CUDA);
   std::error_code no_file;
-  std::filesystem::remove(path, no_file);  // the profiler says nothing where it cannot write
+  std::filesystem::remove(path, no_file);  // the profiler does not report a file that it cannot write
   profiler::prepareProfiler(config, activities);
   profiler::enableProfiler(config, activities);
   std::exception_ptr error;

@@ -1,6 +1,6 @@
-// What a step runs, operator by operator and on a GPU kernel by kernel, as LibTorch's profiler (Kineto,
-// CUPTI) records it: Chrome's trace format, for Perfetto. A rank's F, I and W are ranges of these names on
-// its thread, unless the step is put in as a graph; a kernel has its estimated occupancy of the
+// A trace of the operators of a step, and on a GPU of its kernels, as LibTorch's profiler (Kineto, CUPTI)
+// records them. It is in Chrome's trace format, for Perfetto. A rank's F, I and W are ranges of these names
+// on its thread, unless the step is launched as a graph. A kernel has its estimated occupancy of the
 // multiprocessors.
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace twobp {
 
-// Runs `step` and writes its trace. `on_gpu`: kernels too, of all of this process's GPUs. Throws Error naming
-// the file where it cannot be written.
+// Runs `step` and writes its trace. `on_gpu`: also records kernels, on all of this process's GPUs. Throws
+// Error naming the file if it cannot be written.
 void trace_kernels(const std::string& path, bool on_gpu, const std::function<void()>& step);
 
 }  // namespace twobp

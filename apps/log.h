@@ -1,5 +1,5 @@
-// Messages of the program, on standard error. Apart from the rest because LibTorch's headers bring another
-// version of the formatting library that spdlog uses.
+// Messages of the program, on standard error. They have their own file because LibTorch's headers bring
+// another version of the formatting library that spdlog uses.
 #pragma once
 
 #include <string>

@@ -27,7 +27,7 @@ namespace twobp {
 namespace {
 
 constexpr int kOptimizerSteps = 5;
-constexpr double kSpinSeconds = 200e-6;  // as Pipeline
+constexpr double kSpinSeconds = 200e-6;  // as in Pipeline
 
 double bytes_of(const at::Tensor& tensor) {
   return tensor.defined() ? static_cast<double>(tensor.nbytes()) : 0;
@@ -40,7 +40,7 @@ KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config) {
   layer->collect_parameters(parameters);
   KindCosts costs;
   std::vector<Optimizer::Item> items;
-  std::set<std::string> counted;  // tied weights are one
+  std::set<std::string> counted;  // tied weights count once
   for (Parameter* parameter : parameters) {
     parameter->allocate_value(0);
     parameter->allocate_grad();
@@ -70,14 +70,15 @@ LayerCost to_costs(const LayerProfile& measured) {
           static_cast<double>(measured.input_gradient)};
 }
 
-// Rising, and none above the number of samples.
+// The sizes in rising order, none above the number of samples.
 std::vector<int> sizes_of(const MeasureOptions& options, const Config& config, int64_t samples) {
   std::vector<int> sizes = options.micro_batch_sizes;
   if (sizes.empty()) sizes = {static_cast<int>(config.pipeline.micro_batch_size)};
   std::sort(sizes.begin(), sizes.end());
   if (options.only_what_fits) {
     std::erase_if(sizes, [&](int size) { return size > samples; });
-    if (sizes.empty() && samples > 0) sizes = {static_cast<int>(samples)};  // as training takes them
+    if (sizes.empty() && samples > 0)
+      sizes = {static_cast<int>(samples)};  // training takes them the same way
   }
   for (const int size : sizes) {
     TWOBP_CHECK(size <= samples, "a micro-batch of ", size, " samples cannot be measured, the data has ",
@@ -87,7 +88,7 @@ std::vector<int> sizes_of(const MeasureOptions& options, const Config& config, i
   return sizes;
 }
 
-// All layers but the first and the last, as with_recompute.
+// Recomputes all layers but the first and the last, as with_recompute does.
 ModelSpec recomputing(ModelSpec model, const std::string& mode) {
   std::vector<Recompute> modes(model.layers.size(), parse_recompute(mode));
   modes.front() = modes.back() = Recompute::kNone;
@@ -104,8 +105,8 @@ CostModel measure_costs(const Config& config, const MeasureOptions& options) {
   for (const std::string& mode : options.recompute) {
     if (mode == "none") continue;
     TWOBP_CHECK(config.pipeline.recompute.empty(), "recomputation '", mode,
-                "' cannot be measured: the configuration's layers compute again already, and would twice. "
-                "Give --set 'pipeline.recompute=[]' beside --recompute");
+                "' cannot be measured: the configured layers already recompute, and would do so twice. "
+                "Give --set 'pipeline.recompute=[]' together with --recompute");
     models.push_back(recomputing(models.front(), mode));
   }
   const DataSplit data = open_data(config.data, config.model.input(), config.train.seed);
@@ -124,7 +125,7 @@ CostModel measure_costs(const Config& config, const MeasureOptions& options) {
     std::vector<int64_t> first(size);
     std::iota(first.begin(), first.end(), 0);
     const Fields fields = data.train->read(first, 0);
-    std::set<std::string> measured;  // kinds that recomputation leaves alone are measured once
+    std::set<std::string> measured;  // measure kinds that recomputation does not change only once
     for (const ModelSpec& spec : models) {
       for (const auto& [kind, cost] : measure_profile(spec, fields, options.seconds)) {
         if (measured.insert(kind).second) model.kinds.at(kind).at_size.push_back(to_costs(cost));
@@ -138,7 +139,7 @@ CostModel measure_costs(const Config& config, const MeasureOptions& options) {
   model.link_bytes_per_second = link.bytes_per_second;
   const auto machine = machine_to_json();
   model.made_on = concat(machine.at("cpu").get<std::string>(), ", ", config.pipeline.threads,
-                         " threads a rank, links within the process");
+                         " threads on each rank, links within the process");
   check_cost_model(model);
   return model;
 }

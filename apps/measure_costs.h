@@ -11,14 +11,14 @@ namespace twobp {
 
 struct MeasureOptions {
   std::vector<int> micro_batch_sizes;  // samples; empty: the configured one
-  bool only_what_fits = false;         // sizes above the number of samples are left out, not refused
-  double seconds = 1;                  // about, for each size and recomputation
-  std::vector<std::string> recompute;  // of recompute_modes(): measured beside none
+  bool only_what_fits = false;         // drop sizes above the number of samples instead of throwing Error
+  double seconds = 1;                  // approximately, for each size and recomputation
+  std::vector<std::string> recompute;  // of recompute_modes(): measured in addition to none
 };
 
-// One layer of each kind on the first samples of the configured data, as training would measure it, its
-// optimizer step, and the link between two ranks of this process. Throws Error: too few samples,
-// recomputation beside a configured one, and what building the model and opening the data throw.
+// Measures one layer of each kind on the first samples of the configured data, as training would, its
+// optimizer step, and the link between two ranks of this process. Throws Error for too few samples, for
+// recomputation in addition to a configured one, and for errors in building the model or opening the data.
 CostModel measure_costs(const Config& config, const MeasureOptions& options);
 
 }  // namespace twobp

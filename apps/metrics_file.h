@@ -1,4 +1,4 @@
-// The file of --metrics: one JSON object a step, each step once, also over runs that were stopped and
+// The file of --metrics: one JSON object for each step, each step once, even if the run was stopped and
 // resumed.
 #pragma once
 
@@ -12,15 +12,15 @@ namespace twobp {
 
 class MetricsFile {
  public:
-  // Opens the file and leaves what is there. No file if `path` is empty. All members throw Error, naming the
+  // Opens the file and keeps its content. No file if `path` is empty. All members throw Error, naming the
   // file.
   explicit MetricsFile(std::string path);
 
-  // Begins an empty file.
+  // Empties the file.
   void clear();
 
-  // Drops lines of steps after `step` (done after the checkpoint, and done again now), and what is no JSON
-  // (the end of a line that was cut off). Only of an ordinary file.
+  // Drops lines of steps after `step` (they were done after the checkpoint and will be done again), and lines
+  // that are not JSON (a line that was cut off). Only for an ordinary file.
   void keep_until(int64_t step);
   void write(const nlohmann::json& line);
 

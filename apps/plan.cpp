@@ -1,4 +1,4 @@
-// The flags of the subcommand, and which of its jobs they ask for.
+// The flags of the subcommand, and the choice of its job by them.
 #include "apps/plan.h"
 
 #include <memory>
@@ -20,12 +20,12 @@
 namespace twobp {
 namespace {
 
-// What the subcommand is asked to do: it has to be one of these.
+// The job of the subcommand: exactly one of these.
 enum PlanJob : unsigned {
   kDraw = 1U,      // one schedule, from costs on the command line
   kMeasure = 2U,   // all ways to run a configured model
   kCosts = 4U,     // the same from a cost model
-  kMeasured = 8U,  // a trace beside its prediction
+  kMeasured = 8U,  // a trace and its prediction
 };
 
 PlanJob job_of(const PlanOptions& options) {
@@ -35,10 +35,10 @@ PlanJob job_of(const PlanOptions& options) {
 }
 
 std::string job_text(PlanJob job) {
-  if (job == kMeasured) return "beside --measured, which has its schedule and times in the trace";
-  if (job == kCosts) return "beside --costs";
-  if (job == kMeasure) return "beside a configuration, whose model is measured and planned";
-  return "where one schedule is drawn: to compare ways to run a model, give a configuration or --costs";
+  if (job == kMeasured) return "with --measured, whose trace has the schedule and the times";
+  if (job == kCosts) return "with --costs";
+  if (job == kMeasure) return "with a configuration, whose model is measured and planned";
+  return "for a single schedule: to compare ways to run a model, give a configuration or --costs";
 }
 
 struct FlagUse {
@@ -86,38 +86,37 @@ constexpr FlagUse kFlags[] = {
     {"--seconds", kMeasure},
 };
 
-// An option that the job does not look at is refused: it would change nothing.
+// Rejects options that the job ignores.
 void check_flags(const CLI::App& plan, PlanJob job, const PlanOptions& options) {
   for (const FlagUse& flag : kFlags) {
     if ((flag.jobs & job) != 0 || plan.get_option(flag.name)->count() == 0) continue;
-    fail(flag.name, " plays no part ", job_text(job));
+    fail(flag.name, " has no effect ", job_text(job));
   }
   for (const auto& [flag, needs] : {std::pair{"--csv-form", "--csv"}, std::pair{"--svg-end", "--svg"},
                                     std::pair{"--no-ops", "--json"}, std::pair{"--set", "config"}}) {
     TWOBP_CHECK(plan.get_option(flag)->count() == 0 || plan.get_option(needs)->count() > 0, flag,
-                " plays no part without ", needs == std::string("config") ? "a configuration" : needs);
+                " has no effect without ", needs == std::string("config") ? "a configuration" : needs);
   }
   const auto given = [&](const char* flag) { return plan.get_option(flag)->count() > 0; };
   if (job == kDraw) {
-    TWOBP_CHECK(
-        given("--data-parallel") == given("--gradient-seconds"),
-        "--data-parallel and --gradient-seconds go together: how many replicas sum their gradients, and "
-        "how long a stage's take over a link");
+    TWOBP_CHECK(given("--data-parallel") == given("--gradient-seconds"),
+                "give --data-parallel and --gradient-seconds together: the number of replicas that sum their "
+                "gradients, and the time that a stage's gradients take over a link");
     TWOBP_CHECK(!given("--share-links") || given("--latency") || given("--message-seconds"),
-                "--share-links plays no part without --latency or --message-seconds: messages take no time");
+                "--share-links has no effect without --latency or --message-seconds: messages take no time");
     TWOBP_CHECK(!given("--order-for-rendezvous") || options.csv_form != "compute_comms",
                 "--csv-form compute_comms has messages where PyTorch places them, not where "
                 "--order-for-rendezvous does: write compute_only, or leave out one of the two");
   } else if (!given("--data-parallel") && !given("--devices")) {
     for (const char* flag : {"--data-latency", "--data-bandwidth"}) {
-      TWOBP_CHECK(!given(flag), flag, " plays no part without --data-parallel or --devices");
+      TWOBP_CHECK(!given(flag), flag, " has no effect without --data-parallel or --devices");
     }
   }
   TWOBP_CHECK(plan.get_option("--top")->count() == 0 || plan.get_option("--all")->count() == 0,
-              "--top plays no part beside --all");
+              "--top has no effect with --all");
 }
 
-// Messages, and replicas that sum their gradients.
+// The options of messages, and of replicas that sum their gradients.
 void add_network_options(CLI::App& plan, PlanOptions& options) {
   const auto number = [&](const char* flag, auto& value, const std::string& help) {
     return plan.add_option(flag, value, help)->check(CLI::NonNegativeNumber);
@@ -127,40 +126,37 @@ void add_network_options(CLI::App& plan, PlanOptions& options) {
   };
   plan.add_flag(
       "--rendezvous", options.rendezvous,
-      "refuse a schedule that would block where sends wait until the receiver stands at the receive");
+      "reject a schedule that would block if each send waits until the receiver reaches the receive");
   plan.add_flag("--order-for-rendezvous", options.order_for_rendezvous,
-                "move receives forward so that such sends never block; the order of F, I and W stays");
-  plan.add_option(
-          "--buffers", options.buffers,
-          "refuse a schedule in which more messages than this may wait for a rank, however long ops take")
+                "move receives forward so that such sends never block; keeps the order of F, I and W");
+  plan.add_option("--buffers", options.buffers,
+                  "reject a schedule if more messages than this may wait for a rank, however long ops take")
       ->check(CLI::NonNegativeNumber);
   number("--latency", options.latency,
-         "time from the end of a message's sending until the receiver has it (default: 0; with a model, in "
-         "seconds: that of the costs)");
+         "time from the end of sending a message until the receiver has it (default: 0; with a model: "
+         "seconds, from the costs)");
   text("--message-seconds", options.message_seconds,
-       "how long a message of a stage keeps its link, which carries one at a time: a number, or a comma list "
-       "with one per stage");
+       "time that a message of a stage occupies its link, which carries one at a time: a number, or a comma "
+       "list with one for each stage");
   text("--bandwidth", options.bandwidth,
-       "bytes a second of a link, such as 10GB (default: that of the costs)");
+       "bytes per second of a link, such as 10GB (default: from the costs)");
   number(
       "--share-links", options.share_links,
-      "ranks in a node: messages that leave it share one link, of --latency and --message-seconds or "
-      "--bandwidth, and messages within it take no time, or that of the costs; 0: every two ranks have their "
-      "own");
+      "ranks in each node. Messages that leave a node share one link, with --latency and --message-seconds "
+      "or --bandwidth. Messages within a node take no time, or the time from the costs. 0: every two ranks "
+      "have their own link");
   text(
       "--data-parallel", options.data_parallel,
       "[list] replicas of the pipeline, which sum their gradients when a stage's last W is done (default: 1, "
       "or the configured number)");
   text("--gradient-seconds", options.gradient_seconds,
-       "time that a stage's gradients take over a link: a number, or one per stage; a ring of d replicas "
-       "needs "
-       "2 (d - 1) / d of it");
+       "time that a stage's gradients take over a link: a number, or one for each stage; a ring of d "
+       "replicas needs 2 (d - 1) / d of it");
   number("--data-latency", options.data_latency,
-         "seconds of latency of such a sum (default: that of a link, out of a node where links are shared)");
+         "latency of such a sum in seconds (default: that of a link, or of the shared link out of a node)");
   text("--data-bandwidth", options.data_bandwidth,
-       "bytes a second of the link that sums go over (default: as for --data-latency)");
-  number("--devices", options.devices,
-         "only combinations with so many ranks in all: ranks x replicas, as many as that makes; 0: any");
+       "bytes per second of the link for such sums (default: as for --data-latency)");
+  number("--devices", options.devices, "only combinations whose ranks x replicas equal this; 0: any");
 }
 
 }  // namespace
@@ -168,73 +164,72 @@ void add_network_options(CLI::App& plan, PlanOptions& options) {
 void add_plan_command(CLI::App& app) {
   auto options = std::make_shared<PlanOptions>();
   CLI::App* plan = app.add_subcommand("plan",
-                                      "Draw and time a schedule from given costs; with a configuration, or "
-                                      "--costs: compare all ways to run that "
-                                      "model by predicted throughput, and say whether 2BP helps. Options "
-                                      "marked [list] may then be lists: 2,4,8 "
-                                      "or 2..8");
+                                      "Draw and time a schedule from given costs. With a configuration or "
+                                      "--costs: compare all ways to run that model by predicted throughput, "
+                                      "and say whether 2BP helps; options marked [list] may then be lists, "
+                                      "such as 2,4,8 or 2..8");
   plan->add_option("config", options->config, "JSON file, as for train: its model is measured and planned");
-  plan->add_option("--set", options->overrides, "override a key of it: section.key=value")->take_all();
+  plan->add_option("--set", options->overrides, "override a key of the configuration: section.key=value")
+      ->take_all();
   const auto text = [&](const char* flag, std::string& value, const std::string& help) {
     return plan->add_option(flag, value, help)->capture_default_str();
   };
   text("--schedule", options->schedule,
        "[list] one of " + join(schedule_names()) +
-           " (default: 1f1b; all to compare), or a file that ends in .csv, in PyTorch's text form");
-  text("--stages", options->stages, "[list] number of stages (default: by --ranks, else 4)");
+           " (default: 1f1b; when comparing: all), or a file that ends in .csv, in PyTorch's text form");
+  text("--stages", options->stages, "[list] number of stages (default: from --ranks, else 4)");
   text("--ranks", options->ranks,
-       "[list] number of ranks N (default: stages over the schedule's stages a rank)");
+       "[list] number of ranks N (default: stages / the schedule's stages per rank)");
   text("--micro-batches", options->micro_batches,
-       "[list] number M (default: the schedule's own; N, 2N and 4N to compare)");
+       "[list] number M (default: the schedule's own; when comparing: N, 2N and 4N)");
   text("--p2", options->p2,
        "[list] when weight gradients run: " + join(policy_names()) +
-           " (default: placed where the schedule does, "
-           "else fill; all to compare)");
-  text("--forward", options->forward, "cost of F: a number, or a comma list with one per stage");
-  text("--backward-p1", options->backward_p1, "cost of I, likewise");
-  text("--backward-p2", options->backward_p2, "cost of W, likewise");
-  plan->add_option("--p2-units", options->p2_units, "pieces W runs in while waiting for a message")
+           " (default: placed if the schedule places W, else fill; when comparing: all)");
+  text("--forward", options->forward, "cost of F: a number, or a comma list with one for each stage");
+  text("--backward-p1", options->backward_p1, "the same for I");
+  text("--backward-p2", options->backward_p2, "the same for W");
+  plan->add_option("--p2-units", options->p2_units,
+                   "number of pieces of W; a waiting rank looks for its message between them")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  plan->add_option("--cap", options->cap, "most micro-batches a rank may hold; 0: any number")
+  plan->add_option("--cap", options->cap, "most micro-batches that a rank may hold; 0: no limit")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
   add_network_options(*plan, *options);
   text("--color", options->color, "auto, always or never")->check(CLI::IsMember({"auto", "always", "never"}));
   text("--json", options->json, "also write the result to this file");
-  plan->add_flag(
-      "--no-ops", options->no_ops,
-      "leave each op and instruction out of --json: a few lines a rank, not gigabytes for a thousand ranks");
+  plan->add_flag("--no-ops", options->no_ops,
+                 "leave ops and instructions out of --json; for a thousand ranks they would take gigabytes");
   text("--timeline", options->timeline, "also draw it as an HTML page");
   text("--svg", options->svg, "also draw it as an SVG picture");
   plan->add_option("--svg-end", options->svg_end,
-                   "where the picture's time axis ends (default: with the step)")
+                   "end of the picture's time axis (default: the end of the step)")
       ->check(CLI::NonNegativeNumber);
   text("--measured", options->measured,
-       "a trace of 'twobp train --trace': its schedule simulated with the times it took, beside what was "
-       "measured; with --timeline both on one page");
+       "a trace of 'twobp train --trace': compare its schedule, simulated with the measured times, with the "
+       "real run; with --timeline both are on one page");
   text("--csv", options->csv,
-       "also write the order in PyTorch's text form; W under fill or a cap where the simulation ran it");
+       "also write the order in PyTorch's text form, with W under fill or a cap as simulated");
   text("--csv-form", options->csv_form,
        "compute_only, or compute_comms: with the messages, as PyTorch places them")
       ->check(CLI::IsMember({"compute_only", "compute_comms"}));
-  text("--costs", options->costs, "a cost model of 'twobp profile --json', in place of measuring");
-  text(
-      "--micro-batch-sizes", options->micro_batch_sizes,
-      "[list] samples a micro-batch (default: those of --costs; half, once and twice the configured number)");
+  text("--costs", options->costs, "a cost model of 'twobp profile --json', instead of measuring");
+  text("--micro-batch-sizes", options->micro_batch_sizes,
+       "[list] samples per micro-batch (default: from --costs, or half, once and twice the configured "
+       "number)");
   text("--recompute", options->recompute,
-       "[list] what layers but the first and last compute again: " + join(recompute_modes()) +
-           " (default: all; with pipeline.recompute configured: that alone)");
-  text("--memory", options->memory, "what a rank has for everything, such as 80GiB (default: any)");
-  plan->add_option("--batch", options->batch, "only combinations with so many samples a step; 0: any")
+       "[list] what all layers but the first and the last recompute: " + join(recompute_modes()) +
+           " (default: all, or only pipeline.recompute if that is configured)");
+  text("--memory", options->memory, "memory of each rank for everything, such as 80GiB (default: no limit)");
+  plan->add_option("--batch", options->batch, "only combinations with this many samples per step; 0: any")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
-  plan->add_option("--top", options->top, "so many of the best are shown")
+  plan->add_option("--top", options->top, "number of the best combinations to show")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   plan->add_flag("--all", options->all, "show all combinations that fit (slow: each is simulated)");
   plan->add_flag("--search", options->search,
-                 "also look for schedules without a name, placed as the best ones: rows 'auto'");
+                 "also search for new schedules, with the placements of the best ones (rows 'auto')");
   plan->add_option("--seconds", options->seconds, "how long to measure each size and recomputation")
       ->capture_default_str();
   plan->callback([options, plan] {

@@ -7,7 +7,7 @@ class App;
 
 namespace twobp {
 
-// Adds the subcommand; it runs as its callback and throws twobp::Error for what it cannot do.
+// Adds the subcommand. Its callback runs it and throws twobp::Error if it fails.
 void add_plan_command(CLI::App& app);
 
 }  // namespace twobp

@@ -27,7 +27,7 @@ std::string signed_text(double value, int digits, const char* unit) {
   return out.str();
 }
 
-// Of what was measured: how far the prediction is off.
+// The error of the prediction, relative to the measured value.
 std::string relative(const Compared& value) {
   return value.measured > 0 ? signed_text(100 * (value.predicted / value.measured - 1), 1, " %") : "-";
 }

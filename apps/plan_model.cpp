@@ -49,7 +49,7 @@ std::vector<std::string> parse_names(const std::string& option, const std::strin
   return names;
 }
 
-// What is not given is as the costs have it.
+// Options that are not given keep the values of the costs.
 Interconnect interconnect_of(const PlanOptions& options, const CostModel& model,
                              const std::optional<Config>& config) {
   Interconnect network;
@@ -109,7 +109,7 @@ CostModel costs_of(const PlanOptions& options, const std::optional<Config>& conf
     measure.only_what_fits = true;
   }
   measure.recompute = request.recompute;
-  // What the configuration has layers compute again is in all the costs.
+  // Recomputation that is configured is in all the measured costs.
   if (measure.recompute.empty() && config->pipeline.recompute.empty()) measure.recompute = recompute_modes();
   measure.seconds = options.seconds;
   std::cout << "measuring one layer of each kind (twobp profile keeps the costs for --costs) ...\n"
@@ -134,8 +134,8 @@ void print_choices(const PlanResult& result) {
   print_table(rows);
 }
 
-// Bytes that activations and what W needs may take on each rank: what the rank with the most weights leaves
-// of the memory. 0: as much as they need, as it was simulated.
+// Bytes that activations and stash may take on each rank: the memory left on the rank with the most weights.
+// 0: no cap, as simulated.
 int64_t cap_of(const PlanChoice& choice, const CostModel& model, double memory) {
   if (memory <= 0) return 0;
   const auto costs =
@@ -144,10 +144,10 @@ int64_t cap_of(const PlanChoice& choice, const CostModel& model, double memory) 
   return std::max<int64_t>(1, static_cast<int64_t>(std::floor(*std::min_element(caps.begin(), caps.end()))));
 }
 
-// The settings that train as the choice says.
+// The settings with which training follows the choice.
 std::string settings_of(const PlanChoice& choice, const CostModel& model, const PlanRequest& request,
                         const std::optional<Config>& config) {
-  // A found schedule goes by its file, which has the micro-batches, ranks and stages.
+  // A found schedule is given by its file, which has the micro-batches, ranks and stages.
   std::string settings =
       choice.found
           ? std::string(
@@ -208,7 +208,7 @@ void write_json(const PlanResult& result, const CostModel& model, const PlanRequ
   write_output("--json", path, json.dump(1) + "\n");
 }
 
-// The best choice, and the same with p2 off if it has a name, drawn.
+// Draws the best choice, and the same with p2 off if its schedule has a name.
 void draw(const PlanOptions& options, const CostModel& model, const PlanChoice& choice,
           const PlanRequest& request) {
   if (options.timeline.empty() && options.svg.empty() && options.csv.empty()) return;

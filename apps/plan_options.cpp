@@ -49,8 +49,9 @@ std::vector<int> parse_counts(const std::string& option, const std::string& text
 
 int parse_count(const std::string& option, const std::string& text) {
   const auto values = parse_counts(option, text);
-  TWOBP_CHECK(values.size() == 1, option, ": '", text,
-              "' is several numbers, and one schedule takes one: give a configuration file to compare them");
+  TWOBP_CHECK(
+      values.size() == 1, option, ": '", text,
+      "' has several numbers, but a single schedule takes one: give a configuration file to compare them");
   return values[0];
 }
 

@@ -1,4 +1,4 @@
-// What `twobp plan` is told on the command line.
+// The command-line options of `twobp plan`.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@ namespace twobp {
 struct PlanOptions {
   std::string schedule;       // a name, or a file that ends in .csv; empty: 1f1b, or all with a configuration
   std::string stages;         // empty: by ranks; both empty: 4
-  std::string ranks;          // empty: as the schedule has it for that many stages
+  std::string ranks;          // empty: the schedule's own number for that many stages
   std::string micro_batches;  // empty: the schedule's own
   std::string p2;             // empty: the schedule's own
   std::string forward = "1";
@@ -19,12 +19,12 @@ struct PlanOptions {
   double cap = 0;
   bool rendezvous = false;
   bool order_for_rendezvous = false;
-  int buffers = -1;  // -1: any number
-  // Links and replicas: of the cost model and for all combinations with a configuration or costs.
-  double latency = -1;  // negative: 0, or the cost model's
+  int buffers = -1;  // -1: no limit
+  // Links and replicas. With a configuration or costs they apply to the cost model and to all combinations.
+  double latency = -1;  // negative: 0, or that of the cost model
   std::string message_seconds = "0";
-  std::string bandwidth;  // bytes a second; empty: the cost model's
-  int share_links = 0;    // ranks that share the link out of their node; 0: none do
+  std::string bandwidth;  // bytes per second; empty: that of the cost model
+  int share_links = 0;    // ranks that share the link out of their node; 0: no sharing
   std::string data_parallel;
   std::string gradient_seconds = "0";
   std::string data_bandwidth;
@@ -32,20 +32,20 @@ struct PlanOptions {
   int devices = 0;
   std::string color = "auto";
   std::string json;
-  bool no_ops = false;  // in it
+  bool no_ops = false;  // in the JSON
   std::string timeline;
   std::string svg;
   double svg_end = 0;
   std::string measured;  // a trace
   std::string csv;
   std::string csv_form = "compute_only";
-  // With a configuration, or costs: all combinations are compared, and the options above may be lists.
+  // With a configuration or costs: all combinations are compared, and the options above may be lists.
   std::string config;
   std::vector<std::string> overrides;
   std::string costs;              // a cost model; empty: measured
   std::string micro_batch_sizes;  // empty: half, once and twice the configured one
   std::string recompute;          // empty: all
-  std::string memory;             // empty: any
+  std::string memory;             // empty: no limit
   int batch = 0;
   int top = 10;
   bool all = false;
@@ -53,17 +53,18 @@ struct PlanOptions {
   double seconds = 0.5;
 };
 
-// "3": 3; "2,4,8": those; "2..5": 2, 3, 4, 5; also mixed, in the order given, none twice. Throws Error naming
-// the option for anything else, for numbers under 1, and for a range that is empty.
+// "3": 3; "2,4,8": these numbers; "2..5": 2, 3, 4, 5. Lists and ranges may be mixed; the given order is kept
+// and repeats are dropped. Throws Error naming the option for any other text, for numbers under 1, and for an
+// empty range.
 std::vector<int> parse_counts(const std::string& option, const std::string& text);
 
 // The same for an option that takes a single number here.
 int parse_count(const std::string& option, const std::string& text);
 
-// What the option asks for, to its file. Throws Error naming both.
+// Writes the option's output to its file. Throws Error naming both.
 void write_output(const std::string& option, const std::string& path, const std::string& text);
 
-// "1.5", or "1,2,1.5": one number for all stages, or one for each.
+// "1.5", or "1,2,1.5": one number for all stages, or one for each stage.
 std::vector<double> parse_costs(const std::string& option, const std::string& text, int stages);
 
 }  // namespace twobp

@@ -17,9 +17,9 @@
 namespace twobp {
 namespace {
 
-constexpr double kMostDrawnCells = 20000;  // a bigger grid is left out
+constexpr double kMostDrawnCells = 20000;  // a bigger grid is not drawn
 
-// The shortest op there is, so that all are drawn to scale.
+// The duration of the shortest op, so that all are drawn to scale.
 double grid_unit(const std::vector<StageCost>& costs) {
   double unit = 0;
   for (const auto& cost : costs) {
@@ -49,7 +49,7 @@ void print_ranks(const SimulatedPlan& plan) {
   print_table(rows);
 }
 
-// What sends need that do not wait for their receive.
+// Prints how many messages may wait for each rank. --rendezvous was checked before this.
 void print_messages(const Schedule& schedule, const PlanOptions& options) {
   std::vector<std::string> most;
   for (const MostBuffered& rank : most_buffered(schedule)) most.push_back(std::to_string(rank.messages));
@@ -92,13 +92,13 @@ void print_grid(const SimulatedPlan& plan, double unit, const PlanOptions& optio
   if (terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0) grid.max_width = size.ws_col;
   const double cells = plan.simulation.step_seconds / unit * plan.schedule.rank_count();
   if (cells > kMostDrawnCells) {
-    std::cout << "(the grid would have " << number(cells) << " cells and is left out)\n";
+    std::cout << "(the grid is not drawn, because it would have " << number(cells) << " cells)\n";
     return;
   }
   std::cout << draw_grid(plan.schedule, plan.simulation, unit, grid);
 }
 
-// Each op as it ran, and the instructions.
+// Adds each op as it ran, and the instructions.
 void add_ops(const SimulatedPlan& plan, int rank, nlohmann::ordered_json& entry) {
   entry["timeline"] = nlohmann::ordered_json::array();
   for (const auto& op : plan.simulation.ranks[rank].timeline) {

@@ -17,7 +17,7 @@
 namespace twobp {
 namespace {
 
-// How many ranks and stages the options ask for.
+// The numbers of ranks and stages that the options give.
 struct Shape {
   int ranks = 0;
   int stages = 0;
@@ -35,7 +35,8 @@ Shape shape_of(const PlanOptions& options, const ScheduleSource& source) {
   return {*std::max_element(placed.begin(), placed.end()) + 1, static_cast<int>(placed.size())};
 }
 
-// Messages have bytes, which also count under a cap: so few that they do not, at a speed that makes the time.
+// Messages must have bytes to take time, but bytes count under a cap. So they have almost none, and the speed
+// of the link is chosen to give the time.
 constexpr double kByteOfMessages = 0x1p-40;
 
 std::vector<StageCost> given_costs(const PlanOptions& options, int stages) {
@@ -96,7 +97,7 @@ void write_timeline(const std::vector<const SimulatedPlan*>& plans, const std::v
   write_trace_file(path, timeline_html(trace));
 }
 
-// In the simulated order where W runs when there is time (fill) or need (a cap) for it.
+// Writes the simulated order: W is where there is time for it (fill) or a need (a cap).
 void write_csv(const SimulatedPlan& plan, const PlanOptions& options) {
   const bool simulated = plan.schedule.fills() || options.cap > 0 || !options.memory.empty();
   write_output("--csv", options.csv,

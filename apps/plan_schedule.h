@@ -1,4 +1,4 @@
-// One schedule with given costs: simulated, drawn and set beside the same one with p2 `off`.
+// Simulates one schedule with given costs, draws it, and compares it with the same schedule and p2 `off`.
 #pragma once
 
 #include <vector>
@@ -14,14 +14,14 @@ struct SimulatedPlan {
   Simulation simulation;
 };
 
-// The schedule's plan first, p2 `off` behind it if that is another.
+// Prints the schedule's plan first, then p2 `off` if that is a different plan.
 void print_plans(const std::vector<const SimulatedPlan*>& plans, const std::vector<StageCost>& costs,
                  const PlanOptions& options);
-// Throws Error naming the file.
+// Writes --json. Throws Error naming the file.
 void write_plans(const std::vector<const SimulatedPlan*>& plans, const PlanOptions& options);
 
-// The CSV, the SVG and the HTML page, those that the options ask for; of the schedule's plan, the page of
-// all.
+// Writes the CSV, the SVG and the HTML page that the options ask for. The page shows all plans, the others
+// only the schedule's own.
 void write_pictures(const std::vector<const SimulatedPlan*>& plans, const std::vector<StageCost>& costs,
                     const PlanOptions& options);
 

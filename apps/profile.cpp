@@ -1,5 +1,5 @@
-// Measures one layer of each kind, the same measurement that the split into stages and the byte cap are made
-// from, and shows where the time and the bytes go; as JSON it is the cost model that `twobp plan` reads.
+// Measures one layer of each kind and shows where the time and the bytes go. The split into stages and the
+// byte cap use the same measurement. As JSON it is the cost model that `twobp plan` reads.
 #include "apps/profile.h"
 
 #include <iostream>
@@ -43,8 +43,8 @@ std::vector<std::string> row_of(const std::string& name, int layers, const Layer
           fixed(parameters, 0)};
 }
 
-// Kinds in the order in which they first come in the model, those of other recomputations behind, and the
-// whole model.
+// Kinds in the order of their first use in the model, then kinds of other recomputations, then the whole
+// model.
 void print_size(const CostModel& model, size_t size, double parameters) {
   std::cout << "\nmicro-batches of " << model.micro_batch_sizes[size] << ":\n";
   std::vector<std::vector<std::string>> rows = {
@@ -74,7 +74,7 @@ void print_size(const CostModel& model, size_t size, double parameters) {
   print_table(rows);
 }
 
-// Tied weights are one.
+// Tied weights count once.
 double parameters_of(const ModelSpec& model) {
   std::map<std::string, int64_t> numbers;
   for (const LayerSpec& spec : model.layers) {
@@ -99,8 +99,8 @@ void profile(const ProfileOptions& options) {
   measure.recompute = options.recompute;
   measure.seconds = options.seconds;
   const CostModel model = measure_costs(config, measure);
-  std::cout << "one layer of each kind, one micro-batch; held after F: what F saved and its output, less an "
-               "input that it let go; held after I: what W needs\n";
+  std::cout << "one layer of each kind, one micro-batch; held after F: saved tensors and the output, less an "
+               "input that was freed; held after I: tensors that W needs\n";
   const double parameters = parameters_of(build_model(config));
   for (size_t size = 0; size < model.micro_batch_sizes.size(); ++size) print_size(model, size, parameters);
   std::cout << "\na message between two ranks takes " << fixed(model.link_latency * 1e6, 1) << " us";
@@ -117,15 +117,15 @@ void profile(const ProfileOptions& options) {
 void add_profile_command(CLI::App& app) {
   auto options = std::make_shared<ProfileOptions>();
   CLI::App* command =
-      app.add_subcommand("profile", "What each kind of layer costs: seconds of F, I and W, bytes");
+      app.add_subcommand("profile", "Measure the costs of each kind of layer: seconds of F, I and W, bytes");
   command->add_option("config", options->config, "JSON file, as for train");
   command->add_option("--set", options->overrides, "Override a key: section.key=value")->take_all();
   command->add_option("--micro-batch-sizes", options->sizes,
-                      "Samples a micro-batch: 1,2,4 or 1..4 (default: as configured)");
+                      "Samples per micro-batch: 1,2,4 or 1..4 (default: as configured)");
   command
       ->add_option(
           "--recompute", options->recompute,
-          "Measure layers that compute again, too (without pipeline.recompute): " + join(recompute_modes()))
+          "Also measure layers that recompute (without pipeline.recompute): " + join(recompute_modes()))
       ->delimiter(',')
       ->check(CLI::IsMember(recompute_modes()));
   command->add_option("--seconds", options->seconds, "How long to measure each size")->capture_default_str();

@@ -1,4 +1,4 @@
-// `twobp profile`: what each kind of layer costs, in time and in memory.
+// `twobp profile`: the cost of each kind of layer, in time and in memory.
 #pragma once
 
 namespace CLI {

@@ -1,4 +1,5 @@
-// The progress line of a training run: rewritten in place on a terminal, a line each so many steps elsewhere.
+// The progress line of a training run. A terminal shows one line that is rewritten in place; other outputs
+// get a new line every few steps.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +13,11 @@ namespace twobp {
 
 class Progress {
  public:
-  // `items`: what is counted a second, "tokens".
+  // `items`: the unit of the speed, such as "tokens".
   Progress(int64_t total_steps, int64_t log_every, std::string_view items);
 
   void show(const StepResult& result);
-  // Ends the line that is being rewritten, so that something else can be printed.
+  // Ends the line that is being rewritten, so that other output can follow.
   void finish_line();
 
  private:

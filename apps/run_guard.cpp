@@ -22,17 +22,18 @@
 namespace twobp {
 namespace {
 
-// What fails alike on all processes is reported by the first: it ends the others before they would.
+// If all processes fail alike, the first one reports: it ends the others before they report.
 constexpr double kFirstReports = 0.8;
-// For the others to hear the reason before they are killed.
+// Time for the others to receive the reason before they are killed.
 constexpr double kLastWords = 0.2;
-// A process that stops since another failed is ended by that one; if not, by itself.
+// A process that stops because another failed is ended by that one. If not, it ends by itself after this
+// time.
 constexpr double kEndedByOther = 3;
-// For destructors, which may wait for a thread that is stuck, or for a checkpoint's end: nobody waits for a
-// process that is alone.
+// Time for destructors, which may wait for a stuck thread or for the end of a checkpoint. A process that is
+// alone may take longer, because no other process waits for it.
 constexpr double kUnwind = 2;
 constexpr double kUnwindAlone = 10;
-// For MPI to end the run.
+// Time for MPI to end the run.
 constexpr double kLastResort = 1;
 
 void sleep_for(double seconds) {
@@ -64,7 +65,7 @@ Thrown what_is_thrown() {
   }
 }
 
-// Ends all processes, and this one even if MPI hangs in that.
+// Ends all processes. Ends this one even if MPI hangs while it does so.
 [[noreturn]] void end_now(int code) {
   std::thread([code] {
     sleep_for(kLastResort);

@@ -1,5 +1,5 @@
-// How a run of one or many processes ends when something fails: one report, by the process where it failed
-// first; the others told, and gone within seconds, whatever they hang in.
+// Ends a run of one or many processes when something fails. The process that failed first reports it, once.
+// The others are told, and end within seconds, even if they hang.
 #pragma once
 
 #include <memory>
@@ -11,25 +11,25 @@
 namespace twobp {
 
 inline constexpr int kFailed = 1;
-inline constexpr int kOtherFailed = 3;  // stopped since another process did
+inline constexpr int kOtherFailed = 3;  // stopped because another process failed
 
-// For the whole program; members may be called from any thread.
+// One for the whole program. Any thread may call its members.
 class RunGuard {
  public:
   static RunGuard& get();
 
-  // Who this process is, for reports and for who waits for whom.
+  // Tells which process this is, for reports and for the order of waits.
   void started_by(const Launcher& launcher) { launcher_ = launcher; }
 
-  // From now on the world's aborts start the clock of failing().
+  // From now on, an abort of the world because of an exception calls failing().
   void watch(World& world);
-  // Call where the exception at hand was caught first. Unless it is because of another process, this one has
-  // failed and must be gone in a few seconds: if its threads don't end by then, it reports and ends without
-  // them.
+  // Call where the current exception was caught first. Does nothing if another process caused it. Otherwise
+  // this process has failed and must end in a few seconds. If its threads have not ended by then, it reports
+  // and ends without them.
   void failing();
 
-  // For a wait on other processes that has no time-out of its own: unless this is destroyed within `seconds`,
-  // the process fails. `what`: "starting the run".
+  // For a wait on other processes without a time-out of its own. The process fails unless this object is
+  // destroyed within `seconds`. `what`: "starting the run".
   class Deadline {
    public:
     Deadline(double seconds, std::string what);
@@ -42,8 +42,8 @@ class RunGuard {
     std::shared_ptr<State> state_;
   };
 
-  // The end of a program that failed by itself, or since another process did; the exception at hand says
-  // which. Prints and returns the exit code; with other processes, ends them all and does not return.
+  // The end of a program that failed by itself or because another process did; the current exception tells
+  // which. Prints and returns the exit code. With other processes, ends them all and does not return.
   int end_failed();
 
  private:

@@ -11,7 +11,7 @@ namespace {
 std::atomic<int> asked{0};
 
 void on_signal(int signal) {
-  // A launcher and the scheduler behind it may both send SIGTERM: only Ctrl-C again ends at once.
+  // A launcher and the scheduler behind it may both send SIGTERM, so only a second Ctrl-C ends at once.
   if (asked.exchange(signal) == SIGINT && signal == SIGINT) _exit(kInterrupted);
 }
 
@@ -34,7 +34,7 @@ int stop_signal() {
 int agreed_stop_signal(const Processes& processes) {
   int signal = 0;
   for (const std::string& one : processes.to_first(std::to_string(stop_signal()))) {
-    signal = std::max(signal, std::stoi(one));  // SIGTERM is the greater one
+    signal = std::max(signal, std::stoi(one));  // SIGTERM has the larger number
   }
   return std::stoi(processes.from_first(std::to_string(signal)));
 }

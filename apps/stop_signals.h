@@ -1,5 +1,5 @@
-// What Ctrl-C and a scheduler's SIGTERM ask of a training run: to end after the step at hand, at a state that
-// it can go on from.
+// Ctrl-C, and SIGTERM from a scheduler, ask a training run to end after the current step, in a state from
+// which it can resume.
 #pragma once
 
 #include <string>
@@ -8,18 +8,19 @@
 
 namespace twobp {
 
-inline constexpr int kInterrupted = 130;  // as shells report a program ended by SIGINT
-inline constexpr int kTerminated = 143;   // and by SIGTERM
+inline constexpr int kInterrupted = 130;  // the shell's exit code for a program ended by SIGINT
+inline constexpr int kTerminated = 143;   // and for one ended by SIGTERM
 
-// From here on a signal is noted; a second SIGINT ends the program at once.
+// From now on a signal is only noted. A second SIGINT ends the program at once.
 void catch_stop_signals();
-// Back to a program that any signal ends: nothing is left to save.
+// From now on any signal ends the program again, because nothing is left to save.
 void forget_stop_signals();
 
-// What has come so far on this process: 0, SIGINT or SIGTERM.
+// The signal that this process has received: 0, SIGINT or SIGTERM.
 int stop_signal();
 
-// After a step that some process asked to be the last: the signal that stops the run, the same on all.
+// Call after a step that some process asked to be the last. Returns the signal that stops the run, the same
+// on all processes.
 int agreed_stop_signal(const Processes& processes);
 
 // "stopped by SIGTERM".

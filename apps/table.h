@@ -8,7 +8,7 @@
 
 namespace twobp {
 
-// Columns as wide as their widest entry; the first to the left, numbers to the right.
+// Columns are as wide as their widest entry. The first is left-aligned, the others are right-aligned.
 void print_table(const std::vector<std::vector<std::string>>& rows);
 
 }  // namespace twobp

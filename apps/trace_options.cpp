@@ -19,7 +19,7 @@
 namespace twobp {
 namespace {
 
-// A folder that is not there shows before hours of training, not after.
+// A missing folder should be reported before hours of training, not after.
 void check_writable(const std::string& path) {
   if (path.empty()) return;
   const std::ofstream file(path, std::ios::app);
@@ -41,7 +41,7 @@ Trace describe(Trainer& trainer) {
   return trace;
 }
 
-// What the trace's reader needs in order to simulate the same step.
+// The data that a reader of the trace needs to simulate the same step.
 TracedRun run_of(Trainer& trainer) {
   const Pipeline& pipeline = trainer.pipeline();
   const StepSetup setup = make_setup(pipeline, trainer.variant(), trainer.micro_batches());
@@ -65,7 +65,7 @@ TraceOutput::TraceOutput(const TraceOptions& options, Trainer& trainer)
     TWOBP_CHECK(options.steps.empty(), "--trace-steps needs --trace FILE or --timeline FILE");
     return;
   }
-  if (trainer.steps_done() >= trainer.config().train.steps) return;  // a resumed run that is done already
+  if (trainer.steps_done() >= trainer.config().train.steps) return;  // a resumed run that was already done
   steps_ = choose_trace_steps(options.steps, {trainer.steps_done() + 1, trainer.config().train.steps});
   if (trainer.world().is_first()) {
     check_writable(options.trace);
@@ -97,7 +97,7 @@ void TraceOutput::finish() {
 void TraceOutput::write() {
   Trace trace = describe(*trainer_);
   trace.steps = recorder_->reports();
-  trace.run = run_of(*trainer_);  // now that the caps are known: the optimizer's state is there
+  trace.run = run_of(*trainer_);  // only now: the caps depend on the optimizer's state
   if (!options_.trace.empty()) write_trace_file(options_.trace, trace_json(trace));
   if (!options_.timeline.empty()) write_trace_file(options_.timeline, timeline_html(trace));
   written_ = true;

@@ -1,4 +1,4 @@
-// The options that record what chosen steps of a training run did: --trace, --timeline, --trace-steps.
+// The options that record chosen steps of a training run: --trace, --timeline, --trace-steps.
 #pragma once
 
 #include <memory>
@@ -21,15 +21,16 @@ struct TraceOptions {
 
 void add_trace_options(CLI::App& command, TraceOptions& options);
 
-// Nothing at all unless a file is asked for.
+// Does nothing if no file is asked for.
 class TraceOutput {
  public:
-  // Observes the trainer. Throws Error if a file can't be written or the run has no such steps.
+  // Observes the trainer. Throws Error if a file cannot be written or the run has no such steps.
   TraceOutput(const TraceOptions& options, Trainer& trainer);
 
-  // After every step: writes the files once the last chosen step is done.
+  // Call after every step. Writes the files once the last chosen step is done.
   void after_step();
-  // At the end of the run: writes what there is if it was interrupted before, and says what is where.
+  // Call at the end of the run. Writes the recorded steps if the run was interrupted earlier, and says where
+  // they are.
   void finish();
 
  private:

@@ -91,7 +91,7 @@ std::string to_text(const Evaluation& held_out) {
   return text.data();
 }
 
-// Of the run's processes one shows what all do.
+// Only one process shows the output of the run.
 class Output {
  public:
   Output(const TrainOptions& options, const Config& config, bool shows)
@@ -146,7 +146,7 @@ void resume(Checkpointer& checkpointer, Trainer& trainer, Output& output) {
   }
 }
 
-// The step after `done` that something looks at the trainer after: an evaluation, a checkpoint, the end.
+// The next step after `done` with an evaluation, a checkpoint, or the end of the run.
 int64_t next_look(const Config& config, int64_t done) {
   int64_t next = config.train.steps;
   const auto every = [&](int64_t count) {
@@ -157,7 +157,7 @@ int64_t next_look(const Config& config, int64_t done) {
   return next;
 }
 
-// From the trainer as it was made to its last step; the exit code.
+// Runs the trainer to its last step. Returns the exit code.
 int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointer>& checkpointer,
         Output& output, const Processes& processes) {
   const Config& config = trainer.config();
@@ -168,7 +168,7 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
     resume(*checkpointer, trainer, output);
     if (shows) output.metrics().keep_until(trainer.steps_done());
   } else if (shows) {
-    output.metrics().clear();  // now that nothing stands in the way of this run
+    output.metrics().clear();  // only now, when nothing can stop this run from starting
   }
   TraceOutput trace(options.trace, trainer);
   trainer.stop_when([] { return stop_signal() != 0; });
@@ -194,7 +194,8 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
     }
   }
   output.finish_line();
-  if (checkpointer) checkpointer->finish(trainer);  // first: who stops a run may not wait long
+  if (checkpointer)
+    checkpointer->finish(trainer);  // first, because a run that is being stopped may not have long
   trace.finish();
   const int signal = result.stop ? agreed_stop_signal(processes) : 0;
   if (signal != 0) {
@@ -217,14 +218,14 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
   return exit_code_of_signal(signal);
 }
 
-// One process's part of the run, or one replica's.
+// One process's part of the run, or that of one replica.
 int train(const TrainOptions& options, const Config& config, World world) {
   const bool shows = world.is_first();
   const Processes processes(*world.processes, config.pipeline.timeout);
   std::optional<Trainer>
-      trainer;  // outlives the checkpointer, which looks at the folder before minutes go into it
+      trainer;  // outlives the checkpointer, which checks its folder before minutes of work
   std::optional<Checkpointer> checkpointer;
-  if (processes.count() > 1) {  // before anything that only some of them might do
+  if (processes.count() > 1) {  // before any work that only some of them might do
     check_agreement(processes, {{"save.checkpoints", config.save.checkpoints.empty() ? "empty" : "set"},
                                 {"--resume", options.resume ? "given" : "not given"}});
   }
@@ -241,7 +242,9 @@ int train(const TrainOptions& options, const Config& config, World world) {
 
 int train(const TrainOptions& options) {
   if (options.print_config && options.config.empty() && options.overrides.empty()) {
-    std::printf("%s\n", config_to_json(Config{}).c_str());  // the defaults: no data yet, so not a run
+    std::printf(
+        "%s\n",
+        config_to_json(Config{}).c_str());  // the defaults have no data, so they are not checked as a run
     return 0;
   }
   const Launcher launcher = find_launcher();
@@ -257,8 +260,8 @@ int train(const TrainOptions& options) {
                        ": matrix products are computed in fp32, so it saves memory but no time here"));
   }
   TWOBP_CHECK(!config.save.checkpoints.empty() || !options.resume,
-              "--resume goes on from the newest checkpoint in save.checkpoints, which is not set");
-  // Launchers' libraries wait for the other processes without an end.
+              "--resume needs save.checkpoints, the folder of checkpoints to continue from: set it");
+  // The launchers' libraries wait for the other processes without a limit.
   std::optional<RunGuard::Deadline> in_launcher;
   if (launcher.started_many()) in_launcher.emplace(config.pipeline.timeout, "starting the run");
   catch_stop_signals();
@@ -282,7 +285,7 @@ int train(const TrainOptions& options) {
 void warn_of_new_parameters(const Trainer& trainer) {
   if (trainer.new_parameters().empty()) return;
   log_warning(concat(trainer.config().model.from, " has no ", join(trainer.new_parameters()),
-                     ": they start as those of a new model"));
+                     ": they are initialized as in a new model"));
 }
 
 void add_train_command(CLI::App& app, int& exit_code) {
@@ -290,23 +293,23 @@ void add_train_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("train", "Train the model that a configuration describes");
   command->add_option("config", options->config, "JSON file; without it, the defaults and --set");
   command->add_option("--set", options->overrides, "Override a key: section.key=value")->take_all();
-  command->add_option("--metrics", options->metrics, "File for one JSON object a step");
+  command->add_option("--metrics", options->metrics, "File for one JSON object per step");
   add_trace_options(*command, options->trace);
   auto how = std::make_shared<std::string>();
   const CLI::Option* resume =
       command
           ->add_option(
               "--resume", *how,
-              "Go on from the newest whole checkpoint in save.checkpoints, passing over torn ones, or "
-              "start if there is none; \"auto\" says the same")
+              "Continue from the newest complete checkpoint in save.checkpoints, or start anew if there is "
+              "none; \"auto\" means the same")
           ->expected(0, 1)
           ->type_name("[auto]");
   command->add_flag("--print-config", options->print_config, "Print the whole configuration and stop");
   command->footer("Configuration keys:\n" + config_reference());
   command->callback([options, how, resume, &exit_code] {
     options->resume = resume->count() > 0;
-    if (!how->empty() && *how != "auto") {  // "--resume config.json": it has no other value
-      TWOBP_CHECK(options->config.empty(), "--resume takes nothing or auto, not \"", *how, "\"");
+    if (!how->empty() && *how != "auto") {  // "--resume config.json": the file is not a value of --resume
+      TWOBP_CHECK(options->config.empty(), "--resume takes no value or auto, not \"", *how, "\"");
       options->config = *how;
     }
     exit_code = train(*options);

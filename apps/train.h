@@ -1,4 +1,4 @@
-// `twobp train`: trains what a configuration describes.
+// `twobp train`: trains the model that a configuration describes.
 #pragma once
 
 namespace CLI {
@@ -11,7 +11,7 @@ class Trainer;
 
 void add_train_command(CLI::App& app, int& exit_code);
 
-// Logs which parameters model.from has no tensors for.
+// Logs the parameters for which model.from has no tensors.
 void warn_of_new_parameters(const Trainer& trainer);
 
 }  // namespace twobp

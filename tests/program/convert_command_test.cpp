@@ -174,7 +174,7 @@ TEST_F(CheckpointCommand, ResumeAuto) {
   expect_resumed({"train", config, "--resume", "--set", "train.log_every=1"}, "resumed after step 4");
   flip_a_bit("checkpoints/step-00000004/state.json");
   expect_resumed({"train", config, "--resume", "auto"}, "resumed after step 2");
-  expect_one_message({"train", config, "--resume", "newest"}, {"--resume takes nothing or auto", "newest"});
+  expect_one_message({"train", config, "--resume", "newest"}, {"--resume takes no value or auto", "newest"});
 }
 
 }  // namespace

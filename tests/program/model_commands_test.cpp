@@ -137,7 +137,7 @@ TEST_F(ModelCommands, GenerateSaysWhatIsWrong) {
     EXPECT_NE(result.err.find(part), std::string::npos) << part << " in " << result.err;
   };
   fails({"generate", path("none"), "--prompt", "a"}, "none");
-  fails({"generate", path("model"), "--prompt", ""}, "no token in it");
+  fails({"generate", path("model"), "--prompt", ""}, "has no tokens");
   fails({"generate", path("model"), "--prompt", "a", "--top-p", "2"}, "top-p");
   json config = json::parse(read_file(path("model/config.json")));
   config["vocab_size"] = 300;

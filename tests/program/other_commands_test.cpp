@@ -108,7 +108,7 @@ TEST(Bench, PolicyOfOneSchedule) {
     EXPECT_EQ(row.at("peak_bytes").size(), 2U);
   }
   EXPECT_EQ(rows, (std::vector<std::string>{"1f1b off", "1f1b end", "zb-v fill"}));
-  expect_one_message({"bench", config, "--schedules", "auto@off"}, {"auto@off", "policy of its own"});
+  expect_one_message({"bench", config, "--schedules", "auto@off"}, {"auto@off", "its own p2 policy"});
 }
 
 TEST(Bench, Recomputation) {

@@ -146,7 +146,7 @@ TEST_F(PlanModel, RefusesOptionsThatPlayNoPart) {
     arguments.insert(arguments.begin(), "plan");
     arguments.push_back(option);
     if (!value.empty()) arguments.push_back(value);
-    expect_one_message(arguments, {option, "plays no part", why});
+    expect_one_message(arguments, {option, "has no effect", why});
   };
   for (const auto& [option, value] :
        std::vector<std::pair<std::string, std::string>>{{"--set", "train.steps=2"},

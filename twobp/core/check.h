@@ -1,5 +1,5 @@
-// The one way the library reports an error: TWOBP_CHECK throws twobp::Error with a message that is built
-// from the values at hand. Nothing in the library prints or exits.
+// The library reports every error in one way: TWOBP_CHECK throws twobp::Error with a message built from its
+// arguments. Nothing in the library prints or exits.
 #pragma once
 
 #include <sstream>
@@ -8,13 +8,13 @@
 
 namespace twobp {
 
-// What a user can act on: says what is wrong, where, and what to do.
+// An error that a user can act on. The message says what is wrong, where, and what to do.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// The arguments written one after the other, as operator<< writes them.
+// Concatenates the arguments, as operator<< writes them.
 template <typename... Args>
 std::string concat(const Args&... args) {
   std::ostringstream out;

@@ -13,7 +13,7 @@
 namespace twobp {
 namespace {
 
-// The library's own message without its tag, and not with a whole file quoted in it.
+// The library's own message, without its tag and without quoting a whole file.
 std::string reason(const nlohmann::json::exception& error) {
   constexpr size_t kLongest = 200;
   std::string what = error.what();
@@ -27,7 +27,7 @@ std::string reason(const nlohmann::json::exception& error) {
 template <typename Json>
 Json parse_json(std::string_view text, const std::string& origin, int max_depth) {
   using Event = typename Json::parse_event_t;
-  std::vector<std::set<std::string>> open;  // the keys of the objects that are not closed yet
+  std::vector<std::set<std::string>> open;  // the keys of the objects that are still open
   const auto check = [&](int depth, Event event, Json& parsed) {
     TWOBP_CHECK(depth <= max_depth, origin, ": nested deeper than ", max_depth, " levels");
     if (event == Event::object_start) open.emplace_back();
@@ -55,7 +55,7 @@ std::string read_text(const std::string& path, uint64_t max_bytes) {
   TWOBP_CHECK(file.good(), "cannot read ", path, ": ", std::strerror(errno));
   constexpr size_t kBlock = size_t{1} << 20U;
   std::string text;
-  while (file.good() && text.size() <= max_bytes) {  // a file may have no end, or not know its size
+  while (file.good() && text.size() <= max_bytes) {  // a file may be endless, or may not know its size
     const size_t begin = text.size();
     text.resize(begin + kBlock);
     file.read(text.data() + begin, kBlock);

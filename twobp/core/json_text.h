@@ -1,5 +1,5 @@
-// JSON that came from elsewhere: what nests too deep, is too long or says the same key twice is refused, with
-// one message that names where it came from.
+// Parses JSON from outside. Text that is nested too deep, is too long or repeats a key is rejected, with one
+// message that names its origin.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace twobp {
 
-// `origin` names the text in messages. For nlohmann::json and nlohmann::ordered_json. Throws Error: not JSON,
-// a key given twice, nested deeper than `max_depth`.
+// `origin` names the text in messages. For nlohmann::json and nlohmann::ordered_json. Throws Error for text
+// that is not JSON, a repeated key, or nesting deeper than `max_depth`.
 template <typename Json>
 Json parse_json(std::string_view text, const std::string& origin, int max_depth);
 
@@ -19,7 +19,8 @@ extern template nlohmann::json parse_json(std::string_view text, const std::stri
 extern template nlohmann::ordered_json parse_json(std::string_view text, const std::string& origin,
                                                   int max_depth);
 
-// A whole file. Throws Error: missing, a folder, unreadable, longer than `max_bytes` (no more of it is read).
+// Reads a whole file. Throws Error if it is missing, a folder, unreadable, or longer than `max_bytes` (no
+// more of it is read).
 std::string read_text(const std::string& path, uint64_t max_bytes);
 
 }  // namespace twobp

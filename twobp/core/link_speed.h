@@ -1,4 +1,4 @@
-// How fast a link between two ranks is, as measured and as planned with.
+// The speed of a link between two ranks, for measurements and plans.
 #pragma once
 
 namespace twobp {

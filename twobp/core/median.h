@@ -8,7 +8,8 @@
 
 namespace twobp {
 
-// Of at least one number; of an even count the mean of the middle two; NaN if one of them is.
+// Takes at least one number. For an even count, returns the mean of the middle two. NaN if one of them is
+// NaN.
 inline double median(std::vector<double> values) {
   const auto unknown =
       std::find_if(values.begin(), values.end(), [](double value) { return std::isnan(value); });

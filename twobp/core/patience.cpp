@@ -5,7 +5,7 @@
 namespace twobp {
 namespace {
 
-constexpr double kLongestGap = 1;  // of what counts: a sleep, and as much again for a busy machine
+constexpr double kLongestGap = 1;  // longest gap that counts: a sleep, and as much again for a busy machine
 
 }  // namespace
 
@@ -13,7 +13,8 @@ double awake_seconds() {
   static std::mutex mutex;
   static double seen = now_seconds();
   static double stood_still = 0;
-  const std::lock_guard lock(mutex);  // or a thread would see the time after a stop without the stop
+  const std::lock_guard lock(
+      mutex);  // else a thread could see the time after a suspension without the suspension
   const double now = now_seconds();
   stood_still += std::max(0.0, now - seen - kLongestGap);
   seen = now;

@@ -1,6 +1,6 @@
-// What time-outs are counted in: a clock that does not run on while the whole process stands still (Ctrl-Z, a
-// scheduler's suspend, a machine put to sleep), since then nobody was waiting and its peers may have stood
-// still as well.
+// The clock for time-outs. It stops while the whole process is suspended (Ctrl-Z, a scheduler's suspend, a
+// sleeping machine). During that time this process did not wait, and its peers may have been suspended as
+// well.
 #pragma once
 
 #include <algorithm>
@@ -10,14 +10,14 @@
 
 namespace twobp {
 
-// Whoever waits looks at the clock at least this often, seconds.
+// A waiting thread looks at the clock at least this often, in seconds.
 inline constexpr double kLongestSleep = 0.5;
 
-// Seconds as now_seconds() counts them, less those over 1 s between any two calls in this process: nobody
-// waited then, or nobody could. Any thread may call it.
+// Seconds as now_seconds() counts them, without the part over 1 s of any gap between two calls in this
+// process: the process was suspended then, or did not wait. Any thread may call it.
 double awake_seconds();
 
-// Waits on `changed` until there() is true; false: it is not after `timeout` awake seconds.
+// Waits on `changed` until there() is true. Returns false if it is not true after `timeout` awake seconds.
 template <typename There>
 bool wait_patiently(std::condition_variable& changed, std::unique_lock<std::mutex>& lock, double timeout,
                     There&& there) {

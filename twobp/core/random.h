@@ -1,5 +1,5 @@
-// Random integers that are the same with every compiler and library, unlike those of
-// std::uniform_int_distribution.
+// Random integers that are the same with every compiler and library. Those of std::uniform_int_distribution
+// are not.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace twobp {
 
-// SplitMix64 (Steele, Lea, Flood 2014): one 64-bit word to another that looks independent of it.
+// SplitMix64 (Steele, Lea, Flood 2014): maps a 64-bit word to another that looks independent of it.
 inline uint64_t mix_bits(uint64_t x) {
   x += 0x9e3779b97f4a7c15;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
@@ -15,12 +15,12 @@ inline uint64_t mix_bits(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// A seed of its own for each (seed, index).
+// A different seed for each (seed, index).
 inline uint64_t mix_bits(uint64_t seed, uint64_t index) {
   return mix_bits(mix_bits(seed) ^ index);
 }
 
-// SplitMix64 as a generator: costs nothing to start, so that every sample can have its own.
+// SplitMix64 as a generator. It costs nothing to start, so every sample can have its own.
 class SplitMix64 {
  public:
   explicit SplitMix64(uint64_t seed) : state_(seed) {}
@@ -34,8 +34,8 @@ class SplitMix64 {
   uint64_t state_;
 };
 
-// Uniform in [0, bound), bound >= 1, from a generator of full 64-bit words: words beyond the last whole
-// multiple of `bound` are drawn again, so that no value is favoured.
+// Uniform in [0, bound), bound >= 1, from a generator of full 64-bit words. Words from the last whole
+// multiple of `bound` on are drawn again, so all values are equally likely.
 template <typename Engine>
 uint64_t bounded(Engine& engine, uint64_t bound) {
   const uint64_t rest = (std::numeric_limits<uint64_t>::max() % bound + 1) % bound;

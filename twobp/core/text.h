@@ -1,4 +1,4 @@
-// Small helpers for messages: sizes, durations, and the name a mistyped one was probably meant to be.
+// Small helpers for messages: sizes, durations, and the nearest known name to a mistyped one.
 #pragma once
 
 #include <cstdint>

@@ -13,22 +13,23 @@
 namespace twobp {
 namespace {
 
-// Where a gradient may begin within a bucket: as aligned as a tensor of its own, on which the bits of some
-// matrix products depend.
+// Alignment of a gradient within a bucket. It is that of a tensor of its own, because the bits of some matrix
+// products depend on it.
 constexpr int64_t kBucketAlignment = 64;  // bytes
 
-// Between two looks for messages in finish(): sums take hundreds of microseconds, cores may be shared.
+// Pause between two looks for messages in finish(). Sums take hundreds of microseconds, and cores may be
+// shared.
 constexpr auto kSumPause = std::chrono::microseconds(20);
 
 int64_t padded(int64_t bytes) {
   return (bytes + kBucketAlignment - 1) / kBucketAlignment * kBucketAlignment;
 }
 
-// Its gradients as parts of one tensor. Padding is zero and stays so.
+// Makes the bucket's gradients parts of one tensor. Padding is zero and stays so.
 void lay_out(GradientReducer::Bucket& bucket) {
   const MemoryMeter::Scope scope(bucket.stage, MemoryCategory::kGradients);
   if (bucket.items.size() == 1) {
-    // In the order of memory: a convolution's channels come last there.
+    // In memory order: a convolution's channels come last there.
     const at::Tensor& grad = bucket.items[0].parameter->grad;
     bucket.flat = grad.as_strided({grad.numel()}, {1});
     return;
@@ -54,7 +55,7 @@ void lay_out(GradientReducer::Bucket& bucket) {
 GradientReducer::GradientReducer(Transport& replicas, std::vector<Item> items, int64_t bucket_bytes)
     : replicas_(replicas) {
   TWOBP_CHECK(bucket_bytes > 0, "a bucket of ", bucket_bytes, " bytes");
-  // Last layer first; within a layer as p1 meets them, from its end.
+  // Last layer first. Within a layer, in the order in which p1 meets the parameters, from its end.
   std::reverse(items.begin(), items.end());
   std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
     return std::pair(a.stage, a.layer) > std::pair(b.stage, b.layer);
@@ -136,7 +137,7 @@ void GradientReducer::finish(double timeout) {
     }
     std::this_thread::sleep_for(kSumPause);
   }
-  replicas_.flush(timeout);  // here, where the meter sees what was sent go
+  replicas_.flush(timeout);  // here, so that the meter sees the release of sent messages
 }
 
 std::string GradientReducer::describe(size_t bucket) const {

@@ -1,7 +1,8 @@
 // Sums one rank's gradients over the data-parallel replicas while its backward pass still runs. Parameters
-// are cut into buckets in one fixed order, last layer first, which is about the order they are done in. A
-// bucket's sum starts once its layers' last W is done and every bucket before it has started: replicas whose
-// `fill` went different ways still start the same sums in the same order. Used by the rank's thread alone.
+// are cut into buckets in one fixed order, last layer first, which is roughly the order in which their
+// gradients are finished. The sum of a bucket starts when the last W of its layers is done and every earlier
+// bucket has started. So replicas whose `fill` took different decisions still start the same sums in the same
+// order. Only the rank's thread uses it.
 #pragma once
 
 #include <deque>
@@ -19,37 +20,38 @@ class GradientReducer {
     Parameter* parameter = nullptr;
     int stage = 0;
     int layer = 0;     // within the stage
-    std::string name;  // of the layer, for messages
+    std::string name;  // of the layer, for error messages
   };
 
-  // `items` in model order: trainable, their gradients allocated; the same on every replica. The gradients of
-  // a bucket become parts of one tensor here, so that nothing is copied to sum them: call before anything
-  // keeps a reference to one. A bucket has one stage and at least one parameter, and ends with the parameter
-  // that reaches `bucket_bytes`. `replicas` connects this rank's places in all replicas and outlives this.
+  // `items` are in model order: trainable, with gradients allocated, and the same on every replica. The
+  // constructor makes the gradients of a bucket parts of one tensor, so that summing copies nothing. Call it
+  // before anything keeps a reference to a gradient. A bucket has one stage and at least one parameter, and
+  // ends with the parameter that reaches `bucket_bytes`. `replicas` connects this rank with the same rank of
+  // all replicas. It outlives this object.
   GradientReducer(Transport& replicas, std::vector<Item> items, int64_t bucket_bytes);
 
-  // A new step: no layer is done. What is left of one that failed is forgotten.
+  // Begins a step: no layer is done. Forgets what is left of a failed step.
   void start();
-  // The layer's gradients are complete on this replica. Layers without an item are no matter.
+  // The layer's gradients are complete on this replica. Layers without an item are ignored.
   void layer_done(int stage, int layer);
-  // Takes what has arrived. Never blocks; costs nothing while no sum is under way.
+  // Takes the messages that have arrived. Never blocks. Costs nothing while no sum is under way.
   void progress();
-  // Whether sums are under way, which a rank that waits for something else should keep going.
+  // Whether sums are under way. A rank that waits for something else should keep them going.
   bool busy() const { return !running_.empty(); }
-  // Starts the sums that have not started and waits for all. Then every gradient is the sum, in the order of
-  // the replicas; one that got nothing on a replica counts as zeros there. Throws Aborted, or Error after
-  // `timeout` seconds without any of them ending, naming the bucket's layers.
+  // Starts the remaining sums and waits for all. Then every gradient is the sum, in the order of the
+  // replicas. A gradient that a replica did not compute counts as zeros. Throws Aborted. Throws Error, naming
+  // the bucket's layers, if none of the sums ends within `timeout` seconds.
   void finish(double timeout);
 
   struct Bucket {
     int stage = 0;
     std::vector<Item> items;
-    at::Tensor flat;      // all its gradients one behind the other
+    at::Tensor flat;      // all its gradients, one after another
     int layers_left = 0;  // in this step
     std::vector<int> layers;
   };
   const std::vector<Bucket>& buckets() const { return buckets_; }
-  // How many buckets this step has started.
+  // The number of buckets that this step has started.
   size_t started() const { return next_; }
 
  private:

@@ -1,4 +1,4 @@
-// What the executor tells about a step: a report, and every op with its times.
+// The executor's report of a step, and its events: every op with its times.
 #pragma once
 
 #include <array>
@@ -15,10 +15,10 @@
 
 namespace twobp {
 
-// What one rank did at one time. The events of a rank are in order and disjoint; with the executor's own time
-// between them they are the step. W events are single units (one leaf layer, one or several micro-batches);
-// an F, I or optimizer event is the whole stage, in parts where something else ran in between: W under
-// `off` or to make room, a wait for other ranks.
+// One thing that a rank did. The events of a rank are in order and disjoint; together with the executor's own
+// time between them they make up the step. A W event is a single unit (one leaf layer, one or several
+// micro-batches). An F, I or optimizer event is the whole stage. It comes in parts if something else ran in
+// between: W under `off` or to make room, or a wait for other ranks.
 struct Event {
   enum class Kind : uint8_t { kForward, kBackwardP1, kBackwardP2, kOptimizer, kIdle, kSend, kReceive };
   Kind kind = Kind::kForward;
@@ -26,7 +26,7 @@ struct Event {
   int stage = -1;
   int micro_batch = -1;  // the first of `count`
   int count = 1;         // micro-batches; more than one only for concatenated W
-  int part = 0;          // of an F, I or optimizer, counted from 0
+  int part = 0;          // of an F, I or optimizer event, counted from 0
   int layer = -1;        // within the stage, for W
   int unit = -1;         // leaf within the layer, for W
   std::string name;      // of the leaf, for W: "model.layers.2.mlp.down_proj"
@@ -34,15 +34,15 @@ struct Event {
   int64_t bytes = 0;     // of the message
   double begin = 0;      // seconds on the monotonic clock
   double end = 0;
-  // Bytes of the rank: activations and stash at the end; all there is at the end; the most there was at any
-  // moment since the event before.
+  // Bytes of the rank. `held`: activations and stash at the end. `total`: everything at the end. `peak`: the
+  // highest total since the previous event.
   int64_t held = 0;
   int64_t total = 0;
   int64_t peak = 0;
 };
 
-// Seconds a stage spent, and how often: the mean is what one micro-batch costs. NaN, as in RankTimes, of a
-// step that was put in as a graph (StepReport::timed).
+// Seconds that a stage spent, and how often. The mean is the cost of one micro-batch. NaN, as in RankTimes,
+// for a step that was launched as a graph (StepReport::timed).
 struct StageTimes {
   double forward = 0;
   double backward_p1 = 0;
@@ -54,18 +54,17 @@ struct StageTimes {
 
 struct RankTimes {
   double begin = 0;  // first instruction
-  double end = 0;    // optimizer done
-  // The step as this rank had it: where steps overlap, from the end of its part of the one before to the end
-  // of its part. 0: all of it.
+  double end = 0;    // end of the optimizer
+  // Length of the step on this rank. Where steps overlap, it lasts from the end of this rank's part of the
+  // previous step to the end of its part. 0: the whole step.
   double span = 0;
   double optimizer = 0;
-  double busy = 0;          // F + I + W + optimizer, W of other ranks that it ran included
+  double busy = 0;          // F + I + W + optimizer, including W that it ran for other ranks
   ProductTime products;     // of busy
   int64_t allocations = 0;  // see BlockCache::allocations
-  // Data parallel: waited for sums of gradients over replicas after the last instruction; part of the tail.
+  // Data parallel: the wait for sums of gradients over replicas after the last instruction. Part of the tail.
   double exposed = 0;
-  std::array<double, kIdleCauses>
-      idle{};  // by IdleCause; what is left of the step is the executor's own time
+  std::array<double, kIdleCauses> idle{};  // by IdleCause; the rest of the step is the executor's own time
   int64_t instructions = 0;
 };
 
@@ -73,10 +72,10 @@ struct StepReport {
   int64_t step = 0;
   double begin = 0;
   double end = 0;
-  double loss = 0;               // sum of the micro-batches' shares: the mean over the global batch
-  std::optional<int64_t> right;  // predictions that were, in an evaluation of a model that predicts
+  double loss = 0;               // sum over the micro-batches: the mean over the global batch
+  std::optional<int64_t> right;  // correct predictions, in an evaluation of a model that predicts
   bool stop = false;             // some process wants the run to end
-  bool begun_early = false;      // before the step before had ended; `begin` is that one's end
+  bool begun_early = false;      // before the previous step had ended; `begin` is the end of that step
   std::vector<RankTimes> ranks;
   std::vector<StageTimes> stages;
   std::vector<MemoryUse> stage_memory;
@@ -84,8 +83,8 @@ struct StepReport {
   std::vector<std::vector<Event>> events;  // by rank; only if asked for
 
   double seconds() const { return end - begin; }
-  // Whether F, I and W were timed one by one. Of a graph only the whole is: what would be the seconds of its
-  // parts, busy and idle, is NaN.
+  // Whether F, I and W were timed one by one. A graph is timed only as a whole, so the seconds of its parts,
+  // busy and idle are NaN.
   bool timed() const { return !std::isnan(ranks.front().busy); }
   double idle_fraction(int rank) const {
     const RankTimes& times = ranks[rank];
@@ -98,11 +97,11 @@ struct StepReport {
   }
 };
 
-// Told about every step, on the thread that runs the training loop, after the step is over.
+// Is told about every step after it is over, on the thread that runs the training loop.
 class Observer {
  public:
   virtual ~Observer() = default;
-  // Asked before every step; `step` as users count, from 1.
+  // Asked before every step. `step` counts from 1.
   virtual bool wants_events(int64_t /*step*/) const { return false; }
   virtual void on_step(const StepReport& report) = 0;
 };

@@ -17,8 +17,8 @@
 namespace twobp {
 namespace {
 
-// With a core per rank, a wait spins this long before it sleeps: longer than a wake-up takes, shorter than a
-// layer.
+// If each rank has its own core, a wait spins this long before it sleeps. This is longer than a wake-up takes
+// and shorter than a layer.
 constexpr double kSpinSeconds = 200e-6;
 
 int ranks_of(const PipelineOptions& options) {
@@ -30,7 +30,7 @@ int ranks_of(const PipelineOptions& options) {
 
 struct Pipeline::KeptGraph {
   StepKey last_trained;
-  std::unique_ptr<StepGraph> graph;  // of that step; null: not recorded
+  std::unique_ptr<StepGraph> graph;  // of this step; null: not recorded
 };
 
 struct Pipeline::UnderWay {
@@ -39,7 +39,7 @@ struct Pipeline::UnderWay {
   StepInput input;
   std::vector<RankResult> results;  // by rank
   double begin = 0;
-  bool begun_early = false;  // the step before was under way
+  bool begun_early = false;  // the previous step was under way
   std::shared_ptr<RankThreads::Job> job;
 };
 
@@ -107,7 +107,7 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
 
 Pipeline::~Pipeline() {
   drain();
-  // Tensors are released where they were counted.
+  // Tensors must be released on the threads that counted them.
   if (threads_) {
     threads_->run([&](int rank) { executors_[rank].reset(); }, [](const std::string&) {});
   }
@@ -176,7 +176,7 @@ void Pipeline::submit(const StepSetup& setup, const std::vector<Fields>& micro_b
   TWOBP_CHECK(!early || (!given.want_events && !under_way_.back()->input.want_events),
               "a step whose events are wanted has the pipeline for itself");
   TWOBP_CHECK(!early || (!given.p2_stealing && !under_way_.back()->input.p2_stealing),
-              "a step whose ranks take W off each other has the pipeline for itself");
+              "a step whose ranks run each other's W has the pipeline for itself");
   auto step = std::make_unique<UnderWay>();
   step->setup = &setup;
   step->micro_batches = micro_batches;
@@ -189,12 +189,13 @@ void Pipeline::submit(const StepSetup& setup, const std::vector<Fields>& micro_b
   input.input_field = model_.input_field;
   input.batching = setup.batching;
   const bool other_setup = early && under_way_.back()->setup != &setup;
-  if (other_setup) on_ranks([](int) {});  // what ranks hold is read while they hold nothing else
+  if (other_setup) on_ranks([](int) {});  // caps() reads what ranks hold, so no step may be under way
   if (!early || other_setup) {
-    // By every process, whatever its own setup: a replica that is left no micro-batch has no cap to ask for.
+    // Every process calls this, whatever its own setup. A replica without micro-batches would not ask for a
+    // cap.
     if (world_.processes->size() > 1) fixed_bytes();
     caps_ = caps(setup);
-    // Where the policy does not ask for it, what is to be concatenated stays together.
+    // If the policy does not ask for filling, W that is to be concatenated stays together.
     fills_waits_ = schedule.fills() ||
                    (schedule.holds_p2_back() && setup.batching == P2Batching::kLoop &&
                     fills_waits(schedule, profiled_costs(stage_profiles_), in_process_simulation(caps_)));
@@ -218,12 +219,12 @@ void Pipeline::submit(const StepSetup& setup, const std::vector<Fields>& micro_b
 std::optional<DeviceEvent> Pipeline::launch_graph(const StepInput& input) {
   std::unique_ptr<StepGraph>& graph = graph_->graph;
   if (!input.as_graph && !graph) return std::nullopt;
-  // Other sizes or schedules may replace what layers keep for them, which the graph reads.
+  // Other sizes or schedules may replace buffers that layers keep and the graph reads.
   if (!input.training) {
     if (!graph_->last_trained.has_sizes_of(input)) graph.reset();
     return std::nullopt;
   }
-  // Once it has run, libraries are set up for it.
+  // A step must have run once before, so that libraries are set up for it.
   StepKey key(input);
   const bool again = std::exchange(graph_->last_trained, std::move(key)) == graph_->last_trained;
   if (!again) graph.reset();
@@ -242,20 +243,20 @@ std::optional<DeviceEvent> Pipeline::launch_graph(const StepInput& input) {
     }
     return graph->launch(*input.micro_batches);
   } catch (...) {
-    failed_ = true;  // parameters may hold gradients that nobody has computed
+    failed_ = true;  // parameters may be marked as having gradients that were never computed
     throw;
   }
 }
 
 void Pipeline::forget_steps() {
-  // While the batch is still there: a rank's thread should not be the one to free what it did not allocate.
+  // While the batch still exists: a rank's thread should not be the one to free memory it did not allocate.
   threads_->run([&](int rank) { executors_[rank]->clear(); }, [](const std::string&) {});
   under_way_.clear();
 }
 
 StepReport Pipeline::finish() {
   TWOBP_CHECK(!under_way_.empty(), "no step is under way");
-  const MemoryMeter::Watch watch(*meter_);  // messages of ranks may come, or be gone, while this thread looks
+  const MemoryMeter::Watch watch(*meter_);  // messages may be allocated or freed while this thread receives
   try {
     wait(*under_way_.front()->job);
   } catch (...) {
@@ -280,7 +281,7 @@ StepReport Pipeline::finish() {
   for (const int r : world_.local_ranks()) {
     RankResult& result = step->results[r];
     report.loss += result.loss;
-    if (result.right) report.right = result.right;  // the loss is on one rank
+    if (result.right) report.right = result.right;  // only one rank has the loss
     report.ranks[r] = result.times;
     report.rank_memory[r] = followed ? result.memory : meter_->rank_use(r);
     report.end = std::max(report.end, result.times.end);
@@ -320,7 +321,7 @@ void Pipeline::complete(StepReport& report, const UnderWay& step) {
     const auto [ranks_here, stages_here] = parts_of(world_.process());
     processes.isend(0, tag_of(world_.process()), pack_report(report, ranks_here, stages_here));
   }
-  // First, since each waits for all: if one is missing, all miss the same one.
+  // First, because every process waits for all others here: if one is missing, all miss the same one.
   sum_report(processes, input.timeout, report);
   for (int process = 1; world_.is_first() && process < of_replica; ++process) {
     const Values packed = processes.receive(process, tag_of(process), input.timeout);
@@ -328,7 +329,7 @@ void Pipeline::complete(StepReport& report, const UnderWay& step) {
     unpack_report(packed, ranks_there, stages_there, clock_ahead_[process], report);
   }
   if (step.begun_early) report.begin = last_end_;
-  // A rank that has ended its part before the others goes on with the next step, if there is one already.
+  // A rank that ends its part early goes on with the next step, if that is already submitted.
   const bool followed = !under_way_.empty();
   for (int r = 0; r < ranks(); ++r) {
     if (!is_local(r) && !world_.is_first()) continue;
@@ -351,7 +352,7 @@ std::exception_ptr Pipeline::drain() noexcept {
     try {
       wait(*step->job);
     } catch (const Aborted&) {
-      // Of a rank that failed before.
+      // The echo of an error on another rank.
     } catch (...) {
       if (!first) first = std::current_exception();
     }
@@ -370,7 +371,7 @@ void Pipeline::abandon(const std::string& reason) noexcept {
   try {
     abort(reason);
   } catch (const std::exception&) {
-    // The others see it by their time-outs.
+    // The other processes notice by their time-outs.
   }
   drain();
 }

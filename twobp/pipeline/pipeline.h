@@ -1,6 +1,6 @@
-// A model cut into stages on the ranks of a world, ready to run schedules. What a trainer, a benchmark or a
-// test drives. Every process of the world makes the same pipeline and makes the same calls in the same order;
-// each holds the stages of its own ranks, on a thread for each.
+// A model cut into stages on the ranks of a world, ready to run schedules. Trainers, benchmarks and tests
+// drive it. Every process of the world makes the same pipeline and the same calls in the same order. Each
+// process holds the stages of its own ranks and runs each rank on a thread.
 #pragma once
 
 #include <deque>
@@ -28,43 +28,45 @@ class Stage;
 
 struct PipelineOptions {
   int stages = 2;
-  std::vector<int> rank_of_stage;  // empty: one stage a rank
+  std::vector<int> rank_of_stage;  // empty: one stage on each rank
   std::vector<int> split;          // layers per stage; empty: by measured cost
   ThreadOptions threads;
   uint64_t seed = 1;     // of the initial weights
-  double timeout = 300;  // seconds processes wait for each other here
+  double timeout = 300;  // seconds that processes wait for each other outside steps
 };
 
-// Worlds whose ranks are threads of this process, one a replica, for run_worlds. They compute on these
+// One world for each replica, for run_worlds. Their ranks are threads of this process and compute on these
 // devices (Device::open_for).
 std::vector<World> make_thread_worlds(int replicas, int ranks, const ThreadOptions& threads,
                                       const std::vector<Device>& devices = {});
 
 class Pipeline {
  public:
-  // `profile` as measured for micro-batches of the size that will run.
+  // `profile` was measured with micro-batches of the size that will run.
   Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options, World world);
   // All ranks in this process.
   Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options);
   ~Pipeline();
 
-  // One step over the micro-batches, which are as many as the setup is for. Rethrows the first error of any
-  // rank after all ranks have stopped; the pipeline can't be used any more then. Loss, correct predictions
-  // and `stop` are those of all processes; of ranks and stages, the run's first process has all of its
-  // replica, the others their own.
+  // Runs one step over the micro-batches. Their number is that of the setup. Rethrows the first error of any
+  // rank after all ranks have stopped; then the pipeline can no longer be used. Loss, correct predictions and
+  // `stop` cover all processes. For ranks and stages, the run's first process has those of its whole replica,
+  // and the others have their own.
   StepReport run(const StepSetup& setup, const std::vector<Fields>& micro_batches, const StepInput& input);
-  // The same in two parts: every rank begins the step when it has ended the one before, whatever the others
-  // do. Two steps can be under way at once, without events. The setup outlives the step.
+  // The same in two parts. Every rank begins the step when it has ended the previous one, whatever the other
+  // ranks do. Two steps can be under way at once, without events. The setup outlives the step.
   void submit(const StepSetup& setup, const std::vector<Fields>& micro_batches, const StepInput& input);
   // Waits for the oldest step under way.
   StepReport finish();
-  // Waits for all, whose reports are lost. The first error among them that is not the echo of another rank's.
+  // Waits for all steps and drops their reports. Returns the first error that is not the echo of another
+  // rank's.
   std::exception_ptr drain() noexcept;
-  // Ends what is under way here and in all processes, and this pipeline with it. Nothing if nothing is.
+  // Aborts the steps under way in all processes. Then this pipeline can no longer be used. Does nothing if no
+  // step is under way.
   void abandon(const std::string& reason) noexcept;
   int under_way() const { return static_cast<int>(under_way_.size()); }
 
-  // A named schedule or a written one on this pipeline's stages.
+  // `schedule` is a named schedule or a written one, on this pipeline's stages.
   StepSetup setup(const ScheduleSource& schedule, int micro_batches, P2Policy policy,
                   P2Batching batching = P2Batching::kLoop,
                   MemoryCap memory_cap = MemoryCap::automatic()) const;
@@ -83,12 +85,12 @@ class Pipeline {
   const ModelSpec& model() const { return model_; }
   const std::vector<std::vector<LayerProfile>>& stage_profiles() const { return stage_profiles_; }
   MemoryMeter& meter() { return *meter_; }
-  // Of this process's ranks. Throw Error for others.
+  // For ranks and stages of this process. Throw Error for others.
   RankExecutor& rank(int r);
   Stage& stage(int s);
   bool has_stage(int s) const { return is_local(rank_of_stage_.at(s)); }
-  // Bytes of activations and stash each rank may hold under the setup; 0: no cap. With ranks in other
-  // processes, the first call is made by all of them.
+  // Bytes of activations and stash that each rank may hold under the setup; 0: no cap. If there are several
+  // processes, all of them make the first call.
   std::vector<int64_t> caps(const StepSetup& setup) const;
 
  private:
@@ -98,14 +100,15 @@ class Pipeline {
   std::shared_ptr<RankThreads::Job> post(std::function<void(int)> body);
   void wait(const RankThreads::Job& job);
   void abort(const std::string& reason);
-  // Launches all ranks' instructions as one graph and returns their end. None: they are to be run one by one.
+  // Launches all ranks' instructions as one graph and returns its end. None: the instructions must run one by
+  // one.
   std::optional<DeviceEvent> launch_graph(const StepInput& input);
-  // After an error, when all ranks stand still.
+  // After an error, when all ranks have stopped.
   void forget_steps();
 
-  // What the ranks hold besides activations and stash, all processes' together.
+  // Bytes of each rank apart from activations and stash, in all processes.
   std::vector<int64_t> fixed_bytes() const;
-  // Sums and gathers over processes, and the idle time at both ends of the step.
+  // Completes the report: sums and gathers over processes, adds the idle time at both ends of the step.
   void complete(StepReport& report, const UnderWay& step);
 
   ModelSpec model_;
@@ -114,18 +117,19 @@ class Pipeline {
   std::vector<std::vector<LayerProfile>> stage_profiles_;
   std::unique_ptr<MemoryMeter> meter_;
   World world_;
-  double timeout_;                            // of what processes agree on outside steps
-  mutable std::vector<int64_t> known_fixed_;  // by rank; empty until the processes have told each other
-  std::vector<double> clock_ahead_;           // by process of this replica, on the run's first: of its clock
+  double timeout_;                            // for communication between processes outside steps
+  mutable std::vector<int64_t> known_fixed_;  // by rank; empty until the processes have exchanged them
+  std::vector<double>
+      clock_ahead_;  // by process of this replica, on the run's first process: its clock's lead
   std::unique_ptr<P2Offers> offers_;
   std::unique_ptr<RankThreads> threads_;
-  std::vector<std::unique_ptr<RankExecutor>> executors_;  // by rank; null: another process's
+  std::vector<std::unique_ptr<RankExecutor>> executors_;  // by rank; null: in another process
   std::deque<std::unique_ptr<UnderWay>> under_way_;       // oldest first
   std::unique_ptr<KeptGraph> graph_;
   std::vector<int64_t> caps_;      // of the step that began last
-  bool fills_waits_ = false;       // likewise
+  bool fills_waits_ = false;       // of the same step
   double last_end_ = 0;            // of the step that ended last
-  std::vector<double> last_ends_;  // of that, by rank
+  std::vector<double> last_ends_;  // of the same step, by rank
   bool failed_ = false;
 };
 

@@ -21,7 +21,7 @@ std::vector<std::string> names_and_auto() {
   return names;
 }
 
-// "1.05x" -> 1.05; 0 if it is no such thing.
+// "1.05x" -> 1.05; 0 if the text has another form.
 double parse_times(const std::string& text) {
   double times = 0;
   const char* end = text.data() + text.size();
@@ -31,14 +31,14 @@ double parse_times(const std::string& text) {
   return parsed ? times : 0;
 }
 
-// Which layers there are shows when the model is built.
+// Layer names are checked later, when the model is built.
 void check_recompute(const PipelineConfig& pipeline) {
   try {
     for (const std::string& text : pipeline.recompute) {
       const RecomputeRule rule = parse_recompute_rule(text);
       TWOBP_CHECK(rule.stage < 0 || !pipeline.split.empty(), "\"", text,
-                  "\" needs pipeline.split: without it stages are cut by measured cost, which recomputation "
-                  "changes. Set pipeline.split, or name layers by a pattern");
+                  "\" needs pipeline.split: without it, stages are cut by measured cost, which depends on "
+                  "recomputation. Set pipeline.split, or name layers by a pattern");
     }
   } catch (const Error& error) {
     fail("pipeline.recompute: ", error.what(), ".");
@@ -52,14 +52,14 @@ void check_stealing(const PipelineConfig& pipeline) {
          ".");
   };
   if (pipeline.run_ahead == "on")
-    excludes("pipeline.run_ahead", "a rank that runs ahead takes nothing off others", "its default");
+    excludes("pipeline.run_ahead", "a rank that runs ahead runs no W of others", "its default");
   if (pipeline.data_parallel > 1)
     excludes("pipeline.data_parallel", "with replicas a rank sums its own gradients at that time",
              "its default");
   if (pipeline.device != "cpu")
-    excludes("pipeline.device", "the memory of a device is out of other ranks' reach", "its default");
+    excludes("pipeline.device", "ranks cannot reach the memory of each other's devices", "its default");
   if (pipeline.p2_batching != "loop")
-    excludes("pipeline.p2_batching", "ranks take single micro-batches off each other", "its default");
+    excludes("pipeline.p2_batching", "ranks run single micro-batches of each other's W", "its default");
 }
 
 }  // namespace
@@ -67,7 +67,8 @@ void check_stealing(const PipelineConfig& pipeline) {
 const Section& pipeline_section() {
   static const Section section = make_section<PipelineConfig>(
       "pipeline",
-      {TWOBP_KEY(PipelineConfig, ranks, "devices, each with one or more stages; 0: as the stages ask, else 2")
+      {TWOBP_KEY(PipelineConfig, ranks,
+                 "devices, each with one or more stages; 0: derived from stages, else 2")
            .in("ranks")
            .from(0, kMaxCount)
            .free_on_resume(),
@@ -94,16 +95,16 @@ const Section& pipeline_section() {
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, graphs,
                  "with cuda: F, I, W and messages of a step of all ranks are recorded once, as a CUDA graph, "
-                 "and put in by one call; not with pipeline.run_ahead on (never run on a GPU so far)")
+                 "and launched by one call; not with pipeline.run_ahead on (never run on a GPU so far)")
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, transport,
-                 "what ranks talk through; auto: mpi or nccl where a launcher started several processes, "
+                 "carries messages between ranks; auto: mpi or nccl if a launcher started several processes, "
                  "else threads")
            .one_of({"auto", "threads", "mpi", "nccl"})
            .free_on_resume(),
        TWOBP_KEY(
            PipelineConfig, schedule,
-           "order of the work; \"auto\": what a search finds for the measured times and the cap, p2 included")
+           "order of the work; \"auto\": found by a search for the measured times and the cap, p2 included")
            .one_of(names_and_auto())
            .or_file(".csv")
            .free_on_resume(),
@@ -114,51 +115,56 @@ const Section& pipeline_section() {
        TWOBP_KEY(PipelineConfig, p2, "when weight gradients are computed; off: standard backpropagation")
            .one_of(policy_names())
            .free_on_resume(),
-       TWOBP_KEY(PipelineConfig, p2_batching,
-                 "micro-batches that are due together: one product each, or one product of all, whose rows "
-                 "are copied together")
+       TWOBP_KEY(
+           PipelineConfig, p2_batching,
+           "for micro-batches that are due together: loop (one product for each) or concat (one product of "
+           "all, whose rows are copied together)")
            .one_of({"loop", "concat"})
            .noted_on_resume(),
-       TWOBP_KEY(PipelineConfig, p2_order,
-                 "of weight gradients left at a step's end: bucket (layer by layer, as data parallelism sums "
-                 "them), oldest; auto: bucket with data_parallel")
+       TWOBP_KEY(
+           PipelineConfig, p2_order,
+           "order of the weight gradients left at a step's end: bucket (layer by layer, as data parallelism "
+           "sums them), oldest; auto: bucket with data_parallel")
            .one_of({"auto", "bucket", "oldest"})
            .free_on_resume(),
        TWOBP_KEY(
            PipelineConfig, run_ahead,
-           "on: a rank begins the next step as soon as it has ended its part of this one, where nothing "
-           "is to be done in between (evaluation, checkpoint, trace); auto: where the simulation gains "
-           "more than 2 % by it; with train.clip_norm or fp16 it costs a copy of weights and optimizer "
-           "state")
+           "on: a rank begins the next step as soon as it has ended its part of this one, unless an "
+           "evaluation, a checkpoint or a trace comes in between; auto: on if the simulated gain is more "
+           "than 2 %; with train.clip_norm or fp16 it needs a copy of weights and optimizer state")
            .one_of({"auto", "on", "off"})
            .free_on_resume(),
-       TWOBP_KEY(PipelineConfig, p2_stealing,
-                 "a rank that has ended its part of a step runs weight gradients that others have left, same "
-                 "bits: for ranks that are threads of one process on a CPU; not in a step that is traced")
+       TWOBP_KEY(
+           PipelineConfig, p2_stealing,
+           "a rank that has ended its part of a step runs pending weight gradients of other ranks, with "
+           "the same bits; only for ranks that are threads of one process on a CPU, and not in a traced "
+           "step")
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, bucket,
-                 "gradients that data parallelism sums at once, begun when all of them are there")
+                 "size of the gradients that data parallelism sums at once, when all of them are complete")
            .in("bytes")
            .free_on_resume(),
-       TWOBP_KEY(PipelineConfig, memory_cap,
-                 "most bytes of activations and stash a rank holds: \"auto\" (the peak of the fullest stage "
-                 "with p2 off), so many times what that stage needs in all, as in \"1.05x\", \"0\" (no cap), "
-                 "or as in \"512MiB\"")
+       TWOBP_KEY(
+           PipelineConfig, memory_cap,
+           "most bytes of activations and stash that a rank holds: \"auto\" (what the fullest rank needs in "
+           "all with p2 off, less the rank's weights and optimizer), a multiple of that need such as "
+           "\"1.05x\", \"0\" (no cap), or a size such as \"512MiB\"")
            .in("bytes")
            .free_on_resume(),
-       TWOBP_KEY(PipelineConfig, recompute,
-                 "what layers compute again instead of keeping: none, activations (F again before I), "
-                 "derivatives (F and I again before W), both; for all but the first and the last layer, or "
-                 "PATTERN=MODE of layers, or stage:N=MODE; later ones count")
+       TWOBP_KEY(
+           PipelineConfig, recompute,
+           "what layers recompute instead of keeping: none, activations (F again before I), derivatives "
+           "(F and I again before W), both; for all but the first and the last layer, or PATTERN=MODE "
+           "for some layers, or stage:N=MODE for a stage; later entries override earlier ones")
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, threads, "per rank").in("threads").from(1, 1024).noted_on_resume(),
-       TWOBP_KEY(PipelineConfig, pin, "pin each rank's threads to cores of its own")
+       TWOBP_KEY(PipelineConfig, pin, "pin each rank's threads to its own cores")
            .free_on_resume()
            .differs_by_process(),
        TWOBP_KEY(PipelineConfig, split, "layers of each stage, by hand; []: by measured cost")
            .in("layers")
            .free_on_resume(),
-       TWOBP_KEY(PipelineConfig, timeout, "a rank waits for a message before it gives up")
+       TWOBP_KEY(PipelineConfig, timeout, "how long a rank waits for a message before it gives up")
            .in("seconds")
            .above(0)
            .free_on_resume()});
@@ -170,7 +176,7 @@ void check_pipeline(const PipelineConfig& pipeline) {
   parse_memory_cap(pipeline.memory_cap);
   parse_bucket(pipeline.bucket);
   check_recompute(pipeline);
-  // What is in a file shows when it is read, by who runs it.
+  // A schedule file is checked when it is read for a run.
   const bool file = ScheduleSource::is_file(pipeline.schedule);
   const int stages = file ? pipeline.stages : pipeline_shape(pipeline).stages;
   if (pipeline.split.empty() || stages == 0) return;

@@ -11,16 +11,16 @@
 
 namespace twobp {
 
-// pipeline.schedule: what a search finds (train/auto_variant.h).
+// pipeline.schedule: search for a schedule (train/auto_variant.h).
 inline constexpr std::string_view kAutoSchedule = "auto";
 
 struct PipelineConfig {
-  int ranks = 0;                   // devices; 0: as the stages ask, 2 if those are 0 too
+  int ranks = 0;                   // devices; 0: as the stages require, or 2 if those are 0 too
   int stages = 0;                  // parts of the model; 0: the schedule's usual number on each rank
   int data_parallel = 1;           // copies of the pipeline, each with its share of every batch
   std::string device = "cpu";      // cpu, cuda
   bool graphs = false;             // on GPUs: steps as CUDA graphs
-  bool gpu_parts = false;          // ranks that share a GPU have multiprocessors of their own
+  bool gpu_parts = false;          // each rank that shares a GPU gets multiprocessors of its own
   std::string transport = "auto";  // auto, threads, mpi, nccl: see run_world.h
   std::string schedule = "1f1b";   // a name, or a file that ends in .csv: see schedule/text/csv.h
   int micro_batches = 0;           // 0: the schedule's default
@@ -29,10 +29,10 @@ struct PipelineConfig {
   std::string p2_batching = "loop";  // loop, concat
   std::string p2_order = "auto";  // of the W left at the end: oldest, bucket; auto: bucket with data_parallel
   std::string run_ahead = "auto";   // on: a rank begins the next step when it has ended its part of this one
-  bool p2_stealing = false;         // at a step's end ranks run weight gradients of others
-  std::string bucket = "25MiB";     // gradients that data parallelism sums at once
+  bool p2_stealing = false;         // ranks run each other's weight gradients at the end of a step
+  std::string bucket = "25MiB";     // size of the gradients that data parallelism sums at once
   std::string memory_cap = "auto";  // "auto", "1.05x", "0" (none), or bytes: "512MiB"
-  std::vector<std::string> recompute;  // what layers compute again instead of keeping: see recompute.h
+  std::vector<std::string> recompute;  // what layers recompute instead of keeping: see recompute.h
   int threads = 1;                     // per rank
   bool pin = true;                     // pin each rank's threads to cores of its own
   std::vector<int> split;              // layers of each stage, by hand; empty: by measured cost
@@ -41,7 +41,7 @@ struct PipelineConfig {
 
 const Section& pipeline_section();
 
-// Contradictions between keys. Throws Error.
+// Throws Error if keys contradict each other.
 void check_pipeline(const PipelineConfig& config);
 
 // "auto", "1.05x" -> MemoryCap::automatic(); "0" -> no cap; "512MiB", "2GiB", "1000000" -> bytes. Throws

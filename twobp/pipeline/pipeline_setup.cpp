@@ -1,4 +1,4 @@
-// What a pipeline runs: its schedules with the memory that they may take.
+// A pipeline's schedules, together with the memory that they may use.
 #include "twobp/core/check.h"
 #include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/pipeline.h"
@@ -25,7 +25,7 @@ StepSetup Pipeline::setup(const ScheduleSource& schedule, int micro_batches, P2P
 StepSetup Pipeline::forward_setup(int micro_batches) const {
   StepSetup setup;
   setup.memory_cap = MemoryCap::none();
-  if (micro_batches == 0) {  // a replica that the last batch of an epoch leaves nothing
+  if (micro_batches == 0) {  // the last batch of an epoch may leave a replica nothing
     setup.schedule.name = "none";
     setup.schedule.stages = stages();
     setup.schedule.micro_batches = 0;
@@ -52,7 +52,7 @@ std::vector<int64_t> Pipeline::fixed_bytes() const {
   }
   const bool together = world_.processes->size() > 1;
   if (together) all_reduce_sum(*world_.processes, fixed, timeout_);
-  // The most of any replica, which may hold different shards of the optimizer: all plan alike.
+  // The highest of any replica, so that all plan alike: replicas may hold different shards of the optimizer.
   const at::Tensor most = std::get<0>(fixed.max(0));
   const int64_t* values = most.const_data_ptr<int64_t>();
   std::vector<int64_t> bytes(values, values + ranks());

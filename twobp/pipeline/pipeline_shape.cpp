@@ -8,7 +8,7 @@
 namespace twobp {
 namespace {
 
-// Of a schedule in a file, which has its own: the configuration may say the same, or nothing.
+// A schedule in a file has its own shape. The configuration may repeat it or leave it open.
 PipelineShape written_shape(const PipelineConfig& config, const Schedule& schedule) {
   const auto check = [&](std::string_view key, int given, int own, std::string_view what) {
     TWOBP_CHECK(given == 0 || given == own, "pipeline.", key, " is ", given, ", but ", config.schedule,
@@ -20,7 +20,7 @@ PipelineShape written_shape(const PipelineConfig& config, const Schedule& schedu
   return {schedule.rank_count(), schedule.stages, schedule.rank_of_stage, schedule.micro_batches};
 }
 
-// Of the auto-schedule: any number of stages on each rank, two of them as a V.
+// The auto-schedule takes any number of stages on each rank. Two stages form a V.
 PipelineShape auto_shape(const PipelineConfig& config) {
   PipelineShape shape{config.ranks, config.stages, {}, config.micro_batches};
   if (shape.ranks == 0) shape.ranks = shape.stages > 0 ? shape.stages : 2;

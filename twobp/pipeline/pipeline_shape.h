@@ -8,7 +8,7 @@
 
 namespace twobp {
 
-// As pipeline.schedule has them where the configuration does not say.
+// Defaults come from pipeline.schedule.
 struct PipelineShape {
   int ranks = 0;
   int stages = 0;
@@ -16,8 +16,8 @@ struct PipelineShape {
   int micro_batches = 0;
 };
 
-// `schedule`: pipeline.schedule's, which is read now where it is a file and not given. Throws Error when it
-// cannot be read, and when pipeline.stages, ranks or micro_batches do not fit it.
+// `schedule` is that of pipeline.schedule; without it, a file is read now. Throws Error if it cannot be read,
+// or if pipeline.stages, ranks or micro_batches do not fit it.
 PipelineShape pipeline_shape(const PipelineConfig& config);
 PipelineShape pipeline_shape(const PipelineConfig& config, const ScheduleSource& schedule);
 

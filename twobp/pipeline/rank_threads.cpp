@@ -21,7 +21,7 @@
 namespace twobp {
 namespace {
 
-// The cores this process may use.
+// The cores that this process may use.
 std::vector<int> usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -33,7 +33,7 @@ std::vector<int> usable_cores() {
   return cores;
 }
 
-// Another number on every machine, the same for all processes of one.
+// A number that differs between machines and is the same for all processes of one machine.
 int64_t machine_number() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;
@@ -43,7 +43,8 @@ int64_t machine_number() {
   return static_cast<int64_t>(hash);
 }
 
-// The calling thread, and the compute threads it will start, on cores [first, first + count) of `cores`.
+// Pins the calling thread, and the compute threads that it will start, to cores [first, first + count) of
+// `cores`.
 void pin_to(const std::vector<int>& cores, int first, int count) {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -57,8 +58,8 @@ struct RankThreads::State {
   std::mutex mutex;
   std::condition_variable posted;
   std::condition_variable finished;
-  std::deque<std::shared_ptr<Job>> jobs;  // from the oldest that some rank has not done
-  int64_t first = 0;                      // the number of that one
+  std::deque<std::shared_ptr<Job>> jobs;  // beginning with the oldest that some rank has not finished
+  int64_t first = 0;                      // the number of that job
   bool stop = false;
   std::exception_ptr error;
   std::vector<std::thread> threads;
@@ -107,8 +108,8 @@ bool RankThreads::enough_cores(int ranks, int threads_per_rank) {
 }
 
 CoreShare share_cores(Transport& processes, int ranks_here, double timeout) {
-  // Those of one machine that may use the same cores: a launcher that gave each process its own made them
-  // different.
+  // Processes of one machine share cores if their core sets are equal. A launcher that gave each process its
+  // own cores made the sets different.
   cpu_set_t set;
   CPU_ZERO(&set);
   sched_getaffinity(0, sizeof(set), &set);

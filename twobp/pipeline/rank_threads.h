@@ -1,5 +1,5 @@
-// One thread per rank that lives as long as the pipeline: pinned to cores of its own, with its own number of
-// compute threads, without grad mode, watched by the memory meter.
+// One thread for each rank, which lives as long as the pipeline. It is pinned to its own cores, has its own
+// compute threads, no grad mode, and is watched by the memory meter.
 #pragma once
 
 #include <functional>
@@ -16,42 +16,42 @@ struct ThreadOptions {
   bool pin = true;  // only if there are enough cores for all ranks
 };
 
-// Which of the cores that this process may use are its ranks': those of the `first` rank and on, of `all`
-// ranks that these cores are for, of other processes too.
+// This process's part of the cores that it may use. All processes that share these cores run `all` ranks, and
+// this process's ranks begin with number `first`.
 struct CoreShare {
   int first = 0;
   int all = 1;
 };
-// What every process of a machine says about its cores; all that may use the same cores share them, unless a
-// launcher gave each its own.
+// Exchanges core sets with the other processes. Processes of one machine that may use the same cores share
+// them. A launcher may instead give each process its own cores.
 CoreShare share_cores(Transport& processes, int ranks_here, double timeout);
 
 class RankThreads {
  public:
-  // `ranks`: those that this process runs.
+  // `ranks`: the ranks of this process.
   RankThreads(std::vector<int> ranks, const ThreadOptions& options, CoreShare share,
               const MemoryMeter& meter);
   ~RankThreads();
   RankThreads(const RankThreads&) = delete;
   RankThreads& operator=(const RankThreads&) = delete;
 
-  // What every rank's thread is to do, each when it has done the jobs before.
+  // Work for every rank's thread. Each thread runs the jobs in the order in which they were submitted.
   struct Job {
     std::function<void(int rank)> body;
     // Called by the first rank that throws, before the others are waited for.
     std::function<void(const std::string&)> on_error;
-    int running = 0;  // ranks that have not done it
+    int running = 0;  // ranks that have not finished it
   };
   std::shared_ptr<Job> submit(std::function<void(int)> body,
                               std::function<void(const std::string&)> on_error);
-  // Until all ranks have done the job. After an error, of this job or one before or behind it, the jobs that
-  // are left are passed over, all ranks are waited for, and it is rethrown here.
+  // Waits until all ranks have done the job. After an error in any job, the remaining jobs are skipped, all
+  // ranks are waited for, and the error is rethrown here.
   void wait(const Job& job);
   void run(std::function<void(int)> body, std::function<void(const std::string&)> on_error) {
     wait(*submit(std::move(body), std::move(on_error)));
   }
 
-  // True if every rank has cores of its own.
+  // True if there are enough cores for every rank to have its own.
   static bool enough_cores(int ranks, int threads_per_rank);
 
  private:

@@ -8,7 +8,8 @@
 namespace twobp {
 namespace {
 
-// Every number is a double: counts and bytes are far below 2^53. One list of fields serves both ways.
+// Every number is a double: counts and bytes are far below 2^53. One list of fields serves reading and
+// writing.
 class Writer {
  public:
   template <typename T>
@@ -86,7 +87,7 @@ void visit(StepReport& report, const std::vector<int>& ranks, const std::vector<
   }
 }
 
-// Enumerations and the name are for the callers.
+// The callers handle enumerations and the name.
 template <typename Visit>
 void visit(Event& event, Visit& each) {
   for (int* field : {&event.stage, &event.micro_batch, &event.count, &event.part, &event.layer, &event.unit,
@@ -101,7 +102,7 @@ void visit(Event& event, Visit& each) {
 }  // namespace
 
 Values pack_report(const StepReport& report, const std::vector<int>& ranks, const std::vector<int>& stages) {
-  StepReport copy = report;  // the list of fields is one for reading and writing
+  StepReport copy = report;  // the list of fields serves reading and writing, so it needs a mutable report
   Writer times;
   visit(copy, ranks, stages, times);
   Values packed = {times.tensor()};
@@ -135,7 +136,7 @@ void unpack_report(const Values& packed, const std::vector<int>& ranks, const st
   Reader times(packed[0], clock_ahead);
   visit(report, ranks, stages, times);
   TWOBP_CHECK(times.done(), "a report is longer than its ranks and stages");
-  // The step of all begins with the first and ends with the last.
+  // The common step begins with the first process and ends with the last.
   report.begin = std::min(begin, report.begin);
   report.end = std::max(end, report.end);
   if (packed.size() == 1) return;

@@ -1,4 +1,4 @@
-// A step's report as a message: from the processes that have parts of it to the one that shows it.
+// A step's report as a message, from the processes that hold parts of it to the process that shows it.
 #pragma once
 
 #include <vector>
@@ -9,15 +9,15 @@
 
 namespace twobp {
 
-// What `report` says of these ranks and stages, with its events if there are any.
+// Packs what `report` says about these ranks and stages, with its events if it has any.
 Values pack_report(const StepReport& report, const std::vector<int>& ranks, const std::vector<int>& stages);
 
-// Puts it into `report`, whose vectors have room; times less `clock_ahead` seconds. Throws Error if it is not
-// of these ranks and stages.
+// Unpacks into `report`, whose vectors have room, and subtracts `clock_ahead` seconds from all times. Throws
+// Error if the message does not fit these ranks and stages.
 void unpack_report(const Values& packed, const std::vector<int>& ranks, const std::vector<int>& stages,
                    double clock_ahead, StepReport& report);
 
-// Loss, correct predictions and `stop` of all processes.
+// Sums loss and correct predictions over all processes; `stop` is true if any process wants to stop.
 void sum_report(Transport& processes, double timeout, StepReport& report);
 
 }  // namespace twobp

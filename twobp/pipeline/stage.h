@@ -1,4 +1,4 @@
-// A contiguous part of the model as one rank holds it: its layers, and what they saved of each micro-batch.
+// A contiguous part of the model on one rank: its layers, and the tensors they saved for each micro-batch.
 #pragma once
 
 #include <memory>
@@ -11,18 +11,18 @@ namespace twobp {
 
 class Stage {
  public:
-  // Makes layers [first, first + count) of the model and their parameters; values depend on `seed` and their
-  // names, and lie on `device`. Memory is booked on the calling thread, which must be watched.
+  // Makes layers [first, first + count) of the model and their parameters on `device`. Values depend on
+  // `seed` and the parameters' names. Memory is booked on the calling thread, which must be watched.
   Stage(int index, const ModelSpec& model, int first, int count, uint64_t seed,
         std::vector<LayerProfile> costs, at::Device device = at::kCPU);
 
   int index() const { return index_; }
   int first_layer() const { return first_; }
   int layer_count() const { return static_cast<int>(layers_.size()); }
-  // Layers before this one have no backward, since all up to them is frozen; layer_count() if the whole stage
-  // has none.
+  // The first layer with a backward pass. All earlier layers are frozen. layer_count() if the whole stage has
+  // no backward pass.
   int first_backward() const { return first_backward_; }
-  // Whether the stage before waits for dL/dx.
+  // Whether the previous stage waits for dL/dx.
   bool gives_gradient() const { return gives_gradient_; }
   Layer& layer(int i) { return *layers_[i]; }
   const std::string& layer_name(int i) const { return names_[i]; }

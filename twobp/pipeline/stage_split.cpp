@@ -10,8 +10,7 @@ namespace {
 
 constexpr double kSlack = 0.02;
 
-// Value, gradient and AdamW's two moments, the most that an optimizer here keeps: which one follows is not
-// known.
+// Value, gradient and AdamW's two moments. The optimizer is not known here, and AdamW keeps the most.
 double weight_bytes(const LayerSpec& spec) {
   const auto layer = spec.make();  // allocates nothing
   std::vector<Parameter*> parameters;

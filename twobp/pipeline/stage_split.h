@@ -1,4 +1,4 @@
-// Layers to stages where none are given by hand: by a model's measured costs.
+// Cuts the layers into stages by the model's measured costs, if the configuration gives no split.
 #pragma once
 
 #include <vector>
@@ -8,10 +8,11 @@
 
 namespace twobp {
 
-// Layers of each stage: the busiest rank as fast as possible (balanced_split). With one stage a rank, of the
-// splits that are within 2 % of that, which profiles do not tell apart, the one whose fullest rank needs the
-// least memory: activations of as many micro-batches as 1F1B holds on that stage, weights, their gradients
-// and two numbers of optimizer state for each. With several, how even a rank's stages are counts instead.
+// The number of layers of each stage. The busiest rank is as fast as possible (balanced_split). With one
+// stage on each rank, all splits within 2 % of the best count as equal, because profiles cannot tell them
+// apart. Among these it takes the split whose fullest rank needs the least memory: activations of as many
+// micro-batches as 1F1B holds on that stage, weights, their gradients, and two numbers of optimizer state for
+// each weight. With several stages on each rank, it prefers instead stages of one rank that are equally long.
 // `costs`: by layer.
 std::vector<int> measured_split(const ModelSpec& model, const std::vector<LayerProfile>& costs,
                                 const std::vector<int>& rank_of_stage);

@@ -1,4 +1,4 @@
-// What a step is run with, beside its setup.
+// The inputs of a step, in addition to its setup.
 #pragma once
 
 #include <cstdint>
@@ -17,43 +17,44 @@ namespace twobp {
 
 class P2Offers;
 
-// What the update of the step before has come to on a rank. Where it does not stand, what the rank has done
-// for nothing counts as start-up of the step after it.
+// The result on a rank of the previous step's update. If the update does not stand, the work that the rank
+// did on the new step in vain counts as its start-up.
 struct Settled {
-  bool stands = true;     // false: weights have changed since the rank ended that step
-  double loss_scale = 1;  // of the step after it
+  bool stands = true;     // false: the weights have changed since the rank ended that step
+  double loss_scale = 1;  // of the next step
 };
 
 struct StepInput {
   uint64_t seed = 0;
-  int64_t step = 0;               // of an evaluation: its batch
+  int64_t step = 0;               // of an evaluation: the number of its batch
   int64_t first_micro_batch = 0;  // this replica's first, counted over all replicas
   bool training = true;
   double loss_weight = 1;  // see Context
   double loss_scale = 1;
   double timeout = 300;                 // seconds
   P2Order p2_order = P2Order::kOldest;  // of the W that is left at the end
-  // Ranks take W off each other at the end of the step (p2_offers.h), if all are threads of this process and
-  // no other step is under way (throws Error). Not where W is concatenated, replicas sum gradients or events
+  // Ranks run each other's W at the end of the step (p2_offers.h). Throws Error if another step is under way.
+  // Has no effect if some ranks are in other processes, W is concatenated, replicas sum gradients, or events
   // are wanted.
   bool p2_stealing = false;
-  // On a device: the step is put in as one piece, which is recorded when two steps in a row have had the same
-  // schedule, loss weights and scales, and sizes of micro-batches (StepGraph). Not where events are wanted.
-  // Throws Error where ranks are not on one device, that has no graphs, another step is under way or there
-  // are gradients already.
+  // On a device: launches the whole step as one graph (StepGraph). The graph is recorded when two steps in a
+  // row have the same schedule, loss weights and scales, and sizes of micro-batches. Not used for steps with
+  // events. Throws Error if ranks are not on devices of this process, if the device has no graphs, if another
+  // step is under way, or if there are gradients already.
   bool as_graph = false;
   bool want_events = false;  // the same on every process
-  // Called on each rank's thread when it has run its leading F, before it adds to a gradient or has a loss.
-  // If the previous step does not stand, on all ranks alike, they are run again. Null: it stands, and
-  // `loss_scale` is known.
+  // Called on each rank's thread after its leading F, before it adds to a gradient or computes a loss. If the
+  // previous step does not stand, which is so on all ranks or on none, the rank runs the leading F again.
+  // Null: the previous step stands, and `loss_scale` is known.
   std::function<Settled(int rank)> settle;
-  // Runs on each rank's thread after its last instruction: gradients summed, clipped, applied. Returns the
-  // seconds it was busy (waits for other ranks left out; see RankExecutor::waited_in_finish).
+  // Runs on each rank's thread after its last instruction: sums, clips and applies the gradients. Returns the
+  // seconds that it was busy. Waits for other ranks do not count (RankExecutor::waited_in_finish).
   std::function<double(int rank)> finish;
-  // Asked when this process's ranks are done: whether it wants the run to end. Null: it does not.
+  // Called when this process's ranks are done. Returns whether this process wants the run to end. Null: it
+  // does not.
   std::function<bool()> stop;
 
-  // Filled in by the pipeline, for its executors.
+  // Set by the pipeline, for its executors.
   const Schedule* schedule = nullptr;
   const LeadingForwards* leading = nullptr;  // of the schedule
   const std::vector<Fields>* micro_batches = nullptr;
@@ -61,8 +62,8 @@ struct StepInput {
   P2Batching batching = P2Batching::kLoop;
   std::vector<int64_t> cap_per_rank;  // bytes of activations and stash; empty or 0: no cap
   bool fills_waits = false;           // see simulate.h
-  P2Offers* offers = nullptr;         // where ranks take W off each other; null: they do not
-  std::mutex* turn = nullptr;         // of ranks that record
+  P2Offers* offers = nullptr;         // for ranks that run each other's W; null: they do not
+  std::mutex* turn = nullptr;         // held by the rank that records
 };
 
 }  // namespace twobp

@@ -1,4 +1,4 @@
-// A schedule with what the executor needs to know beside it.
+// A schedule together with the other settings that the executor needs.
 #pragma once
 
 #include <cstdint>

@@ -27,7 +27,7 @@ std::string times(double factor) {
   return fixed_point(factor, 2) + "x";
 }
 
-// format_seconds has whole milliseconds.
+// format_seconds shows whole milliseconds.
 std::string duration(double seconds) {
   return seconds < 0.1 ? fixed_point(seconds * 1e3, 2) + " ms" : fixed_point(seconds, 2) + " s";
 }
@@ -98,7 +98,7 @@ class Adviser {
       return concat(no_gain, "with p2 off ranks wait only ", fixed_point(100 * advice_.bubble_off, 1),
                     " % of the step, so there is next to nothing to fill");
     }
-    return concat(no_gain, "W finds no waits to fill that the step depends on (", change, ")");
+    return concat(no_gain, "the waits that W fills do not delay the step (", change, ")");
   }
 
   void find_out_of_memory() {
@@ -106,12 +106,12 @@ class Adviser {
     if (!advice_.out_of_memory_in_p2) return;
     const double over = peak_of(free_);
     std::string sentence = concat(
-        "failure signature 1, out of memory in p2: what waits for p2, intermediate derivatives among it, "
-        "brings a rank to ",
+        "failure signature 1, out of memory in p2: with the data that wait for p2 (such as intermediate "
+        "derivatives) a rank needs ",
         format_bytes(over), " of ", format_bytes(request_.memory), " (p2 off: ", format_bytes(peak_of(off_)),
         ")");
     sentence += fits(with_)
-                    ? concat("; with W run early to keep within the memory, ", times(advice_.speed_up),
+                    ? concat("; with W run early to stay within the memory, ", times(advice_.speed_up),
                              " in place of ", times(ratio(off_.step_seconds, free_.step_seconds)))
                     : concat("; even with W run as early as it can, it needs ", format_bytes(peak_of(with_)));
     advice_.sentences.push_back(sentence);
@@ -135,8 +135,8 @@ class Adviser {
     if (p1 <= to_fill) return;
     advice_.p1_longer_than_idle = true;
     p1_sentence_ = concat("p1 of stage ", longest, " (", duration(p1),
-                          ") is longer than the idle time there is to fill on its rank (", duration(to_fill),
-                          " a step with p2 off): no gain");
+                          ") is longer than the idle time to fill on its rank (", duration(to_fill),
+                          " per step with p2 off): no gain");
     advice_.sentences.push_back("failure signature 2, p1 longer than the idle time: " + p1_sentence_);
   }
 
@@ -156,7 +156,7 @@ class Adviser {
       mean.backward_p2 += cost.backward_p2 / request_.stages;
     }
     if (std::max(imbalance(p1), imbalance(p2)) < kUnequal) return;
-    // Only time counts here, so that no layers and no caps are needed.
+    // Only time counts here, so no layers and no caps are needed.
     std::vector<StageCost> equal = costs();
     std::vector<StageCost> as_is = costs();
     for (int s = 0; s < request_.stages; ++s) {
@@ -196,7 +196,7 @@ std::vector<double> caps_for(double memory, const std::vector<int>& rank_of_stag
   if (memory <= 0) return {};
   std::vector<double> caps(ranks, memory);
   for (size_t s = 0; s < costs.size(); ++s) caps[rank_of_stage[s]] -= costs[s].fixed_bytes;
-  for (double& cap : caps) cap = std::max(cap, 1.0);  // 0 would be none
+  for (double& cap : caps) cap = std::max(cap, 1.0);  // 0 would mean no cap
   return caps;
 }
 

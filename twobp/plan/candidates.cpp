@@ -21,7 +21,7 @@ struct Shape {
   auto operator<=>(const Shape&) const = default;
 };
 
-// How many stages and ranks a schedule could have under the request.
+// The numbers of stages and ranks that a schedule could have under the request.
 std::vector<Shape> shapes_of(Placement placement, const PlanRequest& request) {
   const int usual = usual_stages_per_rank(placement);
   std::vector<Shape> shapes;
@@ -48,7 +48,7 @@ class Splits {
  public:
   struct Split {
     std::vector<int> counts;
-    double busiest = 0;  // seconds per micro-batch that no split can be under
+    double busiest = 0;  // seconds per micro-batch; a lower bound for all splits
   };
 
   const Split& of(Placement placement, const Shape& shape, const CostModel& model, size_t recompute,
@@ -70,7 +70,7 @@ class Splits {
       longest = std::max(longest, seconds.back());
     }
     Split split{balanced_split(seconds, rank_of_stage), std::max(sum / ranks, longest)};
-    if (placement == Placement::kLinear) {  // there the split is the optimal one for certain
+    if (placement == Placement::kLinear) {  // only here is the split proven optimal
       size_t layer = 0;
       for (const int count : split.counts) {
         double stage = 0;
@@ -89,7 +89,7 @@ void check_positive(const std::vector<int>& values, const char* what) {
   for (const int value : values) TWOBP_CHECK(value >= 1, what, " must be at least 1, got ", value);
 }
 
-// How many replicas a pipeline of so many ranks could have under the request.
+// The numbers of replicas that a pipeline of this many ranks could have under the request.
 std::vector<int> replicas_of(int ranks, const PlanRequest& request) {
   const auto& asked = request.data_parallel;
   if (request.devices == 0) return asked.empty() ? std::vector<int>{1} : asked;
@@ -99,7 +99,7 @@ std::vector<int> replicas_of(int ranks, const PlanRequest& request) {
   return fits ? std::vector<int>{replicas} : std::vector<int>{};
 }
 
-// Micro-batch sizes and numbers of replicas that make the batch (0: any).
+// Micro-batch sizes and numbers of replicas whose product gives the batch (0: any).
 std::vector<std::pair<int, int>> loads_of(int micro_batches, const std::vector<int>& sizes,
                                           const std::vector<int>& replicas, int batch) {
   std::vector<std::pair<int, int>> loads;
@@ -112,7 +112,7 @@ std::vector<std::pair<int, int>> loads_of(int micro_batches, const std::vector<i
   return loads;
 }
 
-// Why combinations were left out, each reason once.
+// The reasons why combinations were left out, each reason once.
 class Reasons {
  public:
   void add(const std::string& reason) {
@@ -128,14 +128,14 @@ class Reasons {
   std::vector<std::string> all_;
 };
 
-// Whether the generator takes these numbers.
+// Whether the generator admits these numbers.
 bool admits(std::string_view schedule, const Shape& shape, int micro_batches, Reasons& reasons) {
   if (twobp::admits(schedule, shape.stages, shape.ranks, micro_batches)) return true;
   try {
     named_schedule(schedule).generate(shape.stages, shape.ranks, micro_batches);
     reasons.add(concat("schedule '", schedule, "' does not admit ", micro_batches, " micro-batches on ",
                        shape.ranks, " ranks"));
-  } catch (const Error& error) {  // it says why
+  } catch (const Error& error) {  // the error gives the reason
     reasons.add(error.what());
   }
   return false;

@@ -14,7 +14,7 @@ void check_number(double value, const std::string& what) {
   TWOBP_CHECK(std::isfinite(value) && value >= 0, what, " is ", value, ": must be finite and not negative");
 }
 
-// a + (b - a) x, of every field.
+// a + (b - a) x, for every field.
 LayerCost between(const LayerCost& a, const LayerCost& b, double x) {
   const auto mix = [x](double from, double to) { return from + (to - from) * x; };
   LayerCost costs;
@@ -114,7 +114,7 @@ std::vector<LayerCost> layer_costs_at(const CostModel& model, int micro_batch_si
     TWOBP_CHECK(kind != model.kinds.end(), "the cost model has no kind '", layer.kind, "'");
     costs.push_back(at_size(model, kind->second, micro_batch_size));
     if (static_cast<int>(costs.size()) > model.first_trainable) continue;
-    // No backward: nothing is saved, the output takes the input's place.
+    // Without a backward pass nothing is saved, and the output replaces the input.
     LayerCost& frozen = costs.back();
     LayerShare share{.forward = frozen.share.forward, .backward_p1 = 0, .backward_p2 = 0, .p2_units = 0};
     share.forward_peak = frozen.share.forward_peak;

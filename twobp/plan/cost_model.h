@@ -1,5 +1,5 @@
-// What a model costs on a machine, layer by layer: what `twobp profile --json` writes, and what everything
-// that predicts (partition, simulation, planner, adviser) reads.
+// The costs of a model on a machine, layer by layer. `twobp profile --json` writes them. Everything that
+// predicts (partition, simulation, planner, adviser) reads them.
 #pragma once
 
 #include <map>
@@ -11,11 +11,11 @@
 
 namespace twobp {
 
-// One layer, one micro-batch: seconds, and bytes as LayerShare has them.
+// One layer, one micro-batch: seconds, and bytes as defined in LayerShare.
 struct LayerCost {
   LayerShare share;
-  double output = 0;          // bytes that leave a stage which ends here
-  double input_gradient = 0;  // bytes that leave a stage which begins here
+  double output = 0;          // bytes that leave a stage that ends here
+  double input_gradient = 0;  // bytes that leave a stage that begins here
 
   double seconds() const { return share.forward + share.backward_p1 + share.backward_p2; }
 };
@@ -24,7 +24,7 @@ struct LayerCost {
 struct KindCosts {
   double parameters = 0;         // numbers, for tables
   double parameter_bytes = 0;    // of one layer: values, masters, buffers
-  double gradient_bytes = 0;     // and what data parallelism sums
+  double gradient_bytes = 0;     // also the size of the sums of data parallelism
   double optimizer_bytes = 0;    // state
   double optimizer_seconds = 0;  // per step
   std::vector<LayerCost> at_size;
@@ -40,33 +40,33 @@ struct ModelLayer {
 struct CostModel {
   std::vector<int> micro_batch_sizes;  // samples, rising
   std::vector<ModelLayer> layers;      // in model order
-  int first_trainable = 0;             // layers before have no backward
+  int first_trainable = 0;             // earlier layers have no backward
   std::map<std::string, KindCosts> kinds;
   double link_latency = 0;           // seconds per message
-  double link_bytes_per_second = 0;  // 0: no limit that could be measured
-  std::string made_on;               // the machine, for people
+  double link_bytes_per_second = 0;  // 0: no measurable limit
+  std::string made_on;               // the machine, for readers
 };
 
-// Throws Error with the first thing that is wrong: no layers or sizes, a kind without costs, a number that is
-// negative (but for forward_held and p1_held), not finite, or zero where F's seconds are.
+// Throws Error with the first fault: no layers or sizes, a kind without costs, a number that is negative
+// (except forward_held and p1_held), not finite, or zero where F's seconds are.
 void check_cost_model(const CostModel& model);
 
-// The layers' costs at that micro-batch size. Measured sizes are as measured; between two, seconds and bytes
-// lie on the straight line through both; below the first and above the last they are in proportion to the
-// size. Throws Error for a size under 1.
+// The layers' costs at this micro-batch size. Measured sizes have their measured costs. Between two of them,
+// seconds and bytes are interpolated linearly. Below the first and above the last, they are proportional to
+// the size. Throws Error for a size under 1.
 std::vector<LayerCost> layer_costs_at(const CostModel& model, int micro_batch_size);
 
-// The costs of the stages of a split (layers of each stage), all fields of StageCost. Throws Error when the
-// split is none of the model's layers.
+// The costs of the stages of a split (layers of each stage), with all fields of StageCost. Throws Error if
+// the split does not fit the model's layers.
 std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int>& split,
                                    int micro_batch_size);
 
-// The cost model's link between every two ranks; messages that wait are the sender's, as in this program's
-// transport (in_process.h).
+// The cost model's link between every two ranks. Waiting messages are on the sender's account, as in this
+// program's transport (in_process.h).
 SimulationOptions simulation_options(const CostModel& model);
 
-// JSON, and back. `origin` names the file in messages. Reading checks everything and throws Error with one
-// message: where, what, what is expected.
+// To JSON and back. `origin` names the file in messages. Reading checks everything and throws Error with one
+// message: the place, the fault, and what was expected.
 std::string cost_model_to_json(const CostModel& model);
 CostModel parse_cost_model(const std::string& json, const std::string& origin);
 CostModel read_cost_model(const std::string& path);

@@ -1,4 +1,4 @@
-// The cost model as a file. Written for people too: fields have names with units.
+// The cost model as a file. People read it too, so fields have names with units.
 #include <cmath>
 #include <limits>
 #include <string>
@@ -15,9 +15,9 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr const char* kFormat = "twobp cost model 1";
-constexpr int kMostDepth = 16;  // of nested values: 6 is what the format has
+constexpr int kMostDepth = 16;  // of nested values; the format needs 6
 constexpr size_t kMostBytes = size_t{16} << 20U;
-constexpr size_t kMostShown = 40;  // of a value, in messages
+constexpr size_t kMostShown = 40;  // characters of a value in messages
 constexpr size_t kMostName = 200;
 
 struct CostField {
@@ -49,13 +49,13 @@ constexpr KindField kKindFields[] = {
     {"optimizer_seconds", &KindCosts::optimizer_seconds},
 };
 
-// Whole numbers without ".0".
+// Writes whole numbers without ".0".
 ordered_json number_json(double value) {
   if (value == std::floor(value) && std::abs(value) < 9e15) return static_cast<int64_t>(value);
   return value;
 }
 
-// Of a value that is not what it should be.
+// A short form of an invalid value, for messages.
 std::string shortened(const ordered_json& value) {
   if (value.is_structured()) return concat("an ", value.type_name());  // "an array", "an object"
   std::string text = value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
@@ -146,7 +146,7 @@ class Reader {
     return checked_name(member(json, key, where, ordered_json::value_t::string).get<std::string>(), where);
   }
 
-  // Names stand in messages and tables.
+  // Names appear in messages and tables.
   const std::string& checked_name(const std::string& name, const std::string& where) const {
     TWOBP_CHECK(name.size() <= kMostName, origin_, ": ", where, " has a name of ", name.size(),
                 " characters: at most ", kMostName);

@@ -6,7 +6,7 @@
 namespace twobp {
 namespace {
 
-// Less is within what measured costs are off by.
+// A smaller gain is within the error of measured costs.
 constexpr double kWorthIt = 1e-3;
 
 class Mover {
@@ -21,7 +21,7 @@ class Mover {
   }
 
  private:
-  // `by` layers across the boundary behind a stage: 1 forwards, -1 backwards.
+  // Moves `by` layers across the boundary after a stage: 1 forwards, -1 backwards.
   static void shift(std::vector<int>& split, size_t boundary, int by) {
     split[boundary] -= by;
     split[boundary + 1] += by;
@@ -51,7 +51,7 @@ class Mover {
     return false;
   }
 
-  // What one boundary takes from a rank, another may give back to it.
+  // A layer that one boundary takes from a rank may be given back at another.
   bool moved_two() {
     for (size_t a = 0; a + 1 < split_.size(); ++a) {
       for (size_t b = a + 1; b + 1 < split_.size(); ++b) {

@@ -9,7 +9,7 @@
 namespace twobp {
 namespace {
 
-// Every stage of `a` holds at least as many as in `b`.
+// Whether every stage of `a` holds at least as many as in `b`.
 bool covers(const std::vector<int>& a, const std::vector<int>& b) {
   for (size_t i = 0; i < a.size(); ++i) {
     if (a[i] < b[i]) return false;
@@ -24,7 +24,7 @@ OrderBytes::OrderBytes(const Schedule& schedule)
       in_flight_(schedule.stages, 0),
       stages_of_rank_(schedule.ranks.size()),
       moments_(schedule.ranks.size()) {
-  std::vector<int> place(schedule.stages);  // among the stages of its rank
+  std::vector<int> place(schedule.stages);  // index among the stages of its rank
   for (int stage = 0; stage < schedule.stages; ++stage) {
     auto& stages = stages_of_rank_[rank_of_stage_[stage]];
     place[stage] = static_cast<int>(stages.size());
@@ -66,7 +66,7 @@ double OrderBytes::least(const std::vector<StageCost>& costs) const {
     for (const Moment& moment : moments_[rank]) {
       double held = 0;
       for (size_t i = 0; i < stages.size(); ++i) {
-        // Costs that do not add up may take away what another micro-batch has brought.
+        // Inconsistent costs may take away bytes that another micro-batch has brought.
         held += moment.held[i] * (bytes[stages[i]].activation - bytes[stages[i]].deficit);
       }
       const StageBytes& of = bytes[moment.stage];

@@ -1,4 +1,4 @@
-// Internal to this folder: what a schedule's order of F and I needs at the very least, wherever its W run.
+// Internal to this folder: the least bytes that a schedule's order of F and I needs, wherever its W run.
 #pragma once
 
 #include <vector>
@@ -8,23 +8,23 @@
 
 namespace twobp {
 
-// Made once for all policies, costs and micro-batch sizes of a schedule: no clock is followed, so that asking
-// costs next to nothing beside a simulation.
+// Made once for all policies, costs and micro-batch sizes of a schedule. It follows no clock, so a query
+// costs next to nothing compared with a simulation.
 class OrderBytes {
  public:
   explicit OrderBytes(const Schedule& schedule);
 
   const std::vector<int>& rank_of_stage() const { return rank_of_stage_; }
-  // By stage: the most micro-batches between F and I at once.
+  // By stage: the most micro-batches that are between F and I at once.
   const std::vector<int>& in_flight() const { return in_flight_; }
 
-  // Bytes of the fullest rank, fixed ones included: activations between F and I, and what the F or I under
-  // way adds. No simulation of this order, whatever its policy and caps, has a smaller peak. `costs` are
-  // those of all stages.
+  // Bytes of the fullest rank, fixed ones included: activations between F and I, and the growth by the
+  // current F or I. No simulation of this order, whatever its policy and caps, has a smaller peak. `costs`
+  // are those of all stages.
   double least(const std::vector<StageCost>& costs) const;
 
  private:
-  // Before an F of the stage: micro-batches between F and I, by stage of the rank.
+  // The state before an F of the stage: micro-batches between F and I, by stage of the rank.
   struct Moment {
     int stage = 0;
     std::vector<int> held;
@@ -34,7 +34,7 @@ class OrderBytes {
   std::vector<int> rank_of_stage_;
   std::vector<int> in_flight_;
   std::vector<std::vector<int>> stages_of_rank_;
-  std::vector<std::vector<Moment>> moments_;  // by rank, those that no other one of the rank covers
+  std::vector<std::vector<Moment>> moments_;  // by rank; moments that another one covers are left out
 };
 
 }  // namespace twobp

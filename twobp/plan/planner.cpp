@@ -1,5 +1,6 @@
-// Combinations are simulated in the order of the most that each could reach, until no other one can be among
-// the best, and none whose activations alone are over the memory: the result is that of simulating all.
+// Combinations are simulated in the order of the most that each could reach. This ends when no other one can
+// be among the best. Combinations whose activations alone exceed the memory are skipped. The result is the
+// same as that of simulating all.
 #include "twobp/plan/planner.h"
 
 #include <algorithm>
@@ -35,14 +36,14 @@ SimulationOptions options_of(const CostModel& model, const PlanChoice& choice, c
         node_links(choice.ranks, network.ranks_per_node, node.latency, node.bytes_per_second);
   }
   const LinkSpeed data = network.data.value_or(node);
-  // As training does unless it is told otherwise: in buckets, and W in their order.
+  // As in training by default: in buckets, and W in their order.
   options.data_parallel = {.replicas = choice.data_parallel,
                            .latency = data.latency,
                            .bytes_per_second = data.bytes_per_second,
                            .bucket_bytes = network.bucket_bytes};
   if (choice.data_parallel > 1) options.p2_order = P2Order::kBucket;
   options.cap_per_rank = caps_for(request.memory, schedule.rank_of_stage, schedule.rank_count(), costs);
-  options.check = false;  // make_schedule has
+  options.check = false;  // make_schedule has validated it
   return options;
 }
 
@@ -88,7 +89,7 @@ class Planner {
   }
 
  private:
-  // What a simulation's ops may add up to while a row's splits are searched.
+  // The most simulated ops, in total, in the search for a row's split.
   static constexpr double kSearchedOps = 3e5;
 
   static std::vector<PlanChoice> shown(std::vector<PlanChoice> best, size_t top) {
@@ -104,7 +105,7 @@ class Planner {
     return at->second;
   }
 
-  // Fills in what the simulation says; false where it does not fit.
+  // Fills in the results of the simulation. Returns false if it does not fit.
   bool evaluate(Candidate& candidate) {
     PlanChoice& choice = candidate.choice;
     if (request_.memory > 0 && least_bytes(choice) > request_.memory * choice.ranks) return false;
@@ -160,13 +161,13 @@ class Planner {
     return at->second;
   }
 
-  // Bytes of the fullest rank that no simulation of the choice, with its split, is under.
+  // A lower bound of the fullest rank's bytes in any simulation of the choice with its split.
   double least_of_order(const PlanChoice& choice) {
     return order_of(choice).least(costs_of(model_of(choice), choice));
   }
 
-  // On all ranks together: what is fixed, and the activations of one micro-batch, which stages of a rank hold
-  // at the same time, but for what is sent on.
+  // A lower bound for all ranks together: the fixed bytes, and the activations of one micro-batch. The stages
+  // of a rank hold these at the same time, except for outputs that are sent on.
   double least_bytes(const PlanChoice& choice) {
     const auto [at, is_new] = least_.try_emplace({choice.micro_batch_size, choice.recompute});
     if (is_new) {
@@ -185,8 +186,8 @@ class Planner {
     return static_cast<int>(layer) >= model.first_trainable ? kind.fixed_bytes() : kind.parameter_bytes;
   }
 
-  // By activations and fixed bytes: what W keeps can be given up early. False where there is no such split.
-  // `memory` 0: the split that needs the least.
+  // Chooses a split by activations and fixed bytes, because the stash of W can be freed early. Returns false
+  // if there is no such split. `memory` 0: the split that needs the least.
   bool split_within(double memory, PlanChoice& choice) {
     const OrderBytes& order = order_of(choice);
     const auto [at, is_new] = within_.try_emplace(
@@ -200,7 +201,7 @@ class Planner {
     const CostModel& model = model_of(choice);
     PartitionBytes bytes;
     std::vector<double> seconds;
-    double peak = 0;  // beside what is held, while a layer runs
+    double peak = 0;  // in addition to the held bytes, while a layer runs
     const auto layers = layer_costs_at(model, choice.micro_batch_size);
     for (size_t l = 0; l < layers.size(); ++l) {
       const LayerShare& share = layers[l].share;
@@ -220,9 +221,9 @@ class Planner {
     }
   }
 
-  // What a combination needs with W as early as it can run, with its own split and with the lightest one, and
-  // the least of all combinations. Those that promise the least come first, and none is simulated that cannot
-  // be under the least so far.
+  // Computes the memory of combinations with W as early as possible, with their own split and with the
+  // lightest one, and finds the least. The most promising ones come first, and combinations that cannot be
+  // below the least so far are not simulated.
   void find_smallest(const std::vector<Candidate>& all) {
     std::vector<std::pair<double, const PlanChoice*>> promising;
     for (const Candidate& candidate : all) {
@@ -253,7 +254,8 @@ class Planner {
     for (int s = 0; s < schedule.stages; ++s) needs[schedule.rank_of_stage[s]] += costs[s].fixed_bytes;
     choice.peak_bytes = *std::max_element(needs.begin(), needs.end());
     if (result_.smallest && choice.peak_bytes >= result_.smallest->peak_bytes) return;
-    // With more room W runs later, and a message may wait longer with its sender: until what it says does.
+    // With more room W runs later, and a message may wait longer with its sender. So the need is raised until
+    // it suffices.
     for (int more = 0; more < 8; ++more) {
       const double peak = peak_of(simulate_with(choice, schedule, within_memory(choice.peak_bytes)));
       if (peak <= choice.peak_bytes * (1 + 1e-9)) break;
@@ -269,7 +271,7 @@ class Planner {
     return request;
   }
 
-  // Each row with the fastest split found near its own.
+  // Gives each row the fastest split found near its own.
   void search_splits(size_t kept) {
     std::vector<PlanChoice> named;
     std::swap(named, result_.best);
@@ -291,7 +293,7 @@ class Planner {
     }
   }
 
-  // A schedule without a name for each way in `named` to place the model, and its micro-batches.
+  // Adds a searched schedule for each way in `named` to place the model, with its micro-batches.
   void search_schedules(const std::vector<PlanChoice>& named, size_t kept) {
     std::set<std::tuple<std::vector<int>, std::vector<int>, int, int, int, std::string>> known;
     for (PlanChoice choice : named) {
@@ -343,7 +345,7 @@ class Planner {
   std::vector<std::pair<std::string, CostModel>> models_;  // by recomputation
   struct Least {
     double bytes = 0;
-    double output = 0;  // the biggest
+    double output = 0;  // the largest
   };
   std::map<std::pair<int, std::string>, Least> least_;  // by micro-batch size and recomputation
   // By schedule, stages, ranks and micro-batches.

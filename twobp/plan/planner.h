@@ -1,5 +1,5 @@
-// Which way to run a model on a machine: every combination of schedule, p2 policy, ranks, micro-batches,
-// their size and recomputation, by predicted throughput under a memory cap.
+// Ways to run a model on a machine: every combination of schedule, p2 policy, ranks, micro-batches, their
+// size and recomputation, ranked by predicted throughput under a memory cap.
 #pragma once
 
 #include <cstdint>
@@ -14,30 +14,31 @@
 
 namespace twobp {
 
-// The machine's network, where it is another than the one that the cost model was measured on.
+// The machine's network, if it differs from the one on which the cost model was measured.
 struct Interconnect {
-  std::optional<LinkSpeed> link;  // between two ranks; none: the cost model's
-  int ranks_per_node = 0;         // what leaves a node of so many ranks shares one link; 0: nothing is shared
-  std::optional<LinkSpeed> node;  // that link; none: as between two ranks
-  std::optional<LinkSpeed> data;  // of the sums over replicas; none: as out of a node, or between two ranks
+  std::optional<LinkSpeed> link;   // between two ranks; none: the cost model's
+  int ranks_per_node = 0;          // messages out of a node of this many ranks share one link; 0: no sharing
+  std::optional<LinkSpeed> node;   // that shared link; none: as between two ranks
+  std::optional<LinkSpeed> data;   // for the sums over replicas; none: as out of a node, or between two ranks
   double bucket_bytes = 25 << 20;  // gradients summed at once, see DataParallel; the configuration's default
 };
 
 struct PlanRequest {
-  std::vector<int> ranks;              // N; empty: what `stages` asks for
-  std::vector<int> stages;             // only so many; empty: the schedule's usual number on each rank
+  std::vector<int> ranks;              // N; empty: derived from `stages`
+  std::vector<int> stages;             // only these numbers; empty: the schedule's usual number on each rank
   std::vector<int> micro_batches;      // M; empty: N, 2N and 4N
   std::vector<int> micro_batch_sizes;  // samples; empty: those of the cost model
-  std::vector<std::string> schedules;  // empty: all that have a name
+  std::vector<std::string> schedules;  // empty: all named schedules
   std::vector<int> data_parallel;      // replicas of the pipeline, which sum their gradients; empty: 1
   std::vector<P2Policy> policies;      // empty: all that the schedule admits
-  std::vector<std::string> recompute;  // of recompute_modes(); empty: all, or none for costs that have it
-  int batch = 0;                       // samples of a step, of all replicas, have to be this; 0: any number
-  int devices = 0;                     // ranks x replicas have to be this; 0: any number
+  std::vector<std::string>
+      recompute;    // of recompute_modes(); empty: all, or none if the costs include recomputation
+  int batch = 0;    // samples in a step over all replicas must equal this; 0: any number
+  int devices = 0;  // ranks x replicas must equal this; 0: any number
   Interconnect interconnect;
-  double memory = 0;    // bytes a rank has for everything; 0: any number
-  int top = 10;         // so many of the best; 0: all that fit
-  bool search = false;  // for other splits and schedules, too: move_layers.h, auto_schedule.h
+  double memory = 0;    // bytes of each rank for everything; 0: no limit
+  int top = 10;         // number of results; 0: all that fit
+  bool search = false;  // also search other splits and schedules: move_layers.h, auto_schedule.h
 };
 
 struct PlanChoice {
@@ -53,37 +54,38 @@ struct PlanChoice {
   double step_seconds = 0;
   double bubble = 0;              // mean idle fraction
   double peak_bytes = 0;          // of the fullest rank, everything included
-  std::optional<Schedule> found;  // by the search; `schedule` is "auto" then
+  std::optional<Schedule> found;  // from the search; then `schedule` is "auto"
 
-  // Of a step, of all replicas.
+  // Samples of a step, over all replicas.
   double samples() const { return static_cast<double>(micro_batches) * micro_batch_size * data_parallel; }
   double samples_per_second() const { return samples() / step_seconds; }
 };
 
 struct PlanResult {
-  // Those that fit, the fastest first; but before all the one with little memory among the fastest, see
-  // ranking.h.
+  // The choices that fit, fastest first. Only the very first is the one with little memory among the fastest;
+  // see ranking.h.
   std::vector<PlanChoice> best;
   int64_t combinations = 0;  // that the schedules admit and that have a layer for each stage
-  // Of these; the others cannot be among the best, by a bound on their throughput or on their memory. Where
-  // nothing fits, simulations for the smallest memory count, too.
+  // How many of them were simulated. The others cannot be among the best, by a bound on their throughput or
+  // memory. If nothing fits, simulations for the smallest memory count, too.
   int64_t simulated = 0;
-  // Nothing fits: the combination that needs the least memory; peak_bytes is what it needs.
+  // If nothing fits: the combination that needs the least memory. Its peak_bytes is what it needs.
   std::optional<PlanChoice> smallest;
-  // On the first one, or what would be first without searched schedules; its schedule has the default policy
-  // if that is off. nullopt: nothing fits.
+  // Advice on the first choice, or on the first one without searched schedules. Its schedule has the default
+  // policy if that of the choice is off. nullopt: nothing fits.
   std::optional<Advice> advice;
 };
 
-// Layers go to stages by their seconds; where that does not fit, by a split within the memory. Throws Error:
-// no combination is possible (too few layers, nothing admitted: says why), unknown names, sizes under 1.
+// Layers go to stages by their seconds, or, if that does not fit, by a split within the memory. Throws Error
+// if no combination is possible (too few layers, or nothing admitted: it says why), for unknown names, and
+// for sizes under 1.
 PlanResult plan(const CostModel& model, const PlanRequest& request);
 
 // The choice's schedule, ready to run.
 Schedule schedule_of(const PlanChoice& choice);
 
-// What `plan` simulated for the choice: costs of all stages, the links, the sums over
-// replicas and the caps. `model` is the one that was planned, without the choice's recomputation.
+// The inputs of the simulation of the choice in `plan`: costs of all stages, the links, the sums over
+// replicas and the caps. `model` is the planned one, without the choice's recomputation.
 struct PlannedRun {
   Schedule schedule;
   std::vector<StageCost> costs;

@@ -1,5 +1,5 @@
-// The order of what the planner found: by throughput, but that of the fastest, which a prediction does not
-// tell apart, one with little memory comes first.
+// The order of the planner's results. They are sorted by throughput, with one exception: a prediction cannot
+// tell the fastest ones apart, so one of these with little memory comes first.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,15 @@
 
 namespace twobp {
 
-// Into `best`, which has the fastest first and of equals the one with less memory, and keeps at most `most`.
+// Inserts into `best`, which is sorted by speed, then by least memory, and keeps at most `most` entries.
 void insert_by_speed(std::vector<PlanChoice>& best, const PlanChoice& choice, size_t most);
 
-// So many of the fastest are compared by memory.
+// Only this many of the fastest are compared by memory.
 inline constexpr size_t kCompared = 30;
 
-// Of those of the first kCompared that are within 1 % of the fastest, the fastest whose memory is within 5 %
-// of the least: a simulation and the run that it stands for differ by about so much. `best`: as
-// insert_by_speed leaves it, not empty.
+// Considers those of the first kCompared that are within 1 % of the fastest. Returns the fastest whose memory
+// is within 5 % of the least among them. A simulation differs from the real run by about this much. `best`:
+// as insert_by_speed leaves it, not empty.
 std::vector<PlanChoice>::iterator lightest_of_fastest(std::vector<PlanChoice>& best);
 
 }  // namespace twobp

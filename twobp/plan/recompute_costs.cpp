@@ -13,7 +13,7 @@ LayerCost recomputed(const LayerCost& plain, double input, bool in_p1, bool in_p
   const LayerShare& was = plain.share;
   LayerCost costs = plain;
   LayerShare& share = costs.share;
-  const double saved = was.forward_held - plain.output;  // by F, beside the input
+  const double saved = was.forward_held - plain.output;  // by F, in addition to the input
   if (in_p1) {
     share.backward_p1 += was.forward;
     share.forward_held = plain.output;
@@ -25,7 +25,7 @@ LayerCost recomputed(const LayerCost& plain, double input, bool in_p1, bool in_p
     share.p2_units = 1;
     share.stash = input + plain.output;
     share.p1_held += share.stash - was.stash;
-    share.p1_peak += plain.output;  // dL/dy stays
+    share.p1_peak += plain.output;  // dL/dy is kept
     share.p2_peak = std::max({was.forward_peak, saved + was.p1_peak, saved + was.p1_held + was.p2_peak});
   }
   share.forward_peak = std::max(share.forward_peak, share.forward_held);
@@ -63,7 +63,7 @@ CostModel with_recompute(const CostModel& model, std::string_view mode) {
   for (size_t i = 1; i + 1 < model.layers.size(); ++i) {
     ModelLayer& layer = changed.layers[i];
     TWOBP_CHECK(!computes_again(layer), "layer '", layer.name, "' of kind '", layer.kind,
-                "' computes again already, as it was measured: plan with recomputation none");
+                "' was already measured with recomputation: plan with recomputation none");
     const std::string kind = concat(layer.kind, "+", mode);
     if (!changed.kinds.contains(kind)) {
       KindCosts costs = model.kinds.at(layer.kind);

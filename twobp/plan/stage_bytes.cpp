@@ -5,7 +5,7 @@
 namespace twobp {
 namespace {
 
-// What the stage gets, and sends, of a micro-batch.
+// The messages of a micro-batch that the stage receives and sends.
 struct Messages {
   double input = 0;
   double output = 0;
@@ -38,7 +38,7 @@ StageBytes layered_stage(const StageCost& cost, const Messages& messages) {
     bytes.p2_units += layer.p2_units;
   }
   held -= messages.output;
-  double after = messages.output_gradient;  // of I, beside what was held before it
+  double after = messages.output_gradient;  // bytes of I, in addition to those held before
   bytes.p1_peak = after;
   for (auto layer = cost.layers.rbegin(); layer != cost.layers.rend(); ++layer) {
     bytes.p1_peak = std::max(bytes.p1_peak, after + layer->p1_peak);
@@ -64,7 +64,7 @@ std::vector<StageBytes> stage_bytes(const std::vector<StageCost>& costs) {
     if (s > 0) messages.input = costs[s - 1].output_bytes;
     if (s > 0) messages.input_gradient = cost.input_gradient_bytes;
     if (!last) messages.output_gradient = costs[s + 1].input_gradient_bytes;
-    // The last stage's output is the loss: with layers it is in what they hold, and gone after F.
+    // The last stage's output is the loss. With layers it counts among their bytes, and is freed after F.
     if (!last || !cost.layers.empty()) messages.output = cost.output_bytes;
     all.push_back(cost.layers.empty() ? whole_stage(cost, messages) : layered_stage(cost, messages));
   }

@@ -1,6 +1,6 @@
-// Internal to this folder: the bytes of one micro-batch in a stage as the simulation
-// (schedule/simulate/stage_model.h) counts them on the stage's rank, messages and layers included, summed up
-// for who looks at whole ops.
+// Internal to this folder: the bytes of one micro-batch in a stage, as the simulation
+// (schedule/simulate/stage_model.h) counts them on the stage's rank. They include messages and layers, summed
+// up for code that works with whole ops.
 #pragma once
 
 #include <vector>
@@ -10,22 +10,23 @@
 namespace twobp {
 
 struct StageBytes {
-  double activation = 0;    // from F until I: the input, and what F adds, less the output, which is sent away
+  double activation = 0;    // from F until I: the input, plus F's growth, less the output, which is sent
   double stash = 0;         // from I until W
   double forward_peak = 0;  // most during F, its input and output included
-  double p1_peak = 0;       // most during I beside the activations
-  double p2_peak = 0;       // most during W beside the stash
+  double p1_peak = 0;       // most during I, in addition to the activations
+  double p2_peak = 0;       // most during W, in addition to the stash
   int p2_units = 1;
-  bool stops_within = false;  // W may run between the layers of an F or I, to make room for the next
-  // What costs of layers that do not add up may take away again, per micro-batch: 0 for those that do.
+  bool stops_within = false;  // W may run between the layers of an F or I, to make room for the next layer
+  // Bytes for each micro-batch by which inconsistent costs of layers may go below zero. 0 for consistent
+  // costs.
   double deficit = 0;
 };
 
-// Of stages in model order, as `simulate` takes them (and as check_stage_cost wants them).
+// For stages in model order, as `simulate` takes them (and check_stage_cost accepts them).
 std::vector<StageBytes> stage_bytes(const std::vector<StageCost>& costs);
 
-// What each rank needs at the very least: one micro-batch in all of its stages. Without messages and layers
-// a schedule that fits exists under every cap from there on; they may need some more.
+// The least bytes that each rank needs: one micro-batch in all of its stages. Without messages and layers, a
+// schedule that fits exists under every cap from there on. With them it may need some more.
 std::vector<double> least_activation_bytes(const std::vector<int>& rank_of_stage,
                                            const std::vector<StageCost>& costs);
 

@@ -1,4 +1,4 @@
-// The table of named schedules, and the way from a generator to something that runs.
+// The table of named schedules, and the functions that make them ready to run.
 #include "twobp/schedule/named_schedules.h"
 
 #include <algorithm>
@@ -27,13 +27,13 @@ const std::vector<NamedSchedule>& named_schedules() {
        .micro_batches_per_rank = 0},
       {.name = "gpipe", .what = "all F, then all B", .generate = gpipe_of},
       {.name = "1f1b", .what = "one F, one B", .generate = one_f_one_b},
-      {.name = "1f1b-1", .what = "1f1b, M = N unless told", .generate = one_f_one_b},
+      {.name = "1f1b-1", .what = "1f1b, M = N by default", .generate = one_f_one_b},
       {.name = "1f1b-2",
-       .what = "1f1b, M = 2N unless told",
+       .what = "1f1b, M = 2N by default",
        .generate = one_f_one_b,
        .micro_batches_per_rank = 2},
       {.name = "eager-1f1b",
-       .what = "1f1b that takes in F as early as a gradient could be back",
+       .what = "1f1b with more F at first, as many as fit before the first gradient",
        .generate = eager_of,
        .micro_batches_per_rank = 2},
       {.name = "interleaved-1f1b",
@@ -149,7 +149,7 @@ std::vector<NamedVariant> named_schedules_on(const std::vector<int>& rank_of_sta
 Schedule make_schedule(std::string_view name, int stages, int micro_batches, P2Policy policy, int ranks) {
   if (ranks == 0) ranks = default_ranks(name, stages);
   const NamedSchedule& entry = named_schedule(name);
-  place_stages(entry.placement, stages, ranks);  // throws unless they divide as it places them
+  place_stages(entry.placement, stages, ranks);  // throws unless they divide as the placement requires
   Schedule schedule = entry.generate(stages, ranks, micro_batches);
   schedule.name = name;
   schedule = add_communication(apply_p2_policy(std::move(schedule), policy));

@@ -1,4 +1,4 @@
-// In which order a rank runs the W that is left after its last I. Any order leaves the same bits.
+// The order in which a rank runs the W that is left after its last I. Any order leaves the same bits.
 #pragma once
 
 #include <cstdint>
@@ -6,11 +6,11 @@
 namespace twobp {
 
 enum class P2Order : uint8_t {
-  kOldest,  // as queued: a micro-batch after the other
-  kBucket,  // layer by layer, the last first, all its micro-batches: gradients are complete one layer after
-            // the other, and their sums over data-parallel replicas run beside the W of the other layers. The
-            // first stage, whose dL/dx nobody waits for, does so within its last I. In waits before, with
-            // replicas, W of a stage that has no more I comes first.
+  kOldest,  // as queued: one micro-batch after another
+  kBucket,  // layer by layer, the last first, each for all its micro-batches. Gradients are thus complete one
+            // layer after another, and their sums over data-parallel replicas run next to the W of other
+            // layers. The first stage, whose dL/dx nobody waits for, does so within its last I. With
+            // replicas, earlier waits prefer W of a stage that has no more I.
 };
 
 }  // namespace twobp

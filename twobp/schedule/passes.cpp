@@ -9,7 +9,7 @@
 namespace twobp {
 namespace {
 
-// The micro-batches of one stage whose W is still to be placed, in the order of their I.
+// The micro-batches of one stage whose W has no place yet, in the order of their I.
 struct PendingW {
   std::vector<int> micro_batches;
   size_t head = 0;
@@ -20,7 +20,7 @@ struct PendingW {
     for (int i = 0; i < p1.count; ++i) micro_batches.push_back(p1.micro_batch + i);
   }
 
-  // The longest run of consecutive micro-batches from the oldest on, at most `most`, as one W.
+  // Takes the longest run of consecutive micro-batches from the oldest on, at most `most`, as one W.
   Instruction take(int stage, int most) {
     Instruction w{Op::kBackwardP2, stage, micro_batches[head], 1};
     ++head;
@@ -40,7 +40,7 @@ void check_stage(const Schedule& schedule, const Instruction& instruction) {
               schedule.stages);
 }
 
-// Back to F and B, as a schedule without W of its own is written.
+// Merges I and W into B, the form of a schedule that does not place W.
 void merge_backward(Schedule& schedule) {
   for (auto& list : schedule.ranks) {
     std::erase_if(list, [](const Instruction& i) { return i.op == Op::kBackwardP2; });
@@ -50,7 +50,7 @@ void merge_backward(Schedule& schedule) {
   }
 }
 
-// B as I, so that dL/dx leaves at once, and W right behind it.
+// Splits B into I, so that dL/dx leaves at once, and W right after it.
 void split_backward(Schedule& schedule) {
   for (auto& list : schedule.ranks) {
     std::vector<Instruction> split;
@@ -86,7 +86,7 @@ Schedule apply_p2_policy(Schedule schedule, P2Policy policy) {
   if (policy == P2Policy::kOff) return schedule;
 
   std::vector<PendingW> pending(schedule.stages);
-  std::vector<size_t> last_forward(schedule.stages, 0);  // index in the list of the stage's rank
+  std::vector<size_t> last_forward(schedule.stages, 0);  // index in the list of the rank that has the stage
   for (auto& list : schedule.ranks) {
     for (size_t i = 0; i < list.size(); ++i) {
       check_stage(schedule, list[i]);
@@ -95,7 +95,7 @@ Schedule apply_p2_policy(Schedule schedule, P2Policy policy) {
 
     std::vector<Instruction> split;
     split.reserve(list.size() + (policy == P2Policy::kCooldown ? list.size() / 2 : 0) + 1);
-    std::vector<int> stages;  // those of this rank that still have W to place
+    std::vector<int> stages;  // the stages of this rank that still have W to place
     for (size_t i = 0; i < list.size(); ++i) {
       Instruction instruction = list[i];
       if (instruction.op != Op::kBackward) {
@@ -114,7 +114,7 @@ Schedule apply_p2_policy(Schedule schedule, P2Policy policy) {
         }
       }
     }
-    // Last stage first: it is done first with I.
+    // The last stage comes first, because its I ends first.
     std::sort(stages.rbegin(), stages.rend());
     for (int stage : stages) {
       while (!pending[stage].empty()) split.push_back(pending[stage].take(stage, schedule.micro_batches));

@@ -1,8 +1,9 @@
-// A pipeline schedule as data: for every rank a list of instructions. What the generators make, the passes
-// rewrite, `validate` proves, `simulate` times, the grid prints, the executor runs. No torch in this folder.
+// A pipeline schedule as data: a list of instructions for every rank. Generators make it, passes rewrite it,
+// `validate` proves it, `simulate` times it, the grid draws it, and the executor runs it. This folder does
+// not use torch.
 //
-// Letters are those of PyTorch's pipelining: F forward, I backward-p1 (input gradient), W backward-p2 (weight
-// gradient), B = I then W.
+// The letters are those of PyTorch's pipelining: F forward, I backward-p1 (input gradient), W backward-p2
+// (weight gradient), B = I then W.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ enum class Op : uint8_t {
   kForward,       // F
   kBackwardP1,    // I
   kBackwardP2,    // W
-  kBackward,      // B: I then W layer by layer, dL/dx leaves when all of it is done
+  kBackward,      // B: I then W layer by layer; dL/dx leaves when all of it is done
   kSendForward,   // the stage's output to the next stage
   kRecvForward,   // the stage's input from the previous stage
   kSendBackward,  // dL/d(input) to the previous stage
@@ -41,32 +42,32 @@ struct Instruction {
 // "0F3"; a range is "0W0-3".
 std::string to_string(const Instruction& instruction);
 
-// When W runs; see apply_p2_policy.
+// The time when W runs; see apply_p2_policy.
 enum class P2Policy : uint8_t { kOff, kEnd, kCooldown, kFill, kPlaced };
 std::string_view policy_name(P2Policy policy);
-// Throws Error naming the nearest policy.
+// Throws Error, which suggests the nearest policy.
 P2Policy parse_policy(std::string_view name);
 std::vector<std::string> policy_names();
 
 struct Schedule {
-  std::string name;  // "1f1b", for messages
+  std::string name;  // "1f1b", for error messages
   P2Policy policy = P2Policy::kOff;
   int stages = 1;
   int micro_batches = 1;
   std::vector<int> rank_of_stage;               // placement; a rank owns any number of stages
   std::vector<std::vector<Instruction>> ranks;  // the instructions of each rank, in order
-  bool allow_reorder = false;                   // gives up micro-batch order within F, I and W of a stage,
-                                                // and with it the promise of bitwise equality
+  bool allow_reorder =
+      false;  // gives up micro-batch order within F, I and W of a stage, and with it bitwise equality
 
   int rank_count() const { return static_cast<int>(ranks.size()); }
-  // The stage has no previous, no next stage.
+  // Whether the stage has no previous or no next stage.
   bool is_first(int stage) const { return stage == 0; }
   bool is_last(int stage) const { return stage + 1 == stages; }
-  // Else it evaluates.
+  // False for an evaluation.
   bool has_backward() const;
-  // With `fill`, a rank that waits for a message runs pending W meanwhile.
+  // With `fill`, a rank that waits for a message runs pending W.
   bool fills() const { return policy == P2Policy::kFill; }
-  // W waits for no reason but its policy's.
+  // Whether the policy is the only reason why W waits.
   bool holds_p2_back() const { return policy == P2Policy::kEnd || policy == P2Policy::kCooldown; }
 
   bool operator==(const Schedule&) const = default;

@@ -49,7 +49,7 @@ Schedule ScheduleSource::make(int stages, int ranks, int micro_batches, P2Policy
   TWOBP_CHECK(micro_batches <= written_->micro_batches, name_, " is a schedule of ", written_->micro_batches,
               " micro-batches, not of ", micro_batches, ": write one with more, or run fewer");
   Schedule schedule = keep_micro_batches(*written_, micro_batches);
-  // Its cells as they stand are placed, also where those of fewer micro-batches happen to be B alone.
+  // The cells of a schedule with placed W stay as they are, even if fewer micro-batches leave only B.
   const bool as_written = policy == P2Policy::kPlaced && written_->policy == P2Policy::kPlaced;
   schedule = add_communication(as_written ? schedule : apply_p2_policy(schedule, policy));
   validate(schedule);

@@ -33,7 +33,7 @@ bool is_whole(const StepReport& step, const Schedule& schedule) {
   }
   const auto all_of_them = [&](Kind kind, int stage) {
     const auto found = ran.find({kind, stage});
-    if (found == ran.end()) return kind != Kind::kForward;  // frozen: no I, no W
+    if (found == ran.end()) return kind != Kind::kForward;  // frozen: it has no I and no W
     return std::cmp_equal(found->second.size(), schedule.micro_batches);
   };
   for (int s = 0; s < schedule.stages; ++s) {
@@ -102,7 +102,8 @@ class Comparer {
     }
   }
 
-  // From the end of a send until the receiver has it, where it was waiting; else nothing is known of it.
+  // A message's time is from the end of its send until the receiver has it. It is known only if the receiver
+  // was waiting.
   void measure_messages() {
     std::vector<double> times;
     for (const StepReport* step : steps_) {
@@ -169,8 +170,8 @@ class Comparer {
     }
   }
 
-  // W of several micro-batches at once has no place in the order of single ones, and each must have run in as
-  // many pieces as the profile says.
+  // A replay needs W of single micro-batches, each in as many pieces as the profile says. W of several
+  // micro-batches at once has no place in such an order.
   bool can_be_replayed(const StepReport& step) const {
     std::map<std::pair<int, int>, int> pieces;  // (stage, micro-batch)
     for (const auto& events : step.events) {
@@ -192,8 +193,8 @@ class Comparer {
     return true;
   }
 
-  // An F or I stands where it began: W that interrupts it made room for its later layers, may be its own, and
-  // comes up in the simulation for the same reason.
+  // An F or I is placed where it began. W that interrupts it made room for its later layers and may be its
+  // own. It appears in the simulation for the same reason.
   static std::vector<std::vector<RecordedOp>> recorded(const StepReport& step) {
     std::vector<std::vector<RecordedOp>> all;
     for (const auto& events : step.events) {
@@ -214,7 +215,7 @@ class Comparer {
   }
 
   const TracedRun& run_;
-  std::vector<const StepReport*> steps_;  // whole ones
+  std::vector<const StepReport*> steps_;  // the whole ones
   Comparison result_;
 };
 

@@ -37,7 +37,7 @@ class TraceReader {
     for (const ordered_json& each : all) {
       if (each.at("ph") != "X" || track(each) != kStepTrack) continue;
       add_step(each);
-      // Memory is only asked for what the file is large enough for.
+      // Memory is only allocated in proportion to the size of the file.
       TWOBP_CHECK(trace_.steps.size() <= all.size() / ranks, origin_, ": ", all.size(), " entries cannot be ",
                   "those of more than ", all.size() / ranks, " steps on ", ranks, " ranks");
     }
@@ -49,7 +49,7 @@ class TraceReader {
   }
 
  private:
-  // A number of an event, or of its arguments; it must be there.
+  // A number of an event or of its arguments. It must exist.
   double number(const ordered_json& object, const char* name) const {
     const auto found = object.is_object() ? object.find(name) : object.end();
     TWOBP_CHECK(found != object.end() && found->is_number() && std::isfinite(found->get<double>()), origin_,

@@ -14,7 +14,7 @@
 namespace twobp {
 namespace {
 
-constexpr int64_t kMostSteps = 100;  // a page with more can't be read, and is slow to open
+constexpr int64_t kMostSteps = 100;  // a page with more is unreadable and slow to open
 
 bool parse_step(std::string_view text, int64_t& step) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step);
@@ -31,7 +31,7 @@ std::string micro_batches(const Event& event) {
 
 TraceSteps choose_trace_steps(const std::string& text, const TraceSteps& run) {
   TWOBP_CHECK(run.first <= run.last, "--trace-steps: the run has no step left to do");
-  // The first step of a run touches its memory for the first time and is like no other.
+  // The first step of a run touches its memory for the first time, so it is not typical.
   if (text.empty()) {
     const int64_t last = std::min(run.last, run.first + 3);
     return {std::min(last, run.first + 1), last};

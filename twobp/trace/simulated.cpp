@@ -25,7 +25,7 @@ Event::Kind kind_of(Op op) {
   }
 }
 
-// What a stage holds for one micro-batch: from F until I, and from I until W.
+// The bytes that a stage holds for one micro-batch: from F until I, and from I until W.
 struct Held {
   double activations = 0;
   double stash = 0;
@@ -39,7 +39,7 @@ std::vector<Held> held_by_stage(const std::vector<StageCost>& costs) {
       all.push_back({cost.activation_bytes, cost.stash_bytes});
       continue;
     }
-    // Layers count from their input on, and with an output that leaves.
+    // Layers count their input and an output that leaves the stage.
     Held held{(stage > 0 ? costs[stage - 1].output_bytes : 0) - cost.output_bytes, 0};
     for (const LayerShare& layer : cost.layers) {
       held.activations += layer.forward_held;
@@ -75,7 +75,7 @@ class RankConverter {
       ops += op.end - op.begin;
     }
     const double done = step_ - rank.idle[static_cast<size_t>(IdleCause::kTail)];
-    wait_until(done - (rank.busy - ops), IdleCause::kNothing);  // gradients are summed
+    wait_until(done - (rank.busy - ops), IdleCause::kNothing);  // sums of gradients
     optimizer(done);
     wait_until(step_, IdleCause::kTail);
     mark_peak(rank);
@@ -147,7 +147,7 @@ class RankConverter {
   bool has_backward_;
   double step_;
   double byte_unit_;
-  std::set<std::pair<int, int>> whole_;  // (stage, micro-batch) that run B
+  std::set<std::pair<int, int>> whole_;  // (stage, micro-batch) with B
   bool started_ = false;
   double now_ = 0;
   double held_ = 0;     // in the costs' unit

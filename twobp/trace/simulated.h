@@ -1,4 +1,4 @@
-// A simulated schedule in the form of a step that ran, so that the same pictures can be drawn of it.
+// A simulated schedule in the form of a real step, so that the same pictures can be drawn of it.
 #pragma once
 
 #include <vector>
@@ -11,9 +11,9 @@ namespace twobp {
 
 inline constexpr double kMicroBatchUnit = 1000;
 
-// Times are the simulation's; so are bytes, times `byte_unit`: thousandths of a micro-batch where the costs
-// count micro-batches, 1 where they are bytes. What an op holds is drawn as one step, whatever its layers do
-// meanwhile; the rank's peak stands where the simulation has it.
+// Times are those of the simulation. Bytes are its bytes times `byte_unit`: thousandths of a micro-batch if
+// the costs count micro-batches, 1 if they are bytes. The memory of an op is drawn as one step, whatever its
+// layers do within it. The rank's peak is where the simulation has it.
 // `simulation` must be of this schedule with these costs, with its timeline.
 StepReport simulated_step(const Schedule& schedule, const std::vector<StageCost>& costs,
                           const Simulation& simulation, double byte_unit = kMicroBatchUnit);

@@ -15,12 +15,12 @@ using nlohmann::ordered_json;
 
 constexpr std::string_view kPlaceholder = "@TIMELINE_DATA@";
 
-// Nanoseconds are as fine as the clock is, and short in the file.
+// Nanoseconds are as fine as the clock, and short in the file.
 double rounded(double seconds) {
   return std::round(seconds * 1e9) / 1e9;
 }
 
-// Layer names once; events refer to them.
+// Layer names are written once, and events refer to them.
 class Names {
  public:
   int index(const std::string& name) {
@@ -88,7 +88,7 @@ ordered_json data_json(const Trace& trace) {
   return data;
 }
 
-// JSON that can stand in a <script>: "<" only occurs within strings, where its escape means the same.
+// JSON that is valid in a <script>: "<" only occurs within strings, where its escape means the same.
 std::string script_safe(const std::string& json) {
   std::string safe;
   safe.reserve(json.size());

@@ -64,7 +64,7 @@ class Writer {
 
   void describe() {
     metadata("process_name", kStepTrack, {{"name", "twobp: " + trace_.title}});
-    // Viewers pass over metadata that they don't know; read_trace.h reads it.
+    // Viewers skip metadata that they do not know. read_trace.h reads it.
     if (trace_.run) {
       metadata("twobp_run", kStepTrack,
                {{"title", trace_.title}, {"facts", trace_.facts}, {"run", to_json(*trace_.run)}});
@@ -95,7 +95,7 @@ class Writer {
                     {"args", std::move(args)}});
   }
 
-  // An arrow's end lies within the slice of the send or of the receive; both carry the same id.
+  // An arrow ends within the slice of the send or of the receive. Both ends carry the same id.
   void arrow(const char* phase, size_t rank, const Event& event, int id) {
     ordered_json end = {{"ph", phase},
                         {"name", "message"},
@@ -134,7 +134,7 @@ class Writer {
     if (event.peer >= 0) message(step.step, rank, event);
   }
 
-  // Ranks are written one after the other: whichever end comes first waits here for the other.
+  // Ranks are written one after the other, so the end that comes first is kept here until the other comes.
   void message(int64_t step, size_t rank, const Event& event) {
     const bool send = event.kind == Event::Kind::kSend;
     const Message key = {step, send ? event.stage : event.peer, send ? event.peer : event.stage,

@@ -15,9 +15,9 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr int kFormat = 1;
-constexpr int kMostP2Units = 100000;  // a stage has a unit a linear layer
+constexpr int kMostP2Units = 100000;  // a stage has one unit for each linear layer
 constexpr size_t kMostName = 200;     // characters written
-constexpr size_t kMostText = 1000;    // read: what is no UTF-8 becomes three times as long
+constexpr size_t kMostText = 1000;    // read: invalid UTF-8 becomes three times as long
 
 struct StageField {
   const char* name;
@@ -49,7 +49,7 @@ constexpr LayerField kLayerFields[] = {{"forward", &LayerShare::forward},
                                        {"stash", &LayerShare::stash},
                                        {"p2_peak", &LayerShare::p2_peak}};
 
-// A schedule's name may be the path of its file, whose end says most.
+// A schedule's name may be the path of its file. The end of a path says most.
 std::string short_name(const std::string& name) {
   return name.size() <= kMostName ? name : "..." + name.substr(name.size() - (kMostName - 3));
 }
@@ -170,7 +170,7 @@ class RunReader {
     TWOBP_CHECK(unused == used.end(), origin_, ": rank ", unused - used.begin(),
                 " of the schedule has no stage");
     read.allow_reorder = member(json, "allow_reorder") == true;
-    // No more micro-batches than there are cells: memory is only asked for what the file is large enough for.
+    // No more micro-batches than cells: memory is only allocated in proportion to the size of the file.
     size_t cells = 0;
     for (const ordered_json& rank : ranks) {
       TWOBP_CHECK(rank.is_array(), origin_, ": a rank of the schedule is not a list");
@@ -186,7 +186,7 @@ class RunReader {
       read = add_communication(std::move(read));
       validate(read);
     } catch (const Error& error) {
-      const std::string what = error.what();  // the grid behind it says nothing to who has not made the file
+      const std::string what = error.what();  // the grid after it does not help a reader of the trace
       fail(origin_, ": the run's schedule: ", what.substr(0, what.find('\n')));
     }
     return read;

@@ -1,5 +1,6 @@
-// When a rank's F, I and W ran, by its device's own clock: the host only puts them in and runs ahead. All of
-// it is empty on a CPU, where a call lasts as long as its work.
+// Times of a rank's F, I and W by its device's own clock. The host's clock would not do, because the host
+// only launches the work and runs ahead of it. On a CPU, where a call lasts as long as its work, all of this
+// does nothing.
 #pragma once
 
 #include <array>
@@ -12,27 +13,27 @@ namespace twobp {
 
 class DeviceTimes {
  public:
-  // Seconds of a step by the device.
+  // Seconds of a step on the device's clock.
   struct Totals {
-    double busy = 0;  // some op ran; two at once count once
+    double busy = 0;  // some op ran; ops that overlap count once
     std::array<double, kIdleCauses> idle{};
   };
 
-  // A step begins on `device`, all that was put in before being done. `on`: false for one that is recorded as
-  // a graph, whose events are none of the device's.
+  // Begins a step on `device`; all earlier work on it is done. `on`: false while a step is recorded as a
+  // graph, because the device never reaches the events recorded then.
   void start(const Device& device, bool on);
-  // An F or an I of a stage (an index into what take() fills), in the compute stream: from open, but for what
-  // is put in between pause and resume, until close. `before`: why nothing ran before it, if so.
+  // Times an F or I of a stage (an index into the argument of take()) in the compute stream, from open to
+  // close, without the time between pause and resume. `before`: the cause if the device was idle before it.
   void open(double StageTimes::*seconds, int stage, IdleCause before);
   void pause();
   void resume();
   void close() { pause(); }
-  // A W, in `stream`: before and after what it puts in.
+  // Times a W in `stream`: call them before and after launching it.
   DeviceEvent begin_p2(const DeviceStream& stream) const;
   void end_p2(int stage, const DeviceStream& stream, const DeviceEvent& begin);
-  // Whether some op was timed.
+  // Whether any op was timed.
   bool any() const { return !spans_.empty(); }
-  // When all is done: each stage's seconds in place of the host's.
+  // Call when all work is done. Replaces each stage's seconds, which are the host's, by the device's.
   Totals take(std::vector<StageTimes>& stages);
 
  private:

@@ -12,10 +12,11 @@ std::string_view without_suffix(std::string_view name) {
   return name.ends_with(suffix) ? name.substr(0, name.size() - suffix.size()) : name;
 }
 
-// What a leaf is called in the model: its weight's name; of weights stored as one,
+// The name of a leaf in the model: its weight's name. For weights stored as one:
 // "model.layers.0.self_attn.q_proj+k_proj+v_proj".
 std::string leaf_name(Layer& leaf, const std::string& layer_name) {
-  if (dynamic_cast<RecomputeLayer*>(&leaf) != nullptr) return layer_name;  // all its weights
+  if (dynamic_cast<RecomputeLayer*>(&leaf) != nullptr)
+    return layer_name;  // its W covers all weights of the layer
   std::vector<Parameter*> parameters;
   leaf.collect_parameters(parameters);
   if (parameters.empty()) return layer_name;

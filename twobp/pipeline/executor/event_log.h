@@ -1,5 +1,5 @@
-// What a rank did in a step, event by event, while somebody wants to know; nothing at all otherwise. Used by
-// the rank's thread alone.
+// Records what a rank does in a step, event by event. Records nothing unless someone asked for it. Only the
+// rank's thread uses it.
 #pragma once
 
 #include <string>
@@ -17,17 +17,17 @@ class EventLog {
  public:
   EventLog(int rank, MemoryMeter& meter) : rank_(rank), meter_(meter) {}
 
-  // A new step, beginning now.
+  // Begins a step now.
   void start(bool on);
   bool on() const { return on_; }
-  // The clock, or 0 while off: for times that only events need.
+  // The time, or 0 while off. For times that only events need.
   double now() const { return on_ ? now_seconds() : 0; }
-  // Of a message.
+  // Bytes of a message.
   static int64_t bytes_of(const Values& values);
   std::vector<Event> take() { return std::move(events_); }
 
-  // An F, an I or the optimizer, which other events may interrupt: from open, but for what lies between pause
-  // and resume, until close. Each stretch becomes an event.
+  // An F, an I or the optimizer, from open to close. Other events may interrupt it between pause and resume.
+  // Each stretch becomes an event.
   void open(Event::Kind kind, int stage, int micro_batch, double begin);
   void pause(double at);
   void resume(double at) { open_.begin = at; }
@@ -36,7 +36,7 @@ class EventLog {
   // One unit of backward-p2.
   void backward_p2(Layer& leaf, const std::string& layer_name, Event event);
   void idle(IdleCause cause, double begin, double end);
-  // Idle since the end of what was logged last; messages may arrive before a rank's first F.
+  // Idle from the end of the last event. Messages may arrive before a rank's first F.
   void start_up(double end);
   void message(Event::Kind kind, int stage, int peer, int micro_batch, int64_t bytes, double begin);
 
@@ -52,8 +52,8 @@ class EventLog {
   std::unordered_map<const Layer*, std::string> names_;  // of leaves
 };
 
-// A rank's events from the step's begin to its end: it is idle while its thread wakes up, and once it is
-// `done`.
+// Fills a rank's events so that they last from the step's begin to its end. The rank is idle while its thread
+// wakes up, and after `done`.
 void stretch_to_step(std::vector<Event>& events, double begin, double done, double end);
 
 }  // namespace twobp

@@ -1,4 +1,4 @@
-// How pending W of one layer runs when several micro-batches are due together.
+// How pending W of one layer runs if several micro-batches are due together.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ enum class P2Batching : uint8_t {
   kConcat,  // one call, which gathers their rows by copying (nn/kernels/concatenate_rows.h)
 };
 std::string_view batching_name(P2Batching batching);
-// Throws Error naming the nearest.
+// Throws Error, which suggests the nearest name.
 P2Batching parse_batching(std::string_view name);
 std::vector<std::string> batching_names();
 

@@ -11,8 +11,8 @@
 namespace twobp {
 namespace {
 
-// What backward-p2 of the leaf takes, in about: with the micro-batch given, so many operations times its
-// weights.
+// The approximate work of backward-p2 of the leaf. For a given micro-batch, it is proportional to the number
+// of weights.
 int64_t work_of(Layer& leaf) {
   std::vector<Parameter*> parameters;
   leaf.collect_parameters(parameters);
@@ -76,7 +76,8 @@ double P2Offers::help(int rank, const HasRoom& has_room, const Run& run, double 
     for (size_t owner = 0; owner < offers_.size() && leaf == nullptr; ++owner) {
       helped = &offers_[owner];
       leaf = next(*helped, false);
-      const int64_t at_once = std::max<int64_t>(helped->running + 1, 2);  // its owner runs them, too
+      const int64_t at_once =
+          std::max<int64_t>(helped->running + 1, 2);  // one for the owner, who runs units too
       if (leaf != nullptr && !has_room(static_cast<int>(owner), at_once * helped->largest)) leaf = nullptr;
     }
     if (leaf == nullptr) {
@@ -85,7 +86,7 @@ double P2Offers::help(int rank, const HasRoom& has_room, const Run& run, double 
     }
     Spent& sum = helped->helped[leaf->units.front().local_stage];
     const std::optional<Spent> spent = run_next(lock, *helped, *leaf, run);
-    if (!spent) continue;  // its owner says why
+    if (!spent) continue;  // the owner reports the error
     sum.seconds += spent->seconds;
     sum.products += spent->products;
   }
@@ -141,7 +142,7 @@ double P2Offers::wait(std::unique_lock<std::mutex>& lock, int rank, double timeo
       wait_patiently(changed_, lock, timeout, [&, seen = changes_] { return aborted_ || changes_ != seen; });
   throw_if_aborted();
   TWOBP_CHECK(changed, "rank ", rank, " waited ", timeout,
-              " s for weight gradients that other ranks have left: one of them is stuck, or a step takes "
+              " s for the weight gradients at the end of the step: a rank is stuck, or a step takes "
               "longer than pipeline.timeout");
   return now_seconds() - begin;
 }

@@ -1,9 +1,8 @@
-// Weight gradients that ranks take off each other at the end of a step: a rank that has ended its own part
-// runs some of what others have left of theirs (work stealing). For ranks that are threads of one process, on
-// CPUs.
+// Work stealing of weight gradients at the end of a step: a rank that has finished its own part runs some of
+// the W that others have left. For ranks that are threads of one process, on CPUs.
 //
-// Of a leaf layer one unit runs at a time, oldest first, so that its gradient is the same sum in the same
-// order, to the bit, whoever adds what.
+// A leaf layer has one unit running at a time, oldest first. So its gradient is the same sum in the same
+// order, to the bit, whichever rank adds a term.
 #pragma once
 
 #include <condition_variable>
@@ -24,7 +23,7 @@ namespace twobp {
 struct OfferedP2 {
   P2Unit unit;
   int stage = 0;
-  int local_stage = 0;  // counted among those of its rank
+  int local_stage = 0;  // index among the stages of its rank
 };
 
 class P2Offers {
@@ -37,30 +36,30 @@ class P2Offers {
   };
   using Run = std::function<Spent(const OfferedP2&)>;
 
-  // While no rank is in a step.
+  // Call while no rank is in a step.
   void begin_step();
 
-  // Once a step by every rank, with all that it has left, oldest first; returns when that has been run, by
-  // `run` here and by others' in help(). Rethrows the error of a unit wherever it ran. `largest`: bytes that
-  // a unit may need meanwhile.
+  // Every rank calls this once in a step, with all the W that it has left, oldest first. Returns when all of
+  // it has run, either through `run` here or on other ranks in help(). Rethrows the error of a unit, wherever
+  // it ran. `largest`: bytes that a unit may need while it runs.
   struct Outcome {
     double waited = 0;          // seconds
-    std::vector<Spent> helped;  // what others have spent, by local stage
+    std::vector<Spent> helped;  // time spent by other ranks, by local stage
   };
   Outcome run_own(int rank, const std::vector<OfferedP2>& units, int64_t largest, const Run& run,
                   double timeout);
 
-  // Then: runs what others have left, until there will be no more in this step. `has_room(owner, bytes)`:
-  // whether that rank may hold so many more, for what runs of its units and one beside it. Returns the
-  // seconds waited.
+  // After run_own: runs W that other ranks have left, until no more can come in this step. `has_room(owner,
+  // bytes)`: whether rank `owner` may hold that many more bytes, for its units that run now and one more.
+  // Returns the seconds waited.
   using HasRoom = std::function<bool(int owner, int64_t bytes)>;
   double help(int rank, const HasRoom& has_room, const Run& run, double timeout);
 
-  // Whoever waits here, or would, throws Aborted; nobody begins a unit any more.
+  // Every current and later wait throws Aborted. No unit begins any more.
   void abort(const std::string& reason);
 
  private:
-  // One leaf's, in micro-batch order.
+  // The units of one leaf, in micro-batch order.
   struct Leaf {
     int64_t work = 0;  // of a unit
     std::deque<OfferedP2> units;
@@ -75,22 +74,23 @@ class P2Offers {
     int64_t running = 0;
     int64_t largest = 0;
     std::vector<Spent> helped;
-    std::exception_ptr error;  // of a unit: no other begins
+    std::exception_ptr error;  // of a unit; after it no other unit begins
   };
 
-  // Of the leaves that nobody is at the one with most left, so that what is left in the end is small; of
-  // equals the first, or the last. Null: none.
+  // Among the leaves that nobody works on, the one with the most work left, so that little is left in the
+  // end. Of equal leaves the first if `first`, else the last. Null: none.
   static Leaf* next(Offer& offer, bool first);
   bool more_may_come() const;
-  // Runs the leaf's oldest unit with the lock released. Nothing if it failed: the offer has the error.
+  // Runs the leaf's oldest unit, with the lock released. Returns nothing if it failed; the offer then has the
+  // error.
   std::optional<Spent> run_next(std::unique_lock<std::mutex>& lock, Offer& offer, Leaf& leaf, const Run& run);
-  // Until anything changes; the seconds it took.
+  // Waits until anything changes. Returns the seconds it took.
   double wait(std::unique_lock<std::mutex>& lock, int rank, double timeout);
   void throw_if_aborted() const;
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  int64_t changes_ = 0;        // how often `changed_` was notified, but for the end
+  int64_t changes_ = 0;        // how often `changed_` was notified, except by abort()
   std::vector<Offer> offers_;  // by rank
   bool aborted_ = false;
   std::string reason_;

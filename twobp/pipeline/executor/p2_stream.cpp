@@ -3,7 +3,7 @@
 namespace twobp {
 namespace {
 
-// Enough that the stream does not run dry while the host puts in an F.
+// Enough that the stream does not run dry while the host launches an F.
 constexpr size_t kAhead = 16;
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Weight gradients on a device: W is put into a stream of low priority, from which the device itself fills
-// what F and I leave free. On a CPU, where W runs when it is called, all of this is a plain call.
+// Weight gradients on a device. W is launched in a stream of low priority, so the device itself runs it where
+// F and I leave capacity free. On a CPU, W runs when it is called, and all of this is a plain call.
 #pragma once
 
 #include <deque>
@@ -17,13 +17,13 @@ class P2Stream {
 
   const Device& device() const { return device_; }
 
-  // After an I, on the thread whose current stream is device().compute(): W that reads what it left may begin
-  // behind this point.
+  // Call after an I, on the thread whose current stream is device().compute(). W that uses the results of
+  // this I may begin after the returned event.
   DeviceEvent ready() const { return device_.compute().record(); }
 
-  // Runs `w`, which puts work into the current stream: that of W, behind all of `ready`. `saved` may be
-  // released as soon as this returns; the tensors in it are kept until W is done, or until there is no other
-  // way.
+  // Runs `w`, which launches work into the current stream. This is the stream of W, after all of `ready`.
+  // `saved` may be released as soon as this returns. Its tensors are kept until W is done, or until
+  // release_oldest().
   template <typename W>
   void run(std::span<const DeviceEvent> ready, std::span<Saved* const> saved, const W& w) {
     if (!device_.asynchronous()) return w();
@@ -32,26 +32,26 @@ class P2Stream {
     w();
     under_way_.back().end = device_.weights().record();
   }
-  // Whether W is under way that keeps tensors. Never on a CPU.
+  // Whether W under way keeps tensors. Never on a CPU.
   bool keeps() const { return !under_way_.empty(); }
-  // Frees what the oldest of it keeps, for what is put into device().compute() from now on: it begins after
-  // it.
+  // Frees the tensors that the oldest W under way keeps. Work launched into device().compute() from now on
+  // begins after that W, so it may reuse the memory.
   void release_oldest();
 
-  // Whether to put in more W ahead of its turn. The host runs ahead of the device, so that it seldom waits
-  // for a message: it offers W after every instruction instead, some at a time, so that the stash of what is
-  // far from done is not all of the step's and W's own memory stays small. Never on a CPU.
+  // Whether to launch more W ahead of its turn. The host runs ahead of the device, so it seldom waits for a
+  // message. It therefore offers W after every instruction, a few at a time: this limits the stash that is
+  // held and W's own memory. Never on a CPU.
   bool wants_more() { return device_.asynchronous() && has_room(); }
-  // Whether so little is under way that more may be put in. Always on a CPU, where nothing is.
+  // Whether so little W is under way that more may be launched. Always on a CPU, where none is.
   bool has_room();
 
-  // What is put into device().compute() from now on begins after all W: before gradients are read.
+  // Work launched into device().compute() from now on begins after all W. Call it before gradients are read.
   void join();
-  // Of a step that is given up.
+  // When a step is given up.
   void forget() { under_way_.clear(); }
 
-  // While it lives a graph is recorded (see WorkGraph), of what is behind `begin`. Nothing is done meanwhile,
-  // so that nothing can be seen to have passed: all W there is goes in.
+  // While it lives, a graph is recorded (see WorkGraph), after `begin`. No recorded work runs yet, so no
+  // event passes and all pending W is launched.
   class Recording {
    public:
     Recording(P2Stream& stream, const DeviceEvent& begin);

@@ -15,7 +15,7 @@
 namespace twobp {
 namespace {
 
-// Between two looks for a message while sums of gradients go on.
+// Pause between two looks for a message while sums of gradients are under way.
 constexpr auto kPause = std::chrono::microseconds(20);
 
 }  // namespace
@@ -36,7 +36,7 @@ RankExecutor::RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages,
   }
 }
 
-// The W of one layer is complete, or never comes.
+// Tells the reducer when the W of a layer is complete, or will never come.
 void RankExecutor::check_done(int s, int layer) {
   const LayerWork& work = work_[s][layer];
   if (work.p1 == 0 && work.p2 == 0) reducer_->layer_done(stages_[s]->index(), layer);
@@ -229,11 +229,11 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
 void RankExecutor::receive(const Instruction& instruction) {
   const bool forward = instruction.op == Op::kRecvForward;
   const int s = local(instruction.stage);
-  if (!forward && stages_[s]->first_backward() == stages_[s]->layer_count()) return;  // none is sent
+  if (!forward && stages_[s]->first_backward() == stages_[s]->layer_count()) return;  // none was sent
   const int peer_stage = instruction.stage + (forward ? -1 : 1);
   const int from = input_->schedule->rank_of_stage[peer_stage];
-  // What comes from another process is allocated here, while this rank looks for it, or on a thread that
-  // talks to other processes.
+  // A message from another process is allocated here while this rank looks for it, or on a thread that talks
+  // to other processes.
   const MemoryMeter::Scope scope(instruction.stage, MemoryCategory::kActivations);
   for (int mb = instruction.micro_batch; mb < instruction.micro_batch + instruction.count; ++mb) {
     const Tag tag{input_->step, instruction.stage, mb, forward ? forward_kind() : MessageKind::kBackward};
@@ -249,7 +249,7 @@ void RankExecutor::receive(const Instruction& instruction) {
       if (started_) idle(cause_of_wait(), begin, now_seconds());
     }
     const int64_t bytes = EventLog::bytes_of(values);
-    // Room is made while it is on its sender's account still.
+    // Makes room while the message is still on its sender's account.
     while (cap_ > 0 && holds_p2() && meter_.held(rank_) + bytes + largest_p2_ > cap_) release_oldest_p2();
     const double arrived = events_.now();
     if (!started_) events_.start_up(arrived);

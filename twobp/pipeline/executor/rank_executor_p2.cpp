@@ -1,4 +1,4 @@
-// The executor's weight gradients: which pending W runs when, and what follows from it.
+// The executor's weight gradients: which pending W runs when, and what follows after it.
 #include <algorithm>
 
 #include <ATen/record_function.h>
@@ -95,7 +95,7 @@ std::tuple<int, int, int> RankExecutor::bucket_order(const PendingP2& pending) {
 }
 
 void RankExecutor::run_p2_by_layer(int s, int layer) {
-  // Stable: the micro-batches of a leaf stay in order.
+  // A stable sort keeps the micro-batches of a leaf in order.
   std::stable_sort(pending_.begin(), pending_.end(),
                    [](const PendingP2& a, const PendingP2& b) { return bucket_order(a) < bucket_order(b); });
   while (!pending_.empty()) {
@@ -165,7 +165,7 @@ void RankExecutor::flush_p2(int s, int first, int last) {
     return pending.stage == s && pending.micro_batch >= first && pending.micro_batch < last;
   };
   if (input_->batching != P2Batching::kLoop) {
-    // Layer by layer, all due micro-batches of a layer at once.
+    // Layer by layer: all due micro-batches of a layer at once.
     while (true) {
       const auto oldest = std::find_if(pending_.begin(), pending_.end(), due);
       if (oldest == pending_.end()) return;
@@ -177,7 +177,7 @@ void RankExecutor::flush_p2(int s, int first, int last) {
       run_p2(together_);
     }
   }
-  // Others of the rank's stages may lie in between.
+  // W of the rank's other stages may lie in between.
   for (auto it = pending_.begin(); it != pending_.end();) {
     if (!due(*it)) {
       ++it;
@@ -209,7 +209,8 @@ void RankExecutor::release_oldest_p2() {
 
 void RankExecutor::log_p2(std::span<PendingP2> together, double begin, double end) {
   const double each = (end - begin) / static_cast<double>(together.size());
-  // A reordered schedule may gather others than successive micro-batches: an event for each run of them.
+  // A reordered schedule may concatenate micro-batches that are not successive. Each successive run becomes
+  // an event.
   for (size_t i = 0, next = 0; i < together.size(); i = next) {
     const PendingP2& first = together[i];
     for (next = i + 1; next < together.size(); ++next) {

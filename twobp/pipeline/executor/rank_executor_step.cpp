@@ -1,4 +1,4 @@
-// A step of a rank from its first instruction to its last and the update behind it.
+// A rank's step, from its first instruction to the update after its last one.
 #include <algorithm>
 
 #include "twobp/core/check.h"
@@ -11,7 +11,7 @@
 namespace twobp {
 namespace {
 
-// What the exception at hand says, without LibTorch's backtrace.
+// The message of the current exception, without LibTorch's backtrace.
 std::string what_is_thrown() {
   try {
     throw;
@@ -40,7 +40,7 @@ RankResult RankExecutor::run(const StepInput& input) {
   prepare(input);
   const auto& instructions = input.schedule->ranks[rank_];
   if (input.settle) {
-    // Without those of the last stage: the loss multiplies its gradient by the scale as early as in F.
+    // Not the F of the last stage: the loss multiplies its gradient by the scale already in F.
     const size_t leading = input.leading->end[rank_];
     run_until(leading);
     if (!settle()) run_until(leading);
@@ -69,7 +69,7 @@ DeviceEvent RankExecutor::record(const StepInput& input, const DeviceEvent& begi
   visit_parameters(stages_, [&](Parameter& parameter) {
     if (!parameter.has_grad()) return;
     recorded_grads_.push_back(&parameter);
-    parameter.forget_grad();  // until it is written
+    parameter.forget_grad();  // until the graph has written it
   });
   return p2_stream_.device().compute().record();
 }
@@ -77,7 +77,7 @@ DeviceEvent RankExecutor::record(const StepInput& input, const DeviceEvent& begi
 void RankExecutor::expect_no_gradients() const {
   visit_parameters(stages_, [](const Parameter& parameter) {
     TWOBP_CHECK(!parameter.has_grad(), "pipeline.graphs is set, but ", parameter.name(),
-                " has a gradient already, and what is recorded writes one anew: clear it before the step");
+                " already has a gradient, which a recorded step would overwrite: clear it before the step");
   });
 }
 
@@ -99,10 +99,10 @@ RankResult RankExecutor::end(const StepInput& input) {
   for (const at::Tensor& loss : losses_) result_.loss += loss.item<double>();
   losses_.clear();
   result_.times.instructions = static_cast<int64_t>(instructions.size());
-  // An evaluation leaves nothing on the books of the step after it.
+  // An evaluation leaves nothing on the books of the next step.
   if (!input.training) transport_.flush(input.timeout);
   const DeviceStream& compute = p2_stream_.device().compute();
-  compute.wait_on_host();  // the update has a time of its own
+  compute.wait_on_host();  // the update is timed separately
   if (device_times_.any()) {
     const DeviceTimes::Totals device = device_times_.take(stage_times_);
     result_.times.busy = device.busy;
@@ -113,7 +113,7 @@ RankResult RankExecutor::end(const StepInput& input) {
     events_.open(Event::Kind::kOptimizer, -1, -1, begin);
     in_update(input.step, [&] { result_.times.optimizer = input.finish(rank_); });
     const double put_in = now_seconds();
-    compute.wait_on_host();  // others read what the update wrote
+    compute.wait_on_host();  // other ranks read what the update wrote
     const double end = now_seconds();
     result_.times.optimizer += end - put_in;
     events_.close(end);
@@ -121,7 +121,8 @@ RankResult RankExecutor::end(const StepInput& input) {
   }
   result_.times.end = now_seconds();
   result_.times.products = product_time() - products_;
-  if (p2_stream_.device().asynchronous()) result_.times.products.seconds = 0;  // those of putting them in
+  if (p2_stream_.device().asynchronous())
+    result_.times.products.seconds = 0;  // it would be the time to launch them
   result_.times.allocations = BlockCache::allocations() - allocations_;
   result_.times.busy += result_.times.optimizer + helping_;
   if (!p2_stream_.device().asynchronous()) {
@@ -172,14 +173,14 @@ bool RankExecutor::settle() {
   Settled settled;
   in_update(input_->step - 1, [&] { settled = input_->settle(rank_); });
   if (settled.stands) {
-    // Otherwise the first F is what start-up lasts to.
+    // If the step begins anew, start-up lasts until its first F.
     const bool nothing_to_do = input_->schedule->ranks[rank_].empty();
     if (started_ || nothing_to_do)
       idle(started_ ? IdleCause::kNothing : IdleCause::kStartUp, begin, now_seconds());
   } else {
     clear();
     drop_unreceived();
-    p2_stream_.device().compute().wait_on_host();  // what was for nothing is start-up on the device, too
+    p2_stream_.device().compute().wait_on_host();  // on the device, too, work in vain is start-up
     prepare(*input_);
   }
   loss_scale_ = settled.loss_scale;

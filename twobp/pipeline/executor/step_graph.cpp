@@ -57,7 +57,7 @@ StepGraph::StepGraph(const std::vector<Device>& devices, const StepInput& input,
     for (const DeviceEvent& end : record(recorded, first.record())) first.wait(end);
   });
   TWOBP_CHECK(graph_, "pipeline.graphs is set, but ", all.front().str(),
-              " cannot record what is put into it: set it to false");
+              " cannot record its work as a graph: set it to false");
 }
 
 StepGraph::Inputs& StepGraph::inputs_on(const at::Device& where) {

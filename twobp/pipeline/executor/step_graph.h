@@ -1,6 +1,6 @@
-// The instructions of a step of all ranks of this process, on one device or several, as a graph (see
-// WorkGraph): F, I, W and what ranks hand each other, in as many streams as they ran in. The host launches
-// them by one call; micro-batches lie in the same place every time.
+// The instructions of a step, of all ranks of this process, as a graph (see WorkGraph), on one or several
+// devices. It holds F, I, W and the messages between ranks, in as many streams as they ran in. The host
+// launches all of it by one call. Micro-batches lie in the same place every time.
 #pragma once
 
 #include <memory>
@@ -14,13 +14,13 @@
 
 namespace twobp {
 
-// Of a step that trains, all that a graph of it fixes.
+// The properties of a training step that its graph fixes.
 class StepKey {
  public:
   StepKey() = default;
   explicit StepKey(const StepInput& input);
   bool operator==(const StepKey&) const = default;
-  // Whether this step has micro-batches of the sizes of all those of `input`.
+  // Whether the micro-batches of this step include the sizes of all those of `input`.
   bool has_sizes_of(const StepInput& input) const;
 
  private:
@@ -38,25 +38,25 @@ class StepKey {
 
 class StepGraph {
  public:
-  // `record(inputs, begin)` has every rank run its instructions for its input, behind `begin`, and returns
-  // their ends. `devices`: of each rank. Throws Error where they have no graphs.
+  // `record(inputs, begin)` lets every rank run its instructions for its input, after `begin`, and returns
+  // their ends. `devices`: one for each rank. Throws Error if they have no graphs.
   using Record =
       std::function<std::vector<DeviceEvent>(const std::vector<StepInput>& inputs, const DeviceEvent& begin)>;
   StepGraph(const std::vector<Device>& devices, const StepInput& input, const Record& record);
 
-  // Launches the graph behind what is in the compute stream of each device's first rank, and returns its end.
-  // The micro-batches have the sizes that it was recorded with.
+  // Launches the graph after the work in the compute stream of each device's first rank, and returns its end.
+  // The micro-batches have the sizes that were recorded.
   DeviceEvent launch(const std::vector<Fields>& micro_batches);
 
  private:
-  // Micro-batches on a device, the graph's own.
+  // The graph's own copies of the micro-batches on a device.
   struct Inputs {
     Device device;
     std::vector<Fields> micro_batches;
   };
   Inputs& inputs_on(const at::Device& where);
 
-  std::vector<Inputs> inputs_;  // the first rank's device first
+  std::vector<Inputs> inputs_;  // the device of the first rank comes first
   std::unique_ptr<WorkGraph> graph_;
 };
 

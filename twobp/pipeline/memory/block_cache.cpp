@@ -26,7 +26,7 @@
 namespace twobp {
 namespace {
 
-constexpr size_t kAlignment = 64;  // LibTorch's, on which the bits of some matrix products depend
+constexpr size_t kAlignment = 64;  // LibTorch's own; the bits of some matrix products depend on it
 constexpr size_t kHead = kAlignment;
 constexpr int64_t kKeptSteps = 16;
 
@@ -36,10 +36,11 @@ size_t rounded(size_t bytes) {
 
 thread_local int64_t allocations_here = 0;
 
-// Where all blocks of the process lie. oneDNN frees by address alone, also what it had before install().
+// The addresses of all blocks of the process. oneDNN frees by address alone, even memory from before
+// install().
 class Addresses {
  public:
-  // Never destroyed: the last tensors outlive everything.
+  // Never destroyed, because the last tensors outlive everything else.
   static Addresses& all() {
     static auto* const addresses = new Addresses;
     return *addresses;
@@ -62,25 +63,25 @@ class Addresses {
   std::unordered_set<const void*> addresses_;
 };
 
-// LibTorch's own, from before install().
+// LibTorch's own allocator, from before install().
 c10::Allocator* previous = nullptr;
 
 }  // namespace
 
-// Ahead of the memory that it describes.
+// The header in front of a block's memory.
 struct BlockCache::Block {
-  std::shared_ptr<Store> store;  // null: it is in the store, or of a thread without one
+  std::shared_ptr<Store> store;  // null: the block is in the store, or its thread has no store
   Block* next = nullptr;         // in the store
-  size_t size = 0;               // behind this
+  size_t size = 0;               // bytes after the header
   size_t used = 0;
-  int64_t step = 0;  // when it came back
+  int64_t step = 0;  // when it was given back
 
   void* data() { return reinterpret_cast<std::byte*>(this) + kHead; }
   static Block* of(void* data) {
     return reinterpret_cast<Block*>(reinterpret_cast<std::byte*>(data) - kHead);
   }
 
-  // Null if there is no memory.
+  // Returns null if there is no memory.
   static Block* make(size_t size) {
     static_assert(sizeof(Block) <= kHead);
     void* memory = std::aligned_alloc(kAlignment, kHead + size);
@@ -151,10 +152,10 @@ struct BlockCache::Store : std::enable_shared_from_this<BlockCache::Store> {
   }
 
  private:
-  // What came back before that step.
+  // Destroys the blocks that were given back before that step.
   void drop(int64_t before) {
     for (auto it = kept.begin(); it != kept.end();) {
-      // The last to come back is the first, so that those behind an old one are older.
+      // Blocks given back last come first, so all blocks behind an old one are older.
       Block** link = &it->second;
       while (*link != nullptr && (*link)->step >= before) link = &(*link)->next;
       while (*link != nullptr) {
@@ -166,7 +167,8 @@ struct BlockCache::Store : std::enable_shared_from_this<BlockCache::Store> {
     }
   }
 
-  // Oldest first, until there is no more than the steps so far have used, and twice as much again.
+  // Destroys the oldest blocks until the rest fits: what the steps so far have used, and twice what came and
+  // went.
   void make_room(size_t size) {
     const size_t most = std::max(most_in_use, in_use + size);
     const size_t allowed = most + 2 * (most - std::min(stays, most));
@@ -175,16 +177,16 @@ struct BlockCache::Store : std::enable_shared_from_this<BlockCache::Store> {
   }
 
   std::mutex mutex;
-  std::map<size_t, Block*> kept;  // by size, those that came back last first
+  std::map<size_t, Block*> kept;  // by size; blocks given back last come first
   size_t kept_bytes = 0;
   size_t in_use = 0;
   size_t most_in_use = 0;
-  size_t stays = 0;  // of what was in use when the step began
+  size_t stays = 0;  // bytes that were in use when the step began
   int64_t step = 0;
   bool closed = false;
 };
 
-// LibTorch's for all memory of the CPU.
+// Replaces LibTorch's CPU allocator.
 struct BlockAllocator : c10::Allocator {
   static thread_local std::shared_ptr<BlockCache::Store> store;
 
@@ -213,7 +215,7 @@ struct BlockAllocator : c10::Allocator {
       BlockCache::Block::destroy(block);
     }
   }
-  // For those who have nothing but the address.
+  // For callers that have only the address.
   static void release_by_address(void* data) {
     if (data == nullptr || Addresses::all().has(data)) return release(data);
     previous->raw_deallocate(data);
@@ -224,7 +226,7 @@ struct BlockAllocator : c10::Allocator {
     default_copy_data(to, from, bytes);
   }
 
-  // To the memory meter, which wants to know what is in use.
+  // Reports to the memory meter, which counts the bytes in use.
   static void report(void* data, int64_t bytes) {
     c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, c10::Device(c10::kCPU));
   }
@@ -235,7 +237,7 @@ thread_local std::shared_ptr<BlockCache::Store> BlockAllocator::store;
 void BlockCache::install() {
   static const bool installed = [] {
     previous = c10::GetCPUAllocator();
-    // It is there until the last tensor is gone.
+    // It must live until the last tensor is gone.
     if (TWOBP_BLOCK_CACHE) c10::SetCPUAllocator(new BlockAllocator, /*priority=*/1);
     return true;
   }();

@@ -1,11 +1,11 @@
-// The memory that a rank's tensors leave behind, kept for the ones to come. A step asks for the sizes of the
-// step before, so that after the first ones nothing is asked of the system any more: no call, no page that is
-// touched for the first time.
+// Keeps the memory that a rank's tensors free for later tensors. A step asks for the same sizes as the
+// previous step. So after the first few steps, nothing is requested from the system any more: there are no
+// system calls and no first touches of pages.
 //
-// The first install() replaces LibTorch's allocator of CPU memory for the whole process, for good: tensors
-// made before keep theirs, and threads without a cache get their memory from the system as before. Until then
-// nothing of the process is changed. Under AddressSanitizer, which is to see where every tensor begins and
-// ends, LibTorch's allocator stays and nothing is kept.
+// The first install() replaces LibTorch's CPU allocator for the whole process, for good. Earlier tensors keep
+// their memory. Threads without a cache still get their memory from the system. Before install(), nothing in
+// the process is changed. AddressSanitizer must see where every tensor begins and ends, so under it
+// LibTorch's allocator stays and nothing is kept.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@ namespace twobp {
 
 class BlockCache {
  public:
-  // Before the first thread is made that will have a cache. Any thread, any number of times.
+  // Call before the first thread that will have a cache is made. Any thread may call it, any number of times.
   static void install();
 
-  // While it lives, tensors made on this thread have their memory from a cache of its own, to which it
-  // returns wherever they end; what is kept then goes back to the system with it. Within another one:
-  // nothing. Needs install().
+  // While it lives, tensors made on this thread get their memory from the thread's own cache, and give it
+  // back to this cache wherever they are freed. At the end the kept memory goes back to the system. Does
+  // nothing within another Use. Needs install().
   class Use {
    public:
     Use();
@@ -31,12 +31,12 @@ class BlockCache {
     bool outermost_;
   };
 
-  // On the thread of a cache, now and then, when what is in use is there to stay: gives back what nobody has
-  // asked for since 16 such calls. Between two calls no more is kept than twice what was in use beyond what
-  // stays.
+  // Call it now and then on a thread with a cache, when all memory in use is there to stay. Gives back memory
+  // that was not used since 16 such calls. Between two calls, the cache keeps at most twice the memory that
+  // came into use beyond the part that stays.
   static void begin_step();
 
-  // Blocks that this thread's tensors have had from the system, since it began.
+  // The number of blocks that this thread has requested from the system since it began.
   static int64_t allocations();
 
  private:

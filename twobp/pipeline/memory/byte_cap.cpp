@@ -49,7 +49,7 @@ std::vector<int64_t> standard_peaks(const Schedule& schedule,
         case Op::kForward:
           for (const LayerProfile& layer : layers) walk.grow(layer.forward_peak, layer.forward_held);
           if (instruction.stage + 1 == schedule.stages)
-            walk.grow(0, -layers.back().output);  // the loss is read
+            walk.grow(0, -layers.back().output);  // the loss is read out and freed
           break;
         case Op::kBackward:
           for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
@@ -73,7 +73,7 @@ std::vector<int64_t> auto_caps(const std::vector<int64_t>& standard_peaks, const
   for (size_t r = 0; r < fixed.size(); ++r) fullest = std::max(fullest, fixed[r] + standard_peaks[r]);
   const auto allowed = static_cast<int64_t>(std::floor(static_cast<double>(fullest) * times));
   std::vector<int64_t> caps;
-  // 0 would be no cap.
+  // At least 1, because 0 means no cap.
   for (const int64_t bytes : fixed) caps.push_back(std::max<int64_t>(1, allowed - bytes));
   return caps;
 }

@@ -1,4 +1,5 @@
-// What standard backpropagation holds on each rank, of which the automatic byte cap (MemoryCap) is made.
+// Bytes that standard backpropagation holds on each rank. The automatic byte cap (MemoryCap) derives from
+// them.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +10,13 @@
 
 namespace twobp {
 
-// Peak bytes of activations per rank when `schedule` (p2 off: F and B alone) runs with the given costs: a
-// walk over each rank's own order, layer by layer. `stages[s]` has the costs of stage s's layers.
+// Peak bytes of activations of each rank when `schedule` (p2 off: only F and B) runs with the given costs.
+// Walks over each rank's own order, layer by layer. `stages[s]` has the costs of stage s's layers.
 std::vector<int64_t> standard_peaks(const Schedule& schedule,
                                     const std::vector<std::vector<LayerProfile>>& stages);
 
-// Bytes of an automatic cap, by rank. `fixed[r]`: bytes of parameters, gradients and optimizer state on rank
-// r.
+// The automatic caps in bytes, by rank. `fixed[r]`: bytes of parameters, gradients and optimizer state on
+// rank r.
 std::vector<int64_t> auto_caps(const std::vector<int64_t>& standard_peaks, const std::vector<int64_t>& fixed,
                                double times = 1);
 

@@ -1,4 +1,5 @@
-// The byte cap: most bytes of activations and stash a rank holds; old W runs first, rather than exceed it.
+// The byte cap: the most bytes of activations and stash that a rank may hold. To stay below, it runs old W
+// first.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +7,9 @@
 
 namespace twobp {
 
-// A number of bytes, the same for every rank; or automatic: what a rank's parameters, gradients and optimizer
-// state leave of what standard backpropagation needs in all on its fullest rank, or of so many times that.
+// A number of bytes, the same for every rank, or automatic. The automatic cap is the total that standard
+// backpropagation needs on its fullest rank, times a factor, less the rank's own parameters, gradients and
+// optimizer state.
 class MemoryCap {
  public:
   constexpr MemoryCap(int64_t bytes)

@@ -13,7 +13,7 @@ namespace twobp {
 namespace {
 
 struct Owner {
-  int stage = -1;  // -1: nobody's; not counted
+  int stage = -1;  // -1: not counted
   MemoryCategory category = MemoryCategory::kActivations;
 };
 
@@ -42,7 +42,7 @@ int64_t MemoryUse::total() const {
   return std::accumulate(now.begin(), now.end(), int64_t{0});
 }
 
-// The reporter LibTorch calls; shared by all watched threads.
+// The reporter that LibTorch calls. All watched threads share it.
 struct MemoryMeter::Books : c10::MemoryReportingInfoBase {
   struct Entry {
     Owner owner;
@@ -73,7 +73,7 @@ struct MemoryMeter::Books : c10::MemoryReportingInfoBase {
     return true;
   }
 
-  // Replicas in one process have a meter each, and hand tensors to each other.
+  // Replicas in one process have one meter each, and hand tensors to each other.
   struct Registry {
     std::mutex mutex;
     std::vector<Books*> all;
@@ -101,7 +101,7 @@ struct MemoryMeter::Books : c10::MemoryReportingInfoBase {
     }
   }
 
-  // `bytes`: of memory that is not on the books; 0: such memory stays off them.
+  // `bytes`: the size of memory that is not on the books yet; 0: such memory stays off them.
   void rebook(const void* ptr, int64_t bytes, const Owner& owner) {
     const std::lock_guard lock(mutex);
     const auto found = entries.find(ptr);

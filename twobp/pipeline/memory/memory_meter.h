@@ -1,6 +1,6 @@
-// Exact bytes per stage: every tensor allocation and release on a watched thread is reported by LibTorch and
-// booked on the stage and category that the thread was working for. Memory is not touched, only counted;
-// scratch space inside the math libraries is not seen.
+// Exact bytes of each stage. LibTorch reports every allocation and release of a tensor on a watched thread.
+// The meter books it on the stage and category that the thread works for. It only counts memory. It does not
+// see scratch space inside the math libraries.
 #pragma once
 
 #include <array>
@@ -21,11 +21,11 @@ std::string_view category_name(MemoryCategory category);
 
 struct MemoryUse {
   std::array<int64_t, kMemoryCategories> now{};      // bytes, by MemoryCategory
-  std::array<int64_t, kMemoryCategories> at_peak{};  // the split at the moment of the highest total
+  std::array<int64_t, kMemoryCategories> at_peak{};  // categories at the moment of the highest total
   int64_t peak = 0;
 
   int64_t total() const;
-  int64_t held() const {  // what micro-batches hold, in contrast to the model's own
+  int64_t held() const {  // bytes of micro-batches, in contrast to the model's own
     return now[static_cast<int>(MemoryCategory::kActivations)] +
            now[static_cast<int>(MemoryCategory::kStash)];
   }
@@ -38,8 +38,8 @@ class MemoryMeter {
   MemoryMeter(const MemoryMeter&) = delete;
   MemoryMeter& operator=(const MemoryMeter&) = delete;
 
-  // While it lives, allocations and releases of this thread are seen. What a watched thread allocated must be
-  // released on a watched thread, or it stays on the books.
+  // While it lives, the meter sees allocations and releases of this thread. Memory that a watched thread
+  // allocated must be released on a watched thread, or it stays on the books.
   class Watch {
    public:
     explicit Watch(const MemoryMeter& meter);
@@ -50,7 +50,7 @@ class MemoryMeter {
     std::unique_ptr<Guard> guard_;
   };
 
-  // While it lives, this thread's allocations are booked on `stage` and `category`.
+  // While it lives, allocations of this thread are booked on `stage` and `category`.
   class Scope {
    public:
     Scope(int stage, MemoryCategory category);
@@ -63,20 +63,20 @@ class MemoryMeter {
     MemoryCategory category_;
   };
 
-  // Books the tensor's memory anew, if it is on the books: an activation that is handed on, or has become p2
-  // stash.
+  // Moves the tensor's memory to another stage and category, if it is on the books. For an activation that is
+  // handed on or has become p2 stash.
   void rebook(const at::Tensor& tensor, int stage, MemoryCategory category);
-  // The same of a message from elsewhere, which may not be on the books yet, or on another meter's: it comes
-  // off those.
+  // The same for a message from elsewhere. It may not be on the books yet, or may be on another meter's,
+  // which is then relieved of it.
   void book(const at::Tensor& tensor, int stage, MemoryCategory category);
 
   MemoryUse stage_use(int stage) const;
   MemoryUse rank_use(int rank) const;
-  // Activations and stash of a rank now: cheap, called before every layer.
+  // Activations and stash that a rank holds now. Cheap: it is called before every layer.
   int64_t held(int rank) const;
-  // The highest rank total since the last call of this kind; starts anew from now.
+  // The highest total of the rank since the previous call. Begins anew from the current total.
   int64_t take_high_water(int rank);
-  // Peaks start anew from what is there now.
+  // Peaks begin anew from the current totals.
   void reset_peaks();
 
  private:

@@ -21,7 +21,7 @@ int64_t bytes_of(const Values& values) {
 struct Specimen {
   std::string kind;
   std::unique_ptr<Layer> layer;
-  bool backward = true;  // in some layer of the kind
+  bool backward = true;  // whether some layer of the kind has a backward pass
   std::vector<Parameter*> parameters;
   Saved saved;
   LayerProfile cost;
@@ -46,7 +46,7 @@ class Measurement {
   MemoryMeter& meter_;
   const Device& device_;
   int64_t begin_held_;
-  int64_t begin_total_;  // the high water is of parameters and gradients too
+  int64_t begin_total_;  // the high water includes parameters and gradients
   double begin_ = 0;
 };
 
@@ -55,7 +55,7 @@ void run_once(std::vector<Specimen>& specimens, const std::string& input_field, 
   Context context;
   context.fields = &fields;
   Values x;
-  // A copy, so that it is held and released like the output of a layer before.
+  // A copy, so that it is held and released like the output of a previous layer.
   if (!input_field.empty())
     x.push_back(context.field(input_field).to(device.where(), /*non_blocking=*/false, /*copy=*/true));
   for (auto& s : specimens) {
@@ -106,7 +106,7 @@ Profile measure_profile(const ModelSpec& model, const Fields& fields, double sec
   TWOBP_CHECK(!model.layers.empty(), "a model needs layers");
   const OnStream here(device.compute());
   BlockCache::install();
-  const BlockCache::Use blocks;  // as the ranks have
+  const BlockCache::Use blocks;  // as on the ranks
   MemoryMeter meter({0});
   const MemoryMeter::Watch watch(meter);
   std::vector<Specimen> specimens;
@@ -155,7 +155,7 @@ std::vector<LayerProfile> layer_profiles(const ModelSpec& model, const Profile& 
     TWOBP_CHECK(found != profile.end(), "the profile has no layer of kind '", spec.kind, "'");
     costs.push_back(found->second);
     if (static_cast<int>(costs.size()) > model.first_trainable) continue;
-    // No backward: nothing is saved, the output takes the input's place.
+    // Without a backward pass nothing is saved, and the output replaces the input.
     LayerProfile& cost = costs.back();
     cost.backward_p1 = cost.backward_p2 = 0;
     cost.p2_units = 0;

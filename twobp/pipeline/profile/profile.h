@@ -1,5 +1,5 @@
-// What one micro-batch costs in each kind of layer, measured: seconds of F, I and W, and bytes. The split
-// into stages, the byte cap and the growth that the executor makes room for come from it.
+// Measured costs of one micro-batch in each kind of layer: seconds of F, I and W, and bytes. They give the
+// split into stages, the byte cap, and the growth that the executor makes room for.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,9 @@ struct LayerProfile {
   double backward_p1 = 0;
   double backward_p2 = 0;
   int p2_units = 0;
-  // Bytes of activations, relative to what was held when the op began (its input included):
+  // Bytes of activations, relative to the bytes held when the op began (including its input):
   int64_t forward_peak = 0;    // highest during F
-  int64_t forward_held = 0;    // after F: what was saved, plus the output, less the input if it was not kept
+  int64_t forward_held = 0;    // after F: saved tensors, plus the output, less the input if it was not kept
   int64_t p1_peak = 0;         // highest during I
   int64_t p1_held = 0;         // after I, dL/dx included: may be negative
   int64_t stash = 0;           // kept for W, freed by it
@@ -35,8 +35,8 @@ struct LayerProfile {
 using Profile = std::map<std::string, LayerProfile>;
 
 // Runs one layer of each kind, in model order, on the calling thread and its compute threads: once to warm
-// up, then until `seconds` have passed, at least 3 and at most 25 times. `fields` is one micro-batch.
-// On a device: until that is done with each, in its compute stream.
+// up, then until `seconds` have passed, at least 3 and at most 25 times. `fields` is one micro-batch. On a
+// device, each op runs in the compute stream, and its time includes the wait for its end.
 Profile measure_profile(const ModelSpec& model, const Fields& fields, double seconds = 0.3,
                         const Device& device = {});
 

@@ -7,7 +7,7 @@
 namespace twobp {
 namespace {
 
-// Every number of a cost as a double: bytes are far below 2^53.
+// All numbers of a cost as doubles: bytes are far below 2^53.
 auto fields(LayerProfile& cost) {
   return std::tie(cost.forward, cost.backward_p1, cost.backward_p2, cost.p2_units, cost.forward_peak,
                   cost.forward_held, cost.p1_peak, cost.p1_held, cost.stash, cost.p2_peak, cost.output,

@@ -1,4 +1,4 @@
-// A profile as a message: one process measures it for all.
+// A profile as a message. One process measures it for all.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -7,9 +7,9 @@
 
 namespace twobp {
 
-// A row of numbers for each kind of layer, in the order of their names.
+// One row of numbers for each kind of layer, in the order of their names.
 at::Tensor pack_profile(const Profile& profile);
-// Into a profile of the same kinds. Throws Error if there are not as many.
+// Unpacks into a profile of the same kinds. Throws Error if their number differs.
 void unpack_profile(const at::Tensor& packed, Profile& profile);
 
 }  // namespace twobp

@@ -6,7 +6,7 @@ namespace twobp {
 
 namespace {
 
-// What is never below 0, but for a measurement that was beside others.
+// Such bytes are never below 0, except through a measurement that other work disturbed.
 double bytes_of(int64_t measured) {
   return static_cast<double>(std::max<int64_t>(0, measured));
 }
@@ -22,7 +22,7 @@ LayerShare layer_share(const LayerProfile& layer) {
   share.forward_held = static_cast<double>(layer.forward_held);
   share.p1_peak = bytes_of(layer.p1_peak);
   share.p1_held = static_cast<double>(layer.p1_held);
-  // Without W there is nothing to free, and what was timed is the look for it.
+  // Without W there is nothing to free, and the measured time is only that of finding this out.
   const bool has_p2 = layer.p2_units > 0;
   share.backward_p2 = has_p2 ? layer.backward_p2 : 0;
   share.stash = has_p2 ? bytes_of(layer.stash) : 0;

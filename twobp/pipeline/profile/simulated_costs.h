@@ -1,4 +1,4 @@
-// What the profile measured, as the simulation takes it: the one way from layers' costs to a stage's.
+// Turns measured profiles into the costs that the simulation takes. Only this file sums layers into stages.
 #pragma once
 
 #include <vector>
@@ -12,14 +12,14 @@ namespace twobp {
 // Seconds and bytes of one micro-batch.
 LayerShare layer_share(const LayerProfile& layer);
 
-// A stage of these layers, with their sums and all of them for the bytes within F, I and W. No optimizer and
-// no fixed bytes: the profile does not know them.
+// The costs of a stage with these layers: their sums, and each layer's own for the bytes within F, I and W.
+// Optimizer and fixed bytes are left out, because the profile does not have them.
 StageCost stage_cost(const std::vector<LayerProfile>& layers);
 
-// By stage, as Pipeline::stage_profiles() has them.
+// By stage. Takes Pipeline::stage_profiles().
 std::vector<StageCost> profiled_costs(const std::vector<std::vector<LayerProfile>>& stages);
 
-// The same with the seconds of F, I, W and optimizer that a step really took: means over its micro-batches.
+// The same, with the seconds of F, I, W and optimizer that a real step took: means over its micro-batches.
 std::vector<StageCost> measured_costs(const std::vector<std::vector<LayerProfile>>& stages,
                                       const std::vector<int>& rank_of_stage, const StepReport& report);
 

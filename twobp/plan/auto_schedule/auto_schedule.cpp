@@ -15,13 +15,13 @@
 namespace twobp {
 namespace {
 
-constexpr double kSame = 1e-12;          // relative: less is no improvement
-constexpr double kBoundRounding = 1e-9;  // relative: of sums in another order
+constexpr double kSame = 1e-12;          // relative: a smaller gain is none
+constexpr double kBoundRounding = 1e-9;  // relative: sums in another order
 
 struct Budget {
   int rules = 0;          // of list scheduling
   int starts = 0;         // of local search
-  double op_updates = 0;  // that local search may make: a move costs one an op
+  double op_updates = 0;  // that local search may make: a move costs one for each op
   long most_iterations = 0;
 };
 
@@ -29,7 +29,7 @@ Budget budget_of(SearchEffort effort, int tasks) {
   Budget budget = effort == SearchEffort::kQuick   ? Budget{80, 3, 4e6, 4000}
                   : effort == SearchEffort::kUsual ? Budget{400, 12, 5e7, 80'000}
                                                    : Budget{2000, 24, 5e8, 800'000};
-  // List scheduling costs some ten updates an op.
+  // List scheduling costs about ten updates for each op.
   budget.rules = std::clamp(static_cast<int>(budget.op_updates / (10.0 * tasks)), 12, budget.rules);
   budget.most_iterations =
       std::clamp(static_cast<long>(budget.op_updates / tasks), 20L, budget.most_iterations);
@@ -70,8 +70,8 @@ class AutoScheduler {
                      [](const Start& a, const Start& b) { return a.seconds < b.seconds; });
     offer(starts_.front().order, "list scheduling");
     improve();
-    // Messages and layers may take a good order over a cap in the simulation: then the next that fits will
-    // do.
+    // In the simulation, messages and layers may take a good order over a cap. Then the next order that fits
+    // must do.
     for (size_t i = 1; i < starts_.size() && !std::isfinite(result_.seconds); ++i) {
       offer(starts_[i].order, "list scheduling");
     }
@@ -83,7 +83,7 @@ class AutoScheduler {
     if (!std::isfinite(result_.seconds)) {
       throw NoScheduleFits(
           "found no schedule whose simulated bytes stay within the caps: the activations of one micro-batch "
-          "fit, what messages and layers hold beside them does not; raise cap_per_rank");
+          "fit, but not together with the bytes of messages and layers; raise cap_per_rank");
     }
     TWOBP_CHECK(result_.seconds >= result_.bound.seconds * (1 - kBoundRounding), "a schedule of ",
                 result_.seconds, " seconds was found, which is below the lower bound of ",
@@ -112,7 +112,8 @@ class AutoScheduler {
     starts_.push_back({std::move(order), seconds});
   }
 
-  // Every named schedule on the placement, under every policy: the one to beat, and starts of the search.
+  // Tries every named schedule on the placement, under every policy. They are starts of the search, and the
+  // best is the one to beat.
   void try_named() {
     for (const NamedVariant& variant :
          named_schedules_on(problem_.rank_of_stage(), problem_.micro_batches())) {
@@ -129,7 +130,7 @@ class AutoScheduler {
     }
   }
 
-  // The starts one after the other with a short search, then the best of what came out with the rest.
+  // Improves each start with a short search, then the best result with the remaining budget.
   void improve() {
     std::vector<Start> improved;
     const long all = budget_.most_iterations;
@@ -161,7 +162,7 @@ class AutoScheduler {
     return {std::move(found.order), found.seconds};
   }
 
-  // Takes the order as the result if it is better, as placed or with W in pieces.
+  // Takes the order as the result if it is better, with W placed or in pieces.
   void offer(const TaskOrder& order, const char* method) {
     bool pieces = false;
     for (int stage = 0; stage < problem_.stages(); ++stage) pieces |= problem_.cost(stage).p2_units > 1;

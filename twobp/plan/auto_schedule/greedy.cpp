@@ -36,7 +36,7 @@ class Greedy {
   }
 
   TaskOrder run() {
-    // Ranks act in the order of time, so that what arrives before a decision is known by then.
+    // Ranks act in the order of time, so arrivals before a decision are known by then.
     std::vector<double> due(static_cast<size_t>(problem_.ranks()), kInfinity);
     std::priority_queue<std::pair<double, int>, std::vector<std::pair<double, int>>, std::greater<>> events;
     const auto set_due = [&](int rank, double at) {
@@ -48,7 +48,7 @@ class Greedy {
     while (!events.empty()) {
       const auto [at, rank] = events.top();
       events.pop();
-      if (at != due[rank]) continue;  // it was moved since
+      if (at != due[rank]) continue;  // its time has changed since
       now_[rank] = at;
       touched_ = -1;
       act(rank);
@@ -71,7 +71,7 @@ class Greedy {
     return std::any_of(stages.begin(), stages.end(), [&](int s) { return w_pending(s); });
   }
 
-  // The longest way to the end, micro-batch after micro-batch in each stage.
+  // Computes the longest way to the end, micro-batch after micro-batch in each stage.
   void set_tails() {
     tail_.assign(static_cast<size_t>(problem_.tasks()), 0);
     const int stages = problem_.stages();
@@ -132,7 +132,7 @@ class Greedy {
            problem_.seconds(problem_.task(Op::kBackwardP1, s, 0), true);
   }
 
-  // Whether the rank's limits let this F in. `room`: as if all pending W had run.
+  // Whether the rank's limits admit this F. `room`: as if all pending W had run.
   bool admits(int stage, bool room) {
     const int rank = problem_.rank_of_stage()[stage];
     const auto& stages = problem_.stages_of_rank(rank);
@@ -154,8 +154,8 @@ class Greedy {
     return bytes;
   }
 
-  // Once F of `stage` has run, can the micro-batches under way still be finished, the oldest first, each
-  // giving up what it holds? B needs no room, and pending W can run: so it is a matter of F alone.
+  // Whether the micro-batches under way can still be finished after F of `stage`: the oldest first, each
+  // freeing its bytes. B needs no room, and pending W can run, so only F matters.
   bool can_finish(int rank, int stage) {
     const auto& stages = problem_.stages_of_rank(rank);
     if (stages.size() == 1) return true;
@@ -183,7 +183,7 @@ class Greedy {
     return true;
   }
 
-  // When this rank can do something next.
+  // The next time when this rank can do something.
   double next_event(int rank) {
     if (w_pending_on(rank)) return now_[rank];
     return std::max(now_[rank], next_arrival(rank, true));
@@ -214,7 +214,7 @@ class Greedy {
       if (score > best.score) best = {task, fused, score};
     };
     const double tail_range = 4 * (tail_[0] + 1);  // F of the first micro-batch has the longest
-    bool blocked = false;                          // something is ready but for room that W would make
+    bool blocked = false;                          // an op is ready, but needs room that W would make
     for (const int s : problem_.stages_of_rank(rank)) {
       if (!done(Op::kForward, s) && arrival(Op::kForward, s, next(Op::kForward, s)) <= now_[rank]) {
         const int task = problem_.task(Op::kForward, s, next(Op::kForward, s));
@@ -254,7 +254,7 @@ class Greedy {
     now_[rank] = ahead;
   }
 
-  // W of the oldest micro-batch, of the later stage among equals.
+  // W of the oldest micro-batch; among equals, that of the later stage.
   int oldest_w(int rank) {
     int best = -1;
     for (const int s : problem_.stages_of_rank(rank)) {
@@ -297,8 +297,8 @@ class Greedy {
   const PipelineProblem& problem_;
   const GreedyRule& rule_;
   SearchRandom random_;
-  std::vector<double> arrival_;  // of the input of F and of I
-  std::vector<int> next_;        // by op and stage: the micro-batch that is due
+  std::vector<double> arrival_;  // of the inputs of F and of I
+  std::vector<int> next_;        // by op and stage: the micro-batch that is next
   std::vector<double> now_;
   std::vector<double> held_;
   std::vector<int> in_flight_;

@@ -13,13 +13,13 @@ namespace {
 
 constexpr double kMostPairs = 1e9;
 
-// A chain of a rank: the ops of one kind of one stage, by micro-batch.
+// A chain of a rank: all ops of one kind of one stage, in micro-batch order.
 struct Chain {
   Op op = Op::kForward;
   int stage = 0;
 };
 
-// Heads: the earliest start of every op; tails: the least time from its end to the end of the step.
+// Heads are the earliest starts of all ops. Tails are the least times from their ends to the end of the step.
 class Bound {
  public:
   Bound(const PipelineProblem& problem, bool with_memory)
@@ -41,8 +41,8 @@ class Bound {
     int rank = 0;
   };
 
-  // `sums`: heads and tails count all that the rank itself has to run before and after; else the longest
-  // chain alone.
+  // With `sums`, heads and tails count all that the rank itself must run before and after. Else they are
+  // those of the longest chain.
   Longest run(bool sums) {
     sums_ = sums && few_enough_;
     const int last = problem_.micro_batches() - 1;
@@ -57,7 +57,7 @@ class Bound {
     left_.resize(static_cast<size_t>(problem_.tasks()));
     for (int rank = 0; rank < problem_.ranks(); ++rank) alone.push_back(one_machine(rank));
     longest.seconds = std::max(longest.seconds, *std::max_element(alone.begin(), alone.end()));
-    // An op's tail holds the work of ranks that come after it, so that several ranks reach the bound.
+    // An op's tail includes the work of later ranks, so several ranks may reach the bound.
     double most = -1;
     for (int rank = 0; rank < problem_.ranks(); ++rank) {
       if (alone[rank] >= longest.seconds * (1 - 1e-12) && work(rank) > most) {
@@ -79,7 +79,7 @@ class Bound {
     return sum;
   }
 
-  // The ops of one micro-batch, each after those it waits for; from the last one where `backwards`.
+  // Visits the ops of one micro-batch, each after those it waits for; if `backwards`, in the opposite order.
   template <typename Visit>
   void each_of(int m, bool backwards, Visit&& visit) const {
     const int stages = problem_.stages();
@@ -93,9 +93,9 @@ class Bound {
     }
   }
 
-  // How many micro-batches of the stage must be through I (W) before F of micro-batch m fits under the cap.
-  // Between F and I a micro-batch holds its activations in this stage and at least those of the rank's
-  // earlier stages; between I and W its stash.
+  // The number of micro-batches of the stage that must have finished I (W) before F of micro-batch m fits
+  // under the cap. Between F and I a micro-batch holds its activations in this stage and at least those of
+  // the rank's earlier stages. Between I and W it holds its stash.
   int p1_before(int stage, int m) const {
     const double cap = room(problem_.rank_of_stage()[stage]);
     double held = 0;
@@ -107,16 +107,17 @@ class Bound {
   int p2_before(int stage, int m) const {
     const StageCost& cost = problem_.cost(stage);
     const double cap = room(problem_.rank_of_stage()[stage]);
-    // W between the layers of F makes room as they ask for it: F begins before.
+    // W between the layers of F makes room when they need it, so F may begin earlier.
     if (problem_.stage_bytes_of(stage).stops_within) return 0;
     if (cost.stash_bytes <= 0 || cost.activation_bytes <= 0 || !std::isfinite(cap)) return 0;
-    // w done with W, i with I: (m + 1 - i) activations and (i - w) stashes are held, linear in i.
+    // After w W and i I, (m + 1 - i) activations and (i - w) stashes are held. This is linear in i.
     const double none_stashed = m + 1 - cap / cost.activation_bytes;
     const double all_stashed = m - (cap - cost.activation_bytes) / cost.stash_bytes;
     const int count = whole(std::min(none_stashed, all_stashed), m);
-    return cost.p2_units > 1 ? std::max(0, count - 1) : count;  // the last may have freed a part of its stash
+    return cost.p2_units > 1 ? std::max(0, count - 1)
+                             : count;  // the last one may have freed a part of its stash
   }
-  // The cap, and what may be given up beside what is counted here.
+  // The cap, plus bytes that may be freed without being counted here.
   double room(int rank) const {
     double bytes = problem_.cap(rank);
     for (const int stage : problem_.stages_of_rank(rank)) {
@@ -128,7 +129,7 @@ class Bound {
     return std::clamp(static_cast<int>(std::ceil(count - 1e-6)), 0, most);
   }
 
-  // Of a chain on the rank of `task`: how many of its first ops run before `task` in every schedule.
+  // The number of ops at the front of a chain on the rank of `task` that run before `task` in every schedule.
   int before(int task, const Chain& chain) const {
     const int m = problem_.micro_batch(task);
     int count = prefix(task, chain, m);
@@ -152,7 +153,7 @@ class Bound {
     if (chain.op == problem_.op(task) && chain.stage == problem_.stage(task)) return m + 1;
     return prefix(task, chain, m);
   }
-  // Likewise from which micro-batch on the chain's ops run after `task`.
+  // The same for the other end: the first micro-batch of the chain that runs after `task`.
   int after(int task, const Chain& chain) const {
     const int m = problem_.micro_batch(task);
     const int all = problem_.micro_batches();
@@ -160,7 +161,7 @@ class Bound {
     if (with_memory_ && problem_.op(task) != Op::kForward && problem_.capped(problem_.rank(task))) {
       const int stage = problem_.stage(task);
       const bool p1 = problem_.op(task) == Op::kBackwardP1;
-      // The first micro-batch whose F waits for this one.
+      // Finds the first micro-batch whose F waits for this one.
       for (int later = m + 1; later < all; ++later) {
         if ((p1 ? p1_before(stage, later) : p2_before(stage, later)) <= m) continue;
         const int forward = problem_.task(Op::kForward, stage, later);
@@ -185,7 +186,8 @@ class Bound {
     }
   }
 
-  // The rank alone, with the ops that run before `task` from their heads on, is done no sooner than this.
+  // Schedules the rank alone, with the ops that run before `task`, from their heads on. It ends no sooner
+  // than this.
   void find_head(int task) {
     double head = 0;
     if (const int from = problem_.sender(task); from >= 0) {
@@ -217,7 +219,7 @@ class Bound {
     tail_[task] = sums_ ? std::max(tail, merged(tail_)) : tail;
   }
 
-  // Runs the ops of chains_ one after the other, the one that is released first first.
+  // Runs the ops of chains_ one after the other, by their release times.
   double merged(const std::vector<double>& release) {
     double now = 0;
     while (true) {
@@ -276,7 +278,7 @@ class Bound {
   std::vector<double> head_;
   std::vector<double> tail_;
   std::vector<Run> chains_;
-  std::vector<double> left_;  // of each op on its rank alone: seconds still to run
+  std::vector<double> left_;  // by op on its rank: remaining seconds
 };
 
 }  // namespace

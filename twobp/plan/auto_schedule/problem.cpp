@@ -18,9 +18,9 @@ namespace twobp {
 namespace {
 
 constexpr double kTolerance = 1e-9;  // as in simulate
-constexpr double kMostTasks = 5e6;   // the search passes over all of them dozens of times
+constexpr double kMostTasks = 5e6;   // the search goes over all of them dozens of times
 
-// All digits: what a message says would do has to do.
+// All digits, so that a number in a message is exactly sufficient.
 std::string exactly(double value) {
   std::array<char, 512> buffer{};
   const auto end =
@@ -168,7 +168,7 @@ bool PipelineProblem::precedes(int a, int b, bool b_fused) const {
     return earlier && stage(a) == stage(b) &&
            (op(b) == Op::kBackwardP2 || (b_fused && op(b) == Op::kBackwardP1));
   }
-  // The way of a micro-batch: up through the F of all stages, down through their I; W hangs on its I.
+  // The way of a micro-batch: through the F of all stages, then back through their I. W follows its I.
   const auto place = [&](int task) {
     return op(task) == Op::kForward ? stage(task) : 2 * stages() - 1 - stage(task);
   };
@@ -217,14 +217,14 @@ TaskOrder PipelineProblem::from_simulation(const Simulation& simulation) const {
   std::vector<char> seen(static_cast<size_t>(tasks()), 0);
   for (int rank = 0; rank < ranks(); ++rank) {
     auto& list = order.ranks[rank];
-    // From the end, so that of a W in pieces the last one is met first.
+    // From the end, so that the last piece of a W is met first.
     const auto& timeline = simulation.ranks[rank].timeline;
     for (auto it = timeline.rbegin(); it != timeline.rend(); ++it) {
       if (it->op == Op::kBackwardP1 && it->part > 0) continue;  // its own W may stand before it
       const int id = task(it->op, it->stage, it->micro_batch);
       if (seen[id]) continue;
       seen[id] = 1;
-      // A stage without W has none in its timeline, and still one in a schedule: right behind its I.
+      // A stage without W has none in its timeline, but needs one in a schedule, right after its I.
       if (it->op == Op::kBackwardP1) {
         const int w = task(Op::kBackwardP2, it->stage, it->micro_batch);
         if (!seen[w]) list.push_back(w);

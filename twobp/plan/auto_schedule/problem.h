@@ -1,5 +1,6 @@
-// Internal to the auto-scheduler: a pipeline as a shop of ranks ("machines") and micro-batches ("jobs"), and
-// an order of ops on every rank as its solution. An op is a number: (F, I or W; stage; micro-batch).
+// Internal to the auto-scheduler: a pipeline as a shop-scheduling problem of ranks ("machines") and
+// micro-batches ("jobs"). Its solution is an order of the ops on every rank. An op is a number: (F, I or W;
+// stage; micro-batch).
 #pragma once
 
 #include <limits>
@@ -10,7 +11,7 @@
 
 namespace twobp {
 
-// Who runs before whom on each rank. A fused backward (B) is its I with `fused` set; its W is in no list.
+// The order of the ops on each rank. A fused backward (B) is its I with `fused` set; its W is in no list.
 struct TaskOrder {
   std::vector<std::vector<int>> ranks;
   std::vector<char> fused;  // by stage and micro-batch
@@ -18,7 +19,7 @@ struct TaskOrder {
 
 class PipelineProblem {
  public:
-  // Throws Error where placement, costs or caps are not what `simulate` takes, or a cap is below
+  // Throws Error if `simulate` would reject placement, costs or caps, or if a cap is below
   // least_activation_bytes.
   PipelineProblem(std::vector<int> rank_of_stage, int micro_batches, std::vector<StageCost> costs,
                   const SimulationOptions& options);
@@ -28,7 +29,7 @@ class PipelineProblem {
   int micro_batches() const { return micro_batches_; }
   int tasks() const { return 3 * stages() * micro_batches_; }
 
-  // `op`: F, I or W, which are the first three of Op.
+  // `op`: F, I or W, the first three of Op.
   int task(Op op, int stage, int m) const {
     return (static_cast<int>(op) * stages() + stage) * micro_batches_ + m;
   }
@@ -40,39 +41,39 @@ class PipelineProblem {
 
   const std::vector<int>& rank_of_stage() const { return rank_of_stage_; }
   const std::vector<int>& stages_of_rank(int rank) const { return stages_of_rank_[rank]; }  // rising
-  // `layers` folded into the stage's own numbers.
+  // The stage's cost, with its `layers` folded into the stage's own numbers.
   const StageCost& cost(int stage) const { return costs_[stage]; }
   const StageBytes& stage_bytes_of(int stage) const { return bytes_[stage]; }
   double optimizer(int rank) const { return optimizer_[rank]; }
-  // Infinite where there is none. A hair above what was given: sums of the same bytes differ in the last
-  // digits.
+  // Infinite if there is no cap. Slightly above the given cap, because sums of the same bytes differ in the
+  // last digits.
   double cap(int rank) const { return cap_[rank]; }
   bool capped(int rank) const { return cap_[rank] < std::numeric_limits<double>::infinity(); }
 
   double seconds(int task, bool fused) const;
-  // What the rank holds more (or less) once the op has run, and the most it holds more while it runs.
+  // The bytes that the op adds to its rank (or frees), and the most that it adds while it runs.
   double bytes(int task, bool fused) const;
   double peak(int task, bool fused) const;
 
-  // The op on another rank that this one has a message from or sends one to, or -1; and the time on the way.
-  // Links are taken as free: only the simulation knows who waits there.
+  // The op on another rank that sends a message to this one or receives one from it, or -1; and the message's
+  // duration. Links are assumed to be free: only the simulation knows the waits there.
   int sender(int task) const;
   int receiver(int task) const;
-  double delay_to(int task) const {  // of the message to `task`; 0 where there is none
+  double delay_to(int task) const {  // of the message to `task`; 0 if there is none
     return task < 2 * stages() * micro_batches_ ? delay_[task / micro_batches_] : 0;
   }
 
-  // Of two ops of one rank: whether `a` comes before `b` in every schedule, whatever else is fused; a fused
-  // `b` comes after the W of earlier micro-batches too.
+  // For two ops of one rank: whether `a` comes before `b` in every schedule, whatever else is fused. A fused
+  // `b` also comes after the W of earlier micro-batches.
   bool precedes(int a, int b, bool b_fused) const;
 
-  // Every rank's order fits its cap, op by op.
+  // Whether every rank's order fits its cap, op by op.
   bool fits(const TaskOrder& order) const;
 
-  // The order as a schedule that is ready to run, named "auto".
+  // The order as a schedule named "auto" that is ready to run.
   Schedule to_schedule(const TaskOrder& order, P2Policy policy) const;
-  // The order in which a simulation ran: W where its last piece ran. Empty `ranks` if it breaks micro-batch
-  // order.
+  // The order in which a simulation ran. W is where its last piece ran. `ranks` is empty if the simulation
+  // broke micro-batch order.
   TaskOrder from_simulation(const Simulation& simulation) const;
 
  private:

@@ -12,10 +12,10 @@ namespace twobp {
 namespace {
 
 constexpr size_t kTabuSlots = 1U << 16U;
-constexpr int kLongestMove = 64;  // ops that one move passes
+constexpr int kLongestMove = 64;  // ops that one move may pass
 constexpr int kMovesPerBlock = 24;
 
-// An op of `rank` from position `from` to position `to`; those between shift by one.
+// Moves an op of `rank` from position `from` to position `to`. The ops between them shift by one.
 struct Move {
   int rank = 0;
   int from = 0;
@@ -40,7 +40,7 @@ class Search {
     for (long i = 1; i <= iterations && best.seconds > good_enough; ++i) {
       best.iterations = i;
       if (!step(i,
-                best.seconds)) {  // no move at all: the critical path is one block, or caps hold everything
+                best.seconds)) {  // no move: the critical path is one block, or caps block all
         if (++stuck > 20) break;
         restart(best.order);
         continue;
@@ -59,7 +59,7 @@ class Search {
   }
 
  private:
-  // One move: the best by estimate that is not tabu, or that promises a new best.
+  // Makes one move: by estimate the best that is not tabu, or that promises a new best.
   bool step(long now, double best) {
     moves_.clear();
     find_moves();
@@ -91,7 +91,7 @@ class Search {
   }
 
   void apply(const Move& move, long now) {
-    // What is turned round must not be turned back for a while.
+    // A pair that was reversed must not be reversed back for a while.
     const auto& list = timing_.order().ranks[move.rank];
     const int task = list[move.from];
     const int step = move.to > move.from ? 1 : -1;
@@ -103,7 +103,7 @@ class Search {
     timing_.update();
   }
 
-  // The slot of "a before b".
+  // The index of "a before b" in the tabu list.
   size_t key(int a, int b) const {
     const uint64_t pair =
         static_cast<uint64_t>(a) * static_cast<uint64_t>(problem_.tasks()) + static_cast<uint64_t>(b);
@@ -136,8 +136,8 @@ class Search {
     }
   }
 
-  // Moves to and across the edges of a block. Within the first block of a path only its end matters, within
-  // the last its begin.
+  // Moves to and across the edges of a block. In the first block of a path only its end matters, in the last
+  // block only its begin.
   void block_moves(int rank, int first, int last, bool is_first, bool is_last) {
     const size_t before = moves_.size();
     const auto add = [&](int from, int to) {
@@ -147,7 +147,7 @@ class Search {
     };
     for (int i = 1; i <= std::min(kLongestMove, last - first); ++i) {
       if (!is_last) {
-        add(last - i, last);             // something else behind the last op
+        add(last - i, last);             // another op after the last one
         if (i > 1) add(last, last - i);  // the last op further to the front
       }
       if (!is_first) {
@@ -169,8 +169,8 @@ class Search {
     return timing_.stays_acyclic(rank, from, to) && timing_.stays_within_cap(rank, from, to);
   }
 
-  // Fuses or splits a few backwards at random where the stash is bigger than the activations: B needs no room
-  // for it, which no move of a single op could make.
+  // Fuses or splits a few backwards at random if the stash is bigger than the activations. B needs no room
+  // for the stash. No move of a single op could achieve this.
   void toggle_fused(TaskOrder& order) {
     for (size_t left = 1 + random_.below(4); left > 0; --left) {
       const int stage = fusible_[random_.below(fusible_.size())];
@@ -187,7 +187,7 @@ class Search {
       if (fused != 0) {
         to.insert(to.begin() + index + 1, p2);
       } else {
-        // Earlier W of the stage have to be done by then.
+        // Earlier W of the stage must be done by then.
         if (p2 % problem_.micro_batches() > 0 && std::find(list.begin(), at, p2 - 1) == at &&
             order.fused[problem_.slot(p1) - 1] == 0) {
           continue;
@@ -199,13 +199,13 @@ class Search {
     }
   }
 
-  // From the best order, a few moves at random.
+  // Restarts from the best order, after a few random moves.
   void restart(TaskOrder best) {
     if (!fusible_.empty() && random_.below(3) > 0) toggle_fused(best);
     timing_.reset(std::move(best));
     timing_.update();
     std::fill(tabu_.begin(), tabu_.end(), 0);
-    // Under a tight cap most are refused, so many are tried; their lengths are short and long.
+    // Under a tight cap most moves are refused, so many are tried, with short and long lengths.
     size_t left = 1 + random_.below(12);
     for (size_t attempt = 0; attempt < 40 && left > 0; ++attempt) {
       const int rank = static_cast<int>(random_.below(static_cast<size_t>(problem_.ranks())));
@@ -224,8 +224,8 @@ class Search {
   const PipelineProblem& problem_;
   OrderTiming timing_;
   SearchRandom random_;
-  std::vector<int> fusible_;  // stages whose B may be of use
-  std::vector<long> tabu_;    // until which iteration the pair must not be put in this order
+  std::vector<int> fusible_;  // stages that may profit from B
+  std::vector<long> tabu_;    // the iteration until which the pair must not be put in this order
   std::vector<int> path_;
   std::vector<Move> moves_;
 };

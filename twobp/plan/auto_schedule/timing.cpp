@@ -69,7 +69,7 @@ double OrderTiming::update() {
       now = head_[task] + seconds_[task];
       ran_[task] = 1;
       topological_.push_back(task);
-      // A rank that stands at the message's op goes on.
+      // A rank that waits for this message can go on.
       const int to = receiver_[task];
       if (to >= 0) {
         const int other = rank_[to];
@@ -112,8 +112,8 @@ bool OrderTiming::stays_acyclic(int rank, int from, int to) const {
   const auto& list = order_.ranks[rank];
   const int task = list[from];
   if (to > from) {
-    // A path from the op's receiver to one of those that it goes behind would close a circle. If there is
-    // one, the receiver ends before the last of them begins.
+    // A path from the op's receiver to an op that it moves behind would close a circle. On such a path, the
+    // receiver ends before the last of these ops begins.
     const int receiver = receiver_[task];
     return receiver < 0 || end_of(receiver) > head_[list[to]];
   }
@@ -132,7 +132,7 @@ bool OrderTiming::stays_within_cap(int rank, int from, int to) const {
     const double held = held_[list[at]] - step * bytes;
     if (held + problem_.peak(list[at], fused(list[at])) > cap) return false;
   }
-  // Before it: all that was before its new place, with (without) what it passed.
+  // Bytes before it: those before its new place, with (without) the ops that it passed.
   const int passed = list[to];
   const double held =
       step > 0 ? held_[passed] + problem_.bytes(passed, fused(passed)) - bytes : held_[passed];

@@ -1,6 +1,6 @@
-// Internal to the auto-scheduler: when every op of an order begins at the earliest (head) and how long the
-// step lasts at least after its end (tail), kept up to date under moves; and what a move would give, by an
-// estimate.
+// Internal to the auto-scheduler: the earliest begin of every op of an order (head), and the least time from
+// its end to the end of the step (tail). Both are kept up to date under moves. The effect of a move can be
+// estimated in advance.
 #pragma once
 
 #include <utility>
@@ -20,17 +20,17 @@ class OrderTiming {
   int position(int task) const { return position_[task]; }
   bool fused(int task) const { return fused_[task] != 0; }
 
-  // Heads and tails of the whole order. Returns the makespan; infinite (and nothing else is valid) on a
-  // deadlock.
+  // Computes heads and tails of the whole order. Returns the makespan, or infinity on a deadlock; then
+  // nothing else is valid.
   double update();
   double makespan() const { return makespan_; }
 
-  // Moves the op at `from` of the rank to `to`. update() has to follow.
+  // Moves the op at `from` of the rank to `to`. Call update() afterwards.
   void move(int rank, int from, int to);
-  // Sufficient for the order to stay free of deadlock, and exact for the cap.
+  // The first is sufficient for the order to stay free of deadlock. The second is exact for the cap.
   bool stays_acyclic(int rank, int from, int to) const;
   bool stays_within_cap(int rank, int from, int to) const;
-  // A lower estimate of the makespan after the move: the longest path through the ops that it moves.
+  // A lower estimate of the makespan after the move: the longest path through the moved ops.
   double estimate(int rank, int from, int to);
 
   // One of the longest paths, chosen at random, from its begin.
@@ -40,7 +40,7 @@ class OrderTiming {
   void index();
   double end_of(int task) const { return head_[task] + seconds_[task]; }
   double arrival(int task) const { return sender_[task] < 0 ? 0 : end_of(sender_[task]) + delay_[task]; }
-  double after(int task) const {  // what follows it on other ranks
+  double after(int task) const {  // time after it on other ranks
     const int to = receiver_[task];
     return to < 0 ? 0 : delay_[to] + seconds_[to] + tail_[to];
   }
@@ -51,7 +51,7 @@ class OrderTiming {
   std::vector<int> receiver_;
   std::vector<int> rank_;
   std::vector<double> delay_;  // of the message to this op
-  // These change with what is fused.
+  // These depend on which ops are fused.
   std::vector<double> seconds_;
   std::vector<char> fused_;
 
@@ -65,7 +65,7 @@ class OrderTiming {
   std::vector<char> ran_;
   std::vector<size_t> at_;
   std::vector<int> ready_;
-  std::vector<std::pair<int, double>> moved_;  // of an estimate: ops in their new order, with their heads
+  std::vector<std::pair<int, double>> moved_;  // in an estimate: the moved ops in their new order, with heads
 };
 
 }  // namespace twobp

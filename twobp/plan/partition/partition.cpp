@@ -13,7 +13,7 @@ namespace twobp {
 
 namespace {
 
-// Exact for a V up to here; its table has so many states, of four bytes each.
+// A V is solved exactly up to here. Its table has this many states, of four bytes each.
 constexpr double kMostStates = 50e6;
 
 void check_size(const std::vector<double>& values, size_t layers, const char* what) {
@@ -31,14 +31,14 @@ std::vector<double> sums_before(const std::vector<double>& values) {
   return sums;
 }
 
-// A stage on each rank.
+// One stage on each rank.
 std::vector<int> linear(int stages) {
   std::vector<int> rank_of_stage(std::max(stages, 0));
   std::iota(rank_of_stage.begin(), rank_of_stage.end(), 0);
   return rank_of_stage;
 }
 
-// A split that needs no search, and how bad it is.
+// The goal of a split that needs no search: an upper bound.
 double even_bound(const PartitionProblem& problem, PartitionGoal goal) {
   std::vector<double> layers;
   for (int l = 0; l < problem.layers(); ++l) layers.push_back(problem.least(goal, l, l + 1));
@@ -132,7 +132,7 @@ bool keeps_caps(const PartitionProblem& problem, const std::vector<int>& split) 
 std::vector<int> split_linear(const PartitionProblem& problem, PartitionGoal goal, double most_seconds) {
   const int layers = problem.layers();
   const int stages = problem.stages();
-  // best[s][l]: the worst stage when the first l layers make s stages; cut[s][l]: where its last begins.
+  // best[s][l]: the worst stage if the first l layers make s stages; cut[s][l]: the begin of its last stage.
   std::vector<std::vector<double>> best(
       stages + 1, std::vector<double>(layers + 1, std::numeric_limits<double>::infinity()));
   std::vector<std::vector<int>> cut(stages + 1, std::vector<int>(layers + 1, -1));
@@ -171,7 +171,7 @@ std::vector<int> balanced_split(const std::vector<double>& layer_seconds,
                        keeps_caps(problem, lightest) ? worst_rank(problem, lightest, PartitionGoal::kSeconds)
                                                      : problem.seconds(0, problem.layers()));
     TWOBP_CHECK(!split.empty(), "no split of ", problem.layers(), " layers over ", problem.ranks(),
-                " ranks keeps within the memory given: the smallest cap for every rank that would do is ",
+                " ranks stays within the given memory: the smallest cap that suffices for every rank is ",
                 format_bytes(smallest), " (", std::llround(std::ceil(smallest)), " bytes)");
     return split;
   }
@@ -193,14 +193,14 @@ std::vector<int> balanced_light_split(const std::vector<double>& layer_seconds, 
   TWOBP_CHECK(slack >= 0, "a split may be slower by a part of ", slack, ": must not be negative");
   const auto stages = linear(static_cast<int>(bytes.in_flight.size()));
   PartitionBytes capped = bytes;
-  capped.caps.assign(stages.size(), 1);  // any: the lightest is looked for
+  capped.caps.assign(stages.size(), 1);  // any value: only the lightest split is wanted
   const PartitionProblem problem(layer_seconds, stages, capped);
   std::vector<int> fastest = balanced_split(layer_seconds, stages);
   const double allowed = worst_rank(problem, fastest, PartitionGoal::kSeconds) * (1 + slack);
   const std::vector<int> lightest = split_linear(problem, PartitionGoal::kBytes, allowed);
-  // Of those that need as little, the fastest.
+  // Of the splits that need no more bytes, the fastest.
   const double least = worst_rank(problem, lightest, PartitionGoal::kBytes);
-  if (least <= 0) return fastest;  // nothing has bytes
+  if (least <= 0) return fastest;  // no layer has bytes
   capped.caps.assign(stages.size(), least);
   return split_linear({layer_seconds, stages, capped}, PartitionGoal::kSeconds);
 }

@@ -8,12 +8,12 @@
 
 namespace twobp {
 
-// What is made as small as possible for the worst rank.
+// The quantity that is minimized for the worst rank.
 enum class PartitionGoal { kSeconds, kBytes };
 
 class PartitionProblem {
  public:
-  // Checks and throws as balanced_split says.
+  // Checks the inputs and throws as documented at balanced_split.
   PartitionProblem(const std::vector<double>& layer_seconds, const std::vector<int>& rank_of_stage,
                    const PartitionBytes& bytes);
 
@@ -21,7 +21,7 @@ class PartitionProblem {
   int stages() const { return static_cast<int>(rank_of_stage_.size()); }
   int ranks() const { return ranks_; }
   int rank_of(int stage) const { return rank_of_stage_[stage]; }
-  // Layers [begin, end) as that stage.
+  // Seconds and bytes of layers [begin, end) as this stage.
   double seconds(int begin, int end) const { return seconds_[end] - seconds_[begin]; }
   double bytes(int stage, int begin, int end) const {
     return fixed_[end] - fixed_[begin] + in_flight_[stage] * (held_[end] - held_[begin]);
@@ -29,7 +29,7 @@ class PartitionProblem {
   double goal(PartitionGoal goal, int stage, int begin, int end) const {
     return goal == PartitionGoal::kSeconds ? seconds(begin, end) : bytes(stage, begin, end);
   }
-  // At most this for any stages: what is left for the ranks that are left.
+  // A lower bound of the goal for these layers on any stages: the part that remains for the remaining ranks.
   double least(PartitionGoal goal, int begin, int end) const {
     return goal == PartitionGoal::kSeconds
                ? seconds(begin, end)
@@ -37,7 +37,7 @@ class PartitionProblem {
   }
   bool has_caps() const { return !caps_.empty(); }
   double cap(int rank) const { return caps_[rank]; }
-  // Whether `bytes` on that rank are within its cap, but for rounding.
+  // Whether `bytes` on this rank are within its cap, apart from rounding.
   bool fits(int rank, double bytes) const { return caps_.empty() || bytes <= caps_[rank] * (1 + 1e-12); }
 
   bool one_stage_a_rank() const { return stages() == ranks_; }
@@ -46,22 +46,22 @@ class PartitionProblem {
  private:
   std::vector<int> rank_of_stage_;
   int ranks_ = 0;
-  std::vector<double> seconds_, fixed_, held_;  // sums over the layers before
+  std::vector<double> seconds_, fixed_, held_;  // sums over all earlier layers
   std::vector<double> in_flight_;               // by stage
   double least_in_flight_ = 1;
   std::vector<double> caps_;
 };
 
-// Goal per rank of a split, the worst of all.
+// The goal of the worst rank of a split.
 double worst_rank(const PartitionProblem& problem, const std::vector<int>& split, PartitionGoal goal);
 bool keeps_caps(const PartitionProblem& problem, const std::vector<int>& split);
 
-// The solvers. The worst rank as good as possible; caps are kept where the goal is seconds and play no part
-// where it is bytes. Empty when there is no such split (for the search: none was found).
+// The solvers. They make the worst rank as good as possible. Caps are kept if the goal is seconds and ignored
+// if it is bytes. The result is empty if there is no such split (for the search: if none was found).
 // `most_seconds`: no stage may take longer.
 std::vector<int> split_linear(const PartitionProblem& problem, PartitionGoal goal,
                               double most_seconds = std::numeric_limits<double>::infinity());
-// `bound`: some split is known whose worst rank is not above it.
+// `bound`: some split exists whose worst rank is not above it.
 std::vector<int> split_v(const PartitionProblem& problem, PartitionGoal goal, double bound);
 std::vector<int> split_by_search(const PartitionProblem& problem, PartitionGoal goal);
 

@@ -1,6 +1,7 @@
-// Splits for placements without an exact method: from the split of the slowest stage, cuts are moved one at a
-// time, each to the best of all its places, then two by one layer each, then all between two stages by one
-// layer, until nothing helps; then some cuts are shaken, or all are, and it starts again. Deterministic.
+// Splits for placements without an exact method. The search starts from the split of the slowest stage. It
+// moves one cut at a time to the best of all its places, then two cuts by one layer each, then all cuts
+// between two stages by one layer, until nothing helps. Then some or all cuts are shaken, and it starts
+// again. Deterministic.
 #include <algorithm>
 #include <array>
 #include <random>
@@ -10,17 +11,18 @@
 namespace twobp {
 namespace {
 
-// Fewer of them the more cuts there are: a pass over all costs their square.
+// With more cuts there are fewer shakes, because a pass over all cuts costs their square.
 constexpr int kMostShakes = 400;
 constexpr int kLeastShakes = 1;
 constexpr int kShakenCuts = 8000;
-// No split is better than an even one; this close to that, shaking is not worth its time.
+// No split is better than an even one. This close to it, shaking is not worth its time.
 constexpr double kGoodEnough = 1.005;
 
-// What is compared, the first entry first: bytes over the caps, the worst rank, the slowest stage, squares.
+// The compared values, the first entry first: bytes over the caps, the worst rank, the slowest stage,
+// squares.
 using Value = std::array<double, 4>;
 
-// Clearly less, so that rounding does not keep the search moving.
+// Clearly less, so that rounding does not keep the search going.
 bool less(const Value& a, const Value& b) {
   for (size_t i = 0; i < a.size(); ++i) {
     const double slack = 1e-12 * std::max(a[i], b[i]);
@@ -41,7 +43,7 @@ class Search {
     std::vector<int> best_cuts = cuts;
     std::mt19937 random(1);
     const int stages = problem_.stages();
-    // With bytes in play it is a fallback, asked for many times: the first descent has to do.
+    // With bytes this is a fallback that is called many times, so the first descent must suffice.
     const bool shaken = stages > 1 && goal_ == PartitionGoal::kSeconds && !problem_.has_caps();
     const int shakes = shaken ? std::clamp(kShakenCuts / (stages * stages), kLeastShakes, kMostShakes) : 0;
     const double even = problem_.least(goal_, 0, problem_.layers()) / problem_.ranks();
@@ -139,7 +141,7 @@ class Search {
     return false;
   }
 
-  // A layer fewer for one stage and one more for another: all cuts between them move.
+  // Moves a layer from one stage to another: all cuts between them move.
   bool move_layer(std::vector<int>& cuts, Value& now) {
     for (size_t first = 1; first + 1 < cuts.size(); ++first) {
       for (const int by : {-1, 1}) {
@@ -172,7 +174,7 @@ class Search {
 
   const PartitionProblem& problem_;
   PartitionGoal goal_;
-  bool smooth_ = false;               // all ranks' squares in place of the worst: fewer plateaus
+  bool smooth_ = false;               // minimize all ranks' squares instead of the worst rank: fewer plateaus
   std::vector<double> load_, bytes_;  // by rank
 };
 

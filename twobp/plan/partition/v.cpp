@@ -1,6 +1,7 @@
-// The optimal split for a V: rank 0 has the first and the last stage, rank 1 those next to them, and so on,
-// so what the ranks up to one hold is a number of layers at either end. Dynamic programming over these two
-// numbers, once for each aim: the worst rank; under that, the slowest stage; under both, the sum of squares.
+// The optimal split for a V: rank 0 has the first and the last stage, rank 1 the stages next to them, and so
+// on. So the layers of the first ranks are a number of layers at either end. Dynamic programming over these
+// two numbers runs once for each aim: first the worst rank, then the slowest stage under that limit, then the
+// sum of squares under both.
 #include <algorithm>
 #include <cstdint>
 #include <utility>
@@ -11,7 +12,7 @@
 namespace twobp {
 namespace {
 
-// The same sum by two ways may differ in the last digits.
+// The same sum computed in two ways may differ in the last digits.
 double loosened(double limit) {
   return limit * (1 + 1e-12);
 }
@@ -35,7 +36,7 @@ class VSplit {
   enum class Aim { kRank, kStage, kSquares };
 
   struct Taken {
-    int16_t front = 0;  // layers that the last rank took at either end to get here
+    int16_t front = 0;  // layers that the last rank took at either end to reach this state
     int16_t back = 0;
   };
 
@@ -64,17 +65,17 @@ class VSplit {
     return best_;
   }
 
-  // All ways for `rank` to take layers behind the first `front` and before the last `back`.
+  // Tries all ways for `rank` to take layers after the first `front` and before the last `back`.
   void take(int rank, int front, int back) {
     const int end = layers_ - back;
-    const int left = 2 * (ranks_ - rank - 1);  // layers that the other ranks need at least
+    const int left = 2 * (ranks_ - rank - 1);  // the least number of layers for the other ranks
     const double base = now_[at(front, back)];
     const int up = problem_.stages() - 1 - rank;  // the stage at the back
     for (int a = 1; front + a + 1 + left <= end; ++a) {
       const int middle = front + a;
       const double first = problem_.goal(goal_, rank, front, middle);
       if (first > loosened(rank_limit_) || first > loosened(stage_limit_)) break;
-      // The last rank takes all that is left.
+      // The last rank takes all remaining layers.
       for (int b = left > 0 ? 1 : end - middle; middle + left <= end - b; ++b) {
         const double second = problem_.goal(goal_, up, end - b, end);
         const double both = first + second;
@@ -123,9 +124,9 @@ class VSplit {
   double stage_limit_ = kInfinity;
   double best_ = kInfinity;
   int best_front_ = 0;
-  // By layers that are taken at either end; the aim's value when one rank fewer, and so many, have theirs.
+  // By layers taken at either end: the aim's value with one rank fewer done, and with this rank done.
   std::vector<double> now_, next_;
-  std::vector<std::vector<Taken>> taken_;  // by ranks that have theirs
+  std::vector<std::vector<Taken>> taken_;  // by number of ranks that are done
 };
 
 }  // namespace

@@ -5,14 +5,14 @@
 namespace twobp {
 namespace {
 
-// The slowest possible receiver: all others go as far as they get before it takes its next message.
+// The slowest possible receiver: all other ranks go as far as they can before it takes its next message.
 MostBuffered most_for(const Schedule& schedule, int receiver) {
   RankWalk ranks(schedule);
   MostBuffered most;
   int waiting = 0;
   std::vector<int> ready;
   std::vector<bool> queued(schedule.ranks.size(), true);
-  queued[receiver] = true;  // for good
+  queued[receiver] = true;  // never enters the queue
   for (int rank = 0; rank < schedule.rank_count(); ++rank) {
     if (rank != receiver) ready.push_back(rank);
   }

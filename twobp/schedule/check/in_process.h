@@ -1,4 +1,4 @@
-// How the simulation takes this program's own transport, between ranks that are threads of one process.
+// Simulation options for this program's own transport between ranks that are threads of one process.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace twobp {
 
-// A message takes no time of its own, and what waits in it is its sender's until the receiver takes it.
+// A message takes no time of its own. Its memory is on its sender's account until the receiver takes it.
 // `caps` in bytes, by rank; 0, or empty: none. Without timeline.
 inline SimulationOptions in_process_simulation(const std::vector<int64_t>& caps = {}) {
   SimulationOptions options;

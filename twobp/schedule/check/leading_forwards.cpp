@@ -18,7 +18,7 @@ bool leads(const Schedule& schedule, const Instruction& instruction) {
 LeadingForwards leading_forwards(const Schedule& schedule) {
   LeadingForwards leading;
   leading.unreceived.resize(schedule.ranks.size());
-  std::vector<Instruction> receives;  // of what is sent
+  std::vector<Instruction> receives;  // of all messages sent
   RankWalk walk(schedule);
   for (bool gone_on = true; gone_on;) {
     gone_on = false;

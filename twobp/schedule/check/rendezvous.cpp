@@ -8,7 +8,7 @@
 namespace twobp {
 namespace {
 
-// Both sides of every message go on together.
+// Both sides of a message go on together.
 class RendezvousWalk {
  public:
   explicit RendezvousWalk(const Schedule& schedule)
@@ -75,7 +75,7 @@ Schedule order_for_rendezvous(Schedule schedule) {
       schedule,
       [&](int rank, const Instruction& instruction, int m) {
         const Instruction one{instruction.op, instruction.stage, m};
-        if (is_receive(one.op)) {  // placed when it was sent
+        if (is_receive(one.op)) {  // it was placed together with its send
           now[rank] = std::max(now[rank], sent(one.op, one.stage, m));
           return;
         }

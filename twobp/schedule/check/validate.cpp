@@ -1,5 +1,5 @@
-// Two steps, each linear in the instructions: every rank's list on its own (order, completeness, inputs),
-// then all ranks side by side (deadlock, buffers).
+// Two passes, each linear in the instructions. The first checks every rank's list on its own (order,
+// completeness, inputs), the second all ranks side by side (deadlock, buffers).
 #include "twobp/schedule/check/validate.h"
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 namespace twobp {
 namespace {
 
-constexpr size_t kMostUnmarkedCells = 2000;  // a bigger grid without a mark tells nobody anything
+constexpr size_t kMostUnmarkedCells = 2000;  // a bigger grid without a mark helps nobody
 
 class Validator {
  public:
@@ -63,7 +63,7 @@ class Validator {
                schedule_.micro_batches, " micro-batches is not valid: ", concat(what...), grid),
         index >= 0 ? rank : -1, index);
   }
-  // At the instruction under way.
+  // Rejects at the current instruction.
   template <typename... Args>
   [[noreturn]] void reject(const Args&... what) const {
     reject_at(rank_, index_, "rank ", rank_, ", instruction ", index_, ": ", concat(what...));
@@ -111,7 +111,7 @@ class Validator {
 
   static std::string cell(Op op, int stage, int m) { return to_string({op, stage, m}); }
 
-  // `next` is what the stage has to run now, if it runs its micro-batches in order.
+  // `next` is the micro-batch that the stage must run now, if it runs its micro-batches in order.
   void check_order(std::vector<int>& next, Op part, Op op, int stage, int m) {
     if (!schedule_.allow_reorder && m != next[stage]) {
       reject(cell(op, stage, m), " comes where ", cell(part, stage, next[stage]),
@@ -153,7 +153,7 @@ class Validator {
     }
   }
 
-  // The input comes from `from`: by `receive` from another rank, or handed over on this one.
+  // Checks that the input has come from `from`: by `receive` from another rank, or handed over on this rank.
   void check_input(Op op, int stage, int m, int from, Op receive, Op producer) {
     if (!same_rank(stage, from)) {
       if (!has(receive, stage, m)) {
@@ -182,8 +182,8 @@ class Validator {
     }
   }
 
-  // Rejects with the first instruction of `op` on (stage, m) marked; without one, the stage's last
-  // instruction.
+  // Rejects with the first instruction of `op` on (stage, m) marked. If there is none, the stage's last
+  // instruction is marked.
   template <typename... Args>
   [[noreturn]] void reject_op(Op op, int stage, int m, const Args&... what) const {
     const int rank = schedule_.rank_of_stage[stage];
@@ -213,7 +213,7 @@ class Validator {
         check_sent(Op::kRecvBackward, stage, m);
       }
     }
-    // All sends are received: F and I have their inputs, and those of other ranks are receives.
+    // All sends are received, because F and I have their inputs, and inputs from other ranks are receives.
   }
 
   void check_sent(Op receive, int stage, int m) {
@@ -222,7 +222,7 @@ class Validator {
     const int from = sender_stage(wanted);
     if (!has(sender_op(receive), from, m)) {
       reject_op(receive, stage, m, to_string(wanted),
-                " waits for a message that nobody sends: ", cell(sender_op(receive), from, m),
+                " waits for a message that is never sent: ", cell(sender_op(receive), from, m),
                 " is missing on rank ", schedule_.rank_of_stage[from]);
     }
   }
@@ -243,8 +243,8 @@ class Validator {
     }
   }
 
-  // Every blocked rank waits for a blocked rank, since each message has its two sides: follow that to a
-  // circle.
+  // Every blocked rank waits for a blocked rank, because each message has its two sides. Following these
+  // leads to a circle.
   [[noreturn]] void reject_deadlock(int rank, const std::vector<size_t>& stops,
                                     std::string_view advice) const {
     const auto at = [&](int r) -> const Instruction& { return schedule_.ranks[r][stops[r]]; };
@@ -258,7 +258,7 @@ class Validator {
       r = waits_for(r);
     } while (r != rank && circle.size() < 8);
     reject_at(rank, static_cast<int>(stops[rank]), "deadlock: ", join(circle),
-              r != rank ? ", and so on round the circle" : "", advice);
+              r != rank ? ", and so on around the circle" : "", advice);
   }
 
   void check_buffers() const {
@@ -274,7 +274,7 @@ class Validator {
 
   const Schedule& schedule_;
   const ValidateOptions& options_;
-  std::vector<uint8_t> done_;  // per (stage, micro-batch), a bit per Op
+  std::vector<uint8_t> done_;  // per (stage, micro-batch), one bit for each Op
   std::vector<int> next_forward_;
   std::vector<int> next_p1_;
   std::vector<int> next_p2_;

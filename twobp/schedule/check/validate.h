@@ -9,7 +9,8 @@
 
 namespace twobp {
 
-// Thrown by validate, with where the fault shows: rank and index into its list, -1 where no cell does.
+// Thrown by validate, with the place of the fault: rank and index into its list, or -1 if no single cell
+// shows it.
 class InvalidSchedule : public Error {
  public:
   InvalidSchedule(const std::string& what, int rank, int index) : Error(what), rank(rank), index(index) {}
@@ -20,7 +21,7 @@ class InvalidSchedule : public Error {
 
 enum class Sends : uint8_t {
   kBuffered,    // never block: messages wait at the receiver
-  kRendezvous,  // block until the receiver stands at the receive
+  kRendezvous,  // block until the receiver is at the receive
 };
 
 struct ValidateOptions {
@@ -31,18 +32,18 @@ struct ValidateOptions {
 // Checks:
 //   - every stage is placed on a rank, its instructions are on that rank, and they name stages and
 //     micro-batches that exist;
-//   - every (stage, micro-batch) has F once, and then either B once or I once and W once; or F alone for a
+//   - every (stage, micro-batch) has F once, and then either B once or I once and W once; or only F for a
 //     schedule without any backward;
 //   - on a rank, F comes before I or B, I before W, and F, I (or B), W of a stage each run in micro-batch
 //     order, unless allow_reorder;
-//   - every send has its receive and the other way round, each before/after its F, I or B; a stage's F and I
-//     have their input (received, or handed over by a stage of the same rank that ran before);
+//   - every send has its receive and vice versa, each before/after its F, I or B;
+//   - F and I have their input (received, or handed over by a stage of the same rank that ran before);
 //   - running all ranks to the end does not deadlock, with sends as the options say;
 //   - no rank needs more buffers than the options allow, however long ops take.
-// A schedule valid under rendezvous is valid with buffered sends; the other way round see
-// order_for_rendezvous. Linear in the instructions, but for a buffer limit (times the ranks).
-// Throws Error with what is wrong and the grid (a rank a line, a cell an instruction) with the bad cell
-// marked between '>' and '<'.
+// A schedule that is valid under rendezvous is valid with buffered sends. For the converse see
+// order_for_rendezvous. Linear in the instructions; with a buffer limit, times the ranks.
+// Throws Error with the fault and the grid (a line for each rank, a cell for each instruction) with the bad
+// cell marked between '>' and '<'.
 void validate(const Schedule& schedule, const ValidateOptions& options = {});
 
 }  // namespace twobp

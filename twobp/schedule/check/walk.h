@@ -1,4 +1,4 @@
-// Internal to this folder: runs all ranks of a schedule side by side, in time proportional to its
+// Internal to this folder: runs all ranks of a schedule side by side, in time proportional to the
 // instructions.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace twobp {
 
-// The message that a receive waits for, as its sender names it: 2RECV_F5 waits for 1SEND_F5.
+// The message that a receive waits for, as its sender writes it: 2RECV_F5 waits for 1SEND_F5.
 inline Op sender_op(Op receive) {
   return receive == Op::kRecvForward ? Op::kSendForward : Op::kSendBackward;
 }
@@ -23,7 +23,7 @@ inline bool is_send(Op op) {
   return op == Op::kSendForward || op == Op::kSendBackward;
 }
 
-// The receive of a send, the send of a receive: those of 1SEND_F5 and 2RECV_F5 are each other's.
+// The receive of a send, or the send of a receive: 1SEND_F5 and 2RECV_F5 are the two sides of one message.
 inline Instruction other_side(const Instruction& message) {
   switch (message.op) {
     case Op::kSendForward:
@@ -35,7 +35,7 @@ inline Instruction other_side(const Instruction& message) {
   }
 }
 
-// Where a rank stands in its list.
+// The position of a rank in its list.
 struct ListCursor {
   size_t index = 0;
   int offset = 0;  // within the instruction's range
@@ -56,8 +56,8 @@ inline std::vector<size_t> indices_of(const std::vector<ListCursor>& cursors) {
   return indices;
 }
 
-// Where every rank stands. A receive goes on only after its send. Stages, micro-batches and placement must be
-// in range.
+// The positions of all ranks. A receive goes on only after its send. Stages, micro-batches and placement must
+// be in range.
 class RankWalk {
  public:
   explicit RankWalk(const Schedule& schedule)
@@ -77,8 +77,8 @@ class RankWalk {
            (sent_[slot(sender_stage(next), micro_batch(rank))] & bit(sender_op(next.op))) != 0;
   }
 
-  // Visits (rank, instruction, micro_batch) where the rank stands and goes one on. The rank that has waited
-  // for just this message, or -1.
+  // Visits (rank, instruction, micro_batch) at the rank's position and moves the rank on by one. Returns the
+  // rank that waited for this message, or -1.
   template <typename Visit>
   int advance(int rank, Visit&& visit) {
     const Instruction& instruction = at(rank);
@@ -114,13 +114,13 @@ class RankWalk {
   std::vector<ListCursor> positions_;
 };
 
-// Calls visit(rank, instruction, micro_batch) for every micro-batch of every instruction, a rank's in order,
-// each rank as far as it gets. Returns where each rank stopped: an index into its list, its size when the
-// rank ran to the end; anything less is a deadlock.
+// Calls visit(rank, instruction, micro_batch) for every micro-batch of every instruction. A rank's calls are
+// in order, and each rank goes as far as it can. Returns where each rank stopped: an index into its list, or
+// the list's size if the rank ran to the end. Anything less is a deadlock.
 template <typename Visit>
 std::vector<size_t> walk(const Schedule& schedule, Visit&& visit) {
   RankWalk ranks(schedule);
-  std::vector<int> ready;  // a rank stands here at most once: it is put back only when its message comes
+  std::vector<int> ready;  // a rank is in it at most once: it comes back only when its message does
   for (int rank = schedule.rank_count() - 1; rank >= 0; --rank) ready.push_back(rank);
   std::vector<bool> queued(schedule.ranks.size(), true);
   while (!ready.empty()) {
@@ -137,12 +137,12 @@ std::vector<size_t> walk(const Schedule& schedule, Visit&& visit) {
   return ranks.indices();
 }
 
-// The same in the order of time: an instruction is visited only when no other rank that can go on would do so
-// earlier. clock(rank, instruction, micro_batch) is when the rank would visit that one, its next.
+// The same in the order of time: an instruction is visited only if no other rank that can go on would do so
+// earlier. clock(rank, instruction, micro_batch) is the time when the rank would visit its next instruction.
 template <typename Visit, typename Clock>
 std::vector<size_t> walk_in_time(const Schedule& schedule, Visit&& visit, Clock&& clock) {
   RankWalk ranks(schedule);
-  using Entry = std::pair<double, int>;  // of equal times, the lower rank
+  using Entry = std::pair<double, int>;  // for equal times, the lower rank comes first
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> ready;
   const auto queue = [&](int rank) {
     ready.emplace(clock(rank, ranks.at(rank), ranks.micro_batch(rank)), rank);

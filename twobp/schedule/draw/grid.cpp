@@ -15,13 +15,13 @@ namespace {
 
 constexpr double kMostCells = 2e7;
 
-// Around a mark, a big schedule is shown only so far.
+// Only this many ranks around a mark of a big schedule are shown.
 constexpr int kRanksAround = 8;
 constexpr int kCellsAround = 12;
 
 constexpr std::string_view kReset = "\x1b[0m";
 
-// F, I, W; the stages of a rank in shades, from the first, which is the darkest.
+// F, I, W; the stages of a rank in shades, the first is the darkest.
 constexpr int kShades = 4;
 constexpr std::array<std::array<std::string_view, kShades>, 3> kShadesOfKind = {{
     {"\x1b[97;44m", "\x1b[30;48;5;75m", "\x1b[30;48;5;117m", "\x1b[30;48;5;153m"},
@@ -29,7 +29,7 @@ constexpr std::array<std::array<std::string_view, kShades>, 3> kShadesOfKind = {
     {"\x1b[30;42m", "\x1b[30;48;5;114m", "\x1b[30;48;5;157m", "\x1b[30;48;5;194m"},
 }};
 
-// `chunk`: the how-manyeth of its rank's stages it is. Of more stages than shades, neighbours differ.
+// `chunk`: index of the stage on its rank. With more stages than shades, neighbours still differ.
 std::string_view color_of(Op op, int chunk) {
   const size_t row = op == Op::kForward ? 0 : op == Op::kBackwardP1 ? 1 : 2;
   return kShadesOfKind[row][chunk % kShades];
@@ -45,7 +45,7 @@ void strip_trailing_spaces(std::string& line) {
   line.erase(line.find_last_not_of(' ') + 1);
 }
 
-// What a row shows from column `begin` to `end`.
+// The content of a row from column `begin` to `end`.
 struct Span {
   long begin = 0;
   long end = 0;
@@ -83,7 +83,7 @@ class TimelineGrid {
       const long room = options_.max_width - static_cast<long>(rank_label(0, ranks).size());
       panel = std::clamp(room / cell, 1L, panel);
     }
-    std::vector<size_t> next(rows_.size(), 0);  // the first span of each row not drawn to its end
+    std::vector<size_t> next(rows_.size(), 0);  // the first span of each row that is not drawn to its end
     std::string out;
     for (long begin = 0; begin < std::max(columns_, 1L); begin += panel) {
       if (begin > 0) out += '\n';
@@ -106,7 +106,7 @@ class TimelineGrid {
     double busy = 0;
     const auto add = [&](double begin, double end, std::string_view color, std::string label) {
       busy += end - begin;
-      // Pushed to the right where ops shorter than a cell have taken more than their time.
+      // Pushed to the right if ops shorter than a cell have taken more than their time.
       const long from = std::max(column(begin), row.empty() ? 0 : row.back().end);
       row.push_back({from, std::max(from + 1, column(end)), color, std::move(label)});
     };
@@ -116,7 +116,7 @@ class TimelineGrid {
       label += std::to_string(op.micro_batch);
       add(op.begin, op.end, color_of(op.op, chunk_of_stage_[op.stage]), std::move(label));
     }
-    // The optimizer is busy time behind the last op, up to the tail.
+    // The optimizer is the busy time after the last op, before the tail.
     const double optimizer = rank.busy - busy;
     const double end = step_ - rank.idle[static_cast<size_t>(IdleCause::kTail)];
     if (optimizer > 1e-9 * rank.busy) add(end - optimizer, end, "\x1b[30;47m", "O");

@@ -1,5 +1,5 @@
-// Rectangles and numbers are grouped by colour, and colours are attributes: every program that reads SVG
-// understands that, and the files stay small.
+// Rectangles and numbers are grouped by colour, and colours are attributes. Every SVG reader understands
+// this, and the files stay small.
 #include "twobp/schedule/draw/svg.h"
 
 #include <algorithm>
@@ -23,9 +23,9 @@ constexpr double kRowGap = 6;
 constexpr double kMargin = 16;
 constexpr double kNumberSize = 11;
 constexpr double kSmallestNumber = 7;
-constexpr double kNumberSpace = 2;  // beside a number in its op
+constexpr double kNumberSpace = 2;  // around a number in its op
 constexpr double kTextSize = 13;
-constexpr double kCharacter = 0.6;  // width of a digit over the font's size; few fonts have wider ones
+constexpr double kCharacter = 0.6;  // width of a digit relative to the font size; few fonts have wider ones
 
 struct Color {
   int red = 0;
@@ -55,7 +55,7 @@ Kind kind_of(Op op) {
   }
 }
 
-// Of the chunk-th of `chunks` stages: up to 55 % white.
+// The colour of the chunk-th of `chunks` stages: up to 55 % white.
 Color shade(Color color, int chunk, int chunks) {
   const double white = chunks > 1 ? 0.55 * chunk / (chunks - 1) : 0;
   const auto mix = [&](int part) { return static_cast<int>(std::lround(part + (255 - part) * white)); };
@@ -68,12 +68,12 @@ std::string hex(Color color) {
   return text.data();
 }
 
-// Rec. 709 luma of the stored values decides well enough between black and white.
+// Rec. 709 luma of the stored values is good enough to decide between black and white.
 bool is_dark(Color color) {
   return 0.2126 * color.red + 0.7152 * color.green + 0.0722 * color.blue < 115;
 }
 
-// At most two decimals, no trailing zeros: a hundredth of a pixel.
+// At most two decimals (a hundredth of a pixel), no trailing zeros.
 std::string coordinate(double value) {
   std::string out = fixed(value, 2);
   out.erase(out.find_last_not_of('0') + 1);
@@ -81,7 +81,7 @@ std::string coordinate(double value) {
   return out == "-0" ? "0" : out;
 }
 
-// The bytes of one UTF-8 character at `at`, or 0 if there is none that XML 1.0 allows.
+// The length in bytes of the UTF-8 character at `at`, or 0 if it is not one that XML 1.0 allows.
 size_t character_length(const std::string& text, size_t at) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
   const unsigned first = byte(at);
@@ -119,7 +119,7 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-// 1, 2 or 5 times a power of ten, so that `span` has at most `most` of them.
+// The smallest 1, 2 or 5 times a power of ten of which `span` has at most `most`.
 double nice_step(double span, double most) {
   const double rough = span / most;
   const double power = std::pow(10, std::floor(std::log10(rough)));
@@ -212,7 +212,7 @@ class Picture {
                   " of the step on average");
   }
 
-  // Small enough for the longest number in an op of the usual length, if it can be read then.
+  // Small enough that the longest number fits an op of the usual length, if it is then still readable.
   double choose_number_size() const {
     std::vector<double> lengths;
     for (const auto& rank : simulation_.ranks) {
@@ -242,7 +242,7 @@ class Picture {
       add_bar(color, op.begin, op.end, y, std::to_string(op.micro_batch));
       busy += op.end - op.begin;
     }
-    // The optimizer is busy time behind the last op, up to the tail.
+    // The optimizer is the busy time after the last op, before the tail.
     const double optimizer = result.busy - busy;
     if (optimizer > 1e-9 * result.busy) {
       const double end = simulation_.step_seconds - result.idle[static_cast<size_t>(IdleCause::kTail)];
@@ -259,7 +259,7 @@ class Picture {
   void add_bar(Color color, double begin, double end, double y, const std::string& text) {
     const double x = left_ + begin * scale_;
     const double width = (end - begin) * scale_;
-    // A seam between neighbours that are wide enough for one.
+    // A gap between neighbours that are wide enough for one.
     const double seam = width > 3 ? 0.7 : 0;
     rects_[hex(color)] +=
         concat("<rect x=\"", coordinate(x), "\" y=\"", coordinate(y), "\" width=\"",
@@ -322,7 +322,7 @@ class Picture {
     };
     const auto shades = [&](Kind kind) {
       std::vector<std::string> fills;
-      const int step = 1 + (chunks_ - 1) / 6;  // some of many
+      const int step = 1 + (chunks_ - 1) / 6;  // of many chunks, only some
       for (int chunk = 0; chunk < chunks_; chunk += step) {
         fills.push_back(hex(shade(kFills[kind], chunk, chunks_)));
       }
@@ -341,15 +341,15 @@ class Picture {
   const Schedule& schedule_;
   const Simulation& simulation_;
   const SvgOptions& options_;
-  std::vector<int> chunk_of_stage_;  // the how-manyeth of its rank's stages
-  int chunks_ = 1;                   // most stages of a rank
-  double pitch_ = 0;                 // from row to row
+  std::vector<int> chunk_of_stage_;  // index of the stage on its rank
+  int chunks_ = 1;                   // the most stages on a rank
+  double pitch_ = 0;                 // from one row to the next
   double bar_ = 0;                   // height of a bar
-  double left_ = 0;                  // of the bars
+  double left_ = 0;                  // left end of the bars
   double right_ = 0;
   double top_ = 0;
-  double until_ = 0;  // the end of the axis
-  double scale_ = 0;  // pixels per time
+  double until_ = 0;  // end of the axis
+  double scale_ = 0;  // pixels per unit of time
   double number_size_ = 0;
   double legend_bottom_ = 0;
   bool has_optimizer_ = false;

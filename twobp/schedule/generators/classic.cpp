@@ -17,7 +17,7 @@ Schedule one_stage_per_rank(std::string_view name, int stages, int micro_batches
   return schedule;
 }
 
-// warm_up(stage) F, then B and F in turn, then the rest of B.
+// warm_up(stage) F, then B and F in turn, then the remaining B.
 template <typename WarmUp>
 Schedule alternating(std::string_view name, int stages, int micro_batches, WarmUp&& warm_up) {
   Schedule schedule = one_stage_per_rank(name, stages, micro_batches);
@@ -57,7 +57,7 @@ Schedule gpipe(int stages, int micro_batches) {
 }
 
 Schedule one_forward_one_backward(int stages, int micro_batches) {
-  // What the stages after this one take in before the first gradient comes back.
+  // As many as the stages from this one on can take before the first gradient comes back.
   return alternating("1f1b", stages, micro_batches, [=](int stage) { return stages - stage; });
 }
 
@@ -68,7 +68,7 @@ Schedule eager_one_forward_one_backward(int stages, int micro_batches) {
 
 Schedule forward_only(const std::vector<int>& rank_of_stage, int micro_batches) {
   Schedule schedule = empty_schedule("forward", rank_of_stage, micro_batches);
-  // F of stage s and micro-batch m at tick s + m: after its input, and in micro-batch order.
+  // F of stage s and micro-batch m is at tick s + m: after its input, and in micro-batch order.
   for (int tick = 0; tick < schedule.stages + micro_batches - 1; ++tick) {
     for (int stage = std::min(tick, schedule.stages - 1); stage >= 0; --stage) {
       const int m = tick - stage;

@@ -1,6 +1,6 @@
-// The schedules of the paper (arXiv 2405.18047, section 3), one stage a rank, for any number of stages N >= 1
-// and micro-batches M >= 1 (M < N and M not a multiple of N included). They write F and B only; passes.h does
-// the rest.
+// The schedules of the paper (arXiv 2405.18047, section 3), with one stage on each rank, for any number of
+// stages N >= 1 and micro-batches M >= 1 (including M < N, and M that is not a multiple of N). They write F
+// and B only; passes.h does the rest.
 #pragma once
 
 #include <string_view>
@@ -10,20 +10,21 @@
 
 namespace twobp {
 
-// One micro-batch after the other goes through all stages and back.
+// One micro-batch after another goes through all stages and back.
 Schedule naive(int stages, int micro_batches);
 // All F, then all B, each in micro-batch order.
 Schedule gpipe(int stages, int micro_batches);
-// One forward, one backward: stage s runs min(N - s, M) F, then alternates B and F, then the rest of B.
+// One forward, one backward: stage s runs min(N - s, M) F, then alternates B and F, then runs the remaining
+// B.
 Schedule one_forward_one_backward(int stages, int micro_batches);
-// 1F1B that takes in min(2(N - s) - 1, M) F first: as many as run before the first gradient could be back, so
-// that messages have time to travel, for almost twice the memory (arXiv 2211.05322, "eager 1F1B").
+// 1F1B that first runs min(2(N - s) - 1, M) F. These are as many as can run before the first gradient could
+// be back. Messages thus have time to travel, at almost twice the memory (arXiv 2211.05322, "eager 1F1B").
 Schedule eager_one_forward_one_backward(int stages, int micro_batches);
-// F only, on any placement: evaluation and inference. A rank with several stages runs the F that stands
-// furthest along first.
+// F only, on any placement, for evaluation and inference. A rank with several stages first runs the F of the
+// latest of its stages.
 Schedule forward_only(const std::vector<int>& rank_of_stage, int micro_batches);
 
-// What every generator starts from: no instructions yet. Throws Error for no stage or no micro-batch.
+// The empty schedule that every generator starts from. Throws Error for no stage or no micro-batch.
 Schedule empty_schedule(std::string_view name, std::vector<int> rank_of_stage, int micro_batches);
 
 }  // namespace twobp

@@ -25,8 +25,8 @@ Schedule dualpipe_v(int stages, int ranks, int micro_batches) {
   for (int rank = 0; rank < ranks; ++rank) {
     const int below = ranks - 1 - rank;
     const bool odd = rank % 2 == 1;
-    // The last rank + 1 pairs of B: the first half whole, then as I, so that dL/dx leaves sooner. An even
-    // rank's middle pair is half and half.
+    // The last rank + 1 pairs of B. The first half are whole B; the second half are I, so that dL/dx leaves
+    // sooner. An even rank's middle pair is one of each.
     const int whole = (rank + 1) / 2;
     schedule.ranks[rank].reserve(6 * static_cast<size_t>(micro_batches));
     append_phases(schedule, rank, {rank, stages - 1 - rank},

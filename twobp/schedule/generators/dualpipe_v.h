@@ -6,10 +6,10 @@
 
 namespace twobp {
 
-// Two stages a rank, V-shaped: 2N stages on N ranks, M >= 2N. In the middle every F is followed by a B of the
-// rank's other stage; where computation and communication can overlap, the two are run as one. Here they run
-// one after the other, so what the overlap would hide is not hidden. B is whole in the middle, I and W apart
-// at the ends. At most 2N + 1 stages' micro-batches are in flight. Throws Error for M < 2N.
+// Two stages on each rank, V-shaped: 2N stages on N ranks, M >= 2N. In the middle, every F is followed by a B
+// of the rank's other stage. Systems that overlap computation and communication run the two as one. Here they
+// run one after the other, so nothing is hidden. B is whole in the middle; at the ends I and W are separate.
+// At most 2N + 1 micro-batches of stages are in flight. Throws Error for M < 2N.
 Schedule dualpipe_v(int stages, int ranks, int micro_batches);
 
 }  // namespace twobp

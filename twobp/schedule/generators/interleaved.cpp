@@ -1,5 +1,5 @@
-// A rank's F follow one another in one fixed order, its B in the same with the chunks turned round; what
-// makes the schedule is how far F is ahead.
+// A rank's F follow one fixed order. Its B follow the same order with the chunks reversed. The schedules
+// differ in how far F is ahead.
 #include "twobp/schedule/generators/interleaved.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ struct Cell {
   int micro_batch = 0;
 };
 
-// All (chunk, micro-batch): round by round, in each chunk by chunk.
+// All (chunk, micro-batch): round by round, and chunk by chunk within a round.
 std::vector<Cell> depth_first(int chunks, int ranks, int micro_batches) {
   const int rounds = rounds_of(ranks, micro_batches);
   std::vector<Cell> cells;
@@ -50,7 +50,7 @@ std::vector<Cell> depth_first(int chunks, int ranks, int micro_batches) {
   return cells;
 }
 
-// `per_hop` F ahead for each rank behind; `backward` is B or I.
+// F is `per_hop` further ahead for each rank after this one; `backward` is B or I.
 Schedule interleaved(std::string_view name, int stages, int ranks, int micro_batches, int per_hop,
                      Op backward) {
   Schedule schedule = looped(name, stages, ranks, micro_batches);

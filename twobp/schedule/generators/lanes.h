@@ -7,8 +7,8 @@
 
 namespace twobp {
 
-// When micro-batch m comes: bursts of `burst` micro-batches every `period` units, `apart` units between two
-// of a burst.
+// The time of micro-batch m: bursts of `burst` micro-batches begin every `period` units. Within a burst they
+// are `apart` units apart.
 struct Rhythm {
   int period = 1;
   int burst = 1;
@@ -19,7 +19,7 @@ struct Rhythm {
   }
 };
 
-// `op` of all micro-batches of a stage, the first at `begin`, in the rhythm.
+// `op` of all micro-batches of a stage. The first is at `begin`, the others follow in the rhythm.
 struct Lane {
   Op op = Op::kForward;
   int stage = 0;

@@ -1,4 +1,5 @@
-// Tick by tick: first every rank chooses from what was done before the tick, then all take effect.
+// Works tick by tick: first every rank chooses by what was done before the tick, then all choices take
+// effect.
 #include "twobp/schedule/generators/place_p2.h"
 
 #include <cstddef>
@@ -93,7 +94,7 @@ class Placer {
   const Schedule& schedule_;
   const int most_in_flight_;
   std::vector<int> forwards_;   // F done before this tick, by stage
-  std::vector<int> backwards_;  // I likewise
+  std::vector<int> backwards_;  // the same for I
   std::vector<Rank> ranks_;
 };
 

@@ -1,5 +1,5 @@
-// Orders of F and I, two ways to write them: phases (ZB-V), and a pattern that repeats every six units
-// (V-Half, V-Min).
+// Orders of F and I, written in one of two ways: as phases (ZB-V), or as a pattern that repeats every six
+// units (V-Half, V-Min).
 #include "twobp/schedule/generators/zero_bubble.h"
 
 #include <algorithm>
@@ -17,9 +17,9 @@
 namespace twobp {
 namespace {
 
-constexpr int kUnits = 6;  // F, I and W of two stages: what a rank works for a micro-batch
+constexpr int kUnits = 6;  // F, I and W of two stages: the work of a rank for a micro-batch
 
-// B as I: the order of F and I of a schedule of F and B.
+// Makes an order of F and I from a schedule of F and B: B becomes I.
 Schedule without_p2(Schedule schedule) {
   for (auto& list : schedule.ranks) {
     for (Instruction& i : list) {
@@ -29,16 +29,16 @@ Schedule without_p2(Schedule schedule) {
   return schedule;
 }
 
-// Where a micro-batch's four ops of F and I stand in the pattern: each way through the ranks starts `delay`
-// later than it could, and takes `hop` units from rank to rank. Micro-batch m does the same, kUnits * m
-// later.
+// The times of a micro-batch's four ops of F and I in the pattern. Each way through the ranks starts `delay`
+// units later than it could, and takes `hop` units from rank to rank. The times of micro-batch m are kUnits *
+// m later.
 struct Pattern {
   std::array<int, 4> hop{};    // F down, F up, I down, I up
   std::array<int, 3> delay{};  // at the turns: F down to F up, F up to I down, I down to I up
 };
 
-// The rank's ops in order of their time in the pattern. A pattern must bring a rank's four ops to four
-// different units modulo kUnits; the other two are for W.
+// Appends the rank's ops in order of their time in the pattern. A pattern must bring a rank's four ops to
+// four different units modulo kUnits; the other two are for W.
 void append_pattern(Schedule& schedule, int ranks, int rank, const Pattern& pattern) {
   const auto [f_down, f_up, i_down, i_up] = pattern.hop;
   const int down = rank;
@@ -82,7 +82,7 @@ Schedule zb_v(int stages, int ranks, int micro_batches) {
   const PhaseStep f1{Op::kForward, 1};
   const PhaseStep i0{Op::kBackwardP1, 0};
   const PhaseStep i1{Op::kBackwardP1, 1};
-  // The phases need a full pipeline; what is beyond M falls away.
+  // The phases need a full pipeline. Micro-batches after M are left out.
   const int full = std::max(micro_batches, 2 * ranks - 1);
   for (int rank = 0; rank < ranks; ++rank) {
     const int after = ranks - rank;  // ranks from this one to the bottom of the V
@@ -99,9 +99,9 @@ Schedule zb_v(int stages, int ranks, int micro_batches) {
   return place_p2(std::move(schedule), 2 * ranks);
 }
 
-// The hops are the smallest whose lifetimes (from F down to I up, and from F up to I down) add up to the same
-// on every rank, 6N units here and 4N below, which divided by the period are the limits; the delays are the
-// smallest that keep a rank's four ops apart modulo the period.
+// The hops are the smallest with lifetimes (from F down to I up, and from F up to I down) that add up to the
+// same sum on every rank: 6N units here and 4N below. Divided by the period, these sums are the limits. The
+// delays are the smallest that keep a rank's four ops apart modulo the period.
 Schedule v_half(int stages, int ranks, int micro_batches) {
   const Pattern pattern =
       ranks % 2 == 0 ? Pattern{{1, 2, 1, 2}, {3, 1, 3}} : Pattern{{1, 2, 1, 2}, {0, 0, 1}};

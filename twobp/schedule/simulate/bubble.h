@@ -1,4 +1,4 @@
-// Internal to this folder: whose fault a wait is. See BubbleCause.
+// Internal to this folder: attributes waits to causes. See BubbleCause.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@ struct Wait {
   double end = 0;
   double sent = 0;
   bool started = false;    // the rank's first F has run
-  bool pending = false;    // W was there to run
-  bool splits_p2 = false;  // the rank has W apart from B
+  bool pending = false;    // W was pending
+  bool splits_p2 = false;  // the rank's B is split into I and W
 };
 
 inline void book_wait(RankSimulation& rank, const Wait& wait) {
@@ -30,10 +30,10 @@ inline void book_wait(RankSimulation& rank, const Wait& wait) {
   rank.bubble[static_cast<int>(before)] += wait.end - wait.begin - under_way;
 }
 
-// Books what is left of the step after each rank's end; `done` by rank.
+// Books the rest of the step after each rank's end. `done` is by rank.
 void book_tails(Simulation& simulation, const std::vector<double>& done);
 
-// Takes the imbalance out of the other causes, once all ranks are done.
+// Subtracts the imbalance from the other causes, once all ranks are done.
 void book_imbalance(Simulation& simulation);
 
 }  // namespace twobp

@@ -15,7 +15,7 @@ GradientSums::GradientSums(const Schedule& schedule, const std::vector<StageCost
       by_layer_(parallel.replicas > 1 && parallel.bucket_bytes > 0) {
   if (!by_layer_) return;
   for (const StageCost& cost : costs) {
-    const auto layers = std::max<size_t>(1, cost.layers.size());  // a stage without any is one
+    const auto layers = std::max<size_t>(1, cost.layers.size());  // a stage without layers counts as one
     layer_done_.emplace_back(layers, 0.0);
     auto& layer_of_piece = layer_of_piece_.emplace_back();
     if (cost.layers.empty()) layer_of_piece.assign(cost.p2_units, 0);

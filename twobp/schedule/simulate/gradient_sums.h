@@ -1,4 +1,4 @@
-// Internal to this folder: gradients summed over data-parallel replicas, beside the ranks' ops.
+// Internal to this folder: sums of gradients over data-parallel replicas, next to the ranks' ops.
 #pragma once
 
 #include <cstddef>
@@ -15,23 +15,23 @@ class GradientSums {
  public:
   GradientSums(const Schedule& schedule, const std::vector<StageCost>& costs, const DataParallel& parallel);
 
-  // What has run of a stage, from `begin` on: pieces of a micro-batch's W; I of all layers, which completes
-  // those without W; all layers' I and W. Calls of a rank come in the order of time.
+  // Book the ops of a stage, from `begin` on: pieces of a micro-batch's W; I of all layers, which completes
+  // the layers without W; I and W of all layers. Calls of a rank come in the order of time.
   void pieces_ran(int stage, const StageModel& model, int first, int count, double begin);
   void p1_ran(int stage, const StageModel& model, double begin);
   void backward_ran(int stage, const StageModel& model, double begin);
-  // I of one layer until `end`, counted from the stage's last.
+  // Books I of one layer, which ends at `end`. Layers are counted from the stage's last one.
   void layer_ran(int stage, size_t layer, double end) {
     if (by_layer_) *(layer_done_[stage].rbegin() + static_cast<std::ptrdiff_t>(layer)) = end;
   }
 
-  // Has the ranks wait for their sums after their last op. `stage_done` by stage: its last W.
+  // Makes the ranks wait for their sums after their last op. `stage_done`, by stage: the end of its last W.
   void wait(const std::vector<double>& stage_done, std::vector<RankState>& ranks,
             std::vector<RankSimulation>& results) const;
 
  private:
-  // When each rank has its sums, 0 for one without, on the rank's own link. `stage_done` by stage: its last
-  // W; `now` by rank: its last op.
+  // The time when each rank has its sums, on the rank's own link; 0 for a rank without sums. `stage_done`, by
+  // stage: the end of its last W; `now`, by rank: the end of its last op.
   std::vector<double> done(const std::vector<double>& stage_done, const std::vector<double>& now) const;
   std::vector<double> by_stage(const std::vector<double>& stage_done, const std::vector<double>& now) const;
 

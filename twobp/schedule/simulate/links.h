@@ -1,4 +1,4 @@
-// Internal to this folder: when messages arrive, over links that carry one at a time.
+// Internal to this folder: arrival times of messages, over links that carry one message at a time.
 #pragma once
 
 #include <vector>
@@ -10,13 +10,13 @@ namespace twobp {
 
 class Links {
  public:
-  // Throws Error for links that name ranks that do not exist, or a pair twice, or impossible speeds.
+  // Throws Error for links with ranks that do not exist, a pair twice, or impossible speeds.
   Links(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options);
 
-  // A message sent at `now` from the stage to the next one; when it is there. Calls for one link must come in
-  // the order of time.
+  // Sends a message at `now` from the stage to the next one. Returns its time of arrival. Calls for one link
+  // must come in the order of time.
   double send_forward(int stage, double now) { return send(forward_[stage], now); }
-  // To the previous one.
+  // The same, to the previous stage.
   double send_backward(int stage, double now) { return send(backward_[stage], now); }
 
  private:

@@ -27,14 +27,14 @@ class MemoryBook {
   void add(int stage, double bytes, double now, Op op, int micro_batch) {
     if (bytes != 0) grow(stage, {0, 0, bytes, 0}, now, now, op, micro_batch);
   }
-  // From one stage to another of the same rank.
+  // Moves bytes from one stage to another of the same rank.
   void hand_over(int from, int to, double bytes, double now, Op op, int micro_batch) {
     if (bytes == 0) return;
     stages_[from].bytes -= bytes;
     grow(stages_[to], 0, bytes, {0, now, op, to, micro_batch}, now);
   }
 
-  // A change that another rank brings about at `time`; it counts from the rank's next op on.
+  // A change that another rank makes at `time`. It counts from this rank's next op on.
   void add_later(int stage, double bytes, double time, Op op, int micro_batch) {
     if (bytes != 0) later_[rank_of_stage_[stage]].push({time, bytes, op, stage, micro_batch});
   }

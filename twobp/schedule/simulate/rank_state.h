@@ -1,4 +1,4 @@
-// Internal to this folder: where a rank stands in a simulation.
+// Internal to this folder: the state of a rank in a simulation.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ struct Slot {
   int micro_batch = 0;
 };
 
-// Between ranks: seconds on the simulation's clock.
+// A message between ranks: seconds on the simulation's clock.
 struct Message {
   double sent = 0;
   double arrived = 0;
@@ -27,15 +27,15 @@ struct RankState {
   int in_flight = 0;
   bool trains = false;  // has a backward
   bool splits_p2 = false;
-  int before_tail = -1;       // ops until all that is left is W, which then runs in bucket order
-  bool started = false;       // a first F has begun
+  int before_tail = -1;       // ops before the rest is all W, which then runs in bucket order
+  bool started = false;       // the first F has begun
   int part = 0;               // of the F or I under way
-  std::vector<Slot> pending;  // in the order of their I; those before `head` are done, later ones may be
+  std::vector<Slot> pending;  // in the order of their I; those before `head` are done, later ones may be done
   size_t head = 0;
-  int not_yet = 0;  // pieces of the last of them, whose I is under way and has not come to their layers
+  int not_yet = 0;  // pieces of the last one: its I is under way and has not reached their layers
 };
 
-// Whether `op` goes on with what the timeline ends with, which it then becomes part of.
+// Whether `op` continues the last entry of the timeline. If so, the two become one.
 inline bool prolong_last(std::vector<SimulatedOp>& timeline, const SimulatedOp& op) {
   if (timeline.empty()) return false;
   SimulatedOp& last = timeline.back();
@@ -48,7 +48,7 @@ inline bool prolong_last(std::vector<SimulatedOp>& timeline, const SimulatedOp& 
   return true;
 }
 
-// Entries of the timeline that its instructions make.
+// The number of timeline entries that these instructions make.
 inline size_t compute_ops(const std::vector<Instruction>& list) {
   size_t ops = 0;
   for (const Instruction& instruction : list) {
@@ -58,7 +58,7 @@ inline size_t compute_ops(const std::vector<Instruction>& list) {
   return ops;
 }
 
-// Micro-batches of the instructions before those at the end that are all W.
+// The number of micro-batches in the instructions before the W at the end.
 inline int ops_before_tail(const std::vector<Instruction>& list) {
   size_t tail = list.size();
   while (tail > 0 && list[tail - 1].op == Op::kBackwardP2) --tail;

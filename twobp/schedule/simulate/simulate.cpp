@@ -1,4 +1,4 @@
-// What callers see of the simulation: checks before it, the smallest cap after it. See simulator.cpp.
+// The public functions of the simulation: checks before it, the smallest cap after it. See simulator.cpp.
 #include "twobp/schedule/simulate/simulate.h"
 
 #include <algorithm>
@@ -18,14 +18,14 @@
 namespace twobp {
 namespace {
 
-// Whole and rounded up, so that it does as a cap: "1.5 KiB (1537 bytes)".
+// A whole number, rounded up so that it is valid as a cap: "1.5 KiB (1537 bytes)".
 std::string in_bytes(double bytes) {
   std::ostringstream whole;
   whole << std::fixed << std::setprecision(0) << std::ceil(bytes);
   return concat(format_bytes(bytes), " (", whole.str(), " bytes)");
 }
 
-// Whether W that is held back takes a rank over its cap; of inputs that have been checked.
+// Whether W that is held back takes a rank over its cap. The inputs have been checked.
 bool comes_over_cap(const Schedule& schedule, const std::vector<StageCost>& costs,
                     SimulationOptions options) {
   const std::vector<double> caps = std::exchange(options.cap_per_rank, {});
@@ -38,7 +38,7 @@ bool comes_over_cap(const Schedule& schedule, const std::vector<StageCost>& cost
   return false;
 }
 
-// fills_waits, of inputs that have been checked.
+// fills_waits for inputs that have been checked.
 bool waits_are_filled(const Schedule& schedule, const std::vector<StageCost>& costs,
                       const SimulationOptions& options) {
   if (!schedule.holds_p2_back()) return schedule.fills();
@@ -86,7 +86,7 @@ Simulation simulate(const Schedule& schedule, const std::vector<StageCost>& cost
 
 std::vector<double> smallest_caps(const Schedule& schedule, const std::vector<StageCost>& costs,
                                   SimulationOptions options) {
-  // Under a cap that nothing fits in, every W that can run before an F or I does.
+  // Under a cap that no op fits in, every W that can run before an F or I does run.
   options.cap_per_rank.assign(schedule.ranks.size(), std::numeric_limits<double>::min());
   options.recorded.clear();
   options.reject_over_cap = false;

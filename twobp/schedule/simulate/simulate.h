@@ -1,5 +1,5 @@
-// The time, the idle time and the bytes of a schedule, from given costs: discrete events over the same
-// instruction lists and with the same rules (fill, byte cap) as the executor.
+// Simulates the time, idle time and bytes of a schedule from given costs. It is a discrete-event simulation
+// of the executor's instruction lists, with the executor's rules (fill, byte cap).
 #pragma once
 
 #include <array>
@@ -16,90 +16,91 @@
 
 namespace twobp {
 
-// A way for messages that several pairs of ranks share, such as the network card of a node. One message at a
-// time, in the order they are sent.
+// A link that several pairs of ranks share, such as the network card of a node. It carries one message at a
+// time, in the order in which they are sent.
 struct SharedLink {
-  std::string name;                          // for messages
+  std::string name;                          // for error messages
   std::vector<std::pair<int, int>> between;  // ordered pairs of ranks: from, to
   double latency = 0;                        // seconds from a message's last byte until the receiver has it
   double bytes_per_second = 0;               // 0: no limit
 };
 
-// Copies of the whole pipeline that sum their gradients before the optimizer. All copies are taken to keep
-// the same time. A stage's sum starts when its last W is done and the rank's sum before it is; a ring takes
-// latency + 2 (d - 1) / d x gradient_bytes / bytes_per_second.
+// Copies of the whole pipeline that sum their gradients before the optimizer. All copies are assumed to keep
+// the same time. A stage's sum starts when its last W is done and the rank's previous sum has ended. A ring
+// takes latency + 2 (d - 1) / d x gradient_bytes / bytes_per_second.
 struct DataParallel {
   int replicas = 1;
   double latency = 0;           // seconds, of one sum
   double bytes_per_second = 0;  // 0: no limit
-  bool overlap = true;          // beside the rank's other ops; else after the last of them
-  // Above 0: sums are of buckets instead of stages. Layers are taken from the rank's last one on, at least so
-  // many gradient bytes of one stage a bucket; a bucket starts when its layers' last W is done and the one
-  // before has left the link. The latency of one runs beside the transfer of the next.
+  bool overlap = true;          // sums run in parallel with the rank's other ops; else after the last of them
+  // Above 0: the sums are of buckets instead of stages. A bucket takes layers of one stage, from the rank's
+  // last layer on, until it has at least this many gradient bytes. It starts when the last W of its layers is
+  // done and the previous bucket has left the link. The latency of a sum overlaps the transfer of the next.
   double bucket_bytes = 0;
 };
 
-// On whose account a message is between its send and its receive. What one rank changes in another's memory
-// counts from that one's next op on.
+// The rank on whose account a message is between its send and its receive. A change that one rank makes in
+// another's memory counts from the next op of that other rank on.
 enum class MessageHolder : uint8_t {
   kNobody,
   kSender,    // until the receiver takes it: the in-process transport
-  kReceiver,  // from the moment it is sent: a buffered transport
+  kReceiver,  // from the send on: a buffered transport
 };
 
-// One op as it ran, of an order recorded from a real run or a simulation.
+// One op as it ran, in an order recorded from a real run or a simulation.
 struct RecordedOp {
-  Op op = Op::kForward;  // F, I or W; B as I and W; receives may be left out
+  Op op = Op::kForward;  // F, I or W; B counts as I and W; receives may be left out
   int stage = 0;
   int micro_batch = 0;
-  int pieces = 0;  // of W; 0: all that are left of this micro-batch
+  int pieces = 0;  // of W; 0: all remaining ones of this micro-batch
 };
 
 struct SimulationOptions {
   double message_seconds = 0;        // latency: from the end of the sending op until the receiver has it
   std::vector<double> cap_per_rank;  // most bytes a rank may hold; empty or 0: no cap
 
-  // Each ordered pair of ranks has a link of its own, of this speed and the latency above, which carries one
-  // message at a time. 0: no limit. Pairs named by a shared link use that one.
+  // The speed of the links. Each ordered pair of ranks has its own link, with the latency above, which
+  // carries one message at a time. 0: no limit. Pairs named by a shared link use that one.
   double bytes_per_second = 0;
   std::vector<SharedLink> shared_links;
   DataParallel data_parallel;
   MessageHolder message_holder = MessageHolder::kNobody;
-  P2Order p2_order = P2Order::kOldest;  // not of a recorded order, which has its own
+  P2Order p2_order = P2Order::kOldest;  // ignored for a recorded order, which has its own
 
-  // By rank: the order in which ops really ran, an F or I in parts at its first. F and I must come as in the
-  // schedule, W behind its I (it may have run between the layers of one, to make room). W runs before the
-  // receive that it was recorded before; where receives were not recorded, a wait under `fill` runs the W
-  // recorded before the next F or I, and what is left of it runs right before that op. Empty: none.
+  // By rank: the order in which ops really ran. An F or I in parts counts at its first part. F and I must
+  // come as in the schedule. W comes after its I begins: it may have run between the layers of an I, to make
+  // room. W runs before the receive that it was recorded before. If receives were not recorded, a wait under
+  // `fill` runs the W recorded before the next F or I, and the rest of it runs right before that op. Empty:
+  // no recorded order.
   std::vector<std::vector<RecordedOp>> recorded;
 
-  // Of a step that follows another one without a barrier (step_periods.h). By rank: when it may begin; empty:
-  // all at 0. Before `norm_known` no rank gets beyond its leading F (check/leading_forwards.h): the norm of
-  // the gradients of the step before decides on its weights.
+  // For a step that follows another one without a barrier (step_periods.h). By rank: the time when it may
+  // begin; empty: all at 0. Before `norm_known` no rank passes its leading F (check/leading_forwards.h),
+  // because the norm of the previous step's gradients decides its weights.
   std::vector<double> begin;
   double norm_known = 0;
 
-  bool reject_over_cap = false;  // Error, naming the smallest cap that would do, where an op does not fit
-  bool timeline = true;          // keep RankSimulation::timeline: 40 bytes an op
-  bool check = true;             // validate the schedule first; false only for one that is valid for certain
+  bool reject_over_cap = false;  // throw Error, with the smallest sufficient cap, if an op does not fit
+  bool timeline = true;          // keep RankSimulation::timeline: 40 bytes for each op
+  bool check = true;             // validate the schedule first; false only for one that is certainly valid
 };
 
-// Where the idle time of a rank comes from. What IdleCause tells while it happens, seen from the end: the
-// five add up to the idle time.
+// The causes of a rank's idle time. IdleCause describes a wait while it happens. This describes it after the
+// step. The five causes add up to the idle time.
 //   imbalance      the work of the busiest rank less that of this one: no order of the ops could remove it.
-//                  It is taken out of the other four, first from `nothing`, then dependency, start-up,
-//                  communication.
-//   communication  the input was sent but not there yet (queued, or on its way), or gradients being summed;
+//                  It is subtracted from the other four, first from `nothing`, then dependency, start-up,
+//                  communication;
+//   communication  the input was sent but had not arrived (queued, or on its way), or gradients were summed;
 //   start-up       before the rank's first F, until its input was sent;
-//   dependency     later, its input was not computed yet while W was pending that the policy holds back; or
-//                  there is no W apart from B;
-//   nothing        the same with no W pending, and after the rank's last op: nothing was left to fill.
+//   dependency     after it, the input was not computed yet while the policy held back pending W, or B was
+//                  not split into I and W;
+//   nothing        the same with no W pending, and after the rank's last op: nothing was left to fill with.
 enum class BubbleCause : int { kStartUp, kDependency, kCommunication, kImbalance, kNothing };
 inline constexpr int kBubbleCauses = 5;
 // "start-up", "dependency", "communication", "imbalance", "nothing left to fill"
 std::string_view bubble_cause_name(BubbleCause cause);
 
-// One op as it ran. W pieces of a micro-batch that ran back to back are one entry. B appears as an I entry
+// One op as it ran. W pieces of a micro-batch that ran back to back are one entry. B becomes an I entry
 // followed by a W entry.
 struct SimulatedOp {
   Op op = Op::kForward;
@@ -107,11 +108,11 @@ struct SimulatedOp {
   int micro_batch = 0;
   double begin = 0;
   double end = 0;
-  int part = 0;    // of an F or I that W interrupted to make room (only with StageCost::layers), from 0
+  int part = 0;  // of an F or I that W interrupted to make room (only with StageCost::layers); counted from 0
   int pieces = 0;  // of W
 };
 
-// The most bytes there were, and when first: during, or at the end of, this op. Without bytes: stage -1.
+// The most bytes held, and when first: during this op or at its end. Without bytes: stage -1.
 struct Peak {
   double bytes = 0;
   double seconds = 0;  // on the simulation's clock
@@ -123,62 +124,65 @@ struct Peak {
 struct RankSimulation {
   double busy = 0;                             // F + I + W + optimizer
   std::array<double, kIdleCauses> idle{};      // by IdleCause; busy + sum(idle) = step, less begin
-  std::array<double, kBubbleCauses> bubble{};  // by BubbleCause; the same sum
+  std::array<double, kBubbleCauses> bubble{};  // by BubbleCause; its sum is that of `idle`
   double peak_bytes = 0;                       // activations, stash and messages
-  Peak peak;                                   // when
-  double fixed_bytes = 0;  // of its stages; peak_bytes + fixed_bytes is all the rank needs
+  Peak peak;                                   // the time and the op of peak_bytes
+  double fixed_bytes = 0;  // of its stages; the rank needs peak_bytes + fixed_bytes in all
   int peak_in_flight = 0;  // micro-batches (of any of its stages) between F and W
-  double exposed = 0;      // waited for sums over replicas after its last W; part of `idle`
-  double end = 0;          // when it is done, optimizer included
+  double exposed = 0;      // wait for sums over replicas after its last W; part of `idle`
+  double end = 0;          // when it has ended, optimizer included
   std::vector<SimulatedOp> timeline;
 
   double total_peak_bytes() const { return peak_bytes + fixed_bytes; }
 };
 
 struct Simulation {
-  double step_seconds = 0;  // until the last rank is done, optimizer included
+  double step_seconds = 0;  // until the last rank has ended, optimizer included
   std::vector<RankSimulation> ranks;
   std::vector<Peak> stage_peaks;  // by stage; activations, stash and messages
 
   // 1 - busy / step of one rank.
   double idle_fraction(int rank) const;
-  // The mean of it over ranks: the bubble ratio.
+  // The mean of idle_fraction over ranks: the bubble ratio.
   double bubble_ratio() const;
 };
 
-// `costs` has one entry a stage. Bytes: F adds activation_bytes at its start, I replaces them by stash_bytes
-// at its end, each W piece frees its share. A received message is held until its op begins, one to be sent
-// from its op's end until its send (or, within a rank, until the next stage's op begins). Before an F, an I
-// or a receive that would push the rank over its cap, the oldest pending W runs piece by piece until it fits,
-// whatever the policy; with layers also in between, and then W of the very I under way, as far as it has
-// come; and waits run W wherever fills_waits says so. What cannot fit at all runs anyway (see
-// reject_over_cap). B works layer by layer: it frees its activations at its end, has no stash and so never
-// needs room. A schedule without any backward holds an F's bytes only while it runs, and has no optimizer.
+// `costs` has one entry for each stage. Bytes: F adds activation_bytes at its start, I replaces them by
+// stash_bytes at its end, each W piece frees its share. A received message is held until its op begins. A
+// message to be sent is held from its op's end until its send (or, within a rank, until the next stage's op
+// begins).
 //
-// Zero is a valid cost. Time and memory grow linearly with the number of instructions (times the logarithm of
-// the ranks with shared links or a message holder, where all ranks advance in the order of time).
+// Before an F, an I or a receive that would push the rank over its cap, the oldest pending W runs piece by
+// piece until the op fits, whatever the policy. With layers this also happens inside an op, where the last
+// resort is the W of the same I, for the layers it has passed. Waits run W if fills_waits says so. An op that
+// cannot fit at all runs anyway (see reject_over_cap). B works layer by layer: it frees its activations at
+// its end, has no stash and so never needs room. A schedule without any backward holds an F's bytes only
+// while it runs, and has no optimizer.
 //
-// Throws Error when costs are missing, negative or not finite, or the schedule is not valid (see validate).
+// Zero is a valid cost. Time and memory grow linearly with the number of instructions. With shared links or a
+// message holder, all ranks advance in the order of time, which adds a factor of the logarithm of the ranks.
+//
+// Throws Error if costs are missing, negative or not finite, or the schedule is not valid (see validate).
 Simulation simulate(const Schedule& schedule, const std::vector<StageCost>& costs,
                     const SimulationOptions& options = {});
 
-// Whether ranks that wait run W meanwhile: under `fill`; under `end` and `cooldown` where what these hold
-// back takes some rank over its cap. W that makes room there hurries that rank alone, and all others wait for
-// it.
+// Whether waiting ranks run W. They do under `fill`. Under `end` and `cooldown` they do if the W that these
+// hold back takes some rank over its cap: there, making room would delay that rank alone, and all others
+// would wait for it.
 bool fills_waits(const Schedule& schedule, const std::vector<StageCost>& costs,
                  const SimulationOptions& options);
 
-// The smallest caps, by rank, under which nothing runs over its cap: what remains when every W that can run
-// before an F, an I or a receive does; where W needs bytes itself (LayerShare::p2_peak), a little less may
-// do. With a message holder a rank's bytes also follow the clocks of others, and the caps are those of this
-// one run.
+// The smallest caps, by rank, under which no op exceeds its rank's cap: the bytes that remain if every W that
+// can run before an F, an I or a receive does run. If W needs bytes itself (LayerShare::p2_peak), a slightly
+// lower cap may suffice. With a message holder, a rank's bytes also depend on the clocks of others, and the
+// caps hold for this one run.
 std::vector<double> smallest_caps(const Schedule& schedule, const std::vector<StageCost>& costs,
                                   SimulationOptions options = {});
 
-// The order of a simulation, to run it again. Throws Error for one without timeline.
+// The order of a simulation, to run it again. Throws Error if it has no timeline.
 std::vector<std::vector<RecordedOp>> recorded_order(const Simulation& simulation);
 
-// One shared link out of each node of `ranks_per_node` ranks, for the messages that leave it.
+// One shared link for each node of `ranks_per_node` ranks, for the messages that leave the node.
 std::vector<SharedLink> node_links(int ranks, int ranks_per_node, double latency, double bytes_per_second);
 
 }  // namespace twobp

@@ -47,7 +47,7 @@ void check_stage_cost(const StageCost& cost, int stage) {
   check_cost(cost.input_gradient_bytes, "input_gradient_bytes", of);
   check_cost(cost.gradient_bytes, "gradient_bytes", of);
   check_cost(cost.fixed_bytes, "fixed_bytes", of);
-  if (cost.layers.empty()) {  // else these are the layers'
+  if (cost.layers.empty()) {  // else the layers determine these
     check_cost(cost.activation_bytes, "activation_bytes", of);
     check_cost(cost.stash_bytes, "stash_bytes", of);
     TWOBP_CHECK(cost.p2_units >= 1, "cost of stage ", stage, ": p2_units is ", cost.p2_units,

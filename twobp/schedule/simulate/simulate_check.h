@@ -1,4 +1,4 @@
-// Internal to this folder and to plan/: refuses costs and options that mean nothing.
+// Internal to this folder and to plan/: rejects costs and options that make no sense.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace twobp {
 
-// Throws Error that names the stage and what is wrong with its cost.
+// Throws Error that names the stage and the fault in its cost.
 void check_stage_cost(const StageCost& cost, int stage);
 
 // Throws Error that names the stage or the option.

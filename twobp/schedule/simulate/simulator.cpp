@@ -1,8 +1,8 @@
-// A rank's clock moves only with its own ops and with the messages it waits for, and the W it runs in a wait
-// changes nothing for others but when it goes on. So no queue of events is needed: ranks run one after the
-// other, each up to a message that is not sent yet (walk.h), and a wait is filled once the arrival is known.
-// Only where ranks meet elsewhere than in messages (on a shared link, in each other's memory) do they advance
-// in the order of time.
+// A rank's clock moves only with its own ops and with the messages it waits for. W that a rank runs in a wait
+// affects others only by the time when the rank goes on. So no event queue is needed: ranks run one after the
+// other, each until it needs a message that is not sent yet (walk.h), and a wait is filled once the arrival
+// time is known. Ranks advance in the order of time only if they interact in other ways than through
+// messages: on a shared link, or in each other's memory.
 #include "twobp/schedule/simulate/simulator.h"
 
 #include <algorithm>
@@ -76,13 +76,13 @@ class Simulator {
   static constexpr int kNoP1Yet = -1;
 
   size_t slot(int stage, int m) const { return static_cast<size_t>(stage) * schedule_.micro_batches + m; }
-  // As its receiver names it.
+  // Messages are indexed by their receive.
   Message& message(Op receive, int stage, int m) {
     return (receive == Op::kRecvForward ? forward_ : backward_)[slot(stage, m)];
   }
   bool same_rank(int a, int b) const { return schedule_.rank_of_stage[a] == schedule_.rank_of_stage[b]; }
 
-  // When the rank may run this op, whatever it waits for then.
+  // The earliest time when the rank may run this op, apart from the op's own waits.
   double may_go_on(int rank) const {
     const bool leads = leading_.empty() || visited_[rank] < leading_[rank];
     return leads ? ranks_[rank].now : std::max(ranks_[rank].now, options_.norm_known);
@@ -150,7 +150,7 @@ class Simulator {
     run_steps(rank, Op::kForward, {stage, m}, models_[stage].forward);
     ++state.in_flight;
     result_.ranks[rank].peak_in_flight = std::max(result_.ranks[rank].peak_in_flight, state.in_flight);
-    if (!has_backward_) --state.in_flight;  // evaluation keeps nothing
+    if (!has_backward_) --state.in_flight;  // an evaluation keeps nothing
     if (!schedule_.is_last(stage) && same_rank(stage, stage + 1)) {
       memory_.hand_over(stage, stage + 1, models_[stage].output, state.now, Op::kForward, m);
     }
@@ -174,7 +174,7 @@ class Simulator {
     if (units == 0) micro_batch_done(rank, stage);
   }
 
-  // Layer by layer, so that the stash never stands as a whole.
+  // Layer by layer, so that the whole stash never exists at once.
   void backward(int rank, int stage, int m) {
     recorded_.take(rank, Op::kBackwardP1, stage, m);
     const StageModel& model = models_[stage];
@@ -197,7 +197,7 @@ class Simulator {
     memory_.hand_over(stage, stage - 1, models_[stage].input_gradient, ranks_[rank].now, Op::kBackwardP1, m);
   }
 
-  // All layers at once where there is room for each, else one by one, with W in between.
+  // Runs all layers at once if there is room for each, else one by one, with W in between.
   void run_steps(int rank, Op op, Slot at, const OpModel& model) {
     RankState& state = ranks_[rank];
     state.part = 0;
@@ -216,7 +216,7 @@ class Simulator {
   }
 
   void run_pieces(int rank, Slot at, int pieces) {
-    if (pieces == 0) return;  // ran in a wait, or to make room
+    if (pieces == 0) return;  // they ran in a wait, or to make room
     const StageModel& model = models_[at.stage];
     int& left = pieces_left_[slot(at.stage, at.micro_batch)];
     const int first = model.p2_units() - left;
@@ -251,8 +251,8 @@ class Simulator {
     return false;
   }
 
-  // The W that is left of the rank's stages after `first`, and of that one's the first `pieces` of each
-  // micro-batch: last layer first, all its micro-batches.
+  // Runs the remaining W of the rank's stages after `first`, and of stage `first` the first `pieces` of each
+  // micro-batch. The last layer goes first, with all its micro-batches.
   void run_by_layer(int rank, int first, int pieces) {
     for (int stage = schedule_.stages - 1; stage >= first; --stage) {
       if (schedule_.rank_of_stage[stage] != rank) continue;
@@ -266,7 +266,7 @@ class Simulator {
     }
   }
 
-  // I that nobody waits for: each layer's W right behind it.
+  // Runs an I that nobody waits for, with each layer's W right after it.
   void run_last_p1(int rank, Slot at) {
     RankState& state = ranks_[rank];
     const StageModel& model = models_[at.stage];
@@ -295,7 +295,7 @@ class Simulator {
     while (lacks_room(rank, need) && has_pending(rank)) run_oldest_piece(rank);
   }
 
-  // The W that a recorded run has before its next F or I, as far as it is not done yet.
+  // Runs the W that a recorded run has before its next F or I, unless it is done already.
   void run_recorded_w(int rank) {
     while (run_recorded_piece(rank)) continue;
   }
@@ -325,7 +325,7 @@ class Simulator {
     return true;
   }
 
-  // With replicas: W of a stage that has no more I, layer by layer too.
+  // With replicas: runs W of a stage that has no more I, also layer by layer.
   bool run_piece_of_ended_stage(int rank) {
     for (int stage = schedule_.stages - 1; stage >= 0 && options_.data_parallel.replicas > 1; --stage) {
       if (schedule_.rank_of_stage[stage] != rank || slots_p1_done_[stage] < schedule_.micro_batches) continue;
@@ -399,11 +399,11 @@ class Simulator {
   bool by_bucket_ = false;
   std::vector<Message> forward_;   // per (receiving stage, micro-batch)
   std::vector<Message> backward_;  // likewise
-  std::vector<int> pieces_left_;   // of W, per (stage, micro-batch)
+  std::vector<int> pieces_left_;   // of W, by (stage, micro-batch)
   std::vector<int> pieces_recorded_;
-  std::vector<int> slots_p1_done_, slots_done_;  // micro-batches whose I, whose W is done, by stage
-  std::vector<double> gradients_done_;           // when the last of them was
-  std::vector<size_t> leading_;                  // see leading_forwards; empty: nothing to wait for
+  std::vector<int> slots_p1_done_, slots_done_;  // by stage: micro-batches with I done, with W done
+  std::vector<double> gradients_done_;           // by stage: when the last of them was done
+  std::vector<size_t> leading_;                  // see leading_forwards; empty: no norm to wait for
   std::vector<size_t> visited_;                  // by rank: micro-batches of instructions so far
   std::vector<RankState> ranks_;
   Simulation result_;

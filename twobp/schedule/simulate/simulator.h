@@ -1,4 +1,4 @@
-// Internal to this folder: the simulation itself, of a schedule and costs that have been checked.
+// Internal to this folder: the simulation itself, for a schedule and costs that have been checked.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,8 @@
 
 namespace twobp {
 
-// Sums of the same costs in another order differ in the last digits; that must not buy another piece of W.
+// Sums of the same costs in another order differ in the last digits. This must not cause another piece of W
+// to run.
 inline bool exceeds(double a, double b) {
   return a > b + 1e-9 * std::abs(b);
 }

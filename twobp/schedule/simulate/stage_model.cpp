@@ -6,7 +6,7 @@
 namespace twobp {
 namespace {
 
-// Shares of `seconds` by the weight of each layer; equal ones without weights.
+// Divides `seconds` among the layers by their weights, or equally if there are no weights.
 template <typename Weight>
 std::vector<double> shares(const std::vector<LayerShare>& layers, double seconds, Weight&& weight) {
   double sum = 0;
@@ -28,7 +28,8 @@ void close_pieces(StageModel& model, double seconds, double freed) {
   for (const P2Piece& piece : model.pieces) model.p2_peaks |= piece.peak > 0;
 }
 
-// A stage that is one layer: activations come whole at the start of F and go whole at the end of I or B.
+// The model of a stage with one layer: activations are added at the start of F and freed at the end of I or
+// B.
 StageModel plain_model(const StageCost& cost, double input, double output_gradient) {
   StageModel model;
   model.output = cost.output_bytes;
@@ -64,7 +65,7 @@ StageModel layered_model(const StageCost& cost, bool last) {
   for (size_t i = 0; i < layers.size(); ++i) {
     model.forward.steps.push_back({forward[i], layers[i].forward_peak, layers[i].forward_held, 0});
   }
-  if (last) {  // the loss is read
+  if (last) {  // the loss is read out and freed
     Growth& head = model.forward.steps.back();
     head.peak = std::max(head.peak, head.held);
     head.held -= model.output;
@@ -91,7 +92,7 @@ StageModel layered_model(const StageCost& cost, bool last) {
   return model;
 }
 
-// Without a backward, a layer's output takes its input's place.
+// Without a backward, a layer's output replaces its input.
 void keep_nothing(StageModel& model, double input, bool last) {
   double peak = 0;
   for (const Growth& step : model.forward.steps) peak = std::max(peak, step.peak);

@@ -1,4 +1,4 @@
-// Internal to this folder: a stage's cost as the simulation steps through it, layer by layer or as a whole.
+// Internal to this folder: a stage's cost as the simulation uses it, layer by layer or as a whole.
 #pragma once
 
 #include <vector>
@@ -8,44 +8,45 @@
 
 namespace twobp {
 
-// What an op does to the bytes of its rank: the most there is meanwhile and what remains, relative to before.
+// The effect of an op on the bytes of its rank: the most held during it and the rest after it, relative to
+// before.
 struct Growth {
   double seconds = 0;
   double peak = 0;
   double held = 0;
-  double need = 0;   // room it asks for under a byte cap: for itself, and for any W right after it
-  int p2_units = 0;  // of an I: the pieces of W that can run from here on
+  double need = 0;   // room it needs under a byte cap: for itself, and for any W right after it
+  int p2_units = 0;  // of an I: the pieces of W that can run from then on
 };
 
 // F, I or B of one stage.
 struct OpModel {
   std::vector<Growth> steps;  // layer by layer, in the order they run
-  Growth whole;  // all of them at once; `need`: with that much room no layer asks for any; may be negative
+  Growth whole;               // all steps at once; if `need` fits, every layer has room; may be negative
 
   void finish();  // fills `whole` from `steps`
 };
 
 struct P2Piece {
   double begin = 0;  // seconds of the pieces before it
-  double freed = 0;  // bytes freed by the pieces before it
-  double peak = 0;   // most there is during it, relative to before
+  double freed = 0;  // bytes that the previous pieces freed
+  double peak = 0;   // the most held during it, relative to before
 };
 
 struct StageModel {
   OpModel forward;
   OpModel backward_p1;
   OpModel backward;             // B: its steps are whole layers' I and W
-  std::vector<P2Piece> pieces;  // of W, in the order they are queued; one more at the end for the sums
+  std::vector<P2Piece> pieces;  // of W, in the order they are queued; one more at the end, with the sums
   bool p2_peaks = false;        // some piece has a peak
   double p2_seconds = 0;        // W within B
   double output = 0;            // bytes of messages
   double input_gradient = 0;
-  double largest_p2 = 0;  // bytes that W of some layer of its rank needs meanwhile
+  double largest_p2 = 0;  // bytes that W of some layer of its rank needs while it runs
 
   int p2_units() const { return static_cast<int>(pieces.size()) - 1; }
 };
 
-// The models of all stages. `has_backward`: else nothing is kept after F.
+// The models of all stages. Without `has_backward`, nothing is kept after F.
 std::vector<StageModel> stage_models(const Schedule& schedule, const std::vector<StageCost>& costs,
                                      bool has_backward);
 

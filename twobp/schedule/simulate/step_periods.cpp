@@ -7,7 +7,7 @@ namespace twobp {
 namespace {
 
 constexpr int kMostSteps = 64;
-constexpr double kSame = 1e-9;  // of a step: sums of the same costs in another order
+constexpr double kSame = 1e-9;  // relative to a step: sums of the same costs in another order
 
 std::vector<double> ends_of(const Simulation& simulation) {
   std::vector<double> ends;
@@ -15,7 +15,7 @@ std::vector<double> ends_of(const Simulation& simulation) {
   return ends;
 }
 
-// Whether all ranks end as long after the step before as one of them.
+// Whether the time since the end of the previous step is the same on all ranks.
 bool moves_as_one(const std::vector<double>& before, const std::vector<double>& now) {
   const double first = now[0] - before[0];
   for (size_t rank = 1; rank < now.size(); ++rank) {
@@ -36,7 +36,7 @@ StepPeriods step_periods(const Schedule& schedule, const std::vector<StageCost>&
   const Simulation alone = simulate(schedule, costs, options);
   options.check = false;
   StepPeriods periods{alone.step_seconds, 0, 0};
-  // By step: when each rank ends.
+  // By step: the end of each rank.
   std::vector<std::vector<double>> ends = {ends_of(alone)};
   while (periods.overlap == 0 && ends.size() < kMostSteps) {
     const size_t step = ends.size();

@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kLongestCell = 4096;
 constexpr int kEnd = -1;
 
-// Bytes by the block: istream::get is slow over hundreds of megabytes.
+// Reads bytes in blocks: istream::get is slow over hundreds of megabytes.
 class Bytes {
  public:
   explicit Bytes(std::istream& in) : in_(in) {}

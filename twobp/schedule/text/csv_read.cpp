@@ -1,5 +1,5 @@
-// Reading the text form: cells into instructions, the placement out of the rows, then the proof that all of
-// it is a schedule.
+// Reading the text form: turns cells into instructions, derives the placement from the rows, and proves that
+// the result is a schedule.
 #include <algorithm>
 #include <charconv>
 #include <fstream>
@@ -19,7 +19,7 @@
 namespace twobp {
 namespace {
 
-constexpr int kHighest = std::numeric_limits<int>::max() - 1;  // so that the count of them is a number too
+constexpr int kHighest = std::numeric_limits<int>::max() - 1;  // so that the number of them fits, too
 constexpr std::string_view kOverlap = "OVERLAP_F_B";
 
 const std::vector<std::string>& known_ops() {
@@ -28,7 +28,7 @@ const std::vector<std::string>& known_ops() {
   return ops;
 }
 
-// Those of PyTorch that are no part of a schedule here.
+// PyTorch's ops that have no counterpart in a schedule here.
 bool is_passed_over(std::string_view op) {
   return op == "UNSHARD" || op == "RESHARD" || op == "REDUCE_GRAD";
 }
@@ -41,7 +41,7 @@ std::optional<Op> op_of(std::string_view name) {
   return std::nullopt;
 }
 
-// Cells of unknown origin in messages: short, and without control characters.
+// A cell of unknown origin, for messages: short, and without control characters.
 std::string shown(std::string_view text) {
   constexpr size_t kLongest = 60;
   std::string out;
@@ -75,7 +75,7 @@ class CsvImport {
   [[noreturn]] void reject(CsvPosition at, std::string_view cell, const Args&... what) const {
     fail(csv_place(schedule_.name, at), ", cell \"", shown(cell), "\": ", what...);
   }
-  // The place of an instruction that is in the lists.
+  // The place of an instruction in the lists.
   CsvPosition place(int rank, size_t index) const { return {rank, columns_[rank][index]}; }
   template <typename... Args>
   [[noreturn]] void reject_at(int rank, size_t index, const Args&... what) const {
@@ -133,7 +133,7 @@ class CsvImport {
     has_messages_ |= !is_compute(*op);
   }
 
-  // Parses digits, if there are any; returns what follows them.
+  // Parses digits, if there are any. Returns the position after them.
   const char* number(CsvPosition at, const std::string& cell, const char* begin, const char* end,
                      std::string_view what, int& value) const {
     if (begin == end || *begin < '0' || *begin > '9') return begin;
@@ -198,7 +198,7 @@ class CsvImport {
     schedule_.stages = static_cast<int>(first.size());
   }
 
-  // Every F is there, before anything is made that grows with the highest micro-batch.
+  // Checks that every F exists, before anything is allocated that grows with the highest micro-batch.
   void check_forwards() {
     std::vector<std::vector<int>> forwards(schedule_.stages);
     int highest_rank = 0;
@@ -228,10 +228,10 @@ class CsvImport {
     }
   }
 
-  // Any order of micro-batches goes as long as it runs: see keeps_order.
+  // Accepts any order of micro-batches that can run: see keeps_order.
   void prove() {
     schedule_.allow_reorder = true;
-    std::vector<std::vector<size_t>> origins;  // which cell each instruction comes from
+    std::vector<std::vector<size_t>> origins;  // the cell of each instruction
     const Schedule proved = has_messages_ ? with_receives_at_ops(origins) : with_messages(origins);
     try {
       validate(proved);
@@ -241,7 +241,7 @@ class CsvImport {
     }
   }
 
-  // A message that add_communication puts in belongs to the op behind a receive and before a send.
+  // A message that add_communication adds belongs to the op after a receive or before a send.
   Schedule with_messages(std::vector<std::vector<size_t>>& origins) const {
     Schedule result = add_communication(schedule_);
     for (const auto& list : result.ranks) {
@@ -256,7 +256,7 @@ class CsvImport {
     return result;
   }
 
-  // A receive in a file is posted where it stands, and waits at its op. One without an op behind it stays.
+  // A receive in a file is posted at its cell, and waits at its op. A receive without an op after it stays.
   Schedule with_receives_at_ops(std::vector<std::vector<size_t>>& origins) const {
     Schedule result = schedule_;
     // Per (stage, micro-batch): 1 + the index of a posted receive that no op has taken yet.
@@ -271,7 +271,7 @@ class CsvImport {
             static_cast<size_t>(list[i].stage) * schedule_.micro_batches + list[i].micro_batch;
         auto& posted = list[i].op == Op::kForward || list[i].op == Op::kRecvForward ? forward : backward;
         if (is_receive(list[i].op)) {
-          if (posted[slot] != 0) of_rank.push_back(posted[slot] - 1);  // twice, which validate names
+          if (posted[slot] != 0) of_rank.push_back(posted[slot] - 1);  // posted twice; validate names it
           posted[slot] = i + 1;
           continue;
         }
@@ -291,8 +291,7 @@ class CsvImport {
     return result;
   }
 
-  // Whether F, I and W of each stage run in micro-batch order, as they do unless a schedule is built
-  // otherwise.
+  // Whether F, I and W of each stage run in micro-batch order. They do unless a schedule was built otherwise.
   bool keeps_order() const {
     std::vector<int> forward(schedule_.stages, -1);
     std::vector<int> p1(schedule_.stages, -1);
@@ -335,7 +334,7 @@ Schedule from_csv(const std::string& text, const std::string& name) {
 Schedule read_csv(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   TWOBP_CHECK(file, path, ": cannot read the schedule: no such file, or no permission");
-  file.peek();  // a folder opens, but cannot be read
+  file.peek();  // a folder can be opened, but not read
   TWOBP_CHECK(!file.bad(), path, ": cannot read the schedule: it is a folder, or an input error");
   file.clear();
   return from_csv(file, path);

@@ -25,8 +25,8 @@ void append(std::string& row, const Cell& cell) {
       cell.reduce_grad ? std::to_string(cell.instruction.stage) + "REDUCE_GRAD" : to_string(cell.instruction);
 }
 
-// Ranks take turns, a cell each, and wait while the input of their next cell is not there: one that waits is
-// looked at again when an input of it is written. The sender writes both ends of a message.
+// Ranks take turns, one cell each. They wait until the inputs of their next cell have been written. A waiting
+// rank is looked at again when one of its inputs is written. The sender writes both ends of a message.
 class Rows {
  public:
   explicit Rows(const Schedule& schedule) : schedule_(schedule), rows_(schedule.ranks.size()) {
@@ -87,7 +87,7 @@ class Rows {
     return i.stage + 1 == schedule_.stages || (there(i.stage, i.micro_batch) & kOutputGradient) != 0;
   }
 
-  // The rank that it sends to, or -1.
+  // Returns the rank that it sends to, or -1.
   int write(int rank, const Cell& cell) {
     append(rows_[rank], cell);
     const Instruction& i = cell.instruction;

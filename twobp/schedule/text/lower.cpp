@@ -1,5 +1,5 @@
-// A cell goes where the last part of its op ended: completion times respect every dependency, so their order
-// on each rank does too.
+// A cell goes where the last part of its op ended. Completion times respect every dependency, so the order of
+// completion on each rank does too.
 #include "twobp/schedule/text/lower.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ bool has_p2(const Schedule& schedule) {
   return false;
 }
 
-// What a rank runs, as a table of (stage, micro-batch, kind).
+// The cells of all ranks, as a table of (stage, micro-batch, kind).
 class Cells {
  public:
   explicit Cells(const Schedule& schedule) : schedule_(schedule) {
@@ -60,7 +60,7 @@ class Cells {
             static_cast<int>(pair % schedule_.micro_batches), 1};
   }
 
-  // The cell that a part of an op belongs to: both halves of a B belong to it.
+  // The cell that a part of an op belongs to. Both halves of a B belong to the cell of the B.
   size_t cell_of(int rank, const RecordedOp& ran) const {
     const auto text = [&] { return to_string({ran.op, ran.stage, ran.micro_batch}); };
     TWOBP_CHECK(is_compute(ran.op) && ran.stage >= 0 && ran.stage < schedule_.stages &&
@@ -99,9 +99,10 @@ Schedule without_instructions(const Schedule& schedule) {
 }  // namespace
 
 Schedule lower(const Schedule& schedule) {
-  TWOBP_CHECK(!schedule.fills(), "schedule '", schedule.name,
-              "' fills: where its W run shows when it runs, so it has no cells yet. Lower it in a simulated "
-              "or a recorded order, or choose p2 off, end, cooldown or placed");
+  TWOBP_CHECK(
+      !schedule.fills(), "schedule '", schedule.name,
+      "' fills: its W get their places only in a run, so it has no cells yet. Lower it in a simulated "
+      "or a recorded order, or choose p2 off, end, cooldown or placed");
   Schedule result = without_instructions(schedule);
   for (size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
     for (const Instruction& i : schedule.ranks[rank]) {

@@ -1,5 +1,5 @@
-// A schedule as plain cells: single micro-batches, no messages, and nothing left that is decided while it
-// runs. What the text form (csv.h) can hold.
+// A schedule as plain cells, which the text form (csv.h) can hold: single micro-batches, no messages, and no
+// decision left to the run.
 #pragma once
 
 #include <vector>
@@ -9,24 +9,24 @@
 
 namespace twobp {
 
-// The cells as they stand in the lists: a range becomes its micro-batches one after the other, messages are
-// left out. The policy of the result is placed where there is W, else off. Throws Error for `fill`, whose W
-// has no place before it runs: use one of the others.
+// The cells in the order of the lists. A range becomes its micro-batches one after the other. Messages are
+// left out. The policy of the result is placed if there is W, else off. Throws Error for `fill`, because its
+// W has no place before it runs; use one of the other functions.
 Schedule lower(const Schedule& schedule);
 
-// The cells in the order in which they were done: `ran` has the ops of each rank in their order, any of them
-// in as many parts as it ran in (`pieces` is not read), and a cell stands where its last part ended. Between
-// its parts a W may have let other ops pass; as a cell it is whole. The result is free of deadlock where what
-// ran was. I and W of what the schedule has as B stay B. Throws Error when `ran` is not a run of this
-// schedule: ops that it has not, or lacks some.
+// The cells in the order in which they ended. `ran` has the ops of each rank in their order, each in as many
+// parts as it ran in (`pieces` is not read). A cell goes where its last part ended. Other ops may have run
+// between the parts of a W; as a cell it is whole. The result is free of deadlock if the run was. B in the
+// schedule stays B, although I and W ran. Throws Error if `ran` is not a run of this schedule: if it has
+// other ops, or lacks some.
 Schedule lower(const Schedule& schedule, const std::vector<std::vector<RecordedOp>>& ran);
 
-// The same for a simulated run (with its timeline): W under `fill` or under a byte cap where the simulation
-// ran it.
+// The same for a simulated run (with its timeline). W under `fill` or under a byte cap goes where the
+// simulation ran it.
 Schedule lower(const Schedule& schedule, const Simulation& simulation);
 
-// The schedule without the cells of micro-batches from `micro_batches` on. What is left keeps its order, so
-// a valid schedule stays valid. Throws Error when there are fewer.
+// The schedule without the cells of micro-batches from `micro_batches` on. The others keep their order, so a
+// valid schedule stays valid. Throws Error if the schedule has fewer.
 Schedule keep_micro_batches(Schedule schedule, int micro_batches);
 
 }  // namespace twobp
