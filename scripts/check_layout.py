@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""The rules of docs/architecture.md that no tool knows: which folder may include which, and that a header says what it is for."""
+"""The rules of docs/architecture.md that no tool knows: which folder may include which, that a header says what it is for, and that
+the source files that the docs name exist."""
+import os
 import re
 import subprocess
 import sys
@@ -45,5 +47,12 @@ for path in files:
                 problems.append(f"{path}:{number}: {folder} must not include {target}")
         elif folder in TORCH_FREE and re.match(r"(ATen|c10|torch)/", name):
             problems.append(f"{path}:{number}: {folder} is free of torch")
+pages = subprocess.run(["git", "ls-files", "*.md"], check=True, capture_output=True, text=True).stdout.split()
+for page in set(pages) - {"CHANGELOG.md"}:  # which tells of files that were
+    with open(page, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            for name in re.findall(r"`([\w/.-]+/[\w.-]+\.(?:h|cpp|cu|py))`", line):
+                if not any(os.path.exists(os.path.join(root, name)) for root in ("", "twobp", os.path.dirname(page))):
+                    problems.append(f"{page}:{number}: {name} does not exist")
 print("\n".join(problems) or "layout: ok")
 sys.exit(bool(problems))
