@@ -37,8 +37,8 @@ class SelectiveScan : public Layer {
                       const at::Tensor& cache, bool going_on) const;
   void backward_groups(const ScanTensors& in, const at::Tensor& dy, const at::Tensor& borders,
                        const ScanGradientTensors& to) const;
-  // Computes A (channels, state) from A_log, in A_log's dtype. `scaled` returns it as (state, channels) for
-  // the kernels.
+  // `rates` computes A (channels, state), in A_log's dtype. `scaled` returns A log2(e), (state, channels),
+  // for the kernels.
   at::Tensor rates() const;
   at::Tensor scaled(const at::Tensor& rates) const;
   void add_parameter_gradients(const at::Tensor& rates, const at::Tensor& da, const at::Tensor& dd,
