@@ -1,4 +1,4 @@
-// What a layer is told about the micro-batch at hand, beside its input.
+// Describes the current micro-batch to a layer, in addition to the layer's input.
 #pragma once
 
 #include <cstdint>
@@ -9,30 +9,30 @@
 
 namespace twobp {
 
-// The batch's named tensors as the loader made them: `input_ids`, `labels`, masks, positions. On the host,
-// where layers look at what they say, or on the rank's device, where nobody does.
+// The batch's named tensors as the loader made them: `input_ids`, `labels`, masks, positions. They are on the
+// host if layers read their contents there, and otherwise on the rank's device.
 using Fields = std::map<std::string, at::Tensor>;
 
 struct Context {
   const Fields* fields = nullptr;
   uint64_t seed = 0;
   int64_t step = 0;
-  int64_t micro_batch = 0;  // global index within the step
+  int64_t micro_batch = 0;  // index within the global step
   bool training = true;     // false: evaluation
-  bool backward = true;     // false: none follows, since all that it would reach is frozen
-  // What the loss and its gradient are multiplied by: 1 / targets of the global batch.
+  bool backward = true;     // false: no backward follows, because everything it would reach is frozen
+  // Factor of the loss and its gradient: 1 / targets of the global batch.
   double loss_weight = 1;
-  double loss_scale = 1;  // the gradient alone: keeps small ones in float16's range
-  // Generation, a few positions a call: attention finds the positions before `past` in its cache, which has
-  // room for `capacity`, and the loss hands on the logits.
+  double loss_scale = 1;  // factor of the gradient alone; keeps small gradients in float16's range
+  // Generation computes a few positions per call. Attention finds the positions before `past` in its cache,
+  // which has room for `capacity` positions. The loss layer returns the logits.
   bool generating = false;
   int64_t past = 0;
   int64_t capacity = 0;
 
-  // Whether layers save what a backward needs.
+  // Whether layers save what the backward pass needs.
   bool keeps() const { return training && backward; }
 
-  // The field, or an Error that names it.
+  // Returns the field. Throws Error that names a missing field.
   const at::Tensor& field(const std::string& name) const;
 };
 

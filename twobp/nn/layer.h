@@ -1,13 +1,13 @@
-// The contract of a layer with a split backward:
+// The contract of a layer with a split backward pass:
 //
-//   forward      y from x; keeps in `saved` what the backward needs;
-//   backward_p1  dL/dx from dL/dy, and the small parameter gradients that fall out of the same pass over
-//                memory (norm gains); releases what only it needed, keeps what backward_p2 needs;
-//   backward_p2  dL/dw of one or several micro-batches, added to the parameters' gradients.
+//   forward      computes y from x and keeps in `saved` what the backward pass needs.
+//   backward_p1  computes dL/dx from dL/dy, and small parameter gradients that come from the same pass over
+//                memory (norm gains). It releases what only it needed and keeps what backward_p2 needs.
+//   backward_p2  adds dL/dw of one or several micro-batches to the parameters' gradients.
 //
-// Inputs are taken by value: what the caller moves in, the layer owns, and may overwrite if
-// exclusively_owned. A layer instance belongs to one rank; calls for different micro-batches may interleave,
-// each with its Saved.
+// Inputs are taken by value. A layer owns the tensors that the caller moves in, and may overwrite those that
+// are exclusively_owned. A layer instance belongs to one rank. Calls for different micro-batches may
+// interleave, each with its own Saved.
 #pragma once
 
 #include <memory>
@@ -23,7 +23,7 @@ namespace twobp {
 
 class Layer;
 
-// The smallest piece of backward-p2: one leaf layer, one micro-batch.
+// The smallest unit of backward-p2: one leaf layer and one micro-batch.
 struct P2Unit {
   Layer* layer = nullptr;
   Saved* saved = nullptr;
@@ -35,21 +35,21 @@ class Layer {
 
   virtual Values forward(Values x, Context& context, Saved& saved) = 0;
   virtual Values backward_p1(Values dy, Context& context, Saved& saved) = 0;
-  // Several micro-batches are given only when they are to be concatenated.
+  // Receives several micro-batches only if they are to be concatenated.
   virtual void backward_p2(std::span<Saved* const> saved);
 
-  // Appends this layer's backward-p2 of the micro-batch in `saved`, leaf by leaf, in the order backward_p1
-  // ran. A layer without backward-p2 appends nothing.
+  // Appends this layer's units of backward-p2 for the micro-batch in `saved`: one per leaf layer, in the
+  // order in which backward_p1 ran. A layer without backward-p2 appends nothing.
   virtual void collect_p2(Saved& saved, std::vector<P2Unit>& units);
 
-  // Parameters in model order.
+  // Appends the parameters in model order.
   virtual void collect_parameters(std::vector<Parameter*>& parameters);
 
-  // Whether forward reads an input whose rows are padded, and backward-p1 gives a gradient padded likewise
-  // (padded_rows.h).
+  // Whether forward accepts an input with padded rows. Backward-p1 then returns a gradient that is padded in
+  // the same way (padded_rows.h).
   virtual bool takes_padded_rows() const { return false; }
-  // Told once, before the first forward, if the next layer takes padded rows: pad the output's, if that helps
-  // backward-p2.
+  // Called once before the first forward if the next layer accepts padded rows. The layer then pads the rows
+  // of its output if that helps backward-p2.
   virtual void pad_rows() {}
 };
 

@@ -16,7 +16,7 @@ namespace {
 uint64_t seed_of(uint64_t seed, const std::string& name) {
   uint64_t hash = 14695981039346656037ull ^ (seed * 0x9e3779b97f4a7c15ull);
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
-  return hash ^ (hash >> 32);  // the generator looks at the lower half alone
+  return hash ^ (hash >> 32);  // the generator reads only the lower half
 }
 
 }  // namespace
@@ -56,7 +56,7 @@ Parameter Parameter::buffer(const std::string& name, std::vector<int64_t> sizes,
 }
 
 std::vector<std::pair<std::string, at::Tensor>> Parameter::parts_of(const at::Tensor& whole) const {
-  if (parts_.size() == 1) return {{name(), whole}};  // of no dimension too
+  if (parts_.size() == 1) return {{name(), whole}};  // also if it has no dimensions
   std::vector<std::pair<std::string, at::Tensor>> all;
   int64_t row = 0;
   for (const ParameterPart& part : parts_) {
@@ -77,7 +77,7 @@ void Parameter::allocate_value(uint64_t seed) {
     value = master = at::full(sizes_, fill_, at::TensorOptions().dtype(dtype_));
     return;
   }
-  // Drawn in float32 whatever the dtype, so that precisions start from the same weights.
+  // Drawn in float32 for every dtype, so that all precisions start from the same weights.
   master = empty_like_this();
   if (initial_.defined()) master.copy_(initial_);
   int64_t row = 0;
@@ -91,7 +91,7 @@ void Parameter::allocate_value(uint64_t seed) {
       auto generator = at::detail::createCPUGenerator(seed_of(seed, part.name));
       if (rows.is_contiguous()) {
         rows.normal_(0.0, std_, generator);
-      } else {  // the numbers do not depend on the order in memory
+      } else {  // the values do not depend on the order in memory
         rows.copy_(at::empty(rows.sizes(), rows.options()).normal_(0.0, std_, generator));
       }
     } else {
@@ -99,7 +99,7 @@ void Parameter::allocate_value(uint64_t seed) {
     }
     row += part.rows;
   }
-  value = master.to(dtype_);  // the same tensor if that is its dtype
+  value = master.to(dtype_);  // the same tensor if it has that dtype
   if (!trainable_) master = value;
 }
 

@@ -1,5 +1,6 @@
 // A weight and its gradient. A weight that is used in several places (tied embeddings) is one Parameter per
-// use, with the same name and a gradient buffer of its own, so that the uses can be summed in a fixed order.
+// use. They have the same name and separate gradient buffers, so that the uses can be summed in a fixed
+// order.
 #pragma once
 
 #include <cstdint>
@@ -12,28 +13,30 @@
 
 namespace twobp {
 
-// Several weights may be stored as one matrix, rows below each other (the projections to q, k and v).
+// Several weights may be stored as one matrix that stacks their rows (the projections to q, k and v).
 struct ParameterPart {
   std::string name;  // as in Hugging Face's LLaMa: "model.layers.0.self_attn.q_proj.weight"
   int64_t rows = 0;
 };
 
-// (rows, the rest) over the same memory, of a dense tensor of two dimensions or, in channels-last order,
-// four.
+// A view (rows, the rest) of the same memory. The tensor is dense, and has two dimensions, or four in
+// channels-last order.
 at::Tensor as_matrix_of_rows(const at::Tensor& tensor);
 
 class Parameter {
  public:
-  // `parts`: one for an ordinary weight. `std` > 0: normal with that deviation; 0: all `fill`.
+  // `parts` has one element for an ordinary weight. With `std` > 0, the initial values are normal with that
+  // deviation; with 0, all are `fill`.
   Parameter(std::vector<ParameterPart> parts, std::vector<int64_t> sizes, at::ScalarType dtype, double std,
             double fill = 0);
 
-  // A weight that starts as `initial`, whatever the seed.
+  // A weight that starts as `initial` for any seed.
   Parameter(std::string name, at::Tensor initial);
 
-  // What training changes though it is not trained (a batch norm's running statistics): written by forward,
-  // in training alone; loaded, saved and checkpointed under its name; nothing to the optimizer, the norm,
-  // freezing or adapters. Of any dtype, int64 and 0-dimensional too: value and master are one tensor.
+  // A tensor that changes in training without being trained (a batch norm's running statistics). Only forward
+  // writes it, and only in training. It is loaded, saved and checkpointed under its name. The optimizer, the
+  // gradient norm, freezing and adapters ignore it. It may have any dtype, including int64, and no
+  // dimensions; value and master are one tensor.
   static Parameter buffer(const std::string& name, std::vector<int64_t> sizes, at::ScalarType dtype,
                           double fill);
   bool is_buffer() const { return is_buffer_; }
@@ -41,53 +44,54 @@ class Parameter {
   const std::string& name() const { return parts_.front().name; }
   const std::vector<ParameterPart>& parts() const { return parts_; }
   const std::vector<int64_t>& sizes() const { return sizes_; }
-  // Norm gains are not decayed, matrices are.
+  // Matrices decay; norm gains do not.
   bool decays() const { return decays_ && sizes_.size() > 1; }
-  // For a matrix that is no weight of a product, such as a scan's decay rates.
+  // For a matrix that is not used in a product, such as a scan's decay rates.
   void never_decay() { decays_ = false; }
-  // Fills the rows of each part with their initial values, instead of `std` and `fill`; the generator depends
-  // on the seed and the part's name alone.
+  // Fills the rows of each part with their initial values, in place of `std` and `fill`. The generator
+  // depends on the seed and the part's name alone.
   using Initializer = std::function<void(at::Tensor& rows, at::Generator& generator)>;
   void initialize_with(Initializer initializer) { initializer_ = std::move(initializer); }
   int64_t numel() const;
-  // The parts with their rows of `whole`, which is the parameter or something of its shape.
+  // The rows of each part within `whole`, which is the parameter or a tensor of its shape.
   std::vector<std::pair<std::string, at::Tensor>> parts_of(const at::Tensor& whole) const;
   // A frozen parameter has no gradient, no W and no optimizer state.
   bool trainable() const { return trainable_; }
   void freeze() { trainable_ = false; }
 
-  at::Tensor value;   // what layers compute with, of their dtype; undefined until allocate_value
-  at::Tensor master;  // what the optimizer updates and files hold: `value` itself, or in float32 what
-                      // `value` is rounded from; of a frozen parameter always `value`
-  at::Tensor grad;    // of master's dtype; undefined until allocate_grad; meaningful only if has_grad()
+  at::Tensor value;   // used by layers, in their dtype; undefined until allocate_value
+  at::Tensor master;  // updated by the optimizer and held by files: `value` itself, or the float32 numbers
+                      // that `value` is rounded from; always `value` if frozen
+  at::Tensor grad;    // in master's dtype; undefined until allocate_grad; valid only if has_grad()
 
-  // Values depend on the seed and the part's name alone, whatever the stage and the order of calls.
+  // The values depend on the seed and the part's name alone, not on the stage or the order of calls.
   void allocate_value(uint64_t seed);
   void allocate_grad();
-  // Into this device's memory, behind allocate_value; what the gradient holds is lost.
+  // Moves the parameter to the device's memory, after allocate_value. The contents of the gradient are lost.
   void move_to(at::Device device);
-  // Rounds `master` into `value`, where they differ.
+  // Rounds `master` into `value`, if they differ.
   void refresh_value();
 
-  // A gradient is written by its first contribution of a step and added to by the others: no pass to zero it.
+  // The first contribution of a step overwrites the gradient and the others add to it, so it is never zeroed.
   bool has_grad() const { return has_grad_; }
   void forget_grad() { has_grad_ = false; }
-  // It has been written by a graph that was put in again (see WorkGraph), not through this object.
+  // For a gradient that was written by replaying a graph (WorkGraph), and not through this object.
   void has_grad_from_elsewhere() { has_grad_ = true; }
 
-  // grad (+)= a @ b, for a (rows, n) and b (n, cols) of the layer's dtype: rounded to it at most once a
-  // call, summed in grad's. A gradient of more dimensions counts as (rows, the rest in memory's order).
+  // grad (+)= a @ b, for a (rows, n) and b (n, cols) of the layer's dtype. Each call rounds to that dtype at
+  // most once; the sum has grad's dtype. A gradient of more dimensions counts as (rows, the rest in memory
+  // order).
   void accumulate_product(const at::Tensor& a, const at::Tensor& b);
-  // grad (+)= gradient, of grad's shape and any float dtype.
+  // grad (+)= gradient, which has grad's shape and any float dtype.
   void accumulate(const at::Tensor& gradient);
-  // The buffer to add into: zeroed if this is the step's first contribution.
+  // The buffer to add to. It is zeroed before the step's first contribution.
   at::Tensor& grad_to_add();
-  // While it discards, contributions go nowhere: for a backward-p1 that is run again (see Recompute).
+  // While enabled, contributions are dropped: for a repeated backward-p1 (see Recompute).
   void discard_gradients(bool discard);
 
  private:
-  // Uninitialized, of the sums' dtype. Weights of convolutions lie with their channels last: a matrix of rows
-  // to the kernels.
+  // An uninitialized tensor in the dtype of the sums. Weights of convolutions are stored with channels last,
+  // so that the kernels see a matrix of rows.
   at::Tensor empty_like_this() const;
 
   std::vector<ParameterPart> parts_;
@@ -100,7 +104,7 @@ class Parameter {
   bool is_buffer_ = false;
   bool decays_ = true;
   bool discards_ = false;
-  at::Tensor discarded_;  // what grad_to_add() hands out meanwhile
+  at::Tensor discarded_;  // returned by grad_to_add() while gradients are discarded
   at::Tensor initial_;
   Initializer initializer_;
 };

@@ -1,5 +1,5 @@
-// What a layer keeps of one micro-batch, each tensor marked with how long it is needed: until backward-p1 has
-// used it, or until backward-p2. Released at the earliest moment: `take_p1` hands a tensor out for good.
+// The tensors that a layer keeps for one micro-batch. Each is marked as needed until backward-p1 or until
+// backward-p2. They are released as early as possible: `take_p1` moves a tensor out for good.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ class Saved {
   void keep_until_p1(at::Tensor tensor) { p1_.push_back(std::move(tensor)); }
   void keep_until_p2(at::Tensor tensor) { p2_.push_back(std::move(tensor)); }
 
-  // Moves the i-th until-p1 tensor out, in the order kept. Throws if it is not there (backward without
+  // Moves the i-th until-p1 tensor out, in the order kept. Throws if it does not exist (backward without
   // forward).
   at::Tensor take_p1(size_t i);
   // The i-th until-p2 tensor, in the order kept.
@@ -25,25 +25,25 @@ class Saved {
   size_t p1_count() const { return p1_.size(); }
   size_t p2_count() const { return p2_.size(); }
 
-  // The part that belongs to the i-th child of a container.
+  // The part of the i-th child of a container.
   Saved& child(size_t i);
   size_t child_count() const { return children_.size(); }
 
-  // The micro-batch's context, for a layer that runs again what it has run before; its fields live until the
-  // end of the step. Throws if none was kept.
+  // The micro-batch's context, for a layer that repeats earlier work. Its fields live until the end of the
+  // step. Throws if no context was kept.
   void keep_context(const Context& context);
   const Context& context() const;
   bool has_context() const { return context_ != nullptr; }
 
-  // What generation remembers of the positions before: outlives release().
+  // What generation keeps of earlier positions. Survives release().
   at::Tensor cache;
 
   void release_p1() { p1_.clear(); }
   void release_p2() { p2_.clear(); }
-  // Drops everything, children included.
+  // Drops everything, including the children's tensors.
   void release();
 
-  // Calls visit(tensor) for what is kept until p2, here and in the children.
+  // Calls visit(tensor) for the tensors that are kept until p2, here and in the children.
   template <typename Visit>
   void visit_p2(Visit&& visit) const {
     for (const auto& tensor : p2_) visit(tensor);

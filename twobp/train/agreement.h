@@ -1,5 +1,5 @@
-// What the processes of a run must have alike, compared before training starts: one that was started with
-// another configuration, another program or other data would train something else, and nobody would see it.
+// Compares, before training starts, the facts that all processes of a run must share. A process with another
+// configuration, program or data would train something else, and nobody would notice.
 #pragma once
 
 #include <string>
@@ -14,20 +14,20 @@
 
 namespace twobp {
 
-// Each with its name, "pipeline.p2", and what this process has, "fill".
+// Names and this process's values: ("pipeline.p2", "fill").
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
-// Known at once: this program and LibTorch, the CPU's kernels, and every key of the configuration but those
-// that change no result (threads that read, pinning, lines of progress) and those that say where something
-// is, which may differ from machine to machine.
+// Facts that are known at the start: this program and LibTorch, the CPU's kernels, and the configuration.
+// Keys that change no result are left out (reader threads, pinning, progress lines), and so are paths, which
+// may differ between machines.
 Facts facts_of_program(const Config& config);
-// The model's layers and parameters, and the schedule's cells if it is in a file.
+// The model's layers and parameters, and the schedule's cells if it comes from a file.
 Facts facts_of_model(const ModelSpec& model, const ScheduleSource& schedule);
-// How many samples, and a checksum of some.
+// The number of samples, and a checksum of some of them.
 Facts facts_of_data(const Config& config, const DataSplit& data);
 
-// All processes call it. Throws the same Error on all if two differ, naming the first few facts that do, and
-// the process of lowest rank that has it otherwise than rank 0.
+// Called by all processes. If two differ, throws the same Error on all. It names the first few facts that
+// differ, and for each the process of lowest rank that disagrees with rank 0.
 void check_agreement(const Processes& processes, const Facts& facts);
 
 }  // namespace twobp

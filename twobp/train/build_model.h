@@ -1,4 +1,4 @@
-// From the configuration to the library: the model, and the pipeline's settings.
+// Makes the model and the pipeline's settings from the configuration.
 #pragma once
 
 #include <string>
@@ -10,11 +10,11 @@
 
 namespace twobp {
 
-// "fp32", "bf16", "fp16".
+// `precision` is "fp32", "bf16" or "fp16".
 at::ScalarType compute_dtype(const std::string& precision);
 
-// The model for training: in train.precision, and with layers that compute again what pipeline.recompute
-// says. Throws Error: a rule there that fits no layer.
+// The model for training, in train.precision. Layers that match pipeline.recompute recompute. Throws Error if
+// one of its rules fits no layer.
 ModelSpec build_model(const Config& config);
 
 PipelineOptions pipeline_options(const Config& config, const PipelineShape& shape);

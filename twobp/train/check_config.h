@@ -1,12 +1,12 @@
-// Contradictions between keys of several sections.
+// Checks for contradictions between keys of several sections.
 #pragma once
 
 #include "twobp/train/config.h"
 
 namespace twobp {
 
-// What needs the data or the model itself (token ids, more stages than layers) is checked where that is.
-// Throws Error.
+// Throws Error. Checks that need the data or the model itself (token ids, more stages than layers) are made
+// where these are available.
 void check_contradictions(const Config& config);
 
 }  // namespace twobp

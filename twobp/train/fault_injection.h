@@ -1,13 +1,14 @@
-// Failures on demand, to try out what a run does when something breaks: the environment variable TWOBP_FAIL,
-// for instance "W:step=3:rank=1". For developers; unset, it costs nothing: no layer is wrapped.
+// Failures on demand, to test what a run does when something breaks. The environment variable TWOBP_FAIL sets
+// them, for instance "W:step=3:rank=1". For developers. If it is unset, there is no cost, because no layer is
+// wrapped.
 //
 //   TWOBP_FAIL=WHERE[:KEY=NUMBER]...
 //     WHERE        F, I, W, optimizer, loader
 //     step         counted from 1; this step, or for the loader the first read after it has begun (1)
 //     rank         of the pipeline (0)
 //     replica      (0)
-//     micro_batch  index in the step, counted over all replicas, of F, I and W (any)
-//     seconds      sleeps so long instead of throwing
+//     micro_batch  of F, I and W: index in the step, counted over all replicas (any)
+//     seconds      sleeps this long instead of throwing
 #pragma once
 
 #include <atomic>
@@ -31,12 +32,12 @@ struct Fault {
   int64_t step = 1;
   int64_t rank = 0;
   int64_t replica = 0;
-  int64_t micro_batch = -1;  // any
+  int64_t micro_batch = -1;  // -1: any
   double seconds = 0;        // 0: throws
-  std::string text;          // as it was written
+  std::string text;          // the original text
 };
 
-// Throws Error: not of the form above.
+// Throws Error if the text does not have the form above.
 Fault parse_fault(const std::string& text);
 
 class FaultInjection {
@@ -45,10 +46,10 @@ class FaultInjection {
   // Null unless TWOBP_FAIL is set.
   static std::shared_ptr<FaultInjection> from_environment();
 
-  // Before the pipeline is made of them: layers and data that can fail.
+  // Called before the pipeline is made: wraps layers and data that can fail.
   void wrap(ModelSpec& model);
   void wrap(DataSplit& data);
-  // When it is known which layers the rank has.
+  // Called when the rank's layers are known.
   void choose_layers(const Pipeline& pipeline);
 
   void begin_step(int64_t step);
@@ -57,13 +58,13 @@ class FaultInjection {
   // For the wrappers.
   bool is_due(Fault::Where where, int layer, const Context& context) const;
   bool is_due_in_loader() const { return loader_due_; }
-  // Throws, or sleeps.
+  // Throws or sleeps.
   void happen() const;
 
  private:
   Fault fault_;
-  std::vector<std::atomic<bool>> layers_;  // by layer of the model: whether it is the rank's
-  std::atomic<bool> here_ = false;         // this process runs the rank
+  std::vector<std::atomic<bool>> layers_;  // by layer of the model: whether the rank has it
+  std::atomic<bool> here_ = false;         // whether this process runs the rank
   std::atomic<bool> loader_due_ = false;
 };
 

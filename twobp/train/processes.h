@@ -1,6 +1,6 @@
-// What the processes of a run tell each other between steps, on the threads that run the program: whether
-// all of them managed something, and which of them writes what. Every member but those that ask for a number
-// is called by all processes, in the same order.
+// Communication between the processes of a run, between steps and on the threads that run the program:
+// whether an operation succeeded on all of them, and which of them writes what. All processes call every
+// member in the same order, except for the members that only return a number.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,7 @@ class Processes {
  public:
   // A run of one process: nothing is sent.
   Processes() = default;
-  // `transport`: World::processes, which outlives the calls. Waits end after `timeout` seconds.
+  // `transport` is World::processes and must outlive the calls. Waits end after `timeout` seconds.
   Processes(Transport& transport, double timeout);
 
   int index() const { return index_; }
@@ -23,24 +23,24 @@ class Processes {
   bool is_first() const { return index_ == 0; }
   double timeout() const { return timeout_; }
 
-  // The first process's text.
+  // Returns the first process's text.
   std::string from_first(const std::string& text) const;
-  // On the first process everyone's, by process; elsewhere nothing.
+  // Returns everyone's text by process on the first process, and nothing elsewhere.
   std::vector<std::string> to_first(const std::string& text) const;
 
   // The same with tensors.
   std::vector<Values> tensors_to_first(const Values& tensors) const;
 
-  // Runs `body` on every process. If it throws on any, it throws on all: on the first of those what it threw,
-  // elsewhere Aborted. `body` may take up to 20 time-outs, such as to write files: whoever is at work says so
-  // meanwhile, so that those who wait can tell it from one that is frozen.
+  // Runs `body` on every process. If it throws on any process, this throws on all: on the first of those its
+  // own error, elsewhere Aborted. `body` may take up to 20 time-outs, for example to write files. A working
+  // process sends signs of life, so that waiting processes can tell it from a frozen one.
   void together(const std::function<void()>& body) const;
 
-  // By name: whether it is this process that writes what the name stands for. Of several that hold it, the
-  // first does. A name may be there twice.
+  // Whether this process writes the thing that each name stands for. If several processes hold it, the first
+  // of them writes it. A name may occur twice.
   std::vector<bool> writes(const std::vector<std::string>& names) const;
 
-  // Throws Aborted if a process has failed. Not a call for all.
+  // Throws Aborted if a process has failed. Processes may call this separately.
   void throw_if_aborted() const;
 
  private:

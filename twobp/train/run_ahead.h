@@ -1,4 +1,4 @@
-// pipeline.run_ahead: whether ranks begin the next step when they have ended their part of this one.
+// pipeline.run_ahead: whether a rank begins the next step when it has ended its part of the current one.
 #pragma once
 
 #include <string>
@@ -12,17 +12,16 @@ class Pipeline;
 
 struct RunAhead {
   bool on = false;
-  // Ranks do not wait for the norm of all gradients, which clipping and float16 ask for, either: they take
-  // their step as if it were neither clipped nor skipped, and take it back where it is (Update::settle).
+  // Whether ranks also do not wait for the norm of all gradients, which clipping and float16 need. They take
+  // their step as if it were neither clipped nor skipped, and take it back if it is (Update::settle).
   bool presumes = false;
-  double gain = 1;  // times as fast as with a barrier, simulated
+  double gain = 1;  // simulated speed relative to a barrier
 
-  static constexpr double kLeastGain = 1.02;  // "auto": what is not above is not worth it
+  static constexpr double kLeastGain = 1.02;  // "auto" requires more than this
 };
 
-// From the configuration and, for "auto", the simulation of the plan with the profiled costs: the first
-// process's decision, on every process. Each of them calls it, once its optimizers are made. `ties_ranks`:
-// see Update.
+// Decides by the configuration and, for "auto", by simulating the plan with the profiled costs. All processes
+// use the first process's decision. Each calls this once its optimizers are made. `ties_ranks`: see Update.
 RunAhead decide_run_ahead(const Config& config, Pipeline& pipeline, const StepSetup& setup, bool ties_ranks);
 
 // "ranks begin the next step without waiting for each other (simulated: 1.07x as fast)".

@@ -1,5 +1,5 @@
-// Starts a training run in this process: finds out who started it and as which of how many, makes the world
-// that pipeline.transport asks for, and runs the program in it.
+// Starts a training run in this process. It finds the launcher and this process's place in the run, makes the
+// world that pipeline.transport asks for, and runs the program in it.
 #pragma once
 
 #include <functional>
@@ -12,18 +12,19 @@ namespace twobp {
 
 enum class TransportKind : uint8_t { kThreads, kMpi, kNccl };
 
-// What pipeline.transport stands for under this launcher. Throws Error: several processes that are not to
-// talk to each other, or one that is to talk to others; another number of processes than
+// The meaning of pipeline.transport under this launcher. Throws Error if there are several processes and the
+// transport is for one, or the reverse. Also throws Error if the number of processes is not
 // pipeline.data_parallel times the ranks of a pipeline.
 TransportKind choose_transport(const PipelineConfig& config, const Launcher& launcher);
 
-// Runs program(world): under a launcher in this process's world; without one for every replica, each on a
-// thread, the first on the calling one. If it throws, all processes and replicas are aborted and this throws
-// what was thrown first here. Throws Error as choose_transport, and if what it chose was not built in.
+// Runs program(world). Under a launcher, this is in the process's world. Without one, each replica has a
+// thread; the first replica runs on the calling thread. If the program throws, all processes and replicas are
+// aborted, and the first error in this process is rethrown. Throws Error as choose_transport does, and if the
+// chosen transport was not built in.
 void run_world(const PipelineConfig& config, const Launcher& launcher,
                const std::function<void(World)>& program);
 
-// For what only one process does. Throws Error if the launcher started several.
+// For commands that only one process runs. Throws Error if the launcher started several processes.
 void check_alone(const char* command, const Launcher& launcher);
 
 }  // namespace twobp

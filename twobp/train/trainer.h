@@ -1,6 +1,6 @@
-// The training loop over a pipeline: data in, steps, evaluation. No prints: whoever drives it shows what it
-// returns. In a run of several processes or replicas each has a trainer, and all make the same calls in the
-// same order; what a call returns is the same everywhere, but for reports (see Pipeline::run).
+// The training loop over a pipeline: data in, steps, evaluation. It prints nothing; the caller shows the
+// results. In a run of several processes or replicas each has a trainer, and all make the same calls in the
+// same order. A call returns the same everywhere, except for reports (see Pipeline::run).
 #pragma once
 
 #include <deque>
@@ -36,43 +36,44 @@ struct StepResult {
   bool skipped = false;   // fp16: the gradient overflowed, no weight has changed
   double loss_scale = 1;  // fp16: the loss scale of this step
   int64_t tokens = 0;
-  double input_wait = 0;  // seconds the ranks stood still for the loader
-  bool stop = false;      // some process wants to stop: see stop_when
+  double input_wait = 0;  // seconds that the ranks waited for the loader
+  bool stop = false;      // a process wants to stop: see stop_when
   StepReport report;
 };
 
 struct Evaluation {
   double loss = 0;                 // mean over the counted targets
-  std::optional<double> accuracy;  // part of them predicted right, from 0 to 1, where a model predicts
+  std::optional<double> accuracy;  // fraction predicted right, from 0 to 1, for models that predict
 
   bool operator==(const Evaluation&) const = default;
 };
 
 class Trainer {
  public:
-  // Opens the data, measures the layers, splits the model and makes the pipeline.
+  // Opens the data, profiles the layers, splits the model and makes the pipeline.
   Trainer(const Config& config, World world);
-  // All ranks in this process.
+  // Runs all ranks in this process.
   explicit Trainer(const Config& config);
-  // The same with a model and data of one's own: of the configuration, the sections pipeline, optimizer and
-  // train count, and data.shuffle.
+  // The same with the caller's own model and data. Of the configuration, only the sections pipeline,
+  // optimizer and train are used, and data.shuffle.
   Trainer(const Config& config, const ModelSpec& model, DataSplit data, World world);
   Trainer(const Config& config, const ModelSpec& model, DataSplit data);
   ~Trainer();
 
-  // One optimizer step on the next batch. Throws Error if the loss or a gradient is not finite.
+  // Makes one optimizer step on the next batch. Throws Error if the loss or a gradient is not finite.
   StepResult step();
-  // From now on step() may begin the next step on ranks that have ended theirs (run_ahead()), up to step
-  // `last`: until that is done, only what step() returns is looked at. Every process says the same.
+  // From now on, up to step `last`, step() may begin the next step on ranks that have ended theirs
+  // (run_ahead()). Until step `last` is done, only the results of step() may be used. Every process makes the
+  // same call.
   void run_ahead_until(int64_t last) { last_ahead_ = last; }
-  // One step on a given batch.
+  // Makes one step on the given batch.
   StepResult step(const Batch& batch, const Variant& variant);
 
-  // Over the held-out part (at most train.eval_batches batches); none if there is no such part.
+  // Evaluates the held-out part (at most train.eval_batches batches). Returns none if it does not exist.
   std::optional<Evaluation> evaluate();
 
-  // Asked at the end of every step, on each process: whether that step is to be the run's last. One that says
-  // so is enough: see StepResult::stop.
+  // Calls `asked` at the end of every step, on each process, to find out whether that step is the run's last.
+  // One process that says so is enough: see StepResult::stop.
   void stop_when(std::function<bool()> asked) { stop_ = std::move(asked); }
 
   int64_t steps_done() const { return step_; }
@@ -86,41 +87,41 @@ class Trainer {
   // See Update::weights.
   const std::vector<Parameter*>& weights() const;
   const DataSplit& data() const { return data_; }
-  // Parameters that model.from has no tensors for, such as the head of an encoder that was saved without one:
-  // they start as in a new model.
+  // Parameters without tensors in model.from, such as the head of an encoder that was saved without one. They
+  // start as in a new model.
   const std::vector<std::string>& new_parameters() const { return new_parameters_; }
-  // For checkpoints, which hold the two of them. go_on_from() sets a new trainer to where another one was;
-  // weights and optimizer state are the update's (see Checkpointer).
+  // For checkpoints, which hold the update and the position. go_on_from() sets a new trainer to another
+  // trainer's position. The update holds weights and optimizer state (see Checkpointer).
   Update& update() { return *update_; }
   TrainingPosition position() const;
   void go_on_from(const TrainingPosition& position);
-  // The same ones on every process, since all must know whether a step's events are wanted; they are told of
-  // steps on the first process alone.
+  // Every process adds the same observers, because all must know whether a step's events are wanted. Only the
+  // first process notifies them of steps.
   void add_observer(std::shared_ptr<Observer> observer) { observers_.push_back(std::move(observer)); }
 
  private:
-  // What there must be before the pipeline, in the order it is found out.
+  // The parts that are made before the pipeline, in order of their construction.
   struct Parts;
   Trainer(const Config& config, Parts parts);
-  // The weights that the configuration names.
+  // Loads the weights that the configuration names.
   void load(const Config& config);
 
   void make_loader();
   LoaderOptions loader_options() const;
-  // The sums over replicas of what their batches count.
+  // Replaces the counts of each replica's batch by their sums over replicas.
   void count_replicas(int64_t& targets, int64_t& tokens);
   const StepSetup& setup_for(const Variant& variant, int micro_batches);
   struct StepUnderWay;
   void begin_next();
   void begin(std::unique_ptr<StepUnderWay> step, const Variant& variant);
-  // The oldest step under way.
+  // Ends the oldest step under way.
   StepResult end();
   void finish(StepUnderWay& step);
-  // Whether the step may begin while the one before it is under way.
+  // Whether the step may begin while the previous step is under way.
   bool may_run_ahead(int64_t step) const;
   int64_t next_step() const { return step_ + static_cast<int64_t>(under_way_.size()) + 1; }
   bool wants_events(int64_t step) const;
-  // A step's error ends the steps under way.
+  // Runs `body`. An error ends the steps under way.
   template <typename Body>
   StepResult or_error(const Body& body);
   // Throws Error if a step is under way.
@@ -129,11 +130,11 @@ class Trainer {
   Config config_;
   int micro_batches_;
   DataSplit data_;
-  std::shared_ptr<FaultInjection> faults_;  // null but in tests of failures
+  std::shared_ptr<FaultInjection> faults_;  // null except in tests of failures
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<Update> update_;
   std::unique_ptr<Loader> loader_;
-  Variant variant_;  // of step(); a schedule in a file is read once
+  Variant variant_;  // used by step(); a schedule in a file is read once
   RunAhead run_ahead_;
   struct KeptSetup;
   std::map<std::string, std::unique_ptr<KeptSetup>> setups_;
@@ -145,8 +146,8 @@ class Trainer {
   std::function<bool()> stop_;
   std::deque<std::unique_ptr<StepUnderWay>> under_way_;  // oldest first
   int64_t last_ahead_ = 0;
-  bool warm_ = false;      // has made a step: what the ranks hold for the model is all there
-  bool stopping_ = false;  // some process wants to stop
+  bool warm_ = false;      // a step has run, so that the ranks hold all their memory for the model
+  bool stopping_ = false;  // a process wants to stop
 };
 
 }  // namespace twobp

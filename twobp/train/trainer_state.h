@@ -1,4 +1,4 @@
-// What the trainer keeps of steps; for its own sources.
+// The trainer's state for steps, private to its sources.
 #pragma once
 
 #include "twobp/pipeline/step_input.h"
@@ -14,7 +14,7 @@ struct Trainer::StepUnderWay {
 };
 
 struct Trainer::KeptSetup {
-  ScheduleSource schedule;  // keeps a written one alive, whose address is part of the key
+  ScheduleSource schedule;  // keeps a schedule from a file alive, because its address is part of the key
   StepSetup setup;
 };
 

@@ -1,5 +1,6 @@
-// How a step is run. A trainer may change it from step to step without changing a bit of the result, except
-// for a schedule that gives up the order of micro-batches (Schedule::allow_reorder: out-of-order files).
+// The way to run a step. A trainer may change it from step to step without changing a bit of the result. The
+// exception is a schedule that gives up the order of micro-batches (Schedule::allow_reorder: out-of-order
+// files).
 #pragma once
 
 #include <cstdint>
@@ -17,15 +18,16 @@ struct Variant {
   P2Policy policy = P2Policy::kFill;
   P2Batching batching = P2Batching::kLoop;
   MemoryCap memory_cap = MemoryCap::automatic();
-  // What the automatic cap is made of, by rank (see auto_caps); empty: the peaks of `schedule` itself with p2
-  // off. A schedule that was looked for under the cap of another keeps that cap.
+  // The basis of the automatic cap, by rank (see auto_caps). If empty, it is the peaks of `schedule` itself
+  // with p2 off. A schedule that was searched for under another schedule's cap keeps that cap.
   std::vector<int64_t> standard_peaks{};
 };
 
-// Whether it gives up the order of micro-batches, and with it the bits that all other schedules share.
+// Whether the schedule gives up the order of micro-batches. Then its bits differ from those that all other
+// schedules share.
 bool reorders(const Variant& variant);
 
-// The setup of a step that is run so.
+// The setup of a step for this variant.
 StepSetup make_setup(const Pipeline& pipeline, const Variant& variant, int micro_batches);
 
 }  // namespace twobp

@@ -1,7 +1,7 @@
-// Operations of all ranks of a transport together, made of messages alone: every transport has them, and a
-// sum has the same bits on each, since it is taken in rank order whatever arrives when. All ranks call the
-// same operations in the same order; `number` tells apart those that are under way at once, from 1 (0 is
-// all_reduce_sum's).
+// Operations of all ranks of a transport together, made of messages alone, so that every transport has them.
+// A sum is taken in rank order, so its bits do not depend on the transport or on the order of arrival. All
+// ranks call the same operations in the same order. `number`, from 1, distinguishes operations that are under
+// way at the same time (all_reduce_sum uses 0).
 #pragma once
 
 #include <cstdint>
@@ -11,25 +11,25 @@
 
 namespace twobp {
 
-// An element-wise sum under way. Every rank owns a slice: it gets the others' parts of it, adds them in rank
-// order and hands the result round, so that a rank sends 2 (n - 1) / n times the tensor's bytes.
-// Small tensors go whole from each rank to each.
+// An element-wise sum under way. Every rank owns a slice. It receives the others' parts of the slice, adds
+// them in rank order and sends the result to all. So a rank sends 2 (n - 1) / n times the tensor's bytes.
+// Small tensors are sent whole from each rank to each.
 class AllReduce {
  public:
-  // Starts it. `tensor` is dense and of the same shape and dtype on every rank; it is read until the sum
-  // stands in it.
+  // Starts the sum. `tensor` is dense and has the same shape and dtype on every rank. It is read until it
+  // contains the sum.
   AllReduce(Transport& transport, at::Tensor tensor, int number);
 
-  // Takes what has arrived; true when the sum stands in the tensor. Never blocks. Throws Aborted.
+  // Processes what has arrived. Returns true when the tensor contains the sum. Never blocks. Throws Aborted.
   bool progress();
-  // Throws Aborted, or Error after `timeout` seconds, saying which rank it waited for.
+  // Throws Aborted, or after `timeout` seconds Error that names the rank it waited for.
   void wait(double timeout);
   bool done() const { return done_; }
 
  private:
-  // What `rank` adds up: a slice of this rank's tensor.
+  // The slice of this rank's tensor that `rank` sums.
   at::Tensor part_for(int rank) const;
-  // `deadline` 0: only what is there.
+  // With `deadline` 0, takes only what has already arrived.
   bool take(int from, const Tag& tag, double deadline, at::Tensor& into);
   bool advance(double deadline);
 
@@ -39,7 +39,7 @@ class AllReduce {
   int number_;
   bool whole_ = false;
   std::vector<at::Tensor> parts_;   // by rank: its part of this rank's slice
-  std::vector<bool> summed_there_;  // by rank: its slice of the sum has arrived
+  std::vector<bool> summed_there_;  // by rank: its summed slice has arrived
   bool added_ = false;              // this rank's slice is summed
   bool done_ = false;
 };
@@ -47,10 +47,11 @@ class AllReduce {
 // Element-wise sum over ranks in rank order, in place.
 void all_reduce_sum(Transport& transport, at::Tensor& tensor, double timeout);
 
-// `tensor` of rank `root` on every rank; of any shape and dtype, which need not be known elsewhere.
+// Copies `tensor` of rank `root` to every rank. It may have any shape and dtype, which the other ranks need
+// not know.
 void broadcast(Transport& transport, at::Tensor& tensor, int root, double timeout);
 
-// By rank, on `root`; empty elsewhere. Shapes may differ.
+// Returns the values by rank on `root`, and nothing elsewhere. Shapes may differ.
 std::vector<Values> gather(Transport& transport, Values values, int root, double timeout);
 
 // Returns when every rank has called it.

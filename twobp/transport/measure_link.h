@@ -1,4 +1,4 @@
-// What a link between two ranks costs, by ping-pong.
+// Measures the cost of a link between two ranks by ping-pong.
 #pragma once
 
 #include "twobp/core/link_speed.h"
@@ -6,9 +6,9 @@
 
 namespace twobp {
 
-// Sends float tensors to and fro between the calling thread, which is rank 0, and a thread of its own for
-// rank 1, about `seconds` in all; medians. The transports are not in use otherwise. Throws what their waits
-// throw.
+// Sends float tensors back and forth between the calling thread, which is rank 0, and a new thread for rank
+// 1. Takes about `seconds` in total and returns medians. The transports must not be used otherwise. Throws
+// what their waits throw.
 LinkSpeed measure_link(Transport& rank0, Transport& rank1, double seconds = 0.2);
 
 }  // namespace twobp

@@ -1,6 +1,5 @@
-// A message as bytes, for transports between processes: a head that says what follows, with small tensors in
-// it; the memory of large ones travels apart. What comes from a peer is checked before anything is done
-// with it.
+// A message as bytes, for transports between processes. A head describes the message and contains small
+// tensors. The memory of large tensors is sent separately. Data from a peer is checked before it is used.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +13,14 @@
 
 namespace twobp {
 
-// Tensors up to this many bytes travel in the head, so that a small message is one message.
+// Tensors of up to this many bytes are part of the head, so that a small message is sent as one.
 constexpr int64_t kMostInlineBytes = 3072;
-// Longest head that is accepted.
+// The longest head that is accepted.
 constexpr int64_t kMostHeadBytes = 1 << 20;
 
 struct OutgoingMessage {
   std::vector<std::byte> head;
-  // In the order of their place in the message; each covers its memory without gaps.
+  // The tensors that are sent separately, in their order in the message. Each covers its memory without gaps.
   std::vector<at::Tensor> apart;
 };
 
@@ -29,19 +28,19 @@ struct IncomingMessage {
   bool is_abort = false;
   std::string reason;  // of an abort
   Tag tag;
-  int64_t number = 0;  // of the sender's messages to this rank
+  int64_t number = 0;  // counts the sender's messages to this rank
   Values values;
-  std::vector<at::Tensor> apart;  // of `values`, allocated; the caller receives into their memory
-  std::vector<bool> on_device;    // by value: it was on a GPU where it came from
+  std::vector<at::Tensor> apart;  // allocated tensors of `values`; the caller receives into their memory
+  std::vector<bool> on_device;    // by value: whether it was on a GPU at the sender
 };
 
-// `device_memory`: tensors on a GPU are sent and received from there; false: they are copied to the host
-// first, and come as host tensors with `on_device` set.
+// With `device_memory`, tensors on a GPU are sent from and received into GPU memory. Without, they are first
+// copied to the host and arrive as host tensors with `on_device` set.
 OutgoingMessage pack_message(const Tag& tag, int64_t number, const Values& values, bool device_memory);
 std::vector<std::byte> pack_abort(const std::string& reason);
 
-// Throws Error that says what is wrong and whose message it was. `memory`: where host tensors that travel
-// apart come from; null: freshly allocated.
+// Throws Error that says what is wrong and who sent the message. `memory` provides host tensors that are sent
+// separately; with null, they are newly allocated.
 IncomingMessage unpack_message(std::span<const std::byte> head, int from, bool device_memory,
                                ReceiveMemory* memory = nullptr);
 

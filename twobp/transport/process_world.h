@@ -1,4 +1,4 @@
-// The world of a process that runs one rank, out of an endpoint among all processes of the run.
+// Makes the world of a process that runs one rank from an endpoint among all processes of the run.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 
 namespace twobp {
 
-// Throws Error unless `processes` are what replicas x ranks need.
+// Throws Error unless `processes` equals replicas x ranks.
 void check_processes(int processes, int replicas, int ranks);
 
 // Process p is rank p % ranks of replica p / ranks. Throws Error if the endpoint has another number of

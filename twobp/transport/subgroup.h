@@ -1,4 +1,4 @@
-// Some ranks of a transport as a transport of their own: the ranks of one pipeline, or of one place in all
+// Some ranks of a transport as a transport of their own: the ranks of one pipeline, or the same rank of all
 // data-parallel replicas.
 #pragma once
 
@@ -9,14 +9,14 @@
 
 namespace twobp {
 
-// What a message between two ranks is for: each has its own tags.
+// The purpose of a message between two ranks. Each group has its own tags.
 enum class Group : uint8_t { kPipeline = 1, kReplicas = 2, kProcesses = 3 };
 
-// The processes' is for the thread that runs the program, which shares its core with a rank: its waits look
-// now and then.
+// The processes' group is for the thread that runs the program, which shares its core with a rank. So its
+// waits only poll now and then.
 //
-// Rank i of the group is `members`[i] of `parent`, which outlives it and is one of them. Aborting it aborts
-// the parent.
+// Rank i of the group is rank `members`[i] of `parent`. The parent must outlive the group, and its own rank
+// is one of the members. Aborting the group aborts the parent.
 class Subgroup : public Transport {
  public:
   Subgroup(Transport& parent, std::vector<int> members, Group group);

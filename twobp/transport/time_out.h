@@ -1,4 +1,4 @@
-// What a transport says when a wait has taken too long: the same words on each.
+// The errors of a transport when a wait takes too long, with the same text for every transport.
 #pragma once
 
 #include "twobp/transport/transport.h"
@@ -7,7 +7,7 @@ namespace twobp {
 
 // Throws Error: `rank` waited `timeout` seconds for the message `tag` from rank `from`.
 [[noreturn]] void fail_waiting(int rank, double timeout, const Tag& tag, int from);
-// Throws Error: what `rank` sent to rank `to` was not taken for `timeout` seconds.
+// Throws Error: rank `to` did not take a message of `rank` within `timeout` seconds.
 [[noreturn]] void fail_sending(int rank, double timeout, int to);
 
 }  // namespace twobp

@@ -1,6 +1,7 @@
-// How ranks exchange tensors. One Transport object belongs to one rank and is used by its thread alone
-// (except abort), but subgroups of one endpoint by a thread each; over World::processes a second thread may
-// send, too. Sends never block; receives are asked for, then tested or waited for, each wait with a time-out.
+// The exchange of tensors between ranks. One Transport object belongs to one rank and only its thread uses
+// it. There are three exceptions: abort(); subgroups of one endpoint, which may have a thread each; and
+// World::processes, over which a second thread may send. Sends never block. Receives are tested or waited
+// for, and each wait has a time-out.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +14,17 @@
 
 namespace twobp {
 
-// What a message is. Behind it what `stage` and `micro_batch` of its tag are, where they are something else.
+// The kind of a message. The comments give the meaning of `stage` and `micro_batch` in its tag if it differs
+// from the names.
 enum class MessageKind : uint8_t {
   kForward,       // the input of a stage
   kBackward,      // the output gradient of a stage
   kEvaluation,    // the input of a stage that is evaluated
-  kTiedGradient,  // of a weight that several stages use: the weight; the use
-  kWeights,       // that a replica has updated: which message of them; 0
-  kStepReport,    // 0; the process whose it is
+  kTiedGradient,  // gradient of a weight that several stages use: the weight; the use
+  kWeights,       // weights that a replica has updated: the index of the message; 0
+  kStepReport,    // 0; the process that reports
   kClock,         // question or answer; the round
-  // Of all ranks together: 0; the number of it (collectives.h, train/processes.h).
+  // Collective operations of all ranks: 0; the operation's number (collectives.h, train/processes.h).
   kPart,
   kSum,
   kBroadcast,
@@ -30,23 +32,23 @@ enum class MessageKind : uint8_t {
   kBarrier,
   kEndOfWork,
   kVerdict,
-  kNone,  // nobody sends it
+  kNone,  // never sent
 };
 
-// What identifies a message.
+// Identifies a message.
 struct Tag {
   int64_t step = 0;
-  int stage = 0;  // that receives it
+  int stage = 0;  // the receiving stage
   int micro_batch = 0;
   MessageKind kind = MessageKind::kForward;
-  uint8_t group = 0;  // set by Subgroup: the same ranks may talk in several roles
+  uint8_t group = 0;  // set by Subgroup, because the same ranks may communicate in several roles
 
   bool operator==(const Tag&) const = default;
 };
 
 std::string to_string(const Tag& tag);
 
-// Thrown from waits after abort(): some other rank failed, its error is the one to report.
+// Thrown from waits after abort(). Another rank failed, and its error is the one to report.
 class Aborted : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -59,21 +61,23 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Hands `values` to rank `to`. Sender and receiver may share memory afterwards: neither may write to it.
+  // Sends `values` to rank `to`. Sender and receiver may share memory afterwards, so neither may write to it.
   virtual void isend(int to, const Tag& tag, Values values) = 0;
 
-  // True and the message moved into `values` if it is there. Never blocks. Throws Aborted.
+  // If the message has arrived, moves it into `values` and returns true. Never blocks. Throws Aborted.
   virtual bool try_receive(int from, const Tag& tag, Values& values) = 0;
-  // Waits for it. Throws Aborted, or Error after `timeout` seconds (says who waited for what).
+  // Waits for the message. Throws Aborted, or after `timeout` seconds Error that names the waiting rank and
+  // the message.
   virtual Values receive(int from, const Tag& tag, double timeout) = 0;
 
-  // Called between layers while compute runs, for transports that move nothing by themselves.
+  // Called between layers of a computation, for transports that move no data on their own.
   virtual void progress() {}
 
-  // Waits until everything sent has left this rank, so that the process may end. Throws as receive does.
+  // Waits until everything that was sent has left this rank, so that the process may end. Throws as receive
+  // does.
   virtual void flush(double /*timeout*/) {}
 
-  // Makes every rank's present and future waits throw Aborted. Any thread.
+  // Makes the present and future waits of every rank throw Aborted. May be called from any thread.
   virtual void abort(const std::string& reason) = 0;
 };
 

@@ -1,9 +1,9 @@
-// All ranks of a run as one process sees them: which it runs itself, and whom these talk to.
+// All ranks of a run as seen by one process: the ranks that it runs itself, and their connections.
 //
-// A run is `replicas` copies of a pipeline of `ranks` ranks. A process works for one replica, and runs all
-// ranks of its pipeline as threads (one process, no launcher) or one of them (MPI, NCCL). Every process runs
-// the same program on the same configuration; several replicas in one process are several such programs as
-// threads.
+// A run is `replicas` copies of a pipeline of `ranks` ranks. A process works for one replica. It runs all
+// ranks of its pipeline as threads (one process, no launcher), or one of them (MPI, NCCL). Every process runs
+// the same program on the same configuration. Several replicas in one process are several such programs, run
+// as threads.
 #pragma once
 
 #include <functional>
@@ -18,22 +18,23 @@ namespace twobp {
 
 struct World {
   int replicas = 1;
-  int replica = 0;  // this process's
+  int replica = 0;  // of this process
   int ranks = 1;    // of a pipeline
 
-  // By rank of the pipeline; null: another process runs it.
+  // By rank of the pipeline. Null if another process runs the rank.
   std::vector<std::unique_ptr<Transport>> pipeline;  // between the ranks of this replica
-  std::vector<std::unique_ptr<Transport>> data;      // between the replicas' ranks of this place, by replica
-  // Where the ranks of this process compute, by rank of the pipeline; empty: on the CPU.
+  std::vector<std::unique_ptr<Transport>> data;      // between the same rank of all replicas, by replica
+  // The devices of this process's ranks, by rank of the pipeline. Empty for the CPU.
   std::vector<Device> devices;
-  // Between processes, in the order of their first ranks; never null. For the thread that runs the program:
-  // its ranks may be in a step meanwhile.
+  // Between processes, in the order of their first ranks; never null. For the thread that runs the program,
+  // which may use it while its ranks are in a step.
   std::unique_ptr<Transport> processes;
 
-  // Makes the waits of every process throw Aborted. Any thread; a copy may be called once the world is gone.
+  // Makes the waits of every process throw Aborted. May be called from any thread. A copy may be called after
+  // the world is destroyed.
   std::function<void(const std::string& reason)> abort;
 
-  // What the endpoints above talk through; destroyed after them.
+  // Objects that the endpoints above use. They are destroyed after the endpoints.
   std::vector<std::shared_ptr<void>> holds;
 
   World() = default;
@@ -47,23 +48,23 @@ struct World {
   Device device(int rank) const { return devices.empty() ? Device() : devices.at(rank); }
   bool all_local() const;
   std::vector<int> local_ranks() const;
-  // Of the processes of this replica, this one has rank 0.
+  // Whether this process has rank 0 of its replica.
   bool is_first_of_replica() const { return is_local(0); }
   int processes_of_replica() const { return process_count() / replicas; }
-  // The process that shows and saves what is one for the run.
+  // Whether this is the process that prints and saves on behalf of the run.
   bool is_first() const { return process() == 0; }
 };
 
-// Every replica's world in this process, to be run by a thread each. Waits spin for `spin_seconds`, see
-// in_process.h. `devices`, by rank of the pipeline: of a single replica.
+// The worlds of all replicas in this process. Each is run by a thread. Waits spin for `spin_seconds` (see
+// in_process.h). `devices`, by rank of the pipeline, are for a single replica.
 std::vector<World> make_in_process_worlds(int replicas, int ranks, double spin_seconds,
                                           const std::vector<Device>& devices = {});
-// As a launcher has it, with a process for each rank of each replica, but in this process: a thread for each
-// world, in order of the world's ranks.
+// As under a launcher with a process for each rank of each replica, but within this process: one thread for
+// each world, in order of the worlds' ranks.
 std::vector<World> make_in_process_ranks(int replicas, int ranks, double spin_seconds);
 
-// Runs body(world) on a thread for each world, the first on the calling one. What one throws aborts the
-// others; rethrows the first that was not thrown because of that.
+// Runs body(world) on a thread for each world; the first runs on the calling thread. An exception aborts the
+// other worlds. Rethrows the first exception that is not a result of an abort.
 void run_worlds(std::vector<World> worlds, const std::function<void(World)>& body);
 
 }  // namespace twobp

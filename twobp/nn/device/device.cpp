@@ -75,13 +75,13 @@ void Device::move_to_part(std::shared_ptr<GpuParts> parts, int part) {
 }
 
 Device Device::open(at::DeviceType type, int index) {
-  // Streams share the GPU's queues, 8 unless it is told otherwise before it is first used: a transfer that
-  // waits for its peer would hold up the compute behind it.
+  // Streams share the GPU's queues, 8 by default. A transfer that waits for its peer would block later
+  // computations in the same queue. The number must be set before the first use of the GPU.
   if (type == at::kCUDA) {
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
     at::globalContext().setDeterministicCuDNN(true);  // the same bits every time
     at::globalContext().setAllowTF32CuDNN(false);     // float32 is float32, as in matrix products
-    // Sums of 16-bit products are float32, those of a product in parts (split-K) too.
+    // Sums of 16-bit products are in float32, also in products that are split along k.
     at::globalContext().setAllowFP16ReductionCuBLAS(false);
     at::globalContext().setAllowBF16ReductionCuBLAS(false);
   }
@@ -125,12 +125,13 @@ Values Device::fetch(Values values, const DeviceEvent& ready) const {
   for (at::Tensor& value : values) {
     if (!value.defined() || value.device().type() != where_.type()) continue;
     if (value.device() == where_) {
-      compute_.uses(value);  // of another rank on this GPU
+      compute_.uses(value);  // belongs to another rank on this GPU
       continue;
     }
-    // LibTorch copies on the source's current stream and makes the target's wait for it and it for the
-    // target's: with compute streams there, a copy would wait for all that has been put into either.
-    // Each of the two waits for `ready`: a stream that is recorded may not wait for one that is not.
+    // LibTorch copies on the source's current stream, and makes it and the target's current stream wait for
+    // each other. With compute streams there, a copy would wait for all work that either has queued. Both
+    // streams here wait for `ready`, because a stream that is being recorded may not wait for one that is
+    // not.
     const DeviceStream source = source_stream(value.device());
     source.wait(ready);
     copies_.wait(ready);
@@ -138,7 +139,7 @@ Values Device::fetch(Values values, const DeviceEvent& ready) const {
     const OnStream there(source);
     const OnStream here(copies_);
     value = value.to(where_, /*non_blocking=*/true);
-    copies_.wait(source.record());  // by itself LibTorch waits on CUDA alone
+    copies_.wait(source.record());  // LibTorch itself waits only on CUDA
     compute_.uses(value);
     copied = true;
   }

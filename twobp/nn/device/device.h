@@ -1,11 +1,12 @@
-// Where a rank computes, and in which order: streams and events on LibTorch's device-generic interface, so
-// that nothing here needs CUDA's headers or libraries to be built. On a CPU, where a call returns when its
-// work is done, all of it is empty. A copy of an object stands for the same device, stream or event.
+// Selects the device of a rank and orders its work, with streams and events. This uses LibTorch's
+// device-generic interface, so building it needs neither CUDA's headers nor its libraries. On a CPU, where a
+// call returns when its work is done, all operations are empty. Copies of an object refer to the same device,
+// stream or event.
 //
-// A rank's work on a GPU is in these streams; none of them waits for another but by an event:
+// A rank's work on a GPU runs in these streams. They wait for each other only through events:
 //   compute   F and I, high priority
 //   weights   W, low priority: the device itself runs it where `compute` leaves room
-//   copies    tensors on their way from other GPUs of this process, high priority
+//   copies    transfers from other GPUs of this process, high priority
 #pragma once
 
 #include <memory>
@@ -22,15 +23,16 @@
 
 namespace twobp {
 
-// A point in a stream's work. Default: one that has passed.
+// A point in a stream's work. A default-constructed event has already passed.
 class DeviceEvent {
  public:
-  // Whether the work before it is done. Never blocks.
+  // Whether all work before the event is done. Never blocks.
   bool passed() const { return !event_ || event_->query(); }
   void wait_on_host() const {
     if (event_) event_->synchronize();
   }
-  // On the device's clock. Both have passed and were recorded with their time, on one device.
+  // The time between the events on the device's clock. Both events must have passed. Both must have been
+  // recorded with time, on the same device.
   double seconds_since(const DeviceEvent& earlier) const {
     return earlier.event_->elapsedTime(*event_) / 1e3;
   }
@@ -40,7 +42,7 @@ class DeviceEvent {
   std::shared_ptr<const c10::Event> event_;
 };
 
-// Work in order. Default: that of a CPU.
+// A queue of work that runs in order. A default-constructed stream is that of a CPU.
 class DeviceStream {
  public:
   DeviceStream() = default;
@@ -49,22 +51,22 @@ class DeviceStream {
   explicit operator bool() const { return stream_.has_value(); }
   const c10::Stream& operator*() const { return *stream_; }
 
-  // The point behind all that has been put in.
+  // Records an event after all work that has been launched so far.
   DeviceEvent record() const { return record(c10::EventFlag::PYTORCH_DEFAULT); }
-  // The same, and when it passes: see DeviceEvent::seconds_since.
+  // As record(), and the event also records the time (see DeviceEvent::seconds_since).
   DeviceEvent record_with_time() const { return record(c10::EventFlag::BACKEND_DEFAULT); }
-  // What is put in from now on begins after `event`. The calling thread does not wait.
+  // Work that is launched from now on begins after `event`. The calling thread does not wait.
   void wait(const DeviceEvent& event) const;
-  // The tensor is read or written here, though it may have been allocated for another stream: its memory is
-  // given to others only after what has been put in by the time it is freed.
+  // Call this if the stream reads or writes a tensor that may have been allocated for another stream. The
+  // tensor's memory is then reused only after the work that was launched before the tensor was freed.
   void uses(const at::Tensor& tensor) const;
-  // Whether all is done; never blocks.
+  // Whether all launched work is done. Never blocks.
   bool idle() const { return !stream_ || stream_->query(); }
-  // The calling thread waits for all of it.
+  // Blocks the calling thread until all launched work is done.
   void wait_on_host() const {
     if (stream_) stream_->synchronize();
   }
-  // cudaStream_t; null of a CPU.
+  // A cudaStream_t. Null for a CPU.
   void* native() const { return stream_ ? stream_->native_handle() : nullptr; }
 
  private:
@@ -73,7 +75,7 @@ class DeviceStream {
   std::optional<c10::Stream> stream_;
 };
 
-// What the thread computes and allocates while this lives is put into the stream.
+// While this object lives, the thread's computations and allocations use the stream.
 class OnStream {
  public:
   explicit OnStream(const DeviceStream& stream) {
@@ -88,14 +90,15 @@ class Device {
  public:
   Device() = default;  // the CPU
 
-  // "cpu", "cuda" or what else LibTorch has a name for; of several GPUs, the one with this number. Throws
-  // Error where there is none.
+  // `type` is "cpu", "cuda" or another device type of LibTorch. `index` selects one of several GPUs. Throws
+  // Error if the device does not exist.
   static Device open(const std::string& type, int index);
-  // Any kind that LibTorch has streams for.
+  // `type` is any device type for which LibTorch has streams.
   static Device open(at::DeviceType type, int index);
 
-  // One for each rank of this process, in turn where there are fewer than ranks: several then share one, each
-  // with streams of its own and, if `in_parts`, multiprocessors of its own (GpuParts). Empty: the CPU.
+  // Opens one device for each rank of this process. With fewer GPUs than ranks, the ranks take GPUs in turn
+  // and several share one. Each then has its own streams and, with `in_parts`, its own multiprocessors
+  // (GpuParts). The result is empty for the CPU.
   static std::vector<Device> open_for(const std::string& type, int ranks, bool in_parts = false);
 
   at::Device where() const { return where_; }
@@ -103,18 +106,19 @@ class Device {
   bool asynchronous() const { return static_cast<bool>(compute_); }
   const DeviceStream& compute() const { return compute_; }
   const DeviceStream& weights() const { return weights_; }
-  // One more, for a purpose of its own.
+  // Makes an extra stream for a special purpose.
   DeviceStream make_stream(bool high_priority) const;
 
-  // The tensors of another GPU of this process, for `compute`: copied from peer to peer on the stream
-  // `copies` as soon as `ready`, which was recorded there, has passed. The caller does not wait. Tensors that
-  // are here already, or on the host, come as they are; `compute` waits for `ready`.
+  // Makes tensors of another GPU of this process available to `compute`. The stream `copies` copies them from
+  // peer to peer once `ready`, an event recorded on the other GPU, has passed. The caller does not wait.
+  // Tensors that are already on this device, or on the host, are returned unchanged, and `compute` waits for
+  // `ready`.
   Values fetch(Values values, const DeviceEvent& ready) const;
 
  private:
-  // Streams on part `part` of the GPU from now on.
+  // Makes new streams on part `part` of the GPU.
   void move_to_part(std::shared_ptr<GpuParts> parts, int part);
-  // The stream at the other GPU that a copy from it runs on.
+  // The stream on the other GPU that runs copies from it.
   DeviceStream source_stream(at::Device source) const;
 
   struct Sources {
@@ -123,7 +127,7 @@ class Device {
   };
 
   at::Device where_ = at::kCPU;
-  std::shared_ptr<GpuParts> parts_;  // of which this is one; outlives the streams
+  std::shared_ptr<GpuParts> parts_;  // the parts of the shared GPU; outlives the streams
   DeviceStream compute_, weights_, copies_;
   std::shared_ptr<Sources> sources_;
 };

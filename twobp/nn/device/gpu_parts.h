@@ -1,6 +1,6 @@
-// A GPU cut into parts with equal numbers of multiprocessors (CUDA's green contexts, from driver 12.4 on):
-// several ranks on one GPU, each confined to its own, wait for each other as ranks on smaller GPUs would.
-// They share its memory and its bandwidth all the same.
+// A GPU split into parts with equal numbers of multiprocessors (CUDA's green contexts, from driver 12.4 on).
+// Several ranks on one GPU, each confined to its own part, wait for each other like ranks on smaller GPUs.
+// The parts still share the GPU's memory and bandwidth.
 #pragma once
 
 #include <memory>
@@ -11,11 +11,12 @@ namespace twobp {
 
 class GpuParts {
  public:
-  // Throws Error: not a GPU, a program built without CUDA, a driver that cannot, or a GPU too small.
+  // Throws Error if `gpu` is not a GPU or is too small, the program was built without CUDA, or the driver
+  // does not support parts.
   static std::shared_ptr<GpuParts> cut(c10::Device gpu, int parts);
   virtual ~GpuParts() = default;
 
-  // Work put in there runs on this part alone. Lives as long as this object.
+  // Work that is launched in the stream runs on this part alone. The stream lives as long as this object.
   virtual c10::Stream make_stream(int part, bool high_priority) = 0;
 };
 

@@ -11,7 +11,8 @@
 namespace twobp {
 namespace {
 
-// Of the driver, which LibTorch loads and does not link. The header may call a function by another name.
+// A function of the driver, which LibTorch loads and does not link. The header may redirect a function to
+// another name.
 template <typename Function>
 Function* driver_function(const char* name) {
   static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
@@ -33,7 +34,7 @@ class GreenContexts : public GpuParts {
  public:
   GreenContexts(c10::Device gpu, int parts) : gpu_(gpu), contexts_(parts) {
     const c10::cuda::CUDAGuard here(gpu_);
-    c10::cuda::getCurrentCUDAStream().synchronize();  // the primary context is there
+    c10::cuda::getCurrentCUDAStream().synchronize();  // makes the primary context
     CUdevice device = 0;
     check(TWOBP_DRIVER(cuDeviceGet)(&device, gpu.index()), "cuDeviceGet");
     CUdevResource all{};
@@ -71,7 +72,8 @@ class GreenContexts : public GpuParts {
   }
 
  private:
-  // As many multiprocessors each as can be had: CUDA rounds up to what the GPU schedules together.
+  // Each part gets as many multiprocessors as possible. CUDA rounds up to the units that the GPU schedules
+  // together.
   static std::vector<CUdevResource> split(CUdevResource& all, unsigned parts) {
     for (unsigned each = all.sm.smCount / parts; each > 0; --each) {
       std::vector<CUdevResource> groups(parts);

@@ -1,4 +1,4 @@
-// Work for a device, recorded once and then put into a stream again as one piece: a CUDA graph.
+// A CUDA graph: work for a device that is recorded once and then launched again as a whole.
 #pragma once
 
 #include <functional>
@@ -12,25 +12,27 @@ namespace twobp {
 class WorkGraph {
  public:
   virtual ~WorkGraph() = default;
-  // Puts the recorded work into the current stream: on the same memory, with the numbers that the host gave.
+  // Launches the recorded work in the current stream. It uses the same memory and the host values of the
+  // recording.
   virtual void replay() = 0;
 };
 
-// Of what `work` puts into the current stream, which must not be a device's default one, and into streams
-// that wait for it and that it waits for again, from any thread and on any of `devices`, all of one kind; the
-// current one is the first. Nothing of it is done meanwhile; the host may neither wait for it nor bring
-// anything over. The tensors that it names, but for those that it makes, must live as long as the graph.
-// `work` has run before, so that libraries have set themselves up. Null where this program or this kind of
-// device has no graphs.
+// Records what `work` launches in the current stream, which must not be a device's default stream. Also
+// recorded are other streams that wait for the current one and that it waits for in turn. They may belong to
+// any thread and to any of `devices`. The devices are of one kind, and the first is the current one. Nothing
+// runs during the recording, and the host may neither wait for the work nor copy anything to the device. The
+// tensors that `work` uses, except those that it allocates, must live as long as the graph. `work` must have
+// run once before, to initialize the libraries. Returns null if this program or this kind of device does not
+// support graphs.
 std::unique_ptr<WorkGraph> record_graph(const std::vector<at::Device>& devices,
                                         const std::function<void()>& work);
 
-// How devices of a kind record; LibTorch's CUDA is known.
+// Registers how devices of a kind record graphs. LibTorch's CUDA is built in.
 using GraphRecorder = std::unique_ptr<WorkGraph> (*)(const std::vector<at::Device>& devices,
                                                      const std::function<void()>& work);
 void record_graphs_by(at::DeviceType type, GraphRecorder recorder);
 
-// Null in a program without CUDA.
+// Returns null in a program without CUDA.
 std::unique_ptr<WorkGraph> record_cuda_graph(const std::vector<at::Device>& devices,
                                              const std::function<void()>& work);
 

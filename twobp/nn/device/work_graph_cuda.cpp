@@ -10,7 +10,8 @@ namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-// What recorded streams allocate on a device beside the current one, where LibTorch's graphs have no pool.
+// A pool for what recorded streams allocate on devices other than the current one, because LibTorch's graphs
+// have no pool there.
 class OtherPool {
  public:
   OtherPool(c10::DeviceIndex device, at::cuda::MempoolId_t id) : device_(device), id_(id) {
@@ -22,13 +23,13 @@ class OtherPool {
       end();
       allocator::releasePool(device_, id_);
     } catch (const c10::Error&) {
-      // Of a device that has failed already.
+      // The device has already failed.
     }
   }
   OtherPool(const OtherPool&) = delete;
   OtherPool& operator=(const OtherPool&) = delete;
 
-  // The recording has ended.
+  // Call this when the recording has ended.
   void end() {
     if (!std::exchange(records_, false)) return;
     allocator::markCaptureEnd(device_);
@@ -36,7 +37,7 @@ class OtherPool {
   }
 
  private:
-  // Only one recording goes on at a time.
+  // Only one recording is active at a time.
   static bool is_recorded(cudaStream_t stream) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     C10_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
@@ -48,14 +49,14 @@ class OtherPool {
   bool records_ = true;
 };
 
-// What the work allocates comes from a pool that is the graph's own, on each device: what was freed before is
-// given back, since no recording can take it.
+// On each device, the work allocates from a pool that belongs to the graph. Unused cached memory is freed
+// first, because a recording cannot use it.
 class CudaGraph : public WorkGraph {
  public:
   CudaGraph(const std::vector<at::Device>& devices, const std::function<void()>& work) {
     allocator::emptyCache();
     const at::cuda::MempoolId_t pool = at::cuda::graph_pool_handle();
-    // Relaxed: other threads put work in, and may allocate meanwhile.
+    // Relaxed, because other threads launch work and may allocate during the recording.
     graph_.capture_begin(pool, cudaStreamCaptureModeRelaxed);
     try {
       for (size_t i = 1; i < devices.size(); ++i)
@@ -65,7 +66,7 @@ class CudaGraph : public WorkGraph {
       try {
         graph_.capture_end();
       } catch (const c10::Error&) {
-        // What has ended the recording is the error to report.
+        // The error that ended the recording is the one to report.
       }
       throw;
     }
@@ -75,7 +76,7 @@ class CudaGraph : public WorkGraph {
   void replay() override { graph_.replay(); }
 
  private:
-  std::vector<std::unique_ptr<OtherPool>> others_;  // outlive the graph
+  std::vector<std::unique_ptr<OtherPool>> others_;  // must outlive the graph
   at::cuda::CUDAGraph graph_;
 };
 

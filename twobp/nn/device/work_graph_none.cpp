@@ -1,4 +1,4 @@
-// In place of work_graph_cuda.cpp where LibTorch has no CUDA.
+// Replaces work_graph_cuda.cpp if LibTorch has no CUDA.
 #include "twobp/nn/device/work_graph.h"
 
 namespace twobp {

@@ -9,7 +9,7 @@ namespace twobp {
 #if defined(__x86_64__)
 namespace {
 
-// __builtin_cpu_supports has no name for it in clang 14.
+// __builtin_cpu_supports does not know F16C in clang 14.
 bool supports_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;

@@ -1,6 +1,6 @@
-// Kernels come in families (Kernels, EncoderKernels, ...), each a struct of function pointers for a stored
-// type. A family's source is compiled once per instruction set, into a table in that set's namespace; the
-// best one that this CPU can run is picked at run time.
+// Kernels come in families (Kernels, EncoderKernels, ...). Each family is a struct of function pointers for a
+// stored type. A family's source is compiled once per instruction set, into a table in that set's namespace.
+// The best table that this CPU can run is selected at run time.
 #pragma once
 
 #include <type_traits>
@@ -10,10 +10,10 @@
 namespace twobp {
 
 enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
-// Whether this CPU can run it.
+// Whether this CPU supports the instruction set.
 bool supports(InstructionSet set);
 bool is_amd();
-// The best that it can: "avx512", "avx2" or "baseline".
+// The best instruction set of this CPU: "avx512", "avx2" or "baseline".
 const char* kernel_instruction_set();
 
 // A family's kernels for every stored type.
@@ -52,7 +52,7 @@ struct KernelTables {
   }
 };
 
-// In a family's header: declares the tables and gathers them as `NAME_tables()`.
+// For a family's header: declares the tables and gathers them as `NAME_tables()`.
 #if defined(__x86_64__)
 #define TWOBP_KERNEL_FAMILY(Family, name)                                      \
   namespace baseline {                                                         \

@@ -1,8 +1,9 @@
-// Our own CPU kernels, where ATen has none that works in one pass over memory. Raw pointers, row-major, one
-// call works on the rows it is given: the caller splits rows over threads. Every result depends on its row
-// alone (sums over rows are the caller's), so the split does not change a bit.
+// Our own CPU kernels, for operations that ATen does not compute in one pass over memory. Pointers are raw
+// and matrices are row-major. A call works on the rows that it is given, and the caller splits rows over
+// threads. Every result depends on its row alone (the caller sums over rows), so the split does not change a
+// bit.
 //
-// The same source is compiled for several instruction sets; `kernels<T>()` picks the best one this CPU has.
+// The same source is compiled for several instruction sets; `kernels<T>()` selects the best one for this CPU.
 #pragma once
 
 #include <cstdint>
@@ -13,25 +14,25 @@
 
 namespace twobp {
 
-// A block of attention's scores (rows, cols), one row a query, one column a key: which keys a query meets,
-// and what becomes of its scores.
+// A block of attention's scores (rows, cols), one row per query and one column per key. Describes which keys
+// a query attends to, and how its scores are transformed.
 template <typename T>
 struct ScoreBlock {
   int64_t rows = 0;
   int64_t cols = 0;
-  int64_t seen = 0;          // by row 0, a column more by each row after it, at most all
+  int64_t seen = 0;          // columns that row 0 sees; each later row sees one more, at most all
   T scale = 1;               // of the scores
-  const T* shift = nullptr;  // (cols), added to the scaled scores; null: nothing
+  const T* shift = nullptr;  // (cols), added to the scaled scores; null: none
   DropoutMask dropout;       // of the probabilities
-  int64_t row_begin = 0;     // row 0's number in `dropout`
+  int64_t row_begin = 0;     // number of row 0 in `dropout`
 };
 
-// S: as stored; T: as computed with, float for reduced precision.
+// S is the stored type. T is the type of the computation: float for reduced precision.
 template <typename S, typename T = Compute<S>>
 struct Kernels {
   // sums (cols) += x's rows, which are `stride` numbers apart.
   void (*add_rows)(const S* x, int64_t stride, T* sums, int64_t rows, int64_t cols);
-  // Each row of x += row (cols), likewise.
+  // Each row of x += row (cols). The rows of x are `stride` numbers apart.
   void (*add_row)(S* x, int64_t stride, const T* row, int64_t rows, int64_t cols);
 
   // y = x * rstd * gain, rstd = 1 / sqrt(mean(x^2) + eps), a row at a time. RMSNorm, arXiv 1910.07467, eq. 4.
@@ -49,17 +50,18 @@ struct Kernels {
   void (*rope_forward)(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_begin, int64_t stride,
                        int64_t heads, int64_t half, int64_t positions);
 
-  // The inverse rotation, likewise in place.
+  // The inverse rotation, also in place.
   void (*rope_backward)(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_begin, int64_t stride,
                         int64_t heads, int64_t half, int64_t positions);
 
-  // In place: scores become p = softmax(scale * scores + shift) over the columns that a row sees, dropped by
-  // the mask, and 0 beyond; log_sum[r] = log(sum(exp(scale * scores + shift))) over the same.
+  // In place: scores become p = softmax(scale * scores + shift) over the columns that a row sees, with
+  // dropout applied, and 0 in the other columns. log_sum[r] = log(sum(exp(scale * scores + shift))) over the
+  // columns that row r sees.
   void (*softmax_forward)(const ScoreBlock<T>& block, T* scores, T* log_sum);
 
-  // From the scores and log_sum again: scores become the dropped p, and dp, the gradient of those, that of
-  // the scores: scale * p * (mask * dp - dot(dy, y)), with y and dL/dy of the attention's output, rows of
-  // `dim` numbers, `y_stride` apart.
+  // Recomputes p from the scores and log_sum. scores become p after dropout. dp, the gradient of p after
+  // dropout, becomes the gradient of the scores: scale * p * (mask * dp - dot(dy, y)). y is the attention's
+  // output and dy its gradient, with rows of `dim` numbers that are `y_stride` apart.
   void (*softmax_backward)(const ScoreBlock<T>& block, T* scores, T* dp, const T* log_sum, const T* y,
                            const T* dy, int64_t dim, int64_t y_stride);
 
@@ -67,23 +69,23 @@ struct Kernels {
   // SwiGLU, arXiv 2002.05202.
   void (*swiglu_forward)(const S* x, int64_t stride, S* act, int64_t rows, int64_t cols);
 
-  // dx (rows, 2 * cols), its rows `dx_stride` apart, may be x.
+  // dx (rows, 2 * cols) may be x. Its rows are `dx_stride` apart.
   void (*swiglu_backward)(const S* x, int64_t stride, const S* dact, S* dx, int64_t dx_stride, int64_t rows,
                           int64_t cols);
 
-  // Per row, `stride` numbers apart: *loss = log(sum(exp(logits))) - logits[target]; logits become (softmax -
-  // onehot(target)) * scale if `gradient`. A row whose target is `ignore` gets loss 0 and gradient 0. loss
-  // (rows) in double.
+  // For each row; rows are `stride` numbers apart. *loss = log(sum(exp(logits))) - logits[target]. If
+  // `gradient`, logits become (softmax - onehot(target)) * scale. A row whose target is `ignore` gets loss 0
+  // and gradient 0. loss (rows) is in double.
   void (*cross_entropy)(S* logits, int64_t stride, const int64_t* targets, double* loss, int64_t rows,
                         int64_t cols, int64_t ignore, double scale, bool gradient);
 
-  // sum(x^2), in blocks of fixed size: float within a block, double between them.
+  // sum(x^2), in blocks of fixed size. The sum within a block is in float, the sum of the blocks in double.
   double (*sum_of_squares)(const S* x, int64_t n);
 };
 
 TWOBP_KERNEL_FAMILY(Kernels, kernels)
 
-// The best for this CPU.
+// The best kernels for this CPU.
 template <typename S>
 const Kernels<S>& kernels() {
   static const KernelTable<Kernels>& best = kernels_tables().best();

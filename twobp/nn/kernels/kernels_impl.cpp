@@ -1,5 +1,5 @@
-// The kernels of kernels.h, compiled once per instruction set (TWOBP_ISA names it). Plain loops that the
-// compiler vectorises; exp goes to glibc's vector math where there is one.
+// The kernels of kernels.h, compiled once per instruction set (TWOBP_ISA names it). They are plain loops that
+// the compiler vectorises. exp calls glibc's vector math if it exists.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -161,7 +161,7 @@ void softmax_forward(const ScoreBlock<T>& block, T* scores, T* log_sum) {
   }
 }
 
-// One row of softmax_backward; probability(score, c) is that of column c before dropout.
+// One row of softmax_backward. probability(score, c) is the probability of column c before dropout.
 template <typename T, typename Probability>
 inline void softmax_backward_row(T* __restrict p, T* __restrict ds, T dot, const ScoreBlock<T>& block,
                                  int64_t r, Probability probability) {
@@ -228,7 +228,7 @@ void swiglu_backward(const S* x, int64_t stride, const S* __restrict dact, S* dx
     const S* u = x + cols;
     S* dg = dx;
     S* du = dx + cols;
-    // dg and du may lie on g and u, element by element: no iteration reads what another writes.
+    // dg and du may overwrite g and u: no iteration reads what another writes.
 #pragma omp simd
     for (int64_t c = 0; c < cols; ++c) {
       const T gate = load(g[c]);
@@ -245,7 +245,7 @@ void swiglu_backward(const S* x, int64_t stride, const S* __restrict dact, S* dx
 template <typename S, typename T = Compute<S>>
 void cross_entropy(S* logits, int64_t stride, const int64_t* targets, double* loss, int64_t rows,
                    int64_t cols, int64_t ignore, double scale, bool gradient) {
-  constexpr bool kExact = std::is_same_v<S, T>;  // what is stored loses nothing
+  constexpr bool kExact = std::is_same_v<S, T>;  // storing loses no precision
   for (int64_t r = 0; r < rows; ++r, logits += stride) {
     S* __restrict row = logits;
     const int64_t target = targets[r];
@@ -272,7 +272,7 @@ void cross_entropy(S* logits, int64_t stride, const int64_t* targets, double* lo
     }
     if (gradient) {
       const T factor = T(scale) / sum;
-      // Before it is rounded to S: the difference of two numbers of equal size.
+      // Computed before rounding to S, because it is the difference of two numbers of similar size.
       const T of_target = (kExact ? load(row[target]) : exponential(at_target)) * factor - T(scale);
 #pragma omp simd
       for (int64_t c = 0; c < cols; ++c) {

@@ -1,4 +1,5 @@
-// Numbers as they lie in memory, and as they are computed with: reduced precision is stored, float computed.
+// Numbers as they are stored and as they are computed with. Reduced precision is stored; computation is in
+// float.
 #pragma once
 
 #include <bit>
@@ -23,7 +24,7 @@ template <>
 struct ComputeOf<double> {
   using type = double;
 };
-// What a stored number is computed in.
+// The type that a stored number is computed in.
 template <typename Stored>
 using Compute = typename ComputeOf<Stored>::type;
 
@@ -46,7 +47,7 @@ inline void store(float& to, float x) {
 inline void store(double& to, double x) {
   to = x;
 }
-// To nearest, ties to even; infinities stay, and what is not a number stays that.
+// Rounds to nearest, ties to even. Infinities and NaN are kept.
 inline void store(BFloat16& to, float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;

@@ -23,7 +23,7 @@ bool asked_for() {
   return true;
 }
 
-// (rows, cols) over the same memory.
+// A view (rows, cols) of the same memory.
 at::Tensor as_rows(const at::Tensor& tensor) {
   return tensor.view({-1, tensor.size(-1)});
 }
@@ -99,8 +99,8 @@ void rope(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, int64_t h
   halves.copy_(rotated);
 }
 
-// The gate as a matrix of its own: in a part of a wider one the numbers at the ends of rows may be rounded
-// otherwise than the rest.
+// The gate is copied to a matrix of its own. In a part of a wider matrix, the numbers at the ends of rows may
+// be rounded differently from the rest.
 void swiglu_forward(const at::Tensor& x, at::Tensor& act) {
   const std::vector<at::Tensor> parts = wide(as_rows(x)).chunk(2, 1);
   as_rows(act).copy_(at::silu(parts[0].contiguous()).mul_(parts[1]));
@@ -128,7 +128,7 @@ void gelu_backward(const at::Tensor& x, const at::Tensor& dy, at::Tensor& dx, at
   dx.copy_(gradient.view(dx.sizes()));
 }
 
-// As in dropout.h, in int64: LibTorch's unsigned integers have no operators for it.
+// As in dropout.h, but in int64, because LibTorch's unsigned integers lack the operators.
 at::Tensor dropout_factors(const DropoutMask& mask, const at::Tensor& which, int64_t cols,
                            const at::TensorOptions& options) {
   constexpr int64_t kChunk = 1024;

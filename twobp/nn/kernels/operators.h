@@ -1,8 +1,7 @@
-// What the kernels compute, by LibTorch's operators on whole tensors: for tensors that are not in a CPU's
-// memory, and on a CPU where the environment says TWOBP_KERNELS=operators. Shapes, meanings and what may be
-// one tensor are those of kernels.h, encoder_kernels.h and packed_attention.h (scan_operators.h and
-// image_operators.h have the others'); sums are taken in the dtype
-// that the kernels take them in.
+// The functions of the kernels, computed by LibTorch's operators on whole tensors. They serve tensors that
+// are not in a CPU's memory, and CPUs if the environment sets TWOBP_KERNELS=operators. Shapes, meanings and
+// permitted aliases are those of kernels.h, encoder_kernels.h and packed_attention.h (scan_operators.h and
+// image_operators.h have the other kernels). Sums have the same dtype as in the kernels.
 #pragma once
 
 #include <string>
@@ -15,15 +14,15 @@
 
 namespace twobp {
 
-// Whether a layer's work on this tensor is for the operators. Throws Error for a TWOBP_KERNELS that is
+// Whether a layer computes this tensor by the operators. Throws Error if the value of TWOBP_KERNELS is
 // unknown.
 bool by_operators(const at::Tensor& tensor);
 
-// What a run on this device (pipeline.device) computes with, which its bits depend on: "avx2", "operators",
-// ...
+// The kernels that a run on this device (pipeline.device) uses: "avx2", "operators", ... The bits of a run
+// depend on them.
 std::string kernels_in_use(const std::string& device);
 
-// While it lives, by_operators() of every tensor. For tests, with nothing else running.
+// While this object lives, by_operators() is true for every tensor. For tests, with nothing else running.
 class OperatorsEverywhere {
  public:
   OperatorsEverywhere();
@@ -34,7 +33,7 @@ class OperatorsEverywhere {
 
 namespace operators {
 
-// In the dtype that is computed with: itself if it is of that.
+// Converts to the dtype of the computation. Returns the tensor itself if it has that dtype.
 inline at::Tensor wide(const at::Tensor& tensor) {
   return tensor.to(compute_type(tensor.scalar_type()));
 }
@@ -42,19 +41,19 @@ inline at::Tensor wide(const at::Tensor& tensor) {
 // x, y (rows, cols), gain (cols), rstd (rows).
 void rms_norm_forward(const at::Tensor& x, const at::Tensor& gain, double eps, at::Tensor& y,
                       at::Tensor& rstd);
-// Gives dL/dgain.
+// Returns dL/dgain.
 at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain,
                              const at::Tensor& rstd, at::Tensor& dx);
 
 // x (rows, cols); statistics (2, rows): mean and rstd.
 void layer_norm_forward(const at::Tensor& x, const at::Tensor& gain, const at::Tensor& bias, double eps,
                         at::Tensor& y, at::Tensor& statistics);
-// Gives dL/dgain and dL/dbias, (2, cols).
+// Returns dL/dgain and dL/dbias, (2, cols).
 at::Tensor layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain,
                                const at::Tensor& statistics, at::Tensor& dx);
 
-// The first `heads` heads of each row of x (batch, positions, stride) in place; cos, sin (positions, half).
-// `direction` 1: forward, -1: backward.
+// Rotates the first `heads` heads of each row of x (batch, positions, stride) in place; cos, sin (positions,
+// half). `direction` 1: forward, -1: backward.
 void rope(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, int64_t heads, double direction);
 
 // x (rows, 2 * cols), act (rows, cols).
@@ -62,10 +61,10 @@ void swiglu_forward(const at::Tensor& x, at::Tensor& act);
 void swiglu_backward(const at::Tensor& x, const at::Tensor& dact, at::Tensor& dx);
 
 void gelu_forward(const at::Tensor& x, at::Tensor& y, GeluForm form);
-// `act` undefined: not wanted.
+// `act` is undefined if it is not wanted.
 void gelu_backward(const at::Tensor& x, const at::Tensor& dy, at::Tensor& dx, at::Tensor& act, GeluForm form);
 
-// The mask's factors, 0 or its scale, of these rows (n): (n, cols).
+// The mask's factors (n, cols) for the given rows (n): each is 0 or the mask's scale.
 at::Tensor dropout_factors(const DropoutMask& mask, const at::Tensor& rows, int64_t cols,
                            const at::TensorOptions& options);
 
@@ -77,11 +76,11 @@ void attention_backward(const at::Tensor& packed, const PackedAttention& attenti
 // In float64.
 double sum_of_squares(const at::Tensor& x);
 
-// logits (rows, cols), targets (rows) where the logits are. Gives the losses' sum, float64, of no dimension.
+// logits (rows, cols); targets (rows) on the same device. Returns the sum of the losses, a float64 scalar.
 at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t ignore, double scale,
                          bool gradient);
 
-// rows[ids[i]] += from[i]: ids (n), from (n, cols). The same bits every time, on a GPU too.
+// rows[ids[i]] += from[i]: ids (n), from (n, cols). The bits are the same every time, also on a GPU.
 void add_rows_at(at::Tensor& rows, const at::Tensor& ids, const at::Tensor& from);
 
 }  // namespace operators

@@ -1,4 +1,4 @@
-// What the kernels' loops over a row have in common. For files that are compiled once per instruction set:
+// Code that the kernels' loops over a row share. It is for files that are compiled once per instruction set:
 // everything here is local to the file, so that the linker cannot mix the copies.
 #pragma once
 
@@ -9,7 +9,7 @@
 #include "twobp/nn/kernels/number.h"
 
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
-// libmvec has vector versions of these (within 4 ulp); the attribute lets the compiler use them.
+// libmvec has vector versions of these functions (within 4 ulp). The attribute lets the compiler use them.
 extern "C" {
 __attribute__((__simd__("notinbranch"))) float expf(float) noexcept;
 __attribute__((__simd__("notinbranch"))) double exp(double) noexcept;
@@ -29,8 +29,8 @@ inline double exponential(double x) {
   return ::exp(x);
 }
 
-// The largest number of a row, lane by lane: the compiler does not vectorise a maximum over all, since
-// numbers may be NaN.
+// The largest number of a row. The search goes lane by lane, because the compiler does not vectorise a
+// maximum over numbers that may be NaN.
 template <typename S, typename T = Compute<S>>
 inline T largest_of(const S* __restrict row, int64_t cols) {
   constexpr int64_t kLanes = 32;

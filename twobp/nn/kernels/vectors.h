@@ -1,6 +1,6 @@
-// Vectors as wide as the instruction set's registers, for the kernels whose inner loops the compiler cannot
-// vectorise on its own, and the few functions these need. Included by sources that are compiled once per
-// instruction set only; everything here is local to them.
+// Vectors as wide as the instruction set's registers, and the few functions that they need. They serve
+// kernels whose inner loops the compiler does not vectorise on its own. Only sources that are compiled once
+// per instruction set include this file, and everything here is local to them.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ constexpr int kVectorBytes = 32;
 constexpr int kVectorBytes = 16;
 #endif
 
-// Arithmetic is element by element; a number beside a vector stands for a vector of it.
+// Arithmetic is element by element. A scalar operand stands for a vector of equal elements.
 template <typename T>
 struct VectorOf {
   typedef T type __attribute__((vector_size(kVectorBytes)));
@@ -36,7 +36,7 @@ constexpr int64_t kLanes = kVectorBytes / static_cast<int64_t>(sizeof(T));
 constexpr double kLog2E = 1.44269504088896340736;
 constexpr double kLn2 = 0.69314718055994530942;
 
-// The first `count` lanes from memory, the others 0.
+// Loads the first `count` lanes from memory. The other lanes are 0.
 template <typename S, typename T = Compute<S>>
 inline Vector<T> load_lanes(const S* from, int64_t count) {
   Vector<T> v = {};
@@ -73,7 +73,8 @@ inline void store_lanes(S* to, Vector<T> v, int64_t count) {
   }
 }
 
-// Pairwise, the upper half onto the lower one. Halves that are vectors themselves stay in registers.
+// Sums pairwise, adding the upper half to the lower one. Halves that are vectors themselves stay in
+// registers.
 template <typename T, int kBytes = kVectorBytes, typename V>
 inline T sum_of_lanes(V v) {
   if constexpr (kBytes == sizeof(T)) {
@@ -86,8 +87,8 @@ inline T sum_of_lanes(V v) {
   }
 }
 
-// Several vectors that go through the same steps one after the other: each waits for its own step before, and
-// a core looks only so far ahead for work that need not wait.
+// Several vectors that go through the same steps in turn. Each step of a vector waits for its previous step,
+// and a core looks only a limited distance ahead for independent work.
 template <typename T, int K>
 struct Vectors {
   Vector<T> v[K];
@@ -104,7 +105,7 @@ inline Vectors<T, K> polynomial(const Vectors<T, K>& x, const T (&c)[N]) {
   return sum;
 }
 
-// Chebyshev interpolants of 2^f for f from 0 to 1: off by less than 3e-9 and 1e-19 of it.
+// Chebyshev interpolants of 2^f for f from 0 to 1. The relative errors are below 3e-9 and 1e-19.
 template <int K>
 inline Vectors<float, K> exp2_of_fraction(const Vectors<float, K>& f) {
   static constexpr float kC[] = {
@@ -130,10 +131,10 @@ inline Vectors<double, K> exp2_of_fraction(const Vectors<double, K>& f) {
   return polynomial(f, kC);
 }
 
-// 2^x. Without AVX-512, x is held within the exponents of normal numbers: what would be smaller is 2^-126
+// 2^x. Without AVX-512, x is limited to the exponents of normal numbers: smaller results become 2^-126
 // (2^-1022). NaN stays NaN.
 #if defined(__AVX512F__)
-// With masks of ones, since GCC 12 warns of the other forms' undefined operand.
+// The masks are all ones, because GCC 12 warns of the undefined operand of the other forms.
 constexpr int kDown = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
 inline Vector<float> fraction_of(Vector<float> x) {
   return _mm512_maskz_reduce_ps(0xffff, x, kDown);
@@ -156,8 +157,8 @@ inline Vectors<T, K> exp2(const Vectors<T, K>& x) {
   return power;
 }
 #else
-// The larger (smaller) of the two; NaN if x is. GCC makes two instructions of the comparison where there is
-// one for both.
+// The larger (smaller) of the two; NaN if x is NaN. GCC makes two instructions of the comparison, although
+// one instruction exists for both.
 #if defined(__AVX2__)
 inline Vector<float> at_least(Vector<float> low, Vector<float> x) {
   return _mm256_max_ps(low, x);
@@ -187,9 +188,9 @@ inline Vectors<T, K> exp2(Vectors<T, K> x) {
   using Bits = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
   constexpr int kMantissa = sizeof(T) == 4 ? 23 : 52;
   constexpr Bits kBias = sizeof(T) == 4 ? 127 : 1023;
-  // Added, the sum's low bits are the rounded number as an exponent.
+  // After adding this, the low bits of the sum are the rounded number as an exponent.
   constexpr T kRound = T(1.5) * T(Bits(1) << kMantissa) + T(kBias);
-  Vectors<T, K> whole;  // of x rounded down, up to a tie
+  Vectors<T, K> whole;  // x rounded down, up to a tie
   for (int k = 0; k < K; ++k) x.v[k] = at_least(Vector<T>{} + T(1 - kBias), x.v[k]);
   for (int k = 0; k < K; ++k) x.v[k] = at_most(Vector<T>{} + T(kBias), x.v[k]);
   for (int k = 0; k < K; ++k) whole.v[k] = (x.v[k] - T(0.5)) + kRound;
@@ -212,7 +213,7 @@ inline Vector<T> sigmoid_of(Vector<T> x) {
   return T(1) / (exp2(x * T(-kLog2E)) + T(1));
 }
 
-// 2 atanh(s) / s as a polynomial of s^2, for s up to 1/3: off by less than 2e-10 and 1e-20 of it.
+// 2 atanh(s) / s as a polynomial of s^2, for s up to 1/3. The relative errors are below 2e-10 and 1e-20.
 inline Vector<float> atanh_ratio(Vector<float> square) {
   static constexpr float kC[] = {2.f,           0.66666679026434f,  0.399987112468623f,
                                  0.2862020741f, 0.213985605066785f, 0.24393908084023f};
@@ -235,7 +236,7 @@ inline Vector<double> atanh_ratio(Vector<double> square) {
   return polynomial(Vectors<double, 1>{{square}}, kC).v[0];
 }
 
-// log(1 + exp(x)), accurate where it is small too, and its slope, the sigmoid: with u = exp(-|x|),
+// log(1 + exp(x)), accurate also where it is small, and its slope, the sigmoid. With u = exp(-|x|), it is
 // max(x, 0) + log(1 + u), where log(1 + u) = 2 atanh(u / (2 + u)).
 template <typename T>
 struct Softplus {

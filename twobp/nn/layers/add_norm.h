@@ -1,6 +1,6 @@
-// y = LayerNorm(x + dropout(branch(x))): a half of a post-norm block (arXiv 1706.03762, section 3.1).
-// Dropout, sum and norm are one pass over memory forward and one backward; their sum lies where the branch's
-// output was, and the branch's gradient where the sum was.
+// y = LayerNorm(x + dropout(branch(x))): half of a post-norm block (arXiv 1706.03762, section 3.1). Dropout,
+// sum and norm take one pass over memory forward and one backward. The sum overwrites the branch's output,
+// and the branch's gradient overwrites the sum.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@ namespace twobp {
 
 class AddNorm : public Layer {
  public:
-  // `name` as LayerNormRows takes it; the dropout is called after it.
+  // `name` is that of LayerNormRows. The dropout is called `name`.dropout.
   AddNorm(std::unique_ptr<Layer> branch, const std::string& name, int64_t dim, double eps, double dropout,
           at::ScalarType dtype)
       : branch_(std::move(branch)), norm_(name, dim, eps, dtype), rate_(dropout, name + ".dropout") {}

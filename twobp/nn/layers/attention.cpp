@@ -10,7 +10,7 @@
 namespace twobp {
 namespace {
 
-// To compute `tensor` in: itself, or memory of its shape if `type` is a wider one.
+// Memory for computing `tensor` in `type`: the tensor itself, or memory of its shape if `type` is wider.
 at::Tensor in_type(const at::Tensor& tensor, at::ScalarType type) {
   return tensor.scalar_type() == type ? tensor : at::empty(tensor.sizes(), tensor.options().dtype(type));
 }
@@ -27,7 +27,8 @@ Attention::Attention(const AttentionShape& shape, at::ScalarType dtype) : shape_
 
 void Attention::prepare_rope(int64_t positions, at::Device device) {
   if (cos_.defined() && cos_.size(0) >= positions && cos_.device() == device) return;
-  if (cos_.defined()) positions = std::max(positions, 2 * cos_.size(0));  // generation grows one by one
+  // Doubles the size, because generation adds one position at a time.
+  if (cos_.defined()) positions = std::max(positions, 2 * cos_.size(0));
   const at::Tensor angle = at::outer(at::arange(positions, at::TensorOptions().dtype(at::kDouble)),
                                      rope_frequencies(shape_.rope, shape_.head_dim));
   cos_ = angle.cos().to(device, compute_type(dtype_));
@@ -104,7 +105,7 @@ at::Tensor Attention::with_cache(const at::Tensor& packed, Context& context, at:
                  .view({batch, positions, 2, kv, head_dim})
                  .permute({2, 0, 3, 1, 4}));
   if (past == 0) return attend(packed).first;
-  // The queries of a group as so many positions of their key-value head: nothing is repeated.
+  // The queries of a group count as additional positions of their key-value head, so nothing is repeated.
   const at::Tensor q =
       packed.narrow(2, 0, shape_.heads * head_dim).reshape({batch, kv, shape_.heads / kv, head_dim});
   const at::Tensor out = std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
@@ -127,7 +128,7 @@ Values Attention::backward_p1(Values values, Context&, Saved& saved) {
   const at::Tensor out = saved.take_p1(1).to(type);
   at::Tensor dx = exclusively_owned(packed) ? packed : at::empty(packed.sizes(), packed.options());
   const at::Tensor wide = packed.to(type);
-  at::Tensor dwide = type == dtype_ ? dx : wide;  // a wider copy is ours to write over
+  at::Tensor dwide = type == dtype_ ? dx : wide;  // a wider copy may be overwritten
   packed_attention_backward(wide, shape_.causal(), out, saved.take_p1(2), dy, dwide);
   if (!dwide.is_same(dx)) dx.copy_(dwide);
   rotate(dx, 0, /*back=*/true);

@@ -1,6 +1,6 @@
 // Causal self-attention with rotary embedding and grouped queries. Takes the packed projections (B, S, (H + 2
-// K) D) = (q | k | v), gives (B, S, H D); no weights of its own. q and k are rotated in place; backward-p1
-// writes dL/d(q | k | v) over them where nobody else holds them.
+// K) D) = (q | k | v) and returns (B, S, H D). It has no weights of its own. q and k are rotated in place.
+// Backward-p1 writes dL/d(q | k | v) over q, k and v if no other object holds them.
 #pragma once
 
 #include "twobp/nn/kernels/attention/packed_attention.h"
@@ -30,12 +30,12 @@ class Attention : public Layer {
  private:
   // Grows cos_ and sin_ to `positions` rows.
   void prepare_rope(int64_t positions, at::Device device);
-  // q and k of `packed` in place; its first position is `past`. Back again: the inverse rotation.
+  // Rotates q and k of `packed` in place; its first position is `past`. `back` applies the inverse rotation.
   void rotate(at::Tensor& packed, int64_t past, bool back) const;
-  // Output (B, S, H D) and log-sum-exp (B, H, S) of the rotated `packed`.
+  // Returns the output (B, S, H D) and the log-sum-exp (B, H, S) for `packed` after rotation.
   std::pair<at::Tensor, at::Tensor> attend(const at::Tensor& packed) const;
-  // Generation: puts k and v of `packed`, rotated already, into the cache (2, B, K, capacity, D), and attends
-  // to all positions up to the last of `packed`.
+  // For generation: copies k and v of `packed`, already rotated, into the cache (2, B, K, capacity, D). Then
+  // attends to all positions up to the last one of `packed`.
   at::Tensor with_cache(const at::Tensor& packed, Context& context, at::Tensor& cache) const;
 
   AttentionShape shape_;

@@ -9,7 +9,8 @@
 namespace twobp {
 namespace {
 
-// Sums are taken over blocks of so many rows, then over blocks: the same for any thread count.
+// Sums are taken over blocks of this many rows, then over the blocks. The result is the same for any thread
+// count.
 constexpr int64_t kBlockRows = 64;
 
 int64_t rows_of(const at::Tensor& x) {
@@ -28,7 +29,7 @@ ChannelScales<T> scales_of(const at::Tensor& scales) {
   return {first, first + cols, first + 2 * cols, first + 3 * cols};
 }
 
-// body(block, first row, rows)
+// Calls body(block, first row, rows).
 template <typename Body>
 void for_blocks(int64_t rows, int64_t cols, Body&& body) {
   const int64_t grain = std::max<int64_t>(1, 16384 / (kBlockRows * cols));
@@ -59,7 +60,7 @@ void BatchNormRows::collect_parameters(std::vector<Parameter*>& parameters) {
   }
 }
 
-// Blocks' means and squared distances, joined as in Chan, Golub and LeVeque, "Updating formulae and a
+// The blocks' means and squared distances are joined as in Chan, Golub and LeVeque, "Updating formulae and a
 // pairwise algorithm for computing sample variances" (1979).
 void BatchNormRows::batch_statistics(const at::Tensor& x, double* mean, double* variance) {
   const int64_t cols = x.size(-1);

@@ -14,7 +14,7 @@ Values BatchNormReluConv2d::backward_p1(Values values, Context&, Saved& saved) {
   at::Tensor dx = convolution_.input_gradient(dy, x.sizes());
   const at::Tensor sums = norm_.backward_sums(dx, x, scales, /*relu=*/true);
   const bool trainable = convolution_.weight().trainable();
-  at::Tensor input;  // of the convolution
+  at::Tensor input;  // input of the convolution
   if (trainable) input = exclusively_owned(x) ? x : at::empty_like(x);
   norm_.backward(dx, x, scales, sums, /*relu=*/true, dx, input);
   if (trainable) {

@@ -1,6 +1,6 @@
-// A convolution of max(0, norm(x)): batch norm, ReLU and convolution in one, so that the convolution's input
-// need not be kept between forward and backward-p1. It is x normalized, and backward-p1 writes it over x in
-// the pass that reads x anyway.
+// A convolution of max(0, norm(x)). Batch norm, ReLU and convolution are one layer, so that the convolution's
+// input need not be kept between forward and backward-p1. Backward-p1 recomputes that input from x and writes
+// it over x, in a pass that reads x anyway.
 //   p1: dx, gain's and bias's gradients        p2: dW += ...
 #pragma once
 
@@ -20,7 +20,7 @@ class BatchNormReluConv2d : public Layer {
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
   void backward_p2(std::span<Saved* const> saved) override;
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
-  // The norm's, then the convolution's.
+  // Appends the norm's parameters, then the convolution's.
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:

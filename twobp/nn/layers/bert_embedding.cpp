@@ -125,7 +125,7 @@ Values BertEmbedding::backward_p1(Values values, Context& context, Saved& saved)
 void BertEmbedding::backward_p2(std::span<Saved* const> saved) {
   const int64_t cols = norm_.dim();
   for (const Saved* one : saved) {
-    const at::Tensor& ids = one->p2(0);  // (1, B, S), or with the types below them (2, B, S)
+    const at::Tensor& ids = one->p2(0);  // ids (1, B, S), or ids and types (2, B, S)
     const at::Tensor& gradient = one->p2(1);
     const int64_t sequence = ids.size(2);
     const int64_t tokens = ids.size(1) * sequence;

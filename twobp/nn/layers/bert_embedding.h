@@ -1,7 +1,7 @@
 // BERT's input: y = dropout(LayerNorm(word[input_ids] + position[0, 1, ...] + type[token_type_ids])), from
-// the batch's fields input_ids and token_type_ids (B, S) int64 (all 0 if that is missing) -> (B, S, C). First
-// layer of a model: no input values. backward-p2 adds the rows of the sum's gradient in order, repeated
-// tokens included.
+// the batch's fields input_ids and token_type_ids (B, S) int64 -> (B, S, C). Missing token_type_ids count as
+// 0. This is the first layer of a model, so it has no input values. Backward-p2 adds the rows of the sum's
+// gradient in order, including those of repeated tokens.
 #pragma once
 
 #include "twobp/nn/layers/dropout_rate.h"
@@ -11,7 +11,7 @@ namespace twobp {
 
 struct BertEmbeddingShape {
   int64_t vocab = 1;
-  int64_t positions = 1;  // the longest sequence
+  int64_t positions = 1;  // length of the longest sequence
   int64_t types = 1;
   int64_t dim = 1;  // C
 };
@@ -29,7 +29,8 @@ class BertEmbedding : public Layer {
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:
-  // Makes rows of `sum`: what the three tables have for ids and types (undefined: all 0), and the positions.
+  // Makes the function that computes rows of `sum`: the sum of the three tables' rows for the ids, the types
+  // (undefined: all 0) and the positions.
   LayerNormRows::Rows gather(const at::Tensor& ids, const at::Tensor& types, at::Tensor& sum) const;
   bool has_p2() const { return words_.trainable() || positions_.trainable() || types_.trainable(); }
 

@@ -6,7 +6,8 @@
 namespace twobp {
 namespace {
 
-// exp of it is 0 in every precision; yet a sample that is nothing but padding keeps finite numbers.
+// exp(kPadding) is 0 in every precision. The number is finite, so that a sample of nothing but padding gives
+// finite results.
 constexpr double kPadding = -30000;
 
 }  // namespace

@@ -1,8 +1,8 @@
-// Self-attention in both directions with a padding mask. Takes the packed projections (B, S, 3 H D) =
-// (q | k | v), gives (B, S, H D); no weights of its own. The batch's field `attention_mask` (B, S) int64, if
-// there is one, is 0 where a position is padding, which nobody attends to. Dropout acts on the probabilities
-// (ATen's fused attention refuses it on CPUs). Neither they nor masks are kept: backward-p1 makes them again,
-// and writes dL/d(q | k | v) over q, k, v where nobody else holds them.
+// Self-attention in both directions with a padding mask. Takes the packed projections (B, S, 3 H D) = (q | k
+// | v) and returns (B, S, H D). It has no weights of its own. The batch's optional field `attention_mask` (B,
+// S) int64 is 0 at padding, and no query attends to padding. Dropout acts on the probabilities (ATen's fused
+// attention refuses it on CPUs). Neither probabilities nor masks are kept: backward-p1 recomputes them. It
+// writes dL/d(q | k | v) over q, k and v if no other object holds them.
 #pragma once
 
 #include "twobp/nn/kernels/attention/packed_attention.h"
@@ -20,7 +20,8 @@ struct BidirectionalAttentionShape {
 
 class BidirectionalAttention : public Layer {
  public:
-  // `dropout` of the probabilities; `name` tells its mask from other layers'.
+  // `dropout` is the dropout probability of the attention probabilities. `name` distinguishes this layer's
+  // mask from those of other layers.
   BidirectionalAttention(const BidirectionalAttentionShape& shape, double dropout, std::string_view name,
                          at::ScalarType dtype);
 
@@ -29,7 +30,8 @@ class BidirectionalAttention : public Layer {
   bool takes_padded_rows() const override { return true; }
 
  private:
-  // What is added to the scores of a sample's keys, (B, S) of `options`; undefined if nothing is padding.
+  // The numbers that are added to the scores of a sample's keys, (B, S) of `options`. Undefined if there is
+  // no padding.
   at::Tensor padding(const Context& context, int64_t batch, int64_t positions,
                      const at::TensorOptions& options) const;
   PackedAttention settings(const Context& context, const at::Tensor& packed) const;

@@ -32,7 +32,7 @@ at::Tensor CausalConv1d::convolve(const at::Tensor& x, at::Tensor y) const {
     using S = decltype(zero);
     const int64_t positions = x.size(1);
     for_rows(x.size(0) * positions, channels_, [&](int64_t begin, int64_t end) {
-      // Whole and partial sequences.
+      // Goes through whole and partial sequences.
       for (int64_t row = begin; row < end;) {
         const int64_t sequence = row / positions;
         const int64_t stop = std::min(end, (sequence + 1) * positions);

@@ -1,8 +1,8 @@
-// Causal depthwise convolution over the positions with SiLU after it, as in Mamba (arXiv 2312.00752):
+// Causal depthwise convolution over the positions, followed by SiLU, as in Mamba (arXiv 2312.00752):
 //   y_t = silu(bias + sum over k of w_k x_(t - K + 1 + k)), each channel on its own; x (B, S, C) -> y (B, S,
 //   C)
-// The weights are small, so their gradients are computed inside backward-p1, which computes the sum again
-// rather than keep it: x is all that is kept.
+// The weights are small, so backward-p1 computes their gradients. It also recomputes the sum, so only x is
+// kept.
 #pragma once
 
 #include "twobp/nn/layer.h"
@@ -14,22 +14,22 @@ class CausalConv1d : public Layer {
   // `name`.weight (channels, 1, kernel) and `name`.bias (channels), as in Hugging Face.
   CausalConv1d(const std::string& name, int64_t channels, int64_t kernel, at::ScalarType dtype);
 
-  // x may be a part of a wider matrix: its rows may be apart. In generation, Saved::cache has the last
+  // x may be a part of a wider matrix, so its rows may lie apart. In generation, Saved::cache holds the last
   // kernel - 1 inputs.
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
-  // The same for a container that owns x's memory: dx, of x's shape, may be that.
+  // As backward_p1, for a container that owns x's memory: dx, of x's shape, may overwrite x.
   void backward_p1_into(const at::Tensor& dx, at::Tensor dy, Saved& saved);
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:
   at::Tensor convolve(const at::Tensor& x, at::Tensor y) const;
   void backward(const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx);
-  // By the kernels, a group of channels at a time.
+  // Runs the kernels, one group of channels at a time.
   void backward_groups(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& dy,
                        const at::Tensor& dx, const at::Tensor& dweight, const at::Tensor& dbias) const;
 
-  Parameter weight_;  // float32 where the layer computes in reduced precision, as is the bias
+  Parameter weight_;  // float32 if the layer computes in reduced precision; also the bias
   Parameter bias_;
   at::ScalarType dtype_;
   int64_t channels_;

@@ -11,7 +11,7 @@ Values Conv2d::forward(Values values, Context& context, Saved& saved) {
     if (convolution_.weight().trainable()) {
       saved.keep_until_p2(std::move(x));
     } else {
-      saved.keep_until_p1(at::empty({1}, x.options()).expand(x.sizes()));  // its sizes
+      saved.keep_until_p1(at::empty({1}, x.options()).expand(x.sizes()));  // keeps only x's sizes
     }
   }
   return {std::move(y)};

@@ -12,11 +12,11 @@
 namespace twobp {
 namespace {
 
-// Measured with AVX-512: from so many output pixels on, oneDNN is faster than products of gathered windows,
-// whose rearranging of the weight no longer counts.
+// Measured with AVX-512. From this number of output pixels on, oneDNN is faster than products of gathered
+// windows, because the cost of reordering the weight no longer matters.
 constexpr int64_t kOneDnnPixels = 512;
 
-// Windows are gathered for samples with so many output pixels at once: enough for a fast product.
+// Windows are gathered for samples with this many output pixels at once. That is enough for a fast product.
 constexpr int64_t kPixelsAtOnce = 512;
 
 at::Tensor as_pixels(const at::Tensor& image) {
@@ -150,7 +150,7 @@ at::Tensor Convolution::input_gradient(const at::Tensor& dy, at::IntArrayRef x_s
     return dx;
   }
   if (by_library(dy, pixels)) {
-    // Only the sizes of x are looked at.
+    // Only the sizes of x are used.
     const at::Tensor x = at::empty({1}, dy.options()).expand(x_sizes);
     const auto gradients = [&] {
       const ProductTimer timer(pixels, options_.out, weight.numel() / options_.out);
@@ -160,7 +160,7 @@ at::Tensor Convolution::input_gradient(const at::Tensor& dy, at::IntArrayRef x_s
     at::Tensor dx = channels_last(std::get<0>(gradients));
     return add_to.defined() ? add_to.add_(dx) : dx;
   }
-  // Sums of windows that overlap: in the dtype of sums.
+  // Overlapping windows are added, in the dtype of sums.
   const at::ScalarType type = compute_type(dy.scalar_type());
   const bool in_place = add_to.defined() && add_to.scalar_type() == type;
   at::Tensor dx = in_place ? add_to : at::zeros(x_sizes, dy.options().dtype(type));

@@ -7,7 +7,7 @@
 namespace twobp {
 namespace {
 
-// Positions whose label has the largest logit.
+// Number of positions whose label has the largest logit.
 int64_t count_right(const at::Tensor& logits, const at::Tensor& labels) {
   return logits.argmax(-1).to(labels.device()).eq(labels).sum().item<int64_t>();
 }
@@ -20,7 +20,7 @@ void check_labels(const at::Tensor& labels, int64_t vocab) {
   }
 }
 
-// The sum of the losses of `rows` rows; logits become their gradient if `gradient`.
+// The sum of the losses of `rows` rows. If `gradient`, the logits are overwritten by their gradient.
 double sum_of_losses(at::Tensor& logits, const int64_t* target, int64_t rows, double scale, bool gradient) {
   const int64_t cols = logits.size(-1);
   at::Tensor losses = at::empty({rows}, at::TensorOptions().dtype(at::kDouble));
@@ -42,7 +42,7 @@ double sum_of_losses(at::Tensor& logits, const int64_t* target, int64_t rows, do
 }  // namespace
 
 Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
-  if (context.generating) return values;  // the logits are what is asked for
+  if (context.generating) return values;  // generation needs the logits
   at::Tensor logits = std::move(values[0]);
   const at::Tensor labels = context.field("labels").contiguous();
   const int64_t cols = logits.size(-1);

@@ -1,7 +1,7 @@
-// Next-token loss: logits (B, S, V) against the batch's `labels` (B, S) int64; -100 is not counted. The value
-// is this micro-batch's share of the mean over all counted targets of the global batch
-// (Context::loss_weight), a float64 scalar. The logits' gradient is formed in the forward pass, over the
-// logits: they are read once.
+// Next-token loss: logits (B, S, V) against the batch's `labels` (B, S) int64. A label of -100 is not
+// counted. The value is this micro-batch's share of the mean over all counted targets of the global batch
+// (Context::loss_weight), a float64 scalar. The forward pass writes the logits' gradient over the logits, so
+// they are read once.
 #pragma once
 
 #include "twobp/nn/layer.h"
@@ -13,7 +13,7 @@ inline constexpr int64_t kIgnoreLabel = -100;
 class CrossEntropy : public Layer {
  public:
   Values forward(Values x, Context& context, Saved& saved) override;
-  // Takes no dL/dy: the loss is where the backward starts.
+  // Takes no dL/dy, because the backward pass starts at the loss.
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
   bool takes_padded_rows() const override { return true; }
 };

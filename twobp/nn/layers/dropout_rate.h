@@ -1,6 +1,6 @@
-// Dropout as part of a layer: y = mask * x / (1 - p), mask 0 with probability p; in evaluation y = x. The
-// mask depends on (seed, step, micro-batch, the layer's name) alone; backward-p1 makes it again, so nothing
-// is kept.
+// Dropout as a part of a layer: y = mask * x / (1 - p), where the mask is 0 with probability p. In evaluation
+// y = x. The mask depends on (seed, step, micro-batch, the layer's name) alone. Backward-p1 recomputes it, so
+// nothing is kept.
 #pragma once
 
 #include <string_view>
@@ -10,15 +10,15 @@
 
 namespace twobp {
 
-// A layer's dropout: whatever layer drops something has one, with a name of its own in the model.
+// The dropout of a layer. Each layer with dropout owns one, with a name that is unique in the model.
 class DropoutRate {
  public:
-  // Throws Error: `probability` outside [0, 1).
+  // Throws Error if `probability` is outside [0, 1).
   DropoutRate(double probability, std::string_view name);
 
-  // Whether something is dropped: training, and a probability above 2^-17.
+  // Whether numbers are dropped: in training, with a probability above 2^-17.
   bool active(const Context& context) const { return context.training && threshold_ > 0; }
-  // The mask of the micro-batch at hand; all is kept if not active.
+  // The mask of the current micro-batch. Everything is kept if dropout is not active.
   DropoutMask mask(const Context& context) const;
 
  private:
@@ -26,8 +26,8 @@ class DropoutRate {
   uint32_t threshold_;
 };
 
-// y = mask * x, or y = mask * x + add, for rows [begin, end) of (rows, cols); y may be x. `add` may be
-// undefined. All contiguous.
+// y = mask * x, or y = mask * x + add if `add` is defined, for rows [begin, end) of (rows, cols). y may be x.
+// All tensors are contiguous.
 void dropout_rows(const at::Tensor& x, const at::Tensor& add, const at::Tensor& y, int64_t cols,
                   const DropoutMask& mask, int64_t begin, int64_t end);
 

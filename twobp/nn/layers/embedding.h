@@ -1,5 +1,6 @@
-// Token embedding: input_ids (B, S) int64 of the batch -> (B, S, C). First layer of a model: no input values,
-// no backward-p1. Its backward-p2 adds the rows of dL/dy in order, repeated tokens included.
+// Token embedding: the batch's input_ids (B, S) int64 -> (B, S, C). This is the first layer of a model, so it
+// has no input values and no backward-p1. Backward-p2 adds the rows of dL/dy in order, including those of
+// repeated tokens.
 #pragma once
 
 #include "twobp/nn/layer.h"

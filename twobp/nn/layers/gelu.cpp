@@ -8,8 +8,8 @@
 namespace twobp {
 namespace {
 
-// Pieces of fixed size, whatever the threads: exp and erf of a number at the end of a loop may be rounded
-// otherwise than within.
+// Pieces have a fixed size for any number of threads, because exp and erf of a number at the end of a loop
+// may be rounded differently from those within it.
 template <typename Body>
 void for_pieces(int64_t numbers, Body&& body) {
   constexpr int64_t kPiece = 4096;

@@ -21,7 +21,7 @@ Values GeluLinear::backward_p1(Values dy, Context& context, Saved& saved) {
   at::Tensor act;
   if (linear_.has_p2()) {
     act = (exclusively_owned(x) ? x : at::empty_like(x)).view({-1, x.size(-1)});
-    saved.child(0).keep_until_p2(act);  // filled below: p1 of the Linear does not read it
+    saved.child(0).keep_until_p2(act);  // filled below; p1 of the Linear does not read it
   }
   Values dx = linear_.backward_p1(std::move(dy), context, saved.child(0));
   TWOBP_CHECK(dx[0].sizes() == x.sizes(), "the gradient ", dx[0].sizes(),

@@ -1,5 +1,5 @@
-// y = gelu(x) W^T + b. Between forward and backward-p1 only x is kept: p1, which reads x for gelu', writes
-// gelu(x) for backward-p2 in the same pass, over x where nobody else holds it.
+// y = gelu(x) W^T + b. Only x is kept between forward and backward-p1. Backward-p1 reads x for gelu' and in
+// the same pass writes gelu(x) for backward-p2, over x if no other object holds it.
 #pragma once
 
 #include "twobp/nn/layers/gelu.h"
@@ -9,7 +9,7 @@ namespace twobp {
 
 class GeluLinear : public Layer {
  public:
-  // Parameters as Linear has them.
+  // The parameters are those of Linear.
   GeluLinear(GeluForm form, std::vector<ParameterPart> parts, int64_t in, double init_std,
              at::ScalarType dtype, bool bias)
       : form_(form), linear_(std::move(parts), in, init_std, dtype, bias) {}

@@ -9,11 +9,11 @@
 namespace twobp {
 namespace {
 
-// The parameters' gradients are summed over blocks of so many rows, then over blocks: the same sum for any
-// thread count.
+// The parameters' gradients are summed over blocks of this many rows, then over the blocks. The sum is the
+// same for any thread count.
 constexpr int64_t kBlockRows = 64;
 
-// Rows that fit into the first cache beside what is made of them.
+// The number of rows that fit into the first-level cache together with the results computed from them.
 int64_t cached_rows(int64_t cols) {
   return std::clamp<int64_t>(2048 / cols, 1, kBlockRows);
 }

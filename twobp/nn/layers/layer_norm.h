@@ -1,5 +1,5 @@
-// y = (x - mean(x)) / sqrt(var(x) + eps) * gain + bias over the last dimension (arXiv 1607.06450). The
-// gradients of gain and bias are computed inside backward-p1, in the same pass over x and dy.
+// y = (x - mean(x)) / sqrt(var(x) + eps) * gain + bias over the last dimension (arXiv 1607.06450).
+// Backward-p1 computes the gradients of gain and bias in the same pass over x and dy.
 #pragma once
 
 #include <functional>
@@ -8,40 +8,40 @@
 
 namespace twobp {
 
-// What all layers with a LayerNorm in them share: its parameters and its passes over memory, in blocks of
-// rows that stay in the cache, so that what belongs before and after can join.
+// The part that all layers with a LayerNorm share: its parameters and its passes over memory. The passes go
+// in blocks of rows that stay in the cache, so that neighbouring operations can join them.
 class LayerNormRows {
  public:
-  // Makes or uses up rows [begin, end) of the tensors at hand.
+  // Computes or consumes rows [begin, end) of the tensors of a pass.
   using Rows = std::function<void(int64_t begin, int64_t end)>;
 
-  // `name`: "bert.embeddings.LayerNorm", without ".weight".
+  // `name` is that of the module, without ".weight": "bert.embeddings.LayerNorm".
   LayerNormRows(const std::string& name, int64_t dim, double eps, at::ScalarType dtype);
 
   const std::string& name() const { return name_; }
   int64_t dim() const { return gain_.sizes()[0]; }
-  // Throws Error: a last dimension other than dim, another dtype.
+  // Throws Error if the last dimension is not dim, or for another dtype.
   void check(const at::Tensor& x) const;
 
-  // y (rows, dim) from x (rows, dim), both contiguous; y may be x only if x is not needed again. Gives mean
-  // and 1 / deviation as (2, rows). For each block of rows first `before`, which may write them to x, and at
-  // last `after`, which may change them in y.
+  // y (rows, dim) from x (rows, dim), both contiguous. y may be x only if x is not needed again. Returns mean
+  // and 1 / deviation as (2, rows). For each block of rows, `before` runs first and may write the rows to x.
+  // `after` runs last and may change the rows in y.
   at::Tensor forward(const at::Tensor& x, at::Tensor& y, const Rows& before = {},
                      const Rows& after = {}) const;
-  // dx, which may be dy or x, and the parameters' gradients. For each block of rows first `before`, which may
-  // change them in dy, and at last `after`.
+  // Computes dx, which may be dy or x, and the parameters' gradients. For each block of rows, `before` runs
+  // first and may change the rows in dy. `after` runs last.
   void backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& statistics, at::Tensor& dx,
                 const Rows& before = {}, const Rows& after = {});
 
   void collect_parameters(std::vector<Parameter*>& parameters);
 
  private:
-  // dx by our kernels; gives dL/dgain and dL/dbias, (2, dim).
+  // Computes dx by our kernels. Returns dL/dgain and dL/dbias, (2, dim).
   at::Tensor backward_rows(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& statistics,
                            at::Tensor& dx, const Rows& before, const Rows& after) const;
 
   std::string name_;
-  Parameter gain_;  // (dim), float32 where the layer computes in reduced precision
+  Parameter gain_;  // (dim), float32 if the layer computes in reduced precision
   Parameter bias_;
   at::ScalarType dtype_;
   double eps_;

@@ -1,6 +1,6 @@
-// y = x W^T, or x W^T + b: x (..., in) -> y (..., out). Several projections of the same input are one Linear
-// whose weight has their rows below each other: one GEMM forward, one for dx (which would otherwise be
-// summed), one for W.
+// y = x W^T, or x W^T + b: x (..., in) -> y (..., out). Several projections of the same input form one
+// Linear, whose weight stacks their rows. There is one GEMM forward, one for dx (separate gradients would
+// have to be summed), and one for W.
 //   p1: dx = dy W, db += sum of dy's rows        p2: dW += dy^T x
 #pragma once
 
@@ -12,15 +12,15 @@ namespace twobp {
 
 class Linear : public Layer {
  public:
-  // The weight is (sum of the parts' rows, in).
-  // With a bias, its parts are called as the weight's, ".bias" for ".weight".
+  // The weight is (sum of the parts' rows, in). The parts of a bias have the weight's names, with ".bias" for
+  // ".weight".
   Linear(std::vector<ParameterPart> parts, int64_t in, double init_std, at::ScalarType dtype,
          bool bias = false);
-  // A bias with names of its own: as many rows as the weight, and one part at least.
+  // A bias with its own names. It has as many rows as the weight, and at least one part.
   Linear(std::vector<ParameterPart> parts, int64_t in, double init_std, at::ScalarType dtype,
          std::vector<ParameterPart> bias);
 
-  // Whether there is something for backward-p2 to do, and so an input to keep for it.
+  // Whether backward-p2 has work to do. Only then must an input be kept for it.
   bool has_p2() const { return weight_.trainable(); }
 
   Values forward(Values x, Context& context, Saved& saved) override;
@@ -32,8 +32,8 @@ class Linear : public Layer {
 
  private:
   Parameter weight_;               // (out, in)
-  std::optional<Parameter> bias_;  // (out), float32 where the layer computes in reduced precision
-  bool padded_ = false;            // y's rows, and its gradient's
+  std::optional<Parameter> bias_;  // (out), float32 if the layer computes in reduced precision
+  bool padded_ = false;            // whether the rows of y and of its gradient are padded
 };
 
 }  // namespace twobp

@@ -39,7 +39,7 @@ LoraLinear::LoraLinear(const std::vector<ParameterPart>& parts, int64_t in, doub
   std::vector<Parameter*> frozen;
   base_.collect_parameters(frozen);
   for (Parameter* parameter : frozen) parameter->freeze();
-  // The variance of the uniform distribution that Linear layers of PyTorch and PEFT start from: 1 / (3 in).
+  // Linear layers of PyTorch and PEFT start from a uniform distribution with variance 1 / (3 in).
   const double std = 1 / std::sqrt(3.0 * static_cast<double>(in));
   int64_t row = 0;
   for (const ParameterPart& part : parts) {

@@ -9,12 +9,13 @@ namespace {
 
 enum MixerChild : uint8_t { kConv, kXProj, kDtProj, kScan, kOutProj };
 
-// Uniform between -bound and bound, as transformers initializes some of the projections.
+// Draws from the uniform distribution between -bound and bound, as transformers does for some of the
+// projections.
 void start_uniform(Layer& layer, const std::string& name, double bound) {
   std::vector<Parameter*> parameters;
   layer.collect_parameters(parameters);
   for (Parameter* parameter : parameters) {
-    if (parameter->name() != name) continue;  // an adapter
+    if (parameter->name() != name) continue;  // skips an adapter
     parameter->initialize_with(
         [bound](at::Tensor& rows, at::Generator& generator) { rows.uniform_(-bound, bound, generator); });
   }
@@ -47,7 +48,7 @@ Values MambaMixer::forward(Values values, Context& context, Saved& saved) {
   const bool ours = exclusively_owned(uz);
   at::Tensor u = only(conv_.forward({uz.narrow(2, 0, inner)}, context, saved.child(kConv)));
   const at::Tensor projected = only(x_proj_->forward({u}, context, saved.child(kXProj)));
-  // A copy, so that W does not keep B and C alive.
+  // This is a copy, so that W does not keep B and C alive.
   at::Tensor dt = at::empty({u.size(0), u.size(1), shape_.dt_rank}, u.options());
   dt.copy_(projected.narrow(2, 0, shape_.dt_rank));
   at::Tensor raw = only(dt_proj_->forward({std::move(dt)}, context, saved.child(kDtProj)));
@@ -64,7 +65,7 @@ Values MambaMixer::backward_p1(Values dy, Context& context, Saved& saved) {
   const std::vector<int64_t> sizes = {dy[0].size(0), dy[0].size(1), 2 * inner};
   const at::TensorOptions options = dy[0].options();
   at::Tensor gradient = only(out_proj_->backward_p1(std::move(dy), context, saved.child(kOutProj)));
-  // Where (u | z) is ours, its gradient takes its place.
+  // If no other object holds (u | z), its gradient overwrites it.
   at::Tensor duz = saved.p1_count() > 0 ? saved.take_p1(0) : at::empty(sizes, options);
   at::Tensor dprojected = at::empty({sizes[0], sizes[1], shape_.dt_rank + 2 * shape_.state}, options);
   Values of_scan =

@@ -1,8 +1,10 @@
-// Mamba's mixer (arXiv 2312.00752, figure 3) after its first projection, (u | z) = in_proj(x), which is a
-// layer of its own since it is about half of the work; (u | z) (B, S, 2 * inner) -> (B, S, dim):
+// Mamba's mixer (arXiv 2312.00752, figure 3) after its first projection, (u | z) = in_proj(x). That
+// projection is a layer of its own, because it is about half of the work. (u | z) (B, S, 2 * inner) -> (B, S,
+// dim):
 //   u = conv1d(u)     (dt | B | C) = x_proj(u)     y = scan(u, dt_proj(dt), B, C, z)     out_proj(y)
-// A container: W comes out projection by projection. Gradients are written where their values lay, that of
-// (u | z) too where nobody else holds it, so that backward-p1 needs little memory of its own.
+// This is a container that hands out W projection by projection. Gradients overwrite their values, so that
+// backward-p1 needs little additional memory. The gradient of (u | z) overwrites its value if no other object
+// holds it.
 #pragma once
 
 #include "twobp/nn/layers/causal_conv1d.h"
@@ -14,15 +16,15 @@ namespace twobp {
 struct MambaMixerShape {
   int64_t dim = 256;
   int64_t inner = 512;      // channels of the convolution and the scan
-  int64_t state = 16;       // numbers a channel
+  int64_t state = 16;       // numbers per channel
   int64_t conv_kernel = 4;  // positions
   int64_t dt_rank = 16;     // width of dt before dt_proj
 };
 
 class MambaMixer : public Layer {
  public:
-  // Parameters as in Hugging Face: `name`.conv1d.weight, .A_log and so on; dt_proj's bias belongs to the
-  // scan.
+  // Parameters have Hugging Face's names: `name`.conv1d.weight, .A_log and so on. The bias of dt_proj belongs
+  // to the scan.
   MambaMixer(const std::string& name, const MambaMixerShape& shape, double init_std, at::ScalarType dtype,
              const LoraOptions& lora = {});
 

@@ -7,7 +7,7 @@
 namespace twobp {
 namespace {
 
-// body(first sample, last sample)
+// Calls body(first sample, last sample).
 template <typename Body>
 void for_samples(int64_t samples, Body&& body) {
   at::parallel_for(0, samples, 1, std::forward<Body>(body));
@@ -17,7 +17,7 @@ int64_t numbers_per_sample(const at::Tensor& image) {
   return image.numel() / image.size(0);
 }
 
-// As the operators do it, by the kernels.
+// The same function as in operators, but by the kernels.
 void max_pool(const at::Tensor& x, const WindowShape& shape, const at::Tensor& y, const at::Tensor& where) {
   dispatch_float(x.scalar_type(), "MaxPool2d", [&](auto zero) {
     using S = decltype(zero);
@@ -82,7 +82,7 @@ Values MaxPool2d::forward(Values values, Context& context, Saved& saved) {
   }
   if (context.keeps()) {
     saved.keep_until_p1(std::move(where));
-    saved.keep_until_p1(at::empty({1}, x.options()).expand(x.sizes()));  // x's sizes
+    saved.keep_until_p1(at::empty({1}, x.options()).expand(x.sizes()));  // keeps only x's sizes
   }
   return {std::move(y)};
 }
@@ -112,7 +112,7 @@ Values AveragePool2d::forward(Values values, Context& context, Saved& saved) {
               x.sizes());
   at::Tensor y = at::empty({x.size(0), x.size(3)}, x.options());
   at::mean_out(y, x, {1, 2}, /*keepdim=*/false, x.scalar_type());
-  if (context.keeps()) saved.keep_until_p1(at::empty({1}, x.options()).expand(x.sizes()));  // its sizes
+  if (context.keeps()) saved.keep_until_p1(at::empty({1}, x.options()).expand(x.sizes()));  // x's sizes
   return {std::move(y)};
 }
 

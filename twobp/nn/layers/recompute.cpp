@@ -10,7 +10,7 @@ namespace {
 
 enum RecomputeChild : uint8_t { kInner, kInput, kGradient };
 
-// While this lives, the parameters' gradients stay as they are.
+// While this object lives, the parameters' gradients do not change.
 class DiscardGradients {
  public:
   explicit DiscardGradients(const std::vector<Parameter*>& parameters) : parameters_(parameters) {
@@ -26,7 +26,7 @@ class DiscardGradients {
   const std::vector<Parameter*>& parameters_;
 };
 
-// Moves out what was kept until p2, so that the layer may be the only one to hold it.
+// Moves out what was kept until p2, so that the layer may hold the tensors exclusively.
 Values take_p2(Saved& saved) {
   Values values;
   for (size_t i = 0; i < saved.p2_count(); ++i) values.push_back(saved.p2(i));
@@ -99,7 +99,7 @@ Values RecomputeLayer::forward(Values x, Context& context, Saved& saved) {
     return layer_->forward(std::move(x), context, inner);
   }
   Saved& input = saved.child(kInput);
-  input.keep_context(context);  // also tells backward-p1 that forward ran, where there is no input
+  input.keep_context(context);  // also shows backward-p1 that forward ran, if there is no input
   for (const at::Tensor& one : x) {
     if (until_p2) {
       input.keep_until_p2(one);

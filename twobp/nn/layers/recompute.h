@@ -1,6 +1,6 @@
-// A layer that keeps less and computes it again: activation recomputation (arXiv 1604.06174) and, since the
-// backward is split, the same for the intermediate derivatives between backward-p1 and backward-p2, which
-// arXiv 2405.18047 leaves open.
+// A layer that keeps less and recomputes the rest: activation recomputation (arXiv 1604.06174). Because the
+// backward pass is split, the intermediate derivatives between backward-p1 and backward-p2 can be recomputed
+// in the same way. arXiv 2405.18047 leaves this open.
 //
 //              kept from F to I       kept from I to W       I            W
 //   none       what the layer keeps   what the layer keeps   I            W
@@ -8,9 +8,9 @@
 //   derivatives  what the layer keeps, x    x, dL/dy         I            F, I, W
 //   both       x                      x, dL/dy               F, I         F, I, W
 //
-// All is the same to the bit. What runs again changes nothing a second time: buffers (running statistics) are
-// put back, and gradients that backward-p1 adds (norm gains, biases) are discarded. Layers need not know; all
-// they owe is what add_a_layer.md asks of every layer: results that depend on inputs, parameters and Context
+// All modes agree to the bit. Repeated work changes nothing a second time: buffers (running statistics) are
+// restored, and gradients that backward-p1 adds (norm gains, biases) are discarded. Layers need no code for
+// this. They only follow the rule of add_a_layer.md that results depend on inputs, parameters and Context
 // alone.
 #pragma once
 
@@ -26,7 +26,7 @@ namespace twobp {
 enum class Recompute : uint8_t { kNone, kActivations, kDerivatives, kBoth };
 std::vector<std::string> recompute_names();
 std::string_view recompute_name(Recompute mode);
-// Throws Error: a name that is none of them.
+// Throws Error if the name is unknown.
 Recompute parse_recompute(std::string_view name);
 
 class RecomputeLayer : public Layer {
@@ -35,17 +35,17 @@ class RecomputeLayer : public Layer {
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
-  // Only if derivatives are computed again: F, I and all of the layer's W, one micro-batch after the other:
-  // it does not concatenate, which would hold the operands of several at once.
+  // Called only if derivatives are recomputed. Runs F, I and all of the layer's W, one micro-batch after the
+  // other. It does not concatenate, because that would hold the operands of several micro-batches at once.
   void backward_p2(std::span<Saved* const> saved) override;
-  // The layer's own units, or one in all if derivatives are computed again.
+  // The layer's own units, or a single unit if derivatives are recomputed.
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:
-  // Whether there is a backward-p2 that computes derivatives again.
+  // Whether there is a backward-p2 that recomputes derivatives.
   bool recomputes_in_p2();
-  // Fills `inner` with what forward keeps; its result is dropped.
+  // Repeats forward to fill `inner` with what it keeps. The result is dropped.
   void forward_again(Values x, const Context& context, Saved& inner);
 
   std::unique_ptr<Layer> layer_;

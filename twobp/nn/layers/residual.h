@@ -1,5 +1,5 @@
-// y = x + branch(x); dL/dx = dL/dy + branch's dL/dx. Whole, or as two layers, so that a stage may end within
-// the branch: x -> (x, begin(x)) and (x, b) -> x + end(b).
+// y = x + branch(x); dL/dx = dL/dy + the branch's dL/dx. This exists as one layer, or as two layers if a
+// stage may end within the branch: x -> (x, begin(x)) and (x, b) -> x + end(b).
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace twobp {
 
-// What the three have in common: all but the tensors is the branch's.
+// The base of the three layers. Everything except the tensors is the branch's.
 class AroundBranch : public Layer {
  public:
   explicit AroundBranch(std::unique_ptr<Layer> branch) : branch_(std::move(branch)) {}

@@ -71,7 +71,7 @@ Values ResidualBlock::backward_p1(Values values, Context& context, Saved& saved)
   const at::Tensor other_scales = projection_ ? saved.take_p1(3) : at::Tensor();
   at::Tensor dy = as_contiguous(std::move(values[0]));
   values.clear();
-  // dL/d(sum) goes where dy was, dL/dz where z was.
+  // dL/d(sum) overwrites dy, and dL/dz overwrites z.
   at::Tensor g = exclusively_owned(dy) ? std::move(dy) : at::empty_like(dy);
   const at::Tensor sums =
       last_.backward_sums_add_relu(dy.defined() ? dy : g, z, scales, other, other_scales, g);

@@ -1,10 +1,11 @@
-// A ResNet's block (arXiv 1512.03385): y = max(0, norm(conv(... max(0, norm(conv(x))))) + shortcut(x)), where
-// the shortcut is x itself, or norm(conv(x)) where the block changes the size or the number of channels.
-// Every convolution gives its W out alone. What is kept:
-//   until p1: the last convolution's output and, with a projection, that one's, which the gradients then
-//   overwrite; until p2: x, and of each convolution its input (until p1 what it is normalized from) and
-//   output gradient.
-// The ReLUs' masks and the sums are recomputed from these.
+// A ResNet's block (arXiv 1512.03385): y = max(0, norm(conv(... max(0, norm(conv(x))))) + shortcut(x)). The
+// shortcut is x itself, or norm(conv(x)) if the block changes the size or the number of channels. Every
+// convolution hands out its W separately. The block keeps:
+//   until p1: the last convolution's output and, with a projection, the projection's output. The gradients
+//   then overwrite them.
+//   until p2: x, and the input and output gradient of each convolution. (Until p1, the tensor from which the
+//   input is normalized is kept instead of the input.)
+// The ReLUs' masks and the sums are recomputed from these tensors.
 #pragma once
 
 #include <memory>
@@ -17,20 +18,20 @@ namespace twobp {
 
 struct ResidualBlockOptions {
   int64_t in = 64, out = 64;  // channels
-  int64_t stride = 1;         // of the first 3 x 3 convolution
+  int64_t stride = 1;         // stride of the first 3 x 3 convolution
   bool bottleneck = true;     // 1 x 1 to a quarter of `out`, 3 x 3, 1 x 1; false: two of 3 x 3
   bool projects() const { return in != out || stride != 1; }
 };
 
 class ResidualBlock : public Layer {
  public:
-  // Names are Hugging Face's behind `name`: .layer.0.convolution.weight, .shortcut.normalization.bias, ...
+  // The names are Hugging Face's after `name`: .layer.0.convolution.weight, .shortcut.normalization.bias, ...
   ResidualBlock(const std::string& name, const ResidualBlockOptions& options, at::ScalarType dtype);
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
-  // The shortcut's first, as in Hugging Face's modules.
+  // Appends the shortcut's parameters first, as in Hugging Face's modules.
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:
@@ -38,7 +39,7 @@ class ResidualBlock : public Layer {
     Conv2d convolution;
     BatchNormRows norm;
   };
-  // Saved's children: the convolutions in order, then the projection's.
+  // Saved's children are the convolutions in order, then the projection.
   size_t projection_child() const { return 1 + inner_.size(); }
 
   Conv2d first_;

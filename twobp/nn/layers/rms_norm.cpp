@@ -8,8 +8,8 @@
 namespace twobp {
 namespace {
 
-// The gain's gradient is summed over blocks of so many rows, then over blocks: the same sum for any thread
-// count.
+// The gain's gradient is summed over blocks of this many rows, then over the blocks. The sum is the same for
+// any thread count.
 constexpr int64_t kBlockRows = 64;
 
 }  // namespace

@@ -1,5 +1,5 @@
-// y = x / sqrt(mean(x^2) + eps) * gain over the last dimension (arXiv 1910.07467, eq. 4). The gain's gradient
-// is computed inside backward-p1, in the same pass over x and dy: nothing is left for backward-p2.
+// y = x / sqrt(mean(x^2) + eps) * gain over the last dimension (arXiv 1910.07467, eq. 4). Backward-p1
+// computes the gain's gradient in the same pass over x and dy, so no work remains for backward-p2.
 #pragma once
 
 #include "twobp/nn/layer.h"
@@ -15,11 +15,11 @@ class RmsNorm : public Layer {
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:
-  // dx by our kernels; gives dL/dgain.
+  // Computes dx by our kernels. Returns dL/dgain.
   at::Tensor backward_rows(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
                            at::Tensor& dx) const;
 
-  Parameter gain_;  // (dim), float32 where the layer computes in reduced precision
+  Parameter gain_;  // (dim), float32 if the layer computes in reduced precision
   at::ScalarType dtype_;
   double eps_;
 };

@@ -9,7 +9,7 @@
 namespace twobp {
 namespace {
 
-// As in _compute_llama3_parameters of transformers' modeling_rope_utils.py, which has it from Meta's
+// As in _compute_llama3_parameters of transformers' modeling_rope_utils.py, which follows Meta's
 // llama-models.
 double llama3_frequency(double frequency, const RopeSettings& rope) {
   const double wavelength = 2 * std::numbers::pi / frequency;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kLog2E = 1.44269504088896340736;
 
-// Steps delta that initial biases stand for (section 3.6 of the paper): log-uniform between these.
+// The steps delta of the initial biases are log-uniform between these bounds (section 3.6 of the paper).
 constexpr double kSmallestStep = 0.001;
 constexpr double kLargestStep = 0.1;
 constexpr double kStepFloor = 1e-4;
@@ -39,7 +39,8 @@ ScanInput<S> input_of(const ScanTensors& in, int64_t sequence) {
           numbers<T>(in.delta_bias)};
 }
 
-// body(sequence, first channel, end, scratch), a group of channels at a time, split over threads.
+// Calls body(sequence, first channel, end, scratch) for each group of channels. The groups are split over
+// threads.
 template <typename S, typename Body>
 void for_groups(int64_t batch, const ScanSize& size, Body&& body) {
   at::parallel_for(0, batch * size.groups(), 1, [&](int64_t begin, int64_t end) {

@@ -1,4 +1,4 @@
-// Layers one after the other. Gives W out one leaf layer at a time.
+// Layers in sequence. Hands out W one leaf layer at a time.
 #pragma once
 
 #include <memory>

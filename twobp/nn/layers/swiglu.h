@@ -1,5 +1,5 @@
-// act = silu(g) * u from packed (..., 2F) = (g | u), as the MLP's first projection gives it (arXiv
-// 2002.05202). backward-p1 writes dL/d(g | u) over the saved (g | u) where nobody else holds it.
+// act = silu(g) * u from packed (..., 2F) = (g | u), the output of the MLP's first projection (arXiv
+// 2002.05202). Backward-p1 writes dL/d(g | u) over the saved (g | u) if no other object holds it.
 #pragma once
 
 #include "twobp/nn/layer.h"

@@ -1,5 +1,5 @@
-// A checkpoint's folder opened for reading: its tensors by name, whichever process wrote them. What lies in
-// it is said in checkpoint_format.h.
+// Reads a checkpoint's folder: its tensors by name, whichever process wrote them. checkpoint_format.h
+// describes the contents.
 #pragma once
 
 #include <filesystem>
@@ -13,17 +13,17 @@
 
 namespace twobp {
 
-// The folder is untrusted: files that are missing, truncated or changed are found before anything in them is
+// The folder is untrusted. Missing, truncated or changed files are detected before any of their contents are
 // used.
 class Checkpoint {
  public:
   using File = CheckpointFile;
   enum class Verify : uint8_t {
-    kAll,        // every file is read once when it is opened
-    kWhatIsRead  // sizes when it is opened; a file is read once by check_tensors, if it has one of them
+    kAll,        // reads every file once on opening
+    kWhatIsRead  // checks sizes on opening; check_tensors reads a file once if it needs one of its tensors
   };
 
-  // Throws Error naming the file and what is wrong with it.
+  // Throws Error that names the file and says what is wrong with it.
   explicit Checkpoint(std::filesystem::path folder, Verify verify = Verify::kAll);
   ~Checkpoint();
   Checkpoint(Checkpoint&&) noexcept;
@@ -33,26 +33,26 @@ class Checkpoint {
   const CheckpointState& state() const { return state_; }
   const FileList& files() const { return files_; }
   int format() const { return format_; }
-  // The most processes that may have written it: those its files are named after.
+  // The number of processes that wrote it, by its files' names. The largest number if they differ.
   int processes() const;
 
   std::vector<std::string> names(File file) const;  // sorted
   bool contains(File file, const std::string& name) const { return where_.contains({file, name}); }
   const std::string& file_with(File file, const std::string& name) const;
 
-  // The named tensors must be there, with these shapes and dtypes; Error names the first that is not. Call
-  // before `read`.
+  // Throws Error that names the first tensor that does not exist with this shape and dtype. Call this before
+  // `read`.
   void check_tensors(File file, const NamedTensors& expected) const;
-  // There must be none but these.
+  // Throws Error if there are tensors other than these.
   void check_no_others(File file, const std::set<std::string>& known) const;
-  // Mapped memory that lives as long as this object. Any thread.
+  // Returns mapped memory that lives as long as this object. May be called from any thread.
   at::Tensor read(File file, const std::string& name) const;
 
  private:
   struct Part;
   const Part& part_with(File file, const std::string& name) const;
   void verify(const Part& part) const;
-  // For messages.
+  // A name for messages.
   std::string place_of(File file) const;
 
   std::filesystem::path folder_;
@@ -63,8 +63,8 @@ class Checkpoint {
   std::map<std::pair<File, std::string>, const Part*> where_;
 };
 
-// Reads every file of a checkpoint's folder, and returns what is wrong, a line a file; nothing if it is
-// whole.
+// Reads every file of a checkpoint's folder and returns the problems, one line per file. Empty if the
+// checkpoint is whole.
 std::vector<std::string> problems_of(const std::filesystem::path& folder);
 
 }  // namespace twobp

@@ -1,6 +1,6 @@
-// Writing a checkpoint's folder: every process puts its part there, and the first, when it finds all of them,
-// adds state.json, which makes it a checkpoint. Processes meet in the file system alone: threads that write
-// in the background send nothing.
+// Writes a checkpoint's folder. Every process writes its part. When the first process finds all parts, it
+// adds state.json, which completes the checkpoint. Processes communicate only through the file system,
+// because the background writer threads send no messages.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@
 
 namespace twobp {
 
-// Of a process: what it writes.
+// What one process writes.
 struct CheckpointContent {
   CheckpointState state;
   NamedTensors weights;
@@ -19,34 +19,34 @@ struct CheckpointContent {
   NamedTensors frozen;
 };
 
-// A file with the same frozen weights, in the first of these folders that (still) has it.
+// A file with the same frozen weights, in the first of these folders that (still) contains it.
 struct FrozenFile {
   std::vector<std::filesystem::path> folders;
   FileFacts facts;
 };
 
-// Writes the process's files, syncs them, and, where there are several parts, says so in its part file; the
-// folder is made if another process has not. Returns its files. Throws Error (disk full, ...), naming the
-// file; what is there by then stays.
+// Writes and syncs the process's files. If there are several parts, it then writes the part file. Makes the
+// folder if no other process has. Returns the files. Throws Error (disk full, ...) that names the file; files
+// written until then are kept.
 FileList write_part(const std::filesystem::path& folder, const CheckpointContent& content,
                     const CheckpointPart& part = {}, const FrozenFile& frozen = {});
 
-// Leaves word for the first process that this one's part cannot be written, if even that can be.
+// Tries to tell the first process that this process cannot write its part.
 void report_failed_part(const std::filesystem::path& folder, int64_t step, const CheckpointPart& part,
                         const std::string& error) noexcept;
 
 struct PartsWait {
-  double timeout = 300;                      // seconds in which no byte was added
-  const std::atomic<bool>* hurry = nullptr;  // once true: seconds are enough
+  double timeout = 300;                      // in seconds; restarts whenever bytes are added
+  const std::atomic<bool>* hurry = nullptr;  // once true, a few seconds are enough
 };
 
-// For the first of `count` processes, after write_part: waits for the others' parts, writes state.json and
-// syncs the folder. `files`: its own. Throws Error: a part is missing, damaged, or of another step; another
-// process could not write its.
+// For the first of `count` processes, after write_part. Waits for the others' parts, writes state.json and
+// syncs the folder. `files` are its own. Throws Error if a part is missing, damaged or of another step, or if
+// another process could not write its part.
 void commit_parts(const std::filesystem::path& folder, const CheckpointState& state, int count,
                   FileList files, const PartsWait& wait = {});
 
-// The folder of a run of one process, which must be new.
+// Writes the folder of a run of one process. The folder must not exist.
 void write_checkpoint(const std::filesystem::path& folder, const CheckpointContent& content);
 
 }  // namespace twobp

@@ -1,5 +1,5 @@
-// Whether a run may go on from a checkpoint: which settings must be the same so that it continues to the bit,
-// which may be changed on purpose, and which do not matter.
+// Checks whether a run may resume from a checkpoint. Some settings must be the same so that the run continues
+// to the bit. Some may be changed on purpose, and the rest do not matter.
 #pragma once
 
 #include <string>
@@ -11,22 +11,22 @@
 
 namespace twobp {
 
-// What a checkpoint remembers of the run that wrote it.
+// The facts that a checkpoint holds about the run that wrote it.
 struct RunFacts {
-  std::string config;   // JSON, every key, defaults that depend on other keys filled in
-  std::string data;     // fingerprint of the training data: number of samples and a checksum of some
+  std::string config;   // JSON with every key; defaults that depend on other keys are filled in
+  std::string data;     // fingerprint of the training data: the number of samples and a checksum of some
   std::string kernels;  // instruction set of our CPU kernels
-  std::string order{};  // empty: of micro-batches; else of a schedule that gives it up, its checksum
+  std::string order{};  // empty if the schedule keeps the order of micro-batches, otherwise its checksum
 };
 
 // Reads a few samples.
 RunFacts facts_of_run(const Config& config, const Dataset& train, const Variant& variant = {});
 
-// Must be the same: the model, the data (number of samples and a checksum of 16 of
-// them; the files may have moved), the seed, the precision, the
-// batch (of all data-parallel replicas together) and the type of optimizer; Error names what differs.
-// Allowed: everything that does not change a result, and optimizer.lr and the like, train.steps, threads,
-// another CPU, a schedule that gives up the order of micro-batches: for those, notes.
+// Throws Error that names the difference if one of these differs: the model, the data (the number of samples
+// and a checksum of 16 of them; the files may have moved), the seed, the precision, the batch (of all
+// data-parallel replicas together) or the type of optimizer. Everything that does not change a result may
+// differ. So may optimizer.lr and the like, train.steps, threads, the CPU, and a schedule that gives up the
+// order of micro-batches, but these give notes.
 std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& now);
 
 }  // namespace twobp

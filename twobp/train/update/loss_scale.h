@@ -1,5 +1,5 @@
-// The factor that all gradients carry in float16, so that small ones are not lost there
-// (arXiv 1710.03740, section 3.2).
+// The factor of all gradients in float16. It keeps small gradients from being lost (arXiv 1710.03740, section
+// 3.2).
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,11 @@
 namespace twobp {
 
 struct LossScale {
-  bool adapts = false;  // it is float16 that is trained in
+  bool adapts = false;  // true for training in float16
   double value = 1;
-  int64_t good_steps = 0;  // since it last changed
+  int64_t good_steps = 0;  // since the scale last changed
 
-  // After a step; `overflowed`: its gradients were not finite, so that it was skipped.
+  // Called after a step. `overflowed`: its gradients were not finite, so it was skipped.
   void adapt(bool overflowed) {
     if (!adapts) return;
     if (overflowed) {

@@ -8,7 +8,7 @@
 namespace twobp {
 
 // The learning rate of step `step`, counted from 0, of a run of `total_steps`. With w = warmup:
-//   step < w       lr * (step + 1) / (w + 1): no step is spent at 0, and step w is the first at lr
+//   step < w       lr * (step + 1) / (w + 1): no step has rate 0, and step w is the first at lr
 //   constant       lr
 //   linear         lr + (min_lr - lr) * p
 //   cosine         min_lr + (lr - min_lr) * (1 + cos(pi * p)) / 2

@@ -1,5 +1,5 @@
-// AdamW, Adam and SGD on ATen's fused kernels, for the parameters of one rank. Matrices are decayed, norm
-// gains are not.
+// AdamW, Adam and SGD on ATen's fused kernels, for the parameters of one rank. Matrices decay; norm gains do
+// not.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace twobp {
 
 class Optimizer {
  public:
-  // A parameter and the stage its state is booked on.
+  // A parameter, and the stage to which its state is booked.
   struct Item {
     Parameter* parameter = nullptr;
     int stage = 0;
@@ -26,27 +26,28 @@ class Optimizer {
   // Allocates the state on the calling thread.
   Optimizer(const OptimizerConfig& config, const std::vector<Item>& items);
 
-  // Parameters without a gradient get gradient 0; step() does that first.
+  // Gives parameters without a gradient a gradient of 0. step() does this first.
   void complete_gradients();
   // One update with the gradients times `grad_factor`.
   void step(double lr, double grad_factor);
   // Drops the gradients.
   void skip();
 
-  // Adds all that step() changes; the gradients only if it is to have a factor, which they are multiplied by.
+  // Adds all tensors that step() changes. `gradients`: includes the gradients, which step() changes if it
+  // multiplies them by a factor.
   void add_to(Savepoint& savepoint, bool gradients) const;
-  // After the savepoint was rolled back to before the last step(): the next one is made in its place, with
-  // the same gradients. Nothing may have been added to them since.
+  // Undoes the last step() after the savepoint was rolled back to before it. The next step() replaces it,
+  // with the same gradients. Nothing may have been added to them since.
   void undo();
 
   // One parameter's state, for checkpoints: `exp_avg` and `exp_avg_sq` of adam, `momentum` of sgd.
   struct State {
     Parameter* parameter = nullptr;
     std::string name;
-    at::Tensor tensor;  // the live one, of master's shape and dtype
+    at::Tensor tensor;  // the tensor in use, of master's shape and dtype
   };
   std::vector<State> state() const;
-  // Updates so far: with the state, all that the next one depends on.
+  // Number of updates so far. With the state, it determines the next update.
   int64_t steps() const;
   void set_steps(int64_t steps);
 
@@ -55,15 +56,15 @@ class Optimizer {
   struct Group {
     double weight_decay = 0;
     std::vector<Parameter*> parameters;
-    std::vector<int> stages;  // of them
+    std::vector<int> stages;  // of the parameters
     std::vector<at::Tensor> values, grads, first, second, steps;
   };
 
   OptimizerConfig config_;
   std::vector<Group> groups_;  // decayed, not decayed
-  at::Tensor count_;           // float32 scalar: the number of this step
+  at::Tensor count_;           // float32 scalar: the number of the current step
   bool stepped_ = false;
-  bool undone_ = false;  // the last step: its gradients are still there
+  bool undone_ = false;  // the last step was undone; its gradients still exist
 };
 
 }  // namespace twobp

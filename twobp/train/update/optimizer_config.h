@@ -19,7 +19,7 @@ struct OptimizerConfig {
   bool shard = false;               // data parallel: each replica keeps and updates its share (ZeRO stage 1)
   std::string schedule = "cosine";  // constant, linear, cosine
   int64_t warmup = 0;               // steps
-  double min_lr = 0.0;              // where linear and cosine end
+  double min_lr = 0.0;              // final rate of linear and cosine
 };
 
 const Section& optimizer_section();

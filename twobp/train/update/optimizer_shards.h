@@ -1,7 +1,7 @@
 // Optimizer state divided among the data-parallel replicas of a rank (ZeRO stage 1, arXiv 1910.02054, section
-// 5.1): each replica keeps the state of its share of the rank's parameters, updates those alone, and hands
-// their new values to the others. All replicas have the same gradients by then, so the bits are those of an
-// update that every replica makes by itself.
+// 5.1). Each replica keeps the state of its share of the rank's parameters, updates only that share, and
+// sends the new values to the others. All replicas have the same gradients by then, so the bits are the same
+// as if every replica updated everything.
 #pragma once
 
 #include <cstdint>
@@ -12,31 +12,33 @@
 
 namespace twobp {
 
-// The replica that keeps each parameter's state: largest first, each to the replica that has least, so that
-// no two differ by more than the largest. Depends on the sizes alone.
+// The replica that keeps each parameter's state. Parameters are assigned from the largest on, each to the
+// replica with the least, so that no two replicas differ by more than the largest parameter. Depends on the
+// sizes alone.
 std::vector<int> assign_replicas(const std::vector<int64_t>& sizes, int replicas);
 
 class OptimizerShards {
  public:
-  // `parameters`: what the rank trains, each value once, the same on every replica. `replicas` outlives this.
+  // `parameters` are those that the rank trains, each value once, the same on every replica. `replicas` must
+  // outlive this.
   OptimizerShards(Transport& replicas, std::vector<Parameter*> parameters);
 
-  // By index into the parameters: the replica that keeps its state.
+  // By index of the parameter: the replica that keeps its state.
   const std::vector<int>& owners() const { return owners_; }
   bool owns(size_t parameter) const { return owners_[parameter] == replicas_.rank(); }
 
-  // After this replica has updated its share: sends it. The others may still read it afterwards: it must not
-  // change before the next step's gradients were summed over the replicas, in which each takes part after its
-  // receive().
+  // Sends this replica's share after it has been updated. The others may still read it afterwards. So it must
+  // not change before the next step's gradients are summed over the replicas; each replica joins that sum
+  // after its receive().
   void send(int64_t step);
-  // Takes the other replicas' shares, gradients of which are forgotten. Throws Aborted, or Error after
-  // `timeout` seconds.
+  // Receives the other replicas' shares and forgets their gradients. Throws Aborted, or Error after `timeout`
+  // seconds.
   void receive(int64_t step, double timeout);
-  // Of a step that is not taken.
+  // Forgets the gradients of a step that is not taken.
   void forget_gradients();
 
  private:
-  // Parameters of one replica that go in one message.
+  // The parameters of one replica that travel in one message.
   struct Message {
     int owner = 0;
     std::vector<Parameter*> parameters;

@@ -1,4 +1,4 @@
-// Copies of tensors, to go back to.
+// Copies of tensors for rolling back.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@ namespace twobp {
 
 class Savepoint {
  public:
-  // Allocates the copy, booked on the stage as optimizer state. `live` is changed in place later on.
+  // Allocates the copy, booked to the stage as optimizer state. `live` changes in place later.
   void add(const at::Tensor& live, int stage);
   void save();
   void roll_back() const;

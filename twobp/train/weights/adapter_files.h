@@ -1,4 +1,4 @@
-// LoRA adapters and files: merged into the weights they adapt, or saved apart as PEFT does
+// LoRA adapters and files. Adapters are merged into the weights they adapt, or saved separately as PEFT does
 // (adapter_config.json, adapter_model.safetensors).
 #pragma once
 
@@ -13,17 +13,17 @@
 
 namespace twobp {
 
-// The weights under their parts' names, each with its adapter added to it (float32): what a model without
-// adapters has that gives the same results. Without adapters, the weights as they are.
+// The weights under their parts' names, each with its adapter added (float32). A model without adapters gives
+// the same results with them. Weights without adapters are unchanged.
 NamedTensors merged_weights(const std::vector<Parameter*>& weights, const ModelConfig& model);
 
-// Writes the adapters alone into `directory`. In a run of many processes all call it, each with the weights
-// that it holds; the first writes. Throws Error.
+// Writes only the adapters into `directory`. In a run of many processes all call it, each with the weights
+// that it holds, and the first writes. Throws Error.
 void save_adapter(const std::string& directory, const ModelConfig& model,
                   const std::vector<Parameter*>& weights, const Processes& processes = {});
 
-// Sets the adapters among `weights` to those of a PEFT directory, whose rank, alpha and targets must be the
-// model's; `spec` is all of it, `weights` may be a part. Throws Error.
+// Loads the adapters among `weights` from a PEFT directory. Its rank, alpha and targets must be the model's.
+// `spec` is the whole model; `weights` may be a part. Throws Error.
 void load_adapter(const std::string& directory, const ModelConfig& model, const ModelSpec& spec,
                   const std::vector<Parameter*>& weights);
 

@@ -1,4 +1,4 @@
-// Weights of a Hugging Face directory into a model's parameters.
+// Loads the weights of a Hugging Face directory into a model's parameters.
 #pragma once
 
 #include <vector>
@@ -10,18 +10,17 @@ namespace twobp {
 
 class Pipeline;
 
-// Names and shapes of the directory against the model's, before any of its memory is allocated. LoRA adapters
-// need not be there, nor what weights.may_lack; `*.rotary_emb.inv_freq` and, of a tied model, the output
-// projection's weight may be. Throws Error: one message with the first missing, misshaped and unknown
-// tensors. Returns the names of the parameters that the directory lacks.
+// Compares the directory's names and shapes with the model's, before any of the model's memory is allocated.
+// LoRA adapters and the names in weights.may_lack may be missing. `*.rotary_emb.inv_freq` and, for a tied
+// model, the output projection's weight may be present. Throws Error: one message with the first missing,
+// misshaped and unknown tensors. Returns the names of the parameters that the directory lacks.
 std::vector<std::string> check_weights(const ModelSpec& model, const ModelWeights& weights);
 
-// Sets every parameter but LoRA adapters and what the directory may lack to the directory's, converted to the
-// parameter's dtype, and returns what it lacks. Each rank
-// copies its own stages' on its own thread, and reads no others. Throws as check_weights does, or if a tensor
-// is of a type that is no floating point number.
+// Loads every parameter from the directory, converted to the parameter's dtype, except for LoRA adapters and
+// what the directory may lack. Returns the names of what it lacks. Each rank copies its own stages on its own
+// thread and reads no others. Throws as check_weights does, or if a tensor is not of a floating-point type.
 std::vector<std::string> load_weights(Pipeline& pipeline, const ModelWeights& weights);
-// The same for parameters that are allocated.
+// The same for parameters that are already allocated.
 void load_weights(const std::vector<Parameter*>& parameters, const ModelWeights& weights);
 
 }  // namespace twobp

@@ -1,5 +1,5 @@
-// Writes the trained weights as a Hugging Face directory: config.json and model.safetensors, or several files
-// with model.safetensors.index.json if it is large.
+// Writes the trained weights as a Hugging Face directory: config.json and model.safetensors. Large models are
+// split into several files with model.safetensors.index.json.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,16 @@
 namespace twobp {
 
 struct SaveModelOptions {
-  std::string dtype = "float32";  // of the weights in the file: float32, bfloat16, float16
-  int64_t max_shard_bytes =
-      5'000'000'000;  // a file is begun anew rather than grow beyond this: transformers'
+  std::string dtype = "float32";            // of the weights in the files: float32, bfloat16, float16
+  int64_t max_shard_bytes = 5'000'000'000;  // the size limit of a file: that of transformers
 };
 
-// Packed weights are written as their parts, adapters merged into what they adapt (see lora.h). Of a model
-// with config.from, its tokenizer's files and generation_config.json are copied. All files are on the disk
-// before the first takes its name, so that a directory that was there stays whole if this fails; those of an
-// older model that are not replaced are removed then. Throws Error (cannot create, disk full), naming the
-// file.
-// In a run of many processes all call it, each with the weights that it holds, and write files of their own
-// into a folder that they share; the first adds the index and the rest.
+// Packed weights are written as their parts, and adapters are merged into what they adapt (see
+// adapter_files.h). For a model with config.from, its tokenizer's files and generation_config.json are
+// copied. All files are on disk before the first takes its name, so an existing directory stays whole if this
+// fails. Files of an older model that are not replaced are removed then. Throws Error (cannot create, disk
+// full) that names the file. In a run of many processes all call it, each with the weights that it holds.
+// They write their own files into a shared folder, and the first adds the index and the rest.
 void save_model(const std::string& directory, const ModelConfig& config, int64_t sequence,
                 const std::vector<Parameter*>& weights, const SaveModelOptions& options = {},
                 const Processes& processes = {});
@@ -34,8 +32,8 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
                 const NamedTensors& weights, const SaveModelOptions& options = {},
                 const Processes& processes = {});
 
-// Fails as save_model would for a model that cannot be saved or a folder that cannot be made or written to,
-// before days of training rather than after.
+// Fails like save_model for a model that cannot be saved, or a folder that cannot be made or written to. Call
+// this before days of training rather than after.
 void check_save_model(const std::string& directory, const ModelConfig& config);
 
 }  // namespace twobp

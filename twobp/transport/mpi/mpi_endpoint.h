@@ -1,9 +1,9 @@
-// The transport of one process over an MPI communicator. Private: others see mpi.h.
+// The transport of one process over an MPI communicator. Private: other code uses mpi.h.
 //
-// A message is a head (message.h), which MPI carries at once, and a transfer for each tensor that is too
-// large for it, in chunks. A receiver takes heads as it meets them and posts the receives of what belongs to
-// them, whether or not anybody has asked for the message: so it needs no buffers of MPI's own, and moves
-// while the rank computes.
+// A message is a head (message.h), which MPI sends immediately, and a transfer in chunks for each tensor that
+// is too large for the head. A receiver takes heads as they arrive and posts the receives for their tensors
+// at once, even before the rank asks for the message. So messages need no buffers of MPI, and move while the
+// rank computes.
 #pragma once
 
 #include <deque>
@@ -22,7 +22,7 @@ namespace twobp {
 
 class MpiEndpoint : public Transport {
  public:
-  // `communicator` is the endpoint's own. `spins`: every process of this machine has a core of its own.
+  // `communicator` belongs to this endpoint. `spins`: every process of this machine has a core of its own.
   MpiEndpoint(MPI_Comm communicator, const MpiOptions& options, bool spins);
   ~MpiEndpoint() override;
 
@@ -49,14 +49,14 @@ class MpiEndpoint : public Transport {
   struct Head : Transfer {
     std::vector<std::byte> bytes;
   };
-  // What one rank has sent, in the order in which it sent it.
+  // The messages of one rank, in the order in which it sent them.
   struct Peer {
     std::deque<std::unique_ptr<Head>> heads;
     std::list<std::unique_ptr<Incoming>> messages;
-    int64_t sent = 0;  // to it
+    int64_t sent = 0;  // number of messages sent to it
   };
 
-  // All under mutex_.
+  // Call these with mutex_ held.
   void poll();
   void take_heads();
   void open_heads(int from);
@@ -65,7 +65,7 @@ class MpiEndpoint : public Transport {
   void send_parts(Outgoing& out, int payload_tag);
   void throw_if_aborted() const;
 
-  // Calls `done`, which polls, under the mutex until it returns true; false after `timeout`.
+  // Calls `done`, which polls, under the mutex until it returns true. Returns false after `timeout`.
   template <typename Done>
   bool wait(double timeout, Done&& done);
 
@@ -75,9 +75,9 @@ class MpiEndpoint : public Transport {
   bool device_memory_;
   int rank_ = 0;
   int size_ = 0;
-  int tags_ = 0;  // of payloads
+  int tags_ = 0;  // number of payload tags
 
-  // MPI is used by one thread at a time; abort comes from any.
+  // One thread at a time uses MPI. abort() may be called from any thread.
   std::mutex mutex_;
   MpiRequests requests_;
   std::vector<Transfer*> done_;

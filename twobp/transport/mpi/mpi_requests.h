@@ -1,4 +1,4 @@
-// MPI sends and receives under way, tested together. Private to the MPI transport.
+// Open MPI sends and receives, tested together. Private to the MPI transport.
 #pragma once
 
 #include <cstddef>
@@ -9,20 +9,21 @@
 
 namespace twobp {
 
-// Throws Error with MPI's own words for `code` unless it is success.
+// Throws Error with MPI's text for `code` unless it is success.
 void check_mpi(int code, const char* what);
 
-// A message under way. What its requests read and write stays where it is until all are done.
+// A message under way. The memory that its requests read and write must not move until all are done.
 struct Transfer {
   virtual ~Transfer() = default;
-  int open = 0;  // requests
+  int open = 0;  // number of open requests
 };
 
 class MpiRequests {
  public:
-  // `bytes`: what a receive must bring; -1: of a send.
+  // `bytes` is the number of bytes that a receive must deliver, and -1 for a send.
   void add(MPI_Request request, Transfer& transfer, int bytes = -1);
-  // Looks which are done and counts them off their transfers; `done` gets those that have no more.
+  // Tests the requests and counts the finished ones off their transfers. Appends transfers without open
+  // requests to `done`.
   void test(std::vector<Transfer*>& done);
   bool empty() const { return requests_.empty(); }
 

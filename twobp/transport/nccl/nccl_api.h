@@ -1,5 +1,5 @@
-// The part of NCCL's C interface that is used here, found in the library when it is needed: nothing of NCCL
-// is needed to build. Numbers are those of nccl.h, stable since NCCL 2.14.
+// The part of NCCL's C interface that we use. It is loaded from the library at run time, so building needs
+// nothing of NCCL. Constants are those of nccl.h, stable since NCCL 2.14.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,11 @@ struct NcclUniqueId {
 
 using NcclComm = void*;  // ncclComm_t
 
-struct NcclConfig {  // ncclConfig_t as of 2.14; later versions take it by the version it says
+struct NcclConfig {  // ncclConfig_t as of 2.14; later versions use its `version`
   size_t size = sizeof(NcclConfig);
   unsigned int magic = 0xcafebeef;
   unsigned int version = 21400;
-  int blocking = 0;  // calls return while they are under way: so that a wait for a peer can have a time-out
+  int blocking = 0;  // calls return before they are done, so that a wait for a peer can time out
 };
 
 struct NcclApi {
@@ -36,8 +36,9 @@ struct NcclApi {
   const char* (*error_text)(int error) = nullptr;
 };
 
-// From the library of this name; empty: the one that LibTorch brings, or libnccl.so.2 where the system's
-// loader finds it. It stays loaded. Throws Error: not there, not NCCL, older than 2.14.
+// Loads the library of this name. If it is empty, loads LibTorch's own, or libnccl.so.2 where the system's
+// loader finds it. The library stays loaded. Throws Error if it does not exist, is not NCCL or is older than
+// 2.14.
 NcclApi load_nccl(const std::string& library = "");
 
 }  // namespace twobp

@@ -1,5 +1,5 @@
-// The head of a message whose tensors travel by NCCL: what goes ahead over the host transport, as tensors
-// itself.
+// The head of a message whose tensors travel by NCCL. It is sent ahead over the host transport, in the form
+// of tensors.
 #pragma once
 
 #include "twobp/transport/transport.h"
@@ -7,29 +7,30 @@
 namespace twobp {
 
 struct PackedHead {
-  Values head;       // numbers about the message, then its tensors that go with the head
-  Values on_device;  // the others, in order; each covers its memory without gaps
+  Values head;       // numbers that describe the message, then the tensors that go with the head
+  Values on_device;  // the other tensors, in order; each covers its memory without gaps
 };
 
-// Tensors on devices of type `by_nccl` are described, the others go along. Work that makes a tensor dense is
-// put into the current stream.
+// Tensors on devices of type `by_nccl` are only described; the others are included. Work that makes a tensor
+// dense is launched in the current stream.
 PackedHead pack_head(const Tag& tag, Values values, at::DeviceType by_nccl);
 
 struct ReceivedHead {
   Tag tag;
-  Values values;               // undefined where a tensor is still to come
-  std::vector<int> on_device;  // their places
-  // Makes them, on `device` (or on the host, in tests, where those go by NCCL too), and gives them back.
+  Values values;               // undefined if a tensor is still to be received
+  std::vector<int> on_device;  // indices of these tensors
+  // Allocates these tensors on `device`, and returns them. (In tests, where host tensors go by NCCL too, it
+  // allocates them on the host.)
   Values allocate(at::Device device, at::DeviceType by_nccl);
 
   struct Shape {
     at::ScalarType type = at::kFloat;
     std::vector<int64_t> sizes, strides;
   };
-  std::vector<Shape> shapes;  // of those
+  std::vector<Shape> shapes;  // of the tensors in on_device
 };
 
-// Throws Error that names the sender if it makes no sense.
+// Throws Error that names the sender if the head is invalid.
 ReceivedHead unpack_head(const Values& head, int from);
 
 }  // namespace twobp

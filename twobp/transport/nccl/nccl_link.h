@@ -1,6 +1,6 @@
-// One direction between two ranks: a communicator of the two and a stream, at the sender's or at the
-// receiver's end. What is put in at one end comes out at the other in that order, by NCCL's rules and by the
-// stream's.
+// One direction between two ranks: a communicator of the two ranks, and a stream at the sender's or at the
+// receiver's end. By the rules of NCCL and of streams, transfers arrive in the order in which they were
+// launched.
 #pragma once
 
 #include <atomic>
@@ -15,54 +15,56 @@
 
 namespace twobp {
 
-// Between two looks at what NCCL has done.
+// The time between two polls of NCCL.
 inline constexpr auto kNcclPause = std::chrono::microseconds(50);
 
 class NcclLink {
  public:
-  // Begins to connect; the other end does the same with the same id. `stream` is used by nobody else; `name`
-  // is for messages.
+  // Begins to connect. The other end does the same with the same id. Nothing else uses `stream`. `name` is
+  // for messages.
   NcclLink(const NcclApi& api, const Device& device, const DeviceStream& stream, const NcclUniqueId& id,
            bool sender, std::string name);
-  // Ends the communicator without waiting for the peer unless nothing is under way.
+  // Ends the communicator. Waits for the peer only if nothing is under way.
   ~NcclLink();
   NcclLink(const NcclLink&) = delete;
   NcclLink& operator=(const NcclLink&) = delete;
 
-  // Waits until both ends are there and a first byte has crossed: NCCL makes its buffers and connections at
-  // the first message, which until then blocks the thread that begins it. All ends of all links must do so
-  // in one order. The byte lies on `memory`. Throws Error after `deadline`, seconds of awake_seconds(), and
-  // whatever `look_around` throws, which is called meanwhile.
+  // Waits until both ends are connected and a first byte has been sent. NCCL makes its buffers and
+  // connections at the first message, which blocks the calling thread until then. All ends of all links must
+  // connect in the same order. The byte lies on `memory`. Calls `look_around` while it waits. Throws Error
+  // after `deadline`, seconds of awake_seconds(), and whatever `look_around` throws.
   void connect(at::Device memory, double deadline, const std::function<void()>& look_around);
 
   const DeviceStream& stream() const { return stream_; }
-  // Puts the tensors' memory into the stream, to be sent once `ready` has passed. They are kept until then.
+  // Launches the sending of the tensors' memory in the stream, after `ready`. The link keeps the tensors
+  // until they are sent.
   void send(Values values, const DeviceEvent& ready, const Tag& tag);
-  // The same for memory to be written, which was allocated for stream(); the event is when it has been.
+  // The same for memory to receive into, which was allocated for stream(). The event passes when the memory
+  // has been written.
   DeviceEvent receive(const Values& values, const Tag& tag);
 
-  // Forgets transfers that are done; how many are left.
+  // Forgets finished transfers. Returns the number of the remaining ones.
   size_t under_way();
-  // What is wrong, or nothing: an error that NCCL reports, or a transfer that has taken longer than
-  // `timeout`.
+  // A description of a problem, or nothing: an error that NCCL reports, or a transfer that has taken longer
+  // than `timeout`.
   std::string trouble(double timeout);
-  // From any thread: has whoever waits in a call of this link leave it, by Aborted. Nothing can be sent or
-  // received afterwards.
+  // From any thread: makes waiting calls of this link throw Aborted. Afterwards nothing can be sent or
+  // received.
   void interrupt() { aborted_ = true; }
-  // The same, and ends what is under way, kernels that wait for the peer included. Nobody may be in a call of
-  // this link but one that NCCL does not return from.
+  // Also ends the transfers under way, including kernels that wait for the peer. No thread may be in a call
+  // of this link, except in one that NCCL does not return from.
   void abort();
 
  private:
   struct Transfer {
-    Values values;  // of a send: kept alive
+    Values values;  // of a send: keeps the tensors alive
     DeviceEvent done;
     double begin = 0;
     Tag tag;
   };
 
-  // Throws Error unless the call of NCCL that returned this has succeeded; waits for it where it is under
-  // way. Aborted if that is what ends it.
+  // Throws Error unless the NCCL call that returned `result` has succeeded. Waits for a call that is still
+  // under way. Throws Aborted if an abort ended it.
   void check(int result, const char* what, double deadline);
   void put(const at::Tensor& tensor, double deadline);
 
@@ -73,8 +75,8 @@ class NcclLink {
   DeviceStream stream_;
   NcclComm comm_ = nullptr;
   std::atomic<bool> aborted_{false};
-  std::atomic<bool> freed_{false};     // comm_, by abort()
-  std::function<void()> look_around_;  // while it connects
+  std::atomic<bool> freed_{false};     // comm_ was freed by abort()
+  std::function<void()> look_around_;  // called while connecting
   std::deque<Transfer> transfers_;
 };
 

@@ -1,6 +1,6 @@
-// Where the processes of a run that was started without MPI meet: a key-value store at
-// MASTER_ADDR:MASTER_PORT (LibTorch's TCPStore, the one that PyTorch's programs meet at), found through the
-// environment that torchrun and srun set.
+// The meeting place of the processes of a run that was started without MPI: a key-value store at
+// MASTER_ADDR:MASTER_PORT, found through the environment that torchrun and srun set. It is LibTorch's
+// TCPStore, which PyTorch's programs use too.
 #pragma once
 
 #include <atomic>
@@ -16,22 +16,23 @@ struct StorePlace {
   int port = 29500;
   int rank = 0;
   int size = 1;
-  int local_rank = 0;     // on this machine: picks the GPU
-  bool hosted = false;    // the launcher runs the store; else rank 0 does
-  std::string job = "1";  // keeps apart what runs one after the other at the same store
+  int local_rank = 0;     // on this machine; selects the GPU
+  bool hosted = false;    // the launcher runs the store; otherwise rank 0 does
+  std::string job = "1";  // distinguishes runs that use the same store one after the other
 };
 
-// For a process that `launcher` started. Throws Error if the launcher doesn't say where rank 0 is.
+// For a process that `launcher` started. Throws Error if the launcher does not give the address of rank 0.
 StorePlace store_place(const Launcher& launcher);
 
-// One process's connection to the store. Any thread; a call that waits makes calls from other threads wait,
-// so that a thread that waits long has a connection of its own.
+// One process's connection to the store. Any thread may use it. A waiting call blocks calls from other
+// threads, so a thread with long waits needs its own connection.
 class StoreConnection {
  public:
-  // Returns when all have come. Throws Error: the port is in use, nobody answers, ranks that have not come in
-  // `timeout` seconds (named), two that claim the same rank, or that were started with unequal sizes.
+  // Returns when all ranks have connected. Throws Error if the port is in use, the store does not answer,
+  // ranks are missing after `timeout` seconds (named), two ranks are the same, or they were started with
+  // different sizes.
   StoreConnection(const StorePlace& place, double timeout);
-  // Waits for the others to leave too (at most ten seconds) if this process runs the store.
+  // If this process runs the store, waits for the others to leave (at most ten seconds).
   ~StoreConnection();
   StoreConnection(const StoreConnection&) = delete;
   StoreConnection& operator=(const StoreConnection&) = delete;
@@ -42,19 +43,19 @@ class StoreConnection {
   // "host:port".
   std::string name() const;
 
-  // All of them throw Error when the store is gone.
+  // All of these throw Error if the store is gone.
   void set(const std::string& key, const std::string& value);
-  // Waits for the key, at most `timeout` seconds.
+  // Waits at most `timeout` seconds for the key.
   std::string get(const std::string& key, double timeout);
-  // A queue: what one pushes one pops, in order of each pusher. At most kMostBytes a value.
+  // A queue: values arrive in the order in which each sender pushed them. A value has at most kMostBytes.
   void push(const std::string& queue, const std::string& value);
-  // Waits for as long as it takes.
+  // Waits without limit.
   std::string pop(const std::string& queue);
   static constexpr size_t kMostBytes = size_t{4} << 20;
 
-  // The same store through another connection.
+  // Another connection to the same store.
   std::unique_ptr<StoreConnection> connect() const;
-  // The others are not waited for at the end: they may be dead.
+  // Makes the destructor not wait for the others, which may be dead.
   void leave_at_once() { wait_for_others_ = false; }
 
  private:
@@ -64,7 +65,7 @@ class StoreConnection {
 
   StorePlace place_;
   std::unique_ptr<Store> store_;
-  bool joined_ = false;  // counts among those that the store waits for
+  bool joined_ = false;  // whether the store waits for this process
   std::atomic<bool> wait_for_others_{true};
 };
 

@@ -1,4 +1,5 @@
-// What has arrived at one rank and was not yet asked for: put in by any thread, taken out by the rank's.
+// Messages that have arrived at one rank and have not been received yet. Any thread adds them; the rank's
+// thread takes them.
 #pragma once
 
 #include <atomic>
@@ -15,16 +16,16 @@ struct Message {
   int from = 0;
   Tag tag;
   Values values;
-  DeviceEvent ready;  // when they are what they should be, where they are on a device
+  DeviceEvent ready;  // for tensors on a device: passes when their contents are written
 };
 
 class Mailbox {
  public:
   void put(Message message);
-  // The oldest with this sender and tag, moved into `message`; false: there is none.
+  // Moves the oldest message with this sender and tag into `message`. Returns false if there is none.
   bool take(int from, const Tag& tag, Message& message);
-  // Waits for it, at first spinning for `spin` seconds. False after `timeout` seconds, or once `aborted`,
-  // which whoever sets it makes known by wake().
+  // Waits for the message, at first spinning for `spin` seconds. Returns false after `timeout` seconds, or
+  // once `aborted` is set. The thread that sets `aborted` must call wake().
   bool wait(int from, const Tag& tag, Message& message, double timeout, double spin,
             const std::atomic<bool>& aborted);
   void wake();

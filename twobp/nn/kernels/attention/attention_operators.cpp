@@ -1,5 +1,5 @@
-// Attention by LibTorch's operators: a block of queries at a time, so that no more of the scores is ever
-// there, and where it is causal no more keys than the block can see.
+// Attention by LibTorch's operators. It handles one block of queries at a time, so that only a block of
+// scores is in memory. A causal block computes only with the keys that it can see.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kQueries = 128;
 
-// Queries [first, first + count) and the keys [0, keys) they meet.
+// Queries [first, first + count) and the keys [0, keys) that they attend to.
 struct Block {
   int64_t first, count, keys;
 };
@@ -24,7 +24,8 @@ void for_blocks(int64_t positions, bool causal, Visit&& visit) {
   }
 }
 
-// Of (batch, positions, packed): q, k, v as (batch, heads, positions, dim), k and v repeated for their group.
+// Splits (batch, positions, packed) into q, k, v as (batch, heads, positions, dim). k and v are repeated for
+// their group.
 struct Heads {
   Heads(const at::Tensor& packed, const PackedAttention& attention)
       : scale(1 / std::sqrt(static_cast<double>(attention.head_dim))),
@@ -38,7 +39,7 @@ struct Heads {
     v = part(attention.heads + attention.kv_heads, attention.kv_heads).repeat_interleave(group, 1);
   }
 
-  // scale q k^T + shift, where a query sees a key, else -inf: (batch, heads, count, keys)
+  // scale q k^T + shift where a query sees a key, else -inf: (batch, heads, count, keys)
   at::Tensor scores(const PackedAttention& attention, const Block& block) const {
     const at::Tensor keys = k.narrow(2, 0, block.keys).transpose(2, 3);
     at::Tensor scores = at::matmul(q.narrow(2, block.first, block.count), keys).mul_(scale);
@@ -57,7 +58,7 @@ struct Heads {
   at::Tensor q, k, v;
 };
 
-// 0 or the scale for each of the block's probabilities; undefined where none is dropped.
+// The dropout factor, 0 or the scale, of each probability of the block. Undefined without dropout.
 at::Tensor factors_of(const at::Tensor& p, const DropoutMask& mask, int64_t positions, const Block& block) {
   if (mask.threshold == 0) return {};
   const auto integers = p.options().dtype(at::kLong);
@@ -93,7 +94,8 @@ void attention_backward(const at::Tensor& packed, const PackedAttention& attenti
   const auto by_head = [&](const at::Tensor& tensor) {
     return tensor.unflatten(2, {attention.heads, attention.head_dim}).transpose(1, 2);
   };
-  const auto of_group = [&](const at::Tensor& tensor) {  // summed over the heads that share a key-value head
+  // Sums over the heads that share a key-value head.
+  const auto of_group = [&](const at::Tensor& tensor) {
     return tensor.unflatten(1, {attention.kv_heads, heads.group}).sum(2);
   };
   const auto sums = [&](int64_t count) {

@@ -11,12 +11,12 @@
 namespace twobp {
 namespace {
 
-// Queries that are worked on together. Causal ones are fewer: a block meets keys that its first queries do
+// Queries in a block. Causal blocks are smaller, because a block computes with keys that its first queries do
 // not see.
 constexpr int64_t kBlock = 128;
 constexpr int64_t kCausalBlock = 64;
 
-// What the loops over samples, heads and blocks of queries share.
+// State that the loops over samples, heads and blocks of queries share.
 template <typename T>
 struct Loops {
   Loops(const at::Tensor& packed, const PackedAttention& attention)
@@ -34,14 +34,14 @@ struct Loops {
   int64_t tasks() const { return batch * kv_heads; }
   int64_t k_column(int64_t kv) const { return (heads + kv) * dim; }
   int64_t v_column(int64_t kv) const { return (heads + kv_heads + kv) * dim; }
-  // In log_sum_exp and in dropout's mask.
+  // The row in log_sum_exp and in dropout's mask.
   int64_t row(int64_t b, int64_t h, int64_t query) const { return (b * heads + h) * positions + query; }
   int64_t at_out(int64_t b, int64_t h, int64_t query) const {
     return (b * positions + query) * out_stride + h * dim;
   }
 
-  // body(h, query, scores) for the query heads of a key-value head, block by block: `query` is the block's
-  // first, and scores.cols how many keys it meets.
+  // Calls body(h, query, scores) for the query heads of a key-value head, block by block. `query` is the
+  // block's first query, and scores.cols is its number of keys.
   template <typename Body>
   void for_blocks(int64_t b, int64_t kv, Body&& body) const {
     const int64_t group = heads / kv_heads;
@@ -65,7 +65,7 @@ struct Loops {
   const T* shift;
 };
 
-// Memory of each thread, allocated where the rank's meter sees it.
+// Memory of each thread. It is allocated on the rank's thread, so that the memory meter counts it.
 template <typename T>
 class Scratch {
  public:
@@ -74,7 +74,7 @@ class Scratch {
   T* mine() const { return mutable_numbers<T>(all_) + at::get_thread_num() * all_.size(1); }
 
  private:
-  static constexpr int64_t kAligned = 16;  // numbers: every thread's begins as the first one's
+  static constexpr int64_t kAligned = 16;  // in numbers; aligns every thread's memory like that of the first
   at::Tensor all_;
 };
 
@@ -112,7 +112,8 @@ void backward(const at::Tensor& packed, const PackedAttention& attention, const 
   at::parallel_for(0, loops.tasks(), 1, [&](int64_t begin, int64_t end) {
     T* const p = scratch.mine();
     T* const ds = p + loops.block * positions;
-    // Summed over the blocks of the group's queries, then put where k and v may still lie until then.
+    // Summed over the blocks of the group's queries. Stored only at the end, because k and v may lie in the
+    // same memory.
     T* const dk = ds + loops.block * positions;
     T* const dv = dk + positions * dim;
     for (int64_t task = begin; task < end; ++task) {
@@ -134,7 +135,7 @@ void backward(const at::Tensor& packed, const PackedAttention& attention, const 
                                       numbers<T>(out) + at_out, dy.data, dim, loops.out_stride);
         gemm<T>(true, false, keys, dim, count, 1, {p, keys}, dy, 1, {dv, dim});
         gemm<T>(true, false, keys, dim, count, 1, {ds, keys}, q, 1, {dk, dim});
-        // The block's queries are not needed any more.
+        // The block's queries are no longer needed.
         gemm<T>(false, false, count, dim, keys, 1, {ds, keys}, k, 0,
                 {drows + query * dstride + h * dim, dstride});
       });

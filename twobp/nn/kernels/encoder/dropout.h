@@ -1,27 +1,27 @@
-// The random masks of dropout: a counter-based generator, so that a mask is a function of (seed, step,
-// micro-batch, layer, row, column) alone, and backward-p1 makes it again instead of keeping it.
+// The random masks of dropout, from a counter-based generator. A mask is a function of (seed, step,
+// micro-batch, layer, row, column) alone, so backward-p1 recomputes it instead of keeping it.
 #pragma once
 
 #include <cstdint>
 
 namespace twobp {
 
-// Which numbers are dropped. Probabilities are multiples of 2^-16; what is kept is multiplied by 1 / (1 - p)
-// of the multiple, so that the mean is exact.
+// Determines which numbers are dropped. Probabilities are multiples of 2^-16. Numbers that are kept are
+// multiplied by 1 / (1 - p) of the rounded probability, so the mean is exact.
 struct DropoutMask {
   uint32_t key[2] = {0, 0};  // from seed, step and the layer's name
   uint32_t micro_batch = 0;
-  uint32_t threshold = 0;  // a number is dropped if its 16 random bits are below: p * 2^16; 0: none
-  double scale = 1;        // of what is kept
+  uint32_t threshold = 0;  // p * 2^16: a number is dropped if its 16 random bits are below this
+  double scale = 1;        // factor of the numbers that are kept
 };
 
-// The rest is for files that are compiled once per instruction set, and local to them, so that the linker
-// cannot mix the copies.
+// The rest is for files that are compiled once per instruction set. It is local to each file, so that the
+// linker cannot mix the copies.
 namespace {
 
-// `groups` times four random words: words[i * groups + g] is word i of group first + g of a row. Philox4x32
-// with 7 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, which finds no defect
-// from 7 rounds on).
+// Fills `words` with `groups` times four random words: words[i * groups + g] is word i of group first + g of
+// a row. Philox4x32 with 7 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011,
+// which finds no defect from 7 rounds on).
 inline void random_words(const DropoutMask& mask, uint32_t row, uint32_t first, int64_t groups,
                          uint32_t* __restrict words) {
   constexpr uint64_t kMultiply0 = 0xD2511F53;
@@ -57,8 +57,9 @@ inline void random_words(const DropoutMask& mask, uint32_t row, uint32_t first, 
   }
 }
 
-// body(column, keep) for the columns of a row, `keep` either 0 or mask.scale: two loops that the compiler
-// vectorises. Eight columns share a group, a chunk's first half its lower 16 bits.
+// Calls body(column, keep) for the columns of a row. `keep` is 0 or mask.scale. There are two loops, so that
+// the compiler vectorises them. Eight columns share a group; the first half of a chunk takes the lower 16
+// bits.
 template <typename T, typename Body>
 inline void for_each_kept(const DropoutMask& mask, uint32_t row, int64_t cols, Body&& body) {
   constexpr int64_t kChunk = 1024;

@@ -1,5 +1,5 @@
-// Kernels of BERT's layers, under the rules of kernels.h: LayerNorm, GELU, dropout. Compiled for several
-// instruction sets; `encoder_kernels<S>()` picks.
+// Kernels of BERT's layers, under the rules of kernels.h: LayerNorm, GELU, dropout. They are compiled for
+// several instruction sets, and `encoder_kernels<S>()` selects one.
 #pragma once
 
 #include "twobp/nn/kernels/encoder/dropout.h"
@@ -20,13 +20,13 @@ struct EncoderKernels {
                              int64_t cols, double eps);
 
   // dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), g = dy * gain; dgain += sum over rows of dy * xhat,
-  // dbias += that of dy. dx may be dy or x.
+  // dbias += sum over rows of dy. dx may be dy or x.
   void (*layer_norm_backward)(const S* dy, const S* x, const T* gain, const T* mean, const T* rstd, S* dx,
                               T* dgain, T* dbias, int64_t rows, int64_t cols);
 
   // y may be x.
   void (*gelu_forward)(const S* x, S* y, int64_t n, GeluForm form);
-  // dx = dy * gelu'(x), may be dy; act = gelu(x), may be x, null: not wanted.
+  // dx = dy * gelu'(x); dx may be dy. act = gelu(x); act may be x, or null if it is not wanted.
   void (*gelu_backward)(const S* x, const S* dy, S* dx, S* act, int64_t n, GeluForm form);
 
   // y = mask * x, or y = mask * x + add. y may be x. Row r has row number row_begin + r in the mask.
@@ -36,7 +36,7 @@ struct EncoderKernels {
 
 TWOBP_KERNEL_FAMILY(EncoderKernels, encoder_kernels)
 
-// The best for this CPU.
+// The best kernels for this CPU.
 template <typename S>
 const EncoderKernels<S>& encoder_kernels() {
   static const KernelTable<EncoderKernels>& best = encoder_kernels_tables().best();

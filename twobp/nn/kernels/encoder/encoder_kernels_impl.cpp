@@ -65,17 +65,17 @@ constexpr double kNormal = 0.39894228040143267794;     // 1 / sqrt(2 pi)
 constexpr double kTanhScale = 0.79788456080286535588;  // sqrt(2 / pi)
 constexpr double kTanhCubic = 0.044715;
 
-// The normal distribution's density at x, but for its factor.
+// The normal distribution's density at x, without its constant factor.
 template <typename T>
 inline T bell(T x) {
   return exponential(T(-0.5) * x * x);
 }
-// The factor that x is multiplied by: the normal distribution's value at x, given its bell(x).
+// The factor of x in gelu(x): the normal distribution function at x, given bell(x).
 inline double erf_gate(double x, double) {
   return 0.5 * (1 + ::erf(x * kHalfRoot));
 }
-// erfc(u) = t P(t) exp(-u^2), t = 1 / (1 + 0.375 u), in the form of Abramowitz and Stegun 7.1.26; P of degree
-// 8 was fitted here to a relative error of 1.2e-8 for u from 0 to 10.
+// erfc(u) = t P(t) exp(-u^2), t = 1 / (1 + 0.375 u), in the form of Abramowitz and Stegun 7.1.26. We fitted
+// P, of degree 8, to a relative error of 1.2e-8 for u from 0 to 10.
 inline float erf_gate(float x, float bell_x) {
   const float u = std::fabs(x) * float(kHalfRoot);
   const float t = 1 / (1 + 0.375f * u);

@@ -1,6 +1,6 @@
-// Our own CPU kernels for images, which lie as (batch, height, width, channels): a row is a pixel, a column a
-// channel. As in kernels.h: raw pointers, a call works on the rows or the sample it is given, the same source
-// is compiled for several instruction sets.
+// Our own CPU kernels for images in the layout (batch, height, width, channels): a row is a pixel, a column a
+// channel. The rules of kernels.h apply: pointers are raw, a call works on the rows or the sample that it is
+// given, and the same source is compiled for several instruction sets.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct WindowShape {
   int64_t out_width() const { return (width + 2 * padding - kernel) / stride + 1; }
 };
 
-// What a batch norm makes of a channel, (4, cols) one below the other.
+// What a batch norm computes with for each channel: the four rows of a (4, cols) array.
 template <typename T>
 struct ChannelScales {
   const T* mean;
@@ -27,44 +27,44 @@ struct ChannelScales {
   const T* shift;  // bias - mean * scale
 };
 
-// S: as stored; T: as computed with, float for reduced precision.
+// S is the stored type. T is the type of the computation: float for reduced precision.
 template <typename S, typename T = Compute<S>>
 struct ImageKernels {
-  // Over the rows given: mean and sum of squared distances from it. mean, squares (cols)
+  // Mean, and sum of squared distances from the mean, over the given rows. mean, squares (cols)
   void (*channel_moments)(const S* x, T* mean, T* squares, int64_t rows, int64_t cols);
 
-  // y = x * scale + shift, and the larger of that and 0 if `relu`. y may be x.
+  // y = x * scale + shift, or max(0, x * scale + shift) if `relu`. y may be x.
   void (*channel_scale)(const S* x, ChannelScales<T> of, S* y, bool relu, int64_t rows, int64_t cols);
 
-  // y = max(0, x * scale + shift + r), r = other * scale + shift of its own if `of_other.scale` is given.
-  // y may be x.
+  // y = max(0, x * scale + shift + r), with r = other, or other * scale + shift of `of_other` if
+  // `of_other.scale` is not null. y may be x.
   void (*channel_scale_add_relu)(const S* x, ChannelScales<T> of, const S* other, ChannelScales<T> of_other,
                                  S* y, int64_t rows, int64_t cols);
 
-  // sums += sum of g, products += sum of g * (x - mean) * rstd over the rows, g = dy, or 0 where `relu` cut
-  // y.
+  // sums += sum of g, products += sum of g * (x - mean) * rstd over the rows, g = dy, or 0 where `relu` cut y
+  // off.
   void (*channel_sums)(const S* dy, const S* x, ChannelScales<T> of, T* sums, T* products, bool relu,
                        int64_t rows, int64_t cols);
 
-  // The same behind channel_scale_add_relu: g = dy where its y is above 0, else 0. g may be dy.
+  // The same sums after channel_scale_add_relu: g = dy where its y is above 0, else 0. g may be dy.
   void (*channel_sums_add_relu)(const S* dy, const S* x, ChannelScales<T> of, const S* other,
                                 ChannelScales<T> of_other, S* g, T* sums, T* products, int64_t rows,
                                 int64_t cols);
 
-  // dx = scale * (g - mean_g - (x - mean) * slope), g as in channel_sums. dx may be dy or x. If `y` is given,
-  // it gets what channel_scale computes, and may be x, unless dx is.
+  // dx = scale * (g - mean_g - (x - mean) * slope), g as in channel_sums. dx may be dy or x. If `y` is not
+  // null, it receives the result of channel_scale. y may be x if dx is not x.
   void (*channel_backward)(const S* dy, const S* x, ChannelScales<T> of, const T* mean_g, const T* slope,
                            S* dx, S* y, bool relu, int64_t rows, int64_t cols);
 
-  // One sample x (height, width, channels) into rows (out_height * out_width, kernel * kernel * channels):
-  // the pixels under each window, zeros beyond the border.
+  // Copies one sample x (height, width, channels) into rows (out_height * out_width, kernel * kernel *
+  // channels): the pixels under each window, with zeros beyond the border.
   void (*gather_windows)(const S* x, const WindowShape& shape, S* rows);
 
-  // The transpose: adds the rows' numbers to dx.
+  // The transpose: adds the rows to dx.
   void (*add_windows)(const T* rows, const WindowShape& shape, T* dx);
 
-  // y (out_height, out_width, channels): the largest number under each window; where: which pixel of the
-  // window it is, the first if several are. The border is never the largest.
+  // y (out_height, out_width, channels) is the largest number under each window. `where` is the index of its
+  // pixel within the window, the first one if several are equal. The border is never the largest.
   void (*max_pool)(const S* x, const WindowShape& shape, S* y, uint8_t* where);
 
   // dx must be zero.
@@ -73,7 +73,7 @@ struct ImageKernels {
 
 TWOBP_KERNEL_FAMILY(ImageKernels, image_kernels)
 
-// The best for this CPU.
+// The best kernels for this CPU.
 template <typename S>
 const ImageKernels<S>& image_kernels() {
   static const KernelTable<ImageKernels>& best = image_kernels_tables().best();

@@ -14,7 +14,7 @@ void channel_moments(const S* x, T* __restrict mean, T* __restrict squares, int6
   std::fill(mean, mean + cols, T(0));
   std::fill(squares, squares + cols, T(0));
   int64_t r = 0;
-  // Four rows at once: the sums are loaded and stored once for four additions.
+  // Processes four rows at once, so that the sums are loaded and stored once for four additions.
   for (; r + 4 <= rows; r += 4) {
     const S* __restrict a = x + r * cols;
 #pragma omp simd
@@ -195,7 +195,8 @@ void channel_backward(const S* dy, const S* x, ChannelScales<T> of, const T* mea
   }
 }
 
-// visit(output pixel, which pixel of the window, input pixel or -1 beyond the border), in memory's order.
+// Calls visit(output pixel, index of the pixel in the window, input pixel or -1 beyond the border), in memory
+// order.
 template <typename Visit>
 inline void for_windows(const WindowShape& s, Visit&& visit) {
   const int64_t out_height = s.out_height();
@@ -264,7 +265,7 @@ void max_pool(const S* x, const WindowShape& s, S* y, uint8_t* where) {
     for (int64_t c = 0; c < channels; ++c) {
       const T largest = load(to[c]);
       const T number = load(from[c]);
-      // What is not a number counts as the largest, as in PyTorch.
+      // NaN counts as the largest, as in PyTorch.
       const bool larger = number > largest || number != number;
       to[c] = larger ? from[c] : to[c];
       at[c] = larger ? index : at[c];

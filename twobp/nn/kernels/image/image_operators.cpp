@@ -9,7 +9,7 @@ namespace {
 
 enum Scale : uint8_t { kMean, kRstd, kScale, kShift };
 
-// Pixels below each other.
+// The image's pixels as rows.
 at::Tensor as_rows(const at::Tensor& image) {
   return wide(image.reshape({-1, image.size(-1)}));
 }
@@ -18,7 +18,7 @@ at::Tensor scaled(const at::Tensor& x, const at::Tensor& scales) {
   return at::addcmul(scales[kShift], wide(x), scales[kScale]);
 }
 
-// What channel_scale_add_relu cuts at 0.
+// The argument of max(0, ...) in channel_scale_add_relu.
 at::Tensor sum_of(const at::Tensor& x, const at::Tensor& scales, const at::Tensor& other,
                   const at::Tensor& other_scales) {
   return scaled(x, scales).add_(other_scales.defined() ? scaled(other, other_scales) : wide(other));
@@ -39,7 +39,7 @@ at::Tensor sums_of(const at::Tensor& g, const at::Tensor& x, const at::Tensor& s
   return at::stack({gradient.sum(0), (gradient * normalized).sum(0)});
 }
 
-// visit(k, the pixel of the padded image that is under pixel k of every window)
+// Calls visit(k, the pixels of the padded image under pixel k of every window).
 template <typename Visit>
 void for_window_pixels(const at::Tensor& padded, const WindowShape& s, Visit&& visit) {
   const int64_t height = (s.out_height() - 1) * s.stride + 1;
@@ -89,15 +89,15 @@ void channel_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tenso
   if (y.defined()) y.copy_(relu ? at::relu(again) : again);
 }
 
-// Pixel by pixel of the window, so that sums of overlapping windows have one order.
+// Goes through the window pixel by pixel, so that sums of overlapping windows have a fixed order.
 void max_pool(const at::Tensor& x, const WindowShape& shape, const at::Tensor& y, const at::Tensor& where) {
   constexpr double kNone = -std::numeric_limits<double>::infinity();
   y.fill_(kNone);
-  where.fill_(shape.padding * (shape.kernel + 1));  // inside the image, where all are -inf
+  where.fill_(shape.padding * (shape.kernel + 1));  // inside the image, for windows of -inf alone
   const int64_t border = shape.padding;
   const at::Tensor whole = at::constant_pad_nd(x, {0, 0, border, border, border, border}, kNone);
   for_window_pixels(whole, shape, [&](int64_t k, const at::Tensor& pixel) {
-    // What is not a number counts as the largest, as in PyTorch.
+    // NaN counts as the largest, as in PyTorch.
     const at::Tensor larger = pixel.gt(y).logical_or_(pixel.ne(pixel));
     y.copy_(at::where(larger, pixel, y));
     where.masked_fill_(larger, k);

@@ -1,12 +1,12 @@
-// Small matrix products inside kernels, on raw pointers: through the BLAS inside LibTorch where it can be
-// called, since a call through ATen costs as much as a product of 32 x 32.
+// Small matrix products inside kernels, on raw pointers. They call the BLAS inside LibTorch if possible,
+// because a call through ATen costs as much as a product of 32 x 32.
 #pragma once
 
 #include <cstdint>
 
 namespace twobp {
 
-// A row-major matrix within a larger one: `stride` numbers from a row to the next.
+// A row-major matrix within a larger one. Consecutive rows are `stride` numbers apart.
 template <typename T>
 struct Matrix {
   T* data;

@@ -1,4 +1,4 @@
-// Several micro-batches' operands of backward-p2 as those of one GEMM.
+// Joins the backward-p2 operands of several micro-batches into the operands of one GEMM.
 #pragma once
 
 #include <span>
@@ -7,8 +7,8 @@
 
 namespace twobp {
 
-// The rows of (rows_i, cols) tensors below each other, copied into fresh memory; its rows are padded
-// (padded_rows.h).
+// Copies the rows of (rows_i, cols) tensors below each other into new memory. The rows of the result are
+// padded (padded_rows.h).
 at::Tensor concatenate_rows(std::span<const at::Tensor> parts);
 
 }  // namespace twobp

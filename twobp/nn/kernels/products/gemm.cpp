@@ -38,11 +38,11 @@ Features detect() {
   return features;
 }
 
-// How many terms of its sums a product takes at once: fewer than all where a is stored as its transpose and
-// one side is narrow, as in W of a projection from or to few numbers. MKL first copies the wide side, all
-// terms of it, so that it lies in the order it multiplies in; a narrow product uses each copied number a few
-// times only, and where the copy leaves a core's caches, waiting for it is most of the time. 192 KiB of
-// float32 stay (benchmarks/product_benchmark).
+// The number of terms that a product sums at once. It is less than all terms if a is stored as its transpose
+// and one side is narrow, as in W of a projection from or to few numbers. MKL first copies the wide side,
+// with all its terms, into the order of its multiplications. A narrow product uses each copied number only a
+// few times. If the copy exceeds a core's caches, waiting for it takes most of the time. 192 KiB of float32
+// stay in the caches (benchmarks/product_benchmark).
 constexpr int64_t kNarrow = 64;
 constexpr int64_t kNumbersAtOnce = 48 * 1024;
 
@@ -53,7 +53,7 @@ int64_t terms_at_once(const at::Tensor& a, const at::Tensor& b) {
   return std::min(terms, std::max<int64_t>(16, kNumbersAtOnce / wide));
 }
 
-// As one_dnn_product, by ATen. With beta 0, y is only written.
+// As one_dnn_product, but by ATen. With beta 0, y is only written.
 void aten_product(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, double beta, double alpha) {
   const int64_t terms = a.size(1);
   const int64_t at_once = terms_at_once(a, b);
@@ -100,7 +100,7 @@ void multiply_and_add(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, c
   const at::ScalarType type = product_type(y);
   if (type == compute_type(type) && type == y.scalar_type()) {
     multiply_into(y, a, b);
-    add_row(y, row);  // ATen's addmm writes the row everywhere first, which costs more
+    add_row(y, row);  // ATen's addmm first writes the row everywhere, which is slower
     return;
   }
   const ProductTimer timer(a.size(0), b.size(1), a.size(1));

@@ -3,7 +3,7 @@
 #include "twobp/nn/kernels/instruction_sets.h"
 
 #if TWOBP_ONEDNN
-// LibTorch's library has it, but no header of its own; CMake checks that it links.
+// LibTorch's library has this function, but no header declares it. CMake checks that it links.
 namespace at::native {
 void mkldnn_matmul(const Tensor& a, const Tensor& b, const Tensor& y, float beta, float alpha);
 }
@@ -14,7 +14,7 @@ namespace twobp {
 #if TWOBP_ONEDNN
 namespace {
 
-// Multiplications with their additions below which a call costs more than it gains.
+// Below this number of multiply-adds, the overhead of a call exceeds its gain.
 constexpr int64_t kLeastOperations = int64_t{1} << 24;
 
 bool is_transpose_of_dense(const at::Tensor& t) {

@@ -26,7 +26,7 @@ at::Tensor empty_rows(at::IntArrayRef sizes, const at::TensorOptions& options, b
   whole.back() = padded_cols(sizes.back(), options);
   at::Tensor all = at::empty(whole, options);
   const std::vector<int64_t> strides = all.strides().vec();
-  // Not as a view, which would hold the memory a second time (exclusively_owned).
+  // Changes the tensor itself. A view would hold the memory a second time (exclusively_owned).
   all.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
   return all;
 }

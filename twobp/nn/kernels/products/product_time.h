@@ -1,5 +1,5 @@
-// What a thread has spent in matrix products and convolutions, which is what a training step is made of where
-// it is fast: the rest is passes over memory.
+// The time that a thread has spent in matrix products and convolutions. These are the fast part of a training
+// step; the rest is passes over memory.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +20,11 @@ struct ProductTime {
   }
 };
 
-// Of the calling thread, since it began; what its helpers do within attention is not in it.
+// Returns the time of the calling thread since it began. The work of its helper threads within attention is
+// not included.
 ProductTime product_time();
 
-// One product, as long as this lives; not within another.
+// Times one product for as long as this object lives. Timers must not be nested.
 class ProductTimer {
  public:
   explicit ProductTimer(double operations);

@@ -1,4 +1,5 @@
-// Runs a kernel over the rows of a matrix: dispatch on the dtype, rows split over the rank's threads.
+// Runs a kernel over the rows of a matrix: dispatches on the dtype and splits the rows over the rank's
+// threads.
 #pragma once
 
 #include <type_traits>
@@ -22,7 +23,7 @@ constexpr at::ScalarType scalar_type_of() {
   }
 }
 
-// What all kernels take: numbers of this type, in a CPU's memory.
+// Checks what all kernels require: numbers of this type, in a CPU's memory.
 template <typename S>
 void check_numbers(const at::Tensor& tensor) {
   TWOBP_CHECK(tensor.scalar_type() == scalar_type_of<S>(), "a kernel takes ",
@@ -31,7 +32,7 @@ void check_numbers(const at::Tensor& tensor) {
               ": this layer does not run there yet");
 }
 
-// The tensor's numbers as the kernels take them.
+// The tensor's numbers in the type that the kernels take.
 template <typename S>
 const S* numbers(const at::Tensor& tensor) {
   check_numbers<S>(tensor);
@@ -43,7 +44,7 @@ S* mutable_numbers(const at::Tensor& tensor) {
   return static_cast<S*>(tensor.mutable_data_ptr());
 }
 
-// body(S{}) with S float, double, BFloat16 or Half.
+// Calls body(S{}) with S float, double, BFloat16 or Half.
 template <typename Body>
 void dispatch_float(at::ScalarType type, const char* who, Body&& body) {
   if (type == at::kFloat) {
@@ -60,7 +61,7 @@ void dispatch_float(at::ScalarType type, const char* who, Body&& body) {
   }
 }
 
-// body(T{}) with T float or double, of a tensor that is one of the two.
+// Calls body(T{}) with T float or double. The tensor must have one of these dtypes.
 template <typename Body>
 void dispatch_wide(const at::Tensor& tensor, Body&& body) {
   if (tensor.scalar_type() == at::kFloat) {
@@ -70,12 +71,12 @@ void dispatch_wide(const at::Tensor& tensor, Body&& body) {
   }
 }
 
-// What numbers of this dtype are summed in, and small vectors (norm gains, rotations) kept in.
+// The dtype of sums of numbers of `type`, and of small vectors (norm gains, rotations).
 inline at::ScalarType compute_type(at::ScalarType type) {
   return type == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// body(begin, end) over rows, in pieces of about 16 Ki numbers at least.
+// Calls body(begin, end) on ranges of rows, each of at least about 16 Ki numbers.
 template <typename Body>
 void for_rows(int64_t rows, int64_t cols, Body&& body) {
   const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, cols));

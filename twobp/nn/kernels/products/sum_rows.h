@@ -1,15 +1,16 @@
-// Biases: added to every row of a matrix, and their gradients, sums over its rows in blocks of fixed size, so
-// that threads do not change a bit.
+// Biases: adding them to every row of a matrix, and computing their gradients, which are sums over rows. Sums
+// go in blocks of fixed size, so that the number of threads does not change a bit.
 #pragma once
 
 #include <ATen/ATen.h>
 
 namespace twobp {
 
-// sum (cols) += the rows of `matrix` (rows, cols), of any float dtype; `sum` of compute_type of it.
+// sum (cols) += the rows of `matrix` (rows, cols). `matrix` has any float dtype, and `sum` has its
+// compute_type.
 void add_sum_of_rows(at::Tensor& sum, const at::Tensor& matrix);
 
-// Each row of `matrix` (rows, cols), contiguous, += row (cols), of compute_type of it.
+// Each row of `matrix` (rows, cols), contiguous, += row (cols). `row` has the compute_type of `matrix`.
 void add_row(at::Tensor& matrix, const at::Tensor& row);
 
 }  // namespace twobp

@@ -1,12 +1,13 @@
 // Our kernels for Mamba (arXiv 2312.00752): the selective scan and the causal depthwise convolution before
-// it. As in kernels.h: raw pointers, compiled once per instruction set, threads are the caller's. A call
-// works on one sequence and a group of its channels; what it writes depends on these alone.
+// it. The rules of kernels.h apply: pointers are raw, the source is compiled once per instruction set, and
+// the caller manages the threads. A call works on one sequence and a group of its channels. Its output
+// depends on these alone.
 //
 // With A (channels, state) negative, and per position t (rows of the matrices) and channel:
 //   delta = softplus(raw + bias)              h_t = exp(delta A) h_(t-1) + delta B_t x_t     (state numbers)
 //   y_t = C_t . h_t + D x_t                   out_t = y_t silu(z_t)
-// The states of all positions are never in memory: a chunk's at most, those at the borders between chunks are
-// kept for the backward pass, which computes the others again.
+// The states of at most one chunk are in memory at a time. The states at the borders between chunks are kept
+// for the backward pass, which recomputes the others.
 #pragma once
 
 #include <algorithm>
@@ -17,13 +18,14 @@
 
 namespace twobp {
 
-// Positions between two borders. A shorter one keeps more, a longer one needs a larger scratch.
+// Positions between two borders. A smaller value keeps more borders; a larger value needs more scratch
+// memory.
 inline constexpr int64_t kScanChunk = 32;
-// Channels of one call at most. Sums over channels (dB, dC) are taken per group, then over groups in order:
-// the same for any number of threads.
+// The largest number of channels of one call. Sums over channels (dB, dC) are taken per group, then over the
+// groups in order, so they are the same for any number of threads.
 inline constexpr int64_t kScanGroup = 256;
 
-// A matrix whose rows do not follow each other at once: a part of a wider one.
+// A matrix that may be a part of a wider one, so its rows may lie apart.
 template <typename S>
 struct Rows {
   S* data = nullptr;
@@ -39,7 +41,7 @@ struct ScanSize {
   int64_t groups() const { return (channels + kScanGroup - 1) / kScanGroup; }
 };
 
-// What forward and backward read, of one sequence. S: as stored; T: as computed with.
+// The inputs of forward and backward for one sequence. S is the stored type, T the type of the computation.
 template <typename S, typename T = Compute<S>>
 struct ScanInput {
   ScanSize size;
@@ -53,9 +55,9 @@ struct ScanInput {
 template <typename S, typename T = Compute<S>>
 struct ScanOutput {
   Rows<S> out;
-  T* borders;  // (borders, state, channels), what the backward pass starts its chunks from; null: not kept
-  const T* initial;  // (state, channels), the states before the first position; null: 0
-  T* final;          // (state, channels), after the last one; null: not wanted. May be `initial`.
+  T* borders;        // (borders, state, channels), where the backward pass starts its chunks; null: not kept
+  const T* initial;  // (state, channels), the states before the first position; null: zeros
+  T* final;  // (state, channels), the states after the last position; null: not wanted. May be `initial`.
 };
 
 template <typename S, typename T = Compute<S>>
@@ -65,8 +67,8 @@ struct ScanGradient {
   Rows<S> dx;      // may be dout
   Rows<S> ddelta;  // may be the input's delta
   Rows<S> dz;      // may be the input's z
-  T* dbc;          // (sequence, 2 * state): dB, dC of this group
-  T* da;           // (state, channels), with respect to A, not a
+  T* dbc;          // (sequence, 2 * state): dB and dC of this group
+  T* da;           // (state, channels), with respect to A, not to the field a
   T* dd;           // (channels)
   T* ddelta_bias;  // (channels)
 };
@@ -84,9 +86,9 @@ struct ConvInput {
 
 template <typename S, typename T = Compute<S>>
 struct ScanKernels {
-  // Bytes of scratch, aligned to 64, that a call on a group needs.
+  // The bytes of scratch memory, aligned to 64, that a call on a group needs.
   int64_t (*scratch_bytes)(const ScanSize& size);
-  // Channels [begin, end), at most kScanGroup.
+  // Channels [begin, end): at most kScanGroup.
   void (*scan_forward)(const ScanInput<S>& in, const ScanOutput<S>& out, int64_t begin, int64_t end,
                        void* scratch);
   void (*scan_backward)(const ScanInput<S>& in, const ScanGradient<S>& out, int64_t begin, int64_t end,
@@ -94,7 +96,7 @@ struct ScanKernels {
 
   // Positions [begin, end) of y (sequence, channels).
   void (*conv_forward)(const ConvInput<S>& in, Rows<S> y, int64_t begin, int64_t end);
-  // Channels [begin, end), at most kScanGroup, kernel at most kMaxConvKernel. dx may be x. Writes dw
+  // Channels [begin, end): at most kScanGroup. The kernel is at most kMaxConvKernel. dx may be x. Writes dw
   // (kernel, channels) and dbias (channels).
   void (*conv_backward)(const ConvInput<S>& in, Rows<const S> dy, Rows<S> dx, T* dw, T* dbias, int64_t begin,
                         int64_t end);
@@ -104,7 +106,7 @@ inline constexpr int64_t kMaxConvKernel = 16;
 
 TWOBP_KERNEL_FAMILY(ScanKernels, scan_kernels)
 
-// The best for this CPU.
+// The best kernels for this CPU.
 template <typename S>
 const ScanKernels<S>& scan_kernels() {
   static const KernelTable<ScanKernels>& best = scan_kernels_tables().best();

@@ -1,23 +1,24 @@
 // The kernels of scan_kernels.h, compiled once per instruction set (TWOBP_ISA names it). A vector holds
-// neighbouring channels, so that the recurrence over positions and the sums over states need no step across
-// lanes; only dB and dC, sums over channels, do, once a chunk.
+// neighbouring channels, so the recurrence over positions and the sums over states need no step across lanes.
+// Only dB and dC, which are sums over channels, need one, once per chunk.
 #include "twobp/nn/kernels/scan/scan_kernels.h"
 #include "twobp/nn/kernels/vectors.h"
 
 namespace twobp {
 namespace {
 
-// What a call on a group of channels works in, cut from the caller's memory. (position, block) lie as in the
-// tensors: their rows are read and written whole, since a vector a row would miss the caches.
+// The scratch memory of a call on a group of channels, cut from the caller's memory. Arrays of (position,
+// block) have the order of the tensors. Their rows are read and written whole, because reading one vector per
+// row would miss the caches.
 template <typename T>
 struct Scratch {
   using V = Vector<T>;
   static constexpr int64_t kBlocks = kScanGroup / kLanes<T>;
-  // Vectors between two arrays: most are whole pages long, and a load waits for a store that is a multiple of
-  // 4 KiB away.
+  // The gap between two arrays, in vectors. Most arrays are whole pages long, and a load waits for a store at
+  // a distance that is a multiple of 4 KiB.
   static constexpr int64_t kStagger = 5;
 
-  // Without memory, only `used` means something.
+  // Without memory, only `used` is valid.
   Scratch(void* memory, int64_t state) : all(static_cast<V*>(memory)) {
     const int64_t of_chunk = kScanChunk * state;
     for (V** one : {&a, &start}) *one = take(state);
@@ -35,17 +36,17 @@ struct Scratch {
 
   V* all;
   int64_t used = 0;
-  V* a;        // (state), of the block at hand
-  V* start;    // (state): its h from the border before the chunk on
-  V* states;   // (block, state): h, or in the backward pass dL/dh from the positions after
+  V* a;        // (state), of the current block
+  V* start;    // (state): h at the border before the chunk
+  V* states;   // (block, state): h, or in the backward pass dL/dh from later positions
   V* da;       // (block, state)
   V* decay;    // (position, state): 2^(delta a)
-  V* carried;  // likewise: decay * h of the position before
-  V* db;       // likewise: sums over the blocks so far, lane by lane
+  V* carried;  // (position, state): decay * h of the previous position
+  V* db;       // (position, state): sums over the blocks so far, lane by lane
   V* dc;
-  V* delta;  // (position, block): after softplus; in the end ddelta
+  V* delta;  // (position, block): after softplus; finally ddelta
   V* slope;  // of softplus
-  V* x;      // in the end dx
+  V* x;      // finally dx
   V* y;      // before the gate
   V* dy;     // of y
   V* dz;     // dz / y
@@ -70,7 +71,7 @@ void widen_rows(Rows<const S> from, int64_t begin, int64_t end, int64_t cols, T*
   }
 }
 
-// A block of channels: the lanes of one vector, fewer at the end.
+// A block of channels: the lanes of one vector. The last block may have fewer.
 template <typename T>
 struct Block {
   int64_t channel = 0;
@@ -80,7 +81,7 @@ struct Block {
       : channel(begin + index * kLanes<T>), lanes(std::min(kLanes<T>, end - channel)) {}
 };
 
-// visit(block, t, i): vector i of the scratch is for position t. Row after row.
+// Calls visit(block, t, i), where vector i of the scratch belongs to position t, row after row.
 template <typename T, typename Visit>
 inline void for_rows(int64_t begin, int64_t end, int64_t first, int64_t last, Visit&& visit) {
   const int64_t blocks = (end - begin + kLanes<T> - 1) / kLanes<T>;
@@ -110,8 +111,8 @@ inline void load_rates(const ScanInput<S>& in, const Block<T>& block, const Scra
 // States whose decays are computed together.
 constexpr int kAtOnce = 4;
 
-// The recurrence over a chunk's positions of one block, from s.delta and s.x to s.y and, to `record`, s.decay
-// and s.carried. Needs load_rates.
+// The recurrence over a chunk's positions for one block. Reads s.delta and s.x, writes s.y and, with
+// `record`, s.decay and s.carried. Call load_rates first.
 template <bool record, typename S, typename T>
 inline void scan_block(const ScanInput<S>& in, const Block<T>& block, int64_t index, int64_t positions,
                        Vector<T>* __restrict h, const Scratch<T>& s) {
@@ -191,9 +192,9 @@ void scan_forward(const ScanInput<S>& in, const ScanOutput<S>& out, int64_t begi
   }
 }
 
-// The chunk's positions of one block backwards: from s.dy and what scan_block recorded to ddelta and dx,
-// which take the places of delta and x, and to the sums. `g` is dL/dh from the positions after the chunk, on
-// return from its first on.
+// The backward pass over a chunk's positions for one block. Reads s.dy and the arrays that scan_block
+// recorded. Writes ddelta and dx over delta and x, and adds to the sums. On entry `g` is dL/dh from the
+// positions after the chunk; on return it includes the chunk's positions.
 template <typename S, typename T = Compute<S>>
 inline void reverse_block(const ScanInput<S>& in, const ScanGradient<S>& out, const Block<T>& block,
                           int64_t index, int64_t positions, Vector<T>* __restrict g, Vector<T>* __restrict da,
@@ -325,8 +326,8 @@ void conv_forward(const ConvInput<S>& in, Rows<S> y, int64_t begin, int64_t end)
   }
 }
 
-// From the last position to the first: dx at t needs the sums' gradients at t .. t + K - 1, which lie in a
-// ring, and those need x at positions up to t alone, so that dx may take x's place.
+// Goes from the last position to the first. dx at t needs the gradients of the sums at t .. t + K - 1, which
+// are kept in a ring. Those need x only at positions up to t, so dx may overwrite x.
 template <typename S, typename T = Compute<S>>
 void conv_backward(const ConvInput<S>& in, Rows<const S> dy, Rows<S> dx, T* dw, T* dbias, int64_t begin,
                    int64_t end) {
@@ -338,7 +339,7 @@ void conv_backward(const ConvInput<S>& in, Rows<const S> dy, Rows<S> dx, T* dw, 
   V dw_sum[kMaxConvKernel][kBlocks] = {};
   V dbias_sum[kBlocks] = {};
   for (int64_t t = in.sequence - 1; t >= 0; --t) {
-    const V* of_output[kMaxConvKernel];  // the sum that weight k takes x at t to
+    const V* of_output[kMaxConvKernel];  // gradient of the sum to which weight k adds x at t
     for (int64_t k = 0; k < kernel; ++k) of_output[k] = ring[(t + kernel - 1 - k) % kernel];
     V* const of_t = ring[t % kernel];
     const int64_t earliest = std::max<int64_t>(0, kernel - 1 - t);

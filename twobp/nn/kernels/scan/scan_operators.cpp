@@ -11,8 +11,7 @@ namespace {
 
 constexpr double kLn2 = 0.69314718055994530942;
 
-// Positions [first, first + count) of the input in the dtype that is computed with, and the states behind
-// each.
+// Positions [first, first + count) of the input in the dtype of the computation, and the states after each.
 struct Chunk {
   Chunk(const ScanTensors& in, int64_t first, int64_t count) {
     const auto part = [&](const at::Tensor& tensor) { return wide(tensor.narrow(1, first, count)); };
@@ -28,7 +27,7 @@ struct Chunk {
     states = at::empty_like(decay);
   }
 
-  // Fills `states`; returns that behind the last position.
+  // Fills `states` and returns the state after the last position.
   at::Tensor advance(at::Tensor h) {
     const at::Tensor added = input * b;
     for (int64_t t = 0; t < states.size(1); ++t) {
@@ -38,7 +37,7 @@ struct Chunk {
     return h;
   }
 
-  // Before the gate.
+  // The output before the gate.
   at::Tensor output(const at::Tensor& d) const { return (states * c).sum(2).add_(x * d); }
 
   at::Tensor x, z, raw, delta;  // (batch, position, channels)
@@ -51,7 +50,7 @@ at::Tensor no_states(const ScanTensors& in) {
   return at::zeros({in.x.size(0), in.a.size(0), in.a.size(1)}, in.a.options());
 }
 
-// The sums before silu, and the input with as many zeros before it as they reach back.
+// The sums before silu, and the input preceded by the zeros that the convolution reads.
 struct ConvSums {
   ConvSums(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias)
       : padded(at::constant_pad_nd(wide(x), {0, 0, weight.size(0) - 1, 0})),
@@ -83,7 +82,7 @@ void scan_backward(const ScanTensors& in, const at::Tensor& dout, const at::Tens
   if (scan_backward_by_cuda(in, dout, borders, out)) return;
   const int64_t sequence = in.x.size(1);
   const int64_t state = in.a.size(0);
-  at::Tensor g = no_states(in);  // dL/dh from the positions after the one at hand
+  at::Tensor g = no_states(in);  // dL/dh from the positions after the current one
   for (const at::Tensor* sum : {&out.da, &out.dd, &out.ddelta_bias}) sum->zero_();
   for (int64_t index = (sequence - 1) / kScanChunk; index >= 0; --index) {
     const int64_t first = index * kScanChunk;
@@ -95,13 +94,13 @@ void scan_backward(const ScanTensors& in, const at::Tensor& dout, const at::Tens
     const at::Tensor gate = chunk.z.contiguous();
     const at::Tensor dy = gradient_out * at::silu(gate);
     const at::Tensor dz = at::silu_backward(gradient_out * chunk.output(in.d), gate);
-    // dL/dh of every position.
+    // dL/dh of every position. The loop adds the share of later positions.
     const at::Tensor gradient = dy.unsqueeze(2) * chunk.c;
     for (int64_t t = count - 1; t >= 0; --t) {
       const at::Tensor here = gradient.select(1, t).add_(g);
       g = here * chunk.decay.select(1, t);
     }
-    // What the state before each position became: decay times it.
+    // The contribution of the previous state to each position: decay times that state.
     const at::Tensor carried =
         at::cat({before.unsqueeze(1), chunk.states.narrow(1, 0, count - 1)}, 1).mul_(chunk.decay);
     const at::Tensor of_decay = gradient * carried;

@@ -1,5 +1,6 @@
-// The kernels of scan_kernels.h by LibTorch's operators (see operators.h): whole sequences at once, but for
-// the recurrence itself, which goes position by position. What may be one tensor is as there.
+// The kernels of scan_kernels.h by LibTorch's operators (see operators.h). They work on whole sequences at
+// once, except for the recurrence itself, which goes position by position. The permitted aliases are those of
+// the kernels.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -8,12 +9,12 @@
 
 namespace twobp::operators {
 
-// `borders` (batch, borders, state, channels) and `final` (batch, state, channels) undefined: not wanted;
-// `initial`: 0.
+// `borders` (batch, borders, state, channels) and `final` (batch, state, channels) are undefined if they are
+// not wanted. An undefined `initial` means zeros.
 void scan_forward(const ScanTensors& in, const at::Tensor& out, const at::Tensor& borders,
                   const at::Tensor& initial, const at::Tensor& final);
 
-// dx may be dout, ddelta and dz what they are the gradients of.
+// dx may be dout. ddelta may be the input's delta, and dz its z.
 void scan_backward(const ScanTensors& in, const at::Tensor& dout, const at::Tensor& borders,
                    const ScanGradientTensors& out);
 

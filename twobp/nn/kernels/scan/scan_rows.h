@@ -1,5 +1,5 @@
-// Tensors as the kernels of scan_kernels.h take them: a sequence at a time, rows that may be parts of wider
-// ones.
+// Converts tensors to the arguments of scan_kernels.h, one sequence at a time. Rows may be parts of wider
+// rows.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -9,7 +9,7 @@
 
 namespace twobp {
 
-// All sequences' at once.
+// The inputs of all sequences.
 struct ScanTensors {
   at::Tensor x, delta, z;  // (batch, sequence, channels); delta before softplus and without its bias
   at::Tensor bc;           // (batch, sequence, 2 * state): B, C
@@ -20,12 +20,12 @@ struct ScanTensors {
 struct ScanGradientTensors {
   at::Tensor dx, ddelta, dz;  // (batch, sequence, channels)
   at::Tensor dbc;             // (batch, sequence, 2 * state)
-  at::Tensor da;              // (batch, state, channels), with respect to A, not a
+  at::Tensor da;              // (batch, state, channels), with respect to A, not to the field a
   at::Tensor dd;              // (batch, channels)
   at::Tensor ddelta_bias;     // (batch, channels)
 };
 
-// Itself if neighbouring channels are neighbours in memory, else a copy.
+// Returns the tensor itself if neighbouring channels are neighbours in memory, else a copy.
 inline at::Tensor with_dense_rows(at::Tensor tensor) {
   if (tensor.size(-1) == 1 || tensor.stride(-1) == 1) return tensor;
   return tensor.contiguous();
@@ -41,7 +41,7 @@ Rows<S> rows_of(const at::Tensor& tensor, int64_t sequence) {
   }
 }
 
-// The sum over the first dimension, in order whatever the number of threads.
+// The sum over the first dimension. Its order does not depend on the number of threads.
 inline at::Tensor sum_in_order(const at::Tensor& parts) {
   at::Tensor sum = parts[0].clone();
   for (int64_t i = 1; i < parts.size(0); ++i) sum.add_(parts[i]);

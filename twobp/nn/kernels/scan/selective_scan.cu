@@ -1,5 +1,5 @@
-// A block is a group of channels of one sequence, a thread a channel, whose states are in registers. B and C
-// of a chunk of positions are in shared memory. See scan_kernels.h for what is computed.
+// A block is a group of channels of one sequence. A thread is a channel, with its states in registers. B and
+// C of a chunk of positions are in shared memory. scan_kernels.h gives the formulas.
 #include <cuda_runtime.h>
 
 #include "twobp/nn/kernels/scan/selective_scan_cuda.h"
@@ -31,12 +31,12 @@ __device__ T& at(const Sequences<T>& s, int64_t sequence, int64_t t, int64_t col
   return s.data[sequence * s.sequence_stride + t * s.row_stride + column];
 }
 
-// B and C of positions [first, last) into shared memory, (position, state) each.
+// Copies B and C of positions [first, last) into shared memory, (position, state) each.
 template <typename T>
 __device__ void load_chunk(const CudaScanInput<T>& in, int64_t sequence, int64_t first, int64_t last, T* b,
                            T* c) {
   const int64_t state = in.size.state;
-  __syncthreads();  // the chunk before is done with
+  __syncthreads();  // all threads are done with the previous chunk
   for (int64_t i = threadIdx.x; i < (last - first) * state; i += kThreads) {
     b[i] = at(in.b, sequence, first + i / state, i % state);
     c[i] = at(in.c, sequence, first + i / state, i % state);
@@ -44,7 +44,7 @@ __device__ void load_chunk(const CudaScanInput<T>& in, int64_t sequence, int64_t
   __syncthreads();
 }
 
-// Shared memory: B and C of a chunk, and in the backward pass the warps' sums of a position.
+// Shared memory: B and C of a chunk and, in the backward pass, the warps' sums of a position.
 template <typename T>
 struct Shared {
   explicit __device__ Shared(int64_t state) {
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(CudaScanInput<T> in, 
   }
 }
 
-// The sum over a warp's lanes, in lane 0: always the same tree.
+// The sum over a warp's lanes, in lane 0. The order of the additions is fixed.
 template <typename T>
 __device__ T sum_of_warp(T v) {
   for (int distance = kWarp / 2; distance > 0; distance /= 2) {
@@ -130,13 +130,14 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(CudaScanInput<T> in,
   const int64_t channels = in.size.channels;
   const int64_t state = in.size.state;
   const int64_t borders = (in.size.sequence - 1) / kScanChunk;
-  const bool active = channel < channels;  // the others add zeros to the sums over channels
+  const bool active = channel < channels;  // inactive threads add zeros to the sums over channels
   const int warp = threadIdx.x / kWarp;
   const bool first_lane = threadIdx.x % kWarp == 0;
   const Shared<T> shared(state);
-  T states[kScanChunk + 1][kState];  // before each position of the chunk, and after the last; in local memory
+  // The states before each position of the chunk and after the last, in local memory.
+  T states[kScanChunk + 1][kState];
   T y[kScanChunk];
-  T g[kState] = {};  // dL/dh from the positions after
+  T g[kState] = {};  // dL/dh from later positions
   T a[kState] = {};
   T da[kState] = {};
   T d = 0;
@@ -260,7 +261,7 @@ int launch(void (*few)(CudaScanInput<T>, Out), void (*many)(CudaScanInput<T>, Ou
 
 }  // namespace
 
-// What a block may have of shared memory without asking.
+// The limit of a block's shared memory without a special request.
 static_assert((2 * kScanChunk * kMaxCudaState + kWarps * 2 * kMaxCudaState) * sizeof(double) <= 48 * 1024);
 
 template <typename T>

@@ -1,7 +1,7 @@
-// The selective scan of scan_kernels.h on a CUDA device, forward and backward, on raw device pointers: the
-// same algorithm with a thread for each channel. Compiled where there is nvcc; scan_by_cuda.cpp calls it.
-// Calls only queue work on the stream. Results do not depend on how blocks are scheduled: sums over channels
-// are taken per group of kScanGroup, which the caller adds up in order.
+// The selective scan of scan_kernels.h on a CUDA device, forward and backward, on raw device pointers. The
+// algorithm is the same, with a thread for each channel. This is compiled if nvcc exists; scan_by_cuda.cpp
+// calls it. Calls only queue work on the stream. Results do not depend on the order in which blocks run: sums
+// over channels are taken per group of kScanGroup, and the caller adds up the groups in order.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace twobp {
 
-// States a channel at most.
+// The largest number of states per channel.
 inline constexpr int64_t kMaxCudaState = 64;
 
-// (batch, sequence, columns) with columns next to each other.
+// A (batch, sequence, columns) array whose columns are neighbours in memory.
 template <typename T>
 struct Sequences {
   T* data = nullptr;
