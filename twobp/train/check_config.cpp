@@ -19,7 +19,7 @@ void check_graphs(const Config& config) {
   if (!why.empty()) excludes(concat("model.type \"", config.model.type.name(), "\"").c_str(), why.c_str());
 }
 
-// What pipeline.device does not do yet.
+// Checks what pipeline.device does not support yet.
 void check_device(const Config& config) {
   const std::string& device = config.pipeline.device;
   TWOBP_CHECK(!config.pipeline.gpu_parts || device != "cpu",

@@ -69,14 +69,14 @@ std::vector<SectionValues> sections_of(Config& config) {
           {&train_section(), &config.train},       {&save_section(), &config.save}};
 }
 
-// The options of the model in model.from, which keys that are given must not contradict.
+// Throws Error for given keys that contradict the options of the model in model.from.
 void check_against_weights(const Settings& settings, ModelOptions& given, ModelOptions& file,
                            const std::string& from) {
   const SectionValues ours = given.chosen();
   const SectionValues theirs = file.chosen();
   for (const Key& key : ours.section->keys) {
     if (!settings.has("model", key.name) || !comes_with_weights(given.type(), key.name)) continue;
-    // Equal is fine, so that a configuration printed in full can be read again.
+    // Equal values are allowed, so that a fully printed configuration can be read again.
     const std::string one = value_to_json(key, ours.values);
     const std::string other = value_to_json(key, theirs.values);
     TWOBP_CHECK(one == other, "model.", key.name, " is ", one, ", but the model in model.from has ", other,
@@ -84,7 +84,7 @@ void check_against_weights(const Settings& settings, ModelOptions& given, ModelO
   }
 }
 
-// What model.from's config.json says; none: a new model.
+// The options in model.from's config.json. None for a new model.
 std::optional<ModelOptions> options_of_weights(const Settings& settings, const std::string& from) {
   if (from.empty()) return std::nullopt;
   ModelOptions file = read_hf_config(from);
@@ -140,7 +140,7 @@ Config parse_config(const std::string& json, const std::string& origin,
 }
 
 std::string config_to_json(const Config& config) {
-  Config copy = config;  // sections hand out pointers to change through
+  Config copy = config;  // sections return pointers for writing
   return settings_to_json(sections_of(copy));
 }
 

@@ -17,7 +17,7 @@ void check_count(const PipelineConfig& config, int processes) {
               " = ", wanted, ": start ", wanted, ", or change these keys");
 }
 
-// Where mpirun has started the processes they meet through MPI, else at MASTER_ADDR.
+// Processes that mpirun started connect through MPI, others at MASTER_ADDR.
 World nccl_world(const PipelineConfig& config, const Launcher& launcher, int ranks) {
   Device device;
   try {
