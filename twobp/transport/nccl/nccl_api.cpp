@@ -19,7 +19,7 @@ void find(void* handle, const std::string& library, const char* name, Function& 
 
 NcclApi load_nccl(const std::string& library) {
   const std::string name = library.empty() ? "libnccl.so.2" : library;
-  // By its soname, the library that LibTorch has loaded is found too, wherever it lies.
+  // The soname also finds the library that LibTorch has loaded, wherever it is.
   void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) {
     const char* reason = dlerror();
