@@ -1,4 +1,4 @@
-// The keys of the data, and which data a model can read, as far as the configuration alone tells.
+// The keys of the data, and the checks that need only the configuration.
 #include "twobp/data/data_config.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace twobp {
 namespace {
 
-// The keys that say where data comes from, of those that are set.
+// The keys that name a data source and are set.
 std::vector<std::string> sources(const DataConfig& data) {
   const std::vector<std::pair<std::string, const std::string*>> keys = {
       {"data.text", &data.text},          {"data.tokens", &data.tokens}, {"data.arrays", &data.arrays},
@@ -27,8 +27,8 @@ std::vector<std::string> sources(const DataConfig& data) {
 }
 
 struct Kind {
-  const char* name;       // of what is read
-  const char* synthetic;  // the value of data.synthetic that gives it
+  const char* name;       // name of the input
+  const char* synthetic;  // value of data.synthetic for this input
   std::vector<std::string> sources;
 };
 
@@ -59,7 +59,7 @@ void check_kind(const std::string& source, const DataConfig& data, const ModelIn
        "\" instead, or another model.type.");
 }
 
-// A model that is loaded brings its own vocabulary, and often a tokenizer: open_data knows more.
+// A loaded model has its own vocabulary and often a tokenizer. open_data checks these.
 void check_text(const std::string& source, const DataConfig& data, const ModelInput& model) {
   const bool masked = model.kind == InputKind::kMaskedTokens;
   TWOBP_CHECK(data.tokenizer.empty() || !data.text.empty() || (masked && !data.tokens.empty()),

@@ -11,7 +11,7 @@
 namespace twobp {
 namespace {
 
-constexpr uint64_t kStream = 0x6d61736b;  // apart from other users of the same seed
+constexpr uint64_t kStream = 0x6d61736b;  // distinguishes these draws from others with the same seed
 
 }  // namespace
 
@@ -34,7 +34,7 @@ void MaskedDataset::hide(int64_t* ids, int64_t* labels, int64_t count, uint64_t 
   for (int64_t t = 0; t < count; ++t) {
     if (!is_special(ids[t])) positions.push_back(t);
   }
-  if (positions.empty()) {  // all of them unknown to the tokenizer, say: still a sample
+  if (positions.empty()) {  // for example if the tokenizer knows none of them; still a sample
     positions.resize(static_cast<size_t>(count));
     std::iota(positions.begin(), positions.end(), 0);
   }
