@@ -60,7 +60,7 @@ void write_mamba(const MambaOptions& config, json& out) {
               {"use_conv_bias", true}});
 }
 
-// The first converted models have it otherwise; transformers reads them too.
+// The first converted models use this other name, and transformers reads them too.
 std::string rename_mamba(const std::string& stored) {
   return stored == "backbone.embedding.weight" ? "backbone.embeddings.weight" : stored;
 }
