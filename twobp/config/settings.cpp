@@ -292,8 +292,8 @@ void choose(const std::string& full_name, const Key& key, Choice& choice, const 
 struct Settings::Value {
   std::string section;
   std::string key;
-  std::shared_ptr<const Json>
-      value;  // within its file and never copied, because its nesting may be as deep as the file is long
+  // Within its file and never copied, because its nesting may be as deep as the file is long.
+  std::shared_ptr<const Json> value;
   bool is_assignment = false;  // from --set: a text that the key's type must interpret
   std::string origin;
 };
