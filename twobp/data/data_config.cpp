@@ -90,7 +90,7 @@ const Section& data_section() {
                  "are bytes")
            .path(),
        TWOBP_KEY(DataConfig, cache,
-                 "folder for tokenized text; \"\": .twobp-cache beside the first text file")
+                 "folder for tokenized text; \"\": .twobp-cache next to the first text file")
            .path(),
        TWOBP_KEY(DataConfig, tokens, "glob of token files: little-endian numbers one after the other").path(),
        TWOBP_KEY(DataConfig, token_type, "of the numbers in data.tokens")
@@ -124,15 +124,15 @@ const Section& data_section() {
            .in("pixels")
            .from(0, kMaxCount),
        TWOBP_KEY(DataConfig, crop,
-                 "part of a picture in training: the centre, that moved, any part scaled; \"\": resized for "
-                 "data.images")
+                 "part of a picture used in training: centre, shifted centre, or random part rescaled; \"\": "
+                 "resized for data.images")
            .one_of({"none", "shift", "resized"}),
-       TWOBP_KEY(DataConfig, padding, "how far crop shift moves at most").in("pixels").from(0, kMaxCount),
-       TWOBP_KEY(DataConfig, flip, "pictures left to right, every second time in training"),
+       TWOBP_KEY(DataConfig, padding, "largest move of crop shift").in("pixels").from(0, kMaxCount),
+       TWOBP_KEY(DataConfig, flip, "mirrors pictures left to right with probability 1/2, in training"),
        TWOBP_KEY(
            DataConfig, mean,
            "subtracted from pixels (0 to 1); []: ImageNet's for data.images, else measured; none for floats"),
-       TWOBP_KEY(DataConfig, std, "divides them then; [] likewise")});
+       TWOBP_KEY(DataConfig, std, "divisor after that; [] as for data.mean")});
   return section;
 }
 

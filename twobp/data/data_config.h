@@ -14,7 +14,7 @@ struct DataConfig {
   std::string text;       // glob of plain text files
   std::string tokenizer;  // tokenizer.json, or a folder with one, for data.text;
                           // empty: that of model.from if it has one, else tokens are bytes
-  std::string cache;      // folder for tokenized text; empty: .twobp-cache beside the first text file
+  std::string cache;      // folder for tokenized text; empty: .twobp-cache next to the first text file
   std::string tokens;     // glob of token files: numbers of token_type one after the other, little-endian
   std::string token_type = "uint16";
   std::string arrays;      // folder with input_ids.npy or pixel_values.npy, and labels.npy
@@ -31,7 +31,7 @@ struct DataConfig {
   int64_t image_size = 0;          // pixels, height and width; 0: those of the files, 224 for data.images
   std::string crop;     // none, shift, resized: see images/transform.h; empty: resized for data.images
   int64_t padding = 4;  // pixels, of crop shift
-  bool flip = false;    // mirrors every second picture, left to right
+  bool flip = false;    // mirrors pictures left to right with probability 1/2
   // `mean` is subtracted from a pixel (0 to 1), and the result is divided by `std`. Each has one value, or
   // one per channel. If empty: ImageNet's for data.images, measured for other bytes, none for float arrays.
   std::vector<double> mean;

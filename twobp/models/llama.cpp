@@ -34,8 +34,9 @@ std::vector<Key> llama_keys() {
       vocab_key<O>(),
       TWOBP_KEY(O, norm_eps, "added to the mean square in RMSNorm").above(0),
       TWOBP_KEY(O, rope_theta, "base of the rotary embedding's wavelengths").in("positions").above(0),
-      TWOBP_KEY(O, rope_scaling, "how they are stretched for longer sequences").one_of(rope_scaling_names()),
-      TWOBP_KEY(O, rope_factor, "linear, llama3: how far").above(0),
+      TWOBP_KEY(O, rope_scaling, "how the wavelengths are stretched for longer sequences")
+          .one_of(rope_scaling_names()),
+      TWOBP_KEY(O, rope_factor, "linear, llama3: stretching factor").above(0),
       TWOBP_KEY(O, rope_low_freq, "llama3: wavelengths above original positions / this are stretched")
           .above(0),
       TWOBP_KEY(O, rope_high_freq, "llama3: wavelengths below original positions / this are not").above(0),

@@ -24,7 +24,7 @@ const Section& train_section() {
            .in("steps")
            .at_least(0)
            .free_on_resume(),
-       TWOBP_KEY(TrainConfig, eval_batches, "most held-out batches an evaluation reads; 0: all")
+       TWOBP_KEY(TrainConfig, eval_batches, "largest number that an evaluation reads; 0: all held-out ones")
            .in("batches")
            .at_least(0)
            .free_on_resume(),
@@ -35,7 +35,7 @@ const Section& train_section() {
            .differs_by_process(),
        TWOBP_KEY(TrainConfig, precision, "of the compute; gradients, weights and optimizer state stay fp32")
            .one_of({"fp32", "bf16", "fp16"}),
-       TWOBP_KEY(TrainConfig, loss_scale, "fp16: the first one; halved when a step overflows")
+       TWOBP_KEY(TrainConfig, loss_scale, "fp16: the initial scale; halved when a step overflows")
            .at_least(1)
            .free_on_resume()});
   return section;
@@ -45,7 +45,7 @@ const Section& save_section() {
   static const Section section = make_section<SaveConfig>(
       "save",
       {TWOBP_KEY(SaveConfig, model,
-                 "folder for the trained model after the last step, also one that Ctrl-C made the last; "
+                 "folder for the trained model after the last step, also if Ctrl-C ends the run; "
                  "empty: none")
            .path(),
        TWOBP_KEY(SaveConfig, dtype, "of the saved weights")
@@ -56,7 +56,7 @@ const Section& save_section() {
            .free_on_resume(),
        TWOBP_KEY(SaveConfig, checkpoints, "folder for checkpoints; empty: none").path(),
        TWOBP_KEY(SaveConfig, every, "between checkpoints").in("steps").at_least(1).free_on_resume(),
-       TWOBP_KEY(SaveConfig, keep, "the last so many are kept")
+       TWOBP_KEY(SaveConfig, keep, "number of the newest that are kept")
            .in("checkpoints")
            .at_least(1)
            .free_on_resume()});

@@ -26,7 +26,7 @@ at::Tensor bytes_of(const std::string& text) {
 
 std::string text_of(const at::Tensor& bytes) {
   TWOBP_CHECK(bytes.scalar_type() == at::kByte,
-              "processes disagree on what they say to each other: a text "
+              "processes exchange different messages: a text "
               "was expected, ",
               bytes.scalar_type(), " came");
   return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};

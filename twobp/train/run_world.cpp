@@ -49,13 +49,12 @@ TransportKind choose_transport(const PipelineConfig& config, const Launcher& lau
   if (kind == TransportKind::kThreads) {
     TWOBP_CHECK(!launcher.started_many(), "pipeline.transport is \"threads\", but ", name_of(launcher.kind),
                 " started ", launcher.size,
-                " processes, each of which would train on its own: start one, or use \"auto\"");
+                " processes, and each would train alone: start one, or use \"auto\"");
     return kind;
   }
-  TWOBP_CHECK(
-      config.device == "cpu", "pipeline.device is \"", config.device,
-      "\", which is for ranks that are threads of one process so far: start one, with pipeline.transport "
-      "\"auto\" or \"threads\", or set pipeline.device to \"cpu\"");
+  TWOBP_CHECK(config.device == "cpu", "pipeline.device is \"", config.device,
+              "\", which only supports ranks that are threads of one process so far: start one, with "
+              "pipeline.transport \"auto\" or \"threads\", or set pipeline.device to \"cpu\"");
   TWOBP_CHECK(launcher.started_many() || launcher.kind != Launcher::Kind::kNone ||
                   int64_t{pipeline_shape(config).ranks} * config.data_parallel == 1,
               "pipeline.transport is \"", asked, "\", but this process was started by itself: start ",

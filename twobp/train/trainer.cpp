@@ -95,7 +95,7 @@ struct Trainer::Parts {
   }
   World own_world(const Config& config) const {
     TWOBP_CHECK(config.pipeline.data_parallel == 1, "pipeline.data_parallel is ",
-                config.pipeline.data_parallel, ", but here is one pipeline: set it to 1");
+                config.pipeline.data_parallel, ", but this process has only one pipeline: set it to 1");
     ThreadOptions threads;
     threads.threads_per_rank = config.pipeline.threads;
     const auto devices = Device::open_for(config.pipeline.device, shape.ranks, config.pipeline.gpu_parts);

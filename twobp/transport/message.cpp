@@ -143,7 +143,7 @@ at::Tensor read_tensor(Reader& reader, const TensorPrefix& prefix, bool device_m
     if (memory != nullptr && !there) return memory->allocate(sizes, strides, type);
     return at::empty_strided(sizes, strides, at::TensorOptions(type).device(there ? at::kCUDA : at::kCPU));
   } catch (const c10::Error&) {
-    reader.require(false, "it has a tensor of ", bytes, " bytes, for which there is no memory");
+    reader.require(false, "it has a tensor of ", bytes, " bytes, but there is not enough memory for it");
     throw;
   }
 }

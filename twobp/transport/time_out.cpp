@@ -25,8 +25,7 @@ void fail_waiting(int rank, double timeout, const Tag& tag, int from) {
 }
 
 void fail_sending(int rank, double timeout, int to) {
-  fail("rank ", rank, " waited ", seconds_text(timeout), " for rank ", to, " to take what was sent to it",
-       kAdvice);
+  fail("rank ", rank, " waited ", seconds_text(timeout), " for rank ", to, " to take a message", kAdvice);
 }
 
 }  // namespace twobp

@@ -25,7 +25,7 @@ struct ImageOptions {
   int64_t width = 224;
   Crop crop = Crop::kNone;
   int64_t padding = 4;
-  bool flip = false;  // mirrors every second picture in training, left to right
+  bool flip = false;  // in training, mirrors pictures left to right with probability 1/2
   // A channel c of bytes becomes (byte / 255 - mean[c]) / std[c]; a channel of floats becomes (value -
   // mean[c]) / std[c]. Each has one value for all channels, or one per channel. Empty means 0 and 1.
   std::vector<double> mean;

@@ -218,7 +218,7 @@ TokenizedText tokenize_text(const std::vector<std::string>& texts, const std::st
     check_vocab(file, entry->vocab, vocab);
     const TokenType type = token_type_for(entry->vocab);
     TWOBP_CHECK(out.files.empty() || type == out.type, paths.description.string(),
-                ": disagrees with those beside it about the tokenizer: remove it.");
+                ": names another tokenizer than the files next to it: remove it.");
     out.type = type;
     if (entry->tokens > 0) out.files.push_back(paths.tokens.string());
   }

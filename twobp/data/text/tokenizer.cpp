@@ -26,8 +26,8 @@ constexpr int64_t kMostTokens = int64_t{1} << 31;  // in one answer
 json receive(PythonProcess& python, const std::string& path) {
   const json answer = json::parse(python.read_line(), nullptr, /*allow_exceptions=*/false);
   TWOBP_CHECK(answer.is_object(), path,
-              ": the tokenizer's Python half gave no JSON object: $TWOBP_PYTHON is "
-              "to name a Python interpreter.");
+              ": the tokenizer's Python half gave no JSON object: $TWOBP_PYTHON "
+              "must name a Python interpreter.");
   const auto error = answer.find("error");
   if (error != answer.end()) fail(path, ": ", error->is_string() ? error->get<std::string>() : error->dump());
   return answer;

@@ -125,7 +125,7 @@ void Checkpoint::check_tensors(File file, const NamedTensors& expected) const {
 void Checkpoint::check_no_others(File file, const std::set<std::string>& known) const {
   for (const auto& [key, part] : where_) {
     TWOBP_CHECK(key.first != file || known.contains(key.second), part->path.string(), " has ", key.second,
-                ", which this run has not: it is a checkpoint of another model");
+                ", which this run does not have: it is a checkpoint of another model");
   }
 }
 

@@ -252,7 +252,7 @@ void Checkpointer::work() {
     } catch (const std::exception& e) {
       error = std::make_exception_ptr(
           Error(concat("the checkpoint of step ", content_.state.position.step,
-                       " could not be written, those before are as they were: ", e.what())));
+                       " could not be written, earlier ones are unchanged: ", e.what())));
     } catch (...) {
       error = std::current_exception();
     }

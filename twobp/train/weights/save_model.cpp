@@ -240,7 +240,7 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
     std::set<std::string> kept = layout.names;
     for (const std::string& name : kept) {
       TWOBP_CHECK(fs::exists(folder / name), "save.model: another process wrote ", name, " but ", directory,
-                  " has it not: use a folder on a file system that all processes share");
+                  " does not contain it: use a folder on a file system that all processes share");
     }
     others.commit();
     kept.insert(others.names().begin(), others.names().end());

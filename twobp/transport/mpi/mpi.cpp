@@ -27,8 +27,8 @@ void check_srun(const Launcher& launcher) {
     if (std::string_view(*variable).starts_with("PMI")) return;  // PMIX_RANK, PMI_FD, ...
   }
   fail("srun started ", launcher.size,
-       " processes that know nothing of each other: use srun --mpi=pmix, or what else srun --mpi=list says "
-       "there is");
+       " processes that are not connected to each other: use srun --mpi=pmix, or another type that "
+       "srun --mpi=list shows");
 #endif
 }
 

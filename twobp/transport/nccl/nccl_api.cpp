@@ -23,7 +23,7 @@ NcclApi load_nccl(const std::string& library) {
   void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) {
     const char* reason = dlerror();
-    fail("NCCL is not to be had (", reason ? reason : name.c_str(),
+    fail("NCCL is not available (", reason ? reason : name.c_str(),
          "): install it or add its folder to LD_LIBRARY_PATH, or use pipeline.transport = \"mpi\"");
   }
   NcclApi api;

@@ -105,7 +105,7 @@ std::string NcclLink::trouble(double timeout) {
     return concat("NCCL from ", name_, ": ", api_.error_text(error), " (NCCL_DEBUG=INFO shows more)");
   if (transfers_.empty() || awake_seconds() < transfers_.front().begin + timeout) return {};
   if (transfers_.front().done.passed()) return {};
-  return concat("NCCL from ", name_, ": ", to_string(transfers_.front().tag), " has not crossed in ", timeout,
+  return concat("NCCL from ", name_, ": ", to_string(transfers_.front().tag), " has not arrived in ", timeout,
                 " s: one of the two ranks is stuck or the time-out (pipeline.timeout) is too short");
 }
 

@@ -75,7 +75,7 @@ std::string name_of(const StorePlace& place) {
 StorePlace store_place(const Launcher& launcher) {
   TWOBP_CHECK(
       !launcher.master_address.empty(), "rank ", launcher.rank,
-      " is not told where to meet the others: set MASTER_ADDR to the host of rank 0 and MASTER_PORT to "
+      " has no address to meet the other ranks: set MASTER_ADDR to the host of rank 0 and MASTER_PORT to "
       "a free port there, or start with torchrun --no-python");
   StorePlace place;
   place.address = launcher.master_address;
