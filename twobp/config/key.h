@@ -35,7 +35,7 @@ struct Allowed {
   std::string text() const;
 };
 
-// What a resumed run does if the value differs from the checkpoint's.
+// The reaction of a resumed run to a value that differs from the checkpoint's.
 enum class OnResume : uint8_t {
   kSame,   // refuses to start
   kNoted,  // continues, and says that the course of the run changes
