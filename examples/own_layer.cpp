@@ -1,6 +1,5 @@
-// A custom layer with a split backward pass among the library's layers: y = relu(x W^T + b). p1 computes
-// dL/dx and keeps what p2 needs. p2 adds dL/dW and dL/db; no other rank waits for it. See
-// docs/add_a_layer.md.
+// A custom layer with a split backward pass among the library's layers: y = relu(x W^T + b). p1 gives dL/dx.
+// p2 adds dL/dW and dL/db, for which no other rank waits. See docs/add_a_layer.md.
 #include <cmath>
 #include <cstdio>
 
