@@ -1,5 +1,5 @@
-// A layer of one's own with a split backward, among layers of the library: y = relu(x W^T + b). p1 gives
-// dL/dx and keeps what p2 needs; p2, which nobody waits for, adds dL/dW and dL/db. See docs/add_a_layer.md.
+// A custom layer with a split backward pass among the library's layers: y = relu(x W^T + b). p1 gives dL/dx.
+// p2 adds dL/dW and dL/db, for which no other rank waits. See docs/add_a_layer.md.
 #include <cmath>
 #include <cstdio>
 

@@ -1,5 +1,5 @@
-// A model of torch::nn modules in the pipeline at once, without a split layer written for it: its I and W
-// come from autograd, at autograd's price.
+// A model of torch::nn modules in the pipeline, without a split layer written for it. Its I and W come from
+// autograd, and have autograd's cost.
 #include <cstdio>
 
 #include <torch/torch.h>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kDim = 16;
 
-// Each sample: random numbers, and as target their running sum.
+// Each sample is random numbers, with their running sum as target.
 class RunningSums : public twobp::Dataset {
  public:
   int64_t size() const override { return 1024; }

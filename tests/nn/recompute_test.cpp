@@ -289,7 +289,7 @@ TEST(RecomputeRules, Errors) {
     expect_error([&] { parse_recompute_rule(rule); }, {rule, "no stage number"});
   }
   expect_error([] { kinds_with({"*.mpl=both"}); }, {"no layer is called \"*.mpl\"", "did you mean"});
-  expect_error([] { kinds_with({"stage:2=both"}, {2, 4}); }, {"stage:2 is not there", "0 to 1"});
+  expect_error([] { kinds_with({"stage:2=both"}, {2, 4}); }, {"stage:2 does not exist", "0 to 1"});
   expect_error([] { kinds_with({"stage:0=both"}); }, {"stage:0 needs the layers of each stage"});
   ModelSpec of = model();
   expect_error([&] { recompute(of, {Recompute::kNone}); }, {"6 layers", "got 1"});

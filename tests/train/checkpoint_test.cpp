@@ -256,7 +256,7 @@ TEST(Resume, TensorsOfAnotherModel) {
   std::set<std::string> known;
   for (const auto& [name, tensor] : wrong) known.insert(name);
   expect_error([&] { checkpoint.check_no_others(File::kWeights, known); },
-               {"has " + last, "this run has not"});
+               {"has " + last, "this run does not have"});
   known.insert(last);
   checkpoint.check_no_others(File::kWeights, known);
   expect_error([&] { checkpoint.check_tensors(File::kFrozen, weights); }, {"frozen.safetensors has no"});

@@ -260,7 +260,7 @@ TEST(RecomputeSettings, Errors) {
                {"pipeline.recompute: no layer is called \"model.layer.*\"", "did you mean \"model.layers."});
   config.pipeline.recompute = {"stage:1=both"};
   config.pipeline.split = {8};
-  expect_error([&] { build_model(config); }, {"pipeline.recompute: stage:1 is not there"});
+  expect_error([&] { build_model(config); }, {"pipeline.recompute: stage:1 does not exist"});
 }
 
 }  // namespace

@@ -134,7 +134,7 @@ TEST_F(Nccl, ATransferThatDoesNotEndEndsTheRun) {
       transport.receive(1 - transport.rank(), forward(9, 9), kLong);
     });
     expect_parts(what, {"stopped: rank ", "NCCL from rank 0 to rank 1", "the input of stage 1, micro-batch 3",
-                        "has not crossed in 0.3 s"});
+                        "has not arrived in 0.3 s"});
   });
   EXPECT_LT(now_seconds() - begin, 10);
 }
@@ -209,7 +209,7 @@ TEST_F(Nccl, TooManyLinksAreRefused) {
 
 TEST_F(Nccl, LibrariesThatAreNotNcclAreRefused) {
   expect_parts(message_of([] { load_nccl("/nowhere/libnccl.so.2"); }),
-               {"NCCL is not to be had", "/nowhere/libnccl.so.2", "LD_LIBRARY_PATH"});
+               {"NCCL is not available", "/nowhere/libnccl.so.2", "LD_LIBRARY_PATH"});
   expect_parts(message_of([] { load_nccl("libm.so.6"); }), {"libm.so.6 is no NCCL", "ncclGetVersion"});
 }
 

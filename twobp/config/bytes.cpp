@@ -23,7 +23,7 @@ int64_t parse_bytes(const std::string& text) {
   });
   const bool parsed = status == std::errc() && std::isfinite(number) && number >= 0 && unit != units.end();
   const double bytes = parsed ? std::floor(number * unit->second) : -1;
-  // Less than a byte would round to 0, which may mean the opposite.
+  // Less than a byte would round to 0, which may have the opposite meaning.
   if (!parsed || bytes >= 0x1p63 || (bytes == 0 && number > 0)) return -1;
   return static_cast<int64_t>(bytes);
 }

@@ -1,4 +1,4 @@
-// Sizes in the configuration, as people write them.
+// Sizes in the configuration in human notation.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,8 @@
 
 namespace twobp {
 
-// "512MiB", "2GiB", "1000000" -> bytes; -1: not a size. Less than a byte is no size either, unless it is 0.
+// "512MiB", "2GiB", "1000000" -> bytes. Returns -1 for text that is not a size, including sizes between 0 and
+// 1 byte.
 int64_t parse_bytes(const std::string& text);
 
 }  // namespace twobp

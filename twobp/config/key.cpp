@@ -34,7 +34,7 @@ std::string Allowed::text() const {
   if (!choices.empty()) {
     return "one of " + join(choices) + (file.empty() ? "" : ", or a file that ends in " + file);
   }
-  // 16777216, not 1.67772e+07.
+  // Formats 16777216 as such and not as 1.67772e+07.
   const auto number = [](double value) {
     return value == std::floor(value) ? std::to_string(static_cast<long long>(value)) : concat(value);
   };

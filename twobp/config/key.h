@@ -1,6 +1,6 @@
 // A key of the configuration: its name, its place in a struct, and its traits. The owner of a struct lists
-// its keys once (see section.h); reading, --set, --print-config, --help, the checks and the comparison of
-// runs all walk that list.
+// its keys once (see section.h). Reading, --set, --print-config, --help, the checks and the comparison of
+// runs all use that list.
 #pragma once
 
 #include <cstdint>
@@ -16,34 +16,33 @@ namespace twobp {
 
 class Choice;
 
-// Where the value lies; the alternative is the key's type.
+// A pointer to the value. The alternative is the key's type.
 using Field = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, std::vector<int>*,
                            std::vector<std::string>*, std::vector<double>*, Choice*>;
 
-// The values that a key takes: one of `choices` unless there are none, a number within the bounds. An empty
-// text is allowed where it is the default.
+// The allowed values of a key: one of `choices` unless that is empty, or a number within the bounds. An empty
+// text is allowed if it is the default.
 struct Allowed {
   std::vector<std::string> choices;
-  std::string file;  // file names with this ending are allowed too, in JSON also as {"file": "name.csv"}
+  std::string file;  // file names with this ending are also allowed; in JSON also {"file": "name.csv"}
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
-  bool above_min = false;  // the bound itself is excluded
+  bool above_min = false;  // min itself is excluded
   bool below_max = false;
 
   bool contains(double value) const;
-  // "one of a, b", "at least 1", "from 0 to below 1", "" for anything.
+  // "one of a, b", "at least 1", "from 0 to below 1", or "" if anything is allowed.
   std::string text() const;
 };
 
-// What a resumed run does where its value differs from the checkpoint's.
+// The reaction of a resumed run to a value that differs from the checkpoint's.
 enum class OnResume : uint8_t {
-  kSame,   // refuses
-  kNoted,  // goes on, and says that the course of the run changes
-  kFree,   // goes on
+  kSame,   // refuses to start
+  kNoted,  // continues, and says that the course of the run changes
+  kFree,   // continues
 };
 
-// Bounds far beyond use: they turn a slip of the keyboard into a message and keep products of sizes within 64
-// bits.
+// Bounds far beyond use. They catch typing errors, and keep products of sizes within 64 bits.
 inline constexpr double kMaxWidth = 1 << 20;
 inline constexpr double kMaxCount = 1 << 16;
 inline constexpr double kMaxLength = 1 << 24;
@@ -56,8 +55,9 @@ struct Key {
   std::string unit{};  // empty: none
   Allowed allowed{};
   OnResume on_resume = OnResume::kSame;
-  bool per_process = false;  // may differ between the processes of a run: a path, or about the machine
-  bool tunable = false;  // of a model: does not shape its weights, so that it may differ from their file's
+  bool per_process = false;  // may differ between the processes of a run: paths and properties of the machine
+  // Of a model: does not shape the weights, so it may differ from the value in the weights' directory.
+  bool tunable = false;
 
   Key in(std::string unit) &&;
   Key from(double min, double max) &&;
@@ -70,14 +70,14 @@ struct Key {
   Key noted_on_resume() &&;
   Key free_on_resume() &&;
   Key differs_by_process() &&;
-  // A path: free on resume, and each process may have its own.
+  // For paths: free on resume, and each process may have its own.
   Key path() &&;
   Key freely_tuned() &&;
 };
 
 std::string_view type_name(const Field& field);
 
-// A key named as a member of a struct. Use TWOBP_KEY, so that the names cannot differ.
+// A key with the name of its struct member. Use TWOBP_KEY, so that the names cannot differ.
 template <auto Member, typename Struct>
 Key make_key(const char* name, const char* meaning) {
   using Value = std::remove_reference_t<decltype(std::declval<Struct&>().*Member)>;

@@ -39,7 +39,7 @@ std::string settings_to_json(const std::vector<SectionValues>& sections) {
   for_each_key(sections, [&root](const std::string& section, const Key& key, const SectionValues& of) {
     root[section][key.name] = json_of(key, of.values);
   });
-  // A path given by --set need not be UTF-8.
+  // A path from --set need not be UTF-8.
   return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
@@ -51,7 +51,7 @@ std::string settings_reference(const std::vector<SectionValues>& sections) {
   struct Row {
     std::vector<std::string> cells;  // name, type, default, unit
     std::string meaning;
-    std::vector<std::string> alternatives;  // of a choice, which have this key
+    std::vector<std::string> alternatives;  // of a choice: those that have this key
   };
   std::vector<Row> rows;
   const auto add = [&rows](const std::string& section, const Key& key, void* values, const std::string* of) {

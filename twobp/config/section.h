@@ -13,7 +13,7 @@ namespace twobp {
 struct Section {
   std::string name;
   std::vector<Key> keys;
-  std::shared_ptr<void> defaults;  // a struct as its constructor makes it; only read
+  std::shared_ptr<void> defaults;  // a default-constructed struct; only read
 };
 
 template <typename Struct>
@@ -27,14 +27,14 @@ struct SectionValues {
   void* values = nullptr;
 };
 
-// A value of a section that is one of several structs, each with further keys of that section: model.type.
+// A value that selects one of several structs, each with additional keys of the section: model.type.
 class Choice {
  public:
   virtual ~Choice() = default;
   virtual const std::string& name() const = 0;
-  // The struct of that name with its default values. The name is one of alternatives()'.
+  // Selects the struct of that name, with its default values. The name must be one of alternatives().
   virtual void choose(const std::string& name) = 0;
-  // The chosen struct; its section's `name` is the choice's.
+  // The selected struct. The `name` of its section is the choice's name.
   virtual SectionValues chosen() = 0;
   virtual std::vector<const Section*> alternatives() const = 0;
 };

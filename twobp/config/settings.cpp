@@ -24,8 +24,8 @@ bool is_comment(std::string_view name) {
   return name.substr(0, 2) == "//";
 }
 
-// What a JSON value is, in the words of ConfigKey::type, with the value itself if it is short. Never
-// recurses: the value may be nested as deep as the file is long.
+// Describes a JSON value in the terms of Key::type, with the value itself if it is short. Never recurses,
+// because the nesting of the value may be as deep as the file is long.
 std::string describe(const Json& value) {
   constexpr size_t kLongest = 60;
   if (value.is_object()) return "a section {...}";
@@ -38,7 +38,7 @@ std::string describe(const Json& value) {
   return (value.is_number_integer() ? "integer " : "number ") + text;
 }
 
-// Puts a JSON value into a key's field; `false` if its type or size does not fit.
+// Assigns a JSON value to a key's field. Returns false if the type or size does not fit.
 struct Assign {
   const Json& value;
 
@@ -72,7 +72,7 @@ struct Assign {
     if (value.is_string()) *to = value.get<std::string>();
     return value.is_string();
   }
-  bool operator()(Choice* /*to*/) const { return value.is_string(); }  // see choose()
+  bool operator()(Choice* /*to*/) const { return value.is_string(); }  // choose() assigns it
   bool operator()(std::vector<int>* to) const {
     if (!value.is_array()) return false;
     std::vector<int> items(value.size());
@@ -104,7 +104,7 @@ struct Assign {
   }
 };
 
-// "an integer", "text"; for an integer that is too large also its range.
+// "an integer", "text". For an integer that is too large also its range.
 std::string expectation(const Key& key, const Field& field, const Json& value) {
   return std::visit(
       [&](auto* to) -> std::string {
@@ -120,7 +120,7 @@ std::string expectation(const Key& key, const Field& field, const Json& value) {
       field);
 }
 
-// Refuses a key that is given twice, of which JSON would silently keep the last.
+// Refuses a duplicate key. JSON would silently keep the last one.
 struct DuplicateCheck {
   const std::string& origin;
   std::vector<std::set<std::string>> open{};
@@ -146,7 +146,7 @@ Json parse_settings(const std::string& text, const std::string& origin) {
       return check(depth, event, parsed);
     });
   } catch (const Json::exception& error) {
-    // "[json.exception.parse_error.101] parse error at line 3, column 5: ...": without the library's own tag.
+    // "[json.exception.parse_error.101] parse error at line 3, column 5: ...": removes the library's tag.
     const std::string what = error.what();
     const size_t tag = what.find("] ");
     fail(origin, ": not JSON: ", tag == std::string::npos ? what : what.substr(tag + 2), ".");
@@ -159,7 +159,7 @@ struct Place {
   void* values = nullptr;
 };
 
-// The sections as a user knows them, by name.
+// The sections by name, as in the user's files.
 class Directory {
  public:
   explicit Directory(const std::vector<SectionValues>& sections) {
@@ -200,7 +200,7 @@ class Directory {
   }
 
  private:
-  // A key of an alternative that is not chosen.
+  // Throws Error for a key of an alternative that is not selected.
   void check_alternatives(const std::string& section, const std::string& name,
                           const std::string& origin) const {
     const auto choice = choices_.find(section);
@@ -216,7 +216,7 @@ class Directory {
                 section, ".type.");
   }
 
-  // The first section that has a key of this name; empty: none.
+  // The first section that has a key of this name, or "" if none does.
   std::string section_of(std::string_view name) const {
     for (const std::string& section : names_) {
       for (const auto& [known, place] : places_.at(section)) {
@@ -231,7 +231,7 @@ class Directory {
   std::map<std::string, Choice*> choices_;
 };
 
-// The name in {"file": "mine.csv"}, which stands for "mine.csv" where a key takes files.
+// The name in {"file": "mine.csv"}. For a key that allows files, it means the same as "mine.csv".
 const Json& file_name(const std::string& full_name, const Key& key, const Json& value,
                       const std::string& origin) {
   if (key.allowed.file.empty() || !value.is_object()) return value;
@@ -242,7 +242,7 @@ const Json& file_name(const std::string& full_name, const Key& key, const Json& 
   return value["file"];
 }
 
-// The text after '=' as the JSON value that the key's type asks for.
+// Converts the text after '=' to a JSON value of the key's type.
 Json override_value(const Key& key, const std::string& text) {
   if (key.type == "text") return text;
   if (key.type == "list of texts" && (text.empty() || text.front() != '[')) {
@@ -278,7 +278,7 @@ void check_choice(const std::string& full_name, const Key& key, const std::strin
               key.allowed.text(), ".");
 }
 
-// Makes the choice of a section before its other keys are looked up.
+// Selects the alternative of a choice before the section's other keys are looked up.
 void choose(const std::string& full_name, const Key& key, Choice& choice, const Json& value,
             const std::string& origin) {
   TWOBP_CHECK(value.is_string(), origin, ": \"", full_name, "\" expects text, got ", describe(value), ".");
@@ -292,8 +292,9 @@ void choose(const std::string& full_name, const Key& key, Choice& choice, const 
 struct Settings::Value {
   std::string section;
   std::string key;
-  std::shared_ptr<const Json> value;  // within its file, never copied: it may nest as deep as that is long
-  bool is_assignment = false;         // of --set: its text, to be read by the key's type
+  // Within its file and never copied, because its nesting may be as deep as the file is long.
+  std::shared_ptr<const Json> value;
+  bool is_assignment = false;  // from --set: a text that the key's type must interpret
   std::string origin;
 };
 
@@ -312,7 +313,7 @@ void Settings::read_json(const std::string& text, const std::string& origin) {
     if (is_comment(section)) continue;
     if (!keys.is_object()) {
       values_.push_back(
-          {section, "", within(keys), false, origin});  // assign() knows whether there is such a section
+          {section, "", within(keys), false, origin});  // assign() checks that the section exists
       continue;
     }
     if (keys.empty()) values_.push_back({section, "", within(keys), false, origin});

@@ -1,4 +1,5 @@
-// What a user set: keys and values from a JSON file and from --set, put into the structs that own them.
+// The user's settings: keys and values from a JSON file and from --set. They are assigned to the structs that
+// own them.
 #pragma once
 
 #include <functional>
@@ -19,17 +20,18 @@ class Settings {
   Settings(Settings&&) noexcept;
   Settings& operator=(Settings&&) noexcept;
 
-  // An object with an object for each section; names that begin with // are comments. `origin` names the text
-  // in messages. Throws Error: not JSON (line and column), a key given twice.
+  // Reads an object with an object for each section. Names that begin with // are comments. `origin` names
+  // the text in messages. Throws Error if the text is not JSON (line and column), or has a key twice.
   void read_json(const std::string& text, const std::string& origin);
-  // "section.key=value" of --set: texts need no quotes, lists no brackets. Throws Error: not of this form.
+  // Reads "section.key=value" of --set. Texts need no quotes, and lists no brackets. Throws Error for another
+  // form.
   void set(const std::string& assignment);
 
-  // The text that was given last for a key; none: not given.
+  // The text that was last given for a key, or none if it was not given.
   std::optional<std::string> text(std::string_view section, std::string_view key) const;
   bool has(std::string_view section, std::string_view key) const;
-  // Puts all values into their structs, in the order given, the choices first. Throws Error: an unknown
-  // section or key (naming the nearest), a key of another alternative of a choice, a wrong type.
+  // Assigns all values to their structs in the order given, choices first. Throws Error for an unknown
+  // section or key (naming the nearest), a key of another alternative of a choice, or a wrong type.
   void assign(const std::vector<SectionValues>& sections) const;
 
  private:
@@ -37,23 +39,23 @@ class Settings {
   std::vector<Value> values_;
 };
 
-// Calls visit(section's name, key, the struct that holds its value) for each key, in order; after a choice
-// for the keys of what is chosen.
+// Calls visit(section's name, key, the struct that holds its value) for each key, in order. After a choice,
+// it visits the keys of the selected struct.
 void for_each_key(
     const std::vector<SectionValues>& sections,
     const std::function<void(const std::string& section, const Key& key, const SectionValues& of)>& visit);
 
-// Throws Error: a value that its key does not allow.
+// Throws Error if a key does not allow its value.
 void check_values(const std::vector<SectionValues>& sections);
 // The same for one value.
 void check_value(const std::string& full_name, const Key& key, void* values, const void* defaults);
 
-// All keys as a JSON object, a section at a time: what --print-config prints.
+// All keys as a JSON object with an object for each section, as --print-config prints it.
 std::string settings_to_json(const std::vector<SectionValues>& sections);
 // One value as JSON.
 std::string value_to_json(const Key& key, void* values);
-// A line per key: name, type, default, unit and meaning, with those of all alternatives of a choice: what
-// --help shows.
+// One line per key with its name, type, default, unit and meaning, including the keys of all alternatives of
+// a choice, as --help shows it.
 std::string settings_reference(const std::vector<SectionValues>& sections);
 
 }  // namespace twobp

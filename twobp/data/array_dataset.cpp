@@ -1,4 +1,4 @@
-// Checks the arrays in one fast pass when they are opened, so that reading cannot fail later.
+// Checks the arrays in one fast pass on opening, so that reading cannot fail later.
 #include "twobp/data/array_dataset.h"
 
 #include <algorithm>
@@ -27,8 +27,8 @@ void check_shape(const NpyArray& array, int64_t sequence) {
               ".");
 }
 
-// Fails at the first value that is neither in [0, values) nor, if that is allowed, -100. `what` is the value
-// in messages; `rest` says what is allowed and what to do.
+// Throws Error at the first value that is not in [0, values). -100 is allowed too if `ignored_allowed`.
+// `what` names the value in messages. `rest` says what is allowed and what to do.
 void check_values(const NpyArray& array, int64_t values, bool ignored_allowed, const char* what,
                   const std::string& rest) {
   const int64_t columns = array.shape()[1];
@@ -40,7 +40,7 @@ void check_values(const NpyArray& array, int64_t values, bool ignored_allowed, c
   array.visit([&](const auto* elements) {
     for (int64_t row = 0; row < array.shape()[0]; ++row) {
       const auto* begin = elements + row * columns;
-      int64_t bad_values = 0;  // counted, not searched for: the compiler vectorizes this loop
+      int64_t bad_values = 0;  // counted, not searched for, so that the compiler vectorizes the loop
       for (int64_t column = 0; column < columns; ++column) bad_values += bad(begin[column]) ? 1 : 0;
       if (bad_values == 0) continue;
       const auto* found = std::find_if(begin, begin + columns, bad);
@@ -57,7 +57,7 @@ void check_ids(const NpyArray& array, int64_t vocab, bool labels) {
                       ": set model.vocab to the tokenizer's size, or mend the data."));
 }
 
-// Whether any label counts. Of a language model those of column 0 do not: no position predicts them.
+// Whether any label counts. For a language model, column 0 does not count, because no position predicts it.
 bool any_counted(const NpyArray& labels, LabelOf label_of) {
   const int64_t columns = labels.shape()[1];
   return labels.visit([&](const auto* values) {
@@ -81,7 +81,7 @@ void check_attention_mask(const NpyArray& mask) {
   });
 }
 
-// Row `row` of the array to `to`.
+// Copies row `row` of the array to `to`.
 void copy_row(const NpyArray& array, int64_t row, int64_t* to) {
   const int64_t columns = array.shape()[1];
   array.visit([&](const auto* values) { std::copy_n(values + row * columns, columns, to); });

@@ -11,22 +11,23 @@
 
 namespace twobp {
 
-// What position t of a model predicts.
+// The label that position t of a model predicts.
 enum class LabelOf : uint8_t {
   kNextToken,  // a language model: label t + 1
   kSameToken,  // a masked language model: label t
 };
 
-// `input_ids.npy` (N, S) and `labels.npy` (N, S), of any integer type. Labels as in `transformers`: label t
-// belongs to token t itself and -100 is not counted. For a language model the `labels` field is shifted:
-// position t predicts label t + 1, the last position nothing. For a masked one it is not, and there may be
-// `attention_mask.npy` (N, S), 1 or 0, and `token_type_ids.npy` (N, S), which become fields of those names.
+// Reads `input_ids.npy` (N, S) and `labels.npy` (N, S), of any integer type. Labels are as in `transformers`:
+// label t belongs to token t itself, and -100 is not counted. For a language model the `labels` field is
+// shifted: position t predicts label t + 1, and the last position predicts nothing. For a masked model it is
+// not shifted. The optional `attention_mask.npy` (N, S), 1 or 0, and `token_type_ids.npy` (N, S) then become
+// fields of those names.
 class ArrayDataset : public Dataset {
  public:
-  // Throws Error: a file is missing or damaged (see NpyArray), not two-dimensional, not of integers, of
-  // another shape than the other, S != sequence, a token or label outside [0, vocab) (file, row, column,
-  // value), nothing counted; a mask that is neither 0 nor 1 or leaves nothing of a sample; a token type
-  // outside [0, token_types).
+  // Throws Error if a file is missing or damaged (see NpyArray), not two-dimensional, not of integers, or of
+  // another shape than the other; if S != sequence; if a token or label is outside [0, vocab) (file, row,
+  // column, value); if no label is counted; if a mask is neither 0 nor 1 or masks a whole sample; or if a
+  // token type is outside [0, token_types).
   ArrayDataset(const std::string& folder, int64_t sequence, int64_t vocab,
                LabelOf label_of = LabelOf::kNextToken, int64_t token_types = 2);
 
@@ -34,14 +35,14 @@ class ArrayDataset : public Dataset {
   Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;
 
  private:
-  // An array of the samples' shape that need not be there.
+  // Opens an optional array of the samples' shape.
   void open_optional(const std::string& folder, const std::string& name, int64_t values, const char* what,
                      const char* remedy);
 
   NpyArray input_;
   NpyArray labels_;
   LabelOf label_of_;
-  std::map<std::string, NpyArray> optional_;  // by the field's name
+  std::map<std::string, NpyArray> optional_;  // by name of the field
 };
 
 }  // namespace twobp

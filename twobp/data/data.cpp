@@ -52,7 +52,7 @@ class Range : public Dataset {
   int64_t size_;
 };
 
-// The last `fraction` of the samples is held out: at least one of them, and not all.
+// Holds out the last `fraction` of the samples: at least one, and not all.
 DataSplit hold_out(std::shared_ptr<Dataset> whole, double fraction) {
   if (fraction == 0) return {std::move(whole), nullptr};
   const int64_t size = whole->size();
@@ -64,17 +64,18 @@ DataSplit hold_out(std::shared_ptr<Dataset> whole, double fraction) {
           std::make_shared<Range>(whole, size - held_out, held_out)};
 }
 
-// How text is cut into samples: a masked language model has two tokens of its own around it.
+// The shape of the samples that text is cut into. A masked language model adds two tokens of its own.
 struct TextShape {
   int64_t sequence;  // tokens of text
-  int64_t bytes;     // the vocabulary of text that is read as bytes
+  int64_t bytes;     // size of the vocabulary if text is read as bytes
 };
 
 TextShape text_shape(const DataConfig& data, bool masked) {
   return masked ? TextShape{data.sequence - 2, kMaskedByteVocab} : TextShape{data.sequence, 256};
 }
 
-// Enough for a sample to train on and, if any are held out, another one. `unit`: "bytes", "tokens".
+// Checks that there is enough for one training sample, and for a second one if any are held out. `unit`:
+// "bytes", "tokens".
 template <typename LongRow>
 void check_enough(const LongRow& row, const DataConfig& data, const TextShape& shape, const char* key,
                   const char* unit) {
@@ -125,7 +126,7 @@ std::shared_ptr<Dataset> open_text(const DataConfig& data, const ModelInput& mod
   return std::make_shared<SyntheticTokens>(kSyntheticSamples, shape.sequence, model.vocab, seed);
 }
 
-// Those of a vocabulary without a tokenizer: bytes, or random numbers; its last four.
+// The special tokens of a vocabulary without a tokenizer (bytes, or random numbers): its last four.
 SpecialTokens last_tokens(int64_t vocab) {
   TWOBP_CHECK(vocab > 4, "model.vocab is ", vocab,
               ", but a masked language model has four special tokens and others.");
@@ -200,7 +201,7 @@ std::vector<int64_t> epoch_order(int64_t size, bool shuffle, uint64_t seed, int6
   std::vector<int64_t> order(static_cast<size_t>(size));
   std::iota(order.begin(), order.end(), 0);
   if (!shuffle) return order;
-  // Fisher-Yates by hand: what std::shuffle does with an engine differs between libraries.
+  // Our own Fisher-Yates shuffle, because the result of std::shuffle for an engine differs between libraries.
   std::mt19937_64 engine(mix_bits(seed, static_cast<uint64_t>(epoch)));
   for (size_t left = order.size(); left > 1; --left) std::swap(order[left - 1], order[bounded(engine, left)]);
   return order;

@@ -1,4 +1,4 @@
-// The keys of the data, and which data a model can read, as far as the configuration alone tells.
+// The keys of the data, and the checks that need only the configuration.
 #include "twobp/data/data_config.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace twobp {
 namespace {
 
-// The keys that say where data comes from, of those that are set.
+// The keys that name a data source and are set.
 std::vector<std::string> sources(const DataConfig& data) {
   const std::vector<std::pair<std::string, const std::string*>> keys = {
       {"data.text", &data.text},          {"data.tokens", &data.tokens}, {"data.arrays", &data.arrays},
@@ -27,8 +27,8 @@ std::vector<std::string> sources(const DataConfig& data) {
 }
 
 struct Kind {
-  const char* name;       // of what is read
-  const char* synthetic;  // the value of data.synthetic that gives it
+  const char* name;       // name of the input
+  const char* synthetic;  // value of data.synthetic for this input
   std::vector<std::string> sources;
 };
 
@@ -59,7 +59,7 @@ void check_kind(const std::string& source, const DataConfig& data, const ModelIn
        "\" instead, or another model.type.");
 }
 
-// A model that is loaded brings its own vocabulary, and often a tokenizer: open_data knows more.
+// A loaded model has its own vocabulary and often a tokenizer. open_data checks these.
 void check_text(const std::string& source, const DataConfig& data, const ModelInput& model) {
   const bool masked = model.kind == InputKind::kMaskedTokens;
   TWOBP_CHECK(data.tokenizer.empty() || !data.text.empty() || (masked && !data.tokens.empty()),
@@ -90,7 +90,7 @@ const Section& data_section() {
                  "are bytes")
            .path(),
        TWOBP_KEY(DataConfig, cache,
-                 "folder for tokenized text; \"\": .twobp-cache beside the first text file")
+                 "folder for tokenized text; \"\": .twobp-cache next to the first text file")
            .path(),
        TWOBP_KEY(DataConfig, tokens, "glob of token files: little-endian numbers one after the other").path(),
        TWOBP_KEY(DataConfig, token_type, "of the numbers in data.tokens")
@@ -124,15 +124,15 @@ const Section& data_section() {
            .in("pixels")
            .from(0, kMaxCount),
        TWOBP_KEY(DataConfig, crop,
-                 "part of a picture in training: the centre, that moved, any part scaled; \"\": resized for "
-                 "data.images")
+                 "part of a picture used in training: centre, shifted centre, or random part rescaled; \"\": "
+                 "resized for data.images")
            .one_of({"none", "shift", "resized"}),
-       TWOBP_KEY(DataConfig, padding, "how far crop shift moves at most").in("pixels").from(0, kMaxCount),
-       TWOBP_KEY(DataConfig, flip, "pictures left to right, every second time in training"),
+       TWOBP_KEY(DataConfig, padding, "largest move of crop shift").in("pixels").from(0, kMaxCount),
+       TWOBP_KEY(DataConfig, flip, "mirrors pictures left to right with probability 1/2, in training"),
        TWOBP_KEY(
            DataConfig, mean,
            "subtracted from pixels (0 to 1); []: ImageNet's for data.images, else measured; none for floats"),
-       TWOBP_KEY(DataConfig, std, "divides them then; [] likewise")});
+       TWOBP_KEY(DataConfig, std, "divisor after that; [] as for data.mean")});
   return section;
 }
 

@@ -14,7 +14,7 @@ struct DataConfig {
   std::string text;       // glob of plain text files
   std::string tokenizer;  // tokenizer.json, or a folder with one, for data.text;
                           // empty: that of model.from if it has one, else tokens are bytes
-  std::string cache;      // folder for tokenized text; empty: .twobp-cache beside the first text file
+  std::string cache;      // folder for tokenized text; empty: .twobp-cache next to the first text file
   std::string tokens;     // glob of token files: numbers of token_type one after the other, little-endian
   std::string token_type = "uint16";
   std::string arrays;      // folder with input_ids.npy or pixel_values.npy, and labels.npy
@@ -27,25 +27,25 @@ struct DataConfig {
   double held_out = 0.05;  // fraction of the samples kept for evaluation: of text from the end, of pictures
                            // from each class; data.idx and data.cifar have files of their own for it
   int workers = 1;         // threads that read batches ahead
-  double mask_probability = 0.15;  // masked language models: part of the tokens that are hidden
+  double mask_probability = 0.15;  // masked language models: fraction of the tokens to hide
   int64_t image_size = 0;          // pixels, height and width; 0: those of the files, 224 for data.images
   std::string crop;     // none, shift, resized: see images/transform.h; empty: resized for data.images
   int64_t padding = 4;  // pixels, of crop shift
-  bool flip = false;    // left to right, every second time
-  // Subtracted from a pixel (0 to 1), and then divides it: a value, or one per channel. Empty: ImageNet's for
-  // data.images, measured for other bytes, none for float arrays.
+  bool flip = false;    // mirrors pictures left to right with probability 1/2
+  // `mean` is subtracted from a pixel (0 to 1), and the result is divided by `std`. Each has one value, or
+  // one per channel. If empty: ImageNet's for data.images, measured for other bytes, none for float arrays.
   std::vector<double> mean;
   std::vector<double> std;
 };
 
 const Section& data_section();
 
-// Whether the model can read the source of data, one of which must be set; open_data checks its content.
-// Throws Error.
+// Checks that one source of data is set and that the model can read it; open_data checks the contents. Throws
+// Error.
 void check_data(const DataConfig& data, const ModelInput& model);
 
-// The tokenizer.json of data.text: what data.tokenizer names or, without that, the one in the folder
-// model.from. Empty: there is none, and tokens are bytes.
+// The tokenizer.json of data.text: the one that data.tokenizer names or, if it is empty, the one in the
+// folder model.from. Empty if there is none; tokens are then bytes.
 std::string tokenizer_of(const DataConfig& data, const ModelInput& model);
 
 }  // namespace twobp

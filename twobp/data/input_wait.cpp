@@ -8,8 +8,8 @@ namespace {
 
 constexpr int64_t kWarmUpSteps = 2;
 constexpr int64_t kCounted = 10;
-constexpr double kMuch = 0.01;  // of the time
-constexpr double kSeconds = 1;  // in all: less is not worth a word
+constexpr double kMuch = 0.01;  // fraction of the time
+constexpr double kSeconds = 1;  // in total; less is not worth a warning
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// Whether training waits for its data.
+// Detects that training waits for its data.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@ class InputWait {
  public:
   explicit InputWait(int workers) : workers_(workers) {}
 
-  // To be told of each step: the seconds that it waited for its batch, and those that it then took. The text
-  // of a warning, once, when the waits of ten steps or more are above 1 % of their time and a second in all.
-  // The first two steps, in which the loader begins, do not count.
+  // Call this for each step with the seconds that it waited for its batch and the seconds that it then took.
+  // Returns a warning, once, if over ten or more steps the waits exceed 1 % of the time and a second in
+  // total. The first two steps, in which the loader starts, do not count.
   std::optional<std::string> after_step(double waited, double took);
 
  private:

@@ -1,5 +1,5 @@
-// The loader: threads that each read one micro-batch at a time, of at most `read_ahead` batches, which come
-// out in order whoever has read them. What a thread throws is handed to next() in the place of its batch.
+// The loader. Its threads each read one micro-batch at a time, of at most `read_ahead` batches. Batches are
+// returned in order, whichever threads read them. next() rethrows a thread's exception in place of its batch.
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
@@ -20,7 +20,7 @@
 namespace twobp {
 namespace {
 
-// Decoding pictures takes the time that ranks leave; when they wait for a batch, that is all of it.
+// Decoding pictures uses only the time that ranks leave. When the ranks wait for a batch, that is all of it.
 constexpr int kNice = 10;
 
 // A batch that is being read.
@@ -29,7 +29,7 @@ struct Pending {
   std::vector<std::vector<int64_t>> indices;  // of each micro-batch
   std::vector<Fields> micro_batches;
   std::vector<std::exception_ptr> errors;  // of each micro-batch
-  size_t taken = 0;                        // micro-batches that some thread has begun
+  size_t taken = 0;                        // micro-batches that a thread has started
   size_t done = 0;
 
   bool complete() const { return done == indices.size(); }
@@ -43,13 +43,13 @@ struct Loader::Impl {
   int64_t micro_batch_size = 1;
   LoaderOptions options;
 
-  std::mutex mutex;                              // guards what follows
-  std::condition_variable changed;               // a batch came or went, stop was set
+  std::mutex mutex;                              // guards the members below
+  std::condition_variable changed;               // a batch was added or removed, or stop was set
   std::deque<std::shared_ptr<Pending>> batches;  // in order
-  bool failed = false;                           // no batch after these
+  bool failed = false;                           // no batch follows these
   bool stop = false;
-  int64_t epoch = 0;  // of the next batch to begin
-  int64_t from = 0;   // its first sample's place in `order`
+  int64_t epoch = 0;  // of the next batch to start
+  int64_t from = 0;   // index in `order` of its first sample
   std::vector<int64_t> order;
 
   std::vector<std::thread> threads;
@@ -83,7 +83,8 @@ struct Loader::Impl {
     batches.push_back(std::move(batch));
   }
 
-  // A batch with a micro-batch to read, begun if need be; null if the queue is full.
+  // A batch with a micro-batch that is not yet being read. Starts a batch if necessary. Returns null if the
+  // queue is full.
   std::shared_ptr<Pending> find_work() {
     for (const auto& batch : batches) {
       if (batch->taken < batch->indices.size()) return batch;
@@ -91,7 +92,7 @@ struct Loader::Impl {
     while (!failed && std::cmp_less(batches.size(), options.read_ahead)) {
       begin_batch();
       if (!batches.back()->complete()) return batches.back();
-      changed.notify_all();  // there is nothing to read for it
+      changed.notify_all();  // the replica has no share of this batch
     }
     return nullptr;
   }
@@ -163,7 +164,7 @@ Batch Loader::next() {
               "longer than the time-out (pipeline.timeout): try more data.workers");
   const std::shared_ptr<Pending> batch = impl_->batches.front();
   for (const auto& error : batch->errors) {
-    if (error) std::rethrow_exception(error);  // the batch stays: whoever asks again gets the same
+    if (error) std::rethrow_exception(error);  // the batch stays, so that later calls get the same error
   }
   impl_->batches.pop_front();
   lock.unlock();

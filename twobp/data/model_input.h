@@ -1,4 +1,4 @@
-// What a model reads, as far as its data must know.
+// The inputs of a model, as far as its data must know them.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 namespace twobp {
 
 enum class InputKind : uint8_t {
-  kTokens,        // input_ids, labels: the token that follows
-  kMaskedTokens,  // input_ids, labels: the token that was masked
-  kImages,        // pixel_values, labels: a class each
+  kTokens,        // input_ids; labels are the following tokens
+  kMaskedTokens,  // input_ids; labels are the masked tokens
+  kImages,        // pixel_values; labels are classes
   kVectors,       // input, target
 };
 
-// The unit that a Batch's `tokens` counts: "tokens", "images", "vectors".
+// The name of the unit in which a Batch counts `tokens`: "tokens", "images", "vectors".
 std::string_view item_name(InputKind kind);
 
 struct ModelInput {
@@ -24,9 +24,9 @@ struct ModelInput {
   int64_t classes = 1000;      // of pictures
   int64_t width = 256;         // of vectors
   int64_t token_types = 0;     // of token_type_ids; 0: not read
-  int64_t longest = 0;         // sequence; 0: any
+  int64_t longest = 0;         // longest sequence; 0: any
   std::string type = "llama";  // model.type, for messages
-  std::string from;            // model.from, which may hold a tokenizer; empty: a new model
+  std::string from;            // model.from, which may contain a tokenizer; empty: a new model
 };
 
 }  // namespace twobp

@@ -35,7 +35,7 @@ DataSplit hold_out_by_class(std::shared_ptr<Dataset> whole, const std::vector<in
               ") would leave none for training: set data.held_out to 0, or give more data.");
   std::vector<int64_t> train;
   std::vector<int64_t> held_out;
-  double owed = 0;  // by rounding, so that the sum over the classes comes out
+  double owed = 0;  // carries the rounding, so that the sum over the classes is right
   for (auto entry = classes.begin(); entry != classes.end(); ++entry) {
     const auto& samples = entry->second;
     const auto size = static_cast<int64_t>(samples.size());

@@ -1,4 +1,4 @@
-// A part of another dataset, and the split that leaves every class its share on both sides.
+// A part of another dataset, and a split that holds out the same fraction of every class.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,10 @@ class Subset : public Dataset {
   std::vector<int64_t> indices_;
 };
 
-// Holds out `fraction` of each class, at least one sample in all and never a class's last, chosen by `seed`;
-// the held-out samples are shuffled once, so that the first of them are of all classes. `labels` are the
-// samples' classes. A fraction of 0 holds out nothing. Throws Error: no class has two samples.
+// Holds out `fraction` of each class, chosen by `seed`: at least one sample in total, and never a class's
+// last sample. The held-out samples are shuffled once, so that the first of them come from all classes.
+// `labels` are the samples' classes. A fraction of 0 holds out nothing. Throws Error if no class has two
+// samples.
 DataSplit hold_out_by_class(std::shared_ptr<Dataset> whole, const std::vector<int64_t>& labels,
                             double fraction, uint64_t seed);
 

@@ -1,4 +1,4 @@
-// Each sample and field has a generator of its own, started from (seed, field, index).
+// Each sample and field has its own generator, started from (seed, field, index).
 #include "twobp/data/synthetic_dataset.h"
 
 #include "twobp/core/check.h"
@@ -7,8 +7,8 @@
 namespace twobp {
 namespace {
 
-// Calls fill(generator, position) for the samples at `indices`, each with its own generator; `stream` tells
-// fields apart.
+// Calls fill(generator, position) for the samples at `indices`, each with its own generator. `stream`
+// distinguishes the fields.
 template <typename Fill>
 void for_each_sample(const std::vector<int64_t>& indices, int64_t samples, uint64_t seed, uint64_t stream,
                      Fill fill) {
@@ -20,9 +20,9 @@ void for_each_sample(const std::vector<int64_t>& indices, int64_t samples, uint6
   }
 }
 
-// With mean 0 and variance 1.
+// Uniform numbers with mean 0 and variance 1.
 void fill_uniform(SplitMix64& generator, float* to, int64_t count) {
-  // 24 random bits as a signed integer, scaled so that the variance of [-sqrt(3), sqrt(3)) comes out: 1.
+  // 24 random bits as a signed integer, scaled to [-sqrt(3), sqrt(3)), which has variance 1.
   constexpr float kScale = 1.7320508F / static_cast<float>(1 << 23);
   for (int64_t i = 0; i < count; ++i) {
     to[i] = static_cast<float>(static_cast<int32_t>(generator() >> 40) - (1 << 23)) * kScale;

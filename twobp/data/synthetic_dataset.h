@@ -1,4 +1,4 @@
-// Seeded random data for benchmarks: a sample is made from the seed and its index alone, whenever it is read.
+// Seeded random data for benchmarks. A sample depends on the seed and its index alone.
 #pragma once
 
 #include <cstdint>

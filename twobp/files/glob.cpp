@@ -1,4 +1,4 @@
-// POSIX glob, without its order, which depends on the locale.
+// POSIX glob, without its order, because that depends on the locale.
 #include "twobp/files/glob.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ bool exists(const std::string& path) {
 }
 
 std::vector<std::string> matches(const std::string& pattern, std::string_view key) {
-  if (exists(pattern)) return {pattern};  // a plain name, even one with [ or * in it
+  if (exists(pattern)) return {pattern};  // a plain name, even one that contains [ or *
   glob_t found{};
   const int status = ::glob(pattern.c_str(), GLOB_NOSORT | GLOB_TILDE, nullptr, &found);
   std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);

@@ -1,5 +1,4 @@
-// JSON of files that came from elsewhere: size, depth and duplicate keys are checked, every failure is an
-// Error that names the file.
+// JSON from untrusted files. Size, depth and duplicate keys are checked, and every Error names the file.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +9,12 @@
 
 namespace twobp {
 
-// An object. `origin` names the text in messages. Throws Error: not JSON, not an object, a key given twice,
-// nested deeper than `max_depth`.
+// Parses an object. `origin` names the text in messages. Throws Error if it is not JSON or not an object, has
+// a key twice, or is nested deeper than `max_depth`.
 nlohmann::json parse_json_object(std::string_view text, const std::string& origin, int max_depth);
 
-// A file with one. Throws Error: also missing, unreadable, larger than `max_bytes`.
+// Reads a file with an object. Also throws Error if the file is missing, unreadable, or larger than
+// `max_bytes`.
 nlohmann::json read_json_object(const std::string& path, int max_depth, uint64_t max_bytes = 16 << 20);
 
 }  // namespace twobp

@@ -25,7 +25,7 @@
 namespace twobp {
 namespace {
 
-// The end of the last page, which is mapped too: AddressSanitizer is to see whoever reads there.
+// The rest of the last page is mapped too. It is poisoned, so that AddressSanitizer detects reads there.
 void forbid_end([[maybe_unused]] const uint8_t* data, [[maybe_unused]] size_t size,
                 [[maybe_unused]] bool forbid) {
 #if defined(TWOBP_ASAN)

@@ -10,7 +10,8 @@ namespace twobp {
 
 class MappedFile {
  public:
-  // Throws Error: missing, unreadable, or not a regular file. An empty file is fine and maps nothing.
+  // Throws Error if the file is missing, unreadable, or not a regular file. An empty file is allowed and maps
+  // nothing.
   explicit MappedFile(std::string path);
   ~MappedFile();
   MappedFile(MappedFile&& other) noexcept;
@@ -19,7 +20,7 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   const std::string& path() const { return path_; }
-  // The start lies on a page boundary. Must not outlive the object.
+  // The start lies on a page boundary. The span must not outlive the object.
   std::span<const uint8_t> bytes() const { return {data_, size_}; }
 
  private:

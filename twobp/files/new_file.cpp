@@ -55,7 +55,7 @@ void NewFile::check(bool ok, const char* what) const {
 
 void sync_folder(const std::filesystem::path& folder) {
   const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const bool synced = fd >= 0 && (::fsync(fd) == 0 || errno == EINVAL);  // not every file system can
+  const bool synced = fd >= 0 && (::fsync(fd) == 0 || errno == EINVAL);  // some files cannot be synced
   const int error = errno;
   if (fd >= 0) ::close(fd);
   TWOBP_CHECK(synced, "cannot sync the folder ", folder.string(), ": ", std::strerror(error));

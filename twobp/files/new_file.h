@@ -1,5 +1,4 @@
-// A file that appears under its name only when all of it is on the disk, so that a run that is killed leaves
-// the old one or none.
+// A file that gets its name only when all of it is on disk, so that a killed run leaves the old file or none.
 #pragma once
 
 #include <cstddef>
@@ -10,20 +9,20 @@ namespace twobp {
 
 class NewFile {
  public:
-  // Begins `path` with ".new" at its end. Every member throws Error: cannot create, write, sync or rename; a
-  // folder of that name is in the way.
+  // Starts a file with `path` plus ".new" as its name. Every member throws Error if the file cannot be
+  // created, written, synced or renamed, or if a folder of that name exists.
   explicit NewFile(std::filesystem::path path);
-  // Removes what was written unless it was committed.
+  // Removes the file unless it was committed.
   ~NewFile();
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
 
   void write(const void* data, size_t bytes);
   void write(const std::string& text) { write(text.data(), text.size()); }
-  // Puts it on the disk, still aside: of several files that belong together, all before the first commit, so
-  // that a full disk changes none.
+  // Syncs the file to disk under its temporary name. For several files that belong together, call this for
+  // all before the first commit, so that a full disk changes none of them.
   void finish();
-  // finish(), unless that is done; renames it and syncs the folder.
+  // Calls finish() if needed, renames the file and syncs the folder.
   void commit();
 
   const std::filesystem::path& path() const { return path_; }
@@ -37,7 +36,7 @@ class NewFile {
   bool committed_ = false;
 };
 
-// Puts the entries of a folder on the disk. Throws Error.
+// Syncs the entries of a folder to disk. Throws Error.
 void sync_folder(const std::filesystem::path& folder);
 
 }  // namespace twobp

@@ -42,7 +42,7 @@ std::string type_names() {
   return join(names);
 }
 
-// Part of an untrusted header, fit for a message.
+// A part of an untrusted header, formatted for a message.
 std::string in_quotes(std::string_view text) {
   constexpr size_t kLongest = 40;
   std::string out(text.substr(0, kLongest));
@@ -57,7 +57,7 @@ struct Header {
   std::optional<std::vector<int64_t>> shape;
 };
 
-// Reads the dictionary: only what NumPy writes, nothing else of Python.
+// Parses the dictionary. Accepts only what NumPy writes, and no other Python.
 class HeaderParser {
  public:
   HeaderParser(std::string_view text, const std::string& path) : text_(text), path_(path) {}
@@ -178,7 +178,7 @@ const TypeInfo& find_type(const std::string& descr, const std::string& path) {
   TWOBP_CHECK(descr.empty() || descr[0] != '>', path, ": big-endian elements (", in_quotes(descr),
               "): save the array with a little-endian type, for instance array.astype('<i8').");
   const auto found = std::find_if(kTypes.begin(), kTypes.end(), [&](const TypeInfo& info) {
-    // A single byte has no order: some writers say '<u1'.
+    // A single byte has no byte order, but some writers use '<u1'.
     return info.descr == descr || (info.bytes == 1 && descr.size() == 3 && descr[0] == '<' &&
                                    info.descr.substr(1) == std::string_view(descr).substr(1));
   });

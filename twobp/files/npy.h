@@ -12,16 +12,16 @@
 namespace twobp {
 
 enum class NpyType : uint8_t { kUInt8, kUInt16, kInt32, kInt64, kFloat32 };
-std::string npy_type_name(NpyType type);  // "uint8", as NumPy says it
+std::string npy_type_name(NpyType type);  // "uint8", as NumPy names it
 
 class NpyArray {
  public:
-  // Throws Error, which names the file and what is wrong with it.
+  // Throws Error that names the file and says what is wrong with it.
   explicit NpyArray(const std::string& path);
 
   const std::string& path() const { return file_.path(); }
   NpyType type() const { return type_; }
-  const std::vector<int64_t>& shape() const { return shape_; }  // empty: a scalar
+  const std::vector<int64_t>& shape() const { return shape_; }  // empty for a scalar
   int64_t elements() const { return elements_; }
 
   // Calls `function` with a pointer to the first of elements() values, of the array's type.
@@ -43,7 +43,7 @@ class NpyArray {
   }
 
  private:
-  // Aligned: the mapping is, and the constructor checks the offset.
+  // The pointer is aligned: the mapping starts at a page, and the constructor checks the offset.
   template <typename T>
   const T* pointer() const {
     return reinterpret_cast<const T*>(file_.bytes().data() + offset_);
@@ -53,7 +53,7 @@ class NpyArray {
   NpyType type_ = NpyType::kUInt8;
   std::vector<int64_t> shape_;
   int64_t elements_ = 0;
-  size_t offset_ = 0;  // of the first element in the file
+  size_t offset_ = 0;  // of the first element within the file
 };
 
 // "(3, 256)".

@@ -16,7 +16,7 @@ namespace {
 using nlohmann::json;
 
 constexpr uint64_t kLengthBytes = 8;
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementation's
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the reference implementation
 constexpr size_t kMaxDimensions = 32;
 constexpr int kMaxDepth = 3;
 constexpr const char* kMetadata = "__metadata__";
@@ -59,7 +59,7 @@ std::string_view dtype_name(at::ScalarType type, const std::string& tensor) {
   return found->name;
 }
 
-// Names from the file in messages: no longer than a line, nothing for the terminal to obey.
+// Formats names from the file for messages: at most one line, without control characters for the terminal.
 std::string shown(const std::string& name) {
   constexpr size_t kLongest = 100;
   std::string out = name.substr(0, kLongest);
@@ -73,8 +73,8 @@ std::string shown(const std::vector<int64_t>& shape) {
   return concat(at::IntArrayRef(shape));
 }
 
-// Elements times their size; empty if 64 bits do not hold it. A dimension of 0 does not excuse the others:
-// their product is a stride.
+// The number of elements times their size, or none if it exceeds 64 bits. All dimensions are checked even if
+// one is 0, because their product is a stride.
 std::optional<uint64_t> bytes_of(const std::vector<int64_t>& shape, size_t element_size) {
   int64_t bytes = static_cast<int64_t>(element_size);
   bool empty = false;
@@ -111,7 +111,7 @@ void SafetensorsFile::read_header() {
   const auto bytes = file_->bytes();
   TWOBP_CHECK(bytes.size() >= kLengthBytes, path_, ": ", bytes.size(),
               " bytes are no safetensors file: empty or truncated");
-  uint64_t length = 0;  // little-endian, as all machines this runs on
+  uint64_t length = 0;  // little-endian, like all supported machines
   std::memcpy(&length, bytes.data(), kLengthBytes);
   TWOBP_CHECK(length <= kMaxHeaderBytes, path_, ": its header claims ", length, " bytes, more than the ",
               kMaxHeaderBytes, " a safetensors file may have: not one, or damaged");
@@ -195,7 +195,7 @@ at::Tensor SafetensorsFile::tensor(const std::string& name) const {
   TWOBP_CHECK(dtype, path_, ": ", shown(name), " has dtype ", shown(e.dtype),
               ", which is not supported: ", dtype_names(), " are");
   const uint8_t* data = file_->bytes().data() + data_begin_ + e.begin;
-  // A byte of a BOOL may hold anything, a C++ bool only 0 or 1.
+  // A byte of a BOOL may have any value, but a C++ bool only 0 or 1.
   const auto options = at::TensorOptions().dtype(*dtype == at::kBool ? at::kByte : *dtype);
   if (e.begin == e.end) return at::empty(e.shape, options.dtype(*dtype));
   if (reinterpret_cast<uintptr_t>(data) % c10::elementSize(*dtype) != 0) {
@@ -211,12 +211,12 @@ at::Tensor SafetensorsFile::tensor(const std::string& name) const {
 void write_safetensors(NewFile& file, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata,
                        std::optional<at::ScalarType> dtype) {
-  // Large elements first: then every tensor lies aligned.
+  // Large elements come first, so that every tensor is aligned.
   std::vector<size_t> order(tensors.size());
   std::iota(order.begin(), order.end(), 0);
   const auto stored = [&](size_t i) {
     const at::ScalarType own = tensors[i].second.scalar_type();
-    return at::isFloatingType(own) ? dtype.value_or(own) : own;  // counts stay counts
+    return at::isFloatingType(own) ? dtype.value_or(own) : own;  // integers are not converted
   };
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     return c10::elementSize(stored(a)) > c10::elementSize(stored(b));
@@ -241,9 +241,9 @@ void write_safetensors(NewFile& file, const NamedTensors& tensors,
   } catch (const json::exception&) {
     fail(file.path().string(), ": a tensor's name or the metadata is not UTF-8");
   }
-  text.resize((text.size() + 7) / 8 * 8, ' ');  // the data begins aligned
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // aligns the data
   TWOBP_CHECK(text.size() <= kMaxHeaderBytes, file.path().string(), ": too many tensors for one file");
-  const uint64_t length = text.size();  // little-endian, as all machines this runs on
+  const uint64_t length = text.size();  // little-endian, like all supported machines
   file.write(&length, sizeof(length));
   file.write(text);
   for (const size_t i : order) {

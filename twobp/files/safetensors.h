@@ -1,5 +1,5 @@
-// safetensors files: 8 bytes with the length of a JSON header, the header (name -> dtype, shape, place), the
-// tensors' bytes. The format is described at https://github.com/huggingface/safetensors.
+// safetensors files: 8 bytes with the length of a JSON header, the header (name -> dtype, shape, offsets),
+// and the tensors' bytes. The format is described at https://github.com/huggingface/safetensors.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ namespace twobp {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-// A file opened for reading. It is untrusted: lengths, offsets and shapes are checked when it is opened.
+// A file opened for reading. It is untrusted: lengths, offsets and shapes are checked on opening.
 class SafetensorsFile {
  public:
-  // Maps the file and reads its header. Throws Error naming the file and what is wrong with it.
+  // Maps the file and reads its header. Throws Error that names the file and says what is wrong with it.
   explicit SafetensorsFile(std::string path);
 
   const std::string& path() const { return path_; }
@@ -30,23 +30,24 @@ class SafetensorsFile {
   bool contains(const std::string& name) const { return entries_.contains(name); }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
-  // The tensor on the mapped memory, which it keeps alive: for reading only, and read from the disk when
-  // touched. Copied if the file has it at an address its type cannot have, and BOOL always. Throws Error: no
-  // such tensor, or a dtype other than F64, F32, F16, BF16, I64, I32, I16, I8, U8 and BOOL.
+  // Returns the tensor on the mapped memory, which it keeps alive. It is read-only, and its bytes are read
+  // from disk on access. Copies the tensor if its address in the file is not aligned for its type, and BOOL
+  // always. Throws Error if the tensor does not exist, or its dtype is not F64, F32, F16, BF16, I64, I32,
+  // I16, I8, U8 or BOOL.
   at::Tensor tensor(const std::string& name) const;
-  // Without touching the tensor's bytes. Throws Error: no such tensor.
+  // Does not touch the tensor's bytes. Throws Error if the tensor does not exist.
   const std::vector<int64_t>& shape(const std::string& name) const { return entry(name).shape; }
 
  private:
   struct Entry {
     std::string dtype;
     std::vector<int64_t> shape;
-    uint64_t begin = 0;  // in the data
+    uint64_t begin = 0;  // within the data
     uint64_t end = 0;
   };
 
   void read_header();
-  // No gaps, no overlaps, nothing behind: the data is what the entries describe.
+  // Checks that there are no gaps, no overlaps and no trailing bytes: the entries describe all of the data.
   void check_places() const;
   const Entry& entry(const std::string& name) const;
 
@@ -57,13 +58,14 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-// Writes the floating point tensors as `dtype` if one is given, all others as they are, tensor by tensor:
-// what must be converted or made contiguous is copied one at a time. The file appears when all of it is on
-// the disk. Throws Error: disk full, two tensors of one name, a dtype that the reader does not know.
+// Writes floating-point tensors as `dtype` if it is given, and all others unchanged, tensor by tensor.
+// Tensors that must be converted or made contiguous are copied one at a time. The file appears when all of it
+// is on disk. Throws Error for a full disk, two tensors of one name, or a dtype that the reader does not
+// know.
 void write_safetensors(const std::string& path, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata,
                        std::optional<at::ScalarType> dtype = std::nullopt);
-// The same into a new file that the caller commits.
+// Writes to a new file that the caller commits.
 void write_safetensors(NewFile& file, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata,
                        std::optional<at::ScalarType> dtype = std::nullopt);

@@ -1,6 +1,6 @@
-// Read are BertForMaskedLM of transformers; encoders without its head (BertModel, also as
-// sentence-transformers saves them, without "bert." before their names) and models with more heads. A missing
-// head starts as in a new model.
+// Reads BertForMaskedLM of transformers, encoders without its head (BertModel, also as sentence-transformers
+// saves them, without "bert." in their names), and models with additional heads. A missing head starts as in
+// a new model.
 #include "twobp/models/bert.h"
 
 #include <array>
@@ -36,7 +36,7 @@ BertOptions filled_in(BertOptions config) {
   return config;
 }
 
-// The options with what they are built with.
+// The options together with the build settings.
 struct Bert : BertOptions {
   at::ScalarType dtype;
   LoraOptions lora;
@@ -96,7 +96,7 @@ std::unique_ptr<Layer> bert_head(const Bert& o) {
       std::make_unique<CrossEntropy>()));
 }
 
-// The names that transformers has for the two forms; "" if it is neither.
+// The activation's name in our options; "" if it is neither of the two forms.
 std::string activation_of(const std::string& name) {
   if (name == "gelu") return "gelu";
   return name == "gelu_new" || name == "gelu_pytorch_tanh" ? "gelu_tanh" : "";
@@ -162,7 +162,7 @@ std::string rename_bert(const std::string& stored) {
       break;
     }
   }
-  // What the first release called the two vectors of a LayerNorm.
+  // The first release's names of a LayerNorm's two vectors.
   for (const auto& [old, now] : std::array<std::pair<std::string_view, const char*>, 2>{
            {{".LayerNorm.gamma", ".LayerNorm.weight"}, {".LayerNorm.beta", ".LayerNorm.bias"}}}) {
     if (name.ends_with(old)) name = name.substr(0, name.size() - old.size()) + now;
@@ -228,7 +228,7 @@ ModelType bert_type() {
   type.hf_class = "BertForMaskedLM";
   type.hf_others = {"BertModel", "BertForPreTraining"};
   type.names.rename = rename_bert;
-  // transformers 5 has two biases where the decoder is not tied and uses the decoder's; else they are one.
+  // If the decoder is not tied, transformers 5 has two biases and uses the decoder's. Otherwise they are one.
   type.names.same = {{kBias, kDecoderBias}};
   type.names.may_ignore = [](const std::string& name) {
     return name == kBias || name == kDecoderBias || name == kDecoder;

@@ -1,7 +1,7 @@
-// BERT (arXiv 1810.04805) for masked language modelling from split layers: embeddings, then per block an
-// attention half and an MLP half, each with the norm after it (layers of their own, so that a stage may end
-// between them), then the head: dense, GELU, norm, decoder, cross-entropy at the labels that count. Parameter
-// names are those of Hugging Face's BertForMaskedLM.
+// BERT (arXiv 1810.04805) for masked language modelling, made of split layers: embeddings, blocks and a head.
+// A block is an attention half and an MLP half, each followed by its norm. The halves are separate layers, so
+// that a stage may end between them. The head is dense, GELU, norm, decoder, and cross-entropy at the labels
+// that count. Parameter names are those of Hugging Face's BertForMaskedLM.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ struct BertOptions {
   int64_t hidden = 0;  // width of the MLP; 0: 4 * dim
   int64_t vocab = 256;
   double norm_eps = 1e-5;
-  bool tied = false;        // the decoder's matrix is that of the word embeddings; its bias is its own
-  int64_t positions = 512;  // the longest sequence
+  bool tied = false;        // the decoder shares the matrix of the word embeddings, but not the bias
+  int64_t positions = 512;  // longest sequence
   int64_t token_types = 2;
   std::string activation = "gelu";  // gelu, gelu_tanh
   double dropout = 0;               // of the embeddings and of each half's output
@@ -29,8 +29,8 @@ struct BertOptions {
   double init_std = 0.02;
 };
 
-// The batch's fields: input_ids, labels (B, S) int64; attention_mask and token_type_ids (B, S) int64 may be
-// missing. Throws Error: sizes below 1, heads that do not divide dim, a dropout outside [0, 1).
+// The batch's fields are input_ids and labels (B, S) int64, and optionally attention_mask and token_type_ids
+// (B, S) int64. Throws Error for sizes below 1, heads that do not divide dim, or a dropout outside [0, 1).
 ModelSpec bert(const BertOptions& options, const BuildSettings& settings = {});
 
 ModelType bert_type();

@@ -1,4 +1,4 @@
-// Keys that several model types have in the same words.
+// Configuration keys that several model types share.
 #pragma once
 
 #include <utility>

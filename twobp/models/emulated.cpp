@@ -91,7 +91,7 @@ ModelSpec emulated(const std::vector<EmulatedLayer>& layers) {
     const auto known = std::find(kinds.begin(), kinds.end(), cost);
     const auto kind = known - kinds.begin();
     if (known == kinds.end()) kinds.push_back(cost);
-    // The first and the last one differ in what they take and give.
+    // The first and the last layer have different inputs and outputs.
     model.layers.push_back({concat("layers.", i),
                             concat("wait ", kind, i == 0 ? " first" : "", last ? " last" : ""),
                             [cost, input_bytes, last, name = concat("layers.", i)] {

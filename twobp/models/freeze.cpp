@@ -51,7 +51,8 @@ void freeze_by(ModelSpec& model, const Rule& rule) {
     spec.make = [make = spec.make, rule] {
       auto layer = make();
       for (Parameter* parameter : parameters_of(*layer)) {
-        if (parameter->trainable() && frozen(*parameter, rule)) parameter->freeze();  // buffers are not
+        // Buffers are not trainable.
+        if (parameter->trainable() && frozen(*parameter, rule)) parameter->freeze();
       }
       return layer;
     };
@@ -71,7 +72,7 @@ void freeze_by(ModelSpec& model, const Rule& rule) {
 }  // namespace
 
 bool matches_pattern(std::string_view name, std::string_view pattern) {
-  // Where to go on after the last *: it takes one character more each time the rest does not fit.
+  // The position after the last *. Each time the rest does not match, the * takes one more character.
   size_t star = std::string_view::npos;
   size_t taken = 0;
   size_t n = 0;
@@ -105,7 +106,7 @@ void freeze(ModelSpec& model, const std::vector<std::string>& patterns) {
 
 void check_lora_targets(const ModelSpec& model, const LoraOptions& lora) {
   std::map<std::string, int> uses;    // by parameter
-  std::set<std::string> projections;  // last parts of the names of matrices
+  std::set<std::string> projections;  // last parts of the matrices' names
   std::set<std::string> adapted;      // modules
   for (const LayerSpec& spec : model.layers) {
     const auto layer = spec.make();

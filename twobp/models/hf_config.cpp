@@ -41,7 +41,7 @@ const ModelType& type_of(const HfSection& file) {
   return *found;
 }
 
-// The ranges of the configuration's keys hold for what comes from a file too.
+// The ranges of the configuration's keys also apply to values from a file.
 void check_ranges(const std::string& path, ModelOptions& options) {
   const SectionValues chosen = options.chosen();
   for (const Key& key : chosen.section->keys) {
@@ -86,7 +86,7 @@ json hf_config_json(const ModelConfig& config, int64_t sequence, const std::stri
     out = read_json_object(config_path(config.from), kMaxDepth);
   }
   const ModelType& of = config.type.type();
-  out.erase("dtype");  // the other name of torch_dtype
+  out.erase("dtype");  // a synonym of torch_dtype
   out.update({{"architectures", {of.hf_class}}, {"model_type", of.hf_type}, {"torch_dtype", dtype}});
   of.write_hf(config.type, sequence, out);
   return out;

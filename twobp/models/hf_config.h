@@ -1,4 +1,4 @@
-// config.json of a Hugging Face directory: a model's type and options, read and written.
+// Reads and writes the config.json of a Hugging Face directory: a model's type and options.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,16 @@
 
 namespace twobp {
 
-// Throws Error: missing, no JSON, a value of the wrong type or out of range; a model that is not supported,
-// with those that are.
+// Throws Error if the file is missing or not JSON, or a value has the wrong type or is out of range. For a
+// model that is not supported, the Error lists the supported ones.
 ModelOptions read_hf_config(const std::string& directory);
 
-// Whether a key of `type` describes weights, and so comes with a model that is loaded.
+// Whether a key of `type` describes weights, so that a loaded model determines it.
 bool comes_with_weights(const ModelType& type, const std::string& key);
 
-// What transformers reads. Of a model with `from`, its config.json with the options, the dtype ("float32")
-// and the sequence written over it: token ids and the like stay. `sequence` is the least
-// max_position_embeddings.
+// The config.json for transformers. For a model with `from`, it is the model's config.json, with the options,
+// the dtype ("float32") and the sequence overwritten; token ids and the like are kept. `sequence` is the
+// lower bound of max_position_embeddings.
 nlohmann::json hf_config_json(const ModelConfig& config, int64_t sequence, const std::string& dtype);
 
 }  // namespace twobp

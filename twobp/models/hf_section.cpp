@@ -28,7 +28,7 @@ const json& HfSection::require(const char* key) const {
 
 int64_t HfSection::integer(const char* key) const {
   const json& value = require(key);
-  // What does not fit is larger than anything sensible anyway; the ranges are checked later.
+  // A number that does not fit is larger than any sensible value; the ranges are checked later.
   TWOBP_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= INT64_MAX, origin, ": ", key, " is ",
               shown(value), ", not an integer from 0");
   return value.get<int64_t>();

@@ -34,8 +34,9 @@ std::vector<Key> llama_keys() {
       vocab_key<O>(),
       TWOBP_KEY(O, norm_eps, "added to the mean square in RMSNorm").above(0),
       TWOBP_KEY(O, rope_theta, "base of the rotary embedding's wavelengths").in("positions").above(0),
-      TWOBP_KEY(O, rope_scaling, "how they are stretched for longer sequences").one_of(rope_scaling_names()),
-      TWOBP_KEY(O, rope_factor, "linear, llama3: how far").above(0),
+      TWOBP_KEY(O, rope_scaling, "how the wavelengths are stretched for longer sequences")
+          .one_of(rope_scaling_names()),
+      TWOBP_KEY(O, rope_factor, "linear, llama3: stretching factor").above(0),
       TWOBP_KEY(O, rope_low_freq, "llama3: wavelengths above original positions / this are stretched")
           .above(0),
       TWOBP_KEY(O, rope_high_freq, "llama3: wavelengths below original positions / this are not").above(0),
@@ -90,9 +91,8 @@ std::unique_ptr<Layer> llama_attention(const std::string& block, const LlamaOpti
       make_linear({{attention + "o_proj.weight", o.dim}}, q_rows, o.init_std, s.dtype, s.lora)));
 }
 
-// config.json, with rope settings as version 4 of transformers (rope_theta, rope_scaling) and version 5
-// (rope_parameters) write them.
-// What would be computed otherwise than the file says.
+// config.json, with rope settings in the form of transformers version 4 (rope_theta, rope_scaling) and
+// version 5 (rope_parameters). Throws Error for settings that would make another computation than ours.
 void check_llama_file(const HfSection& file) {
   const std::string activation = file.text("hidden_act", "silu");
   TWOBP_CHECK(activation == "silu", file.origin, ": hidden_act ", shown(activation),
@@ -110,7 +110,7 @@ void read_rope(const HfSection& file, LlamaOptions& config) {
   config.rope_high_freq = defaults.rope_high_freq;
   config.rope_original_positions = defaults.rope_original_positions;
   config.rope_theta = file.number("rope_theta", defaults.rope_theta);
-  // If both are there, transformers 5 takes this one.
+  // If both exist, transformers 5 uses this one.
   const char* key = file.find("rope_scaling") ? "rope_scaling" : "rope_parameters";
   const json* settings = file.find(key);
   TWOBP_CHECK(!settings || settings->is_object(), file.origin, ": ", key, " is ", shown(*settings),
@@ -176,7 +176,7 @@ void write_llama(const LlamaOptions& given, int64_t sequence, json& out) {
   const auto length = out.find("max_position_embeddings");
   if (length != out.end() && length->is_number_integer())
     sequence = std::max(sequence, length->get<int64_t>());
-  out.erase("rope_parameters");  // the other way to say what is said below
+  out.erase("rope_parameters");  // a synonym of the keys below
   out.update({{"hidden_size", config.dim},
               {"num_hidden_layers", config.layers},
               {"num_attention_heads", config.heads},

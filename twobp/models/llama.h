@@ -1,6 +1,6 @@
-// LLaMa (arXiv 2302.13971) from split layers: embedding, then per block an attention half and an MLP half
-// (layers of their own, so that a stage may end between them), then a head: norm, projection, cross-entropy.
-// Parameter names are those of Hugging Face's LlamaForCausalLM.
+// LLaMa (arXiv 2302.13971), made of split layers: an embedding, blocks and a head. A block is an attention
+// half and an MLP half. The halves are separate layers, so that a stage may end between them. The head is
+// norm, projection and cross-entropy. Parameter names are those of Hugging Face's LlamaForCausalLM.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct LlamaOptions {
   double rope_low_freq = 1;               // llama3
   double rope_high_freq = 4;              // llama3
   double rope_original_positions = 8192;  // llama3
-  bool tied = false;                      // the head's projection is the embedding matrix
+  bool tied = false;                      // the head's projection shares the embedding matrix
   double init_std = 0.02;
 };
 

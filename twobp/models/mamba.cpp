@@ -60,7 +60,7 @@ void write_mamba(const MambaOptions& config, json& out) {
               {"use_conv_bias", true}});
 }
 
-// The first converted models have it otherwise; transformers reads them too.
+// The first converted models use this other name, and transformers reads them too.
 std::string rename_mamba(const std::string& stored) {
   return stored == "backbone.embedding.weight" ? "backbone.embeddings.weight" : stored;
 }
@@ -75,7 +75,7 @@ std::vector<Key> mamba_keys() {
       TWOBP_KEY(O, tied, "input and output embeddings share one matrix"),
       TWOBP_KEY(O, state, "of a channel of the scan").in("numbers").from(1, kMaxCount),
       TWOBP_KEY(O, conv_kernel, "width of the convolution, 16 at most").in("positions").from(1, kMaxCount),
-      TWOBP_KEY(O, expand, "channels of the scan, times dim").from(1, kMaxCount),
+      TWOBP_KEY(O, expand, "channels of the scan in multiples of dim").from(1, kMaxCount),
       TWOBP_KEY(O, dt_rank, "width of the steps before their projection; 0: dim / 16")
           .in("features")
           .from(0, kMaxWidth),

@@ -1,6 +1,6 @@
-// Mamba (arXiv 2312.00752) as a language model: embedding, then blocks of norm, mixer and residual, each as
-// two layers (up to the mixer's first projection, and the rest), then a head: norm, projection,
-// cross-entropy. Parameter names are those of Hugging Face's MambaForCausalLM.
+// Mamba (arXiv 2312.00752) as a language model: an embedding, blocks and a head. A block is norm, mixer and
+// residual, split into two layers (up to the mixer's first projection, and the rest). The head is norm,
+// projection and cross-entropy. Parameter names are those of Hugging Face's MambaForCausalLM.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct MambaOptions {
   int64_t layers = 4;
   int64_t vocab = 256;
   double norm_eps = 1e-5;
-  bool tied = false;        // the head's projection is the embedding matrix
-  int64_t state = 16;       // numbers a channel of the scan
+  bool tied = false;        // the head's projection shares the embedding matrix
+  int64_t state = 16;       // numbers per channel of the scan
   int64_t conv_kernel = 4;  // positions
   int64_t expand = 2;       // channels of the scan: expand * dim
   int64_t dt_rank = 0;      // width of the steps' projection; 0: dim / 16 rounded up

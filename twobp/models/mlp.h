@@ -1,4 +1,4 @@
-// A stack of identical MLP halves of LLaMa blocks with a squared error at the end: equal stages, for
+// A stack of identical MLP halves of LLaMa blocks with a squared error at the end. It gives equal stages for
 // benchmarks.
 #pragma once
 
@@ -23,8 +23,8 @@ struct MlpOptions {
 // Reads `input` (B, S, dim) or (B, dim) and `target` of the same shape.
 ModelSpec mlp(const MlpOptions& options, const BuildSettings& settings = {});
 
-// RMSNorm, gate and up projections, SwiGLU, down projection and the residual, named as in a LLaMa's block.
-// options.hidden is set.
+// RMSNorm, gate and up projections, SwiGLU, down projection and the residual, named as in a LLaMa block.
+// options.hidden must be set.
 std::unique_ptr<Layer> mlp_half(const std::string& block, const MlpOptions& options,
                                 const BuildSettings& settings);
 // The width of a SwiGLU MLP: `hidden`, or, for 0, dim * 8 / 3 rounded up to a multiple of 64.

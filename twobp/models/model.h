@@ -1,4 +1,4 @@
-// A model as a list of layers to be cut into stages: what each is called, which are alike, how to make one.
+// A model as a list of layers that can be cut into stages: their names, their kinds, and how to make each.
 #pragma once
 
 #include <functional>
@@ -18,10 +18,10 @@ struct LayerSpec {
 
 // Parameters of the same name in different layers are tied: one weight, several uses.
 struct ModelSpec {
-  std::string
-      input_field;  // the batch's field that is the first layer's input; empty: it reads the batch itself
+  std::string input_field;  // the batch's field that is the first layer's input; empty: that layer reads the
+                            // batch itself
   std::vector<LayerSpec> layers;
-  int first_trainable = 0;  // layers before have no backward: see freeze.h
+  int first_trainable = 0;  // earlier layers have no backward pass: see freeze.h
 };
 
 }  // namespace twobp

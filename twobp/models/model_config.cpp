@@ -22,13 +22,13 @@ const Section& model_section() {
        TWOBP_KEY(ModelConfig, type, "architecture; mlp is a stack of identical MLP blocks, for benchmarks")
            .one_of(model_type_names()),
        TWOBP_KEY(ModelConfig, freeze, "patterns (* and ?) of the names of parameters that are not trained"),
-       TWOBP_KEY(ModelConfig, lora, "rank of LoRA adapters, which alone are trained; 0: none")
+       TWOBP_KEY(ModelConfig, lora, "rank of LoRA adapters, then the only trained parameters; 0: none")
            .from(0, kMaxCount),
        TWOBP_KEY(ModelConfig, adapter,
                  "folder of a LoRA adapter to continue from, as PEFT saves it; \"\": a new one")
            .path(),
        TWOBP_KEY(ModelConfig, lora_alpha, "LoRA adapters are scaled by this over the rank").above(0),
-       TWOBP_KEY(ModelConfig, lora_targets, "ends of the names of the projections that get an adapter")});
+       TWOBP_KEY(ModelConfig, lora_targets, "endings of the names of the projections that get an adapter")});
   return section;
 }
 

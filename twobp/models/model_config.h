@@ -12,10 +12,10 @@ namespace twobp {
 struct ModelConfig {
   std::string from;                 // Hugging Face directory: options and weights; empty: a new model
   ModelOptions type;                // model.type, with the options of that type
-  std::vector<std::string> freeze;  // patterns (* and ?) of parameter names that are not trained
-  int64_t lora = 0;                 // rank of the LoRA adapters, which alone are trained; 0: none
-  std::string adapter;              // folder of a saved adapter to start from (PEFT); empty: a new one
-  double lora_alpha = 16;           // adapters are scaled by alpha / rank
+  std::vector<std::string> freeze;  // patterns (* and ?) of parameter names to freeze
+  int64_t lora = 0;        // rank of the LoRA adapters, which are then the only trained parameters; 0: none
+  std::string adapter;     // folder of a saved adapter to start from (PEFT); empty: a new one
+  double lora_alpha = 16;  // adapters are scaled by alpha / rank
   std::vector<std::string> lora_targets = {"q_proj", "v_proj"};
 
   ModelInput input() const;
@@ -24,10 +24,10 @@ struct ModelConfig {
 
 const Section& model_section();
 
-// Contradictions between keys. Throws Error.
+// Throws Error for contradictions between keys.
 void check_model(const ModelConfig& config);
 
-// Throws Error: what freeze() and check_lora_targets() throw.
+// Throws Error as freeze() and check_lora_targets() do.
 ModelSpec build_model(const ModelConfig& config, at::ScalarType dtype = at::kFloat);
 
 }  // namespace twobp

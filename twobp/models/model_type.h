@@ -1,6 +1,6 @@
-// The model types. Each is one file of this folder: its options, which are keys of the section `model`, its
-// layers, and what Hugging Face calls both. The table is in model_type.cpp; the rest of the program knows no
-// model by name.
+// The model types. Each is one file of this folder with its options, which are keys of the section `model`,
+// its layers, and Hugging Face's names of both. model_type.cpp has the table. The rest of the program knows
+// no model by name.
 #pragma once
 
 #include <any>
@@ -22,11 +22,11 @@ namespace twobp {
 
 struct ModelType;
 
-// The options of one model type, by value: of LlamaOptions, BertOptions and so on.
+// The options of one model type, by value: LlamaOptions, BertOptions and so on.
 class ModelOptions : public Choice {
  public:
   ModelOptions();  // of a LLaMa
-  // Throws Error: unknown.
+  // Throws Error if the type is unknown.
   explicit ModelOptions(const std::string& type);
   template <typename Options>
   requires(requires { Options::kType; }) ModelOptions(Options options)
@@ -35,7 +35,7 @@ class ModelOptions : public Choice {
   }
 
   const ModelType& type() const { return *type_; }
-  // Throws Error if they are of another type.
+  // Throws Error if the options are of another type.
   template <typename Options>
   Options& as() {
     check_type(Options::kType);
@@ -59,42 +59,43 @@ class ModelOptions : public Choice {
   std::any options_;
 };
 
-// What a model is built with, beside its options.
+// The settings for building a model, in addition to its options.
 struct BuildSettings {
   at::ScalarType dtype = at::kFloat;
-  LoraOptions lora{};  // with a rank, all but the adapters is to be frozen
+  LoraOptions lora{};  // with a rank, the caller freezes everything except the adapters
 };
 
 struct ModelType {
   std::string name;  // model.type
-  Section options;   // the keys that only this type has, and the options' defaults
+  Section options;   // the keys that only this type has, and the default options
   std::any defaults;
   void* (*values)(std::any& options) = nullptr;
 
   std::string hf_type;   // "model_type" of config.json; empty: such models are not read or written
-  std::string hf_class;  // of "architectures"
-  std::vector<std::string> hf_others;    // other classes whose weights are read, where heads may be missing
-  TensorNames names;                     // of their tensors
+  std::string hf_class;  // an entry of "architectures"
+  std::vector<std::string> hf_others;    // other classes whose weights can be read; heads may be missing
+  TensorNames names;                     // of the tensors of these classes
   bool lora = false;                     // has Linear layers that take adapters
   bool reduced_precision = false;        // computes in bf16 and fp16 too
-  bool forward_changes_buffers = false;  // such as running statistics
+  bool forward_changes_buffers = false;  // for example running statistics
 
   std::function<ModelInput(const ModelOptions&)> input;
-  // Sets options whose default stands for a value of others (heads of 0, widths of 0).
+  // Sets options whose default is derived from other options (heads of 0, widths of 0).
   std::function<void(ModelOptions&)> fill_in;
-  // Contradictions between options; single ones are checked by their keys. Throws Error.
+  // Throws Error for contradictions between options. The keys check single options.
   std::function<void(const ModelOptions&)> check;
   std::function<ModelSpec(const ModelOptions&, const BuildSettings&)> build;
-  // Why steps of this model cannot be a CUDA graph; empty: they can.
+  // The reason why steps of this model cannot be a CUDA graph. Empty if they can.
   std::function<std::string(const ModelOptions&)> no_graph;
-  // The options from config.json. Throws Error: missing, ill-typed, or computed otherwise than the file says.
+  // Reads the options from config.json. Throws Error if one is missing or has the wrong type, or if the file
+  // asks for another computation than ours.
   std::function<void(const HfSection& file, ModelOptions&)> read_hf;
-  // The other way, over the config.json of a loaded model. `sequence` is the longest that the model must
-  // take.
+  // Writes the options to config.json, over that of a loaded model. `sequence` is the longest one that the
+  // model must accept.
   std::function<void(const ModelOptions&, int64_t sequence, nlohmann::json& out)> write_hf;
 };
 
-// A type whose functions take Options; each file of a model fills in the rest.
+// A type whose functions take Options. Each model's file fills in the rest.
 template <typename Options>
 ModelType make_model_type(std::vector<Key> keys) {
   ModelType type;
@@ -110,9 +111,9 @@ ModelType make_model_type(std::vector<Key> keys) {
 
 const std::vector<ModelType>& model_types();
 std::vector<std::string> model_type_names();
-// Those of Hugging Face: "llama (LlamaForCausalLM), ...".
+// The supported models of Hugging Face: "llama (LlamaForCausalLM), ...".
 std::string hf_models();
-// Throws Error: unknown.
+// Throws Error if the name is unknown.
 const ModelType& model_type(const std::string& name);
 
 }  // namespace twobp

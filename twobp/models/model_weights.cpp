@@ -18,7 +18,7 @@ constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr uint64_t kMaxIndexBytes = 100'000'000;
 constexpr int kMaxIndexDepth = 8;
 
-// A plain name: no folder, not hidden, nothing for the terminal to obey.
+// A plain name: no folder, not hidden, no control characters for the terminal.
 bool is_shard_name(const std::string& name) {
   constexpr size_t kLongest = 255;
   if (name.empty() || name.size() > kLongest || name.front() == '.' || !name.ends_with(".safetensors")) {

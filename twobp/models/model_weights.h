@@ -1,5 +1,5 @@
 // The tensors of a Hugging Face directory: model.safetensors, or several files with
-// model.safetensors.index.json, which says which tensor is where.
+// model.safetensors.index.json, which lists the file of each tensor.
 #pragma once
 
 #include <map>
@@ -11,32 +11,33 @@
 
 namespace twobp {
 
-// How the directories of an architecture call its tensors, where that is not as the model does.
+// An architecture's names for its tensors in a directory, where they differ from the model's.
 struct TensorNames {
-  // The model's name of a stored tensor; "": the model has nothing for it. Null: the stored name. A tensor
-  // that has the model's name already goes before one that gets it.
+  // Returns the model's name of a stored tensor, or "" if the model has no such parameter. Null: names are
+  // the same. A tensor stored under the model's name takes precedence over a renamed one.
   std::string (*rename)(const std::string& stored) = nullptr;
-  // Two names for what is one tensor in some models: where a directory has one of them, it is the other too.
+  // Pairs of names for tensors that are the same in some models. If a directory has one of them, it serves as
+  // the other too.
   std::vector<std::pair<std::string, std::string>> same;
-  // Whether a directory may have a tensor that the model has not. Null: none.
+  // Whether a directory may have a tensor that the model does not have. Null: no.
   bool (*may_ignore)(const std::string& name) = nullptr;
-  // Whether a directory may lack a parameter, which then starts as in a new model. Null: none.
+  // Whether a directory may lack a parameter, which then starts as in a new model. Null: no.
   bool (*may_lack)(const std::string& parameter) = nullptr;
 };
 
 class ModelWeights {
  public:
-  // Opens all files and reads their headers; the weights themselves are read when they are touched. The
-  // folder is untrusted. Throws Error: no weights there, a damaged file, an index that does not fit the files
-  // or names one outside the folder.
+  // Opens all files and reads their headers. The weights themselves are read on access. The folder is
+  // untrusted. Throws Error if there are no weights, a file is damaged, or the index does not match the files
+  // or names a file outside the folder.
   explicit ModelWeights(std::string directory, TensorNames naming = {});
 
   const std::string& directory() const { return directory_; }
-  std::vector<std::string> names() const;  // the model's, sorted
+  std::vector<std::string> names() const;  // the model's names, sorted
   bool may_lack(const std::string& name) const { return naming_.may_lack && naming_.may_lack(name); }
   bool may_ignore(const std::string& name) const { return naming_.may_ignore && naming_.may_ignore(name); }
   bool contains(const std::string& name) const { return file_of_.contains(name); }
-  // See SafetensorsFile. Throws Error: no such tensor, a dtype that is not supported.
+  // See SafetensorsFile. Throws Error if the tensor does not exist or its dtype is not supported.
   at::Tensor tensor(const std::string& name) const { return file(name).tensor(stored(name)); }
   const std::vector<int64_t>& shape(const std::string& name) const { return file(name).shape(stored(name)); }
 
@@ -51,7 +52,7 @@ class ModelWeights {
   std::vector<SafetensorsFile> files_;
   TensorNames naming_;
   std::map<std::string, size_t> file_of_;
-  std::map<std::string, std::string> stored_;  // of those that are stored under another name
+  std::map<std::string, std::string> stored_;  // of tensors that are stored under another name
 };
 
 }  // namespace twobp

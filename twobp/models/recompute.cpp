@@ -23,8 +23,8 @@ int parse_stage(std::string_view number, const std::string& text) {
 // The layers [first, end) of a stage.
 std::pair<size_t, size_t> layers_of(int stage, const std::vector<int>& split) {
   TWOBP_CHECK(!split.empty(), "stage:", stage, " needs the layers of each stage, which are not given");
-  TWOBP_CHECK(static_cast<size_t>(stage) < split.size(), "stage:", stage, " is not there: the ", split.size(),
-              " stages are 0 to ", split.size() - 1);
+  TWOBP_CHECK(static_cast<size_t>(stage) < split.size(), "stage:", stage, " does not exist: the ",
+              split.size(), " stages are 0 to ", split.size() - 1);
   const auto at = split.begin() + stage;
   const int first = std::accumulate(split.begin(), at, 0);
   return {first, first + *at};

@@ -1,4 +1,4 @@
-// Which layers of a model compute again what they would keep (see nn/layers/recompute.h).
+// Selects the layers of a model that recompute instead of keeping (see nn/layers/recompute.h).
 #pragma once
 
 #include <string>
@@ -9,24 +9,24 @@
 
 namespace twobp {
 
-// One setting: MODE for all layers but the model's first and last, stage:N=MODE for those of one stage, or
-// PATTERN=MODE for the layers whose names match (* and ?), first and last included.
+// One setting: MODE for all layers but the model's first and last, stage:N=MODE for the layers of one stage,
+// or PATTERN=MODE for the layers whose names match (* and ?), including the first and last.
 struct RecomputeRule {
   Recompute mode = Recompute::kNone;
-  std::string pattern;  // of layer names; empty: by stage
-  int stage = -1;       // -1: all of them
+  std::string pattern;  // of layer names; empty: the rule is by stage
+  int stage = -1;       // -1: all stages
 };
 
-// Throws Error: an unknown mode, no pattern, a stage that is no number.
+// Throws Error for an unknown mode, an empty pattern, or a stage that is not a number.
 RecomputeRule parse_recompute_rule(const std::string& text);
 
-// A mode per layer; later rules win. `split`: layers of each stage, empty if they are not known. Throws
-// Error: a pattern that matches no layer, a stage that is not there or not known.
+// Returns a mode per layer; later rules win. `split` has the layers of each stage and is empty if they are
+// unknown. Throws Error if a pattern matches no layer, or a stage does not exist or is unknown.
 std::vector<Recompute> recompute_modes(const ModelSpec& model, const std::vector<RecomputeRule>& rules,
                                        const std::vector<int>& split);
 
-// Makes layer i of `model` recompute as modes[i] says. Layers of one kind and different modes become kinds of
-// their own ("mlp+activations"), since they cost differently.
+// Makes layer i of `model` recompute as modes[i] says. Layers of one kind with different modes become
+// different kinds ("mlp+activations"), because their costs differ.
 void recompute(ModelSpec& model, const std::vector<Recompute>& modes);
 
 }  // namespace twobp

@@ -20,11 +20,11 @@ namespace {
 
 using nlohmann::json;
 
-// Not one of Hugging Face's: its stem is always 7 x 7 with stride 2 and pooling. transformers refuses the
-// weights of the other one, whose kernel has another shape.
+// This key does not exist in Hugging Face's models: their stem is always 7 x 7 with stride 2 and pooling.
+// transformers refuses weights of the other stem, because its kernel has another shape.
 constexpr const char* kSmallImages = "small_images";
 
-// transformers' number of classes without id2label.
+// the number of classes in transformers without id2label
 constexpr int64_t kUsualClasses = 2;
 
 // As in the paper: each stage is twice as wide as the previous one.
@@ -74,7 +74,7 @@ std::unique_ptr<Layer> stem(const Resnet& o) {
   return std::make_unique<Sequential>(std::move(layers));
 }
 
-// The deviation of PyTorch's uniform numbers for a Linear: 1 / sqrt(3 in). The bias begins at 0.
+// The deviation of PyTorch's uniform numbers for a Linear is 1 / sqrt(3 in). The bias starts at 0.
 std::unique_ptr<Layer> head(const Resnet& o) {
   const int64_t width = o.widths.back();
   return make_sequential(
@@ -114,7 +114,7 @@ void read_resnet(const HfSection& file, ResnetOptions& config) {
   const std::string block = file.text("layer_type", "bottleneck");
   TWOBP_CHECK(block == "bottleneck" || block == "basic", file.origin, ": layer_type ", shown(block),
               " is not supported: \"bottleneck\" and \"basic\" are");
-  // What transformers takes where a key is missing, whatever the block.
+  // The defaults of transformers for missing keys, for every block.
   const ResnetOptions defaults;
   config.block = block;
   config.stem = file.integer("embedding_size", 64);
@@ -145,7 +145,7 @@ void write_resnet(const ResnetOptions& given, json& out) {
     out["id2label"] = names;
     out["label2id"] = numbers;
   }
-  out.erase("num_labels");  // the other way to say the same
+  out.erase("num_labels");  // a synonym
   out.update({{"num_channels", config.channels},
               {"embedding_size", config.stem},
               {"hidden_sizes", config.widths},
@@ -158,8 +158,8 @@ void write_resnet(const ResnetOptions& given, json& out) {
   if (config.small_images) out[kSmallImages] = true;
 }
 
-// "conv1.weight", "bn1.bias", "layer2.0.conv3.weight", "layer2.0.downsample.1.running_mean", "fc.bias" of
-// torchvision, and the names of a ResNetModel, which has no classifier.
+// Translates the names of torchvision ("conv1.weight", "bn1.bias", "layer2.0.conv3.weight",
+// "layer2.0.downsample.1.running_mean", "fc.bias"), and those of a ResNetModel, which has no classifier.
 std::string rename_resnet(const std::string& stored) {
   static const Pattern stem_norm("bn1\\.([A-Za-z0-9_]+)");
   static const Pattern in_block("layer([0-9]{1,3})\\.([0-9]+)\\.(conv|bn)([0-9])\\.([A-Za-z0-9_]+)");
@@ -192,12 +192,13 @@ bool may_lack_of_resnet(const std::string& parameter) {
 std::vector<Key> resnet_keys() {
   using O = ResnetOptions;
   return {
-      TWOBP_KEY(O, classes, "what pictures are told apart by").in("classes").from(2, kMaxWidth),
+      TWOBP_KEY(O, classes, "kinds of pictures to distinguish").in("classes").from(2, kMaxWidth),
       TWOBP_KEY(O, channels, "of a picture").in("channels").from(1, kMaxCount),
       TWOBP_KEY(O, stem, "of the first convolution").in("channels").from(1, kMaxCount),
-      TWOBP_KEY(O, small_images,
-                "that is 3 x 3 with stride 1 and without pooling, for images of 28 or 32 pixels"),
-      TWOBP_KEY(O, block, "three convolutions of which one is 3 x 3, or two of 3 x 3")
+      TWOBP_KEY(
+          O, small_images,
+          "the first convolution is 3 x 3 with stride 1 and without pooling, for images of 28 or 32 pixels"),
+      TWOBP_KEY(O, block, "three convolutions, one of them 3 x 3, or two of 3 x 3")
           .one_of({"bottleneck", "basic"}),
       TWOBP_KEY(O, depths, "of each stage; every stage but the first halves height and width").in("blocks"),
       TWOBP_KEY(O, widths, "of each stage; []: 64, 128, 256, 512, times 4 of bottlenecks").in("channels"),
@@ -218,7 +219,7 @@ ModelSpec resnet(const ResnetOptions& options, const BuildSettings& settings) {
       const std::string name =
           "resnet.encoder.stages." + std::to_string(stage) + ".layers." + std::to_string(i);
       const ResidualBlockOptions block{in, o.widths[stage], stage > 0 && i == 0 ? 2 : 1, o.bottleneck()};
-      // Blocks of one shape cost the same. Each kind takes what the one before it gives.
+      // Blocks of one shape have equal costs. Each kind takes the output of the previous one.
       const std::string kind = concat("stage ", stage, i == 0 ? " first block" : " block");
       model.layers.push_back(
           {name, kind, [block, name, o] { return std::make_unique<ResidualBlock>(name, block, o.dtype); }});

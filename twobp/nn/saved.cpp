@@ -7,7 +7,7 @@ namespace twobp {
 
 at::Tensor Saved::take_p1(size_t i) {
   TWOBP_CHECK(i < p1_.size() && p1_[i].defined(), "backward-p1 asks for saved tensor ", i,
-              " that is not there: was forward run for this micro-batch?");
+              ", which does not exist: was forward run for this micro-batch?");
   return std::move(p1_[i]);
 }
 
@@ -22,9 +22,10 @@ void Saved::keep_context(const Context& context) {
 }
 
 const Context& Saved::context() const {
-  TWOBP_CHECK(context_ != nullptr,
-              "a layer asks for the context of a micro-batch that is not there: were forward and backward-p1 "
-              "run for it?");
+  TWOBP_CHECK(
+      context_ != nullptr,
+      "a layer asks for the context of a micro-batch, but none was kept: were forward and backward-p1 "
+      "run for it?");
   return *context_;
 }
 

@@ -35,7 +35,7 @@ class Saved {
   const Context& context() const;
   bool has_context() const { return context_ != nullptr; }
 
-  // What generation keeps of earlier positions. Survives release().
+  // Generation's data about earlier positions. Survives release().
   at::Tensor cache;
 
   void release_p1() { p1_.clear(); }

@@ -32,7 +32,7 @@ std::string hexadecimal(uint32_t number) {
   return out.data();
 }
 
-// A checksum of pieces of text, each with its end.
+// A checksum of several texts. The end of each text counts too.
 class Checksum {
  public:
   void add(const std::string& text) { crc_ = crc32_of(text.c_str(), text.size() + 1, crc_); }
@@ -42,7 +42,7 @@ class Checksum {
   uint32_t crc_ = 0;
 };
 
-// Of the program that runs: its code, and all that is linked into it.
+// Checksum of the running program: its code and everything that is linked into it.
 std::string program_checksum() {
   std::ifstream file("/proc/self/exe", std::ios::binary);
   if (!file) return "unknown";
@@ -122,7 +122,7 @@ void check_agreement(const Processes& processes, const Facts& facts) {
         }
         break;
       }
-      // Another program may know other keys: the rest says nothing.
+      // Another program may have other keys, so the remaining differences say nothing.
       if (i == 0 && count > 0) break;
     }
     if (count > kMostNamed) differences.push_back(concat("and ", count - kMostNamed, " more"));

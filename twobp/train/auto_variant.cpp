@@ -24,7 +24,7 @@ std::string describe(const AutoSchedule& found) {
   return concat(text, ", at most ", fixed(100 * found.gap(), 1), "% above the best possible)");
 }
 
-// The named schedule whose memory with p2 off is what "auto" allows.
+// The named schedule whose memory with p2 off sets the cap of "auto".
 const char* standard_name(const Pipeline& pipeline) {
   const Placement placement = possible_placements(pipeline.stages(), pipeline.ranks()).at(0);
   return placement == Placement::kLinear ? "1f1b" : placement == Placement::kV ? "zb-v" : "looped-bfs";
@@ -39,7 +39,8 @@ Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked)
   const std::vector<StageCost> costs = profiled_costs(pipeline.stage_profiles());
   AutoScheduleOptions search;
   if (asked.memory_cap.is_automatic()) {
-    // As much as the named schedule with W in its waits takes under the same cap.
+    // The cap is raised to the memory that the named schedule needs under the same cap if it fills its waits
+    // with W.
     const StepSetup filled = pipeline.setup(standard_name(pipeline), micro_batches, P2Policy::kFill,
                                             asked.batching, asked.memory_cap);
     const Simulation simulation = simulate(filled.schedule, costs, options);
@@ -52,7 +53,7 @@ Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked)
   } catch (const Error& error) {
     fail("pipeline.schedule 'auto' under pipeline.memory_cap: ", error.what());
   }
-  // A source has no messages; `make` adds them. Placed W is data, whatever policy put it there.
+  // A source has no messages; `make` adds them. Placed W is part of the source, whatever policy placed it.
   const bool fills = fills_waits(found.schedule, costs, options);
   Schedule schedule = std::move(found.schedule);
   for (auto& list : schedule.ranks) {

@@ -19,7 +19,7 @@ void check_graphs(const Config& config) {
   if (!why.empty()) excludes(concat("model.type \"", config.model.type.name(), "\"").c_str(), why.c_str());
 }
 
-// What pipeline.device does not do yet.
+// Checks what pipeline.device does not support yet.
 void check_device(const Config& config) {
   const std::string& device = config.pipeline.device;
   TWOBP_CHECK(!config.pipeline.gpu_parts || device != "cpu",
@@ -29,14 +29,14 @@ void check_device(const Config& config) {
   if (device == "cpu") return;
   TWOBP_CHECK(config.pipeline.data_parallel == 1, "pipeline.device is \"", device,
               "\", but replicas (pipeline.data_parallel ", config.pipeline.data_parallel,
-              ") are for CPUs so far: set one of the two back.");
+              ") only run on CPUs so far: reset one of the two keys.");
   const bool runs_again = std::any_of(
       config.pipeline.recompute.begin(), config.pipeline.recompute.end(),
       [](const std::string& mode) { return mode.ends_with("derivatives") || mode.ends_with("both"); });
-  TWOBP_CHECK(!runs_again || !config.model.type.type().forward_changes_buffers, "pipeline.device is \"",
-              device,
-              "\", where W may run beside F: this model's F cannot run again in W there, since both use its "
-              "running statistics: set pipeline.recompute to activations or none.");
+  TWOBP_CHECK(
+      !runs_again || !config.model.type.type().forward_changes_buffers, "pipeline.device is \"", device,
+      "\", where W may run at the same time as F. This model's F cannot be repeated in W there, because "
+      "both use its running statistics: set pipeline.recompute to activations or none.");
 }
 
 void check_training(const Config& config) {

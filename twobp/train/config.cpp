@@ -24,7 +24,7 @@ const Section& train_section() {
            .in("steps")
            .at_least(0)
            .free_on_resume(),
-       TWOBP_KEY(TrainConfig, eval_batches, "most held-out batches an evaluation reads; 0: all")
+       TWOBP_KEY(TrainConfig, eval_batches, "largest number that an evaluation reads; 0: all held-out ones")
            .in("batches")
            .at_least(0)
            .free_on_resume(),
@@ -35,7 +35,7 @@ const Section& train_section() {
            .differs_by_process(),
        TWOBP_KEY(TrainConfig, precision, "of the compute; gradients, weights and optimizer state stay fp32")
            .one_of({"fp32", "bf16", "fp16"}),
-       TWOBP_KEY(TrainConfig, loss_scale, "fp16: the first one; halved when a step overflows")
+       TWOBP_KEY(TrainConfig, loss_scale, "fp16: the initial scale; halved when a step overflows")
            .at_least(1)
            .free_on_resume()});
   return section;
@@ -45,7 +45,7 @@ const Section& save_section() {
   static const Section section = make_section<SaveConfig>(
       "save",
       {TWOBP_KEY(SaveConfig, model,
-                 "folder for the trained model after the last step, also one that Ctrl-C made the last; "
+                 "folder for the trained model after the last step, also if Ctrl-C ends the run; "
                  "empty: none")
            .path(),
        TWOBP_KEY(SaveConfig, dtype, "of the saved weights")
@@ -56,7 +56,7 @@ const Section& save_section() {
            .free_on_resume(),
        TWOBP_KEY(SaveConfig, checkpoints, "folder for checkpoints; empty: none").path(),
        TWOBP_KEY(SaveConfig, every, "between checkpoints").in("steps").at_least(1).free_on_resume(),
-       TWOBP_KEY(SaveConfig, keep, "the last so many are kept")
+       TWOBP_KEY(SaveConfig, keep, "number of the newest that are kept")
            .in("checkpoints")
            .at_least(1)
            .free_on_resume()});
@@ -69,14 +69,14 @@ std::vector<SectionValues> sections_of(Config& config) {
           {&train_section(), &config.train},       {&save_section(), &config.save}};
 }
 
-// The options of the model in model.from, which keys that are given must not contradict.
+// Throws Error for given keys that contradict the options of the model in model.from.
 void check_against_weights(const Settings& settings, ModelOptions& given, ModelOptions& file,
                            const std::string& from) {
   const SectionValues ours = given.chosen();
   const SectionValues theirs = file.chosen();
   for (const Key& key : ours.section->keys) {
     if (!settings.has("model", key.name) || !comes_with_weights(given.type(), key.name)) continue;
-    // Equal is fine, so that a configuration printed in full can be read again.
+    // Equal values are allowed, so that a fully printed configuration can be read again.
     const std::string one = value_to_json(key, ours.values);
     const std::string other = value_to_json(key, theirs.values);
     TWOBP_CHECK(one == other, "model.", key.name, " is ", one, ", but the model in model.from has ", other,
@@ -84,7 +84,7 @@ void check_against_weights(const Settings& settings, ModelOptions& given, ModelO
   }
 }
 
-// What model.from's config.json says; none: a new model.
+// The options in model.from's config.json. None for a new model.
 std::optional<ModelOptions> options_of_weights(const Settings& settings, const std::string& from) {
   if (from.empty()) return std::nullopt;
   ModelOptions file = read_hf_config(from);
@@ -140,7 +140,7 @@ Config parse_config(const std::string& json, const std::string& origin,
 }
 
 std::string config_to_json(const Config& config) {
-  Config copy = config;  // sections hand out pointers to change through
+  Config copy = config;  // sections return pointers for writing
   return settings_to_json(sections_of(copy));
 }
 

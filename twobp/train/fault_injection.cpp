@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kVariable = "TWOBP_FAIL";
 
-// Does what the layer does, until it is due to fail.
+// Forwards to a layer, and fails when it is due.
 class FailingLayer : public Layer {
  public:
   FailingLayer(std::unique_ptr<Layer> layer, int index, FaultInjection* faults)

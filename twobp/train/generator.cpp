@@ -29,7 +29,8 @@ int64_t sample(const at::Tensor& logits, const SamplingOptions& options, std::mt
   double kept = 0;
   size_t count = 0;
   while (count < weight.size() && (count == 0 || kept < options.top_p * sum)) kept += weight[count++];
-  // The upper 53 bits as a number in [0, 1): the same everywhere, unlike the standard distributions.
+  // The upper 53 bits give a number in [0, 1). Unlike the standard distributions, this is the same
+  // everywhere.
   double point = static_cast<double>(random() >> 11) * 0x1p-53 * kept;
   for (size_t i = 0; i < count; ++i) {
     point -= weight[i];
@@ -52,7 +53,7 @@ Generator::Generator(const ModelSpec& model) : saved_(model.layers.size()) {
         parameter->allocate_value(0);
         parameters_.push_back(parameter);
       } else {
-        parameter->value = first->second->value;  // tied
+        parameter->value = first->second->value;  // a tied weight
         parameter->master = first->second->master;
       }
     }
@@ -71,7 +72,7 @@ at::Tensor Generator::next_logits(const std::vector<int64_t>& tokens, int64_t pa
   context.capacity = capacity;
   Values x;
   for (size_t i = 0; i < layers_.size(); ++i) {
-    // The head is needed at the last position only.
+    // The head is only needed at the last position.
     if (i + 1 == layers_.size()) x[0] = x[0].narrow(1, count - 1, 1).contiguous();
     x = layers_[i]->forward(std::move(x), context, saved_[i]);
   }

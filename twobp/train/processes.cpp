@@ -26,19 +26,19 @@ at::Tensor bytes_of(const std::string& text) {
 
 std::string text_of(const at::Tensor& bytes) {
   TWOBP_CHECK(bytes.scalar_type() == at::kByte,
-              "processes disagree on what they say to each other: a text "
+              "processes exchange different messages: a text "
               "was expected, ",
               bytes.scalar_type(), " came");
   return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
 }
 
-// Of together(): a process that is at work sends messages without a tensor, and one with a text at the end.
+// For together(): a working process sends messages without a tensor, and finally one with a text.
 constexpr Tag kReport = {.kind = MessageKind::kEndOfWork};
 constexpr Tag kVerdict = {.kind = MessageKind::kVerdict};
-constexpr int kBeats = 4;  // of such messages within a time-out
+constexpr int kBeats = 4;  // messages within a time-out
 constexpr int kMostTimeouts = 20;
 
-// Tells `to`, as long as this lives, that this process is at work.
+// While this object lives, it tells `to` that this process is working.
 class Beats {
  public:
   Beats(Transport& transport, std::vector<int> to, const Tag& tag, double timeout)
@@ -49,7 +49,7 @@ class Beats {
             try {
               for (const int process : to) transport.isend(process, tag, {});
             } catch (const std::exception&) {
-              return;  // the thread that this one speaks for meets the same
+              return;  // the thread that this one speaks for gets the same error
             }
             if (stop_.wait_for(lock, period, [&] { return stopped_; })) return;
           }
@@ -69,10 +69,10 @@ class Beats {
   std::mutex mutex_;
   std::condition_variable stop_;
   bool stopped_ = false;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last, because it uses the other members
 };
 
-// Of a process that may be at work for longer than the time-out.
+// Receives from a process that may work for longer than the time-out.
 std::string receive_text(Transport& transport, int from, const Tag& tag, double timeout) {
   while (true) {
     const Values values = transport.receive(from, tag, timeout);
@@ -85,8 +85,8 @@ std::string receive_text(Transport& transport, int from, const Tag& tag, double 
 Processes::Processes(Transport& transport, double timeout)
     : transport_(&transport), timeout_(timeout), index_(transport.rank()), count_(transport.size()) {}
 
-// What is sent here has left when a call returns: this thread's tensors are not the ranks' to free, whose
-// memory is metered.
+// Messages have left when a call returns: ranks must not free this thread's tensors, because their memory is
+// metered.
 std::string Processes::from_first(const std::string& text) const {
   if (count_ == 1) return text;
   at::Tensor bytes = is_first() ? bytes_of(text) : at::Tensor();
@@ -119,7 +119,7 @@ void Processes::together(const std::function<void()>& body) const {
   try {
     body();
   } catch (const Aborted&) {
-    throw;  // nobody listens any more
+    throw;  // the other processes no longer listen
   } catch (const std::exception& e) {
     error = std::current_exception();
     what = *e.what() == '\0' ? "an error" : e.what();
@@ -139,7 +139,7 @@ void Processes::together(const std::function<void()>& body) const {
     verdict = receive_text(*transport_, 0, kVerdict, timeout_);
   }
   transport_->flush(timeout_);
-  // Of several errors the first process's counts: those of the others may come of it.
+  // If there are several errors, the first process's counts, because the others may result from it.
   if (error && verdict.starts_with(concat("process ", index_, ": "))) std::rethrow_exception(error);
   if (!verdict.empty()) throw Aborted(verdict);
 }
@@ -148,10 +148,10 @@ std::vector<bool> Processes::writes(const std::vector<std::string>& names) const
   std::vector<bool> mine(names.size(), true);
   if (count_ == 1) return mine;
   const std::vector<std::string> all = to_first(json(names).dump());
-  json held_before = json::array();  // by process: its names that one before has too
+  json held_before = json::array();  // by process: the names that an earlier process also has
   std::set<std::string> known;
   for (const std::string& text : all) {
-    const auto here = json::parse(text).get<std::set<std::string>>();  // ranks of a process may share one
+    const auto here = json::parse(text).get<std::set<std::string>>();  // ranks of a process may share a name
     json& held = held_before.emplace_back(json::array());
     for (const std::string& name : here) {
       if (!known.insert(name).second) held.push_back(name);

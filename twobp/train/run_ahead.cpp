@@ -15,7 +15,7 @@ RunAhead decide_run_ahead(const Config& config, Pipeline& pipeline, const StepSe
   RunAhead decision;
   if (config.pipeline.run_ahead == "off" || pipeline.ranks() == 1) return decision;
   const bool needs_norm = config.train.clip_norm > 0 || config.train.precision == "fp16";
-  // Replicas that share the optimizer's state get each other's weights at the end of every step.
+  // Replicas that share the optimizer's state exchange weights at the end of every step.
   const bool shards = config.optimizer.shard && config.pipeline.data_parallel > 1;
   if (!ties_ranks && !(needs_norm && shards)) {
     const NormNeed norm = needs_norm ? NormNeed::kAfterForwards : NormNeed::kNone;

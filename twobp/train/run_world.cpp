@@ -18,7 +18,7 @@ void check_count(const PipelineConfig& config, int processes) {
               " = ", wanted, ": start ", wanted, ", or change these keys");
 }
 
-// Where mpirun has started the processes they meet through MPI, else at MASTER_ADDR.
+// Processes that mpirun started connect through MPI, others at MASTER_ADDR.
 World nccl_world(const PipelineConfig& config, const Launcher& launcher, int ranks) {
   Device device;
   try {
@@ -50,13 +50,12 @@ TransportKind choose_transport(const PipelineConfig& config, const Launcher& lau
   if (kind == TransportKind::kThreads) {
     TWOBP_CHECK(!launcher.started_many(), "pipeline.transport is \"threads\", but ", name_of(launcher.kind),
                 " started ", launcher.size,
-                " processes, each of which would train on its own: start one, or use \"auto\"");
+                " processes, and each would train alone: start one, or use \"auto\"");
     return kind;
   }
-  TWOBP_CHECK(
-      config.device == "cpu", "pipeline.device is \"", config.device,
-      "\", which is for ranks that are threads of one process so far: start one, with pipeline.transport "
-      "\"auto\" or \"threads\", or set pipeline.device to \"cpu\"");
+  TWOBP_CHECK(config.device == "cpu", "pipeline.device is \"", config.device,
+              "\", which only supports ranks that are threads of one process so far: start one, with "
+              "pipeline.transport \"auto\" or \"threads\", or set pipeline.device to \"cpu\"");
   TWOBP_CHECK(launcher.started_many() || launcher.kind != Launcher::Kind::kNone ||
                   int64_t{pipeline_shape(config).ranks} * config.data_parallel == 1,
               "pipeline.transport is \"", asked, "\", but this process was started by itself: start ",

@@ -29,7 +29,7 @@ ModelWeights weights_of(const ModelConfig& model) {
 
 ModelSpec model_of(const Config& config) {
   ModelSpec model = build_model(config);
-  // Before anything is allocated, and before minutes go into the data.
+  // Checked before anything is allocated, and before minutes are spent on the data.
   if (!config.model.from.empty()) check_weights(model, weights_of(config.model));
   return model;
 }
@@ -42,9 +42,11 @@ void check_world(const PipelineConfig& config, const PipelineShape& shape, const
               "\", but this world's ranks have no devices");
 }
 
-// The first process goes first: what it makes out of text on the way (token files), the others find.
+// The first process opens the data first. The others then find the files that it makes from text (token
+// files).
 DataSplit open_in_turn(const Config& config, const World& world) {
-  constexpr double kDay = 86400;  // seconds: tokenizing takes as long as it takes; its death ends the wait
+  // In seconds. Tokenizing may take long, and if the process dies the wait ends.
+  constexpr double kDay = 86400;
   DataSplit data;
   if (world.is_first()) data = open_data(config.data, config.model.input(), config.train.seed);
   at::Tensor opened = at::zeros({1});
@@ -53,7 +55,7 @@ DataSplit open_in_turn(const Config& config, const World& world) {
   return data;
 }
 
-// What one process measured, since all must cut and plan alike.
+// The profile of one process, because all processes must split and plan alike.
 Profile agreed_profile(Transport& processes, const ModelSpec& model, const std::function<Profile()>& measure,
                        double timeout) {
   Profile profile;
@@ -70,7 +72,7 @@ Profile agreed_profile(Transport& processes, const ModelSpec& model, const std::
 
 }  // namespace
 
-// A schedule in a file is read here and nowhere else: it may go, or change, while the run goes on.
+// A schedule in a file is only read here. The file may change or disappear during the run.
 struct Trainer::Parts {
   explicit Parts(const Config& config)
       : schedule(config.pipeline.schedule), shape(pipeline_shape(config.pipeline, schedule)) {}
@@ -93,7 +95,7 @@ struct Trainer::Parts {
   }
   World own_world(const Config& config) const {
     TWOBP_CHECK(config.pipeline.data_parallel == 1, "pipeline.data_parallel is ",
-                config.pipeline.data_parallel, ", but here is one pipeline: set it to 1");
+                config.pipeline.data_parallel, ", but this process has only one pipeline: set it to 1");
     ThreadOptions threads;
     threads.threads_per_rank = config.pipeline.threads;
     const auto devices = Device::open_for(config.pipeline.device, shape.ranks, config.pipeline.gpu_parts);
@@ -156,10 +158,10 @@ Trainer::Trainer(const Config& config, Parts parts)
     faults_->wrap(parts.model);
     faults_->wrap(data_);
   }
-  config_.pipeline.micro_batches = micro_batches_;  // what a checkpoint notes, without the schedule's file
+  config_.pipeline.micro_batches = micro_batches_;  // recorded by a checkpoint, without the schedule's file
   if (config.train.precision == "fp16") loss_scale_ = {true, config.train.loss_scale, 0};
   const auto measure = [&] {
-    // As many threads as a rank has; the caller's own number afterwards.
+    // Uses as many threads as a rank has, and restores the caller's number afterwards.
     const auto restore = [threads = at::get_num_threads()](void*) { at::set_num_threads(threads); };
     const std::unique_ptr<void, decltype(restore)> at_end(this, restore);
     at::set_num_threads(config.pipeline.threads);
@@ -181,7 +183,7 @@ Trainer::Trainer(const Config& config, Parts parts)
               parse_memory_cap(config.pipeline.memory_cap)};
   if (config.pipeline.schedule == kAutoSchedule)
     variant_ = auto_variant(*pipeline_, micro_batches_, variant_);
-  // A schedule of forwards alone evaluates; it is refused when it is to train.
+  // A schedule of forwards alone can evaluate. It is refused only when it is to train.
   const Schedule* written = variant_.schedule.written();
   if (config.pipeline.run_ahead != "off" && pipeline_->ranks() > 1 &&
       (written == nullptr || written->has_backward())) {
@@ -233,7 +235,7 @@ const std::vector<Parameter*>& Trainer::weights() const {
 }
 
 Trainer::~Trainer() {
-  if (pipeline_) pipeline_->drain();  // its last steps use what is destroyed first
+  if (pipeline_) pipeline_->drain();  // the last steps use members that are destroyed first
 }
 
 const StepSetup& Trainer::setup_for(const Variant& variant, int micro_batches) {

@@ -1,4 +1,4 @@
-// The trainer's steps: begun, perhaps two at once, and ended.
+// The trainer's steps: beginning them, up to two at once, and ending them.
 #include <algorithm>
 #include <cmath>
 
@@ -26,7 +26,7 @@ StepResult Trainer::or_error(const Body& body) {
   try {
     return body();
   } catch (const Aborted&) {
-    // It may be a rank of this process that failed first: its error says why.
+    // If a rank of this process failed first, its error is the cause.
     const std::exception_ptr error = pipeline_->drain();
     under_way_.clear();
     if (error) std::rethrow_exception(error);
@@ -112,7 +112,7 @@ void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& vari
   step.update = update_->begin(run_ahead_.presumes && may_run_ahead(result.step + 1));
   StepInput input;
   input.seed = config_.train.seed;
-  input.step = result.step;  // as users count, for messages
+  input.step = result.step;  // counted from 1, for messages
   input.first_micro_batch = int64_t{world().replica} * micro_batches_;
   input.loss_weight = 1.0 / static_cast<double>(targets);
   input.timeout = config_.pipeline.timeout;
@@ -143,7 +143,7 @@ StepResult Trainer::end() {
 void Trainer::finish(StepUnderWay& step) {
   StepResult& result = step.result;
   result.report = pipeline_->finish();
-  if (result.report.begun_early) {  // the ranks were at work meanwhile
+  if (result.report.begun_early) {  // the ranks worked while the caller waited
     const RankTimes& first = result.report.ranks[world().local_ranks().front()];
     result.input_wait = std::min(result.input_wait, first.idle[static_cast<int>(IdleCause::kStartUp)]);
   }

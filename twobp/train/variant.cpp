@@ -6,7 +6,7 @@
 namespace twobp {
 
 bool reorders(const Variant& variant) {
-  const Schedule* written = variant.schedule.written();  // named ones never do
+  const Schedule* written = variant.schedule.written();  // named schedules never reorder
   return written != nullptr && written->allow_reorder;
 }
 

@@ -7,7 +7,7 @@
 namespace twobp {
 namespace {
 
-// Without the pauses of a wait, which would be taken for the way.
+// Polls without the pauses of a wait, which would count as travel time.
 Values receive_at_once(Transport& transport, int from, const Tag& tag, double timeout) {
   constexpr double kSpinSeconds = 5e-3;
   Values values;

@@ -8,14 +8,14 @@
 namespace twobp {
 namespace {
 
-// Below, one message to each rank beats two rounds of smaller ones.
+// Below this size, one message to each rank is faster than two rounds of smaller messages.
 constexpr int64_t kWholeBytes = 16 << 10;
 
 Tag tag_of(MessageKind kind, int number) {
   return {.micro_batch = number, .kind = kind};
 }
 
-// The elements that `rank` adds up: [first, first + count).
+// The elements that `rank` sums: [first, first + count).
 std::pair<int64_t, int64_t> slice_of(int64_t numel, int ranks, int rank) {
   const int64_t first = numel * rank / ranks;
   return {first, numel * (rank + 1) / ranks - first};
@@ -32,7 +32,7 @@ AllReduce::AllReduce(Transport& transport, at::Tensor tensor, int number)
     done_ = true;
     return;
   }
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;  // its views need no graph, whoever calls
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;  // views need no autograd graph
   whole_ = static_cast<int64_t>(tensor_.nbytes()) <= kWholeBytes;
   flat_ = tensor_.view({-1});
   parts_.resize(ranks);
@@ -40,8 +40,8 @@ AllReduce::AllReduce(Transport& transport, at::Tensor tensor, int number)
   summed_there_[rank] = true;
   for (int step = 1; step < ranks; ++step) {
     const int to = (rank + step) % ranks;
-    // A slice is overwritten once its sum is back, which is after its owner has read it. A whole tensor
-    // becomes the sum whether or not the others have read it: they get a copy.
+    // A slice is overwritten only when its sum has come back, and its owner has read it by then. A whole
+    // tensor is overwritten with the sum even if the others have not read it yet, so they get a copy.
     at::Tensor part = part_for(to);
     transport.isend(to, tag_of(MessageKind::kPart, number_), {whole_ ? part.clone() : part});
   }

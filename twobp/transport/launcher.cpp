@@ -28,7 +28,7 @@ constexpr Names kPmi = {Launcher::Kind::kMpi, "PMI_RANK", "PMI_SIZE", "MPI_LOCAL
 constexpr Names kTorchrun = {Launcher::Kind::kTorchrun, "RANK", "WORLD_SIZE", "LOCAL_RANK"};
 constexpr Names kSlurm = {Launcher::Kind::kSlurm, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"};
 
-// A whole number in [least, most].
+// Parses a whole number in [least, most].
 int read_number(const char* name, const char* text, int least, int most) {
   int value = 0;
   const char* end = text + std::strlen(text);
@@ -53,12 +53,12 @@ bool is_set(const Environment& environment, const Names& names) {
 }
 
 const Names* choose(const Environment& environment) {
-  // torchrun's own mark: workers that it starts under srun or mpirun still have those' variables.
+  // Only torchrun sets this. Workers that it starts under srun or mpirun also have the variables of those.
   if (environment("TORCHELASTIC_RUN_ID") != nullptr) return &kTorchrun;
   for (const Names* names : {&kOpenMpi, &kMvapich, &kPmi, &kTorchrun}) {
     if (is_set(environment, *names)) return names;
   }
-  // A batch script has SLURM_PROCID without being a step.
+  // A batch script has SLURM_PROCID, although it is not a step.
   if (environment(kSlurm.rank) != nullptr && environment(kSlurm.size) != nullptr) return &kSlurm;
   return nullptr;
 }

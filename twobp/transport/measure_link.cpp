@@ -14,14 +14,14 @@
 namespace twobp {
 namespace {
 
-constexpr int64_t kSmall = 16;       // numbers
+constexpr int64_t kSmall = 16;       // numbers in a small message
 constexpr int64_t kLarge = 4 << 20;  // 16 MiB
 constexpr double kTimeout = 30;      // seconds
 constexpr int kLeastRounds = 5;
 constexpr int kMostRounds = 2000;
-constexpr double kDistinct = 2;  // times the small messages', below which a difference is noise
+constexpr double kDistinct = 2;  // below this multiple of the small messages' time, a difference is noise
 
-// Returns what it receives, until an empty message comes.
+// Sends back what it receives, until an empty message comes.
 void echo(Transport& transport) {
   for (int64_t round = 0;; ++round) {
     Values values = transport.receive(0, {.step = round}, kTimeout);
@@ -30,7 +30,7 @@ void echo(Transport& transport) {
   }
 }
 
-// Seconds of one way, the median of as many rounds as fit.
+// Seconds of one direction: the median of as many rounds as fit in the time.
 double one_way(Transport& transport, int64_t numbers, double seconds, int64_t& round) {
   const at::Tensor tensor = at::ones({numbers}, at::kFloat);
   std::vector<double> taken;
@@ -63,7 +63,7 @@ LinkSpeed measure_link(Transport& rank0, Transport& rank1, double seconds) {
   std::exception_ptr here;
   try {
     int64_t round = 0;
-    one_way(rank0, kSmall, seconds / 10, round);  // warm
+    one_way(rank0, kSmall, seconds / 10, round);  // warms up
     speed.latency = one_way(rank0, kSmall, 0.45 * seconds, round);
     const double large = one_way(rank0, kLarge, 0.45 * seconds, round);
     if (large > kDistinct * speed.latency) {

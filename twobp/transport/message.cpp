@@ -18,7 +18,8 @@ constexpr int64_t kMostTensorBytes = int64_t{1} << 40;
 enum class Kind : uint8_t { kMessage, kAbort };
 enum class Place : uint8_t { kUndefined, kInline, kApart };
 
-// Begins every head. Plain numbers in the machine's order: all ranks run on the same kind of machine.
+// The beginning of every head. Numbers are in the machine's byte order, because all ranks run on the same
+// kind of machine.
 struct Prefix {
   uint32_t magic = kMagic;
   uint32_t format = kFormat;
@@ -34,7 +35,7 @@ struct Prefix {
 };
 static_assert(sizeof(Prefix) == 40);
 
-// Before a tensor's sizes and strides.
+// Precedes a tensor's sizes and strides.
 struct TensorPrefix {
   int8_t type = 0;
   Place place = Place::kUndefined;
@@ -89,8 +90,8 @@ bool is_dense(at::IntArrayRef sizes, at::IntArrayRef strides) {
   return true;
 }
 
-// Covers its memory without gaps, with strides in the same order as before: that order decides which
-// kernels, and so which bits, come of it.
+// Makes a tensor that covers its memory without gaps. The order of its strides is kept, because it decides
+// which kernels run, and so the bits of the result.
 at::Tensor dense(const at::Tensor& tensor) {
   TWOBP_CHECK(tensor.layout() == at::kStrided && !tensor.is_quantized(),
               "a message carries plain tensors, not ", tensor.toString());
@@ -122,7 +123,7 @@ at::Tensor read_tensor(Reader& reader, const TensorPrefix& prefix, bool device_m
                    strides[d]);
     empty |= sizes[d] == 0;
   }
-  // A dimension of 0 does not excuse the others: their product is a stride.
+  // All dimensions are checked even if one is 0, because their product is a stride.
   for (const int64_t size : sizes) {
     const bool overflow = __builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes);
     reader.require(!overflow && bytes <= kMostTensorBytes, "it has a tensor that is too large");
@@ -142,7 +143,7 @@ at::Tensor read_tensor(Reader& reader, const TensorPrefix& prefix, bool device_m
     if (memory != nullptr && !there) return memory->allocate(sizes, strides, type);
     return at::empty_strided(sizes, strides, at::TensorOptions(type).device(there ? at::kCUDA : at::kCPU));
   } catch (const c10::Error&) {
-    reader.require(false, "it has a tensor of ", bytes, " bytes, for which there is no memory");
+    reader.require(false, "it has a tensor of ", bytes, " bytes, but there is not enough memory for it");
     throw;
   }
 }

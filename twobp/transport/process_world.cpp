@@ -30,7 +30,8 @@ World make_process_world(std::shared_ptr<Transport> end, int replicas, int ranks
   world.pipeline[here] = std::make_unique<Subgroup>(*end, of_replica, Group::kPipeline);
   world.data[here] = std::make_unique<Subgroup>(*end, same_place, Group::kReplicas);
   world.processes = std::make_unique<Subgroup>(*end, all, Group::kProcesses);
-  // A copy outlives a world that an exception has ended, and the other processes still have to hear of it.
+  // The copy outlives a world that an exception destroyed, because the other processes must still learn of
+  // the error.
   world.abort = [end](const std::string& reason) { end->abort(reason); };
   world.holds.push_back(std::move(end));
   return world;

@@ -18,14 +18,14 @@ void report(void* memory, int64_t bytes) {
 
 }  // namespace
 
-// Released memory, the oldest first.
+// Released memory, oldest first.
 struct ReceiveMemory::Kept {
   mutable std::mutex mutex;
   std::deque<std::pair<int64_t, c10::DataPtr>> blocks;
   int64_t bytes = 0;
   int64_t most = 0;
 
-  // Null if there is none of this size.
+  // Returns null if there is no block of this size.
   c10::DataPtr take(int64_t size) {
     const std::lock_guard lock(mutex);
     const auto found =
@@ -57,7 +57,7 @@ struct ReceiveMemory::Block {
 
   static void release(void* context) {
     const std::unique_ptr<Block> block(static_cast<Block*>(context));
-    // Off the books even where it stays allocated.
+    // Reported as freed even if it stays allocated.
     report(block->memory.get(), -block->bytes);
     block->kept->put(block->bytes, std::move(block->memory));
   }

@@ -11,7 +11,7 @@
 namespace twobp {
 namespace {
 
-constexpr double kLeastPause = 20e-6;  // seconds between two looks, which grow
+constexpr double kLeastPause = 20e-6;  // in seconds, between two polls; pauses grow
 constexpr double kMostPause = 500e-6;
 constexpr double kGrowth = 1.1;
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* kAdvice = ": that rank is stuck or the time-out (pipeline.timeout) is too short";
 
-// Rounded: what is left of a time-out after an earlier wait shows as the time-out.
+// Rounded, so that the rest of a time-out after an earlier wait is shown as the whole time-out.
 std::string seconds_text(double seconds) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), seconds < 10 ? "%.2g s" : "%.0f s", seconds);
@@ -25,8 +25,7 @@ void fail_waiting(int rank, double timeout, const Tag& tag, int from) {
 }
 
 void fail_sending(int rank, double timeout, int to) {
-  fail("rank ", rank, " waited ", seconds_text(timeout), " for rank ", to, " to take what was sent to it",
-       kAdvice);
+  fail("rank ", rank, " waited ", seconds_text(timeout), " for rank ", to, " to take a message", kAdvice);
 }
 
 }  // namespace twobp

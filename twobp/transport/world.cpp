@@ -32,13 +32,14 @@ std::vector<int> World::local_ranks() const {
 
 namespace {
 
-// `together` ranks of a pipeline to a process.
+// Each process has `together` ranks of a pipeline.
 std::vector<World> make_worlds(int replicas, int ranks, int together, double spin_seconds,
                                const std::vector<Device>& devices = {}) {
   TWOBP_CHECK(devices.empty() || (replicas == 1 && std::cmp_equal(devices.size(), ranks)), devices.size(),
               " devices for ", replicas, " pipelines of ", ranks,
               " ranks: one for each rank of a single one");
-  // One network, so that an abort reaches every rank of every replica. Its last ranks are the processes.
+  // There is one network, so that an abort reaches every rank of every replica. Its last ranks are the
+  // processes.
   const int processes = replicas * ranks / together;
   std::vector<Device> of_ends = devices;
   if (!devices.empty()) of_ends.resize(replicas * ranks + processes);
@@ -86,7 +87,7 @@ std::vector<World> make_in_process_ranks(int replicas, int ranks, double spin_se
 void run_worlds(std::vector<World> worlds, const std::function<void(World)>& body) {
   std::mutex mutex;
   std::exception_ptr first;
-  std::exception_ptr first_aborted;  // a cause that is not an exception of this process
+  std::exception_ptr first_aborted;  // for causes that are not an exception of this process
   const auto run = [&](World world) {
     const auto abort = world.abort;
     std::string reason;

@@ -13,8 +13,8 @@ namespace twobp {
 namespace {
 
 constexpr int64_t kMostPixels = int64_t{1} << 27;
-// No picture is packed so well: PNG comes to 8256 (a bit a pixel, which deflate makes 1032 times shorter),
-// JPEG without arithmetic coding to 512 (a bit for each 8 x 8 pixels).
+// No picture is compressed this much. PNG reaches 8256 (one bit per pixel, which deflate shortens 1032
+// times), and JPEG without arithmetic coding 512 (one bit for 8 x 8 pixels).
 constexpr int64_t kMostPixelsPerByte = 1 << 14;
 constexpr std::string_view kJpegBegin = "\xff\xd8\xff";
 constexpr std::string_view kPngBegin = "\x89PNG\r\n\x1a\n";
@@ -36,7 +36,7 @@ void check_pixels(const std::string& path, int64_t height, int64_t width, size_t
               height, " pixels in a file of ", bytes, " bytes: damaged: replace it or remove it.");
 }
 
-// libpng's simplified reader, ended in any case.
+// libpng's simplified reader. The destructor frees it in any case.
 class PngReader {
  public:
   PngReader(std::span<const uint8_t> bytes, const std::string& path) : path_(path) {
@@ -45,7 +45,7 @@ class PngReader {
       png_image_free(&image_);
       damaged(path_, "PNG", image_.message);
     }
-    image_.flags |= PNG_IMAGE_FLAG_16BIT_sRGB;  // else 16-bit files are taken to be linear
+    image_.flags |= PNG_IMAGE_FLAG_16BIT_sRGB;  // otherwise 16-bit files count as linear
   }
   ~PngReader() { png_image_free(&image_); }
   PngReader(const PngReader&) = delete;
@@ -80,7 +80,7 @@ at::Tensor luma(const at::Tensor& colours) {
   return out;
 }
 
-// (H, W, 4) to (H, W, 3), without a profile: each ink takes its part of what black leaves.
+// (H, W, 4) to (H, W, 3), without a colour profile: each ink absorbs its part of the light that black leaves.
 at::Tensor from_inks(const at::Tensor& inks, bool inverted) {
   at::Tensor out = pixels(inks.size(0), inks.size(1), 3);
   const uint8_t* from = inks.const_data_ptr<uint8_t>();

@@ -9,20 +9,20 @@
 
 namespace twobp {
 
-// Reads the header when it is made, the rest when it is asked to. The bytes must outlive the object.
+// The constructor reads the header, and decode() the rest. The bytes must outlive the object.
 class EncodedImage {
  public:
-  // `path` is for messages. Throws Error: empty, neither JPEG nor PNG (by the first bytes, whatever the name
-  // says), a damaged header, more than 2^27 pixels.
+  // `path` is for messages. Throws Error if the file is empty, is neither JPEG nor PNG (judged by its first
+  // bytes, not by its name), has a damaged header, or has more than 2^27 pixels.
   EncodedImage(std::span<const uint8_t> bytes, std::string path);
 
   int64_t height() const { return height_; }
   int64_t width() const { return width_; }
 
-  // (channels, H, W) uint8, of which the channels lie beside each other in memory. `channels` is 1 (ITU-R
-  // BT.601 luma) or 3 (red, green, blue); transparent pixels are laid over black; the orientation that EXIF
-  // asks for is not applied. `reduce` of 2, 4 or 8: H and W are divided by it, rounded up, in a JPEG, which
-  // is decoded faster so; a PNG comes at its full size. Throws Error: damaged or truncated.
+  // Returns (channels, H, W) uint8, with the channels of a pixel adjacent in memory. `channels` is 1 (ITU-R
+  // BT.601 luma) or 3 (red, green, blue). Transparent pixels are laid over black. The EXIF orientation is not
+  // applied. `reduce` of 2, 4 or 8 divides H and W of a JPEG, rounded up, which makes decoding faster; a PNG
+  // keeps its full size. Throws Error if the file is damaged or truncated.
   at::Tensor decode(int64_t channels, int64_t reduce = 1) const;
 
  private:

@@ -1,5 +1,5 @@
 // IDX, the format of MNIST's files: two zero bytes, the element type (8: byte), the number of dimensions,
-// each of them as a big-endian 32-bit number, then the elements. zlib's gzread passes files through that are
+// each dimension as a big-endian 32-bit number, then the elements. zlib's gzread also reads files that are
 // not compressed.
 #include <algorithm>
 #include <array>
@@ -37,7 +37,8 @@ class GzFile {
   GzFile(const GzFile&) = delete;
   GzFile& operator=(const GzFile&) = delete;
 
-  // Fewer than asked for at the end of the file. A compressed file that is cut off or damaged is an Error.
+  // Returns fewer bytes than `size` at the end of the file. Throws Error if a compressed file is truncated or
+  // damaged.
   size_t read(uint8_t* to, size_t size) {
     const int got = ::gzread(file_, to, static_cast<unsigned>(size));
     int status = Z_OK;
@@ -76,7 +77,7 @@ Idx read_file(const std::string& path, size_t dimensions) {
     TWOBP_CHECK(!overflow && size <= kMostBytes, path, ": the header claims more than ", kMostBytes,
                 " bytes: the file is damaged.");
   }
-  // As it comes, so that a header alone cannot ask for memory.
+  // Memory grows with the data, so that a header alone cannot request it.
   constexpr int64_t kBlock = 1 << 24;
   while (static_cast<int64_t>(out.bytes.size()) < size) {
     const size_t before = out.bytes.size();
@@ -92,7 +93,7 @@ Idx read_file(const std::string& path, size_t dimensions) {
   return out;
 }
 
-// The first of the usual spellings that exists, empty if none does.
+// The first of the usual spellings that exists, or "" if none does.
 std::string find_file(const std::string& folder, const std::string& name, const std::string& type) {
   for (const char* dash : {"-", "."}) {
     for (const char* packed : {"", ".gz"}) {

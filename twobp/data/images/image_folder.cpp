@@ -1,5 +1,4 @@
-// Headers are read when the folder is opened as long as that takes seconds, so that most bad files are found
-// before training.
+// Reads headers on opening if that takes only seconds, so that most bad files are found before training.
 #include "twobp/data/images/image_folder.h"
 
 #include <algorithm>
@@ -19,7 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kHeadersRead = 20'000;
 
-// What is in a folder and satisfies `wanted`, sorted by name.
+// The entries of a folder that satisfy `wanted`, sorted by name.
 template <typename Wanted>
 std::vector<std::string> entries(const std::string& folder, Wanted&& wanted) {
   std::vector<std::string> names;
@@ -46,7 +45,7 @@ bool is_picture(const fs::directory_entry& entry) {
   return (extension == ".jpg" || extension == ".jpeg" || extension == ".png") && !is_folder(entry);
 }
 
-// How much smaller a JPEG may be decoded so that the part of it that is used is still no smaller than the
+// The factor by which a JPEG may be reduced in decoding, so that the part in use is at least as large as the
 // result.
 int64_t reduction(const ImageDraw& draw, const ImageOptions& options) {
   int64_t reduce = 1;
@@ -57,7 +56,7 @@ int64_t reduction(const ImageDraw& draw, const ImageOptions& options) {
   return reduce;
 }
 
-// The same part of a picture of another size.
+// The same part of a picture in another resolution.
 ImageDraw scaled(ImageDraw draw, int64_t height, int64_t width, const at::Tensor& image) {
   const auto scale = [](int64_t value, int64_t from, int64_t to) { return (value * to + from / 2) / from; };
   const int64_t bottom = scale(draw.top + draw.height, height, image.size(1));
@@ -120,7 +119,7 @@ Fields ImageFolder::read(const std::vector<int64_t>& indices, int64_t epoch) con
     const MappedFile file(path(index));
     const EncodedImage encoded(file.bytes(), file.path());
     const ImageDraw draw = transform_.draw(encoded.height(), encoded.width(), seed_, epoch, index);
-    // An evaluation takes every pixel into account, as other programs do.
+    // Evaluation uses every pixel, as in other programs.
     const at::Tensor image =
         encoded.decode(options.channels, epoch == kEvaluation ? 1 : reduction(draw, options));  // (C, H, W)
     transform_.apply(image, scaled(draw, encoded.height(), encoded.width(), image),

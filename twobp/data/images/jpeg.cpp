@@ -1,4 +1,4 @@
-// No object with a destructor may live in a function below that libjpeg can leave by longjmp.
+// libjpeg may leave functions below by longjmp. So no object with a destructor may live in them.
 #include "twobp/data/images/jpeg.h"
 
 #include <jerror.h>
@@ -6,7 +6,7 @@
 namespace twobp {
 namespace {
 
-// A progressive file may ask for any number of passes over the whole picture; real ones have about ten.
+// A progressive file may request any number of passes over the whole picture. Real files have about ten.
 constexpr int kMostScans = 100;
 
 }  // namespace
@@ -21,8 +21,8 @@ void JpegDecoder::on_error(j_common_ptr jpeg) {
   std::longjmp(self->failed_, 1);
 }
 
-// libjpeg makes up the pixels that a truncated file lacks and calls that a warning. Stray bytes between
-// markers, which cameras write, stay one.
+// libjpeg invents the missing pixels of a truncated file and only warns; here that is an error. Stray bytes
+// between markers, which cameras write, remain a warning.
 void JpegDecoder::on_message(j_common_ptr jpeg, int level) {
   if (level >= 0 || jpeg->err->msg_code == JWRN_EXTRANEOUS_DATA || jpeg->err->msg_code == JWRN_ADOBE_XFORM ||
       jpeg->err->msg_code == JWRN_JFIF_MAJOR) {
@@ -56,7 +56,7 @@ bool JpegDecoder::prepare(bool grey, int64_t reduce) {
 bool JpegDecoder::decode_into(uint8_t* to) {
   if (setjmp(failed_) != 0) return false;
   if (jpeg_has_multiple_scans(&jpeg_) != 0) {
-    // All scans first, so that they can be counted.
+    // Reads all scans first, so that they can be counted.
     jpeg_.buffered_image = TRUE;
     jpeg_start_decompress(&jpeg_);
     while (jpeg_input_complete(&jpeg_) == 0) {

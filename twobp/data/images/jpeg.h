@@ -1,4 +1,4 @@
-// libjpeg behind calls that return: its own way to report an error is to leave by longjmp.
+// Wraps libjpeg, which reports errors by longjmp, in calls that return.
 #pragma once
 
 #include <csetjmp>
@@ -10,7 +10,8 @@
 
 namespace twobp {
 
-// Used once: read_header, then decode_into. Both return false if the file is damaged; error() says how.
+// Used once: read_header, then decode_into. Both return false if the file is damaged; error() describes the
+// damage.
 class JpegDecoder {
  public:
   explicit JpegDecoder(std::span<const uint8_t> bytes) : bytes_(bytes) {}
@@ -23,11 +24,11 @@ class JpegDecoder {
   bool prepare(bool grey, int64_t reduce);
   int64_t height() const { return jpeg_.output_height ? jpeg_.output_height : jpeg_.image_height; }
   int64_t width() const { return jpeg_.output_width ? jpeg_.output_width : jpeg_.image_width; }
-  // Of what decode_into writes: 1, 3, or 4 (CMYK).
+  // Number of components that decode_into writes: 1, 3, or 4 (CMYK).
   int64_t components() const { return jpeg_.output_components; }
-  // Whether 0 means no ink, which files of Adobe's programs have the other way round.
+  // Whether 0 means full ink, as in files of Adobe's programs. Otherwise 0 means no ink.
   bool inks_inverted() const { return jpeg_.saw_Adobe_marker != 0; }
-  // height() * width() * components() bytes.
+  // Writes height() * width() * components() bytes.
   bool decode_into(uint8_t* to);
 
   const char* error() const { return message_; }

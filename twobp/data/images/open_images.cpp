@@ -38,7 +38,7 @@ DataSplit open_folder(const DataConfig& data, const ModelInput& model, uint64_t 
               ", but data.images gives pictures of 1 (grey) or 3 (colours): set it to one of these.");
   ImageOptions options = options_of(data, model, kUsualSize, kUsualSize);
   if (data.crop.empty()) options.crop = Crop::kResized;
-  const bool grey = model.channels == 1;  // ImageNet's luma then
+  const bool grey = model.channels == 1;  // uses the statistics of ImageNet's luma
   if (options.mean.empty())
     options.mean = grey ? std::vector<double>{0.459} : std::vector<double>{0.485, 0.456, 0.406};
   if (options.std.empty())
@@ -48,7 +48,7 @@ DataSplit open_folder(const DataConfig& data, const ModelInput& model, uint64_t 
   return hold_out_by_class(std::move(pictures), labels, data.held_out, seed);
 }
 
-// The transform of `train`, which `held_out` has to share.
+// The transform for `train`. `held_out` must use the same one.
 ImageTransform transform_of(const PixelArray& train, const DataConfig& data, const ModelInput& model) {
   ImageOptions options = options_of(data, model, train.height, train.width);
   if (train.type == at::kByte && (data.mean.empty() || data.std.empty())) {
@@ -67,7 +67,7 @@ DataSplit open_pixels(PixelArray train, const DataConfig& data, const ModelInput
                            data.held_out, seed);
 }
 
-// With pictures that are there to be held out.
+// Opens pictures with a separate held-out set.
 DataSplit open_pixels(PixelArray train, PixelArray held_out, const DataConfig& data, const ModelInput& model,
                       uint64_t seed) {
   check_pictures(train, model.channels, model.classes);

@@ -1,4 +1,4 @@
-// Pictures that lie in few files as raw pixels: MNIST's IDX files, CIFAR-10's binary files, NumPy arrays.
+// Pictures in a few files of raw pixels: MNIST's IDX files, CIFAR-10's binary files, NumPy arrays.
 #pragma once
 
 #include <cstdint>
@@ -25,28 +25,28 @@ struct PixelArray {
   std::vector<int64_t> labels;  // [picture]
 };
 
-// The pictures and labels of MNIST's files in a folder: `part`-images-idx3-ubyte and
-// `part`-labels-idx1-ubyte, `part` "train" or "t10k"; a dot may stand for the dash before "idx", and .gz may
-// follow. Throws Error: missing, not IDX of bytes, of another length than its header says (truncated), as
-// many labels as pictures there are not.
+// Reads the pictures and labels of MNIST's files in a folder: `part`-images-idx3-ubyte and
+// `part`-labels-idx1-ubyte, where `part` is "train" or "t10k". A dot may replace the dash before "idx", and
+// .gz may follow. Throws Error if a file is missing, is not IDX of bytes, or does not have the length in its
+// header (truncated), or if the numbers of labels and pictures differ.
 PixelArray read_idx(const std::string& folder, const std::string& part);
-// Whether the folder has such pictures.
+// Whether the folder has these files.
 bool has_idx(const std::string& folder, const std::string& part);
 
-// CIFAR-10's binary files, in this order: records of a label and 3 x 32 x 32 bytes. Throws Error: missing, no
-// whole number of records, a label above 9.
+// Reads CIFAR-10's binary files in this order: records of a label and 3 x 32 x 32 bytes. Throws Error if a
+// file is missing or is not a whole number of records, or a label is above 9.
 PixelArray read_cifar(const std::vector<std::string>& files);
 
-// pixel_values.npy (N, C, H, W), uint8 or float32, mapped, and labels.npy (N), of integers. Throws Error:
-// what NpyArray throws, another type or shape, no picture.
+// Reads pixel_values.npy (N, C, H, W), uint8 or float32, memory-mapped, and labels.npy (N), of integers.
+// Throws Error for another type or shape, or no pictures, and as NpyArray does.
 PixelArray read_pixel_arrays(const std::string& folder);
 
-// Throws Error unless the pictures have `channels` or 1, all labels are in [0, classes), and two of them
-// differ.
+// Throws Error unless the pictures have `channels` channels or one, all labels are in [0, classes), and at
+// least two labels differ.
 void check_pictures(const PixelArray& array, int64_t channels, int64_t classes);
 
-// Mean and standard deviation of each channel's bytes over 255, over at most 10,000 pictures, evenly spread.
-// A channel that is the same everywhere has 1.
+// Mean and standard deviation of each channel's bytes over 255, over at most 10,000 evenly spread pictures. A
+// constant channel has deviation 1.
 struct PixelStatistics {
   std::vector<double> mean;
   std::vector<double> std;
@@ -59,7 +59,7 @@ class PixelDataset : public Dataset {
   PixelDataset(PixelArray array, ImageTransform transform, uint64_t seed);
 
   int64_t size() const override { return array_.count; }
-  // Throws Error: a float that is not finite, with the picture's number.
+  // Throws Error for a float that is not finite, with the picture's number.
   Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;
 
   const std::vector<int64_t>& labels() const { return array_.labels; }

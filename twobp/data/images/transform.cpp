@@ -15,9 +15,9 @@
 namespace twobp {
 namespace {
 
-constexpr uint64_t kStream = 0x696d616765;  // apart from other users of the same seed
+constexpr uint64_t kStream = 0x696d616765;  // distinguishes these draws from others with the same seed
 
-// In [0, 1).
+// A number in [0, 1).
 double uniform(SplitMix64& random) {
   return static_cast<double>(random() >> 11) * 0x1p-53;
 }
@@ -29,7 +29,7 @@ void place(ImageDraw& draw, int64_t top, int64_t left, int64_t height, int64_t w
   draw.width = width;
 }
 
-// The largest part in the middle with the result's proportions, shrunk by `part`.
+// The largest centred part with the result's proportions, reduced by the factor `part`.
 void centre(ImageDraw& draw, int64_t height, int64_t width, const ImageOptions& options, double part) {
   const auto h = static_cast<double>(height);
   const auto w = static_cast<double>(width);
@@ -40,7 +40,7 @@ void centre(ImageDraw& draw, int64_t height, int64_t width, const ImageOptions& 
   place(draw, (height - rows) / 2, (width - columns) / 2, rows, columns);
 }
 
-// As torchvision.transforms.RandomResizedCrop: ten tries, then the centre.
+// As in torchvision.transforms.RandomResizedCrop: ten tries, then the centre.
 void random_part(ImageDraw& draw, int64_t height, int64_t width, SplitMix64& random,
                  const ImageOptions& options) {
   constexpr double kLeastArea = 0.08;
@@ -77,7 +77,7 @@ std::vector<float> per_channel(const std::vector<double>& values, const ImageOpt
   return out;
 }
 
-// Writes one channel; pixels that lie outside the picture are `outside`. `value` makes a pixel a float.
+// Writes one channel. Pixels outside the picture become `outside`. `value` converts a pixel to float.
 template <typename Pixel, typename Value>
 void write_channel(const Pixel* from, int64_t row_stride, int64_t column_stride, const ImageOptions& options,
                    const ImageDraw& draw, float outside, Value&& value, float* to) {

@@ -11,7 +11,7 @@
 namespace twobp {
 namespace {
 
-constexpr uint64_t kStream = 0x6d61736b;  // apart from other users of the same seed
+constexpr uint64_t kStream = 0x6d61736b;  // distinguishes these draws from others with the same seed
 
 }  // namespace
 
@@ -21,7 +21,7 @@ MaskedDataset::MaskedDataset(std::shared_ptr<const Dataset> text, SpecialTokens 
   TWOBP_CHECK(probability > 0 && probability <= 1, "data.mask_probability is ", probability,
               ", but must be above 0 and at most 1.");
   TWOBP_CHECK(special_.vocab > static_cast<int64_t>(special_.all.size()),
-              "the tokenizer has special tokens alone: there is none that could stand for a masked one.");
+              "the tokenizer has special tokens alone, so none can replace a masked token.");
 }
 
 bool MaskedDataset::is_special(int64_t id) const {
@@ -34,7 +34,7 @@ void MaskedDataset::hide(int64_t* ids, int64_t* labels, int64_t count, uint64_t 
   for (int64_t t = 0; t < count; ++t) {
     if (!is_special(ids[t])) positions.push_back(t);
   }
-  if (positions.empty()) {  // all of them unknown to the tokenizer, say: still a sample
+  if (positions.empty()) {  // for example if the tokenizer knows none of them; still a sample
     positions.resize(static_cast<size_t>(count));
     std::iota(positions.begin(), positions.end(), 0);
   }

@@ -1,4 +1,4 @@
-// Text for masked language models (BERT, arXiv 1810.04805): some tokens are hidden, and are the labels.
+// Text for masked language models (BERT, arXiv 1810.04805): some tokens are hidden and become the labels.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@
 
 namespace twobp {
 
-// A sample is [CLS], S - 2 tokens of text, [SEP]. Of the tokens of text that are not special themselves
-// `probability` is chosen (rounded to a whole number, at least one): 80 % of the chosen become [MASK], 10 % a
-// random token that is not special, 10 % stay. `labels` are the chosen positions' tokens, -100 elsewhere:
-// they belong to their own position. Which are chosen depends on (seed, epoch, sample) alone: each epoch
-// others, in an evaluation always the same. `input_ids` and `labels` (B, S) int64; there is no padding, so no
-// attention_mask.
+// A sample is [CLS], S - 2 tokens of text, [SEP]. A fraction `probability` of the text tokens that are not
+// special is chosen (rounded to a whole number, at least one). Of the chosen tokens, 80 % become [MASK], 10 %
+// become a random token that is not special, and 10 % stay. `labels` holds the chosen positions' tokens, and
+// -100 elsewhere: a label belongs to its own position. The choice depends on (seed, epoch, sample) alone, so
+// it differs between epochs and is always the same in evaluation. `input_ids` and `labels` (B, S) int64.
+// There is no padding, so there is no attention_mask.
 class MaskedDataset : public Dataset {
  public:
-  // `text` gives `input_ids` (B, S - 2). Throws Error: a probability outside (0, 1].
+  // `text` provides `input_ids` (B, S - 2). Throws Error if the probability is outside (0, 1].
   MaskedDataset(std::shared_ptr<const Dataset> text, SpecialTokens special, double probability,
                 uint64_t seed);
 
@@ -27,7 +27,8 @@ class MaskedDataset : public Dataset {
 
  private:
   bool is_special(int64_t id) const;
-  // `ids` and `labels`: `count` positions of text; the first hold the tokens, the others -100.
+  // `ids` and `labels` have `count` positions of text. On entry `ids` holds the tokens, and `labels` holds
+  // -100.
   void hide(int64_t* ids, int64_t* labels, int64_t count, uint64_t seed) const;
 
   std::shared_ptr<const Dataset> text_;

@@ -1,5 +1,5 @@
-// posix_spawn, and one loop around poll that moves bytes in all three directions, so that neither side can
-// wait for the other with both pipes full.
+// Starts the script with posix_spawn. One loop around poll moves bytes in all three directions, so that the
+// two sides cannot wait for each other with full pipes.
 #include "twobp/data/text/python.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ void make_nonblocking(int fd) {
   ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 
-// The last line with anything in it, fit for a message: a traceback ends with what went wrong.
+// The last non-empty line, shortened for a message. A traceback ends with the error.
 std::string last_line(const std::string& text) {
   std::string last;
   for (const auto& line : split(text, '\n')) {
@@ -53,7 +53,7 @@ std::string last_line(const std::string& text) {
   return last.size() > kLongestMessage ? last.substr(0, kLongestMessage) + "..." : last;
 }
 
-// A pair of ends, each closed in other programs and on destruction.
+// A pair of file descriptors, closed on exec and on destruction.
 struct Ends {
   std::array<int, 2> fds = {-1, -1};
   ~Ends() {
@@ -73,7 +73,7 @@ std::string find_python() {
 PythonProcess::PythonProcess(std::string name, const std::string& script,
                              const std::vector<std::string>& arguments, double timeout)
     : name_(std::move(name)), python_(find_python()), timeout_(timeout) {
-  // A socket as stdin: unlike a pipe, it can be written without SIGPIPE when the other end is gone.
+  // stdin is a socket. Unlike a pipe, it can be written without SIGPIPE if the other end is closed.
   Ends in;
   Ends out;
   Ends err;
@@ -96,7 +96,7 @@ PythonProcess::PythonProcess(std::string name, const std::string& script,
   ::posix_spawn_file_actions_adddup2(&actions, err.fds[1], STDERR_FILENO);
   sigset_t none;
   ::sigemptyset(&none);
-  ::posix_spawnattr_setsigmask(&attributes, &none);  // ours may block some
+  ::posix_spawnattr_setsigmask(&attributes, &none);  // our own mask may block some signals
   ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
   const int status = ::posix_spawnp(&pid_, python_.c_str(), &actions, &attributes, argv.data(), environ);
   ::posix_spawnattr_destroy(&attributes);
@@ -180,7 +180,7 @@ void PythonProcess::exchange(std::string_view& to_write) {
 }
 
 void PythonProcess::ended() {
-  // It closed its end, so it is about to end, unless something is very wrong.
+  // The script closed its end, so it should be ending.
   int status = 0;
   pid_t waited = 0;
   for (const double deadline = now_seconds() + 5; now_seconds() < deadline;) {

@@ -1,4 +1,5 @@
-// A Python script that runs beside the program and answers over pipes: for what only a Python package does.
+// A Python script that runs next to the program and answers over pipes, for work that only a Python package
+// does.
 #pragma once
 
 #include <cstdint>
@@ -9,30 +10,30 @@
 
 namespace twobp {
 
-// $TWOBP_PYTHON, else .venv/bin/python under the current folder if it is there, else python3 of the PATH.
+// $TWOBP_PYTHON, else .venv/bin/python under the current folder if it exists, else python3 from the PATH.
 std::string find_python();
 
-// The script (its text, not its path) is started at once, without a shell, with `arguments` as sys.argv[1:].
-// Its stdin and stdout are pipes, and what it writes to stderr ends up in the messages of errors. Every
-// member throws Error, which opens with `name`: Python cannot be started, the script ended or was killed
-// (with the last line it wrote to stderr), or nothing moved for `timeout` seconds. For one thread at a time.
+// Starts the script (its text, not its path) at once, without a shell, with `arguments` as sys.argv[1:]. Its
+// stdin and stdout are pipes, and its stderr becomes part of error messages. Every member throws Error that
+// begins with `name` if Python cannot be started, the script ended or was killed (with the last line of its
+// stderr), or no data moved for `timeout` seconds. Only one thread at a time may use it.
 class PythonProcess {
  public:
   PythonProcess(std::string name, const std::string& script, const std::vector<std::string>& arguments,
                 double timeout);
-  // Kills the script: it is to keep nothing that matters.
+  // Kills the script. It must hold nothing of value.
   ~PythonProcess();
   PythonProcess(const PythonProcess&) = delete;
   PythonProcess& operator=(const PythonProcess&) = delete;
 
-  // Returns when the script has taken all of it, or its pipe has.
+  // Returns when the script, or its pipe, has accepted all bytes.
   void write(std::string_view bytes);
-  // Up to and without the next newline.
+  // Returns the text up to the next newline, without the newline.
   std::string read_line();
   std::string read(size_t bytes);
 
  private:
-  // Waits for the script to take or give something, and takes what there is.
+  // Waits until the script accepts or sends data, and then transfers it.
   void exchange(std::string_view& to_write);
   [[noreturn]] void ended();
 
@@ -42,9 +43,9 @@ class PythonProcess {
   pid_t pid_ = -1;
   int in_ = -1;         // its stdin
   int out_ = -1;        // its stdout
-  int err_ = -1;        // its stderr; -1 once it has closed that
-  std::string unread_;  // of its stdout
-  std::string errors_;  // the end of what it wrote to stderr
+  int err_ = -1;        // its stderr; -1 once the script has closed it
+  std::string unread_;  // from its stdout
+  std::string errors_;  // the end of its stderr
 };
 
 }  // namespace twobp

@@ -1,4 +1,4 @@
-// tokenizer.json lists tokens beside the vocabulary proper as "added_tokens": [{"id": 103, "content":
+// tokenizer.json lists tokens outside the actual vocabulary as "added_tokens": [{"id": 103, "content":
 // "[MASK]", "special": true, ...}]. The vocabulary is "model": {"vocab": {token: id}} or, for Unigram, a
 // list.
 #include "twobp/data/text/special_tokens.h"
@@ -29,7 +29,8 @@ int64_t checked_id(const json& value, const std::string& path) {
   return value.get<int64_t>();
 }
 
-// What tokenizer_config.json says under `key`: a text, or an object with its content; empty if it does not.
+// The value of `key` in tokenizer_config.json: a text, or an object with its content. "" if the key is
+// missing.
 std::string configured_name(const std::string& path, const char* key) {
   const std::string beside = (std::filesystem::path(path).parent_path() / "tokenizer_config.json").string();
   std::error_code ignored;

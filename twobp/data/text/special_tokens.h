@@ -1,4 +1,4 @@
-// The tokens of a tokenizer.json that are no text, by their parts in a masked language model.
+// The special tokens of a tokenizer.json, by their roles in a masked language model.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,17 @@ struct SpecialTokens {
   int64_t begin = 0;         // [CLS]
   int64_t end = 0;           // [SEP]
   int64_t mask = 0;          // [MASK]
-  std::vector<int64_t> all;  // sorted: these, [PAD], [UNK] and whatever else is special
+  std::vector<int64_t> all;  // sorted: the above, [PAD], [UNK] and all other special tokens
   int64_t vocab = 0;         // the largest id of the tokenizer plus 1
 };
 
-// From a tokenizer.json (or the one in that folder), without Python. Names are those that the
-// tokenizer_config.json beside it gives for cls_token, sep_token and mask_token; without them [CLS], [SEP],
-// [MASK] or <s>, </s>, <mask>. Throws Error: no such file, not a tokenizer, a token that is missing (which
-// one; the tokenizer is of another model).
+// Reads a tokenizer.json (or the one in that folder), without Python. The names are those of cls_token,
+// sep_token and mask_token in the tokenizer_config.json next to it. Otherwise they are [CLS], [SEP], [MASK]
+// or <s>, </s>, <mask>. Throws Error if the file does not exist or is not a tokenizer, or a token is missing
+// (it is named; the tokenizer is of another model).
 SpecialTokens read_special_tokens(const std::string& tokenizer);
 
-// For text that is read as bytes: ids 256 to 259 are begin, end, mask and padding.
+// For text that is read as bytes. Ids 256 to 259 are begin, end, mask and padding.
 inline constexpr int64_t kMaskedByteVocab = 260;
 
 }  // namespace twobp

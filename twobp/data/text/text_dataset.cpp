@@ -1,4 +1,4 @@
-// Reads the files into one buffer, and hands out windows of it.
+// Reads the files into one buffer, and returns windows of it.
 #include "twobp/data/text/text_dataset.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Plain text as training data: files as one long row of bytes, each byte a token, cut into sequences.
+// Plain text as training data. The files form one long sequence of bytes, each byte is a token, and the
+// sequence is cut into samples.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +10,13 @@
 
 namespace twobp {
 
-// Sample i has as `input_ids` the S bytes from byte i * S on, and as `labels` the S bytes from the byte
-// after: every byte but the first is a target once, and what does not fill a sequence at the end is left out.
+// The `input_ids` of sample i are the S bytes from byte i * S on, and its `labels` are the S bytes from the
+// following byte on. So every byte but the first is a target once. An incomplete sample at the end is left
+// out.
 class TextDataset : public Dataset {
  public:
-  // The files that match the glob (see matching_files), one after the other. Throws Error: nothing matches, a
-  // file cannot be read.
+  // Reads the files that match the glob (see matching_files), one after the other. Throws Error if nothing
+  // matches or a file cannot be read.
   TextDataset(const std::string& pattern, int64_t sequence);
 
   int64_t size() const override;

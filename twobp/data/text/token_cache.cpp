@@ -1,5 +1,5 @@
-// An entry is valid when its description says the very words that one made now would say, and its token file
-// has the size that the description promises.
+// An entry is valid if its description equals a new one word for word, and its token file has the described
+// size.
 #include "twobp/data/text/token_cache.h"
 
 #include <cerrno>
@@ -33,13 +33,13 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr int kFormat = 1;  // to be raised when the same text would be encoded into other tokens
+constexpr int kFormat = 1;  // increase it when the same text would give other tokens
 constexpr size_t kMostName = 60;
 constexpr int kMaxDepth = 4;  // of a description
 constexpr int64_t kMostVocab = int64_t{1} << 32;
-constexpr double kLockedFor = 86400;  // seconds: tokenizing takes as long as it takes
+constexpr double kLockedFor = 86400;  // in seconds, because tokenizing may take long
 
-// FNV-1a (Fowler, Noll, Vo), in hexadecimal: tells accidental changes, not ones made to deceive.
+// FNV-1a (Fowler, Noll, Vo), in hexadecimal. It detects accidental changes, not malicious ones.
 std::string hash_text(std::string_view bytes) {
   uint64_t hash = 14695981039346656037ull;
   for (const char byte : bytes) hash = (hash ^ static_cast<unsigned char>(byte)) * 1099511628211ull;
@@ -52,7 +52,7 @@ std::string_view text_of(const MappedFile& file) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
-// What tokens are made from, in words that can be compared.
+// The sources of the tokens, in a form that can be compared.
 json source_of(const std::string& text, const std::string& tokenizer_hash) {
   struct stat status {};
   TWOBP_CHECK(::stat(text.c_str(), &status) == 0, text,
@@ -63,7 +63,7 @@ json source_of(const std::string& text, const std::string& tokenizer_hash) {
       {"changed_ns", int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec},
       {"tokenizer", tokenizer_hash},
       {"format", kFormat}};
-  // A name need not be UTF-8, but what is written is.
+  // A name need not be UTF-8, but the JSON text must be.
   return json::parse(source.dump(-1, ' ', false, json::error_handler_t::replace));
 }
 
@@ -77,7 +77,7 @@ struct EntryPaths {
   fs::path description;
 };
 
-// The part of the name before the hash is for people.
+// The part of the name before the hash is for human readers.
 EntryPaths entry_paths(const fs::path& folder, const std::string& text, const std::string& tokenizer_hash) {
   const std::string path = fs::absolute(text).lexically_normal().string();
   const std::string name =
@@ -89,7 +89,7 @@ std::optional<Entry> find_entry(const EntryPaths& paths, const json& source) {
   json found;
   try {
     found = read_json_object(paths.description.string(), kMaxDepth);
-  } catch (const Error&) {  // missing or damaged: made anew
+  } catch (const Error&) {  // missing or damaged; it is made again
     return std::nullopt;
   }
   if (found.value("source", json()) != source) return std::nullopt;
@@ -128,7 +128,7 @@ Entry make_entry(const EntryPaths& paths, const std::string& text, const json& s
   const std::string words =
       json{{"source", source}, {"tokens", entry.tokens}, {"vocab", entry.vocab}}.dump(2) + "\n";
   description.write(words.data(), words.size());
-  // The old description must not be found beside the new tokens.
+  // The old description must not be found with the new tokens.
   std::error_code ignored;
   fs::remove(paths.description, ignored);
   tokens.commit();
@@ -149,7 +149,7 @@ std::vector<fs::path> cache_folders(const std::string& configured, const std::st
   return folders;
 }
 
-// The first folder that can be written, locked: nobody else writes into it while this lives.
+// The first folder that can be written. While this object lives, it is locked against other writers.
 class LockedFolder {
  public:
   explicit LockedFolder(const std::vector<fs::path>& folders) {
@@ -167,7 +167,7 @@ class LockedFolder {
     }
     TWOBP_CHECK(fd_ >= 0, "cannot keep tokenized text: ", why,
                 ": set data.cache to a folder that can be written.");
-    // Some file systems know no locks; then two runs at most do the same work.
+    // Some file systems have no locks. Then two runs may do the same work, which is harmless.
     const double begin = awake_seconds();
     while (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
       TWOBP_CHECK(awake_seconds() - begin < kLockedFor, path_.string(),
@@ -195,7 +195,7 @@ TokenizedText tokenize_text(const std::vector<std::string>& texts, const std::st
   const std::string file = tokenizer_file(tokenizer);
   const std::string hash = hash_text(text_of(MappedFile(file)));
   const std::vector<fs::path> folders = cache_folders(cache, texts.front());
-  std::optional<LockedFolder> locked;  // once something must be made
+  std::optional<LockedFolder> locked;  // set once something must be made
   std::unique_ptr<Tokenizer> encoder;
   for (const auto& text : texts) {
     const json source = source_of(text, hash);
@@ -208,7 +208,7 @@ TokenizedText tokenize_text(const std::vector<std::string>& texts, const std::st
     for (size_t i = 0; i < folders.size() && !entry; ++i) find(folders[i]);
     if (!entry) {
       if (!locked) locked.emplace(folders);
-      find(locked->path());  // whoever had the lock may have made it
+      find(locked->path());  // the previous holder of the lock may have made it
     }
     if (!entry) {
       if (!encoder) encoder = std::make_unique<Tokenizer>(file);
@@ -218,7 +218,7 @@ TokenizedText tokenize_text(const std::vector<std::string>& texts, const std::st
     check_vocab(file, entry->vocab, vocab);
     const TokenType type = token_type_for(entry->vocab);
     TWOBP_CHECK(out.files.empty() || type == out.type, paths.description.string(),
-                ": disagrees with those beside it about the tokenizer: remove it.");
+                ": names another tokenizer than the files next to it: remove it.");
     out.type = type;
     if (entry->tokens > 0) out.files.push_back(paths.tokens.string());
   }

@@ -10,21 +10,21 @@
 namespace twobp {
 
 struct TokenizedText {
-  std::vector<std::string> files;  // token files, one per text that has any tokens, in the order of the texts
+  std::vector<std::string> files;  // token files, one for each text with tokens, in the order of the texts
   TokenType type = TokenType::kUInt16;
 };
 
 // Encodes each of `texts` (file names) with a tokenizer.json (or the one in that folder), see
-// Tokenizer::encode_all. A text's tokens are kept in a folder as NAME-HASH.bin, beside it NAME-HASH.json that
-// says what they were made from: they are used again as long as the text's path, size and time of change and
-// the tokenizer.json are the same, without Python. Both files appear only when they are whole. Runs that want
-// the same folder wait for each other.
+// Tokenizer::encode_all. A text's tokens are kept in a folder as NAME-HASH.bin, and NAME-HASH.json next to it
+// records what they were made from. They are reused, without Python, as long as the text's path, size and
+// modification time and the tokenizer.json are the same. Both files appear only when they are complete. Runs
+// that need the same folder wait for each other.
 //
-// The folder is `cache` or, if that is empty, .twobp-cache beside the first text; if that cannot be written,
-// $XDG_CACHE_HOME/twobp or ~/.cache/twobp.
+// The folder is `cache` or, if that is empty, .twobp-cache next to the first text. If that cannot be written,
+// it is $XDG_CACHE_HOME/twobp or ~/.cache/twobp.
 //
-// Throws Error: what Tokenizer throws, a text that cannot be read or changes meanwhile, a tokenizer with more
-// ids than `vocab` (the model's), a folder that cannot be written, a full disk.
+// Throws Error for a text that cannot be read or that changes in the meantime, a tokenizer with more ids than
+// `vocab` (the model's), a folder that cannot be written, or a full disk. Also throws what Tokenizer throws.
 TokenizedText tokenize_text(const std::vector<std::string>& texts, const std::string& tokenizer,
                             const std::string& cache, int64_t vocab);
 

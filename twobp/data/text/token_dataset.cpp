@@ -1,5 +1,5 @@
-// Ids are checked wherever they are read. Small files are read once when they are opened, so that a bad id
-// is found before training; reading large ones would take as long as the disk does.
+// Ids are checked on every read. Small files are also read once on opening, so that a bad id is found before
+// training. Large files would take as long as the disk does.
 #include "twobp/data/text/token_dataset.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 
 constexpr int64_t kScannedBytes = int64_t{1} << 30;  // about 0.1 s from memory
 constexpr int64_t kProbedTokens = 4096;
-constexpr int64_t kTellingTokens = 64;  // fewer may be all even by chance
+constexpr int64_t kTellingTokens = 64;  // fewer may all be even by chance
 
 // Calls action(const uint16_t* or const uint32_t*) with the file's tokens.
 template <typename Action>
@@ -25,13 +25,13 @@ auto visit(const MappedFile& file, TokenType type, Action&& action) {
                                     : action(reinterpret_cast<const uint32_t*>(bytes));
 }
 
-// Position of the first id >= vocab in [begin, begin + count), -1 if there is none.
+// Position of the first id >= vocab in [begin, begin + count), or -1 if there is none.
 int64_t find_outside(const MappedFile& file, TokenType type, int64_t begin, int64_t count, int64_t vocab) {
   return visit(file, type, [&](const auto* tokens) -> int64_t {
     constexpr int64_t kBlock = 4096;
     for (int64_t at = begin; at < begin + count; at += kBlock) {
       const int64_t end = std::min(at + kBlock, begin + count);
-      auto largest = tokens[at];  // not searched for: the compiler vectorizes this loop
+      auto largest = tokens[at];  // the compiler vectorizes a maximum, but not a search
       for (int64_t i = at; i < end; ++i) largest = std::max(largest, tokens[i]);
       if (static_cast<int64_t>(largest) < vocab) continue;
       for (int64_t i = at; i < end; ++i) {
@@ -42,8 +42,8 @@ int64_t find_outside(const MappedFile& file, TokenType type, int64_t begin, int6
   });
 }
 
-// 32-bit numbers below 65536, read as 16-bit ones, are valid ids with a 0 after each: caught here, since no
-// vocabulary tells.
+// 32-bit numbers below 65536, read as 16-bit numbers, are valid ids with a 0 after each. The vocabulary check
+// cannot find them, so they are detected here.
 bool looks_like_uint32(const MappedFile& file, int64_t count) {
   if (count < kTellingTokens || count % 2 != 0) return false;
   return visit(file, TokenType::kUInt16, [&](const auto* tokens) {
@@ -117,7 +117,7 @@ void TokenDataset::copy(int64_t begin, int64_t count, int64_t* to) const {
     const int64_t at = begin - (index == 0 ? 0 : ends_[index - 1]);
     const int64_t here = std::min(count, ends_[index] - begin);
     visit(file, type_, [&](const auto* tokens) { std::copy_n(tokens + at, here, to); });
-    // Checked in the copy: nobody can change that one between the check and its use.
+    // The copy is checked, because the file might change between the check and the use.
     const int64_t* outside = std::find_if(to, to + here, [this](int64_t id) { return id >= vocab_; });
     if (outside != to + here) refuse(file, at + (outside - to), *outside);
     begin += here;

@@ -11,26 +11,27 @@
 
 namespace twobp {
 
-// What a token file holds: unsigned numbers, little-endian, one after the other, nothing else.
+// The contents of a token file: unsigned little-endian numbers, and nothing else.
 enum class TokenType { kUInt16, kUInt32 };
 
 TokenType parse_token_type(std::string_view name);  // "uint16", "uint32"; throws Error otherwise
 std::string_view token_type_name(TokenType type);
 int64_t token_bytes(TokenType type);
 
-// The files are one long row of tokens, as the files of TextDataset are one of bytes: sample i has as
-// `input_ids` the S tokens from token i * S on, and as `labels` the S tokens from the one after. A sample may
-// begin in one file and end in the next; what does not fill a sample at the end of the last is left out.
+// The files form one long sequence of tokens, as the files of TextDataset form one of bytes. The `input_ids`
+// of sample i are the S tokens from token i * S on, and its `labels` are the S tokens from the following
+// token on. A sample may begin in one file and end in the next. An incomplete sample at the end of the last
+// file is left out.
 class TokenDataset : public Dataset {
  public:
-  // `name` of the data is for messages: "data.tokens". Throws Error: a file cannot be read, is empty, its
-  // size is no multiple of the type's, it holds numbers of the other type (as far as the first ones tell),
-  // or, where all the files are small enough for that to take no time, an id >= vocab.
+  // `name` is the data's name for messages: "data.tokens". Throws Error if a file cannot be read or is empty,
+  // its size is no multiple of the type's, or its first numbers show that it has the other type. If all files
+  // are small enough to check quickly, also for an id >= vocab.
   TokenDataset(std::string name, const std::vector<std::string>& files, TokenType type, int64_t sequence,
                int64_t vocab);
 
   int64_t size() const override;
-  // Throws Error: an id >= vocab (file, position, value).
+  // Throws Error for an id >= vocab (file, position, value).
   Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;
 
   // "3 files, 1200 tokens in all": for messages.
@@ -46,7 +47,7 @@ class TokenDataset : public Dataset {
   int64_t sequence_;
   int64_t vocab_;
   std::vector<MappedFile> files_;
-  std::vector<int64_t> ends_;  // [file]: tokens up to its end, those of the files before included
+  std::vector<int64_t> ends_;  // [file]: number of tokens up to its end, including the earlier files
 };
 
 }  // namespace twobp

@@ -1,4 +1,4 @@
-// The requests and answers are described in tokenizer.py.
+// tokenizer.py describes the requests and answers.
 #include "twobp/data/text/tokenizer.h"
 
 #include <algorithm>
@@ -13,27 +13,27 @@
 
 namespace twobp {
 
-extern const char* const kTokenizerScript;  // tokenizer.py, put in by CMake
+extern const char* const kTokenizerScript;  // contents of tokenizer.py, inserted by CMake
 
 namespace {
 
 using nlohmann::json;
 
-constexpr size_t kPiece = 1 << 18;  // the package needs more than 100 bytes of memory for each of these
+constexpr size_t kPiece = 1 << 18;  // the package needs more than 100 bytes of memory for each byte of this
 constexpr int64_t kMostTokens = int64_t{1} << 31;  // in one answer
 
 // Reads an answer, which is a JSON object; throws the error that it reports.
 json receive(PythonProcess& python, const std::string& path) {
   const json answer = json::parse(python.read_line(), nullptr, /*allow_exceptions=*/false);
   TWOBP_CHECK(answer.is_object(), path,
-              ": the tokenizer's Python half gave no JSON object: $TWOBP_PYTHON is "
-              "to name a Python interpreter.");
+              ": the tokenizer's Python half gave no JSON object: $TWOBP_PYTHON "
+              "must name a Python interpreter.");
   const auto error = answer.find("error");
   if (error != answer.end()) fail(path, ": ", error->is_string() ? error->get<std::string>() : error->dump());
   return answer;
 }
 
-// An integer of an answer.
+// Reads an integer from an answer.
 int64_t number(const json& answer, const char* key, int64_t largest, const std::string& path) {
   const auto found = answer.find(key);
   const bool integer = found != answer.end() && found->is_number_integer();
@@ -53,7 +53,7 @@ void send(PythonProcess& python, const json& request, const std::string& path) {
   python.write(line + "\n");
 }
 
-// Of a UTF-8 character: any byte but the first.
+// True for any byte of a UTF-8 character but the first.
 bool is_continuation(char byte) {
   return (static_cast<unsigned char>(byte) & 0xc0) == 0x80;
 }
@@ -63,7 +63,7 @@ size_t cut(std::string_view text) {
   if (text.size() <= kPiece) return text.size();
   const size_t newline = text.rfind('\n', kPiece - 1);
   if (newline != std::string_view::npos) {
-    // Empty lines belong to what they follow: tokenizers join newlines.
+    // Empty lines belong to the preceding text, because tokenizers join newlines.
     const size_t next = std::min(text.find_first_not_of('\n', newline), text.size());
     return std::min(next, 2 * kPiece);
   }
@@ -152,8 +152,8 @@ void Tokenizer::encode_all(std::string_view text, const std::string& origin,
 }
 
 std::string TokenStream::advance(bool whole) {
-  // Tokens decode differently at the beginning of a text (a leading space goes), so the new ones are decoded
-  // behind the ones before, whose text is then cut off.
+  // Tokens decode differently at the beginning of a text (a leading space disappears). So the new tokens are
+  // decoded after earlier ones, whose text is then cut off.
   const std::span<const int64_t> ids(ids_);
   const std::string before = tokenizer_.decode(ids.subspan(context_, written_ - context_));
   const std::string all = tokenizer_.decode(ids.subspan(context_));
@@ -162,11 +162,11 @@ std::string TokenStream::advance(bool whole) {
                                   before.begin());
   while (same > 0 && same < all.size() && is_continuation(all[same])) --same;
   if (same == all.size()) {
-    ids_.resize(written_);  // these say nothing: special ones, or unknown to the tokenizer
+    ids_.resize(written_);  // these give no text: they are special or unknown to the tokenizer
     return "";
   }
   if (partial && !whole) return "";
-  // Half a character that is given out as it is must not be completed by the next token.
+  // If half a character is output as it is, the next token must not complete it.
   context_ = partial ? ids_.size() : written_;
   written_ = ids_.size();
   return all.substr(same);
@@ -174,7 +174,7 @@ std::string TokenStream::advance(bool whole) {
 
 std::string TokenStream::add(int64_t id) {
   ids_.push_back(id);
-  // No character has more bytes than 4, so more tokens held back than that are no character at all.
+  // No character has more than 4 bytes, so more held-back tokens than that are not a character.
   return advance(/*whole=*/ids_.size() - written_ > 4);
 }
 

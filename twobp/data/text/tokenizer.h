@@ -1,4 +1,4 @@
-// Text to token ids and back with a Hugging Face tokenizer.json, by the Python package `tokenizers`.
+// Converts text to token ids and back with a Hugging Face tokenizer.json, by the Python package `tokenizers`.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,16 @@ namespace twobp {
 
 class PythonProcess;
 
-// `path`, or the tokenizer.json in it if it is a folder. Throws Error: there is none.
+// `path`, or the tokenizer.json in it if it is a folder. Throws Error if there is none.
 std::string tokenizer_file(const std::string& path);
 
-// The narrowest type of token file that holds all ids of a vocabulary.
+// The narrowest token type that holds all ids of a vocabulary.
 TokenType token_type_for(int64_t vocab);
 
-// A Python process is kept open until the object goes. Every member throws Error: Python or the package is
-// missing (with the pip command), no valid tokenizer.json, text that is not UTF-8, Python crashed, or gave no
-// answer for `timeout` seconds. After an Error the object is of no more use. For one thread at a time.
+// Keeps a Python process open for its lifetime. Every member throws Error if Python or the package is missing
+// (with the pip command), the tokenizer.json is invalid, the text is not UTF-8, Python crashed, or it did not
+// answer for `timeout` seconds. The object cannot be used after an Error. Only one thread at a time may use
+// it.
 class Tokenizer {
  public:
   explicit Tokenizer(const std::string& path, double timeout = 300);
@@ -34,23 +35,23 @@ class Tokenizer {
   Tokenizer& operator=(const Tokenizer&) = delete;
 
   const std::string& path() const { return path_; }  // of the tokenizer.json
-  // The largest id, tokens added later included, plus 1: model.vocab must be at least this.
+  // The largest id plus 1, including tokens added later. model.vocab must be at least this.
   int64_t vocab() const { return vocab_; }
-  // The id that ends a text: eos_token of the tokenizer_config.json beside it, or a special token with a
+  // The id that ends a text: eos_token of the tokenizer_config.json next to it, or a special token with a
   // usual name (<|endoftext|>, </s>).
   std::optional<int64_t> end_of_text() const { return end_of_text_; }
 
-  // Names of special tokens in the text become those tokens. `special`: also adds what the tokenizer itself
-  // puts around a text, such as its beginning-of-text token.
+  // Names of special tokens in the text become those tokens. With `special`, the result also has the tokens
+  // that the tokenizer puts around a text, such as its beginning-of-text token.
   std::vector<int64_t> encode(std::string_view text, bool special = false);
-  // Bytes that are no UTF-8 become U+FFFD; ids that the tokenizer does not know, nothing. `special`: special
-  // tokens are written by name, else left out.
+  // Bytes that are not UTF-8 become U+FFFD. Ids that the tokenizer does not know are ignored. With `special`,
+  // special tokens are written by name; otherwise they are left out.
   std::string decode(std::span<const int64_t> ids, bool special = false);
 
-  // Encodes a whole text, whatever its length, in bounded memory, and hands the ids as numbers of
-  // token_type_for(vocab()) to `sink`, part after part. The text is cut about every 256 KiB, after a newline
-  // where there is one (else at a space), and the pieces are encoded apart; nothing is added to them, but a
-  // tokenizer that begins every text with a space begins every piece so. `origin` names the text in messages.
+  // Encodes a whole text of any length in bounded memory, and passes the ids to `sink` part by part, as
+  // numbers of token_type_for(vocab()). The text is cut about every 256 KiB, after a newline if there is one
+  // (else at a space), and the pieces are encoded separately. Nothing is added to the pieces, but a tokenizer
+  // that begins every text with a space begins every piece with one. `origin` names the text in messages.
   void encode_all(std::string_view text, const std::string& origin,
                   const std::function<void(std::string_view)>& sink);
 
@@ -61,16 +62,16 @@ class Tokenizer {
   std::optional<int64_t> end_of_text_;
 };
 
-// Decodes token by token, for output as it comes: a character whose bytes are spread over several tokens is
-// held back until it is whole.
+// Decodes token by token, for streaming output. A character whose bytes are spread over several tokens is
+// held back until it is complete.
 class TokenStream {
  public:
-  // `before`: what the text follows, a prompt, which is not given out.
+  // `before` is the preceding text, such as a prompt. It is not part of the output.
   explicit TokenStream(Tokenizer& tokenizer, std::vector<int64_t> before = {})
       : tokenizer_(tokenizer), ids_(std::move(before)), written_(ids_.size()) {}
-  // The text that this token completes: often a word, sometimes nothing.
+  // Returns the text that this token completes: often a word, sometimes nothing.
   std::string add(int64_t id);
-  // What is still held back, at the end.
+  // Returns the text that is still held back, at the end.
   std::string finish();
 
  private:
@@ -78,8 +79,8 @@ class TokenStream {
 
   Tokenizer& tokenizer_;
   std::vector<int64_t> ids_;
-  size_t context_ = 0;  // ids before this no longer matter for the text of the next
-  size_t written_ = 0;  // ids before this have been given out
+  size_t context_ = 0;  // earlier ids do not influence the text of the next id
+  size_t written_ = 0;  // earlier ids have been output
 };
 
 }  // namespace twobp

@@ -1,19 +1,20 @@
-"""Encodes and decodes text with a tokenizer.json: the half of twobp/data/text/tokenizer.cpp that needs Python.
+"""Encodes and decodes text with a tokenizer.json: the part of twobp/data/text/tokenizer.cpp that needs Python.
 
-It is compiled into the library and started with `python -c`; its argument is the path of the tokenizer.json. On stdin
-come requests, a JSON object a line; on stdout goes an answer to each, likewise, and one unasked when it has started:
+The script is compiled into the library and started with `python -c`; its argument is the path of the tokenizer.json.
+It reads requests from stdin, one JSON object per line. It writes one answer per request to stdout in the same format,
+and a first answer when it has started:
 
   (start)                              {"vocab": largest id + 1, "end_of_text": id or null}
   {"encode": text, "special": bool}    {"ids": [...]}
   {"decode": [id...], "special": bool} {"text": ...}
   {"pieces": [length...], "width": 2}  {"tokens": n}, then n little-endian numbers of 2 or 4 bytes
-  and the pieces' UTF-8, one after     or {"not_utf8": offset in what came}
+  and the pieces' UTF-8, one after     or {"not_utf8": offset in the bytes}
   the other
-  whatever goes wrong                  {"error": message}
+  any error                            {"error": message}
 """
 import sys
 
-sys.path[:] = [path for path in sys.path if path]  # -c puts the current folder there: what lies in it is no module
+sys.path[:] = [path for path in sys.path if path]  # -c adds the current folder, whose files are not modules
 
 import array
 import json
@@ -23,9 +24,9 @@ import signal
 PACKAGE = "tokenizers==0.23.3"
 USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program, which ends us
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program handles Ctrl-C and ends this script
 answers = os.fdopen(os.dup(1), "wb")
-os.dup2(2, 1)  # whatever prints must not print among the answers
+os.dup2(2, 1)  # other output must not mix with the answers
 
 
 def answer(value, raw=b""):
@@ -43,7 +44,7 @@ def read_json(path):
 
 
 def end_of_text(tokenizer, folder):
-    """The id of what tokenizer_config.json beside it calls eos_token, else of a special token with a usual name."""
+    """The id of the eos_token in the tokenizer_config.json next to it, or else of a special token with a usual name."""
     name = read_json(os.path.join(folder, "tokenizer_config.json")).get("eos_token")
     if isinstance(name, dict):
         name = name.get("content")
@@ -60,7 +61,7 @@ def load(path):
         raise RuntimeError(f"{sys.executable} lacks the package tokenizers ({error}): pip install {PACKAGE}") from None
     with open(path, "rb") as file:
         tokenizer = Tokenizer.from_buffer(file.read())
-    tokenizer.no_truncation()  # a tokenizer.json may ask for these: they are for batches of one length
+    tokenizer.no_truncation()  # a tokenizer.json may request these, for batches of equal length
     tokenizer.no_padding()
     return tokenizer
 
@@ -74,7 +75,7 @@ def encode_pieces(tokenizer, request):
         except UnicodeDecodeError as error:
             offset = sum(map(len, pieces[: len(texts)])) + error.start
             return answer({"not_utf8": offset})
-    encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)  # without offsets, where there is one
+    encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)  # this variant computes no offsets
     ids = array.array("H" if request["width"] == 2 else "I")
     for encoding in encode(texts, add_special_tokens=False):
         ids.extend(encoding.ids)
@@ -105,7 +106,7 @@ def main():
 try:
     main()
 except BrokenPipeError:
-    os._exit(0)  # the program is gone
-except BaseException as error:  # panics of the package's Rust half are no Exception
+    os._exit(0)  # the program has ended
+except BaseException as error:  # panics of the package's Rust part are not Exceptions
     answer({"error": " ".join(str(error).split())[:400] or type(error).__name__})
     sys.exit(1)

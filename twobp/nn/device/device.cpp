@@ -44,8 +44,7 @@ Device Device::open(const std::string& type, int index) {
   std::optional<at::DeviceType> known;
   try {
     known = at::Device(type).type();
-    TWOBP_CHECK(!at::Device(type).has_index(), "a device is asked for by its kind alone, not as '", type,
-                "'");
+    TWOBP_CHECK(!at::Device(type).has_index(), "name a device by its kind alone, not as '", type, "'");
   } catch (const c10::Error&) {
     fail("no device is called '", type, "': use cpu or cuda");
   }
@@ -90,10 +89,10 @@ Device Device::open(at::DeviceType type, int index) {
   TWOBP_CHECK(support, "this LibTorch has no ", name, ": build with a LibTorch that has, or ", kOnCpus);
   const int count = support->deviceCount();
   TWOBP_CHECK(count > 0, "no ", name,
-              " device is to be seen: see that the driver is loaded and CUDA_VISIBLE_DEVICES names one, or ",
+              " device is visible: check that the driver is loaded and CUDA_VISIBLE_DEVICES names one, or ",
               kOnCpus);
-  TWOBP_CHECK(index >= 0 && index < count, "a rank here wants ", name, " device ", index, ", but only ",
-              count, count == 1 ? " is" : " are", " to be seen: start fewer ranks on this machine, or ",
+  TWOBP_CHECK(index >= 0 && index < count, "a rank here needs ", name, " device ", index, ", but only ",
+              count, count == 1 ? " is" : " are", " visible: start fewer ranks on this machine, or ",
               kOnCpus);
   Device device;
   device.where_ = at::Device(type, static_cast<at::DeviceIndex>(index));

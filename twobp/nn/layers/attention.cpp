@@ -94,7 +94,8 @@ at::Tensor Attention::with_cache(const at::Tensor& packed, Context& context, at:
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
   const int64_t past = context.past;
-  TWOBP_CHECK(past == 0 || positions == 1, "generation goes on one position a call, got ", positions);
+  TWOBP_CHECK(past == 0 || positions == 1, "generation takes one position per call after the prompt, got ",
+              positions);
   TWOBP_CHECK(past + positions <= context.capacity, "generation at position ", past + positions,
               " is beyond the cache of ", context.capacity);
   const int64_t kv = shape_.kv_heads;

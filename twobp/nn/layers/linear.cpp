@@ -65,7 +65,7 @@ Values Linear::forward(Values x, Context& context, Saved& saved) {
 Values Linear::backward_p1(Values dy, Context&, Saved& saved) {
   const bool trainable = weight_.trainable();
   TWOBP_CHECK(!trainable || saved.p2_count() == 1, "backward-p1 of Linear ", weight_.name(),
-              " does not find its input alone: it runs once after each forward");
+              " finds more or less than its input: it runs once after each forward");
   at::Tensor gradient = as_matrix(dy[0]);
   TWOBP_CHECK(
       gradient.size(1) == weight_.value.size(0) && (!trainable || gradient.size(0) == saved.p2(0).size(0)),

@@ -125,7 +125,7 @@ void Checkpoint::check_tensors(File file, const NamedTensors& expected) const {
 void Checkpoint::check_no_others(File file, const std::set<std::string>& known) const {
   for (const auto& [key, part] : where_) {
     TWOBP_CHECK(key.first != file || known.contains(key.second), part->path.string(), " has ", key.second,
-                ", which this run has not: it is a checkpoint of another model");
+                ", which this run does not have: it is a checkpoint of another model");
   }
 }
 
@@ -145,14 +145,14 @@ std::vector<std::string> problems_of(const fs::path& folder) {
     try {
       check_whole(folder / name, facts);
       const SafetensorsFile file((folder / name).string());
-      for (const std::string& tensor : file.names()) file.tensor(tensor);  // of a known type
+      for (const std::string& tensor : file.names()) file.tensor(tensor);  // checks that the type is known
     } catch (const Error& e) {
       problems.emplace_back(e.what());
     }
   }
   if (!problems.empty()) return problems;
   try {
-    const Checkpoint whole(folder, Checkpoint::Verify::kWhatIsRead);  // no tensor twice
+    const Checkpoint whole(folder, Checkpoint::Verify::kWhatIsRead);  // reads no tensor twice
   } catch (const Error& e) {
     problems.emplace_back(e.what());
   }

@@ -30,10 +30,10 @@ namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kNew = ".new";  // being written
 constexpr std::string_view kOld = ".old";  // being removed
-constexpr const char* kLock = ".lock";     // with the run's id in it
+constexpr const char* kLock = ".lock";     // contains the run's id
 constexpr size_t kIdLength = 16;
-constexpr double kLockedFor = 5;   // seconds, by a run that is ending
-constexpr double kSeenWithin = 5;  // seconds until another machine sees what was written here
+constexpr double kLockedFor = 5;   // seconds that an ending run may hold the lock
+constexpr double kSeenWithin = 5;  // seconds until other machines see what this one wrote
 
 std::string name_of(int64_t step) {
   std::array<char, 32> name{};
@@ -141,7 +141,7 @@ CheckpointFolder::~CheckpointFolder() {
 }
 
 void CheckpointFolder::lock() {
-  // A run that was killed has the lock until the last of its threads is gone.
+  // A killed run holds the lock until the last of its threads has ended.
   const double begin = now_seconds();
   while (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return;  // some network file systems have no locks
@@ -155,7 +155,7 @@ void CheckpointFolder::clean() {
   for (const std::string& name : names_in(path_)) {
     if (is_leftover(name)) remove_folder(path_ / name);
   }
-  // The lock's file may have been there before the folder was made read-only.
+  // The lock file may have existed before the folder was made read-only.
   const fs::path probe = with_suffix(of_step(0), kNew);
   std::error_code error;
   fs::create_directory(probe, error);
@@ -218,7 +218,7 @@ void CheckpointFolder::take_frozen_of(const Checkpoint& checkpoint) {
 void CheckpointFolder::remove(int64_t step) {
   const fs::path old = with_suffix(of_step(step), kOld);
   remove_folder(old);
-  rename_folder(of_step(step), old);  // at once: what has a checkpoint's name is whole
+  rename_folder(of_step(step), old);  // renamed at once, so that a folder with a checkpoint's name is whole
   remove_folder(old);
 }
 
@@ -235,7 +235,7 @@ void CheckpointFolder::add(const CheckpointContent& content, const PartsWait& wa
   } catch (const std::exception& e) {
     if (part_.process == 0) {
       std::error_code ignored;
-      fs::remove_all(aside, ignored);  // a full disk has room again
+      fs::remove_all(aside, ignored);  // frees space on a full disk
     } else {
       report_failed_part(aside, step, part_, e.what());
     }
@@ -279,7 +279,7 @@ fs::path find_checkpoint(const fs::path& folder) {
   const fs::path path = normal(folder.string());
   if (fs::exists(path / kStateFile, ignored)) return path;
   const std::vector<int64_t> steps = checkpoint_steps(path);
-  if (steps.empty() && step_of(path.filename().string(), "") >= 0) return path;  // without its state.json
+  if (steps.empty() && step_of(path.filename().string(), "") >= 0) return path;  // its state.json is missing
   TWOBP_CHECK(!steps.empty(), folder.string(), " is neither a checkpoint (it has no ", kStateFile,
               ") nor a folder of checkpoints (it has no step-00000100 or the like)");
   return path / name_of(steps.back());

@@ -29,7 +29,7 @@ constexpr std::array<std::pair<CheckpointFile, const char*>, 3> kKinds = {
      {CheckpointFile::kOptimizer, "optimizer"},
      {CheckpointFile::kFrozen, "frozen"}}};
 
-// "-00001-of-00004", nothing for one process.
+// "-00001-of-00004", or "" for one process.
 std::string part_suffix(const CheckpointPart& part) {
   if (part.count == 1) return "";
   std::array<char, 48> text{};
@@ -78,7 +78,8 @@ json read_checked(const fs::path& path, const char* key) {
   }
 }
 
-// A count of untrusted JSON. json::get takes fractions, negative numbers and what does not fit.
+// Reads a count from untrusted JSON. json::get would accept fractions, negative numbers and numbers that
+// overflow.
 int64_t count_of(const json& object, const char* key, const fs::path& path, int64_t most = INT64_MAX) {
   const json& value = object.at(key);
   TWOBP_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= static_cast<uint64_t>(most),
@@ -127,7 +128,8 @@ uint32_t crc32_of(const void* data, size_t bytes, uint32_t crc) {
   return static_cast<uint32_t>(::crc32_z(crc, static_cast<const Bytef*>(data), bytes));
 }
 
-// Read, not mapped: page faults of a thread of low priority would hold up the others'.
+// Reads the file instead of mapping it, because page faults of a low-priority thread would block the other
+// threads.
 FileFacts facts_of(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   TWOBP_CHECK(file.good(), "cannot read ", path.string(), ": ", std::strerror(errno));

@@ -35,24 +35,25 @@ bool has_the_same(const fs::path& path, const NamedTensors& tensors) {
       const at::Tensor there = file.tensor(item.first);
       return there.sizes() == item.second.sizes() && there.scalar_type() == item.second.scalar_type();
     });
-  } catch (const Error&) {  // gone, since another process removes old checkpoints
+  } catch (const Error&) {  // another process has removed the old checkpoint
     return false;
   }
 }
 
-// Frozen files are large, and a good one was checked when it was written or opened: not read again.
+// Links to an earlier frozen file if possible. Frozen files are large, and a good one was checked when it was
+// written or opened, so it is not read again.
 bool link_frozen(const fs::path& path, const NamedTensors& tensors, const FrozenFile& frozen) {
   for (const fs::path& folder : frozen.folders) {
     const fs::path there = folder / path.filename();
     if (!has_the_same(there, tensors)) continue;
-    std::error_code error;  // a file system without links: a copy
+    std::error_code error;  // file systems without links need a copy
     fs::create_hard_link(there, path, error);
     if (!error) return true;
   }
   return false;
 }
 
-// Grows as long as anybody writes.
+// Grows while any process writes.
 uint64_t bytes_in(const fs::path& folder) {
   uint64_t bytes = 0;
   std::error_code error;
@@ -108,11 +109,11 @@ FileList write_part(const fs::path& folder, const CheckpointContent& content, co
     files[name] = facts_of(path);
   }
   if (part.count > 1) {
-    sync_folder(folder);  // a link's name too, before it is promised
+    sync_folder(folder);  // also syncs a link's name before the part is reported
     try {
       write_part_report(folder / part_file_name(part), {content.state.position.step, part, files, ""});
     } catch (const Error&) {
-      // As soon as the report has its name, the first process may give the folder another one.
+      // As soon as the report has its name, the first process may rename the folder.
       std::error_code ignored;
       if (fs::exists(folder, ignored)) throw;
     }
@@ -125,7 +126,7 @@ void report_failed_part(const fs::path& folder, int64_t step, const CheckpointPa
   try {
     write_part_report(folder / part_file_name(part), {step, part, {}, error});
   } catch (const std::exception&) {
-    // Then the first process waits for it in vain, or hears of it when this one ends.
+    // Then the first process waits in vain, until it learns that this process has ended.
   }
 }
 
@@ -159,7 +160,7 @@ void commit_parts(const fs::path& folder, const CheckpointState& state, int coun
   }
   write_state(folder / kStateFile, state, files);
   for (int process = 0; count > 1 && process < count; ++process) {
-    fs::remove(folder / part_file_name({process, count}));  // state.json says it all
+    fs::remove(folder / part_file_name({process, count}));  // state.json has all the information
   }
   sync_folder(folder);
 }

@@ -11,7 +11,7 @@
 
 namespace twobp {
 
-// What one process writes.
+// The data that one process writes.
 struct CheckpointContent {
   CheckpointState state;
   NamedTensors weights;

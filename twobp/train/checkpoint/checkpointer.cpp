@@ -18,14 +18,14 @@ namespace {
 
 using File = CheckpointFile;
 
-constexpr int kNice = 19;  // only what the ranks leave; if training waits, that is everything
+constexpr int kNice = 19;  // uses only the time that ranks leave; if training waits, that is all of it
 constexpr auto kLook = std::chrono::milliseconds(50);
 
 File file_of(const LiveTensor& weight) {
   return weight.frozen ? File::kFrozen : File::kWeights;
 }
 
-// Each name once, as files have it: no live tensor is copied.
+// Each name once, as in the files. Live tensors are not copied.
 NamedTensors named(const std::vector<LiveTensor>& live, bool frozen) {
   NamedTensors tensors;
   std::set<std::string> known;
@@ -35,8 +35,8 @@ NamedTensors named(const std::vector<LiveTensor>& live, bool frozen) {
   return tensors;
 }
 
-// Into `copies`, each on its rank's thread: in parallel, and without a word to the memory meter, which counts
-// what a step needs.
+// Copies into `copies`, each tensor on its rank's thread. This is parallel, and not reported to the memory
+// meter, which counts what a step needs.
 void copy_all(Pipeline& pipeline, const std::vector<const LiveTensor*>& sources, NamedTensors& copies) {
   copies.resize(sources.size());
   pipeline.on_ranks([&](int rank) {
@@ -94,7 +94,8 @@ Checkpointer::~Checkpointer() {
 }
 
 std::vector<std::string> Checkpointer::resume(Trainer& trainer) {
-  // All must take the same one: the first process reads every file, the others those that they need.
+  // All processes must use the same checkpoint. The first process reads every file, the others those that
+  // they need.
   std::vector<std::string> notes;
   std::optional<Checkpoint> checkpoint;
   std::string step;
@@ -122,7 +123,7 @@ void Checkpointer::set_to(Trainer& trainer, const Checkpoint& checkpoint) {
   Update& update = trainer.update();
   const std::vector<LiveTensor> weights = update.live_weights();
   const std::vector<LiveTensor> optimizer = update.live_optimizer_state();
-  std::string names;  // "0model.norm.weight": of which files, and what
+  std::string names;  // "0model.norm.weight": the kind of file, and the name
   const std::vector<std::pair<File, NamedTensors>> all = {{File::kWeights, named(weights, false)},
                                                           {File::kFrozen, named(weights, true)},
                                                           {File::kOptimizer, named(optimizer, false)}};
@@ -172,7 +173,8 @@ void Checkpointer::finish(Trainer& trainer) {
 }
 
 void Checkpointer::wait_for_all() {
-  // First the parts: a process that cannot write its own is known before the others wait for it.
+  // Waits for the parts first: if a process cannot write its part, that is known before the others wait for
+  // it.
   processes_.together([&] { wait(Phase::kOthers); });
   processes_.together([&] { wait(Phase::kIdle); });
 }
@@ -184,7 +186,7 @@ void Checkpointer::choose_tensors(const std::vector<LiveTensor>& weights,
     for (const LiveTensor& one : *live) names.push_back(one.name);
   }
   const std::vector<bool> mine = processes_.writes(names);
-  std::set<std::string> known;  // the same on two ranks of this process
+  std::set<std::string> known;  // two ranks of this process may have the same name
   std::vector<bool> writes;
   for (size_t i = 0; i < names.size(); ++i) writes.push_back(mine[i] && known.insert(names[i]).second);
   const auto middle = writes.begin() + static_cast<ptrdiff_t>(weights.size());
@@ -203,7 +205,7 @@ void Checkpointer::take(Trainer& trainer) {
   copy_all(trainer.pipeline(), chosen(optimizer, writes_optimizer_, false), content_.optimizer);
   content_.frozen.clear();
   for (const LiveTensor* one : chosen(weights, writes_weights_, true)) {
-    content_.frozen.emplace_back(one->name, one->tensor);  // nobody writes to these
+    content_.frozen.emplace_back(one->name, one->tensor);  // frozen weights never change
   }
   if (run_.config.empty()) run_ = facts_of_run(trainer.config(), *trainer.data().train, trainer.variant());
   content_.state = {trainer.position(), update.optimizer_steps(), run_};
@@ -224,7 +226,7 @@ void Checkpointer::wait(Phase phase) {
   const auto reached = [&] {
     return phase_ == Phase::kIdle || (phase == Phase::kOthers && phase_ == Phase::kOthers);
   };
-  // A process that dies leaves no part: no need to wait for it.
+  // A process that dies leaves no part, so the others need not wait for it.
   while (!changed_.wait_for(lock, kLook, reached)) processes_.throw_if_aborted();
   check_error();
 }
@@ -250,7 +252,7 @@ void Checkpointer::work() {
     } catch (const std::exception& e) {
       error = std::make_exception_ptr(
           Error(concat("the checkpoint of step ", content_.state.position.step,
-                       " could not be written, those before are as they were: ", e.what())));
+                       " could not be written, earlier ones are unchanged: ", e.what())));
     } catch (...) {
       error = std::current_exception();
     }

@@ -16,7 +16,7 @@ namespace {
 
 using File = CheckpointFile;
 
-// The parts of one parameter, packed again. Those that are alone stay mapped.
+// Packs the parts of one parameter again. A single part stays mapped.
 at::Tensor master_of(const Parameter& parameter, const Checkpoint& checkpoint, std::set<std::string>& known) {
   std::vector<at::Tensor> rows;
   std::vector<int64_t> shape = parameter.sizes();
@@ -33,7 +33,7 @@ at::Tensor master_of(const Parameter& parameter, const Checkpoint& checkpoint, s
   return rows.size() == 1 ? rows.front() : at::cat(rows);
 }
 
-// Tensors one after the other, each in the part that its middle falls into.
+// Distributes the tensors in order. Each goes to the part in which its middle lies.
 std::vector<NamedTensors> spread(const Checkpoint& checkpoint, File file, int parts) {
   int64_t bytes = 0;
   for (const std::string& name : checkpoint.names(file))
@@ -57,7 +57,7 @@ void save_model_of(const Checkpoint& checkpoint, const Config& config, const std
                    const SaveModelOptions& options) {
   const ModelSpec model = build_model(config);
   std::vector<std::unique_ptr<Layer>> layers;
-  std::map<std::string, Parameter*> weights;  // tied ones once
+  std::map<std::string, Parameter*> weights;  // tied weights only once
   std::vector<Parameter*> in_order;
   std::set<std::string> known;
   for (const LayerSpec& spec : model.layers) {

@@ -16,12 +16,12 @@ namespace {
 
 using nlohmann::json;
 
-// train.steps, which linear and cosine schedules end at, changes their course.
+// Linear and cosine schedules end at train.steps, so it changes their course.
 OnResume rule_of(const std::string& name, const Key& key, bool constant_lr) {
   return name == "train.steps" && constant_lr ? OnResume::kFree : key.on_resume;
 }
 
-// A key that the checkpoint's program did not have is at its default.
+// The value of a key, or its default if the checkpoint's program did not have the key.
 json value_of(const json& config, const std::string& full_name, const json& defaults) {
   const json::json_pointer place("/" + join(split(full_name, '.'), "/"));
   return config.contains(place) ? config[place] : defaults.value(place, json());
@@ -33,13 +33,14 @@ uint64_t pipeline_value(const json& config, const char* key, const json& default
   return value.is_number_integer() ? value.get<uint64_t>() : 0;
 }
 
-// Of all replicas together: what a step learns from, and what the data position counts by.
+// The micro-batches of all replicas together: a step learns from these, and the data position counts them.
 json all_micro_batches(const json& config, const json& defaults) {
   return pipeline_value(config, "data_parallel", defaults) *
          pipeline_value(config, "micro_batches", defaults);
 }
 
-// Defaults that stand for a value of other keys, so that writing them out is no difference.
+// Replaces defaults that stand for a value of other keys, so that writing them explicitly makes no
+// difference.
 Config filled_in(Config config) {
   config.model.type.type().fill_in(config.model.type);
   if (config.pipeline.micro_batches == 0)
@@ -61,8 +62,8 @@ std::string data_fingerprint(const Dataset& train) {
   return concat(train.size(), " samples, checksum ", crc);
 }
 
-// Where gradients are summed in another order, bits depend on which it is: every cell of the schedule, and
-// where the p2 policy puts W.
+// If a schedule sums gradients in another order, the bits depend on every cell of the schedule and on where
+// the p2 policy puts W.
 std::string order_of(const Variant& variant) {
   if (!reorders(variant)) return "";
   uint32_t crc = 0;
@@ -89,7 +90,7 @@ RunFacts facts_of_run(const Config& config, const Dataset& train, const Variant&
 std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& now) {
   const json before = json::parse(saved.config);
   const json after = json::parse(now.config);
-  Config usual;  // of the same model type, whose keys there are
+  Config usual;  // has the same model type, so that its keys exist
   usual.model.type = ModelOptions(after["model"]["type"].get<std::string>());
   const json defaults = json::parse(config_to_json(usual));
   const bool constant_lr = after["optimizer"]["schedule"] == "constant";
@@ -97,7 +98,7 @@ std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& n
                         pipeline_value(after, "data_parallel", defaults) != 1;
   std::vector<std::string> differences;
   std::vector<std::string> notes;
-  std::vector<std::string> sources;  // of the data
+  std::vector<std::string> sources;  // keys of the data
   for_each_key(usual, [&](const std::string& name, const Key& key, void*) {
     const bool batches = name == "pipeline.micro_batches";
     const json old_value = batches ? all_micro_batches(before, defaults) : value_of(before, name, defaults);

@@ -10,7 +10,7 @@ Optimizer::Optimizer(const OptimizerConfig& config, const std::vector<Item>& ite
               config.type, "'");
   groups_.resize(2);
   groups_[0].weight_decay = config.weight_decay;
-  // The fused kernels read it where the weights are.
+  // The fused kernels read it on the device of the weights.
   const at::Device device = items.empty() ? at::kCPU : items.front().parameter->master.device();
   count_ = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));
   const bool adam = config.type != "sgd";

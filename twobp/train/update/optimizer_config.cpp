@@ -25,11 +25,13 @@ const Section& optimizer_section() {
        TWOBP_KEY(OptimizerConfig, schedule, "learning rate after the warm-up")
            .one_of({"constant", "linear", "cosine"})
            .noted_on_resume(),
-       TWOBP_KEY(OptimizerConfig, warmup, "the learning rate rises over these")
+       TWOBP_KEY(OptimizerConfig, warmup, "length of the rise of the learning rate")
            .in("steps")
            .at_least(0)
            .noted_on_resume(),
-       TWOBP_KEY(OptimizerConfig, min_lr, "where linear and cosine end").at_least(0).noted_on_resume()});
+       TWOBP_KEY(OptimizerConfig, min_lr, "final learning rate of linear and cosine")
+           .at_least(0)
+           .noted_on_resume()});
   return section;
 }
 

@@ -10,7 +10,7 @@
 namespace twobp {
 namespace {
 
-// Small parameters go together.
+// Small parameters are sent together.
 constexpr int64_t kMessageBytes = 4 << 20;
 
 Tag tag_of(int64_t step, size_t message) {

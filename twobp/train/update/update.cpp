@@ -93,7 +93,7 @@ void Update::find_weights() {
   int layer = 0;
   for (int s = 0; s < pipeline_.stages(); ++s) {
     for (int i = 0; i < pipeline_.split()[s]; ++i, ++layer) {
-      // What another process holds is known by the model's description; making a layer allocates nothing.
+      // For layers of other processes, the model's description is enough; making a layer allocates nothing.
       const bool local = pipeline_.has_stage(s);
       std::unique_ptr<Layer> described;
       std::vector<Parameter*> parameters;
@@ -140,7 +140,7 @@ bool Update::ties_ranks() const {
                      [](const Uses& uses) { return ranks_of_tied(uses, uses.front().rank).size() > 1; });
 }
 
-// Everyone who holds the weight gets every use's gradient, and adds them up in the same order.
+// Every rank that holds the weight gets every use's gradient, and adds them in the same order.
 void Update::send_tied(int rank, int64_t step) {
   Transport& transport = pipeline_.rank(rank).transport();
   for (size_t w = 0; w < all_.size(); ++w) {
@@ -208,7 +208,7 @@ double Update::sum_others(int rank) {
     Parameter* parameter = parameter_of(uses, rank);
     if (parameter == nullptr) continue;
     if (!ranks_of_tied(uses, rank).empty()) all_reduce_sum(replicas, parameter->grad_to_add(), timeout_);
-    if (parameter->is_buffer()) {  // what every replica has changed in its own way
+    if (parameter->is_buffer()) {  // every replica has changed it in its own way
       all_reduce_sum(replicas, parameter->value, timeout_);
       if (parameter->value.is_floating_point()) {
         parameter->value.div_(replicas.size());

@@ -1,4 +1,4 @@
-// The update's side of checkpoints: where weights and optimizer state live.
+// The update's part in checkpoints: access to weights and optimizer state.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -25,7 +25,7 @@ std::vector<LiveTensor> Update::live_weights() const {
 }
 
 std::vector<LiveTensor> Update::live_optimizer_state() const {
-  std::map<const Parameter*, int> first_rank;  // that has the weight, by whose state this process has
+  std::map<const Parameter*, int> first_rank;  // by parameter: the first rank that has the weight
   for (const Uses& uses : all_) {
     int lowest = uses.front().rank;
     for (const Use& use : uses) lowest = std::min(lowest, use.rank);

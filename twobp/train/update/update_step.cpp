@@ -1,4 +1,4 @@
-// The update's steps: the norm of all gradients, and what depends on it.
+// The update's steps: the norm of all gradients, and the work that depends on it.
 #include <algorithm>
 #include <cmath>
 
@@ -16,7 +16,7 @@
 namespace twobp {
 namespace {
 
-// Of the sum of squares, among the pipeline's collectives.
+// Number of the sum of squares among the pipeline's collectives.
 constexpr int kNormNumber = 1;
 
 double sum_of_squares(const at::Tensor& grad) {
@@ -80,12 +80,13 @@ double Update::run(int rank, int64_t step, double lr, UpdateResult& result) {
   double waited = sum_buckets(rank);
   waited += sum_tied(rank, step);
   waited += sum_others(rank);
-  // One sum of squares per layer, those of other ranks zero: adding them over ranks changes no bit.
+  // One sum of squares per layer. The entries of other ranks' layers are zero, so adding them over ranks
+  // changes no bit.
   at::Tensor squares = at::zeros_like(result.squares);
   const bool finite = sum_squares(rank, squares);
   const bool depends = depends_on_norm(state.scale);
   if (!depends || result.may_presume) {
-    // finish() sums them over processes; ranks of this one write to layers of their own.
+    // finish() sums them over processes. The ranks of this process write to different layers.
     for (int64_t layer = 0; layer < squares.numel(); ++layer) {
       const double sum = squares.const_data_ptr<double>()[layer];
       if (sum != 0) result.squares.mutable_data_ptr<double>()[layer] = sum;
@@ -96,7 +97,7 @@ double Update::run(int rank, int64_t step, double lr, UpdateResult& result) {
     return now_seconds() - begin - waited;
   }
   AllReduce norm(pipeline_.rank(rank).transport(), squares, kNormNumber);
-  // On all ranks alike: what a rank sends before it settles is dropped on all if it is wrong.
+  // All ranks decide alike: if the step is wrong, all drop what a rank sent before it settled.
   if (result.may_presume && state.before && state.as_presumed) {
     leave_open(rank, {step, lr, squares, std::move(norm)});
     return now_seconds() - begin - waited;
@@ -125,7 +126,7 @@ double Update::take(int rank, int64_t step, double lr, std::optional<double> fac
 }
 
 void Update::make_savepoints(bool float16) {
-  if (pipeline_.ranks() == 1) return;  // which has the norm at once
+  if (pipeline_.ranks() == 1) return;  // a single rank has the norm at once
   pipeline_.on_ranks([&](int rank) {
     if (shards_[rank]) return;
     auto before = std::make_unique<Savepoint>();
@@ -182,7 +183,7 @@ void Update::finish(int64_t step, const LossScale& scale, UpdateResult& result) 
   World& world = pipeline_.world();
   const MemoryMeter::Watch watch(pipeline_.meter());
   if (!depends_on_norm(scale) || result.may_presume) {
-    // Replicas have the same gradients, since their sums: those of the first count.
+    // Replicas have the same summed gradients, so only those of the first count.
     if (world.replica > 0) result.squares.zero_();
     all_reduce_sum(*world.processes, result.squares, timeout_);
   }

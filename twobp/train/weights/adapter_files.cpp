@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kPrefix = "base_model.model.";  // PEFT's model around the model
+constexpr const char* kPrefix = "base_model.model.";  // PEFT's wrapper around the model
 
 std::map<std::string, Parameter*> adapters_of(const std::vector<Parameter*>& weights) {
   std::map<std::string, Parameter*> adapters;
@@ -27,7 +27,7 @@ std::map<std::string, Parameter*> adapters_of(const std::vector<Parameter*>& wei
   return adapters;
 }
 
-// By name, with their shapes.
+// The adapters by name, with their shapes.
 std::map<std::string, std::vector<int64_t>> adapters_of(const ModelSpec& model) {
   std::map<std::string, std::vector<int64_t>> adapters;
   for (const LayerSpec& spec : model.layers) {
@@ -41,7 +41,7 @@ std::map<std::string, std::vector<int64_t>> adapters_of(const ModelSpec& model) 
   return adapters;
 }
 
-// PEFT's two files.
+// Writes PEFT's two files.
 void write_adapter(const std::string& directory, const ModelConfig& model, const NamedTensors& tensors) {
   TWOBP_CHECK(!tensors.empty(), "save.lora is \"adapter\", but the model has no adapters: set model.lora");
   std::error_code error;

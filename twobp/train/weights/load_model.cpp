@@ -16,12 +16,13 @@ namespace {
 
 constexpr size_t kMostNamed = 5;
 
-// PyTorch's count of the batches a norm has seen, which changes no result: files of old versions lack it.
+// PyTorch's count of the batches that a norm has seen. It changes no result, and files of old versions lack
+// it.
 bool may_be_missing(const Parameter& parameter) {
   return parameter.is_buffer() && parameter.name().ends_with(".num_batches_tracked");
 }
 
-// Missing, misshaped and unknown tensors, gathered for one message.
+// Collects missing, misshaped and unknown tensors for one message.
 class Mismatch {
  public:
   explicit Mismatch(const ModelWeights& weights) : weights_(weights) {}
@@ -30,7 +31,7 @@ class Mismatch {
     if (is_adapter(parameter.name())) return;
     std::vector<int64_t> shape = parameter.sizes();
     for (const ParameterPart& part : parameter.parts()) {
-      if (!known_.insert(part.name).second) continue;  // tied
+      if (!known_.insert(part.name).second) continue;  // a tied weight
       if (!shape.empty()) shape[0] = part.rows;
       if (!weights_.contains(part.name)) {
         if (weights_.may_lack(part.name)) {

@@ -24,7 +24,7 @@ using nlohmann::json;
 constexpr const char* kWhole = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
-// What goes with the weights of a model, whoever trained it last.
+// Files that belong to a model's weights, regardless of who trained it last.
 constexpr std::array<const char*, 10> kCompanions = {"tokenizer.json",
                                                      "tokenizer_config.json",
                                                      "special_tokens_map.json",
@@ -43,7 +43,7 @@ at::ScalarType parse_dtype(const std::string& name) {
   return at::kFloat;
 }
 
-// In order, each as full as it may be; a larger tensor has one to itself.
+// Fills files in order, each as far as possible. A larger tensor gets its own file.
 std::vector<NamedTensors> into_shards(const NamedTensors& tensors, at::ScalarType dtype, int64_t max_bytes) {
   if (tensors.empty()) return {};
   std::vector<NamedTensors> shards(1);
@@ -66,7 +66,7 @@ std::string shard_name(size_t i, size_t count) {
   return name.data();
 }
 
-// Files written aside, which take their names together.
+// Files under temporary names that get their names together.
 class NewFiles {
  public:
   explicit NewFiles(fs::path folder) : folder_(std::move(folder)) {}
@@ -91,7 +91,7 @@ class NewFiles {
 
 // The files of all processes, in order.
 struct Layout {
-  int first = 0;  // of this process's
+  int first = 0;  // index of this process's first file
   size_t count = 0;
   json weight_map = json::object();  // tensor -> file; on the first process
   int64_t elements = 0;
@@ -154,7 +154,7 @@ void copy_companions(NewFiles& files, const fs::path& from, const fs::path& to) 
   }
 }
 
-// transformers would read an older model.safetensors before the new index.
+// transformers would prefer an older model.safetensors to the new index.
 void remove_stale_weights(const fs::path& folder, const std::set<std::string>& kept) {
   static const Pattern shard("model-[0-9]{5}-of-[0-9]{5}\\.safetensors");
   std::vector<fs::path> stale;
@@ -186,7 +186,7 @@ void make_folder(const std::string& directory) {
 void check_save_model(const std::string& directory, const ModelConfig& config) {
   check_type(config);
   make_folder(directory);
-  const NewFile probe(fs::path(directory) / kWhole);  // removed again
+  const NewFile probe(fs::path(directory) / kWhole);  // the destructor removes it again
 }
 
 void save_model(const std::string& directory, const ModelConfig& config, int64_t sequence,
@@ -240,7 +240,7 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
     std::set<std::string> kept = layout.names;
     for (const std::string& name : kept) {
       TWOBP_CHECK(fs::exists(folder / name), "save.model: another process wrote ", name, " but ", directory,
-                  " has it not: use a folder on a file system that all processes share");
+                  " does not contain it: use a folder on a file system that all processes share");
     }
     others.commit();
     kept.insert(others.names().begin(), others.names().end());

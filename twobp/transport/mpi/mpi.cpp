@@ -15,10 +15,10 @@
 namespace twobp {
 namespace {
 
-// Set when a rank has aborted: the others may be gone, and MPI_Finalize waits for them.
+// Set when a rank has aborted. The others may be dead, and MPI_Finalize would wait for them.
 std::atomic<bool> failed{false};
 
-// Open MPI ends the process in MPI_Init where srun was not told to help it, with advice on how to build
+// If srun was not told to support it, Open MPI ends the process in MPI_Init, with advice on how to build
 // Slurm.
 void check_srun(const Launcher& launcher) {
 #if defined(OPEN_MPI)
@@ -27,8 +27,8 @@ void check_srun(const Launcher& launcher) {
     if (std::string_view(*variable).starts_with("PMI")) return;  // PMIX_RANK, PMI_FD, ...
   }
   fail("srun started ", launcher.size,
-       " processes that know nothing of each other: use srun --mpi=pmix, or what else srun --mpi=list says "
-       "there is");
+       " processes that are not connected to each other: use srun --mpi=pmix, or another type that "
+       "srun --mpi=list shows");
 #endif
 }
 
@@ -40,7 +40,7 @@ class WatchedEndpoint : public MpiEndpoint {
   }
 };
 
-// MPI from its first use to the end of the program.
+// Holds MPI from its first use to the end of the program.
 class Session {
  public:
   static Session& get() {
@@ -50,7 +50,7 @@ class Session {
 
   int size() const { return size_; }
 
-  // Whether the processes of this machine have a core each.
+  // Whether each process of this machine has a core of its own.
   bool own_cores() const { return own_cores_; }
 
  private:
@@ -83,7 +83,7 @@ class Session {
     if (finish_ && finalized == 0 && !failed) MPI_Finalize();
   }
 
-  // Collective. Launchers may bind each process to cores: what counts is the cores of all together.
+  // Collective. Launchers may bind each process to cores, so the cores of all processes together count.
   static bool enough_cores() {
     MPI_Comm machine = MPI_COMM_NULL;
     check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine),

@@ -15,26 +15,26 @@ namespace twobp {
 namespace {
 
 constexpr int kHeadTag = 0;  // payloads have tags from 1
-// A wait that spins lets others use the core after this long, seconds.
+// After this many seconds, a spinning wait yields the core.
 constexpr double kPoliteAfter = 200e-6;
-// How long it does so where processes share cores.
+// Seconds of spinning if processes share cores.
 constexpr double kSharedCoreSpin = 50e-6;
-// Sleeps between looks grow with the time waited, of which they are this part, so that a frozen peer costs
-// no core and a late message little time.
+// Sleeps between polls grow: each is this fraction of the time waited. So a frozen peer costs no core, and a
+// late message costs little time.
 constexpr double kSleepPart = 0.01;
 constexpr double kLeastSleep = 5e-6;  // seconds
 constexpr double kMostSleep = 1e-3;
-// For what an aborting rank has to say to get out, seconds.
+// Seconds for an aborting rank to send its reason.
 constexpr double kAbortGrace = 0.5;
 
-// MPI libraries that can read and write GPU memory say so by a function of this name; others lack it.
+// MPI libraries that can access GPU memory have a function of this name that says so.
 bool mpi_takes_device_memory() {
   using Query = int (*)();
   const auto query = reinterpret_cast<Query>(dlsym(RTLD_DEFAULT, "MPIX_Query_cuda_support"));
   return query != nullptr && query() != 0;
 }
 
-// MPI knows nothing of streams: what is queued there to write `tensor` must be done.
+// MPI does not know streams, so queued work that writes `tensor` must be done first.
 void wait_for_device(const at::Tensor& tensor) {
   if (tensor.is_cpu()) return;
   c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()).synchronize();
@@ -55,11 +55,11 @@ MpiEndpoint::MpiEndpoint(MPI_Comm communicator, const MpiOptions& options, bool 
   int* most = nullptr;
   int there = 0;
   check_mpi(MPI_Comm_get_attr(communicator_, MPI_TAG_UB, &most, &there), "tell its highest tag");
-  tags_ = there != 0 ? *most : 32767;  // what the standard guarantees
+  tags_ = there != 0 ? *most : 32767;  // the standard's guarantee
   peers_ = std::vector<Peer>(size_);
 }
 
-// A message that never left keeps its memory: MPI may still read it.
+// A message that was never sent keeps its memory, because MPI may still read it.
 MpiEndpoint::~MpiEndpoint() {
   for (auto& out : outgoing_) static_cast<void>(out.release());
   for (Peer& peer : peers_) {
@@ -129,7 +129,7 @@ void MpiEndpoint::take_heads() {
     head->bytes.resize(bytes);
     MPI_Request request = MPI_REQUEST_NULL;
     check_mpi(MPI_Imrecv(head->bytes.data(), bytes, MPI_BYTE, &message, &request), "receive a message");
-    // Nearly always at once.
+    // The head has nearly always arrived already.
     int received = 0;
     check_mpi(MPI_Test(&request, &received, MPI_STATUS_IGNORE), "receive a message");
     if (received == 0) requests_.add(request, *head, bytes);
@@ -158,7 +158,7 @@ void MpiEndpoint::begin_receive(int from, Head& head) {
   Incoming* in = peers_[from].messages.back().get();
   const int payload_tag = 1 + static_cast<int>(in->message.number % tags_);
   for (const at::Tensor& tensor : in->message.apart) {
-    wait_for_device(tensor);  // its memory may be in use by work that was queued before
+    wait_for_device(tensor);  // queued work may still use its memory
     auto* memory = static_cast<std::byte*>(tensor.mutable_data_ptr());
     const auto bytes = static_cast<int64_t>(tensor.nbytes());
     for (int64_t begin = 0; begin < bytes; begin += options_.chunk_bytes) {
@@ -292,14 +292,14 @@ void MpiEndpoint::abort(const std::string& reason) {
         send_parts(*outgoing_.back(), 0);
       }
     }
-    // Only the news itself has to get out: what else is on its way may wait for a rank that is gone.
+    // Only the abort message must be sent. Other messages may wait for a dead rank.
     wait(kAbortGrace, [&] {
       poll();
       return std::none_of(outgoing_.begin(), outgoing_.end(),
                           [](const auto& out) { return out->tensors.empty(); });
     });
   } catch (const std::exception&) {
-    // The reason for the abort is the one to report.
+    // The error to report is the reason for the abort.
   }
 }
 

@@ -1,4 +1,4 @@
-// What mpi.h offers in a build without MPI: an error that says so.
+// The functions of mpi.h in a build without MPI. They throw Error that says so.
 #include <cstdlib>
 
 #include "twobp/core/check.h"

@@ -21,13 +21,13 @@ namespace twobp {
 namespace {
 
 constexpr size_t kUnderWay = 8;
-constexpr size_t kMostStreams = 28;  // for links, of one priority, of LibTorch's 32
+constexpr size_t kMostStreams = 28;  // for links of one priority; LibTorch has 32
 constexpr double kWatchSeconds = 0.1;
-constexpr double kLockSeconds = 2;   // a call of NCCL that holds the lock for longer is stuck
-constexpr double kFlushSeconds = 2;  // for what was sent last
+constexpr double kLockSeconds = 2;   // seconds; an NCCL call that holds the lock for longer is stuck
+constexpr double kFlushSeconds = 2;  // for the last messages
 constexpr double kSpinSeconds = 200e-6;
 
-// Tags of the host transport: nothing else uses it.
+// Tag for the host transport, which has no other messages.
 Tag head_tag(int64_t number) {
   return {.step = number};
 }
@@ -54,7 +54,7 @@ class NcclTransport : public Transport {
     try {
       if (!aborted_) flush(kFlushSeconds);
     } catch (const std::exception&) {
-      // Nobody wants it any more.
+      // The message is no longer needed.
     }
     {
       const std::lock_guard lock(stop_mutex_);
@@ -142,11 +142,11 @@ class NcclTransport : public Transport {
   struct Outgoing {
     PackedHead message;
     Tag tag;
-    DeviceEvent ready;  // the tensors are what they should be
+    DeviceEvent ready;  // passes when the tensors have their contents
   };
   struct Peer {
     std::unique_ptr<NcclLink> send, receive;
-    int64_t sent = 0, received = 0;  // heads
+    int64_t sent = 0, received = 0;  // numbers of heads
     std::deque<Outgoing> queued;
   };
 
@@ -156,11 +156,11 @@ class NcclTransport : public Transport {
     std::erase_if(mine, [&](const auto& link) {
       return (link.first != rank() && link.second != rank()) || link.first == link.second;
     });
-    // One order on all ranks, so that no two wait for each other.
+    // All ranks use one order, so that no two wait for each other.
     std::sort(mine.begin(), mine.end());
     mine.erase(std::unique(mine.begin(), mine.end()), mine.end());
-    // LibTorch gives its streams of a priority in turn: with more, links would share one, or the compute
-    // stream.
+    // LibTorch hands out its streams of a priority in turn. With more links, two would share a stream, or one
+    // would share the compute stream.
     TWOBP_CHECK(mine.size() <= 2 * kMostStreams, "rank ", rank(), " would have ", mine.size(),
                 " NCCL links, at most ", 2 * kMostStreams,
                 " are possible: use fewer ranks or replicas, or pipeline.transport = \"mpi\"");
@@ -190,7 +190,7 @@ class NcclTransport : public Transport {
                                        concat("rank ", link.first, " to rank ", link.second));
       const bool on_host = options_.tensors == at::kCPU;
       end->connect(on_host ? at::Device(at::kCPU) : device_.where(), deadline, [&] {
-        Values none;  // throws when another rank has failed
+        Values none;  // throws if another rank has failed
         (void)host_->try_receive(link.first, {.kind = MessageKind::kNone}, none);
       });
     }
@@ -201,7 +201,7 @@ class NcclTransport : public Transport {
     push(peer);
   }
 
-  // Takes in what has been announced.
+  // Launches the receives of announced messages.
   void pull(int from) {
     if (from == rank()) return;
     Peer& peer = peers_[from];
@@ -213,7 +213,7 @@ class NcclTransport : public Transport {
       if (!message.on_device.empty()) {
         TWOBP_CHECK(peer.receive, "rank ", from, " sent by NCCL to rank ", rank(), " without a link");
         done = in_links([&] {
-          const OnStream there(peer.receive->stream());  // whose memory it is
+          const OnStream there(peer.receive->stream());  // the memory belongs to this stream
           peer.receive->under_way();
           return peer.receive->receive(message.allocate(device_.where(), options_.tensors), message.tag);
         });
@@ -232,7 +232,7 @@ class NcclTransport : public Transport {
     }
   }
 
-  // Sends what may go.
+  // Launches the sends that are allowed now.
   void push(int to) {
     if (to == rank()) return;
     Peer& peer = peers_[to];
@@ -280,26 +280,27 @@ class NcclTransport : public Transport {
     throw Aborted(reason_);
   }
 
-  // `call` of links, which nobody aborts meanwhile unless NCCL does not return.
+  // Runs `call` on links. They cannot be aborted during it, unless NCCL does not return.
   template <typename Call>
   std::invoke_result_t<Call> in_links(const Call& call) {
     try {
       const std::lock_guard lock(mutex_);
       return call();
     } catch (const Aborted&) {
-      throw_if_aborted();  // says why
+      throw_if_aborted();  // throws the reason
       throw;
     }
   }
 
   void abort_links() {
-    for_links([](NcclLink& link) { link.interrupt(); });  // after a failed start, too
-    // A call that hangs in NCCL keeps the lock; NCCL allows an abort beside it.
+    for_links([](NcclLink& link) { link.interrupt(); });  // also after a failed start
+    // A call that hangs in NCCL keeps the lock. NCCL allows an abort at the same time.
     const auto lock = lock_in_time();
     for_links([](NcclLink& link) { link.abort(); });
   }
 
-  // Held, or not after kLockSeconds. Not by std::timed_mutex, whose waits ThreadSanitizer takes for none.
+  // The lock, held unless that took more than kLockSeconds. This is not std::timed_mutex, because
+  // ThreadSanitizer does not recognize its waits.
   std::unique_lock<std::mutex> lock_in_time() {
     std::unique_lock lock(mutex_, std::defer_lock);
     const double deadline = awake_seconds() + kLockSeconds;
@@ -317,7 +318,7 @@ class NcclTransport : public Transport {
   }
 
   void watch() {
-    const OnStream here(device_.compute());  // the thread's current device
+    const OnStream here(device_.compute());  // sets the thread's current device
     std::unique_lock stop_lock(stop_mutex_);
     while (
         !stopped_.wait_for(stop_lock, std::chrono::duration<double>(kWatchSeconds), [&] { return stop_; })) {
@@ -342,13 +343,13 @@ class NcclTransport : public Transport {
   Device device_;
   NcclOptions options_;
   Mailbox mailbox_;
-  std::mutex calls_;         // of several subgroups
+  std::mutex calls_;         // for calls of several subgroups
   std::vector<Peer> peers_;  // by rank
 
-  std::mutex mutex_;  // the links
+  std::mutex mutex_;  // guards the links
   std::atomic<bool> aborted_{false};
   std::mutex reason_mutex_;
-  std::string reason_;  // what Aborted says
+  std::string reason_;  // the text of Aborted
 
   std::mutex stop_mutex_;
   std::condition_variable stopped_;
@@ -371,7 +372,7 @@ std::unique_ptr<Transport> make_nccl_transport(std::shared_ptr<Transport> host, 
 World make_nccl_world(std::shared_ptr<Transport> host, const NcclApi& api, const Device& device, int replicas,
                       int ranks, const NcclOptions& options) {
   check_processes(host->size(), replicas, ranks);
-  // Between all ranks of a pipeline and between the replicas of each rank; a transport takes its own.
+  // Links between all ranks of a pipeline, and between the replicas of each rank. A transport takes its own.
   NcclLinks links;
   const auto both_ways = [&](int a, int b) {
     links.emplace_back(a, b);

@@ -19,11 +19,11 @@ void find(void* handle, const std::string& library, const char* name, Function& 
 
 NcclApi load_nccl(const std::string& library) {
   const std::string name = library.empty() ? "libnccl.so.2" : library;
-  // By its soname, the library that LibTorch has loaded is found too, wherever it lies.
+  // The soname also finds the library that LibTorch has loaded, wherever it is.
   void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) {
     const char* reason = dlerror();
-    fail("NCCL is not to be had (", reason ? reason : name.c_str(),
+    fail("NCCL is not available (", reason ? reason : name.c_str(),
          "): install it or add its folder to LD_LIBRARY_PATH, or use pipeline.transport = \"mpi\"");
   }
   NcclApi api;

@@ -12,9 +12,9 @@ namespace {
 constexpr int64_t kFormat = 1;
 constexpr int64_t kMostDimensions = 64;
 constexpr int64_t kWithHead = -1;   // in place of a type: the tensor is in the head
-constexpr int64_t kUndefined = -2;  // there is none
+constexpr int64_t kUndefined = -2;  // an undefined tensor
 
-// Takes the numbers of a head one after the other.
+// Reads the numbers of a head in order.
 class Numbers {
  public:
   Numbers(const at::Tensor& tensor, int from) : from_(from) {
@@ -102,7 +102,7 @@ ReceivedHead unpack_head(const Values& head, int from) {
     numbers.require(at::isIntegralType(shape.type, true) || at::isFloatingType(shape.type) ||
                     at::isComplexType(shape.type));
     const auto element = static_cast<int64_t>(c10::elementSize(shape.type));
-    int64_t bytes = element;  // as if a size of 0 were 1
+    int64_t bytes = element;  // counts a size of 0 as 1
     bool empty = false;
     for (int64_t d = 0; d < dimensions; ++d) {
       shape.sizes.push_back(numbers.next(0, std::numeric_limits<int64_t>::max() / bytes));
@@ -114,7 +114,7 @@ ReceivedHead unpack_head(const Values& head, int from) {
       shape.strides.push_back(numbers.next(0, std::numeric_limits<int64_t>::max() / bytes));
       if (!empty) reach += (shape.sizes[d] - 1) * shape.strides[d];
     }
-    // Dense, so that as many bytes are written as there are.
+    // The tensor must be dense, so that a receive fills exactly its memory.
     numbers.require(empty || reach * element == bytes);
     message.on_device.push_back(static_cast<int>(i));
     message.shapes.push_back(std::move(shape));

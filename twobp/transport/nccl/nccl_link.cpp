@@ -9,14 +9,14 @@
 namespace twobp {
 namespace {
 
-constexpr double kCallSeconds = 30;  // for a call that only puts work into a stream
+constexpr double kCallSeconds = 30;  // seconds for a call that only launches work
 
 }  // namespace
 
 NcclLink::NcclLink(const NcclApi& api, const Device& device, const DeviceStream& stream,
                    const NcclUniqueId& id, bool sender, std::string name)
     : api_(api), device_(device), sender_(sender), name_(std::move(name)), stream_(stream) {
-  const OnStream here(stream_);  // NCCL takes the current device
+  const OnStream here(stream_);  // NCCL uses the current device
   NcclConfig config;
   // Rank 0 of the two sends.
   const int result = api_.init_rank(&comm_, 2, id, sender ? 0 : 1, &config);
@@ -86,7 +86,8 @@ DeviceEvent NcclLink::receive(const Values& values, const Tag& tag) {
   const double begin = awake_seconds();
   for (const at::Tensor& value : values) put(value, begin + kCallSeconds);
   const DeviceEvent done = stream_.record();
-  transfers_.push_back({{}, done, begin, tag});  // memory of this stream: freed, it is reused in its order
+  // The memory belongs to this stream, so that it is reused in the stream's order.
+  transfers_.push_back({{}, done, begin, tag});
   return done;
 }
 
@@ -104,7 +105,7 @@ std::string NcclLink::trouble(double timeout) {
     return concat("NCCL from ", name_, ": ", api_.error_text(error), " (NCCL_DEBUG=INFO shows more)");
   if (transfers_.empty() || awake_seconds() < transfers_.front().begin + timeout) return {};
   if (transfers_.front().done.passed()) return {};
-  return concat("NCCL from ", name_, ": ", to_string(transfers_.front().tag), " has not crossed in ", timeout,
+  return concat("NCCL from ", name_, ": ", to_string(transfers_.front().tag), " has not arrived in ", timeout,
                 " s: one of the two ranks is stuck or the time-out (pipeline.timeout) is too short");
 }
 

@@ -18,9 +18,9 @@ namespace twobp {
 namespace {
 
 constexpr double kLeaveSeconds = 10;
-constexpr double kRefusalSeconds = 0.5;  // for the others to read why
+constexpr double kRefusalSeconds = 0.5;  // time for the others to read the reason
 constexpr double kRetrySeconds = 0.02;
-constexpr int kMostNamed = 8;  // ranks in a message
+constexpr int kMostNamed = 8;  // most ranks named in a message
 
 std::string env(const char* name) {
   const char* value = std::getenv(name);
@@ -39,16 +39,17 @@ void sleep_for(double seconds) {
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
 }
 
-// c10d writes what goes wrong to stderr, each time with a backtrace; here it becomes one message.
+// c10d writes every error to stderr with a backtrace. We report one message instead.
 void quiet_c10d() {
-  [[maybe_unused]] static const bool once = [] {  // c10d's threads read it
+  [[maybe_unused]] static const bool once = [] {  // read by c10d's threads
     if (!std::getenv("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_FATAL;
     return true;
   }();
 }
 
-// After a refused try c10d sleeps for as long as five seconds: a guest that comes before the host asks again
-// with time-outs of its own, short ones first: by the clock, as c10d counts its waits.
+// c10d sleeps for up to five seconds after a refused connection. So a process that comes before the host
+// retries with time-outs of its own, short ones first. They are measured on the clock that c10d uses for its
+// waits.
 c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& address, c10d::TCPStoreOptions options,
                                               double timeout) {
   const double deadline = now_seconds() + timeout;
@@ -74,7 +75,7 @@ std::string name_of(const StorePlace& place) {
 StorePlace store_place(const Launcher& launcher) {
   TWOBP_CHECK(
       !launcher.master_address.empty(), "rank ", launcher.rank,
-      " is not told where to meet the others: set MASTER_ADDR to the host of rank 0 and MASTER_PORT to "
+      " has no address to meet the other ranks: set MASTER_ADDR to the host of rank 0 and MASTER_PORT to "
       "a free port there, or start with torchrun --no-python");
   StorePlace place;
   place.address = launcher.master_address;
@@ -90,7 +91,7 @@ StorePlace store_place(const Launcher& launcher) {
   return place;
 }
 
-// The store, its errors as ours and its keys under the job's name.
+// The store, with errors of our type and keys under the job's name.
 struct StoreConnection::Store {
   c10::intrusive_ptr<c10d::Store> store;
   std::string name, prefix;
@@ -130,13 +131,13 @@ StoreConnection::StoreConnection(const StorePlace& place, double timeout) : plac
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(place_.port);
   options.isServer = place_.rank == 0 && !place_.hosted;
-  options.waitWorkers = false;  // join() names who is missing
+  options.waitWorkers = false;  // join() names the missing ranks
   store_ = std::make_unique<Store>();
   store_->name = name();
   store_->prefix = concat("twobp/", place_.job, "/");
   try {
     const auto store = open_store(place_.address, options, timeout);
-    place_.port = store->getPort();  // 0: the system has picked one
+    place_.port = store->getPort();  // 0: the system chooses one
     store_->name = name();
     store_->store = store;
   } catch (const c10::Error& error) {
@@ -160,7 +161,7 @@ void StoreConnection::join(double timeout) {
     fail(reason);
   };
   const auto refuse = [&](const std::string& reason) {
-    store_->set("refused", reason);  // the others need not wait for the time-out
+    store_->set("refused", reason);  // so that the others do not wait for the time-out
     leave(reason);
   };
   const auto size_key = [](int rank) { return concat("size/", rank); };
@@ -211,7 +212,7 @@ StoreConnection::~StoreConnection() {
       gone = store_->add("left", 0);
     }
   } catch (const std::exception&) {
-    // The store is gone; so shall this be.
+    // The store no longer exists, so there is nothing to wait for.
   }
 }
 
@@ -250,7 +251,7 @@ std::unique_ptr<StoreConnection> StoreConnection::connect() const {
   store->name = store_->name;
   store->prefix = store_->prefix;
   store->store = store_->call([](c10d::Store& s) { return s.clone(); });
-  store->store->setTimeout(std::chrono::hours(24 * 365));  // pop() waits for as long as it takes
+  store->store->setTimeout(std::chrono::hours(24 * 365));  // pop() waits without limit
   return std::unique_ptr<StoreConnection>(new StoreConnection(place_, std::move(store)));
 }
 

@@ -15,7 +15,8 @@
 namespace twobp {
 namespace {
 
-// What one value in a rank's queue holds: a part of a message, or its end, or the end of all.
+// The content of one value in a rank's queue: a part of a message, its last part, an abort, or the request to
+// stop.
 enum class Part : uint32_t { kMore, kLast, kAbort, kStop };
 
 struct PartHead {
@@ -33,7 +34,7 @@ std::string part_of(int from, Part part, const char* data, size_t bytes) {
   return text;
 }
 
-constexpr double kListenerSeconds = 2;  // for the listener to hear that it shall stop
+constexpr double kListenerSeconds = 2;  // time for the listener to notice that it must stop
 
 std::string queue_of(int rank) {
   return concat("to/", rank);
@@ -59,8 +60,8 @@ Message unpack(int from, const std::string& bytes) {
   return {from, message.tag, std::move(message.values), {}};
 }
 
-// A rank's end of the store. The listener's too, which outlives the transport where the store's process
-// stands still or the network is cut: its wait for the next value has no end then.
+// A rank's end of the store. The listener shares it and may outlive the transport: if the store's process is
+// frozen or the network is cut, its wait for the next value never ends.
 class StoreEnd {
  public:
   explicit StoreEnd(std::shared_ptr<StoreConnection> connection)
@@ -72,7 +73,8 @@ class StoreEnd {
   const std::atomic<bool>& aborted() const { return aborted_; }
 
   void send(int to, const std::string& bytes) {
-    const std::lock_guard lock(sends_);  // the receiver puts the parts of one sender together as they come
+    // The receiver joins the parts of one sender in their order of arrival.
+    const std::lock_guard lock(sends_);
     for (size_t begin = 0; begin < bytes.size(); begin += kPartBytes) {
       const size_t count = std::min(kPartBytes, bytes.size() - begin);
       const Part part = begin + count == bytes.size() ? Part::kLast : Part::kMore;
@@ -88,7 +90,7 @@ class StoreEnd {
         connection_->push(queue_of(to),
                           part_of(rank(), Part::kAbort, reason.data(), std::min(reason.size(), kPartBytes)));
       } catch (const std::exception&) {
-        return;  // the store is gone, which the others see themselves
+        return;  // the store no longer exists, and the others notice that themselves
       }
     }
   }
@@ -99,12 +101,12 @@ class StoreEnd {
     throw Aborted(concat("rank ", rank(), " stopped: ", reason_));
   }
 
-  // What the listener runs.
+  // The listener thread's function.
   void listen() {
     try {
       take_in();
     } catch (const std::exception& error) {
-      if (!stopping_) abort(error.what());  // this rank receives nothing any more: the others are to know
+      if (!stopping_) abort(error.what());  // the others must know that this rank receives nothing any more
     }
     {
       const std::lock_guard lock(mutex_);
@@ -113,13 +115,13 @@ class StoreEnd {
     changed_.notify_all();
   }
 
-  // Has the listener end; whether it has.
+  // Tells the listener to stop. Returns whether it has stopped.
   bool stop() {
     stopping_ = true;
     try {
       connection_->push(queue_of(rank()), part_of(rank(), Part::kStop, nullptr, 0));
     } catch (const std::exception&) {
-      // The store is gone: so the listener ends, unless nothing tells it.
+      // The store no longer exists. The listener notices that and stops, unless the network hides it.
     }
     std::unique_lock lock(mutex_);
     return wait_patiently(changed_, lock, kListenerSeconds, [&] { return ended_; });
@@ -166,10 +168,10 @@ class StoreEnd {
   std::mutex sends_;
   std::atomic<bool> stopping_{false};
   std::atomic<bool> aborted_{false};
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::string reason_;
-  bool ended_ = false;  // the listener
+  bool ended_ = false;  // the listener has stopped
 };
 
 class StoreTransport : public Transport {
@@ -192,7 +194,7 @@ class StoreTransport : public Transport {
     TWOBP_CHECK(to >= 0 && to < size(), "rank ", rank(), " sends to rank ", to, " of ", size());
     end_->throw_if_aborted();
     const OutgoingMessage message = pack_message(tag, 0, values, /*device_memory=*/false);
-    // The head's length, the head, and the memory of the tensors that are not in it.
+    // The head's length, the head, and the memory of the tensors outside the head.
     std::string bytes(sizeof(uint64_t), '\0');
     const uint64_t head = message.head.size();
     std::memcpy(bytes.data(), &head, sizeof(head));

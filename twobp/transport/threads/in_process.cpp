@@ -11,7 +11,7 @@
 namespace twobp {
 namespace {
 
-// What the endpoints share.
+// State that the endpoints share.
 struct Mailboxes {
   explicit Mailboxes(int ranks) : mailboxes(ranks) {}
 

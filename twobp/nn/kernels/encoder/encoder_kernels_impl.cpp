@@ -1,5 +1,5 @@
-// The kernels of encoder_kernels.h, compiled once per instruction set (TWOBP_ISA names it). Plain loops that
-// the compiler vectorises; exp and erf go to glibc's vector math where there is one.
+// The kernels of encoder_kernels.h, compiled once per instruction set (TWOBP_ISA names it). They are plain
+// loops that the compiler vectorises. exp and erf call glibc's vector math if it exists.
 #include <algorithm>
 #include <cmath>
 

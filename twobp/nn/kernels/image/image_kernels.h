@@ -18,7 +18,7 @@ struct WindowShape {
   int64_t out_width() const { return (width + 2 * padding - kernel) / stride + 1; }
 };
 
-// What a batch norm computes with for each channel: the four rows of a (4, cols) array.
+// The numbers of a batch norm for each channel: the four rows of a (4, cols) array.
 template <typename T>
 struct ChannelScales {
   const T* mean;
