@@ -73,7 +73,7 @@ TEST(PlanMessages, LinksTakeTime) {
   EXPECT_NEAR(with({"--message-seconds", "2"}), 1 + 4 * 2 + 1 + 4 * 2 + 2 + 2, 1e-9);
   EXPECT_EQ(with({"--message-seconds", "2", "--share-links", "2"}), 15) << "within a node";
   EXPECT_NEAR(with({"--message-seconds", "0.5", "--cap", "4"}), 16, 1e-9) << "a cap counts no messages";
-  expect_one_message({"plan", "--stages", "2", "--share-links", "1"}, {"--share-links", "no part"});
+  expect_one_message({"plan", "--stages", "2", "--share-links", "1"}, {"--share-links", "has no effect"});
   expect_one_message({"plan", "--stages", "2", "--message-seconds", "1,2,3"},
                      {"--message-seconds", "3 values"});
 }

@@ -160,11 +160,9 @@ Trainer::Trainer(const Config& config, Parts parts)
   }
   config_.pipeline.micro_batches = micro_batches_;  // recorded by a checkpoint, without the schedule's file
   if (config.train.precision == "fp16") loss_scale_ = {true, config.train.loss_scale, 0};
+  // On this thread, too: it replays recorded steps, whose sums depend on the number of threads.
+  at::set_num_threads(config.pipeline.threads);
   const auto measure = [&] {
-    // Uses as many threads as a rank has, and restores the caller's number afterwards.
-    const auto restore = [threads = at::get_num_threads()](void*) { at::set_num_threads(threads); };
-    const std::unique_ptr<void, decltype(restore)> at_end(this, restore);
-    at::set_num_threads(config.pipeline.threads);
     const int64_t size = std::min(config.pipeline.micro_batch_size, data_.train->size());
     std::vector<int64_t> first(size);
     std::iota(first.begin(), first.end(), 0);
