@@ -31,8 +31,8 @@ void eval(const EvalOptions& options) {
   Config config = load_config(options.config, overrides);
   config.pipeline.data_parallel = 1;
   config.model.freeze = {"*"};  // no gradients, no optimizer state
-  if (ScheduleSource::is_file(
-          config.pipeline.schedule)) {  // a forward pass needs no schedule file, and it may be gone
+  // A forward pass needs no schedule file, and it may be gone.
+  if (ScheduleSource::is_file(config.pipeline.schedule)) {
     config.pipeline.schedule = "gpipe";
     config.pipeline.ranks = config.pipeline.stages = 0;
     config.pipeline.split.clear();

@@ -77,8 +77,8 @@ std::vector<int> sizes_of(const MeasureOptions& options, const Config& config, i
   std::sort(sizes.begin(), sizes.end());
   if (options.only_what_fits) {
     std::erase_if(sizes, [&](int size) { return size > samples; });
-    if (sizes.empty() && samples > 0)
-      sizes = {static_cast<int>(samples)};  // training takes them the same way
+    // Training takes them the same way.
+    if (sizes.empty() && samples > 0) sizes = {static_cast<int>(samples)};
   }
   for (const int size : sizes) {
     TWOBP_CHECK(size <= samples, "a micro-batch of ", size, " samples cannot be measured, the data has ",

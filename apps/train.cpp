@@ -194,8 +194,8 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
     }
   }
   output.finish_line();
-  if (checkpointer)
-    checkpointer->finish(trainer);  // first, because a run that is being stopped may not have long
+  // First, because a run that is being stopped may not have long.
+  if (checkpointer) checkpointer->finish(trainer);
   trace.finish();
   const int signal = result.stop ? agreed_stop_signal(processes) : 0;
   if (signal != 0) {
@@ -242,9 +242,8 @@ int train(const TrainOptions& options, const Config& config, World world) {
 
 int train(const TrainOptions& options) {
   if (options.print_config && options.config.empty() && options.overrides.empty()) {
-    std::printf(
-        "%s\n",
-        config_to_json(Config{}).c_str());  // the defaults have no data, so they are not checked as a run
+    // The defaults have no data, so they are not checked as a run.
+    std::printf("%s\n", config_to_json(Config{}).c_str());
     return 0;
   }
   const Launcher launcher = find_launcher();

@@ -13,8 +13,8 @@ double awake_seconds() {
   static std::mutex mutex;
   static double seen = now_seconds();
   static double stood_still = 0;
-  const std::lock_guard lock(
-      mutex);  // else a thread could see the time after a suspension without the suspension
+  // Without it, a thread could see the time after a suspension but not the suspension.
+  const std::lock_guard lock(mutex);
   const double now = now_seconds();
   stood_still += std::max(0.0, now - seen - kLongestGap);
   seen = now;

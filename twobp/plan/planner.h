@@ -31,8 +31,8 @@ struct PlanRequest {
   std::vector<std::string> schedules;  // empty: all named schedules
   std::vector<int> data_parallel;      // replicas of the pipeline, which sum their gradients; empty: 1
   std::vector<P2Policy> policies;      // empty: all that the schedule admits
-  std::vector<std::string>
-      recompute;    // of recompute_modes(); empty: all, or none if the costs include recomputation
+  // Of recompute_modes(); empty: all, or none if the costs include recomputation.
+  std::vector<std::string> recompute;
   int batch = 0;    // samples in a step over all replicas must equal this; 0: any number
   int devices = 0;  // ranks x replicas must equal this; 0: any number
   Interconnect interconnect;

@@ -56,8 +56,8 @@ struct Schedule {
   int micro_batches = 1;
   std::vector<int> rank_of_stage;               // placement; a rank owns any number of stages
   std::vector<std::vector<Instruction>> ranks;  // the instructions of each rank, in order
-  bool allow_reorder =
-      false;  // gives up micro-batch order within F, I and W of a stage, and with it bitwise equality
+  // Gives up micro-batch order within F, I and W of a stage, and with it bitwise equality.
+  bool allow_reorder = false;
 
   int rank_count() const { return static_cast<int>(ranks.size()); }
   // Whether the stage has no previous or no next stage.

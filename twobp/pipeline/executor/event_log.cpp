@@ -15,8 +15,8 @@ std::string_view without_suffix(std::string_view name) {
 // The name of a leaf in the model: its weight's name. For weights stored as one:
 // "model.layers.0.self_attn.q_proj+k_proj+v_proj".
 std::string leaf_name(Layer& leaf, const std::string& layer_name) {
-  if (dynamic_cast<RecomputeLayer*>(&leaf) != nullptr)
-    return layer_name;  // its W covers all weights of the layer
+  // Its W covers all weights of the layer.
+  if (dynamic_cast<RecomputeLayer*>(&leaf) != nullptr) return layer_name;
   std::vector<Parameter*> parameters;
   leaf.collect_parameters(parameters);
   if (parameters.empty()) return layer_name;

@@ -76,8 +76,8 @@ double P2Offers::help(int rank, const HasRoom& has_room, const Run& run, double 
     for (size_t owner = 0; owner < offers_.size() && leaf == nullptr; ++owner) {
       helped = &offers_[owner];
       leaf = next(*helped, false);
-      const int64_t at_once =
-          std::max<int64_t>(helped->running + 1, 2);  // one for the owner, who runs units too
+      // One for the owner, who runs units too.
+      const int64_t at_once = std::max<int64_t>(helped->running + 1, 2);
       if (leaf != nullptr && !has_room(static_cast<int>(owner), at_once * helped->largest)) leaf = nullptr;
     }
     if (leaf == nullptr) {

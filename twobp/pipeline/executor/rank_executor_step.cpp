@@ -121,8 +121,8 @@ RankResult RankExecutor::end(const StepInput& input) {
   }
   result_.times.end = now_seconds();
   result_.times.products = product_time() - products_;
-  if (p2_stream_.device().asynchronous())
-    result_.times.products.seconds = 0;  // it would be the time to launch them
+  // A device runs products later: their seconds would be those of launching them.
+  if (p2_stream_.device().asynchronous()) result_.times.products.seconds = 0;
   result_.times.allocations = BlockCache::allocations() - allocations_;
   result_.times.busy += result_.times.optimizer + helping_;
   if (!p2_stream_.device().asynchronous()) {

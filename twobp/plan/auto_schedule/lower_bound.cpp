@@ -114,8 +114,8 @@ class Bound {
     const double none_stashed = m + 1 - cap / cost.activation_bytes;
     const double all_stashed = m - (cap - cost.activation_bytes) / cost.stash_bytes;
     const int count = whole(std::min(none_stashed, all_stashed), m);
-    return cost.p2_units > 1 ? std::max(0, count - 1)
-                             : count;  // the last one may have freed a part of its stash
+    // The last one may have freed a part of its stash.
+    return cost.p2_units > 1 ? std::max(0, count - 1) : count;
   }
   // The cap, plus bytes that may be freed without being counted here.
   double room(int rank) const {

@@ -112,8 +112,9 @@ std::string checkpoint_file_name(CheckpointFile file, const CheckpointPart& part
 
 std::optional<CheckpointFile> checkpoint_file_of(const std::string& name) {
   static const Pattern pattern("([a-z]+)(-[0-9]{5,9}-of-[0-9]{5,9})?\\.safetensors");
+  if (name.size() > 64) return std::nullopt;
   const auto groups = pattern.match(name);
-  if (name.size() > 64 || groups.empty()) return std::nullopt;
+  if (groups.empty()) return std::nullopt;
   for (const auto& [file, kind] : kKinds) {
     if (groups[1] == kind) return file;
   }
