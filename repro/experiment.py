@@ -143,7 +143,12 @@ class Experiment:
         self.device = self.find_gpus() if self.gpus else "cpu"
         self.rows = []
         self.not_measured = []
-        self.cores_at_once = [speed_at_once()]
+        self.cores_at_once = []
+        self.check_cores()
+
+    def check_cores(self):
+        """Measures whether the cores are free, before and after an experiment."""
+        self.cores_at_once.append(speed_at_once(0.01 if self.options.quick else 0.5))
 
     def call(self, *arguments):
         """Runs the program, or another command that starts with a path. Its output goes to stderr."""
@@ -248,7 +253,7 @@ class Experiment:
                 "cores_at_once": self.cores_at_once}
 
     def save(self):
-        self.cores_at_once.append(speed_at_once())
+        self.check_cores()
         result = {"experiment": self.name, "quick": self.options.quick, "provenance": self.provenance(),
                   "rows": self.rows, "not_measured": self.not_measured}
         path = self.options.out / "results.json"

@@ -19,17 +19,15 @@ class Contender:
     slow: bool = False               # takes minutes per step, so it runs one step in few repeats
     plan: tuple = ()                 # twobp: schedule and p2 policy; if empty, `twobp plan` chooses
     processes: bool = False          # twobp: one process per stage, over MPI
-    settings: tuple = ()             # twobp: other settings that differ from the defaults
 
     def takes_part(self, model, micro_batches):
         return (self.models is None or model in self.models) and micro_batches >= self.micro_batches
 
 
-STEALING = ("pipeline.p2_stealing=true",)  # ranks of one process finish together
 BASES = {
-    "twobp": Contender("twobp ZB-V, 2BP `fill`", plan=("zb-v", "fill"), settings=STEALING),
-    "twobp_1f1b": Contender("twobp 1F1B, 2BP `fill`", plan=("1f1b", "fill"), settings=STEALING),
-    "twobp_planned": Contender("twobp, chosen by `twobp plan --search`", settings=STEALING),
+    "twobp": Contender("twobp ZB-V, 2BP `fill`", plan=("zb-v", "fill")),
+    "twobp_1f1b": Contender("twobp 1F1B, 2BP `fill`", plan=("1f1b", "fill")),
+    "twobp_planned": Contender("twobp, chosen by `twobp plan --search`"),
     "twobp_mpi": Contender("twobp ZB-V, 2BP `fill`, over MPI", plan=("zb-v", "fill"), processes=True),
     "twobp_1f1b_mpi": Contender("twobp 1F1B, 2BP `fill`, over MPI", plan=("1f1b", "fill"), processes=True),
     "twobp_single": Contender("twobp, one stage, p2 `off`", plan=("1f1b", "off")),
@@ -107,8 +105,6 @@ def command(args, name, size, micro_batches, layers, planned, json_path):
                 "--set", f"pipeline.micro_batches={micro_batches}", "--steps", steps, "--warmup", warmup, "--json", json_path]
     if contender.schedule is None:
         _, config, *settings = shared_options(args, size)
-        for setting in contender.settings:
-            settings += ["--set", setting]
         way = planned if not contender.plan else ["--set", f"pipeline.ranks={1 if args.single else 2}", "--schedules",
                                                   contender.plan[0], "--p2", contender.plan[1]]
         return [args.twobp, "bench", config, *settings, "--set", "pipeline.threads=1", *way, "--micro-batches", micro_batches,

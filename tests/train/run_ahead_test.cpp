@@ -288,7 +288,6 @@ TEST(RunAhead, AutoLeavesOutWhatDoesNotGoWithIt) {
   for (const auto& change :
        std::vector<std::function<void(Config&)>>{[](Config& config) { config.pipeline.run_ahead = "off"; },
                                                  [](Config& config) { config.pipeline.graphs = true; },
-                                                 [](Config& config) { config.pipeline.p2_stealing = true; },
                                                  [](Config& config) {
                                                    config.train.clip_norm = 1;
                                                    config.optimizer.shard = true;

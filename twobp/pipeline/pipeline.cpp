@@ -60,7 +60,6 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
       rank_of_stage_(options.rank_of_stage),
       world_(std::move(world)),
       timeout_(options.timeout),
-      offers_(std::make_unique<P2Offers>(world_.ranks)),
       graph_(std::make_unique<KeptGraph>()) {
   const std::vector<LayerProfile> costs = layer_profiles(model, profile);
   if (rank_of_stage_.empty())
@@ -128,7 +127,6 @@ std::shared_ptr<RankThreads::Job> Pipeline::post(std::function<void(int)> body) 
 }
 
 void Pipeline::abort(const std::string& reason) {
-  offers_->abort(reason);
   if (world_.abort) return world_.abort(reason);
   world_.pipeline[world_.local_ranks().front()]->abort(reason);
 }
@@ -175,8 +173,6 @@ void Pipeline::submit(const StepSetup& setup, const std::vector<Fields>& micro_b
   const bool early = !under_way_.empty();
   TWOBP_CHECK(!early || (!given.want_events && !under_way_.back()->input.want_events),
               "a step whose events are wanted has the pipeline for itself");
-  TWOBP_CHECK(!early || (!given.p2_stealing && !under_way_.back()->input.p2_stealing),
-              "a step whose ranks run each other's W has the pipeline for itself");
   auto step = std::make_unique<UnderWay>();
   step->setup = &setup;
   step->micro_batches = micro_batches;
@@ -202,10 +198,6 @@ void Pipeline::submit(const StepSetup& setup, const std::vector<Fields>& micro_b
   }
   input.cap_per_rank = caps_;
   input.fills_waits = fills_waits_;
-  if (input.p2_stealing && world_.all_local() && ranks() > 1 && !world_.device(0).asynchronous()) {
-    offers_->begin_step();
-    input.offers = offers_.get();
-  }
   input.leading = &setup.leading;
   step->begin = now_seconds();
   const std::optional<DeviceEvent> graph = launch_graph(input);

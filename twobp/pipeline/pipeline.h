@@ -22,7 +22,6 @@
 
 namespace twobp {
 
-class P2Offers;
 class RankExecutor;
 class Stage;
 
@@ -121,7 +120,6 @@ class Pipeline {
   mutable std::vector<int64_t> known_fixed_;  // by rank; empty until the processes have exchanged them
   std::vector<double>
       clock_ahead_;  // by process of this replica, on the run's first process: its clock's lead
-  std::unique_ptr<P2Offers> offers_;
   std::unique_ptr<RankThreads> threads_;
   std::vector<std::unique_ptr<RankExecutor>> executors_;  // by rank; null: in another process
   std::deque<std::unique_ptr<UnderWay>> under_way_;       // oldest first

@@ -45,23 +45,6 @@ void check_recompute(const PipelineConfig& pipeline) {
   }
 }
 
-void check_stealing(const PipelineConfig& pipeline) {
-  if (!pipeline.p2_stealing) return;
-  const auto excludes = [](const char* key, const char* why, const char* instead) {
-    fail("pipeline.p2_stealing is set, and so is ", key, ", but ", why, ": set one of them to ", instead,
-         ".");
-  };
-  if (pipeline.run_ahead == "on")
-    excludes("pipeline.run_ahead", "a rank that runs ahead runs no W of others", "its default");
-  if (pipeline.data_parallel > 1)
-    excludes("pipeline.data_parallel", "with replicas a rank sums its own gradients at that time",
-             "its default");
-  if (pipeline.device != "cpu")
-    excludes("pipeline.device", "ranks cannot reach the memory of each other's devices", "its default");
-  if (pipeline.p2_batching != "loop")
-    excludes("pipeline.p2_batching", "ranks run single micro-batches of each other's W", "its default");
-}
-
 }  // namespace
 
 const Section& pipeline_section() {
@@ -134,12 +117,6 @@ const Section& pipeline_section() {
            "than 2 %; with train.clip_norm or fp16 it needs a copy of weights and optimizer state")
            .one_of({"auto", "on", "off"})
            .free_on_resume(),
-       TWOBP_KEY(
-           PipelineConfig, p2_stealing,
-           "a rank that has ended its part of a step runs pending weight gradients of other ranks, with "
-           "the same bits; only for ranks that are threads of one process on a CPU, and not in a traced "
-           "step")
-           .free_on_resume(),
        TWOBP_KEY(PipelineConfig, bucket,
                  "size of the gradients that data parallelism sums at once, when all of them are complete")
            .in("bytes")
@@ -172,7 +149,6 @@ const Section& pipeline_section() {
 }
 
 void check_pipeline(const PipelineConfig& pipeline) {
-  check_stealing(pipeline);
   parse_memory_cap(pipeline.memory_cap);
   parse_bucket(pipeline.bucket);
   check_recompute(pipeline);

@@ -29,7 +29,6 @@ struct PipelineConfig {
   std::string p2_batching = "loop";  // loop, concat
   std::string p2_order = "auto";  // of the W left at the end: oldest, bucket; auto: bucket with data_parallel
   std::string run_ahead = "auto";   // on: a rank begins the next step when it has ended its part of this one
-  bool p2_stealing = false;         // ranks run each other's weight gradients at the end of a step
   std::string bucket = "25MiB";     // size of the gradients that data parallelism sums at once
   std::string memory_cap = "auto";  // "auto", "1.05x", "0" (none), or bytes: "512MiB"
   std::vector<std::string> recompute;  // what layers recompute instead of keeping: see recompute.h

@@ -15,8 +15,6 @@
 
 namespace twobp {
 
-class P2Offers;
-
 // The result on a rank of the previous step's update. If the update does not stand, the work that the rank
 // did on the new step in vain counts as its start-up.
 struct Settled {
@@ -33,10 +31,6 @@ struct StepInput {
   double loss_scale = 1;
   double timeout = 300;                 // seconds
   P2Order p2_order = P2Order::kOldest;  // of the W that is left at the end
-  // Ranks run each other's W at the end of the step (p2_offers.h). Throws Error if another step is under way.
-  // Has no effect if some ranks are in other processes, W is concatenated, replicas sum gradients, or events
-  // are wanted.
-  bool p2_stealing = false;
   // On a device: launches the whole step as one graph (StepGraph). The graph is recorded when two steps in a
   // row have the same schedule, loss weights and scales, and sizes of micro-batches. Not used for steps with
   // events. Throws Error if ranks are not on devices of this process, if the device has no graphs, if another
@@ -62,7 +56,6 @@ struct StepInput {
   P2Batching batching = P2Batching::kLoop;
   std::vector<int64_t> cap_per_rank;  // bytes of activations and stash; empty or 0: no cap
   bool fills_waits = false;           // see simulate.h
-  P2Offers* offers = nullptr;         // for ranks that run each other's W; null: they do not
   std::mutex* turn = nullptr;         // held by the rank that records
 };
 

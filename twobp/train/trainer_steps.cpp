@@ -118,7 +118,6 @@ void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& vari
   input.timeout = config_.pipeline.timeout;
   input.p2_order = p2_order(config_.pipeline);
   input.as_graph = config_.pipeline.graphs;
-  input.p2_stealing = config_.pipeline.p2_stealing;
   input.want_events = wants_events(result.step);
   input.loss_scale = loss_scale_.value;
   if (early) input.settle = [this](int rank) { return update_->settle(rank); };

@@ -14,7 +14,6 @@
 
 #include "twobp/pipeline/executor/device_times.h"
 #include "twobp/pipeline/executor/event_log.h"
-#include "twobp/pipeline/executor/p2_offers.h"
 #include "twobp/pipeline/executor/p2_stream.h"
 #include "twobp/pipeline/gradient_reducer.h"
 #include "twobp/pipeline/memory/memory_meter.h"
@@ -114,16 +113,10 @@ class RankExecutor {
   void run_ahead_p2();
   static std::tuple<int, int, int> bucket_order(const PendingP2& pending);
   void run_p2(std::span<PendingP2> together);
-  void count_p2(int s, const P2Offers::Spent& spent);
   // Runs the pending W of all stages after `s`, and of the layers of `s` from `layer` on, last layer first.
   void run_p2_by_layer(int s, int layer);
   // Called before the first of the W at the end.
   void run_tail_p2();
-  bool offers_p2() const;
-  // Runs all pending W; other ranks may run some of it. Then runs W that others have left.
-  void run_offered_p2();
-  void help_others();
-  P2Offers::Spent run_offered(const OfferedP2& p2);
   void progress();
   void check_done(int s, int layer);
   // Transport::receive that keeps sums of gradients going.
@@ -182,10 +175,7 @@ class RankExecutor {
   Values recorded_losses_;
   std::vector<Parameter*> recorded_grads_;
   RankResult result_;
-  bool started_ = false;                 // the first F has begun
-  bool offered_ = false;                 // whether the W pending at the end was offered
-  double helping_ = 0;                   // seconds that the W of other ranks took here
-  std::vector<P2Offers::Spent> helped_;  // time other ranks spent on this one's W, by stages_
+  bool started_ = false;  // the first F has begun
   bool books_messages_ = false;
 };
 

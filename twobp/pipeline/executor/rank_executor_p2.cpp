@@ -40,13 +40,9 @@ void RankExecutor::run_p2(std::span<PendingP2> together) {
   }
   progress();
   const double end = now_seconds();
-  count_p2(first.stage, {end - begin, product_time() - products});
+  stage_times_[first.stage].backward_p2 += end - begin;
+  stage_times_[first.stage].p2_products += product_time() - products;
   if (events_.on()) log_p2(together, begin, end);
-}
-
-void RankExecutor::count_p2(int s, const P2Offers::Spent& spent) {
-  stage_times_[s].backward_p2 += spent.seconds;
-  stage_times_[s].p2_products += spent.products;
 }
 
 void RankExecutor::run_oldest_p2() {
@@ -84,7 +80,7 @@ void RankExecutor::find_tail() {
   const auto& list = input_->schedule->ranks[rank_];
   tail_ = last_p1_ = list.size();
   while (tail_ > 0 && list[tail_ - 1].op == Op::kBackwardP2) --tail_;
-  if (!input_->training || input_->p2_order != P2Order::kBucket || offers_p2() || tail_ == 0) return;
+  if (!input_->training || input_->p2_order != P2Order::kBucket || tail_ == 0) return;
   const Instruction& before = list[tail_ - 1];
   const Stage& stage = *stages_[local(before.stage)];
   if (before.op == Op::kBackwardP1 && before.count == 1 && !stage.gives_gradient()) last_p1_ = tail_ - 1;
@@ -106,58 +102,7 @@ void RankExecutor::run_p2_by_layer(int s, int layer) {
 }
 
 void RankExecutor::run_tail_p2() {
-  if (offers_p2()) {
-    run_offered_p2();
-  } else if (input_->training && input_->p2_order == P2Order::kBucket) {
-    run_p2_by_layer(0, 0);
-  }
-}
-
-bool RankExecutor::offers_p2() const {
-  return input_->offers != nullptr && input_->training && input_->schedule->policy != P2Policy::kOff &&
-         input_->batching == P2Batching::kLoop && reducer_ == nullptr && !events_.on();
-}
-
-void RankExecutor::run_offered_p2() {
-  offered_ = true;
-  std::vector<OfferedP2> units;
-  for (const PendingP2& pending : pending_)
-    units.push_back({pending.unit, stages_[pending.stage]->index(), pending.stage});
-  pending_.clear();
-  const auto run = [this](const OfferedP2& p2) {
-    const P2Offers::Spent spent = run_offered(p2);
-    count_p2(p2.local_stage, spent);
-    return spent;
-  };
-  const P2Offers::Outcome outcome = input_->offers->run_own(rank_, units, largest_p2_, run, input_->timeout);
-  result_.times.idle[static_cast<int>(IdleCause::kTail)] += outcome.waited;
-  helped_ = outcome.helped;
-}
-
-void RankExecutor::help_others() {
-  if (!offered_) run_offered_p2();
-  const auto has_room = [this](int owner, int64_t bytes) {
-    const int64_t cap = input_->cap_per_rank.empty() ? 0 : input_->cap_per_rank[owner];
-    return cap == 0 || meter_.held(owner) + bytes <= cap;
-  };
-  const auto run = [this](const OfferedP2& p2) {
-    const P2Offers::Spent spent = run_offered(p2);
-    helping_ += spent.seconds;
-    return spent;
-  };
-  result_.times.idle[static_cast<int>(IdleCause::kTail)] +=
-      input_->offers->help(rank_, has_room, run, input_->timeout);
-}
-
-P2Offers::Spent RankExecutor::run_offered(const OfferedP2& p2) {
-  RECORD_USER_SCOPE("W");
-  const double begin = now_seconds();
-  const ProductTime products = product_time();
-  const MemoryMeter::Scope scope(p2.stage, MemoryCategory::kStash);
-  Saved* saved = p2.unit.saved;
-  p2.unit.layer->backward_p2({&saved, 1});
-  saved->release_p2();
-  return {now_seconds() - begin, product_time() - products};
+  if (input_->training && input_->p2_order == P2Order::kBucket) run_p2_by_layer(0, 0);
 }
 
 void RankExecutor::flush_p2(int s, int first, int last) {

@@ -46,7 +46,6 @@ RankResult RankExecutor::run(const StepInput& input) {
     if (!settle()) run_until(leading);
   }
   run_until(instructions.size());
-  if (offers_p2()) in_update(input.step, [&] { help_others(); });
   p2_stream_.join();
   return end(input);
 }
@@ -124,12 +123,11 @@ RankResult RankExecutor::end(const StepInput& input) {
   // A device runs products later: their seconds would be those of launching them.
   if (p2_stream_.device().asynchronous()) result_.times.products.seconds = 0;
   result_.times.allocations = BlockCache::allocations() - allocations_;
-  result_.times.busy += result_.times.optimizer + helping_;
+  result_.times.busy += result_.times.optimizer;
   if (!p2_stream_.device().asynchronous()) {
     for (const StageTimes& times : stage_times_)
       result_.times.busy += times.forward + times.backward_p1 + times.backward_p2;
   }
-  for (size_t s = 0; s < helped_.size(); ++s) count_p2(static_cast<int>(s), helped_[s]);
   input_ = nullptr;
   result_.events = events_.take();
   result_.stages = stage_times_;
@@ -207,10 +205,8 @@ void RankExecutor::prepare(const StepInput& input) {
   input_ = &input;
   result_ = {};
   at_ = 0;
-  started_ = offered_ = false;
+  started_ = false;
   turn_ = nullptr;
-  helping_ = 0;
-  helped_.clear();
   loss_scale_ = input.loss_scale;
   events_.start(input.want_events);
   cap_ = input.cap_per_rank.empty() ? 0 : input.cap_per_rank[rank_];
