@@ -89,10 +89,11 @@ def verdict(got, expected):
     return "; ".join(wrong) or "right"
 
 
-def check(model, config, schedules=SCHEDULES):
+def check(model, config, schedules=SCHEDULES, variants=None):
     """{variant: {schedule: verdict}}"""
     results = {}
-    for variant, (of_model, of_pipeline) in VARIANTS[model].items():
+    for variant in variants or VARIANTS[model]:
+        of_model, of_pipeline = VARIANTS[model][variant]
         expected = run_step(model, config, "single", of_model)
         results[variant] = {}
         for schedule in schedules:

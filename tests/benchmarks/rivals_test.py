@@ -210,13 +210,12 @@ class Schedules(unittest.TestCase):
     """A step under PyTorch's schedules against eager, with the processes that compare.py starts."""
 
     def test_as_timed_is_right_and_traps_are_seen(self):
-        expected = {"bert": {"as timed": "^right$", "head on all positions": "^right$",
-                             "tied matrix as one parameter": "gradient of 0.tokens.weight off"},
-                    "resnet": {"as timed": "^right$", "shapes found by PyTorch": "running statistics",
-                               "channels_last": "contiguous"}}
+        # Each variant starts three processes, so these are the ones whose verdicts differ.
+        expected = {"bert": {"as timed": "^right$", "tied matrix as one parameter": "gradient of 0.tokens.weight off"},
+                    "resnet": {"shapes found by PyTorch": "running statistics", "channels_last": "contiguous"}}
         for name, variants in expected.items():
             with tempfile.TemporaryDirectory() as folder:
-                results = pitfalls.check(name, write_config(folder, name), ("zbv",))
+                results = pitfalls.check(name, write_config(folder, name), ("zbv",), variants)
             self.assertEqual(results.keys(), variants.keys())
             for variant, pattern in variants.items():
                 with self.subTest(model=name, variant=variant):
