@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Trains random models under random settings that must not change the bits, and compares losses, norms and saved weights with
+those of one stage without 2BP. What varies: schedule, ranks, p2 policy, order, memory cap, recomputation, steps that overlap,
+and whether the run is stopped and resumed.
+
+    tests/random/bits_test.py PROGRAM                   a few cases
+    tests/random/bits_test.py PROGRAM --count 500       many
+    tests/random/bits_test.py PROGRAM --case 17         one of them again, with its settings
+"""
+import argparse
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+SCHEDULES = ["naive", "gpipe", "1f1b", "eager-1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min",
+             "interleaved-zb", "dualpipe-v", "auto"]
+
+
+def tokens(dice, kind):
+    heads = dice.choice([1, 2, 4])
+    return [f"model.type={kind}", "data.synthetic=tokens", f"data.sequence={dice.randint(4, 40)}", f"model.layers={dice.randint(2, 5)}",
+            f"model.vocab={dice.randint(260, 300)}", f"model.tied={dice.choice(['true', 'false'])}",
+            f"model.dim={heads * 2 * dice.randint(4, 16)}", *([f"model.heads={heads}"] if kind != "mamba" else [])]
+
+
+def model_of(dice):
+    kind = dice.choice(["llama", "bert", "mamba", "resnet", "mlp"])
+    if kind == "resnet":
+        return kind, ["model.type=resnet", f"model.depths={dice.randint(1, 3)},{dice.randint(1, 2)}", "model.widths=16,32", "model.stem=8",
+                      f"model.block={dice.choice(['basic', 'bottleneck'])}", "model.classes=7", "data.synthetic=images",
+                      f"data.image_size={dice.choice([16, 24])}"]
+    if kind == "mlp":
+        return kind, ["model.type=mlp", f"model.dim={dice.randint(8, 60)}", f"model.layers={dice.randint(3, 6)}", "data.synthetic=vectors"]
+    settings = tokens(dice, kind)
+    if kind == "bert":
+        settings += [f"model.dropout={dice.choice([0, 0.1])}", f"model.attention_dropout={dice.choice([0, 0.1])}"]
+    if kind == "llama" and dice.random() < 0.3:
+        settings.append("model.lora=3")
+    return kind, settings
+
+
+def training_of(dice, kind):
+    reduced = kind not in ("resnet", "mlp") and dice.random() < 0.4
+    return [f"pipeline.micro_batches={dice.randint(1, 8)}", f"pipeline.micro_batch_size={dice.randint(1, 3)}",
+            f"optimizer.type={dice.choice(['adamw', 'adam', 'sgd'])}", f"train.clip_norm={dice.choice([0, 0.5])}",
+            f"train.precision={dice.choice(['bf16', 'fp16']) if reduced else 'fp32'}", f"train.seed={dice.randint(1, 1000)}",
+            f"train.steps={dice.randint(3, 6)}", "data.held_out=0"]
+
+
+def way_of(dice):
+    """Settings that must not change the bits."""
+    return [f"pipeline.schedule={dice.choice(SCHEDULES)}", f"pipeline.ranks={dice.randint(1, 4)}",
+            f"pipeline.p2={dice.choice(['off', 'end', 'cooldown', 'fill'])}", f"pipeline.p2_order={dice.choice(['oldest', 'bucket'])}",
+            f"pipeline.memory_cap={dice.choice(['auto', '0', '1.2x'])}", f"pipeline.run_ahead={dice.choice(['auto', 'on', 'off'])}",
+            f"pipeline.recompute={dice.choice(['[]', 'activations', 'derivatives', 'both'])}"]
+
+
+def train(program, folder, settings, resumed_after=None):
+    """Losses and norms of all steps, and the saved weights."""
+    metrics = folder / "metrics.jsonl"
+    command = [program, "train", "--metrics", metrics, "--set", *settings, "pipeline.pin=false"]
+    if "model.type=mlp" not in settings:
+        command.append(f"save.model={folder}/model")
+    runs = [command]
+    if resumed_after is not None:
+        command += [f"save.checkpoints={folder}/checkpoints", "save.every=1"]
+        runs = [[*command, f"train.steps={resumed_after}"], [*command, "--resume"]]
+    for run in runs:
+        done = subprocess.run([str(part) for part in run], capture_output=True, text=True, timeout=300)
+        if done.returncode != 0:
+            raise RuntimeError(done.stderr.strip())
+    steps = {}
+    for line in metrics.read_text().splitlines():
+        step = json.loads(line)
+        if "grad_norm" in step:
+            steps[step["step"]] = [step["loss"], step["grad_norm"]]
+    return steps, {path.name: path.read_bytes() for path in sorted((folder / "model").glob("*.safetensors"))}
+
+
+def run_case(number, seed, program, verbose):
+    dice = random.Random(f"{seed} {number}")
+    kind, model = model_of(dice)
+    common = [*model, *training_of(dice, kind), "optimizer.schedule=constant"]
+    steps = int(next(one for one in common if one.startswith("train.steps=")).split("=")[1])
+    way = way_of(dice)
+    resumed_after = dice.randint(1, steps - 1) if dice.random() < 0.3 else None
+    if verbose:
+        print(*common, "", *way, f"resumed after {resumed_after}", sep="\n")
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        reference = ["pipeline.schedule=gpipe", "pipeline.ranks=1", "pipeline.p2=off"]
+        expected = train(program, pathlib.Path(one), [*common, *reference])
+        try:
+            found = train(program, pathlib.Path(other), [*common, *way], resumed_after)
+        except RuntimeError as error:
+            text = str(error)
+            refused = "layers, too few for" in text or "needs at least" in text
+            return f"left out: {text.splitlines()[-1]}" if refused else f"fails: {text}"
+    for what, a, b in zip(("losses and norms", "weights"), expected, found):
+        if a != b:
+            return f"other {what}: {a if what != 'weights' else sorted(a)}, {b if what != 'weights' else sorted(b)}"
+    return ""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("--count", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--case", type=int, help="only this one, with its settings")
+    options = parser.parse_args()
+    numbers = range(options.count) if options.case is None else [options.case]
+    failed, left_out = 0, []
+    for number in numbers:
+        wrong = run_case(number, options.seed, options.program, options.case is not None)
+        if wrong.startswith("left out"):
+            left_out.append(wrong)
+        elif wrong:
+            failed += 1
+            print(f"case {number} of seed {options.seed}: {wrong}", flush=True)
+    for why in sorted(set(left_out)):
+        print(f"{left_out.count(why)} {why}")
+    print(f"{len(numbers)} cases, {failed} differ, {len(left_out)} left out")
+    sys.exit(failed > 0 or len(left_out) == len(numbers))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+"""Trains random models on random data for three steps, here and with transformers and torch, and compares all weights.
+What varies: the model type and its sizes, labels and masks, the optimizer, clipping, the schedule and the number of ranks.
+
+    tests/random/torch_test.py PROGRAM                   one case of each model type
+    tests/random/torch_test.py PROGRAM --count 200       many
+    tests/random/torch_test.py PROGRAM --case 17         one of them again, with its settings
+
+Exit code 77: a Python package is missing.
+"""
+import argparse
+import importlib.util
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+for package in ("torch", "transformers", "safetensors"):
+    if importlib.util.find_spec(package) is None:
+        print(f"skipped: {sys.executable} has no {package}")
+        sys.exit(77)
+import numpy
+import torch
+import transformers
+from safetensors.torch import load_file
+
+STEPS = 3
+# Of the change of a tensor: both sides add the same numbers in different orders.
+TOLERANCE = 2e-3
+LEAST_CHANGE = 1e-4  # some gradients are zero but for rounding, such as those of a key's bias
+SCHEDULES = ["naive", "gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min"]
+
+
+def llama(dice):
+    kv_heads = dice.choice([1, 2, 3])
+    heads = kv_heads * dice.choice([1, 2])
+    scaling = dice.choice([None, {"rope_type": "linear", "factor": 2.0},
+                           {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                            "original_max_position_embeddings": 16}])
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        hidden_size=heads * dice.randint(3, 12), num_hidden_layers=dice.randint(1, 3), num_attention_heads=heads,
+        num_key_value_heads=kv_heads, head_dim=2 * dice.randint(2, 8), intermediate_size=dice.randint(5, 70),
+        vocab_size=dice.randint(40, 90), rms_norm_eps=10 ** -dice.uniform(4, 6), rope_theta=dice.choice([1e3, 1e4, 5e5]),
+        rope_scaling=scaling, tie_word_embeddings=dice.random() < 0.5, initializer_range=0.1))
+
+
+def bert(dice):
+    heads = dice.choice([1, 2, 4])
+    return transformers.BertForMaskedLM(transformers.BertConfig(
+        hidden_size=heads * dice.randint(4, 12), num_hidden_layers=dice.randint(1, 3), num_attention_heads=heads,
+        intermediate_size=dice.randint(8, 70), vocab_size=dice.randint(40, 90), max_position_embeddings=dice.randint(32, 48),
+        type_vocab_size=dice.randint(1, 3), hidden_act=dice.choice(["gelu", "gelu_new"]), hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0, tie_word_embeddings=dice.random() < 0.5, initializer_range=0.1,
+        pad_token_id=None))
+
+
+def mamba(dice):
+    return transformers.MambaForCausalLM(transformers.MambaConfig(
+        hidden_size=4 * dice.randint(3, 8), num_hidden_layers=dice.randint(1, 3), state_size=dice.randint(2, 9),
+        conv_kernel=dice.randint(2, 5), expand=dice.choice([1, 2]), time_step_rank=dice.randint(1, 4),
+        vocab_size=dice.randint(40, 90), tie_word_embeddings=dice.random() < 0.5, initializer_range=0.1,
+        pad_token_id=None, use_cache=False))
+
+
+def resnet(dice):
+    block = dice.choice(["basic", "bottleneck"])
+    count = dice.randint(1, 2)
+    width = 4 * dice.randint(1, 3)
+    return transformers.ResNetForImageClassification(transformers.ResNetConfig(
+        embedding_size=4 * dice.randint(1, 3), hidden_sizes=[width * 2**i for i in range(count)],
+        depths=[dice.randint(1, 2) for _ in range(count)], layer_type=block, num_labels=dice.randint(2, 9)))
+
+
+MODELS = {"llama": llama, "bert": bert, "mamba": mamba, "resnet": resnet}
+
+
+def labels_of(ids, dice, kind):
+    """Copies of the ids, of which some do not count."""
+    labels = ids.copy()
+    source = numpy.random.default_rng(dice.randrange(2**32))
+    labels[source.random(ids.shape) < (0.8 if kind == "bert" else dice.choice([0.0, 0.3]))] = -100
+    labels[:, 1] = ids[:, 1]  # so that every step counts something
+    return labels
+
+
+def data_of(kind, model, samples, dice):
+    """Arrays by name, as data.arrays reads them."""
+    source = numpy.random.default_rng(dice.randrange(2**32))
+    config = model.config
+    if kind == "resnet":
+        # Statistics of a few numbers would magnify the last digits.
+        size = dice.choice([32, 40, 65])
+        return {"pixel_values": source.standard_normal((samples, 3, size, size), numpy.float32),
+                "labels": source.integers(0, config.num_labels, samples, dtype=numpy.int64)}
+    shape = (samples, dice.randint(5, 32))
+    ids = source.integers(0, config.vocab_size, shape, dtype=numpy.int64)
+    data = {"input_ids": ids, "labels": labels_of(ids, dice, kind)}
+    if kind == "bert":
+        if dice.random() < 0.7:
+            mask = (source.random(shape) < 0.8).astype(numpy.int64)
+            mask[:, 0] = 1
+            data["attention_mask"] = mask
+        if config.type_vocab_size > 1:
+            data["token_type_ids"] = source.integers(0, config.type_vocab_size, shape, dtype=numpy.int64)
+    return data
+
+
+def groups(model, decay):
+    """Only matrices and kernels decay, except Mamba's decay rates."""
+    decays = lambda name, p: p.dim() > 1 and not name.endswith("A_log")
+    return [{"params": [p for name, p in model.named_parameters() if decays(name, p) == one], "weight_decay": decay if one else 0.0}
+            for one in (True, False)]
+
+
+def optimizer_of(dice):
+    """Settings of ours, and torch's optimizer of the same rule."""
+    decay, rate = dice.choice([0.0, 0.1]), dice.choice([1e-3, 1e-2])
+    kind = dice.choice(["adamw", "adam", "sgd"])
+    settings = [f"optimizer.type={kind}", f"optimizer.lr={rate}", f"optimizer.weight_decay={decay}", "optimizer.schedule=constant"]
+    if kind == "sgd":
+        momentum = dice.choice([0.0, 0.9])
+        return [*settings, f"optimizer.momentum={momentum}"], lambda model: torch.optim.SGD(groups(model, decay), rate, momentum)
+    # A small eps would divide tiny gradients, whose last digits differ, by their own size.
+    betas, eps = (dice.choice([0.8, 0.9]), dice.choice([0.95, 0.999])), 1e-3
+    make = torch.optim.AdamW if kind == "adamw" else torch.optim.Adam
+    return ([*settings, f"optimizer.beta1={betas[0]}", f"optimizer.beta2={betas[1]}", f"optimizer.eps={eps}"],
+            lambda model: make(groups(model, decay), rate, betas, eps))
+
+
+def loss_sum(kind, model, batch):
+    """The sum of the losses of all counted labels."""
+    labels = batch["labels"]
+    outputs = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
+    if kind in ("llama", "mamba"):
+        outputs, labels = outputs[:, :-1], labels[:, 1:]
+    if kind != "resnet":
+        outputs, labels = outputs.flatten(0, 1), labels.flatten()
+    return torch.nn.functional.cross_entropy(outputs, labels, ignore_index=-100, reduction="sum")
+
+
+def train_with_torch(kind, model, data, micro_batches, size, optimizer, clip):
+    model.train()
+    rows = 0
+    for _ in range(STEPS):
+        batches = [{name: torch.from_numpy(value[rows + i * size:rows + (i + 1) * size]) for name, value in data.items()}
+                   for i in range(micro_batches)]
+        rows += micro_batches * size
+        counted = sum(int((batch["labels"][:, 1:] if kind in ("llama", "mamba") else batch["labels"]).ne(-100).sum())
+                      for batch in batches)
+        for batch in batches:
+            (loss_sum(kind, model, batch) / counted).backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def run_case(number, seed, program, verbose):
+    """What differs; empty if nothing does."""
+    dice = random.Random(f"{seed} {number}")
+    kind = list(MODELS)[number % len(MODELS)]
+    torch.manual_seed(dice.randrange(2**32))
+    model = MODELS[kind](dice)
+    micro_batches, size = dice.randint(1, 6), dice.randint(2 if kind == "resnet" else 1, 3)
+    data = data_of(kind, model, STEPS * micro_batches * size, dice)
+    settings, make_optimizer = optimizer_of(dice)
+    clip = dice.choice([0, 0, 0.5])
+    ranks = dice.randint(1, 3)
+    schedule = dice.choice(SCHEDULES)
+    settings += [f"train.steps={STEPS}", f"train.clip_norm={clip}", f"pipeline.micro_batches={micro_batches}",
+                 f"pipeline.micro_batch_size={size}", f"pipeline.ranks={ranks}", f"pipeline.schedule={schedule}",
+                 f"pipeline.p2={dice.choice(['off', 'end', 'cooldown', 'fill'])}",
+                 f"pipeline.p2_batching={dice.choice(['loop', 'concat'])}", "pipeline.pin=false", "data.shuffle=false",
+                 "data.held_out=0"]
+    if kind != "resnet":
+        settings.append(f"data.sequence={data['input_ids'].shape[1]}")
+    else:
+        settings += ["data.mean=[0,0,0]", "data.std=[1,1,1]"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        model.save_pretrained(folder / "model")
+        (folder / "data").mkdir()
+        for field, value in data.items():
+            numpy.save(folder / f"data/{field}.npy", value)
+        command = [program, "train", "--set", f"model.from={folder}/model", f"data.arrays={folder}/data",
+                   f"save.model={folder}/out", *settings]
+        if verbose:
+            print(model.config, *command, sep="\n")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        if done.returncode != 0:
+            if "layers" in done.stderr and "stages" in done.stderr and ranks > 1:
+                return None  # fewer layers than stages
+            return [f"exit code {done.returncode}: {done.stderr.strip()}"]
+        ours = load_file(folder / "out/model.safetensors")
+        before = load_file(folder / "model/model.safetensors")
+    train_with_torch(kind, model, data, micro_batches, size, make_optimizer(model), clip)
+    theirs = model.state_dict()
+    wrong = []
+    for name in before:
+        if name not in ours:
+            if name != "cls.predictions.bias" or model.config.tie_word_embeddings:  # else unused
+                wrong.append(f"{name} is not saved")
+            continue
+        change = (theirs[name].double() - before[name].double()).norm()
+        error = (ours[name].double() - theirs[name].double()).norm() / change.clamp_min(LEAST_CHANGE)
+        if not error <= TOLERANCE:
+            wrong.append(f"{name}: differs by {error:.2g} of its change, {change:.2g}")
+    return wrong
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("--count", type=int, default=len(MODELS), help="cases; the model types take turns")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--case", type=int, help="only this one, with its settings")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    numbers = range(options.count) if options.case is None else [options.case]
+    failed = left_out = 0
+    for number in numbers:
+        wrong = run_case(number, options.seed, options.program, options.case is not None)
+        left_out += wrong is None
+        if wrong:
+            failed += 1
+            print(f"case {number} of seed {options.seed}, {list(MODELS)[number % len(MODELS)]}:", *wrong[:5], sep="\n  ", flush=True)
+    print(f"{len(numbers)} cases, {failed} differ, {left_out} left out (more stages than layers)")
+    sys.exit(failed > 0 or left_out == len(numbers))
+
+
+if __name__ == "__main__":
+    main()
