@@ -1,5 +1,6 @@
-// What the auto-scheduler finds, as a table: the best named schedule that fits, the schedule found, the lower
-// bound and how far above it that is at most. All but the time of the search is the same on every machine.
+// Prints the results of the auto-scheduler as a table: the best named schedule that fits, the schedule that
+// the search finds, the lower bound, and the largest possible distance from it. Everything except the search
+// time is the same on every machine.
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -19,7 +20,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Stages whose F, I and W differ by up to `spread` of the mean; the same on every platform.
+// Stages whose F, I and W differ by up to `spread` of the mean. They are the same on every platform.
 std::vector<StageCost> stages_of(int stages, double spread, uint64_t seed) {
   std::mt19937_64 random(seed);
   const auto about = [&](double mean) {
@@ -36,12 +37,13 @@ std::vector<StageCost> stages_of(int stages, double spread, uint64_t seed) {
   return costs;
 }
 
-// `share`: the cap over what 1f1b holds on its fullest rank (N micro-batches of all its stages); 0: none.
+// `share` is the cap relative to the peak of 1f1b on its fullest rank (N micro-batches of all its stages). 0
+// means no cap.
 void row(const char* what, Placement placement, int ranks, int micro_batches, double spread, double message,
          double share, SearchEffort effort) {
   const int per_rank = usual_stages_per_rank(placement);
   auto costs = stages_of(per_rank * ranks, spread, 7);
-  if (std::string(what) == "head") costs.back().forward = costs.back().backward_p1 = 1.6;  // a big vocabulary
+  if (std::string(what) == "head") costs.back().forward = costs.back().backward_p1 = 1.6;  // large vocabulary
   SimulationOptions options;
   options.message_seconds = message;
   if (share > 0) options.cap_per_rank.assign(ranks, std::max(1.0, share * ranks) * per_rank);
@@ -74,7 +76,7 @@ void table() {
   row("unequal", Placement::kV, 64, 256, 0.3, 0.1, 1, SearchEffort::kQuick);
 }
 
-// The cases that an exact solver proved (tests/plan/optimal_schedules.py).
+// Checks the cases that an exact solver has solved (tests/plan/optimal_schedules.py).
 void against_optima(const char* file, const char* name, SearchEffort effort) {
   const auto begin = std::chrono::steady_clock::now();
   std::ifstream input(file);

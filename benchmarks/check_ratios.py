@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Reports benchmarks that have become slower. It measures ratios of step times on a quiet machine and compares them with those kept in
-benchmarks/ratios.json. The exit code is 1 if a ratio is more than 5 % below. Ratios carry over between machines better than times, so any
-machine with two cores will do.
+"""Reports benchmarks that have become slower. It measures ratios of step times on a quiet machine and compares them with the ratios kept
+in benchmarks/ratios.json. The exit code is 1 if a ratio is more than 5 % below the kept one. Ratios vary less between machines than
+times, so any machine with two cores is suitable.
 
     cmake --build build/release --target bench-check
     benchmarks/check_ratios.py --update         keeps the ratios measured now
@@ -30,7 +30,7 @@ RUNS = {
 
 
 def measure(program, model, arguments, repeats):
-    """Name of a row -> its speed-up over the first row, as the median over rounds."""
+    """Returns the speed-up of each row over the first row, by name. The speed-up is the median over the rounds."""
     with tempfile.TemporaryDirectory() as folder:
         answer = pathlib.Path(folder, "bench.json")
         subprocess.run([program, "bench", ROOT / f"configs/bench_{model}.json", *arguments, "--repeat", str(repeats), "--steps", "1",
@@ -49,7 +49,7 @@ def main():
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
     options = parser.parse_args()
     if not options.update and not KEPT.exists():
-        sys.exit(f"{KEPT} is missing: --update makes it")
+        sys.exit(f"{KEPT} is missing: --update creates it")
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     slower = []
     for run in options.runs:

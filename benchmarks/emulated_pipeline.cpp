@@ -1,7 +1,8 @@
-// How the real executor and transport keep up with the simulation at many ranks: the schedules on layers that
-// wait instead of computing (nn/models/emulated.h), with the bubble as measured, as simulated with the costs
-// asked for, and as the zero-bubble papers count it: 1 - M (F + I + W) / longest span of a rank
-// (arXiv 2401.10241, section 5.3), where a span runs from a rank's first op to its last.
+// Measures how well the real executor and transport keep up with the simulation at many ranks. The schedules
+// run on layers that wait instead of computing (models/emulated.h). The table shows the measured bubble, the
+// simulated one for the requested costs, and the bubble as the zero-bubble papers define it: 1 - M (F + I +
+// W) / longest span of a rank (arXiv 2401.10241, section 5.3). A span runs from a rank's first op to its
+// last.
 //
 //   build/release/benchmarks/emulated_pipeline --ranks 4,8 --milliseconds 10
 #include <algorithm>
@@ -25,21 +26,21 @@ using nlohmann::json;
 struct Options {
   std::vector<int> ranks = {4, 8, 16, 32};
   std::vector<std::string> schedules;
-  std::vector<std::string> policies;  // empty: placed where there is one, else off and fill
+  std::vector<std::string> policies;  // empty: placed if the schedule places W, else off and fill
   int micro_batches_per_rank = 4;
-  int micro_batches = 0;     // 0: by the number of ranks
-  int layers = 4;            // of a stage: the pieces that W can run in
-  double milliseconds = 10;  // of F, of I and of W on a rank, all its stages together
+  int micro_batches = 0;     // 0: set by the number of ranks
+  int layers = 4;            // per stage: the number of pieces of W
+  double milliseconds = 10;  // of F, of I and of W on a rank, over all its stages
   std::string json_file;
 };
 
 struct Bubble {
   double idle = 0;     // 1 - busy / step, mean over ranks
   double authors = 0;  // 1 - M (F + I + W) / longest span
-  double seconds = 0;  // of the step
+  double seconds = 0;  // of one step
 };
 
-// Spans from first F to last op; `work`: a rank's seconds of F, I and W.
+// The spans run from the first F to the last op. `work` is a rank's time for F, I and W in seconds.
 Bubble of_simulation(const Simulation& simulation, double work) {
   double longest = 0;
   for (const RankSimulation& rank : simulation.ranks) {
@@ -124,7 +125,7 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
 
 int run(const Options& options) {
   std::printf(
-      "F = I = W = %g ms a rank; idle: 1 - busy / step; of span: 1 - M (F + I + W) / longest span\n\n",
+      "F = I = W = %g ms per rank; idle: 1 - busy / step; of span: 1 - M (F + I + W) / longest span\n\n",
       options.milliseconds);
   std::printf("%-18s %-8s %4s %4s  %9s %9s  %7s %7s %8s  %7s %7s\n", "schedule", "p2", "N", "M", "step",
               "simulated", "idle", "simul.", "differs", "of span", "simul.");
@@ -152,18 +153,19 @@ int run(const Options& options) {
 }  // namespace twobp
 
 int main(int argc, char** argv) {
-  CLI::App app{"Schedules on layers that wait instead of computing: measured against simulated bubbles."};
+  CLI::App app{"Compares measured with simulated bubbles, on layers that wait instead of computing."};
   twobp::Options options;
   app.add_option("--ranks", options.ranks, "Numbers of ranks")->delimiter(',')->capture_default_str();
   app.add_option("--schedules", options.schedules, "Default: all")->delimiter(',');
   app.add_option("--p2", options.policies, "Default: placed where the schedule places W, else off and fill")
       ->delimiter(',');
-  app.add_option("--micro-batches-per-rank", options.micro_batches_per_rank, "M over N")
+  app.add_option("--micro-batches-per-rank", options.micro_batches_per_rank, "Micro-batches per rank, M / N")
       ->capture_default_str();
-  app.add_option("--micro-batches", options.micro_batches, "M, whatever the number of ranks");
-  app.add_option("--layers", options.layers, "Of each stage: W runs in as many pieces")
+  app.add_option("--micro-batches", options.micro_batches,
+                 "Number of micro-batches M, for every number of ranks");
+  app.add_option("--layers", options.layers, "Layers per stage; W runs in as many pieces")
       ->capture_default_str();
-  app.add_option("--milliseconds", options.milliseconds, "Of F, of I and of W on each rank")
+  app.add_option("--milliseconds", options.milliseconds, "Time of each of F, I and W on a rank")
       ->capture_default_str();
   app.add_option("--json", options.json_file, "File for the rows as JSON");
   CLI11_PARSE(app, argc, argv);

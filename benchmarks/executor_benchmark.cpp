@@ -1,4 +1,5 @@
-// The executor's own cost: seconds per instruction of a pipeline whose layers do nothing, waiting apart.
+// Measures the overhead of the executor: seconds per instruction of a pipeline whose layers do nothing.
+// Waiting is excluded.
 //
 //   build/release/benchmarks/executor_benchmark
 #include <benchmark/benchmark.h>
@@ -8,7 +9,7 @@
 namespace twobp {
 namespace {
 
-// Passes its input on; has a W that does nothing, so that the queue of pending W is exercised.
+// Passes its input on. Its W does nothing, but it exercises the queue of pending W.
 class NoOp : public Layer {
  public:
   Values forward(Values x, Context&, Saved& saved) override {
@@ -63,7 +64,8 @@ void per_instruction(benchmark::State& state) {
     double count = 0;
     for (const RankTimes& rank : report.ranks) {
       own += rank.end - rank.begin;
-      // Start-up counts from the step's begin; what lies before the rank's own is not part of end - begin.
+      // The start-up wait counts from the start of the step. The part before the rank's own start is not in
+      // end - begin.
       for (const double idle : rank.idle) own -= idle;
       own += (rank.begin - report.begin) + (report.end - rank.end);
       count += static_cast<double>(rank.instructions);

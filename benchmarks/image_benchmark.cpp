@@ -1,12 +1,12 @@
-// F and I + W of a ResNet's blocks against the same block in ATen with autograd, on one thread, in one
-// process:
+// Compares F and I + W of a ResNet's blocks with the same blocks in ATen with autograd, on one thread and in
+// one process:
 //
 //   build/release/benchmarks/image_benchmark --benchmark_enable_random_interleaving=true
 //   --benchmark_repetitions=9
 //       --benchmark_report_aggregates_only=true
 //
-// Autograd's side is as PyTorch runs it by default: channels second, no Python. Gradients are added to what
-// is there on both sides, as with several micro-batches.
+// The autograd side is PyTorch's default: channels in the second dimension. It contains no Python. On both
+// sides, gradients are added to existing ones, as with several micro-batches.
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <benchmark/benchmark.h>
@@ -25,7 +25,7 @@ struct Size {
   int64_t pixels;  // height and width of x
   ResidualBlockOptions block;
 };
-// Of ResNet-50 and 18 with images of 64 and 224 pixels.
+// Shapes of ResNet-50 and ResNet-18 with images of 64 and 224 pixels.
 const Size kSizes[] = {
     {"64px/stage0", 16, {256, 256, 1, true}},      {"64px/stage1", 8, {512, 512, 1, true}},
     {"64px/stage2", 4, {1024, 1024, 1, true}},     {"64px/stage3", 2, {2048, 2048, 1, true}},

@@ -1,11 +1,11 @@
-// F and I + W of each kind of layer against the same layer in ATen with autograd, on one thread, in one
-// process:
+// Compares F and I + W of each kind of layer with the same layer in ATen with autograd, on one thread and in
+// one process:
 //
 //   build/release/benchmarks/layer_benchmark --benchmark_enable_random_interleaving=true
 //   --benchmark_repetitions=15
 //       --benchmark_report_aggregates_only=true
 //
-// Autograd's side has no Python in it: only what its engine and kernels take.
+// The autograd side contains no Python. It measures only the autograd engine and the kernels.
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <benchmark/benchmark.h>
@@ -64,10 +64,11 @@ void split_backward(benchmark::State& state, Size size, Kind kind, bool backward
   const at::Tensor input = make_input(size);
   Saved saved;
   MemoryMeter meter({0});
-  layer->forward(kind == kEmbedding ? Values{} : Values{input}, context, saved);  // makes the rotary tables
+  layer->forward(kind == kEmbedding ? Values{} : Values{input}, context, saved);  // creates the rotary tables
   saved.release();
   {
-    // What is live after F and after I, the output and the input's gradient included; what W frees.
+    // The bytes that are live after F and after I, including the output and the input's gradient, and the
+    // bytes that W frees.
     const MemoryMeter::Watch watch(meter);
     const MemoryMeter::Scope scope(0, MemoryCategory::kActivations);
     const auto held = [&](const char* name) {
@@ -98,7 +99,7 @@ void split_backward(benchmark::State& state, Size size, Kind kind, bool backward
   }
 }
 
-// The layer as PyTorch would run it, eager.
+// The layer as eager PyTorch runs it.
 struct Eager {
   Eager(const Size& size, Kind kind) : size(size), kind(kind), half(size.dim / size.heads / 2) {
     const auto weight = [&](int64_t rows, int64_t cols) {

@@ -1,6 +1,6 @@
-// Our transport over MPI beside MPI itself, in one run and in turns: seconds of one way by ping-pong (as in
-// the OSU micro-benchmarks), and how long a message takes whose sender computes and does not call MPI
-// meanwhile.
+// Compares our transport over MPI with plain MPI, alternating in one run. It measures the time of one
+// direction by ping-pong, as the OSU micro-benchmarks do. It also measures the latency of a message whose
+// sender computes and does not call MPI meanwhile.
 //
 //   mpirun -n 2 build/release/benchmarks/mpi_ping_pong [seconds per size]
 #include <algorithm>
@@ -22,11 +22,11 @@ namespace {
 constexpr double kTimeout = 60;  // seconds
 constexpr int64_t kLeastBytes = 1 << 10;
 constexpr int64_t kMostBytes = 16 << 20;
-constexpr int kTurn = 10;  // ways to and fro in one turn of either
+constexpr int kTurn = 10;  // round trips in one turn of either side
 constexpr int kLeastTurns = 10;
-constexpr double kLayer = 30e-3;  // seconds of compute without a call to MPI
+constexpr double kLayer = 30e-3;  // seconds of compute without an MPI call
 constexpr int kLateRounds = 15;
-// What the transport may take beyond MPI: seconds, and as a part.
+// The allowed overhead of the transport over MPI, in seconds and as a fraction.
 constexpr double kMoreSeconds = 5e-6;
 constexpr double kMorePart = 0.05;
 
@@ -38,7 +38,7 @@ struct Ends {
   bool first() const { return ours.rank() == 0; }
 };
 
-// Both send one buffer and receive into others.
+// Both processes send one buffer and receive into others.
 void exchange_raw(Ends& ends, std::vector<char>& sent, std::vector<char>& received,
                   std::vector<double>& seconds) {
   const auto bytes = static_cast<int>(sent.size());
@@ -74,7 +74,7 @@ void exchange_ours(Ends& ends, const at::Tensor& sent, std::vector<double>& seco
   }
 }
 
-// True while the first process has time left for another turn; both hear the same.
+// True while the first process has time for another turn. Both processes get the same answer.
 bool another(const Ends& ends, int turn, double end) {
   int more = turn < kLeastTurns || now_seconds() < end ? 1 : 0;
   MPI_Bcast(&more, 1, MPI_INT, 0, ends.comm);
@@ -115,7 +115,7 @@ void compute(double seconds, const std::function<void()>& between, int layers) {
   }
 }
 
-// From the moment of sending until it is there; both processes have one clock.
+// Measures the time from the send to the arrival. Both processes use the same clock.
 double late(Ends& ends, int64_t bytes, int layers) {
   const at::Tensor tensor = at::ones({bytes / 4}, at::kFloat);
   std::vector<double> seconds;
@@ -124,7 +124,7 @@ double late(Ends& ends, int64_t bytes, int layers) {
     barrier(ends.ours, kTimeout);
     if (ends.first()) {
       compute(
-          1e-3, [] {}, 1);  // so that the other is waiting
+          1e-3, [] {}, 1);  // so that the receiver is already waiting
       const double begin = now_seconds();
       ends.ours.isend(1, tag, {tensor});
       compute(
@@ -155,7 +155,7 @@ int run(double seconds) {
     within &= ping_pong(ends, bytes, seconds);
   if (ends.first()) {
     std::printf(
-        "\n| bytes | there after, ms: sender computes %g ms | looks in after each tenth of it "
+        "\n| bytes | arrives after, ms: sender computes %g ms | calls progress() ten times meanwhile "
         "|\n|---|---|---|\n",
         kLayer * 1e3);
   }
@@ -173,7 +173,7 @@ int run(double seconds) {
 }  // namespace twobp
 
 int main(int count, char** values) {
-  // As in the twobp program: memory that was used once stays with the process.
+  // As in the twobp program, freed memory stays with the process.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   try {

@@ -1,12 +1,12 @@
-// W's products as twobp has them, the narrow ones in parts (twobp/nn/kernels/gemm), the wide ones of a dy
-// whose rows are padded (twobp/nn/kernels/padded_rows), against ATen's single call of dense matrices, on one
-// thread:
+// Compares W's matrix products in twobp with a single ATen call on dense matrices, on one thread. In twobp,
+// narrow products run in parts (nn/kernels/products/gemm), and wide ones read a dy with padded rows
+// (nn/kernels/products/padded_rows).
 //
 //   build/release/benchmarks/product_benchmark --benchmark_enable_random_interleaving=true
 //       --benchmark_repetitions=9 --benchmark_report_aggregates_only=true
 //
-// Operands lie where no cache has them, and after each product a compute-bound one runs untimed, as in a
-// stage, whose layers take turns. Sizes: dW (out, in) over rows.
+// The operands are not in any cache. After each product, an untimed compute-bound product runs, because the
+// layers of a stage also alternate. Sizes: dW (out, in) over rows.
 #include <string>
 #include <vector>
 
@@ -26,8 +26,8 @@ struct Size {
   int64_t out, in;
   bool padded = false;
 };
-// Mamba's projections to and from few numbers at dim 512, adapters of rank 8 and 16, a product that is wide;
-// LLaMa's at dim 512 whose outputs are padded, its head among them, and that of BERT base.
+// Mamba's narrow projections at dim 512, adapters of rank 8 and 16, and a wide product. Then LLaMa's products
+// at dim 512 with padded outputs, including its head, and the q k v product of BERT base.
 const Size kSizes[] = {{"dt_proj", 1024, 32},    {"x_proj", 64, 1024},      {"lora_a", 8, 2048},
                        {"lora_b", 2048, 16},     {"wide", 512, 512},        {"gate_up", 2816, 512, true},
                        {"qkv", 1536, 512, true}, {"head", 4096, 512, true}, {"bert", 2304, 768, true}};

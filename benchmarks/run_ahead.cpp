@@ -1,8 +1,9 @@
-// What pipeline.run_ahead brings at many ranks: seconds from step to step, and idle time, of a trainer whose
-// ranks begin the next step when they have ended their part of this one, against one whose ranks wait for
-// each other, in turns. Layers wait instead of computing (nn/models/emulated.h). Beside each figure stands
-// the simulated one for the costs asked for. With --clip, gradients are clipped (to a norm that none comes
-// to), so that ranks that run ahead presume the norm.
+// Measures the gain of pipeline.run_ahead at many ranks. It compares step time and idle time of two trainers,
+// which alternate. In the first one, a rank starts the next step as soon as it has finished its part of the
+// current one. In the other one, the ranks wait for each other between steps. Layers wait instead of
+// computing (models/emulated.h). Each figure stands next to the simulated one for the requested costs. With
+// --clip, gradients are clipped to a norm that is never reached, so ranks that run ahead assume that no
+// clipping is needed.
 //
 //   build/release/benchmarks/run_ahead --ranks 8 --schedules zb-h2,zb-v,1f1b
 #include <algorithm>
@@ -33,8 +34,8 @@ struct Options {
   std::vector<int> ranks = {4, 8, 16, 32};
   std::vector<std::string> schedules = {"zb-h2", "zb-v", "1f1b"};
   int micro_batches_per_rank = 2;
-  double milliseconds = 4;  // of F, of I and of W on a rank, all its stages together
-  int steps = 8;            // of each round
+  double milliseconds = 4;  // of F, of I and of W on a rank, over all its stages
+  int steps = 8;            // per round
   int rounds = 5;
   bool clip = false;
   std::string json_file;
@@ -53,7 +54,7 @@ struct Case {
   int ranks = 0;
   int stages = 0;
   int micro_batches = 0;
-  EmulatedLayer layer;  // each stage is one
+  EmulatedLayer layer;  // the only layer of each stage
 };
 
 Case make_case(const std::string& schedule, int ranks, const Options& options) {
@@ -82,11 +83,11 @@ std::unique_ptr<Trainer> make_trainer(const Case& it, bool ahead, const Options&
 }
 
 struct Round {
-  double seconds = 0;  // of a step
+  double seconds = 0;  // of one step
   double idle = 0;     // mean over steps and ranks
 };
 
-// Of steps in the middle of a run: the one after them is under way when the last of them ends.
+// Times steps in the middle of a run. When the last of them ends, the next step is already in progress.
 Round run_round(Trainer& trainer, int steps) {
   trainer.run_ahead_until(trainer.steps_done() + kWarmUp + steps + 1);
   double begin = 0;
@@ -155,8 +156,8 @@ json measure(const Case& it, const Options& options) {
 }
 
 int run(const Options& options) {
-  std::printf("F = I = W = %g ms a rank%s; %d rounds of %d steps, medians\n\n", options.milliseconds,
-              options.clip ? ", gradients are clipped" : "", options.rounds, options.steps);
+  std::printf("F = I = W = %g ms per rank%s; %d rounds of %d steps, medians\n\n", options.milliseconds,
+              options.clip ? ", with clipping" : "", options.rounds, options.steps);
   std::printf("%-8s %4s %4s  %9s %9s  %7s %7s  %7s %7s %7s\n", "schedule", "N", "M", "barrier", "ahead",
               "faster", "simul.", "idle", "ahead", "simul.");
   json rows = json::array();
@@ -173,17 +174,19 @@ int run(const Options& options) {
 }  // namespace twobp
 
 int main(int argc, char** argv) {
-  CLI::App app{"Steps without a barrier between them, on layers that wait instead of computing."};
+  CLI::App app{
+      "Compares steps without a barrier to steps with one, on layers that wait instead of computing."};
   twobp::Options options;
   app.add_option("--ranks", options.ranks, "Numbers of ranks")->delimiter(',')->capture_default_str();
   app.add_option("--schedules", options.schedules, "Named schedules")->delimiter(',')->capture_default_str();
-  app.add_option("--micro-batches-per-rank", options.micro_batches_per_rank, "M over N")
+  app.add_option("--micro-batches-per-rank", options.micro_batches_per_rank, "Micro-batches per rank, M / N")
       ->capture_default_str();
-  app.add_option("--milliseconds", options.milliseconds, "Of F, of I and of W on each rank")
+  app.add_option("--milliseconds", options.milliseconds, "Time of each of F, I and W on a rank")
       ->capture_default_str();
-  app.add_option("--steps", options.steps, "Of each round")->capture_default_str();
-  app.add_option("--rounds", options.rounds, "In turns with and without a barrier")->capture_default_str();
-  app.add_flag("--clip", options.clip, "Steps depend on the norm of all gradients");
+  app.add_option("--steps", options.steps, "Steps per round")->capture_default_str();
+  app.add_option("--rounds", options.rounds, "Rounds with and without a barrier, which alternate")
+      ->capture_default_str();
+  app.add_flag("--clip", options.clip, "Clip gradients, so that steps depend on the norm of all gradients");
   app.add_option("--json", options.json_file, "File for the rows as JSON");
   CLI11_PARSE(app, argc, argv);
   try {

@@ -1,6 +1,6 @@
-// Forward and backward-p1 of the selective scan (its whole backward: nothing waits for W), of the convolution
-// before it and of the mixer with its W, on one thread. benchmarks/rivals/scan.py runs it beside the same
-// scan in PyTorch:
+// Measures forward and backward-p1 of three things on one thread: the selective scan (p1 is its whole
+// backward, because nothing waits for W), the convolution before it, and the mixer with its W.
+// benchmarks/rivals/scan.py compares it with the same scan in PyTorch:
 //
 //   build/release/benchmarks/scan_benchmark --benchmark_enable_random_interleaving=true
 //   --benchmark_repetitions=15 --benchmark_report_aggregates_only=true
@@ -43,7 +43,7 @@ Values make_input(const Size& size, Part part) {
   const MambaMixerShape shape = size.shape();
   const auto numbers = [&](int64_t cols) { return at::randn({size.batch, size.sequence, cols}); };
   if (part == kMixer) return {numbers(shape.dim)};
-  const at::Tensor uz = numbers(2 * shape.inner);  // as the mixer has them: halves of one matrix
+  const at::Tensor uz = numbers(2 * shape.inner);  // halves of one matrix, as in the mixer
   const at::Tensor u = uz.narrow(2, 0, shape.inner);
   if (part == kConv) return {u};
   return {numbers(shape.inner), numbers(shape.inner), numbers(2 * shape.state),

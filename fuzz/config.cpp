@@ -1,4 +1,4 @@
-// The configuration, and that it can be read again as it is printed.
+// The input is a configuration. It must be the same after it is printed and read again.
 #include "twobp/train/config.h"
 
 #include "fuzz/input.h"
@@ -11,6 +11,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string written = config_to_json(*read);
   const auto again = fuzz::accepted([&] { return parse_config(written, "again.json", {}); });
   fuzz::require(again && config_to_json(*again) == written,
-                "a configuration that was read is another one when it is printed and read again");
+                "a configuration changes when it is printed and read again");
   return 0;
 }

@@ -1,4 +1,5 @@
-// A cost model, and what is made of every one that was read: written, read again, the costs of stages.
+// The input is a cost model. If it is accepted, it is written and read again, and the costs of stages are
+// computed.
 #include "twobp/plan/cost_model.h"
 
 #include "fuzz/input.h"
@@ -10,7 +11,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!read) return 0;
   const std::string written = cost_model_to_json(*read);
   fuzz::require(cost_model_to_json(parse_cost_model(written, "again.json")) == written,
-                "a cost model that was read is another one when it is written and read again");
+                "a cost model changes when it is written and read again");
   const int sizes[] = {1, read->micro_batch_sizes.back()};
   for (const int size_of_one : sizes) {
     stage_costs(*read, {static_cast<int>(read->layers.size())}, size_of_one);

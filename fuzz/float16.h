@@ -1,5 +1,5 @@
-// Compiled in front of every file that knows numbers of 16 bits by a clang that is older than 15, which has
-// no _Float16 without AVX512-FP16: LibTorch's class stands in for it.
+// Included before every file that uses 16-bit numbers, when clang is older than version 15. Such a clang has
+// no _Float16 without AVX512-FP16. LibTorch's class replaces it.
 #pragma once
 
 #include <immintrin.h>

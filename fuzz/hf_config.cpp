@@ -1,4 +1,4 @@
-// config.json of a Hugging Face directory, and that a model that was read can be written.
+// The input is the config.json of a Hugging Face directory. An accepted model must also be writable.
 #include "twobp/models/hf_config.h"
 
 #include <nlohmann/json.hpp>
@@ -16,6 +16,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return config;
   });
   if (!read) return 0;
-  fuzz::require(!hf_config_json(*read, 16, "float32").empty(), "a model that cannot be written");
+  fuzz::require(!hf_config_json(*read, 16, "float32").empty(), "an accepted model cannot be written");
   return 0;
 }

@@ -1,4 +1,4 @@
-// MNIST's files, compressed or not: the pictures, a line "%%", the labels.
+// The input is a pair of MNIST files, compressed or not: the images, a line "%%", the labels.
 #include "fuzz/input.h"
 #include "twobp/data/images/pixel_array.h"
 
@@ -7,7 +7,7 @@ using namespace twobp;
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static fuzz::Folder folder;
   const auto files = fuzz::parts(data, size, 2);
-  folder.write("train-images-idx3-ubyte", files[0]);  // zlib looks at the content, not at the name
+  folder.write("train-images-idx3-ubyte", files[0]);  // zlib ignores the name
   folder.write("train-labels-idx1-ubyte", files[1]);
   const auto read = fuzz::accepted([&] { return read_idx(folder.path(), "train"); });
   if (!read) return 0;

@@ -1,6 +1,5 @@
-// What fuzz targets share: the rule that twobp::Error alone refuses an input, and inputs as files and
-// folders. Anything else that a reader throws leaves the target and ends the program, which is how it is
-// found.
+// Code that fuzz targets share: the rule that a reader may refuse an input only with twobp::Error, and inputs
+// as files and folders. Any other exception leaves the target and ends the program, so it is found.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +16,9 @@
 
 namespace twobp::fuzz {
 
-inline constexpr size_t kLongestMessage = 16
-                                          << 10;  // a message that quotes the file as a whole is no message
+inline constexpr size_t kLongestMessage = 16 << 10;  // a longer message quotes the whole file
 
-// What read() returns, nothing if it refuses the input.
+// Returns the result of read(), or nothing if it refuses the input.
 template <typename Read>
 auto accepted(Read&& read) -> std::optional<decltype(read())> {
   try {
@@ -32,7 +30,7 @@ auto accepted(Read&& read) -> std::optional<decltype(read())> {
   return std::nullopt;
 }
 
-// Ends the program unless `holds`: for what must be true of everything that a reader accepts.
+// Ends the program unless `holds` is true. For properties of everything that a reader accepts.
 inline void require(bool holds, const char* what) {
   if (!holds) throw std::logic_error(what);
 }
@@ -41,10 +39,10 @@ inline std::string text(const uint8_t* data, size_t size) {
   return {reinterpret_cast<const char*>(data), size};
 }
 
-// The input as `count` files: parts are separated by a line "%%"; those that are not there are empty.
+// Splits the input into `count` files, separated by a line "%%". Missing files are empty.
 std::vector<std::string_view> parts(const uint8_t* data, size_t size, size_t count);
 
-// A file in memory, written anew for each input.
+// A file in memory. It is rewritten for each input.
 class File {
  public:
   File();
@@ -52,7 +50,7 @@ class File {
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
-  // Its path, with that content.
+  // Writes the content and returns the file's path.
   const std::string& holding(std::string_view content);
   const std::string& holding(const uint8_t* data, size_t size);
 
@@ -61,7 +59,7 @@ class File {
   std::string path_;
 };
 
-// A folder in memory (under /dev/shm where there is one), removed at the end.
+// A folder in memory (under /dev/shm if it exists). It is removed at the end.
 class Folder {
  public:
   Folder();
@@ -80,5 +78,5 @@ class Folder {
 
 }  // namespace twobp::fuzz
 
-// What libFuzzer, and replay.cpp in its stead, calls with each input.
+// The function that libFuzzer or replay.cpp calls with each input.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);

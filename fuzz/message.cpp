@@ -1,4 +1,4 @@
-// What a rank of another process sends: the head of a message, small tensors included.
+// The input is the header of a message from a rank in another process, including small tensors.
 #include "twobp/transport/message.h"
 
 #include "fuzz/input.h"
@@ -6,18 +6,19 @@
 using namespace twobp;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const std::vector<uint8_t> bytes(data, data + size);  // of just this size: reading beyond is seen
+  const std::vector<uint8_t> bytes(data, data + size);  // this exact size reveals reads past the end
   const auto head = std::as_bytes(std::span(bytes));
   const auto message = fuzz::accepted([&] { return unpack_message(head, 1, /*device_memory=*/false); });
   if (!message || message->is_abort) return 0;
-  fuzz::require(message->on_device.size() == message->values.size(), "a value without a place");
+  fuzz::require(message->on_device.size() == message->values.size(),
+                "the numbers of values and places differ");
   for (const at::Tensor& value : message->values) {
-    if (value.defined()) fuzz::require(value.numel() >= 0 && value.is_cpu(), "a value that is nowhere");
+    if (value.defined()) fuzz::require(value.numel() >= 0 && value.is_cpu(), "a value has no CPU memory");
   }
-  if (!message->apart.empty()) return 0;  // their memory comes later
+  if (!message->apart.empty()) return 0;  // their memory arrives later
   const OutgoingMessage again = pack_message(message->tag, message->number, message->values, false);
   const auto read = unpack_message(again.head, 1, false);
   fuzz::require(read.tag == message->tag && read.values.size() == message->values.size(),
-                "a message that was read is another one when it is sent on");
+                "a message changes when it is packed and unpacked again");
   return 0;
 }

@@ -1,5 +1,5 @@
-// What goes ahead of tensors that travel by NCCL: numbers, and tensors beside them, as many as the first byte
-// says.
+// The input is the header that precedes tensors sent by NCCL. It contains numbers, and it describes as many
+// tensors as the first byte says.
 #include "twobp/transport/nccl/nccl_head.h"
 
 #include <cstring>
@@ -15,9 +15,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (int i = 0; i < (data[0] & 3); ++i) head.push_back(at::zeros({1}));
   const auto read = fuzz::accepted([&] { return unpack_head(head, 1); });
   if (!read) return 0;
-  fuzz::require(read->on_device.size() == read->shapes.size(), "a tensor without a shape");
+  fuzz::require(read->on_device.size() == read->shapes.size(), "the numbers of tensors and shapes differ");
   for (const int place : read->on_device) {
-    fuzz::require(place >= 0 && std::cmp_less(place, read->values.size()), "a tensor without a place");
+    fuzz::require(place >= 0 && std::cmp_less(place, read->values.size()),
+                  "the place of a tensor is out of range");
   }
   return 0;
 }

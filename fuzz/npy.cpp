@@ -1,4 +1,4 @@
-// NumPy's .npy files: every element of those that are accepted is read.
+// The input is a NumPy .npy file. Every element of an accepted array is read.
 #include "twobp/files/npy.h"
 
 #include "fuzz/input.h"
@@ -13,6 +13,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   array->visit([&](const auto* values) {
     for (int64_t i = 0; i < array->elements(); ++i) sum += static_cast<double>(values[i]);
   });
-  fuzz::require(!shape_text(array->shape()).empty() || sum > 0, "a shape without a text");
+  fuzz::require(!shape_text(array->shape()).empty() || sum > 0, "a shape has no text");
   return 0;
 }

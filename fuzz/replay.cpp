@@ -1,8 +1,8 @@
-// Runs a fuzz target without libFuzzer: every file of the corpus, then mutations of them, always the same
-// ones. Where libFuzzer looks for new paths, this sees to it that those it found stay mended, with any
-// compiler.
+// Runs a fuzz target without libFuzzer: on every file of the corpus, and then on mutations of them, which are
+// always the same. libFuzzer searches for new paths. This program checks, with any compiler, that the errors
+// found remain fixed.
 //
-//   fuzz_npy FILE_OR_FOLDER... [--runs N] [--seconds S]     N mutations at most, in S seconds at most
+//   fuzz_npy FILE_OR_FOLDER... [--runs N] [--seconds S]     at most N mutations, for at most S seconds
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -22,11 +22,11 @@ namespace {
 
 using Bytes = std::vector<uint8_t>;
 
-constexpr const char* kCrashFile = "fuzz-crash";  // in the working folder: what libFuzzer calls crash-HASH
+constexpr const char* kCrashFile = "fuzz-crash";  // in the working folder; libFuzzer calls it crash-HASH
 
 Bytes current;
 
-// Calls that are allowed in a signal handler, and no others.
+// Only functions that are allowed in a signal handler are called here.
 extern "C" void keep_input(int signal) {
   const int fd = ::open(kCrashFile, O_WRONLY | O_CREAT | O_TRUNC, 0644);
   if (fd >= 0 && ::write(fd, current.data(), current.size()) >= 0) {
@@ -38,7 +38,7 @@ extern "C" void keep_input(int signal) {
 }
 
 void run(const Bytes& input) {
-  current = Bytes(input);  // of just its size, so that sanitizers see what is read beyond
+  current = Bytes(input);  // this exact size reveals reads past the end
   LLVMFuzzerTestOneInput(current.data(), current.size());
 }
 
@@ -82,7 +82,7 @@ class Mutator {
         return;
       }
       case 5: {
-        const Bytes& other = corpus_[below(corpus_.size())];  // the end of another
+        const Bytes& other = corpus_[below(corpus_.size())];  // splice the end of another input
         const size_t from = below(other.size() + 1);
         bytes.erase(begin, bytes.end());
         bytes.insert(bytes.end(), other.begin() + static_cast<std::ptrdiff_t>(from), other.end());
@@ -138,7 +138,7 @@ int main(int argc, char** argv) {
   for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) std::signal(signal, keep_input);
   const std::vector<Bytes> corpus = read_inputs(std::move(paths));
   if (corpus.empty()) {
-    std::fprintf(stderr, "no inputs: name files or folders of the corpus\n");
+    std::fprintf(stderr, "no inputs: give files or folders of the corpus\n");
     return 1;
   }
   for (const Bytes& input : corpus) run(input);

@@ -1,4 +1,4 @@
-// safetensors files: every byte of every tensor of those that are accepted is read.
+// The input is a safetensors file. Every byte of every accepted tensor is read.
 #include "twobp/files/safetensors.h"
 
 #include "fuzz/input.h"
@@ -23,12 +23,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   uint64_t bytes = 0;
   for (const std::string& name : file->names()) {
     const auto tensor = fuzz::accepted([&] { return file->tensor(name); });
-    if (!tensor) continue;  // of a type that is not supported
+    if (!tensor) continue;  // its type is not supported
     fuzz::require(tensor->sizes() == at::IntArrayRef(file->shape(name)),
-                  "a tensor has not the shape it says");
+                  "the shape of a tensor differs from the header");
     bytes += tensor->nbytes();
     fuzz::require(sum_of(*tensor) <= 255 * tensor->nbytes(), "unreachable");
   }
-  fuzz::require(bytes <= size, "tensors have more bytes than the file");
+  fuzz::require(bytes <= size, "the tensors have more bytes than the file");
   return 0;
 }

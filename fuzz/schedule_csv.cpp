@@ -1,4 +1,4 @@
-// A schedule's text form, and what is done with every schedule that was read: written, read again, simulated.
+// The input is the text form of a schedule. If it is accepted, it is written, read again and simulated.
 #include "fuzz/input.h"
 #include "twobp/schedule/passes.h"
 #include "twobp/schedule/simulate/simulate.h"
@@ -11,7 +11,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!read) return 0;
   const Schedule again = from_csv(to_csv(*read), "again.csv");
   fuzz::require(again.ranks == read->ranks && again.rank_of_stage == read->rank_of_stage,
-                "a schedule that was read is another one when it is written and read again");
+                "a schedule changes when it is written and read again");
   from_csv(to_csv(*read, CsvForm::kCommunication), "messages.csv");
   simulate(add_communication(*read), std::vector<StageCost>(static_cast<size_t>(read->stages)));
   return 0;

@@ -1,4 +1,4 @@
-// tokenizer.json, a line "%%", tokenizer_config.json.
+// The input is tokenizer.json, a line "%%", and tokenizer_config.json.
 #include "twobp/data/text/special_tokens.h"
 
 #include <algorithm>
@@ -17,8 +17,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!read) return 0;
   for (const int64_t id : {read->begin, read->end, read->mask}) {
     fuzz::require(id >= 0 && std::binary_search(read->all.begin(), read->all.end(), id),
-                  "a special token is not in the list of them");
+                  "a special token is not in the list of special tokens");
   }
-  fuzz::require(read->all.back() < read->vocab || read->all.empty(), "an id outside the vocabulary");
+  fuzz::require(read->all.back() < read->vocab || read->all.empty(), "an id is outside the vocabulary");
   return 0;
 }

@@ -1,4 +1,4 @@
-// Token files, of the type that the first byte says, and every sample in them.
+// The input is a token file of the type that the first byte selects. Every sample in it is read.
 #include "fuzz/input.h"
 #include "twobp/data/text/token_dataset.h"
 
@@ -18,12 +18,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       [&] { return std::make_unique<TokenDataset>("data.tokens", paths, type, sequence, kVocab); });
   if (!read) return 0;
   for (int64_t i = 0; i < (*read)->size(); ++i) {
-    const Fields fields = (*read)->read({i}, 0);  // ids were checked when the files were opened
+    const Fields fields = (*read)->read({i}, 0);  // the ids were checked when the files were opened
     const at::Tensor& labels = fields.at("labels");
-    fuzz::require(labels.numel() == sequence, "a sample has not the length that was asked for");
+    fuzz::require(labels.numel() == sequence, "a sample has not the requested length");
     for (int64_t at = 0; at < sequence; ++at) {
       const int64_t id = labels.const_data_ptr<int64_t>()[at];
-      fuzz::require(id >= 0 && id < kVocab, "an id outside the vocabulary");
+      fuzz::require(id >= 0 && id < kVocab, "an id is outside the vocabulary");
     }
   }
   return 0;

@@ -1,4 +1,4 @@
-"""What the experiments share: the command line, calls of the program, results with their provenance, and plots.
+"""Code that the experiments share: the command line, calls of the program, results with their provenance, and plots.
 
 An experiment is a folder with `run`, `plot` and a README. `run` measures and writes results.json and results.csv. `plot` draws results.svg and
 results.png from them. results.json follows schema.json. `run --quick` runs the whole experiment with toy sizes, into a folder of its own, for
@@ -50,7 +50,7 @@ def median_interval(samples):
 
 
 def ratios(above, below):
-    """The ratio of each round. Rounds are interleaved, so that both sides met the same machine."""
+    """The ratio of each round. Rounds are interleaved, so both sides ran under the same conditions."""
     return [a / b for a, b in zip(above, below)]
 
 
@@ -161,7 +161,7 @@ class Experiment:
         sets = TOY[model] if self.options.quick else []
         if self.gpus:
             sets = [*sets, f"pipeline.device={self.device}", f"pipeline.ranks={self.ranks}", "pipeline.split=[]"]
-            if self.options.quick:  # two stages a rank
+            if self.options.quick:  # two stages per rank
                 sets.append(f"model.depths=[{self.ranks},{self.ranks}]" if model == "resnet" else f"model.layers={self.ranks}")
         file = f"presets/{PRESETS[model]}" if self.gpus else f"bench_{model}"
         return [ROOT / f"configs/{file}.json", *(["--set", *sets] if sets else [])]

@@ -21,11 +21,11 @@ BEST = {"naive": "end", "gpipe": "end", "1f1b-1": "fill", "1f1b-2": "fill"}
 
 
 def speed_up(schedule, ranks):
-    """What 2BP gains by the formulas: the busy time of a step is the same with and without it."""
+    """The speed-up of 2BP by the formulas. The busy time of a step is the same with and without 2BP."""
     off, best = (FORMULAS[schedule, p2](ranks) for p2 in ("off", BEST[schedule]))
     return (1 - best) / (1 - off)
 
 
 def text_of(case):
-    """The formula as people write it."""
+    """The formula in its usual notation."""
     return TEXTS[case].replace(" ", "").replace("*", "")

@@ -20,7 +20,7 @@ def micro_batches(schedule, ranks):
 
 
 def way_of(row):
-    """The one of WAYS that a row of `twobp bench` measures."""
+    """Returns the element of WAYS that a row of `twobp bench` measures."""
     if row["schedule"] == ZERO_BUBBLE:
         return "zero-bubble"
     return {"off": "standard", SCHEDULES[row["schedule"]][1]: PAPER, "fill": "fill"}[row["p2"]]

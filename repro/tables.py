@@ -1,4 +1,4 @@
-"""What `page` and the modules that write its parts share: kept results, their figures, and Markdown tables."""
+"""Code that `page` and the modules that write its parts share: kept results, their figures, and Markdown tables."""
 import json
 import pathlib
 
@@ -27,7 +27,7 @@ def select(result, **key):
 
 
 def figures(result, **key):
-    """The figures of the one row with this key."""
+    """The figures of the only row with this key."""
     row, = select(result, **key)
     return row["figures"]
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The rules of docs/architecture.md that no tool knows: which folder may include which, that a header says what it is for, and that
-the source files that the docs name exist."""
+"""Checks rules of docs/architecture.md that no tool checks: which folder may include which, that every header begins with a comment
+about its purpose, and that the source files named in the docs exist."""
 import os
 import re
 import subprocess
 import sys
 
-# folder -> the folders under twobp/ it may include, beside itself
+# folder -> the folders under twobp/ that it may include, besides itself
 ALLOWED = {
     "core": set(),
     "schedule": {"core"},
@@ -14,13 +14,13 @@ ALLOWED = {
     "config": {"core"},
     "files": {"core"},
     "nn": {"core"},
-    "data": {"core", "config", "files", "nn"},  # nn/context.h: what a batch is
-    "models": {"core", "config", "files", "nn", "data"},  # data/model_input.h: what a model reads
-    "transport": {"core", "nn"},  # nn/values.h: what a message carries; nn/device: where it is
+    "data": {"core", "config", "files", "nn"},  # nn/context.h: the definition of a batch
+    "models": {"core", "config", "files", "nn", "data"},  # data/model_input.h: the definition of a model's input
+    "transport": {"core", "nn"},  # nn/values.h: the values in a message; nn/device: their device
     "pipeline": {"core", "schedule", "plan", "config", "nn", "models", "transport"},
     "autograd": {"core", "nn"},
     "train": {"core", "schedule", "plan", "config", "files", "nn", "data", "models", "transport", "pipeline"},
-    "trace": {"core", "schedule", "pipeline"},  # pipeline/observer.h: what a step reports
+    "trace": {"core", "schedule", "pipeline"},  # pipeline/observer.h: the events of a step
 }
 TORCH_FREE = {"core", "schedule", "plan", "config"}
 
@@ -31,7 +31,7 @@ for path in files:
         lines = file.read().splitlines()
     if not lines or not lines[0].startswith("//"):
         if path.endswith(".h"):
-            problems.append(f"{path}: a header opens with a few lines that say what it is for")
+            problems.append(f"{path}: a header must begin with a comment about its purpose")
     parts = path.split("/")
     if parts[0] != "twobp" or len(parts) < 3:
         continue
@@ -46,9 +46,9 @@ for path in files:
             if target != folder and target not in ALLOWED[folder]:
                 problems.append(f"{path}:{number}: {folder} must not include {target}")
         elif folder in TORCH_FREE and re.match(r"(ATen|c10|torch)/", name):
-            problems.append(f"{path}:{number}: {folder} is free of torch")
+            problems.append(f"{path}:{number}: {folder} must not include torch")
 pages = subprocess.run(["git", "ls-files", "*.md"], check=True, capture_output=True, text=True).stdout.split()
-for page in set(pages) - {"CHANGELOG.md"}:  # which tells of files that were
+for page in set(pages) - {"CHANGELOG.md"}:  # it names files that no longer exist
     with open(page, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             for name in re.findall(r"`([\w/.-]+/[\w.-]+\.(?:h|cpp|cu|py))`", line):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Turns a GGUF file of a LLaMa model into a Hugging Face directory: config.json, model.safetensors, tokenizer.json.
+"""Converts a GGUF file of a LLaMa model to a Hugging Face directory: config.json, model.safetensors, tokenizer.json.
 
     python scripts/convert_gguf.py MODEL.gguf FOLDER
 
-Quantised weights are written as the float32 numbers they stand for. Needs the packages gguf, numpy and safetensors.
-Facts about the format: the GGUF specification in ggml's docs/gguf.md, and the packages' own readers.
+Quantised weights are written as float32 numbers. The script needs the packages gguf, numpy and safetensors. The sources
+for the format are docs/gguf.md of ggml and the readers in these packages.
 """
 import argparse
 import json
@@ -18,7 +18,7 @@ try:
 except ImportError as error:
     sys.exit(f"convert_gguf: {error}: pip install gguf==0.19.0 safetensors numpy")
 
-CONTROL = 3  # token type of names that are not text
+CONTROL = 3  # the token type of names that are not text
 
 NAMES = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
@@ -29,15 +29,15 @@ NAMES = {
 
 
 def hugging_face_name(name):
-    parts = name.split(".")  # blk.3.attn_q.weight, or output_norm.weight
+    parts = name.split(".")  # for example blk.3.attn_q.weight or output_norm.weight
     if parts[-1] != "weight" or parts[-2] not in NAMES:
-        raise SystemExit(f"convert_gguf: tensor {name} is none of a LLaMa model")
+        raise SystemExit(f"convert_gguf: tensor {name} does not belong to a LLaMa model")
     layer = f"model.layers.{parts[1]}." if parts[0] == "blk" else ""
     return f"{layer}{NAMES[parts[-2]]}.weight"
 
 
 def halves_apart(weight, heads):
-    """GGUF has the two numbers that a rotation mixes side by side; Hugging Face has them half a head apart."""
+    """In GGUF, the two numbers that a rotation mixes are adjacent. In Hugging Face, they are half a head apart."""
     rows, columns = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Format and lint: clang-format on all C++, clang-tidy on the folders without LibTorch (with it, a file takes minutes),
-# and the rules no tool knows: who may include whom, no absolute paths.
+# Formats and lints: clang-format on all C++, clang-tidy on the folders without LibTorch (with it, a file takes
+# minutes), and rules that no tool checks: which folder may include which, no absolute paths.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/setup.sh

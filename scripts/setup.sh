@@ -1,16 +1,16 @@
-# Everything a bare Debian-like machine needs to build twobp; quick when it is already there. Sourced by ./demo and
-# ./check from the root of the repo. Sets TORCH_PREFIX (CMake's prefix of LibTorch) and PYTHON (a Python with torch, or
-# one without if LibTorch came by CMAKE_PREFIX_PATH).
+# Installs everything that a bare Debian-like machine needs to build twobp. It is quick if all is installed. ./demo and
+# ./check source it from the root of the repository. It sets TORCH_PREFIX (CMake's prefix of LibTorch) and PYTHON (a
+# Python with torch, or without torch if LibTorch came from CMAKE_PREFIX_PATH).
 #
-# LibTorch comes from, in this order: CMAKE_PREFIX_PATH, if TorchConfig.cmake is under it; the torch in .venv; that of the
-# Python on the PATH; torch $TORCH_VERSION installed into .venv.
+# LibTorch comes from the first of these that exists: CMAKE_PREFIX_PATH with TorchConfig.cmake under it, the torch in
+# .venv, the torch of the Python on the PATH. Otherwise torch $TORCH_VERSION is installed into .venv.
 
-# Optional, and not installed here; the tests that need them are skipped without:
+# These are optional and not installed here. The tests that need them are skipped without them:
 #   chromium (Debian)               opens the timeline's page
 #   tensorboard==2.21.0 (Python)    scripts/tensorboard.py
 #   iproute2 (Debian, and root)     two hosts made of network namespaces
 #   slurmd slurmctld slurm-client munge (Debian, and root)     srun, on a Slurm of one node
-#   clang, libclang-rt-14-dev       fuzz/run (of Debian, not for a test)
+#   clang, libclang-rt-14-dev       fuzz/run (Debian; no test needs it)
 
 TORCH_VERSION=2.13.0
 PACKAGES="g++ cmake ninja-build ccache libgtest-dev libbenchmark-dev nlohmann-json3-dev libcli11-dev libspdlog-dev zlib1g-dev libjpeg-dev libpng-dev libopenmpi-dev openmpi-bin"
@@ -18,10 +18,10 @@ PACKAGES="g++ cmake ninja-build ccache libgtest-dev libbenchmark-dev nlohmann-js
 say() { printf '== %s\n' "$*" >&2; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
-# install_packages NAME...: those that are missing.
+# install_packages NAME...: installs the missing ones.
 install_packages() {
   local missing=() name
-  command -v dpkg-query > /dev/null || { say "no dpkg here: assuming that these are installed: $*"; return; }
+  command -v dpkg-query > /dev/null || { say "no dpkg on this system: assuming that these are installed: $*"; return; }
   for name in "$@"; do
     [ "$(dpkg-query -W -f '${db:Status-Status}' "$name" 2> /dev/null)" = installed ] || missing+=("$name")
   done
@@ -29,7 +29,7 @@ install_packages() {
   local sudo=""
   [ "$(id -u)" -eq 0 ] || sudo=sudo
   say "installing system packages: ${missing[*]}"
-  $sudo apt-get update -qq > /dev/null || say "apt-get update failed; trying with the package lists at hand"
+  $sudo apt-get update -qq > /dev/null || say "apt-get update failed; trying the existing package lists"
   DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends "${missing[@]}" > /dev/null ||
     die "could not install ${missing[*]}: install them by hand and run this again"
 }
@@ -58,10 +58,10 @@ find_torch() {
   .venv/bin/python -m pip install --quiet --disable-pip-version-check "torch==$TORCH_VERSION" numpy >&2 ||
     die "could not install torch $TORCH_VERSION: install it yourself and run this again with that Python on the PATH"
   PYTHON=.venv/bin/python
-  TORCH_PREFIX=$(torch_prefix_of "$PYTHON") || die "torch was installed but does not import"
+  TORCH_PREFIX=$(torch_prefix_of "$PYTHON") || die "torch was installed but cannot be imported"
 }
 
-# What some tests compare with, into our own .venv only; they are skipped without it.
+# Installs packages that some tests compare with, only into our own .venv. Without them, these tests are skipped.
 install_test_packages() {
   local names
   [ "$PYTHON" = .venv/bin/python ] || return 0
@@ -73,7 +73,7 @@ install_test_packages() {
     say "could not install them: the tests that compare with them are skipped"
 }
 
-# build PRESET [TARGET...]: configures once, then builds.
+# build PRESET [TARGET...]: configures the preset if necessary, and then builds.
 build() {
   local preset=$1
   shift
@@ -85,7 +85,7 @@ build() {
     printf '%s' "$TORCH_PREFIX" > "build/$preset/torch_prefix"
   fi
   say "building ($preset)"
-  # A compiler with LibTorch's headers takes about 1.5 GiB.
+  # A compiler process with LibTorch's headers needs about 1.5 GiB.
   local jobs memory
   jobs=$(nproc)
   memory=$(awk '/MemAvailable/ { print int($2 / 1572864) }' /proc/meminfo)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Turns the lines of `twobp train --metrics FILE` into TensorBoard event files.
+"""Converts the lines of `twobp train --metrics FILE` to TensorBoard event files.
 
-    scripts/tensorboard.py METRICS.jsonl LOGDIR            # what is there, then stop
-    scripts/tensorboard.py METRICS.jsonl LOGDIR --follow   # and what is still to come, until Ctrl-C
+    scripts/tensorboard.py METRICS.jsonl LOGDIR            # convert the existing lines, then stop
+    scripts/tensorboard.py METRICS.jsonl LOGDIR --follow   # also convert new lines, until Ctrl-C
     tensorboard --logdir LOGDIR
 
-Needs torch and the package "tensorboard".
+The script needs torch and the package "tensorboard".
 """
 import argparse
 import json
@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 
-# Python looks for modules beside the script first, and would take this file for the package.
+# Python searches for modules beside the script first. It would find this file instead of the package.
 sys.path = [folder for folder in sys.path if os.path.realpath(folder) != os.path.dirname(os.path.realpath(__file__))]
 
 PACKAGE = "tensorboard==2.21.0"
@@ -28,14 +28,14 @@ def fail(message):
 
 
 def scalars_of(line, where):
-    """(step, {tag: value}) of one line of metrics."""
+    """Returns (step, {tag: value}) of one line of metrics."""
     try:
         metrics = json.loads(line)
         step = metrics["step"]
     except (ValueError, KeyError, TypeError):
-        fail(f"{where} is not a line of twobp train --metrics")
+        fail(f"{where} is not a line of `twobp train --metrics`")
     if not isinstance(step, int) or isinstance(step, bool):
-        fail(f"{where}: the step is no integer")
+        fail(f"{where}: the step is not an integer")
     values = {name: metrics.get(name) for name in SCALARS}
     for name, tag in PER_STAGE.items():
         for index, value in enumerate(metrics.get(name) or []):
@@ -46,7 +46,7 @@ def scalars_of(line, where):
 
 
 class Events:
-    """The event files; a step that comes again (a resumed run) replaces what was there from it on."""
+    """The event files. If a step appears again (after a resume), it replaces all events from that step on."""
 
     def __init__(self, logdir, writer_class):
         self.logdir, self.writer_class = logdir, writer_class
@@ -71,9 +71,9 @@ class Events:
 
 
 def complete_lines(path, offset):
-    """What whole lines there are from the offset on, and the offset after them."""
+    """Returns the complete lines from the offset on, the offset used, and the offset after them."""
     with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size < offset:  # begun anew, or cut back to a checkpoint
+        if os.fstat(file.fileno()).st_size < offset:  # restarted, or cut back to a checkpoint
             offset = 0
         file.seek(offset)
         text = file.read()
@@ -85,8 +85,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("metrics", metavar="METRICS.jsonl")
     parser.add_argument("logdir", metavar="LOGDIR")
-    parser.add_argument("--follow", action="store_true", help="go on with lines that are written later, until Ctrl-C")
-    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="how often to look (default 1)")
+    parser.add_argument("--follow", action="store_true", help="also convert lines that are written later, until Ctrl-C")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="how often to check (default 1)")
     options = parser.parse_args()
     if not options.follow and not os.path.isfile(options.metrics):
         fail(f"no such file: {options.metrics}")

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Two hosts on this machine, made of network namespaces, with a link between them that has a delay, a bandwidth and a
-loss, and mpirun across it. Needs root and /dev/net/tun; any kernel will do, since the link is a process (this one) that
-passes packets on late, not the kernel's netem.
+"""Emulates two hosts on this machine by network namespaces, connected by a link with a delay, a bandwidth and a loss,
+and runs mpirun across it. It needs root and /dev/net/tun. Any kernel is suitable, because this process itself delays
+the packets. It does not use the kernel's netem.
 
     scripts/two_hosts.py --delay-ms 2 --mbit 200 --loss 0.001 -- -n 2 build/release/twobp train config.json
-    scripts/two_hosts.py --cut-after 5 -- -n 2 ...      the link goes down after 5 s
+    scripts/two_hosts.py --cut-after 5 -- -n 2 ...      the link is cut after 5 s
 
-What follows -- is mpirun's: its processes are placed on the hosts in turn.
+The arguments after -- go to mpirun. Its processes are placed on the two hosts alternately.
 """
 import argparse
 import collections
@@ -26,11 +26,11 @@ import time
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 MTU = 9000
 SUBNET = "10.77.0"
-QUEUE_SECONDS = 0.25  # what waits for the link longer than this is dropped, as a switch does
+QUEUE_SECONDS = 0.25  # a packet that would wait longer is dropped, as in a switch
 
 
 def missing():
-    """Why there can be no two hosts here; None: there can."""
+    """The reason why two hosts are impossible here, or None."""
     if os.geteuid() != 0:
         return "two hosts need root"
     if not os.path.exists("/dev/net/tun"):
@@ -47,15 +47,15 @@ def ip(*arguments, host=None):
 
 
 class Link(threading.Thread):
-    """Passes packets between two interfaces. A packet waits until those before it have been sent at `mbit`, and arrives
-    `delay` seconds later, or never, with the probability `loss`."""
+    """Passes packets between two interfaces. A packet waits until the previous ones have been sent at `mbit`. It
+    arrives `delay` seconds later, or is lost with the probability `loss`."""
 
     def __init__(self, ends, delay, mbit, loss, seed):
         super().__init__(daemon=True)
         self.ends, self.delay, self.seconds_a_byte, self.loss = ends, delay, 8e-6 / mbit if mbit else 0, loss
         self.random = random.Random(seed)
-        self.free_at = [0.0, 0.0]  # when the last packet in each direction has been sent
-        self.under_way = []        # (when it arrives, number, to, packet)
+        self.free_at = [0.0, 0.0]  # by direction: when the last packet will have been sent
+        self.under_way = []        # (arrival time, number, direction, packet)
         self.number = 0
         self.up = True
         self.ended = False
@@ -79,7 +79,7 @@ class Link(threading.Thread):
         return True
 
     def run(self):
-        # Before all else that runs here: a late link is another link.
+        # This thread has priority over other processes, because a late thread would change the link.
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
         poll = select.poll()
         for end in self.ends:
@@ -89,7 +89,7 @@ class Link(threading.Thread):
             wait = 0.05
             if self.under_way:
                 wait = max(0.0, self.under_way[0][0] - time.monotonic())
-            # poll() counts in milliseconds: what is less is slept, in pieces a packet may interrupt.
+            # poll() counts in milliseconds. Shorter waits are slept in small pieces.
             ready = poll.poll(int(1000 * wait))
             if not ready and 0 < wait < 1e-3:
                 time.sleep(min(wait, 1e-4))
@@ -101,12 +101,12 @@ class Link(threading.Thread):
                 _, _, to, packet = heapq.heappop(self.under_way)
                 try:
                     os.write(self.ends[to], packet)
-                except OSError:  # the host is gone or its queue is full
+                except OSError:  # the host is gone, or its queue is full
                     self.counts["dropped"] += 1
 
 
 class TwoHosts:
-    """As a context: makes them, and takes them away."""
+    """A context manager that creates and removes the hosts."""
 
     def __init__(self, delay=0.0, mbit=0.0, loss=0.0, seed=1):
         self.shape = (delay, mbit, loss, seed)
@@ -126,8 +126,8 @@ class TwoHosts:
                 ip("link", "set", device, "mtu", str(MTU), "txqueuelen", "1000", host=name)
                 ip("addr", "add", f"{SUBNET}.{number + 1}", "peer", f"{SUBNET}.{2 - number}", "dev", device, host=name)
                 ip("link", "set", device, "up", host=name)
-                # A peer that does not answer is given up after seconds, not after a quarter of an hour: mpirun itself
-                # waits for its other half that long.
+                # TCP gives up a silent peer after seconds instead of a quarter of an hour. mpirun itself waits until
+                # then for its other half.
                 subprocess.run(["ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_retries2=3"], check=True)
             self.link = Link(self.ends, *self.shape)
             self.link.start()
@@ -152,7 +152,7 @@ class TwoHosts:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
     def mpirun(self):
-        """What stands in place of the word mpirun: it runs on the first host."""
+        """The command that replaces `mpirun`. It runs on the first host."""
         interfaces = f"{SUBNET}.0/24"
         flags = ["--allow-run-as-root", "--oversubscribe", "--mca", "plm_rsh_agent", self.agent,
                  "--host", f"{self.names[0]}:64,{self.names[1]}:64", "--map-by", "node", "--bind-to", "none",
@@ -172,12 +172,12 @@ class TwoHosts:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--delay-ms", type=float, default=0, help="one way")
-    parser.add_argument("--mbit", type=float, default=0, help="per second, each way; 0: as fast as it goes")
-    parser.add_argument("--loss", type=float, default=0, help="part of the packets, 0 to 1")
-    parser.add_argument("--seed", type=int, default=1, help="of the loss")
-    parser.add_argument("--cut-after", type=float, help="seconds until the link goes down")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and mpirun's arguments")
+    parser.add_argument("--delay-ms", type=float, default=0, help="one-way delay of a packet")
+    parser.add_argument("--mbit", type=float, default=0, help="megabits per second in each direction; 0: no limit")
+    parser.add_argument("--loss", type=float, default=0, help="probability that a packet is lost, 0 to 1")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the losses")
+    parser.add_argument("--cut-after", type=float, help="seconds until the link is cut")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the arguments of mpirun")
     options = parser.parse_args()
     why_not = missing()
     if why_not:

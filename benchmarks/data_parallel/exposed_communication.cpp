@@ -1,8 +1,8 @@
-// How much of the gradient sums of data parallelism a step waits for: standard backward, 2BP with what is
-// left of W in the order it was queued, and in the order of the buckets. Replicas of a pipeline run as
-// threads; the links between replicas are slowed down (slow_link.h), since they share one memory. Layers wait
-// instead of computing (nn/models/emulated.h), so that more ranks than cores keep time; or a configuration's
-// model is run. Beside each measured figure stands the simulator's for the same costs.
+// Measures how long a step waits for the gradient sums of data parallelism. It compares standard backward,
+// 2BP that runs the remaining W in queue order, and 2BP that runs it in bucket order. The replicas of a
+// pipeline run as threads. They share one memory, so their links are slowed down (slow_link.h). Layers wait
+// instead of computing (models/emulated.h), so that more ranks than cores keep time. Alternatively, the model
+// of a configuration runs. Each measured figure stands next to the simulated one for the same costs.
 //
 //   build/release/benchmarks/data_parallel/exposed_communication --json table.json
 #include <algorithm>
@@ -41,11 +41,11 @@ struct Options {
   int ranks = 2;
   int replicas = 2;
   int micro_batches = 0;  // 0: twice the ranks
-  int layers = 8;         // of a rank
+  int layers = 8;         // per rank
   double milliseconds = 16;
   double latency = 50e-6;
-  int64_t gradient_bytes = 64 << 10;  // of a layer
-  int buckets = 0;                    // layers in a bucket; 0: one
+  int64_t gradient_bytes = 64 << 10;  // per layer
+  int buckets = 0;                    // layers per bucket; 0: one
   int steps = 5;
   std::string config;
   std::string json_file;
@@ -59,7 +59,7 @@ struct Method {
 
 std::vector<Method> methods_of(const NamedSchedule& named) {
   std::vector<Method> methods = {{"standard", P2Policy::kOff, P2Order::kBucket}};
-  if (named.places_p2) {  // which leaves little W for the end
+  if (named.places_p2) {  // this leaves little W for the end
     methods.push_back({"placed, oldest", P2Policy::kPlaced, P2Order::kOldest});
     methods.push_back({"placed, bucket", P2Policy::kPlaced, P2Order::kBucket});
   }
@@ -68,7 +68,7 @@ std::vector<Method> methods_of(const NamedSchedule& named) {
   return methods;
 }
 
-// A model with the costs of its layers, and what it reads.
+// A model, the costs of its layers and its input.
 struct Subject {
   ModelSpec model;
   Profile profile;
@@ -79,7 +79,7 @@ struct Subject {
 };
 
 struct Measured {
-  double seconds = 0;           // of the step
+  double seconds = 0;           // of one step
   std::vector<double> exposed;  // by rank, seconds
   double longest() const { return *std::max_element(exposed.begin(), exposed.end()); }
   double mean() const {
@@ -87,7 +87,7 @@ struct Measured {
   }
 };
 
-// One way of running on one link; the steps of all ways take turns.
+// One method on one link. The steps of all runs alternate.
 struct Run {
   Method method;
   double bytes_per_second = 0;
@@ -136,10 +136,10 @@ struct Study {
   std::vector<Run> runs;
   std::vector<std::vector<LayerProfile>> costs;  // by stage
   std::vector<std::vector<double>> gradients;    // bytes, by stage and layer
-  std::vector<StageCost> measured;               // from the steps without a limit
+  std::vector<StageCost> measured;               // from the steps without a bandwidth limit
 };
 
-// Runs every method on every link, in turns, on all replicas; what replica 0 saw.
+// Runs every method on every link, alternating, on all replicas. Stores the measurements of replica 0.
 void run_replica(World world, const NamedSchedule& named, const Subject& subject, const Options& options,
                  int micro_batches, Study& study) {
   const int replica = world.replica;
@@ -170,7 +170,7 @@ void run_replica(World world, const NamedSchedule& named, const Subject& subject
       }
     }
   }
-  for (int round = -1; round < options.steps; ++round) {  // the first warms up
+  for (int round = -1; round < options.steps; ++round) {  // the first round warms up
     for (size_t r = 0; r < study.runs.size(); ++r) {
       const Method& method = study.runs[r].method;
       const StepSetup setup =
@@ -204,7 +204,7 @@ void run_replica(World world, const NamedSchedule& named, const Subject& subject
 Subject emulated_subject(const NamedSchedule& named, const Options& options) {
   const int stages = options.ranks * usual_stages_per_rank(named.placement);
   const int per_stage = options.layers / usual_stages_per_rank(named.placement);
-  TWOBP_CHECK(per_stage >= 1, "--layers ", options.layers, " are too few for ", named.name);
+  TWOBP_CHECK(per_stage >= 1, "--layers ", options.layers, " is too small for ", named.name);
   EmulatedLayer layer;
   layer.forward = layer.backward_p1 = layer.backward_p2 = options.milliseconds * 1e-3 / options.layers;
   layer.activation_bytes = layer.stash_bytes = 1 << 10;
@@ -273,8 +273,8 @@ void study_schedule(const NamedSchedule& named, const Options& options, json& ro
   const Subject subject = options.config.empty() ? emulated_subject(named, options) : real_subject(options);
   const int micro_batches = options.micro_batches > 0 ? options.micro_batches : 2 * options.ranks;
   Study study;
-  // A link's speed is told by the time the sums of a rank take on it, as a multiple of a micro-batch's W
-  // there.
+  // A link's speed is defined by the time that it needs for the sums of one rank. The unit is the time of one
+  // micro-batch's W on that rank.
   double bytes = 0;
   double p2 = 0;
   for (const LayerSpec& spec : subject.model.layers) {
@@ -329,10 +329,11 @@ void study_schedule(const NamedSchedule& named, const Options& options, json& ro
 
 int run(const Options& options) {
   std::printf(
-      "Exposed: waited for gradient sums after a rank's last W, ms, the longest of the ranks; %d replicas x "
-      "%d "
-      "ranks, medians of %d steps.\nLink: the sums of a rank take so many times a micro-batch's W of a rank. "
-      "Slower: step less that on a free link.\nLast column: exposed over standard's.\n\n",
+      "%d replicas x %d ranks, medians of %d steps.\n"
+      "Exposed: the wait for gradient sums after the last W, on the rank that waits longest.\n"
+      "Link: the time for the sums of a rank, in units of one micro-batch's W of a rank.\n"
+      "Slower: step time minus step time on a free link.\n"
+      "Last column: exposed time relative to standard backward.\n\n",
       options.replicas, options.ranks, options.steps);
   std::printf("%-18s %5s  %-18s %9s %9s  %9s %9s  %-18s %-18s %9s\n", "schedule", "link", "backward",
               "step ms", "slower", "exposed", "simulated", "by rank", "simulated", "standard");
@@ -348,23 +349,26 @@ int run(const Options& options) {
 }  // namespace twobp
 
 int main(int argc, char** argv) {
-  CLI::App app{"What a step waits for the gradient sums of data parallelism: measured against simulated."};
+  CLI::App app{"Compares the measured wait for gradient sums in data parallelism with the simulated one."};
   twobp::Options options;
   app.add_option("--schedules", options.schedules)->delimiter(',')->capture_default_str();
-  app.add_option("--links", options.speeds, "Sums of a rank, in W of one micro-batch of a rank")
+  app.add_option("--links", options.speeds, "Time for the sums of a rank, in units of one micro-batch's W")
       ->delimiter(',')
       ->capture_default_str();
-  app.add_option("--ranks", options.ranks, "Of a pipeline")->capture_default_str();
+  app.add_option("--ranks", options.ranks, "Ranks per pipeline")->capture_default_str();
   app.add_option("--replicas", options.replicas)->capture_default_str();
-  app.add_option("--micro-batches", options.micro_batches, "Of a replica; 0: twice the ranks");
-  app.add_option("--layers", options.layers, "Emulated: of a rank")->capture_default_str();
-  app.add_option("--milliseconds", options.milliseconds, "Emulated: of F, of I and of W on a rank")
+  app.add_option("--micro-batches", options.micro_batches, "Micro-batches per replica; 0: twice the ranks");
+  app.add_option("--layers", options.layers, "Emulated layers per rank")->capture_default_str();
+  app.add_option("--milliseconds", options.milliseconds, "Time of each of F, I and W on a rank (emulated)")
       ->capture_default_str();
-  app.add_option("--gradient-bytes", options.gradient_bytes, "Emulated: of a layer")->capture_default_str();
-  app.add_option("--bucket-layers", options.buckets, "Emulated: layers in a bucket; 0: one");
-  app.add_option("--latency", options.latency, "Seconds, of a message")->capture_default_str();
-  app.add_option("--steps", options.steps, "Of each kind, in turns")->capture_default_str();
-  app.add_option("--config", options.config, "A real model instead, its bucket size included");
+  app.add_option("--gradient-bytes", options.gradient_bytes, "Gradient bytes per layer (emulated)")
+      ->capture_default_str();
+  app.add_option("--bucket-layers", options.buckets, "Layers per bucket (emulated); 0: one");
+  app.add_option("--latency", options.latency, "Latency of a message in seconds")->capture_default_str();
+  app.add_option("--steps", options.steps, "Steps of each method; the methods alternate")
+      ->capture_default_str();
+  app.add_option("--config", options.config,
+                 "Run the model of this configuration instead, with its bucket size");
   app.add_option("--json", options.json_file, "File for the rows as JSON");
   CLI11_PARSE(app, argc, argv);
   try {

@@ -25,7 +25,7 @@ void SlowLink::isend(int to, const Tag& tag, Values values) {
   for (const at::Tensor& tensor : values) bytes += static_cast<double>(tensor.nbytes());
   double& free_at = free_at_[to];
   free_at = std::max(free_at, now_seconds()) + (bytes_per_second_ > 0 ? bytes / bytes_per_second_ : 0);
-  values.push_back(at::scalar_tensor(free_at + latency_, at::kDouble));  // when it arrives
+  values.push_back(at::scalar_tensor(free_at + latency_, at::kDouble));  // the arrival time
   inner_->isend(to, tag, std::move(values));
 }
 
@@ -64,7 +64,7 @@ Values SlowLink::receive(int from, const Tag& tag, double timeout) {
     }
     const double wait = std::min(early->arrives, deadline) - now_seconds();
     if (wait > 0) std::this_thread::sleep_for(std::chrono::duration<double>(wait));
-    // Past the deadline the inner transport says who waited for what.
+    // After the deadline, the inner transport reports which rank waited for which message.
     if (now_seconds() > deadline && early->arrives > deadline) return inner_->receive(from, tag, 1e-3);
   }
   return values;

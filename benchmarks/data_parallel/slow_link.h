@@ -1,5 +1,5 @@
-// A transport of threads that behaves like a network: for benchmarks and tests of overlap, where all ranks
-// share one memory.
+// A transport between threads that behaves like a network. Benchmarks and tests of overlap use it, because
+// their ranks share one memory.
 #pragma once
 
 #include <memory>
@@ -9,9 +9,9 @@
 
 namespace twobp {
 
-// Every ordered pair of ranks has a link that carries one message at a time, in the order they are sent, at
-// `bytes_per_second` (0: no limit); the receiver has it `latency` seconds after its last byte. All ends must
-// be such links, on one clock. Costs no rank any time to send.
+// Every ordered pair of ranks has a link. It carries one message at a time, in sending order, at
+// `bytes_per_second` (0: no limit). The receiver gets a message `latency` seconds after its last byte was
+// sent. All ends must be of this class and use the same clock. Sending takes no time on any rank.
 class SlowLink : public Transport {
  public:
   SlowLink(std::unique_ptr<Transport> inner, double latency, double bytes_per_second);
@@ -25,24 +25,25 @@ class SlowLink : public Transport {
   void flush(double timeout) override { inner_->flush(timeout); }
   void abort(const std::string& reason) override { inner_->abort(reason); }
 
-  // From the next message on.
+  // Applies to all later messages.
   void set_speed(double latency, double bytes_per_second);
 
  private:
-  // Taken from the inner transport before its time.
+  // A message that was taken from the inner transport before its arrival time.
   struct Early {
     int from = 0;
     Tag tag;
     Values values;
     double arrives = 0;
   };
-  // The first early one of these; null: none. Takes one from the inner transport if there is none.
+  // Returns the first early message with this sender and tag, or null. If there is none, it tries to take one
+  // from the inner transport.
   Early* find(int from, const Tag& tag);
 
   std::unique_ptr<Transport> inner_;
   double latency_;
   double bytes_per_second_;
-  std::vector<double> free_at_;  // by receiver: when the link there is free
+  std::vector<double> free_at_;  // by receiver: the time when its link becomes free
   std::vector<Early> early_;
 };
 

@@ -59,7 +59,7 @@ class Trial:
     def strike(self, action):
         if not self.job.ended() and action():
             self.struck = time.monotonic()
-            self.moment = f"after {self.struck - self.job.begin:.2f} s, {self.told()} steps told"
+            self.moment = f"after {self.struck - self.job.begin:.2f} s, {self.told()} steps reported"
 
     def some_rank(self, program):
         """The process id of a random rank, or None if there is none at the moment."""
@@ -182,7 +182,7 @@ class Terminate(Kind):
             return []
         problems = [] if trial.job.exit_code() == 143 else [f"exit code {trial.job.exit_code()} instead of 143"]
         if len(told) != 1 or "checkpoint written" not in told[0]:
-            return problems + [f"not one line that says so: {told}"]
+            return problems + [f"not exactly one line reports the stop: {told}"]
         step = int(told[0].split("after step ")[1].split()[0])
         newest = max(trial.run.steps(), default=0)
         return problems if newest == step else problems + [f"stopped after step {step}, newest checkpoint {newest}"]

@@ -103,7 +103,7 @@ class Reference:
         self.losses = losses_in(run.metrics)
         self.weights = tensors_in(run.folder / "model")
         if len(self.losses) != STEPS or not self.weights:
-            raise SystemExit(f"the undisturbed run told of {len(self.losses)} steps instead of {STEPS}")
+            raise SystemExit(f"the undisturbed run reported {len(self.losses)} steps instead of {STEPS}")
 
     def problems_of_losses(self, run):
         """Compares the losses that a run has reported so far with those of the undisturbed run."""
@@ -122,7 +122,7 @@ class Reference:
 
 
 def resumed_step(text):
-    """The step after which a run resumed, 0 if it started from the beginning, or None if it did not get that far."""
+    """The step after which a run resumed. 0 if it started from the beginning. None if it ended earlier."""
     if ANEW in text:
         return 0
     found = RESUMED.search(text)

@@ -1,4 +1,4 @@
-"""The causes of the memory factor: how much of the bytes after F W still needs, and how many bytes of dL/dz W needs beside them.
+"""The causes of the memory factor. Part of the bytes that are held after F is still needed by W. In addition, W needs the bytes of dL/dz.
 
 Bytes after F and after I are measured. The share of dL/dz in the latter follows from the layer. W of a weight reads its input and the gradient of its output, so dL/dz is as big
 as the outputs of the layer's weights.
@@ -42,7 +42,7 @@ def gradient_numbers(study_config, family, kind):
 
 
 def cause(result, kind):
-    """Bytes of one micro-batch in all layers of the kind: after F, those of them that are still needed after I, dL/dz, and after I."""
+    """Bytes of one micro-batch in all layers of the kind: held after F, held after F and still needed after I, dL/dz, held after I."""
     costs = result["kinds"][kind]
     (measured,) = costs["costs"]
     numbers = gradient_numbers(result["config"], result["family"], kind)

@@ -1,8 +1,9 @@
-// Peak bytes of a model under every named schedule that can be run and every p2 policy, by simulation:
+// Simulates the peak bytes of a model under every named schedule that it can run and every p2 policy:
 //   memory_peaks COSTS RANKS...
-// COSTS is a file of `twobp profile --json` with one micro-batch size. Prints a JSON array, a row for each
-// schedule, number of ranks N, micro-batches M (N and 2N; 1 for `naive`) and policy, with and without the
-// byte cap `auto` (what the fullest rank needs with p2 off). Layers go to stages by their measured seconds.
+// COSTS is a file of `twobp profile --json` with one micro-batch size. Prints a JSON array with one row for
+// each schedule, number of ranks N, number of micro-batches M (N and 2N; 1 for `naive`) and policy. Each case
+// is simulated with and without the byte cap `auto`, which is the need of the fullest rank with p2 off.
+// Layers are assigned to stages by their measured seconds.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -28,7 +29,7 @@ using Json = nlohmann::ordered_json;
 constexpr P2Policy kPolicies[] = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill,
                                   P2Policy::kPlaced};
 
-// A schedule's stages on their ranks, and what they cost: the same for every M and policy.
+// A schedule's stages with their ranks and costs. They are the same for every M and policy.
 struct Placed {
   const NamedSchedule* schedule = nullptr;
   int ranks = 0;
@@ -36,7 +37,7 @@ struct Placed {
   std::vector<StageCost> costs;
 };
 
-// Presets of other names with the same generator are left out (1f1b-1 and 1f1b-2 are 1f1b).
+// Skips presets that have another name but the same generator (1f1b-1 and 1f1b-2 are 1f1b).
 std::vector<const NamedSchedule*> schedules() {
   std::vector<const NamedSchedule*> all;
   std::set<Schedule (*)(int, int, int)> generators;
@@ -60,8 +61,8 @@ Json row(const Placed& placed, const Schedule& schedule, const Simulation& simul
           {"ranks", placed.ranks},
           {"stages", schedule.stages},
           {"micro_batches", schedule.micro_batches},
-          {"held_bytes", held},    // activations, stash and messages, of the rank with most of them
-          {"total_bytes", total},  // with parameters, gradients and optimizer state, of the fullest rank
+          {"held_bytes", held},    // activations, stash and messages of the fullest rank
+          {"total_bytes", total},  // also parameters, gradients and optimizer state
           {"rank_total_bytes", totals},
           {"step_seconds", simulation.step_seconds},
           {"split", placed.split}};
@@ -70,8 +71,8 @@ Json row(const Placed& placed, const Schedule& schedule, const Simulation& simul
 void add_rows(const Placed& placed, const CostModel& model, int micro_batches, Json& rows) {
   const int stages = static_cast<int>(placed.split.size());
   SimulationOptions options = simulation_options(model);
-  options.check = false;  // make_schedule has
-  double standard = 0;    // what the fullest rank needs with p2 off
+  options.check = false;  // make_schedule has checked it
+  double standard = 0;    // the need of the fullest rank with p2 off
   for (const P2Policy policy : kPolicies) {
     if (policy == P2Policy::kPlaced && !placed.schedule->places_p2) continue;
     const Schedule schedule =
@@ -91,7 +92,7 @@ void add_rows(const Placed& placed, const CostModel& model, int micro_batches, J
 }
 
 Json peaks(const CostModel& model, const std::vector<int>& ranks) {
-  TWOBP_CHECK(model.micro_batch_sizes.size() == 1, "the costs are of ", model.micro_batch_sizes.size(),
+  TWOBP_CHECK(model.micro_batch_sizes.size() == 1, "the costs are for ", model.micro_batch_sizes.size(),
               " micro-batch sizes: measure one");
   const int size = model.micro_batch_sizes.front();
   std::vector<double> seconds;
@@ -102,7 +103,7 @@ Json peaks(const CostModel& model, const std::vector<int>& ranks) {
       const int stages = n * usual_stages_per_rank(schedule->placement);
       Placed placed{schedule, n, balanced_split(seconds, place_stages(schedule->placement, stages, n)), {}};
       placed.costs = stage_costs(model, placed.split, size);
-      const bool naive = schedule->name == "naive";  // one after the other: more would change nothing but M
+      const bool naive = schedule->name == "naive";  // one micro-batch at a time: M changes nothing else
       for (const int m : naive ? std::vector<int>{1} : std::vector<int>{n, 2 * n}) {
         if (admits(schedule->name, stages, n, m)) add_rows(placed, model, m, rows);
       }

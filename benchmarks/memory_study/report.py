@@ -94,12 +94,12 @@ def cause_table(results):
             table.append([title, row["kind"], row["layers"], f"{row['after_forward'] / MIB:.1f}",
                           part(row["after_forward"], rows[-1]), part(row["kept"], row), part(row["gradients"], row),
                           f"{row['after_p1'] / row['after_forward']:.2f}"])
-    return markdown(["model", "kind", "layers", "held after F, MiB", "share of the model", "of it W needs", "dL/dz beside it",
+    return markdown(["model", "kind", "layers", "held after F, MiB", "share of the model", "part that W needs", "dL/dz in addition",
                      "held after I / after F"], table)
 
 
 def growth_table(results, rows):
-    """Per model: the bytes after F, the bytes that W needs, and the bytes that are always there."""
+    """For each model: the bytes after F, the bytes that W needs, and the bytes that are always held."""
     table = []
     for model in results["models"]:
         whole = causes.causes(model)[-1]
@@ -109,7 +109,7 @@ def growth_table(results, rows):
                       f"{whole['after_p1'] / whole['after_forward']:.2f}", f"{off['total_bytes'] / GIB:.2f}",
                       f"{100 * off['held_bytes'] / off['total_bytes']:.0f} %", f"{end['held_factor']:.2f}",
                       f"{end['total_factor']:.2f}"])
-    return markdown(["model", "parameters", "held after I / after F", "1F1B off, GiB", "activations there",
+    return markdown(["model", "parameters", "held after I / after F", "1F1B off, GiB", "its activations",
                      "end: activations and stash", "end: total"], table)
 
 
@@ -144,8 +144,8 @@ def tables(results, rows):
     parts = [
         f"    {results['command']}\n\n{machine['cpu']}, {machine['cores']} cores, commit {short(results['commit'])}, "
         f"{results['precision']}, {len(rows)} simulations\n",
-        "Memory factor: peak bytes of the fullest rank over those of the same schedule with p2 off. *Total* has parameters, "
-        "gradients and optimizer state in it. *Samples* are of a micro-batch. * is one of the paper's models.\n",
+        "Memory factor: peak bytes of the fullest rank over those of the same schedule with p2 off. *Total* includes parameters, "
+        "gradients and optimizer state. *Samples* is the size of a micro-batch. * marks the models of the paper.\n",
         "## Ranges\n", range_table(results, rows),
         f"## Total, N = 4: {policies}\n", factor_table(results, rows, 4, "total_factor"),
         f"## Total, N = 8: {policies}\n", factor_table(results, rows, 8, "total_factor"),

@@ -38,7 +38,7 @@ def run(command):
 
 
 def profile(study, program, folder, threads):
-    """The file of the cost model, and whether it was measured now. A file in the folder is used again."""
+    """The file of the cost model, and the origin of its figures. An existing file in the folder is reused."""
     name = f"{study.family}_{study.name.replace(' ', '_')}"
     costs = folder / f"{name}.json"
     kept = costs.exists()
@@ -120,9 +120,9 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, required=True, help="path of the files without their suffix")
     parser.add_argument("--program", type=pathlib.Path, default=BUILD / "twobp")
     parser.add_argument("--peaks", type=pathlib.Path, default=BUILD / "benchmarks" / "memory_study" / "memory_peaks")
-    parser.add_argument("--costs", type=pathlib.Path, help="folder for the profiles; existing ones are used again")
+    parser.add_argument("--costs", type=pathlib.Path, help="folder for the profiles; existing ones are reused")
     parser.add_argument("--families", nargs="+", choices=models.FAMILIES, default=list(models.FAMILIES))
-    parser.add_argument("--toy", action="store_true", help="use a tiny model of each family, to show that it works")
+    parser.add_argument("--toy", action="store_true", help="use a tiny model of each family, to check that the study works")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
     studies = [s for s in (models.TOY if options.toy else models.STUDIES) if s.family in options.families]

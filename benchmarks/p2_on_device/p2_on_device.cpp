@@ -1,11 +1,12 @@
-// How W gets onto a device (the paper's second open question): the matrix products of a rank's layers, F and
-// I of all micro-batches in the compute stream, and W
+// Compares ways to launch W on a device (the paper's second open question). F and I are the matrix products
+// of one rank's layers for all micro-batches. They run in the compute stream. W runs
 //   serial        in the same stream, after each layer's I: standard backward
-//   stream        product by product in one stream of low priority (pipeline/p2_stream.h)
-//   layer_streams each layer's in a stream of low priority of its own
-//   graph         in the stream of low priority, a micro-batch's at once, recorded before
-// in turn, with the seconds until the device is done and those until the host has put all in, and whether the
-// gradients are those of `serial` to the bit. On a CPU, which has neither streams nor graphs, `serial` alone.
+//   stream        product by product in one low-priority stream (pipeline/executor/p2_stream.h)
+//   layer_streams in one low-priority stream per layer
+//   graph         in the low-priority stream, one recorded graph per micro-batch
+// The methods alternate. The table shows the time until the device is done, the time until the host has
+// launched everything, and whether the gradients equal those of `serial` bit for bit. A CPU has neither
+// streams nor graphs, so only `serial` runs there.
 //
 //   build/release/benchmarks/p2_on_device/p2_on_device --device cuda --json table.json
 #include <array>
@@ -39,10 +40,10 @@ struct Options {
   std::string json_file;
 };
 
-// A matrix product with what its F, I and W read and write, for each micro-batch.
+// A matrix product with the operands and results of its F, I and W for each micro-batch.
 struct Product {
   at::Tensor weight, gradient;  // (out, in)
-  at::Tensor y, dx;             // (rows, out), (rows, in): nobody reads them
+  at::Tensor y, dx;             // (rows, out), (rows, in): never read
   std::vector<at::Tensor> x, dy;
   int layer = 0;
 
@@ -159,7 +160,7 @@ class Rank {
         return;
       }
       case Method::kGraph:
-        return;  // with the micro-batch
+        return;  // it runs once per micro-batch
     }
   }
 
@@ -175,7 +176,7 @@ void run(const Options& options) {
   const std::vector<Method> methods = rank.methods();
   std::vector<std::vector<double>> steps(methods.size());
   std::vector<std::vector<double>> hosts(methods.size());
-  // As serial: a library may compute products otherwise in another stream.
+  // Whether the bits equal those of `serial`. A library may use another algorithm in another stream.
   std::vector<bool> same_bits(methods.size(), true);
   std::vector<at::Tensor> serial;
   for (int round = -1; round < options.steps; ++round) {  // the first one warms up
@@ -221,9 +222,9 @@ void run(const Options& options) {
 
 int main(int argc, char** argv) {
   twobp::Options options;
-  CLI::App app{"The ways to get W onto a device, in turn."};
+  CLI::App app{"Compares ways to launch W on a device."};
   app.add_option("--device", options.device, "cpu or cuda")->capture_default_str();
-  app.add_option("--dtype", options.dtype, "of weights and activations; gradients are float32")
+  app.add_option("--dtype", options.dtype, "type of weights and activations; gradients are float32")
       ->check(CLI::IsMember({"float32", "bfloat16", "float16"}))
       ->capture_default_str();
   const CLI::Validator shape(
@@ -235,17 +236,16 @@ int main(int argc, char** argv) {
                    : text + " is not IN:OUT";
       },
       "IN:OUT");
-  app.add_option("--products", options.products,
-                 "numbers of a row before and after each of a layer's products")
+  app.add_option("--products", options.products, "input and output width of each product of a layer")
       ->check(shape)
       ->capture_default_str();
   app.add_option("--layers", options.layers)->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--rows", options.rows, "of a micro-batch: tokens")
+  app.add_option("--rows", options.rows, "rows per micro-batch (tokens)")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--micro-batches", options.micro_batches)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--steps", options.steps)->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--json", options.json_file, "where to write the table");
+  app.add_option("--json", options.json_file, "file for the table as JSON");
   CLI11_PARSE(app, argc, argv);
   try {
     twobp::run(options);

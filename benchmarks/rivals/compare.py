@@ -2,7 +2,7 @@
 
     python benchmarks/rivals/compare.py --model bert --json bert.json    two stages on two pinned cores
     python benchmarks/rivals/compare.py --model bert --single            one stage and one thread, against PyTorch eager
-    python benchmarks/rivals/compare.py --model bert --quick             tiny sizes, only to show that it works
+    python benchmarks/rivals/compare.py --model bert --quick             tiny sizes, to check that the script works
 
 For each size and number of micro-batches, every contender runs once per repeat. The contenders run one after another on the same cores, in reversed order every other
 repeat. Each run waits until the machine is quiet. Ratios are taken within each repeat. It needs twobp (build/release/twobp) and a Python with torch.
@@ -184,9 +184,9 @@ def parse_arguments():
 
 def check_arguments(parser, args):
     if args.mpi and args.single:
-        parser.error("--mpi is of two stages: leave --single out")
+        parser.error("--mpi needs two stages: leave out --single")
     if args.quick and args.sizes:
-        parser.error("--quick has a size of its own: leave --sizes out")
+        parser.error("--quick has its own size: leave out --sizes")
     allowed = contenders.SINGLES if args.single else contenders.PIPELINES
     for name in args.rivals or ():
         if name not in allowed or not allowed[name].takes_part(args.model, sys.maxsize):
@@ -194,7 +194,7 @@ def check_arguments(parser, args):
     table = sizes.SIZES[args.model]
     for name in args.sizes or ():
         if name not in table:
-            parser.error(f"--sizes {name} is none of {', '.join(table)}, which {args.model} has")
+            parser.error(f"--sizes {name} is unknown; use one of {', '.join(table)} with --model {args.model}")
     defaults = {"sizes": list(table), "micro_batches": [2, 4], "repeats": 5, "steps": 6, "warmup": 2, "patience": 400.0}
     if args.quick:
         defaults |= {"sizes": ["quick"], "micro_batches": [2], "repeats": 1, "steps": 2, "warmup": 1, "patience": 0.0}
@@ -206,16 +206,16 @@ def check_arguments(parser, args):
     for package in ("torch", *(["transformers"] if "transformers" in args.rivals else [])):
         if importlib.util.find_spec(package) is None:
             parser.error(f"no {package} in {sys.executable}; use a Python that has torch==2.13.0 and, for --model mamba "
-                         "--single, what tests/requirements.txt names")
+                         "--single, the packages in tests/requirements.txt")
     if not default_config(args.model).is_file():
-        parser.error(f"{default_config(args.model)} is not there")
+        parser.error(f"{default_config(args.model)} does not exist")
     if not os.access(args.twobp, os.X_OK):
-        parser.error(f"{args.twobp} is not there: build twobp first, or give --twobp PATH")
+        parser.error(f"{args.twobp} is missing or not executable: build twobp first, or give --twobp PATH")
     args.twobp = args.twobp.resolve()
     usable = sorted(os.sched_getaffinity(0))
     args.cores = args.cores or usable[:2]
     if len(set(args.cores)) != 2 or not set(args.cores) <= set(usable):
-        parser.error(f"two cores are needed out of those this process may use: {usable}")
+        parser.error(f"two cores are needed, but this process may use only these: {usable}")
 
 
 def main():

@@ -1,4 +1,4 @@
-"""The contenders of compare.py, and the command of one run of each. Both sides get the same configuration and settings."""
+"""The contenders of compare.py, and the command for one run of each. Both sides get the same configuration and settings."""
 import dataclasses
 import pathlib
 import sys

@@ -89,7 +89,7 @@ def run_all(args, ranks, layers, cuts):
                     results.append(json.load(file))
     failed = [(rank, r) for rank, r in enumerate(results) if "error" in r]
     if failed:
-        failed.sort(key=lambda item: "traceback" not in item[1])  # a rank that was only terminated tells the least
+        failed.sort(key=lambda item: "traceback" not in item[1])  # the error of a terminated rank is the least informative
         print(*(f"rank {rank}: {r['traceback']}" for rank, r in failed if "traceback" in r), sep="\n", file=sys.stderr)
         sys.exit(f"pytorch_pipeline.py: --schedule {args.schedule}, rank {failed[0][0]}: {failed[0][1]['error']}")
     return results

@@ -146,7 +146,7 @@ def run_rank(rank, args, layers, cuts, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank,
                             world_size=args.ranks)
 
-    # Use the libraries once, so that their own memory does not count as memory of the run.
+    # Use the libraries once, so that their own memory is not counted as memory of the run.
     touched = torch.nn.Linear(64, 64)
     loss_function(touched(torch.randn(8, 64)), torch.zeros(8, dtype=torch.long)).backward()
     del touched

@@ -8,7 +8,7 @@ SIZES = {
     "mamba": {"512": {}},
     "resnet": {"50": {}},
 }
-QUICK = {  # only to show that it works
+QUICK = {  # for --quick
     "llama": {"model.dim": 64, "model.layers": 4, "model.heads": 4, "model.hidden": 128, "model.vocab": 128,
               "data.sequence": 32},
     "bert": {"model.dim": 64, "model.layers": 4, "model.heads": 4, "model.hidden": 128, "model.vocab": 128,

@@ -1,6 +1,6 @@
-// How long a schedule takes to generate, validate and simulate, and how much memory, on one core:
+// Measures how long a schedule takes to generate, validate and simulate on one core, and its memory:
 //   schedule_scale RANKS MICRO_BATCHES [SCHEDULE [POLICY]]
-// prints one line of JSON. growth.py beside it runs it over many sizes and draws the growth.
+// Prints one line of JSON. growth.py runs the program for many sizes and draws the growth.
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -19,12 +19,12 @@
 namespace twobp {
 namespace {
 
-// Seconds of this one thread: what other programs do on the machine does not count.
+// CPU seconds of this thread. Other programs on the machine do not count.
 double now() {
   return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
 }
 
-// Of this program alone; getrusage's number begins with what the shell or script before exec had.
+// Of this program only. The value from getrusage starts with that of the shell or script before exec.
 double peak_gibibytes() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {

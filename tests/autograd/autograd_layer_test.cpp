@@ -1,5 +1,5 @@
-// Torch modules as layers of the pipeline: the same gradients as autograd gives on one device, and the
-// promise of equal bits over stages, schedules and policies.
+// Torch modules as layers of the pipeline. Their gradients must equal those of autograd on one device, and
+// the bits must be the same for all stages, schedules and policies.
 #include "twobp/autograd/autograd_layer.h"
 
 #include <filesystem>
@@ -41,7 +41,7 @@ Fields micro_batch(uint64_t seed) {
   return {{"input", torch::randn({2, kDim})}, {"target", torch::randn({2, kDim})}};
 }
 
-// Gradients by name after one step over three micro-batches.
+// Gradients by name after one step with three micro-batches.
 std::map<std::string, at::Tensor> gradients(int stages, const std::string& schedule, P2Policy policy) {
   const std::vector<Fields> batches = {micro_batch(1), micro_batch(2), micro_batch(3)};
   const ModelSpec model = make_model();
@@ -81,7 +81,7 @@ TEST(AutogradLayer, AgreesWithAutogradOnOneDevice) {
     for (const auto& item : blocks[i]->named_parameters()) {
       const at::Tensor expected = item.value().grad();
       const at::Tensor& grad = actual.at(concat("block", i, ".", item.key()));
-      // Sums of at most 3 * 9 numbers through three blocks.
+      // Sums have at most 3 * 9 terms in each of three blocks.
       EXPECT_LE((grad - expected).abs().max().item<float>(), 100 * 6e-8 * expected.abs().max().item<float>())
           << item.key();
     }

@@ -1,4 +1,5 @@
-"""The memory study at toy size: every step of it with the real program, and the causes and factors by hand.
+"""Runs the memory study at toy size: all its steps with the real program, and its causes and factors against values
+computed by hand.
 
     TWOBP_PROGRAM=... TWOBP_MEMORY_PEAKS=... python tests/benchmarks/memory_study_test.py
 """
@@ -86,7 +87,8 @@ class ToyStudy(unittest.TestCase):
         self.assertIn("<svg", svg)
 
     def test_what_w_reads_is_what_the_measurement_holds(self):
-        """llama's mlp: W reads the norm's output and the gate's product (and two numbers a row, of the norm)."""
+        """llama's mlp: W reads the output of the norm and the product of the gate (and two numbers per row from the
+        norm)."""
         (llama,) = [model for model in self.results["models"] if model["family"] == "llama"]
         tokens, dim, hidden = 1024, 32, 64
         mlp = causes.cause(llama, "mlp")

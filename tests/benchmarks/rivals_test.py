@@ -1,5 +1,5 @@
-"""The PyTorch side of benchmarks/rivals: its models are those of transformers, its pipelines compute what eager does, and
-what fails is shown.
+"""Tests the PyTorch side of benchmarks/rivals. Its models must equal those of transformers, its pipelines must compute
+the same as eager, and failures must be reported.
 
     python tests/benchmarks/rivals_test.py
 """
@@ -64,7 +64,7 @@ def build(work):
 
 
 def copy_parameters(ours, theirs, names):
-    """`names`: ours -> theirs, which must name every parameter of both once."""
+    """`names` maps our names to theirs. It must contain every parameter of both exactly once."""
     own, other = dict(ours.named_parameters()), dict(theirs.named_parameters())
     assert names.keys() == own.keys(), (names.keys() ^ own.keys())
     assert sorted(names.values()) == sorted(other), set(names.values()) ^ other.keys()
@@ -78,7 +78,7 @@ def with_parts(names, pairs, parts=("weight", "bias")):
 
 
 class Models(unittest.TestCase):
-    """Same parameters, outputs and gradients as transformers."""
+    """Compares parameters, outputs and gradients with transformers."""
 
     def compare(self, work, ours, theirs, names, outputs):
         copy_parameters(ours, theirs, names)
@@ -98,7 +98,7 @@ class Models(unittest.TestCase):
             vocab_size=sizes.vocab, hidden_size=sizes.dim, num_hidden_layers=sizes.layers, num_attention_heads=sizes.heads,
             intermediate_size=sizes.hidden, max_position_embeddings=sizes.positions, hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0, layer_norm_eps=sizes.norm_eps,
-            pad_token_id=None))  # else token 0's embedding has no gradient
+            pad_token_id=None))  # otherwise token 0's embedding has no gradient
         names = {f"0.{ours}.weight": f"bert.embeddings.{name}_embeddings.weight" for ours, name in
                  {"tokens": "word", "positions": "position", "token_types": "token_type"}.items()}
         names = with_parts(names, {"0.norm": "bert.embeddings.LayerNorm"})
@@ -207,10 +207,10 @@ class Balance(unittest.TestCase):
 
 
 class Schedules(unittest.TestCase):
-    """A step under PyTorch's schedules against eager, with the processes that compare.py starts."""
+    """Compares a step under PyTorch's schedules with eager, in the processes that compare.py starts."""
 
     def test_as_timed_is_right_and_traps_are_seen(self):
-        # Each variant starts three processes, so these are the ones whose verdicts differ.
+        # Each variant starts three processes, so only the variants with different verdicts are run.
         expected = {"bert": {"as timed": "^right$", "tied matrix as one parameter": "gradient of 0.tokens.weight off"},
                     "resnet": {"shapes found by PyTorch": "running statistics", "channels_last": "contiguous"}}
         for name, variants in expected.items():

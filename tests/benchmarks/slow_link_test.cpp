@@ -1,4 +1,5 @@
-// The link that benchmarks put between replicas: nothing arrives early, in another order, or never.
+// The link that benchmarks use between replicas: no message arrives early or in another order, and none is
+// lost.
 #include "benchmarks/data_parallel/slow_link.h"
 
 #include <gtest/gtest.h>
@@ -24,13 +25,13 @@ Tag tag_of(int micro_batch) {
 }
 
 TEST(SlowLink, MessagesFollowEachOtherAtItsSpeed) {
-  auto ends = links(2, 0.5, 1e4);  // slow enough that a busy machine changes nothing
+  auto ends = links(2, 0.5, 1e4);  // slow enough for a busy machine
   const double begin = now_seconds();
   for (int m = 0; m < 2; ++m) ends[0]->isend(1, tag_of(m), {at::full({500}, m, at::kFloat)});  // 200 ms each
   Values values;
   EXPECT_FALSE(ends[1]->try_receive(0, tag_of(0), values));
   EXPECT_FALSE(ends[1]->try_receive(0, tag_of(1), values));
-  // The later one first: what came in between is kept.
+  // The later message is received first. The earlier one must be kept.
   values = ends[1]->receive(0, tag_of(1), 5);
   EXPECT_GE(now_seconds() - begin, 0.9);
   ASSERT_EQ(values.size(), 1U);

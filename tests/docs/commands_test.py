@@ -2,13 +2,13 @@
 
     TWOBP_PROGRAM=build/release/twobp python tests/docs/commands_test.py [PAGE...]
 
-A fenced block tagged `sh` is run; one tagged `console` or `text` is not. `sh needs=NAME` is run where NAME is there: a
-program on the PATH, or a Python package; `sbatch` needs what scripts/slurm_node needs. The blocks of a page run one after the
-other in a scratch folder. In it, `build/release/twobp` is a stand-in that starts the real program with a small model and few
-steps: it divides train.steps and save.every by 50. Two more checks: links to files lead somewhere, and docs/settings.md has
-every key of the configuration.
+A fenced block tagged `sh` is run. Blocks tagged `console` or `text` are not. `sh needs=NAME` is run only if NAME exists: a
+program on the PATH, or a Python package. `sbatch` needs the same as scripts/slurm_node. The blocks of a page run one after
+another in a scratch folder. In it, `build/release/twobp` is a stand-in that starts the real program with a small model and
+few steps: it divides train.steps and save.every by 50. There are two more checks: links to files must have a target, and
+docs/settings.md must list every key of the configuration.
 
-Exit code 77: all that was run succeeded, but something was missing.
+Exit code 77 means that all commands that were run succeeded, but something was missing.
 """
 import json
 import os
@@ -43,7 +43,7 @@ os.execv(program, [program, *arguments])
 
 
 def blocks(page):
-    """(line, what it needs, commands) of each block that is run."""
+    """Yields (line, requirement, commands) for each block that is run."""
     text = (ROOT / page).read_text()
     for match in re.finditer(r"^```sh(?: needs=(\S+))?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         yield text.count("\n", 0, match.start()) + 1, match[1], match[2]
@@ -69,7 +69,7 @@ def prepare(folder, program):
 
 
 def run_page(page, program):
-    """What failed, and what was missing."""
+    """Returns the failures and the missing requirements."""
     failed, missing = [], []
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)

@@ -1,5 +1,5 @@
-// config.json of Hugging Face directories: both ways of writing the rope settings, what is not supported, and
-// the configuration that comes from one.
+// Tests config.json of Hugging Face directories: both notations of the rope settings, unsupported values, and
+// the configuration derived from the file.
 #include "twobp/models/hf_config.h"
 
 #include <filesystem>
@@ -73,7 +73,7 @@ TEST_F(HfConfig, ReadsTheArchitecture) {
   EXPECT_EQ(read([](json& c) { c["head_dim"] = nullptr; }).head_dim, 64);
 }
 
-// What transformers' LlamaConfig takes where a key is missing.
+// The defaults of transformers' LlamaConfig for missing keys.
 TEST_F(HfConfig, Defaults) {
   const LlamaOptions config = read([](json& c) {
     for (const char* key : {"num_key_value_heads", "rms_norm_eps", "rope_theta", "rope_scaling", "hidden_act",
@@ -110,7 +110,7 @@ TEST_F(HfConfig, RopeSettingsInBothForms) {
     EXPECT_EQ(config.rope_scaling, "linear");
     EXPECT_EQ(config.rope_factor, 2.5);
     EXPECT_EQ(with({{"type", "linear"}, {"factor", 2}}, 300).rope_scaling,
-              "linear");  // before transformers 4.43
+              "linear");  // format before transformers 4.43
     config = with(kLlama3, 500000);
     EXPECT_EQ(config.rope_theta, 500000);
     EXPECT_EQ(config.rope_scaling, "llama3");
@@ -247,13 +247,13 @@ TEST_F(HfConfig, WhatElseIsInTheFileStays) {
   config.from = folder_.path("");
   const json written = hf_config_json(config, 512, "float32");
   EXPECT_EQ(written.at("bos_token_id"), 0);
-  EXPECT_EQ(written.at("max_position_embeddings"), 8192);  // more than this run's sequences
+  EXPECT_EQ(written.at("max_position_embeddings"), 8192);  // longer than this run's sequences
   EXPECT_EQ(written.at("rope_theta"), 777);
   EXPECT_EQ(written.at("rope_scaling").at("factor"), 8);
   EXPECT_FALSE(written.contains("rope_parameters"));
   EXPECT_FALSE(written.contains("dtype"));
   EXPECT_EQ(hf_config_json(config, 10000, "float32").at("max_position_embeddings"), 10000);
-  std::filesystem::remove(folder_.path("config.json"));  // the model it came from may be gone by then
+  std::filesystem::remove(folder_.path("config.json"));  // the original model may be deleted by then
   EXPECT_EQ(hf_config_json(config, 512, "float32").at("rope_theta"), 777);
 }
 
@@ -276,10 +276,10 @@ TEST_F(HfConfig, TheConfigurationTakesItsArchitecture) {
                {"model.dim is 64", "model.from", "576", "config.json", "remove model.dim"});
   expect_error([&] { with({"model.type=mlp"}); }, {"model.type is \"mlp\"", "\"llama\""});
   expect_error([&] { with({"model.tied=false"}); }, {"model.tied is false", "true"});
-  expect_error([&] { with({"model.layers=4"}); }, {"model.layers is 4", "30"});  // the default, but given
+  expect_error([&] { with({"model.layers=4"}); }, {"model.layers is 4", "30"});  // an explicit default
   expect_error([&] { parse_config(R"({"model": {"rope_factor": 2}})", "run.json", base); },
                {"run.json", "model.rope_factor is 2"});
-  // A configuration printed in full is one of the same run.
+  // A configuration that is printed in full describes the same run.
   EXPECT_EQ(config_to_json(parse_config(config_to_json(config), "again", {})), config_to_json(config));
   std::filesystem::remove(folder_.path("config.json"));
   expect_error([&] { with({}); }, {"config.json", "no such file"});

@@ -1,4 +1,5 @@
-// Directories with weights: one file, several with an index, and every way in which they can be wrong.
+// Tests directories with weights: a single file, several files with an index, and every way in which they can
+// be wrong.
 #include "twobp/models/model_weights.h"
 
 #include <filesystem>
@@ -16,7 +17,7 @@ using test::expect_error;
 using test::safetensors_file;
 using test::TempFolder;
 
-// A file with tensors of one byte each, the letters of their names.
+// Makes a file with tensors of one byte each. Each letter is the name of a tensor.
 std::string letters(const std::string& names) {
   std::vector<std::string> entries;
   for (size_t i = 0; i < names.size(); ++i) {
@@ -40,7 +41,7 @@ class Weights : public ::testing::Test {
 
 TEST_F(Weights, OneFile) {
   folder_.write("model.safetensors", letters("ab"));
-  index(R"({"c":"gone.safetensors"})");  // the whole file comes first, as in transformers
+  index(R"({"c":"gone.safetensors"})");  // the complete file has priority, as in transformers
   const ModelWeights weights(folder_.path(""));
   EXPECT_EQ(weights.names(), (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(weights.tensor("b").item<uint8_t>(), 'b');
@@ -60,7 +61,7 @@ TEST_F(Weights, SeveralFiles) {
   for (const std::string& name : weights.names()) EXPECT_EQ(weights.tensor(name).item<uint8_t>(), name[0]);
 }
 
-TEST_F(Weights, FilesThatAreLinks) {  // as in the cache of huggingface_hub
+TEST_F(Weights, FilesThatAreLinks) {  // the cache of huggingface_hub contains links
   const TempFolder blobs;
   std::filesystem::create_symlink(blobs.write("blob", letters("a")), folder_.path("model.safetensors"));
   EXPECT_EQ(ModelWeights(folder_.path("")).tensor("a").item<uint8_t>(), 'a');

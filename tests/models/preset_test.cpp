@@ -1,4 +1,4 @@
-// configs/presets: the paper's four models, by their number of trained parameters, and splits that fit.
+// Tests configs/presets: the number of trained parameters of the paper's four models, and splits that fit.
 #include <numeric>
 #include <set>
 
@@ -19,8 +19,8 @@ class PresetTest : public testing::TestWithParam<Preset> {};
 TEST_P(PresetTest, IsThePapersModel) {
   const Config config =
       load_config(std::string(TWOBP_SOURCE_DIR) + "/configs/presets/" + GetParam().file + ".json", {});
-  const ModelSpec model = build_model(config.model);  // allocates nothing
-  std::set<std::string> counted;                      // tied weights are one
+  const ModelSpec model = build_model(config.model);  // this allocates nothing
+  std::set<std::string> counted;                      // tied weights count once
   int64_t numbers = 0;
   for (const LayerSpec& spec : model.layers) {
     const auto layer = spec.make();
@@ -38,8 +38,8 @@ TEST_P(PresetTest, IsThePapersModel) {
   }
 }
 
-// LLaMa-7B (arXiv 2302.13971), BERT-Large (arXiv 1810.04805), Mamba-1.4b (arXiv 2312.00752) and ResNet-152
-// (arXiv 1512.03385) as their authors or transformers count them.
+// Parameter counts by their authors or by transformers: LLaMa-7B (arXiv 2302.13971), BERT-Large (arXiv
+// 1810.04805), Mamba-1.4b (arXiv 2312.00752) and ResNet-152 (arXiv 1512.03385).
 INSTANTIATE_TEST_SUITE_P(Presets, PresetTest,
                          testing::Values(Preset{"transformer_7b", 6738415616},
                                          Preset{"bert_large", 335174458}, Preset{"mamba_1.4b", 1372178432},

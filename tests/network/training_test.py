@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Training on two hosts with a slow link between them: the weights and losses of a run in one process, to the bit,
-whatever the link delays and loses; and when it is cut, both hosts' ranks are gone after the time-out."""
+"""Training on two hosts with a slow link between them. Whatever delays and losses the link causes, weights and losses
+equal those of one process, to the bit. If the link is cut, the ranks of both hosts end after the time-out."""
 import pathlib
 import random
 import sys
@@ -56,7 +56,7 @@ class Training(unittest.TestCase):
 
 
 def argument(job):
-    """What errors_of looks into."""
+    """The object that errors_of inspects."""
     return type("Trial", (), {"job": job})
 
 

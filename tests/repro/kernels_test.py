@@ -1,4 +1,4 @@
-"""Tests repro/kernels.py on a trace that the program wrote. Kernels are added by hand where there is no GPU.
+"""Tests repro/kernels.py with a trace that the program wrote. Without a GPU, the test adds kernels by hand.
 
     TWOBP_PROGRAM=... python tests/repro/kernels_test.py
 """
@@ -16,11 +16,11 @@ from experiment import TOY
 from kernels import w_occupancy
 
 MICRO_BATCHES = 3
-OCCUPANCY = "est. achieved occupancy %"  # as Kineto's output_json.cpp names it
+OCCUPANCY = "est. achieved occupancy %"  # the key in Kineto's output_json.cpp
 
 
 def launch(event, correlation):
-    """A launch in the middle of `event`, on its thread."""
+    """A kernel launch in the middle of `event`, on its thread."""
     return {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": event["tid"], "ts": event["ts"] + event["dur"] / 2,
             "dur": 0, "args": {"correlation": correlation}}
 

@@ -1,4 +1,4 @@
-"""Runs every experiment under repro/ in its quick mode, to the end: results that follow the schema, a plot, and a page.
+"""Runs every experiment under repro/ in quick mode. Each must write results that follow the schema, a plot and a page.
 
     TWOBP_PROGRAM=... python tests/repro/quick_test.py
 """
@@ -68,7 +68,7 @@ class QuickMode(unittest.TestCase):
                 self.assertEqual(pathlib.Path(folder, name).read_text(), (ROOT / name).read_text(), "run repro/page")
 
     def plot(self, name, folder):
-        """Runs a plot in this process: importing matplotlib each time would take longer than the plot."""
+        """Runs a plot in this process, because importing matplotlib each time would take longer than the plot."""
         script = REPRO / name / "plot"
         sys.argv = [str(script), folder]
         runpy.run_path(str(script), run_name="__main__")

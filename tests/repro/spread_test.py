@@ -1,4 +1,4 @@
-"""Tests the statistics of samples in repro/experiment.py, and the texts that repro/page makes of them.
+"""Tests the statistics in repro/experiment.py, and the text that repro/page makes from them.
 
     python tests/repro/spread_test.py
 """

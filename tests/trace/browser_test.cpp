@@ -1,5 +1,5 @@
-// The timeline's page in headless Chromium (TWOBP_CHROMIUM, or what is on the PATH): page_check.js uses it as
-// a person does; nothing may be reported on the console. Skipped where there is no Chromium.
+// Tests the timeline's page in headless Chromium (TWOBP_CHROMIUM, or chromium on the PATH). page_check.js
+// operates it like a user. Nothing may be logged to the console. Skipped if there is no Chromium.
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -34,7 +34,7 @@ std::string find_chromium() {
 
 struct Seen {
   json check;
-  std::string console;  // what Chromium logged of the page
+  std::string console;  // Chromium's log of the page's console
 };
 
 class Browser : public ::testing::Test {
@@ -137,7 +137,7 @@ TEST_F(Browser, DarkAndNarrow) {
   EXPECT_NE(dark.check.at("page"), light.check.at("page"));
 }
 
-// A real run under the simulation of its schedule with the means it had.
+// A real run, below the simulation of its schedule with the measured mean times.
 TEST_F(Browser, PredictedAboveMeasured) {
   Trace trace = test::traced_run("llama, 2 stages");
   trace.predicted = compare(trace).step;
@@ -148,7 +148,7 @@ TEST_F(Browser, PredictedAboveMeasured) {
   EXPECT_EQ(light.check.at("second"), "3");
 }
 
-// Every W within its I, and W that cuts other ops.
+// In one step, each W lies within its I. In the other step, W interrupts other ops.
 TEST_F(Browser, PartsOfOps) {
   Trace trace;
   trace.steps = test::real_steps("1f1b", P2Policy::kOff, 3, 1);
@@ -185,7 +185,7 @@ TEST_F(Browser, HostileNames) {
   EXPECT_EQ(seen.check.at("title").get<std::string>().rfind("</script><script>", 0), 0U);
 }
 
-// Several thousand events in one step: 8 ranks, 64 micro-batches.
+// Several thousand events in one step: 8 ranks with 64 micro-batches.
 TEST_F(Browser, ManyEvents) {
   std::vector<StageCost> costs(8);
   for (StageCost& cost : costs) cost.p2_units = 8;

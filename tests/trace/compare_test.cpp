@@ -1,5 +1,5 @@
-// Predicted against measured: exact where the "real" run is a simulation itself, close where it is one of a
-// small model.
+// Compares predictions with measurements. They must be equal if the "real" run is itself a simulation, and
+// close for a small model.
 #include "twobp/trace/compare.h"
 
 #include <set>
@@ -27,7 +27,7 @@ std::vector<StageCost> uneven_costs(int stages) {
   return costs;
 }
 
-// What ran was the simulation: its means are the costs, and everything must come out again.
+// The run was the simulation itself, so its mean times are the costs and the comparison must be exact.
 TEST(Compare, OfASimulationIsExact) {
   for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown}) {
     SCOPED_TRACE(policy_name(policy));
@@ -37,7 +37,7 @@ TEST(Compare, OfASimulationIsExact) {
     const Simulation simulation = simulate(schedule, costs);
     Trace trace;
     trace.steps = {simulated_step(schedule, costs, simulation, 1)};
-    auto profiled = costs;  // seconds of the profile do not count
+    auto profiled = costs;  // the profile's times must not matter
     for (StageCost& cost : profiled) cost.forward = cost.backward_p1 = cost.backward_p2 = 77;
     trace.run = TracedRun{schedule, profiled, {}};
     const Comparison result = compare(parse_trace(trace_json(trace), "run.json"));
@@ -60,8 +60,8 @@ TEST(Compare, OfASimulationIsExact) {
   }
 }
 
-// Under fill, bytes follow the order in which W really ran, here one that no wait would give: all of it at
-// the end, although there was time before.
+// Under fill, bytes follow the order in which W really ran. In this case, it is an order that no wait would
+// cause: W runs at the end, although there was time before.
 TEST(Compare, ReplaysTheRecordedOrder) {
   const Schedule schedule = make_schedule("1f1b", 3, 5, P2Policy::kFill);
   const auto costs = uneven_costs(3);
@@ -92,7 +92,7 @@ TEST(Compare, ReplaysTheRecordedOrder) {
   EXPECT_GT(difference, 1e5) << "as if it had been filled";
 }
 
-// The seconds a message took where its receiver waited for it.
+// The time that a message took while its receiver waited for it.
 TEST(Compare, FindsTheTimeOfMessages) {
   const Schedule schedule = make_schedule("gpipe", 2, 1, P2Policy::kOff);
   const auto op = [](Event::Kind kind, int stage, double begin, double end) {
@@ -124,13 +124,13 @@ TEST(Compare, FindsTheTimeOfMessages) {
   trace.run = TracedRun{schedule, uneven_costs(2), {}};
   const Comparison result = compare(trace);
   EXPECT_NEAR(result.message_seconds, 0.5, 1e-9);
-  // F 1, message, F 1.5, B 2, message, B 2.5; the rest of the "step" belongs to nobody.
+  // F 1, message, F 1.5, B 2, message, B 2.5. The rest of the "step" is unused.
   EXPECT_NEAR(result.step_seconds.predicted, 1 + 0.5 + 1.5 + 2 + 0.5 + 2.5, 1e-9);
   EXPECT_NEAR(result.step_seconds.measured, 10, 1e-9);
   EXPECT_NEAR(result.idle[0].measured, 1 - 3.5 / 10, 1e-9);
 }
 
-// Layers that wait, so that what an op takes at least is known, and hold bytes of every size.
+// Layers that wait, so that the minimum time of each op is known. They hold bytes of every size.
 constexpr double kWait = 5e-4;
 constexpr int kLayers = 6;
 ModelSpec waiting_layers() {
@@ -147,14 +147,14 @@ ModelSpec waiting_layers() {
 }
 
 void expect_close_bytes(const Comparison& result, int micro_batches) {
-  // A message is its sender's until the receiver takes it, and when that is, is up to the clock.
+  // The sender owns a message until the receiver takes it. That moment depends on the clock.
   for (size_t rank = 0; rank < result.peak_bytes.size(); ++rank) {
     const double under_way = micro_batches * 800.0;
     EXPECT_NEAR(result.peak_bytes[rank].predicted, result.peak_bytes[rank].measured, under_way) << rank;
   }
 }
 
-// Prediction and run, on the real executor: no op is shorter than it was asked to be, so neither is the step.
+// Prediction and run on the real executor. No op is shorter than requested, so neither is the step.
 TEST(Compare, ARealRun) {
   constexpr int kMicroBatches = 4;
   for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kFill}) {
@@ -181,8 +181,8 @@ TEST(Compare, ARealRun) {
   }
 }
 
-// Under a cap that leaves room for nothing, W of a layer runs before I comes to the next one: it is recorded
-// between the parts of its own I.
+// Under a cap without free space, W of a layer runs before I of the next layer. It is recorded between the
+// parts of its own I.
 TEST(Compare, ReplaysWInsideItsOwnI) {
   constexpr int kMicroBatches = 4;
   const Trace trace =

@@ -1,5 +1,5 @@
-// Runs in the timeline's page, after its own script: uses it as a person does (pointer, wheel, keys, buttons) and
-// leaves what it found as JSON in <script id="check">, for the test to read.
+// Runs in the timeline's page after its own script. It operates the page like a user (pointer, wheel, keys,
+// buttons) and writes its findings as JSON to <script id="check"> for the test.
 "use strict";
 (() => {
 const result = {errors: window.pageErrors, problems: [], steps: []};
@@ -9,7 +9,7 @@ const {kinds, runs, steps, choose, boxes, view, drawn} = window.timeline;
 const near = (a, b, tolerance) => Math.abs(a - b) <= tolerance;
 const whole = () => view()[1] - view()[0];
 
-// Coordinates are the canvas's own, in CSS pixels.
+// Coordinates are in CSS pixels of the canvas.
 function point(type, x, y, more = {}) {
   const at = canvas.getBoundingClientRect();
   canvas.dispatchEvent(new PointerEvent(type, {clientX: at.left + x, clientY: at.top + y, button: 0, pointerId: 1,
@@ -20,7 +20,7 @@ function wheel(x, y, deltaY) {
   canvas.dispatchEvent(new WheelEvent("wheel", {clientX: at.left + x, clientY: at.top + y, deltaY, bubbles: true, cancelable: true}));
 }
 function key(name) { document.body.dispatchEvent(new KeyboardEvent("keydown", {key: name, bubbles: true, cancelable: true})); }
-// A copy, since reading the page's own canvas back slows it down.
+// Makes a copy, because reading the page's own canvas slows it down.
 const copy = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
 function photograph() {
   copy.canvas.width = canvas.width;
@@ -44,7 +44,7 @@ const tipText = name => {
   return at < 0 ? null : tip.querySelectorAll("dd")[at].textContent;
 };
 
-// Zooms by the wheel until the event is wide enough to be met, and back.
+// Zooms with the wheel until the event is wide enough to point at, and then back.
 function checkThin(event) {
   const boxOf = () => boxes().find(box => box.event === event && !box.message);
   for (let i = 0; i < 60 && boxOf().w < 8; i++) { const {x, y, w} = boxOf(); wheel(x + w / 2, y + 3, -150); }
@@ -67,7 +67,7 @@ function checkHover() {
     const title = tip.querySelector("b") ? tip.querySelector("b").textContent : "";
     const expected = event.kind <= 2 ? kinds[event.kind] + event.mb : kinds[event.kind];
     if (tip.hidden || !title.includes(expected)) {
-      // Messages within a few pixels of each other cover each other.
+      // Messages a few pixels apart cover each other.
       const covered = message && boxes().some(other => other.message && other.event !== event && near(other.x, x, 12));
       if (!covered) problem("hover over " + expected + " says '" + title + "'");
       continue;
@@ -79,7 +79,7 @@ function checkHover() {
     if (tipText("duration") === null || tipText("start") === null) problem("no times for " + title);
     const box = tip.getBoundingClientRect();
     if (box.left < 0 || box.right > innerWidth + 1) problem("tooltip out of the window for " + title);
-    // The bar has its kind's colour (away from its label, its border when hovered, and its seams).
+    // The bar has the colour of its kind (except at its label, its hover border and its seams).
     if (!message && event.kind <= 3 && w > 12) {
       const seen = pixel(x + 4, y + 4), wanted = colorOf(kinds[event.kind]);
       if (!seen.every((value, i) => near(value, wanted[i], 3))) problem(expected + " is drawn in " + seen + ", not " + wanted);
@@ -100,7 +100,7 @@ function checkHover() {
   return {counts, memory: memory.length};
 }
 
-// Both runs of a step stand on one time scale, the predicted one above, and move together.
+// Both runs of a step use one time scale. The predicted one is above, and they move together.
 function checkTwoRuns(step) {
   const memory = boxes().find(box => box.memory !== undefined), scale = memory.w / whole();
   const tops = runs.map(() => []);
@@ -144,7 +144,7 @@ function checkZoom(seconds) {
   document.getElementById("in").click();
   key("-");
   if (!near(whole(), seconds, seconds * 1e-9)) problem("in and out do not cancel");
-  // Zoomed in as far as it goes, everything still draws.
+  // Everything still draws at the maximum zoom.
   for (let i = 0; i < 60; i++) wheel(x, y, -300);
   if (!(whole() > 0) || !near(whole(), seconds * 1e-5, seconds * 1e-6)) problem("deepest zoom: " + whole());
   key("Escape");

@@ -1,4 +1,5 @@
-// A trace that is written and read again is the same run; what others wrote or damaged is refused in a line.
+// A trace that is written and read again is the same run. Foreign or damaged traces are refused with one
+// line.
 #include "twobp/trace/read_trace.h"
 
 #include <random>
@@ -23,7 +24,7 @@ std::string message_of(const std::string& text) {
   return "";
 }
 
-// One line that begins with the file.
+// One line that begins with the name of the file.
 void expect_refused(const std::string& text, const std::vector<std::string>& parts) {
   const std::string message = message_of(text);
   EXPECT_EQ(message.rfind("run.json: ", 0), 0U) << message;
@@ -97,7 +98,7 @@ TEST(ReadTrace, IsTheRunThatWasWritten) {
   }
 }
 
-// Ranges, placed W and several stages a rank.
+// Ranges, placed W, and several stages per rank.
 TEST(ReadTrace, AnySchedule) {
   for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown}) {
     const Trace trace = test::traced_run("", policy, "gpipe", 3, 1);
@@ -153,7 +154,7 @@ TEST(ReadTrace, RefusesDescriptionsThatCannotBe) {
   }
 }
 
-// As many steps on as many ranks as a file has no room to tell of.
+// More steps and ranks than a file has room for.
 TEST(ReadTrace, RefusesMoreStepsThanItsEventsCanBeOf) {
   json all = json::parse(trace_json(test::traced_run("", P2Policy::kOff, "1f1b", 1, 1)));
   json steps = json::array();
@@ -169,7 +170,7 @@ TEST(ReadTrace, RefusesMoreStepsThanItsEventsCanBeOf) {
   expect_refused(all.dump(), {"steps on 2 ranks"});
 }
 
-// A schedule file is known by its path.
+// The path identifies a schedule file.
 TEST(ReadTrace, ALongNameIsShortened) {
   Trace trace = test::traced_run();
   trace.run->schedule.name = std::string(300, '\xff') + "/schedules/best.csv";
@@ -205,7 +206,7 @@ TEST(ReadTrace, RefusesEventsThatCannotBe) {
   refused("step", [](json& event) { event["dur"] = 0; }, {"no time"});
 }
 
-// Bytes changed at random: a run or one line, never anything else.
+// Bytes are changed at random. The result is a run or one line of error, and nothing else.
 TEST(ReadTrace, SurvivesDamage) {
   const std::string good = trace_json(test::traced_run("", P2Policy::kEnd, "1f1b", 2, 1));
   std::mt19937 random(7);

@@ -1,4 +1,4 @@
-// Which steps are recorded, and what they are called.
+// Tests the choice of recorded steps, and their names.
 #include "tests/trace/support.h"
 
 namespace twobp::TWOBP_FILE {
@@ -17,7 +17,7 @@ TEST(ChooseTraceSteps, TheSecondToTheFourthOrTheLast) {
   expect_range(choose_trace_steps("", {1, 4}), 2, 4);
   expect_range(choose_trace_steps("", {1, 3}), 2, 3);
   expect_range(choose_trace_steps("", {1, 2}), 2, 2);
-  expect_range(choose_trace_steps("", {1, 1}), 1, 1);       // there is no other
+  expect_range(choose_trace_steps("", {1, 1}), 1, 1);       // there is no other step
   expect_range(choose_trace_steps("", {51, 100}), 52, 54);  // a resumed run
 }
 

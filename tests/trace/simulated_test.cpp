@@ -1,4 +1,4 @@
-// A simulated schedule as events: they tile the step exactly and agree with the simulation's sums.
+// A simulated schedule as events. They fill the step exactly and agree with the sums of the simulation.
 #include "twobp/trace/simulated.h"
 
 #include "tests/trace/support.h"

@@ -1,4 +1,5 @@
-// The page as text: its data is the events', no name breaks out of it, and it needs nothing from elsewhere.
+// Tests the page as text: it contains the data of the events, no name breaks out of it, and it needs no other
+// file.
 #include "twobp/trace/timeline.h"
 
 #include <nlohmann/json.hpp>

@@ -1,5 +1,5 @@
-// The Trace Event Format: every object has what its phase requires, tracks do not overlap, arrows meet
-// slices.
+// Tests the Trace Event Format: every object has the fields that its phase requires, tracks do not overlap,
+// and arrows meet slices.
 #include "twobp/trace/trace.h"
 
 #include <map>
@@ -58,7 +58,7 @@ TEST(TraceJson, HasEveryEventOnItsRanksTrack) {
   const json slices = with_phase(json::parse(trace_json(trace)), "X");
   std::map<int, std::vector<json>> tracks;
   for (const json& each : slices) tracks[each.at("tid")].push_back(each);
-  ASSERT_EQ(tracks.size(), 3U);  // the steps, two ranks
+  ASSERT_EQ(tracks.size(), 3U);  // the steps, and two ranks
   EXPECT_EQ(tracks[1].size(), 2U);
   EXPECT_EQ(tracks[1][1].at("name"), "step 2");
   for (int rank = 0; rank < 2; ++rank) {

@@ -1,4 +1,4 @@
-// Two steps of training with the installed library.
+// Runs two training steps with the installed library.
 #include <cstdio>
 #include <twobp/twobp.h>
 
