@@ -253,7 +253,7 @@ int train(const TrainOptions& options) {
     std::printf("%s\n", config_to_json(config).c_str());
     return 0;
   }
-  if (!config.save.model.empty()) check_save_model(config.save.model, config.model);
+  if (!config.save.model.empty()) check_save(config.save, config.model);
   if (launcher.rank == 0 && !has_instructions_for(compute_dtype(config.train.precision))) {
     log_warning(concat("this CPU has no instructions for ", config.train.precision,
                        ": matrix products are computed in fp32, so it saves memory but no time here"));

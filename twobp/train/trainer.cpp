@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include <ATen/Parallel.h>
@@ -24,7 +25,7 @@ namespace twobp {
 namespace {
 
 ModelWeights weights_of(const ModelConfig& model) {
-  return ModelWeights(model.from, model.type.type().names);
+  return ModelWeights(model.from, model.type.type().names(model.type));
 }
 
 ModelSpec model_of(const Config& config) {
@@ -279,6 +280,8 @@ std::optional<Evaluation> Trainer::evaluate() {
   TWOBP_CHECK(targets > 0, "the held-out data has no label that counts");
   Evaluation result;
   result.loss = loss / static_cast<double>(targets);
+  TWOBP_CHECK(std::isfinite(result.loss), "the held-out loss after step ", step_,
+              " is not finite: lower optimizer.lr, look at the data, or compute in fp32 (train.precision)");
   if (right) result.accuracy = static_cast<double>(*right) / static_cast<double>(targets);
   return result;
 }
