@@ -133,5 +133,11 @@ TEST(Trainer, RefusesABatchWithoutTargets) {
   test::expect_error([&] { trainer.step(batch, {"1f1b"}); }, {"no label that counts"});
 }
 
+TEST(Evaluation, ALossThatIsNotFinite) {
+  Trainer trainer(config_of("off", "loop", {8}));
+  trainer.weights().front()->value.fill_(1e38);  // finite, but not its square
+  test::expect_error([&] { trainer.evaluate(); }, {"held-out loss", "not finite"});
+}
+
 }  // namespace
 }  // namespace twobp::TWOBP_FILE
