@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <memory>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>

@@ -1,6 +1,8 @@
 // Evaluation between steps leaves training as it was, to the bit: no gradient, no saved tensor, no ring, no
 // message of it is left for the next step. And training through the loader, over the smaller last batch of an
 // epoch.
+#include <cmath>
+
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
@@ -135,7 +137,7 @@ TEST(Trainer, RefusesABatchWithoutTargets) {
 
 TEST(Evaluation, ALossThatIsNotFinite) {
   Trainer trainer(config_of("off", "loop", {8}));
-  trainer.weights().front()->value.fill_(1e38);  // finite, but not its square
+  trainer.weights().front()->value.fill_(NAN);
   test::expect_error([&] { trainer.evaluate(); }, {"held-out loss", "not finite"});
 }
 
