@@ -206,7 +206,8 @@ TEST_F(HfConfig, PaddingToken) {
   refuse([](json& c) { c["pad_token_id"] = 1.5; }, {"pad_token_id is 1.5, not an integer"});
 }
 
-// A value that the file gives stays. BERT's default in transformers is 0, so a missing one is written as null.
+// A value that the file gives stays. BERT's default in transformers is 0, so a missing one is written as
+// null.
 TEST_F(HfConfig, PaddingTokenIsWritten) {
   ModelConfig bert;
   bert.type = BertOptions{};
@@ -220,8 +221,11 @@ TEST_F(HfConfig, PaddingTokenIsWritten) {
   llama.type = read([](json& c) { c["pad_token_id"] = -2; });
   llama.from = folder_.path("");
   EXPECT_EQ(hf_config_json(llama, 512, "float32").at("pad_token_id"), -2);
-  expect_error([] { load_config("", {"model.pad_token=256", "data.synthetic=tokens"}); },
-               {"model.pad_token (256)", "vocabulary of 256"});
+  expect_error(
+      [] {
+        load_config("", {"model.pad_token=256", "data.synthetic=tokens"});
+      },
+      {"model.pad_token (256)", "vocabulary of 256"});
 }
 
 // transformers would add the adapter to the model.

@@ -88,8 +88,8 @@ TEST_F(AdapterFiles, RefusesByNameWhatIsNotPlain) {
     refuse(key, true);
   }
   for (const char* key : {"corda_config", "lora_ga_config", "kasa_config", "velora_config", "arrow_config",
-                          "use_bdlora", "monteclora_config", "megatron_config", "loftq_config", "rank_pattern",
-                          "alpha_pattern", "of_a_later_version"}) {
+                          "use_bdlora", "monteclora_config", "megatron_config", "loftq_config",
+                          "rank_pattern", "alpha_pattern", "of_a_later_version"}) {
     refuse(key, {{"q_proj", 4}});
   }
   for (const char* key : {"modules_to_save", "layer_replication", "layers_to_transform", "exclude_modules",

@@ -185,7 +185,8 @@ TEST_F(LoadModel, FurtherTensorsAreCompared) {
       },
       {"lm_head.weight differs from " + embedding, "tie_word_embeddings"});
   refuse([](Tensors& t) { t["lm_head.weight"] = at::ones({3}); }, {"lm_head.weight differs"});
-  refuse([](Tensors& t) { t["bert.embeddings.position_ids"] = at::ones({3}); }, {"position_ids is not known"});
+  refuse([](Tensors& t) { t["bert.embeddings.position_ids"] = at::ones({3}); },
+         {"position_ids is not known"});
 }
 
 // A directory of some model, with tensors of its own. What is wrong with it, or "".
@@ -226,6 +227,7 @@ TEST(FurtherTensors, OfABert) {
   bert.heads = 2;
   bert.vocab = 11;
   bert.positions = 6;
+  bert.tied = true;
   const std::string words = "bert.embeddings.word_embeddings.weight";
   const std::string decoder = "cls.predictions.decoder.";
   const auto whole = [&](Tensors& t) {
@@ -282,7 +284,8 @@ TEST_F(LoadModel, NumbersThatAreNotFinite) {
   write(with(70000, at::kFloat));
   EXPECT_NO_THROW(Trainer{config_});
   config_.train.precision = "fp16";
-  for (const std::vector<std::string>& frozen : {std::vector<std::string>{}, {"*.k_proj.*", "*.q_proj.*", "*.v_proj.*"}}) {
+  for (const std::vector<std::string>& frozen :
+       {std::vector<std::string>{}, {"*.k_proj.*", "*.q_proj.*", "*.v_proj.*"}}) {
     config_.model.freeze = frozen;
     refuse(with(70000, at::kFloat), {k, "70000", "beyond the range of Half", "bf16"});
   }

@@ -278,7 +278,7 @@ TEST_F(SaveModel, NumbersThatTheFilesCannotHold) {
     test::expect_error([&] { save(folder_.path("deep/model"), {.dtype = dtype}); }, parts);
     EXPECT_FALSE(std::filesystem::exists(folder_.path("deep")));
   };
-  refuse(70000, "float16", {name, "70000", "beyond the range of Half", "bfloat16"});
+  refuse(70000, "float16", {name, "70000", "beyond the range of Half", "float32"});
   refuse(3.4e38, "bfloat16", {name, "beyond the range of BFloat16"});
   for (const char* dtype : {"float32", "bfloat16", "float16"}) {
     refuse(NAN, dtype, {name, "not finite", "nothing is saved"});
@@ -391,9 +391,9 @@ TEST_F(SaveModel, CompanionsOfTheModelItCameFrom) {
   config_.model.from = from;
   const std::string model = folder_.path("model");
   save(model);
-  EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json", "generation_config.json",
-                                                       "model.safetensors", "preprocessor_config.json",
-                                                       "tokenizer.json"}));
+  EXPECT_EQ(files_in(model),
+            (std::vector<std::string>{"config.json", "generation_config.json", "model.safetensors",
+                                      "preprocessor_config.json", "tokenizer.json"}));
   EXPECT_EQ(read_file(model + "/tokenizer.json"), "a tokenizer");
   EXPECT_EQ(json::parse(read_file(model + "/config.json")).at("bos_token_id"), 17);
   save(from);  // in place

@@ -253,7 +253,7 @@ void write_safetensors(NewFile& file, const NamedTensors& tensors,
     TWOBP_CHECK(tensor.scalar_type() == given.scalar_type() || only_finite(tensor) || !only_finite(given),
                 file.path().string(), ": ", tensors[i].first, " has a value of ",
                 given.abs().max().item<double>(), ", beyond the range of ", c10::toString(stored(i)),
-                ": write it in a wider type, such as bfloat16 or float32");
+                ": save it in float32");
     file.write(tensor.const_data_ptr(), tensor.nbytes());
   }
 }

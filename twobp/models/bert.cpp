@@ -230,11 +230,12 @@ ModelSpec bert(const BertOptions& options, const BuildSettings& settings) {
     TWOBP_CHECK(p >= 0 && p < 1, "a BERT's dropout ", p, " is not in [0, 1)");
   }
   ModelSpec model;
-  model.layers.push_back({kEmbeddings, "embedding", [o] {
-                            const BertEmbeddingShape shape{o.vocab, o.positions, o.token_types, o.dim, o.pad_token};
-                            return std::make_unique<BertEmbedding>(kEmbeddings, shape, o.norm_eps, o.dropout,
-                                                                   o.init_std, o.dtype);
-                          }});
+  model.layers.push_back(
+      {kEmbeddings, "embedding", [o] {
+         const BertEmbeddingShape shape{o.vocab, o.positions, o.token_types, o.dim, o.pad_token};
+         return std::make_unique<BertEmbedding>(kEmbeddings, shape, o.norm_eps, o.dropout, o.init_std,
+                                                o.dtype);
+       }});
   for (int64_t i = 0; i < o.layers; ++i) {
     const std::string block = "bert.encoder.layer." + std::to_string(i);
     model.layers.push_back(

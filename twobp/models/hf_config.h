@@ -15,8 +15,8 @@ namespace twobp {
 inline constexpr const char* kAdapterConfig = "adapter_config.json";
 inline constexpr const char* kModelConfig = "config.json";
 
-// Throws Error if the file is missing or not JSON, a value has the wrong type or is out of range, or the folder
-// holds an adapter. For a model that is not supported, the Error lists the supported ones.
+// Throws Error if the file is missing or not JSON, a value has the wrong type or is out of range, or the
+// folder holds an adapter. For a model that is not supported, the Error lists the supported ones.
 ModelOptions read_hf_config(const std::string& directory);
 
 // Whether a key of `type` describes weights, so that a loaded model determines it.

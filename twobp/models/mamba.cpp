@@ -100,10 +100,9 @@ ModelSpec mamba(const MambaOptions& o, const BuildSettings& s) {
               "a Mamba needs at least one layer, dim, vocab, state and expand of at least 1");
   const MambaMixerShape shape{o.dim, o.expand * o.dim, o.state, o.conv_kernel, dt_rank_of(o)};
   ModelSpec model;
-  model.layers.push_back({"backbone.embeddings", "embedding", [o, s] {
-                            return std::make_unique<Embedding>(kMambaEmbedding, o.vocab, o.dim, o.init_std,
-                                                               s.dtype);
-                          }});
+  model.layers.push_back(
+      {"backbone.embeddings", "embedding",
+       [o, s] { return std::make_unique<Embedding>(kMambaEmbedding, o.vocab, o.dim, o.init_std, s.dtype); }});
   for (int64_t i = 0; i < o.layers; ++i) {
     const std::string block = "backbone.layers." + std::to_string(i);
     model.layers.push_back(

@@ -73,13 +73,13 @@ struct ModelType {
 
   std::string hf_type;   // "model_type" of config.json; empty: such models are not read or written
   std::string hf_class;  // an entry of "architectures"
-  std::vector<std::string> hf_others;    // other classes whose weights can be read; heads may be missing
+  std::vector<std::string> hf_others;  // other classes whose weights can be read; heads may be missing
   std::function<TensorNames(const ModelOptions&)> names;  // of the tensors of these classes
-  bool lora = false;                     // has Linear layers that take adapters
-  std::string peft_task;                 // "task_type" of PEFT; empty: PEFT has none for this class
+  bool lora = false;                                      // has Linear layers that take adapters
+  std::string peft_task;                  // "task_type" of PEFT; empty: PEFT has none for this class
   std::vector<std::string> peft_refuses;  // projections for which PEFT loads no adapter
-  bool reduced_precision = false;        // computes in bf16 and fp16 too
-  bool forward_changes_buffers = false;  // for example running statistics
+  bool reduced_precision = false;         // computes in bf16 and fp16 too
+  bool forward_changes_buffers = false;   // for example running statistics
 
   std::function<ModelInput(const ModelOptions&)> input;
   // Sets options whose default is derived from other options (heads of 0, widths of 0).

@@ -9,8 +9,8 @@
 
 namespace twobp {
 
-// Reads pad_token_id as transformers does: a negative one counts from the end of the vocabulary. Returns -1 if
-// there is none. Throws Error if it is outside the vocabulary.
+// Reads pad_token_id as transformers does: a negative one counts from the end of the vocabulary. Returns -1
+// if there is none. Throws Error if it is outside the vocabulary.
 int64_t read_pad_token(const HfSection& file, int64_t vocab);
 
 // Adds pad_token_id unless the file has it. -1 becomes null, because some models of transformers have another

@@ -69,8 +69,8 @@ class Trainer {
   // Makes one step on the given batch.
   StepResult step(const Batch& batch, const Variant& variant);
 
-  // Evaluates the held-out part (at most train.eval_batches batches). Returns none if it does not exist. Throws
-  // Error if the loss is not finite.
+  // Evaluates the held-out part (at most train.eval_batches batches). Returns none if it does not exist.
+  // Throws Error if the loss is not finite.
   std::optional<Evaluation> evaluate();
 
   // Calls `asked` at the end of every step, on each process, to find out whether that step is the run's last.

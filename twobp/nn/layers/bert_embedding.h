@@ -13,7 +13,7 @@ struct BertEmbeddingShape {
   int64_t vocab = 1;
   int64_t positions = 1;  // length of the longest sequence
   int64_t types = 1;
-  int64_t dim = 1;  // C
+  int64_t dim = 1;       // C
   int64_t padding = -1;  // the token whose word embedding has no gradient; -1: none
 };
 

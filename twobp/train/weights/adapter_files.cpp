@@ -83,28 +83,20 @@ void write_adapter(const std::string& directory, const ModelConfig& model, const
   made.keep();
 }
 
-// Keys of adapter_config.json that may have any value. They do not change what the adapter computes, or they are
-// compared on their own.
-constexpr std::array<const char*, 17> kAnyValue = {"peft_type",
-                                                   "r",
-                                                   "lora_alpha",
-                                                   "lora_dropout",
-                                                   "target_modules",
-                                                   "bias",
-                                                   "init_lora_weights",
-                                                   "task_type",
-                                                   "auto_mapping",
-                                                   "base_model_name_or_path",
-                                                   "revision",
-                                                   "peft_version",
-                                                   "inference_mode",
-                                                   "runtime_config",
-                                                   "eva_config",
-                                                   "megatron_core",
+// Keys of adapter_config.json that may have any value. They do not change what the adapter computes, or they
+// are compared on their own.
+constexpr std::array<const char*, 17> kAnyValue = {"peft_type",         "r",
+                                                   "lora_alpha",        "lora_dropout",
+                                                   "target_modules",    "bias",
+                                                   "init_lora_weights", "task_type",
+                                                   "auto_mapping",      "base_model_name_or_path",
+                                                   "revision",          "peft_version",
+                                                   "inference_mode",    "runtime_config",
+                                                   "eva_config",        "megatron_core",
                                                    "qalora_group_size"};
 
-// How adapters start without a change of the model. With others, such as "pissa", PEFT subtracts the first adapter
-// from the model's weights when it loads the adapter.
+// How adapters start without a change of the model. With others, such as "pissa", PEFT subtracts the first
+// adapter from the model's weights when it loads the adapter.
 constexpr std::array<const char*, 3> kStarts = {"gaussian", "eva", "orthogonal"};
 
 bool is_unset(const json& value) {

@@ -25,12 +25,13 @@ void check_trained(const NamedTensors& weights);
 void save_adapter(const std::string& directory, const ModelConfig& model,
                   const std::vector<Parameter*>& weights, const Processes& processes = {});
 
-// Throws Error if the directory holds a model, to which transformers would add an adapter that is saved there.
+// Throws Error if the directory holds a model, to which transformers would add an adapter that is saved
+// there.
 void check_adapter_folder(const std::string& directory);
 
-// Loads the adapters among `weights` from a PEFT directory. Its rank, alpha and targets must be the model's, and
-// no other key of adapter_config.json may change what the adapter computes.
-// `spec` is the whole model; `weights` may be a part. Throws Error.
+// Loads the adapters among `weights` from a PEFT directory. Its rank, alpha and targets must be the model's,
+// and no other key of adapter_config.json may change what the adapter computes. `spec` is the whole model;
+// `weights` may be a part. Throws Error.
 void load_adapter(const std::string& directory, const ModelConfig& model, const ModelSpec& spec,
                   const std::vector<Parameter*>& weights);
 

@@ -52,8 +52,9 @@ std::string objection_to(const std::string& name, const ModelWeights& weights) {
   const auto values = naming.derived ? naming.derived(name) : std::vector<at::Tensor>();
   if (values.empty()) return name.substr(0, 100) + " is not known";
   if (has_one_of(weights.tensor(name), values)) return "";
-  return concat(name.substr(0, 100),
-                " has other values than those that follow from config.json: correct config.json, or remove it");
+  return concat(
+      name.substr(0, 100),
+      " has other values than those that follow from config.json: correct config.json, or remove it");
 }
 
 // Collects missing, misshaped, unknown and contradictory tensors for one message.
