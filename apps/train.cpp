@@ -163,7 +163,7 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
   const Config& config = trainer.config();
   const bool shows = output.shows();
   if (shows) describe_run(trainer);
-  if (shows) warn_of_new_parameters(trainer);
+  if (shows) warn_of_other_tensors(trainer);
   if (options.resume) {
     resume(*checkpointer, trainer, output);
     if (shows) output.metrics().keep_until(trainer.steps_done());
@@ -281,10 +281,16 @@ int train(const TrainOptions& options) {
 
 }  // namespace
 
-void warn_of_new_parameters(const Trainer& trainer) {
-  if (trainer.new_parameters().empty()) return;
-  log_warning(concat(trainer.config().model.from, " has no ", join(trainer.new_parameters()),
-                     ": they are initialized as in a new model"));
+void warn_of_other_tensors(const Trainer& trainer) {
+  const std::string& from = trainer.config().model.from;
+  if (!trainer.new_parameters().empty()) {
+    log_warning(
+        concat(from, " has no ", join(trainer.new_parameters()), ": they are initialized as in a new model"));
+  }
+  if (const auto& unused = trainer.unused_tensors(); !unused.empty()) {
+    log_warning(concat(from, " has ", unused.size(), " tensors that the model does not use, such as ",
+                       unused.front().substr(0, 100), ": they are neither trained nor saved"));
+  }
 }
 
 void add_train_command(CLI::App& app, int& exit_code) {

@@ -135,7 +135,8 @@ ModelType mamba_type() {
   type.names = [](const ModelOptions& o) { return mamba_names(o.as<MambaOptions>()); };
   type.lora = true;
   type.peft_task = "CAUSAL_LM";
-  type.peft_refuses = {"out_proj"};  // the kernels of transformers read its weight without the adapter
+  // transformers reads their weights without the adapter. PEFT refuses the first.
+  type.peft_excludes = {"out_proj", "dt_proj"};
   type.reduced_precision = true;
   type.input = [](const ModelOptions& o) {
     ModelInput input;

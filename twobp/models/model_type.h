@@ -76,10 +76,10 @@ struct ModelType {
   std::vector<std::string> hf_others;  // other classes whose weights can be read; heads may be missing
   std::function<TensorNames(const ModelOptions&)> names;  // of the tensors of these classes
   bool lora = false;                                      // has Linear layers that take adapters
-  std::string peft_task;                  // "task_type" of PEFT; empty: PEFT has none for this class
-  std::vector<std::string> peft_refuses;  // projections for which PEFT loads no adapter
-  bool reduced_precision = false;         // computes in bf16 and fp16 too
-  bool forward_changes_buffers = false;   // for example running statistics
+  std::string peft_task;                   // "task_type" of PEFT; empty: PEFT has none for this class
+  std::vector<std::string> peft_excludes;  // projections whose adapters PEFT refuses or transformers ignores
+  bool reduced_precision = false;          // computes in bf16 and fp16 too
+  bool forward_changes_buffers = false;    // for example running statistics
 
   std::function<ModelInput(const ModelOptions&)> input;
   // Sets options whose default is derived from other options (heads of 0, widths of 0).

@@ -65,7 +65,10 @@ void ModelWeights::rename() {
   std::map<std::string, size_t> renamed;
   for (const auto& [name, at] : file_of_) {
     const std::string to = naming_.rename(name);
-    if (to.empty()) continue;
+    if (to.empty()) {
+      without_use_.push_back(name);
+      continue;
+    }
     if (renamed.emplace(to, at).second) {
       if (to != name) stored_[to] = name;
       continue;

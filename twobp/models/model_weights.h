@@ -47,6 +47,8 @@ class ModelWeights {
   std::vector<std::string> names() const;  // the model's names, sorted
   bool may_lack(const std::string& name) const { return naming_.may_lack && naming_.may_lack(name); }
   const TensorNames& naming() const { return naming_; }
+  // The stored names of tensors that the model has no use for (TensorNames::rename gives "").
+  const std::vector<std::string>& without_use() const { return without_use_; }
   bool contains(const std::string& name) const { return file_of_.contains(name); }
   // See SafetensorsFile. Throws Error if the tensor does not exist or its dtype is not supported.
   at::Tensor tensor(const std::string& name) const { return file(name).tensor(stored(name)); }
@@ -62,6 +64,7 @@ class ModelWeights {
   std::string directory_;
   std::vector<SafetensorsFile> files_;
   TensorNames naming_;
+  std::vector<std::string> without_use_;
   std::map<std::string, size_t> file_of_;
   std::map<std::string, std::string> stored_;  // of tensors that are stored under another name
 };

@@ -59,12 +59,12 @@ void check_saved_adapter(const Config& config) {
   TWOBP_CHECK(!model.from.empty(), "save.lora is \"", config.save.lora,
               "\", but model.from is empty, so the model of the adapter would not be saved: set save.lora to "
               "merged.");
-  const std::vector<std::string>& refused = model.type.type().peft_refuses;
+  const std::vector<std::string>& excluded = model.type.type().peft_excludes;
   for (const std::string& target : model.lora_targets) {
     const std::string last = target.substr(target.rfind('.') + 1);
-    TWOBP_CHECK(std::find(refused.begin(), refused.end(), last) == refused.end(), "save.lora is \"",
-                config.save.lora, "\", but PEFT loads no adapter of ", last, " in a ", model.type.name(),
-                ": remove it from model.lora_targets, or set save.lora to merged.");
+    TWOBP_CHECK(std::find(excluded.begin(), excluded.end(), last) == excluded.end(), "save.lora is \"",
+                config.save.lora, "\", but transformers and PEFT use no adapter of ", last, " in a ",
+                model.type.name(), ": remove it from model.lora_targets, or set save.lora to merged.");
   }
 }
 

@@ -144,7 +144,11 @@ Trainer::Trainer(const Config& config, const ModelSpec& model, DataSplit data)
 
 void Trainer::load(const Config& config) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (!config.model.from.empty()) new_parameters_ = load_weights(*pipeline_, weights_of(config.model));
+  if (!config.model.from.empty()) {
+    const ModelWeights from = weights_of(config.model);
+    new_parameters_ = load_weights(*pipeline_, from);
+    unused_tensors_ = from.without_use();
+  }
   if (!config.model.adapter.empty()) {
     load_adapter(config.model.adapter, config.model, pipeline_->model(), weights());
   }
