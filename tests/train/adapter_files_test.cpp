@@ -112,6 +112,10 @@ TEST_F(AdapterFiles, ADamagedAdapter) {
   const SafetensorsFile file(folder_.path("adapter/adapter_model.safetensors"));
   NamedTensors tensors;
   for (const std::string& name : file.names()) tensors.emplace_back(name, file.tensor(name).clone());
+  NamedTensors whole = tensors;
+  whole.emplace_back("base_model.model.lm_head.base_layer.weight", at::ones({1}));
+  write_safetensors(folder_.path("adapter/adapter_model.safetensors"), whole, {});
+  expect_error([&] { load(of_peft()); }, {"lm_head.base_layer.weight", "merge"});
   tensors.back().second[0][1].fill_(INFINITY);
   write_safetensors(folder_.path("adapter/adapter_model.safetensors"), tensors, {});
   expect_error([&] { load(of_peft()); }, {tensors.back().first, "not finite", "damaged"});

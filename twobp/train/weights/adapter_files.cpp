@@ -103,12 +103,14 @@ bool is_unset(const json& value) {
   return value.is_string() ? value == json("") : value.empty() || value == json(false);
 }
 
+constexpr const char* kMerge =
+    "but only plain LoRA adapters are supported: merge this one into its model with PEFT (merge_and_unload), "
+    "and start from that";
+
 // Throws Error unless the description is that of a plain LoRA adapter.
 void check_plain(const json& config, const std::string& path) {
   const auto refuse = [&](const std::string& key, const json& value) {
-    fail(path, ": ", key, " is ", shown(value),
-         ", but only plain LoRA adapters are supported: merge this one into its model with PEFT "
-         "(merge_and_unload), and start from that");
+    fail(path, ": ", key, " is ", shown(value), ", ", kMerge);
   };
   for (const auto& [key, value] : config.items()) {
     const bool any = std::find(kAnyValue.begin(), kAnyValue.end(), key) != kAnyValue.end();
@@ -205,6 +207,8 @@ void load_adapter(const std::string& directory, const ModelConfig& model, const 
   const auto here = adapters_of(weights);
   auto adapters = adapters_of(spec);
   for (const std::string& name : tensors.names()) {
+    // PEFT also saves whole weights, of output layers with an adapter for example.
+    TWOBP_CHECK(is_adapter(name), folder.string(), ": has the tensor ", name.substr(0, 200), ", ", kMerge);
     const bool prefixed = name.starts_with(kPrefix);
     const auto adapter = adapters.find(prefixed ? name.substr(std::string(kPrefix).size()) : name);
     TWOBP_CHECK(adapter != adapters.end(), folder.string(), ": the adapter has ", name,
