@@ -208,7 +208,7 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
   if (shows && result.step > 0) print_memory(result.report);
   if (!config.save.model.empty()) {
     if (config.save.lora == "adapter") {
-      save_adapter(config.save.model, config.model, trainer.weights(), processes);
+      save_adapter(config.save.model, config.model, trainer.weights(), config.save.dtype, processes);
     } else {
       save_model(config.save.model, config.model, config.data.sequence, trainer.weights(),
                  {.dtype = config.save.dtype}, processes);

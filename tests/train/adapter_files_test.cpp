@@ -102,6 +102,18 @@ TEST_F(AdapterFiles, RefusesByNameWhatIsNotPlain) {
   refuse("lora_dropout", 0.05, {"0.05", "set it to 0"});
 }
 
+TEST_F(AdapterFiles, LowerPrecisions) {
+  for (const auto& [name, type] : {std::pair{"bfloat16", at::kBFloat16}, {"float16", at::kHalf}}) {
+    save_adapter(folder_.path(name), config_.model, trainer_->weights(), name);
+    const SafetensorsFile saved(folder_.path(name) + "/adapter_model.safetensors");
+    const SafetensorsFile exact(folder_.path("adapter/adapter_model.safetensors"));
+    ASSERT_EQ(saved.names(), exact.names());
+    for (const std::string& part : exact.names()) {
+      EXPECT_TRUE(test::same_bits(saved.tensor(part), exact.tensor(part).to(type))) << part;
+    }
+  }
+}
+
 TEST_F(AdapterFiles, ADamagedAdapter) {
   for (Parameter* weight : trainer_->weights()) {
     if (weight->name().ends_with("1.self_attn.v_proj.lora_B.weight")) weight->master[0][1].fill_(NAN);

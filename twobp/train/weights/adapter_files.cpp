@@ -54,7 +54,8 @@ json auto_mapping(const ModelType& type) {
 }
 
 // Writes PEFT's two files.
-void write_adapter(const std::string& directory, const ModelConfig& model, const NamedTensors& tensors) {
+void write_adapter(const std::string& directory, const ModelConfig& model, const NamedTensors& tensors,
+                   at::ScalarType dtype) {
   TWOBP_CHECK(!tensors.empty(), "save.lora is \"adapter\", but the model has no adapters: set model.lora");
   check_adapter_folder(directory);
   check_trained(tensors);
@@ -73,7 +74,7 @@ void write_adapter(const std::string& directory, const ModelConfig& model, const
                             {"inference_mode", true}};
   const std::filesystem::path folder(directory);
   NewFile weights(folder / "adapter_model.safetensors");
-  write_safetensors(weights, tensors, {{"format", "pt"}});
+  write_safetensors(weights, tensors, {{"format", "pt"}}, dtype);
   weights.finish();
   NewFile file(folder / kAdapterConfig);
   file.write(description.dump(2) + "\n");
@@ -137,6 +138,13 @@ void check_adapter_folder(const std::string& directory) {
               "), to which transformers would add the adapter: set save.model to another folder");
 }
 
+at::ScalarType parse_saved_dtype(const std::string& name) {
+  if (name == "bfloat16") return at::kBFloat16;
+  if (name == "float16") return at::kHalf;
+  TWOBP_CHECK(name == "float32", "unknown dtype of saved weights \"", name, "\"");
+  return at::kFloat;
+}
+
 void check_trained(const NamedTensors& weights) {
   for (const auto& [name, tensor] : weights) {
     TWOBP_CHECK(only_finite(tensor), "the trained weight ", name,
@@ -166,7 +174,8 @@ NamedTensors merged_weights(const std::vector<Parameter*>& weights, const ModelC
 }
 
 void save_adapter(const std::string& directory, const ModelConfig& model,
-                  const std::vector<Parameter*>& weights, const Processes& processes) {
+                  const std::vector<Parameter*>& weights, const std::string& dtype,
+                  const Processes& processes) {
   json names = json::array();
   Values values;
   for (const auto& [name, adapter] : adapters_of(weights)) {
@@ -183,7 +192,8 @@ void save_adapter(const std::string& directory, const ModelConfig& model,
         tensors.emplace(kPrefix + names_there[i].get<std::string>(), all_values[process].at(i));
       }
     }
-    if (processes.is_first()) write_adapter(directory, model, {tensors.begin(), tensors.end()});
+    if (processes.is_first())
+      write_adapter(directory, model, {tensors.begin(), tensors.end()}, parse_saved_dtype(dtype));
   });
 }
 

@@ -17,13 +17,17 @@ namespace twobp {
 // the same results with them. Weights without adapters are unchanged.
 NamedTensors merged_weights(const std::vector<Parameter*>& weights, const ModelConfig& model);
 
+// The type that save.dtype names. Throws Error if there is none.
+at::ScalarType parse_saved_dtype(const std::string& name);
+
 // Throws Error if a weight to be saved has a value that is not finite.
 void check_trained(const NamedTensors& weights);
 
 // Writes only the adapters into `directory`. In a run of many processes all call it, each with the weights
 // that it holds, and the first writes. Throws Error, also if the directory holds a model.
 void save_adapter(const std::string& directory, const ModelConfig& model,
-                  const std::vector<Parameter*>& weights, const Processes& processes = {});
+                  const std::vector<Parameter*>& weights, const std::string& dtype = "float32",
+                  const Processes& processes = {});
 
 // Throws Error if the directory holds a model, to which transformers would add an adapter that is saved
 // there.

@@ -46,13 +46,6 @@ constexpr std::array<const char*, 15> kCompanions = {"tokenizer.json",
                                                      "preprocessor_config.json",
                                                      "processor_config.json"};
 
-at::ScalarType parse_dtype(const std::string& name) {
-  if (name == "bfloat16") return at::kBFloat16;
-  if (name == "float16") return at::kHalf;
-  TWOBP_CHECK(name == "float32", "unknown dtype of saved weights \"", name, "\"");
-  return at::kFloat;
-}
-
 // Fills files in order, each as far as possible. A larger tensor gets its own file.
 std::vector<NamedTensors> into_shards(const NamedTensors& tensors, at::ScalarType dtype, int64_t max_bytes) {
   if (tensors.empty()) return {};
@@ -234,7 +227,7 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
   std::string description;
   std::optional<NewFolder> made;
   processes.together([&] {
-    dtype = parse_dtype(options.dtype);
+    dtype = parse_saved_dtype(options.dtype);
     check_type(config);
     check_trained(weights);
     if (!first) return;
