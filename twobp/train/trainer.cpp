@@ -284,8 +284,12 @@ std::optional<Evaluation> Trainer::evaluate() {
   TWOBP_CHECK(targets > 0, "the held-out data has no label that counts");
   Evaluation result;
   result.loss = loss / static_cast<double>(targets);
+  TWOBP_CHECK(
+      std::isfinite(result.loss) || step_ > 0,
+      "the held-out loss of the untrained model is not finite: look at its weights and at the data, or "
+      "set train.precision to fp32");
   TWOBP_CHECK(std::isfinite(result.loss), "the held-out loss after step ", step_,
-              " is not finite: lower optimizer.lr, look at the data, or compute in fp32 (train.precision)");
+              " is not finite: lower optimizer.lr, set train.clip_norm, or look at the data");
   if (right) result.accuracy = static_cast<double>(*right) / static_cast<double>(targets);
   return result;
 }

@@ -47,7 +47,7 @@ std::string objection_to(const std::string& name, const ModelWeights& weights) {
     const std::string& original = copy->second;
     if (!weights.contains(original) || same_values(weights.tensor(name), weights.tensor(original))) return "";
     return concat(name, " differs from ", original,
-                  ", but config.json ties them: set its tie_word_embeddings to false, or remove ", name);
+                  ", but config.json ties them: remove the wrong one, or set tie_word_embeddings to false");
   }
   const auto values = naming.derived ? naming.derived(name) : std::vector<at::Tensor>();
   if (values.empty()) return name.substr(0, 100) + " is not known";
