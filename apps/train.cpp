@@ -163,7 +163,7 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
   const Config& config = trainer.config();
   const bool shows = output.shows();
   if (shows) describe_run(trainer);
-  if (shows) warn_of_new_parameters(trainer);
+  if (shows) warn_of_other_tensors(trainer);
   if (options.resume) {
     resume(*checkpointer, trainer, output);
     if (shows) output.metrics().keep_until(trainer.steps_done());
@@ -208,7 +208,7 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
   if (shows && result.step > 0) print_memory(result.report);
   if (!config.save.model.empty()) {
     if (config.save.lora == "adapter") {
-      save_adapter(config.save.model, config.model, trainer.weights(), processes);
+      save_adapter(config.save.model, config.model, trainer.weights(), config.save.dtype, processes);
     } else {
       save_model(config.save.model, config.model, config.data.sequence, trainer.weights(),
                  {.dtype = config.save.dtype}, processes);
@@ -253,7 +253,7 @@ int train(const TrainOptions& options) {
     std::printf("%s\n", config_to_json(config).c_str());
     return 0;
   }
-  if (!config.save.model.empty()) check_save_model(config.save.model, config.model);
+  if (!config.save.model.empty()) check_save(config.save, config.model);
   if (launcher.rank == 0 && !has_instructions_for(compute_dtype(config.train.precision))) {
     log_warning(concat("this CPU has no instructions for ", config.train.precision,
                        ": matrix products are computed in fp32, so it saves memory but no time here"));
@@ -281,10 +281,16 @@ int train(const TrainOptions& options) {
 
 }  // namespace
 
-void warn_of_new_parameters(const Trainer& trainer) {
-  if (trainer.new_parameters().empty()) return;
-  log_warning(concat(trainer.config().model.from, " has no ", join(trainer.new_parameters()),
-                     ": they are initialized as in a new model"));
+void warn_of_other_tensors(const Trainer& trainer) {
+  const std::string& from = trainer.config().model.from;
+  if (!trainer.new_parameters().empty()) {
+    log_warning(
+        concat(from, " has no ", join(trainer.new_parameters()), ": they are initialized as in a new model"));
+  }
+  if (const auto& unused = trainer.unused_tensors(); !unused.empty()) {
+    log_warning(concat(from, " has ", unused.size(), " tensors that the model does not use, such as ",
+                       unused.front().substr(0, 100), ": they are neither trained nor saved"));
+  }
 }
 
 void add_train_command(CLI::App& app, int& exit_code) {

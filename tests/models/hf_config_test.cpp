@@ -188,6 +188,72 @@ TEST_F(HfConfig, RefusesBadNumbers) {
   refuse([](json& c) { c["tie_word_embeddings"] = 1; }, {"tie_word_embeddings is 1"});
 }
 
+// As torch.nn.Embedding reads it.
+TEST_F(HfConfig, PaddingToken) {
+  EXPECT_EQ(read(llama_json()).pad_token, -1);
+  const auto token = [&](const json& value) {
+    return read([&](json& c) { c["pad_token_id"] = value; }).pad_token;
+  };
+  EXPECT_EQ(token(nullptr), -1);
+  EXPECT_EQ(token(0), 0);
+  EXPECT_EQ(token(49151), 49151);
+  EXPECT_EQ(token(-1), 49151);
+  for (const json& value : {json(49152), json(-49153), json(UINT64_MAX)}) {
+    refuse([&](json& c) { c["pad_token_id"] = value; },
+           {concat("pad_token_id ", value.dump()), "vocabulary of 49152", "null"});
+  }
+  refuse([](json& c) { c["pad_token_id"] = {1, 2}; }, {"pad_token_id is a list, not an integer"});
+  refuse([](json& c) { c["pad_token_id"] = 1.5; }, {"pad_token_id is 1.5, not an integer"});
+}
+
+// A value that the file gives stays. BERT's default in transformers is 0, so none is written as null.
+TEST_F(HfConfig, PaddingTokenIsWritten) {
+  ModelConfig bert;
+  bert.type = BertOptions{};
+  EXPECT_EQ(hf_config_json(bert, 512, "float32").at("pad_token_id"), nullptr);
+  bert.type.as<BertOptions>().pad_token = 3;
+  json written = hf_config_json(bert, 512, "float32");
+  EXPECT_EQ(written.at("pad_token_id"), 3);
+  const auto read_bert = [&] {
+    folder_.write("config.json", written.dump());
+    return read_hf_config(folder_.path("")).as<BertOptions>().pad_token;
+  };
+  EXPECT_EQ(read_bert(), 3);
+  written["pad_token_id"] = nullptr;
+  EXPECT_EQ(read_bert(), -1);
+  written.erase("pad_token_id");
+  EXPECT_EQ(read_bert(), 0);
+  ModelConfig llama;
+  llama.type = read([](json& c) { c["pad_token_id"] = -2; });
+  llama.from = folder_.path("");
+  EXPECT_EQ(hf_config_json(llama, 512, "float32").at("pad_token_id"), -2);
+  expect_error(
+      [] {
+        load_config("", {"model.pad_token=256", "data.synthetic=tokens"});
+      },
+      {"model.pad_token (256)", "vocabulary of 256"});
+}
+
+// transformers would add the adapter to the model.
+TEST_F(HfConfig, AFolderWithAnAdapter) {
+  folder_.write("adapter_config.json", "{}");
+  expect_error([&] { read_hf_config(folder_.path("")); },
+               {folder_.path(""), "holds an adapter", "model.adapter to this folder"});
+  expect_error([&] { read(llama_json()); }, {folder_.path(""), "a model and an adapter", "another folder"});
+}
+
+// transformers takes head_dim from the file, and refuses the model all the same.
+TEST_F(HfConfig, RefusesToWriteWhatTransformersRefuses) {
+  LlamaOptions llama;
+  llama.dim = 17;
+  llama.heads = 9;
+  llama.head_dim = 2;
+  ModelConfig config;
+  config.type = llama;
+  expect_error([&] { hf_config_json(config, 512, "float32"); },
+               {"transformers", "model.dim (17)", "model.heads (9)"});
+}
+
 TEST_F(HfConfig, RefusesBadFiles) {
   const auto refuse_folder = [&](const std::vector<std::string>& parts) {
     expect_error([&] { read_hf_config(folder_.path("")); }, parts);

@@ -51,6 +51,20 @@ TEST_F(Weights, OneFile) {
   expect_error([&] { weights.tensor("c"); }, {folder_.path(""), "no tensor \"c\""});
 }
 
+// Two stored names that the model has as one.
+TEST_F(Weights, TwoNamesOfOneTensor) {
+  TensorNames naming;
+  naming.rename = [](const std::string& stored) { return stored.substr(0, 1); };
+  const auto two = [&](char of_b) {
+    const std::string header =
+        test::header({entry("a", "U8", "[1]", "[0,1]"), entry("a_old", "U8", "[1]", "[1,2]")});
+    folder_.write("model.safetensors", safetensors_file(header, std::string("x") + of_b));
+    return ModelWeights(folder_.path(""), naming);
+  };
+  EXPECT_EQ(two('x').names(), std::vector<std::string>{"a"});
+  expect_error([&] { two('y'); }, {folder_.path(""), "a_old", "two names of one tensor", "remove"});
+}
+
 TEST_F(Weights, SeveralFiles) {
   folder_.write("model-00001-of-00002.safetensors", letters("ca"));
   folder_.write("other.safetensors", letters("b"));

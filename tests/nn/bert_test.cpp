@@ -7,6 +7,7 @@
 
 #include "tests/nn/layer_test_util.h"
 #include "tests/nn/typed_options.h"
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/layers/bert_embedding.h"
 #include "twobp/nn/layers/bidirectional_attention.h"
 #include "twobp/nn/layers/counted_positions.h"
@@ -108,6 +109,32 @@ TEST(BertEmbedding, GradientsOfRepeatedTokensPositionsAndTypesAddUp) {
   expect_close(parameters[1]->grad[2], rows[2] + rows[5], 4, at::kDouble, "position");
   EXPECT_EQ(largest(parameters[1]->grad[3]), 0) << "a position beyond the sequence";
   expect_close(parameters[2]->grad[1], rows[1] + rows[2] + rows[5], 4, at::kDouble, "type");
+}
+
+// Only the word's row: the position and the type of a padding token are trained, as in transformers.
+TEST(BertEmbedding, ThePaddingTokenHasNoGradient) {
+  const at::Tensor ids = at::tensor({2, 0, 2, 2, 0, 3}, at::kLong).view({2, 3});
+  const auto gradients = [&](int64_t padding) {
+    BertEmbedding layer("e", {5, 4, 2, 3, padding}, 1e-12, 0, 1, at::kDouble);
+    const auto parameters = make_parameters(layer);
+    MicroBatch micro_batch(layer, {{"input_ids", ids}});
+    micro_batch.p1(random(micro_batch.forward({}).sizes(), 1));
+    micro_batch.p2();
+    std::vector<at::Tensor> all;
+    for (int i = 0; i < 3; ++i) all.push_back(parameters[i]->grad.clone());
+    return all;
+  };
+  const auto expect_padding = [&] {
+    const auto plain = gradients(-1);
+    const auto padded = gradients(2);
+    EXPECT_GT(largest(plain[0][2]), 0);
+    EXPECT_EQ(largest(padded[0][2]), 0);
+    plain[0][2].zero_();
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(padded[i], plain[i])) << i;
+  };
+  expect_padding();
+  const OperatorsEverywhere operators;
+  expect_padding();
 }
 
 TEST(BertEmbedding, BadInput) {

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "tests/nn/layer_test_util.h"
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/embedding.h"
@@ -30,6 +31,27 @@ TEST(EmbeddingFacts, GradientsOfRepeatedTokensAddUp) {
   EXPECT_TRUE(same_bits(grad[1], at::zeros({3})));
   EXPECT_TRUE(same_bits(grad[2], rows[0] + rows[2] + rows[3]));
   EXPECT_TRUE(same_bits(grad[3], rows[5]));
+}
+
+// PyTorch's gradient with a padding_idx.
+TEST(EmbeddingFacts, ThePaddingTokenHasNoGradient) {
+  const at::Tensor ids = at::tensor({2, 0, 2, 2, 0, 3}, at::kLong).view({2, 3});
+  const at::Tensor dy = at::arange(1, 19, at::kFloat).view({2, 3, 3});
+  const auto gradient = [&](int64_t padding) {
+    Embedding layer("e", 4, 3, 1, at::kFloat, padding);
+    const auto parameters = make_parameters(layer);
+    MicroBatch micro_batch(layer, {{"input_ids", ids}});
+    micro_batch.forward({});
+    micro_batch.p1(dy.clone());
+    micro_batch.p2();
+    return parameters[0]->grad.clone();
+  };
+  for (const int64_t padding : {-1, 0, 2, 1}) {
+    const at::Tensor expected = at::embedding_dense_backward(dy, ids, 4, padding, false);
+    EXPECT_TRUE(same_bits(gradient(padding), expected)) << padding;
+    const OperatorsEverywhere operators;
+    EXPECT_TRUE(same_bits(gradient(padding), expected)) << padding << ", by operators";
+  }
 }
 
 const AttentionShape kShape{4, 2, 6, 10000};

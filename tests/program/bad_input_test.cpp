@@ -111,8 +111,10 @@ TEST_F(BadInput, LearningRateThatMakesNaN) {
     for (const char* stages : {"pipeline.stages=1", "pipeline.stages=3"}) {
       SCOPED_TRACE(concat(clip, ", ", stages));
       expect_one_message({"train", config(tiny_config()), "--set", "optimizer.lr=1e30", "--set",
-                          "optimizer.warmup=0", "--set", "train.steps=100", "--set", clip, "--set", stages},
+                          "optimizer.warmup=0", "--set", "train.steps=100", "--set", clip, "--set", stages,
+                          "--set", "save.model=" + path("deep/model")},
                          {"layer ", "is not finite in step ", "optimizer.lr"});
+      EXPECT_FALSE(std::filesystem::exists(path("deep")));
     }
   }
 }

@@ -106,6 +106,13 @@ TEST_F(ModelCommands, BadAdapters) {
   run("train", config(), {"--set", "train.steps=1"});
   run("train", lora_config(), {"--set", "train.steps=1"});
   json again = lora_config();
+  json merged = lora_config();
+  merged["save"] = {{"model", path("adapter")}};
+  test::expect_one_message({"train", folder_.write("config.json", merged.dump())},
+                           {path("adapter"), "holds an adapter", "save.model"});
+  merged["model"]["from"] = path("adapter");
+  test::expect_one_message({"train", folder_.write("config.json", merged.dump())},
+                           {path("adapter"), "not a model", "model.adapter"});
   again["model"]["adapter"] = path("adapter");
   const auto fails = [&](const json& content, const std::vector<std::string>& parts) {
     const Finished result = test::run_program({"eval", folder_.write("config.json", content.dump())});
@@ -127,6 +134,23 @@ TEST_F(ModelCommands, BadAdapters) {
   description["use_rslora"] = true;
   folder_.write("adapter/adapter_config.json", description.dump());
   fails(again, {"use_rslora"});
+}
+
+// The weights are to blame, not the learning rate.
+TEST_F(ModelCommands, DamagedWeights) {
+  run("train", config(), {"--set", "train.steps=1"});
+  std::string weights = read_file(path("model/model.safetensors"));
+  weights.replace(weights.size() - 4, 4, std::string("\0\0\xc0\x7f", 4));  // NaN
+  folder_.write("model/model.safetensors", weights);
+  json damaged = config();
+  damaged["model"] = {{"from", path("model")}};
+  damaged["save"]["model"] = path("deep/model");
+  const std::string file = folder_.write("config.json", damaged.dump());
+  const std::vector<std::string> parts = {path("model"), "not finite", "damaged"};
+  test::expect_one_message({"eval", file}, parts);
+  test::expect_one_message({"train", file}, parts);
+  test::expect_one_message({"generate", path("model"), "--prompt", "a"}, parts);
+  EXPECT_FALSE(std::filesystem::exists(path("deep")));
 }
 
 TEST_F(ModelCommands, GenerateSaysWhatIsWrong) {

@@ -43,7 +43,8 @@ def llama(dice):
         hidden_size=heads * dice.randint(3, 12), num_hidden_layers=dice.randint(1, 3), num_attention_heads=heads,
         num_key_value_heads=kv_heads, head_dim=2 * dice.randint(2, 8), intermediate_size=dice.randint(5, 70),
         vocab_size=dice.randint(40, 90), rms_norm_eps=10 ** -dice.uniform(4, 6), rope_theta=dice.choice([1e3, 1e4, 5e5]),
-        rope_scaling=scaling, tie_word_embeddings=dice.random() < 0.5, initializer_range=0.1))
+        rope_scaling=scaling, tie_word_embeddings=dice.random() < 0.5, initializer_range=0.1,
+        pad_token_id=dice.choice([None, 0, 5])))
 
 
 def bert(dice):
@@ -53,7 +54,7 @@ def bert(dice):
         intermediate_size=dice.randint(8, 70), vocab_size=dice.randint(40, 90), max_position_embeddings=dice.randint(32, 48),
         type_vocab_size=dice.randint(1, 3), hidden_act=dice.choice(["gelu", "gelu_new"]), hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0, tie_word_embeddings=dice.random() < 0.5, initializer_range=0.1,
-        pad_token_id=None))
+        pad_token_id=dice.choice([None, 0, 5])))
 
 
 def mamba(dice):

@@ -29,7 +29,7 @@ CASES = {
                    type_vocab_size=3),
 }
 LR = 0.5
-PAD = 0  # its embedding gets no gradient from transformers: it is padding alone
+PAD = 0  # the default of transformers: its embedding gets no gradient, even where it is attended to
 
 
 def weights_of(model):
@@ -42,6 +42,7 @@ def fields_of(config):
     for row, length in enumerate((32, 20, 1, 31)):
         mask[row, length:] = 0
     ids[mask == 0] = PAD
+    ids[0, 3:6] = PAD
     labels = torch.where(torch.rand(ids.shape) < 0.3, torch.randint(0, COMMON["vocab_size"], ids.shape), -100)
     labels[0, 0] = 7
     labels[mask == 0] = -100

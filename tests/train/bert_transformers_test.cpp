@@ -112,6 +112,10 @@ TEST_F(BertTransformers, EncoderWithoutAHead) {
     Trainer trainer(config_of(name, 2, "encoder"));
     const std::vector<std::string>& made = trainer.new_parameters();
     EXPECT_EQ(made.size(), name == "tied" ? 5u : 6u);
+    EXPECT_EQ(trainer.unused_tensors(),
+              name == "tied"
+                  ? (std::vector<std::string>{"pooler.dense.bias", "pooler.dense.weight"})
+                  : (std::vector<std::string>{"bert.pooler.dense.bias", "bert.pooler.dense.weight"}));
     for (const auto& [part, value] : parts_of(trainer.weights())) {
       const bool is_new = std::find(made.begin(), made.end(), part) != made.end();
       EXPECT_EQ(is_new, part.starts_with("cls.")) << part;

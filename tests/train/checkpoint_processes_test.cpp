@@ -339,7 +339,7 @@ TEST(ManyProcesses, SavedAdapter) {
       const Processes processes(*world.processes, config.pipeline.timeout);
       Trainer trainer(config, std::move(world));
       trainer.step();
-      save_adapter(folder.path(to), config.model, trainer.weights(), processes);
+      save_adapter(folder.path(to), config.model, trainer.weights(), "float32", processes);
     });
   };
   const auto expect_same = [&](const std::string& a, const std::string& b) {

@@ -1,6 +1,8 @@
 // Evaluation between steps leaves training as it was, to the bit: no gradient, no saved tensor, no ring, no
 // message of it is left for the next step. And training through the loader, over the smaller last batch of an
 // epoch.
+#include <cmath>
+
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
@@ -131,6 +133,12 @@ TEST(Trainer, RefusesABatchWithoutTargets) {
   for (Fields& fields : batch.micro_batches) fields.at("labels").fill_(-100);
   batch.targets = 0;
   test::expect_error([&] { trainer.step(batch, {"1f1b"}); }, {"no label that counts"});
+}
+
+TEST(Evaluation, ALossThatIsNotFinite) {
+  Trainer trainer(config_of("off", "loop", {8}));
+  trainer.weights().front()->value.fill_(NAN);
+  test::expect_error([&] { trainer.evaluate(); }, {"held-out loss", "not finite"});
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // and what is said of a directory that does not fit.
 #include "twobp/train/weights/load_model.h"
 
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -162,12 +163,132 @@ TEST_F(LoadModel, ParametersOfASingleThread) {
     EXPECT_TRUE(same_bits(value, tensors_.at(name))) << name;
 }
 
-TEST_F(LoadModel, WhatMayBeThereBeside) {
-  write([](Tensors& tensors) { tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::ones({4}); });
-  EXPECT_NO_THROW(Trainer{config_});
+// What else may be there must be what the model has anyway. transformers 5 takes a head that differs from the
+// embedding for another weight, and older versions used the frequencies of the file.
+TEST_F(LoadModel, FurtherTensorsAreCompared) {
+  const std::string frequencies = "model.layers.0.self_attn.rotary_emb.inv_freq";
+  const at::Tensor right = 1 / at::pow(10000, at::arange(0, 8, 2, at::kFloat) / 8);
+  for (const at::ScalarType type : {at::kFloat, at::kHalf, at::kBFloat16}) {
+    write([&](Tensors& t) { t[frequencies] = right.to(type); });
+    EXPECT_NO_THROW(Trainer{config_});
+  }
+  refuse([&](Tensors& t) { t[frequencies] = right * 1.001; }, {frequencies, "follow from config.json"});
+  refuse([&](Tensors& t) { t[frequencies] = at::ones({3}); }, {frequencies, "follow from config.json"});
   make(true);
-  write([](Tensors& tensors) { tensors["lm_head.weight"] = at::ones({3}); });
+  const std::string embedding = "model.embed_tokens.weight";
+  write([&](Tensors& t) { t["lm_head.weight"] = t[embedding].clone(); });
   EXPECT_NO_THROW(Trainer{config_});
+  refuse(
+      [&](Tensors& t) {
+        t["lm_head.weight"] = t[embedding].clone();
+        t["lm_head.weight"][5][3].add_(1e-3);
+      },
+      {"lm_head.weight differs from " + embedding, "tie_word_embeddings"});
+  refuse([](Tensors& t) { t["lm_head.weight"] = at::ones({3}); }, {"lm_head.weight differs"});
+  refuse([](Tensors& t) { t["bert.embeddings.position_ids"] = at::ones({3}); },
+         {"position_ids is not known"});
+}
+
+// A directory of some model, with tensors of its own. What is wrong with it, or "".
+std::string complaint(const ModelOptions& options, const std::function<void(Tensors&)>& change) {
+  Tensors tensors;
+  ModelConfig config;
+  config.type = options;
+  const ModelSpec model = build_model(config);
+  for (const LayerSpec& spec : model.layers) {
+    const auto layer = spec.make();
+    std::vector<Parameter*> parameters;
+    layer->collect_parameters(parameters);
+    for (const Parameter* parameter : parameters) {
+      for (const auto& [name, rows] : parameter->parts_of(at::rand(parameter->sizes()))) {
+        tensors.emplace(name, rows.clone());
+      }
+    }
+  }
+  change(tensors);
+  const TempFolder folder;
+  write_safetensors(folder.path("model.safetensors"), {tensors.begin(), tensors.end()}, {});
+  try {
+    check_weights(model, ModelWeights(folder.path(""), options.type().names(options)));
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+void expect_in(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in: " << text;
+}
+
+TEST(FurtherTensors, OfABert) {
+  BertOptions bert;
+  bert.dim = 8;
+  bert.layers = 1;
+  bert.heads = 2;
+  bert.vocab = 11;
+  bert.positions = 6;
+  bert.tied = true;
+  const std::string words = "bert.embeddings.word_embeddings.weight";
+  const std::string decoder = "cls.predictions.decoder.";
+  const auto whole = [&](Tensors& t) {
+    t["bert.embeddings.position_ids"] = at::arange(6).unsqueeze(0);
+    t["bert.pooler.dense.weight"] = at::ones({8, 8});
+    t[decoder + "weight"] = t[words].clone();
+    t[decoder + "bias"] = t["cls.predictions.bias"].clone();
+  };
+  EXPECT_EQ(complaint(bert, whole), "");
+  for (const char* name : {"weight", "bias"}) {
+    const auto other = [&](Tensors& t) {
+      whole(t);
+      t[decoder + name].add_(1e-3);
+    };
+    expect_in(complaint(bert, other), decoder + name + " differs from ");
+  }
+  const auto backwards = [&](Tensors& t) { t["bert.embeddings.position_ids"] = at::arange(5, -1, -1); };
+  expect_in(complaint(bert, backwards), "position_ids has other values");
+  // transformers has both biases, and uses the decoder's alone.
+  bert.tied = false;
+  EXPECT_EQ(complaint(bert, [](Tensors& t) { t["cls.predictions.bias"] = at::zeros({11}); }), "");
+}
+
+TEST(FurtherTensors, OfAMamba) {
+  MambaOptions mamba;
+  mamba.dim = 8;
+  mamba.layers = 1;
+  mamba.vocab = 11;
+  mamba.tied = true;
+  const std::string words = "backbone.embeddings.weight";
+  const auto with = [&](const std::string& name, double more) {
+    return complaint(mamba, [&](Tensors& t) { t[name] = t[words] + more; });
+  };
+  EXPECT_EQ(with("lm_head.weight", 0), "");
+  expect_in(with("lm_head.weight", 1), "lm_head.weight differs from " + words);
+  EXPECT_EQ(with("backbone.embedding.weight", 0), "");  // the old name of the same
+  expect_in(with("backbone.embedding.weight", 1), "two names of one tensor");
+}
+
+// Not the learning rate is to blame for them.
+TEST_F(LoadModel, NumbersThatAreNotFinite) {
+  const std::string k = "model.layers.1.self_attn.k_proj.weight";
+  const auto with = [&](double value, at::ScalarType type) {
+    return [=](Tensors& t) {
+      t[k] = t[k].to(type);
+      t[k][3][5].fill_(value);
+    };
+  };
+  for (const at::ScalarType type : {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble}) {
+    refuse(with(NAN, type), {k, "not finite", "damaged"});
+    refuse(with(-INFINITY, type), {k, "not finite", "damaged"});
+  }
+  refuse(with(1e39, at::kDouble), {k, "1e+39", "beyond the range of Float"});
+  write(with(70000, at::kFloat));
+  EXPECT_NO_THROW(Trainer{config_});
+  config_.train.precision = "fp16";
+  for (const std::vector<std::string>& frozen :
+       {std::vector<std::string>{}, {"*.k_proj.*", "*.q_proj.*", "*.v_proj.*"}}) {
+    config_.model.freeze = frozen;
+    refuse(with(70000, at::kFloat), {k, "70000", "beyond the range of Half", "bf16"});
+  }
 }
 
 TEST_F(LoadModel, RefusesWhatDoesNotFit) {

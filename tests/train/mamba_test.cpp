@@ -245,7 +245,7 @@ TEST(MambaConfig, WrittenAndReadAgain) {
 
 // transformers renames it too.
 TEST(MambaConfig, TheEmbeddingsOldName) {
-  const auto rename = model_type("mamba").names.rename;
+  const auto rename = model_type("mamba").names(MambaOptions()).rename;
   EXPECT_EQ(rename("backbone.embedding.weight"), "backbone.embeddings.weight");
   EXPECT_EQ(rename("backbone.norm_f.weight"), "backbone.norm_f.weight");
 }

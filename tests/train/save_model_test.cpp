@@ -3,6 +3,7 @@
 #include "twobp/train/weights/save_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -16,6 +17,7 @@
 #include "tests/train/training.h"
 #include "twobp/models/model_weights.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/train/weights/adapter_files.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -216,19 +218,74 @@ TEST_F(SaveModel, AFolderWhereTheDescriptionGoes) {
 // What save_model would say is known before training.
 TEST_F(SaveModel, IsCheckedBefore) {
   const std::string model = folder_.path("deep/model");
-  check_save_model(model, config_.model);
-  EXPECT_EQ(files_in(model), std::vector<std::string>{});
+  SaveConfig save;
+  const auto check = [&](const std::string& to) {
+    save.model = to;
+    check_save(save, config_.model);
+  };
+  check(model);
+  EXPECT_FALSE(std::filesystem::exists(folder_.path("deep"))) << "a run that fails leaves no folder";
+  std::filesystem::create_directories(model);
   folder_.write("deep/model/model.safetensors", "old weights");
-  check_save_model(model, config_.model);
+  check(model);
   EXPECT_EQ(read_file(model + "/model.safetensors"), "old weights");
   EXPECT_EQ(files_in(model), std::vector<std::string>{"model.safetensors"});
   const std::string file = folder_.write("file", "mine");
-  test::expect_error([&] { check_save_model(file, config_.model); }, {file});
+  test::expect_error([&] { check(file); }, {file});
+  test::expect_error([&] { check(file + "/deeper/still"); }, {file, "is a file"});
   std::filesystem::create_directories(folder_.path("blocked/model.safetensors"));
-  test::expect_error([&] { check_save_model(folder_.path("blocked"), config_.model); },
-                     {"blocked", "a folder"});
+  test::expect_error([&] { check(folder_.path("blocked")); }, {"blocked", "a folder"});
+  LlamaOptions refused = test::llama_of(config_);
+  refused.head_dim = 8;
+  refused.dim = 33;
+  config_.model.type = refused;
+  test::expect_error([&] { check(model); }, {"transformers", "model.dim (33)"});
   config_.model.type = MlpOptions{};
-  test::expect_error([&] { check_save_model(model, config_.model); }, {"llama", "mlp"});
+  test::expect_error([&] { check(model); }, {"llama", "mlp"});
+}
+
+// One folder is a model or an adapter: transformers would add the adapter to the model.
+TEST_F(SaveModel, NoModelBesideAnAdapter) {
+  const std::string adapter = folder_.path("adapter");
+  const std::string model = folder_.path("model");
+  config_.model.lora = 2;
+  Trainer trainer(config_);
+  save_adapter(adapter, config_.model, trainer.weights());
+  save_model(model, config_.model, config_.data.sequence, trainer.weights());
+  const std::vector<std::string> of_adapter = {"adapter_config.json", "adapter_model.safetensors"};
+  const std::vector<std::string> of_model = {"config.json", "model.safetensors"};
+  const std::vector<std::string> parts = {"holds an adapter", "save.model"};
+  test::expect_error([&] { save(adapter); }, parts);
+  test::expect_error([&] { save_adapter(model, config_.model, trainer.weights()); },
+                     {"holds a model", "save.model"});
+  SaveConfig to;
+  to.model = adapter;
+  test::expect_error([&] { check_save(to, config_.model); }, parts);
+  to.lora = "adapter";
+  EXPECT_NO_THROW(check_save(to, config_.model));
+  to.model = model;
+  test::expect_error([&] { check_save(to, config_.model); }, {"holds a model"});
+  EXPECT_EQ(files_in(adapter), of_adapter);
+  EXPECT_EQ(files_in(model), of_model);
+}
+
+// Nothing is saved then: neither the folder nor a file in it.
+TEST_F(SaveModel, NumbersThatTheFilesCannotHold) {
+  const std::string name = trainer_.weights().back()->name();
+  at::Tensor number = trainer_.weights().back()->master.view({-1})[0];
+  const auto refuse = [&](double value, const std::string& dtype, const std::vector<std::string>& parts) {
+    number.fill_(value);
+    test::expect_error([&] { save(folder_.path("deep/model"), {.dtype = dtype}); }, parts);
+    EXPECT_FALSE(std::filesystem::exists(folder_.path("deep")));
+  };
+  refuse(70000, "float16", {name, "70000", "beyond the range of Half", "float32"});
+  refuse(3.4e38, "bfloat16", {name, "beyond the range of BFloat16"});
+  for (const char* dtype : {"float32", "bfloat16", "float16"}) {
+    refuse(NAN, dtype, {name, "not finite", "nothing is saved"});
+    refuse(-INFINITY, dtype, {name, "not finite"});
+  }
+  number.fill_(65504);
+  EXPECT_NO_THROW(save(folder_.path("model"), {.dtype = "float16"}));
 }
 
 TEST_F(SaveModel, UnknownDtype) {
@@ -329,12 +386,14 @@ TEST_F(SaveModel, CompanionsOfTheModelItCameFrom) {
   folder_.write("from/config.json", config.dump());
   folder_.write("from/tokenizer.json", "a tokenizer");
   folder_.write("from/generation_config.json", "");
+  folder_.write("from/preprocessor_config.json", "how pictures are read");
   folder_.write("from/README.md", "not copied");
   config_.model.from = from;
   const std::string model = folder_.path("model");
   save(model);
-  EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json", "generation_config.json",
-                                                       "model.safetensors", "tokenizer.json"}));
+  EXPECT_EQ(files_in(model),
+            (std::vector<std::string>{"config.json", "generation_config.json", "model.safetensors",
+                                      "preprocessor_config.json", "tokenizer.json"}));
   EXPECT_EQ(read_file(model + "/tokenizer.json"), "a tokenizer");
   EXPECT_EQ(json::parse(read_file(model + "/config.json")).at("bos_token_id"), 17);
   save(from);  // in place

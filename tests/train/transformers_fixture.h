@@ -95,7 +95,8 @@ class TransformersTest : public ::testing::Test {
       layers.back()->collect_parameters(parameters);
     }
     for (Parameter* parameter : parameters) parameter->allocate_value(1);
-    load_weights(parameters, ModelWeights(config.model.from, config.model.type.type().names));
+    load_weights(parameters,
+                 ModelWeights(config.model.from, config.model.type.type().names(config.model.type)));
     Context context;
     context.fields = &fields;
     context.training = false;

@@ -29,8 +29,9 @@ CASES = {
     "grouped": dict(num_attention_heads=4, num_key_value_heads=2, head_dim=10, rms_norm_eps=1e-5,
                     tie_word_embeddings=False, rope_parameters=LLAMA3),
     "tied": dict(num_attention_heads=3, num_key_value_heads=1, head_dim=6, rms_norm_eps=1e-6, tie_word_embeddings=True,
-                 rope_parameters={"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.5}),
-    "plain": dict(num_attention_heads=3, num_key_value_heads=3, rms_norm_eps=1e-5, tie_word_embeddings=False),
+                 rope_parameters={"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.5}, pad_token_id=7),
+    "plain": dict(num_attention_heads=3, num_key_value_heads=3, rms_norm_eps=1e-5, tie_word_embeddings=False,
+                  pad_token_id=7),
 }
 SHARDED = {"grouped"}
 LR = 0.5
@@ -67,6 +68,7 @@ def make(folder):
         to = folder / case
         model.save_pretrained(to / "model", **({"max_shard_size": "20KB"} if case in SHARDED else {}))
         ids = torch.randint(0, COMMON["vocab_size"], (4, 32))
+        ids[0, 3:6] = 7  # padding or not, it is attended to
         labels = torch.where(torch.rand(ids.shape) < 0.2, -100, ids)
         (to / "data").mkdir()
         numpy.save(to / "data" / "input_ids.npy", ids.numpy())

@@ -8,6 +8,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/files/finite.h"
 #include "twobp/files/json_file.h"
 
 namespace twobp {
@@ -247,7 +248,12 @@ void write_safetensors(NewFile& file, const NamedTensors& tensors,
   file.write(&length, sizeof(length));
   file.write(text);
   for (const size_t i : order) {
-    const at::Tensor tensor = tensors[i].second.to(at::kCPU, stored(i)).contiguous();
+    const at::Tensor& given = tensors[i].second;
+    const at::Tensor tensor = given.to(at::kCPU, stored(i)).contiguous();
+    TWOBP_CHECK(tensor.scalar_type() == given.scalar_type() || only_finite(tensor) || !only_finite(given),
+                file.path().string(), ": ", tensors[i].first, " has a value of ",
+                given.abs().max().item<double>(), ", beyond the range of ", c10::toString(stored(i)),
+                ": save it in float32");
     file.write(tensor.const_data_ptr(), tensor.nbytes());
   }
 }

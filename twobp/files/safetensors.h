@@ -60,8 +60,8 @@ class SafetensorsFile {
 
 // Writes floating-point tensors as `dtype` if it is given, and all others unchanged, tensor by tensor.
 // Tensors that must be converted or made contiguous are copied one at a time. The file appears when all of it
-// is on disk. Throws Error for a full disk, two tensors of one name, or a dtype that the reader does not
-// know.
+// is on disk. Throws Error for a full disk, two tensors of one name, a dtype that the reader does not know,
+// or a finite number that `dtype` turns into infinity.
 void write_safetensors(const std::string& path, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata,
                        std::optional<at::ScalarType> dtype = std::nullopt);

@@ -9,6 +9,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/models/common_keys.h"
+#include "twobp/models/pad_token.h"
 #include "twobp/nn/layers/add_norm.h"
 #include "twobp/nn/layers/bert_embedding.h"
 #include "twobp/nn/layers/bidirectional_attention.h"
@@ -25,10 +26,13 @@ using nlohmann::json;
 constexpr const char* kBias = "cls.predictions.bias";
 constexpr const char* kDecoderBias = "cls.predictions.decoder.bias";
 constexpr const char* kDecoder = "cls.predictions.decoder.weight";
+constexpr const char* kWords = "bert.embeddings.word_embeddings.weight";
+constexpr const char* kPositionIds = "bert.embeddings.position_ids";
 
 void check_bert(const BertOptions& model) {
   TWOBP_CHECK(model.dim % model.heads == 0, "model.dim (", model.dim, ") is not divisible by model.heads (",
               model.heads, "): change one of them.");
+  check_pad_token(model.pad_token, model.vocab);
 }
 
 BertOptions filled_in(BertOptions config) {
@@ -85,9 +89,8 @@ std::unique_ptr<Layer> bert_mlp(const std::string& block, const Bert& o) {
 
 std::unique_ptr<Layer> bert_head(const Bert& o) {
   const std::string transform = "cls.predictions.transform";
-  const std::string decoder =
-      o.tied ? "bert.embeddings.word_embeddings.weight" : "cls.predictions.decoder.weight";
-  const std::string bias = o.tied ? "cls.predictions.bias" : "cls.predictions.decoder.bias";
+  const std::string decoder = o.tied ? kWords : kDecoder;
+  const std::string bias = o.tied ? kBias : kDecoderBias;
   return std::make_unique<CountedPositions>(make_sequential(
       bert_linear(transform + ".dense", o.dim, o.dim, o), std::make_unique<Gelu>(o.gelu()),
       std::make_unique<LayerNorm>(transform + ".LayerNorm", o.dim, o.norm_eps, o.dtype),
@@ -124,6 +127,7 @@ void read_bert(const HfSection& file, BertOptions& model) {
   model.vocab = file.integer("vocab_size", 30522);
   model.positions = file.integer("max_position_embeddings", 512);
   model.token_types = file.integer("type_vocab_size", 2);
+  model.pad_token = read_pad_token(file, model.vocab, /*otherwise=*/0);
   model.norm_eps = file.number("layer_norm_eps", 1e-12);
   model.dropout = dropout_of(file, "hidden_dropout_prob");
   model.attention_dropout = dropout_of(file, "attention_probs_dropout_prob");
@@ -152,6 +156,7 @@ void write_bert(const BertOptions& given, json& out) {
               {"position_embedding_type", "absolute"},
               {"is_decoder", false}});
   if (!said) out["hidden_act"] = config.activation == "gelu" ? "gelu" : "gelu_pytorch_tanh";
+  write_pad_token(config.pad_token, out);
 }
 
 std::string rename_bert(const std::string& stored) {
@@ -167,9 +172,26 @@ std::string rename_bert(const std::string& stored) {
            {{".LayerNorm.gamma", ".LayerNorm.weight"}, {".LayerNorm.beta", ".LayerNorm.bias"}}}) {
     if (name.ends_with(old)) name = name.substr(0, name.size() - old.size()) + now;
   }
-  const bool elsewhere = name == "bert.embeddings.position_ids" || name.starts_with("bert.pooler.") ||
-                         name.starts_with("cls.seq_relationship.");
+  const bool elsewhere = name.starts_with("bert.pooler.") || name.starts_with("cls.seq_relationship.");
   return elsewhere ? "" : name;
+}
+
+TensorNames bert_names(const BertOptions& o) {
+  TensorNames names;
+  names.rename = rename_bert;
+  // If the decoder is not tied, transformers 5 has two biases and uses the decoder's. Otherwise they are one.
+  names.same = {{kBias, kDecoderBias}};
+  if (o.tied) {
+    names.copies = {{kDecoder, kWords}, {kDecoderBias, kBias}};
+  } else {
+    names.unused = {kBias};
+  }
+  names.derived = [positions = o.positions](const std::string& name) -> std::vector<at::Tensor> {
+    if (name != kPositionIds) return {};
+    return {at::arange(positions)};
+  };
+  names.may_lack = [](const std::string& parameter) { return parameter.starts_with("cls."); };
+  return names;
 }
 
 std::vector<Key> bert_keys() {
@@ -182,6 +204,7 @@ std::vector<Key> bert_keys() {
       vocab_key<O>(),
       TWOBP_KEY(O, norm_eps, "added to the variance in LayerNorm").above(0),
       TWOBP_KEY(O, tied, "input and output embeddings share one matrix"),
+      pad_token_key<O>(),
       TWOBP_KEY(O, positions, "the longest sequence, each position with an embedding of its own")
           .in("tokens")
           .from(1, kMaxLength),
@@ -207,11 +230,12 @@ ModelSpec bert(const BertOptions& options, const BuildSettings& settings) {
     TWOBP_CHECK(p >= 0 && p < 1, "a BERT's dropout ", p, " is not in [0, 1)");
   }
   ModelSpec model;
-  model.layers.push_back({kEmbeddings, "embedding", [o] {
-                            const BertEmbeddingShape shape{o.vocab, o.positions, o.token_types, o.dim};
-                            return std::make_unique<BertEmbedding>(kEmbeddings, shape, o.norm_eps, o.dropout,
-                                                                   o.init_std, o.dtype);
-                          }});
+  model.layers.push_back(
+      {kEmbeddings, "embedding", [o] {
+         const BertEmbeddingShape shape{o.vocab, o.positions, o.token_types, o.dim, o.pad_token};
+         return std::make_unique<BertEmbedding>(kEmbeddings, shape, o.norm_eps, o.dropout, o.init_std,
+                                                o.dtype);
+       }});
   for (int64_t i = 0; i < o.layers; ++i) {
     const std::string block = "bert.encoder.layer." + std::to_string(i);
     model.layers.push_back(
@@ -227,13 +251,7 @@ ModelType bert_type() {
   type.hf_type = "bert";
   type.hf_class = "BertForMaskedLM";
   type.hf_others = {"BertModel", "BertForPreTraining"};
-  type.names.rename = rename_bert;
-  // If the decoder is not tied, transformers 5 has two biases and uses the decoder's. Otherwise they are one.
-  type.names.same = {{kBias, kDecoderBias}};
-  type.names.may_ignore = [](const std::string& name) {
-    return name == kBias || name == kDecoderBias || name == kDecoder;
-  };
-  type.names.may_lack = [](const std::string& parameter) { return parameter.starts_with("cls."); };
+  type.names = [](const ModelOptions& o) { return bert_names(o.as<BertOptions>()); };
   type.lora = true;
   type.reduced_precision = true;
   type.input = [](const ModelOptions& o) {

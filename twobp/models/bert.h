@@ -26,6 +26,7 @@ struct BertOptions {
   std::string activation = "gelu";  // gelu, gelu_tanh
   double dropout = 0;               // of the embeddings and of each half's output
   double attention_dropout = 0;     // of attention's probabilities
+  int64_t pad_token = -1;           // its embedding is not trained; -1: none
   double init_std = 0.02;
 };
 

@@ -16,6 +16,12 @@ Key vocab_key() {
 }
 
 template <typename Options>
+Key pad_token_key() {
+  return TWOBP_KEY(Options, pad_token, "id of the padding token, whose embedding is not trained; -1: none")
+      .from(-1, kMaxLength);
+}
+
+template <typename Options>
 Key init_std_key() {
   return TWOBP_KEY(Options, init_std, "standard deviation of the initial weights")
       .at_least(0)

@@ -16,7 +16,6 @@ namespace {
 using nlohmann::json;
 
 constexpr int kMaxDepth = 16;
-constexpr const char* kFile = "config.json";
 
 const ModelType& type_of(const HfSection& file) {
   const json& type = file.require("model_type");
@@ -54,7 +53,7 @@ void check_ranges(const std::string& path, ModelOptions& options) {
 }
 
 std::string config_path(const std::string& directory) {
-  return (std::filesystem::path(directory) / kFile).string();
+  return (std::filesystem::path(directory) / kModelConfig).string();
 }
 
 }  // namespace
@@ -68,8 +67,16 @@ bool comes_with_weights(const ModelType& type, const std::string& key) {
 ModelOptions read_hf_config(const std::string& directory) {
   const std::string path = config_path(directory);
   std::error_code missing;
-  TWOBP_CHECK(std::filesystem::exists(path, missing), path,
-              ": no such file: give a Hugging Face model directory, with ", kFile, " and model.safetensors");
+  const bool exists = std::filesystem::exists(path, missing);
+  if (std::filesystem::exists(std::filesystem::path(directory) / kAdapterConfig, missing)) {
+    TWOBP_CHECK(exists, directory, ": holds an adapter (", kAdapterConfig,
+                "), not a model: set model.from to the adapter's model, and model.adapter to this folder");
+    fail(directory, ": holds a model and an adapter (", kAdapterConfig,
+         "), which transformers adds to that model: move the adapter's files into another folder, and set "
+         "model.adapter to it if you want the adapter");
+  }
+  TWOBP_CHECK(exists, path, ": no such file: give a Hugging Face model directory, with ", kModelConfig,
+              " and model.safetensors");
   const json root = read_json_object(path, kMaxDepth);
   const HfSection file{root, path};
   const ModelType& type = type_of(file);

@@ -10,8 +10,13 @@
 
 namespace twobp {
 
-// Throws Error if the file is missing or not JSON, or a value has the wrong type or is out of range. For a
-// model that is not supported, the Error lists the supported ones.
+// The file that makes a folder one of a PEFT adapter. If the folder also has a config.json, transformers adds
+// the adapter to the model that is there. So a folder has one of the two files.
+inline constexpr const char* kAdapterConfig = "adapter_config.json";
+inline constexpr const char* kModelConfig = "config.json";
+
+// Throws Error if the file is missing or not JSON, a value has the wrong type or is out of range, or the
+// folder holds an adapter. For a model that is not supported, the Error lists the supported ones.
 ModelOptions read_hf_config(const std::string& directory);
 
 // Whether a key of `type` describes weights, so that a loaded model determines it.
@@ -19,7 +24,7 @@ bool comes_with_weights(const ModelType& type, const std::string& key);
 
 // The config.json for transformers. For a model with `from`, it is the model's config.json, with the options,
 // the dtype ("float32") and the sequence overwritten; token ids and the like are kept. `sequence` is the
-// lower bound of max_position_embeddings.
+// lower bound of max_position_embeddings. Throws Error for a model that transformers refuses.
 nlohmann::json hf_config_json(const ModelConfig& config, int64_t sequence, const std::string& dtype);
 
 }  // namespace twobp

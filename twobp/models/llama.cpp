@@ -8,6 +8,7 @@
 #include "twobp/core/check.h"
 #include "twobp/models/common_keys.h"
 #include "twobp/models/mlp.h"
+#include "twobp/models/pad_token.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/embedding.h"
@@ -19,6 +20,9 @@ namespace twobp {
 namespace {
 
 using nlohmann::json;
+
+constexpr const char* kLlamaEmbedding = "model.embed_tokens.weight";
+constexpr const char* kLlamaHead = "lm_head.weight";
 
 std::vector<Key> llama_keys() {
   using O = LlamaOptions;
@@ -44,6 +48,7 @@ std::vector<Key> llama_keys() {
           .in("tokens")
           .above(0),
       TWOBP_KEY(O, tied, "input and output embeddings share one matrix"),
+      pad_token_key<O>(),
       init_std_key<O>(),
   };
 }
@@ -69,6 +74,7 @@ void check_llama(const LlamaOptions& model) {
   TWOBP_CHECK(
       head_dim % 2 == 0, model.head_dim > 0 ? "model.head_dim" : "model.dim / model.heads", " (", head_dim,
       ") is odd: the rotary embedding turns pairs of features, so a head needs an even number of them.");
+  check_pad_token(model.pad_token, model.vocab);
 }
 
 RopeSettings rope_settings(const LlamaOptions& o) {
@@ -143,6 +149,7 @@ void read_llama(const HfSection& file, LlamaOptions& model) {
   model.kv_heads = file.integer("num_key_value_heads", model.heads);
   model.hidden = file.integer("intermediate_size");
   model.vocab = file.integer("vocab_size");
+  model.pad_token = read_pad_token(file, model.vocab);
   model.norm_eps = file.number("rms_norm_eps", 1e-6);
   model.tied = file.boolean("tie_word_embeddings", false);
   TWOBP_CHECK(file.find("head_dim") || (model.heads > 0 && model.dim % model.heads == 0), file.origin,
@@ -173,6 +180,9 @@ json rope_json(const LlamaOptions& config) {
 
 void write_llama(const LlamaOptions& given, int64_t sequence, json& out) {
   const LlamaOptions config = filled_in(given);
+  TWOBP_CHECK(config.dim % config.heads == 0, "transformers refuses a LLaMa whose model.dim (", config.dim,
+              ") is not divisible by model.heads (", config.heads,
+              "), even with a model.head_dim: change one of them to save the model");
   const auto length = out.find("max_position_embeddings");
   if (length != out.end() && length->is_number_integer())
     sequence = std::max(sequence, length->get<int64_t>());
@@ -192,6 +202,22 @@ void write_llama(const LlamaOptions& given, int64_t sequence, json& out) {
               {"hidden_act", "silu"},
               {"attention_bias", false},
               {"mlp_bias", false}});
+  write_pad_token(config.pad_token, out);
+}
+
+TensorNames llama_names(const LlamaOptions& given) {
+  const LlamaOptions o = filled_in(given);
+  TensorNames names;
+  if (o.tied) names.copies[kLlamaHead] = kLlamaEmbedding;
+  // Early files have the frequencies of every layer. Those of a stretched embedding are the ones before the
+  // stretching: at that time the positions were divided instead.
+  names.derived = [o](const std::string& name) -> std::vector<at::Tensor> {
+    if (!name.ends_with(".rotary_emb.inv_freq")) return {};
+    RopeSettings unstretched;
+    unstretched.theta = o.rope_theta;
+    return {rope_frequencies(rope_settings(o), o.head_dim), rope_frequencies(unstretched, o.head_dim)};
+  };
+  return names;
 }
 
 }  // namespace
@@ -201,12 +227,11 @@ ModelSpec llama(const LlamaOptions& given, const BuildSettings& s) {
   const LlamaOptions o = filled_in(given);
   TWOBP_CHECK(o.layers >= 1 && o.dim >= 1 && o.vocab >= 1 && o.hidden >= 1,
               "a LLaMa needs at least one layer, dim, vocab and hidden of at least 1");
-  const std::string embedding = "model.embed_tokens.weight";
   const MlpOptions mlp_options{o.dim, o.layers, o.hidden, o.norm_eps, o.init_std};
   ModelSpec model;
-  model.layers.push_back({"model.embed_tokens", "embedding", [o, s, embedding] {
-                            return std::make_unique<Embedding>(embedding, o.vocab, o.dim, o.init_std,
-                                                               s.dtype);
+  model.layers.push_back({"model.embed_tokens", "embedding", [o, s] {
+                            return std::make_unique<Embedding>(kLlamaEmbedding, o.vocab, o.dim, o.init_std,
+                                                               s.dtype, o.pad_token);
                           }});
   for (int64_t i = 0; i < o.layers; ++i) {
     const std::string block = "model.layers." + std::to_string(i);
@@ -215,7 +240,7 @@ ModelSpec llama(const LlamaOptions& given, const BuildSettings& s) {
     model.layers.push_back(
         {block + ".mlp", "mlp", [mlp_options, s, block] { return mlp_half(block, mlp_options, s); }});
   }
-  const std::string head = o.tied ? embedding : "lm_head.weight";
+  const std::string head = o.tied ? kLlamaEmbedding : kLlamaHead;
   model.layers.push_back({"lm_head", "head", [o, s, head] {
                             return make_sequential(
                                 std::make_unique<RmsNorm>("model.norm.weight", o.dim, o.norm_eps, s.dtype),
@@ -229,7 +254,9 @@ ModelType llama_type() {
   ModelType type = make_model_type<LlamaOptions>(llama_keys());
   type.hf_type = "llama";
   type.hf_class = "LlamaForCausalLM";
+  type.names = [](const ModelOptions& o) { return llama_names(o.as<LlamaOptions>()); };
   type.lora = true;
+  type.peft_task = "CAUSAL_LM";
   type.reduced_precision = true;
   type.input = [](const ModelOptions& o) {
     ModelInput input;

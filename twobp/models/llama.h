@@ -28,6 +28,7 @@ struct LlamaOptions {
   double rope_high_freq = 4;              // llama3
   double rope_original_positions = 8192;  // llama3
   bool tied = false;                      // the head's projection shares the embedding matrix
+  int64_t pad_token = -1;                 // its embedding is not trained; -1: none
   double init_std = 0.02;
 };
 

@@ -17,6 +17,9 @@ namespace {
 
 using nlohmann::json;
 
+constexpr const char* kMambaEmbedding = "backbone.embeddings.weight";
+constexpr const char* kMambaHead = "lm_head.weight";
+
 int64_t dt_rank_of(const MambaOptions& o) {
   return o.dt_rank > 0 ? o.dt_rank : (o.dim + 15) / 16;
 }
@@ -62,7 +65,14 @@ void write_mamba(const MambaOptions& config, json& out) {
 
 // The first converted models use this other name, and transformers reads them too.
 std::string rename_mamba(const std::string& stored) {
-  return stored == "backbone.embedding.weight" ? "backbone.embeddings.weight" : stored;
+  return stored == "backbone.embedding.weight" ? kMambaEmbedding : stored;
+}
+
+TensorNames mamba_names(const MambaOptions& o) {
+  TensorNames names;
+  names.rename = rename_mamba;
+  if (o.tied) names.copies[kMambaHead] = kMambaEmbedding;
+  return names;
 }
 
 std::vector<Key> mamba_keys() {
@@ -88,13 +98,11 @@ std::vector<Key> mamba_keys() {
 ModelSpec mamba(const MambaOptions& o, const BuildSettings& s) {
   TWOBP_CHECK(o.layers >= 1 && o.dim >= 1 && o.vocab >= 1 && o.state >= 1 && o.expand >= 1 && o.dt_rank >= 0,
               "a Mamba needs at least one layer, dim, vocab, state and expand of at least 1");
-  const std::string embedding = "backbone.embeddings.weight";
   const MambaMixerShape shape{o.dim, o.expand * o.dim, o.state, o.conv_kernel, dt_rank_of(o)};
   ModelSpec model;
-  model.layers.push_back({"backbone.embeddings", "embedding", [o, s, embedding] {
-                            return std::make_unique<Embedding>(embedding, o.vocab, o.dim, o.init_std,
-                                                               s.dtype);
-                          }});
+  model.layers.push_back(
+      {"backbone.embeddings", "embedding",
+       [o, s] { return std::make_unique<Embedding>(kMambaEmbedding, o.vocab, o.dim, o.init_std, s.dtype); }});
   for (int64_t i = 0; i < o.layers; ++i) {
     const std::string block = "backbone.layers." + std::to_string(i);
     model.layers.push_back(
@@ -109,7 +117,7 @@ ModelSpec mamba(const MambaOptions& o, const BuildSettings& s) {
                                   block + ".mixer", shape, o.init_std, s.dtype, s.lora));
                             }});
   }
-  const std::string head = o.tied ? embedding : "lm_head.weight";
+  const std::string head = o.tied ? kMambaEmbedding : kMambaHead;
   model.layers.push_back(
       {"lm_head", "head", [o, s, head] {
          return make_sequential(
@@ -124,8 +132,11 @@ ModelType mamba_type() {
   ModelType type = make_model_type<MambaOptions>(mamba_keys());
   type.hf_type = "mamba";
   type.hf_class = "MambaForCausalLM";
-  type.names.rename = rename_mamba;
+  type.names = [](const ModelOptions& o) { return mamba_names(o.as<MambaOptions>()); };
   type.lora = true;
+  type.peft_task = "CAUSAL_LM";
+  // transformers reads their weights without the adapter. PEFT refuses the first.
+  type.peft_excludes = {"out_proj", "dt_proj"};
   type.reduced_precision = true;
   type.input = [](const ModelOptions& o) {
     ModelInput input;

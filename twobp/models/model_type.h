@@ -73,11 +73,13 @@ struct ModelType {
 
   std::string hf_type;   // "model_type" of config.json; empty: such models are not read or written
   std::string hf_class;  // an entry of "architectures"
-  std::vector<std::string> hf_others;    // other classes whose weights can be read; heads may be missing
-  TensorNames names;                     // of the tensors of these classes
-  bool lora = false;                     // has Linear layers that take adapters
-  bool reduced_precision = false;        // computes in bf16 and fp16 too
-  bool forward_changes_buffers = false;  // for example running statistics
+  std::vector<std::string> hf_others;  // other classes whose weights can be read; heads may be missing
+  std::function<TensorNames(const ModelOptions&)> names;  // of the tensors of these classes
+  bool lora = false;                                      // has Linear layers that take adapters
+  std::string peft_task;                   // "task_type" of PEFT; empty: PEFT has none for this class
+  std::vector<std::string> peft_excludes;  // projections whose adapters PEFT refuses or transformers ignores
+  bool reduced_precision = false;          // computes in bf16 and fp16 too
+  bool forward_changes_buffers = false;    // for example running statistics
 
   std::function<ModelInput(const ModelOptions&)> input;
   // Sets options whose default is derived from other options (heads of 0, widths of 0).
@@ -91,7 +93,7 @@ struct ModelType {
   // asks for another computation than ours.
   std::function<void(const HfSection& file, ModelOptions&)> read_hf;
   // Writes the options to config.json, over that of a loaded model. `sequence` is the longest one that the
-  // model must accept.
+  // model must accept. Throws Error for options that transformers refuses.
   std::function<void(const ModelOptions&, int64_t sequence, nlohmann::json& out)> write_hf;
 };
 
@@ -105,6 +107,7 @@ ModelType make_model_type(std::vector<Key> keys) {
   type.values = [](std::any& options) -> void* { return std::any_cast<Options>(&options); };
   type.check = [](const ModelOptions&) {};
   type.fill_in = [](ModelOptions&) {};
+  type.names = [](const ModelOptions&) { return TensorNames(); };
   type.no_graph = [](const ModelOptions&) { return std::string(); };
   return type;
 }

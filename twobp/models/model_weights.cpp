@@ -30,6 +30,11 @@ bool is_shard_name(const std::string& name) {
 
 }  // namespace
 
+bool same_values(const at::Tensor& a, const at::Tensor& b) {
+  if (a.sizes() != b.sizes()) return false;
+  return a.scalar_type() == b.scalar_type() ? at::equal(a, b) : at::equal(a.to(at::kFloat), b.to(at::kFloat));
+}
+
 ModelWeights::ModelWeights(std::string directory, TensorNames naming)
     : directory_(std::move(directory)), naming_(std::move(naming)) {
   const fs::path folder(directory_);
@@ -58,12 +63,20 @@ ModelWeights::ModelWeights(std::string directory, TensorNames naming)
 
 void ModelWeights::rename() {
   std::map<std::string, size_t> renamed;
-  for (const auto& [name, file] : file_of_) {
-    if (naming_.rename(name) == name) renamed[name] = file;
-  }
-  for (const auto& [name, file] : file_of_) {
+  for (const auto& [name, at] : file_of_) {
     const std::string to = naming_.rename(name);
-    if (!to.empty() && to != name && renamed.emplace(to, file).second) stored_[to] = name;
+    if (to.empty()) {
+      without_use_.push_back(name);
+      continue;
+    }
+    if (renamed.emplace(to, at).second) {
+      if (to != name) stored_[to] = name;
+      continue;
+    }
+    const std::string& other = stored(to);
+    TWOBP_CHECK(same_values(files_[at].tensor(name), files_[renamed[to]].tensor(other)), directory_,
+                ": has both ", name.substr(0, 100), " and ", other.substr(0, 100),
+                ", two names of one tensor, with different values: remove the wrong one");
   }
   file_of_ = std::move(renamed);
 }

@@ -2,7 +2,9 @@
 // model.safetensors.index.json, which lists the file of each tensor.
 #pragma once
 
+#include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,28 +16,39 @@ namespace twobp {
 // An architecture's names for its tensors in a directory, where they differ from the model's.
 struct TensorNames {
   // Returns the model's name of a stored tensor, or "" if the model has no such parameter. Null: names are
-  // the same. A tensor stored under the model's name takes precedence over a renamed one.
+  // the same.
   std::string (*rename)(const std::string& stored) = nullptr;
   // Pairs of names for tensors that are the same in some models. If a directory has one of them, it serves as
   // the other too.
   std::vector<std::pair<std::string, std::string>> same;
-  // Whether a directory may have a tensor that the model does not have. Null: no.
-  bool (*may_ignore)(const std::string& name) = nullptr;
+  // Further names of parameters (of tied weights), with the parameter's name. A tensor under such a name must
+  // equal the parameter.
+  std::map<std::string, std::string> copies;
+  // Tensors that follow from the model's options, such as the frequencies of a rotary embedding. Returns the
+  // values that the named tensor may have; none if there is no such tensor. Null: none.
+  std::function<std::vector<at::Tensor>(const std::string& name)> derived;
+  // Tensors that the model does not use.
+  std::set<std::string> unused;
   // Whether a directory may lack a parameter, which then starts as in a new model. Null: no.
   bool (*may_lack)(const std::string& parameter) = nullptr;
 };
 
+// Compares values. Numbers of different types are compared in float32.
+bool same_values(const at::Tensor& a, const at::Tensor& b);
+
 class ModelWeights {
  public:
   // Opens all files and reads their headers. The weights themselves are read on access. The folder is
-  // untrusted. Throws Error if there are no weights, a file is damaged, or the index does not match the files
-  // or names a file outside the folder.
+  // untrusted. Throws Error if there are no weights, a file is damaged, the index does not match the files or
+  // names a file outside the folder, or two stored names of one tensor have different values.
   explicit ModelWeights(std::string directory, TensorNames naming = {});
 
   const std::string& directory() const { return directory_; }
   std::vector<std::string> names() const;  // the model's names, sorted
   bool may_lack(const std::string& name) const { return naming_.may_lack && naming_.may_lack(name); }
-  bool may_ignore(const std::string& name) const { return naming_.may_ignore && naming_.may_ignore(name); }
+  const TensorNames& naming() const { return naming_; }
+  // The stored names of tensors that the model has no use for (TensorNames::rename gives "").
+  const std::vector<std::string>& without_use() const { return without_use_; }
   bool contains(const std::string& name) const { return file_of_.contains(name); }
   // See SafetensorsFile. Throws Error if the tensor does not exist or its dtype is not supported.
   at::Tensor tensor(const std::string& name) const { return file(name).tensor(stored(name)); }
@@ -51,6 +64,7 @@ class ModelWeights {
   std::string directory_;
   std::vector<SafetensorsFile> files_;
   TensorNames naming_;
+  std::vector<std::string> without_use_;
   std::map<std::string, size_t> file_of_;
   std::map<std::string, std::string> stored_;  // of tensors that are stored under another name
 };

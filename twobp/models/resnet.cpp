@@ -235,8 +235,12 @@ ModelType resnet_type() {
   type.hf_type = "resnet";
   type.hf_class = "ResNetForImageClassification";
   type.hf_others = {"ResNetModel"};
-  type.names.rename = rename_resnet;
-  type.names.may_lack = may_lack_of_resnet;
+  type.names = [](const ModelOptions&) {
+    TensorNames names;
+    names.rename = rename_resnet;
+    names.may_lack = may_lack_of_resnet;
+    return names;
+  };
   type.reduced_precision = true;
   type.forward_changes_buffers = true;
   type.input = [](const ModelOptions& o) {

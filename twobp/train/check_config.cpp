@@ -50,10 +50,26 @@ void check_training(const Config& config) {
               "train.eval_every to 0.");
 }
 
+// An adapter is saved for PEFT, which adds it to the model that it was trained with.
+void check_saved_adapter(const Config& config) {
+  const ModelConfig& model = config.model;
+  if (config.save.lora == "merged") return;
+  TWOBP_CHECK(model.lora > 0, "save.lora is \"", config.save.lora,
+              "\", but model.lora is 0: there is no adapter to save.");
+  TWOBP_CHECK(!model.from.empty(), "save.lora is \"", config.save.lora,
+              "\", but model.from is empty, so the model of the adapter would not be saved: set save.lora to "
+              "merged.");
+  const std::vector<std::string>& excluded = model.type.type().peft_excludes;
+  for (const std::string& target : model.lora_targets) {
+    const std::string last = target.substr(target.rfind('.') + 1);
+    TWOBP_CHECK(std::find(excluded.begin(), excluded.end(), last) == excluded.end(), "save.lora is \"",
+                config.save.lora, "\", but transformers and PEFT use no adapter of ", last, " in a ",
+                model.type.name(), ": remove it from model.lora_targets, or set save.lora to merged.");
+  }
+}
+
 void check_precision(const Config& config) {
   const ModelConfig& model = config.model;
-  TWOBP_CHECK(model.lora > 0 || config.save.lora == "merged", "save.lora is \"", config.save.lora,
-              "\", but model.lora is 0: there is no adapter to save.");
   TWOBP_CHECK(model.type.type().reduced_precision || config.train.precision == "fp32",
               "train.precision is \"", config.train.precision, "\", but model.type \"", model.type.name(),
               "\" computes in fp32 alone.");
@@ -69,6 +85,7 @@ void check_contradictions(const Config& config) {
               config.data.sequence, ") is longer than the model's ", input.longest,
               " positions: shorten it, or set model.positions for a new model.");
   check_pipeline(config.pipeline);
+  check_saved_adapter(config);
   check_precision(config);
   check_training(config);
 }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include <ATen/Parallel.h>
@@ -24,7 +25,7 @@ namespace twobp {
 namespace {
 
 ModelWeights weights_of(const ModelConfig& model) {
-  return ModelWeights(model.from, model.type.type().names);
+  return ModelWeights(model.from, model.type.type().names(model.type));
 }
 
 ModelSpec model_of(const Config& config) {
@@ -143,7 +144,11 @@ Trainer::Trainer(const Config& config, const ModelSpec& model, DataSplit data)
 
 void Trainer::load(const Config& config) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (!config.model.from.empty()) new_parameters_ = load_weights(*pipeline_, weights_of(config.model));
+  if (!config.model.from.empty()) {
+    const ModelWeights from = weights_of(config.model);
+    new_parameters_ = load_weights(*pipeline_, from);
+    unused_tensors_ = from.without_use();
+  }
   if (!config.model.adapter.empty()) {
     load_adapter(config.model.adapter, config.model, pipeline_->model(), weights());
   }
@@ -279,6 +284,12 @@ std::optional<Evaluation> Trainer::evaluate() {
   TWOBP_CHECK(targets > 0, "the held-out data has no label that counts");
   Evaluation result;
   result.loss = loss / static_cast<double>(targets);
+  TWOBP_CHECK(
+      std::isfinite(result.loss) || step_ > 0,
+      "the held-out loss of the untrained model is not finite: look at its weights and at the data, or "
+      "set train.precision to fp32");
+  TWOBP_CHECK(std::isfinite(result.loss), "the held-out loss after step ", step_,
+              " is not finite: lower optimizer.lr, set train.clip_norm, or look at the data");
   if (right) result.accuracy = static_cast<double>(*right) / static_cast<double>(targets);
   return result;
 }

@@ -70,6 +70,7 @@ class Trainer {
   StepResult step(const Batch& batch, const Variant& variant);
 
   // Evaluates the held-out part (at most train.eval_batches batches). Returns none if it does not exist.
+  // Throws Error if the loss is not finite.
   std::optional<Evaluation> evaluate();
 
   // Calls `asked` at the end of every step, on each process, to find out whether that step is the run's last.
@@ -90,6 +91,8 @@ class Trainer {
   // Parameters without tensors in model.from, such as the head of an encoder that was saved without one. They
   // start as in a new model.
   const std::vector<std::string>& new_parameters() const { return new_parameters_; }
+  // Tensors of model.from that the model has no use for, such as an encoder's pooler.
+  const std::vector<std::string>& unused_tensors() const { return unused_tensors_; }
   // For checkpoints, which hold the update and the position. go_on_from() sets a new trainer to another
   // trainer's position. The update holds weights and optimizer state (see Checkpointer).
   Update& update() { return *update_; }
@@ -140,6 +143,7 @@ class Trainer {
   std::map<std::string, std::unique_ptr<KeptSetup>> setups_;
   std::vector<std::shared_ptr<Observer>> observers_;
   std::vector<std::string> new_parameters_;
+  std::vector<std::string> unused_tensors_;
   int64_t step_ = 0;
   int64_t batches_ = 0;  // taken from the loader
   LossScale loss_scale_;

@@ -31,6 +31,7 @@ BertEmbedding::BertEmbedding(const std::string& prefix, const BertEmbeddingShape
                  dtype, init_std),
       types_({{prefix + ".token_type_embeddings.weight", shape.types}}, {shape.types, shape.dim}, dtype,
              init_std),
+      padding_(shape.padding),
       norm_(prefix + ".LayerNorm", shape.dim, eps, dtype),
       rate_(dropout, prefix + ".dropout") {}
 
@@ -131,13 +132,14 @@ void BertEmbedding::backward_p2(std::span<Saved* const> saved) {
     const int64_t tokens = ids.size(1) * sequence;
     if (by_operators(gradient)) {
       const at::Tensor rows = gradient.view({tokens, cols});
-      const auto add = [&](Parameter& to, const at::Tensor& at) {
+      const auto add = [&](Parameter& to, const at::Tensor& at, const at::Tensor& from) {
         if (to.trainable())
-          operators::add_rows_at(to.grad_to_add(), on_device(at.reshape({-1}), rows.device()), rows);
+          operators::add_rows_at(to.grad_to_add(), on_device(at.reshape({-1}), from.device()), from);
       };
-      add(words_, ids[0]);
-      add(positions_, at::arange(sequence, ids.options()).expand({ids.size(1), sequence}));
-      add(types_, ids.size(0) == 2 ? ids[1] : at::zeros_like(ids[0]));
+      const at::Tensor pads = on_device(ids[0].reshape({-1, 1}), rows.device()).eq(padding_);
+      add(words_, ids[0], padding_ < 0 ? rows : rows.masked_fill(pads, 0));
+      add(positions_, at::arange(sequence, ids.options()).expand({ids.size(1), sequence}), rows);
+      add(types_, ids.size(0) == 2 ? ids[1] : at::zeros_like(ids[0]), rows);
       continue;
     }
     const int64_t* id = ids.const_data_ptr<int64_t>();
@@ -153,7 +155,7 @@ void BertEmbedding::backward_p2(std::span<Saved* const> saved) {
       T* kinds = rows_of(types_);
       const S* from = numbers<S>(gradient);
       for (int64_t r = 0; r < tokens; ++r, from += cols) {
-        if (words != nullptr) add_row(words + id[r] * cols, from, cols);
+        if (words != nullptr && id[r] != padding_) add_row(words + id[r] * cols, from, cols);
         if (positions != nullptr) add_row(positions + r % sequence * cols, from, cols);
         if (kinds != nullptr) add_row(kinds + (type == nullptr ? 0 : type[r]) * cols, from, cols);
       }

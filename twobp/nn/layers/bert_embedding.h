@@ -13,7 +13,8 @@ struct BertEmbeddingShape {
   int64_t vocab = 1;
   int64_t positions = 1;  // length of the longest sequence
   int64_t types = 1;
-  int64_t dim = 1;  // C
+  int64_t dim = 1;       // C
+  int64_t padding = -1;  // the token whose word embedding has no gradient; -1: none
 };
 
 class BertEmbedding : public Layer {
@@ -37,6 +38,7 @@ class BertEmbedding : public Layer {
   Parameter words_;      // (vocab, C)
   Parameter positions_;  // (positions, C)
   Parameter types_;      // (types, C)
+  int64_t padding_;
   LayerNormRows norm_;
   DropoutRate rate_;
 };

@@ -17,8 +17,9 @@ void check_ids(const at::Tensor& ids, int64_t vocab) {
 
 }  // namespace
 
-Embedding::Embedding(std::string name, int64_t vocab, int64_t dim, double init_std, at::ScalarType dtype)
-    : weight_({{std::move(name), vocab}}, {vocab, dim}, dtype, init_std) {}
+Embedding::Embedding(std::string name, int64_t vocab, int64_t dim, double init_std, at::ScalarType dtype,
+                     int64_t padding)
+    : weight_({{std::move(name), vocab}}, {vocab, dim}, dtype, init_std), padding_(padding) {}
 
 Values Embedding::forward(Values, Context& context, Saved& saved) {
   const at::Tensor& ids = context.field("input_ids");
@@ -48,7 +49,10 @@ void Embedding::backward_p2(std::span<Saved* const> saved) {
     const at::Tensor ids = one->p2(0).contiguous();
     const at::Tensor dy = one->p2(1).contiguous();
     if (by_operators(grad)) {
-      operators::add_rows_at(grad, on_device(ids.view({-1}), grad.device()), dy.view({-1, dim}));
+      const at::Tensor at = on_device(ids.view({-1}), grad.device());
+      at::Tensor rows = dy.view({-1, dim});
+      if (padding_ >= 0) rows = rows.masked_fill(at.eq(padding_).unsqueeze(1), 0);
+      operators::add_rows_at(grad, at, rows);
       continue;
     }
     const int64_t* id = ids.const_data_ptr<int64_t>();
@@ -57,6 +61,7 @@ void Embedding::backward_p2(std::span<Saved* const> saved) {
       auto* rows = mutable_numbers<Compute<S>>(grad);
       const S* from = numbers<S>(dy);
       for (int64_t i = 0; i < ids.numel(); ++i, from += dim) {
+        if (id[i] == padding_) continue;
         auto* row = rows + id[i] * dim;
         for (int64_t c = 0; c < dim; ++c) row[c] += load(from[c]);
       }

@@ -1,5 +1,7 @@
 #include "twobp/train/weights/adapter_files.h"
 
+#include <algorithm>
+#include <array>
 #include <filesystem>
 #include <map>
 
@@ -7,9 +9,12 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/files/finite.h"
 #include "twobp/files/json_file.h"
 #include "twobp/files/new_file.h"
+#include "twobp/files/new_folder.h"
 #include "twobp/files/safetensors.h"
+#include "twobp/models/hf_config.h"
 #include "twobp/nn/layers/lora_linear.h"
 
 namespace twobp {
@@ -41,14 +46,24 @@ std::map<std::string, std::vector<int64_t>> adapters_of(const ModelSpec& model) 
   return adapters;
 }
 
+// How PEFT's from_pretrained finds the model's class: by a task, or by a name where no task has that class.
+json auto_mapping(const ModelType& type) {
+  if (!type.peft_task.empty()) return nullptr;
+  return {{"base_model_class", type.hf_class},
+          {"parent_library", concat("transformers.models.", type.hf_type, ".modeling_", type.hf_type)}};
+}
+
 // Writes PEFT's two files.
-void write_adapter(const std::string& directory, const ModelConfig& model, const NamedTensors& tensors) {
+void write_adapter(const std::string& directory, const ModelConfig& model, const NamedTensors& tensors,
+                   at::ScalarType dtype) {
   TWOBP_CHECK(!tensors.empty(), "save.lora is \"adapter\", but the model has no adapters: set model.lora");
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  TWOBP_CHECK(!error, "cannot create the folder ", directory, ": ", error.message());
+  check_adapter_folder(directory);
+  check_trained(tensors);
+  NewFolder made(directory);
+  const ModelType& type = model.type.type();
   const json description = {{"peft_type", "LORA"},
-                            {"task_type", "CAUSAL_LM"},
+                            {"task_type", type.peft_task.empty() ? json() : json(type.peft_task)},
+                            {"auto_mapping", auto_mapping(type)},
                             {"base_model_name_or_path", model.from},
                             {"r", model.lora},
                             {"lora_alpha", model.lora_alpha},
@@ -58,14 +73,85 @@ void write_adapter(const std::string& directory, const ModelConfig& model, const
                             {"fan_in_fan_out", false},
                             {"inference_mode", true}};
   const std::filesystem::path folder(directory);
-  write_safetensors((folder / "adapter_model.safetensors").string(), tensors, {{"format", "pt"}});
-  NewFile file(folder / "adapter_config.json");
-  const std::string text = description.dump(2) + "\n";
-  file.write(text.data(), text.size());
+  NewFile weights(folder / "adapter_model.safetensors");
+  write_safetensors(weights, tensors, {{"format", "pt"}}, dtype);
+  weights.finish();
+  NewFile file(folder / kAdapterConfig);
+  file.write(description.dump(2) + "\n");
+  file.finish();
+  weights.commit();
   file.commit();
+  made.keep();
+}
+
+// Keys of adapter_config.json that may have any value. They do not change what the adapter computes, or they
+// are compared on their own.
+constexpr std::array<const char*, 17> kAnyValue = {"peft_type",         "r",
+                                                   "lora_alpha",        "lora_dropout",
+                                                   "target_modules",    "bias",
+                                                   "init_lora_weights", "task_type",
+                                                   "auto_mapping",      "base_model_name_or_path",
+                                                   "revision",          "peft_version",
+                                                   "inference_mode",    "runtime_config",
+                                                   "eva_config",        "megatron_core",
+                                                   "qalora_group_size"};
+
+// How adapters start without a change of the model. With others, such as "pissa", PEFT subtracts the first
+// adapter from the model's weights when it loads the adapter.
+constexpr std::array<const char*, 3> kStarts = {"gaussian", "eva", "orthogonal"};
+
+bool is_unset(const json& value) {
+  return value.is_string() ? value == json("") : value.empty() || value == json(false);
+}
+
+constexpr const char* kMerge =
+    "but only plain LoRA adapters are supported: merge this one into its model with PEFT (merge_and_unload), "
+    "and start from that";
+
+// Throws Error unless the description is that of a plain LoRA adapter.
+void check_plain(const json& config, const std::string& path) {
+  const auto refuse = [&](const std::string& key, const json& value) {
+    fail(path, ": ", key, " is ", shown(value), ", ", kMerge);
+  };
+  for (const auto& [key, value] : config.items()) {
+    const bool any = std::find(kAnyValue.begin(), kAnyValue.end(), key) != kAnyValue.end();
+    if (!any && !is_unset(value)) refuse(key, value);
+  }
+  const json bias = config.value("bias", json("none"));
+  if (bias != json("none")) refuse("bias", bias);
+  const json start = config.value("init_lora_weights", json(true));
+  const bool known =
+      start.is_null() || start.is_boolean() ||
+      std::any_of(kStarts.begin(), kStarts.end(), [&](const char* one) { return start == json(one); });
+  if (!known) refuse("init_lora_weights", start);
+  const json dropout = config.value("lora_dropout", json(0));
+  TWOBP_CHECK(dropout == json(0), path, ": lora_dropout is ", shown(dropout),
+              ", but adapters are trained without dropout here: set it to 0");
 }
 
 }  // namespace
+
+void check_adapter_folder(const std::string& directory) {
+  std::error_code missing;
+  TWOBP_CHECK(!std::filesystem::exists(std::filesystem::path(directory) / kModelConfig, missing), directory,
+              ": holds a model (", kModelConfig,
+              "), to which transformers would add the adapter: set save.model to another folder");
+}
+
+at::ScalarType parse_saved_dtype(const std::string& name) {
+  if (name == "bfloat16") return at::kBFloat16;
+  if (name == "float16") return at::kHalf;
+  TWOBP_CHECK(name == "float32", "unknown dtype of saved weights \"", name, "\"");
+  return at::kFloat;
+}
+
+void check_trained(const NamedTensors& weights) {
+  for (const auto& [name, tensor] : weights) {
+    TWOBP_CHECK(only_finite(tensor), "the trained weight ", name,
+                " has a value that is not finite, so nothing is saved: lower optimizer.lr, or set "
+                "train.clip_norm");
+  }
+}
 
 NamedTensors merged_weights(const std::vector<Parameter*>& weights, const ModelConfig& model) {
   const auto adapters = adapters_of(weights);
@@ -88,7 +174,8 @@ NamedTensors merged_weights(const std::vector<Parameter*>& weights, const ModelC
 }
 
 void save_adapter(const std::string& directory, const ModelConfig& model,
-                  const std::vector<Parameter*>& weights, const Processes& processes) {
+                  const std::vector<Parameter*>& weights, const std::string& dtype,
+                  const Processes& processes) {
   json names = json::array();
   Values values;
   for (const auto& [name, adapter] : adapters_of(weights)) {
@@ -105,14 +192,15 @@ void save_adapter(const std::string& directory, const ModelConfig& model,
         tensors.emplace(kPrefix + names_there[i].get<std::string>(), all_values[process].at(i));
       }
     }
-    if (processes.is_first()) write_adapter(directory, model, {tensors.begin(), tensors.end()});
+    if (processes.is_first())
+      write_adapter(directory, model, {tensors.begin(), tensors.end()}, parse_saved_dtype(dtype));
   });
 }
 
 void load_adapter(const std::string& directory, const ModelConfig& model, const ModelSpec& spec,
                   const std::vector<Parameter*>& weights) {
   const std::filesystem::path folder(directory);
-  const std::string config_path = (folder / "adapter_config.json").string();
+  const std::string config_path = (folder / kAdapterConfig).string();
   const json config = read_json_object(config_path, /*max_depth=*/8);
   TWOBP_CHECK(config.value("peft_type", json("")) == json("LORA"), config_path,
               ": not the description of a LoRA adapter");
@@ -124,18 +212,13 @@ void load_adapter(const std::string& directory, const ModelConfig& model, const 
   TWOBP_CHECK(alpha.is_number() && alpha.get<double>() == model.lora_alpha, config_path,
               ": the adapter's lora_alpha is ", alpha.dump(), ", but model.lora_alpha is ", model.lora_alpha,
               ": set it to the adapter's");
-  for (const char* key : {"use_rslora", "use_dora", "fan_in_fan_out"}) {
-    TWOBP_CHECK(config.value(key, json(false)) == json(false), config_path, ": ", key,
-                " is set, which is not supported");
-  }
-  for (const char* key : {"alpha_pattern", "rank_pattern"}) {
-    TWOBP_CHECK(config.value(key, json()).empty(), config_path, ": ", key,
-                " is not empty: only adapters of one rank and alpha are supported");
-  }
+  check_plain(config, config_path);
   const SafetensorsFile tensors((folder / "adapter_model.safetensors").string());
   const auto here = adapters_of(weights);
   auto adapters = adapters_of(spec);
   for (const std::string& name : tensors.names()) {
+    // PEFT also saves whole weights, of output layers with an adapter for example.
+    TWOBP_CHECK(is_adapter(name), folder.string(), ": has the tensor ", name.substr(0, 200), ", ", kMerge);
     const bool prefixed = name.starts_with(kPrefix);
     const auto adapter = adapters.find(prefixed ? name.substr(std::string(kPrefix).size()) : name);
     TWOBP_CHECK(adapter != adapters.end(), folder.string(), ": the adapter has ", name,
@@ -146,6 +229,8 @@ void load_adapter(const std::string& directory, const ModelConfig& model, const 
                 tensor.sizes(), ", expected ", at::IntArrayRef(adapter->second));
     TWOBP_CHECK(tensor.is_floating_point(), folder.string(), ": ", name, " is of type ",
                 c10::toString(tensor.scalar_type()), ", not of floating point numbers");
+    TWOBP_CHECK(only_finite(tensor), folder.string(), ": ", name,
+                " has a value that is not finite (NaN or infinity): the adapter is damaged");
     if (const auto local = here.find(adapter->first); local != here.end()) {
       local->second->master.copy_(tensor);
       local->second->refresh_value();

@@ -6,6 +6,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/files/finite.h"
 #include "twobp/nn/layers/lora_linear.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
@@ -22,7 +23,41 @@ bool may_be_missing(const Parameter& parameter) {
   return parameter.is_buffer() && parameter.name().ends_with(".num_batches_tracked");
 }
 
-// Collects missing, misshaped and unknown tensors for one message.
+// Whether a tensor has one of the values, up to the rounding of its type.
+bool has_one_of(const at::Tensor& tensor, const std::vector<at::Tensor>& values) {
+  double rounding = 1e-5;  // two ways to compute in float32
+  double least = 0;
+  if (tensor.scalar_type() == at::kBFloat16) rounding = 0x1p-7;
+  if (tensor.scalar_type() == at::kHalf) {
+    rounding = 0x1p-10;
+    least = 0x1p-24;
+  }
+  return std::any_of(values.begin(), values.end(), [&](const at::Tensor& value) {
+    return value.numel() == tensor.numel() &&
+           at::allclose(tensor.to(at::kDouble).reshape({-1}), value.to(at::kDouble).reshape({-1}), rounding,
+                        least);
+  });
+}
+
+// The reason why a tensor that is no parameter cannot be skipped; "" if it can.
+std::string objection_to(const std::string& name, const ModelWeights& weights) {
+  const TensorNames& naming = weights.naming();
+  if (naming.unused.contains(name)) return "";
+  if (const auto copy = naming.copies.find(name); copy != naming.copies.end()) {
+    const std::string& original = copy->second;
+    if (!weights.contains(original) || same_values(weights.tensor(name), weights.tensor(original))) return "";
+    return concat(name, " differs from ", original,
+                  ", but config.json ties them: remove the wrong one, or set tie_word_embeddings to false");
+  }
+  const auto values = naming.derived ? naming.derived(name) : std::vector<at::Tensor>();
+  if (values.empty()) return name.substr(0, 100) + " is not known";
+  if (has_one_of(weights.tensor(name), values)) return "";
+  return concat(
+      name.substr(0, 100),
+      " has other values than those that follow from config.json: correct config.json, or remove it");
+}
+
+// Collects missing, misshaped, unknown and contradictory tensors for one message.
 class Mismatch {
  public:
   explicit Mismatch(const ModelWeights& weights) : weights_(weights) {}
@@ -50,9 +85,8 @@ class Mismatch {
 
   void throw_if_any() {
     for (const std::string& name : weights_.names()) {
-      const bool ignored =
-          name.ends_with(".rotary_emb.inv_freq") || name == "lm_head.weight" || weights_.may_ignore(name);
-      if (!ignored && !known_.contains(name)) add(name.substr(0, 100) + " is not known");
+      if (known_.contains(name)) continue;
+      if (std::string objection = objection_to(name, weights_); !objection.empty()) add(std::move(objection));
     }
     if (count_ == 0) return;
     if (count_ > kMostNamed) found_.push_back(concat("and ", count_ - kMostNamed, " more"));
@@ -72,6 +106,17 @@ class Mismatch {
   size_t count_ = 0;
 };
 
+// `values` are those of the stored tensor, in the type of the computation or of the optimizer.
+void check_finite(const at::Tensor& values, const at::Tensor& stored, const std::string& name,
+                  const ModelWeights& weights) {
+  if (only_finite(values)) return;
+  TWOBP_CHECK(only_finite(stored), weights.directory(), ": ", name,
+              " has a value that is not finite (NaN or infinity): the model is damaged");
+  fail(weights.directory(), ": ", name, " has a value of ", stored.abs().max().item<double>(),
+       ", beyond the range of ", c10::toString(values.scalar_type()),
+       ": compute in a wider type, such as bf16 or fp32");
+}
+
 void copy_weight(Parameter& parameter, const ModelWeights& weights) {
   if (is_adapter(parameter.name())) return;
   for (const auto& [name, rows] : parameter.parts_of(parameter.master)) {
@@ -82,8 +127,13 @@ void copy_weight(Parameter& parameter, const ModelWeights& weights) {
                 c10::toString(from.scalar_type()),
                 counts ? ", not whole numbers" : ", a weight is F64, F32, F16 or BF16");
     rows.copy_(from);
+    check_finite(rows, from, name, weights);
   }
   parameter.refresh_value();
+  if (parameter.value.is_same(parameter.master)) return;
+  for (const auto& [name, rows] : parameter.parts_of(parameter.value)) {
+    if (weights.contains(name)) check_finite(rows, weights.tensor(name), name, weights);
+  }
 }
 
 }  // namespace

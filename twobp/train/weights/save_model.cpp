@@ -1,15 +1,20 @@
 #include "twobp/train/weights/save_model.h"
 
 #include <array>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <set>
+#include <unistd.h>
 
 #include "twobp/core/check.h"
 #include "twobp/core/pattern.h"
 #include "twobp/files/mapped_file.h"
 #include "twobp/files/new_file.h"
+#include "twobp/files/new_folder.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/models/hf_config.h"
 #include "twobp/models/model_type.h"
@@ -25,23 +30,21 @@ constexpr const char* kWhole = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
 // Files that belong to a model's weights, regardless of who trained it last.
-constexpr std::array<const char*, 10> kCompanions = {"tokenizer.json",
+constexpr std::array<const char*, 15> kCompanions = {"tokenizer.json",
                                                      "tokenizer_config.json",
                                                      "special_tokens_map.json",
-                                                     "generation_config.json",
-                                                     "chat_template.jinja",
                                                      "added_tokens.json",
                                                      "tokenizer.model",
+                                                     "spiece.model",
+                                                     "sentencepiece.bpe.model",
                                                      "vocab.json",
                                                      "merges.txt",
-                                                     "vocab.txt"};
-
-at::ScalarType parse_dtype(const std::string& name) {
-  if (name == "bfloat16") return at::kBFloat16;
-  if (name == "float16") return at::kHalf;
-  TWOBP_CHECK(name == "float32", "unknown dtype of saved weights \"", name, "\"");
-  return at::kFloat;
-}
+                                                     "vocab.txt",
+                                                     "chat_template.jinja",
+                                                     "chat_template.json",
+                                                     "generation_config.json",
+                                                     "preprocessor_config.json",
+                                                     "processor_config.json"};
 
 // Fills files in order, each as far as possible. A larger tensor gets its own file.
 std::vector<NamedTensors> into_shards(const NamedTensors& tensors, at::ScalarType dtype, int64_t max_bytes) {
@@ -175,18 +178,37 @@ void check_type(const ModelConfig& config) {
               " cannot be saved, models that can are: ", hf_models());
 }
 
-void make_folder(const std::string& directory) {
-  std::error_code error;
-  fs::create_directories(directory, error);
-  TWOBP_CHECK(!error, "cannot create the folder ", directory, ": ", error.message());
+// Leaves nothing behind: neither the file nor the folder.
+void check_writable(const fs::path& folder, const char* file) {
+  std::error_code missing;
+  if (fs::exists(folder, missing)) {
+    const NewFile probe(folder / file);  // the destructor removes it
+    return;
+  }
+  fs::path above = fs::absolute(folder).lexically_normal();
+  while (!fs::exists(above, missing) && above.has_relative_path()) above = above.parent_path();
+  TWOBP_CHECK(fs::is_directory(above, missing), "cannot create the folder ", folder.string(), ": ",
+              above.string(), " is a file");
+  TWOBP_CHECK(::access(above.c_str(), W_OK | X_OK) == 0, "cannot create the folder ", folder.string(), ": ",
+              std::strerror(errno));
+}
+
+void check_no_adapter(const std::string& directory) {
+  std::error_code missing;
+  TWOBP_CHECK(!fs::exists(fs::path(directory) / kAdapterConfig, missing), directory, ": holds an adapter (",
+              kAdapterConfig,
+              "), which transformers would add to the model: set save.model to another folder, or remove the "
+              "adapter's files");
 }
 
 }  // namespace
 
-void check_save_model(const std::string& directory, const ModelConfig& config) {
-  check_type(config);
-  make_folder(directory);
-  const NewFile probe(fs::path(directory) / kWhole);  // the destructor removes it again
+void check_save(const SaveConfig& save, const ModelConfig& model) {
+  check_type(model);
+  hf_config_json(model, /*sequence=*/1, save.dtype);
+  const bool adapter = save.lora == "adapter";
+  adapter ? check_adapter_folder(save.model) : check_no_adapter(save.model);
+  check_writable(save.model, adapter ? kAdapterConfig : kWhole);
 }
 
 void save_model(const std::string& directory, const ModelConfig& config, int64_t sequence,
@@ -203,12 +225,15 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
   const bool first = processes.is_first();
   at::ScalarType dtype = at::kFloat;
   std::string description;
+  std::optional<NewFolder> made;
   processes.together([&] {
-    dtype = parse_dtype(options.dtype);
+    dtype = parse_saved_dtype(options.dtype);
     check_type(config);
+    check_trained(weights);
     if (!first) return;
+    check_no_adapter(directory);
     description = hf_config_json(config, sequence, options.dtype).dump(2) + "\n";
-    make_folder(directory);
+    made.emplace(directory);
   });
   std::vector<std::string> names;
   for (const auto& [name, tensor] : weights) names.push_back(name);
@@ -230,7 +255,7 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
     }
     if (!first) return;
     write_index(others, layout, dtype);
-    others.add("config.json").write(description);
+    others.add(kModelConfig).write(description);
     if (!config.from.empty()) copy_companions(others, config.from, folder);
     others.finish();
   });
@@ -245,6 +270,7 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
     others.commit();
     kept.insert(others.names().begin(), others.names().end());
     remove_stale_weights(folder, kept);
+    made->keep();
   });
 }
 

@@ -19,11 +19,13 @@ struct SaveModelOptions {
 };
 
 // Packed weights are written as their parts, and adapters are merged into what they adapt (see
-// adapter_files.h). For a model with config.from, its tokenizer's files and generation_config.json are
-// copied. All files are on disk before the first takes its name, so an existing directory stays whole if this
-// fails. Files of an older model that are not replaced are removed then. Throws Error (cannot create, disk
-// full) that names the file. In a run of many processes all call it, each with the weights that it holds.
-// They write their own files into a shared folder, and the first adds the index and the rest.
+// adapter_files.h). For a model with config.from, the files of its tokenizer, its picture processor and its
+// generation settings are copied. All files are on disk before the first takes its name, so an existing
+// directory stays whole if this fails. Files of an older model that are not replaced are removed then. Throws
+// Error (cannot create, disk full) that names the file, also if the directory holds an adapter, or a weight
+// is not finite or beyond the range of options.dtype. In a run of many processes all call it, each with the
+// weights that it holds. They write their own files into a shared folder, and the first adds the index and
+// the rest.
 void save_model(const std::string& directory, const ModelConfig& config, int64_t sequence,
                 const std::vector<Parameter*>& weights, const SaveModelOptions& options = {},
                 const Processes& processes = {});
@@ -32,8 +34,8 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
                 const NamedTensors& weights, const SaveModelOptions& options = {},
                 const Processes& processes = {});
 
-// Fails like save_model for a model that cannot be saved, or a folder that cannot be made or written to. Call
-// this before days of training rather than after.
-void check_save_model(const std::string& directory, const ModelConfig& config);
+// Fails like save_model or save_adapter for a model that cannot be saved, or a folder that cannot be made or
+// written to, and leaves no folder behind. Call this before days of training rather than after.
+void check_save(const SaveConfig& save, const ModelConfig& model);
 
 }  // namespace twobp
