@@ -1,5 +1,5 @@
 // Tests BERT's kernels for every instruction set that this CPU supports, in float and double. Masks must be
-// equal to the bit. The other results are compared with plain loops in long double.
+// equal bit for bit. The other results are compared with plain loops in long double.
 #include "twobp/nn/kernels/encoder/encoder_kernels.h"
 
 #include <numbers>

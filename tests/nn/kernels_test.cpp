@@ -299,7 +299,7 @@ TEST_P(KernelsTest, AddRows) {
       k.add_row(added.data(), shape.cols, row.data(), shape.rows, shape.cols);
       EXPECT_TRUE(added.guard_intact());
       for (int64_t i = 0; i < x.size(); ++i) {
-        ASSERT_EQ(added[i], x.data()[i] + row.data()[i % shape.cols]);  // equal to the bit
+        ASSERT_EQ(added[i], x.data()[i] + row.data()[i % shape.cols]);  // equal bit for bit
       }
     }
   });

@@ -79,7 +79,7 @@ void expect_same_bits(const Result& actual, const Result& expected, const std::s
 }
 
 // The expected result is the sum over micro-batches that ran alone. If W (and I, for a norm's gain) runs in
-// micro-batch order, it is exact to the bit. In other orders, it differs by rounding.
+// micro-batch order, it is exact bit for bit. In other orders, it differs by rounding.
 TEST_P(EveryLayer, OrderOfMicroBatchesDoesNotMatter) {
   Orders orders(GetParam());
   const Result expected = orders.run("F0 I0 W0 F1 I1 W1 F2 I2 W2");

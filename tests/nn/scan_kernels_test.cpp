@@ -197,7 +197,7 @@ TEST_P(ScanKernelsTest, ScanForwardAndBackward) {
 }
 
 // Two halves of a sequence, where the second starts with the last states of the first. The result equals the
-// whole, to the bit if a chunk ends there.
+// whole, bit for bit if a chunk ends there.
 TEST_P(ScanKernelsTest, GoesOnFromStates) {
   for_each_type([]<typename T>(const ScanKernels<T>& k) {
     const ScanSize size = {kScanChunk + 9, 21, 3};
