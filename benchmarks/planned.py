@@ -1,4 +1,4 @@
-"""Arguments to run a model as `twobp plan --search` advises. They are for comparisons with the best way that the program itself would choose."""
+"""Arguments to run a model as `twobp plan --search` advises. They are for comparisons with the best choice of the program itself."""
 import json
 
 

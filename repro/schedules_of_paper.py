@@ -1,4 +1,4 @@
-"""The cases of the paper: its four schedules, each without 2BP, with 2BP as in the paper, and with p2 in every wait. Beside them stands the
+"""The cases of the paper: its four schedules, each without 2BP, with 2BP as in the paper, and with p2 in every wait. They are compared with the
 best zero-bubble schedule with the same number of micro-batches."""
 
 from experiment import MODELS, on_gpus

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Injects faults into training runs under mpirun, at random moments, and checks what must always hold. No process hangs or is left over. The first failure is
-reported once. The run resumes from the newest complete checkpoint. It ends with the weights and losses of an undisturbed run, to the bit. It prints a table with
+"""Injects faults into training runs under mpirun, at random moments, and checks the required properties. No process hangs or is left over. The first failure is
+reported once. The run resumes from the newest complete checkpoint. It ends with the weights and losses of an undisturbed run, bit for bit. It prints a table with
 one row per kind of fault.
 
     benchmarks/fault_tests/study.py build/release/twobp --count 50 --json benchmarks/results/faults.json

@@ -1,4 +1,4 @@
-"""Compares twobp with PyTorch's pipelining. One command runs both in turns and prints a Markdown table.
+"""Compares twobp with PyTorch's pipelining. One command runs both alternately and prints a Markdown table.
 
     python benchmarks/rivals/compare.py --model bert --json bert.json    two stages on two pinned cores
     python benchmarks/rivals/compare.py --model bert --single            one stage and one thread, against PyTorch eager

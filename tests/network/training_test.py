@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Training on two hosts with a slow link between them. Whatever delays and losses the link causes, weights and losses
-equal those of one process, to the bit. If the link is cut, the ranks of both hosts end after the time-out."""
+equal those of one process bit for bit. If the link is cut, the ranks of both hosts end after the time-out."""
 import pathlib
 import random
 import sys

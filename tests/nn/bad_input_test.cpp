@@ -1,5 +1,5 @@
-// What a layer cannot work with is an Error that says what is wrong: token ids and labels outside the
-// vocabulary, wrong sizes, wrong dtypes, missing fields, impossible models.
+// A layer must refuse unusable input with an Error that describes the problem: token ids and labels outside
+// the vocabulary, wrong sizes, wrong dtypes, missing fields, impossible models.
 #include "tests/nn/layer_test_util.h"
 #include "twobp/models/llama.h"
 #include "twobp/models/mlp.h"
@@ -72,7 +72,7 @@ TEST(BadInput, LabelsThatDoNotFit) {
   expect_forward_error(layer, logits, {{"labels", at::zeros({2, 2}, at::kLong)}},
                        {"labels [2, 2]", "[2, 3, 5]"});
   expect_forward_error(layer, logits, {{"labels", at::zeros({2, 3}, at::kInt)}}, {"labels", "Int", "int64"});
-  // As many, but of other positions.
+  // Equally many labels, but at other positions.
   expect_forward_error(layer, logits, {{"labels", at::zeros({3, 2}, at::kLong)}},
                        {"labels [3, 2]", "[2, 3, 5]"});
 }
@@ -124,7 +124,7 @@ TEST(BadInput, DtypesWithoutKernels) {
                        {"CrossEntropy", "Long"});
 }
 
-// A gradient of other sizes than the output must not be read past its end.
+// A gradient whose sizes differ from the output's must not be read past its end.
 TEST(BadInput, GradientThatDoesNotFit) {
   const auto expect_p1_error = [](Layer& layer, const at::Tensor& x, const Fields& fields,
                                   const at::Tensor& dy, const std::vector<std::string>& parts) {

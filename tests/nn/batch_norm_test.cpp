@@ -1,6 +1,7 @@
-// Layers with batch statistics: batch norm alone and fused, and a ResNet's blocks. Training against autograd
-// of ATen's batch_norm and finite differences, running statistics against ATen's after several micro-batches,
-// evaluation, several micro-batches at once, what is kept.
+// Tests layers with batch statistics: batch norm, alone and fused, and a ResNet's blocks. Training is
+// compared with autograd of ATen's batch_norm and with finite differences. Running statistics are compared
+// with ATen's after several micro-batches. Other tests cover evaluation, several micro-batches at once, and
+// the saved tensors.
 #include "twobp/nn/layers/batch_norm.h"
 
 #include <functional>
@@ -15,13 +16,14 @@ namespace {
 
 using namespace test;
 
-using Weights = std::map<std::string, at::Tensor>;  // by name, running statistics too
+using Weights = std::map<std::string, at::Tensor>;  // by name, including running statistics
 
 struct BatchCase {
   std::string name;
   std::function<std::unique_ptr<Layer>(at::ScalarType)> make;
   std::vector<int64_t> sizes;  // of x
-  // y (B, H', W', C) from x and the layer's parameters; updates running statistics in place if `training`.
+  // Computes y (B, H', W', C) from x and the layer's parameters. Updates running statistics in place if
+  // `training`.
   std::function<at::Tensor(const at::Tensor& x, const Weights& w, bool training)> reference;
 };
 
@@ -110,13 +112,14 @@ struct Outcome {
   std::map<std::string, at::Tensor> grads, buffers;
 };
 
-// How far float32 may be from float64: the longest chain of sums, relative to the largest number of the
-// result. A norm divides by the deviation and takes differences from the mean, which costs a few bits more.
+// The allowed error, relative to the largest number of the result. It follows from the longest chain of sums.
+// A norm divides by the deviation and subtracts the mean, so it loses a few more bits.
 double bound(at::ScalarType dtype) {
   return dtype == at::kDouble ? 1e-11 : 5e-5;
 }
 
-// Relative to the largest number, or to those of about 0.1 that a small one is the difference of.
+// Relative to the largest number, or to 0.1 if that is larger: small numbers may be differences of numbers of
+// about 0.1.
 void expect_near(const at::Tensor& actual, const at::Tensor& expected, double relative,
                  const std::string& what) {
   expect_within(actual, expected, relative * std::max(0.1, largest(expected)), what);
@@ -124,7 +127,7 @@ void expect_near(const at::Tensor& actual, const at::Tensor& expected, double re
 
 class BatchLayer : public testing::TestWithParam<BatchCase> {
  protected:
-  // One layer with its parameters, running statistics that are not the initial ones.
+  // One layer with its parameters, and with running statistics that differ from the initial ones.
   struct Made {
     std::unique_ptr<Layer> layer;
     std::vector<Parameter*> parameters;
@@ -234,7 +237,7 @@ TEST_P(BatchLayer, AgreesWithFiniteDifferences) {
     const double* expected = gradient.const_data_ptr<double>();
     const int64_t step = std::max<int64_t>(1, tensor.numel() / 12);
     for (int64_t i = 0; i < tensor.numel(); i += step) {
-      constexpr double h = 1e-6;  // small: a ReLU's corner must not lie within
+      constexpr double h = 1e-6;  // small, so that no corner of a ReLU lies within it
       const double start = values[i];
       values[i] = start + h;
       const double above = loss();
@@ -251,7 +254,7 @@ TEST_P(BatchLayer, AgreesWithFiniteDifferences) {
   }
 }
 
-// PyTorch's after the same micro-batches in the same order: mean, unbiased variance, count.
+// PyTorch's values after the same micro-batches in the same order: mean, unbiased variance, count.
 TEST_P(BatchLayer, RunningStatisticsAreThoseOfTheMicroBatchesInOrder) {
   Made made = make(at::kFloat);
   const Weights w = weights_of(made, false);
@@ -273,7 +276,7 @@ TEST_P(BatchLayer, EvaluationUsesRunningStatisticsAndChangesNothing) {
   expect_evaluation();
 }
 
-// One saved slot per micro-batch, whatever the order; evaluation between changes no gradient.
+// Each micro-batch has its own saved slot, so any order works. An evaluation in between changes no gradient.
 TEST_P(BatchLayer, OrderOfMicroBatchesDoesNotMatter) {
   const auto results = [&](const std::string& order) {
     Made made = make(at::kFloat);
@@ -336,7 +339,7 @@ TEST_P(BatchLayer, KeepsNothingAfterW) {
   EXPECT_EQ(bytes.now(), 0);
 }
 
-// As in a run, where each micro-batch of the next step finds the slot of the one before it.
+// As in a run: each micro-batch of the next step reuses the slot of the previous step.
 TEST_P(BatchLayer, SavedServesAgain) {
   Made made = make(at::kFloat);
   MicroBatch micro_batch(*made.layer);
@@ -358,8 +361,8 @@ TEST_P(BatchLayer, BackwardWithoutForwardIsAnError) {
   expect_error([&] { micro_batch.p1(random(y.sizes(), 4, at::kFloat)); }, {"backward-p1", "forward"});
 }
 
-// float32 sums, and numbers stored in 8 or 11 bits: an output is off by a few roundings, and a gradient by
-// those of what it is the difference of.
+// Sums are in float32, and stored numbers have 8 or 11 bits. An output is off by a few roundings. A gradient
+// is off by the roundings of the numbers whose difference it is.
 TEST_P(BatchLayer, AgreesInReducedPrecision) {
   if (GetParam().name == "NormTwoRows") GTEST_SKIP() << "of two rows a norm gives 1 and -1, with no gradient";
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {

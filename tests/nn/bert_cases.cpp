@@ -1,5 +1,5 @@
-// BERT's layers without dropout, in small odd sizes and in sizes of several blocks: through all tests that
-// hold for every layer.
+// BERT's layers without dropout, in small odd sizes and in sizes of several blocks. They run through all
+// tests that cover every layer.
 #include "tests/nn/bert_reference.h"
 #include "tests/nn/layer_cases.h"
 #include "tests/nn/reference.h"
@@ -17,7 +17,7 @@ namespace {
 using Weights = std::vector<at::Tensor>;
 
 constexpr double kStd = 0.5;
-constexpr double kEps = 0.25;  // leaving it out would show; smooth enough for finite differences
+constexpr double kEps = 0.25;  // large enough to matter; smooth enough for finite differences
 
 auto sizes(std::vector<int64_t> per_sample) {
   return [per_sample](int64_t samples) {
@@ -27,7 +27,7 @@ auto sizes(std::vector<int64_t> per_sample) {
   };
 }
 
-// Padding at the end of each sample, of other lengths in each; the first position is real.
+// Each sample has padding of another length at its end. The first position is real.
 at::Tensor padding_mask(int64_t samples, int64_t positions, uint64_t seed) {
   at::Tensor mask = at::ones({samples, positions}, at::kLong);
   for (int64_t b = 0; b < samples; ++b) {
@@ -62,8 +62,8 @@ LayerCase layer_norm_case(const std::string& name, int64_t positions, int64_t di
   c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) {
     return reference::layer_norm(x, w[0], w[1], kEps);
   };
-  // The mean and the variance (dim each), and for the gain rows up to a block of 64, blocks, and about 16
-  // operations around.
+  // The mean and the variance sum dim numbers each. The gain's gradient sums rows up to a block of 64, and
+  // then blocks. About 16 more operations are involved.
   c.roundings = static_cast<double>(std::max<int64_t>(2 * dim, 64)) + 20;
   return c;
 }
@@ -125,8 +125,8 @@ LayerCase attention_case(const std::string& name, const BidirectionalAttentionSh
   c.reference = [=](const at::Tensor& x, const Weights&, const Fields& fields) {
     return reference::bidirectional_attention(x, shape, padded ? fields.at("attention_mask") : at::Tensor());
   };
-  // Scores (D), softmax and its sum (S), values (S), again in the backward; exp within 4 ulp of scores up to
-  // 8, and about 20 operations.
+  // Scores (D), softmax and its sum (S), and values (S), and all of them again in the backward pass. exp is
+  // within 4 ulp of scores up to 8. About 20 more operations are involved.
   c.roundings = static_cast<double>(2 * shape.head_dim + 4 * positions) + 60;
   return c;
 }
@@ -157,7 +157,7 @@ LayerCase embedding_case(const std::string& name, const BertEmbeddingShape& shap
 Fields labelled(int64_t samples, int64_t positions, int64_t vocab, uint64_t seed) {
   at::Tensor labels = random_ids({samples, positions}, vocab, seed);
   labels.masked_fill_(random_ids({samples, positions}, 3, seed + 3).ne(0), kIgnoreLabel);
-  labels.view({-1})[0].fill_(1);  // one counts at least
+  labels.view({-1})[0].fill_(1);  // at least one counts
   return {{"labels", labels}};
 }
 
@@ -249,7 +249,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         biased_linear_case("LinearBias", 3, 5, {{"w.weight", 7}}),
         biased_linear_case("LinearBiasPacked", 3, 5, {{"q", 4}, {"k", 1}, {"v", 2}}),
-        biased_linear_case("LinearBiasLarge", 65, 67, {{"w", 71}}),  // rows of 64, 64 and 2
+        biased_linear_case("LinearBiasLarge", 65, 67, {{"w", 71}}),  // blocks of 64, 64 and 2 rows
         layer_norm_case("LayerNorm", 3, 5), layer_norm_case("LayerNormWholeBlocks", 64, 17),
         layer_norm_case("LayerNormLarge", 65, 33), layer_norm_case("LayerNormWide", 3, 1100),
         gelu_case("GeluErf", GeluForm::kErf, 3, 5), gelu_case("GeluTanh", GeluForm::kTanh, 3, 5),
@@ -262,7 +262,7 @@ INSTANTIATE_TEST_SUITE_P(
         attention_case("BidirectionalAttentionPadded", {2, 3}, 5, true),
         attention_case("BidirectionalAttentionOnePosition", {2, 3}, 1, false),
         attention_case("BidirectionalAttentionLarge", {3, 18}, 133, true),  // blocks of 128 and 5 queries
-        embedding_case("BertEmbedding", {4, 7, 2, 5}, 7, true),             // 14 tokens of 4: repeated
+        embedding_case("BertEmbedding", {4, 7, 2, 5}, 7, true),  // 14 tokens from 4 values: repeated
         embedding_case("BertEmbeddingUntyped", {131, 70, 3, 33}, 65, false),
         counted_case("CountedPositions", 3, 5, 7), counted_case("CountedPositionsLarge", 65, 17, 33),
         attention_half_case("BertAttentionHalf", 5, 6, 2),

@@ -1,4 +1,4 @@
-// BERT's layers written down once more in plain ATen ops, for autograd to differentiate. Used in float64.
+// BERT's layers in plain ATen operators, as a reference that autograd differentiates. Used in float64.
 #pragma once
 
 #include <cmath>
@@ -26,8 +26,8 @@ inline at::Tensor gelu(const at::Tensor& x, GeluForm form) {
   return 0.5 * x * (1 + at::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x.pow(3))));
 }
 
-// Packed (q | k | v), (B, S, 3 H D) -> (B, S, H D). `mask` (B, S), 0: padding; `kept` (B, H, S, S) is what
-// the probabilities are multiplied by; either may be undefined.
+// Packed (q | k | v), (B, S, 3 H D) -> (B, S, H D). `mask` (B, S) is 0 for padding. The probabilities are
+// multiplied by `kept` (B, H, S, S). Either may be undefined.
 inline at::Tensor bidirectional_attention(const at::Tensor& packed, const BidirectionalAttentionShape& shape,
                                           const at::Tensor& mask = {}, const at::Tensor& kept = {}) {
   const int64_t batch = packed.size(0);

@@ -1,5 +1,5 @@
-// What is true of BERT's layers alone: padding, positions, labels that count, bytes kept, parameters and
-// their names, bad input.
+// Properties of BERT's layers only: padding, positions, counted labels, saved bytes, parameters and their
+// names, bad input.
 #include "twobp/models/bert.h"
 
 #include <cmath>
@@ -27,8 +27,8 @@ at::Tensor mask_of(const std::vector<int64_t>& lengths, int64_t positions) {
   return mask;
 }
 
-// Real positions are as if the padding were not there: outputs, and gradients, of which padding gets none
-// through the keys.
+// Real positions do not depend on the padding: neither their outputs nor their gradients. Padding gets no
+// gradient through the keys.
 TEST(BidirectionalAttention, PaddingIsNotSeen) {
   BidirectionalAttention layer(kShape, 0, "a", at::kDouble);
   const at::Tensor x = random({1, 9, 3 * kShape.width()}, 1);
@@ -63,7 +63,7 @@ TEST(BidirectionalAttention, MaskOfOnesIsNoMask) {
   EXPECT_TRUE(same_bits(masked.evaluate(x), MicroBatch(layer).evaluate(x)));
 }
 
-// Nothing to attend to: any finite result will do, and the sample beside it has its own.
+// If no position can be attended to, any finite result is allowed. The other sample must be unaffected.
 TEST(BidirectionalAttention, SampleOfNothingButPadding) {
   BidirectionalAttention layer(kShape, 0, "a", at::kFloat);
   const at::Tensor x = random({2, 9, 3 * kShape.width()}, 1, at::kFloat);
@@ -90,8 +90,8 @@ TEST(BidirectionalAttention, MaskOfAnotherShape) {
   with(at::ones({18}, at::kLong));
 }
 
-// Whole numbers, so that sums are exact; gains of 1 and an eps that makes the norm's factor the same would
-// not be: so gradients are read off the sum's.
+// The norm rounds, so the gradients are not whole numbers. The expected ones are sums over rows of the sum's
+// gradient, which the layer saves.
 TEST(BertEmbedding, GradientsOfRepeatedTokensPositionsAndTypesAddUp) {
   BertEmbedding layer("e", {5, 4, 2, 3}, 1e-12, 0, 1, at::kDouble);
   const auto parameters = make_parameters(layer);
@@ -152,7 +152,7 @@ TEST(BertEmbedding, BadInput) {
        {"token_type_ids [2, 2]", "[2, 3]"});
 }
 
-// Nothing counted: no loss, no gradient, no error; in evaluation too.
+// If no label counts, there is no loss, no gradient and no error. This also holds in evaluation.
 TEST(CountedPositions, NothingCounted) {
   test::Typed<BertOptions> o;
   o.vocab = 7;
@@ -201,7 +201,7 @@ constexpr int64_t kBatch = 2;
 constexpr int64_t kPositions = 5;
 constexpr int64_t kRows = kBatch * kPositions;
 
-// Numbers (of 4 bytes) kept after F and after I; what the caller hands over counts.
+// Numbers (of 4 bytes) that are kept after F and after I, including those that the caller passes in.
 void expect_numbers(Layer& layer, std::vector<int64_t> input, std::vector<int64_t> output,
                     const Fields& fields, int64_t after_forward, int64_t after_p1) {
   make_parameters(layer);
@@ -217,13 +217,13 @@ void expect_numbers(Layer& layer, std::vector<int64_t> input, std::vector<int64_
 
 const std::vector<int64_t> kInput = {kBatch, kPositions, 12};
 
-// With dropout and without: masks are not kept.
+// With dropout and without it, because masks are not saved.
 class BertMemory : public testing::TestWithParam<double> {};
 INSTANTIATE_TEST_SUITE_P(Dropout, BertMemory, testing::Values(0.0, 0.25));
 
-// After F: x, q k v, attention's output (for I and for W: once) and its log-sums, the sum before the norm,
-// the norm's mean and deviation. After I, what W needs: x, dL/d(q k v), attention's output, dL/dy of the last
-// projection.
+// After F: x, q k v, the attention's output (one tensor for I and W) and its log-sums, the sum before the
+// norm, and the norm's mean and deviation. After I, for W: x, dL/d(q k v), the attention's output, and dL/dy
+// of the last projection.
 TEST_P(BertMemory, AttentionHalf) {
   test::Typed<BertOptions> o = options();
   o.dropout = o.attention_dropout = GetParam();
@@ -232,7 +232,7 @@ TEST_P(BertMemory, AttentionHalf) {
                  kRows * (o.dim + 3 * o.dim + o.dim + o.dim));
 }
 
-// After F: x, GELU's input, the sum before the norm and its statistics; GELU's output is made in I. After I:
+// After F: x, GELU's input, the sum before the norm and its statistics. I recomputes GELU's output. After I:
 // x, GELU's output and its input's gradient, dL/dy.
 TEST_P(BertMemory, MlpHalf) {
   test::Typed<BertOptions> o = options();
@@ -242,7 +242,7 @@ TEST_P(BertMemory, MlpHalf) {
                  kRows * (o.dim + 2 * o.hidden + o.dim));
 }
 
-// After F: the sum and its statistics, the ids (of 8 bytes). After I: the sum's gradient and the ids.
+// After F: the sum and its statistics, and the ids (of 8 bytes). After I: the sum's gradient and the ids.
 TEST_P(BertMemory, Embedding) {
   test::Typed<BertOptions> o = options();
   o.dropout = GetParam();
@@ -251,9 +251,9 @@ TEST_P(BertMemory, Embedding) {
   expect_numbers(*layer, {}, kInput, fields, kRows * (o.dim + 2), kRows * o.dim);
 }
 
-// Only for the n positions that count, with their numbers (8 bytes): x, GELU's input, the norm's and its
-// statistics, its output, the logits. After I: x, GELU's input's gradient, the norm's output, the logits'
-// gradient.
+// Only for the n counted positions, with their indices (8 bytes): x, GELU's input, the norm's input and its
+// statistics, its output, the logits. After I: x, the gradient of GELU's input, the norm's output, the
+// logits' gradient.
 TEST(BertMemory, Head) {
   const test::Typed<BertOptions> o = options();
   const auto layer = bert(o, o.settings()).layers.back().make();
@@ -279,7 +279,7 @@ std::vector<std::string> names_of(const test::Typed<BertOptions>& o) {
   return names;
 }
 
-// 5 of the embeddings, 16 a block, 7 of the head, of which the decoder's weight is the word embeddings'.
+// 5 of the embeddings, 16 per block, 6 of the head. The decoder's weight in the head is the word embeddings.
 TEST(Bert, ParametersAndKinds) {
   const test::Typed<BertOptions> o = options();
   const auto names = names_of(o);
@@ -307,8 +307,8 @@ TEST(Bert, ImpossibleModels) {
   with([](test::Typed<BertOptions>& o) { o.attention_dropout = -1; }, "[0, 1)");
 }
 
-// Between training's calls, with dropout on: nothing of what they compute changes, and what evaluation
-// computes has no mask in it.
+// Evaluates between calls of training, with dropout on. Training's results must not change, and evaluation
+// must not use a mask.
 TEST(Bert, EvaluationLeavesTrainingUntouched) {
   test::Typed<BertOptions> o = options();
   o.dropout = o.attention_dropout = 0.25;
@@ -339,7 +339,7 @@ TEST(Bert, EvaluationLeavesTrainingUntouched) {
   }
 }
 
-// What W reads concatenates: GELU's output too, though it is made in I.
+// The tensors that W reads can be concatenated, including GELU's output, which I recomputes.
 TEST(Bert, ConcatenatedBackwardAgrees) {
   for (const size_t which : {1, 2, 5}) {
     const auto layer = bert(options(), options().settings()).layers[which].make();

@@ -1,4 +1,4 @@
-// Backward-p2 of several micro-batches in one call: the GEMMs it takes, and the loop's numbers.
+// Backward-p2 of several micro-batches in one call: the number of GEMMs, and the same results as the loop.
 #include <ATen/record_function.h>
 
 #include "tests/nn/layer_test_util.h"
@@ -14,7 +14,7 @@ using namespace test;
 constexpr int64_t kIn = 17;
 constexpr int64_t kOut = 13;
 
-// Counts the GEMMs of this thread while it exists.
+// Counts the GEMMs of this thread during its lifetime.
 class GemmCount {
  public:
   GemmCount() {
@@ -47,9 +47,9 @@ Sample sample(int64_t m, int64_t rows) {
   return {random({rows, kIn}, 10 + m, at::kFloat), random({rows, kOut}, 30 + m, at::kFloat)};
 }
 
-// |dw| of several samples cannot be off by more than n u |dy|^T |x|, n the length of the sums, in whatever
-// order a GEMM adds (Higham, Accuracy and Stability, eq. 3.13): two results differ by at most twice that.
-// Elementwise.
+// The error of |dw| over several samples is at most n u |dy|^T |x|, where n is the length of the sums. This
+// holds for any order of addition in a GEMM (Higham, Accuracy and Stability, eq. 3.13), so two results differ
+// by at most twice that, elementwise.
 void expect_sum(const at::Tensor& dw, const std::vector<Sample>& samples) {
   at::Tensor expected = at::zeros({kOut, kIn}, at::kDouble);
   at::Tensor magnitude = at::zeros({kOut, kIn}, at::kDouble);
@@ -68,7 +68,7 @@ class ConcatenatedLinear : public testing::Test {
  protected:
   ConcatenatedLinear() : layer_({{"w", kOut}}, kIn, 0.5, at::kFloat), parameters_(make_parameters(layer_)) {}
 
-  // F and I of micro-batch m.
+  // Runs F and I of micro-batch m.
   void run(int64_t m, int64_t rows) {
     samples_.push_back(sample(m, rows));
     micro_batches_.push_back(std::make_unique<MicroBatch>(layer_, Fields{}, m));
@@ -76,7 +76,7 @@ class ConcatenatedLinear : public testing::Test {
     micro_batches_.back()->p1(samples_.back().dy);
   }
 
-  // W of all of them together; returns how many GEMMs it took.
+  // Runs W of all micro-batches together. Returns the number of GEMMs.
   int together() {
     std::vector<MicroBatch*> list;
     for (const auto& micro_batch : micro_batches_) list.push_back(micro_batch.get());

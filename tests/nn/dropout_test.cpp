@@ -1,5 +1,5 @@
-// Dropout's masks: the scale, what they depend on and what not, evaluation without any; and inside BERT's
-// layers, forward and backward with the same mask.
+// Tests dropout's masks: their scale, their dependencies, and evaluation without masks. In BERT's layers,
+// forward and backward must use the same mask.
 #include <cmath>
 #include <set>
 
@@ -35,7 +35,7 @@ Context context_of(const Draw& draw, const Fields* fields = nullptr) {
   return context;
 }
 
-// `x` (..., cols) after dropout, rows split over threads.
+// Applies dropout to `x` (..., cols), with the rows split over threads.
 at::Tensor drop(const at::Tensor& x, const DropoutRate& rate, const Context& context) {
   at::Tensor y = at::empty_like(x);
   const int64_t cols = x.size(-1);
@@ -44,7 +44,7 @@ at::Tensor drop(const at::Tensor& x, const DropoutRate& rate, const Context& con
   return y;
 }
 
-// What each number of (rows, cols) is multiplied by.
+// The factor of each number in (rows, cols).
 at::Tensor mask_of(const std::string& name, std::vector<int64_t> sizes, const Draw& draw = {},
                    double probability = kProbability, at::ScalarType dtype = at::kDouble) {
   return drop(at::ones(sizes, dtype), DropoutRate(probability, name), context_of(draw));
@@ -55,7 +55,7 @@ TEST(Dropout, KeepsTheMean) {
     const int64_t n = 1 << 20;
     const at::Tensor mask = mask_of("layer", {n / 1024, 1024}, {}, p);
     const double kept = mask.ne(0).sum().item<double>() / static_cast<double>(n);
-    // Five standard deviations of a mean of n, and half a step of the probability.
+    // Five standard deviations of a mean of n numbers, plus half a step of the probability.
     const double error = 5 * std::sqrt(p * (1 - p) / static_cast<double>(n));
     EXPECT_NEAR(kept, 1 - p, error + 0x1p-17) << p;
     EXPECT_NEAR(mask.max().item<double>(), 1 / (1 - p), 0x1p-17 / ((1 - p) * (1 - p)) * 1.01) << p;
@@ -66,12 +66,12 @@ TEST(Dropout, KeepsTheMean) {
 TEST(Dropout, RowsAndColumnsAreIndependent) {
   const at::Tensor dropped = mask_of("layer", {2048, 1000}).eq(0).to(at::kDouble);
   const auto within = [](const at::Tensor& means, double n, const char* what) {
-    const double error = 6 * std::sqrt(kProbability * (1 - kProbability) / n);  // of several thousand means
+    const double error = 6 * std::sqrt(kProbability * (1 - kProbability) / n);  // over several thousand means
     EXPECT_LT((means - kProbability).abs().max().item<double>(), error) << what;
   };
   within(dropped.mean(0), 2048, "columns");
   within(dropped.mean(1), 1000, "rows");
-  // Neighbours: both are dropped with the square of the probability.
+  // Two neighbours are both dropped with the square of the probability.
   const double both = kProbability * kProbability;
   for (const auto& [down, right] :
        std::vector<std::pair<int64_t, int64_t>>{{0, 1}, {1, 0}, {0, 500}, {8, 8}}) {
@@ -107,7 +107,7 @@ TEST(Dropout, IsNothingInEvaluationAndForProbabilityZero) {
 }
 
 TEST(Dropout, MaskIsTheSameInEveryPrecision) {
-  const std::vector<int64_t> sizes = {5, 1500};  // more columns than are drawn at once
+  const std::vector<int64_t> sizes = {5, 1500};  // more columns than one draw provides
   const at::Tensor mask = mask_of("layer", sizes);
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     EXPECT_TRUE(same_bits(mask_of("layer", sizes, {}, kProbability, dtype), mask.to(dtype)));
@@ -135,8 +135,8 @@ TEST(Dropout, ProbabilityOutOfRange) {
   expect_error([] { DropoutRate(std::nan(""), "layer"); }, {"dropout of layer", "nan"});
 }
 
-// A layer in training against autograd of a reference with the same mask: y, dx and the parameters'
-// gradients.
+// Compares a layer in training with autograd of a reference that uses the same mask: y, dx and the
+// parameters' gradients.
 void expect_autograd(
     Layer& layer, const at::Tensor& x, const Fields& fields,
     const std::function<at::Tensor(const at::Tensor&, const std::vector<at::Tensor>&)>& reference) {
@@ -194,7 +194,7 @@ TEST(Dropout, InBertEmbeddingAgreesWithAutograd) {
                   });
 }
 
-// Equal scores and values that are the identity let the kept probabilities be read off the output.
+// With equal scores and the identity as values, the output shows which probabilities were kept.
 at::Tensor kept_probabilities(BidirectionalAttention& layer, const BidirectionalAttentionShape& shape,
                               int64_t batch, int64_t positions) {
   at::Tensor packed = at::zeros({batch, positions, 3, shape.heads, shape.head_dim}, at::kDouble);

@@ -1,5 +1,5 @@
-// BERT's kernels of every instruction set this CPU has, in float and double: masks the same to the bit, the
-// rest against plain loops in long double.
+// Tests BERT's kernels for every instruction set that this CPU supports, in float and double. Masks must be
+// equal bit for bit. The other results are compared with plain loops in long double.
 #include "twobp/nn/kernels/encoder/encoder_kernels.h"
 
 #include <numbers>
@@ -44,7 +44,7 @@ TEST_P(EncoderKernelsTest, MasksAreTheSameToTheBit) {
       Buffer<double> expected = ones<double>(kRows * cols);
       baseline.dropout(expected.data(), nullptr, expected.data(), kRows, cols, mask, 5);
       for (int64_t i = 0; i < y.size(); ++i) ASSERT_EQ(y[i], expected[i]) << cols << " " << i;
-      // A part of the rows alone gives what it gives among all.
+      // A subset of the rows gives the same results as among all rows.
       Buffer<T> last = ones<T>(cols);
       k.dropout(last.data(), nullptr, last.data(), 1, cols, mask, 5 + kRows - 1);
       for (int64_t c = 0; c < cols; ++c) ASSERT_EQ(last[c], y[(kRows - 1) * cols + c]) << cols << " " << c;
@@ -103,13 +103,14 @@ TEST_P(EncoderKernelsTest, GeluOverItsWholeRange) {
       k.gelu_backward(x.data(), dy.data(), again.data(), nullptr, kCount, form);
       expect_close(y, value, 16, largest(value), "y");
       expect_close(act, value, 16, largest(value), "act");
-      // tanh's slope has (1 - gate) times up to 61 in it before gate is 1: two roundings of gate so often.
+      // tanh's slope multiplies (1 - gate) by up to 61 before gate reaches 1. This amplifies two roundings of
+      // gate.
       const double of_slope = form == GeluForm::kTanh ? 16 + 2 * 61 : 16;
       expect_close(dx, slope, of_slope, largest(slope), "dx");
       expect_close(again, slope, of_slope, largest(slope), "dx without act");
       if (form == GeluForm::kTanh || std::is_same_v<T, double>) continue;
-      // In float the small results, where x < 0, are right to their own size: exp of -x^2 / 2 rounds that to
-      // x^2 / 2 units. (In double they are 1 + erf, whose rounding is of the size of 1.)
+      // In float, the small results at x < 0 are accurate relative to their own size: exp of -x^2 / 2 rounds
+      // by x^2 / 2 units. (In double they come from 1 + erf, whose rounding is relative to 1.)
       const Buffer<T>&gelu = y, &gelu_again = act;
       for (int64_t i = 0; i < kCount; ++i) {
         const Real bound = std::abs(value[i]) * (16 + from[i] * from[i]) * unit + Real(1e-37);

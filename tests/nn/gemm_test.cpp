@@ -1,4 +1,5 @@
-// Matrix products, whichever library takes them: against float64, within the bound of any order of summing.
+// Tests matrix products in any library against float64. The error must be within the bound for any order of
+// summation.
 #include "twobp/nn/kernels/products/gemm.h"
 
 #include <limits>
@@ -23,12 +24,12 @@ struct Operands {
   at::Tensor a, b, y;
 };
 
-// As stored: itself, or its transpose seen from the other side.
+// Returns the same matrix, stored as it is or as a transposed view of its transpose.
 at::Tensor stored(const at::Tensor& t, bool transposed) {
   return transposed ? t.t().contiguous().t() : t;
 }
 
-// Each of the sums of kInner products, and y, is off by as many roundings at most.
+// A sum of kInner products and y has at most that many roundings, plus two.
 void expect_product(const at::Tensor& actual, const Operands& of, double scale, bool adds) {
   const at::Tensor a = of.a.to(at::kDouble), b = of.b.to(at::kDouble);
   at::Tensor expected = scale * a.mm(b);
@@ -61,7 +62,8 @@ TEST(Gemm, LargeProductsOfEitherSideTransposed) {
   }
 }
 
-// As W's of projections from or to few numbers: the terms are taken in several parts, the last one shorter.
+// As in W of projections to or from few numbers: the terms are summed in several parts, and the last part is
+// shorter.
 TEST(Gemm, NarrowProductsOfManyTerms) {
   for (const auto& [rows, cols] : {std::pair{4096, 16}, {16, 4096}, {1024, 64}, {64, 1000}}) {
     for (const int64_t terms : {0, 1, 30, 101}) {
@@ -77,7 +79,7 @@ TEST(Gemm, NarrowProductsOfManyTerms) {
   }
 }
 
-// A column of a wider matrix, and rows that lie apart.
+// A column of a wider matrix, and rows with gaps between them.
 TEST(Gemm, LargeProductsOfMatricesWithinOthers) {
   const Operands of;
   const at::Tensor wide = random({kRows, 2 * kInner}, 4, at::kFloat);

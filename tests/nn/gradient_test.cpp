@@ -1,5 +1,5 @@
-// Every layer's output, input gradient and parameter gradients against finite differences in float64 and
-// against autograd of a reference, in float64 and float32.
+// Compares the output, input gradient and parameter gradients of every layer with finite differences in
+// float64, and with autograd of a reference in float64 and float32.
 #include <cmath>
 #include <numeric>
 
@@ -48,7 +48,7 @@ at::Tensor copy_of(const at::Tensor& t) {
   return t.defined() ? t.clone() : t;
 }
 
-// x and dy are handed over, so that the layer may overwrite them.
+// x and dy are moved in, so the layer may overwrite them.
 Gradients run(Setting& s, at::Tensor x, at::Tensor dy) {
   forget_grads(s.parameters);
   MicroBatch& micro_batch = *s.new_micro_batch();
@@ -115,8 +115,8 @@ TEST_P(EveryLayer, AgreesWithAutogradByOperators) {
   expect_autograd(GetParam(), at::kFloat);
 }
 
-// d(sum(dy * y)) / d(element) from four evaluations, with an error of h^4 / 30 times the fifth derivative.
-// The differences of y are formed before the sum, so that outputs that do not depend on the element add no
+// d(sum(dy * y)) / d(element) from four evaluations. The error is h^4 / 30 times the fifth derivative. The
+// differences of y are formed before the sum, so that outputs that do not depend on the element add no
 // rounding.
 double finite_difference(Setting& s, at::Tensor& tensor, int64_t element) {
   constexpr double h = 1e-3;
@@ -132,13 +132,13 @@ double finite_difference(Setting& s, at::Tensor& tensor, int64_t element) {
   return weighted.sum().item<double>() / (12 * h);
 }
 
-// At most this many elements of a tensor are differentiated, spread over it.
+// Differentiates at most this many elements of a tensor, spread over it.
 constexpr int64_t kElements = 60;
 
-// Relative to the tensor's largest gradient. Truncation: h^4 / 30 = 3e-14 times the fifth derivative; nothing
-// here varies over less than half a unit (a norm of numbers near 0, by its eps), which makes that at most 5!
-// * 2^4 = 2e3 times the first: 6e-11. Rounding: some 10 u = 1e-15 of an output, which may be 100 times the
-// gradient (a loss is a sum of 130 terms), over h: 1e-10.
+// The tolerance is relative to the tensor's largest gradient. Truncation: h^4 / 30 = 3e-14 times the fifth
+// derivative. No function here varies over less than half a unit (a norm of numbers near 0, because of its
+// eps), so that derivative is at most 5! * 2^4 = 2e3 times the first: 6e-11. Rounding: some 10 u = 1e-15 of
+// an output, which may be 100 times the gradient (a loss is a sum of 130 terms), divided by h: 1e-10.
 constexpr double kFiniteDifferenceError = 1e-9;
 
 void expect_finite_differences(Setting& s, at::Tensor& tensor, const at::Tensor& gradient,
@@ -147,7 +147,7 @@ void expect_finite_differences(Setting& s, at::Tensor& tensor, const at::Tensor&
   const double bound = kFiniteDifferenceError * largest(gradient);
   const double* actual = gradient.const_data_ptr<double>();
   const int64_t count = std::min(tensor.numel(), kElements);
-  // A stride coprime to the size visits different elements, in every row and column region.
+  // A stride coprime to the size visits different elements in every row and column region.
   int64_t stride = std::max<int64_t>(1, tensor.numel() / count);
   while (std::gcd(stride, tensor.numel()) != 1) ++stride;
   for (int64_t i = 0; i < count; ++i) {
@@ -166,7 +166,8 @@ TEST_P(EveryLayer, AgreesWithFiniteDifferences) {
   }
 }
 
-// A layer may overwrite what it is handed, never what the caller still holds; the results are the same.
+// A layer may overwrite tensors that are moved in, but never those that the caller still holds. The results
+// are the same.
 TEST_P(EveryLayer, LeavesAloneWhatTheCallerHolds) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     Setting s(GetParam(), dtype);
@@ -182,7 +183,7 @@ TEST_P(EveryLayer, LeavesAloneWhatTheCallerHolds) {
   }
 }
 
-// The same for a tensor whose memory alone is held, through a view.
+// The same for a tensor of which only the memory is held, through a view.
 TEST_P(EveryLayer, LeavesAloneMemoryThatAViewShares) {
   Setting s(GetParam(), at::kFloat);
   at::Tensor x = copy_of(s.x);
@@ -194,7 +195,7 @@ TEST_P(EveryLayer, LeavesAloneMemoryThatAViewShares) {
   EXPECT_TRUE(same_bits(dy_view, s.dy.defined() ? s.dy.view({-1}) : s.dy));
 }
 
-// The numbers of `t` with the last two dimensions swapped in memory.
+// Returns the numbers of `t` with the last two dimensions swapped in memory.
 at::Tensor swapped_in_memory(const at::Tensor& t) {
   if (!t.defined()) return t;
   return t.transpose(-1, -2).contiguous().transpose(-1, -2);
@@ -205,7 +206,7 @@ TEST_P(EveryLayer, TakesTensorsThatAreNotContiguous) {
   Setting s(c, at::kDouble);
   const Gradients expected = run(s);
   const Gradients actual = run(s, swapped_in_memory(s.x), swapped_in_memory(s.dy));
-  // GEMM may go another way through other strides, so not to the bit.
+  // GEMM may use another algorithm for other strides, so the bits may differ.
   expect_close(actual.y, expected.y, 2 * c.roundings, at::kDouble, "y");
   if (expected.dx.defined()) expect_close(actual.dx, expected.dx, 2 * c.roundings, at::kDouble, "dx");
   for (size_t i = 0; i < expected.dw.size(); ++i) {

@@ -1,5 +1,5 @@
-// The layers for images, for the tests that hold for every layer. Those with batch statistics have tests of
-// their own: batch_norm_test.cpp.
+// The layers for images, for the tests that cover every layer. Layers with batch statistics have their own
+// tests in batch_norm_test.cpp.
 #include "tests/nn/layer_cases.h"
 #include "twobp/nn/layers/conv2d.h"
 #include "twobp/nn/layers/pool2d.h"
@@ -30,7 +30,7 @@ LayerCase conv2d_case(const std::string& name, int64_t height, int64_t width, co
     return channels_last(
         at::conv2d(channels_second(x), w[0], {}, {o.stride, o.stride}, {o.padding, o.padding}));
   };
-  // Sums over a window's channels, over the outputs that a number goes into, and over pixels.
+  // Sums over a window's channels, over the outputs that use a number, and over pixels.
   const int64_t pixels = 2 * (height / o.stride + 1) * (width / o.stride + 1);
   c.roundings = static_cast<double>(std::max({o.kernel * o.kernel * std::max(o.in, o.out), pixels}) + 2);
   return c;

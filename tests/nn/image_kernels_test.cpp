@@ -1,5 +1,5 @@
-// The image kernels of every instruction set this CPU has, in float and double, against plain loops in long
-// double: sizes around vector widths, in place, guards behind the buffers, numbers that are not.
+// Compares the image kernels for every instruction set that this CPU supports, in float and double, with
+// plain loops in long double: sizes around vector widths, in-place calls, guards behind the buffers, and NaN.
 #include "twobp/nn/kernels/image/image_kernels.h"
 
 #include "tests/nn/kernel_test_util.h"
@@ -11,7 +11,7 @@ using namespace test;
 
 class ImageKernelsTest : public KernelFamilyTest<ImageKernels> {};
 
-// Images, a gradient and what two norms make of each channel.
+// Images, a gradient, and the per-channel quantities of two norms.
 template <typename T>
 struct NormData {
   explicit NormData(Shape s)
@@ -28,8 +28,7 @@ struct NormData {
   }
   ChannelScales<T> of() { return of(scales, cols); }
   ChannelScales<T> of_other() { return of(other_scales, cols); }
-  // (x * scale + shift) in T's precision would round differently: where it is nearly 0, the mask is not
-  // compared.
+  // (x * scale + shift) would round differently in T. So the mask is not compared where the sum is nearly 0.
   Real value(const Buffer<T>& from, const Buffer<T>& s, int64_t i) const {
     const int64_t c = i % cols;
     return from[i] * s[2 * cols + c] + s[3 * cols + c];
@@ -95,7 +94,7 @@ TEST_P(ImageKernelsTest, BackwardSumsAndBackward) {
       NormData<T> d(shape);
       const NormData<T>& c = d;
       const int64_t n = d.cols;
-      for (int mode = 0; mode < 4; ++mode) {  // plain, ReLU, x added and ReLU, scaled x added and ReLU
+      for (int mode = 0; mode < 4; ++mode) {  // plain; ReLU; x added, ReLU; scaled x added, ReLU
         SCOPED_TRACE(mode);
         std::vector<Real> g, value;
         for (int64_t i = 0; i < d.x.size(); ++i) {
@@ -153,7 +152,7 @@ TEST_P(ImageKernelsTest, BackwardSumsAndBackward) {
 const std::vector<WindowShape> kWindows = {
     {5, 4, 3, 3, 1, 1}, {6, 7, 17, 3, 2, 1}, {4, 4, 1, 2, 2, 0}, {9, 8, 8, 7, 2, 3}, {3, 3, 16, 1, 1, 0}};
 
-// at(output pixel, pixel of the window): input pixel, or -1.
+// at(output pixel, pixel of the window) is the input pixel, or -1.
 int64_t input_pixel(const WindowShape& s, int64_t out, int64_t k) {
   const int64_t y = out / s.out_width() * s.stride + k / s.kernel - s.padding;
   const int64_t x = out % s.out_width() * s.stride + k % s.kernel - s.padding;
@@ -191,7 +190,7 @@ TEST_P(ImageKernelsTest, MaxPoolTakesTheFirstLargest) {
     for (const WindowShape& s : kWindows) {
       const int64_t outputs = s.out_height() * s.out_width();
       Buffer<T> x(s.height * s.width * s.channels, 1), y(outputs * s.channels), dx(x.size(), 0, 0);
-      for (int64_t i = 0; i < x.size(); ++i) x[i] = std::round(x[i]);  // equal numbers
+      for (int64_t i = 0; i < x.size(); ++i) x[i] = std::round(x[i]);  // creates equal numbers
       x[0] = std::numeric_limits<T>::quiet_NaN();
       const Buffer<T> dy(y.size(), 2);
       std::vector<uint8_t> where(outputs * s.channels + 1, 77);

@@ -1,5 +1,5 @@
-// For the kernels' tests: the kernels of every instruction set this CPU has, buffers with a guard, comparison
-// to a number of roundings.
+// Helpers for tests of kernels: the kernels for every instruction set that this CPU supports, buffers with a
+// guard, and comparison within a number of roundings.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace test {
 
 using Real = long double;
 
-// One family's kernels for one instruction set.
+// The kernels of one family for one instruction set.
 template <template <typename...> class Family>
 struct KernelSetOf {
   std::string name;
@@ -30,7 +30,7 @@ struct KernelSetOf {
 };
 using KernelSet = KernelSetOf<Kernels>;
 
-// Those that this CPU can run, the best last.
+// Those that this CPU supports. The best one is the last.
 template <template <typename...> class Family>
 std::vector<KernelSetOf<Family>> kernel_sets(const KernelTables<Family>& tables) {
   const auto set = [](const char* name, const KernelTable<Family>& table) {
@@ -42,11 +42,11 @@ std::vector<KernelSetOf<Family>> kernel_sets(const KernelTables<Family>& tables)
   return sets;
 }
 
-// For tests of every set, in float and double.
+// For tests with every instruction set, in float and double.
 template <template <typename...> class Family>
 class KernelFamilyTest : public testing::TestWithParam<KernelSetOf<Family>> {
  protected:
-  // body(kernels) for float and double.
+  // Calls body(kernels) for float and for double.
   template <typename Body>
   void for_each_type(Body&& body) {
     {
@@ -58,7 +58,7 @@ class KernelFamilyTest : public testing::TestWithParam<KernelSetOf<Family>> {
   }
 };
 
-// Numbers one element off alignment, with a guard behind them that nothing may write.
+// Numbers one element off alignment, followed by a guard that must not be written.
 template <typename T>
 class Buffer {
  public:
@@ -89,7 +89,7 @@ class Buffer {
   std::vector<T> all_;
 };
 
-// Every element within `roundings` roundings of `size` of the expected one.
+// Checks that every element is within `roundings` roundings of `size` of the expected one.
 template <typename T>
 void expect_close(const Buffer<T>& actual, const std::vector<Real>& expected, double roundings, double size,
                   const std::string& what) {

@@ -1,6 +1,6 @@
-// The kernels of every instruction set this CPU has, in float and double, against plain loops in long double:
-// sizes around vector widths, in place, rows split, large numbers, NaN. Buffers start off alignment and end
-// in a guard.
+// Compares the kernels for every instruction set that this CPU supports, in float and double, with plain
+// loops in long double: sizes around vector widths, in-place calls, split rows, large numbers, NaN. Buffers
+// are unaligned and end with a guard.
 #include <cmath>
 #include <cstdint>
 
@@ -61,10 +61,10 @@ TEST_P(KernelsTest, RmsNormBackward) {
       RmsNormData<T> d(shape);
       k.rms_norm_forward(d.x.data(), d.gain.data(), d.y.data(), d.rstd.data(), shape.rows, shape.cols, kEps);
       Buffer<T> dx(shape.rows * shape.cols);
-      Buffer<T> dgain(shape.cols, 4);  // added to
+      Buffer<T> dgain(shape.cols, 4);  // the kernel adds to it
       std::vector<Real> exact_dx, exact_dgain;
       for (int64_t c = 0; c < shape.cols; ++c) exact_dgain.push_back(static_cast<const Buffer<T>&>(dgain)[c]);
-      Real size = 0;  // of the terms dx is the difference of
+      Real size = 0;  // of the terms whose difference is dx
       for (int64_t r = 0; r < shape.rows; ++r) {
         const Real rstd = d.exact_rstd(r);
         Real mean = 0;
@@ -80,11 +80,11 @@ TEST_P(KernelsTest, RmsNormBackward) {
       }
       k.rms_norm_backward(d.dy.data(), d.x.data(), d.gain.data(), d.rstd.data(), dx.data(), dgain.data(),
                           shape.rows, shape.cols);
-      // Two sums of a row (rstd's and the mean), and 16 operations.
+      // Two sums per row (for rstd and the mean), and 16 operations.
       expect_close(dx, exact_dx, 2 * static_cast<double>(shape.cols) + 16, static_cast<double>(size), "dx");
       expect_close(dgain, exact_dgain, static_cast<double>(shape.rows + shape.cols) + 12,
                    largest(exact_dgain) + 1, "dgain");
-      // dx over dy, and over x: the same bits.
+      // dx written over dy and over x: the bits must be the same.
       for (const bool over_dy : {true, false}) {
         RmsNormData<T> in_place(shape);
         Buffer<T> unused(shape.cols);
@@ -110,7 +110,7 @@ TEST_P(KernelsTest, RopeRotatesAndBackwardTurnsBack) {
       }
       const Buffer<T> start(kRows * stride, 1);
       Buffer<T> x = start;
-      // In two calls, as two threads would.
+      // In two calls, as two threads would do it.
       k.rope_forward(x.data(), cos.data(), sin.data(), 7, 0, stride, kRotated, half, kPositions);
       k.rope_forward(x.data() + 7 * stride, cos.data(), sin.data(), kRows - 7, 7, stride, kRotated, half,
                      kPositions);
@@ -128,7 +128,7 @@ TEST_P(KernelsTest, RopeRotatesAndBackwardTurnsBack) {
         }
       }
       expect_close(x, expected, 4, 2 * largest(expected), "rotated");
-      // Back: what was there before.
+      // The backward pass rotates back to the original numbers.
       Buffer<T> back = x;
       k.rope_backward(back.data(), cos.data(), sin.data(), 7, 0, stride, kRotated, half, kPositions);
       k.rope_backward(back.data() + 7 * stride, cos.data(), sin.data(), kRows - 7, 7, stride, kRotated, half,
@@ -166,8 +166,8 @@ TEST_P(KernelsTest, SwiGlu) {
       k.swiglu_forward(x.data(), 2 * shape.cols, act.data(), shape.rows, shape.cols);
       k.swiglu_backward(x.data(), 2 * shape.cols, dact.data(), dx.data(), 2 * shape.cols, shape.rows,
                         shape.cols);
-      // exp within 4 ulp (8 roundings) and 8 operations; g s (1 - s) loses up to |g| <= 12 roundings to 1 -
-      // s.
+      // exp is within 4 ulp (8 roundings), plus 8 operations. g s (1 - s) loses up to |g| <= 12 roundings
+      // because of 1 - s.
       expect_close(act, exact_act, 16, largest(exact_act), "act");
       expect_close(dx, exact_dx, 32, largest(exact_dx), "dx");
       Buffer<T> in_place = x;
@@ -178,7 +178,7 @@ TEST_P(KernelsTest, SwiGlu) {
   });
 }
 
-// Gates so large that exp overflows: silu(g) is g or 0, its derivative 1 or 0.
+// The gates are so large that exp overflows. Then silu(g) is g or 0, and its derivative is 1 or 0.
 TEST_P(KernelsTest, SwiGluWithLargeGates) {
   for_each_type([]<typename T>(const Kernels<T>& k) {
     constexpr int64_t kCols = 19;
@@ -200,7 +200,8 @@ TEST_P(KernelsTest, SwiGluWithLargeGates) {
 
 constexpr int64_t kIgnore = -100;
 
-// Logits around `shift`, `spread` apart: rows of losses and gradients against the definition.
+// Logits around `shift` with deviation `spread`. Rows of losses and gradients are compared with the
+// definition.
 template <typename T>
 void check_cross_entropy(const Kernels<T>& k, Shape shape, double shift, double spread) {
   constexpr double kScale = 0.3;
@@ -210,8 +211,9 @@ void check_cross_entropy(const Kernels<T>& k, Shape shape, double shift, double 
   std::vector<int64_t> targets;
   for (int64_t r = 0; r < shape.rows; ++r) targets.push_back(r % 4 == 1 ? kIgnore : (r * 7 + 3) % shape.cols);
   std::vector<Real> exact_loss, exact;
-  Real range =
-      0;  // of the logits of a row: exp turns an error of u * range in its argument into that many roundings
+  // The range of the logits of a row. exp turns an error of u * range in its argument into that many
+  // roundings.
+  Real range = 0;
   for (int64_t r = 0; r < shape.rows; ++r) {
     Real most = start[r * shape.cols];
     for (int64_t c = 0; c < shape.cols; ++c) most = std::max(most, start[r * shape.cols + c]);
@@ -239,7 +241,7 @@ void check_cross_entropy(const Kernels<T>& k, Shape shape, double shift, double 
     EXPECT_TRUE(loss.guard_intact());
   };
   Buffer<double> loss(shape.rows);
-  // The same on rows with a gap between them, which is left alone.
+  // The same with a gap between the rows. The gap must not change.
   constexpr int64_t kGap = 3;
   Buffer<T> apart(shape.rows * (shape.cols + kGap), 2);
   for (int64_t r = 0; r < shape.rows; ++r)
@@ -272,7 +274,7 @@ TEST_P(KernelsTest, CrossEntropy) {
   });
 }
 
-// exp of any of these overflows or vanishes in float, of the last two in double too.
+// exp of each of these overflows or vanishes in float. exp of the last two does so in double too.
 TEST_P(KernelsTest, CrossEntropyWithLargeLogits) {
   for_each_type([]<typename T>(const Kernels<T>& k) {
     for (const Shape shape : kShapes) {
@@ -297,7 +299,7 @@ TEST_P(KernelsTest, AddRows) {
       k.add_row(added.data(), shape.cols, row.data(), shape.rows, shape.cols);
       EXPECT_TRUE(added.guard_intact());
       for (int64_t i = 0; i < x.size(); ++i) {
-        ASSERT_EQ(added[i], x.data()[i] + row.data()[i % shape.cols]);  // to the bit
+        ASSERT_EQ(added[i], x.data()[i] + row.data()[i % shape.cols]);  // equal bit for bit
       }
     }
   });
@@ -309,7 +311,7 @@ TEST_P(KernelsTest, SumOfSquares) {
       const Buffer<T> x(n, 1);
       Real exact = 0;
       for (int64_t i = 0; i < n; ++i) exact += x[i] * x[i];
-      // At most 4096 additions in a row in T, and a rounding in double per block.
+      // At most 4096 additions per row in T, and one rounding in double per block.
       const Real bound = Real(4096) * Real(std::numeric_limits<T>::epsilon() / 2) * exact;
       EXPECT_TRUE(std::abs(Real(k.sum_of_squares(x.data(), n)) - exact) <= bound) << n;
     }
@@ -319,8 +321,8 @@ TEST_P(KernelsTest, SumOfSquares) {
   });
 }
 
-// Rows may be split over calls anywhere: the same bits. And a NaN shows in all that depends on it, its row,
-// and in nothing else.
+// Rows may be split over calls anywhere with the same bits. A NaN appears in all results of its row that
+// depend on it, and nowhere else.
 TEST_P(KernelsTest, RowsAreIndependentAndNanPassesThrough) {
   for_each_type([]<typename T>(const Kernels<T>& k) {
     constexpr int64_t kRows = 5, kCols = 19, kBad = 3;

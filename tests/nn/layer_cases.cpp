@@ -20,7 +20,7 @@ namespace {
 using Weights = std::vector<at::Tensor>;
 
 constexpr double kStd = 0.5;
-constexpr double kEps = 0.25;  // leaving it out would show; smooth enough for finite differences
+constexpr double kEps = 0.25;  // large enough to matter; smooth enough for finite differences
 
 std::unique_ptr<Layer> linear(std::vector<ParameterPart> parts, int64_t in, at::ScalarType dtype) {
   return std::make_unique<Linear>(std::move(parts), in, kStd, dtype);
@@ -44,7 +44,7 @@ LayerCase embedding_case(const std::string& name, int64_t vocab, int64_t dim, in
   c.reference = [](const at::Tensor&, const Weights& w, const Fields& fields) {
     return at::embedding(w[0], fields.at("input_ids"));
   };
-  c.roundings = 2.0 * static_cast<double>(positions);  // no more repeats of a token than positions
+  c.roundings = 2.0 * static_cast<double>(positions);  // a token repeats at most once per position
   return c;
 }
 
@@ -72,7 +72,8 @@ LayerCase rms_norm_case(const std::string& name, int64_t positions, int64_t dim)
   c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) {
     return reference::rms_norm(x, w[0], kEps);
   };
-  // The mean (dim), and for the gain rows up to a block of 64, blocks, and about 10 operations around.
+  // The mean sums dim numbers. The gain's gradient sums rows up to a block of 64, and then blocks. About 10
+  // more operations are involved.
   c.roundings = static_cast<double>(std::max<int64_t>(dim, 64)) + 12;
   return c;
 }
@@ -85,8 +86,8 @@ LayerCase attention_case(const std::string& name, const AttentionShape& shape, i
   c.reference = [=](const at::Tensor& x, const Weights&, const Fields&) {
     return reference::attention(x, shape);
   };
-  // Scores (D), softmax and its sum (S), values (S), again in the backward, queries of a group; ATen's exp is
-  // within 20 ulp, and rotations and scalings are about 20 operations.
+  // Scores (D), softmax and its sum (S), and values (S), all again in the backward pass, and the queries of a
+  // group. ATen's exp is within 20 ulp. Rotations and scalings take about 20 operations.
   c.roundings = static_cast<double>(2 * shape.head_dim + 4 * positions + shape.heads / shape.kv_heads) + 60;
   return c;
 }
@@ -97,7 +98,7 @@ LayerCase swiglu_case(const std::string& name, int64_t positions, int64_t cols) 
   c.make = [](at::ScalarType) { return std::make_unique<SwiGlu>(); };
   c.input = sizes({positions, 2 * cols});
   c.reference = [](const at::Tensor& x, const Weights&, const Fields&) { return reference::swiglu(x); };
-  c.roundings = 20;  // an exp within 4 ulp (8 roundings) and fewer than 12 operations
+  c.roundings = 20;  // exp within 4 ulp (8 roundings) and fewer than 12 operations
   return c;
 }
 
@@ -109,15 +110,15 @@ LayerCase cross_entropy_case(const std::string& name, int64_t positions, int64_t
   c.loss_weight = 0.25;
   c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) {
     at::Tensor labels = random_ids({samples, positions}, vocab, seed);
-    labels.view({-1})[1].fill_(-100);  // one in the middle, and the last
+    labels.view({-1})[1].fill_(-100);  // one in the middle, and the last one
     labels.view({-1})[-1].fill_(-100);
     return Fields{{"labels", labels}};
   };
   c.reference = [](const at::Tensor& x, const Weights&, const Fields& fields) {
     return reference::cross_entropy(x, fields.at("labels"), 0.25);
   };
-  // The sum over the vocabulary; logits differ by up to 8, which exp turns into as many roundings more,
-  // itself within 4 ulp; about 10 operations around.
+  // The sum over the vocabulary. Logits differ by up to 8, which exp turns into that many additional
+  // roundings. exp itself is within 4 ulp. About 10 more operations are involved.
   c.roundings = static_cast<double>(vocab) + 26;
   return c;
 }
@@ -151,7 +152,7 @@ LayerCase residual_case() {
   return c;
 }
 
-// The same in two layers, between which a stage may end.
+// The same in two layers, so that a stage may end between them.
 LayerCase residual_halves_case() {
   LayerCase c;
   c.name = "ResidualInHalves";
@@ -167,7 +168,7 @@ LayerCase residual_halves_case() {
   return c;
 }
 
-// A LLaMa block's MLP half with odd sizes, then a bare residual and a norm: containers in containers.
+// A LLaMa block's MLP half with odd sizes, then a plain residual and a norm. So containers are nested.
 LayerCase nested_case(const std::string& name, int64_t positions, int64_t dim, int64_t hidden) {
   LayerCase c;
   c.name = name;
@@ -185,12 +186,14 @@ LayerCase nested_case(const std::string& name, int64_t positions, int64_t dim, i
     const at::Tensor y = x + reference::linear(act, w[2]);
     return reference::rms_norm(y + reference::linear(y, w[3]), w[4], kEps);
   };
-  // Forward and backward of 6 layers, sums of dim or hidden each, elementwise 20; then rows.
+  // Forward and backward of 6 layers with sums of dim or hidden numbers, 20 elementwise operations, and the
+  // rows.
   c.roundings = static_cast<double>(4 * (3 * dim + 3 * hidden) + 2 * positions) + 12 * 20;
   return c;
 }
 
-// One thread, as a rank has: a second one only waits for its turn at these sizes. ThreadFacts sets others.
+// One thread, as on a rank. At these sizes, a second thread would only wait. ThreadFacts sets other numbers
+// of threads.
 class OneThread : public testing::Environment {
   void SetUp() override { at::set_num_threads(1); }
 };
@@ -217,7 +220,7 @@ std::unique_ptr<MicroBatch> LayerCase::micro_batch(Layer& layer, int64_t samples
 
 const std::vector<LayerCase>& layer_cases() {
   static const std::vector<LayerCase> cases = {
-      embedding_case("Embedding", 4, 5, 7),  // 14 tokens of 4: repeated
+      embedding_case("Embedding", 4, 5, 7),  // 14 tokens from 4 values: repeated
       embedding_case("EmbeddingLarge", 131, 33, 65),
       linear_case("Linear", {3, 5}, {{"w", 7}}, 6),
       linear_case("LinearOnMatrix", {5}, {{"w", 7}}, 2),

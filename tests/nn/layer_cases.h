@@ -1,5 +1,5 @@
-// Every layer, in small odd sizes and in sizes of several blocks, with a reference on autograd: what the
-// tests that hold for all layers run over.
+// The list of all layers for the tests that cover every layer. Each has small odd sizes, sizes of several
+// blocks, and a reference on autograd.
 #pragma once
 
 #include <functional>
@@ -17,15 +17,15 @@ namespace twobp::test {
 struct LayerCase {
   std::string name;
   std::function<std::unique_ptr<Layer>(at::ScalarType)> make;
-  // The sizes of x for a micro-batch of so many samples; empty for a layer that takes no input.
+  // The sizes of x for a micro-batch with this many samples. Empty for a layer without input.
   std::function<std::vector<int64_t>(int64_t samples)> input;
   std::function<Fields(int64_t samples, uint64_t seed, at::ScalarType)> fields;
-  // y from x and the parameters in the layer's order, all in float64.
+  // Computes y from x and the parameters in the layer's order, in float64.
   std::function<at::Tensor(const at::Tensor& x, const std::vector<at::Tensor>& w, const Fields&)> reference;
-  // Operations one after the other from input to any result: the longest sum and what is computed before and
-  // after it. See expect_close.
+  // The number of sequential operations from the input to any result: the longest sum, and the operations
+  // before and after it. See expect_close.
   double roundings = 0;
-  double loss_weight = 0;  // not 0: a loss, which takes no dL/dy
+  double loss_weight = 0;  // not 0: a loss, without dL/dy
 
   bool is_loss() const { return loss_weight != 0; }
 
@@ -42,7 +42,7 @@ inline std::ostream& operator<<(std::ostream& out, const LayerCase& c) {
   return out << c.name;
 }
 
-// TEST_P(EveryLayer, ...) in any file runs over all cases.
+// TEST_P(EveryLayer, ...) in any file runs for all cases.
 class EveryLayer : public testing::TestWithParam<LayerCase> {};
 
 }  // namespace twobp::test

@@ -1,4 +1,4 @@
-// What is true of one layer alone: repeated tokens, causality, sequences of other lengths, labels that do not
+// Properties of single layers: repeated tokens, causality, sequences of other lengths, labels that do not
 // count.
 #include <cmath>
 
@@ -13,7 +13,7 @@ namespace {
 
 using namespace test;
 
-// Whole numbers, so that the sums are exact whatever the order.
+// The numbers are integers, so that sums are exact in any order.
 TEST(EmbeddingFacts, GradientsOfRepeatedTokensAddUp) {
   Embedding layer("e", 4, 3, 1, at::kFloat);
   const auto parameters = make_parameters(layer);
@@ -56,8 +56,8 @@ TEST(EmbeddingFacts, ThePaddingTokenHasNoGradient) {
 
 const AttentionShape kShape{4, 2, 6, 10000};
 
-// A position sees itself and what is before it: later numbers change neither its output nor, through it, get
-// a gradient from it.
+// A position sees itself and earlier positions. So later numbers neither change its output nor get a gradient
+// from it.
 TEST(AttentionFacts, NothingComesFromTheFuture) {
   Attention layer(kShape, at::kFloat);
   const at::Tensor x = random({2, 9, kShape.packed()}, 1, at::kFloat);
@@ -75,7 +75,7 @@ TEST(AttentionFacts, NothingComesFromTheFuture) {
   EXPECT_GT(largest(dx.narrow(1, 4, 1)), 0);
 }
 
-// Position 0 is not rotated and sees itself alone: its output is its v, shared by the queries of a group.
+// Position 0 is not rotated and sees only itself. Its output is its v, which the queries of a group share.
 TEST(AttentionFacts, FirstPositionGivesItsOwnValue) {
   Attention layer(kShape, at::kDouble);
   const at::Tensor x = random({1, 3, kShape.packed()}, 1);
@@ -86,7 +86,7 @@ TEST(AttentionFacts, FirstPositionGivesItsOwnValue) {
   }
 }
 
-// Longer sequences between F and I make the rotation tables grow: positions keep their angles.
+// Longer sequences between F and I enlarge the rotation tables. The angles of positions must not change.
 TEST(AttentionFacts, SequencesOfDifferentLengths) {
   const at::Tensor x = random({2, 3, kShape.packed()}, 1, at::kFloat);
   const at::Tensor dy = random({2, 3, kShape.heads * kShape.head_dim}, 2, at::kFloat);
@@ -111,8 +111,8 @@ TEST(CrossEntropyFacts, NothingCounted) {
   EXPECT_EQ(largest(micro_batch.p1({})), 0);
 }
 
-// Equal logits: every counted position costs log(V), its gradient is 1 / V less 1 at the label, times the
-// scale; positions that do not count add nothing and change nothing of the others.
+// With equal logits, every counted position costs log(V). Its gradient is 1 / V, minus 1 at the label, times
+// the scale. Positions that do not count add nothing and do not change the others.
 TEST(CrossEntropyFacts, ScaleAndIgnoredLabels) {
   CrossEntropy layer;
   at::Tensor labels = at::tensor({3, 0, -100}, at::kLong).view({1, 3});

@@ -1,5 +1,5 @@
-// What the layer tests share: random tensors, comparison to a number of roundings, one micro-batch's way
-// through a layer, and a count of live bytes.
+// Helpers that tests of layers share: random tensors, comparison within a number of roundings, one
+// micro-batch that passes through a layer, and a count of live bytes.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@
 
 namespace twobp::test {
 
-// Normal numbers that depend on sizes and seed alone; float32 ones are the float64 ones rounded.
+// Normal numbers that depend only on sizes and seed. The float32 numbers are the rounded float64 numbers.
 inline at::Tensor random(at::IntArrayRef sizes, uint64_t seed, at::ScalarType dtype = at::kDouble) {
   return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions().dtype(at::kDouble))
       .to(dtype);
@@ -42,7 +42,7 @@ inline double unit_roundoff(at::ScalarType dtype) {
                              : std::numeric_limits<double>::epsilon() / 2;
 }
 
-// |actual - expected| <= bound, elementwise; NaN fails.
+// Checks |actual - expected| <= bound, elementwise. NaN fails.
 inline void expect_within(const at::Tensor& actual, const at::Tensor& expected, double bound,
                           const std::string& what) {
   ASSERT_TRUE(actual.defined() && expected.defined()) << what;
@@ -50,8 +50,8 @@ inline void expect_within(const at::Tensor& actual, const at::Tensor& expected, 
   EXPECT_LE(largest(actual.to(at::kDouble) - expected.to(at::kDouble)), bound) << what;
 }
 
-// A result of `roundings` operations of `dtype` one after the other, whose partial results are no larger than
-// the largest final one: each adds an error of at most unit roundoff times that.
+// For a result of `roundings` sequential operations in `dtype` whose partial results are no larger than the
+// largest final one. Each operation adds an error of at most the unit roundoff times that number.
 inline void expect_close(const at::Tensor& actual, const at::Tensor& expected, double roundings,
                          at::ScalarType dtype, const std::string& what) {
   expect_within(actual, expected, roundings * unit_roundoff(dtype) * largest(expected), what);
@@ -62,8 +62,8 @@ inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
          (!a.defined() || (a.scalar_type() == b.scalar_type() && at::equal(a, b)));
 }
 
-// The layer's parameters with values and gradient buffers. Gains get values other than 1, which would hide a
-// missing factor.
+// Returns the layer's parameters with values and gradient buffers. Gains differ from 1, because 1 would hide
+// a missing factor.
 inline std::vector<Parameter*> make_parameters(Layer& layer, uint64_t seed = 1) {
   std::vector<Parameter*> parameters;
   layer.collect_parameters(parameters);
@@ -80,7 +80,7 @@ inline void forget_grads(const std::vector<Parameter*>& parameters) {
   for (Parameter* parameter : parameters) parameter->forget_grad();
 }
 
-// Copies of the gradients; a parameter that got none in this step is an undefined tensor.
+// Copies of the gradients. A parameter without a gradient in this step has an undefined tensor.
 inline std::vector<at::Tensor> copy_grads(const std::vector<Parameter*>& parameters) {
   std::vector<at::Tensor> grads;
   for (const Parameter* p : parameters) grads.push_back(p->has_grad() ? p->grad.clone() : at::Tensor());
@@ -93,15 +93,15 @@ inline Values values_of(at::Tensor tensor) {
   return values;
 }
 
-// The only value, or an undefined tensor if there is none. Beside the loss of an evaluation may lie the
-// number of right predictions.
+// Returns the only value, or an undefined tensor if there is none. The loss of an evaluation may be followed
+// by the number of correct predictions.
 inline at::Tensor only(Values values) {
   EXPECT_TRUE(values.size() <= 1 || (values.size() == 2 && values[1].scalar_type() == at::kLong));
   return values.empty() ? at::Tensor() : std::move(values[0]);
 }
 
-// One micro-batch on its way through a layer, in whatever order the test asks. Tensors are taken by value:
-// what the test moves in, the layer may overwrite.
+// One micro-batch that passes through a layer, in the order that the test chooses. Tensors are passed by
+// value, so the layer may overwrite those that the test moves in.
 class MicroBatch {
  public:
   explicit MicroBatch(Layer& layer, Fields fields = {}, int64_t index = 0, double loss_weight = 1)
@@ -122,7 +122,7 @@ class MicroBatch {
     Context c = context();
     return only(layer_.forward(values_of(std::move(x)), c, saved));
   }
-  // With the same Saved, into which evaluation must not write.
+  // Uses the same Saved, which evaluation must not write.
   at::Tensor evaluate(at::Tensor x) {
     Context c = context(false);
     return only(layer_.forward(values_of(std::move(x)), c, saved));
@@ -131,7 +131,7 @@ class MicroBatch {
     Context c = context();
     return only(layer_.backward_p1(values_of(std::move(dy)), c, saved));
   }
-  // Leaf by leaf, each released when done, as the executor does.
+  // Runs the leaves one by one and releases each when it is done, as the executor does.
   void p2() {
     for (const P2Unit& unit : p2_units()) {
       unit.layer->backward_p2({&unit.saved, 1});
@@ -153,7 +153,7 @@ class MicroBatch {
   double loss_weight_;
 };
 
-// Backward-p2 of several micro-batches, one call a leaf layer.
+// Backward-p2 of several micro-batches, with one call per leaf layer.
 inline void p2_together(const std::vector<MicroBatch*>& micro_batches) {
   std::vector<std::vector<P2Unit>> units;
   for (MicroBatch* micro_batch : micro_batches) units.push_back(micro_batch->p2_units());
@@ -165,7 +165,7 @@ inline void p2_together(const std::vector<MicroBatch*>& micro_batches) {
   }
 }
 
-// Counts the bytes this thread allocates and frees through LibTorch while it exists.
+// Counts the bytes that this thread allocates and frees through LibTorch during its lifetime.
 class LiveBytes {
  public:
   LiveBytes() : count_(std::make_shared<Count>()), guard_(c10::DebugInfoKind::PROFILER_STATE, count_) {}

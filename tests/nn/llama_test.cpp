@@ -1,5 +1,6 @@
-// The whole LLaMa on one device against the same model on autograd: loss and every gradient, in float64 and
-// float32, tied and untied, with grouped heads, over micro-batches that count different numbers of targets.
+// Compares the whole LLaMa on one device with the same model on autograd: loss and every gradient, in float64
+// and float32, tied and untied, with grouped heads, over micro-batches with different numbers of counted
+// targets.
 #include "twobp/models/llama.h"
 
 #include <map>
@@ -15,7 +16,7 @@ namespace {
 
 using namespace test;
 
-// Every size another one, so that a mix-up of two does not fit. A deviation of 0.3 makes logits of size 1
+// All sizes differ, so that exchanging two of them causes an error. A deviation of 0.3 makes logits of size 1
 // to 10.
 test::Typed<LlamaOptions> options(at::ScalarType dtype, bool tied, int64_t kv_heads = 2) {
   test::Typed<LlamaOptions> o;
@@ -34,7 +35,7 @@ test::Typed<LlamaOptions> options(at::ScalarType dtype, bool tied, int64_t kv_he
   return o;
 }
 
-// Two micro-batches of 3 and 1 samples of 7 and 9 positions, with 21 and 2 counted targets.
+// Two micro-batches: 3 samples of 7 positions with 21 counted targets, and 1 sample of 9 positions with 2.
 std::vector<Fields> batch(const test::Typed<LlamaOptions>& o) {
   std::vector<Fields> out;
   out.push_back({{"input_ids", random_ids({3, 7}, o.vocab, 1)}, {"labels", random_ids({3, 7}, o.vocab, 2)}});
@@ -51,7 +52,8 @@ std::unique_ptr<Sequential> make_model(const test::Typed<LlamaOptions>& o) {
   return std::make_unique<Sequential>(std::move(layers));
 }
 
-// A value or gradient of every use of a weight, packed ones as their parts, under Hugging Face's names.
+// The value or gradient of every use of a weight under Hugging Face's names. Packed weights are split into
+// their parts.
 std::multimap<std::string, at::Tensor> parts_of(const std::vector<Parameter*>& parameters,
                                                 at::Tensor Parameter::*which) {
   std::multimap<std::string, at::Tensor> parts;
@@ -70,7 +72,7 @@ class Reference {
   Reference(const test::Typed<LlamaOptions>& o, const std::vector<Parameter*>& parameters) : o_(o) {
     for (const auto& [name, value] : parts_of(parameters, &Parameter::value)) {
       weights_.emplace(name,
-                       value.to(at::kDouble).clone().requires_grad_(true));  // the first use of a tied one
+                       value.to(at::kDouble).clone().requires_grad_(true));  // the first use of a tied weight
     }
   }
 
@@ -116,12 +118,12 @@ class Reference {
   std::map<std::string, at::Tensor> weights_;
 };
 
-// Forward and backward are 4 halves of a block each: about 12 operations, among them sums of 10 to 36
-// numbers, twice; then a sum of 30 rows: 4 * 2 * (12 + 2 * 36) + 30 = 700 roundings at most of all of one
-// sign.
+// Forward and backward consist of 4 halves of a block each: about 12 operations, with two sums of 10 to 36
+// numbers. Then a sum of 30 rows follows. If all terms have one sign, this gives at most 4 * 2 * (12 + 2 *
+// 36) + 30 = 700 roundings.
 constexpr double kRoundings = 700;
 
-// F0 F1 I0 I1 W0 W1 through all layers; the loss.
+// Runs F0 F1 I0 I1 W0 W1 through all layers and returns the loss.
 double run_library(Sequential& model, const std::vector<Fields>& fields) {
   MicroBatch first(model, fields[0], 0, kLossWeight);
   MicroBatch second(model, fields[1], 1, kLossWeight);
@@ -167,8 +169,8 @@ TEST(Llama, AgreesWithAutogradForEveryNumberOfKeyHeads) {
   for (const int64_t kv_heads : {1, 4}) expect_autograd(options(at::kDouble, false, kv_heads));
 }
 
-// A tied weight is one parameter per use: same name, same value, a gradient buffer each. Neither use's
-// gradient is the whole, none is in both.
+// A tied weight is one parameter per use, with the same name and value and separate gradient buffers. Neither
+// gradient is the whole one, and their sum is.
 TEST(Llama, EveryUseOfATiedWeightHasItsOwnGradient) {
   const test::Typed<LlamaOptions> o = options(at::kDouble, true);
   const auto model = make_model(o);
@@ -194,7 +196,7 @@ TEST(Llama, EveryUseOfATiedWeightHasItsOwnGradient) {
   }
 }
 
-// The head of an untied model is a weight of its own.
+// The head of an untied model has its own weight.
 TEST(Llama, UntiedWeightsDiffer) {
   const auto model = make_model(options(at::kFloat, false));
   const auto parameters = make_parameters(*model);
@@ -202,7 +204,7 @@ TEST(Llama, UntiedWeightsDiffer) {
   EXPECT_FALSE(same_bits(parameters.front()->value, parameters.back()->value));
 }
 
-// Backward-p2 of both micro-batches together: gradients within the roundings of another order.
+// Backward-p2 of both micro-batches together. Gradients differ only by the roundings of another order.
 TEST(Llama, ConcatenatedBackwardAgrees) {
   const test::Typed<LlamaOptions> o = options(at::kFloat, false);
   const std::vector<Fields> fields = batch(o);
@@ -218,13 +220,13 @@ TEST(Llama, ConcatenatedBackwardAgrees) {
   second.p1({});
   p2_together({&first, &second});
   for (size_t i = 0; i < expected.size(); ++i) {
-    // Sums of 30 rows on either side.
+    // Sums of 30 rows on both sides.
     expect_close(parameters[i]->grad, expected[i], 2 * 30, at::kFloat, parameters[i]->name());
   }
 }
 
-// The benchmark model: its loss is half the squared difference between x + MLP(norm(x)), block after block,
-// and the target, a mean over the 30 numbers of a sample.
+// The benchmark model. Its loss is half the squared difference between the target and x + MLP(norm(x)),
+// applied block after block. It is a mean over the 30 numbers of a sample.
 TEST(Llama, StackOfMlpsAgreesWithAutograd) {
   test::Typed<MlpOptions> o;
   o.dim = 10;

@@ -1,4 +1,4 @@
-// LoRA adapters: against autograd, and what they leave alone.
+// Compares LoRA adapters with autograd, and checks that other parameters are unchanged.
 #include <gtest/gtest.h>
 
 #include "tests/nn/layer_test_util.h"
@@ -18,7 +18,7 @@ const LoraOptions kLora{2, 6, {"q_proj", "v_proj"}};
 
 std::vector<Parameter*> parameters_of(Layer& layer) {
   std::vector<Parameter*> parameters = test::make_parameters(layer);
-  for (Parameter* p : parameters) p->value.copy_(random(p->sizes(), 11 + p->numel()));  // B would be 0
+  for (Parameter* p : parameters) p->value.copy_(random(p->sizes(), 11 + p->numel()));  // the initial B is 0
   return parameters;
 }
 

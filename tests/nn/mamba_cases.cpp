@@ -1,5 +1,5 @@
-// Mamba's layers in small odd sizes and in sizes of several chunks and groups: through all tests that hold
-// for every layer.
+// Mamba's layers in small odd sizes and in sizes of several chunks and groups. They run through all tests
+// that cover every layer.
 #include "tests/nn/layer_cases.h"
 #include "tests/nn/mamba_layers.h"
 #include "tests/nn/mamba_reference.h"
@@ -25,7 +25,8 @@ LayerCase conv_case(const std::string& name, int64_t positions, int64_t channels
   c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) {
     return reference::causal_conv1d(x, w[0], w[1]);
   };
-  // Sums over the kernel twice, over rows for the weights; an exp within 4 roundings and about 12 operations.
+  // Two sums over the kernel, and sums over rows for the weights. exp has 4 roundings, and about 12 more
+  // operations are involved.
   c.roundings = static_cast<double>(2 * kernel + 3 * positions) + 16;
   return c;
 }
@@ -39,8 +40,9 @@ LayerCase scan_case(const std::string& name, int64_t positions, int64_t channels
     const auto part = x.split_with_sizes({channels, channels, state, state, channels}, 2);
     return reference::selective_scan(part[0], part[1], part[2], part[3], part[4], w[0], w[1], w[2]);
   };
-  // The recurrence forward and back (an exp and 3 operations a position), sums over states, over channels for
-  // dB and dC and over 3 samples' rows for the parameters; softplus, sigmoid and gate are about 30.
+  // The recurrence forward and backward (one exp and 3 operations per position), sums over states, sums over
+  // channels for dB and dC, and sums over the rows of 3 samples for the parameters. Softplus, sigmoid and
+  // gate take about 30 operations.
   c.roundings = static_cast<double>(2 * 5 * positions + 3 * positions + 2 * state + channels) + 40;
   return c;
 }
@@ -57,7 +59,7 @@ LayerCase mixer_case(const std::string& name, int64_t positions, const MambaMixe
   c.reference = [=](const at::Tensor& x, const Weights& w, const Fields&) {
     return reference::mamba_mixer(x, w, shape);
   };
-  // The scan's, and four products forward and back.
+  // The scan, and four products forward and backward.
   c.roundings = static_cast<double>(13 * positions + 2 * shape.state + shape.inner) + 56 +
                 static_cast<double>(2 * (shape.dim + 3 * shape.inner + 2 * shape.dt_rank + 2 * shape.state));
   return c;

@@ -1,4 +1,4 @@
-// What is true of Mamba's layers alone: threads, bytes, initial values, generation position by position,
+// Properties of Mamba's layers only: threads, bytes, initial values, generation position by position,
 // concatenated W, bad input.
 #include <cmath>
 
@@ -13,7 +13,7 @@ namespace {
 
 using namespace test;
 
-// More groups of channels than one, more chunks than one, channels and positions that divide neither.
+// Several groups of channels and several chunks. They do not divide the numbers of channels and positions.
 const MambaMixerShape kShape{12, 300, 5, 4, 3};
 
 TEST(MambaFacts, ThreadsDoNotChangeABit) {
@@ -48,8 +48,8 @@ TEST(MambaFacts, ThreadsDoNotChangeABit) {
 }
 
 // After F: the input (for W), (u | z), u after the convolution, (dt | B | C), a copy of dt, dt_proj's output,
-// the scan's output (for W), and the states at the borders between chunks. After I, inputs and output
-// gradients of four projections, those of (u | z) and dt_proj's output where the values were.
+// the scan's output (for W), and the states at the borders between chunks. After I: inputs and output
+// gradients of four projections. The gradients of (u | z) and of dt_proj's output overwrite the values.
 TEST(MambaFacts, BytesKept) {
   const int64_t batch = 2;
   const int64_t positions = 67;  // 2 borders
@@ -80,8 +80,8 @@ TEST(MambaFacts, WComesOutProjectionByProjection) {
   EXPECT_EQ(micro_batch.p2_units().size(), 4u);
 }
 
-// Where somebody else holds (u | z), as recomputation does, it stays as it is; where nobody does, its
-// gradient lies there. The numbers are the same.
+// If (u | z) is also held elsewhere, as by recomputation, it must not change. Otherwise its gradient
+// overwrites it. The numbers are the same.
 TEST(MambaFacts, OverwritesOnlyWhatIsItsOwn) {
   MambaMixer mixer("mixer", kShape, 1, at::kFloat);
   make_parameters(mixer);
@@ -157,7 +157,7 @@ TEST(MambaFacts, InitialValues) {
   EXPECT_FALSE(named.at("m.A_log")->decays());
   EXPECT_FALSE(named.at("m.D")->decays());
   EXPECT_TRUE(named.at("m.conv1d.weight")->decays());
-  // Another layer's differ, the same layer's are the same.
+  // Other layers have other values. The same layer has the same values.
   const auto again = whole_mixer("m", {16, 400, 6, 4, 25}, 0.02, at::kFloat);
   const auto other = whole_mixer("n", {16, 400, 6, 4, 25}, 0.02, at::kFloat);
   const auto bias_of = [](Layer& of) {
@@ -170,7 +170,7 @@ TEST(MambaFacts, InitialValues) {
   EXPECT_FALSE(same_bits(bias_of(*other), value("dt_proj.bias")));
 }
 
-// A prompt at once, then one position a call: what the whole sequence gives.
+// A prompt at once, and then one position per call, gives the same as the whole sequence.
 TEST(MambaFacts, GenerationGoesOnFromItsState) {
   const auto whole = whole_mixer("mixer", kShape, 0.3, at::kDouble);
   Layer& mixer = *whole;
@@ -206,7 +206,7 @@ TEST(MambaFacts, GenerationGoesOnFromItsState) {
       {"position 3", "from before"});
 }
 
-// Nothing decays yet, so A has no gradient; the others have theirs.
+// At the first position, no state decays, so A has no gradient. The other parameters have one.
 TEST(MambaFacts, OnePosition) {
   const auto whole = whole_mixer("mixer", kShape, 0.5, at::kDouble);
   Layer& mixer = *whole;

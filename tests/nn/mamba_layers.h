@@ -1,5 +1,5 @@
-// What the tests of Mamba's layers share: the scan with its inputs in one tensor, and parameters that show
-// more than the initial ones, whose A is the same in all channels and whose steps are small.
+// Code that the tests of Mamba's layers share: the scan with its inputs in one tensor, and special
+// parameters. The initial ones test too little: A is the same in all channels, and the steps are small.
 #pragma once
 
 #include "tests/nn/layer_test_util.h"
@@ -23,7 +23,7 @@ inline void make_telling(Layer& layer) {
   }
 }
 
-// All of the mixer: its first projection, then what is a layer of its own.
+// The whole mixer: its first projection, followed by the rest, which is a separate layer.
 inline std::unique_ptr<Layer> whole_mixer(const std::string& name, const MambaMixerShape& shape,
                                           double init_std, at::ScalarType dtype) {
   return make_sequential(
@@ -31,7 +31,7 @@ inline std::unique_ptr<Layer> whole_mixer(const std::string& name, const MambaMi
       std::make_unique<MambaMixer>(name, shape, init_std, dtype));
 }
 
-// (x | raw | B | C | z) in the last dimension: parts whose rows are apart.
+// (x | raw | B | C | z) in the last dimension, so the rows of each part are separated.
 class PackedScan : public Layer {
  public:
   PackedScan(int64_t channels, int64_t state, at::ScalarType dtype)

@@ -1,5 +1,5 @@
-// Mamba's layers written down once more in plain ATen ops, the scan as a loop over positions, for autograd to
-// differentiate. Used in float64.
+// Mamba's layers in plain ATen operators, with the scan as a loop over positions, as a reference that
+// autograd differentiates. Used in float64.
 #pragma once
 
 #include <vector>
@@ -33,7 +33,7 @@ inline at::Tensor selective_scan(const at::Tensor& x, const at::Tensor& raw, con
   return at::stack(y, 1) * at::silu(z);
 }
 
-// `w` in the order of MambaMixer's parameters.
+// `w` has the order of MambaMixer's parameters.
 inline at::Tensor mamba_mixer(const at::Tensor& x, const std::vector<at::Tensor>& w,
                               const MambaMixerShape& shape) {
   const std::vector<at::Tensor> uz = reference::linear(x, w[0]).split(shape.inner, 2);

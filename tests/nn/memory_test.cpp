@@ -1,6 +1,6 @@
-// Live bytes of every layer and of a block after F, I and W against counts by hand, and what is written in
-// place. What the caller hands over and what it holds itself counts as the caller's: y and dx are dropped at
-// once, so that only what the layer keeps is left.
+// Compares the live bytes of every layer and of a block after F, I and W with counts by hand, and checks
+// which tensors are overwritten in place. y and dx are dropped at once, so that only tensors that the layer
+// keeps are counted.
 #include "tests/nn/layer_test_util.h"
 #include "tests/nn/typed_options.h"
 #include "twobp/models/llama.h"
@@ -21,12 +21,12 @@ constexpr int64_t kBatch = 2;
 constexpr int64_t kPositions = 5;
 constexpr int64_t kRows = kBatch * kPositions;
 
-// Numbers (of 4 bytes) kept at three moments, and the most that I allocates on top of what it holds (x and dy
-// included).
+// Numbers (of 4 bytes) that are kept at three moments, and the maximum that I allocates in addition
+// (including x and dy).
 struct Numbers {
   int64_t after_forward = 0;
   int64_t after_p1 = 0;
-  int64_t p1_extra = -1;  // -1: not looked at
+  int64_t p1_extra = -1;  // -1: not checked
 };
 
 void expect_numbers(Layer& layer, std::vector<int64_t> input, std::vector<int64_t> output,
@@ -34,7 +34,7 @@ void expect_numbers(Layer& layer, std::vector<int64_t> input, std::vector<int64_
   make_parameters(layer);
   MicroBatch micro_batch(layer, fields);
   const auto make_input = [&] { return input.empty() ? at::Tensor() : random(input, 1, at::kFloat); };
-  micro_batch.evaluate(make_input());  // what is made once: rope tables
+  micro_batch.evaluate(make_input());  // creates the rope tables, which are made only once
   LiveBytes bytes;
   at::Tensor x = make_input();
   micro_batch.forward(std::move(x));
@@ -57,13 +57,13 @@ TEST(Memory, LinearKeepsInputAndOutputGradient) {
                  {kRows * 3, kRows * 3 + kRows * 7, kRows * 3});
 }
 
-// dx goes where dy was; beside it the gain's gradient, once per block of 64 rows and once summed.
+// dx overwrites dy. In addition there is the gain's gradient, once per block of 64 rows and once as a sum.
 TEST(Memory, RmsNormKeepsNothingAfterI) {
   RmsNorm layer("g", 6, 1e-5, at::kFloat);
   expect_numbers(layer, {kBatch, kPositions, 6}, {kBatch, kPositions, 6}, {}, {kRows * 6 + kRows, 0, 6 + 6});
 }
 
-// dx goes where x was.
+// dx overwrites x.
 TEST(Memory, SwiGluNeedsNoRoomForItsGradient) {
   SwiGlu layer;
   expect_numbers(layer, {kBatch, kPositions, 2 * 7}, {kBatch, kPositions, 7}, {}, {kRows * 2 * 7, 0, 0});
@@ -82,7 +82,7 @@ TEST(Memory, EmbeddingKeepsOutputGradient) {
                  {0, kRows * 3, 0});
 }
 
-// The gradient lies where the logits were.
+// The gradient overwrites the logits.
 TEST(Memory, CrossEntropyHoldsOneTensorOfLogits) {
   CrossEntropy layer;
   expect_numbers(layer, {kBatch, kPositions, 11}, {}, {{"labels", random_ids({kBatch, kPositions}, 11, 1)}},
@@ -107,9 +107,9 @@ test::Typed<LlamaOptions> options() {
   return o;
 }
 
-// After F: the residual stream and its norm's scale, the norm's output (for W), q k v, attention's output
-// (for I and for W: once) and its log-sums. After I, what W needs: the norm's output, dL/d(q k v),
-// attention's output, dL/dy.
+// After F: the residual stream and its norm's scale, the norm's output (for W), q k v, the attention's output
+// (one tensor for I and W) and its log-sums. After I, for W: the norm's output, dL/d(q k v), the attention's
+// output, dL/dy.
 TEST(Memory, AttentionHalfOfABlock) {
   const test::Typed<LlamaOptions> o = options();
   const int64_t packed = (o.heads + 2 * o.kv_heads) * o.head_dim;
@@ -120,8 +120,8 @@ TEST(Memory, AttentionHalfOfABlock) {
       {kRows * (o.dim + 1 + o.dim + packed + out + o.heads), kRows * (o.dim + packed + out + o.dim)});
 }
 
-// After F: the residual stream and its norm's scale, the norm's output, gate and up, their product. After I
-// the gradient of gate and up lies where they were.
+// After F: the residual stream and its norm's scale, the norm's output, gate and up, and their product. After
+// I, the gradient of gate and up overwrites them.
 TEST(Memory, MlpHalfOfABlock) {
   const test::Typed<LlamaOptions> o = options();
   const auto layer = llama(o, o.settings()).layers[2].make();

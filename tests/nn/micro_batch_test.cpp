@@ -1,5 +1,5 @@
-// Several micro-batches on their way through a layer at once: whatever the order of F, I and W, each keeps
-// its own saved tensors, gradients accumulate, and evaluation in between changes nothing.
+// Several micro-batches pass through a layer at once. In any order of F, I and W, each keeps its own saved
+// tensors, gradients accumulate, and an evaluation in between changes nothing.
 #include <array>
 #include <sstream>
 
@@ -10,7 +10,7 @@ namespace {
 
 using namespace test;
 
-// Micro-batches 0 and 1 have 2 samples, 2 is a shorter last one.
+// Micro-batches 0 and 1 have 2 samples. Micro-batch 2 is the last one and shorter.
 constexpr std::array<int64_t, 3> kSamples = {2, 2, 1};
 
 struct Result {
@@ -26,8 +26,8 @@ class Orders {
     for (int m = 0; m < 3; ++m) micro_batches_[m] = new_micro_batch(m);
   }
 
-  // `order`: letters with the micro-batch's number, "F0 I0 W0"; E is an evaluation of other numbers on the
-  // layer, given the Saved of that micro-batch.
+  // `order` consists of letters with the number of the micro-batch, such as "F0 I0 W0". E evaluates other
+  // numbers on the layer, with the Saved of that micro-batch.
   Result run(const std::string& order) {
     forget_grads(parameters_);
     Result result;
@@ -78,8 +78,8 @@ void expect_same_bits(const Result& actual, const Result& expected, const std::s
   }
 }
 
-// The sum over micro-batches that ran alone is what any order must give: W (and I, where a norm's gain gets
-// its gradient) in micro-batch order to the bit, other orders to rounding.
+// The expected result is the sum over micro-batches that ran alone. If W (and I, for a norm's gain) runs in
+// micro-batch order, it is exact bit for bit. In other orders, it differs by rounding.
 TEST_P(EveryLayer, OrderOfMicroBatchesDoesNotMatter) {
   Orders orders(GetParam());
   const Result expected = orders.run("F0 I0 W0 F1 I1 W1 F2 I2 W2");
@@ -87,7 +87,7 @@ TEST_P(EveryLayer, OrderOfMicroBatchesDoesNotMatter) {
            "F0 F1 F2 I0 I1 I2 W0 W1 W2",  // W delayed to the end
            "F0 F1 F2 I0 W0 I1 W1 I2 W2",  // GPipe with fused backward
            "F0 F1 I0 W0 F2 I1 W1 I2 W2",  // 1F1B
-           "F0 I0 F1 I1 W0 F2 W1 I2 W2",  // W of one before I of the other, and after its F
+           "F0 I0 F1 I1 W0 F2 W1 I2 W2",  // W1 after F2 and before I2
            "F0 F1 I0 I1 F2 W0 I2 W1 W2",
        }) {
     expect_same_bits(orders.run(order), expected, order);
@@ -109,8 +109,8 @@ TEST_P(EveryLayer, OtherOrdersOfBackwardGiveTheSameSums) {
   }
 }
 
-// Accumulated, not assigned: a gradient is the sum of what the micro-batches give alone. Three micro-batches
-// make sums three times as long, on either side.
+// Gradients accumulate: the result is the sum over the micro-batches alone. Three micro-batches make sums
+// three times as long on both sides.
 TEST_P(EveryLayer, GradientsOfMicroBatchesAddUp) {
   const LayerCase& c = GetParam();
   Orders orders(c);
@@ -124,7 +124,8 @@ TEST_P(EveryLayer, GradientsOfMicroBatchesAddUp) {
   }
 }
 
-// The first contribution after forget_grad overwrites what the step before left, the next ones add to it.
+// The first contribution after forget_grad overwrites the gradient of the previous step. Later contributions
+// are added.
 TEST_P(EveryLayer, GradientsOfTheStepBeforeAreForgotten) {
   Orders orders(GetParam());
   const Result first = orders.run("F0 I0 W0");
@@ -142,7 +143,7 @@ TEST_P(EveryLayer, EvaluationBetweenChangesNothing) {
   }
 }
 
-// What a micro-batch computes does not depend on the mode.
+// The result of a micro-batch does not depend on the mode.
 TEST_P(EveryLayer, EvaluationComputesWhatTrainingDoes) {
   const LayerCase& c = GetParam();
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
@@ -151,7 +152,7 @@ TEST_P(EveryLayer, EvaluationComputesWhatTrainingDoes) {
     const auto micro_batch = c.micro_batch(*layer, 2, 1, dtype);
     const at::Tensor x = c.make_input(2, 1, dtype);
     const at::Tensor evaluated = micro_batch->evaluate(x);
-    // Cross-entropy sums exponentials in two loops, vectorised each in its way.
+    // Cross-entropy sums exponentials in two loops, which are vectorised differently.
     expect_close(micro_batch->forward(x), evaluated, c.is_loss() ? c.roundings : 0, dtype, "y");
   }
 }

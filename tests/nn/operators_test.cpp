@@ -1,5 +1,5 @@
-// The way by LibTorch's operators: dropout's masks are those of the kernels, and on a device that is no CPU
-// layers compute what the operators do on a CPU.
+// Tests layers on LibTorch's operators. Dropout's masks must equal those of the kernels, and on a device
+// other than the CPU, layers must compute the same as the operators on a CPU.
 #include "twobp/nn/kernels/operators.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -34,7 +34,7 @@ TEST(Operators, DrawTheMasksOfTheKernels) {
   }
 }
 
-// In blocks of 128 and 5 queries.
+// Uses blocks of 128 and 5 queries.
 TEST(Operators, AttendAsTheKernelsDo) {
   for (const bool causal : {false, true}) {
     PackedAttention attention{/*heads=*/4, /*kv_heads=*/2, /*head_dim=*/6, causal, {}, {}};

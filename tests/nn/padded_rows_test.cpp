@@ -1,4 +1,4 @@
-// Rows an odd number of cache lines apart: where they are, and that no number changes for it.
+// Rows whose distance is an odd number of cache lines: where they are used, and that they change no number.
 #include "twobp/nn/kernels/products/padded_rows.h"
 
 #include "tests/nn/layer_test_util.h"
@@ -48,7 +48,7 @@ TEST(PaddedRows, EvenRowsAreOneMatrix) {
   }
 }
 
-// A layer that is not told about the next one, so that its rows are dense.
+// A layer that does not know the next one, so its rows are dense.
 class Untold : public Layer {
  public:
   explicit Untold(std::unique_ptr<Layer> layer) : layer_(std::move(layer)) {}
@@ -69,7 +69,7 @@ class Untold : public Layer {
 
 struct Case {
   const char* name;
-  int64_t wide;  // what the layer takes, over 1 KiB in float64
+  int64_t wide;  // the layer's input width, over 1 KiB in float64
   int64_t narrow;
   bool bias;
   std::function<std::unique_ptr<Layer>()> make;
@@ -92,7 +92,8 @@ class PaddedRowsTest : public testing::TestWithParam<Case> {
  protected:
   static constexpr int64_t kIn = 24;
 
-  // Linear -> the layer -> Linear: outputs, dx and gradients of three micro-batches, W perhaps together.
+  // Linear -> the layer -> Linear: outputs, dx and gradients of three micro-batches, optionally with W of all
+  // together.
   std::vector<at::Tensor> results(bool told, bool together) {
     auto first = std::make_unique<Linear>(std::vector<ParameterPart>{{"a.weight", GetParam().wide}}, kIn, 0.2,
                                           at::kDouble, GetParam().bias);
@@ -111,7 +112,7 @@ class PaddedRowsTest : public testing::TestWithParam<Case> {
       out.push_back(list.back()->forward(random({2, 9, kIn}, 10 + m)));
       out.push_back(list.back()->p1(random({2, 9, kIn}, 20 + m)));
       std::vector<P2Unit> units = list.back()->p2_units();
-      const at::Tensor& gradient = units.back().saved->p2(1);  // of the first Linear's output
+      const at::Tensor& gradient = units.back().saved->p2(1);  // the first Linear's output gradient
       EXPECT_EQ(row_stride(gradient),
                 told ? padded_cols(GetParam().wide, gradient.options()) : GetParam().wide);
     }
@@ -130,14 +131,14 @@ TEST_P(PaddedRowsTest, SameNumbersAsDenseOnes) {
     const std::vector<at::Tensor> dense = results(false, together);
     const std::vector<at::Tensor> padded = results(true, together);
     ASSERT_EQ(dense.size(), padded.size());
-    // Sums of up to 320 numbers, a few of them after each other.
+    // Sums of up to 320 numbers, a few of them in sequence.
     for (size_t i = 0; i < dense.size(); ++i) {
       expect_close(padded[i], dense[i], 4 * 320, at::kDouble, "result " + std::to_string(i));
     }
   }
 }
 
-// The loss writes the logits' gradient over them.
+// The loss overwrites the logits with their gradient.
 TEST(PaddedRows, LossOnThem) {
   if (one_dnn_multiplies()) GTEST_SKIP() << "this CPU's rows are dense: its products are oneDNN's";
   constexpr int64_t kIn = 24, kVocab = 320;

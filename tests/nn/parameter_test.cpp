@@ -1,5 +1,5 @@
-// Parameters: values from seed and name alone, packed parts, and gradients that start with the first
-// contribution of a step.
+// Tests parameters: values that depend only on seed and name, packed parts, and gradients that begin with the
+// first contribution of a step.
 #include <cmath>
 
 #include "tests/nn/layer_test_util.h"
@@ -21,7 +21,7 @@ Parameter made(std::vector<ParameterPart> parts, int64_t cols, uint64_t seed,
 
 TEST(Parameter, ValueDependsOnSeedAndNameAlone) {
   const at::Tensor value = made({{"a", 5}}, 7, 1).value;
-  const Parameter between = made({{"b", 50}}, 3, 9);  // whatever was made before
+  const Parameter between = made({{"b", 50}}, 3, 9);  // other parameters made before have no effect
   EXPECT_TRUE(same_bits(made({{"a", 5}}, 7, 1).value, value));
   EXPECT_FALSE(same_bits(made({{"b", 5}}, 7, 1).value, value));
   EXPECT_FALSE(same_bits(made({{"a", 5}}, 7, 2).value, value));
@@ -34,7 +34,7 @@ TEST(Parameter, EveryBitOfTheSeedCounts) {
   }
 }
 
-// Sizes below and above 16 numbers, where LibTorch draws normal numbers in another way.
+// Sizes below and above 16 numbers, because LibTorch draws them differently.
 TEST(Parameter, PackedPartsEqualSeparateOnes) {
   for (const int64_t cols : {3, 7, 40}) {
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
@@ -46,7 +46,7 @@ TEST(Parameter, PackedPartsEqualSeparateOnes) {
   }
 }
 
-// Mean and deviation of 40000 numbers: five standard errors, 0.5 / 200 and 0.5 / 283.
+// Mean and deviation of 40000 numbers, within five standard errors: 0.5 / 200 and 0.5 / 283.
 TEST(Parameter, ValuesAreNormalWithTheGivenDeviation) {
   const at::Tensor value = made({{"a", 200}}, 200, 3).value.to(at::kDouble);
   EXPECT_NEAR(value.mean().item<double>(), 0, 5 * 0.5 / 200);
@@ -69,7 +69,7 @@ TEST(Parameter, FirstContributionOverwritesTheNextOnesAdd) {
   Parameter w({{"w", 2}}, {2, 3}, at::kFloat, 1);
   w.allocate_grad();
   EXPECT_FALSE(w.has_grad());
-  w.grad.fill_(std::numeric_limits<float>::quiet_NaN());  // what a buffer fresh from the allocator may hold
+  w.grad.fill_(std::numeric_limits<float>::quiet_NaN());  // as a newly allocated buffer may contain
   const at::Tensor a = at::full({2, 1}, 2.0, at::kFloat);
   const at::Tensor b = at::full({1, 3}, 3.0, at::kFloat);
   w.accumulate_product(a, b);
@@ -85,8 +85,7 @@ TEST(Parameter, FirstContributionOverwritesTheNextOnesAdd) {
   EXPECT_TRUE(same_bits(w.grad, at::ones({2, 3})));
 }
 
-// The same weights whatever layers a stage holds and in whatever order they are made; all names are
-// different.
+// The weights are the same in any division into stages and any order of creation. All names are different.
 TEST(Parameter, ModelWeightsDoNotDependOnTheOrderOfMaking) {
   LlamaOptions o;
   o.vocab = 7;

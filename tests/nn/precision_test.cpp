@@ -1,5 +1,5 @@
-// Reduced precision: every layer in bfloat16 and float16 against float64, the conversions number by number,
-// and gradients that are summed in float32.
+// Tests reduced precision: every layer in bfloat16 and float16 against float64, all conversions, and
+// gradients that are summed in float32.
 #include <cmath>
 
 #include <ATen/ATen.h>
@@ -15,11 +15,11 @@ using test::EveryLayer;
 using test::LayerCase;
 
 double unit_roundoff(at::ScalarType dtype) {
-  return dtype == at::kBFloat16 ? 0x1p-8 : 0x1p-11;  // 8 and 11 bits of significand
+  return dtype == at::kBFloat16 ? 0x1p-8 : 0x1p-11;  // significands of 8 and 11 bits
 }
 
-// Sums are taken in float32, so a result is off by what was rounded on the way: inputs of each layer of the
-// chain, which here are at most 16, whatever the sizes.
+// Sums are in float32, so only the roundings in between cause errors: those of the inputs of each layer in
+// the chain. There are at most 16 here, for any sizes.
 constexpr double kStored = 16;
 
 void compare(const LayerCase& c, at::ScalarType dtype) {
@@ -65,7 +65,7 @@ TEST_P(EveryLayer, AgreesInFloat16) {
   compare(GetParam(), at::kHalf);
 }
 
-// Every bit pattern there is, against LibTorch's conversions.
+// Compares every bit pattern with LibTorch's conversions.
 TEST(Numbers, LoadAgreesForEveryPattern) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const auto b = static_cast<uint16_t>(bits);
@@ -106,7 +106,7 @@ TEST(Precision, ProductsAreSummedInFloat32) {
   weight.allocate_value(1);
   weight.allocate_grad();
   const at::Tensor one = at::ones({1, 1}, at::kBFloat16);
-  // 1 + 2^-10 a thousand times: bfloat16 would stay at 1.
+  // Adds 2^-10 to 1 a thousand times. A sum in bfloat16 would stay at 1.
   weight.accumulate_product(one, one);
   for (int i = 0; i < 1024; ++i) weight.accumulate_product(one, one * 0x1p-10);
   EXPECT_EQ(weight.grad.item<float>(), 2.f);

@@ -1,5 +1,5 @@
-// Layers that compute again what they would keep: the same bits as the layer itself, for every layer and
-// mode; nothing changed twice; and only what the mode promises is kept.
+// Layers that recompute tensors instead of keeping them. For every layer and mode, the bits must equal those
+// of the layer itself, nothing may be updated twice, and only the tensors that the mode promises may be kept.
 #include "twobp/nn/layers/recompute.h"
 
 #include <map>
@@ -25,7 +25,7 @@ struct Result {
   std::vector<at::Tensor> y, dx, dw, buffers;
 };
 
-// Three micro-batches on their way through the layer at once, with their W in pairs with the next one's I.
+// Three micro-batches pass through the layer at once. The W of each follows the I of the next one.
 Result run(const LayerCase& c, Layer& layer, at::ScalarType dtype) {
   const std::vector<Parameter*> parameters = make_parameters(layer);
   Result result;
@@ -76,7 +76,7 @@ TEST_P(EveryLayer, RecomputedGivesTheSameBits) {
   }
 }
 
-// Evaluation keeps nothing, and is the layer's own.
+// Evaluation keeps nothing and equals that of the layer.
 TEST_P(EveryLayer, RecomputedEvaluatesAsTheLayerDoes) {
   const LayerCase& c = GetParam();
   const auto plain = c.make(at::kFloat);
@@ -97,8 +97,7 @@ constexpr int64_t kDim = 6;
 constexpr int64_t kHidden = 10;
 constexpr int64_t kFloat = 4;
 
-// x + down(up(norm(x))), whose F keeps norm(x), 1 / rms, x and up(norm(x)), and whose I keeps two inputs and
-// two gradients.
+// x + down(up(norm(x))). F keeps norm(x), 1 / rms, x and up(norm(x)). I keeps two inputs and two gradients.
 std::unique_ptr<Layer> branch() {
   return std::make_unique<Residual>(make_sequential(
       std::make_unique<RmsNorm>("norm", kDim, 1e-5, at::kFloat),
@@ -112,7 +111,7 @@ struct Held {
   int64_t after_p2 = 0;
 };
 
-// Bytes held by what is saved, outputs and gradients gone.
+// The bytes of the saved tensors, without outputs and gradients.
 Held held_by(Layer& layer) {
   const auto parameters = make_parameters(layer);
   MicroBatch micro_batch(layer);
@@ -148,7 +147,7 @@ TEST(Recompute, KeepsWhatTheModeSays) {
   }
 }
 
-// What the caller still holds is read again later, and must not be written over.
+// Tensors that the caller still holds are read again later, so they must not be overwritten.
 TEST(Recompute, LeavesOthersTensorsAlone) {
   for (const Recompute mode : kModes) {
     RecomputeLayer layer(branch(), mode);
@@ -164,7 +163,8 @@ TEST(Recompute, LeavesOthersTensorsAlone) {
   }
 }
 
-// One unit where derivatives are computed again, the layer's own where they are not, none without W.
+// There is one unit if derivatives are recomputed, and otherwise the layer's own units. Without W, there is
+// none.
 TEST(Recompute, UnitsOfBackwardP2) {
   const std::map<Recompute, size_t> expected = {{Recompute::kNone, 2},
                                                 {Recompute::kActivations, 2},
@@ -184,7 +184,7 @@ TEST(Recompute, UnitsOfBackwardP2) {
   }
 }
 
-// A norm has no W, so that there are no derivatives to compute again and none is run again for them.
+// A norm has no W. So there are no derivatives to recompute, and the norm does not run again for them.
 TEST(Recompute, StatisticsAreUpdatedOncePerMicroBatch) {
   BatchNorm2d plain("norm", 3, /*relu=*/true, at::kFloat);
   const auto expected = make_parameters(plain);
@@ -225,7 +225,7 @@ TEST(Recompute, BackwardWithoutForwardOrTwiceIsAnError) {
   }
 }
 
-// Discarding: contributions of every kind go nowhere, and what was there stays.
+// While gradients are discarded, contributions of every kind have no effect and existing gradients remain.
 TEST(Recompute, DiscardedGradientsChangeNothing) {
   Parameter parameter({{"w", 2}}, {2, 3}, at::kFloat, 1);
   parameter.allocate_value(1);

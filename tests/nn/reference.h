@@ -1,5 +1,5 @@
-// The layers written down once more in plain ATen ops, attention spelt out, for autograd to differentiate.
-// Used in float64.
+// The layers in plain ATen operators, with attention written out, as a reference that autograd
+// differentiates. Used in float64.
 #pragma once
 
 #include <cmath>
@@ -54,7 +54,7 @@ inline at::Tensor attention(const at::Tensor& packed, const AttentionShape& shap
   return at::matmul(p, v).transpose(1, 2).reshape({batch, positions, shape.heads * shape.head_dim});
 }
 
-// Sum over counted labels of -log p(label), times scale.
+// The sum of -log p(label) over counted labels, times scale.
 inline at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, double scale) {
   return scale *
          at::cross_entropy_loss(logits.flatten(0, -2), labels.flatten(), {}, at::Reduction::Sum, -100);

@@ -1,5 +1,5 @@
-// Facts about batch norms, what ResNet's layers keep in bytes counted by hand, and the model as a list of
-// layers.
+// Properties of batch norms, the bytes that ResNet's layers keep (counted by hand), and the model as a list
+// of layers.
 #include "twobp/models/resnet.h"
 
 #include <set>
@@ -26,7 +26,7 @@ TEST(BatchNormFacts, OneRowHasNoVariance) {
   EXPECT_EQ(micro_batch.evaluate(at::ones({1, 1, 1, 3}, at::kFloat)).size(3), 3);
 }
 
-// A large mean beside a small deviation: the sum of squares less the squared mean would be noise.
+// The mean is large and the deviation small, so the sum of squares minus the squared mean would be noise.
 TEST(BatchNormFacts, VarianceOfNumbersFarFromZero) {
   BatchNorm2d layer("n", 2, false, at::kFloat);
   make_parameters(layer);
@@ -47,8 +47,8 @@ TEST(BatchNormFacts, ConstantChannelStaysFinite) {
   EXPECT_TRUE(at::isfinite(micro_batch.p1(random({2, 3, 3, 2}, 1, at::kFloat))).all().item<bool>());
 }
 
-// Numbers of 4 bytes that live after F and after I, y and dx dropped: what is kept. Per channel a norm
-// keeps 4.
+// Numbers of 4 bytes that live after F and after I, without y and dx. So they are the saved ones. A norm
+// keeps 4 per channel.
 void expect_kept(Layer& layer, const std::vector<int64_t>& sizes, int64_t after_forward, int64_t after_p1,
                  int64_t p1_extra) {
   make_parameters(layer);
@@ -70,7 +70,7 @@ void expect_kept(Layer& layer, const std::vector<int64_t>& sizes, int64_t after_
   EXPECT_EQ(bytes.now(), 0) << "after W";
 }
 
-// Sizes whose sums in blocks and scales are small beside the images.
+// Sizes for which block sums and scales are small in comparison with the images.
 constexpr int64_t kPixels = 4 * 8 * 8;
 const std::vector<int64_t> kImage = {4, 8, 8, 16};
 
@@ -79,14 +79,15 @@ TEST(ResnetMemory, NormKeepsItsInputUntilI) {
   expect_kept(layer, kImage, kPixels * 16 + 4 * 16, 0, 3 * 16 * 4);
 }
 
-// The convolution's input lies where the norm's was.
+// The convolution's input overwrites the norm's input.
 TEST(ResnetMemory, NormConvKeepsOneImageBeforeIAndTwoAfter) {
   BatchNormReluConv2d layer("n", "w", {16, 4, 1, 1, 0}, at::kFloat);
   expect_kept(layer, kImage, kPixels * 16 + 4 * 16, kPixels * (16 + 4), kPixels * 16 + 3 * 16 * 4);
 }
 
-// x, the narrow outputs of two convolutions and the wide one of the third; then, for W, x and the inputs of
-// the other two, and three gradients. Autograd keeps both narrow normalized ones and y beside these.
+// After F: x, the narrow outputs of two convolutions and the wide output of the third. After I, for W: x, the
+// inputs of the other two convolutions, and three gradients. Autograd additionally keeps both narrow
+// normalised tensors and y.
 TEST(ResnetMemory, Bottleneck) {
   ResidualBlock layer("b", {16, 16, 1, true}, at::kFloat);
   const int64_t scales = 4 * (4 + 4 + 16);
@@ -94,7 +95,7 @@ TEST(ResnetMemory, Bottleneck) {
               kPixels * (4 + 4 + 9 * 4 * 2) + 1000);
 }
 
-// A projection's output is kept until I, its gradient for W.
+// A projection's output is kept until I, and its gradient until W.
 TEST(ResnetMemory, BottleneckWithProjection) {
   ResidualBlock layer("b", {16, 32, 1, true}, at::kFloat);
   const int64_t scales = 4 * (8 + 8 + 32 + 32);
@@ -142,8 +143,8 @@ TEST(ResnetModel, HasAsManyParametersAsTheOriginals) {
   EXPECT_EQ(trained_numbers(options), 21'797'672) << "34";
 }
 
-// Kinds are measured one behind the other in the order they first appear: each takes what the one before
-// gives.
+// Kinds of layers are measured in the order in which they first appear. Each takes the output of the previous
+// one.
 TEST(ResnetModel, KindsChainAndAreAlike) {
   ResnetOptions options;
   options.depths = {2, 1, 3};
@@ -174,7 +175,7 @@ TEST(ResnetModel, KindsChainAndAreAlike) {
   EXPECT_EQ(sizes.at("head"), std::vector<int64_t>{});
 }
 
-// Kaiming's deviation, and the same numbers whatever the order in memory and the layers before.
+// Kaiming's deviation. The numbers do not depend on the memory format or on earlier layers.
 TEST(ResnetModel, InitialWeightsDependOnSeedAndNameAlone) {
   Parameter weight({{"w", 64}}, {64, 32, 3, 3}, at::kFloat, 0.5);
   weight.allocate_value(3);
@@ -207,7 +208,7 @@ TEST(Buffer, IsNoWeight) {
   EXPECT_FALSE(Parameter("w", at::ones({2})).is_buffer());
 }
 
-// A convolution's gradient is a matrix to products and four-dimensional to all others.
+// A convolution's gradient is a matrix for products, and otherwise four-dimensional.
 TEST(Buffer, GradientsOfConvolutionsAccumulate) {
   Parameter weight({{"w", 2}}, {2, 3, 2, 2}, at::kDouble, 1);
   weight.allocate_grad();

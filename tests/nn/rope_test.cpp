@@ -1,4 +1,5 @@
-// The frequencies of rotary embedding, against those of transformers 5.23 (float32) and by their definition.
+// Compares the frequencies of rotary embedding with those of transformers 5.23 (float32) and with their
+// definition.
 #include "twobp/nn/layers/rope.h"
 
 #include <cmath>
@@ -26,7 +27,7 @@ void expect_close(const at::Tensor& actual, const std::vector<double>& expected)
 TEST(Rope, WithoutScaling) {
   RopeSettings rope;
   rope.theta = 500;
-  rope.factor = 7;  // means nothing here
+  rope.factor = 7;  // it has no meaning here
   expect_close(rope_frequencies(rope, 6), {1, std::pow(500, -1.0 / 3), std::pow(500, -2.0 / 3)});
   expect_close(rope_frequencies(rope, 2), {1});
 }
@@ -40,7 +41,8 @@ TEST(Rope, Linear) {
                 0.0007905694656074047, 0.0002500000118743628, 7.905694656074047e-05});
 }
 
-// LLaMa 3.1's settings. The first four wavelengths are short, then one is mixed, the last are long.
+// LLaMa 3.1's settings. The first four wavelengths are short, then one is in between, and the last ones are
+// long.
 TEST(Rope, Llama3) {
   const RopeSettings rope{500000, RopeScaling::kLlama3, 8, 1, 4, 8192};
   expect_close(rope_frequencies(rope, 16),
@@ -80,7 +82,7 @@ TEST(Rope, AttentionUsesTheSettings) {
   };
   const at::Tensor plain = run();
   shape.rope.scaling = RopeScaling::kLinear;
-  EXPECT_TRUE(at::equal(run(), plain));  // by a factor of 1
+  EXPECT_TRUE(at::equal(run(), plain));  // with a factor of 1
   shape.rope.factor = 3;
   EXPECT_FALSE(at::allclose(run(), plain, 1e-4, 1e-4));
 }

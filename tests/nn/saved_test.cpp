@@ -1,4 +1,5 @@
-// Saved: what it hands out, when it lets go, and that a backward which was not prepared for is an Error.
+// Tests Saved: the tensors that it returns, when it releases them, and the Error for a backward pass without
+// a forward pass.
 #include "tests/nn/layer_cases.h"
 #include "twobp/nn/layers/linear.h"
 #include "twobp/nn/layers/rms_norm.h"
@@ -10,7 +11,7 @@ namespace {
 
 using namespace test;
 
-// Tells when the last tensor on a memory is gone.
+// Reports when the last tensor on a memory block is gone.
 class Watch {
  public:
   explicit Watch(const at::Tensor& t) : storage_(t.storage().getWeakStorageImpl()) {}
@@ -49,7 +50,7 @@ TEST(Saved, KeepsUntilP2AcrossP1) {
   expect_error([&] { saved.p2(0); }, {"saved tensor 0 of 0"});
 }
 
-// W units point at a container's children while others are added.
+// Units of W point to a container's children while others are added.
 TEST(Saved, ChildrenStayWhereTheyAre) {
   Saved saved;
   Saved* first = &saved.child(0);
@@ -94,8 +95,8 @@ TEST(Saved, ExclusiveMeansNoOtherHandleAndNoView) {
   EXPECT_TRUE(exclusively_owned(as_contiguous(std::move(tensor)))) << "the handle moves through";
 }
 
-// The i-th layer's until-p1 tensors go as soon as its backward-p1 ran, before the layers below have run
-// theirs: the probe below the layers looks.
+// The until-p1 tensors of a layer are released after its backward-p1 and before that of the layer below. A
+// probe below the layers checks this.
 class Probe : public Layer {
  public:
   Values forward(Values x, Context&, Saved&) override { return x; }
@@ -127,13 +128,13 @@ TEST(Saved, UntilP1GoesBeforeTheLayersBelowRun) {
   EXPECT_EQ(left, static_cast<int64_t>(4 * 6 * sizeof(float))) << "more than dx on its way down";
 }
 
-// Backward-p1 of a leaf leaves nothing in Saved that backward-p2 does not read.
+// After backward-p1, a leaf keeps in Saved only the tensors that backward-p2 reads.
 TEST_P(EveryLayer, KeepsNothingAfterW) {
   const LayerCase& c = GetParam();
   auto layer = c.make(at::kFloat);
   make_parameters(*layer);
   const auto micro_batch = c.micro_batch(*layer, 2, 1, at::kFloat);
-  micro_batch->evaluate(c.make_input(2, 1, at::kFloat));  // rope tables
+  micro_batch->evaluate(c.make_input(2, 1, at::kFloat));  // creates the rope tables
   LiveBytes bytes;
   const at::Tensor y = micro_batch->forward(c.make_input(2, 1, at::kFloat));
   EXPECT_GT(bytes.now(), 0);
@@ -147,7 +148,7 @@ TEST_P(EveryLayer, EvaluationSavesNothing) {
   auto layer = c.make(at::kFloat);
   make_parameters(*layer);
   const auto micro_batch = c.micro_batch(*layer, 2, 1, at::kFloat);
-  micro_batch->evaluate(c.make_input(2, 1, at::kFloat));  // rope tables
+  micro_batch->evaluate(c.make_input(2, 1, at::kFloat));  // creates the rope tables
   LiveBytes bytes;
   at::Tensor y = micro_batch->evaluate(c.make_input(2, 1, at::kFloat));
   EXPECT_GT(bytes.peak(), 0);

@@ -1,5 +1,6 @@
-// The scan's and the convolution's kernels of every instruction set this CPU has, against plain loops in long
-// double: sizes around vector widths, chunks and groups, rows that are apart, in place, extreme inputs.
+// Compares the kernels of the scan and the convolution for every instruction set that this CPU supports with
+// plain loops in long double: sizes around vector widths, chunks and groups, separated rows, in-place calls,
+// extreme inputs.
 #include "twobp/nn/kernels/scan/scan_kernels.h"
 
 #include <cmath>
@@ -24,7 +25,7 @@ std::unique_ptr<void, FreeMemory> make_scratch(const ScanKernels<T>& k, const Sc
   return std::unique_ptr<void, FreeMemory>(std::aligned_alloc(64, bytes));
 }
 
-// One sequence; x and z are the halves of one matrix, as are B and C.
+// One sequence. x and z are the halves of one matrix, and so are B and C.
 template <typename T>
 struct ScanData {
   explicit ScanData(ScanSize size, double scale = 1)
@@ -62,7 +63,7 @@ struct ScanData {
     const ScanOutput<T> to = {{out.data(), size.channels}, borders.data(), initial, final};
     for_groups([&](int64_t begin, int64_t end) { k.scan_forward(input(), to, begin, end, scratch); });
   }
-  // dx takes dout's place, draw raw's and dz z's.
+  // dx overwrites dout, draw overwrites raw, and dz overwrites z.
   void backward(const ScanKernels<T>& k, void* scratch) {
     const int64_t c = size.channels;
     for_groups([&](int64_t begin, int64_t end) {
@@ -89,7 +90,7 @@ struct ScanData {
   Buffer<T> xz, raw, bc, a, d, bias, dout, out, borders, dbc, da, dd, dbias;
 };
 
-// The definition, in long double; A is the kernels' a times ln(2).
+// The definition in long double. A is the kernels' a times ln(2).
 struct ExactScan {
   template <typename T>
   explicit ExactScan(const ScanData<T>& s) {
@@ -119,7 +120,7 @@ struct ExactScan {
         }
         out[t * channels + c] = y[t] * z(t) * sigmoid(z(t));
       }
-      std::vector<Real> after(state);  // dL/dh from the positions after
+      std::vector<Real> after(state);  // dL/dh from the later positions
       Real dd_sum = 0;
       Real dbias_sum = 0;
       for (int64_t t = sequence - 1; t >= 0; --t) {
@@ -162,8 +163,8 @@ TEST_P(ScanKernelsTest, ScanForwardAndBackward) {
       const ExactScan exact(s);
       const auto scratch = make_scratch(k, size);
       s.forward(k, scratch.get());
-      // The recurrence both ways, sums over states, and 30 for softplus, sigmoid and gate; dB and dC are sums
-      // over channels, the parameters' gradients over positions.
+      // The recurrence in both directions, sums over states, and 30 operations for softplus, sigmoid and
+      // gate. dB and dC are sums over channels. The parameters' gradients are sums over positions.
       const auto positions = static_cast<double>(size.sequence);
       const double roundings = 10 * positions + 2 * static_cast<double>(size.state) + 30;
       const auto channels = static_cast<double>(size.channels);
@@ -185,7 +186,7 @@ TEST_P(ScanKernelsTest, ScanForwardAndBackward) {
         dbc[i] = static_cast<T>(sum);
       }
       expect_close(dbc, exact.dbc, roundings + channels, largest(exact.dbc), "dB, dC");
-      for (int64_t t = 0; t < size.sequence; ++t) {  // x stays, z is dz
+      for (int64_t t = 0; t < size.sequence; ++t) {  // x is unchanged, z becomes dz
         for (int64_t c = 0; c < size.channels; ++c) xz.push_back(before.xz[t * 2 * size.channels + c]);
         for (int64_t c = 0; c < size.channels; ++c) xz.push_back(exact.dz[t * size.channels + c]);
       }
@@ -195,8 +196,8 @@ TEST_P(ScanKernelsTest, ScanForwardAndBackward) {
   });
 }
 
-// Two halves of a sequence, the second from the first's last states: the whole, to the bit where a chunk
-// ends.
+// Two halves of a sequence, where the second starts with the last states of the first. The result equals the
+// whole, bit for bit if a chunk ends there.
 TEST_P(ScanKernelsTest, GoesOnFromStates) {
   for_each_type([]<typename T>(const ScanKernels<T>& k) {
     const ScanSize size = {kScanChunk + 9, 21, 3};
@@ -225,8 +226,8 @@ TEST_P(ScanKernelsTest, GoesOnFromStates) {
   });
 }
 
-// Steps and gates far out: decay to nothing, softplus of large numbers, sigmoids of 0 and 1. Nothing
-// overflows.
+// Extreme steps and gates: states decay to nothing, softplus gets large numbers, sigmoids are 0 and 1.
+// Nothing may overflow.
 TEST_P(ScanKernelsTest, LargeInputs) {
   for_each_type([]<typename T>(const ScanKernels<T>& k) {
     const ScanSize size = {40, 19, 4};
@@ -234,7 +235,7 @@ TEST_P(ScanKernelsTest, LargeInputs) {
     const ExactScan exact(s);
     const auto scratch = make_scratch(k, size);
     s.forward(k, scratch.get());
-    // exp turns the rounding of an argument of 500 into as many.
+    // exp turns the rounding of an argument of 500 into 500 roundings.
     expect_close(s.out, exact.out, 1500, largest(exact.out), "out");
     s.backward(k, scratch.get());
     expect_close(s.dout, exact.dx, 1500, largest(exact.dx), "dx");

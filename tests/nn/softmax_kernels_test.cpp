@@ -1,5 +1,5 @@
-// Attention's softmax, forward and backward, for every instruction set this CPU has: causal and whole rows,
-// with what is added to the scores and with dropout.
+// Tests attention's softmax, forward and backward, for every instruction set that this CPU supports: causal
+// and whole rows, with terms that are added to the scores, and with dropout.
 #include "tests/nn/kernel_test_util.h"
 #include "twobp/nn/kernels/encoder/encoder_kernels.h"
 
@@ -16,7 +16,7 @@ struct BlockShape {
 const std::vector<BlockShape> kCausalShapes = {{1, 1, 1}, {3, 3, 1}, {5, 22, 18}, {64, 64, 1}, {7, 71, 65}};
 const std::vector<BlockShape> kWholeRows = {{3, 1, 1}, {3, 5, 5}, {3, 32, 32}, {3, 33, 33}, {3, 300, 300}};
 
-// What each probability is multiplied by.
+// The factor of each probability.
 template <typename T>
 Buffer<T> kept_of(const ScoreBlock<T>& block) {
   Buffer<T> kept(block.rows * block.cols);
@@ -26,7 +26,7 @@ Buffer<T> kept_of(const ScoreBlock<T>& block) {
   return kept;
 }
 
-// Scores of deviation `spread`. `roundings` of log-sum-exp and of the probabilities.
+// Scores with deviation `spread`. `roundings` are those of the log-sum-exp and of the probabilities.
 template <typename T>
 void check(const Kernels<T>& k, const ScoreBlock<T>& block, double spread, double of_log_sum,
            double of_probabilities) {
@@ -96,7 +96,7 @@ TEST_P(SoftmaxKernelsTest, WholeRowsWithShift) {
       const double roundings = static_cast<double>(shape.cols) + 60;
       check(k, block, 8, roundings, roundings);
       std::vector<T> shift(shape.cols, 0);
-      if (shape.cols > 4) shift[3] = -30000;  // the probability is 0
+      if (shape.cols > 4) shift[3] = -30000;  // then the probability is 0
       block.shift = shift.data();
       check(k, block, 8, roundings, roundings);
     }
@@ -122,7 +122,7 @@ TEST_P(SoftmaxKernelsTest, Dropout) {
   });
 }
 
-// Larger than exp takes: only differences from the largest matter.
+// The scores are too large for exp, but only the differences from the largest matter.
 TEST_P(SoftmaxKernelsTest, LargeScores) {
   for_each_type([]<typename T>(const Kernels<T>& k) {
     Buffer<T> scores(3), log_sum(1);

@@ -1,5 +1,5 @@
-// Our kernels give the same bits however their work is split over threads. (at::parallel_for splits it only
-// where the library is compiled with OpenMP. What is GEMM's is the math library's affair: not here.)
+// Our kernels give the same bits for any split of their work over threads. (at::parallel_for splits work only
+// if the library is compiled with OpenMP. GEMM depends on the math library and is not tested here.)
 #include <ATen/Parallel.h>
 
 #include "tests/nn/layer_test_util.h"

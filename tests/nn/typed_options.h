@@ -1,4 +1,4 @@
-// A model's options with the dtype that a test builds it in.
+// A model's options together with the dtype of the test.
 #pragma once
 
 #include "twobp/models/model_type.h"

@@ -1,5 +1,5 @@
-// What devices and NCCL links rely on in LibTorch's CUDA half, checked by the compiler where the toolkit's
-// headers are: no GPU, no CUDA library. Not linked into anything.
+// Compile-time checks of the properties of LibTorch's CUDA half on which devices and NCCL links rely. They
+// need the toolkit's headers, but no GPU and no CUDA library. This file is not linked into anything.
 #include <type_traits>
 
 #include <c10/cuda/impl/CUDAGuardImpl.h>
@@ -13,7 +13,8 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-// True if the backend has a function of its own: a pointer to what it inherits is one to its base's.
+// True if the backend overrides the function. A pointer to an inherited function has the type of the base
+// class.
 template <typename T>
 struct ClassOf;
 template <typename Function, typename Class>

@@ -1,4 +1,5 @@
-// Streams, events and devices: on the CPU empty, on a device in order and without waits of the host.
+// Tests streams, events and devices. On the CPU they are empty. On a device they keep the order without waits
+// of the host.
 #include "twobp/nn/device/device.h"
 
 #include <atomic>
@@ -16,7 +17,7 @@ namespace {
 using test::put;
 using test::stand_in_device;
 
-// Work in a stream that goes on when it is told to.
+// Work in a stream that continues only when it is told to.
 class Gate {
  public:
   void stand_in(const DeviceStream& stream) {
@@ -97,7 +98,7 @@ TEST(Device, StreamsWorkInOrderAndEventsTellWhen) {
   device.compute().wait_on_host();
 }
 
-// A later record makes another point; an earlier event stays where it was.
+// Recording again makes another point. An event from before keeps its point.
 TEST(Device, EventsAreTheirOwnPoints) {
   const Device device = stand_in_device(0);
   const DeviceEvent first = device.compute().record();
@@ -112,7 +113,8 @@ TEST(Device, EventsAreTheirOwnPoints) {
   EXPECT_TRUE(second.passed()) << "a copy is the same point";
 }
 
-// W waits for the I that made what it reads, not for what was put into the other stream since.
+// W waits for the I that made its inputs. It does not wait for work that was launched in the other stream
+// since.
 TEST(Device, OneStreamWaitsForAnotherByEvent) {
   const Device device = stand_in_device(1);
   Gate before, after;
@@ -148,7 +150,7 @@ TEST(Device, TheCurrentStreamIsPutBack) {
   EXPECT_EQ(guard.getStream(device.where()), before);
 }
 
-// In-process messages: the receiver's work waits for the sender's, its thread does not.
+// In-process messages: the work of the receiver waits for the sender's. The receiver's thread does not wait.
 TEST(Device, WhatIsFetchedIsWaitedForByTheComputeStreamAlone) {
   const Device sender = stand_in_device(3);
   const Device receiver = stand_in_device(4);

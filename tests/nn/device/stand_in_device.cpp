@@ -16,7 +16,7 @@ namespace {
 
 constexpr auto kType = at::DeviceType::PrivateUse1;
 
-// Set once by a stream, waited for by others and by threads.
+// It is set once by a stream. Other streams and threads wait for it.
 class Flag {
  public:
   void set() {
@@ -45,7 +45,7 @@ class Flag {
   std::chrono::steady_clock::time_point at_;
 };
 
-// Which streams are recorded, and whether one of the others has waited for all of each.
+// Records which streams are recorded, and whether another stream has waited for all work of each.
 class Recorded {
  public:
   using Key = std::pair<int, c10::StreamId>;
@@ -68,7 +68,7 @@ class Recorded {
     const auto found = streams_.find(key_of(stream));
     return found == streams_.end() ? std::nullopt : std::optional(found->first);
   }
-  // `stream` waits for an event, of a stream that was recorded when it was made.
+  // `stream` waits for an event. `event` is the event's stream, if that was recorded when the event was made.
   void wait(const c10::Stream& stream, const std::optional<Key>& event) {
     const std::lock_guard lock(mutex_);
     if (streams_.empty()) return;
@@ -95,7 +95,7 @@ struct StandInEvent {
   std::optional<Recorded::Key> stream;  // if it is recorded
 };
 
-// A thread that does one thing after the other, as long as the program lives.
+// A thread that runs tasks one after another until the program ends.
 class Worker {
  public:
   Worker() {
@@ -132,7 +132,7 @@ class Worker {
 thread_local int current_device = 0;
 thread_local std::map<int, c10::StreamId> current_streams;
 
-// What LibTorch asks of a backend. Stream 0 of a device is its default one.
+// The functions that LibTorch requires from a backend. Stream 0 of a device is the default stream.
 class Backend : public c10::impl::DeviceGuardImplInterface {
  public:
   c10::DeviceType type() const override { return kType; }

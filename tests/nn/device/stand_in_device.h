@@ -1,7 +1,7 @@
-// A device without hardware: streams are threads that do what is put into them later, events are real. It
-// shows on any machine whether code waits for what it should, and for nothing else. With stand_in_memory.cpp
-// linked in it has tensors, too; every operator on them is LibTorch's of the CPU on copies and done when it
-// returns, whatever the stream.
+// A device without hardware. Its streams are threads that run launched work later, and its events are real.
+// On any machine, it shows whether code waits for the right events and for no others. Together with
+// stand_in_memory.cpp it also has tensors. Every operator on them is LibTorch's CPU operator on copies, and
+// it is done when it returns, in any stream.
 #pragma once
 
 #include <functional>
@@ -14,17 +14,17 @@ namespace twobp::test {
 constexpr int kStandInDevices = 64;
 Device stand_in_device(int index);
 
-// Between the two, the streams that are recorded: the current one, and those that wait for an event of them.
-// As for CUDA it is an error if one of them waits for anything else, or if in the end one has not been waited
-// for.
+// Between these two calls, the current stream is recorded, and so is every stream that waits for an event of
+// a recorded stream. As in CUDA, it is an error if one of them waits for any other event. It is also an error
+// if at the end nothing has waited for one of them.
 void begin_recording();
 void end_recording();
-// How often what was recorded has been put in.
+// The number of launches of recorded work.
 int replays();
 
-// The work is put into the stream, as a kernel would be.
+// Launches the work in the stream, as for a kernel.
 void put(const DeviceStream& stream, std::function<void()> work);
-// The same by the stream's native handle, as libraries such as NCCL get it.
+// The same by the stream's native handle, which libraries such as NCCL receive.
 void put(void* native_stream, std::function<void()> work);
 
 }  // namespace twobp::test

@@ -1,5 +1,5 @@
-// Tensors of the stand-in device: in memory that only LibTorch's own copies and operators can reach, so that
-// what takes such a tensor for a CPU's is found out.
+// Tensors of the stand-in device. Only LibTorch's own copies and operators can access their memory, so code
+// that treats such a tensor as a CPU tensor is detected.
 #include <atomic>
 #include <cstring>
 #include <map>
@@ -25,9 +25,9 @@ namespace {
 constexpr auto kMemoryType = at::DeviceType::PrivateUse1;
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
-// Blocks that are mapped twice: where tensors say they lie nothing may be read or written, which would end
-// the program as a CPU's access to a GPU's memory does; copies and operators know the other place. Whoever
-// watches memory is told when a block comes and goes.
+// Every block is mapped twice. At the address in the tensor, any access ends the program, as when a CPU
+// accesses a GPU's memory. Copies and operators use the other address. Observers of memory are told when a
+// block is allocated and freed.
 class Memory : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -53,7 +53,7 @@ class Memory : public c10::Allocator {
     std::memcpy(alias(to), alias(from), bytes);
   }
 
-  // Where what lies at `data`, within some block, can be read and written.
+  // The address for reading and writing of `data`, which lies within some block.
   static std::byte* alias(const void* data) {
     const std::lock_guard lock(mutex());
     const auto behind = blocks().upper_bound(const_cast<void*>(data));
@@ -62,7 +62,7 @@ class Memory : public c10::Allocator {
     return block.alias + (static_cast<const std::byte*>(data) - static_cast<const std::byte*>(begin));
   }
 
-  // What all blocks hold, and back to that in those that are still there.
+  // The contents of all blocks. They can be restored in the blocks that still exist.
   using Contents = std::map<void*, std::vector<std::byte>>;
   static Contents contents() {
     const std::lock_guard lock(mutex());
@@ -85,7 +85,7 @@ class Memory : public c10::Allocator {
     int64_t bytes;
   };
 
-  // As long as the program lives: tensors may be gone after this object.
+  // It lives until the program ends, because tensors may outlive this object.
   static std::mutex& mutex() {
     static auto* mutex = new std::mutex;
     return *mutex;
@@ -124,7 +124,7 @@ at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides, std::
   return at::detail::empty_strided_generic(sizes, strides, &memory, kKeys, c10::dtype_or_default(type));
 }
 
-// The same memory as a CPU's.
+// The same memory as a CPU tensor.
 at::Tensor on_host(const at::Tensor& tensor) {
   if (tensor.is_cpu()) return tensor;
   if (tensor.numel() == 0) return at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()));
@@ -132,11 +132,11 @@ at::Tensor on_host(const at::Tensor& tensor) {
                        at::TensorOptions().dtype(tensor.scalar_type()));
 }
 
-// A graph of the stand-in: operators that were recorded run again on what they were given, and leave what
-// they make where they left it. While they are recorded they run, too, but to nobody's notice.
+// A graph of the stand-in. A replay runs the recorded operators again on their inputs and writes the results
+// to the same memory. During recording, operators also run, but their effects are undone.
 class Recording : public WorkGraph {
  public:
-  // From the operators of all threads.
+  // Records the operators of all threads.
   static std::unique_ptr<WorkGraph> record(const std::vector<at::Device>&,
                                            const std::function<void()>& work) {
     const Memory::Contents before = Memory::contents();
@@ -162,12 +162,12 @@ class Recording : public WorkGraph {
 
   static int count() { return replays_of_all; }
 
-  // Runs `compute`, which is an operator: returns tensors, or writes what it is given.
+  // Runs the operator `compute`, which returns tensors or writes into its arguments.
   template <typename Compute>
   static auto run(const Compute& compute) {
     Recording* const recording = depth == 0 ? current.load() : nullptr;
     const Within within;
-    // One after the other, so that they are recorded as they ran.
+    // A lock keeps the recorded order equal to the order of execution.
     const auto lock = recording ? std::unique_lock(recording->mutex_) : std::unique_lock<std::mutex>();
     const auto made = compute();
     if (recording) {
@@ -180,7 +180,7 @@ class Recording : public WorkGraph {
   }
 
  private:
-  // An operator may be made of others.
+  // An operator may consist of other operators.
   struct Within {
     Within() { ++depth; }
     ~Within() { --depth; }
@@ -216,7 +216,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
   return copy_from(from, to, false);
 }
 
-// Which LibTorch asks a device for by other names.
+// LibTorch calls convolutions of a device by other names.
 at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                        c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                        bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups) {
@@ -244,7 +244,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   return {made[0], made[1], made[2]};
 }
 
-// Work is done when it returns.
+// Work is done when its operator returns.
 void record_stream(at::Tensor&, c10::Stream) {}
 
 std::vector<at::Tensor> tensors_in(const torch::jit::Stack& stack) {
@@ -281,7 +281,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("empty_strided", &empty_strided);
   library.impl("_copy_from", &copy_from);
   library.impl("_copy_from_and_resize", &copy_from_and_resize);
-  // Without a kernel of the device it would be made of others here, which round otherwise.
+  // Without a kernel for the device, this would be composed of other operators, which round differently.
   library.impl("silu_backward", torch::CppFunction::makeFromBoxedFunction<&by_cpu>());
   library.impl("convolution_overrideable", &convolution);
   library.impl("convolution_backward_overrideable", &convolution_backward);
