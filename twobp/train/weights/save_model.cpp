@@ -1,5 +1,6 @@
 #include "twobp/train/weights/save_model.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <filesystem>
@@ -8,7 +9,8 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/pattern.h"
-#include "twobp/files/mapped_file.h"
+#include "twobp/data/text/tokenizer.h"
+#include "twobp/files/input_file.h"
 #include "twobp/files/new_file.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/models/hf_config.h"
@@ -35,6 +37,17 @@ constexpr std::array<const char*, 10> kCompanions = {"tokenizer.json",
                                                      "vocab.json",
                                                      "merges.txt",
                                                      "vocab.txt"};
+
+// Those of a tokenizer.
+constexpr std::array<const char*, 9> kTokenizerFiles = {"tokenizer.json",
+                                                        "tokenizer_config.json",
+                                                        "special_tokens_map.json",
+                                                        "added_tokens.json",
+                                                        "chat_template.jinja",
+                                                        "tokenizer.model",
+                                                        "vocab.json",
+                                                        "merges.txt",
+                                                        "vocab.txt"};
 
 at::ScalarType parse_dtype(const std::string& name) {
   if (name == "bfloat16") return at::kBFloat16;
@@ -144,13 +157,30 @@ void write_index(NewFiles& files, const Layout& layout, at::ScalarType dtype) {
   files.add(kIndex).write(index.dump(2) + "\n");
 }
 
-void copy_companions(NewFiles& files, const fs::path& from, const fs::path& to) {
+void copy_file(NewFiles& files, const fs::path& from, const std::string& name) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(from, ignored)) return;
+  const std::vector<uint8_t> bytes = read_whole_file(from.string());
+  files.add(name).write(bytes.data(), bytes.size());
+}
+
+// Without the tokenizer's files if the run's tokenizer is another one.
+void copy_companions(NewFiles& files, const fs::path& from, const fs::path& to, bool with_tokenizer) {
   std::error_code ignored;
   if (fs::equivalent(from, to, ignored)) return;
-  for (const char* name : kCompanions) {
-    if (!fs::is_regular_file(from / name, ignored)) continue;
-    const MappedFile file((from / name).string());
-    files.add(name).write(file.bytes().data(), file.bytes().size());
+  for (const std::string name : kCompanions) {
+    const bool of_tokenizer =
+        std::find(kTokenizerFiles.begin(), kTokenizerFiles.end(), name) != kTokenizerFiles.end();
+    if (with_tokenizer || !of_tokenizer) copy_file(files, from / name, name);
+  }
+}
+
+// A tokenizer.json may have another name where it comes from.
+void copy_tokenizer(NewFiles& files, const fs::path& tokenizer, const fs::path& to) {
+  std::error_code ignored;
+  if (fs::equivalent(tokenizer, to / "tokenizer.json", ignored)) return;
+  for (const std::string name : kTokenizerFiles) {
+    copy_file(files, name == "tokenizer.json" ? tokenizer : tokenizer.parent_path() / name, name);
   }
 }
 
@@ -231,7 +261,8 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
     if (!first) return;
     write_index(others, layout, dtype);
     others.add("config.json").write(description);
-    if (!config.from.empty()) copy_companions(others, config.from, folder);
+    if (!config.from.empty()) copy_companions(others, config.from, folder, options.tokenizer.empty());
+    if (fs::exists(options.tokenizer)) copy_tokenizer(others, tokenizer_file(options.tokenizer), folder);
     others.finish();
   });
   processes.together([&] { weight_files.commit(); });
