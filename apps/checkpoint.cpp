@@ -1,6 +1,7 @@
 #include "apps/checkpoint.h"
 
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 
 #include <CLI/CLI.hpp>
@@ -177,7 +178,10 @@ void convert(const CheckpointOptions& options) {
   if (!options.model.empty()) {
     const Config config = parse_config(checkpoint.state().run.config,
                                        (checkpoint.folder() / kStateFile).string(), options.overrides);
-    save_model_of(checkpoint, config, options.model, {.dtype = options.dtype});
+    const std::string tokenizer = tokenizer_of(config.data, config.model.input());
+    save_model_of(checkpoint, config, options.model, {.dtype = options.dtype, .tokenizer = tokenizer});
+    if (!tokenizer.empty() && !std::filesystem::exists(tokenizer))
+      log_warning(concat(tokenizer, ", the tokenizer of the run, is gone: copy it into ", options.model));
     std::printf("saved the model of step %lld in %s\n", step, options.model.c_str());
   }
   if (!options.checkpoint.empty()) {

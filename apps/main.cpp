@@ -1,4 +1,7 @@
 // twobp: the program. Each subcommand has a file of its own.
+#include <algorithm>
+#include <sys/resource.h>
+
 #include <CLI/CLI.hpp>
 
 #include "apps/bench.h"
@@ -10,7 +13,21 @@
 #include "apps/run_guard.h"
 #include "apps/train.h"
 
+namespace {
+
+// All files of data.tokens stay open, and many systems allow 1024 at first.
+void allow_many_files() {
+  constexpr rlim_t kMany = 65536;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = std::max(limit.rlim_cur, std::min(limit.rlim_max, kMany));
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
+  allow_many_files();
   CLI::App app{"Pipeline-parallel training with 2-stage backpropagation (arXiv 2405.18047)."};
   app.name("twobp");
   app.require_subcommand(1);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -118,6 +119,7 @@ class Output {
 
   void step(const StepResult& result) {
     if (!shows_) return;
+    for (const std::string& warning : result.warnings) warn(warning);
     progress_.show(result);
     const double in_step = result.report.begun_early ? result.input_wait : 0;
     if (const auto warning = input_wait_.after_step(result.input_wait, result.report.seconds() - in_step))
@@ -210,8 +212,12 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
     if (config.save.lora == "adapter") {
       save_adapter(config.save.model, config.model, trainer.weights(), config.save.dtype, processes);
     } else {
+      const std::string tokenizer = tokenizer_of(config.data, config.model.input());
       save_model(config.save.model, config.model, config.data.sequence, trainer.weights(),
-                 {.dtype = config.save.dtype}, processes);
+                 {.dtype = config.save.dtype, .tokenizer = tokenizer}, processes);
+      if (!tokenizer.empty() && !std::filesystem::exists(tokenizer))
+        output.warn(
+            concat(tokenizer, ", the tokenizer of the run, is gone: copy it into ", config.save.model));
     }
     output.say(concat("saved ", config.save.model));
   }

@@ -10,7 +10,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto array = fuzz::accepted([&] { return NpyArray(file.holding(data, size)); });
   if (!array) return 0;
   double sum = 0;
-  array->visit([&](const auto* values) {
+  array->visit(0, array->elements(), [&](const auto* values) {
     for (int64_t i = 0; i < array->elements(); ++i) sum += static_cast<double>(values[i]);
   });
   fuzz::require(!shape_text(array->shape()).empty() || sum > 0, "a shape has no text");

@@ -157,6 +157,56 @@ TEST_F(ArrayData, LabelsAreShiftedByOne) {
   expect_error([&] { split.train->read({2}, 0); }, {"input_ids.npy", "no sample 2"});
 }
 
+TEST_F(ArrayData, ATruncatedFileIsAnError) {
+  input(npy_file<uint16_t>("<u2", "(2, 3)", {1, 2, 3, 4, 5, 6}));
+  labels(npy_file<int64_t>("<i8", "(2, 3)", {-100, 2, 3, 4, -100, 6}));
+  const DataSplit split = open_data(config(), vocab(7), 1);
+  const std::string path = folder_.path("labels.npy");
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) - 8);
+  EXPECT_EQ(list(split.train->read({0}, 0).at("labels")), (std::vector<int64_t>{2, 3, -100}));
+  expect_error([&] { split.train->read({1}, 0); },
+               {"labels.npy: the file was truncated while it was in use"});
+}
+
+// Without a mask, a causal model computes the same only for samples that are padded on the right.
+TEST_F(ArrayData, MasksOfALanguageModel) {
+  input(npy_file<uint16_t>("<u2", "(2, 4)", {1, 2, 3, 4, 5, 6, 0, 0}));
+  labels(npy_file<int64_t>("<i8", "(2, 4)", {1, 2, 3, 4, 5, 6, -100, -100}));
+  const auto mask = [&](const std::vector<uint8_t>& values) {
+    folder_.write("attention_mask.npy", npy_file<uint8_t>("|u1", "(2, 4)", values));
+  };
+  mask({1, 1, 1, 1, 1, 1, 0, 0});
+  const Fields fields = open_data(config(4), vocab(7), 1).train->read({1}, 0);
+  EXPECT_EQ(fields.size(), 2U);
+  EXPECT_EQ(list(fields.at("labels")), (std::vector<int64_t>{6, -100, -100, -100}));
+  mask({1, 1, 1, 1, 1, 0, 0, 0});
+  refuse(config(4), vocab(7),
+         {"labels.npy", "row 1, column 1", "label 6", "attention_mask.npy says is padding", "to -100"});
+  mask({1, 1, 1, 1, 0, 1, 1, 1});
+  refuse(config(4), vocab(7),
+         {"attention_mask.npy", "row 1, column 1", "1 after a 0", "pad the sample on the right"});
+  mask({1, 0, 1, 1, 1, 1, 0, 0});
+  refuse(config(4), vocab(7), {"attention_mask.npy", "row 0, column 2", "1 after a 0"});
+  mask({1, 1, 1, 1, 0, 0, 0, 0});
+  refuse(config(4), vocab(7), {"attention_mask.npy", "row 1", "all are 0"});
+  mask({1, 1, 1, 1, 1, 2, 0, 0});
+  refuse(config(4), vocab(7), {"attention_mask.npy", "row 1, column 1", "the mask 2"});
+}
+
+TEST_F(ArrayData, ArraysThatAreNotReadAreRefused) {
+  const std::string good = npy_file<int32_t>("<i4", "(2, 3)", {0, 1, 2, 3, 4, 5});
+  input(good);
+  labels(good);
+  folder_.write("notes.txt", "");
+  EXPECT_NO_THROW(open_data(config(), vocab(6), 1));
+  for (const char* name : {"position_ids.npy", "token_type_ids.npy", "train.npy"}) {
+    folder_.write(name, good);
+    refuse(config(), vocab(6),
+           {name, "does not read this array", "input_ids.npy, labels.npy", "data.arrays"});
+    std::filesystem::remove(folder_.path(name));
+  }
+}
+
 TEST_F(ArrayData, EveryIntegerType) {
   const std::vector<int64_t> expected{1, 2, 3};
   labels(npy_file<int32_t>("<i4", "(1, 3)", {1, 2, 3}));

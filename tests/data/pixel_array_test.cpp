@@ -231,9 +231,13 @@ TEST_F(PixelArrays, FloatsAsTheyAreBytesNormalised) {
   EXPECT_TRUE(at::equal(fields.at("pixel_values")[0], expected[1]));
   EXPECT_TRUE(at::equal(fields.at("pixel_values")[1], expected[0]));
   pixels(npy_file<uint8_t>("|u1", "(2, 3, 1, 2)", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}));
-  const at::Tensor bytes = open().train->read({0, 1}, 0).at("pixel_values");
+  const auto train = open().train;
+  const at::Tensor bytes = train->read({0, 1}, 0).at("pixel_values");
   EXPECT_NEAR(bytes.mean().item<float>(), 0, 1e-5);
   EXPECT_NEAR(bytes.pow(2).mean().item<float>(), 1, 1e-4);
+  std::filesystem::resize_file(folder_.path("pixel_values.npy"), 20);
+  expect_error([&] { train->read({0}, 0); },
+               {"pixel_values.npy: the file was truncated while it was in use"});
 }
 
 TEST_F(PixelArrays, BadFiles) {

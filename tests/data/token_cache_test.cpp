@@ -39,10 +39,11 @@ class TokenCache : public test::WithTokenizers {
         folder_, "python",
         "echo >> '" + folder_.path("starts") + "'; exec '" + test::absolute_python() + "' \"$@\"");
     python_.emplace("TWOBP_PYTHON", counting_);
+    user_cache_.emplace("XDG_CACHE_HOME", folder_.path("user-cache"));
   }
 
   TokenizedText tokenize(const std::vector<std::string>& texts, int64_t vocab = 300) const {
-    return tokenize_text(texts, tokenizer_, folder_.path("cache"), vocab);
+    return tokenize_text(texts, tokenizer_, folder_.path("cache"), vocab, /*end_of_text=*/false);
   }
   // The tokens of one text.
   std::string tokens(const std::string& text) const {
@@ -63,21 +64,22 @@ class TokenCache : public test::WithTokenizers {
   std::string tokenizer_;
   std::string counting_;
   std::optional<Environment> python_;
+  std::optional<Environment> user_cache_;
 };
 
 TEST_F(TokenCache, IsMadeOnceAndUsedAgain) {
   const std::string a = folder_.write("a.txt", "hello");
   const std::string b = folder_.write("b.txt", "world, again");
   const TokenizedText first = tokenize({b, a});
-  ASSERT_EQ(first.files.size(), 2U);
+  ASSERT_EQ(first.files.size(), 1U);
   EXPECT_EQ(first.type, TokenType::kUInt16);
-  EXPECT_EQ(read_file(first.files[0]), as_tokens("world, again"));
-  EXPECT_EQ(read_file(first.files[1]), as_tokens("hello"));
+  EXPECT_EQ(read_file(first.files[0]), as_tokens("world, againhello"));
   EXPECT_EQ(starts(), 1U);  // for both
-  EXPECT_EQ(cached().size(), 4U);
+  EXPECT_EQ(cached().size(), 2U);
   EXPECT_EQ(tokenize({b, a}).files, first.files);
-  EXPECT_EQ(tokenize({a}).files, (std::vector{first.files[1]}));
   EXPECT_EQ(starts(), 1U);
+  EXPECT_EQ(tokens(a), as_tokens("hello"));  // other texts are another entry
+  EXPECT_EQ(starts(), 2U);
   const Environment none("TWOBP_PYTHON", folder_.path("no_python"));  // nor is any needed
   EXPECT_EQ(tokenize({b, a}).files, first.files);
 }
@@ -93,12 +95,22 @@ TEST_F(TokenCache, IsMadeAnewWhenTheTextChanges) {
   fs::last_write_time(path, time + std::chrono::seconds(1));
   EXPECT_EQ(tokens(path), as_tokens("HELLO THERE"));
   EXPECT_EQ(starts(), 3U);
+  // As long and as old as before: written over, as by cp -p, and put in its place, as by rsync -t.
+  const auto same = fs::last_write_time(path);
+  std::ofstream(path) << "hello again";
+  fs::last_write_time(path, same);
+  EXPECT_EQ(tokens(path), as_tokens("hello again"));
+  const std::string other = folder_.write("new.txt", "HELLO AGAIN");
+  fs::last_write_time(other, same);
+  fs::rename(other, path);
+  EXPECT_EQ(tokens(path), as_tokens("HELLO AGAIN"));
+  EXPECT_EQ(starts(), 5U);
   EXPECT_EQ(cached().size(), 2U);  // in the place of the old ones
   // A text of the same name elsewhere is another one.
   fs::create_directory(folder_.path("sub"));
   EXPECT_EQ(tokens(folder_.write("sub/a.txt", "other")), as_tokens("other"));
-  EXPECT_EQ(tokens(path), as_tokens("HELLO THERE"));
-  EXPECT_EQ(starts(), 4U);
+  EXPECT_EQ(tokens(path), as_tokens("HELLO AGAIN"));
+  EXPECT_EQ(starts(), 6U);
 }
 
 TEST_F(TokenCache, IsMadeAnewWhenTheTokenizerChanges) {
@@ -108,7 +120,10 @@ TEST_F(TokenCache, IsMadeAnewWhenTheTokenizerChanges) {
   EXPECT_EQ(tokens(path), test::raw_bytes<uint16_t>({256, 256}));
   folder_.write("tokenizer.json", byte_tokenizer().dump());
   EXPECT_EQ(tokens(path), as_tokens("hehe"));
-  EXPECT_EQ(starts(), 2U);  // the first is still there
+  EXPECT_EQ(starts(), 2U);                                          // the first is still there
+  folder_.write("tokenizer_config.json", R"({"eos_token": "h"})");  // may change the end-of-text token
+  EXPECT_EQ(tokens(path), as_tokens("hehe"));
+  EXPECT_EQ(starts(), 3U);
 }
 
 // Whatever a killed run or a full disk may leave behind.
@@ -139,7 +154,7 @@ TEST_F(TokenCache, DamagedEntriesAreMadeAnew) {
         replaced("\"tokens\": 5", "\"tokens\": -5"), replaced("\"tokens\": 5", "\"tokens\": \"5\""),
         replaced("\"tokens\": 5", "\"tokens\": 9223372036854775813"),
         replaced("\"vocab\": 257", "\"vocab\": 0"), replaced("\"vocab\": 257", "\"vocab\": 70000"),
-        replaced("\"format\": 1", "\"format\": 0"), replaced("a.txt\"", "b.txt\""),
+        replaced("\"format\": 2", "\"format\": 1"), replaced("a.txt\"", "b.txt\""),
         "{\"source\": " + std::string(200000, '[') + std::string(200000, ']') + "}"}) {
     damage(as_tokens("hello"), text);
   }
@@ -192,8 +207,8 @@ TEST_F(TokenCache, TwoRunsAtOnceMakeItOnce) {
   for (auto& result : results) threads.emplace_back([&] { result = tokenize(texts); });
   for (auto& thread : threads) thread.join();
   for (const auto& result : results) EXPECT_EQ(result.files, results[0].files);
-  ASSERT_EQ(results[0].files.size(), 4U);
-  EXPECT_EQ(read_file(results[0].files[3]), as_tokens(std::string(50000, 'd')));
+  ASSERT_EQ(results[0].files.size(), 1U);
+  EXPECT_EQ(read_file(results[0].files[0]).substr(300000), as_tokens(std::string(50000, 'd')));
   EXPECT_EQ(starts(), 1U);
 }
 
@@ -222,7 +237,7 @@ TEST_F(TokenCache, BadTexts) {
   expect_error([&] { tokenize({good, folder_.path("none.txt")}); }, {"none.txt", "cannot open"});
   expect_error([&] { tokenize({folder_.write("b.txt", "caf\xe9")}); },
                {"b.txt", "byte 3 is not UTF-8", "iconv"});
-  EXPECT_EQ(cached().size(), 2U);  // those of a.txt
+  EXPECT_EQ(cached().size(), 0U);
   EXPECT_EQ(tokenize({folder_.write("empty.txt", "")}).files, std::vector<std::string>{});
   EXPECT_EQ(tokens(folder_.write("caf\xe9 \xff.txt", "strange name")), as_tokens("strange name"));
   EXPECT_EQ(tokens(folder_.write(std::string(200, 'n') + ".txt", "long name")), as_tokens("long name"));
@@ -233,25 +248,39 @@ TEST_F(TokenCache, BadTexts) {
 
 // ---- where it lies
 
-TEST_F(TokenCache, LiesBesideTheFirstTextOrElseInTheUsersCache) {
+TEST_F(TokenCache, LiesInTheUsersCache) {
   const std::string path = folder_.write("a.txt", "hello");
   const auto folder_of = [&](const std::string& cache) {
-    return fs::path(tokenize_text({path}, tokenizer_, cache, 300).files.at(0)).parent_path();
+    return fs::path(tokenize_text({path}, tokenizer_, cache, 300, true).files.at(0)).parent_path();
   };
-  EXPECT_EQ(folder_of(""), folder_.path(".twobp-cache"));
-  fs::remove_all(folder_.path(".twobp-cache"));
-  folder_.write(".twobp-cache",
-                "a file in the way");  // as good as a folder that cannot be written, for root too
   {
     const Environment user("XDG_CACHE_HOME", folder_.path("user"));
     EXPECT_EQ(folder_of(""), folder_.path("user/twobp"));
   }
   const Environment unset("XDG_CACHE_HOME", "");
-  const Environment home("HOME", folder_.path("home"));
-  EXPECT_EQ(folder_of(""), folder_.path("home/.cache/twobp"));
-  EXPECT_EQ(folder_of(folder_.path("deep/er")), folder_.path("deep/er"));
-  expect_error([&] { folder_of(folder_.path(".twobp-cache")); },
-               {"cannot keep tokenized text", ".twobp-cache", "data.cache"});
+  {
+    const Environment home("HOME", folder_.path("home"));
+    EXPECT_EQ(folder_of(""), folder_.path("home/.cache/twobp"));
+    EXPECT_EQ(folder_of(folder_.path("deep/er")), folder_.path("deep/er"));
+  }
+  const Environment nowhere("HOME", "");
+  expect_error([&] { folder_of(""); }, {"cannot keep tokenized text", "XDG_CACHE_HOME", "data.cache"});
+  const std::string in_the_way =
+      folder_.write("file", "as good as a folder that cannot be written, for root too");
+  expect_error([&] { folder_of(in_the_way); }, {"cannot keep tokenized text", in_the_way, "data.cache"});
+}
+
+TEST_F(TokenCache, TextsEndWithAnEndOfTextToken) {
+  std::vector<std::string> texts = {folder_.write("a.txt", "ab"), folder_.write("b.txt", ""),
+                                    folder_.write("c.txt", "c<|endoftext|>"), folder_.write("d.txt", "d")};
+  const auto tokens_of = [&](bool end_of_text) {
+    return read_file(tokenize_text(texts, tokenizer_, folder_.path("cache"), 300, end_of_text).files.at(0));
+  };
+  constexpr uint16_t kEnd = 256;
+  EXPECT_EQ(tokens_of(true), test::raw_bytes<uint16_t>({'a', 'b', kEnd, 'c', kEnd, 'd', kEnd}));
+  EXPECT_EQ(tokens_of(false), test::raw_bytes<uint16_t>({'a', 'b', 'c', kEnd, 'd'}));
+  EXPECT_EQ(tokens_of(true), test::raw_bytes<uint16_t>({'a', 'b', kEnd, 'c', kEnd, 'd', kEnd}));
+  EXPECT_EQ(starts(), 2U);
 }
 
 // ---- as data
@@ -261,6 +290,7 @@ DataConfig data_config(const std::string& text, int64_t sequence) {
   data.text = text;
   data.sequence = sequence;
   data.held_out = 0;
+  data.end_of_text = false;
   return data;
 }
 
@@ -279,7 +309,7 @@ TEST_F(TokenCache, SamplesOfTokenizedText) {
   EXPECT_TRUE(at::equal(fields.at("labels"), at::tensor({1, 1, 2, 0}, at::kLong).view({2, 2})));
   data.sequence = 6;
   expect_error([&] { open_data(data, model, 1); },
-               {"data.text", "2 files, 6 tokens in all", "too little text", "7 tokens are needed"});
+               {"data.text", "1 file, 6 tokens", "too little text", "7 tokens are needed"});
   data.text = folder_.path("b.txt");
   expect_error([&] { open_data(data, model, 1); }, {"0 files, 0 tokens", "too little text"});
   data.text = folder_.path("x.txt");

@@ -128,6 +128,19 @@ TEST_F(TokenFiles, IdsAreCheckedAgainWhenRead) {
   expect_error([&] { data->read({0, 3}, 0); }, {"b.bin", "token 2 is 7", "vocabulary of 7"});
 }
 
+TEST_F(TokenFiles, ATruncatedFileIsAnError) {
+  folder_.write("a.bin", raw_bytes<uint16_t>({0, 1, 2, 3, 4, 5, 6}));
+  folder_.write("b.bin", raw_bytes<uint16_t>({0, 1, 2, 3, 4, 5, 6}));
+  const auto data = open("[ab].bin", 3, 7);
+  std::filesystem::resize_file(folder_.path("b.bin"), 5);
+  EXPECT_EQ(list(data->read({1}, 0).at("input_ids")), (Ids{3, 4, 5}));
+  expect_error(
+      [&] {
+        data->read({0, 3}, 0);
+      },
+      {"b.bin: the file was truncated while it was in use", "it had 14 bytes", "before byte 6"});
+}
+
 TEST_F(TokenFiles, TheOtherTypeIsNoticed) {
   std::vector<uint32_t> small(100);
   for (size_t i = 0; i < small.size(); ++i) small[i] = static_cast<uint32_t>(i * 7 % 50);

@@ -94,7 +94,8 @@ TEST_F(TokenizerTest, TruncationAndPaddingInTheFileAreIgnored) {
   Tokenizer tokenizer(write(json));
   EXPECT_EQ(tokenizer.encode("abcde"), bytes_of("abcde"));
   std::string all;
-  tokenizer.encode_all("abcde", "text", [&](std::string_view part) { all += part; });
+  tokenizer.encode_all(InputFile(folder_.write("a.txt", "abcde")),
+                       [&](std::string_view part) { all += part; });
   EXPECT_EQ(all, test::raw_bytes<uint16_t>({'a', 'b', 'c', 'd', 'e'}));
 }
 
@@ -131,7 +132,8 @@ TEST_F(TokenizerTest, LongTextsAreEncodedWhole) {
   }
   for (const auto& text : texts) {
     std::string all;
-    tokenizer.encode_all(text, "text", [&](std::string_view part) { all += part; });
+    tokenizer.encode_all(InputFile(folder_.write("a.txt", text)),
+                         [&](std::string_view part) { all += part; });
     ASSERT_EQ(all.size(), 2 * text.size());
     size_t wrong = 0;
     for (size_t i = 0; i < text.size(); ++i) wrong += all[2 * i] != text[i] || all[2 * i + 1] != 0;
@@ -145,8 +147,9 @@ TEST_F(TokenizerTest, BytesThatAreNoUtf8AreFoundWhereverTheyAre) {
     std::string text(2 << 20, 'a');
     text[at] = '\xff';
     Tokenizer tokenizer(path);
-    expect_error([&] { tokenizer.encode_all(text, "my.txt", [](std::string_view) {}); },
-                 {"my.txt", "byte " + std::to_string(at), "UTF-8"});
+    expect_error(
+        [&] { tokenizer.encode_all(InputFile(folder_.write("my.txt", text)), [](std::string_view) {}); },
+        {"my.txt", "byte " + std::to_string(at), "UTF-8"});
   }
   Tokenizer tokenizer(path);
   expect_error([&] { tokenizer.encode("a\xff"); }, {"not UTF-8"});

@@ -404,5 +404,31 @@ TEST_F(SaveModel, CompanionsOfTheModelItCameFrom) {
   EXPECT_EQ(files_in(folder_.path("last")), (std::vector<std::string>{"config.json", "model.safetensors"}));
 }
 
+// The run's own tokenizer is saved, whole and alone, rather than that of the model it began with.
+TEST_F(SaveModel, TheRunsTokenizerIsSaved) {
+  for (const char* name : {"from", "own"}) std::filesystem::create_directory(folder_.path(name));
+  for (const char* name : {"tokenizer.json", "vocab.json", "generation_config.json"})
+    folder_.write(std::string("from/") + name, "of the old model");
+  SaveModelOptions options;
+  options.tokenizer = folder_.write("own/my.json", "its own");
+  folder_.write("own/tokenizer_config.json", "its settings");
+  folder_.write("own/generation_config.json", "of another model");
+  config_.model.from = folder_.path("from");
+  const std::string model = folder_.path("model");
+  save(model, options);
+  EXPECT_EQ(read_file(model + "/tokenizer.json"), "its own");
+  EXPECT_EQ(read_file(model + "/tokenizer_config.json"), "its settings");
+  EXPECT_EQ(read_file(model + "/generation_config.json"), "of the old model");
+  EXPECT_FALSE(std::filesystem::exists(model + "/vocab.json"));
+  options.tokenizer = model;  // where it is already
+  save(model, options);
+  EXPECT_EQ(read_file(model + "/tokenizer.json"), "its own");
+  std::filesystem::remove_all(folder_.path("own"));  // gone after days of training
+  options.tokenizer = folder_.path("own/my.json");
+  save(folder_.path("last"), options);
+  EXPECT_EQ(files_in(folder_.path("last")),
+            (std::vector<std::string>{"config.json", "generation_config.json", "model.safetensors"}));
+}
+
 }  // namespace
 }  // namespace twobp::TWOBP_FILE

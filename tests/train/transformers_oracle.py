@@ -1,6 +1,6 @@
 """Small random LLaMas by `transformers`, and what it makes of them: the other side of transformers_test.cpp.
 
-  make FOLDER   for each case: model/ (saved by transformers), data/ (input_ids.npy, labels.npy), before.safetensors
+  make FOLDER   for each case: model/ (saved by transformers), data/ (input_ids.npy, labels.npy, perhaps attention_mask.npy), before.safetensors
                 (all weights), logits.safetensors, after.safetensors (the weights after one step of SGD), facts.json
   check FOLDER  for each case and each model saved by the test, saved*/: facts.json beside it (as transformers loads
                 it), weights.safetensors (all its tensors)
@@ -34,6 +34,7 @@ CASES = {
                   pad_token_id=7),
 }
 SHARDED = {"grouped"}
+PADDED = {"plain"}
 LR = 0.5
 
 
@@ -70,12 +71,20 @@ def make(folder):
         ids = torch.randint(0, COMMON["vocab_size"], (4, 32))
         ids[0, 3:6] = 7  # padding or not, it is attended to
         labels = torch.where(torch.rand(ids.shape) < 0.2, -100, ids)
+        mask = torch.ones_like(ids)
+        if case in PADDED:
+            mask[1, 20:] = 0
+            mask[3, 9:] = 0
+            labels[mask == 0] = -100
         (to / "data").mkdir()
         numpy.save(to / "data" / "input_ids.npy", ids.numpy())
         numpy.save(to / "data" / "labels.npy", labels.numpy())
+        if case in PADDED:
+            numpy.save(to / "data" / "attention_mask.npy", mask.numpy())
         out = model(input_ids=ids, labels=labels)
         save_file({"logits": out.logits.detach().contiguous()}, to / "logits.safetensors")
         before = weights_of(model)
+        out = model(input_ids=ids, labels=labels, attention_mask=mask)
         out.loss.backward()
         torch.optim.SGD(model.parameters(), lr=LR).step()
         save_file(before, to / "before.safetensors")

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/core/text.h"
 
 namespace twobp {
 namespace {
@@ -27,6 +28,21 @@ void check_shape(const NpyArray& array, int64_t sequence) {
               ".");
 }
 
+// Calls action(row, pointer to its values) for each row.
+template <typename Action>
+void for_each_row(const NpyArray& array, const Action& action) {
+  constexpr int64_t kBlock = 1 << 16;  // elements that are read together
+  const int64_t rows = array.shape()[0];
+  const int64_t columns = array.shape()[1];
+  const int64_t block = std::max<int64_t>(kBlock / columns, 1);
+  for (int64_t begin = 0; begin < rows; begin += block) {
+    const int64_t here = std::min(block, rows - begin);
+    array.visit(begin * columns, here * columns, [&](const auto* elements) {
+      for (int64_t i = 0; i < here; ++i) action(begin + i, elements + i * columns);
+    });
+  }
+}
+
 // Throws Error at the first value that is not in [0, values). -100 is allowed too if `ignored_allowed`.
 // `what` names the value in messages. `rest` says what is allowed and what to do.
 void check_values(const NpyArray& array, int64_t values, bool ignored_allowed, const char* what,
@@ -37,16 +53,13 @@ void check_values(const NpyArray& array, int64_t values, bool ignored_allowed, c
     return static_cast<uint64_t>(id) >= static_cast<uint64_t>(values) &&
            !(ignored_allowed && id == kIgnoredLabel);
   };
-  array.visit([&](const auto* elements) {
-    for (int64_t row = 0; row < array.shape()[0]; ++row) {
-      const auto* begin = elements + row * columns;
-      int64_t bad_values = 0;  // counted, not searched for, so that the compiler vectorizes the loop
-      for (int64_t column = 0; column < columns; ++column) bad_values += bad(begin[column]) ? 1 : 0;
-      if (bad_values == 0) continue;
-      const auto* found = std::find_if(begin, begin + columns, bad);
-      fail(array.path(), ": row ", row, ", column ", found - begin, ": ", what, " ",
-           static_cast<int64_t>(*found), " is outside ", rest);
-    }
+  for_each_row(array, [&](int64_t row, const auto* begin) {
+    int64_t bad_values = 0;  // counted, not searched for, so that the compiler vectorizes the loop
+    for (int64_t column = 0; column < columns; ++column) bad_values += bad(begin[column]) ? 1 : 0;
+    if (bad_values == 0) return;
+    const auto* found = std::find_if(begin, begin + columns, bad);
+    fail(array.path(), ": row ", row, ", column ", found - begin, ": ", what, " ",
+         static_cast<int64_t>(*found), " is outside ", rest);
   });
 }
 
@@ -59,32 +72,50 @@ void check_ids(const NpyArray& array, int64_t vocab, bool labels) {
 
 // Whether any label counts. For a language model, column 0 does not count, because no position predicts it.
 bool any_counted(const NpyArray& labels, LabelOf label_of) {
-  const int64_t columns = labels.shape()[1];
-  return labels.visit([&](const auto* values) {
-    for (int64_t i = 0; i < labels.elements(); ++i) {
-      if (label_of == LabelOf::kNextToken && i % columns == 0) continue;
-      if (static_cast<int64_t>(values[i]) != kIgnoredLabel) return true;
-    }
-    return false;
+  bool any = false;
+  for_each_row(labels, [&](int64_t /*row*/, const auto* values) {
+    for (int64_t t = label_of == LabelOf::kNextToken ? 1 : 0; t < labels.shape()[1]; ++t)
+      any = any || static_cast<int64_t>(values[t]) != kIgnoredLabel;
   });
+  return any;
 }
 
 void check_attention_mask(const NpyArray& mask) {
   const int64_t columns = mask.shape()[1];
-  mask.visit([&](const auto* values) {
-    for (int64_t row = 0; row < mask.shape()[0]; ++row) {
-      const auto* begin = values + row * columns;
-      TWOBP_CHECK(std::find_if(begin, begin + columns, [](auto v) { return v != 0; }) != begin + columns,
-                  mask.path(), ": row ", row,
-                  ": all are 0, so nothing of the sample would be seen: remove the sample.");
-    }
+  for_each_row(mask, [&](int64_t row, const auto* begin) {
+    TWOBP_CHECK(std::find_if(begin, begin + columns, [](auto v) { return v != 0; }) != begin + columns,
+                mask.path(), ": row ", row,
+                ": all are 0, so nothing of the sample would be seen: remove the sample.");
   });
 }
 
 // Copies row `row` of the array to `to`.
 void copy_row(const NpyArray& array, int64_t row, int64_t* to) {
   const int64_t columns = array.shape()[1];
-  array.visit([&](const auto* values) { std::copy_n(values + row * columns, columns, to); });
+  array.visit(row * columns, columns, [&](const auto* values) { std::copy_n(values, columns, to); });
+}
+
+// Each row of the mask must be ones and then zeros, and the labels at the zeros -100. Without a mask, a
+// causal model then computes the same.
+void check_padded_on_the_right(const NpyArray& mask, const NpyArray& labels) {
+  const int64_t columns = mask.shape()[1];
+  std::vector<int64_t> label(static_cast<size_t>(columns));
+  for_each_row(mask, [&](int64_t row, const auto* begin) {
+    const auto* end = begin + columns;
+    const auto* padding = std::find_if(begin, end, [](auto v) { return v == 0; });
+    if (padding == end) return;
+    const auto* seen = std::find_if(padding, end, [](auto v) { return v != 0; });
+    TWOBP_CHECK(
+        seen == end, mask.path(), ": row ", row, ", column ", seen - begin,
+        ": 1 after a 0, but this model has no mask: pad the sample on the right (all its ones first).");
+    copy_row(labels, row, label.data());
+    for (int64_t column = padding - begin; column < columns; ++column) {
+      TWOBP_CHECK(label[static_cast<size_t>(column)] == kIgnoredLabel, labels.path(), ": row ", row,
+                  ", column ", column, ": label ", label[static_cast<size_t>(column)],
+                  " at a position that attention_mask.npy says is padding: set the labels of padding to "
+                  "-100.");
+    }
+  });
 }
 
 }  // namespace
@@ -102,24 +133,46 @@ ArrayDataset::ArrayDataset(const std::string& folder, int64_t sequence, int64_t 
   check_ids(labels_, vocab, /*labels=*/true);
   TWOBP_CHECK(any_counted(labels_, label_of), labels_.path(), ": no label is counted: all are -100",
               label_of == LabelOf::kNextToken ? ", or in column 0, which no position predicts." : ".");
-  if (label_of == LabelOf::kNextToken) return;
-  open_optional(folder, "attention_mask", 2, "the mask", "0 (padding) and 1 (seen): mend the mask.");
-  const auto mask = optional_.find("attention_mask");
-  if (mask != optional_.end()) check_attention_mask(mask->second);
-  open_optional(folder, "token_type_ids", token_types, "token type",
-                "model.token_types: set that to the largest one plus 1, or mend the data.");
+  std::optional<NpyArray> mask =
+      open_optional(folder, "attention_mask", 2, "the mask", "0 (padding) and 1 (seen): mend the mask.");
+  if (mask) check_attention_mask(*mask);
+  if (label_of == LabelOf::kNextToken) {
+    if (mask) check_padded_on_the_right(*mask, labels_);
+    refuse_other_arrays(folder, {"input_ids", "labels", "attention_mask"}, "a language model");
+    return;
+  }
+  std::optional<NpyArray> types =
+      open_optional(folder, "token_type_ids", token_types, "token type",
+                    "model.token_types: set that to the largest one plus 1, or mend the data.");
+  if (mask) optional_.emplace("attention_mask", std::move(*mask));
+  if (types) optional_.emplace("token_type_ids", std::move(*types));
+  refuse_other_arrays(folder, {"input_ids", "labels", "attention_mask", "token_type_ids"},
+                      "a masked language model");
 }
 
-void ArrayDataset::open_optional(const std::string& folder, const std::string& name, int64_t values,
-                                 const char* what, const char* remedy) {
+std::optional<NpyArray> ArrayDataset::open_optional(const std::string& folder, const std::string& name,
+                                                    int64_t values, const char* what,
+                                                    const char* remedy) const {
   std::error_code ignored;
-  if (!std::filesystem::exists(folder + "/" + name + ".npy", ignored)) return;
-  const NpyArray& array = optional_.emplace(name, open_array(folder, (name + ".npy").c_str())).first->second;
+  if (!std::filesystem::exists(folder + "/" + name + ".npy", ignored)) return std::nullopt;
+  NpyArray array = open_array(folder, (name + ".npy").c_str());
   TWOBP_CHECK(array.type() != NpyType::kFloat32, array.path(), ": holds float32, but ", what,
               " is an integer: save it as uint8 or int64.");
   TWOBP_CHECK(array.shape() == input_.shape(), array.path(), ": shape ", shape_text(array.shape()),
               ", but input_ids.npy has ", shape_text(input_.shape()), ": every token needs a value.");
   check_values(array, values, /*ignored_allowed=*/false, what, remedy);
+  return array;
+}
+
+void refuse_other_arrays(const std::string& folder, const std::vector<std::string>& read,
+                         const std::string& model_type) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::filesystem::path& path = entry.path();
+    if (path.extension() != ".npy") continue;
+    TWOBP_CHECK(std::find(read.begin(), read.end(), path.stem().string()) != read.end(), path.string(), ": ",
+                model_type, " does not read this array, only ", join(read, ".npy, "),
+                ".npy: move it out of the folder that data.arrays names.");
+  }
 }
 
 Fields ArrayDataset::read(const std::vector<int64_t>& indices, int64_t /*epoch*/) const {

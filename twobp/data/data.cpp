@@ -99,8 +99,8 @@ std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelInput& mo
 
 std::shared_ptr<Dataset> open_tokenized(const DataConfig& data, const ModelInput& model,
                                         const std::string& tokenizer, const TextShape& shape) {
-  const TokenizedText text =
-      tokenize_text(matching_files(data.text, "data.text", ".txt"), tokenizer, data.cache, model.vocab);
+  const TokenizedText text = tokenize_text(matching_files(data.text, "data.text", ".txt"), tokenizer,
+                                           data.cache, model.vocab, data.end_of_text);
   auto tokens =
       std::make_shared<TokenDataset>("data.text", text.files, text.type, shape.sequence, model.vocab);
   check_enough(*tokens, data, shape, "data.text", "tokens");
@@ -160,6 +160,13 @@ std::shared_ptr<Dataset> open_next_token(const DataConfig& data, const ModelInpu
   return open_text(data, model, text_shape(data, /*masked=*/false), seed);
 }
 
+DataSplit open_pictures(const DataConfig& data, const ModelInput& model, uint64_t seed) {
+  DataSplit split = open_images(data, model, seed);
+  if (!data.arrays.empty())
+    refuse_other_arrays(data.arrays, {"pixel_values", "labels"}, "a model of pictures");
+  return split;
+}
+
 int64_t counted_targets(const Fields& fields, int64_t samples) {
   const auto found = fields.find("labels");
   if (found == fields.end()) return samples;
@@ -182,7 +189,7 @@ DataSplit open_data(const DataConfig& data, const ModelInput& model, uint64_t se
     case InputKind::kMaskedTokens:
       return hold_out(open_masked(data, model, seed), data.held_out);
     case InputKind::kImages:
-      return open_images(data, model, seed);
+      return open_pictures(data, model, seed);
     case InputKind::kVectors:
       return hold_out(std::make_shared<SyntheticVectors>(kSyntheticSamples, data.sequence, model.width, seed),
                       data.held_out);

@@ -90,8 +90,11 @@ const Section& data_section() {
                  "are bytes")
            .path(),
        TWOBP_KEY(DataConfig, cache,
-                 "folder for tokenized text; \"\": .twobp-cache next to the first text file")
+                 "folder for tokenized text; \"\": $XDG_CACHE_HOME/twobp, or else ~/.cache/twobp")
            .path(),
+       TWOBP_KEY(DataConfig, end_of_text,
+                 "the tokenizer's end-of-text token, if it has one, follows each text file")
+           .free_on_resume(),
        TWOBP_KEY(DataConfig, tokens, "glob of token files: little-endian numbers one after the other").path(),
        TWOBP_KEY(DataConfig, token_type, "of the numbers in data.tokens")
            .one_of({"uint16", "uint32"})

@@ -2,7 +2,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/json_text.h"
-#include "twobp/files/mapped_file.h"
+#include "twobp/files/input_file.h"
 
 namespace twobp {
 
@@ -15,11 +15,12 @@ json parse_json_object(std::string_view text, const std::string& origin, int max
 }
 
 json read_json_object(const std::string& path, int max_depth, uint64_t max_bytes) {
-  const MappedFile file(path);
-  const auto bytes = file.bytes();
-  TWOBP_CHECK(bytes.size() <= max_bytes, path, ": ", bytes.size(), " bytes, more than the ", max_bytes,
+  const InputFile file(path);
+  TWOBP_CHECK(file.size() <= max_bytes, path, ": ", file.size(), " bytes, more than the ", max_bytes,
               " that such a file may have");
-  return parse_json_object({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path, max_depth);
+  std::string text(file.size(), '\0');
+  file.read(0, text.data(), text.size());
+  return parse_json_object(text, path, max_depth);
 }
 
 }  // namespace twobp

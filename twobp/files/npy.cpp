@@ -203,10 +203,13 @@ std::string npy_type_name(NpyType type) {
 }
 
 NpyArray::NpyArray(const std::string& path) : file_(path) {
-  const std::span<const uint8_t> bytes = file_.bytes();
+  const size_t size = file_.size();
+  std::array<uint8_t, 12> begin{};
+  file_.read(0, begin.data(), std::min(size, begin.size()));
+  const std::span<const uint8_t> bytes(begin.data(), std::min(size, begin.size()));
   const size_t version_end = kMagic.size() + 2;
   TWOBP_CHECK(bytes.size() >= version_end && std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) == 0,
-              path, ": not a .npy file (", bytes.size(),
+              path, ": not a .npy file (", size,
               " bytes, without NumPy's signature): write it with numpy.save.");
   const int major = bytes[kMagic.size()];
   const int minor = bytes[kMagic.size() + 1];
@@ -215,15 +218,16 @@ NpyArray::NpyArray(const std::string& path) : file_(path) {
 
   const size_t length_bytes = major == 1 ? 2 : 4;
   const size_t header_begin = version_end + length_bytes;
-  TWOBP_CHECK(bytes.size() >= header_begin, path, ": truncated: ends within the .npy header.");
+  TWOBP_CHECK(size >= header_begin, path, ": truncated: ends within the .npy header.");
   const size_t header_length = little_endian(bytes.subspan(version_end, length_bytes));
   TWOBP_CHECK(header_length <= kMaxHeader, path, ": the .npy header claims ", header_length,
               " bytes, more than the ", kMaxHeader, " allowed: the file is damaged.");
-  TWOBP_CHECK(header_length <= bytes.size() - header_begin, path, ": truncated: the .npy header claims ",
-              header_length, " bytes, but only ", bytes.size() - header_begin, " follow.");
+  TWOBP_CHECK(header_length <= size - header_begin, path, ": truncated: the .npy header claims ",
+              header_length, " bytes, but only ", size - header_begin, " follow.");
 
-  const auto* header_text = reinterpret_cast<const char*>(bytes.data() + header_begin);
-  Header header = HeaderParser({header_text, header_length}, path).parse();
+  std::string header_text(header_length, '\0');
+  file_.read(header_begin, header_text.data(), header_length);
+  Header header = HeaderParser(header_text, path).parse();
   const TypeInfo& info = find_type(*header.descr, path);
   TWOBP_CHECK(!*header.fortran_order, path,
               ": the array is in Fortran order: save numpy.ascontiguousarray(array) instead.");
@@ -238,11 +242,9 @@ NpyArray::NpyArray(const std::string& path) : file_(path) {
   overflow |= __builtin_mul_overflow(elements_, static_cast<int64_t>(info.bytes), &data_bytes);
   TWOBP_CHECK(!overflow, path, ": shape ", shape_text(shape_), " of ", info.name,
               " needs more bytes than 64 bits count.");
-  TWOBP_CHECK(static_cast<size_t>(data_bytes) == bytes.size() - offset_, path, ": shape ", shape_text(shape_),
-              " of ", info.name, " needs ", data_bytes, " bytes, but ", bytes.size() - offset_,
+  TWOBP_CHECK(static_cast<size_t>(data_bytes) == size - offset_, path, ": shape ", shape_text(shape_), " of ",
+              info.name, " needs ", data_bytes, " bytes, but ", size - offset_,
               " follow the header: the file is truncated or damaged.");
-  TWOBP_CHECK(offset_ % info.bytes == 0, path, ": the elements start at byte ", offset_,
-              ", which is not aligned to ", info.name, ": write the file with numpy.save.");
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) {

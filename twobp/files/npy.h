@@ -1,13 +1,14 @@
-// NumPy's .npy files, memory-mapped: little-endian, C order, one of the types below, format 1.0 to 3.0. The
+// NumPy's .npy files: little-endian, C order, one of the types below, format 1.0 to 3.0. The
 // file is untrusted: its header, lengths, type, shape and size are all checked before anything is read.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "twobp/core/check.h"
-#include "twobp/files/mapped_file.h"
+#include "twobp/files/input_file.h"
 
 namespace twobp {
 
@@ -24,32 +25,35 @@ class NpyArray {
   const std::vector<int64_t>& shape() const { return shape_; }  // empty for a scalar
   int64_t elements() const { return elements_; }
 
-  // Calls `function` with a pointer to the first of elements() values, of the array's type.
+  // Reads `count` elements from element `first` on, and calls `function` with a pointer to them, of the
+  // array's type. The pointer is valid during the call. Throws Error as InputFile::read does.
   template <typename Function>
-  decltype(auto) visit(Function&& function) const {
+  decltype(auto) visit(int64_t first, int64_t count, Function&& function) const {
     switch (type_) {
       case NpyType::kUInt8:
-        return function(pointer<uint8_t>());
+        return function(elements<uint8_t>(first, count).get());
       case NpyType::kUInt16:
-        return function(pointer<uint16_t>());
+        return function(elements<uint16_t>(first, count).get());
       case NpyType::kInt32:
-        return function(pointer<int32_t>());
+        return function(elements<int32_t>(first, count).get());
       case NpyType::kInt64:
-        return function(pointer<int64_t>());
+        return function(elements<int64_t>(first, count).get());
       case NpyType::kFloat32:
-        return function(pointer<float>());
+        return function(elements<float>(first, count).get());
     }
     fail(path(), ": unknown element type.");
   }
 
  private:
-  // The pointer is aligned: the mapping starts at a page, and the constructor checks the offset.
   template <typename T>
-  const T* pointer() const {
-    return reinterpret_cast<const T*>(file_.bytes().data() + offset_);
+  std::unique_ptr<const T[]> elements(int64_t first, int64_t count) const {
+    auto values = std::make_unique_for_overwrite<T[]>(static_cast<size_t>(count));
+    file_.read(offset_ + static_cast<size_t>(first) * sizeof(T), values.get(),
+               static_cast<size_t>(count) * sizeof(T));
+    return values;
   }
 
-  MappedFile file_;
+  InputFile file_;
   NpyType type_ = NpyType::kUInt8;
   std::vector<int64_t> shape_;
   int64_t elements_ = 0;

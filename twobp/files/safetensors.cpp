@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <numeric>
 #include <string_view>
 
@@ -102,24 +101,23 @@ const json& member(const json& object, const char* key, json::value_t type, cons
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(std::string path) : path_(std::move(path)) {
-  file_ = std::make_shared<const MappedFile>(path_);
+SafetensorsFile::SafetensorsFile(std::string path) : path_(std::move(path)), file_(path_) {
   read_header();
   check_places();
 }
 
 void SafetensorsFile::read_header() {
-  const auto bytes = file_->bytes();
-  TWOBP_CHECK(bytes.size() >= kLengthBytes, path_, ": ", bytes.size(),
-              " bytes are no safetensors file: empty or truncated");
+  const uint64_t size = file_.size();
+  TWOBP_CHECK(size >= kLengthBytes, path_, ": ", size, " bytes are no safetensors file: empty or truncated");
   uint64_t length = 0;  // little-endian, like all supported machines
-  std::memcpy(&length, bytes.data(), kLengthBytes);
+  file_.read(0, &length, kLengthBytes);
   TWOBP_CHECK(length <= kMaxHeaderBytes, path_, ": its header claims ", length, " bytes, more than the ",
               kMaxHeaderBytes, " a safetensors file may have: not one, or damaged");
-  TWOBP_CHECK(length <= bytes.size() - kLengthBytes, path_, ": its header claims ", length, " bytes, but ",
-              bytes.size() - kLengthBytes, " follow: truncated, or not a safetensors file");
+  TWOBP_CHECK(length <= size - kLengthBytes, path_, ": its header claims ", length, " bytes, but ",
+              size - kLengthBytes, " follow: truncated, or not a safetensors file");
   data_begin_ = kLengthBytes + length;
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + kLengthBytes, length);
+  std::string text(length, '\0');
+  file_.read(kLengthBytes, text.data(), length);
   TWOBP_CHECK(text.starts_with('{'), path_, ": its header is no JSON object: not a safetensors file");
   const json header = parse_json_object(text, path_, kMaxDepth);
 
@@ -157,7 +155,7 @@ void SafetensorsFile::read_header() {
 }
 
 void SafetensorsFile::check_places() const {
-  const uint64_t size = file_->bytes().size() - data_begin_;
+  const uint64_t size = file_.size() - data_begin_;
   std::vector<const std::pair<const std::string, Entry>*> order;
   for (const auto& item : entries_) order.push_back(&item);
   std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
@@ -190,23 +188,21 @@ const SafetensorsFile::Entry& SafetensorsFile::entry(const std::string& name) co
   return found->second;
 }
 
-at::Tensor SafetensorsFile::tensor(const std::string& name) const {
+at::ScalarType SafetensorsFile::type(const std::string& name) const {
   const Entry& e = entry(name);
   const auto dtype = find_dtype(e.dtype);
   TWOBP_CHECK(dtype, path_, ": ", shown(name), " has dtype ", shown(e.dtype),
               ", which is not supported: ", dtype_names(), " are");
-  const uint8_t* data = file_->bytes().data() + data_begin_ + e.begin;
+  return *dtype;
+}
+
+at::Tensor SafetensorsFile::tensor(const std::string& name) const {
+  const Entry& e = entry(name);
+  const at::ScalarType dtype = type(name);
   // A byte of a BOOL may have any value, but a C++ bool only 0 or 1.
-  const auto options = at::TensorOptions().dtype(*dtype == at::kBool ? at::kByte : *dtype);
-  if (e.begin == e.end) return at::empty(e.shape, options.dtype(*dtype));
-  if (reinterpret_cast<uintptr_t>(data) % c10::elementSize(*dtype) != 0) {
-    at::Tensor copy = at::empty(e.shape, options);
-    std::memcpy(copy.mutable_data_ptr(), data, e.end - e.begin);
-    return copy;
-  }
-  const at::Tensor view = at::from_blob(
-      const_cast<uint8_t*>(data), e.shape, [file = file_](void*) { (void)file; }, options);
-  return *dtype == at::kBool ? view.ne(0) : view;
+  at::Tensor out = at::empty(e.shape, at::TensorOptions().dtype(dtype == at::kBool ? at::kByte : dtype));
+  if (e.end > e.begin) file_.read(data_begin_ + e.begin, out.mutable_data_ptr(), e.end - e.begin);
+  return dtype == at::kBool ? out.ne(0) : out;
 }
 
 void write_safetensors(NewFile& file, const NamedTensors& tensors,

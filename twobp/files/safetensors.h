@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,7 +11,7 @@
 
 #include <ATen/ATen.h>
 
-#include "twobp/files/mapped_file.h"
+#include "twobp/files/input_file.h"
 #include "twobp/files/new_file.h"
 
 namespace twobp {
@@ -22,7 +21,7 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 // A file opened for reading. It is untrusted: lengths, offsets and shapes are checked on opening.
 class SafetensorsFile {
  public:
-  // Maps the file and reads its header. Throws Error that names the file and says what is wrong with it.
+  // Opens the file and reads its header. Throws Error that names the file and says what is wrong with it.
   explicit SafetensorsFile(std::string path);
 
   const std::string& path() const { return path_; }
@@ -30,13 +29,14 @@ class SafetensorsFile {
   bool contains(const std::string& name) const { return entries_.contains(name); }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
-  // Returns the tensor on the mapped memory, which it keeps alive. It is read-only, and its bytes are read
-  // from disk on access. Copies the tensor if its address in the file is not aligned for its type, and BOOL
-  // always. Throws Error if the tensor does not exist, or its dtype is not F64, F32, F16, BF16, I64, I32,
-  // I16, I8, U8 or BOOL.
+  // Reads the tensor into memory of its own. Any thread may call it. Throws Error as type() does, or if the
+  // file has become shorter.
   at::Tensor tensor(const std::string& name) const;
-  // Does not touch the tensor's bytes. Throws Error if the tensor does not exist.
+  // These do not read the tensor's bytes. They throw Error if the tensor does not exist; type() also if its
+  // dtype is not F64, F32, F16, BF16, I64, I32, I16, I8, U8 or BOOL.
   const std::vector<int64_t>& shape(const std::string& name) const { return entry(name).shape; }
+  at::ScalarType type(const std::string& name) const;
+  uint64_t bytes(const std::string& name) const { return entry(name).end - entry(name).begin; }
 
  private:
   struct Entry {
@@ -52,7 +52,7 @@ class SafetensorsFile {
   const Entry& entry(const std::string& name) const;
 
   std::string path_;
-  std::shared_ptr<const MappedFile> file_;
+  InputFile file_;
   uint64_t data_begin_ = 0;
   std::map<std::string, Entry> entries_;
   std::map<std::string, std::string> metadata_;

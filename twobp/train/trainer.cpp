@@ -281,7 +281,9 @@ std::optional<Evaluation> Trainer::evaluate() {
   }
   int64_t tokens = 0;
   count_replicas(targets, tokens);
-  TWOBP_CHECK(targets > 0, "the held-out data has no label that counts");
+  TWOBP_CHECK(targets > 0,
+              "the held-out data has no label that counts (all are -100): check its labels, raise "
+              "train.eval_batches, or set data.held_out to 0");
   Evaluation result;
   result.loss = loss / static_cast<double>(targets);
   TWOBP_CHECK(

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "twobp/data/data.h"
@@ -36,8 +37,9 @@ struct StepResult {
   bool skipped = false;   // fp16: the gradient overflowed, no weight has changed
   double loss_scale = 1;  // fp16: the loss scale of this step
   int64_t tokens = 0;
-  double input_wait = 0;  // seconds that the ranks waited for the loader
-  bool stop = false;      // a process wants to stop: see stop_when
+  double input_wait = 0;              // seconds that the ranks waited for the loader
+  std::vector<std::string> warnings;  // batches that were left out before this step
+  bool stop = false;                  // a process wants to stop: see stop_when
   StepReport report;
 };
 
@@ -60,13 +62,15 @@ class Trainer {
   Trainer(const Config& config, const ModelSpec& model, DataSplit data);
   ~Trainer();
 
-  // Makes one optimizer step on the next batch. Throws Error if the loss or a gradient is not finite.
+  // Makes one optimizer step on the next batch with a counted label. Batches without one are left out, with
+  // a warning in the result: they are no steps and change nothing. Throws Error if the loss or a gradient is
+  // not finite, or a whole epoch has no counted label.
   StepResult step();
   // From now on, up to step `last`, step() may begin the next step on ranks that have ended theirs
   // (run_ahead()). Until step `last` is done, only the results of step() may be used. Every process makes the
   // same call.
   void run_ahead_until(int64_t last) { last_ahead_ = last; }
-  // Makes one step on the given batch.
+  // Makes one step on the given batch, which must have a counted label.
   StepResult step(const Batch& batch, const Variant& variant);
 
   // Evaluates the held-out part (at most train.eval_batches batches). Returns none if it does not exist.
@@ -109,12 +113,15 @@ class Trainer {
   // Loads the weights that the configuration names.
   void load(const Config& config);
 
+  struct StepUnderWay;
   void make_loader();
   LoaderOptions loader_options() const;
   // Replaces the counts of each replica's batch by their sums over replicas.
   void count_replicas(int64_t& targets, int64_t& tokens);
+  // Takes the next batch with a counted label from the loader.
+  void read_batch_for(StepUnderWay& step);
+  void count(StepUnderWay& step);
   const StepSetup& setup_for(const Variant& variant, int micro_batches);
-  struct StepUnderWay;
   void begin_next();
   void begin(std::unique_ptr<StepUnderWay> step, const Variant& variant);
   // Ends the oldest step under way.
@@ -145,7 +152,8 @@ class Trainer {
   std::vector<std::string> new_parameters_;
   std::vector<std::string> unused_tensors_;
   int64_t step_ = 0;
-  int64_t batches_ = 0;  // taken from the loader
+  int64_t batches_ = 0;  // taken from the loader, including those that were left out
+  int64_t left_out_ = 0;
   LossScale loss_scale_;
   std::function<bool()> stop_;
   std::deque<std::unique_ptr<StepUnderWay>> under_way_;  // oldest first

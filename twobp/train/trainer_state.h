@@ -9,6 +9,7 @@ namespace twobp {
 
 struct Trainer::StepUnderWay {
   Batch batch;
+  int64_t targets = 0;  // counted labels of all replicas
   StepResult result;
   UpdateResult update;
 };

@@ -19,6 +19,15 @@ P2Order p2_order(const PipelineConfig& config) {
   return config.p2_order == "bucket" ? P2Order::kBucket : P2Order::kOldest;
 }
 
+constexpr int64_t kMostNamed = 10;  // batches, and samples of one
+
+std::string list_of(const std::vector<int64_t>& order, int64_t begin, int64_t end) {
+  std::string out;
+  for (int64_t i = begin; i < std::min(end, begin + kMostNamed); ++i)
+    out += concat(i == begin ? "" : ", ", order[static_cast<size_t>(i)]);
+  return end - begin > kMostNamed ? concat(out, " and ", end - begin - kMostNamed, " more") : out;
+}
+
 }  // namespace
 
 template <typename Body>
@@ -50,6 +59,9 @@ StepResult Trainer::step(const Batch& batch, const Variant& variant) {
   check_still();
   auto step = std::make_unique<StepUnderWay>();
   step->batch = batch;
+  count(*step);
+  TWOBP_CHECK(step->targets > 0, "step ", next_step(),
+              ": the batch has no label that counts (all are -100): check the labels of the data");
   return or_error([&] {
     begin(std::move(step), variant);
     return end();
@@ -75,8 +87,7 @@ void Trainer::begin_next() {
   const double begin_seconds = now_seconds();
   if (faults_) faults_->begin_step(next_step());
   auto step = std::make_unique<StepUnderWay>();
-  step->batch = loader_->next();
-  ++batches_;
+  read_batch_for(*step);
   step->result.input_wait = now_seconds() - begin_seconds;
   begin(std::move(step), variant_);
 }
@@ -95,17 +106,41 @@ void Trainer::count_replicas(int64_t& targets, int64_t& tokens) {
   tokens = values[1];
 }
 
+void Trainer::count(StepUnderWay& step) {
+  step.targets = step.batch.targets;
+  step.result.tokens = step.batch.tokens;
+  count_replicas(step.targets, step.result.tokens);
+}
+
+void Trainer::read_batch_for(StepUnderWay& step) {
+  const int64_t in_epoch = loader_->batches_per_epoch();
+  for (int64_t tried = 0; tried < in_epoch; ++tried) {
+    step.batch = loader_->next();
+    const int64_t batch = batches_++;
+    count(step);
+    if (step.targets > 0) return;
+    if (++left_out_ > kMostNamed) continue;
+    const int64_t size = data_.train->size();
+    const std::vector<int64_t> order =
+        epoch_order(size, config_.data.shuffle, config_.train.seed, batch / in_epoch);
+    const int64_t samples = world().replicas * micro_batches_ * config_.pipeline.micro_batch_size;
+    const int64_t begin = batch % in_epoch * samples;
+    step.result.warnings.push_back(
+        concat("batch ", batch % in_epoch + 1, " of epoch ", batch / in_epoch + 1, ", before step ",
+               next_step(), ", has no label that counts (all are -100), so it is left out: samples ",
+               list_of(order, begin, std::min(begin + samples, size)),
+               left_out_ == kMostNamed ? "; further such batches are not named" : ""));
+  }
+  fail("step ", next_step(), ": no batch of a whole epoch has a label that counts (all are -100): check the ",
+       "labels of the data");
+}
+
 void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& variant) {
   TWOBP_CHECK(pipeline_->model().first_trainable < static_cast<int>(pipeline_->model().layers.size()),
               "nothing is trained: model.freeze matches every parameter");
   StepUnderWay& step = *under_way;
   StepResult& result = step.result;
   result.step = next_step();
-  int64_t targets = step.batch.targets;
-  result.tokens = step.batch.tokens;
-  count_replicas(targets, result.tokens);
-  TWOBP_CHECK(targets > 0, "step ", result.step,
-              ": the batch has no label that counts (all are -100): check the labels of the data");
   result.lr = learning_rate(config_.optimizer, result.step - 1, config_.train.steps);
   const bool early = !under_way_.empty();
   if (!early) update_->use(loss_scale_);
@@ -114,7 +149,7 @@ void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& vari
   input.seed = config_.train.seed;
   input.step = result.step;  // counted from 1, for messages
   input.first_micro_batch = int64_t{world().replica} * micro_batches_;
-  input.loss_weight = 1.0 / static_cast<double>(targets);
+  input.loss_weight = 1.0 / static_cast<double>(step.targets);
   input.timeout = config_.pipeline.timeout;
   input.p2_order = p2_order(config_.pipeline);
   input.as_graph = config_.pipeline.graphs;

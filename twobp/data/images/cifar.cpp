@@ -4,7 +4,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/data/images/pixel_array.h"
-#include "twobp/files/mapped_file.h"
+#include "twobp/files/input_file.h"
 
 namespace twobp {
 namespace {
@@ -25,8 +25,7 @@ PixelArray read_cifar(const std::vector<std::string>& files) {
   out.width = kSide;
   const auto pixels = std::make_shared<std::vector<uint8_t>>();
   for (const auto& path : files) {
-    const MappedFile file(path);
-    const auto bytes = file.bytes();
+    const std::vector<uint8_t> bytes = read_whole_file(path);
     const auto size = static_cast<int64_t>(bytes.size());
     TWOBP_CHECK(
         size > 0 && size % kRecord == 0, path, ": ", size, " bytes, which is no whole number of the ",

@@ -9,7 +9,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/data/images/encoded_image.h"
-#include "twobp/files/mapped_file.h"
+#include "twobp/files/input_file.h"
 
 namespace twobp {
 namespace {
@@ -97,8 +97,8 @@ ImageFolder::ImageFolder(std::string folder, int64_t classes, ImageTransform tra
     const uintmax_t bytes = fs::file_size(file, error);
     TWOBP_CHECK(error || bytes > 0, file, ": the file is empty: replace it or remove it.");
     if (size() > kHeadersRead) continue;
-    const MappedFile mapped(file);
-    const EncodedImage header(mapped.bytes(), file);
+    const std::vector<uint8_t> content = read_whole_file(file);
+    const EncodedImage header(content, file);
   }
 }
 
@@ -116,8 +116,8 @@ Fields ImageFolder::read(const std::vector<int64_t>& indices, int64_t epoch) con
     const int64_t index = indices[static_cast<size_t>(b)];
     TWOBP_CHECK(index >= 0 && index < size(), "data.images: ", folder_, ": no sample ", index, ", there are ",
                 size(), ".");
-    const MappedFile file(path(index));
-    const EncodedImage encoded(file.bytes(), file.path());
+    const std::vector<uint8_t> content = read_whole_file(path(index));
+    const EncodedImage encoded(content, path(index));
     const ImageDraw draw = transform_.draw(encoded.height(), encoded.width(), seed_, epoch, index);
     // Evaluation uses every pixel, as in other programs.
     const at::Tensor image =

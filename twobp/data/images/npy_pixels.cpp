@@ -26,14 +26,14 @@ PixelArray read_pixel_arrays(const std::string& folder) {
               ": every picture needs one label, so (", shape[0], ",) is expected.");
   PixelArray out;
   out.path = pixels->path();
-  out.owner = pixels;
+  out.file = pixels;
   out.type = pixels->type() == NpyType::kUInt8 ? at::kByte : at::kFloat;
-  pixels->visit([&](const auto* first) { out.pixels = first; });
   out.count = shape[0];
   out.channels = shape[1];
   out.height = shape[2];
   out.width = shape[3];
-  labels.visit([&](const auto* first) { out.labels.assign(first, first + labels.elements()); });
+  labels.visit(0, labels.elements(),
+               [&](const auto* first) { out.labels.assign(first, first + labels.elements()); });
   return out;
 }
 

@@ -13,11 +13,14 @@
 
 namespace twobp {
 
+class NpyArray;
+
 struct PixelArray {
-  std::string path;                   // for messages
-  std::shared_ptr<const void> owner;  // keeps `pixels` alive
-  const void* pixels = nullptr;       // (count, channels, height, width), contiguous
-  at::ScalarType type = at::kByte;    // or kFloat
+  std::string path;                      // for messages
+  std::shared_ptr<const void> owner;     // keeps `pixels` alive
+  const void* pixels = nullptr;          // (count, channels, height, width), contiguous, or
+  std::shared_ptr<const NpyArray> file;  // the file to read them from
+  at::ScalarType type = at::kByte;       // or kFloat
   int64_t count = 0;
   int64_t channels = 1;
   int64_t height = 0;
@@ -37,7 +40,7 @@ bool has_idx(const std::string& folder, const std::string& part);
 // file is missing or is not a whole number of records, or a label is above 9.
 PixelArray read_cifar(const std::vector<std::string>& files);
 
-// Reads pixel_values.npy (N, C, H, W), uint8 or float32, memory-mapped, and labels.npy (N), of integers.
+// Reads pixel_values.npy (N, C, H, W), uint8 or float32, and labels.npy (N), of integers.
 // Throws Error for another type or shape, or no pictures, and as NpyArray does.
 PixelArray read_pixel_arrays(const std::string& folder);
 

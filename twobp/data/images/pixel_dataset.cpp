@@ -1,18 +1,27 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "twobp/core/check.h"
 #include "twobp/data/images/pixel_array.h"
+#include "twobp/files/npy.h"
 
 namespace twobp {
 namespace {
 
-// (C, H, W), without a copy.
+// (C, H, W), without a copy if the pictures are in memory.
 at::Tensor picture(const PixelArray& array, int64_t index) {
-  const int64_t bytes =
-      array.channels * array.height * array.width * static_cast<int64_t>(at::elementSize(array.type));
+  const int64_t elements = array.channels * array.height * array.width;
+  const auto bytes = elements * static_cast<int64_t>(at::elementSize(array.type));
+  if (array.file) {
+    at::Tensor out = at::empty({array.channels, array.height, array.width}, array.type);
+    array.file->visit(index * elements, elements, [&](const auto* pixels) {
+      std::memcpy(out.mutable_data_ptr(), pixels, static_cast<size_t>(bytes));
+    });
+    return out;
+  }
   // from_blob takes no const, but nothing here writes.
   auto* first = const_cast<char*>(static_cast<const char*>(array.pixels) + index * bytes);
   return at::from_blob(first, {array.channels, array.height, array.width}, array.type);
@@ -42,14 +51,16 @@ PixelStatistics pixel_statistics(const PixelArray& array) {
               ": statistics are taken of bytes alone.");
   const int64_t used = std::min(array.count, kMost);
   const int64_t plane = array.height * array.width;
-  const auto* bytes = static_cast<const uint8_t*>(array.pixels);
-  PixelStatistics out;
-  for (int64_t c = 0; c < array.channels; ++c) {
-    std::array<int64_t, 256> counts{};
-    for (int64_t i = 0; i < used; ++i) {
-      const uint8_t* from = bytes + (i * array.count / used * array.channels + c) * plane;
-      for (int64_t p = 0; p < plane; ++p) ++counts[from[p]];
+  std::vector<std::array<int64_t, 256>> by_channel(static_cast<size_t>(array.channels));
+  for (int64_t i = 0; i < used; ++i) {
+    const at::Tensor pixels = picture(array, i * array.count / used);
+    const auto* from = pixels.const_data_ptr<uint8_t>();
+    for (auto& counts : by_channel) {
+      for (int64_t p = 0; p < plane; ++p) ++counts[*from++];
     }
+  }
+  PixelStatistics out;
+  for (const auto& counts : by_channel) {
     const auto all = static_cast<double>(used * plane);
     double mean = 0;
     double square = 0;

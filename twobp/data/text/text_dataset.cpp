@@ -6,7 +6,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/files/glob.h"
-#include "twobp/files/mapped_file.h"
+#include "twobp/files/input_file.h"
 
 namespace twobp {
 
@@ -16,8 +16,10 @@ TextDataset::TextDataset(const std::string& pattern, int64_t sequence)
   const std::vector<std::string> paths = matching_files(pattern, "data.text", ".txt");
   files_ = paths.size();
   for (const auto& path : paths) {
-    const MappedFile file(path);
-    bytes_.insert(bytes_.end(), file.bytes().begin(), file.bytes().end());
+    const InputFile file(path);
+    const size_t before = bytes_.size();
+    bytes_.resize(before + file.size());
+    file.read(0, bytes_.data() + before, file.size());
   }
 }
 

@@ -1,5 +1,5 @@
-// An entry is valid if its description equals a new one word for word, and its token file has the described
-// size.
+// The texts of a run are one entry. It is valid if its description equals a new one word for word, and its
+// token file has the described size.
 #include "twobp/data/text/token_cache.h"
 
 #include <cerrno>
@@ -8,8 +8,6 @@
 #include <cstdlib>
 #include <fcntl.h>
 #include <filesystem>
-#include <fstream>
-#include <memory>
 #include <optional>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -23,8 +21,8 @@
 #include "twobp/core/check.h"
 #include "twobp/core/patience.h"
 #include "twobp/data/text/tokenizer.h"
+#include "twobp/files/input_file.h"
 #include "twobp/files/json_file.h"
-#include "twobp/files/mapped_file.h"
 #include "twobp/files/new_file.h"
 
 namespace twobp {
@@ -33,36 +31,80 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr int kFormat = 1;  // increase it when the same text would give other tokens
+constexpr int kFormat = 2;  // increase it when the same text would give other tokens
 constexpr size_t kMostName = 60;
 constexpr int kMaxDepth = 4;  // of a description
 constexpr int64_t kMostVocab = int64_t{1} << 32;
 constexpr double kLockedFor = 86400;  // in seconds, because tokenizing may take long
 
-// FNV-1a (Fowler, Noll, Vo), in hexadecimal. It detects accidental changes, not malicious ones.
-std::string hash_text(std::string_view bytes) {
-  uint64_t hash = 14695981039346656037ull;
-  for (const char byte : bytes) hash = (hash ^ static_cast<unsigned char>(byte)) * 1099511628211ull;
-  char out[17];
-  std::snprintf(out, sizeof(out), "%016llx", static_cast<unsigned long long>(hash));
-  return out;
+// FNV-1a (Fowler, Noll, Vo). It detects accidental changes, not malicious ones.
+class Hash {
+ public:
+  Hash& add(std::string_view bytes) {
+    for (const char byte : bytes) hash_ = (hash_ ^ static_cast<unsigned char>(byte)) * 1099511628211ull;
+    return *this;
+  }
+  Hash& add(int64_t number) { return add(std::to_string(number) + ","); }
+  std::string text() const {
+    char out[17];
+    std::snprintf(out, sizeof(out), "%016llx", static_cast<unsigned long long>(hash_));
+    return out;
+  }
+
+ private:
+  uint64_t hash_ = 14695981039346656037ull;
+};
+
+struct Request {
+  std::vector<std::string> texts;
+  std::string tokenizer;  // the file
+  bool end_of_text = true;
+  std::string tokenizer_hash;
+};
+
+std::string absolute(const std::string& path) {
+  return fs::absolute(path).lexically_normal().string();
 }
 
-std::string_view text_of(const MappedFile& file) {
-  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+// The file that names the end-of-text token lies next to the tokenizer.
+std::string hash_tokenizer(const std::string& file) {
+  Hash hash;
+  const auto add = [&](const std::string& path) {
+    const std::vector<uint8_t> bytes = read_whole_file(path);
+    hash.add(static_cast<int64_t>(bytes.size()));
+    hash.add({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  };
+  add(file);
+  const fs::path config = fs::path(file).parent_path() / "tokenizer_config.json";
+  std::error_code ignored;
+  if (fs::is_regular_file(config, ignored)) add(config.string());
+  return hash.text();
 }
 
-// The sources of the tokens, in a form that can be compared.
-json source_of(const std::string& text, const std::string& tokenizer_hash) {
-  struct stat status {};
-  TWOBP_CHECK(::stat(text.c_str(), &status) == 0, text,
-              ": cannot open: ", std::generic_category().message(errno), ".");
-  const json source = {
-      {"text", fs::absolute(text).lexically_normal().string()},
-      {"bytes", static_cast<int64_t>(status.st_size)},
-      {"changed_ns", int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec},
-      {"tokenizer", tokenizer_hash},
-      {"format", kFormat}};
+// The sources of the tokens, in a form that can be compared. A program can set a file's time of modification
+// (cp -p, rsync, touch), but not the time at which its content or that time was changed (ctime).
+json source_of(const Request& request) {
+  Hash state;
+  int64_t bytes = 0;
+  const auto nanoseconds = [](const timespec& time) {
+    return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+  };
+  for (const std::string& text : request.texts) {
+    struct stat status {};
+    TWOBP_CHECK(::stat(text.c_str(), &status) == 0, text,
+                ": cannot open: ", std::generic_category().message(errno), ".");
+    state.add(absolute(text)).add(std::string_view("\0", 1)).add(static_cast<int64_t>(status.st_size));
+    state.add(nanoseconds(status.st_mtim)).add(nanoseconds(status.st_ctim));
+    state.add(static_cast<int64_t>(status.st_ino));
+    bytes += static_cast<int64_t>(status.st_size);
+  }
+  const json source = {{"first", absolute(request.texts.front())},
+                       {"texts", request.texts.size()},
+                       {"bytes", bytes},
+                       {"state", state.text()},
+                       {"tokenizer", request.tokenizer_hash},
+                       {"end_of_text", request.end_of_text},
+                       {"format", kFormat}};
   // A name need not be UTF-8, but the JSON text must be.
   return json::parse(source.dump(-1, ' ', false, json::error_handler_t::replace));
 }
@@ -78,10 +120,12 @@ struct EntryPaths {
 };
 
 // The part of the name before the hash is for human readers.
-EntryPaths entry_paths(const fs::path& folder, const std::string& text, const std::string& tokenizer_hash) {
-  const std::string path = fs::absolute(text).lexically_normal().string();
+EntryPaths entry_paths(const fs::path& folder, const Request& request) {
+  Hash hash;
+  for (const std::string& text : request.texts) hash.add(absolute(text)).add(std::string_view("\0", 1));
+  hash.add(request.tokenizer_hash).add(int64_t{request.end_of_text});
   const std::string name =
-      fs::path(text).filename().string().substr(0, kMostName) + "-" + hash_text(path + '\0' + tokenizer_hash);
+      fs::path(request.texts.front()).filename().string().substr(0, kMostName) + "-" + hash.text();
   return {folder / (name + ".bin"), folder / (name + ".json")};
 }
 
@@ -112,18 +156,32 @@ void check_vocab(const std::string& tokenizer, int64_t tokens, int64_t vocab) {
               " or more, or data.tokenizer to the tokenizer of this model.");
 }
 
-Entry make_entry(const EntryPaths& paths, const std::string& text, const json& source,
-                 const std::string& tokenizer_hash, Tokenizer& tokenizer) {
-  const MappedFile file(text);
+Entry make_entry(const EntryPaths& paths, const Request& request, const json& source, Tokenizer& tokenizer) {
   NewFile tokens(paths.tokens);
+  const TokenType type = token_type_for(tokenizer.vocab());
+  const auto width = static_cast<size_t>(token_bytes(type));
+  std::string end;  // the end-of-text token
+  if (request.end_of_text && tokenizer.end_of_text()) {
+    const auto id = static_cast<uint32_t>(*tokenizer.end_of_text());
+    end.assign(reinterpret_cast<const char*>(&id), width);  // little-endian, like all supported machines
+  }
   int64_t bytes = 0;
-  tokenizer.encode_all(text_of(file), text, [&](std::string_view part) {
+  const auto write = [&](std::string_view part) {
     tokens.write(part.data(), part.size());
     bytes += static_cast<int64_t>(part.size());
-  });
-  TWOBP_CHECK(source_of(text, tokenizer_hash) == source, text,
+  };
+  for (const std::string& text : request.texts) {
+    std::string last;
+    tokenizer.encode_all(InputFile(text), [&](std::string_view part) {
+      write(part);
+      if (part.size() >= width) last = part.substr(part.size() - width);
+    });
+    if (!last.empty() && last != end) write(end);
+  }
+  TWOBP_CHECK(source_of(request) == source, request.texts.front(),
+              request.texts.size() == 1 ? "" : concat(" or another of the ", request.texts.size(), " texts"),
               ": was changed while it was read: start again when it is complete.");
-  const Entry entry = {bytes / token_bytes(token_type_for(tokenizer.vocab())), tokenizer.vocab()};
+  const Entry entry = {bytes / static_cast<int64_t>(width), tokenizer.vocab()};
   NewFile description(paths.description);
   const std::string words =
       json{{"source", source}, {"tokens", entry.tokens}, {"vocab", entry.vocab}}.dump(2) + "\n";
@@ -136,41 +194,31 @@ Entry make_entry(const EntryPaths& paths, const std::string& text, const json& s
   return entry;
 }
 
-std::vector<fs::path> cache_folders(const std::string& configured, const std::string& first_text) {
-  if (!configured.empty()) return {configured};
-  std::vector<fs::path> folders = {fs::path(first_text).parent_path() / ".twobp-cache"};
+fs::path cache_folder(const std::string& configured) {
+  if (!configured.empty()) return configured;
   const char* cache = std::getenv("XDG_CACHE_HOME");
+  if (cache != nullptr && *cache != '\0') return fs::path(cache) / "twobp";
   const char* home = std::getenv("HOME");
-  if (cache != nullptr && *cache != '\0') {
-    folders.push_back(fs::path(cache) / "twobp");
-  } else if (home != nullptr && *home != '\0') {
-    folders.push_back(fs::path(home) / ".cache" / "twobp");
-  }
-  return folders;
+  TWOBP_CHECK(home != nullptr && *home != '\0',
+              "cannot keep tokenized text: neither $XDG_CACHE_HOME nor $HOME is set: set data.cache to a "
+              "folder.");
+  return fs::path(home) / ".cache" / "twobp";
 }
 
-// The first folder that can be written. While this object lives, it is locked against other writers.
+// While this object lives, the folder is locked against other writers.
 class LockedFolder {
  public:
-  explicit LockedFolder(const std::vector<fs::path>& folders) {
-    std::string why;
-    for (const fs::path& folder : folders) {
-      std::error_code error;
-      fs::create_directories(folder, error);
-      fd_ = ::open((folder / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-      if (fd_ >= 0) {
-        path_ = folder;
-        break;
-      }
-      why += concat(why.empty() ? "" : "; ", folder.string(), ": ",
-                    error ? error.message() : std::generic_category().message(errno));
-    }
-    TWOBP_CHECK(fd_ >= 0, "cannot keep tokenized text: ", why,
+  explicit LockedFolder(const fs::path& folder) {
+    std::error_code error;
+    fs::create_directories(folder, error);
+    fd_ = ::open((folder / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    TWOBP_CHECK(fd_ >= 0, "cannot keep tokenized text: ", folder.string(), ": ",
+                error ? error.message() : std::generic_category().message(errno),
                 ": set data.cache to a folder that can be written.");
     // Some file systems have no locks. Then two runs may do the same work, which is harmless.
     const double begin = awake_seconds();
     while (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
-      TWOBP_CHECK(awake_seconds() - begin < kLockedFor, path_.string(),
+      TWOBP_CHECK(awake_seconds() - begin < kLockedFor, folder.string(),
                   ": another run has been tokenizing there for a day: it is stuck, or stopped.");
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
@@ -179,49 +227,34 @@ class LockedFolder {
   LockedFolder(const LockedFolder&) = delete;
   LockedFolder& operator=(const LockedFolder&) = delete;
 
-  const fs::path& path() const { return path_; }
-
  private:
-  fs::path path_;
   int fd_ = -1;
 };
 
 }  // namespace
 
 TokenizedText tokenize_text(const std::vector<std::string>& texts, const std::string& tokenizer,
-                            const std::string& cache, int64_t vocab) {
-  TokenizedText out;
-  if (texts.empty()) return out;
+                            const std::string& cache, int64_t vocab, bool end_of_text) {
+  if (texts.empty()) return {};
   const std::string file = tokenizer_file(tokenizer);
-  const std::string hash = hash_text(text_of(MappedFile(file)));
-  const std::vector<fs::path> folders = cache_folders(cache, texts.front());
-  std::optional<LockedFolder> locked;  // set once something must be made
-  std::unique_ptr<Tokenizer> encoder;
-  for (const auto& text : texts) {
-    const json source = source_of(text, hash);
-    std::optional<Entry> entry;
-    EntryPaths paths;
-    const auto find = [&](const fs::path& folder) {
-      paths = entry_paths(folder, text, hash);
-      entry = find_entry(paths, source);
-    };
-    for (size_t i = 0; i < folders.size() && !entry; ++i) find(folders[i]);
+  const Request request = {texts, file, end_of_text, hash_tokenizer(file)};
+  const fs::path folder = cache_folder(cache);
+  const EntryPaths paths = entry_paths(folder, request);
+  const json source = source_of(request);
+  std::optional<Entry> entry = find_entry(paths, source);
+  if (!entry) {
+    const LockedFolder locked(folder);
+    entry = find_entry(paths, source);  // the previous holder of the lock may have made it
     if (!entry) {
-      if (!locked) locked.emplace(folders);
-      find(locked->path());  // the previous holder of the lock may have made it
+      Tokenizer encoder(file);
+      check_vocab(file, encoder.vocab(), vocab);
+      entry = make_entry(paths, request, source, encoder);
     }
-    if (!entry) {
-      if (!encoder) encoder = std::make_unique<Tokenizer>(file);
-      check_vocab(file, encoder->vocab(), vocab);
-      entry = make_entry(paths, text, source, hash, *encoder);
-    }
-    check_vocab(file, entry->vocab, vocab);
-    const TokenType type = token_type_for(entry->vocab);
-    TWOBP_CHECK(out.files.empty() || type == out.type, paths.description.string(),
-                ": names another tokenizer than the files next to it: remove it.");
-    out.type = type;
-    if (entry->tokens > 0) out.files.push_back(paths.tokens.string());
   }
+  check_vocab(file, entry->vocab, vocab);
+  TokenizedText out;
+  out.type = token_type_for(entry->vocab);
+  if (entry->tokens > 0) out.files.push_back(paths.tokens.string());
   return out;
 }
 

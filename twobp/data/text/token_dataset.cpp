@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <optional>
 #include <utility>
 
 #include "twobp/core/check.h"
@@ -17,37 +18,49 @@ constexpr int64_t kScannedBytes = int64_t{1} << 30;  // about 0.1 s from memory
 constexpr int64_t kProbedTokens = 4096;
 constexpr int64_t kTellingTokens = 64;  // fewer may all be even by chance
 
-// Calls action(const uint16_t* or const uint32_t*) with the file's tokens.
-template <typename Action>
-auto visit(const MappedFile& file, TokenType type, Action&& action) {
-  const uint8_t* bytes = file.bytes().data();
-  return type == TokenType::kUInt16 ? action(reinterpret_cast<const uint16_t*>(bytes))
-                                    : action(reinterpret_cast<const uint32_t*>(bytes));
+template <typename Number>
+std::vector<Number> read_numbers(const InputFile& file, int64_t begin, int64_t count) {
+  std::vector<Number> numbers(static_cast<size_t>(count));
+  file.read(static_cast<size_t>(begin) * sizeof(Number), numbers.data(), numbers.size() * sizeof(Number));
+  return numbers;
 }
 
-// Position of the first id >= vocab in [begin, begin + count), or -1 if there is none.
-int64_t find_outside(const MappedFile& file, TokenType type, int64_t begin, int64_t count, int64_t vocab) {
-  return visit(file, type, [&](const auto* tokens) -> int64_t {
-    constexpr int64_t kBlock = 4096;
-    for (int64_t at = begin; at < begin + count; at += kBlock) {
-      const int64_t end = std::min(at + kBlock, begin + count);
-      auto largest = tokens[at];  // the compiler vectorizes a maximum, but not a search
-      for (int64_t i = at; i < end; ++i) largest = std::max(largest, tokens[i]);
-      if (static_cast<int64_t>(largest) < vocab) continue;
-      for (int64_t i = at; i < end; ++i) {
-        if (static_cast<int64_t>(tokens[i]) >= vocab) return i;
-      }
-    }
-    return -1;
-  });
+// Reads `count` tokens from token `begin` on, and calls action(const uint16_t* or const uint32_t*) with them.
+template <typename Action>
+auto visit(const InputFile& file, TokenType type, int64_t begin, int64_t count, Action&& action) {
+  return type == TokenType::kUInt16 ? action(read_numbers<uint16_t>(file, begin, count).data())
+                                    : action(read_numbers<uint32_t>(file, begin, count).data());
+}
+
+struct Outside {
+  int64_t position = 0;
+  int64_t id = 0;
+};
+
+// The first id >= vocab among the file's `count` tokens.
+std::optional<Outside> find_outside(const InputFile& file, TokenType type, int64_t count, int64_t vocab) {
+  constexpr int64_t kBlock = 1 << 16;
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t here = std::min(kBlock, count - begin);
+    const auto found = visit(file, type, begin, here, [&](const auto* tokens) -> std::optional<Outside> {
+      auto largest = tokens[0];  // the compiler vectorizes a maximum, but not a search
+      for (int64_t i = 0; i < here; ++i) largest = std::max(largest, tokens[i]);
+      if (static_cast<int64_t>(largest) < vocab) return std::nullopt;
+      int64_t i = 0;
+      while (static_cast<int64_t>(tokens[i]) < vocab) ++i;
+      return Outside{begin + i, static_cast<int64_t>(tokens[i])};
+    });
+    if (found) return found;
+  }
+  return std::nullopt;
 }
 
 // 32-bit numbers below 65536, read as 16-bit numbers, are valid ids with a 0 after each. The vocabulary check
 // cannot find them, so they are detected here.
-bool looks_like_uint32(const MappedFile& file, int64_t count) {
+bool looks_like_uint32(const InputFile& file, int64_t count) {
   if (count < kTellingTokens || count % 2 != 0) return false;
-  return visit(file, TokenType::kUInt16, [&](const auto* tokens) {
-    const int64_t probed = std::min(count, kProbedTokens);
+  const int64_t probed = std::min(count, kProbedTokens);
+  return visit(file, TokenType::kUInt16, 0, probed, [&](const auto* tokens) {
     bool all_even_zero = true;
     for (int64_t i = 0; i < probed; i += 2) {
       if (tokens[i + 1] != 0) return false;
@@ -79,8 +92,8 @@ TokenDataset::TokenDataset(std::string name, const std::vector<std::string>& fil
     : name_(std::move(name)), type_(type), sequence_(sequence), vocab_(vocab) {
   TWOBP_CHECK(sequence >= 1, "data.sequence is ", sequence, ", but must be at least 1.");
   for (const auto& path : files) {
-    const MappedFile& file = files_.emplace_back(path);
-    const auto bytes = static_cast<int64_t>(file.bytes().size());
+    const InputFile& file = files_.emplace_back(path);
+    const auto bytes = static_cast<int64_t>(file.size());
     TWOBP_CHECK(bytes > 0, name_, ": ", path, " is empty: remove it, or write it again.");
     TWOBP_CHECK(bytes % token_bytes(type) == 0, name_, ": ", path, " has ", bytes,
                 " bytes, which is no multiple of the ", token_bytes(type), " of a ", token_type_name(type),
@@ -92,14 +105,13 @@ TokenDataset::TokenDataset(std::string name, const std::vector<std::string>& fil
   }
   if (tokens() * token_bytes(type) > kScannedBytes) return;
   for (const auto& file : files_) {
-    const int64_t count = static_cast<int64_t>(file.bytes().size()) / token_bytes(type);
-    const int64_t outside = find_outside(file, type, 0, count, vocab_);
-    if (outside >= 0)
-      refuse(file, outside, visit(file, type, [&](const auto* ids) -> int64_t { return ids[outside]; }));
+    const int64_t count = static_cast<int64_t>(file.size()) / token_bytes(type);
+    if (const auto outside = find_outside(file, type, count, vocab_))
+      refuse(file, outside->position, outside->id);
   }
 }
 
-void TokenDataset::refuse(const MappedFile& file, int64_t position, int64_t id) const {
+void TokenDataset::refuse(const InputFile& file, int64_t position, int64_t id) const {
   const TokenType other = type_ == TokenType::kUInt16 ? TokenType::kUInt32 : TokenType::kUInt16;
   fail(name_, ": ", file.path(), ": token ", position, " is ", id, ", outside the vocabulary of ", vocab_,
        " tokens (0 to ", vocab_ - 1, "): set model.vocab to the tokenizer's size, or data.token_type to ",
@@ -113,10 +125,10 @@ int64_t TokenDataset::size() const {
 void TokenDataset::copy(int64_t begin, int64_t count, int64_t* to) const {
   auto index = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());
   for (; count > 0; ++index) {
-    const MappedFile& file = files_[index];
+    const InputFile& file = files_[index];
     const int64_t at = begin - (index == 0 ? 0 : ends_[index - 1]);
     const int64_t here = std::min(count, ends_[index] - begin);
-    visit(file, type_, [&](const auto* tokens) { std::copy_n(tokens + at, here, to); });
+    visit(file, type_, at, here, [&](const auto* tokens) { std::copy_n(tokens, here, to); });
     // The copy is checked, because the file might change between the check and the use.
     const int64_t* outside = std::find_if(to, to + here, [this](int64_t id) { return id >= vocab_; });
     if (outside != to + here) refuse(file, at + (outside - to), *outside);

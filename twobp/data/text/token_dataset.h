@@ -1,4 +1,4 @@
-// Token files as training data: raw numbers, memory-mapped, converted as they are read.
+// Token files as training data: raw numbers, converted as they are read.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "twobp/data/data.h"
-#include "twobp/files/mapped_file.h"
+#include "twobp/files/input_file.h"
 
 namespace twobp {
 
@@ -31,7 +31,7 @@ class TokenDataset : public Dataset {
                int64_t vocab);
 
   int64_t size() const override;
-  // Throws Error for an id >= vocab (file, position, value).
+  // Throws Error for an id >= vocab (file, position, value), or if a file has become shorter.
   Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;
 
   // "3 files, 1200 tokens in all": for messages.
@@ -40,13 +40,13 @@ class TokenDataset : public Dataset {
  private:
   int64_t tokens() const { return ends_.empty() ? 0 : ends_.back(); }
   void copy(int64_t begin, int64_t count, int64_t* to) const;
-  [[noreturn]] void refuse(const MappedFile& file, int64_t position, int64_t id) const;
+  [[noreturn]] void refuse(const InputFile& file, int64_t position, int64_t id) const;
 
   std::string name_;
   TokenType type_;
   int64_t sequence_;
   int64_t vocab_;
-  std::vector<MappedFile> files_;
+  std::vector<InputFile> files_;
   std::vector<int64_t> ends_;  // [file]: number of tokens up to its end, including the earlier files
 };
 

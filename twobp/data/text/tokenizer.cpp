@@ -126,28 +126,32 @@ std::string Tokenizer::decode(std::span<const int64_t> ids, bool special) {
   return text->get<std::string>();
 }
 
-void Tokenizer::encode_all(std::string_view text, const std::string& origin,
-                           const std::function<void(std::string_view)>& sink) {
+void Tokenizer::encode_all(const InputFile& text, const std::function<void(std::string_view)>& sink) {
   const int64_t width = token_bytes(token_type_for(vocab_));
   // The package encodes the pieces of a request in parallel.
   const size_t together = std::clamp<size_t>(std::thread::hardware_concurrency(), 1, 8);
+  std::string window;  // every piece is cut in view of the longest piece
   for (size_t begin = 0; begin < text.size();) {
+    window.resize(std::min(text.size() - begin, 2 * kPiece * together));
+    text.read(begin, window.data(), window.size());
+    const std::string_view rest = window;
     std::vector<size_t> lengths;
-    size_t end = begin;
-    while (end < text.size() && lengths.size() < together) {
-      lengths.push_back(cut(text.substr(end)));
+    size_t end = 0;
+    while (end < rest.size() && lengths.size() < together) {
+      lengths.push_back(cut(rest.substr(end)));
       end += lengths.back();
     }
     send(*python_, {{"pieces", lengths}, {"width", width}}, path_);
-    python_->write(text.substr(begin, end - begin));
+    python_->write(rest.substr(0, end));
     const json answer = receive(*python_, path_);
     if (answer.contains("not_utf8")) {
       const auto at = static_cast<int64_t>(begin) + number(answer, "not_utf8", kMostTokens, path_);
-      fail(origin, ": byte ", at, " is not UTF-8: convert the text, for instance with iconv, or remove it.");
+      fail(text.path(), ": byte ", at,
+           " is not UTF-8: convert the text, for instance with iconv, or remove it.");
     }
     const int64_t tokens = number(answer, "tokens", kMostTokens, path_);
     sink(python_->read(static_cast<size_t>(tokens * width)));
-    begin = end;
+    begin += end;
   }
 }
 

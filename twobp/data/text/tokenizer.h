@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "twobp/data/text/token_dataset.h"
+#include "twobp/files/input_file.h"
 
 namespace twobp {
 
@@ -51,9 +52,8 @@ class Tokenizer {
   // Encodes a whole text of any length in bounded memory, and passes the ids to `sink` part by part, as
   // numbers of token_type_for(vocab()). The text is cut about every 256 KiB, after a newline if there is one
   // (else at a space), and the pieces are encoded separately. Nothing is added to the pieces, but a tokenizer
-  // that begins every text with a space begins every piece with one. `origin` names the text in messages.
-  void encode_all(std::string_view text, const std::string& origin,
-                  const std::function<void(std::string_view)>& sink);
+  // that begins every text with a space begins every piece with one.
+  void encode_all(const InputFile& text, const std::function<void(std::string_view)>& sink);
 
  private:
   std::string path_;

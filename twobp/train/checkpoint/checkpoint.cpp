@@ -13,8 +13,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string shape_of(const at::Tensor& tensor) {
-  return concat(tensor.scalar_type(), " ", tensor.sizes());
+std::string shape_of(at::IntArrayRef sizes, at::ScalarType type) {
+  return concat(type, " ", sizes);
 }
 
 void check_size(const fs::path& path, uint64_t bytes, const FileFacts& listed) {
@@ -115,10 +115,11 @@ void Checkpoint::check_tensors(File file, const NamedTensors& expected) const {
                 ", which this run has: it is a checkpoint of another model");
     const Part& part = part_with(file, name);
     verify(part);
-    const at::Tensor saved = part.tensors.tensor(name);
-    TWOBP_CHECK(saved.sizes() == tensor.sizes() && saved.scalar_type() == tensor.scalar_type(),
-                part.path.string(), ": ", name, " is ", shape_of(saved), ", in this run it is ",
-                shape_of(tensor), ": it is a checkpoint of another model");
+    const at::IntArrayRef sizes = part.tensors.shape(name);
+    const at::ScalarType type = part.tensors.type(name);
+    TWOBP_CHECK(sizes == tensor.sizes() && type == tensor.scalar_type(), part.path.string(), ": ", name,
+                " is ", shape_of(sizes, type), ", in this run it is ",
+                shape_of(tensor.sizes(), tensor.scalar_type()), ": it is a checkpoint of another model");
   }
 }
 
@@ -133,6 +134,10 @@ at::Tensor Checkpoint::read(File file, const std::string& name) const {
   return part_with(file, name).tensors.tensor(name);
 }
 
+uint64_t Checkpoint::bytes(File file, const std::string& name) const {
+  return part_with(file, name).tensors.bytes(name);
+}
+
 std::vector<std::string> problems_of(const fs::path& folder) {
   std::vector<std::string> problems;
   StateAndFiles read;
@@ -145,7 +150,7 @@ std::vector<std::string> problems_of(const fs::path& folder) {
     try {
       check_whole(folder / name, facts);
       const SafetensorsFile file((folder / name).string());
-      for (const std::string& tensor : file.names()) file.tensor(tensor);  // checks that the type is known
+      for (const std::string& tensor : file.names()) file.type(tensor);  // checks that the type is known
     } catch (const Error& e) {
       problems.emplace_back(e.what());
     }

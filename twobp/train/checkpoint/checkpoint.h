@@ -45,8 +45,10 @@ class Checkpoint {
   void check_tensors(File file, const NamedTensors& expected) const;
   // Throws Error if there are tensors other than these.
   void check_no_others(File file, const std::set<std::string>& known) const;
-  // Returns mapped memory that lives as long as this object. May be called from any thread.
+  // Reads the tensor. May be called from any thread.
   at::Tensor read(File file, const std::string& name) const;
+  // The size of the tensor, which is not read.
+  uint64_t bytes(File file, const std::string& name) const;
 
  private:
   struct Part;

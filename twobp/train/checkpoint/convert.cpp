@@ -16,7 +16,7 @@ namespace {
 
 using File = CheckpointFile;
 
-// Packs the parts of one parameter again. A single part stays mapped.
+// Packs the parts of one parameter again.
 at::Tensor master_of(const Parameter& parameter, const Checkpoint& checkpoint, std::set<std::string>& known) {
   std::vector<at::Tensor> rows;
   std::vector<int64_t> shape = parameter.sizes();
@@ -33,22 +33,26 @@ at::Tensor master_of(const Parameter& parameter, const Checkpoint& checkpoint, s
   return rows.size() == 1 ? rows.front() : at::cat(rows);
 }
 
-// Distributes the tensors in order. Each goes to the part in which its middle lies.
-std::vector<NamedTensors> spread(const Checkpoint& checkpoint, File file, int parts) {
-  int64_t bytes = 0;
-  for (const std::string& name : checkpoint.names(file))
-    bytes += static_cast<int64_t>(checkpoint.read(file, name).nbytes());
-  std::vector<NamedTensors> spread(parts);
-  int64_t before = 0;
+// The names of the tensors of each part, in order. A tensor goes to the part in which its middle lies.
+std::vector<std::vector<std::string>> spread(const Checkpoint& checkpoint, File file, int parts) {
+  uint64_t bytes = 0;
+  for (const std::string& name : checkpoint.names(file)) bytes += checkpoint.bytes(file, name);
+  std::vector<std::vector<std::string>> spread(parts);
+  uint64_t before = 0;
   for (const std::string& name : checkpoint.names(file)) {
-    const at::Tensor tensor = checkpoint.read(file, name);
-    const auto size = static_cast<int64_t>(tensor.nbytes());
+    const uint64_t size = checkpoint.bytes(file, name);
     const double middle = static_cast<double>(before) + static_cast<double>(size) / 2;
-    const auto part = static_cast<int>(middle / static_cast<double>(std::max<int64_t>(bytes, 1)) * parts);
-    spread[std::min(part, parts - 1)].emplace_back(name, tensor);
+    const auto part = static_cast<int>(middle / static_cast<double>(std::max<uint64_t>(bytes, 1)) * parts);
+    spread[std::min(part, parts - 1)].push_back(name);
     before += size;
   }
   return spread;
+}
+
+NamedTensors read(const Checkpoint& checkpoint, File file, const std::vector<std::string>& names) {
+  NamedTensors tensors;
+  for (const std::string& name : names) tensors.emplace_back(name, checkpoint.read(file, name));
+  return tensors;
 }
 
 }  // namespace
@@ -79,14 +83,22 @@ void reshard(const Checkpoint& checkpoint, const std::string& directory, int par
   TWOBP_CHECK(parts >= 1, "a checkpoint has at least one part, not ", parts);
   CheckpointFolder first(directory, std::numeric_limits<int64_t>::max(), parts);
   TWOBP_CHECK(first.steps().empty(), directory, " holds checkpoints already: use another folder");
-  const std::vector<NamedTensors> weights = spread(checkpoint, File::kWeights, parts);
-  const std::vector<NamedTensors> optimizer = spread(checkpoint, File::kOptimizer, parts);
-  const std::vector<NamedTensors> frozen = spread(checkpoint, File::kFrozen, parts);
-  for (int part = parts - 1; part > 0; --part) {
-    CheckpointFolder(directory, {part, parts}, first.run_id())
-        .add({checkpoint.state(), weights[part], optimizer[part], frozen[part]});
+  const auto weights = spread(checkpoint, File::kWeights, parts);
+  const auto optimizer = spread(checkpoint, File::kOptimizer, parts);
+  const auto frozen = spread(checkpoint, File::kFrozen, parts);
+  for (int part = parts - 1; part >= 0; --part) {
+    const auto add = [&](CheckpointFolder& folder) {
+      folder.add({checkpoint.state(), read(checkpoint, File::kWeights, weights[part]),
+                  read(checkpoint, File::kOptimizer, optimizer[part]),
+                  read(checkpoint, File::kFrozen, frozen[part])});
+    };
+    if (part == 0) {
+      add(first);
+    } else {
+      CheckpointFolder other(directory, {part, parts}, first.run_id());
+      add(other);
+    }
   }
-  first.add({checkpoint.state(), weights[0], optimizer[0], frozen[0]});
 }
 
 }  // namespace twobp

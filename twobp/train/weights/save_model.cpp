@@ -12,7 +12,8 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/pattern.h"
-#include "twobp/files/mapped_file.h"
+#include "twobp/data/text/tokenizer.h"
+#include "twobp/files/input_file.h"
 #include "twobp/files/new_file.h"
 #include "twobp/files/new_folder.h"
 #include "twobp/files/safetensors.h"
@@ -29,22 +30,13 @@ using nlohmann::json;
 constexpr const char* kWhole = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
-// Files that belong to a model's weights, regardless of who trained it last.
-constexpr std::array<const char*, 15> kCompanions = {"tokenizer.json",
-                                                     "tokenizer_config.json",
-                                                     "special_tokens_map.json",
-                                                     "added_tokens.json",
-                                                     "tokenizer.model",
-                                                     "spiece.model",
-                                                     "sentencepiece.bpe.model",
-                                                     "vocab.json",
-                                                     "merges.txt",
-                                                     "vocab.txt",
-                                                     "chat_template.jinja",
-                                                     "chat_template.json",
-                                                     "generation_config.json",
-                                                     "preprocessor_config.json",
-                                                     "processor_config.json"};
+// Files that belong to a model's weights, regardless of who trained it last: those of a tokenizer, and others.
+constexpr std::array kTokenizerFiles = {
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja", "chat_template.json", "tokenizer.model", "spiece.model",
+    "sentencepiece.bpe.model", "vocab.json", "merges.txt", "vocab.txt"};
+constexpr std::array kOtherFiles = {"generation_config.json", "preprocessor_config.json",
+                                    "processor_config.json"};
 
 // Fills files in order, each as far as possible. A larger tensor gets its own file.
 std::vector<NamedTensors> into_shards(const NamedTensors& tensors, at::ScalarType dtype, int64_t max_bytes) {
@@ -147,13 +139,28 @@ void write_index(NewFiles& files, const Layout& layout, at::ScalarType dtype) {
   files.add(kIndex).write(index.dump(2) + "\n");
 }
 
-void copy_companions(NewFiles& files, const fs::path& from, const fs::path& to) {
+void copy_file(NewFiles& files, const fs::path& from, const std::string& name) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(from, ignored)) return;
+  const std::vector<uint8_t> bytes = read_whole_file(from.string());
+  files.add(name).write(bytes.data(), bytes.size());
+}
+
+// Without the tokenizer's files if the run's tokenizer is another one.
+void copy_companions(NewFiles& files, const fs::path& from, const fs::path& to, bool with_tokenizer) {
   std::error_code ignored;
   if (fs::equivalent(from, to, ignored)) return;
-  for (const char* name : kCompanions) {
-    if (!fs::is_regular_file(from / name, ignored)) continue;
-    const MappedFile file((from / name).string());
-    files.add(name).write(file.bytes().data(), file.bytes().size());
+  for (const char* name : kOtherFiles) copy_file(files, from / name, name);
+  if (!with_tokenizer) return;
+  for (const char* name : kTokenizerFiles) copy_file(files, from / name, name);
+}
+
+// A tokenizer.json may have another name where it comes from.
+void copy_tokenizer(NewFiles& files, const fs::path& tokenizer, const fs::path& to) {
+  std::error_code ignored;
+  if (fs::equivalent(tokenizer, to / "tokenizer.json", ignored)) return;
+  for (const std::string name : kTokenizerFiles) {
+    copy_file(files, name == "tokenizer.json" ? tokenizer : tokenizer.parent_path() / name, name);
   }
 }
 
@@ -256,7 +263,8 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
     if (!first) return;
     write_index(others, layout, dtype);
     others.add(kModelConfig).write(description);
-    if (!config.from.empty()) copy_companions(others, config.from, folder);
+    if (!config.from.empty()) copy_companions(others, config.from, folder, options.tokenizer.empty());
+    if (fs::exists(options.tokenizer)) copy_tokenizer(others, tokenizer_file(options.tokenizer), folder);
     others.finish();
   });
   processes.together([&] { weight_files.commit(); });

@@ -15,12 +15,13 @@ namespace twobp {
 
 struct SaveModelOptions {
   std::string dtype = "float32";            // of the weights in the files: float32, bfloat16, float16
+  std::string tokenizer;                    // the run's: see tokenizer_of; empty: that of config.from
   int64_t max_shard_bytes = 5'000'000'000;  // the size limit of a file: that of transformers
 };
 
 // Packed weights are written as their parts, and adapters are merged into what they adapt (see
-// adapter_files.h). For a model with config.from, the files of its tokenizer, its picture processor and its
-// generation settings are copied. All files are on disk before the first takes its name, so an existing
+// adapter_files.h). The files of the tokenizer, and for a model with config.from those of its picture processor
+// and its generation settings, are copied if they are still there. All files are on disk before the first takes its name, so an existing
 // directory stays whole if this fails. Files of an older model that are not replaced are removed then. Throws
 // Error (cannot create, disk full) that names the file, also if the directory holds an adapter, or a weight
 // is not finite or beyond the range of options.dtype. In a run of many processes all call it, each with the
