@@ -30,11 +30,20 @@ using nlohmann::json;
 constexpr const char* kWhole = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
-// Files that belong to a model's weights, regardless of who trained it last: those of a tokenizer, and others.
-constexpr std::array kTokenizerFiles = {
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "chat_template.jinja", "chat_template.json", "tokenizer.model", "spiece.model",
-    "sentencepiece.bpe.model", "vocab.json", "merges.txt", "vocab.txt"};
+// Files that belong to a model's weights, regardless of who trained it last: those of a tokenizer, and
+// others.
+constexpr std::array kTokenizerFiles = {"tokenizer.json",
+                                        "tokenizer_config.json",
+                                        "special_tokens_map.json",
+                                        "added_tokens.json",
+                                        "chat_template.jinja",
+                                        "chat_template.json",
+                                        "tokenizer.model",
+                                        "spiece.model",
+                                        "sentencepiece.bpe.model",
+                                        "vocab.json",
+                                        "merges.txt",
+                                        "vocab.txt"};
 constexpr std::array kOtherFiles = {"generation_config.json", "preprocessor_config.json",
                                     "processor_config.json"};
 
