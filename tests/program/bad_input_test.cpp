@@ -46,6 +46,96 @@ TEST_F(BadInput, UnknownKeyNamesTheNearest) {
                      {"config.json", "pipeline.stagse", "did you mean \"pipeline.stages\""});
 }
 
+TEST_F(BadInput, UnknownCommandNamesTheNearest) {
+  expect_one_message({"trian"}, {"no command \"trian\"", "did you mean \"train\"", "generate"});
+  expect_one_message({"checkpoint", "inspct", "x"}, {"no command \"inspct\"", "did you mean \"inspect\""});
+  const test::Finished option = test::run_program({"plan", "--schedul", "1f1b"});
+  EXPECT_GT(option.exit_code, 0);
+  test::expect_contains(option.err, {"twobp: error: ", "--schedul", "did you mean --schedule?"});
+  EXPECT_EQ(test::lines_of(option.err).size(), 1U) << option.err;
+}
+
+// NaN compares false with every limit, and a negative number may wrap around to a large one.
+TEST_F(BadInput, NumbersOfTheCommandLine) {
+  const std::vector<std::string> generate = {"generate", path("model"), "--prompt", "x"};
+  const std::vector<std::string> convert = {"checkpoint", "convert", path("c"), "--checkpoint", path("d")};
+  const std::vector<std::pair<std::vector<std::string>, std::vector<std::string>>> commands = {
+      {generate, {"--temperature", "--top-p", "--seed", "--tokens", "--threads"}},
+      {convert, {"--parts"}},
+      {{"plan"},
+       {"--latency", "--svg-end", "--cap", "--buffers", "--share-links", "--p2-units", "--batch", "--top",
+        "--seconds", "--devices", "--data-latency"}},
+      {{"profile"}, {"--seconds"}},
+      {{"bench"}, {"--repeat", "--steps", "--warmup", "--micro-batches"}}};
+  size_t number = 0;
+  for (const auto& [command, options] : commands) {
+    for (const std::string& option : options) {
+      // Each option with one of them: a start of the program takes its time.
+      const std::string value = std::vector<std::string>{"nan", "-1", "inf", "-nan"}[number++ % 4];
+      std::vector<std::string> arguments = command;
+      arguments.insert(arguments.end(), {option + "=" + value});
+      const test::Finished result = test::run_program(arguments);
+      EXPECT_GT(result.exit_code, 0) << option;
+      EXPECT_EQ(test::lines_of(result.err).size(), 1U) << result.err;
+      test::expect_contains(result.err, {"twobp: error: ", option, "'" + value + "' is not a number "});
+    }
+  }
+  for (const char* value : {"nan", "inf", "-1"}) {
+    expect(concat("optimizer.lr=", value), {"optimizer.lr"});
+    expect(concat("pipeline.timeout=", value), {"pipeline.timeout"});
+  }
+}
+
+TEST_F(BadInput, NamesOnTheHub) {
+  for (const char* key : {"model.from", "data.tokenizer"}) {
+    expect_one_message({"train", "--set", "data.text=" + folder_.write("a.txt", "Some text."), "--set",
+                        concat(key, "=org/some-model")},
+                       {"org/some-model", "Hugging Face Hub", "hf download org/some-model"});
+  }
+  expect_one_message({"generate", "org/some-model", "--prompt", "x"}, {"hf download org/some-model"});
+}
+
+// Names in files are anybody's: what a terminal would obey is shown instead.
+TEST_F(BadInput, ControlCharactersAreShown) {
+  const std::string evil = "a\x1b[31m\xc2\x9b\xe2\x80\xae\n";
+  const std::string shown = "a\\x1b[31m\\u{9b}\\u{202e}\\n";
+  expect_one_message({"train", path(evil + ".json")}, {shown});
+  expect("model." + evil + "=3", {shown});
+  json content = tiny_config();
+  content["model"][evil] = 1;
+  expect_one_message({"train", config(content)}, {shown});
+  expect_one_message({evil}, {shown});
+  const std::string csv = path(evil + ".csv");
+  test::expect_success({"plan", "--csv", csv});
+  const test::Finished plan = test::expect_success({"plan", "--schedule", csv});
+  test::expect_contains(plan.out, {shown});
+  EXPECT_EQ(plan.out.find('\x1b'), std::string::npos);
+  const std::string saved = path("model" + evil);
+  const test::Finished train = test::expect_success(
+      {"train", config(tiny_config()), "--set", "train.steps=1", "--set", "save.model=" + saved});
+  test::expect_contains(train.out, {"saved " + path("model") + "a\\x1b[31m"});
+  EXPECT_EQ(train.out.find('\x1b'), std::string::npos);
+}
+
+// A disk that is full under standard output.
+TEST_F(BadInput, OutputThatIsLost) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full";
+  const std::string file = config(tiny_config());
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{"--help"},
+                                                    {"--version"},
+                                                    {"plan"},
+                                                    {"train", file},
+                                                    {"train", "--print-config"},
+                                                    {"eval", file},
+                                                    {"bench", file, "--repeat=1", "--steps=1"},
+                                                    {"profile", file, "--seconds=0"}}) {
+    const test::Finished result = test::run_in_shell("exec \"$0\" \"$@\" > /dev/full", arguments);
+    EXPECT_EQ(result.exit_code, 1) << arguments.front();
+    EXPECT_EQ(result.err, "twobp: error: cannot write to standard output: No space left on device\n")
+        << arguments.front();
+  }
+}
+
 TEST_F(BadInput, IllTypedValue) {
   expect("model.dim=wide", {"model.dim", "an integer", "\"wide\""});
   expect("model.tied=1", {"model.tied", "boolean"});

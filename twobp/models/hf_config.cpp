@@ -8,6 +8,7 @@
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/files/hub_hint.h"
 #include "twobp/files/json_file.h"
 
 namespace twobp {
@@ -68,7 +69,7 @@ bool comes_with_weights(const ModelType& type, const std::string& key) {
 ModelOptions read_hf_config(const std::string& directory) {
   const std::string path = config_path(directory);
   std::error_code missing;
-  TWOBP_CHECK(std::filesystem::exists(path, missing), path,
+  TWOBP_CHECK(std::filesystem::exists(path, missing), path, hub_hint(directory),
               ": no such file: give a Hugging Face model directory, with ", kFile, " and model.safetensors");
   const json root = read_json_object(path, kMaxDepth);
   const HfSection file{root, path};

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 
 namespace twobp {
 
+class EarlyEnd;
 class P2Offers;
 
 // The result on a rank of the previous step's update. If the update does not stand, the work that the rank
@@ -53,6 +55,10 @@ struct StepInput {
   // Called when this process's ranks are done. Returns whether this process wants the run to end. Null: it
   // does not.
   std::function<bool()> stop;
+  // With it, the step may be given up (StepReport::given_up). Not for a step that overlaps with another one,
+  // is launched as a graph, has wanted events, or is part of a run of several processes or replicas. Null:
+  // the step runs to its end.
+  std::shared_ptr<EarlyEnd> early_end;
 
   // Set by the pipeline, for its executors.
   const Schedule* schedule = nullptr;

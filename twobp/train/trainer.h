@@ -38,6 +38,8 @@ struct StepResult {
   int64_t tokens = 0;
   double input_wait = 0;  // seconds that the ranks waited for the loader
   bool stop = false;      // a process wants to stop: see stop_when
+  // The step was given up because of that, and `step` is the one before it. Nothing else here is known.
+  bool given_up = false;
   StepReport report;
 };
 
@@ -69,12 +71,18 @@ class Trainer {
   // Makes one step on the given batch.
   StepResult step(const Batch& batch, const Variant& variant);
 
-  // Evaluates the held-out part (at most train.eval_batches batches). Returns none if it does not exist.
+  // Evaluates the held-out part (at most train.eval_batches batches). Returns none if it does not exist, or
+  // if a process wants to stop.
   std::optional<Evaluation> evaluate();
 
-  // Calls `asked` at the end of every step, on each process, to find out whether that step is the run's last.
-  // One process that says so is enough: see StepResult::stop.
+  // Calls `asked` at the end of every step, and of every batch of an evaluation, on each process, to find out
+  // whether the run is to stop. One process that says so is enough: see StepResult::stop. A run of one
+  // process and one replica calls it within steps as well, on any thread, and gives up the step, unless the
+  // step overlaps with another one, is launched as a graph, is traced, or changes buffers. After a step that
+  // was given up, the trainer stands where it stood before it.
   void stop_when(std::function<bool()> asked) { stop_ = std::move(asked); }
+  // Whether a process wants to stop; known to all of them.
+  bool stopping() const { return stopping_; }
 
   int64_t steps_done() const { return step_; }
   int micro_batches() const { return micro_batches_; }
@@ -112,7 +120,11 @@ class Trainer {
   void count_replicas(int64_t& targets, int64_t& tokens);
   const StepSetup& setup_for(const Variant& variant, int micro_batches);
   struct StepUnderWay;
-  void begin_next();
+  // Returns false if the wait for data was given up.
+  bool begin_next();
+  bool may_give_up(int64_t step) const;
+  // Forgets the newest batch of the loader.
+  void give_back_batch();
   void begin(std::unique_ptr<StepUnderWay> step, const Variant& variant);
   // Ends the oldest step under way.
   StepResult end();

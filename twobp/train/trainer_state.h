@@ -11,6 +11,7 @@ struct Trainer::StepUnderWay {
   Batch batch;
   StepResult result;
   UpdateResult update;
+  bool may_give_up = false;
 };
 
 struct Trainer::KeptSetup {

@@ -23,7 +23,9 @@ namespace twobp {
 struct OfferedP2 {
   P2Unit unit;
   int stage = 0;
-  int local_stage = 0;  // index among the stages of its rank
+  int local_stage = 0;                 // index among the stages of its rank
+  const std::string* layer = nullptr;  // its name, for messages
+  int micro_batch = 0;
 };
 
 class P2Offers {

@@ -5,10 +5,12 @@
 
 #include "twobp/core/clock.h"
 #include "twobp/pipeline/executor/rank_executor.h"
+#include "twobp/pipeline/layer_error.h"
 
 namespace twobp {
 
 void RankExecutor::run_p2(std::span<PendingP2> together) {
+  if (skips()) return;
   RECORD_USER_SCOPE("W");
   const double begin = now_seconds();
   const ProductTime products = product_time();
@@ -25,7 +27,9 @@ void RankExecutor::run_p2(std::span<PendingP2> together) {
   const DeviceStream& stream = in_line ? device.compute() : device.weights();
   const auto w = [&] {
     const DeviceEvent device_begin = device_times_.begin_p2(stream);
-    first.unit.layer->backward_p2(batch_);
+    naming_layer(
+        [&] { return concat(place_of(first.stage, first.layer), ", W of micro-batch ", first.micro_batch); },
+        [&] { first.unit.layer->backward_p2(batch_); });
     device_times_.end_p2(first.stage, stream, device_begin);
   };
   if (in_line) {
@@ -122,7 +126,8 @@ void RankExecutor::run_offered_p2() {
   offered_ = true;
   std::vector<OfferedP2> units;
   for (const PendingP2& pending : pending_)
-    units.push_back({pending.unit, stages_[pending.stage]->index(), pending.stage});
+    units.push_back({pending.unit, stages_[pending.stage]->index(), pending.stage,
+                     &stages_[pending.stage]->layer_name(pending.layer), pending.micro_batch});
   pending_.clear();
   const auto run = [this](const OfferedP2& p2) {
     const P2Offers::Spent spent = run_offered(p2);
@@ -150,12 +155,19 @@ void RankExecutor::help_others() {
 }
 
 P2Offers::Spent RankExecutor::run_offered(const OfferedP2& p2) {
+  if (skips()) return {};
   RECORD_USER_SCOPE("W");
   const double begin = now_seconds();
   const ProductTime products = product_time();
   const MemoryMeter::Scope scope(p2.stage, MemoryCategory::kStash);
   Saved* saved = p2.unit.saved;
-  p2.unit.layer->backward_p2({&saved, 1});
+  naming_layer(
+      [&] {
+        return concat("stage ", p2.stage, ", layer ", *p2.layer, ", W of micro-batch ", p2.micro_batch);
+      },
+      [&] {
+        p2.unit.layer->backward_p2({&saved, 1});
+      });
   saved->release_p2();
   return {now_seconds() - begin, product_time() - products};
 }

@@ -5,24 +5,13 @@
 #include "twobp/core/clock.h"
 #include "twobp/core/figures.h"
 #include "twobp/core/text.h"
+#include "twobp/nn/thrown.h"
+#include "twobp/pipeline/early_end.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/memory/block_cache.h"
 
 namespace twobp {
 namespace {
-
-// The message of the current exception, without LibTorch's backtrace.
-std::string what_is_thrown() {
-  try {
-    throw;
-  } catch (const c10::Error& e) {
-    return e.what_without_backtrace();
-  } catch (const std::exception& e) {
-    return e.what();
-  } catch (...) {
-    return "an exception of unknown type";
-  }
-}
 
 template <typename Visit>
 void visit_parameters(const std::vector<std::unique_ptr<Stage>>& stages, const Visit& visit) {
@@ -46,9 +35,15 @@ RankResult RankExecutor::run(const StepInput& input) {
     if (!settle()) run_until(leading);
   }
   run_until(instructions.size());
-  if (offers_p2()) in_update(input.step, [&] { help_others(); });
+  const bool whole =
+      !input.early_end || (input.training ? input.early_end->completes() : !input.early_end->given_up());
+  if (whole && offers_p2()) in_update(input.step, [&] { help_others(); });
   p2_stream_.join();
-  return end(input);
+  if (!whole) {
+    clear();
+    visit_parameters(stages_, [](Parameter& parameter) { parameter.forget_grad(); });
+  }
+  return end(input, whole);
 }
 
 DeviceEvent RankExecutor::record(const StepInput& input, const DeviceEvent& begin) {
@@ -94,7 +89,7 @@ RankResult RankExecutor::finish_recorded(const StepInput& input, const DeviceEve
   return result;
 }
 
-RankResult RankExecutor::end(const StepInput& input) {
+RankResult RankExecutor::end(const StepInput& input, bool whole) {
   const auto& instructions = input.schedule->ranks[rank_];
   for (const at::Tensor& loss : losses_) result_.loss += loss.item<double>();
   losses_.clear();
@@ -108,7 +103,13 @@ RankResult RankExecutor::end(const StepInput& input) {
     result_.times.busy = device.busy;
     result_.times.idle = device.idle;
   }
-  if (input.finish) {
+  if (input.training && whole && reducer_ == nullptr && input.schedule->has_backward()) {
+    for (size_t s = 0; s < stages_.size(); ++s) {
+      for (int i = stages_[s]->first_backward(); i < stages_[s]->layer_count(); ++i)
+        expect_gradients(static_cast<int>(s), i);
+    }
+  }
+  if (input.finish && whole) {
     const double begin = now_seconds();
     events_.open(Event::Kind::kOptimizer, -1, -1, begin);
     in_update(input.step, [&] { result_.times.optimizer = input.finish(rank_); });
@@ -144,8 +145,26 @@ void RankExecutor::in_update(int64_t step, const std::function<void()>& body) co
   } catch (const Aborted&) {
     throw;
   } catch (...) {
-    fail("rank ", rank_, ", step ", step, ", update: ", what_is_thrown());
+    fail("rank ", rank_, ", step ", step, ", update: ", message_of_thrown());
   }
+}
+
+std::string RankExecutor::place_of(int s, int layer) const {
+  return concat("stage ", stages_[s]->index(), ", layer ", stages_[s]->layer_name(layer));
+}
+
+void RankExecutor::expect_gradients(int s, int layer) const {
+  for (const Parameter* parameter : stages_[s]->parameters(layer)) {
+    TWOBP_CHECK(
+        !parameter->trainable() || parameter->has_grad(), "rank ", rank_, ", ", step_name(), ": ",
+        place_of(s, layer), ": parameter ", parameter->name(),
+        " got no gradient, so it would never be trained: add one in backward_p1, or in backward_p2 with "
+        "a unit from collect_p2, or freeze the parameter");
+  }
+}
+
+bool RankExecutor::skips() const {
+  return input_->early_end && input_->early_end->skips();
 }
 
 std::string RankExecutor::step_name() const {
@@ -163,7 +182,7 @@ void RankExecutor::run_until(size_t end) {
     } catch (const Aborted&) {
       throw;
     } catch (...) {
-      fail("rank ", rank_, ", ", step_name(), ", ", to_string(instruction), ": ", what_is_thrown());
+      fail("rank ", rank_, ", ", step_name(), ", ", to_string(instruction), ": ", message_of_thrown());
     }
   }
 }
