@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "apps/log.h"
+#include "apps/run_guard.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 
@@ -68,7 +69,7 @@ int end_of_parse(const CLI::App& app, const CLI::ParseError& error) {
   }
   log_error(
       concat(message, " (", command.get_parent() ? "twobp " : "", command.get_name(), " --help tells more)"));
-  return error.get_exit_code();
+  return kFailed;
 }
 
 }  // namespace twobp
