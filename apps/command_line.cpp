@@ -67,8 +67,10 @@ int end_of_parse(const CLI::App& app, const CLI::ParseError& error) {
       break;
     }
   }
-  log_error(
-      concat(message, " (", command.get_parent() ? "twobp " : "", command.get_name(), " --help tells more)"));
+  std::string words = command.get_name();
+  for (const CLI::App* parent = command.get_parent(); parent != nullptr; parent = parent->get_parent())
+    words = concat(parent->get_name(), " ", words);
+  log_error(concat(message, " (", words, " --help tells more)"));
   return kFailed;
 }
 
