@@ -67,11 +67,11 @@ void print(const char* format, ...) {
 }
 
 void check_output() {
-  std::cout.flush();
   errno = 0;
-  const bool flushed = std::fflush(stdout) == 0;
+  std::cout.flush();
+  const bool flushed = std::fflush(stdout) == 0 && std::cout.good();
   if (!flushed && first_error == 0) first_error = errno;
-  if ((flushed && std::ferror(stdout) == 0 && std::cout.good()) || stop_signal() != 0) return;
+  if ((flushed && std::ferror(stdout) == 0) || stop_signal() != 0) return;
   fail("cannot write to standard output",
        first_error != 0 ? concat(": ", std::strerror(first_error)) : std::string());
 }

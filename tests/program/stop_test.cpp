@@ -40,6 +40,12 @@ class Stop : public ::testing::Test {
     return std::filesystem::exists(folder_.path(name));
   }
 
+  static bool step_3_is_under_way(const std::string& out) {
+    if (out.find("step 2/") == std::string::npos) return false;
+    ::usleep(300'000);
+    return true;
+  }
+
   TempFolder folder_;
   json content_;
 };
@@ -78,11 +84,7 @@ TEST_F(Stop, SigtermInTheMiddleOfALongStep) {
   ::setenv("TWOBP_FAIL", "F:step=3:rank=0:seconds=0.3", 1);
   RunOptions options;
   options.signal = SIGTERM;
-  options.interrupt_when = [](const std::string& out) {
-    if (out.find("step 2/") == std::string::npos) return false;
-    ::usleep(500'000);  // step 3 is under way
-    return true;
-  };
+  options.interrupt_when = step_3_is_under_way;
   content_["train"]["log_every"] = 1;
   const Finished result = train(options, false);
   EXPECT_EQ(result.exit_code, 143);
@@ -137,11 +139,11 @@ TEST_F(Stop, SighupUnderNohupChangesNothing) {
   EXPECT_EQ(steps_told(), 300U);
 }
 
-// `twobp train ... | head -n 1`
+// `twobp train ... | head`
 TEST_F(Stop, AReaderThatLeavesEndsItWithACheckpoint) {
   const std::string code = folder_.path("code");
   const Finished result =
-      test::run_in_shell("{ \"$0\" \"$@\"; echo $? > '" + code + "'; } | head -n 1", arguments());
+      test::run_in_shell("{ \"$0\" \"$@\"; echo $? > '" + code + "'; } | head -n 6", arguments());
   EXPECT_EQ(test::read_file(code), "141\n");
   EXPECT_NE(result.err.find("stopped by SIGPIPE after step "), std::string::npos) << result.err;
   EXPECT_TRUE(has_checkpoint(steps_told()));
@@ -204,7 +206,7 @@ TEST_F(Stop, SecondInterruptEndsItAtOnce) {
   RunOptions options;
   options.signal = SIGINT;
   options.times = 2;
-  options.interrupt_when = [](const std::string& out) { return out.find("step 2/") != std::string::npos; };
+  options.interrupt_when = step_3_is_under_way;
   const Finished result = test::run_program(arguments(), options);
   EXPECT_EQ(result.exit_code, 128 + SIGINT);
   EXPECT_LT(result.seconds, 20);
@@ -218,7 +220,7 @@ TEST_F(Stop, ASecondSigtermLaterEndsItAtOnce) {
   options.signal = SIGTERM;
   options.times = 2;
   options.between = 0.8;
-  options.interrupt_when = [](const std::string& out) { return out.find("step 2/") != std::string::npos; };
+  options.interrupt_when = step_3_is_under_way;
   const Finished result = test::run_program(arguments(), options);
   EXPECT_EQ(result.exit_code, 128 + SIGTERM);
   EXPECT_LT(result.seconds, 20);

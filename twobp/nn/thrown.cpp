@@ -5,6 +5,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "twobp/core/check.h"
+
 namespace twobp {
 namespace {
 
@@ -18,6 +20,8 @@ std::string in_one_line(std::string text) {
 std::string message_of_thrown() {
   try {
     throw;
+  } catch (const Error& e) {
+    return e.what();
   } catch (const c10::Error& e) {
     return in_one_line(e.what_without_backtrace());
   } catch (const std::exception& e) {

@@ -5,7 +5,8 @@
 
 namespace twobp {
 
-// The message of the exception that is being handled, in one line, without LibTorch's backtrace.
+// The message of the exception that is being handled. Of an exception of other libraries: in one line,
+// without LibTorch's backtrace.
 std::string message_of_thrown();
 
 }  // namespace twobp
