@@ -2,10 +2,12 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "apps/log.h"
+#include "apps/print.h"
 #include "apps/run_guard.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
@@ -58,7 +60,12 @@ void check_commands(const CLI::App& app, int argc, const char* const* argv) {
 }
 
 int end_of_parse(const CLI::App& app, const CLI::ParseError& error) {
-  if (error.get_exit_code() == 0) return app.exit(error);
+  if (error.get_exit_code() == 0) {
+    std::ostringstream text;
+    app.exit(error, text, text);
+    print_as_is(text.str());
+    return 0;
+  }
   std::string message = error.what();
   const CLI::App& command = innermost(app);
   for (const std::string& word : app.remaining(true)) {

@@ -202,20 +202,20 @@ TEST(StoreTransport, AssemblesNoMoreThanItsLimit) {
   const int port = test::free_port();
   test::run_on_threads(2, [&](int rank) {
     auto connection = std::make_shared<StoreConnection>(place_at(port, rank, 2), kLong);
-    if (rank == 1) {
+    if (rank == 0) {
       std::string part(1 << 20, 'x');
-      part.replace(0, 8, std::string("\1\0\0\0\0\0\0\0", 8));  // from rank 1: there is more
-      for (int i = 0; i < 6; ++i) connection->push("to/0", part);
+      part.replace(0, 8, std::string("\0\0\0\0\0\0\0\0", 8));  // from rank 0: there is more
+      for (int i = 0; i < 6; ++i) connection->push("to/1", part);
       connection->get("seen", kLong);
       return;
     }
     const auto transport = make_store_transport(connection, /*most_unfinished=*/4 << 20);
     try {
-      transport->receive(1, {}, kLong);
+      transport->receive(0, {}, kLong);
       ADD_FAILURE() << "nobody sent a whole message";
     } catch (const Aborted& aborted) {
       expect_parts(aborted.what(),
-                   {"rank 0 stopped", "more than 4.0 MiB of messages without an end", "rank 1"});
+                   {"rank 1 stopped", "more than 4.0 MiB of messages without an end", "rank 0"});
     }
     connection->set("seen", "");
   });
