@@ -102,6 +102,17 @@ TEST_F(BadInput, ControlCharactersAreShown) {
   EXPECT_EQ(train.out.find('\x1b'), std::string::npos);
 }
 
+// Whoever made the folder in which the program runs must not choose the libraries that it loads.
+TEST_F(BadInput, LibrariesInTheCurrentFolderAreNotLoaded) {
+  const test::Finished result = test::run_in_shell(
+      "cd \"$1\" || exit; for name in $(ldd \"$0\" | sed -n 's/^[[:space:]]*\\(lib[^ ]*\\) .*/\\1/p'); do : "
+      "> $name; done; "
+      "ls; exec \"$0\" --version",
+      {path("")});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("libc10.so"), std::string::npos) << "none was planted: " << result.out;
+}
+
 // A disk that is full under standard output.
 TEST_F(BadInput, OutputThatIsLost) {
   if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full";
