@@ -40,8 +40,9 @@ bool is_terminal(int descriptor) {
 bool wait_writable(int descriptor) {
   while (true) {
     pollfd file{descriptor, POLLOUT, 0};
-    if (::poll(&file, 1, kLookMilliseconds) > 0) return true;
-    if (stop_signal() != 0) return false;
+    const bool stops = stop_signal() != 0;
+    if (::poll(&file, 1, stops ? 0 : kLookMilliseconds) > 0) return true;
+    if (stops) return false;
   }
 }
 

@@ -96,10 +96,15 @@ TEST_F(BadInput, ControlCharactersAreShown) {
   test::expect_contains(plan.out, {shown});
   EXPECT_EQ(plan.out.find('\x1b'), std::string::npos);
   const std::string saved = path("model" + evil);
-  const test::Finished train = test::expect_success(
-      {"train", config(tiny_config()), "--set", "train.steps=1", "--set", "save.model=" + saved});
+  const test::Finished train =
+      test::expect_success({"train", config(tiny_config()), "--set", "train.steps=1", "--set",
+                            "save.model=" + saved, "--set", "save.checkpoints=" + path(evil)});
   test::expect_contains(train.out, {"saved " + path("model") + "a\\x1b[31m"});
   EXPECT_EQ(train.out.find('\x1b'), std::string::npos);
+  // The checkpoint holds the configuration, with that path in it.
+  const test::Finished inspect = test::expect_success({"checkpoint", "inspect", path(evil), "--tensors"});
+  test::expect_contains(inspect.out, {"save.checkpoints=" + path("") + "a\\x1b[31m"});
+  EXPECT_EQ(inspect.out.find('\x1b'), std::string::npos);
 }
 
 // Whoever made the folder in which the program runs must not choose the libraries that it loads.
