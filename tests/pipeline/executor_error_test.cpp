@@ -109,6 +109,26 @@ TEST(LayerError, FromLibTorchIsOneMessage) {
   EXPECT_EQ(message.find('\n'), std::string::npos) << message;
 }
 
+// The first that runs a layer is the measurement before training.
+TEST(LayerError, InTheMeasurement) {
+  const Broken broken(1);
+  broken.hooks->forward = [](const Context&) { at::mm(at::ones({2, 3}), at::ones({2, 3})); };
+  const std::string message =
+      error_of([&] { measure_profile(broken.model, random_batch(1)[0], 0, Device()); });
+  expect_contains(message, {"layer probe before 3, F of the measurement before the first step: ",
+                            "shapes cannot be multiplied"});
+  EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+}
+
+// A layer that forgets to keep what its W reads.
+TEST(LayerError, ASavedTensorThatIsMissing) {
+  const Broken broken(1);
+  broken.hooks->backward_p2 = [](int64_t) { Saved().p2(1); };
+  expect_contains(
+      run_to_error(broken, 1, "1f1b", P2Policy::kFill),
+      {concat(": ", broken.place(), ", W of micro-batch 0: backward-p2 asks for saved tensor 1 of 0 ")});
+}
+
 TEST(LayerError, OfAnyTypeEndsAllRanks) {
   const Broken broken(1);
   broken.hooks->forward = [](const Context& context) {
