@@ -78,8 +78,8 @@ class Trainer {
   // Calls `asked` at the end of every step, and of every batch of an evaluation, on each process, to find out
   // whether the run is to stop. One process that says so is enough: see StepResult::stop. A run of one
   // process and one replica calls it within steps as well, on any thread, and gives up the step, unless the
-  // step overlaps with another one, is launched as a graph, is traced, or changes buffers. After a step that
-  // was given up, the trainer stands where it stood before it.
+  // step overlaps with another one, is launched as a graph, or is traced. After a step that was given up, the
+  // trainer stands where it stood before it.
   void stop_when(std::function<bool()> asked) { stop_ = std::move(asked); }
   // Whether a process wants to stop; known to all of them.
   bool stopping() const { return stopping_; }

@@ -80,9 +80,7 @@ void Trainer::check_still() const {
 
 bool Trainer::may_give_up(int64_t step) const {
   return stop_ && world().processes->size() == 1 && world().replicas == 1 && !run_ahead_.on &&
-         !config_.pipeline.graphs && !wants_events(step) &&
-         std::none_of(weights().begin(), weights().end(),
-                      [](const Parameter* weight) { return weight->is_buffer(); });
+         !config_.pipeline.graphs && !wants_events(step);
 }
 
 void Trainer::give_back_batch() {

@@ -103,6 +103,9 @@ class RankExecutor {
   void expect_gradients(int s, int layer) const;
   // Whether the rest of the step is given up: F, I and W do nothing.
   bool skips() const;
+  // Copies the buffers, which F changes, and puts them back if the step is given up.
+  void keep_buffers();
+  void put_back();
   // Errors of `body` name rank and step, and say that they are from the update.
   void in_update(int64_t step, const std::function<void()>& body) const;
   void find_tail();
@@ -184,6 +187,7 @@ class RankExecutor {
   DeviceTimes device_times_;
   Values losses_;  // of micro-batches on a device; the host waits for them at the end
   std::unique_lock<std::mutex>* turn_ = nullptr;  // while it records
+  std::vector<at::Tensor> buffers_;               // copies
   // Written by the recorded instructions.
   Values recorded_losses_;
   std::vector<Parameter*> recorded_grads_;

@@ -27,6 +27,7 @@ void visit_parameters(const std::vector<std::unique_ptr<Stage>>& stages, const V
 RankResult RankExecutor::run(const StepInput& input) {
   losses_.clear();
   prepare(input);
+  if (input.early_end && input.training) keep_buffers();
   const auto& instructions = input.schedule->ranks[rank_];
   if (input.settle) {
     // Not the F of the last stage: the loss multiplies its gradient by the scale already in F.
@@ -41,9 +42,27 @@ RankResult RankExecutor::run(const StepInput& input) {
   p2_stream_.join();
   if (!whole) {
     clear();
-    visit_parameters(stages_, [](Parameter& parameter) { parameter.forget_grad(); });
+    if (input.training) put_back();
   }
   return end(input, whole);
+}
+
+void RankExecutor::keep_buffers() {
+  const MemoryMeter::Scope scope(stages_.front()->index(), MemoryCategory::kParameters);
+  size_t i = 0;
+  visit_parameters(stages_, [&](const Parameter& parameter) {
+    if (!parameter.is_buffer()) return;
+    if (i == buffers_.size()) buffers_.push_back(at::empty_like(parameter.value));
+    buffers_[i++].copy_(parameter.value);
+  });
+}
+
+void RankExecutor::put_back() {
+  size_t i = 0;
+  visit_parameters(stages_, [&](Parameter& parameter) {
+    parameter.forget_grad();
+    if (parameter.is_buffer()) parameter.value.copy_(buffers_[i++]);
+  });
 }
 
 DeviceEvent RankExecutor::record(const StepInput& input, const DeviceEvent& begin) {
