@@ -10,6 +10,7 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/bench_report.h"
+#include "apps/command_line.h"
 #include "apps/json_report.h"
 #include "apps/kernel_trace.h"
 #include "twobp/core/check.h"
@@ -277,10 +278,16 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command
       ->add_option("--micro-batches", options->micro_batches,
                    "Numbers of micro-batches (default: as configured)")
+      ->check(number_from(1, 1 << 20))
       ->delimiter(',');
-  command->add_option("--repeat", options->repeat, "Rounds over all rows")->capture_default_str();
-  command->add_option("--steps", options->steps, "Timed steps per row and round")->capture_default_str();
+  command->add_option("--repeat", options->repeat, "Rounds over all rows")
+      ->check(number_from(1, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--steps", options->steps, "Timed steps per row and round")
+      ->check(number_from(1, 1 << 20))
+      ->capture_default_str();
   command->add_option("--warmup", options->warmup, "Untimed steps of each row in the first round")
+      ->check(number_from(0, 1 << 20))
       ->capture_default_str();
   command->add_option("--json", options->json_file, "File for the rows as JSON");
   command->add_option("--kernels", options->kernels_folder,

@@ -1,10 +1,10 @@
 #include "apps/bench_report.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <numeric>
 
 #include "apps/json_report.h"
+#include "apps/print.h"
 #include "twobp/core/check.h"
 #include "twobp/core/figures.h"
 #include "twobp/core/median.h"
@@ -91,12 +91,12 @@ void print_bench_table(const std::vector<BenchRow>& rows) {
     return !row.trainer->config().pipeline.recompute.empty();
   });
   const auto print_recompute = [&](const std::string& text) {
-    if (recomputes) std::printf("%-12s ", text.c_str());
+    if (recomputes) print("%-12s ", text.c_str());
   };
   print_recompute("recompute");
-  std::printf("%-9s %-16s %-9s %-11s %-6s %3s  %9s %17s %10s %7s %7s %9s %8s  %s\n", "precision", "schedule",
-              "p2", "batching", "cap", "M", "step", "(min - max)", speed.c_str(), "speed", "idle",
-              "predicted", "products", "peak memory by rank");
+  print("%-9s %-16s %-9s %-11s %-6s %3s  %9s %17s %10s %7s %7s %9s %8s  %s\n", "precision", "schedule", "p2",
+        "batching", "cap", "M", "step", "(min - max)", speed.c_str(), "speed", "idle", "predicted",
+        "products", "peak memory by rank");
   for (const BenchRow& row : rows) {
     // Relative to the first row of the same M, sample by sample, because the two were timed in turn.
     const BenchRow* base = &row;
@@ -112,19 +112,19 @@ void print_bench_table(const std::vector<BenchRow>& rows) {
     for (const int64_t peak : row.peaks) peaks.push_back(format_bytes(static_cast<double>(peak)));
     const auto [fastest, slowest] = std::minmax_element(row.seconds.begin(), row.seconds.end());
     print_recompute(recompute_of(row));
-    std::printf("%-9s %-16s %-9s %-11s %-6s %3zu  %8.4fs (%6.4f - %6.4f) %10.0f %6.3fx %7s %9s %8s  %s\n",
-                row.trainer->config().train.precision.c_str(), row.schedule.c_str(),
-                std::string(policy_name(row.variant.policy)).c_str(),
-                std::string(batching_name(row.variant.batching)).c_str(), row.cap.c_str(),
-                row.batch.micro_batches.size(), median(row.seconds), *fastest, *slowest,
-                static_cast<double>(row.batch.tokens) / median(row.seconds), median(ratios),
-                fixed(mean(medians(row.idle)), 3).c_str(), fixed(mean(medians(row.predicted)), 3).c_str(),
-                fixed(median(row.products), 3).c_str(), join(peaks, " | ").c_str());
+    print("%-9s %-16s %-9s %-11s %-6s %3zu  %8.4fs (%6.4f - %6.4f) %10.0f %6.3fx %7s %9s %8s  %s\n",
+          row.trainer->config().train.precision.c_str(), row.schedule.c_str(),
+          std::string(policy_name(row.variant.policy)).c_str(),
+          std::string(batching_name(row.variant.batching)).c_str(), row.cap.c_str(),
+          row.batch.micro_batches.size(), median(row.seconds), *fastest, *slowest,
+          static_cast<double>(row.batch.tokens) / median(row.seconds), median(ratios),
+          fixed(mean(medians(row.idle)), 3).c_str(), fixed(mean(medians(row.predicted)), 3).c_str(),
+          fixed(median(row.products), 3).c_str(), join(peaks, " | ").c_str());
   }
   for (const BenchRow& row : rows) {
     if (row.schedule != kAutoSchedule) continue;
-    std::printf("M %zu, cap %s: %s\n", row.batch.micro_batches.size(), row.cap.c_str(),
-                row.variant.schedule.name().c_str());
+    print("M %zu, cap %s: %s\n", row.batch.micro_batches.size(), row.cap.c_str(),
+          row.variant.schedule.name().c_str());
   }
 }
 

@@ -6,8 +6,10 @@
 
 #include <CLI/CLI.hpp>
 
+#include "apps/command_line.h"
 #include "apps/json_report.h"
 #include "apps/log.h"
+#include "apps/print.h"
 #include "apps/table.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
@@ -140,15 +142,15 @@ void print_tensors(const Checkpoint& checkpoint) {
 void inspect(const CheckpointOptions& options) {
   const Checkpoint checkpoint(find_checkpoint(options.folder), Checkpoint::Verify::kWhatIsRead);
   const CheckpointState& state = checkpoint.state();
-  std::printf("%s: step %lld, %lld updates, %lld batches of %s\n", checkpoint.folder().c_str(),
-              static_cast<long long>(state.position.step), static_cast<long long>(state.optimizer_steps),
-              static_cast<long long>(state.position.batches), state.run.data.c_str());
-  std::printf("format %d, written by %d %s, kernels %s\n", checkpoint.format(), checkpoint.processes(),
-              checkpoint.processes() == 1 ? "process" : "processes", state.run.kernels.c_str());
-  std::printf("%s\n\n", join(settings_of(json::parse(state.run.config)), " ").c_str());
+  print("%s: step %lld, %lld updates, %lld batches of %s\n", checkpoint.folder().c_str(),
+        static_cast<long long>(state.position.step), static_cast<long long>(state.optimizer_steps),
+        static_cast<long long>(state.position.batches), state.run.data.c_str());
+  print("format %d, written by %d %s, kernels %s\n", checkpoint.format(), checkpoint.processes(),
+        checkpoint.processes() == 1 ? "process" : "processes", state.run.kernels.c_str());
+  print("%s\n\n", join(settings_of(json::parse(state.run.config)), " ").c_str());
   print_files(checkpoint);
   if (options.tensors) {
-    std::printf("\n");
+    print("\n");
     print_tensors(checkpoint);
   }
   if (!options.json.empty()) write_text(options.json, to_json(checkpoint).dump(2) + "\n");
@@ -164,9 +166,9 @@ int verify(const CheckpointOptions& options) {
   uint64_t bytes = 0;
   for (const File file : kFiles) tensors += checkpoint.names(file).size();
   for (const auto& [name, facts] : checkpoint.files()) bytes += facts.bytes;
-  std::printf("%s is whole: step %lld, %zu tensors in %zu files, %s\n", folder.c_str(),
-              static_cast<long long>(checkpoint.state().position.step), tensors, checkpoint.files().size(),
-              format_bytes(static_cast<double>(bytes)).c_str());
+  print("%s is whole: step %lld, %zu tensors in %zu files, %s\n", folder.c_str(),
+        static_cast<long long>(checkpoint.state().position.step), tensors, checkpoint.files().size(),
+        format_bytes(static_cast<double>(bytes)).c_str());
   return 0;
 }
 
@@ -182,11 +184,11 @@ void convert(const CheckpointOptions& options) {
     save_model_of(checkpoint, config, options.model, {.dtype = options.dtype, .tokenizer = tokenizer});
     if (!tokenizer.empty() && !std::filesystem::exists(tokenizer))
       log_warning(concat(tokenizer, ", the tokenizer of the run, is gone: copy it into ", options.model));
-    std::printf("saved the model of step %lld in %s\n", step, options.model.c_str());
+    print("saved the model of step %lld in %s\n", step, options.model.c_str());
   }
   if (!options.checkpoint.empty()) {
     reshard(checkpoint, options.checkpoint, options.parts);
-    std::printf("saved the checkpoint of step %lld in %s\n", step, options.checkpoint.c_str());
+    print("saved the checkpoint of step %lld in %s\n", step, options.checkpoint.c_str());
   }
 }
 
@@ -229,7 +231,7 @@ void add_checkpoint_command(CLI::App& app, int& exit_code) {
       ->add_option("--parts", options->parts,
                    "Number of files of each kind, as if written by this many processes")
       ->needs(checkpoint)
-      ->check(CLI::Range(1, 99999))
+      ->check(number_from(1, 99999))
       ->capture_default_str();
   converting
       ->add_option(

@@ -1,12 +1,12 @@
 #include "apps/eval.h"
 
 #include <cmath>
-#include <cstdio>
 #include <memory>
 
 #include <CLI/CLI.hpp>
 
 #include "apps/json_report.h"
+#include "apps/print.h"
 #include "apps/train.h"
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
@@ -48,10 +48,10 @@ void eval(const EvalOptions& options) {
   const InputKind input = config.model.input().kind;
   const bool tokens = input == InputKind::kTokens || input == InputKind::kMaskedTokens;
   const double perplexity = std::exp(held_out->loss);
-  std::printf("held-out loss %.6f", held_out->loss);
-  if (tokens) std::printf(", perplexity %.3f", perplexity);
-  if (held_out->accuracy) std::printf(", accuracy %.2f%%", 100 * *held_out->accuracy);
-  std::printf(", %.1f s\n", seconds);
+  print("held-out loss %.6f", held_out->loss);
+  if (tokens) print(", perplexity %.3f", perplexity);
+  if (held_out->accuracy) print(", accuracy %.2f%%", 100 * *held_out->accuracy);
+  print(", %.1f s\n", seconds);
   if (options.json.empty()) return;
   nlohmann::json report = {{"loss", held_out->loss}, {"seconds", seconds}, {"machine", machine_to_json()}};
   if (tokens) report["perplexity"] = perplexity;

@@ -5,12 +5,16 @@
 #include <memory>
 #include <optional>
 #include <thread>
+#include <unistd.h>
 
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 
+#include "apps/command_line.h"
+#include "apps/print.h"
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/core/printable.h"
 #include "twobp/data/text/tokenizer.h"
 #include "twobp/models/hf_config.h"
 #include "twobp/models/model_type.h"
@@ -68,17 +72,21 @@ class Text {
     const std::string text = tokenizer_
                                  ? stream_->add(token)
                                  : std::string(1, static_cast<char>(static_cast<unsigned char>(token)));
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    std::fflush(stdout);
+    show(text);
   }
-  void finish() {
-    const std::string text = tokenizer_ ? stream_->finish() : "";
-    std::printf("%s\n", text.c_str());
+  void finish() { show((tokenizer_ ? stream_->finish() : "") + '\n'); }
+
+  // A terminal obeys control characters, so it gets them as escapes. A file gets the text itself. Without a
+  // tokenizer, the text comes in bytes, which are not whole characters.
+  void show(const std::string& text) const {
+    const bool one_byte = !tokenizer_ && text.size() == 1 && static_cast<unsigned char>(text[0]) >= 0x80;
+    print_as_is(terminal_ && !one_byte ? printable_lines(text) : text);
   }
 
  private:
   std::unique_ptr<Tokenizer> tokenizer_;
   std::optional<TokenStream> stream_;
+  bool terminal_ = is_terminal(STDOUT_FILENO);
 };
 
 void generate(const GenerateOptions& options) {
@@ -97,8 +105,7 @@ void generate(const GenerateOptions& options) {
   const std::vector<int64_t> prompt = text.encode(options.prompt);
   TWOBP_CHECK(!prompt.empty(), "--prompt has no tokens: give at least one character");
 
-  std::fwrite(options.prompt.data(), 1, options.prompt.size(), stdout);
-  std::fflush(stdout);
+  text.show(options.prompt);
   const double begin = now_seconds();
   double first = begin;
   int64_t count = 0;
@@ -124,23 +131,27 @@ void add_generate_command(CLI::App& app) {
   command->add_option("model", options->model, "Hugging Face directory, as save.model writes it")->required();
   command->add_option("--prompt", options->prompt, "The text to continue")->required();
   command->add_option("--tokens", options->tokens, "Most tokens to generate")
-      ->check(CLI::Range(1, 1 << 24))
+      ->check(number_from(1, 1 << 24))
       ->capture_default_str();
   command->add_option("--temperature", options->sampling.temperature, "0: always the likeliest token")
-      ->check(CLI::Range(0.0, 100.0))
+      ->check(number_from(0, 100))
       ->capture_default_str();
   command
       ->add_option("--top-p", options->sampling.top_p,
                    "Sample only from the likeliest tokens whose probabilities add up to this")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(number_from(0, 1))
       ->capture_default_str();
-  command->add_option("--seed", options->sampling.seed, "Seed of the sampling")->capture_default_str();
+  command->add_option("--seed", options->sampling.seed, "Seed of the sampling")
+      ->check(number_from(0))
+      ->capture_default_str();
   command->add_option("--tokenizer", options->tokenizer,
                       "tokenizer.json, if it is not in the model's directory");
   command->add_option("--precision", options->precision, "Precision of the computation")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->capture_default_str();
-  command->add_option("--threads", options->threads, "0: one for each core")->capture_default_str();
+  command->add_option("--threads", options->threads, "0: one for each core")
+      ->check(number_from(0, 1 << 16))
+      ->capture_default_str();
   command->add_flag("--ignore-end", options->ignore_end, "Continue after the token that ends a text");
   command->callback([options] { generate(*options); });
 }

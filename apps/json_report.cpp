@@ -23,7 +23,7 @@ json idle_to_json(const RankTimes& times) {
   return idle;
 }
 
-json step_to_json(const StepResult& result) {
+json step_to_json(const StepResult& result, const std::optional<Evaluation>& held_out) {
   const StepReport& report = result.report;
   const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
   json line = {{"step", result.step},
@@ -35,6 +35,8 @@ json step_to_json(const StepResult& result) {
                {"step_seconds", report.seconds()},
                {"tokens_per_second", static_cast<double>(result.tokens) / report.seconds()},
                {"input_wait_seconds", result.input_wait}};
+  if (held_out) line["held_out_loss"] = held_out->loss;
+  if (held_out && held_out->accuracy) line["held_out_accuracy"] = *held_out->accuracy;
   if (result.loss_scale != 1) {
     line["skipped"] = result.skipped;
     line["loss_scale"] = result.loss_scale;

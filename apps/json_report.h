@@ -1,6 +1,7 @@
 // JSON output of the program: a step of training, and the machine it ran on.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -9,8 +10,8 @@
 
 namespace twobp {
 
-// One line of --metrics.
-nlohmann::json step_to_json(const StepResult& result);
+// One line of --metrics. `held_out`: the evaluation after the step, if there was one.
+nlohmann::json step_to_json(const StepResult& result, const std::optional<Evaluation>& held_out);
 
 // CPU model, cores, kernels. A measurement is worthless without them.
 nlohmann::json machine_to_json();

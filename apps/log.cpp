@@ -3,6 +3,8 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include "twobp/core/printable.h"
+
 namespace twobp {
 namespace {
 
@@ -17,11 +19,15 @@ spdlog::logger& logger() {
 
 }  // namespace
 
+void log_in_color(bool color) {
+  const auto sink = std::dynamic_pointer_cast<spdlog::sinks::stderr_color_sink_mt>(logger().sinks().front());
+  if (!color && sink) sink->set_color_mode(spdlog::color_mode::never);
+}
 void log_error(const std::string& message) {
-  logger().error("{}", message);
+  logger().error("{}", printable(message));
 }
 void log_warning(const std::string& message) {
-  logger().warn("{}", message);
+  logger().warn("{}", printable(message));
 }
 
 }  // namespace twobp

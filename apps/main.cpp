@@ -1,14 +1,18 @@
 // twobp: the program. Each subcommand has a file of its own.
 #include <algorithm>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 
 #include "apps/bench.h"
 #include "apps/checkpoint.h"
+#include "apps/command_line.h"
 #include "apps/eval.h"
 #include "apps/generate.h"
+#include "apps/log.h"
 #include "apps/plan.h"
+#include "apps/print.h"
 #include "apps/profile.h"
 #include "apps/run_guard.h"
 #include "apps/train.h"
@@ -27,6 +31,7 @@ void allow_many_files() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  twobp::prepare_descriptors();
   allow_many_files();
   CLI::App app{"Pipeline-parallel training with 2-stage backpropagation (arXiv 2405.18047)."};
   app.name("twobp");
@@ -41,9 +46,14 @@ int main(int argc, char** argv) {
   twobp::add_plan_command(app);
   twobp::add_profile_command(app);
   try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e);
+    twobp::log_in_color(twobp::is_terminal(STDERR_FILENO));
+    twobp::check_commands(app, argc, argv);
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+      exit_code = twobp::end_of_parse(app, error);
+    }
+    twobp::check_output();
   } catch (...) {
     return twobp::RunGuard::get().end_failed();
   }

@@ -2,9 +2,14 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fcntl.h>
 #include <filesystem>
+#include <fstream>
+#include <unistd.h>
 #include <utility>
 
+#include "apps/print.h"
+#include "apps/stop_signals.h"
 #include "twobp/core/check.h"
 #include "twobp/files/new_file.h"
 
@@ -13,23 +18,35 @@ namespace twobp {
 using nlohmann::json;
 
 MetricsFile::MetricsFile(std::string path) : path_(std::move(path)) {
-  if (!path_.empty()) open(std::ios::app);
+  if (!path_.empty()) open();
+}
+
+MetricsFile::~MetricsFile() {
+  close();
+}
+
+void MetricsFile::open() {
+  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);  // waits for a pipe's reader
+  if (fd_ < 0) fail_to_write();
+  ::fcntl(fd_, F_SETFL, ::fcntl(fd_, F_GETFL) | O_NONBLOCK);  // write() waits itself
+}
+
+void MetricsFile::close() {
+  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+}
+
+void MetricsFile::fail_to_write() const {
+  fail("cannot write ", path_, ": ", std::strerror(errno));
 }
 
 void MetricsFile::clear() {
-  if (path_.empty()) return;
-  file_.close();
-  open(std::ios::trunc);
-}
-
-void MetricsFile::open(std::ios::openmode mode) {
-  file_.open(path_, std::ios::out | mode);
-  TWOBP_CHECK(file_.good(), "cannot write ", path_, ": ", std::strerror(errno));
+  // A pipe or a device has no length.
+  if (!path_.empty() && ::ftruncate(fd_, 0) != 0 && errno != EINVAL) fail_to_write();
 }
 
 void MetricsFile::keep_until(int64_t step) {
   if (path_.empty() || !std::filesystem::is_regular_file(path_)) return;
-  file_.close();
+  close();
   {
     std::ifstream old(path_);
     NewFile kept(path_);
@@ -42,13 +59,22 @@ void MetricsFile::keep_until(int64_t step) {
     }
     kept.commit();
   }
-  open(std::ios::app);
+  open();
 }
 
 void MetricsFile::write(const json& line) {
   if (path_.empty()) return;
-  file_ << line.dump() << std::endl;
-  TWOBP_CHECK(file_.good(), "cannot write ", path_, ": ", std::strerror(errno));
+  const std::string text = line.dump() + '\n';
+  for (size_t done = 0; done < text.size();) {
+    if (!wait_writable(fd_)) return;
+    const ssize_t written = ::write(fd_, text.data() + done, text.size() - done);
+    if (written >= 0) {
+      done += static_cast<size_t>(written);
+    } else if (errno != EAGAIN && errno != EINTR) {
+      if (errno == EPIPE && stop_signal() != 0) return;
+      fail_to_write();
+    }
+  }
 }
 
 }  // namespace twobp

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -15,6 +14,9 @@ class MetricsFile {
   // Opens the file and keeps its content. No file if `path` is empty. All members throw Error, naming the
   // file.
   explicit MetricsFile(std::string path);
+  ~MetricsFile();
+  MetricsFile(const MetricsFile&) = delete;
+  MetricsFile& operator=(const MetricsFile&) = delete;
 
   // Empties the file.
   void clear();
@@ -22,13 +24,16 @@ class MetricsFile {
   // Drops lines of steps after `step` (they were done after the checkpoint and will be done again), and lines
   // that are not JSON (a line that was cut off). Only for an ordinary file.
   void keep_until(int64_t step);
+  // Waits for a slow reader of a pipe, but not when a signal stops the run: then the line is lost.
   void write(const nlohmann::json& line);
 
  private:
-  void open(std::ios::openmode mode);
+  void open();
+  void close();
+  [[noreturn]] void fail_to_write() const;
 
   std::string path_;
-  std::ofstream file_;
+  int fd_ = -1;
 };
 
 }  // namespace twobp

@@ -7,6 +7,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "apps/command_line.h"
 #include "apps/plan_measured.h"
 #include "apps/plan_model.h"
 #include "apps/plan_options.h"
@@ -119,7 +120,7 @@ void check_flags(const CLI::App& plan, PlanJob job, const PlanOptions& options) 
 // The options of messages, and of replicas that sum their gradients.
 void add_network_options(CLI::App& plan, PlanOptions& options) {
   const auto number = [&](const char* flag, auto& value, const std::string& help) {
-    return plan.add_option(flag, value, help)->check(CLI::NonNegativeNumber);
+    return plan.add_option(flag, value, help)->check(number_from(0));
   };
   const auto text = [&](const char* flag, std::string& value, const std::string& help) {
     return plan.add_option(flag, value, help)->capture_default_str();
@@ -131,7 +132,7 @@ void add_network_options(CLI::App& plan, PlanOptions& options) {
                 "move receives forward so that such sends never block; keeps the order of F, I and W");
   plan.add_option("--buffers", options.buffers,
                   "reject a schedule if more messages than this may wait for a rank, however long ops take")
-      ->check(CLI::NonNegativeNumber);
+      ->check(number_from(0));
   number("--latency", options.latency,
          "time from the end of sending a message until the receiver has it (default: 0; with a model: "
          "seconds, from the costs)");
@@ -191,10 +192,10 @@ void add_plan_command(CLI::App& app) {
   plan->add_option("--p2-units", options->p2_units,
                    "number of pieces of W; a waiting rank looks for its message between them")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(number_from(1));
   plan->add_option("--cap", options->cap, "most micro-batches that a rank may hold; 0: no limit")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(number_from(0));
   add_network_options(*plan, *options);
   text("--color", options->color, "auto, always or never")->check(CLI::IsMember({"auto", "always", "never"}));
   text("--json", options->json, "also write the result to this file");
@@ -204,7 +205,7 @@ void add_plan_command(CLI::App& app) {
   text("--svg", options->svg, "also draw it as an SVG picture");
   plan->add_option("--svg-end", options->svg_end,
                    "end of the picture's time axis (default: the end of the step)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(number_from(0));
   text("--measured", options->measured,
        "a trace of 'twobp train --trace': compare its schedule, simulated with the measured times, with the "
        "real run; with --timeline both are on one page");
@@ -223,14 +224,15 @@ void add_plan_command(CLI::App& app) {
   text("--memory", options->memory, "memory of each rank for everything, such as 80GiB (default: no limit)");
   plan->add_option("--batch", options->batch, "only combinations with this many samples per step; 0: any")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(number_from(0));
   plan->add_option("--top", options->top, "number of the best combinations to show")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(number_from(1));
   plan->add_flag("--all", options->all, "show all combinations that fit (slow: each is simulated)");
   plan->add_flag("--search", options->search,
                  "also search for new schedules, with the placements of the best ones (rows 'auto')");
   plan->add_option("--seconds", options->seconds, "how long to measure each size and recomputation")
+      ->check(number_from(0))
       ->capture_default_str();
   plan->callback([options, plan] {
     check_alone("plan", find_launcher());

@@ -10,6 +10,7 @@
 #include "apps/plan_options.h"
 #include "apps/table.h"
 #include "twobp/core/check.h"
+#include "twobp/core/printable.h"
 #include "twobp/core/text.h"
 #include "twobp/schedule/draw/svg.h"
 #include "twobp/trace/compare.h"
@@ -34,7 +35,7 @@ std::string relative(const Compared& value) {
 
 void print_tables(const Trace& trace, const Comparison& result) {
   const Schedule& schedule = trace.run->schedule;
-  std::cout << trace.title << ": " << schedule.rank_count() << " ranks, " << schedule.micro_batches
+  std::cout << printable(trace.title) << ": " << schedule.rank_count() << " ranks, " << schedule.micro_batches
             << " micro-batches, " << result.steps << (result.steps == 1 ? " step" : " steps") << "\n\n";
   std::vector<Row> rows = {{"", "predicted", "measured", "difference"}};
   rows.push_back({"step time", milliseconds(result.step_seconds.predicted),

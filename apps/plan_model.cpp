@@ -11,6 +11,7 @@
 #include "apps/plan_schedule.h"
 #include "apps/table.h"
 #include "twobp/core/check.h"
+#include "twobp/core/printable.h"
 #include "twobp/core/text.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/plan/planner.h"
@@ -252,9 +253,9 @@ void plan_model(const PlanOptions& options) {
             << " simulated; the others cannot be among the best\n\n";
   print_choices(result);
   std::cout << '\n';
-  for (const std::string& sentence : result.advice->sentences) std::cout << sentence << ".\n";
-  std::cout << "\nThe first row trains with " << settings_of(result.best.front(), model, request, config)
-            << '\n';
+  for (const std::string& sentence : result.advice->sentences) std::cout << printable(sentence) << ".\n";
+  std::cout << "\nThe first row trains with "
+            << printable(settings_of(result.best.front(), model, request, config)) << '\n';
   if (!options.json.empty()) write_json(result, model, request, options.json);
   draw(options, model, result.best.front(), request);
 }

@@ -8,8 +8,10 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/plan_schedule.h"
+#include "apps/print.h"
 #include "apps/table.h"
 #include "twobp/core/check.h"
+#include "twobp/core/printable.h"
 #include "twobp/core/text.h"
 #include "twobp/schedule/check/buffering.h"
 #include "twobp/schedule/draw/grid.h"
@@ -84,7 +86,7 @@ void print_summary(const std::vector<const SimulatedPlan*>& plans) {
 }
 
 void print_grid(const SimulatedPlan& plan, double unit, const PlanOptions& options) {
-  const bool terminal = isatty(STDOUT_FILENO) == 1;
+  const bool terminal = is_terminal(STDOUT_FILENO);
   GridOptions grid;
   grid.color = options.color == "always" ||
                (options.color == "auto" && terminal && std::getenv("NO_COLOR") == nullptr);
@@ -147,7 +149,7 @@ nlohmann::ordered_json to_json(const SimulatedPlan& plan, bool ops) {
 void print_plans(const std::vector<const SimulatedPlan*>& plans, const std::vector<StageCost>& costs,
                  const PlanOptions& options) {
   const SimulatedPlan& plan = *plans[0];
-  std::cout << plan.schedule.name << ": " << plan.schedule.stages << " stages on "
+  std::cout << printable(plan.schedule.name) << ": " << plan.schedule.stages << " stages on "
             << plan.schedule.rank_count() << " ranks, " << plan.schedule.micro_batches
             << " micro-batches, p2 " << policy_name(plan.schedule.policy);
   if (options.cap > 0) std::cout << ", at most " << number(options.cap) << " micro-batches a rank";

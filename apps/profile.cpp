@@ -10,6 +10,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "apps/command_line.h"
 #include "apps/json_report.h"
 #include "apps/measure_costs.h"
 #include "apps/plan_options.h"
@@ -128,7 +129,9 @@ void add_profile_command(CLI::App& app) {
           "Also measure layers that recompute (without pipeline.recompute): " + join(recompute_modes()))
       ->delimiter(',')
       ->check(CLI::IsMember(recompute_modes()));
-  command->add_option("--seconds", options->seconds, "How long to measure each size")->capture_default_str();
+  command->add_option("--seconds", options->seconds, "How long to measure each size")
+      ->check(number_from(0))
+      ->capture_default_str();
   command->add_option("--json", options->json_file,
                       "File for the cost model, which twobp plan --costs reads");
   command->callback([options] { profile(*options); });

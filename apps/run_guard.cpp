@@ -10,12 +10,11 @@
 #include <thread>
 #include <unistd.h>
 
-#include <c10/util/Exception.h>
-
 #include "apps/log.h"
 #include "apps/stop_signals.h"
 #include "twobp/core/check.h"
 #include "twobp/core/patience.h"
+#include "twobp/nn/thrown.h"
 #include "twobp/transport/mpi/mpi.h"
 #include "twobp/transport/transport.h"
 
@@ -56,12 +55,8 @@ Thrown what_is_thrown() {
     throw;
   } catch (const Aborted& e) {
     return {e.what(), true};
-  } catch (const c10::Error& e) {  // out of memory, for instance
-    return {e.what_without_backtrace()};
-  } catch (const std::exception& e) {
-    return {e.what()};
   } catch (...) {
-    return {"an exception of unknown type"};
+    return {message_of_thrown()};
   }
 }
 

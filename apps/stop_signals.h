@@ -1,5 +1,6 @@
-// Ctrl-C, and SIGTERM from a scheduler, ask a training run to end after the current step, in a state from
-// which it can resume.
+// Signals that ask a training run to end in a state from which it can resume: Ctrl-C, SIGTERM from a
+// scheduler, SIGHUP from a terminal that closes, SIGXCPU at a limit of time, and SIGPIPE when the reader of
+// the output has gone.
 #pragma once
 
 #include <string>
@@ -8,24 +9,21 @@
 
 namespace twobp {
 
-inline constexpr int kInterrupted = 130;  // the shell's exit code for a program ended by SIGINT
-inline constexpr int kTerminated = 143;   // and for one ended by SIGTERM
-
-// From now on a signal is only noted. A second SIGINT ends the program at once.
+// From now on a signal is only noted. A second request ends the program at once: a second Ctrl-C, or another
+// signal that comes half a second after the first one or later. SIGHUP stays ignored under nohup.
 void catch_stop_signals();
 // From now on any signal ends the program again, because nothing is left to save.
 void forget_stop_signals();
 
-// The signal that this process has received: 0, SIGINT or SIGTERM.
+// The first signal that this process has received, or 0.
 int stop_signal();
 
-// Call after a step that some process asked to be the last. Returns the signal that stops the run, the same
-// on all processes.
+// Call when all processes know that the run stops. Returns the signal that stops it, the same on all of them.
 int agreed_stop_signal(const Processes& processes);
 
 // "stopped by SIGTERM".
 std::string how_it_stops(int signal);
-// 0 for none.
+// The shell's exit code for a program ended by the signal; 0 for none.
 int exit_code_of_signal(int signal);
 
 }  // namespace twobp

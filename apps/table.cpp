@@ -1,24 +1,30 @@
 #include "apps/table.h"
 
 #include <algorithm>
-#include <iomanip>
-#include <iostream>
+
+#include "apps/print.h"
+#include "twobp/core/printable.h"
 
 namespace twobp {
 
-void print_table(const std::vector<std::vector<std::string>>& rows) {
+void print_table(std::vector<std::vector<std::string>> rows) {
   std::vector<size_t> widths;
-  for (const auto& row : rows) {
+  for (auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()), 0);
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    for (size_t i = 0; i < row.size(); ++i) {
+      row[i] = printable(row[i]);  // a name with a newline would look like a row of its own
+      widths[i] = std::max(widths[i], row[i].size());
+    }
   }
+  std::string text;
   for (const auto& row : rows) {
     for (size_t i = 0; i < row.size(); ++i) {
-      std::cout << (i > 0 ? "  " : "") << (i > 0 ? std::right : std::left)
-                << std::setw(static_cast<int>(widths[i])) << row[i];
+      const std::string space(widths[i] - row[i].size(), ' ');
+      text += i > 0 ? "  " + space + row[i] : row[i] + space;
     }
-    std::cout << '\n';
+    text += '\n';
   }
+  print_as_is(text);
 }
 
 }  // namespace twobp

@@ -9,6 +9,6 @@
 namespace twobp {
 
 // Columns are as wide as their widest entry. The first is left-aligned, the others are right-aligned.
-void print_table(const std::vector<std::vector<std::string>>& rows);
+void print_table(std::vector<std::vector<std::string>> rows);
 
 }  // namespace twobp

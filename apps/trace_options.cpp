@@ -1,13 +1,13 @@
 #include "apps/trace_options.h"
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <fstream>
 
 #include <CLI/CLI.hpp>
 
 #include "apps/log.h"
+#include "apps/print.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/pipeline/pipeline.h"
@@ -31,10 +31,12 @@ Trace describe(Trainer& trainer) {
   const Variant& variant = trainer.variant();
   std::vector<std::string> split;
   for (const int layers : trainer.pipeline().split()) split.push_back(std::to_string(layers));
+  const int64_t size = config.pipeline.micro_batch_size;
   Trace trace;
   trace.title = concat(config.model.type.name(), " on ", trainer.pipeline().stages(), " stages, ",
                        variant.schedule, " with p2 ", policy_name(variant.policy));
-  trace.facts = {{"micro-batches", concat(trainer.micro_batches(), " of ", config.pipeline.micro_batch_size)},
+  trace.facts = {{"micro-batches", concat(trainer.micro_batches(), ", of ", size,
+                                          size == 1 ? " sample each" : " samples each")},
                  {"layers", concat(trainer.pipeline().model().layers.size(), " (", join(split, " + "), ")")},
                  {"memory cap", config.pipeline.memory_cap},
                  {"threads per rank", std::to_string(config.pipeline.threads)}};
@@ -89,8 +91,8 @@ void TraceOutput::finish() {
   if (!written_) write();
   for (const std::string& path : {options_.trace, options_.timeline}) {
     if (path.empty()) continue;
-    std::printf("steps %lld to %lld are drawn in %s\n", static_cast<long long>(reports.front().step),
-                static_cast<long long>(reports.back().step), path.c_str());
+    print("steps %lld to %lld are drawn in %s\n", static_cast<long long>(reports.front().step),
+          static_cast<long long>(reports.back().step), path.c_str());
   }
 }
 

@@ -12,6 +12,7 @@
 #include "apps/json_report.h"
 #include "apps/log.h"
 #include "apps/metrics_file.h"
+#include "apps/print.h"
 #include "apps/progress.h"
 #include "apps/run_guard.h"
 #include "apps/stop_signals.h"
@@ -56,7 +57,7 @@ void describe_run(Trainer& trainer) {
     for (const LayerProfile& cost : stage) seconds.back() += cost.seconds();
   }
   const Variant variant = trainer.variant();
-  std::printf(
+  print(
       "%.1fM parameters, %zu layers on %d stages (%s, the slowest %.2fx the mean), %s with p2 %s, "
       "%d micro-batches of %lld, %lld batches an epoch\n",
       static_cast<double>(parameters) / 1e6, pipeline.model().layers.size(), pipeline.stages(),
@@ -64,21 +65,20 @@ void describe_run(Trainer& trainer) {
       std::string(policy_name(variant.policy)).c_str(), trainer.micro_batches(),
       static_cast<long long>(trainer.config().pipeline.micro_batch_size),
       static_cast<long long>(trainer.loader().batches_per_epoch()));
-  if (pipeline.ranks() > 1) std::printf("%s\n", to_text(trainer.run_ahead()).c_str());
+  if (pipeline.ranks() > 1) print("%s\n", to_text(trainer.run_ahead()).c_str());
 }
 
 void print_memory(const StepReport& report) {
-  std::printf("\npeak memory      ");
+  print("\npeak memory      ");
   for (int c = 0; c < kMemoryCategories; ++c) {
-    std::printf("%14s", std::string(category_name(static_cast<MemoryCategory>(c))).c_str());
+    print("%14s", std::string(category_name(static_cast<MemoryCategory>(c))).c_str());
   }
-  std::printf("%14s\n", "all");
+  print("%14s\n", "all");
   for (size_t s = 0; s < report.stage_memory.size(); ++s) {
     const MemoryUse& use = report.stage_memory[s];
-    std::printf("  stage %-9zu", s);
-    for (const int64_t bytes : use.at_peak)
-      std::printf("%14s", format_bytes(static_cast<double>(bytes)).c_str());
-    std::printf("%14s\n", format_bytes(static_cast<double>(use.peak)).c_str());
+    print("  stage %-9zu", s);
+    for (const int64_t bytes : use.at_peak) print("%14s", format_bytes(static_cast<double>(bytes)).c_str());
+    print("%14s\n", format_bytes(static_cast<double>(use.peak)).c_str());
   }
 }
 
@@ -113,8 +113,7 @@ class Output {
   void say(const std::string& text) {
     if (!shows_) return;
     progress_.finish_line();
-    std::printf("%s\n", text.c_str());
-    std::fflush(stdout);
+    print("%s\n", text.c_str());
   }
 
   void step(const StepResult& result) {
@@ -124,7 +123,11 @@ class Output {
     const double in_step = result.report.begun_early ? result.input_wait : 0;
     if (const auto warning = input_wait_.after_step(result.input_wait, result.report.seconds() - in_step))
       warn(*warning);
-    metrics_.write(step_to_json(result));
+  }
+
+  // `held_out`: the evaluation after the step, if there was one.
+  void record(const StepResult& result, const std::optional<Evaluation>& held_out) {
+    if (shows_) metrics_.write(step_to_json(result, held_out));
   }
 
   void finish_line() {
@@ -173,6 +176,7 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
     output.metrics().clear();  // only now, when nothing can stop this run from starting
   }
   TraceOutput trace(options.trace, trainer);
+  catch_stop_signals();  // only now: until here, nothing would be lost
   trainer.stop_when([] { return stop_signal() != 0; });
 
   const auto evaluate = [&](const std::string& when) {
@@ -182,30 +186,38 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
   };
   const std::optional<Evaluation> before =
       evaluate(trainer.steps_done() == 0 ? "before training" : concat("after step ", trainer.steps_done()));
-  StepResult result;
-  while (trainer.steps_done() < config.train.steps && !result.stop) {
+  std::optional<Evaluation> after;
+  StepResult result;  // of the last whole step
+  while (trainer.steps_done() < config.train.steps && !trainer.stopping()) {
     trainer.run_ahead_until(next_look(config, trainer.steps_done()));
-    result = trainer.step();
+    StepResult next = trainer.step();
+    if (next.given_up) break;
+    result = std::move(next);
     output.step(result);
     trace.after_step();
+    const int64_t done = trainer.steps_done();
+    const bool last = done == config.train.steps;
+    std::optional<Evaluation> held_out;
+    if (!trainer.stopping() && (last || (config.train.eval_every > 0 && done % config.train.eval_every == 0)))
+      held_out = evaluate(last ? "after training" : concat("after step ", done));
+    output.record(result, held_out);  // before the checkpoint: a resumed run does not repeat the step
     if (checkpointer) checkpointer->after_step(trainer);
-    const bool last = trainer.steps_done() == config.train.steps;
-    if (config.train.eval_every > 0 && trainer.steps_done() % config.train.eval_every == 0 && !last &&
-        !result.stop) {
-      evaluate(concat("after step ", trainer.steps_done()));
-    }
+    if (last) after = held_out;
   }
   output.finish_line();
   // First, because a run that is being stopped may not have long.
   if (checkpointer) checkpointer->finish(trainer);
   trace.finish();
-  const int signal = result.stop ? agreed_stop_signal(processes) : 0;
+  const int signal = trainer.stopping() ? agreed_stop_signal(processes) : 0;
   if (signal != 0) {
-    output.warn(concat(how_it_stops(signal), " after step ", trainer.steps_done(), " of ", config.train.steps,
-                       checkpointer ? ", checkpoint written" : ""));
+    const int64_t done = trainer.steps_done();
+    output.warn(concat(how_it_stops(signal), done == 0
+                                                 ? std::string(" before the first step")
+                                                 : concat(" after step ", done, " of ", config.train.steps,
+                                                          checkpointer ? ", checkpoint written" : "")));
   } else {
-    const std::optional<Evaluation> after = evaluate("after training");
-    if (shows && before && after) std::printf("held-out loss %.4f -> %.4f\n", before->loss, after->loss);
+    if (result.step == 0) after = evaluate("after training");  // a resumed run that was already done
+    if (shows && before && after) print("held-out loss %.4f -> %.4f\n", before->loss, after->loss);
   }
   if (shows && result.step > 0) print_memory(result.report);
   if (!config.save.model.empty()) {
@@ -249,14 +261,14 @@ int train(const TrainOptions& options, const Config& config, World world) {
 int train(const TrainOptions& options) {
   if (options.print_config && options.config.empty() && options.overrides.empty()) {
     // The defaults have no data, so they are not checked as a run.
-    std::printf("%s\n", config_to_json(Config{}).c_str());
+    print("%s\n", config_to_json(Config{}).c_str());
     return 0;
   }
   const Launcher launcher = find_launcher();
   RunGuard::get().started_by(launcher);
   const Config config = load_config(options.config, options.overrides);
   if (options.print_config) {
-    std::printf("%s\n", config_to_json(config).c_str());
+    print("%s\n", config_to_json(config).c_str());
     return 0;
   }
   if (!config.save.model.empty()) check_save(config.save, config.model);
@@ -269,7 +281,6 @@ int train(const TrainOptions& options) {
   // The launchers' libraries wait for the other processes without a limit.
   std::optional<RunGuard::Deadline> in_launcher;
   if (launcher.started_many()) in_launcher.emplace(config.pipeline.timeout, "starting the run");
-  catch_stop_signals();
   int exit_code = 0;
   run_world(config.pipeline, launcher, [&](World world) {
     in_launcher.reset();

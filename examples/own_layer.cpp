@@ -12,9 +12,9 @@ namespace {
 
 class ReluLinear : public twobp::Layer {
  public:
-  ReluLinear(const std::string& name, int64_t in, int64_t out)
-      : weight_({{name + ".weight", out}}, {out, in}, at::kFloat, /*std=*/std::sqrt(2.0 / in)),
-        bias_({{name + ".bias", out}}, {out}, at::kFloat, /*std=*/0, /*fill=*/0) {}
+  ReluLinear(const std::string& name, int64_t in, int64_t out, at::ScalarType dtype = at::kFloat)
+      : weight_({{name + ".weight", out}}, {out, in}, dtype, /*std=*/std::sqrt(2.0 / in)),
+        bias_({{name + ".bias", out}}, {out}, dtype, /*std=*/0, /*fill=*/0) {}
 
   twobp::Values forward(twobp::Values x, twobp::Context& context, twobp::Saved& saved) override {
     at::Tensor y = at::relu(at::addmm(bias_.value, x[0], weight_.value.t()));
@@ -26,17 +26,14 @@ class ReluLinear : public twobp::Layer {
   }
 
   twobp::Values backward_p1(twobp::Values dy, twobp::Context&, twobp::Saved& saved) override {
-    const at::Tensor dz = dy[0] * (saved.take_p1(0) > 0);
-    saved.keep_until_p2(dz);
-    return {at::mm(dz, weight_.value)};
+    saved.keep_until_p2(dy[0] * (saved.take_p1(0) > 0));
+    return {at::mm(saved.p2(1), weight_.value)};
   }
 
   void backward_p2(std::span<twobp::Saved* const> saved) override {
     for (twobp::Saved* one : saved) {
-      const at::Tensor& x = one->p2(0);
-      const at::Tensor& dz = one->p2(1);
-      weight_.accumulate_product(dz.t(), x);
-      bias_.grad_to_add().add_(dz.sum(0));
+      weight_.accumulate_product(one->p2(1).t(), one->p2(0));
+      bias_.grad_to_add().add_(one->p2(1).sum(0));
     }
   }
 
@@ -69,6 +66,9 @@ class Points : public twobp::Dataset {
 }  // namespace
 
 int main() {
+  ReluLinear layer("checked", 3, 4, at::kDouble);
+  twobp::check_layer(layer, {at::rand({5, 3}, at::kDouble)});  // throws Error if p1 or p2 is wrong
+
   twobp::ModelSpec model;
   model.input_field = "input";
   const std::vector<int64_t> widths = {2, 64, 64};

@@ -19,7 +19,8 @@ import time
 sys.path = [folder for folder in sys.path if os.path.realpath(folder) != os.path.dirname(os.path.realpath(__file__))]
 
 PACKAGE = "tensorboard==2.21.0"
-SCALARS = ("loss", "lr", "grad_norm", "tokens_per_second", "step_seconds", "input_wait_seconds")
+SCALARS = ("loss", "held_out_loss", "held_out_accuracy", "lr", "grad_norm", "tokens_per_second", "step_seconds",
+           "input_wait_seconds")
 PER_STAGE = {"idle_fraction": "idle/rank {}", "peak_bytes": "peak_bytes/stage {}"}
 
 

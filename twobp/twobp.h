@@ -2,6 +2,7 @@
 #pragma once
 
 #include "twobp/models/llama.h"
+#include "twobp/nn/check_layer.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/draw/grid.h"

@@ -37,6 +37,29 @@ TEST_F(Python, ArgumentsReachTheScriptAsTheyAre) {
   EXPECT_FALSE(std::filesystem::exists(folder.path("x")));
 }
 
+// Whoever made the folder in which the program runs must not choose what it executes.
+TEST(FindPython, IgnoresTheCurrentFolder) {
+  const TempFolder folder;
+  std::filesystem::create_directories(folder.path(".venv/bin"));
+  const std::string planted = write_program(folder, ".venv/bin/python", "exit 7");
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path(""));
+  const Environment no_choice("TWOBP_PYTHON", "");
+  {
+    const Environment relative("VIRTUAL_ENV", ".venv");
+    EXPECT_NE(std::filesystem::absolute(find_python()), planted);
+  }
+  {
+    const Environment none("VIRTUAL_ENV", "");
+    EXPECT_NE(std::filesystem::absolute(find_python()), planted);
+  }
+  {
+    const Environment active("VIRTUAL_ENV", folder.path(".venv"));
+    EXPECT_EQ(find_python(), folder.path(".venv/bin/python")) << "somebody has activated it";
+  }
+  std::filesystem::current_path(before);
+}
+
 TEST_F(Python, LinesAndBytesBothWays) {
   PythonProcess python("test",
                        "import sys\n"

@@ -1,9 +1,7 @@
 // Compares the output, input gradient and parameter gradients of every layer with finite differences in
 // float64, and with autograd of a reference in float64 and float32.
-#include <cmath>
-#include <numeric>
-
 #include "tests/nn/layer_cases.h"
+#include "twobp/nn/check_layer.h"
 #include "twobp/nn/kernels/operators.h"
 
 namespace twobp::TWOBP_FILE {
@@ -115,55 +113,20 @@ TEST_P(EveryLayer, AgreesWithAutogradByOperators) {
   expect_autograd(GetParam(), at::kFloat);
 }
 
-// d(sum(dy * y)) / d(element) from four evaluations. The error is h^4 / 30 times the fifth derivative. The
-// differences of y are formed before the sum, so that outputs that do not depend on the element add no
-// rounding.
-double finite_difference(Setting& s, at::Tensor& tensor, int64_t element) {
-  constexpr double h = 1e-3;
-  double* value = tensor.mutable_data_ptr<double>() + element;
-  const double start = *value;
-  const auto y_at = [&](double steps) {
-    *value = start + steps * h;
-    return s.micro_batches.front()->evaluate(copy_of(s.x));
-  };
-  const at::Tensor y = 8 * (y_at(1) - y_at(-1)) - (y_at(2) - y_at(-2));
-  *value = start;
-  const at::Tensor weighted = s.dy.defined() ? y * s.dy : y;
-  return weighted.sum().item<double>() / (12 * h);
-}
-
-// Differentiates at most this many elements of a tensor, spread over it.
-constexpr int64_t kElements = 60;
-
-// The tolerance is relative to the tensor's largest gradient. Truncation: h^4 / 30 = 3e-14 times the fifth
-// derivative. No function here varies over less than half a unit (a norm of numbers near 0, because of its
-// eps), so that derivative is at most 5! * 2^4 = 2e3 times the first: 6e-11. Rounding: some 10 u = 1e-15 of
-// an output, which may be 100 times the gradient (a loss is a sum of 130 terms), divided by h: 1e-10.
-constexpr double kFiniteDifferenceError = 1e-9;
-
-void expect_finite_differences(Setting& s, at::Tensor& tensor, const at::Tensor& gradient,
-                               const std::string& what) {
-  ASSERT_EQ(gradient.sizes(), tensor.sizes()) << what;
-  const double bound = kFiniteDifferenceError * largest(gradient);
-  const double* actual = gradient.const_data_ptr<double>();
-  const int64_t count = std::min(tensor.numel(), kElements);
-  // A stride coprime to the size visits different elements in every row and column region.
-  int64_t stride = std::max<int64_t>(1, tensor.numel() / count);
-  while (std::gcd(stride, tensor.numel()) != 1) ++stride;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t element = i * stride % tensor.numel();
-    EXPECT_NEAR(actual[element], finite_difference(s, tensor, element), bound)
-        << what << " element " << element;
-  }
-}
-
+// The step is larger than for a layer with kinks, so that rounding disturbs less. The tolerance is relative
+// to the tensor's largest gradient. Truncation: h^4 / 30 = 3e-14 times the fifth derivative. No function here
+// varies over less than half a unit (a norm of numbers near 0, because of its eps), so that derivative is at
+// most 5! * 2^4 = 2e3 times the first: 6e-11. Rounding: some 10 u = 1e-15 of an output, which may be 100
+// times the gradient (a loss is a sum of 130 terms), divided by h: 1e-10.
 TEST_P(EveryLayer, AgreesWithFiniteDifferences) {
-  Setting s(GetParam(), at::kDouble);
-  const Gradients actual = run(s);
-  if (s.x.defined()) expect_finite_differences(s, s.x, actual.dx.contiguous(), "dx");
-  for (size_t i = 0; i < s.parameters.size(); ++i) {
-    expect_finite_differences(s, s.parameters[i]->value, actual.dw[i], "d" + s.parameters[i]->name());
-  }
+  const LayerCase& c = GetParam();
+  const auto layer = c.make(at::kDouble);
+  LayerCheck options;
+  if (c.fields) options.fields = c.fields(kSamples, 3, at::kDouble);
+  if (c.is_loss()) options.loss_weight = c.loss_weight;
+  options.step = 1e-3;
+  options.tolerance = 1e-9;
+  check_layer(*layer, values_of(c.make_input(kSamples, 3, at::kDouble)), options);
 }
 
 // A layer may overwrite tensors that are moved in, but never those that the caller still holds. The results

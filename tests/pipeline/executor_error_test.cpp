@@ -24,7 +24,11 @@ struct Broken {
   ModelSpec model = small_llama(2);  // 6 layers, 2 a stage
   std::shared_ptr<test::Hooks> hooks;
 
-  explicit Broken(int stage) { hooks = test::insert_probe(model, 2 * stage + 1); }
+  int layer;
+
+  explicit Broken(int stage) : layer(2 * stage + 1) { hooks = test::insert_probe(model, layer); }
+  // As messages name the probe.
+  std::string place() const { return concat("stage ", layer / 2, ", layer probe before ", layer); }
   std::vector<int> split(int stage) const {
     std::vector<int> split = {2, 2, 2};
     ++split[stage];
@@ -56,7 +60,8 @@ TEST_P(LayerThrows, InForward) {
     if (context.micro_batch == 1) throw std::runtime_error("out of luck");
   };
   const std::string message = run_to_error(broken, stage, schedule, policy);
-  expect_contains(message, {concat("rank ", stage, ", step 5, ", stage, "F1: out of luck")});
+  expect_contains(message,
+                  {concat("rank ", stage, ", step 5, ", stage, "F1: ", broken.place(), ": out of luck")});
 }
 
 TEST_P(LayerThrows, InBackwardP1) {
@@ -67,7 +72,8 @@ TEST_P(LayerThrows, InBackwardP1) {
   };
   const char* letter = policy == P2Policy::kOff ? "B2" : "I2";
   const std::string message = run_to_error(broken, stage, schedule, policy);
-  expect_contains(message, {concat("rank ", stage, ", step 5, ", stage, letter, ": out of luck")});
+  expect_contains(
+      message, {concat("rank ", stage, ", step 5, ", stage, letter, ": ", broken.place(), ": out of luck")});
 }
 
 // Under fill, W runs inside the receive that waits: any instruction of the rank may be named.
@@ -78,7 +84,8 @@ TEST_P(LayerThrows, InBackwardP2) {
     if (micro_batch == 3) throw std::runtime_error("out of luck");
   };
   const std::string message = run_to_error(broken, stage, schedule, policy);
-  expect_contains(message, {concat("rank ", stage, ", step 5, ", stage), ": out of luck"});
+  expect_contains(message, {concat("rank ", stage, ", step 5, ", stage),
+                            concat(": ", broken.place(), ", W of micro-batch 3: out of luck")});
 }
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, LayerThrows,
@@ -95,9 +102,31 @@ TEST(LayerError, FromLibTorchIsOneMessage) {
   const Broken broken(1);
   broken.hooks->forward = [](const Context&) { at::mm(at::ones({2, 3}), at::ones({2, 3})); };
   const std::string message = run_to_error(broken, 1, "1f1b", P2Policy::kFill);
-  expect_contains(message, {"rank 1, step 5, 1F0: ", "shapes cannot be multiplied"});
+  expect_contains(message,
+                  {concat("rank 1, step 5, 1F0: ", broken.place(), ": "), "shapes cannot be multiplied"});
   EXPECT_EQ(message.find("frame #"), std::string::npos) << message;
   EXPECT_EQ(message.find("Exception raised from"), std::string::npos) << message;
+  EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+}
+
+// The first that runs a layer is the measurement before training.
+TEST(LayerError, InTheMeasurement) {
+  const Broken broken(1);
+  broken.hooks->forward = [](const Context&) { at::mm(at::ones({2, 3}), at::ones({2, 3})); };
+  const std::string message =
+      error_of([&] { measure_profile(broken.model, random_batch(1)[0], 0, Device()); });
+  expect_contains(message, {"layer probe before 3, F of the measurement before the first step: ",
+                            "shapes cannot be multiplied"});
+  EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+}
+
+// A layer that forgets to keep what its W reads.
+TEST(LayerError, ASavedTensorThatIsMissing) {
+  const Broken broken(1);
+  broken.hooks->backward_p2 = [](int64_t) { Saved().p2(1); };
+  expect_contains(
+      run_to_error(broken, 1, "1f1b", P2Policy::kFill),
+      {concat(": ", broken.place(), ", W of micro-batch 0: backward-p2 asks for saved tensor 1 of 0 ")});
 }
 
 TEST(LayerError, OfAnyTypeEndsAllRanks) {
@@ -118,7 +147,30 @@ TEST(LayerError, InEvaluation) {
   options.training = false;
   const std::string message =
       error_of([&] { pipeline.run(pipeline.forward_setup(3), random_batch(3), options); });
-  expect_contains(message, {"rank 2, batch 5 of an evaluation, 2F1: out of luck"});
+  expect_contains(message,
+                  {concat("rank 2, batch 5 of an evaluation, 2F1: ", broken.place(), ": out of luck")});
+}
+
+// A layer that forgets its W would train nothing, in silence.
+TEST(LayerError, AParameterWithoutGradient) {
+  class Forgetful : public Layer {
+   public:
+    Values forward(Values x, Context&, Saved&) override { return x; }
+    Values backward_p1(Values dy, Context&, Saved&) override { return dy; }
+    void collect_parameters(std::vector<Parameter*>& parameters) override { parameters.push_back(&gain_); }
+
+   private:
+    Parameter gain_{{{"forgotten.gain", 4}}, {4}, at::kFloat, 0, 1};
+  };
+  for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill}) {
+    ModelSpec model = small_llama(2);
+    model.layers.insert(model.layers.begin() + 3,
+                        {"forgetful", "forgetful", [] { return std::make_unique<Forgetful>(); }});
+    Pipeline pipeline(model, test::no_costs(model), options_of({2, 3, 2}));
+    expect_contains(
+        error_of([&] { pipeline.run(pipeline.setup("1f1b", 4, policy), random_batch(4), step_input()); }),
+        {"rank 1, step 5: stage 1, layer forgetful: parameter forgotten.gain got no gradient"});
+  }
 }
 
 // `finish` runs after the schedule: its error reaches the caller, and wakes ranks that are still in the step.

@@ -1,5 +1,6 @@
 // What a user may get wrong: exit code 1, one message on stderr that says what and where, no hang.
 #include <filesystem>
+#include <tuple>
 
 #include "tests/program/subprocess.h"
 
@@ -44,6 +45,96 @@ TEST_F(BadInput, UnknownKeyNamesTheNearest) {
   content["pipeline"]["stagse"] = 2;
   expect_one_message({"train", config(content)},
                      {"config.json", "pipeline.stagse", "did you mean \"pipeline.stages\""});
+}
+
+TEST_F(BadInput, UnknownCommandNamesTheNearest) {
+  expect_one_message({"trian"}, {"no command \"trian\"", "did you mean \"train\"", "generate"});
+  expect_one_message({"checkpoint", "inspct", "x"}, {"no command \"inspct\"", "did you mean \"inspect\""});
+  expect_one_message({"plan", "--schedul", "1f1b"}, {"--schedul", "did you mean --schedule?"});
+}
+
+// NaN compares false with every limit, and a negative number may wrap around to a large one.
+TEST_F(BadInput, NumbersOfTheCommandLine) {
+  const std::vector<std::string> generate = {"generate", path("model"), "--prompt", "x"};
+  const std::vector<std::string> convert = {"checkpoint", "convert", path("c"), "--checkpoint", path("d")};
+  const std::vector<std::tuple<std::vector<std::string>, const char*, const char*>> wrong = {
+      {generate, "--temperature", "nan"}, {generate, "--top-p", "-nan"}, {generate, "--seed", "-1"},
+      {generate, "--threads", "-2"},      {convert, "--parts", "nan"},   {{"plan"}, "--latency", "nan"},
+      {{"plan"}, "--svg-end", "inf"},     {{"plan"}, "--top", "-3"},     {{"profile"}, "--seconds", "inf"},
+      {{"bench"}, "--repeat", "-1"}};
+  for (const auto& [command, option, value] : wrong) {
+    std::vector<std::string> arguments = command;
+    arguments.push_back(concat(option, "=", value));
+    expect_one_message(arguments, {option, concat("'", value, "' is not a number ")});
+  }
+  expect("optimizer.lr=nan", {"optimizer.lr"});
+  expect("pipeline.timeout=inf", {"pipeline.timeout"});
+}
+
+TEST_F(BadInput, NamesOnTheHub) {
+  for (const char* key : {"model.from", "data.tokenizer"}) {
+    expect_one_message({"train", "--set", "data.text=" + folder_.write("a.txt", "Some text."), "--set",
+                        concat(key, "=org/some-model")},
+                       {"org/some-model", "Hugging Face Hub", "hf download org/some-model"});
+  }
+  expect_one_message({"generate", "org/some-model", "--prompt", "x"}, {"hf download org/some-model"});
+}
+
+// Names in files are anybody's: what a terminal would obey is shown instead.
+TEST_F(BadInput, ControlCharactersAreShown) {
+  const std::string evil = "a\x1b[31m\xc2\x9b\xe2\x80\xae\n";
+  const std::string shown = "a\\x1b[31m\\u{9b}\\u{202e}\\n";
+  expect_one_message({"train", path(evil + ".json")}, {shown});
+  expect("model." + evil + "=3", {shown});
+  json content = tiny_config();
+  content["model"][evil] = 1;
+  expect_one_message({"train", config(content)}, {shown});
+  expect_one_message({evil}, {shown});
+  const std::string csv = path(evil + ".csv");
+  test::expect_success({"plan", "--csv", csv});
+  const test::Finished plan = test::expect_success({"plan", "--schedule", csv});
+  test::expect_contains(plan.out, {shown});
+  EXPECT_EQ(plan.out.find('\x1b'), std::string::npos);
+  const std::string saved = path("model" + evil);
+  const test::Finished train =
+      test::expect_success({"train", config(tiny_config()), "--set", "train.steps=1", "--set",
+                            "save.model=" + saved, "--set", "save.checkpoints=" + path(evil)});
+  test::expect_contains(train.out, {"saved " + path("model") + "a\\x1b[31m"});
+  EXPECT_EQ(train.out.find('\x1b'), std::string::npos);
+  // The checkpoint holds the configuration, with that path in it.
+  const test::Finished inspect = test::expect_success({"checkpoint", "inspect", path(evil), "--tensors"});
+  test::expect_contains(inspect.out, {"save.checkpoints=" + path("") + "a\\x1b[31m"});
+  EXPECT_EQ(inspect.out.find('\x1b'), std::string::npos);
+}
+
+// Whoever made the folder in which the program runs must not choose the libraries that it loads.
+TEST_F(BadInput, LibrariesInTheCurrentFolderAreNotLoaded) {
+  const test::Finished result = test::run_in_shell(
+      "cd \"$1\" || exit; for name in $(ldd \"$0\" | sed -n 's/^[[:space:]]*\\(lib[^ ]*\\) .*/\\1/p'); do : "
+      "> $name; done; "
+      "ls; exec \"$0\" --version",
+      {path("")});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("libc10.so"), std::string::npos) << "none was planted: " << result.out;
+}
+
+// A disk that is full under standard output.
+TEST_F(BadInput, OutputThatIsLost) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full";
+  const std::string file = config(tiny_config());
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{"--help"},
+                                                    {"--version"},
+                                                    {"plan"},
+                                                    {"train", file},
+                                                    {"train", "--print-config"},
+                                                    {"eval", file},
+                                                    {"bench", file, "--repeat=1", "--steps=1"},
+                                                    {"profile", file, "--seconds=0"}}) {
+    const test::Finished result = test::run_in_shell("exec \"$0\" \"$@\" > /dev/full", arguments);
+    EXPECT_EQ(result.exit_code, 1) << arguments.front();
+    EXPECT_EQ(result.err, "twobp: error: cannot write to standard output: No space left on device\n")
+        << arguments.front();
+  }
 }
 
 TEST_F(BadInput, IllTypedValue) {

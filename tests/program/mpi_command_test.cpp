@@ -66,6 +66,8 @@ class MpiCommand : public ::testing::Test {
     ASSERT_EQ(result.exit_code, 0) << result.err;
     EXPECT_EQ(count_of(result.out, "held-out loss before training"), 1U) << result.out;
     EXPECT_EQ(count_of(result.out, "step 4/4"), 1U) << result.out;
+    // mpirun gives its processes terminals of their own, but this text goes to a file.
+    EXPECT_EQ(result.out.find_first_of("\r\x1b"), std::string::npos) << result.out;
     const auto alone = metrics_of("alone.jsonl");
     const auto many = metrics_of("mpi.jsonl");
     ASSERT_EQ(many.size(), alone.size());

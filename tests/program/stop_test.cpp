@@ -2,6 +2,7 @@
 // checkpoint to go on from.
 #include <cstdlib>
 #include <filesystem>
+#include <sys/stat.h>
 
 #include "tests/program/subprocess.h"
 
@@ -27,10 +28,22 @@ class Stop : public ::testing::Test {
     return {"train", folder_.write("config.json", content_.dump()), "--metrics", folder_.path("steps.jsonl")};
   }
   size_t steps_told() const { return lines_of(test::read_file(folder_.path("steps.jsonl"))).size(); }
+  std::string losses() const {
+    std::string all;
+    for (const std::string& line : lines_of(test::read_file(folder_.path("steps.jsonl"))))
+      all += json::parse(line).at("loss").dump() + " ";
+    return all;
+  }
   bool has_checkpoint(size_t step) const {
     char name[32];
     std::snprintf(name, sizeof(name), "checkpoints/step-%08zu", step);
     return std::filesystem::exists(folder_.path(name));
+  }
+
+  static bool step_3_is_under_way(const std::string& out) {
+    if (out.find("step 2/") == std::string::npos) return false;
+    ::usleep(300'000);
+    return true;
   }
 
   TempFolder folder_;
@@ -54,13 +67,146 @@ TEST_F(Stop, SigtermWritesACheckpoint) {
   EXPECT_TRUE(has_checkpoint(steps));
 }
 
+// A step of a minute is given up within a micro-batch: nothing of it is in the checkpoint.
+TEST_F(Stop, SigtermInTheMiddleOfALongStep) {
+  content_["pipeline"]["micro_batches"] = 64;
+  content_["train"]["steps"] = 4;
+  const auto train = [&](const RunOptions& options, bool resume) {
+    std::vector<std::string> all = arguments();
+    if (resume) all.push_back("--resume");
+    return test::run_program(all, options);
+  };
+  const std::string folder = folder_.path("checkpoints");
+  EXPECT_EQ(train({}, false).exit_code, 0);
+  const std::string undisturbed = losses();
+  std::filesystem::remove_all(folder);
+
+  ::setenv("TWOBP_FAIL", "F:step=3:rank=0:seconds=0.3", 1);
+  RunOptions options;
+  options.signal = SIGTERM;
+  options.interrupt_when = step_3_is_under_way;
+  content_["train"]["log_every"] = 1;
+  const Finished result = train(options, false);
+  EXPECT_EQ(result.exit_code, 143);
+  EXPECT_LT(result.seconds, 20);
+  EXPECT_NE(result.err.find("stopped by SIGTERM after step 2 of 4, checkpoint written"), std::string::npos)
+      << result.err;
+  EXPECT_EQ(steps_told(), 2U);
+  EXPECT_TRUE(has_checkpoint(2));
+  ::unsetenv("TWOBP_FAIL");
+  EXPECT_EQ(train({}, true).exit_code, 0);
+  EXPECT_EQ(losses(), undisturbed);
+}
+
+// Half a minute of evaluation.
+TEST_F(Stop, SigtermInAnEvaluation) {
+  content_["model"]["dim"] = 128;
+  content_["data"]["sequence"] = 2048;
+  content_["data"]["held_out"] = 0.5;
+  content_["train"]["eval_batches"] = 0;
+  RunOptions options;
+  options.signal = SIGTERM;
+  options.interrupt_when = [](const std::string& out) {
+    if (out.find("parameters, ") == std::string::npos) return false;
+    ::usleep(500'000);  // the evaluation before training is under way
+    return true;
+  };
+  const Finished result = test::run_program(arguments(), options);
+  EXPECT_EQ(result.exit_code, 143);
+  EXPECT_LT(result.seconds, 20);
+  EXPECT_NE(result.err.find("stopped by SIGTERM before the first step"), std::string::npos) << result.err;
+  EXPECT_EQ(steps_told(), 0U);
+}
+
+// A closed terminal.
+TEST_F(Stop, SighupWritesACheckpoint) {
+  RunOptions options;
+  options.signal = SIGHUP;
+  options.interrupt_when = [](const std::string& out) { return out.find("step 20/") != std::string::npos; };
+  const Finished result = test::run_program(arguments(), options);
+  EXPECT_EQ(result.exit_code, 129);
+  EXPECT_NE(result.err.find("stopped by SIGHUP after step "), std::string::npos) << result.err;
+  EXPECT_TRUE(has_checkpoint(steps_told()));
+}
+
+TEST_F(Stop, SighupUnderNohupChangesNothing) {
+  content_["train"]["steps"] = 300;
+  RunOptions options;
+  options.signal = SIGHUP;
+  options.interrupt_when = [](const std::string& out) { return out.find("step 1/") != std::string::npos; };
+  const Finished result = test::run_in_shell("trap '' HUP; exec \"$0\" \"$@\"", arguments(), options);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(steps_told(), 300U);
+}
+
+// `twobp train ... | head`
+TEST_F(Stop, AReaderThatLeavesEndsItWithACheckpoint) {
+  const std::string code = folder_.path("code");
+  const Finished result =
+      test::run_in_shell("{ \"$0\" \"$@\"; echo $? > '" + code + "'; } | head -n 6", arguments());
+  EXPECT_EQ(test::read_file(code), "141\n");
+  EXPECT_NE(result.err.find("stopped by SIGPIPE after step "), std::string::npos) << result.err;
+  EXPECT_TRUE(has_checkpoint(steps_told()));
+}
+
+TEST_F(Stop, NothingHoldsItUpWhileItStarts) {
+  ASSERT_EQ(::mkfifo(folder_.path("steps.jsonl").c_str(), 0600), 0);  // nobody reads it
+  RunOptions options;
+  options.signal = SIGTERM;
+  const double begin = now_seconds();
+  options.interrupt_when = [&](const std::string&) { return now_seconds() > begin + 1; };
+  const Finished result = test::run_program(arguments(), options);
+  EXPECT_EQ(result.exit_code, 143);
+  EXPECT_LT(result.seconds, 10);
+}
+
+TEST_F(Stop, NorDoesAPipeThatIsFull) {
+  const std::string pipe = folder_.path("steps.jsonl");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // reads nothing
+  ASSERT_GE(::fcntl(reader, F_SETPIPE_SZ, 4096), 0);
+  RunOptions options;
+  options.signal = SIGTERM;
+  options.interrupt_when = [](const std::string& out) {
+    if (out.find("step 1/") == std::string::npos) return false;
+    ::usleep(1'000'000);  // a few steps later, it waits
+    return true;
+  };
+  const Finished result = test::run_program(arguments(), options);
+  ::close(reader);
+  EXPECT_EQ(result.exit_code, 143);
+  EXPECT_LT(result.seconds, 15);
+  EXPECT_NE(result.err.find("checkpoint written"), std::string::npos) << result.err;
+}
+
+// `ulimit -f`, in blocks of 512 or 1024 bytes: the kernel's signal would end the run without a word.
+TEST_F(Stop, AFileBeyondTheLimitIsAnErrorThatNamesIt) {
+  content_["save"]["every"] = 1;
+  const Finished result = test::run_in_shell("ulimit -f 8; exec \"$0\" \"$@\"", arguments());
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(lines_of(result.err).size(), 1U) << result.err;
+  EXPECT_NE(result.err.find(folder_.path("checkpoints")), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("File too large"), std::string::npos) << result.err;
+}
+
+// Otherwise the first files that are opened take the numbers of standard input, output and error.
+TEST_F(Stop, ClosedDescriptorsGetNoFile) {
+  content_["train"]["steps"] = 3;
+  const Finished result = test::run_in_shell("exec \"$0\" \"$@\" <&- >&- 2>&-", arguments());
+  EXPECT_EQ(result.exit_code, 0);
+  const std::vector<std::string> lines = lines_of(test::read_file(folder_.path("steps.jsonl")));
+  EXPECT_EQ(lines.size(), 3U);
+  for (const std::string& line : lines) EXPECT_TRUE(json::accept(line)) << line;
+  EXPECT_EQ(test::read_file(folder_.path("checkpoints/.lock")), "");
+}
+
 // The first one waits for the step at hand; a second Ctrl-C does not.
 TEST_F(Stop, SecondInterruptEndsItAtOnce) {
   ::setenv("TWOBP_FAIL", "F:step=3:seconds=30", 1);
   RunOptions options;
   options.signal = SIGINT;
   options.times = 2;
-  options.interrupt_when = [](const std::string& out) { return out.find("step 2/") != std::string::npos; };
+  options.interrupt_when = step_3_is_under_way;
   const Finished result = test::run_program(arguments(), options);
   EXPECT_EQ(result.exit_code, 128 + SIGINT);
   EXPECT_LT(result.seconds, 20);
@@ -68,8 +214,21 @@ TEST_F(Stop, SecondInterruptEndsItAtOnce) {
   EXPECT_FALSE(has_checkpoint(2));
 }
 
+TEST_F(Stop, ASecondSigtermLaterEndsItAtOnce) {
+  ::setenv("TWOBP_FAIL", "F:step=3:seconds=30", 1);
+  RunOptions options;
+  options.signal = SIGTERM;
+  options.times = 2;
+  options.between = 0.8;
+  options.interrupt_when = step_3_is_under_way;
+  const Finished result = test::run_program(arguments(), options);
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM);
+  EXPECT_LT(result.seconds, 20);
+  EXPECT_EQ(result.err, "");
+}
+
 // A launcher and the scheduler behind it may both send it.
-TEST_F(Stop, SecondSigtermChangesNothing) {
+TEST_F(Stop, TwoSigtermsAtOnceAreOneRequest) {
   RunOptions options;
   options.signal = SIGTERM;
   options.times = 2;

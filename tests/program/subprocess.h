@@ -37,6 +37,7 @@ struct RunOptions {
   std::function<bool(const std::string& out)> interrupt_when;
   int signal = SIGINT;
   int times = 1;
+  double between = 0.2;       // seconds from one of them to the next: the first has been handled
   double continue_after = 0;  // seconds after the last of them until SIGCONT; 0: never
   double kill_after = 0;      // seconds until SIGKILL; 0: never
 };
@@ -94,7 +95,7 @@ inline Finished run_program(const std::vector<std::string>& arguments, const Run
     if (!interrupted && options.interrupt_when && options.interrupt_when(result.out)) {
       interrupted = true;
       for (int i = 0; i < options.times; ++i) {
-        if (i > 0) ::usleep(200'000);  // the one before has been handled
+        if (i > 0) ::usleep(static_cast<useconds_t>(options.between * 1e6));
         ::kill(pid, options.signal);
       }
       if (options.continue_after > 0) {
@@ -115,6 +116,15 @@ inline std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines = split(text, '\n');
   if (!lines.empty() && lines.back().empty()) lines.pop_back();
   return lines;
+}
+
+// Runs the program in a shell: `line` has "$0" where the program's path belongs, and "$1" and so on for
+// `arguments`.
+inline Finished run_in_shell(const std::string& line, std::vector<std::string> arguments,
+                             RunOptions options = {}) {
+  arguments.insert(arguments.begin(), {"-c", line, options.program});
+  options.program = "sh";
+  return run_program(arguments, options);
 }
 
 // Exits with 0 and has nothing to complain about.

@@ -58,6 +58,21 @@ TEST_F(Train, MetricsHaveAllKeysOnEveryLine) {
   }
 }
 
+TEST_F(Train, MetricsHaveTheHeldOutLossOfStepsThatWereEvaluated) {
+  json content = tiny_config();
+  content["train"]["eval_every"] = 2;
+  const auto steps = train(content);
+  ASSERT_EQ(steps.size(), 4U);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    ASSERT_EQ(steps[i].contains("held_out_loss"), i % 2 == 1) << i;
+    EXPECT_EQ(steps[i].contains("held_out_accuracy"), i % 2 == 1) << i;
+  }
+  const Finished result = expect_success({"train", config(content)});
+  char last[32];
+  std::snprintf(last, sizeof(last), "-> %.4f\n", steps[3].at("held_out_loss").get<double>());
+  EXPECT_NE(result.out.find(last), std::string::npos) << last << result.out;
+}
+
 TEST_F(Train, SaysHowItWent) {
   const Finished result = expect_success({"train", config(tiny_config())});
   for (const char* part :

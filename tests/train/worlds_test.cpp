@@ -229,6 +229,22 @@ TEST(Reports, AllStopWhenOneWantsTo) {
   EXPECT_EQ(steps, (std::vector<int64_t>{3, 3, 3}));
 }
 
+// A batch of an evaluation is the moment on which processes agree; none goes on alone.
+TEST(Reports, AllEndAnEvaluationWhenOneWantsTo) {
+  Config config = test::world_config("1f1b", 3);
+  config.data.held_out = 0.5;
+  config.train.eval_batches = 0;
+  std::vector<int> looks(3);
+  run_worlds(a_process_a_rank(config, 3), [&](World world) {
+    const int process = world.process();
+    Trainer trainer(config, std::move(world));
+    trainer.stop_when([&looks, process] { return ++looks[process] > 2 && process == 1; });
+    EXPECT_FALSE(trainer.evaluate().has_value());
+    EXPECT_TRUE(trainer.stopping());
+  });
+  EXPECT_EQ(looks, (std::vector<int>{3, 3, 3}));
+}
+
 TEST(Reports, SplitAndPlansAreTheFirstProcesss) {
   Config config = test::world_config("auto", 3);
   std::vector<std::vector<int>> splits(3);

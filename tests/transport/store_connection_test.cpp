@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "tests/transport/device_transports.h"
 #include "twobp/core/check.h"
@@ -171,6 +172,65 @@ TEST(StoreTransport, BigMessages) {
     }
     barrier(*transport, kLong);
   });
+}
+
+// A stranger would need the run's id: what it writes under the keys of a run without one reaches nobody.
+TEST(StoreTransport, HearsNothingUnderKeysThatCanBeGuessed) {
+  test::run_on_store(2, [](std::shared_ptr<Transport> transport) { barrier(*transport, kLong); });
+  const int port = test::free_port();
+  test::run_on_threads(2, [&](int rank) {
+    auto connection = std::make_shared<StoreConnection>(place_at(port, rank, 2), kLong);
+    const auto transport = make_store_transport(connection);
+    barrier(*transport, kLong);
+    if (rank == 1) {
+      c10d::TCPStoreOptions options;
+      options.port = static_cast<uint16_t>(port);
+      options.waitWorkers = false;
+      c10d::TCPStore stranger("127.0.0.1", options);
+      EXPECT_FALSE(stranger.check({"twobp/1/came/0"}));
+      EXPECT_FALSE(stranger.check({"twobp/1/size/0"}));
+      const std::vector<uint8_t> abort = {1, 0, 0, 0, 2, 0, 0, 0, 'x'};  // from rank 1: an abort
+      stranger.queuePush("twobp/1/queue/to/0", abort);
+      stranger.set("twobp/1/refused", std::vector<uint8_t>{'x'});
+    }
+    barrier(*transport, kLong);
+  });
+}
+
+// Parts of messages that never end, from a broken program or a stranger.
+TEST(StoreTransport, AssemblesNoMoreThanItsLimit) {
+  const int port = test::free_port();
+  test::run_on_threads(2, [&](int rank) {
+    auto connection = std::make_shared<StoreConnection>(place_at(port, rank, 2), kLong);
+    if (rank == 0) {
+      std::string part(1 << 20, 'x');
+      part.replace(0, 8, std::string("\0\0\0\0\0\0\0\0", 8));  // from rank 0: there is more
+      for (int i = 0; i < 6; ++i) connection->push("to/1", part);
+      connection->get("seen", kLong);
+      return;
+    }
+    const auto transport = make_store_transport(connection, /*most_unfinished=*/4 << 20);
+    try {
+      transport->receive(0, {}, kLong);
+      ADD_FAILURE() << "nobody sent a whole message";
+    } catch (const Aborted& aborted) {
+      expect_parts(aborted.what(),
+                   {"rank 1 stopped", "more than 4.0 MiB of messages without an end", "rank 0"});
+    }
+    connection->set("seen", "");
+  });
+}
+
+// Where MASTER_ADDR is the address of an interface, nobody can connect through another.
+TEST(StoreConnection, ListensAtTheInterfaceOfItsAddress) {
+  StoreConnection connection(place_at(0, 0, 1), kLong);
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in other{};
+  other.sin_family = AF_INET;
+  other.sin_port = htons(static_cast<uint16_t>(connection.place().port));
+  other.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);  // 127.0.0.2
+  EXPECT_NE(::connect(fd, reinterpret_cast<sockaddr*>(&other), sizeof(other)), 0);
+  ::close(fd);
 }
 
 TEST(StoreTransport, TheEndOfTheStoreEndsWaits) {

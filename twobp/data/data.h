@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -71,7 +72,7 @@ struct LoaderOptions {
   // the share may be empty.
   int replicas = 1;
   int replica = 0;
-  double timeout = 0;  // seconds that next() waits for a batch; 0: no limit
+  double timeout = 0;  // seconds that next() and wait() wait for a batch; 0: no limit
 };
 
 // Threads that read batches ahead of the training loop, one micro-batch at a time, over any number of epochs.
@@ -86,7 +87,9 @@ class Loader {
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  // Returns the next batch. If reading it threw an exception, rethrows it, each time.
+  // Waits for the next batch, or until `stop` returns true. Returns whether the batch is there.
+  bool wait(const std::function<bool()>& stop = {});
+  // Waits for the next batch and returns it. If reading it threw an exception, rethrows it, each time.
   Batch next();
   int64_t batches_per_epoch() const;
 

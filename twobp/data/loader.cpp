@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <sys/resource.h>
@@ -154,14 +155,21 @@ Loader::~Loader() {
   for (std::thread& thread : impl_->threads) thread.join();
 }
 
-Batch Loader::next() {
+bool Loader::wait(const std::function<bool()>& stop) {
   std::unique_lock lock(impl_->mutex);
   const auto there = [this] { return !impl_->batches.empty() && impl_->batches.front()->complete(); };
+  const auto ended = [&] { return there() || (stop && stop()); };
   const double timeout = impl_->options.timeout;
-  if (timeout == 0) impl_->changed.wait(lock, there);
-  TWOBP_CHECK(timeout == 0 || wait_patiently(impl_->changed, lock, timeout, there), "waited ", timeout,
+  const double patience = timeout == 0 ? std::numeric_limits<double>::infinity() : timeout;
+  TWOBP_CHECK(wait_patiently(impl_->changed, lock, patience, ended), "waited ", timeout,
               " s for a batch of the data: the files are out of reach, or reading takes "
               "longer than the time-out (pipeline.timeout): try more data.workers");
+  return there();
+}
+
+Batch Loader::next() {
+  wait();
+  std::unique_lock lock(impl_->mutex);
   const std::shared_ptr<Pending> batch = impl_->batches.front();
   for (const auto& error : batch->errors) {
     if (error) std::rethrow_exception(error);  // the batch stays, so that later calls get the same error

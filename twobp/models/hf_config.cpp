@@ -8,6 +8,7 @@
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/files/hub_hint.h"
 #include "twobp/files/json_file.h"
 
 namespace twobp {
@@ -75,8 +76,8 @@ ModelOptions read_hf_config(const std::string& directory) {
          "), which transformers adds to that model: move the adapter's files into another folder, and set "
          "model.adapter to it if you want the adapter");
   }
-  TWOBP_CHECK(exists, path, ": no such file: give a Hugging Face model directory, with ", kModelConfig,
-              " and model.safetensors");
+  TWOBP_CHECK(exists, path, hub_hint(directory), ": no such file: give a Hugging Face model directory, with ",
+              kModelConfig, " and model.safetensors");
   const json root = read_json_object(path, kMaxDepth);
   const HfSection file{root, path};
   const ModelType& type = type_of(file);

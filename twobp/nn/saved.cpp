@@ -6,14 +6,16 @@
 namespace twobp {
 
 at::Tensor Saved::take_p1(size_t i) {
-  TWOBP_CHECK(i < p1_.size() && p1_[i].defined(), "backward-p1 asks for saved tensor ", i,
-              ", which does not exist: was forward run for this micro-batch?");
+  TWOBP_CHECK(i < p1_.size() && p1_[i].defined(), "backward-p1 takes saved tensor ", i, " of ", p1_.size(),
+              " (counted from 0) that forward kept until p1", i < p1_.size() ? ", a second time" : "",
+              ": run forward before, and keep the tensor there");
   return std::move(p1_[i]);
 }
 
 const at::Tensor& Saved::p2(size_t i) const {
   TWOBP_CHECK(i < p2_.size(), "backward-p2 asks for saved tensor ", i, " of ", p2_.size(),
-              ": were forward and backward-p1 run for this micro-batch?");
+              " (counted from 0) that were kept until p2: run forward and backward-p1 before, and keep the "
+              "tensor there");
   return p2_[i];
 }
 

@@ -4,6 +4,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/pipeline/early_end.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/executor/step_graph.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
@@ -265,6 +266,7 @@ StepReport Pipeline::finish() {
   report.begin = step->begun_early ? last_end_ : step->begin;
   if (!followed) report.end = now_seconds();
   report.stop = input.stop && input.stop();
+  report.given_up = input.early_end && input.early_end->given_up();
   report.ranks.resize(ranks());
   report.rank_memory.resize(ranks());
   report.stages.resize(stages());

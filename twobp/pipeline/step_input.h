@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -14,6 +15,8 @@
 #include "twobp/schedule/schedule.h"
 
 namespace twobp {
+
+class EarlyEnd;
 
 // The result on a rank of the previous step's update. If the update does not stand, the work that the rank
 // did on the new step in vain counts as its start-up.
@@ -47,6 +50,10 @@ struct StepInput {
   // Called when this process's ranks are done. Returns whether this process wants the run to end. Null: it
   // does not.
   std::function<bool()> stop;
+  // With it, the step may be given up (StepReport::given_up). Not for a step that overlaps with another one,
+  // is launched as a graph, has wanted events, or is part of a run of several processes or replicas. Null:
+  // the step runs to its end.
+  std::shared_ptr<EarlyEnd> early_end;
 
   // Set by the pipeline, for its executors.
   const Schedule* schedule = nullptr;

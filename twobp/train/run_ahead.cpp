@@ -23,8 +23,8 @@ RunAhead decide_run_ahead(const Config& config, Pipeline& pipeline, const StepSe
                                  in_process_simulation(pipeline.caps(setup)), norm)
                         .gain();
   }
-  decision.on = config.pipeline.run_ahead == "on" ||
-                (!config.pipeline.graphs && decision.gain > RunAhead::kLeastGain);
+  decision.on =
+      config.pipeline.run_ahead == "on" || (!config.pipeline.graphs && decision.gain > RunAhead::kLeastGain);
   World& world = pipeline.world();
   if (world.processes->size() > 1) {
     at::Tensor first = at::zeros({2}, at::kDouble);

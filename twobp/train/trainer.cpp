@@ -7,6 +7,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/models/model_type.h"
+#include "twobp/pipeline/early_end.h"
 #include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/profile_exchange.h"
@@ -264,7 +265,13 @@ std::optional<Evaluation> Trainer::evaluate() {
   double loss = 0;
   std::optional<int64_t> right;
   int64_t targets = 0;
+  // Processes must agree on the batch after which they stop.
+  const bool alone = world().processes->size() == 1 && world().replicas == 1;
   for (int64_t count = 0; count < (limit == 0 ? all : std::min(limit, all)); ++count) {
+    if (alone && !loader.wait(stop_)) {
+      stopping_ = true;
+      return std::nullopt;
+    }
     const Batch batch = loader.next();
     StepInput input;
     input.seed = config_.train.seed;
@@ -272,9 +279,15 @@ std::optional<Evaluation> Trainer::evaluate() {
     input.training = false;
     input.first_micro_batch = int64_t{world().replica} * micro_batches_;
     input.timeout = config_.pipeline.timeout;
+    input.stop = stop_;
+    if (alone && stop_) input.early_end = std::make_shared<EarlyEnd>(stop_);
     const auto micro_batches = static_cast<int>(batch.micro_batches.size());
     const StepReport report =
         pipeline_->run(pipeline_->forward_setup(micro_batches), batch.micro_batches, input);
+    if (report.stop || report.given_up) {
+      stopping_ = true;
+      return std::nullopt;
+    }
     loss += report.loss;
     if (report.right) right = right.value_or(0) + *report.right;
     targets += batch.targets;

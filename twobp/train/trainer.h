@@ -40,6 +40,8 @@ struct StepResult {
   double input_wait = 0;              // seconds that the ranks waited for the loader
   std::vector<std::string> warnings;  // batches that were left out before this step
   bool stop = false;                  // a process wants to stop: see stop_when
+  // The step was given up because of that, and `step` is the one before it. Nothing else here is known.
+  bool given_up = false;
   StepReport report;
 };
 
@@ -73,13 +75,18 @@ class Trainer {
   // Makes one step on the given batch, which must have a counted label.
   StepResult step(const Batch& batch, const Variant& variant);
 
-  // Evaluates the held-out part (at most train.eval_batches batches). Returns none if it does not exist.
-  // Throws Error if the loss is not finite.
+  // Evaluates the held-out part (at most train.eval_batches batches). Returns none if it does not exist, or
+  // if a process wants to stop. Throws Error if the loss is not finite.
   std::optional<Evaluation> evaluate();
 
-  // Calls `asked` at the end of every step, on each process, to find out whether that step is the run's last.
-  // One process that says so is enough: see StepResult::stop.
+  // Calls `asked` at the end of every step, and of every batch of an evaluation, on each process, to find out
+  // whether the run is to stop. One process that says so is enough: see StepResult::stop. A run of one
+  // process and one replica calls it within steps as well, on any thread, and gives up the step, unless the
+  // step overlaps with another one, is launched as a graph, or is traced. After a step that was given up, the
+  // trainer stands where it stood before it.
   void stop_when(std::function<bool()> asked) { stop_ = std::move(asked); }
+  // Whether a process wants to stop; known to all of them.
+  bool stopping() const { return stopping_; }
 
   int64_t steps_done() const { return step_; }
   int micro_batches() const { return micro_batches_; }
@@ -118,11 +125,15 @@ class Trainer {
   LoaderOptions loader_options() const;
   // Replaces the counts of each replica's batch by their sums over replicas.
   void count_replicas(int64_t& targets, int64_t& tokens);
-  // Takes the next batch with a counted label from the loader.
-  void read_batch_for(StepUnderWay& step);
+  // Takes the next batch with a counted label from the loader. Returns false if the wait was given up.
+  bool read_batch_for(StepUnderWay& step);
   void count(StepUnderWay& step);
   const StepSetup& setup_for(const Variant& variant, int micro_batches);
-  void begin_next();
+  // Returns false if the wait for data was given up.
+  bool begin_next();
+  bool may_give_up(int64_t step) const;
+  // Forgets the newest batch of the loader.
+  void give_back_batch();
   void begin(std::unique_ptr<StepUnderWay> step, const Variant& variant);
   // Ends the oldest step under way.
   StepResult end();

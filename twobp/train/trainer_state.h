@@ -12,6 +12,7 @@ struct Trainer::StepUnderWay {
   int64_t targets = 0;  // counted labels of all replicas
   StepResult result;
   UpdateResult update;
+  bool may_give_up = false;
 };
 
 struct Trainer::KeptSetup {

@@ -4,6 +4,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/pipeline/early_end.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/fault_injection.h"
 #include "twobp/train/trainer_state.h"
@@ -49,7 +50,13 @@ StepResult Trainer::or_error(const Body& body) {
 
 StepResult Trainer::step() {
   return or_error([&] {
-    if (under_way_.empty()) begin_next();
+    if (under_way_.empty() && !begin_next()) {
+      stopping_ = true;
+      StepResult result;
+      result.step = step_;
+      result.stop = result.given_up = true;
+      return result;
+    }
     if (may_run_ahead(next_step())) begin_next();
     return end();
   });
@@ -83,13 +90,25 @@ void Trainer::check_still() const {
               " is under way, since the trainer may run ahead until step ", last_ahead_);
 }
 
-void Trainer::begin_next() {
+bool Trainer::may_give_up(int64_t step) const {
+  return stop_ && world().processes->size() == 1 && world().replicas == 1 && !run_ahead_.on &&
+         !config_.pipeline.graphs && !wants_events(step);
+}
+
+void Trainer::give_back_batch() {
+  --batches_;
+  make_loader();
+}
+
+bool Trainer::begin_next() {
   const double begin_seconds = now_seconds();
   if (faults_) faults_->begin_step(next_step());
   auto step = std::make_unique<StepUnderWay>();
-  read_batch_for(*step);
+  step->may_give_up = may_give_up(next_step());
+  if (!read_batch_for(*step)) return false;
   step->result.input_wait = now_seconds() - begin_seconds;
   begin(std::move(step), variant_);
+  return true;
 }
 
 void Trainer::count_replicas(int64_t& targets, int64_t& tokens) {
@@ -112,13 +131,14 @@ void Trainer::count(StepUnderWay& step) {
   count_replicas(step.targets, step.result.tokens);
 }
 
-void Trainer::read_batch_for(StepUnderWay& step) {
+bool Trainer::read_batch_for(StepUnderWay& step) {
   const int64_t in_epoch = loader_->batches_per_epoch();
   for (int64_t tried = 0; tried < in_epoch; ++tried) {
+    if (step.may_give_up && !loader_->wait(stop_)) return false;
     step.batch = loader_->next();
     const int64_t batch = batches_++;
     count(step);
-    if (step.targets > 0) return;
+    if (step.targets > 0) return true;
     if (++left_out_ > kMostNamed) continue;
     const int64_t size = data_.train->size();
     const std::vector<int64_t> order =
@@ -161,6 +181,7 @@ void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& vari
     return update_->run(rank, step.result.step, step.result.lr, step.update);
   };
   input.stop = stop_;
+  if (step.may_give_up) input.early_end = std::make_shared<EarlyEnd>(stop_);
   const StepSetup& setup = setup_for(variant, static_cast<int>(step.batch.micro_batches.size()));
   pipeline_->submit(setup, step.batch.micro_batches, input);
   under_way_.push_back(std::move(under_way));
@@ -170,6 +191,7 @@ StepResult Trainer::end() {
   finish(*under_way_.front());
   StepResult result = std::move(under_way_.front()->result);
   under_way_.pop_front();
+  if (result.given_up) give_back_batch();
   result.stop = stopping_ && under_way_.empty();
   return result;
 }
@@ -177,6 +199,11 @@ StepResult Trainer::end() {
 void Trainer::finish(StepUnderWay& step) {
   StepResult& result = step.result;
   result.report = pipeline_->finish();
+  if (result.report.given_up) {
+    result.given_up = stopping_ = true;
+    result.step = step_;
+    return;
+  }
   if (result.report.begun_early) {  // the ranks worked while the caller waited
     const RankTimes& first = result.report.ranks[world().local_ranks().front()];
     result.input_wait = std::min(result.input_wait, first.idle[static_cast<int>(IdleCause::kStartUp)]);

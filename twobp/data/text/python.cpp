@@ -66,8 +66,14 @@ struct Ends {
 std::string find_python() {
   const char* given = std::getenv("TWOBP_PYTHON");
   if (given != nullptr && *given != '\0') return given;
-  constexpr const char* kVenv = ".venv/bin/python";
-  return ::access(kVenv, X_OK) == 0 ? kVenv : "python3";
+  std::vector<std::string> known;
+  const char* active = std::getenv("VIRTUAL_ENV");
+  if (active != nullptr && *active == '/') known.push_back(concat(active, "/bin/python"));
+  known.emplace_back(TWOBP_BUILD_PYTHON);  // beside the sources; never under the folder one happens to be in
+  for (const std::string& python : known) {
+    if (::access(python.c_str(), X_OK) == 0) return python;
+  }
+  return "python3";
 }
 
 PythonProcess::PythonProcess(std::string name, const std::string& script,

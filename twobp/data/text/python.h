@@ -10,7 +10,8 @@
 
 namespace twobp {
 
-// $TWOBP_PYTHON, else .venv/bin/python under the current folder if it exists, else python3 from the PATH.
+// $TWOBP_PYTHON, else the Python of the active virtual environment ($VIRTUAL_ENV), else that of .venv in the
+// folder of the sources that this library was built from, else python3 from the PATH.
 std::string find_python();
 
 // Starts the script (its text, not its path) at once, without a shell, with `arguments` as sys.argv[1:]. Its

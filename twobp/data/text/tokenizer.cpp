@@ -10,6 +10,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/data/text/python.h"
+#include "twobp/files/hub_hint.h"
 
 namespace twobp {
 
@@ -82,7 +83,7 @@ std::string tokenizer_file(const std::string& path) {
   std::error_code ignored;
   const bool folder = fs::is_directory(path, ignored);
   const std::string file = folder ? (fs::path(path) / "tokenizer.json").string() : path;
-  TWOBP_CHECK(fs::is_regular_file(file, ignored), file, ": there is no such file",
+  TWOBP_CHECK(fs::is_regular_file(file, ignored), file, hub_hint(path), ": there is no such file",
               folder ? ": name a folder with a tokenizer.json in it, or the file itself." : ".");
   return file;
 }

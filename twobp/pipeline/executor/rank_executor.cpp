@@ -10,6 +10,7 @@
 #include "twobp/core/clock.h"
 #include "twobp/core/patience.h"
 #include "twobp/core/text.h"
+#include "twobp/pipeline/layer_error.h"
 #include "twobp/transport/time_out.h"
 
 namespace twobp {
@@ -39,7 +40,9 @@ RankExecutor::RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages,
 // Tells the reducer when the W of a layer is complete, or will never come.
 void RankExecutor::check_done(int s, int layer) {
   const LayerWork& work = work_[s][layer];
-  if (work.p1 == 0 && work.p2 == 0) reducer_->layer_done(stages_[s]->index(), layer);
+  if (work.p1 != 0 || work.p2 != 0) return;
+  expect_gradients(s, layer);
+  reducer_->layer_done(stages_[s]->index(), layer);
 }
 
 void RankExecutor::progress() {
@@ -107,6 +110,7 @@ void RankExecutor::execute(const Instruction& instruction) {
 }
 
 void RankExecutor::forward(int s, int mb) {
+  if (skips()) return;
   RECORD_USER_SCOPE("F");
   Stage& stage = *stages_[s];
   Boundary& boundary = boundaries_[s];
@@ -130,7 +134,8 @@ void RankExecutor::forward(int s, int mb) {
       begin += make_room(stage.cost(i).forward_peak, stage.cost(i).forward_held);  // W has its own time
     }
     context.backward = i >= stage.first_backward();
-    x = stage.layer(i).forward(std::move(x), context, stage.saved(mb, i));
+    x = naming_layer([&] { return place_of(s, i); },
+                     [&] { return stage.layer(i).forward(std::move(x), context, stage.saved(mb, i)); });
     if (!context.keeps()) stage.saved(mb, i).release();
     progress();
   }
@@ -157,7 +162,7 @@ void RankExecutor::forward(int s, int mb) {
 
 void RankExecutor::backward_p1(int s, int mb, bool fused) {
   Stage& stage = *stages_[s];
-  if (stage.first_backward() == stage.layer_count()) return;
+  if (stage.first_backward() == stage.layer_count() || skips()) return;
   RECORD_USER_SCOPE("I");
   Boundary& boundary = boundaries_[s];
   Context context = context_of(mb);
@@ -184,7 +189,8 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
   for (int i = stage.layer_count() - 1; i >= stage.first_backward(); --i) {
     Saved& saved = stage.saved(mb, i);
     if (cap_ > 0 && holds_p2()) begin += make_room(stage.cost(i).p1_peak, stage.cost(i).p1_held);
-    dy = stage.layer(i).backward_p1(std::move(dy), context, saved);
+    dy = naming_layer([&] { return place_of(s, i); },
+                      [&] { return stage.layer(i).backward_p1(std::move(dy), context, saved); });
     saved.release_p1();
     saved.visit_p2([&](const at::Tensor& t) { meter_.rebook(t, stage.index(), MemoryCategory::kStash); });
     units_.clear();

@@ -86,8 +86,8 @@ class RankExecutor {
   };
 
   void prepare(const StepInput& input);
-  // Everything after the last instruction.
-  RankResult end(const StepInput& input);
+  // Everything after the last instruction. `whole`: the step was not given up.
+  RankResult end(const StepInput& input, bool whole = true);
   // Instructions [at_, end).
   void run_until(size_t end);
   // Throws Error if there are gradients: a recorded step does not add to them.
@@ -96,6 +96,15 @@ class RankExecutor {
   bool settle();
   // Receives and drops the messages that other ranks have sent for a step that begins anew.
   void drop_unreceived();
+  // "stage 1, layer model.layers.0", for messages.
+  std::string place_of(int s, int layer) const;
+  // Throws Error if a trainable parameter of the layer has no gradient, although its W is complete.
+  void expect_gradients(int s, int layer) const;
+  // Whether the rest of the step is given up: F, I and W do nothing.
+  bool skips() const;
+  // Copies the buffers, which F changes, and puts them back if the step is given up.
+  void keep_buffers();
+  void put_back();
   // Errors of `body` name rank and step, and say that they are from the update.
   void in_update(int64_t step, const std::function<void()>& body) const;
   void find_tail();
@@ -171,6 +180,7 @@ class RankExecutor {
   DeviceTimes device_times_;
   Values losses_;  // of micro-batches on a device; the host waits for them at the end
   std::unique_lock<std::mutex>* turn_ = nullptr;  // while it records
+  std::vector<at::Tensor> buffers_;               // copies
   // Written by the recorded instructions.
   Values recorded_losses_;
   std::vector<Parameter*> recorded_grads_;

@@ -5,10 +5,12 @@
 
 #include "twobp/core/clock.h"
 #include "twobp/pipeline/executor/rank_executor.h"
+#include "twobp/pipeline/layer_error.h"
 
 namespace twobp {
 
 void RankExecutor::run_p2(std::span<PendingP2> together) {
+  if (skips()) return;
   RECORD_USER_SCOPE("W");
   const double begin = now_seconds();
   const ProductTime products = product_time();
@@ -25,7 +27,9 @@ void RankExecutor::run_p2(std::span<PendingP2> together) {
   const DeviceStream& stream = in_line ? device.compute() : device.weights();
   const auto w = [&] {
     const DeviceEvent device_begin = device_times_.begin_p2(stream);
-    first.unit.layer->backward_p2(batch_);
+    naming_layer(
+        [&] { return concat(place_of(first.stage, first.layer), ", W of micro-batch ", first.micro_batch); },
+        [&] { first.unit.layer->backward_p2(batch_); });
     device_times_.end_p2(first.stage, stream, device_begin);
   };
   if (in_line) {

@@ -5,24 +5,13 @@
 #include "twobp/core/clock.h"
 #include "twobp/core/figures.h"
 #include "twobp/core/text.h"
+#include "twobp/nn/thrown.h"
+#include "twobp/pipeline/early_end.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/memory/block_cache.h"
 
 namespace twobp {
 namespace {
-
-// The message of the current exception, without LibTorch's backtrace.
-std::string what_is_thrown() {
-  try {
-    throw;
-  } catch (const c10::Error& e) {
-    return e.what_without_backtrace();
-  } catch (const std::exception& e) {
-    return e.what();
-  } catch (...) {
-    return "an exception of unknown type";
-  }
-}
 
 template <typename Visit>
 void visit_parameters(const std::vector<std::unique_ptr<Stage>>& stages, const Visit& visit) {
@@ -38,6 +27,7 @@ void visit_parameters(const std::vector<std::unique_ptr<Stage>>& stages, const V
 RankResult RankExecutor::run(const StepInput& input) {
   losses_.clear();
   prepare(input);
+  if (input.early_end && input.training) keep_buffers();
   const auto& instructions = input.schedule->ranks[rank_];
   if (input.settle) {
     // Not the F of the last stage: the loss multiplies its gradient by the scale already in F.
@@ -46,8 +36,32 @@ RankResult RankExecutor::run(const StepInput& input) {
     if (!settle()) run_until(leading);
   }
   run_until(instructions.size());
+  const bool whole =
+      !input.early_end || (input.training ? input.early_end->completes() : !input.early_end->given_up());
   p2_stream_.join();
-  return end(input);
+  if (!whole) {
+    clear();
+    if (input.training) put_back();
+  }
+  return end(input, whole);
+}
+
+void RankExecutor::keep_buffers() {
+  const MemoryMeter::Scope scope(stages_.front()->index(), MemoryCategory::kParameters);
+  size_t i = 0;
+  visit_parameters(stages_, [&](const Parameter& parameter) {
+    if (!parameter.is_buffer()) return;
+    if (i == buffers_.size()) buffers_.push_back(at::empty_like(parameter.value));
+    buffers_[i++].copy_(parameter.value);
+  });
+}
+
+void RankExecutor::put_back() {
+  size_t i = 0;
+  visit_parameters(stages_, [&](Parameter& parameter) {
+    parameter.forget_grad();
+    if (parameter.is_buffer()) parameter.value.copy_(buffers_[i++]);
+  });
 }
 
 DeviceEvent RankExecutor::record(const StepInput& input, const DeviceEvent& begin) {
@@ -93,7 +107,7 @@ RankResult RankExecutor::finish_recorded(const StepInput& input, const DeviceEve
   return result;
 }
 
-RankResult RankExecutor::end(const StepInput& input) {
+RankResult RankExecutor::end(const StepInput& input, bool whole) {
   const auto& instructions = input.schedule->ranks[rank_];
   for (const at::Tensor& loss : losses_) result_.loss += loss.item<double>();
   losses_.clear();
@@ -107,7 +121,13 @@ RankResult RankExecutor::end(const StepInput& input) {
     result_.times.busy = device.busy;
     result_.times.idle = device.idle;
   }
-  if (input.finish) {
+  if (input.training && whole && reducer_ == nullptr && input.schedule->has_backward()) {
+    for (size_t s = 0; s < stages_.size(); ++s) {
+      for (int i = stages_[s]->first_backward(); i < stages_[s]->layer_count(); ++i)
+        expect_gradients(static_cast<int>(s), i);
+    }
+  }
+  if (input.finish && whole) {
     const double begin = now_seconds();
     events_.open(Event::Kind::kOptimizer, -1, -1, begin);
     in_update(input.step, [&] { result_.times.optimizer = input.finish(rank_); });
@@ -142,8 +162,26 @@ void RankExecutor::in_update(int64_t step, const std::function<void()>& body) co
   } catch (const Aborted&) {
     throw;
   } catch (...) {
-    fail("rank ", rank_, ", step ", step, ", update: ", what_is_thrown());
+    fail("rank ", rank_, ", step ", step, ", update: ", message_of_thrown());
   }
+}
+
+std::string RankExecutor::place_of(int s, int layer) const {
+  return concat("stage ", stages_[s]->index(), ", layer ", stages_[s]->layer_name(layer));
+}
+
+void RankExecutor::expect_gradients(int s, int layer) const {
+  for (const Parameter* parameter : stages_[s]->parameters(layer)) {
+    TWOBP_CHECK(
+        !parameter->trainable() || parameter->has_grad(), "rank ", rank_, ", ", step_name(), ": ",
+        place_of(s, layer), ": parameter ", parameter->name(),
+        " got no gradient, so it would never be trained: add one in backward_p1, or in backward_p2 with "
+        "a unit from collect_p2, or freeze the parameter");
+  }
+}
+
+bool RankExecutor::skips() const {
+  return input_->early_end && input_->early_end->skips();
 }
 
 std::string RankExecutor::step_name() const {
@@ -161,7 +199,7 @@ void RankExecutor::run_until(size_t end) {
     } catch (const Aborted&) {
       throw;
     } catch (...) {
-      fail("rank ", rank_, ", ", step_name(), ", ", to_string(instruction), ": ", what_is_thrown());
+      fail("rank ", rank_, ", ", step_name(), ", ", to_string(instruction), ": ", message_of_thrown());
     }
   }
 }

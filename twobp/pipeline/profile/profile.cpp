@@ -5,6 +5,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/core/median.h"
+#include "twobp/pipeline/layer_error.h"
 #include "twobp/pipeline/memory/block_cache.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 
@@ -20,6 +21,7 @@ int64_t bytes_of(const Values& values) {
 // One layer of a kind, with its measurements.
 struct Specimen {
   std::string kind;
+  std::string name;
   std::unique_ptr<Layer> layer;
   bool backward = true;  // whether some layer of the kind has a backward pass
   std::vector<Parameter*> parameters;
@@ -50,6 +52,10 @@ class Measurement {
   double begin_ = 0;
 };
 
+std::string measured(const Specimen& specimen, const char* op) {
+  return concat("layer ", specimen.name, ", ", op, " of the measurement before the first step");
+}
+
 void run_once(std::vector<Specimen>& specimens, const std::string& input_field, const Fields& fields,
               MemoryMeter& meter, const Device& device, bool count) {
   Context context;
@@ -61,7 +67,8 @@ void run_once(std::vector<Specimen>& specimens, const std::string& input_field, 
   for (auto& s : specimens) {
     Measurement measurement(meter, device);
     context.backward = s.backward;
-    x = s.layer->forward(std::move(x), context, s.saved);
+    x = naming_layer([&] { return measured(s, "F"); },
+                     [&] { return s.layer->forward(std::move(x), context, s.saved); });
     const double seconds = measurement.seconds();
     if (!count) continue;
     s.forward.push_back(seconds);
@@ -74,7 +81,8 @@ void run_once(std::vector<Specimen>& specimens, const std::string& input_field, 
   for (auto s = specimens.rbegin(); s != specimens.rend(); ++s) {
     if (!s->backward) continue;
     Measurement p1(meter, device);
-    dy = s->layer->backward_p1(std::move(dy), context, s->saved);
+    dy = naming_layer([&] { return measured(*s, "I"); },
+                      [&] { return s->layer->backward_p1(std::move(dy), context, s->saved); });
     s->saved.release_p1();
     const double p1_seconds = p1.seconds();
     if (count) {
@@ -87,7 +95,7 @@ void run_once(std::vector<Specimen>& specimens, const std::string& input_field, 
     s->layer->collect_p2(s->saved, units);
     Measurement p2(meter, device);
     for (auto& unit : units) {
-      unit.layer->backward_p2({&unit.saved, 1});
+      naming_layer([&] { return measured(*s, "W"); }, [&] { unit.layer->backward_p2({&unit.saved, 1}); });
       unit.saved->release_p2();
     }
     if (count) {
@@ -122,6 +130,7 @@ Profile measure_profile(const ModelSpec& model, const Fields& fields, double sec
     const MemoryMeter::Scope scope(0, MemoryCategory::kParameters);
     Specimen s;
     s.kind = spec.kind;
+    s.name = spec.name;
     s.backward = backward;
     s.layer = spec.make();
     s.layer->collect_parameters(s.parameters);

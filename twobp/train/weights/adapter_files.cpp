@@ -10,6 +10,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/files/finite.h"
+#include "twobp/files/hub_hint.h"
 #include "twobp/files/json_file.h"
 #include "twobp/files/new_file.h"
 #include "twobp/files/new_folder.h"
@@ -201,6 +202,9 @@ void load_adapter(const std::string& directory, const ModelConfig& model, const 
                   const std::vector<Parameter*>& weights) {
   const std::filesystem::path folder(directory);
   const std::string config_path = (folder / kAdapterConfig).string();
+  std::error_code missing;
+  TWOBP_CHECK(std::filesystem::exists(config_path, missing), config_path, hub_hint(directory),
+              ": no such file: give the folder of a LoRA adapter");
   const json config = read_json_object(config_path, /*max_depth=*/8);
   TWOBP_CHECK(config.value("peft_type", json("")) == json("LORA"), config_path,
               ": not the description of a LoRA adapter");

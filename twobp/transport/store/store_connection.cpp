@@ -1,9 +1,17 @@
 #include "twobp/transport/store/store_connection.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <iomanip>
+#include <netdb.h>
+#include <optional>
+#include <random>
+#include <sstream>
+#include <sys/socket.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include <c10/util/Logging.h>
@@ -64,6 +72,38 @@ c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& address, c10d::
       sleep_for(kRetrySeconds);
     }
   }
+}
+
+// 128 random bits.
+std::string random_id() {
+  std::random_device random;
+  std::ostringstream id;
+  for (int i = 0; i < 4; ++i) id << std::hex << std::setw(8) << std::setfill('0') << random();
+  return id.str();
+}
+
+// A socket that is bound to the interface of MASTER_ADDR. None if that is the name of a host, which may mean
+// another interface to other hosts, or an address that this host does not have itself. c10d then listens at
+// all interfaces.
+std::optional<int> bind_to(const StorePlace& place) {
+  const std::string address = place.address == "localhost" ? "127.0.0.1" : place.address;
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST | AI_PASSIVE;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(address.c_str(), std::to_string(place.port).c_str(), &hints, &found) != 0)
+    return std::nullopt;
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
+  const int fd = ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return std::nullopt;
+  const int on = 1;
+  ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));  // the last run's connections may linger
+  if (::bind(fd, found->ai_addr, found->ai_addrlen) == 0) return fd;
+  const int error = errno;
+  ::close(fd);
+  TWOBP_CHECK(error != EADDRINUSE, "rank 0 cannot listen at port ", place.port,
+              ": it is in use, perhaps by another run; set MASTER_PORT to a free one");
+  return std::nullopt;
 }
 
 std::string name_of(const StorePlace& place) {
@@ -132,6 +172,7 @@ StoreConnection::StoreConnection(const StorePlace& place, double timeout) : plac
   options.port = static_cast<uint16_t>(place_.port);
   options.isServer = place_.rank == 0 && !place_.hosted;
   options.waitWorkers = false;  // join() names the missing ranks
+  if (options.isServer) options.masterListenFd = bind_to(place_);
   store_ = std::make_unique<Store>();
   store_->name = name();
   store_->prefix = concat("twobp/", place_.job, "/");
@@ -165,6 +206,15 @@ void StoreConnection::join(double timeout) {
     leave(reason);
   };
   const auto size_key = [](int rank) { return concat("size/", rank); };
+  // Rank 0 draws the run's id, which stands in all other keys. So what other programs write under keys that
+  // can be guessed, and what an earlier run has left, does not reach this run.
+  if (place_.rank == 0 && store_->add("hosts", 1) == 1) store_->set("run", random_id());
+  for (double pause = 1e-3; !store_->has("run"); pause = std::min(2 * pause, 0.1)) {
+    TWOBP_CHECK(awake_seconds() < deadline, "rank 0 of ", place_.size, " did not come to ", name(), " in ",
+                timeout, " s: see whether it has started");
+    sleep_for(pause);
+  }
+  store_->prefix += store_->value("run") + "/";
   if (store_->add(concat("came/", place_.rank), 1) > 1) {
     refuse(concat("two processes that meet at ", name(), " say that they are rank ", place_.rank,
                   ": another run uses the same MASTER_PORT, or the launcher's RANK is wrong"));

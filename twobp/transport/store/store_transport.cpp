@@ -8,6 +8,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/patience.h"
+#include "twobp/core/text.h"
 #include "twobp/transport/message.h"
 #include "twobp/transport/threads/mailbox.h"
 #include "twobp/transport/time_out.h"
@@ -64,8 +65,10 @@ Message unpack(int from, const std::string& bytes) {
 // frozen or the network is cut, its wait for the next value never ends.
 class StoreEnd {
  public:
-  explicit StoreEnd(std::shared_ptr<StoreConnection> connection)
-      : connection_(std::move(connection)), inbox_(connection_->connect()) {}
+  StoreEnd(std::shared_ptr<StoreConnection> connection, size_t most_unfinished)
+      : connection_(std::move(connection)),
+        inbox_(connection_->connect()),
+        most_unfinished_(most_unfinished) {}
 
   int rank() const { return connection_->rank(); }
   int size() const { return connection_->size(); }
@@ -141,6 +144,7 @@ class StoreEnd {
 
   void take_in() {
     std::map<int, std::string> begun;  // by sender
+    size_t unfinished = 0;             // bytes in `begun`
     while (true) {
       const std::string text = inbox_->pop(queue_of(rank()));
       PartHead head;
@@ -155,8 +159,14 @@ class StoreEnd {
         stop_waits(text.substr(sizeof(head)));
         continue;
       }
+      unfinished += text.size() - sizeof(head);
+      TWOBP_CHECK(unfinished <= most_unfinished_, "rank ", rank(), " got more than ",
+                  format_bytes(static_cast<double>(most_unfinished_)),
+                  " of messages without an end, the last part from rank ", head.from,
+                  ": does another program write to the store?");
       bytes.append(text, sizeof(head));
       if (head.part == Part::kMore) continue;
+      unfinished -= bytes.size();
       mailbox_.put(unpack(head.from, bytes));
       bytes = {};
     }
@@ -164,6 +174,7 @@ class StoreEnd {
 
   std::shared_ptr<StoreConnection> connection_;
   std::unique_ptr<StoreConnection> inbox_;
+  size_t most_unfinished_;
   Mailbox mailbox_;
   std::mutex sends_;
   std::atomic<bool> stopping_{false};
@@ -176,8 +187,9 @@ class StoreEnd {
 
 class StoreTransport : public Transport {
  public:
-  explicit StoreTransport(std::shared_ptr<StoreConnection> connection)
-      : end_(std::make_shared<StoreEnd>(std::move(connection))), listener_([end = end_] { end->listen(); }) {}
+  StoreTransport(std::shared_ptr<StoreConnection> connection, size_t most_unfinished)
+      : end_(std::make_shared<StoreEnd>(std::move(connection), most_unfinished)),
+        listener_([end = end_] { end->listen(); }) {}
 
   ~StoreTransport() override {
     if (end_->stop()) {
@@ -230,8 +242,9 @@ class StoreTransport : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_store_transport(std::shared_ptr<StoreConnection> connection) {
-  return std::make_unique<StoreTransport>(std::move(connection));
+std::unique_ptr<Transport> make_store_transport(std::shared_ptr<StoreConnection> connection,
+                                                size_t most_unfinished) {
+  return std::make_unique<StoreTransport>(std::move(connection), most_unfinished);
 }
 
 }  // namespace twobp

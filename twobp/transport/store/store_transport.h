@@ -3,6 +3,7 @@
 // microseconds, and all of them go through the process that runs the store. Only host tensors are supported.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 
 #include "twobp/transport/store/store_connection.h"
@@ -11,7 +12,9 @@
 namespace twobp {
 
 // A transport between all processes at the store, with their ranks. A separate thread receives, so that
-// looking for a message costs nothing.
-std::unique_ptr<Transport> make_store_transport(std::shared_ptr<StoreConnection> connection);
+// looking for a message costs nothing. It fails when messages without an end have more than `most_unfinished`
+// bytes: no rank sends so much.
+std::unique_ptr<Transport> make_store_transport(std::shared_ptr<StoreConnection> connection,
+                                                size_t most_unfinished = size_t{1} << 30);
 
 }  // namespace twobp
