@@ -84,8 +84,10 @@ def run_page(page, program):
             if needs == "sbatch":
                 command = [ROOT / "scripts/slurm_node", *command]
             began = time.monotonic()
-            done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                  errors="replace", stdin=subprocess.DEVNULL, timeout=300)
+            environment = dict(os.environ, XDG_CACHE_HOME=str(folder / "cache"))  # of tokens
+            done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, text=True, errors="replace", stdin=subprocess.DEVNULL,
+                                  timeout=300)
             print(f"{where}: exit code {done.returncode}, {time.monotonic() - began:.1f} s", flush=True)
             if needs == "sbatch" and done.returncode == SKIPPED:
                 missing.append(f"{where} needs a Slurm of one node: {done.stdout.strip()}")

@@ -57,7 +57,6 @@ class Hash {
 
 struct Request {
   std::vector<std::string> texts;
-  std::string tokenizer;  // the file
   bool end_of_text = true;
   std::string tokenizer_hash;
 };
@@ -237,7 +236,7 @@ TokenizedText tokenize_text(const std::vector<std::string>& texts, const std::st
                             const std::string& cache, int64_t vocab, bool end_of_text) {
   if (texts.empty()) return {};
   const std::string file = tokenizer_file(tokenizer);
-  const Request request = {texts, file, end_of_text, hash_tokenizer(file)};
+  const Request request = {texts, end_of_text, hash_tokenizer(file)};
   const fs::path folder = cache_folder(cache);
   const EntryPaths paths = entry_paths(folder, request);
   const json source = source_of(request);

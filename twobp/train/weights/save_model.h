@@ -15,7 +15,7 @@ namespace twobp {
 
 struct SaveModelOptions {
   std::string dtype = "float32";            // of the weights in the files: float32, bfloat16, float16
-  std::string tokenizer;                    // the run's: see tokenizer_of; empty: that of config.from
+  std::string tokenizer{};                  // the run's: see tokenizer_of; empty: that of config.from
   int64_t max_shard_bytes = 5'000'000'000;  // the size limit of a file: that of transformers
 };
 
