@@ -11,12 +11,12 @@
 namespace twobp {
 
 struct DataConfig {
-  std::string text;       // glob of plain text files
-  std::string tokenizer;  // tokenizer.json, or a folder with one, for data.text;
-                          // empty: that of model.from if it has one, else tokens are bytes
-  std::string cache;      // folder for tokenized text; empty: .twobp-cache next to the first text file
-  std::string tokens;     // glob of token files: numbers of token_type one after the other, little-endian
-  std::string token_type = "uint16";
+  std::string text;        // glob of plain text files
+  std::string tokenizer;   // tokenizer.json, or a folder with one, for data.text;
+                           // empty: that of model.from if it has one, else tokens are bytes
+  std::string cache;       // folder for tokenized text; empty: .twobp-cache next to the first text file
+  std::string tokens;      // glob of token files: numbers of token_type one after the other, little-endian
+  std::string token_type;  // uint16, uint32; empty: that of the files' headers, else uint16
   std::string arrays;      // folder with input_ids.npy or pixel_values.npy, and labels.npy
   std::string images;      // folder with a sub-folder of JPEG and PNG files for each class
   std::string idx;         // folder with MNIST's files: train-images-idx3-ubyte[.gz] and so on
@@ -43,6 +43,12 @@ const Section& data_section();
 // Checks that one source of data is set and that the model can read it; open_data checks the contents. Throws
 // Error.
 void check_data(const DataConfig& data, const ModelInput& model);
+
+// The names of the keys that the source of data does not use for this model, whatever their values: "crop".
+std::vector<std::string> unused_keys(const DataConfig& data, const ModelInput& model);
+// Throws Error if one of them has another value than its default. Defaults are allowed, so that a fully
+// printed configuration can be read again.
+void check_used_keys(const DataConfig& data, const ModelInput& model);
 
 // The tokenizer.json of data.text: the one that data.tokenizer names or, if it is empty, the one in the
 // folder model.from. Empty if there is none; tokens are then bytes.
