@@ -11,7 +11,7 @@ class Trainer;
 
 void add_train_command(CLI::App& app, int& exit_code);
 
-// Logs the parameters for which model.from has no tensors.
-void warn_of_new_parameters(const Trainer& trainer);
+// Logs the parameters for which model.from has no tensors, and the pictures that are not read.
+void warn_of_inputs(const Trainer& trainer);
 
 }  // namespace twobp
