@@ -39,7 +39,7 @@ void eval(const EvalOptions& options) {
     config.pipeline.recompute.clear();
   }
   Trainer trainer(config);
-  warn_of_other_tensors(trainer);
+  warn_of_inputs(trainer);
   const double begin = now_seconds();
   const std::optional<Evaluation> held_out = trainer.evaluate();
   const double seconds = now_seconds() - begin;

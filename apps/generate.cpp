@@ -1,11 +1,13 @@
 #include "apps/generate.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <thread>
 #include <unistd.h>
+#include <vector>
 
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
@@ -41,7 +43,7 @@ struct GenerateOptions {
 // bytes.
 class Text {
  public:
-  Text(const GenerateOptions& options, int64_t vocab) {
+  Text(const GenerateOptions& options, int64_t vocab) : ends_(read_end_of_text(options.model)) {
     const std::filesystem::path beside = std::filesystem::path(options.model) / "tokenizer.json";
     const bool is_there = std::filesystem::exists(beside);
     if (options.tokenizer.empty() && !is_there) {
@@ -52,6 +54,8 @@ class Text {
     tokenizer_ = std::make_unique<Tokenizer>(options.tokenizer.empty() ? beside.string() : options.tokenizer);
     TWOBP_CHECK(tokenizer_->vocab() <= vocab, tokenizer_->path(), ": has ", tokenizer_->vocab(),
                 " tokens, but the model's vocabulary is ", vocab, ": it is the tokenizer of another model");
+    const std::optional<int64_t> end = tokenizer_->end_of_text();
+    if (ends_.empty() && end) ends_ = {*end};
   }
 
   // Encodes the prompt; called once, before anything is printed.
@@ -66,7 +70,7 @@ class Text {
     return bytes;
   }
 
-  bool is_end(int64_t token) const { return tokenizer_ && tokenizer_->end_of_text() == token; }
+  bool is_end(int64_t token) const { return std::find(ends_.begin(), ends_.end(), token) != ends_.end(); }
 
   void print(int64_t token) {
     const std::string text = tokenizer_
@@ -84,6 +88,7 @@ class Text {
   }
 
  private:
+  std::vector<int64_t> ends_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::optional<TokenStream> stream_;
   bool terminal_ = is_terminal(STDOUT_FILENO);
@@ -152,7 +157,7 @@ void add_generate_command(CLI::App& app) {
   command->add_option("--threads", options->threads, "0: one for each core")
       ->check(number_from(0, 1 << 16))
       ->capture_default_str();
-  command->add_flag("--ignore-end", options->ignore_end, "Continue after the token that ends a text");
+  command->add_flag("--ignore-end", options->ignore_end, "Continue after a token that ends a text");
   command->callback([options] { generate(*options); });
 }
 

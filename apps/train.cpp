@@ -19,6 +19,7 @@
 #include "apps/trace_options.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/data/images/image_folder.h"
 #include "twobp/data/input_wait.h"
 #include "twobp/models/model_type.h"
 #include "twobp/nn/kernels/products/gemm.h"
@@ -168,7 +169,7 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
   const Config& config = trainer.config();
   const bool shows = output.shows();
   if (shows) describe_run(trainer);
-  if (shows) warn_of_other_tensors(trainer);
+  if (shows) warn_of_inputs(trainer);
   if (options.resume) {
     resume(*checkpointer, trainer, output);
     if (shows) output.metrics().keep_until(trainer.steps_done());
@@ -298,7 +299,10 @@ int train(const TrainOptions& options) {
 
 }  // namespace
 
-void warn_of_other_tensors(const Trainer& trainer) {
+void warn_of_inputs(const Trainer& trainer) {
+  const std::string& images = trainer.config().data.images;
+  const std::string not_read = images.empty() ? "" : pictures_not_read(images);
+  if (!not_read.empty()) log_warning(not_read);
   const std::string& from = trainer.config().model.from;
   if (!trainer.new_parameters().empty()) {
     log_warning(

@@ -46,6 +46,7 @@ def tokenizer_json(value):
     if value("tokenizer.ggml.model") != "gpt2":
         raise SystemExit("convert_gguf: only byte-level BPE tokenizers (gpt2) are supported, this one is "
                          f"{value('tokenizer.ggml.model')}")
+    eot = value("tokenizer.ggml.eot_token_id", eos)  # ends a turn of a chat; generation stops at both
     tokens = value("tokenizer.ggml.tokens")
     types = value("tokenizer.ggml.token_type")
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -104,7 +105,7 @@ def main():
               "rope_theta": float(value("llama.rope.freq_base", 10000.0)),
               "max_position_embeddings": value("llama.context_length"), "hidden_act": "silu",
               "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": "lm_head.weight" not in weights,
-              "bos_token_id": value("tokenizer.ggml.bos_token_id", eos), "eos_token_id": eos,
+              "bos_token_id": value("tokenizer.ggml.bos_token_id", eos), "eos_token_id": eos if eot == eos else [eos, eot],
               "torch_dtype": "float32"}
     args.folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, args.folder / "model.safetensors", metadata={"format": "pt"})

@@ -71,5 +71,49 @@ TEST(ConfigErrors, DataOfAnotherKindThanTheModelReads) {
               {"data.sequence is 2", "at least 3"});
 }
 
+// A key that the source of data does not use is an error, unless it has its default.
+TEST(ConfigErrors, KeysThatTheDataDoesNotUse) {
+  const std::vector<std::string> images = {"model.type=resnet", "data.images=folder"};
+  const std::vector<std::string> bert = {"model.type=bert", "model.vocab=260"};
+  const auto load = [](std::vector<std::string> overrides, const std::vector<std::string>& more) {
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    return load_config("", overrides);
+  };
+  for (const char* set : {"data.crop=none", "data.image_size=8", "data.flip=true", "data.mean=0.5",
+                          "data.std=1", "data.padding=2", "data.token_type=uint32", "data.cache=folder"}) {
+    const std::string key = std::string(set).substr(0, std::string(set).find('='));
+    refuse({set}, {key + " is set", "data.text does not use it", "it is for data.", "Remove " + key});
+  }
+  refuse({"data.mask_probability=0.3"},
+         {"data.mask_probability", "does not use it", "\"llama\"", "\"bert\""});
+  expect_error([&] { load(images, {"data.sequence=8"}); }, {"data.sequence", "data.images", "data.text"});
+  expect_error([&] { load(images, {"data.padding=2"}); }, {"data.padding", "data.crop \"shift\""});
+  expect_error([&] { load(images, {"data.tokenizer=folder"}); }, {"data.tokenizer", "no data.text"});
+  expect_error(
+      [&] {
+        load({"model.type=resnet", "data.synthetic=images"}, {"data.crop=none"});
+      },
+      {"data.crop", "data.synthetic images does not use it"});
+  expect_error(
+      [&] {
+        load({"model.type=resnet", "data.arrays=folder"}, {"data.sequence=8"});
+      },
+      {"data.sequence", "data.arrays of pictures does not use it"});
+  expect_error(
+      [&] {
+        load(bert, {"data.arrays=folder", "data.mask_probability=0.3"});
+      },
+      {"data.mask_probability", "data.arrays of tokens does not use it"});
+
+  EXPECT_NO_THROW(load(bert, {"data.text=*.txt", "data.mask_probability=0.3"}));
+  EXPECT_NO_THROW(load(images, {"data.crop=shift", "data.padding=2", "data.image_size=8", "data.mean=0.5"}));
+  EXPECT_NO_THROW(load({}, {"data.tokens=*.bin", "data.token_type=uint32", "data.sequence=8"}));
+  EXPECT_NO_THROW(with({"data.cache=folder", "data.tokenizer=folder"}));
+  EXPECT_NO_THROW(load({"model.type=mlp", "data.synthetic=vectors"}, {"data.sequence=8"}));
+  // A fully printed configuration, and one in the checkpoint of a program that allowed these keys.
+  const Config config = with({"data.crop=", "data.padding=4"});
+  EXPECT_NO_THROW(parse_config(config_to_json(config), "", {"data.crop=none"}));
+}
+
 }  // namespace
 }  // namespace twobp::TWOBP_FILE

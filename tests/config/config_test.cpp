@@ -94,8 +94,11 @@ TEST(Config, OverridesOfEveryType) {
   EXPECT_EQ(config.pipeline.memory_cap, "0");
   EXPECT_EQ(with({"pipeline.split=[2, 2]"}).pipeline.split, (std::vector<int>{2, 2}));
   EXPECT_TRUE(with({"pipeline.split=1,3", "pipeline.split="}).pipeline.split.empty());
-  EXPECT_EQ(with({"data.mean=0.5,1,-2e-1"}).data.mean, (std::vector<double>{0.5, 1, -0.2}));
-  EXPECT_EQ(with({"data.std=[0.25]"}).data.std, (std::vector<double>{0.25}));
+  const DataConfig pictures = load_config("", {"model.type=resnet", "data.synthetic=", "data.idx=folder",
+                                               "data.mean=0.5,1,-2e-1", "data.std=[0.25]"})
+                                  .data;
+  EXPECT_EQ(pictures.mean, (std::vector<double>{0.5, 1, -0.2}));
+  EXPECT_EQ(pictures.std, (std::vector<double>{0.25}));
 }
 
 TEST(Config, EveryScheduleAndPolicyIsKnown) {

@@ -78,17 +78,157 @@ TEST(EncodedImage, GreyBecomesColoursAndColoursGrey) {
   expect_error([] { decode(png_file(picture(4, 4)), 2); }, {"1 or 3 channels"});
 }
 
-TEST(EncodedImage, TransparentPixelsLieOverBlack) {
-  EXPECT_EQ(difference(decode(png_file(filled(3, 3, {200, 100, 50, 255}))), filled(3, 3, {200, 100, 50})), 0);
-  EXPECT_EQ(difference(decode(png_file(filled(3, 3, {200, 100, 50, 0}))), filled(3, 3, {0, 0, 0})), 0);
+// The values of Pillow 13.0: Image.open(f).convert("RGB"). Gamma, profiles and transparency change nothing.
+TEST(EncodedImage, PngHasThePixelsOfPillow) {
+  using Chunks = std::vector<std::pair<std::string, std::vector<uint8_t>>>;
+  using Bytes = std::vector<uint8_t>;
+  const std::vector<uint8_t> palette = {10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120};
+  const Chunks linear = {{"gAMA", {0, 1, 0x86, 0xa0}}};
+  const auto grey = [](const Bytes& values) {
+    Bytes out;
+    for (const uint8_t value : values) out.insert(out.end(), 3, value);
+    return out;
+  };
+  struct Case {
+    const char* name;
+    test::PngHead head;
+    Bytes rows;
+    Chunks chunks;
+    Bytes expected;
+  };
+  const std::vector<Case> cases = {
+      {"gamma", {2, 1}, {0, 200, 100, 50, 10, 20, 30}, linear, {200, 100, 50, 10, 20, 30}},
+      {"sRGB and sBIT", {1, 1}, {0, 1, 2, 3}, {{"sBIT", {5, 5, 5}}, {"sRGB", {0}}}, {1, 2, 3}},
+      {"damaged profile", {1, 1}, {0, 1, 2, 3}, {{"iCCP", {'x', 0, 0, 1, 2}}}, {1, 2, 3}},
+      {"opacity",
+       {2, 1, 8, PNG_COLOR_TYPE_RGB_ALPHA},
+       {0, 200, 100, 50, 0, 10, 20, 30, 128},
+       linear,
+       {200, 100, 50, 10, 20, 30}},
+      {"grey opacity", {2, 1, 8, PNG_COLOR_TYPE_GRAY_ALPHA}, {0, 200, 0, 10, 128}, {}, grey({200, 10})},
+      {"palette",
+       {4, 1, 2, PNG_COLOR_TYPE_PALETTE},
+       {0, 0b00011011},
+       {{"PLTE", palette}, {"tRNS", {0, 128}}},
+       palette},
+      {"short palette",
+       {4, 1, 2, PNG_COLOR_TYPE_PALETTE},
+       {0, 0b00011011},
+       {{"PLTE", {palette.begin(), palette.end() - 3}}},
+       {10, 20, 30, 40, 50, 60, 70, 80, 90, 0, 0, 0}},
+      {"grey of 1 bit",
+       {4, 1, 1, PNG_COLOR_TYPE_GRAY},
+       {0, 0b01010000},
+       {{"tRNS", {0, 1}}},
+       grey({0, 255, 0, 255})},
+      {"grey of 2 bits", {4, 1, 2, PNG_COLOR_TYPE_GRAY}, {0, 0b00011011}, linear, grey({0, 85, 170, 255})},
+      {"grey of 4 bits", {4, 1, 4, PNG_COLOR_TYPE_GRAY}, {0, 0x01, 0x8f}, {}, grey({0, 17, 136, 255})},
+      {"a transparent grey",
+       {2, 1, 8, PNG_COLOR_TYPE_GRAY},
+       {0, 77, 200},
+       {{"tRNS", {0, 77}}},
+       grey({77, 200})},
+      {"a transparent colour",
+       {2, 1},
+       {0, 1, 2, 3, 4, 5, 6},
+       {{"tRNS", {0, 1, 0, 2, 0, 3}}},
+       {1, 2, 3, 4, 5, 6}},
+      {"16 bits",
+       {2, 1, 16},
+       {0, 0x12, 0xf0, 0, 0x80, 0xff, 0x80, 0xff, 0xff, 0x7f, 0xff, 1, 1},
+       {},
+       {18, 0, 255, 255, 127, 1}},
+      {"16 bits, opacity",
+       {1, 1, 16, PNG_COLOR_TYPE_RGB_ALPHA},
+       {0, 0x12, 0xf0, 0, 0x80, 0xff, 0x80, 16, 0},
+       linear,
+       {18, 0, 255}},
+      {"16 bits, grey opacity",
+       {2, 1, 16, PNG_COLOR_TYPE_GRAY_ALPHA},
+       {0, 0x12, 0xf0, 0, 0, 0xff, 0x80, 0xff, 0xff},
+       {},
+       grey({18, 255})},
+      {"interlaced",
+       {2, 2, 8, PNG_COLOR_TYPE_RGB, true},
+       {0, 1, 2, 3, 0, 4, 5, 6, 0, 7, 8, 9, 10, 11, 12},
+       {},
+       {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}},
+      {"interlaced grey",
+       {2, 2, 1, PNG_COLOR_TYPE_GRAY, true},
+       {0, 0x80, 0, 0, 0, 0x40},
+       {},
+       grey({255, 0, 0, 255})},
+      {"interlaced palette",
+       {2, 2, 2, PNG_COLOR_TYPE_PALETTE, true},
+       {0, 0x40, 0, 0x80, 0, 0x6c},
+       {{"PLTE", palette}},
+       {40, 50, 60, 70, 80, 90, 40, 50, 60, 70, 80, 90}},
+  };
+  for (const Case& one : cases) {
+    SCOPED_TRACE(one.name);
+    const std::string file = test::png_of(one.head, one.rows, one.chunks);
+    const Picture expected = {one.head.height, one.head.width, 3, one.expected};
+    EXPECT_EQ(difference(decode(file), expected), 0);
+    EXPECT_EQ(decode(file, 1).size(0), 1);
+  }
+  // Pillow clips these at 255, others scale them.
+  refuse(test::png_of({2, 1, 16, PNG_COLOR_TYPE_GRAY}, {0, 0, 200, 0x12, 0x34}), {"16 bits", "to 8 bits"});
 }
 
-// libjpeg writes inks with Adobe's marker, whose inks are inverted: 255 is no ink.
+std::string from_hex(const std::string& digits) {
+  std::string out;
+  for (size_t i = 0; i < digits.size(); i += 2)
+    out += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
+  return out;
+}
+
+uint32_t checksum(const at::Tensor& image) {
+  const at::Tensor pixels = image.permute({1, 2, 0}).contiguous();
+  return static_cast<uint32_t>(
+      ::crc32(0, pixels.const_data_ptr<uint8_t>(), static_cast<uInt>(pixels.numel())));
+}
+
+// 17 x 11 pixels with halved colours, written by Pillow, plain and progressive. The checksums are those of
+// Image.open(f).convert("RGB") and of convert("L") after that.
+TEST(EncodedImage, JpegHasThePixelsOfPillow) {
+  const char* plain =
+      "ffd8ffe000104a46494600010100000100010000ffdb0043000d090a0b0a080d0b0a0b0e0e0d0f13201513121213271c1e17"
+      "202e2931302e292d2c333a4a3e333646372c2d405741464c4e525352323e5a615a50604a51524fffdb0043010e0e0e131113"
+      "261515264f352d354f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f"
+      "4f4f4f4f4f4f4f4fffc0001108000b001103012200021101031101ffc4001600010101000000000000000000000000000500"
+      "06ffc4001f1000010206030000000000000000000000000103020405223152131562ffc40017010003010000000000000000"
+      "000000000003040506ffc4001b11000105010100000000000000000000000002030511150104ffda000c0301000211031100"
+      "3f00125e8f8b4525e938b479869bd5041869bd5027be59c6ee8522a457da33bd5792357c706a8442de78d3e82cffd9";
+  const char* progressive =
+      "ffd8ffe000104a46494600010100000100010000ffdb0043000d090a0b0a080d0b0a0b0e0e0d0f13201513121213271c1e17"
+      "202e2931302e292d2c333a4a3e333646372c2d405741464c4e525352323e5a615a50604a51524fffdb0043010e0e0e131113"
+      "261515264f352d354f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f4f"
+      "4f4f4f4f4f4f4f4fffc2001108000b001103012200021101031101ffc4001600010101000000000000000000000000000400"
+      "05ffc40017010003010000000000000000000000000002030405ffda000c030100021003100000010a9e824e75ad41a9ffc4"
+      "00191000020301000000000000000000000000000102031113ffda00080101000105028d246a3909212461ffc40017110003"
+      "010000000000000000000000000000010414ffda0008010301013f0196866867ffc400181100020300000000000000000000"
+      "0000000002030414ffda0008010201013f019edb29bdcfffc40014100100000000000000000000000000000020ffda000801"
+      "0100063f025fffc4001810010003010000000000000000000000000011516171ffda0008010100013f21c18b85454429ffda"
+      "000c03010002000300000010f72fffc400161100030000000000000000000000000000011011ffda0008010301013f103e27"
+      "ffc4001511010100000000000000000000000000001110ffda0008010201013f106087ffc400181001000301000000000000"
+      "0000000000000010315161ffda0008010100013f10a0a2166331c4ffd9";
+  for (const char* digits : {plain, progressive}) {
+    EXPECT_EQ(checksum(decode(from_hex(digits))), 0x741cd6fe);
+    EXPECT_EQ(checksum(decode(from_hex(digits), 1)), 0x1aeb50e7);
+  }
+}
+
+// 255 is no ink, as in Adobe's files; Pillow takes that for granted in files without Adobe's marker, too.
 TEST(EncodedImage, InksBecomeColours) {
   const std::string file = jpeg_file(filled(8, 8, {255, 128, 0, 255}));
   EXPECT_LE(difference(decode(file), filled(8, 8, {255, 128, 0})), 3);
   EXPECT_LE(difference(decode(jpeg_file(filled(8, 8, {255, 128, 0, 128}))), filled(8, 8, {128, 64, 0})), 3);
   EXPECT_EQ(decode(file, 1).size(0), 1);
+  std::string unmarked = file;
+  const size_t marker = unmarked.find("\xff\xee");
+  ASSERT_NE(marker, std::string::npos);
+  unmarked.erase(marker, 2 + 14);
+  EXPECT_TRUE(at::equal(decode(unmarked), decode(file)));
 }
 
 TEST(EncodedImage, JpegComesSmallerIfAsked) {

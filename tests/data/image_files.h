@@ -8,7 +8,9 @@
 #include <png.h>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
+#include <zlib.h>
 
 #include "tests/train/helpers.h"
 
@@ -94,6 +96,37 @@ inline std::string png_file(const Picture& picture) {
 inline std::string big_endian(uint32_t value) {
   return {static_cast<char>(value >> 24), static_cast<char>(value >> 16 & 0xff),
           static_cast<char>(value >> 8 & 0xff), static_cast<char>(value & 0xff)};
+}
+
+struct PngHead {
+  uint32_t width = 1;
+  uint32_t height = 1;
+  uint8_t depth = 8;
+  uint8_t colours = PNG_COLOR_TYPE_RGB;
+  bool interlaced = false;
+};
+
+// A PNG file with any header. `rows` has the byte of its filter before each row; `chunks` are names and
+// contents.
+inline std::string png_of(const PngHead& head, const std::vector<uint8_t>& rows,
+                          const std::vector<std::pair<std::string, std::vector<uint8_t>>>& chunks = {}) {
+  std::string out = "\x89PNG\r\n\x1a\n";
+  const auto add = [&out](const std::string& name, const std::string& content) {
+    const std::string checked = name + content;
+    out += big_endian(static_cast<uint32_t>(content.size())) + checked +
+           big_endian(static_cast<uint32_t>(::crc32(0, reinterpret_cast<const Bytef*>(checked.data()),
+                                                    static_cast<uInt>(checked.size()))));
+  };
+  add("IHDR", big_endian(head.width) + big_endian(head.height) + static_cast<char>(head.depth) +
+                  static_cast<char>(head.colours) + std::string(2, '\0') +
+                  static_cast<char>(head.interlaced));
+  for (const auto& [name, content] : chunks) add(name, raw_bytes(content));
+  std::string packed(::compressBound(static_cast<uLong>(rows.size())), '\0');
+  uLongf size = static_cast<uLongf>(packed.size());
+  ::compress(reinterpret_cast<Bytef*>(packed.data()), &size, rows.data(), static_cast<uLong>(rows.size()));
+  add("IDAT", packed.substr(0, size));
+  add("IEND", "");
+  return out;
 }
 
 // An IDX file of bytes.

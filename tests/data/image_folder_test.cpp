@@ -110,7 +110,7 @@ TEST_F(Folders, GreyModelsReadGreyPictures) {
 
 TEST_F(Folders, BadFolders) {
   model_.classes = 4;
-  refuse({"3 sub-folders", "ant to cat", "model.classes is 4", "set it to 3"});
+  refuse({"3 sub-folders", "ant to cat", "model.classes is 4", "set model.classes to 3", "num_labels=3"});
   model_.classes = 3;
   folder_.write("bee/empty.png", "");
   refuse({"bee/empty.png", "empty"});
@@ -131,6 +131,26 @@ TEST_F(Folders, BadFolders) {
   refuse({"0 sub-folders"});
   data_.images = folder_.path("none");
   refuse({"none", "cannot read the folder"});
+}
+
+TEST_F(Folders, PicturesThatAreNotReadAreNamed) {
+  std::filesystem::remove(folder_.path("bee/notes.txt"));
+  EXPECT_EQ(pictures_not_read(folder_.path("")), "");
+  folder_.write("cat/3.webp", "RIFF");
+  const std::string one = pictures_not_read(folder_.path(""));
+  EXPECT_NE(one.find("1 entry of"), std::string::npos) << one;
+  EXPECT_NE(one.find("is not read: cat/3.webp: "), std::string::npos) << one;
+  std::filesystem::create_directory(folder_.path("ant/more"));
+  folder_.write("ant/more/b.png", png_file(filled(8, 8, {1})));
+  folder_.write("loose.png", png_file(filled(8, 8, {1})));
+  folder_.write("cat/4.bmp", "BM");
+  folder_.write("cat/5.gif", "GIF89a");
+  const std::string five = pictures_not_read(folder_.path(""));
+  EXPECT_NE(five.find("5 entries of"), std::string::npos) << five;
+  EXPECT_NE(five.find("are not read: loose.png, ant/more/, cat/3.webp and 2 others: "), std::string::npos)
+      << five;
+  std::filesystem::remove(folder_.path("ant/a.jpeg"));
+  refuse({"ant has no .jpg, .jpeg or .png", "(but more/)", "converted"});
 }
 
 TEST_F(Folders, APictureThatVanishes) {

@@ -99,7 +99,8 @@ TEST_F(Idx, BadFiles) {
   write("train", {0, 2, 1});
   EXPECT_NO_THROW(open());
   model_.classes = 2;
-  refuse({"picture 1 is 2", "model.classes is 2", "0 to 1"});
+  refuse(
+      {"picture 1 is 2", "model.classes is 2", "0 to 1", "new model, set model.classes to 3", "model.from"});
   model_.classes = 3;
   folder_.write("train-labels-idx1-ubyte", idx_file({2}, {0, 1}));
   refuse({"train-labels-idx1-ubyte", "2 labels", "3 pictures"});
@@ -205,7 +206,8 @@ TEST_F(Cifar, BadFiles) {
   refuse({"data_batch_1.bin", "record 1 has label 10"});
   folder_.write("data_batch_1.bin", cifar_file({1, 2}));
   model_.channels = 1;
-  refuse({"data_batch_1.bin", "3 channels", "model.channels is 1"});
+  refuse({"data_batch_1.bin", "3 channels", "model.channels is 1",
+          "for model.from, give pictures of 1 channel"});
   model_.channels = 3;
   model_.classes = 2;
   refuse({"picture 1 is 2", "model.classes is 2"});

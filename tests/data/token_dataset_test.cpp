@@ -157,6 +157,56 @@ TEST_F(TokenFiles, TheOtherTypeIsNoticed) {
   EXPECT_EQ(open("few.bin", 3, 50)->size(), 1);
 }
 
+// The 256 numbers before the tokens in the files of llm.c's scripts.
+std::string llmc_header(int32_t mark, int32_t version, int32_t tokens) {
+  std::vector<int32_t> header(256, 0);
+  header[0] = mark;
+  header[1] = version;
+  header[2] = tokens;
+  return raw_bytes(header);
+}
+
+TEST_F(TokenFiles, FilesOfLlmc) {
+  folder_.write("g1.bin", llmc_header(20240520, 1, 3) + raw_bytes<uint16_t>({1, 2, 3}));
+  folder_.write("g2.bin", llmc_header(20240520, 1, 4) + raw_bytes<uint16_t>({4, 5, 6, 50256}));
+  for (const char* type : {"", "uint16"}) {
+    const auto data = open("g*.bin", 2, 50257, type);
+    ASSERT_EQ(data->size(), 3);
+    EXPECT_EQ(list(data->read({0, 1, 2}, 0).at("input_ids")), (Ids{1, 2, 3, 4, 5, 6}));
+    EXPECT_EQ(list(data->read({2}, 0).at("labels")), (Ids{6, 50256}));
+  }
+  folder_.write("l.bin", llmc_header(20240801, 7, 3) + raw_bytes<uint32_t>({1, 128000, 3}));
+  EXPECT_EQ(list(open("l.bin", 2, 128256, "")->read({0}, 0).at("input_ids")), (Ids{1, 128000}));
+
+  refuse("g*.bin", 2, 50257, {"g1.bin", "llm.c's header for uint16", "data.token_type is uint32", "remove"},
+         "uint32");
+  refuse("[gl]*.bin", 2, 128256, {"l.bin holds uint32 by its header", "g1.bin", "holds uint16", "one type"},
+         "");
+  folder_.write("raw.bin", raw_bytes<uint16_t>({1, 2, 3}));
+  EXPECT_EQ(open("[gr]*.bin", 2, 50257, "")->size(), 4);
+  refuse("*.bin", 2, 128256, {"holds uint32"}, "");
+  refuse("g2.bin", 2, 9,
+         {"g2.bin", "token 3 is 50256", "vocabulary of 9", "for a new model, set model.vocab",
+          "for model.from, give"},
+         "");
+}
+
+TEST_F(TokenFiles, FilesOfOtherKinds) {
+  folder_.write("a.bin", test::npy_file<uint16_t>("<u2", "(3,)", {1, 2, 3}));
+  refuse("a.bin", 2, 65536, {"a.bin is a NumPy file", "tofile", "data.arrays"}, "");
+  const std::string tokens = raw_bytes<uint16_t>({1, 2, 3});
+  folder_.write("a.bin", llmc_header(20240520, 1, 4) + tokens);
+  refuse("a.bin", 2, 9, {"a.bin has 1030 bytes", "says 4 tokens of uint16", "1032", "truncated"}, "");
+  folder_.write("a.bin", llmc_header(20240520, 1, -3) + tokens);
+  refuse("a.bin", 2, 9, {"a.bin", "says -3 tokens"}, "");
+  folder_.write("a.bin", llmc_header(20240520, 2, 3) + tokens);
+  refuse("a.bin", 2, 9, {"a.bin", "version 2", "only version 1"}, "");
+  folder_.write("a.bin", llmc_header(20240522, 1, 3) + tokens);
+  refuse("a.bin", 2, 9, {"a.bin", "questions with several answers"}, "");
+  folder_.write("a.bin", llmc_header(20240520, 1, 3).substr(0, 512));
+  refuse("a.bin", 2, 9, {"a.bin has 512 bytes", "truncated"}, "");
+}
+
 TEST(TokenType, NamesAndWidths) {
   EXPECT_EQ(parse_token_type("uint16"), TokenType::kUInt16);
   EXPECT_EQ(parse_token_type("uint32"), TokenType::kUInt32);

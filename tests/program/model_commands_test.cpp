@@ -71,6 +71,25 @@ TEST_F(ModelCommands, GenerateContinuesWhatWasLearnt) {
   const Finished greedy = test::run_program(arguments);
   EXPECT_EQ(greedy.out, "the quick brown fox jumps over\n");
   EXPECT_NE(greedy.err.find("12 tokens after 18"), std::string::npos) << greedy.err;
+
+  // As transformers' generate: it stops at any eos_token_id of generation_config.json, or of config.json.
+  json config = json::parse(read_file(path("model/config.json")));
+  config["eos_token_id"] = {'q', 'j'};
+  folder_.write("model/config.json", config.dump());
+  EXPECT_EQ(test::run_program(arguments).out, "the quick brown fox \n");
+  folder_.write("model/generation_config.json", R"({"eos_token_id": [0, 118, 112]})");  // v, p
+  EXPECT_EQ(test::run_program(arguments).out, "the quick brown fox jum\n");
+  folder_.write("model/generation_config.json", R"({"eos_token_id": 115})");  // s
+  EXPECT_EQ(test::run_program(arguments).out, "the quick brown fox jump\n");
+  auto on = arguments;
+  on.push_back("--ignore-end");
+  EXPECT_EQ(test::run_program(on).out, "the quick brown fox jumps over\n");
+  folder_.write("model/generation_config.json", R"({"eos_token_id": [1, "x"]})");
+  const Finished bad = test::run_program(arguments);
+  EXPECT_EQ(bad.exit_code, 1);
+  EXPECT_NE(bad.err.find("generation_config.json: eos_token_id is "), std::string::npos) << bad.err;
+  folder_.write("model/generation_config.json", "{}");
+
   auto sampled = [&](const char* seed) {
     return test::run_program({"generate", path("model"), "--prompt", "t", "--tokens", "40", "--temperature",
                               "3", "--seed", seed})

@@ -58,6 +58,14 @@ TEST(SameRun, RefusesAndNamesWhatDiffers) {
   }
 }
 
+// An older program allowed keys that the data does not use.
+TEST(SameRun, KeysThatTheDataDoesNotUseAreFree) {
+  Config before = base();
+  before.data.crop = "none";
+  before.data.mask_probability = 0.5;
+  EXPECT_EQ(check_same_run(facts(before), facts(base())), std::vector<std::string>{});
+}
+
 // The batch of all replicas counts: divided otherwise it is noted, another one is refused.
 TEST(SameRun, Replicas) {
   Config before = base();

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <system_error>
@@ -109,9 +110,10 @@ std::shared_ptr<Dataset> open_tokenized(const DataConfig& data, const ModelInput
 
 std::shared_ptr<Dataset> open_tokens(const DataConfig& data, const ModelInput& model,
                                      const TextShape& shape) {
-  auto tokens =
-      std::make_shared<TokenDataset>("data.tokens", matching_files(data.tokens, "data.tokens", ".bin"),
-                                     parse_token_type(data.token_type), shape.sequence, model.vocab);
+  std::optional<TokenType> type;
+  if (!data.token_type.empty()) type = parse_token_type(data.token_type);
+  auto tokens = std::make_shared<TokenDataset>(
+      "data.tokens", matching_files(data.tokens, "data.tokens", ".bin"), type, shape.sequence, model.vocab);
   check_enough(*tokens, data, shape, "data.tokens", "tokens");
   return tokens;
 }
@@ -140,8 +142,8 @@ SpecialTokens special_tokens_of(const DataConfig& data, const ModelInput& model)
               ", which says which tokens are special: name one in data.tokenizer.");
   const SpecialTokens special = read_special_tokens(tokenizer);
   TWOBP_CHECK(special.vocab <= model.vocab, tokenizer, ": the tokenizer has a vocabulary of ", special.vocab,
-              ", but model.vocab is ", model.vocab, ": set model.vocab to ", special.vocab,
-              " or more, or data.tokenizer to the tokenizer of this model.");
+              ", but model.vocab is ", model.vocab, ": for a new model, set model.vocab to ", special.vocab,
+              " or more; for model.from, set data.tokenizer to the tokenizer of that model.");
   return special;
 }
 

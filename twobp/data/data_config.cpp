@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/data/text/special_tokens.h"
@@ -59,6 +60,53 @@ void check_kind(const std::string& source, const DataConfig& data, const ModelIn
        "\" instead, or another model.type.");
 }
 
+// The source, with its kind if that decides which keys it uses: "data.arrays of pictures".
+std::string source_with_kind(const std::string& source, const DataConfig& data, const ModelInput& model) {
+  if (source == "data.synthetic") return concat(source, " ", data.synthetic);
+  if (source == "data.arrays")
+    return source + (model.kind == InputKind::kImages ? " of pictures" : " of tokens");
+  return source;
+}
+
+// The keys that some sources do not use, and the sources that use them.
+struct KeyUse {
+  std::string key;
+  std::vector<std::string> sources;
+  const char* only = "";  // a further condition
+};
+
+const std::vector<KeyUse>& key_uses() {
+  static const std::vector<std::string> pictures = {"data.images", "data.idx", "data.cifar",
+                                                    "data.arrays of pictures"};
+  static const std::vector<KeyUse> uses = {
+      {"cache", {"data.text"}, " with a tokenizer"},
+      {"end_of_text", {"data.text"}, " with a tokenizer"},
+      {"token_type", {"data.tokens"}},
+      {"sequence",
+       {"data.text", "data.tokens", "data.arrays of tokens", "data.synthetic tokens",
+        "data.synthetic vectors"}},
+      {"mask_probability",
+       {"data.text", "data.tokens", "data.synthetic tokens"},
+       " with model.type \"bert\""},
+      {"image_size",
+       {"data.images", "data.idx", "data.cifar", "data.arrays of pictures", "data.synthetic images"}},
+      {"crop", pictures},
+      {"padding", pictures, " with data.crop \"shift\""},
+      {"flip", pictures},
+      {"mean", pictures},
+      {"std", pictures}};
+  return uses;
+}
+
+bool uses(const KeyUse& use, const std::string& source, const DataConfig& data, const ModelInput& model) {
+  if (use.key == "mask_probability" && model.kind != InputKind::kMaskedTokens) return false;
+  if ((use.key == "cache" || use.key == "end_of_text") && data.tokenizer.empty() && model.from.empty())
+    return false;
+  if (use.key == "padding" && data.crop != "shift") return false;
+  const std::string exact = source_with_kind(source, data, model);
+  return std::find(use.sources.begin(), use.sources.end(), exact) != use.sources.end();
+}
+
 // A loaded model has its own vocabulary and often a tokenizer. open_data checks these.
 void check_text(const std::string& source, const DataConfig& data, const ModelInput& model) {
   const bool masked = model.kind == InputKind::kMaskedTokens;
@@ -95,8 +143,10 @@ const Section& data_section() {
        TWOBP_KEY(DataConfig, end_of_text,
                  "the tokenizer's end-of-text token, if it has one, follows each text file")
            .free_on_resume(),
-       TWOBP_KEY(DataConfig, tokens, "glob of token files: little-endian numbers one after the other").path(),
-       TWOBP_KEY(DataConfig, token_type, "of the numbers in data.tokens")
+       TWOBP_KEY(DataConfig, tokens, "glob of token files: little-endian numbers, also after llm.c's header")
+           .path(),
+       TWOBP_KEY(DataConfig, token_type,
+                 "of the numbers in data.tokens; \"\": that of llm.c's header, uint16 without one")
            .one_of({"uint16", "uint32"})
            .free_on_resume(),
        TWOBP_KEY(DataConfig, arrays,
@@ -139,6 +189,15 @@ const Section& data_section() {
   return section;
 }
 
+std::vector<std::string> unused_keys(const DataConfig& data, const ModelInput& model) {
+  const std::vector<std::string> given = sources(data);
+  std::vector<std::string> unused;
+  for (const KeyUse& use : key_uses()) {
+    if (given.size() == 1 && !uses(use, given.front(), data, model)) unused.push_back(use.key);
+  }
+  return unused;
+}
+
 void check_data(const DataConfig& data, const ModelInput& model) {
   const std::vector<std::string> given = sources(data);
   TWOBP_CHECK(
@@ -151,6 +210,21 @@ void check_data(const DataConfig& data, const ModelInput& model) {
               " are given, but data comes from one source: keep one of them.");
   check_kind(given.front(), data, model);
   check_text(given.front(), data, model);
+}
+
+void check_used_keys(const DataConfig& data, const ModelInput& model) {
+  DataConfig copy = data;  // keys return pointers for writing
+  DataConfig defaults;
+  const std::vector<std::string> unused = unused_keys(data, model);
+  for (const Key& key : data_section().keys) {
+    if (std::find(unused.begin(), unused.end(), key.name) == unused.end()) continue;
+    if (value_to_json(key, &copy) == value_to_json(key, &defaults)) continue;
+    const KeyUse& use = *std::find_if(key_uses().begin(), key_uses().end(),
+                                      [&](const KeyUse& one) { return one.key == key.name; });
+    fail("data.", key.name, " is set, but ", source_with_kind(sources(data).front(), data, model),
+         " does not use it for model.type \"", model.type, "\": it is for ", join(use.sources, ", "),
+         use.only, ". Remove data.", key.name, ".");
+  }
 }
 
 }  // namespace twobp

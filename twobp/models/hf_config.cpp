@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 
 #include <nlohmann/json.hpp>
 
@@ -85,6 +86,22 @@ ModelOptions read_hf_config(const std::string& directory) {
   type.read_hf(file, options);
   check_ranges(path, options);
   return options;
+}
+
+std::vector<int64_t> read_end_of_text(const std::string& directory) {
+  const std::string generation = (std::filesystem::path(directory) / "generation_config.json").string();
+  std::error_code missing;
+  const std::string path = std::filesystem::exists(generation, missing) ? generation : config_path(directory);
+  const json root = read_json_object(path, kMaxDepth);
+  const json* ids = HfSection{root, path}.find("eos_token_id");
+  std::vector<int64_t> out;
+  if (!ids) return out;
+  for (const json& id : ids->is_array() ? *ids : json::array({*ids})) {
+    TWOBP_CHECK(id.is_number_integer() && id >= 0 && id <= std::numeric_limits<uint32_t>::max(), path,
+                ": eos_token_id is ", shown(*ids), ": give a token's id or a list of ids, or remove it.");
+    out.push_back(id.get<int64_t>());
+  }
+  return out;
 }
 
 json hf_config_json(const ModelConfig& config, int64_t sequence, const std::string& dtype) {

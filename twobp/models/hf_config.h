@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -18,6 +19,10 @@ inline constexpr const char* kModelConfig = "config.json";
 // Throws Error if the file is missing or not JSON, a value has the wrong type or is out of range, or the
 // folder holds an adapter. For a model that is not supported, the Error lists the supported ones.
 ModelOptions read_hf_config(const std::string& directory);
+
+// The ids that end a text, as transformers' generate() reads them: eos_token_id of generation_config.json or,
+// without that file, of config.json. Empty if it names none. Throws Error if it is no id and no list of ids.
+std::vector<int64_t> read_end_of_text(const std::string& directory);
 
 // Whether a key of `type` describes weights, so that a loaded model determines it.
 bool comes_with_weights(const ModelType& type, const std::string& key);

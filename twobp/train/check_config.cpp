@@ -83,7 +83,7 @@ void check_contradictions(const Config& config) {
   check_data(config.data, input);
   TWOBP_CHECK(input.longest == 0 || config.data.sequence <= input.longest, "data.sequence (",
               config.data.sequence, ") is longer than the model's ", input.longest,
-              " positions: shorten it, or set model.positions for a new model.");
+              " positions: shorten it, or for a new model set model.positions to as many.");
   check_pipeline(config.pipeline);
   check_saved_adapter(config);
   check_precision(config);

@@ -94,24 +94,26 @@ std::optional<ModelOptions> options_of_weights(const Settings& settings, const s
   return file;
 }
 
+// Errors of single keys name their origin themselves.
+template <typename Body>
+void with_origin(const std::string& origin, const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    if (origin.empty()) throw;
+    fail(origin, ": ", error.what());
+  }
+}
+
 Config finish(Settings settings, const std::vector<std::string>& overrides, const std::string& origin) {
   for (const auto& text : overrides) settings.set(text);
-  // Errors of single keys name their origin themselves.
-  const auto with_origin = [&origin](const auto& body) {
-    try {
-      body();
-    } catch (const Error& error) {
-      if (origin.empty()) throw;
-      fail(origin, ": ", error.what());
-    }
-  };
   const std::string from = settings.text("model", "from").value_or("");
   Config config;
   std::optional<ModelOptions> file;
-  with_origin([&] { file = options_of_weights(settings, from); });
+  with_origin(origin, [&] { file = options_of_weights(settings, from); });
   if (file) config.model.type = *file;
   settings.assign(sections_of(config));
-  with_origin([&] {
+  with_origin(origin, [&] {
     if (file) check_against_weights(settings, config.model.type, *file, from);
     check_config(config);
   });
@@ -128,8 +130,10 @@ std::string read_config(const std::string& path) {
 }  // namespace
 
 Config load_config(const std::string& path, const std::vector<std::string>& overrides) {
-  if (!path.empty()) return parse_config(read_config(path), path, overrides);
-  return finish({}, overrides, "");
+  Config config = path.empty() ? finish({}, overrides, "") : parse_config(read_config(path), path, overrides);
+  // The configuration in an older program's checkpoint may have such keys. So parse_config allows them.
+  with_origin(path, [&] { check_used_keys(config.data, config.model.input()); });
+  return config;
 }
 
 Config parse_config(const std::string& json, const std::string& origin,

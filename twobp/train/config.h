@@ -46,10 +46,10 @@ struct Config {
 
 // Reads the defaults, then the file (unless empty), then each "section.key=value" in turn, then the
 // architecture of model.from if it is set. The result is checked by check_config. Throws Error for an
-// unreadable file, JSON syntax (line and column), an unknown key (naming the nearest), a wrong type, or a key
-// that contradicts model.from.
+// unreadable file, JSON syntax (line and column), an unknown key (naming the nearest), a wrong type, a key
+// that contradicts model.from, or a key of the data that its source does not use.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides);
-// The same from JSON text; `origin` names it in messages.
+// The same from JSON text, but unused keys of the data are allowed. `origin` names the text in messages.
 Config parse_config(const std::string& json, const std::string& origin,
                     const std::vector<std::string>& overrides);
 

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <png.h>
 #include <string_view>
 #include <utility>
 
 #include "twobp/core/check.h"
 #include "twobp/data/images/jpeg.h"
+#include "twobp/data/images/png.h"
 
 namespace twobp {
 namespace {
@@ -36,40 +36,19 @@ void check_pixels(const std::string& path, int64_t height, int64_t width, size_t
               height, " pixels in a file of ", bytes, " bytes: damaged: replace it or remove it.");
 }
 
-// libpng's simplified reader. The destructor frees it in any case.
-class PngReader {
- public:
-  PngReader(std::span<const uint8_t> bytes, const std::string& path) : path_(path) {
-    image_.version = PNG_IMAGE_VERSION;
-    if (png_image_begin_read_from_memory(&image_, bytes.data(), bytes.size()) == 0) {
-      png_image_free(&image_);
-      damaged(path_, "PNG", image_.message);
-    }
-    image_.flags |= PNG_IMAGE_FLAG_16BIT_sRGB;  // otherwise 16-bit files count as linear
-  }
-  ~PngReader() { png_image_free(&image_); }
-  PngReader(const PngReader&) = delete;
-  PngReader& operator=(const PngReader&) = delete;
-
-  int64_t height() const { return image_.height; }
-  int64_t width() const { return image_.width; }
-  bool coloured() const { return (image_.format & PNG_FORMAT_FLAG_COLOR) != 0; }
-
-  void decode_into(uint8_t* to, bool grey) {
-    image_.format = grey ? PNG_FORMAT_GRAY : PNG_FORMAT_RGB;
-    if (png_image_finish_read(&image_, nullptr, to, 0, nullptr) == 0) damaged(path_, "PNG", image_.message);
-  }
-
- private:
-  const std::string& path_;
-  png_image image_{};
-};
+void check_png(const PngDecoder& decoder, const std::string& path, size_t bytes) {
+  check_pixels(path, decoder.height(), decoder.width(), bytes);
+  TWOBP_CHECK(
+      decoder.depth() < 16 || decoder.colours() != PNG_COLOR_TYPE_GRAY, path,
+      ": a grey PNG of 16 bits, which some programs scale and others (Pillow) clip at 255: convert it "
+      "to 8 bits.");
+}
 
 at::Tensor pixels(int64_t height, int64_t width, int64_t channels) {
   return at::zeros({height, width, channels}, at::kByte);
 }
 
-// (H, W, 3) to (H, W, 1): ITU-R BT.601, as JPEG's own luma.
+// (H, W, 3) to (H, W, 1): ITU-R BT.601, as Pillow computes it.
 at::Tensor luma(const at::Tensor& colours) {
   at::Tensor out = pixels(colours.size(0), colours.size(1), 1);
   const uint8_t* from = colours.const_data_ptr<uint8_t>();
@@ -81,37 +60,50 @@ at::Tensor luma(const at::Tensor& colours) {
 }
 
 // (H, W, 4) to (H, W, 3), without a colour profile: each ink absorbs its part of the light that black leaves.
-at::Tensor from_inks(const at::Tensor& inks, bool inverted) {
+// 255 is no ink, as in files of Adobe's programs. Pillow takes this for granted, too.
+at::Tensor from_inks(const at::Tensor& inks) {
   at::Tensor out = pixels(inks.size(0), inks.size(1), 3);
   const uint8_t* from = inks.const_data_ptr<uint8_t>();
   uint8_t* to = out.data_ptr<uint8_t>();
-  const auto light = [inverted](uint8_t ink) { return inverted ? int{ink} : 255 - ink; };
   for (int64_t i = 0; i < out.numel(); i += 3, from += 4) {
-    for (int c = 0; c < 3; ++c)
-      to[i + c] = static_cast<uint8_t>((light(from[c]) * light(from[3]) + 127) / 255);
+    for (int c = 0; c < 3; ++c) to[i + c] = static_cast<uint8_t>((from[c] * from[3] + 127) / 255);
   }
   return out;
 }
 
-at::Tensor decode_jpeg(std::span<const uint8_t> bytes, const std::string& path, int64_t channels,
-                       int64_t reduce) {
+// (H, W, 1) indices to (H, W, 3). A colour that the palette lacks is black, as in Pillow.
+at::Tensor from_palette(const at::Tensor& indices, std::span<const png_color> palette) {
+  at::Tensor out = pixels(indices.size(0), indices.size(1), 3);
+  const uint8_t* from = indices.const_data_ptr<uint8_t>();
+  uint8_t* to = out.data_ptr<uint8_t>();
+  for (int64_t i = 0; i < out.numel(); i += 3, ++from) {
+    if (*from >= palette.size()) continue;
+    const png_color& colour = palette[*from];
+    to[i] = colour.red;
+    to[i + 1] = colour.green;
+    to[i + 2] = colour.blue;
+  }
+  return out;
+}
+
+// Returns (H, W, 1) for a grey picture, else (H, W, 3).
+at::Tensor decode_jpeg(std::span<const uint8_t> bytes, const std::string& path, int64_t reduce) {
   JpegDecoder decoder(bytes);
-  const bool grey = channels == 1;
-  if (!decoder.read_header() || !decoder.prepare(grey, reduce)) damaged(path, "JPEG", decoder.error());
+  if (!decoder.read_header() || !decoder.prepare(reduce)) damaged(path, "JPEG", decoder.error());
   check_pixels(path, decoder.height(), decoder.width(), bytes.size());
   at::Tensor out = pixels(decoder.height(), decoder.width(), decoder.components());
   if (!decoder.decode_into(out.data_ptr<uint8_t>())) damaged(path, "JPEG", decoder.error());
-  if (decoder.components() == 4) out = from_inks(out, decoder.inks_inverted());
-  return grey && out.size(2) == 3 ? luma(out) : out;
+  return decoder.components() == 4 ? from_inks(out) : out;
 }
 
-at::Tensor decode_png(std::span<const uint8_t> bytes, const std::string& path, int64_t channels) {
-  PngReader reader(bytes, path);
-  check_pixels(path, reader.height(), reader.width(), bytes.size());
-  const bool grey = channels == 1 && !reader.coloured();
-  at::Tensor out = pixels(reader.height(), reader.width(), grey ? 1 : 3);
-  reader.decode_into(out.data_ptr<uint8_t>(), grey);
-  return channels == 1 && !grey ? luma(out) : out;
+at::Tensor decode_png(std::span<const uint8_t> bytes, const std::string& path) {
+  PngDecoder decoder(bytes);
+  if (!decoder.read_header()) damaged(path, "PNG", decoder.error());
+  check_png(decoder, path, bytes.size());
+  const bool rgb = (decoder.colours() | PNG_COLOR_MASK_ALPHA) == PNG_COLOR_TYPE_RGB_ALPHA;
+  at::Tensor out = pixels(decoder.height(), decoder.width(), rgb ? 3 : 1);
+  if (!decoder.decode_into(out.data_ptr<uint8_t>())) damaged(path, "PNG", decoder.error());
+  return decoder.colours() == PNG_COLOR_TYPE_PALETTE ? from_palette(out, decoder.palette()) : out;
 }
 
 }  // namespace
@@ -126,18 +118,21 @@ EncodedImage::EncodedImage(std::span<const uint8_t> bytes, std::string path)
     if (!decoder.read_header()) damaged(path_, "JPEG", decoder.error());
     height_ = decoder.height();
     width_ = decoder.width();
+    check_pixels(path_, height_, width_, bytes_.size());
   } else {
-    const PngReader reader(bytes_, path_);
-    height_ = reader.height();
-    width_ = reader.width();
+    PngDecoder decoder(bytes_);
+    if (!decoder.read_header()) damaged(path_, "PNG", decoder.error());
+    check_png(decoder, path_, bytes_.size());
+    height_ = decoder.height();
+    width_ = decoder.width();
   }
-  check_pixels(path_, height_, width_, bytes_.size());
 }
 
 at::Tensor EncodedImage::decode(int64_t channels, int64_t reduce) const {
   TWOBP_CHECK(channels == 1 || channels == 3, path_, ": pictures have 1 or 3 channels, not ", channels, ".");
-  const at::Tensor image = jpeg_ ? decode_jpeg(bytes_, path_, channels, reduce)
-                                 : decode_png(bytes_, path_, channels);  // (H, W, C)
+  at::Tensor image = jpeg_ ? decode_jpeg(bytes_, path_, reduce) : decode_png(bytes_, path_);  // (H, W, C)
+  if (channels == 1 && image.size(2) == 3) image = luma(image);
+  if (channels == 3 && image.size(2) == 1) image = image.expand({-1, -1, 3}).contiguous();
   return image.permute({2, 0, 1});
 }
 

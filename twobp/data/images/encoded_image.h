@@ -13,16 +13,16 @@ namespace twobp {
 class EncodedImage {
  public:
   // `path` is for messages. Throws Error if the file is empty, is neither JPEG nor PNG (judged by its first
-  // bytes, not by its name), has a damaged header, or has more than 2^27 pixels.
+  // bytes, not by its name), has a damaged header, has more than 2^27 pixels, or is a grey PNG of 16 bits.
   EncodedImage(std::span<const uint8_t> bytes, std::string path);
 
   int64_t height() const { return height_; }
   int64_t width() const { return width_; }
 
-  // Returns (channels, H, W) uint8, with the channels of a pixel adjacent in memory. `channels` is 1 (ITU-R
-  // BT.601 luma) or 3 (red, green, blue). Transparent pixels are laid over black. The EXIF orientation is not
-  // applied. `reduce` of 2, 4 or 8 divides H and W of a JPEG, rounded up, which makes decoding faster; a PNG
-  // keeps its full size. Throws Error if the file is damaged or truncated.
+  // Returns (channels, H, W) uint8, with the channels of a pixel adjacent in memory: the pixels of Pillow's
+  // Image.convert("RGB"), or of "L" after that for one channel. So transparency, gamma, colour profiles and
+  // the EXIF orientation change nothing. `reduce` of 2, 4 or 8 divides H and W of a JPEG, rounded up, which
+  // makes decoding faster; a PNG keeps its full size. Throws Error if the file is damaged or truncated.
   at::Tensor decode(int64_t channels, int64_t reduce = 1) const;
 
  private:

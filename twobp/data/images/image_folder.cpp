@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/core/text.h"
 #include "twobp/data/images/encoded_image.h"
+#include "twobp/data/images/pixel_array.h"
 #include "twobp/files/input_file.h"
 
 namespace twobp {
@@ -45,6 +47,23 @@ bool is_picture(const fs::directory_entry& entry) {
   return (extension == ".jpg" || extension == ".jpeg" || extension == ".png") && !is_folder(entry);
 }
 
+// What a class's folder has apart from pictures that are read: "a.webp", "more/".
+std::vector<std::string> others(const std::string& folder) {
+  std::vector<std::string> names = entries(folder, [](const auto& entry) { return !is_picture(entry); });
+  for (std::string& name : names) {
+    if (is_folder(fs::directory_entry(fs::path(folder) / name))) name += "/";
+  }
+  return names;
+}
+
+// "a.webp, b.webp, more/ and 7 others".
+std::string first_few(std::vector<std::string> names) {
+  constexpr size_t kShown = 3;
+  const size_t rest = names.size() - std::min(names.size(), kShown);
+  names.resize(names.size() - rest);
+  return join(names) + (rest == 0 ? "" : concat(" and ", rest, rest == 1 ? " other" : " others"));
+}
+
 // The factor by which a JPEG may be reduced in decoding, so that the part in use is at least as large as the
 // result.
 int64_t reduction(const ImageDraw& draw, const ImageOptions& options) {
@@ -70,6 +89,19 @@ ImageDraw scaled(ImageDraw draw, int64_t height, int64_t width, const at::Tensor
 
 }  // namespace
 
+std::string pictures_not_read(const std::string& folder) {
+  // Beside the classes, other files (such as a list of their names) are usual, but pictures are not.
+  std::vector<std::string> names = entries(folder, is_picture);
+  for (const std::string& name : entries(folder, is_folder)) {
+    for (const std::string& other : others(folder + "/" + name)) names.push_back(name + "/" + other);
+  }
+  if (names.empty()) return "";
+  return concat("data.images: ", names.size(), names.size() == 1 ? " entry of " : " entries of ", folder,
+                names.size() == 1 ? " is" : " are", " not read: ", first_few(names),
+                ": pictures are the .jpg, .jpeg and .png files directly in a class's folder: convert or move "
+                "others to there, or remove them");
+}
+
 ImageFolder::ImageFolder(std::string folder, int64_t classes, ImageTransform transform, uint64_t seed)
     : folder_(std::move(folder)), transform_(std::move(transform)), seed_(seed) {
   while (folder_.size() > 1 && folder_.back() == '/') folder_.pop_back();
@@ -80,14 +112,17 @@ ImageFolder::ImageFolder(std::string folder, int64_t classes, ImageTransform tra
               ", but each class needs one of its own, and there must be two or more: name the folder that "
               "holds them.");
   TWOBP_CHECK(count == classes, "data.images: ", folder_, " has ", count, " sub-folders, one per class (",
-              names_.front(), " to ", names_.back(), "), but model.classes is ", classes, ": set it to ",
-              count, ".");
+              names_.front(), " to ", names_.back(), "), but model.classes is ", classes, ": ",
+              classes_advice(count));
   for (int64_t label = 0; label < count; ++label) {
     const std::string path = folder_ + "/" + names_[static_cast<size_t>(label)];
     std::vector<std::string> files = entries(path, is_picture);
-    TWOBP_CHECK(
-        !files.empty(), "data.images: ", path,
-        " has no .jpg, .jpeg or .png file in it: put pictures of the class there or remove the folder.");
+    if (files.empty()) {
+      const std::vector<std::string> instead = others(path);
+      fail("data.images: ", path, " has no .jpg, .jpeg or .png file in it",
+           instead.empty() ? "" : concat(" (but ", first_few(instead), ")"),
+           ": put pictures of the class there, converted to one of these, or remove the folder.");
+    }
     labels_.insert(labels_.end(), files.size(), label);
     std::move(files.begin(), files.end(), std::back_inserter(files_));
   }

@@ -12,8 +12,8 @@ namespace twobp {
 
 // Classes are the sub-folders of a folder in the order of their names (as bytes), counted from 0. Their
 // pictures are the files directly in them that end in .jpg, .jpeg or .png, in the order of their names. Other
-// files, and names that begin with a dot, are ignored. `pixel_values` (B, C, H, W) float32 and `labels` (B)
-// int64.
+// files are not read, nor are names that begin with a dot. `pixel_values` (B, C, H, W) float32 and `labels`
+// (B) int64.
 class ImageFolder : public Dataset {
  public:
   // Throws Error if the folder does not exist, has fewer than two classes or not `classes` of them, or has a
@@ -36,5 +36,10 @@ class ImageFolder : public Dataset {
   std::vector<std::string> files_;  // [sample]: the name within the class's folder
   std::vector<int64_t> labels_;
 };
+
+// A warning that counts and names what an ImageFolder of this folder does not read although it may hold
+// pictures: files of other formats and folders in the classes, and pictures beside them. Empty if there is
+// nothing.
+std::string pictures_not_read(const std::string& folder);
 
 }  // namespace twobp

@@ -43,9 +43,10 @@ bool JpegDecoder::read_header() {
   return true;
 }
 
-bool JpegDecoder::prepare(bool grey, int64_t reduce) {
+bool JpegDecoder::prepare(int64_t reduce) {
   if (setjmp(failed_) != 0) return false;
   const bool inks = jpeg_.jpeg_color_space == JCS_CMYK || jpeg_.jpeg_color_space == JCS_YCCK;
+  const bool grey = jpeg_.jpeg_color_space == JCS_GRAYSCALE;
   jpeg_.out_color_space = inks ? JCS_CMYK : grey ? JCS_GRAYSCALE : JCS_RGB;
   jpeg_.scale_num = 1;
   jpeg_.scale_denom = static_cast<unsigned>(reduce);

@@ -21,13 +21,11 @@ class JpegDecoder {
 
   bool read_header();
   // Decides on the layout; `reduce` is 1, 2, 4 or 8.
-  bool prepare(bool grey, int64_t reduce);
+  bool prepare(int64_t reduce);
   int64_t height() const { return jpeg_.output_height ? jpeg_.output_height : jpeg_.image_height; }
   int64_t width() const { return jpeg_.output_width ? jpeg_.output_width : jpeg_.image_width; }
   // Number of components that decode_into writes: 1, 3, or 4 (CMYK).
   int64_t components() const { return jpeg_.output_components; }
-  // Whether 0 means full ink, as in files of Adobe's programs. Otherwise 0 means no ink.
-  bool inks_inverted() const { return jpeg_.saw_Adobe_marker != 0; }
   // Writes height() * width() * components() bytes.
   bool decode_into(uint8_t* to);
 

@@ -35,7 +35,9 @@ ImageOptions options_of(const DataConfig& data, const ModelInput& model, int64_t
 
 DataSplit open_folder(const DataConfig& data, const ModelInput& model, uint64_t seed) {
   TWOBP_CHECK(model.channels == 1 || model.channels == 3, "model.channels is ", model.channels,
-              ", but data.images gives pictures of 1 (grey) or 3 (colours): set it to one of these.");
+              ", but data.images gives pictures of 1 (grey) or 3 (colours): for a new model, set it to one "
+              "of these; for "
+              "model.from, give such pictures in data.arrays.");
   ImageOptions options = options_of(data, model, kUsualSize, kUsualSize);
   if (data.crop.empty()) options.crop = Crop::kResized;
   const bool grey = model.channels == 1;  // uses the statistics of ImageNet's luma

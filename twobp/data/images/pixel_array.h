@@ -44,6 +44,9 @@ PixelArray read_cifar(const std::vector<std::string>& files);
 // Throws Error for another type or shape, or no pictures, and as NpyArray does.
 PixelArray read_pixel_arrays(const std::string& folder);
 
+// What to do if the data has `count` classes and the model another number.
+std::string classes_advice(int64_t count);
+
 // Throws Error unless the pictures have `channels` channels or one, all labels are in [0, classes), and at
 // least two labels differ.
 void check_pictures(const PixelArray& array, int64_t channels, int64_t classes);

@@ -29,15 +29,24 @@ at::Tensor picture(const PixelArray& array, int64_t index) {
 
 }  // namespace
 
+std::string classes_advice(int64_t count) {
+  return concat("for a new model, set model.classes to ", count,
+                "; for model.from, save a copy with as many: in transformers, "
+                "AutoModelForImageClassification.from_pretrained(FOLDER, num_labels=",
+                count, ", ignore_mismatched_sizes=True).save_pretrained(COPY).");
+}
+
 void check_pictures(const PixelArray& array, int64_t channels, int64_t classes) {
   TWOBP_CHECK(array.channels == channels || array.channels == 1, array.path, ": its pictures have ",
-              array.channels, " channels, but model.channels is ", channels, ": set it to ", array.channels,
-              ".");
+              array.channels, " channels, but model.channels is ", channels, ": for a new model, set it to ",
+              array.channels, "; for model.from, give pictures of ", channels,
+              channels == 1 ? " channel." : " channels or 1.");
+  const auto largest = std::max_element(array.labels.begin(), array.labels.end());
   for (size_t i = 0; i < array.labels.size(); ++i) {
     const int64_t label = array.labels[i];
     TWOBP_CHECK(label >= 0 && label < classes, array.path, ": the label of picture ", i, " is ", label,
-                ", but model.classes is ", classes, " (0 to ", classes - 1,
-                "): set model.classes to the number of classes, or mend the labels.");
+                ", but model.classes is ", classes, " (0 to ", classes - 1, "): ",
+                label < 0 ? "mend the labels." : "mend the labels, or " + classes_advice(*largest + 1));
   }
   const auto [least, most] = std::minmax_element(array.labels.begin(), array.labels.end());
   TWOBP_CHECK(least != array.labels.end() && *least != *most, array.path, ": all ", array.labels.size(),

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/data/text/token_header.h"
 
 namespace twobp {
 namespace {
@@ -37,19 +38,21 @@ struct Outside {
   int64_t id = 0;
 };
 
-// The first id >= vocab among the file's `count` tokens.
-std::optional<Outside> find_outside(const InputFile& file, TokenType type, int64_t count, int64_t vocab) {
+// The first id >= vocab among the `count` tokens after the header, which has the room of `header` tokens.
+std::optional<Outside> find_outside(const InputFile& file, TokenType type, int64_t header, int64_t count,
+                                    int64_t vocab) {
   constexpr int64_t kBlock = 1 << 16;
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t here = std::min(kBlock, count - begin);
-    const auto found = visit(file, type, begin, here, [&](const auto* tokens) -> std::optional<Outside> {
-      auto largest = tokens[0];  // the compiler vectorizes a maximum, but not a search
-      for (int64_t i = 0; i < here; ++i) largest = std::max(largest, tokens[i]);
-      if (static_cast<int64_t>(largest) < vocab) return std::nullopt;
-      int64_t i = 0;
-      while (static_cast<int64_t>(tokens[i]) < vocab) ++i;
-      return Outside{begin + i, static_cast<int64_t>(tokens[i])};
-    });
+    const auto found =
+        visit(file, type, header + begin, here, [&](const auto* tokens) -> std::optional<Outside> {
+          auto largest = tokens[0];  // the compiler vectorizes a maximum, but not a search
+          for (int64_t i = 0; i < here; ++i) largest = std::max(largest, tokens[i]);
+          if (static_cast<int64_t>(largest) < vocab) return std::nullopt;
+          int64_t i = 0;
+          while (static_cast<int64_t>(tokens[i]) < vocab) ++i;
+          return Outside{begin + i, static_cast<int64_t>(tokens[i])};
+        });
     if (found) return found;
   }
   return std::nullopt;
@@ -87,35 +90,49 @@ int64_t token_bytes(TokenType type) {
   return type == TokenType::kUInt16 ? 2 : 4;
 }
 
-TokenDataset::TokenDataset(std::string name, const std::vector<std::string>& files, TokenType type,
-                           int64_t sequence, int64_t vocab)
-    : name_(std::move(name)), type_(type), sequence_(sequence), vocab_(vocab) {
+TokenDataset::TokenDataset(std::string name, const std::vector<std::string>& files,
+                           std::optional<TokenType> given, int64_t sequence, int64_t vocab)
+    : name_(std::move(name)), sequence_(sequence), vocab_(vocab) {
   TWOBP_CHECK(sequence >= 1, "data.sequence is ", sequence, ", but must be at least 1.");
   for (const auto& path : files) {
     const InputFile& file = files_.emplace_back(path);
     const auto bytes = static_cast<int64_t>(file.size());
+    const std::optional<TokenType> header = read_token_header(name_, path, bytes);
+    TWOBP_CHECK(!header || !given || *header == *given, name_, ": ", path, " has llm.c's header for ",
+                token_type_name(header.value_or(type_)), ", but data.token_type is ",
+                token_type_name(given.value_or(type_)), ": remove data.token_type.");
+    const TokenType type = header.value_or(given.value_or(TokenType::kUInt16));
+    TWOBP_CHECK(files_.size() == 1 || type == type_, name_, ": ", path, " holds ", token_type_name(type),
+                header ? " by its header" : " (it has no header)", ", but ", files_.front().path(), " holds ",
+                token_type_name(type_), ": give files of one type.");
+    type_ = type;
     TWOBP_CHECK(bytes > 0, name_, ": ", path, " is empty: remove it, or write it again.");
+    headers_.push_back(header ? kLlmcHeaderBytes / token_bytes(type) : 0);
     TWOBP_CHECK(bytes % token_bytes(type) == 0, name_, ": ", path, " has ", bytes,
                 " bytes, which is no multiple of the ", token_bytes(type), " of a ", token_type_name(type),
                 ": it is truncated, or data.token_type is wrong.");
-    const int64_t count = bytes / token_bytes(type);
-    TWOBP_CHECK(type != TokenType::kUInt16 || !looks_like_uint32(file, count), name_, ": ", path,
+    const int64_t count = bytes / token_bytes(type) - headers_.back();
+    TWOBP_CHECK(header || type != TokenType::kUInt16 || !looks_like_uint32(file, count), name_, ": ", path,
                 ": every second number is 0, so it holds uint32, not uint16: set data.token_type to uint32.");
     ends_.push_back(tokens() + count);
   }
-  if (tokens() * token_bytes(type) > kScannedBytes) return;
-  for (const auto& file : files_) {
-    const int64_t count = static_cast<int64_t>(file.size()) / token_bytes(type);
-    if (const auto outside = find_outside(file, type, count, vocab_))
-      refuse(file, outside->position, outside->id);
+  if (tokens() * token_bytes(type_) > kScannedBytes) return;
+  for (size_t i = 0; i < files_.size(); ++i) {
+    const int64_t count = ends_[i] - (i == 0 ? 0 : ends_[i - 1]);
+    if (const auto outside = find_outside(files_[i], type_, headers_[i], count, vocab_))
+      refuse(i, outside->position, outside->id);
   }
 }
 
-void TokenDataset::refuse(const InputFile& file, int64_t position, int64_t id) const {
+void TokenDataset::refuse(size_t file, int64_t position, int64_t id) const {
   const TokenType other = type_ == TokenType::kUInt16 ? TokenType::kUInt32 : TokenType::kUInt16;
-  fail(name_, ": ", file.path(), ": token ", position, " is ", id, ", outside the vocabulary of ", vocab_,
-       " tokens (0 to ", vocab_ - 1, "): set model.vocab to the tokenizer's size, or data.token_type to ",
-       token_type_name(other), " if the file holds those.");
+  const std::string or_type =
+      concat(", or set data.token_type to ", token_type_name(other), " if the file holds those");
+  fail(name_, ": ", files_[file].path(), ": token ", position, " is ", id, ", outside the vocabulary of ",
+       vocab_, " tokens (0 to ", vocab_ - 1,
+       "): for a new model, set model.vocab to the tokenizer's size; for "
+       "model.from, give tokens of that model's tokenizer",
+       headers_[file] == 0 ? or_type : "", ".");
 }
 
 int64_t TokenDataset::size() const {
@@ -128,10 +145,11 @@ void TokenDataset::copy(int64_t begin, int64_t count, int64_t* to) const {
     const InputFile& file = files_[index];
     const int64_t at = begin - (index == 0 ? 0 : ends_[index - 1]);
     const int64_t here = std::min(count, ends_[index] - begin);
-    visit(file, type_, at, here, [&](const auto* tokens) { std::copy_n(tokens, here, to); });
+    visit(file, type_, headers_[index] + at, here,
+          [&](const auto* tokens) { std::copy_n(tokens, here, to); });
     // The copy is checked, because the file might change between the check and the use.
     const int64_t* outside = std::find_if(to, to + here, [this](int64_t id) { return id >= vocab_; });
-    if (outside != to + here) refuse(file, at + (outside - to), *outside);
+    if (outside != to + here) refuse(index, at + (outside - to), *outside);
     begin += here;
     to += here;
     count -= here;

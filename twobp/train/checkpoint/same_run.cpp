@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/nn/kernels/operators.h"
@@ -46,6 +47,18 @@ Config filled_in(Config config) {
   if (config.pipeline.micro_batches == 0)
     config.pipeline.micro_batches = pipeline_shape(config.pipeline).micro_batches;
   return config;
+}
+
+// A checkpoint of an older program may have other values of these.
+std::vector<std::string> unused_data_keys(const json& config, ModelInput model) {
+  Settings settings;
+  settings.read_json(json{{"data", config.at("data")}}.dump(), "");
+  DataConfig data;
+  settings.assign({{&data_section(), &data}});
+  model.from = config.at("model").at("from").get<std::string>();
+  std::vector<std::string> names = unused_keys(data, model);
+  for (std::string& name : names) name.insert(0, "data.");
+  return names;
 }
 
 std::string data_fingerprint(const Dataset& train) {
@@ -96,6 +109,7 @@ std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& n
   const bool constant_lr = after["optimizer"]["schedule"] == "constant";
   const bool replicas = pipeline_value(before, "data_parallel", defaults) != 1 ||
                         pipeline_value(after, "data_parallel", defaults) != 1;
+  const std::vector<std::string> unused = unused_data_keys(after, usual.model.input());
   std::vector<std::string> differences;
   std::vector<std::string> notes;
   std::vector<std::string> sources;  // keys of the data
@@ -103,7 +117,7 @@ std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& n
     const bool batches = name == "pipeline.micro_batches";
     const json old_value = batches ? all_micro_batches(before, defaults) : value_of(before, name, defaults);
     const json new_value = batches ? all_micro_batches(after, defaults) : value_of(after, name, defaults);
-    if (old_value == new_value) return;
+    if (old_value == new_value || std::find(unused.begin(), unused.end(), name) != unused.end()) return;
     const std::string text = concat(name, batches && replicas ? " x pipeline.data_parallel is " : " is ",
                                     new_value.dump(), " but ", old_value.dump(), " in the checkpoint");
     switch (rule_of(name, key, constant_lr)) {
