@@ -248,7 +248,7 @@ TEST_F(Svg, DrawsEveryNamedSchedule) {
   for (const NamedSchedule& named : named_schedules()) {
     SCOPED_TRACE(named.name);
     const int stages = 4 * usual_stages_per_rank(named.placement);
-    const Schedule schedule = make_schedule(named.name, stages, 8, default_policy(named.name), 4);
+    const Schedule schedule = make_schedule(named.name, stages, 8, policies_of(named.name).back(), 4);
     const Simulation simulation = simulate(schedule, std::vector<StageCost>(schedule.stages));
     parse(draw_svg(schedule, simulation));
     EXPECT_EQ(bars("url(#idle)").size(), 4U);

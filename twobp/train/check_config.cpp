@@ -1,8 +1,11 @@
 #include "twobp/train/check_config.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/models/model.h"
+#include "twobp/pipeline/pipeline_shape.h"
 
 namespace twobp {
 namespace {
@@ -50,6 +53,15 @@ void check_training(const Config& config) {
               "train.eval_every to 0.");
 }
 
+// Before ranks are made for stages that get no layer.
+void check_layers(const Config& config) {
+  if (ScheduleSource::is_file(config.pipeline.schedule)) return;  // read for a run
+  const int stages = pipeline_shape(config.pipeline).stages;
+  const size_t layers = build_model(config.model).layers.size();
+  TWOBP_CHECK(std::cmp_less_equal(stages, layers), "the model has ", layers, " layers, too few for ", stages,
+              " stages: use at most ", layers, " (pipeline.stages, pipeline.ranks).");
+}
+
 void check_precision(const Config& config) {
   const ModelConfig& model = config.model;
   TWOBP_CHECK(model.lora > 0 || config.save.lora == "merged", "save.lora is \"", config.save.lora,
@@ -69,6 +81,7 @@ void check_contradictions(const Config& config) {
               config.data.sequence, ") is longer than the model's ", input.longest,
               " positions: shorten it, or set model.positions for a new model.");
   check_pipeline(config.pipeline);
+  check_layers(config);
   check_precision(config);
   check_training(config);
 }
