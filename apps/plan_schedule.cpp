@@ -1,9 +1,12 @@
 #include "apps/plan_schedule.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <iostream>
 #include <numeric>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "twobp/core/check.h"
@@ -118,9 +121,11 @@ class GivenCosts {
 double cap_of(const PlanOptions& options) {
   if (options.memory.empty()) return options.cap;
   TWOBP_CHECK(options.cap == 0, "--cap and --memory are the same limit without a model: give one of them");
-  const double cap = parse_costs("--memory", options.memory, 1)[0];
-  TWOBP_CHECK(cap > 0, "--memory is '", options.memory,
-              "': without a model, give the number of micro-batches that a rank may hold, above 0");
+  double cap = 0;
+  const char* end = options.memory.data() + options.memory.size();
+  const auto [rest, error] = std::from_chars(options.memory.data(), end, cap);
+  TWOBP_CHECK(error == std::errc() && rest == end && std::isfinite(cap) && cap > 0, "--memory is '", options.memory,
+              "': without a configuration or --costs, give the number of micro-batches that a rank may hold");
   return cap;
 }
 
@@ -303,7 +308,8 @@ void plan_schedule(const PlanOptions& options) {
                                   .buffer_limit = options.buffers});
   }
   if (compares) return compare_schedules(options, std::move(all));
-  Planned& one = all.front();
+  const Planned& one = all.front();
+  const double cap = cap_of(options);
   std::vector<const SimulatedPlan*> plans = {&one.plan};
   SimulatedPlan standard;
   if (one.asked.policy != P2Policy::kOff) {
@@ -311,6 +317,8 @@ void plan_schedule(const PlanOptions& options) {
     plans.push_back(&standard);
   }
   print_plans(plans, one.costs, options);
+  if (const double most = peak_of(one.plan.simulation); cap > 0 && most > cap * (1 + 1e-9))
+    std::cout << "\nIt does not fit: a rank holds " << number(most) << " micro-batches\n";
   if (!options.json.empty()) write_plans(plans, options);
   std::vector<DrawnPlan> drawn;
   for (const SimulatedPlan* plan : plans)

@@ -111,6 +111,34 @@ TEST(LowerBound, CountsMessagesWhereTheyAre) {
   EXPECT_LE(bound.seconds, simulate(schedule, costs, options).step_seconds);
 }
 
+// Room for two micro-batches only because each takes four bytes more away than it brought.
+TEST(LowerBound, CountsWhatInconsistentLayersLack) {
+  std::vector<StageCost> costs(2);
+  costs[0].layers = {{.forward_held = 17, .p1_held = -16, .stash = 5}};
+  SimulationOptions options;
+  options.cap_per_rank = {30, 0};
+  LowerBound bound = lower_bound({0, 1}, 2, costs, options);
+  EXPECT_EQ(bound.seconds, bound.without_memory);
+  costs[0].layers[0].p1_held = -12;  // they add up: the second F waits for the first I
+  bound = lower_bound({0, 1}, 2, costs, options);
+  EXPECT_GT(bound.seconds, bound.without_memory);
+}
+
+// On a rank with two stages, a micro-batch of the later one also holds what it does in the earlier one.
+TEST(LowerBound, EarlierStagesOfTheRankHoldTheirShare) {
+  std::vector<StageCost> costs(2);
+  costs[0].activation_bytes = 3;
+  SimulationOptions options;
+  options.cap_per_rank = {4};
+  // One rank: W of a micro-batch before the next F costs nothing.
+  EXPECT_EQ(lower_bound({0, 0}, 3, costs, options).seconds, 18);
+  costs.resize(4);
+  options.cap_per_rank = {4, 0};
+  const LowerBound bound = lower_bound({0, 1, 1, 0}, 2, costs, options);
+  // 3 + 1 bytes are held from the last F until its I: the second passes only when the first is back.
+  EXPECT_EQ(bound.seconds, 2 * 8 + 1);
+}
+
 TEST(LeastActivationBytes, AreOneMicroBatchInAllStages) {
   std::vector<StageCost> costs(4);
   for (int stage = 0; stage < 4; ++stage) costs[stage].activation_bytes = 1 + stage;

@@ -338,6 +338,8 @@ TEST(SplitByHand, HasToFit) {
        {Split{1, 2}, Split{1, 2, 4}, Split{1, 5, 0}, Split{-1, 4, 3}, Split{}, Split{2, 2, 1, 1}}) {
     expect_contains(error_of([&] { check_split(split, 6, 3); }), {"pipeline.split", "6 layers"});
   }
+  constexpr int kMost = std::numeric_limits<int>::max();
+  expect_contains(error_of([] { check_split({kMost, kMost, 8}, 6, 3); }), {"sum to 4294967302"});
 }
 
 TEST(Imbalance, SlowestOverMean) {

@@ -72,6 +72,41 @@ TEST(GradientSums, LayersWithoutWAreDoneWithTheirI) {
   EXPECT_EQ(result.ranks[0].exposed, 5);
 }
 
+// A bucket goes when it is full, also with nothing more to come; a last layer without gradients sends none.
+TEST(GradientSums, BucketsOfUnequalLayers) {
+  StageCost cost = stage_of(3);
+  cost.layers[0].gradient_bytes = 0;
+  SimulationOptions options = two_replicas(P2Order::kBucket, 8);
+  options.data_parallel.latency = 0;
+  const Schedule schedule = make_schedule("gpipe", 1, 1, P2Policy::kOff);
+  // Standard: layers are done at 5, 7 and 9. The bucket of the last two is full at 7, and takes 8.
+  EXPECT_EQ(simulate(schedule, {cost}, options).ranks[0].exposed, 7 + 8 - 9);
+  options.data_parallel.bucket_bytes = 9;  // it goes with the first layer, which adds nothing to wait for
+  EXPECT_EQ(simulate(schedule, {cost}, options).ranks[0].exposed, 7 + 8 - 9);
+  cost.layers[0].gradient_bytes = 1;
+  EXPECT_EQ(simulate(schedule, {cost}, options).ranks[0].exposed, 9);
+}
+
+// In a wait, W of a stage that has no more I comes first, layer by layer, so that its sums begin.
+TEST(GradientSums, WaitsAreFilledWithStagesThatHaveEnded) {
+  // Rank 0 has stages 0 and 3 of a V. Stage 3 has ended while rank 0 waits for stage 1's gradients.
+  std::vector<StageCost> costs(4, stage_of(2));
+  costs[1].backward_p1 = 8;
+  const Schedule schedule = make_schedule("looped-bfs", 4, 2, P2Policy::kFill, 2);
+  const auto order_of_w = [&](P2Order order, int replicas) {
+    SimulationOptions options = two_replicas(order, 1);
+    options.data_parallel.replicas = replicas;
+    std::string text;
+    for (const SimulatedOp& op : simulate(schedule, costs, options).ranks[1].timeline) {
+      if (op.op == Op::kBackwardP2) text += to_string({op.op, op.stage, op.micro_batch}) + " ";
+    }
+    return text;
+  };
+  EXPECT_EQ(order_of_w(P2Order::kOldest, 2).substr(0, 12), "3W0 3W1 1W0 ");
+  EXPECT_EQ(order_of_w(P2Order::kBucket, 2).substr(0, 16), "3W0 3W1 3W0 3W1 ")
+      << "the last layer of both first";
+}
+
 TEST(GradientSums, AStageWithoutLayersIsOneBucket) {
   StageCost cost;
   cost.gradient_bytes = 4;
