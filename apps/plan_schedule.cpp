@@ -124,7 +124,8 @@ double cap_of(const PlanOptions& options) {
   double cap = 0;
   const char* end = options.memory.data() + options.memory.size();
   const auto [rest, error] = std::from_chars(options.memory.data(), end, cap);
-  TWOBP_CHECK(error == std::errc() && rest == end && std::isfinite(cap) && cap > 0, "--memory is '", options.memory,
+  TWOBP_CHECK(error == std::errc() && rest == end && std::isfinite(cap) && cap > 0, "--memory is '",
+              options.memory,
               "': without a configuration or --costs, give the number of micro-batches that a rank may hold");
   return cap;
 }
