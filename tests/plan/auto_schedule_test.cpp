@@ -255,7 +255,11 @@ TEST(AutoPlacement, WhatIsPossible) {
   EXPECT_EQ(possible_placements(4, 4), (std::vector<Placement>{Placement::kLinear}));
   EXPECT_EQ(possible_placements(8, 4), (std::vector<Placement>{Placement::kV, Placement::kLooped}));
   EXPECT_EQ(possible_placements(12, 4), (std::vector<Placement>{Placement::kLooped}));
+  EXPECT_EQ(possible_placements(1, 1), (std::vector<Placement>{Placement::kLinear}));
+  EXPECT_EQ(possible_placements(3, 1), (std::vector<Placement>{Placement::kLooped}));
   EXPECT_TRUE(possible_placements(5, 4).empty());
+  EXPECT_TRUE(possible_placements(0, 1).empty());
+  EXPECT_TRUE(possible_placements(1, 0).empty());
 }
 
 // The kept optima are what the solver says today.

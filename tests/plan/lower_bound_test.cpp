@@ -44,6 +44,29 @@ TEST(LowerBound, MemoryBoundsTheThroughput) {
   EXPECT_EQ(bound_of(8, 32, 32), bound_of(8, 32));
 }
 
+// W that makes room between the layers of the next F counts as W before it.
+TEST(LowerBound, LayersBoundTheThroughputToo) {
+  std::vector<StageCost> costs(4);
+  for (StageCost& cost : costs) {
+    cost.layers = {{.forward_held = 0.5, .p1_held = 0.5, .stash = 1},
+                   {.backward_p2 = 0, .p2_units = 0, .forward_held = 0.5, .p1_held = -0.5}};
+  }
+  SimulationOptions options;
+  options.cap_per_rank.assign(4, 1.25);  // W of a micro-batch before the second layer of the next F
+  const Simulation simulation = simulate(make_schedule("naive", 4, 6, P2Policy::kEnd), costs, options);
+  EXPECT_EQ(lower_bound({0, 1, 2, 3}, 6, costs, options).seconds, simulation.step_seconds);
+  EXPECT_EQ(simulation.step_seconds, 6 * 2 * 4 + 5 + 1);
+}
+
+// W that frees nothing need not come before the next F.
+TEST(LowerBound, WithoutStashOnlyICounts) {
+  std::vector<StageCost> costs(4);
+  for (StageCost& cost : costs) cost.stash_bytes = 0;
+  SimulationOptions options;
+  options.cap_per_rank.assign(4, 1);
+  EXPECT_EQ(lower_bound({0, 1, 2, 3}, 6, costs, options).seconds, 6 * 2 * 4 + 1);
+}
+
 TEST(LowerBound, NeverAboveTheProvenOptimum) {
   const auto all = solved_pipelines();
   ASSERT_GE(all.size(), 100U);
