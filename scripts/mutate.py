@@ -21,7 +21,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = ["core", "schedule", "plan"]
-FLAGS = ["-std=c++20", "-O1", "-DTWOBP_SOURCE_DIR=\"%s\"" % ROOT, "-I", str(ROOT)]
+FLAGS = ["-std=c++20", "-O1", "-D_GLIBCXX_ASSERTIONS", "-DTWOBP_SOURCE_DIR=\"%s\"" % ROOT, "-I", str(ROOT)]
 TIMEOUT = 3  # times the processor seconds of the tests without a mutant
 
 # (pattern, replacements); a pattern with spaces around an operator leaves pointers, templates and signs alone.

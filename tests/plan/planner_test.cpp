@@ -200,8 +200,13 @@ TEST(Planner, TheSmallestMemoryIsEnoughOnSlowLinks) {
       kind.backward_p2 = random_int(random, 1, 9);
     }
     CostModel model = model_of(kinds);
-    model.link_bytes_per_second = random_int(random, 1, 10);
+    const double slow = random_int(random, 1, 10);
     PlanRequest request;
+    if (round % 2 == 0) {
+      model.link_bytes_per_second = slow;
+    } else {
+      request.interconnect.link = LinkSpeed{0, slow};
+    }
     request.ranks = {2, 4};
     request.micro_batch_sizes = {1};
     request.recompute = {"none"};
