@@ -87,11 +87,19 @@ TEST(GradientSums, BucketsOfUnequalLayers) {
   EXPECT_EQ(simulate(schedule, {cost}, options).ranks[0].exposed, 9);
 }
 
+TEST(GradientSums, NothingToSumWaitsForNothing) {
+  StageCost cost = stage_of(2);
+  for (LayerShare& layer : cost.layers) layer.gradient_bytes = 0;
+  SimulationOptions options = two_replicas(P2Order::kBucket, 1);
+  options.data_parallel.latency = 100;
+  EXPECT_EQ(simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), {cost}, options).ranks[0].exposed, 0);
+}
+
 // In a wait, W of a stage that has no more I comes first, layer by layer, so that its sums begin.
 TEST(GradientSums, WaitsAreFilledWithStagesThatHaveEnded) {
-  // Rank 0 has stages 0 and 3 of a V. Stage 3 has ended while rank 0 waits for stage 1's gradients.
+  // Rank 1 has stages 1 and 3. Stage 3 has ended while rank 1 waits for the gradient from stage 2.
   std::vector<StageCost> costs(4, stage_of(2));
-  costs[1].backward_p1 = 8;
+  costs[2].backward_p1 = 8;
   const Schedule schedule = make_schedule("looped-bfs", 4, 2, P2Policy::kFill, 2);
   const auto order_of_w = [&](P2Order order, int replicas) {
     SimulationOptions options = two_replicas(order, 1);

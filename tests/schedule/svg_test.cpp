@@ -208,7 +208,8 @@ TEST_F(Svg, StagesOfARankHaveShades) {
 
 TEST_F(Svg, AnyTitleIsWellFormed) {
   const auto [schedule, simulation] = simulated("naive", 2, 1, P2Policy::kOff);
-  const std::string hostile = "</text><script>&amp; \"'\x01\x1f \xff\xc0\xaf\xed\xa0\x80 \xe2\x82\xac \xc3\xbc \xf0\x9f\x98\x80 ]]>";
+  const std::string hostile =
+      "</text><script>&amp; \"'\x01\x1f \xff\xc0\xaf\xed\xa0\x80 \xe2\x82\xac \xc3\xbc \xf0\x9f\x98\x80 ]]>";
   parse(draw_svg(schedule, simulation, {.title = hostile}));
   const std::string bad = "\xef\xbf\xbd";
   std::string expected = "</text><script>&amp; \"'" + bad + bad + " ";
