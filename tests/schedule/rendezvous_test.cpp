@@ -164,7 +164,9 @@ TEST(Buffering, LimitNamesTheRankAndTheReceive) {
   const std::string error = rejection(gpipe, options);
   expect_contains(error, {"rank 0 may have 5 messages waiting", "0RECV_B0", "the limit is 4"});
   EXPECT_EQ(marked_cell(error), "0RECV_B0");
-  // One F, one B keeps the sender back.
+  // One F, one B keeps the sender back: two wait at every receive, and the first is named.
+  EXPECT_EQ(most_buffered(make_schedule("1f1b", 2, 5, P2Policy::kOff))[1].messages, 2);
+  EXPECT_EQ(most_buffered(make_schedule("1f1b", 2, 5, P2Policy::kOff))[1].index, 0);
   EXPECT_EQ(rejection(make_schedule("1f1b", 2, 5, P2Policy::kOff), options), "");
 }
 
