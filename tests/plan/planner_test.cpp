@@ -206,6 +206,8 @@ TEST(Planner, TheSmallestMemoryIsEnoughOnSlowLinks) {
       model.link_bytes_per_second = slow;
     } else {
       request.interconnect.link = LinkSpeed{0, slow};
+      request.schedules = {"gpipe"};  // several messages wait at once
+      request.micro_batches = {6};
     }
     request.ranks = {2, 4};
     request.micro_batch_sizes = {1};
@@ -251,6 +253,14 @@ TEST(Planner, NoLoopOfOneStageOnARank) {
   EXPECT_FALSE(shapes.contains({"1f1b", 4}));
   EXPECT_TRUE(shapes.contains({"zb-v", 4}));
   EXPECT_FALSE(shapes.contains({"zb-v", 6}));
+}
+
+TEST(Planner, CountsTheReasonsThatItLeavesOut) {
+  PlanRequest request;
+  request.ranks = {11, 12, 13, 14, 15};
+  request.schedules = {"1f1b"};
+  const CostModel model = model_of(std::vector<TestKind>(4));
+  expect_contains(error_of([&] { plan(model, request); }), {"11 stages", "13 stages", "and 2 reasons more"});
 }
 
 TEST(Planner, SaysTheSmallestMemoryThatWouldDo) {
