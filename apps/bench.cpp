@@ -91,7 +91,8 @@ std::vector<BenchRow> make_rows(const BenchOptions& options, const Config& given
   const auto caps = or_configured(options.caps, config.pipeline.memory_cap);
   const auto counts = or_configured(options.micro_batches, trainer.micro_batches());
   for (const int count : counts) {
-    TWOBP_CHECK(count >= 1, "--micro-batches must be at least 1, got ", count);
+    TWOBP_CHECK(count >= 1 && count <= kMaxCount, "--micro-batches must be from 1 to ",
+                static_cast<int>(kMaxCount), ", got ", count);
     std::vector<int64_t> indices(count * config.pipeline.micro_batch_size);
     for (size_t i = 0; i < indices.size(); ++i)
       indices[i] = static_cast<int64_t>(i) % trainer.data().train->size();
@@ -104,9 +105,7 @@ std::vector<BenchRow> make_rows(const BenchOptions& options, const Config& given
                   "' has its own p2 policy: leave out '@' and the policy");
       const ScheduleSource source(schedule);
       for (const auto& policy : searched ? std::vector<std::string>{"fill"} : policies) {
-        if (!searched && parse_policy(policy) == P2Policy::kPlaced &&
-            source.default_policy() != P2Policy::kPlaced)
-          continue;
+        if (!searched && parse_policy(policy) == P2Policy::kPlaced && !source.places_p2()) continue;
         for (const auto& batching : batchings) {
           for (const auto& cap : caps) {
             BenchRow row;

@@ -79,11 +79,11 @@ constexpr FlagUse kFlags[] = {
     {"--costs", kCosts},
     {"--micro-batch-sizes", kModel},
     {"--recompute", kModel},
-    {"--memory", kModel},
+    {"--memory", kDraw | kModel},
     {"--batch", kModel},
     {"--top", kModel},
     {"--all", kModel},
-    {"--search", kModel},
+    {"--search", kDraw | kModel},
     {"--seconds", kMeasure},
 };
 
@@ -168,7 +168,7 @@ void add_plan_command(CLI::App& app) {
                                       "Draw and time a schedule from given costs. With a configuration or "
                                       "--costs: compare all ways to run that model by predicted throughput, "
                                       "and say whether 2BP helps; options marked [list] may then be lists, "
-                                      "such as 2,4,8 or 2..8");
+                                      "such as 2,4,8 or 2..8. Without, --schedule and --p2 may be");
   plan->add_option("config", options->config, "JSON file, as for train: its model is measured and planned");
   plan->add_option("--set", options->overrides, "override a key of the configuration: section.key=value")
       ->take_all();
@@ -177,7 +177,8 @@ void add_plan_command(CLI::App& app) {
   };
   text("--schedule", options->schedule,
        "[list] one of " + join(schedule_names()) +
-           " (default: 1f1b; when comparing: all), or a file that ends in .csv, in PyTorch's text form");
+           " (default: 1f1b; with a model: all). Without a model also files that end in .csv, in PyTorch's "
+           "text form, and NAME@POLICY; several are compared");
   text("--stages", options->stages, "[list] number of stages (default: from --ranks, else 4)");
   text("--ranks", options->ranks,
        "[list] number of ranks N (default: stages / the schedule's stages per rank)");
@@ -185,7 +186,7 @@ void add_plan_command(CLI::App& app) {
        "[list] number M (default: the schedule's own; when comparing: N, 2N and 4N)");
   text("--p2", options->p2,
        "[list] when weight gradients run: " + join(policy_names()) +
-           " (default: placed if the schedule places W, else fill; when comparing: all)");
+           " (default: placed for a file that places W, else fill; with a model: all)");
   text("--forward", options->forward, "cost of F: a number, or a comma list with one for each stage");
   text("--backward-p1", options->backward_p1, "the same for I");
   text("--backward-p2", options->backward_p2, "the same for W");
@@ -221,7 +222,8 @@ void add_plan_command(CLI::App& app) {
   text("--recompute", options->recompute,
        "[list] what all layers but the first and the last recompute: " + join(recompute_modes()) +
            " (default: all, or only pipeline.recompute if that is configured)");
-  text("--memory", options->memory, "memory of each rank for everything, such as 80GiB (default: no limit)");
+  text("--memory", options->memory,
+       "memory of each rank for everything, such as 80GiB (default: no limit); without a model: as --cap");
   plan->add_option("--batch", options->batch, "only combinations with this many samples per step; 0: any")
       ->capture_default_str()
       ->check(number_from(0));
@@ -229,8 +231,9 @@ void add_plan_command(CLI::App& app) {
       ->capture_default_str()
       ->check(number_from(1));
   plan->add_flag("--all", options->all, "show all combinations that fit (slow: each is simulated)");
-  plan->add_flag("--search", options->search,
-                 "also search for new schedules, with the placements of the best ones (rows 'auto')");
+  plan->add_flag(
+      "--search", options->search,
+      "also search for new schedules, with the placements of the best or given ones (rows 'auto')");
   plan->add_option("--seconds", options->seconds, "how long to measure each size and recomputation")
       ->check(number_from(0))
       ->capture_default_str();

@@ -47,13 +47,20 @@ void print_tables(const Trace& trace, const Comparison& result) {
   }
   for (size_t rank = 0; rank < result.peak_bytes.size(); ++rank) {
     const Compared& bytes = result.peak_bytes[rank];
-    rows.push_back({concat("peak memory, rank ", rank), format_bytes(bytes.predicted),
-                    format_bytes(bytes.measured), relative(bytes)});
+    const auto add = [&](const char* order, const Compared& of) {
+      rows.push_back({concat("peak memory, rank ", rank, order), format_bytes(of.predicted),
+                      format_bytes(of.measured), relative(of)});
+    };
+    add(result.replayed ? ", recorded W" : "", bytes);
+    if (!result.replayed) continue;
+    add(", simulated W", {result.simulation.ranks[rank].total_peak_bytes(), bytes.measured});
   }
   print_table(rows);
   std::cout
       << "\nTimes are predicted from the run's own means of F, I and W, bytes from the profile before it";
-  std::cout << (result.replayed ? ", with the recorded order of W.\n" : ".\n");
+  std::cout << (result.replayed ? ": once with W in the recorded order, once as simulated, as --timeline and "
+                                  "--svg draw it.\n"
+                                : ".\n");
 
   std::cout << "\nMean of one micro-batch, as measured:\n";
   std::vector<Row> costs = {{"stage", "F", "I", "W"}};
@@ -112,6 +119,7 @@ void plan_measured(const PlanOptions& options) {
   }
   if (!options.timeline.empty()) {
     trace.predicted = std::move(result.step);
+    if (result.replayed) trace.facts.emplace_back("predicted W", "as simulated, not as recorded");
     write_output("--timeline", options.timeline, timeline_html(trace));
   }
 }

@@ -1,9 +1,11 @@
 #include "apps/plan_model.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <iostream>
 #include <optional>
+#include <string_view>
 
 #include <nlohmann/json.hpp>
 
@@ -39,15 +41,6 @@ double parse_size(const std::string& option, const std::string& text) {
   TWOBP_CHECK(bytes > 0, option, " is '", text,
               "': write a size above 0, such as 80GiB, 512MiB or 1000000 (bytes)");
   return static_cast<double>(bytes);
-}
-
-std::vector<std::string> parse_names(const std::string& option, const std::string& text) {
-  std::vector<std::string> names;
-  for (const auto& name : split(text, ',')) {
-    TWOBP_CHECK(!name.empty(), option, " '", text, "' has an empty entry");
-    names.push_back(name);
-  }
-  return names;
 }
 
 // Options that are not given keep the values of the costs.
@@ -118,18 +111,21 @@ CostModel costs_of(const PlanOptions& options, const std::optional<Config>& conf
   return measure_costs(*config, measure);
 }
 
-void print_choices(const PlanResult& result) {
+void print_choices(const PlanResult& result, const std::vector<double>& bounds) {
   const bool replicated = std::any_of(result.best.begin(), result.best.end(),
                                       [](const PlanChoice& choice) { return choice.data_parallel > 1; });
   std::vector<std::vector<std::string>> rows = {{"schedule", "p2", "ranks", "stages", "M", "size",
-                                                 "recompute", "step ms", "samples/s", "idle", "memory"}};
+                                                 "recompute", "step ms", "bound ms", "samples/s", "idle",
+                                                 "memory"}};
   if (replicated) rows[0].insert(rows[0].begin() + 2, "replicas");
-  for (const PlanChoice& choice : result.best) {
+  for (size_t i = 0; i < result.best.size(); ++i) {
+    const PlanChoice& choice = result.best[i];
     rows.push_back({choice.schedule, std::string(policy_name(choice.policy)), std::to_string(choice.ranks),
                     std::to_string(choice.stages), std::to_string(choice.micro_batches),
                     std::to_string(choice.micro_batch_size), choice.recompute,
-                    fixed(choice.step_seconds * 1e3, 2), fixed(choice.samples_per_second(), 2),
-                    percent(choice.bubble), format_bytes(choice.peak_bytes)});
+                    fixed(choice.step_seconds * 1e3, 2), fixed(bounds[i] * 1e3, 2),
+                    fixed(choice.samples_per_second(), 2), percent(choice.bubble),
+                    format_bytes(choice.peak_bytes)});
     if (replicated) rows.back().insert(rows.back().begin() + 2, std::to_string(choice.data_parallel));
   }
   print_table(rows);
@@ -145,30 +141,59 @@ int64_t cap_of(const PlanChoice& choice, const CostModel& model, double memory) 
   return std::max<int64_t>(1, static_cast<int64_t>(std::floor(*std::min_element(caps.begin(), caps.end()))));
 }
 
-// The settings with which training follows the choice.
-std::string settings_of(const PlanChoice& choice, const CostModel& model, const PlanRequest& request,
-                        const std::optional<Config>& config) {
+// For a shell: in quotes if it needs them.
+std::string quoted(const std::string& word) {
+  const bool plain = std::all_of(word.begin(), word.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("_-=.,/:+@%").find(static_cast<char>(c)) != std::string::npos;
+  });
+  if (plain && !word.empty()) return word;
+  std::string text = "'";
+  for (const char c : word) c == '\'' ? text += "'\\''" : text += c;
+  return text + "'";
+}
+
+// The lower bound of each row, in seconds, for its split, placement and memory.
+std::vector<double> bounds_of(const PlanResult& result, const CostModel& model, const PlanRequest& request) {
+  std::vector<double> bounds;
+  for (const PlanChoice& choice : result.best) {
+    const PlannedRun run = planned_run(model, choice, request);
+    bounds.push_back(bound_of(run.schedule, run.costs, run.options));
+  }
+  return bounds;
+}
+
+// The command with which training follows the choice.
+std::string command_of(const PlanChoice& choice, const CostModel& model, const PlanRequest& request,
+                       const PlanOptions& options) {
+  std::vector<std::string> settings = options.overrides;
+  const auto set = [&](const char* key, const auto& value) {
+    settings.push_back(concat("pipeline.", key, "=", value));
+  };
   // A found schedule is given by its file, which has the micro-batches, ranks and stages.
-  std::string settings =
-      choice.found
-          ? std::string(
-                "--csv FILE here, and then --set pipeline.schedule=FILE pipeline.ranks=0 "
-                "pipeline.stages=0 pipeline.micro_batches=0")
-          : concat("--set pipeline.schedule=", choice.schedule, " pipeline.p2=", policy_name(choice.policy),
-                   " pipeline.ranks=", choice.ranks, " pipeline.stages=", choice.stages,
-                   " pipeline.micro_batches=", choice.micro_batches);
-  if (choice.data_parallel > 1 || (config && config->pipeline.data_parallel > 1))
-    settings += concat(" pipeline.data_parallel=", choice.data_parallel);
-  settings += concat(" pipeline.micro_batch_size=", choice.micro_batch_size);
+  const std::string file = options.csv.empty() ? "FILE.csv" : options.csv;
+  set("schedule", choice.found ? file : choice.schedule);
+  set("p2", policy_name(choice.policy));
+  set("ranks", choice.found ? 0 : choice.ranks);
+  set("stages", choice.found ? 0 : choice.stages);
+  set("micro_batches", choice.found ? 0 : choice.micro_batches);
+  set("data_parallel", choice.data_parallel);
+  set("micro_batch_size", choice.micro_batch_size);
   std::vector<std::string> layers;
   for (const int count : choice.split) layers.push_back(std::to_string(count));
-  settings += concat(" pipeline.split=", join(layers, ","));
-  settings += concat(" pipeline.memory_cap=", cap_of(choice, model, request.memory));
-  if (choice.recompute != "none") settings += concat(" 'pipeline.recompute=[\"", choice.recompute, "\"]'");
-  const bool configured = config && !config->pipeline.recompute.empty();
-  if (choice.recompute == "none" && configured && !computes_again(model))
-    settings += " 'pipeline.recompute=[]'";
-  return settings;
+  set("split", join(layers, ","));
+  set("memory_cap", cap_of(choice, model, request.memory));
+  // Costs of layers that recompute have the configured recomputation in them.
+  if (choice.recompute != "none") {
+    set("recompute", concat("[\"", choice.recompute, "\"]"));
+  } else if (!computes_again(model)) {
+    set("recompute", "[]");
+  }
+  std::string command =
+      concat("twobp train ", options.config.empty() ? "CONFIG" : quoted(options.config), " --set");
+  for (const std::string& setting : settings) command += " " + quoted(setting);
+  if (choice.found && options.csv.empty()) command += "\n(--csv FILE.csv here writes its schedule)";
+  return command;
 }
 
 nlohmann::ordered_json to_json(const PlanChoice& choice) {
@@ -187,15 +212,17 @@ nlohmann::ordered_json to_json(const PlanChoice& choice) {
           {"peak_bytes", choice.peak_bytes}};
 }
 
-void write_json(const PlanResult& result, const CostModel& model, const PlanRequest& request,
-                const std::string& path) {
+void write_json(const PlanResult& result, const std::vector<double>& bounds, const CostModel& model,
+                const PlanRequest& request, const std::string& path) {
   nlohmann::ordered_json json;
   json["memory_bytes"] = request.memory;
   json["combinations"] = result.combinations;
   json["simulated"] = result.simulated;
   json["choices"] = nlohmann::ordered_json::array();
-  for (const PlanChoice& choice : result.best) {
+  for (size_t i = 0; i < result.best.size(); ++i) {
+    const PlanChoice& choice = result.best[i];
     json["choices"].push_back(to_json(choice));
+    json["choices"].back()["lower_bound_seconds"] = bounds[i];
     json["choices"].back()["memory_cap"] = cap_of(choice, model, request.memory);
   }
   const Advice& advice = *result.advice;
@@ -219,7 +246,7 @@ void draw(const PlanOptions& options, const CostModel& model, const PlanChoice& 
     drawn.back().policy = P2Policy::kOff;
   }
   std::vector<SimulatedPlan> made;
-  std::vector<StageCost> costs;
+  std::vector<StageCost> costs;  // the same with p2 off
   for (const PlanChoice& each : drawn) {
     PlannedRun run = planned_run(model, each, request);
     run.options.timeline = true;
@@ -227,9 +254,10 @@ void draw(const PlanOptions& options, const CostModel& model, const PlanChoice& 
     made.push_back({std::move(run.schedule), simulation});
     costs = std::move(run.costs);
   }
-  std::vector<const SimulatedPlan*> plans;
-  for (const SimulatedPlan& plan : made) plans.push_back(&plan);
-  write_pictures(plans, costs, options);
+  std::vector<DrawnPlan> plans;
+  for (const SimulatedPlan& plan : made)
+    plans.push_back({concat("p2 ", policy_name(plan.schedule.policy)), &plan, &costs});
+  write_pictures(plans, options);
 }
 
 }  // namespace
@@ -251,12 +279,13 @@ void plan_model(const PlanOptions& options) {
   }
   std::cout << result.combinations << " combinations, " << result.simulated
             << " simulated; the others cannot be among the best\n\n";
-  print_choices(result);
+  const std::vector<double> bounds = bounds_of(result, model, request);
+  print_choices(result, bounds);
   std::cout << '\n';
   for (const std::string& sentence : result.advice->sentences) std::cout << printable(sentence) << ".\n";
-  std::cout << "\nThe first row trains with "
-            << printable(settings_of(result.best.front(), model, request, config)) << '\n';
-  if (!options.json.empty()) write_json(result, model, request, options.json);
+  std::cout << "\nThe first row trains with\n"
+            << printable_lines(command_of(result.best.front(), model, request, options)) << '\n';
+  if (!options.json.empty()) write_json(result, bounds, model, request, options.json);
   draw(options, model, result.best.front(), request);
 }
 

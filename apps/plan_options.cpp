@@ -55,6 +55,15 @@ int parse_count(const std::string& option, const std::string& text) {
   return values[0];
 }
 
+std::vector<std::string> parse_names(const std::string& option, const std::string& text) {
+  std::vector<std::string> names;
+  for (const auto& name : split(text, ',')) {
+    TWOBP_CHECK(!name.empty(), option, " '", text, "' has an empty entry");
+    names.push_back(name);
+  }
+  return names;
+}
+
 void write_output(const std::string& option, const std::string& path, const std::string& text) {
   try {
     write_text(path, text);

@@ -7,7 +7,7 @@
 namespace twobp {
 
 struct PlanOptions {
-  std::string schedule;       // a name, or a file that ends in .csv; empty: 1f1b, or all with a configuration
+  std::string schedule;       // names, or files that end in .csv; empty: 1f1b, or all with a configuration
   std::string stages;         // empty: by ranks; both empty: 4
   std::string ranks;          // empty: the schedule's own number for that many stages
   std::string micro_batches;  // empty: the schedule's own
@@ -45,7 +45,7 @@ struct PlanOptions {
   std::string costs;              // a cost model; empty: measured
   std::string micro_batch_sizes;  // empty: half, once and twice the configured one
   std::string recompute;          // empty: all
-  std::string memory;             // empty: no limit
+  std::string memory;             // bytes, or without a model micro-batches, as `cap`; empty: no limit
   int batch = 0;
   int top = 10;
   bool all = false;
@@ -60,6 +60,9 @@ std::vector<int> parse_counts(const std::string& option, const std::string& text
 
 // The same for an option that takes a single number here.
 int parse_count(const std::string& option, const std::string& text);
+
+// The entries of "1f1b,zb-v". Throws Error naming the option if one is empty.
+std::vector<std::string> parse_names(const std::string& option, const std::string& text);
 
 // Writes the option's output to its file. Throws Error naming both.
 void write_output(const std::string& option, const std::string& path, const std::string& text);

@@ -1,5 +1,6 @@
 // The picture, the tables and the JSON of simulated schedules.
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <iostream>
 #include <sys/ioctl.h>
@@ -13,6 +14,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/printable.h"
 #include "twobp/core/text.h"
+#include "twobp/plan/adviser.h"
 #include "twobp/schedule/check/buffering.h"
 #include "twobp/schedule/draw/grid.h"
 
@@ -20,6 +22,11 @@ namespace twobp {
 namespace {
 
 constexpr double kMostDrawnCells = 20000;  // a bigger grid is not drawn
+
+// A part of the step in text. Sums in another order leave 1e-14 in place of 0.
+double without_rounding(double seconds, double step) {
+  return std::abs(seconds) < 1e-9 * step ? 0 : seconds;
+}
 
 // The duration of the shortest op, so that all are drawn to scale.
 double grid_unit(const std::vector<StageCost>& costs) {
@@ -43,7 +50,8 @@ void print_ranks(const SimulatedPlan& plan) {
   for (int rank = 0; rank < plan.schedule.rank_count(); ++rank) {
     const auto& result = plan.simulation.ranks[rank];
     std::vector<std::string> row = {std::to_string(rank), number(result.busy)};
-    for (double idle : result.bubble) row.push_back(number(idle));
+    for (double idle : result.bubble)
+      row.push_back(number(without_rounding(idle, plan.simulation.step_seconds)));
     row.push_back(percent(plan.simulation.idle_fraction(rank)));
     row.push_back(std::to_string(result.peak_in_flight));
     rows.push_back(std::move(row));
@@ -65,21 +73,27 @@ int most_in_flight(const Simulation& simulation) {
   return most;
 }
 
+std::string bound_text(const SimulatedPlan& plan) {
+  return std::isnan(plan.bound) ? "-" : number(plan.bound);
+}
+
 void print_summary(const std::vector<const SimulatedPlan*>& plans) {
-  std::vector<std::vector<std::string>> rows(5);
+  std::vector<std::vector<std::string>> rows(6);
   rows[0] = {""};
   rows[1] = {"step time"};
-  rows[2] = {"bubble ratio"};
-  rows[3] = {"peak micro-batches"};
-  rows[4] = {"speed-up over off"};
+  rows[2] = {"lower bound"};
+  rows[3] = {"bubble ratio"};
+  rows[4] = {"peak micro-batches"};
+  rows[5] = {"speed-up over off"};
   const double standard = plans.back()->simulation.step_seconds;
   for (const SimulatedPlan* plan : plans) {
     const Simulation& simulation = plan->simulation;
     rows[0].push_back(concat("p2 ", policy_name(plan->schedule.policy)));
     rows[1].push_back(number(simulation.step_seconds));
-    rows[2].push_back(percent(simulation.bubble_ratio()));
-    rows[3].push_back(std::to_string(most_in_flight(simulation)));
-    rows[4].push_back(simulation.step_seconds > 0 ? number(standard / simulation.step_seconds) : "-");
+    rows[2].push_back(bound_text(*plan));
+    rows[3].push_back(percent(simulation.bubble_ratio()));
+    rows[4].push_back(std::to_string(most_in_flight(simulation)));
+    rows[5].push_back(simulation.step_seconds > 0 ? number(standard / simulation.step_seconds) : "-");
   }
   if (plans.size() == 1) rows.pop_back();
   print_table(rows);
@@ -118,18 +132,24 @@ void add_ops(const SimulatedPlan& plan, int rank, nlohmann::ordered_json& entry)
 
 nlohmann::ordered_json to_json(const SimulatedPlan& plan, bool ops) {
   nlohmann::ordered_json json;
+  const double step = plan.simulation.step_seconds;
+  json["schedule"] = plan.schedule.name;
+  json["stages"] = plan.schedule.stages;
   json["p2"] = policy_name(plan.schedule.policy);
-  json["step_time"] = plan.simulation.step_seconds;
+  json["step_time"] = step;
+  json["lower_bound"] = plan.bound;
   json["bubble_ratio"] = plan.simulation.bubble_ratio();
   for (int rank = 0; rank < plan.schedule.rank_count(); ++rank) {
     const auto& result = plan.simulation.ranks[rank];
     nlohmann::ordered_json entry;
     entry["busy"] = result.busy;
     for (int cause = 0; cause < kIdleCauses; ++cause) {
-      entry["idle"][std::string(idle_cause_name(static_cast<IdleCause>(cause)))] = result.idle[cause];
+      entry["idle"][std::string(idle_cause_name(static_cast<IdleCause>(cause)))] =
+          without_rounding(result.idle[cause], step);
     }
     for (int cause = 0; cause < kBubbleCauses; ++cause) {
-      entry["bubble"][std::string(bubble_cause_name(static_cast<BubbleCause>(cause)))] = result.bubble[cause];
+      entry["bubble"][std::string(bubble_cause_name(static_cast<BubbleCause>(cause)))] =
+          without_rounding(result.bubble[cause], step);
     }
     entry["idle_fraction"] = plan.simulation.idle_fraction(rank);
     entry["peak_micro_batches"] = result.peak_in_flight;
@@ -146,6 +166,22 @@ nlohmann::ordered_json to_json(const SimulatedPlan& plan, bool ops) {
 
 }  // namespace
 
+void print_comparison(const std::vector<const SimulatedPlan*>& plans) {
+  std::vector<std::vector<std::string>> rows = {
+      {"schedule", "p2", "ranks", "stages", "M", "step time", "lower bound", "bubble ratio", "peak"}};
+  for (const SimulatedPlan* plan : plans) {
+    const Schedule& schedule = plan->schedule;
+    rows.push_back({schedule.name, std::string(policy_name(schedule.policy)),
+                    std::to_string(schedule.rank_count()), std::to_string(schedule.stages),
+                    std::to_string(schedule.micro_batches), number(plan->simulation.step_seconds),
+                    bound_text(*plan), percent(plan->simulation.bubble_ratio()),
+                    number(peak_of(plan->simulation))});
+  }
+  print_table(rows);
+  std::cout << "\nCosts are those of the parts of one model, as many as the schedules have stages at most; "
+               "peak: the most micro-batches of parts on a rank\n";
+}
+
 void print_plans(const std::vector<const SimulatedPlan*>& plans, const std::vector<StageCost>& costs,
                  const PlanOptions& options) {
   const SimulatedPlan& plan = *plans[0];
@@ -153,6 +189,7 @@ void print_plans(const std::vector<const SimulatedPlan*>& plans, const std::vect
             << plan.schedule.rank_count() << " ranks, " << plan.schedule.micro_batches
             << " micro-batches, p2 " << policy_name(plan.schedule.policy);
   if (options.cap > 0) std::cout << ", at most " << number(options.cap) << " micro-batches a rank";
+  if (!options.memory.empty()) std::cout << ", at most " << options.memory << " micro-batches a rank";
   std::cout << "\n\n";
   print_grid(plan, grid_unit(costs), options);
   std::cout << '\n';

@@ -1,10 +1,19 @@
 #include "apps/plan_schedule.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <iostream>
+#include <numeric>
+#include <set>
+#include <system_error>
 #include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/core/figures.h"
 #include "twobp/core/text.h"
+#include "twobp/plan/adviser.h"
+#include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/schedule/check/rendezvous.h"
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/draw/svg.h"
@@ -17,19 +26,45 @@
 namespace twobp {
 namespace {
 
+// A schedule and a policy to compare.
+struct Asked {
+  ScheduleSource source;
+  P2Policy policy = P2Policy::kFill;
+};
+
+// The entries of --schedule, each with all policies of --p2, or with the one after its "@".
+std::vector<Asked> asked_of(const PlanOptions& options) {
+  std::vector<Asked> all;
+  const auto policies = options.p2.empty() ? std::vector<std::string>{} : parse_names("--p2", options.p2);
+  const std::string names = options.schedule.empty() ? "1f1b" : options.schedule;
+  for (const std::string& name : parse_names("--schedule", names)) {
+    const size_t at = ScheduleSource::is_file(name) ? std::string::npos : name.rfind('@');
+    const ScheduleSource source(name.substr(0, at));
+    if (at != std::string::npos) {
+      all.push_back({source, parse_policy(name.substr(at + 1))});
+    } else if (policies.empty()) {
+      all.push_back({source, source.default_policy()});
+    } else {
+      for (const std::string& policy : policies) all.push_back({source, parse_policy(policy)});
+    }
+  }
+  return all;
+}
+
 // The numbers of ranks and stages that the options give.
 struct Shape {
   int ranks = 0;
   int stages = 0;
 };
 
-Shape shape_of(const PlanOptions& options, const ScheduleSource& source) {
+// Without numbers, a single schedule has 4 stages, and several have 4 ranks each.
+Shape shape_of(const PlanOptions& options, const ScheduleSource& source, bool several) {
   Shape shape;
   if (!options.ranks.empty()) shape.ranks = parse_count("--ranks", options.ranks);
   if (!options.stages.empty()) {
     shape.stages = parse_count("--stages", options.stages);
   } else if (source.written() == nullptr && shape.ranks == 0) {
-    shape.stages = 4;
+    (several ? shape.ranks : shape.stages) = 4;
   }
   const std::vector<int> placed = source.rank_of_stage(shape.stages, shape.ranks);
   return {*std::max_element(placed.begin(), placed.end()) + 1, static_cast<int>(placed.size())};
@@ -39,28 +74,66 @@ Shape shape_of(const PlanOptions& options, const ScheduleSource& source) {
 // of the link is chosen to give the time.
 constexpr double kByteOfMessages = 0x1p-40;
 
-std::vector<StageCost> given_costs(const PlanOptions& options, int stages) {
-  const auto messages = parse_costs("--message-seconds", options.message_seconds, stages);
-  const auto gradients = parse_costs("--gradient-seconds", options.gradient_seconds, stages);
-  const auto forward = parse_costs("--forward", options.forward, stages);
-  const auto p1 = parse_costs("--backward-p1", options.backward_p1, stages);
-  const auto p2 = parse_costs("--backward-p2", options.backward_p2, stages);
-  std::vector<StageCost> costs(stages);
-  for (int stage = 0; stage < stages; ++stage) {
-    costs[stage].forward = forward[stage];
-    costs[stage].backward_p1 = p1[stage];
-    costs[stage].backward_p2 = p2[stage];
-    costs[stage].p2_units = options.p2_units;
-    costs[stage].output_bytes = costs[stage].input_gradient_bytes = messages[stage] * kByteOfMessages;
-    costs[stage].gradient_bytes = gradients[stage];
+// The costs of the model's `parts`, and of stages of equally many parts each.
+class GivenCosts {
+ public:
+  GivenCosts(const PlanOptions& options, int parts)
+      : parts_(parts),
+        p2_units_(options.p2_units),
+        messages_(parse_costs("--message-seconds", options.message_seconds, parts)),
+        gradients_(parse_costs("--gradient-seconds", options.gradient_seconds, parts)),
+        forward_(parse_costs("--forward", options.forward, parts)),
+        p1_(parse_costs("--backward-p1", options.backward_p1, parts)),
+        p2_(parse_costs("--backward-p2", options.backward_p2, parts)) {}
+
+  std::vector<StageCost> of(int stages) const {
+    TWOBP_CHECK(
+        parts_ % stages == 0, "the costs are those of ", parts_,
+        " parts of a model, as many as the compared schedules have stages at most; they do not divide "
+        "into ",
+        stages, " stages: give --ranks or --stages");
+    const int each = parts_ / stages;
+    std::vector<StageCost> costs(stages);
+    for (int stage = 0; stage < stages; ++stage) {
+      StageCost& cost = costs[stage];
+      const auto sum = [&](const std::vector<double>& values) {
+        return std::accumulate(values.begin() + stage * each, values.begin() + (stage + 1) * each, 0.0);
+      };
+      cost.forward = sum(forward_);
+      cost.backward_p1 = sum(p1_);
+      cost.backward_p2 = sum(p2_);
+      cost.p2_units = p2_units_ * each;
+      cost.activation_bytes = cost.stash_bytes = each;
+      cost.output_bytes = messages_[(stage + 1) * each - 1] * kByteOfMessages;
+      cost.input_gradient_bytes = messages_[stage * each] * kByteOfMessages;
+      cost.gradient_bytes = sum(gradients_);
+    }
+    return costs;
   }
-  return costs;
+
+ private:
+  int parts_;
+  int p2_units_;
+  std::vector<double> messages_, gradients_, forward_, p1_, p2_;
+};
+
+// The most micro-batches of a part that a rank may hold; 0: no limit.
+double cap_of(const PlanOptions& options) {
+  if (options.memory.empty()) return options.cap;
+  TWOBP_CHECK(options.cap == 0, "--cap and --memory are the same limit without a model: give one of them");
+  double cap = 0;
+  const char* end = options.memory.data() + options.memory.size();
+  const auto [rest, error] = std::from_chars(options.memory.data(), end, cap);
+  TWOBP_CHECK(error == std::errc() && rest == end && std::isfinite(cap) && cap > 0, "--memory is '",
+              options.memory,
+              "': without a configuration or --costs, give the number of micro-batches that a rank may hold");
+  return cap;
 }
 
 SimulationOptions simulation_of(const PlanOptions& options, const Schedule& schedule) {
   SimulationOptions simulation;
   const double latency = std::max(0.0, options.latency);
-  if (options.cap > 0) simulation.cap_per_rank.assign(schedule.ranks.size(), options.cap);
+  if (const double cap = cap_of(options); cap > 0) simulation.cap_per_rank.assign(schedule.ranks.size(), cap);
   if (options.share_links > 0) {
     simulation.shared_links =
         node_links(schedule.rank_count(), options.share_links, latency, kByteOfMessages);
@@ -75,33 +148,48 @@ SimulationOptions simulation_of(const PlanOptions& options, const Schedule& sche
   return simulation;
 }
 
-SimulatedPlan make_plan(const PlanOptions& options, const ScheduleSource& source, const Shape& shape,
-                        int micro_batches, P2Policy policy, const std::vector<StageCost>& costs) {
-  SimulatedPlan plan{source.make(shape.stages, shape.ranks, micro_batches, policy), {}};
-  if (options.order_for_rendezvous) plan.schedule = order_for_rendezvous(std::move(plan.schedule));
-  plan.simulation = simulate(plan.schedule, costs, simulation_of(options, plan.schedule));
+// A combination, its plan and its costs.
+struct Planned {
+  Asked asked;
+  Shape shape;
+  std::vector<StageCost> costs;
+  SimulatedPlan plan;
+};
+
+SimulatedPlan simulated(Schedule schedule, const std::vector<StageCost>& costs, const PlanOptions& options) {
+  const SimulationOptions simulation = simulation_of(options, schedule);
+  SimulatedPlan plan{std::move(schedule), {}, 0};
+  plan.simulation = simulate(plan.schedule, costs, simulation);
+  plan.bound = bound_of(plan.schedule, costs, simulation);
   return plan;
 }
 
-void write_timeline(const std::vector<const SimulatedPlan*>& plans, const std::vector<StageCost>& costs,
-                    const std::string& path) {
-  const Schedule& schedule = plans[0]->schedule;
+SimulatedPlan make_plan(const PlanOptions& options, const Planned& of, P2Policy policy, int micro_batches) {
+  Schedule schedule = of.asked.source.make(of.shape.stages, of.shape.ranks, micro_batches, policy);
+  if (options.order_for_rendezvous) schedule = order_for_rendezvous(std::move(schedule));
+  return simulated(std::move(schedule), of.costs, options);
+}
+
+void write_timeline(const std::vector<DrawnPlan>& plans, const PlanOptions& options) {
+  const Schedule& schedule = plans[0].plan->schedule;
   Trace trace;
   trace.simulated = true;
+  trace.abstract = options.config.empty() && options.costs.empty();
   trace.title =
       concat(schedule.name, ", ", schedule.stages, " stages, ", schedule.micro_batches, " micro-batches");
-  for (const SimulatedPlan* plan : plans) {
-    trace.step_names.push_back(concat("p2 ", policy_name(plan->schedule.policy)));
-    trace.steps.push_back(simulated_step(plan->schedule, costs, plan->simulation));
+  for (const DrawnPlan& each : plans) {
+    trace.step_names.push_back(each.name);
+    trace.steps.push_back(
+        simulated_step(*each.costs, each.plan->simulation, trace.abstract ? kMicroBatchUnit : 1));
   }
-  write_trace_file(path, timeline_html(trace));
+  write_trace_file(options.timeline, timeline_html(trace));
 }
 
 // Writes the simulated order: W is where there is time for it (fill) or a need (a cap).
 void write_csv(const SimulatedPlan& plan, const PlanOptions& options) {
-  const bool simulated = plan.schedule.fills() || options.cap > 0 || !options.memory.empty();
+  const bool as_simulated = plan.schedule.fills() || options.cap > 0 || !options.memory.empty();
   write_output("--csv", options.csv,
-               to_csv(simulated ? lower(plan.schedule, plan.simulation) : plan.schedule,
+               to_csv(as_simulated ? lower(plan.schedule, plan.simulation) : plan.schedule,
                       parse_csv_form(options.csv_form)));
 }
 
@@ -114,35 +202,129 @@ void write_svg(const SimulatedPlan& plan, const PlanOptions& options) {
   write_output("--svg", options.svg, draw_svg(plan.schedule, plan.simulation, picture));
 }
 
+// Leaves out the plans that the cap does not hold, and says so.
+void keep_what_fits(std::vector<Planned>& all, double cap) {
+  if (cap <= 0) return;
+  std::vector<Planned> fit;
+  double least = 0;
+  for (Planned& each : all) {
+    const double needs = peak_of(each.plan.simulation);
+    if (needs <= cap * (1 + 1e-9)) {
+      fit.push_back(std::move(each));
+      continue;
+    }
+    least = least > 0 ? std::min(least, needs) : needs;
+    std::cout << each.plan.schedule.name << " with p2 " << policy_name(each.plan.schedule.policy)
+              << " does not fit: a rank holds " << number(needs) << " micro-batches\n";
+  }
+  TWOBP_CHECK(!fit.empty(), "no schedule fits into ", number(cap),
+              " micro-batches a rank; the lightest holds ", number(least), ": raise --memory or --cap");
+  all = std::move(fit);
+}
+
+// A searched schedule for each placement in `named`, with its micro-batches. "auto (NAME)": a named one was
+// the best.
+std::vector<Planned> searched(const std::vector<Planned>& named, const PlanOptions& options) {
+  std::vector<Planned> found;
+  std::set<std::vector<int>> known;
+  for (const Planned& each : named) {
+    const Schedule& schedule = each.plan.schedule;
+    if (!known.insert(schedule.rank_of_stage).second) continue;
+    AutoSchedule best;
+    try {
+      best = auto_schedule(schedule.rank_of_stage, schedule.micro_batches, each.costs,
+                           simulation_of(options, schedule));
+    } catch (const NoScheduleFits&) {
+      continue;
+    }
+    Planned planned{each.asked, each.shape, each.costs, {}};
+    if (best.method == "named") best.schedule.name = concat("auto (", best.schedule.name, ")");
+    planned.plan = simulated(std::move(best.schedule), planned.costs, options);
+    found.push_back(std::move(planned));
+  }
+  return found;
+}
+
+void compare_schedules(const PlanOptions& options, std::vector<Planned> all) {
+  if (options.search) {
+    for (Planned& each : searched(all, options)) all.push_back(std::move(each));
+  }
+  keep_what_fits(all, cap_of(options));
+  std::stable_sort(all.begin(), all.end(), [](const Planned& a, const Planned& b) {
+    return a.plan.simulation.step_seconds < b.plan.simulation.step_seconds;
+  });
+  std::vector<const SimulatedPlan*> plans;
+  std::vector<DrawnPlan> drawn;
+  for (const Planned& each : all) {
+    plans.push_back(&each.plan);
+    drawn.push_back({concat(each.plan.schedule.name, ", p2 ", policy_name(each.plan.schedule.policy)),
+                     &each.plan, &each.costs});
+  }
+  print_comparison(plans);
+  if (!options.json.empty()) write_plans(plans, options);
+  write_pictures(drawn, options);
+}
+
 }  // namespace
 
-void write_pictures(const std::vector<const SimulatedPlan*>& plans, const std::vector<StageCost>& costs,
-                    const PlanOptions& options) {
-  if (!options.csv.empty()) write_csv(*plans[0], options);
-  if (!options.svg.empty()) write_svg(*plans[0], options);
-  if (!options.timeline.empty()) write_timeline(plans, costs, options.timeline);
+double bound_of(const Schedule& schedule, const std::vector<StageCost>& costs,
+                const SimulationOptions& options) {
+  constexpr double kMostOps = 3e5;
+  if (schedule.allow_reorder || 3.0 * schedule.stages * schedule.micro_batches > kMostOps) return kUnknown;
+  if (!schedule.has_backward()) return kUnknown;  // the bound counts I and W
+  try {
+    return lower_bound(schedule.rank_of_stage, schedule.micro_batches, costs, options).seconds;
+  } catch (const NoScheduleFits&) {
+    return kUnknown;
+  }
+}
+
+void write_pictures(const std::vector<DrawnPlan>& plans, const PlanOptions& options) {
+  if (!options.csv.empty()) write_csv(*plans[0].plan, options);
+  if (!options.svg.empty()) write_svg(*plans[0].plan, options);
+  if (!options.timeline.empty()) write_timeline(plans, options);
 }
 
 void plan_schedule(const PlanOptions& options) {
-  const ScheduleSource source(options.schedule.empty() ? "1f1b" : options.schedule);
-  const Shape shape = shape_of(options, source);
-  const P2Policy policy = options.p2.empty() ? source.default_policy() : parse_policy(options.p2);
-  const int micro_batches = options.micro_batches.empty()
-                                ? source.default_micro_batches(shape.stages, shape.ranks)
-                                : parse_count("--micro-batches", options.micro_batches);
-  const auto costs = given_costs(options, shape.stages);
-  const SimulatedPlan plan = make_plan(options, source, shape, micro_batches, policy, costs);
-  validate(plan.schedule, {.sends = options.rendezvous ? Sends::kRendezvous : Sends::kBuffered,
-                           .buffer_limit = options.buffers});
-  std::vector<const SimulatedPlan*> plans = {&plan};
+  std::vector<Planned> all;
+  const std::vector<Asked> asked = asked_of(options);
+  const bool compares = asked.size() > 1 || options.search;
+  int parts = 1;
+  int micro_batches =
+      options.micro_batches.empty() ? 0 : parse_count("--micro-batches", options.micro_batches);
+  const bool own_number = micro_batches == 0;
+  for (const Asked& each : asked) {
+    const Shape shape = shape_of(options, each.source, asked.size() > 1);
+    parts = std::max(parts, shape.stages);
+    if (own_number) {
+      micro_batches = std::max(micro_batches, each.source.default_micro_batches(shape.stages, shape.ranks));
+    }
+    all.push_back({each, shape, {}, {}});
+  }
+  const GivenCosts given(options, parts);
+  for (Planned& each : all) {
+    each.costs = given.of(each.shape.stages);
+    each.plan = make_plan(options, each, each.asked.policy, micro_batches);
+    validate(each.plan.schedule, {.sends = options.rendezvous ? Sends::kRendezvous : Sends::kBuffered,
+                                  .buffer_limit = options.buffers});
+  }
+  if (compares) return compare_schedules(options, std::move(all));
+  const Planned& one = all.front();
+  const double cap = cap_of(options);
+  std::vector<const SimulatedPlan*> plans = {&one.plan};
   SimulatedPlan standard;
-  if (policy != P2Policy::kOff) {
-    standard = make_plan(options, source, shape, micro_batches, P2Policy::kOff, costs);
+  if (one.asked.policy != P2Policy::kOff) {
+    standard = make_plan(options, one, P2Policy::kOff, micro_batches);
     plans.push_back(&standard);
   }
-  print_plans(plans, costs, options);
+  print_plans(plans, one.costs, options);
+  if (const double most = peak_of(one.plan.simulation); cap > 0 && most > cap * (1 + 1e-9))
+    std::cout << "\nIt does not fit: a rank holds " << number(most) << " micro-batches\n";
   if (!options.json.empty()) write_plans(plans, options);
-  write_pictures(plans, costs, options);
+  std::vector<DrawnPlan> drawn;
+  for (const SimulatedPlan* plan : plans)
+    drawn.push_back({concat("p2 ", policy_name(plan->schedule.policy)), plan, &one.costs});
+  write_pictures(drawn, options);
 }
 
 }  // namespace twobp

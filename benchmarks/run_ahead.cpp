@@ -72,7 +72,7 @@ std::unique_ptr<Trainer> make_trainer(const Case& it, bool ahead, const Options&
   config.pipeline.schedule = it.schedule;
   config.pipeline.micro_batches = it.micro_batches;
   config.pipeline.micro_batch_size = 1;
-  config.pipeline.p2 = policy_name(default_policy(it.schedule));
+  config.pipeline.p2 = policy_name(policies_of(it.schedule).back());
   config.pipeline.memory_cap = "0";
   config.pipeline.split.assign(it.stages, 1);
   config.pipeline.run_ahead = ahead ? "on" : "off";
@@ -129,11 +129,11 @@ json measure(const Case& it, const Options& options) {
   };
   const Schedule schedule =
       ahead->pipeline()
-          .setup(it.schedule, it.micro_batches, default_policy(it.schedule), P2Batching::kLoop, 0)
+          .setup(it.schedule, it.micro_batches, policies_of(it.schedule).back(), P2Batching::kLoop, 0)
           .schedule;
   const StepPeriods periods = simulated(it, schedule, options);
   json row = {{"schedule", it.schedule},
-              {"p2", policy_name(default_policy(it.schedule))},
+              {"p2", policy_name(policies_of(it.schedule).back())},
               {"ranks", it.ranks},
               {"micro_batches", it.micro_batches},
               {"clip", options.clip},

@@ -81,7 +81,7 @@ int main(int argc, char** argv) {
     TWOBP_CHECK(argc >= 3 && argc <= 5, "usage: schedule_scale RANKS MICRO_BATCHES [SCHEDULE [POLICY]]");
     const std::string name = argc > 3 ? argv[3] : "1f1b";
     twobp::run(twobp::number(argv[1]), twobp::number(argv[2]), name,
-               argc > 4 ? twobp::parse_policy(argv[4]) : twobp::default_policy(name));
+               argc > 4 ? twobp::parse_policy(argv[4]) : twobp::policies_of(name).back());
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -393,7 +393,13 @@ TEST(ConfigErrors, RopeScaling) {
 
 TEST(ConfigErrors, PipelineAndTrainingContradictions) {
   refuse({"pipeline.split=1,1,2"}, {"lists 3 stages", "pipeline.stages is 2"});
-  refuse({"pipeline.split=4,0"}, {"stage 1 0 layers", "at least 1"});
+  refuse({"pipeline.split=4,0"}, {"stage 1 0 layers", "from 1"});
+  refuse({"pipeline.split=2147483647,2147483647,8", "pipeline.ranks=3"}, {"stage 0 2147483647 layers"});
+  refuse({"pipeline.ranks=40000"}, {"10 layers", "40000 stages", "pipeline.ranks"});
+  for (const char* key : {"optimizer.warmup", "train.steps", "train.eval_every", "train.eval_batches",
+                          "train.log_every", "save.every", "save.keep"}) {
+    refuse({std::string(key) + "=9223372036854775807"}, {key, "to 1000000000000"});
+  }
   refuse({"optimizer.min_lr=0.1", "optimizer.lr=0.01"},
          {"optimizer.min_lr (0.1)", "above optimizer.lr (0.01)"});
   refuse({"train.eval_every=10", "data.held_out=0"}, {"train.eval_every is 10", "data.held_out is 0"});

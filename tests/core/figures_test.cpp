@@ -16,6 +16,17 @@ TEST(Figures, RoundsWhatIsKnown) {
   EXPECT_EQ(percent(0.1234), "12.3 %");
   EXPECT_EQ(milliseconds(0.0012345), "1.234 ms");
   EXPECT_EQ(milliseconds(0.12345), "123.5 ms");
+  EXPECT_EQ(milliseconds(0.05), "50.0 ms");
+  EXPECT_EQ(milliseconds(0.01), "10.0 ms");
+  EXPECT_EQ(milliseconds(0.00999), "9.990 ms");
+  EXPECT_EQ(number(1234567), "1.2346e+06");
+}
+
+TEST(Figures, ZeroHasNoSign) {
+  EXPECT_EQ(fixed(-1e-17, 1), "0.0");
+  EXPECT_EQ(percent(-0.0), "0.0 %");
+  EXPECT_EQ(fixed(-0.05, 2), "-0.05");
+  EXPECT_EQ(fixed(-kInfinity, 1), "-inf");
 }
 
 TEST(Figures, UnknownIsNoNumber) {

@@ -251,11 +251,28 @@ TEST(LocalSearch, NeverWorseThanItsStart) {
   }
 }
 
+// Named schedules are starts of the search, as long as they keep the order of micro-batches.
+TEST(PipelineProblem, TakesTheOrderOfASimulation) {
+  const PipelineProblem problem({0, 1}, 3, std::vector<StageCost>(2), {});
+  Simulation simulation =
+      simulate(make_schedule("1f1b", 2, 3, P2Policy::kFill), std::vector<StageCost>(2), {});
+  const TaskOrder order = problem.from_simulation(simulation);
+  ASSERT_EQ(order.ranks.size(), 2U);
+  EXPECT_EQ(order.ranks[0].size(), 9U);
+  EXPECT_EQ(order.ranks[0][0], problem.task(Op::kForward, 0, 0));
+  std::swap(simulation.ranks[0].timeline[0].micro_batch, simulation.ranks[0].timeline[1].micro_batch);
+  EXPECT_TRUE(problem.from_simulation(simulation).ranks.empty());
+}
+
 TEST(AutoPlacement, WhatIsPossible) {
   EXPECT_EQ(possible_placements(4, 4), (std::vector<Placement>{Placement::kLinear}));
   EXPECT_EQ(possible_placements(8, 4), (std::vector<Placement>{Placement::kV, Placement::kLooped}));
   EXPECT_EQ(possible_placements(12, 4), (std::vector<Placement>{Placement::kLooped}));
+  EXPECT_EQ(possible_placements(1, 1), (std::vector<Placement>{Placement::kLinear}));
+  EXPECT_EQ(possible_placements(3, 1), (std::vector<Placement>{Placement::kLooped}));
   EXPECT_TRUE(possible_placements(5, 4).empty());
+  EXPECT_TRUE(possible_placements(0, 1).empty());
+  EXPECT_TRUE(possible_placements(1, 0).empty());
 }
 
 // The kept optima are what the solver says today.

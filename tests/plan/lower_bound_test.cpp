@@ -44,6 +44,29 @@ TEST(LowerBound, MemoryBoundsTheThroughput) {
   EXPECT_EQ(bound_of(8, 32, 32), bound_of(8, 32));
 }
 
+// W that makes room between the layers of the next F counts as W before it.
+TEST(LowerBound, LayersBoundTheThroughputToo) {
+  std::vector<StageCost> costs(4);
+  for (StageCost& cost : costs) {
+    cost.layers = {{.forward_held = 0.5, .p1_held = 0.5, .stash = 1},
+                   {.backward_p2 = 0, .p2_units = 0, .forward_held = 0.5, .p1_held = -0.5}};
+  }
+  SimulationOptions options;
+  options.cap_per_rank.assign(4, 1.25);  // W of a micro-batch before the second layer of the next F
+  const Simulation simulation = simulate(make_schedule("naive", 4, 6, P2Policy::kEnd), costs, options);
+  EXPECT_EQ(lower_bound({0, 1, 2, 3}, 6, costs, options).seconds, simulation.step_seconds);
+  EXPECT_EQ(simulation.step_seconds, 6 * 2 * 4 + 5 + 1);
+}
+
+// W that frees nothing need not come before the next F.
+TEST(LowerBound, WithoutStashOnlyICounts) {
+  std::vector<StageCost> costs(4);
+  for (StageCost& cost : costs) cost.stash_bytes = 0;
+  SimulationOptions options;
+  options.cap_per_rank.assign(4, 1);
+  EXPECT_EQ(lower_bound({0, 1, 2, 3}, 6, costs, options).seconds, 6 * 2 * 4 + 1);
+}
+
 TEST(LowerBound, NeverAboveTheProvenOptimum) {
   const auto all = solved_pipelines();
   ASSERT_GE(all.size(), 100U);
@@ -109,6 +132,34 @@ TEST(LowerBound, CountsMessagesWhereTheyAre) {
   const LowerBound bound = lower_bound({0, 1}, 6, costs, options);
   EXPECT_EQ(bound.seconds, bound.without_memory);
   EXPECT_LE(bound.seconds, simulate(schedule, costs, options).step_seconds);
+}
+
+// Room for two micro-batches only because each takes four bytes more away than it brought.
+TEST(LowerBound, CountsWhatInconsistentLayersLack) {
+  std::vector<StageCost> costs(2);
+  costs[0].layers = {{.forward_held = 17, .p1_held = -16, .stash = 5}};
+  SimulationOptions options;
+  options.cap_per_rank = {30, 0};
+  LowerBound bound = lower_bound({0, 1}, 2, costs, options);
+  EXPECT_EQ(bound.seconds, bound.without_memory);
+  costs[0].layers[0].p1_held = -12;  // they add up: the second F waits for the first I
+  bound = lower_bound({0, 1}, 2, costs, options);
+  EXPECT_GT(bound.seconds, bound.without_memory);
+}
+
+// On a rank with two stages, a micro-batch of the later one also holds what it does in the earlier one.
+TEST(LowerBound, EarlierStagesOfTheRankHoldTheirShare) {
+  std::vector<StageCost> costs(2);
+  costs[0].activation_bytes = 3;
+  SimulationOptions options;
+  options.cap_per_rank = {4};
+  // One rank: W of a micro-batch before the next F costs nothing.
+  EXPECT_EQ(lower_bound({0, 0}, 3, costs, options).seconds, 18);
+  costs.resize(4);
+  options.cap_per_rank = {4, 0};
+  const LowerBound bound = lower_bound({0, 1, 1, 0}, 2, costs, options);
+  // 3 + 1 bytes are held from the last F until its I: the second passes only when the first is back.
+  EXPECT_EQ(bound.seconds, 2 * 8 + 1);
 }
 
 TEST(LeastActivationBytes, AreOneMicroBatchInAllStages) {

@@ -55,5 +55,30 @@ TEST(OrderBytes, OfOneFOneBAndAV) {
   EXPECT_GE(v.least(std::vector<StageCost>(8)), 2);
 }
 
+// Layers whose bytes do not add up: F of one leaves less than nothing, and W frees more than I left.
+TEST(StageBytes, CountWhatInconsistentLayersLack) {
+  std::vector<StageCost> costs(1);
+  costs[0].layers = {{.forward_held = -3, .stash = 5}};
+  EXPECT_EQ(stage_bytes(costs)[0].deficit, 3 + 8);
+  EXPECT_EQ(stage_bytes(costs)[0].activation, 0);
+  EXPECT_EQ(least_activation_bytes({0}, costs), std::vector<double>{-11});
+  costs[0].layers = {{.forward_held = 17, .p1_held = -16, .stash = 5}};
+  EXPECT_EQ(stage_bytes(costs)[0].deficit, 4);
+  EXPECT_EQ(stage_bytes(costs)[0].activation, 17);
+  EXPECT_EQ(least_activation_bytes({0}, costs), std::vector<double>{13});
+  costs[0].layers[0].p1_held = -12;
+  EXPECT_EQ(stage_bytes(costs)[0].deficit, 0);
+}
+
+// A micro-batch may take four bytes more away than it brought, so both it and the one before count that less.
+TEST(OrderBytes, LeaveWhatInconsistentLayersLackAside) {
+  std::vector<StageCost> costs(1);
+  costs[0].fixed_bytes = 100;
+  costs[0].layers = {{.forward_peak = 20, .forward_held = 17, .p1_held = -16, .stash = 5}};
+  const OrderBytes order(make_schedule("gpipe", 1, 2, P2Policy::kOff));
+  EXPECT_EQ(order.least(costs), 100 + (17 - 4) + 20 - 4);
+  EXPECT_LE(order.least(costs), peak_of(simulate(make_schedule("gpipe", 1, 2, P2Policy::kOff), costs)));
+}
+
 }  // namespace
 }  // namespace twobp::TWOBP_FILE

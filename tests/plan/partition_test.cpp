@@ -332,12 +332,24 @@ TEST(BalancedSplit, RefusesWhatIsNoProblem) {
   expect_contains(error_of([&] { balanced_split(seconds, placement, bytes); }), {"cap is 0"});
 }
 
+// A loop's search gives up balance for a cap: the first layer is as heavy as ten.
+TEST(BalancedSplit, KeepsCapsOfALoop) {
+  PartitionBytes bytes;
+  bytes.fixed = {10, 1, 1, 1, 1, 1, 1, 1};
+  bytes.held.assign(8, 0);
+  bytes.caps = {11, 100};
+  const auto split = balanced_split(std::vector<double>(8, 1), {0, 1, 0, 1}, bytes);
+  EXPECT_EQ(split, (Split{1, 3, 1, 3}));
+}
+
 TEST(SplitByHand, HasToFit) {
   check_split({1, 2, 3}, 6, 3);
   for (const Split& split :
        {Split{1, 2}, Split{1, 2, 4}, Split{1, 5, 0}, Split{-1, 4, 3}, Split{}, Split{2, 2, 1, 1}}) {
     expect_contains(error_of([&] { check_split(split, 6, 3); }), {"pipeline.split", "6 layers"});
   }
+  constexpr int kMost = std::numeric_limits<int>::max();
+  expect_contains(error_of([] { check_split({kMost, kMost, 8}, 6, 3); }), {"sum to 4294967302"});
 }
 
 TEST(Imbalance, SlowestOverMean) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <tuple>
 
 #include "tests/plan/support.h"
@@ -168,6 +169,100 @@ TEST(Planner, KeepsTheMemory) {
 }
 
 // The smallest memory that would do is one that does, and the next smaller is not.
+// A model that is nearly all messages fits into exactly what it takes: what is sent on is held once.
+TEST(Planner, PlansWithinExactlyItsPeak) {
+  CostModel model = model_of({{.held = 0.1, .stash = 0, .output = 10, .fixed = 30},
+                              {.held = 0.1, .stash = 0, .output = 0.1, .fixed = 30}});
+  PlanRequest request;
+  request.ranks = {2};
+  request.schedules = {"1f1b"};
+  request.micro_batches = {1};
+  request.micro_batch_sizes = {1};
+  request.recompute = {"none"};
+  const double peak = plan(model, request).best.front().peak_bytes;
+  request.memory = peak;
+  const PlanResult result = plan(model, request);
+  ASSERT_FALSE(result.best.empty());
+  EXPECT_EQ(result.best.front().peak_bytes, peak);
+  request.memory = 0.9 * peak;
+  EXPECT_TRUE(plan(model, request).best.empty());
+}
+
+// On slow links messages wait on their sender's account, the longer the more room there is for W to wait.
+TEST(Planner, TheSmallestMemoryIsEnoughOnSlowLinks) {
+  Random random(8);
+  for (int round = 0; round < 30; ++round) {
+    std::vector<TestKind> kinds(4);
+    for (TestKind& kind : kinds) {
+      kind.output = random_int(random, 1, 40);
+      kind.stash = random_int(random, 0, 20);
+      kind.backward_p1 = random_int(random, 1, 9);
+      kind.backward_p2 = random_int(random, 1, 9);
+    }
+    CostModel model = model_of(kinds);
+    const double slow = random_int(random, 1, 10);
+    PlanRequest request;
+    if (round % 2 == 0) {
+      model.link_bytes_per_second = slow;
+    } else {
+      request.interconnect.link = LinkSpeed{0, slow};
+      request.schedules = {"gpipe"};  // several messages wait at once
+      request.micro_batches = {6};
+    }
+    request.ranks = {2, 4};
+    request.micro_batch_sizes = {1};
+    request.recompute = {"none"};
+    request.memory = 1;
+    const PlanResult none = plan(model, request);
+    ASSERT_TRUE(none.smallest.has_value());
+    request.memory = none.smallest->peak_bytes;
+    EXPECT_FALSE(plan(model, request).best.empty()) << "round " << round;
+  }
+}
+
+// The best of all replicas' combinations comes first, whatever is left out by its bound.
+TEST(Planner, BoundsHoldForReplicas) {
+  Random random(12);
+  for (int round = 0; round < 5; ++round) {
+    const CostModel model = random_model(random, 6);
+    PlanRequest request = small_request();
+    request.data_parallel = {1, 3};
+    request.recompute = {"none"};
+    request.top = 0;
+    const PlanResult all = plan(model, request);
+    request.top = 1;
+    EXPECT_EQ(plan(model, request).best.front().samples_per_second(), all.best.front().samples_per_second());
+    EXPECT_EQ(all.best.front().data_parallel, 3);
+  }
+}
+
+// Loops have several stages on each rank.
+TEST(Planner, NoLoopOfOneStageOnARank) {
+  const CostModel model = model_of(std::vector<TestKind>(8));
+  PlanRequest request;
+  request.ranks = {2};
+  request.stages = {2, 4, 6};
+  request.recompute = {"none"};
+  const auto all = candidates({{"none", model}}, request);
+  std::set<std::pair<std::string, int>> shapes;
+  for (const Candidate& candidate : all) shapes.insert({candidate.choice.schedule, candidate.choice.stages});
+  EXPECT_FALSE(shapes.contains({"looped-bfs", 2}));
+  EXPECT_TRUE(shapes.contains({"looped-bfs", 4}));
+  EXPECT_TRUE(shapes.contains({"looped-bfs", 6}));
+  EXPECT_TRUE(shapes.contains({"1f1b", 2}));
+  EXPECT_FALSE(shapes.contains({"1f1b", 4}));
+  EXPECT_TRUE(shapes.contains({"zb-v", 4}));
+  EXPECT_FALSE(shapes.contains({"zb-v", 6}));
+}
+
+TEST(Planner, CountsTheReasonsThatItLeavesOut) {
+  PlanRequest request;
+  request.ranks = {11, 12, 13, 14, 15};
+  request.schedules = {"1f1b"};
+  const CostModel model = model_of(std::vector<TestKind>(4));
+  expect_contains(error_of([&] { plan(model, request); }), {"11 stages", "13 stages", "and 2 reasons more"});
+}
+
 TEST(Planner, SaysTheSmallestMemoryThatWouldDo) {
   Random random(14);
   for (int round = 0; round < 4; ++round) {

@@ -213,6 +213,52 @@ TEST(Plan, WritesJson) {
   EXPECT_EQ(brief, rank);
 }
 
+// Several schedules share the parts of one model, and one number of micro-batches.
+TEST(Plan, ComparesSchedules) {
+  const TempFolder folder;
+  const std::string file = folder.path("plan.json");
+  const std::string csv = folder.write("mine.csv", "0F0,0I0,0F1,0I1,0W0,0W1\n1F0,1I0,1W0,1F1,1I1,1W1\n");
+  const auto plans = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "plan");
+    arguments.insert(arguments.end(), {"--no-ops", "--json", file});
+    expect_success(arguments);
+    std::vector<std::string> rows;
+    const json written = json::parse(read_file(file));
+    for (const json& plan : written.at("plans")) {
+      rows.push_back(concat(plan.at("schedule").get<std::string>(), ' ', plan.at("p2").get<std::string>(),
+                            ' ', plan.at("stages"), ' ', plan.at("step_time"), ' ', plan.at("lower_bound")));
+    }
+    return rows;
+  };
+  // Of two parts each: (M + (N - 1) / 3) 3 x 2 for 1F1B with fill.
+  EXPECT_EQ(
+      plans({"--schedule", "1f1b,zb-v,1f1b@off", "--ranks", "4", "--micro-batches", "8"}),
+      (std::vector<std::string>{"zb-v fill 8 51.0 51.0", "1f1b fill 4 54.0 54.0", "1f1b off 4 66.0 54.0"}));
+  EXPECT_EQ(plans({"--schedule", "1f1b", "--p2", "off,end", "--ranks", "2", "--micro-batches", "2"}),
+            (std::vector<std::string>{"1f1b end 2 8.0 7.0", "1f1b off 2 9.0 7.0"}));
+  // A file runs as it is written. Its rank 0 waits for each micro-batch; the search does better.
+  const auto searched = plans({"--schedule", csv, "--search"});
+  ASSERT_EQ(searched.size(), 2U);
+  EXPECT_EQ(searched[0], "auto placed 2 7.0 7.0");
+  EXPECT_NE(searched[1].find("mine.csv placed 2 "), std::string::npos) << searched[1];
+  // What does not fit is left out.
+  EXPECT_EQ(plans({"--schedule", "1f1b,gpipe", "--ranks", "2", "--micro-batches", "4", "--p2", "off",
+                   "--memory", "2"}),
+            (std::vector<std::string>{"1f1b off 2 15.0 13.0"}));
+  test::expect_one_message({"plan", "--schedule", "1f1b", "--memory", "2", "--cap", "2"},
+                           {"--memory", "--cap"});
+  test::expect_one_message({"plan", "--schedule", "1f1b,"}, {"--schedule", "empty"});
+  test::expect_one_message({"plan", "--stages", "1048576", "--micro-batches", "1048576"}, {"too large"});
+}
+
+// Sums in another order leave 1e-14 where 0 is meant.
+TEST(Plan, PrintsNoRounding) {
+  const auto run = expect_success({"plan", "--stages", "4", "--forward", "0.1,0.2,0.3,0.7", "--backward-p1",
+                                   "0.7", "--backward-p2", "0.3", "--micro-batches", "13"});
+  EXPECT_EQ(run.out.find("e-"), std::string::npos) << run.out;
+  EXPECT_EQ(run.out.find("-0"), std::string::npos) << run.out;
+}
+
 TEST(Plan, RefusesWhatCannotRun) {
   test::expect_one_message({"plan", "--schedule", "gpip"}, {"gpip", "'gpipe'"});
   test::expect_one_message({"plan", "--p2", "fil"}, {"fil", "'fill'"});

@@ -34,7 +34,7 @@ TEST_F(PlanModel, MeasuresAndRanks) {
   const std::string file = folder_.path("plan.json");
   const auto run = expect_success(
       {"plan", config_, "--seconds", "0.01", "--memory", "1GiB", "--json", file, "--top", "5"});
-  for (const char* part : {"samples/s", "2BP ", "combinations", "--set pipeline.schedule="}) {
+  for (const char* part : {"samples/s", "2BP ", "combinations", "bound ms", "--set pipeline.schedule="}) {
     EXPECT_NE(run.out.find(part), std::string::npos) << "no \"" << part << "\" in:\n" << run.out;
   }
   const json plan = json::parse(read_file(file));
@@ -50,6 +50,9 @@ TEST_F(PlanModel, MeasuresAndRanks) {
                     choice.at("step_seconds").get<double>(),
                 1e-6 * speed);
     EXPECT_LE(choice.at("peak_bytes").get<double>(), 1073741824.0);
+    EXPECT_GT(choice.at("lower_bound_seconds").get<double>(), 0);
+    EXPECT_LE(choice.at("lower_bound_seconds").get<double>(),
+              choice.at("step_seconds").get<double>() * 1.000001);
     int layers = 0;
     for (const json& count : choice.at("split")) layers += count.get<int>();
     EXPECT_EQ(layers, 6);
@@ -58,27 +61,33 @@ TEST_F(PlanModel, MeasuresAndRanks) {
   EXPECT_FALSE(plan.at("advice").at("sentences").empty());
 }
 
-// The settings that the program names train, with the split and the cap that were simulated.
+// The words of the command in the program's output that follow "twobp train CONFIG".
+std::vector<std::string> command_in(const std::string& out, const std::string& config) {
+  const std::string begin = "twobp train " + config + " ";
+  const size_t at = out.find(begin);
+  EXPECT_NE(at, std::string::npos) << out;
+  std::vector<std::string> words = {"train", config};
+  std::string word;
+  for (const char c : out.substr(at + begin.size(), out.find('\n', at) - at - begin.size()) + " ") {
+    if (c == '\'') continue;
+    if (c != ' ') {
+      word += c;
+    } else if (!word.empty()) {
+      words.push_back(word);
+      word.clear();
+    }
+  }
+  return words;
+}
+
+// The command that the program names trains, with the split and the cap that were simulated.
 TEST_F(PlanModel, ItsChoiceTrains) {
   const std::string file = folder_.path("plan.json");
   const auto run =
       expect_success({"plan", config_, "--costs", costs(), "--schedule", "zb-v", "--p2", "placed",
                       "--recompute", "both", "--micro-batch-sizes", "2", "--memory", "1GiB", "--json", file});
-  const size_t at = run.out.find("--set ");
-  ASSERT_NE(at, std::string::npos) << run.out;
-  std::vector<std::string> arguments = {"train", config_, "--set"};
-  std::string line = run.out.substr(at + 6, run.out.find('\n', at) - at - 6);
-  std::string word;
-  for (const char c : line + " ") {
-    if (c == '\'') continue;
-    if (c != ' ') {
-      word += c;
-    } else if (!word.empty()) {
-      arguments.push_back(word);
-      word.clear();
-    }
-  }
-  EXPECT_GE(arguments.size(), 9U) << line;
+  std::vector<std::string> arguments = command_in(run.out, config_);
+  EXPECT_GE(arguments.size(), 12U) << run.out;
   expect_success(arguments);
   arguments.emplace_back("--print-config");
   const json pipeline = json::parse(expect_success(arguments).out).at("pipeline");
@@ -89,6 +98,36 @@ TEST_F(PlanModel, ItsChoiceTrains) {
   EXPECT_EQ(cap, choice.at("memory_cap"));
   EXPECT_LT(cap, int64_t{1} << 30U) << "the weights are not in it";
   EXPECT_GT(cap, int64_t{1} << 29U);
+}
+
+// The page's peak is the table's, in bytes; the searched schedule's file and the overrides are in the
+// command.
+TEST_F(PlanModel, PageAndCommandSayWhatTheTableSays) {
+  const std::string file = folder_.path("plan.json");
+  const std::string page = folder_.path("page.html");
+  const std::string csv = folder_.path("best.csv");
+  const auto run =
+      expect_success({"plan", config_, "--set", "train.seed=7", "--costs", costs(), "--micro-batches", "4",
+                      "--recompute", "none", "--search", "--json", file, "--timeline", page, "--csv", csv});
+  const std::string html = read_file(page);
+  const std::string open = "id=\"data\">";
+  const size_t from = html.find(open) + open.size();
+  const json drawn = json::parse(html.substr(from, html.find("</script>", from) - from));
+  EXPECT_FALSE(drawn.at("abstract").get<bool>()) << "seconds and bytes";
+  double peak = 0;
+  for (const json& rank : drawn.at("steps")[0].at("ranks")) {
+    for (const json& event : rank.at("events")) peak = std::max(peak, event.at(13).get<double>());
+  }
+  const json best = json::parse(read_file(file)).at("choices").at(0);
+  EXPECT_NEAR(peak, best.at("peak_bytes").get<double>(), 1);
+  std::vector<std::string> arguments = command_in(run.out, config_);
+  expect_success(arguments);
+  arguments.emplace_back("--print-config");
+  const json config = json::parse(expect_success(arguments).out);
+  EXPECT_EQ(config.at("train").at("seed"), 7);
+  EXPECT_EQ(config.at("pipeline").at("p2"), best.at("p2"));
+  EXPECT_EQ(config.at("pipeline").at("schedule"),
+            best.at("schedule") == "auto" ? json(csv) : best.at("schedule"));
 }
 
 // Without a memory there was no cap.
@@ -173,7 +212,6 @@ TEST_F(PlanModel, RefusesOptionsThatPlayNoPart) {
                                                         {"--recompute", "both"},
                                                         {"--micro-batch-sizes", "1"},
                                                         {"--top", "3"},
-                                                        {"--search", ""},
                                                         {"--bandwidth", "1GB"},
                                                         {"--devices", "4"},
                                                         {"--seconds", "1"}}) {
@@ -219,7 +257,7 @@ TEST_F(PlanModel, RefusesWhatCannotBePlanned) {
   expect_one_message({"plan", "--costs", file, "--ranks", "9"}, {"6 layers"});
   expect_one_message({"plan", "--costs", folder_.path("none.json"), "--ranks", "2"}, {"none.json"});
   expect_one_message({"plan", "--costs", folder_.path(""), "--ranks", "2"}, {"folder"});
-  expect_one_message({"plan", "--memory", "1GiB"}, {"--memory", "configuration"});
+  expect_one_message({"plan", "--memory", "1GiB"}, {"--memory", "configuration", "micro-batches"});
   json broken = json::parse(read_file(file));
   broken["kinds"]["mlp"]["costs"][0]["forward_seconds"] = -1;
   const std::string bad = folder_.write("bad.json", broken.dump());

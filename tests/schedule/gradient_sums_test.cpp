@@ -72,6 +72,49 @@ TEST(GradientSums, LayersWithoutWAreDoneWithTheirI) {
   EXPECT_EQ(result.ranks[0].exposed, 5);
 }
 
+// A bucket goes when it is full, also with nothing more to come; a last layer without gradients sends none.
+TEST(GradientSums, BucketsOfUnequalLayers) {
+  StageCost cost = stage_of(3);
+  cost.layers[0].gradient_bytes = 0;
+  SimulationOptions options = two_replicas(P2Order::kBucket, 8);
+  options.data_parallel.latency = 0;
+  const Schedule schedule = make_schedule("gpipe", 1, 1, P2Policy::kOff);
+  // Standard: layers are done at 5, 7 and 9. The bucket of the last two is full at 7, and takes 8.
+  EXPECT_EQ(simulate(schedule, {cost}, options).ranks[0].exposed, 7 + 8 - 9);
+  options.data_parallel.bucket_bytes = 9;  // it goes with the first layer, which adds nothing to wait for
+  EXPECT_EQ(simulate(schedule, {cost}, options).ranks[0].exposed, 7 + 8 - 9);
+  cost.layers[0].gradient_bytes = 1;
+  EXPECT_EQ(simulate(schedule, {cost}, options).ranks[0].exposed, 9);
+}
+
+TEST(GradientSums, NothingToSumWaitsForNothing) {
+  StageCost cost = stage_of(2);
+  for (LayerShare& layer : cost.layers) layer.gradient_bytes = 0;
+  SimulationOptions options = two_replicas(P2Order::kBucket, 1);
+  options.data_parallel.latency = 100;
+  EXPECT_EQ(simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), {cost}, options).ranks[0].exposed, 0);
+}
+
+// In a wait, W of a stage that has no more I comes first, layer by layer, so that its sums begin.
+TEST(GradientSums, WaitsAreFilledWithStagesThatHaveEnded) {
+  // Rank 1 has stages 1 and 3. Stage 3 has ended while rank 1 waits for the gradient from stage 2.
+  std::vector<StageCost> costs(4, stage_of(2));
+  costs[2].backward_p1 = 8;
+  const Schedule schedule = make_schedule("looped-bfs", 4, 2, P2Policy::kFill, 2);
+  const auto order_of_w = [&](P2Order order, int replicas) {
+    SimulationOptions options = two_replicas(order, 1);
+    options.data_parallel.replicas = replicas;
+    std::string text;
+    for (const SimulatedOp& op : simulate(schedule, costs, options).ranks[1].timeline) {
+      if (op.op == Op::kBackwardP2) text += to_string({op.op, op.stage, op.micro_batch}) + " ";
+    }
+    return text;
+  };
+  EXPECT_EQ(order_of_w(P2Order::kOldest, 2).substr(0, 12), "3W0 3W1 1W0 ");
+  EXPECT_EQ(order_of_w(P2Order::kBucket, 2).substr(0, 16), "3W0 3W1 3W0 3W1 ")
+      << "the last layer of both first";
+}
+
 TEST(GradientSums, AStageWithoutLayersIsOneBucket) {
   StageCost cost;
   cost.gradient_bytes = 4;

@@ -70,6 +70,7 @@ TEST(Lower, PiecesOfWBecomeOneCell) {
       SCOPED_TRACE(concat(named.name, ", ", ranks, " ranks, ", fill.micro_batches, " micro-batches"));
       ASSERT_NO_THROW(validate(add_communication(lowered)));
       EXPECT_EQ(from_csv(to_csv(lowered), "lowered").ranks, lowered.ranks);
+      EXPECT_EQ(lowered.name, named.name);
     }
   }
 }

@@ -137,5 +137,36 @@ TEST(Recorded, WKeepsItsSideOfARecordedReceive) {
   EXPECT_EQ(simulate(schedule, costs, options).ranks[0].timeline[3].begin, 7);  // in the wait
 }
 
+// W recorded before a message runs before it, also where the message is there already.
+TEST(Recorded, WComesBeforeAMessageThatIsThere) {
+  const Schedule schedule = make_schedule("gpipe", 2, 2, P2Policy::kFill);
+  std::vector<StageCost> costs(2);
+  costs[0].backward_p1 = 5;  // the second gradient is there long before
+  SimulationOptions options;
+  options.recorded = {{{Op::kForward, 0, 0},
+                       {Op::kForward, 0, 1},
+                       {Op::kRecvBackward, 0, 0},
+                       {Op::kBackwardP1, 0, 0},
+                       {Op::kBackwardP2, 0, 0},
+                       {Op::kRecvBackward, 0, 1},
+                       {Op::kBackwardP1, 0, 1},
+                       {Op::kBackwardP2, 0, 1}},
+                      {{Op::kForward, 1, 0},
+                       {Op::kForward, 1, 1},
+                       {Op::kBackwardP1, 1, 0},
+                       {Op::kBackwardP1, 1, 1},
+                       {Op::kBackwardP2, 1, 0},
+                       {Op::kBackwardP2, 1, 1}}};
+  const auto& timeline = simulate(schedule, costs, options).ranks[0].timeline;
+  ASSERT_EQ(timeline.size(), 6U);
+  EXPECT_EQ(timeline[3].op, Op::kBackwardP2);
+  EXPECT_EQ(timeline[3].begin, 9);  // F F until 2, dL/dx at 4, I until 9
+  // Bytes tell the sides apart: a received message counts after the W before it.
+  costs[0].stash_bytes = costs[0].activation_bytes = 0;
+  costs[0].stash_bytes = 7;
+  costs[1].input_gradient_bytes = 5;
+  EXPECT_EQ(simulate(schedule, costs, options).ranks[0].peak_bytes, 7);
+}
+
 }  // namespace
 }  // namespace twobp::TWOBP_FILE

@@ -44,6 +44,18 @@ TEST(Rendezvous, OneForwardOneBackwardBlocksAsGenerated) {
   EXPECT_TRUE(marked_cell(error) == "0SEND_F1" || marked_cell(error) == "1SEND_B0") << error;
 }
 
+// Messages sent in one order and received in another: buffers hold them, blocking sends never meet.
+TEST(Rendezvous, MicroBatchesHaveToMeet) {
+  Schedule schedule = empty_schedule({0, 1}, 2);
+  schedule.allow_reorder = true;
+  schedule.ranks[0] = {
+      {Op::kForward, 0, 0}, {Op::kForward, 0, 1}, {Op::kSendForward, 0, 0}, {Op::kSendForward, 0, 1}};
+  schedule.ranks[1] = {
+      {Op::kRecvForward, 1, 1}, {Op::kRecvForward, 1, 0}, {Op::kForward, 1, 0}, {Op::kForward, 1, 1}};
+  EXPECT_EQ(rejection(schedule, {}), "");
+  expect_contains(rejection(schedule, kRendezvous), {"deadlock", "0SEND_F0"});
+}
+
 // Which of the named schedules block as they are made, at N = 4 and M = 8.
 TEST(Rendezvous, WhichBlock) {
   std::set<std::string> free;
@@ -152,7 +164,9 @@ TEST(Buffering, LimitNamesTheRankAndTheReceive) {
   const std::string error = rejection(gpipe, options);
   expect_contains(error, {"rank 0 may have 5 messages waiting", "0RECV_B0", "the limit is 4"});
   EXPECT_EQ(marked_cell(error), "0RECV_B0");
-  // One F, one B keeps the sender back.
+  // One F, one B keeps the sender back: two wait at every receive, and the first is named.
+  EXPECT_EQ(most_buffered(make_schedule("1f1b", 2, 5, P2Policy::kOff))[1].messages, 2);
+  EXPECT_EQ(most_buffered(make_schedule("1f1b", 2, 5, P2Policy::kOff))[1].index, 0);
   EXPECT_EQ(rejection(make_schedule("1f1b", 2, 5, P2Policy::kOff), options), "");
 }
 

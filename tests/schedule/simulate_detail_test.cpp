@@ -168,6 +168,13 @@ TEST(Peaks, SayWhenAndWhere) {
   EXPECT_EQ(result.stage_peaks[1].stage, 1);
 }
 
+// An evaluation keeps nothing of a micro-batch.
+TEST(Peaks, ForwardAloneHasOneInFlight) {
+  for (const RankSimulation& rank :
+       simulate(make_forward_schedule({0, 1}, 5), std::vector<StageCost>(2)).ranks)
+    EXPECT_EQ(rank.peak_in_flight, 1);
+}
+
 TEST(Peaks, FixedBytesAreBeside) {
   std::vector<StageCost> costs(2);
   costs[0].fixed_bytes = 10;

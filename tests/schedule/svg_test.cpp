@@ -171,6 +171,9 @@ TEST_F(Svg, EveryOpIsDrawnToScale) {
   EXPECT_EQ(ops, bars(kF).size() + bars(kI).size() + bars(kW).size()) << "nothing else is drawn";
   EXPECT_EQ(bars(kOptimizer).size(), 4U);
   EXPECT_TRUE(has_text("a title"));
+  const double with_title = height_;
+  parse(draw_svg(schedule, simulation, {}));
+  EXPECT_EQ(with_title - height_, 30) << "no room for a title that is not there";
   for (const char* text : {"F: forward", "I: backward, dL/dx", "W: backward, dL/dw", "optimizer", "idle"})
     EXPECT_TRUE(has_text(text)) << text;
   // The last rank waits for N - 1 forwards; its own work is the rest.
@@ -205,12 +208,13 @@ TEST_F(Svg, StagesOfARankHaveShades) {
 
 TEST_F(Svg, AnyTitleIsWellFormed) {
   const auto [schedule, simulation] = simulated("naive", 2, 1, P2Policy::kOff);
-  const std::string hostile = "</text><script>&amp; \"'\x01\x1f \xff\xc0\xaf\xed\xa0\x80 \xe2\x82\xac ]]>";
+  const std::string hostile =
+      "</text><script>&amp; \"'\x01\x1f \xff\xc0\xaf\xed\xa0\x80 \xe2\x82\xac \xc3\xbc \xf0\x9f\x98\x80 ]]>";
   parse(draw_svg(schedule, simulation, {.title = hostile}));
   const std::string bad = "\xef\xbf\xbd";
   std::string expected = "</text><script>&amp; \"'" + bad + bad + " ";
   for (int i = 0; i < 6; ++i) expected += bad;
-  EXPECT_EQ(title_, expected + " \xe2\x82\xac ]]>");
+  EXPECT_EQ(title_, expected + " \xe2\x82\xac \xc3\xbc \xf0\x9f\x98\x80 ]]>");
 }
 
 TEST_F(Svg, SecondsHaveUnits) {
@@ -248,7 +252,7 @@ TEST_F(Svg, DrawsEveryNamedSchedule) {
   for (const NamedSchedule& named : named_schedules()) {
     SCOPED_TRACE(named.name);
     const int stages = 4 * usual_stages_per_rank(named.placement);
-    const Schedule schedule = make_schedule(named.name, stages, 8, default_policy(named.name), 4);
+    const Schedule schedule = make_schedule(named.name, stages, 8, policies_of(named.name).back(), 4);
     const Simulation simulation = simulate(schedule, std::vector<StageCost>(schedule.stages));
     parse(draw_svg(schedule, simulation));
     EXPECT_EQ(bars("url(#idle)").size(), 4U);

@@ -150,6 +150,19 @@ TEST(Validate, FindsADeadlock) {
   EXPECT_NE(error.find("rank 0 at 2RECV_F0 waits for rank 1"), std::string::npos) << error;
   EXPECT_NE(error.find("rank 1 at 1RECV_F0 waits for rank 0"), std::string::npos) << error;
   EXPECT_NE(marked_cell(error).find("RECV_F0"), std::string::npos) << error;
+  EXPECT_EQ(error.find("and so on"), std::string::npos) << error;
+}
+
+// Only the beginning of a long circle is shown.
+TEST(Validate, ShortensALongCircle) {
+  std::vector<int> twice;
+  for (int stage = 0; stage < 20; ++stage) twice.push_back(stage % 10);
+  Schedule schedule = add_communication(looped_gpipe(twice, 1));
+  auto& list = schedule.ranks[0];
+  const auto receive = std::find(list.begin(), list.end(), Instruction{Op::kRecvForward, 10, 0});
+  std::rotate(list.begin(), receive, receive + 1);
+  const std::string error = rejection(schedule);
+  expect_contains(error, {"rank 0 at 10RECV_F0 waits for rank 9", "and so on around the circle"});
 }
 
 TEST(Validate, FindsADeadlockAcrossManyRanks) {

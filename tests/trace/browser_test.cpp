@@ -159,11 +159,11 @@ TEST_F(Browser, PartsOfOps) {
 TEST_F(Browser, ASimulatedSchedule) {
   const std::vector<StageCost> costs(4);
   Trace trace;
-  trace.simulated = true;
+  trace.simulated = trace.abstract = true;
   for (const P2Policy policy : {P2Policy::kFill, P2Policy::kOff}) {
     const Schedule schedule = make_schedule("1f1b", 4, 8, policy);
     trace.step_names.push_back(concat("p2 ", policy_name(policy)));
-    trace.steps.push_back(simulated_step(schedule, costs, simulate(schedule, costs)));
+    trace.steps.push_back(simulated_step(costs, simulate(schedule, costs)));
   }
   const Seen seen = open(trace);
   ASSERT_TRUE(seen.check.is_object());
@@ -191,8 +191,8 @@ TEST_F(Browser, ManyEvents) {
   for (StageCost& cost : costs) cost.p2_units = 8;
   const Schedule schedule = make_schedule("1f1b", 8, 256, P2Policy::kFill);
   Trace trace;
-  trace.simulated = true;
-  trace.steps.push_back(simulated_step(schedule, costs, simulate(schedule, costs)));
+  trace.simulated = trace.abstract = true;
+  trace.steps.push_back(simulated_step(costs, simulate(schedule, costs)));
   size_t events = 0;
   for (const auto& rank : trace.steps[0].events) events += rank.size();
   ASSERT_GT(events, 6000U);

@@ -46,6 +46,7 @@ enum class OnResume : uint8_t {
 inline constexpr double kMaxWidth = 1 << 20;
 inline constexpr double kMaxCount = 1 << 16;
 inline constexpr double kMaxLength = 1 << 24;
+inline constexpr double kMaxSteps = 1e12;
 
 struct Key {
   std::string name;

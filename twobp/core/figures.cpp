@@ -16,7 +16,9 @@ std::string fixed(double value, int digits) {
   if (std::isnan(value)) return "-";
   std::ostringstream out;
   out << std::fixed << std::setprecision(digits) << value;
-  return out.str();
+  const std::string text = out.str();
+  const bool zero = text.find_first_of("123456789") == std::string::npos && std::isfinite(value);
+  return zero && text.front() == '-' ? text.substr(1) : text;  // no "-0.0"
 }
 
 std::string percent(double fraction) {

@@ -21,6 +21,12 @@ std::vector<std::string> names_and_auto() {
   return names;
 }
 
+std::vector<std::string> policies_and_auto() {
+  std::vector<std::string> names = policy_names();
+  names.insert(names.begin(), "auto");
+  return names;
+}
+
 // "1.05x" -> 1.05; 0 if the text has another form.
 double parse_times(const std::string& text) {
   double times = 0;
@@ -95,8 +101,10 @@ const Section& pipeline_section() {
            .in("micro-batches")
            .from(0, kMaxCount),
        TWOBP_KEY(PipelineConfig, micro_batch_size, "per micro-batch").in("samples").from(1, kMaxCount),
-       TWOBP_KEY(PipelineConfig, p2, "when weight gradients are computed; off: standard backpropagation")
-           .one_of(policy_names())
+       TWOBP_KEY(PipelineConfig, p2,
+                 "when weight gradients are computed; off: standard backpropagation; auto: placed for a "
+                 "schedule file that places them, else fill")
+           .one_of(policies_and_auto())
            .free_on_resume(),
        TWOBP_KEY(
            PipelineConfig, p2_batching,
@@ -155,13 +163,14 @@ void check_pipeline(const PipelineConfig& pipeline) {
   // A schedule file is checked when it is read for a run.
   const bool file = ScheduleSource::is_file(pipeline.schedule);
   const int stages = file ? pipeline.stages : pipeline_shape(pipeline).stages;
-  if (pipeline.split.empty() || stages == 0) return;
-  TWOBP_CHECK(std::cmp_equal(pipeline.split.size(), stages), "pipeline.split lists ", pipeline.split.size(),
-              " stages, but pipeline.stages is ", stages,
+  if (pipeline.split.empty()) return;
+  TWOBP_CHECK(stages == 0 || std::cmp_equal(pipeline.split.size(), stages), "pipeline.split lists ",
+              pipeline.split.size(), " stages, but pipeline.stages is ", stages,
               ": give one number of layers per stage, or [] to split by measured cost.");
   for (size_t stage = 0; stage < pipeline.split.size(); ++stage) {
-    TWOBP_CHECK(pipeline.split[stage] >= 1, "pipeline.split gives stage ", stage, " ", pipeline.split[stage],
-                " layers, but every stage needs at least 1.");
+    TWOBP_CHECK(pipeline.split[stage] >= 1 && pipeline.split[stage] <= kMaxWidth,
+                "pipeline.split gives stage ", stage, " ", pipeline.split[stage],
+                " layers, but every stage has from 1 to ", static_cast<int>(kMaxWidth), ".");
   }
 }
 

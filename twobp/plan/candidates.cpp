@@ -132,6 +132,7 @@ class Reasons {
 bool admits(std::string_view schedule, const Shape& shape, int micro_batches, Reasons& reasons) {
   if (twobp::admits(schedule, shape.stages, shape.ranks, micro_batches)) return true;
   try {
+    check_size(shape.stages, micro_batches);
     named_schedule(schedule).generate(shape.stages, shape.ranks, micro_batches);
     reasons.add(concat("schedule '", schedule, "' does not admit ", micro_batches, " micro-batches on ",
                        shape.ranks, " ranks"));

@@ -19,6 +19,7 @@
 #include "twobp/plan/ranking.h"
 #include "twobp/plan/recompute_costs.h"
 #include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/schedule_source.h"
 
 namespace twobp {
 namespace {
@@ -334,7 +335,8 @@ class Planner {
     request.stages = choice.stages;
     request.ranks = choice.ranks;
     request.micro_batches = choice.micro_batches;
-    request.policy = choice.policy == P2Policy::kOff ? default_policy(choice.schedule) : choice.policy;
+    request.policy =
+        choice.policy == P2Policy::kOff ? ScheduleSource(choice.schedule).default_policy() : choice.policy;
     request.costs = costs_of(model, choice);
     request.options = options_of(model, choice, schedule_of(choice), request.costs, request_);
     request.memory = request_.memory;

@@ -49,7 +49,6 @@ StageBytes layered_stage(const StageCost& cost, const Messages& messages) {
   bytes.deficit = std::max(0.0, -held) + std::max(0.0, -left);
   bytes.activation = std::max(0.0, held);
   bytes.p2_units = std::max(1, bytes.p2_units);
-  bytes.stops_within = cost.layers.size() > 1;
   return bytes;
 }
 

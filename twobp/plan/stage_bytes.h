@@ -16,7 +16,6 @@ struct StageBytes {
   double p1_peak = 0;       // most during I, in addition to the activations
   double p2_peak = 0;       // most during W, in addition to the stash
   int p2_units = 1;
-  bool stops_within = false;  // W may run between the layers of an F or I, to make room for the next layer
   // Bytes for each micro-batch by which inconsistent costs of layers may go below zero. 0 for consistent
   // costs.
   double deficit = 0;

@@ -117,10 +117,6 @@ int default_micro_batches(std::string_view name, int stages, int ranks) {
   return std::max(1, named_schedule(name).micro_batches_per_rank * ranks);
 }
 
-P2Policy default_policy(std::string_view name) {
-  return named_schedule(name).places_p2 ? P2Policy::kPlaced : P2Policy::kFill;
-}
-
 std::vector<P2Policy> policies_of(std::string_view name) {
   std::vector<P2Policy> policies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill};
   if (named_schedule(name).places_p2) policies.push_back(P2Policy::kPlaced);
@@ -129,7 +125,8 @@ std::vector<P2Policy> policies_of(std::string_view name) {
 
 bool admits(std::string_view name, int stages, int ranks, int micro_batches) {
   const NamedSchedule& entry = named_schedule(name);
-  return micro_batches >= 1 && placement_fits(entry.placement, stages, ranks) &&
+  return micro_batches >= 1 && int64_t{stages} * micro_batches <= kMostSlots &&
+         placement_fits(entry.placement, stages, ranks) &&
          (entry.takes == nullptr || entry.takes(ranks, micro_batches));
 }
 
@@ -146,10 +143,17 @@ std::vector<NamedVariant> named_schedules_on(const std::vector<int>& rank_of_sta
   return found;
 }
 
+void check_size(int stages, int micro_batches) {
+  TWOBP_CHECK(int64_t{stages} * micro_batches <= kMostSlots, "a schedule of ", stages, " stages and ",
+              micro_batches, " micro-batches is too large: stages x micro-batches may be ", kMostSlots,
+              " at most");
+}
+
 Schedule make_schedule(std::string_view name, int stages, int micro_batches, P2Policy policy, int ranks) {
   if (ranks == 0) ranks = default_ranks(name, stages);
   const NamedSchedule& entry = named_schedule(name);
   place_stages(entry.placement, stages, ranks);  // throws unless they divide as the placement requires
+  check_size(stages, micro_batches);
   Schedule schedule = entry.generate(stages, ranks, micro_batches);
   schedule.name = name;
   schedule = add_communication(apply_p2_policy(std::move(schedule), policy));
@@ -158,6 +162,7 @@ Schedule make_schedule(std::string_view name, int stages, int micro_batches, P2P
 }
 
 Schedule make_forward_schedule(const std::vector<int>& rank_of_stage, int micro_batches) {
+  check_size(static_cast<int>(rank_of_stage.size()), micro_batches);
   Schedule schedule = add_communication(forward_only(rank_of_stage, micro_batches));
   validate(schedule);
   return schedule;

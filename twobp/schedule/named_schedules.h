@@ -2,6 +2,7 @@
 // to run.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,11 +37,14 @@ const NamedSchedule& named_schedule(std::string_view name);
 int default_ranks(std::string_view name, int stages);
 // The schedule's default number of micro-batches. `stages` as for make_schedule.
 int default_micro_batches(std::string_view name, int stages, int ranks = 0);
-// The default policy: placed if the schedule places W itself, else fill.
-P2Policy default_policy(std::string_view name);
-
 // The policies that it can have: off, end, cooldown, fill, and placed if it places W itself.
 std::vector<P2Policy> policies_of(std::string_view name);
+
+// The most micro-batches of stages, stages x M, that make_schedule takes: more would not fit into memory.
+inline constexpr int64_t kMostSlots = int64_t{1} << 26;
+
+// Throws Error above kMostSlots.
+void check_size(int stages, int micro_batches);
 
 // Whether make_schedule takes these numbers, under any of policies_of. Throws Error for an unknown name.
 bool admits(std::string_view name, int stages, int ranks, int micro_batches);

@@ -38,9 +38,12 @@ int ScheduleSource::default_micro_batches(int stages, int ranks) const {
   return written_ ? written_->micro_batches : twobp::default_micro_batches(name_, stages, ranks);
 }
 
+bool ScheduleSource::places_p2() const {
+  return written_ ? written_->policy == P2Policy::kPlaced : named_schedule(name_).places_p2;
+}
+
 P2Policy ScheduleSource::default_policy() const {
-  if (!written_) return twobp::default_policy(name_);
-  return written_->policy == P2Policy::kPlaced ? P2Policy::kPlaced : P2Policy::kFill;
+  return written_ && places_p2() ? P2Policy::kPlaced : P2Policy::kFill;
 }
 
 Schedule ScheduleSource::make(int stages, int ranks, int micro_batches, P2Policy policy) const {

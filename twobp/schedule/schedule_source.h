@@ -36,7 +36,9 @@ class ScheduleSource {
   std::vector<int> rank_of_stage(int stages, int ranks) const;
   // The written schedule's number, or that of named_schedules.h.
   int default_micro_batches(int stages, int ranks) const;
-  // The default policy: placed if the schedule places W itself, else fill.
+  // Whether the schedule itself says where W runs.
+  bool places_p2() const;
+  // The default policy: placed for a written schedule that places W, which runs as written; else fill.
   P2Policy default_policy() const;
   // The schedule ready to run: with p2 policy and messages, and validated. A written one has its own stages
   // and ranks. If `micro_batches` is less than its number (at the end of an epoch), the cells of the missing

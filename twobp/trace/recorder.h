@@ -17,7 +17,8 @@ struct Trace {
   std::vector<std::pair<std::string, std::string>> facts;  // shown next to it: {"micro-batches", "4"}
   std::vector<StepReport> steps;                           // with events
   std::vector<std::string> step_names;                     // instead of the steps' numbers, if any
-  bool simulated = false;               // times have no unit, bytes are thousandths of a micro-batch
+  bool simulated = false;                                  // not of a real run: no messages, no loss
+  bool abstract = false;                // times have no unit, bytes are thousandths of a micro-batch
   std::optional<TracedRun> run;         // the run's schedule and costs, if known
   std::optional<StepReport> predicted;  // the prediction to compare each step with, with events
 };

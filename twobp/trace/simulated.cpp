@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 #include <utility>
 
 #include "twobp/core/check.h"
@@ -25,45 +24,12 @@ Event::Kind kind_of(Op op) {
   }
 }
 
-// The bytes that a stage holds for one micro-batch: from F until I, and from I until W.
-struct Held {
-  double activations = 0;
-  double stash = 0;
-};
-
-std::vector<Held> held_by_stage(const std::vector<StageCost>& costs) {
-  std::vector<Held> all;
-  for (size_t stage = 0; stage < costs.size(); ++stage) {
-    const StageCost& cost = costs[stage];
-    if (cost.layers.empty()) {
-      all.push_back({cost.activation_bytes, cost.stash_bytes});
-      continue;
-    }
-    // Layers count their input and an output that leaves the stage.
-    Held held{(stage > 0 ? costs[stage - 1].output_bytes : 0) - cost.output_bytes, 0};
-    for (const LayerShare& layer : cost.layers) {
-      held.activations += layer.forward_held;
-      held.stash += layer.stash;
-    }
-    all.push_back(held);
-  }
-  return all;
-}
-
 class RankConverter {
  public:
-  RankConverter(const std::vector<StageCost>& costs, bool has_backward, double step_seconds, double byte_unit)
-      : costs_(costs),
-        held_by_stage_(held_by_stage(costs)),
-        has_backward_(has_backward),
-        step_(step_seconds),
-        byte_unit_(byte_unit) {}
+  RankConverter(const std::vector<StageCost>& costs, double step_seconds, double byte_unit)
+      : costs_(costs), step_(step_seconds), byte_unit_(byte_unit) {}
 
-  std::vector<Event> run(const RankSimulation& rank, const std::vector<Instruction>& instructions) {
-    for (const Instruction& each : instructions) {
-      if (each.op != Op::kBackward) continue;
-      for (int m = each.micro_batch; m < each.micro_batch + each.count; ++m) whole_.insert({each.stage, m});
-    }
+  std::vector<Event> run(const RankSimulation& rank) {
     fixed_ = std::llround(rank.fixed_bytes * byte_unit_);
     double ops = 0;
     for (const SimulatedOp& op : rank.timeline) {
@@ -115,20 +81,9 @@ class RankConverter {
     event.stage = op.stage;
     event.micro_batch = op.micro_batch;
     event.part = op.part;
-    const double p2 = costs_[op.stage].backward_p2;
-    const Held& stage = held_by_stage_[op.stage];
-    const bool whole = whole_.contains({op.stage, op.micro_batch});  // B has no stash
-    if (op.op == Op::kForward && op.part == 0) held_ += stage.activations;
-    event.peak = bytes() + fixed_;
-    if (op.op == Op::kForward && !has_backward_) held_ -= stage.activations;
-    if (op.op == Op::kBackwardP1 && op.part == 0) {
-      pending_ += p2;
-      if (!whole) held_ += stage.stash - stage.activations;
-    }
-    if (op.op == Op::kBackwardP2) {
-      pending_ -= op.end - op.begin;
-      held_ -= (whole ? stage.activations : stage.stash) * (p2 > 0 ? (op.end - op.begin) / p2 : 1);
-    }
+    if (op.op == Op::kBackwardP1 && op.part == 0) pending_ += costs_[op.stage].backward_p2;
+    if (op.op == Op::kBackwardP2) pending_ -= op.end - op.begin;
+    held_ = op.held_bytes;
     now_ = op.begin;
     add(std::move(event), op.end);
   }
@@ -143,11 +98,8 @@ class RankConverter {
   }
 
   const std::vector<StageCost>& costs_;
-  std::vector<Held> held_by_stage_;
-  bool has_backward_;
   double step_;
   double byte_unit_;
-  std::set<std::pair<int, int>> whole_;  // (stage, micro-batch) with B
   bool started_ = false;
   double now_ = 0;
   double held_ = 0;     // in the costs' unit
@@ -158,14 +110,14 @@ class RankConverter {
 
 }  // namespace
 
-StepReport simulated_step(const Schedule& schedule, const std::vector<StageCost>& costs,
-                          const Simulation& simulation, double byte_unit) {
+StepReport simulated_step(const std::vector<StageCost>& costs, const Simulation& simulation,
+                          double byte_unit) {
   StepReport report;
   report.step = 1;
   report.end = simulation.step_seconds;
   for (size_t rank = 0; rank < simulation.ranks.size(); ++rank) {
-    RankConverter converter(costs, schedule.has_backward(), simulation.step_seconds, byte_unit);
-    report.events.push_back(converter.run(simulation.ranks[rank], schedule.ranks[rank]));
+    RankConverter converter(costs, simulation.step_seconds, byte_unit);
+    report.events.push_back(converter.run(simulation.ranks[rank]));
   }
   return report;
 }

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "twobp/pipeline/observer.h"
-#include "twobp/schedule/schedule.h"
 #include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
@@ -12,10 +11,10 @@ namespace twobp {
 inline constexpr double kMicroBatchUnit = 1000;
 
 // Times are those of the simulation. Bytes are its bytes times `byte_unit`: thousandths of a micro-batch if
-// the costs count micro-batches, 1 if they are bytes. The memory of an op is drawn as one step, whatever its
-// layers do within it. The rank's peak is where the simulation has it.
-// `simulation` must be of this schedule with these costs, with its timeline.
-StepReport simulated_step(const Schedule& schedule, const std::vector<StageCost>& costs,
-                          const Simulation& simulation, double byte_unit = kMicroBatchUnit);
+// the costs count micro-batches, 1 if they are bytes. They are the simulation's, at the end of each op and at
+// the rank's peak.
+// `simulation` must be with these costs, with its timeline.
+StepReport simulated_step(const std::vector<StageCost>& costs, const Simulation& simulation,
+                          double byte_unit = kMicroBatchUnit);
 
 }  // namespace twobp

@@ -1,8 +1,11 @@
 #include "twobp/train/check_config.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/models/model.h"
+#include "twobp/pipeline/pipeline_shape.h"
 
 namespace twobp {
 namespace {
@@ -68,6 +71,15 @@ void check_saved_adapter(const Config& config) {
   }
 }
 
+// Before ranks are made for stages that get no layer.
+void check_layers(const Config& config) {
+  if (ScheduleSource::is_file(config.pipeline.schedule)) return;  // read for a run
+  const int stages = pipeline_shape(config.pipeline).stages;
+  const size_t layers = build_model(config.model).layers.size();
+  TWOBP_CHECK(std::cmp_less_equal(stages, layers), "the model has ", layers, " layers, too few for ", stages,
+              " stages: use at most ", layers, " (pipeline.stages, pipeline.ranks).");
+}
+
 void check_precision(const Config& config) {
   const ModelConfig& model = config.model;
   TWOBP_CHECK(model.type.type().reduced_precision || config.train.precision == "fp32",
@@ -86,6 +98,7 @@ void check_contradictions(const Config& config) {
               " positions: shorten it, or for a new model set model.positions to as many.");
   check_pipeline(config.pipeline);
   check_saved_adapter(config);
+  check_layers(config);
   check_precision(config);
   check_training(config);
 }

@@ -14,7 +14,10 @@ constexpr uint64_t kMaxFileBytes = 16 << 20;
 const Section& train_section() {
   static const Section section = make_section<TrainConfig>(
       "train",
-      {TWOBP_KEY(TrainConfig, steps, "optimizer steps of the run").in("steps").at_least(1).noted_on_resume(),
+      {TWOBP_KEY(TrainConfig, steps, "optimizer steps of the run")
+           .in("steps")
+           .from(1, kMaxSteps)
+           .noted_on_resume(),
        TWOBP_KEY(TrainConfig, seed, "of the initial weights, the order of the samples and synthetic data"),
        TWOBP_KEY(TrainConfig, clip_norm, "largest global gradient norm; 0: no clipping")
            .at_least(0)
@@ -22,15 +25,15 @@ const Section& train_section() {
        TWOBP_KEY(TrainConfig, eval_every,
                  "between evaluations; 0: only at the end, if there is held-out data")
            .in("steps")
-           .at_least(0)
+           .from(0, kMaxSteps)
            .free_on_resume(),
        TWOBP_KEY(TrainConfig, eval_batches, "largest number that an evaluation reads; 0: all held-out ones")
            .in("batches")
-           .at_least(0)
+           .from(0, kMaxSteps)
            .free_on_resume(),
        TWOBP_KEY(TrainConfig, log_every, "between progress lines when the output is no terminal")
            .in("steps")
-           .at_least(1)
+           .from(1, kMaxSteps)
            .free_on_resume()
            .differs_by_process(),
        TWOBP_KEY(TrainConfig, precision, "of the compute; gradients, weights and optimizer state stay fp32")
@@ -55,10 +58,10 @@ const Section& save_section() {
            .one_of({"merged", "adapter"})
            .free_on_resume(),
        TWOBP_KEY(SaveConfig, checkpoints, "folder for checkpoints; empty: none").path(),
-       TWOBP_KEY(SaveConfig, every, "between checkpoints").in("steps").at_least(1).free_on_resume(),
+       TWOBP_KEY(SaveConfig, every, "between checkpoints").in("steps").from(1, kMaxSteps).free_on_resume(),
        TWOBP_KEY(SaveConfig, keep, "number of the newest that are kept")
            .in("checkpoints")
-           .at_least(1)
+           .from(1, kMaxSteps)
            .free_on_resume()});
   return section;
 }

@@ -36,6 +36,12 @@ ModelSpec model_of(const Config& config) {
   return model;
 }
 
+P2Policy policy_of(const PipelineConfig& config, const ScheduleSource& schedule) {
+  if (config.p2 != "auto") return parse_policy(config.p2);
+  if (config.schedule == kAutoSchedule) return P2Policy::kFill;  // the search chooses its own
+  return schedule.default_policy();
+}
+
 void check_world(const PipelineConfig& config, const PipelineShape& shape, const World& world) {
   TWOBP_CHECK(world.ranks == shape.ranks && world.replicas == config.data_parallel, "a world of ",
               world.replicas, " x ", world.ranks, " ranks, but pipeline.data_parallel ", config.data_parallel,
@@ -183,8 +189,8 @@ Trainer::Trainer(const Config& config, Parts parts)
   if (faults_) faults_->choose_layers(*pipeline_);
   update_ = std::make_unique<Update>(*pipeline_, config.optimizer, config.train.clip_norm,
                                      config.pipeline.timeout, parse_bucket(config.pipeline.bucket));
-  variant_ = {parts.schedule, parse_policy(config.pipeline.p2), parse_batching(config.pipeline.p2_batching),
-              parse_memory_cap(config.pipeline.memory_cap)};
+  variant_ = {parts.schedule, policy_of(config.pipeline, parts.schedule),
+              parse_batching(config.pipeline.p2_batching), parse_memory_cap(config.pipeline.memory_cap)};
   if (config.pipeline.schedule == kAutoSchedule)
     variant_ = auto_variant(*pipeline_, micro_batches_, variant_);
   // A schedule of forwards alone can evaluate. It is refused only when it is to train.

@@ -107,8 +107,7 @@ class Bound {
   int p2_before(int stage, int m) const {
     const StageCost& cost = problem_.cost(stage);
     const double cap = room(problem_.rank_of_stage()[stage]);
-    // W between the layers of F makes room when they need it, so F may begin earlier.
-    if (problem_.stage_bytes_of(stage).stops_within) return 0;
+    // W that makes room between the layers of F could as well run right before F, which would end no later.
     if (cost.stash_bytes <= 0 || cost.activation_bytes <= 0 || !std::isfinite(cap)) return 0;
     // After w W and i I, (m + 1 - i) activations and (i - w) stashes are held. This is linear in i.
     const double none_stashed = m + 1 - cap / cost.activation_bytes;

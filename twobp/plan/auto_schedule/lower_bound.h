@@ -10,7 +10,6 @@
 //     after an op;
 //   - memory: under a cap, micro-batch m cannot start on a stage before enough earlier ones have freed their
 //     bytes. So their I (or W) comes before F of m, which bounds the throughput by the way there and back.
-//     In a stage of several layers W may run within F, so only I counts there.
 #pragma once
 
 #include <string>

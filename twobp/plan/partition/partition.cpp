@@ -213,7 +213,7 @@ double imbalance(const std::vector<double>& stage_seconds) {
 
 void check_split(const std::vector<int>& split, int layers, int stages) {
   const bool positive = std::all_of(split.begin(), split.end(), [](int n) { return n >= 1; });
-  const int sum = std::accumulate(split.begin(), split.end(), 0);
+  const int64_t sum = std::accumulate(split.begin(), split.end(), int64_t{0});
   TWOBP_CHECK(static_cast<int>(split.size()) == stages && positive && sum == layers,
               "pipeline.split must be ", stages, " counts of at least 1 that sum to the model's ", layers,
               " layers; it has ", split.size(), " that sum to ", sum);

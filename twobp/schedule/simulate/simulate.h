@@ -81,7 +81,7 @@ struct SimulationOptions {
   double norm_known = 0;
 
   bool reject_over_cap = false;  // throw Error, with the smallest sufficient cap, if an op does not fit
-  bool timeline = true;          // keep RankSimulation::timeline: 40 bytes for each op
+  bool timeline = true;          // keep RankSimulation::timeline: 48 bytes for each op
   bool check = true;             // validate the schedule first; false only for one that is certainly valid
 };
 
@@ -109,7 +109,8 @@ struct SimulatedOp {
   double begin = 0;
   double end = 0;
   int part = 0;  // of an F or I that W interrupted to make room (only with StageCost::layers); counted from 0
-  int pieces = 0;  // of W
+  int pieces = 0;         // of W
+  double held_bytes = 0;  // of the rank at its end; an output counts until it is sent
 };
 
 // The most bytes held, and when first: during this op or at its end. Without bytes: stage -1.

@@ -185,7 +185,7 @@ class Simulator {
     compute(rank, Op::kBackwardP1, {stage, m}, model.backward_p1.whole.seconds, 0);
     compute(rank, Op::kBackwardP2, {stage, m}, model.p2_seconds, model.p2_units());
     sums_.backward_ran(stage, model, begin);
-    memory_.grow(stage, model.backward.whole, begin, state.now, Op::kBackward, m);
+    grow(rank, stage, model.backward.whole, begin, Op::kBackward, m);
     hand_back(rank, stage, m);
     pieces_left_[slot(stage, m)] = 0;
     ++slots_p1_done_[stage];
@@ -204,7 +204,7 @@ class Simulator {
     const auto run = [&](const Growth& step) {
       const double begin = state.now;
       compute(rank, op, at, step.seconds, 0);
-      memory_.grow(at.stage, step, begin, state.now, op, at.micro_batch);
+      grow(rank, at.stage, step, begin, op, at.micro_batch);
     };
     const bool fits = state.cap <= 0 || !exceeds(memory_.bytes(rank) + model.whole.need, state.cap);
     if (fits || (state.not_yet == 0 && !has_pending(rank))) return run(model.whole);
@@ -231,7 +231,7 @@ class Simulator {
     const double begin = ranks_[rank].now;
     compute(rank, Op::kBackwardP2, at, growth.seconds, pieces);
     sums_.pieces_ran(at.stage, model, first, pieces, begin);
-    memory_.grow(at.stage, growth, begin, ranks_[rank].now, Op::kBackwardP2, at.micro_batch);
+    grow(rank, at.stage, growth, begin, Op::kBackwardP2, at.micro_batch);
     left -= pieces;
     if (left == 0) micro_batch_done(rank, at.stage);
   }
@@ -277,7 +277,7 @@ class Simulator {
       make_room(rank, step.need);
       const double begin = state.now;
       compute(rank, Op::kBackwardP1, at, step.seconds, 0);
-      memory_.grow(at.stage, step, begin, state.now, Op::kBackwardP1, at.micro_batch);
+      grow(rank, at.stage, step, begin, Op::kBackwardP1, at.micro_batch);
       sums_.layer_ran(at.stage, i, state.now);
       state.not_yet -= step.p2_units;
       run_by_layer(rank, at.stage, model.p2_units() - state.not_yet);
@@ -353,10 +353,16 @@ class Simulator {
     const double begin = state.now;
     state.now += seconds;
     result.busy += seconds;
-    const SimulatedOp ran{op, at.stage, at.micro_batch, begin, state.now, 0, pieces};
+    const SimulatedOp ran{op, at.stage, at.micro_batch, begin, state.now, 0, pieces, memory_.bytes(rank)};
     if (!options_.timeline || prolong_last(result.timeline, ran)) return;
     result.timeline.push_back(ran);
     if (op != Op::kBackwardP2) result.timeline.back().part = state.part++;
+  }
+
+  // The bytes of the op that ran last.
+  void grow(int rank, int stage, const Growth& by, double begin, Op op, int micro_batch) {
+    memory_.grow(stage, by, begin, ranks_[rank].now, op, micro_batch);
+    if (options_.timeline) result_.ranks[rank].timeline.back().held_bytes = memory_.bytes(rank);
   }
 
   void run_optimizer() {

@@ -82,7 +82,6 @@ class Rows {
   }
 
   bool ready(const Instruction& i) {
-    if (i.op == Op::kBackwardP2) return true;
     if (i.op == Op::kForward) return i.stage == 0 || (there(i.stage, i.micro_batch) & kInput) != 0;
     return i.stage + 1 == schedule_.stages || (there(i.stage, i.micro_batch) & kOutputGradient) != 0;
   }

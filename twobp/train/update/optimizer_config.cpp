@@ -27,7 +27,7 @@ const Section& optimizer_section() {
            .noted_on_resume(),
        TWOBP_KEY(OptimizerConfig, warmup, "length of the rise of the learning rate")
            .in("steps")
-           .at_least(0)
+           .from(0, kMaxSteps)
            .noted_on_resume(),
        TWOBP_KEY(OptimizerConfig, min_lr, "final learning rate of linear and cosine")
            .at_least(0)
