@@ -75,14 +75,6 @@ TEST(GiveUp, AStepLeavesNoTrace) {
   }
 }
 
-TEST(GiveUp, AStepWithStealing) {
-  Config config = config_of("1f1b", "fill");
-  config.pipeline.p2_stealing = true;
-  int given_up = 0;
-  test::expect_same_bits(run(config, {}), run(config, {3, 30}, &given_up), "stealing");
-  EXPECT_GE(given_up, 1);
-}
-
 TEST(GiveUp, AnEvaluation) {
   const Config config = config_of("1f1b", "fill");
   Trainer trainer(config);

@@ -45,16 +45,19 @@ class Waiting : public Layer {
     Values dx = {bytes(input_bytes_)};
     const int64_t more = cost_.stash_bytes - cost_.activation_bytes;
     if (more > 0) saved.keep_until_p2(bytes(more));
+    if (!has_p2()) add_nothing();
     wait(begin, cost_.backward_p1);
     return dx;
   }
 
   void backward_p2(std::span<Saved* const> saved) override {
-    wait(Clock::now(), cost_.backward_p2 * static_cast<double>(saved.size()));
+    const auto begin = Clock::now();
+    add_nothing();
+    wait(begin, cost_.backward_p2 * static_cast<double>(saved.size()));
   }
 
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override {
-    if (cost_.backward_p2 > 0 || cost_.stash_bytes > 0) units.push_back({this, &saved});
+    if (has_p2()) units.push_back({this, &saved});
   }
 
   void collect_parameters(std::vector<Parameter*>& parameters) override {
@@ -62,6 +65,11 @@ class Waiting : public Layer {
   }
 
  private:
+  bool has_p2() const { return cost_.backward_p2 > 0 || cost_.stash_bytes > 0; }
+  // A gradient of 0: a weight without one would be an error.
+  void add_nothing() {
+    if (weight_) weight_->grad_to_add();
+  }
   static void wait(Clock::time_point begin, double seconds) {
     if (seconds <= 0) return;
     std::this_thread::sleep_until(

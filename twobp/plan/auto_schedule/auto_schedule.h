@@ -32,7 +32,7 @@ struct AutoScheduleOptions {
   uint64_t seed = 1;
   // By rank: the highest peak that a schedule may reach in the simulation, at least its cap; empty: the caps.
   // W cannot make room for everything, because messages wait on their sender's account.
-  std::vector<double> most_bytes;
+  std::vector<double> most_bytes{};
 };
 
 struct AutoSchedule {
