@@ -8,9 +8,9 @@ install_packages clang-format clang-tidy
 mapfile -t sources < <(git ls-files '*.cpp' '*.h')
 clang-format --dry-run --Werror "${sources[@]}"
 
-[ -f build/release/compile_commands.json ] || { find_torch; build release; }
+# These folders need no build: their only flags are the ones below.
 mapfile -t tidy < <(git ls-files 'twobp/core/*.cpp' 'twobp/schedule/*.cpp' 'twobp/plan/*.cpp')
-clang-tidy -p build/release --quiet --warnings-as-errors='*' "${tidy[@]}" 2> /dev/null
+clang-tidy --quiet --warnings-as-errors='*' "${tidy[@]}" -- -std=c++20 -I. -Wall -Wextra 2> /dev/null
 
 python3 scripts/check_layout.py
 echo "format and lint: ok"

@@ -7,7 +7,9 @@ const Section& optimizer_section() {
       "optimizer",
       {TWOBP_KEY(OptimizerConfig, type, "update rule").one_of({"adamw", "adam", "sgd"}),
        TWOBP_KEY(OptimizerConfig, lr, "highest learning rate").above(0).noted_on_resume(),
-       TWOBP_KEY(OptimizerConfig, weight_decay, "of matrices and kernels, not of biases and norm gains; decoupled for adamw, L2 for adam and sgd")
+       TWOBP_KEY(
+           OptimizerConfig, weight_decay,
+           "of matrices and kernels, not of biases and norm gains; decoupled for adamw, L2 for adam and sgd")
            .at_least(0)
            .noted_on_resume(),
        TWOBP_KEY(OptimizerConfig, beta1, "adam: decay of the mean gradient")

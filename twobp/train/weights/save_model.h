@@ -20,13 +20,13 @@ struct SaveModelOptions {
 };
 
 // Packed weights are written as their parts, and adapters are merged into what they adapt (see
-// adapter_files.h). The files of the tokenizer, and for a model with config.from those of its picture processor
-// and its generation settings, are copied if they are still there. All files are on disk before the first takes its name, so an existing
-// directory stays whole if this fails. Files of an older model that are not replaced are removed then. Throws
-// Error (cannot create, disk full) that names the file, also if the directory holds an adapter, or a weight
-// is not finite or beyond the range of options.dtype. In a run of many processes all call it, each with the
-// weights that it holds. They write their own files into a shared folder, and the first adds the index and
-// the rest.
+// adapter_files.h). The files of the tokenizer, and for a model with config.from those of its picture
+// processor and its generation settings, are copied if they are still there. All files are on disk before the
+// first takes its name, so an existing directory stays whole if this fails. Files of an older model that are
+// not replaced are removed then. Throws Error (cannot create, disk full) that names the file, also if the
+// directory holds an adapter, or a weight is not finite or beyond the range of options.dtype. In a run of
+// many processes all call it, each with the weights that it holds. They write their own files into a shared
+// folder, and the first adds the index and the rest.
 void save_model(const std::string& directory, const ModelConfig& config, int64_t sequence,
                 const std::vector<Parameter*>& weights, const SaveModelOptions& options = {},
                 const Processes& processes = {});
