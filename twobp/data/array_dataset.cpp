@@ -67,7 +67,8 @@ void check_ids(const NpyArray& array, int64_t vocab, bool labels) {
   check_values(array, vocab, labels, labels ? "label" : "token id",
                concat("the vocabulary of ", vocab, " tokens (0 to ", vocab - 1,
                       labels ? ", or -100 for not counted)" : ")",
-                      ": set model.vocab to the tokenizer's size, or mend the data."));
+                      ": for a new model, set model.vocab to the tokenizer's size; for model.from, use that "
+                      "model's tokenizer."));
 }
 
 // Whether any label counts. For a language model, column 0 does not count, because no position predicts it.
