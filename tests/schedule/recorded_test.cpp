@@ -157,7 +157,8 @@ TEST(Recorded, WComesBeforeAMessageThatIsThere) {
                        {Op::kBackwardP1, 1, 1},
                        {Op::kBackwardP2, 1, 0},
                        {Op::kBackwardP2, 1, 1}}};
-  const auto& timeline = simulate(schedule, costs, options).ranks[0].timeline;
+  const Simulation simulation = simulate(schedule, costs, options);
+  const auto& timeline = simulation.ranks[0].timeline;
   ASSERT_EQ(timeline.size(), 6U);
   EXPECT_EQ(timeline[3].op, Op::kBackwardP2);
   EXPECT_EQ(timeline[3].begin, 9);  // F F until 2, dL/dx at 4, I until 9

@@ -12,8 +12,8 @@ namespace twobp {
 // optimizer state.
 class MemoryCap {
  public:
-  constexpr MemoryCap(int64_t bytes)
-      : bytes_(bytes) {}  // NOLINT(google-explicit-constructor): a cap is a number of bytes
+  constexpr MemoryCap(int64_t bytes)  // NOLINT(google-explicit-constructor): a cap is a number of bytes
+      : MemoryCap(bytes, 0) {}
   static constexpr MemoryCap none() { return {0, 0}; }
   static constexpr MemoryCap automatic(double times = 1) { return {0, times}; }
 
