@@ -105,7 +105,8 @@ TEST(GradientSums, WaitsAreFilledWithStagesThatHaveEnded) {
     SimulationOptions options = two_replicas(order, 1);
     options.data_parallel.replicas = replicas;
     std::string text;
-    for (const SimulatedOp& op : simulate(schedule, costs, options).ranks[1].timeline) {
+    const Simulation simulation = simulate(schedule, costs, options);
+    for (const SimulatedOp& op : simulation.ranks[1].timeline) {
       if (op.op == Op::kBackwardP2) text += to_string({op.op, op.stage, op.micro_batch}) + " ";
     }
     return text;

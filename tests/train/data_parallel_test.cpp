@@ -191,7 +191,8 @@ TEST(DataParallel, WaitsForSumsArePartOfTheTail) {
   }
   Config one = config;
   one.pipeline.data_parallel = 1;
-  for (const RankTimes& times : test::run_alone(one, 1).reports.back().ranks) EXPECT_EQ(times.exposed, 0);
+  const RunOutcome alone = test::run_alone(one, 1);
+  for (const RankTimes& times : alone.reports.back().ranks) EXPECT_EQ(times.exposed, 0);
 }
 
 TEST(OptimizerShards, LeastIsNextAndNothingIsLost) {
