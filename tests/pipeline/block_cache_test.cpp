@@ -1,5 +1,5 @@
-// Memory that goes round: to the same thread, wherever a tensor ends, and no more of it than is worth
-// keeping.
+// Reused memory: it returns to the thread that allocated it, wherever the tensor is freed, and the cache
+// keeps no more than is useful.
 #include "twobp/pipeline/memory/block_cache.h"
 
 #include <cstdlib>
@@ -49,7 +49,7 @@ void install_between() {
   after->raw_deallocate(nullptr);
 }
 
-// In a process of its own, in which no other test has called install().
+// The test runs in a process of its own, in which no other test has called install().
 TEST(BlockCache, ChangesNothingBeforeInstall) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
@@ -105,7 +105,7 @@ TEST_F(BlockCacheTest, KeepsTwiceWhatComesAndGoes) {
   EXPECT_EQ(allocations_of([] { bytes(2 * kMiB); }), 0) << "6.5 MiB in all";
   BlockCache::begin_step();
   EXPECT_EQ(allocations_of([] { bytes(3 * kMiB); }), 0);
-  bytes(2 * kMiB + 3 * kMiB / 4);  // 9.25 would be more than 9: what was not asked for longest goes
+  bytes(2 * kMiB + 3 * kMiB / 4);  // 9.25 would be more than 9: the block that was unused for longest goes
   EXPECT_EQ(allocations_of([] { bytes(3 * kMiB); }), 0);
   EXPECT_EQ(allocations_of([] { bytes(2 * kMiB); }), 0);
   EXPECT_EQ(allocations_of([] { bytes(kMiB + kMiB / 2); }), 1);

@@ -1,10 +1,9 @@
-// The byte cap: what it promises (2BP never holds more than standard backpropagation does on its fullest
-// rank), that the walk it comes from is what the meter measures, and that any cap, however small, only costs
-// time.
+// The byte cap keeps its promise: 2BP never holds more than standard backpropagation does on its fullest
+// rank. The walk from which the cap comes agrees with the meter. Any cap, however small, only costs time.
 //
-// Where the walk and the meter may differ: a message belongs to its sender until the receiver takes it, and
-// when that is, is up to the clock; the walk lets it go at once. A rank never has more messages out than
-// micro-batches, so the meter shows at most M messages more.
+// The walk and the meter may differ. A message belongs to its sender until the receiver takes it. The moment
+// depends on the clock, while the walk releases the message at once. A rank never has more messages under way
+// than micro-batches, so the meter shows at most M messages more.
 #include "twobp/pipeline/memory/byte_cap.h"
 
 #include <algorithm>
@@ -73,7 +72,7 @@ TEST(StandardPeaks, AreWhatTheMeterMeasuresButForMessagesUnderWay) {
   }
 }
 
-// Stages of one rank hand over inside: V shape, all of it walked.
+// Stages of one rank hand tensors over without messages: a V shape, which the walk covers completely.
 TEST(StandardPeaks, OfSeveralStagesARank) {
   const ModelSpec model = test::small_mlp(4);
   Pipeline pipeline(model, measured(model), options_of({1, 1, 1, 1}, {0, 0, 0, 0}));
@@ -103,7 +102,7 @@ int64_t fullest(Pipeline& pipeline, const StepSetup& setup) {
   return most;
 }
 
-// The promise of `auto`, under every policy: no rank in all above the fullest rank of standard
+// The promise of `auto` under every policy: no rank holds more in total than the fullest rank of standard
 // backpropagation.
 TEST(AutoCap, NeverAboveTheFullestStandardRank) {
   for (const SplitModel& c : cases()) {
@@ -128,7 +127,7 @@ TEST(AutoCap, NeverAboveTheFullestStandardRank) {
   }
 }
 
-// What the cap is for: p2 at the end without it holds every micro-batch's stash at once.
+// The purpose of the cap: without it, p2 at the end holds the stash of every micro-batch at once.
 TEST(AutoCap, BindsWhereTheStashWouldGrow) {
   const ModelSpec model = test::small_mlp(4);
   Pipeline pipeline(model, measured(model), options_of({2, 2}));
@@ -159,7 +158,7 @@ TEST(AutoCap, GivesEachRankWhatTheFullestNeedsInAll) {
   EXPECT_EQ(auto_caps({100, 300, 50}, {1000, 900, 10}, 1.5), (std::vector<int64_t>{800, 900, 1790}));
 }
 
-// A cap below what one layer needs holds no op up: W runs first, then the op goes ahead.
+// A cap below the need of one layer delays no op: W runs first, and then the op runs anyway.
 TEST(ByteCap, ATinyCapFinishesWithTheSameBits) {
   for (const SplitModel& c : cases()) {
     Pipeline pipeline = test::measured_pipeline(c);
@@ -178,7 +177,8 @@ TEST(ByteCap, ATinyCapFinishesWithTheSameBits) {
   }
 }
 
-// With a cap of one byte nothing is kept for later: as little as with p2 off, but for one layer's stash.
+// With a cap of one byte nothing is kept for later: the bytes are those with p2 off, except for the stash of
+// one layer.
 TEST(ByteCap, ATinyCapLeavesNothingPending) {
   const ModelSpec model = test::small_mlp(4);
   Pipeline pipeline(model, measured(model), options_of({4}));
@@ -188,9 +188,9 @@ TEST(ByteCap, ATinyCapLeavesNothingPending) {
   EXPECT_LE(tiny[0], off[0] + test::kStash);
 }
 
-// A message that is received is booked on its receiver: room for it is made first. Rank 0 has F2 within its
-// cap beside the stash of W0; F2's message is still there, for rank 1 runs a slow W1, when dL/dx of
-// micro-batch 1 comes in.
+// A received message is booked on its receiver, which makes room for it first. On rank 0, F2 fits within the
+// cap beside the stash of W0. When dL/dx of micro-batch 1 arrives, the message of F2 is still there, because
+// rank 1 runs a slow W1.
 TEST(ByteCap, AMessageFindsRoom) {
   constexpr int64_t kStash = 1000;
   constexpr int64_t kBoundary = 400;

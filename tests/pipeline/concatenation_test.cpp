@@ -1,5 +1,5 @@
-// Concatenation as the executor drives it: gradients within rounding of the loop's. The model is an MLP block
-// with each layer on its own: norm, gate and up, SwiGLU, down, squared error.
+// Concatenation in the executor: the gradients equal those of the loop up to rounding. The model is an MLP
+// block with each layer on its own: norm, gate and up, SwiGLU, down, squared error.
 //
 // The bound is that of tests/train/concat_test.cpp: a gradient is a sum of n rows, summed in another order,
 // with rounding errors of random signs of 2 n u of the largest element (u = 6e-8).
@@ -87,7 +87,7 @@ TEST(Concatenation, GradientsWithinRoundingOfTheLoop) {
   }
 }
 
-// It does happen: four micro-batches in one product round differently from four products.
+// Concatenation does happen: four micro-batches in one product round differently from four products.
 TEST(Concatenation, Happens) {
   const auto batch = batch_of(4, test::kBatch);
   const auto loop = gradients_of({5}, batch, "gpipe", P2Policy::kEnd, P2Batching::kLoop);

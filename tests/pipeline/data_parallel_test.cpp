@@ -1,5 +1,5 @@
-// Pipelines beside each other whose gradients are summed while their backward passes run, and the order of W
-// that serves it.
+// Parallel pipelines whose gradients are summed while their backward passes run, and the order of W that
+// supports this.
 #include <mutex>
 
 #include "tests/pipeline/support.h"
@@ -11,7 +11,7 @@
 namespace twobp::test {
 namespace {
 
-// What one pipeline does in a step, by stage: "W2.1" for W of the probe before layer 2, micro-batch 1.
+// The work of one pipeline in a step, by stage: "W2.1" is W of the probe before layer 2, micro-batch 1.
 struct Trace {
   std::mutex mutex;
   std::map<int, std::vector<std::string>> by_stage;
@@ -54,7 +54,7 @@ TEST(P2Order, WhatIsLeftRunsLayerByLayer) {
   auto bucket = ops_of("gpipe", 2, P2Policy::kEnd, P2Order::kBucket);
   EXPECT_EQ(bucket[1],
             (std::vector<std::string>{"I3.0", "I2.0", "I3.1", "I2.1", "W3.0", "W3.1", "W2.0", "W2.1"}));
-  // Nobody waits for the first stage's dL/dx: its last I goes layer by layer with W.
+  // No rank waits for the first stage's dL/dx: its last I alternates with W, layer by layer.
   EXPECT_EQ(bucket[0],
             (std::vector<std::string>{"I1.0", "I0.0", "I1.1", "W1.0", "W1.1", "I0.1", "W0.0", "W0.1"}));
 }
@@ -102,7 +102,7 @@ PipelineOptions placed(const std::string& schedule, const ModelSpec& model) {
   return options_of(split, place_stages(named.placement, stages, 2));
 }
 
-// The gradients of one replica by itself, its micro-batches those of the global batch from `first` on.
+// The gradients of one replica alone. Its micro-batches are those of the global batch from `first` on.
 std::vector<at::Tensor> alone(const ModelSpec& model, const Case& c, int first, int count) {
   Pipeline pipeline(model, no_costs(model), placed(c.schedule, model));
   StepInput options = step_input();
@@ -114,7 +114,7 @@ std::vector<at::Tensor> alone(const ModelSpec& model, const Case& c, int first, 
   return take_gradients(pipeline);
 }
 
-// A sum of everything that the pipeline's ranks train; the caller keeps them while it runs steps.
+// A sum of all parameters that the pipeline's ranks train. The caller keeps the sums while it runs steps.
 std::vector<std::unique_ptr<GradientReducer>> reducers_of(Pipeline& pipeline, int64_t bucket_bytes) {
   std::vector<std::unique_ptr<GradientReducer>> reducers(pipeline.ranks());
   pipeline.on_ranks([&](int rank) {
@@ -149,7 +149,7 @@ std::vector<std::vector<at::Tensor>> together(const ModelSpec& model, const Case
     const std::vector<Fields> all = random_batch((replica + 1) * kMicroBatches);
     const std::vector<Fields> own(all.end() - kMicroBatches, all.end());
     const StepSetup setup = pipeline.setup(c.schedule, kMicroBatches, c.policy, c.batching, c.cap);
-    for (int step = 0; step < 2; ++step) {  // the second finds everything as the first did
+    for (int step = 0; step < 2; ++step) {  // the second step finds the same state as the first
       options.step = 5 + step;
       pipeline.run(setup, own, options);
       gradients[replica] = take_gradients(pipeline);
@@ -196,7 +196,7 @@ TEST(DataParallel, ConcatenatedWKeepsItsBitsLayerByLayer) {
   const ModelSpec model = small_mlp(4);
   const Case oldest{"gpipe", P2Policy::kEnd, P2Batching::kConcat, P2Order::kOldest};
   const Case bucket{"gpipe", P2Policy::kEnd, P2Batching::kConcat, P2Order::kBucket};
-  // The last stage's W is due all at once either way.
+  // The W of the last stage is due all at once in both cases.
   expect_same_bits(alone(model, oldest, 0, kMicroBatches), alone(model, bucket, 0, kMicroBatches));
 }
 

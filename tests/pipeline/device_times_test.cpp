@@ -1,4 +1,4 @@
-// Seconds by a device's own clock, whatever the host does meanwhile.
+// Seconds by a device's own clock do not depend on the work of the host.
 #include "twobp/pipeline/executor/device_times.h"
 
 #include <chrono>
@@ -40,7 +40,7 @@ TEST(DeviceTimes, OpsBesideEachOtherAreBusyOnce) {
   times.end_p2(1, device.weights(), w);
   device.compute().wait(device.weights().record());
   times.pause();
-  work(device.compute(), kLong);  // what else there is, as if nothing ran
+  work(device.compute(), kLong);  // other work counts as if nothing ran
   times.resume();
   work(device.compute(), kLong);
   times.close();

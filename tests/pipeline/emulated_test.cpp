@@ -1,6 +1,6 @@
-// Layers that wait instead of computing (nn/models/emulated.h) on the real executor: they take no less time
-// than they are asked to, hold the bytes that they are asked to in the meter, and with that the memory bounds
-// of the V-shaped schedules (arXiv 2405.15362) hold where bytes are counted, not only in the simulation.
+// Layers that wait instead of computing (nn/models/emulated.h) on the real executor. They take at least the
+// requested time and hold the requested bytes in the meter. So the memory bounds of the V-shaped schedules
+// (arXiv 2405.15362) hold for the bytes of a real run, not only in the simulation.
 #include "twobp/models/emulated.h"
 
 #include <algorithm>
@@ -37,7 +37,7 @@ struct Step {
   int64_t left = 0;  // bytes held after the step, all ranks
 };
 
-// A layer a stage, the stages placed as the schedule asks.
+// One layer per stage; the schedule gives the placement of the stages.
 Step run_step(const std::string& name, int ranks, int micro_batches, P2Policy policy,
               const EmulatedLayer& layer) {
   const Placement placement = named_schedule(name).placement;
@@ -69,7 +69,7 @@ TEST(Emulated, HoldsTheBytesOfItsActivationsAndOfItsStash) {
   }
 }
 
-// Of W that takes no time, too, which frees the stash all the same.
+// A W that takes no time also frees its stash.
 TEST(Emulated, WithoutTimeItHoldsTheSame) {
   const Step naive = run_step("naive", 1, 4, P2Policy::kOff, layer_of(0, kActivation, kActivation));
   EXPECT_GE(held_at_peak(naive.report.rank_memory[0]), kActivation);
@@ -113,7 +113,7 @@ TEST(Emulated, RefusesWhatCannotBe) {
   EXPECT_THROW(emulated({layer_of(1e-3, 0, -1)}), Error);
 }
 
-// Micro-batches whose W is still due when most are.
+// The number of micro-batches whose W is still due, at its maximum.
 int most_pending(const std::vector<Instruction>& list) {
   int pending = 0;
   int most = 0;
@@ -126,9 +126,9 @@ int most_pending(const std::vector<Instruction>& list) {
 
 class EmulatedBounds : public ::testing::TestWithParam<int> {};
 
-// In micro-batches of a rank's whole share: N for 1f1b and ZB-V, floor((N + 2) / 2) for V-Half,
-// floor((N + 4) / 3) for V-Min. What I makes beside the activations and keeps for W, the derivatives, is not
-// in the paper's count: it comes on top for each stage's micro-batch between its I and its W.
+// In micro-batches of a rank's whole share: N for 1f1b and ZB-V, floor((N + 2) / 2) for V-Half, floor((N + 4)
+// / 3) for V-Min. The paper does not count the derivatives that I makes beside the activations and keeps for
+// W. They are added for the micro-batch of each stage that is between its I and its W.
 TEST_P(EmulatedBounds, HoldInTheMeter) {
   const int n = GetParam();
   struct Case {
@@ -153,7 +153,7 @@ TEST_P(EmulatedBounds, HoldInTheMeter) {
             << c.name << " on " << n << ", rank " << r << ", derivatives " << derivatives;
         fullest = std::max(fullest, held);
       }
-      // No less either: the fullest rank is at the bound.
+      // The bound is also reached: the fullest rank holds exactly as much.
       EXPECT_GE(fullest, c.bound * per_rank * kActivation) << c.name << " on " << n;
       EXPECT_LE(ran.left, kSmall) << c.name;
     }

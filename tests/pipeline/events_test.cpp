@@ -1,5 +1,5 @@
-// The events of a step: disjoint, in order, from its begin to its end, as long as the sums say, and every op
-// of the schedule once, whatever interrupts it.
+// The events of a step are disjoint and in order, from its begin to its end. Their durations agree with the
+// sums, and every op of the schedule occurs once, whatever interrupts it.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -109,7 +109,7 @@ TEST_P(Events, AreDisjointAndTileTheStep) {
   }
 }
 
-// With the events disjoint, equal sums mean that what lies between them is the executor's own time.
+// The events are disjoint, so equal sums mean that the gaps between them are the executor's own time.
 TEST_P(Events, AreAsLongAsTheSums) {
   const StepReport report = run(GetParam());
   constexpr double kRounding = 1e-9;
@@ -225,7 +225,7 @@ INSTANTIATE_TEST_SUITE_P(Schedules, Events, ::testing::ValuesIn(cases()), [](con
   return name;
 });
 
-// W that makes room runs in the middle of an F: the F is in parts around it.
+// A W that makes room runs in the middle of an F: this F is recorded as the parts around it.
 TEST(EventParts, RoomMadeWithinAnOpCutsIt) {
   const StepReport report = run({"1f1b", P2Policy::kEnd, P2Batching::kLoop, 1, {4, 4}});
   int cut = 0;
@@ -260,7 +260,7 @@ TEST(NoEvents, UnlessAskedFor) {
   EXPECT_TRUE(run({"1f1b", P2Policy::kFill}, /*want_events=*/false).events.empty());
 }
 
-// W that is gathered is told as the micro-batches it is of, in whatever order their I ran.
+// A gathered W is recorded with its micro-batches, in any order of their I.
 TEST(EventsOfW, NameTheMicroBatchesOfAReorderedSchedule) {
   const ModelSpec model = small_llama(1);
   Pipeline pipeline(model, test::no_costs(model), options_of({static_cast<int>(model.layers.size())}));

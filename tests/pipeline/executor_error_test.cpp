@@ -1,5 +1,5 @@
-// A layer that throws, on any stage, in F, I or W: the other ranks are woken, one Error comes out that names
-// rank, step and instruction, and nothing hangs. A peer that is stuck runs into the time-out.
+// A layer throws on any stage, in F, I or W: the other ranks wake up, one Error names the rank, step and
+// instruction, and nothing hangs. A peer that is stuck runs into the time-out.
 #include <chrono>
 #include <stdexcept>
 #include <thread>
@@ -27,7 +27,7 @@ struct Broken {
   int layer;
 
   explicit Broken(int stage) : layer(2 * stage + 1) { hooks = test::insert_probe(model, layer); }
-  // As messages name the probe.
+  // The name of the probe in messages.
   std::string place() const { return concat("stage ", layer / 2, ", layer probe before ", layer); }
   std::vector<int> split(int stage) const {
     std::vector<int> split = {2, 2, 2};
@@ -43,7 +43,7 @@ std::string run_to_error(const Broken& broken, int stage, const char* schedule, 
   const double begin = now_seconds();
   const std::string message = error_of([&] { pipeline.run(setup, random_batch(4), options); });
   EXPECT_LT(now_seconds() - begin, 10) << "others waited for the time-out of " << options.timeout << " s";
-  // Destroying the pipeline must not hang either, and it says why it can't go on.
+  // Destroying the pipeline must not hang either, and the pipeline says why it cannot continue.
   expect_contains(error_of([&] { pipeline.run(setup, random_batch(4), options); }),
                   {"failed in an earlier step"});
   return message;
@@ -76,7 +76,7 @@ TEST_P(LayerThrows, InBackwardP1) {
       message, {concat("rank ", stage, ", step 5, ", stage, letter, ": ", broken.place(), ": out of luck")});
 }
 
-// Under fill, W runs inside the receive that waits: any instruction of the rank may be named.
+// Under fill, W runs inside the waiting receive: the error may name any instruction of the rank.
 TEST_P(LayerThrows, InBackwardP2) {
   const auto [stage, schedule, policy] = GetParam();
   const Broken broken(stage);
@@ -97,7 +97,7 @@ INSTANTIATE_TEST_SUITE_P(Everywhere, LayerThrows,
                                          policy_name(std::get<2>(info.param)));
                          });
 
-// LibTorch's errors come with a backtrace; users get the first line of it.
+// LibTorch's errors come with a backtrace; users get only its first line.
 TEST(LayerError, FromLibTorchIsOneMessage) {
   const Broken broken(1);
   broken.hooks->forward = [](const Context&) { at::mm(at::ones({2, 3}), at::ones({2, 3})); };
@@ -109,7 +109,7 @@ TEST(LayerError, FromLibTorchIsOneMessage) {
   EXPECT_EQ(message.find('\n'), std::string::npos) << message;
 }
 
-// The first that runs a layer is the measurement before training.
+// The measurement before training is the first to run a layer.
 TEST(LayerError, InTheMeasurement) {
   const Broken broken(1);
   broken.hooks->forward = [](const Context&) { at::mm(at::ones({2, 3}), at::ones({2, 3})); };
@@ -120,7 +120,7 @@ TEST(LayerError, InTheMeasurement) {
   EXPECT_EQ(message.find('\n'), std::string::npos) << message;
 }
 
-// A layer that forgets to keep what its W reads.
+// A layer that does not keep a tensor that its W reads.
 TEST(LayerError, ASavedTensorThatIsMissing) {
   const Broken broken(1);
   broken.hooks->backward_p2 = [](int64_t) { Saved().p2(1); };
@@ -151,7 +151,7 @@ TEST(LayerError, InEvaluation) {
                   {concat("rank 2, batch 5 of an evaluation, 2F1: ", broken.place(), ": out of luck")});
 }
 
-// A layer that forgets its W would train nothing, in silence.
+// A layer that forgets its W would silently train nothing.
 TEST(LayerError, AParameterWithoutGradient) {
   class Forgetful : public Layer {
    public:
@@ -191,7 +191,7 @@ TEST(LayerError, InTheOptimizer) {
   }
 }
 
-// What an unfinished step held is given back at once, not when the pipeline goes.
+// The memory of an unfinished step is released at once, not when the pipeline is destroyed.
 TEST(LayerError, ReleasesWhatTheStepHeld) {
   const Broken broken(1);
   broken.hooks->backward_p1 = [](const Context& context) {
@@ -199,8 +199,8 @@ TEST(LayerError, ReleasesWhatTheStepHeld) {
   };
   Pipeline pipeline(broken.model, test::no_costs(broken.model), options_of(broken.split(1)));
   error_of([&] { pipeline.run(pipeline.setup("gpipe", 4, P2Policy::kEnd), random_batch(4), step_input()); });
-  // Left: a message in a mailbox (one output or gradient a micro-batch at most) and the tables of the rotary
-  // embedding.
+  // The rest: a message in a mailbox (at most one output or gradient per micro-batch) and the tables of the
+  // rotary embedding.
   const int64_t message = test::kRows * test::kDim * test::kFloat;
   const int64_t tables = 2 * test::kSequence * 2 * test::kFloat;  // cos and sin, half a head of 4 wide
   for (int r = 0; r < 3; ++r) EXPECT_LE(pipeline.meter().held(r), 4 * message + tables) << "rank " << r;
@@ -217,7 +217,7 @@ TEST(StuckPeer, RunsIntoTheTimeOut) {
   expect_contains(message, {"rank ", "step 5", "waited 0.2 s for", "from rank", "stuck", "pipeline.timeout"});
 }
 
-// A wait shorter than the time-out is none.
+// A wait shorter than the time-out is no error.
 TEST(StuckPeer, SlowIsNotStuck) {
   const Broken broken(0);
   broken.hooks->forward = [](const Context&) { std::this_thread::sleep_for(std::chrono::milliseconds(50)); };

@@ -1,5 +1,5 @@
-// The executor on placements and schedules written by hand: what it computes does not depend on who owns a
-// stage; `fill` runs W in the waits and nowhere else; the times it reports are the step.
+// The executor on handmade placements and schedules: its results do not depend on the owner of a stage;
+// `fill` runs W in the waits and nowhere else; the reported times add up to the step.
 #include <algorithm>
 #include <chrono>
 #include <set>
@@ -136,7 +136,7 @@ TEST(Executor, AllStagesOnOneRank) {
   }
 }
 
-// W placed by the schedule itself, between other ops, singly and as a range; F, I and messages as ranges too.
+// The schedule itself places W between other ops, singly and as a range. F, I and messages are ranges too.
 TEST(Executor, FollowsPlacedWAndRanges) {
   const ModelSpec model = small_llama(1);  // 4 layers
   const Result expected = one_stage(model, 3);
@@ -165,7 +165,7 @@ TEST(Executor, RefusesAScheduleForOtherStagesOrBatches) {
   setup.schedule = make_schedule("1f1b", 4, 2, P2Policy::kFill);
   test::expect_contains(test::error_of([&] { pipeline.run(setup, random_batch(2), {}); }),
                         {"places its stages"});
-  // Neither has harmed the pipeline.
+  // Neither error has harmed the pipeline.
   pipeline.run(pipeline.setup("1f1b", 2, P2Policy::kFill), random_batch(2), step_input());
 }
 
@@ -175,7 +175,7 @@ void sleep_for(int ms) {
   std::this_thread::sleep_for(Milliseconds(ms));
 }
 
-// Stage 0 is quick and has W to do, stage 1 takes its time: stage 0 waits for it before every I.
+// Stage 0 is fast and has W to do. Stage 1 is slow: stage 0 waits for it before every I.
 class Waiting : public ::testing::Test {
  protected:
   Waiting() : model_(small_llama(2)) {
@@ -197,7 +197,7 @@ class Waiting : public ::testing::Test {
   std::shared_ptr<test::Hooks> slow_;
 };
 
-// When micro-batch m's last W of stage 0 was done, and when I of m began.
+// The times when micro-batch m's last W of stage 0 ended and when I of m began.
 struct Moments {
   std::vector<double> p1_begin = std::vector<double>(4, 0);
   std::vector<double> p2_end = std::vector<double>(4, 0);
@@ -245,8 +245,8 @@ TEST_F(Waiting, IdleCausesTellFillFromEnd) {
   EXPECT_GT(idle(end, 0, IdleCause::kMessage), 0.050);
 }
 
-// Busy time and idle time by cause are the whole step but for the executor's own work. Every op is 15 ms of
-// sleep, so that other load on the machine does not show; 10 % of the 0.2 s is left for it.
+// Busy time and idle time by cause make up the whole step except for the executor's own work. Every op sleeps
+// for 15 ms, so that other load on the machine does not show. The executor may take 10 % of the 0.2 s.
 TEST_F(Waiting, TimesAddUpToTheStep) {
   for (const P2Policy policy : kPolicies) {
     StepReport report = run(policy);
@@ -263,7 +263,7 @@ TEST_F(Waiting, TimesAddUpToTheStep) {
   }
 }
 
-// What the events say is what the sums say.
+// The events agree with the sums.
 TEST_F(Waiting, EventsAreTheTimes) {
   const StepReport report = run(P2Policy::kFill);
   for (int r = 0; r < 2; ++r) {

@@ -1,5 +1,5 @@
-// Sums of gradients over replicas: any order in which layers are done, on any number of replicas, gives the
-// sums in the order of the replicas, and the same sequence of collectives.
+// Sums of gradients over replicas: layers may finish in any order, on any number of replicas. The sums are
+// always those in the order of the replicas, and the sequence of collectives is the same.
 #include "twobp/pipeline/gradient_reducer.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kTimeout = 30;
 
-// Notes the numbers of the sums that its rank starts: the first parts that it sends of each.
+// Records the numbers of the sums that its rank starts, from the first parts that it sends.
 class Recording : public Transport {
  public:
   explicit Recording(Transport& inner) : inner_(inner) {}
@@ -66,7 +66,7 @@ struct Replica {
   std::vector<GradientReducer::Item> items;
 };
 
-// Runs body(replica, transport) on a thread for each; rethrows what the first one throws.
+// Runs body(replica, transport) on one thread per replica; rethrows the first exception.
 void on_replicas(int replicas, const std::function<void(int, Transport&)>& body) {
   std::vector<World> worlds = make_in_process_worlds(replicas, 1, 0);
   std::vector<std::exception_ptr> errors(replicas);
@@ -99,7 +99,7 @@ std::vector<Shape> random_shapes(std::mt19937& random) {
         if (random() % 2 == 0) shape.sizes.push_back(1 + static_cast<int64_t>(random() % 90));
         if (random() % 8 == 0) shape.sizes = {rows, 3, 2, 2};
         if (random() % 8 == 0) shape.dtype = at::kDouble;
-        if (random() % 8 == 0) shape.dtype = at::kBFloat16;  // whose gradients are float
+        if (random() % 8 == 0) shape.dtype = at::kBFloat16;  // the gradients are float
         shapes.push_back(shape);
       }
     }
@@ -115,7 +115,7 @@ TEST(GradientReducer, AnyOrderOfLayersGivesTheSumsInOrderOfReplicasAndOneSequenc
     const std::vector<Shape> shapes = random_shapes(random);
     const int64_t bucket_bytes = 1 + static_cast<int64_t>(random() % 40000);
     const int steps = 2;
-    // By step, replica and parameter; undefined: it gets none.
+    // By step, replica and parameter; undefined means no gradient.
     std::vector<std::vector<std::vector<at::Tensor>>> gradients(steps);
     auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
     for (auto& step : gradients) {
@@ -129,7 +129,7 @@ TEST(GradientReducer, AnyOrderOfLayersGivesTheSumsInOrderOfReplicasAndOneSequenc
     }
     std::vector<std::vector<int>> started(replicas);
     std::vector<size_t> buckets(replicas);
-    // Of all replicas, by step and parameter.
+    // The sums of all replicas, by step and parameter.
     std::vector<std::vector<std::vector<at::Tensor>>> sums(replicas,
                                                            std::vector<std::vector<at::Tensor>>(steps));
     on_replicas(replicas, [&](int r, Transport& transport) {
@@ -150,7 +150,7 @@ TEST(GradientReducer, AnyOrderOfLayersGivesTheSumsInOrderOfReplicasAndOneSequenc
             if (here && gradients[step][r][p].defined())
               replica.parameters[p]->accumulate(gradients[step][r][p]);
           }
-          if (own() % 10 != 0) reducer.layer_done(stage, layer);  // finish() makes up for the others
+          if (own() % 10 != 0) reducer.layer_done(stage, layer);  // finish() handles the others
           if (own() % 3 == 0) reducer.progress();
           if (own() % 7 == 0) std::this_thread::yield();
         }

@@ -1,4 +1,4 @@
-// The meter alone: what is booked where, when it leaves the books, and the peaks.
+// The meter alone: the category of each tensor, the time when it leaves the books, and the peaks.
 #include "twobp/pipeline/memory/memory_meter.h"
 
 #include <numeric>
@@ -63,7 +63,7 @@ TEST(MemoryMeter, UnwatchedThreadsAreNotSeen) {
   EXPECT_EQ(meter.stage_use(0).total(), 0);
 }
 
-// A view holds the same memory, released with the last of them.
+// A view holds the same memory, which is released with the last view.
 TEST(MemoryMeter, ViewsAreOneAllocation) {
   MemoryMeter meter({0});
   on_watched_thread(meter, [&] {
@@ -93,13 +93,13 @@ TEST(MemoryMeter, RebooksOverABoundaryAndIntoTheStash) {
     EXPECT_EQ(now(meter, 1, Category::kActivations), 0);
     EXPECT_EQ(now(meter, 1, Category::kStash), 200);
     EXPECT_EQ(meter.held(1), 200);
-    meter.rebook(at::Tensor(), 1, Category::kStash);  // an undefined one for none
+    meter.rebook(at::Tensor(), 1, Category::kStash);  // an undefined tensor has no memory
     tensor.reset();
     EXPECT_EQ(meter.rank_use(1).total(), 0);
   });
 }
 
-// Memory that nobody booked (a batch from the loader) stays off the books when it is rebooked.
+// Unbooked memory (a batch from the loader) stays off the books when it is rebooked.
 TEST(MemoryMeter, RebookingWhatIsNotBookedDoesNothing) {
   MemoryMeter meter({0});
   at::Tensor batch = floats(100);
@@ -116,7 +116,7 @@ TEST(MemoryMeter, ReleaseOnAnotherThreadIsBookedWhereItWasAllocated) {
   });
   EXPECT_EQ(meter.held(0), 400);
   on_watched_thread(meter, [&] {
-    const MemoryMeter::Scope scope(1, Category::kStash);  // where the other thread is does not matter
+    const MemoryMeter::Scope scope(1, Category::kStash);  // the scope of the other thread has no effect
     tensor.reset();
   });
   EXPECT_EQ(meter.held(0), 0);
@@ -163,7 +163,7 @@ TEST(MemoryMeter, HighWaterStartsAnewWhenTaken) {
   });
 }
 
-// Two threads at once, each on its own rank, with releases crossing over.
+// Two threads at once, each on its own rank, release each other's tensors.
 TEST(MemoryMeter, CountsExactlyUnderConcurrency) {
   MemoryMeter meter({0, 1});
   std::vector<at::Tensor> crossing(200);

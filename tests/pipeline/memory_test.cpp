@@ -45,8 +45,7 @@ TEST(StepMemory, ParametersAndGradients) {
   }
 }
 
-// Three blocks; the loss follows on the same stage. Seen from the last block, before it runs: two blocks are
-// saved.
+// Three blocks, with the loss on the same stage. The bytes before the last block runs: two blocks are saved.
 TEST(StepMemory, ActivationsAfterForward) {
   ModelSpec model = small_mlp(4);
   const auto probe = test::insert_probe(model, 3);
@@ -59,17 +58,18 @@ TEST(StepMemory, ActivationsAfterForward) {
   };
   run(pipeline, 2);
   ASSERT_EQ(activations.size(), 2U);
-  // The first block's x is the batch's; the other two's are outputs, and the third's output is at hand.
+  // The first block's x belongs to the batch. The x of the other two are outputs, and the third block's
+  // output is in use.
   const int64_t three_blocks = 3 * kSaved + 3 * kMessage;
   EXPECT_EQ(activations[0], three_blocks);
-  // The first micro-batch is whole: the last block, its output gone, the loss's difference kept, and x of the
-  // last block.
+  // The first micro-batch is complete: it holds the last block without its output, the loss's difference, and
+  // x of the last block.
   const int64_t whole = 4 * kSaved + 3 * kMessage + kMessage;
   EXPECT_EQ(activations[1], whole + three_blocks);
   EXPECT_EQ(stash, (std::vector<int64_t>{0, 0}));
 }
 
-// Seen from the first layer's I: what the blocks above it keep for W, and the gradient at hand.
+// The bytes at the first layer's I: the tensors that the later blocks keep for W, and the gradient in use.
 TEST(StepMemory, StashAfterBackwardP1) {
   ModelSpec model = small_mlp(3);
   const auto probe = test::insert_probe(model, 0);
@@ -82,13 +82,12 @@ TEST(StepMemory, StashAfterBackwardP1) {
   };
   run(pipeline, 2);
   EXPECT_EQ(stash, (std::vector<int64_t>{3 * kStash, 6 * kStash}));
-  // Micro-batch 1's activations while I of micro-batch 0 has run, then none; and dL/dx, which each time is at
-  // hand.
+  // The activations of micro-batch 1 after I of micro-batch 0, then none. dL/dx is in use each time.
   const int64_t whole = 3 * kSaved + 2 * kMessage + kMessage;
   EXPECT_EQ(activations, (std::vector<int64_t>{whole + kMessage, kMessage}));
 }
 
-// A message is the receiver's once it is received, and the sender keeps nothing of it.
+// A received message belongs to the receiver, and the sender keeps nothing of it.
 TEST(StepMemory, RebooksOverTheBoundary) {
   ModelSpec model = small_mlp(3);
   const auto second = test::insert_probe(model, 1);  // first of stage 1
@@ -108,7 +107,8 @@ TEST(StepMemory, RebooksOverTheBoundary) {
   EXPECT_EQ(bytes(back, Category::kActivations), kMessage);
 }
 
-// Stages on one rank hand over without a message: the books still say which stage holds it.
+// Stages on one rank hand tensors over without a message: the books still name the stage that holds each
+// tensor.
 TEST(StepMemory, RebooksBetweenStagesOfOneRank) {
   ModelSpec model = small_mlp(3);
   const auto second = test::insert_probe(model, 1);
@@ -166,8 +166,8 @@ TEST(StepMemory, NothingIsHeldAfterAStepOrAnEvaluation) {
   }
 }
 
-// An evaluation keeps nothing for a backward: at its peak one block's tensors, with what it takes to add them
-// up.
+// An evaluation keeps nothing for a backward pass: its peak is the tensors of one block and the memory to add
+// them up.
 TEST(StepMemory, EvaluationSavesNothing) {
   ModelSpec model = small_mlp(4);
   const auto probe = test::insert_probe(model, 3);
@@ -180,8 +180,8 @@ TEST(StepMemory, EvaluationSavesNothing) {
   EXPECT_EQ(held, (std::vector<int64_t>(3, kMessage))) << "the block's input and nothing else";
 }
 
-// A LLaMa keeps one thing from step to step: the tables of the rotary embedding, cos and sin of (S, D / 2) a
-// layer.
+// A LLaMa keeps only one thing from step to step: the tables of the rotary embedding, which are cos and sin
+// of (S, D / 2) per layer.
 TEST(StepMemory, LlamaHoldsItsRotaryTablesOnly) {
   const ModelSpec model = test::small_llama(3);  // 8 layers, of which 1, 3 and 5 are attention
   Pipeline pipeline(model, test::no_costs(model), options_of({3, 5}));

@@ -1,4 +1,4 @@
-// W beside F and I on a device: what waits for what, and how far W runs ahead.
+// W beside F and I on a device: the dependences between the streams, and how far W runs ahead.
 #include "twobp/pipeline/executor/p2_stream.h"
 
 #include <atomic>
@@ -18,7 +18,7 @@ void expect_soon(const std::function<bool()>& condition, const char* what) {
   EXPECT_TRUE(condition()) << what;
 }
 
-// Put into a stream, holds it up until it is opened.
+// An op that is launched on a stream and holds it up until it is opened.
 struct Gate {
   std::atomic<bool> open{false};
   void stand_in(const DeviceStream& stream) {
@@ -88,7 +88,7 @@ TEST(P2Stream, RunsAheadByABoundedAmount) {
   expect_soon([&] { return stream.wants_more(); }, "done W makes room");
 }
 
-// On a host's tensor, since this device has none.
+// The tensor is on the host, since this device has none.
 TEST(P2Stream, KeepsWhatWReadsUntilItIsDone) {
   const Device device = test::stand_in_device(14);
   P2Stream stream(device);

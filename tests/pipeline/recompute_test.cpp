@@ -1,5 +1,6 @@
-// Recomputation in the pipeline: the profile's bytes are the meter's for every mode, a block's bytes are
-// those counted by hand, the cap keeps its promise though W needs memory of its own, and the bits stay.
+// Recomputation in the pipeline: the profile's bytes are the meter's for every mode, and a block's bytes are
+// those counted by hand. The cap keeps its promise although W needs memory of its own, and the bits do not
+// change.
 #include "twobp/models/recompute.h"
 
 #include <algorithm>
@@ -68,8 +69,8 @@ TEST(RecomputeProfile, PeaksAreWhatTheMeterMeasures) {
   }
 }
 
-// Of a block in the middle: F holds its output and what the mode keeps; I gives up what F kept for what W
-// needs. The input is the block's before it.
+// The bytes of a block in the middle. F holds its output and the tensors that the mode keeps. I replaces the
+// tensors of F with those that W needs. The input belongs to the previous block.
 TEST(RecomputeProfile, BytesOfABlockCountedByHand) {
   struct Bytes {
     int64_t forward_held, stash;
@@ -88,7 +89,7 @@ TEST(RecomputeProfile, BytesOfABlockCountedByHand) {
   }
 }
 
-// W that computes derivatives again holds what F and I leave behind meanwhile; other W of a Linear nothing.
+// A W that recomputes derivatives holds the tensors of F and I meanwhile. Any other W of a Linear holds none.
 TEST(RecomputeProfile, BackwardP2NeedsMemoryOfItsOwn) {
   for (const Recompute mode : {Recompute::kNone, Recompute::kActivations, Recompute::kDerivatives}) {
     ModelSpec model = test::small_mlp(3);
@@ -102,8 +103,8 @@ TEST(RecomputeProfile, BackwardP2NeedsMemoryOfItsOwn) {
   }
 }
 
-// Activations alone keep one tensor a layer and micro-batch, so that a stage in flight four times needs less;
-// derivatives show where W waits.
+// Recomputed activations keep only one tensor per layer and micro-batch, so a stage with four micro-batches
+// in flight needs less. Recomputed derivatives save memory where W waits.
 TEST(RecomputeMemory, PeaksFall) {
   const auto peak = [](Recompute mode, const char* schedule, P2Policy policy) {
     const ModelSpec model = with_mode(test::small_llama(4), mode);
@@ -117,7 +118,8 @@ TEST(RecomputeMemory, PeaksFall) {
   EXPECT_LT(2 * peak(Recompute::kBoth, "gpipe", P2Policy::kEnd), none);
 }
 
-// `auto`: no rank in all above the fullest of standard backpropagation with the same recomputation.
+// `auto`: no rank holds more in total than the fullest rank of standard backpropagation with the same
+// recomputation.
 TEST(RecomputeMemory, AutoCapKeepsItsPromise) {
   for (const SplitModel& c : cases()) {
     Pipeline pipeline = test::measured_pipeline(c);
@@ -144,7 +146,7 @@ TEST(RecomputeMemory, AutoCapKeepsItsPromise) {
   }
 }
 
-// Every mode and policy, a cap of a byte and none, one rank and three.
+// Every mode and policy, with a cap of one byte and with none, on one rank and on three.
 TEST(RecomputeBits, GradientsAreThoseOfModeNone) {
   const auto batch = random_batch(4);
   const ModelSpec plain = test::small_llama(3);
@@ -172,7 +174,7 @@ TEST(RecomputeBits, GradientsAreThoseOfModeNone) {
   }
 }
 
-// The planner has the names of the modes without the layers: it builds without torch.
+// The planner has the names of the modes without the layers, because it builds without torch.
 TEST(PipelineRecompute, ThePlannerKnowsTheSameModes) {
   EXPECT_EQ(recompute_modes(), recompute_names());
 }

@@ -1,4 +1,5 @@
-// Two steps under way: what a rank may do before the others have ended a step, and what becomes of errors.
+// Two steps under way: the work that a rank may do before the others have ended a step, and the handling of
+// errors.
 #include <chrono>
 #include <future>
 
@@ -73,7 +74,7 @@ TEST_F(RunAhead, AnErrorEndsAllStepsUnderWay) {
     EXPECT_EQ(pipeline.under_way(), 0);
     expect_contains(test::error_of([&] { pipeline.submit(setup, random_batch(3), step_input(3)); }),
                     {"failed in an earlier step"});
-    // Left: messages in a mailbox, at most an output or a gradient of each micro-batch.
+    // The rest: messages in a mailbox, at most one output or gradient of each micro-batch.
     const int64_t messages = 2 * 3 * test::kRows * test::kDim * test::kFloat;
     for (int rank = 0; rank < 2; ++rank) EXPECT_LE(pipeline.meter().held(rank), messages) << "rank " << rank;
   }

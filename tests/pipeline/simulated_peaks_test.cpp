@@ -1,5 +1,5 @@
-// The simulation's bytes against the walk that the byte cap comes from, and against the meter: exactly where
-// no message can be under way, within the messages that can be elsewhere.
+// The simulation's bytes against the walk from which the byte cap comes, and against the meter: they are
+// equal if no message can be under way, and otherwise differ by at most the messages under way.
 #include <algorithm>
 #include <vector>
 
@@ -42,7 +42,7 @@ TEST(SimulatedPeaks, AreTheWalksWithP2Off) {
   }
 }
 
-// The order of F, I and single pieces of W as the executor ran them; an op counts where it began.
+// The order of F, I and single pieces of W in the executor's run; an op counts from its begin.
 std::vector<std::vector<RecordedOp>> order_of(const StepReport& report) {
   std::vector<std::vector<RecordedOp>> order;
   for (const auto& events : report.events) {

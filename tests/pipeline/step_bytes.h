@@ -1,5 +1,5 @@
-// Bytes of a step: those of a block counted by hand (see memory_test.cpp), those of the profile, and those
-// that the meter has.
+// Bytes of a step: those of a block counted by hand (see memory_test.cpp), those of the profile, and those of
+// the meter.
 #pragma once
 
 #include <string>
@@ -22,12 +22,12 @@ struct SplitModel {
   std::string name;
   ModelSpec model;
   std::vector<int> split;
-  std::vector<int> rank_of_stage = {};  // empty: one a rank
+  std::vector<int> rank_of_stage = {};  // empty: one per rank
 };
 
 inline Profile measured(const ModelSpec& model) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  at::set_num_threads(1);  // as the ranks: attention's scratch grows with the threads
+  at::set_num_threads(1);  // the same as in the ranks: attention's scratch grows with the threads
   return measure_profile(model, random_fields(1), 0.01);
 }
 
@@ -35,14 +35,15 @@ inline Pipeline measured_pipeline(const SplitModel& of) {
   return Pipeline(of.model, measured(of.model), options_of(of.split, of.rank_of_stage));
 }
 
-// Bytes of parameters and gradients, and of what layers keep over steps (rotary tables), by rank.
+// Bytes of parameters and gradients, and of tensors that layers keep over steps (rotary tables), by rank.
 inline std::vector<int64_t> fixed_bytes(Pipeline& pipeline) {
   std::vector<int64_t> fixed;
   for (int r = 0; r < pipeline.ranks(); ++r) fixed.push_back(pipeline.meter().rank_use(r).total());
   return fixed;
 }
 
-// Highest bytes of activations and stash of each rank in one step, after one that made what is kept.
+// Highest bytes of activations and stash of each rank in one step. A previous step has made the tensors that
+// are kept.
 inline std::vector<int64_t> measured_peaks(Pipeline& pipeline, const StepSetup& setup,
                                            StepReport* report = nullptr) {
   const auto batch = random_batch(setup.schedule.micro_batches);

@@ -1,5 +1,5 @@
-// What the pipeline tests share: small models, layers that call the test back, pipelines without an
-// optimizer, and the gradients they leave.
+// Helpers of the pipeline tests: small models, layers that call the test back, pipelines without an
+// optimizer, and the gradients of a step.
 #pragma once
 
 #include <cstring>
@@ -69,8 +69,8 @@ inline std::vector<Fields> random_batch(int micro_batches) {
   return batch;
 }
 
-// An identity that calls back: what a test wants to see, delay or break in the middle of a step. Backward-p2
-// is a unit of its own.
+// An identity layer that calls back, so that a test can watch, delay or break the middle of a step.
+// Backward-p2 is a unit of its own.
 struct Hooks {
   std::function<void(const Context&)> forward;
   std::function<void(const Context&)> backward_p1;
@@ -108,7 +108,7 @@ inline std::shared_ptr<Hooks> insert_probe(ModelSpec& model, int before) {
   return hooks;
 }
 
-// Costs that are all zero: nothing needs room, and the split is by hand.
+// Costs that are all zero: no op needs room, and the split is given by hand.
 inline Profile no_costs(const ModelSpec& model) {
   Profile profile;
   for (const LayerSpec& layer : model.layers) profile[layer.kind] = {};
@@ -133,14 +133,14 @@ inline StepInput step_input() {
   return options;
 }
 
-// F and B of a hand-made schedule as the executor wants them.
+// F and B of a handmade schedule in the executor's form.
 inline Schedule finished(Schedule schedule, P2Policy policy) {
   schedule = add_communication(apply_p2_policy(std::move(schedule), policy));
   validate(schedule);
   return schedule;
 }
 
-// Copies of all gradients in model order; the pipeline starts the next step without.
+// Copies of all gradients in model order; the pipeline starts the next step without gradients.
 inline std::vector<at::Tensor> take_gradients(Pipeline& pipeline) {
   std::vector<at::Tensor> gradients;
   for (int s = 0; s < pipeline.stages(); ++s) {

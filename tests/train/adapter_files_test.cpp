@@ -1,5 +1,5 @@
-// Adapters of others: what PEFT's adapter_config.json may say, and what would be another adapter if it were
-// passed over. And what is written for PEFT.
+// Adapters from other programs: the accepted contents of PEFT's adapter_config.json, and the settings that
+// must be refused because they would make another adapter. Also the files that are written for PEFT.
 #include "twobp/train/weights/adapter_files.h"
 
 #include <cmath>
@@ -69,7 +69,7 @@ TEST_F(AdapterFiles, OfPeft) {
   accept("task_type", nullptr);
   accept("base_model_name_or_path", nullptr);
   accept("peft_version", "0.99.0");
-  accept("target_modules", "all-linear");  // what it means, the tensors say
+  accept("target_modules", "all-linear");  // the tensors show its meaning
   for (const char* start : {"gaussian", "eva", "orthogonal"}) accept("init_lora_weights", start);
   accept("init_lora_weights", false);
   accept("eva_config", {{"rho", 2.0}});
@@ -157,7 +157,7 @@ TEST(AdapterDescription, NamesTheClassOfABert) {
   }
 }
 
-// What PEFT could not load is known before the training.
+// An adapter that PEFT could not load is reported before the training.
 TEST(AdapterDescription, OfWhatPeftCannotLoad) {
   const auto check = [](const ModelOptions& type, const std::vector<std::string>& targets,
                         const std::string& from, const std::string& lora) {

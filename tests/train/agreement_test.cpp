@@ -1,5 +1,5 @@
-// Processes that were started with something else than the others: one error on all of them that says what
-// and where, before anything is computed.
+// Processes that were started with different inputs: all of them report the same error, which names the
+// difference and the process, before anything is computed.
 #include "twobp/train/agreement.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ Config config_of(int ranks) {
   return config;
 }
 
-// What each of three processes says when the one of rank `other` has another configuration.
+// The messages of three processes when the process of rank `other` has another configuration.
 std::vector<std::string> errors_of(const Config& config, int other, const Config& others) {
   std::vector<std::string> errors(3);
   run_worlds(make_in_process_ranks(1, 3, 0), [&](World world) {
@@ -86,7 +86,7 @@ TEST(Agreement, ManyDifferencesAreCounted) {
   EXPECT_NE(error.find("and 3 more"), std::string::npos) << error;
 }
 
-// Files may be elsewhere on each machine: it is their content that counts.
+// Files may have other paths on each machine: only their content counts.
 TEST(Agreement, DataIsComparedByItsContent) {
   test::TempFolder folder;
   const auto write = [&](const std::string& name, int64_t first) {
@@ -130,7 +130,7 @@ TEST(Agreement, ModelsAreComparedByTheirLayersAndParameters) {
   EXPECT_FALSE(differs([](Config& c) { c.optimizer.lr = 3; }));
 }
 
-// ---- what was started, and what pipeline.transport makes of it
+// ---- the way a process was started, and its effect on pipeline.transport
 
 Launcher started(Launcher::Kind kind, int size) {
   Launcher launcher;

@@ -1,5 +1,5 @@
 // The promise of bitwise_test for every schedule that has a name, on its own placement of stages: V-shaped,
-// looped, zero-bubble. All of them keep the order of micro-batches.
+// looped, zero-bubble. All of these schedules keep the order of micro-batches.
 #include <algorithm>
 #include <cctype>
 #include <map>
@@ -59,7 +59,7 @@ TEST_P(EverySchedule, TrainsTheSameWeights) {
                        what);
     }
   }
-  // Fewer only of those that say so in the table.
+  // Fewer only for the schedules that allow it in the table.
   EXPECT_GE(admitted, named_schedule(name).takes == nullptr ? static_cast<int>(sizes.size()) : 5);
 }
 
@@ -70,12 +70,12 @@ INSTANTIATE_TEST_SUITE_P(All, EverySchedule, ::testing::ValuesIn(schedule_names(
   return name;
 });
 
-// A schedule's placement is that of evaluation too.
+// Evaluation uses the schedule's placement too.
 TEST(AllSchedules, EvaluateOnTheirPlacement) {
   Config one = config_of("gpipe", 1);
   one.data.held_out = 0.5;
   one.train.eval_batches = 2;
-  one.pipeline.micro_batches = 4;  // admitted by all on 2 ranks
+  one.pipeline.micro_batches = 4;  // all schedules accept 4 on 2 ranks
   const auto expected = Trainer(one).evaluate();
   ASSERT_TRUE(expected);
   for (const auto& name : schedule_names()) {

@@ -1,4 +1,5 @@
-// pipeline.schedule "auto": found at the start for the measured times, trains to the same bits as one stage.
+// pipeline.schedule "auto": the schedule is found at the start for the measured times. It trains to the same
+// bits as one stage.
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 
 #include <tuple>
@@ -58,7 +59,7 @@ TEST(AutoVariant, ShapeFollowsTheConfiguration) {
   expect_contains(error_of([&] { shape(5, 2); }), {"pipeline.stages", "5", "2", "multiple"});
 }
 
-// A step runs under the very caps that were searched under, not those of the schedule that was found.
+// A step runs under the caps that the search used, not under those of the schedule that was found.
 TEST(AutoVariant, RunsUnderTheCapItWasFoundFor) {
   for (const auto& [stages, ranks, name] :
        {std::tuple{2, 2, "1f1b"}, std::tuple{4, 2, "zb-v"}, std::tuple{6, 2, "looped-bfs"}}) {
@@ -72,7 +73,7 @@ TEST(AutoVariant, RunsUnderTheCapItWasFoundFor) {
   }
 }
 
-// What a search finds is no slower than what it could have taken, under the automatic cap, too.
+// The search never finds a schedule that is slower than one of its candidates, also under the automatic cap.
 TEST(AutoVariant, IsNoSlowerThanNamedSchedules) {
   for (const int ranks : {2, 3}) {
     Trainer trainer(config_of(ranks, ranks));
@@ -88,7 +89,8 @@ TEST(AutoVariant, IsNoSlowerThanNamedSchedules) {
   }
 }
 
-// Layers without a product to take a weight gradient of have no W: what the profile times for them is noise.
+// Layers without a product for a weight gradient have no W: the time that the profile measures for it is
+// noise.
 TEST(AutoVariant, TakesStagesWithoutW) {
   LayerProfile none;
   none.forward = none.backward_p1 = 1;
@@ -99,7 +101,7 @@ TEST(AutoVariant, TakesStagesWithoutW) {
   const std::vector<StageCost> costs = profiled_costs({{none, none}, {none}});
   EXPECT_EQ(costs[0].backward_p2 + costs[0].stash_bytes, 0);
   EXPECT_GT(auto_schedule({0, 1}, 2, costs).seconds, 0);
-  // Adapters in the blocks alone, and a stage of its own for the head.
+  // Adapters in the blocks alone; the head has a stage of its own.
   Config config = config_of(2, 2);
   config.model.lora = 2;
   config.model.lora_targets = {"q_proj", "v_proj"};

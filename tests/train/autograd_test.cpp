@@ -1,6 +1,6 @@
-// Whole training runs against the same model on autograd in float64 and a plain optimizer: the loss is the
-// mean over the counted targets of the global batch whatever micro-batch they are in, tied weights get both
-// uses' gradients, clipping is torch's.
+// Whole training runs against the same model on autograd in float64 with a plain optimizer. The loss is the
+// mean over the counted targets of the global batch, in any micro-batch. Tied weights get the gradients of
+// both uses. Clipping is the same as torch's.
 //
 // Tolerances. The library computes in float32 (unit roundoff u = 6e-8). A gradient here is a sum of at most
 // n = 4 * 2 * 16 = 128 rows after about 40 operations in a row (3 blocks of 12, head): rounding errors of u
@@ -77,8 +77,8 @@ TEST(Autograd, GradientsOfEveryWeight) {
   }
 }
 
-// Micro-batches with 1, 32, 7 and 9 counted targets, the last of another size: what a mean of means would
-// miss.
+// Micro-batches with 1, 32, 7 and 9 counted targets, the last of another size: a mean of means would be
+// wrong.
 TEST(Autograd, MeanOverAllCountedTargetsOfTheGlobalBatch) {
   Batch batch = random_batch(4, 2, 1, 2);
   const std::vector<int64_t> keep = {1, 32, 7, 9};
@@ -96,7 +96,7 @@ TEST(Autograd, MeanOverAllCountedTargetsOfTheGlobalBatch) {
   }
 }
 
-// A micro-batch in which nothing counts adds nothing, and no 0 / 0.
+// A micro-batch without counted targets adds nothing, and there is no 0 / 0.
 TEST(Autograd, MicroBatchWithoutTargets) {
   Batch batch = random_batch(3, 2, 2, 3);
   batch.targets -= test::counted(batch.micro_batches[1].at("labels"));
@@ -156,7 +156,7 @@ TEST(Autograd, ClippedGradientsAreTorchs) {
   }
 }
 
-// A norm below the limit leaves the gradients alone, to the bit.
+// If the norm is below the limit, the gradients keep their bits.
 TEST(Autograd, NoClippingBelowTheLimit) {
   const auto batches = test::random_batches(3, 2);
   Config config = config_of(false, 2);
@@ -224,7 +224,7 @@ TEST(Autograd, SeveralStepsOfAdamWWithClipping) {
   expect_adamw_run(true, 3, 4, {"gpipe", P2Policy::kEnd});
 }
 
-// Evaluation is the mean over the held-out part's targets, forward alone.
+// Evaluation is the mean over the targets of the held-out part. It only runs forward.
 TEST(Autograd, EvaluationIsTheMeanOverTheHeldOutTargets) {
   Config config = config_of(false, 2);
   config.data.held_out = 7.0 / 1024;  // of the 1024 synthetic samples: not a multiple of the batch's 4

@@ -1,6 +1,6 @@
-// Whole runs of BERT, dropout on: to the bit the same whatever the schedule, the p2 policy, the stages and
-// the split; the same as autograd's without the pipeline is bert_transformers_test's. And what a
-// configuration of one may not say.
+// Whole runs of BERT with dropout: the bits are the same for every schedule, p2 policy, number of stages and
+// split. bert_transformers_test compares them with autograd without the pipeline. Also the settings that a
+// configuration of BERT may not have.
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
@@ -27,7 +27,7 @@ Config config_of(bool tied, double dropout, const std::vector<int>& split) {
   return config;
 }
 
-// Padding, types, and labels of which few count.
+// Padding, token types, and labels of which only a few count.
 std::vector<Batch> batches_of(int micro_batches) {
   std::vector<Batch> batches = test::random_batches(kSteps, micro_batches);
   int64_t length = 3;

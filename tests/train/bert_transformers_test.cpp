@@ -1,6 +1,7 @@
-// BERT against transformers itself: models that it saved give its logits and loss here (with padding and
-// token types), the weights after one step of SGD are its own, whatever the stages, what is saved here it
-// loads again, to the bit; encoders without a head get one. Skipped where Python has no transformers.
+// BERT against transformers itself. Models that transformers saved give its logits and loss here, with
+// padding and token types. The weights after one step of SGD are the same for any number of stages.
+// transformers loads the models that are saved here, to the bit. Encoders without a head get one. Skipped
+// where Python has no transformers.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -35,7 +36,8 @@ TEST_F(BertTransformers, LogitsAreItsOwn) {
   for (const std::string& name : kCases) {
     const Config config = config_of(name, 1);
     const Fields fields = samples(config, {0, 1, 2, 3}, 0);
-    const at::Tensor real = fields.at("attention_mask").ne(0).unsqueeze(2);  // padding attends as it likes
+    const at::Tensor real =
+        fields.at("attention_mask").ne(0).unsqueeze(2);  // the output at padding does not count
     EXPECT_LT(relative_error(logits(config, fields) * real, expected_logits(name) * real), kTolerance)
         << name;
   }
@@ -53,7 +55,8 @@ TEST_F(BertTransformers, LossAndAStepOfSgdAreItsOwn) {
       expect_same_parts(parts_of(trainer.weights()), before);
       EXPECT_NEAR(trainer.step().loss, loss, kTolerance * loss);
       const auto parts = parts_of(trainer.weights());
-      // Where the decoder is not tied, its bias is used, and transformers keeps another that is not.
+      // If the decoder is not tied, its own bias is used, and transformers keeps a second bias that is
+      // unused.
       ASSERT_EQ(parts.size() + (name == "tied" ? 0 : 1), after.names().size());
       double largest_step = 0;
       for (const std::string& part : after.names()) {
@@ -61,7 +64,7 @@ TEST_F(BertTransformers, LossAndAStepOfSgdAreItsOwn) {
             std::max(largest_step, (after.tensor(part) - before.tensor(part)).abs().max().item<double>());
       }
       for (const auto& [part, value] : parts) {
-        // A bias of the keys shifts all of a query's scores alike, so its gradient is 0 but for rounding.
+        // A bias of the keys shifts all scores of a query alike, so its gradient is 0 except for rounding.
         if (part.ends_with("key.bias")) {
           EXPECT_LT(relative_error(value, after.tensor(part)), kTolerance) << part;
           EXPECT_LT((value - before.tensor(part)).abs().max().item<double>(), 1e-5 * largest_step) << part;
@@ -98,14 +101,14 @@ TEST_F(BertTransformers, LoadsWhatIsSaved) {
       EXPECT_EQ(found.at("tied"), name == "tied");
       EXPECT_EQ(found.at("activation"), name == "tied" ? "gelu" : "gelu_new");
     }
-    // And here, with the same loss.
+    // The model is loaded here too, with the same loss.
     Trainer again(config_of(name, 1, "saved"));
     Trainer shards(config_of(name, 3, "saved-shards"));
     EXPECT_EQ(again.step().loss, shards.step().loss);
   }
 }
 
-// An encoder alone: its tensors are loaded, whatever they are called, and a head is made and named.
+// An encoder alone: its tensors are loaded under any of their names, and a head is made and named.
 TEST_F(BertTransformers, EncoderWithoutAHead) {
   for (const std::string& name : kCases) {
     const SafetensorsFile before(path(name + "/before.safetensors"));

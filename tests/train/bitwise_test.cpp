@@ -1,6 +1,6 @@
-// The promise the whole design rests on: losses, gradient norms and weights after three steps are the same to
-// the bit whatever the schedule, the p2 policy, the number of stages and the way the layers are split, at
-// each number of micro-batches. The reference is one stage with standard backpropagation.
+// The promise on which the whole design rests: losses, gradient norms and weights after three steps are the
+// same to the bit for every schedule, p2 policy, number of stages and split of the layers, at each number of
+// micro-batches. The reference is one stage with standard backpropagation.
 #include <tuple>
 
 #include <gtest/gtest.h>
@@ -71,8 +71,8 @@ INSTANTIATE_TEST_SUITE_P(All, BitwiseMatrix,
                                          std::get<2>(info.param));
                          });
 
-// The reference above is itself a run of this library; that it learns what autograd learns is
-// autograd_test's.
+// The reference above is itself a run of this library; autograd_test shows that it learns the same as
+// autograd.
 TEST(BitwiseReference, DependsOnWhatItShouldDependOn) {
   const auto batches = random_batches(kSteps, 2);
   const Variant variant{"gpipe", P2Policy::kOff};
@@ -99,7 +99,7 @@ TEST(Bitwise, SameUnderAnyMemoryCap) {
   }
 }
 
-// What a run may change from one step to the next.
+// Settings that a run may change from one step to the next.
 TEST(Bitwise, SameWhenThePlanChangesBetweenSteps) {
   const auto batches = random_batches(4, 3);
   const Outcome expected = test::train(config_of(false, 0.5, {8}), batches, {"gpipe", P2Policy::kOff});
@@ -118,7 +118,7 @@ TEST(Bitwise, SameWhenThePlanChangesBetweenSteps) {
   expect_same_bits(expected, actual, "changing plans");
 }
 
-// A split by measured cost depends on the clock; the result may not.
+// A split by measured cost depends on the clock. The result must not.
 TEST(Bitwise, SameForAMeasuredSplit) {
   const auto batches = random_batches(kSteps, 2);
   const Outcome expected = test::train(config_of(false, 0, {8}), batches, {"gpipe", P2Policy::kOff});
@@ -130,7 +130,7 @@ TEST(Bitwise, SameForAMeasuredSplit) {
   }
 }
 
-// The last batch of an epoch has fewer micro-batches, and its last one fewer samples.
+// The last batch of an epoch has fewer micro-batches, and its last micro-batch has fewer samples.
 TEST(Bitwise, SameForASmallerLastBatch) {
   std::vector<Batch> batches = {test::random_batch(4, 2, 2, 1), test::random_batch(2, 2, 1, 2),
                                 test::random_batch(4, 2, 2, 3), test::random_batch(1, 1, 1, 4),

@@ -1,5 +1,5 @@
-// What happens to checkpoints on the disk: the last few kept, leftovers removed, damage noticed, and failing
-// writes that leave the last good one.
+// Checkpoints on the disk: the last few are kept, leftovers are removed, damage is noticed, and a failed
+// write leaves the last good checkpoint.
 #include <chrono>
 #include <csignal>
 #include <fstream>
@@ -54,7 +54,7 @@ TEST(CheckpointFolder, KeepsTheLastFew) {
     EXPECT_EQ(visible_names(config.save.checkpoints + "/" + name),
               (std::vector<std::string>{"optimizer.safetensors", "state.json", "weights.safetensors"}));
   }
-  // Fewer from now on, and the last step counts although it is not a multiple of save.every.
+  // From now on fewer are kept. The last step counts although it is not a multiple of save.every.
   config.save.keep = 1;
   config.save.every = 5;
   config.train.steps = 8;
@@ -92,7 +92,7 @@ TEST(CheckpointFolder, OneRunAtATime) {
   EXPECT_EQ(CheckpointFolder(path, 3).steps(), std::vector<int64_t>{1});
 }
 
-// One that was killed may need a moment.
+// A killed process may need a moment to end.
 TEST(CheckpointFolder, WaitsForARunThatIsEnding) {
   const TempFolder folder;
   const std::string path = folder.path("checkpoints/");
@@ -105,7 +105,7 @@ TEST(CheckpointFolder, WaitsForARunThatIsEnding) {
   ending.join();
 }
 
-// Every way a file can be broken; the checkpoint before is taken and the reason told.
+// Every way in which a file can be broken: the previous checkpoint is taken and the reason is reported.
 TEST(CheckpointFolder, DamagedNewestMeansTheOneBefore) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
@@ -146,7 +146,8 @@ TEST(CheckpointFolder, DamagedNewestMeansTheOneBefore) {
   }
 }
 
-// Two newest are broken: the run goes on from the third, replaces them, and ends where it would have.
+// The two newest checkpoints are broken: the run continues from the third, replaces them, and ends in the
+// same state.
 TEST(CheckpointFolder, GoesOnPastDamagedOnes) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
@@ -187,8 +188,8 @@ TEST(CheckpointFolder, RenamedCheckpoint) {
   EXPECT_NE(resumed.notes[0].find("is of step 2"), std::string::npos) << resumed.notes[0];
 }
 
-// One bit of any byte of state.json, and of many of the tensors' files: noticed, or (a blank between two
-// words of JSON) without effect.
+// One bit is flipped in each byte of state.json and in many bytes of the tensor files. The flip is noticed or
+// has no effect, as in a blank between two words of JSON.
 TEST(CheckpointFolder, EveryFlippedBitIsNoticed) {
   const TempFolder folder;
   const fs::path path = folder.path("step");
@@ -233,10 +234,10 @@ TEST(CheckpointFolder, HostileState) {
   expect(R"({"crc32": 1, "state": {"format": 0}})", {"format 0", "reads formats up to 2"});
   expect(R"({"crc32": 1, "state": {"format": "2"}})", {"format \"2\""});
   expect(R"({"crc32": 1, "state": {"format": 1}})", {"checksum"});
-  // Right by its checksum, but made by somebody who means harm.
+  // The checksum is right, but the file was made by an attacker.
   for (const char* step : {"-5", "1e300", "2.5", "18446744073709551615", "true"}) {
     const std::string state = concat(R"({"format":1,"step":)", step, "}");
-    // As it is written again, which the checksum is of.
+    // The checksum is that of the rewritten file.
     const std::string text = nlohmann::json::parse(state).dump();
     expect(concat(R"({"crc32": )", crc32_of(text.data(), text.size()), R"(, "state": )", state, "}"),
            {"state.json", "damaged: a count out of range"});
@@ -257,7 +258,7 @@ TEST(CheckpointFolder, FrozenWeightsAreOneFileOnTheDisk) {
   EXPECT_TRUE(fs::equivalent(frozen(1), frozen(6))) << "resumed";
 }
 
-// While it lives no file can grow beyond `bytes`: what a full disk looks like to a process.
+// While this object lives, no file can grow beyond `bytes`: a process sees the same on a full disk.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -294,7 +295,7 @@ TEST(CheckpointFolder, FailingWriteLeavesTheLastGoodOne) {
   test::expect_continues(whole, resumed, "after the disk was full");
 }
 
-// The error comes up in training, not only at its end.
+// The error is raised during training, not only at the end.
 TEST(CheckpointFolder, FailingWriteEndsTraining) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
@@ -329,7 +330,7 @@ TEST(CheckpointFolder, FolderThatVanishes) {
       {config.save.checkpoints, "No such file"});
 }
 
-// As somebody who may not write there; root may write anywhere.
+// As a user without permission to write there; root may write anywhere.
 TEST(CheckpointFolder, ReadOnly) {
   constexpr uid_t kNobody = 65534;
   const TempFolder folder;

@@ -1,5 +1,5 @@
-// Checkpoints that several processes write: their parts make one, and whatever is missing, torn or of
-// something else is noticed and named. A process is an object here, with a folder of its own to add to.
+// Checkpoints that several processes write: their parts make one checkpoint. A part that is missing, torn or
+// foreign is noticed and named. A process is an object here, with a folder of its own to add to.
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -41,7 +41,7 @@ CheckpointContent content_of(int process, int64_t step) {
   return content;
 }
 
-// All processes of a run, as far as checkpoints go.
+// All processes of a run, as seen by checkpoints.
 class Writers {
  public:
   Writers(std::string path, int processes) : path_(std::move(path)) {
@@ -59,7 +59,7 @@ class Writers {
     return fs::path(path_) / (step_name(step) + "." + first().run_id() + ".new");
   }
 
-  // The first on this thread, the others on theirs, beginning at different times.
+  // The first runs on this thread and the others on their own, and they begin at different times.
   void add(int64_t step) {
     std::vector<std::thread> others;
     for (int p = 1; p < size(); ++p) {
@@ -122,8 +122,8 @@ TEST(CheckpointParts, MakeOneCheckpoint) {
   EXPECT_EQ(checkpoint_file_name(File::kOptimizer, {0, 1}), "optimizer.safetensors");
 }
 
-// A process that writes no part, as one that was killed: an error that names it, after the time-out, which
-// begins anew as long as anybody writes; nothing is left, what was there is as it was.
+// A process that was killed writes no part. The error names it after the time-out, which begins anew whenever
+// any process writes. No part is left, and the earlier files stay as they were.
 TEST(CheckpointParts, MissingPart) {
   const TempFolder folder;
   const std::string path = folder.path("checkpoints");
@@ -140,7 +140,7 @@ TEST(CheckpointParts, MissingPart) {
   EXPECT_EQ(visible_names(path), std::vector<std::string>{step_name(1)});
   expect_whole(path + "/" + step_name(1), 3, 1);
 
-  // Slower than the time-out, but never still for so long.
+  // A process that is slower than the time-out, but is never silent for that long.
   std::thread slow([&] {
     fs::create_directory(run.aside(3));
     for (int i = 0; i < 8; ++i) {
@@ -156,7 +156,7 @@ TEST(CheckpointParts, MissingPart) {
   expect_whole(path + "/" + step_name(3), 3, 3);
 }
 
-// The end of a run that fails does not wait for long.
+// The end of a failing run does not wait for long.
 TEST(CheckpointParts, HurryEndsTheWait) {
   const TempFolder folder;
   Writers run(folder.path("checkpoints"), 2);
@@ -168,7 +168,7 @@ TEST(CheckpointParts, HurryEndsTheWait) {
   EXPECT_LE(now_seconds() - begin, 5);
 }
 
-// Its reason is the first process's too, at once.
+// The first process reports the same reason at once.
 TEST(CheckpointParts, FailedPart) {
   const TempFolder folder;
   Writers run(folder.path("checkpoints"), 2);
@@ -182,7 +182,7 @@ TEST(CheckpointParts, FailedPart) {
   EXPECT_EQ(visible_names(folder.path("checkpoints")), std::vector<std::string>{});
 }
 
-// Parts that say what is not so: torn, of another step, of another process, other files.
+// Parts with false contents: torn, of another step, of another process, or with other files.
 TEST(CheckpointParts, WrongPart) {
   const TempFolder folder;
   Writers run(folder.path("checkpoints"), 2);
@@ -228,7 +228,8 @@ TEST(CheckpointParts, WrongPart) {
          {mine, "damaged: 9 bytes instead"});
 }
 
-// One bit of any file, sampled: noticed, and the file is named; the others are as they were.
+// One bit of any file is flipped, at sampled places: the damage is noticed and the file is named; the others
+// stay as they were.
 TEST(CheckpointParts, EveryFlippedBitIsNoticed) {
   const TempFolder folder;
   const std::string path = folder.path("checkpoints");
@@ -253,7 +254,7 @@ TEST(CheckpointParts, EveryFlippedBitIsNoticed) {
   EXPECT_EQ(problems_of(step), std::vector<std::string>{});
 }
 
-// Only what is read is read: a process may open a checkpoint whose other files it will never touch.
+// A process reads only the files that it needs: it may open a checkpoint whose other files it never touches.
 TEST(CheckpointParts, FilesThatAreReadAreVerified) {
   const TempFolder folder;
   const std::string path = folder.path("checkpoints");
@@ -282,7 +283,7 @@ TEST(CheckpointParts, TensorInTwoParts) {
   EXPECT_EQ(problems_of(fs::path(path) / step_name(1)).size(), 1U);
 }
 
-// Two runs, of which one is dying while the other has begun: neither touches the other's.
+// Two runs, one of which is dying while the other has begun: neither touches the other's files.
 TEST(CheckpointParts, WritersOfAnEarlierRun) {
   const TempFolder folder;
   const std::string path = folder.path("checkpoints");
@@ -306,7 +307,7 @@ TEST(CheckpointParts, FolderThatIsNotShared) {
       {"save.checkpoints", folder.path("mine"), "process 1", "process 0", "file system that all share"});
 }
 
-// As the program wrote them when a run was one process: format 1.
+// Format 1, which the program wrote when a run was one process.
 TEST(CheckpointParts, FormatOne) {
   const TempFolder folder;
   const fs::path step = folder.path("checkpoints/" + step_name(7));

@@ -1,6 +1,6 @@
 // Checkpoints of runs whose ranks are in processes of their own (threads here, each with a trainer and a
-// world): gone on from to the bit by any other number of them, whoever wrote what; the same choice on all;
-// and no hang when one of them fails.
+// world). Any other number of processes continues from them, to the bit, whichever process wrote each part.
+// All processes choose the same checkpoint, and no process hangs when one fails.
 #include <map>
 #include <mutex>
 
@@ -35,7 +35,7 @@ struct ManyRuns {
   std::map<std::string, at::Tensor> tensors;  // weights and optimizer state, of all processes
 };
 
-enum class As : uint8_t { kProcessEach, kThreads };  // a process for every rank; one for every replica
+enum class As : uint8_t { kProcessEach, kThreads };  // one process per rank; one process per replica
 
 struct Hooks {
   int64_t stop_after = 1 << 20;
@@ -91,7 +91,7 @@ ManyRuns run_many(const Config& config, As as, bool resume = false, const Hooks&
   return result;
 }
 
-// `rest` is what `whole` did after the step it was resumed at, up to where it stopped.
+// `rest` equals the steps of `whole` after the step of the resume, up to the stop.
 void expect_same_course(const ManyRuns& whole, const ManyRuns& rest, const std::string& what) {
   SCOPED_TRACE(what);
   ASSERT_LE(rest.first_step + rest.losses.size(), whole.losses.size());
@@ -108,7 +108,8 @@ void expect_same_course(const ManyRuns& whole, const ManyRuns& rest, const std::
 
 class ManyProcesses : public ::testing::TestWithParam<test::Case> {};
 
-// 3 processes, then one with one stage, then 2, then threads: to the bit as one that was never stopped.
+// 3 processes, then one with one stage, then 2, then threads: the bits are those of a run that was never
+// stopped.
 TEST_P(ManyProcesses, ResumeAtAnyNumber) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
@@ -172,7 +173,8 @@ INSTANTIATE_TEST_SUITE_P(
                                                   }}})),
     [](const auto& info) { return std::string(info.param.name); });
 
-// Optimizer state that is divided among replicas, then not, then again: the same numbers.
+// Optimizer state that is divided among replicas, then not divided, then divided again: the numbers stay the
+// same.
 TEST(ManyProcesses, ShardedOrNot) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
@@ -192,7 +194,7 @@ TEST(ManyProcesses, ShardedOrNot) {
   }
 }
 
-// The batch may be divided otherwise, which changes bits, as a note says; another batch is refused.
+// The batch may be divided in another way, which changes bits, as a note says. Another batch is refused.
 TEST(ManyProcesses, OtherNumberOfReplicas) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
@@ -212,7 +214,8 @@ TEST(ManyProcesses, OtherNumberOfReplicas) {
   EXPECT_NE(rest.notes[0].find("pipeline.data_parallel is 1 but 2"), std::string::npos) << rest.notes[0];
 }
 
-// The first process finds what is torn, of whichever process it was; all take the one before.
+// The first process finds every torn part, whichever process wrote it; all processes take the previous
+// checkpoint.
 TEST(ManyProcesses, AllTakeTheSame) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
@@ -232,7 +235,7 @@ TEST(ManyProcesses, AllTakeTheSame) {
   expect_same_course(whole, run_many(config, As::kProcessEach, true), "what was written over them");
 }
 
-// Of one process: what has happened there is the error, whoever notices it.
+// A failure of one process is the reported error, whichever process notices it.
 TEST(ManyProcesses, OneErrorForAll) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
@@ -244,7 +247,8 @@ TEST(ManyProcesses, OneErrorForAll) {
   expect_error([&] { run_many(config, As::kProcessEach, true); }, {"in use by another run"});
 }
 
-// A process whose part cannot be written: the run ends soon, with its reason, and what was there is whole.
+// One process cannot write its part: the run ends soon with the reason, and the earlier checkpoints stay
+// whole.
 TEST(ManyProcesses, PartThatCannotBeWritten) {
   for (const int process : {0, 1}) {
     for (const int64_t at : {3, kSteps}) {  // in between, and by finish()
@@ -270,7 +274,7 @@ TEST(ManyProcesses, PartThatCannotBeWritten) {
   }
 }
 
-// A process that fails while the others' parts are being written: no wait for a part that will not come.
+// A process fails while the others write their parts: no process waits for the part that is missing.
 TEST(ManyProcesses, ProcessThatFails) {
   for (const int process : {0, 1}) {
     const TempFolder folder;
@@ -287,7 +291,7 @@ TEST(ManyProcesses, ProcessThatFails) {
   }
 }
 
-// Every process writes files of its own; together they are the model that one process saves.
+// Every process writes its own files; together they are the model that one process saves.
 TEST(ManyProcesses, SavedModel) {
   for (const bool tied : {false, true}) {
     for (const int64_t most : {int64_t{1} << 40, int64_t{6000}}) {
@@ -327,7 +331,7 @@ TEST(ManyProcesses, SavedModel) {
   }
 }
 
-// Adapters of all processes in PEFT's one file, which each reads for its own.
+// The adapters of all processes are in PEFT's one file, and each process reads its own part.
 TEST(ManyProcesses, SavedAdapter) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);

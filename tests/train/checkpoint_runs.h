@@ -1,5 +1,5 @@
-// What the checkpoint tests share: a run over data of a few samples, so that it goes through several epochs,
-// with checkpoints, and its comparison with a run that was never stopped.
+// Helpers of the checkpoint tests: a run with checkpoints over a few samples, so that it takes several
+// epochs, and the comparison with a run that was never stopped.
 #pragma once
 
 #include <algorithm>
@@ -50,13 +50,13 @@ inline Config checkpoint_config(const TempFolder& folder) {
   return config;
 }
 
-// A kind of training whose state is all saved.
+// A kind of training whose whole state is saved.
 struct Case {
   const char* name;
   void (*change)(Config& config);
 };
 
-// `cases`, and those that every kind of run goes through.
+// `cases`, and the cases of every kind of run.
 inline std::vector<Case> with_common_cases(std::vector<Case> cases) {
   cases.insert(cases.end(),
                {{"Frozen",
@@ -107,7 +107,7 @@ inline RunResult run(const Config& config, bool resume = false, int64_t stop_aft
   return result;
 }
 
-// `resumed` is what `whole` did after the step it was resumed at.
+// `resumed` equals the steps of `whole` after the step of the resume.
 inline void expect_continues(const RunResult& whole, const RunResult& resumed, const std::string& what) {
   Outcome rest = whole.outcome;
   ASSERT_LE(resumed.first_step, static_cast<int64_t>(rest.losses.size()));
@@ -125,7 +125,7 @@ inline std::string step_name(int64_t step) {
   return "step-" + std::string(8 - digits.size(), '0') + digits;
 }
 
-// A folder of checkpoints with only that one in it.
+// A folder of checkpoints that contains only that one.
 inline std::string folder_with(const TempFolder& folder, const Config& config, int64_t step,
                                const std::string& name) {
   std::filesystem::create_directories(folder.path(name));

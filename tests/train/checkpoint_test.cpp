@@ -1,5 +1,5 @@
-// Resuming: to the bit as if the run had never stopped, at every step, whatever the pipeline is cut into and
-// however it is run; and what is refused.
+// A resumed run has the bits of a run that never stopped, at every step, for any cut of the pipeline and any
+// schedule. Also the resumes that are refused.
 #include <functional>
 #include <set>
 
@@ -23,7 +23,7 @@ using test::run;
 using test::RunResult;
 using test::TempFolder;
 
-// How a run goes on: never as it began (3 + 5 layers, 1f1b, fill).
+// The settings of the resumed run, which are never those of the first run (3 + 5 layers, 1f1b, fill).
 void use_other_pipeline(Config& config, int which) {
   struct Other {
     std::vector<int> split;
@@ -44,7 +44,7 @@ void use_other_pipeline(Config& config, int which) {
   config.pipeline.memory_cap = other.cap;
 }
 
-// Every step of the run is resumed at, each on a different pipeline.
+// The run is resumed at every step, each time on a different pipeline.
 void expect_bitwise_at_every_step(const Config& config, const TempFolder& folder) {
   const RunResult whole = run(config);
   ASSERT_EQ(whole.outcome.losses.size(), static_cast<size_t>(kSteps));
@@ -90,7 +90,7 @@ INSTANTIATE_TEST_SUITE_P(All, ResumeBitwise,
                                }}})),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// That equality could fail: with any one piece of the state lost, the run is another.
+// The equality above can fail: if any one piece of the state is lost, the run is another.
 TEST(Resume, EveryPieceOfTheStateMatters) {
   const TempFolder folder;
   const Config config = checkpoint_config(folder);
@@ -157,7 +157,7 @@ TEST(Resume, MlpOnVectors) {
   expect_continues(whole, run(config, true), "mlp");
 }
 
-// Evaluations between the steps, and checkpoints far apart, change nothing.
+// Evaluations between the steps change nothing, and neither do rare checkpoints.
 TEST(Resume, WhateverElseTheRunDoes) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
@@ -209,7 +209,8 @@ TEST(Resume, DataByContent) {
   expect_continues(whole, run(config, true), "moved data");
 }
 
-// The checkpoint is whole, but of something else: an error, not an older checkpoint, and nothing is lost.
+// The checkpoint is whole but belongs to another run: this is an error. No older checkpoint is taken, and
+// nothing is lost.
 TEST(Resume, CheckpointOfAnotherModel) {
   const TempFolder folder;
   const Config config = checkpoint_config(folder);
@@ -229,7 +230,7 @@ TEST(Resume, CheckpointOfAnotherModel) {
   EXPECT_EQ(run(config, true).first_step, 2);
 }
 
-// Configurations agree but tensors do not, as with weights from another directory.
+// The configurations agree but the tensors do not, for example with weights from another directory.
 TEST(Resume, TensorsOfAnotherModel) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);

@@ -1,5 +1,5 @@
-// Concatenated backward-p2 gives up bitwise equality for the Linear weights, and only for them, and only by
-// rounding: what a weight's gradient sums over micro-batches is summed in another order.
+// Concatenated backward-p2 gives up bitwise equality for the Linear weights only, and only by rounding: the
+// gradient of a weight is summed over micro-batches in another order.
 //
 // The bound: a gradient element is a sum of n = M * 2 * 16 <= 128 products; two orders of float32 additions
 // differ by at most 2 n u times the sum of the products' magnitudes (u = 6e-8), and that sum is at most n
@@ -65,7 +65,7 @@ void expect_within_bound(const std::vector<int>& split, const Batch& batch, cons
     const std::string& name = loop.names[i];
     const bool linear = name.find("_proj") != std::string::npos || name.find("lm_head") != std::string::npos;
     if (linear) {
-      // What the subtraction from the weight rounds away comes on top.
+      // The rounding of the subtraction from the weight is added.
       const double bound = kBound * largest(loop.gradients[i]) + 2 * 1.2e-7 * largest(loop.weights[i]);
       EXPECT_LE(largest(loop.gradients[i] - concatenated.gradients[i]), bound) << name;
     } else {
@@ -94,7 +94,7 @@ TEST(Concat, ShorterLastMicroBatch) {
   }
 }
 
-// 1F1B over two stages holds two of seven micro-batches: under a cap W runs some at a time.
+// 1F1B over two stages holds two of seven micro-batches: under a cap W runs for some of them at a time.
 TEST(Concat, UnderACap) {
   for (const P2Policy policy : {P2Policy::kEnd, P2Policy::kFill}) {
     expect_within_bound({3, 5}, test::random_batch(7, 1, 1, 7), {"1f1b", policy, P2Batching::kConcat});
@@ -103,7 +103,7 @@ TEST(Concat, UnderACap) {
   }
 }
 
-// One micro-batch has nothing to be concatenated with.
+// One micro-batch has no other to be concatenated with.
 TEST(Concat, OneMicroBatchIsBitwiseEqual) {
   const auto batches = test::random_batches(3, 1);
   Config config = tiny_config();

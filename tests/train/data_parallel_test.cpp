@@ -1,5 +1,6 @@
-// Replicas of a pipeline: the same bits whatever the schedule, the p2 policy and order, the buckets, and who
-// keeps the optimizer's state, and those of the replicas run one after the other.
+// Replicas of a pipeline: the bits are the same for every schedule, p2 policy and order, for every bucket
+// size, and for every place of the optimizer's state. They are those of replicas that run one after the
+// other.
 #include <numeric>
 
 #include <gtest/gtest.h>
@@ -74,8 +75,8 @@ TEST(DataParallel, TheBitsDoNotDependOnScheduleOrderBucketsOrShards) {
   }
 }
 
-// Epochs of 22 samples in batches of 16: every second batch is one of 6, which is 3 micro-batches of the
-// first replica, and of the last one none.
+// Epochs of 22 samples in batches of 16: every second batch has 6 samples, which give 3 micro-batches to the
+// first replica and none to the last.
 TEST(DataParallel, TheBitsDoNotDependOnThemInShortBatches) {
   test::TempFolder folder;
   Config config = config_of(2);
@@ -94,8 +95,8 @@ TEST(DataParallel, TheBitsDoNotDependOnThemInShortBatches) {
   }
 }
 
-// Shards where the step does not wait for the norm, where it is skipped, with other optimizers and
-// precisions, buffers, weights that are not trained.
+// Shards in steps that do not wait for the norm and in skipped steps, with other optimizers and precisions,
+// with buffers, and with weights that are not trained.
 TEST(DataParallel, ShardsKeepTheBitsOfEveryKindOfStep) {
   const auto expect_same = [](const std::string& what, const std::function<void(Config&)>& change) {
     Config config = config_of(2);
@@ -208,7 +209,7 @@ TEST(OptimizerShards, LeastIsNextAndNothingIsLost) {
   EXPECT_LE(*std::max_element(load.begin(), load.end()) - *std::min_element(load.begin(), load.end()), 100);
 }
 
-// By replica: bytes of optimizer state of all its ranks, and the names of what they belong to.
+// By replica: bytes of optimizer state of all its ranks, and the names of the parameters that it belongs to.
 struct State {
   int64_t bytes = 0;
   std::vector<std::string> names;
@@ -250,14 +251,15 @@ TEST(OptimizerShards, EachReplicaHoldsItsShare) {
   EXPECT_EQ(names, expected);  // each on one replica
 }
 
-// Each replica has its own books, and releases what another one handed it.
+// Each replica has its own books, and releases memory that another replica handed over.
 TEST(DataParallel, MemoryOfAStepIsBackAfterIt) {
   const Config config = config_of(2);
   run_worlds(make_in_process_worlds(2, 2, kNoSpin), [&](World world) {
     Trainer trainer(config, std::move(world));
     const auto bytes_after_step = [&] {
       trainer.step();
-      barrier(*trainer.pipeline().world().processes, config.pipeline.timeout);  // the other has read all
+      barrier(*trainer.pipeline().world().processes,
+              config.pipeline.timeout);  // the other process has read everything
       std::vector<int64_t> bytes;
       for (int rank = 0; rank < 2; ++rank) {
         const MemoryUse use = trainer.pipeline().meter().rank_use(rank);

@@ -1,5 +1,5 @@
-// Whole runs of processes that were started without MPI: their messages through the store where they have
-// met, and their tensors through the stand-in for NCCL, give the bits of a run in one process.
+// Whole runs of processes that were started without MPI. Their messages go through the store where they met,
+// and their tensors through the stand-in for NCCL. They give the bits of a run in one process.
 #include <gtest/gtest.h>
 
 #include "tests/nn/device/stand_in_device.h"

@@ -1,6 +1,5 @@
-// Evaluation between steps leaves training as it was, to the bit: no gradient, no saved tensor, no ring, no
-// message of it is left for the next step. And training through the loader, over the smaller last batch of an
-// epoch.
+// Evaluation between steps leaves training as it was, to the bit: it leaves no gradient, saved tensor, ring
+// or message for the next step. Also training through the loader, over the smaller last batch of an epoch.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -126,7 +125,7 @@ TEST(Epochs, SmallerLastBatchThroughTheLoader) {
   }
 }
 
-// A batch in which nothing counts cannot be trained on: an error instead of 0 / 0.
+// A batch without counted labels cannot be trained on: it gives an error instead of 0 / 0.
 TEST(Trainer, RefusesABatchWithoutTargets) {
   Trainer trainer(tiny_config());
   Batch batch = test::random_batch(2, 2, 2, 1);

@@ -1,5 +1,5 @@
-// A weight that is not finite, data that does not fit, a model with too few layers: one Error that says
-// where, on every number of stages, and no rank left waiting.
+// A weight that is not finite, data that does not fit, a model with too few layers: each gives one Error that
+// says where, on every number of stages, and no rank keeps waiting.
 #include <limits>
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ void spoil(Trainer& trainer, int layer, float value) {
   }
 }
 
-// The layer with the weight is named, not one that merely saw what came of it.
+// The error names the layer with the weight, not a layer that received its output.
 TEST(NotFinite, WeightOnAnyStageNamesItsLayer) {
   for (const float value :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
@@ -61,8 +61,8 @@ TEST(NotFinite, WeightOnAnyStageNamesItsLayer) {
   }
 }
 
-// Finite weights whose gradients overflow: the message comes from whichever layer met it first on the way
-// back.
+// Finite weights whose gradients overflow: the first layer in the backward pass that meets the overflow is
+// named.
 TEST(NotFinite, GradientThatOverflows) {
   for (const double clip_norm : {0.0, 1.0}) {
     for (const std::vector<int>& split : {std::vector<int>{8}, {3, 2, 3}}) {
@@ -87,7 +87,7 @@ TEST(NotFinite, TheTrainerRefusesToGoOnAfterwards) {
   expect_error([&] { trainer.step(random_batch(2, 2, 2, 1), {"gpipe", P2Policy::kOff}); }, {"earlier step"});
 }
 
-// A label that the data check would have caught, met on the last stage while the first is ahead.
+// A label that the data check would have caught reaches the last stage while the first stage is ahead.
 TEST(BadBatch, LabelBeyondTheVocabulary) {
   for (const std::vector<int>& split : {std::vector<int>{8}, {3, 5}, {3, 2, 3}}) {
     const int last = static_cast<int>(split.size()) - 1;

@@ -1,4 +1,4 @@
-// Failures on demand: where they are asked for, and nowhere else; wrapped layers change no bit until then.
+// Failures on demand: they happen only where they are requested, and wrapped layers change no bit until then.
 #include "twobp/train/fault_injection.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ using test::expect_error;
 using test::random_batch;
 using test::tiny_config;
 
-// In the environment while this lives.
+// The variable is in the environment while this object lives.
 class Asked {
  public:
   explicit Asked(const std::string& fault) : variable_("TWOBP_FAIL", fault) {}
@@ -96,7 +96,7 @@ TEST(FaultInjection, ChangesNoBitBefore) {
   for (const char* batching : {"loop", "concat"}) {
     Config config = two_stages();
     config.pipeline.p2_batching = batching;
-    config.pipeline.p2 = "end";  // under fill, what is concatenated depends on the time
+    config.pipeline.p2 = "end";  // under fill, the concatenated micro-batches depend on the time
     const std::vector<double> expected = losses_of(config);
     const Asked asked("W:step=1000");
     EXPECT_EQ(losses_of(config), expected) << batching;

@@ -1,5 +1,5 @@
-// Frozen parameters and LoRA: what is not trained costs nothing and does not move; what is trained moves as
-// if all were, to the bit, whatever the stages, schedules and policies.
+// Frozen parameters and LoRA: untrained parameters cost nothing and do not move. Trained parameters move as
+// if all were trained, to the bit, for any stages, schedules and policies.
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"

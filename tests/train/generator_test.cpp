@@ -24,7 +24,7 @@ std::vector<int64_t> generate(Generator& generator, const std::vector<int64_t>& 
   return tokens;
 }
 
-// Greedy: each token must be what a fresh generator, which has no cache yet, says after all tokens before.
+// Greedy: each token must be the choice of a fresh generator without a cache, given all previous tokens.
 TEST(Generator, TheCacheChangesNothing) {
   ModelConfig config = test::tiny_config().model;
   Generator cached(build_model(config));

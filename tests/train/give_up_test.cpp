@@ -1,5 +1,5 @@
-// A stop in the middle of a step or an evaluation: it is given up within a micro-batch, and the trainer
-// stands where it stood before, to the bit.
+// A stop in the middle of a step or an evaluation: the work is given up within a micro-batch, and the trainer
+// returns to its previous state, to the bit.
 #include <atomic>
 
 #include <gtest/gtest.h>
@@ -30,8 +30,8 @@ Config config_of(const std::string& schedule, const std::string& p2) {
   return config;
 }
 
-// Before step 3 the run is asked to stop at a moment: the n-th time that a rank looks. `given_up`: how often
-// a step was given up.
+// Before step 3 the run gets a stop request for the n-th time that a rank checks. `given_up` counts the steps
+// that were given up.
 Outcome run(const Config& config, const std::vector<int>& moments, int* given_up = nullptr) {
   Trainer trainer(config);
   Outcome outcome;

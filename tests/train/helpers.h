@@ -1,5 +1,5 @@
-// What the tests of this folder share: a folder that vanishes, another environment for a while, a file's
-// content, .npy files by hand.
+// Helpers of the tests of this folder: a folder that is removed at the end, a temporary environment, a file's
+// content, and handmade .npy files.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +36,7 @@ class TempFolder {
 
   // Returns the file's path.
   std::string write(const std::string& name, const std::string& content) const {
-    // A new file each time: one that is written over may be mapped, and is flushed to disk by some file
-    // systems.
+    // A new file each time: an overwritten file may be mapped, and some file systems flush it to disk.
     std::filesystem::remove(path(name));
     std::ofstream file(path(name), std::ios::binary);
     file << content;
@@ -50,7 +49,7 @@ class TempFolder {
   std::filesystem::path path_;
 };
 
-// An environment variable has another value as long as this lives.
+// Sets an environment variable while this object lives.
 class Environment {
  public:
   Environment(const char* name, const std::string& value) : name_(name) {

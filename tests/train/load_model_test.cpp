@@ -1,5 +1,5 @@
-// Weights of a directory into a model: the parts of packed ones, every float type, frozen ones and adapters,
-// and what is said of a directory that does not fit.
+// Weights from a directory are loaded into a model: the parts of packed weights, every float type, frozen
+// weights and adapters. Also the errors for a directory that does not fit.
 #include "twobp/train/weights/load_model.h"
 
 #include <cmath>
@@ -38,8 +38,7 @@ Tensors parts_of(const std::vector<Parameter*>& parameters) {
   return parts;
 }
 
-// A directory with the tiny LLaMa as it is initialised from seed 1234, and a configuration that starts from
-// it.
+// A directory with the tiny LLaMa as initialised from seed 1234, and a configuration that starts from it.
 class LoadModel : public ::testing::Test {
  protected:
   LoadModel() { make(false); }
@@ -163,8 +162,8 @@ TEST_F(LoadModel, ParametersOfASingleThread) {
     EXPECT_TRUE(same_bits(value, tensors_.at(name))) << name;
 }
 
-// What else may be there must be what the model has anyway. transformers 5 takes a head that differs from the
-// embedding for another weight, and older versions used the frequencies of the file.
+// Additional tensors must equal the model's own. transformers 5 takes a head that differs from the embedding
+// for another weight, and older versions used the frequencies of the file.
 TEST_F(LoadModel, FurtherTensorsAreCompared) {
   const std::string frequencies = "model.layers.0.self_attn.rotary_emb.inv_freq";
   const at::Tensor right = 1 / at::pow(10000, at::arange(0, 8, 2, at::kFloat) / 8);
@@ -189,7 +188,7 @@ TEST_F(LoadModel, FurtherTensorsAreCompared) {
          {"position_ids is not known"});
 }
 
-// A directory of some model, with tensors of its own. What is wrong with it, or "".
+// A directory of some model, with tensors of its own. Returns the error for it, or "".
 std::string complaint(const ModelOptions& options, const std::function<void(Tensors&)>& change) {
   Tensors tensors;
   ModelConfig config;
@@ -246,7 +245,7 @@ TEST(FurtherTensors, OfABert) {
   }
   const auto backwards = [&](Tensors& t) { t["bert.embeddings.position_ids"] = at::arange(5, -1, -1); };
   expect_in(complaint(bert, backwards), "position_ids has other values");
-  // transformers has both biases, and uses the decoder's alone.
+  // transformers has both biases and uses only that of the decoder.
   bert.tied = false;
   EXPECT_EQ(complaint(bert, [](Tensors& t) { t["cls.predictions.bias"] = at::zeros({11}); }), "");
 }
@@ -267,7 +266,7 @@ TEST(FurtherTensors, OfAMamba) {
   expect_in(with("backbone.embedding.weight", 1), "two names of one tensor");
 }
 
-// Not the learning rate is to blame for them.
+// The message does not blame the learning rate for these weights.
 TEST_F(LoadModel, NumbersThatAreNotFinite) {
   const std::string k = "model.layers.1.self_attn.k_proj.weight";
   const auto with = [&](double value, at::ScalarType type) {
@@ -308,11 +307,11 @@ TEST_F(LoadModel, RefusesWhatDoesNotFit) {
       },
       {k + " is missing", "model.norm.weight is [1, 32] instead of [32]", "a is not known", "b is not known",
        "c is not known", "and 1 more"});
-  test::llama_of(config_).layers = 4;  // as if config.json said so
+  test::llama_of(config_).layers = 4;  // as if config.json had this number
   refuse([](Tensors&) {}, {"model.layers.3.input_layernorm.weight is missing"});
 }
 
-// What a config.json claims is not allocated before it is compared with the weights.
+// Sizes in config.json are compared with the weights before any memory is allocated for them.
 TEST_F(LoadModel, AHugeModelThatIsNotThere) {
   test::llama_of(config_).dim = 1 << 20;
   test::llama_of(config_).hidden = 1 << 22;

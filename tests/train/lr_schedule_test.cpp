@@ -1,5 +1,5 @@
-// The learning rate at the places that matter: each end of the warm-up and of the decay, and by hand between
-// them.
+// The learning rate at each end of the warm-up and of the decay, and at points between them that were
+// computed by hand.
 #include "twobp/train/update/lr_schedule.h"
 
 #include <gtest/gtest.h>

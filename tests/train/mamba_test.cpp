@@ -1,5 +1,5 @@
-// Training a Mamba: the same bits whatever the schedule, policy, split and memory cap; threads; adapters and
-// freezing; generation; config.json and what it may say.
+// Training of a Mamba: the bits are the same for every schedule, policy, split and memory cap. Also threads,
+// adapters and freezing, generation, and the accepted contents of config.json.
 #include <set>
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ const std::vector<std::string> kSchedules = {"naive", "gpipe", "1f1b"};
 const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown,
                                          P2Policy::kFill};
 
-// 260 channels are two groups of the scan's.
+// 260 channels make two groups in the scan.
 Config config_of(bool tied, const std::vector<int>& split) {
   Config config = test::tiny_config();
   MambaOptions& mamba = test::make_mamba(config);
@@ -86,8 +86,8 @@ TEST(Mamba, SameUnderAnyMemoryCap) {
   }
 }
 
-// The scan and the convolution are the same for any number of threads; what a GEMM does with them is the
-// library's: so two threads on both sides.
+// The scan and the convolution are the same for any number of threads. A GEMM of the library may differ, so
+// both sides use two threads.
 TEST(Mamba, SameWithSeveralThreadsARank) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer does not see the barriers of the OpenMP inside LibTorch";
@@ -157,7 +157,7 @@ std::vector<int64_t> greedy(Generator& generator, const std::vector<int64_t>& pr
   return tokens;
 }
 
-// Each token is what a fresh generator, which has no states yet, says after all tokens before.
+// Each token is the choice of a fresh generator without states, given all previous tokens.
 TEST(Mamba, GeneratesFromItsState) {
   const ModelConfig config = config_of(false, {kLayers}).model;
   Generator cached(build_model(config));
@@ -209,7 +209,7 @@ TEST(MambaConfig, ReadsTheArchitecture) {
   EXPECT_FALSE(config.tied);
 }
 
-// What transformers' MambaConfig takes where a key is missing.
+// The defaults of transformers' MambaConfig for missing keys.
 TEST(MambaConfig, Defaults) {
   const MambaOptions config =
       read({{"model_type", "mamba"}, {"hidden_size", 770}, {"num_hidden_layers", 2}, {"vocab_size", 300}});

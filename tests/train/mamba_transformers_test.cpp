@@ -1,6 +1,6 @@
-// A Mamba against transformers itself (its CPU path): models that it saved give its logits and loss here, the
-// weights after one step of SGD are its own, whatever the stages, and what is saved here it loads again, to
-// the bit. Skipped where Python has no transformers.
+// A Mamba against transformers itself (its CPU path). Models that transformers saved give its logits and loss
+// here. The weights after one step of SGD are the same for any number of stages. transformers loads the
+// models that are saved here, to the bit. Skipped where Python has no transformers.
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -24,7 +24,7 @@ class MambaTransformers : public test::TransformersTest {
     return sgd_config(name, stages, {"data.sequence=39", "pipeline.micro_batch_size=2"});
   }
 
-  // What transformers has of a model, against the trainer's: all of it, to the bit.
+  // Compares all weights of the model in transformers with the trainer's, to the bit.
   static void expect_same(const std::vector<Parameter*>& weights, const SafetensorsFile& expected) {
     const auto parts = parts_of(weights);
     expect_same_parts(parts, expected);
@@ -69,7 +69,7 @@ TEST_F(MambaTransformers, LoadsWhatIsSaved) {
     save("saved", {});
     trainer.step();
     save("saved-trained", {});
-    // Loaded here again.
+    // The model is loaded here again.
     Config again = config;
     again.model.from = path(name + "/saved-trained");
     again.pipeline.stages = 3;

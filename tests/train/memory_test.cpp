@@ -1,5 +1,5 @@
-// Bytes of a whole training run by category: what the optimizers keep per weight, what tying saves, and that
-// steps and evaluations give back all they took.
+// Bytes of a whole training run by category: the optimizer's bytes for each weight, the savings of tying, and
+// the proof that steps and evaluations return all memory that they took.
 #include <algorithm>
 
 #include <gtest/gtest.h>
@@ -98,9 +98,9 @@ TEST(TrainingMemory, OfTiedWeights) {
              2);
 }
 
-#if !defined(__SANITIZE_ADDRESS__)  // under which no memory is kept
+#if !defined(__SANITIZE_ADDRESS__)  // which disables the reuse of memory
 
-// Soon there comes a time when steps take nothing from the system any more.
+// After a few steps, no step takes memory from the system any more.
 TEST(Memory, StepsTakeNothingFromTheSystem) {
   for (const std::string model : {"llama", "bert", "mamba", "resnet"}) {
     for (const std::string schedule : {"1f1b", "gpipe", "zb-v"}) {
@@ -116,12 +116,12 @@ TEST(Memory, StepsTakeNothingFromTheSystem) {
         config.pipeline.micro_batches = 4;
         config.pipeline.memory_cap = std::string("0");
         config.train.clip_norm = 1;
-        config.data.held_out = 7.0 / 1024;  // in other batches than training has
+        config.data.held_out = 7.0 / 1024;  // in batches of another size than training has
         Trainer trainer(config);
         int64_t most = 0;
         for (const char* when : {"from the start", "after an evaluation"}) {
           int quiet = 0;
-          // How long a rank holds what another has sent it differs from step to step.
+          // The time for which a rank holds a received message differs from step to step.
           for (int step = 1; step <= 60 && quiet < 5; ++step) {
             int64_t allocations = 0;
             for (const RankTimes& times : trainer.step().report.ranks) allocations += times.allocations;

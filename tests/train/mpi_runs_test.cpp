@@ -1,5 +1,5 @@
-// Whole training runs under mpirun: a process a rank gives the losses, norms and weights of the same run in
-// one process, to the bit. Every process runs all tests, and makes the run it compares with itself.
+// Whole training runs under mpirun: a run with one process per rank has the losses, norms and weights of the
+// same run in one process, to the bit. Every process runs all tests and makes its own reference run.
 #include <gtest/gtest.h>
 
 #include "tests/model_options.h"
@@ -51,7 +51,7 @@ TEST_P(MpiRuns, GiveTheBitsOfOneProcess) {
     process = world.process();
     Trainer trainer(config, std::move(world));
     actual = test::steps_of(trainer, kSteps);
-    // Each compares alone, at its own pace.
+    // Each process compares alone, at its own pace.
     Processes(*trainer.pipeline().world().processes, 60).together([] {});
   });
   const test::RunOutcome expected =
@@ -92,8 +92,8 @@ std::vector<Case> cases() {
 INSTANTIATE_TEST_SUITE_P(All, MpiRuns, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
-// While a thread talks to the other processes and another is in the next step, either may take in, or let go,
-// what is the other's: the books must come out even.
+// One thread talks to the other processes while another is in the next step. Either may allocate or release
+// the memory of the other: the books must balance.
 TEST(MpiRunAhead, LeavesNothingOnTheBooks) {
   for (const char* schedule : {"1f1b", "zb-v"}) {
     Config config = llama(schedule, mpi_size(), 1);
@@ -116,7 +116,7 @@ TEST(MpiRunAhead, LeavesNothingOnTheBooks) {
   }
 }
 
-// The first rank ends a step late that is clipped: the others have gone on, and take it back.
+// The first rank ends a clipped step late: the others have gone on, and take the step back.
 TEST(MpiRunAhead, TakesStepsBack) {
   for (const char* schedule : {"1f1b", "zb-h2"}) {
     const int ranks = mpi_size();
@@ -146,7 +146,7 @@ TEST(MpiRunAhead, TakesStepsBack) {
   }
 }
 
-// The first process shows everything, the others what fails there.
+// The first process shows all output, and the others show only their failures.
 class Failures : public ::testing::EmptyTestEventListener {
   void OnTestPartResult(const ::testing::TestPartResult& result) override {
     if (result.failed())

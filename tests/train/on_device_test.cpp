@@ -1,5 +1,5 @@
-// Training with weights, activations and gradients on a device that is no CPU: here the stand-in, whose
-// memory nothing but LibTorch's operators may touch, with streams and events. The bits are those of the same
+// Training with weights, activations and gradients on a device other than a CPU. Here it is the stand-in,
+// with streams and events; only LibTorch's operators may touch its memory. The bits are those of the same
 // operators on a CPU.
 #include <gtest/gtest.h>
 
@@ -56,7 +56,7 @@ bool is_here(std::string_view device) {
   return device != "cuda" || at::hasCUDA();
 }
 
-// On any number of stages, whatever the schedule, the p2 policy and the cap.
+// The same on any number of stages and for every schedule, p2 policy and cap.
 void expect_always(const Outcome& expected, const char* model, const char* device,
                    const std::vector<Batch>& batches) {
   for (const auto& [stages, schedule, policy, cap] :
@@ -92,7 +92,7 @@ TEST_P(OnDevice, TrainsToTheBitsOfTheOperatorsOnACpu) {
   expect_always(expected, GetParam(), kStandIn, batches);
 }
 
-// Whose matrix products round otherwise than a CPU's.
+// The device's matrix products round differently from a CPU's.
 TEST_P(OnDevice, TrainsToTheSameBitsOnAGpuWhateverTheSchedule) {
   if (!is_here("cuda")) GTEST_SKIP() << "needs a GPU, and a LibTorch for it";
   const auto batches = batches_of(config_of(GetParam(), 1, "cpu"), 3, 4);
@@ -109,7 +109,8 @@ TEST_P(OnDevice, TrainsToTheSameBitsOnAGpuWhateverTheSchedule) {
 INSTANTIATE_TEST_SUITE_P(Models, OnDevice, ::testing::Values("llama", "bert", "mamba", "resnet"),
                          [](const auto& info) { return std::string(info.param); });
 
-// Without a cap, under which W runs when bytes have it: sums of other micro-batches round otherwise.
+// Without a cap: under a cap the moment of W depends on the bytes held, and sums over other micro-batches
+// round differently.
 TEST(OnDeviceTest, Concatenates) {
   const auto batches = test::random_batches(3, 4);
   const auto run = [&](const char* device) {
@@ -123,8 +124,8 @@ TEST(OnDeviceTest, Concatenates) {
   expect_same_bits(expected, run(kStandIn), "concat");
 }
 
-// Ranks that share a device, or all but the last do, whose steps from the third on are one call, on other
-// batches than was recorded.
+// All ranks share a device, or all but the last. Steps from the third on are one call, on other batches than
+// the recorded one.
 std::unique_ptr<Trainer> trainer_with_graphs(Config config, int ranks, bool apart = false) {
   config.pipeline.graphs = true;
   std::vector<Device> devices;
@@ -136,7 +137,7 @@ std::unique_ptr<Trainer> trainer_with_graphs(Config config, int ranks, bool apar
   return std::make_unique<Trainer>(config, std::move(make_in_process_worlds(1, ranks, 0, devices).front()));
 }
 
-// Every label counts, so that the loss' scale is that of the step before.
+// Every label counts, so that the scale of the loss is that of the previous step.
 std::vector<Batch> alike(std::vector<Batch> batches) {
   for (Batch& batch : batches) {
     batch.targets = 0;
@@ -191,8 +192,8 @@ INSTANTIATE_TEST_SUITE_P(Models, AsGraph,
                            return concat(std::get<0>(info.param), '_', std::get<1>(info.param));
                          });
 
-// What a recorded step cannot know is seen: another number of targets, other sizes, another plan. What comes
-// only once is not recorded.
+// Changes that a recorded step cannot contain are noticed: another number of targets, other sizes, another
+// plan. A step that comes only once is not recorded.
 TEST(AsGraphTest, RecordsAgainWhatHasChanged) {
   const Config config = config_of("llama", 2, kStandIn);
   Trainer one_by_one(config);
@@ -237,7 +238,7 @@ TEST(OnDeviceTest, EvaluatesToTheSame) {
   EXPECT_EQ(there, evaluation("cpu"));
 }
 
-// Seconds of F, I and W, and idle: by the device's clock.
+// Seconds of F, I and W, and idle seconds, by the device's clock.
 TEST(OnDeviceTest, CountsItsOwnTimes) {
   for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill}) {
     SCOPED_TRACE(policy_name(policy));
@@ -267,8 +268,8 @@ TEST(OnDeviceTest, CountsItsOwnTimes) {
 
 class KindOnDevice : public ::testing::TestWithParam<test::Case> {};
 
-// A checkpoint from the device goes on there and, but in reduced precision, whose products a CPU may compute
-// in float32, on a CPU.
+// A checkpoint from the device continues there, and also on a CPU. Reduced precision is the exception, since
+// a CPU may compute its products in float32.
 TEST_P(KindOnDevice, LeavesCheckpoints) {
   const test::TempFolder folder;
   Config here = test::checkpoint_config(folder);

@@ -1,5 +1,5 @@
-// AdamW, Adam and SGD against their formulas in float64, step by step: what is decayed, what a missing
-// gradient means, the factor of clipping.
+// AdamW, Adam and SGD against their formulas in float64, step by step: the decayed parameters, the meaning of
+// a missing gradient, and the factor of clipping.
 //
 // The kernels compute in float32: an update is less than 20 operations, so after 6 steps of at most lr = 0.1
 // on weights of size 3 the error is at most 6 * (20 * 6e-8 * 0.1 + 6e-8 * 3) < 2e-6.

@@ -1,5 +1,5 @@
-// Steps that a rank takes before the norm of all gradients is known: left as they are, or taken back and
-// taken again, to the bit as if it had waited.
+// Steps that a rank takes before the norm of all gradients is known: they stand, or they are taken back and
+// repeated, with the bits of a rank that waited.
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -28,7 +28,7 @@ Config config_of(const std::string& optimizer, const std::string& precision) {
   return config;
 }
 
-// When the ranks come to the end of a step.
+// The times at which the ranks come to the end of a step.
 enum class Order { kTogether, kInTurn, kSecondLate };
 
 // A trainer whose gradients are made by hand.
@@ -40,9 +40,9 @@ class ByHand {
     update().use({float16_, scale_, 0});
   }
 
-  // A step in which the gradients of rank 1 have norm `norm`, those of rank 0 next to none. In turn, rank 0
-  // has ended its part before rank 1 begins, so it must presume. `leave_out`: the first parameter of rank 0
-  // has no gradient.
+  // A step in which the gradients of rank 1 have norm `norm` and those of rank 0 almost none. If the ranks
+  // run in turn, rank 0 ends its part before rank 1 begins, so it must presume the norm. `leave_out`: the
+  // first parameter of rank 0 has no gradient.
   void step(double norm, Order order, bool leave_out = false) {
     ++step_;
     const LossScale scale = {float16_, scale_, 0};
@@ -141,7 +141,7 @@ TEST(PostValidation, LeavesTheBitsOfRanksThatWait) {
           }
           EXPECT_EQ(presumes.update().taken_back(), norms.back() > 1 ? 2 : 0);
           EXPECT_EQ(waits.update().taken_back(), 0);
-          // The next step, from what is left of these.
+          // The next step starts from the result of these.
           waits.step(0.75, Order::kTogether);
           presumes.step(0.75, Order::kTogether);
           presumes.expect_same_as(
@@ -152,14 +152,14 @@ TEST(PostValidation, LeavesTheBitsOfRanksThatWait) {
   }
 }
 
-// After a step that was clipped the next one will be, too: no rank goes on without the norm.
+// After a clipped step the next one is expected to be clipped too: no rank continues without the norm.
 TEST(PostValidation, WaitsAfterAStepThatWasTakenBack) {
   ByHand ranks(config_of("adamw", "fp32"));
   ranks.step(2, Order::kInTurn);
   EXPECT_EQ(ranks.update().taken_back(), 2);
   ranks.step(2, Order::kSecondLate);
   EXPECT_EQ(ranks.update().taken_back(), 2);
-  ranks.step(0.5, Order::kSecondLate);  // waited for, too, and found to be right
+  ranks.step(0.5, Order::kSecondLate);  // the ranks wait for this step too, and its norm needs no clipping
   ranks.step(2, Order::kInTurn);
   EXPECT_EQ(ranks.update().taken_back(), 4);
 }

@@ -1,4 +1,4 @@
-// What the processes of a run say to each other, here threads.
+// The messages between the processes of a run, which are threads here.
 #include "twobp/train/processes.h"
 
 #include <mutex>
@@ -13,7 +13,7 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-// Runs body on `count` processes; by process, what it threw: "" or "Error: ...", "Aborted: ...".
+// Runs body on `count` processes. Returns for each process its exception: "", "Error: ..." or "Aborted: ...".
 std::vector<std::string> run(int count, const std::function<void(const Processes&)>& body,
                              double timeout = 20) {
   const auto ends = make_in_process_transports(count, 0);
@@ -60,7 +60,7 @@ TEST(Processes, Texts) {
   test::expect_error([&] { alone.together([] { fail("mine"); }); }, {"mine"});
 }
 
-// Who fails has the error, the others that he did; afterwards they go on together.
+// The process that fails has the error, and the others report its failure. Afterwards they continue together.
 TEST(Processes, Together) {
   for (const int failing : {0, 2}) {
     const auto thrown = run(3, [&](const Processes& processes) {
@@ -81,7 +81,7 @@ TEST(Processes, Together) {
   }
 }
 
-// Files may take longer to write than any message takes to come; a process that is silent is stuck.
+// Writing files may take longer than any message. A silent process counts as stuck.
 TEST(Processes, TogetherWaitsForWhoIsAtWork) {
   const double timeout = 1;
   for (const int slow : {0, 1, 2}) {
@@ -106,7 +106,7 @@ TEST(Processes, TogetherWaitsForWhoIsAtWork) {
   EXPECT_NE(thrown[0].find("waited 1 s for the end of work"), std::string::npos) << thrown[0];
 }
 
-// Each name by the first process that has it, which may have it twice.
+// Each name is reported by the first process that has it, which may have it twice.
 TEST(Processes, Writes) {
   const std::vector<std::vector<std::string>> names = {
       {"tied", "a", "tied"}, {}, {"b", "tied", "b"}, {"a", "b", "c"}};

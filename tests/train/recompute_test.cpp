@@ -1,6 +1,6 @@
-// Whole runs with recomputation: losses, norms, weights and running statistics are those of a run without, to
-// the bit, for every model type, mode, policy and number of stages; adapters, frozen layers, concatenation,
-// reduced precision; a run that changes it on the way; and settings that can't be.
+// Whole runs with recomputation: losses, norms, weights and running statistics are those of a run without it,
+// to the bit, for every model type, mode, policy and number of stages. Also adapters, frozen layers,
+// concatenation, reduced precision, a run that changes the mode, and settings that are refused.
 #include <tuple>
 
 #include <gtest/gtest.h>
@@ -55,7 +55,7 @@ std::vector<Case> cases() {
   test::llama_of(tied).tied = true;
   tied.train.clip_norm = 0.5;
   const std::vector<std::string> by_layer = {"both", "*1*=activations", "*2*=derivatives"};
-  // Of stages.0.layers.0 to stages.1.layers.1: derivatives, both, derivatives, activations.
+  // The modes of stages.0.layers.0 to stages.1.layers.1: derivatives, both, derivatives, activations.
   const std::vector<std::string> by_block = {"both", "*.stages.1.*=activations", "*.layers.0=derivatives"};
   return {{"Llama", llama_config(), {{8}, {3, 5}, {3, 2, 3}}, by_layer},
           {"TiedLlama", tied, {{8}, {2, 3, 3}}, by_layer},
@@ -97,7 +97,7 @@ TEST_P(RecomputeRuns, TrainToTheSameBits) {
 INSTANTIATE_TEST_SUITE_P(All, RecomputeRuns, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
-// copies_of above has buffers among the weights; that they are there, and that they move, is what this sees.
+// copies_of above includes buffers. This test checks that they exist and that they move.
 TEST(RecomputeResnet, RunningStatisticsAreTheSame) {
   Config config = test::tiny_resnet("bottleneck");
   const auto batches = test::image_batches(config, kStepsOfRun, kMicroBatches);
@@ -116,7 +116,7 @@ TEST(RecomputeResnet, RunningStatisticsAreTheSame) {
   }
 }
 
-// A configuration and a variation of it by mode, with and without.
+// A configuration and a variation of it for each mode, with and without recomputation.
 void expect_modes_change_nothing(Config config, const Variant& variant) {
   const auto batches = batches_for(config);
   const Outcome expected = test::train(config, batches, variant);
@@ -149,9 +149,9 @@ TEST(RecomputeRuns, InReducedPrecision) {
   }
 }
 
-// With `concat`, which micro-batches share a GEMM shows in the rounding. It depends on when W runs: on the
-// cut into stages, which is therefore given here, and under a cap that is reached on the bytes held, which
-// recomputation changes. So no cap here is reached.
+// With `concat`, rounding shows which micro-batches share a GEMM. This depends on the moment when W runs, and
+// so on the split into stages, which is given here. A cap that is reached depends on the bytes held, which
+// recomputation changes. So no cap is reached here.
 constexpr int64_t kAmpleCap = int64_t{1} << 40;
 
 std::vector<Config> concatenating_configs() {
@@ -163,7 +163,7 @@ std::vector<Config> concatenating_configs() {
   return configs;
 }
 
-// Activations leave W as it is.
+// The mode "activations" leaves W as it is.
 TEST(RecomputeRuns, ActivationsLeaveConcatenationAsItIs) {
   for (Config config : concatenating_configs()) {
     const auto batches = batches_for(config);
@@ -182,7 +182,7 @@ TEST(RecomputeRuns, ActivationsLeaveConcatenationAsItIs) {
   }
 }
 
-// Where derivatives are computed again nothing is concatenated: whatever the cap, what `loop` gives.
+// Recomputed derivatives are never concatenated: under any cap the result is that of `loop`.
 TEST(RecomputeRuns, DerivativesAreNotConcatenated) {
   for (Config config : concatenating_configs()) {
     const auto batches = batches_for(config);
@@ -213,7 +213,7 @@ TEST(RecomputeRuns, EvaluateTheSame) {
   }
 }
 
-// Stopped, and resumed with another mode: as if nothing had happened, and without a note.
+// The run is stopped and resumed with another mode: the result does not change, and there is no note.
 TEST(RecomputeRuns, ResumeMayChangeIt) {
   const test::TempFolder folder;
   Config config = test::checkpoint_config(folder);

@@ -1,5 +1,5 @@
-// The same LLaMa written down once more, on autograd in float64 and with attention spelt out: what the
-// library's training is compared with.
+// A second implementation of the same LLaMa, on autograd in float64 and with explicit attention. The
+// library's training is compared with it.
 #pragma once
 
 #include <cmath>
@@ -46,7 +46,7 @@ class Reference {
     return at::cross_entropy_loss(logits.flatten(0, 1), labels.flatten(), {}, at::Reduction::Sum, -100);
   }
 
-  // Mean over all counted labels of the batch, as one device sees it: all samples at once.
+  // The mean over all counted labels of the batch, with all samples at once on one device.
   double backward(const Batch& batch) {
     at::Tensor sum = at::zeros({}, at::kDouble);
     for (const Fields& fields : batch.micro_batches)

@@ -1,6 +1,6 @@
-// Training a ResNet: the same bits whatever the schedule, policy and split, running statistics included,
-// which neither the profile nor an evaluation touches; checkpoints, freezing, and models saved and loaded
-// with buffers.
+// Training of a ResNet: the bits are the same for every schedule, policy and split. This includes running
+// statistics, which neither the profile nor an evaluation touches. Also checkpoints, freezing, and models
+// saved and loaded with buffers.
 #include <filesystem>
 
 #include <gtest/gtest.h>
@@ -78,7 +78,8 @@ TEST(Resnet, SameUnderAnyMemoryCapAndWithSeveralThreads) {
   }
 }
 
-// Convolutions run their W one by one all the same; the classifier's is one product, summed in another order.
+// Convolutions always run their W one by one. The W of the classifier is one product, summed in another
+// order.
 TEST(Resnet, ConcatenationIsEqualToRounding) {
   const auto batches = image_batches(tiny_resnet("bottleneck"), 1, 4);
   const Config config = config_of("bottleneck", {3, 3});
@@ -100,7 +101,8 @@ TEST(Resnet, SameWithPooledStem) {
                    test::train(two, batches, {"1f1b", P2Policy::kFill}), "two stages");
 }
 
-// PyTorch's own pipelining runs a batch of nothing through its stages to learn shapes, which shifts them.
+// PyTorch's own pipelining runs an empty batch through its stages to learn shapes, which shifts the
+// statistics.
 TEST(Resnet, ProfilingDoesNotTouchRunningStatistics) {
   for (const int stages : {1, 3}) {
     Config config = tiny_resnet("bottleneck");
@@ -148,7 +150,7 @@ TEST(Resnet, EvaluationLeavesTrainingAloneAndUsesRunningStatistics) {
   expect_same_bits(run(false), run(true), "evaluated between");
 }
 
-// Frozen weights stay, running statistics of frozen norms move on, as in PyTorch.
+// Frozen weights stay. The running statistics of frozen norms still move, as in PyTorch.
 TEST(Resnet, FreezingLeavesBuffersToTraining) {
   Config config = tiny_resnet("bottleneck");
   config.model.freeze = {"resnet.embedder.*", "resnet.encoder.stages.0.*"};
@@ -191,7 +193,7 @@ TEST(Resnet, ResumesWithItsBuffersBitwise) {
 
 class SavedResnet : public ::testing::Test {
  protected:
-  // Trained for a step, saved in `model`.
+  // The model is trained for a step and saved in `model`.
   void SetUp() override {
     config_ = tiny_resnet("bottleneck", /*small_images=*/false);
     Trainer trainer(config_);

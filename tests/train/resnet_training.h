@@ -1,4 +1,4 @@
-// What the tests of ResNet's training share: a tiny one, and batches for it.
+// Helpers of the tests of ResNet's training: a tiny model and batches for it.
 #pragma once
 
 #include <map>

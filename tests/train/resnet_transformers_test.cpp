@@ -1,6 +1,6 @@
-// A ResNet against transformers itself: models that it saved give its logits and loss here, and its weights
-// and running statistics after one step of SGD, whatever the stages; what is saved here it loads again, to
-// the bit. Skipped where Python has no transformers.
+// A ResNet against transformers itself. Models that transformers saved give its logits and loss here, and its
+// weights and running statistics after one step of SGD, for any number of stages. transformers loads the
+// models that are saved here, to the bit. Skipped where Python has no transformers.
 #include <numeric>
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ class ResnetTransformers : public test::TransformersTest {
   }
 };
 
-// In evaluation: with the running statistics of the files.
+// Evaluation uses the running statistics of the files.
 TEST_F(ResnetTransformers, LogitsAreItsOwn) {
   for (const std::string& name : kCases) {
     const Config config = config_of(name, 1);

@@ -1,5 +1,5 @@
-// Ranks that begin the next step when they have ended their part of this one: the same bits, nothing looked
-// at too early, every error still an error.
+// Ranks begin the next step after their own part of this one: the bits are the same, no result is read too
+// early, and every error is still reported.
 #include "twobp/train/run_ahead.h"
 
 #include <limits>
@@ -23,7 +23,8 @@ using test::RunOutcome;
 
 constexpr int kSteps = 6;
 
-// Seconds that a rank is late: more where a busy machine kept the other one from getting ahead in that time.
+// Seconds by which a rank is late. They grow if a busy machine kept the other rank from getting ahead in that
+// time.
 constexpr const char* kLate[] = {"0.1", "1", "5"};
 
 Config config_of(const std::string& schedule) {
@@ -70,7 +71,7 @@ TEST(RunAhead, KeepsEveryBit) {
   expect_same("last batches of an epoch", "1f1b", [](Config& config) {
     config.data.held_out = 1 - 21.0 / 1024;  // 21 samples to train on: batches of 8, 8 and 5
   });
-  for (const int ranks : {1, 2}) {  // with one, the loss is in what runs first
+  for (const int ranks : {1, 2}) {  // with one rank, the loss is in the part that runs first
     for (const std::string schedule : {"1f1b", "gpipe"}) {
       expect_same(concat("fp16, ", ranks, " ranks"), schedule, [=](Config& config) {
         config.pipeline.ranks = ranks;
@@ -96,8 +97,8 @@ TEST(RunAhead, StandsStillWhereItIsLookedAt) {
   EXPECT_EQ(trainer.position().batches, 3);
 }
 
-// One rank ends its part of a step late. The other one has gone on by then, and has to take the step back,
-// with what it has begun of the next one, since that step was clipped.
+// One rank ends its part of a step late. The other rank has continued by then. Since the step was clipped, it
+// must take back the step and the part of the next step that it has begun.
 TEST(RunAhead, TakesStepsBackToTheBit) {
   const auto expect_same = [](const std::string& what, const std::string& schedule, int late_rank,
                               const std::function<void(Config&)>& change) {
@@ -141,15 +142,15 @@ TEST(RunAhead, TakesStepsBackToTheBit) {
   }
 }
 
-// The loss scale doubles after the second step, so that the gradients of one of the next overflow: a rank
-// that has gone on takes that back, and the step after it has half the scale.
+// The loss scale doubles after the second step, so that the gradients of a later step overflow. A rank that
+// has continued takes its step back, and the next step has half the scale.
 TEST(RunAhead, TakesBackAStepThatOverflows) {
   Config config = config_of("1f1b");
   test::llama_of(config).tied = false;
   config.train.precision = "fp16";
   config.train.loss_scale = 1e9;
   config.pipeline.run_ahead = "off";
-  double highest = 0;  // that does not overflow
+  double highest = 0;  // of the norms that do not overflow
   {
     Trainer trainer(config);
     StepResult result;
@@ -182,7 +183,7 @@ TEST(RunAhead, TakesBackAStepThatOverflows) {
   EXPECT_GT(taken_back, 0);
 }
 
-// Who stops a run wants to save what it has: no step is under way then.
+// A caller that stops a run wants to save its state: no step is under way at that time.
 TEST(RunAhead, StopsAfterTheStepThatIsUnderWay) {
   Trainer trainer(config_of("1f1b"));
   trainer.run_ahead_until(kSteps);
@@ -223,7 +224,7 @@ TEST(RunAhead, ANumberThatIsNotFiniteStillEndsTheRun) {
   expect_error([&] { trainer.step(); }, {"failed in an earlier step"});
 }
 
-// Ranks of one process with a pipeline object each: what one books the other lets go.
+// Ranks of one process with one pipeline object each: one rank books memory that the other releases.
 TEST(RunAhead, LeavesNothingOnTheBooksOfEither) {
   const Config config = config_of("zb-v");
   run_worlds(make_in_process_ranks(1, 2, 0), [&](World world) {
@@ -239,7 +240,7 @@ TEST(RunAhead, LeavesNothingOnTheBooksOfEither) {
   });
 }
 
-// What is decided for layers of equal costs: the gains are those of tests/schedule/step_periods_test.cpp.
+// The decisions for layers of equal costs; the gains are those of tests/schedule/step_periods_test.cpp.
 RunAhead decided(const std::string& schedule, int ranks, const std::function<void(Config&)>& change,
                  bool ties_ranks = false) {
   Config config;

@@ -1,4 +1,5 @@
-// Which settings a resumed run must share with the one that was stopped, which are noted, which are free.
+// The settings that a resumed run must share with the stopped run, the settings whose change is noted, and
+// the free settings.
 #include "twobp/train/checkpoint/same_run.h"
 
 #include <functional>
@@ -66,7 +67,7 @@ TEST(SameRun, KeysThatTheDataDoesNotUseAreFree) {
   EXPECT_EQ(check_same_run(facts(before), facts(base())), std::vector<std::string>{});
 }
 
-// The batch of all replicas counts: divided otherwise it is noted, another one is refused.
+// The batch of all replicas counts: another division is noted, and another size is refused.
 TEST(SameRun, Replicas) {
   Config before = base();
   before.pipeline.micro_batches = 4;
@@ -171,7 +172,7 @@ TEST(SameRun, TheRestIsFree) {
   EXPECT_EQ(check_same_run(facts(constant), facts(longer)), std::vector<std::string>{});
 }
 
-// The default number of micro-batches follows the stages: it is the number that counts.
+// The default number of micro-batches follows the stages: only the number counts.
 TEST(SameRun, DefaultMicroBatches) {
   Config now = base();
   now.pipeline.stages = 4;
@@ -190,7 +191,7 @@ TEST(SameRun, DataIsComparedByContent) {
                {"data.tokens is \"elsewhere/*.bin\""});
 }
 
-// A checkpoint of a program without the key: it had what is now the default.
+// A checkpoint of a program without the key: that program behaved as the present default does.
 TEST(SameRun, KeysThatCameLater) {
   RunFacts old = facts(base());
   old.config = R"({"train": {"seed": 1}})";

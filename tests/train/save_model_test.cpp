@@ -1,5 +1,5 @@
-// The saved model as Hugging Face reads it: a safetensors header and the weights under their names, packed
-// ones unpacked; and that a failure leaves what was there before.
+// The saved model as Hugging Face reads it: a safetensors header, and the weights under their names with
+// packed weights unpacked. A failure leaves the previous files.
 #include "twobp/train/weights/save_model.h"
 
 #include <algorithm>
@@ -167,7 +167,7 @@ TEST_F(SaveModel, AFolderWhereTheDescriptionShouldBe) {
   EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json.new", "model.safetensors"}));
 }
 
-// A full disk, as far as a process can tell: what is written aside goes to /dev/full.
+// /dev/full acts as a full disk: the temporary files are written to it.
 TEST_F(SaveModel, FullDisk) {
   if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
   const std::string model = folder_.path("model");
@@ -189,7 +189,7 @@ TEST_F(SaveModel, OnlyLlamaCanBeSaved) {
   EXPECT_FALSE(std::filesystem::exists(folder_.path("model")));
 }
 
-// A failure of a later file, after the weights are written aside, leaves the old ones too.
+// A failure of a later file, after the weights are written to a temporary file, leaves the old weights too.
 TEST_F(SaveModel, FullDiskAtTheSecondShard) {
   if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
   const std::string model = folder_.path("model");
@@ -215,7 +215,7 @@ TEST_F(SaveModel, AFolderWhereTheDescriptionGoes) {
   EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json", "model.safetensors"}));
 }
 
-// What save_model would say is known before training.
+// An error of save_model is known before training.
 TEST_F(SaveModel, IsCheckedBefore) {
   const std::string model = folder_.path("deep/model");
   SaveConfig save;
@@ -304,7 +304,7 @@ TEST_F(SaveModel, SavingTwice) {
   EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json", "model.safetensors"}));
 }
 
-// Several files and one, over each other: what is read afterwards is always the last.
+// One file replaces several, and several replace one: the last model is always the one that is read.
 TEST_F(SaveModel, ShardsReplaceOneFileAndOneFileShards) {
   const std::string model = folder_.path("model");
   const auto expect_current = [&] {

@@ -1,4 +1,4 @@
-// What the training tests share: a tiny LLaMa, batches with labels that do not count, a run of a few steps,
+// Helpers of the training tests: a tiny LLaMa, batches with labels that do not count, a run of a few steps,
 // and the comparison of two runs bit by bit.
 #pragma once
 
@@ -82,7 +82,7 @@ inline std::vector<Batch> random_batches(int steps, int micro_batches, int64_t s
   return batches;
 }
 
-// What a training run leaves behind.
+// The results of a training run.
 struct Outcome {
   std::vector<double> losses;
   std::vector<double> norms;
@@ -123,7 +123,7 @@ inline bool same_bits(const std::vector<double>& a, const std::vector<double>& b
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
 }
 
-// Of two runs that have losses and norms.
+// For two runs that have losses and norms.
 template <typename Run>
 void expect_same_numbers(const Run& expected, const Run& actual, const std::string& what) {
   EXPECT_TRUE(same_bits(expected.losses, actual.losses))

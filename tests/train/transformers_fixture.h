@@ -1,5 +1,5 @@
-// What the comparisons with transformers share: a Python script that makes models, data and results with it
-// in a folder, configurations that train those models here, and their logits. Skipped where Python has no
+// Helpers of the comparisons with transformers: a Python script that makes models, data and results in a
+// folder, configurations that train those models here, and their logits. Skipped where Python has no
 // transformers.
 #pragma once
 
@@ -23,7 +23,7 @@
 
 namespace twobp::test {
 
-// Of the largest difference to the largest value.
+// The ratio of the largest difference to the largest value.
 inline double relative_error(const at::Tensor& actual, const at::Tensor& expected) {
   return ((actual - expected).abs().max() / expected.abs().max()).item<double>();
 }
@@ -66,7 +66,7 @@ class TransformersTest : public ::testing::Test {
     return nlohmann::json::parse(read_file(path(folder + "/facts.json")));
   }
 
-  // A step of plain SGD on the data of case `name`, in two micro-batches that `more` gives the size of.
+  // A step of plain SGD on the data of case `name`, in two micro-batches whose size `more` gives.
   static Config sgd_config(const std::string& name, int stages, const std::vector<std::string>& more,
                            const std::string& model = "model") {
     std::vector<std::string> keys = {"model.from=" + path(name + "/" + model),
@@ -85,7 +85,7 @@ class TransformersTest : public ::testing::Test {
     return config;
   }
 
-  // In evaluation, of all positions; `x` is what the first layer takes beside the fields.
+  // The logits of all positions in evaluation; `x` is the input of the first layer besides the fields.
   static at::Tensor logits(const Config& config, const Fields& fields, Values x = {}) {
     const ModelSpec model = build_model(config.model);
     std::vector<std::unique_ptr<Layer>> layers;
@@ -113,13 +113,13 @@ class TransformersTest : public ::testing::Test {
     return SafetensorsFile(path(name + "/logits.safetensors")).tensor("logits").clone();
   }
 
-  // Parts of weights against files, to the bit.
+  // Compares parts of weights with files, to the bit.
   static void expect_same_parts(const std::map<std::string, at::Tensor>& actual,
                                 const SafetensorsFile& expected) {
     for (const auto& [part, value] : actual) EXPECT_TRUE(same_bits(value, expected.tensor(part))) << part;
   }
-  // A weight after a step and before it. Steps are much smaller than weights: they are compared too, within
-  // what float32 leaves of the difference.
+  // Compares a weight before and after a step. Steps are much smaller than weights: they are compared too,
+  // within the float32 rounding of the difference.
   static void expect_same_step(const std::string& part, const at::Tensor& value, const at::Tensor& before,
                                const at::Tensor& after) {
     EXPECT_LT(relative_error(value, after), kTolerance) << part;
@@ -129,7 +129,7 @@ class TransformersTest : public ::testing::Test {
   }
 
  private:
-  // Of the suite that runs: they run one after the other.
+  // The fixture of the running suite: suites run one after the other.
   static inline std::string script_, made_;
   static inline std::unique_ptr<TempFolder> folder_;
 };

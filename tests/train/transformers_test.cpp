@@ -1,6 +1,6 @@
-// Against transformers itself: models that it saved give its logits and loss here, the weights after one step
-// of SGD are its own, whatever the stages, and what is saved here it loads again, to the bit. Skipped where
-// Python has no transformers.
+// LLaMa against transformers itself. Models that transformers saved give its logits and loss here. The
+// weights after one step of SGD are the same for any number of stages. transformers loads the models that are
+// saved here, to the bit. Skipped where Python has no transformers.
 #include <filesystem>
 
 #include <gtest/gtest.h>
@@ -69,7 +69,7 @@ TEST_F(Transformers, LoadsWhatIsSaved) {
     save("saved-trained", {.max_shard_bytes = 9000});
     save("saved-bf16", {.dtype = "bfloat16"});
     for (const auto& [part, value] : parts_of(trainer.weights())) expected[name][part] = value.clone();
-    // By a process for each stage, files of its own.
+    // One process per stage, each with files of its own.
     run_worlds(make_in_process_ranks(1, 2, 0), [&](World world) {
       const Processes processes(*world.processes, 60);
       Trainer one(config, std::move(world));

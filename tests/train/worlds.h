@@ -1,5 +1,5 @@
-// Training runs of several processes, for tests: each world's trainer on a thread, what all of them must
-// agree on compared, their weights gathered.
+// Training runs of several processes for tests: each world's trainer runs on a thread, their common results
+// are compared, and their weights are gathered.
 #pragma once
 
 #include <functional>
@@ -19,7 +19,7 @@
 
 namespace twobp::test {
 
-// What a run leaves behind, its weights by name.
+// The results of a run, with its weights by name.
 struct RunOutcome {
   std::vector<double> losses;
   std::vector<double> norms;
@@ -30,7 +30,7 @@ struct RunOutcome {
   int64_t taken_back = 0;                     // steps, by all ranks
 };
 
-// Everything that must go right over processes: tied weights, clipping, evaluation.
+// Every feature that needs several processes: tied weights, clipping, evaluation.
 inline Config world_config(const std::string& schedule, int ranks) {
   Config config = tiny_config();
   test::llama_of(config).tied = true;
@@ -105,9 +105,9 @@ inline RunOutcome run_alone(const Config& config, int steps) {
   return steps_of(trainer, steps);
 }
 
-// Chooses train.clip_norm so that a step is clipped after one that is not, from the second on: what `run`
-// then gives, and that step; 0: there is no such norm. Norms should differ by batch, as they do at a low
-// optimizer.lr.
+// Chooses train.clip_norm so that, from the second step on, a clipped step follows an unclipped one. Returns
+// the result of `run` with this norm, and the step; 0 means that there is no such norm. Norms should differ
+// by batch, as they do at a low optimizer.lr.
 struct ClipsOneStep {
   RunOutcome outcome;
   int step = 0;
@@ -124,8 +124,8 @@ inline ClipsOneStep clip_one_step(Config& config, const std::function<RunOutcome
   return {};
 }
 
-// All worlds: losses, norms and so on of every one are those of the first, and so is every weight that two of
-// them hold.
+// Runs all worlds. Every world must have the losses, norms and so on of the first, and a weight that two
+// worlds hold must be the same in both.
 inline RunOutcome run_in(std::vector<World> worlds, const Config& config, int steps) {
   std::vector<RunOutcome> outcomes(worlds.size());
   run_worlds(std::move(worlds), [&](World world) {

@@ -1,5 +1,5 @@
-// Runs of several processes, here as threads: a process a rank gives the bits that one process gives, and so
-// do replicas; what one process measures, decides or fails at holds for all.
+// Runs of several processes, here as threads: one process per rank gives the bits of a run in one process,
+// and so do replicas. Measurements, decisions and failures of one process hold for all.
 #include "tests/train/worlds.h"
 
 #include <limits>
@@ -98,7 +98,8 @@ TEST(Replicas, ProcessesGiveTheBitsOfThreads) {
   }
 }
 
-// The same samples in one pipeline of as many micro-batches: sums in another order, so equal to rounding.
+// The same samples in one pipeline with the same number of micro-batches: the sums have another order, so
+// they are equal up to rounding.
 TEST(Replicas, TrainAsOnePipelineOfAllMicroBatchesDoes) {
   for (const int replicas : {2, 3}) {
     const Config config = replicated("1f1b", replicas, 2);
@@ -119,7 +120,7 @@ TEST(Replicas, TrainAsOnePipelineOfAllMicroBatchesDoes) {
   }
 }
 
-// Dropout draws by the micro-batch's number over all replicas: two of one replica would draw alike otherwise.
+// Dropout draws by the number of the micro-batch over all replicas: otherwise two replicas would draw alike.
 TEST(Replicas, DrawTheirOwnDropout) {
   Config config = replicated("1f1b", 2, 1);
   test::make_bert(config, test::kSequence).dropout = 0.3;
@@ -131,7 +132,7 @@ TEST(Replicas, DrawTheirOwnDropout) {
   EXPECT_NEAR(actual.losses[0], expected.losses[0], 1e-5);
 }
 
-// Epochs of 10 samples in batches of 8: the last one leaves the second replica nothing.
+// Epochs of 10 samples in batches of 8: the last batch has no samples for the second replica.
 TEST(Replicas, ARestOfAnEpochMayLeaveAReplicaNothing) {
   test::TempFolder folder;
   Config config = replicated("1f1b", 2, 2);
@@ -148,7 +149,7 @@ TEST(Replicas, ARestOfAnEpochMayLeaveAReplicaNothing) {
   for (int i = 0; i < 4; ++i) EXPECT_NEAR(threads.losses[i], expected.losses[i], 1e-5) << i;
 }
 
-// ---- what the first process shows
+// ---- the output of the first process
 
 TEST(Reports, TheFirstProcessHasAllRanks) {
   struct Wants : Observer {
@@ -186,7 +187,7 @@ TEST(Reports, TheFirstProcessHasAllRanks) {
     EXPECT_GE(times.begin, report.begin);
     EXPECT_LE(times.end, report.end);
     EXPECT_EQ(report.stages[r].micro_batches, config.pipeline.micro_batches);
-    // The model's own bytes do not depend on where the others are.
+    // The bytes of the model do not depend on the place of the other processes.
     for (const MemoryCategory category :
          {MemoryCategory::kParameters, MemoryCategory::kGradients, MemoryCategory::kOptimizer}) {
       const int c = static_cast<int>(category);
@@ -229,7 +230,7 @@ TEST(Reports, AllStopWhenOneWantsTo) {
   EXPECT_EQ(steps, (std::vector<int64_t>{3, 3, 3}));
 }
 
-// A batch of an evaluation is the moment on which processes agree; none goes on alone.
+// The processes agree on the stop at a batch of an evaluation, and none continues alone.
 TEST(Reports, AllEndAnEvaluationWhenOneWantsTo) {
   Config config = test::world_config("1f1b", 3);
   config.data.held_out = 0.5;
