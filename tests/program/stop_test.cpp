@@ -118,6 +118,19 @@ TEST_F(Stop, SigtermInAnEvaluation) {
   EXPECT_EQ(steps_told(), 0U);
 }
 
+// The step that is under way when the signal is noticed is done, too, before the checkpoint.
+TEST_F(Stop, SigtermWhileRanksRunAhead) {
+  content_["pipeline"]["schedule"] = "zb-h2";
+  content_["pipeline"]["run_ahead"] = "on";
+  RunOptions options;
+  options.signal = SIGTERM;
+  options.interrupt_when = [](const std::string& out) { return out.find("step 20/") != std::string::npos; };
+  const Finished result = test::run_program(arguments(), options);
+  EXPECT_EQ(result.exit_code, 143) << result.err;
+  EXPECT_NE(result.err.find("stopped by SIGTERM after step "), std::string::npos) << result.err;
+  EXPECT_TRUE(has_checkpoint(steps_told()));
+}
+
 // A closed terminal.
 TEST_F(Stop, SighupWritesACheckpoint) {
   RunOptions options;

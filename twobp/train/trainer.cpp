@@ -271,10 +271,8 @@ std::optional<Evaluation> Trainer::evaluate() {
   double loss = 0;
   std::optional<int64_t> right;
   int64_t targets = 0;
-  // Processes must agree on the batch after which they stop.
-  const bool alone = world().processes->size() == 1 && world().replicas == 1;
   for (int64_t count = 0; count < (limit == 0 ? all : std::min(limit, all)); ++count) {
-    if (alone && !loader.wait(stop_)) {
+    if (stops_alone() && !loader.wait(stop_)) {
       stopping_ = true;
       return std::nullopt;
     }
@@ -286,7 +284,7 @@ std::optional<Evaluation> Trainer::evaluate() {
     input.first_micro_batch = int64_t{world().replica} * micro_batches_;
     input.timeout = config_.pipeline.timeout;
     input.stop = stop_;
-    if (alone && stop_) input.early_end = std::make_shared<EarlyEnd>(stop_);
+    if (stops_alone()) input.early_end = std::make_shared<EarlyEnd>(stop_);
     const auto micro_batches = static_cast<int>(batch.micro_batches.size());
     const StepReport report =
         pipeline_->run(pipeline_->forward_setup(micro_batches), batch.micro_batches, input);

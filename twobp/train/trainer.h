@@ -85,8 +85,8 @@ class Trainer {
   // step overlaps with another one, is launched as a graph, or is traced. After a step that was given up, the
   // trainer stands where it stood before it.
   void stop_when(std::function<bool()> asked) { stop_ = std::move(asked); }
-  // Whether a process wants to stop; known to all of them.
-  bool stopping() const { return stopping_; }
+  // Whether a process wants to stop, which all of them know, and no step is under way any more.
+  bool stopping() const { return stopping_ && under_way_.empty(); }
 
   int64_t steps_done() const { return step_; }
   int micro_batches() const { return micro_batches_; }
@@ -131,6 +131,8 @@ class Trainer {
   const StepSetup& setup_for(const Variant& variant, int micro_batches);
   // Returns false if the wait for data was given up.
   bool begin_next();
+  // Whether this process decides by itself when to stop. Several must agree on a step or batch.
+  bool stops_alone() const;
   bool may_give_up(int64_t step) const;
   // Forgets the newest batch of the loader.
   void give_back_batch();

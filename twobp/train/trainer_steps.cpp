@@ -90,9 +90,12 @@ void Trainer::check_still() const {
               " is under way, since the trainer may run ahead until step ", last_ahead_);
 }
 
+bool Trainer::stops_alone() const {
+  return stop_ && world().processes->size() == 1 && world().replicas == 1;
+}
+
 bool Trainer::may_give_up(int64_t step) const {
-  return stop_ && world().processes->size() == 1 && world().replicas == 1 && !run_ahead_.on &&
-         !config_.pipeline.graphs && !wants_events(step);
+  return stops_alone() && !run_ahead_.on && !config_.pipeline.graphs && !wants_events(step);
 }
 
 void Trainer::give_back_batch() {
@@ -192,7 +195,7 @@ StepResult Trainer::end() {
   StepResult result = std::move(under_way_.front()->result);
   under_way_.pop_front();
   if (result.given_up) give_back_batch();
-  result.stop = stopping_ && under_way_.empty();
+  result.stop = stopping();
   return result;
 }
 
