@@ -180,10 +180,11 @@ void convert(const CheckpointOptions& options) {
   if (!options.model.empty()) {
     const Config config = parse_config(checkpoint.state().run.config,
                                        (checkpoint.folder() / kStateFile).string(), options.overrides);
-    const std::string tokenizer = tokenizer_of(config.data, config.model.input());
-    save_model_of(checkpoint, config, options.model, {.dtype = options.dtype, .tokenizer = tokenizer});
-    if (!tokenizer.empty() && !std::filesystem::exists(tokenizer))
-      log_warning(concat(tokenizer, ", the tokenizer of the run, is gone: copy it into ", options.model));
+    const SaveModelOptions how = {.dtype = options.dtype,
+                                  .tokenizer = tokenizer_of(config.data, config.model.input())};
+    save_model_of(checkpoint, config, options.model, how);
+    const std::string warning = missing_tokenizer(how, options.model);
+    if (!warning.empty()) log_warning(warning);
     print("saved the model of step %lld in %s\n", step, options.model.c_str());
   }
   if (!options.checkpoint.empty()) {

@@ -209,7 +209,7 @@ void keep_what_fits(std::vector<Planned>& all, double cap) {
   double least = 0;
   for (Planned& each : all) {
     const double needs = peak_of(each.plan.simulation);
-    if (needs <= cap * (1 + 1e-9)) {
+    if (fits(each.plan.simulation, cap)) {
       fit.push_back(std::move(each));
       continue;
     }
@@ -310,7 +310,6 @@ void plan_schedule(const PlanOptions& options) {
   }
   if (compares) return compare_schedules(options, std::move(all));
   const Planned& one = all.front();
-  const double cap = cap_of(options);
   std::vector<const SimulatedPlan*> plans = {&one.plan};
   SimulatedPlan standard;
   if (one.asked.policy != P2Policy::kOff) {
@@ -318,8 +317,9 @@ void plan_schedule(const PlanOptions& options) {
     plans.push_back(&standard);
   }
   print_plans(plans, one.costs, options);
-  if (const double most = peak_of(one.plan.simulation); cap > 0 && most > cap * (1 + 1e-9))
-    std::cout << "\nIt does not fit: a rank holds " << number(most) << " micro-batches\n";
+  if (!fits(one.plan.simulation, cap_of(options)))
+    std::cout << "\nIt does not fit: a rank holds " << number(peak_of(one.plan.simulation))
+              << " micro-batches\n";
   if (!options.json.empty()) write_plans(plans, options);
   std::vector<DrawnPlan> drawn;
   for (const SimulatedPlan* plan : plans)

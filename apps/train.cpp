@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -225,12 +224,11 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
     if (config.save.lora == "adapter") {
       save_adapter(config.save.model, config.model, trainer.weights(), config.save.dtype, processes);
     } else {
-      const std::string tokenizer = tokenizer_of(config.data, config.model.input());
-      save_model(config.save.model, config.model, config.data.sequence, trainer.weights(),
-                 {.dtype = config.save.dtype, .tokenizer = tokenizer}, processes);
-      if (!tokenizer.empty() && !std::filesystem::exists(tokenizer))
-        output.warn(
-            concat(tokenizer, ", the tokenizer of the run, is gone: copy it into ", config.save.model));
+      const SaveModelOptions how = {.dtype = config.save.dtype,
+                                    .tokenizer = tokenizer_of(config.data, config.model.input())};
+      save_model(config.save.model, config.model, config.data.sequence, trainer.weights(), how, processes);
+      const std::string warning = missing_tokenizer(how, config.save.model);
+      if (!warning.empty()) output.warn(warning);
     }
     output.say(concat("saved ", config.save.model));
   }

@@ -22,6 +22,7 @@
 #include "twobp/data/text/text_dataset.h"
 #include "twobp/data/text/token_cache.h"
 #include "twobp/data/text/token_dataset.h"
+#include "twobp/data/text/tokenizer.h"
 #include "twobp/files/glob.h"
 
 namespace twobp {
@@ -141,9 +142,7 @@ SpecialTokens special_tokens_of(const DataConfig& data, const ModelInput& model)
   TWOBP_CHECK(!tokenizer.empty(), "there is no tokenizer.json in ", model.from,
               ", which says which tokens are special: name one in data.tokenizer.");
   const SpecialTokens special = read_special_tokens(tokenizer);
-  TWOBP_CHECK(special.vocab <= model.vocab, tokenizer, ": the tokenizer has a vocabulary of ", special.vocab,
-              ", but model.vocab is ", model.vocab, ": for a new model, set model.vocab to ", special.vocab,
-              " or more; for model.from, set data.tokenizer to the tokenizer of that model.");
+  check_vocab(tokenizer, special.vocab, model.vocab);
   return special;
 }
 
@@ -160,13 +159,6 @@ std::shared_ptr<Dataset> open_masked(const DataConfig& data, const ModelInput& m
 std::shared_ptr<Dataset> open_next_token(const DataConfig& data, const ModelInput& model, uint64_t seed) {
   if (!data.arrays.empty()) return std::make_shared<ArrayDataset>(data.arrays, data.sequence, model.vocab);
   return open_text(data, model, text_shape(data, /*masked=*/false), seed);
-}
-
-DataSplit open_pictures(const DataConfig& data, const ModelInput& model, uint64_t seed) {
-  DataSplit split = open_images(data, model, seed);
-  if (!data.arrays.empty())
-    refuse_other_arrays(data.arrays, {"pixel_values", "labels"}, "a model of pictures");
-  return split;
 }
 
 int64_t counted_targets(const Fields& fields, int64_t samples) {
@@ -191,7 +183,7 @@ DataSplit open_data(const DataConfig& data, const ModelInput& model, uint64_t se
     case InputKind::kMaskedTokens:
       return hold_out(open_masked(data, model, seed), data.held_out);
     case InputKind::kImages:
-      return open_pictures(data, model, seed);
+      return open_images(data, model, seed);
     case InputKind::kVectors:
       return hold_out(std::make_shared<SyntheticVectors>(kSyntheticSamples, data.sequence, model.width, seed),
                       data.held_out);

@@ -72,26 +72,34 @@ std::string source_with_kind(const std::string& source, const DataConfig& data, 
 struct KeyUse {
   std::string key;
   std::vector<std::string> sources;
-  const char* only = "";  // a further condition
+  // A further condition, and its text. Null: none.
+  bool (*holds)(const DataConfig& data, const ModelInput& model) = nullptr;
+  const char* only = "";
 };
+
+bool has_tokenizer(const DataConfig& data, const ModelInput& model) {
+  return !data.tokenizer.empty() || !model.from.empty();
+}
 
 const std::vector<KeyUse>& key_uses() {
   static const std::vector<std::string> pictures = {"data.images", "data.idx", "data.cifar",
                                                     "data.arrays of pictures"};
   static const std::vector<KeyUse> uses = {
-      {"cache", {"data.text"}, " with a tokenizer"},
-      {"end_of_text", {"data.text"}, " with a tokenizer"},
+      {"cache", {"data.text"}, has_tokenizer, " with a tokenizer"},
+      {"end_of_text", {"data.text"}, has_tokenizer, " with a tokenizer"},
       {"token_type", {"data.tokens"}},
       {"sequence",
        {"data.text", "data.tokens", "data.arrays of tokens", "data.synthetic tokens",
         "data.synthetic vectors"}},
       {"mask_probability",
        {"data.text", "data.tokens", "data.synthetic tokens"},
+       [](const DataConfig&, const ModelInput& model) { return model.kind == InputKind::kMaskedTokens; },
        " with model.type \"bert\""},
       {"image_size",
        {"data.images", "data.idx", "data.cifar", "data.arrays of pictures", "data.synthetic images"}},
       {"crop", pictures},
-      {"padding", pictures, " with data.crop \"shift\""},
+      {"padding", pictures, [](const DataConfig& data, const ModelInput&) { return data.crop == "shift"; },
+       " with data.crop \"shift\""},
       {"flip", pictures},
       {"mean", pictures},
       {"std", pictures}};
@@ -99,10 +107,7 @@ const std::vector<KeyUse>& key_uses() {
 }
 
 bool uses(const KeyUse& use, const std::string& source, const DataConfig& data, const ModelInput& model) {
-  if (use.key == "mask_probability" && model.kind != InputKind::kMaskedTokens) return false;
-  if ((use.key == "cache" || use.key == "end_of_text") && data.tokenizer.empty() && model.from.empty())
-    return false;
-  if (use.key == "padding" && data.crop != "shift") return false;
+  if (use.holds != nullptr && !use.holds(data, model)) return false;
   const std::string exact = source_with_kind(source, data, model);
   return std::find(use.sources.begin(), use.sources.end(), exact) != use.sources.end();
 }

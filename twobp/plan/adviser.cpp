@@ -68,9 +68,7 @@ class Adviser {
 
   static double ratio(double a, double b) { return b > 0 ? a / b : 1; }
 
-  bool fits(const Simulation& simulation) const {
-    return request_.memory <= 0 || peak_of(simulation) <= request_.memory * (1 + 1e-9);
-  }
+  bool fits(const Simulation& simulation) const { return twobp::fits(simulation, request_.memory); }
 
   std::string verdict() {
     const std::string with = concat(request_.schedule, ", p2 ", policy_name(request_.policy));
@@ -204,6 +202,10 @@ double peak_of(const Simulation& simulation) {
   double peak = 0;
   for (const auto& rank : simulation.ranks) peak = std::max(peak, rank.total_peak_bytes());
   return peak;
+}
+
+bool fits(const Simulation& simulation, double memory) {
+  return memory <= 0 || peak_of(simulation) <= memory * (1 + 1e-9);
 }
 
 Advice advise(const AdviceRequest& request) {

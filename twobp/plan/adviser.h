@@ -51,5 +51,7 @@ std::vector<double> caps_for(double memory, const std::vector<int>& rank_of_stag
 
 // Bytes of the fullest rank, everything included.
 double peak_of(const Simulation& simulation);
+// Whether that is at most `memory`, up to rounding. 0: no limit.
+bool fits(const Simulation& simulation, double memory);
 
 }  // namespace twobp

@@ -1,11 +1,11 @@
 #include "twobp/train/check_config.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "twobp/core/check.h"
 #include "twobp/models/model.h"
 #include "twobp/pipeline/pipeline_shape.h"
+#include "twobp/plan/partition/partition.h"
 
 namespace twobp {
 namespace {
@@ -74,10 +74,7 @@ void check_saved_adapter(const Config& config) {
 // Before ranks are made for stages that get no layer.
 void check_layers(const Config& config) {
   if (ScheduleSource::is_file(config.pipeline.schedule)) return;  // read for a run
-  const int stages = pipeline_shape(config.pipeline).stages;
-  const size_t layers = build_model(config.model).layers.size();
-  TWOBP_CHECK(std::cmp_less_equal(stages, layers), "the model has ", layers, " layers, too few for ", stages,
-              " stages: use at most ", layers, " (pipeline.stages, pipeline.ranks).");
+  check_stages(build_model(config.model).layers.size(), pipeline_shape(config.pipeline).stages);
 }
 
 void check_precision(const Config& config) {

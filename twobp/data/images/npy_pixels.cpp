@@ -3,6 +3,7 @@
 #include <string>
 
 #include "twobp/core/check.h"
+#include "twobp/data/array_dataset.h"
 #include "twobp/data/images/pixel_array.h"
 #include "twobp/files/npy.h"
 
@@ -24,6 +25,7 @@ PixelArray read_pixel_arrays(const std::string& folder) {
   TWOBP_CHECK(labels.shape().size() == 1 && labels.shape()[0] == shape[0], labels.path(), ": shape ",
               shape_text(labels.shape()), ", but pixel_values.npy has ", shape_text(shape),
               ": every picture needs one label, so (", shape[0], ",) is expected.");
+  refuse_other_arrays(folder, {"pixel_values", "labels"}, "a model of pictures");
   PixelArray out;
   out.path = pixels->path();
   out.file = pixels;

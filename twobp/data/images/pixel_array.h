@@ -41,7 +41,8 @@ bool has_idx(const std::string& folder, const std::string& part);
 PixelArray read_cifar(const std::vector<std::string>& files);
 
 // Reads pixel_values.npy (N, C, H, W), uint8 or float32, and labels.npy (N), of integers.
-// Throws Error for another type or shape, or no pictures, and as NpyArray does.
+// Throws Error for another type or shape, no pictures, or another .npy file in the folder, and as NpyArray
+// does.
 PixelArray read_pixel_arrays(const std::string& folder);
 
 // What to do if the data has `count` classes and the model another number.

@@ -149,12 +149,6 @@ std::optional<Entry> find_entry(const EntryPaths& paths, const json& source) {
   return entry;
 }
 
-void check_vocab(const std::string& tokenizer, int64_t tokens, int64_t vocab) {
-  TWOBP_CHECK(tokens <= vocab, tokenizer, ": the tokenizer has ids up to ", tokens - 1, ", a vocabulary of ",
-              tokens, ", but model.vocab is ", vocab, ": for a new model, set model.vocab to ", tokens,
-              " or more; for model.from, set data.tokenizer to the tokenizer of that model.");
-}
-
 Entry make_entry(const EntryPaths& paths, const Request& request, const json& source, Tokenizer& tokenizer) {
   NewFile tokens(paths.tokens);
   const TokenType type = token_type_for(tokenizer.vocab());

@@ -97,7 +97,7 @@ TokenDataset::TokenDataset(std::string name, const std::vector<std::string>& fil
   for (const auto& path : files) {
     const InputFile& file = files_.emplace_back(path);
     const auto bytes = static_cast<int64_t>(file.size());
-    const std::optional<TokenType> header = read_token_header(name_, path, bytes);
+    const std::optional<TokenType> header = read_token_header(name_, file);
     TWOBP_CHECK(!header || !given || *header == *given, name_, ": ", path, " has llm.c's header for ",
                 token_type_name(header.value_or(type_)), ", but data.token_type is ",
                 token_type_name(given.value_or(type_)), ": remove data.token_type.");

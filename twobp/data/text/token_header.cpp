@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cstring>
-#include <fstream>
 #include <string_view>
 
 #include "twobp/core/check.h"
@@ -22,10 +21,12 @@ constexpr int32_t kChoicesMark = 20240522;  // questions with several answers, s
 
 }  // namespace
 
-std::optional<TokenType> read_token_header(const std::string& name, const std::string& path, int64_t bytes) {
+std::optional<TokenType> read_token_header(const std::string& name, const InputFile& file) {
+  const std::string& path = file.path();
+  const auto bytes = static_cast<int64_t>(file.size());
   std::array<int32_t, 3> head{};
-  std::ifstream file(path, std::ios::binary);
-  if (!file.read(reinterpret_cast<char*>(head.data()), sizeof(head))) return std::nullopt;
+  if (file.size() < sizeof(head)) return std::nullopt;
+  file.read(0, head.data(), sizeof(head));
   TWOBP_CHECK(std::memcmp(head.data(), kNumpyMark.data(), kNumpyMark.size()) != 0, name, ": ", path,
               " is a NumPy file: write its numbers alone, with array.tofile(), or use data.arrays.");
   TWOBP_CHECK(head[0] != kChoicesMark, name, ": ", path,

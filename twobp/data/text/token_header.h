@@ -7,14 +7,15 @@
 #include <string>
 
 #include "twobp/data/text/token_dataset.h"
+#include "twobp/files/input_file.h"
 
 namespace twobp {
 
 inline constexpr int64_t kLlmcHeaderBytes = 1024;
 
 // The type of the tokens that follow llm.c's header, or none for a file without one. `name` is the data's
-// name for messages, and `bytes` the file's size. Throws Error if the version is unknown or the size is not
-// what the header says, or for a NumPy file or llm.c's files of other data.
-std::optional<TokenType> read_token_header(const std::string& name, const std::string& path, int64_t bytes);
+// name for messages. Throws Error if the version is unknown or the file's size is not what the header says,
+// or for a NumPy file or llm.c's files of other data.
+std::optional<TokenType> read_token_header(const std::string& name, const InputFile& file);
 
 }  // namespace twobp

@@ -88,6 +88,12 @@ std::string tokenizer_file(const std::string& path) {
   return file;
 }
 
+void check_vocab(const std::string& tokenizer, int64_t vocab, int64_t of_model) {
+  TWOBP_CHECK(vocab <= of_model, tokenizer, ": the tokenizer has a vocabulary of ", vocab,
+              ", but model.vocab is ", of_model, ": for a new model, set model.vocab to ", vocab,
+              " or more; for model.from, set data.tokenizer to the tokenizer of that model.");
+}
+
 TokenType token_type_for(int64_t vocab) {
   return vocab <= int64_t{1} << 16 ? TokenType::kUInt16 : TokenType::kUInt32;
 }

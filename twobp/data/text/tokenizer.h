@@ -21,6 +21,9 @@ class PythonProcess;
 // `path`, or the tokenizer.json in it if it is a folder. Throws Error if there is none.
 std::string tokenizer_file(const std::string& path);
 
+// Throws Error if the tokenizer's vocabulary is larger than the model's.
+void check_vocab(const std::string& tokenizer, int64_t vocab, int64_t of_model);
+
 // The narrowest token type that holds all ids of a vocabulary.
 TokenType token_type_for(int64_t vocab);
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
@@ -64,8 +65,7 @@ PartitionProblem::PartitionProblem(const std::vector<double>& layer_seconds,
   const size_t layers = layer_seconds.size();
   const int stages = static_cast<int>(rank_of_stage.size());
   TWOBP_CHECK(stages >= 1, "a partition of ", layers, " layers needs a placement of at least one stage");
-  TWOBP_CHECK(stages <= static_cast<int>(layers), "the model has ", layers, " layers, too few for ", stages,
-              " stages: use at most ", layers, " (pipeline.stages)");
+  check_stages(layers, stages);
   check_size(layer_seconds, layers, "seconds");
   std::vector<bool> used(stages, false);
   for (const int rank : rank_of_stage) {
@@ -209,6 +209,11 @@ double imbalance(const std::vector<double>& stage_seconds) {
   const double sum = std::accumulate(stage_seconds.begin(), stage_seconds.end(), 0.0);
   const double slowest = *std::max_element(stage_seconds.begin(), stage_seconds.end());
   return sum > 0 ? slowest * static_cast<double>(stage_seconds.size()) / sum : 1;
+}
+
+void check_stages(size_t layers, int stages) {
+  TWOBP_CHECK(std::cmp_less_equal(stages, layers), "the model has ", layers, " layers, too few for ", stages,
+              " stages: use at most ", layers, " (pipeline.stages, pipeline.ranks)");
 }
 
 void check_split(const std::vector<int>& split, int layers, int stages) {

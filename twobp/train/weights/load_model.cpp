@@ -107,9 +107,9 @@ class Mismatch {
 };
 
 // `values` are those of the stored tensor, in the type of the computation or of the optimizer.
-void check_finite(const at::Tensor& values, const at::Tensor& stored, const std::string& name,
-                  const ModelWeights& weights) {
+void check_finite(const at::Tensor& values, const std::string& name, const ModelWeights& weights) {
   if (only_finite(values)) return;
+  const at::Tensor stored = weights.tensor(name);
   TWOBP_CHECK(only_finite(stored), weights.directory(), ": ", name,
               " has a value that is not finite (NaN or infinity): the model is damaged");
   fail(weights.directory(), ": ", name, " has a value of ", stored.abs().max().item<double>(),
@@ -127,12 +127,12 @@ void copy_weight(Parameter& parameter, const ModelWeights& weights) {
                 c10::toString(from.scalar_type()),
                 counts ? ", not whole numbers" : ", a weight is F64, F32, F16 or BF16");
     rows.copy_(from);
-    check_finite(rows, from, name, weights);
+    check_finite(rows, name, weights);
   }
   parameter.refresh_value();
   if (parameter.value.is_same(parameter.master)) return;
   for (const auto& [name, rows] : parameter.parts_of(parameter.value)) {
-    if (weights.contains(name)) check_finite(rows, weights.tensor(name), name, weights);
+    if (weights.contains(name)) check_finite(rows, name, weights);
   }
 }
 

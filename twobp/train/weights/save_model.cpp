@@ -227,6 +227,11 @@ void check_save(const SaveConfig& save, const ModelConfig& model) {
   check_writable(save.model, adapter ? kAdapterConfig : kWhole);
 }
 
+std::string missing_tokenizer(const SaveModelOptions& options, const std::string& directory) {
+  if (options.tokenizer.empty() || fs::exists(options.tokenizer)) return "";
+  return concat(options.tokenizer, ", the tokenizer of the run, is gone: copy it into ", directory);
+}
+
 void save_model(const std::string& directory, const ModelConfig& config, int64_t sequence,
                 const std::vector<Parameter*>& weights, const SaveModelOptions& options,
                 const Processes& processes) {

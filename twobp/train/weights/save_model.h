@@ -35,6 +35,9 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
                 const NamedTensors& weights, const SaveModelOptions& options = {},
                 const Processes& processes = {});
 
+// A warning if the run's tokenizer is no longer where it was, so that save_model did not copy it; else empty.
+std::string missing_tokenizer(const SaveModelOptions& options, const std::string& directory);
+
 // Fails like save_model or save_adapter for a model that cannot be saved, or a folder that cannot be made or
 // written to, and leaves no folder behind. Call this before days of training rather than after.
 void check_save(const SaveConfig& save, const ModelConfig& model);
