@@ -189,7 +189,12 @@ int bench(const BenchOptions& options) {
     std::filesystem::create_directories(options.kernels_folder, error);
     TWOBP_CHECK(!error, "--kernels: cannot make the folder ", options.kernels_folder, ": ", error.message());
   }
-  const Config config = load_config(options.config, options.overrides);
+  std::vector<std::string> overrides = options.overrides;
+  if (!options.micro_batches.empty()) {  // some schedules need more than the configured number
+    const int most = *std::max_element(options.micro_batches.begin(), options.micro_batches.end());
+    overrides.push_back(concat("pipeline.micro_batches=", most));
+  }
+  const Config config = load_config(options.config, overrides);
   std::vector<std::unique_ptr<Trainer>> trainers;
   std::vector<BenchRow> rows;
   // Each precision with each recomputation.
