@@ -210,6 +210,7 @@ LoaderOptions Trainer::loader_options() const {
   options.replicas = world().replicas;
   options.replica = world().replica;
   options.timeout = config_.pipeline.timeout;
+  options.count_targets = pipeline_->model().count_targets;
   return options;
 }
 
