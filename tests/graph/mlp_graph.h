@@ -41,14 +41,16 @@ struct MlpGraph {
       if (weight == name) parameter(name + ".weight", "[5, 5]");
       parameter(name + ".bias", "[5]");
       add(buffers, "\"" + name + ".mean\": {\"dtype\": \"" + dtype + "\", \"shape\": [5]}");
-      add(layers, "{\"name\": \"" + name + "\", \"kind\": 1, \"parameters\": [\"" + weight + ".weight\", \"" +
-                      name + ".bias\"], \"buffers\": [\"" + name + ".mean\"], \"constants\": [\"scale\"]}");
+      add(layers, "{\"name\": \"" + name + "\", \"kind\": " + (frozen_first && i == 0 ? "3" : "1") +
+                      ", \"parameters\": [\"" + weight + ".weight\", \"" + name +
+                      ".bias\"], \"buffers\": [\"" + name + ".mean\"], \"constants\": [\"scale\"]}");
     }
     add(layers,
         R"({"name": "last", "kind": 2, "parameters": ["last.weight", "last.bias"], "buffers": [], "constants": []})");
     return R"({"format": "twobp graph", "version": 1, "torch": "2.13", "module": "Mlp", "dtype": ")" + dtype +
-           "\", \"layers\": [" + layers + R"(], "kinds": ["first", "middle", "last"], "parameters": {)" +
-           parameters + "}, \"buffers\": {" + buffers + "}, \"shapes\": [" + shape(kSamples) + "]}";
+           "\", \"layers\": [" + layers + R"(], "kinds": ["first", "middle", "last")" +
+           (frozen_first ? R"(, "after frozen")" : "") + R"(], "parameters": {)" + parameters +
+           "}, \"buffers\": {" + buffers + "}, \"shapes\": [" + shape(kSamples) + "]}";
   }
 
   // The programs for micro-batches of so many samples.
@@ -75,8 +77,9 @@ struct MlpGraph {
                               std::string(frozen_first ? "" : R"(, "gradient": 6)") +
                               R"(}], "new_buffers": [], "backward_p1": [)" + p1 +
                               R"(], "input_gradients": [], "backward_p2": [)" + p2 + "]}";
-    const std::string gradient = frozen_first ? "" : R"({"index": 0, "slot": 22})";
-    const std::string middle_one = R"({"slots": 30,
+    // The layer after a frozen one gives no gradient.
+    const auto middle_with = [&](const std::string& gradient) {
+      return R"({"slots": 30,
       "inputs": [{"from": "value", "index": 0, "slot": 0}, {"from": "parameter", "index": 0, "slot": 1},
                  {"from": "parameter", "index": 1, "slot": 2}, {"from": "buffer", "index": 0, "slot": 3},
                  {"from": "constant", "index": 0, "slot": 4}],
@@ -85,7 +88,7 @@ struct MlpGraph {
                   {"op": "aten::relu", "args": [{"v": 6}], "out": [7]},
                   {"op": "aten::mul.Tensor", "args": [{"v": 7}, {"v": 4}], "out": [8]},
                   {"op": "twobp::dropout", "args": [{"v": 8}, )" +
-                                   dropout + R"(, {"random": 0}], "out": [9, 10]},
+             dropout + R"(, {"random": 0}], "out": [9, 10]},
                   {"op": "aten::mean.dim", "args": [{"v": 9}, [0], false, null], "out": [11]},
                   {"op": "aten::mul.Scalar", "args": [{"v": 3}, 0.9], "out": [12]},
                   {"op": "aten::add.Tensor", "args": [{"v": 12}, {"v": 11}, 0.1], "out": [13]}],
@@ -96,17 +99,21 @@ struct MlpGraph {
       "outputs": [{"slot": 9, "gradient": 14}], "new_buffers": [{"index": 0, "slot": 13}],
       "backward_p1": [{"op": "aten::mul.Tensor", "args": [{"v": 14}, {"v": 10}], "out": [15]},
                       {"op": "aten::mul.Scalar", "args": [{"v": 15}, )" +
-                                   std::to_string(1 / (1 - std::stod(dropout))) + R"(], "out": [16]},
+             std::to_string(1 / (1 - std::stod(dropout))) + R"(], "out": [16]},
                       {"op": "aten::mul.Tensor", "args": [{"v": 16}, {"v": 4}], "out": [17]},
                       {"op": "aten::threshold_backward", "args": [{"v": 17}, {"v": 7}, 0], "out": [18]},
                       {"op": "aten::sum.dim_IntList", "args": [{"v": 18}, [0], false, null], "out": [19]},
                       {"add_to": 1, "how": "sum", "args": [{"v": 19}]},
                       {"op": "aten::t", "args": [{"v": 5}], "out": [21]},
                       {"op": "aten::mm", "args": [{"v": 18}, {"v": 21}], "out": [22]}],
-      "input_gradients": [)" + gradient +
-                                   R"(],
+      "input_gradients": [)" +
+             gradient +
+             R"(],
       "backward_p2": [{"name": "middle.weight", "code": [{"op": "aten::t", "args": [{"v": 18}], "out": [23]},
                                                          {"add_to": 0, "how": "product", "args": [{"v": 23}, {"v": 0}]}]}]})";
+    };
+    const std::string with_gradient = middle_with(R"({"index": 0, "slot": 22})");
+    const std::string after_frozen = middle_with("");
     const std::string last = R"({"slots": 30,
       "inputs": [{"from": "value", "index": 0, "slot": 0}, {"from": "field", "name": "target", "slot": 1},
                  {"from": "parameter", "index": 0, "slot": 2}, {"from": "parameter", "index": 1, "slot": 3},
@@ -127,7 +134,8 @@ struct MlpGraph {
       "input_gradients": [{"index": 0, "slot": 16}],
       "backward_p2": [{"name": "last.weight", "code": [{"op": "aten::t", "args": [{"v": 14}], "out": [17]},
                                                        {"add_to": 0, "how": "product", "args": [{"v": 17}, {"v": 0}]}]}]})";
-    return "{" + fields + ", \"programs\": [" + first + ", " + middle_one + ", " + last +
+    return "{" + fields + ", \"programs\": [" + first + ", " + with_gradient + ", " + last +
+           (frozen_first ? ", " + after_frozen : "") +
            R"(], "targets": {"slots": 4, "inputs": [{"from": "field", "name": "target", "slot": 0}],
              "code": [{"op": "aten::select.int", "args": [{"v": 0}, 1, 0], "out": [1]},
                       {"op": "aten::ones_like", "args": [{"v": 1}, {"dtype": "int64"}, null, null, null, null], "out": [2]},

@@ -65,9 +65,10 @@ int64_t rows_of_table(const Graph& graph, const std::string& field) {
 }
 
 ModelInput input_of(const ModelOptions& options) {
-  const Graph& graph = graph_of(options);
   ModelInput input;
   input.kind = InputKind::kFields;
+  if (!options.as<CapturedOptions>().graph) return input;  // check() throws
+  const Graph& graph = graph_of(options);
   const graph::FieldTypes& fields = graph.shape().fields;
   for (const auto& [name, type] : fields) input.fields.push_back({name, type.dtype, type.sizes});
   input.vocab = are_tokens(input.fields) ? rows_of_table(graph, "input_ids") : 0;
