@@ -98,6 +98,14 @@ void check_precision(const Config& config) {
 
 }  // namespace
 
+void check_contradictions_without_data(const Config& config) {
+  check_model(config.model);
+  check_pipeline(config.pipeline);
+  check_layers(config);
+  check_precision(config);
+  check_training(config);
+}
+
 void check_contradictions(const Config& config) {
   check_model(config.model);
   const ModelInput input = config.model.input();

@@ -1,0 +1,11 @@
+"""Pipeline training with 2-stage backpropagation: schedules, plans and a trainer. Importing it changes nothing of the process."""
+import torch  # noqa: F401  loads the libraries that _native is linked with
+
+from twobp._native import Error
+from twobp.optimizers import Adam, AdamW, SGD
+from twobp.schedules import Instruction, Schedule, Simulation, schedule, schedules
+from twobp.trainer import Evaluation, StepResult, Trainer
+
+__all__ = ["Adam", "AdamW", "Error", "Evaluation", "Instruction", "SGD", "Schedule", "Simulation", "StepResult", "Trainer",
+           "schedule", "schedules"]
+__version__ = "0.1.0"
