@@ -72,8 +72,7 @@ class Trainer:
         self._captured: Captured | None = None
         graph, constants, weights = "", {}, {}
         if module is not None:
-            from twobp.capture import capture
-            self._captured = capture(module, example, loss_fn=loss_fn)
+            self._captured = _capture(module, example, loss_fn)
         elif loss_fn is not None:
             raise Error("loss_fn is for a module: a configured model has its own loss")
         config = _config(settings, optimizer or AdamW(), self._example)
@@ -228,6 +227,11 @@ def _config(settings: dict, optimizer: AdamW | Adam | SGD, example: Batch) -> di
     if config["pipeline"].setdefault("micro_batch_size", samples) != samples:
         raise Error(f"micro_batch_size is {config['pipeline']['micro_batch_size']}, but the example has {samples} samples: leave it out")
     return config
+
+
+def _capture(module: torch.nn.Module, example: Batch, loss_fn: Callable | None) -> Captured:
+    from twobp.capture import capture  # only now: torch.export takes a second to import
+    return capture(module, example, loss_fn=loss_fn)
 
 
 def _parts(captured: Captured) -> tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
