@@ -70,7 +70,6 @@ double peak_of(const Simulation& simulation) {
 
 void add_schedules(py::module_& module) {
   module.def("schedule_names", &schedule_names);
-  module.def("policy_names", &policy_names);
   module.def("make_schedule", &make, py::arg("name"), py::arg("stages") = py::none(),
              py::arg("ranks") = py::none(), py::arg("micro_batches") = py::none(),
              py::arg("p2") = py::none());

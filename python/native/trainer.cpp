@@ -28,6 +28,7 @@
 #include "twobp/trace/timeline.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint/checkpointer.h"
+#include "twobp/train/measure_costs.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/update/update.h"
 #include "twobp/train/weights/load_model.h"
@@ -244,6 +245,19 @@ class PyTrainer {
     graph::add_shape(*graph_, json, "the captured module", constants);
   }
 
+  // The cost model, as JSON.
+  std::string costs(const std::vector<std::string>& recompute, double seconds) {
+    const Use use(*this);
+    const py::gil_scoped_release free;
+    const KeepThreads keep;
+    MeasureOptions options;
+    options.recompute = recompute;
+    options.seconds = seconds;
+    const Pipeline& pipeline = trainer_->pipeline();
+    return cost_model_to_json(
+        measure_costs(trainer_->config(), pipeline.model(), *trainer_->data().train, options));
+  }
+
   int micro_batches() const { return trainer_->micro_batches(); }
   int64_t micro_batch_size() const { return trainer_->config().pipeline.micro_batch_size; }
   int64_t steps_done() const { return trainer_->steps_done(); }
@@ -340,7 +354,8 @@ class PyTrainer {
     out["step_seconds"] = report.seconds();
     std::vector<double> idle;
     std::vector<int64_t> peaks;
-    for (const RankTimes& rank : report.ranks) idle.push_back(1 - rank.busy / report.seconds());
+    for (size_t rank = 0; rank < report.ranks.size(); ++rank)
+      idle.push_back(report.idle_fraction(static_cast<int>(rank)));
     for (const MemoryUse& rank : report.rank_memory) peaks.push_back(rank.peak);
     out["idle"] = idle;
     out["peak_bytes"] = peaks;
@@ -360,14 +375,10 @@ class PyTrainer {
 }  // namespace
 
 void add_trainer(py::module_& module) {
-  module.def("model_types", &model_type_names);
-  module.def("config_reference", &config_reference);
   module.def("config_keys", [] {
-    std::vector<std::pair<std::string, std::string>> keys;  // name, type
-    for_each_key(Config{}, [&](const std::string& name, const Key& key, void*) {
-      keys.emplace_back(name, std::string(key.type));
-    });
-    return keys;
+    std::vector<std::string> names;
+    for_each_key(Config{}, [&](const std::string& name, const Key&, void*) { names.push_back(name); });
+    return names;
   });
   py::class_<PyTrainer>(module, "Trainer")
       .def(py::init<const std::string&, const std::string&, const Fields&, const Fields&, const Fields&>())
@@ -380,6 +391,7 @@ void add_trainer(py::module_& module) {
       .def("resume", &PyTrainer::resume)
       .def("timeline", &PyTrainer::timeline)
       .def("add_shape", &PyTrainer::add_shape)
+      .def("costs", &PyTrainer::costs)
       .def_property_readonly("micro_batches", &PyTrainer::micro_batches)
       .def_property_readonly("micro_batch_size", &PyTrainer::micro_batch_size)
       .def_property_readonly("steps_done", &PyTrainer::steps_done)

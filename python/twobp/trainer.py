@@ -211,7 +211,7 @@ class Trainer:
 def _config(settings: dict, optimizer: AdamW | Adam | SGD, example: Batch) -> dict:
     """The configuration with an object for each section. Raises Error for an unknown name."""
     section_of = {}
-    for name, _ in _native.config_keys():
+    for name in _native.config_keys():
         section, key = name.split(".", 1)
         if section in SECTIONS:
             section_of[key] = section
