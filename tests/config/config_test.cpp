@@ -148,7 +148,8 @@ TEST(Config, EveryMemberIsAKey) {
                                                  {"bert", sizeof(BertOptions)},
                                                  {"mamba", sizeof(MambaOptions)},
                                                  {"resnet", sizeof(ResnetOptions)},
-                                                 {"mlp", sizeof(MlpOptions)}};
+                                                 {"mlp", sizeof(MlpOptions)},
+                                                 {"captured", sizeof(CapturedOptions::program)}};
   for (const std::string& type : model_type_names()) {
     Config config;
     config.model.type = ModelOptions(type);

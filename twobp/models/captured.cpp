@@ -53,7 +53,8 @@ int64_t rows_of_table(const Graph& graph, const std::string& field) {
       if (input.from == graph::Input::From::kField && input.field == field) ids = input.slot;
     }
     for (const graph::Instruction& one : program.forward) {
-      if (ids < 0 || !one.place.ends_with("aten::embedding") || one.arguments[1].slot != ids) continue;
+      const bool looks_up = ids >= 0 && one.op->schema->name() == "aten::embedding";
+      if (!looks_up || one.arguments[1].slot != ids) continue;
       for (const graph::Input& input : program.inputs) {
         if (input.from != graph::Input::From::kParameter || input.slot != one.arguments[0].slot) continue;
         const std::string& table = layer.parameters[static_cast<size_t>(input.index)];
@@ -97,12 +98,15 @@ bool is_bundle(const std::string& folder) {
 
 ModelOptions read_bundle(const std::string& folder) {
   ModelOptions options(CapturedOptions::kType);
-  options.as<CapturedOptions>().graph = graph::read_graph(folder);
+  auto& captured = options.as<CapturedOptions>();
+  captured.graph = graph::read_graph(folder);
+  captured.program = captured.graph->description().checksum;
   return options;
 }
 
 ModelType captured_type() {
-  ModelType type = make_model_type<CapturedOptions>({});
+  ModelType type = make_model_type<CapturedOptions>({TWOBP_KEY(
+      CapturedOptions, program, "checksum of the graph.json in model.from, which sets it; do not set it")});
   type.is_bundle = true;
   type.input = input_of;
   type.check = [](const ModelOptions& options) { graph_of(options); };
