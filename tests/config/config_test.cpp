@@ -14,6 +14,7 @@
 #include "tests/model_options.h"
 #include "tests/train/helpers.h"
 #include "twobp/config/key.h"
+#include "twobp/models/captured.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {
