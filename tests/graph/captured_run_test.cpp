@@ -7,6 +7,7 @@
 #include "tests/graph/mlp_graph.h"
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
+#include "tests/train/worlds.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/models/hf_config.h"
 #include "twobp/train/checkpoint/checkpointer.h"
@@ -149,10 +150,43 @@ TEST_F(CapturedRun, GoesOnFromACheckpointOnOtherRanks) {
   Checkpointer checkpointer(second.save, /*resume=*/true);
   checkpointer.resume(trainer);
   ASSERT_EQ(trainer.steps_done(), 2);
+  {
+    MlpGraph changed;
+    changed.middle = 5;
+    changed.dropout = "0.5";
+    const TempFolder elsewhere;
+    write_bundle(elsewhere, changed);
+    Config third = second;
+    third.model.from = elsewhere.path("bundle");
+    third.model.type = read_hf_config(third.model.from);
+    third.save.checkpoints = folder_.path("copy");
+    std::filesystem::copy(second.save.checkpoints, third.save.checkpoints,
+                          std::filesystem::copy_options::recursive);
+    Trainer other(third);
+    Checkpointer of_another(third.save, /*resume=*/true);
+    test::expect_error([&] { of_another.resume(other); }, {"cannot resume", "model.program is"});
+  }
   const Outcome rest = go_on(trainer);
   ASSERT_EQ(rest.weights.size(), expected.weights.size());
   for (size_t i = 0; i < rest.weights.size(); ++i)
     EXPECT_TRUE(test::same_bits(expected.weights[i], rest.weights[i])) << i;
+}
+
+// Two replicas, with evaluation and steps that overlap.
+TEST_F(CapturedRun, HasTheSameBitsOverTheRanksOfReplicas) {
+  Config two = config();
+  two.pipeline.data_parallel = 2;
+  two.pipeline.micro_batches = 2;
+  two.pipeline.run_ahead = "on";
+  two.pipeline.schedule = "zb-v";
+  two.pipeline.p2 = "fill";
+  std::vector<test::RunOutcome> outcomes;
+  for (const int ranks : {1, 2}) {
+    two.pipeline.ranks = ranks;
+    outcomes.push_back(test::run_in(make_in_process_worlds(2, ranks, 0), two, kSteps));
+  }
+  test::expect_same_run(outcomes[0], outcomes[1], "two ranks");
+  ASSERT_EQ(outcomes[0].evaluations.size(), 1u);
 }
 
 // The loss and every gradient of one step, by autograd.

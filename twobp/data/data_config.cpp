@@ -44,7 +44,8 @@ Kind kind_of(const ModelInput& model) {
     case InputKind::kVectors:
       return {"vectors", "vectors", {}};
     case InputKind::kFields:
-      if (are_tokens(model.fields)) return {"tokens", "tokens", {"data.text", "data.tokens", "data.arrays"}};
+      if (are_tokens(model.fields) && model.vocab > 0)
+        return {"tokens", "tokens", {"data.text", "data.tokens", "data.arrays"}};
       return {"arrays of its fields", "", {"data.arrays"}};
   }
   fail("kind_of: unknown input.");

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -44,8 +43,9 @@ struct Shape {
 
 // What does not depend on the shape.
 struct GraphDescription {
-  std::string origin;  // the file, for messages
-  std::string module;  // "transformers.GPT2LMHeadModel"
+  std::string origin;    // the file, for messages
+  std::string module;    // "transformers.GPT2LMHeadModel"
+  std::string checksum;  // of the file
   at::ScalarType dtype = at::kFloat;
   std::vector<std::string> kinds;
   std::vector<GraphLayer> layers;

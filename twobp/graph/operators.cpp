@@ -32,11 +32,11 @@ constexpr std::string_view kAllowed[] = {
     "hardtanh_backward", "isfinite", "isinf", "isnan", "le", "leaky_relu", "leaky_relu_backward", "lerp",
     "log", "log10", "log1p", "log2", "log_sigmoid_backward", "log_sigmoid_forward", "logaddexp",
     "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "masked_fill", "maximum", "minimum",
-    "mish", "mish_backward", "mul", "nan_to_num", "ne", "neg", "pow", "_prelu_kernel",
-    "_prelu_kernel_backward", "reciprocal", "relu", "remainder", "round", "rsqrt", "rsub", "sgn", "sigmoid",
-    "sigmoid_backward", "sign", "silu", "silu_backward", "sin", "sinh", "softplus", "softplus_backward",
-    "sqrt", "square", "sub", "tan", "tanh", "tanh_backward", "threshold", "threshold_backward", "true_divide",
-    "trunc", "where", "xlogy",
+    "mish", "mish_backward", "mul", "nan_to_num", "ne", "native_dropout_backward", "neg", "pow",
+    "_prelu_kernel", "_prelu_kernel_backward", "reciprocal", "relu", "remainder", "round", "rsqrt", "rsub",
+    "sgn", "sigmoid", "sigmoid_backward", "sign", "silu", "silu_backward", "sin", "sinh", "softplus",
+    "softplus_backward", "sqrt", "square", "sub", "tan", "tanh", "tanh_backward", "threshold",
+    "threshold_backward", "true_divide", "trunc", "where", "xlogy",
     // sums, norms, softmax and losses
     "all", "amax", "amin", "any", "argmax", "argmin", "binary_cross_entropy", "binary_cross_entropy_backward",
     "binary_cross_entropy_with_logits", "count_nonzero", "cummax", "cumprod", "cumsum", "huber_loss",
@@ -45,20 +45,20 @@ constexpr std::string_view kAllowed[] = {
     "_native_batch_norm_legit", "_native_batch_norm_legit_functional", "native_batch_norm_backward",
     "native_group_norm", "native_group_norm_backward", "native_layer_norm", "native_layer_norm_backward",
     "nll_loss2d_backward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss_forward", "norm", "prod",
-    "smooth_l1_loss", "smooth_l1_loss_backward", "_softmax", "_softmax_backward_data", "sort", "std", "sum",
-    "topk", "value_selecting_reduction_backward", "var", "var_mean", "_weight_norm_interface",
-    "_weight_norm_interface_backward",
+    "smooth_l1_loss", "smooth_l1_loss_backward", "_safe_softmax", "_softmax", "_softmax_backward_data",
+    "sort", "std", "sum", "topk", "value_selecting_reduction_backward", "var", "var_mean",
+    "_weight_norm_interface", "_weight_norm_interface_backward",
     // products, convolutions, attention and pooling
     "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward", "adaptive_max_pool2d",
     "adaptive_max_pool2d_backward", "addbmm", "addmm", "addmv", "avg_pool1d", "avg_pool2d",
     "avg_pool2d_backward", "avg_pool3d", "avg_pool3d_backward", "baddbmm", "bmm", "convolution",
     "convolution_backward", "dot", "grid_sampler_2d", "grid_sampler_2d_backward", "_grouped_mm", "linear",
     "matmul", "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "max_pool3d_with_indices",
-    "max_pool3d_with_indices_backward", "mm", "mv", "outer", "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_flash_attention_for_cpu_backward", "upsample_bicubic2d",
-    "upsample_bicubic2d_backward", "upsample_bilinear2d", "upsample_bilinear2d_backward", "upsample_linear1d",
-    "upsample_linear1d_backward", "upsample_nearest1d", "upsample_nearest1d_backward", "upsample_nearest2d",
-    "upsample_nearest2d_backward",
+    "max_pool3d_with_indices_backward", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward", "mm", "mv", "outer",
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward",
+    "upsample_bicubic2d", "upsample_bicubic2d_backward", "upsample_bilinear2d",
+    "upsample_bilinear2d_backward", "upsample_linear1d", "upsample_linear1d_backward", "upsample_nearest1d",
+    "upsample_nearest1d_backward", "upsample_nearest2d", "upsample_nearest2d_backward",
     // shapes and places
     "alias", "as_strided", "broadcast_to", "cat", "chunk", "clone", "col2im", "constant_pad_nd", "contiguous",
     "copy", "detach", "diag_embed", "diagonal", "diagonal_backward", "diagonal_scatter", "embedding",
@@ -153,9 +153,9 @@ bool writes(const c10::FunctionSchema& schema) {
          std::any_of(schema.returns().begin(), schema.returns().end(), is_written);
 }
 
-// Whether the result always shares the first argument's memory, and nothing is computed.
+// Whether the result shares the first argument's memory, at least if that is contiguous.
 bool is_view(const std::string& name, const c10::FunctionSchema& schema) {
-  constexpr std::string_view kMayCopy[] = {"contiguous", "flatten", "matmul", "reshape", "to"};
+  constexpr std::string_view kMayCopy[] = {"contiguous", "to"};
   return !contains(kMayCopy, name) && schema.returns().size() == 1 &&
          schema.returns()[0].alias_info() != nullptr &&
          schema.returns()[0].type()->kind() == c10::TypeKind::TensorType;

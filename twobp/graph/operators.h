@@ -31,7 +31,7 @@ struct Operator {
   InPlace in_place = InPlace::kNever;
   std::optional<c10::OperatorHandle> over;  // the operator that works in place
   bool masks = false;                       // its second argument is a mask of bool
-  bool view = false;                        // the result shares the memory of the first argument
+  bool view = false;                        // the result mostly shares the memory of the first argument
 
   void call(Stack& stack) const { own != nullptr ? own(stack) : aten->callBoxed(stack); }
 };

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <set>
+#include <sstream>
 
 #include <torch/headeronly/version.h>
 
@@ -344,6 +346,15 @@ void check_format(const JsonNode& root) {
                          ", but this program has ", ours, ": capture it again with that");
 }
 
+// FNV-1a: the same on every platform.
+std::string checksum_of(std::string_view text) {
+  uint64_t hash = 14695981039346656037ull;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  std::ostringstream out;
+  out << std::hex << hash;
+  return out.str();
+}
+
 json parse(std::string_view text, const std::string& origin) {
   json root = parse_json<json>(text, origin, kMaxDepth);
   TWOBP_CHECK(root.is_object(), origin, ": not a JSON object");
@@ -368,6 +379,7 @@ std::shared_ptr<Graph> parse_graph(std::string_view text, const std::string& ori
   check_format(root);
   GraphDescription description;
   description.origin = origin;
+  description.checksum = checksum_of(text);
   description.module = root["module"].text();
   description.dtype = read_dtype(root["dtype"]);
   read_tensor_types(root, description);

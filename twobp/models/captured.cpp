@@ -1,6 +1,9 @@
 #include "twobp/models/captured.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <map>
+#include <set>
 #include <system_error>
 
 #include "twobp/core/check.h"
@@ -44,21 +47,24 @@ bool is_trained(const Graph& graph, const GraphLayer& layer) {
   return false;
 }
 
-// The rows of the table that the tokens of the field are looked up in; 0 if there is none.
+// The rows of the table that the ids of the field are looked up in; 0 if there is none.
 int64_t rows_of_table(const Graph& graph, const std::string& field) {
   for (const GraphLayer& layer : graph.layers()) {
     const Program& program = graph.shape().programs[static_cast<size_t>(layer.kind)];
-    int ids = -1;
+    std::set<int> ids;              // slots with the field, or a view of it
+    std::map<int, int> parameters;  // by slot
     for (const graph::Input& input : program.inputs) {
-      if (input.from == graph::Input::From::kField && input.field == field) ids = input.slot;
+      if (input.from == graph::Input::From::kField && input.field == field) ids.insert(input.slot);
+      if (input.from == graph::Input::From::kParameter) parameters[input.slot] = input.index;
     }
     for (const graph::Instruction& one : program.forward) {
-      if (ids < 0 || !one.place.ends_with("aten::embedding") || one.arguments[1].slot != ids) continue;
-      for (const graph::Input& input : program.inputs) {
-        if (input.from != graph::Input::From::kParameter || input.slot != one.arguments[0].slot) continue;
-        const std::string& table = layer.parameters[static_cast<size_t>(input.index)];
-        return graph.description().parameters.at(table).type.sizes.at(0);
-      }
+      if (one.op->view && ids.contains(one.arguments[0].slot)) ids.insert(one.out[0]);
+      if (one.op->schema->name() != "aten::embedding" || !ids.contains(one.arguments[1].slot)) continue;
+      const auto table = parameters.find(one.arguments[0].slot);
+      if (table == parameters.end()) continue;
+      const std::string& name = layer.parameters[static_cast<size_t>(table->second)];
+      const std::vector<int64_t>& sizes = graph.description().parameters.at(name).type.sizes;
+      if (!sizes.empty()) return sizes[0];
     }
   }
   return 0;
@@ -97,12 +103,15 @@ bool is_bundle(const std::string& folder) {
 
 ModelOptions read_bundle(const std::string& folder) {
   ModelOptions options(CapturedOptions::kType);
-  options.as<CapturedOptions>().graph = graph::read_graph(folder);
+  auto& captured = options.as<CapturedOptions>();
+  captured.graph = graph::read_graph(folder);
+  captured.program = captured.graph->description().checksum;
   return options;
 }
 
 ModelType captured_type() {
-  ModelType type = make_model_type<CapturedOptions>({});
+  ModelType type = make_model_type<CapturedOptions>({TWOBP_KEY(
+      CapturedOptions, program, "checksum of the graph.json in model.from, which sets it; do not set it")});
   type.is_bundle = true;
   type.input = input_of;
   type.check = [](const ModelOptions& options) { graph_of(options); };

@@ -1,5 +1,5 @@
 // The model type "captured": a torch.nn.Module that Python captured as a bundle (docs/bundle.md). The bundle,
-// which model.from names, says what it computes; there are no options.
+// which model.from names, says what it computes.
 #pragma once
 
 #include <memory>
@@ -16,6 +16,7 @@ class Graph;
 struct CapturedOptions {
   static constexpr const char* kType = "captured";
   std::shared_ptr<const graph::Graph> graph;  // null: none was given
+  std::string program;  // the checksum of its file, for the comparison of processes and of checkpoints
 };
 
 // The layers of a captured module.
