@@ -19,6 +19,7 @@
 #include "python/native/module.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/files/safetensors.h"
 #include "twobp/graph/read_graph.h"
 #include "twobp/models/captured.h"
 #include "twobp/models/model_type.h"
@@ -379,6 +380,9 @@ void add_trainer(py::module_& module) {
     std::vector<std::string> names;
     for_each_key(Config{}, [&](const std::string& name, const Key&, void*) { names.push_back(name); });
     return names;
+  });
+  module.def("write_tensors", [](const std::string& path, const Fields& tensors) {
+    write_safetensors(path, {tensors.begin(), tensors.end()}, {});
   });
   py::class_<PyTrainer>(module, "Trainer")
       .def(py::init<const std::string&, const std::string&, const Fields&, const Fields&, const Fields&>())

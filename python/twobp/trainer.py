@@ -125,17 +125,22 @@ class Trainer:
         self._native.load({name: tensor.detach() for name, tensor in state.items()})
 
     def save(self, folder: str | os.PathLike, *, dtype: str = "float32") -> None:
-        """Writes the weights: of a configured model as a Hugging Face directory, of a module with `save_pretrained` (transformers)
-        as its own directory, of another module as a bundle. The module is then given the trained weights."""
+        """Writes a configured model as a Hugging Face directory or, if it came from a bundle, as a bundle. Writes a module as a
+        bundle in its own dtype, which `twobp train --set model.from=FOLDER` trains without Python (docs/bundle.md). For the files
+        of transformers, give the module the weights by `module.load_state_dict(trainer.state_dict())` and use `save_pretrained`."""
         if self._captured is None:
             self._native.save(os.fspath(folder), dtype)
             return
-        self._module.load_state_dict(self.state_dict())
-        if hasattr(self._module, "save_pretrained"):
-            self._module.save_pretrained(folder)
-        else:
-            pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
-            torch.save(self.state_dict(), pathlib.Path(folder) / "model.pt")
+        if dtype != "float32":
+            raise Error("a captured module is saved in its own dtype: leave out dtype")
+        graph, constants, _ = _parts(self._captured)
+        folder = pathlib.Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        _native.write_tensors(str(folder / "model.safetensors"), self._native.weights())
+        _native.write_tensors(str(folder / "constants.safetensors"), constants)
+        new = folder / "graph.json.new"
+        new.write_text(graph)
+        os.replace(new, folder / "graph.json")  # last, so that a folder with a graph is a whole bundle
 
     def checkpoint(self, folder: str | os.PathLike, *, keep: int = 3) -> None:
         """Writes a checkpoint into a folder that is empty or this trainer's: weights, optimizer state and position. The newest

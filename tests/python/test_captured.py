@@ -66,3 +66,25 @@ def test_a_smaller_batch_is_captured_when_it_comes(make, batch):
     small = {name: tensor[:5] for name, tensor in batch.items()}
     assert trainer.step(small).loss == pytest.approx(module(**small).item(), rel=1e-6)
     assert trainer.evaluate([small, batch]).loss > 0
+
+
+def test_a_saved_module_is_a_bundle_that_trains_on(make, batch, tmp_path):
+    _, trainer = make(optimizer=twobp.SGD(lr=1e-2))
+    trainer.step(batch)
+    trainer.save(tmp_path / "bundle")
+    example = {name: tensor[:2] for name, tensor in batch.items()}
+    again = twobp.Trainer(model={"from": str(tmp_path / "bundle")}, example=example, ranks=3, micro_batches=4, optimizer=twobp.SGD(lr=1e-2))
+    assert [again.step(batch).loss for _ in range(2)] == [trainer.step(batch).loss for _ in range(2)]
+    again.save(tmp_path / "again")
+    assert (tmp_path / "again/graph.json").read_text() == (tmp_path / "bundle/graph.json").read_text()
+    with pytest.raises(twobp.Error, match="no program"):
+        again.step({name: tensor[:5] for name, tensor in batch.items()})  # no module to capture again
+    (tmp_path / "bundle/graph.json").write_text("{}")
+    with pytest.raises(twobp.Error, match="graph.json"):
+        twobp.Trainer(model={"from": str(tmp_path / "bundle")}, example=example)
+
+
+def test_a_captured_module_is_planned(make):
+    _, trainer = make()
+    assert len(twobp.plan(trainer, ranks=[1, 2], seconds=0.05)) > 0
+    assert trainer.layers == [f"layers.{i}" for i in range(4)]
