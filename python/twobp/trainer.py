@@ -54,11 +54,12 @@ class Trainer:
     After an error in a step, make a new trainer. One thread at a time may call a trainer, in the process that made it."""
 
     def __init__(self, module: torch.nn.Module | None = None, example: Batch | None = None, *, model: Mapping | None = None,
-                 loss_fn: Callable | None = None, optimizer: AdamW | Adam | SGD | None = None, **settings):
+                 loss_fn: Callable | None = None, loss_reduction: str | None = None, optimizer: AdamW | Adam | SGD | None = None, **settings):
         """`example`: one micro-batch, a dict of tensors whose first dimension are the samples.
 
         `module` is captured with the example: its forward takes the dict's tensors by name. It returns the loss, or
-        `loss_fn(output, batch)` does. `model` takes the place of a module: the keys of the section `model`, such as
+        `loss_fn(output, batch)` does. `loss_reduction`, "mean" or "sum" over a micro-batch's samples, is asked for if capture cannot
+        see it. `model` takes the place of a module: the keys of the section `model`, such as
         {"type": "mlp", "dim": 64}, or {"from": FOLDER} for a Hugging Face directory.
 
         `settings`: the keys of the sections `pipeline` and `train` by name: ranks, schedule, micro_batches, p2, memory_cap,
@@ -72,9 +73,9 @@ class Trainer:
         self._captured: Captured | None = None
         graph, constants, weights = "", {}, {}
         if module is not None:
-            self._captured = _capture(module, example, loss_fn)
-        elif loss_fn is not None:
-            raise Error("loss_fn is for a module: a configured model has its own loss")
+            self._captured = _capture(module, self._example, loss_fn, loss_reduction)
+        elif loss_fn is not None or loss_reduction is not None:
+            raise Error("loss_fn and loss_reduction are for a module: a configured model has its own loss")
         config = _config(settings, optimizer or AdamW(), self._example)
         if self._captured is not None:
             graph, constants, weights = _parts(self._captured)
@@ -192,10 +193,12 @@ class Trainer:
 
     def _add_shape(self, part: Batch) -> None:
         """Captures the module for micro-batches of another shape."""
-        before = set(self._captured.tensors)
-        entry = self._captured.add_shape(part)
-        constants = {name: tensor for name, tensor in self._captured.tensors.items() if name not in before}
-        self._native.add_shape(json.dumps(entry), constants)
+        before = set(self._captured.constants)
+        self._captured.add_shape(part)
+        graph = self._captured.graph
+        entry = {**graph["shapes"][-1], "constants": [layer["constants"] for layer in graph["layers"]]}
+        self._native.add_shape(json.dumps(entry), {name: tensor.contiguous() for name, tensor in self._captured.constants.items()
+                                                   if name not in before})
         self._shapes.add(_shape(part))
 
     def _name(self, name: str, known: Mapping[str, torch.Tensor]) -> str | None:
@@ -234,17 +237,15 @@ def _config(settings: dict, optimizer: AdamW | Adam | SGD, example: Batch) -> di
     return config
 
 
-def _capture(module: torch.nn.Module, example: Batch, loss_fn: Callable | None) -> Captured:
+def _capture(module: torch.nn.Module, example: Batch, loss_fn: Callable | None, loss_reduction: str | None) -> Captured:
     from twobp.capture import capture  # only now: torch.export takes a second to import
-    return capture(module, example, loss_fn=loss_fn)
+    return capture(module, example, loss_fn=loss_fn, loss_reduction=loss_reduction)
 
 
 def _parts(captured: Captured) -> tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """graph.json, the constants, and the weights with the buffers that training changes."""
-    trained = captured.graph["parameters"].keys() | captured.graph["buffers"].keys()
-    tensors = {name: tensor.detach().contiguous() for name, tensor in captured.tensors.items()}
-    return (json.dumps(captured.graph), {name: tensor for name, tensor in tensors.items() if name not in trained},
-            {name: tensors[name] for name in trained})
+    return (json.dumps(captured.graph), {name: tensor.contiguous() for name, tensor in captured.constants.items()},
+            {name: tensor.detach().contiguous() for name, tensor in {**captured.parameters, **captured.buffers}.items()})
 
 
 def _shape(fields: Batch) -> tuple:

@@ -18,11 +18,11 @@ class Mlp(torch.nn.Module):
 
 
 class HandCaptured:
-    """Has what the trainer reads of twobp.capture.Captured: `graph`, `tensors` and `add_shape`."""
+    """Has what the trainer reads of twobp.capture.Captured: `graph`, the tensors and `add_shape`."""
 
     def __init__(self, module, example):
         trained = {name: tensor.detach() for name, tensor in module.named_parameters()}
-        self.tensors = dict(trained, two=torch.tensor(2.0))
+        self.parameters, self.buffers, self.constants = trained, {}, {"two": torch.tensor(2.0)}
         count = len(module.layers)
         kinds = [0] + [1] * (count - 2) + [2]
         self.graph = {
@@ -31,12 +31,14 @@ class HandCaptured:
             "layers": [{"name": f"layers.{i}", "kind": kind, "parameters": [f"layers.{i}.weight", f"layers.{i}.bias"], "buffers": [],
                         "constants": ["two"] if kind == 2 else []} for i, kind in enumerate(kinds)],
             "parameters": {name: {"dtype": "float32", "shape": list(one.shape), "frozen": False} for name, one in trained.items()},
-            "buffers": {}, "shapes": [self.add_shape(example)]}
+            "buffers": {}, "shapes": []}
+        self.add_shape(example)
 
     def add_shape(self, batch):
         samples = batch["input"].shape[0]
-        return {"fields": {name: {"dtype": "float32", "shape": [samples, WIDTH]} for name in ("input", "target")},
-                "programs": [_program("first"), _program("middle"), _program("last")], "targets": {"count": samples}}
+        self.graph["shapes"].append({
+            "fields": {name: {"dtype": "float32", "shape": [samples, WIDTH]} for name in ("input", "target")},
+            "programs": [_program("first"), _program("middle"), _program("last")], "targets": {"count": samples}})
 
 
 def _program(kind):

@@ -20,7 +20,7 @@ def make(batch, monkeypatch):
     def make(**settings):
         torch.manual_seed(5)
         module = Mlp()
-        monkeypatch.setattr(twobp.trainer, "_capture", lambda module, example, loss_fn: HandCaptured(module, example))
+        monkeypatch.setattr(twobp.trainer, "_capture", lambda module, example, *_: HandCaptured(module, example))
         settings = {"ranks": 2, "micro_batches": 4, "optimizer": twobp.AdamW(lr=1e-2), **settings}
         return module, twobp.Trainer(module, {name: tensor[:2] for name, tensor in batch.items()}, **settings)
     return make
