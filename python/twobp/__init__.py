@@ -1,0 +1,1 @@
+"""Pipeline training of torch modules with a backward pass in two stages."""
