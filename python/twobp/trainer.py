@@ -195,10 +195,8 @@ class Trainer:
         """Captures the module for micro-batches of another shape."""
         before = set(self._captured.constants)
         self._captured.add_shape(part)
-        graph = self._captured.graph
-        entry = {**graph["shapes"][-1], "constants": [layer["constants"] for layer in graph["layers"]]}
-        self._native.add_shape(json.dumps(entry), {name: tensor.contiguous() for name, tensor in self._captured.constants.items()
-                                                   if name not in before})
+        self._native.add_shape(json.dumps(self._captured.graph["shapes"][-1]),
+                               {name: tensor.contiguous() for name, tensor in self._captured.constants.items() if name not in before})
         self._shapes.add(_shape(part))
 
     def _name(self, name: str, known: Mapping[str, torch.Tensor]) -> str | None:

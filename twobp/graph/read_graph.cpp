@@ -42,6 +42,13 @@ TensorType read_type(const JsonNode& node) {
   return type;
 }
 
+// Layers of one kind have the same indices, so a constant may be behind several of them.
+std::vector<std::string> read_constants(const JsonNode& node) {
+  std::vector<std::string> names;
+  for (const JsonNode& one : node.elements(kMostNames)) names.push_back(one.text());
+  return names;
+}
+
 std::vector<std::string> read_names(const JsonNode& node) {
   std::vector<std::string> names;
   std::set<std::string> seen;
@@ -82,7 +89,7 @@ void read_layers(const JsonNode& root, GraphDescription& graph) {
     layer.kind = static_cast<int>(node["kind"].integer(0, static_cast<int64_t>(graph.kinds.size()) - 1));
     layer.parameters = read_names(node["parameters"]);
     layer.buffers = read_names(node["buffers"]);
-    layer.constants = read_names(node["constants"]);
+    layer.constants = read_constants(node["constants"]);
     for (const std::string& name : layer.parameters) {
       if (!graph.parameters.contains(name)) node.refuse("there is no parameter \"", name, "\"");
     }
@@ -319,7 +326,7 @@ Shape read_shape(const JsonNode& node, const GraphDescription& graph,
   shape.targets = read_targets(node["targets"], shape.fields);
   if (const auto constants = node.find("constants")) {
     for (const JsonNode& layer : constants->elements(kMostLayers))
-      shape.constants.push_back(read_names(layer));
+      shape.constants.push_back(read_constants(layer));
     if (shape.constants.size() != graph.layers.size())
       constants->refuse("has ", shape.constants.size(), " lists for ", graph.layers.size(), " layers");
   }

@@ -101,15 +101,9 @@ class Captured:
         else:
             if assigned != [l["kind"] for l in self.graph["layers"]]:
                 raise CaptureError("for this shape of batch, other layers of the module are equal. Capture it by itself")
-            offset = {}
-            for entry, constants, kind in zip(self.graph["layers"], lists, assigned):
-                offset[kind] = len(entry["constants"])
-                entry["constants"] += constants
-            for kind, program in enumerate(programs):
-                for i in program["inputs"]:
-                    if i["from"] == "constant":
-                        i["index"] += offset[kind]
         self.graph["shapes"].append({"fields": described, "programs": programs, "targets": targets})
+        if not first:
+            self.graph["shapes"][-1]["constants"] = lists
 
     def _constant(self, tensor: torch.Tensor) -> str:
         for name, other in self.constants.items():

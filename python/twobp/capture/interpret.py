@@ -92,11 +92,12 @@ class Chain:
         slots_of, buffers = [], {}
         for number, layer in enumerate(self.graph["layers"]):
             program = self.shape["programs"][layer["kind"]]
+            constants = self.shape["constants"][number] if "constants" in self.shape else layer["constants"]
             slots = {}
             for i in program["inputs"]:
                 slots[i["slot"]] = {"value": lambda: values[i["index"]], "field": lambda: fields[i["name"]],
                                     "parameter": lambda: self.tensors[layer["parameters"][i["index"]]], "buffer": lambda: self.tensors[layer["buffers"][i["index"]]],
-                                    "constant": lambda: self.constants[layer["constants"][i["index"]]],
+                                    "constant": lambda: self.constants[constants[i["index"]]],
                                     "loss_weight": lambda: torch.tensor(loss_weight, dtype=torch.float32)}[i["from"]]()
             run(program.get("evaluate", program["forward"]) if evaluate else program["forward"], slots, random=random, layer=number)
             values = [slots[o["slot"]] for o in program["outputs"]]
