@@ -1,7 +1,5 @@
 #include "twobp/graph/program_layer.h"
 
-#include <set>
-
 #include "twobp/core/check.h"
 #include "twobp/core/random.h"
 #include "twobp/graph/interpreter.h"
