@@ -116,15 +116,16 @@ class Captured:
     def _dry_run(self, fields: dict[str, torch.Tensor]) -> DryRun:
         tensors = {n: t.detach() for n, t in {**self.parameters, **self.buffers}.items()}
         chain = interpret.Chain(self.graph, len(self.graph["shapes"]) - 1, tensors, self.constants)
-        count = chain.count(fields)
+        count = max(chain.count(fields), 1)
+        weight = torch.tensor(1 / count, dtype=torch.float32).item()  # loss_weight is a float32
         random = interpret.Random(7)
         with torch.no_grad():
-            loss, slots, new_buffers = chain.forward(fields, 1 / max(count, 1), random)
+            loss, slots, new_buffers = chain.forward(fields, weight, random)
             drawn = list(random.drawn)
             gradients = chain.backward(slots, random)
-            evaluated = chain.forward(fields, 1 / max(count, 1), interpret.Random(7), evaluate=True)[0]
+            evaluated = chain.forward(fields, weight, interpret.Random(7), evaluate=True)[0]
         expected, wanted, changed, in_evaluation = reference(self, fields, drawn)
-        scale = count if self.loss_reduction == "sum" else 1
+        scale = 1 / weight if self.loss_reduction == "sum" else 1 / (weight * count)
         worst, where = 0.0, ""
         largest = max((g.norm().item() for g in wanted.values()), default=0.0)
         for name, gradient in wanted.items():

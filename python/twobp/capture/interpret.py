@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from .errors import CaptureError
+
 DTYPE = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")}
 FORMATS = {"contiguous": torch.contiguous_format, "preserve": torch.preserve_format, "channels_last": torch.channels_last,
            "channels_last_3d": torch.channels_last_3d}
@@ -62,7 +64,11 @@ def run(code: list[dict], slots: dict[int, torch.Tensor], gradients: dict[int, t
         op = resolve(instruction["op"])
         schema = op._schema.arguments
         positional = [a for a, s in zip(arguments, schema) if not s.kwarg_only]
-        result = op(*positional, **{s.name: a for a, s in zip(arguments, schema) if s.kwarg_only})
+        try:
+            result = op(*positional, **{s.name: a for a, s in zip(arguments, schema) if s.kwarg_only})
+        except RuntimeError as error:
+            raise CaptureError(f"layer {layer}: {instruction['op']} cannot run outside autograd: {str(error).splitlines()[0]}. "
+                               "Write this part of the module with other operations") from error
         if any(isinstance(a, dict) and "random" in a for a in instruction["args"]):
             drawn = result if isinstance(result, tuple) else (result,)
             random.drawn.append((instruction["op"], drawn))
