@@ -2,11 +2,9 @@
 """Captures small random models of many classes and prints a table: the worst error of loss and gradients against autograd in float32 and float64,
 layers, kinds, seconds, or the reason why a class is refused.
 
-    python/tools/coverage.py [CLASS ...]
+    PYTHONPATH=build/release/python python/tools/coverage.py [CLASS ...]
 """
 import argparse
-import pathlib
-import sys
 import time
 import warnings
 
@@ -14,8 +12,7 @@ import torch
 import transformers
 from torch import nn
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-from twobp.capture import CaptureError, capture  # noqa: E402
+from twobp.capture import CaptureError, capture
 
 V = 96
 SMALL = dict(vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, use_cache=False,

@@ -193,8 +193,9 @@ def emit(layer: Layer, joint: Joint, parts: Split) -> tuple[dict, list[torch.Ten
     program["outputs"] = [{"slot": emitter.slot[node], **({"gradient": gradient_slot[i]} if i in gradient_slot else {})}
                           for i, ((kind, _), node) in enumerate(zip(layer.outputs, parts.outputs)) if kind != "buffer"]
     buffers = layer.names("buffer")
-    program["new_buffers"] = [{"index": buffers.index(name), "slot": emitter.slot[node]}
-                              for (kind, name), node in zip(layer.outputs, parts.outputs) if kind == "buffer"]
+    program["new_buffers"] = sorted(({"index": buffers.index(name), "slot": emitter.slot[node]}
+                                     for (kind, name), node in zip(layer.outputs, parts.outputs) if kind == "buffer"),
+                                    key=lambda one: one["index"])
     program["input_gradients"] = []
     for i, node in parts.value_gradients:
         if node is None:  # the layer reads the value, but not in a way that has a derivative

@@ -1,15 +1,12 @@
 """Capture against autograd: each feature, and each refusal."""
 import json
-import pathlib
-import sys
 
 import pytest
 import torch
 from torch import nn
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "python"))
-from twobp.capture import CaptureError, capture, read  # noqa: E402
-from twobp.capture.interpret import Chain, Random  # noqa: E402
+from twobp.capture import CaptureError, capture, read
+from twobp.capture.interpret import Chain, Random
 
 TIGHT = 1e-10  # the modules here compute in float64
 
@@ -166,7 +163,7 @@ class Branch(nn.Module):
 
 
 def test_a_branch_on_a_value_is_refused_with_its_line():
-    with pytest.raises(CaptureError, match=r"(?s)capture_test.py:\d+, in forward: return y if y.sum.*torch.where"):
+    with pytest.raises(CaptureError, match=r"(?s)test_capture.py:\d+, in forward: return y if y.sum.*torch.where"):
         capture(Branch().double(), batch_of(6, 8), loss_fn=mse)
 
 
