@@ -101,6 +101,8 @@ void generate(const GenerateOptions& options) {
   ModelConfig config;
   config.from = options.model;
   config.type = read_hf_config(options.model);
+  TWOBP_CHECK(!config.type.type().is_bundle, options.model,
+              ": a captured model cannot continue a text yet: load the folder with transformers for that");
   const ModelInput input = config.input();
   TWOBP_CHECK(input.kind == InputKind::kTokens, options.model, ": a ", input.type,
               " cannot continue a text: give a model that predicts the next token");

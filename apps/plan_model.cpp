@@ -9,7 +9,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "apps/measure_costs.h"
 #include "apps/plan_schedule.h"
 #include "apps/table.h"
 #include "twobp/core/check.h"
@@ -19,6 +18,7 @@
 #include "twobp/plan/planner.h"
 #include "twobp/plan/recompute_costs.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/measure_costs.h"
 
 namespace twobp {
 namespace {

@@ -12,12 +12,12 @@
 
 #include "apps/command_line.h"
 #include "apps/json_report.h"
-#include "apps/measure_costs.h"
 #include "apps/plan_options.h"
 #include "apps/table.h"
 #include "twobp/core/text.h"
 #include "twobp/plan/recompute_costs.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/measure_costs.h"
 #include "twobp/train/run_world.h"
 
 namespace twobp {
@@ -99,6 +99,7 @@ void profile(const ProfileOptions& options) {
   measure.only_what_fits = options.sizes.empty();
   measure.recompute = options.recompute;
   measure.seconds = options.seconds;
+  measure.machine = machine_to_json().at("cpu").get<std::string>();
   const CostModel model = measure_costs(config, measure);
   std::cout << "one layer of each kind, one micro-batch; held after F: saved tensors and the output, less an "
                "input that was freed; held after I: tensors that W needs\n";

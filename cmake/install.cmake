@@ -4,7 +4,7 @@ if(NOT TWOBP_TORCH)
 endif()
 include(CMakePackageConfigHelpers)
 
-install(TARGETS twobp_core twobp_schedule twobp_plan twobp_config twobp_files twobp_nn twobp_data twobp_models
+install(TARGETS twobp_core twobp_schedule twobp_plan twobp_config twobp_files twobp_nn twobp_data twobp_graph twobp_models
   twobp_transport twobp_pipeline twobp_train twobp_trace twobp_autograd
   EXPORT twobpTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/twobp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")

@@ -14,6 +14,7 @@
 #include "tests/model_options.h"
 #include "tests/train/helpers.h"
 #include "twobp/config/key.h"
+#include "twobp/models/captured.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {
@@ -148,7 +149,8 @@ TEST(Config, EveryMemberIsAKey) {
                                                  {"bert", sizeof(BertOptions)},
                                                  {"mamba", sizeof(MambaOptions)},
                                                  {"resnet", sizeof(ResnetOptions)},
-                                                 {"mlp", sizeof(MlpOptions)}};
+                                                 {"mlp", sizeof(MlpOptions)},
+                                                 {"captured", sizeof(CapturedOptions::program)}};
   for (const std::string& type : model_type_names()) {
     Config config;
     config.model.type = ModelOptions(type);

@@ -15,6 +15,7 @@
 #include "twobp/core/random.h"
 #include "twobp/core/text.h"
 #include "twobp/data/array_dataset.h"
+#include "twobp/data/field_dataset.h"
 #include "twobp/data/images/open_images.h"
 #include "twobp/data/synthetic_dataset.h"
 #include "twobp/data/text/masked_dataset.h"
@@ -161,6 +162,27 @@ std::shared_ptr<Dataset> open_next_token(const DataConfig& data, const ModelInpu
   return open_text(data, model, text_shape(data, /*masked=*/false), seed);
 }
 
+std::shared_ptr<Dataset> open_fields(const DataConfig& data, const ModelInput& model, uint64_t seed) {
+  if (!data.arrays.empty()) return std::make_shared<FieldDataset>(data.arrays, model.fields);
+  return std::make_shared<UnshiftedLabels>(open_text(data, model, text_shape(data, /*masked=*/false), seed));
+}
+
+// Leaves out the samples that do not fill a micro-batch, because a captured program is for one size.
+std::shared_ptr<Dataset> in_whole_micro_batches(std::shared_ptr<Dataset> samples, int64_t micro_batch,
+                                                const char* part) {
+  if (!samples) return samples;
+  const int64_t size = samples->size();
+  TWOBP_CHECK(size >= micro_batch, "data: there are ", size, " samples ", part, ", fewer than the ",
+              micro_batch, " of a micro-batch of the captured model: give more data.");
+  return std::make_shared<Range>(std::move(samples), 0, size - size % micro_batch);
+}
+
+DataSplit in_whole_micro_batches(const DataSplit& split, const ModelInput& model) {
+  const int64_t micro_batch = model.fields.front().sizes.front();
+  return {in_whole_micro_batches(split.train, micro_batch, "to train on"),
+          in_whole_micro_batches(split.held_out, micro_batch, "held out")};
+}
+
 int64_t counted_targets(const Fields& fields, int64_t samples) {
   const auto found = fields.find("labels");
   if (found == fields.end()) return samples;
@@ -184,6 +206,8 @@ DataSplit open_data(const DataConfig& data, const ModelInput& model, uint64_t se
       return hold_out(open_masked(data, model, seed), data.held_out);
     case InputKind::kImages:
       return open_images(data, model, seed);
+    case InputKind::kFields:
+      return in_whole_micro_batches(hold_out(open_fields(data, model, seed), data.held_out), model);
     case InputKind::kVectors:
       return hold_out(std::make_shared<SyntheticVectors>(kSyntheticSamples, data.sequence, model.width, seed),
                       data.held_out);
@@ -220,12 +244,12 @@ Batch read_batch(const Dataset& dataset, const std::vector<int64_t>& indices, in
   return make_batch(std::move(micro_batches));
 }
 
-Batch make_batch(std::vector<Fields> micro_batches) {
+Batch make_batch(std::vector<Fields> micro_batches, const TargetCount& count_targets) {
   Batch batch;
   batch.micro_batches = std::move(micro_batches);
   for (const Fields& fields : batch.micro_batches) {
     const int64_t samples = fields.empty() ? 0 : fields.begin()->second.size(0);
-    batch.targets += counted_targets(fields, samples);
+    batch.targets += count_targets ? count_targets(fields) : counted_targets(fields, samples);
     batch.tokens += token_count(fields, samples);
   }
   return batch;

@@ -57,8 +57,9 @@ std::vector<int64_t> epoch_order(int64_t size, bool shuffle, uint64_t seed, int6
 Batch read_batch(const Dataset& dataset, const std::vector<int64_t>& indices, int64_t epoch,
                  int64_t micro_batch_size);
 
-// Makes a batch of the fields and counts its targets and tokens.
-Batch make_batch(std::vector<Fields> micro_batches);
+// Makes a batch of the fields and counts its targets and tokens. Without `count_targets`, the counted labels
+// are the targets.
+Batch make_batch(std::vector<Fields> micro_batches, const TargetCount& count_targets = {});
 
 struct LoaderOptions {
   bool shuffle = false;
@@ -72,7 +73,8 @@ struct LoaderOptions {
   // the share may be empty.
   int replicas = 1;
   int replica = 0;
-  double timeout = 0;  // seconds that next() and wait() wait for a batch; 0: no limit
+  double timeout = 0;           // seconds that next() and wait() wait for a batch; 0: no limit
+  TargetCount count_targets{};  // see make_batch
 };
 
 // Threads that read batches ahead of the training loop, one micro-batch at a time, over any number of epochs.

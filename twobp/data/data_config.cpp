@@ -9,6 +9,7 @@
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/data/field_dataset.h"
 #include "twobp/data/text/special_tokens.h"
 
 namespace twobp {
@@ -33,8 +34,8 @@ struct Kind {
   std::vector<std::string> sources;
 };
 
-Kind kind_of(InputKind input) {
-  switch (input) {
+Kind kind_of(const ModelInput& model) {
+  switch (model.kind) {
     case InputKind::kTokens:
     case InputKind::kMaskedTokens:
       return {"tokens", "tokens", {"data.text", "data.tokens", "data.arrays"}};
@@ -42,27 +43,33 @@ Kind kind_of(InputKind input) {
       return {"pictures", "images", {"data.images", "data.idx", "data.cifar", "data.arrays"}};
     case InputKind::kVectors:
       return {"vectors", "vectors", {}};
+    case InputKind::kFields:
+      if (are_tokens(model.fields) && model.vocab > 0)
+        return {"tokens", "tokens", {"data.text", "data.tokens", "data.arrays"}};
+      return {"arrays of its fields", "", {"data.arrays"}};
   }
   fail("kind_of: unknown input.");
 }
 
 void check_kind(const std::string& source, const DataConfig& data, const ModelInput& model) {
-  const Kind kind = kind_of(model.kind);
+  const Kind kind = kind_of(model);
   const bool synthetic = source == "data.synthetic";
   if (synthetic ? data.synthetic == kind.synthetic
                 : std::find(kind.sources.begin(), kind.sources.end(), source) != kind.sources.end()) {
     return;
   }
-  const std::string instead = join(kind.sources, ", ");
+  std::string instead = join(kind.sources, ", ");
+  if (kind.synthetic[0] != '\0')
+    instead += concat(instead.empty() ? "" : " or ", "data.synthetic to \"", kind.synthetic, '"');
   fail(source, synthetic ? concat(" is \"", data.synthetic, "\"") : std::string(" is given"),
        ", but model.type is \"", model.type, "\", which reads ", kind.name, ": set ", instead,
-       instead.empty() ? "" : " or ", "data.synthetic to \"", kind.synthetic,
-       "\" instead, or another model.type.");
+       " instead, or another model.type.");
 }
 
 // The source, with its kind if that decides which keys it uses: "data.arrays of pictures".
 std::string source_with_kind(const std::string& source, const DataConfig& data, const ModelInput& model) {
   if (source == "data.synthetic") return concat(source, " ", data.synthetic);
+  if (source == "data.arrays" && model.kind == InputKind::kFields) return source + " of a captured model";
   if (source == "data.arrays")
     return source + (model.kind == InputKind::kImages ? " of pictures" : " of tokens");
   return source;
@@ -155,7 +162,8 @@ const Section& data_section() {
            .one_of({"uint16", "uint32"})
            .free_on_resume(),
        TWOBP_KEY(DataConfig, arrays,
-                 "folder with labels.npy and input_ids.npy, or pixel_values.npy for pictures")
+                 "folder with labels.npy and input_ids.npy, or pixel_values.npy for pictures; of a captured "
+                 "model: NAME.npy for each of its fields")
            .path(),
        TWOBP_KEY(DataConfig, images, "folder with a sub-folder of JPEG and PNG files for each class").path(),
        TWOBP_KEY(DataConfig, idx, "folder with MNIST's files, gzipped or not; the t10k ones are held out")

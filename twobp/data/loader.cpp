@@ -177,7 +177,7 @@ Batch Loader::next() {
   impl_->batches.pop_front();
   lock.unlock();
   impl_->changed.notify_all();
-  return make_batch(std::move(batch->micro_batches));
+  return make_batch(std::move(batch->micro_batches), impl_->options.count_targets);
 }
 
 int64_t Loader::batches_per_epoch() const {

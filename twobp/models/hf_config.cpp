@@ -11,6 +11,7 @@
 #include "twobp/core/text.h"
 #include "twobp/files/hub_hint.h"
 #include "twobp/files/json_file.h"
+#include "twobp/models/captured.h"
 
 namespace twobp {
 namespace {
@@ -67,6 +68,7 @@ bool comes_with_weights(const ModelType& type, const std::string& key) {
 }
 
 ModelOptions read_hf_config(const std::string& directory) {
+  if (is_bundle(directory)) return read_bundle(directory);
   const std::string path = config_path(directory);
   std::error_code missing;
   const bool exists = std::filesystem::exists(path, missing);

@@ -16,8 +16,9 @@ namespace twobp {
 inline constexpr const char* kAdapterConfig = "adapter_config.json";
 inline constexpr const char* kModelConfig = "config.json";
 
-// Throws Error if the file is missing or not JSON, a value has the wrong type or is out of range, or the
-// folder holds an adapter. For a model that is not supported, the Error lists the supported ones.
+// A bundle of a captured model is read by its graph.json. Throws Error if the file is missing or not JSON, a
+// value has the wrong type or is out of range, or the folder holds an adapter. For a model that is not
+// supported, the Error lists the supported ones.
 ModelOptions read_hf_config(const std::string& directory);
 
 // The ids that end a text, as transformers' generate() reads them: eos_token_id of generation_config.json or,

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "twobp/nn/context.h"
 #include "twobp/nn/layer.h"
 
 namespace twobp {
@@ -21,7 +22,8 @@ struct ModelSpec {
   std::string input_field;  // the batch's field that is the first layer's input; empty: that layer reads the
                             // batch itself
   std::vector<LayerSpec> layers;
-  int first_trainable = 0;  // earlier layers have no backward pass: see freeze.h
+  int first_trainable = 0;    // earlier layers have no backward pass: see freeze.h
+  TargetCount count_targets;  // of a micro-batch; empty: its counted labels
 };
 
 }  // namespace twobp

@@ -17,7 +17,8 @@ const Section& model_section() {
       "model",
       {TWOBP_KEY(
            ModelConfig, from,
-           "Hugging Face directory to start from: its config.json sets the architecture; \"\": a new model")
+           "Hugging Face directory or bundle of a captured model to start from, which sets the architecture; "
+           "\"\": a new model")
            .path(),
        TWOBP_KEY(ModelConfig, type, "architecture; mlp is a stack of identical MLP blocks, for benchmarks")
            .one_of(model_type_names()),

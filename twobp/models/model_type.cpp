@@ -5,6 +5,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/models/bert.h"
+#include "twobp/models/captured.h"
 #include "twobp/models/llama.h"
 #include "twobp/models/mamba.h"
 #include "twobp/models/mlp.h"
@@ -35,8 +36,8 @@ void ModelOptions::check_type(const char* wanted) const {
 }
 
 const std::vector<ModelType>& model_types() {
-  static const std::vector<ModelType> all = {llama_type(), bert_type(), mamba_type(), resnet_type(),
-                                             mlp_type()};
+  static const std::vector<ModelType> all = {llama_type(),  bert_type(), mamba_type(),
+                                             resnet_type(), mlp_type(),  captured_type()};
   return all;
 }
 
@@ -67,6 +68,8 @@ std::string_view item_name(InputKind kind) {
       return "images";
     case InputKind::kVectors:
       return "vectors";
+    case InputKind::kFields:
+      return "items";
     default:
       return "tokens";
   }

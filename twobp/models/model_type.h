@@ -80,6 +80,7 @@ struct ModelType {
   std::vector<std::string> peft_excludes;  // projections whose adapters PEFT refuses or transformers ignores
   bool reduced_precision = false;          // computes in bf16 and fp16 too
   bool forward_changes_buffers = false;    // for example running statistics
+  bool is_bundle = false;                  // a saved folder is that of model.from with other weights
 
   std::function<ModelInput(const ModelOptions&)> input;
   // Sets options whose default is derived from other options (heads of 0, widths of 0).

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 
@@ -12,6 +13,9 @@ namespace twobp {
 // The batch's named tensors as the loader made them: `input_ids`, `labels`, masks, positions. They are on the
 // host if layers read their contents there, and otherwise on the rank's device.
 using Fields = std::map<std::string, at::Tensor>;
+
+// The number of targets in a micro-batch that the loss counts.
+using TargetCount = std::function<int64_t(const Fields& fields)>;
 
 struct Context {
   const Fields* fields = nullptr;

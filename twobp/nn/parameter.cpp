@@ -30,11 +30,11 @@ at::Tensor as_matrix_of_rows(const at::Tensor& tensor) {
 Parameter::Parameter(std::vector<ParameterPart> parts, std::vector<int64_t> sizes, at::ScalarType dtype,
                      double std, double fill)
     : parts_(std::move(parts)), sizes_(std::move(sizes)), dtype_(dtype), std_(std), fill_(fill) {
-  TWOBP_CHECK(!parts_.empty() && !sizes_.empty(), "a parameter needs a name and a size");
+  TWOBP_CHECK(!parts_.empty(), "a parameter needs a name");
   int64_t rows = 0;
   for (const auto& part : parts_) rows += part.rows;
-  TWOBP_CHECK(rows == sizes_[0], "the parts of parameter ", name(), " have ", rows, " rows, the whole ",
-              sizes_[0]);
+  const int64_t whole = sizes_.empty() ? 1 : sizes_[0];
+  TWOBP_CHECK(rows == whole, "the parts of parameter ", name(), " have ", rows, " rows, the whole ", whole);
 }
 
 Parameter::Parameter(std::string name, at::Tensor initial)
@@ -48,8 +48,7 @@ Parameter::Parameter(std::string name, at::Tensor initial)
 Parameter Parameter::buffer(const std::string& name, std::vector<int64_t> sizes, at::ScalarType dtype,
                             double fill) {
   const int64_t rows = sizes.empty() ? 1 : sizes[0];
-  Parameter buffer({{name, rows}}, {rows}, dtype, 0, fill);
-  buffer.sizes_ = std::move(sizes);
+  Parameter buffer({{name, rows}}, std::move(sizes), dtype, 0, fill);
   buffer.is_buffer_ = true;
   buffer.trainable_ = false;
   return buffer;
@@ -83,7 +82,7 @@ void Parameter::allocate_value(uint64_t seed) {
   int64_t row = 0;
   for (const auto& part : parts_) {
     if (initial_.defined()) break;
-    at::Tensor rows = master.narrow(0, row, part.rows);
+    at::Tensor rows = sizes_.empty() ? master : master.narrow(0, row, part.rows);
     if (initializer_) {
       auto generator = at::detail::createCPUGenerator(seed_of(seed, part.name));
       initializer_(rows, generator);

@@ -25,8 +25,8 @@ at::Tensor as_matrix_of_rows(const at::Tensor& tensor);
 
 class Parameter {
  public:
-  // `parts` has one element for an ordinary weight. With `std` > 0, the initial values are normal with that
-  // deviation; with 0, all are `fill`.
+  // `parts` has one element for an ordinary weight, of one row if there are no `sizes`. With `std` > 0, the
+  // initial values are normal with that deviation; with 0, all are `fill`.
   Parameter(std::vector<ParameterPart> parts, std::vector<int64_t> sizes, at::ScalarType dtype, double std,
             double fill = 0);
 

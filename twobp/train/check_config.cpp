@@ -77,6 +77,18 @@ void check_layers(const Config& config) {
   check_stages(build_model(config.model).layers.size(), pipeline_shape(config.pipeline).stages);
 }
 
+// The program of a captured model is for micro-batches of one size.
+void check_captured(const Config& config, const ModelInput& input) {
+  if (input.kind != InputKind::kFields || input.fields.empty() || input.fields.front().sizes.empty()) return;
+  const std::vector<int64_t>& sizes = input.fields.front().sizes;
+  TWOBP_CHECK(config.pipeline.micro_batch_size == sizes[0], "pipeline.micro_batch_size is ",
+              config.pipeline.micro_batch_size, ", but the model was captured with micro-batches of ",
+              sizes[0], ": set it to that, or capture the model again.");
+  TWOBP_CHECK(!config.data.arrays.empty() || sizes.size() < 2 || config.data.sequence == sizes[1],
+              "data.sequence is ", config.data.sequence, ", but the model was captured with sequences of ",
+              sizes.at(sizes.size() < 2 ? 0 : 1), ": set it to that, or capture the model again.");
+}
+
 void check_precision(const Config& config) {
   const ModelConfig& model = config.model;
   TWOBP_CHECK(model.type.type().reduced_precision || config.train.precision == "fp32",
@@ -86,6 +98,14 @@ void check_precision(const Config& config) {
 
 }  // namespace
 
+void check_contradictions_without_data(const Config& config) {
+  check_model(config.model);
+  check_pipeline(config.pipeline);
+  check_layers(config);
+  check_precision(config);
+  check_training(config);
+}
+
 void check_contradictions(const Config& config) {
   check_model(config.model);
   const ModelInput input = config.model.input();
@@ -93,6 +113,7 @@ void check_contradictions(const Config& config) {
   TWOBP_CHECK(input.longest == 0 || config.data.sequence <= input.longest, "data.sequence (",
               config.data.sequence, ") is longer than the model's ", input.longest,
               " positions: shorten it, or for a new model set model.positions to as many.");
+  check_captured(config, input);
   check_pipeline(config.pipeline);
   check_saved_adapter(config);
   check_layers(config);

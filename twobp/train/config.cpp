@@ -146,6 +146,31 @@ Config parse_config(const std::string& json, const std::string& origin,
   return finish(std::move(settings), overrides, origin);
 }
 
+Config parse_config_without_data(const std::string& json, const std::string& origin,
+                                 const ModelOptions* model) {
+  Settings settings;
+  settings.read_json(json, origin);
+  const std::string from = settings.text("model", "from").value_or("");
+  Config config;
+  config.data.held_out = 0;
+  config.pipeline.run_ahead = "off";
+  std::optional<ModelOptions> file;
+  with_origin(origin, [&] { file = options_of_weights(settings, from); });
+  if (file) config.model.type = *file;
+  if (model != nullptr) config.model.type = *model;
+  std::vector<SectionValues> sections = {{&pipeline_section(), &config.pipeline},
+                                         {&optimizer_section(), &config.optimizer},
+                                         {&train_section(), &config.train}};
+  if (model == nullptr) sections.insert(sections.begin(), {&model_section(), &config.model});
+  settings.assign(sections);
+  with_origin(origin, [&] {
+    if (file) check_against_weights(settings, config.model.type, *file, from);
+    check_values(sections);
+    check_contradictions_without_data(config);
+  });
+  return config;
+}
+
 std::string config_to_json(const Config& config) {
   Config copy = config;  // sections return pointers for writing
   return settings_to_json(sections_of(copy));

@@ -53,6 +53,12 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
 Config parse_config(const std::string& json, const std::string& origin,
                     const std::vector<std::string>& overrides);
 
+// For a trainer with data of the caller's own: the sections model, pipeline, optimizer and train. `model`
+// takes the place of the section of that name. The pipeline does not run ahead unless the text says so,
+// because the caller hands over each batch. Throws Error as load_config does.
+Config parse_config_without_data(const std::string& json, const std::string& origin,
+                                 const ModelOptions* model = nullptr);
+
 // Throws Error for contradictions and values out of range: dim not divisible by heads, both data.text and
 // data.arrays, and so on.
 void check_config(const Config& config);

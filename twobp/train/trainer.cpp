@@ -210,6 +210,7 @@ LoaderOptions Trainer::loader_options() const {
   options.replicas = world().replicas;
   options.replica = world().replica;
   options.timeout = config_.pipeline.timeout;
+  options.count_targets = pipeline_->model().count_targets;
   return options;
 }
 
@@ -260,6 +261,26 @@ const StepSetup& Trainer::setup_for(const Variant& variant, int micro_batches) {
   return setups_.emplace(key, std::move(setup)).first->second->setup;
 }
 
+std::optional<BatchEvaluation> Trainer::evaluate(const Batch& batch, int64_t number) {
+  check_still();
+  StepInput input;
+  input.seed = config_.train.seed;
+  input.step = number;
+  input.training = false;
+  input.first_micro_batch = int64_t{world().replica} * micro_batches_;
+  input.timeout = config_.pipeline.timeout;
+  input.stop = stop_;
+  if (stops_alone()) input.early_end = std::make_shared<EarlyEnd>(stop_);
+  const auto micro_batches = static_cast<int>(batch.micro_batches.size());
+  const StepReport report =
+      pipeline_->run(pipeline_->forward_setup(micro_batches), batch.micro_batches, input);
+  if (report.stop || report.given_up) {
+    stopping_ = true;
+    return std::nullopt;
+  }
+  return BatchEvaluation{report.loss, report.right};
+}
+
 std::optional<Evaluation> Trainer::evaluate() {
   check_still();
   if (!data_.held_out || data_.held_out->size() == 0) return std::nullopt;
@@ -277,23 +298,10 @@ std::optional<Evaluation> Trainer::evaluate() {
       return std::nullopt;
     }
     const Batch batch = loader.next();
-    StepInput input;
-    input.seed = config_.train.seed;
-    input.step = count + 1;
-    input.training = false;
-    input.first_micro_batch = int64_t{world().replica} * micro_batches_;
-    input.timeout = config_.pipeline.timeout;
-    input.stop = stop_;
-    if (stops_alone()) input.early_end = std::make_shared<EarlyEnd>(stop_);
-    const auto micro_batches = static_cast<int>(batch.micro_batches.size());
-    const StepReport report =
-        pipeline_->run(pipeline_->forward_setup(micro_batches), batch.micro_batches, input);
-    if (report.stop || report.given_up) {
-      stopping_ = true;
-      return std::nullopt;
-    }
-    loss += report.loss;
-    if (report.right) right = right.value_or(0) + *report.right;
+    const std::optional<BatchEvaluation> one = evaluate(batch, count + 1);
+    if (!one) return std::nullopt;
+    loss += one->loss;
+    if (one->right) right = right.value_or(0) + *one->right;
     targets += batch.targets;
   }
   int64_t tokens = 0;

@@ -52,6 +52,11 @@ struct Evaluation {
   bool operator==(const Evaluation&) const = default;
 };
 
+struct BatchEvaluation {
+  double loss = 0;               // sum over the counted targets
+  std::optional<int64_t> right;  // correct predictions, for models that predict
+};
+
 class Trainer {
  public:
   // Opens the data, profiles the layers, splits the model and makes the pipeline.
@@ -78,6 +83,9 @@ class Trainer {
   // Evaluates the held-out part (at most train.eval_batches batches). Returns none if it does not exist, or
   // if a process wants to stop. Throws Error if the loss is not finite.
   std::optional<Evaluation> evaluate();
+  // Evaluates one batch of the caller's, the `number`-th of an evaluation, counted from 1. Returns none if a
+  // process wants to stop.
+  std::optional<BatchEvaluation> evaluate(const Batch& batch, int64_t number);
 
   // Calls `asked` at the end of every step, and of every batch of an evaluation, on each process, to find out
   // whether the run is to stop. One process that says so is enough: see StepResult::stop. A run of one

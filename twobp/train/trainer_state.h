@@ -13,6 +13,7 @@ struct Trainer::StepUnderWay {
   StepResult result;
   UpdateResult update;
   bool may_give_up = false;
+  bool from_loader = false;
 };
 
 struct Trainer::KeptSetup {

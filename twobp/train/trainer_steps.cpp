@@ -66,6 +66,7 @@ StepResult Trainer::step(const Batch& batch, const Variant& variant) {
   check_still();
   auto step = std::make_unique<StepUnderWay>();
   step->batch = batch;
+  step->may_give_up = may_give_up(next_step());
   count(*step);
   TWOBP_CHECK(step->targets > 0, "step ", next_step(),
               ": the batch has no label that counts (all are -100): check the labels of the data");
@@ -108,6 +109,7 @@ bool Trainer::begin_next() {
   if (faults_) faults_->begin_step(next_step());
   auto step = std::make_unique<StepUnderWay>();
   step->may_give_up = may_give_up(next_step());
+  step->from_loader = true;
   if (!read_batch_for(*step)) return false;
   step->result.input_wait = now_seconds() - begin_seconds;
   begin(std::move(step), variant_);
@@ -193,8 +195,9 @@ void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& vari
 StepResult Trainer::end() {
   finish(*under_way_.front());
   StepResult result = std::move(under_way_.front()->result);
+  const bool from_loader = under_way_.front()->from_loader;
   under_way_.pop_front();
-  if (result.given_up) give_back_batch();
+  if (result.given_up && from_loader) give_back_batch();
   result.stop = stopping();
   return result;
 }

@@ -164,6 +164,21 @@ void copy_companions(NewFiles& files, const fs::path& from, const fs::path& to, 
   for (const char* name : kTokenizerFiles) copy_file(files, from / name, name);
 }
 
+bool is_weights_file(const std::string& name) {
+  static const Pattern shard("model-[0-9]{5}-of-[0-9]{5}\\.safetensors");
+  return name == kWhole || name == kIndex || !shard.match(name).empty();
+}
+
+// A bundle's graph, its constants, and what the module came with.
+void copy_all_but_weights(NewFiles& files, const fs::path& from, const fs::path& to) {
+  std::error_code ignored;
+  if (fs::equivalent(from, to, ignored)) return;
+  for (const auto& entry : fs::directory_iterator(from)) {
+    const std::string name = entry.path().filename().string();
+    if (!is_weights_file(name) && name.front() != '.') copy_file(files, entry.path(), name);
+  }
+}
+
 // A tokenizer.json may have another name where it comes from.
 void copy_tokenizer(NewFiles& files, const fs::path& tokenizer, const fs::path& to) {
   std::error_code ignored;
@@ -175,12 +190,10 @@ void copy_tokenizer(NewFiles& files, const fs::path& tokenizer, const fs::path& 
 
 // transformers would prefer an older model.safetensors to the new index.
 void remove_stale_weights(const fs::path& folder, const std::set<std::string>& kept) {
-  static const Pattern shard("model-[0-9]{5}-of-[0-9]{5}\\.safetensors");
   std::vector<fs::path> stale;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    const bool is_weights = name == kWhole || name == kIndex || !shard.match(name).empty();
-    if (is_weights && !kept.contains(name)) stale.push_back(entry.path());
+    if (is_weights_file(name) && !kept.contains(name)) stale.push_back(entry.path());
   }
   for (const fs::path& path : stale) {
     std::error_code error;
@@ -190,6 +203,7 @@ void remove_stale_weights(const fs::path& folder, const std::set<std::string>& k
 }
 
 void check_type(const ModelConfig& config) {
+  if (config.type.type().is_bundle) return;
   TWOBP_CHECK(!config.type.type().hf_type.empty(), "a model of type ", config.type.name(),
               " cannot be saved, models that can are: ", hf_models());
 }
@@ -221,7 +235,7 @@ void check_no_adapter(const std::string& directory) {
 
 void check_save(const SaveConfig& save, const ModelConfig& model) {
   check_type(model);
-  hf_config_json(model, /*sequence=*/1, save.dtype);
+  if (!model.type.type().is_bundle) hf_config_json(model, /*sequence=*/1, save.dtype);
   const bool adapter = save.lora == "adapter";
   adapter ? check_adapter_folder(save.model) : check_no_adapter(save.model);
   check_writable(save.model, adapter ? kAdapterConfig : kWhole);
@@ -253,7 +267,8 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
     check_trained(weights);
     if (!first) return;
     check_no_adapter(directory);
-    description = hf_config_json(config, sequence, options.dtype).dump(2) + "\n";
+    if (!config.type.type().is_bundle)
+      description = hf_config_json(config, sequence, options.dtype).dump(2) + "\n";
     made.emplace(directory);
   });
   std::vector<std::string> names;
@@ -276,8 +291,12 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
     }
     if (!first) return;
     write_index(others, layout, dtype);
-    others.add(kModelConfig).write(description);
-    if (!config.from.empty()) copy_companions(others, config.from, folder, options.tokenizer.empty());
+    if (config.type.type().is_bundle) {
+      copy_all_but_weights(others, config.from, folder);
+    } else {
+      others.add(kModelConfig).write(description);
+      if (!config.from.empty()) copy_companions(others, config.from, folder, options.tokenizer.empty());
+    }
     if (fs::exists(options.tokenizer)) copy_tokenizer(others, tokenizer_file(options.tokenizer), folder);
     others.finish();
   });

@@ -1,4 +1,4 @@
-#include "apps/measure_costs.h"
+#include "twobp/train/measure_costs.h"
 
 #include <algorithm>
 #include <memory>
@@ -9,11 +9,9 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include "apps/json_report.h"
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/core/median.h"
-#include "twobp/data/data.h"
 #include "twobp/models/recompute.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
@@ -99,9 +97,16 @@ ModelSpec recomputing(ModelSpec model, const std::string& mode) {
 }  // namespace
 
 CostModel measure_costs(const Config& config, const MeasureOptions& options) {
+  const ModelSpec model = build_model(config);
+  const DataSplit data = open_data(config.data, config.model.input(), config.train.seed);
+  return measure_costs(config, model, *data.train, options);
+}
+
+CostModel measure_costs(const Config& config, const ModelSpec& spec, const Dataset& data,
+                        const MeasureOptions& options) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   at::set_num_threads(config.pipeline.threads);
-  std::vector<ModelSpec> models = {build_model(config)};
+  std::vector<ModelSpec> models = {spec};
   for (const std::string& mode : options.recompute) {
     if (mode == "none") continue;
     TWOBP_CHECK(config.pipeline.recompute.empty(), "recomputation '", mode,
@@ -109,14 +114,13 @@ CostModel measure_costs(const Config& config, const MeasureOptions& options) {
                 "Give --set 'pipeline.recompute=[]' together with --recompute");
     models.push_back(recomputing(models.front(), mode));
   }
-  const DataSplit data = open_data(config.data, config.model.input(), config.train.seed);
 
   CostModel model;
-  model.micro_batch_sizes = sizes_of(options, config, data.train->size());
+  model.micro_batch_sizes = sizes_of(options, config, data.size());
   model.first_trainable = models.front().first_trainable;
-  for (const LayerSpec& spec : models.front().layers) model.layers.push_back({spec.name, spec.kind});
-  for (const ModelSpec& spec : models) {
-    for (const LayerSpec& layer : spec.layers) {
+  for (const LayerSpec& layer : spec.layers) model.layers.push_back({layer.name, layer.kind});
+  for (const ModelSpec& one : models) {
+    for (const LayerSpec& layer : one.layers) {
       if (!model.kinds.contains(layer.kind))
         model.kinds[layer.kind] = measure_update(layer, config.optimizer);
     }
@@ -124,10 +128,10 @@ CostModel measure_costs(const Config& config, const MeasureOptions& options) {
   for (const int size : model.micro_batch_sizes) {
     std::vector<int64_t> first(size);
     std::iota(first.begin(), first.end(), 0);
-    const Fields fields = data.train->read(first, 0);
+    const Fields fields = data.read(first, 0);
     std::set<std::string> measured;  // measure kinds that recomputation does not change only once
-    for (const ModelSpec& spec : models) {
-      for (const auto& [kind, cost] : measure_profile(spec, fields, options.seconds)) {
+    for (const ModelSpec& one : models) {
+      for (const auto& [kind, cost] : measure_profile(one, fields, options.seconds)) {
         if (measured.insert(kind).second) model.kinds.at(kind).at_size.push_back(to_costs(cost));
       }
     }
@@ -137,8 +141,7 @@ CostModel measure_costs(const Config& config, const MeasureOptions& options) {
   const LinkSpeed link = measure_link(*ends[0], *ends[1]);
   model.link_latency = link.latency;
   model.link_bytes_per_second = link.bytes_per_second;
-  const auto machine = machine_to_json();
-  model.made_on = concat(machine.at("cpu").get<std::string>(), ", ", config.pipeline.threads,
+  model.made_on = concat(options.machine, options.machine.empty() ? "" : ", ", config.pipeline.threads,
                          " threads on each rank, links within the process");
   check_cost_model(model);
   return model;

@@ -1,9 +1,11 @@
-// The cost model of a configured model on this machine.
+// The cost model of a model on this machine.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "twobp/data/data.h"
+#include "twobp/models/model.h"
 #include "twobp/plan/cost_model.h"
 #include "twobp/train/config.h"
 
@@ -14,11 +16,15 @@ struct MeasureOptions {
   bool only_what_fits = false;         // drop sizes above the number of samples instead of throwing Error
   double seconds = 1;                  // approximately, for each size and recomputation
   std::vector<std::string> recompute;  // of recompute_modes(): measured in addition to none
+  std::string machine{};               // its name, for CostModel::made_on
 };
 
 // Measures one layer of each kind on the first samples of the configured data, as training would, its
 // optimizer step, and the link between two ranks of this process. Throws Error for too few samples, for
 // recomputation in addition to a configured one, and for errors in building the model or opening the data.
 CostModel measure_costs(const Config& config, const MeasureOptions& options);
+// The same for a model and data of the caller's own.
+CostModel measure_costs(const Config& config, const ModelSpec& spec, const Dataset& data,
+                        const MeasureOptions& options);
 
 }  // namespace twobp

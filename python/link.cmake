@@ -1,0 +1,7 @@
+# Puts links to the files of the package into the build folder.
+file(GLOB entries RELATIVE ${FROM} ${FROM}/*)
+foreach(entry IN LISTS entries)
+  if(NOT entry STREQUAL "__pycache__")
+    file(CREATE_LINK ${FROM}/${entry} ${TO}/${entry} SYMBOLIC)
+  endif()
+endforeach()

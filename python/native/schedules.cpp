@@ -1,0 +1,145 @@
+// Schedules for Python: named ones, their instructions as data, simulation and pictures. No torch.
+#include <optional>
+#include <pybind11/stl.h>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "python/native/module.h"
+#include "twobp/core/check.h"
+#include "twobp/schedule/check/validate.h"
+#include "twobp/schedule/draw/grid.h"
+#include "twobp/schedule/draw/svg.h"
+#include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/schedule_source.h"
+#include "twobp/schedule/simulate/simulate.h"
+#include "twobp/schedule/text/csv.h"
+#include "twobp/schedule/text/lower.h"
+
+namespace twobp::python {
+namespace {
+
+// One number for all stages, or one for each.
+using Costs = std::vector<double>;
+
+double cost_of(const char* name, const Costs& costs, int stage, int stages) {
+  TWOBP_CHECK(costs.size() == 1 || static_cast<int>(costs.size()) == stages, name, " has ", costs.size(),
+              " numbers, but the schedule has ", stages, " stages: give one number, or one for each stage");
+  return costs[costs.size() == 1 ? 0 : static_cast<size_t>(stage)];
+}
+
+struct Simulated {
+  Schedule schedule;
+  Simulation simulation;
+};
+
+Schedule make(const std::string& name, std::optional<int> stages, std::optional<int> ranks,
+              std::optional<int> micro_batches, const std::optional<std::string>& p2) {
+  const ScheduleSource source(name);
+  const P2Policy policy = p2 ? parse_policy(*p2) : source.default_policy();
+  const auto placed = source.rank_of_stage(stages.value_or(0), ranks.value_or(0));
+  const auto all = static_cast<int>(placed.size());
+  int count = 0;
+  for (const int rank : placed) count = std::max(count, rank + 1);
+  return source.make(all, count, micro_batches.value_or(source.default_micro_batches(all, count)), policy);
+}
+
+Simulated run(const Schedule& schedule, const Costs& forward, const Costs& backward_p1,
+              const Costs& backward_p2, int p2_units, double latency, double cap) {
+  std::vector<StageCost> costs(static_cast<size_t>(schedule.stages));
+  for (int stage = 0; stage < schedule.stages; ++stage) {
+    StageCost& cost = costs[static_cast<size_t>(stage)];
+    cost.forward = cost_of("forward", forward, stage, schedule.stages);
+    cost.backward_p1 = cost_of("backward_p1", backward_p1, stage, schedule.stages);
+    cost.backward_p2 = cost_of("backward_p2", backward_p2, stage, schedule.stages);
+    cost.p2_units = p2_units;
+  }
+  SimulationOptions options;
+  options.message_seconds = latency;
+  if (cap > 0) options.cap_per_rank.assign(schedule.ranks.size(), cap);
+  return {schedule, simulate(schedule, costs, options)};
+}
+
+double peak_of(const Simulation& simulation) {
+  double most = 0;
+  for (const RankSimulation& rank : simulation.ranks) most = std::max(most, rank.peak_bytes);
+  return most;
+}
+
+}  // namespace
+
+void add_schedules(py::module_& module) {
+  module.def("schedule_names", &schedule_names);
+  module.def("make_schedule", &make, py::arg("name"), py::arg("stages") = py::none(),
+             py::arg("ranks") = py::none(), py::arg("micro_batches") = py::none(),
+             py::arg("p2") = py::none());
+  module.def("schedule_from_csv", [](const std::string& text, const std::string& name) {
+    Schedule schedule = from_csv(text, name);
+    const P2Policy policy = ScheduleSource(schedule).default_policy();
+    const int stages = schedule.stages, ranks = schedule.rank_count(), count = schedule.micro_batches;
+    return ScheduleSource(std::move(schedule)).make(stages, ranks, count, policy);
+  });
+
+  py::class_<Schedule>(module, "Schedule")
+      .def_readonly("name", &Schedule::name)
+      .def_property_readonly("p2", [](const Schedule& s) { return std::string(policy_name(s.policy)); })
+      .def_readonly("stages", &Schedule::stages)
+      .def_readonly("micro_batches", &Schedule::micro_batches)
+      .def_readonly("rank_of_stage", &Schedule::rank_of_stage)
+      .def("instructions",
+           [](const Schedule& s) {
+             std::vector<std::vector<std::tuple<std::string, int, int, int>>> ranks;
+             for (const auto& rank : s.ranks) {
+               auto& list = ranks.emplace_back();
+               for (const Instruction& one : rank)
+                 list.emplace_back(std::string(op_name(one.op)), one.stage, one.micro_batch, one.count);
+             }
+             return ranks;
+           })
+      .def(
+          "validate",
+          [](const Schedule& s, bool rendezvous, int buffers) {
+            validate(s,
+                     {.sends = rendezvous ? Sends::kRendezvous : Sends::kBuffered, .buffer_limit = buffers});
+          },
+          py::arg("rendezvous") = false, py::arg("buffers") = -1)
+      .def("simulate", &run)
+      .def("csv", [](const Schedule& s, const std::string& form) { return to_csv(s, parse_csv_form(form)); });
+
+  py::class_<Simulated>(module, "Simulation")
+      .def_readonly("schedule", &Simulated::schedule)
+      .def_property_readonly("step", [](const Simulated& s) { return s.simulation.step_seconds; })
+      .def_property_readonly("bubble", [](const Simulated& s) { return s.simulation.bubble_ratio(); })
+      .def_property_readonly("peak", [](const Simulated& s) { return peak_of(s.simulation); })
+      .def_property_readonly("idle",
+                             [](const Simulated& s) {
+                               std::vector<double> idle;
+                               for (int r = 0; r < s.schedule.rank_count(); ++r)
+                                 idle.push_back(s.simulation.idle_fraction(r));
+                               return idle;
+                             })
+      .def("timeline",
+           [](const Simulated& s) {
+             std::vector<std::vector<std::tuple<std::string, int, int, double, double>>> ranks;
+             for (const auto& rank : s.simulation.ranks) {
+               auto& list = ranks.emplace_back();
+               for (const SimulatedOp& op : rank.timeline)
+                 list.emplace_back(std::string(op_name(op.op)), op.stage, op.micro_batch, op.begin, op.end);
+             }
+             return ranks;
+           })
+      .def("grid", [](const Simulated& s, double unit) { return draw_grid(s.schedule, s.simulation, unit); })
+      .def("csv",
+           [](const Simulated& s, const std::string& form) {
+             return to_csv(lower(s.schedule, s.simulation), parse_csv_form(form));
+           })
+      .def("svg", [](const Simulated& s, const std::string& title, int width, double until) {
+        SvgOptions options;
+        options.title = title;
+        options.width = width;
+        options.until = until;
+        return draw_svg(s.schedule, s.simulation, options);
+      });
+}
+
+}  // namespace twobp::python

@@ -1,0 +1,408 @@
+// The trainer for Python. A step runs without the GIL.
+#include "twobp/train/trainer.h"
+
+#include <atomic>
+#include <csignal>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "python/native/module.h"
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+#include "twobp/files/safetensors.h"
+#include "twobp/graph/read_graph.h"
+#include "twobp/models/captured.h"
+#include "twobp/models/model_type.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/trace/recorder.h"
+#include "twobp/trace/timeline.h"
+#include "twobp/train/build_model.h"
+#include "twobp/train/checkpoint/checkpointer.h"
+#include "twobp/train/measure_costs.h"
+#include "twobp/train/run_world.h"
+#include "twobp/train/update/update.h"
+#include "twobp/train/weights/load_model.h"
+#include "twobp/train/weights/save_model.h"
+
+namespace twobp::python {
+namespace {
+
+// The samples of one micro-batch, again and again: what layers are measured with.
+class ExampleDataset : public Dataset {
+ public:
+  explicit ExampleDataset(Fields fields) : fields_(std::move(fields)) {}
+  int64_t size() const override { return fields_.begin()->second.size(0); }
+  Fields read(const std::vector<int64_t>& indices, int64_t /*epoch*/) const override {
+    const at::Tensor rows = at::tensor(indices, at::kLong);
+    Fields read;
+    for (const auto& [name, tensor] : fields_) read[name] = tensor.index_select(0, rows);
+    return read;
+  }
+
+ private:
+  Fields fields_;
+};
+
+// LibTorch's thread count belongs to the calling thread, which is the user's.
+class KeepThreads {
+ public:
+  KeepThreads() : threads_(at::get_num_threads()) {}
+  ~KeepThreads() { at::set_num_threads(threads_); }
+  KeepThreads(const KeepThreads&) = delete;
+  KeepThreads& operator=(const KeepThreads&) = delete;
+
+ private:
+  int threads_;
+};
+
+std::atomic<bool> interrupted{false};
+std::atomic<void (*)(int)> python_handler{nullptr};
+
+void on_interrupt(int signal) {
+  interrupted = true;
+  if (auto* handler = python_handler.load(); handler != nullptr) handler(signal);
+}
+
+// While it lives, Ctrl-C is seen at once, and then by Python, which cannot run its handler during a step.
+// Does nothing on other threads than Python's first, or if the process ignores Ctrl-C.
+class WatchInterrupt {
+ public:
+  WatchInterrupt() {
+    interrupted = false;
+    const auto main = py::module_::import("threading").attr("main_thread")().attr("ident").cast<uint64_t>();
+    if (main != PyThread_get_thread_ident()) return;
+    struct sigaction ours {};
+    if (::sigaction(SIGINT, nullptr, &before_) != 0 || (before_.sa_flags & SA_SIGINFO) != 0 ||
+        before_.sa_handler == SIG_IGN || before_.sa_handler == SIG_DFL)
+      return;
+    python_handler = before_.sa_handler;
+    ours = before_;
+    ours.sa_handler = on_interrupt;
+    watches_ = ::sigaction(SIGINT, &ours, nullptr) == 0;
+  }
+  ~WatchInterrupt() {
+    if (watches_) ::sigaction(SIGINT, &before_, nullptr);
+  }
+  WatchInterrupt(const WatchInterrupt&) = delete;
+  WatchInterrupt& operator=(const WatchInterrupt&) = delete;
+
+ private:
+  struct sigaction before_ {};
+  bool watches_ = false;
+};
+
+class PyTrainer {
+ public:
+  // `graph`: graph.json of a captured module, or empty for a model of the configuration.
+  PyTrainer(const std::string& config, const std::string& graph, const Fields& constants,
+            const Fields& example, const Fields& weights)
+      : process_(::getpid()) {
+    const Launcher launcher = find_launcher();
+    TWOBP_CHECK(!launcher.started_many(), name_of(launcher.kind), " started ", launcher.size,
+                " processes, but a trainer in Python runs all ranks in one: start it without");
+    const py::gil_scoped_release free;
+    const KeepThreads keep;
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    std::optional<ModelOptions> own;
+    if (!graph.empty()) {
+      graph_ = graph::parse_graph(graph, "the captured module", constants);
+      own.emplace(CapturedOptions::kType);
+      own->as<CapturedOptions>().graph = graph_;
+    }
+    Config made = parse_config_without_data(config, "", own ? &*own : nullptr);
+    made.pipeline.micro_batch_size = example.begin()->second.size(0);
+    TWOBP_CHECK(made.pipeline.data_parallel == 1 &&
+                    (made.pipeline.transport == "auto" || made.pipeline.transport == "threads"),
+                "a trainer in Python has one pipeline in one process: leave out data_parallel and transport");
+    const ModelSpec model = build_model(made);
+    auto data = std::make_shared<ExampleDataset>(example);
+    trainer_ = std::make_unique<Trainer>(made, model, DataSplit{std::move(data), nullptr});
+    if (!made.model.from.empty()) {
+      load_weights(trainer_->pipeline(),
+                   ModelWeights(made.model.from, made.model.type.type().names(made.model.type)));
+    }
+    if (!weights.empty()) set_weights(weights);
+    trainer_->stop_when([] { return interrupted.load(); });
+  }
+  // A forked process has none of the trainer's threads, so that it cannot end them.
+  ~PyTrainer() {
+    if (process_ == ::getpid()) {
+      const py::gil_scoped_release free;
+      checkpointer_.reset();
+      trainer_.reset();
+      return;
+    }
+    static_cast<void>(trainer_.release());
+    static_cast<void>(checkpointer_.release());
+  }
+  PyTrainer(const PyTrainer&) = delete;
+  PyTrainer& operator=(const PyTrainer&) = delete;
+
+  py::dict step(const std::vector<Fields>& micro_batches) {
+    const Use use(*this);
+    const Batch batch = make_batch(micro_batches, trainer_->pipeline().model().count_targets);
+    std::optional<StepResult> result;
+    while (!result) {
+      const WatchInterrupt watch;
+      {
+        const py::gil_scoped_release free;
+        const KeepThreads keep;
+        const at::AutoDispatchBelowADInplaceOrView below_autograd;
+        result = trainer_->step(batch, trainer_->variant());
+        if (result->given_up || trainer_->stopping()) trainer_->go_on_from(trainer_->position());
+        if (!result->given_up && drawn_ && drawn_->complete()) draw();
+      }
+      if (!result->given_up) break;
+      // A handler of the user's that does not raise: the step is made after all.
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+      result.reset();
+    }
+    return to_dict(*result);
+  }
+
+  py::dict evaluate(const std::vector<Fields>& micro_batches, int64_t number) {
+    const Use use(*this);
+    const Batch batch = make_batch(micro_batches, trainer_->pipeline().model().count_targets);
+    std::optional<BatchEvaluation> result;
+    while (!result) {
+      const WatchInterrupt watch;
+      {
+        const py::gil_scoped_release free;
+        const KeepThreads keep;
+        const at::AutoDispatchBelowADInplaceOrView below_autograd;
+        result = trainer_->evaluate(batch, number);
+        if (!result) trainer_->go_on_from(trainer_->position());
+      }
+      if (!result && PyErr_CheckSignals() != 0) throw py::error_already_set();
+    }
+    py::dict out;
+    out["loss"] = result->loss;
+    out["targets"] = batch.targets;
+    out["right"] = result->right ? py::object(py::int_(*result->right)) : py::none();
+    return out;
+  }
+
+  // Copies of all weights and buffers.
+  std::map<std::string, at::Tensor> weights() {
+    const Use use(*this);
+    std::map<std::string, at::Tensor> copies;
+    for (const LiveTensor& one : trainer_->update().live_weights()) {
+      if (one.first) copies[one.name] = one.tensor.detach().clone();
+    }
+    return copies;
+  }
+
+  void load(const Fields& weights) {
+    const Use use(*this);
+    const py::gil_scoped_release free;
+    set_weights(weights);
+  }
+
+  void save(const std::string& folder, const std::string& dtype) {
+    const Use use(*this);
+    const py::gil_scoped_release free;
+    const Config& config = trainer_->config();
+    SaveModelOptions options;
+    options.dtype = dtype;
+    save_model(folder, config.model, config.data.sequence, trainer_->weights(), options);
+  }
+
+  void checkpoint(const std::string& folder, int64_t keep) {
+    const Use use(*this);
+    const py::gil_scoped_release free;
+    open_checkpoints(folder, keep, /*resume=*/false);
+    checkpointer_->finish(*trainer_);
+  }
+  std::vector<std::string> resume(const std::string& folder, int64_t keep) {
+    const Use use(*this);
+    const py::gil_scoped_release free;
+    checkpointer_.reset();
+    open_checkpoints(folder, keep, /*resume=*/true);
+    return checkpointer_->resume(*trainer_);
+  }
+
+  // Draws the next step.
+  void timeline(const std::string& path) {
+    const Use use(*this);
+    const int64_t next = trainer_->steps_done() + 1;
+    drawn_to_ = path;
+    drawn_ = std::make_shared<TraceRecorder>(TraceSteps{next, next});
+    trainer_->add_observer(drawn_);
+  }
+
+  void add_shape(const std::string& json, const Fields& constants) {
+    const Use use(*this);
+    graph::add_shape(*graph_, json, "the captured module", constants);
+  }
+
+  // The cost model, as JSON.
+  std::string costs(const std::vector<std::string>& recompute, double seconds) {
+    const Use use(*this);
+    const py::gil_scoped_release free;
+    const KeepThreads keep;
+    MeasureOptions options;
+    options.recompute = recompute;
+    options.seconds = seconds;
+    const Pipeline& pipeline = trainer_->pipeline();
+    return cost_model_to_json(
+        measure_costs(trainer_->config(), pipeline.model(), *trainer_->data().train, options));
+  }
+
+  int micro_batches() const { return trainer_->micro_batches(); }
+  int64_t micro_batch_size() const { return trainer_->config().pipeline.micro_batch_size; }
+  int64_t steps_done() const { return trainer_->steps_done(); }
+  int ranks() const { return trainer_->pipeline().ranks(); }
+  std::vector<int> split() const { return trainer_->pipeline().split(); }
+  std::vector<std::string> layers() const {
+    std::vector<std::string> names;
+    for (const LayerSpec& layer : trainer_->pipeline().model().layers) names.push_back(layer.name);
+    return names;
+  }
+  std::string config() const { return config_to_json(trainer_->config()); }
+
+ private:
+  // Throws Error unless one thread of the process that made the trainer uses it.
+  class Use {
+   public:
+    explicit Use(PyTrainer& of) : of_(of) {
+      TWOBP_CHECK(of.process_ == ::getpid(),
+                  "this process was forked after the trainer was made, and has none of its threads: make the "
+                  "trainer in the process that uses it");
+      TWOBP_CHECK(!of.used_.exchange(true), "the trainer is in use by another thread: wait for that call");
+    }
+    ~Use() { of_.used_ = false; }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    PyTrainer& of_;
+  };
+
+  void set_weights(const Fields& weights) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    Update& update = trainer_->update();
+    const std::vector<LiveTensor> live = update.live_weights();
+    check_names(live, weights);
+    const int64_t steps = update.optimizer_steps();
+    trainer_->pipeline().on_ranks([&](int rank) {
+      for (const LiveTensor& one : live) {
+        if (one.rank == rank) one.tensor.copy_(weights.at(one.name));
+      }
+      update.restored(rank, steps);
+    });
+  }
+
+  static void check_names(const std::vector<LiveTensor>& live, const Fields& weights) {
+    std::set<std::string> known;
+    for (const LiveTensor& one : live) {
+      known.insert(one.name);
+      const auto found = weights.find(one.name);
+      TWOBP_CHECK(found != weights.end(), "the state has no ", one.name);
+      TWOBP_CHECK(found->second.sizes() == one.tensor.sizes(), one.name, " has shape ", found->second.sizes(),
+                  ", but the model's is ", one.tensor.sizes());
+    }
+    for (const auto& [name, tensor] : weights) {
+      TWOBP_CHECK(known.contains(name), "the state has ", name, ", which the model does not have");
+    }
+  }
+
+  void open_checkpoints(const std::string& folder, int64_t keep, bool resume) {
+    if (checkpointer_ && folder == checkpoints_) return;
+    SaveConfig save;
+    save.checkpoints = folder;
+    save.keep = keep;
+    checkpointer_ = std::make_unique<Checkpointer>(save, resume);
+    checkpoints_ = folder;
+  }
+
+  void draw() {
+    const Variant& variant = trainer_->variant();
+    const Pipeline& pipeline = trainer_->pipeline();
+    Trace trace;
+    trace.title =
+        concat(pipeline.stages(), " stages, ", variant.schedule, " with p2 ", policy_name(variant.policy));
+    trace.facts = {
+        {"micro-batches", concat(trainer_->micro_batches(), ", of ", micro_batch_size(), " samples each")},
+        {"layers", std::to_string(pipeline.model().layers.size())}};
+    trace.steps = drawn_->reports();
+    const StepSetup setup = make_setup(pipeline, variant, trainer_->micro_batches());
+    TracedRun run{setup.schedule, profiled_costs(pipeline.stage_profiles()), {}};
+    for (const int64_t cap : pipeline.caps(setup)) run.cap_per_rank.push_back(static_cast<double>(cap));
+    trace.run = std::move(run);
+    write_trace_file(drawn_to_, timeline_html(trace));
+    drawn_.reset();
+  }
+
+  py::dict to_dict(const StepResult& result) const {
+    const StepReport& report = result.report;
+    py::dict out;
+    out["step"] = result.step;
+    out["loss"] = result.loss;
+    out["lr"] = result.lr;
+    out["grad_norm"] = result.grad_norm;
+    out["skipped"] = result.skipped;
+    out["step_seconds"] = report.seconds();
+    std::vector<double> idle;
+    std::vector<int64_t> peaks;
+    for (size_t rank = 0; rank < report.ranks.size(); ++rank)
+      idle.push_back(report.idle_fraction(static_cast<int>(rank)));
+    for (const MemoryUse& rank : report.rank_memory) peaks.push_back(rank.peak);
+    out["idle"] = idle;
+    out["peak_bytes"] = peaks;
+    return out;
+  }
+
+  pid_t process_;
+  std::atomic<bool> used_{false};
+  std::shared_ptr<graph::Graph> graph_;
+  std::unique_ptr<Trainer> trainer_;
+  std::unique_ptr<Checkpointer> checkpointer_;
+  std::string checkpoints_;
+  std::shared_ptr<TraceRecorder> drawn_;
+  std::string drawn_to_;
+};
+
+}  // namespace
+
+void add_trainer(py::module_& module) {
+  module.def("config_keys", [] {
+    std::vector<std::string> names;
+    for_each_key(Config{}, [&](const std::string& name, const Key&, void*) { names.push_back(name); });
+    return names;
+  });
+  module.def("write_tensors", [](const std::string& path, const Fields& tensors) {
+    write_safetensors(path, {tensors.begin(), tensors.end()}, {});
+  });
+  py::class_<PyTrainer>(module, "Trainer")
+      .def(py::init<const std::string&, const std::string&, const Fields&, const Fields&, const Fields&>())
+      .def("step", &PyTrainer::step)
+      .def("evaluate", &PyTrainer::evaluate)
+      .def("weights", &PyTrainer::weights)
+      .def("load", &PyTrainer::load)
+      .def("save", &PyTrainer::save)
+      .def("checkpoint", &PyTrainer::checkpoint)
+      .def("resume", &PyTrainer::resume)
+      .def("timeline", &PyTrainer::timeline)
+      .def("add_shape", &PyTrainer::add_shape)
+      .def("costs", &PyTrainer::costs)
+      .def_property_readonly("micro_batches", &PyTrainer::micro_batches)
+      .def_property_readonly("micro_batch_size", &PyTrainer::micro_batch_size)
+      .def_property_readonly("steps_done", &PyTrainer::steps_done)
+      .def_property_readonly("ranks", &PyTrainer::ranks)
+      .def_property_readonly("split", &PyTrainer::split)
+      .def_property_readonly("layers", &PyTrainer::layers)
+      .def_property_readonly("config", &PyTrainer::config);
+}
+
+}  // namespace twobp::python

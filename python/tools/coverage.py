@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Captures small random models of many classes and prints a table: the worst error of loss and gradients against autograd in float32 and float64,
+layers, kinds, seconds, or the reason why a class is refused.
+
+    PYTHONPATH=build/release/python python/tools/coverage.py [CLASS ...]
+"""
+import argparse
+import time
+import warnings
+
+import torch
+import transformers
+from torch import nn
+
+from twobp.capture import CaptureError, capture
+
+V = 96
+SMALL = dict(vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, use_cache=False,
+             pad_token_id=0, bos_token_id=1, eos_token_id=2)
+
+
+def text(length=16):
+    ids = torch.randint(3, V, (2, length))
+    return {"input_ids": ids, "labels": torch.randint(3, V, (2, length))}
+
+
+def image(size=32):
+    return {"pixel_values": torch.randn(2, 3, size, size), "labels": torch.randint(0, 2, (2,))}
+
+
+def hugging_face(kind, auto="AutoModelForCausalLM", batch=text, only=None, **settings):
+    def make():
+        chosen = {**(SMALL if only is None else {k: v for k, v in SMALL.items() if k in only}), **settings}
+        config = transformers.AutoConfig.for_model(kind, **chosen)
+        return getattr(transformers, auto).from_config(config), batch(), None
+    return make
+
+
+def seq2seq():
+    return {**text(), "decoder_input_ids": torch.randint(3, V, (2, 16))}
+
+
+def speech():
+    return {"input_features": torch.randn(2, 80, 100), "labels": torch.randint(3, V, (2, 8))}
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(V, 32)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True), 2, enable_nested_tensor=False)
+        self.head = nn.Linear(32, V)
+
+    def forward(self, input_ids):
+        return self.head(self.encoder(self.embedding(input_ids)))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.embedding, self.rnn, self.head = nn.Embedding(V, 32), kind(32, 32, 2, batch_first=True), nn.Linear(32, V)
+
+    def forward(self, input_ids):
+        return self.head(self.rnn(self.embedding(input_ids))[0])
+
+
+def cross_entropy(output, batch):
+    return nn.functional.cross_entropy(output.flatten(0, 1), batch["labels"].flatten())
+
+
+def plain(make):
+    return lambda: (make(), text(), cross_entropy)
+
+
+MODELS = {
+    "GPT2": hugging_face("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=16),
+    "Qwen3": hugging_face("qwen3", head_dim=8), "Qwen2": hugging_face("qwen2"), "LLaMa": hugging_face("llama"), "Mistral": hugging_face("mistral"),
+    "Gemma2": hugging_face("gemma2", head_dim=8), "Gemma3": hugging_face("gemma3_text", head_dim=8), "Phi3": hugging_face("phi3"), "Olmo2": hugging_face("olmo2"),
+    "GPTNeoX": hugging_face("gpt_neox"), "OPT": hugging_face("opt", ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=32),
+    "Falcon": hugging_face("falcon"), "Granite": hugging_face("granite"), "Cohere": hugging_face("cohere"), "StableLm": hugging_face("stablelm"),
+    "SmolLM3": hugging_face("smollm3"), "Starcoder2": hugging_face("starcoder2"), "GPTJ": hugging_face("gptj", n_embd=32, n_layer=2, n_head=4, rotary_dim=4),
+    "Bloom": hugging_face("bloom", n_layer=2, n_head=4), "GLM": hugging_face("glm", head_dim=8),
+    "BERT": hugging_face("bert", "AutoModelForMaskedLM"), "RoBERTa": hugging_face("roberta", "AutoModelForMaskedLM"),
+    "DistilBERT": hugging_face("distilbert", "AutoModelForMaskedLM", dim=32, n_layers=2, n_heads=4, hidden_dim=64),
+    "ELECTRA": hugging_face("electra", "AutoModelForMaskedLM", embedding_size=32), "ALBERT": hugging_face("albert", "AutoModelForMaskedLM", embedding_size=32),
+    "DeBERTa": hugging_face("deberta-v2", "AutoModelForMaskedLM"), "ModernBERT": hugging_face("modernbert", "AutoModelForMaskedLM"),
+    "BART": hugging_face("bart", "AutoModelForSeq2SeqLM", seq2seq, only={"vocab_size", "pad_token_id", "use_cache"}, d_model=32, encoder_layers=2, decoder_layers=2,
+                         encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=32),
+    "T5": hugging_face("t5", "AutoModelForSeq2SeqLM", seq2seq, only={"vocab_size", "use_cache"}, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
+                       decoder_start_token_id=0),
+    "Whisper": hugging_face("whisper", "AutoModelForSpeechSeq2Seq", speech, only={"vocab_size", "use_cache"}, d_model=32, encoder_layers=2, decoder_layers=2,
+                            encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, max_source_positions=50,
+                            pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1),
+    "ViT": hugging_face("vit", "AutoModelForImageClassification", image, only={"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"},
+                        image_size=32, patch_size=8),
+    "ConvNeXt": hugging_face("convnext", "AutoModelForImageClassification", image, only=(), hidden_sizes=[16, 32], depths=[1, 1], num_stages=2),
+    "ResNet": hugging_face("resnet", "AutoModelForImageClassification", image, only=(), embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2]),
+    "Swin": hugging_face("swin", "AutoModelForImageClassification", lambda: image(64), only=(), image_size=64, embed_dim=32, depths=[1, 1], num_heads=[2, 2],
+                         window_size=4, drop_path_rate=0.0),
+    "Mamba": hugging_face("mamba", state_size=8), "Mixtral": hugging_face("mixtral", num_local_experts=4),
+    "TransformerEncoder": plain(Encoder), "LSTM": plain(lambda: Recurrent(nn.LSTM)), "GRU": plain(lambda: Recurrent(nn.GRU)),
+}
+
+
+def attempt(make, dtype):
+    torch.manual_seed(0)
+    module, batch, loss_fn = make()
+    batch = {name: t.to(dtype) if t.is_floating_point() else t for name, t in batch.items()}
+    start = time.time()
+    captured = capture(module.train().to(dtype), batch, loss_fn=loss_fn)
+    return captured, time.time() - start
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("classes", nargs="*", metavar="CLASS", help=", ".join(MODELS))
+    chosen = parser.parse_args().classes or list(MODELS)
+    transformers.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    print(f"| {'class':<20} | float32 | float64 | layers | kinds | seconds |\n|{'-' * 22}|---------|---------|--------|-------|---------|")
+    refused = 0
+    for name in chosen:
+        try:
+            captured, seconds = attempt(MODELS[name], torch.float32)
+            single = captured.dry_runs[0]
+            double = attempt(MODELS[name], torch.float64)[0].dry_runs[0]
+            print(f"| {name:<20} | {max(single.loss, single.gradients):.1e} | {max(double.loss, double.gradients):.1e} | {len(captured.graph['layers']):6} | "
+                  f"{len(captured.graph['kinds']):5} | {seconds:7.1f} |", flush=True)
+        except Exception as error:  # a table of all classes, whatever happens to one
+            refused += 1
+            kind = "" if isinstance(error, CaptureError) else f"{type(error).__name__}: "
+            print(f"| {name:<20} | refused: {kind}{' '.join(str(error).split())[:260]}", flush=True)
+    print(f"{len(chosen) - refused} of {len(chosen)} classes captured")
+
+
+if __name__ == "__main__":
+    main()

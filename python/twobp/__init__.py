@@ -1,0 +1,12 @@
+"""Pipeline training with 2-stage backpropagation: schedules, plans and a trainer. Importing it changes nothing of the process."""
+import torch  # noqa: F401  loads the libraries that _native is linked with
+
+from twobp._native import Error
+from twobp.optimizers import Adam, AdamW, SGD
+from twobp.planner import Plan, PlanRow, plan
+from twobp.schedules import Instruction, Schedule, Simulation, schedule, schedules
+from twobp.trainer import Evaluation, StepResult, Trainer
+
+__all__ = ["Adam", "AdamW", "Error", "Evaluation", "Instruction", "Plan", "PlanRow", "SGD", "Schedule", "Simulation", "StepResult", "Trainer",
+           "plan", "schedule", "schedules"]
+__version__ = "0.1.0"

@@ -1,0 +1,65 @@
+"""Batches: dicts of tensors, and their cut into micro-batches."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from twobp._native import Error
+
+Batch = Mapping[str, torch.Tensor]
+
+
+def check_fields(batch: Batch, what: str) -> dict[str, torch.Tensor]:
+    """The tensors of a batch, contiguous and without autograd. Raises Error unless all have samples, and equally many."""
+    if not isinstance(batch, Mapping) or not batch:
+        raise Error(f"{what} is {_kind(batch)}, but must be a dict of tensors, with at least one")
+    fields = {}
+    for name, tensor in batch.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise Error(f"{what}: {name!r} is {_kind(tensor)}, but must be a tensor")
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            raise Error(f"{what}: {name!r} is on {tensor.device}, {tensor.layout}: give a dense tensor on the CPU")
+        if tensor.dim() == 0 or tensor.shape[0] == 0:
+            raise Error(f"{what}: {name!r} has shape {list(tensor.shape)}, but its first dimension must be the samples")
+        fields[name] = tensor.detach().contiguous()
+    counts = {name: tensor.shape[0] for name, tensor in fields.items()}
+    if len(set(counts.values())) > 1:
+        raise Error(f"{what} has different numbers of samples: {counts}")
+    return fields
+
+
+def check_like(fields: Batch, example: Batch, what: str, *, any_sizes: bool) -> None:
+    """Raises Error unless `fields` has the keys and dtypes of `example`, and, unless `any_sizes`, its sizes of a sample."""
+    if fields.keys() != example.keys():
+        raise Error(f"{what} has the keys {sorted(fields)}, but the trainer was made with {sorted(example)}")
+    for name, tensor in fields.items():
+        if tensor.dtype != example[name].dtype:
+            raise Error(f"{what}: {name!r} is {tensor.dtype}, but the trainer was made with {example[name].dtype}")
+        if not any_sizes and tensor.shape[1:] != example[name].shape[1:]:
+            raise Error(f"{what}: a sample of {name!r} has shape {list(tensor.shape[1:])}, but the trainer was made with "
+                        f"{list(example[name].shape[1:])}")
+
+
+def cut(batch: Batch | Sequence[Batch], example: Batch, micro_batches: int, *, any_sizes: bool) -> list[dict[str, torch.Tensor]]:
+    """The micro-batches of a batch. A list is already cut. A batch may have fewer samples than `micro_batches` of the example's
+    size (the last one of an epoch); then the last micro-batch is smaller."""
+    if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
+        parts = [check_fields(part, f"micro-batch {i}") for i, part in enumerate(batch)]
+        if not 1 <= len(parts) <= micro_batches:
+            raise Error(f"the batch is a list of {len(parts)}, but a step has {micro_batches} micro-batches")
+        for i, part in enumerate(parts):
+            check_like(part, example, f"micro-batch {i}", any_sizes=any_sizes)
+        return parts
+    fields = check_fields(batch, "the batch")
+    check_like(fields, example, "the batch", any_sizes=any_sizes)
+    size = next(iter(example.values())).shape[0]
+    samples = next(iter(fields.values())).shape[0]
+    if samples > size * micro_batches:
+        raise Error(f"the batch has {samples} samples, but a step has {micro_batches} micro-batches of {size}: give at most "
+                    f"{size * micro_batches}")
+    return [{name: tensor[begin:begin + size] for name, tensor in fields.items()} for begin in range(0, samples, size)]
+
+
+def _kind(value: object) -> str:
+    return "empty" if isinstance(value, Mapping) else f"a {type(value).__name__}"

@@ -1,0 +1,255 @@
+"""`capture`, the entry: a module and one micro-batch become a chain of layers with their F, I and W programs."""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import bundle, export, interpret, ops
+from .cut import Layer, cut, structure
+from .emit import dtype_name, emit
+from .errors import CaptureError
+from .joint import joint_graph
+from .split import split
+from .targets import weigh_loss
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 0.2, torch.float16: 0.1}  # beyond this a program is wrong, not rounded
+
+
+@dataclasses.dataclass
+class DryRun:
+    """The worst relative errors against the module under autograd, and where."""
+    loss: float
+    gradients: float
+    worst: str
+    buffers: float
+    evaluation: float
+
+
+@dataclasses.dataclass
+class Captured:
+    """A captured module. `graph` is what graph.json holds; parameters, buffers and constants are tensors by name."""
+    module: nn.Module
+    whole: export.WithLoss
+    loss_reduction: str | None
+    graph: dict[str, Any]
+    parameters: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    constants: dict[str, torch.Tensor]
+    structures: list[list[str]] = dataclasses.field(default_factory=list)
+    dry_runs: list[DryRun] = dataclasses.field(default_factory=list)
+
+    def add_shape(self, batch: Any, check: bool = True) -> DryRun | None:
+        """Captures programs for a micro-batch of another shape. The layers stay. Raises CaptureError if the module takes other layers for this shape."""
+        fields = export.as_fields(self.module, batch)
+        described = {name: {"dtype": dtype_name(t.dtype), "shape": list(t.shape)} for name, t in fields.items()}
+        if any(shape["fields"] == described for shape in self.graph["shapes"]):
+            return None
+        with in_training(self.module):
+            forward = export.export(self.whole, fields)
+        targets = weigh_loss(forward, fields, self.loss_reduction)
+        layers = cut(forward)
+        self._append(forward, layers, described, targets)
+        if check:
+            try:
+                self.dry_runs.append(self._dry_run(fields))
+            except BaseException:
+                self.graph["shapes"].pop()
+                raise
+        return self.dry_runs[-1] if check else None
+
+    def save(self, folder: str | pathlib.Path) -> None:
+        """Writes the bundle."""
+        bundle.write(self, folder)
+
+    def _append(self, forward: export.Forward, layers: list[Layer], described: dict, targets: dict) -> None:
+        first = not self.graph["shapes"]
+        if not first and [(l["parameters"], l["buffers"]) for l in self.graph["layers"]] != [(l.names("parameter"), l.names("buffer")) for l in layers]:
+            raise CaptureError("the module has other layers for this shape of batch. Capture it by itself")
+        frozen = {name for name, p in self.parameters.items() if not p.requires_grad}
+        kinds: dict[str, int] = {}
+        programs, made, gradients = [], [], []
+        arriving: list[bool] = []
+        assigned = []
+        for layer in layers:
+            arrived = iter(arriving)
+            trained = [next(arrived) if source == "value" else source == "parameter" and name not in frozen for source, name in layer.inputs]
+            text = structure(layer, trained)
+            if text not in kinds:
+                kinds[text] = len(programs)
+                joint = joint_graph(layer, trained)
+                program, constants = emit(layer, joint, split(joint, layer))
+                programs.append(program)
+                made.append(constants)
+                gradients.append(["gradient" in o for o in program["outputs"]])
+            assigned.append(kinds[text])
+            arriving = gradients[kinds[text]]
+        if not any(arriving):
+            raise CaptureError("nothing is trained: the loss depends on no parameter with requires_grad")
+        lists = [[self._constant(forward.tensors[i]) for i in layer.inputs if i.source == "constant"] + [self._constant(t) for t in made[kind]]
+                 for layer, kind in zip(layers, assigned)]
+        if first:
+            self.graph["layers"] = [{"name": layer.name, "kind": kind, "parameters": layer.names("parameter"), "buffers": layer.names("buffer"),
+                                     "constants": constants} for layer, kind, constants in zip(layers, assigned, lists)]
+            self.graph["kinds"] = kind_names([layer.name for layer in layers], assigned)
+        else:
+            if assigned != [l["kind"] for l in self.graph["layers"]]:
+                raise CaptureError("for this shape of batch, other layers of the module are equal. Capture it by itself")
+        self.graph["shapes"].append({"fields": described, "programs": programs, "targets": targets})
+        if not first:
+            self.graph["shapes"][-1]["constants"] = lists
+
+    def _constant(self, tensor: torch.Tensor) -> str:
+        for name, other in self.constants.items():
+            if other.dtype == tensor.dtype and other.shape == tensor.shape and torch.equal(other, tensor):
+                return name
+        name = f"c{len(self.constants)}"
+        self.constants[name] = tensor.detach().clone()
+        return name
+
+    def _dry_run(self, fields: dict[str, torch.Tensor]) -> DryRun:
+        tensors = {n: t.detach() for n, t in {**self.parameters, **self.buffers}.items()}
+        chain = interpret.Chain(self.graph, len(self.graph["shapes"]) - 1, tensors, self.constants)
+        count = max(chain.count(fields), 1)
+        weight = torch.tensor(1 / count, dtype=torch.float32).item()  # loss_weight is a float32
+        random = interpret.Random(7)
+        with torch.no_grad():
+            loss, slots, new_buffers = chain.forward(fields, weight, random)
+            drawn = list(random.drawn)
+            gradients = chain.backward(slots, random)
+            evaluated = chain.forward(fields, weight, interpret.Random(7), evaluate=True)[0]
+        expected, wanted, changed, in_evaluation = reference(self, fields, drawn)
+        scale = 1 / weight if self.loss_reduction == "sum" else 1 / (weight * count)
+        worst, where = 0.0, ""
+        largest = max((g.norm().item() for g in wanted.values()), default=0.0)
+        for name, gradient in wanted.items():
+            mine = gradients.get(name)
+            error = relative((torch.zeros_like(gradient) if mine is None else mine) * scale, gradient, largest * 1e-3)
+            if error > worst:
+                worst, where = error, name
+        result = DryRun(relative(loss * scale, expected), worst, where, max((relative(new_buffers[n], b) for n, b in changed.items()), default=0.0),
+                        relative(evaluated * scale, in_evaluation))
+        limit = TOLERANCE.get(expected.dtype, 2e-3)
+        for what, error in (("the loss", result.loss), (f"the gradient of '{where}'", result.gradients), ("a buffer", result.buffers)):
+            if not error <= limit:
+                raise CaptureError(f"the captured programs compute {what} with a relative error of {error:.1e} against the module itself. "
+                                   "The module may change its course from call to call, or this is an error of twobp: please report it")
+        if not result.evaluation <= limit:
+            raise CaptureError(f"in evaluation mode the module's loss is not that of its training graph without dropout and with running statistics (relative error "
+                               f"{result.evaluation:.1e}). Only these two may depend on self.training")
+        return result
+
+
+def relative(value: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> float:
+    """|value - expected| / |expected|, in norms; `floor` is the least denominator."""
+    value, expected = value.double(), expected.double()
+    return ((value - expected).norm() / max(expected.norm().item(), floor, 1e-30)).item()
+
+
+@contextlib.contextmanager
+def in_training(module: nn.Module):
+    """Refuses a module in evaluation mode."""
+    if not module.training:
+        raise CaptureError("the module is in evaluation mode; capture takes it in training mode. Call module.train() first")
+    yield
+
+
+class Replay(TorchDispatchMode):
+    """Gives the module what the programs drew at random, call by call."""
+
+    def __init__(self, drawn: list):
+        super().__init__()
+        self.drawn = iter(drawn)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if torch.Tag.nondeterministic_seeded not in function.tags or "scaled_dot_product" in function._schema.name:
+            return function(*args, **(kwargs or {}))
+        name, results = next(self.drawn, ("nothing", ()))
+        base = function._schema.name.split("::")[1]
+        if name == "twobp::dropout" and base == "native_dropout":
+            return args[0] * results[1] * (1 / (1 - args[1])), results[1]
+        drawn = results[1] if name == "twobp::dropout" else results[0] if results else None
+        if drawn is None or drawn.shape != args[0].shape and isinstance(args[0], torch.Tensor):
+            raise CaptureError(f"the module draws random numbers by {function}, where its captured form draws by {name}")
+        return args[0].copy_(drawn) if base.endswith("_") else drawn.clone()
+
+
+def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list):
+    """Loss, gradients and new buffers of the module itself, in training mode, and its loss in evaluation mode. The module stays as it was."""
+    module, whole = captured.module, captured.whole
+    state = {name: b.detach().clone() for name, b in whole.named_buffers()}
+    modes = {part: part.training for part in whole.modules()}
+    trained = {name: p for name, p in captured.parameters.items() if p.requires_grad}
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with torch.enable_grad(), Replay(drawn):
+                loss = whole(dict(fields))
+            grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+            changed = {name: captured.buffers[name].detach().clone() for name in captured.buffers}
+            restore(whole, state)
+            whole.eval()
+            with torch.no_grad():
+                evaluated = whole(dict(fields))
+        finally:
+            restore(whole, state)
+            for part, mode in modes.items():
+                part.training = mode
+    return loss.detach(), {n: g for n, g in zip(trained, grads) if g is not None}, changed, evaluated
+
+
+def restore(whole: nn.Module, state: dict[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, buffer in whole.named_buffers():
+            if not torch.equal(buffer, state[name]):
+                buffer.copy_(state[name])
+
+
+def kind_names(layers: list[str], assigned: list[int]) -> list[str]:
+    """A kind is named after the last word of its first layer's name."""
+    names: list[str] = []
+    for layer, kind in zip(layers, assigned):
+        if kind == len(names):
+            words = [w for w in layer.split("#")[0].split(".") if not w.isdigit()]
+            name = words[-1] if words else "layer"
+            names.append(name if name not in names else f"{name}{kind}")
+    return names
+
+
+def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None, loss_reduction: str | None = None, check: bool = True) -> Captured:
+    """Captures `module`, which must be in training mode, for micro-batches like `example` (a dict of tensors, or a tuple).
+
+    loss_fn(output, batch) gives the loss; without it, the module must. loss_reduction ("mean" or "sum" over a micro-batch's samples) is needed only if
+    the loss is no mean that capture knows. With `check`, the programs run once beside autograd; the errors are in `dry_runs`.
+    Raises CaptureError, which says what cannot be captured, where, and what to do. The module stays as it was."""
+    export.check_torch()
+    if not isinstance(module, nn.Module):
+        raise CaptureError(f"capture takes a torch.nn.Module, not {type(module).__name__}")
+    whole = export.WithLoss(module, loss_fn)
+    whole.training = module.training
+    parameters = {name.removeprefix("module."): p for name, p in whole.named_parameters()}
+    dtypes = {p.dtype for p in parameters.values() if p.requires_grad}
+    if not dtypes:
+        raise CaptureError("nothing is trained: the module has no parameter with requires_grad")
+    graph = {"format": bundle.FORMAT, "version": bundle.VERSION, "torch": ".".join(torch.__version__.split(".")[:2]),
+             "module": f"{type(module).__module__.split('.')[0]}.{type(module).__name__}", "dtype": dtype_name(next(iter(dtypes))),
+             "layers": [], "kinds": [], "parameters": {}, "buffers": {}, "shapes": []}
+    captured = Captured(module, whole, loss_reduction, graph, parameters, {}, {})
+    fields = export.as_fields(module, example)
+    with in_training(module):
+        forward = export.export(whole, fields)
+    named = {name.removeprefix("module."): b for name, b in whole.named_buffers()}
+    captured.buffers = {name: named[name] for name in forward.new_buffers}
+    targets = weigh_loss(forward, fields, loss_reduction)
+    described = {name: {"dtype": dtype_name(t.dtype), "shape": list(t.shape)} for name, t in fields.items()}
+    captured._append(forward, cut(forward), described, targets)
+    graph["parameters"] = {n: {"dtype": dtype_name(p.dtype), "shape": list(p.shape), "frozen": not p.requires_grad} for n, p in parameters.items()}
+    graph["buffers"] = {n: {"dtype": dtype_name(b.dtype), "shape": list(b.shape)} for n, b in captured.buffers.items()}
+    if check:
+        captured.dry_runs.append(captured._dry_run(fields))
+    return captured

@@ -1,0 +1,239 @@
+"""The forward graph becomes a chain of layers: it is cut at every point where the fewest bytes cross."""
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import torch
+from torch import fx
+
+from . import ops
+from .errors import CaptureError
+from .export import Forward, Input
+
+ATOMIC = 12  # a piece with at most this many products is cut no further, unless at points where a single value crosses
+
+
+@dataclasses.dataclass
+class Layer:
+    """A piece between two cuts. Its placeholders are `inputs`, in order; its outputs are `outputs` ("value", name), ("buffer", name) or ("loss", "")."""
+    name: str
+    graph_module: fx.GraphModule
+    inputs: list[Input]
+    examples: list[torch.Tensor]
+    outputs: list[tuple[str, str]]
+
+    def names(self, source: str) -> list[str]:
+        return [name for kind, name in self.inputs if kind == source]
+
+
+def bytes_of(node: fx.Node) -> float:
+    value = node.meta.get("val")
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else float("inf")  # lists do not cross
+
+
+def is_free(node: fx.Node, free: set[fx.Node]) -> bool:
+    """What depends on no parameter and draws nothing (masks, rotary tables) is computed again by each layer that reads it."""
+    return not ops.is_random(node) and ops.short_name(node) not in ops.FORWARD_HEAVY and all(i in free for i in ops.inputs_of(node))
+
+
+def chain_of(forward: Forward) -> tuple[list[fx.Node], set[fx.Node]]:
+    """The calls that depend on a parameter or a changed buffer, in order; and all other nodes."""
+    free = {node for node, (source, _) in forward.inputs.items() if source not in ("parameter", "buffer")}
+    needed = ops.ancestors([forward.loss, *forward.new_buffers.values()])
+    chain = []
+    for node in forward.graph.nodes:
+        if node.op == "call_function" and node in needed:
+            if is_free(node, free):
+                free.add(node)
+            else:
+                chain.append(node)
+    return chain, free
+
+
+def crossing(chain: list[fx.Node], loss: fx.Node) -> list[list[fx.Node]]:
+    """For each point behind a call: the values that later calls read."""
+    index = {node: i for i, node in enumerate(chain)}
+    last = {node: max((index[user] for user in node.users if user in index), default=index[node]) for node in chain}
+    last[loss] = max(last[loss], len(chain) - 1)
+    live: list[fx.Node] = []
+    points = []
+    for i, node in enumerate(chain):
+        live = [value for value in live if last[value] > i] + ([node] if last[node] > i else [])
+        points.append(live)
+    return points
+
+
+def heavy(node: fx.Node) -> bool:
+    return ops.short_name(node) in ops.FORWARD_HEAVY
+
+
+def cut_points(chain: list[fx.Node], points: list[list[fx.Node]]) -> list[int]:
+    """Indices of calls behind which to cut. Where one value crosses, always; else where the fewest bytes cross, and again inside what is still large,
+    since a value that skips many layers (an encoder's output) crosses all of them."""
+    cost = [sum(map(bytes_of, values)) for values in points]
+    found: set[int] = set()
+
+    def divide(begin: int, end: int) -> None:
+        """Cuts chain[begin:end]; a cut behind end - 1 is made already."""
+        inside = range(begin, end - 1)
+        if not inside or sum(map(heavy, chain[begin:end])) <= ATOMIC:
+            return
+        least = min(cost[i] for i in inside)
+        if least == float("inf"):
+            return
+        here = [i for i in inside if cost[i] <= least * 1.01]
+        found.update(here)
+        for a, b in zip([begin, *(i + 1 for i in here)], [*(i + 1 for i in here), end]):
+            if (a, b) != (begin, end):
+                divide(a, b)
+
+    single = [i for i in range(len(chain) - 1) if len(points[i]) == 1 and cost[i] < float("inf")]
+    found.update(single)
+    for a, b in zip([0, *(i + 1 for i in single)], [*(i + 1 for i in single), len(chain)]):
+        divide(a, b)
+    return sorted(found)
+
+
+def merge_light(chain: list[fx.Node], cuts: list[int]) -> list[list[fx.Node]]:
+    """Pieces without a product join a neighbour: the one that occurs as often as they do, so that repeated layers stay equal."""
+    bounds = [-1, *cuts, len(chain) - 1]
+    pieces = [chain[a + 1:b + 1] for a, b in zip(bounds, bounds[1:])]
+
+    def look(piece):
+        return tuple((ops.short_name(n), tuple(n.meta["val"].shape) if isinstance(n.meta.get("val"), torch.Tensor) else ()) for n in piece)
+
+    def weight(piece):
+        return 2 if any(map(heavy, piece)) else 1 if any(ops.short_name(n).startswith("embedding") for n in piece) else 0
+
+    merged: list[list[fx.Node]] = []
+    for piece in pieces:  # embeddings that are added together are one layer
+        if merged and weight(piece) == 1 and weight(merged[-1]) < 2:
+            merged[-1] = merged[-1] + piece
+        else:
+            merged.append(piece)
+    count = Counter(map(look, merged))
+    result: list[list[fx.Node]] = []
+    ahead: list[fx.Node] = []
+    for i, piece in enumerate(merged):
+        if weight(piece):
+            result.append(ahead + piece)
+            ahead = []
+            continue
+        mine = count[look(piece)]
+        before = count[look(merged[i - 1])] if i else 0
+        after = count[look(merged[i + 1])] if i + 1 < len(merged) else 0
+        if ahead or not result or (after and after == mine != before):
+            ahead = ahead + piece
+        else:
+            result[-1] = result[-1] + piece
+    if ahead:
+        if result:
+            result[-1] = result[-1] + ahead
+        else:
+            result.append(ahead)
+    return result
+
+
+def path_of(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack")
+    return list(stack.values())[-1][0].removeprefix("module").lstrip(".") if stack else ""
+
+
+def layer_names(pieces: list[list[fx.Node]]) -> list[str]:
+    """Each layer is named after the module that its products have in common."""
+    names = []
+    for piece in pieces:
+        paths = [path_of(n) for n in piece if heavy(n)] or [path_of(n) for n in piece if ops.short_name(n).startswith("embedding")] or [path_of(n) for n in piece]
+        paths = [p for p in paths if p] or [""]
+        common = paths[0].split(".")
+        for path in paths[1:]:
+            parts = path.split(".")
+            common = [a for i, a in enumerate(common[:len(parts)]) if common[:i + 1] == parts[:i + 1]]
+        names.append(".".join(common))
+    for i, piece in enumerate(pieces):  # a name that other layers stand below says too little
+        if not names[i] or any(other != names[i] and other.startswith(names[i] + ".") for other in names):
+            names[i] = next((path_of(n) for n in piece if heavy(n) or ops.short_name(n).startswith("embedding")), names[i]) or "layer"
+    seen: Counter = Counter()
+    for i, name in enumerate(names):
+        seen[name] += 1
+        if seen[name] > 1:
+            names[i] = f"{name}#{seen[name]}"
+    return names
+
+
+def cut(forward: Forward) -> list[Layer]:
+    """The chain of layers. Values that skip a layer pass through it as inputs and outputs."""
+    chain, free = chain_of(forward)
+    points = crossing(chain, forward.loss)
+    pieces = merge_light(chain, cut_points(chain, points))
+    at = {node: i for i, node in enumerate(chain)}
+    position = {node: i for i, node in enumerate(forward.graph.nodes)}
+    layers, arriving = [], []
+    for number, (piece, name) in enumerate(zip(pieces, layer_names(pieces))):
+        final = number == len(pieces) - 1
+        leaving = [] if final else points[at[piece[-1]]]
+        outputs = [(("value", n.name), n) for n in leaving] + ([(("loss", ""), forward.loss)] if final else [])
+        mine = set(piece)
+        outputs += [(("buffer", name_), n) for name_, n in forward.new_buffers.items() if n in mine or (final and n in free)]
+        layers.append(piece_graph(forward, name, piece, free, arriving, outputs, position))
+        arriving = leaving
+    owners: dict[str, int] = {}
+    for i, layer in enumerate(layers):
+        for kind, buffer in layer.outputs:
+            if kind == "buffer":
+                owners[buffer] = i
+    for i, layer in enumerate(layers):
+        for buffer in layer.names("buffer"):
+            if owners.get(buffer) != i:
+                raise CaptureError(f"two layers use the buffer '{buffer}', which the forward pass changes. Give each its own")
+    return layers
+
+
+def piece_graph(forward: Forward, name: str, piece: list[fx.Node], free: set, arriving: list[fx.Node], outputs: list, position: dict) -> Layer:
+    mine = set(piece)
+    order: list[fx.Node] = []
+    seen: set[fx.Node] = set()
+    stack = [*piece, *(n for _, n in outputs)]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        order.append(node)
+        if node.op == "call_function" and (node in mine or node in free):
+            stack += ops.inputs_of(node)
+    calls = sorted((n for n in order if n.op == "call_function" and (n in mine or n in free)), key=position.get)
+    used = [n for n in sorted(order, key=position.get) if n in forward.inputs]
+    rank = {"field": 0, "parameter": 1, "buffer": 2, "constant": 3, "loss_weight": 4}
+    graph, env = fx.Graph(), {}
+    inputs, examples = [], []
+    first_use = {n: i for i, call in reversed(list(enumerate(calls))) for n in ops.inputs_of(call)}
+    for node in [*arriving, *sorted(used, key=lambda n: (rank[forward.inputs[n].source], first_use.get(n, 0)))]:
+        meaning = forward.inputs.get(node, Input("value", node.name))
+        env[node] = graph.placeholder(f"{meaning.source}_{len(inputs)}")
+        env[node].meta = {"val": node.meta["val"]}
+        inputs.append(meaning)
+        examples.append(forward.tensors.get(meaning, node.meta["val"]))
+    for node in calls:
+        env[node] = graph.node_copy(node, env.__getitem__)
+    graph.output(tuple(env[n] for _, n in outputs))
+    return Layer(name, fx.GraphModule(torch.nn.Module(), graph), inputs, examples, [o for o, _ in outputs])
+
+
+def structure(layer: Layer, trained: list[bool]) -> str:
+    """A text that is equal for layers with the same programs."""
+    number: dict[fx.Node, int] = {}
+    lines = []
+    counters: Counter = Counter()
+    for node in layer.graph_module.graph.nodes:
+        number[node] = len(number)
+        if node.op == "placeholder":
+            i = number[node]
+            source, name = layer.inputs[i]
+            counters[source] += 1
+            lines.append(f"{source} {name if source == 'field' else counters[source]} {layer.examples[i].dtype} {tuple(layer.examples[i].shape)} {trained[i]}")
+        else:
+            arguments = fx.node.map_arg((node.args, node.kwargs), lambda n: f"%{number[n]}")
+            lines.append(f"{node.target if node.op != 'output' else 'output'} {arguments}")
+    return "\n".join([*lines, str([(kind if kind != "buffer" else (kind, layer.names("buffer").index(name))) for kind, name in layer.outputs])])

@@ -1,0 +1,295 @@
+"""A module and one micro-batch become one functional graph of ATen calls: the forward pass, from the fields of the batch to the loss."""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import operator
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx, nn
+
+from . import ops
+from .errors import CaptureError, user_line
+from .ops import aten
+
+REMOVED = {aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_scalar.default, aten.sym_constrain_range_for_size.default,
+           aten.sym_constrain_range.default}
+SAME_VALUE = {aten.alias.default, aten.lift_fresh_copy.default}
+
+
+class Input(NamedTuple):
+    """What a placeholder stands for: source is field, parameter, buffer, constant, value or loss_weight."""
+    source: str
+    name: str
+
+
+@dataclasses.dataclass
+class Forward:
+    """The forward pass of the whole module. `tensors` holds parameters, buffers and constants by Input."""
+    graph_module: fx.GraphModule
+    inputs: dict[fx.Node, Input]
+    tensors: dict[Input, torch.Tensor]
+    loss: fx.Node
+    new_buffers: dict[str, fx.Node]
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.graph_module.graph
+
+
+class WithLoss(nn.Module):
+    """forward(batch) -> the loss, a scalar: the module's own, or loss_fn(output, batch)."""
+
+    def __init__(self, module: nn.Module, loss_fn: Callable | None):
+        super().__init__()
+        self.module, self.loss_fn = module, loss_fn
+        names = inspect.signature(module.forward).parameters.values()
+        self.takes = {p.name for p in names if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        self.takes_all = loss_fn is None or any(p.kind == p.VAR_KEYWORD for p in names) and not self.takes
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        output = self.module(**{k: v for k, v in batch.items() if self.takes_all or k in self.takes})
+        return loss_of(output) if self.loss_fn is None else self.loss_fn(output, batch)
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """The loss in a module's output: the output itself, its `loss`, or the first of a tuple, as Hugging Face models return it."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None) if not isinstance(output, (tuple, torch.Tensor)) else output
+    if isinstance(loss, tuple):
+        loss = loss[0] if loss else None
+    if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
+        found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(output).__name__} without a loss"
+        raise CaptureError(f"the module's output is {found}, and no loss_fn is given. Return a scalar loss, pass the targets that make the module "
+                           "compute one (`labels` in Hugging Face models), or give loss_fn=lambda output, batch: ...")
+    return loss
+
+
+def as_fields(module: nn.Module, example: Any) -> dict[str, torch.Tensor]:
+    """The micro-batch as a dict. Positional tensors get the names of forward's parameters; one more is 'target', for loss_fn."""
+    if isinstance(example, torch.Tensor):
+        example = (example,)
+    if isinstance(example, (tuple, list)):
+        names = [p.name for p in inspect.signature(module.forward).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        names = names[:len(example)] + ["target"] * (len(example) == len(names) + 1)
+        if len(names) != len(example):
+            raise CaptureError(f"the batch has {len(example)} tensors, but the module's forward takes {len(names)}. Name them: give the batch as a dict")
+        example = dict(zip(names, example))
+    if not isinstance(example, Mapping) or not example:
+        raise CaptureError(f"a batch is a dict of tensors (or a tuple of them), not {type(example).__name__}")
+    for name, value in example.items():
+        if not isinstance(value, torch.Tensor):
+            raise CaptureError(f"batch field '{name}' is {type(value).__name__}, not a tensor. Leave it out, or bind it to the module "
+                               "(a wrapper whose forward passes it)")
+    return {str(name): value.detach() for name, value in example.items()}
+
+
+@contextlib.contextmanager
+def causal_attention_without_mask(fields: Mapping[str, torch.Tensor]):
+    """Hugging Face models write a dense causal mask when they are exported, for the sake of other shapes. A captured program has one shape, and
+    `is_causal` says the same in less time. A batch with padding or positions of its own keeps its masks."""
+    try:
+        import transformers.masking_utils as masking
+    except ImportError:
+        yield
+        return
+    changed = {"is_torchdynamo_exporting": lambda: False}
+    if "position_ids" not in fields:
+        changed["find_packed_sequence_indices"] = lambda position_ids: None
+    before = {name: getattr(masking, name) for name in changed if hasattr(masking, name)}
+    for name in before:
+        setattr(masking, name, changed[name])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(masking, name, value)
+
+
+def check_torch() -> None:
+    if torch.__version__.split("+")[0].split(".")[:2] != ["2", "13"]:
+        raise CaptureError(f"capture uses parts of torch 2.13 that other versions change; this is torch {torch.__version__}. Install torch==2.13.*")
+
+
+def check_hooks(module: nn.Module) -> None:
+    """Hooks of the forward pass are exported with it; those of the backward pass would be lost."""
+    for name, part in module.named_modules():
+        if part._backward_hooks or part._backward_pre_hooks:
+            raise CaptureError(f"'{name or 'the module'}' has a backward hook, which would not run. Remove it")
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise CaptureError(f"parameter '{name}' has a gradient hook, which would not run. Remove it")
+
+
+def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
+    """Exports `whole` in training mode. Raises CaptureError with export's reason and the line of user code."""
+    check_hooks(whole)
+    try:
+        with causal_attention_without_mask(fields), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch's own
+            program = torch.export.export(whole, (fields,), strict=False).run_decompositions({})
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise refusal(error) from error
+    graph_module = program.graph_module
+    clean(graph_module)
+    return with_meaning(program, whole, fields)
+
+
+def refusal(error: Exception) -> CaptureError:
+    reason = str(error).strip().split("\n\n")[0].strip() or type(error).__name__
+    advice = "Only operations whose course does not depend on the values of tensors can be captured"
+    if "data-dependent" in str(error).lower() or "GuardOnDataDependent" in type(error).__name__:
+        advice = "The module branches on the value of a tensor. Compute both sides and choose: y = torch.where(condition, a, b)"
+    return CaptureError(f"torch.export cannot take the module: {type(error).__name__}: {reason}{user_line(error)}. {advice}")
+
+
+def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
+    """Says what each placeholder and output of the exported graph is."""
+    signature, graph = program.graph_signature, program.graph_module.graph
+    parameters = dict(whole.named_parameters(remove_duplicate=False))
+    buffers = dict(whole.named_buffers(remove_duplicate=False))
+    canonical: dict[int, str] = {}
+    for name, tensor in [*parameters.items(), *buffers.items()]:
+        canonical.setdefault(id(tensor), name.removeprefix("module."))
+    changed = {canonical[id(buffers[name])] for name in signature.buffers_to_mutate.values()}
+    if signature.user_inputs_to_mutate:
+        raise CaptureError(f"the module writes into a field of its batch ({next(iter(signature.user_inputs_to_mutate.values()))}). Let it clone the tensor first")
+    if getattr(signature, "parameters_to_mutate", None):
+        raise CaptureError(f"the module's forward pass changes its parameter {next(iter(signature.parameters_to_mutate.values()))}. Make it a buffer")
+    field_of = dict(zip(signature.user_inputs, fields))
+    inputs: dict[fx.Node, Input] = {}
+    tensors: dict[Input, torch.Tensor] = {}
+    for node in graph.nodes:
+        if node.op != "placeholder":
+            continue
+        if node.name in signature.inputs_to_parameters:
+            tensor = parameters[signature.inputs_to_parameters[node.name]]
+            inputs[node] = Input("parameter", canonical[id(tensor)])
+        elif node.name in signature.inputs_to_buffers:
+            target = signature.inputs_to_buffers[node.name]
+            tensor = buffers[target] if target in buffers else program.constants[target]
+            name = canonical.get(id(tensor), target)
+            inputs[node] = Input("buffer" if name in changed else "constant", name)
+        elif node.name in signature.inputs_to_lifted_tensor_constants:
+            target = signature.inputs_to_lifted_tensor_constants[node.name]
+            tensor = program.constants[target]
+            inputs[node] = Input("constant", target)
+        elif node.name in field_of:
+            inputs[node] = Input("field", field_of[node.name])
+            continue
+        else:
+            raise CaptureError(f"the exported module has an input '{node.name}' that is neither a tensor of the batch nor of the module")
+        tensors[inputs[node]] = tensor.detach()
+    by_input: dict[Input, fx.Node] = {}
+    for node, meaning in list(inputs.items()):  # a tied parameter is one input
+        first = by_input.setdefault(meaning, node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            del inputs[node]
+            graph.erase_node(node)
+    loss, new_buffers = None, {}
+    for spec, node in zip(signature.output_specs, list(graph.nodes)[-1].args[0]):
+        if spec.kind.name == "BUFFER_MUTATION":
+            new_buffers[canonical[id(buffers[spec.target])]] = node
+        elif spec.kind.name == "USER_OUTPUT":
+            loss = node
+        elif spec.kind.name == "PARAMETER_MUTATION":
+            raise CaptureError(f"the module's forward pass changes its parameter {spec.target}. Make it a buffer")
+        else:
+            raise CaptureError(f"the module's forward pass changes {spec.target}, an input ({spec.kind.name}). Let it clone the tensor first")
+    if loss is None or not isinstance(loss.meta.get("val"), torch.Tensor) or loss.meta["val"].dim() != 0 or not loss.meta["val"].is_floating_point():
+        raise CaptureError("the loss must be one floating-point scalar: reduce it (loss.mean()) in the module or in loss_fn")
+    return Forward(program.graph_module, inputs, tensors, loss, new_buffers)
+
+
+def clean(graph_module: fx.GraphModule) -> None:
+    """Takes out what only checks or copies, and writes dropout as our operator."""
+    inline_grad_mode(graph_module)
+    graph = graph_module.graph
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target in REMOVED:
+            graph.erase_node(node)
+        elif node.target in SAME_VALUE:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        elif node.target is aten.view.default:
+            node.target = aten.reshape.default  # with autograd, kernels may lay a tensor out in another way than export saw
+        elif node.target is aten.copy.default:
+            write_as_expand(graph, node)
+        elif node.target is aten.native_dropout.default:
+            write_as_dropout(graph, node)
+        elif node.target is aten.scaled_dot_product_attention.default and (node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)) > 0:
+            node.target = ops.attention_with_dropout
+            names = ("q", "k", "v", "mask", "p", "is_causal")
+            renamed = {"attn_mask": "mask", "dropout_p": "p"}
+            node.kwargs = {**dict(zip(names[3:], node.args[3:])), **{renamed.get(k, k): v for k, v in node.kwargs.items()}}
+            node.args = node.args[:3]
+    graph_module.recompile()
+
+
+def write_as_expand(graph: fx.Graph, node: fx.Node) -> None:
+    """x[...] = y is exported as copy(x, y), which has no derivative; its value is y in x's dtype and shape."""
+    into, source = node.args[:2]
+    with graph.inserting_before(node):
+        if into.meta["val"].dtype != source.meta["val"].dtype:
+            value = source.meta["val"].to(into.meta["val"].dtype)
+            source = graph.call_function(aten._to_copy.default, (source,), {"dtype": into.meta["val"].dtype})
+            source.meta["val"] = value
+        if into.meta["val"].shape != source.meta["val"].shape:
+            source = graph.call_function(aten.expand.default, (source, list(into.meta["val"].shape)))
+            source.meta["val"] = into.meta["val"]
+    node.replace_all_uses_with(source)
+    graph.erase_node(node)
+
+
+def write_as_dropout(graph: fx.Graph, node: fx.Node) -> None:
+    x, p, train = node.args
+    if train and 0 < p < 1:
+        node.target, node.args = ops.dropout, (x, p)
+        return
+    for user in list(node.users):
+        if user.args[1] == 0 and train and p == 1:
+            user.target, user.args = aten.mul.Tensor, (x, 0.0)
+        elif user.args[1] == 0:
+            user.replace_all_uses_with(x)
+            graph.erase_node(user)
+    if not node.users:
+        graph.erase_node(node)
+
+
+def inline_grad_mode(graph_module: fx.GraphModule) -> None:
+    """`with torch.no_grad():` is exported as a call of a graph of its own. Its nodes move in, and its results are detached."""
+    graph = graph_module.graph
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled:
+            continue
+        enabled, inner, *arguments = node.args
+        body = getattr(graph_module, inner.target)
+        inline_grad_mode(body)
+        env = dict(zip((n for n in body.graph.nodes if n.op == "placeholder"), arguments))
+        with graph.inserting_before(node):
+            for part in body.graph.nodes:
+                if part.op == "call_function":
+                    env[part] = graph.node_copy(part, env.__getitem__)
+            results = []
+            for result in list(body.graph.nodes)[-1].args[0]:
+                value = env[result]
+                if not enabled and value.meta["val"].is_floating_point():
+                    detached = graph.call_function(aten.detach.default, (value,))
+                    detached.meta = dict(value.meta)
+                    value = detached
+                results.append(value)
+        for user in list(node.users):
+            if user.target is operator.getitem:
+                user.replace_all_uses_with(results[user.args[1]])
+                graph.erase_node(user)
+        graph.erase_node(node)
+        if not inner.users:
+            graph.erase_node(inner)

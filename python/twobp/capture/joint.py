@@ -1,0 +1,76 @@
+"""Forward and backward of a layer as one graph: (inputs, gradients of outputs) -> (outputs, gradients of inputs), traced through autograd."""
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from .cut import Layer
+from .errors import CaptureError
+from .ops import aten
+
+SAME_VALUE = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}
+
+
+@dataclasses.dataclass
+class Joint:
+    """`arriving`: which outputs have a gradient, in order of the placeholders behind the inputs; `wanted`: which inputs need one."""
+    graph_module: fx.GraphModule
+    arriving: list[int]
+    wanted: list[int]
+
+
+def is_mutable(node: fx.Node) -> bool:
+    return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
+    """`trained[i]`: whether input i needs a gradient."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        fake = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) for x in layer.examples]
+
+    def outputs_of(inputs):
+        leaves = [x.detach().requires_grad_() if t else x.detach() for x, t in zip(inputs, trained)]
+        return leaves, layer.graph_module(*leaves)
+
+    with mode, torch.enable_grad():
+        _, outputs = outputs_of(fake)
+        arriving = [i for i, (kind, _) in enumerate(layer.outputs) if kind != "buffer" and outputs[i].requires_grad]
+        gradients = [torch.empty(outputs[i].shape, dtype=outputs[i].dtype) for i in arriving]
+    wanted = [i for i, t in enumerate(trained) if t] if arriving else []
+
+    def joint(inputs, gradients):
+        with torch.enable_grad():
+            leaves, outputs = outputs_of(inputs)
+            grads = torch.autograd.grad([outputs[i] for i in arriving], [leaves[i] for i in wanted], gradients, allow_unused=True) if arriving else []
+        return [o.detach() for o in outputs], list(grads)
+
+    graph_module = make_fx(joint, tracing_mode="fake", _allow_non_fake_inputs=True)(fake, gradients)
+    if any(map(is_mutable, graph_module.graph.nodes)):  # autograd's formulas write into what they just made
+        def replay(*arguments):
+            return fx.Interpreter(graph_module).run(*arguments, enable_io_processing=False)
+
+        functional = torch.func.functionalize(replay, remove="mutations")
+        graph_module = make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*fake, *gradients)
+    clean(graph_module.graph)
+    for node in graph_module.graph.nodes:
+        if is_mutable(node):
+            raise CaptureError(f"layer '{layer.name}': {node.target} writes into its argument, and there is no other form of it")
+    return Joint(graph_module, arriving, wanted)
+
+
+def clean(graph: fx.Graph) -> None:
+    for node in list(graph.nodes):
+        if node.op == "call_function" and (node.target in SAME_VALUE or node.target is aten._to_copy.default and not node.kwargs):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    for node in list(graph.nodes):  # t(t(x)) is x
+        if node.op == "call_function" and node.target in (aten.t.default, aten.transpose.int):
+            inner = node.args[0]
+            if inner.op == "call_function" and inner.target is node.target and inner.args[1:] == node.args[1:]:
+                node.replace_all_uses_with(inner.args[0])
+    graph.eliminate_dead_code()

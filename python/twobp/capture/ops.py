@@ -1,0 +1,103 @@
+"""What capture must know about single operators, and `twobp::dropout`, an operator of ours.
+
+`twobp::dropout(x, p, random) -> (y, mask)`: mask (bool) keeps an element with probability 1 - p; y = x * mask / (1 - p). It stands for every dropout
+in a captured graph, so that the runtime can draw the mask from the step and the micro-batch, and leave it out in evaluation."""
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+_library = torch.library.Library("twobp", "FRAGMENT")  # registrations last as long as this object
+_library.define("dropout(Tensor x, float p, Generator? random=None) -> (Tensor, Tensor)", tags=(torch.Tag.nondeterministic_seeded,))
+
+
+def _dropout(x: torch.Tensor, p: float, random: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=random)
+    return x * mask * (1 / (1 - p)), mask
+
+
+def _keep_mask(ctx, inputs, output):
+    ctx.save_for_backward(output[1])
+    ctx.scale = 1 / (1 - inputs[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _dropout_backward(ctx, dy, _):
+    (mask,) = ctx.saved_tensors
+    return aten.native_dropout_backward(dy, mask, ctx.scale), None, None
+
+
+torch.library.impl(_library, "dropout", "CompositeExplicitAutograd")(_dropout)
+torch.library.register_fake("twobp::dropout", lambda x, p, random=None: (torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)), lib=_library)
+torch.library.register_autograd("twobp::dropout", _dropout_backward, setup_context=_keep_mask, lib=_library)
+dropout = torch.ops.twobp.dropout.default
+
+
+def attention_with_dropout(q, k, v, mask=None, p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """scaled_dot_product_attention with dropout, in the steps in which the CPU computes it, so that the mask is one of ours.
+
+    q (..., heads, queries, dim), k and v (..., heads, keys, dim); mask is bool (True: attend) or is added to the scores."""
+    if enable_gqa:
+        k = k.repeat_interleave(q.size(-3) // k.size(-3), -3)
+        v = v.repeat_interleave(q.size(-3) // v.size(-3), -3)
+    scores = torch.matmul(q * (q.size(-1) ** -0.5 if scale is None else scale), k.transpose(-2, -1))
+    if is_causal:
+        mask = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(mask.logical_not(), float("-inf")) if mask.dtype == torch.bool else scores + mask
+    return torch.matmul(dropout(torch.softmax(scores, -1), p)[0], v)
+
+
+# Operators of a forward graph whose weight gradient is a product; they tell a layer from the small change between layers.
+FORWARD_HEAVY = {"linear", "addmm", "mm", "bmm", "baddbmm", "matmul", "einsum", "bilinear", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d",
+                 "conv_transpose2d", "conv_transpose3d", "scaled_dot_product_attention", "attention_with_dropout", "lstm", "gru", "rnn_tanh", "rnn_relu", "_grouped_mm"}
+# Operators of a backward graph that are worth waiting for.
+BACKWARD_HEAVY = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution_backward.default,
+                  aten.embedding_dense_backward.default, aten._grouped_mm.default, aten.index_put.default}
+VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.t.default, aten.transpose.int, aten.permute.default, aten.select.int, aten.slice.Tensor,
+         aten.expand.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.split.Tensor, aten.split_with_sizes.default,
+         aten.unbind.int, aten.chunk.default, operator.getitem}
+
+
+def short_name(node: fx.Node) -> str:
+    """'linear' for aten.linear.default."""
+    target = node.target
+    return target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the operator draws random numbers here. Attention bears the tag too, but draws none without dropout."""
+    target = node.target
+    if target is attention_with_dropout:
+        return True
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    return "scaled_dot_product" not in target._schema.name
+
+
+def nodes_in(arguments) -> list[fx.Node]:
+    """The nodes among (nested) arguments, in order."""
+    found: list[fx.Node] = []
+    fx.node.map_arg(arguments, found.append)
+    return found
+
+
+def inputs_of(node: fx.Node) -> list[fx.Node]:
+    return nodes_in((node.args, node.kwargs))
+
+
+def ancestors(nodes: list[fx.Node], stop=lambda node: False) -> set[fx.Node]:
+    """The calls that `nodes` are computed by, themselves included. Does not go past nodes for which `stop` holds."""
+    found: set[fx.Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node in found or node.op != "call_function" or stop(node):
+            continue
+        found.add(node)
+        stack += inputs_of(node)
+    return found

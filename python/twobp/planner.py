@@ -1,0 +1,105 @@
+"""The planner: ways to run a model, ranked by predicted throughput."""
+from __future__ import annotations
+
+import dataclasses
+import html
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from twobp import _native
+from twobp.trainer import Trainer
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanRow:
+    """One way to run the model. `split` has the layers of each stage; `idle` is the mean idle fraction; `peak_bytes` is what the
+    fullest rank needs, everything included; `csv` is the text of a searched schedule, else None."""
+    schedule: str
+    p2: str
+    ranks: int
+    stages: int
+    micro_batches: int
+    micro_batch_size: int
+    recompute: str
+    split: list[int]
+    step_seconds: float
+    samples_per_second: float
+    idle: float
+    peak_bytes: float
+    csv: str | None = None
+
+
+class Plan(Sequence):
+    """The rows, fastest first, and `advice`: sentences that say whether 2BP helps."""
+
+    def __init__(self, rows: Iterable[PlanRow], advice: list[str]):
+        self._rows = list(rows)
+        self.advice = advice
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index):
+        return self._rows[index]
+
+    def __iter__(self) -> Iterator[PlanRow]:
+        return iter(self._rows)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The rows as a table of pandas, which must be installed."""
+        import pandas
+        return pandas.DataFrame([dataclasses.asdict(row) for row in self])
+
+    def _table(self) -> list[list[str]]:
+        head = ["schedule", "p2", "ranks", "stages", "M", "size", "recompute", "step ms", "samples/s", "idle", "memory MiB"]
+        return [head, *([row.schedule, row.p2, str(row.ranks), str(row.stages), str(row.micro_batches), str(row.micro_batch_size),
+                         row.recompute, f"{row.step_seconds * 1e3:.2f}", f"{row.samples_per_second:.2f}", f"{row.idle:.1%}",
+                         f"{row.peak_bytes / 2**20:.1f}"] for row in self)]
+
+    def __repr__(self) -> str:
+        table = self._table()
+        widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
+        return "\n".join([*lines, "", *(f"{sentence}." for sentence in self.advice)])
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._table()
+        cells = lambda row, tag: "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)  # noqa: E731
+        body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
+        advice = "".join(f"<p>{html.escape(sentence)}.</p>" for sentence in self.advice)
+        return f"<table><thead><tr>{cells(head, 'th')}</tr></thead><tbody>{body}</tbody></table>{advice}"
+
+
+def plan(of: Trainer | str | os.PathLike, *, ranks: int | Iterable[int] | None = None,
+         micro_batches: int | Iterable[int] | None = None, schedule: str | Iterable[str] | None = None,
+         p2: str | Iterable[str] | None = None, recompute: str | Iterable[str] = "none", memory: str | int | None = None,
+         batch: int | None = None, top: int | None = 10, search: bool = False, seconds: float = 0.5) -> Plan:
+    """Compares all ways to run a model. `of` is a trainer, whose layers are measured now for about `seconds`, or a file of costs
+    (`twobp profile --json`).
+
+    Each of `ranks`, `micro_batches` (default: once, twice and four times the ranks), `schedule` and `p2` (default: all) is one
+    value or several. `recompute`: none, activations, derivatives, both. `memory`: of each rank, "80GiB" or bytes. `batch`: only
+    combinations with so many samples a step. `top`: the number of rows; None: all. `search`: also for new schedules. Raises
+    twobp.Error if nothing fits, and says what would."""
+    recomputes = _several(recompute)
+    if isinstance(of, Trainer):
+        costs = of._native.costs([mode for mode in recomputes if mode != "none"], seconds)
+        counts = _several(ranks) or [of.ranks]
+    else:
+        costs = _native.read_costs(os.fspath(of))
+        counts = _several(ranks)
+        if not counts:
+            raise _native.Error("give ranks: a number, or several such as range(2, 9)")
+    rows, advice = _native.plan(costs, counts, _several(micro_batches), _several(schedule), _several(p2), recomputes,
+                                "" if memory is None else str(memory), batch or 0, top or 0, search)
+    return Plan((PlanRow(**row) for row in rows), advice)
+
+
+def _several(value) -> list:
+    if value is None:
+        return []
+    return [value] if isinstance(value, (str, int)) else list(value)

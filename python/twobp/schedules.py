@@ -1,0 +1,165 @@
+"""Pipeline schedules as data: named ones, from files, simulated and drawn. The program runs the same code."""
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from twobp import _native
+
+
+class Instruction(NamedTuple):
+    """`op` on `stage` for the micro-batches from `micro_batch` to `micro_batch + count - 1`. `op` is F (forward), I (input
+    gradient), W (weight gradient), B (I, then W), or SEND_F, RECV_F, SEND_B, RECV_B for messages."""
+    op: str
+    stage: int
+    micro_batch: int
+    count: int = 1
+
+
+class Operation(NamedTuple):
+    """An F, I, W or B as it ran in a simulation."""
+    op: str
+    stage: int
+    micro_batch: int
+    begin: float
+    end: float
+
+
+class Schedule:
+    """The work of each rank in order. `twobp.schedule` and `Schedule.from_csv` make it."""
+
+    def __init__(self, native: _native.Schedule):
+        self._native = native
+        self.ranks: list[list[Instruction]] = [[Instruction(*one) for one in rank] for rank in native.instructions()]
+
+    @property
+    def name(self) -> str:
+        return self._native.name
+
+    @property
+    def p2(self) -> str:
+        """The policy of W: off, end, cooldown, fill or placed."""
+        return self._native.p2
+
+    @property
+    def stages(self) -> int:
+        return self._native.stages
+
+    @property
+    def micro_batches(self) -> int:
+        return self._native.micro_batches
+
+    @property
+    def rank_of_stage(self) -> list[int]:
+        return self._native.rank_of_stage
+
+    def validate(self, *, rendezvous: bool = False, buffers: int | None = None) -> None:
+        """Raises twobp.Error that shows the bad cell unless the schedule is complete, in order and free of deadlock.
+
+        `rendezvous`: also if sends wait for their receiver. `buffers`: the most messages that may ever wait for a rank."""
+        self._native.validate(rendezvous, -1 if buffers is None else buffers)
+
+    def simulate(self, forward: float | Sequence[float] = 1, backward_p1: float | Sequence[float] = 1,
+                 backward_p2: float | Sequence[float] = 1, *, p2_units: int = 1, latency: float = 0,
+                 cap: float | None = None) -> Simulation:
+        """Times the schedule by the executor's rules.
+
+        Costs are those of F, I and W for one micro-batch, in any unit: one number, or one for each stage. W has `p2_units` pieces;
+        a waiting rank looks for its message between them. `latency`: of a message, in the same unit. `cap`: the most micro-batches
+        that a rank may hold. Raises twobp.Error for costs that are negative or of another number of stages."""
+        def numbers(cost: float | Sequence[float]) -> list[float]:
+            return [float(one) for one in cost] if isinstance(cost, Sequence) else [float(cost)]
+
+        return Simulation(self._native.simulate(numbers(forward), numbers(backward_p1), numbers(backward_p2), p2_units, latency,
+                                                cap or 0), self)
+
+    def to_csv(self, path: str | os.PathLike | None = None, *, messages: bool = False) -> str:
+        """The text form of PyTorch's pipelining, also written to `path` if that is given. A `fill` schedule has no fixed order:
+        take that of a simulation (`Simulation.to_csv`)."""
+        return _write(path, self._native.csv("compute_comms" if messages else "compute_only"))
+
+    @staticmethod
+    def from_csv(path: str | os.PathLike) -> Schedule:
+        """Reads a file in PyTorch's text form. Raises twobp.Error that names row, column and cell of a fault."""
+        path = pathlib.Path(path)
+        return Schedule(_native.schedule_from_csv(path.read_text(), path.name))
+
+    def _repr_svg_(self) -> str:
+        return self.simulate().svg()
+
+    def __repr__(self) -> str:
+        return (f"<twobp.Schedule {self.name}, {self.stages} stages on {len(self.ranks)} ranks, {self.micro_batches} micro-batches, "
+                f"p2 {self.p2}>")
+
+
+class Simulation:
+    """A simulated step."""
+
+    def __init__(self, native: _native.Simulation, of: Schedule):
+        self._native = native
+        self.schedule = of
+
+    @property
+    def step(self) -> float:
+        """The length of the step, in the unit of the costs."""
+        return self._native.step
+
+    @property
+    def bubble(self) -> float:
+        """The idle fraction, mean over ranks."""
+        return self._native.bubble
+
+    @property
+    def idle(self) -> list[float]:
+        """The idle fraction of each rank."""
+        return self._native.idle
+
+    @property
+    def peak(self) -> float:
+        """The most micro-batches of stages that a rank holds."""
+        return self._native.peak
+
+    @property
+    def ranks(self) -> list[list[Operation]]:
+        """What each rank did, in order."""
+        return [[Operation(*one) for one in rank] for rank in self._native.timeline()]
+
+    def svg(self, path: str | os.PathLike | None = None, *, title: str = "", width: int = 1200, until: float = 0) -> str:
+        """The picture, also written to `path` if that is given. `until`: the end of its time axis, to compare pictures."""
+        return _write(path, self._native.svg(title or self.schedule.name, width, until))
+
+    def grid(self, unit: float = 1) -> str:
+        """The picture as text, with one column for each `unit` of time."""
+        return self._native.grid(unit)
+
+    def to_csv(self, path: str | os.PathLike | None = None, *, messages: bool = False) -> str:
+        """The order in which the simulation ran F, I and W, as `Schedule.to_csv`."""
+        return _write(path, self._native.csv("compute_comms" if messages else "compute_only"))
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
+    def __repr__(self) -> str:
+        return f"<twobp.Simulation of {self.schedule.name}: step {self.step:g}, bubble {self.bubble:.1%}, peak {self.peak:g}>"
+
+
+def schedules() -> list[str]:
+    """The names that `twobp.schedule` takes."""
+    return _native.schedule_names()
+
+
+def schedule(name: str, *, stages: int | None = None, ranks: int | None = None, micro_batches: int | None = None,
+             p2: str | None = None) -> Schedule:
+    """The schedule of this name, or in the file of this name if it ends in .csv.
+
+    Numbers that are not given are the schedule's own; without stages and ranks, it has 2 ranks. `p2` says when W runs: off, end,
+    cooldown, fill or placed. Raises twobp.Error for an unknown name (with the nearest one) and for numbers that do not fit."""
+    return Schedule(_native.make_schedule(name, stages, ranks, micro_batches, p2))
+
+
+def _write(path: str | os.PathLike | None, text: str) -> str:
+    if path is not None:
+        pathlib.Path(path).write_text(text)
+    return text

@@ -1,0 +1,250 @@
+"""The trainer: a module or a configured model, trained in a pipeline by the C++ runtime."""
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from twobp import _native, batches
+from twobp._native import Error
+from twobp.batches import Batch
+from twobp.optimizers import Adam, AdamW, SGD
+
+if TYPE_CHECKING:
+    from twobp.capture import Captured
+
+SECTIONS = ("pipeline", "train")  # whose keys are arguments of a trainer; those of the optimizer are its own
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """A training step. `loss` is the mean over the counted targets of the global batch, before the update. `grad_norm` is that of
+    all gradients, before clipping. `idle` (a fraction) and `peak_bytes` are by rank. `skipped`: an fp16 gradient overflowed, so
+    that no weight has changed."""
+    step: int
+    loss: float
+    lr: float
+    grad_norm: float
+    skipped: bool
+    step_seconds: float
+    idle: list[float]
+    peak_bytes: list[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """`loss` is the mean over the counted targets. `accuracy` is None for models that predict no classes."""
+    loss: float
+    accuracy: float | None
+
+
+class Trainer:
+    """Trains a model on the ranks of a pipeline, which are threads of this process.
+
+    The trainer has its own copies of the weights. It does not change the module, and does not see changes of the module: use
+    `state_dict` and `load_state_dict` between the two.
+
+    A call that Ctrl-C ends raises KeyboardInterrupt. The step is then given up, no weight has changed, and the trainer can go on.
+    After an error in a step, make a new trainer. One thread at a time may call a trainer, in the process that made it."""
+
+    def __init__(self, module: torch.nn.Module | None = None, example: Batch | None = None, *, model: Mapping | None = None,
+                 loss_fn: Callable | None = None, loss_reduction: str | None = None, optimizer: AdamW | Adam | SGD | None = None, **settings):
+        """`example`: one micro-batch, a dict of tensors whose first dimension are the samples.
+
+        `module` is captured with the example: its forward takes the dict's tensors by name. It returns the loss, or
+        `loss_fn(output, batch)` does. `loss_reduction`, "mean" or "sum" over a micro-batch's samples, is asked for if capture cannot
+        see it. `model` takes the place of a module: the keys of the section `model`, such as
+        {"type": "mlp", "dim": 64}, or {"from": FOLDER} for a Hugging Face directory.
+
+        `settings`: the keys of the sections `pipeline` and `train` by name: ranks, schedule, micro_batches, p2, memory_cap,
+        clip_norm, seed, ... (docs/settings.md). Raises twobp.Error for an unknown name, a value out of range, keys that contradict
+        each other, and for what capture refuses."""
+        if (module is None) == (model is None):
+            raise Error("give a module, or model= with the keys of a configured one")
+        if example is None:
+            raise Error("give an example: a dict of tensors, one micro-batch")
+        self._example = batches.check_fields(example, "the example")
+        self._captured: Captured | None = None
+        graph, constants, weights = "", {}, {}
+        if module is not None:
+            self._captured = _capture(module, self._example, loss_fn, loss_reduction)
+        elif loss_fn is not None or loss_reduction is not None:
+            raise Error("loss_fn and loss_reduction are for a module: a configured model has its own loss")
+        config = _config(settings, optimizer or AdamW(), self._example)
+        if self._captured is not None:
+            graph, constants, weights = _parts(self._captured)
+        else:
+            config["model"] = dict(model)
+        self._module = module
+        self._native = _native.Trainer(json.dumps(config), graph, constants, self._example, weights)
+        self._shapes = {_shape(self._example)}
+
+    def step(self, batch: Batch | Sequence[Batch]) -> StepResult:
+        """Makes one optimizer step.
+
+        `batch`: a dict of tensors, the global batch: micro_batches times as many samples as the example, or fewer at the end of an
+        epoch. Or a list of micro-batches. Raises twobp.Error for a batch of other keys, dtypes or sizes, a batch without a counted
+        target, and a loss or gradient that is not finite; KeyboardInterrupt for Ctrl-C."""
+        return StepResult(**self._native.step(self._cut(batch)))
+
+    def evaluate(self, batches_: Iterable[Batch | Sequence[Batch]]) -> Evaluation:
+        """The loss over all batches, in evaluation mode. Each is as for `step`."""
+        loss, right, targets = 0.0, None, 0
+        for number, batch in enumerate(batches_, 1):
+            one = self._native.evaluate(self._cut(batch), number)
+            loss += one["loss"]
+            targets += one["targets"]
+            if one["right"] is not None:
+                right = (right or 0) + one["right"]
+        if targets == 0:
+            raise Error("nothing to evaluate: there is no batch, or no target that counts")
+        return Evaluation(loss / targets, None if right is None else right / targets)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Copies of all weights and buffers, under the module's own names, so that module.load_state_dict takes them."""
+        trained = self._native.weights()
+        if self._module is None:
+            return trained
+        return {name: trained[known] if (known := self._name(name, trained)) else tensor.detach().clone()
+                for name, tensor in self._module.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Replaces all weights and buffers. The optimizer's state stays. Raises twobp.Error for missing or unknown names and for
+        other shapes."""
+        if self._module is not None:
+            own = self._native.weights()
+            unknown = state.keys() - self._module.state_dict().keys()
+            if unknown:
+                raise Error(f"the state has {min(unknown)}, which the model does not have")
+            state = {self._name(name, own): tensor for name, tensor in state.items() if self._name(name, own)}
+        self._native.load({name: tensor.detach() for name, tensor in state.items()})
+
+    def save(self, folder: str | os.PathLike, *, dtype: str = "float32") -> None:
+        """Writes a configured model as a Hugging Face directory or, if it came from a bundle, as a bundle. Writes a module as a
+        bundle in its own dtype, which `twobp train --set model.from=FOLDER` trains without Python (docs/bundle.md). For the files
+        of transformers, give the module the weights by `module.load_state_dict(trainer.state_dict())` and use `save_pretrained`."""
+        if self._captured is None:
+            self._native.save(os.fspath(folder), dtype)
+            return
+        if dtype != "float32":
+            raise Error("a captured module is saved in its own dtype: leave out dtype")
+        graph, constants, _ = _parts(self._captured)
+        folder = pathlib.Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        _native.write_tensors(str(folder / "model.safetensors"), self._native.weights())
+        _native.write_tensors(str(folder / "constants.safetensors"), constants)
+        new = folder / "graph.json.new"
+        new.write_text(graph)
+        os.replace(new, folder / "graph.json")  # last, so that a folder with a graph is a whole bundle
+
+    def checkpoint(self, folder: str | os.PathLike, *, keep: int = 3) -> None:
+        """Writes a checkpoint into a folder that is empty or this trainer's: weights, optimizer state and position. The newest
+        `keep` stay. The checkpoint is on disk when this returns."""
+        self._native.checkpoint(os.fspath(folder), keep)
+
+    def resume(self, folder: str | os.PathLike, *, keep: int = 3) -> list[str]:
+        """Sets a new trainer to the newest whole checkpoint, which may be of other ranks and another schedule; it then goes on to
+        the bit. Returns notes, such as a changed learning rate. Raises twobp.Error if the checkpoint is of another run."""
+        return self._native.resume(os.fspath(folder), keep)
+
+    def timeline(self, path: str | os.PathLike) -> None:
+        """Draws the next step as an HTML page, which is written when the step ends."""
+        self._native.timeline(os.fspath(path))
+
+    @property
+    def steps_done(self) -> int:
+        return self._native.steps_done
+
+    @property
+    def micro_batches(self) -> int:
+        return self._native.micro_batches
+
+    @property
+    def ranks(self) -> int:
+        return self._native.ranks
+
+    @property
+    def split(self) -> list[int]:
+        """The number of layers of each stage."""
+        return self._native.split
+
+    @property
+    def layers(self) -> list[str]:
+        return self._native.layers
+
+    @property
+    def config(self) -> dict:
+        """The whole configuration, with the defaults."""
+        return json.loads(self._native.config)
+
+    def _cut(self, batch: Batch | Sequence[Batch]) -> list[dict[str, torch.Tensor]]:
+        parts = batches.cut(batch, self._example, self._native.micro_batches, any_sizes=self._captured is not None)
+        if self._captured is not None:
+            for part in parts:
+                if _shape(part) not in self._shapes:
+                    self._add_shape(part)
+        return parts
+
+    def _add_shape(self, part: Batch) -> None:
+        """Captures the module for micro-batches of another shape."""
+        before = set(self._captured.constants)
+        self._captured.add_shape(part)
+        self._native.add_shape(json.dumps(self._captured.graph["shapes"][-1]),
+                               {name: tensor.contiguous() for name, tensor in self._captured.constants.items() if name not in before})
+        self._shapes.add(_shape(part))
+
+    def _name(self, name: str, known: Mapping[str, torch.Tensor]) -> str | None:
+        """The name under which the trainer has a tensor of the module; of a tied weight, it has one of the names. None: it has
+        not, because training never changes it."""
+        if name in known:
+            return name
+        tensors = dict(self._module.named_parameters(remove_duplicate=False))
+        tensors.update(self._module.named_buffers(remove_duplicate=False))
+        return next((other for other in known if other in tensors and name in tensors and tensors[other] is tensors[name]), None)
+
+    def __repr__(self) -> str:
+        pipeline = self.config["pipeline"]
+        return (f"<twobp.Trainer, {len(self.layers)} layers on {self.ranks} ranks, {pipeline['schedule']}, "
+                f"{self.micro_batches} micro-batches, {self.steps_done} steps done>")
+
+
+def _config(settings: dict, optimizer: AdamW | Adam | SGD, example: Batch) -> dict:
+    """The configuration with an object for each section. Raises Error for an unknown name."""
+    section_of = {}
+    for name in _native.config_keys():
+        section, key = name.split(".", 1)
+        if section in SECTIONS:
+            section_of[key] = section
+    config: dict[str, dict] = {section: {} for section in SECTIONS}
+    config["optimizer"] = optimizer.settings()
+    for key, value in settings.items():
+        if key not in section_of:
+            near = difflib.get_close_matches(key, section_of, n=1)
+            raise Error(f"unknown setting '{key}'" + (f": did you mean '{near[0]}'?" if near else
+                                                      ": the keys of docs/settings.md, pipeline and train, are known"))
+        config[section_of[key]][key] = value
+    samples = next(iter(example.values())).shape[0]
+    if config["pipeline"].setdefault("micro_batch_size", samples) != samples:
+        raise Error(f"micro_batch_size is {config['pipeline']['micro_batch_size']}, but the example has {samples} samples: leave it out")
+    return config
+
+
+def _capture(module: torch.nn.Module, example: Batch, loss_fn: Callable | None, loss_reduction: str | None) -> Captured:
+    from twobp.capture import capture  # only now: torch.export takes a second to import
+    return capture(module, example, loss_fn=loss_fn, loss_reduction=loss_reduction)
+
+
+def _parts(captured: Captured) -> tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """graph.json, the constants, and the weights with the buffers that training changes."""
+    return (json.dumps(captured.graph), {name: tensor.contiguous() for name, tensor in captured.constants.items()},
+            {name: tensor.detach().contiguous() for name, tensor in {**captured.parameters, **captured.buffers}.items()})
+
+
+def _shape(fields: Batch) -> tuple:
+    return tuple((name, fields[name].dtype, tuple(fields[name].shape)) for name in sorted(fields))

@@ -1,0 +1,192 @@
+// graph.json: one message for each thing that is wrong with it.
+#include "twobp/graph/read_graph.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/expect_error.h"
+#include "tests/graph/mlp_graph.h"
+
+namespace twobp::TWOBP_FILE {
+namespace {
+
+using test::MlpGraph;
+
+TEST(ReadGraph, ReadsLayersAndShapes) {
+  const auto graph = MlpGraph().graph();
+  ASSERT_EQ(graph->layers().size(), 4u);
+  EXPECT_EQ(graph->layers()[2].name, "middle.1");
+  EXPECT_EQ(graph->layers()[2].parameters[0], "middle.0.weight");
+  EXPECT_EQ(graph->description().kinds, (std::vector<std::string>{"first", "middle", "last"}));
+  EXPECT_EQ(graph->shape().fields.at("input").sizes, (std::vector<int64_t>{4, 3}));
+}
+
+struct Bad {
+  const char* name;
+  std::string find;
+  std::string replace;
+  std::vector<std::string> message;
+};
+
+class BadGraph : public ::testing::TestWithParam<Bad> {};
+
+TEST_P(BadGraph, IsRefused) {
+  const Bad& bad = GetParam();
+  std::string text = MlpGraph().json();
+  const size_t at = text.find(bad.find);
+  ASSERT_NE(at, std::string::npos) << bad.find;
+  text.replace(at, bad.find.size(), bad.replace);
+  std::vector<std::string> message = bad.message;
+  message.emplace_back("graph.json");
+  test::expect_error([&] { graph::parse_graph(text, "graph.json", MlpGraph().constants()); }, message);
+}
+
+const std::string kRelu = R"({"op": "aten::relu", "args": [{"v": 4}], "out": [5]})";
+
+INSTANTIATE_TEST_SUITE_P(
+    All, BadGraph,
+    ::testing::Values(
+        Bad{"NotJson", "{", "", {"not JSON"}}, Bad{"Format", "twobp graph", "onnx", {"format"}},
+        Bad{"Version", "\"version\": 1", "\"version\": 2", {"version", "reads version 1"}},
+        Bad{"Torch", "\"2.13\"", "\"2.12\"", {"captured with torch 2.12", "capture it again"}},
+        Bad{"MissingKey", "\"kinds\"", "\"kind_names\"", {"there is no \"kinds\""}},
+        Bad{"Kind", "\"kind\": 1", "\"kind\": 3", {"layers[1].kind", "is 3, outside 0 to 2"}},
+        Bad{"TwoLayersOfAName",
+            "\"name\": \"middle.1\"",
+            "\"name\": \"middle.0\"",
+            {"two layers \"middle.0\""}},
+        Bad{"UnknownParameter",
+            "[\"first.weight\"",
+            "[\"second.weight\"",
+            {"layers[0]", "no parameter \"second.weight\""}},
+        Bad{"UnknownConstant", "\"scale\"", "\"scales\"", {"no constant \"scales\"", "middle.0"}},
+        Bad{"TwiceBuffer",
+            "\"buffers\": [\"middle.1.mean\"]",
+            "\"buffers\": [\"middle.0.mean\"]",
+            {"belongs to another layer too"}},
+        Bad{"OtherShapeOfAKind",
+            "\"middle.1.bias\": {\"dtype\": \"float32\", \"shape\": [5]",
+            "\"middle.1.bias\": {\"dtype\": \"float32\", \"shape\": [6]",
+            {"layers[2]", "other shapes", "middle.0"}},
+        Bad{"Dtype",
+            "\"float32\", \"shape\": [5, 3]",
+            "\"complex64\", \"shape\": [5, 3]",
+            {"parameters.first.weight.dtype", "no dtype"}},
+        Bad{"IntegerParameter",
+            "\"float32\", \"shape\": [5, 3]",
+            "\"int64\", \"shape\": [5, 3]",
+            {"capture the module in float32"}},
+        Bad{"NegativeSize", "\"shape\": [5, 3]", "\"shape\": [-5, 3]", {"shape[0]", "is -5"}},
+        Bad{"HugeSize", "\"shape\": [5, 3]", "\"shape\": [1000000000, 1000000000]", {"elements"}},
+        Bad{"UnknownOperator",
+            kRelu,
+            R"({"op": "aten::save", "args": [], "out": []})",
+            {"forward[2].op", "\"aten::save\" is not on the list"}},
+        Bad{"InPlaceOperator", "aten::relu", "aten::relu_", {"\"aten::relu_\" is not on the list"}},
+        Bad{"OutVariant", "aten::relu", "aten::relu.out", {"\"aten::relu.out\" changes its arguments"}},
+        Bad{"UnknownOverload", "aten::relu", "aten::relu.fast", {"no operator \"aten::relu.fast\""}},
+        Bad{"OtherNamespace", "aten::relu", "prims::relu", {"not on the list"}},
+        Bad{"ArgumentCount",
+            kRelu,
+            R"({"op": "aten::relu", "args": [{"v": 4}, 1], "out": [5]})",
+            {"forward[2].args", "has 2 arguments, but aten::relu has 1"}},
+        Bad{"ArgumentType",
+            "[{\"v\": 2}, {\"v\": 0}, {\"v\": 3}, 1, 1]",
+            "[{\"v\": 2}, {\"v\": 0}, {\"v\": 3}, \"one\", 1]",
+            {"args[3]", "not a number"}},
+        Bad{"TensorArgument",
+            "\"args\": [{\"v\": 4}], \"out\": [5]",
+            "\"args\": [4], \"out\": [5]",
+            {"args[0]", "is not an object"}},
+        Bad{"SlotRange",
+            kRelu,
+            R"({"op": "aten::relu", "args": [{"v": 10}], "out": [5]})",
+            {"args[0].v", "is 10, outside 0 to 9"}},
+        Bad{"ReadsNothing",
+            kRelu,
+            R"({"op": "aten::relu", "args": [{"v": 7}], "out": [5]})",
+            {"slot 7 is read, but nothing"}},
+        Bad{"WritesTwice",
+            kRelu,
+            R"({"op": "aten::relu", "args": [{"v": 4}], "out": [4]})",
+            {"slot 4 is written a second time"}},
+        Bad{"TooManyResults",
+            kRelu,
+            R"({"op": "aten::relu", "args": [{"v": 4}], "out": [5, 8]})",
+            {"has 2 slots, but the operator has 1 results"}},
+        Bad{"NoList",
+            kRelu,
+            R"({"op": "aten::relu", "args": [{"v": 4}], "out": [5], "list": true})",
+            {"no list is given"}},
+        Bad{"UnseededRandom",
+            kRelu,
+            R"({"op": "aten::bernoulli", "args": [{"v": 4}, null], "out": [5]})",
+            {"args[1]", "is not an object"}},
+        Bad{"RandomInBackward",
+            R"({"op": "aten::mul.Tensor", "args": [{"v": 14}, {"v": 10}], "out": [15]})",
+            R"({"op": "twobp::dropout", "args": [{"v": 14}, 0.5, {"random": 1}], "out": [15, null]})",
+            {"backward_p1[0]", "only forward and evaluate"}},
+        Bad{"GradientInForward",
+            kRelu,
+            R"({"add_to": 0, "how": "sum", "args": [{"v": 4}]})",
+            {"forward[2]", "only backward_p1 and backward_p2"}},
+        Bad{"HowToAdd", "\"how\": \"product\"", "\"how\": \"power\"", {"how", "\"power\""}},
+        Bad{"GradientRange",
+            "\"add_to\": 0, \"how\": \"product\", \"args\": [{\"v\": 9}",
+            "\"add_to\": 2, \"how\": \"product\", \"args\": [{\"v\": 9}",
+            {"layer \"first\"", "adds to parameter 2"}},
+        Bad{"NoGradient",
+            R"({"add_to": 1, "how": "sum", "args": [{"v": 8}]})",
+            R"({"add_to": 0, "how": "sum", "args": [{"v": 8}]})",
+            {"\"first.bias\" gets no gradient"}},
+        Bad{"UnknownField",
+            "\"name\": \"input\", \"slot\"",
+            "\"name\": \"inputs\", \"slot\"",
+            {"no field \"inputs\""}},
+        Bad{"UnknownPlace", "\"from\": \"loss_weight\"", "\"from\": \"file\"", {"from", "\"file\""}},
+        Bad{"ValueRange",
+            "{\"from\": \"value\", \"index\": 0",
+            "{\"from\": \"value\", \"index\": 1",
+            {"reads value 1, but there are 1"}},
+        Bad{"InputGradients",
+            R"("input_gradients": [{"index": 0, "slot": 22}])",
+            R"("input_gradients": [])",
+            {"layer \"middle.0\"", "input_gradients"}},
+        Bad{"LossWithoutGradient",
+            R"({"slot": 10, "gradient": 11})",
+            R"({"slot": 10})",
+            {"nothing has been written"}},
+        Bad{"Targets", R"("slot": 3}})", R"("slot": 4}})", {"targets.slot"}},
+        Bad{"Depth",
+            "\"args\": [{\"v\": 4}]",
+            "\"args\": [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]",
+            {"nested deeper"}}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST(ReadGraph, RefusesAnotherShapeThatIsDamaged) {
+  const auto graph = MlpGraph().graph();
+  std::string shape = MlpGraph().shape(2);
+  shape.replace(shape.find("aten::relu"), 10, "aten::save");
+  test::expect_error([&] { graph::add_shape(*graph, shape, "shape", {}); },
+                     {"shape: programs[0].forward[2].op"});
+  graph::add_shape(*graph, MlpGraph().shape(2), "shape", {});
+  graph::add_shape(*graph, MlpGraph().shape(2), "shape", {});  // it is there already
+  EXPECT_TRUE(graph->knows({{"input", {at::kFloat, {2, 3}}}, {"target", {at::kFloat, {2, 2}}}}));
+}
+
+// Errors while it runs name the instruction.
+TEST(ReadGraph, RunTimeErrorsNameTheInstruction) {
+  std::string text = MlpGraph().json();
+  const std::string code = R"("code": [{"op": "aten::select.int", "args": [{"v": 0}, 1, 0])";
+  ASSERT_NE(text.find(code), std::string::npos);
+  text.replace(text.find(code), code.size(),
+               R"("code": [{"op": "aten::select.int", "args": [{"v": 0}, 5, 0])");
+  const auto graph = graph::parse_graph(text, "graph.json", MlpGraph().constants());
+  test::expect_error(
+      [&] {
+        graph->count_targets({{"input", at::zeros({4, 3})}, {"target", at::zeros({4, 2})}});
+      },
+      {"shapes[0].targets.code[0], aten::select.int", "Dimension out of range"});
+}
+
+}  // namespace
+}  // namespace twobp::TWOBP_FILE

@@ -1,0 +1,90 @@
+"""The trainer on a captured module, whose capture is written by hand."""
+import pytest
+import torch
+
+import twobp
+from graph_by_hand import WIDTH, HandCaptured, Mlp
+
+
+@pytest.fixture
+def batch():
+    generator = torch.Generator().manual_seed(1)
+    return {name: torch.randn(8, WIDTH, generator=generator) for name in ("input", "target")}
+
+
+@pytest.fixture
+def make(batch, monkeypatch):
+    """Makes a module and a trainer of it."""
+    import twobp.trainer
+
+    def make(**settings):
+        torch.manual_seed(5)
+        module = Mlp()
+        monkeypatch.setattr(twobp.trainer, "_capture", lambda module, example, *_: HandCaptured(module, example))
+        settings = {"ranks": 2, "micro_batches": 4, "optimizer": twobp.AdamW(lr=1e-2), **settings}
+        return module, twobp.Trainer(module, {name: tensor[:2] for name, tensor in batch.items()}, **settings)
+    return make
+
+
+def test_losses_are_pytorch_s_and_equal_in_bits_over_schedules(make, batch):
+    module, _ = make()
+    optimizer = torch.optim.AdamW([{"params": [p for p in module.parameters() if p.dim() > 1], "weight_decay": 0.01},
+                                   {"params": [p for p in module.parameters() if p.dim() == 1], "weight_decay": 0}], lr=1e-2)
+    expected = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = module(**batch)
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    runs = []
+    for settings in ({"schedule": "1f1b", "p2": "fill"}, {"schedule": "zb-v"}, {"ranks": 1}, {"schedule": "gpipe", "p2_batching": "concat"}):
+        _, trainer = make(**settings)
+        runs.append(([trainer.step(batch).loss for _ in range(5)], trainer.state_dict()))
+    assert runs[0][0] == pytest.approx(expected, rel=1e-5)
+    for losses, state in runs[1:]:
+        assert losses == runs[0][0]
+        assert all(torch.equal(state[name], runs[0][1][name]) for name in state)
+    for name, tensor in module.state_dict().items():
+        torch.testing.assert_close(runs[0][1][name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_the_module_s_own_state_dict_goes_in_and_out(make, batch):
+    module, trainer = make()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    trainer.step(batch)
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+    module.load_state_dict(trainer.state_dict())
+    assert module(**batch).item() == pytest.approx(trainer.evaluate([batch]).loss, rel=1e-6)
+    trainer.load_state_dict(before)
+    module.load_state_dict(before)
+    assert module(**batch).item() == pytest.approx(trainer.evaluate([batch]).loss, rel=1e-6)
+
+
+def test_a_smaller_batch_is_captured_when_it_comes(make, batch):
+    module, trainer = make()
+    small = {name: tensor[:5] for name, tensor in batch.items()}
+    assert trainer.step(small).loss == pytest.approx(module(**small).item(), rel=1e-6)
+    assert trainer.evaluate([small, batch]).loss > 0
+
+
+def test_a_saved_module_is_a_bundle_that_trains_on(make, batch, tmp_path):
+    _, trainer = make(optimizer=twobp.SGD(lr=1e-2))
+    trainer.step(batch)
+    trainer.save(tmp_path / "bundle")
+    example = {name: tensor[:2] for name, tensor in batch.items()}
+    again = twobp.Trainer(model={"from": str(tmp_path / "bundle")}, example=example, ranks=3, micro_batches=4, optimizer=twobp.SGD(lr=1e-2))
+    assert [again.step(batch).loss for _ in range(2)] == [trainer.step(batch).loss for _ in range(2)]
+    again.save(tmp_path / "again")
+    assert (tmp_path / "again/graph.json").read_text() == (tmp_path / "bundle/graph.json").read_text()
+    with pytest.raises(twobp.Error, match="no program"):
+        again.step({name: tensor[:5] for name, tensor in batch.items()})  # no module to capture again
+    (tmp_path / "bundle/graph.json").write_text("{}")
+    with pytest.raises(twobp.Error, match="graph.json"):
+        twobp.Trainer(model={"from": str(tmp_path / "bundle")}, example=example)
+
+
+def test_a_captured_module_is_planned(make):
+    _, trainer = make()
+    assert len(twobp.plan(trainer, ranks=[1, 2], seconds=0.05)) > 0
+    assert trainer.layers == [f"layers.{i}" for i in range(4)]

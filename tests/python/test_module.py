@@ -1,0 +1,97 @@
+"""A torch.nn.Module through capture and the trainer: PyTorch's losses on one device, and the same bits under every schedule."""
+import pytest
+import torch
+from torch import nn
+
+import twobp
+
+
+class Blocks(nn.Module):
+    """Residual blocks with LayerNorm, a tied weight, a frozen one and a constant buffer."""
+
+    def __init__(self, width=12, blocks=4):
+        super().__init__()
+        self.table = nn.Embedding(20, width)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+                                     for _ in range(blocks)])
+        self.head = nn.Linear(width, 20, bias=False)
+        self.head.weight = self.table.weight
+        self.blocks[1][1].weight.requires_grad_(False)
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, width))
+
+    def forward(self, ids):
+        x = self.table(ids) * self.scale
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def loss_of(output, batch):
+    return nn.functional.cross_entropy(output.flatten(0, 1), batch["labels"].flatten())
+
+
+@pytest.fixture
+def batch():
+    ids = torch.randint(20, (8, 6), generator=torch.Generator().manual_seed(2))
+    return {"ids": ids, "labels": ids.roll(-1, dims=1)}
+
+
+def make(batch, **settings):
+    torch.manual_seed(7)
+    module = Blocks()
+    settings = {"ranks": 2, "micro_batches": 4, "optimizer": twobp.AdamW(lr=1e-2), "clip_norm": 1.0, **settings}
+    return module, twobp.Trainer(module, {name: tensor[:2] for name, tensor in batch.items()}, loss_fn=loss_of, **settings)
+
+
+def reference(module, batch, steps):
+    """PyTorch on one device."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW([{"params": [p for p in trained if p.dim() > 1], "weight_decay": 0.01},
+                                   {"params": [p for p in trained if p.dim() == 1], "weight_decay": 0}], lr=1e-2)
+    losses, norms = [], []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(module(batch["ids"]), batch)
+        loss.backward()
+        norms.append(nn.utils.clip_grad_norm_(trained, 1.0).item())
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, norms
+
+
+def test_losses_are_pytorch_s_and_equal_in_bits(batch):
+    runs = []
+    for settings in ({"schedule": "1f1b", "p2": "fill"}, {"schedule": "zb-v"}, {"ranks": 1}, {"ranks": 3}, {"schedule": "gpipe", "p2": "off"}):
+        module, trainer = make(batch, **settings)
+        results = [trainer.step(batch) for _ in range(5)]
+        runs.append(([one.loss for one in results], [one.grad_norm for one in results], trainer.state_dict()))
+    losses, norms = reference(module, batch, 5)
+    assert runs[0][0] == pytest.approx(losses, rel=1e-5)
+    assert runs[0][1] == pytest.approx(norms, rel=1e-4)
+    for other in runs[1:]:
+        assert other[:2] == runs[0][:2]
+        assert all(torch.equal(tensor, runs[0][2][name]) for name, tensor in other[2].items())
+    for name, tensor in module.state_dict().items():
+        torch.testing.assert_close(runs[0][2][name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_a_smaller_batch_is_captured_when_it_comes(batch):
+    module, trainer = make(batch)
+    small = {name: tensor[:5] for name, tensor in batch.items()}
+    assert trainer.step(small).loss == pytest.approx(loss_of(module(small["ids"]), small).item(), rel=1e-5)
+
+
+def test_what_cannot_be_captured_is_one_clear_error(batch):
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.layer(x)
+            return y if y.sum() > 0 else -y
+
+    with pytest.raises(twobp.Error):
+        twobp.Trainer(Branches(), {"x": torch.zeros(2, 4)}, loss_fn=lambda output, batch: output.mean(), ranks=1)
+    with pytest.raises(twobp.Error, match="loss"):
+        twobp.Trainer(Blocks(), {"ids": batch["ids"]}, ranks=1)

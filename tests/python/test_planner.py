@@ -1,0 +1,48 @@
+"""The planner's table from Python."""
+import pytest
+
+import twobp
+
+
+def test_a_trainer_is_planned(make):
+    plan = twobp.plan(make(), ranks=range(1, 4), micro_batches=[4, 8], seconds=0.05)
+    assert 1 <= len(plan) <= 10 and plan.advice
+    speeds = [row.samples_per_second for row in plan]
+    assert speeds[1:] == sorted(speeds[1:], reverse=True)
+    for row in plan:
+        assert row.ranks in (1, 2, 3) and row.micro_batches in (4, 8) and row.micro_batch_size == 2
+        assert sum(row.split) == 6 and len(row.split) == row.stages
+        assert row.samples_per_second == pytest.approx(2 * row.micro_batches / row.step_seconds)
+    assert plan[0].schedule in repr(plan) and "<table>" in plan._repr_html_()
+
+
+def test_a_row_trains(make, vectors):
+    row = twobp.plan(make(), ranks=2, micro_batches=4, schedule="zb-v", p2="fill", seconds=0.05)[0]
+    trainer = make(schedule=row.schedule, p2=row.p2, ranks=row.ranks, split=row.split)
+    assert trainer.split == row.split
+    assert trainer.step(vectors).loss == make().step(vectors).loss
+
+
+def test_recomputation_is_measured_on_request(make):
+    plan = twobp.plan(make(), recompute=["none", "both"], top=None, seconds=0.05)
+    assert {row.recompute for row in plan} == {"none", "both"}
+
+
+def test_a_plan_becomes_a_table_of_pandas(make):
+    pandas = pytest.importorskip("pandas")
+    plan = twobp.plan(make(), seconds=0.05)
+    table = plan.to_pandas()
+    assert isinstance(table, pandas.DataFrame) and list(table["schedule"]) == [row.schedule for row in plan]
+
+
+@pytest.mark.parametrize("arguments, message", [
+    ({"memory": "1KiB"}, "smallest memory"), ({"memory": "much"}, "80GiB"), ({"schedule": "1f1bb"}, "1f1b"), ({"ranks": 100}, "layers"),
+    ({"recompute": "all"}, "all")])
+def test_what_cannot_be_planned_is_one_clear_error(make, arguments, message):
+    with pytest.raises(twobp.Error, match=message):
+        twobp.plan(make(), seconds=0.05, **arguments)
+
+
+def test_a_file_of_costs_needs_ranks(tmp_path):
+    with pytest.raises(twobp.Error, match="costs.json"):
+        twobp.plan(tmp_path / "costs.json", ranks=2)

@@ -1,0 +1,242 @@
+"""The trainer on a configured model."""
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+import twobp
+
+
+def losses(trainer, batch, steps=4):
+    return [trainer.step(batch).loss for _ in range(steps)]
+
+
+def test_schedules_and_cuts_give_the_same_bits(make, vectors):
+    one = make(ranks=1, micro_batches=4)
+    reference = losses(one, vectors)
+    weights = one.state_dict()
+    assert reference[-1] < reference[0]
+    for settings in ({"schedule": "1f1b"}, {"schedule": "zb-v"}, {"schedule": "gpipe", "p2": "off"}, {"ranks": 3}):
+        other = make(**settings)
+        assert losses(other, vectors) == reference
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in other.state_dict().items())
+
+
+def test_a_result_has_its_figures(make, vectors):
+    result = make().step(vectors)
+    assert result.step == 1 and result.grad_norm > 0 and result.step_seconds > 0
+    assert len(result.idle) == 2 and all(0 <= idle < 1 for idle in result.idle)
+    assert len(result.peak_bytes) == 2 and min(result.peak_bytes) > 0
+
+
+def test_micro_batches_may_be_given_one_by_one(make, vectors):
+    parts = [{name: tensor[i:i + 2] for name, tensor in vectors.items()} for i in range(0, 8, 2)]
+    assert make().step(parts).loss == make().step(vectors).loss
+
+
+def test_a_last_smaller_batch_works(make, vectors):
+    trainer = make()
+    small = {name: tensor[:5] for name, tensor in vectors.items()}
+    assert trainer.step(small).loss == make(ranks=1).step(small).loss
+    assert trainer.step(vectors).step == 2
+
+
+def test_batches_come_from_a_data_loader(make, vectors):
+    samples = [{name: tensor[i] for name, tensor in vectors.items()} for i in range(8)]
+    trainer = make()
+    for batch in torch.utils.data.DataLoader(samples, batch_size=8):
+        assert trainer.step(batch).loss == make().step(vectors).loss
+    loader = torch.utils.data.DataLoader(samples, batch_size=4)
+    assert trainer.evaluate(loader).loss == pytest.approx(trainer.evaluate([vectors]).loss, rel=1e-6)
+
+
+def test_an_evaluation_changes_nothing(make, vectors):
+    trainer, other = make(), make()
+    before = trainer.evaluate([vectors]).loss
+    assert trainer.evaluate(iter([vectors, vectors])).loss == before
+    assert before == pytest.approx(other.step(vectors).loss, rel=1e-6)
+    assert trainer.step(vectors).loss == make().step(vectors).loss
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda b: {"input": b["input"]}, "keys"),
+    (lambda b: {**b, "more": b["input"]}, "keys"),
+    (lambda b: {**b, "input": b["input"].double()}, "float64"),
+    (lambda b: {**b, "input": b["input"][:, :3]}, r"\[3\]"),
+    (lambda b: {**b, "input": b["input"][:3]}, "numbers of samples"),
+    (lambda b: {name: torch.cat([tensor, tensor]) for name, tensor in b.items()}, "16 samples"),
+    (lambda b: {**b, "input": b["input"].tolist()}, "must be a tensor"),
+    (lambda b: {**b, "input": torch.tensor(1.0)}, "first dimension"),
+    (lambda b: {}, "empty"), (lambda b: [], "list of 0"), (lambda b: None, "NoneType"), (lambda b: [b] * 5, "list of 5")])
+def test_a_wrong_batch_is_one_clear_error(make, vectors, change, message):
+    trainer = make()
+    with pytest.raises(twobp.Error, match=message):
+        trainer.step(change(vectors))
+    assert trainer.steps_done == 0 and trainer.step(vectors).step == 1
+
+
+@pytest.mark.parametrize("settings, message", [
+    ({"shedule": "1f1b"}, "did you mean 'schedule'"), ({"schedule": "1f1bb"}, 'did you mean "1f1b"'),
+    ({"ranks": 1000}, "too few"), ({"ranks": "two"}, "ranks"), ({"clip_norm": -1}, "clip_norm"),
+    ({"optimizer": twobp.AdamW(lr=-1)}, "optimizer.lr"), ({"optimizer": twobp.AdamW(schedule="cos")}, "cosine"),
+    ({"micro_batch_size": 3}, "leave it out"), ({"data_parallel": 2}, "data_parallel"), ({"loss_fn": max}, "loss_fn"),
+    ({"device": "cuda"}, "cuda")])
+def test_a_wrong_setting_is_one_clear_error(make, settings, message):
+    with pytest.raises(twobp.Error, match=message):
+        make(**settings)
+
+
+def test_a_wrong_model_is_one_clear_error(vectors):
+    with pytest.raises(twobp.Error, match="mlp"):
+        twobp.Trainer(model={"type": "mpl"}, example=vectors)
+    with pytest.raises(twobp.Error, match="model"):
+        twobp.Trainer(example=vectors)
+    with pytest.raises(twobp.Error, match="example"):
+        twobp.Trainer(model={"type": "mlp"})
+
+
+def test_a_loss_that_is_not_finite_is_an_error(make, vectors):
+    trainer = make()
+    with pytest.raises(twobp.Error, match="not finite"):
+        trainer.step({**vectors, "input": torch.full_like(vectors["input"], float("inf"))})
+    with pytest.raises(twobp.Error):
+        trainer.step(vectors)
+
+
+def test_state_goes_out_and_in(make, vectors):
+    first = make()
+    first.step(vectors)
+    state = first.state_dict()
+    copy = {name: tensor.clone() for name, tensor in state.items()}
+    second = make(seed=4, schedule="zb-v")
+    second.load_state_dict(state)
+    assert second.evaluate([vectors]) == first.evaluate([vectors])
+    first.step(vectors)
+    assert all(torch.equal(state[name], copy[name]) for name in state)  # copies
+    name = next(iter(state))
+    with pytest.raises(twobp.Error, match=name):
+        second.load_state_dict({key: tensor for key, tensor in state.items() if key != name})
+    with pytest.raises(twobp.Error, match="nobody"):
+        second.load_state_dict({**state, "nobody": torch.zeros(1)})
+    with pytest.raises(twobp.Error, match="shape"):
+        second.load_state_dict({**state, name: torch.zeros(1)})
+    assert second.evaluate([vectors]) != first.evaluate([vectors])
+
+
+def test_a_checkpoint_goes_on_to_the_bit_on_other_ranks(make, vectors, tmp_path):
+    first = make()
+    losses(first, vectors, 2)
+    first.checkpoint(tmp_path / "checkpoints")
+    expected = losses(first, vectors, 2)
+    del first
+    second = make(schedule="zb-v")
+    second.resume(tmp_path / "checkpoints")
+    assert second.steps_done == 2
+    assert losses(second, vectors, 2) == expected
+    third = make(ranks=1)
+    with pytest.raises(twobp.Error):
+        third.checkpoint(tmp_path / "checkpoints")  # another run's
+
+
+def test_a_timeline_is_drawn_of_the_next_step(make, vectors, tmp_path):
+    trainer = make()
+    trainer.timeline(tmp_path / "step.html")
+    assert not (tmp_path / "step.html").exists()
+    trainer.step(vectors)
+    assert "<html" in (tmp_path / "step.html").read_text()[:200].lower()
+    (tmp_path / "step.html").unlink()
+    trainer.step(vectors)
+    assert not (tmp_path / "step.html").exists()
+
+
+def test_two_trainers_live_side_by_side(make, vectors):
+    reference = losses(make(), vectors)
+    first, second = make(), make(schedule="zb-v")
+    pairs = [(first.step(vectors).loss, second.step(vectors).loss) for _ in range(4)]
+    assert pairs == [(loss, loss) for loss in reference]
+
+
+def test_other_threads_run_during_a_step(make, vectors):
+    """A step of two trainers in two threads: neither waits for the other's GIL for ever."""
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(losses(make(pin=False), vectors))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(results) == 2 and results[0] == results[1] == losses(make(), vectors)
+
+
+def test_a_forked_process_is_told_to_make_its_own(make, vectors):
+    trainer = make()
+    trainer.step(vectors)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            trainer.step(vectors)
+        except twobp.Error as error:
+            code = 0 if "forked" in str(error) else 2
+        del trainer
+        os._exit(code)
+    for _ in range(600):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.05)
+    else:
+        os.kill(child, signal.SIGKILL)
+        pytest.fail("the child hangs")
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert trainer.step(vectors).step == 2
+
+
+SLOW = """
+import sys, time, torch, twobp
+example = {name: torch.randn(64, 512) for name in ("input", "target")}
+trainer = twobp.Trainer(model={"type": "mlp", "dim": 512, "layers": 16}, example=example, ranks=2, micro_batches=64, pin=False)
+batch = {name: tensor.repeat(64, 1) for name, tensor in example.items()}
+print("ready", flush=True)
+begin = time.monotonic()
+try:
+    trainer.step(batch)
+except KeyboardInterrupt:
+    print("interrupted", trainer.steps_done, flush=True)
+    small = {name: tensor[:64] for name, tensor in batch.items()}
+    print("goes on", trainer.step(small).step, flush=True)
+"""
+
+
+def test_ctrl_c_ends_a_step_and_the_trainer_goes_on():
+    process = subprocess.Popen([sys.executable, "-c", SLOW], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert output == "interrupted 0\ngoes on 1\n"
+
+
+IMPORT = """
+import os, signal, threading, warnings
+import torch
+def state():
+    return (torch.get_num_threads(), torch.get_num_interop_threads(), dict(os.environ), list(warnings.filters), threading.active_count(),
+            signal.getsignal(signal.SIGINT), torch.get_default_dtype(), torch.is_grad_enabled(), torch.initial_seed(),
+            sorted(os.sched_getaffinity(0)))
+before = state()
+import twobp
+assert state() == before
+example = {name: torch.zeros(1, 8) for name in ("input", "target")}
+trainer = twobp.Trainer(model={"type": "mlp", "dim": 8, "layers": 2}, example=example, ranks=2, micro_batches=2)
+trainer.step([example, example])
+assert state() == before
+"""
+
+
+def test_import_and_training_leave_the_process_as_it_was():
+    subprocess.run([sys.executable, "-c", IMPORT], check=True)

@@ -1,0 +1,90 @@
+// A captured module: its layers with the names of their tensors, and their programs for each shape of a
+// micro-batch. docs/bundle.md describes the file that it comes from.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "twobp/graph/liveness.h"
+#include "twobp/graph/program.h"
+#include "twobp/nn/context.h"
+
+namespace twobp::graph {
+
+using Tensors = std::map<std::string, at::Tensor>;
+
+// A piece of the module between two cuts.
+struct GraphLayer {
+  std::string name;
+  int kind = 0;
+  // The names behind the indices in the programs of the kind.
+  std::vector<std::string> parameters;
+  std::vector<std::string> buffers;
+  std::vector<std::string> constants;
+};
+
+struct ParameterType {
+  TensorType type;
+  bool frozen = false;
+};
+
+// The programs for micro-batches with these fields.
+struct Shape {
+  FieldTypes fields;
+  std::vector<Program> programs;                    // by kind
+  std::vector<std::vector<std::string>> constants;  // by layer; empty: those of the layers
+  Targets targets;
+};
+
+// What does not depend on the shape.
+struct GraphDescription {
+  std::string origin;    // the file, for messages
+  std::string module;    // "transformers.GPT2LMHeadModel"
+  std::string checksum;  // of the file
+  at::ScalarType dtype = at::kFloat;
+  std::vector<std::string> kinds;
+  std::vector<GraphLayer> layers;
+  std::map<std::string, ParameterType> parameters;
+  std::map<std::string, TensorType> buffers;
+};
+
+class Graph {
+ public:
+  // read_graph.h makes and checks all of this.
+  Graph(GraphDescription description, Tensors constants)
+      : description_(std::move(description)), constants_(std::move(constants)) {}
+
+  const GraphDescription& description() const { return description_; }
+  const std::vector<GraphLayer>& layers() const { return description_.layers; }
+
+  // Adds programs for another shape of a micro-batch, with the constants that they need. Any thread may call
+  // the functions from here on.
+  void add(Shape shape, Tensors constants);
+  // The first shape.
+  const Shape& shape() const;
+  // The programs for the micro-batch. Throws Error that lists the known shapes.
+  const Shape& shape_of(const Fields& fields) const;
+  // Whether a shape of these fields is there.
+  bool knows(const FieldTypes& fields) const;
+  // The plan of a layer whose parameters are trained or not.
+  const Plan& plan(const Shape& shape, int layer, const std::vector<bool>& trained) const;
+  // The constants behind the indices in the layer's program.
+  std::vector<at::Tensor> constants(const Shape& shape, int layer) const;
+  bool has_constant(const std::string& name) const;
+  // Counts the targets of a micro-batch.
+  int64_t count_targets(const Fields& fields) const;
+
+ private:
+  GraphDescription description_;
+  mutable std::mutex mutex_;  // guards the rest
+  Tensors constants_;
+  std::deque<Shape> shapes_;  // whose addresses do not change
+  mutable std::map<std::pair<const Program*, std::vector<bool>>, Plan> plans_;
+};
+
+}  // namespace twobp::graph

@@ -1,0 +1,42 @@
+// Runs the code of a captured program: boxed calls of operators that were looked up before. The calling
+// thread is below autograd.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "twobp/graph/program.h"
+#include "twobp/nn/parameter.h"
+
+namespace twobp::graph {
+
+// The values of one run. The memory of the table is the thread's own and is used again, so a thread has one
+// frame at a time.
+class Frame {
+ public:
+  explicit Frame(int slots);
+  ~Frame();
+  Frame(const Frame&) = delete;
+  Frame& operator=(const Frame&) = delete;
+
+  void put(int slot, at::Tensor tensor);
+  // The tensor in a slot. Throws Error if there is none.
+  const at::Tensor& tensor(int slot) const;
+  std::vector<c10::IValue>& slots() { return slots_; }
+
+ private:
+  std::vector<c10::IValue>& slots_;
+  size_t count_;
+};
+
+struct Surroundings {
+  std::span<Parameter* const> parameters;  // those that the code adds gradients to
+  uint64_t random = 0;                     // differs between micro-batches and layers
+  at::Device device = at::kCPU;
+};
+
+// Throws Error that names the instruction.
+void run(const Code& code, Frame& frame, const Surroundings& surroundings);
+
+}  // namespace twobp::graph

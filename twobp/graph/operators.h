@@ -1,0 +1,43 @@
+// The operators that a captured program may call: a list of ATen's functional operators, and our own. None
+// reaches files, processes or other memory than its arguments'.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/function_schema.h>
+#include <ATen/core/ivalue.h>
+
+namespace twobp::graph {
+
+using Stack = std::vector<c10::IValue>;
+
+// An operator that is looked up once. Calls take the arguments from a stack and leave the results there.
+struct Operator {
+  // How the result can take the memory of an argument.
+  enum class InPlace : uint8_t {
+    kNever,
+    kSelf,    // by ATen's operator whose name ends in "_"
+    kEither,  // the same, where the first two arguments may change places
+    kOut,     // by passing the first argument once more, as the output
+  };
+
+  const c10::FunctionSchema* schema = nullptr;
+  std::optional<c10::OperatorHandle> aten;
+  void (*own)(Stack& stack) = nullptr;
+  InPlace in_place = InPlace::kNever;
+  std::optional<c10::OperatorHandle> over;  // the operator that works in place
+  bool masks = false;                       // its second argument is a mask of bool
+  bool view = false;                        // the result mostly shares the memory of the first argument
+
+  void call(Stack& stack) const { own != nullptr ? own(stack) : aten->callBoxed(stack); }
+};
+
+// The operator of this name, "aten::add.Tensor". Any thread may call it; the result lives for ever. Throws
+// Error if it is not on the list, or this LibTorch does not have it.
+const Operator& find_operator(const std::string& name);
+
+}  // namespace twobp::graph

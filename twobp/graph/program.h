@@ -1,0 +1,120 @@
+// The programs of a captured module, as graph.json has them (docs/bundle.md): what forward, evaluation,
+// backward-p1 and each unit of backward-p2 call, in order. A slot is a value of one micro-batch.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/core/ivalue.h>
+
+#include "twobp/graph/operators.h"
+
+namespace twobp::graph {
+
+struct TensorType {
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> sizes;
+
+  bool operator==(const TensorType&) const = default;
+  bool fits(const at::Tensor& tensor) const {
+    return tensor.scalar_type() == dtype && tensor.sizes() == at::IntArrayRef(sizes);
+  }
+};
+
+// The fields of a micro-batch by name.
+using FieldTypes = std::map<std::string, TensorType>;
+
+struct Argument {
+  enum class Kind : uint8_t {
+    kValue,         // `value`
+    kSlot,          // the tensor in `slot`
+    kTensors,       // a list of the tensors in `slots`
+    kMaybeTensors,  // the same, where -1 is no tensor
+    kRandom,        // random numbers of their own, told apart by `slot`
+    kDevice,        // the rank's device
+  };
+  Kind kind = Kind::kValue;
+  bool last = false;  // kSlot: nobody reads the tensor later, so it is moved
+  int slot = -1;
+  std::vector<int> slots;
+  c10::IValue value;
+};
+
+struct Instruction {
+  enum class Kind : uint8_t {
+    kCall,       // `out` = op(arguments)
+    kProduct,    // gradient of `parameter` += a @ b
+    kSum,        // gradient of `parameter` += value
+    kEmbedding,  // gradient of `parameter`: row ids[i] += dy[i], but not for ids of padding
+  };
+  Kind kind = Kind::kCall;
+  const Operator* op = nullptr;
+  int parameter = -1;
+  std::vector<Argument> arguments;
+  std::vector<int> out;     // -1: nobody reads this result
+  bool list = false;        // the results are the elements of one list
+  int8_t over = -1;         // the result may take the memory of this argument; -1: of none
+  std::vector<int> unread;  // slots that nobody reads later, apart from arguments that are moved
+  std::string place;        // "forward[12], aten::addmm", for messages
+};
+
+using Code = std::vector<Instruction>;
+
+// Calls visit(slot) for every slot that the instruction reads, once for each time.
+template <typename Visit>
+void for_each_read(const Instruction& instruction, Visit&& visit) {
+  for (const Argument& argument : instruction.arguments) {
+    if (argument.kind == Argument::Kind::kSlot) visit(argument.slot);
+    for (const int slot : argument.slots) {
+      if (slot >= 0) visit(slot);
+    }
+  }
+}
+
+// A value that is there before the code runs.
+struct Input {
+  enum class From : uint8_t { kValue, kField, kParameter, kBuffer, kConstant, kLossWeight };
+  From from = From::kValue;
+  int index = 0;      // of the previous layer's output, or in the layer's list
+  std::string field;  // its name
+  int slot = 0;
+};
+
+struct Program {
+  struct Output {
+    int slot = 0;
+    int gradient = -1;  // the slot of dL/d(output); -1: it has none
+  };
+  struct At {
+    int index = 0;
+    int slot = 0;
+  };
+  struct Unit {
+    std::string name;
+    Code code;
+  };
+
+  int slots = 0;
+  std::vector<Input> inputs;
+  std::vector<Output> outputs;
+  std::vector<At> new_buffers;
+  Code forward;
+  Code evaluate;
+  Code backward_p1;
+  std::vector<At> input_gradients;
+  std::vector<Unit> backward_p2;
+};
+
+// Counts the targets of a micro-batch.
+struct Targets {
+  int64_t count = -1;  // the same for every micro-batch of the shape; -1: `code` computes it into `slot`
+  int slots = 0;
+  int slot = 0;
+  std::vector<Input> inputs;
+  Code code;
+};
+
+}  // namespace twobp::graph

@@ -1,0 +1,211 @@
+#include "twobp/graph/program_layer.h"
+
+#include "twobp/core/check.h"
+#include "twobp/core/random.h"
+#include "twobp/graph/interpreter.h"
+
+namespace twobp::graph {
+
+// Runs one unit of backward-p2.
+class ProgramLayer::Unit : public Layer {
+ public:
+  Unit(const ProgramLayer& owner, const ForShape& shape, const Plan::Unit& unit)
+      : owner_(owner), shape_(shape), unit_(unit) {}
+
+  Values forward(Values, Context&, Saved&) override { fail("a unit of backward-p2 has no forward"); }
+  Values backward_p1(Values, Context&, Saved&) override { fail("a unit of backward-p2 has no backward-p1"); }
+  // One micro-batch after the other, also if they could be concatenated.
+  void backward_p2(std::span<Saved* const> saved) override;
+  // Those that the unit adds to, so that traces can name it.
+  void collect_parameters(std::vector<Parameter*>& parameters) override {
+    for (const Instruction& one : unit_.pass.code) {
+      if (one.parameter >= 0)
+        parameters.push_back(owner_.trained_or_not_[static_cast<size_t>(one.parameter)]);
+    }
+  }
+
+ private:
+  const ProgramLayer& owner_;
+  const ForShape& shape_;
+  const Plan::Unit& unit_;
+};
+
+struct ProgramLayer::ForShape {
+  const Plan* plan = nullptr;
+  std::vector<at::Tensor> constants;  // on the layer's device
+  std::vector<std::unique_ptr<Unit>> units;
+};
+
+void ProgramLayer::Unit::backward_p2(std::span<Saved* const> saved) {
+  for (Saved* one : saved) {
+    Frame frame(shape_.plan->program->slots);
+    size_t next = 0;
+    for (const int slot : unit_.from_forward) frame.put(slot, one->p2(next++));
+    for (const int slot : unit_.from_p1) frame.put(slot, one->p2(next++));
+    one->release_p2();  // the frame holds the tensors, and frees each after its last use
+    Values none;
+    for (const Input& input : unit_.pass.inputs) frame.put(input.slot, owner_.input(input, shape_, none, {}));
+    run(unit_.pass.code, frame, {owner_.trained_or_not_, 0, owner_.device()});
+  }
+}
+
+ProgramLayer::ProgramLayer(std::shared_ptr<const Graph> graph, int layer)
+    : graph_(std::move(graph)), layer_(layer) {
+  const GraphDescription& of = graph_->description();
+  const GraphLayer& names = of.layers[static_cast<size_t>(layer)];
+  for (const std::string& name : names.parameters) {
+    const ParameterType& as = of.parameters.at(name);
+    const int64_t rows = as.type.sizes.empty() ? 1 : as.type.sizes[0];
+    parameters_.push_back(std::make_unique<Parameter>(std::vector<ParameterPart>{{name, rows}}, as.type.sizes,
+                                                      as.type.dtype, /*std=*/0));
+    if (as.frozen) parameters_.back()->freeze();
+    trained_or_not_.push_back(parameters_.back().get());
+  }
+  for (const std::string& name : names.buffers) {
+    const TensorType& type = of.buffers.at(name);
+    buffers_.push_back(std::make_unique<Parameter>(Parameter::buffer(name, type.sizes, type.dtype, 0)));
+  }
+}
+
+ProgramLayer::~ProgramLayer() = default;
+
+at::Device ProgramLayer::device() const {
+  for (const auto* list : {&parameters_, &buffers_}) {
+    for (const auto& one : *list) {
+      if (one->value.defined()) return one->value.device();
+    }
+  }
+  return at::kCPU;
+}
+
+ProgramLayer::ForShape& ProgramLayer::shape_of(const Context& context) {
+  TWOBP_CHECK(context.fields != nullptr, "the batch has no fields, but a captured model reads them");
+  const Shape& shape = graph_->shape_of(*context.fields);
+  auto& known = shapes_[&shape];
+  if (known) return *known;
+  std::vector<bool> trained;
+  for (const auto& parameter : parameters_) trained.push_back(parameter->trainable());
+  auto made = std::make_unique<ForShape>();
+  made->plan = &graph_->plan(shape, layer_, trained);
+  for (const at::Tensor& constant : graph_->constants(shape, layer_))
+    made->constants.push_back(on_device(constant, device()));
+  for (const Plan::Unit& unit : made->plan->units)
+    made->units.push_back(std::make_unique<Unit>(*this, *made, unit));
+  known = std::move(made);
+  return *known;
+}
+
+// Equal for the same micro-batch of the same step, whatever the schedule and the cuts, and whenever forward
+// runs.
+uint64_t ProgramLayer::random_of(const Context& context) const {
+  uint64_t random = mix_bits(context.seed, static_cast<uint64_t>(context.step));
+  random = mix_bits(random, static_cast<uint64_t>(context.micro_batch));
+  return mix_bits(random, static_cast<uint64_t>(layer_));
+}
+
+at::Tensor ProgramLayer::scalar(double value) const {
+  const at::ScalarType dtype = graph_->description().dtype == at::kDouble ? at::kDouble : at::kFloat;
+  return at::scalar_tensor(value, at::TensorOptions().dtype(dtype).device(device()));
+}
+
+at::Tensor ProgramLayer::input(const Input& input, const ForShape& shape, Values& x,
+                               const Context& context) const {
+  const auto index = static_cast<size_t>(input.index);
+  switch (input.from) {
+    case Input::From::kValue:
+      TWOBP_CHECK(index < x.size(), "the layer reads value ", index, " of the previous layer, which gave ",
+                  x.size());
+      return std::move(x[index]);
+    case Input::From::kField:
+      return on_device(context.field(input.field), device());
+    case Input::From::kParameter:
+      return parameters_[index]->value;
+    case Input::From::kBuffer:
+      // Training changes the buffer, but not what this micro-batch has read of it.
+      return context.training ? buffers_[index]->value.clone() : buffers_[index]->value;
+    case Input::From::kConstant:
+      return shape.constants[index];
+    case Input::From::kLossWeight:
+      return scalar(context.loss_weight);
+  }
+  fail("unknown input");
+}
+
+Values ProgramLayer::forward(Values x, Context& context, Saved& saved) {
+  const ForShape& shape = shape_of(context);
+  const Plan& plan = *shape.plan;
+  const Pass& pass = !context.training ? plan.evaluate : context.keeps() ? plan.forward : plan.forward_alone;
+  Frame frame(plan.program->slots);
+  for (const Input& one : pass.inputs) frame.put(one.slot, input(one, shape, x, context));
+  x.clear();
+  run(pass.code, frame, {trained_or_not_, random_of(context), device()});
+  if (context.training) {
+    for (const Program::At& buffer : plan.program->new_buffers) {
+      const at::Tensor& changed = frame.tensor(buffer.slot);
+      at::Tensor& value = buffers_[static_cast<size_t>(buffer.index)]->value;
+      TWOBP_CHECK(changed.sizes() == value.sizes() && changed.scalar_type() == value.scalar_type(),
+                  "the new value of buffer ", buffers_[static_cast<size_t>(buffer.index)]->name(), " is ",
+                  changed.sizes(), " ", changed.scalar_type(), " instead of ", value.sizes(), " ",
+                  value.scalar_type());
+      value.copy_(changed);
+    }
+  }
+  if (context.keeps()) {
+    saved.keep_context(context);
+    for (const int slot : plan.until_p1) saved.keep_until_p1(frame.tensor(slot));
+    for (size_t i = 0; i < plan.units.size(); ++i) {
+      for (const int slot : plan.units[i].from_forward) saved.child(i).keep_until_p2(frame.tensor(slot));
+    }
+  }
+  Values y;
+  for (const Program::Output& output : plan.program->outputs) y.push_back(frame.tensor(output.slot));
+  return y;
+}
+
+Values ProgramLayer::backward_p1(Values dy, Context& context, Saved& saved) {
+  const ForShape& shape = shape_of(context);
+  const Plan& plan = *shape.plan;
+  const bool loss = layer_ + 1 == static_cast<int>(graph_->layers().size());
+  if (loss && dy.empty()) dy.push_back(scalar(context.loss_scale));
+  TWOBP_CHECK(dy.size() == plan.gradients.size(), "backward-p1 of a captured layer got ", dy.size(),
+              " gradients for ", plan.gradients.size(), " outputs");
+  Frame frame(plan.program->slots);
+  size_t next = 0;
+  for (const Program::Output& output : plan.program->outputs) {
+    if (output.gradient < 0) continue;
+    at::Tensor& gradient = dy[next];
+    if (plan.gradients[next++]) frame.put(output.gradient, std::move(gradient));
+  }
+  dy.clear();
+  Values none;
+  for (const Input& one : plan.backward_p1.inputs) frame.put(one.slot, input(one, shape, none, context));
+  for (size_t i = 0; i < plan.until_p1.size(); ++i) frame.put(plan.until_p1[i], saved.take_p1(i));
+  run(plan.backward_p1.code, frame, {trained_or_not_, 0, device()});
+  for (size_t i = 0; i < plan.units.size(); ++i) {
+    for (const int slot : plan.units[i].from_p1) saved.child(i).keep_until_p2(frame.tensor(slot));
+  }
+  Values dx;
+  for (const Program::At& gradient : plan.program->input_gradients) dx.push_back(frame.tensor(gradient.slot));
+  return dx;
+}
+
+void ProgramLayer::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
+  // Without a context, before any micro-batch, the question is only whether there are units.
+  const Fields* fields = saved.has_context() ? saved.context().fields : nullptr;
+  if (fields == nullptr) {
+    std::vector<bool> trained;
+    for (const auto& parameter : parameters_) trained.push_back(parameter->trainable());
+    for (size_t i = 0; i < graph_->plan(graph_->shape(), layer_, trained).units.size(); ++i)
+      units.push_back({this, &saved});
+    return;
+  }
+  const ForShape& shape = shape_of(saved.context());
+  for (size_t i = 0; i < shape.units.size(); ++i) units.push_back({shape.units[i].get(), &saved.child(i)});
+}
+
+void ProgramLayer::collect_parameters(std::vector<Parameter*>& parameters) {
+  for (const auto& parameter : parameters_) parameters.push_back(parameter.get());
+  for (const auto& buffer : buffers_) parameters.push_back(buffer.get());
+}
+
+}  // namespace twobp::graph

@@ -1,0 +1,44 @@
+// A layer of a captured module. It runs the layer's programs: forward or evaluate, backward-p1, and each unit
+// of backward-p2 as a P2Unit of its own.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "twobp/graph/graph.h"
+#include "twobp/nn/layer.h"
+
+namespace twobp::graph {
+
+class ProgramLayer : public Layer {
+ public:
+  ProgramLayer(std::shared_ptr<const Graph> graph, int layer);
+  ~ProgramLayer() override;
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
+  // Parameters, then buffers.
+  void collect_parameters(std::vector<Parameter*>& parameters) override;
+
+ private:
+  class Unit;
+  // What the layer has for one shape of a micro-batch.
+  struct ForShape;
+
+  ForShape& shape_of(const Context& context);
+  at::Device device() const;
+  uint64_t random_of(const Context& context) const;
+  at::Tensor scalar(double value) const;
+  at::Tensor input(const Input& input, const ForShape& shape, Values& x, const Context& context) const;
+
+  std::shared_ptr<const Graph> graph_;
+  int layer_;
+  std::vector<std::unique_ptr<Parameter>> parameters_;
+  std::vector<std::unique_ptr<Parameter>> buffers_;
+  std::vector<Parameter*> trained_or_not_;  // parameters_, as the interpreter takes them
+  std::map<const Shape*, std::unique_ptr<ForShape>> shapes_;
+};
+
+}  // namespace twobp::graph

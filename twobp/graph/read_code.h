@@ -1,0 +1,28 @@
+// Reads the instructions of graph.json against the schemas of their operators.
+#pragma once
+
+#include <string>
+
+#include "twobp/graph/json_node.h"
+#include "twobp/graph/program.h"
+
+namespace twobp::graph {
+
+inline constexpr int64_t kMostSlots = 1'000'000;
+inline constexpr size_t kMostInstructions = 1'000'000;
+
+// The dtype of this name, "float32". Throws Error if it is unknown.
+at::ScalarType read_dtype(const JsonNode& node);
+
+// What the instructions of a code may do.
+struct CodeRules {
+  int slots = 0;           // of the program
+  bool gradients = false;  // they may add to gradients
+  bool random = false;     // they may call for random numbers
+};
+
+// Reads a list of instructions. Every operator is on the list of operators.h, and every argument is of its
+// type and every slot in range. Whether slots are written before they are read is not checked here.
+Code read_code(const JsonNode& list, const CodeRules& rules);
+
+}  // namespace twobp::graph

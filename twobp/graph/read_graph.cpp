@@ -1,0 +1,420 @@
+#include "twobp/graph/read_graph.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <set>
+#include <sstream>
+
+#include <torch/headeronly/version.h>
+
+#include "twobp/core/json_text.h"
+#include "twobp/files/safetensors.h"
+#include "twobp/graph/read_code.h"
+
+namespace twobp::graph {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kMaxDepth = 32;
+constexpr uint64_t kMaxBytes = 256 << 20;
+constexpr int64_t kVersion = 1;
+constexpr size_t kMostLayers = 10'000;
+constexpr size_t kMostNames = 100'000;
+constexpr size_t kMostValues = 10'000;  // that pass between two layers
+constexpr size_t kMostShapes = 1'000;
+constexpr size_t kMostDimensions = 8;
+constexpr int64_t kMostElements = int64_t{1} << 40;
+constexpr int64_t kMostIndex = 1'000'000;
+
+TensorType read_type(const JsonNode& node) {
+  TensorType type;
+  type.dtype = read_dtype(node["dtype"]);
+  int64_t elements = 1;
+  const JsonNode shape = node["shape"];
+  for (const JsonNode& size : shape.elements(kMostDimensions)) {
+    type.sizes.push_back(size.integer(0, kMostElements));
+    if (type.sizes.back() > 0 && elements > kMostElements / type.sizes.back())
+      shape.refuse("the tensor has more than ", kMostElements, " elements");
+    elements *= std::max<int64_t>(1, type.sizes.back());
+  }
+  return type;
+}
+
+// Layers of one kind have the same indices, so a constant may be behind several of them.
+std::vector<std::string> read_constants(const JsonNode& node) {
+  std::vector<std::string> names;
+  for (const JsonNode& one : node.elements(kMostNames)) names.push_back(one.text());
+  return names;
+}
+
+std::vector<std::string> read_names(const JsonNode& node) {
+  std::vector<std::string> names;
+  std::set<std::string> seen;
+  for (const JsonNode& one : node.elements(kMostNames)) {
+    names.push_back(one.text());
+    if (!seen.insert(names.back()).second) one.refuse("\"", names.back(), "\" is there twice");
+  }
+  return names;
+}
+
+void read_tensor_types(const JsonNode& root, GraphDescription& graph) {
+  for (const auto& [name, node] : root["parameters"].members(kMostNames)) {
+    ParameterType& parameter = graph.parameters[name];
+    parameter.type = read_type(node);
+    if (parameter.type.dtype != at::kFloat && parameter.type.dtype != at::kDouble)
+      node.refuse("the parameter is ", parameter.type.dtype, ": capture the module in float32");
+    const auto frozen = node.find("frozen");
+    parameter.frozen = frozen && frozen->boolean();
+  }
+  for (const auto& [name, node] : root["buffers"].members(kMostNames)) {
+    graph.buffers[name] = read_type(node);
+    if (graph.parameters.contains(name)) node.refuse("is also a parameter");
+  }
+}
+
+void read_layers(const JsonNode& root, GraphDescription& graph) {
+  graph.kinds = read_names(root["kinds"]);
+  std::vector<const GraphLayer*> first(graph.kinds.size(), nullptr);
+  std::set<std::string> buffers;
+  std::set<std::string> names;
+  const std::vector<JsonNode> layers = root["layers"].elements(kMostLayers);
+  if (layers.empty() || graph.kinds.empty()) root["layers"].refuse("there is no layer");
+  graph.layers.reserve(layers.size());
+  for (const JsonNode& node : layers) {
+    GraphLayer layer;
+    layer.name = node["name"].text();
+    if (!names.insert(layer.name).second) node.refuse("there are two layers \"", layer.name, "\"");
+    layer.kind = static_cast<int>(node["kind"].integer(0, static_cast<int64_t>(graph.kinds.size()) - 1));
+    layer.parameters = read_names(node["parameters"]);
+    layer.buffers = read_names(node["buffers"]);
+    layer.constants = read_constants(node["constants"]);
+    for (const std::string& name : layer.parameters) {
+      if (!graph.parameters.contains(name)) node.refuse("there is no parameter \"", name, "\"");
+    }
+    for (const std::string& name : layer.buffers) {
+      if (!graph.buffers.contains(name)) node.refuse("there is no buffer \"", name, "\"");
+      if (!buffers.insert(name).second) node.refuse("buffer \"", name, "\" belongs to another layer too");
+    }
+    graph.layers.push_back(std::move(layer));
+    const GraphLayer*& same = first[static_cast<size_t>(graph.layers.back().kind)];
+    const GraphLayer& now = graph.layers.back();
+    if (same == nullptr) same = &now;
+    const auto type_of = [&](const std::string& name) { return graph.parameters.at(name).type; };
+    const auto buffer_of = [&](const std::string& name) { return graph.buffers.at(name); };
+    const auto alike = [](const auto& a, const auto& b, const auto& of) {
+      return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                        [&](const auto& one, const auto& other) { return of(one) == of(other); });
+    };
+    if (!alike(same->parameters, now.parameters, type_of) || !alike(same->buffers, now.buffers, buffer_of))
+      node.refuse("its parameters and buffers have other shapes than those of layer \"", same->name,
+                  "\", which is of the same kind");
+  }
+}
+
+// Checks that every slot is written once, and before it is read.
+class Flow {
+ public:
+  explicit Flow(int slots) : writer_(static_cast<size_t>(slots), kNobody) {}
+
+  static constexpr int kBefore = -1;  // forward and backward-p1, which everything may read
+  void write(int slot, const JsonNode& node, int by = kBefore) {
+    if (slot < 0) return;
+    int& writer = writer_[static_cast<size_t>(slot)];
+    if (writer != kNobody) node.refuse("slot ", slot, " is written a second time");
+    writer = by;
+  }
+  void read(int slot, const JsonNode& node, int by = kBefore) const {
+    const int writer = writer_[static_cast<size_t>(slot)];
+    if (writer == kNobody) node.refuse("slot ", slot, " is read, but nothing has been written there");
+    if (writer != kBefore && writer != by) node.refuse("slot ", slot, " belongs to another unit");
+  }
+  void pass(const Code& code, const JsonNode& list, int by = kBefore) {
+    const std::vector<JsonNode> nodes = list.elements(kMostInstructions);
+    for (size_t i = 0; i < code.size(); ++i) {
+      for_each_read(code[i], [&](int slot) { read(slot, nodes[i], by); });
+      for (const int slot : code[i].out) write(slot, nodes[i], by);
+    }
+  }
+
+ private:
+  static constexpr int kNobody = -2;
+  std::vector<int> writer_;
+};
+
+Input read_input(const JsonNode& node, int slots, const FieldTypes& fields) {
+  Input input;
+  input.slot = static_cast<int>(node["slot"].integer(0, slots - 1));
+  const std::string& from = node["from"].text();
+  const auto indexed = [&](Input::From which) {
+    input.from = which;
+    input.index = static_cast<int>(node["index"].integer(0, kMostIndex));
+  };
+  if (from == "value") {
+    indexed(Input::From::kValue);
+  } else if (from == "parameter") {
+    indexed(Input::From::kParameter);
+  } else if (from == "buffer") {
+    indexed(Input::From::kBuffer);
+  } else if (from == "constant") {
+    indexed(Input::From::kConstant);
+  } else if (from == "loss_weight") {
+    input.from = Input::From::kLossWeight;
+  } else if (from == "field") {
+    input.from = Input::From::kField;
+    input.field = node["name"].text();
+    if (!fields.contains(input.field)) node.refuse("the shape has no field \"", input.field, "\"");
+  } else {
+    node["from"].refuse("\"", from.substr(0, 100), "\" is no place that is known");
+  }
+  return input;
+}
+
+std::vector<Program::At> read_places(const JsonNode& list, int slots) {
+  std::vector<Program::At> places;
+  for (const JsonNode& node : list.elements(kMostNames)) {
+    places.push_back({static_cast<int>(node["index"].integer(0, kMostIndex)),
+                      static_cast<int>(node["slot"].integer(0, slots - 1))});
+    if (places.size() > 1 && places[places.size() - 2].index >= places.back().index)
+      node.refuse("the list is not sorted by index, or has an index twice");
+  }
+  return places;
+}
+
+std::vector<Input> read_inputs(const JsonNode& list, int slots, const FieldTypes& fields, Flow& flow) {
+  std::vector<Input> inputs;
+  std::set<int> values;
+  for (const JsonNode& node : list.elements(kMostNames)) {
+    inputs.push_back(read_input(node, slots, fields));
+    flow.write(inputs.back().slot, node);
+    if (inputs.back().from == Input::From::kValue && !values.insert(inputs.back().index).second)
+      node.refuse("value ", inputs.back().index, " is there twice");
+  }
+  return inputs;
+}
+
+Program read_program(const JsonNode& node, const FieldTypes& fields) {
+  Program program;
+  program.slots = static_cast<int>(node["slots"].integer(1, kMostSlots));
+  Flow flow(program.slots);
+  program.inputs = read_inputs(node["inputs"], program.slots, fields, flow);
+  Flow evaluation = flow;
+
+  const CodeRules forward{program.slots, /*gradients=*/false, /*random=*/true};
+  program.forward = read_code(node["forward"], forward);
+  flow.pass(program.forward, node["forward"]);
+  const auto evaluate = node.find("evaluate");
+  if (evaluate) {
+    program.evaluate = read_code(*evaluate, forward);
+    evaluation.pass(program.evaluate, *evaluate);
+  } else {
+    program.evaluate = program.forward;
+  }
+  for (const JsonNode& output : node["outputs"].elements(kMostValues)) {
+    Program::Output& made = program.outputs.emplace_back();
+    made.slot = static_cast<int>(output["slot"].integer(0, program.slots - 1));
+    flow.read(made.slot, output);
+    if (evaluate) evaluation.read(made.slot, output);
+    if (const auto gradient = output.find("gradient"))
+      made.gradient = static_cast<int>(gradient->integer(0, program.slots - 1));
+  }
+  program.new_buffers = read_places(node["new_buffers"], program.slots);
+  for (const Program::At& buffer : program.new_buffers) flow.read(buffer.slot, node["new_buffers"]);
+
+  const CodeRules backward{program.slots, /*gradients=*/true, /*random=*/false};
+  for (const Program::Output& output : program.outputs) flow.write(output.gradient, node["outputs"]);
+  program.backward_p1 = read_code(node["backward_p1"], backward);
+  flow.pass(program.backward_p1, node["backward_p1"]);
+  program.input_gradients = read_places(node["input_gradients"], program.slots);
+  for (const Program::At& gradient : program.input_gradients)
+    flow.read(gradient.slot, node["input_gradients"]);
+  for (const JsonNode& unit : node["backward_p2"].elements(kMostInstructions)) {
+    const auto index = static_cast<int>(program.backward_p2.size());
+    program.backward_p2.push_back({unit["name"].text(), read_code(unit["code"], backward)});
+    flow.pass(program.backward_p2.back().code, unit["code"], index);
+  }
+  return program;
+}
+
+Targets read_targets(const JsonNode& node, const FieldTypes& fields) {
+  Targets targets;
+  if (const auto count = node.find("count")) {
+    targets.count = count->integer(0, kMostElements);
+    return targets;
+  }
+  targets.slots = static_cast<int>(node["slots"].integer(1, kMostSlots));
+  Flow flow(targets.slots);
+  targets.inputs = read_inputs(node["inputs"], targets.slots, fields, flow);
+  for (const Input& input : targets.inputs) {
+    if (input.from != Input::From::kField) node["inputs"].refuse("targets are counted in fields alone");
+  }
+  targets.code = read_code(node["code"], {targets.slots, false, false});
+  flow.pass(targets.code, node["code"]);
+  targets.slot = static_cast<int>(node["slot"].integer(0, targets.slots - 1));
+  flow.read(targets.slot, node["slot"]);
+  return targets;
+}
+
+// The parameters that a program adds gradients to.
+std::set<int> parameters_with_gradient(const Program& program) {
+  std::set<int> all;
+  const auto collect = [&](const Code& code) {
+    for (const Instruction& one : code) {
+      if (one.parameter >= 0) all.insert(one.parameter);
+    }
+  };
+  collect(program.backward_p1);
+  for (const Program::Unit& unit : program.backward_p2) collect(unit.code);
+  return all;
+}
+
+// Checks that a layer has what its program reads, and that it fits the layer before it.
+void check_layer(const GraphDescription& graph, const Shape& shape, size_t index, const JsonNode& node) {
+  const GraphLayer& layer = graph.layers[index];
+  const Program& program = shape.programs[static_cast<size_t>(layer.kind)];
+  const auto refuse = [&](const auto&... what) { node.refuse("layer \"", layer.name, "\": ", what...); };
+  static const std::vector<Program::Output> none;
+  const auto& values =
+      index == 0 ? none : shape.programs[static_cast<size_t>(graph.layers[index - 1].kind)].outputs;
+  const size_t constants = shape.constants.empty() ? layer.constants.size() : shape.constants[index].size();
+  for (const Input& input : program.inputs) {
+    const auto within = [&](size_t count, const char* what) {
+      if (static_cast<size_t>(input.index) >= count)
+        refuse("its program reads ", what, " ", input.index, ", but there are ", count);
+    };
+    if (input.from == Input::From::kValue) within(values.size(), "value");
+    if (input.from == Input::From::kParameter) within(layer.parameters.size(), "parameter");
+    if (input.from == Input::From::kBuffer) within(layer.buffers.size(), "buffer");
+    if (input.from == Input::From::kConstant) within(constants, "constant");
+  }
+  for (const Program::At& buffer : program.new_buffers) {
+    if (static_cast<size_t>(buffer.index) >= layer.buffers.size())
+      refuse("its program changes buffer ", buffer.index, ", but there are ", layer.buffers.size());
+  }
+  const std::set<int> trained = parameters_with_gradient(program);
+  for (const int parameter : trained) {
+    if (static_cast<size_t>(parameter) >= layer.parameters.size())
+      refuse("its program adds to parameter ", parameter, ", but there are ", layer.parameters.size());
+  }
+  for (size_t i = 0; i < layer.parameters.size(); ++i) {
+    if (!graph.parameters.at(layer.parameters[i]).frozen && !trained.contains(static_cast<int>(i)))
+      refuse("parameter \"", layer.parameters[i], "\" gets no gradient, but is not frozen");
+  }
+  std::vector<int> with_gradient;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i].gradient >= 0) with_gradient.push_back(static_cast<int>(i));
+  }
+  const bool same = std::equal(with_gradient.begin(), with_gradient.end(), program.input_gradients.begin(),
+                               program.input_gradients.end(),
+                               [](int value, const Program::At& at) { return value == at.index; });
+  if (!same) refuse("input_gradients are not those of the values of the previous layer that have a gradient");
+  const bool last = index + 1 == graph.layers.size();
+  if (last ? program.outputs.size() != 1 || program.outputs[0].gradient < 0 : program.outputs.empty())
+    refuse(last ? "the last layer must have one output, the loss, with a gradient" : "it has no output");
+}
+
+Shape read_shape(const JsonNode& node, const GraphDescription& graph,
+                 const std::function<bool(const std::string&)>& has_constant) {
+  Shape shape;
+  for (const auto& [name, type] : node["fields"].members(kMostNames)) shape.fields[name] = read_type(type);
+  const JsonNode programs = node["programs"];
+  const std::vector<JsonNode> each = programs.elements(kMostLayers);
+  if (each.size() != graph.kinds.size())
+    programs.refuse("there are ", each.size(), " programs for ", graph.kinds.size(), " kinds");
+  for (const JsonNode& program : each) shape.programs.push_back(read_program(program, shape.fields));
+  shape.targets = read_targets(node["targets"], shape.fields);
+  if (const auto constants = node.find("constants")) {
+    for (const JsonNode& layer : constants->elements(kMostLayers))
+      shape.constants.push_back(read_constants(layer));
+    if (shape.constants.size() != graph.layers.size())
+      constants->refuse("has ", shape.constants.size(), " lists for ", graph.layers.size(), " layers");
+  }
+  for (size_t i = 0; i < graph.layers.size(); ++i) {
+    check_layer(graph, shape, i, programs);
+    for (const std::string& name : shape.constants.empty() ? graph.layers[i].constants : shape.constants[i]) {
+      if (!has_constant(name))
+        node.refuse("there is no constant \"", name, "\" for layer \"", graph.layers[i].name, "\"");
+    }
+  }
+  return shape;
+}
+
+void check_format(const JsonNode& root) {
+  if (root["format"].text() != "twobp graph")
+    root.refuse("not the graph of a captured model: its format is not \"twobp graph\"");
+  if (root["version"].integer(0, kMostIndex) != kVersion)
+    root["version"].refuse("is ", root["version"].value().dump(), ", but this program reads version ",
+                           kVersion, ": capture the model again");
+  const std::string& torch = root["torch"].text();
+  const std::string ours = concat(TORCH_VERSION_MAJOR, '.', TORCH_VERSION_MINOR);
+  if (torch != ours && !torch.starts_with(ours + "."))
+    root["torch"].refuse("the model was captured with torch ", torch.substr(0, 100),
+                         ", but this program has ", ours, ": capture it again with that");
+}
+
+// FNV-1a: the same on every platform.
+std::string checksum_of(std::string_view text) {
+  uint64_t hash = 14695981039346656037ull;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  std::ostringstream out;
+  out << std::hex << hash;
+  return out.str();
+}
+
+json parse(std::string_view text, const std::string& origin) {
+  json root = parse_json<json>(text, origin, kMaxDepth);
+  TWOBP_CHECK(root.is_object(), origin, ": not a JSON object");
+  return root;
+}
+
+Tensors read_constants(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "constants.safetensors";
+  Tensors tensors;
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return tensors;
+  const SafetensorsFile file(path.string());
+  for (const std::string& name : file.names()) tensors.emplace(name, file.tensor(name));
+  return tensors;
+}
+
+}  // namespace
+
+std::shared_ptr<Graph> parse_graph(std::string_view text, const std::string& origin, Tensors constants) {
+  const json parsed = parse(text, origin);
+  const JsonNode root(parsed, origin, "");
+  check_format(root);
+  GraphDescription description;
+  description.origin = origin;
+  description.checksum = checksum_of(text);
+  description.module = root["module"].text();
+  description.dtype = read_dtype(root["dtype"]);
+  read_tensor_types(root, description);
+  read_layers(root, description);
+  auto graph = std::make_shared<Graph>(std::move(description), std::move(constants));
+  const std::vector<JsonNode> shapes = root["shapes"].elements(kMostShapes);
+  if (shapes.empty()) root["shapes"].refuse("there is no shape of a micro-batch");
+  for (const JsonNode& node : shapes) {
+    Shape shape = read_shape(node, graph->description(),
+                             [&](const std::string& name) { return graph->has_constant(name); });
+    if (graph->knows(shape.fields)) node.refuse("a shape of these fields is there already");
+    graph->add(std::move(shape), {});
+  }
+  return graph;
+}
+
+std::shared_ptr<Graph> read_graph(const std::string& folder) {
+  const std::filesystem::path path = std::filesystem::path(folder) / kGraphFile;
+  return parse_graph(read_text(path.string(), kMaxBytes), path.string(), read_constants(folder));
+}
+
+void add_shape(Graph& graph, std::string_view text, const std::string& origin, Tensors constants) {
+  const json parsed = parse(text, origin);
+  const JsonNode root(parsed, origin, "");
+  Shape shape = read_shape(root, graph.description(), [&](const std::string& name) {
+    return constants.contains(name) || graph.has_constant(name);
+  });
+  if (!graph.knows(shape.fields)) graph.add(std::move(shape), std::move(constants));
+}
+
+}  // namespace twobp::graph

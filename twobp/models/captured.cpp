@@ -1,0 +1,125 @@
+#include "twobp/models/captured.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <system_error>
+
+#include "twobp/core/check.h"
+#include "twobp/data/field_dataset.h"
+#include "twobp/graph/graph.h"
+#include "twobp/graph/program_layer.h"
+#include "twobp/graph/read_graph.h"
+
+namespace twobp {
+namespace {
+
+using graph::Graph;
+using graph::GraphLayer;
+using graph::Program;
+
+const Graph& graph_of(const ModelOptions& options) {
+  const auto& graph = options.as<CapturedOptions>().graph;
+  TWOBP_CHECK(graph != nullptr,
+              "model.type is \"captured\", but there is no captured model: set model.from to a bundle, the "
+              "folder that twobp.capture writes");
+  return *graph;
+}
+
+// Layers whose frozen parameters differ have other costs.
+std::string kind_of(const Graph& graph, const GraphLayer& layer) {
+  const graph::GraphDescription& of = graph.description();
+  std::string which;
+  bool frozen = false;
+  for (const std::string& name : layer.parameters) {
+    frozen = frozen || of.parameters.at(name).frozen;
+    which += of.parameters.at(name).frozen ? '0' : '1';
+  }
+  const std::string& kind = of.kinds[static_cast<size_t>(layer.kind)];
+  return frozen ? concat(kind, ", trained ", which) : kind;
+}
+
+bool is_trained(const Graph& graph, const GraphLayer& layer) {
+  for (const std::string& name : layer.parameters) {
+    if (!graph.description().parameters.at(name).frozen) return true;
+  }
+  return false;
+}
+
+// The rows of the table that the ids of the field are looked up in; 0 if there is none.
+int64_t rows_of_table(const Graph& graph, const std::string& field) {
+  for (const GraphLayer& layer : graph.layers()) {
+    const Program& program = graph.shape().programs[static_cast<size_t>(layer.kind)];
+    std::set<int> ids;              // slots with the field, or a view of it
+    std::map<int, int> parameters;  // by slot
+    for (const graph::Input& input : program.inputs) {
+      if (input.from == graph::Input::From::kField && input.field == field) ids.insert(input.slot);
+      if (input.from == graph::Input::From::kParameter) parameters[input.slot] = input.index;
+    }
+    for (const graph::Instruction& one : program.forward) {
+      if (one.op->view && ids.contains(one.arguments[0].slot)) ids.insert(one.out[0]);
+      if (one.op->schema->name() != "aten::embedding" || !ids.contains(one.arguments[1].slot)) continue;
+      const auto table = parameters.find(one.arguments[0].slot);
+      if (table == parameters.end()) continue;
+      const std::string& name = layer.parameters[static_cast<size_t>(table->second)];
+      const std::vector<int64_t>& sizes = graph.description().parameters.at(name).type.sizes;
+      if (!sizes.empty()) return sizes[0];
+    }
+  }
+  return 0;
+}
+
+ModelInput input_of(const ModelOptions& options) {
+  ModelInput input;
+  input.kind = InputKind::kFields;
+  if (!options.as<CapturedOptions>().graph) return input;  // check() throws
+  const Graph& graph = graph_of(options);
+  const graph::FieldTypes& fields = graph.shape().fields;
+  for (const auto& [name, type] : fields) input.fields.push_back({name, type.dtype, type.sizes});
+  input.vocab = are_tokens(input.fields) ? rows_of_table(graph, "input_ids") : 0;
+  return input;
+}
+
+}  // namespace
+
+ModelSpec captured(const std::shared_ptr<const Graph>& graph) {
+  ModelSpec model;
+  model.first_trainable = static_cast<int>(graph->layers().size());
+  for (const GraphLayer& layer : graph->layers()) {
+    const auto index = static_cast<int>(model.layers.size());
+    if (is_trained(*graph, layer)) model.first_trainable = std::min(model.first_trainable, index);
+    model.layers.push_back({layer.name, kind_of(*graph, layer),
+                            [graph, index] { return std::make_unique<graph::ProgramLayer>(graph, index); }});
+  }
+  model.count_targets = [graph](const Fields& fields) { return graph->count_targets(fields); };
+  return model;
+}
+
+bool is_bundle(const std::string& folder) {
+  std::error_code ignored;
+  return std::filesystem::exists(std::filesystem::path(folder) / graph::kGraphFile, ignored);
+}
+
+ModelOptions read_bundle(const std::string& folder) {
+  ModelOptions options(CapturedOptions::kType);
+  auto& captured = options.as<CapturedOptions>();
+  captured.graph = graph::read_graph(folder);
+  captured.program = captured.graph->description().checksum;
+  return options;
+}
+
+ModelType captured_type() {
+  ModelType type = make_model_type<CapturedOptions>({TWOBP_KEY(
+      CapturedOptions, program, "checksum of the graph.json in model.from, which sets it; do not set it")});
+  type.is_bundle = true;
+  type.input = input_of;
+  type.check = [](const ModelOptions& options) { graph_of(options); };
+  type.build = [](const ModelOptions& options, const BuildSettings&) {
+    graph_of(options);
+    return captured(options.as<CapturedOptions>().graph);
+  };
+  return type;
+}
+
+}  // namespace twobp
