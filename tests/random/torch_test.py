@@ -82,8 +82,23 @@ def labels_of(ids, dice, kind):
     labels = ids.copy()
     source = numpy.random.default_rng(dice.randrange(2**32))
     labels[source.random(ids.shape) < (0.8 if kind == "bert" else dice.choice([0.0, 0.3]))] = -100
-    labels[:, 1] = ids[:, 1]  # so that every step counts something
+    middle = ids.shape[1] // 2
+    labels[:, middle] = ids[:, middle]  # so that every step counts something
     return labels
+
+
+def mask_of(shape, source, dice):
+    """Padding on the left, on the right, or anywhere but in the middle column, whose label counts."""
+    columns, middle = numpy.arange(shape[1]), shape[1] // 2
+    kind = dice.choice(["left", "right", "anywhere"])
+    if kind == "left":
+        seen = columns >= source.integers(0, middle + 1, (shape[0], 1))
+    elif kind == "right":
+        seen = columns < source.integers(middle + 1, shape[1] + 1, (shape[0], 1))
+    else:
+        seen = source.random(shape) < 0.8
+    seen[:, middle] = True
+    return seen.astype(numpy.int64)
 
 
 def data_of(kind, model, samples, dice):
@@ -98,11 +113,11 @@ def data_of(kind, model, samples, dice):
     shape = (samples, dice.randint(5, 32))
     ids = source.integers(0, config.vocab_size, shape, dtype=numpy.int64)
     data = {"input_ids": ids, "labels": labels_of(ids, dice, kind)}
+    if dice.random() < 0.7:
+        data["attention_mask"] = mask = mask_of(shape, source, dice)
+        if kind != "bert":
+            data["labels"][mask == 0] = -100
     if kind == "bert":
-        if dice.random() < 0.7:
-            mask = (source.random(shape) < 0.8).astype(numpy.int64)
-            mask[:, 0] = 1
-            data["attention_mask"] = mask
         if config.type_vocab_size > 1:
             data["token_type_ids"] = source.integers(0, config.type_vocab_size, shape, dtype=numpy.int64)
     return data
