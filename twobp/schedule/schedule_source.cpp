@@ -59,4 +59,12 @@ Schedule ScheduleSource::make(int stages, int ranks, int micro_batches, P2Policy
   return schedule;
 }
 
+AskedSchedule::AskedSchedule(std::string_view text)
+    : source(ScheduleSource::is_file(text) ? text : text.substr(0, text.rfind('@'))) {
+  const size_t at = text.rfind('@');
+  if (source.written() == nullptr && at != std::string_view::npos) {
+    policy = parse_policy(std::string(text.substr(at + 1)));
+  }
+}
+
 }  // namespace twobp
