@@ -155,6 +155,10 @@ TEST_F(PlanModel, TakesFilesAndPolicies) {
   // The file has the numbers that are not given, and its row trains.
   const auto run = expect_success(with({"--schedule", csv, "--p2", "placed", "--json", file}));
   EXPECT_EQ(json::parse(read_file(file)).at("choices")[0].at("micro_batches"), 4);
+  expect_success(with({"--schedule", csv + "@off", "--json", file}));
+  const json off = json::parse(read_file(file)).at("choices");
+  EXPECT_EQ(off.size(), 1U) << "the file's own policy";
+  EXPECT_EQ(off.at(0).at("p2"), "off");
   expect_success(command_in(run.out, config_));
   expect_one_message(with({"--schedule", csv, "--ranks", "3"}), {csv, "2 stages on 2 ranks"});
   expect_one_message(with({"--schedule", csv, "--micro-batches", "8"}), {csv, "4 micro-batches"});

@@ -11,6 +11,14 @@
 #include "twobp/schedule/text/lower.h"
 
 namespace twobp {
+namespace {
+
+// Where "@POLICY" begins, or the end. A file's name may have an "@".
+size_t end_of_source(std::string_view text) {
+  return ScheduleSource::is_file(text) ? text.size() : std::min(text.rfind('@'), text.size());
+}
+
+}  // namespace
 
 ScheduleSource::ScheduleSource(std::string_view name_or_file) : name_(name_or_file) {
   if (is_file(name_or_file)) written_ = std::make_shared<const Schedule>(read_csv(name_));
@@ -59,12 +67,9 @@ Schedule ScheduleSource::make(int stages, int ranks, int micro_batches, P2Policy
   return schedule;
 }
 
-AskedSchedule::AskedSchedule(std::string_view text)
-    : source(ScheduleSource::is_file(text) ? text : text.substr(0, text.rfind('@'))) {
-  const size_t at = text.rfind('@');
-  if (source.written() == nullptr && at != std::string_view::npos) {
-    policy = parse_policy(std::string(text.substr(at + 1)));
-  }
+AskedSchedule::AskedSchedule(std::string_view text) : source(text.substr(0, end_of_source(text))) {
+  const size_t end = end_of_source(text);
+  if (end < text.size()) policy = parse_policy(std::string(text.substr(end + 1)));
 }
 
 }  // namespace twobp

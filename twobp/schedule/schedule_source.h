@@ -55,7 +55,7 @@ class ScheduleSource {
   std::shared_ptr<const Schedule> written_;
 };
 
-// An entry of a list of schedules to compare: NAME, FILE.csv or NAME@POLICY.
+// An entry of a list of schedules to compare: NAME, FILE.csv, NAME@POLICY or FILE.csv@POLICY.
 struct AskedSchedule {
   // Throws Error as ScheduleSource does, and for an unknown policy.
   AskedSchedule(std::string_view text);  // NOLINT(google-explicit-constructor)
