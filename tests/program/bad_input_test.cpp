@@ -69,6 +69,7 @@ TEST_F(BadInput, NumbersOfTheCommandLine) {
   }
   expect("optimizer.lr=nan", {"optimizer.lr"});
   expect("pipeline.timeout=inf", {"pipeline.timeout"});
+  expect("pipeline.data_parallel=40000", {"40000", "80000 ranks", "1024 at most"});
 }
 
 TEST_F(BadInput, NamesOnTheHub) {
