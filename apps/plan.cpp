@@ -243,6 +243,7 @@ void add_plan_command(CLI::App& app) {
     check_alone("plan", find_launcher());
     const PlanJob job = job_of(*options);
     check_flags(*plan, job, *options);
+    check_files(*plan);
     if (job == kMeasured) return plan_measured(*options);
     if (job == kDraw) return plan_schedule(*options);
     plan_model(*options);
