@@ -2,6 +2,8 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
+#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -57,6 +59,19 @@ void check_commands(const CLI::App& app, int argc, const char* const* argv) {
   }
   fail("there is no command \"", argv[1], "\": did you mean \"", nearest(argv[1], names),
        "\"? The commands are ", join(names));
+}
+
+void check_files(const CLI::App& command) {
+  std::map<std::string, const char*> options;  // by file
+  for (const char* name :
+       {"--costs", "--measured", "--metrics", "--trace", "--timeline", "--json", "--csv", "--svg"}) {
+    const CLI::Option* option = command.get_option_no_throw(name);
+    if (option == nullptr || option->count() == 0) continue;
+    const std::string file = std::filesystem::path(option->as<std::string>()).lexically_normal().string();
+    const auto [at, is_new] = options.emplace(file, name);
+    TWOBP_CHECK(is_new || file.empty() || file.starts_with("/dev/"), at->second, " and ", name,
+                " name the same file, ", file, ", which would be overwritten: give each its own");
+  }
 }
 
 int end_of_parse(const CLI::App& app, const CLI::ParseError& error) {

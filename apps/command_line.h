@@ -14,6 +14,9 @@ CLI::Validator number_from(double least, double most = std::numeric_limits<doubl
 // Throws Error if a word that stands for a command is none, and suggests the nearest.
 void check_commands(const CLI::App& app, int argc, const char* const* argv);
 
+// Throws Error if two options of a command name the same file, which one of them writes.
+void check_files(const CLI::App& command);
+
 // What main() returns after a parse that ended with `error`: prints the help that was asked for, or reports
 // what is wrong.
 int end_of_parse(const CLI::App& app, const CLI::ParseError& error);

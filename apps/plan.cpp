@@ -177,11 +177,13 @@ void add_plan_command(CLI::App& app) {
   };
   text("--schedule", options->schedule,
        "[list] one of " + join(schedule_names()) +
-           " (default: 1f1b; with a model: all). Without a model also files that end in .csv, in PyTorch's "
-           "text form, and NAME@POLICY; several are compared");
+           ", a file in PyTorch's text form that ends in .csv, or NAME@POLICY; several are compared "
+           "(default: 1f1b; with a model: all names)");
   text("--stages", options->stages, "[list] number of stages (default: from --ranks, else 4)");
-  text("--ranks", options->ranks,
-       "[list] number of ranks N (default: stages / the schedule's stages per rank)");
+  text(
+      "--ranks", options->ranks,
+      "[list] number of ranks N (default: stages / the schedule's stages per rank; with a model: that of the "
+      ".csv files, else the configured one)");
   text("--micro-batches", options->micro_batches,
        "[list] number M (default: the schedule's own; when comparing: N, 2N and 4N)");
   text("--p2", options->p2,
@@ -241,6 +243,7 @@ void add_plan_command(CLI::App& app) {
     check_alone("plan", find_launcher());
     const PlanJob job = job_of(*options);
     check_flags(*plan, job, *options);
+    check_files(*plan);
     if (job == kMeasured) return plan_measured(*options);
     if (job == kDraw) return plan_schedule(*options);
     plan_model(*options);

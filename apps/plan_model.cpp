@@ -63,8 +63,18 @@ Interconnect interconnect_of(const PlanOptions& options, const CostModel& model,
 
 PlanRequest request_of(const PlanOptions& options, const std::optional<Config>& config) {
   PlanRequest request;
+  if (!options.schedule.empty()) {
+    for (const std::string& name : parse_names("--schedule", options.schedule)) {
+      request.schedules.emplace_back(name);
+    }
+  }
   if (!options.ranks.empty()) request.ranks = parse_counts("--ranks", options.ranks);
   if (!options.stages.empty()) request.stages = parse_counts("--stages", options.stages);
+  if (request.ranks.empty() && request.stages.empty()) {
+    for (const AskedSchedule& asked : request.schedules) {
+      if (asked.source.written() != nullptr) request.ranks.push_back(asked.source.written()->rank_count());
+    }
+  }
   if (request.ranks.empty() && request.stages.empty()) {
     TWOBP_CHECK(config.has_value(),
                 "a plan from costs alone needs --ranks or --stages, such as --ranks 2..8");
@@ -75,7 +85,6 @@ PlanRequest request_of(const PlanOptions& options, const std::optional<Config>& 
   if (!options.micro_batch_sizes.empty()) {
     request.micro_batch_sizes = parse_counts("--micro-batch-sizes", options.micro_batch_sizes);
   }
-  if (!options.schedule.empty()) request.schedules = parse_names("--schedule", options.schedule);
   if (!options.p2.empty()) {
     for (const auto& name : parse_names("--p2", options.p2)) request.policies.push_back(parse_policy(name));
   }
@@ -120,10 +129,10 @@ void print_choices(const PlanResult& result, const std::vector<double>& bounds) 
   if (replicated) rows[0].insert(rows[0].begin() + 2, "replicas");
   for (size_t i = 0; i < result.best.size(); ++i) {
     const PlanChoice& choice = result.best[i];
-    rows.push_back({choice.schedule, std::string(policy_name(choice.policy)), std::to_string(choice.ranks),
-                    std::to_string(choice.stages), std::to_string(choice.micro_batches),
-                    std::to_string(choice.micro_batch_size), choice.recompute,
-                    fixed(choice.step_seconds * 1e3, 2), fixed(bounds[i] * 1e3, 2),
+    rows.push_back({printable(choice.schedule.name()), std::string(policy_name(choice.policy)),
+                    std::to_string(choice.ranks), std::to_string(choice.stages),
+                    std::to_string(choice.micro_batches), std::to_string(choice.micro_batch_size),
+                    choice.recompute, fixed(choice.step_seconds * 1e3, 2), fixed(bounds[i] * 1e3, 2),
                     fixed(choice.samples_per_second(), 2), percent(choice.bubble),
                     format_bytes(choice.peak_bytes)});
     if (replicated) rows.back().insert(rows.back().begin() + 2, std::to_string(choice.data_parallel));
@@ -170,13 +179,14 @@ std::string command_of(const PlanChoice& choice, const CostModel& model, const P
   const auto set = [&](const char* key, const auto& value) {
     settings.push_back(concat("pipeline.", key, "=", value));
   };
-  // A found schedule is given by its file, which has the micro-batches, ranks and stages.
-  const std::string file = options.csv.empty() ? "FILE.csv" : options.csv;
-  set("schedule", choice.found ? file : choice.schedule);
+  // A found or written schedule is given by its file, which has the micro-batches, ranks and stages.
+  const std::string found = options.csv.empty() ? "FILE.csv" : options.csv;
+  const bool file = choice.found || choice.schedule.written() != nullptr;
+  set("schedule", choice.found ? found : choice.schedule.name());
   set("p2", policy_name(choice.policy));
-  set("ranks", choice.found ? 0 : choice.ranks);
-  set("stages", choice.found ? 0 : choice.stages);
-  set("micro_batches", choice.found ? 0 : choice.micro_batches);
+  set("ranks", file ? 0 : choice.ranks);
+  set("stages", file ? 0 : choice.stages);
+  set("micro_batches", file ? 0 : choice.micro_batches);
   set("data_parallel", choice.data_parallel);
   set("micro_batch_size", choice.micro_batch_size);
   std::vector<std::string> layers;
@@ -197,7 +207,7 @@ std::string command_of(const PlanChoice& choice, const CostModel& model, const P
 }
 
 nlohmann::ordered_json to_json(const PlanChoice& choice) {
-  return {{"schedule", choice.schedule},
+  return {{"schedule", choice.schedule.name()},
           {"p2", policy_name(choice.policy)},
           {"ranks", choice.ranks},
           {"stages", choice.stages},

@@ -38,12 +38,9 @@ std::vector<Asked> asked_of(const PlanOptions& options) {
   const auto policies = options.p2.empty() ? std::vector<std::string>{} : parse_names("--p2", options.p2);
   const std::string names = options.schedule.empty() ? "1f1b" : options.schedule;
   for (const std::string& name : parse_names("--schedule", names)) {
-    const size_t at = ScheduleSource::is_file(name) ? std::string::npos : name.rfind('@');
-    const ScheduleSource source(name.substr(0, at));
-    if (at != std::string::npos) {
-      all.push_back({source, parse_policy(name.substr(at + 1))});
-    } else if (policies.empty()) {
-      all.push_back({source, source.default_policy()});
+    const auto [source, own] = AskedSchedule(name);
+    if (own || policies.empty()) {
+      all.push_back({source, own.value_or(source.default_policy())});
     } else {
       for (const std::string& policy : policies) all.push_back({source, parse_policy(policy)});
     }

@@ -8,6 +8,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "apps/command_line.h"
 #include "apps/json_report.h"
 #include "apps/log.h"
 #include "apps/metrics_file.h"
@@ -330,7 +331,8 @@ void add_train_command(CLI::App& app, int& exit_code) {
           ->type_name("[auto]");
   command->add_flag("--print-config", options->print_config, "Print the whole configuration and stop");
   command->footer("Configuration keys:\n" + config_reference());
-  command->callback([options, how, resume, &exit_code] {
+  command->callback([options, how, resume, command, &exit_code] {
+    check_files(*command);
     options->resume = resume->count() > 0;
     if (!how->empty() && *how != "auto") {  // "--resume config.json": the file is not a value of --resume
       TWOBP_CHECK(options->config.empty(), "--resume takes no value or auto, not \"", *how, "\"");

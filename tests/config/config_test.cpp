@@ -404,6 +404,14 @@ TEST(ConfigErrors, PipelineAndTrainingContradictions) {
   }
   refuse({"optimizer.min_lr=0.1", "optimizer.lr=0.01"},
          {"optimizer.min_lr (0.1)", "above optimizer.lr (0.01)"});
+  refuse({"optimizer.min_lr=1e-5", "optimizer.schedule=constant"}, {"optimizer.min_lr is 1e-05", "cosine"});
+  refuse({"optimizer.momentum=0.9"}, {"optimizer.momentum is 0.9", "sgd", "set it to 0"});
+  for (const char* key : {"beta1", "beta2", "eps"}) {
+    refuse({"optimizer.type=sgd", concat("optimizer.", key, "=0.5")},
+           {concat("optimizer.", key, " is 0.5"), "adamw"});
+  }
+  refuse({"model.lora_alpha=8"}, {"model.lora_alpha", "model.lora is 0"});
+  refuse({"model.lora_targets=q_proj"}, {"model.lora_targets", "model.lora is 0"});
   refuse({"train.eval_every=10", "data.held_out=0"}, {"train.eval_every is 10", "data.held_out is 0"});
   refuse({"pipeline.memory_cap=lots"}, {"pipeline.memory_cap", "\"lots\"", "512MiB"});
 }

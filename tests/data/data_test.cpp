@@ -168,7 +168,6 @@ TEST_F(ArrayData, ATruncatedFileIsAnError) {
                {"labels.npy: the file was truncated while it was in use"});
 }
 
-// Without a mask, a causal model computes the same only for samples that are padded on the right.
 TEST_F(ArrayData, MasksOfALanguageModel) {
   input(npy_file<uint16_t>("<u2", "(2, 4)", {1, 2, 3, 4, 5, 6, 0, 0}));
   labels(npy_file<int64_t>("<i8", "(2, 4)", {1, 2, 3, 4, 5, 6, -100, -100}));
@@ -177,20 +176,24 @@ TEST_F(ArrayData, MasksOfALanguageModel) {
   };
   mask({1, 1, 1, 1, 1, 1, 0, 0});
   const Fields fields = open_data(config(4), vocab(7), 1).train->read({1}, 0);
-  EXPECT_EQ(fields.size(), 2U);
   EXPECT_EQ(list(fields.at("labels")), (std::vector<int64_t>{6, -100, -100, -100}));
+  EXPECT_EQ(list(fields.at("attention_mask")), (std::vector<int64_t>{1, 1, 0, 0}));
   mask({1, 1, 1, 1, 1, 0, 0, 0});
   refuse(config(4), vocab(7),
          {"labels.npy", "row 1, column 1", "label 6", "attention_mask.npy says is padding", "to -100"});
   mask({1, 1, 1, 1, 0, 1, 1, 1});
-  refuse(config(4), vocab(7),
-         {"attention_mask.npy", "row 1, column 1", "1 after a 0", "pad the sample on the right"});
-  mask({1, 0, 1, 1, 1, 1, 0, 0});
-  refuse(config(4), vocab(7), {"attention_mask.npy", "row 0, column 2", "1 after a 0"});
+  refuse(config(4), vocab(7), {"labels.npy", "row 1, column 0", "label 5", "to -100"});
   mask({1, 1, 1, 1, 0, 0, 0, 0});
   refuse(config(4), vocab(7), {"attention_mask.npy", "row 1", "all are 0"});
   mask({1, 1, 1, 1, 1, 2, 0, 0});
   refuse(config(4), vocab(7), {"attention_mask.npy", "row 1, column 1", "the mask 2"});
+  // Padding on the left, and a hole. The label of the first token is predicted at padding, as in
+  // transformers.
+  labels(npy_file<int64_t>("<i8", "(2, 4)", {-100, -100, 3, 4, 5, -100, 1, 2}));
+  mask({0, 0, 1, 1, 1, 0, 1, 1});
+  const Fields left = open_data(config(4), vocab(7), 1).train->read({0, 1}, 0);
+  EXPECT_EQ(list(left.at("labels")), (std::vector<int64_t>{-100, 3, 4, -100, -100, 1, 2, -100}));
+  EXPECT_EQ(list(left.at("attention_mask")), (std::vector<int64_t>{0, 0, 1, 1, 1, 0, 1, 1}));
 }
 
 TEST_F(ArrayData, ArraysThatAreNotReadAreRefused) {

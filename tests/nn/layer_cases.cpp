@@ -78,13 +78,19 @@ LayerCase rms_norm_case(const std::string& name, int64_t positions, int64_t dim)
   return c;
 }
 
-LayerCase attention_case(const std::string& name, const AttentionShape& shape, int64_t positions) {
+LayerCase attention_case(const std::string& name, const AttentionShape& shape, int64_t positions,
+                         bool padded = false) {
   LayerCase c;
   c.name = name;
   c.make = [=](at::ScalarType dtype) { return std::make_unique<Attention>(shape, dtype); };
   c.input = sizes({positions, shape.packed()});
-  c.reference = [=](const at::Tensor& x, const Weights&, const Fields&) {
-    return reference::attention(x, shape);
+  if (padded) {
+    c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) {
+      return Fields{{"attention_mask", random_mask(samples, positions, seed)}};
+    };
+  }
+  c.reference = [=](const at::Tensor& x, const Weights&, const Fields& fields) {
+    return reference::attention(x, shape, padded ? fields.at("attention_mask") : at::Tensor());
   };
   // Scores (D), softmax and its sum (S), and values (S), all again in the backward pass, and the queries of a
   // group. ATen's exp is within 20 ulp. Rotations and scalings take about 20 operations.
@@ -235,6 +241,8 @@ const std::vector<LayerCase>& layer_cases() {
       attention_case("AttentionOneKeyHead", {3, 1, 2, 100}, 4),
       attention_case("AttentionOnePosition", {2, 1, 4, 100}, 1),
       attention_case("AttentionLarge", {4, 2, 18, 10000}, 133),
+      attention_case("AttentionPadded", {4, 2, 6, 100}, 7, true),
+      attention_case("AttentionPaddedLarge", {4, 2, 18, 10000}, 133, true),
       swiglu_case("SwiGlu", 3, 5),
       swiglu_case("SwiGluLarge", 65, 137),
       cross_entropy_case("CrossEntropy", 3, 7),

@@ -32,6 +32,11 @@ inline at::Tensor random_ids(at::IntArrayRef sizes, int64_t below, uint64_t seed
                      at::TensorOptions().dtype(at::kLong));
 }
 
+// About a third of each sample is padding, at its ends and within it. A sample may begin with padding.
+inline at::Tensor random_mask(int64_t samples, int64_t positions, uint64_t seed) {
+  return random_ids({samples, positions}, 3, seed).ne(0).to(at::kLong);
+}
+
 inline double largest(const at::Tensor& t) {
   return t.numel() == 0 ? 0 : t.abs().max().item().toDouble();
 }

@@ -47,7 +47,8 @@ LayerCase scan_case(const std::string& name, int64_t positions, int64_t channels
   return c;
 }
 
-LayerCase mixer_case(const std::string& name, int64_t positions, const MambaMixerShape& shape) {
+LayerCase mixer_case(const std::string& name, int64_t positions, const MambaMixerShape& shape,
+                     bool padded = false) {
   LayerCase c;
   c.name = name;
   c.make = [=](at::ScalarType dtype) {
@@ -56,8 +57,13 @@ LayerCase mixer_case(const std::string& name, int64_t positions, const MambaMixe
     return mixer;
   };
   c.input = sizes(positions, shape.dim);
-  c.reference = [=](const at::Tensor& x, const Weights& w, const Fields&) {
-    return reference::mamba_mixer(x, w, shape);
+  if (padded) {
+    c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) {
+      return Fields{{"attention_mask", random_mask(samples, positions, seed)}};
+    };
+  }
+  c.reference = [=](const at::Tensor& x, const Weights& w, const Fields& fields) {
+    return reference::mamba_mixer(x, w, shape, padded ? fields.at("attention_mask") : at::Tensor());
   };
   // The scan, and four products forward and backward.
   c.roundings = static_cast<double>(13 * positions + 2 * shape.state + shape.inner) + 56 +
@@ -75,7 +81,8 @@ INSTANTIATE_TEST_SUITE_P(
                     scan_case("ScanLarge", 71, 259, 5),  // 32, 32 and 7 positions
                     mixer_case("MambaMixer", 5, {5, 10, 3, 4, 2}),
                     mixer_case("MambaMixerTwoPositions", 2, {3, 6, 2, 4, 1}),
-                    mixer_case("MambaMixerLarge", 37, {33, 66, 16, 4, 3})),
+                    mixer_case("MambaMixerLarge", 37, {33, 66, 16, 4, 3}),
+                    mixer_case("MambaMixerPadded", 9, {5, 10, 3, 4, 2}, true)),
     [](const testing::TestParamInfo<LayerCase>& info) { return info.param.name; });
 
 }  // namespace

@@ -33,11 +33,14 @@ inline at::Tensor selective_scan(const at::Tensor& x, const at::Tensor& raw, con
   return at::stack(y, 1) * at::silu(z);
 }
 
-// `w` has the order of MambaMixer's parameters.
+// `w` has the order of MambaMixer's parameters. `mask` (B, S) is 0 for padding, and may be undefined.
 inline at::Tensor mamba_mixer(const at::Tensor& x, const std::vector<at::Tensor>& w,
-                              const MambaMixerShape& shape) {
-  const std::vector<at::Tensor> uz = reference::linear(x, w[0]).split(shape.inner, 2);
-  const at::Tensor u = causal_conv1d(uz[0], w[1], w[2]);
+                              const MambaMixerShape& shape, const at::Tensor& mask = {}) {
+  const auto masked = [&](const at::Tensor& states) {
+    return mask.defined() ? states * mask.unsqueeze(2) : states;
+  };
+  const std::vector<at::Tensor> uz = reference::linear(masked(x), w[0]).split(shape.inner, 2);
+  const at::Tensor u = masked(causal_conv1d(uz[0], w[1], w[2]));
   const std::vector<at::Tensor> dt_b_c =
       reference::linear(u, w[3]).split_with_sizes({shape.dt_rank, shape.state, shape.state}, 2);
   const at::Tensor raw = reference::linear(dt_b_c[0], w[4]);

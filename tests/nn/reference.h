@@ -35,8 +35,10 @@ inline at::Tensor rope(const at::Tensor& x, double theta) {
   return x * angle.cos() + rotated * angle.sin();
 }
 
-// Packed (q | k | v), (B, S, (H + 2 K) D) -> (B, S, H D).
-inline at::Tensor attention(const at::Tensor& packed, const AttentionShape& shape) {
+// Packed (q | k | v), (B, S, (H + 2 K) D) -> (B, S, H D). `mask` (B, S) is 0 for padding, and may be
+// undefined.
+inline at::Tensor attention(const at::Tensor& packed, const AttentionShape& shape,
+                            const at::Tensor& mask = {}) {
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
   const auto heads = [&](int64_t first, int64_t count) {
@@ -48,9 +50,11 @@ inline at::Tensor attention(const at::Tensor& packed, const AttentionShape& shap
   const at::Tensor q = rope(heads(0, shape.heads), shape.rope.theta);
   const at::Tensor k = rope(heads(shape.heads, shape.kv_heads), shape.rope.theta).repeat_interleave(group, 1);
   const at::Tensor v = heads(shape.heads + shape.kv_heads, shape.kv_heads).repeat_interleave(group, 1);
-  const at::Tensor future = at::ones({positions, positions}, at::kBool).triu(1);
+  at::Tensor hidden = at::ones({positions, positions}, at::kBool).triu(1);
+  if (mask.defined()) hidden = hidden.logical_or(mask.eq(0).view({batch, 1, 1, positions}));
   const at::Tensor scores = at::matmul(q, k.transpose(2, 3)) / std::sqrt(static_cast<double>(shape.head_dim));
-  const at::Tensor p = at::softmax(scores.masked_fill(future, -std::numeric_limits<double>::infinity()), -1);
+  // A row of hidden scores would become uniform, but its query sees nothing.
+  const at::Tensor p = at::softmax(scores.masked_fill(hidden, -1e30), -1).masked_fill(hidden, 0);
   return at::matmul(p, v).transpose(1, 2).reshape({batch, positions, shape.heads * shape.head_dim});
 }
 

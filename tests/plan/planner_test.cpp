@@ -245,7 +245,8 @@ TEST(Planner, NoLoopOfOneStageOnARank) {
   request.recompute = {"none"};
   const auto all = candidates({{"none", model}}, request);
   std::set<std::pair<std::string, int>> shapes;
-  for (const Candidate& candidate : all) shapes.insert({candidate.choice.schedule, candidate.choice.stages});
+  for (const Candidate& candidate : all)
+    shapes.insert({candidate.choice.schedule.name(), candidate.choice.stages});
   EXPECT_FALSE(shapes.contains({"looped-bfs", 2}));
   EXPECT_TRUE(shapes.contains({"looped-bfs", 4}));
   EXPECT_TRUE(shapes.contains({"looped-bfs", 6}));
@@ -316,7 +317,7 @@ TEST(Planner, SearchesForMore) {
     EXPECT_EQ(searched.best.size(), 7U);
     EXPECT_GE(most_samples_per_second(searched), most_samples_per_second(named));
     for (const PlanChoice& choice : searched.best) {
-      EXPECT_EQ(choice.found.has_value(), choice.schedule == "auto");
+      EXPECT_EQ(choice.found.has_value(), choice.schedule.name() == "auto");
       EXPECT_LE(choice.peak_bytes, request.memory * (1 + 1e-9));
       if (!choice.found) continue;
       ++found;
@@ -421,7 +422,7 @@ TEST(Planner, OnlyWhatIsAskedFor) {
   ASSERT_FALSE(result.best.empty());
   for (const auto& choice : result.best) {
     EXPECT_EQ(choice.stages, 4);
-    EXPECT_EQ(choice.ranks, choice.schedule == "1f1b" ? 4 : 2);
+    EXPECT_EQ(choice.ranks, choice.schedule.name() == "1f1b" ? 4 : 2);
     EXPECT_EQ(choice.micro_batches * choice.micro_batch_size, 8);
     EXPECT_EQ(choice.policy, P2Policy::kFill);
     EXPECT_EQ(choice.recompute, "none");

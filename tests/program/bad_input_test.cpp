@@ -69,6 +69,15 @@ TEST_F(BadInput, NumbersOfTheCommandLine) {
   }
   expect("optimizer.lr=nan", {"optimizer.lr"});
   expect("pipeline.timeout=inf", {"pipeline.timeout"});
+  expect("pipeline.data_parallel=40000", {"40000", "80000 ranks", "1024 at most"});
+}
+
+TEST_F(BadInput, TwoOptionsOfOneFile) {
+  const std::string file = path("out.json");
+  expect_one_message({"train", config(tiny_config()), "--metrics", file, "--trace", file},
+                     {"--metrics and --trace", file});
+  expect_one_message({"plan", "--json", file, "--svg", path("./out.json")}, {"--json and --svg", file});
+  expect_one_message({"plan", "--costs", file, "--ranks", "2", "--json", file}, {"--costs and --json", file});
 }
 
 TEST_F(BadInput, NamesOnTheHub) {

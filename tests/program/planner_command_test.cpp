@@ -1,5 +1,6 @@
 // twobp profile and twobp plan with a configuration: the cost model's way from one to the other, tables,
 // memory that nothing fits in, and what is refused.
+#include <map>
 #include <utility>
 
 #include <gtest/gtest.h>
@@ -128,6 +129,41 @@ TEST_F(PlanModel, PageAndCommandSayWhatTheTableSays) {
   EXPECT_EQ(config.at("pipeline").at("p2"), best.at("p2"));
   EXPECT_EQ(config.at("pipeline").at("schedule"),
             best.at("schedule") == "auto" ? json(csv) : best.at("schedule"));
+}
+
+TEST_F(PlanModel, TakesFilesAndPolicies) {
+  const std::string csv = folder_.path("mine.csv");
+  expect_success({"plan", "--schedule", "zb-h1", "--stages", "2", "--micro-batches", "4", "--p2", "placed",
+                  "--csv", csv});
+  const std::string file = folder_.path("plan.json");
+  const std::vector<std::string> common = {"plan", config_,       "--costs", costs(), "--micro-batch-sizes",
+                                           "2",    "--recompute", "none"};
+  const auto with = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = common;
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  };
+  expect_success(
+      with({"--schedule", csv + ",zb-h1@off,1f1b", "--micro-batches", "4", "--all", "--json", file}));
+  std::map<std::pair<std::string, std::string>, json> rows;
+  const json written = json::parse(read_file(file));
+  for (const json& choice : written.at("choices")) rows[{choice.at("schedule"), choice.at("p2")}] = choice;
+  EXPECT_EQ(rows.size(), 3U + 1U + 4U) << "the policies of the file, of zb-h1 and of 1f1b";
+  for (const char* key : {"step_seconds", "peak_bytes", "split", "ranks"}) {
+    EXPECT_EQ(rows.at({csv, "off"}).at(key), rows.at({"zb-h1", "off"}).at(key)) << key;
+  }
+  // The file has the numbers that are not given, and its row trains.
+  const auto run = expect_success(with({"--schedule", csv, "--p2", "placed", "--json", file}));
+  EXPECT_EQ(json::parse(read_file(file)).at("choices")[0].at("micro_batches"), 4);
+  expect_success(with({"--schedule", csv + "@off", "--json", file}));
+  const json off = json::parse(read_file(file)).at("choices");
+  EXPECT_EQ(off.size(), 1U) << "the file's own policy";
+  EXPECT_EQ(off.at(0).at("p2"), "off");
+  expect_success(command_in(run.out, config_));
+  expect_one_message(with({"--schedule", csv, "--ranks", "3"}), {csv, "2 stages on 2 ranks"});
+  expect_one_message(with({"--schedule", csv, "--micro-batches", "8"}), {csv, "4 micro-batches"});
+  expect_one_message(with({"--schedule", "1f1b@soon"}), {"'soon'"});
+  expect_one_message(with({"--schedule", "1f1b@placed"}), {"'1f1b'", "placed"});
 }
 
 // Without a memory there was no cap.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains random models under random settings that must not change the bits, and compares losses, norms and saved weights with
 those of one stage without 2BP. What varies: schedule, ranks, p2 policy, order, memory cap, recomputation, steps that overlap,
-and whether the run is stopped and resumed.
+and whether the run is stopped and resumed. Half of the models of text read samples with padding.
 
     tests/random/bits_test.py PROGRAM                   a few cases
     tests/random/bits_test.py PROGRAM --count 500       many
@@ -11,6 +11,7 @@ import argparse
 import json
 import pathlib
 import random
+import struct
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,25 @@ def model_of(dice):
     if kind == "llama" and dice.random() < 0.3:
         settings.append("model.lora=3")
     return kind, settings
+
+
+def write_array(path, rows):
+    """Writes a .npy file of int32."""
+    shape = f"({len(rows)}, {len(rows[0])})"
+    header = "{'descr': '<i4', 'fortran_order': False, 'shape': " + shape + ", }"
+    header = header.ljust(117) + "\n"
+    numbers = [number for row in rows for number in row]
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() +
+                     struct.pack(f"<{len(numbers)}i", *numbers))
+
+
+def write_padded_samples(folder, dice, sequence):
+    """Samples for data.arrays with padding anywhere but in the middle, where a label counts."""
+    ids = [[dice.randrange(256) for _ in range(sequence)] for _ in range(48)]
+    mask = [[int(column == sequence // 2 or dice.random() < 0.7) for column in range(sequence)] for _ in ids]
+    write_array(folder / "input_ids.npy", ids)
+    write_array(folder / "attention_mask.npy", mask)
+    write_array(folder / "labels.npy", [[id if seen else -100 for id, seen in zip(*row)] for row in zip(ids, mask)])
 
 
 def training_of(dice, kind):
@@ -89,7 +109,11 @@ def run_case(number, seed, program, verbose):
     resumed_after = dice.randint(1, steps - 1) if dice.random() < 0.3 else None
     if verbose:
         print(*common, "", *way, f"resumed after {resumed_after}", sep="\n")
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other, tempfile.TemporaryDirectory() as data:
+        if "data.synthetic=tokens" in common and dice.random() < 0.5:
+            sequence = next(text for text in common if text.startswith("data.sequence="))
+            write_padded_samples(pathlib.Path(data), dice, int(sequence.split("=")[1]))
+            common[common.index("data.synthetic=tokens")] = f"data.arrays={data}"
         reference = ["pipeline.schedule=gpipe", "pipeline.ranks=1", "pipeline.p2=off"]
         expected = train(program, pathlib.Path(one), [*common, *reference])
         try:

@@ -99,6 +99,22 @@ TEST(Bitwise, SameUnderAnyMemoryCap) {
   }
 }
 
+TEST(Bitwise, SameWithPadding) {
+  const auto plain = random_batches(kSteps, 3);
+  const auto batches = test::padded(plain);
+  const Variant standard{"gpipe", P2Policy::kOff};
+  const Outcome expected = test::train(config_of(true, 0.5, {8}), batches, standard);
+  EXPECT_FALSE(
+      test::same_bits(expected.losses, test::train(config_of(true, 0.5, {8}), plain, standard).losses));
+  for (const auto& split : kSplits) {
+    for (const P2Policy policy : kPolicies) {
+      const Variant variant{"1f1b", policy};
+      expect_same_bits(expected, test::train(config_of(true, 0.5, split), batches, variant),
+                       name_of(split, variant));
+    }
+  }
+}
+
 // Settings that a run may change from one step to the next.
 TEST(Bitwise, SameWhenThePlanChangesBetweenSteps) {
   const auto batches = random_batches(4, 3);

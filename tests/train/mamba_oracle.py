@@ -1,7 +1,8 @@
 """Small random Mambas by `transformers`, and what it makes of them: the other side of mamba_transformers_test.cpp.
 
-  make FOLDER   for each case: model/ (saved by transformers), data/ (input_ids.npy, labels.npy), before.safetensors
-                (all weights), logits.safetensors, after.safetensors (the weights after one step of SGD), facts.json
+  make FOLDER   for each case: model/ (saved by transformers), data/ (input_ids.npy, labels.npy, perhaps
+                attention_mask.npy), before.safetensors (all weights), logits.safetensors, after.safetensors (the
+                weights after one step of SGD), facts.json
   check FOLDER  for each model saved by the test, saved*/: weights.safetensors (all its tensors, as transformers loads
                 them), logits.safetensors
 
@@ -26,6 +27,7 @@ CASES = {
     "untied": dict(hidden_size=20, num_hidden_layers=2, state_size=5, conv_kernel=3, expand=3, time_step_rank=7,
                    layer_norm_epsilon=1e-3, tie_word_embeddings=False),
 }
+PADDED = {"untied"}
 LR = 0.5
 SEQUENCE = 39  # not a multiple of a chunk of the scan
 
@@ -52,10 +54,19 @@ def make(folder):
         model.save_pretrained(to / "model")
         ids = torch.randint(0, COMMON["vocab_size"], (4, SEQUENCE))
         labels = torch.where(torch.rand(ids.shape) < 0.2, -100, ids)
+        mask = torch.ones_like(ids)
+        if case in PADDED:
+            mask[0, 30:] = 0
+            mask[1, :9] = 0
+            mask[2, 5:7] = 0
+            mask[3, :2] = mask[3, 37:] = 0
+            labels[mask == 0] = -100
         (to / "data").mkdir()
+        if case in PADDED:
+            numpy.save(to / "data" / "attention_mask.npy", mask.numpy())
         numpy.save(to / "data" / "input_ids.npy", ids.numpy())
         numpy.save(to / "data" / "labels.npy", labels.numpy())
-        out = model(input_ids=ids, labels=labels)
+        out = model(input_ids=ids, labels=labels, attention_mask=mask)
         save_file({"logits": out.logits.detach().contiguous()}, to / "logits.safetensors")
         save_file(weights_of(model), to / "before.safetensors")
         out.loss.backward()
@@ -69,9 +80,9 @@ def check(folder):
         model = transformers.AutoModelForCausalLM.from_pretrained(saved).eval()
         assert type(model).__name__ == "MambaForCausalLM"
         save_file(weights_of(model), saved / "weights.safetensors")
-        ids = torch.from_numpy(numpy.load(saved.parent / "data" / "input_ids.npy"))
+        data = {file.stem: torch.from_numpy(numpy.load(file)) for file in (saved.parent / "data").glob("*.npy")}
         with torch.no_grad():
-            save_file({"logits": model.float()(input_ids=ids).logits.contiguous()}, saved / "logits.safetensors")
+            save_file({"logits": model.float()(**data).logits.contiguous()}, saved / "logits.safetensors")
 
 
 {"make": make, "check": check}[sys.argv[1]](pathlib.Path(sys.argv[2]))

@@ -74,6 +74,22 @@ INSTANTIATE_TEST_SUITE_P(All, MambaBitwise, ::testing::Combine(::testing::Bool()
                                          std::get<1>(info.param));
                          });
 
+TEST(Mamba, SameWithPadding) {
+  const auto plain = random_batches(kSteps, 3);
+  const auto batches = test::padded(plain);
+  const Variant standard{"gpipe", P2Policy::kOff};
+  const Outcome expected = test::train(config_of(true, {kLayers}), batches, standard);
+  EXPECT_FALSE(
+      test::same_bits(expected.losses, test::train(config_of(true, {kLayers}), plain, standard).losses));
+  for (const auto& split : kSplits) {
+    for (const P2Policy policy : kPolicies) {
+      const Variant variant{"1f1b", policy};
+      expect_same_bits(expected, test::train(config_of(true, split), batches, variant),
+                       name_of(split, variant));
+    }
+  }
+}
+
 TEST(Mamba, SameUnderAnyMemoryCap) {
   const auto batches = random_batches(kSteps, 4);
   const Outcome expected = test::train(config_of(true, {kLayers}), batches, {"gpipe", P2Policy::kOff});

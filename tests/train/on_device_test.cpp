@@ -192,6 +192,23 @@ INSTANTIATE_TEST_SUITE_P(Models, AsGraph,
                            return concat(std::get<0>(info.param), '_', std::get<1>(info.param));
                          });
 
+// A recorded step takes each batch's own mask.
+TEST(AsGraphTest, HonoursMasks) {
+  for (const char* model : {"llama", "mamba"}) {
+    SCOPED_TRACE(model);
+    const Config config = config_of(model, 2, kStandIn);
+    const auto batches = test::padded(alike(batches_of(config_of(model, 1, "cpu"), 4, 4)));
+    Trainer one_by_one(config);
+    const auto as_graph = trainer_with_graphs(config, 2);
+    const Variant variant{"1f1b", P2Policy::kFill};
+    const int replays = test::replays();
+    for (const Batch& batch : batches) {
+      EXPECT_EQ(one_by_one.step(batch, variant).loss, as_graph->step(batch, variant).loss);
+    }
+    EXPECT_EQ(test::replays() - replays, 3) << "all steps but the first";
+  }
+}
+
 // Changes that a recorded step cannot contain are noticed: another number of targets, other sizes, another
 // plan. A step that comes only once is not recorded.
 TEST(AsGraphTest, RecordsAgainWhatHasChanged) {

@@ -82,6 +82,26 @@ inline std::vector<Batch> random_batches(int steps, int micro_batches, int64_t s
   return batches;
 }
 
+// The same batches with padding: in every micro-batch but the first of each batch, a sample is padded on the
+// left, and the last one has padding within it and on the right. Labels stay, since only data files tie them
+// to the mask.
+inline std::vector<Batch> padded(std::vector<Batch> batches) {
+  int64_t length = 1;
+  for (Batch& batch : batches) {
+    for (size_t m = 0; m < batch.micro_batches.size(); ++m) {
+      const at::Tensor mask = at::ones_like(batch.micro_batches[m].at("input_ids"));
+      batch.micro_batches[m]["attention_mask"] = mask;
+      if (m == 0) continue;
+      const int64_t positions = mask.size(1);
+      length = 1 + (length + 4) % (positions / 2);
+      mask[0].narrow(0, 0, length).zero_();
+      mask[-1].narrow(0, positions - length, length).zero_();
+      mask[-1][2].zero_();
+    }
+  }
+  return batches;
+}
+
 // The results of a training run.
 struct Outcome {
   std::vector<double> losses;

@@ -73,18 +73,19 @@ def make(folder):
         labels = torch.where(torch.rand(ids.shape) < 0.2, -100, ids)
         mask = torch.ones_like(ids)
         if case in PADDED:
-            mask[1, 20:] = 0
-            mask[3, 9:] = 0
+            mask[0, 20:] = 0
+            mask[1, :9] = 0
+            mask[2, 5:7] = 0
+            mask[3, :2] = mask[3, 30:] = 0
             labels[mask == 0] = -100
         (to / "data").mkdir()
         numpy.save(to / "data" / "input_ids.npy", ids.numpy())
         numpy.save(to / "data" / "labels.npy", labels.numpy())
         if case in PADDED:
             numpy.save(to / "data" / "attention_mask.npy", mask.numpy())
-        out = model(input_ids=ids, labels=labels)
+        out = model(input_ids=ids, labels=labels, attention_mask=mask)
         save_file({"logits": out.logits.detach().contiguous()}, to / "logits.safetensors")
         before = weights_of(model)
-        out = model(input_ids=ids, labels=labels, attention_mask=mask)
         out.loss.backward()
         torch.optim.SGD(model.parameters(), lr=LR).step()
         save_file(before, to / "before.safetensors")

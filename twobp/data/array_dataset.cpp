@@ -96,23 +96,16 @@ void copy_row(const NpyArray& array, int64_t row, int64_t* to) {
   array.visit(row * columns, columns, [&](const auto* values) { std::copy_n(values, columns, to); });
 }
 
-// Each row of the mask must be ones and then zeros, and the labels at the zeros -100. Without a mask, a
-// causal model then computes the same.
-void check_padded_on_the_right(const NpyArray& mask, const NpyArray& labels) {
+// A label at padding is most often a mistake, and its loss would come from a token that is none.
+void check_labels_of_padding(const NpyArray& mask, const NpyArray& labels) {
   const int64_t columns = mask.shape()[1];
   std::vector<int64_t> label(static_cast<size_t>(columns));
-  for_each_row(mask, [&](int64_t row, const auto* begin) {
-    const auto* end = begin + columns;
-    const auto* padding = std::find_if(begin, end, [](auto v) { return v == 0; });
-    if (padding == end) return;
-    const auto* seen = std::find_if(padding, end, [](auto v) { return v != 0; });
-    TWOBP_CHECK(
-        seen == end, mask.path(), ": row ", row, ", column ", seen - begin,
-        ": 1 after a 0, but this model has no mask: pad the sample on the right (all its ones first).");
+  for_each_row(mask, [&](int64_t row, const auto* seen) {
     copy_row(labels, row, label.data());
-    for (int64_t column = padding - begin; column < columns; ++column) {
-      TWOBP_CHECK(label[static_cast<size_t>(column)] == kIgnoredLabel, labels.path(), ": row ", row,
-                  ", column ", column, ": label ", label[static_cast<size_t>(column)],
+    for (int64_t column = 0; column < columns; ++column) {
+      const int64_t here = label[static_cast<size_t>(column)];
+      TWOBP_CHECK(seen[column] != 0 || here == kIgnoredLabel, labels.path(), ": row ", row, ", column ",
+                  column, ": label ", here,
                   " at a position that attention_mask.npy says is padding: set the labels of padding to "
                   "-100.");
     }
@@ -137,15 +130,15 @@ ArrayDataset::ArrayDataset(const std::string& folder, int64_t sequence, int64_t 
   std::optional<NpyArray> mask =
       open_optional(folder, "attention_mask", 2, "the mask", "0 (padding) and 1 (seen): mend the mask.");
   if (mask) check_attention_mask(*mask);
+  if (mask && label_of == LabelOf::kNextToken) check_labels_of_padding(*mask, labels_);
+  if (mask) optional_.emplace("attention_mask", std::move(*mask));
   if (label_of == LabelOf::kNextToken) {
-    if (mask) check_padded_on_the_right(*mask, labels_);
     refuse_other_arrays(folder, {"input_ids", "labels", "attention_mask"}, "a language model");
     return;
   }
   std::optional<NpyArray> types =
       open_optional(folder, "token_type_ids", token_types, "token type",
                     "model.token_types: set that to the largest one plus 1, or mend the data.");
-  if (mask) optional_.emplace("attention_mask", std::move(*mask));
   if (types) optional_.emplace("token_type_ids", std::move(*types));
   refuse_other_arrays(folder, {"input_ids", "labels", "attention_mask", "token_type_ids"},
                       "a masked language model");

@@ -21,16 +21,15 @@ enum class LabelOf : uint8_t {
 // Reads `input_ids.npy` (N, S) and `labels.npy` (N, S), of any integer type. Labels are as in `transformers`:
 // label t belongs to token t itself, and -100 is not counted. For a language model the `labels` field is
 // shifted: position t predicts label t + 1, and the last position predicts nothing. For a masked model it is
-// not shifted. The optional `attention_mask.npy` (N, S), 1 or 0, and `token_type_ids.npy` (N, S) then become
-// fields of those names. A language model needs no mask for samples that are padded on the right, since no
-// position looks to its right; so the mask is checked to be of that kind.
+// not shifted. The optional `attention_mask.npy` (N, S), 1 or 0, becomes a field of that name, and for a
+// masked model so does `token_type_ids.npy` (N, S).
 class ArrayDataset : public Dataset {
  public:
   // Throws Error if a file is missing or damaged (see NpyArray), not two-dimensional, not of integers, or of
   // another shape than the other; if S != sequence; if a token or label is outside [0, vocab) (file, row,
   // column, value); if no label is counted; if a mask is neither 0 nor 1 or masks a whole sample; if a token
-  // type is outside [0, token_types); for a language model if a mask has a 1 after a 0, or a padded position
-  // has a label; or if the folder has a .npy file that is not read.
+  // type is outside [0, token_types); for a language model if a padded position has a label; or if the folder
+  // has a .npy file that is not read.
   ArrayDataset(const std::string& folder, int64_t sequence, int64_t vocab,
                LabelOf label_of = LabelOf::kNextToken, int64_t token_types = 2);
 

@@ -42,6 +42,12 @@ void check_model(const ModelConfig& config) {
               ", but model.lora_targets is empty: name projections, such as q_proj.");
   TWOBP_CHECK(config.lora > 0 || config.adapter.empty(),
               "model.adapter is set, but model.lora is 0: set it to the adapter's rank.");
+  const ModelConfig usual;
+  for (const auto& [key, set] : {std::pair{"lora_alpha", config.lora_alpha != usual.lora_alpha},
+                                 std::pair{"lora_targets", config.lora_targets != usual.lora_targets}}) {
+    TWOBP_CHECK(config.lora > 0 || !set, "model.", key,
+                " is set, but model.lora is 0, so there is no adapter: set model.lora to its rank.");
+  }
 }
 
 ModelSpec build_model(const ModelConfig& config, at::ScalarType dtype) {

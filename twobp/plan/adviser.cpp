@@ -8,7 +8,6 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/plan/partition/partition.h"
-#include "twobp/schedule/named_schedules.h"
 
 namespace twobp {
 namespace {
@@ -63,7 +62,7 @@ class Adviser {
   const std::vector<StageCost>& costs() const { return request_.costs; }
 
   Schedule schedule(P2Policy policy) const {
-    return make_schedule(request_.schedule, request_.stages, request_.micro_batches, policy, request_.ranks);
+    return request_.schedule.make(request_.stages, request_.ranks, request_.micro_batches, policy);
   }
 
   static double ratio(double a, double b) { return b > 0 ? a / b : 1; }

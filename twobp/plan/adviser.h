@@ -5,13 +5,13 @@
 #include <string>
 #include <vector>
 
-#include "twobp/schedule/schedule.h"
+#include "twobp/schedule/schedule_source.h"
 #include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 
 struct AdviceRequest {
-  std::string schedule = "1f1b";  // of named_schedules()
+  ScheduleSource schedule = "1f1b";
   int stages = 1;
   int ranks = 1;
   int micro_batches = 1;

@@ -21,8 +21,18 @@ struct Shape {
   auto operator<=>(const Shape&) const = default;
 };
 
+bool leaves_out(const std::vector<int>& asked, int own) {
+  return !asked.empty() && std::find(asked.begin(), asked.end(), own) == asked.end();
+}
+
 // The numbers of stages and ranks that a schedule could have under the request.
-std::vector<Shape> shapes_of(Placement placement, const PlanRequest& request) {
+std::vector<Shape> shapes_of(const ScheduleSource& schedule, const PlanRequest& request) {
+  if (const Schedule* written = schedule.written()) {
+    const Shape own = {written->stages, written->rank_count()};
+    if (leaves_out(request.stages, own.stages) || leaves_out(request.ranks, own.ranks)) return {};
+    return {own};
+  }
+  const Placement placement = named_schedule(schedule.name()).placement;
   const int usual = usual_stages_per_rank(placement);
   std::vector<Shape> shapes;
   if (request.stages.empty()) {
@@ -43,7 +53,7 @@ std::vector<Shape> shapes_of(Placement placement, const PlanRequest& request) {
   return shapes;
 }
 
-// Splits are made once for each placement, shape, size and recomputation.
+// Splits are made once for each placement, size and recomputation.
 class Splits {
  public:
   struct Split {
@@ -51,16 +61,14 @@ class Splits {
     double busiest = 0;  // seconds per micro-batch; a lower bound for all splits
   };
 
-  const Split& of(Placement placement, const Shape& shape, const CostModel& model, size_t recompute,
-                  int size) {
-    const auto [at, is_new] = known_.try_emplace({placement, shape, recompute, size});
-    if (is_new) at->second = make(placement, place_stages(placement, shape.stages, shape.ranks), model, size);
+  const Split& of(const std::vector<int>& rank_of_stage, const CostModel& model, size_t recompute, int size) {
+    const auto [at, is_new] = known_.try_emplace({rank_of_stage, recompute, size});
+    if (is_new) at->second = make(rank_of_stage, model, size);
     return at->second;
   }
 
  private:
-  static Split make(Placement placement, const std::vector<int>& rank_of_stage, const CostModel& model,
-                    int size) {
+  static Split make(const std::vector<int>& rank_of_stage, const CostModel& model, int size) {
     const int ranks = *std::max_element(rank_of_stage.begin(), rank_of_stage.end()) + 1;
     std::vector<double> seconds;
     double sum = 0, longest = 0;
@@ -70,7 +78,9 @@ class Splits {
       longest = std::max(longest, seconds.back());
     }
     Split split{balanced_split(seconds, rank_of_stage), std::max(sum / ranks, longest)};
-    if (placement == Placement::kLinear) {  // only here is the split proven optimal
+    const bool linear =
+        ranks == static_cast<int>(rank_of_stage.size()) && std::ranges::is_sorted(rank_of_stage);
+    if (linear) {  // only here is the split proven optimal
       size_t layer = 0;
       for (const int count : split.counts) {
         double stage = 0;
@@ -82,7 +92,7 @@ class Splits {
     return split;
   }
 
-  std::map<std::tuple<Placement, Shape, size_t, int>, Split> known_;
+  std::map<std::tuple<std::vector<int>, size_t, int>, Split> known_;
 };
 
 void check_positive(const std::vector<int>& values, const char* what) {
@@ -128,8 +138,10 @@ class Reasons {
   std::vector<std::string> all_;
 };
 
-// Whether the generator admits these numbers.
-bool admits(std::string_view schedule, const Shape& shape, int micro_batches, Reasons& reasons) {
+// Whether the schedule admits these numbers.
+bool admits(const ScheduleSource& source, const Shape& shape, int micro_batches, Reasons& reasons) {
+  if (source.written() != nullptr) return true;
+  const std::string& schedule = source.name();
   if (twobp::admits(schedule, shape.stages, shape.ranks, micro_batches)) return true;
   try {
     check_size(shape.stages, micro_batches);
@@ -153,8 +165,8 @@ std::vector<std::string> planned_schedules() {
   return names;
 }
 
-std::vector<P2Policy> planned_policies(std::string_view schedule) {
-  if (named_schedule(schedule).places_p2) return {P2Policy::kPlaced, P2Policy::kFill, P2Policy::kOff};
+std::vector<P2Policy> planned_policies(const ScheduleSource& schedule) {
+  if (schedule.places_p2()) return {P2Policy::kPlaced, P2Policy::kFill, P2Policy::kOff};
   return {P2Policy::kFill, P2Policy::kCooldown, P2Policy::kEnd, P2Policy::kOff};
 }
 
@@ -167,7 +179,13 @@ std::vector<Candidate> candidates(const std::vector<std::pair<std::string, CostM
   check_positive(request.data_parallel, "a number of replicas");
   TWOBP_CHECK(request.devices >= 0 && request.batch >= 0, "devices and batch must not be negative, got ",
               request.devices, " and ", request.batch);
-  TWOBP_CHECK(!request.ranks.empty() || !request.stages.empty(),
+  std::vector<AskedSchedule> asked = request.schedules;
+  if (asked.empty()) {
+    for (const std::string& name : planned_schedules()) asked.emplace_back(name);
+  }
+  const bool all_written = std::all_of(asked.begin(), asked.end(),
+                                       [](const auto& each) { return each.source.written() != nullptr; });
+  TWOBP_CHECK(all_written || !request.ranks.empty() || !request.stages.empty(),
               "a plan needs numbers of ranks or of stages");
   const int layers = static_cast<int>(models.front().second.layers.size());
   const auto sizes =
@@ -175,18 +193,25 @@ std::vector<Candidate> candidates(const std::vector<std::pair<std::string, CostM
   std::vector<Candidate> all;
   Splits splits;
   Reasons reasons;
-  for (const std::string& name : request.schedules.empty() ? planned_schedules() : request.schedules) {
-    const NamedSchedule& schedule = named_schedule(name);
-    const auto admitted = planned_policies(name);
+  for (const auto& [schedule, own_policy] : asked) {
+    const auto admitted = planned_policies(schedule);
     std::vector<P2Policy> policies;
-    for (const P2Policy policy : request.policies.empty() ? admitted : request.policies) {
+    for (const P2Policy policy : own_policy                 ? std::vector<P2Policy>{*own_policy}
+                                 : request.policies.empty() ? admitted
+                                                            : request.policies) {
       const bool possible = std::find(admitted.begin(), admitted.end(), policy) != admitted.end();
       if (possible)
         policies.push_back(policy);
       else
-        reasons.add(concat("schedule '", name, "' is not planned with p2 ", policy_name(policy)));
+        reasons.add(concat("schedule '", schedule, "' is not planned with p2 ", policy_name(policy)));
     }
-    for (const Shape& shape : shapes_of(schedule.placement, request)) {
+    const auto shapes = shapes_of(schedule, request);
+    if (shapes.empty() && schedule.written() != nullptr) {
+      reasons.add(concat(schedule, " is a schedule of ", schedule.written()->stages, " stages on ",
+                         schedule.written()->rank_count(), " ranks, which are not asked for"));
+    }
+    for (const Shape& shape : shapes) {
+      const std::vector<int> rank_of_stage = schedule.rank_of_stage(shape.stages, shape.ranks);
       if (shape.stages > layers) {
         reasons.add(concat("the model has ", layers, " layers, too few for ", shape.stages, " stages"));
         continue;
@@ -197,18 +222,26 @@ std::vector<Candidate> candidates(const std::vector<std::pair<std::string, CostM
                            " devices"));
       }
       auto counts = request.micro_batches;
+      if (const Schedule* written = schedule.written()) {
+        if (leaves_out(counts, written->micro_batches)) {
+          reasons.add(concat(schedule, " is a schedule of ", written->micro_batches,
+                             " micro-batches, which are not asked for"));
+          continue;
+        }
+        counts = {written->micro_batches};
+      }
       if (counts.empty()) counts = {shape.ranks, 2 * shape.ranks, 4 * shape.ranks};
       for (const int m : counts) {
         const auto loads = loads_of(m, sizes, replicas, request.batch);
         if (loads.empty() && !replicas.empty())
           reasons.add(concat("no micro-batches of the sizes given make ", request.batch, " samples"));
-        if (loads.empty() || policies.empty() || !admits(name, shape, m, reasons)) continue;
+        if (loads.empty() || policies.empty() || !admits(schedule, shape, m, reasons)) continue;
         for (const auto& [size, copies] : loads) {
           for (size_t mode = 0; mode < models.size(); ++mode) {
-            const auto& split = splits.of(schedule.placement, shape, models[mode].second, mode, size);
+            const auto& split = splits.of(rank_of_stage, models[mode].second, mode, size);
             for (const P2Policy policy : policies) {
               Candidate candidate;
-              candidate.choice.schedule = name;
+              candidate.choice.schedule = schedule;
               candidate.choice.policy = policy;
               candidate.choice.ranks = shape.ranks;
               candidate.choice.stages = shape.stages;

@@ -17,7 +17,7 @@ struct Candidate {
 // The named schedules that a planner considers by default: each once (1f1b-1 and 1f1b-2 are 1f1b).
 std::vector<std::string> planned_schedules();
 // Off, and the schedule's policies for W.
-std::vector<P2Policy> planned_policies(std::string_view schedule);
+std::vector<P2Policy> planned_policies(const ScheduleSource& schedule);
 
 // All combinations that have enough layers, in a fixed order. `models`: the cost model by recomputation.
 // Throws Error if there is none, with the reasons.

@@ -18,8 +18,6 @@
 #include "twobp/plan/partition/partition.h"
 #include "twobp/plan/ranking.h"
 #include "twobp/plan/recompute_costs.h"
-#include "twobp/schedule/named_schedules.h"
-#include "twobp/schedule/schedule_source.h"
 
 namespace twobp {
 namespace {
@@ -151,12 +149,12 @@ class Planner {
 
   // The order of F and I, which all policies share.
   const OrderBytes& order_of(const PlanChoice& choice) {
-    const std::tuple key(choice.schedule, choice.stages, choice.ranks, choice.micro_batches);
+    const std::tuple key(choice.schedule.name(), choice.stages, choice.ranks, choice.micro_batches);
     auto at = orders_.find(key);
     if (at == orders_.end()) {
       at = orders_
-               .emplace(key, OrderBytes(make_schedule(choice.schedule, choice.stages, choice.micro_batches,
-                                                      P2Policy::kOff, choice.ranks)))
+               .emplace(key, OrderBytes(choice.schedule.make(choice.stages, choice.ranks,
+                                                             choice.micro_batches, P2Policy::kOff)))
                .first;
     }
     return at->second;
@@ -335,8 +333,7 @@ class Planner {
     request.stages = choice.stages;
     request.ranks = choice.ranks;
     request.micro_batches = choice.micro_batches;
-    request.policy =
-        choice.policy == P2Policy::kOff ? ScheduleSource(choice.schedule).default_policy() : choice.policy;
+    request.policy = choice.policy == P2Policy::kOff ? choice.schedule.default_policy() : choice.policy;
     request.costs = costs_of(model, choice);
     request.options = options_of(model, choice, schedule_of(choice), request.costs, request_);
     request.memory = request_.memory;
@@ -361,7 +358,7 @@ class Planner {
 
 Schedule schedule_of(const PlanChoice& choice) {
   if (choice.found) return *choice.found;
-  return make_schedule(choice.schedule, choice.stages, choice.micro_batches, choice.policy, choice.ranks);
+  return choice.schedule.make(choice.stages, choice.ranks, choice.micro_batches, choice.policy);
 }
 
 PlanResult plan(const CostModel& model, const PlanRequest& request) {

@@ -10,7 +10,7 @@
 #include "twobp/core/link_speed.h"
 #include "twobp/plan/adviser.h"
 #include "twobp/plan/cost_model.h"
-#include "twobp/schedule/schedule.h"
+#include "twobp/schedule/schedule_source.h"
 
 namespace twobp {
 
@@ -24,13 +24,15 @@ struct Interconnect {
 };
 
 struct PlanRequest {
-  std::vector<int> ranks;              // N; empty: derived from `stages`
+  std::vector<int> ranks;              // N; empty: derived from `stages` and from written schedules
   std::vector<int> stages;             // only these numbers; empty: the schedule's usual number on each rank
   std::vector<int> micro_batches;      // M; empty: N, 2N and 4N
   std::vector<int> micro_batch_sizes;  // samples; empty: those of the cost model
-  std::vector<std::string> schedules;  // empty: all named schedules
-  std::vector<int> data_parallel;      // replicas of the pipeline, which sum their gradients; empty: 1
-  std::vector<P2Policy> policies;      // empty: all that the schedule admits
+  // Empty: all named schedules. A written one has its own ranks, stages and micro-batches. If the numbers
+  // that are asked for leave these out, it is not planned.
+  std::vector<AskedSchedule> schedules;
+  std::vector<int> data_parallel;  // replicas of the pipeline, which sum their gradients; empty: 1
+  std::vector<P2Policy> policies;  // of schedules without one of their own; empty: all that it admits
   // Of recompute_modes(); empty: all, or none if the costs include recomputation.
   std::vector<std::string> recompute;
   int batch = 0;    // samples in a step over all replicas must equal this; 0: any number
@@ -42,7 +44,7 @@ struct PlanRequest {
 };
 
 struct PlanChoice {
-  std::string schedule;
+  ScheduleSource schedule = "1f1b";
   P2Policy policy = P2Policy::kOff;
   int ranks = 0;
   int stages = 0;
@@ -54,7 +56,7 @@ struct PlanChoice {
   double step_seconds = 0;
   double bubble = 0;              // mean idle fraction
   double peak_bytes = 0;          // of the fullest rank, everything included
-  std::optional<Schedule> found;  // from the search; then `schedule` is "auto"
+  std::optional<Schedule> found;  // from the search; then the name of `schedule` is "auto"
 
   // Samples of a step, over all replicas.
   double samples() const { return static_cast<double>(micro_batches) * micro_batch_size * data_parallel; }

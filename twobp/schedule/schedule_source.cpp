@@ -11,6 +11,14 @@
 #include "twobp/schedule/text/lower.h"
 
 namespace twobp {
+namespace {
+
+// Where "@POLICY" begins, or the end. A file's name may have an "@".
+size_t end_of_source(std::string_view text) {
+  return ScheduleSource::is_file(text) ? text.size() : std::min(text.rfind('@'), text.size());
+}
+
+}  // namespace
 
 ScheduleSource::ScheduleSource(std::string_view name_or_file) : name_(name_or_file) {
   if (is_file(name_or_file)) written_ = std::make_shared<const Schedule>(read_csv(name_));
@@ -57,6 +65,11 @@ Schedule ScheduleSource::make(int stages, int ranks, int micro_batches, P2Policy
   schedule = add_communication(as_written ? schedule : apply_p2_policy(schedule, policy));
   validate(schedule);
   return schedule;
+}
+
+AskedSchedule::AskedSchedule(std::string_view text) : source(text.substr(0, end_of_source(text))) {
+  const size_t end = end_of_source(text);
+  if (end < text.size()) policy = parse_policy(std::string(text.substr(end + 1)));
 }
 
 }  // namespace twobp

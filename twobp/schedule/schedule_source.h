@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <string_view>
@@ -52,6 +53,19 @@ class ScheduleSource {
  private:
   std::string name_;
   std::shared_ptr<const Schedule> written_;
+};
+
+// An entry of a list of schedules to compare: NAME, FILE.csv, NAME@POLICY or FILE.csv@POLICY.
+struct AskedSchedule {
+  // Throws Error as ScheduleSource does, and for an unknown policy.
+  AskedSchedule(std::string_view text);  // NOLINT(google-explicit-constructor)
+  AskedSchedule(const char* text)
+      : AskedSchedule(std::string_view(text)) {}  // NOLINT(google-explicit-constructor)
+  AskedSchedule(const std::string& text)          // NOLINT(google-explicit-constructor)
+      : AskedSchedule(std::string_view(text)) {}
+
+  ScheduleSource source;
+  std::optional<P2Policy> policy;  // the one after "@"
 };
 
 }  // namespace twobp

@@ -42,11 +42,28 @@ void check_device(const Config& config) {
       "both use its running statistics: set pipeline.recompute to activations or none.");
 }
 
+// A key that the optimizer or its schedule does not use would change nothing.
+void check_optimizer(const OptimizerConfig& optimizer) {
+  const OptimizerConfig usual;
+  const auto check_used = [](bool used, const char* key, double value, double unset, const char* users) {
+    TWOBP_CHECK(used || value == unset, "optimizer.", key, " is ", value, ", but only ", users,
+                " uses it: remove it, or set it to ", unset, ".");
+  };
+  const bool sgd = optimizer.type == "sgd";
+  const char* const adam = "optimizer.type \"adam\" or \"adamw\"";
+  check_used(!sgd, "beta1", optimizer.beta1, usual.beta1, adam);
+  check_used(!sgd, "beta2", optimizer.beta2, usual.beta2, adam);
+  check_used(!sgd, "eps", optimizer.eps, usual.eps, adam);
+  check_used(sgd, "momentum", optimizer.momentum, usual.momentum, "optimizer.type \"sgd\"");
+  check_used(optimizer.schedule != "constant", "min_lr", optimizer.min_lr, usual.min_lr,
+             "optimizer.schedule \"linear\" or \"cosine\"");
+  TWOBP_CHECK(optimizer.min_lr <= optimizer.lr, "optimizer.min_lr (", optimizer.min_lr,
+              ") is above optimizer.lr (", optimizer.lr, "): the learning rate falls from lr to min_lr.");
+}
+
 void check_training(const Config& config) {
   check_device(config);
-  TWOBP_CHECK(config.optimizer.min_lr <= config.optimizer.lr, "optimizer.min_lr (", config.optimizer.min_lr,
-              ") is above optimizer.lr (", config.optimizer.lr,
-              "): the learning rate falls from lr to min_lr.");
+  check_optimizer(config.optimizer);
   TWOBP_CHECK(config.train.eval_every == 0 || config.data.held_out > 0, "train.eval_every is ",
               config.train.eval_every,
               ", but data.held_out is 0, so there is nothing to evaluate on: set data.held_out above 0, or "

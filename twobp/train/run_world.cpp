@@ -10,6 +10,9 @@
 namespace twobp {
 namespace {
 
+constexpr int64_t kMostRanks =
+    1024;  // of one process; each is a thread, and more would take minutes to start
+
 void check_count(const PipelineConfig& config, int processes) {
   const int ranks = pipeline_shape(config).ranks;
   const int64_t wanted = int64_t{ranks} * config.data_parallel;
@@ -79,6 +82,10 @@ void run_world(const PipelineConfig& config, const Launcher& launcher,
   std::vector<World> worlds;
   switch (choose_transport(config, launcher)) {
     case TransportKind::kThreads: {
+      const int64_t all = int64_t{ranks} * config.data_parallel;
+      TWOBP_CHECK(all <= kMostRanks, "pipeline.ranks ", ranks, " x pipeline.data_parallel ",
+                  config.data_parallel, " = ", all, " ranks, but one process has ", kMostRanks,
+                  " at most: lower these keys, or start a process for each rank");
       ThreadOptions threads;
       threads.threads_per_rank = config.threads;
       worlds = make_thread_worlds(config.data_parallel, ranks, threads,

@@ -6,6 +6,7 @@
 #include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/nn/kernels/products/padded_rows.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/layers/padding.h"
 
 namespace twobp {
 namespace {
@@ -13,6 +14,11 @@ namespace {
 // Memory for computing `tensor` in `type`: the tensor itself, or memory of its shape if `type` is wider.
 at::Tensor in_type(const at::Tensor& tensor, at::ScalarType type) {
   return tensor.scalar_type() == type ? tensor : at::empty(tensor.sizes(), tensor.options().dtype(type));
+}
+
+// The queries that see nothing but padding, (B, S, 1): those before the sample's first token.
+at::Tensor blind(const at::Tensor& padding) {
+  return padding.cumprod(1).to(at::kBool).unsqueeze(2);
 }
 
 }  // namespace
@@ -69,7 +75,7 @@ Values Attention::forward(Values values, Context& context, Saved& saved) {
   prepare_rope(past + positions, packed.device());
   rotate(packed, past, /*back=*/false);
   if (context.generating) return {with_cache(packed, context, saved.cache)};
-  auto [y, log_sum_exp] = attend(packed);
+  auto [y, log_sum_exp] = attend(packed, context);
   if (context.keeps()) {
     saved.keep_until_p1(std::move(packed));
     saved.keep_until_p1(y);
@@ -78,14 +84,16 @@ Values Attention::forward(Values values, Context& context, Saved& saved) {
   return {std::move(y)};
 }
 
-std::pair<at::Tensor, at::Tensor> Attention::attend(const at::Tensor& packed) const {
+std::pair<at::Tensor, at::Tensor> Attention::attend(const at::Tensor& packed, const Context& context) const {
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
   const at::Tensor wide = packed.to(compute_type(dtype_));
   at::Tensor y = at::empty({batch, positions, shape_.heads * shape_.head_dim}, packed.options());
   at::Tensor out = in_type(y, wide.scalar_type());
   at::Tensor log_sum_exp = at::empty({batch, shape_.heads, positions}, wide.options());
-  packed_attention_forward(wide, shape_.causal(), out, log_sum_exp);
+  const at::Tensor padding = padding_of(context, batch, positions, packed.device());
+  packed_attention_forward(wide, shape_.causal(shift_of(padding, wide.options())), out, log_sum_exp);
+  if (padding.defined()) out.masked_fill_(blind(padding), 0);
   if (!out.is_same(y)) y.copy_(out);
   return {std::move(y), std::move(log_sum_exp)};
 }
@@ -105,7 +113,7 @@ at::Tensor Attention::with_cache(const at::Tensor& packed, Context& context, at:
       .copy_(packed.narrow(2, shape_.heads * head_dim, 2 * kv * head_dim)
                  .view({batch, positions, 2, kv, head_dim})
                  .permute({2, 0, 3, 1, 4}));
-  if (past == 0) return attend(packed).first;
+  if (past == 0) return attend(packed, context).first;
   // The queries of a group count as additional positions of their key-value head, so nothing is repeated.
   const at::Tensor q =
       packed.narrow(2, 0, shape_.heads * head_dim).reshape({batch, kv, shape_.heads / kv, head_dim});
@@ -115,7 +123,7 @@ at::Tensor Attention::with_cache(const at::Tensor& packed, Context& context, at:
   return out.reshape({batch, 1, shape_.heads * head_dim});
 }
 
-Values Attention::backward_p1(Values values, Context&, Saved& saved) {
+Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
   at::Tensor packed = saved.take_p1(0);
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
@@ -125,12 +133,15 @@ Values Attention::backward_p1(Values values, Context&, Saved& saved) {
               "the gradient ", values[0].sizes(), " does not fit the output of attention, (", batch, ", ",
               positions, ", ", shape_.heads * head_dim, ")");
   const at::ScalarType type = compute_type(dtype_);
-  const at::Tensor dy = as_contiguous(std::move(values[0])).to(type);
+  const at::Tensor padding = padding_of(context, batch, positions, packed.device());
+  at::Tensor dy = as_contiguous(std::move(values[0])).to(type);
+  if (padding.defined()) dy = dy.masked_fill(blind(padding), 0);
   const at::Tensor out = saved.take_p1(1).to(type);
   at::Tensor dx = exclusively_owned(packed) ? packed : at::empty(packed.sizes(), packed.options());
   const at::Tensor wide = packed.to(type);
   at::Tensor dwide = type == dtype_ ? dx : wide;  // a wider copy may be overwritten
-  packed_attention_backward(wide, shape_.causal(), out, saved.take_p1(2), dy, dwide);
+  packed_attention_backward(wide, shape_.causal(shift_of(padding, wide.options())), out, saved.take_p1(2), dy,
+                            dwide);
   if (!dwide.is_same(dx)) dx.copy_(dwide);
   rotate(dx, 0, /*back=*/true);
   return {std::move(dx)};

@@ -1,6 +1,9 @@
 // Causal self-attention with rotary embedding and grouped queries. Takes the packed projections (B, S, (H + 2
 // K) D) = (q | k | v) and returns (B, S, H D). It has no weights of its own. q and k are rotated in place.
 // Backward-p1 writes dL/d(q | k | v) over q, k and v if no other object holds them.
+//
+// No query attends to the batch's padding (padding.h). A query that sees nothing but padding gives zeros, as
+// in PyTorch's scaled_dot_product_attention. Positions count from the first column, padding or not.
 #pragma once
 
 #include "twobp/nn/kernels/attention/packed_attention.h"
@@ -15,7 +18,9 @@ struct AttentionShape {
   int64_t head_dim = 1;  // D, even
   RopeSettings rope{};
 
-  PackedAttention causal() const { return {heads, kv_heads, head_dim, /*causal=*/true, {}, {}}; }
+  PackedAttention causal(at::Tensor shift = {}) const {
+    return {heads, kv_heads, head_dim, /*causal=*/true, std::move(shift), {}};
+  }
   int64_t packed() const { return causal().packed(); }
 };
 
@@ -33,7 +38,7 @@ class Attention : public Layer {
   // Rotates q and k of `packed` in place; its first position is `past`. `back` applies the inverse rotation.
   void rotate(at::Tensor& packed, int64_t past, bool back) const;
   // Returns the output (B, S, H D) and the log-sum-exp (B, H, S) for `packed` after rotation.
-  std::pair<at::Tensor, at::Tensor> attend(const at::Tensor& packed) const;
+  std::pair<at::Tensor, at::Tensor> attend(const at::Tensor& packed, const Context& context) const;
   // For generation: copies k and v of `packed`, already rotated, into the cache (2, B, K, capacity, D). Then
   // attends to all positions up to the last one of `packed`.
   at::Tensor with_cache(const at::Tensor& packed, Context& context, at::Tensor& cache) const;

@@ -2,16 +2,9 @@
 
 #include "twobp/nn/kernels/products/padded_rows.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/layers/padding.h"
 
 namespace twobp {
-namespace {
-
-// exp(kPadding) is 0 in every precision. The number is finite, so that a sample of nothing but padding gives
-// finite results.
-constexpr double kPadding = -30000;
-
-}  // namespace
-
 BidirectionalAttention::BidirectionalAttention(const BidirectionalAttentionShape& shape, double dropout,
                                                std::string_view name, at::ScalarType dtype)
     : shape_(shape), rate_(dropout, name), dtype_(dtype) {
@@ -19,27 +12,11 @@ BidirectionalAttention::BidirectionalAttention(const BidirectionalAttentionShape
               shape.heads, " of ", shape.head_dim);
 }
 
-at::Tensor BidirectionalAttention::padding(const Context& context, int64_t batch, int64_t positions,
-                                           const at::TensorOptions& options) const {
-  if (context.fields == nullptr) return {};
-  const auto found = context.fields->find("attention_mask");
-  if (found == context.fields->end()) return {};
-  const at::Tensor& mask = found->second;
-  TWOBP_CHECK(mask.scalar_type() == at::kLong && mask.dim() == 2 && mask.size(0) == batch &&
-                  mask.size(1) == positions,
-              "attention_mask must be int64 (", batch, ", ", positions, "), got ",
-              c10::toString(mask.scalar_type()), " ", mask.sizes());
-  const at::Tensor hidden = mask.eq(0);
-  if (!hidden.any().item<bool>()) return {};
-  return at::zeros({batch, positions}, options).masked_fill_(on_device(hidden, options.device()), kPadding);
-}
-
 PackedAttention BidirectionalAttention::settings(const Context& context, const at::Tensor& packed) const {
-  return {shape_.heads,
-          shape_.heads,
+  const at::Tensor padding = padding_of(context, packed.size(0), packed.size(1), packed.device());
+  return {shape_.heads,       shape_.heads,
           shape_.head_dim,
-          /*causal=*/false,
-          padding(context, packed.size(0), packed.size(1), packed.options().dtype(compute_type(dtype_))),
+          /*causal=*/false,   shift_of(padding, packed.options().dtype(compute_type(dtype_))),
           rate_.mask(context)};
 }
 

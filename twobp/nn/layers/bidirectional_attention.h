@@ -30,10 +30,6 @@ class BidirectionalAttention : public Layer {
   bool takes_padded_rows() const override { return true; }
 
  private:
-  // The numbers that are added to the scores of a sample's keys, (B, S) of `options`. Undefined if there is
-  // no padding.
-  at::Tensor padding(const Context& context, int64_t batch, int64_t positions,
-                     const at::TensorOptions& options) const;
   PackedAttention settings(const Context& context, const at::Tensor& packed) const;
 
   BidirectionalAttentionShape shape_;

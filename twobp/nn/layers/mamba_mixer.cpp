@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "twobp/core/check.h"
+#include "twobp/nn/layers/padding.h"
 
 namespace twobp {
 namespace {
@@ -25,6 +26,11 @@ at::Tensor only(Values values) {
   return std::move(values[0]);
 }
 
+// Sets the rows of x (B, S, C) at the padding (B, S) to 0.
+void clear(const at::Tensor& x, const at::Tensor& padding) {
+  if (padding.defined()) x.masked_fill_(padding.unsqueeze(2), 0);
+}
+
 }  // namespace
 
 MambaMixer::MambaMixer(const std::string& name, const MambaMixerShape& shape, double init_std,
@@ -45,8 +51,12 @@ Values MambaMixer::forward(Values values, Context& context, Saved& saved) {
   const int64_t inner = shape_.inner;
   TWOBP_CHECK(uz.dim() == 3 && uz.size(2) == 2 * inner, "MambaMixer takes (batch, sequence, ", 2 * inner,
               "), got ", uz.sizes());
+  const at::Tensor padding = padding_of(context, uz.size(0), uz.size(1), uz.device());
+  if (padding.defined() && !exclusively_owned(uz)) uz = uz.clone();
   const bool ours = exclusively_owned(uz);
+  clear(uz, padding);
   at::Tensor u = only(conv_.forward({uz.narrow(2, 0, inner)}, context, saved.child(kConv)));
+  clear(u, padding);
   const at::Tensor projected = only(x_proj_->forward({u}, context, saved.child(kXProj)));
   // This is a copy, so that W does not keep B and C alive.
   at::Tensor dt = at::empty({u.size(0), u.size(1), shape_.dt_rank}, u.options());
@@ -64,6 +74,7 @@ Values MambaMixer::backward_p1(Values dy, Context& context, Saved& saved) {
   const int64_t inner = shape_.inner;
   const std::vector<int64_t> sizes = {dy[0].size(0), dy[0].size(1), 2 * inner};
   const at::TensorOptions options = dy[0].options();
+  const at::Tensor padding = padding_of(context, sizes[0], sizes[1], dy[0].device());
   at::Tensor gradient = only(out_proj_->backward_p1(std::move(dy), context, saved.child(kOutProj)));
   // If no other object holds (u | z), its gradient overwrites it.
   at::Tensor duz = saved.p1_count() > 0 ? saved.take_p1(0) : at::empty(sizes, options);
@@ -77,8 +88,10 @@ Values MambaMixer::backward_p1(Values dy, Context& context, Saved& saved) {
   at::Tensor du = std::move(of_scan[0]);
   of_scan.clear();
   du.add_(only(x_proj_->backward_p1({std::move(dprojected)}, context, saved.child(kXProj))));
+  clear(du, padding);
   conv_.backward_p1_into(duz.narrow(2, 0, inner), std::move(du), saved.child(kConv));
   saved.child(kConv).release_p1();
+  clear(duz, padding);
   return {std::move(duz)};
 }
 

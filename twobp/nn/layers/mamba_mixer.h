@@ -5,6 +5,9 @@
 // This is a container that hands out W projection by projection. Gradients overwrite their values, so that
 // backward-p1 needs little additional memory. The gradient of (u | z) overwrites its value if no other object
 // holds it.
+//
+// At the batch's padding (padding.h), (u | z) and the convolution's output are 0, as in transformers. in_proj
+// has no bias, so this is its output for an input of 0.
 #pragma once
 
 #include "twobp/nn/layers/causal_conv1d.h"

@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""An adapter that is saved with save.lora=adapter, loaded by PEFT: its logits are those of the model that the same training
+saves with save.lora=merged. `peft_test.py PROGRAM`; exit code 77: a Python package is missing."""
+import argparse
+import importlib.util
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+for package in ("torch", "transformers", "peft"):
+    if importlib.util.find_spec(package) is None:
+        print(f"skipped: {sys.executable} has no {package}")
+        sys.exit(77)
+import numpy
+import peft
+import torch
+import transformers
+
+VOCAB, SEQUENCE, SAMPLES = 50, 16, 8
+SIZES = dict(vocab_size=VOCAB, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=40,
+             max_position_embeddings=SEQUENCE, initializer_range=0.2)
+MODELS = {
+    "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig(num_key_value_heads=1, **SIZES)),
+    "bert": (transformers.BertForMaskedLM,
+             transformers.BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **SIZES)),
+}
+TARGETS = {"llama": [["q_proj", "v_proj"], ["k_proj", "down_proj"]], "bert": [["query", "value"], ["key", "dense"]]}
+TOLERANCE = 1e-5  # of logits of about 1, computed in two ways
+
+
+def train(program, folder, lora, targets):
+    to = folder / lora
+    settings = [f"model.from={folder}/model", "model.lora=3", "model.lora_alpha=12", f"save.lora={lora}", f"save.model={to}",
+                f"data.arrays={folder}/data", f"data.sequence={SEQUENCE}", "data.held_out=0", "optimizer.lr=0.05",
+                "pipeline.micro_batches=2", "pipeline.micro_batch_size=2", "pipeline.ranks=2", "train.steps=3",
+                "model.lora_targets=" + ",".join(targets)]
+    subprocess.run([program, "train", "--set", *settings], check=True, stdout=subprocess.DEVNULL)
+    return to
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        return model.eval()(input_ids=ids).logits
+
+
+def check(program, kind, targets):
+    """A sentence about what is wrong, or None."""
+    auto, config = MODELS[kind]
+    source = numpy.random.default_rng(1)
+    ids = source.integers(0, VOCAB, (SAMPLES, SEQUENCE), dtype=numpy.int64)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        torch.manual_seed(1)
+        auto(config).save_pretrained(folder / "model")
+        (folder / "data").mkdir()
+        numpy.save(folder / "data/input_ids.npy", ids)
+        numpy.save(folder / "data/labels.npy", ids)
+        merged = auto.from_pretrained(train(program, folder, "merged", targets))
+        expected = logits(merged, torch.from_numpy(ids))
+        before = logits(auto.from_pretrained(folder / "model"), torch.from_numpy(ids))
+        adapter = train(program, folder, "adapter", targets)
+        actual = logits(peft.PeftModel.from_pretrained(auto.from_pretrained(folder / "model"), adapter), torch.from_numpy(ids))
+    if (expected - before).abs().max() < 0.1:
+        return "the adapter changes next to nothing"
+    error = (actual - expected).abs().max().item() / expected.abs().max().item()
+    return None if error <= TOLERANCE else f"logits differ by {error:.2g} of the largest"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("program")
+    program = parser.parse_args().program
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    wrong = 0
+    for kind, lists in TARGETS.items():
+        for targets in lists:
+            found = check(program, kind, targets)
+            wrong += found is not None
+            print(f"{kind}, {targets}: {found or 'as merged'}")
+    sys.exit(wrong > 0)
+
+
+if __name__ == "__main__":
+    main()
