@@ -10,7 +10,7 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-TEST(Figures, RoundsWhatIsKnown) {
+TEST(Figures, RoundsKnownValues) {
   EXPECT_EQ(fixed(0.12345, 3), "0.123");
   EXPECT_EQ(fixed(-2, 1), "-2.0");
   EXPECT_EQ(percent(0.1234), "12.3 %");

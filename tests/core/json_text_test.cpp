@@ -27,7 +27,7 @@ TEST(JsonText, DepthIsBounded) {
   expect_error([] { parse("[[[[]]]]", 2); }, {"mine", "deeper than 2"});
 }
 
-TEST(JsonText, SaysInShortWhatIsNoJson) {
+TEST(JsonText, ReportsBadJsonInShort) {
   try {
     parse("{\"a\": " + std::string(5000, 'x'));
     ADD_FAILURE();

@@ -21,7 +21,7 @@ TEST(Pattern, MatchesWholeTextsAndGivesTheirGroups) {
   EXPECT_EQ(Pattern("a|b").match("ab"), Groups()) << "both sides of | are bound to the whole text";
 }
 
-TEST(Pattern, RefusesWhatIsNone) {
+TEST(Pattern, RejectsBadPatterns) {
   EXPECT_THROW(Pattern("(a"), Error);
 }
 

@@ -244,7 +244,7 @@ TEST(EncodedImage, JpegComesSmallerIfAsked) {
   EXPECT_EQ(decode(png_file(picture(70, 100)), 3, 4).size(1), 70);
 }
 
-TEST(EncodedImage, WhatIsNoPicture) {
+TEST(EncodedImage, RejectsOtherFiles) {
   refuse("", {"empty"});
   refuse("GIF89a", {"neither a JPEG nor a PNG"});
   refuse("\xff\xd8\xff", {"damaged JPEG"});

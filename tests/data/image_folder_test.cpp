@@ -66,6 +66,7 @@ TEST_F(Folders, ImageNetsMeanUnlessToldOtherwise) {
   const at::Tensor green = open().train->read({2}, kEvaluation).at("pixel_values").mean({0, 2, 3});
   EXPECT_NEAR(green[0].item<float>(), -0.485 / 0.229, 0.03);
   EXPECT_NEAR(green[1].item<float>(), (1 - 0.456) / 0.224, 0.03);
+  EXPECT_NEAR(green[2].item<float>(), -0.406 / 0.225, 0.03);
   data_.image_size = 0;
   EXPECT_EQ(open().train->read({2}, kEvaluation).at("pixel_values").size(3), 224);
 }

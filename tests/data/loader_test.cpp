@@ -156,7 +156,7 @@ TEST(Loader, EvaluationsReadInOrderAsEvaluations) {
   }
 }
 
-TEST(Loader, StartsLateWithoutReadingWhatComesBefore) {
+TEST(Loader, StartsLateWithoutReadingEarlierSamples) {
   const auto data = std::make_shared<Counting>(1000, 5);  // reading sample 5 would fail
   Loader loader(data, 2, 2, {.seed = 1, .read_ahead = 1, .first_batch = 100});
   EXPECT_EQ(ids(loader.next()), (Ids{{400, 401}, {402, 403}}));

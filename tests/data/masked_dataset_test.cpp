@@ -304,8 +304,9 @@ TEST_F(OpenMasked, ArraysKeepTheirLabelsInPlace) {
   folder_.write("labels.npy", npy_file<int64_t>("<i8", "(1, 8)", {9, -100, -100, -100, -100, -100, -100, 7}));
   data_.arrays = folder_.path("");
   model_.vocab = 10;
-  EXPECT_EQ(list(open_data(data_, model_, 1).train->read({0}, 0).at("labels")),
-            (Ids{9, -100, -100, -100, -100, -100, -100, 7}));
+  const Fields fields = open_data(data_, model_, 1).train->read({0}, 0);
+  EXPECT_EQ(list(fields.at("labels")), (Ids{9, -100, -100, -100, -100, -100, -100, 7}));
+  EXPECT_EQ(list(fields.at("input_ids")), (Ids{1, 2, 3, 4, 5, 6, 7, 8})) << "nothing more is masked";
 }
 
 }  // namespace

@@ -158,7 +158,7 @@ TEST_F(Safetensors, UnknownTypesAreRefusedWhenAskedFor) {
   expect_error([&] { file.tensor("x"); }, {"a.safetensors", "\"x\"", "F8_E4M3", "BF16"});
 }
 
-TEST_F(Safetensors, RefusesWhatIsNoSuchFile) {
+TEST_F(Safetensors, RejectsOtherFiles) {
   expect_error([&] { SafetensorsFile(folder_.path("none")); }, {"none", "cannot open"});
   expect_error([&] { SafetensorsFile(folder_.path("")); }, {"folder"});
   refuse("", {"0 bytes", "empty or truncated"});
@@ -328,7 +328,7 @@ TEST_F(Safetensors, SurvivesRandomDamage) {
   EXPECT_GT(refused, 1000);
 }
 
-TEST_F(Safetensors, RefusesToWriteWhatCannotBeRead) {
+TEST_F(Safetensors, RejectsTensorsThatCannotBeReadBack) {
   const at::Tensor x = at::ones({2});
   const std::string path = folder_.path("out");
   expect_error([&] { write_safetensors(path, {{"x", x}, {"x", x}}, {}); }, {"out", "two tensors", "x"});

@@ -54,7 +54,7 @@ TEST(Adviser, OutOfMemoryInP2) {
 }
 
 // Nothing to give up early: one micro-batch's stash alone is too much.
-TEST(Adviser, OutOfMemoryWhateverRunsEarly) {
+TEST(Adviser, OutOfMemoryInAnyOrder) {
   AdviceRequest request = equal_stages(2, 2);
   for (auto& cost : request.costs) {
     cost.activation_bytes = 10;
@@ -118,7 +118,7 @@ TEST(Adviser, VShapedSchedulesToo) {
   expect_contains(advice.sentences[0], {"zb-v, p2 placed"});
 }
 
-TEST(Adviser, RefusesWhatIsNoQuestion) {
+TEST(Adviser, RejectsBadInput) {
   AdviceRequest request = equal_stages(2, 2);
   request.policy = P2Policy::kOff;
   expect_contains(error_of([&] { advise(request); }), {"p2 off"});

@@ -264,7 +264,7 @@ TEST(PipelineProblem, TakesTheOrderOfASimulation) {
   EXPECT_TRUE(problem.from_simulation(simulation).ranks.empty());
 }
 
-TEST(AutoPlacement, WhatIsPossible) {
+TEST(AutoPlacement, PossiblePlacements) {
   EXPECT_EQ(possible_placements(4, 4), (std::vector<Placement>{Placement::kLinear}));
   EXPECT_EQ(possible_placements(8, 4), (std::vector<Placement>{Placement::kV, Placement::kLooped}));
   EXPECT_EQ(possible_placements(12, 4), (std::vector<Placement>{Placement::kLooped}));

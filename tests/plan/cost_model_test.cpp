@@ -148,7 +148,7 @@ std::string error_with(const std::function<void(json&)>& change) {
   return error_of([&] { parse_cost_model(file.dump(), "costs.json"); });
 }
 
-TEST(CostModelFile, SaysWhatIsWrong) {
+TEST(CostModelFile, ReportsBadFiles) {
   EXPECT_EQ(error_with([](json&) {}), "");
   const auto costs = [](json& file) -> json& { return file["kinds"]["kind1"]["costs"][1]; };
   const auto set = [&](const char* key, const json& value) {
@@ -225,7 +225,7 @@ TEST(CostModelFile, BoundsDepthSizeAndMessages) {
   expect_contains(error(std::string(size_t{17} << 20U, ' ')), {"costs.json", "16 MiB"});
 }
 
-TEST(CostModel, ChecksWhatIsMadeByHand) {
+TEST(CostModel, RejectsInconsistentValues) {
   CostModel model = model_of({{}});
   model.kinds["kind0"].at_size[0].share.forward = std::numeric_limits<double>::infinity();
   expect_contains(error_of([&] { check_cost_model(model); }), {"kind0", "forward", "finite"});

@@ -58,7 +58,7 @@ TEST(MoveLayers, TakesOnlyWhatFits) {
 }
 
 // A difference that measured costs do not tell.
-TEST(MoveLayers, LeavesWhatIsHardlySlower) {
+TEST(MoveLayers, KeepsSplitsThatAreHardlySlower) {
   const auto seconds_of = [](const Split& split) -> std::optional<double> { return 10 - 1e-3 * split[0]; };
   EXPECT_EQ(move_layers({4, 4}, *seconds_of({4, 4}), 1000, seconds_of), (Split{4, 4}));
 }

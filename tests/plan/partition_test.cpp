@@ -311,7 +311,7 @@ TEST(BalancedSplit, IsFastForBigModels) {
   }
 }
 
-TEST(BalancedSplit, RefusesWhatIsNoProblem) {
+TEST(BalancedSplit, RejectsBadInput) {
   const std::vector<double> seconds = {1, 2, 3, 4};
   expect_contains(error_of([&] {
                     balanced_split(seconds, std::vector<int>{0, 2, 0});

@@ -407,7 +407,7 @@ TEST(Planner, LeavesRecomputedCostsAlone) {
   expect_contains(error_of([&] { plan(model, request); }), {"already"});
 }
 
-TEST(Planner, OnlyWhatIsAskedFor) {
+TEST(Planner, OnlyTheRequestedSchedules) {
   const CostModel model = model_of(std::vector<TestKind>(8));
   PlanRequest request;
   request.stages = {4};
@@ -440,7 +440,7 @@ TEST(Planner, MoreRanksAreFaster) {
   EXPECT_TRUE(result.advice->helps);
 }
 
-TEST(Planner, RefusesWhatCannotBePlanned) {
+TEST(Planner, RejectsImpossibleProblems) {
   const CostModel model = model_of(std::vector<TestKind>(3));
   PlanRequest request;
   expect_contains(error_of([&] { plan(model, request); }), {"numbers of ranks or of stages"});

@@ -12,7 +12,7 @@ using test::read_file;
 using test::run_program;
 using test::TempFolder;
 
-TEST(Csv, PlanWritesWhatItReads) {
+TEST(Csv, PlanWritesTheFileThatItRead) {
   const TempFolder folder;
   const std::string fill = folder.path("fill.csv");
   const std::string placed = folder.path("placed.csv");

@@ -172,7 +172,7 @@ TEST_F(ModelCommands, DamagedWeights) {
   EXPECT_FALSE(std::filesystem::exists(path("deep")));
 }
 
-TEST_F(ModelCommands, GenerateSaysWhatIsWrong) {
+TEST_F(ModelCommands, GenerateReportsBadInput) {
   run("train", config(), {"--set", "train.steps=1"});
   const auto fails = [&](const std::vector<std::string>& arguments, const std::string& part) {
     const Finished result = test::run_program(arguments);

@@ -168,7 +168,7 @@ TEST(Bench, HelpSaysWhatSpeedIsRelativeTo) {
   EXPECT_NE(expect_success({"bench", "--help"}).out.find("first row of the same M"), std::string::npos);
 }
 
-TEST(Bench, RefusesWhatItCannotMeasure) {
+TEST(Bench, RejectsBadSettings) {
   const TempFolder folder;
   const std::string config = folder.write("config.json", test::tiny_config().dump());
   test::expect_one_message({"bench", config, "--schedules", "1f2b"}, {"1f2b", "1f1b"});
@@ -259,7 +259,7 @@ TEST(Plan, PrintsNoRounding) {
   EXPECT_EQ(run.out.find("-0"), std::string::npos) << run.out;
 }
 
-TEST(Plan, RefusesWhatCannotRun) {
+TEST(Plan, RejectsBadSettings) {
   test::expect_one_message({"plan", "--schedule", "gpip"}, {"gpip", "'gpipe'"});
   test::expect_one_message({"plan", "--p2", "fil"}, {"fil", "'fill'"});
   test::expect_one_message({"plan", "--stages", "0"}, {"--stages", "at least 1"});

@@ -214,7 +214,7 @@ TEST_F(PlanModel, MeasuresWhatTheDataHas) {
 }
 
 // An option that changes nothing for what is asked is refused.
-TEST_F(PlanModel, RefusesOptionsThatPlayNoPart) {
+TEST_F(PlanModel, RejectsOptionsWithoutEffect) {
   const std::string file = costs();
   const auto refuse = [&](std::vector<std::string> arguments, const std::string& option,
                           const std::string& value, const std::string& why) {
@@ -280,7 +280,7 @@ TEST_F(PlanModel, SaysTheSmallestMemory) {
   expect_success({"plan", "--costs", file, "--ranks", "2", "--memory", bytes});
 }
 
-TEST_F(PlanModel, RefusesWhatCannotBePlanned) {
+TEST_F(PlanModel, RejectsImpossibleProblems) {
   const std::string file = costs();
   expect_one_message({"plan", "--costs", file, "--ranks", "4..2"}, {"--ranks", "4..2", "empty"});
   expect_one_message({"plan", "--costs", file, "--ranks", "2,"}, {"--ranks", "whole number"});

@@ -162,7 +162,7 @@ TEST_F(Stop, AReaderThatLeavesEndsItWithACheckpoint) {
   EXPECT_TRUE(has_checkpoint(steps_told()));
 }
 
-TEST_F(Stop, NothingHoldsItUpWhileItStarts) {
+TEST_F(Stop, SigtermDuringStartUp) {
   ASSERT_EQ(::mkfifo(folder_.path("steps.jsonl").c_str(), 0600), 0);  // nobody reads it
   RunOptions options;
   options.signal = SIGTERM;
@@ -173,7 +173,7 @@ TEST_F(Stop, NothingHoldsItUpWhileItStarts) {
   EXPECT_LT(result.seconds, 10);
 }
 
-TEST_F(Stop, NorDoesAPipeThatIsFull) {
+TEST_F(Stop, SigtermWhileAPipeIsFull) {
   const std::string pipe = folder_.path("steps.jsonl");
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // reads nothing
@@ -293,7 +293,7 @@ TEST_F(Stop, ARankThatHangsIsLeftBehind) {
   EXPECT_LT(result.seconds, 20);
 }
 
-TEST_F(Stop, DataThatIsOutOfReachIsNotWaitedForWithoutEnd) {
+TEST_F(Stop, DataThatDoesNotArriveEndsTheRun) {
   ::setenv("TWOBP_FAIL", "loader:step=4:seconds=300", 1);
   content_["pipeline"]["timeout"] = 1;
   const Finished result =

@@ -76,7 +76,7 @@ TEST_F(TraceCommand, AnInterruptedRunWritesWhatThereIs) {
   EXPECT_FALSE(steps_in("trace.json").empty());
 }
 
-TEST_F(TraceCommand, RefusesWhatCannotBe) {
+TEST_F(TraceCommand, RejectsImpossibleSettings) {
   const std::string file = config(tiny_config());
   expect_one_message({"train", file, "--trace-steps", "3"}, {"--trace-steps", "--trace FILE"});
   expect_one_message({"train", file, "--trace", path("t"), "--trace-steps", "3-9"},
@@ -172,7 +172,7 @@ TEST_F(TensorBoard, FollowsAFileThatGrowsAndIsCutBack) {
   EXPECT_EQ(events(path("logs")).at("loss"), json::parse("[[1, 4.0], [2, 2.5]]")) << read_file(path("out"));
 }
 
-TEST_F(TensorBoard, RefusesWhatIsNoMetricsFile) {
+TEST_F(TensorBoard, RejectsOtherFiles) {
   EXPECT_NE(script("'" + path("none") + "' '" + path("logs") + "'"), 0);
   EXPECT_NE(read_file(path("err")).find("no such file: " + path("none")), std::string::npos);
   const std::string bad = folder_.write("bad.jsonl", "{\"step\": 1}\nnot json\n");

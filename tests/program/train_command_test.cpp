@@ -84,7 +84,7 @@ TEST_F(Train, SaysHowItWent) {
 }
 
 // The loss of a whole run of the program, to the last bit that JSON carries (all of them).
-TEST_F(Train, GivesTheSameLossesWhateverThePipeline) {
+TEST_F(Train, SameLossesForEveryPipeline) {
   const auto losses = [&](const std::vector<std::string>& overrides) {
     std::vector<double> values;
     for (const json& step : train(tiny_config(), overrides)) values.push_back(step.at("loss").get<double>());

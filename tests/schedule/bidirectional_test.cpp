@@ -12,7 +12,7 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-TEST(DualPipeV, SaysWhatItAdmits) {
+TEST(DualPipeV, NamesTheAllowedSizes) {
   expect_contains(error_of([] { make_schedule("dualpipe-v", 8, 7, P2Policy::kPlaced); }),
                   {"'dualpipe-v' on 4 ranks", "at least 8 micro-batches", "got 7", "'zb-v'"});
 }

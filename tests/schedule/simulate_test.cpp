@@ -113,7 +113,7 @@ TEST(Memory, CapOfNMicroBatchesCostsNoTime) {
   }
 }
 
-TEST(Memory, CapHoldsUnderEveryPolicyAndWhatCannotFitRunsAnyway) {
+TEST(Memory, CapHoldsUnderEveryPolicyExceptForOpsThatNeverFit) {
   for (P2Policy policy : {P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
     const Simulation capped = unit_costs("1f1b", 4, 16, policy, 4);
     for (const auto& rank : capped.ranks) EXPECT_LE(rank.peak_bytes, 4);

@@ -69,7 +69,7 @@ TEST_P(Conformance, DeliversWhatWasSent) {
   });
 }
 
-TEST_P(Conformance, MatchesByTagWhateverTheOrder) {
+TEST_P(Conformance, MatchesByTagInAnyOrder) {
   run(2, [](Transport& transport) {
     // Tags that differ in one part each; sent in one order, asked for in the other.
     const std::vector<Tag> tags = {forward(1, 0),    forward(1, 1),  forward(2, 0),    backward(1, 0),

@@ -76,7 +76,7 @@ TEST(Message, AbortCarriesItsReason) {
   EXPECT_LE(static_cast<int64_t>(pack_abort(endless).size()), kMostHeadBytes);
 }
 
-TEST(Message, RefusesWhatItCannotCarry) {
+TEST(Message, RejectsTensorsThatItCannotCarry) {
   test::expect_error([] { pack_message(kTag, 0, {at::eye(3).to_sparse()}, false); }, {"plain tensors"});
   Values many;
   for (int i = 0; i < 100000; ++i) many.push_back(at::empty({0}));

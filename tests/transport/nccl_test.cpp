@@ -255,7 +255,7 @@ TEST_F(Nccl, MakesAWorld) {
                {"2 x 2 = 4 ranks", "3 processes were started"});
 }
 
-TEST(NcclHead, SaysWhatIsSent) {
+TEST(NcclHead, CarriesShapesAndTypes) {
   const at::Tensor transposed = at::arange(6, at::kInt).view({2, 3}).t();
   const at::Tensor strided = at::arange(10, at::kFloat).slice(0, 0, 10, 2);
   PackedHead packed =

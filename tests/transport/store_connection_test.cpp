@@ -94,7 +94,7 @@ TEST(StoreConnection, SaysThatThePortIsInUse) {
                {concat("port ", first.place().port), "in use", "set MASTER_PORT"});
 }
 
-TEST(StoreConnection, SaysThatNobodyAnswers) {
+TEST(StoreConnection, ReportsThatTheServerDoesNotAnswer) {
   const int port = test::free_port();
   const double begin = now_seconds();
   expect_parts(message_of([&] { StoreConnection connection(place_at(port, 1, 2), 1); }),
@@ -331,7 +331,7 @@ TEST(StoreProcess, HostingChild) {
 }
 
 // Nothing comes from there any more, not even an end of the connection.
-TEST(StoreProcess, AHostThatStandsStillHoldsNobodyUp) {
+TEST(StoreProcess, AStoppedHostDoesNotDelayOthers) {
   const int port = test::free_port();
   std::vector<std::string> command = {"env",
                                       concat(kChild, "=1"),
