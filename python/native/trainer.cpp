@@ -14,6 +14,8 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <nlohmann/json.hpp>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/native/module.h"
@@ -34,6 +36,8 @@
 #include "twobp/train/update/update.h"
 #include "twobp/train/weights/load_model.h"
 #include "twobp/train/weights/save_model.h"
+#include "twobp/transport/c10d/c10d_transport.h"
+#include "twobp/transport/collectives.h"
 
 namespace twobp::python {
 namespace {
@@ -65,6 +69,9 @@ class KeepThreads {
  private:
   int threads_;
 };
+
+// Of the trainers over process groups, which all processes make in the same order.
+std::atomic<int> next_channel{0};
 
 std::atomic<bool> interrupted{false};
 std::atomic<void (*)(int)> python_handler{nullptr};
@@ -104,13 +111,16 @@ class WatchInterrupt {
 
 class PyTrainer {
  public:
-  // `graph`: graph.json of a captured module, or empty for a model of the configuration.
+  // `graph`: graph.json of a captured module, or empty for a model of the configuration. `group`: the name of
+  // the c10d::ProcessGroup whose processes run a rank each, or empty if this process runs all ranks.
   PyTrainer(const std::string& config, const std::string& graph, const Fields& constants,
-            const Fields& example, const Fields& weights)
+            const Fields& example, const Fields& weights, const std::string& group)
       : process_(::getpid()) {
     const Launcher launcher = find_launcher();
-    TWOBP_CHECK(!launcher.started_many(), name_of(launcher.kind), " started ", launcher.size,
-                " processes, but a trainer in Python runs all ranks in one: start it without");
+    TWOBP_CHECK(
+        !group.empty() || !launcher.started_many(), name_of(launcher.kind), " started ", launcher.size,
+        " processes: connect them by torch.distributed.init_process_group(\"gloo\") before the trainer "
+        "is made");
     const py::gil_scoped_release free;
     const KeepThreads keep;
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -122,12 +132,21 @@ class PyTrainer {
     }
     Config made = parse_config_without_data(config, "", own ? &*own : nullptr);
     made.pipeline.micro_batch_size = example.begin()->second.size(0);
-    TWOBP_CHECK(made.pipeline.data_parallel == 1 &&
-                    (made.pipeline.transport == "auto" || made.pipeline.transport == "threads"),
-                "a trainer in Python has one pipeline in one process: leave out data_parallel and transport");
+    TWOBP_CHECK(
+        made.pipeline.data_parallel == 1 &&
+            (made.pipeline.transport == "auto" || made.pipeline.transport == "threads"),
+        "a trainer in Python has one pipeline, and finds its processes itself: leave out data_parallel "
+        "and transport");
     const ModelSpec model = build_model(made);
     auto data = std::make_shared<ExampleDataset>(example);
-    trainer_ = std::make_unique<Trainer>(made, model, DataSplit{std::move(data), nullptr});
+    DataSplit split{std::move(data), nullptr};
+    if (group.empty()) {
+      trainer_ = std::make_unique<Trainer>(made, model, std::move(split));
+    } else {
+      World world = make_c10d_world(c10d::resolve_process_group(group), made.pipeline.data_parallel,
+                                    pipeline_shape(made.pipeline).ranks, {.channel = next_channel++});
+      trainer_ = std::make_unique<Trainer>(made, model, std::move(split), std::move(world));
+    }
     if (!made.model.from.empty()) {
       load_weights(trainer_->pipeline(),
                    ModelWeights(made.model.from, made.model.type.type().names(made.model.type)));
@@ -193,13 +212,16 @@ class PyTrainer {
     return out;
   }
 
-  // Copies of all weights and buffers.
-  std::map<std::string, at::Tensor> weights() {
+  // Copies of all weights and buffers, on every process.
+  Fields weights() {
     const Use use(*this);
-    std::map<std::string, at::Tensor> copies;
+    const py::gil_scoped_release free;
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    Fields copies;
     for (const LiveTensor& one : trainer_->update().live_weights()) {
       if (one.first) copies[one.name] = one.tensor.detach().clone();
     }
+    share(copies);
     return copies;
   }
 
@@ -215,7 +237,7 @@ class PyTrainer {
     const Config& config = trainer_->config();
     SaveModelOptions options;
     options.dtype = dtype;
-    save_model(folder, config.model, config.data.sequence, trainer_->weights(), options);
+    save_model(folder, config.model, config.data.sequence, trainer_->weights(), options, processes());
   }
 
   void checkpoint(const std::string& folder, int64_t keep) {
@@ -259,6 +281,7 @@ class PyTrainer {
         measure_costs(trainer_->config(), pipeline.model(), *trainer_->data().train, options));
   }
 
+  int process() const { return trainer_->world().process(); }
   int micro_batches() const { return trainer_->micro_batches(); }
   int64_t micro_batch_size() const { return trainer_->config().pipeline.micro_batch_size; }
   int64_t steps_done() const { return trainer_->steps_done(); }
@@ -289,11 +312,47 @@ class PyTrainer {
     PyTrainer& of_;
   };
 
+  Processes processes() const {
+    const World& world = trainer_->world();
+    return world.process_count() == 1 ? Processes()
+                                      : Processes(*world.processes, trainer_->config().pipeline.timeout);
+  }
+
+  // Gives every process the tensors of all.
+  void share(Fields& tensors) const {
+    const Processes all = processes();
+    if (all.count() == 1) return;
+    nlohmann::json names = nlohmann::json::array();
+    Values values;
+    for (const auto& [name, tensor] : tensors) {
+      names.push_back({name, static_cast<int>(tensor.scalar_type()), tensor.sizes().vec()});
+      values.push_back(tensor);
+    }
+    const std::vector<std::string> of_all = all.to_first(names.dump());
+    const std::vector<Values> values_of_all = all.tensors_to_first(values);
+    names = nlohmann::json::array();
+    for (size_t process = 0; process < of_all.size(); ++process) {
+      const auto own = nlohmann::json::parse(of_all[process]);
+      for (size_t i = 0; i < own.size(); ++i) {
+        if (tensors.emplace(own[i][0].get<std::string>(), values_of_all[process][i]).second || process == 0)
+          names.push_back(own[i]);
+      }
+    }
+    for (const auto& one : nlohmann::json::parse(all.from_first(names.dump()))) {
+      at::Tensor& tensor = tensors[one[0].get<std::string>()];
+      if (!tensor.defined()) {
+        tensor = at::empty(one[2].get<std::vector<int64_t>>(),
+                           at::TensorOptions(static_cast<at::ScalarType>(one[1].get<int>())));
+      }
+      broadcast(*trainer_->world().processes, tensor, 0, all.timeout());
+    }
+  }
+
   void set_weights(const Fields& weights) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     Update& update = trainer_->update();
     const std::vector<LiveTensor> live = update.live_weights();
-    check_names(live, weights);
+    check_names(live, weights, /*whole=*/trainer_->world().process_count() == 1);
     const int64_t steps = update.optimizer_steps();
     trainer_->pipeline().on_ranks([&](int rank) {
       for (const LiveTensor& one : live) {
@@ -303,7 +362,8 @@ class PyTrainer {
     });
   }
 
-  static void check_names(const std::vector<LiveTensor>& live, const Fields& weights) {
+  // `whole`: `live` has all weights of the model.
+  static void check_names(const std::vector<LiveTensor>& live, const Fields& weights, bool whole) {
     std::set<std::string> known;
     for (const LiveTensor& one : live) {
       known.insert(one.name);
@@ -313,7 +373,7 @@ class PyTrainer {
                   ", but the model's is ", one.tensor.sizes());
     }
     for (const auto& [name, tensor] : weights) {
-      TWOBP_CHECK(known.contains(name), "the state has ", name, ", which the model does not have");
+      TWOBP_CHECK(!whole || known.contains(name), "the state has ", name, ", which the model does not have");
     }
   }
 
@@ -385,7 +445,8 @@ void add_trainer(py::module_& module) {
     write_safetensors(path, {tensors.begin(), tensors.end()}, {});
   });
   py::class_<PyTrainer>(module, "Trainer")
-      .def(py::init<const std::string&, const std::string&, const Fields&, const Fields&, const Fields&>())
+      .def(py::init<const std::string&, const std::string&, const Fields&, const Fields&, const Fields&,
+                    const std::string&>())
       .def("step", &PyTrainer::step)
       .def("evaluate", &PyTrainer::evaluate)
       .def("weights", &PyTrainer::weights)
@@ -396,6 +457,7 @@ void add_trainer(py::module_& module) {
       .def("timeline", &PyTrainer::timeline)
       .def("add_shape", &PyTrainer::add_shape)
       .def("costs", &PyTrainer::costs)
+      .def_property_readonly("process", &PyTrainer::process)
       .def_property_readonly("micro_batches", &PyTrainer::micro_batches)
       .def_property_readonly("micro_batch_size", &PyTrainer::micro_batch_size)
       .def_property_readonly("steps_done", &PyTrainer::steps_done)

@@ -8,6 +8,7 @@ class Schedule:
     name: str
     p2: str
     stages: int
+    process: int
     micro_batches: int
     rank_of_stage: list[int]
     def instructions(self) -> list[list[tuple[str, int, int, int]]]: ...
@@ -28,6 +29,7 @@ class Simulation:
     def svg(self, title: str, width: int, until: float) -> str: ...
 
 class Trainer:
+    process: int
     micro_batches: int
     micro_batch_size: int
     steps_done: int
@@ -36,7 +38,7 @@ class Trainer:
     layers: list[str]
     config: str
     def __init__(self, config: str, graph: str, constants: dict[str, torch.Tensor], example: dict[str, torch.Tensor],
-                 weights: dict[str, torch.Tensor]) -> None: ...
+                 weights: dict[str, torch.Tensor], group: str) -> None: ...
     def step(self, micro_batches: list[dict[str, torch.Tensor]]) -> dict: ...
     def evaluate(self, micro_batches: list[dict[str, torch.Tensor]], number: int) -> dict: ...
     def weights(self) -> dict[str, torch.Tensor]: ...

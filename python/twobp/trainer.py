@@ -45,7 +45,8 @@ class Evaluation:
 
 
 class Trainer:
-    """Trains a model on the ranks of a pipeline, which are threads of this process.
+    """Trains a model on the ranks of a pipeline. They are threads of this process or, once torch.distributed is initialized with
+    more than one process, one in each process. All processes then make the same calls with the same batches.
 
     The trainer has its own copies of the weights. It does not change the module, and does not see changes of the module: use
     `state_dict` and `load_state_dict` between the two.
@@ -82,7 +83,7 @@ class Trainer:
         else:
             config["model"] = dict(model)
         self._module = module
-        self._native = _native.Trainer(json.dumps(config), graph, constants, self._example, weights)
+        self._native = _native.Trainer(json.dumps(config), graph, constants, self._example, weights, _process_group())
         self._shapes = {_shape(self._example)}
 
     def step(self, batch: Batch | Sequence[Batch]) -> StepResult:
@@ -135,9 +136,12 @@ class Trainer:
         if dtype != "float32":
             raise Error("a captured module is saved in its own dtype: leave out dtype")
         graph, constants, _ = _parts(self._captured)
+        weights = self._native.weights()
+        if self._native.process != 0:
+            return
         folder = pathlib.Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        _native.write_tensors(str(folder / "model.safetensors"), self._native.weights())
+        _native.write_tensors(str(folder / "model.safetensors"), weights)
         _native.write_tensors(str(folder / "constants.safetensors"), constants)
         new = folder / "graph.json.new"
         new.write_text(graph)
@@ -233,6 +237,13 @@ def _config(settings: dict, optimizer: AdamW | Adam | SGD, example: Batch) -> di
     if config["pipeline"].setdefault("micro_batch_size", samples) != samples:
         raise Error(f"micro_batch_size is {config['pipeline']['micro_batch_size']}, but the example has {samples} samples: leave it out")
     return config
+
+
+def _process_group() -> str:
+    """The name of the process group of all processes; empty: this is the only process."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return ""
+    return torch.distributed.group.WORLD.group_name
 
 
 def _capture(module: torch.nn.Module, example: Batch, loss_fn: Callable | None, loss_reduction: str | None) -> Captured:

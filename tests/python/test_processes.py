@@ -1,0 +1,56 @@
+"""A trainer whose ranks are processes that torch.distributed connected: the bits of one process."""
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import twobp
+
+PROGRAM = """
+import sys, torch
+import torch.distributed as dist
+sys.path.insert(0, sys.argv[1])
+from test_module import make
+if len(sys.argv) > 3: dist.init_process_group("gloo")
+ids = torch.randint(20, (8, 6), generator=torch.Generator().manual_seed(2))
+batch = {"ids": ids, "labels": ids.roll(-1, dims=1)}
+module, trainer = make(batch)
+losses = [trainer.step(batch).loss for _ in range(3)]
+trainer.save(sys.argv[2] + "/bundle")
+trainer.checkpoint(sys.argv[2] + "/checkpoints")
+losses.append(trainer.evaluate([batch]).loss)
+trainer.load_state_dict({name: tensor * 2 for name, tensor in trainer.state_dict().items()})
+losses.append(trainer.step(batch).loss)
+rank = dist.get_rank() if dist.is_initialized() else "alone"
+torch.save((losses, trainer.state_dict()), f"{sys.argv[2]}/{rank}.pt")
+"""
+
+
+def launch(folder, processes, *arguments, program=PROGRAM):
+    script = folder / "train.py"
+    script.write_text(program)
+    command = [sys.executable] if processes == 1 else [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return subprocess.run([*command, script, pathlib.Path(__file__).parent, folder, *arguments], capture_output=True, text=True, timeout=240)
+
+
+def test_two_processes_have_the_bits_of_one(tmp_path):
+    for processes, arguments in ((1, []), (2, ["connected"])):
+        done = launch(tmp_path, processes, *arguments)
+        assert done.returncode == 0, done.stderr
+        if processes == 1:
+            (tmp_path / "bundle").rename(tmp_path / "bundle_alone")
+            (tmp_path / "checkpoints").rename(tmp_path / "checkpoints_alone")
+    losses, state = torch.load(tmp_path / "alone.pt")
+    for rank in range(2):
+        other_losses, other_state = torch.load(tmp_path / f"{rank}.pt")
+        assert other_losses == losses
+        assert other_state.keys() == state.keys() and all(torch.equal(state[name], other_state[name]) for name in state)
+    for name in ("model.safetensors", "graph.json"):
+        assert (tmp_path / "bundle" / name).read_bytes() == (tmp_path / "bundle_alone" / name).read_bytes()
+
+
+def test_processes_that_are_not_connected_are_told_how(tmp_path):
+    done = launch(tmp_path, 2)
+    assert done.returncode != 0 and "torch.distributed.init_process_group" in done.stderr
