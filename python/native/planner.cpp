@@ -50,7 +50,7 @@ py::tuple make_plan(const std::string& costs, const Counts& ranks, const Counts&
   PlanRequest request;
   request.ranks = ranks;
   request.micro_batches = micro_batches;
-  request.schedules = schedules;
+  request.schedules.assign(schedules.begin(), schedules.end());
   for (const std::string& name : policies) request.policies.push_back(parse_policy(name));
   request.recompute = recompute;
   request.memory = parse_size(memory);

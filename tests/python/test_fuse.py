@@ -1,0 +1,47 @@
+"""Activations that are spelled out become one operator, whatever way they are written; other functions stay."""
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from twobp.capture import capture
+
+ROOT = math.sqrt(2 / math.pi)
+GELU_TANH = [lambda x: 0.5 * x * (1 + torch.tanh(ROOT * (x + 0.044715 * torch.pow(x, 3)))),
+             lambda x: x * 0.5 * (1.0 + torch.tanh(0.7978845608028654 * x * (1 + 0.044715 * x * x))),
+             lambda x: x * torch.sigmoid(2 * ROOT * (x + 0.044715 * x ** 3))]
+GELU = [lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))), lambda x: (x / 2) * (torch.erf(x * 0.7071067811865476) + 1),
+        lambda x: 0.5 * (x + x * torch.erf(x / 2 ** 0.5)) * 1.0]
+SILU = [lambda x: x * torch.sigmoid(x), lambda x: x / (1 + torch.exp(-x)), lambda x: 0.5 * x * (1 + torch.tanh(x / 2))]
+OTHERS = [lambda x: x * torch.sigmoid(1.702 * x), lambda x: 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.044715 * x ** 3))), lambda x: x * torch.tanh(x)]
+
+
+class OneActivation(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.inner, self.outer, self.function = nn.Linear(6, 5), nn.Linear(5, 3), function
+
+    def forward(self, x):
+        return self.outer(self.function(self.inner(x)))
+
+
+def captured(function):
+    torch.manual_seed(1)
+    batch = {"x": 3 * torch.randn(4, 6, dtype=torch.float64), "wanted": torch.randn(4, 3, dtype=torch.float64)}
+    made = capture(OneActivation(function).double(), batch, loss_fn=lambda output, batch: nn.functional.mse_loss(output, batch["wanted"]))
+    return json.dumps(made.graph), made.dry_runs[0]
+
+
+@pytest.mark.parametrize("operator, function", [("gelu", f) for f in GELU_TANH + GELU] + [("silu", f) for f in SILU])
+def test_spelled_out_activations_are_one_operator(operator, function):
+    graph, _ = captured(function)   # compares loss and gradients with those of the module as it is written
+    assert f'"aten::{operator}"' in graph and f'"aten::{operator}_backward"' in graph
+    assert not any(f'"aten::{part}"' in graph for part in ("tanh", "sigmoid", "erf", "exp"))
+
+
+@pytest.mark.parametrize("function", OTHERS)
+def test_other_functions_stay(function):
+    graph, _ = captured(function)
+    assert '"aten::gelu"' not in graph and '"aten::silu"' not in graph
