@@ -27,7 +27,7 @@ double parse_size(const std::string& text) {
 
 py::dict to_dict(const PlanChoice& choice) {
   py::dict row;
-  row["schedule"] = choice.schedule;
+  row["schedule"] = choice.schedule.name();
   row["p2"] = std::string(policy_name(choice.policy));
   row["ranks"] = choice.ranks;
   row["stages"] = choice.stages;
@@ -66,7 +66,7 @@ py::tuple make_plan(const std::string& costs, const Counts& ranks, const Counts&
     const PlanChoice& least = *result.smallest;
     fail("none of ", result.combinations, " combinations fits into ", memory,
          " a rank: the smallest memory that would do is ", format_bytes(least.peak_bytes), ", with ",
-         least.schedule, ", p2 ", policy_name(least.policy), ", ", least.ranks, " ranks, ",
+         least.schedule.name(), ", p2 ", policy_name(least.policy), ", ", least.ranks, " ranks, ",
          least.micro_batches, " micro-batches");
   }
   py::list rows;

@@ -382,7 +382,7 @@ class PyTrainer {
     SaveConfig save;
     save.checkpoints = folder;
     save.keep = keep;
-    checkpointer_ = std::make_unique<Checkpointer>(save, resume);
+    checkpointer_ = std::make_unique<Checkpointer>(save, resume, processes());
     checkpoints_ = folder;
   }
 

@@ -1,4 +1,4 @@
-"""Activations that are spelled out become one operator, whatever way they are written; other functions stay."""
+"""Activations and norms that are spelled out become one operator, whatever way they are written; other functions stay."""
 import json
 import math
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import twobp
 from twobp.capture import capture
 
 ROOT = math.sqrt(2 / math.pi)
@@ -30,7 +31,11 @@ class OneActivation(nn.Module):
 def captured(function):
     torch.manual_seed(1)
     batch = {"x": 3 * torch.randn(4, 6, dtype=torch.float64), "wanted": torch.randn(4, 3, dtype=torch.float64)}
-    made = capture(OneActivation(function).double(), batch, loss_fn=lambda output, batch: nn.functional.mse_loss(output, batch["wanted"]))
+    return captured_module(OneActivation(function), batch)
+
+
+def captured_module(module, batch):
+    made = capture(module.double(), batch, loss_fn=lambda output, batch: nn.functional.mse_loss(output, batch["wanted"]))
     return json.dumps(made.graph), made.dry_runs[0]
 
 
@@ -45,3 +50,51 @@ def test_spelled_out_activations_are_one_operator(operator, function):
 def test_other_functions_stay(function):
     graph, _ = captured(function)
     assert '"aten::gelu"' not in graph and '"aten::silu"' not in graph
+
+
+NORMS = [lambda x, gain: gain * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)),
+         lambda x, gain: x / torch.sqrt((x * x).mean(dim=2, keepdim=True) + 1e-6) * gain,
+         lambda x, gain: (x * (x.square().mean(-1, keepdim=True) + 1e-6) ** -0.5) * (1 + gain)]
+NO_NORMS = [lambda x, gain: gain * x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-6),
+            lambda x, gain: gain * (x * torch.rsqrt(x.abs().mean(-1, keepdim=True) + 1e-6)),
+            lambda x, gain: gain * ((x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))]
+
+
+class OneNorm(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.inner, self.outer, self.function = nn.Linear(6, 5), nn.Linear(5, 3), function
+        self.gain = nn.Parameter(torch.randn(5))
+
+    def forward(self, x):
+        return self.outer(self.function(self.inner(x), self.gain))
+
+
+def captured_norm(function):
+    torch.manual_seed(2)
+    batch = {"x": torch.randn(4, 7, 6, dtype=torch.float64), "wanted": torch.randn(4, 7, 3, dtype=torch.float64)}
+    return captured_module(OneNorm(function), batch)
+
+
+@pytest.mark.parametrize("function", NORMS)
+def test_spelled_out_norms_are_one_operator(function):
+    graph, errors = captured_norm(function)
+    assert '"twobp::rms_norm"' in graph and '"twobp::rms_norm_backward"' in graph and '"aten::rsqrt"' not in graph
+
+
+@pytest.mark.parametrize("function", NO_NORMS)
+def test_other_norms_stay(function):
+    assert '"twobp::rms_norm"' not in captured_norm(function)[0]
+
+
+def test_the_runtime_s_norm_is_autograd_s():
+    torch.manual_seed(3)
+    module = OneNorm(NORMS[0])
+    batch = {"x": torch.randn(4, 7, 6), "wanted": torch.randn(4, 7, 3)}
+    trainer = twobp.Trainer(module, batch, loss_fn=lambda output, batch: nn.functional.mse_loss(output, batch["wanted"]), ranks=1, micro_batches=1)
+    result = trainer.step(batch)
+    loss = nn.functional.mse_loss(module(batch["x"]), batch["wanted"])
+    loss.backward()
+    norm = torch.cat([one.grad.flatten() for one in module.parameters()]).norm()
+    assert result.loss == pytest.approx(loss.item(), rel=1e-6)
+    assert result.grad_norm == pytest.approx(norm.item(), rel=1e-5)

@@ -240,3 +240,34 @@ assert state() == before
 
 def test_import_and_training_leave_the_process_as_it_was():
     subprocess.run([sys.executable, "-c", IMPORT], check=True)
+
+
+def test_threads_are_those_of_the_setting_whatever_torch_s_number(make, vectors):
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            results.append(layer_norm_norms(threads=1))
+    finally:
+        torch.set_num_threads(before)
+    assert results[0] == results[1]
+    assert layer_norm_norms(threads=2) != results[0], "the sums of LibTorch's LayerNorm depend on the threads, or this test shows nothing"
+
+
+def layer_norm_norms(threads):
+    torch.manual_seed(1)
+    module = torch.nn.Sequential(torch.nn.LayerNorm(24), torch.nn.Linear(24, 24), torch.nn.LayerNorm(24), torch.nn.Linear(24, 24))
+    batch = {"x": torch.randn(48, 24), "wanted": torch.randn(48, 24)}
+    trainer = twobp.Trainer(Sequence(module), batch, loss_fn=lambda output, batch: (output - batch["wanted"]).square().mean(),
+                            ranks=1, micro_batches=1, threads=threads)
+    return [trainer.step(batch).grad_norm for _ in range(3)]
+
+
+class Sequence(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)

@@ -16,6 +16,7 @@
 #include "twobp/core/text.h"
 #include "twobp/nn/kernels/encoder/dropout.h"
 #include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/rms_norm.h"
 
 namespace twobp::graph {
 namespace {
@@ -137,13 +138,53 @@ void dropout(Stack& stack) {
   stack.emplace_back(std::move(mask));
 }
 
+void check_rms_norm(const at::Tensor& x, const at::Tensor& gain) {
+  const bool fits = x.dim() > 0 && x.size(-1) > 0 && gain.dim() == 1 && gain.size(0) == x.size(-1) &&
+                    gain.scalar_type() == x.scalar_type() &&
+                    (x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble);
+  TWOBP_CHECK(fits, "twobp::rms_norm takes (..., n) and a gain (n), both float32 or float64, not ", x.sizes(),
+              " ", c10::toString(x.scalar_type()), " and ", gain.sizes(), " ",
+              c10::toString(gain.scalar_type()));
+}
+
+void run_rms_norm(Stack& stack) {
+  const at::Tensor x = stack[stack.size() - 3].toTensor().contiguous();
+  const at::Tensor gain = stack[stack.size() - 2].toTensor().contiguous();
+  const double eps = stack.back().toDouble();
+  stack.resize(stack.size() - 3);
+  check_rms_norm(x, gain);
+  auto [y, rstd] = rms_norm(x, gain, eps);
+  stack.emplace_back(std::move(y));
+  stack.emplace_back(std::move(rstd));
+}
+
+void run_rms_norm_backward(Stack& stack) {
+  at::Tensor dy = std::move(stack[stack.size() - 4]).toTensor();
+  const at::Tensor x = stack[stack.size() - 3].toTensor().contiguous();
+  const at::Tensor gain = stack[stack.size() - 2].toTensor().contiguous();
+  const at::Tensor rstd = stack.back().toTensor();
+  stack.resize(stack.size() - 4);
+  check_rms_norm(x, gain);
+  TWOBP_CHECK(dy.sizes() == x.sizes() && dy.scalar_type() == x.scalar_type() && rstd.is_contiguous() &&
+                  rstd.numel() == x.numel() / x.size(-1) && rstd.scalar_type() == x.scalar_type(),
+              "twobp::rms_norm_backward takes a gradient of x's shape, and x's rstd");
+  dy = as_contiguous(std::move(dy));
+  at::Tensor dx = exclusively_owned(dy) ? dy : at::empty(x.sizes(), x.options());
+  at::Tensor dgain = rms_norm_backward(dy, x, gain, rstd, dx);
+  stack.emplace_back(std::move(dx));
+  stack.emplace_back(std::move(dgain));
+}
+
 // The number that tells apart random calls arrives as an int.
 struct Own {
   const char* schema;
   void (*run)(Stack& stack);
 };
 constexpr Own kOwn[] = {
-    {"twobp::dropout(Tensor x, float p, int random) -> (Tensor y, Tensor mask)", &dropout}};
+    {"twobp::dropout(Tensor x, float p, int random) -> (Tensor y, Tensor mask)", &dropout},
+    {"twobp::rms_norm(Tensor x, Tensor gain, float eps) -> (Tensor y, Tensor rstd)", &run_rms_norm},
+    {"twobp::rms_norm_backward(Tensor dy, Tensor x, Tensor gain, Tensor rstd) -> (Tensor dx, Tensor dgain)",
+     &run_rms_norm_backward}};
 
 bool writes(const c10::FunctionSchema& schema) {
   const auto is_written = [](const c10::Argument& argument) {

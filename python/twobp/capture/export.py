@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from . import ops
 from .errors import CaptureError, user_line
-from .fuse import fuse_activations
+from .fuse import fuse
 from .ops import aten
 
 REMOVED = {aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_scalar.default, aten.sym_constrain_range_for_size.default,
@@ -209,7 +209,7 @@ def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor]) -> F
 
 
 def clean(graph_module: fx.GraphModule) -> None:
-    """Takes out what only checks or copies, and writes dropout as our operator and activations as one each."""
+    """Takes out what only checks or copies, and writes dropout as our operator and activations and norms as one operator each."""
     inline_grad_mode(graph_module)
     graph = graph_module.graph
     for node in list(graph.nodes):
@@ -232,7 +232,7 @@ def clean(graph_module: fx.GraphModule) -> None:
             renamed = {"attn_mask": "mask", "dropout_p": "p"}
             node.kwargs = {**dict(zip(names[3:], node.args[3:])), **{renamed.get(k, k): v for k, v in node.kwargs.items()}}
             node.args = node.args[:3]
-    fuse_activations(graph)
+    fuse(graph)
     graph_module.recompile()
 
 

@@ -1,18 +1,21 @@
-"""Activations that a module spells out, such as 0.5 * x * (1 + tanh(...)), become one operator. What autograd of the parts would keep
-and walk through ten times is then one pass. A part of the graph is recognised by its values, whatever way it is written."""
+"""Activations and norms that a module spells out, such as 0.5 * x * (1 + tanh(...)), become one operator. What autograd of the parts
+would keep and walk through ten times is then one pass. A part of the graph is recognised by its values, whatever way it is written."""
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import torch
 from torch import fx
 from torch.nn import functional
 
+from .norms import rms_norm
 from .ops import aten
 
 ELEMENTWISE = {aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor,
                aten.div.Scalar, aten.neg.default, aten.pow.Tensor_Scalar, aten.square.default, aten.reciprocal.default, aten.tanh.default,
                aten.sigmoid.default, aten.erf.default, aten.exp.default}
+WITHIN_ROWS = ELEMENTWISE | {aten.mean.dim, aten.rsqrt.default, aten.sqrt.default}
 LAST = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor}  # the operators that end the functions below
 ACTIVATIONS: list[tuple[Callable, object, dict]] = [
     (lambda x: functional.gelu(x, approximate="tanh"), aten.gelu.default, {"approximate": "tanh"}),
@@ -23,9 +26,15 @@ MOST_PARTS = 16  # operators of an activation; a longer one is not looked for
 POINTS = torch.linspace(-8, 8, 257, dtype=torch.float64)
 
 
+def fuse(graph: fx.Graph) -> None:
+    """Replaces activations and norms in place. Numbers change by rounding alone: by 1e-7 where the module computes in float32 or less
+    (constants are often written with 8 digits), and by 1e-12 in float64."""
+    fuse_activations(graph)
+    fuse_norms(graph)
+    graph.eliminate_dead_code()
+
+
 def fuse_activations(graph: fx.Graph) -> None:
-    """Replaces activations in place. Numbers change by rounding alone: by 1e-7 where the module computes in float32 or less (constants
-    are often written with 8 digits), and by 1e-12 in float64."""
     for node in reversed(list(graph.nodes)):
         found = activation(node) if node.op == "call_function" and node.target in LAST and node.users else None
         if found is None:
@@ -35,7 +44,6 @@ def fuse_activations(graph: fx.Graph) -> None:
             fused = graph.call_function(target, (x,), options)
         fused.meta = dict(node.meta)
         node.replace_all_uses_with(fused)
-    graph.eliminate_dead_code()
 
 
 def activation(last: fx.Node) -> tuple[fx.Node, object, dict] | None:
@@ -47,7 +55,7 @@ def activation(last: fx.Node) -> tuple[fx.Node, object, dict] | None:
     for x in arguments_of(last):
         if not is_like(x, value):
             continue
-        values = evaluate(last, x)
+        values = evaluate(last, x, POINTS, ELEMENTWISE)
         if values is None:
             continue
         for function, target, options in ACTIVATIONS:
@@ -56,12 +64,60 @@ def activation(last: fx.Node) -> tuple[fx.Node, object, dict] | None:
     return None
 
 
-def arguments_of(last: fx.Node) -> list[fx.Node]:
-    """The nodes that `last` may be a function of, the farthest first."""
+def fuse_norms(graph: fx.Graph) -> None:
+    for node in reversed(list(graph.nodes)):
+        found = norm(node) if node.op == "call_function" and node.target is aten.mul.Tensor and node.users else None
+        if found is None:
+            continue
+        with graph.inserting_before(node):
+            both = graph.call_function(rms_norm, found)
+            fused = graph.call_function(operator.getitem, (both, 0))
+        both.meta = {key: value for key, value in node.meta.items() if key != "val"}
+        both.meta["val"] = (node.meta["val"], found[0].meta["val"].new_empty(found[0].meta["val"].shape[:-1].numel()))
+        fused.meta = dict(node.meta)
+        node.replace_all_uses_with(fused)
+
+
+def norm(last: fx.Node) -> tuple[fx.Node, fx.Node, float] | None:
+    """(x, gain, eps) if `last` is x / sqrt(mean(x^2) + eps) * gain."""
+    value = last.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float64) or value.dim() < 2:
+        return None
+    for gain, normal in (last.args[:2], last.args[1::-1]):
+        if not all(isinstance(one, fx.Node) for one in (gain, normal)) or not is_like(normal, value):
+            continue
+        weights = gain.meta.get("val")
+        if not isinstance(weights, torch.Tensor) or weights.dtype != value.dtype or weights.shape != value.shape[-1:]:
+            continue
+        for x in arguments_of(normal, WITHIN_ROWS):
+            eps = eps_of(normal, x) if is_like(x, value) else None
+            if eps is not None:
+                return x, gain, eps
+    return None
+
+
+def eps_of(normal: fx.Node, x: fx.Node) -> float | None:
+    """eps if `normal` is x / sqrt(mean(x^2) + eps)."""
+    value = x.meta["val"]
+    points = torch.randn([2] * (value.dim() - 1) + [value.shape[-1]], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    points[..., 0, :] *= 1e-3  # where eps shows
+    constants: list[float] = []
+    values = evaluate(normal, x, points, WITHIN_ROWS, constants)
+    if values is None:
+        return None
+    tolerance = 1e-12 if value.dtype == torch.float64 else 1e-7
+    for eps in constants:
+        if 0 < eps < 0.1 and torch.allclose(values, points * torch.rsqrt(points.square().mean(-1, keepdim=True) + eps), rtol=tolerance, atol=tolerance):
+            return eps
+    return None
+
+
+def arguments_of(last: fx.Node, within: set = ELEMENTWISE) -> list[fx.Node]:
+    """The nodes that `last` may be a function of by operators of `within`, the farthest first."""
     found, waiting = [last], [last]
     while waiting and len(found) <= 2 * MOST_PARTS:
         node = waiting.pop(0)
-        if node is not last and (node.op != "call_function" or node.target not in ELEMENTWISE):
+        if node.op != "call_function" or node.target not in within:
             continue
         for one in node.all_input_nodes:
             if one not in found:
@@ -75,17 +131,20 @@ def is_like(node: fx.Node, value: torch.Tensor) -> bool:
     return isinstance(own, torch.Tensor) and own.shape == value.shape and own.dtype == value.dtype
 
 
-def evaluate(last: fx.Node, x: fx.Node) -> torch.Tensor | None:
-    """The function of x that `last` is, at POINTS. None: it depends on something else, or is too long."""
-    values = {x: POINTS}
+def evaluate(last: fx.Node, x: fx.Node, points: torch.Tensor, within: set, constants: list[float] | None = None) -> torch.Tensor | None:
+    """The function of x that `last` is, at `points`. None: it depends on something else, has other operators, or is too long. Its
+    constants are added to `constants`."""
+    values = {x: points}
 
     def of(node: fx.Node) -> torch.Tensor | None:
         if node not in values:
-            if node.op != "call_function" or node.target not in ELEMENTWISE or len(values) > MOST_PARTS:
+            if node.op != "call_function" or node.target not in within or len(values) > MOST_PARTS:
                 return None
             inputs = [of(one) for one in node.all_input_nodes]
             if not inputs or any(one is None for one in inputs):
                 return None
+            if constants is not None:
+                constants.extend(float(one) for one in node.args if isinstance(one, (int, float)))
             values[node] = node.target(*fx.map_arg(node.args, values.__getitem__), **fx.map_arg(node.kwargs, values.__getitem__))
         return values[node]
 

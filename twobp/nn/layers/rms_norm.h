@@ -15,10 +15,6 @@ class RmsNorm : public Layer {
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:
-  // Computes dx by our kernels. Returns dL/dgain.
-  at::Tensor backward_rows(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
-                           at::Tensor& dx) const;
-
   Parameter gain_;  // (dim), float32 if the layer computes in reduced precision
   at::ScalarType dtype_;
   double eps_;
