@@ -145,12 +145,10 @@ TEST(Config, PrintsPathsThatAreNotUtf8) {
 // The lists of keys cannot be checked against the structs by the compiler, so count: a member that is added
 // to a struct but not to its list changes a size here.
 TEST(Config, EveryMemberIsAKey) {
-  const std::map<std::string, size_t> options = {{"llama", sizeof(LlamaOptions)},
-                                                 {"bert", sizeof(BertOptions)},
-                                                 {"mamba", sizeof(MambaOptions)},
-                                                 {"resnet", sizeof(ResnetOptions)},
-                                                 {"mlp", sizeof(MlpOptions)},
-                                                 {"captured", sizeof(CapturedOptions::program)}};
+  const std::map<std::string, size_t> options = {
+      {"llama", sizeof(LlamaOptions)}, {"bert", sizeof(BertOptions)},
+      {"mamba", sizeof(MambaOptions)}, {"resnet", sizeof(ResnetOptions)},
+      {"mlp", sizeof(MlpOptions)},     {"captured", sizeof(CapturedOptions::program)}};
   for (const std::string& type : model_type_names()) {
     Config config;
     config.model.type = ModelOptions(type);
