@@ -70,6 +70,13 @@ class KeepThreads {
   int threads_;
 };
 
+// While it lives, C++ runs without the GIL, below autograd, and with a number of threads of its own.
+struct Unlocked {
+  const py::gil_scoped_release free;
+  const KeepThreads keep;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+};
+
 // Of the trainers over process groups, which all processes make in the same order.
 std::atomic<int> next_channel{0};
 
@@ -109,6 +116,20 @@ class WatchInterrupt {
   bool watches_ = false;
 };
 
+// Calls `once` until it gives a result. It gives none after Ctrl-C, and is then called again, unless a
+// handler in Python raises.
+template <typename Once>
+auto until_done(const Once& once) {
+  while (true) {
+    const WatchInterrupt watch;
+    {
+      const Unlocked unlocked;
+      if (auto result = once()) return *result;
+    }
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+}
+
 class PyTrainer {
  public:
   // `graph`: graph.json of a captured module, or empty for a model of the configuration. `group`: the name of
@@ -121,9 +142,7 @@ class PyTrainer {
         !group.empty() || !launcher.started_many(), name_of(launcher.kind), " started ", launcher.size,
         " processes: connect them by torch.distributed.init_process_group(\"gloo\") before the trainer "
         "is made");
-    const py::gil_scoped_release free;
-    const KeepThreads keep;
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const Unlocked unlocked;
     std::optional<ModelOptions> own;
     if (!graph.empty()) {
       graph_ = graph::parse_graph(graph, "the captured module", constants);
@@ -171,44 +190,28 @@ class PyTrainer {
   py::dict step(const std::vector<Fields>& micro_batches) {
     const Use use(*this);
     const Batch batch = make_batch(micro_batches, trainer_->pipeline().model().count_targets);
-    std::optional<StepResult> result;
-    while (!result) {
-      const WatchInterrupt watch;
-      {
-        const py::gil_scoped_release free;
-        const KeepThreads keep;
-        const at::AutoDispatchBelowADInplaceOrView below_autograd;
-        result = trainer_->step(batch, trainer_->variant());
-        if (result->given_up || trainer_->stopping()) trainer_->go_on_from(trainer_->position());
-        if (!result->given_up && drawn_ && drawn_->complete()) draw();
-      }
-      if (!result->given_up) break;
-      // A handler of the user's that does not raise: the step is made after all.
-      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-      result.reset();
-    }
-    return to_dict(*result);
+    const auto result = until_done([&]() -> std::optional<StepResult> {
+      StepResult done = trainer_->step(batch, trainer_->variant());
+      if (done.given_up || trainer_->stopping()) trainer_->go_on_from(trainer_->position());
+      if (done.given_up) return std::nullopt;
+      if (drawn_ && drawn_->complete()) draw();
+      return done;
+    });
+    return to_dict(result);
   }
 
   py::dict evaluate(const std::vector<Fields>& micro_batches, int64_t number) {
     const Use use(*this);
     const Batch batch = make_batch(micro_batches, trainer_->pipeline().model().count_targets);
-    std::optional<BatchEvaluation> result;
-    while (!result) {
-      const WatchInterrupt watch;
-      {
-        const py::gil_scoped_release free;
-        const KeepThreads keep;
-        const at::AutoDispatchBelowADInplaceOrView below_autograd;
-        result = trainer_->evaluate(batch, number);
-        if (!result) trainer_->go_on_from(trainer_->position());
-      }
-      if (!result && PyErr_CheckSignals() != 0) throw py::error_already_set();
-    }
+    const auto result = until_done([&] {
+      const auto done = trainer_->evaluate(batch, number);
+      if (!done) trainer_->go_on_from(trainer_->position());
+      return done;
+    });
     py::dict out;
-    out["loss"] = result->loss;
+    out["loss"] = result.loss;
     out["targets"] = batch.targets;
-    out["right"] = result->right ? py::object(py::int_(*result->right)) : py::none();
+    out["right"] = result.right ? py::object(py::int_(*result.right)) : py::none();
     return out;
   }
 
@@ -442,7 +445,7 @@ void add_trainer(py::module_& module) {
     return names;
   });
   module.def("write_tensors", [](const std::string& path, const Fields& tensors) {
-    write_safetensors(path, {tensors.begin(), tensors.end()}, {});
+    write_safetensors(path, {tensors.begin(), tensors.end()}, {{"format", "pt"}});
   });
   py::class_<PyTrainer>(module, "Trainer")
       .def(py::init<const std::string&, const std::string&, const Fields&, const Fields&, const Fields&,

@@ -5,7 +5,6 @@ import dataclasses
 import difflib
 import json
 import os
-import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -135,17 +134,10 @@ class Trainer:
             return
         if dtype != "float32":
             raise Error("a captured module is saved in its own dtype: leave out dtype")
-        graph, constants, _ = _parts(self._captured)
+        from twobp.capture import bundle
         weights = self._native.weights()
-        if self._native.process != 0:
-            return
-        folder = pathlib.Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        _native.write_tensors(str(folder / "model.safetensors"), weights)
-        _native.write_tensors(str(folder / "constants.safetensors"), constants)
-        new = folder / "graph.json.new"
-        new.write_text(graph)
-        os.replace(new, folder / "graph.json")  # last, so that a folder with a graph is a whole bundle
+        if self._native.process == 0:
+            bundle.write(folder, self._captured.graph, weights, self._captured.constants)
 
     def checkpoint(self, folder: str | os.PathLike, *, keep: int = 3) -> None:
         """Writes a checkpoint into a folder that is empty or this trainer's: weights, optimizer state and position. The newest

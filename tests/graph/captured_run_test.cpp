@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/graph/mlp_graph.h"
+#include "tests/graph/plain_sgd.h"
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "tests/train/worlds.h"
@@ -199,14 +200,7 @@ TEST_F(CapturedRun, HasTheLossOfAutograd) {
   Config one = config();
   one.model.from = folder.path("bundle");
   one.model.type = read_hf_config(one.model.from);
-  one.optimizer.type = "sgd";
-  one.optimizer.lr = 1;
-  one.optimizer.momentum = 0;
-  one.optimizer.weight_decay = 0;
-  one.optimizer.schedule = "constant";
-  one.optimizer.warmup = 0;
-  one.optimizer.min_lr = 0;
-  one.train.clip_norm = 0;
+  test::use_plain_sgd(one);
   one.pipeline.ranks = 2;
   one.pipeline.schedule = "1f1b";
   one.pipeline.p2 = "fill";

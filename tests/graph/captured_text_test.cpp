@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/graph/plain_sgd.h"
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/files/safetensors.h"
@@ -52,13 +53,7 @@ TEST(CapturedText, TrainsOnBytes) {
   config.pipeline.micro_batches = 1;
   config.pipeline.micro_batch_size = 2;
   config.pipeline.pin = false;
-  config.optimizer.type = "sgd";
-  config.optimizer.lr = 1;
-  config.optimizer.momentum = 0;
-  config.optimizer.weight_decay = 0;
-  config.optimizer.schedule = "constant";
-  config.optimizer.warmup = 0;
-  config.train.clip_norm = 0;
+  test::use_plain_sgd(config);
   config.train.steps = 1;
   check_config(config);
   Trainer trainer(config);

@@ -16,6 +16,7 @@ try:
     import numpy
     import torch
     import transformers
+    from oracle import save_step, weights_of
     from safetensors.torch import load_file, save_file
 except ImportError as error:
     print("skip:", error)
@@ -30,10 +31,6 @@ CASES = {
 }
 LR = 0.5
 PAD = 0  # the default of transformers: its embedding gets no gradient, even where it is attended to
-
-
-def weights_of(model):
-    return {name: weight.detach().clone().contiguous() for name, weight in model.named_parameters()}
 
 
 def fields_of(config):
@@ -77,12 +74,7 @@ def make(folder):
             numpy.save(to / "data" / f"{name}.npy", field.numpy())
         out = model(**fields)
         save_file({"logits": out.logits.detach().contiguous()}, to / "logits.safetensors")
-        before = weights_of(model)
-        out.loss.backward()
-        torch.optim.SGD(model.parameters(), lr=LR).step()
-        save_file(before, to / "before.safetensors")
-        save_file(weights_of(model), to / "after.safetensors")
-        (to / "facts.json").write_text(json.dumps({"loss": out.loss.item(), "lr": LR}))
+        save_step(model, out.loss, LR, to, {})
 
 
 def check(folder):

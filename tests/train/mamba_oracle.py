@@ -8,7 +8,6 @@
 
 Prints "ok", or "skip: ..." where a package is missing.
 """
-import json
 import pathlib
 import sys
 
@@ -16,6 +15,7 @@ try:
     import numpy
     import torch
     import transformers
+    from oracle import padding, save_step, weights_of
     from safetensors.torch import save_file
 except ImportError as error:
     print("skip:", error)
@@ -30,10 +30,6 @@ CASES = {
 PADDED = {"untied"}
 LR = 0.5
 SEQUENCE = 39  # not a multiple of a chunk of the scan
-
-
-def weights_of(model):
-    return {name: weight.detach().clone().contiguous() for name, weight in model.named_parameters()}
 
 
 def make(folder):
@@ -54,13 +50,8 @@ def make(folder):
         model.save_pretrained(to / "model")
         ids = torch.randint(0, COMMON["vocab_size"], (4, SEQUENCE))
         labels = torch.where(torch.rand(ids.shape) < 0.2, -100, ids)
-        mask = torch.ones_like(ids)
-        if case in PADDED:
-            mask[0, 30:] = 0
-            mask[1, :9] = 0
-            mask[2, 5:7] = 0
-            mask[3, :2] = mask[3, 37:] = 0
-            labels[mask == 0] = -100
+        mask = padding(ids, right=30, both=37) if case in PADDED else torch.ones_like(ids)
+        labels[mask == 0] = -100
         (to / "data").mkdir()
         if case in PADDED:
             numpy.save(to / "data" / "attention_mask.npy", mask.numpy())
@@ -68,11 +59,7 @@ def make(folder):
         numpy.save(to / "data" / "labels.npy", labels.numpy())
         out = model(input_ids=ids, labels=labels, attention_mask=mask)
         save_file({"logits": out.logits.detach().contiguous()}, to / "logits.safetensors")
-        save_file(weights_of(model), to / "before.safetensors")
-        out.loss.backward()
-        torch.optim.SGD(model.parameters(), lr=LR).step()
-        save_file(weights_of(model), to / "after.safetensors")
-        (to / "facts.json").write_text(json.dumps({"loss": out.loss.item(), "lr": LR}))
+        save_step(model, out.loss, LR, to, {})
 
 
 def check(folder):

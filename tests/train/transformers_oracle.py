@@ -15,6 +15,7 @@ try:
     import numpy
     import torch
     import transformers
+    from oracle import padding, save_step, weights_of
     from safetensors.torch import save_file
 except ImportError as error:
     print("skip:", error)
@@ -54,10 +55,6 @@ def facts_of(model):
             "bos": config.bos_token_id, "positions": config.max_position_embeddings}
 
 
-def weights_of(model):
-    return {name: weight.detach().clone().contiguous() for name, weight in model.named_parameters()}
-
-
 def make(folder):
     for seed, case in enumerate(CASES):
         torch.manual_seed(seed)
@@ -71,13 +68,8 @@ def make(folder):
         ids = torch.randint(0, COMMON["vocab_size"], (4, 32))
         ids[0, 3:6] = 7  # padding or not, it is attended to
         labels = torch.where(torch.rand(ids.shape) < 0.2, -100, ids)
-        mask = torch.ones_like(ids)
-        if case in PADDED:
-            mask[0, 20:] = 0
-            mask[1, :9] = 0
-            mask[2, 5:7] = 0
-            mask[3, :2] = mask[3, 30:] = 0
-            labels[mask == 0] = -100
+        mask = padding(ids, right=20, both=30) if case in PADDED else torch.ones_like(ids)
+        labels[mask == 0] = -100
         (to / "data").mkdir()
         numpy.save(to / "data" / "input_ids.npy", ids.numpy())
         numpy.save(to / "data" / "labels.npy", labels.numpy())
@@ -85,13 +77,7 @@ def make(folder):
             numpy.save(to / "data" / "attention_mask.npy", mask.numpy())
         out = model(input_ids=ids, labels=labels, attention_mask=mask)
         save_file({"logits": out.logits.detach().contiguous()}, to / "logits.safetensors")
-        before = weights_of(model)
-        out.loss.backward()
-        torch.optim.SGD(model.parameters(), lr=LR).step()
-        save_file(before, to / "before.safetensors")
-        save_file(weights_of(model), to / "after.safetensors")
-        facts = dict(facts_of(model), loss=out.loss.item(), lr=LR)
-        (to / "facts.json").write_text(json.dumps(facts))
+        save_step(model, out.loss, LR, to, facts_of(model))
 
 
 def check(folder):

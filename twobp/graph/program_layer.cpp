@@ -78,15 +78,19 @@ at::Device ProgramLayer::device() const {
   return at::kCPU;
 }
 
+const Plan& ProgramLayer::plan_of(const Shape& shape) const {
+  std::vector<bool> trained;
+  for (const auto& parameter : parameters_) trained.push_back(parameter->trainable());
+  return graph_->plan(shape, layer_, trained);
+}
+
 ProgramLayer::ForShape& ProgramLayer::shape_of(const Context& context) {
   TWOBP_CHECK(context.fields != nullptr, "the batch has no fields, but a captured model reads them");
   const Shape& shape = graph_->shape_of(*context.fields);
   auto& known = shapes_[&shape];
   if (known) return *known;
-  std::vector<bool> trained;
-  for (const auto& parameter : parameters_) trained.push_back(parameter->trainable());
   auto made = std::make_unique<ForShape>();
-  made->plan = &graph_->plan(shape, layer_, trained);
+  made->plan = &plan_of(shape);
   for (const at::Tensor& constant : graph_->constants(shape, layer_))
     made->constants.push_back(on_device(constant, device()));
   for (const Plan::Unit& unit : made->plan->units)
@@ -193,10 +197,7 @@ void ProgramLayer::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
   // Without a context, before any micro-batch, the question is only whether there are units.
   const Fields* fields = saved.has_context() ? saved.context().fields : nullptr;
   if (fields == nullptr) {
-    std::vector<bool> trained;
-    for (const auto& parameter : parameters_) trained.push_back(parameter->trainable());
-    for (size_t i = 0; i < graph_->plan(graph_->shape(), layer_, trained).units.size(); ++i)
-      units.push_back({this, &saved});
+    for (size_t i = 0; i < plan_of(graph_->shape()).units.size(); ++i) units.push_back({this, &saved});
     return;
   }
   const ForShape& shape = shape_of(saved.context());

@@ -27,6 +27,7 @@ class ProgramLayer : public Layer {
   // What the layer has for one shape of a micro-batch.
   struct ForShape;
 
+  const Plan& plan_of(const Shape& shape) const;
   ForShape& shape_of(const Context& context);
   at::Device device() const;
   uint64_t random_of(const Context& context) const;

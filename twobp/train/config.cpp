@@ -108,19 +108,26 @@ void with_origin(const std::string& origin, const Body& body) {
   }
 }
 
-Config finish(Settings settings, const std::vector<std::string>& overrides, const std::string& origin) {
-  for (const auto& text : overrides) settings.set(text);
+// Fills in the sections of `config` that sections_of(config) names. `model` takes the place of model.type.
+template <typename Sections, typename Check>
+Config filled_in(const Settings& settings, Config config, const std::string& origin,
+                 const ModelOptions* model, const Sections& sections_of, const Check& check) {
   const std::string from = settings.text("model", "from").value_or("");
-  Config config;
   std::optional<ModelOptions> file;
   with_origin(origin, [&] { file = options_of_weights(settings, from); });
   if (file) config.model.type = *file;
+  if (model != nullptr) config.model.type = *model;
   settings.assign(sections_of(config));
   with_origin(origin, [&] {
     if (file) check_against_weights(settings, config.model.type, *file, from);
-    check_config(config);
+    check(config);
   });
   return config;
+}
+
+Config finish(Settings settings, const std::vector<std::string>& overrides, const std::string& origin) {
+  for (const auto& text : overrides) settings.set(text);
+  return filled_in(settings, {}, origin, nullptr, sections_of, check_config);
 }
 
 std::string read_config(const std::string& path) {
@@ -150,25 +157,20 @@ Config parse_config_without_data(const std::string& json, const std::string& ori
                                  const ModelOptions* model) {
   Settings settings;
   settings.read_json(json, origin);
-  const std::string from = settings.text("model", "from").value_or("");
   Config config;
   config.data.held_out = 0;
   config.pipeline.run_ahead = "off";
-  std::optional<ModelOptions> file;
-  with_origin(origin, [&] { file = options_of_weights(settings, from); });
-  if (file) config.model.type = *file;
-  if (model != nullptr) config.model.type = *model;
-  std::vector<SectionValues> sections = {{&pipeline_section(), &config.pipeline},
-                                         {&optimizer_section(), &config.optimizer},
-                                         {&train_section(), &config.train}};
-  if (model == nullptr) sections.insert(sections.begin(), {&model_section(), &config.model});
-  settings.assign(sections);
-  with_origin(origin, [&] {
-    if (file) check_against_weights(settings, config.model.type, *file, from);
-    check_values(sections);
-    check_contradictions_without_data(config);
+  const auto sections = [&](Config& of) {
+    std::vector<SectionValues> all = {{&pipeline_section(), &of.pipeline},
+                                      {&optimizer_section(), &of.optimizer},
+                                      {&train_section(), &of.train}};
+    if (model == nullptr) all.insert(all.begin(), {&model_section(), &of.model});
+    return all;
+  };
+  return filled_in(settings, std::move(config), origin, model, sections, [&](Config& of) {
+    check_values(sections(of));
+    check_contradictions_without_data(of);
   });
-  return config;
 }
 
 std::string config_to_json(const Config& config) {

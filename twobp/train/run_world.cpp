@@ -10,8 +10,8 @@
 namespace twobp {
 namespace {
 
-constexpr int64_t kMostRanks =
-    1024;  // of one process; each is a thread, and more would take minutes to start
+// Of one process. Each is a thread, and more would take minutes to start.
+constexpr int64_t kMostRanks = 1024;
 
 void check_count(const PipelineConfig& config, int processes) {
   const int ranks = pipeline_shape(config).ranks;

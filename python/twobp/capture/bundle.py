@@ -1,31 +1,28 @@
-"""Writes and reads the folder of a captured module: docs say what stands in it."""
+"""Writes and reads the folder of a captured module (docs/bundle.md)."""
 from __future__ import annotations
 
 import json
+import os
 import pathlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import torch
 
+from twobp import _native
 from .errors import CaptureError
-
-if TYPE_CHECKING:
-    from .captured import Captured
 
 FORMAT, VERSION = "twobp graph", 1
 
 
-def write(captured: "Captured", folder: str | pathlib.Path) -> None:
-    from safetensors.torch import save_file
+def write(folder: str | os.PathLike, graph: dict, weights: Mapping[str, torch.Tensor], constants: Mapping[str, torch.Tensor]) -> None:
+    """`weights`: parameters and changed buffers. The graph comes last, so that a folder with a graph is a whole bundle."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    whole = {name: t.detach().clone().contiguous() for name, t in {**captured.parameters, **captured.buffers}.items()}
-    save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
-    save_file({name: t.detach().clone().contiguous() for name, t in captured.constants.items()}, folder / "constants.safetensors")
-    (folder / "graph.json").write_text(json.dumps(captured.graph), encoding="utf-8")
-    config = getattr(captured.module, "config", None)
-    if hasattr(config, "save_pretrained"):
-        config.save_pretrained(folder)
+    for name, tensors in (("model", weights), ("constants", constants)):
+        _native.write_tensors(str(folder / f"{name}.safetensors"), {key: tensor.detach().contiguous() for key, tensor in tensors.items()})
+    new = folder / "graph.json.new"
+    new.write_text(json.dumps(graph), encoding="utf-8")
+    os.replace(new, folder / "graph.json")
 
 
 def read(folder: str | pathlib.Path) -> tuple[dict, dict[str, torch.Tensor], dict[str, torch.Tensor]]:

@@ -65,8 +65,11 @@ class Captured:
         return self.dry_runs[-1] if check else None
 
     def save(self, folder: str | pathlib.Path) -> None:
-        """Writes the bundle."""
-        bundle.write(self, folder)
+        """Writes the bundle, and beside it the configuration of a Hugging Face module."""
+        bundle.write(folder, self.graph, {**self.parameters, **self.buffers}, self.constants)
+        config = getattr(self.module, "config", None)
+        if hasattr(config, "save_pretrained"):
+            config.save_pretrained(folder)
 
     def _append(self, forward: export.Forward, layers: list[Layer], described: dict, targets: dict) -> None:
         first = not self.graph["shapes"]

@@ -100,7 +100,7 @@ class C10dTransport : public Transport {
       return;
     }
     const std::lock_guard lock(sending_);
-    if (aborted_) return;
+    if (stopped_) return;
     const OutgoingMessage message = pack_message(tag, peers_[to].sent++, values, /*device_memory=*/false);
     post_head(to, message.head);
     for (const at::Tensor& tensor : message.apart) post(to, bytes_of(tensor), body_tag_);
@@ -176,7 +176,6 @@ class C10dTransport : public Transport {
       if (stopped_) return false;
       reason_ = reason;
       lost_ = lost;
-      aborted_ = !lost;
       stopped_ = true;
     }
     mailbox_.wake();
@@ -315,7 +314,6 @@ class C10dTransport : public Transport {
   std::string reason_;
   bool lost_ = false;
   std::atomic<bool> stopped_{false};
-  std::atomic<bool> aborted_{false};
   std::atomic<bool> closing_{false};
 
   std::mutex sending_;
