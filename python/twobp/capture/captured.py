@@ -12,10 +12,15 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import bundle, export, interpret, ops
+from .attend import fuse_attention
 from .cut import Layer, cut, structure
 from .emit import dtype_name, emit
 from .errors import CaptureError
+from .fold import fold
+from .gates import fuse_gates
 from .joint import joint_graph
+from .pack import Packed, pack
+from .rotary import fuse_rotary
 from .split import split
 from .targets import weigh_loss
 
@@ -53,6 +58,7 @@ class Captured:
             return None
         with in_training(self.module):
             forward = export.export(self.whole, fields)
+        fold(forward)
         targets = weigh_loss(forward, fields, self.loss_reduction)
         layers = cut(forward)
         self._append(forward, layers, described, targets)
@@ -73,21 +79,26 @@ class Captured:
 
     def _append(self, forward: export.Forward, layers: list[Layer], described: dict, targets: dict) -> None:
         first = not self.graph["shapes"]
-        if not first and [(l["parameters"], l["buffers"]) for l in self.graph["layers"]] != [(l.names("parameter"), l.names("buffer")) for l in layers]:
-            raise CaptureError("the module has other layers for this shape of batch. Capture it by itself")
         frozen = {name for name, p in self.parameters.items() if not p.requires_grad}
         kinds: dict[str, int] = {}
+        packs: list[Packed] = []
+        different: list[torch.Tensor] = []
         programs, made, gradients = [], [], []
         arriving: list[bool] = []
         assigned = []
         for layer in layers:
             arrived = iter(arriving)
             trained = [next(arrived) if source == "value" else source == "parameter" and name not in frozen for source, name in layer.inputs]
-            text = structure(layer, trained)
+            text = structure(layer, trained, different)
             if text not in kinds:
                 kinds[text] = len(programs)
-                joint = joint_graph(layer, trained)
-                program, constants = emit(layer, joint, split(joint, layer))
+                packed = pack(layer, trained)
+                fuse_gates(packed.layer.graph_module.graph)
+                fuse_attention(packed.layer)
+                fuse_rotary(packed.layer)
+                joint = joint_graph(packed.layer, packed.trained)
+                program, constants = emit(packed.layer, joint, split(joint, packed.layer))
+                packs.append(packed)
                 programs.append(program)
                 made.append(constants)
                 gradients.append(["gradient" in o for o in program["outputs"]])
@@ -97,9 +108,12 @@ class Captured:
             raise CaptureError("nothing is trained: the loss depends on no parameter with requires_grad")
         lists = [[self._constant(forward.tensors[i]) for i in layer.inputs if i.source == "constant"] + [self._constant(t) for t in made[kind]]
                  for layer, kind in zip(layers, assigned)]
+        described_layers = [{"name": layer.name, "kind": kind, "parameters": packs[kind].names(layer), "buffers": layer.names("buffer"),
+                             "constants": constants} for layer, kind, constants in zip(layers, assigned, lists)]
+        if not first and [(l["parameters"], l["buffers"]) for l in self.graph["layers"]] != [(l["parameters"], l["buffers"]) for l in described_layers]:
+            raise CaptureError("the module has other layers for this shape of batch. Capture it by itself")
         if first:
-            self.graph["layers"] = [{"name": layer.name, "kind": kind, "parameters": layer.names("parameter"), "buffers": layer.names("buffer"),
-                                     "constants": constants} for layer, kind, constants in zip(layers, assigned, lists)]
+            self.graph["layers"] = described_layers
             self.graph["kinds"] = kind_names([layer.name for layer in layers], assigned)
         else:
             if assigned != [l["kind"] for l in self.graph["layers"]]:
@@ -246,6 +260,7 @@ def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None,
     fields = export.as_fields(module, example)
     with in_training(module):
         forward = export.export(whole, fields)
+    fold(forward)
     named = {name.removeprefix("module."): b for name, b in whole.named_buffers()}
     captured.buffers = {name: named[name] for name in forward.new_buffers}
     targets = weigh_loss(forward, fields, loss_reduction)

@@ -37,14 +37,15 @@ def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
         leaves = [x.detach().requires_grad_() if t else x.detach() for x, t in zip(inputs, trained)]
         return leaves, layer.graph_module(*leaves)
 
-    with mode, torch.enable_grad():
+    # oneDNN's LSTM keeps a workspace that only autograd has.
+    with mode, torch.enable_grad(), torch.backends.mkldnn.flags(enabled=False):
         _, outputs = outputs_of(fake)
         arriving = [i for i, (kind, _) in enumerate(layer.outputs) if kind != "buffer" and outputs[i].requires_grad]
         gradients = [torch.empty(outputs[i].shape, dtype=outputs[i].dtype) for i in arriving]
     wanted = [i for i, t in enumerate(trained) if t] if arriving else []
 
     def joint(inputs, gradients):
-        with torch.enable_grad():
+        with torch.enable_grad(), torch.backends.mkldnn.flags(enabled=False):
             leaves, outputs = outputs_of(inputs)
             grads = torch.autograd.grad([outputs[i] for i in arriving], [leaves[i] for i in wanted], gradients, allow_unused=True) if arriving else []
         return [o.detach() for o in outputs], list(grads)
