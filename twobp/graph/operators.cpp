@@ -146,6 +146,9 @@ std::unique_ptr<Operator> make_operator(const std::string& whole) {
   TWOBP_CHECK(op->aten.has_value(), "this LibTorch has no operator \"", whole.substr(0, 100), "\"");
   op->schema = &op->aten->schema();
   TWOBP_CHECK(!writes(*op->schema), "operator \"", whole.substr(0, 100), "\" changes its arguments");
+  for (const OwnOperator& faster : faster_operators()) {
+    if (whole == faster.schema) op->own = faster.run;
+  }
   op->view = is_view(name, *op->schema);
   find_in_place(name, overload, *op);
   return op;

@@ -9,6 +9,7 @@
 #include "twobp/nn/kernels/cross_entropy.h"
 #include "twobp/nn/kernels/encoder/dropout.h"
 #include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/nn/kernels/products/padded_rows.h"
 #include "twobp/nn/kernels/rms_norm.h"
 #include "twobp/nn/kernels/rope.h"
@@ -32,6 +33,7 @@ class Arguments {
   }
   double number(size_t i) const { return stack_[first_ + i].toDouble(); }
   int64_t integer(size_t i) const { return stack_[first_ + i].toInt(); }
+  at::Scalar scalar(size_t i) const { return stack_[first_ + i].toScalar(); }
   bool flag(size_t i) const { return stack_[first_ + i].toBool(); }
   std::string text(size_t i) const { return stack_[first_ + i].toStringRef(); }
 
@@ -351,6 +353,39 @@ void run_grouped_mm_weight(Stack& stack) {
   arguments.give(std::move(db));
 }
 
+bool is_plain_product(const at::Tensor& a, const at::Tensor& b) {
+  return a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) && a.scalar_type() == b.scalar_type() &&
+         is_wide(a) && a.is_cpu() && b.is_cpu();
+}
+
+void run_mm(Stack& stack) {
+  Arguments arguments(stack, 2);
+  const at::Tensor a = arguments.tensor(0);
+  const at::Tensor b = arguments.tensor(1);
+  if (!is_plain_product(a, b)) return arguments.give(at::mm(a, b));
+  at::Tensor y = at::empty({a.size(0), b.size(1)}, a.options());
+  multiply_into(y, a, b);
+  arguments.give(std::move(y));
+}
+
+void run_addmm(Stack& stack) {
+  Arguments arguments(stack, 5);
+  const at::Tensor row = arguments.tensor(0);
+  const at::Tensor a = arguments.tensor(1);
+  const at::Tensor b = arguments.tensor(2);
+  const at::Scalar beta = arguments.scalar(3);
+  const at::Scalar alpha = arguments.scalar(4);
+  const bool plain = is_plain_product(a, b) && row.dim() == 1 && row.size(0) == b.size(1) &&
+                     row.is_contiguous() && row.scalar_type() == a.scalar_type() && beta.equal(1) &&
+                     alpha.equal(1);
+  if (!plain) return arguments.give(at::addmm(row, a, b, beta, alpha));
+  at::Tensor y = at::empty({a.size(0), b.size(1)}, a.options());
+  multiply_and_add(y, a, b, row);
+  arguments.give(std::move(y));
+}
+
+constexpr OwnOperator kFaster[] = {{"aten::mm", &run_mm}, {"aten::addmm", &run_addmm}};
+
 constexpr OwnOperator kOwn[] = {
     {"twobp::dropout(Tensor x, float p, int random) -> (Tensor y, Tensor mask)", &dropout},
     {"twobp::rms_norm(Tensor x, Tensor gain, float eps) -> (Tensor y, Tensor rstd)", &run_rms_norm},
@@ -374,6 +409,10 @@ constexpr OwnOperator kOwn[] = {
 
 std::span<const OwnOperator> own_operators() {
   return kOwn;
+}
+
+std::span<const OwnOperator> faster_operators() {
+  return kFaster;
 }
 
 }  // namespace twobp::graph

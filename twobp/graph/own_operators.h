@@ -15,4 +15,7 @@ struct OwnOperator {
 
 std::span<const OwnOperator> own_operators();
 
+// Operators of ATen, by name alone, that we compute in another way: products by our kernels.
+std::span<const OwnOperator> faster_operators();
+
 }  // namespace twobp::graph

@@ -30,7 +30,7 @@ at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& labels, int64_t i
   at::Tensor losses = at::empty({rows}, at::TensorOptions().dtype(at::kDouble));
   double* loss = losses.mutable_data_ptr<double>();
   const int64_t* target = labels.const_data_ptr<int64_t>();
-  dispatch_float(logits.scalar_type(), "cross-entropy", [&](auto zero) {
+  dispatch_float(logits.scalar_type(), "CrossEntropy", [&](auto zero) {
     using S = decltype(zero);
     S* x = mutable_numbers<S>(logits);
     const int64_t stride = row_stride(logits);

@@ -8,7 +8,7 @@ namespace twobp {
 
 void rope(at::Tensor& packed, const at::Tensor& cos, const at::Tensor& sin, int64_t heads, bool back) {
   if (by_operators(packed)) return operators::rope(packed, cos, sin, heads, back ? -1 : 1);
-  dispatch_float(packed.scalar_type(), "rotary embedding", [&](auto zero) {
+  dispatch_float(packed.scalar_type(), "Attention", [&](auto zero) {
     using S = decltype(zero);
     S* x = mutable_numbers<S>(packed);
     const int64_t stride = row_stride(packed);

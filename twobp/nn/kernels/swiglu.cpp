@@ -8,7 +8,7 @@ namespace twobp {
 
 at::Tensor swiglu(const at::Tensor& packed) {
   TWOBP_CHECK(packed.dim() > 0 && packed.size(-1) % 2 == 0,
-              "SwiGLU takes gate and up packed in the last dimension, got ", packed.sizes());
+              "SwiGlu takes gate and up packed in the last dimension, got ", packed.sizes());
   const int64_t cols = packed.size(-1) / 2;
   std::vector<int64_t> sizes = packed.sizes().vec();
   sizes.back() = cols;
@@ -17,7 +17,7 @@ at::Tensor swiglu(const at::Tensor& packed) {
     operators::swiglu_forward(packed, act);
     return act;
   }
-  dispatch_float(packed.scalar_type(), "SwiGLU", [&](auto zero) {
+  dispatch_float(packed.scalar_type(), "SwiGlu", [&](auto zero) {
     using S = decltype(zero);
     const S* from = numbers<S>(packed);
     S* to = mutable_numbers<S>(act);
@@ -33,10 +33,10 @@ void swiglu_backward(const at::Tensor& packed, const at::Tensor& dact, at::Tenso
   const int64_t cols = packed.size(-1) / 2;
   std::vector<int64_t> sizes = packed.sizes().vec();
   sizes.back() = cols;
-  TWOBP_CHECK(dact.sizes() == sizes, "the gradient ", dact.sizes(), " does not fit the output of SwiGLU, ",
+  TWOBP_CHECK(dact.sizes() == sizes, "the gradient ", dact.sizes(), " does not fit the output of SwiGlu, ",
               at::IntArrayRef(sizes));
   if (by_operators(packed)) return operators::swiglu_backward(packed, dact, dx);
-  dispatch_float(packed.scalar_type(), "SwiGLU", [&](auto zero) {
+  dispatch_float(packed.scalar_type(), "SwiGlu", [&](auto zero) {
     using S = decltype(zero);
     const S* from = numbers<S>(packed);
     const S* gradient = numbers<S>(dact);
