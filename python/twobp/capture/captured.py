@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from twobp import _native
+
 from . import bundle, export, interpret, ops
 from .attend import fuse_attention
 from .cut import Layer, cut, structure
@@ -141,7 +143,9 @@ class Captured:
             drawn = list(random.drawn)
             gradients = chain.backward(slots, random)
             evaluated = chain.forward(fields, weight, interpret.Random(7), evaluate=True)[0]
+            del slots
         expected, wanted, changed, in_evaluation = reference(self, fields, drawn)
+        _native.release_memory()  # of all the micro-batch's values, which no later step needs at once
         scale = 1 / weight if self.loss_reduction == "sum" else 1 / (weight * count)
         worst, where = 0.0, ""
         largest = max((g.norm().item() for g in wanted.values()), default=0.0)
