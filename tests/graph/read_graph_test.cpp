@@ -86,7 +86,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"IntegerParameter",
             "\"float32\", \"shape\": [5, 3]",
             "\"int64\", \"shape\": [5, 3]",
-            {"capture the module in float32"}},
+            {"capture the module in float32, float64 or bfloat16"}},
         Bad{"NegativeSize", "\"shape\": [5, 3]", "\"shape\": [-5, 3]", {"shape[0]", "is -5"}},
         Bad{"HugeSize", "\"shape\": [5, 3]", "\"shape\": [1000000000, 1000000000]", {"elements"}},
         Bad{"UnknownOperator",

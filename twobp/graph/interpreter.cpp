@@ -181,7 +181,8 @@ void add_embedding(Parameter& parameter, const at::Tensor& dy, const at::Tensor&
     rows = rows.repeat({flat.size(0) / rows.size(0), 1});
   }
   if (padding >= 0) rows = rows.masked_fill(flat.eq(padding).unsqueeze(1), 0);
-  parameter.grad_to_add().index_add_(0, flat, rows);
+  at::Tensor& gradient = parameter.grad_to_add();
+  gradient.index_add_(0, flat, rows.to(gradient.scalar_type()));
 }
 
 void add_gradient(const Instruction& one, Slots& slots, const Surroundings& surroundings) {

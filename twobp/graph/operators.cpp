@@ -37,7 +37,7 @@ constexpr std::string_view kAllowed[] = {
     "threshold_backward", "true_divide", "trunc", "where", "xlogy",
     // sums, norms, softmax and losses
     "all", "amax", "amin", "any", "argmax", "argmin", "binary_cross_entropy", "binary_cross_entropy_backward",
-    "binary_cross_entropy_with_logits", "count_nonzero", "cummax", "cumprod", "cumsum", "huber_loss",
+    "binary_cross_entropy_with_logits", "count_nonzero", "cummax", "cumprod", "cumsum", "histc", "huber_loss",
     "huber_loss_backward", "linalg_vector_norm", "_log_softmax", "_log_softmax_backward_data", "logcumsumexp",
     "logsumexp", "max", "mean", "median", "min", "mse_loss", "mse_loss_backward", "native_batch_norm",
     "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional",

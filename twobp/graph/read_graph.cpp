@@ -63,8 +63,9 @@ void read_tensor_types(const JsonNode& root, GraphDescription& graph) {
   for (const auto& [name, node] : root["parameters"].members(kMostNames)) {
     ParameterType& parameter = graph.parameters[name];
     parameter.type = read_type(node);
-    if (parameter.type.dtype != at::kFloat && parameter.type.dtype != at::kDouble)
-      node.refuse("the parameter is ", parameter.type.dtype, ": capture the module in float32");
+    if (parameter.type.dtype != at::kFloat && parameter.type.dtype != at::kDouble &&
+        parameter.type.dtype != at::kBFloat16)
+      node.refuse("the parameter is ", parameter.type.dtype, ": capture the module in float32, float64 or bfloat16");
     const auto frozen = node.find("frozen");
     parameter.frozen = frozen && frozen->boolean();
   }

@@ -156,7 +156,7 @@ class Captured:
                 worst, where = error, name
         result = DryRun(relative(loss * scale, expected), worst, where, max((relative(new_buffers[n], b) for n, b in changed.items()), default=0.0),
                         relative(evaluated * scale, in_evaluation))
-        limit = TOLERANCE.get(expected.dtype, 2e-3)
+        limit = max(TOLERANCE.get(dtype, 2e-3) for dtype in {expected.dtype, *(p.dtype for p in self.parameters.values())})
         for what, error in (("the loss", result.loss), (f"the gradient of '{where}'", result.gradients), ("a buffer", result.buffers)):
             if not error <= limit:
                 raise CaptureError(f"the captured programs compute {what} with a relative error of {error:.1e} against the module itself. "

@@ -17,7 +17,8 @@ from .split import Split
 
 MEMORY_FORMATS = {torch.contiguous_format: "contiguous", torch.preserve_format: "preserve", torch.channels_last: "channels_last",
                   torch.channels_last_3d: "channels_last_3d"}
-RESHAPED = {aten.view.default, aten._unsafe_view.default}  # a kernel's real strides are not always those that tracing saw
+RENAMED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default,  # real strides are not always those of tracing
+           aten.unsafe_split.Tensor: aten.split.Tensor, aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -64,7 +65,7 @@ class Emitter:
             source, index = node.args
             self.slot[node] = self.parts[source][index]
             return None
-        target = aten.reshape.default if node.target in RESHAPED else node.target
+        target = RENAMED.get(node.target, node.target)
         if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "twobp"):
             raise CaptureError(f"{self.where}: the program has no operator {target}. Write it with torch's own operations")
         if ops.is_random(node) and not any(a.name in ("generator", "random") for a in target._schema.arguments):

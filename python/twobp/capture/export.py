@@ -19,6 +19,7 @@ from .own_operators import aten, grouped_mm
 
 REMOVED = {aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_scalar.default, aten.sym_constrain_range_for_size.default,
            aten.sym_constrain_range.default}
+ZEROED = {aten.new_empty.default: aten.new_zeros.default, aten.empty_like.default: aten.zeros_like.default, aten.empty.memory_format: aten.zeros.default}
 SAME_VALUE = {aten.alias.default, aten.lift_fresh_copy.default}
 
 
@@ -223,6 +224,9 @@ def clean(graph_module: fx.GraphModule) -> None:
         elif node.target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar) and is_same(node, node.args[0], node.args[1]):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+        elif node.target in ZEROED:  # a program reads no memory that nobody has written
+            node.target = ZEROED[node.target]
+            node.kwargs = {key: value for key, value in node.kwargs.items() if key != "memory_format" or node.target is aten.zeros_like.default}
         elif str(node.target) == "transformers.grouped_mm_fallback.default":
             node.target = grouped_mm
         elif node.target is aten.view.default:
