@@ -94,7 +94,8 @@ void RunGuard::failing() {
   if (thrown.by_other || dying.exchange(true)) return;
   forget_stop_signals();
   std::thread([this, what = thrown.what] {
-    sleep_for(launcher_.started_many() ? kUnwind + kFirstReports : std::clamp(timeout_, kUnwind, kUnwindAlone));
+    sleep_for(launcher_.started_many() ? kUnwind + kFirstReports
+                                       : std::clamp(timeout_, kUnwind, kUnwindAlone));
     report(what);
     end_now(kFailed);
   }).detach();

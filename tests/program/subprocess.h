@@ -43,7 +43,8 @@ struct RunOptions {
   double kill_after = 0;      // seconds until SIGKILL; 0: never
 };
 
-// The program's main(), in a test that links it: a fork runs it, without the 0.3 s that LibTorch takes to start and to end.
+// The program's main(), in a test that links it: a fork runs it, without the 0.3 s that LibTorch takes to
+// start and to end.
 inline int (*linked_program)(int argc, char** argv) = nullptr;
 
 inline Finished run_program(const std::vector<std::string>& arguments, const RunOptions& options = {}) {

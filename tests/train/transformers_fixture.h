@@ -59,7 +59,8 @@ class TransformersTest : public ::testing::Test {
   static std::string ask_oracle(const std::string& function) {
     constexpr const char* kScripts = TWOBP_SOURCE_DIR "/tests/train";
     // One process for all suites, because it imports transformers, which takes seconds.
-    static PythonProcess python("oracles.py", read_file(concat(kScripts, "/oracles.py")), {kScripts}, /*timeout=*/300);
+    static PythonProcess python("oracles.py", read_file(concat(kScripts, "/oracles.py")), {kScripts},
+                                /*timeout=*/300);
     static const std::string has_packages = python.read_line();
     if (has_packages != "ok") return has_packages;
     python.write(concat(oracle_, " ", function, " ", folder_->path(""), "\n"));

@@ -28,8 +28,8 @@ constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
 // Every block is mapped twice. At the address in the tensor, any access ends the program, as when a CPU
 // accesses a GPU's memory. Copies and operators use the other address. Observers of memory are told when a
-// block is allocated and freed. Blocks of the same size take turns in the same mappings, because the kernel needs most of
-// the time for new ones.
+// block is allocated and freed. Blocks of the same size take turns in the same mappings, because the kernel
+// needs most of the time for new ones.
 class Memory : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
