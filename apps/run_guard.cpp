@@ -1,5 +1,6 @@
 #include "apps/run_guard.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -29,7 +30,7 @@ constexpr double kLastWords = 0.2;
 // time.
 constexpr double kEndedByOther = 3;
 // Time for destructors, which may wait for a stuck thread or for the end of a checkpoint. A process that is
-// alone may take longer, because no other process waits for it.
+// alone may take longer, up to pipeline.timeout, because no other process waits for it.
 constexpr double kUnwind = 2;
 constexpr double kUnwindAlone = 10;
 // Time for MPI to end the run.
@@ -79,7 +80,8 @@ RunGuard& RunGuard::get() {
   return guard;
 }
 
-void RunGuard::watch(World& world) {
+void RunGuard::watch(World& world, double timeout) {
+  timeout_ = timeout;
   if (!world.abort) return;
   world.abort = [abort = world.abort](const std::string& reason) {
     if (std::current_exception()) get().failing();  // first: the abort itself may hang
@@ -92,7 +94,8 @@ void RunGuard::failing() {
   if (thrown.by_other || dying.exchange(true)) return;
   forget_stop_signals();
   std::thread([this, what = thrown.what] {
-    sleep_for(launcher_.started_many() ? kUnwind + kFirstReports : kUnwindAlone);
+    sleep_for(launcher_.started_many() ? kUnwind + kFirstReports
+                                       : std::clamp(timeout_, kUnwind, kUnwindAlone));
     report(what);
     end_now(kFailed);
   }).detach();

@@ -21,8 +21,8 @@ class RunGuard {
   // Tells which process this is, for reports and for the order of waits.
   void started_by(const Launcher& launcher) { launcher_ = launcher; }
 
-  // From now on, an abort of the world because of an exception calls failing().
-  void watch(World& world);
+  // From now on, an abort of the world because of an exception calls failing(). `timeout`: pipeline.timeout.
+  void watch(World& world, double timeout);
   // Call where the current exception was caught first. Does nothing if another process caused it. Otherwise
   // this process has failed and must end in a few seconds. If its threads have not ended by then, it reports
   // and ends without them.
@@ -50,6 +50,7 @@ class RunGuard {
   void report(const std::string& what);
 
   Launcher launcher_;
+  double timeout_ = 0;
 };
 
 }  // namespace twobp

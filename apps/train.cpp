@@ -284,7 +284,7 @@ int train(const TrainOptions& options) {
   int exit_code = 0;
   run_world(config.pipeline, launcher, [&](World world) {
     in_launcher.reset();
-    RunGuard::get().watch(world);
+    RunGuard::get().watch(world, config.pipeline.timeout);
     const bool first = world.is_first();
     const int code = train(options, config, std::move(world));
     if (first || launcher.started_many()) exit_code = code;

@@ -7,16 +7,14 @@ ways in which a user would write the model first.
 """
 import argparse
 import json
+import multiprocessing
 import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 
 import configuration
 import sizes
 
-HERE = pathlib.Path(__file__).resolve().parent
 SCHEDULES = ("1f1b", "interleaved_zb", "zbv", "dualpipev")
 BOTH_ENDS_ON_A_RANK = ("zbv", "dualpipev")
 MICRO_BATCHES = 4
@@ -37,13 +35,16 @@ def run_step(model, config, schedule, options):
     """The loss, gradients and running statistics of the first step by name, or the first line of the error."""
     import torch
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, HERE / "pytorch_pipeline.py", "--config", config, "--schedule", schedule, "--micro-batches",
-                   MICRO_BATCHES, "--steps", 1, "--warmup", 0, "--timeout", 60, "--keep", folder, *options]
+        arguments = ["--config", config, "--schedule", schedule, "--micro-batches", MICRO_BATCHES, "--steps", 1, "--warmup", 0,
+                     "--start", "fork", "--timeout", 60, "--keep", folder, *options]
         for setting in sizes.as_settings(sizes.QUICK[model]):
-            command += ["--set", setting]
-        done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
-        if done.returncode != 0:
-            message = done.stderr.strip().splitlines() or ["no message"]
+            arguments += ["--set", setting]
+        said = pathlib.Path(folder, "said.txt")
+        process = multiprocessing.get_context("fork").Process(target=run_pipeline, args=([str(word) for word in arguments], said))
+        process.start()
+        process.join()
+        if process.exitcode != 0:
+            message = said.read_text().strip().splitlines() or ["no message"]
             return message[-1].removeprefix("pytorch_pipeline.py: ")
         state = {"loss": None, "gradients": {}, "buffers": {}}
         for path in sorted(pathlib.Path(folder).glob("*.pt")):
@@ -52,6 +53,15 @@ def run_step(model, config, schedule, options):
             state["gradients"] |= kept["gradients"]
             state["buffers"] |= kept["buffers"]
         return state
+
+
+def run_pipeline(arguments, said):
+    """pytorch_pipeline.py in a fork, which has imported torch already."""
+    import pytorch_pipeline
+    with open(said, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    pytorch_pipeline.main(arguments)
 
 
 def relative_error(got, expected):
@@ -91,6 +101,8 @@ def verdict(got, expected):
 
 def check(model, config, schedules=SCHEDULES, variants=None):
     """{variant: {schedule: verdict}}"""
+    import pytorch_pipeline  # before any fork
+    from torch.distributed import pipelining
     results = {}
     for variant in variants or VARIANTS[model]:
         of_model, of_pipeline = VARIANTS[model][variant]

@@ -62,13 +62,13 @@ def run_all(args, ranks, layers, cuts):
     if len(cores) < ranks * args.threads:
         sys.exit(f"pytorch_pipeline.py: {ranks} ranks of {args.threads} threads need {ranks * args.threads} cores, "
                  f"this process may use {len(cores)}")
-    spawn = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(args.start)
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for rank in range(ranks):
             own = cores[rank * args.threads:(rank + 1) * args.threads]
-            processes.append(spawn.Process(target=rank_main, args=(rank, args, layers, cuts, own, folder),
-                                           daemon=True))
+            processes.append(context.Process(target=rank_main, args=(rank, args, layers, cuts, own, folder),
+                                             daemon=True))
             processes[-1].start()
         deadline, running = time.monotonic() + args.timeout, list(processes)
         while running and time.monotonic() < deadline and not any(p.exitcode for p in processes):
@@ -114,7 +114,7 @@ def summarise(args, work, layers, cuts, results):
             "losses": next(r["losses"] for r in results if r["losses"][0] is not None), "ranks": ranks}
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedule", choices=STAGES_PER_RANK, default="1f1b")
     parser.add_argument("--micro-batches", type=int, default=4)
@@ -133,8 +133,10 @@ def main():
     parser.add_argument("--warmup", type=int, default=2, help="steps before the measured ones")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", help="folder for the first step's gradients and running statistics")
+    parser.add_argument("--start", choices=("spawn", "fork"), default="spawn",
+                        help="fork: ranks need not import torch again, but their memory is partly that of this process")
     parser.add_argument("--timeout", type=float, default=300, help="seconds until the ranks are terminated")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     work = work_module.work_of(args)
     layers, stages = [], STAGES_PER_RANK[args.schedule]
     if args.schedule == "single":

@@ -1,10 +1,10 @@
 """Runs each block of Python in README.md and docs/python.md in a process of its own."""
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
+
+import fresh
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BLOCKS = [(page, block) for page in ("README.md", "docs/python.md")
@@ -13,7 +13,9 @@ BLOCKS = [(page, block) for page in ("README.md", "docs/python.md")
 
 @pytest.mark.parametrize("page, block", BLOCKS, ids=[f"{page}-{i}" for i, (page, _) in enumerate(BLOCKS)])
 def test_a_block_runs(page, block, tmp_path):
-    subprocess.run([sys.executable, "-c", block], check=True, cwd=tmp_path, timeout=120)
+    script = tmp_path / "block.py"
+    script.write_text(block)
+    fresh.run(script, tmp_path, cwd=tmp_path, timeout=120)
 
 
 def test_both_pages_have_blocks():

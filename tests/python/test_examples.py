@@ -2,21 +2,22 @@
 import json
 import pathlib
 import subprocess
-import sys
 
 import pytest
+
+import fresh
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples/python").glob("*.py"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs(path):
+def test_an_example_runs(path, tmp_path):
     text = path.read_text()
     assert len(text.splitlines()) < 80
     if "data/fashion-mnist" in text and subprocess.run([ROOT / "examples/fashion_mnist/get"]).returncode != 0:
         pytest.skip("examples/fashion_mnist/get has failed: its pictures are a package of Debian's")
-    subprocess.run([sys.executable, path], check=True, timeout=240)
+    fresh.run(path, tmp_path)
 
 
 def test_the_notebook_runs():

@@ -1,12 +1,9 @@
 """A trainer whose ranks are processes that torch.distributed connected: the bits of one process."""
 import pathlib
-import subprocess
-import sys
 
-import pytest
 import torch
 
-import twobp
+import fresh
 
 PROGRAM = """
 import sys, torch
@@ -28,20 +25,22 @@ torch.save((losses, trainer.state_dict()), f"{sys.argv[2]}/{rank}.pt")
 """
 
 
-def launch(folder, processes, *arguments, program=PROGRAM):
+HERE = pathlib.Path(__file__).parent
+
+
+def write_program(folder):
     script = folder / "train.py"
-    script.write_text(program)
-    command = [sys.executable] if processes == 1 else [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return subprocess.run([*command, script, pathlib.Path(__file__).parent, folder, *arguments], capture_output=True, text=True, timeout=240)
+    script.write_text(PROGRAM)
+    return script
 
 
 def test_two_processes_have_the_bits_of_one(tmp_path):
-    for processes, arguments in ((1, []), (2, ["connected"])):
-        done = launch(tmp_path, processes, *arguments)
-        assert done.returncode == 0, done.stderr
-        if processes == 1:
-            (tmp_path / "bundle").rename(tmp_path / "bundle_alone")
-            (tmp_path / "checkpoints").rename(tmp_path / "checkpoints_alone")
+    script = write_program(tmp_path)
+    fresh.run(script, tmp_path, HERE, tmp_path)
+    (tmp_path / "bundle").rename(tmp_path / "bundle_alone")
+    (tmp_path / "checkpoints").rename(tmp_path / "checkpoints_alone")
+    codes, said = fresh.run_ranks(2, script, tmp_path, HERE, tmp_path, "connected")
+    assert codes == [0, 0], said
     losses, state = torch.load(tmp_path / "alone.pt")
     for rank in range(2):
         other_losses, other_state = torch.load(tmp_path / f"{rank}.pt")
@@ -52,5 +51,5 @@ def test_two_processes_have_the_bits_of_one(tmp_path):
 
 
 def test_processes_that_are_not_connected_are_told_how(tmp_path):
-    done = launch(tmp_path, 2)
-    assert done.returncode != 0 and "torch.distributed.init_process_group" in done.stderr
+    codes, said = fresh.run_ranks(2, write_program(tmp_path), tmp_path, HERE, tmp_path)
+    assert 0 not in codes and "torch.distributed.init_process_group" in said

@@ -1,26 +1,18 @@
 """Small random BERTs by `transformers`, and what it makes of them: the other side of bert_transformers_test.cpp.
 
-  make FOLDER   for each case: model/ (saved by transformers), data/ (.npy fields), before.safetensors (all weights),
+  make(folder)  for each case: model/ (saved by transformers), data/ (.npy fields), before.safetensors (all weights),
                 logits.safetensors, after.safetensors (the weights after one step of SGD), facts.json; and of each, its
                 encoder alone as BertModel saves it, encoder/
-  check FOLDER  for each model saved by the test, */saved*/: weights.safetensors (all its tensors, as transformers loads
+  check(folder) for each model saved by the test, */saved*/: weights.safetensors (all its tensors, as transformers loads
                 it), loading.json (what it found missing or unexpected)
-
-Prints "ok", or "skip: ..." where a package is missing.
 """
 import json
-import pathlib
-import sys
 
-try:
-    import numpy
-    import torch
-    import transformers
-    from oracle import save_step, weights_of
-    from safetensors.torch import load_file, save_file
-except ImportError as error:
-    print("skip:", error)
-    sys.exit()
+import numpy
+import torch
+import transformers
+from oracle import save_step, weights_of
+from safetensors.torch import load_file, save_file
 
 COMMON = dict(hidden_size=24, num_hidden_layers=3, intermediate_size=40, vocab_size=53, max_position_embeddings=40,
               initializer_range=0.3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
@@ -86,7 +78,3 @@ def check(folder):
         facts = {"problems": problems, "activation": model.config.hidden_act,
                  "tied": model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight}
         (saved / "facts.json").write_text(json.dumps(facts))
-
-
-{"make": make, "check": check}[sys.argv[1]](pathlib.Path(sys.argv[2]))
-print("ok")

@@ -26,7 +26,7 @@ const std::vector<std::string> kCases = {"tied", "untied"};
 
 class BertTransformers : public test::TransformersTest {
  protected:
-  static void SetUpTestSuite() { make_models("bert_oracle.py"); }
+  static void SetUpTestSuite() { make_models("bert_oracle"); }
   static Config config_of(const std::string& name, int stages, const std::string& model = "model") {
     return sgd_config(name, stages, {"data.sequence=32", "pipeline.micro_batch_size=2"}, model);
   }
@@ -87,7 +87,7 @@ TEST_F(BertTransformers, LoadsWhatIsSaved) {
                {.max_shard_bytes = 9000});
     for (const auto& [part, value] : parts_of(trainer.weights())) expected[name][part] = value.clone();
   }
-  ASSERT_EQ(oracle("check"), "ok");
+  ASSERT_EQ(ask_oracle("check"), "ok");
   for (const std::string& name : kCases) {
     for (const char* to : {"/saved", "/saved-shards"}) {
       SCOPED_TRACE(name + to);

@@ -86,7 +86,8 @@ TEST(CheckpointFolder, OneRunAtATime) {
   const std::string path = folder.path("checkpoints/");
   {
     CheckpointFolder first(path, 3);
-    expect_error([&] { CheckpointFolder(path, 3); }, {"save.checkpoints", "in use by another run"});
+    expect_error([&] { CheckpointFolder(path, 3, 1, /*patience=*/0.2); },
+                 {"save.checkpoints", "in use by another run"});
     first.add(small_content(1));
   }
   EXPECT_EQ(CheckpointFolder(path, 3).steps(), std::vector<int64_t>{1});

@@ -302,7 +302,7 @@ TEST(CheckpointParts, FolderThatIsNotShared) {
   fs::create_directory(folder.path("mine"));
   expect_error(
       [&] {
-        CheckpointFolder(folder.path("mine"), {1, 2}, run.first().run_id());
+        CheckpointFolder(folder.path("mine"), {1, 2}, run.first().run_id(), /*patience=*/0.2);
       },
       {"save.checkpoints", folder.path("mine"), "process 1", "process 0", "file system that all share"});
 }

@@ -1,25 +1,16 @@
 """Small random Mambas by `transformers`, and what it makes of them: the other side of mamba_transformers_test.cpp.
 
-  make FOLDER   for each case: model/ (saved by transformers), data/ (input_ids.npy, labels.npy, perhaps
+  make(folder)  for each case: model/ (saved by transformers), data/ (input_ids.npy, labels.npy, perhaps
                 attention_mask.npy), before.safetensors (all weights), logits.safetensors, after.safetensors (the
                 weights after one step of SGD), facts.json
-  check FOLDER  for each model saved by the test, saved*/: weights.safetensors (all its tensors, as transformers loads
+  check(folder) for each model saved by the test, saved*/: weights.safetensors (all its tensors, as transformers loads
                 them), logits.safetensors
-
-Prints "ok", or "skip: ..." where a package is missing.
 """
-import pathlib
-import sys
-
-try:
-    import numpy
-    import torch
-    import transformers
-    from oracle import padding, save_step, weights_of
-    from safetensors.torch import save_file
-except ImportError as error:
-    print("skip:", error)
-    sys.exit()
+import numpy
+import torch
+import transformers
+from oracle import padding, save_step, weights_of
+from safetensors.torch import save_file
 
 COMMON = dict(vocab_size=53, use_cache=False, initializer_range=0.3, bos_token_id=5, eos_token_id=6)
 CASES = {
@@ -70,7 +61,3 @@ def check(folder):
         data = {file.stem: torch.from_numpy(numpy.load(file)) for file in (saved.parent / "data").glob("*.npy")}
         with torch.no_grad():
             save_file({"logits": model.float()(**data).logits.contiguous()}, saved / "logits.safetensors")
-
-
-{"make": make, "check": check}[sys.argv[1]](pathlib.Path(sys.argv[2]))
-print("ok")

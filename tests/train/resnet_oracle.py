@@ -1,25 +1,17 @@
 """Small random ResNets by `transformers`, and what it makes of them: the other side of resnet_transformers_test.cpp.
 
-  make FOLDER   for each case: model/ (saved by transformers), data/ (pixel_values.npy, labels.npy), logits.safetensors
+  make(folder)  for each case: model/ (saved by transformers), data/ (pixel_values.npy, labels.npy), logits.safetensors
                 (in evaluation), before.safetensors (weights and buffers), after.safetensors (after one step of SGD
                 over two micro-batches, each with its own batch statistics), facts.json
-  check FOLDER  for each model saved by the test, saved*/: weights.safetensors (all its tensors, as transformers loads
+  check(folder) for each model saved by the test, saved*/: weights.safetensors (all its tensors, as transformers loads
                 them), logits.safetensors
-
-Prints "ok", or "skip: ..." where a package is missing.
 """
 import json
-import pathlib
-import sys
 
-try:
-    import numpy
-    import torch
-    import transformers
-    from safetensors.torch import save_file
-except ImportError as error:
-    print("skip:", error)
-    sys.exit()
+import numpy
+import torch
+import transformers
+from safetensors.torch import save_file
 
 CASES = {
     "bottleneck": dict(layer_type="bottleneck", embedding_size=8, hidden_sizes=[16, 24], depths=[2, 1], num_labels=7),
@@ -78,7 +70,3 @@ def check(folder):
         images = torch.from_numpy(numpy.load(saved.parent / "data" / "pixel_values.npy"))
         with torch.no_grad():
             save_file({"logits": model.eval()(pixel_values=images).logits.contiguous()}, saved / "logits.safetensors")
-
-
-{"make": make, "check": check}[sys.argv[1]](pathlib.Path(sys.argv[2]))
-print("ok")

@@ -21,7 +21,7 @@ const std::vector<std::string> kCases = {"bottleneck", "basic", "deep"};
 
 class ResnetTransformers : public test::TransformersTest {
  protected:
-  static void SetUpTestSuite() { make_models("resnet_oracle.py"); }
+  static void SetUpTestSuite() { make_models("resnet_oracle"); }
   static Config config_of(const std::string& name, int stages) {
     return sgd_config(name, stages, {"pipeline.micro_batch_size=6"});
   }
@@ -80,7 +80,7 @@ TEST_F(ResnetTransformers, LoadsWhatIsSaved) {
     save_model(path(name + "/saved-trained"), config.model, 1, trainer.weights(), {.max_shard_bytes = 9000});
     expected[name] = copies_by_name(trainer.weights());
   }
-  ASSERT_EQ(oracle("check"), "ok");
+  ASSERT_EQ(ask_oracle("check"), "ok");
   for (const std::string& name : kCases) {
     SCOPED_TRACE(name);
     const SafetensorsFile before(path(name + "/before.safetensors"));

@@ -1,4 +1,4 @@
-// Helpers of the comparisons with transformers: a Python script that makes models, data and results in a
+// Helpers of the comparisons with transformers: Python modules that make models, data and results in a
 // folder, configurations that train those models here, and their logits. Skipped where Python has no
 // transformers.
 #pragma once
@@ -43,11 +43,11 @@ class TransformersTest : public ::testing::Test {
  protected:
   static constexpr double kTolerance = 1e-5;  // relative; two ways to compute in float32
 
-  // For a suite's SetUpTestSuite; `script` is a file of this folder.
-  static void make_models(const std::string& script) {
-    script_ = script;
+  // For a suite's SetUpTestSuite; `oracle` is a Python module of this folder.
+  static void make_models(const std::string& oracle) {
+    oracle_ = oracle;
     folder_ = std::make_unique<TempFolder>();
-    made_ = oracle("make");
+    made_ = ask_oracle("make");
   }
   static void TearDownTestSuite() { folder_.reset(); }
   void SetUp() override {
@@ -55,10 +55,15 @@ class TransformersTest : public ::testing::Test {
     ASSERT_EQ(made_, "ok");
   }
 
-  // The script's answer, a line.
-  static std::string oracle(const std::string& command) {
-    PythonProcess python(script_, read_file(TWOBP_SOURCE_DIR "/tests/train/" + script_),
-                         {command, folder_->path("")}, /*timeout=*/300);
+  // The answer to a call of its function of that name.
+  static std::string ask_oracle(const std::string& function) {
+    constexpr const char* kScripts = TWOBP_SOURCE_DIR "/tests/train";
+    // One process for all suites, because it imports transformers, which takes seconds.
+    static PythonProcess python("oracles.py", read_file(concat(kScripts, "/oracles.py")), {kScripts},
+                                /*timeout=*/300);
+    static const std::string has_packages = python.read_line();
+    if (has_packages != "ok") return has_packages;
+    python.write(concat(oracle_, " ", function, " ", folder_->path(""), "\n"));
     return python.read_line();
   }
   static std::string path(const std::string& name) { return folder_->path(name); }
@@ -130,7 +135,7 @@ class TransformersTest : public ::testing::Test {
 
  private:
   // The fixture of the running suite: suites run one after the other.
-  static inline std::string script_, made_;
+  static inline std::string oracle_, made_;
   static inline std::unique_ptr<TempFolder> folder_;
 };
 

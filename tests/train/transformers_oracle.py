@@ -1,25 +1,17 @@
 """Small random LLaMas by `transformers`, and what it makes of them: the other side of transformers_test.cpp.
 
-  make FOLDER   for each case: model/ (saved by transformers), data/ (input_ids.npy, labels.npy, perhaps attention_mask.npy), before.safetensors
+  make(folder)  for each case: model/ (saved by transformers), data/ (input_ids.npy, labels.npy, perhaps attention_mask.npy), before.safetensors
                 (all weights), logits.safetensors, after.safetensors (the weights after one step of SGD), facts.json
-  check FOLDER  for each case and each model saved by the test, saved*/: facts.json beside it (as transformers loads
+  check(folder) for each case and each model saved by the test, saved*/: facts.json beside it (as transformers loads
                 it), weights.safetensors (all its tensors)
-
-Prints "ok", or "skip: ..." where a package is missing.
 """
 import json
-import pathlib
-import sys
 
-try:
-    import numpy
-    import torch
-    import transformers
-    from oracle import padding, save_step, weights_of
-    from safetensors.torch import save_file
-except ImportError as error:
-    print("skip:", error)
-    sys.exit()
+import numpy
+import torch
+import transformers
+from oracle import padding, save_step, weights_of
+from safetensors.torch import save_file
 
 COMMON = dict(hidden_size=24, num_hidden_layers=3, intermediate_size=40, vocab_size=53, max_position_embeddings=64,
               bos_token_id=5, eos_token_id=6, use_cache=False, initializer_range=0.3)
@@ -85,7 +77,3 @@ def check(folder):
         model = transformers.AutoModelForCausalLM.from_pretrained(saved)
         save_file(weights_of(model), saved / "weights.safetensors")
         (saved / "facts.json").write_text(json.dumps(facts_of(model)))
-
-
-{"make": make, "check": check}[sys.argv[1]](pathlib.Path(sys.argv[2]))
-print("ok")

@@ -23,7 +23,7 @@ const std::vector<std::string> kCases = {"grouped", "tied", "plain"};
 
 class Transformers : public test::TransformersTest {
  protected:
-  static void SetUpTestSuite() { make_models("transformers_oracle.py"); }
+  static void SetUpTestSuite() { make_models("transformers_oracle"); }
   static Config config_of(const std::string& name, int stages) {
     return sgd_config(name, stages, {"data.sequence=32", "pipeline.micro_batch_size=2"});
   }
@@ -78,7 +78,7 @@ TEST_F(Transformers, LoadsWhatIsSaved) {
                  processes);
     });
   }
-  ASSERT_EQ(oracle("check"), "ok");
+  ASSERT_EQ(ask_oracle("check"), "ok");
   for (const std::string& name : kCases) {
     SCOPED_TRACE(name);
     const SafetensorsFile before(path(name + "/before.safetensors"));

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import inspect
 import operator
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -93,9 +94,8 @@ def as_fields(module: nn.Module, example: Any) -> dict[str, torch.Tensor]:
 def causal_attention_without_mask(fields: Mapping[str, torch.Tensor]):
     """Hugging Face models write a dense causal mask when they are exported, for the sake of other shapes. A captured program has one shape, and
     `is_causal` says the same in less time. A batch with padding or positions of its own keeps its masks."""
-    try:
-        import transformers.masking_utils as masking
-    except ImportError:
+    masking = sys.modules.get("transformers.masking_utils")  # its models import it; for others, it is not worth seconds
+    if masking is None:
         yield
         return
     changed = {"is_torchdynamo_exporting": lambda: False}

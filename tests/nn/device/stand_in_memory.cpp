@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 #include <sys/mman.h>
+#include <tuple>
 #include <unistd.h>
 
 #include <ATen/EmptyTensor.h>
@@ -27,22 +28,20 @@ constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
 // Every block is mapped twice. At the address in the tensor, any access ends the program, as when a CPU
 // accesses a GPU's memory. Copies and operators use the other address. Observers of memory are told when a
-// block is allocated and freed.
+// block is allocated and freed. Blocks of the same size take turns in the same mappings, because the kernel
+// needs most of the time for new ones.
 class Memory : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     Block block{nullptr, (bytes / page + 1) * page, static_cast<int64_t>(bytes)};
-    const int file = memfd_create("stand_in", 0);
-    TORCH_CHECK(file >= 0 && ftruncate(file, static_cast<off_t>(block.size)) == 0,
-                "no memory for the stand-in");
-    block.alias =
-        static_cast<std::byte*>(mmap(nullptr, block.size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
-    void* data = mmap(nullptr, block.size, PROT_NONE, MAP_SHARED, file, 0);
-    close(file);
-    TORCH_CHECK(block.alias != MAP_FAILED && data != MAP_FAILED, "no memory for the stand-in");
+    void* data = nullptr;
     {
       const std::lock_guard lock(mutex());
+      auto& unused = unused_mappings()[block.size];
+      if (unused.empty()) unused.push_back(map(block.size));
+      std::tie(data, block.alias) = unused.back();
+      unused.pop_back();
       blocks()[data] = block;
     }
     tell(data, block.bytes);
@@ -85,6 +84,17 @@ class Memory : public c10::Allocator {
     int64_t bytes;
   };
 
+  using Mapping = std::pair<void*, std::byte*>;  // the address in the tensor, and the other one
+  static Mapping map(size_t size) {
+    const int file = memfd_create("stand_in", 0);
+    TORCH_CHECK(file >= 0 && ftruncate(file, static_cast<off_t>(size)) == 0, "no memory for the stand-in");
+    void* alias = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    void* data = mmap(nullptr, size, PROT_NONE, MAP_SHARED, file, 0);
+    close(file);
+    TORCH_CHECK(alias != MAP_FAILED && data != MAP_FAILED, "no memory for the stand-in");
+    return {data, static_cast<std::byte*>(alias)};
+  }
+
   // It lives until the program ends, because tensors may outlive this object.
   static std::mutex& mutex() {
     static auto* mutex = new std::mutex;
@@ -94,18 +104,20 @@ class Memory : public c10::Allocator {
     static auto* blocks = new std::map<void*, Block>;
     return *blocks;
   }
+  static std::map<size_t, std::vector<Mapping>>& unused_mappings() {
+    static auto* unused = new std::map<size_t, std::vector<Mapping>>;
+    return *unused;
+  }
   static void tell(void* data, int64_t bytes) {
     c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, c10::impl::VirtualGuardImpl(kMemoryType).getDevice());
   }
   static void release(void* data) {
-    Block block{};
-    {
-      const std::lock_guard lock(mutex());
-      block = blocks().extract(data).mapped();
-    }
+    std::unique_lock lock(mutex());
+    const Block block = blocks().extract(data).mapped();
+    lock.unlock();
     tell(data, -block.bytes);
-    munmap(block.alias, block.size);
-    munmap(data, block.size);
+    lock.lock();
+    unused_mappings()[block.size].emplace_back(data, block.alias);
   }
 };
 

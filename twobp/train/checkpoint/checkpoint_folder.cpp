@@ -32,8 +32,6 @@ constexpr std::string_view kNew = ".new";  // being written
 constexpr std::string_view kOld = ".old";  // being removed
 constexpr const char* kLock = ".lock";     // contains the run's id
 constexpr size_t kIdLength = 16;
-constexpr double kLockedFor = 5;   // seconds that an ending run may hold the lock
-constexpr double kSeenWithin = 5;  // seconds until other machines see what this one wrote
 
 std::string name_of(int64_t step) {
   std::array<char, 32> name{};
@@ -102,7 +100,7 @@ std::string new_run_id() {
 
 }  // namespace
 
-CheckpointFolder::CheckpointFolder(const std::string& path, int64_t keep, int processes)
+CheckpointFolder::CheckpointFolder(const std::string& path, int64_t keep, int processes, double patience)
     : path_(normal(path)), keep_(keep), part_{0, processes}, run_id_(new_run_id()) {
   TWOBP_CHECK(keep >= 1, "save.keep must be at least 1, got ", keep);
   std::error_code error;
@@ -113,7 +111,7 @@ CheckpointFolder::CheckpointFolder(const std::string& path, int64_t keep, int pr
   TWOBP_CHECK(lock_ >= 0, "save.checkpoints: cannot write to the folder ", path_.string(), ": ",
               std::strerror(errno));
   try {
-    lock();
+    lock(patience);
     clean();
     if (processes > 1) write_run_id();
   } catch (...) {
@@ -123,14 +121,14 @@ CheckpointFolder::CheckpointFolder(const std::string& path, int64_t keep, int pr
 }
 
 CheckpointFolder::CheckpointFolder(const std::string& path, const CheckpointPart& part,
-                                   const std::string& run_id)
+                                   const std::string& run_id, double patience)
     : path_(normal(path)), part_(part), run_id_(run_id) {
   const double begin = now_seconds();
   while (true) {
     std::ifstream file(path_ / kLock, std::ios::binary);
     const std::string there{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
     if (there == run_id) return;
-    TWOBP_CHECK(now_seconds() - begin < kSeenWithin, "save.checkpoints: ", path_.string(), " of process ",
+    TWOBP_CHECK(now_seconds() - begin < patience, "save.checkpoints: ", path_.string(), " of process ",
                 part.process, " is not that of process 0: use a folder on a file system that all share");
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
@@ -140,12 +138,11 @@ CheckpointFolder::~CheckpointFolder() {
   if (lock_ >= 0) ::close(lock_);
 }
 
-void CheckpointFolder::lock() {
-  // A killed run holds the lock until the last of its threads has ended.
+void CheckpointFolder::lock(double patience) {
   const double begin = now_seconds();
   while (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return;  // some network file systems have no locks
-    TWOBP_CHECK(now_seconds() - begin < kLockedFor, "save.checkpoints: ", path_.string(),
+    TWOBP_CHECK(now_seconds() - begin < patience, "save.checkpoints: ", path_.string(),
                 " is in use by another run");
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }

@@ -18,11 +18,14 @@ namespace twobp {
 class CheckpointFolder {
  public:
   // For the first process of a run. Makes the folder, locks it against other runs, and removes what killed
-  // writers left. Throws Error if the folder cannot be made or written to, or is in use.
-  CheckpointFolder(const std::string& path, int64_t keep, int processes = 1);
+  // writers left. Throws Error if the folder cannot be made or written to, or is in use for `patience`
+  // seconds: a run that was killed holds the lock until the last of its threads has ended.
+  CheckpointFolder(const std::string& path, int64_t keep, int processes = 1, double patience = 5);
   // For another process. `run_id` is that of the first process. Throws Error if this is not the first
-  // process's folder, for example because file systems are not shared.
-  CheckpointFolder(const std::string& path, const CheckpointPart& part, const std::string& run_id);
+  // process's folder, for example because file systems are not shared. It may take until `patience` seconds
+  // later that this machine sees what that process wrote.
+  CheckpointFolder(const std::string& path, const CheckpointPart& part, const std::string& run_id,
+                   double patience = 5);
   ~CheckpointFolder();
   CheckpointFolder(const CheckpointFolder&) = delete;
   CheckpointFolder& operator=(const CheckpointFolder&) = delete;
@@ -47,7 +50,7 @@ class CheckpointFolder {
            const std::function<void()>& written = nullptr);
 
  private:
-  void lock();
+  void lock(double patience);
   void clean();
   void write_run_id() const;
   std::filesystem::path of_step(int64_t step) const;

@@ -131,12 +131,16 @@ World make_mpi_world(int replicas, int ranks, const MpiOptions& options) {
   return make_process_world(make_mpi_transport(mpi_size(), options), replicas, ranks);
 }
 
-void end_all(int code) {
+bool mpi_is_running() {
   int initialized = 0;
   int finalized = 0;
   MPI_Initialized(&initialized);
   MPI_Finalized(&finalized);
-  if (initialized != 0 && finalized == 0) MPI_Abort(MPI_COMM_WORLD, code);
+  return initialized != 0 && finalized == 0;
+}
+
+void end_all(int code) {
+  if (mpi_is_running()) MPI_Abort(MPI_COMM_WORLD, code);
   std::_Exit(code);
 }
 

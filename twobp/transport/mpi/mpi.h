@@ -32,6 +32,9 @@ std::unique_ptr<Transport> make_mpi_transport(int ranks, const MpiOptions& optio
 // The number of processes that were started together, 1 without a launcher. Starts MPI.
 int mpi_size();
 
+// Whether MPI was started here and is not finalized yet.
+bool mpi_is_running();
+
 // Ends every process of the run at once, this one with exit code `code`. This is the last resort if a rank
 // failed and the others do not answer. Ends only this process if MPI was never started.
 [[noreturn]] void end_all(int code);

@@ -1,0 +1,10 @@
+// The program as a function: main() calls it, and tests call it in a fork of theirs. Each subcommand has a
+// file of its own.
+#pragma once
+
+namespace twobp {
+
+// Returns the exit code.
+int run_program(int argc, char** argv);
+
+}  // namespace twobp

@@ -1,0 +1,60 @@
+"""Runs scripts in new processes that need not import torch, which takes seconds: forks of a server that has done nothing else."""
+import multiprocessing
+import os
+import pathlib
+import runpy
+import socket
+import sys
+import time
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "torch.export", "torch._dynamo", "twobp"])
+
+
+def start(script, *arguments, said, cwd=None, **environment):
+    """A process that writes what it prints to the file `said`."""
+    process = CONTEXT.Process(target=_main, args=(str(script), [str(one) for one in arguments], said, cwd, environment))
+    process.start()
+    return process
+
+
+def _main(script, arguments, said, cwd, environment):
+    with open(said, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ.update(environment)
+    if cwd is not None:
+        os.chdir(cwd)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(pathlib.Path(script).parent))
+    runpy.run_path(script, run_name="__main__")
+
+
+def finish(processes, timeout):
+    """Their exit codes. None: it was killed after `timeout` seconds."""
+    end = time.monotonic() + timeout
+    for process in processes:
+        process.join(max(0, end - time.monotonic()))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join()
+    return codes
+
+
+def run(script, folder, *arguments, cwd=None, timeout=240):
+    """Raises AssertionError with what the script printed unless it succeeds."""
+    said = pathlib.Path(folder, "said.txt")
+    code, = finish([start(script, *arguments, said=said, cwd=cwd)], timeout)
+    assert code == 0, f"exit code {code}: {said.read_text()}"
+
+
+def run_ranks(count, script, folder, *arguments, timeout=240):
+    """Exit codes and what they printed, of as many processes in the environment that torchrun makes."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    files = [pathlib.Path(folder, f"said{rank}.txt") for rank in range(count)]
+    codes = finish([start(script, *arguments, said=said, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count),
+                          MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)) for rank, said in enumerate(files)], timeout)
+    return codes, "".join(said.read_text() for said in files)
