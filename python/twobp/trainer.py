@@ -277,7 +277,10 @@ def _parts(captured: Captured) -> tuple[str, dict[str, torch.Tensor], dict[str, 
 
 def _used_rules(rules: list[str], captured: Captured) -> list[str]:
     """Without those for parameters that the loss does not depend on. Raises Error for a pattern that matches no parameter."""
-    used = {name for layer in captured.graph["layers"] for name in layer["parameters"]}
+    used = set()
+    for layer in captured.graph["layers"]:
+        for name in layer["parameters"]:
+            used.update(name if isinstance(name, list) else [name])  # a list: the parts of one packed weight
     matching = [(rule, fnmatch.filter(captured.parameters, rule.rpartition("=")[0])) for rule in rules]
     for rule, names in matching:
         if not names:
