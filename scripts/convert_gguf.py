@@ -46,7 +46,6 @@ def tokenizer_json(value):
     if value("tokenizer.ggml.model") != "gpt2":
         raise SystemExit("convert_gguf: only byte-level BPE tokenizers (gpt2) are supported, this one is "
                          f"{value('tokenizer.ggml.model')}")
-    eot = value("tokenizer.ggml.eot_token_id", eos)  # ends a turn of a chat; generation stops at both
     tokens = value("tokenizer.ggml.tokens")
     types = value("tokenizer.ggml.token_type")
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -96,6 +95,7 @@ def main():
         weights[name] = numpy.ascontiguousarray(weight)
     vocab = weights["model.embed_tokens.weight"].shape[0]
     eos = value("tokenizer.ggml.eos_token_id", 0)
+    eot = value("tokenizer.ggml.eot_token_id", eos)  # ends a turn of a chat; generation stops at both
     tokens = value("tokenizer.ggml.tokens")
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": dim,
               "num_hidden_layers": value("llama.block_count"), "num_attention_heads": heads,

@@ -190,11 +190,11 @@ class PyTrainer {
   PyTrainer(const PyTrainer&) = delete;
   PyTrainer& operator=(const PyTrainer&) = delete;
 
-  py::dict step(const std::vector<Fields>& micro_batches) {
+  py::dict step(const std::vector<Fields>& micro_batches, std::optional<double> lr) {
     const Use use(*this);
     const Batch batch = make_batch(micro_batches, trainer_->pipeline().model().count_targets);
     const auto result = until_done([&]() -> std::optional<StepResult> {
-      StepResult done = trainer_->step(batch, trainer_->variant());
+      StepResult done = trainer_->step(batch, trainer_->variant(), lr);
       if (done.given_up || trainer_->stopping()) trainer_->go_on_from(trainer_->position());
       if (done.given_up) return std::nullopt;
       if (drawn_ && drawn_->complete()) draw();
@@ -223,18 +223,31 @@ class PyTrainer {
     const Use use(*this);
     const py::gil_scoped_release free;
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    Fields copies;
-    for (const LiveTensor& one : trainer_->update().live_weights()) {
-      if (one.first) copies[one.name] = one.tensor.detach().clone();
-    }
-    share(copies);
-    return copies;
+    return copies(trainer_->update().live_weights());
   }
 
   void load(const Fields& weights) {
     const Use use(*this);
     const py::gil_scoped_release free;
     set_weights(weights);
+  }
+
+  // The same of the optimizer's state, under NAME.exp_avg and so on.
+  Fields optimizer_state() {
+    const Use use(*this);
+    const py::gil_scoped_release free;
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return copies(trainer_->update().live_optimizer_state());
+  }
+
+  // Also goes on from the given step.
+  void load_optimizer_state(const Fields& state, int64_t steps) {
+    const Use use(*this);
+    const py::gil_scoped_release free;
+    write(trainer_->update().live_optimizer_state(), state, steps);
+    TrainingPosition position = trainer_->position();
+    position.step = steps;
+    trainer_->go_on_from(position);
   }
 
   void save(const std::string& folder, const std::string& dtype) {
@@ -354,21 +367,33 @@ class PyTrainer {
     }
   }
 
+  // Of the tensors of all processes, on every process.
+  Fields copies(const std::vector<LiveTensor>& live) const {
+    Fields copies;
+    for (const LiveTensor& one : live) {
+      if (one.first) copies[one.name] = one.tensor.detach().clone();
+    }
+    share(copies);
+    return copies;
+  }
+
   void set_weights(const Fields& weights) {
+    const Update& update = trainer_->update();
+    write(update.live_weights(), weights, update.optimizer_steps());
+  }
+
+  void write(const std::vector<LiveTensor>& live, const Fields& tensors, int64_t optimizer_steps) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    Update& update = trainer_->update();
-    const std::vector<LiveTensor> live = update.live_weights();
-    check_names(live, weights, /*whole=*/trainer_->world().process_count() == 1);
-    const int64_t steps = update.optimizer_steps();
+    check_names(live, tensors, /*whole=*/trainer_->world().process_count() == 1);
     trainer_->pipeline().on_ranks([&](int rank) {
       for (const LiveTensor& one : live) {
-        if (one.rank == rank) one.tensor.copy_(weights.at(one.name));
+        if (one.rank == rank) one.tensor.copy_(tensors.at(one.name));
       }
-      update.restored(rank, steps);
+      trainer_->update().restored(rank, optimizer_steps);
     });
   }
 
-  // `whole`: `live` has all weights of the model.
+  // `whole`: `live` has all tensors of its kind of the model.
   static void check_names(const std::vector<LiveTensor>& live, const Fields& weights, bool whole) {
     std::set<std::string> known;
     for (const LiveTensor& one : live) {
@@ -462,6 +487,8 @@ void add_trainer(py::module_& module) {
       .def("evaluate", &PyTrainer::evaluate)
       .def("weights", &PyTrainer::weights)
       .def("load", &PyTrainer::load)
+      .def("optimizer_state", &PyTrainer::optimizer_state)
+      .def("load_optimizer_state", &PyTrainer::load_optimizer_state)
       .def("save", &PyTrainer::save)
       .def("checkpoint", &PyTrainer::checkpoint)
       .def("resume", &PyTrainer::resume)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import fnmatch
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -79,19 +80,20 @@ class Trainer:
         config = _config(settings, optimizer or AdamW(), self._example)
         if self._captured is not None:
             graph, constants, weights = _parts(self._captured)
+            config["optimizer"]["weight_decay_of"] = _used_rules(config["optimizer"]["weight_decay_of"], self._captured)
         else:
             config["model"] = dict(model)
         self._module = module
         self._native = _native.Trainer(json.dumps(config), graph, constants, self._example, weights, _process_group())
         self._shapes = {_shape(self._example)}
 
-    def step(self, batch: Batch | Sequence[Batch]) -> StepResult:
-        """Makes one optimizer step.
+    def step(self, batch: Batch | Sequence[Batch], *, lr: float | None = None) -> StepResult:
+        """Makes one optimizer step, with the learning rate `lr` in place of the optimizer's own.
 
         `batch`: a dict of tensors, the global batch: micro_batches times as many samples as the example, or fewer at the end of an
         epoch. Or a list of micro-batches. Raises twobp.Error for a batch of other keys, dtypes or sizes, a batch without a counted
         target, and a loss or gradient that is not finite; KeyboardInterrupt for Ctrl-C."""
-        return StepResult(**self._native.step(self._cut(batch)))
+        return StepResult(**self._native.step(self._cut(batch), lr))
 
     def evaluate(self, batches_: Iterable[Batch | Sequence[Batch]]) -> Evaluation:
         """The loss over all batches, in evaluation mode. Each is as for `step`."""
@@ -124,6 +126,19 @@ class Trainer:
                 raise Error(f"the state has {min(unknown)}, which the model does not have")
             state = {self._name(name, own): tensor for name, tensor in state.items() if self._name(name, own)}
         self._native.load({name: tensor.detach() for name, tensor in state.items()})
+
+    def optimizer_state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Copies of the optimizer's state by parameter: "exp_avg" and "exp_avg_sq" of Adam and AdamW, "momentum" of SGD."""
+        state: dict[str, dict[str, torch.Tensor]] = {}
+        for name, tensor in self._native.optimizer_state().items():
+            parameter, _, what = name.rpartition(".")
+            state.setdefault(parameter, {})[what] = tensor
+        return state
+
+    def load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]], steps: int) -> None:
+        """Replaces the optimizer's state by one after `steps` steps. With the weights of that step, training goes on to the bit. Raises
+        twobp.Error for missing or unknown names and for other shapes."""
+        self._native.load_optimizer_state({f"{name}.{what}": tensor for name, of in state.items() for what, tensor in of.items()}, steps)
 
     def save(self, folder: str | os.PathLike, *, dtype: str = "float32") -> None:
         """Writes a configured model as a Hugging Face directory or, if it came from a bundle, as a bundle. Writes a module as a
@@ -164,6 +179,11 @@ class Trainer:
     @property
     def ranks(self) -> int:
         return self._native.ranks
+
+    @property
+    def shapes(self) -> int:
+        """The number of shapes of micro-batches that the module was captured for."""
+        return len(self._shapes)
 
     @property
     def split(self) -> list[int]:
@@ -210,21 +230,27 @@ class Trainer:
                 f"{self.micro_batches} micro-batches, {self.steps_done} steps done>")
 
 
-def _config(settings: dict, optimizer: AdamW | Adam | SGD, example: Batch) -> dict:
-    """The configuration with an object for each section. Raises Error for an unknown name."""
+def by_section(settings: Mapping) -> dict[str, dict]:
+    """The settings of a trainer by section of the configuration. Raises Error for an unknown name."""
     section_of = {}
     for name in _native.config_keys():
         section, key = name.split(".", 1)
         if section in SECTIONS:
             section_of[key] = section
     config: dict[str, dict] = {section: {} for section in SECTIONS}
-    config["optimizer"] = optimizer.settings()
     for key, value in settings.items():
         if key not in section_of:
             near = difflib.get_close_matches(key, section_of, n=1)
             raise Error(f"unknown setting '{key}'" + (f": did you mean '{near[0]}'?" if near else
                                                       ": the keys of docs/settings.md, pipeline and train, are known"))
         config[section_of[key]][key] = value
+    return config
+
+
+def _config(settings: Mapping, optimizer: AdamW | Adam | SGD, example: Batch) -> dict:
+    """The configuration with an object for each section."""
+    config = by_section(settings)
+    config["optimizer"] = optimizer.settings()
     samples = next(iter(example.values())).shape[0]
     if config["pipeline"].setdefault("micro_batch_size", samples) != samples:
         raise Error(f"micro_batch_size is {config['pipeline']['micro_batch_size']}, but the example has {samples} samples: leave it out")
@@ -247,6 +273,19 @@ def _parts(captured: Captured) -> tuple[str, dict[str, torch.Tensor], dict[str, 
     """graph.json, the constants, and the weights with the buffers that training changes."""
     return (json.dumps(captured.graph), {name: tensor.contiguous() for name, tensor in captured.constants.items()},
             {name: tensor.detach().contiguous() for name, tensor in {**captured.parameters, **captured.buffers}.items()})
+
+
+def _used_rules(rules: list[str], captured: Captured) -> list[str]:
+    """Without those for parameters that the loss does not depend on. Raises Error for a pattern that matches no parameter."""
+    used = set()
+    for layer in captured.graph["layers"]:
+        for name in layer["parameters"]:
+            used.update(name if isinstance(name, list) else [name])  # a list: the parts of one packed weight
+    matching = [(rule, fnmatch.filter(captured.parameters, rule.rpartition("=")[0])) for rule in rules]
+    for rule, names in matching:
+        if not names:
+            raise Error(f"weight_decay_of: no parameter is called '{rule.rpartition('=')[0]}'. Patterns may have * and ?")
+    return [rule for rule, names in matching if used.intersection(names)]
 
 
 def _shape(fields: Batch) -> tuple:

@@ -49,6 +49,39 @@ def test_losses_are_pytorch_s_and_equal_in_bits_over_schedules(make, batch):
         torch.testing.assert_close(runs[0][1][name], tensor, rtol=1e-4, atol=1e-6)
 
 
+def test_rates_of_the_caller_and_weight_decay_by_name_are_pytorch_s(make, batch):
+    module, trainer = make(optimizer=twobp.AdamW(weight_decay=0.3, weight_decay_of={"*.bias": 0.2, "layers.1.*": 0}))
+    decays = [0 if name.startswith("layers.1.") else 0.2 if name.endswith("bias") else 0.3 for name, _ in module.named_parameters()]
+    optimizer = torch.optim.AdamW([{"params": [p], "weight_decay": decay} for p, decay in zip(module.parameters(), decays)])
+    for lr in (0.0, 1e-1, 3e-2):
+        optimizer.zero_grad()
+        module(**batch).backward()
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        assert trainer.step(batch, lr=lr).lr == lr
+    for name, tensor in module.state_dict().items():
+        torch.testing.assert_close(trainer.state_dict()[name], tensor, rtol=1e-4, atol=1e-6)
+    with pytest.raises(twobp.Error, match="no parameter is called '\\*.gain'"):
+        make(optimizer=twobp.AdamW(weight_decay_of={"*.gain": 0}))
+
+
+@pytest.mark.parametrize("optimizer", [twobp.AdamW(lr=1e-2), twobp.SGD(lr=1e-2, momentum=0.9)], ids=["adamw", "sgd"])
+def test_weights_and_the_optimizer_s_state_take_a_run_to_other_ranks(make, batch, optimizer):
+    _, first = make(optimizer=optimizer)
+    for _ in range(2):
+        first.step(batch)
+    _, second = make(optimizer=optimizer, ranks=3, schedule="gpipe")
+    state = first.optimizer_state()
+    second.load_state_dict(first.state_dict())
+    second.load_optimizer_state(state, 2)
+    assert second.steps_done == 2
+    assert [second.step(batch).loss for _ in range(2)] == [first.step(batch).loss for _ in range(2)]
+    del state["layers.0.bias"]
+    with pytest.raises(twobp.Error, match="the state has no layers.0.bias"):
+        second.load_optimizer_state(state, 2)
+
+
 def test_the_module_s_own_state_dict_goes_in_and_out(make, batch):
     module, trainer = make()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}

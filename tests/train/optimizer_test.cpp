@@ -1,5 +1,5 @@
-// AdamW, Adam and SGD against their formulas in float64, step by step: the decayed parameters, the meaning of
-// a missing gradient, and the factor of clipping.
+// AdamW, Adam and SGD against their formulas in float64, step by step: the weight decay of each parameter,
+// the meaning of a missing gradient, and the factor of clipping.
 //
 // The kernels compute in float32: an update is less than 20 operations, so after 6 steps of at most lr = 0.1
 // on weights of size 3 the error is at most 6 * (20 * 6e-8 * 0.1 + 6e-8 * 3) < 2e-6.
@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
+#include "twobp/train/update/weight_decay.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -21,8 +22,8 @@ constexpr int kSteps = 6;
 // Adam and SGD add decay * weight to the gradient.
 class Formula {
  public:
-  Formula(OptimizerConfig config, double weight, bool decays)
-      : config_(std::move(config)), weight_(weight), decay_(decays ? config_.weight_decay : 0) {}
+  Formula(OptimizerConfig config, double weight, double decay)
+      : config_(std::move(config)), weight_(weight), decay_(decay) {}
 
   void step(double gradient, double lr) {
     ++steps_;
@@ -70,8 +71,9 @@ double lr_at(int step) {
   return 0.1 / (1 + step);
 }
 
-// A matrix, which is decayed, and a vector, which is not.
-void expect_formula(const OptimizerConfig& config, double factor) {
+// For a matrix and a vector, with the given weight decays.
+void expect_formula(const OptimizerConfig& config, double factor, double matrix_decay = 0.1,
+                    double gain_decay = 0) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   Parameter matrix({{"matrix", 5}}, {5, 7}, at::kFloat, 1.0);
   Parameter gain({{"gain", 6}}, {6}, at::kFloat, 0, 1);
@@ -84,7 +86,8 @@ void expect_formula(const OptimizerConfig& config, double factor) {
     items.push_back({parameter, 0});
     auto& formulas = expected.emplace_back();
     for (int64_t i = 0; i < parameter->numel(); ++i) {
-      formulas.emplace_back(config, parameter->value.view({-1})[i].item<double>(), parameter == &matrix);
+      formulas.emplace_back(config, parameter->value.view({-1})[i].item<double>(),
+                            parameter == &matrix ? matrix_decay : gain_decay);
     }
   }
   Optimizer optimizer(config, items);
@@ -126,6 +129,35 @@ TEST(Optimizer, SgdWithMomentum) {
 // The factor of clipping multiplies the gradient before anything else sees it.
 TEST(Optimizer, GradientFactor) {
   for (const char* type : {"adamw", "adam", "sgd"}) expect_formula(config_of(type, 0.5), 0.25);
+}
+
+TEST(Optimizer, WeightDecayByName) {
+  for (const char* type : {"adamw", "sgd"}) {
+    OptimizerConfig config = config_of(type);
+    config.weight_decay_of = {"*=0.4", "mat??x=0.3", "gain=0.05"};
+    expect_formula(config, 1, 0.3, 0.05);
+    config.weight_decay_of = {"matrix=0"};
+    expect_formula(config, 1, 0, 0);
+  }
+}
+
+TEST(Optimizer, RefusesRulesOfWeightDecay) {
+  OptimizerConfig config;
+  for (const char* rule : {"gain", "=0.1", "gain=", "gain=much", "gain=-1", "gain=0.1x"}) {
+    config.weight_decay_of = {rule};
+    test::expect_error([&] { check_decay_rules(config); },
+                       {"optimizer.weight_decay_of", rule, "PATTERN=DECAY"});
+  }
+  config.weight_decay_of = {"gian=0"};
+  check_decay_rules(config);
+  test::expect_error(
+      [&] {
+        check_decay_rules(config, {"matrix", "gain"});
+      },
+      {"gian", "did you mean \"gain\""});
+  config.weight_decay_of = {"q=0"};
+  const Parameter packed({{"q", 2}, {"k", 2}}, {4, 3}, at::kFloat, 1.0);
+  test::expect_error([&] { weight_decay_of(config, packed); }, {"stored as one weight"});
 }
 
 TEST(Optimizer, RefusesAnUnknownType) {

@@ -6,6 +6,7 @@
 #include "twobp/models/model.h"
 #include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/plan/partition/partition.h"
+#include "twobp/train/update/weight_decay.h"
 
 namespace twobp {
 namespace {
@@ -44,6 +45,7 @@ void check_device(const Config& config) {
 
 // A key that the optimizer or its schedule does not use would change nothing.
 void check_optimizer(const OptimizerConfig& optimizer) {
+  check_decay_rules(optimizer);
   const OptimizerConfig usual;
   const auto check_used = [](bool used, const char* key, double value, double unset, const char* users) {
     TWOBP_CHECK(used || value == unset, "optimizer.", key, " is ", value, ", but only ", users,

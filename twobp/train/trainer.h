@@ -77,8 +77,9 @@ class Trainer {
   // (run_ahead()). Until step `last` is done, only the results of step() may be used. Every process makes the
   // same call.
   void run_ahead_until(int64_t last) { last_ahead_ = last; }
-  // Makes one step on the given batch, which must have a counted label.
-  StepResult step(const Batch& batch, const Variant& variant);
+  // Makes one step on the given batch, which must have a counted label. `lr` takes the place of the learning
+  // rate of the configuration.
+  StepResult step(const Batch& batch, const Variant& variant, std::optional<double> lr = std::nullopt);
 
   // Evaluates the held-out part (at most train.eval_batches batches). Returns none if it does not exist, or
   // if a process wants to stop. Throws Error if the loss is not finite.
@@ -144,7 +145,8 @@ class Trainer {
   bool may_give_up(int64_t step) const;
   // Forgets the newest batch of the loader.
   void give_back_batch();
-  void begin(std::unique_ptr<StepUnderWay> step, const Variant& variant);
+  void begin(std::unique_ptr<StepUnderWay> step, const Variant& variant,
+             std::optional<double> lr = std::nullopt);
   // Ends the oldest step under way.
   StepResult end();
   void finish(StepUnderWay& step);

@@ -62,7 +62,7 @@ StepResult Trainer::step() {
   });
 }
 
-StepResult Trainer::step(const Batch& batch, const Variant& variant) {
+StepResult Trainer::step(const Batch& batch, const Variant& variant, std::optional<double> lr) {
   check_still();
   auto step = std::make_unique<StepUnderWay>();
   step->batch = batch;
@@ -71,7 +71,7 @@ StepResult Trainer::step(const Batch& batch, const Variant& variant) {
   TWOBP_CHECK(step->targets > 0, "step ", next_step(),
               ": the batch has no label that counts (all are -100): check the labels of the data");
   return or_error([&] {
-    begin(std::move(step), variant);
+    begin(std::move(step), variant, lr);
     return end();
   });
 }
@@ -160,13 +160,14 @@ bool Trainer::read_batch_for(StepUnderWay& step) {
        "labels of the data");
 }
 
-void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& variant) {
+void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& variant,
+                    std::optional<double> lr) {
   TWOBP_CHECK(pipeline_->model().first_trainable < static_cast<int>(pipeline_->model().layers.size()),
               "nothing is trained: model.freeze matches every parameter");
   StepUnderWay& step = *under_way;
   StepResult& result = step.result;
   result.step = next_step();
-  result.lr = learning_rate(config_.optimizer, result.step - 1, config_.train.steps);
+  result.lr = lr.value_or(learning_rate(config_.optimizer, result.step - 1, config_.train.steps));
   const bool early = !under_way_.empty();
   if (!early) update_->use(loss_scale_);
   step.update = update_->begin(run_ahead_.presumes && may_run_ahead(result.step + 1));

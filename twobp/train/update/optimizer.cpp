@@ -2,20 +2,19 @@
 
 #include "twobp/core/check.h"
 #include "twobp/pipeline/memory/memory_meter.h"
+#include "twobp/train/update/weight_decay.h"
 
 namespace twobp {
 
 Optimizer::Optimizer(const OptimizerConfig& config, const std::vector<Item>& items) : config_(config) {
   TWOBP_CHECK(config.type == "adamw" || config.type == "adam" || config.type == "sgd", "unknown optimizer '",
               config.type, "'");
-  groups_.resize(2);
-  groups_[0].weight_decay = config.weight_decay;
   // The fused kernels read it on the device of the weights.
   const at::Device device = items.empty() ? at::kCPU : items.front().parameter->master.device();
   count_ = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));
   const bool adam = config.type != "sgd";
   for (const auto& [parameter, stage] : items) {
-    Group& group = groups_[parameter->decays() ? 0 : 1];
+    Group& group = group_of(weight_decay_of(config, *parameter));
     const MemoryMeter::Scope scope(stage, MemoryCategory::kOptimizer);
     group.parameters.push_back(parameter);
     group.stages.push_back(stage);
@@ -25,6 +24,14 @@ Optimizer::Optimizer(const OptimizerConfig& config, const std::vector<Item>& ite
     if (adam) group.second.push_back(at::zeros_like(parameter->master));
     group.steps.push_back(count_);
   }
+}
+
+Optimizer::Group& Optimizer::group_of(double weight_decay) {
+  for (Group& group : groups_) {
+    if (group.weight_decay == weight_decay) return group;
+  }
+  groups_.emplace_back().weight_decay = weight_decay;
+  return groups_.back();
 }
 
 void Optimizer::complete_gradients() {
@@ -40,7 +47,6 @@ void Optimizer::step(double lr, double grad_factor) {
   std::optional<at::Tensor> grad_scale;
   if (grad_factor != 1) grad_scale = at::scalar_tensor(1 / grad_factor, count_.options());
   for (Group& group : groups_) {
-    if (group.parameters.empty()) continue;
     if (config_.type == "sgd") {
       at::_fused_sgd_(group.values, group.grads, group.first, group.weight_decay, config_.momentum, lr,
                       /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/!stepped_,

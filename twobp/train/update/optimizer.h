@@ -1,5 +1,4 @@
-// AdamW, Adam and SGD on ATen's fused kernels, for the parameters of one rank. Matrices decay; norm gains do
-// not.
+// AdamW, Adam and SGD on ATen's fused kernels, for the parameters of one rank.
 #pragma once
 
 #include <cstdint>
@@ -60,8 +59,10 @@ class Optimizer {
     std::vector<at::Tensor> values, grads, first, second, steps;
   };
 
+  Group& group_of(double weight_decay);
+
   OptimizerConfig config_;
-  std::vector<Group> groups_;  // decayed, not decayed
+  std::vector<Group> groups_;  // by weight decay
   at::Tensor count_;           // float32 scalar: the number of the current step
   bool stepped_ = false;
   bool undone_ = false;  // the last step was undone; its gradients still exist

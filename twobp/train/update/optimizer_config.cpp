@@ -12,6 +12,10 @@ const Section& optimizer_section() {
            "of matrices and kernels, not of biases and norm gains; decoupled for adamw, L2 for adam and sgd")
            .at_least(0)
            .noted_on_resume(),
+       TWOBP_KEY(OptimizerConfig, weight_decay_of,
+                 "PATTERN=DECAY (* and ?): the weight decay of the parameters of these names; later entries "
+                 "override earlier ones")
+           .noted_on_resume(),
        TWOBP_KEY(OptimizerConfig, beta1, "adam: decay of the mean gradient")
            .from_to_below(0, 1)
            .noted_on_resume(),

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "twobp/config/section.h"
 
@@ -12,6 +13,7 @@ struct OptimizerConfig {
   std::string type = "adamw";  // adamw, adam, sgd
   double lr = 3e-4;
   double weight_decay = 0.01;
+  std::vector<std::string> weight_decay_of;  // PATTERN=DECAY, in place of weight_decay
   double beta1 = 0.9;
   double beta2 = 0.999;
   double eps = 1e-8;

@@ -11,6 +11,7 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/schedule/schedule_source.h"
+#include "twobp/train/update/weight_decay.h"
 #include "twobp/transport/collectives.h"
 #include "twobp/transport/world.h"
 
@@ -27,7 +28,7 @@ Update::Update(Pipeline& pipeline, const OptimizerConfig& config, double clip_no
                int64_t bucket_bytes)
     : pipeline_(pipeline), clip_norm_(clip_norm), timeout_(timeout) {
   first_rank_ = pipeline.world().local_ranks().front();
-  find_weights();
+  check_decay_rules(config, find_weights());
   optimizers_.resize(pipeline.ranks());
   reducers_.resize(pipeline.ranks());
   shards_.resize(pipeline.ranks());
@@ -83,12 +84,13 @@ void Update::make_optimizer(int rank, const OptimizerConfig& config) {
   optimizers_[rank] = std::make_unique<Optimizer>(config, items);
 }
 
-void Update::find_weights() {
+std::vector<std::string> Update::find_weights() {
   struct Known {
     size_t index = 0;
     std::vector<int64_t> sizes;
   };
   std::map<std::string, Known> known;
+  std::vector<std::string> names;
   const auto& layers = pipeline_.model().layers;
   int layer = 0;
   for (int s = 0; s < pipeline_.stages(); ++s) {
@@ -109,6 +111,7 @@ void Update::find_weights() {
         if (is_new) {
           all_.emplace_back();
           numel_ += parameter->numel();
+          for (const ParameterPart& part : parameter->parts()) names.push_back(part.name);
         }
         TWOBP_CHECK(parameter->sizes() == at->second.sizes, "tied parameter ", parameter->name(),
                     " has two shapes");
@@ -121,6 +124,7 @@ void Update::find_weights() {
       }
     }
   }
+  return names;
 }
 
 Parameter* Update::parameter_of(const Uses& uses, int rank) {

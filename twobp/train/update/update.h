@@ -116,7 +116,8 @@ class Update {
   // Uses of one weight in model order; more than one if it is tied.
   using Uses = std::vector<Use>;
 
-  void find_weights();
+  // Returns the names of all weights of the model.
+  std::vector<std::string> find_weights();
   void sum_over_replicas(int rank, int64_t bucket_bytes);
   void make_optimizer(int rank, const OptimizerConfig& config);
   // The rank's first parameter for a weight; it has the gradient. Null if the rank has none.

@@ -10,6 +10,8 @@
 #include <set>
 #include <unistd.h>
 
+#include <nlohmann/json.hpp>
+
 #include "twobp/core/check.h"
 #include "twobp/core/pattern.h"
 #include "twobp/data/text/tokenizer.h"

@@ -1,0 +1,171 @@
+"""A drop-in for transformers.Trainer that trains in a pipeline. Its loop, data, schedules, logs, callbacks and files are those of
+transformers; each step is one of twobp.Trainer. Tested with transformers 5.23."""
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+import transformers
+from accelerate.utils import DistributedType
+from transformers.trainer_utils import TrainOutput
+
+import twobp
+from twobp import Error
+from twobp.trainer import by_section
+from twobp.transformers.arguments import check_arguments
+from twobp.transformers.optimizer import fetch_state, load_state, of_all, update_rule
+
+# Settings of the pipeline that TrainingArguments has under another name.
+NAMES = {"micro_batches": "gradient_accumulation_steps", "micro_batch_size": "per_device_train_batch_size", "steps": "max_steps",
+         "clip_norm": "max_grad_norm", "seed": "seed"}
+MANY_SHAPES = 8
+
+
+class OneDevice:
+    """A state of accelerate whose processes transformers takes for one device, since they are the ranks of one pipeline."""
+    num_processes = 1
+    distributed_type = DistributedType.NO
+
+    def __init__(self, state):
+        self._state = state
+
+    def __getattr__(self, name: str):
+        return getattr(self.__dict__["_state"], name)
+
+    def __reduce__(self):
+        return type(self._state), ()
+
+
+class Trainer(transformers.Trainer):
+    """Trains a model of transformers, or of PEFT, on the ranks of a pipeline.
+
+    The arguments are those of transformers.Trainer, and besides the keys of the sections `pipeline` and `train` by name: ranks,
+    schedule, p2, memory_cap, ... (docs/settings.md). `per_device_train_batch_size` is the size of a micro-batch, and
+    `gradient_accumulation_steps` the number of micro-batches of a step. `loss_reduction` is as for twobp.Trainer.
+
+    The ranks are threads of this process or, under torchrun, one in each process. Raises twobp.Error for an argument that cannot be
+    honoured, and names it; for what twobp.Trainer refuses, in `train`.
+
+    `pipeline` is the twobp.Trainer of the last call of `train`, from its first step on. The model gets the trained weights when it
+    is evaluated or saved and when training ends; during steps its own ones are old, and its gradients stay None."""
+
+    pipeline: twobp.Trainer | None = None
+
+    def __init__(self, model=None, args=None, data_collator=None, train_dataset=None, eval_dataset=None, processing_class=None,
+                 model_init=None, compute_loss_func=None, compute_metrics=None, callbacks=None, optimizers=(None, None),
+                 optimizer_cls_and_kwargs=None, preprocess_logits_for_metrics=None, *, loss_reduction: str | None = None, **settings):
+        if compute_loss_func is not None or type(self).compute_loss is not transformers.Trainer.compute_loss:
+            raise Error("a loss beside the model (compute_loss_func, or a subclass with compute_loss) is not captured: let the model "
+                        "return its loss, or use twobp.Trainer with loss_fn")
+        args = copy.copy(args or transformers.TrainingArguments("tmp_trainer"))
+        check_arguments(args)
+        if args.activation_checkpointing:
+            settings.setdefault("recompute", ["activations"])
+            args.activation_checkpointing = args.gradient_checkpointing = False
+        for name in NAMES.keys() & settings.keys():
+            raise Error(f"{name} comes from TrainingArguments.{NAMES[name]}: set that")
+        by_section(settings)
+        self._settings = {**settings, "loss_reduction": loss_reduction}
+        self._stale = False  # the model's weights are older than the pipeline's
+        self._many = args.distributed_state.distributed_type != DistributedType.NO
+        if self._many:
+            folders = [None] * args.world_size
+            dist.all_gather_object(folders, args.output_dir)
+            if len(set(folders)) > 1:
+                raise Error(f"TrainingArguments.output_dir differs between the processes: {folders}. Give all the same")
+            args.distributed_state = OneDevice(args.distributed_state)
+        super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, model_init, None, compute_metrics,
+                         callbacks, optimizers, optimizer_cls_and_kwargs, preprocess_logits_for_metrics)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        if self._many:
+            self.accelerator.state = OneDevice(self.accelerator.state)
+            self.accelerator.dataloader_config.dispatch_batches = False  # every process reads all batches
+            self.accelerator.gather = self.accelerator.gather_for_metrics = self.gather_function = lambda data, **_: data
+
+    def train(self, *args, **keywords) -> TrainOutput:
+        self._update_model()
+        if self.pipeline is not None:  # another call goes on with the optimizer's state
+            fetch_state(self.optimizer, self.model, self.pipeline)
+            self.pipeline = None
+        return super().train(*args, **keywords)
+
+    def get_train_dataloader(self) -> torch.utils.data.DataLoader:
+        loader = super().get_train_dataloader()
+        if self._many:  # random changes of samples are the same in all processes
+            loader.worker_init_fn = functools.partial(loader.worker_init_fn, rank=0)
+        return loader
+
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
+        self._step_batches = []
+        return super().get_batch_samples(epoch_iterator, num_batches, device)
+
+    def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
+        """Trains when it has the last micro-batch of a step, and returns the step's loss; 0 before."""
+        self._step_batches.append(dict(inputs))
+        if len(self._step_batches) < self.current_gradient_accumulation_steps:
+            return torch.tensor(0.0)
+        if not model.training:
+            model.train()  # for a capture
+        if self.pipeline is None:
+            self._make_pipeline(self._step_batches[0])
+        shapes = self.pipeline.shapes
+        result = self.pipeline.step(self._step_batches, lr=of_all(self.optimizer, "lr"))
+        if shapes <= MANY_SHAPES < self.pipeline.shapes:
+            warnings.warn(f"the micro-batches have {self.pipeline.shapes} shapes so far, and the model is captured for each, which takes "
+                          "time: pad to fewer lengths, such as by pad_to_multiple_of of the data collator")
+        self._stale = True
+        self._grad_norm = result.grad_norm
+        return torch.tensor(result.loss)
+
+    def _get_grad_norm(self, model, grad_norm=None) -> float:
+        return self._grad_norm
+
+    def _finalize_training(self, *args, **keywords) -> TrainOutput:
+        self._update_model()
+        output = super()._finalize_training(*args, **keywords)
+        output.metrics["captured_shapes"] = self.pipeline.shapes if self.pipeline is not None else 0
+        return output
+
+    def evaluate(self, *args, **keywords) -> dict[str, float]:
+        """Runs the model itself on PyTorch's threads, so that metrics and predictions are those of transformers."""
+        self._update_model()
+        return super().evaluate(*args, **keywords)
+
+    def predict(self, *args, **keywords):
+        self._update_model()
+        return super().predict(*args, **keywords)
+
+    def save_model(self, *args, **keywords) -> None:
+        self._update_model()
+        super().save_model(*args, **keywords)
+        if self._many:
+            dist.barrier()  # the others look for the folder
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if self.pipeline is None:  # no step since the state was loaded
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        fetch_state(self.optimizer, self.model, self.pipeline)
+        super()._save_optimizer_and_scheduler(output_dir)
+        self.optimizer.state.clear()
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        if self.args.should_save:  # all processes have the same
+            super()._save_rng_state(output_dir)
+
+    def _make_pipeline(self, example: dict) -> None:
+        self.pipeline = twobp.Trainer(
+            self.model, example, optimizer=update_rule(self.optimizer, self.model), micro_batches=self.args.gradient_accumulation_steps,
+            clip_norm=self.args.max_grad_norm, seed=self.args.seed, steps=self.state.max_steps, **self._settings)
+        load_state(self.optimizer, self.model, self.pipeline, self.state.global_step)
+
+    def _update_model(self) -> None:
+        if self._stale:
+            self.model.load_state_dict(self.pipeline.state_dict())
+            self._stale = False

@@ -1,0 +1,75 @@
+"""The optimizer of PyTorch that transformers makes, as an update rule of the pipeline. It takes no step itself: it has the
+learning rate of the schedule and, in checkpoints, the state."""
+from __future__ import annotations
+
+import torch
+
+import twobp
+from twobp import Error
+
+KINDS = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
+UNKNOWN = ("amsgrad", "maximize", "nesterov", "dampening")
+STATE = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum": "momentum_buffer"}  # names here and in PyTorch
+
+
+def update_rule(optimizer, model: torch.nn.Module) -> twobp.AdamW | twobp.Adam | twobp.SGD:
+    """Raises Error for what the pipeline cannot do."""
+    inner = _inner(optimizer)
+    if type(inner) not in KINDS:
+        raise Error(f"TrainingArguments.optim gives the optimizer {type(inner).__name__}, which the pipeline does not have: use adamw_torch or sgd")
+    for group in inner.param_groups:
+        for name in UNKNOWN:
+            if group.get(name):
+                raise Error(f"the optimizer has {name}={group[name]}, which the pipeline does not have: leave it out of optim_args")
+    decays = {id(parameter): group["weight_decay"] for group in inner.param_groups for parameter in group["params"]}
+    weight_decay = max(decays.values())
+    rules = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if id(parameter) not in decays:
+            raise Error(f"the optimizer does not have the parameter {name}: freeze it by requires_grad_(False)")
+        if decays[id(parameter)] != (weight_decay if parameter.dim() > 1 else 0):
+            rules[name] = decays[id(parameter)]
+    common = {"weight_decay": weight_decay, "weight_decay_of": rules}
+    if isinstance(inner, torch.optim.SGD):
+        return twobp.SGD(momentum=of_all(inner, "momentum"), **common)
+    beta1, beta2 = of_all(inner, "betas")
+    kind = twobp.AdamW if of_all(inner, "decoupled_weight_decay") else twobp.Adam
+    return kind(beta1=beta1, beta2=beta2, eps=of_all(inner, "eps"), **common)
+
+
+def of_all(optimizer, name: str):
+    """The value that all groups of parameters share."""
+    values = [group[name] for group in optimizer.param_groups]
+    if any(value != values[0] for value in values):
+        raise Error(f"the optimizer's groups have different {name}: {values}. The pipeline has one for all parameters")
+    return values[0]
+
+
+def fetch_state(optimizer, model: torch.nn.Module, pipeline: twobp.Trainer) -> None:
+    """Gives `optimizer` copies of the pipeline's state."""
+    state = pipeline.optimizer_state()
+    steps = torch.tensor(float(pipeline.steps_done))
+    for name, parameter in model.named_parameters():
+        if name in state:
+            optimizer.state[parameter] = {"step": steps.clone(), **{STATE[what]: tensor for what, tensor in state[name].items()}}
+
+
+def load_state(optimizer, model: torch.nn.Module, pipeline: twobp.Trainer, steps: int) -> None:
+    """Gives a new pipeline the state that `optimizer` has from a checkpoint. `steps`: of the run, which SGD of PyTorch does not count."""
+    known = optimizer.state
+    if not known and not isinstance(_inner(optimizer), torch.optim.SGD):
+        return
+    state = pipeline.optimizer_state()  # zeros, for parameters without a gradient so far
+    for name, parameter in model.named_parameters():
+        for what in state.get(name, {}):
+            state[name][what] = known.get(parameter, {}).get(STATE[what], state[name][what])
+    counts = [int(of["step"]) for of in known.values() if "step" in of]
+    pipeline.load_optimizer_state(state, max(counts, default=steps))
+    known.clear()
+
+
+def _inner(optimizer) -> torch.optim.Optimizer:
+    """Without accelerate's wrapper."""
+    return getattr(optimizer, "optimizer", optimizer)

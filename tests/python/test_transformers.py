@@ -1,0 +1,361 @@
+"""The drop-in for transformers.Trainer against transformers.Trainer itself, which trains on one device."""
+import dataclasses
+import inspect
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+import twobp  # noqa: E402
+import twobp.transformers  # noqa: E402
+from test_processes import launch  # noqa: E402
+from twobp.transformers import arguments  # noqa: E402
+from twobp.transformers.optimizer import update_rule  # noqa: E402
+
+VOCABULARY, LENGTH = 48, 12
+
+LOSSES = {"rel": 1e-5}
+NORMS = {"rel": 1e-4}
+
+
+def gpt2(**settings):
+    torch.manual_seed(1)
+    settings = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, **settings}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2,
+                                                                 bos_token_id=0, eos_token_id=0, **settings))
+    model.loss_type = "ForCausalLM"  # without it, transformers 5.23 also counts the first label, which is no target
+    return model
+
+
+def qwen3():
+    torch.manual_seed(1)
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=8, max_position_embeddings=LENGTH))
+
+
+def texts(samples=8, seed=0, lengths=(LENGTH,)):
+    """Ids whose next one depends on the one before, so that there is something to learn."""
+    generator = torch.Generator().manual_seed(seed)
+    data = []
+    for i in range(samples):
+        first = torch.randint(VOCABULARY, (1,), generator=generator).item()
+        ids = [(first + 5 * k) % VOCABULARY for k in range(lengths[i % len(lengths)])]
+        data.append({"input_ids": ids, "labels": ids})
+    return data
+
+
+def pad(samples):
+    """A batch of the longest sample's length, with a mask."""
+    length = max(len(sample["input_ids"]) for sample in samples)
+    rows = {name: [sample[name] + [fill] * (length - len(sample[name])) for sample in samples] for name, fill in (("input_ids", 0), ("labels", -100))}
+    rows["attention_mask"] = [[1] * len(sample["input_ids"]) + [0] * (length - len(sample["input_ids"])) for sample in samples]
+    return {name: torch.tensor(row) for name, row in rows.items()}
+
+
+def hide(samples):
+    """A batch with some labels left out at random."""
+    ids = torch.tensor([sample["input_ids"] for sample in samples])
+    return {"input_ids": ids, "labels": torch.where(torch.rand(ids.shape) < 0.3, -100, ids)}
+
+
+class Events(transformers.TrainerCallback):
+    """Records which events came, and at which step."""
+
+    def __init__(self):
+        self.seen = []
+
+
+for _event in [name for name in dir(transformers.TrainerCallback) if name.startswith("on_")]:
+    def _record(self, args, state, control, *, event=_event, **_):
+        self.seen.append((event, state.global_step))
+    setattr(Events, _event, _record)
+
+
+def train(kind, model, folder, *, resume=None, callbacks=(), data=None, data_collator=None, ranks=2, **settings):
+    """A trainer of `kind` that has trained, and what train() returned."""
+    own = {name: settings.pop(name) for name in ("schedule", "p2", "recompute", "compute_metrics") if name in settings}
+    if kind is twobp.transformers.Trainer:
+        own["ranks"] = ranks
+    settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-2, "adam_epsilon": 1e-6, "logging_steps": 1,
+                "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True, **settings}
+    trainer = kind(model=model, args=transformers.TrainingArguments(str(folder), **settings), train_dataset=texts() if data is None else data,
+                   eval_dataset=texts(5, seed=1), data_collator=data_collator, callbacks=list(callbacks), **own)
+    return trainer, trainer.train(resume_from_checkpoint=resume)
+
+
+def both(model, folder, **settings):
+    """transformers' trainer and ours after the same training, and what each has logged."""
+    trainers = [train(kind, model(), folder / name, **settings)[0] for kind, name in ((transformers.Trainer, "theirs"), (twobp.transformers.Trainer, "ours"))]
+    return trainers, [trainer.state.log_history for trainer in trainers]
+
+
+def compare(logs):
+    """The same lines, with the same numbers but for rounding."""
+    theirs, ours = logs
+    for expected, line in zip(theirs, ours, strict=True):
+        assert line.keys() == expected.keys()
+        for name in line:
+            if name.endswith(("runtime", "per_second", "preparation_time")):
+                continue
+            tolerance = LOSSES if name.endswith("loss") else NORMS if name == "grad_norm" else {"rel": 1e-12}
+            assert line[name] == pytest.approx(expected[name], **tolerance), (name, expected)
+
+
+def compare_weights(trainers):
+    theirs, ours = (trainer.model.state_dict() for trainer in trainers)
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def assert_equal_bits(one, other):
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module", params=[gpt2, qwen3], ids=["GPT-2", "Qwen3"])
+def pair(request, tmp_path_factory):
+    """Both trainers after two epochs: warm-up and decay, weight decay, clipping, evaluations, checkpoints, a last smaller batch."""
+    events = [Events(), Events()]
+    trainers = []
+    folder = tmp_path_factory.mktemp("pair")
+    for kind, name, callback in zip((transformers.Trainer, twobp.transformers.Trainer), ("theirs", "ours"), events):
+        trainers.append(train(kind, request.param(), folder / name, data=texts(11), num_train_epochs=2, warmup_steps=2, weight_decay=0.1, max_grad_norm=0.8,
+                              eval_strategy="steps", eval_steps=3, eval_on_start=True, save_strategy="steps", save_steps=2, save_total_limit=2,
+                              logging_first_step=True, callbacks=[callback]))
+    return trainers, events, folder
+
+
+def test_every_line_of_the_log_is_that_of_transformers(pair):
+    (theirs, ours), _, _ = pair
+    compare([theirs[0].state.log_history, ours[0].state.log_history])
+    losses = [line["loss"] for line in ours[0].state.log_history if "loss" in line]
+    assert len(losses) == 6 and losses[-1] < losses[0]
+    rates = [line["learning_rate"] for line in ours[0].state.log_history if "loss" in line]
+    assert rates == [0, 5e-3, 1e-2, 7.5e-3, 5e-3, 2.5e-3]
+    assert theirs[1].metrics.keys() | {"captured_shapes"} == ours[1].metrics.keys()
+    assert ours[1].training_loss == pytest.approx(theirs[1].training_loss, **LOSSES)
+    assert ours[1].metrics["captured_shapes"] == 2  # the whole micro-batch, and the last of an epoch
+
+
+def test_weights_and_evaluation_after_training_are_those_of_transformers(pair):
+    trainers = [trainer for trainer, _ in pair[0]]
+    compare_weights(trainers)
+    theirs, ours = (trainer.evaluate() for trainer in trainers)
+    assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], **LOSSES) and ours.keys() == theirs.keys()
+
+
+def test_callbacks_are_called_in_the_order_of_transformers(pair):
+    theirs, ours = (events.seen for events in pair[1])
+    assert ours == theirs
+    assert {"on_init_end", "on_train_begin", "on_substep_end", "on_step_end", "on_log", "on_evaluate", "on_save", "on_train_end"} <= {name for name, _ in ours}
+
+
+def test_the_checkpoints_have_the_files_of_transformers(pair):
+    theirs, ours = ({str(path.relative_to(pair[2] / name)) for path in (pair[2] / name).rglob("*")} for name in ("theirs", "ours"))
+    assert ours == theirs
+    assert "checkpoint-6/model.safetensors" in ours and "checkpoint-2/model.safetensors" not in ours
+
+
+@pytest.mark.parametrize("pair", [gpt2], indirect=True, ids=["GPT-2"])
+@pytest.mark.parametrize("first, second", [(transformers.Trainer, twobp.transformers.Trainer), (twobp.transformers.Trainer, transformers.Trainer)],
+                         ids=["theirs-ours", "ours-theirs"])
+def test_either_trainer_resumes_the_other_s_checkpoint(pair, first, second):
+    trainers, _, folder = pair
+    theirs = trainers[0][0]
+    settings = {"data": texts(11), "num_train_epochs": 2, "warmup_steps": 2, "weight_decay": 0.1, "max_grad_norm": 0.8}
+    checkpoint = folder / ("theirs" if first is transformers.Trainer else "ours") / "checkpoint-4"
+    resumed, _ = train(second, gpt2(), folder / "resumed", resume=str(checkpoint), **settings)
+    compare_weights([theirs, resumed])
+    steps = {line["step"]: line["loss"] for line in theirs.state.log_history if "loss" in line}
+    for line in resumed.state.log_history:
+        if "loss" in line:
+            assert line["loss"] == pytest.approx(steps[line["step"]], **LOSSES)
+
+
+def test_a_resumed_run_goes_on_to_the_bit(tmp_path):
+    def model():
+        return gpt2(resid_pdrop=0.1)  # the masks of a step are those of the uninterrupted run
+
+    settings = {"num_train_epochs": 3, "lr_scheduler_type": "cosine", "warmup_steps": 1, "data_collator": hide}
+    whole, _ = train(twobp.transformers.Trainer, model(), tmp_path / "whole", schedule="zb-v", **settings)
+    train(twobp.transformers.Trainer, model(), tmp_path / "parts", save_strategy="steps", save_steps=2, **settings)
+    (tmp_path / "parts/checkpoint-6").rename(tmp_path / "later")  # as if the run had ended before
+    resumed, _ = train(twobp.transformers.Trainer, model(), tmp_path / "parts", resume=True, ranks=1, activation_checkpointing=True, **settings)
+    assert resumed.pipeline.config["pipeline"]["recompute"] == ["activations"]
+    assert resumed.pipeline.steps_done == 6 and resumed.pipeline.ranks == 1
+    assert_equal_bits(resumed.model.state_dict(), whole.model.state_dict())
+    assert [line["loss"] for line in resumed.state.log_history[:-1]] == [line["loss"] for line in whole.state.log_history[:-1]]
+
+
+def test_batches_padded_to_different_lengths(tmp_path, monkeypatch):
+    monkeypatch.setattr(twobp.transformers, "MANY_SHAPES", 1)
+    with pytest.warns(UserWarning, match="2 shapes so far"):
+        trainers, logs = both(qwen3, tmp_path, max_steps=2, data=texts(lengths=(12, 12, 12, 7, 8, 8, 8, 8)), data_collator=pad,
+                              train_sampling_strategy="group_by_length", optim="sgd", optim_args="momentum=0.9", learning_rate=0.1,
+                              lr_scheduler_type="constant", max_grad_norm=0)
+    compare(logs)
+    compare_weights(trainers)
+    assert trainers[1].pipeline.shapes == 2
+
+
+def test_an_adapter_of_peft(tmp_path):
+    peft = pytest.importorskip("peft")
+
+    def model():
+        base = gpt2()
+        adapted = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["c_attn"], lora_dropout=0.0, task_type="CAUSAL_LM", fan_in_fan_out=True))
+        return adapted
+
+    trainers, logs = both(model, tmp_path, max_steps=4, save_strategy="steps", save_steps=3)
+    compare(logs)
+    compare_weights(trainers)
+    ours = trainers[1]
+    before, after = model().state_dict(), ours.model.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and all("lora_" in name for name in changed)
+    ours.save_model(str(tmp_path / "adapter"))
+    assert (tmp_path / "adapter/adapter_model.safetensors").exists() and not (tmp_path / "adapter/model.safetensors").exists()
+    again = peft.PeftModel.from_pretrained(gpt2(), tmp_path / "adapter")
+    assert_equal_bits(again.state_dict(), after)
+    resumed, _ = train(twobp.transformers.Trainer, model(), tmp_path / "resumed", resume=str(tmp_path / "ours/checkpoint-3"), max_steps=4)
+    assert_equal_bits(resumed.model.state_dict(), after)
+
+
+def test_early_stopping_leaves_the_best_model(tmp_path):
+    def stopped(kind, name):
+        return train(kind, gpt2(), tmp_path / name, max_steps=8, learning_rate=0.3, adam_epsilon=1e-8, eval_strategy="steps", eval_steps=1,
+                     save_strategy="steps", save_steps=1, save_total_limit=1, load_best_model_at_end=True, lr_scheduler_type="constant",
+                     callbacks=[transformers.EarlyStoppingCallback(early_stopping_patience=2)])[0]
+
+    trainer = stopped(twobp.transformers.Trainer, "ours")
+    losses = {line["step"]: line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line}
+    best = min(losses, key=losses.get)
+    assert trainer.state.global_step == best + 2 < 8
+    assert trainer.evaluate()["eval_loss"] == losses[best]
+    assert [path.name for path in (tmp_path / "ours").glob("checkpoint-*")] == [f"checkpoint-{best}"]
+    theirs = stopped(transformers.Trainer, "theirs")
+    assert theirs.state.best_global_step == best
+
+
+def test_metrics_and_predictions_see_the_trained_weights(tmp_path):
+    def accuracy(prediction):
+        return {"accuracy": float((prediction.predictions.argmax(-1)[:, :-1] == prediction.label_ids[:, 1:]).mean())}
+
+    trainer, _ = train(twobp.transformers.Trainer, gpt2(), tmp_path, max_steps=1, compute_metrics=accuracy, ranks=1)
+    logits = trainer.predict(texts(3)).predictions
+    model = gpt2()
+    model.load_state_dict(trainer.pipeline.state_dict())
+    with torch.no_grad():
+        expected = model.eval()(torch.tensor([sample["input_ids"] for sample in texts(3)])).logits
+    torch.testing.assert_close(torch.tensor(logits), expected)
+    assert 0 <= trainer.evaluate()["eval_accuracy"] <= 1
+    trainer.args.max_steps = 2
+    trainer.train()  # a new call begins at the trained weights, with the optimizer's state
+    assert trainer.state.global_step == 2 and trainer.pipeline.steps_done == 3
+
+
+def test_weight_decay_is_by_transformers_groups():
+    class Odd(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(3))
+            self.relative_bias = torch.nn.Parameter(torch.ones(3, 3))
+            self.linear = torch.nn.Linear(3, 3)
+            self.norm = torch.nn.LayerNorm(3)
+
+    model = Odd()
+    args = transformers.TrainingArguments("unused", weight_decay=0.1, report_to="none", use_cpu=True)
+    rule = update_rule(transformers.Trainer(model, args).create_optimizer(), model)
+    assert rule == twobp.AdamW(weight_decay=0.1, weight_decay_of={"scale": 0.1, "relative_bias": 0.0})
+
+
+def test_an_optimizer_of_the_user_is_taken_or_refused():
+    model = torch.nn.Linear(2, 2)
+    weight, bias = model.parameters()
+    assert update_rule(torch.optim.Adam(model.parameters(), eps=1e-6), model) == twobp.Adam(eps=1e-6)
+    with pytest.raises(twobp.Error, match="does not have the parameter bias"):
+        update_rule(torch.optim.AdamW([weight]), model)
+    with pytest.raises(twobp.Error, match="groups have different betas"):
+        update_rule(torch.optim.AdamW([{"params": [weight]}, {"params": [bias], "betas": (0.5, 0.5)}]), model)
+    with pytest.raises(twobp.Error, match="amsgrad"):
+        update_rule(torch.optim.AdamW(model.parameters(), amsgrad=True), model)
+
+
+@pytest.mark.parametrize("settings", [
+    {"bf16": True}, {"torch_compile": True}, {"neftune_noise_alpha": 5.0}, {"label_smoothing_factor": 0.1}, {"auto_find_batch_size": True},
+    {"debug": "underflow_overflow"}, {"enable_jit_checkpoint": True}, {"activation_checkpointing_kwargs": {"offload": True}},
+], ids=lambda settings: next(iter(settings)))
+def test_an_argument_that_cannot_be_honoured_is_named(settings):
+    args = transformers.TrainingArguments("unused", report_to="none", use_cpu=True, **settings)
+    with pytest.raises(twobp.Error, match=f"TrainingArguments.{next(iter(settings))}"):
+        twobp.transformers.Trainer(gpt2(), args, train_dataset=texts())
+
+
+@pytest.mark.parametrize("settings, message", [
+    ({"rank": 2}, "unknown setting 'rank': did you mean 'ranks'"), ({"micro_batches": 2}, "gradient_accumulation_steps"),
+    ({"compute_loss_func": lambda *_: 0}, "compute_loss_func"),
+], ids=["unknown", "of-the-arguments", "loss"])
+def test_a_wrong_setting_is_refused(settings, message):
+    args = transformers.TrainingArguments("unused", report_to="none", use_cpu=True)
+    with pytest.raises(twobp.Error, match=message):
+        twobp.transformers.Trainer(gpt2(), args, train_dataset=texts(), **settings)
+
+
+@pytest.mark.parametrize("settings, message", [
+    ({"optim": "adafactor"}, "Adafactor"), ({"optim": "sgd", "optim_args": "momentum=0.9,nesterov=True"}, "nesterov"),
+], ids=["optim", "optim_args"])
+def test_an_optimizer_that_the_pipeline_does_not_have_is_refused(settings, message, tmp_path):
+    with pytest.raises(twobp.Error, match=message):
+        train(twobp.transformers.Trainer, gpt2(), tmp_path, max_steps=1, **settings)
+
+
+def test_a_loss_of_a_subclass_is_refused():
+    class Own(twobp.transformers.Trainer):
+        def compute_loss(self, model, inputs, **_):
+            return model(**inputs).loss * 2
+
+    with pytest.raises(twobp.Error, match="compute_loss"):
+        Own(gpt2(), transformers.TrainingArguments("unused", report_to="none", use_cpu=True), train_dataset=texts())
+
+
+def test_every_training_argument_is_dealt_with():
+    parts = (arguments.HONOURED, arguments.WITHOUT_EFFECT, frozenset(arguments.REFUSED))
+    fields = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
+    assert fields == frozenset().union(*parts) - {"predict_with_generate"}
+    assert sum(map(len, parts)) == len(fields) + 1
+
+
+def test_the_trainer_takes_what_transformers_trainer_takes():
+    theirs, ours = (list(inspect.signature(kind.__init__).parameters) for kind in (transformers.Trainer, twobp.transformers.Trainer))
+    assert ours == [*theirs, "loss_reduction", "settings"]
+
+
+PROCESSES = """
+import os, sys, torch
+sys.path.insert(0, sys.argv[1])
+import twobp.transformers
+from test_transformers import gpt2, train
+trainer, _ = train(twobp.transformers.Trainer, gpt2(resid_pdrop=0.1), sys.argv[2] + "/output", max_steps=4, save_strategy="steps", save_steps=2,
+                   save_total_limit=1, eval_strategy="steps", eval_steps=2, load_best_model_at_end=True)
+trainer.evaluate()
+trainer.save_model()
+torch.save((trainer.state.log_history, trainer.model.state_dict()), f"{sys.argv[2]}/{os.environ['RANK']}.pt")
+trainer.end()
+"""
+
+
+def test_a_process_for_each_rank(tmp_path):
+    done = launch(tmp_path, 2, program=PROCESSES)
+    assert done.returncode == 0, done.stderr
+    alone, _ = train(twobp.transformers.Trainer, gpt2(resid_pdrop=0.1), tmp_path / "alone", max_steps=4, eval_strategy="steps", eval_steps=2)
+    alone.evaluate()
+    losses = [[line.get("loss", line.get("eval_loss")) for line in alone.state.log_history]]
+    for rank in range(2):
+        log, state = torch.load(tmp_path / f"{rank}.pt")
+        losses.append([line.get("loss", line.get("eval_loss")) for line in log])
+        assert_equal_bits(state, alone.model.state_dict())
+    assert losses[0] == losses[1] == losses[2]
+    assert done.stdout.count("'train_runtime'") == 1  # only process 0 logs
+    assert sorted(path.name for path in (tmp_path / "output").iterdir() if path.is_dir()) == ["checkpoint-4"]
