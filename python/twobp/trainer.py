@@ -54,12 +54,13 @@ class Trainer:
     After an error in a step, make a new trainer. One thread at a time may call a trainer, in the process that made it."""
 
     def __init__(self, module: torch.nn.Module | None = None, example: Batch | None = None, *, model: Mapping | None = None,
-                 loss_fn: Callable | None = None, loss_reduction: str | None = None, optimizer: AdamW | Adam | SGD | None = None, **settings):
+                 loss_fn: Callable | None = None, loss_reduction: str | None = None, optimizer: AdamW | Adam | SGD | None = None,
+                 cache: bool | str | os.PathLike = True, **settings):
         """`example`: one micro-batch, a dict of tensors whose first dimension are the samples.
 
         `module` is captured with the example: its forward takes the dict's tensors by name. It returns the loss, or
         `loss_fn(output, batch)` does. `loss_reduction`, "mean" or "sum" over a micro-batch's samples, is asked for if capture cannot
-        see it. `model` takes the place of a module: the keys of the section `model`, such as
+        see it. What capture makes is kept in the user's cache folder, unless `cache` is False or another folder. `model` takes the place of a module: the keys of the section `model`, such as
         {"type": "mlp", "dim": 64}, or {"from": FOLDER} for a Hugging Face directory.
 
         `settings`: the keys of the sections `pipeline` and `train` by name: ranks, schedule, micro_batches, p2, memory_cap,
@@ -73,7 +74,7 @@ class Trainer:
         self._captured: Captured | None = None
         graph, constants, weights = "", {}, {}
         if module is not None:
-            self._captured = _capture(module, self._example, loss_fn, loss_reduction)
+            self._captured = _capture(module, self._example, loss_fn, loss_reduction, cache)
         elif loss_fn is not None or loss_reduction is not None:
             raise Error("loss_fn and loss_reduction are for a module: a configured model has its own loss")
         config = _config(settings, optimizer or AdamW(), self._example)
@@ -137,7 +138,7 @@ class Trainer:
         from twobp.capture import bundle
         weights = self._native.weights()
         if self._native.process == 0:
-            bundle.write(folder, self._captured.graph, weights, self._captured.constants)
+            bundle.write(folder, self._captured.graph, weights, self._captured.constants, self._module)
 
     def checkpoint(self, folder: str | os.PathLike, *, keep: int = 3) -> None:
         """Writes a checkpoint into a folder that is empty or this trainer's: weights, optimizer state and position. The newest
@@ -238,9 +239,10 @@ def _process_group() -> str:
     return torch.distributed.group.WORLD.group_name
 
 
-def _capture(module: torch.nn.Module, example: Batch, loss_fn: Callable | None, loss_reduction: str | None) -> Captured:
-    from twobp.capture import capture  # only now: torch.export takes a second to import
-    return capture(module, example, loss_fn=loss_fn, loss_reduction=loss_reduction)
+def _capture(module: torch.nn.Module, example: Batch, loss_fn: Callable | None, loss_reduction: str | None,
+             cache: bool | str | os.PathLike) -> Captured:
+    from twobp.capture import capture  # only now: importing twobp registers no operator
+    return capture(module, example, loss_fn=loss_fn, loss_reduction=loss_reduction, cache=cache)
 
 
 def _parts(captured: Captured) -> tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]:

@@ -1,0 +1,97 @@
+"""A module is traced for one shape of micro-batch: exported, cut into layers, each split into programs."""
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import nn
+
+from . import export
+from .cut import Layer, cut, structure
+from .emit import emit
+from .errors import CaptureError
+from .fingerprint import tensor_digest
+from .joint import joint_graph
+from .split import split
+from .targets import weigh_loss
+
+
+@dataclasses.dataclass
+class Traced:
+    """The programs for one shape. Layers have `name`, `kind`, `parameters`, `buffers` and `constants`, which are indices into `constants`.
+    `names` are the module's own names of these tensors, or None for those that tracing made. `buffers` are those that forward changes."""
+    layers: list[dict]
+    programs: list[dict]
+    targets: dict
+    buffers: list[str]
+    names: list[str | None]
+    constants: list[torch.Tensor]
+
+
+class Constants:
+    """Tensors by number. Equal ones of one name have one number."""
+
+    def __init__(self):
+        self._number: dict[tuple, int] = {}
+        self.names: list[str | None] = []
+        self.tensors: list[torch.Tensor] = []
+
+    def number(self, tensor: torch.Tensor, name: str | None = None) -> int:
+        key = (name, None if name else tensor_digest(tensor))
+        if key not in self._number:
+            self._number[key] = len(self.tensors)
+            self.names.append(name)
+            self.tensors.append(tensor.detach().clone())
+        return self._number[key]
+
+
+def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reduction: str | None, frozen: set[str]) -> Traced:
+    """Raises CaptureError."""
+    forward = export.export(whole, fields)
+    targets = weigh_loss(forward, fields, loss_reduction)
+    layers = cut(forward)
+    constants, own = Constants(), own_tensors(whole)
+    programs, assigned, made = programs_of(layers, frozen)
+    described = []
+    for layer, kind in zip(layers, assigned):
+        numbers = [constants.number(forward.tensors[one], own_name(one.name, own)) for one in layer.inputs if one.source == "constant"]
+        described.append({"name": layer.name, "kind": kind, "parameters": layer.names("parameter"), "buffers": layer.names("buffer"),
+                          "constants": numbers + [constants.number(tensor) for tensor in made[kind]]})
+    return Traced(described, programs, targets, list(forward.new_buffers), constants.names, constants.tensors)
+
+
+def programs_of(layers: list[Layer], frozen: set[str]) -> tuple[list[dict], list[int], list[list[torch.Tensor]]]:
+    """The program of each kind, the kind of each layer, and the constants that tracing made for each kind."""
+    kinds: dict[str, int] = {}
+    programs, made, gradients = [], [], []
+    arriving: list[bool] = []
+    assigned = []
+    for layer in layers:
+        arrived = iter(arriving)
+        trained = [next(arrived) if source == "value" else source == "parameter" and name not in frozen for source, name in layer.inputs]
+        text = structure(layer, trained)
+        if text not in kinds:
+            kinds[text] = len(programs)
+            joint = joint_graph(layer, trained)
+            program, constants = emit(layer, joint, split(joint, layer))
+            programs.append(program)
+            made.append(constants)
+            gradients.append(["gradient" in o for o in program["outputs"]])
+        assigned.append(kinds[text])
+        arriving = gradients[kinds[text]]
+    if not any(arriving):
+        raise CaptureError("nothing is trained: the loss depends on no parameter with requires_grad")
+    return programs, assigned, made
+
+
+def own_tensors(whole: nn.Module) -> dict[str, torch.Tensor]:
+    """The module's tensors that are no parameters, by name: buffers, and plain attributes."""
+    tensors = dict(whole.named_buffers(remove_duplicate=False))
+    for path, part in whole.named_modules():
+        tensors.update({f"{path}.{attribute}": value for attribute, value in vars(part).items() if isinstance(value, torch.Tensor)})
+    return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+
+
+def own_name(exported: str, own: dict[str, torch.Tensor]) -> str | None:
+    name = exported.removeprefix("module.")
+    return name if name in own else None
