@@ -14,6 +14,7 @@ from twobp import _native, batches
 from twobp._native import Error
 from twobp.batches import Batch
 from twobp.optimizers import Adam, AdamW, SGD
+from twobp.watch import Watch
 
 if TYPE_CHECKING:
     from twobp.capture import Captured
@@ -48,7 +49,8 @@ class Trainer:
     more than one process, one in each process. All processes then make the same calls with the same batches.
 
     The trainer has its own copies of the weights. It does not change the module, and does not see changes of the module: use
-    `state_dict` and `load_state_dict` between the two.
+    `state_dict` and `load_state_dict` between the two. `step` and `evaluate` raise Error if parameters of the module have changed, other
+    than to a state of the trainer.
 
     A call that Ctrl-C ends raises KeyboardInterrupt. The step is then given up, no weight has changed, and the trainer can go on.
     After an error in a step, make a new trainer. One thread at a time may call a trainer, in the process that made it."""
@@ -60,8 +62,9 @@ class Trainer:
 
         `module` is captured with the example: its forward takes the dict's tensors by name. It returns the loss, or
         `loss_fn(output, batch)` does. `loss_reduction`, "mean" or "sum" over a micro-batch's samples, is asked for if capture cannot
-        see it. What capture makes is kept in the user's cache folder, unless `cache` is False or another folder. `model` takes the place of a module: the keys of the section `model`, such as
-        {"type": "mlp", "dim": 64}, or {"from": FOLDER} for a Hugging Face directory.
+        see it. What capture makes is kept in the user's cache folder, unless `cache` is False or another folder. `model` takes the
+        place of a module: the keys of the section `model`, such as {"type": "mlp", "dim": 64}, or {"from": FOLDER} for a Hugging Face
+        directory of a model that twobp has layers of, or a bundle.
 
         `settings`: the keys of the sections `pipeline` and `train` by name: ranks, schedule, micro_batches, p2, memory_cap,
         clip_norm, seed, ... (docs/settings.md). Raises twobp.Error for an unknown name, a value out of range, keys that contradict
@@ -85,6 +88,7 @@ class Trainer:
         self._module = module
         self._native = _native.Trainer(json.dumps(config), graph, constants, self._example, weights, _process_group())
         self._shapes = {_shape(self._example)}
+        self._watch = Watch(module, set(self._captured.buffers)) if module is not None else None
 
     def step(self, batch: Batch | Sequence[Batch]) -> StepResult:
         """Makes one optimizer step.
@@ -112,24 +116,32 @@ class Trainer:
         trained = self._native.weights()
         if self._module is None:
             return trained
-        return {name: trained[known] if (known := self._name(name, trained)) else tensor.detach().clone()
-                for name, tensor in self._module.state_dict().items()}
+        state = {name: trained[known] if (known := self._name(name, trained)) else tensor.detach().clone()
+                 for name, tensor in self._module.state_dict().items()}
+        self._watch.came_from_trainer(state)
+        return state
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Replaces all weights and buffers. The optimizer's state stays. Raises twobp.Error for missing or unknown names and for
-        other shapes."""
+        """Replaces all weights and buffers. The optimizer's state stays. Raises twobp.Error for missing or unknown names, for other
+        shapes, and for other values of a tensor that training never changes."""
+        given = state
         if self._module is not None:
             own = self._native.weights()
             unknown = state.keys() - self._module.state_dict().keys()
             if unknown:
                 raise Error(f"the state has {min(unknown)}, which the model does not have")
+            for name, constant in self._captured.constants.items():
+                if name in state and not torch.equal(state[name], constant):
+                    raise Error(f"the state has other values of {name}, which is a constant of the captured module: make a new trainer")
             state = {self._name(name, own): tensor for name, tensor in state.items() if self._name(name, own)}
         self._native.load({name: tensor.detach() for name, tensor in state.items()})
+        if self._watch is not None:
+            self._watch.came_from_trainer(given)
 
     def save(self, folder: str | os.PathLike, *, dtype: str = "float32") -> None:
         """Writes a configured model as a Hugging Face directory or, if it came from a bundle, as a bundle. Writes a module as a
-        bundle in its own dtype, which `twobp train --set model.from=FOLDER` trains without Python (docs/bundle.md). For the files
-        of transformers, give the module the weights by `module.load_state_dict(trainer.state_dict())` and use `save_pretrained`."""
+        bundle in its own dtype, which `twobp train --set model.from=FOLDER` trains without Python (docs/bundle.md). That of a module of
+        transformers is also a directory that its from_pretrained loads; the tokenizer's files are not the module's, so add them."""
         if self._captured is None:
             self._native.save(os.fspath(folder), dtype)
             return
@@ -181,6 +193,8 @@ class Trainer:
         return json.loads(self._native.config)
 
     def _cut(self, batch: Batch | Sequence[Batch]) -> list[dict[str, torch.Tensor]]:
+        if self._watch is not None:
+            self._watch.check()
         parts = batches.cut(batch, self._example, self._native.micro_batches, any_sizes=self._captured is not None)
         if self._captured is not None:
             for part in parts:
@@ -191,9 +205,14 @@ class Trainer:
     def _add_shape(self, part: Batch) -> None:
         """Captures the module for micro-batches of another shape."""
         before = set(self._captured.constants)
-        self._captured.add_shape(part)
-        self._native.add_shape(json.dumps(self._captured.graph["shapes"][-1]),
-                               {name: tensor.contiguous() for name, tensor in self._captured.constants.items() if name not in before})
+        sizes = {name: list(tensor.shape) for name, tensor in part.items()}
+        try:
+            self._captured.add_shape(part)
+            self._native.add_shape(json.dumps(self._captured.graph["shapes"][-1]),
+                                   {name: tensor.contiguous() for name, tensor in self._captured.constants.items() if name not in before})
+        except Error as error:
+            raise Error(f"a micro-batch of the sizes {sizes} must be captured by itself, since the trainer was made with others. That failed: "
+                        f"{error}") from error
         self._shapes.add(_shape(part))
 
     def _name(self, name: str, known: Mapping[str, torch.Tensor]) -> str | None:

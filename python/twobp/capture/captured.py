@@ -1,7 +1,9 @@
 """`capture`, the entry: a module and one micro-batch become a chain of layers with their F, I and W programs."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import inspect
 import itertools
 import os
 import pathlib
@@ -45,6 +47,7 @@ class Captured:
     buffers: dict[str, torch.Tensor]
     constants: dict[str, torch.Tensor]
     cache: Cache
+    modes: dict[nn.Module, bool]
     dry_runs: list[DryRun] = dataclasses.field(default_factory=list)
     cached: list[str] = dataclasses.field(default_factory=list)
 
@@ -55,16 +58,16 @@ class Captured:
         described = {name: {"dtype": dtype_name(t.dtype), "shape": list(t.shape)} for name, t in fields.items()}
         if any(shape["fields"] == described for shape in self.graph["shapes"]):
             return None
-        if not self.module.training:
-            raise CaptureError("the module is in evaluation mode; capture takes it in training mode. Call module.train() first")
-        entry = self.cache.entry(self.whole, fields, self.loss_reduction, check)
-        found = entry.read(self.whole)
-        traced, errors = found or (self._trace(fields), None)
+        check_taken(self.whole, fields)
         constants = dict(self.constants)
         try:
-            self._append(traced, described)
-            if found is None:
-                errors = dataclasses.asdict(self._dry_run(fields)) if check else None
+            with self._in_first_modes():
+                entry = self.cache.entry(self.whole, fields, self.loss_reduction, check)
+                found = entry.read(self.whole)
+                traced, errors = found or (self._trace(fields), None)
+                self._append(traced, described)
+                if found is None:
+                    errors = dataclasses.asdict(self._dry_run(fields)) if check else None
         except BaseException:
             self.graph["shapes"] = [shape for shape in self.graph["shapes"] if shape["fields"] != described]
             self.constants = constants
@@ -80,6 +83,18 @@ class Captured:
     def save(self, folder: str | pathlib.Path) -> None:
         """Writes the bundle, and beside it the configuration of a Hugging Face module."""
         bundle.write(folder, self.graph, {**self.parameters, **self.buffers}, self.constants, self.module)
+
+    @contextlib.contextmanager
+    def _in_first_modes(self):
+        """The parts of the module that were in training mode at the first capture are so at each."""
+        now = {part: part.training for part in self.whole.modules()}
+        try:
+            for part, mode in self.modes.items():
+                part.training = mode
+            yield
+        finally:
+            for part, mode in now.items():
+                part.training = mode
 
     def _trace(self, fields: dict[str, torch.Tensor]) -> Traced:
         return trace(self.whole, fields, self.loss_reduction, {name for name, p in self.parameters.items() if not p.requires_grad})
@@ -152,6 +167,15 @@ class Captured:
         return result
 
 
+def check_taken(whole: WithLoss, fields: dict[str, torch.Tensor]) -> None:
+    """Raises CaptureError for fields that nobody would read."""
+    parameters = inspect.signature(whole.module.forward).parameters.values()
+    unknown = sorted(fields.keys() - whole.takes)
+    if whole.loss_fn is None and unknown and all(p.kind != p.VAR_KEYWORD for p in parameters):
+        raise CaptureError(f"the module's forward takes {', '.join(sorted(whole.takes))}, but not the batch's {', '.join(unknown)}, and no loss_fn is given, "
+                           "which could read that. Give loss_fn=lambda output, batch: ..., or leave it out")
+
+
 def relative(value: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> float:
     """|value - expected| / |expected|, in norms; `floor` is the least denominator."""
     value, expected = value.double(), expected.double()
@@ -221,7 +245,7 @@ def kind_names(layers: list[str], assigned: list[int]) -> list[str]:
 
 def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None, loss_reduction: str | None = None, check: bool = True,
             cache: bool | str | os.PathLike = True) -> Captured:
-    """Captures `module`, which must be in training mode, for micro-batches like `example` (a dict of tensors, or a tuple).
+    """Captures `module`, which must be in training mode (parts of it may be in evaluation mode, and stay so), for micro-batches like `example` (a dict of tensors, or a tuple).
 
     loss_fn(output, batch) gives the loss; without it, the module must. loss_reduction ("mean" or "sum" over a micro-batch's samples) is needed only if
     the loss is no mean that capture knows. With `check`, the programs run once beside autograd; the errors are in `dry_runs`. `cache`: False, or
@@ -241,6 +265,9 @@ def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None,
              "layers": [], "kinds": [],
              "parameters": {n: {"dtype": dtype_name(p.dtype), "shape": list(p.shape), "frozen": not p.requires_grad} for n, p in parameters.items()},
              "buffers": {}, "shapes": []}
-    captured = Captured(module, whole, loss_reduction, graph, parameters, {}, {}, Cache(cache))
+    if not module.training:
+        raise CaptureError("the module is in evaluation mode; capture takes it in training mode. Call module.train() first")
+    modes = {part: part.training for part in whole.modules()}
+    captured = Captured(module, whole, loss_reduction, graph, parameters, {}, {}, Cache(cache), modes)
     captured.add_shape(example, check)
     return captured

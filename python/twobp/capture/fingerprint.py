@@ -299,5 +299,7 @@ def of(whole: nn.Module, fields: dict[str, torch.Tensor], loss_reduction: str | 
                 torch.backends.mkldnn.enabled)
     for name, tensor in fields.items():
         print_.word("field", name, tensor.dtype, tuple(tensor.shape))
+    for hooks in (nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks):
+        print_.add(list(hooks.values()))
     print_.add(whole)
     return print_.hexdigest()

@@ -1,7 +1,11 @@
 """A module is traced for one shape of micro-batch: exported, cut into layers, each split into programs."""
 from __future__ import annotations
 
+import builtins
+import contextlib
 import dataclasses
+import sys
+import threading
 
 import torch
 from torch import nn
@@ -10,7 +14,7 @@ from . import export
 from .cut import Layer, cut, structure
 from .emit import emit
 from .errors import CaptureError
-from .fingerprint import tensor_digest
+from .fingerprint import is_installed, tensor_digest
 from .joint import joint_graph
 from .split import split
 from .targets import weigh_loss
@@ -47,7 +51,8 @@ class Constants:
 
 def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reduction: str | None, frozen: set[str]) -> Traced:
     """Raises CaptureError."""
-    forward = export.export(whole, fields)
+    with refusing_prints():
+        forward = export.export(whole, fields)
     targets = weigh_loss(forward, fields, loss_reduction)
     layers = cut(forward)
     constants, own = Constants(), own_tensors(whole)
@@ -58,6 +63,25 @@ def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reductio
         described.append({"name": layer.name, "kind": kind, "parameters": layer.names("parameter"), "buffers": layer.names("buffer"),
                           "constants": numbers + [constants.number(tensor) for tensor in made[kind]]})
     return Traced(described, programs, targets, list(forward.new_buffers), constants.names, constants.tensors)
+
+
+@contextlib.contextmanager
+def refusing_prints():
+    """Programs do not print: what a forward pass prints would be seen once, and never again."""
+    thread, print_ = threading.get_ident(), builtins.print
+
+    def refuse(*values, **options):
+        caller = sys._getframe(1)
+        if threading.get_ident() != thread or is_installed(caller.f_code.co_filename):
+            return print_(*values, **options)
+        raise CaptureError(f"the module's forward pass prints ({caller.f_code.co_filename}:{caller.f_lineno}, in {caller.f_code.co_name}), which its "
+                           "programs would not. Remove the print, or make it depend on torch.compiler.is_exporting()")
+
+    builtins.print = refuse
+    try:
+        yield
+    finally:
+        builtins.print = print_
 
 
 def programs_of(layers: list[Layer], frozen: set[str]) -> tuple[list[dict], list[int], list[list[torch.Tensor]]]:
