@@ -170,3 +170,26 @@ def test_what_cannot_be_captured_is_one_clear_error(prepare, run, tmp_path, chan
     error = run("train", *settings, succeeds=False)
     assert message in error and error.startswith("twobp: error: ") and len(error.strip().splitlines()) == 1
     assert not (tmp_path / "cache/twobp/models").exists() or not list((tmp_path / "cache/twobp/models").glob("model-*"))
+
+
+def t5():
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(
+        vocab_size=VOCAB, d_model=24, d_kv=12, d_ff=40, num_layers=1, num_heads=2, decoder_start_token_id=0, dropout_rate=0.0))
+
+
+@pytest.mark.parametrize("make", [gpt2, mobile, t5])
+def test_transformers_loads_what_a_trainer_saves(tmp_path, make):
+    import twobp
+    torch.manual_seed(1)
+    model = make().train()
+    batch = {name: torch.from_numpy(array[:4]) for name, array in samples(model).items()}
+    trainer = twobp.Trainer(model, {name: tensor[:2] for name, tensor in batch.items()}, ranks=1, micro_batches=2, optimizer=twobp.AdamW(lr=1e-2))
+    trainer.step(batch)
+    trainer.save(tmp_path / "saved")
+    again, found = type(model).from_pretrained(tmp_path / "saved", output_loading_info=True)
+    assert not any(found.values()), found
+    state = trainer.state_dict()
+    assert state.keys() == again.state_dict().keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in again.state_dict().items())
+    with torch.no_grad():
+        assert again.eval()(**batch).loss.item() == pytest.approx(trainer.evaluate([batch]).loss, rel=1e-5)
