@@ -111,7 +111,8 @@ def set_(module, name, tensor):
 
 @pytest.mark.parametrize("change, message", [
     (lambda m: set_(m, "up.weight", torch.zeros(8, 4)), "'up.weight' of the module was changed.*load_state_dict"),
-    (lambda m: nn.init.ones_(m.down.bias), "'down.bias'"), (lambda m: setattr(m.up.weight, "data", torch.zeros(8, 4)), "'up.weight'"),
+    (lambda m: nn.init.ones_(m.down.bias), "'down.bias'"), (lambda m: set_(m, "up.weight", m.up.weight + torch.arange(32).view(8, 4).eq(21)), "'up.weight'"),
+    (lambda m: m.up.register_parameter("bias", None), "'up.bias'"), (lambda m: setattr(m.up.weight, "data", torch.zeros(8, 4)), "'up.weight'"),
     (lambda m: setattr(m.up, "weight", nn.Parameter(torch.zeros(8, 4))), "'up.weight'"), (lambda m: m.scale.add_(1), "'scale'"),
     (lambda m: m.up.weight.requires_grad_(False), "'up.weight' of the module is frozen.*new trainer"),
     (lambda m: torch.optim.SGD([loss_of(m)[1]], lr=1.0).step(), "'up.weight'")])

@@ -4,13 +4,15 @@ import os
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 import torch
 from torch import nn
 
 import twobp
-from twobp.capture import capture
+from twobp.capture import capture, fingerprint
+from twobp.capture.export import WithLoss
 
 SOURCE = """
 import torch
@@ -148,6 +150,25 @@ def test_a_function_of_torch_that_was_replaced_is_seen(run, monkeypatch):
     assert run() == "kept"
 
 
+def test_code_without_a_file_is_followed():
+    """As in a notebook."""
+    def key(source):
+        module = types.ModuleType("__notebook__")
+        exec(source, module.__dict__)
+        module.Net.__module__ = module.__name__
+        return fingerprint.of(WithLoss(module.Net(), None), {"x": torch.zeros(2, 2)}, None, True)
+    source = """
+import functools, torch
+@functools.lru_cache(None)
+def factor(n): return 2 * n
+class Net(torch.nn.Module):
+    powers = [1, 2]
+    def forward(self, x): return (x ** self.powers[1] * factor(1)).sum()
+"""
+    keys = {key(source), key(source), key(source.replace("[1, 2]", "[1, 3]")), key(source.replace("2 * n", "3 * n")), key(source.replace("factor(1)", "factor(2)"))}
+    assert len(keys) == 4
+
+
 def test_what_cannot_be_told_is_not_kept(run):
     lock = threading.Lock()
     assert run(lambda net: setattr(net, "lock", lock)).startswith("not kept: a _thread.lock")
@@ -214,7 +235,8 @@ import sys
 import torch
 sys.path.insert(0, sys.argv[1])
 from net import Net
-from twobp.capture import capture
+from twobp.capture import capture, fingerprint
+from twobp.capture.export import WithLoss
 torch.manual_seed(1)
 x = {"x": torch.ones(6, 4), "y": torch.zeros(6, 4)}
 captured = capture(Net().train(), x, loss_fn=lambda output, batch: torch.nn.functional.mse_loss(output, batch["y"]), cache=sys.argv[2])

@@ -109,6 +109,8 @@ ModelOptions read_hf_config(const std::string& directory) {
 bool has_layers(const std::string& config) {
   const json root = read_json_object(config, kMaxDepth);
   const HfSection file{root, config};
+  const json* name = file.find("model_type");
+  if (name == nullptr || !name->is_string()) return true;  // read_hf_config says what is wrong
   const ModelType* type = find_type(file);
   return type != nullptr && has_class(file, *type);
 }

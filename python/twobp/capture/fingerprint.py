@@ -44,7 +44,7 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 
 def tensor_digest(tensor: torch.Tensor) -> str:
     """Of dtype, sizes and values."""
-    flat = tensor.detach().contiguous()
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return hashlib.sha256(f"{flat.dtype} {tuple(flat.shape)} ".encode() + bytes_of(flat)).hexdigest()
 
 
@@ -60,6 +60,12 @@ def capture_digest() -> str:
 @functools.lru_cache(None)
 def is_installed(filename: str) -> bool:
     return filename.startswith("<frozen") or os.path.realpath(filename).startswith(INSTALLED)
+
+
+def is_installed_module(name: str) -> bool:
+    module, top = sys.modules.get(name), name.split(".")[0]
+    file = getattr(module, "__file__", None) or getattr(sys.modules.get(top), "__file__", None)
+    return is_installed(file) if file else top in sys.stdlib_module_names and top != "__main__"
 
 
 def codes_of(code: types.CodeType) -> list[types.CodeType]:
@@ -102,16 +108,18 @@ class Fingerprint:
         if isinstance(value, nn.Module):
             self._module(value)
         elif isinstance(value, torch.Tensor):
-            self.word("tensor", value.requires_grad, tensor_digest(value))
-        elif isinstance(value, (list, tuple)) and type(value).__reduce_ex__ is object.__reduce_ex__:
-            self.word(type(value).__qualname__, len(value))
+            if value.device.type != "cpu" or value.layout is not torch.strided or type(value) not in (torch.Tensor, nn.Parameter):
+                raise Unknown(f"a {type(value).__name__} on {value.device} cannot be told from another")
+            self.word("tensor", value.requires_grad, value.stride(), tensor_digest(value))
+        elif type(value) in (list, tuple):
+            self.word(type(value).__name__, len(value))
             self._each(value)
         elif type(value) in (dict, OrderedDict, types.MappingProxyType):
             self.word("dict", len(value))
             for key, one in value.items():
                 self.add(key)
                 self.add(one)
-        elif isinstance(value, (set, frozenset)):
+        elif type(value) in (set, frozenset):
             self._set(value)
         elif isinstance(value, types.CodeType):
             self._code(value)
@@ -186,7 +194,7 @@ class Fingerprint:
             self.add(value)
             return
         self.add(value)
-        installed = is_installed(getattr(value, "__file__", None) or "<frozen>")
+        installed = is_installed_module(value.__name__)
         for name in names:
             inner = value.__dict__.get(name)
             if isinstance(inner, types.ModuleType):
@@ -199,8 +207,7 @@ class Fingerprint:
     def _class(self, one: type) -> None:
         self.word("class", one.__module__, one.__qualname__)
         self._each(base for base in one.__bases__ if base is not object)
-        module = sys.modules.get(one.__module__)
-        installed = module is None or is_installed(getattr(module, "__file__", None) or "<frozen>")
+        installed = is_installed_module(one.__module__)
         if installed:
             self._package(one.__module__)
         own = not one.__module__.split(".")[0] == "torch"
@@ -254,8 +261,12 @@ class Fingerprint:
             how = value.__reduce_ex__(2)
         except Exception as error:
             raise Unknown(f"a {type(value).__module__}.{type(value).__qualname__} cannot be told from another ({error})") from error
-        if isinstance(how, str):
+        if isinstance(how, str):  # told by its name
             self.word("name", how, type(value).__module__, type(value).__qualname__)
+            if hasattr(value, "__wrapped__"):
+                self.add(value.__wrapped__)
+            elif not is_installed_module(type(value).__module__):
+                raise Unknown(f"the {type(value).__qualname__} {how} cannot be told from another")
             return
         self.word("object", type(value).__qualname__)
         self.add(type(value))
@@ -294,7 +305,7 @@ def of(whole: nn.Module, fields: dict[str, torch.Tensor], loss_reduction: str | 
     """The key of a capture. Raises Unknown if it depends on something that cannot be told."""
     print_ = Fingerprint()
     print_.word(sys.version, platform.machine(), torch.__version__, torch.backends.cpu.get_cpu_capability(), capture_digest(), loss_reduction, check)
-    print_.word(torch.get_default_dtype(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.are_deterministic_algorithms_enabled(),
+    print_.word(torch.get_default_dtype(), torch.get_default_device(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.are_deterministic_algorithms_enabled(),
                 torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled(), torch.backends.cuda.math_sdp_enabled(),
                 torch.backends.mkldnn.enabled)
     for name, tensor in fields.items():
