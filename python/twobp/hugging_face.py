@@ -70,7 +70,8 @@ def load(transformers, folder: str, fields: dict) -> torch.nn.Module:
     classes = [one for one in (getattr(transformers, name, None) for name in names) if isinstance(one, type)
                and issubclass(one, transformers.PreTrainedModel)]
     if names and not classes:
-        raise Error(f"transformers {transformers.__version__} has no class {names[0]}, which config.json names, and code that comes with a model does not run")
+        raise Error(f"transformers {transformers.__version__} has no class {names[0]}, which config.json names, and code that comes with a "
+                    "model does not run")
     usual = transformers.AutoModelForImageClassification if "pixel_values" in fields else transformers.AutoModelForCausalLM
     model, found = (classes[0] if classes else usual).from_pretrained(folder, config=config, dtype=torch.float32, local_files_only=True,
                                                                       output_loading_info=True)

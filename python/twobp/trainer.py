@@ -204,13 +204,15 @@ class Trainer:
 
     def _add_shape(self, part: Batch) -> None:
         """Captures the module for micro-batches of another shape."""
-        before = set(self._captured.constants)
-        sizes = {name: list(tensor.shape) for name, tensor in part.items()}
+        captured, sizes = self._captured, {name: list(tensor.shape) for name, tensor in part.items()}
+        before, known = dict(captured.constants), len(captured.graph["shapes"])
         try:
-            self._captured.add_shape(part)
-            self._native.add_shape(json.dumps(self._captured.graph["shapes"][-1]),
-                                   {name: tensor.contiguous() for name, tensor in self._captured.constants.items() if name not in before})
+            captured.add_shape(part)
+            self._native.add_shape(json.dumps(captured.graph["shapes"][-1]),
+                                   {name: tensor.contiguous() for name, tensor in captured.constants.items() if name not in before})
         except Error as error:
+            del captured.graph["shapes"][known:]
+            captured.constants = before
             raise Error(f"a micro-batch of the sizes {sizes} must be captured by itself, since the trainer was made with others. That failed: "
                         f"{error}") from error
         self._shapes.add(_shape(part))

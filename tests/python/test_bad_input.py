@@ -190,7 +190,8 @@ def test_a_part_in_evaluation_mode_stays_so():
     module[2].eval()
     whole = {name: tensor[:4] for name, tensor in make_batch().items()}
     expected = mse(copy.deepcopy(module)(whole["x"]), whole).item()
-    trainer = twobp.Trainer(module, {"input": whole["x"][:2], "y": whole["y"][:2]}, loss_fn=mse, ranks=2, micro_batches=2, optimizer=twobp.SGD(lr=0.1))
+    trainer = twobp.Trainer(module, {"input": whole["x"][:2], "y": whole["y"][:2]}, loss_fn=mse, ranks=2, micro_batches=2,
+                            optimizer=twobp.SGD(lr=0.1))
     batch = {"input": whole["x"], "y": whole["y"]}
     assert trainer.evaluate([batch]).loss == pytest.approx(expected, rel=1e-5)
     assert trainer.step(batch).loss == pytest.approx(expected, rel=1e-5)
@@ -244,10 +245,12 @@ def cut_off(name):
 
 @pytest.mark.parametrize("change, message", [
     (replaced("graph.json", b'"torch": "2.13"', b'"torch": "2.12"'), "captured with torch 2.12"),
-    (replaced("graph.json", b'"version": 1', b'"version": 2'), "version"), (replaced("graph.json", b"aten::addmm", b"aten::save"), "aten::save"),
-    (replaced("graph.json", b"aten::addmm", b"aten::mul_.Tensor"), "mul_"), (replaced("graph.json", b'"v": 1}', b'"v": 99999}'), "99999|slot"),
-    (cut_off("graph.json"), "graph.json"), (cut_off("model.safetensors"), "model.safetensors"), (cut_off("constants.safetensors"), "constants.safetensors"),
-    (lambda folder: (folder / "constants.safetensors").unlink(), "no constant"), (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
+    (replaced("graph.json", b'"version": 1', b'"version": 2'), "version"),
+    (replaced("graph.json", b"aten::addmm", b"aten::save"), "aten::save"), (replaced("graph.json", b"aten::addmm", b"aten::mul_.Tensor"), "mul_"),
+    (replaced("graph.json", b'"v": 1}', b'"v": 99999}'), "99999|slot"), (cut_off("graph.json"), "graph.json"),
+    (cut_off("model.safetensors"), "model.safetensors"), (cut_off("constants.safetensors"), "constants.safetensors"),
+    (lambda folder: (folder / "constants.safetensors").unlink(), "no constant"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
     (lambda folder: (folder / "graph.json").unlink(), "config.json")])
 def test_a_foreign_or_damaged_bundle(bundle, change, message):
     assert load(bundle).step(make_batch()).step == 1

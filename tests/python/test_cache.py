@@ -1,5 +1,6 @@
 """The cache of captures: what was met before is not traced again, and whatever changes the course of a module is."""
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -77,7 +78,7 @@ def test_what_was_met_before_has_the_same_programs(run):
     first = run.captured
     assert run() == "hit"
     again = run.captured
-    assert again.graph == first.graph and again.dry_runs == first.dry_runs
+    assert json.dumps(again.graph) == json.dumps(first.graph) and again.dry_runs == first.dry_runs
     assert again.constants.keys() == first.constants.keys() == {"offset", "table"}
     assert all(torch.equal(again.constants[name], tensor) for name, tensor in first.constants.items())
     again._dry_run(batch())  # raises unless they compute what the module does
@@ -165,8 +166,8 @@ class Net(torch.nn.Module):
     powers = [1, 2]
     def forward(self, x): return (x ** self.powers[1] * factor(1)).sum()
 """
-    keys = {key(source), key(source), key(source.replace("[1, 2]", "[1, 3]")), key(source.replace("2 * n", "3 * n")), key(source.replace("factor(1)", "factor(2)"))}
-    assert len(keys) == 4
+    assert key(source) == key(source)
+    assert len({key(source), *(key(source.replace(*change)) for change in (("[1, 2]", "[1, 3]"), ("2 * n", "3 * n"), ("factor(1)", "factor(2)")))}) == 4
 
 
 def test_what_cannot_be_told_is_not_kept(run):

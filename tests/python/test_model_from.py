@@ -56,7 +56,8 @@ def run(tmp_path):
     """Runs a command of the program on the model in tmp_path/model and the arrays in tmp_path/data."""
     def run(command, *settings, succeeds=True, **environment):
         settings = (f"model.from={tmp_path}/model", f"data.arrays={tmp_path}/data", "data.held_out=0", "pipeline.ranks=2",
-                    "pipeline.micro_batches=2", "pipeline.micro_batch_size=2", "pipeline.pin=false", "optimizer.lr=0.01", "optimizer.schedule=constant", "train.steps=2", *settings)
+                    "pipeline.micro_batches=2", "pipeline.micro_batch_size=2", "pipeline.pin=false", "optimizer.lr=0.01",
+                    "optimizer.schedule=constant", "train.steps=2", *settings)
         done = subprocess.run([PROGRAM, *command.split(), "--set", *[one for one in settings if one]], capture_output=True, text=True,
                               env={**os.environ, "TWOBP_CACHE": "", "XDG_CACHE_HOME": str(tmp_path / "cache"), **environment})
         assert (done.returncode == 0) == succeeds, done.stderr
@@ -147,13 +148,15 @@ def test_text_is_read_by_the_model_s_tokenizer(prepare, run, tmp_path):
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "model/tokenizer.json"))
-    output = run("train", "data.arrays=", f"data.text={tmp_path}/text.txt", f"data.sequence={SEQUENCE}", "data.held_out=0.2", "train.steps=30", f"save.model={tmp_path}/saved")
+    output = run("train", "data.arrays=", f"data.text={tmp_path}/text.txt", f"data.sequence={SEQUENCE}", "data.held_out=0.2", "train.steps=30",
+                 f"save.model={tmp_path}/saved")
     assert "held-out loss" in output and (tmp_path / "saved/tokenizer.json").exists()
 
 
 @pytest.mark.parametrize("change, settings, message", [
     (lambda config: config.update(model_type="martian"), (), "martian"),
-    (lambda config: config.update(architectures=["MartianForCausalLM"], auto_map={"AutoModelForCausalLM": "martian.Martian"}), (), "code that comes with a model"),
+    (lambda config: config.update(architectures=["MartianForCausalLM"], auto_map={"AutoModelForCausalLM": "martian.Martian"}), (),
+     "code that comes with a model"),
     (lambda config: config.update(architectures=["GPT2Model"]), (), "loss"),
     (lambda config: config.update(quantization_config={"quant_method": "x"}), (), "quantized"),
     (lambda config: config.update(n_layer=3), (), "have no tensor"),

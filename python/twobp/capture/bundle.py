@@ -19,7 +19,8 @@ GRAPH = "graph.json"
 
 def write(folder: str | os.PathLike, graph: dict, weights: Mapping[str, torch.Tensor] | None, constants: Mapping[str, torch.Tensor],
           module: nn.Module | None = None) -> None:
-    """`weights`: parameters and changed buffers; None: they lie elsewhere. The folder of a `module` of transformers is also one that from_pretrained loads.
+    """`weights`: parameters and changed buffers; None: they lie elsewhere. The folder of a `module` of transformers is also one that
+    from_pretrained loads.
 
     All files are on disk before one takes its name, and graph.json goes first and comes last. So a folder with a graph is a whole bundle."""
     folder = pathlib.Path(folder)
@@ -32,8 +33,9 @@ def write(folder: str | os.PathLike, graph: dict, weights: Mapping[str, torch.Te
             settings = getattr(module, part, None)
             if hasattr(settings, "save_pretrained"):
                 settings.save_pretrained(new)
-        for name, tensors in (("model", weights), ("constants", constants)) if weights is not None else (("constants", constants),):
-            _native.write_tensors(str(new / f"{name}.safetensors"), {key: tensor.detach().contiguous() for key, tensor in tensors.items()})
+        for name, tensors in (("model", weights), ("constants", constants)):
+            if tensors is not None:
+                _native.write_tensors(str(new / f"{name}.safetensors"), {key: one.detach().contiguous() for key, one in tensors.items()})
         (new / GRAPH).write_text(json.dumps(graph), encoding="utf-8")
         for path in new.iterdir():
             sync(path)

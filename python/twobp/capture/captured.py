@@ -172,8 +172,8 @@ def check_taken(whole: WithLoss, fields: dict[str, torch.Tensor]) -> None:
     parameters = inspect.signature(whole.module.forward).parameters.values()
     unknown = sorted(fields.keys() - whole.takes)
     if whole.loss_fn is None and unknown and all(p.kind != p.VAR_KEYWORD for p in parameters):
-        raise CaptureError(f"the module's forward takes {', '.join(sorted(whole.takes))}, but not the batch's {', '.join(unknown)}, and no loss_fn is given, "
-                           "which could read that. Give loss_fn=lambda output, batch: ..., or leave it out")
+        raise CaptureError(f"the module's forward takes {', '.join(sorted(whole.takes))}, but not the batch's {', '.join(unknown)}, and no "
+                           "loss_fn is given, which could read that. Give loss_fn=lambda output, batch: ..., or leave it out")
 
 
 def relative(value: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> float:
@@ -245,7 +245,8 @@ def kind_names(layers: list[str], assigned: list[int]) -> list[str]:
 
 def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None, loss_reduction: str | None = None, check: bool = True,
             cache: bool | str | os.PathLike = True) -> Captured:
-    """Captures `module`, which must be in training mode (parts of it may be in evaluation mode, and stay so), for micro-batches like `example` (a dict of tensors, or a tuple).
+    """Captures `module`, which must be in training mode (parts of it may be in evaluation mode, and stay so), for micro-batches like `example`
+    (a dict of tensors, or a tuple).
 
     loss_fn(output, batch) gives the loss; without it, the module must. loss_reduction ("mean" or "sum" over a micro-batch's samples) is needed only if
     the loss is no mean that capture knows. With `check`, the programs run once beside autograd; the errors are in `dry_runs`. `cache`: False, or

@@ -293,9 +293,11 @@ class Fingerprint:
         modules = [name for name in sys.modules if name.split(".")[0] in tops]
         for name in sorted([*modules, "torch", "torch.nn.functional"]):
             for key, value in sorted(vars(sys.modules[name]).items()) if sys.modules[name] is not None else ():
-                tables = [vars(value).get("_local_mapping"), getattr(type(value), "_global_mapping", None)] if hasattr(type(value), "_global_mapping") else [value]
-                entries = [(key, value)] + [(f"{key}[{inner}]", one) for table in tables if type(table) is dict for inner, one in list(table.items())]
-                for place, one in entries:
+                tables = [value]
+                if hasattr(type(value), "_global_mapping"):  # of the attention functions of transformers
+                    tables = [vars(value).get("_local_mapping"), type(value)._global_mapping]
+                for place, one in [(key, value), *((f"{key}[{inner}]", one) for table in tables if type(table) is dict
+                                                   for inner, one in list(table.items()))]:
                     if isinstance(one, types.FunctionType) and not is_installed(one.__code__.co_filename):
                         self.word("patched", name, place)
                         self.add(one)
@@ -305,8 +307,8 @@ def of(whole: nn.Module, fields: dict[str, torch.Tensor], loss_reduction: str | 
     """The key of a capture. Raises Unknown if it depends on something that cannot be told."""
     print_ = Fingerprint()
     print_.word(sys.version, platform.machine(), torch.__version__, torch.backends.cpu.get_cpu_capability(), capture_digest(), loss_reduction, check)
-    print_.word(torch.get_default_dtype(), torch.get_default_device(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.are_deterministic_algorithms_enabled(),
-                torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled(), torch.backends.cuda.math_sdp_enabled(),
+    print_.word(torch.get_default_dtype(), torch.get_default_device(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
+                torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled(), torch.backends.cuda.math_sdp_enabled(),
                 torch.backends.mkldnn.enabled)
     for name, tensor in fields.items():
         print_.word("field", name, tensor.dtype, tuple(tensor.shape))
