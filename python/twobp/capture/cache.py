@@ -34,7 +34,7 @@ class Cache:
             return Entry(None, "", "off")
         try:
             key = fingerprint.of(whole, fields, loss_reduction, check)
-        except fingerprint.Unknown as reason:
+        except (fingerprint.Unknown, RecursionError) as reason:
             return Entry(None, "", f"not kept: {reason}")
         return Entry(self.folder / f"{key}.safetensors", key, "")
 

@@ -12,6 +12,7 @@ import platform
 import sys
 import sysconfig
 import types
+import weakref
 from collections import OrderedDict
 
 import torch
@@ -143,6 +144,9 @@ class Fingerprint:
         elif isinstance(value, types.ModuleType):
             self.word("module", value.__name__)
             self._package(value.__name__)
+        elif isinstance(value, weakref.ref):
+            self.word("weakref")
+            self.add(value())
         elif isinstance(value, logging.Logger):
             self.word("logger", value.name)
         elif isinstance(value, type):
