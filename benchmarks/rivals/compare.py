@@ -22,7 +22,7 @@ import pitfalls
 import probe
 import report
 import sizes
-from configuration import MODELS, REPOSITORY, default_config, read_config
+from configuration import CAPTURED, MODELS, REPOSITORY, default_config, read_config
 
 sys.path.insert(0, str(REPOSITORY / "benchmarks"))
 import planned
@@ -155,7 +155,7 @@ def list_of(convert, allowed=None):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=MODELS, default="llama")
+    parser.add_argument("--model", choices=MODELS + CAPTURED, default="llama")
     parser.add_argument("--sizes", type=list_of(str), help="sizes from sizes.py (default: all sizes of the model)")
     parser.add_argument("--micro-batches", type=list_of(int), help="default 2,4; with --quick 2")
     parser.add_argument("--rivals", type=list_of(str, RIVALS),
@@ -183,6 +183,9 @@ def parse_arguments():
 
 
 def check_arguments(parser, args):
+    if args.model in CAPTURED and (args.mpi or args.single):
+        parser.error(f"--model {args.model} is compared in one process on two ranks: leave out --mpi and --single "
+                     "(benchmarks/captured_step.py compares one rank)")
     if args.mpi and args.single:
         parser.error("--mpi needs two stages: leave out --single")
     if args.quick and args.sizes:
@@ -203,7 +206,7 @@ def check_arguments(parser, args):
             setattr(args, key, value)
     if min(args.repeats, args.slow_repeats, args.steps, *args.micro_batches) < 1 or args.warmup < 0:
         parser.error("--repeats, --slow-repeats, --steps and --micro-batches must be at least 1, --warmup at least 0")
-    for package in ("torch", *(["transformers"] if "transformers" in args.rivals else [])):
+    for package in ("torch", *(["transformers"] if "transformers" in args.rivals or args.model in CAPTURED else [])):
         if importlib.util.find_spec(package) is None:
             parser.error(f"no {package} in {sys.executable}; use a Python that has torch==2.13.0 and, for --model mamba "
                          "--single, the packages in tests/requirements.txt")
@@ -233,15 +236,15 @@ def main():
             layers = pathlib.Path(folder) / "layers.json"
             costs = pathlib.Path(folder) / "costs.json"
             seconds = None if args.single else measure_layers(args, size, layers)
-            if not args.single:
+            if not args.single and args.model not in CAPTURED:
                 measured(args, contenders.profile_command(args, size, costs))
             for micro_batches in args.micro_batches:
                 setting = new_setting(args, size, micro_batches) | ({"layer_seconds": seconds} if seconds else {})
                 result["settings"].append(setting)
-                way = None if args.single else plan(args, costs, micro_batches)
+                way = None if args.single or args.model in CAPTURED else plan(args, costs, micro_batches)
                 run_setting(args, size, setting, layers, way, save)
                 print(report.markdown_table(setting) + "\n", flush=True)
-    schedules = [name for name in args.rivals if name in pitfalls.SCHEDULES]
+    schedules = [name for name in args.rivals if name in pitfalls.SCHEDULES and args.model not in CAPTURED]
     if schedules and not args.no_pitfalls:
         result["pitfalls"] = pitfalls.check(args.model, default_config(args.model), schedules)
         print(pitfalls.markdown_table(args.model, result["pitfalls"]) + "\n", flush=True)

@@ -5,10 +5,11 @@ import sys
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 MODELS = ("llama", "bert", "mamba", "resnet")
+CAPTURED = ("gpt2", "qwen3")  # models of transformers, which twobp captures
 
 
 def default_config(model):
-    return REPOSITORY / "configs" / f"bench_{model}.json"
+    return pathlib.Path(__file__).with_name(f"{model}.json") if model in CAPTURED else REPOSITORY / "configs" / f"bench_{model}.json"
 
 
 def read_config(path, settings=()):

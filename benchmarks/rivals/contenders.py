@@ -3,7 +3,7 @@ import dataclasses
 import pathlib
 import sys
 
-from configuration import default_config
+from configuration import CAPTURED, default_config
 from sizes import as_settings
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -19,6 +19,7 @@ class Contender:
     slow: bool = False               # takes minutes per step, so it runs one step in few repeats
     plan: tuple = ()                 # twobp: schedule and p2 policy; if empty, `twobp plan` chooses
     processes: bool = False          # twobp: one process per stage, over MPI
+    captured: bool = False           # twobp, from Python
 
     def takes_part(self, model, micro_batches):
         return (self.models is None or model in self.models) and micro_batches >= self.micro_batches
@@ -30,6 +31,8 @@ BASES = {
     "twobp_planned": Contender("twobp, chosen by `twobp plan --search`"),
     "twobp_mpi": Contender("twobp ZB-V, 2BP `fill`, over MPI", plan=("zb-v", "fill"), processes=True),
     "twobp_1f1b_mpi": Contender("twobp 1F1B, 2BP `fill`, over MPI", plan=("1f1b", "fill"), processes=True),
+    "twobp_captured": Contender("twobp ZB-V, 2BP `fill`, captured", plan=("zb-v", "fill"), captured=True, models=CAPTURED),
+    "twobp_captured_1f1b": Contender("twobp 1F1B, 2BP `fill`, captured", plan=("1f1b", "fill"), captured=True, models=CAPTURED),
     "twobp_single": Contender("twobp, one stage, p2 `off`", plan=("1f1b", "off")),
 }
 PIPELINES = {
@@ -60,6 +63,8 @@ def names_of(args, micro_batches):
     """The names of the contenders. twobp is the first, and ratios are relative to it."""
     table = SINGLES if args.single else PIPELINES
     ours = ["twobp_single"] if args.single else ["twobp", "twobp_1f1b", "twobp_planned"]
+    if args.model in CAPTURED:
+        ours = ["twobp_captured", "twobp_captured_1f1b"]
     if args.mpi:
         ours += ["twobp_mpi", "twobp_1f1b_mpi"]
     return [*ours, *(name for name in args.rivals if name in table and table[name].takes_part(args.model, micro_batches))]
@@ -103,6 +108,10 @@ def command(args, name, size, micro_batches, layers, planned, json_path):
                 "--set", "pipeline.threads=1", "--set", "pipeline.ranks=2",
                 "--set", f"pipeline.schedule={schedule}", "--set", f"pipeline.p2={policy}",
                 "--set", f"pipeline.micro_batches={micro_batches}", "--steps", steps, "--warmup", warmup, "--json", json_path]
+    if contender.captured:
+        schedule, policy = contender.plan
+        return [sys.executable, HERE / "captured.py", "--twobp", args.twobp, *shared_options(args, size), "--schedule", schedule, "--p2", policy,
+                "--micro-batches", micro_batches, "--steps", steps, "--warmup", warmup, "--json", json_path]
     if contender.schedule is None:
         _, config, *settings = shared_options(args, size)
         way = planned if not contender.plan else ["--set", f"pipeline.ranks={1 if args.single else 2}", "--schedules",

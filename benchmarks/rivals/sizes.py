@@ -7,6 +7,8 @@ SIZES = {
     "bert": {"512": {}},
     "mamba": {"512": {}},
     "resnet": {"50": {}},
+    "gpt2": {"512": {}},
+    "qwen3": {"512": {}},
 }
 QUICK = {  # for --quick
     "llama": {"model.dim": 64, "model.layers": 4, "model.heads": 4, "model.hidden": 128, "model.vocab": 128,
@@ -16,6 +18,8 @@ QUICK = {  # for --quick
     "mamba": {"model.dim": 64, "model.layers": 4, "model.vocab": 128, "data.sequence": 32},
     "resnet": {"model.depths": [2, 2, 1, 1], "model.widths": [32, 64, 128, 256], "model.stem": 8,
                "data.image_size": 32, "pipeline.micro_batch_size": 4},
+    "gpt2": {"model.dim": 64, "model.layers": 4, "model.heads": 4, "model.vocab": 128, "data.sequence": 32},
+    "qwen3": {"model.dim": 64, "model.layers": 4, "model.heads": 4, "model.hidden": 128, "model.vocab": 128, "data.sequence": 32},
 }
 LABELS = {"model.dim": "dim {}", "model.layers": "{} layers", "model.heads": "{} heads", "model.hidden": "FF {}",
           "model.state": "state {}", "model.depths": "blocks {}", "model.widths": "widths {}", "model.stem": "stem {}",

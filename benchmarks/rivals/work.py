@@ -1,6 +1,6 @@
 """The job of a run: the configuration of twobp, read the same way for PyTorch, and the parts that all models share.
 
-A model is a file in this folder (llama.py, bert.py, mamba.py, resnet.py) with
+A model is a file in this folder (llama.py, bert.py, mamba.py, resnet.py, gpt2.py, qwen3.py) with
     KEYS          the keys of the model section that it understands; None marks a required key
     VARIANTS      formulations of the same arithmetic, the default first
     CUTS          the places where stages may begin, the default first
@@ -8,6 +8,7 @@ A model is a file in this folder (llama.py, bert.py, mamba.py, resnet.py) with
     batch(work, samples, generator)   inputs and labels
     items(work)   the number of items in a sample, for the throughput, and their name
     tied(work)    None, or the two places (unit, parameter) of one shared matrix
+    whole(work)   of models that twobp captures: the module of transformers
 """
 import importlib
 import sys
@@ -17,7 +18,7 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
-from configuration import MODELS, default_config, read_config
+from configuration import CAPTURED, MODELS, default_config, read_config
 
 IGNORED = -100  # label of a position without a prediction
 OPTIMIZER = {"type": "adamw", "lr": 3e-4, "weight_decay": 0.01, "momentum": 0.0, "schedule": "constant"}
@@ -44,8 +45,8 @@ def read_work(path, settings=(), variant=None, cut_at="blocks"):
     config = read_config(path, settings)
     section = dict(config["model"])
     name = section.pop("type")
-    if name not in MODELS:
-        sys.exit(f"rivals: no PyTorch model for model.type {name}; there are {', '.join(MODELS)}")
+    if name not in MODELS + CAPTURED:
+        sys.exit(f"rivals: no PyTorch model for model.type {name}; there are {', '.join(MODELS + CAPTURED)}")
     module = importlib.import_module(name)
     if variant not in (None, *module.VARIANTS):
         sys.exit(f"rivals: --variant {variant} is none of {', '.join(module.VARIANTS)}, which {name} has")

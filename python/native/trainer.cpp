@@ -9,6 +9,9 @@
 #include <set>
 #include <string>
 #include <unistd.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <utility>
 #include <vector>
 
@@ -442,6 +445,11 @@ void add_trainer(py::module_& module) {
     std::vector<std::string> names;
     for_each_key(Config{}, [&](const std::string& name, const Key&, void*) { names.push_back(name); });
     return names;
+  });
+  module.def("release_memory", [] {
+#ifdef __GLIBC__
+    ::malloc_trim(0);
+#endif
   });
   module.def("write_tensors", [](const std::string& path, const Fields& tensors) {
     write_safetensors(path, {tensors.begin(), tensors.end()}, {{"format", "pt"}});

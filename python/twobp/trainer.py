@@ -130,9 +130,7 @@ class Trainer:
             unknown = state.keys() - self._module.state_dict().keys()
             if unknown:
                 raise Error(f"the state has {min(unknown)}, which the model does not have")
-            for name, constant in self._captured.constants.items():
-                if name in state and not _alike(state[name], constant):
-                    raise Error(f"the state has other values of {name}, which is a constant of the captured module: make a new trainer")
+            self._watch.check_fixed(state)
             state = {self._name(name, own): tensor for name, tensor in state.items() if self._name(name, own)}
         self._native.load({name: tensor.detach() for name, tensor in state.items()})
         if self._watch is not None:
@@ -270,11 +268,6 @@ def _parts(captured: Captured) -> tuple[str, dict[str, torch.Tensor], dict[str, 
     """graph.json, the constants, and the weights with the buffers that training changes."""
     return (json.dumps(captured.graph), {name: tensor.contiguous() for name, tensor in captured.constants.items()},
             {name: tensor.detach().contiguous() for name, tensor in {**captured.parameters, **captured.buffers}.items()})
-
-
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal up to rounding, as the mean of equal tensors is."""
-    return one.shape == other.shape and torch.allclose(one.double(), other.double(), rtol=1e-5, equal_nan=True)
 
 
 def _shape(fields: Batch) -> tuple:

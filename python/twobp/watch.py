@@ -20,6 +20,8 @@ class Watch:
     def __init__(self, module: nn.Module, changed: set[str]):
         """`changed`: the buffers that training changes. The module's own forward pass changes them too, so they are not watched."""
         self._module, self._changed = module, changed
+        own = dict(module.named_parameters(remove_duplicate=False))
+        self._fixed = {name: one.detach().clone() for name, one in module.state_dict().items() if name not in own and name not in changed}
         self._known: dict[str, None] = {}  # in order
         self._look()
         self.came_from_trainer(module.state_dict())
@@ -29,6 +31,14 @@ class Watch:
         self._known[self._sample(state)] = None
         if len(self._known) > STATES:
             del self._known[next(iter(self._known))]
+
+    def check_fixed(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Raises Error if the state has other values of a tensor that training never changes. Rounding is allowed: the mean of equal tensors
+        is hardly ever equal to them."""
+        for name in state.keys() & self._fixed.keys():
+            one, other = state[name], self._fixed[name]
+            if one.shape != other.shape or not torch.allclose(one.double(), other.double(), rtol=1e-5, equal_nan=True):
+                raise Error(f"the state has other values of {name}, which is a constant of the captured module: make a new trainer")
 
     def check(self) -> None:
         """Raises Error if the module has a tensor that is no longer the trainer's."""

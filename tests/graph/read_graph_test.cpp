@@ -15,7 +15,7 @@ TEST(ReadGraph, ReadsLayersAndShapes) {
   const auto graph = MlpGraph().graph();
   ASSERT_EQ(graph->layers().size(), 4u);
   EXPECT_EQ(graph->layers()[2].name, "middle.1");
-  EXPECT_EQ(graph->layers()[2].parameters[0], "middle.0.weight");
+  EXPECT_EQ(graph->layers()[2].parameters[0].names, std::vector<std::string>{"middle.0.weight"});
   EXPECT_EQ(graph->description().kinds, (std::vector<std::string>{"first", "middle", "last"}));
   EXPECT_EQ(graph->shape().fields.at("input").sizes, (std::vector<int64_t>{4, 3}));
 }
@@ -58,6 +58,18 @@ INSTANTIATE_TEST_SUITE_P(
             "[\"first.weight\"",
             "[\"second.weight\"",
             {"layers[0]", "no parameter \"second.weight\""}},
+        Bad{"PackedOfOtherColumns",
+            "[\"first.weight\", \"first.bias\"]",
+            "[[\"first.weight\", \"first.bias\"]]",
+            {"layers[0].parameters[0]", "do not fit below each other"}},
+        Bad{"PackedTwice",
+            "[\"first.weight\", \"first.bias\"]",
+            "[[\"first.weight\", \"first.weight\"], \"first.bias\"]",
+            {"layers[0].parameters[0]", "is there twice"}},
+        Bad{"PackedOfNothing",
+            "[\"first.weight\", \"first.bias\"]",
+            "[[], \"first.weight\", \"first.bias\"]",
+            {"layers[0].parameters[0]", "there is no name"}},
         Bad{"UnknownConstant", "\"scale\"", "\"scales\"", {"no constant \"scales\"", "middle.0"}},
         Bad{"TwiceBuffer",
             "\"buffers\": [\"middle.1.mean\"]",

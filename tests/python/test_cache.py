@@ -30,10 +30,11 @@ class Net(nn.Module):
         self.up, self.norm, self.down = nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 4)
         self.factor, self.options = factor, {"power": power}
         self.register_buffer("offset", torch.linspace(0, 1, width))
+        self.register_buffer("folded", torch.tensor(1.0))
         self.table = torch.arange(4.0)
 
     def forward(self, x):
-        hidden = torch.relu(self.norm(self.up(x))) + self.offset
+        hidden = torch.relu(self.norm(self.up(x))) + self.offset + (self.folded + 1).exp()
         return half(self.down(hidden) ** self.options["power"]) * self.factor + self.table
 """
 
@@ -79,7 +80,7 @@ def test_what_was_met_before_has_the_same_programs(run):
     assert run() == "hit"
     again = run.captured
     assert json.dumps(again.graph) == json.dumps(first.graph) and again.dry_runs == first.dry_runs
-    assert again.constants.keys() == first.constants.keys() == {"offset", "table"}
+    assert again.constants.keys() == first.constants.keys() >= {"offset", "table"}
     assert all(torch.equal(again.constants[name], tensor) for name, tensor in first.constants.items())
     again._dry_run(batch())  # raises unless they compute what the module does
 
@@ -118,7 +119,7 @@ def test_a_changed_module_is_traced_again(run):
     for change in (lambda net: setattr(net, "factor", 3.0), lambda net: net.options.update(power=2), lambda net: setattr(net, "table", torch.ones(4)),
                    lambda net: setattr(net.norm, "eps", 1e-3), lambda net: setattr(net, "up", nn.Linear(4, 8, bias=False)),
                    lambda net: setattr(net, "norm", nn.LayerNorm(8)), lambda net: net.norm.eval(), freeze, tie, hook, patch,
-                   lambda net: net.offset.add_(1)):
+                   lambda net: net.offset.add_(1), lambda net: net.folded.add_(1)):
         assert [run(change), run(change)] == ["kept", "hit"]
 
 

@@ -18,19 +18,26 @@ namespace twobp::graph {
 
 using Tensors = std::map<std::string, at::Tensor>;
 
+struct ParameterType {
+  TensorType type;
+  bool frozen = false;
+};
+
+// A parameter of a layer: one of the module's or, if there are several names, the rows of several, one below
+// the other. They are all frozen or all trained.
+struct LayerParameter {
+  std::vector<std::string> names;
+  ParameterType type;  // of the whole
+};
+
 // A piece of the module between two cuts.
 struct GraphLayer {
   std::string name;
   int kind = 0;
-  // The names behind the indices in the programs of the kind.
-  std::vector<std::string> parameters;
+  // What stands behind the indices in the programs of the kind.
+  std::vector<LayerParameter> parameters;
   std::vector<std::string> buffers;
   std::vector<std::string> constants;
-};
-
-struct ParameterType {
-  TensorType type;
-  bool frozen = false;
 };
 
 // The programs for micro-batches with these fields.

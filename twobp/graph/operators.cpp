@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,9 +13,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/nn/kernels/encoder/dropout.h"
-#include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/kernels/rms_norm.h"
+#include "twobp/graph/own_operators.h"
 
 namespace twobp::graph {
 namespace {
@@ -94,98 +91,6 @@ bool contains(const std::string_view (&names)[n], std::string_view name) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
 }
 
-// y = x * mask / (1 - p). Each element of the mask is true with probability 1 - p, in steps of 2^-16. The
-// mask depends on the shape and on `random` alone.
-void dropout(Stack& stack) {
-  const at::Tensor x = stack[stack.size() - 3].toTensor().contiguous();
-  const double p = stack[stack.size() - 2].toDouble();
-  const auto key = static_cast<uint64_t>(stack.back().toInt());
-  stack.resize(stack.size() - 3);
-  TWOBP_CHECK(p >= 0 && p <= 1, "twobp::dropout has probability ", p, ", which must be in [0, 1]");
-  DropoutMask words;
-  words.key[0] = static_cast<uint32_t>(key);
-  words.key[1] = static_cast<uint32_t>(key >> 32);
-  words.threshold = static_cast<uint32_t>(std::lround(p * 65536));
-  const double scale = p < 1 ? 1 / (1 - p) : 0;
-  const int64_t cols = x.dim() == 0 ? 1 : x.size(-1);
-  const int64_t rows = cols == 0 ? 0 : x.numel() / cols;
-  at::Tensor mask = at::empty(x.sizes(), x.options().dtype(at::kBool));
-  at::Tensor y = at::empty(x.sizes(), x.options());
-  const auto fill = [&](auto zero) {
-    using T = decltype(zero);
-    const T* from = x.const_data_ptr<T>();
-    T* to = y.mutable_data_ptr<T>();
-    bool* keep = mask.mutable_data_ptr<bool>();
-    for (int64_t row = 0; row < rows; ++row) {
-      for_each_kept<float>(words, static_cast<uint32_t>(row), cols, [&](int64_t c, float factor) {
-        const int64_t at = row * cols + c;
-        keep[at] = factor != 0;
-        to[at] = from[at] * T(factor) * T(scale);
-      });
-    }
-  };
-  if (x.is_cpu() && x.scalar_type() == at::kFloat) {
-    fill(0.0F);
-  } else if (x.is_cpu() && x.scalar_type() == at::kDouble) {
-    fill(0.0);
-  } else {
-    const auto options = x.options().dtype(at::kFloat);
-    const at::Tensor which = at::arange(rows, options.dtype(at::kLong));
-    mask.copy_(operators::dropout_factors(words, which, cols, options).view(x.sizes()));
-    y = x.mul(mask).mul_(scale);
-  }
-  stack.emplace_back(std::move(y));
-  stack.emplace_back(std::move(mask));
-}
-
-void check_rms_norm(const at::Tensor& x, const at::Tensor& gain) {
-  const bool fits = x.dim() > 0 && x.size(-1) > 0 && gain.dim() == 1 && gain.size(0) == x.size(-1) &&
-                    gain.scalar_type() == x.scalar_type() &&
-                    (x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble);
-  TWOBP_CHECK(fits, "twobp::rms_norm takes (..., n) and a gain (n), both float32 or float64, not ", x.sizes(),
-              " ", c10::toString(x.scalar_type()), " and ", gain.sizes(), " ",
-              c10::toString(gain.scalar_type()));
-}
-
-void run_rms_norm(Stack& stack) {
-  const at::Tensor x = stack[stack.size() - 3].toTensor().contiguous();
-  const at::Tensor gain = stack[stack.size() - 2].toTensor().contiguous();
-  const double eps = stack.back().toDouble();
-  stack.resize(stack.size() - 3);
-  check_rms_norm(x, gain);
-  auto [y, rstd] = rms_norm(x, gain, eps);
-  stack.emplace_back(std::move(y));
-  stack.emplace_back(std::move(rstd));
-}
-
-void run_rms_norm_backward(Stack& stack) {
-  at::Tensor dy = std::move(stack[stack.size() - 4]).toTensor();
-  const at::Tensor x = stack[stack.size() - 3].toTensor().contiguous();
-  const at::Tensor gain = stack[stack.size() - 2].toTensor().contiguous();
-  const at::Tensor rstd = stack.back().toTensor();
-  stack.resize(stack.size() - 4);
-  check_rms_norm(x, gain);
-  TWOBP_CHECK(dy.sizes() == x.sizes() && dy.scalar_type() == x.scalar_type() && rstd.is_contiguous() &&
-                  rstd.numel() == x.numel() / x.size(-1) && rstd.scalar_type() == x.scalar_type(),
-              "twobp::rms_norm_backward takes a gradient of x's shape, and x's rstd");
-  dy = as_contiguous(std::move(dy));
-  at::Tensor dx = exclusively_owned(dy) ? dy : at::empty(x.sizes(), x.options());
-  at::Tensor dgain = rms_norm_backward(dy, x, gain, rstd, dx);
-  stack.emplace_back(std::move(dx));
-  stack.emplace_back(std::move(dgain));
-}
-
-// The number that tells apart random calls arrives as an int.
-struct Own {
-  const char* schema;
-  void (*run)(Stack& stack);
-};
-constexpr Own kOwn[] = {
-    {"twobp::dropout(Tensor x, float p, int random) -> (Tensor y, Tensor mask)", &dropout},
-    {"twobp::rms_norm(Tensor x, Tensor gain, float eps) -> (Tensor y, Tensor rstd)", &run_rms_norm},
-    {"twobp::rms_norm_backward(Tensor dy, Tensor x, Tensor gain, Tensor rstd) -> (Tensor dx, Tensor dgain)",
-     &run_rms_norm_backward}};
-
 bool writes(const c10::FunctionSchema& schema) {
   const auto is_written = [](const c10::Argument& argument) {
     return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
@@ -222,7 +127,7 @@ void find_in_place(const std::string& name, const std::string& overload, Operato
 
 std::unique_ptr<Operator> make_operator(const std::string& whole) {
   auto op = std::make_unique<Operator>();
-  for (const Own& own : kOwn) {
+  for (const OwnOperator& own : own_operators()) {
     static std::map<const char*, c10::FunctionSchema> schemas;  // guarded by find_operator's lock
     const auto parsed = schemas.try_emplace(own.schema, torch::jit::parseSchema(own.schema)).first;
     if (parsed->second.name() != whole) continue;
@@ -241,6 +146,9 @@ std::unique_ptr<Operator> make_operator(const std::string& whole) {
   TWOBP_CHECK(op->aten.has_value(), "this LibTorch has no operator \"", whole.substr(0, 100), "\"");
   op->schema = &op->aten->schema();
   TWOBP_CHECK(!writes(*op->schema), "operator \"", whole.substr(0, 100), "\" changes its arguments");
+  for (const OwnOperator& faster : faster_operators()) {
+    if (whole == faster.schema) op->own = faster.run;
+  }
   op->view = is_view(name, *op->schema);
   find_in_place(name, overload, *op);
   return op;

@@ -53,12 +53,15 @@ ProgramLayer::ProgramLayer(std::shared_ptr<const Graph> graph, int layer)
     : graph_(std::move(graph)), layer_(layer) {
   const GraphDescription& of = graph_->description();
   const GraphLayer& names = of.layers[static_cast<size_t>(layer)];
-  for (const std::string& name : names.parameters) {
-    const ParameterType& as = of.parameters.at(name);
-    const int64_t rows = as.type.sizes.empty() ? 1 : as.type.sizes[0];
-    parameters_.push_back(std::make_unique<Parameter>(std::vector<ParameterPart>{{name, rows}}, as.type.sizes,
-                                                      as.type.dtype, /*std=*/0));
-    if (as.frozen) parameters_.back()->freeze();
+  for (const LayerParameter& one : names.parameters) {
+    std::vector<ParameterPart> parts;
+    for (const std::string& name : one.names) {
+      const std::vector<int64_t>& sizes = of.parameters.at(name).type.sizes;
+      parts.push_back({name, sizes.empty() ? 1 : sizes[0]});
+    }
+    const TensorType& type = one.type.type;
+    parameters_.push_back(std::make_unique<Parameter>(std::move(parts), type.sizes, type.dtype, /*std=*/0));
+    if (one.type.frozen) parameters_.back()->freeze();
     trained_or_not_.push_back(parameters_.back().get());
   }
   for (const std::string& name : names.buffers) {

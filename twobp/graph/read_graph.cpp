@@ -74,6 +74,34 @@ void read_tensor_types(const JsonNode& root, GraphDescription& graph) {
   }
 }
 
+// "a", or ["a", "b"] for the rows of b below those of a.
+std::vector<LayerParameter> read_layer_parameters(const JsonNode& node, const GraphDescription& graph) {
+  std::vector<LayerParameter> parameters;
+  std::set<std::string> seen;
+  for (const JsonNode& one : node.elements(kMostNames)) {
+    LayerParameter& parameter = parameters.emplace_back();
+    parameter.names = one.value().is_array() ? read_names(one) : std::vector<std::string>{one.text()};
+    if (parameter.names.empty()) one.refuse("there is no name");
+    for (const std::string& name : parameter.names) {
+      const auto found = graph.parameters.find(name);
+      if (found == graph.parameters.end()) one.refuse("there is no parameter \"", name, "\"");
+      if (!seen.insert(name).second) one.refuse("\"", name, "\" is there twice");
+      const ParameterType& part = found->second;
+      TensorType& whole = parameter.type.type;
+      if (&name == &parameter.names.front()) {
+        parameter.type = part;
+        continue;
+      }
+      const auto columns = [](const TensorType& type) { return at::IntArrayRef(type.sizes).slice(1); };
+      if (whole.sizes.empty() || part.type.sizes.empty() || part.type.dtype != whole.dtype ||
+          part.frozen != parameter.type.frozen || columns(part.type) != columns(whole))
+        one.refuse("\"", name, "\" and \"", parameter.names[0], "\" do not fit below each other");
+      whole.sizes[0] += part.type.sizes[0];
+    }
+  }
+  return parameters;
+}
+
 void read_layers(const JsonNode& root, GraphDescription& graph) {
   graph.kinds = read_names(root["kinds"]);
   std::vector<const GraphLayer*> first(graph.kinds.size(), nullptr);
@@ -87,12 +115,9 @@ void read_layers(const JsonNode& root, GraphDescription& graph) {
     layer.name = node["name"].text();
     if (!names.insert(layer.name).second) node.refuse("there are two layers \"", layer.name, "\"");
     layer.kind = static_cast<int>(node["kind"].integer(0, static_cast<int64_t>(graph.kinds.size()) - 1));
-    layer.parameters = read_names(node["parameters"]);
+    layer.parameters = read_layer_parameters(node["parameters"], graph);
     layer.buffers = read_names(node["buffers"]);
     layer.constants = read_constants(node["constants"]);
-    for (const std::string& name : layer.parameters) {
-      if (!graph.parameters.contains(name)) node.refuse("there is no parameter \"", name, "\"");
-    }
     for (const std::string& name : layer.buffers) {
       if (!graph.buffers.contains(name)) node.refuse("there is no buffer \"", name, "\"");
       if (!buffers.insert(name).second) node.refuse("buffer \"", name, "\" belongs to another layer too");
@@ -101,7 +126,7 @@ void read_layers(const JsonNode& root, GraphDescription& graph) {
     const GraphLayer*& same = first[static_cast<size_t>(graph.layers.back().kind)];
     const GraphLayer& now = graph.layers.back();
     if (same == nullptr) same = &now;
-    const auto type_of = [&](const std::string& name) { return graph.parameters.at(name).type; };
+    const auto type_of = [](const LayerParameter& parameter) { return parameter.type.type; };
     const auto buffer_of = [&](const std::string& name) { return graph.buffers.at(name); };
     const auto alike = [](const auto& a, const auto& b, const auto& of) {
       return std::equal(a.begin(), a.end(), b.begin(), b.end(),
@@ -298,8 +323,8 @@ void check_layer(const GraphDescription& graph, const Shape& shape, size_t index
       refuse("its program adds to parameter ", parameter, ", but there are ", layer.parameters.size());
   }
   for (size_t i = 0; i < layer.parameters.size(); ++i) {
-    if (!graph.parameters.at(layer.parameters[i]).frozen && !trained.contains(static_cast<int>(i)))
-      refuse("parameter \"", layer.parameters[i], "\" gets no gradient, but is not frozen");
+    if (!layer.parameters[i].type.frozen && !trained.contains(static_cast<int>(i)))
+      refuse("parameter \"", layer.parameters[i].names[0], "\" gets no gradient, but is not frozen");
   }
   std::vector<int> with_gradient;
   for (size_t i = 0; i < values.size(); ++i) {

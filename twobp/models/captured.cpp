@@ -32,19 +32,17 @@ std::string kind_of(const Graph& graph, const GraphLayer& layer) {
   const graph::GraphDescription& of = graph.description();
   std::string which;
   bool frozen = false;
-  for (const std::string& name : layer.parameters) {
-    frozen = frozen || of.parameters.at(name).frozen;
-    which += of.parameters.at(name).frozen ? '0' : '1';
+  for (const graph::LayerParameter& one : layer.parameters) {
+    frozen = frozen || one.type.frozen;
+    which += one.type.frozen ? '0' : '1';
   }
   const std::string& kind = of.kinds[static_cast<size_t>(layer.kind)];
   return frozen ? concat(kind, ", trained ", which) : kind;
 }
 
-bool is_trained(const Graph& graph, const GraphLayer& layer) {
-  for (const std::string& name : layer.parameters) {
-    if (!graph.description().parameters.at(name).frozen) return true;
-  }
-  return false;
+bool is_trained(const GraphLayer& layer) {
+  return std::any_of(layer.parameters.begin(), layer.parameters.end(),
+                     [](const graph::LayerParameter& one) { return !one.type.frozen; });
 }
 
 // The rows of the table that the ids of the field are looked up in; 0 if there is none.
@@ -62,8 +60,7 @@ int64_t rows_of_table(const Graph& graph, const std::string& field) {
       if (one.op->schema->name() != "aten::embedding" || !ids.contains(one.arguments[1].slot)) continue;
       const auto table = parameters.find(one.arguments[0].slot);
       if (table == parameters.end()) continue;
-      const std::string& name = layer.parameters[static_cast<size_t>(table->second)];
-      const std::vector<int64_t>& sizes = graph.description().parameters.at(name).type.sizes;
+      const auto& sizes = layer.parameters[static_cast<size_t>(table->second)].type.type.sizes;
       if (!sizes.empty()) return sizes[0];
     }
   }
@@ -88,7 +85,7 @@ ModelSpec captured(const std::shared_ptr<const Graph>& graph) {
   model.first_trainable = static_cast<int>(graph->layers().size());
   for (const GraphLayer& layer : graph->layers()) {
     const auto index = static_cast<int>(model.layers.size());
-    if (is_trained(*graph, layer)) model.first_trainable = std::min(model.first_trainable, index);
+    if (is_trained(layer)) model.first_trainable = std::min(model.first_trainable, index);
     model.layers.push_back({layer.name, kind_of(*graph, layer),
                             [graph, index] { return std::make_unique<graph::ProgramLayer>(graph, index); }});
   }

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from twobp import _native
+
 from . import bundle, interpret
 from .cache import Cache
 from .emit import dtype_name
@@ -145,7 +147,9 @@ class Captured:
             drawn = list(random.drawn)
             gradients = chain.backward(slots, random)
             evaluated = chain.forward(fields, weight, interpret.Random(7), evaluate=True)[0]
+            del slots
         expected, wanted, changed, in_evaluation = reference(self, fields, drawn)
+        _native.release_memory()  # of all the micro-batch's values, which no later step needs at once
         scale = 1 / weight if self.loss_reduction == "sum" else 1 / (weight * count)
         worst, where = 0.0, ""
         largest = max((g.norm().item() for g in wanted.values()), default=0.0)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 
 import torch
@@ -11,7 +12,7 @@ from . import ops
 from .errors import CaptureError
 from .export import Forward, Input
 
-ATOMIC = 12  # a piece with at most this many products is cut no further, unless at points where a single value crosses
+ATOMIC = 12  # a piece with at most this many products of parameters is cut no further, unless where a single value crosses
 
 
 @dataclasses.dataclass
@@ -38,40 +39,48 @@ def is_free(node: fx.Node, free: set[fx.Node]) -> bool:
 
 
 def chain_of(forward: Forward) -> tuple[list[fx.Node], set[fx.Node]]:
-    """The calls that depend on a parameter or a changed buffer, in order; and all other nodes."""
+    """The calls that depend on a parameter or a changed buffer, in order; and all other nodes. Marks the products of parameters."""
     free = {node for node, (source, _) in forward.inputs.items() if source not in ("parameter", "buffer")}
+    parameters = {node for node, (source, _) in forward.inputs.items() if source == "parameter"}
     needed = ops.ancestors([forward.loss, *forward.new_buffers.values()])
     chain = []
     for node in forward.graph.nodes:
         if node.op == "call_function" and node in needed:
             if is_free(node, free):
                 free.add(node)
-            else:
-                chain.append(node)
+                continue
+            chain.append(node)
+            reads = any(one in parameters for one in ops.inputs_of(node))
+            if reads and (node.target in ops.VIEWS or node.target is ops.aten._to_copy.default):
+                parameters.add(node)
+            node.meta["product"] = reads and ops.short_name(node) in ops.FORWARD_HEAVY
     return chain, free
 
 
-def crossing(chain: list[fx.Node], loss: fx.Node) -> list[list[fx.Node]]:
-    """For each point behind a call: the values that later calls read."""
+def crossing(chain: list[fx.Node], loss: fx.Node) -> tuple[list[list[fx.Node]], set[fx.Node]]:
+    """For each point behind a call: the values that later calls read. And those of them that last for more than a piece: an encoder's output and a position
+    bias are read by layer after layer, so that they do not tell where one ends."""
     index = {node: i for i, node in enumerate(chain)}
     last = {node: max((index[user] for user in node.users if user in index), default=index[node]) for node in chain}
     last[loss] = max(last[loss], len(chain) - 1)
+    products = list(itertools.accumulate(map(heavy, chain), initial=0))
     live: list[fx.Node] = []
     points = []
     for i, node in enumerate(chain):
         live = [value for value in live if last[value] > i] + ([node] if last[node] > i else [])
         points.append(live)
-    return points
+    return points, {node for node in chain if products[last[node]] - products[index[node]] > ATOMIC}
 
 
 def heavy(node: fx.Node) -> bool:
-    return ops.short_name(node) in ops.FORWARD_HEAVY
+    return node.meta["product"]
 
 
-def cut_points(chain: list[fx.Node], points: list[list[fx.Node]]) -> list[int]:
-    """Indices of calls behind which to cut. Where one value crosses, always; else where the fewest bytes cross, and again inside what is still large,
-    since a value that skips many layers (an encoder's output) crosses all of them."""
+def cut_points(chain: list[fx.Node], points: list[list[fx.Node]], lasting: set[fx.Node]) -> list[int]:
+    """Indices of calls behind which to cut: where at most one value crosses that does not last, and where the fewest bytes cross of what is still large."""
     cost = [sum(map(bytes_of, values)) for values in points]
+    brief = [[value for value in values if value not in lasting] for values in points]
+    own = [sum(map(bytes_of, values)) if cost[i] < float("inf") else cost[i] for i, values in enumerate(brief)]
     found: set[int] = set()
 
     def divide(begin: int, end: int) -> None:
@@ -79,16 +88,16 @@ def cut_points(chain: list[fx.Node], points: list[list[fx.Node]]) -> list[int]:
         inside = range(begin, end - 1)
         if not inside or sum(map(heavy, chain[begin:end])) <= ATOMIC:
             return
-        least = min(cost[i] for i in inside)
+        least = min(own[i] for i in inside)
         if least == float("inf"):
             return
-        here = [i for i in inside if cost[i] <= least * 1.01]
+        here = [i for i in inside if own[i] <= least * 1.01]
         found.update(here)
         for a, b in zip([begin, *(i + 1 for i in here)], [*(i + 1 for i in here), end]):
             if (a, b) != (begin, end):
                 divide(a, b)
 
-    single = [i for i in range(len(chain) - 1) if len(points[i]) == 1 and cost[i] < float("inf")]
+    single = [i for i in range(len(chain) - 1) if len(brief[i]) <= 1 and cost[i] < float("inf")]
     found.update(single)
     for a, b in zip([0, *(i + 1 for i in single)], [*(i + 1 for i in single), len(chain)]):
         divide(a, b)
@@ -165,8 +174,8 @@ def layer_names(pieces: list[list[fx.Node]]) -> list[str]:
 def cut(forward: Forward) -> list[Layer]:
     """The chain of layers. Values that skip a layer pass through it as inputs and outputs."""
     chain, free = chain_of(forward)
-    points = crossing(chain, forward.loss)
-    pieces = merge_light(chain, cut_points(chain, points))
+    points, lasting = crossing(chain, forward.loss)
+    pieces = merge_light(chain, cut_points(chain, points, lasting))
     at = {node: i for i, node in enumerate(chain)}
     position = {node: i for i, node in enumerate(forward.graph.nodes)}
     layers, arriving = [], []
@@ -221,8 +230,15 @@ def piece_graph(forward: Forward, name: str, piece: list[fx.Node], free: set, ar
     return Layer(name, fx.GraphModule(torch.nn.Module(), graph), inputs, examples, [o for o, _ in outputs])
 
 
-def structure(layer: Layer, trained: list[bool]) -> str:
-    """A text that is equal for layers with the same programs."""
+def structure(layer: Layer, trained: list[bool], constants: list[torch.Tensor]) -> str:
+    """A text that is equal for layers with the same programs and constants. `constants` collects those that differ."""
+    def number_of(tensor: torch.Tensor) -> int:
+        for i, one in enumerate(constants):
+            if one.dtype == tensor.dtype and torch.equal(one, tensor):
+                return i
+        constants.append(tensor)
+        return len(constants) - 1
+
     number: dict[fx.Node, int] = {}
     lines = []
     counters: Counter = Counter()
@@ -232,7 +248,8 @@ def structure(layer: Layer, trained: list[bool]) -> str:
             i = number[node]
             source, name = layer.inputs[i]
             counters[source] += 1
-            lines.append(f"{source} {name if source == 'field' else counters[source]} {layer.examples[i].dtype} {tuple(layer.examples[i].shape)} {trained[i]}")
+            which = name if source == "field" else number_of(layer.examples[i]) if source == "constant" else counters[source]
+            lines.append(f"{source} {which} {layer.examples[i].dtype} {tuple(layer.examples[i].shape)} {trained[i]}")
         else:
             arguments = fx.node.map_arg((node.args, node.kwargs), lambda n: f"%{number[n]}")
             lines.append(f"{node.target if node.op != 'output' else 'output'} {arguments}")

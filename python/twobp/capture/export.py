@@ -15,7 +15,7 @@ from torch import fx, nn
 from . import ops
 from .errors import CaptureError, user_line
 from .fuse import fuse
-from .ops import aten
+from .own_operators import aten, grouped_mm
 
 REMOVED = {aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_scalar.default, aten.sym_constrain_range_for_size.default,
            aten.sym_constrain_range.default}
@@ -222,6 +222,11 @@ def clean(graph_module: fx.GraphModule) -> None:
         elif node.target in SAME_VALUE:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+        elif node.target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar) and is_same(node, node.args[0], node.args[1]):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        elif str(node.target) == "transformers.grouped_mm_fallback.default":
+            node.target = grouped_mm
         elif node.target is aten.view.default:
             node.target = aten.reshape.default  # with autograd, kernels may lay a tensor out in another way than export saw
         elif node.target is aten.copy.default:
@@ -236,6 +241,11 @@ def clean(graph_module: fx.GraphModule) -> None:
             node.args = node.args[:3]
     fuse(graph)
     graph_module.recompile()
+
+
+def is_same(node: fx.Node, x: Any, factor: Any) -> bool:
+    """Whether the product or quotient is x itself."""
+    return not isinstance(factor, fx.Node) and factor == 1 and isinstance(x, fx.Node) and x.meta["val"].dtype == node.meta["val"].dtype
 
 
 def write_as_expand(graph: fx.Graph, node: fx.Node) -> None:

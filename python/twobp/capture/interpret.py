@@ -77,12 +77,19 @@ def run(code: list[dict], slots: dict[int, torch.Tensor], gradients: dict[int, t
                 slots[slot] = part
 
 
+def as_list(name: str | list[str]) -> list[str]:
+    return [name] if isinstance(name, str) else name
+
+
 class Chain:
     """All layers of one shape. `tensors` has parameters and buffers by name, `constants` by name."""
 
     def __init__(self, graph: dict, shape: int, tensors: dict[str, torch.Tensor], constants: dict[str, torch.Tensor]):
         self.graph, self.shape = graph, graph["shapes"][shape]
         self.tensors, self.constants = tensors, constants
+
+    def parameter(self, name: str | list[str]) -> torch.Tensor:
+        return self.tensors[name] if isinstance(name, str) else torch.cat([self.tensors[one] for one in name])
 
     def count(self, fields: dict[str, torch.Tensor]) -> int:
         targets = self.shape["targets"]
@@ -102,7 +109,7 @@ class Chain:
             slots = {}
             for i in program["inputs"]:
                 slots[i["slot"]] = {"value": lambda: values[i["index"]], "field": lambda: fields[i["name"]],
-                                    "parameter": lambda: self.tensors[layer["parameters"][i["index"]]], "buffer": lambda: self.tensors[layer["buffers"][i["index"]]],
+                                    "parameter": lambda: self.parameter(layer["parameters"][i["index"]]), "buffer": lambda: self.tensors[layer["buffers"][i["index"]]],
                                     "constant": lambda: self.constants[constants[i["index"]]],
                                     "loss_weight": lambda: torch.tensor(loss_weight, dtype=torch.float32)}[i["from"]]()
             run(program.get("evaluate", program["forward"]) if evaluate else program["forward"], slots, random=random, layer=number)
@@ -124,12 +131,13 @@ class Chain:
             assert len(arriving) == len(wanted), (layer["name"], len(arriving), len(wanted))
             slots.update(zip(wanted, arriving))
             own: dict[int, torch.Tensor] = {}
-            shapes = [self.tensors[name].shape for name in layer["parameters"]]
+            shapes = [self.parameter(name).shape for name in layer["parameters"]]
             run(program["backward_p1"], slots, own, shapes, random, number)
             for unit in program["backward_p2"]:
                 run(unit["code"], dict(slots), own, shapes, random, number)
             arriving = [slots[g["slot"]] for g in program["input_gradients"]]
-            for index, gradient in own.items():
-                name = layer["parameters"][index]
-                gradients[name] = gradients[name] + gradient if name in gradients else gradient
+            for index, whole in own.items():
+                names = as_list(layer["parameters"][index])
+                for name, gradient in zip(names, whole.split([self.tensors[name].shape[0] for name in names]) if len(names) > 1 else [whole]):
+                    gradients[name] = gradients[name] + gradient if name in gradients else gradient
         return gradients

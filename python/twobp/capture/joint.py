@@ -1,6 +1,7 @@
 """Forward and backward of a layer as one graph: (inputs, gradients of outputs) -> (outputs, gradients of inputs), traced through autograd."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import torch
@@ -27,6 +28,17 @@ def is_mutable(node: fx.Node) -> bool:
     return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
+@contextlib.contextmanager
+def without_one_dnn():
+    """oneDNN's LSTM keeps a workspace that only autograd has."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
 def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
     """`trained[i]`: whether input i needs a gradient."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -37,14 +49,14 @@ def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
         leaves = [x.detach().requires_grad_() if t else x.detach() for x, t in zip(inputs, trained)]
         return leaves, layer.graph_module(*leaves)
 
-    with mode, torch.enable_grad():
+    with mode, torch.enable_grad(), without_one_dnn():
         _, outputs = outputs_of(fake)
         arriving = [i for i, (kind, _) in enumerate(layer.outputs) if kind != "buffer" and outputs[i].requires_grad]
         gradients = [torch.empty(outputs[i].shape, dtype=outputs[i].dtype) for i in arriving]
     wanted = [i for i, t in enumerate(trained) if t] if arriving else []
 
     def joint(inputs, gradients):
-        with torch.enable_grad():
+        with torch.enable_grad(), without_one_dnn():
             leaves, outputs = outputs_of(inputs)
             grads = torch.autograd.grad([outputs[i] for i in arriving], [leaves[i] for i in wanted], gradients, allow_unused=True) if arriving else []
         return [o.detach() for o in outputs], list(grads)

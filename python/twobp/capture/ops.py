@@ -1,7 +1,4 @@
-"""What capture must know about single operators, and `twobp::dropout`, an operator of ours.
-
-`twobp::dropout(x, p, random) -> (y, mask)`: mask (bool) keeps an element with probability 1 - p; y = x * mask / (1 - p). It stands for every dropout
-in a captured graph, so that the runtime can draw the mask from the step and the micro-batch, and leave it out in evaluation."""
+"""What capture must know about single operators."""
 from __future__ import annotations
 
 import operator
@@ -9,32 +6,7 @@ import operator
 import torch
 from torch import fx
 
-aten = torch.ops.aten
-
-_library = torch.library.Library("twobp", "FRAGMENT")  # registrations last as long as this object
-_library.define("dropout(Tensor x, float p, Generator? random=None) -> (Tensor, Tensor)", tags=(torch.Tag.nondeterministic_seeded,))
-
-
-def _dropout(x: torch.Tensor, p: float, random: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=random)
-    return x * mask * (1 / (1 - p)), mask
-
-
-def _keep_mask(ctx, inputs, output):
-    ctx.save_for_backward(output[1])
-    ctx.scale = 1 / (1 - inputs[1])
-    ctx.mark_non_differentiable(output[1])
-
-
-def _dropout_backward(ctx, dy, _):
-    (mask,) = ctx.saved_tensors
-    return aten.native_dropout_backward(dy, mask, ctx.scale), None, None
-
-
-torch.library.impl(_library, "dropout", "CompositeExplicitAutograd")(_dropout)
-torch.library.register_fake("twobp::dropout", lambda x, p, random=None: (torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)), lib=_library)
-torch.library.register_autograd("twobp::dropout", _dropout_backward, setup_context=_keep_mask, lib=_library)
-dropout = torch.ops.twobp.dropout.default
+from .own_operators import aten, dropout, grouped_mm_weight
 
 
 def attention_with_dropout(q, k, v, mask=None, p=0.0, is_causal=False, scale=None, enable_gqa=False):
@@ -54,10 +26,10 @@ def attention_with_dropout(q, k, v, mask=None, p=0.0, is_causal=False, scale=Non
 
 # Operators of a forward graph whose weight gradient is a product; they tell a layer from the small change between layers.
 FORWARD_HEAVY = {"linear", "addmm", "mm", "bmm", "baddbmm", "matmul", "einsum", "bilinear", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d",
-                 "conv_transpose2d", "conv_transpose3d", "scaled_dot_product_attention", "attention_with_dropout", "lstm", "gru", "rnn_tanh", "rnn_relu", "_grouped_mm"}
+                 "conv_transpose2d", "conv_transpose3d", "scaled_dot_product_attention", "attention_with_dropout", "lstm", "gru", "rnn_tanh", "rnn_relu", "_grouped_mm", "grouped_mm"}
 # Operators of a backward graph that are worth waiting for.
 BACKWARD_HEAVY = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution_backward.default,
-                  aten.embedding_dense_backward.default, aten._grouped_mm.default, aten.index_put.default}
+                  aten.embedding_dense_backward.default, aten._grouped_mm.default, aten.index_put.default, grouped_mm_weight}
 VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.t.default, aten.transpose.int, aten.permute.default, aten.select.int, aten.slice.Tensor,
          aten.expand.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.split.Tensor, aten.split_with_sizes.default,
          aten.unbind.int, aten.chunk.default, operator.getitem}

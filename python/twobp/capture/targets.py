@@ -11,7 +11,7 @@ from . import ops
 from .emit import Emitter
 from .errors import CaptureError
 from .export import Forward, Input
-from .ops import aten
+from .own_operators import aten, cross_entropy
 
 MEAN, SUM = 1, 2
 # operator -> position of its `reduction`, for losses that average over their elements
@@ -115,7 +115,43 @@ def weigh_loss(forward: Forward, fields: dict[str, torch.Tensor], reduction: str
             last = new
     forward.loss = last
     forward.graph.output_node().args = ((last, *forward.new_buffers.values()),)
+    fuse_cross_entropy(graph)
     return {"count": counted} if isinstance(counted, int) else count_program(forward, *counted)
+
+
+def fuse_cross_entropy(graph: fx.Graph) -> None:
+    """Sums of cross-entropies become one operator, which needs no second tensor of the logits' size."""
+    for node in list(graph.nodes):
+        found = cross_entropy_of(node) if node.op == "call_function" and node.target in NLL else None
+        if found is None:
+            continue
+        logits, labels, ignore = found
+        with graph.inserting_before(node):
+            both = graph.call_function(cross_entropy, (logits, labels, ignore))
+            both.meta = {**node.meta, "val": (node.meta["val"], logits.meta["val"])}
+            total = graph.call_function(operator.getitem, (both, 0))
+        total.meta = dict(logits.meta, val=logits.meta["val"].new_empty(()))
+        results = [user for user in node.users if user.target is operator.getitem] if isinstance(node.meta["val"], tuple) else [node]
+        results[0].replace_all_uses_with(total)
+        graph.eliminate_dead_code()
+
+
+def cross_entropy_of(node: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
+    """(logits, labels, ignored label) of a plain sum over rows of logits."""
+    reduction, ignore = NLL[node.target]
+    logits, labels = node.args[:2]
+    if named_argument(node, reduction) != SUM or named_argument(node, 2) is not None or labels.meta["val"].dtype != torch.int64 or labels.meta["val"].dim() != 1:
+        return None
+    if node.target is aten.cross_entropy_loss.default:
+        plain = named_argument(node, 5) == 0
+    else:
+        logs, logits = logits, logits.args[0] if logits.op == "call_function" else logits
+        plain = logs.target in (aten.log_softmax.int, aten._log_softmax.default) and logs.args[1] in (1, -1) and len(logs.users) == 1 \
+            and logs.meta["val"].dtype == logits.meta["val"].dtype
+        if isinstance(node.meta["val"], tuple) and [user.args[1] for user in node.users] != [0]:
+            return None
+    value = logits.meta["val"]
+    return (logits, labels, named_argument(node, ignore)) if plain and value.dim() == 2 and value.dtype in (torch.float32, torch.float64) else None
 
 
 def count_program(forward: Forward, labels: fx.Node, ignore: int) -> dict:

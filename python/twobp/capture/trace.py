@@ -11,11 +11,16 @@ import torch
 from torch import nn
 
 from . import export
+from .attend import fuse_attention
 from .cut import Layer, cut, structure
 from .emit import emit
 from .errors import CaptureError
 from .fingerprint import is_installed, tensor_digest
+from .fold import fold
+from .gates import fuse_gates
 from .joint import joint_graph
+from .pack import Packed, pack
+from .rotary import fuse_rotary
 from .split import split
 from .targets import weigh_loss
 
@@ -23,11 +28,13 @@ from .targets import weigh_loss
 @dataclasses.dataclass
 class Traced:
     """The programs for one shape. Layers have `name`, `kind`, `parameters`, `buffers` and `constants`, which are indices into `constants`.
-    `names` are the module's own names of these tensors, or None for those that tracing made. `buffers` are those that forward changes."""
+    `names` are the module's own names of these tensors, or None for those that tracing made. `buffers` are those that forward changes, `read`
+    the digests of the module's other tensors that it reads, whose values are in the programs."""
     layers: list[dict]
     programs: list[dict]
     targets: dict
     buffers: list[str]
+    read: dict[str, str]
     names: list[str | None]
     constants: list[torch.Tensor]
 
@@ -53,16 +60,19 @@ def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reductio
     """Raises CaptureError."""
     with refusing_prints():
         forward = export.export(whole, fields)
+    own = own_tensors(whole)
+    read = {name: tensor_digest(own[name]) for one in forward.tensors if one.source == "constant" and (name := own_name(one.name, own))}
+    fold(forward)
     targets = weigh_loss(forward, fields, loss_reduction)
     layers = cut(forward)
-    constants, own = Constants(), own_tensors(whole)
-    programs, assigned, made = programs_of(layers, frozen)
+    constants = Constants()
+    programs, assigned, packs, made = programs_of(layers, frozen)
     described = []
     for layer, kind in zip(layers, assigned):
         numbers = [constants.number(forward.tensors[one], own_name(one.name, own)) for one in layer.inputs if one.source == "constant"]
-        described.append({"name": layer.name, "kind": kind, "parameters": layer.names("parameter"), "buffers": layer.names("buffer"),
+        described.append({"name": layer.name, "kind": kind, "parameters": packs[kind].names(layer), "buffers": layer.names("buffer"),
                           "constants": numbers + [constants.number(tensor) for tensor in made[kind]]})
-    return Traced(described, programs, targets, list(forward.new_buffers), constants.names, constants.tensors)
+    return Traced(described, programs, targets, list(forward.new_buffers), read, constants.names, constants.tensors)
 
 
 @contextlib.contextmanager
@@ -84,20 +94,27 @@ def refusing_prints():
         builtins.print = print_
 
 
-def programs_of(layers: list[Layer], frozen: set[str]) -> tuple[list[dict], list[int], list[list[torch.Tensor]]]:
-    """The program of each kind, the kind of each layer, and the constants that tracing made for each kind."""
+def programs_of(layers: list[Layer], frozen: set[str]) -> tuple[list[dict], list[int], list[Packed], list[list[torch.Tensor]]]:
+    """The program of each kind, the kind of each layer, the packed parameters of each kind, and the constants that tracing made for it."""
     kinds: dict[str, int] = {}
+    packs: list[Packed] = []
+    different: list[torch.Tensor] = []
     programs, made, gradients = [], [], []
     arriving: list[bool] = []
     assigned = []
     for layer in layers:
         arrived = iter(arriving)
         trained = [next(arrived) if source == "value" else source == "parameter" and name not in frozen for source, name in layer.inputs]
-        text = structure(layer, trained)
+        text = structure(layer, trained, different)
         if text not in kinds:
             kinds[text] = len(programs)
-            joint = joint_graph(layer, trained)
-            program, constants = emit(layer, joint, split(joint, layer))
+            packed = pack(layer, trained)
+            fuse_gates(packed.layer.graph_module.graph)
+            fuse_attention(packed.layer)
+            fuse_rotary(packed.layer)
+            joint = joint_graph(packed.layer, packed.trained)
+            program, constants = emit(packed.layer, joint, split(joint, packed.layer))
+            packs.append(packed)
             programs.append(program)
             made.append(constants)
             gradients.append(["gradient" in o for o in program["outputs"]])
@@ -105,7 +122,7 @@ def programs_of(layers: list[Layer], frozen: set[str]) -> tuple[list[dict], list
         arriving = gradients[kinds[text]]
     if not any(arriving):
         raise CaptureError("nothing is trained: the loss depends on no parameter with requires_grad")
-    return programs, assigned, made
+    return programs, assigned, packs, made
 
 
 def own_tensors(whole: nn.Module) -> dict[str, torch.Tensor]:

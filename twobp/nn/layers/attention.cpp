@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/nn/kernels/products/padded_rows.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rope.h"
 #include "twobp/nn/layers/padding.h"
 
 namespace twobp {
@@ -43,24 +43,8 @@ void Attention::prepare_rope(int64_t positions, at::Device device) {
 
 void Attention::rotate(at::Tensor& packed, int64_t past, bool back) const {
   const int64_t positions = packed.size(1);
-  const int64_t rotated = shape_.heads + shape_.kv_heads;
-  if (by_operators(packed)) {
-    operators::rope(packed, cos_.narrow(0, past, positions), sin_.narrow(0, past, positions), rotated,
-                    back ? -1 : 1);
-    return;
-  }
-  dispatch_float(packed.scalar_type(), "Attention", [&](auto zero) {
-    using S = decltype(zero);
-    S* x = mutable_numbers<S>(packed);
-    const int64_t stride = row_stride(packed);
-    const int64_t half = shape_.head_dim / 2;
-    const auto* cos = numbers<Compute<S>>(cos_) + past * half;
-    const auto* sin = numbers<Compute<S>>(sin_) + past * half;
-    const auto kernel = back ? kernels<S>().rope_backward : kernels<S>().rope_forward;
-    for_rows(packed.size(0) * positions, rotated * shape_.head_dim, [&](int64_t begin, int64_t end) {
-      kernel(x + begin * stride, cos, sin, end - begin, begin, stride, rotated, half, positions);
-    });
-  });
+  rope(packed, cos_.narrow(0, past, positions), sin_.narrow(0, past, positions),
+       shape_.heads + shape_.kv_heads, back);
 }
 
 Values Attention::forward(Values values, Context& context, Saved& saved) {

@@ -1,0 +1,144 @@
+"""Attention of the rows of one projection, with or without rotary embedding, becomes one operator. It is recognised by its values, whatever way it is
+written: the part of the graph from the projection on is evaluated for random numbers."""
+from __future__ import annotations
+
+import itertools
+import operator
+
+import torch
+from torch import fx
+
+from . import ops
+from .cut import Layer
+from .own_operators import attention, aten
+
+SCORES = {aten.scaled_dot_product_attention.default, aten.softmax.int, aten._softmax.default}
+PLACED = ops.VIEWS | {aten.clone.default, aten.contiguous.default, aten._to_copy.default}  # what may follow without a change of the numbers
+
+
+def fuse_attention(layer: Layer) -> None:
+    """Works on the layer's graph, in place."""
+    graph = layer.graph_module.graph
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    constants = {node: example for node, one, example in zip(placeholders, layer.inputs, layer.examples) if one.source == "constant"}
+    for scores in [node for node in graph.nodes if node.op == "call_function" and node.target in SCORES]:
+        found = attention_of(scores, constants)
+        if found is not None:
+            replace(graph, *found)
+    graph.eliminate_dead_code()
+    layer.graph_module.recompile()
+
+
+def attention_of(scores: fx.Node, constants: dict[fx.Node, torch.Tensor]):
+    """(rows, last, (batch, positions), arguments): `last` is the attention of `rows`. None: it is not, or not of rows of one projection."""
+    last = end_of(scores)
+    rows = source_of(last, constants)
+    if rows is None:
+        return None
+    value, q = rows.meta["val"], (scores.args[0] if scores.target is aten.scaled_dot_product_attention.default else scores).meta["val"]
+    if q.dim() != 4 or value.dtype not in (torch.float32, torch.float64):
+        return None
+    batch, heads, positions = q.shape[:3]
+    width = last.meta["val"].numel() // (batch * heads * positions)
+    row = value.numel() // (batch * positions)
+    kv_heads = (row // width - heads) // 2 if width else 0
+    if kv_heads < 1 or heads % kv_heads or (heads + 2 * kv_heads) * width != row or last.meta["val"].numel() != batch * positions * heads * width:
+        return None
+    numbers = torch.randn(batch, positions, row, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    try:
+        wanted = evaluate(last, rows, numbers.reshape(value.shape), constants).reshape(batch, positions, -1)
+    except (RuntimeError, TypeError, NotImplementedError):  # an operator that float64 or its shapes do not fit
+        return None
+    tolerance = 1e-9 if value.dtype == torch.float64 else 1e-5
+    for tables, causal in itertools.product(tables_of(last, rows, constants, positions, width), (True, False)):
+        cos, sin = (None if one is None else half(constants[one].double(), positions, width) for one in tables)
+        if torch.allclose(attention(numbers, cos, sin, heads, kv_heads, causal)[0], wanted, rtol=tolerance, atol=tolerance):
+            return rows, last, (batch, positions, row), (*tables, heads, kv_heads, causal)
+    return None
+
+
+def end_of(scores: fx.Node) -> fx.Node:
+    """The last node that has only the attention's result, at other places in memory."""
+    node, product = scores, scores.target is aten.scaled_dot_product_attention.default
+    while len(node.users) == 1:
+        user = next(iter(node.users))
+        if user.target not in PLACED and (product or not is_product(user)):
+            break
+        node, product = user, product or is_product(user)
+    return node
+
+
+def is_product(node: fx.Node) -> bool:
+    return ops.short_name(node) in ("matmul", "bmm", "einsum")
+
+
+def source_of(last: fx.Node, constants: dict) -> fx.Node | None:
+    """The one product of a parameter that `last` depends on, apart from constants, if nobody reads it or what lies between in another way."""
+    between, sources, stack = {last}, set(), [last]
+    while stack:
+        for one in ops.inputs_of(stack.pop()):
+            if one in between or one in sources or one in constants:
+                continue
+            if one.op != "call_function" or ops.is_random(one):
+                return None
+            if one.target in (aten.linear.default, aten.addmm.default, aten.mm.default):
+                sources.add(one)
+            else:
+                between.add(one)
+                stack.append(one)
+    if len(sources) != 1:
+        return None
+    rows = sources.pop()
+    dependent = {rows}
+    for node in last.graph.nodes:
+        if node in between and not dependent.isdisjoint(ops.inputs_of(node)):
+            dependent.add(node)
+    return rows if all(user in between for node in dependent - {last} for user in node.users) else None
+
+
+def evaluate(last: fx.Node, rows: fx.Node, numbers: torch.Tensor, constants: dict) -> torch.Tensor:
+    """`last` in float64, where `rows` has these numbers."""
+    known = {rows: numbers, **{node: value.double() if value.is_floating_point() else value for node, value in constants.items()}}
+
+    def wide(argument):
+        return torch.float64 if argument in (torch.float32, torch.float16, torch.bfloat16) else argument
+
+    def of(node):
+        if node not in known:
+            for one in ops.inputs_of(node):
+                of(one)
+            known[node] = node.target(*fx.node.map_aggregate(fx.map_arg(node.args, known.__getitem__), wide),
+                                      **fx.node.map_aggregate(fx.map_arg(node.kwargs, known.__getitem__), wide))
+        return known[node]
+
+    with torch.no_grad():
+        return of(last)
+
+
+def tables_of(last: fx.Node, rows: fx.Node, constants: dict, positions: int, width: int):
+    """Pairs of constants that may be cos and sin, and a pair of None."""
+    read = {one for node in ops.ancestors([last], stop=lambda node: node is rows) for one in ops.inputs_of(node) if one in constants}
+    tables = [one for one in read if constants[one].is_floating_point() and width % 2 == 0
+              and constants[one].shape[-1:] in ((width,), (width // 2,)) and constants[one].numel() == positions * constants[one].shape[-1]]
+    return [(None, None), *itertools.permutations(sorted(tables, key=str), 2)]
+
+
+def half(table: torch.Tensor, positions: int, width: int) -> torch.Tensor:
+    """(positions, width / 2) of a table that may have each angle twice."""
+    return table.reshape(positions, -1)[:, :width // 2].contiguous()
+
+
+def replace(graph: fx.Graph, rows: fx.Node, last: fx.Node, shape: tuple[int, ...], arguments: tuple) -> None:
+    positions, width = shape[1], shape[2] // (arguments[2] + 2 * arguments[3])
+    with graph.inserting_before(last):
+        def call(target, *args):
+            node = graph.call_function(target, args)
+            values = fx.map_arg(args, lambda one: one.meta["val"])
+            node.meta["val"] = target(*values)
+            return node
+
+        tables = [one and call(aten.slice.Tensor, call(aten.reshape.default, one, [positions, -1]), 1, 0, width // 2) for one in arguments[:2]]
+        whole = call(attention, call(aten.reshape.default, rows, list(shape)), *tables, *arguments[2:])
+        out = call(operator.getitem, whole, 0)
+        result = call(aten.reshape.default, out, list(last.meta["val"].shape))
+    last.replace_all_uses_with(result)

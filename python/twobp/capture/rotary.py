@@ -1,0 +1,83 @@
+"""Rotary embedding of queries or keys that other operators (a norm of each head) part from their projection becomes one operator. It is recognised by its
+values, as attention is."""
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from . import ops
+from .attend import evaluate, half, tables_of
+from .cut import Layer
+from .fuse import ELEMENTWISE
+from .own_operators import aten, rotary, turn
+
+WITHIN = ELEMENTWISE | ops.VIEWS | {aten.cat.default, aten.stack.default, aten.clone.default}
+
+
+def fuse_rotary(layer: Layer) -> None:
+    """Works on the layer's graph, in place."""
+    graph = layer.graph_module.graph
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    constants = {node: example for node, one, example in zip(placeholders, layer.inputs, layer.examples) if one.source == "constant"}
+    for last in [node for node in graph.nodes if node.op == "call_function" and node.target in (aten.add.Tensor, aten.cat.default)]:
+        found = rotary_of(last, constants)
+        if found is None:
+            continue
+        x, tables = found
+        positions, width = last.meta["val"].shape[-2:]
+        with graph.inserting_before(last):
+            halves = []
+            for one in tables:
+                rows = graph.call_function(aten.reshape.default, (one, [positions, -1]))
+                halves.append(graph.call_function(aten.slice.Tensor, (rows, 1, 0, width // 2)))
+            turned = graph.call_function(rotary, (x, *halves, False))
+        turned.meta = dict(last.meta)
+        last.replace_all_uses_with(turned)
+    graph.eliminate_dead_code()
+    layer.graph_module.recompile()
+
+
+def rotary_of(last: fx.Node, constants: dict[fx.Node, torch.Tensor]) -> tuple[fx.Node, tuple[fx.Node, fx.Node]] | None:
+    """(x, (cos, sin)) if `last` is x (batch, heads, positions, n) with rotary embedding."""
+    value = last.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dim() != 4 or value.dtype not in (torch.float32, torch.float64):
+        return None
+    x = argument_of(last, constants)
+    if x is None:
+        return None
+    numbers = torch.randn(value.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    tolerance = 1e-9 if value.dtype == torch.float64 else 1e-5
+    wanted = None
+    for tables in tables_of(last, x, constants, *value.shape[-2:]):
+        if None in tables:
+            continue
+        if wanted is None:
+            try:
+                wanted = evaluate(last, x, numbers, constants)
+            except (RuntimeError, TypeError, NotImplementedError):
+                return None
+        cos, sin = (half(constants[one].double(), *value.shape[-2:]) for one in tables)
+        if torch.allclose(turn(numbers, cos, sin), wanted, rtol=tolerance, atol=tolerance):
+            return x, tables
+    return None
+
+
+def argument_of(last: fx.Node, constants: dict) -> fx.Node | None:
+    """The node of the same shape that `last` depends on by simple operators, apart from constants."""
+    seen, stack = {last}, [last]
+    found = None
+    while stack:
+        for one in ops.inputs_of(stack.pop()):
+            if one in seen or one in constants:
+                continue
+            seen.add(one)
+            own = one.meta.get("val")
+            if isinstance(own, torch.Tensor) and own.shape == last.meta["val"].shape and one.target not in ELEMENTWISE | {aten.cat.default}:
+                if found is not None:
+                    return None
+                found = one
+            elif one.op != "call_function" or one.target not in WITHIN or len(seen) > 30:
+                return None
+            else:
+                stack.append(one)
+    return found

@@ -1,0 +1,279 @@
+"""Projections, gates, attention, rotary embedding and cross-entropy are recognised however they are written. The dry run holds each program against the
+module as it is written, in float64."""
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import twobp
+from twobp.capture import capture
+
+BATCH, POSITIONS, HEADS, KV_HEADS, WIDTH = 2, 6, 4, 2, 8
+DIM = HEADS * WIDTH
+
+
+def tables(positions=POSITIONS, width=WIDTH):
+    angle = torch.outer(torch.arange(positions, dtype=torch.float64), 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width))
+    return angle.cos(), angle.sin()
+
+
+def rotate_half(x, cos, sin):
+    a, b = x[..., :x.shape[-1] // 2], x[..., x.shape[-1] // 2:]
+    return x * torch.cat([cos, cos], -1) + torch.cat([-b, a], -1) * torch.cat([sin, sin], -1)
+
+
+def rotate_chunks(x, cos, sin):
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+def rotate_stacked(x, cos, sin):
+    pairs = torch.stack(x.split(x.shape[-1] // 2, -1))
+    return torch.cat([pairs[0] * cos - pairs[1] * sin, pairs[1] * cos + pairs[0] * sin], -1)
+
+
+def no_rotation(x, cos, sin):
+    return x
+
+
+def neighbours(x, cos, sin):
+    """Pairs of neighbours turn: another embedding, which the operator does not compute."""
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+
+
+def fused_attention(q, k, v):
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def spelled_attention(q, k, v):
+    k, v = (one.repeat_interleave(HEADS // KV_HEADS, 1) for one in (k, v))
+    scores = q @ k.transpose(-1, -2) / math.sqrt(WIDTH)
+    future = torch.ones(POSITIONS, POSITIONS, dtype=torch.bool).triu(1)
+    return scores.masked_fill(future, -torch.inf).softmax(-1) @ v
+
+
+def added_mask_attention(q, k, v):
+    k, v = (one[:, :, None].expand(-1, -1, HEADS // KV_HEADS, -1, -1).flatten(1, 2) for one in (k, v))
+    mask = torch.full((POSITIONS, POSITIONS), torch.finfo(torch.float64).min, dtype=torch.float64).triu(1)
+    return functional.softmax(torch.matmul(q, k.mT) * WIDTH ** -0.5 + mask, dim=-1).matmul(v)
+
+
+def everywhere_attention(q, k, v):
+    return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def windowed_attention(q, k, v):
+    near = torch.ones(POSITIONS, POSITIONS, dtype=torch.bool).tril().triu(-2)
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=near, enable_gqa=True)
+
+
+def wrongly_scaled_attention(q, k, v):
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True, scale=0.3)
+
+
+class Attention(nn.Module):
+    def __init__(self, attend, rotate, norm=False, one=False):
+        super().__init__()
+        self.attend, self.rotate, self.one = attend, rotate, one
+        rows = [HEADS * WIDTH, KV_HEADS * WIDTH, KV_HEADS * WIDTH]
+        self.projections = nn.ModuleList([nn.Linear(DIM, sum(rows))] if one else [nn.Linear(DIM, n, bias=False) for n in rows])
+        self.norm = nn.RMSNorm(WIDTH, eps=1e-6) if norm else nn.Identity()
+        self.out = nn.Linear(DIM, 3)
+        self.rows = rows
+        cos, sin = tables()
+        self.register_buffer("cos", cos)
+        self.register_buffer("sin", sin)
+
+    def forward(self, x):
+        parts = self.projections[0](x).split(self.rows, -1) if self.one else [one(x) for one in self.projections]
+        q, k, v = (one.unflatten(-1, (-1, WIDTH)).transpose(1, 2) for one in parts)
+        q, k = (self.rotate(self.norm(one), self.cos, self.sin) for one in (q, k))
+        return self.out(self.attend(q, k, v).transpose(1, 2).reshape(*x.shape[:2], DIM))
+
+
+class Behind(nn.Module):
+    """A part as it stands within a model: its input is not a field of the batch."""
+
+    def __init__(self, part, dim):
+        super().__init__()
+        self.first, self.part = nn.Linear(dim, dim), part
+
+    def forward(self, x):
+        return self.part(self.first(x))
+
+
+def captured(module, batch, loss_fn=lambda output, batch: functional.mse_loss(output, batch["wanted"])):
+    torch.manual_seed(1)
+    made = capture(Behind(module, batch["x"].shape[-1]).double(), batch, loss_fn=loss_fn)
+    run = made.dry_runs[0]
+    assert max(run.loss, run.gradients) < 1e-12, run
+    return json.dumps(made.graph), made
+
+
+def rows_of_numbers(dim=DIM, out=3):
+    torch.manual_seed(2)
+    return {"x": torch.randn(BATCH, POSITIONS, dim, dtype=torch.float64), "wanted": torch.randn(BATCH, POSITIONS, out, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("attend, rotate, one", [(fused_attention, rotate_half, False), (spelled_attention, rotate_chunks, True),
+                                                 (added_mask_attention, rotate_stacked, False), (everywhere_attention, no_rotation, True),
+                                                 (fused_attention, no_rotation, True), (everywhere_attention, rotate_half, True)])
+def test_attention_is_one_operator(attend, rotate, one):
+    graph, made = captured(Attention(attend, rotate, one=one), rows_of_numbers())
+    assert '"twobp::attention"' in graph and '"twobp::attention_backward"' in graph
+    assert '"aten::_scaled_dot' not in graph and '"aten::_softmax"' not in graph and '"aten::cos"' not in graph
+    call = next(i for i in made.graph["shapes"][0]["programs"][1]["forward"] if i["op"] == "twobp::attention")
+    assert call["args"][3:] == [HEADS, KV_HEADS, attend is not everywhere_attention]
+
+
+@pytest.mark.parametrize("attend, rotate", [(windowed_attention, rotate_half), (wrongly_scaled_attention, rotate_half), (fused_attention, neighbours)])
+def test_other_attention_stays(attend, rotate):
+    assert '"twobp::attention"' not in captured(Attention(attend, rotate), rows_of_numbers())[0]
+
+
+@pytest.mark.parametrize("rotate", [rotate_half, rotate_chunks, rotate_stacked])
+def test_rotary_embedding_behind_a_norm_is_one_operator(rotate):
+    graph, _ = captured(Attention(fused_attention, rotate, norm=True), rows_of_numbers())
+    assert graph.count('"twobp::rotary"') == 4 and '"twobp::attention"' not in graph and '"aten::cat"' in graph
+
+
+def test_projections_of_one_input_are_one_parameter():
+    _, made = captured(Attention(fused_attention, rotate_half), rows_of_numbers())
+    assert [f"part.projections.{i}.weight" for i in range(3)] in made.graph["layers"][1]["parameters"]
+    units = [unit["name"] for unit in made.graph["shapes"][0]["programs"][1]["backward_p2"]]
+    assert units == ["0+1+2.weight"]
+
+
+def test_frozen_and_trained_projections_stay_apart():
+    module = Attention(fused_attention, rotate_half)
+    module.projections[1].requires_grad_(False)
+    _, made = captured(module, rows_of_numbers())
+    parameters = made.graph["layers"][1]["parameters"]
+    assert ["part.projections.0.weight", "part.projections.2.weight"] in parameters and "part.projections.1.weight" in parameters
+
+
+class Gate(nn.Module):
+    def __init__(self, gate, one=False):
+        super().__init__()
+        self.gate, self.one = gate, one
+        self.inner = nn.ModuleList([nn.Linear(6, 10)] if one else [nn.Linear(6, 5), nn.Linear(6, 5)])
+        self.outer = nn.Linear(5, 3)
+
+    def forward(self, x):
+        g, u = self.inner[0](x).chunk(2, -1) if self.one else (one(x) for one in self.inner)
+        return self.outer(self.gate(g, u))
+
+
+GATES = [("silu", lambda g, u: functional.silu(g) * u), ("silu", lambda g, u: u * (g * torch.sigmoid(g))), ("silu", lambda g, u: g / (1 + torch.exp(-g)) * u),
+         ("gelu", lambda g, u: functional.gelu(g) * u), ("gelu", lambda g, u: u * (0.5 * g * (1 + torch.erf(g / math.sqrt(2))))),
+         ("gelu_tanh", lambda g, u: functional.gelu(g, approximate="tanh") * u)]
+
+
+@pytest.mark.parametrize("one", [False, True])
+@pytest.mark.parametrize("activation, gate", GATES)
+def test_gates_are_one_operator(activation, gate, one):
+    graph, _ = captured(Gate(gate, one), rows_of_numbers(6))
+    assert f'"twobp::glu", "args": [{{"v": ' in graph and f'"{activation}"]' in graph and '"twobp::glu_backward"' in graph
+
+
+def test_the_other_half_as_gate_stays():
+    assert '"twobp::glu"' not in captured(Gate(lambda g, u: functional.silu(u) * g, one=True), rows_of_numbers(6))[0]
+
+
+class Classes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 7)
+
+    def forward(self, x):
+        return self.head(x)
+
+
+LOSSES = [lambda logits, batch: functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten()),
+          lambda logits, batch: functional.nll_loss(logits.flatten(0, 1).log_softmax(1), batch["labels"].flatten()),
+          lambda logits, batch: functional.nll_loss(functional.log_softmax(logits.view(-1, 7), dim=-1), batch["labels"].view(-1), ignore_index=-100)]
+
+
+def labelled():
+    labels = torch.tensor([[0, 6, 3, -100, 2, 1], [5, -100, -100, 4, 4, 0]])
+    return {"x": rows_of_numbers(6)["x"], "labels": labels}
+
+
+@pytest.mark.parametrize("loss_fn", LOSSES)
+def test_cross_entropy_is_one_operator(loss_fn):
+    graph, _ = captured(Classes(), labelled(), loss_fn)
+    assert '"twobp::cross_entropy"' in graph and "log_softmax" not in graph and "nll_loss" not in graph
+
+
+def test_smoothed_cross_entropy_stays():
+    graph, _ = captured(Classes(), {"x": labelled()["x"], "labels": labelled()["labels"].clamp(min=0)},
+                        lambda logits, batch: functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), label_smoothing=0.1))
+    assert '"twobp::cross_entropy"' not in graph
+
+
+class Whole(nn.Module):
+    """All of the operators, in one model with tied weights."""
+
+    def __init__(self, norm, gate):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(11, DIM), nn.Linear(DIM, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.attention, self.mlp = Attention(fused_attention, rotate_half, norm=norm), Gate(gate)
+        self.attention.out, self.mlp.inner, self.mlp.outer = nn.Linear(DIM, DIM), nn.ModuleList(nn.Linear(DIM, 16) for _ in range(2)), nn.Linear(16, DIM)
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        x = x + self.attention(x)
+        return self.head(x + self.mlp(x))
+
+
+@pytest.mark.parametrize("norm, gate", [(False, GATES[0][1]), (True, GATES[3][1]), (False, GATES[5][1])])
+def test_the_runtime_computes_them_as_autograd_does(norm, gate):
+    torch.manual_seed(4)
+    module = Whole(norm, gate).double()
+    ids = torch.randint(0, 11, (4, POSITIONS))
+    batch = {"ids": ids, "labels": ids.roll(-1, 1)}
+    loss_fn = lambda logits, batch: functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())  # noqa: E731
+    example = {name: tensor[:2] for name, tensor in batch.items()}
+    losses, states = [], []
+    for ranks, schedule in ((1, "1f1b"), (2, "zb-v"), (3, "gpipe")):
+        trainer = twobp.Trainer(module, example, loss_fn=loss_fn, ranks=ranks, schedule=schedule, micro_batches=2, optimizer=twobp.SGD(lr=0.1))
+        losses.append([trainer.step(batch).loss for _ in range(3)])
+        states.append(trainer.state_dict())
+    assert losses[0] == losses[1] == losses[2]
+    assert all(torch.equal(states[0][name], other[name]) for other in states[1:] for name in other)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for expected in losses[0]:
+        optimizer.zero_grad()
+        loss = loss_fn(module(ids), batch)
+        assert loss.item() == pytest.approx(expected, rel=1e-12)
+        loss.backward()
+        optimizer.step()
+    for name, tensor in module.state_dict().items():
+        torch.testing.assert_close(states[0][name], tensor, rtol=1e-10, atol=1e-12)
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 6, 4))
+        self.register_buffer("ends", torch.tensor([2, 2, 9]))
+
+    def forward(self, x):
+        return torch.ops.twobp.grouped_mm(x, self.weight, self.ends)
+
+
+def test_products_of_groups_are_those_of_the_runtime():
+    torch.manual_seed(5)
+    module = Experts().double()
+    batch = {"x": torch.randn(9, 6, dtype=torch.float64), "wanted": torch.randn(9, 4, dtype=torch.float64)}
+    trainer = twobp.Trainer(module, batch, loss_fn=lambda output, batch: functional.mse_loss(output, batch["wanted"]), ranks=1, micro_batches=1)
+    result = trainer.step(batch)
+    loss = functional.mse_loss(torch.cat([batch["x"][:2] @ module.weight[0], batch["x"][2:] @ module.weight[2]]), batch["wanted"])
+    loss.backward()
+    assert result.loss == pytest.approx(loss.item(), rel=1e-12)
+    assert result.grad_norm == pytest.approx(module.weight.grad.norm().item(), rel=1e-12)

@@ -1,0 +1,418 @@
+#include "twobp/graph/own_operators.h"
+
+#include <cmath>
+
+#include <ATen/ATen.h>
+
+#include "twobp/core/check.h"
+#include "twobp/nn/kernels/attention/packed_attention.h"
+#include "twobp/nn/kernels/cross_entropy.h"
+#include "twobp/nn/kernels/encoder/dropout.h"
+#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/nn/kernels/products/padded_rows.h"
+#include "twobp/nn/kernels/rms_norm.h"
+#include "twobp/nn/kernels/rope.h"
+#include "twobp/nn/kernels/swiglu.h"
+#include "twobp/nn/values.h"
+
+namespace twobp::graph {
+namespace {
+
+// The arguments of a call, which it takes off the stack. A tensor that the stack alone held is then
+// exclusively owned.
+class Arguments {
+ public:
+  Arguments(Stack& stack, size_t count) : stack_(stack), first_(stack.size() - count) {}
+  Arguments(const Arguments&) = delete;
+  Arguments& operator=(const Arguments&) = delete;
+
+  at::Tensor tensor(size_t i) { return std::move(stack_[first_ + i]).toTensor(); }
+  at::Tensor maybe(size_t i) {
+    return stack_[first_ + i].isNone() ? at::Tensor() : std::move(stack_[first_ + i]).toTensor();
+  }
+  double number(size_t i) const { return stack_[first_ + i].toDouble(); }
+  int64_t integer(size_t i) const { return stack_[first_ + i].toInt(); }
+  at::Scalar scalar(size_t i) const { return stack_[first_ + i].toScalar(); }
+  bool flag(size_t i) const { return stack_[first_ + i].toBool(); }
+  std::string text(size_t i) const { return stack_[first_ + i].toStringRef(); }
+
+  // Leaves these results.
+  template <typename... Results>
+  void give(Results... results) {
+    stack_.resize(first_);
+    (stack_.emplace_back(std::move(results)), ...);
+  }
+
+ private:
+  Stack& stack_;
+  size_t first_;
+};
+
+bool is_wide(const at::Tensor& x) {
+  return x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble;
+}
+
+// Each element of the mask is true with probability 1 - p, in steps of 2^-16. The mask depends on the shape
+// and on `random` alone.
+void dropout(Stack& stack) {
+  Arguments arguments(stack, 3);
+  const at::Tensor x = arguments.tensor(0).contiguous();
+  const double p = arguments.number(1);
+  const auto key = static_cast<uint64_t>(arguments.integer(2));
+  TWOBP_CHECK(p >= 0 && p <= 1, "twobp::dropout has probability ", p, ", which must be in [0, 1]");
+  DropoutMask words;
+  words.key[0] = static_cast<uint32_t>(key);
+  words.key[1] = static_cast<uint32_t>(key >> 32);
+  words.threshold = static_cast<uint32_t>(std::lround(p * 65536));
+  const double scale = p < 1 ? 1 / (1 - p) : 0;
+  const int64_t cols = x.dim() == 0 ? 1 : x.size(-1);
+  const int64_t rows = cols == 0 ? 0 : x.numel() / cols;
+  at::Tensor mask = at::empty(x.sizes(), x.options().dtype(at::kBool));
+  at::Tensor y = at::empty(x.sizes(), x.options());
+  const auto fill = [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = x.const_data_ptr<T>();
+    T* to = y.mutable_data_ptr<T>();
+    bool* keep = mask.mutable_data_ptr<bool>();
+    for (int64_t row = 0; row < rows; ++row) {
+      for_each_kept<float>(words, static_cast<uint32_t>(row), cols, [&](int64_t c, float factor) {
+        const int64_t at = row * cols + c;
+        keep[at] = factor != 0;
+        to[at] = from[at] * T(factor) * T(scale);
+      });
+    }
+  };
+  if (x.is_cpu() && x.scalar_type() == at::kFloat) {
+    fill(0.0F);
+  } else if (x.is_cpu() && x.scalar_type() == at::kDouble) {
+    fill(0.0);
+  } else {
+    const auto options = x.options().dtype(at::kFloat);
+    const at::Tensor which = at::arange(rows, options.dtype(at::kLong));
+    mask.copy_(operators::dropout_factors(words, which, cols, options).view(x.sizes()));
+    y = x.mul(mask).mul_(scale);
+  }
+  arguments.give(std::move(y), std::move(mask));
+}
+
+void check_rms_norm(const at::Tensor& x, const at::Tensor& gain) {
+  const bool fits = x.dim() > 0 && x.size(-1) > 0 && gain.dim() == 1 && gain.size(0) == x.size(-1) &&
+                    gain.scalar_type() == x.scalar_type() && is_wide(x);
+  TWOBP_CHECK(fits, "twobp::rms_norm takes (..., n) and a gain (n), both float32 or float64, not ", x.sizes(),
+              " ", c10::toString(x.scalar_type()), " and ", gain.sizes(), " ",
+              c10::toString(gain.scalar_type()));
+}
+
+void run_rms_norm(Stack& stack) {
+  Arguments arguments(stack, 3);
+  const at::Tensor x = arguments.tensor(0).contiguous();
+  const at::Tensor gain = arguments.tensor(1).contiguous();
+  check_rms_norm(x, gain);
+  auto [y, rstd] = rms_norm(x, gain, arguments.number(2));
+  arguments.give(std::move(y), std::move(rstd));
+}
+
+void run_rms_norm_backward(Stack& stack) {
+  Arguments arguments(stack, 4);
+  at::Tensor dy = arguments.tensor(0);
+  const at::Tensor x = arguments.tensor(1).contiguous();
+  const at::Tensor gain = arguments.tensor(2).contiguous();
+  const at::Tensor rstd = arguments.tensor(3);
+  check_rms_norm(x, gain);
+  TWOBP_CHECK(dy.sizes() == x.sizes() && dy.scalar_type() == x.scalar_type() && rstd.is_contiguous() &&
+                  rstd.numel() == x.numel() / x.size(-1) && rstd.scalar_type() == x.scalar_type(),
+              "twobp::rms_norm_backward takes a gradient of x's shape, and x's rstd");
+  dy = as_contiguous(std::move(dy));
+  at::Tensor dx = exclusively_owned(dy) ? dy : at::empty(x.sizes(), x.options());
+  at::Tensor dgain = rms_norm_backward(dy, x, gain, rstd, dx);
+  arguments.give(std::move(dx), std::move(dgain));
+}
+
+enum class Gate : uint8_t { kSilu, kGelu, kGeluTanh };
+
+Gate gate_of(const std::string& name) {
+  if (name == "silu") return Gate::kSilu;
+  if (name == "gelu") return Gate::kGelu;
+  TWOBP_CHECK(name == "gelu_tanh", "twobp::glu has the activation \"", name.substr(0, 100),
+              "\", which must be silu, gelu or gelu_tanh");
+  return Gate::kGeluTanh;
+}
+
+const char* form_of(Gate gate) {
+  return gate == Gate::kGelu ? "none" : "tanh";
+}
+
+void check_glu(const at::Tensor& x) {
+  TWOBP_CHECK(x.dim() > 0 && x.size(-1) > 0 && x.size(-1) % 2 == 0 && x.is_floating_point(),
+              "twobp::glu takes numbers (..., 2 n), not ", x.sizes(), " ", c10::toString(x.scalar_type()));
+}
+
+void run_glu(Stack& stack) {
+  Arguments arguments(stack, 2);
+  const at::Tensor x = with_even_rows(arguments.tensor(0));
+  const Gate gate = gate_of(arguments.text(1));
+  check_glu(x);
+  if (gate == Gate::kSilu) return arguments.give(swiglu(x));
+  const int64_t cols = x.size(-1) / 2;
+  arguments.give(at::gelu(x.narrow(-1, 0, cols), form_of(gate)).mul_(x.narrow(-1, cols, cols)));
+}
+
+void run_glu_backward(Stack& stack) {
+  Arguments arguments(stack, 3);
+  const at::Tensor dy = as_contiguous(arguments.tensor(0));
+  at::Tensor x = with_even_rows(arguments.tensor(1));
+  const Gate gate = gate_of(arguments.text(2));
+  check_glu(x);
+  const int64_t cols = x.size(-1) / 2;
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.back() = cols;
+  TWOBP_CHECK(dy.sizes() == sizes && dy.scalar_type() == x.scalar_type(),
+              "twobp::glu_backward takes a gradient (..., n) for x (..., 2 n), not ", dy.sizes(), " for ",
+              x.sizes());
+  at::Tensor dx = exclusively_owned(x) ? x : at::empty(x.sizes(), x.options());
+  if (gate == Gate::kSilu) {
+    swiglu_backward(x, dy, dx);
+  } else {
+    const at::Tensor g = x.narrow(-1, 0, cols);
+    const at::Tensor act = at::gelu(g, form_of(gate));
+    const at::Tensor dg = at::gelu_backward(dy * x.narrow(-1, cols, cols), g, form_of(gate));
+    at::Tensor(dx.narrow(-1, 0, cols)).copy_(dg);
+    at::Tensor(dx.narrow(-1, cols, cols)).copy_(at::mul(dy, act));
+  }
+  arguments.give(std::move(dx));
+}
+
+// `head_dim` numbers turn in pairs.
+void check_tables(const at::Tensor& cos, const at::Tensor& sin, int64_t positions, int64_t head_dim,
+                  at::ScalarType dtype) {
+  for (const at::Tensor& table : {cos, sin}) {
+    TWOBP_CHECK(head_dim % 2 == 0 && table.dim() == 2 && table.size(0) == positions &&
+                    table.size(1) == head_dim / 2 && table.scalar_type() == dtype,
+                "rotary embedding of ", positions, " positions and ", head_dim, " numbers takes cos and sin ",
+                "(positions, half as many numbers) of the same dtype, not ", table.sizes(), " ",
+                c10::toString(table.scalar_type()));
+  }
+}
+
+// Attention whose queries, keys and values are the packed rows of `qkv`.
+struct PackedCall {
+  PackedAttention shape;
+  at::Tensor cos;
+  at::Tensor sin;
+
+  int64_t rotated() const { return shape.heads + shape.kv_heads; }
+};
+
+// Arguments from `i`: cos, sin, heads, kv_heads, causal.
+PackedCall packed_call(Arguments& arguments, size_t i, const at::Tensor& qkv) {
+  PackedCall call;
+  call.cos = arguments.maybe(i);
+  call.sin = arguments.maybe(i + 1);
+  call.shape.heads = arguments.integer(i + 2);
+  call.shape.kv_heads = arguments.integer(i + 3);
+  call.shape.causal = arguments.flag(i + 4);
+  constexpr int64_t kMostHeads = 1 << 20;
+  const auto [heads, kv] = std::pair(call.shape.heads, call.shape.kv_heads);
+  TWOBP_CHECK(qkv.dim() == 3 && is_wide(qkv) && heads > 0 && heads <= kMostHeads && kv > 0 &&
+                  heads % kv == 0 && qkv.size(2) > 0 && qkv.size(2) % (heads + 2 * kv) == 0,
+              "twobp::attention takes packed heads (batch, positions, (heads + 2 kv_heads) n) in float32 or "
+              "float64, not ",
+              qkv.sizes(), " ", c10::toString(qkv.scalar_type()), " for ", heads, " heads and ", kv,
+              " key-value heads");
+  call.shape.head_dim = qkv.size(2) / (heads + 2 * kv);
+  TWOBP_CHECK(call.cos.defined() == call.sin.defined(),
+              "twobp::attention takes both cos and sin, or neither");
+  if (call.cos.defined()) {
+    check_tables(call.cos, call.sin, qkv.size(1), call.shape.head_dim, qkv.scalar_type());
+    call.cos = call.cos.contiguous();
+    call.sin = call.sin.contiguous();
+  }
+  return call;
+}
+
+void run_attention(Stack& stack) {
+  Arguments arguments(stack, 6);
+  at::Tensor qkv = arguments.tensor(0);
+  const PackedCall call = packed_call(arguments, 1, qkv);
+  if (call.cos.defined()) {
+    qkv = own_even_rows(std::move(qkv));
+    rope(qkv, call.cos, call.sin, call.rotated(), /*back=*/false);
+  } else {
+    qkv = with_even_rows(std::move(qkv));
+  }
+  const PackedAttention& shape = call.shape;
+  at::Tensor out = at::empty({qkv.size(0), qkv.size(1), shape.heads * shape.head_dim}, qkv.options());
+  at::Tensor log_sum_exp = at::empty({qkv.size(0), shape.heads, qkv.size(1)}, qkv.options());
+  packed_attention_forward(qkv, shape, out, log_sum_exp);
+  arguments.give(std::move(out), std::move(qkv), std::move(log_sum_exp));
+}
+
+void run_attention_backward(Stack& stack) {
+  Arguments arguments(stack, 9);
+  const at::Tensor dout = as_contiguous(arguments.tensor(0));
+  at::Tensor qkv = with_even_rows(arguments.tensor(1));
+  const at::Tensor out = as_contiguous(arguments.tensor(2));
+  const at::Tensor log_sum_exp = as_contiguous(arguments.tensor(3));
+  const PackedCall call = packed_call(arguments, 4, qkv);
+  const std::vector<int64_t> rows{qkv.size(0), qkv.size(1), call.shape.heads * call.shape.head_dim};
+  const std::vector<int64_t> sums{qkv.size(0), call.shape.heads, qkv.size(1)};
+  TWOBP_CHECK(dout.sizes() == rows && out.sizes() == rows && log_sum_exp.sizes() == sums &&
+                  dout.scalar_type() == qkv.scalar_type() && out.scalar_type() == qkv.scalar_type() &&
+                  log_sum_exp.scalar_type() == qkv.scalar_type(),
+              "twobp::attention_backward takes what twobp::attention gave, and a gradient of its result");
+  at::Tensor dqkv = exclusively_owned(qkv) ? qkv : at::empty(qkv.sizes(), qkv.options());
+  packed_attention_backward(qkv, call.shape, out, log_sum_exp, dout, dqkv);
+  if (call.cos.defined()) rope(dqkv, call.cos, call.sin, call.rotated(), /*back=*/true);
+  arguments.give(std::move(dqkv));
+}
+
+// In place, if nobody else holds x and each position's heads lie side by side.
+void run_rotary(Stack& stack) {
+  Arguments arguments(stack, 4);
+  at::Tensor x = arguments.tensor(0);
+  const at::Tensor cos = arguments.tensor(1).contiguous();
+  const at::Tensor sin = arguments.tensor(2).contiguous();
+  TWOBP_CHECK(x.dim() == 4 && is_wide(x) && x.size(3) > 0 && x.size(3) % 2 == 0,
+              "twobp::rotary takes (batch, heads, positions, 2 n) in float32 or float64, not ", x.sizes(),
+              " ", c10::toString(x.scalar_type()));
+  check_tables(cos, sin, x.size(2), x.size(3), x.scalar_type());
+  const int64_t heads = x.size(1);
+  const bool owned = exclusively_owned(x);
+  x = x.transpose(1, 2);
+  at::Tensor rows = owned && x.is_contiguous() ? x : x.clone(at::MemoryFormat::Contiguous);
+  at::Tensor packed = rows.flatten(2);
+  rope(packed, cos, sin, heads, arguments.flag(3));
+  arguments.give(rows.transpose(1, 2));
+}
+
+// The logits become their gradient, so there is no second tensor of their size.
+void run_cross_entropy(Stack& stack) {
+  Arguments arguments(stack, 3);
+  at::Tensor logits = arguments.tensor(0);
+  const at::Tensor labels = as_contiguous(arguments.tensor(1));
+  TWOBP_CHECK(
+      logits.dim() == 2 && is_wide(logits) && logits.size(1) > 0 && labels.dim() == 1 &&
+          labels.size(0) == logits.size(0) && labels.scalar_type() == at::kLong,
+      "twobp::cross_entropy takes logits (n, classes) in float32 or float64 and labels (n) in int64, not ",
+      logits.sizes(), " ", c10::toString(logits.scalar_type()), " and ", labels.sizes(), " ",
+      c10::toString(labels.scalar_type()));
+  logits = own_even_rows(std::move(logits));
+  at::Tensor sum = cross_entropy(logits, labels, arguments.integer(2), /*scale=*/1, /*gradient=*/true)
+                       .to(logits.options());
+  arguments.give(std::move(sum), std::move(logits));
+}
+
+// Calls visit(group, first row, rows) for the groups of rows, which end at `ends`.
+template <typename Visit>
+void for_groups(const at::Tensor& ends, int64_t groups, int64_t rows, Visit&& visit) {
+  TWOBP_CHECK(ends.dim() == 1 && ends.size(0) == groups &&
+                  (ends.scalar_type() == at::kInt || ends.scalar_type() == at::kLong),
+              "a grouped product of ", groups, " matrices takes as many ends of groups, not ", ends.sizes(),
+              " ", c10::toString(ends.scalar_type()));
+  const at::Tensor all = ends.to(at::kCPU, at::kLong).contiguous();
+  int64_t begin = 0;
+  for (int64_t group = 0; group < groups; ++group) {
+    const int64_t end = all.const_data_ptr<int64_t>()[group];
+    TWOBP_CHECK(end >= begin && end <= rows, "group ", group, " of a grouped product ends at row ", end,
+                " of ", rows, ", after row ", begin);
+    visit(group, begin, end - begin);
+    begin = end;
+  }
+}
+
+// y[rows of group g] = a[rows of group g] @ b[g]; rows of no group become 0.
+void run_grouped_mm(Stack& stack) {
+  Arguments arguments(stack, 3);
+  const at::Tensor a = arguments.tensor(0);
+  const at::Tensor b = arguments.tensor(1);
+  TWOBP_CHECK(a.dim() == 2 && b.dim() == 3 && a.size(1) == b.size(1) && a.scalar_type() == b.scalar_type(),
+              "twobp::grouped_mm takes (rows, n) and (groups, n, m), not ", a.sizes(), " and ", b.sizes());
+  at::Tensor y = at::zeros({a.size(0), b.size(2)}, a.options());
+  for_groups(arguments.tensor(2), b.size(0), a.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
+    at::Tensor part = y.narrow(0, begin, rows);
+    if (rows > 0) at::mm_out(part, a.narrow(0, begin, rows), b.select(0, group));
+  });
+  arguments.give(std::move(y));
+}
+
+// dL/db of grouped_mm.
+void run_grouped_mm_weight(Stack& stack) {
+  Arguments arguments(stack, 3);
+  const at::Tensor a = arguments.tensor(0);
+  const at::Tensor dy = arguments.tensor(1);
+  const at::Tensor ends = arguments.tensor(2);
+  TWOBP_CHECK(a.dim() == 2 && dy.dim() == 2 && a.size(0) == dy.size(0) &&
+                  a.scalar_type() == dy.scalar_type() && ends.dim() == 1,
+              "twobp::grouped_mm_weight takes (rows, n) and (rows, m), not ", a.sizes(), " and ", dy.sizes());
+  at::Tensor db = at::zeros({ends.size(0), a.size(1), dy.size(1)}, a.options());
+  for_groups(ends, ends.size(0), a.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
+    at::Tensor part = db.select(0, group);
+    if (rows > 0) at::mm_out(part, a.narrow(0, begin, rows).t(), dy.narrow(0, begin, rows));
+  });
+  arguments.give(std::move(db));
+}
+
+bool is_plain_product(const at::Tensor& a, const at::Tensor& b) {
+  return a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) && a.scalar_type() == b.scalar_type() &&
+         is_wide(a) && a.is_cpu() && b.is_cpu();
+}
+
+void run_mm(Stack& stack) {
+  Arguments arguments(stack, 2);
+  const at::Tensor a = arguments.tensor(0);
+  const at::Tensor b = arguments.tensor(1);
+  if (!is_plain_product(a, b)) return arguments.give(at::mm(a, b));
+  at::Tensor y = at::empty({a.size(0), b.size(1)}, a.options());
+  multiply_into(y, a, b);
+  arguments.give(std::move(y));
+}
+
+void run_addmm(Stack& stack) {
+  Arguments arguments(stack, 5);
+  const at::Tensor row = arguments.tensor(0);
+  const at::Tensor a = arguments.tensor(1);
+  const at::Tensor b = arguments.tensor(2);
+  const at::Scalar beta = arguments.scalar(3);
+  const at::Scalar alpha = arguments.scalar(4);
+  const bool plain = is_plain_product(a, b) && row.dim() == 1 && row.size(0) == b.size(1) &&
+                     row.is_contiguous() && row.scalar_type() == a.scalar_type() && beta.equal(1) &&
+                     alpha.equal(1);
+  if (!plain) return arguments.give(at::addmm(row, a, b, beta, alpha));
+  at::Tensor y = at::empty({a.size(0), b.size(1)}, a.options());
+  multiply_and_add(y, a, b, row);
+  arguments.give(std::move(y));
+}
+
+constexpr OwnOperator kFaster[] = {{"aten::mm", &run_mm}, {"aten::addmm", &run_addmm}};
+
+constexpr OwnOperator kOwn[] = {
+    {"twobp::dropout(Tensor x, float p, int random) -> (Tensor y, Tensor mask)", &dropout},
+    {"twobp::rms_norm(Tensor x, Tensor gain, float eps) -> (Tensor y, Tensor rstd)", &run_rms_norm},
+    {"twobp::rms_norm_backward(Tensor dy, Tensor x, Tensor gain, Tensor rstd) -> (Tensor dx, Tensor dgain)",
+     &run_rms_norm_backward},
+    {"twobp::glu(Tensor x, str activation) -> Tensor y", &run_glu},
+    {"twobp::glu_backward(Tensor dy, Tensor x, str activation) -> Tensor dx", &run_glu_backward},
+    {"twobp::attention(Tensor qkv, Tensor? cos, Tensor? sin, int heads, int kv_heads, bool causal) -> "
+     "(Tensor out, Tensor rotated, Tensor log_sum_exp)",
+     &run_attention},
+    {"twobp::attention_backward(Tensor dout, Tensor rotated, Tensor out, Tensor log_sum_exp, Tensor? cos, "
+     "Tensor? sin, int heads, int kv_heads, bool causal) -> Tensor dqkv",
+     &run_attention_backward},
+    {"twobp::rotary(Tensor x, Tensor cos, Tensor sin, bool back) -> Tensor y", &run_rotary},
+    {"twobp::cross_entropy(Tensor logits, Tensor labels, int ignore) -> (Tensor sum, Tensor gradient)",
+     &run_cross_entropy},
+    {"twobp::grouped_mm(Tensor a, Tensor b, Tensor ends) -> Tensor y", &run_grouped_mm},
+    {"twobp::grouped_mm_weight(Tensor a, Tensor dy, Tensor ends) -> Tensor db", &run_grouped_mm_weight}};
+
+}  // namespace
+
+std::span<const OwnOperator> own_operators() {
+  return kOwn;
+}
+
+std::span<const OwnOperator> faster_operators() {
+  return kFaster;
+}
+
+}  // namespace twobp::graph

@@ -1,0 +1,21 @@
+// Operators of our own, "twobp::...", that a captured program may call beside ATen's. docs/bundle.md lists
+// them. Each throws Error for arguments that do not fit, since programs are untrusted.
+#pragma once
+
+#include <span>
+
+#include "twobp/graph/operators.h"
+
+namespace twobp::graph {
+
+struct OwnOperator {
+  const char* schema;  // an argument `int random` is a key that tells random calls apart
+  void (*run)(Stack& stack);
+};
+
+std::span<const OwnOperator> own_operators();
+
+// Operators of ATen, by name alone, that we compute in another way: products by our kernels.
+std::span<const OwnOperator> faster_operators();
+
+}  // namespace twobp::graph

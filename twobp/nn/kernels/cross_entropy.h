@@ -1,0 +1,16 @@
+// Softmax cross-entropy on tensors: by our kernels, or by LibTorch's operators for tensors that are not in a
+// CPU's memory.
+#pragma once
+
+#include <ATen/ATen.h>
+
+namespace twobp {
+
+// logits (..., classes) with even rows (padded_rows.h), labels (rows) int64 and contiguous, in [0, classes)
+// or `ignore`, which counts nothing. Returns the sum of the losses, a float64 scalar in a CPU's memory or on
+// the logits' device. If `gradient`, the logits are overwritten by scale * dL/dlogits. Throws Error for
+// labels of another range, if they are in a CPU's memory.
+at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& labels, int64_t ignore, double scale,
+                         bool gradient);
+
+}  // namespace twobp
