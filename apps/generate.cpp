@@ -108,7 +108,7 @@ void generate(const GenerateOptions& options) {
               " cannot continue a text: give a model that predicts the next token");
   Text text(options, input.vocab);
   Generator generator(build_model(config, compute_dtype(options.precision)));
-  load_weights(generator.parameters(), ModelWeights(options.model, config.type.type().names(config.type)));
+  load_weights(generator.parameters(), config.weights());
   const std::vector<int64_t> prompt = text.encode(options.prompt);
   TWOBP_CHECK(!prompt.empty(), "--prompt has no tokens: give at least one character");
 

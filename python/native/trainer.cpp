@@ -170,8 +170,7 @@ class PyTrainer {
       trainer_ = std::make_unique<Trainer>(made, model, std::move(split), std::move(world));
     }
     if (!made.model.from.empty()) {
-      load_weights(trainer_->pipeline(),
-                   ModelWeights(made.model.from, made.model.type.type().names(made.model.type)));
+      load_weights(trainer_->pipeline(), made.model.weights());
     }
     if (!weights.empty()) set_weights(weights);
     trainer_->stop_when([] { return interrupted.load(); });
@@ -479,6 +478,12 @@ void add_trainer(py::module_& module) {
   });
   module.def("write_tensors", [](const std::string& path, const Fields& tensors) {
     write_safetensors(path, {tensors.begin(), tensors.end()}, {{"format", "pt"}});
+  });
+  module.def("read_tensors", [](const std::string& path) {
+    const SafetensorsFile file(path);
+    Fields tensors;
+    for (const std::string& name : file.names()) tensors.emplace(name, file.tensor(name));
+    return tensors;
   });
   py::class_<PyTrainer>(module, "Trainer")
       .def(py::init<const std::string&, const std::string&, const Fields&, const Fields&, const Fields&,

@@ -15,6 +15,7 @@ from twobp import _native, batches
 from twobp._native import Error
 from twobp.batches import Batch
 from twobp.optimizers import Adam, AdamW, SGD
+from twobp.watch import Watch
 
 if TYPE_CHECKING:
     from twobp.capture import Captured
@@ -49,19 +50,22 @@ class Trainer:
     more than one process, one in each process. All processes then make the same calls with the same batches.
 
     The trainer has its own copies of the weights. It does not change the module, and does not see changes of the module: use
-    `state_dict` and `load_state_dict` between the two.
+    `state_dict` and `load_state_dict` between the two. `step` and `evaluate` raise Error if parameters of the module have changed, other
+    than to a state of the trainer.
 
     A call that Ctrl-C ends raises KeyboardInterrupt. The step is then given up, no weight has changed, and the trainer can go on.
     After an error in a step, make a new trainer. One thread at a time may call a trainer, in the process that made it."""
 
     def __init__(self, module: torch.nn.Module | None = None, example: Batch | None = None, *, model: Mapping | None = None,
-                 loss_fn: Callable | None = None, loss_reduction: str | None = None, optimizer: AdamW | Adam | SGD | None = None, **settings):
+                 loss_fn: Callable | None = None, loss_reduction: str | None = None, optimizer: AdamW | Adam | SGD | None = None,
+                 cache: bool | str | os.PathLike = True, **settings):
         """`example`: one micro-batch, a dict of tensors whose first dimension are the samples.
 
         `module` is captured with the example: its forward takes the dict's tensors by name. It returns the loss, or
         `loss_fn(output, batch)` does. `loss_reduction`, "mean" or "sum" over a micro-batch's samples, is asked for if capture cannot
-        see it. `model` takes the place of a module: the keys of the section `model`, such as
-        {"type": "mlp", "dim": 64}, or {"from": FOLDER} for a Hugging Face directory.
+        see it. What capture makes is kept in the user's cache folder, unless `cache` is False or another folder. `model` takes the
+        place of a module: the keys of the section `model`, such as {"type": "mlp", "dim": 64}, or {"from": FOLDER} for a Hugging Face
+        directory of a model that twobp has layers of, or a bundle.
 
         `settings`: the keys of the sections `pipeline` and `train` by name: ranks, schedule, micro_batches, p2, memory_cap,
         clip_norm, seed, ... (docs/settings.md). Raises twobp.Error for an unknown name, a value out of range, keys that contradict
@@ -74,7 +78,7 @@ class Trainer:
         self._captured: Captured | None = None
         graph, constants, weights = "", {}, {}
         if module is not None:
-            self._captured = _capture(module, self._example, loss_fn, loss_reduction)
+            self._captured = _capture(module, self._example, loss_fn, loss_reduction, cache)
         elif loss_fn is not None or loss_reduction is not None:
             raise Error("loss_fn and loss_reduction are for a module: a configured model has its own loss")
         config = _config(settings, optimizer or AdamW(), self._example)
@@ -86,6 +90,7 @@ class Trainer:
         self._module = module
         self._native = _native.Trainer(json.dumps(config), graph, constants, self._example, weights, _process_group())
         self._shapes = {_shape(self._example)}
+        self._watch = Watch(module, set(self._captured.buffers)) if module is not None else None
 
     def step(self, batch: Batch | Sequence[Batch], *, lr: float | None = None) -> StepResult:
         """Makes one optimizer step, with the learning rate `lr` in place of the optimizer's own.
@@ -113,19 +118,25 @@ class Trainer:
         trained = self._native.weights()
         if self._module is None:
             return trained
-        return {name: trained[known] if (known := self._name(name, trained)) else tensor.detach().clone()
-                for name, tensor in self._module.state_dict().items()}
+        state = {name: trained[known] if (known := self._name(name, trained)) else tensor.detach().clone()
+                 for name, tensor in self._module.state_dict().items()}
+        self._watch.came_from_trainer(state)
+        return state
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Replaces all weights and buffers. The optimizer's state stays. Raises twobp.Error for missing or unknown names and for
-        other shapes."""
+        """Replaces all weights and buffers. The optimizer's state stays. Raises twobp.Error for missing or unknown names, for other
+        shapes, and for other values of a tensor that training never changes."""
+        given = state
         if self._module is not None:
             own = self._native.weights()
             unknown = state.keys() - self._module.state_dict().keys()
             if unknown:
                 raise Error(f"the state has {min(unknown)}, which the model does not have")
+            self._watch.check_fixed(state)
             state = {self._name(name, own): tensor for name, tensor in state.items() if self._name(name, own)}
         self._native.load({name: tensor.detach() for name, tensor in state.items()})
+        if self._watch is not None:
+            self._watch.came_from_trainer(given)
 
     def optimizer_state(self) -> dict[str, dict[str, torch.Tensor]]:
         """Copies of the optimizer's state by parameter: "exp_avg" and "exp_avg_sq" of Adam and AdamW, "momentum" of SGD."""
@@ -142,8 +153,8 @@ class Trainer:
 
     def save(self, folder: str | os.PathLike, *, dtype: str = "float32") -> None:
         """Writes a configured model as a Hugging Face directory or, if it came from a bundle, as a bundle. Writes a module as a
-        bundle in its own dtype, which `twobp train --set model.from=FOLDER` trains without Python (docs/bundle.md). For the files
-        of transformers, give the module the weights by `module.load_state_dict(trainer.state_dict())` and use `save_pretrained`."""
+        bundle in its own dtype, which `twobp train --set model.from=FOLDER` trains without Python (docs/bundle.md). That of a module of
+        transformers is also a directory that its from_pretrained loads; the tokenizer's files are not the module's, so add them."""
         if self._captured is None:
             self._native.save(os.fspath(folder), dtype)
             return
@@ -152,7 +163,7 @@ class Trainer:
         from twobp.capture import bundle
         weights = self._native.weights()
         if self._native.process == 0:
-            bundle.write(folder, self._captured.graph, weights, self._captured.constants)
+            bundle.write(folder, self._captured.graph, weights, self._captured.constants, self._module)
 
     def checkpoint(self, folder: str | os.PathLike, *, keep: int = 3) -> None:
         """Writes a checkpoint into a folder that is empty or this trainer's: weights, optimizer state and position. The newest
@@ -200,6 +211,8 @@ class Trainer:
         return json.loads(self._native.config)
 
     def _cut(self, batch: Batch | Sequence[Batch]) -> list[dict[str, torch.Tensor]]:
+        if self._watch is not None:
+            self._watch.check()
         parts = batches.cut(batch, self._example, self._native.micro_batches, any_sizes=self._captured is not None)
         if self._captured is not None:
             for part in parts:
@@ -209,10 +222,17 @@ class Trainer:
 
     def _add_shape(self, part: Batch) -> None:
         """Captures the module for micro-batches of another shape."""
-        before = set(self._captured.constants)
-        self._captured.add_shape(part)
-        self._native.add_shape(json.dumps(self._captured.graph["shapes"][-1]),
-                               {name: tensor.contiguous() for name, tensor in self._captured.constants.items() if name not in before})
+        captured, sizes = self._captured, {name: list(tensor.shape) for name, tensor in part.items()}
+        before, known = dict(captured.constants), len(captured.graph["shapes"])
+        try:
+            captured.add_shape(part)
+            self._native.add_shape(json.dumps(captured.graph["shapes"][-1]),
+                                   {name: tensor.contiguous() for name, tensor in captured.constants.items() if name not in before})
+        except Error as error:
+            del captured.graph["shapes"][known:]
+            captured.constants = before
+            raise Error(f"a micro-batch of the sizes {sizes} must be captured by itself, since the trainer was made with others. That failed: "
+                        f"{error}") from error
         self._shapes.add(_shape(part))
 
     def _name(self, name: str, known: Mapping[str, torch.Tensor]) -> str | None:
@@ -264,9 +284,10 @@ def _process_group() -> str:
     return torch.distributed.group.WORLD.group_name
 
 
-def _capture(module: torch.nn.Module, example: Batch, loss_fn: Callable | None, loss_reduction: str | None) -> Captured:
-    from twobp.capture import capture  # only now: torch.export takes a second to import
-    return capture(module, example, loss_fn=loss_fn, loss_reduction=loss_reduction)
+def _capture(module: torch.nn.Module, example: Batch, loss_fn: Callable | None, loss_reduction: str | None,
+             cache: bool | str | os.PathLike) -> Captured:
+    from twobp.capture import capture  # only now: importing twobp registers no operator
+    return capture(module, example, loss_fn=loss_fn, loss_reduction=loss_reduction, cache=cache)
 
 
 def _parts(captured: Captured) -> tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]:

@@ -1,10 +1,13 @@
 """Data and trainers for the tests of the Python package."""
+import os
+
 import pytest
 import torch
 
 import twobp
 
 DIM = 16
+os.environ["TWOBP_CACHE"] = "off"  # tests of the cache name their own folder
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ losses = [trainer.step(batch).loss for _ in range(3)]
 trainer.save(sys.argv[2] + "/bundle")
 trainer.checkpoint(sys.argv[2] + "/checkpoints")
 losses.append(trainer.evaluate([batch]).loss)
-trainer.load_state_dict({name: tensor * 2 for name, tensor in trainer.state_dict().items()})
+trainer.load_state_dict({name: tensor if name == "scale" else tensor * 2 for name, tensor in trainer.state_dict().items()})
 losses.append(trainer.step(batch).loss)
 rank = dist.get_rank() if dist.is_initialized() else "alone"
 torch.save((losses, trainer.state_dict()), f"{sys.argv[2]}/{rank}.pt")

@@ -100,8 +100,7 @@ class TransformersTest : public ::testing::Test {
       layers.back()->collect_parameters(parameters);
     }
     for (Parameter* parameter : parameters) parameter->allocate_value(1);
-    load_weights(parameters,
-                 ModelWeights(config.model.from, config.model.type.type().names(config.model.type)));
+    load_weights(parameters, config.model.weights());
     Context context;
     context.fields = &fields;
     context.training = false;

@@ -88,11 +88,18 @@ bool has_tokenizer(const DataConfig& data, const ModelInput& model) {
   return !data.tokenizer.empty() || !model.from.empty();
 }
 
+bool keeps_in_cache(const DataConfig& data, const ModelInput& model) {
+  return model.kind == InputKind::kFields || (!data.text.empty() && has_tokenizer(data, model));
+}
+
 const std::vector<KeyUse>& key_uses() {
   static const std::vector<std::string> pictures = {"data.images", "data.idx", "data.cifar",
                                                     "data.arrays of pictures"};
   static const std::vector<KeyUse> uses = {
-      {"cache", {"data.text"}, has_tokenizer, " with a tokenizer"},
+      {"cache",
+       {"data.text", "data.tokens", "data.arrays of a captured model", "data.synthetic tokens"},
+       keeps_in_cache,
+       " with a tokenizer, or for a captured model"},
       {"end_of_text", {"data.text"}, has_tokenizer, " with a tokenizer"},
       {"token_type", {"data.tokens"}},
       {"sequence",
@@ -150,7 +157,8 @@ const Section& data_section() {
                  "are bytes")
            .path(),
        TWOBP_KEY(DataConfig, cache,
-                 "folder for tokenized text; \"\": $XDG_CACHE_HOME/twobp, or else ~/.cache/twobp")
+                 "folder for tokenized text and captured models; \"\": $XDG_CACHE_HOME/twobp, or else "
+                 "~/.cache/twobp")
            .path(),
        TWOBP_KEY(DataConfig, end_of_text,
                  "the tokenizer's end-of-text token, if it has one, follows each text file")

@@ -111,6 +111,13 @@ ModelType captured_type() {
       CapturedOptions, program, "checksum of the graph.json in model.from, which sets it; do not set it")});
   type.is_bundle = true;
   type.input = input_of;
+  type.weights = [](const ModelOptions& options) { return options.as<CapturedOptions>().weights; };
+  // The module's other tensors, which its programs do not read, or read as constants.
+  type.names = [](const ModelOptions&) {
+    TensorNames names;
+    names.has_others = true;
+    return names;
+  };
   type.check = [](const ModelOptions& options) { graph_of(options); };
   type.build = [](const ModelOptions& options, const BuildSettings&) {
     graph_of(options);

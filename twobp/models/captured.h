@@ -17,6 +17,7 @@ struct CapturedOptions {
   static constexpr const char* kType = "captured";
   std::shared_ptr<const graph::Graph> graph;  // null: none was given
   std::string program;  // the checksum of its file, for the comparison of processes and of checkpoints
+  std::string weights;  // folder of the weights; empty: model.from
 };
 
 // The layers of a captured module.

@@ -20,24 +20,40 @@ using nlohmann::json;
 
 constexpr int kMaxDepth = 16;
 
-const ModelType& type_of(const HfSection& file) {
-  const json& type = file.require("model_type");
+// Null: the model_type is not supported.
+const ModelType* find_type(const HfSection& file) {
+  const json* type = file.find("model_type");
   const auto& all = model_types();
   const auto found = std::find_if(all.begin(), all.end(), [&](const ModelType& one) {
-    return !one.hf_type.empty() && type == one.hf_type;
+    return !one.hf_type.empty() && type != nullptr && *type == one.hf_type;
   });
-  TWOBP_CHECK(found != all.end(), file.origin, ": model_type ", shown(type),
+  return found == all.end() ? nullptr : &*found;
+}
+
+std::vector<std::string> supported_classes(const ModelType& type) {
+  std::vector<std::string> classes = type.hf_others;
+  classes.insert(classes.begin(), type.hf_class);
+  return classes;
+}
+
+// Whether "architectures", if it is there, names a supported class.
+bool has_class(const HfSection& file, const ModelType& type) {
+  const json* classes = file.find("architectures");
+  if (classes == nullptr) return true;
+  const std::vector<std::string> supported = supported_classes(type);
+  return classes->is_array() && std::any_of(classes->begin(), classes->end(), [&](const json& name) {
+           return std::find(supported.begin(), supported.end(), name) != supported.end();
+         });
+}
+
+const ModelType& type_of(const HfSection& file) {
+  const json& type = file.require("model_type");
+  const ModelType* found = find_type(file);
+  TWOBP_CHECK(found != nullptr, file.origin, ": model_type ", shown(type),
               " is not supported, supported are: ", hf_models());
-  if (const json* classes = file.find("architectures")) {
-    std::vector<std::string> supported = found->hf_others;
-    supported.insert(supported.begin(), found->hf_class);
-    const bool any =
-        classes->is_array() && std::any_of(classes->begin(), classes->end(), [&](const json& name) {
-          return std::find(supported.begin(), supported.end(), name) != supported.end();
-        });
-    TWOBP_CHECK(any, file.origin, ": architectures has none that is supported of model_type ", shown(type),
-                ": ", join(supported));
-  }
+  TWOBP_CHECK(has_class(file, *found), file.origin,
+              ": architectures has none that is supported of model_type ", shown(type), ": ",
+              join(supported_classes(*found)));
   TWOBP_CHECK(!file.find("quantization_config"), file.origin,
               ": quantized models are not supported: save the model in float32, bfloat16 or float16");
   return *found;
@@ -90,6 +106,15 @@ ModelOptions read_hf_config(const std::string& directory) {
   return options;
 }
 
+bool has_layers(const std::string& config) {
+  const json root = read_json_object(config, kMaxDepth);
+  const HfSection file{root, config};
+  const json* name = file.find("model_type");
+  if (name == nullptr || !name->is_string()) return true;  // read_hf_config says what is wrong
+  const ModelType* type = find_type(file);
+  return type != nullptr && has_class(file, *type);
+}
+
 std::vector<int64_t> read_end_of_text(const std::string& directory) {
   const std::string generation = (std::filesystem::path(directory) / "generation_config.json").string();
   std::error_code missing;
@@ -114,6 +139,10 @@ json hf_config_json(const ModelConfig& config, int64_t sequence, const std::stri
   }
   const ModelType& of = config.type.type();
   out.erase("dtype");  // a synonym of torch_dtype
+  if (of.is_bundle) {  // a captured directory
+    out["torch_dtype"] = dtype;
+    return out;
+  }
   out.update({{"architectures", {of.hf_class}}, {"model_type", of.hf_type}, {"torch_dtype", dtype}});
   of.write_hf(config.type, sequence, out);
   return out;

@@ -21,6 +21,9 @@ inline constexpr const char* kModelConfig = "config.json";
 // supported, the Error lists the supported ones.
 ModelOptions read_hf_config(const std::string& directory);
 
+// Whether the model_type and a class of this config.json are supported. Throws Error if it is not JSON.
+bool has_layers(const std::string& config);
+
 // The ids that end a text, as transformers' generate() reads them: eos_token_id of generation_config.json or,
 // without that file, of config.json. Empty if it names none. Throws Error if it is no id and no list of ids.
 std::vector<int64_t> read_end_of_text(const std::string& directory);

@@ -12,6 +12,11 @@ ModelInput ModelConfig::input() const {
   return input;
 }
 
+ModelWeights ModelConfig::weights() const {
+  const std::string elsewhere = type.type().weights(type);
+  return ModelWeights(elsewhere.empty() ? from : elsewhere, type.type().names(type));
+}
+
 const Section& model_section() {
   static const Section section = make_section<ModelConfig>(
       "model",

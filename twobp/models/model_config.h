@@ -19,6 +19,8 @@ struct ModelConfig {
   std::vector<std::string> lora_targets = {"q_proj", "v_proj"};
 
   ModelInput input() const;
+  // The weights that `from` has for the model. Throws Error as ModelWeights does.
+  ModelWeights weights() const;
   LoraOptions adapters() const { return {lora, lora_alpha, lora_targets}; }
 };
 

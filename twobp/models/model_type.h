@@ -82,6 +82,8 @@ struct ModelType {
   bool forward_changes_buffers = false;    // for example running statistics
   bool is_bundle = false;                  // a saved folder is that of model.from with other weights
 
+  // The folder of the weights, if that is not model.from; else "".
+  std::function<std::string(const ModelOptions&)> weights;
   std::function<ModelInput(const ModelOptions&)> input;
   // Sets options whose default is derived from other options (heads of 0, widths of 0).
   std::function<void(ModelOptions&)> fill_in;
@@ -109,6 +111,7 @@ ModelType make_model_type(std::vector<Key> keys) {
   type.check = [](const ModelOptions&) {};
   type.fill_in = [](ModelOptions&) {};
   type.names = [](const ModelOptions&) { return TensorNames(); };
+  type.weights = [](const ModelOptions&) { return std::string(); };
   type.no_graph = [](const ModelOptions&) { return std::string(); };
   return type;
 }

@@ -29,6 +29,8 @@ struct TensorNames {
   std::function<std::vector<at::Tensor>(const std::string& name)> derived;
   // Tensors that the model does not use.
   std::set<std::string> unused;
+  // Whether a directory may have further tensors. They are saved as they were read.
+  bool has_others = false;
   // Whether a directory may lack a parameter, which then starts as in a new model. Null: no.
   bool (*may_lack)(const std::string& parameter) = nullptr;
 };

@@ -3,6 +3,7 @@
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/json_text.h"
+#include "twobp/models/capture_model.h"
 #include "twobp/models/hf_config.h"
 #include "twobp/train/check_config.h"
 
@@ -87,10 +88,33 @@ void check_against_weights(const Settings& settings, ModelOptions& given, ModelO
   }
 }
 
+// Captures the model in model.from for the micro-batches that the settings ask for.
+ModelOptions captured_for(const Settings& settings, const std::string& from) {
+  Config config;
+  config.model.type = ModelOptions("captured");
+  settings.assign(sections_of(config));
+  check_values({{&data_section(), &config.data}, {&pipeline_section(), &config.pipeline}});
+  const DataConfig& data = config.data;
+  const int64_t micro_batch = config.pipeline.micro_batch_size;
+  TWOBP_CHECK(
+      !data.arrays.empty() || !data.text.empty() || !data.tokens.empty() || data.synthetic == "tokens",
+      "model.from is ", from,
+      ", a model that is captured for the fields of the data: set data.text, "
+      "data.tokens, or data.arrays (a folder with NAME.npy for each field)");
+  const CaptureFields fields = data.arrays.empty() ? fields_of_tokens(micro_batch, data.sequence)
+                                                   : fields_of_arrays(data.arrays, micro_batch);
+  return capture_model(from, fields, data.arrays, data.cache);
+}
+
 // The options in model.from's config.json. None for a new model.
-std::optional<ModelOptions> options_of_weights(const Settings& settings, const std::string& from) {
+std::optional<ModelOptions> options_of_weights(const Settings& settings, const std::string& from,
+                                               bool with_data) {
   if (from.empty()) return std::nullopt;
-  ModelOptions file = read_hf_config(from);
+  const bool captured = needs_capture(from);
+  TWOBP_CHECK(!captured || with_data, from,
+              ": holds a model that must be captured: load it with transformers, and give the module to the "
+              "trainer");
+  ModelOptions file = captured ? captured_for(settings, from) : read_hf_config(from);
   const std::string type = settings.text("model", "type").value_or(file.name());
   TWOBP_CHECK(type == file.name(), "model.type is \"", type, "\", but the model in model.from has \"",
               file.name(), "\": the architecture comes from ", from, "/config.json, so remove model.type");
@@ -111,10 +135,10 @@ void with_origin(const std::string& origin, const Body& body) {
 // Fills in the sections of `config` that sections_of(config) names. `model` takes the place of model.type.
 template <typename Sections, typename Check>
 Config filled_in(const Settings& settings, Config config, const std::string& origin,
-                 const ModelOptions* model, const Sections& sections_of, const Check& check) {
+                 const ModelOptions* model, bool with_data, const Sections& sections_of, const Check& check) {
   const std::string from = settings.text("model", "from").value_or("");
   std::optional<ModelOptions> file;
-  with_origin(origin, [&] { file = options_of_weights(settings, from); });
+  with_origin(origin, [&] { file = options_of_weights(settings, from, with_data); });
   if (file) config.model.type = *file;
   if (model != nullptr) config.model.type = *model;
   settings.assign(sections_of(config));
@@ -127,7 +151,7 @@ Config filled_in(const Settings& settings, Config config, const std::string& ori
 
 Config finish(Settings settings, const std::vector<std::string>& overrides, const std::string& origin) {
   for (const auto& text : overrides) settings.set(text);
-  return filled_in(settings, {}, origin, nullptr, sections_of, check_config);
+  return filled_in(settings, {}, origin, nullptr, /*with_data=*/true, sections_of, check_config);
 }
 
 std::string read_config(const std::string& path) {
@@ -167,10 +191,11 @@ Config parse_config_without_data(const std::string& json, const std::string& ori
     if (model == nullptr) all.insert(all.begin(), {&model_section(), &of.model});
     return all;
   };
-  return filled_in(settings, std::move(config), origin, model, sections, [&](Config& of) {
-    check_values(sections(of));
-    check_contradictions_without_data(of);
-  });
+  return filled_in(settings, std::move(config), origin, model, /*with_data=*/false, sections,
+                   [&](Config& of) {
+                     check_values(sections(of));
+                     check_contradictions_without_data(of);
+                   });
 }
 
 std::string config_to_json(const Config& config) {

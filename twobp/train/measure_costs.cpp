@@ -71,7 +71,9 @@ LayerCost to_costs(const LayerProfile& measured) {
 // The sizes in rising order, none above the number of samples.
 std::vector<int> sizes_of(const MeasureOptions& options, const Config& config, int64_t samples) {
   std::vector<int> sizes = options.micro_batch_sizes;
-  if (sizes.empty()) sizes = {static_cast<int>(config.pipeline.micro_batch_size)};
+  const bool one_size = !config.model.input().fields.empty();  // a captured model
+  if (sizes.empty() || (one_size && options.only_what_fits))
+    sizes = {static_cast<int>(config.pipeline.micro_batch_size)};
   std::sort(sizes.begin(), sizes.end());
   if (options.only_what_fits) {
     std::erase_if(sizes, [&](int size) { return size > samples; });

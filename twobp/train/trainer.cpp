@@ -25,14 +25,10 @@
 namespace twobp {
 namespace {
 
-ModelWeights weights_of(const ModelConfig& model) {
-  return ModelWeights(model.from, model.type.type().names(model.type));
-}
-
 ModelSpec model_of(const Config& config) {
   ModelSpec model = build_model(config);
   // Checked before anything is allocated, and before minutes are spent on the data.
-  if (!config.model.from.empty()) check_weights(model, weights_of(config.model));
+  if (!config.model.from.empty()) check_weights(model, config.model.weights());
   return model;
 }
 
@@ -152,7 +148,7 @@ Trainer::Trainer(const Config& config, const ModelSpec& model, DataSplit data)
 void Trainer::load(const Config& config) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (!config.model.from.empty()) {
-    const ModelWeights from = weights_of(config.model);
+    const ModelWeights from = config.model.weights();
     new_parameters_ = load_weights(*pipeline_, from);
     unused_tensors_ = from.without_use();
   }

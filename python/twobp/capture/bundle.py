@@ -4,36 +4,69 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import tempfile
 from collections.abc import Mapping
 
 import torch
+from torch import nn
 
 from twobp import _native
 from .errors import CaptureError
 
 FORMAT, VERSION = "twobp graph", 1
+GRAPH = "graph.json"
 
 
-def write(folder: str | os.PathLike, graph: dict, weights: Mapping[str, torch.Tensor], constants: Mapping[str, torch.Tensor]) -> None:
-    """`weights`: parameters and changed buffers. The graph comes last, so that a folder with a graph is a whole bundle."""
+def write(folder: str | os.PathLike, graph: dict, weights: Mapping[str, torch.Tensor] | None, constants: Mapping[str, torch.Tensor],
+          module: nn.Module | None = None) -> None:
+    """`weights`: parameters and changed buffers; None: they lie elsewhere. The folder of a `module` of transformers is also one that
+    from_pretrained loads.
+
+    All files are on disk before one takes its name, and graph.json goes first and comes last. So a folder with a graph is a whole bundle."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, tensors in (("model", weights), ("constants", constants)):
-        _native.write_tensors(str(folder / f"{name}.safetensors"), {key: tensor.detach().contiguous() for key, tensor in tensors.items()})
-    new = folder / "graph.json.new"
-    new.write_text(json.dumps(graph), encoding="utf-8")
-    os.replace(new, folder / "graph.json")
+    if weights is not None and module is not None:
+        weights = {**buffers_beside(weights, module), **weights}
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as own:
+        new = pathlib.Path(own)
+        for part in ("config", "generation_config"):
+            settings = getattr(module, part, None)
+            if hasattr(settings, "save_pretrained"):
+                settings.save_pretrained(new)
+        for name, tensors in (("model", weights), ("constants", constants)):
+            if tensors is not None:
+                _native.write_tensors(str(new / f"{name}.safetensors"), {key: one.detach().contiguous() for key, one in tensors.items()})
+        (new / GRAPH).write_text(json.dumps(graph), encoding="utf-8")
+        for path in new.iterdir():
+            sync(path)
+        (folder / GRAPH).unlink(missing_ok=True)
+        for path in sorted(new.iterdir(), key=lambda path: path.name == GRAPH):
+            os.replace(path, folder / path.name)
+    sync(folder)
+
+
+def buffers_beside(weights: Mapping[str, torch.Tensor], module: nn.Module) -> dict[str, torch.Tensor]:
+    """The module's persistent buffers that training never changes: programs read them as constants, but the module's own loader wants them."""
+    buffers = dict(module.named_buffers())
+    return {name: buffers[name] for name in module.state_dict() if name in buffers and name not in weights}
+
+
+def sync(path: pathlib.Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read(folder: str | pathlib.Path) -> tuple[dict, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """(graph, parameters and buffers, constants) of a bundle."""
-    from safetensors.torch import load_file
     folder = pathlib.Path(folder)
     try:
-        graph = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
+        graph = json.loads((folder / GRAPH).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CaptureError(f"'{folder}' is no bundle: {error}") from error
     if graph.get("format") != FORMAT or graph.get("version") != VERSION:
-        raise CaptureError(f"'{folder}/graph.json' is '{graph.get('format')}' version {graph.get('version')}; this program reads '{FORMAT}' version {VERSION}. "
+        raise CaptureError(f"'{folder}/{GRAPH}' is '{graph.get('format')}' version {graph.get('version')}; this program reads '{FORMAT}' version {VERSION}. "
                            "Capture the module again")
-    return graph, load_file(folder / "model.safetensors"), load_file(folder / "constants.safetensors")
+    return graph, _native.read_tensors(str(folder / "model.safetensors")), _native.read_tensors(str(folder / "constants.safetensors"))

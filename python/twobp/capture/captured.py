@@ -3,6 +3,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
+import itertools
+import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -13,18 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from twobp import _native
 
-from . import bundle, export, interpret, ops
-from .attend import fuse_attention
-from .cut import Layer, cut, structure
-from .emit import dtype_name, emit
+from . import bundle, interpret
+from .cache import Cache
+from .emit import dtype_name
 from .errors import CaptureError
-from .fold import fold
-from .gates import fuse_gates
-from .joint import joint_graph
-from .pack import Packed, pack
-from .rotary import fuse_rotary
-from .split import split
-from .targets import weigh_loss
+from .export import WithLoss, as_fields, check_torch
+from .fingerprint import tensor_digest
+from .trace import Traced, trace
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 0.2, torch.float16: 0.1}  # beyond this a program is wrong, not rounded
 
@@ -41,96 +39,102 @@ class DryRun:
 
 @dataclasses.dataclass
 class Captured:
-    """A captured module. `graph` is what graph.json holds; parameters, buffers and constants are tensors by name."""
+    """A captured module. `graph` is what graph.json holds; parameters, buffers and constants are tensors by name. `cached`: what the cache
+    did for each shape."""
     module: nn.Module
-    whole: export.WithLoss
+    whole: WithLoss
     loss_reduction: str | None
     graph: dict[str, Any]
     parameters: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
     constants: dict[str, torch.Tensor]
-    structures: list[list[str]] = dataclasses.field(default_factory=list)
+    cache: Cache
+    modes: dict[nn.Module, bool]
     dry_runs: list[DryRun] = dataclasses.field(default_factory=list)
+    cached: list[str] = dataclasses.field(default_factory=list)
 
     def add_shape(self, batch: Any, check: bool = True) -> DryRun | None:
-        """Captures programs for a micro-batch of another shape. The layers stay. Raises CaptureError if the module takes other layers for this shape."""
-        fields = export.as_fields(self.module, batch)
+        """Captures programs for a micro-batch of another shape. The layers stay. Raises CaptureError if the module takes other layers for this
+        shape; nothing is then changed."""
+        fields = as_fields(self.module, batch)
         described = {name: {"dtype": dtype_name(t.dtype), "shape": list(t.shape)} for name, t in fields.items()}
         if any(shape["fields"] == described for shape in self.graph["shapes"]):
             return None
-        with in_training(self.module):
-            forward = export.export(self.whole, fields)
-        fold(forward)
-        targets = weigh_loss(forward, fields, self.loss_reduction)
-        layers = cut(forward)
-        self._append(forward, layers, described, targets)
-        if check:
-            try:
-                self.dry_runs.append(self._dry_run(fields))
-            except BaseException:
-                self.graph["shapes"].pop()
-                raise
-        return self.dry_runs[-1] if check else None
+        check_taken(self.whole, fields)
+        constants = dict(self.constants)
+        try:
+            with self._in_first_modes():
+                entry = self.cache.entry(self.whole, fields, self.loss_reduction, check)
+                found = entry.read(self.whole)
+                traced, errors = found or (self._trace(fields), None)
+                self._append(traced, described)
+                if found is None:
+                    errors = dataclasses.asdict(self._dry_run(fields)) if check else None
+        except BaseException:
+            self.graph["shapes"] = [shape for shape in self.graph["shapes"] if shape["fields"] != described]
+            self.constants = constants
+            raise
+        if found is None:
+            entry.write(traced, errors)
+        self.cached.append(entry.state)
+        if errors is None:
+            return None
+        self.dry_runs.append(DryRun(**errors))
+        return self.dry_runs[-1]
 
     def save(self, folder: str | pathlib.Path) -> None:
         """Writes the bundle, and beside it the configuration of a Hugging Face module."""
-        bundle.write(folder, self.graph, {**self.parameters, **self.buffers}, self.constants)
-        config = getattr(self.module, "config", None)
-        if hasattr(config, "save_pretrained"):
-            config.save_pretrained(folder)
+        bundle.write(folder, self.graph, {**self.parameters, **self.buffers}, self.constants, self.module)
 
-    def _append(self, forward: export.Forward, layers: list[Layer], described: dict, targets: dict) -> None:
-        first = not self.graph["shapes"]
-        frozen = {name for name, p in self.parameters.items() if not p.requires_grad}
-        kinds: dict[str, int] = {}
-        packs: list[Packed] = []
-        different: list[torch.Tensor] = []
-        programs, made, gradients = [], [], []
-        arriving: list[bool] = []
-        assigned = []
-        for layer in layers:
-            arrived = iter(arriving)
-            trained = [next(arrived) if source == "value" else source == "parameter" and name not in frozen for source, name in layer.inputs]
-            text = structure(layer, trained, different)
-            if text not in kinds:
-                kinds[text] = len(programs)
-                packed = pack(layer, trained)
-                fuse_gates(packed.layer.graph_module.graph)
-                fuse_attention(packed.layer)
-                fuse_rotary(packed.layer)
-                joint = joint_graph(packed.layer, packed.trained)
-                program, constants = emit(packed.layer, joint, split(joint, packed.layer))
-                packs.append(packed)
-                programs.append(program)
-                made.append(constants)
-                gradients.append(["gradient" in o for o in program["outputs"]])
-            assigned.append(kinds[text])
-            arriving = gradients[kinds[text]]
-        if not any(arriving):
-            raise CaptureError("nothing is trained: the loss depends on no parameter with requires_grad")
-        lists = [[self._constant(forward.tensors[i]) for i in layer.inputs if i.source == "constant"] + [self._constant(t) for t in made[kind]]
-                 for layer, kind in zip(layers, assigned)]
-        described_layers = [{"name": layer.name, "kind": kind, "parameters": packs[kind].names(layer), "buffers": layer.names("buffer"),
-                             "constants": constants} for layer, kind, constants in zip(layers, assigned, lists)]
-        if not first and [(l["parameters"], l["buffers"]) for l in self.graph["layers"]] != [(l["parameters"], l["buffers"]) for l in described_layers]:
-            raise CaptureError("the module has other layers for this shape of batch. Capture it by itself")
-        if first:
-            self.graph["layers"] = described_layers
-            self.graph["kinds"] = kind_names([layer.name for layer in layers], assigned)
+    @contextlib.contextmanager
+    def _in_first_modes(self):
+        """The parts of the module that were in training mode at the first capture are so at each."""
+        now = {part: part.training for part in self.whole.modules()}
+        try:
+            for part, mode in self.modes.items():
+                part.training = mode
+            yield
+        finally:
+            for part, mode in now.items():
+                part.training = mode
+
+    def _trace(self, fields: dict[str, torch.Tensor]) -> Traced:
+        return trace(self.whole, fields, self.loss_reduction, {name for name, p in self.parameters.items() if not p.requires_grad})
+
+    def _append(self, traced: Traced, described: dict) -> None:
+        graph = self.graph
+        names = self._named(traced)
+        lists = [[names[i] for i in layer["constants"]] for layer in traced.layers]
+        shape = {"fields": described, "programs": traced.programs, "targets": traced.targets}
+        if not graph["shapes"]:
+            graph["layers"] = [{**layer, "constants": constants} for layer, constants in zip(traced.layers, lists)]
+            graph["kinds"] = kind_names([layer["name"] for layer in traced.layers], [layer["kind"] for layer in traced.layers])
+            buffers = {name.removeprefix("module."): b for name, b in self.whole.named_buffers()}
+            self.buffers = {name: buffers[name] for name in traced.buffers}
+            graph["buffers"] = {n: {"dtype": dtype_name(b.dtype), "shape": list(b.shape)} for n, b in self.buffers.items()}
         else:
-            if assigned != [l["kind"] for l in self.graph["layers"]]:
+            tensors = [[(layer["parameters"], layer["buffers"]) for layer in layers] for layers in (graph["layers"], traced.layers)]
+            if tensors[0] != tensors[1]:
+                raise CaptureError("the module has other layers for this shape of batch. Capture it by itself")
+            if [layer["kind"] for layer in traced.layers] != [layer["kind"] for layer in graph["layers"]]:
                 raise CaptureError("for this shape of batch, other layers of the module are equal. Capture it by itself")
-        self.graph["shapes"].append({"fields": described, "programs": programs, "targets": targets})
-        if not first:
-            self.graph["shapes"][-1]["constants"] = lists
+            shape["constants"] = lists
+        graph["shapes"].append(shape)
 
-    def _constant(self, tensor: torch.Tensor) -> str:
-        for name, other in self.constants.items():
-            if other.dtype == tensor.dtype and other.shape == tensor.shape and torch.equal(other, tensor):
-                return name
-        name = f"c{len(self.constants)}"
-        self.constants[name] = tensor.detach().clone()
-        return name
+    def _named(self, traced: Traced) -> list[str]:
+        """Adds the constants. They have the module's names, and keep the values that they had first; others are c0, c1, ... Equal ones share
+        their memory."""
+        known = {tensor_digest(tensor): name for name, tensor in reversed(self.constants.items())}
+        names = []
+        for name, tensor in zip(traced.names, traced.constants):
+            digest = tensor_digest(tensor)
+            if name is None:
+                name = known.get(digest) or next(f"c{i}" for i in itertools.count() if f"c{i}" not in self.constants)
+            if name not in self.constants:
+                self.constants[name] = self.constants[known[digest]] if digest in known else tensor
+            known.setdefault(digest, name)
+            names.append(name)
+        return names
 
     def _dry_run(self, fields: dict[str, torch.Tensor]) -> DryRun:
         tensors = {n: t.detach() for n, t in {**self.parameters, **self.buffers}.items()}
@@ -167,18 +171,19 @@ class Captured:
         return result
 
 
+def check_taken(whole: WithLoss, fields: dict[str, torch.Tensor]) -> None:
+    """Raises CaptureError for fields that nobody would read."""
+    parameters = inspect.signature(whole.module.forward).parameters.values()
+    unknown = sorted(fields.keys() - whole.takes)
+    if whole.loss_fn is None and unknown and all(p.kind != p.VAR_KEYWORD for p in parameters):
+        raise CaptureError(f"the module's forward takes {', '.join(sorted(whole.takes))}, but not the batch's {', '.join(unknown)}, and no "
+                           "loss_fn is given, which could read that. Give loss_fn=lambda output, batch: ..., or leave it out")
+
+
 def relative(value: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> float:
     """|value - expected| / |expected|, in norms; `floor` is the least denominator."""
     value, expected = value.double(), expected.double()
     return ((value - expected).norm() / max(expected.norm().item(), floor, 1e-30)).item()
-
-
-@contextlib.contextmanager
-def in_training(module: nn.Module):
-    """Refuses a module in evaluation mode."""
-    if not module.training:
-        raise CaptureError("the module is in evaluation mode; capture takes it in training mode. Call module.train() first")
-    yield
 
 
 class Replay(TorchDispatchMode):
@@ -242,16 +247,19 @@ def kind_names(layers: list[str], assigned: list[int]) -> list[str]:
     return names
 
 
-def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None, loss_reduction: str | None = None, check: bool = True) -> Captured:
-    """Captures `module`, which must be in training mode, for micro-batches like `example` (a dict of tensors, or a tuple).
+def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None, loss_reduction: str | None = None, check: bool = True,
+            cache: bool | str | os.PathLike = True) -> Captured:
+    """Captures `module`, which must be in training mode (parts of it may be in evaluation mode, and stay so), for micro-batches like `example`
+    (a dict of tensors, or a tuple).
 
     loss_fn(output, batch) gives the loss; without it, the module must. loss_reduction ("mean" or "sum" over a micro-batch's samples) is needed only if
-    the loss is no mean that capture knows. With `check`, the programs run once beside autograd; the errors are in `dry_runs`.
+    the loss is no mean that capture knows. With `check`, the programs run once beside autograd; the errors are in `dry_runs`. `cache`: False, or
+    another folder than the user's, for captures that are met again (docs/python.md).
     Raises CaptureError, which says what cannot be captured, where, and what to do. The module stays as it was."""
-    export.check_torch()
+    check_torch()
     if not isinstance(module, nn.Module):
         raise CaptureError(f"capture takes a torch.nn.Module, not {type(module).__name__}")
-    whole = export.WithLoss(module, loss_fn)
+    whole = WithLoss(module, loss_fn)
     whole.training = module.training
     parameters = {name.removeprefix("module."): p for name, p in whole.named_parameters()}
     dtypes = {p.dtype for p in parameters.values() if p.requires_grad}
@@ -259,19 +267,12 @@ def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None,
         raise CaptureError("nothing is trained: the module has no parameter with requires_grad")
     graph = {"format": bundle.FORMAT, "version": bundle.VERSION, "torch": ".".join(torch.__version__.split(".")[:2]),
              "module": f"{type(module).__module__.split('.')[0]}.{type(module).__name__}", "dtype": dtype_name(next(iter(dtypes))),
-             "layers": [], "kinds": [], "parameters": {}, "buffers": {}, "shapes": []}
-    captured = Captured(module, whole, loss_reduction, graph, parameters, {}, {})
-    fields = export.as_fields(module, example)
-    with in_training(module):
-        forward = export.export(whole, fields)
-    fold(forward)
-    named = {name.removeprefix("module."): b for name, b in whole.named_buffers()}
-    captured.buffers = {name: named[name] for name in forward.new_buffers}
-    targets = weigh_loss(forward, fields, loss_reduction)
-    described = {name: {"dtype": dtype_name(t.dtype), "shape": list(t.shape)} for name, t in fields.items()}
-    captured._append(forward, cut(forward), described, targets)
-    graph["parameters"] = {n: {"dtype": dtype_name(p.dtype), "shape": list(p.shape), "frozen": not p.requires_grad} for n, p in parameters.items()}
-    graph["buffers"] = {n: {"dtype": dtype_name(b.dtype), "shape": list(b.shape)} for n, b in captured.buffers.items()}
-    if check:
-        captured.dry_runs.append(captured._dry_run(fields))
+             "layers": [], "kinds": [],
+             "parameters": {n: {"dtype": dtype_name(p.dtype), "shape": list(p.shape), "frozen": not p.requires_grad} for n, p in parameters.items()},
+             "buffers": {}, "shapes": []}
+    if not module.training:
+        raise CaptureError("the module is in evaluation mode; capture takes it in training mode. Call module.train() first")
+    modes = {part: part.training for part in whole.modules()}
+    captured = Captured(module, whole, loss_reduction, graph, parameters, {}, {}, Cache(cache), modes)
+    captured.add_shape(example, check)
     return captured

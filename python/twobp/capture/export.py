@@ -118,6 +118,8 @@ def check_torch() -> None:
 
 def check_hooks(module: nn.Module) -> None:
     """Hooks of the forward pass are exported with it; those of the backward pass would be lost."""
+    if nn.modules.module._global_backward_hooks or nn.modules.module._global_backward_pre_hooks:
+        raise CaptureError("there is a backward hook for all modules, which would not run. Remove it")
     for name, part in module.named_modules():
         if part._backward_hooks or part._backward_pre_hooks:
             raise CaptureError(f"'{name or 'the module'}' has a backward hook, which would not run. Remove it")

@@ -2,25 +2,17 @@
 // token file has the described size.
 #include "twobp/data/text/token_cache.h"
 
-#include <cerrno>
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <fcntl.h>
 #include <filesystem>
 #include <optional>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <system_error>
-#include <thread>
-#include <unistd.h>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/core/patience.h"
+#include "twobp/core/hash.h"
 #include "twobp/data/text/tokenizer.h"
+#include "twobp/files/cache_folder.h"
 #include "twobp/files/input_file.h"
 #include "twobp/files/json_file.h"
 #include "twobp/files/new_file.h"
@@ -32,28 +24,10 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr int kFormat = 2;  // increase it when the same text would give other tokens
+constexpr const char* kWhat = "tokenized text";
 constexpr size_t kMostName = 60;
 constexpr int kMaxDepth = 4;  // of a description
 constexpr int64_t kMostVocab = int64_t{1} << 32;
-constexpr double kLockedFor = 86400;  // in seconds, because tokenizing may take long
-
-// FNV-1a (Fowler, Noll, Vo). It detects accidental changes, not malicious ones.
-class Hash {
- public:
-  Hash& add(std::string_view bytes) {
-    for (const char byte : bytes) hash_ = (hash_ ^ static_cast<unsigned char>(byte)) * 1099511628211ull;
-    return *this;
-  }
-  Hash& add(int64_t number) { return add(std::to_string(number) + ","); }
-  std::string text() const {
-    char out[17];
-    std::snprintf(out, sizeof(out), "%016llx", static_cast<unsigned long long>(hash_));
-    return out;
-  }
-
- private:
-  uint64_t hash_ = 14695981039346656037ull;
-};
 
 struct Request {
   std::vector<std::string> texts;
@@ -80,22 +54,13 @@ std::string hash_tokenizer(const std::string& file) {
   return hash.text();
 }
 
-// The sources of the tokens, in a form that can be compared. A program can set a file's time of modification
-// (cp -p, rsync, touch), but not the time at which its content or that time was changed (ctime).
+// The sources of the tokens, in a form that can be compared.
 json source_of(const Request& request) {
   Hash state;
   int64_t bytes = 0;
-  const auto nanoseconds = [](const timespec& time) {
-    return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
-  };
   for (const std::string& text : request.texts) {
-    struct stat status {};
-    TWOBP_CHECK(::stat(text.c_str(), &status) == 0, text,
-                ": cannot open: ", std::generic_category().message(errno), ".");
-    state.add(absolute(text)).add(std::string_view("\0", 1)).add(static_cast<int64_t>(status.st_size));
-    state.add(nanoseconds(status.st_mtim)).add(nanoseconds(status.st_ctim));
-    state.add(static_cast<int64_t>(status.st_ino));
-    bytes += static_cast<int64_t>(status.st_size);
+    state.add(absolute(text)).add(std::string_view("\0", 1)).add(state_of_file(text));
+    bytes += static_cast<int64_t>(fs::file_size(text));
   }
   const json source = {{"first", absolute(request.texts.front())},
                        {"texts", request.texts.size()},
@@ -187,43 +152,6 @@ Entry make_entry(const EntryPaths& paths, const Request& request, const json& so
   return entry;
 }
 
-fs::path cache_folder(const std::string& configured) {
-  if (!configured.empty()) return configured;
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  if (cache != nullptr && *cache != '\0') return fs::path(cache) / "twobp";
-  const char* home = std::getenv("HOME");
-  TWOBP_CHECK(home != nullptr && *home != '\0',
-              "cannot keep tokenized text: neither $XDG_CACHE_HOME nor $HOME is set: set data.cache to a "
-              "folder.");
-  return fs::path(home) / ".cache" / "twobp";
-}
-
-// While this object lives, the folder is locked against other writers.
-class LockedFolder {
- public:
-  explicit LockedFolder(const fs::path& folder) {
-    std::error_code error;
-    fs::create_directories(folder, error);
-    fd_ = ::open((folder / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    TWOBP_CHECK(fd_ >= 0, "cannot keep tokenized text: ", folder.string(), ": ",
-                error ? error.message() : std::generic_category().message(errno),
-                ": set data.cache to a folder that can be written.");
-    // Some file systems have no locks. Then two runs may do the same work, which is harmless.
-    const double begin = awake_seconds();
-    while (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
-      TWOBP_CHECK(awake_seconds() - begin < kLockedFor, folder.string(),
-                  ": another run has been tokenizing there for a day: it is stuck, or stopped.");
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-  }
-  ~LockedFolder() { ::close(fd_); }
-  LockedFolder(const LockedFolder&) = delete;
-  LockedFolder& operator=(const LockedFolder&) = delete;
-
- private:
-  int fd_ = -1;
-};
-
 }  // namespace
 
 TokenizedText tokenize_text(const std::vector<std::string>& texts, const std::string& tokenizer,
@@ -231,12 +159,12 @@ TokenizedText tokenize_text(const std::vector<std::string>& texts, const std::st
   if (texts.empty()) return {};
   const std::string file = tokenizer_file(tokenizer);
   const Request request = {texts, end_of_text, hash_tokenizer(file)};
-  const fs::path folder = cache_folder(cache);
+  const fs::path folder = cache_folder(cache, kWhat);
   const EntryPaths paths = entry_paths(folder, request);
   const json source = source_of(request);
   std::optional<Entry> entry = find_entry(paths, source);
   if (!entry) {
-    const LockedFolder locked(folder);
+    const LockedFolder locked(folder, kWhat);
     entry = find_entry(paths, source);  // the previous holder of the lock may have made it
     if (!entry) {
       Tokenizer encoder(file);

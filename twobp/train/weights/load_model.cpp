@@ -42,7 +42,7 @@ bool has_one_of(const at::Tensor& tensor, const std::vector<at::Tensor>& values)
 // The reason why a tensor that is no parameter cannot be skipped; "" if it can.
 std::string objection_to(const std::string& name, const ModelWeights& weights) {
   const TensorNames& naming = weights.naming();
-  if (naming.unused.contains(name)) return "";
+  if (naming.has_others || naming.unused.contains(name)) return "";
   if (const auto copy = naming.copies.find(name); copy != naming.copies.end()) {
     const std::string& original = copy->second;
     if (!weights.contains(original) || same_values(weights.tensor(name), weights.tensor(original))) return "";

@@ -19,6 +19,7 @@
 #include "twobp/files/new_file.h"
 #include "twobp/files/new_folder.h"
 #include "twobp/files/safetensors.h"
+#include "twobp/models/captured.h"
 #include "twobp/models/hf_config.h"
 #include "twobp/models/model_type.h"
 #include "twobp/train/weights/adapter_files.h"
@@ -171,6 +172,29 @@ bool is_weights_file(const std::string& name) {
   return name == kWhole || name == kIndex || !shard.match(name).empty();
 }
 
+// Whether the folder is saved as a bundle. A captured Hugging Face directory is saved as one of its kind.
+bool is_saved_as_bundle(const ModelConfig& config) {
+  return config.type.type().is_bundle && is_bundle(config.from);
+}
+
+// With the tensors of model.from that are no weights, such as buffers that training never changes. The first
+// process has them.
+NamedTensors with_others(NamedTensors weights, const ModelConfig& config, const Processes& processes) {
+  if (!config.type.type().is_bundle || config.from.empty()) return weights;
+  json own = json::array();
+  for (const auto& [name, tensor] : weights) own.push_back(name);
+  std::set<std::string> known;
+  for (const std::string& names : processes.to_first(own.dump()))
+    for (const json& name : json::parse(names)) known.insert(name.get<std::string>());
+  processes.together([&] {
+    if (!processes.is_first()) return;
+    const ModelWeights from = config.weights();
+    for (const std::string& name : from.names())
+      if (!known.contains(name)) weights.emplace_back(name, from.tensor(name));
+  });
+  return weights;
+}
+
 // A bundle's graph, its constants, and what the module came with.
 void copy_all_but_weights(NewFiles& files, const fs::path& from, const fs::path& to) {
   std::error_code ignored;
@@ -237,7 +261,7 @@ void check_no_adapter(const std::string& directory) {
 
 void check_save(const SaveConfig& save, const ModelConfig& model) {
   check_type(model);
-  if (!model.type.type().is_bundle) hf_config_json(model, /*sequence=*/1, save.dtype);
+  if (!is_saved_as_bundle(model)) hf_config_json(model, /*sequence=*/1, save.dtype);
   const bool adapter = save.lora == "adapter";
   adapter ? check_adapter_folder(save.model) : check_no_adapter(save.model);
   check_writable(save.model, adapter ? kAdapterConfig : kWhole);
@@ -257,7 +281,7 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
 }
 
 void save_model(const std::string& directory, const ModelConfig& config, int64_t sequence,
-                const NamedTensors& weights, const SaveModelOptions& options, const Processes& processes) {
+                const NamedTensors& given, const SaveModelOptions& options, const Processes& processes) {
   const fs::path folder(directory);
   const bool first = processes.is_first();
   at::ScalarType dtype = at::kFloat;
@@ -266,13 +290,14 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
   processes.together([&] {
     dtype = parse_saved_dtype(options.dtype);
     check_type(config);
-    check_trained(weights);
+    check_trained(given);
     if (!first) return;
     check_no_adapter(directory);
-    if (!config.type.type().is_bundle)
+    if (!is_saved_as_bundle(config))
       description = hf_config_json(config, sequence, options.dtype).dump(2) + "\n";
     made.emplace(directory);
   });
+  const NamedTensors weights = with_others(given, config, processes);
   std::vector<std::string> names;
   for (const auto& [name, tensor] : weights) names.push_back(name);
   const std::vector<bool> mine = processes.writes(names);
@@ -293,7 +318,7 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
     }
     if (!first) return;
     write_index(others, layout, dtype);
-    if (config.type.type().is_bundle) {
+    if (is_saved_as_bundle(config)) {
       copy_all_but_weights(others, config.from, folder);
     } else {
       others.add(kModelConfig).write(description);

@@ -1,0 +1,117 @@
+"""Traces of modules that were met before, in the user's cache folder: a file for each module and shape of micro-batch."""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import tempfile
+import time
+
+import torch
+from torch import nn
+
+from twobp import _native
+from . import fingerprint
+from .trace import Traced, own_tensors
+
+SWITCH = "TWOBP_CACHE"  # "off": nothing is read or written
+MOST_BYTES = 1 << 30  # of all entries; those that were not used for the longest time go
+LEFT_BEHIND = 3600  # seconds after which a file that is still being written belongs to a process that died
+
+
+class Cache:
+    """`where`: True, the user's cache folder; False, none; or a folder."""
+
+    def __init__(self, where: bool | str | os.PathLike = True):
+        off = where is False or where is True and os.environ.get(SWITCH) == "off"
+        self.folder = None if off else user_folder() if where is True else pathlib.Path(where)
+
+    def entry(self, whole: nn.Module, fields: dict[str, torch.Tensor], loss_reduction: str | None, check: bool) -> Entry:
+        if self.folder is None:
+            return Entry(None, "", "off")
+        try:
+            key = fingerprint.of(whole, fields, loss_reduction, check)
+        except (fingerprint.Unknown, RecursionError) as reason:
+            return Entry(None, "", f"not kept: {reason}")
+        return Entry(self.folder / f"{key}.safetensors", key, "")
+
+
+@dataclasses.dataclass
+class Entry:
+    """`state` is "hit", "kept", "off", or says why nothing was kept."""
+    path: pathlib.Path | None
+    key: str
+    state: str
+
+    def read(self, whole: nn.Module) -> tuple[Traced, dict | None] | None:
+        """The trace and the errors of its dry run. None if there is none for this module, or the file is damaged."""
+        if self.path is None or not self.path.exists():
+            return None
+        try:
+            tensors = _native.read_tensors(str(self.path))
+            text, checksum = (fingerprint.bytes_of(tensors.pop(name)) for name in ("trace", "checksum"))
+            constants = [tensors[str(i)] for i in range(len(tensors))]
+            kept = json.loads(text)
+            if checksum != checksum_of(text, constants) or kept.pop("key") != self.key:
+                return None
+            dry_run = kept.pop("dry_run")
+            traced = Traced(**kept, constants=constants)
+            own = own_tensors(whole)
+            if any(fingerprint.tensor_digest(own[name]) != digest for name, digest in traced.read.items()):
+                return None  # a buffer that is only read has other values now
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError):
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(self.path)
+        self.state = "hit"
+        return traced, dry_run
+
+    def write(self, traced: Traced, dry_run: dict | None) -> None:
+        """A folder that cannot be written, or a full disk, costs the next capture's time alone."""
+        if self.path is None:
+            return
+        kept = dataclasses.asdict(dataclasses.replace(traced, constants=[]))
+        del kept["constants"]
+        text = json.dumps({"key": self.key, "dry_run": dry_run, **kept}).encode()
+        tensors = {str(i): tensor.contiguous() for i, tensor in enumerate(traced.constants)}
+        for name, data in (("trace", text), ("checksum", checksum_of(text, traced.constants))):
+            tensors[name] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self.path.parent, prefix=".new-") as own:  # of this process alone
+                _native.write_tensors(f"{own}/entry", tensors)
+                os.replace(f"{own}/entry", self.path)
+            self.state = "kept"
+            remove_oldest(self.path.parent)
+        except (OSError, RuntimeError) as error:
+            self.state = f"not kept: {error}"
+
+
+def user_folder() -> pathlib.Path | None:
+    """Beside the tokenized texts of the program. None: the user has no cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    home = os.environ.get("HOME")
+    if not cache and not home:
+        return None
+    return (pathlib.Path(cache) if cache else pathlib.Path(home) / ".cache") / "twobp" / "captures"
+
+
+def checksum_of(text: bytes, constants: list[torch.Tensor]) -> bytes:
+    return hashlib.sha256(text + "".join(map(fingerprint.tensor_digest, constants)).encode()).digest()
+
+
+def remove_oldest(folder: pathlib.Path) -> None:
+    entries = sorted(((path.stat(), path) for path in folder.glob("*.safetensors")), key=lambda one: -one[0].st_mtime)
+    total = 0
+    for status, path in entries:
+        total += status.st_size
+        if total > MOST_BYTES:
+            path.unlink(missing_ok=True)
+    for path in folder.glob(".new-*"):
+        if time.time() - path.stat().st_mtime > LEFT_BEHIND:
+            for inner in path.iterdir():
+                inner.unlink()
+            path.rmdir()

@@ -1,0 +1,138 @@
+"""A module is traced for one shape of micro-batch: exported, cut into layers, each split into programs."""
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dataclasses
+import sys
+import threading
+
+import torch
+from torch import nn
+
+from . import export
+from .attend import fuse_attention
+from .cut import Layer, cut, structure
+from .emit import emit
+from .errors import CaptureError
+from .fingerprint import is_installed, tensor_digest
+from .fold import fold
+from .gates import fuse_gates
+from .joint import joint_graph
+from .pack import Packed, pack
+from .rotary import fuse_rotary
+from .split import split
+from .targets import weigh_loss
+
+
+@dataclasses.dataclass
+class Traced:
+    """The programs for one shape. Layers have `name`, `kind`, `parameters`, `buffers` and `constants`, which are indices into `constants`.
+    `names` are the module's own names of these tensors, or None for those that tracing made. `buffers` are those that forward changes, `read`
+    the digests of the module's other tensors that it reads, whose values are in the programs."""
+    layers: list[dict]
+    programs: list[dict]
+    targets: dict
+    buffers: list[str]
+    read: dict[str, str]
+    names: list[str | None]
+    constants: list[torch.Tensor]
+
+
+class Constants:
+    """Tensors by number. Equal ones of one name have one number."""
+
+    def __init__(self):
+        self._number: dict[tuple, int] = {}
+        self.names: list[str | None] = []
+        self.tensors: list[torch.Tensor] = []
+
+    def number(self, tensor: torch.Tensor, name: str | None = None) -> int:
+        key = (name, None if name else tensor_digest(tensor))
+        if key not in self._number:
+            self._number[key] = len(self.tensors)
+            self.names.append(name)
+            self.tensors.append(tensor.detach().clone())
+        return self._number[key]
+
+
+def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reduction: str | None, frozen: set[str]) -> Traced:
+    """Raises CaptureError."""
+    with refusing_prints():
+        forward = export.export(whole, fields)
+    own = own_tensors(whole)
+    read = {name: tensor_digest(own[name]) for one in forward.tensors if one.source == "constant" and (name := own_name(one.name, own))}
+    fold(forward)
+    targets = weigh_loss(forward, fields, loss_reduction)
+    layers = cut(forward)
+    constants = Constants()
+    programs, assigned, packs, made = programs_of(layers, frozen)
+    described = []
+    for layer, kind in zip(layers, assigned):
+        numbers = [constants.number(forward.tensors[one], own_name(one.name, own)) for one in layer.inputs if one.source == "constant"]
+        described.append({"name": layer.name, "kind": kind, "parameters": packs[kind].names(layer), "buffers": layer.names("buffer"),
+                          "constants": numbers + [constants.number(tensor) for tensor in made[kind]]})
+    return Traced(described, programs, targets, list(forward.new_buffers), read, constants.names, constants.tensors)
+
+
+@contextlib.contextmanager
+def refusing_prints():
+    """Programs do not print: what a forward pass prints would be seen once, and never again."""
+    thread, print_ = threading.get_ident(), builtins.print
+
+    def refuse(*values, **options):
+        caller = sys._getframe(1)
+        if threading.get_ident() != thread or is_installed(caller.f_code.co_filename):
+            return print_(*values, **options)
+        raise CaptureError(f"the module's forward pass prints ({caller.f_code.co_filename}:{caller.f_lineno}, in {caller.f_code.co_name}), which its "
+                           "programs would not. Remove the print, or make it depend on torch.compiler.is_exporting()")
+
+    builtins.print = refuse
+    try:
+        yield
+    finally:
+        builtins.print = print_
+
+
+def programs_of(layers: list[Layer], frozen: set[str]) -> tuple[list[dict], list[int], list[Packed], list[list[torch.Tensor]]]:
+    """The program of each kind, the kind of each layer, the packed parameters of each kind, and the constants that tracing made for it."""
+    kinds: dict[str, int] = {}
+    packs: list[Packed] = []
+    different: list[torch.Tensor] = []
+    programs, made, gradients = [], [], []
+    arriving: list[bool] = []
+    assigned = []
+    for layer in layers:
+        arrived = iter(arriving)
+        trained = [next(arrived) if source == "value" else source == "parameter" and name not in frozen for source, name in layer.inputs]
+        text = structure(layer, trained, different)
+        if text not in kinds:
+            kinds[text] = len(programs)
+            packed = pack(layer, trained)
+            fuse_gates(packed.layer.graph_module.graph)
+            fuse_attention(packed.layer)
+            fuse_rotary(packed.layer)
+            joint = joint_graph(packed.layer, packed.trained)
+            program, constants = emit(packed.layer, joint, split(joint, packed.layer))
+            packs.append(packed)
+            programs.append(program)
+            made.append(constants)
+            gradients.append(["gradient" in o for o in program["outputs"]])
+        assigned.append(kinds[text])
+        arriving = gradients[kinds[text]]
+    if not any(arriving):
+        raise CaptureError("nothing is trained: the loss depends on no parameter with requires_grad")
+    return programs, assigned, packs, made
+
+
+def own_tensors(whole: nn.Module) -> dict[str, torch.Tensor]:
+    """The module's tensors that are no parameters, by name: buffers, and plain attributes."""
+    tensors = dict(whole.named_buffers(remove_duplicate=False))
+    for path, part in whole.named_modules():
+        tensors.update({f"{path}.{attribute}": value for attribute, value in vars(part).items() if isinstance(value, torch.Tensor)})
+    return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+
+
+def own_name(exported: str, own: dict[str, torch.Tensor]) -> str | None:
+    name = exported.removeprefix("module.")
+    return name if name in own else None

@@ -1,0 +1,74 @@
+"""Notices changes of a module that would be lost, since the trainer has copies of its own."""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from twobp._native import Error
+
+STATES = 64  # states of the trainer that are known again
+SAMPLES = 16  # elements of a tensor that tell states apart, besides the sum of all bits
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Watch:
+    """Watches the parameters of a module, and its other tensors that training never changes."""
+
+    def __init__(self, module: nn.Module, changed: set[str]):
+        """`changed`: the buffers that training changes. The module's own forward pass changes them too, so they are not watched."""
+        self._module, self._changed = module, changed
+        own = dict(module.named_parameters(remove_duplicate=False))
+        self._fixed = {name: one.detach().clone() for name, one in module.state_dict().items() if name not in own and name not in changed}
+        self._known: dict[str, None] = {}  # in order
+        self._look()
+        self.came_from_trainer(module.state_dict())
+
+    def came_from_trainer(self, state: Mapping[str, torch.Tensor]) -> None:
+        """A module that has this state was not changed behind the trainer's back."""
+        self._known[self._sample(state)] = None
+        if len(self._known) > STATES:
+            del self._known[next(iter(self._known))]
+
+    def check_fixed(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Raises Error if the state has other values of a tensor that training never changes. Rounding is allowed: the mean of equal tensors
+        is hardly ever equal to them."""
+        for name in state.keys() & self._fixed.keys():
+            one, other = state[name], self._fixed[name]
+            if one.shape != other.shape or not torch.allclose(one.double(), other.double(), rtol=1e-5, equal_nan=True):
+                raise Error(f"the state has other values of {name}, which is a constant of the captured module: make a new trainer")
+
+    def check(self) -> None:
+        """Raises Error if the module has a tensor that is no longer the trainer's."""
+        for name, table, key, tensor, version, place, trained in self._seen:
+            now = table.get(key)
+            if now is tensor and now._version == version and now.data_ptr() == place and now.requires_grad == trained:
+                continue
+            if now is not None and now.requires_grad != trained:
+                raise Error(f"'{name}' of the module is {'trained' if now.requires_grad else 'frozen'} since the trainer was made, which it does "
+                            "not see: make a new trainer")
+            if self._sample(self._module.state_dict()) not in self._known:
+                raise Error(f"'{name}' of the module was changed, but the trainer has its own copy, so the change would be lost: call "
+                            "trainer.load_state_dict(module.state_dict()) to take it over, or change a copy.deepcopy of the module")
+            self._look()
+            return
+
+    def _look(self) -> None:
+        self._seen = []
+        for path, part in self._module.named_modules():
+            for table in (part._parameters, part._buffers):
+                for key, tensor in table.items():
+                    name = f"{path}.{key}".lstrip(".")
+                    if tensor is not None and name not in self._changed:
+                        self._seen.append((name, table, key, tensor, tensor._version, tensor.data_ptr(), tensor.requires_grad))
+
+    def _sample(self, state: Mapping[str, torch.Tensor]) -> str:
+        digest = hashlib.sha256()
+        for name in sorted(state.keys() - self._changed):
+            flat = state[name].detach().flatten()
+            bits = flat.view(BITS[flat.element_size()])  # a sum at the speed of memory; a hash of all bytes would take a second
+            some = bits[::max(1, len(bits) // SAMPLES)].tolist()
+            digest.update(f"{name} {flat.dtype} {len(bits)} {bits.sum(dtype=torch.int64).item()} {some}".encode())
+        return digest.hexdigest()

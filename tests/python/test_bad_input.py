@@ -1,0 +1,296 @@
+"""Bad input to the trainer of a module: one clear error each, and the trainer goes on where it can."""
+import builtins
+import copy
+import json
+import os
+import pathlib
+
+import pytest
+import torch
+from torch import nn
+
+import twobp
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x):
+        return self.down(torch.relu(self.norm(self.up(x))) * self.scale)
+
+
+def mse(output, batch):
+    return nn.functional.mse_loss(output, batch["y"])
+
+
+def make_batch(samples=8):
+    generator = torch.Generator().manual_seed(1)
+    return {"x": torch.randn(samples, 4, generator=generator), "y": torch.randn(samples, 4, generator=generator)}
+
+
+def make(module=None, **settings):
+    torch.manual_seed(3)
+    module = Net().train() if module is None else module
+    settings = {"loss_fn": mse, "ranks": 2, "micro_batches": 2, "optimizer": twobp.AdamW(lr=1e-2), **settings}
+    return module, twobp.Trainer(module, {name: tensor[:4] for name, tensor in make_batch().items()}, **settings)
+
+
+class Wraps(Net):
+    """A net whose forward does one thing more, on line 2 of it."""
+
+    def __init__(self, more):
+        super().__init__()
+        self.more = more
+
+    def forward(self, x):
+        return self.more(self, super().forward(x))
+
+
+def write_weight(self, y):
+    self.up.weight.mul_(2)
+    return y
+
+
+def write_weight_without_grad(self, y):
+    with torch.no_grad():
+        self.up.weight.mul_(2)
+    return y
+
+
+def say(self, y):
+    print("a step")
+    return y
+
+
+def branch(self, y):
+    if y.sum() > 0:
+        return y
+    return -y
+
+
+@pytest.mark.parametrize("more, message", [
+    (write_weight, "up.weight|in-place"), (write_weight_without_grad, r"changes its parameter .*up\.weight.*buffer"),
+    (say, r"prints \(.*test_bad_input\.py:\d+, in say\)"), (branch, r"(?s)test_bad_input\.py:\d+, in branch: if y\.sum.*torch\.where"),
+    (lambda self, y: y * float(y.detach().max()), "values of tensors|value of a tensor"), (lambda self, y: y.detach(), "nothing is trained")])
+def test_a_forward_that_has_no_programs(more, message):
+    with pytest.raises(twobp.Error, match=message):
+        make(Wraps(more).train())
+    assert builtins.print is print
+
+
+def test_an_output_that_is_no_loss():
+    with pytest.raises(twobp.Error, match=r"takes x, but not the batch's y, and no loss_fn is given"):
+        make(loss_fn=None)
+    with pytest.raises(twobp.Error, match=r"tensor of shape \[4, 4\], and no loss_fn is given"):
+        twobp.Trainer(Net().train(), {"x": make_batch()["x"][:4]})
+    with pytest.raises(twobp.Error, match="one floating-point scalar"):
+        make(loss_fn=lambda output, batch: output)
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda b: {"x": b["x"]}, "keys"), (lambda b: {**b, "more": b["x"]}, "keys"), (lambda b: {**b, "x": b["x"].double()}, "float64"),
+    (lambda b: {**b, "x": b["x"][:, :3]}, r"sizes \{'x': \[4, 3\], 'y': \[4, 4\]\} must be captured by itself.*That failed"),
+    (lambda b: {**b, "x": b["x"][:3]}, "numbers of samples"), (lambda b: {name: torch.cat([t, t]) for name, t in b.items()}, "16 samples")])
+def test_another_batch(change, message):
+    _, trainer = make()
+    before = trainer.evaluate([make_batch()])
+    shapes, constants = len(trainer._captured.graph["shapes"]), set(trainer._captured.constants)
+    with pytest.raises(twobp.Error, match=message):
+        trainer.step(change(make_batch()))
+    assert (len(trainer._captured.graph["shapes"]), set(trainer._captured.constants)) == (shapes, constants)
+    assert trainer.evaluate([make_batch()]) == before and trainer.step(make_batch()).step == 1
+
+
+def set_(module, name, tensor):
+    with torch.no_grad():
+        dict(module.named_parameters())[name].copy_(tensor)
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda m: set_(m, "up.weight", torch.zeros(8, 4)), "'up.weight' of the module was changed.*load_state_dict"),
+    (lambda m: nn.init.ones_(m.down.bias), "'down.bias'"), (lambda m: set_(m, "up.weight", m.up.weight + torch.arange(32).view(8, 4).eq(21)), "'up.weight'"),
+    (lambda m: m.up.register_parameter("bias", None), "'up.bias'"), (lambda m: setattr(m.up.weight, "data", torch.zeros(8, 4)), "'up.weight'"),
+    (lambda m: setattr(m.up, "weight", nn.Parameter(torch.zeros(8, 4))), "'up.weight'"), (lambda m: m.scale.add_(1), "'scale'"),
+    (lambda m: m.up.weight.requires_grad_(False), "'up.weight' of the module is frozen.*new trainer"),
+    (lambda m: torch.optim.SGD([loss_of(m)[1]], lr=1.0).step(), "'up.weight'")])
+def test_a_change_behind_the_trainer_s_back(change, message):
+    module, trainer = make()
+    trainer.step(make_batch())
+    change(module)
+    with pytest.raises(twobp.Error, match=message):
+        trainer.step(make_batch())
+    with pytest.raises(twobp.Error, match=message):
+        trainer.evaluate([make_batch()])
+    assert trainer.steps_done == 1
+
+
+def loss_of(module):
+    loss = mse(module(make_batch()["x"]), make_batch())
+    loss.backward()
+    return loss, module.up.weight
+
+
+def test_states_go_between_module_and_trainer_without_an_error():
+    module, trainer = make()
+    _, other = make()
+    initial = copy.deepcopy(module.state_dict())
+    states = []
+    for _ in range(3):
+        trainer.step(make_batch())
+        states.append(trainer.state_dict())
+        other.step(make_batch())
+    for state in (states[1], states[2], initial, states[0]):  # the best so far, say
+        module.load_state_dict(state)
+        module.eval()
+        loss_of(module)[0].item()
+        module.train()
+        loss_of(module)  # changes BatchNorm's statistics of the module
+        assert trainer.step(make_batch()).loss == other.step(make_batch()).loss
+    set_(module, "up.weight", torch.zeros(8, 4))
+    trainer.load_state_dict(module.state_dict())
+    assert trainer.step(make_batch()).loss != other.step(make_batch()).loss
+    with pytest.raises(twobp.Error, match="other values of scale, which is a constant"):
+        trainer.load_state_dict({**trainer.state_dict(), "scale": torch.zeros(8)})
+
+
+def test_the_check_costs_little():
+    module = nn.Sequential(*(nn.Linear(2, 2) for _ in range(200)))
+    watch = twobp.watch.Watch(module, set())
+    import time
+    begin = time.perf_counter()
+    for _ in range(20):
+        watch.check()
+    assert (time.perf_counter() - begin) / 20 < 2e-3  # 0.2 ms on a quiet machine
+
+
+def test_forward_hooks_are_captured_and_backward_hooks_refused():
+    module = Net().train()
+    module.up.register_forward_hook(lambda part, inputs, output: output * 3)
+    module.down.register_forward_pre_hook(lambda part, inputs: (inputs[0] + 1,))
+    expected = mse(copy.deepcopy(module)(make_batch()["x"][:4]), {"y": make_batch()["y"][:4]}).item()
+    _, trainer = make(module)
+    assert trainer.step({name: tensor[:4] for name, tensor in make_batch().items()}).loss == pytest.approx(expected, rel=1e-5)
+    for hook in (lambda m: m.up.register_full_backward_hook(lambda *a: None), lambda m: m.up.weight.register_hook(lambda g: g),
+                 lambda m: m.up.weight.register_post_accumulate_grad_hook(lambda p: None),
+                 lambda m: nn.modules.module.register_module_full_backward_hook(lambda *a: None)):
+        module = Net().train()
+        handle = hook(module)
+        with pytest.raises(twobp.Error, match="hook.*would not run"):
+            make(module)
+        handle.remove()
+
+
+def test_a_part_in_evaluation_mode_stays_so():
+    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4)).train()
+    module[1].running_mean.fill_(0.5)
+    module[1].eval()
+    module[2].eval()
+    whole = {name: tensor[:4] for name, tensor in make_batch().items()}
+    expected = mse(copy.deepcopy(module)(whole["x"]), whole).item()
+    trainer = twobp.Trainer(module, {"input": whole["x"][:2], "y": whole["y"][:2]}, loss_fn=mse, ranks=2, micro_batches=2,
+                            optimizer=twobp.SGD(lr=0.1))
+    batch = {"input": whole["x"], "y": whole["y"]}
+    assert trainer.evaluate([batch]).loss == pytest.approx(expected, rel=1e-5)
+    assert trainer.step(batch).loss == pytest.approx(expected, rel=1e-5)
+    state = trainer.state_dict()
+    assert torch.equal(state["1.running_mean"], torch.full((8,), 0.5)) and set(trainer._captured.constants) >= {"1.running_mean", "1.running_var"}
+    module.eval()  # the modes are those of the time when the trainer was made
+    trainer.step({name: tensor[:3] for name, tensor in batch.items()})
+    assert not module.training
+    with pytest.raises(twobp.Error, match="evaluation mode"):
+        make(Net().eval())
+
+
+def test_constants_have_the_names_of_the_module():
+    class Reads(Net):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("twin", torch.arange(4.0), persistent=False)
+            self.table = torch.arange(4.0)
+
+        def forward(self, x):
+            return (super().forward(x) + self.table) * self.twin + torch.tensor([1.0, 2.0, 3.0, 4.0])
+    _, trainer = make(Reads().train())
+    constants = trainer._captured.constants
+    assert set(constants) == {"scale", "twin", "table", "c0"}
+    assert constants["twin"].data_ptr() == constants["table"].data_ptr()  # equal ones share their memory
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    _, trainer = make()
+    trainer.save(tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+def load(folder):
+    return twobp.Trainer(model={"from": str(folder)}, example={name: tensor[:4] for name, tensor in make_batch().items()}, ranks=2, micro_batches=2)
+
+
+def replaced(name, old, new):
+    def change(folder):
+        path = folder / name
+        data = path.read_bytes()
+        assert old in data
+        path.write_bytes(data.replace(old, new, 1))
+    return change
+
+
+def cut_off(name):
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-5])
+
+
+@pytest.mark.parametrize("change, message", [
+    (replaced("graph.json", b'"torch": "2.13"', b'"torch": "2.12"'), "captured with torch 2.12"),
+    (replaced("graph.json", b'"version": 1', b'"version": 2'), "version"),
+    (replaced("graph.json", b"aten::addmm", b"aten::save"), "aten::save"), (replaced("graph.json", b"aten::addmm", b"aten::mul_.Tensor"), "mul_"),
+    (replaced("graph.json", b'"v": 1}', b'"v": 99999}'), "99999|slot"), (cut_off("graph.json"), "graph.json"),
+    (cut_off("model.safetensors"), "model.safetensors"), (cut_off("constants.safetensors"), "constants.safetensors"),
+    (lambda folder: (folder / "constants.safetensors").unlink(), "no constant"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
+    (lambda folder: (folder / "graph.json").unlink(), "config.json")])
+def test_a_foreign_or_damaged_bundle(bundle, change, message):
+    assert load(bundle).step(make_batch()).step == 1
+    change(bundle)
+    with pytest.raises(twobp.Error, match=message):
+        load(bundle)
+
+
+def test_a_save_that_fails_leaves_the_old_bundle(bundle, monkeypatch):
+    before = {path.name: path.read_bytes() for path in bundle.iterdir()}
+    _, trainer = make()
+    trainer.step(make_batch())
+
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+    monkeypatch.setattr(pathlib.Path, "write_text", full)
+    with pytest.raises(OSError):
+        trainer.save(bundle)
+    monkeypatch.undo()
+    assert {path.name: path.read_bytes() for path in bundle.iterdir()} == before
+    trainer.save(bundle)
+    assert json.loads((bundle / "graph.json").read_text()) == json.loads(before["graph.json"]) and len(os.listdir(bundle)) == len(before)
+    assert (bundle / "model.safetensors").read_bytes() != before["model.safetensors"]
+
+
+def test_two_trainers_of_modules_in_one_process():
+    (_, first), (_, second), (_, third) = make(), make(), make(schedule="gpipe")
+    expected = [first.step(make_batch()).loss for _ in range(3)]
+    assert [(second.step(make_batch()).loss, third.step(make_batch()).loss) for _ in range(3)] == [(loss, loss) for loss in expected]
+
+
+def test_a_fork_is_told_to_make_its_own():
+    _, trainer = make()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            trainer.step(make_batch())
+        except twobp.Error as error:
+            code = 0 if "forked" in str(error) else 2
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert trainer.step(make_batch()).step == 1

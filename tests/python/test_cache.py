@@ -1,0 +1,257 @@
+"""The cache of captures: what was met before is not traced again, and whatever changes the course of a module is."""
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+import types
+
+import pytest
+import torch
+from torch import nn
+
+import twobp
+from twobp.capture import capture, fingerprint
+from twobp.capture.export import WithLoss
+
+SOURCE = """
+import torch
+from torch import nn
+
+SCALE = 0.5
+
+def half(x):
+    return x * SCALE
+
+class Net(nn.Module):
+    def __init__(self, width=8, factor=2.0, power=1):
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 4)
+        self.factor, self.options = factor, {"power": power}
+        self.register_buffer("offset", torch.linspace(0, 1, width))
+        self.register_buffer("folded", torch.tensor(1.0))
+        self.table = torch.arange(4.0)
+
+    def forward(self, x):
+        hidden = torch.relu(self.norm(self.up(x))) + self.offset + (self.folded + 1).exp()
+        return half(self.down(hidden) ** self.options["power"]) * self.factor + self.table
+"""
+
+
+def load(path, source):
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location("net_of_the_test", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Captures the net, changed by `change`, and returns what the cache did."""
+    def run(change=lambda net: None, source=SOURCE, samples=6, loss_fn=None, **settings):
+        torch.manual_seed(1)
+        net = load(tmp_path / "net.py", source).Net()
+        change(net.train())
+        captured = capture(net, batch(samples), loss_fn=loss_fn or mse, cache=tmp_path / "cache", **settings)
+        run.captured = captured
+        return captured.cached[-1]
+    return run
+
+
+def batch(samples=6):
+    generator = torch.Generator().manual_seed(2)
+    return {"x": torch.randn(samples, 4, generator=generator), "y": torch.randn(samples, 4, generator=generator)}
+
+
+def mse(output, batch):
+    return nn.functional.mse_loss(output, batch["y"])
+
+
+def other_loss(output, batch):
+    return nn.functional.l1_loss(output, batch["y"])
+
+
+def test_what_was_met_before_has_the_same_programs(run):
+    assert run() == "kept"
+    first = run.captured
+    assert run() == "hit"
+    again = run.captured
+    assert json.dumps(again.graph) == json.dumps(first.graph) and again.dry_runs == first.dry_runs
+    assert again.constants.keys() == first.constants.keys() >= {"offset", "table"}
+    assert all(torch.equal(again.constants[name], tensor) for name, tensor in first.constants.items())
+    again._dry_run(batch())  # raises unless they compute what the module does
+
+
+def test_training_has_the_same_bits(tmp_path):
+    def losses():
+        torch.manual_seed(1)
+        net = load(tmp_path / "net.py", SOURCE).Net().train()
+        trainer = twobp.Trainer(net, {name: tensor[:3] for name, tensor in batch().items()}, loss_fn=mse, cache=tmp_path / "cache", ranks=2,
+                                micro_batches=2, optimizer=twobp.AdamW(lr=1e-2))
+        results = [trainer.step(batch()).loss for _ in range(3)] + [trainer.step(batch(5)).loss]
+        return results, trainer.state_dict(), trainer._captured.cached
+    first, again = losses(), losses()
+    assert first[2] == ["kept", "kept"] and again[2] == ["hit", "hit"]
+    assert first[0] == again[0] and all(torch.equal(tensor, again[1][name]) for name, tensor in first[1].items())
+
+
+def freeze(net):
+    net.up.weight.requires_grad_(False)
+
+
+def tie(net):
+    net.register_parameter("spare", net.down.bias)
+
+
+def hook(net):
+    net.up.register_forward_hook(lambda module, inputs, output: output * 2)
+
+
+def patch(net):
+    net.norm.forward = lambda x: x * 2
+
+
+def test_a_changed_module_is_traced_again(run):
+    assert run() == "kept"
+    for change in (lambda net: setattr(net, "factor", 3.0), lambda net: net.options.update(power=2), lambda net: setattr(net, "table", torch.ones(4)),
+                   lambda net: setattr(net.norm, "eps", 1e-3), lambda net: setattr(net, "up", nn.Linear(4, 8, bias=False)),
+                   lambda net: setattr(net, "norm", nn.LayerNorm(8)), lambda net: net.norm.eval(), freeze, tie, hook, patch,
+                   lambda net: net.offset.add_(1), lambda net: net.folded.add_(1)):
+        assert [run(change), run(change)] == ["kept", "hit"]
+
+
+@pytest.mark.parametrize("old, new", [("SCALE = 0.5", "SCALE = 0.25"), ("return x * SCALE", "return x + SCALE"), ("torch.relu", "torch.tanh")])
+def test_changed_code_is_traced_again(run, old, new):
+    assert run() == "kept"
+    assert run(source=SOURCE.replace(old, new)) == "kept"
+    assert run(source=SOURCE + "\nUNUSED = 3\n") == "hit"
+
+
+def test_another_loss_or_batch_or_version_is_traced_again(run, monkeypatch):
+    weight = 2.0
+    for settings in ({}, {"loss_fn": other_loss}, {"samples": 5}, {"loss_reduction": "mean"}, {"check": False},
+                     {"loss_fn": lambda output, batch: mse(output, batch) * weight}):
+        assert [run(**settings), run(**settings)] == ["kept", "hit"]
+    weight = 3.0
+    assert run(loss_fn=lambda output, batch: mse(output, batch) * weight) == "kept"
+    monkeypatch.setattr(torch, "__version__", "2.13.99")
+    assert run() == "kept"
+
+
+def test_statistics_that_forward_changes_are_no_part_of_a_module(run):
+    assert run() == "kept"
+    assert run(lambda net: net.norm.running_mean.add_(1)) == "hit"
+
+
+def test_a_function_of_torch_that_was_replaced_is_seen(run, monkeypatch):
+    assert run() == "kept"
+    monkeypatch.setattr(nn.functional, "mse_loss", lambda a, b: nn.functional.l1_loss(a, b))
+    assert run() == "kept"
+
+
+def test_code_without_a_file_is_followed():
+    """As in a notebook."""
+    def key(source):
+        module = types.ModuleType("__notebook__")
+        exec(source, module.__dict__)
+        module.Net.__module__ = module.__name__
+        return fingerprint.of(WithLoss(module.Net(), None), {"x": torch.zeros(2, 2)}, None, True)
+    source = """
+import functools, torch
+@functools.lru_cache(None)
+def factor(n): return 2 * n
+class Net(torch.nn.Module):
+    powers = [1, 2]
+    def forward(self, x): return (x ** self.powers[1] * factor(1)).sum()
+"""
+    assert key(source) == key(source)
+    assert len({key(source), *(key(source.replace(*change)) for change in (("[1, 2]", "[1, 3]"), ("2 * n", "3 * n"), ("factor(1)", "factor(2)")))}) == 4
+
+
+def test_what_cannot_be_told_is_not_kept(run):
+    lock = threading.Lock()
+    assert run(lambda net: setattr(net, "lock", lock)).startswith("not kept: a _thread.lock")
+    assert run(loss_fn=lambda output, batch: mse(output, batch) if lock else None).startswith("not kept: a _thread.lock")
+
+
+@pytest.mark.parametrize("damage", [
+    lambda data: b"", lambda data: data[:100], lambda data: data[:-1], lambda data: data.replace(b"aten::addmm", b"aten::addmv"),
+    lambda data: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:], lambda data: data + b"x"])
+def test_a_damaged_entry_is_made_again(run, tmp_path, damage):
+    run()
+    graph = run.captured.graph
+    (path,) = (tmp_path / "cache").glob("*.safetensors")
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    assert path.read_bytes() != whole
+    assert run() == "kept" and run.captured.graph == graph
+    assert path.read_bytes() == whole and run() == "hit"
+
+
+def test_an_entry_of_another_name_is_not_used(run, tmp_path):
+    run()
+    (path,) = (tmp_path / "cache").glob("*.safetensors")
+    run(lambda net: setattr(net, "factor", 3.0))
+    other = next(one for one in (tmp_path / "cache").glob("*.safetensors") if one != path)
+    path.replace(other)
+    assert run(lambda net: setattr(net, "factor", 3.0)) == "kept"
+
+
+def test_the_cache_can_be_off(run, tmp_path, monkeypatch):
+    torch.manual_seed(1)
+    net = load(tmp_path / "net.py", SOURCE).Net().train()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    monkeypatch.delenv("TWOBP_CACHE")
+    assert capture(net, batch(), loss_fn=mse, cache=False).cached == ["off"]
+    monkeypatch.setenv("TWOBP_CACHE", "off")
+    assert capture(net, batch(), loss_fn=mse).cached == ["off"]
+    assert not (tmp_path / "user").exists()
+    monkeypatch.delenv("TWOBP_CACHE")
+    assert capture(net, batch(), loss_fn=mse).cached == ["kept"]
+    assert list((tmp_path / "user/twobp/captures").glob("*.safetensors"))
+
+
+def test_a_folder_that_cannot_be_written_costs_only_time(run, tmp_path):
+    (tmp_path / "cache").write_text("a file is in the way")
+    assert run().startswith("not kept: ")
+
+
+def test_old_entries_go(run, tmp_path, monkeypatch):
+    run()
+    (old,) = (tmp_path / "cache").glob("*.safetensors")
+    os.utime(old, (1, 1))
+    left = tmp_path / "cache/.new-died"
+    left.mkdir()
+    (left / "entry").write_bytes(b"half")
+    os.utime(left, (1, 1))
+    monkeypatch.setattr("twobp.capture.cache.MOST_BYTES", old.stat().st_size + 100)
+    assert run(samples=5) == "kept"
+    assert not old.exists() and not left.exists() and len(list((tmp_path / "cache").iterdir())) == 1
+
+
+PROCESS = """
+import sys
+import torch
+sys.path.insert(0, sys.argv[1])
+from net import Net
+from twobp.capture import capture, fingerprint
+from twobp.capture.export import WithLoss
+torch.manual_seed(1)
+x = {"x": torch.ones(6, 4), "y": torch.zeros(6, 4)}
+captured = capture(Net().train(), x, loss_fn=lambda output, batch: torch.nn.functional.mse_loss(output, batch["y"]), cache=sys.argv[2])
+print(*captured.cached)
+"""
+
+
+def test_two_processes_at_once(tmp_path):
+    (tmp_path / "net.py").write_text(SOURCE)
+    command = [sys.executable, "-c", PROCESS, str(tmp_path), str(tmp_path / "cache")]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": str(seed)}) for seed in (1, 2)]
+    answers = [process.communicate(timeout=120)[0].strip() for process in both]
+    assert all(process.returncode == 0 for process in both) and set(answers) <= {"kept", "hit"}
+    third = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": "3"})
+    assert third.stdout.strip() == "hit"
+    assert len(list((tmp_path / "cache").iterdir())) == 1
