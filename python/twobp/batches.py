@@ -1,6 +1,7 @@
 """Batches: dicts of tensors, and their cut into micro-batches."""
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -8,6 +9,26 @@ import torch
 from twobp._native import Error
 
 Batch = Mapping[str, torch.Tensor]
+Tensors = torch.Tensor | Sequence[torch.Tensor]  # a positional batch, as a DataLoader of a TensorDataset gives it
+
+
+def is_positional(batch: object) -> bool:
+    return isinstance(batch, torch.Tensor) or isinstance(batch, (tuple, list)) and len(batch) > 0 and all(isinstance(one, torch.Tensor) for one in batch)
+
+
+def named(module: torch.nn.Module, batch: object, error: type[Error] = Error) -> object:
+    """A positional batch as a dict: its tensors get the names of the parameters of the module's forward. One more, such as the labels, is "target", for
+    loss_fn. Another batch stays as it is."""
+    if not is_positional(batch):
+        return batch
+    tensors = [batch] if isinstance(batch, torch.Tensor) else list(batch)
+    parameters = inspect.signature(module.forward).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:len(tensors)]
+    if len(tensors) == len(names) + 1:
+        names.append("target")
+    if len(tensors) != len(names):
+        raise error(f"the batch has {len(tensors)} tensors, but the module's forward takes {len(names)}. Name them: give the batch as a dict")
+    return dict(zip(names, tensors))
 
 
 def check_fields(batch: Batch, what: str) -> dict[str, torch.Tensor]:

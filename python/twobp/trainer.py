@@ -13,7 +13,7 @@ import torch
 
 from twobp import _native, batches
 from twobp._native import Error
-from twobp.batches import Batch
+from twobp.batches import Batch, Tensors
 from twobp.optimizers import Adam, AdamW, SGD
 from twobp.watch import Watch
 
@@ -56,12 +56,13 @@ class Trainer:
     A call that Ctrl-C ends raises KeyboardInterrupt. The step is then given up, no weight has changed, and the trainer can go on.
     After an error in a step, make a new trainer. One thread at a time may call a trainer, in the process that made it."""
 
-    def __init__(self, module: torch.nn.Module | None = None, example: Batch | None = None, *, model: Mapping | None = None,
+    def __init__(self, module: torch.nn.Module | None = None, example: Batch | Tensors | None = None, *, model: Mapping | None = None,
                  loss_fn: Callable | None = None, loss_reduction: str | None = None, optimizer: AdamW | Adam | SGD | None = None,
                  cache: bool | str | os.PathLike = True, **settings):
         """`example`: one micro-batch, a dict of tensors whose first dimension are the samples.
 
-        `module` is captured with the example: its forward takes the dict's tensors by name. It returns the loss, or
+        `module` is captured with the example: its forward takes the dict's tensors by name. A tensor, or a tuple of tensors, takes the place of a
+        dict, in the example and in batches: its tensors are forward's arguments in order, and one more is the "target" that loss_fn gets. It returns the loss, or
         `loss_fn(output, batch)` does. `loss_reduction`, "mean" or "sum" over a micro-batch's samples, is asked for if capture cannot
         see it. What capture makes is kept in the user's cache folder, unless `cache` is False or another folder. `model` takes the
         place of a module: the keys of the section `model`, such as {"type": "mlp", "dim": 64}, or {"from": FOLDER} for a Hugging Face
@@ -74,7 +75,8 @@ class Trainer:
             raise Error("give a module, or model= with the keys of a configured one")
         if example is None:
             raise Error("give an example: a dict of tensors, one micro-batch")
-        self._example = batches.check_fields(example, "the example")
+        self._module = module
+        self._example = batches.check_fields(self._named(example), "the example")
         self._captured: Captured | None = None
         graph, constants, weights = "", {}, {}
         if module is not None:
@@ -87,12 +89,11 @@ class Trainer:
             config["optimizer"]["weight_decay_of"] = _used_rules(config["optimizer"]["weight_decay_of"], self._captured)
         else:
             config["model"] = dict(model)
-        self._module = module
         self._native = _native.Trainer(json.dumps(config), graph, constants, self._example, weights, _process_group())
         self._shapes = {_shape(self._example)}
         self._watch = Watch(module, set(self._captured.buffers)) if module is not None else None
 
-    def step(self, batch: Batch | Sequence[Batch], *, lr: float | None = None) -> StepResult:
+    def step(self, batch: Batch | Tensors | Sequence[Batch], *, lr: float | None = None) -> StepResult:
         """Makes one optimizer step, with the learning rate `lr` in place of the optimizer's own.
 
         `batch`: a dict of tensors, the global batch: micro_batches times as many samples as the example, or fewer at the end of an
@@ -213,12 +214,19 @@ class Trainer:
     def _cut(self, batch: Batch | Sequence[Batch]) -> list[dict[str, torch.Tensor]]:
         if self._watch is not None:
             self._watch.check()
-        parts = batches.cut(batch, self._example, self._native.micro_batches, any_sizes=self._captured is not None)
+        parts = batches.cut(self._named(batch), self._example, self._native.micro_batches, any_sizes=self._captured is not None)
         if self._captured is not None:
             for part in parts:
                 if _shape(part) not in self._shapes:
                     self._add_shape(part)
         return parts
+
+    def _named(self, batch: object) -> object:
+        if self._module is None:
+            return batch
+        if isinstance(batch, (tuple, list)) and not batches.is_positional(batch):
+            return [batches.named(self._module, part) for part in batch]  # a list of micro-batches
+        return batches.named(self._module, batch)
 
     def _add_shape(self, part: Batch) -> None:
         """Captures the module for micro-batches of another shape."""

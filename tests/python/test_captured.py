@@ -121,3 +121,21 @@ def test_a_captured_module_is_planned(make):
     _, trainer = make()
     assert len(twobp.plan(trainer, ranks=[1, 2], seconds=0.05)) > 0
     assert trainer.layers == [f"layers.{i}" for i in range(4)]
+
+
+def test_positional_batches_are_named_by_forward():
+    torch.manual_seed(3)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    x, y = torch.randn(8, 4), torch.randn(8, 2)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=4)
+
+    def loss_fn(output, batch):
+        return torch.nn.functional.mse_loss(output, batch["target"])
+    losses = []
+    for example, given in (((x[:2], y[:2]), list(loader)), ({"input": x[:2], "target": y[:2]}, [{"input": x[i:i + 4], "target": y[i:i + 4]} for i in (0, 4)]),
+                           ((x[:2], y[:2]), [[(x[i:i + 2], y[i:i + 2]), (x[i + 2:i + 4], y[i + 2:i + 4])] for i in (0, 4)])):
+        trainer = twobp.Trainer(module, example, loss_fn=loss_fn, ranks=1, micro_batches=2, optimizer=twobp.SGD(lr=0.1))
+        losses.append([trainer.step(batch).loss for batch in given])
+    assert losses[0] == losses[1] == losses[2]
+    with pytest.raises(twobp.Error, match="4 tensors, but the module's forward takes 1"):
+        trainer.step((x, y, x, y))

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "twobp/config/check_used.h"
 #include "twobp/core/check.h"
 #include "twobp/models/common_keys.h"
 #include "twobp/models/mlp.h"
@@ -61,6 +62,16 @@ LlamaOptions filled_in(LlamaOptions config) {
 }
 
 void check_llama(const LlamaOptions& model) {
+  const LlamaOptions usual;
+  const bool scales = model.rope_scaling != "none";
+  const bool llama3 = model.rope_scaling == "llama3";
+  const char* const by_llama3 = "model.rope_scaling \"llama3\"";
+  check_used(scales, "model.rope_factor", model.rope_factor, usual.rope_factor,
+             "model.rope_scaling \"linear\" or \"llama3\"");
+  check_used(llama3, "model.rope_low_freq", model.rope_low_freq, usual.rope_low_freq, by_llama3);
+  check_used(llama3, "model.rope_high_freq", model.rope_high_freq, usual.rope_high_freq, by_llama3);
+  check_used(llama3, "model.rope_original_positions", model.rope_original_positions,
+             usual.rope_original_positions, by_llama3);
   TWOBP_CHECK(model.head_dim > 0 || model.dim % model.heads == 0, "model.dim (", model.dim,
               ") is not divisible by model.heads (", model.heads,
               "): change one of them, or set model.head_dim.");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "twobp/config/check_used.h"
 #include "twobp/core/check.h"
 #include "twobp/models/model.h"
 #include "twobp/pipeline/pipeline_shape.h"
@@ -43,27 +44,32 @@ void check_device(const Config& config) {
       "both use its running statistics: set pipeline.recompute to activations or none.");
 }
 
-// A key that the optimizer or its schedule does not use would change nothing.
 void check_optimizer(const OptimizerConfig& optimizer) {
   check_decay_rules(optimizer);
   const OptimizerConfig usual;
-  const auto check_used = [](bool used, const char* key, double value, double unset, const char* users) {
-    TWOBP_CHECK(used || value == unset, "optimizer.", key, " is ", value, ", but only ", users,
-                " uses it: remove it, or set it to ", unset, ".");
-  };
   const bool sgd = optimizer.type == "sgd";
   const char* const adam = "optimizer.type \"adam\" or \"adamw\"";
-  check_used(!sgd, "beta1", optimizer.beta1, usual.beta1, adam);
-  check_used(!sgd, "beta2", optimizer.beta2, usual.beta2, adam);
-  check_used(!sgd, "eps", optimizer.eps, usual.eps, adam);
-  check_used(sgd, "momentum", optimizer.momentum, usual.momentum, "optimizer.type \"sgd\"");
-  check_used(optimizer.schedule != "constant", "min_lr", optimizer.min_lr, usual.min_lr,
+  check_used(!sgd, "optimizer.beta1", optimizer.beta1, usual.beta1, adam);
+  check_used(!sgd, "optimizer.beta2", optimizer.beta2, usual.beta2, adam);
+  check_used(!sgd, "optimizer.eps", optimizer.eps, usual.eps, adam);
+  check_used(sgd, "optimizer.momentum", optimizer.momentum, usual.momentum, "optimizer.type \"sgd\"");
+  check_used(optimizer.schedule != "constant", "optimizer.min_lr", optimizer.min_lr, usual.min_lr,
              "optimizer.schedule \"linear\" or \"cosine\"");
   TWOBP_CHECK(optimizer.min_lr <= optimizer.lr, "optimizer.min_lr (", optimizer.min_lr,
               ") is above optimizer.lr (", optimizer.lr, "): the learning rate falls from lr to min_lr.");
 }
 
+void check_save(const SaveConfig& save) {
+  const SaveConfig usual;
+  check_used(!save.checkpoints.empty(), "save.every", save.every, usual.every, "save.checkpoints");
+  check_used(!save.checkpoints.empty(), "save.keep", save.keep, usual.keep, "save.checkpoints");
+  check_used(!save.model.empty(), "save.dtype", save.dtype, usual.dtype, "save.model");
+}
+
 void check_training(const Config& config) {
+  check_save(config.save);
+  check_used(config.train.precision == "fp16", "train.loss_scale", config.train.loss_scale,
+             TrainConfig().loss_scale, "train.precision \"fp16\"");
   check_device(config);
   check_optimizer(config.optimizer);
   TWOBP_CHECK(config.train.eval_every == 0 || config.data.held_out > 0, "train.eval_every is ",

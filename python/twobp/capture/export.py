@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx, nn
 
+from twobp.batches import named
+
 from . import ops
 from .errors import CaptureError, user_line
 from .fuse import fuse
@@ -72,15 +74,8 @@ def loss_of(output: Any) -> torch.Tensor:
 
 
 def as_fields(module: nn.Module, example: Any) -> dict[str, torch.Tensor]:
-    """The micro-batch as a dict. Positional tensors get the names of forward's parameters; one more is 'target', for loss_fn."""
-    if isinstance(example, torch.Tensor):
-        example = (example,)
-    if isinstance(example, (tuple, list)):
-        names = [p.name for p in inspect.signature(module.forward).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        names = names[:len(example)] + ["target"] * (len(example) == len(names) + 1)
-        if len(names) != len(example):
-            raise CaptureError(f"the batch has {len(example)} tensors, but the module's forward takes {len(names)}. Name them: give the batch as a dict")
-        example = dict(zip(names, example))
+    """The micro-batch as a dict."""
+    example = named(module, example, CaptureError)
     if not isinstance(example, Mapping) or not example:
         raise CaptureError(f"a batch is a dict of tensors (or a tuple of them), not {type(example).__name__}")
     for name, value in example.items():
