@@ -8,6 +8,7 @@ two ranks, with equally many cores, and prints losses and times of steps side by
 import argparse
 import json
 import pathlib
+import resource
 import statistics
 import subprocess
 import sys
@@ -24,12 +25,25 @@ def run(kind: str, steps: int) -> None:
     import torch
     import transformers
 
-    class Times(transformers.TrainerCallback):
+    class Record(transformers.TrainerCallback):
+        """Keeps the results after every step, so that a run that is cut short has some."""
+
         def __init__(self):
             self.ends = []
 
+        def on_train_begin(self, *_, **__):
+            self.begin = time.monotonic()
+
         def on_step_end(self, *_, **__):
             self.ends.append(time.monotonic())
+
+        def on_log(self, args, state, *_, **__):
+            lines = [line for line in state.log_history if "loss" in line]
+            seconds = [end - start for start, end in zip([self.begin, *self.ends], self.ends)]
+            RESULTS.mkdir(parents=True, exist_ok=True)
+            (RESULTS / f"{kind}.json").write_text(json.dumps({
+                "losses": [line["loss"] for line in lines], "norms": [line["grad_norm"] for line in lines], "seconds": seconds,
+                "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}))
 
     torch.set_num_threads(CORES)
     tokenizer = transformers.AutoTokenizer.from_pretrained(ROOT / "data/smollm2-135m")
@@ -40,19 +54,12 @@ def run(kind: str, steps: int) -> None:
         str(RESULTS / kind), use_cpu=True, seed=1, max_steps=steps, per_device_train_batch_size=SAMPLES, gradient_accumulation_steps=MICRO_BATCHES,
         learning_rate=5e-5, weight_decay=0.01, warmup_steps=3, lr_scheduler_type="linear", max_grad_norm=1.0, logging_steps=1, save_strategy="no",
         report_to="none", disable_tqdm=True)
-    times = Times()
     if kind == "drop-in":
         from twobp.transformers import Trainer
-        trainer = Trainer(model, arguments, train_dataset=data, callbacks=[times], ranks=CORES, schedule="1f1b", p2="fill")
+        trainer = Trainer(model, arguments, train_dataset=data, callbacks=[Record], ranks=CORES, schedule="1f1b", p2="fill")
     else:
-        trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[times])
-    begin = time.monotonic()
+        trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[Record])
     trainer.train()
-    lines = [line for line in trainer.state.log_history if "loss" in line]
-    seconds = [end - start for start, end in zip([begin, *times.ends], times.ends)]
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{kind}.json").write_text(json.dumps({"losses": [line["loss"] for line in lines], "norms": [line["grad_norm"] for line in lines],
-                                                      "seconds": seconds}))
 
 
 def table() -> None:
@@ -61,7 +68,8 @@ def table() -> None:
     for step in range(min(len(of["losses"]) for of in results.values())):
         print(f"{step + 1:4}" + "".join(f"  {of['losses'][step]:18.6f} {of['norms'][step]:9.5f} {of['seconds'][step]:6.2f}" for of in results.values()))
     for kind, of in results.items():  # the first one captures, or warms up
-        print(f"{kind}: median {statistics.median(of['seconds'][1:]):.2f} s a step, the first {of['seconds'][0]:.2f} s")
+        print(f"{kind}: median {statistics.median(of['seconds'][1:]):.2f} s a step, the first {of['seconds'][0]:.2f} s; peak resident memory "
+              f"{of['gib']:.2f} GiB")
     if len(results) == 2:
         theirs, ours = (results[kind] for kind in KINDS)
         worst = max(abs(one - other) for one, other in zip(theirs["losses"], ours["losses"]))
