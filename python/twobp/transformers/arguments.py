@@ -35,11 +35,11 @@ WITHOUT_EFFECT = frozenset("""
     do_train do_eval do_predict resume_from_checkpoint
 """.split())
 
-_FP32 = "captured models compute in float32: leave it out"
+_OWN_DTYPE = "a captured model computes in its own dtype: leave it out, and load the model with dtype=torch.bfloat16 if you want that"
 _EAGER = "the captured model runs without the code that this changes: leave it out"
 _PIPELINE = "the pipeline takes its place: leave it out, and choose ranks and schedule"
 REFUSED = {
-    "bf16": _FP32, "fp16": _FP32, "bf16_full_eval": _FP32, "fp16_full_eval": _FP32,
+    "bf16": _OWN_DTYPE, "fp16": _OWN_DTYPE, "bf16_full_eval": _OWN_DTYPE, "fp16_full_eval": _OWN_DTYPE,
     "torch_compile": _EAGER, "torch_compile_backend": _EAGER, "torch_compile_mode": _EAGER,
     "use_liger_kernel": _EAGER, "liger_kernel_config": _EAGER, "neftune_noise_alpha": _EAGER, "debug": _EAGER,
     "label_smoothing_factor": "the loss is that of the model: leave it out, or use twobp.Trainer with a loss_fn that smooths",
