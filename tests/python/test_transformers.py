@@ -123,9 +123,9 @@ def pair(request, tmp_path_factory):
     trainers = []
     folder = tmp_path_factory.mktemp("pair")
     for kind, name, callback in zip((transformers.Trainer, twobp.transformers.Trainer), ("theirs", "ours"), events):
-        trainers.append(train(kind, request.param(), folder / name, data=texts(11), num_train_epochs=2, warmup_steps=2, weight_decay=0.1, max_grad_norm=0.8,
-                              eval_strategy="steps", eval_steps=3, eval_on_start=True, save_strategy="steps", save_steps=2, save_total_limit=2,
-                              logging_first_step=True, callbacks=[callback]))
+        trainers.append(train(kind, request.param(), folder / name, data=texts(11), num_train_epochs=2, warmup_steps=2, weight_decay=0.1,
+                              max_grad_norm=0.8, eval_strategy="steps", eval_steps=3, eval_on_start=True, save_strategy="steps",
+                              save_steps=2, save_total_limit=2, logging_first_step=True, callbacks=[callback]))
     return trainers, events, folder
 
 
