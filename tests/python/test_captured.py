@@ -1,4 +1,6 @@
 """The trainer on a captured module, whose capture is written by hand."""
+import copy
+
 import pytest
 import torch
 
@@ -51,6 +53,7 @@ def test_losses_are_pytorch_s_and_equal_in_bits_over_schedules(make, batch):
 
 def test_rates_of_the_caller_and_weight_decay_by_name_are_pytorch_s(make, batch):
     module, trainer = make(optimizer=twobp.AdamW(weight_decay=0.3, weight_decay_of={"*.bias": 0.2, "layers.1.*": 0}))
+    module = copy.deepcopy(module)  # the trainer's own must not change
     decays = [0 if name.startswith("layers.1.") else 0.2 if name.endswith("bias") else 0.3 for name, _ in module.named_parameters()]
     optimizer = torch.optim.AdamW([{"params": [p], "weight_decay": decay} for p, decay in zip(module.parameters(), decays)])
     for lr in (0.0, 1e-1, 3e-2):

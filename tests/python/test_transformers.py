@@ -1,6 +1,7 @@
 """The drop-in for transformers.Trainer against transformers.Trainer itself, which trains on one device."""
 import dataclasses
 import inspect
+import pathlib
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ transformers = pytest.importorskip("transformers")
 
 import twobp  # noqa: E402
 import twobp.transformers  # noqa: E402
-from test_processes import launch  # noqa: E402
+import fresh  # noqa: E402
 from twobp.transformers import arguments  # noqa: E402
 from twobp.transformers.optimizer import update_rule  # noqa: E402
 
@@ -347,8 +348,10 @@ trainer.end()
 
 
 def test_a_process_for_each_rank(tmp_path):
-    done = launch(tmp_path, 2, program=PROCESSES)
-    assert done.returncode == 0, done.stderr
+    script = tmp_path / "train.py"
+    script.write_text(PROCESSES)
+    codes, said = fresh.run_ranks(2, script, tmp_path, pathlib.Path(__file__).parent, tmp_path, "connected")
+    assert codes == [0, 0], said
     alone, _ = train(twobp.transformers.Trainer, gpt2(resid_pdrop=0.1), tmp_path / "alone", max_steps=4, eval_strategy="steps", eval_steps=2)
     alone.evaluate()
     losses = [[line.get("loss", line.get("eval_loss")) for line in alone.state.log_history]]
@@ -357,5 +360,5 @@ def test_a_process_for_each_rank(tmp_path):
         losses.append([line.get("loss", line.get("eval_loss")) for line in log])
         assert_equal_bits(state, alone.model.state_dict())
     assert losses[0] == losses[1] == losses[2]
-    assert done.stdout.count("'train_runtime'") == 1  # only process 0 logs
+    assert said.count("'train_runtime'") == 1  # only process 0 logs
     assert sorted(path.name for path in (tmp_path / "output").iterdir() if path.is_dir()) == ["checkpoint-4"]

@@ -145,8 +145,10 @@ RankThreads::RankThreads(std::vector<int> ranks, const ThreadOptions& options, C
     const int first_core = (share.first + static_cast<int>(i)) * per_rank;
     state_->threads.emplace_back([this, rank = ranks[i], first_core, cores, per_rank, pin, &meter] {
       if (pin) pin_to(cores, first_core, per_rank);
-      // A thread's first look at this number replaces it by the one that any thread has set last.
+      // A thread's first look at this number replaces it by the one that any thread has set last. A shared
+      // library, such as Python's, remembers apart from LibTorch whether it has looked.
       at::get_num_threads();
+      at::internal::lazy_init_num_threads();
       at::set_num_threads(per_rank);
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
       const BlockCache::Use blocks;
