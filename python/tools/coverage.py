@@ -158,7 +158,7 @@ def trained(make) -> str:
     whole = {name: torch.cat([tensor, tensor.flip(0)]) for name, tensor in batch.items()}
 
     def trainer(optimizer, **settings):
-        return twobp.Trainer(module, batch, loss_fn=loss_fn, micro_batches=2, optimizer=optimizer, **settings)
+        return twobp.Trainer(module, batch, loss_fn=loss_fn, micro_batches=2, threads=1, optimizer=optimizer, **settings)
 
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     one = trainer(twobp.SGD(lr=1.0), ranks=1)

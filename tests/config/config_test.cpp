@@ -403,8 +403,6 @@ TEST(ConfigErrors, PipelineAndTrainingContradictions) {
   refuse({"optimizer.min_lr=0.1", "optimizer.lr=0.01"},
          {"optimizer.min_lr (0.1)", "above optimizer.lr (0.01)"});
   refuse({"optimizer.min_lr=1e-5", "optimizer.schedule=constant"}, {"optimizer.min_lr is 1e-05", "cosine"});
-  refuse({"save.every=5"}, {"save.every is 5", "only save.checkpoints uses it", "set it to 100"});
-  refuse({"save.keep=5"}, {"save.keep is 5", "save.checkpoints"});
   refuse({"save.dtype=bfloat16"}, {"save.dtype is bfloat16", "save.model"});
   refuse({"train.loss_scale=8"}, {"train.loss_scale is 8", "train.precision \"fp16\""});
   refuse({"model.rope_factor=2"}, {"model.rope_factor is 2", "linear", "set it to 1"});

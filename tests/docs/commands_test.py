@@ -37,9 +37,6 @@ quick = [] if "--help" in arguments else QUICK.get(sys.argv[1], [])
 if quick:
     arguments = [SLOW.sub(lambda key: f"{{key[1]}}={{max(1, int(key[2]) // 50)}}", text) for text in arguments]
     given = [text.split("=")[0] for text in arguments]
-    texts = [open(text).read() if text.endswith(".json") and "=" not in text else text for text in arguments]
-    if not any("checkpoints" in text for text in texts):
-        given.append("save.every")  # nothing would use it
     arguments += ["--set", *(text for text in quick if text.split("=")[0] not in given)]
 os.execv(program, [program, *arguments])
 """

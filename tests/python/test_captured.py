@@ -142,3 +142,30 @@ def test_positional_batches_are_named_by_forward():
     assert losses[0] == losses[1] == losses[2]
     with pytest.raises(twobp.Error, match="4 tensors, but the module's forward takes 1"):
         trainer.step((x, y, x, y))
+
+
+class Repeated(torch.nn.Module):
+    """One weight, used three times within a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.again, self.last = torch.nn.Linear(4, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)
+
+    def forward(self, x):
+        x = self.first(x)
+        a = torch.tanh(self.again(x))
+        b = torch.tanh(self.again(a * x))
+        return self.last(x + a * b * torch.tanh(self.again(a + b)))
+
+
+def test_uses_of_one_weight_are_added_in_one_order():
+    torch.manual_seed(4)
+    module, batch = Repeated(), {"x": torch.randn(8, 4), "wanted": torch.randn(8, 2)}
+    runs = []
+    for settings in ({"p2": "fill"}, {"p2": "end", "p2_batching": "concat"}, {"schedule": "gpipe", "p2_batching": "concat"}):
+        trainer = twobp.Trainer(module, {name: tensor[:2] for name, tensor in batch.items()}, ranks=1, micro_batches=4, threads=1, optimizer=twobp.SGD(lr=0.1),
+                                loss_fn=lambda output, batch: torch.nn.functional.mse_loss(output, batch["wanted"]), **settings)
+        for _ in range(4):
+            trainer.step(batch)
+        runs.append(trainer.state_dict()["again.weight"])
+    assert torch.equal(runs[0], runs[1]) and torch.equal(runs[0], runs[2])

@@ -59,15 +59,8 @@ void check_optimizer(const OptimizerConfig& optimizer) {
               ") is above optimizer.lr (", optimizer.lr, "): the learning rate falls from lr to min_lr.");
 }
 
-void check_save(const SaveConfig& save) {
-  const SaveConfig usual;
-  check_used(!save.checkpoints.empty(), "save.every", save.every, usual.every, "save.checkpoints");
-  check_used(!save.checkpoints.empty(), "save.keep", save.keep, usual.keep, "save.checkpoints");
-  check_used(!save.model.empty(), "save.dtype", save.dtype, usual.dtype, "save.model");
-}
-
 void check_training(const Config& config) {
-  check_save(config.save);
+  check_used(!config.save.model.empty(), "save.dtype", config.save.dtype, SaveConfig().dtype, "save.model");
   check_used(config.train.precision == "fp16", "train.loss_scale", config.train.loss_scale,
              TrainConfig().loss_scale, "train.precision \"fp16\"");
   check_device(config);
