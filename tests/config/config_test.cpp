@@ -386,7 +386,8 @@ TEST(ConfigErrors, ModelContradictions) {
 
 TEST(ConfigErrors, RopeScaling) {
   EXPECT_NO_THROW(with({"model.rope_scaling=llama3", "model.rope_factor=8"}));
-  refuse({"model.rope_low_freq=4"}, {"model.rope_low_freq is 4", "only model.rope_scaling \"llama3\" uses it"});
+  refuse({"model.rope_low_freq=4"},
+         {"model.rope_low_freq is 4", "only model.rope_scaling \"llama3\" uses it"});
   refuse({"model.rope_scaling=llama3", "model.rope_low_freq=4"}, {"rope_low_freq (4)", "rope_high_freq (4)"});
   refuse({"model.rope_scaling=yarn"}, {"\"yarn\"", "none, linear, llama3"});
 }

@@ -65,7 +65,8 @@ void read_tensor_types(const JsonNode& root, GraphDescription& graph) {
     parameter.type = read_type(node);
     if (parameter.type.dtype != at::kFloat && parameter.type.dtype != at::kDouble &&
         parameter.type.dtype != at::kBFloat16)
-      node.refuse("the parameter is ", parameter.type.dtype, ": capture the module in float32, float64 or bfloat16");
+      node.refuse("the parameter is ", parameter.type.dtype,
+                  ": capture the module in float32, float64 or bfloat16");
     const auto frozen = node.find("frozen");
     parameter.frozen = frozen && frozen->boolean();
   }
