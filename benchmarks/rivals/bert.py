@@ -8,6 +8,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from work import IGNORED, Unit, WantsLabels, make_embedding, random_tokens, tied_weight
+from work import tokens_of_sample as items  # noqa: F401
 
 KEYS = {"dim": None, "layers": None, "heads": None, "hidden": None, "vocab": None, "positions": 512, "token_types": 2,
         "activation": "gelu", "dropout": 0.0, "attention_dropout": 0.0, "norm_eps": 1e-5, "tied": False, "init_std": 0.02}
@@ -97,10 +98,6 @@ def batch(work, samples, generator):
     count = max(1, round(getattr(work.data, "mask_probability", 0.15) * work.sequence))
     masked = torch.rand(tokens.shape, generator=generator).argsort(1) < count
     return tokens, targets.masked_fill(~masked, IGNORED)
-
-
-def items(work):
-    return work.sequence, "tokens"
 
 
 def tied(work):

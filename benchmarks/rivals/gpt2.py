@@ -4,7 +4,8 @@ import torch.nn as nn
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
-from work import Unit, random_tokens
+from work import Unit
+from work import not_tied as tied, random_tokens as batch, tokens_of_sample as items  # noqa: F401
 
 KEYS = {"dim": None, "layers": None, "heads": None, "vocab": None}
 VARIANTS = ("plain",)
@@ -56,15 +57,3 @@ def name_in_whole(unit, name, units):
     if unit == units - 1:
         return {"0.weight": "transformer.ln_f.weight", "0.bias": "transformer.ln_f.bias", "1.weight": "lm_head.weight"}[name]
     return f"transformer.h.{unit - 1}.{name.removeprefix('block.')}"
-
-
-def batch(work, samples, generator):
-    return random_tokens(work, samples, generator)
-
-
-def items(work):
-    return work.sequence, "tokens"
-
-
-def tied(work):
-    return None

@@ -6,7 +6,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from work import Unit, make_embedding, random_tokens
+from work import Unit, make_embedding
+from work import not_tied as tied, random_tokens as batch, tokens_of_sample as items  # noqa: F401
 
 KEYS = {"dim": None, "layers": None, "heads": None, "hidden": None, "vocab": None, "init_std": 0.02}
 VARIANTS = ("plain",)
@@ -74,15 +75,3 @@ def units(work):
                  Unit("mlp", lambda: MlpHalf(sizes.dim, sizes.hidden))]
     return [Unit("embedding", lambda: make_embedding(sizes.vocab, sizes.dim, sizes.init_std)), *block * sizes.layers,
             Unit("head", lambda: make_head(sizes.dim, sizes.vocab))]
-
-
-def batch(work, samples, generator):
-    return random_tokens(work, samples, generator)
-
-
-def items(work):
-    return work.sequence, "tokens"
-
-
-def tied(work):
-    return None

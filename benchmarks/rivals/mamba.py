@@ -13,6 +13,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from work import Unit, make_embedding, random_tokens, tied_weight
+from work import tokens_of_sample as items  # noqa: F401
 
 KEYS = {"dim": None, "layers": None, "vocab": None, "state": 16, "conv_kernel": 4, "expand": 2, "dt_rank": 0,
         "norm_eps": 1e-5, "tied": False, "init_std": 0.02}
@@ -123,10 +124,6 @@ def units(work):
 
 def batch(work, samples, generator):
     return random_tokens(work, samples, generator)
-
-
-def items(work):
-    return work.sequence, "tokens"
 
 
 def tied(work):

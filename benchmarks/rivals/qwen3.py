@@ -4,7 +4,8 @@ import torch.nn as nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
-from work import Unit, random_tokens
+from work import Unit
+from work import not_tied as tied, random_tokens as batch, tokens_of_sample as items  # noqa: F401
 
 KEYS = {"dim": None, "layers": None, "heads": None, "hidden": None, "vocab": None}
 VARIANTS = ("plain",)
@@ -54,15 +55,3 @@ def name_in_whole(unit, name, units):
     if unit == units - 1:
         return {"0.weight": "model.norm.weight", "1.weight": "lm_head.weight"}[name]
     return f"model.layers.{unit - 1}.{name.removeprefix('block.')}"
-
-
-def batch(work, samples, generator):
-    return random_tokens(work, samples, generator)
-
-
-def items(work):
-    return work.sequence, "tokens"
-
-
-def tied(work):
-    return None

@@ -5,10 +5,11 @@ A model is a file in this folder (llama.py, bert.py, mamba.py, resnet.py, gpt2.p
     VARIANTS      formulations of the same arithmetic, the default first
     CUTS          the places where stages may begin, the default first
     units(work)   the layers in order, as Unit(kind, make); stages consist of them
-    batch(work, samples, generator)   inputs and labels
-    items(work)   the number of items in a sample, for the throughput, and their name
-    tied(work)    None, or the two places (unit, parameter) of one shared matrix
+    batch(work, samples, generator)   inputs and labels (random_tokens below)
+    items(work)   the number of items in a sample, for the throughput, and their name (tokens_of_sample below)
+    tied(work)    None (not_tied below), or the two places (unit, parameter) of one shared matrix
     whole(work)   of models that twobp captures: the module of transformers
+    name_in_whole(unit, name, units)   the name there of a parameter of a unit
 """
 import importlib
 import sys
@@ -91,6 +92,14 @@ def random_tokens(work, samples, generator):
     """Tokens, with the next tokens as labels."""
     tokens = torch.randint(work.model.vocab, (samples, work.sequence + 1), generator=generator)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def tokens_of_sample(work):
+    return work.sequence, "tokens"
+
+
+def not_tied(work):
+    return None
 
 
 def make_embedding(count, dim, std):

@@ -35,6 +35,8 @@ CONFIGS = {
     "bert": {"model": {"type": "bert", "dim": 32, "layers": 3, "heads": 4, "hidden": 64, "vocab": 96, "positions": 40,
                        "tied": True}},
     "mamba": {"model": {"type": "mamba", "dim": 32, "layers": 3, "state": 8, "vocab": 96}},
+    "gpt2": {"model": {"type": "gpt2", "dim": 32, "layers": 3, "heads": 4, "vocab": 96}},
+    "qwen3": {"model": {"type": "qwen3", "dim": 32, "layers": 3, "heads": 4, "hidden": 64, "vocab": 96}},
     "resnet": {"model": {"type": "resnet", "depths": [2, 1], "widths": [32, 64], "stem": 8, "classes": 5},
                "data": {"image_size": 24}, "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.9}},
 }
@@ -90,6 +92,17 @@ class Models(unittest.TestCase):
         own, other = dict(ours.named_parameters()), dict(theirs.named_parameters())
         for name, their_name in names.items():
             torch.testing.assert_close(own[name].grad, other[their_name].grad, rtol=1e-3, atol=1e-5, msg=name)
+
+    def test_models_that_twobp_captures(self):
+        for name in ("gpt2", "qwen3"):
+            with self.subTest(name):
+                work = read(name)
+                ours, units = build(work), len(work.module.units(work))
+                names = {}
+                for parameter, _ in ours.named_parameters():
+                    unit, _, own = parameter.partition(".")
+                    names[parameter] = work.module.name_in_whole(int(unit), own, units)
+                self.compare(work, ours, work.module.whole(work), names, lambda theirs, x: theirs(input_ids=x).logits)
 
     def test_bert(self):
         work = read("bert", variant="all")

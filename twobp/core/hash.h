@@ -1,4 +1,4 @@
-// FNV-1a (Fowler, Noll, Vo). It detects accidental changes, not malicious ones.
+// FNV-1a (Fowler, Noll, Vo): the same on every platform. It detects accidental changes, not malicious ones.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,7 @@ class Hash {
     return *this;
   }
   Hash& add(int64_t number) { return add(std::to_string(number) + ","); }
+  uint64_t value() const { return hash_; }
   std::string text() const {
     char out[17];
     std::snprintf(out, sizeof(out), "%016llx", static_cast<unsigned long long>(hash_));

@@ -177,8 +177,8 @@ void run_glu_backward(Stack& stack) {
     const at::Tensor g = x.narrow(-1, 0, cols);
     const at::Tensor act = at::gelu(g, form_of(gate));
     const at::Tensor dg = at::gelu_backward(dy * x.narrow(-1, cols, cols), g, form_of(gate));
-    at::Tensor(dx.narrow(-1, 0, cols)).copy_(dg);
-    at::Tensor(dx.narrow(-1, cols, cols)).copy_(at::mul(dy, act));
+    dx.narrow(-1, 0, cols).copy_(dg);
+    dx.narrow(-1, cols, cols).copy_(at::mul(dy, act));
   }
   arguments.give(std::move(dx));
 }

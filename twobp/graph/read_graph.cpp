@@ -8,6 +8,7 @@
 
 #include <torch/headeronly/version.h>
 
+#include "twobp/core/hash.h"
 #include "twobp/core/json_text.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/graph/read_code.h"
@@ -380,12 +381,9 @@ void check_format(const JsonNode& root) {
                          ", but this program has ", ours, ": capture it again with that");
 }
 
-// FNV-1a: the same on every platform.
 std::string checksum_of(std::string_view text) {
-  uint64_t hash = 14695981039346656037ull;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
   std::ostringstream out;
-  out << std::hex << hash;
+  out << std::hex << Hash().add(text).value();
   return out.str();
 }
 

@@ -15,6 +15,7 @@
 #include <c10/core/GradMode.h>
 
 #include "twobp/core/check.h"
+#include "twobp/core/hash.h"
 #include "twobp/pipeline/memory/block_cache.h"
 #include "twobp/transport/collectives.h"
 
@@ -38,9 +39,7 @@ int64_t machine_number() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;
   std::getline(file, id);
-  uint64_t hash = 14695981039346656037ull;  // FNV-1a
-  for (const char c : id) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
-  return static_cast<int64_t>(hash);
+  return static_cast<int64_t>(Hash().add(id).value());
 }
 
 // Pins the calling thread, and the compute threads that it will start, to cores [first, first + count) of

@@ -18,15 +18,18 @@ PLACED = ops.VIEWS | {aten.clone.default, aten.contiguous.default, aten._to_copy
 
 def fuse_attention(layer: Layer) -> None:
     """Works on the layer's graph, in place."""
-    graph = layer.graph_module.graph
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    constants = {node: example for node, one, example in zip(placeholders, layer.inputs, layer.examples) if one.source == "constant"}
+    graph, constants = layer.graph_module.graph, constants_of(layer)
     for scores in [node for node in graph.nodes if node.op == "call_function" and node.target in SCORES]:
         found = attention_of(scores, constants)
         if found is not None:
             replace(graph, *found)
     graph.eliminate_dead_code()
     layer.graph_module.recompile()
+
+
+def constants_of(layer: Layer) -> dict[fx.Node, torch.Tensor]:
+    placeholders = [node for node in layer.graph_module.graph.nodes if node.op == "placeholder"]
+    return {node: example for node, one, example in zip(placeholders, layer.inputs, layer.examples) if one.source == "constant"}
 
 
 def attention_of(scores: fx.Node, constants: dict[fx.Node, torch.Tensor]):
@@ -50,7 +53,7 @@ def attention_of(scores: fx.Node, constants: dict[fx.Node, torch.Tensor]):
     except (RuntimeError, TypeError, NotImplementedError):  # an operator that float64 or its shapes do not fit
         return None
     tolerance = 1e-9 if value.dtype == torch.float64 else 1e-5
-    for tables, causal in itertools.product(tables_of(last, rows, constants, positions, width), (True, False)):
+    for tables, causal in itertools.product([(None, None), *tables_of(last, rows, constants, positions, width)], (True, False)):
         cos, sin = (None if one is None else half(constants[one].double(), positions, width) for one in tables)
         if torch.allclose(attention(numbers, cos, sin, heads, kv_heads, causal)[0], wanted, rtol=tolerance, atol=tolerance):
             return rows, last, (batch, positions, row), (*tables, heads, kv_heads, causal)
@@ -116,11 +119,11 @@ def evaluate(last: fx.Node, rows: fx.Node, numbers: torch.Tensor, constants: dic
 
 
 def tables_of(last: fx.Node, rows: fx.Node, constants: dict, positions: int, width: int):
-    """Pairs of constants that may be cos and sin, and a pair of None."""
+    """Pairs of constants that may be cos and sin."""
     read = {one for node in ops.ancestors([last], stop=lambda node: node is rows) for one in ops.inputs_of(node) if one in constants}
     tables = [one for one in read if constants[one].is_floating_point() and width % 2 == 0
               and constants[one].shape[-1:] in ((width,), (width // 2,)) and constants[one].numel() == positions * constants[one].shape[-1]]
-    return [(None, None), *itertools.permutations(sorted(tables, key=str), 2)]
+    return itertools.permutations(sorted(tables, key=str), 2)
 
 
 def half(table: torch.Tensor, positions: int, width: int) -> torch.Tensor:
@@ -128,17 +131,22 @@ def half(table: torch.Tensor, positions: int, width: int) -> torch.Tensor:
     return table.reshape(positions, -1)[:, :width // 2].contiguous()
 
 
+def call(graph: fx.Graph, target, *arguments) -> fx.Node:
+    """A call that knows what its result looks like."""
+    node = graph.call_function(target, arguments)
+    node.meta["val"] = target(*fx.map_arg(arguments, lambda one: one.meta["val"]))
+    return node
+
+
+def call_half(graph: fx.Graph, table: fx.Node, positions: int, width: int) -> fx.Node:
+    """`half` of a table, within the graph."""
+    return call(graph, aten.slice.Tensor, call(graph, aten.reshape.default, table, [positions, -1]), 1, 0, width // 2)
+
+
 def replace(graph: fx.Graph, rows: fx.Node, last: fx.Node, shape: tuple[int, ...], arguments: tuple) -> None:
     positions, width = shape[1], shape[2] // (arguments[2] + 2 * arguments[3])
     with graph.inserting_before(last):
-        def call(target, *args):
-            node = graph.call_function(target, args)
-            values = fx.map_arg(args, lambda one: one.meta["val"])
-            node.meta["val"] = target(*values)
-            return node
-
-        tables = [one and call(aten.slice.Tensor, call(aten.reshape.default, one, [positions, -1]), 1, 0, width // 2) for one in arguments[:2]]
-        whole = call(attention, call(aten.reshape.default, rows, list(shape)), *tables, *arguments[2:])
-        out = call(operator.getitem, whole, 0)
-        result = call(aten.reshape.default, out, list(last.meta["val"].shape))
+        tables = [one and call_half(graph, one, positions, width) for one in arguments[:2]]
+        whole = call(graph, attention, call(graph, aten.reshape.default, rows, list(shape)), *tables, *arguments[2:])
+        result = call(graph, aten.reshape.default, call(graph, operator.getitem, whole, 0), list(last.meta["val"].shape))
     last.replace_all_uses_with(result)

@@ -207,10 +207,11 @@ def emit(layer: Layer, joint: Joint, parts: Split) -> tuple[dict, list[torch.Ten
         program["input_gradients"].append({"index": index_of[i], "slot": slot})
     program["forward"], program["backward_p1"] = code["F"], code["I"]
     names = layer.names("parameter")
-    last = {i: k for k, (i, _) in enumerate(parts.units)}
     # The uses of one parameter in a layer are one unit, so that they are added in one order whatever the batching of units.
-    program["backward_p2"] = [{"name": short(names, index_of[i]), "code": [one for j, (other, _) in enumerate(parts.units) if other == i for one in code[j]]}
-                              for k, (i, _) in enumerate(parts.units) if last[i] == k]
+    units: dict[int, list[dict]] = {}
+    for k, (i, _) in enumerate(parts.units):
+        units[i] = units.pop(i, []) + code[k]  # at the end: it needs what its last use needs
+    program["backward_p2"] = [{"name": short(names, index_of[i]), "code": of_all} for i, of_all in units.items()]
     evaluate = evaluation(program, emitter)
     if evaluate is not None:
         program["evaluate"] = evaluate

@@ -231,24 +231,15 @@ class Fingerprint:
     def _module(self, module: nn.Module) -> None:
         self.word("nn.Module")
         self.add(type(module))
-        for name, parameter in module._parameters.items():
-            self.word("parameter", name)
-            if parameter is None:
-                continue
-            if id(parameter) in self._number:
-                self.word("again", self._number[id(parameter)])
-            else:  # its values are an input of the programs
-                self._number[id(parameter)] = len(self._number)
-                self.word(type(parameter).__qualname__, parameter.dtype, tuple(parameter.shape), parameter.stride(), parameter.requires_grad)
-        for name, buffer in module._buffers.items():
-            self.word("buffer", name)
-            if buffer is None:
-                continue
-            if id(buffer) in self._number:
-                self.word("again", self._number[id(buffer)])
-            else:  # its values are compared with the entry's, unless the forward pass changes them
-                self._number[id(buffer)] = len(self._number)
-                self.word(buffer.dtype, tuple(buffer.shape), buffer.stride(), buffer.requires_grad)
+        # Parameters' values are an input of the programs. Buffers' values are compared with the entry's, unless the forward pass changes them.
+        for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
+            for name, tensor in table.items():
+                self.word(kind, name)
+                if tensor is not None and id(tensor) in self._number:
+                    self.word("again", self._number[id(tensor)])
+                elif tensor is not None:
+                    self._number[id(tensor)] = len(self._number)
+                    self.word(type(tensor).__qualname__, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.requires_grad)
         for name in sorted(module.__dict__.keys() - UNUSED_OF_MODULES):
             value = module.__dict__[name]
             self.word("attribute", name)

@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from . import ops
-from .attend import evaluate, half, tables_of
+from .attend import call, call_half, constants_of, evaluate, half, tables_of
 from .cut import Layer
 from .fuse import ELEMENTWISE
 from .own_operators import aten, rotary, turn
@@ -16,22 +16,14 @@ WITHIN = ELEMENTWISE | ops.VIEWS | {aten.cat.default, aten.stack.default, aten.c
 
 def fuse_rotary(layer: Layer) -> None:
     """Works on the layer's graph, in place."""
-    graph = layer.graph_module.graph
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    constants = {node: example for node, one, example in zip(placeholders, layer.inputs, layer.examples) if one.source == "constant"}
+    graph, constants = layer.graph_module.graph, constants_of(layer)
     for last in [node for node in graph.nodes if node.op == "call_function" and node.target in (aten.add.Tensor, aten.cat.default)]:
         found = rotary_of(last, constants)
         if found is None:
             continue
         x, tables = found
-        positions, width = last.meta["val"].shape[-2:]
         with graph.inserting_before(last):
-            halves = []
-            for one in tables:
-                rows = graph.call_function(aten.reshape.default, (one, [positions, -1]))
-                halves.append(graph.call_function(aten.slice.Tensor, (rows, 1, 0, width // 2)))
-            turned = graph.call_function(rotary, (x, *halves, False))
-        turned.meta = dict(last.meta)
+            turned = call(graph, rotary, x, *(call_half(graph, one, *last.meta["val"].shape[-2:]) for one in tables), False)
         last.replace_all_uses_with(turned)
     graph.eliminate_dead_code()
     layer.graph_module.recompile()
@@ -49,8 +41,6 @@ def rotary_of(last: fx.Node, constants: dict[fx.Node, torch.Tensor]) -> tuple[fx
     tolerance = 1e-9 if value.dtype == torch.float64 else 1e-5
     wanted = None
     for tables in tables_of(last, x, constants, *value.shape[-2:]):
-        if None in tables:
-            continue
         if wanted is None:
             try:
                 wanted = evaluate(last, x, numbers, constants)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "twobp/core/hash.h"
 #include "twobp/nn/kernels/encoder/encoder_kernels.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/rows.h"
@@ -18,17 +19,11 @@ uint64_t mixed(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-uint64_t hash_of(std::string_view name) {
-  uint64_t hash = 14695981039346656037ull;  // FNV-1a: the same on every platform
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
-  return hash;
-}
-
 constexpr uint32_t kOne = 1u << 16;
 
 }  // namespace
 
-DropoutRate::DropoutRate(double probability, std::string_view name) : name_hash_(hash_of(name)) {
+DropoutRate::DropoutRate(double probability, std::string_view name) : name_hash_(Hash().add(name).value()) {
   TWOBP_CHECK(probability >= 0 && probability < 1, "dropout of ", name, " has probability ", probability,
               ", which must be in [0, 1)");
   threshold_ = std::min(kOne - 1, static_cast<uint32_t>(std::lround(probability * kOne)));
