@@ -47,7 +47,8 @@ class Evaluation:
 
 class Trainer:
     """Trains a model on the ranks of a pipeline. They are threads of this process or, once torch.distributed is initialized with
-    more than one process, one in each process. All processes then make the same calls with the same batches.
+    more than one process, one in each process. All processes then make the same calls with the same batches. With `data_parallel`, these are
+    the batches of all replicas, and each replica takes its share.
 
     The trainer has its own copies of the weights. It does not change the module, and does not see changes of the module: use
     `state_dict` and `load_state_dict` between the two. `step` and `evaluate` raise Error if parameters of the module have changed, other
@@ -96,8 +97,8 @@ class Trainer:
     def step(self, batch: Batch | Tensors | Sequence[Batch], *, lr: float | None = None) -> StepResult:
         """Makes one optimizer step, with the learning rate `lr` in place of the optimizer's own.
 
-        `batch`: a dict of tensors, the global batch: micro_batches times as many samples as the example, or fewer at the end of an
-        epoch. Or a list of micro-batches. Raises twobp.Error for a batch of other keys, dtypes or sizes, a batch without a counted
+        `batch`: a dict of tensors, the global batch: micro_batches (times data_parallel) as many samples as the example, or fewer at the end
+        of an epoch. Or a list of micro-batches. Raises twobp.Error for a batch of other keys, dtypes or sizes, a batch without a counted
         target, and a loss or gradient that is not finite; KeyboardInterrupt for Ctrl-C."""
         return StepResult(**self._native.step(self._cut(batch), lr))
 
@@ -186,6 +187,7 @@ class Trainer:
 
     @property
     def micro_batches(self) -> int:
+        """Those of a global batch: of all replicas."""
         return self._native.micro_batches
 
     @property

@@ -81,6 +81,21 @@ def test_a_forward_that_has_no_programs(more, message):
     assert builtins.print is print
 
 
+def halve_in_evaluation(self, y):
+    if not self.training:
+        with torch.no_grad():
+            self.up.weight.data.div_(2)
+    return y
+
+
+def test_a_parameter_that_evaluation_would_change_stays():
+    module = Wraps(halve_in_evaluation).train()
+    before = module.up.weight.clone()
+    with pytest.raises(twobp.Error, match="in evaluation mode .* changes its parameter 'up.weight'"):
+        make(module)
+    assert torch.equal(module.up.weight, before) and module.training
+
+
 def test_an_output_that_is_no_loss():
     with pytest.raises(twobp.Error, match=r"takes x, but not the batch's y, and no loss_fn is given"):
         make(loss_fn=None)

@@ -68,6 +68,8 @@ class Trainer(transformers.Trainer):
             args.activation_checkpointing = args.gradient_checkpointing = False
         for name in NAMES.keys() & settings.keys():
             raise Error(f"{name} comes from TrainingArguments.{NAMES[name]}: set that")
+        if settings.get("data_parallel", 1) != 1:
+            raise Error("data_parallel: this trainer has one pipeline. Use twobp.Trainer for replicas")
         by_section(settings)
         self._settings = {**settings, "loss_reduction": loss_reduction}
         self._stale = False  # the model's weights are older than the pipeline's
