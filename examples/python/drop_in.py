@@ -23,8 +23,8 @@ model = Qwen3ForCausalLM(Qwen3Config(vocab_size=256, hidden_size=64, intermediat
 temporary = tempfile.TemporaryDirectory()
 folder = sys.argv[1] if len(sys.argv) > 1 else temporary.name    # the same for all processes
 arguments = TrainingArguments(
-    folder, use_cpu=True, max_steps=40, per_device_train_batch_size=4, gradient_accumulation_steps=4, learning_rate=3e-3,
-    lr_scheduler_type="cosine", warmup_steps=4, weight_decay=0.01, logging_steps=10, eval_strategy="steps", eval_steps=20, save_steps=20,
+    folder, use_cpu=True, max_steps=20, per_device_train_batch_size=4, gradient_accumulation_steps=4, learning_rate=3e-3,
+    lr_scheduler_type="cosine", warmup_steps=2, weight_decay=0.01, logging_steps=5, eval_strategy="steps", eval_steps=10, save_steps=10,
     load_best_model_at_end=True, report_to="none")
 trainer = Trainer(model, arguments, train_dataset=samples[8:], eval_dataset=samples[:8],
                   callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],

@@ -8,7 +8,7 @@ from torch import nn
 
 import twobp
 
-DIGITS, BEGIN, LENGTH, WIDTH, LAYERS, STEPS = 10, 10, 6, 64, 2, 150
+DIGITS, BEGIN, LENGTH, WIDTH, LAYERS, STEPS = 10, 10, 6, 64, 2, 80
 
 
 class Attention(nn.Module):

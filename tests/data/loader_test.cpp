@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <stdexcept>
 #include <thread>
 
@@ -198,11 +199,17 @@ TEST(Loader, HandsOverTheBatchesBeforeAnErrorThenTheErrorEachTime) {
 
 // Wherever its thread is: reading, waiting for room, or dead of an error.
 TEST(Loader, StopsWhenDestroyed) {
-  for (int i = 0; i < 200; ++i) {
-    Loader loader(std::make_shared<Counting>(100, i % 2 == 0 ? 7 : -1), 2, 2, {.shuffle = true, .seed = 1});
-    if (i % 3 == 0) loader.next();
-    if (i % 5 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
-  }
+  std::packaged_task<void()> destroy([] {
+    for (int i = 0; i < 200; ++i) {
+      Loader loader(std::make_shared<Counting>(100, i % 2 == 0 ? 7 : -1), 2, 2, {.shuffle = true, .seed = 1});
+      if (i % 3 == 0) loader.next();
+      if (i % 5 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  });
+  std::future<void> done = destroy.get_future();
+  std::thread(std::move(destroy)).detach();  // a thread that hangs could not be joined
+  ASSERT_EQ(done.wait_for(std::chrono::seconds(60)), std::future_status::ready) << "it hangs";
+  done.get();
 }
 
 TEST(Loader, BadInput) {

@@ -43,7 +43,10 @@ void expect_product(const at::Tensor& actual, const Operands& of, double scale, 
   EXPECT_TRUE(((actual.to(at::kDouble) - expected).abs() <= bound).all().item<bool>());
 }
 
-TEST(Gemm, LargeProductsOfEitherSideTransposed) {
+class GemmLibraries : public testing::TestWithParam<bool> {};
+
+TEST_P(GemmLibraries, LargeProductsOfEitherSideTransposed) {
+  const OneDnnForced one_dnn(GetParam());
   const Operands of;
   for (const bool a_transposed : {false, true}) {
     for (const bool b_transposed : {false, true}) {
@@ -61,6 +64,9 @@ TEST(Gemm, LargeProductsOfEitherSideTransposed) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Gemm, GemmLibraries, testing::Bool(),
+                         [](const auto& info) { return info.param ? "OneDnn" : "Mkl"; });
 
 // As in W of projections to or from few numbers: the terms are summed in several parts, and the last part is
 // shorter.
@@ -95,8 +101,10 @@ TEST(Gemm, LargeProductsOfMatricesWithinOthers) {
 }
 
 TEST(OneDnn, TakesOnlyWhatItIsFasterFor) {
+  const OneDnnForced one_dnn(true);
+  if (!one_dnn_multiplies()) GTEST_SKIP() << "LibTorch has no oneDNN";
   const Operands of;
-  if (!one_dnn_is_faster(of.y, of.a, of.b)) GTEST_SKIP() << "not on this CPU";
+  EXPECT_TRUE(one_dnn_is_faster(of.y, of.a, of.b));
   EXPECT_TRUE(one_dnn_is_faster(of.y, stored(of.a, true), stored(of.b, true)));
   EXPECT_FALSE(one_dnn_is_faster(of.y.narrow(0, 0, 8), of.a.narrow(0, 0, 8), of.b)) << "small";
   EXPECT_FALSE(one_dnn_is_faster(of.y.to(at::kDouble), of.a.to(at::kDouble), of.b.to(at::kDouble)));
@@ -107,6 +115,8 @@ TEST(OneDnn, TakesOnlyWhatItIsFasterFor) {
   at::Tensor through = at::empty_like(of.y);
   multiply_into(through, of.a, of.b);
   EXPECT_TRUE(through.equal(y)) << "the layers' products go there";
+  const OneDnnForced mkl(false);
+  EXPECT_FALSE(one_dnn_is_faster(of.y, of.a, of.b));
 }
 
 }  // namespace

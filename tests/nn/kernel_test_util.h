@@ -27,25 +27,26 @@ struct KernelSetOf {
   std::string name;
   const Family<float>* of_float;
   const Family<double>* of_double;
+  bool supported;  // by this CPU
 };
 using KernelSet = KernelSetOf<Kernels>;
 
-// Those that this CPU supports. The best one is the last.
 template <template <typename...> class Family>
 std::vector<KernelSetOf<Family>> kernel_sets(const KernelTables<Family>& tables) {
-  const auto set = [](const char* name, const KernelTable<Family>& table) {
-    return KernelSetOf<Family>{name, &table.of_float, &table.of_double};
+  const auto set = [](const char* name, const KernelTable<Family>& table, bool supported) {
+    return KernelSetOf<Family>{name, &table.of_float, &table.of_double, supported};
   };
-  std::vector<KernelSetOf<Family>> sets = {set("baseline", tables.baseline)};
-  if (supports(InstructionSet::kAvx2)) sets.push_back(set("avx2", tables.avx2));
-  if (supports(InstructionSet::kAvx512)) sets.push_back(set("avx512", tables.avx512));
-  return sets;
+  return {set("baseline", tables.baseline, true), set("avx2", tables.avx2, supports(InstructionSet::kAvx2)),
+          set("avx512", tables.avx512, supports(InstructionSet::kAvx512))};
 }
 
-// For tests with every instruction set, in float and double.
+// For tests with every instruction set, in float and double. Those that this CPU lacks are skipped.
 template <template <typename...> class Family>
 class KernelFamilyTest : public testing::TestWithParam<KernelSetOf<Family>> {
  protected:
+  void SetUp() override {
+    if (!this->GetParam().supported) GTEST_SKIP() << "this CPU has no " << this->GetParam().name;
+  }
   // Calls body(kernels) for float and for double.
   template <typename Body>
   void for_each_type(Body&& body) {

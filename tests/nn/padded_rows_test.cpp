@@ -18,7 +18,7 @@ using namespace test;
 const at::TensorOptions kFloats = at::TensorOptions().dtype(at::kFloat);
 
 TEST(PaddedRows, AreAnOddNumberOfLinesApart) {
-  if (one_dnn_multiplies()) GTEST_SKIP() << "this CPU's rows are dense: its products are oneDNN's";
+  const OneDnnForced mkl(false);
   EXPECT_EQ(padded_cols(1408, kFloats), 1424);
   EXPECT_EQ(padded_cols(1424, kFloats), 1424);
   EXPECT_EQ(padded_cols(1409, kFloats), 1424);
@@ -29,6 +29,12 @@ TEST(PaddedRows, AreAnOddNumberOfLinesApart) {
   const at::Tensor t = empty_rows({2, 3, 1408}, kFloats, /*padded=*/true);
   EXPECT_EQ(t.sizes(), (std::vector<int64_t>{2, 3, 1408}));
   EXPECT_EQ(t.strides(), (std::vector<int64_t>{3 * 1424, 1424, 1}));
+}
+
+TEST(PaddedRows, AreDenseWhereOneDnnMultiplies) {
+  const OneDnnForced one_dnn(true);
+  if (!one_dnn_multiplies()) GTEST_SKIP() << "LibTorch has no oneDNN";
+  EXPECT_EQ(padded_cols(1408, kFloats), 1408);
 }
 
 TEST(PaddedRows, EvenRowsAreOneMatrix) {
@@ -127,6 +133,8 @@ class PaddedRowsTest : public testing::TestWithParam<Case> {
 };
 
 TEST_P(PaddedRowsTest, SameNumbersAsDenseOnes) {
+  const OneDnnForced mkl(false);
+  ASSERT_GT(padded_cols(GetParam().wide, kFloats.dtype(at::kDouble)), GetParam().wide);
   for (const bool together : {false, true}) {
     const std::vector<at::Tensor> dense = results(false, together);
     const std::vector<at::Tensor> padded = results(true, together);
@@ -140,7 +148,7 @@ TEST_P(PaddedRowsTest, SameNumbersAsDenseOnes) {
 
 // The loss overwrites the logits with their gradient.
 TEST(PaddedRows, LossOnThem) {
-  if (one_dnn_multiplies()) GTEST_SKIP() << "this CPU's rows are dense: its products are oneDNN's";
+  const OneDnnForced mkl(false);
   constexpr int64_t kIn = 24, kVocab = 320;
   const Fields fields = {{"labels", at::randint(0, kVocab, {2, 9}, at::kLong)}};
   fields.at("labels")[1][3] = kIgnoreLabel;

@@ -41,6 +41,10 @@ void compare(const LayerCase& c, at::ScalarType dtype) {
   const at::Tensor exact_y = exact_micro_batch->forward(to_double(x));
   const auto check = [&](const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
     test::expect_within(actual, expected, bound * test::largest(expected), what);
+    // Roundings are independent: the deviation of a sum of r errors of at most u is at most sqrt(r) u.
+    const double rms = (actual.to(at::kDouble) - expected).square().mean().sqrt().item<double>();
+    EXPECT_LE(rms, std::sqrt(std::min(c.roundings, kStored)) * unit_roundoff(dtype) * test::largest(expected))
+        << what;
   };
   check(y, exact_y, "y");
   at::Tensor dy = c.is_loss() ? at::Tensor() : c.make_gradient(y, 1);

@@ -24,7 +24,8 @@ struct Trace {
 
 // Four layers on two stages, a probe before each.
 std::map<int, std::vector<std::string>> ops_of(const std::string& schedule, int micro_batches,
-                                               P2Policy policy, P2Order order) {
+                                               P2Policy policy, P2Order order,
+                                               P2Batching batching = P2Batching::kLoop) {
   ModelSpec model = small_mlp(4);
   Trace trace;
   for (int layer = 3; layer >= 0; --layer) {
@@ -40,7 +41,7 @@ std::map<int, std::vector<std::string>> ops_of(const std::string& schedule, int 
   Pipeline pipeline(model, no_costs(model), options_of({4, 4}));
   StepInput options = step_input();
   options.p2_order = order;
-  const StepSetup setup = pipeline.setup(schedule, micro_batches, policy, P2Batching::kLoop, 0);
+  const StepSetup setup = pipeline.setup(schedule, micro_batches, policy, batching, 0);
   pipeline.run(setup, random_batch(micro_batches), options);
   return trace.by_stage;
 }
@@ -196,7 +197,14 @@ TEST(DataParallel, ConcatenatedWKeepsItsBitsLayerByLayer) {
   const ModelSpec model = small_mlp(4);
   const Case oldest{"gpipe", P2Policy::kEnd, P2Batching::kConcat, P2Order::kOldest};
   const Case bucket{"gpipe", P2Policy::kEnd, P2Batching::kConcat, P2Order::kBucket};
-  // The W of the last stage is due all at once in both cases.
+  // The first stage's last I alternates with W, although W of both micro-batches is one product.
+  const auto ops = [](P2Order order) {
+    return ops_of("gpipe", 2, P2Policy::kEnd, order, P2Batching::kConcat).at(0);
+  };
+  EXPECT_EQ(ops(P2Order::kOldest),
+            (std::vector<std::string>{"I1.0", "I0.0", "I1.1", "I0.1", "W1.0", "W1.1", "W0.0", "W0.1"}));
+  EXPECT_EQ(ops(P2Order::kBucket),
+            (std::vector<std::string>{"I1.0", "I0.0", "I1.1", "W1.0", "W1.1", "I0.1", "W0.0", "W0.1"}));
   expect_same_bits(alone(model, oldest, 0, kMicroBatches), alone(model, bucket, 0, kMicroBatches));
 }
 

@@ -180,8 +180,7 @@ class Waiting : public ::testing::Test {
  protected:
   Waiting() : model_(small_llama(2)) {
     slow_ = test::insert_probe(model_, 3);
-    slow_->forward = [](const Context&) { sleep_for(15); };
-    slow_->backward_p1 = [](const Context&) { sleep_for(15); };
+    slow_->forward = slow_->backward_p1 = [this](const Context&) { sleep_for(ms_); };
   }
   StepReport run(P2Policy policy) {
     Pipeline pipeline(model_, test::no_costs(model_), options_of({3, 4}));
@@ -193,8 +192,19 @@ class Waiting : public ::testing::Test {
     return report.ranks[rank].idle[static_cast<int>(cause)];
   }
 
+  // A busy machine may stop a rank for longer than stage 1 is slow. So what should hold is looked at again
+  // with a slower stage.
+  void expect_at_some_pace(const std::function<bool()>& holds) {
+    for (const int ms : {15, 60, 240}) {
+      ms_ = ms;
+      if (holds()) return;
+    }
+    ADD_FAILURE() << "at no pace";
+  }
+
   ModelSpec model_;
   std::shared_ptr<test::Hooks> slow_;
+  int ms_ = 15;
 };
 
 // The times when micro-batch m's last W of stage 0 ended and when I of m began.
@@ -217,15 +227,17 @@ Moments moments_of(const std::vector<Event>& events) {
 }
 
 TEST_F(Waiting, FillRunsWInTheWaits) {
-  const Moments moments = moments_of(run(P2Policy::kFill).events[0]);
-  for (int m = 0; m < 4; ++m) {
-    // Embedding; qkv and o; gate_up and down: five leaf layers with a backward-p2.
-    EXPECT_EQ(moments.units[m], 5);
-    // Its W fits into the 30 ms that stage 1 takes for the next micro-batch.
-    if (m > 0) {
-      EXPECT_LT(moments.p2_end[m - 1], moments.p1_begin[m]) << "micro-batch " << m;
+  expect_at_some_pace([&] {
+    const Moments moments = moments_of(run(P2Policy::kFill).events[0]);
+    bool in_time = true;
+    for (int m = 0; m < 4; ++m) {
+      // Embedding; qkv and o; gate_up and down: five leaf layers with a backward-p2.
+      EXPECT_EQ(moments.units[m], 5);
+      // Its W fits into the time that stage 1 takes for the next micro-batch.
+      in_time &= m == 0 || moments.p2_end[m - 1] < moments.p1_begin[m];
     }
-  }
+    return in_time;
+  });
 }
 
 TEST_F(Waiting, EndRunsWAfterTheLastI) {
@@ -237,29 +249,35 @@ TEST_F(Waiting, EndRunsWAfterTheLastI) {
 }
 
 TEST_F(Waiting, IdleCausesTellFillFromEnd) {
-  const StepReport fill = run(P2Policy::kFill);
-  EXPECT_EQ(idle(fill, 0, IdleCause::kMessage), 0) << "with W pending, fill never waits";
-  EXPECT_GT(idle(fill, 0, IdleCause::kNothing), 0.050);
-  const StepReport end = run(P2Policy::kEnd);
-  // Three waits for I 1, 2 and 3 of at least 25 ms each happen with W pending.
-  EXPECT_GT(idle(end, 0, IdleCause::kMessage), 0.050);
+  expect_at_some_pace([&] {
+    const StepReport fill = run(P2Policy::kFill);
+    EXPECT_EQ(idle(fill, 0, IdleCause::kMessage), 0) << "with W pending, fill never waits";
+    const StepReport end = run(P2Policy::kEnd);
+    // Three waits for I 1, 2 and 3, each for F and I of stage 1, happen with W pending.
+    const double waits = 3.3e-3 * ms_;
+    return idle(fill, 0, IdleCause::kNothing) > waits && idle(end, 0, IdleCause::kMessage) > waits;
+  });
 }
 
-// Busy time and idle time by cause make up the whole step except for the executor's own work. Every op sleeps
-// for 15 ms, so that other load on the machine does not show. The executor may take 10 % of the 0.2 s.
+// Busy time and idle time by cause make up the whole step except for the executor's own work, which may take
+// 10 %.
 TEST_F(Waiting, TimesAddUpToTheStep) {
   for (const P2Policy policy : kPolicies) {
-    StepReport report = run(policy);
-    ASSERT_GT(report.seconds(), 0.1);
-    for (size_t r = 0; r < report.ranks.size(); ++r) {
-      double sum = report.ranks[r].busy;
-      for (const double seconds : report.ranks[r].idle) {
-        EXPECT_GE(seconds, 0);
-        sum += seconds;
+    SCOPED_TRACE(policy_name(policy));
+    expect_at_some_pace([&] {
+      const StepReport report = run(policy);
+      bool complete = true;
+      for (const auto& rank : report.ranks) {
+        double sum = rank.busy;
+        for (const double seconds : rank.idle) {
+          EXPECT_GE(seconds, 0);
+          sum += seconds;
+        }
+        EXPECT_LE(sum, report.seconds() * (1 + 1e-9));
+        complete &= sum >= report.seconds() * 0.9;
       }
-      EXPECT_LE(sum, report.seconds() * (1 + 1e-9)) << policy_name(policy) << ", rank " << r;
-      EXPECT_GE(sum, report.seconds() * 0.9) << policy_name(policy) << ", rank " << r;
-    }
+      return complete;
+    });
   }
 }
 

@@ -1,5 +1,7 @@
 """Data and trainers for the tests of the Python package."""
+import gc
 import os
+import tempfile
 
 import pytest
 import torch
@@ -7,7 +9,14 @@ import torch
 import twobp
 
 DIM = 16
-os.environ["TWOBP_CACHE"] = "off"  # tests of the cache name their own folder
+# What one test captures, the next need not. Tests of the cache name their own folder.
+CACHE = tempfile.TemporaryDirectory(prefix="twobp-tests-")
+os.environ["XDG_CACHE_HOME"] = CACHE.name
+os.environ.pop("TWOBP_CACHE", None)
+
+
+def pytest_collection_finish():
+    gc.freeze()  # what the imports have made stays: tracing collects garbage often
 
 
 @pytest.fixture

@@ -1,14 +1,20 @@
 """Runs scripts in new processes that need not import torch, which takes seconds: forks of a server that has done nothing else."""
+import contextlib
+import importlib.util
+import json
 import multiprocessing
 import os
 import pathlib
 import runpy
 import socket
 import sys
+import threading
 import time
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch.export", "torch._dynamo", "twobp"])
+CONTEXT.set_forkserver_preload([name for name in (
+    "torch", "torch.export", "torch._dynamo", "networkx", "sympy.combinatorics", "transformers.modeling_utils", "twobp")
+    if importlib.util.find_spec(name.partition(".")[0])])
 
 
 def start(script, *arguments, said, cwd=None, **environment):
@@ -66,3 +72,59 @@ def run_ranks(count, script, folder, *arguments, launcher=as_torchrun, timeout=2
     codes = finish([start(script, *arguments, said=said, **{name: str(value) for name, value in launcher(rank, count, port).items()})
                     for rank, said in enumerate(files)], timeout)
     return codes, "".join(said.read_text() for said in files)
+
+
+# A program that seems to be the Python interpreter for `-c SCRIPT ARGUMENT ...`: it lets a fork do the work on its own descriptors.
+INTERPRETER = """#!{python} -IS
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({address!r})
+    socket.send_fds(server, [b" "], [0, 1, 2])
+    server.sendall(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode() + b"\\n")
+    sys.exit(int(server.makefile().readline()))
+"""
+
+
+@contextlib.contextmanager
+def interpreter(folder):
+    """The path of such a program, for TWOBP_PYTHON."""
+    address = str(pathlib.Path(folder, "fresh.socket"))
+    path = pathlib.Path(folder, "fresh-python")
+    path.write_text(INTERPRETER.format(python=sys.executable, address=address))
+    path.chmod(0o755)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        threading.Thread(target=_serve, args=(listener,), daemon=True).start()
+        yield str(path)
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def _serve(listener):
+    while True:
+        try:
+            client, _ = listener.accept()
+        except OSError:
+            return
+        with client:
+            process = CONTEXT.Process(target=_interpret, args=(client,))
+            process.start()
+            process.join()
+            with contextlib.suppress(BrokenPipeError):
+                client.sendall(f"{process.exitcode}\n".encode())
+
+
+def _interpret(client):
+    _, descriptors, *_ = socket.recv_fds(client, 1, 3)
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    arguments, environment, cwd = json.loads(client.makefile().readline())
+    sys.stdin = open(0, closefd=False)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    option, script, *rest = arguments
+    assert option == "-c"
+    sys.argv = [option, *rest]
+    exec(script, {"__name__": "__main__"})

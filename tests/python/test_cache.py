@@ -2,7 +2,6 @@
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 import threading
 import types
@@ -13,6 +12,7 @@ from torch import nn
 
 import twobp
 from twobp.capture import capture, fingerprint
+from twobp.capture.cache import Cache
 from twobp.capture.export import WithLoss
 
 SOURCE = """
@@ -49,12 +49,35 @@ def load(path, source):
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Captures the net, changed by `change`, and returns what the cache did."""
-    def run(change=lambda net: None, source=SOURCE, samples=6, loss_fn=None, **settings):
+def make(tmp_path):
+    """The net, changed by `change`."""
+    def make(change=lambda net: None, source=SOURCE):
         torch.manual_seed(1)
         net = load(tmp_path / "net.py", source).Net()
         change(net.train())
+        return net
+    return make
+
+
+@pytest.fixture
+def entry(make, tmp_path):
+    """The net, and what the cache has for it. Nothing is traced."""
+    def entry(change=lambda net: None, source=SOURCE, samples=6, loss_fn=None, loss_reduction=None, check=True):
+        whole = WithLoss(make(change, source), loss_fn or mse)
+        return whole, Cache(tmp_path / "cache").entry(whole, batch(samples), loss_reduction, check)
+    return entry
+
+
+@pytest.fixture
+def key(entry):
+    return lambda *changes, **settings: entry(*changes, **settings)[1].key
+
+
+@pytest.fixture
+def run(make, tmp_path):
+    """Captures the net and returns what the cache did."""
+    def run(change=lambda net: None, source=SOURCE, samples=6, loss_fn=None, **settings):
+        net = make(change, source)
         captured = capture(net, batch(samples), loss_fn=loss_fn or mse, cache=tmp_path / "cache", **settings)
         run.captured = captured
         return captured.cached[-1]
@@ -116,29 +139,39 @@ def patch(net):
 
 def test_a_changed_module_is_traced_again(run):
     assert run() == "kept"
-    for change in (lambda net: setattr(net, "factor", 3.0), lambda net: net.options.update(power=2), lambda net: setattr(net, "table", torch.ones(4)),
-                   lambda net: setattr(net.norm, "eps", 1e-3), lambda net: setattr(net, "up", nn.Linear(4, 8, bias=False)),
-                   lambda net: setattr(net, "norm", nn.LayerNorm(8)), lambda net: net.norm.eval(), freeze, tie, hook, patch,
-                   lambda net: net.offset.add_(1), lambda net: net.folded.add_(1)):
+    for change in (lambda net: setattr(net, "factor", 3.0), lambda net: net.offset.add_(1), lambda net: net.folded.add_(1)):
         assert [run(change), run(change)] == ["kept", "hit"]
 
 
-@pytest.mark.parametrize("old, new", [("SCALE = 0.5", "SCALE = 0.25"), ("return x * SCALE", "return x + SCALE"), ("torch.relu", "torch.tanh")])
-def test_changed_code_is_traced_again(run, old, new):
-    assert run() == "kept"
-    assert run(source=SOURCE.replace(old, new)) == "kept"
-    assert run(source=SOURCE + "\nUNUSED = 3\n") == "hit"
+def test_each_change_of_a_module_has_its_key(key):
+    changes = (lambda net: None, lambda net: setattr(net, "factor", 3.0), lambda net: net.options.update(power=2),
+               lambda net: setattr(net, "table", torch.ones(4)), lambda net: setattr(net.norm, "eps", 1e-3),
+               lambda net: setattr(net, "up", nn.Linear(4, 8, bias=False)), lambda net: setattr(net, "norm", nn.LayerNorm(8)),
+               lambda net: net.norm.eval(), freeze, tie, hook, patch)
+    keys = [key(change) for change in changes]
+    assert len(set(keys)) == len(changes) and keys == [key(change) for change in changes]
 
 
-def test_another_loss_or_batch_or_version_is_traced_again(run, monkeypatch):
+def test_changed_code_has_another_key(key):
+    changes = (("SCALE = 0.5", "SCALE = 0.25"), ("return x * SCALE", "return x + SCALE"), ("torch.relu", "torch.tanh"))
+    assert len({key(), *(key(source=SOURCE.replace(*change)) for change in changes)}) == 4
+    assert key(source=SOURCE + "\nUNUSED = 3\n") == key()
+
+
+def test_another_loss_or_batch_or_version_is_traced_again(run, key, monkeypatch):
     weight = 2.0
-    for settings in ({}, {"loss_fn": other_loss}, {"samples": 5}, {"loss_reduction": "mean"}, {"check": False},
-                     {"loss_fn": lambda output, batch: mse(output, batch) * weight}):
-        assert [run(**settings), run(**settings)] == ["kept", "hit"]
+
+    def weighed(output, batch):
+        return mse(output, batch) * weight
+
+    others = ({}, {"loss_fn": other_loss}, {"samples": 5}, {"loss_reduction": "mean"}, {"check": False}, {"loss_fn": weighed})
+    keys = [key(**settings) for settings in others]
+    assert len(set(keys)) == len(others) and keys == [key(**settings) for settings in others]
     weight = 3.0
-    assert run(loss_fn=lambda output, batch: mse(output, batch) * weight) == "kept"
+    assert key(loss_fn=weighed) not in keys
+    assert [run(), run(samples=5), run(samples=5)] == ["kept", "kept", "hit"]
     monkeypatch.setattr(torch, "__version__", "2.13.99")
-    assert run() == "kept"
+    assert key() not in keys
 
 
 def test_statistics_that_forward_changes_are_no_part_of_a_module(run):
@@ -177,34 +210,35 @@ def test_what_cannot_be_told_is_not_kept(run):
     assert run(loss_fn=lambda output, batch: mse(output, batch) if lock else None).startswith("not kept: a _thread.lock")
 
 
-@pytest.mark.parametrize("damage", [
-    lambda data: b"", lambda data: data[:100], lambda data: data[:-1], lambda data: data.replace(b"aten::addmm", b"aten::addmv"),
-    lambda data: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:], lambda data: data + b"x"])
-def test_a_damaged_entry_is_made_again(run, tmp_path, damage):
+DAMAGES = (lambda data: b"", lambda data: data[:100], lambda data: data[:-1], lambda data: data.replace(b"aten::addmm", b"aten::addmv"),
+           lambda data: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:], lambda data: data + b"x")
+
+
+def test_a_damaged_entry_is_made_again(run, entry, tmp_path):
     run()
     graph = run.captured.graph
     (path,) = (tmp_path / "cache").glob("*.safetensors")
     whole = path.read_bytes()
-    path.write_bytes(damage(whole))
-    assert path.read_bytes() != whole
+    net, kept = entry()
+    assert kept.path == path and kept.read(net) is not None
+    for damage in DAMAGES:
+        path.write_bytes(damage(whole))
+        assert path.read_bytes() != whole and kept.read(net) is None
     assert run() == "kept" and run.captured.graph == graph
     assert path.read_bytes() == whole and run() == "hit"
 
 
-def test_an_entry_of_another_name_is_not_used(run, tmp_path):
+def test_an_entry_of_another_name_is_not_used(run, entry, tmp_path):
     run()
     (path,) = (tmp_path / "cache").glob("*.safetensors")
-    run(lambda net: setattr(net, "factor", 3.0))
-    other = next(one for one in (tmp_path / "cache").glob("*.safetensors") if one != path)
-    path.replace(other)
-    assert run(lambda net: setattr(net, "factor", 3.0)) == "kept"
+    net, other = entry(lambda net: setattr(net, "factor", 3.0))
+    path.replace(other.path)
+    assert other.read(net) is None
 
 
-def test_the_cache_can_be_off(run, tmp_path, monkeypatch):
-    torch.manual_seed(1)
-    net = load(tmp_path / "net.py", SOURCE).Net().train()
+def test_the_cache_can_be_off(make, tmp_path, monkeypatch):
+    net = make()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    monkeypatch.delenv("TWOBP_CACHE")
     assert capture(net, batch(), loss_fn=mse, cache=False).cached == ["off"]
     monkeypatch.setenv("TWOBP_CACHE", "off")
     assert capture(net, batch(), loss_fn=mse).cached == ["off"]
@@ -230,28 +264,3 @@ def test_old_entries_go(run, tmp_path, monkeypatch):
     monkeypatch.setattr("twobp.capture.cache.MOST_BYTES", old.stat().st_size + 100)
     assert run(samples=5) == "kept"
     assert not old.exists() and not left.exists() and len(list((tmp_path / "cache").iterdir())) == 1
-
-
-PROCESS = """
-import sys
-import torch
-sys.path.insert(0, sys.argv[1])
-from net import Net
-from twobp.capture import capture, fingerprint
-from twobp.capture.export import WithLoss
-torch.manual_seed(1)
-x = {"x": torch.ones(6, 4), "y": torch.zeros(6, 4)}
-captured = capture(Net().train(), x, loss_fn=lambda output, batch: torch.nn.functional.mse_loss(output, batch["y"]), cache=sys.argv[2])
-print(*captured.cached)
-"""
-
-
-def test_two_processes_at_once(tmp_path):
-    (tmp_path / "net.py").write_text(SOURCE)
-    command = [sys.executable, "-c", PROCESS, str(tmp_path), str(tmp_path / "cache")]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": str(seed)}) for seed in (1, 2)]
-    answers = [process.communicate(timeout=120)[0].strip() for process in both]
-    assert all(process.returncode == 0 for process in both) and set(answers) <= {"kept", "hit"}
-    third = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": "3"})
-    assert third.stdout.strip() == "hit"
-    assert len(list((tmp_path / "cache").iterdir())) == 1

@@ -199,7 +199,7 @@ def test_random_small_graphs():
                      lambda: torch.cat([part(x)[:, :3], x[:, 3:]], 1), lambda: part(x).softmax(-1) @ self.parts[0].weight][how]()
             return x
 
-    for seed in range(12):
+    for seed in range(8):
         torch.manual_seed(seed)
         batch = batch_of(4, 6, out=6)
         exact(capture(Random_(seed).double(), batch, loss_fn=mse))

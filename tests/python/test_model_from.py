@@ -8,6 +8,8 @@ import numpy
 import pytest
 import torch
 
+import fresh
+
 transformers = pytest.importorskip("transformers")
 VOCAB, SEQUENCE, SAMPLES = 60, 16, 8
 PROGRAM = os.environ["TWOBP_PROGRAM"]
@@ -51,15 +53,22 @@ def samples(model):
     return {"input_ids": ids, "labels": ids}
 
 
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    with fresh.interpreter(tmp_path_factory.mktemp("python")) as path:
+        yield path
+
+
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, python):
     """Runs a command of the program on the model in tmp_path/model and the arrays in tmp_path/data."""
     def run(command, *settings, succeeds=True, **environment):
         settings = (f"model.from={tmp_path}/model", f"data.arrays={tmp_path}/data", "data.held_out=0", "pipeline.ranks=2",
                     "pipeline.micro_batches=2", "pipeline.micro_batch_size=2", "pipeline.pin=false", "optimizer.lr=0.01",
                     "optimizer.schedule=constant", "train.steps=2", *settings)
         done = subprocess.run([PROGRAM, *command.split(), "--set", *[one for one in settings if one]], capture_output=True, text=True,
-                              env={**os.environ, "TWOBP_CACHE": "", "XDG_CACHE_HOME": str(tmp_path / "cache"), **environment})
+                              env={**os.environ, "TWOBP_CACHE": "", "XDG_CACHE_HOME": str(tmp_path / "cache"), "TWOBP_PYTHON": python,
+                                   **environment})
         assert (done.returncode == 0) == succeeds, done.stderr
         return done.stdout if succeeds else done.stderr
     return run

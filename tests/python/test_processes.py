@@ -1,5 +1,7 @@
-"""Trainers whose ranks, or replicas, are processes that torch.distributed connected."""
+"""Trainers whose ranks, or replicas, are processes that torch.distributed connected. Processes share a cache of captures."""
 import pathlib
+import runpy
+import sys
 
 import pytest
 import torch
@@ -93,3 +95,45 @@ def test_replicas_need_processes(make):
 def test_processes_that_are_not_connected_are_told_how(tmp_path):
     codes, said = fresh.run_ranks(2, write_program(tmp_path), tmp_path, HERE, tmp_path)
     assert 0 not in codes and "twobp.init_process_group" in said
+
+
+NET = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x)
+"""
+
+CAPTURE = """
+import sys
+import torch
+sys.path.insert(0, sys.argv[1])
+from net import Net
+from twobp.capture import capture
+torch.manual_seed(1)
+x = {"x": torch.ones(6, 4), "y": torch.zeros(6, 4)}
+captured = capture(Net().train(), x, loss_fn=lambda output, batch: torch.nn.functional.mse_loss(output, batch["y"]), cache=sys.argv[2])
+print(*captured.cached, hash("text"))
+"""
+
+
+def test_processes_share_entries(tmp_path, monkeypatch, capsys):
+    (tmp_path / "net.py").write_text(NET)
+    script = tmp_path / "process.py"
+    script.write_text(CAPTURE)
+    arguments = [str(tmp_path), str(tmp_path / "cache")]
+    said = [tmp_path / "one", tmp_path / "other"]
+    assert fresh.finish([fresh.start(script, *arguments, said=file) for file in said], timeout=120) == [0, 0]  # at once
+    states, hashes = zip(*(file.read_text().split() for file in said))
+    assert set(states) <= {"kept", "hit"}
+    monkeypatch.setattr(sys, "argv", [str(script), *arguments])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    runpy.run_path(str(script), run_name="__main__")
+    state, own_hash = capsys.readouterr().out.split()
+    assert state == "hit" and own_hash not in hashes  # keys do not depend on Python's seed of hashes
+    assert len(list((tmp_path / "cache").iterdir())) == 1

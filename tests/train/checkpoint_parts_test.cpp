@@ -23,6 +23,9 @@ using test::TempFolder;
 using test::visible_names;
 using File = CheckpointFile;
 
+// Seconds: much longer than it takes on a busy machine, and much shorter than the time-out of 300 s.
+constexpr double kPromptly = 60;
+
 void write_file(const fs::path& path, const std::string& content) {
   fs::remove(path);  // the old one may be mapped
   std::ofstream(path, std::ios::binary) << content;
@@ -136,7 +139,7 @@ TEST(CheckpointParts, MissingPart) {
   expect_error([&] { run.first().add(content_of(0, 2), wait); },
                {"no part of process 2", path, "it is stuck"});
   EXPECT_GE(now_seconds() - begin, 0.3);
-  EXPECT_LE(now_seconds() - begin, 3);
+  EXPECT_LE(now_seconds() - begin, kPromptly);
   EXPECT_EQ(visible_names(path), std::vector<std::string>{step_name(1)});
   expect_whole(path + "/" + step_name(1), 3, 1);
 
@@ -165,7 +168,7 @@ TEST(CheckpointParts, HurryEndsTheWait) {
   wait.hurry = &hurry;
   const double begin = now_seconds();
   expect_error([&] { run.first().add(content_of(0, 2), wait); }, {"no part of process 1"});
-  EXPECT_LE(now_seconds() - begin, 5);
+  EXPECT_LE(now_seconds() - begin, kPromptly);
 }
 
 // The first process reports the same reason at once.
@@ -178,7 +181,7 @@ TEST(CheckpointParts, FailedPart) {
   const double begin = now_seconds();
   expect_error([&] { run.first().add(content_of(0, 4)); },
                {"process 1: ", "weights-00001-of-00002.safetensors", "a folder of that name"});
-  EXPECT_LE(now_seconds() - begin, 2);
+  EXPECT_LE(now_seconds() - begin, kPromptly);
   EXPECT_EQ(visible_names(folder.path("checkpoints")), std::vector<std::string>{});
 }
 

@@ -14,40 +14,20 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
+using test::Gradients;
+using test::gradients_of;
 using test::Outcome;
 using test::same_bits;
 using test::tiny_config;
 
 constexpr double kBound = 1.5e-5;
 
-// SGD with lr 1: weights move by the gradient.
 Config config_of(const std::vector<int>& split) {
   Config config = tiny_config();
-  config.optimizer.type = "sgd";
-  config.optimizer.lr = 1;
-  config.optimizer.weight_decay = 0;
+  test::make_plain_sgd(config);
   config.pipeline.stages = static_cast<int>(split.size());
   config.pipeline.split = split;
   return config;
-}
-
-struct Gradients {
-  StepResult step;
-  std::vector<std::string> names;
-  std::vector<at::Tensor> weights;    // before
-  std::vector<at::Tensor> gradients;  // before - after
-};
-
-Gradients one_step(const Config& config, const Batch& batch, const Variant& variant) {
-  Trainer trainer(config);
-  Gradients result;
-  result.weights = test::copies_of(trainer.weights());
-  result.step = trainer.step(batch, variant);
-  for (size_t i = 0; i < trainer.weights().size(); ++i) {
-    result.names.push_back(trainer.weights()[i]->name());
-    result.gradients.push_back(result.weights[i] - trainer.weights()[i]->value);
-  }
-  return result;
 }
 
 double largest(const at::Tensor& t) {
@@ -58,8 +38,8 @@ void expect_within_bound(const std::vector<int>& split, const Batch& batch, cons
   SCOPED_TRACE(concat(::testing::PrintToString(split), " ", variant.schedule, " ",
                       policy_name(variant.policy), " ", batching_name(variant.batching), " M ",
                       batch.micro_batches.size()));
-  const Gradients loop = one_step(config_of({test::kLayers}), batch, {"gpipe", P2Policy::kOff});
-  const Gradients concatenated = one_step(config_of(split), batch, variant);
+  const Gradients loop = gradients_of(config_of({test::kLayers}), batch, {"gpipe", P2Policy::kOff});
+  const Gradients concatenated = gradients_of(config_of(split), batch, variant);
   EXPECT_EQ(loop.step.loss, concatenated.step.loss) << "the forward pass does not concatenate";
   for (size_t i = 0; i < loop.names.size(); ++i) {
     const std::string& name = loop.names[i];

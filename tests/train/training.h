@@ -132,6 +132,33 @@ inline Outcome train(const Config& config, const std::vector<Batch>& batches, co
   return train(trainer, batches, variant);
 }
 
+// With SGD and a learning rate of 1, weights move by their gradients.
+inline void make_plain_sgd(Config& config) {
+  config.optimizer.type = "sgd";
+  config.optimizer.lr = 1;
+  config.optimizer.weight_decay = 0;
+}
+
+struct Gradients {
+  StepResult step;
+  std::vector<std::string> names;
+  std::vector<at::Tensor> weights;    // before
+  std::vector<at::Tensor> gradients;  // before - after
+};
+
+// Of one step of a configuration with plain SGD.
+inline Gradients gradients_of(const Config& config, const Batch& batch, const Variant& variant) {
+  Trainer trainer(config);
+  Gradients result;
+  result.weights = copies_of(trainer.weights());
+  result.step = trainer.step(batch, variant);
+  for (size_t i = 0; i < trainer.weights().size(); ++i) {
+    result.names.push_back(trainer.weights()[i]->name());
+    result.gradients.push_back(result.weights[i] - trainer.weights()[i]->value);
+  }
+  return result;
+}
+
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
          std::memcmp(a.contiguous().const_data_ptr(), b.contiguous().const_data_ptr(), a.nbytes()) == 0;

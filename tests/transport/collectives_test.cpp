@@ -172,7 +172,8 @@ TEST_P(Collectives, BarrierWaitsForTheLast) {
 TEST_P(Collectives, TimeOutsNameTheRank) {
   run(kRanks, [](Transport& transport) {
     if (transport.rank() != 0) return;
-    const std::vector<std::string> parts = {"rank 0 waited 0.05 s", "from rank 1", "collective"};
+    // The last wait has what its call has left of the time-out, which is less on a busy machine.
+    const std::vector<std::string> parts = {"rank 0 waited 0.0", "from rank 1", "collective"};
     test::expect_error([&] { barrier(transport, 0.05); }, parts);
     test::expect_error([&] { gather(transport, {at::ones({1})}, 0, 0.05); }, parts);
     at::Tensor tensor;

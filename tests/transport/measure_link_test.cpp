@@ -42,14 +42,17 @@ class SlowTransport : public Transport {
   double bytes_per_second_;
 };
 
+// A busy machine can make the link slower, so one of several measurements has to be right.
 TEST(MeasureLink, FindsLatencyAndBandwidth) {
-  const auto ends = make_in_process_transports(2, 0);
-  SlowTransport first(*ends[0], 5e-3, 1e9), second(*ends[1], 5e-3, 1e9);
-  const LinkSpeed speed = measure_link(first, second, 0.3);
-  EXPECT_GE(speed.latency, 5e-3);
-  EXPECT_LT(speed.latency, 15e-3);
-  EXPECT_GT(speed.bytes_per_second, 0.5e9);
-  EXPECT_LT(speed.bytes_per_second, 2e9);
+  LinkSpeed speed;
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    const auto ends = make_in_process_transports(2, 0);
+    SlowTransport first(*ends[0], 5e-3, 1e9), second(*ends[1], 5e-3, 1e9);
+    speed = measure_link(first, second, 0.3);
+    ASSERT_GE(speed.latency, 5e-3);
+    if (speed.latency < 15e-3 && speed.bytes_per_second > 0.5e9 && speed.bytes_per_second < 2e9) return;
+  }
+  ADD_FAILURE() << speed.latency << " s, " << speed.bytes_per_second << " B/s";
 }
 
 // Tensors are handed over, whatever their size.

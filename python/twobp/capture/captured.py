@@ -20,7 +20,7 @@ from . import bundle, interpret
 from .cache import Cache
 from .emit import dtype_name
 from .errors import CaptureError
-from .export import WithLoss, as_fields, check_torch
+from .export import WithLoss, as_fields, check_hooks, check_torch
 from .fingerprint import tensor_digest
 from .trace import Traced, trace
 
@@ -61,6 +61,7 @@ class Captured:
         if any(shape["fields"] == described for shape in self.graph["shapes"]):
             return None
         check_taken(self.whole, fields)
+        check_hooks(self.whole)
         constants = dict(self.constants)
         try:
             with self._in_first_modes():

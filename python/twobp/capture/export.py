@@ -125,7 +125,6 @@ def check_hooks(module: nn.Module) -> None:
 
 def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
     """Exports `whole` in training mode. Raises CaptureError with export's reason and the line of user code."""
-    check_hooks(whole)
     try:
         with causal_attention_without_mask(fields), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own

@@ -1,5 +1,7 @@
 #include "twobp/nn/kernels/products/one_dnn.h"
 
+#include <optional>
+
 #include "twobp/nn/kernels/instruction_sets.h"
 
 #if TWOBP_ONEDNN
@@ -10,6 +12,19 @@ void mkldnn_matmul(const Tensor& a, const Tensor& b, const Tensor& y, float beta
 #endif
 
 namespace twobp {
+namespace {
+
+std::optional<bool> forced;
+
+}  // namespace
+
+OneDnnForced::OneDnnForced(bool multiplies) {
+  forced = multiplies;
+}
+
+OneDnnForced::~OneDnnForced() {
+  forced.reset();
+}
 
 #if TWOBP_ONEDNN
 namespace {
@@ -25,7 +40,7 @@ bool is_transpose_of_dense(const at::Tensor& t) {
 
 bool one_dnn_multiplies() {
   static const bool multiplies = is_amd() && supports(InstructionSet::kAvx512);
-  return multiplies;
+  return forced.value_or(multiplies);
 }
 
 bool one_dnn_is_faster(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b) {

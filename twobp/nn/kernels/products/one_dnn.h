@@ -10,6 +10,16 @@ namespace twobp {
 // Whether oneDNN computes large float32 products on this CPU: true for AMD's CPUs with AVX-512.
 bool one_dnn_multiplies();
 
+// For tests: while it lives, oneDNN (true) or MKL (false) multiplies, whatever the CPU. Without oneDNN in
+// LibTorch, it is MKL in any case. Not while other threads multiply.
+class OneDnnForced {
+ public:
+  explicit OneDnnForced(bool multiplies);
+  ~OneDnnForced();
+  OneDnnForced(const OneDnnForced&) = delete;
+  OneDnnForced& operator=(const OneDnnForced&) = delete;
+};
+
 // Whether oneDNN computes y = beta y + alpha a @ b faster. This holds on such a CPU, in float32, for dense
 // matrices (a and b transposed or not) that are large enough to repay the cost of a call.
 bool one_dnn_is_faster(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b);
