@@ -121,4 +121,4 @@ def command(args, name, size, micro_batches, layers, planned, json_path):
     stages = [] if args.single else ["--layers", layers, "--cut-at", args.cut_at]
     return [sys.executable, HERE / "pytorch_pipeline.py", "--schedule", contender.schedule, "--threads", 1,
             *shared_options(args, size), *stages, *contender.options, "--micro-batches", micro_batches,
-            "--steps", steps, "--warmup", warmup, "--timeout", args.timeout]
+            "--steps", steps, "--warmup", warmup, "--timeout", args.timeout, *(["--start", "fork"] if args.quick else [])]

@@ -160,15 +160,17 @@ void check_against_reference(const Schedule& schedule, Random& random) {
 }
 
 TEST(Property, NamedSchedulesMatchTheReference) {
-  // Of seeds 1 to 16, two have one case each in 1000 (4: round 178, 15: round 520) where the two disagree on
-  // a rank's peak bytes under p2 fill. Which of them is wrong is not known yet.
-  Random random(1);
-  for (int round = 0; round < 1000 && !testing::Test::HasFailure(); ++round) {
-    const Schedule schedule = random_named_schedule(random, 6, 12);
-    SCOPED_TRACE(testing::Message() << schedule.name << " N=" << schedule.rank_count()
-                                    << " M=" << schedule.micro_batches << " p2 "
-                                    << policy_name(schedule.policy) << " round " << round);
-    check_against_reference(schedule, random);
+  // With each of these seeds, a rank once takes a message after a fill at the moment when its sender begins
+  // an op, and who comes first decides about a peak.
+  for (const int seed : {4, 36, 41}) {
+    Random random(seed);
+    for (int round = 0; round < 350 && !testing::Test::HasFailure(); ++round) {
+      const Schedule schedule = random_named_schedule(random, 6, 12);
+      SCOPED_TRACE(testing::Message()
+                   << schedule.name << " N=" << schedule.rank_count() << " M=" << schedule.micro_batches
+                   << " p2 " << policy_name(schedule.policy) << " seed " << seed << " round " << round);
+      check_against_reference(schedule, random);
+    }
   }
 }
 

@@ -60,10 +60,16 @@ class Simulator {
     if (options_.shared_links.empty() && options_.message_holder == MessageHolder::kNobody) {
       walk(schedule_, visit);
     } else {
-      walk_in_time(schedule_, visit, [&](int rank, const Instruction& next, int m) {
+      const auto clock = [&](int rank, const Instruction& next, int m) {
         const double now = may_go_on(rank);
         return is_receive(next.op) ? std::max(now, message(next.op, next.stage, m).arrived) : now;
-      });
+      };
+      const auto fill = [&](int rank, const Instruction& next, int m) {
+        if (!is_receive(next.op) || does_more_first(rank)) return false;
+        memory_.settle(rank, ranks_[rank].now);
+        return fill_wait_for(rank, message(next.op, next.stage, m));
+      };
+      walk_in_time(schedule_, visit, clock, fill);
     }
     for (int rank = 0; rank < schedule_.rank_count(); ++rank) run_recorded_w(rank);
     if (has_backward_) sums_.wait(gradients_done_, ranks_, result_.ranks);
@@ -86,6 +92,11 @@ class Simulator {
   double may_go_on(int rank) const {
     const bool leads = leading_.empty() || visited_[rank] < leading_[rank];
     return leads ? ranks_[rank].now : std::max(ranks_[rank].now, options_.norm_known);
+  }
+
+  // Whether step() does more than to fill a wait before it receives.
+  bool does_more_first(int rank) const {
+    return !recorded_.empty() || ranks_[rank].before_tail == 0 || may_go_on(rank) > ranks_[rank].now;
   }
 
   void step(int rank, Op op, int stage, int m) {
@@ -338,9 +349,17 @@ class Simulator {
     return false;
   }
 
+  // Runs W until the message is there. Returns whether it ran any.
+  bool fill_wait_for(int rank, const Message& message) {
+    const double begin = ranks_[rank].now;
+    while (fills_ && exceeds(message.arrived, ranks_[rank].now) && fill_wait(rank))
+      memory_.settle(rank, ranks_[rank].now);
+    return ranks_[rank].now > begin;
+  }
+
   void wait_for(int rank, const Message& message) {
     RankState& state = ranks_[rank];
-    while (fills_ && exceeds(message.arrived, state.now) && fill_wait(rank)) memory_.settle(rank, state.now);
+    fill_wait_for(rank, message);
     if (message.arrived <= state.now) return;
     book_wait(result_.ranks[rank],
               {state.now, message.arrived, message.sent, state.started, has_pending(rank), state.splits_p2});
