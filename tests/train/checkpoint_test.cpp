@@ -82,6 +82,11 @@ INSTANTIATE_TEST_SUITE_P(All, ResumeBitwise,
                                  c.optimizer.momentum = 0.9;
                                }},
                               {"Sgd", [](Config& c) { c.optimizer.type = "sgd"; }},
+                              {"MuonAveraged",
+                               [](Config& c) {
+                                 c.optimizer.type = "muon";
+                                 c.optimizer.average = 0.5;
+                               }},
                               {"NotShuffledLinear",
                                [](Config& c) {
                                  c.data.shuffle = false;
