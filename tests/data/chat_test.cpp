@@ -22,6 +22,11 @@ constexpr const char* kMarked =
     "{% for m in messages %}{{ m.role[0] + ':' }}{% if m.role == 'assistant' %}{% generation %}{{ m.content "
     "}}"
     "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{{ '\n' }}{% endfor %}";
+// Begins only the last answer with a thought, as Qwen3 does.
+constexpr const char* kThinking =
+    "{% for m in messages %}{{ m.role[0] + ':' + ('<t></t>' if loop.last and m.role == 'assistant' else '') "
+    "+ m.content | trim + ';\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'a:' }}{% endif %}";
 // Removes earlier answers.
 constexpr const char* kForgetful =
     "{% for m in messages %}{{ m.role[0] + ':' + (m.content if loop.last or m.role == 'user' else '-') + "
@@ -116,6 +121,15 @@ TEST_F(Chats, AreWhatIsTrainedOn) {
   data.text = folder_.path("a.jsonl");
   data.packing = "stream";
   expect_error([&] { open_data(data, model, 1); }, {"chats", "data.packing"});
+}
+
+TEST_F(Chats, TurnsMayBeRenderedOtherwiseWhenTheyAreLast) {
+  ChatEncoder thinking(tokenizer(kThinking));
+  const json chat = {message("user", "hi"), message("assistant", " yes "), message("user", "so"),
+                     message("assistant", "no")};
+  EXPECT_EQ(
+      texts_of(thinking.encode({chat.dump(), true, ""})),
+      (std::pair<std::string, std::string>{"u:hi;\na:yes;\nu:so;\na:<t></t>no;\n", "yes;\n|<t></t>no;\n|"}));
 }
 
 TEST_F(Chats, NeedATemplateThatTellsTurnsApart) {

@@ -198,6 +198,18 @@ TEST(OpenDocuments, OfLinesAsBytes) {
             (Numbers{'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}));
 }
 
+// A captured model shifts the labels itself.
+TEST(OpenDocuments, OfACapturedModel) {
+  const TempFolder folder;
+  ModelInput captured;
+  captured.kind = InputKind::kFields;
+  captured.fields = {{"input_ids", at::kLong, {1, 8}}, {"labels", at::kLong, {1, 8}}};
+  const DataConfig data = config_of(folder.write("a.jsonl", lines({"abc", "defg"})), "none");
+  const Fields fields = open_data(data, captured, 1).train->read({0}, 0);
+  EXPECT_EQ(row_of(fields, "input_ids", 0), (Numbers{'a', 'b', 'c', 0, 0, 0, 0, 0}));
+  EXPECT_EQ(row_of(fields, "labels", 0), (Numbers{'a', 'b', 'c', kNone, kNone, kNone, kNone, kNone}));
+}
+
 TEST(OpenDocuments, RefusesWhatCannotBe) {
   const TempFolder folder;
   const std::string path = folder.write("a.jsonl", lines({"abc", "012345678", "defghijklmnopqr"}));

@@ -18,8 +18,8 @@ struct EncodedChat {
   std::vector<std::pair<int64_t, int64_t>> counted;  // [begin, end) of the tokens of the assistant's turns
 };
 
-// The assistant's turns are those between the template's {% generation %} marks, or else what a turn adds to
-// the chat before it with the prompt to answer. The tokens that end a turn belong to it.
+// The assistant's turns are those between the template's {% generation %} marks, or else from the prompt to
+// answer (add_generation_prompt) to the end of their content and what the template adds to end a turn.
 class ChatEncoder {
  public:
   // `tokenizer`: its tokenizer.json, whose folder also has the template. Throws Error if Python or the

@@ -17,6 +17,7 @@ import re
 import signal
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program handles Ctrl-C and ends this script
+MARK = "\ue000"  # for private use: no text and no template has it
 answers = os.fdopen(os.dup(1), "wb")
 os.dup2(2, 1)  # other output must not mix with the answers
 
@@ -52,21 +53,29 @@ def encode_marked(tokenizer, messages):
 
 
 def assistant_spans(tokenizer, messages, text):
-    """The characters of each assistant turn: from the end of what precedes it, with the prompt to answer, to its own end."""
+    """The characters of each assistant turn: from the end of the prompt to answer what precedes it, to the end of its content and of what the
+    template adds to a turn that ends a chat."""
     spans = []
     for i, message in enumerate(messages):
-        if message.get("role") != "assistant":
+        if message["role"] != "assistant":
             continue
+        if not isinstance(message.get("content"), str):
+            raise RuntimeError(f"message {i + 1} has no content that is a text")
+        content = message["content"].rstrip()  # a template may strip the rest
+        content += MARK + message["content"][len(content):]
+        longer = [*messages[:i], {**message, "content": content}, *messages[i + 1:]]
         before = tokenizer.apply_chat_template(messages[:i], tokenize=False, add_generation_prompt=True) if i else ""
-        until = tokenizer.apply_chat_template(messages[:i + 1], tokenize=False)
-        if not (until.startswith(before) and text.startswith(until)):
-            raise RuntimeError(f"the template renders message {i + 1} in another way when others follow, so that the assistant's part cannot be "
-                               "told: put {% generation %} and {% endgeneration %} around it in the template")
-        spans.append((len(before), len(until)))
+        whole = tokenizer.apply_chat_template(longer, tokenize=False)
+        end = whole.find(MARK, len(before))
+        if not text.startswith(before) or whole.replace(MARK, "", 1) != text or end < 0:
+            raise RuntimeError(f"the place of message {i + 1} in the template's text cannot be told: put {{% generation %}} and "
+                               "{% endgeneration %} around the assistant's part in the template")
+        _, _, tail = tokenizer.apply_chat_template(longer[:i + 1], tokenize=False).rpartition(MARK)
+        spans.append((len(before), end + (len(tail) if text.startswith(tail, end) else 0)))
     return spans
 
 
-def encode_by_prefixes(tokenizer, messages):
+def encode_unmarked(tokenizer, messages):
     text = tokenizer.apply_chat_template(messages, tokenize=False)
     spans = assistant_spans(tokenizer, messages, text)
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -85,7 +94,7 @@ def encode(tokenizer, messages):
         raise RuntimeError("a chat is a list of messages with a role and content")
     if not any(message["role"] == "assistant" for message in messages):
         raise RuntimeError("the chat has no turn of the assistant, so there is nothing to learn: remove it")
-    ids, counted = encode_marked(tokenizer, messages) if marked(tokenizer) else encode_by_prefixes(tokenizer, messages)
+    ids, counted = encode_marked(tokenizer, messages) if marked(tokenizer) else encode_unmarked(tokenizer, messages)
     if not any(counted):
         raise RuntimeError("the template renders nothing of the assistant's turns")
     return {"ids": ids, "counted": ranges(counted)}

@@ -7,7 +7,6 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/json_text.h"
-#include "twobp/core/text.h"
 #include "twobp/data/text/python.h"
 #include "twobp/files/input_file.h"
 #include "twobp/files/json_file.h"
@@ -22,6 +21,7 @@ using nlohmann::json;
 
 constexpr int kRecordDepth = 64;
 constexpr double kParquetTimeout = 300;
+constexpr size_t kMostNames = 100;  // characters of a message
 constexpr size_t kLineBuffer = 1 << 20;
 
 // Calls visit(line, number), numbers counted from 1. The last line may lack its newline.
@@ -60,10 +60,12 @@ void read_lines(const std::string& path, const std::string& field,
     const json record = parse_json_object(line, origin, kRecordDepth);
     const auto found = record.find(field);
     if (found == record.end()) {
-      std::vector<std::string> names;
-      for (const auto& [name, value] : record.items()) names.push_back(name);
-      fail(origin, ": has no field \"", field, "\"", names.empty() ? "" : concat(", only ", join(names)),
-           ": name one in data.field.");
+      std::string names;
+      for (const auto& [name, value] : record.items()) {
+        if (names.size() < kMostNames)
+          names += concat(names.empty() ? ", only " : ", ", name.substr(0, kMostNames));
+      }
+      fail(origin, ": has no field \"", field, "\"", names, ": name one in data.field.");
     }
     visit(document_of(*found, field, origin));
   });
