@@ -218,12 +218,15 @@ class PyTrainer {
     return out;
   }
 
-  // Copies of all weights and buffers, on every process.
-  Fields weights() {
+  // Copies of all weights and buffers, on every process. `averaged`: of the running means, if there are any.
+  Fields weights(bool averaged) {
     const Use use(*this);
     const py::gil_scoped_release free;
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return copies(trainer_->update().live_weights());
+    if (!averaged) return copies(trainer_->update().live_weights());
+    Fields means;
+    trainer_->with_averages([&] { means = copies(trainer_->update().live_weights()); });
+    return means;
   }
 
   void load(const Fields& weights) {
@@ -256,7 +259,9 @@ class PyTrainer {
     const Config& config = trainer_->config();
     SaveModelOptions options;
     options.dtype = dtype;
-    save_model(folder, config.model, config.data.sequence, trainer_->weights(), options, processes());
+    trainer_->with_averages([&] {
+      save_model(folder, config.model, config.data.sequence, trainer_->weights(), options, processes());
+    });
   }
 
   void checkpoint(const std::string& folder, int64_t keep) {
@@ -510,7 +515,7 @@ void add_trainer(py::module_& module) {
                     const std::string&>())
       .def("step", &PyTrainer::step)
       .def("evaluate", &PyTrainer::evaluate)
-      .def("weights", &PyTrainer::weights)
+      .def("weights", &PyTrainer::weights, py::arg("averaged") = false)
       .def("load", &PyTrainer::load)
       .def("optimizer_state", &PyTrainer::optimizer_state)
       .def("load_optimizer_state", &PyTrainer::load_optimizer_state)

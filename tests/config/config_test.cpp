@@ -408,6 +408,9 @@ TEST(ConfigErrors, PipelineAndTrainingContradictions) {
   refuse({"train.loss_scale=8"}, {"train.loss_scale is 8", "train.precision \"fp16\""});
   refuse({"model.rope_factor=2"}, {"model.rope_factor is 2", "linear", "set it to 1"});
   refuse({"model.rope_scaling=linear", "model.rope_low_freq=2"}, {"model.rope_low_freq is 2", "llama3"});
+  refuse({"optimizer.min_lr=1e-5", "optimizer.schedule=inverse_sqrt"}, {"optimizer.min_lr is 1e-05", "wsd"});
+  refuse({"optimizer.decay=5"}, {"optimizer.decay is 5", "wsd"});
+  refuse({"optimizer.muon_momentum=0.9"}, {"optimizer.muon_momentum is 0.9", "\"muon\""});
   refuse({"optimizer.momentum=0.9"}, {"optimizer.momentum is 0.9", "sgd", "set it to 0"});
   for (const char* key : {"beta1", "beta2", "eps"}) {
     refuse({"optimizer.type=sgd", concat("optimizer.", key, "=0.5")},

@@ -65,7 +65,7 @@ def write_padded_samples(folder, dice, sequence):
 def training_of(dice, kind):
     reduced = kind not in ("resnet", "mlp") and dice.random() < 0.4
     return [f"pipeline.micro_batches={dice.randint(1, 8)}", f"pipeline.micro_batch_size={dice.randint(1, 3)}",
-            f"optimizer.type={dice.choice(['adamw', 'adam', 'sgd'])}", f"train.clip_norm={dice.choice([0, 0.5])}",
+            f"optimizer.type={dice.choice(['adamw', 'adam', 'sgd', 'muon'])}", f"train.clip_norm={dice.choice([0, 0.5])}",
             f"train.precision={dice.choice(['bf16', 'fp16']) if reduced else 'fp32'}", f"train.seed={dice.randint(1, 1000)}",
             f"train.steps={dice.randint(3, 6)}", "data.held_out=0"]
 

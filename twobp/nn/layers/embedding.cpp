@@ -19,7 +19,9 @@ void check_ids(const at::Tensor& ids, int64_t vocab) {
 
 Embedding::Embedding(std::string name, int64_t vocab, int64_t dim, double init_std, at::ScalarType dtype,
                      int64_t padding)
-    : weight_({{std::move(name), vocab}}, {vocab, dim}, dtype, init_std), padding_(padding) {}
+    : weight_({{std::move(name), vocab}}, {vocab, dim}, dtype, init_std), padding_(padding) {
+  weight_.is_table();
+}
 
 Values Embedding::forward(Values, Context& context, Saved& saved) {
   const at::Tensor& ids = context.field("input_ids");
