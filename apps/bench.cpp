@@ -15,6 +15,7 @@
 #include "apps/kernel_trace.h"
 #include "twobp/core/check.h"
 #include "twobp/core/figures.h"
+#include "twobp/core/text.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/pipeline/stage.h"
@@ -34,6 +35,7 @@ struct BenchOptions {
   std::string config;
   std::vector<std::string> overrides;
   std::vector<std::string> schedules = {"1f1b"};
+  std::vector<std::string> ways;
   std::vector<std::string> policies = {"off", "end", "fill"};
   std::vector<std::string> batchings;
   std::vector<std::string> caps;
@@ -182,6 +184,20 @@ void trace_kernels_of(const std::vector<BenchRow>& rows, const std::string& fold
   }
 }
 
+// A way has a trainer of its own, as the settings say.
+void add_way(const std::string& way, const BenchOptions& options, std::vector<std::string> overrides,
+             std::vector<std::unique_ptr<Trainer>>& trainers, std::vector<BenchRow>& rows) {
+  for (const std::string& setting : split(way, ' ')) {
+    if (!setting.empty()) overrides.push_back(setting);
+  }
+  const Config config = load_config(options.config, overrides);
+  BenchOptions own = options;
+  own.schedules = {config.pipeline.schedule};
+  own.policies = {config.pipeline.p2};
+  trainers.push_back(std::make_unique<Trainer>(config));
+  for (BenchRow& row : make_rows(own, config, *trainers.back())) rows.push_back(std::move(row));
+}
+
 int bench(const BenchOptions& options) {
   check_alone("bench", find_launcher());
   if (!options.kernels_folder.empty()) {
@@ -208,6 +224,8 @@ int bench(const BenchOptions& options) {
       configs.back().pipeline.recompute = {options.recomputes[i]};
     }
   }
+  for (const std::string& way : options.ways) add_way(way, options, overrides, trainers, rows);
+  if (!options.ways.empty()) configs.clear();
   for (const Config& one : configs) {
     std::set<std::vector<int>> placed;  // one pipeline for each placement of stages
     for (const std::string& asked : options.schedules) {
@@ -252,13 +270,19 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command
       ->add_option("--set", options->overrides, "Override a key: section.key=value (see twobp train --help)")
       ->take_all();
+  CLI::Option* schedules =
+      command
+          ->add_option(
+              "--schedules", options->schedules,
+              "naive, gpipe, 1f1b, ..., a .csv file, or auto (found by a search, with its own p2 policy); "
+              "NAME@POLICY runs only that p2 policy")
+          ->delimiter(',')
+          ->capture_default_str();
   command
-      ->add_option(
-          "--schedules", options->schedules,
-          "naive, gpipe, 1f1b, ..., a .csv file, or auto (found by a search, with its own p2 policy); "
-          "NAME@POLICY runs only that p2 policy")
-      ->delimiter(',')
-      ->capture_default_str();
+      ->add_option("--ways", options->ways,
+                   "In place of --schedules: rows that each have settings of their own, separated by spaces: "
+                   "\"pipeline.schedule=zb-v pipeline.p2=fill\" \"pipeline.split=[3,5]\"")
+      ->excludes(schedules);
   command
       ->add_option("--p2", options->policies,
                    "off, end, cooldown, fill, placed (placed: only schedules that place W)")

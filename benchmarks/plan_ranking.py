@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Measures the first rows of `twobp plan --search` against each other, and against 1F1B and ZB-V with p2 `fill`. It shows how far the
-schedule that a plan recommends is from the fastest measured one. All ways of a model and a number of micro-batches take turns.
+schedule that a plan recommends is from the fastest measured one.
+
+All ways of a model and a number of micro-batches take turns in one process, because two starts of one way differ by 3 to 5 %. Ratios are taken
+within each turn. A ratio's interval contains its true median with at least 95 %.
 
     benchmarks/plan_ranking.py                                    all four models, M = 2, 4, 8
     benchmarks/plan_ranking.py --models llama --micro-batches 4   one case
@@ -15,11 +18,13 @@ import subprocess
 import sys
 import tempfile
 
-from planned import bench_arguments, plan_arguments
+from planned import plan_arguments, settings_of
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODELS = ["llama", "bert", "mamba", "resnet"]
-NAMED = ["1f1b@fill", "zb-v@fill"]
+sys.path.insert(0, str(ROOT / "repro"))
+from experiment import MODELS, ratios, spread
+
+NAMED = ["1f1b", "zb-v"]
 
 
 def call(*command):
@@ -28,14 +33,8 @@ def call(*command):
         sys.exit(f"{command}: {done.stderr.strip()}")
 
 
-def step_seconds(program, config, arguments, micro_batches, steps, folder):
-    answer = folder / "bench.json"
-    call(program, "bench", config, *arguments, "--micro-batches", micro_batches, "--repeat", 1, "--steps", steps, "--json", answer)
-    return statistics.median(json.loads(answer.read_text())["rows"][0]["step_seconds_all"])
-
-
 def ways_of(program, costs, micro_batches, rows, folder):
-    """(name, simulated seconds or None, arguments of `twobp bench`) of each way."""
+    """(name, simulated seconds or None, settings) of each way."""
     answer = folder / "plan.json"
     call(program, *plan_arguments(costs, micro_batches, folder / "first.csv"), "--top", rows, "--json", answer)
     ways = []
@@ -43,28 +42,40 @@ def ways_of(program, costs, micro_batches, rows, folder):
         if choice["schedule"] == "auto" and place > 0:
             continue  # --csv keeps the first row's schedule only
         name = f"{place + 1}. {choice['schedule']}@{choice['p2']}, {choice['stages']} stages"
-        ways.append((name, choice["step_seconds"], bench_arguments(choice, folder / "first.csv")))
-    return ways + [(name, None, ["--set", "pipeline.ranks=2", "--schedules", name]) for name in NAMED]
+        ways.append((name, choice["step_seconds"], settings_of(choice, folder / "first.csv")))
+    return ways + [(f"{name}@fill", None, ["pipeline.ranks=2", f"pipeline.schedule={name}", "pipeline.p2=fill"]) for name in NAMED]
+
+
+def in_turns(program, config, ways, micro_batches, options, folder):
+    """The seconds of a step of each way, by turn: medians of a turn's steps."""
+    answer = folder / "bench.json"
+    call(program, "bench", config, "--ways", *(" ".join(settings) for _, _, settings in ways), "--micro-batches", micro_batches,
+         "--repeat", options.repeats, "--steps", options.steps, "--warmup", 2, "--json", answer)
+    rows = json.loads(answer.read_text())["rows"]
+    assert len(rows) == len(ways)
+    steps = options.steps
+    return [[statistics.median(row["step_seconds_all"][turn * steps:(turn + 1) * steps]) for turn in range(options.repeats)] for row in rows]
 
 
 def compare(program, model, micro_batches, options, folder):
+    """The first row over the fastest way, by turn."""
     config = ROOT / f"configs/bench_{model}.json"
     costs = folder / f"{model}.json"
     if not costs.exists():
         call(program, "profile", config, "--json", costs)
     ways = ways_of(program, costs, micro_batches, options.rows, folder)
-    seconds = {name: [] for name, _, _ in ways}
-    for _ in range(options.repeats):
-        for name, _, arguments in ways:
-            seconds[name].append(step_seconds(program, config, arguments, micro_batches, options.steps, folder))
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    best = min(medians.values())
+    seconds = in_turns(program, config, ways, micro_batches, options, folder)
+    fastest = min(seconds, key=statistics.median)
     print(f"\n{model}, M = {micro_batches}")
-    for name, simulated, _ in ways:
-        low, high = min(seconds[name]), max(seconds[name])
-        print(f"  {name:42} {medians[name]:.3f} s ({low:.3f} to {high:.3f}), simulated {f'{simulated:.3f} s' if simulated else '-':>8}, "
-              f"{medians[name] / best:.3f} of the fastest", flush=True)
-    return medians[ways[0][0]] / best
+    for (name, simulated, _), own in zip(ways, seconds):
+        print(f"  {name:42} {statistics.median(own):.3f} s ({min(own):.3f} to {max(own):.3f}), simulated "
+              f"{f'{simulated:.3f} s' if simulated else '-':>8}, {text_of(spread(ratios(own, fastest)))} of the fastest", flush=True)
+    return spread(ratios(seconds[0], fastest))
+
+
+def text_of(figure):
+    interval = f" [{figure['median_low']:.3f}, {figure['median_high']:.3f}]" if "median_low" in figure else ""
+    return f"{figure['median']:.3f}{interval}"
 
 
 def main():
@@ -73,14 +84,17 @@ def main():
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--micro-batches", nargs="+", type=int, default=[2, 4, 8])
     parser.add_argument("--rows", type=int, default=6, help="rows of the plan")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=15, help="turns")
+    parser.add_argument("--steps", type=int, default=2, help="steps of a way in each turn")
+    parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         lost = {(model, count): compare(options.program, model, count, options, pathlib.Path(name))
                 for model in options.models for count in options.micro_batches}
     print("\nThe plan's first row over the fastest: " +
-          ", ".join(f"{model} M = {count} {ratio:.3f}" for (model, count), ratio in lost.items()))
+          ", ".join(f"{model} M = {count} {text_of(figure)}" for (model, count), figure in lost.items()))
+    if options.json:
+        options.json.write_text(json.dumps({f"{model} {count}": figure for (model, count), figure in lost.items()}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

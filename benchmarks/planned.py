@@ -8,12 +8,15 @@ def plan_arguments(costs, micro_batches, csv):
     return ["plan", "--costs", costs, "--ranks", 2, "--micro-batches", micro_batches, "--micro-batch-sizes", size, "--search", "--csv", csv]
 
 
-def bench_arguments(choice, csv):
-    """Arguments of `twobp bench` for a row of `plan`. `csv` contains its schedule and is read if the schedule has no name."""
-    searched = choice["schedule"] == "auto"
-    keys = {"split": ",".join(map(str, choice["split"])), "memory_cap": choice["memory_cap"],
+def settings_of(choice, csv):
+    """Settings for a row of `plan`. `csv` contains its schedule and is read if the schedule has no name."""
+    keys = {"split": ",".join(map(str, choice["split"])), "memory_cap": choice["memory_cap"], "p2": choice["p2"],
             "recompute": json.dumps([mode for mode in [choice["recompute"]] if mode != "none"]),
-            **({"schedule": csv, "ranks": 0, "stages": 0, "micro_batches": 0} if searched else
+            **({"schedule": csv, "ranks": 0, "stages": 0, "micro_batches": 0} if choice["schedule"] == "auto" else
                {"schedule": choice["schedule"], "ranks": 2, "stages": choice["stages"]})}
-    schedule = [csv, "--p2", choice["p2"]] if searched else [f"{choice['schedule']}@{choice['p2']}"]
-    return ["--set", *(f"pipeline.{key}={value}" for key, value in keys.items()), "--schedules", *schedule]
+    return [f"pipeline.{key}={value}" for key, value in keys.items()]
+
+
+def bench_arguments(choice, csv):
+    """Arguments of `twobp bench` for one row of `plan`."""
+    return ["--ways", " ".join(settings_of(choice, csv))]

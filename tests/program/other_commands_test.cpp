@@ -52,6 +52,27 @@ TEST(Bench, RowsHaveAllKeys) {
   EXPECT_EQ(combinations.size(), rows.size()) << "each combination once";
 }
 
+TEST(Bench, WaysHaveTheirSettings) {
+  const TempFolder folder;
+  const std::string config = folder.write("config.json", test::tiny_config().dump());
+  const std::string report = folder.path("rows.json");
+  expect_success({"bench", config, "--ways", "pipeline.schedule=zb-v pipeline.p2=placed pipeline.stages=4",
+                  "pipeline.schedule=1f1b pipeline.p2=fill pipeline.split=[1,5] pipeline.memory_cap=0",
+                  "--micro-batches", "4", "--repeat", "2", "--steps", "1", "--json", report});
+  const json rows = json::parse(read_file(report)).at("rows");
+  ASSERT_EQ(rows.size(), 2U);
+  EXPECT_EQ(rows[0].at("schedule"), "zb-v");
+  EXPECT_EQ(rows[0].at("p2"), "placed");
+  EXPECT_EQ(rows[0].at("stages"), 4);
+  EXPECT_EQ(rows[1].at("split"), (std::vector<int>{1, 5}));
+  EXPECT_EQ(rows[1].at("memory_cap"), "0");
+  for (const json& row : rows) EXPECT_EQ(row.at("step_seconds_all").size(), 2U);
+  expect_one_message({"bench", config, "--ways", "pipeline.shedule=1f1b"},
+                     {"pipeline.shedule", "pipeline.schedule"});
+  expect_one_message({"bench", config, "--ways", "x", "--schedules", "1f1b"},
+                     {"--schedules excludes --ways"});
+}
+
 // The LLaMa of tiny_config: 2 blocks of dim 16, hidden 24, 2 heads, vocabulary 32, in float32.
 TEST(Profile, CostsOfEveryKind) {
   const TempFolder folder;
