@@ -48,6 +48,9 @@ class Parameter {
   bool decays() const { return decays_ && sizes_.size() > 1; }
   // For a matrix that is not used in a product, such as a scan's decay rates.
   void never_decay() { decays_ = false; }
+  // Of a product's weight: stored as (in, out) in place of (out, in).
+  bool transposed() const { return transposed_; }
+  void is_transposed() { transposed_ = true; }
   // Fills the rows of each part with their initial values, in place of `std` and `fill`. The generator
   // depends on the seed and the part's name alone.
   using Initializer = std::function<void(at::Tensor& rows, at::Generator& generator)>;
@@ -103,6 +106,7 @@ class Parameter {
   bool trainable_ = true;
   bool is_buffer_ = false;
   bool decays_ = true;
+  bool transposed_ = false;
   bool discards_ = false;
   at::Tensor discarded_;  // returned by grad_to_add() while gradients are discarded
   at::Tensor initial_;
