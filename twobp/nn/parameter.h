@@ -52,6 +52,9 @@ class Parameter {
   void is_table() { table_ = true; }
   // Whether it is a matrix that multiplies activations.
   bool multiplies() const { return sizes_.size() == 2 && decays_ && !table_; }
+  // Of a product's weight: stored as (in, out) in place of (out, in).
+  bool transposed() const { return transposed_; }
+  void is_transposed() { transposed_ = true; }
   // Fills the rows of each part with their initial values, in place of `std` and `fill`. The generator
   // depends on the seed and the part's name alone.
   using Initializer = std::function<void(at::Tensor& rows, at::Generator& generator)>;
@@ -108,6 +111,7 @@ class Parameter {
   bool is_buffer_ = false;
   bool decays_ = true;
   bool table_ = false;
+  bool transposed_ = false;
   bool discards_ = false;
   at::Tensor discarded_;  // returned by grad_to_add() while gradients are discarded
   at::Tensor initial_;
