@@ -6,6 +6,7 @@
 #include "tests/nn/reference.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/cross_entropy.h"
+#include "twobp/nn/layers/documents.h"
 #include "twobp/nn/layers/embedding.h"
 #include "twobp/nn/layers/gated_unit.h"
 #include "twobp/nn/layers/learned_positions.h"
@@ -85,6 +86,38 @@ LayerCase transposed_linear_case() {
   return c;
 }
 
+// Where the documents of each sample begin: some of one token, some of many.
+at::Tensor random_starts(int64_t samples, int64_t positions, uint64_t seed) {
+  SplitMix64 random(seed);
+  at::Tensor starts = at::empty({samples, positions}, at::kLong);
+  for (int64_t b = 0; b < samples; ++b) {
+    for (int64_t begin = 0; begin < positions;) {
+      const int64_t length = 1 + static_cast<int64_t>(bounded(random, static_cast<uint64_t>(positions)));
+      const int64_t end = std::min(positions, begin + (b % 2 == 0 ? length : 1 + length / 4));
+      starts[b].narrow(0, begin, end - begin).fill_(begin);
+      begin = end;
+    }
+  }
+  return starts;
+}
+
+LayerCase document_positions_case(const std::string& name, int64_t positions, int64_t dim) {
+  LayerCase c;
+  c.name = name;
+  c.make = [=](at::ScalarType dtype) {
+    return std::make_unique<LearnedPositions>("p", positions, dim, kStd, dtype);
+  };
+  c.input = sizes({positions, dim});
+  c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) {
+    return Fields{{kDocumentStarts, random_starts(samples, positions, seed)}};
+  };
+  c.reference = [=](const at::Tensor& x, const Weights& w, const Fields& fields) {
+    return x + at::embedding(w[0], at::arange(positions, at::kLong) - fields.at(kDocumentStarts));
+  };
+  c.roundings = static_cast<double>(positions) + 4;  // the sum over documents and samples
+  return c;
+}
+
 LayerCase positions_case(const std::string& name, int64_t positions, int64_t dim) {
   LayerCase c;
   c.name = name;
@@ -137,18 +170,20 @@ LayerCase rms_norm_case(const std::string& name, int64_t positions, int64_t dim,
 }
 
 LayerCase attention_case(const std::string& name, const AttentionShape& shape, int64_t positions,
-                         bool padded = false) {
+                         bool padded = false, bool documents = false) {
   LayerCase c;
   c.name = name;
   c.make = [=](at::ScalarType dtype) { return std::make_unique<Attention>(shape, dtype); };
   c.input = sizes({positions, shape.packed()});
-  if (padded) {
-    c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) {
-      return Fields{{"attention_mask", random_mask(samples, positions, seed)}};
-    };
-  }
+  c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) {
+    Fields fields;
+    if (padded) fields["attention_mask"] = random_mask(samples, positions, seed);
+    if (documents) fields[kDocumentStarts] = random_starts(samples, positions, seed);
+    return fields;
+  };
   c.reference = [=](const at::Tensor& x, const Weights&, const Fields& fields) {
-    return reference::attention(x, shape, padded ? fields.at("attention_mask") : at::Tensor());
+    return reference::attention(x, shape, padded ? fields.at("attention_mask") : at::Tensor(),
+                                documents ? fields.at(kDocumentStarts) : at::Tensor());
   };
   // Scores (D), softmax and its sum (S), and values (S), all again in the backward pass, and the queries of a
   // group. ATen's exp is within 20 ulp. Rotations and scalings take about 20 operations.
@@ -353,6 +388,10 @@ const std::vector<LayerCase>& layer_cases() {
       attention_case("AttentionWindowOfOne", {4, 2, 6, {100}, -1, 1}, 7),
       attention_case("AttentionWindowLarge", {4, 2, 18, {10000}, -1, 50}, 133),
       attention_case("AttentionWindowPadded", {4, 2, 6, {100}, -1, 2}, 7, true),
+      attention_case("AttentionDocuments", {4, 2, 6, {100}}, 7, false, true),
+      attention_case("AttentionDocumentsLarge", {4, 2, 18, {10000}}, 133, false, true),
+      attention_case("AttentionDocumentsInWindowsPadded", {4, 2, 6, {100}, -1, 20}, 70, true, true),
+      document_positions_case("LearnedPositionsOfDocuments", 9, 5),
       attention_case("AttentionScaledAndCapped", {4, 2, 6, {100}, -1, 0, 0.7, 1.5}, 5),
       attention_case("AttentionInterleaved", {3, 3, 6, {100}, 2, 0, 0, 0, true}, 5),
       attention_case("AttentionOfAllKinds", {2, 2, 18, {100}, 8, 70, 0.3, 2.5, true}, 133, true),

@@ -49,7 +49,7 @@ inline at::Tensor soft_cap(const at::Tensor& x, double cap) {
 // Packed (q | k | v), (B, S, (H + 2 K) D) -> (B, S, H D). `mask` (B, S) is 0 for padding, and may be
 // undefined.
 inline at::Tensor attention(const at::Tensor& packed, const AttentionShape& shape,
-                            const at::Tensor& mask = {}) {
+                            const at::Tensor& mask = {}, const at::Tensor& starts = {}) {
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
   const at::Tensor rows =
@@ -69,6 +69,10 @@ inline at::Tensor attention(const at::Tensor& packed, const AttentionShape& shap
   const at::Tensor v = heads(shape.heads + shape.kv_heads, shape.kv_heads).repeat_interleave(group, 1);
   at::Tensor hidden = at::ones({positions, positions}, at::kBool).triu(1);
   if (shape.window > 0) hidden.logical_or_(at::ones_like(hidden).tril(-shape.window));
+  if (starts.defined()) {
+    const at::Tensor before = at::arange(positions, at::kLong).view({1, 1, positions}) < starts.unsqueeze(2);
+    hidden = hidden.logical_or(before.unsqueeze(1));
+  }
   if (mask.defined()) hidden = hidden.logical_or(mask.eq(0).view({batch, 1, 1, positions}));
   const double scale = shape.scale > 0 ? shape.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
   const at::Tensor scores = soft_cap(at::matmul(q, k.transpose(2, 3)) * scale, shape.cap);

@@ -89,6 +89,42 @@ TEST_P(EveryFamily, TrainsWithDropoutToTheSameBits) {
   expect_same_bits(expected, run(recomputing, {"1f1b", P2Policy::kFill}), "three stages");
 }
 
+// The same documents in one sample with padding behind them, and each in a sample of its own.
+TEST_P(EveryFamily, PacksDocumentsThatDoNotMeet) {
+  const std::vector<int64_t> lengths = {5, 1, 7};
+  const Fields tokens = test::random_fields(1, 3);
+  const auto empty = [](int64_t samples) {
+    return Fields{{"input_ids", at::zeros({samples, test::kSequence}, at::kLong)},
+                  {"labels", at::full({samples, test::kSequence}, -100, at::kLong)}};
+  };
+  Fields packed = empty(1);
+  Fields alone = empty(3);
+  at::Tensor starts = at::arange(test::kSequence, at::kLong).unsqueeze(0).clone();
+  for (int64_t begin = 0, i = 0; i < 3; begin += lengths[static_cast<size_t>(i++)]) {
+    const int64_t length = lengths[static_cast<size_t>(i)];
+    for (const char* field : {"input_ids", "labels"}) {
+      const at::Tensor part = tokens.at(field)[0].narrow(0, begin, length);
+      packed[field][0].narrow(0, begin, length).copy_(part);
+      alone[field][i].narrow(0, 0, length).copy_(part);
+    }
+    starts[0].narrow(0, begin, length).fill_(begin);
+  }
+  Fields joined = packed;  // without what keeps them apart
+  packed["document_starts"] = starts;
+  const auto train = [&](const Fields& fields) {
+    const std::vector<std::string> sgd = {"train.steps=1", "optimizer.type=sgd", "optimizer.lr=0.1"};
+    return test::train(config_of(2, sgd), {make_batch({fields})}, {"1f1b", P2Policy::kFill});
+  };
+  const Outcome expected = train(alone);
+  const Outcome actual = train(packed);
+  EXPECT_NEAR(actual.losses[0], expected.losses[0], 2e-6 * expected.losses[0]);
+  EXPECT_NEAR(actual.norms[0], expected.norms[0], 2e-5 * expected.norms[0]);
+  EXPECT_GT(std::abs(train(joined).losses[0] - expected.losses[0]), 1e-4);
+  ASSERT_EQ(actual.weights.size(), expected.weights.size());
+  for (size_t i = 0; i < expected.weights.size(); ++i)
+    EXPECT_LT((actual.weights[i] - expected.weights[i]).norm().item<double>(), 2e-6) << i;  // of 0.1 in all
+}
+
 TEST_P(EveryFamily, TrainsInReducedPrecision) {
   const Outcome exact = run(config_of(1), {"1f1b", P2Policy::kOff});
   const Outcome rounded = run(config_of(2, {"train.precision=bf16"}), {"1f1b", P2Policy::kFill});

@@ -10,6 +10,7 @@
 #include "twobp/data/data.h"
 #include "twobp/data/text/token_row.h"
 #include "twobp/files/input_file.h"
+#include "twobp/nn/layers/documents.h"
 
 namespace twobp {
 
@@ -32,13 +33,8 @@ struct DocumentRow {
   int64_t end(int64_t document) const { return ends[static_cast<size_t>(document)]; }
 };
 
-// The field of a micro-batch, (B, S) int64, that tells documents apart: the position of the first token of a
-// position's document. Position i sees [starts[i], i], and is the (i - starts[i])-th of its document. Padding
-// sees itself alone.
-inline constexpr const char* kDocumentStarts = "document_starts";
-
 // The fields are `input_ids`, `labels` (both as of TokenDataset) and, unless nothing is packed,
-// document_starts. No label crosses into another document: that of a document's last token is -100, and so
+// document_starts (documents.h). No label crosses into another document: that of a document's last token is -100, and so
 // are those of tokens that are no targets and of padding, whose id is 0. With kSplit, an incomplete sample at
 // the end is left out; a document that goes on in the next sample has a label at the end of this one, but
 // begins there anew.

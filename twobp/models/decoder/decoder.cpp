@@ -185,6 +185,7 @@ ModelType type_of_family(const DecoderFamily& family) {
   type.input = [&family](const ModelOptions& o) {
     ModelInput input;
     input.vocab = o.as<DecoderOptions>().vocab;
+    input.documents = true;
     if (!family.names.positions.empty()) input.longest = o.as<DecoderOptions>().positions;
     return input;
   };

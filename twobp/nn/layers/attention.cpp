@@ -7,6 +7,7 @@
 #include "twobp/nn/kernels/products/padded_rows.h"
 #include "twobp/nn/kernels/products/rows.h"
 #include "twobp/nn/kernels/rope.h"
+#include "twobp/nn/layers/documents.h"
 #include "twobp/nn/layers/padding.h"
 
 namespace twobp {
@@ -59,14 +60,26 @@ void Attention::rotate(at::Tensor& packed, int64_t past, bool back) const {
   rope(packed, cos, sin, {shape_.heads, 3 * dim, dim}, back);
 }
 
-at::Tensor Attention::blind(const at::Tensor& padding) const {
-  at::Tensor tokens = padding.logical_not().cumsum(1);
-  const int64_t outside = padding.size(1) - shape_.window;
-  if (shape_.window > 0 && outside > 0) {
-    const at::Tensor before = tokens.narrow(1, 0, outside).clone();
-    tokens.narrow(1, shape_.window, outside).sub_(before);
+PackedAttention Attention::form(const Context& context, const at::Tensor& padding,
+                                const at::Tensor& packed) const {
+  const at::Tensor starts = document_starts_of(context, packed.size(0), packed.size(1));
+  TWOBP_CHECK(
+      !starts.defined() || shape_.rope.scaling != RopeScaling::kDynamic,
+      "dynamic rope scaling goes by the length of a sequence, which packed documents do not have: set "
+      "data.packing to none or stream");
+  return shape_.causal(shift_of(padding, packed.options()), rate_.mask(context), starts);
+}
+
+at::Tensor Attention::blind(const at::Tensor& padding, const at::Tensor& starts) const {
+  const at::Tensor tokens = padding.logical_not().cumsum(1);
+  const auto options = tokens.options();
+  at::Tensor first = starts.defined() ? starts.to(tokens.device()) : at::zeros_like(tokens);
+  if (shape_.window > 0) {
+    const int64_t begin = 1 - shape_.window;
+    first = at::maximum(first, at::arange(begin, begin + tokens.size(1), options).unsqueeze(0));
   }
-  return tokens.eq(0).unsqueeze(2);
+  const at::Tensor before = tokens.gather(1, (first - 1).clamp_min_(0)).masked_fill_(first.eq(0), 0);
+  return tokens.eq(before).unsqueeze(2);
 }
 
 Values Attention::forward(Values values, Context& context, Saved& saved) {
@@ -98,9 +111,9 @@ std::pair<at::Tensor, at::Tensor> Attention::attend(const at::Tensor& packed, co
   at::Tensor out = in_type(y, wide.scalar_type());
   at::Tensor log_sum_exp = at::empty({batch, shape_.heads, positions}, wide.options());
   const at::Tensor padding = padding_of(context, batch, positions, packed.device());
-  packed_attention_forward(wide, shape_.causal(shift_of(padding, wide.options()), rate_.mask(context)), out,
-                           log_sum_exp);
-  if (padding.defined()) out.masked_fill_(blind(padding), 0);
+  const PackedAttention attention = form(context, padding, wide);
+  packed_attention_forward(wide, attention, out, log_sum_exp);
+  if (padding.defined()) out.masked_fill_(blind(padding, attention.starts), 0);
   if (!out.is_same(y)) y.copy_(out);
   return {std::move(y), std::move(log_sum_exp)};
 }
@@ -157,14 +170,14 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
               positions, ", ", shape_.heads * head_dim, ")");
   const at::ScalarType type = compute_type(dtype_);
   const at::Tensor padding = padding_of(context, batch, positions, packed.device());
+  const at::Tensor wide = packed.to(type);
   at::Tensor dy = as_contiguous(std::move(values[0])).to(type);
-  if (padding.defined()) dy = dy.masked_fill(blind(padding), 0);
+  const PackedAttention attention = form(context, padding, wide);
+  if (padding.defined()) dy = dy.masked_fill(blind(padding, attention.starts), 0);
   const at::Tensor out = saved.take_p1(1).to(type);
   at::Tensor dx = exclusively_owned(packed) ? packed : at::empty(packed.sizes(), packed.options());
-  const at::Tensor wide = packed.to(type);
   at::Tensor dwide = type == dtype_ ? dx : wide;  // a wider copy may be overwritten
-  packed_attention_backward(wide, shape_.causal(shift_of(padding, wide.options()), rate_.mask(context)), out,
-                            saved.take_p1(2), dy, dwide);
+  packed_attention_backward(wide, attention, out, saved.take_p1(2), dy, dwide);
   if (!dwide.is_same(dx)) dx.copy_(dwide);
   rotate(dx, 0, /*back=*/true);
   return {std::move(dx)};

@@ -3,7 +3,8 @@
 // q and k are rotated in place. Backward-p1 writes dL/d(q | k | v) over q, k and v if no other object holds
 // them. Dropout acts on the probabilities.
 //
-// No query attends to the batch's padding (padding.h). A query that sees nothing but padding gives zeros, as
+// No query attends to the batch's padding (padding.h) or, in a batch of packed documents, to another document
+// (documents.h). A query that sees nothing but padding gives zeros, as
 // in PyTorch's scaled_dot_product_attention. Positions count from the first column, padding or not.
 #pragma once
 
@@ -27,9 +28,11 @@ struct AttentionShape {
   bool interleaved = false;  // a row is (q | k | v) of head 0, then of head 1, and so on; H = K
 
   int64_t rotary_dims() const { return rotary < 0 ? head_dim : rotary; }
-  PackedAttention causal(at::Tensor shift = {}, const DropoutMask& dropout = {}) const {
-    return {heads, kv_heads, head_dim, /*causal=*/true, std::move(shift), dropout, window,
-            {},    scale,    cap,      interleaved};
+  PackedAttention causal(at::Tensor shift = {}, const DropoutMask& dropout = {},
+                         at::Tensor starts = {}) const {
+    return {heads,      kv_heads, head_dim,          /*causal=*/true, std::move(shift),
+            dropout,    window,   std::move(starts), scale,           cap,
+            interleaved};
   }
   int64_t packed() const { return causal().packed(); }
 };
@@ -56,8 +59,10 @@ class Attention : public Layer {
   at::Tensor with_cache(const at::Tensor& packed, Context& context, at::Tensor& cache) const;
   // The output (B, K, H / K, D) for one query of each head, with all of k and v (B, K, positions, D).
   at::Tensor attend_one(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
+  // Attention's form for this micro-batch.
+  PackedAttention form(const Context& context, const at::Tensor& padding, const at::Tensor& packed) const;
   // The queries that see nothing but padding, (B, S, 1).
-  at::Tensor blind(const at::Tensor& padding) const;
+  at::Tensor blind(const at::Tensor& padding, const at::Tensor& starts) const;
 
   AttentionShape shape_;
   DropoutRate rate_;

@@ -2,8 +2,19 @@
 
 #include "twobp/core/check.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/layers/documents.h"
 
 namespace twobp {
+namespace {
+
+// The positions within their documents, (B S) int64. Undefined if samples are not packed.
+at::Tensor within_documents(const Context& context, const at::Tensor& x) {
+  const at::Tensor starts = document_starts_of(context, x.size(0), x.size(1));
+  if (!starts.defined()) return {};
+  return (at::arange(x.size(1), starts.options()) - starts).flatten().to(x.device());
+}
+
+}  // namespace
 
 LearnedPositions::LearnedPositions(std::string name, int64_t positions, int64_t dim, double init_std,
                                    at::ScalarType dtype)
@@ -18,8 +29,11 @@ Values LearnedPositions::forward(Values values, Context& context, Saved& saved) 
   const int64_t past = context.generating ? context.past : 0;
   TWOBP_CHECK(past + x.size(1) <= weight_.sizes()[0], "a sequence of ", past + x.size(1),
               " tokens is longer than the ", weight_.sizes()[0], " positions of ", weight_.name());
-  const at::Tensor rows = weight_.value.narrow(0, past, x.size(1));
+  at::Tensor rows = weight_.value.narrow(0, past, x.size(1));
   if (context.keeps()) saved.keep_until_p1(rows);  // a view of the weight: it says that forward ran
+  if (const at::Tensor own = within_documents(context, x); own.defined()) {
+    rows = weight_.value.index_select(0, own).view(x.sizes());
+  }
   if (exclusively_owned(x)) {
     x.add_(rows);
     return {std::move(x)};
@@ -27,14 +41,18 @@ Values LearnedPositions::forward(Values values, Context& context, Saved& saved) 
   return {x + rows};
 }
 
-Values LearnedPositions::backward_p1(Values dy, Context&, Saved& saved) {
+Values LearnedPositions::backward_p1(Values dy, Context& context, Saved& saved) {
   const int64_t positions = saved.take_p1(0).size(0);
   TWOBP_CHECK(dy[0].dim() == 3 && dy[0].size(1) == positions, "the gradient ", dy[0].sizes(),
               " does not fit the output of ", weight_.name(), ", of ", positions, " positions");
   if (weight_.trainable()) {
     const at::Tensor& gradient = dy[0];
-    const at::Tensor sum = gradient.sum(0, /*keepdim=*/false, compute_type(gradient.scalar_type()));
-    weight_.grad_to_add().narrow(0, 0, gradient.size(1)).add_(sum);
+    const at::ScalarType type = compute_type(gradient.scalar_type());
+    if (const at::Tensor own = within_documents(context, gradient); own.defined()) {
+      weight_.grad_to_add().index_add_(0, own, gradient.flatten(0, 1).to(type));
+    } else {
+      weight_.grad_to_add().narrow(0, 0, gradient.size(1)).add_(gradient.sum(0, /*keepdim=*/false, type));
+    }
   }
   return dy;
 }

@@ -1,0 +1,29 @@
+#include "twobp/nn/layers/documents.h"
+
+#include "twobp/core/check.h"
+
+namespace twobp {
+
+at::Tensor document_starts_of(const Context& context, int64_t batch, int64_t positions) {
+  if (context.fields == nullptr) return {};
+  const auto found = context.fields->find(kDocumentStarts);
+  if (found == context.fields->end()) return {};
+  TWOBP_CHECK(found->second.scalar_type() == at::kLong && found->second.dim() == 2 &&
+                  found->second.size(0) == batch && found->second.size(1) == positions,
+              kDocumentStarts, " must be int64 (", batch, ", ", positions, "), got ",
+              c10::toString(found->second.scalar_type()), " ", found->second.sizes());
+  at::Tensor starts = found->second.cpu().contiguous();
+  const int64_t* const all = starts.const_data_ptr<int64_t>();
+  for (int64_t sample = 0; sample < batch; ++sample) {
+    int64_t before = 0;
+    for (int64_t i = 0; i < positions; ++i) {
+      const int64_t start = all[sample * positions + i];
+      TWOBP_CHECK(start >= before && start <= i, kDocumentStarts, " of sample ", sample, " is ", start,
+                  " at position ", i, ": it must lie between ", before, ", the document before, and ", i);
+      before = start;
+    }
+  }
+  return starts;
+}
+
+}  // namespace twobp

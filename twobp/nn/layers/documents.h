@@ -1,0 +1,17 @@
+// The documents of a batch whose samples have several: its optional field `document_starts` (B, S) int64
+// tells, for each position, where its document begins. Position i attends to [starts[i], i] alone, and is the
+// (i - starts[i])-th of its document. Padding begins at itself.
+#pragma once
+
+#include "twobp/nn/context.h"
+
+namespace twobp {
+
+inline constexpr const char* kDocumentStarts = "document_starts";
+
+// Returns the field of the micro-batch, on the host. Undefined if it is missing. Throws Error for a field of
+// another type or shape, for a document that begins behind one of its positions, and for one that begins
+// before the document that stands before it.
+at::Tensor document_starts_of(const Context& context, int64_t batch, int64_t positions);
+
+}  // namespace twobp
