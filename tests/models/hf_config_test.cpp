@@ -193,6 +193,45 @@ TEST_F(HfConfig, RefusesWhatIsNotSupported) {
   refuse([](json& c) { c["quantization_config"] = {{"bits", 4}}; }, {"quantized"});
 }
 
+// The windows of layers, by a list and without one.
+TEST_F(HfConfig, WindowsOfLayers) {
+  const auto windows = [&](const char* type, const char* hf_class, const json& more) {
+    json content = llama_json();
+    content.update({{"model_type", type}, {"architectures", {hf_class}}, {"num_hidden_layers", 6}});
+    content.update(more);
+    folder_.write("config.json", content.dump());
+    return read_hf_config(folder_.path("")).as<DecoderOptions>().windows;
+  };
+  using List = std::vector<int>;
+  const auto mistral = [&](const json& more) { return windows("mistral", "MistralForCausalLM", more); };
+  EXPECT_EQ(mistral({{"sliding_window", 7}}), List{7});
+  EXPECT_EQ(mistral({{"sliding_window", nullptr}}), List());
+  EXPECT_EQ(mistral(json::object()), List{4096});  // the class's default
+  expect_error([&] { mistral({{"sliding_window", 0}}); }, {"config.json", "sliding_window is 0", "no key"});
+  expect_error([&] { mistral({{"sliding_window", -3}}); }, {"sliding_window is -3, not an integer from 1"});
+  const auto qwen3 = [&](const json& more) { return windows("qwen3", "Qwen3ForCausalLM", more); };
+  const json on = {{"use_sliding_window", true}, {"sliding_window", 8}};
+  const auto with = [&](json more) {
+    more.update(on);
+    return more;
+  };
+  EXPECT_EQ(qwen3({{"sliding_window", 8}}), List());
+  EXPECT_EQ(qwen3(with({{"max_window_layers", 4}})), (List{0, 0, 0, 0, 8, 8}));
+  const std::string full = "full_attention", sliding = "sliding_attention";
+  EXPECT_EQ(qwen3(with({{"layer_types", {full, sliding, full, sliding, full, sliding}}})), (List{0, 8}));
+  expect_error([&] { qwen3(with({{"layer_types", {full}}})); }, {"layer_types has 1 entries for 6 layers"});
+  expect_error(
+      [&] {
+        qwen3(with({{"layer_types", {full, full, full, full, full, "linear_attention"}}}));
+      },
+      {"layer_types has \"linear_attention\"", "not supported"});
+  const auto gemma = [&](const json& more) { return windows("gemma2", "Gemma2ForCausalLM", more); };
+  EXPECT_EQ(gemma({{"sliding_window", 5}}), (List{5, 0}));
+  const auto smollm = [&](const json& more) { return windows("smollm3", "SmolLM3ForCausalLM", more); };
+  EXPECT_EQ(smollm(with({{"no_rope_layers", {1, 1, 0, 1, 1, 0}}})), (List{0, 0, 8}));
+  EXPECT_EQ(smollm(with({{"no_rope_layer_interval", 2}})), (List{0, 8}));
+}
+
 TEST_F(HfConfig, RefusesBadNumbers) {
   for (const char* key :
        {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"}) {

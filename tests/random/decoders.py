@@ -7,7 +7,7 @@ def sizes(dice, kv=True, even=True, equal=False):
     kv_heads = dice.choice([1, 2, 3])
     heads = kv_heads * dice.choice([1, 2]) if kv else dice.choice([1, 2, 3])
     head_dim = 2 * dice.randint(2, 6) if even else dice.randint(4, 12)
-    out = dict(hidden_size=heads * (dice.randint(3, 12) if equal else head_dim), num_hidden_layers=dice.randint(1, 4),
+    out = dict(hidden_size=heads * (dice.randint(6, 12) if equal else head_dim), num_hidden_layers=dice.randint(1, 4),
                num_attention_heads=heads, intermediate_size=dice.randint(5, 70), vocab_size=dice.randint(40, 90),
                initializer_range=0.1, max_position_embeddings=64)
     if kv:

@@ -26,12 +26,13 @@ using nlohmann::json;
 constexpr const char* kPositions = "max_position_embeddings";
 
 // The activations of transformers that are ours, the usual name of each first.
-constexpr std::array<std::pair<const char*, const char*>, 5> kActivations = {
+constexpr std::array<std::pair<const char*, const char*>, 6> kActivations = {
     {{"silu", "silu"},
      {"swish", "silu"},
      {"gelu", "gelu"},
      {"gelu_pytorch_tanh", "gelu_tanh"},
-     {"gelu_new", "gelu_tanh"}}};
+     {"gelu_new", "gelu_tanh"},
+     {"gelu_fast", "gelu_tanh"}}};
 
 // Keys of every model's file that do not change what it computes: names and versions, ids of tokens that only
 // generation uses, outputs that a caller may ask for, settings of generation that early files have.
@@ -80,6 +81,10 @@ constexpr std::array kAnyModel = {"architectures",
                                   "no_repeat_ngram_size",
                                   "encoder_no_repeat_ngram_size",
                                   "unsloth_version",
+                                  "unsloth_fixed",
+                                  "is_llama_config",
+                                  "transformers.js_config",
+                                  "max_sequence_length",
                                   "max_position_embeddings"};
 
 bool asks_for_nothing(const json& value) {

@@ -166,6 +166,7 @@ DecoderFamily smollm3_family() {
   f.default_theta = 2e6;
   f.windows = WindowsInFile::kNotRotary;
   f.default_pad_token = 128004;
+  f.ignored = {"max_window_layers"};
   return f;
 }
 
@@ -239,7 +240,7 @@ DecoderFamily gpt_neox_family() {
   f.part = "rotary_pct";
   f.default_part = 0.25;
   f.has_pad_token = false;
-  f.ignored = {"classifier_dropout"};
+  f.ignored = {"classifier_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob"};
   f.rename = from_gpt_neox;
   return f;
 }
@@ -294,6 +295,7 @@ DecoderFamily starcoder2_family() {
   f.gated = false;
   f.embedding_dropout = true;
   f.windows = WindowsInFile::kEvery;
+  f.ignored = {"mlp_type", "norm_type"};
   return f;
 }
 

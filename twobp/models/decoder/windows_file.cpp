@@ -18,15 +18,19 @@ constexpr const char* kFull = "full_attention";
 constexpr const char* kRotaryLayers = "no_rope_layers";  // 1 for layers that have it
 constexpr const char* kRotaryInterval = "no_rope_layer_interval";
 
-// The shortest list that repeats to `all`; empty if all are `usual`.
+// The shortest list that repeats to `all`, perhaps not wholly the last time; empty if all are `usual`. The
+// period is what remains of the length without the longest proper beginning that is also an end (Knuth,
+// Morris and Pratt, SIAM J. Comput. 6, 1977).
 std::vector<int> period_of(const std::vector<int>& all, int usual) {
   if (std::all_of(all.begin(), all.end(), [&](int one) { return one == usual; })) return {};
-  for (size_t period = 1; period < all.size(); ++period) {
-    bool repeats = true;
-    for (size_t i = period; i < all.size(); ++i) repeats = repeats && all[i] == all[i - period];
-    if (repeats) return {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(period)};
+  std::vector<size_t> border(all.size() + 1, 0);  // of the first n entries
+  for (size_t n = 1, length = 0; n < all.size(); ++n) {
+    while (length > 0 && all[n] != all[length]) length = border[length];
+    if (all[n] == all[length]) ++length;
+    border[n + 1] = length;
   }
-  return all;
+  const auto period = static_cast<std::ptrdiff_t>(all.size() - border.back());
+  return {all.begin(), all.begin() + period};
 }
 
 std::vector<int> repeated(const std::vector<int>& list, int64_t layers, int usual) {
