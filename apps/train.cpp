@@ -222,15 +222,17 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
   }
   if (shows && result.step > 0) print_memory(result.report);
   if (!config.save.model.empty()) {
-    if (config.save.lora == "adapter") {
-      save_adapter(config.save.model, config.model, trainer.weights(), config.save.dtype, processes);
-    } else {
+    trainer.with_averages([&] {
+      if (config.save.lora == "adapter") {
+        save_adapter(config.save.model, config.model, trainer.weights(), config.save.dtype, processes);
+        return;
+      }
       const SaveModelOptions how = {.dtype = config.save.dtype,
                                     .tokenizer = tokenizer_of(config.data, config.model.input())};
       save_model(config.save.model, config.model, config.data.sequence, trainer.weights(), how, processes);
       const std::string warning = missing_tokenizer(how, config.save.model);
       if (!warning.empty()) output.warn(warning);
-    }
+    });
     output.say(concat("saved ", config.save.model));
   }
   return exit_code_of_signal(signal);

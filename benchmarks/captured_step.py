@@ -6,6 +6,7 @@ rank holds.
     PYTHONPATH=build/release/python benchmarks/captured_step.py [--models gpt2 qwen3 llama vit resnet] [--layers 8] [--rounds 7]
 """
 import argparse
+import copy
 import statistics
 import time
 
@@ -83,7 +84,7 @@ def main():
         begin = time.perf_counter()
         captured = twobp.Trainer(model, batch, ranks=1, micro_batches=1, threads=1, optimizer=twobp.AdamW(lr=1e-4))
         made = time.perf_counter() - begin
-        contenders = {"eager": Eager(model), "captured": captured}
+        contenders = {"eager": Eager(copy.deepcopy(model)), "captured": captured}
         if name == "llama":
             contenders["hand-split"] = hand_split(options.layers, options.width, batch)
         seconds = {key: [] for key in contenders}

@@ -11,7 +11,7 @@
 #include <benchmark/benchmark.h>
 
 #include "twobp/core/clock.h"
-#include "twobp/models/llama.h"
+#include "twobp/models/decoder/decoder.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 
 namespace twobp {
@@ -36,7 +36,7 @@ at::Tensor make_input(const Size& size) {
 }
 
 std::unique_ptr<Layer> make_layer(const Size& size, Kind kind, std::vector<Parameter*>& parameters) {
-  LlamaOptions options;
+  DecoderOptions options;
   options.dim = size.dim;
   options.layers = 1;
   options.heads = options.kv_heads = size.heads;

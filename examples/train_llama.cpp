@@ -24,7 +24,7 @@ class Printer : public twobp::Observer {
 
 int main(int argc, char** argv) {
   twobp::Config config;
-  auto& model = config.model.type.as<twobp::LlamaOptions>();
+  auto& model = config.model.type.as<twobp::DecoderOptions>();
   model.dim = 64;
   model.layers = 2;
   config.data.text = argc > 1 ? argv[1] : __FILE__;

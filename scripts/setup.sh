@@ -10,7 +10,7 @@
 #   tensorboard==2.21.0 (Python)    scripts/tensorboard.py
 #   iproute2 (Debian, and root)     two hosts made of network namespaces
 #   slurmd slurmctld slurm-client munge (Debian, and root)     srun, on a Slurm of one node
-#   clang, libclang-rt-14-dev       fuzz/run (Debian; no test needs it)
+#   clang-16, libclang-rt-16-dev    fuzz/run (Debian; no test needs it)
 
 TORCH_VERSION=2.13.0
 PACKAGES="g++ cmake ninja-build ccache libgtest-dev libbenchmark-dev nlohmann-json3-dev libcli11-dev libspdlog-dev zlib1g-dev libjpeg-dev libpng-dev libopenmpi-dev openmpi-bin"

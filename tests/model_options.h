@@ -4,7 +4,7 @@
 #include <string>
 
 #include "twobp/models/bert.h"
-#include "twobp/models/llama.h"
+#include "twobp/models/decoder/decoder.h"
 #include "twobp/models/mamba.h"
 #include "twobp/models/mlp.h"
 #include "twobp/models/resnet.h"
@@ -12,16 +12,16 @@
 
 namespace twobp::test {
 
-inline LlamaOptions& llama_of(Config& config) {
-  return config.model.type.as<LlamaOptions>();
+inline DecoderOptions& llama_of(Config& config) {
+  return config.model.type.as<DecoderOptions>();
 }
-inline const LlamaOptions& llama_of(const Config& config) {
-  return config.model.type.as<LlamaOptions>();
+inline const DecoderOptions& llama_of(const Config& config) {
+  return config.model.type.as<DecoderOptions>();
 }
 
 // Turns a LLaMa into a model of another type with its sizes.
 inline BertOptions& make_bert(Config& config, int64_t positions, double dropout = 0) {
-  const LlamaOptions from = llama_of(config);
+  const DecoderOptions from = llama_of(config);
   BertOptions bert;
   bert.dim = from.dim;
   bert.layers = from.layers;
@@ -37,7 +37,7 @@ inline BertOptions& make_bert(Config& config, int64_t positions, double dropout 
 }
 
 inline MambaOptions& make_mamba(Config& config) {
-  const LlamaOptions from = llama_of(config);
+  const DecoderOptions from = llama_of(config);
   MambaOptions mamba;
   mamba.dim = from.dim;
   mamba.layers = from.layers;
@@ -49,7 +49,7 @@ inline MambaOptions& make_mamba(Config& config) {
 }
 
 inline MlpOptions& make_mlp(Config& config) {
-  const LlamaOptions from = llama_of(config);
+  const DecoderOptions from = llama_of(config);
   MlpOptions mlp;
   mlp.dim = from.dim;
   mlp.layers = from.layers;

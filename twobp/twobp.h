@@ -1,7 +1,7 @@
 // The whole library.
 #pragma once
 
-#include "twobp/models/llama.h"
+#include "twobp/models/decoder/decoder.h"
 #include "twobp/nn/check_layer.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/schedule/check/validate.h"

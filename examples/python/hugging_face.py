@@ -1,9 +1,8 @@
 """Trains a small GPT-2 of transformers on this repository's README, byte by byte, and writes it for transformers.
 
 One process runs both ranks:      python examples/python/hugging_face.py
-Each rank is a process:           torchrun --nproc-per-node 2 examples/python/hugging_face.py
+Each rank is a process:           torchrun --nproc-per-node 2 examples/python/hugging_face.py, or mpirun -n 2 python ...
 """
-import os
 import pathlib
 import tempfile
 
@@ -15,8 +14,7 @@ import twobp
 
 SEQUENCE, SAMPLES, MICRO_BATCHES, STEPS = 64, 4, 4, 30
 
-if "WORLD_SIZE" in os.environ:
-    dist.init_process_group("gloo")
+twobp.init_process_group()
 torch.manual_seed(0)
 text = torch.tensor(list(pathlib.Path(__file__).resolve().parents[2].joinpath("README.md").read_bytes()))
 

@@ -8,4 +8,5 @@ PYBIND11_MODULE(_native, module) {
   twobp::python::add_schedules(module);
   twobp::python::add_planner(module);
   twobp::python::add_trainer(module);
+  twobp::python::add_watch(module);
 }

@@ -10,5 +10,6 @@ namespace py = pybind11;
 void add_schedules(py::module_& module);
 void add_planner(py::module_& module);
 void add_trainer(py::module_& module);
+void add_watch(py::module_& module);
 
 }  // namespace twobp::python

@@ -1,6 +1,7 @@
 // The trainer for Python. A step runs without the GIL.
 #include "twobp/train/trainer.h"
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <map>
@@ -141,10 +142,9 @@ class PyTrainer {
             const Fields& example, const Fields& weights, const std::string& group)
       : process_(::getpid()) {
     const Launcher launcher = find_launcher();
-    TWOBP_CHECK(
-        !group.empty() || !launcher.started_many(), name_of(launcher.kind), " started ", launcher.size,
-        " processes: connect them by torch.distributed.init_process_group(\"gloo\") before the trainer "
-        "is made");
+    TWOBP_CHECK(!group.empty() || !launcher.started_many(), name_of(launcher.kind), " started ",
+                launcher.size,
+                " processes: connect them by twobp.init_process_group() before the trainer is made");
     const Unlocked unlocked;
     std::optional<ModelOptions> own;
     if (!graph.empty()) {
@@ -154,11 +154,12 @@ class PyTrainer {
     }
     Config made = parse_config_without_data(config, "", own ? &*own : nullptr);
     made.pipeline.micro_batch_size = example.begin()->second.size(0);
-    TWOBP_CHECK(
-        made.pipeline.data_parallel == 1 &&
-            (made.pipeline.transport == "auto" || made.pipeline.transport == "threads"),
-        "a trainer in Python has one pipeline, and finds its processes itself: leave out data_parallel "
-        "and transport");
+    TWOBP_CHECK(made.pipeline.transport == "auto",
+                "a trainer in Python finds its processes itself: leave out transport");
+    const int replicas = static_cast<int>(made.pipeline.data_parallel);
+    TWOBP_CHECK(replicas == 1 || !group.empty(), "data_parallel is ", replicas,
+                ", but this process is alone, and in Python replicas are processes: start ",
+                int64_t{replicas} * pipeline_shape(made.pipeline).ranks, " by torchrun, or leave it out");
     const ModelSpec model = build_model(made);
     auto data = std::make_shared<ExampleDataset>(example);
     DataSplit split{std::move(data), nullptr};
@@ -191,7 +192,7 @@ class PyTrainer {
 
   py::dict step(const std::vector<Fields>& micro_batches, std::optional<double> lr) {
     const Use use(*this);
-    const Batch batch = make_batch(micro_batches, trainer_->pipeline().model().count_targets);
+    const Batch batch = own_batch(micro_batches);
     const auto result = until_done([&]() -> std::optional<StepResult> {
       StepResult done = trainer_->step(batch, trainer_->variant(), lr);
       if (done.given_up || trainer_->stopping()) trainer_->go_on_from(trainer_->position());
@@ -204,7 +205,7 @@ class PyTrainer {
 
   py::dict evaluate(const std::vector<Fields>& micro_batches, int64_t number) {
     const Use use(*this);
-    const Batch batch = make_batch(micro_batches, trainer_->pipeline().model().count_targets);
+    const Batch batch = own_batch(micro_batches);
     const auto result = until_done([&] {
       const auto done = trainer_->evaluate(batch, number);
       if (!done) trainer_->go_on_from(trainer_->position());
@@ -212,17 +213,20 @@ class PyTrainer {
     });
     py::dict out;
     out["loss"] = result.loss;
-    out["targets"] = batch.targets;
+    out["targets"] = make_batch(micro_batches, trainer_->pipeline().model().count_targets).targets;
     out["right"] = result.right ? py::object(py::int_(*result.right)) : py::none();
     return out;
   }
 
-  // Copies of all weights and buffers, on every process.
-  Fields weights() {
+  // Copies of all weights and buffers, on every process. `averaged`: of the running means, if there are any.
+  Fields weights(bool averaged) {
     const Use use(*this);
     const py::gil_scoped_release free;
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return copies(trainer_->update().live_weights());
+    if (!averaged) return copies(trainer_->update().live_weights());
+    Fields means;
+    trainer_->with_averages([&] { means = copies(trainer_->update().live_weights()); });
+    return means;
   }
 
   void load(const Fields& weights) {
@@ -255,7 +259,9 @@ class PyTrainer {
     const Config& config = trainer_->config();
     SaveModelOptions options;
     options.dtype = dtype;
-    save_model(folder, config.model, config.data.sequence, trainer_->weights(), options, processes());
+    trainer_->with_averages([&] {
+      save_model(folder, config.model, config.data.sequence, trainer_->weights(), options, processes());
+    });
   }
 
   void checkpoint(const std::string& folder, int64_t keep) {
@@ -300,7 +306,8 @@ class PyTrainer {
   }
 
   int process() const { return trainer_->world().process(); }
-  int micro_batches() const { return trainer_->micro_batches(); }
+  // Of a step, over all replicas.
+  int micro_batches() const { return trainer_->world().replicas * trainer_->micro_batches(); }
   int64_t micro_batch_size() const { return trainer_->config().pipeline.micro_batch_size; }
   int64_t steps_done() const { return trainer_->steps_done(); }
   int ranks() const { return trainer_->pipeline().ranks(); }
@@ -329,6 +336,14 @@ class PyTrainer {
    private:
     PyTrainer& of_;
   };
+
+  // This replica's share of a step's micro-batches, as a Loader gives it.
+  Batch own_batch(const std::vector<Fields>& of_all) const {
+    const int64_t begin = int64_t{trainer_->world().replica} * trainer_->micro_batches();
+    const auto from = of_all.begin() + std::min<int64_t>(begin, of_all.size());
+    const auto end = of_all.begin() + std::min<int64_t>(begin + trainer_->micro_batches(), of_all.size());
+    return make_batch({from, end}, trainer_->pipeline().model().count_targets);
+  }
 
   Processes processes() const {
     const World& world = trainer_->world();
@@ -471,6 +486,16 @@ void add_trainer(py::module_& module) {
     for_each_key(Config{}, [&](const std::string& name, const Key&, void*) { names.push_back(name); });
     return names;
   });
+  module.def("find_launcher", [] {
+    const Launcher launcher = find_launcher();
+    py::dict out;
+    out["rank"] = launcher.rank;
+    out["size"] = launcher.size;
+    out["local_rank"] = launcher.local_rank;
+    out["master_address"] = launcher.master_address;
+    out["master_port"] = launcher.master_port;
+    return out;
+  });
   module.def("release_memory", [] {
 #ifdef __GLIBC__
     ::malloc_trim(0);
@@ -490,7 +515,7 @@ void add_trainer(py::module_& module) {
                     const std::string&>())
       .def("step", &PyTrainer::step)
       .def("evaluate", &PyTrainer::evaluate)
-      .def("weights", &PyTrainer::weights)
+      .def("weights", &PyTrainer::weights, py::arg("averaged") = false)
       .def("load", &PyTrainer::load)
       .def("optimizer_state", &PyTrainer::optimizer_state)
       .def("load_optimizer_state", &PyTrainer::load_optimizer_state)

@@ -105,7 +105,7 @@ MODELS = {
     "DeepSeekV3": hugging_face("deepseek_v3", num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1,
                                moe_intermediate_size=32, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
                                first_k_dense_replace=1),
-    "RWKV": hugging_face("rwkv", attention_hidden_size=32),
+    "RWKV": hugging_face("rwkv", attention_hidden_size=32, rescale_every=0),
     "Mamba2": hugging_face("mamba2", state_size=8, num_heads=8, head_dim=8, n_groups=2, chunk_size=8),
     "TransformerEncoder": plain(Encoder), "LSTM": plain(lambda: Recurrent(nn.LSTM)), "GRU": plain(lambda: Recurrent(nn.GRU)),
 }

@@ -2,11 +2,12 @@
 import torch  # noqa: F401  loads the libraries that _native is linked with
 
 from twobp._native import Error
-from twobp.optimizers import Adam, AdamW, SGD
+from twobp.optimizers import Adam, AdamW, Muon, SGD
 from twobp.planner import Plan, PlanRow, plan
+from twobp.processes import init_process_group
 from twobp.schedules import Instruction, Schedule, Simulation, schedule, schedules
 from twobp.trainer import Evaluation, StepResult, Trainer
 
-__all__ = ["Adam", "AdamW", "Error", "Evaluation", "Instruction", "Plan", "PlanRow", "SGD", "Schedule", "Simulation", "StepResult", "Trainer",
-           "plan", "schedule", "schedules"]
+__all__ = ["Adam", "AdamW", "Error", "Evaluation", "Instruction", "Muon", "Plan", "PlanRow", "SGD", "Schedule", "Simulation", "StepResult", "Trainer",
+           "init_process_group", "plan", "schedule", "schedules"]
 __version__ = "0.1.0"

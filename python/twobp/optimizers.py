@@ -2,30 +2,42 @@
 import dataclasses
 from collections.abc import Mapping
 
+Groups = Mapping[str, Mapping[str, float | str]]  # what the parameters get whose names match a pattern
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Optimizer:
+    """Matrices decay; biases and norm gains do not. `groups` has other values for the parameters whose names match a pattern (* and ?):
+    {"*.bias": {"weight_decay": 0.1, "lr_scale": 0.5}}. `lr_scale` multiplies the learning rate. Later patterns override earlier ones.
+
+    `schedule` is "constant", "linear", "cosine", "wsd" or "inverse_sqrt", after `warmup` steps. "linear" and "cosine" fall to `min_lr` at
+    the trainer's `steps`, and so does "wsd" in the last `decay` steps (0: a tenth of all).
+
+    `average`, such as 0.999, is the decay of a running mean of the weights. Trainer.evaluate and Trainer.save use it in place of the weights."""
+    lr: float
+    weight_decay: float
+    schedule: str = "constant"
+    warmup: int = 0
+    decay: int = 0
+    min_lr: float = 0.0
+    average: float = 0.0
+    groups: Groups = dataclasses.field(default_factory=dict)
+
     def settings(self) -> dict:
         """The section `optimizer`."""
-        rules = [f"{pattern}={decay!r}" for pattern, decay in self.weight_decay_of.items()]
-        return {"type": type(self).__name__.lower(), **dataclasses.asdict(self), "weight_decay_of": rules}
+        groups = [" ".join([pattern, *(f"{key}={value}" for key, value in group.items())]) for pattern, group in self.groups.items()]
+        return {"type": type(self).__name__.lower(), **dataclasses.asdict(self), "groups": groups}
 
 
 @dataclasses.dataclass(frozen=True)
 class AdamW(_Optimizer):
-    """AdamW, whose weight decay is decoupled. Matrices decay; biases and norm gains do not. `weight_decay_of` has other values for the
-    parameters whose names match a pattern (* and ?): {"*.bias": 0.1}. Later patterns override earlier ones.
-
-    `schedule` is "constant", "linear" or "cosine", after `warmup` steps. The last two fall to `min_lr` at the trainer's `steps`."""
+    """AdamW, whose weight decay is decoupled."""
     lr: float = 3e-4
+    _: dataclasses.KW_ONLY
     weight_decay: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
-    schedule: str = "constant"
-    warmup: int = 0
-    min_lr: float = 0.0
-    weight_decay_of: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +47,17 @@ class Adam(AdamW):
 
 
 @dataclasses.dataclass(frozen=True)
+class Muon(AdamW):
+    """Muon for the matrices of hidden layers, and AdamW for the rest: embeddings, the model's last matrix, and what is no matrix. Both share
+    the learning rate, as in torch.optim.Muon with adjust_lr_fn="match_rms_adamw". In `groups`, "rule" is "adamw" or "muon"."""
+    weight_decay: float = 0.1
+    muon_momentum: float = 0.95
+
+
+@dataclasses.dataclass(frozen=True)
 class SGD(_Optimizer):
     """Stochastic gradient descent. Weight decay is added to the gradient (L2)."""
     lr: float = 1e-2
+    _: dataclasses.KW_ONLY
     momentum: float = 0.0
     weight_decay: float = 0.0
-    schedule: str = "constant"
-    warmup: int = 0
-    min_lr: float = 0.0
-    weight_decay_of: Mapping[str, float] = dataclasses.field(default_factory=dict)

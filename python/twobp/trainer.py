@@ -14,7 +14,7 @@ import torch
 from twobp import _native, batches
 from twobp._native import Error
 from twobp.batches import Batch, Tensors
-from twobp.optimizers import Adam, AdamW, SGD
+from twobp.optimizers import Adam, AdamW, Muon, SGD
 from twobp.watch import Watch
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class Evaluation:
 
 class Trainer:
     """Trains a model on the ranks of a pipeline. They are threads of this process or, once torch.distributed is initialized with
-    more than one process, one in each process. All processes then make the same calls with the same batches.
+    more than one process, one in each process. All processes then make the same calls with the same batches. With `data_parallel`, these are
+    the batches of all replicas, and each replica takes its share.
 
     The trainer has its own copies of the weights. It does not change the module, and does not see changes of the module: use
     `state_dict` and `load_state_dict` between the two. `step` and `evaluate` raise Error if parameters of the module have changed, other
@@ -57,7 +58,7 @@ class Trainer:
     After an error in a step, make a new trainer. One thread at a time may call a trainer, in the process that made it."""
 
     def __init__(self, module: torch.nn.Module | None = None, example: Batch | Tensors | None = None, *, model: Mapping | None = None,
-                 loss_fn: Callable | None = None, loss_reduction: str | None = None, optimizer: AdamW | Adam | SGD | None = None,
+                 loss_fn: Callable | None = None, loss_reduction: str | None = None, optimizer: AdamW | Adam | Muon | SGD | None = None,
                  cache: bool | str | os.PathLike = True, **settings):
         """`example`: one micro-batch, a dict of tensors whose first dimension are the samples.
 
@@ -86,7 +87,7 @@ class Trainer:
         config = _config(settings, optimizer or AdamW(), self._example)
         if self._captured is not None:
             graph, constants, weights = _parts(self._captured)
-            config["optimizer"]["weight_decay_of"] = _used_rules(config["optimizer"]["weight_decay_of"], self._captured)
+            config["optimizer"]["groups"] = _used_groups(config["optimizer"]["groups"], self._captured)
         else:
             config["model"] = dict(model)
         self._native = _native.Trainer(json.dumps(config), graph, constants, self._example, weights, _process_group())
@@ -96,8 +97,8 @@ class Trainer:
     def step(self, batch: Batch | Tensors | Sequence[Batch], *, lr: float | None = None) -> StepResult:
         """Makes one optimizer step, with the learning rate `lr` in place of the optimizer's own.
 
-        `batch`: a dict of tensors, the global batch: micro_batches times as many samples as the example, or fewer at the end of an
-        epoch. Or a list of micro-batches. Raises twobp.Error for a batch of other keys, dtypes or sizes, a batch without a counted
+        `batch`: a dict of tensors, the global batch: micro_batches (times data_parallel) as many samples as the example, or fewer at the end
+        of an epoch. Or a list of micro-batches. Raises twobp.Error for a batch of other keys, dtypes or sizes, a batch without a counted
         target, and a loss or gradient that is not finite; KeyboardInterrupt for Ctrl-C."""
         return StepResult(**self._native.step(self._cut(batch), lr))
 
@@ -140,7 +141,8 @@ class Trainer:
             self._watch.came_from_trainer(given)
 
     def optimizer_state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Copies of the optimizer's state by parameter: "exp_avg" and "exp_avg_sq" of Adam and AdamW, "momentum" of SGD."""
+        """Copies of the optimizer's state by parameter: "exp_avg" and "exp_avg_sq" of Adam and AdamW, "momentum" of SGD and
+        Muon."""
         state: dict[str, dict[str, torch.Tensor]] = {}
         for name, tensor in self._native.optimizer_state().items():
             parameter, _, what = name.rpartition(".")
@@ -155,14 +157,15 @@ class Trainer:
     def save(self, folder: str | os.PathLike, *, dtype: str = "float32") -> None:
         """Writes a configured model as a Hugging Face directory or, if it came from a bundle, as a bundle. Writes a module as a
         bundle in its own dtype, which `twobp train --set model.from=FOLDER` trains without Python (docs/bundle.md). That of a module of
-        transformers is also a directory that its from_pretrained loads; the tokenizer's files are not the module's, so add them."""
+        transformers is also a directory that its from_pretrained loads; the tokenizer's files are not the module's, so add them. With an optimizer's `average`, the running
+        means of the weights are saved."""
         if self._captured is None:
             self._native.save(os.fspath(folder), dtype)
             return
         if dtype != "float32":
             raise Error("a captured module is saved in its own dtype: leave out dtype")
         from twobp.capture import bundle
-        weights = self._native.weights()
+        weights = self._native.weights(averaged=True)
         if self._native.process == 0:
             bundle.write(folder, self._captured.graph, weights, self._captured.constants, self._module)
 
@@ -186,6 +189,7 @@ class Trainer:
 
     @property
     def micro_batches(self) -> int:
+        """Those of a global batch: of all replicas."""
         return self._native.micro_batches
 
     @property
@@ -275,7 +279,7 @@ def by_section(settings: Mapping) -> dict[str, dict]:
     return config
 
 
-def _config(settings: Mapping, optimizer: AdamW | Adam | SGD, example: Batch) -> dict:
+def _config(settings: Mapping, optimizer: AdamW | Adam | Muon | SGD, example: Batch) -> dict:
     """The configuration with an object for each section."""
     config = by_section(settings)
     config["optimizer"] = optimizer.settings()
@@ -304,17 +308,17 @@ def _parts(captured: Captured) -> tuple[str, dict[str, torch.Tensor], dict[str, 
             {name: tensor.detach().contiguous() for name, tensor in {**captured.parameters, **captured.buffers}.items()})
 
 
-def _used_rules(rules: list[str], captured: Captured) -> list[str]:
+def _used_groups(groups: list[str], captured: Captured) -> list[str]:
     """Without those for parameters that the loss does not depend on. Raises Error for a pattern that matches no parameter."""
     used = set()
     for layer in captured.graph["layers"]:
         for name in layer["parameters"]:
             used.update(name if isinstance(name, list) else [name])  # a list: the parts of one packed weight
-    matching = [(rule, fnmatch.filter(captured.parameters, rule.rpartition("=")[0])) for rule in rules]
-    for rule, names in matching:
+    matching = [(group, fnmatch.filter(captured.parameters, group.partition(" ")[0])) for group in groups]
+    for group, names in matching:
         if not names:
-            raise Error(f"weight_decay_of: no parameter is called '{rule.rpartition('=')[0]}'. Patterns may have * and ?")
-    return [rule for rule, names in matching if used.intersection(names)]
+            raise Error(f"groups: no parameter is called '{group.partition(' ')[0]}'. Patterns may have * and ?")
+    return [group for group, names in matching if used.intersection(names)]
 
 
 def _shape(fields: Batch) -> tuple:

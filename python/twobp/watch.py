@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from twobp._native import Error
+from twobp._native import Error, Looks
 
 STATES = 64  # states of the trainer that are known again
 SAMPLES = 16  # elements of a tensor that tell states apart, besides the sum of all bits
@@ -42,27 +42,28 @@ class Watch:
 
     def check(self) -> None:
         """Raises Error if the module has a tensor that is no longer the trainer's."""
-        for name, table, key, tensor, version, place, trained in self._seen:
-            now = table.get(key)
-            if now is tensor and now._version == version and now.data_ptr() == place and now.requires_grad == trained:
-                continue
-            if now is not None and now.requires_grad != trained:
-                raise Error(f"'{name}' of the module is {'trained' if now.requires_grad else 'frozen'} since the trainer was made, which it does "
-                            "not see: make a new trainer")
-            if self._sample(self._module.state_dict()) not in self._known:
-                raise Error(f"'{name}' of the module was changed, but the trainer has its own copy, so the change would be lost: call "
-                            "trainer.load_state_dict(module.state_dict()) to take it over, or change a copy.deepcopy of the module")
-            self._look()
+        number = self._looks.first_change()
+        if number < 0:
             return
+        name, table, key, trained = self._seen[number]
+        now = table.get(key)
+        if now is not None and now.requires_grad != trained:
+            raise Error(f"'{name}' of the module is {'trained' if now.requires_grad else 'frozen'} since the trainer was made, which it does "
+                        "not see: make a new trainer")
+        if self._sample(self._module.state_dict()) not in self._known:
+            raise Error(f"'{name}' of the module was changed, but the trainer has its own copy, so the change would be lost: call "
+                        "trainer.load_state_dict(module.state_dict()) to take it over, or change a copy.deepcopy of the module")
+        self._look()
 
     def _look(self) -> None:
-        self._seen = []
+        self._looks, self._seen = Looks(), []
         for path, part in self._module.named_modules():
             for table in (part._parameters, part._buffers):
                 for key, tensor in table.items():
                     name = f"{path}.{key}".lstrip(".")
                     if tensor is not None and name not in self._changed:
-                        self._seen.append((name, table, key, tensor, tensor._version, tensor.data_ptr(), tensor.requires_grad))
+                        self._looks.add(table, key)
+                        self._seen.append((name, table, key, tensor.requires_grad))
 
     def _sample(self, state: Mapping[str, torch.Tensor]) -> str:
         digest = hashlib.sha256()

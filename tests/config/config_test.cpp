@@ -144,52 +144,71 @@ TEST(Config, PrintsPathsThatAreNotUtf8) {
 
 // The lists of keys cannot be checked against the structs by the compiler, so count: a member that is added
 // to a struct but not to its list changes a size here.
+struct KeySizes {
+  size_t bytes = 0;
+  size_t narrow = 0;  // fields that leave padding of less than 8 bytes
+
+  void add(const Field& field) {
+    const size_t size = std::visit(
+        [](auto* value) {
+          using Value = std::remove_pointer_t<decltype(value)>;
+          return std::is_same_v<Value, Choice> ? sizeof(ModelOptions) : sizeof(*value);
+        },
+        field);
+    bytes += size;
+    narrow += size < 8 ? 1 : 0;
+  }
+  void expect(size_t size, const std::string& what) const {
+    EXPECT_LE(bytes, size) << what;
+    EXPECT_LE(size, bytes + 8 * narrow) << what;
+  }
+};
+
 TEST(Config, EveryMemberIsAKey) {
-  const std::map<std::string, size_t> options = {
-      {"llama", sizeof(LlamaOptions)}, {"bert", sizeof(BertOptions)},
-      {"mamba", sizeof(MambaOptions)}, {"resnet", sizeof(ResnetOptions)},
-      {"mlp", sizeof(MlpOptions)},     {"captured", sizeof(CapturedOptions::program)}};
+  const std::map<std::string, size_t> options = {{"bert", sizeof(BertOptions)},
+                                                 {"mamba", sizeof(MambaOptions)},
+                                                 {"resnet", sizeof(ResnetOptions)},
+                                                 {"mlp", sizeof(MlpOptions)},
+                                                 {"captured", sizeof(CapturedOptions::program)}};
   for (const std::string& type : model_type_names()) {
     Config config;
     config.model.type = ModelOptions(type);
-    struct Sizes {
-      size_t bytes = 0;
-      size_t narrow = 0;  // fields that leave padding of less than 8 bytes
-    };
-    std::map<std::string, Sizes> sections;
+    std::map<std::string, KeySizes> sections;
     std::set<std::string> names;
     std::set<const void*> places;
     size_t keys = 0;
     for_each_key(config, [&](const std::string& name, const Key& key, void* values) {
       ++keys;
       names.insert(name);
-      Sizes& sizes = sections[name.substr(0, name.find('.'))];
-      std::visit(
-          [&](auto* field) {
-            places.insert(field);
-            using Value = std::remove_pointer_t<decltype(field)>;
-            const size_t size = std::is_same_v<Value, Choice> ? sizeof(ModelOptions) : sizeof(*field);
-            sizes.bytes += size;
-            sizes.narrow += size < 8 ? 1 : 0;
-          },
-          key.field(values));
+      sections[name.substr(0, name.find('.'))].add(key.field(values));
+      std::visit([&](auto* field) { places.insert(field); }, key.field(values));
       EXPECT_FALSE(key.meaning.empty()) << name;
     });
     EXPECT_EQ(names.size(), keys);
     EXPECT_EQ(places.size(), keys);
-    const std::map<std::string, size_t> structs = {{"model", sizeof(ModelConfig) + options.at(type)},
-                                                   {"data", sizeof(DataConfig)},
-                                                   {"pipeline", sizeof(PipelineConfig)},
-                                                   {"optimizer", sizeof(OptimizerConfig)},
-                                                   {"train", sizeof(TrainConfig)},
-                                                   {"save", sizeof(SaveConfig)}};
-    ASSERT_EQ(sections.size(), structs.size());
-    for (const auto& [section, size] : structs) {
-      const Sizes& sizes = sections.at(section);
-      EXPECT_LE(sizes.bytes, size) << section;
-      EXPECT_LE(size, sizes.bytes + 8 * sizes.narrow) << section;
-    }
+    std::map<std::string, size_t> structs = {{"data", sizeof(DataConfig)},
+                                             {"pipeline", sizeof(PipelineConfig)},
+                                             {"optimizer", sizeof(OptimizerConfig)},
+                                             {"train", sizeof(TrainConfig)},
+                                             {"save", sizeof(SaveConfig)}};
+    ASSERT_EQ(sections.size(), structs.size() + 1);
+    if (options.contains(type)) structs["model"] = sizeof(ModelConfig) + options.at(type);
+    for (const auto& [section, size] : structs) sections.at(section).expect(size, section);
   }
+}
+
+// A family of decoders has some of the keys, and each key is that of a family.
+TEST(Config, EveryOptionOfADecoderIsAKeyOfAFamily) {
+  KeySizes sizes;
+  DecoderOptions options;
+  for (const Key& key : decoder_keys()) {
+    sizes.add(key.field(&options));
+    const auto& all = decoder_families();
+    EXPECT_TRUE(std::any_of(all.begin(), all.end(), [&](const auto& family) {
+      return has_option(family, key.name);
+    })) << key.name;
+  }
+  sizes.expect(sizeof(DecoderOptions), "DecoderOptions");
 }
 
 // Each error names the file once, whatever the file is called.
@@ -216,7 +235,7 @@ TEST(ConfigErrors, NameTheFileOnce) {
 // A key of another model type means nothing here, and is refused by name.
 TEST(Config, RefusesKeysOfOtherModelTypes) {
   refuse({"model.state=8"}, {"model.state", "mamba", "model.type is llama", "remove it"});
-  refuse({"model.type=mamba", "model.heads=2"}, {"model.heads", "llama, bert", "model.type is mamba"});
+  refuse({"model.type=mamba", "model.heads=2"}, {"model.heads", "llama, ", ", bert", "model.type is mamba"});
   EXPECT_NO_THROW(with({"model.state=8", "model.type=mamba"}));  // in any order
   expect_error([] { parse_config(R"({"model": {"type": "llama", "depths": [1]}})", "run.json", {}); },
                {"run.json", "model.depths", "resnet"});
@@ -228,7 +247,7 @@ TEST(Config, ReferenceHasALinePerKey) {
     EXPECT_NE(text.find(name + " "), std::string::npos) << name;
   });
   EXPECT_NE(text.find("mamba: of a channel of the scan"), std::string::npos);
-  EXPECT_NE(text.find("llama, bert, mamba, mlp: width of the model"), std::string::npos);
+  EXPECT_NE(text.find("decoders, bert, mamba, mlp: width of the model"), std::string::npos);
   EXPECT_NE(text.find("pipeline.p2_batching"), std::string::npos);
   EXPECT_NE(text.find("one of loop, concat"), std::string::npos);
   EXPECT_NE(text.find("from 0 to below 1"), std::string::npos);
@@ -384,6 +403,13 @@ TEST(ConfigErrors, ModelContradictions) {
   EXPECT_NO_THROW(with({"model.heads=4", "model.kv_heads=2"}));
   refuse({"model.dim=12", "model.heads=4"}, {"model.dim / model.heads (3)", "odd"});
   refuse({"model.head_dim=63"}, {"model.head_dim (63)", "odd"});
+  refuse({"model.type=gpt_neox", "model.dim=40", "model.rope_part=0.3"},
+         {"model.rope_part (0.3) turns 3 of the 10"});
+  refuse({"model.type=gpt2", "model.activation=silu"},
+         {"model.activation is \"silu\"", "\"gpt2\"", "no gate"});
+  refuse({"model.type=mistral", "model.windows=4,-1"}, {"model.windows has -1"});
+  refuse({"model.windows=4"}, {"\"model.windows\" is a key of model.type mistral", "model.type is llama"});
+  refuse({"model.type=smollm3", "model.rope_layers=1,2"}, {"model.rope_layers has 2"});
   EXPECT_NO_THROW(load_config("", {"model.type=mlp", "data.synthetic=vectors", "model.dim=12"}));
 }
 
@@ -392,7 +418,11 @@ TEST(ConfigErrors, RopeScaling) {
   refuse({"model.rope_low_freq=4"},
          {"model.rope_low_freq is 4", "only model.rope_scaling \"llama3\" uses it"});
   refuse({"model.rope_scaling=llama3", "model.rope_low_freq=4"}, {"rope_low_freq (4)", "rope_high_freq (4)"});
-  refuse({"model.rope_scaling=yarn"}, {"\"yarn\"", "none, linear, llama3"});
+  EXPECT_NO_THROW(with({"model.rope_scaling=yarn", "model.rope_factor=8", "model.rope_beta_fast=16"}));
+  refuse({"model.rope_scaling=yarn", "model.rope_beta_fast=0.5"},
+         {"rope_beta_slow (1)", "rope_beta_fast (0.5)"});
+  refuse({"model.rope_scaling=linear", "model.rope_beta_fast=8"}, {"model.rope_beta_fast is 8", "\"yarn\""});
+  refuse({"model.rope_scaling=longrope"}, {"\"longrope\"", "none, linear, llama3, yarn, dynamic"});
 }
 
 TEST(ConfigErrors, PipelineAndTrainingContradictions) {
@@ -411,6 +441,9 @@ TEST(ConfigErrors, PipelineAndTrainingContradictions) {
   refuse({"train.loss_scale=8"}, {"train.loss_scale is 8", "train.precision \"fp16\""});
   refuse({"model.rope_factor=2"}, {"model.rope_factor is 2", "linear", "set it to 1"});
   refuse({"model.rope_scaling=linear", "model.rope_low_freq=2"}, {"model.rope_low_freq is 2", "llama3"});
+  refuse({"optimizer.min_lr=1e-5", "optimizer.schedule=inverse_sqrt"}, {"optimizer.min_lr is 1e-05", "wsd"});
+  refuse({"optimizer.decay=5"}, {"optimizer.decay is 5", "wsd"});
+  refuse({"optimizer.muon_momentum=0.9"}, {"optimizer.muon_momentum is 0.9", "\"muon\""});
   refuse({"optimizer.momentum=0.9"}, {"optimizer.momentum is 0.9", "sgd", "set it to 0"});
   for (const char* key : {"beta1", "beta2", "eps"}) {
     refuse({"optimizer.type=sgd", concat("optimizer.", key, "=0.5")},

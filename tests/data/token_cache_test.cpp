@@ -175,7 +175,7 @@ TEST_F(TokenCache, APythonThatIsKilledLeavesNothing) {
     const Environment killed("TWOBP_PYTHON",
                              write_program(folder_, "killed",
                                            R"(echo '{"vocab": 257, "end_of_text": null}'; read line; )"
-                                           R"(echo '{"tokens": 5}'; printf hel; kill -9 $$)"));
+                                           R"(echo '{"tokens": [5]}'; printf hel; kill -9 $$)"));
     expect_error([&] { tokenize({path}); }, {"killed by signal 9"});
   }
   EXPECT_EQ(cached(), std::vector<std::string>{});

@@ -2,6 +2,7 @@
 // the configuration derived from the file.
 #include "twobp/models/hf_config.h"
 
+#include <cmath>
 #include <filesystem>
 #include <functional>
 
@@ -38,11 +39,11 @@ const json kLlama3 = {{"rope_type", "llama3"},
 
 class HfConfig : public ::testing::Test {
  protected:
-  LlamaOptions read(const json& content) const {
+  DecoderOptions read(const json& content) const {
     folder_.write("config.json", content.dump());
-    return read_hf_config(folder_.path("")).as<LlamaOptions>();
+    return read_hf_config(folder_.path("")).as<DecoderOptions>();
   }
-  LlamaOptions read(const std::function<void(json&)>& change) const {
+  DecoderOptions read(const std::function<void(json&)>& change) const {
     json content = llama_json();
     change(content);
     return read(content);
@@ -56,7 +57,7 @@ class HfConfig : public ::testing::Test {
 };
 
 TEST_F(HfConfig, ReadsTheArchitecture) {
-  const LlamaOptions config = read(llama_json());
+  const DecoderOptions config = read(llama_json());
   EXPECT_EQ(read_hf_config(folder_.path("")).name(), "llama");
   EXPECT_EQ(config.dim, 576);
   EXPECT_EQ(config.layers, 30);
@@ -75,7 +76,7 @@ TEST_F(HfConfig, ReadsTheArchitecture) {
 
 // The defaults of transformers' LlamaConfig for missing keys.
 TEST_F(HfConfig, Defaults) {
-  const LlamaOptions config = read([](json& c) {
+  const DecoderOptions config = read([](json& c) {
     for (const char* key : {"num_key_value_heads", "rms_norm_eps", "rope_theta", "rope_scaling", "hidden_act",
                             "tie_word_embeddings", "architectures"}) {
       c.erase(key);
@@ -102,7 +103,7 @@ TEST_F(HfConfig, RopeSettingsInBothForms) {
         }
       });
     };
-    LlamaOptions config = with({{"rope_type", "default"}}, 500.5);
+    DecoderOptions config = with({{"rope_type", "default"}}, 500.5);
     EXPECT_EQ(config.rope_theta, 500.5);
     EXPECT_EQ(config.rope_scaling, "none");
     config = with({{"rope_type", "linear"}, {"factor", 2.5}}, 300);
@@ -118,12 +119,12 @@ TEST_F(HfConfig, RopeSettingsInBothForms) {
     EXPECT_EQ(config.rope_low_freq, 1);
     EXPECT_EQ(config.rope_high_freq, 4);
     EXPECT_EQ(config.rope_original_positions, 4096);
-    for (const char* type : {"dynamic", "yarn", "longrope", "su"}) {
+    for (const char* type : {"longrope", "su", "proportional"}) {
       expect_error(
           [&] {
             with({{"rope_type", type}, {"factor", 2}}, 1e4);
           },
-          {"config.json", type, "not supported", "default, linear and llama3"});
+          {"config.json", type, "not supported", "default, linear, llama3, yarn, dynamic are"});
     }
     expect_error([&] { with({{"rope_type", "linear"}}, 1e4); }, {"has no factor"});
     expect_error(
@@ -139,8 +140,30 @@ TEST_F(HfConfig, RopeSettingsInBothForms) {
         },
         {"partial_rotary_factor"});
     expect_error([&] { with({{"rope_type", "default"}}, -1); }, {"model.rope_theta is -1"});
-    for (const char* key :
-         {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}) {
+    config = with({{"rope_type", "yarn"}, {"factor", 4}, {"original_max_position_embeddings", 100}}, 1e4);
+    EXPECT_EQ(config.rope_scaling, "yarn");
+    EXPECT_EQ(config.rope_factor, 4);
+    EXPECT_EQ(config.rope_original_positions, 100);
+    EXPECT_EQ(config.rope_beta_fast, 32);
+    EXPECT_EQ(config.rope_beta_slow, 1);
+    EXPECT_EQ(config.rope_attention_factor, 0);
+    config = with({{"rope_type", "yarn"}, {"factor", 4}, {"mscale", 2}, {"mscale_all_dim", 1}}, 1e4);
+    EXPECT_EQ(config.rope_original_positions, 8192);  // max_position_embeddings
+    EXPECT_NEAR(config.rope_attention_factor, (0.2 * std::log(4) + 1) / (0.1 * std::log(4) + 1), 1e-12);
+    config = with({{"rope_type", "dynamic"}, {"factor", 3}}, 1e4);
+    EXPECT_EQ(config.rope_scaling, "dynamic");
+    EXPECT_EQ(config.rope_original_positions, 8192);
+    expect_error(
+        [&] {
+          with({{"rope_type", "yarn"}, {"factor", 4}, {"truncate", false}}, 1e4);
+        },
+        {"config.json", "truncate false is not supported"});
+    expect_error(
+        [&] {
+          with({{"rope_type", "linear"}, {"factor", 4}, {"beta_fast", 8}}, 1e4);
+        },
+        {"config.json", "beta_fast 8 is not supported with rope_type \"linear\""});
+    for (const char* key : {"factor", "low_freq_factor", "high_freq_factor"}) {
       json settings = kLlama3;
       settings.erase(key);
       expect_error([&] { with(settings, 1e4); }, {"config.json", concat("has no ", key)});
@@ -153,17 +176,20 @@ TEST_F(HfConfig, RopeSettingsInBothForms) {
 }
 
 TEST_F(HfConfig, RefusesWhatIsNotSupported) {
-  refuse([](json& c) { c["model_type"] = "mistral"; },
-         {"\"mistral\" is not supported", "llama (LlamaForCausalLM)"});
+  refuse([](json& c) { c["model_type"] = "bloom"; },
+         {"\"bloom\" is not supported", "llama (LlamaForCausalLM)", "qwen3 (Qwen3ForCausalLM)"});
   refuse([](json& c) { c["model_type"] = json::array(); }, {"a list", "llama (LlamaForCausalLM)"});
   refuse([](json& c) { c.erase("model_type"); }, {"no model_type"});
   refuse([](json& c) { c["architectures"] = {"LlamaForSequenceClassification"}; }, {"LlamaForCausalLM"});
   refuse([](json& c) { c["architectures"] = "LlamaForCausalLM"; }, {"architectures"});
-  refuse([](json& c) { c["attention_bias"] = true; }, {"attention_bias"});
   refuse([](json& c) { c["attention_bias"] = "no"; }, {"attention_bias is \"no\", not true or false"});
-  refuse([](json& c) { c["mlp_bias"] = true; }, {"mlp_bias"});
-  refuse([](json& c) { c["hidden_act"] = "gelu"; }, {"hidden_act \"gelu\"", "\"silu\" is"});
-  refuse([](json& c) { c["attention_dropout"] = 0.1; }, {"attention_dropout"});
+  refuse([](json& c) { c["hidden_act"] = "relu"; }, {"hidden_act \"relu\"", "\"silu\"", "\"gelu_new\""});
+  refuse([](json& c) { c["attention_dropout"] = 1.5; }, {"model.attention_dropout is 1.5"});
+  refuse([](json& c) { c["sliding_window"] = 4; },
+         {"sliding_window is 4, which is not supported with model_type \"llama\"", "remove it"});
+  refuse([](json& c) { c["layer_types"] = {"full_attention"}; }, {"layer_types is a list"});
+  EXPECT_NO_THROW(read([](json& c) { c["use_magic"] = false; }));  // asks for nothing
+  EXPECT_NO_THROW(read([](json& c) { c["sliding_window"] = nullptr; }));
   refuse([](json& c) { c["quantization_config"] = {{"bits", 4}}; }, {"quantized"});
 }
 
@@ -244,7 +270,7 @@ TEST_F(HfConfig, AFolderWithAnAdapter) {
 
 // transformers takes head_dim from the file, and refuses the model all the same.
 TEST_F(HfConfig, RefusesToWriteWhatTransformersRefuses) {
-  LlamaOptions llama;
+  DecoderOptions llama;
   llama.dim = 17;
   llama.heads = 9;
   llama.head_dim = 2;
@@ -272,7 +298,7 @@ TEST_F(HfConfig, RefusesBadFiles) {
 }
 
 TEST_F(HfConfig, ComesBackAsItWasWritten) {
-  LlamaOptions config;
+  DecoderOptions config;
   config.dim = 40;
   config.layers = 3;
   config.heads = 4;
@@ -358,8 +384,16 @@ TEST_F(HfConfig, KeysThatDoNotShapeWeightsAreTheUsers) {
       if (!comes_with_weights(type, key.name)) free.push_back(type.name + "." + key.name);
     }
   }
-  EXPECT_EQ(free, (std::vector<std::string>{"llama.init_std", "bert.dropout", "bert.attention_dropout",
-                                            "bert.init_std", "mamba.init_std", "mlp.init_std"}));
+  std::vector<std::string> expected;
+  for (const DecoderFamily& family : decoder_families()) {
+    if (has_option(family, "dropout")) expected.push_back(family.name + ".dropout");
+    for (const char* key : {".attention_dropout", ".init_std"}) expected.push_back(family.name + key);
+  }
+  for (const char* key :
+       {"bert.dropout", "bert.attention_dropout", "bert.init_std", "mamba.init_std", "mlp.init_std"}) {
+    expected.emplace_back(key);
+  }
+  EXPECT_EQ(free, expected);
   EXPECT_FALSE(comes_with_weights(model_type("llama"), "steps"));
 }
 

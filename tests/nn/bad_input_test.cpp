@@ -1,17 +1,17 @@
 // A layer must refuse unusable input with an Error that describes the problem: token ids and labels outside
 // the vocabulary, wrong sizes, wrong dtypes, missing fields, impossible models.
 #include "tests/nn/layer_test_util.h"
-#include "twobp/models/llama.h"
+#include "twobp/models/decoder/decoder.h"
 #include "twobp/models/mlp.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/gated_unit.h"
 #include "twobp/nn/layers/linear.h"
 #include "twobp/nn/layers/residual.h"
 #include "twobp/nn/layers/rms_norm.h"
 #include "twobp/nn/layers/sequential.h"
 #include "twobp/nn/layers/squared_error.h"
-#include "twobp/nn/layers/swiglu.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -153,10 +153,10 @@ TEST(BadInput, ImpossibleShapes) {
   expect_error([] { Attention({4, 0, 4, 10000}, at::kFloat); }, {"0 key-value heads"});
   expect_error([] { Attention({4, 2, 5, 10000}, at::kFloat); }, {"even head_dim", "5"});
   expect_error([] { Sequential({}); }, {"at least one layer"});
-  LlamaOptions no_layers;
+  DecoderOptions no_layers;
   no_layers.layers = 0;
   expect_error([&] { llama(no_layers); }, {"at least one layer"});
-  LlamaOptions no_heads;
+  DecoderOptions no_heads;
   no_heads.heads = 0;
   expect_error([&] { llama(no_heads); }, {"at least one head"});
   MlpOptions no_width;

@@ -7,12 +7,14 @@
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/gated_unit.h"
+#include "twobp/nn/layers/learned_positions.h"
 #include "twobp/nn/layers/linear.h"
+#include "twobp/nn/layers/query_key_norm.h"
 #include "twobp/nn/layers/residual.h"
 #include "twobp/nn/layers/rms_norm.h"
 #include "twobp/nn/layers/sequential.h"
 #include "twobp/nn/layers/squared_error.h"
-#include "twobp/nn/layers/swiglu.h"
 
 namespace twobp::test {
 namespace {
@@ -34,17 +36,21 @@ auto sizes(std::vector<int64_t> per_sample) {
   };
 }
 
-LayerCase embedding_case(const std::string& name, int64_t vocab, int64_t dim, int64_t positions) {
+LayerCase embedding_case(const std::string& name, int64_t vocab, int64_t dim, int64_t positions,
+                         double scale = 1) {
   LayerCase c;
   c.name = name;
-  c.make = [=](at::ScalarType dtype) { return std::make_unique<Embedding>("e", vocab, dim, kStd, dtype); };
+  c.make = [=](at::ScalarType dtype) {
+    return std::make_unique<Embedding>("e", vocab, dim, kStd, dtype, /*padding=*/-1, scale);
+  };
   c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) {
     return Fields{{"input_ids", random_ids({samples, positions}, vocab, seed)}};
   };
-  c.reference = [](const at::Tensor&, const Weights& w, const Fields& fields) {
-    return at::embedding(w[0], fields.at("input_ids"));
+  c.reference = [=](const at::Tensor&, const Weights& w, const Fields& fields) {
+    return at::embedding(w[0], fields.at("input_ids")) * scale;
   };
-  c.roundings = 2.0 * static_cast<double>(positions);  // a token repeats at most once per position
+  c.roundings = 2.0 * static_cast<double>(positions) +
+                (scale == 1 ? 0 : 2);  // a token repeats at most once per position
   return c;
 }
 
@@ -64,13 +70,65 @@ LayerCase linear_case(const std::string& name, std::vector<int64_t> per_sample,
   return c;
 }
 
-LayerCase rms_norm_case(const std::string& name, int64_t positions, int64_t dim) {
+LayerCase transposed_linear_case() {
+  LayerCase c;
+  c.name = "LinearTransposed";
+  c.make = [](at::ScalarType dtype) {
+    return std::make_unique<Linear>(std::vector<ParameterPart>{{"w", 7}}, 5, kStd, dtype, /*bias=*/true,
+                                    /*transposed=*/true);
+  };
+  c.input = sizes({3, 5});
+  c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) {
+    return at::matmul(x, w[0]) + w[1];
+  };
+  c.roundings = 8;
+  return c;
+}
+
+LayerCase positions_case(const std::string& name, int64_t positions, int64_t dim) {
   LayerCase c;
   c.name = name;
-  c.make = [=](at::ScalarType dtype) { return std::make_unique<RmsNorm>("g", dim, kEps, dtype); };
+  c.make = [=](at::ScalarType dtype) {
+    return std::make_unique<LearnedPositions>("p", positions + 2, dim, kStd, dtype);
+  };
   c.input = sizes({positions, dim});
-  c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) {
-    return reference::rms_norm(x, w[0], kEps);
+  c.reference = [=](const at::Tensor& x, const Weights& w, const Fields&) {
+    return x + w[0].narrow(0, 0, positions);
+  };
+  c.roundings = 4;  // the sum over the samples
+  return c;
+}
+
+LayerCase query_key_norm_case(const std::string& name, const QueryKeyNormShape& shape, int64_t positions,
+                              GainForm form) {
+  LayerCase c;
+  c.name = name;
+  c.make = [=](at::ScalarType dtype) {
+    return std::make_unique<QueryKeyNorm>("q", "k", shape, kEps, dtype, form);
+  };
+  const int64_t queries = shape.heads * shape.head_dim, keys = shape.kv_heads * shape.head_dim;
+  c.input = sizes({positions, queries + 2 * keys});
+  c.reference = [=](const at::Tensor& x, const Weights& w, const Fields&) {
+    const auto part = [&](int64_t first, int64_t count, const at::Tensor& weight) {
+      const at::Tensor gain = form == GainForm::kWeight ? weight : 1 + weight;
+      const at::Tensor norms = x.narrow(2, first, count).unflatten(2, {-1, gain.numel()});
+      return reference::rms_norm(norms, gain, kEps).flatten(2);
+    };
+    return at::cat({part(0, queries, w[0]), part(queries, keys, w[1]), x.narrow(2, queries + keys, keys)}, 2);
+  };
+  // As for RmsNorm, with the heads of 64 rows in a block.
+  c.roundings = static_cast<double>(std::max(queries, 64 * shape.heads)) + 12;
+  return c;
+}
+
+LayerCase rms_norm_case(const std::string& name, int64_t positions, int64_t dim,
+                        GainForm form = GainForm::kWeight) {
+  LayerCase c;
+  c.name = name;
+  c.make = [=](at::ScalarType dtype) { return std::make_unique<RmsNorm>("g", dim, kEps, dtype, form); };
+  c.input = sizes({positions, dim});
+  c.reference = [=](const at::Tensor& x, const Weights& w, const Fields&) {
+    return reference::rms_norm(x, form == GainForm::kWeight ? w[0] : 1 + w[0], kEps);
   };
   // The mean sums dim numbers. The gain's gradient sums rows up to a block of 64, and then blocks. About 10
   // more operations are involved.
@@ -108,10 +166,23 @@ LayerCase swiglu_case(const std::string& name, int64_t positions, int64_t cols) 
   return c;
 }
 
-LayerCase cross_entropy_case(const std::string& name, int64_t positions, int64_t vocab) {
+LayerCase geglu_case(const std::string& name, Gate gate, int64_t positions, int64_t cols) {
   LayerCase c;
   c.name = name;
-  c.make = [](at::ScalarType) { return std::make_unique<CrossEntropy>(); };
+  c.make = [=](at::ScalarType) { return std::make_unique<GatedUnit>(gate); };
+  c.input = sizes({positions, 2 * cols});
+  c.reference = [=](const at::Tensor& x, const Weights&, const Fields&) {
+    return at::gelu(x.narrow(-1, 0, cols), gate == Gate::kGelu ? "none" : "tanh") * x.narrow(-1, cols, cols);
+  };
+  c.roundings = 44;  // as GELU, and the products
+  return c;
+}
+
+LayerCase cross_entropy_case(const std::string& name, int64_t positions, int64_t vocab,
+                             const LogitsForm& form = {}) {
+  LayerCase c;
+  c.name = name;
+  c.make = [=](at::ScalarType) { return std::make_unique<CrossEntropy>(form); };
   c.input = sizes({positions, vocab});
   c.loss_weight = 0.25;
   c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) {
@@ -120,12 +191,13 @@ LayerCase cross_entropy_case(const std::string& name, int64_t positions, int64_t
     labels.view({-1})[-1].fill_(-100);
     return Fields{{"labels", labels}};
   };
-  c.reference = [](const at::Tensor& x, const Weights&, const Fields& fields) {
-    return reference::cross_entropy(x, fields.at("labels"), 0.25);
+  c.reference = [=](const at::Tensor& x, const Weights&, const Fields& fields) {
+    const at::Tensor logits = reference::soft_cap(x * form.scale, form.cap);
+    return reference::cross_entropy(logits, fields.at("labels"), 0.25);
   };
   // The sum over the vocabulary. Logits differ by up to 8, which exp turns into that many additional
   // roundings. exp itself is within 4 ulp. About 10 more operations are involved.
-  c.roundings = static_cast<double>(vocab) + 26;
+  c.roundings = static_cast<double>(vocab) + 26 + (form.cap > 0 ? 20 : 0);
   return c;
 }
 
@@ -155,6 +227,33 @@ LayerCase residual_case() {
     return x + reference::linear(x, w[0]);
   };
   c.roundings = 6 + 5 + 1;
+  return c;
+}
+
+LayerCase scaled_residual_case() {
+  LayerCase c = residual_case();
+  c.name = "ResidualScaled";
+  c.make = [](at::ScalarType dtype) { return std::make_unique<Residual>(linear({{"w", 5}}, 5, dtype), 0.3); };
+  c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) {
+    return x + 0.3 * reference::linear(x, w[0]);
+  };
+  c.roundings += 2;
+  return c;
+}
+
+// Two branches of the same x.
+LayerCase residual_join_case() {
+  LayerCase c;
+  c.name = "ResidualJoin";
+  c.make = [](at::ScalarType dtype) {
+    return make_sequential(std::make_unique<ResidualBegin>(linear({{"first", 5}}, 5, dtype)),
+                           std::make_unique<ResidualJoin>(linear({{"second", 5}}, 5, dtype)));
+  };
+  c.input = sizes({3, 5});
+  c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) {
+    return x + reference::linear(x, w[0]) + reference::linear(x, w[1]);
+  };
+  c.roundings = 2 * 6 + 5 + 2;
   return c;
 }
 
@@ -228,11 +327,16 @@ const std::vector<LayerCase>& layer_cases() {
   static const std::vector<LayerCase> cases = {
       embedding_case("Embedding", 4, 5, 7),  // 14 tokens from 4 values: repeated
       embedding_case("EmbeddingLarge", 131, 33, 65),
+      embedding_case("EmbeddingScaled", 4, 5, 7, 1.7),
+      positions_case("LearnedPositions", 3, 5),
+      positions_case("LearnedPositionsLarge", 65, 33),
       linear_case("Linear", {3, 5}, {{"w", 7}}, 6),
       linear_case("LinearOnMatrix", {5}, {{"w", 7}}, 2),
       linear_case("LinearPacked", {3, 5}, {{"q", 4}, {"k", 1}, {"v", 2}}, 6),
       linear_case("LinearLarge", {65, 67}, {{"w", 71}}, 130),
+      transposed_linear_case(),
       rms_norm_case("RmsNorm", 3, 5),
+      rms_norm_case("RmsNormOnePlus", 3, 5, GainForm::kOnePlusWeight),
       rms_norm_case("RmsNormOneColumn", 3, 1),
       rms_norm_case("RmsNormWholeBlocks", 64, 17),
       rms_norm_case("RmsNormLarge", 65, 33),  // blocks of 64, 64 and 2 rows
@@ -243,13 +347,30 @@ const std::vector<LayerCase>& layer_cases() {
       attention_case("AttentionLarge", {4, 2, 18, 10000}, 133),
       attention_case("AttentionPadded", {4, 2, 6, 100}, 7, true),
       attention_case("AttentionPaddedLarge", {4, 2, 18, 10000}, 133, true),
+      attention_case("AttentionUnrotated", {3, 1, 3, {100}, 0}, 4),
+      attention_case("AttentionPartlyRotated", {4, 2, 7, {100}, 4}, 5),
+      attention_case("AttentionWindow", {4, 2, 6, {100}, -1, 3}, 7),
+      attention_case("AttentionWindowOfOne", {4, 2, 6, {100}, -1, 1}, 7),
+      attention_case("AttentionWindowLarge", {4, 2, 18, {10000}, -1, 50}, 133),
+      attention_case("AttentionWindowPadded", {4, 2, 6, {100}, -1, 2}, 7, true),
+      attention_case("AttentionScaledAndCapped", {4, 2, 6, {100}, -1, 0, 0.7, 1.5}, 5),
+      attention_case("AttentionInterleaved", {3, 3, 6, {100}, 2, 0, 0, 0, true}, 5),
+      attention_case("AttentionOfAllKinds", {2, 2, 18, {100}, 8, 70, 0.3, 2.5, true}, 133, true),
+      query_key_norm_case("QueryKeyNorm", {4, 2, 5, false}, 3, GainForm::kWeight),
+      query_key_norm_case("QueryKeyNormWhole", {2, 1, 5, true}, 3, GainForm::kOnePlusWeight),
+      query_key_norm_case("QueryKeyNormLarge", {3, 1, 18, false}, 65, GainForm::kWeight),
       swiglu_case("SwiGlu", 3, 5),
+      geglu_case("GeGlu", Gate::kGelu, 3, 5),
+      geglu_case("GeGluTanhLarge", Gate::kGeluTanh, 65, 137),
       swiglu_case("SwiGluLarge", 65, 137),
       cross_entropy_case("CrossEntropy", 3, 7),
       cross_entropy_case("CrossEntropyLarge", 65, 131),
+      cross_entropy_case("CrossEntropyScaledAndCapped", 3, 7, {0.6, 1.5}),
       squared_error_case("SquaredError", 3, 5),
       squared_error_case("SquaredErrorLarge", 65, 17),
       residual_case(),
+      scaled_residual_case(),
+      residual_join_case(),
       residual_halves_case(),
       nested_case("Nested", 3, 5, 7),
       nested_case("NestedLarge", 65, 33, 71),

@@ -1,13 +1,12 @@
 // Compares the whole LLaMa on one device with the same model on autograd: loss and every gradient, in float64
 // and float32, tied and untied, with grouped heads, over micro-batches with different numbers of counted
 // targets.
-#include "twobp/models/llama.h"
-
 #include <map>
 
 #include "tests/nn/layer_test_util.h"
 #include "tests/nn/reference.h"
 #include "tests/nn/typed_options.h"
+#include "twobp/models/decoder/decoder.h"
 #include "twobp/models/mlp.h"
 #include "twobp/nn/layers/sequential.h"
 
@@ -18,8 +17,8 @@ using namespace test;
 
 // All sizes differ, so that exchanging two of them causes an error. A deviation of 0.3 makes logits of size 1
 // to 10.
-test::Typed<LlamaOptions> options(at::ScalarType dtype, bool tied, int64_t kv_heads = 2) {
-  test::Typed<LlamaOptions> o;
+test::Typed<DecoderOptions> options(at::ScalarType dtype, bool tied, int64_t kv_heads = 2) {
+  test::Typed<DecoderOptions> o;
   o.vocab = 13;
   o.dim = 10;
   o.layers = 2;
@@ -36,7 +35,7 @@ test::Typed<LlamaOptions> options(at::ScalarType dtype, bool tied, int64_t kv_he
 }
 
 // Two micro-batches: 3 samples of 7 positions with 21 counted targets, and 1 sample of 9 positions with 2.
-std::vector<Fields> batch(const test::Typed<LlamaOptions>& o) {
+std::vector<Fields> batch(const test::Typed<DecoderOptions>& o) {
   std::vector<Fields> out;
   out.push_back({{"input_ids", random_ids({3, 7}, o.vocab, 1)}, {"labels", random_ids({3, 7}, o.vocab, 2)}});
   out.push_back({{"input_ids", random_ids({1, 9}, o.vocab, 3)}, {"labels", random_ids({1, 9}, o.vocab, 4)}});
@@ -46,7 +45,7 @@ std::vector<Fields> batch(const test::Typed<LlamaOptions>& o) {
 
 constexpr double kLossWeight = 1.0 / (21 + 2);
 
-std::unique_ptr<Sequential> make_model(const test::Typed<LlamaOptions>& o) {
+std::unique_ptr<Sequential> make_model(const test::Typed<DecoderOptions>& o) {
   std::vector<std::unique_ptr<Layer>> layers;
   for (const LayerSpec& spec : llama(o, o.settings()).layers) layers.push_back(spec.make());
   return std::make_unique<Sequential>(std::move(layers));
@@ -69,7 +68,7 @@ std::multimap<std::string, at::Tensor> parts_of(const std::vector<Parameter*>& p
 
 class Reference {
  public:
-  Reference(const test::Typed<LlamaOptions>& o, const std::vector<Parameter*>& parameters) : o_(o) {
+  Reference(const test::Typed<DecoderOptions>& o, const std::vector<Parameter*>& parameters) : o_(o) {
     for (const auto& [name, value] : parts_of(parameters, &Parameter::value)) {
       weights_.emplace(name,
                        value.to(at::kDouble).clone().requires_grad_(true));  // the first use of a tied weight
@@ -114,7 +113,7 @@ class Reference {
     return reference::cross_entropy(logits, fields.at("labels"), kLossWeight);
   }
 
-  test::Typed<LlamaOptions> o_;
+  test::Typed<DecoderOptions> o_;
   std::map<std::string, at::Tensor> weights_;
 };
 
@@ -135,7 +134,7 @@ double run_library(Sequential& model, const std::vector<Fields>& fields) {
   return loss;
 }
 
-void expect_autograd(const test::Typed<LlamaOptions>& o) {
+void expect_autograd(const test::Typed<DecoderOptions>& o) {
   const auto model = make_model(o);
   const auto parameters = make_parameters(*model);
   Reference reference(o, parameters);
@@ -172,7 +171,7 @@ TEST(Llama, AgreesWithAutogradForEveryNumberOfKeyHeads) {
 // A tied weight is one parameter per use, with the same name and value and separate gradient buffers. Neither
 // gradient is the whole one, and their sum is.
 TEST(Llama, EveryUseOfATiedWeightHasItsOwnGradient) {
-  const test::Typed<LlamaOptions> o = options(at::kDouble, true);
+  const test::Typed<DecoderOptions> o = options(at::kDouble, true);
   const auto model = make_model(o);
   const auto parameters = make_parameters(*model);
   std::vector<Parameter*> uses;
@@ -206,7 +205,7 @@ TEST(Llama, UntiedWeightsDiffer) {
 
 // Backward-p2 of both micro-batches together. Gradients differ only by the roundings of another order.
 TEST(Llama, ConcatenatedBackwardAgrees) {
-  const test::Typed<LlamaOptions> o = options(at::kFloat, false);
+  const test::Typed<DecoderOptions> o = options(at::kFloat, false);
   const std::vector<Fields> fields = batch(o);
   const auto model = make_model(o);
   const auto parameters = make_parameters(*model);

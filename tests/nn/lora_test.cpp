@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "tests/nn/layer_test_util.h"
+#include "twobp/models/decoder/decoder.h"
 #include "twobp/models/freeze.h"
-#include "twobp/models/llama.h"
 #include "twobp/nn/layers/lora_linear.h"
 
 namespace twobp::TWOBP_FILE {

@@ -3,14 +3,14 @@
 // keeps are counted.
 #include "tests/nn/layer_test_util.h"
 #include "tests/nn/typed_options.h"
-#include "twobp/models/llama.h"
+#include "twobp/models/decoder/decoder.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/gated_unit.h"
 #include "twobp/nn/layers/linear.h"
 #include "twobp/nn/layers/rms_norm.h"
 #include "twobp/nn/layers/squared_error.h"
-#include "twobp/nn/layers/swiglu.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -95,8 +95,8 @@ TEST(Memory, SquaredErrorKeepsTheDifference) {
                  {{"target", random({kBatch, kPositions, 3}, 1, at::kFloat)}}, {kRows * 3, 0, 0});
 }
 
-test::Typed<LlamaOptions> options() {
-  test::Typed<LlamaOptions> o;
+test::Typed<DecoderOptions> options() {
+  test::Typed<DecoderOptions> o;
   o.vocab = 11;
   o.dim = 10;
   o.layers = 1;
@@ -111,7 +111,7 @@ test::Typed<LlamaOptions> options() {
 // (one tensor for I and W) and its log-sums. After I, for W: the norm's output, dL/d(q k v), the attention's
 // output, dL/dy.
 TEST(Memory, AttentionHalfOfABlock) {
-  const test::Typed<LlamaOptions> o = options();
+  const test::Typed<DecoderOptions> o = options();
   const int64_t packed = (o.heads + 2 * o.kv_heads) * o.head_dim;
   const int64_t out = o.heads * o.head_dim;
   const auto layer = llama(o, o.settings()).layers[1].make();
@@ -123,7 +123,7 @@ TEST(Memory, AttentionHalfOfABlock) {
 // After F: the residual stream and its norm's scale, the norm's output, gate and up, and their product. After
 // I, the gradient of gate and up overwrites them.
 TEST(Memory, MlpHalfOfABlock) {
-  const test::Typed<LlamaOptions> o = options();
+  const test::Typed<DecoderOptions> o = options();
   const auto layer = llama(o, o.settings()).layers[2].make();
   expect_numbers(*layer, {kBatch, kPositions, o.dim}, {kBatch, kPositions, o.dim}, {},
                  {kRows * (o.dim + 1 + o.dim + 2 * o.hidden + o.hidden),
@@ -131,7 +131,7 @@ TEST(Memory, MlpHalfOfABlock) {
 }
 
 TEST(Memory, Head) {
-  const test::Typed<LlamaOptions> o = options();
+  const test::Typed<DecoderOptions> o = options();
   const auto layer = llama(o, o.settings()).layers.back().make();
   expect_numbers(*layer, {kBatch, kPositions, o.dim}, {},
                  {{"labels", random_ids({kBatch, kPositions}, o.vocab, 1)}},

@@ -36,11 +36,31 @@ TEST(Operators, DrawTheMasksOfTheKernels) {
 
 // Uses blocks of 128 and 5 queries.
 TEST(Operators, AttendAsTheKernelsDo) {
-  for (const bool causal : {false, true}) {
-    PackedAttention attention{/*heads=*/4, /*kv_heads=*/2, /*head_dim=*/6, causal, {}, {}};
-    Context context;
-    context.seed = 7;
-    if (!causal) attention.dropout = DropoutRate(0.3, "layer").mask(context);
+  Context context;
+  context.seed = 7;
+  const DropoutMask dropout = DropoutRate(0.3, "layer").mask(context);
+  PackedAttention causal{/*heads=*/4, /*kv_heads=*/2, /*head_dim=*/6, /*causal=*/true, {}, {}};
+  PackedAttention bidirectional = causal;
+  bidirectional.causal = false;
+  bidirectional.dropout = dropout;
+  PackedAttention window = causal;
+  window.window = 70;
+  window.dropout = dropout;
+  PackedAttention documents = causal;
+  documents.starts = at::zeros({2, 133}, at::kLong);
+  documents.starts[0].narrow(0, 40, 93).fill_(40);
+  documents.starts[1].narrow(0, 1, 131).fill_(1);
+  documents.starts[1][132] = 132;
+  documents.cap = 0.8;
+  documents.scale = 0.5;
+  PackedAttention both = documents;
+  both.window = 33;
+  both.dropout = dropout;
+  PackedAttention interleaved = causal;
+  interleaved.kv_heads = 4;
+  interleaved.interleaved = true;
+  for (const PackedAttention& attention : {causal, bidirectional, window, documents, both, interleaved}) {
+    SCOPED_TRACE(concat("window ", attention.window, ", cap ", attention.cap));
     const at::Tensor packed = random({2, 133, attention.packed()}, 1);
     const at::Tensor dout = random({2, 133, 24}, 2);
     const auto run = [&] {
@@ -53,10 +73,38 @@ TEST(Operators, AttendAsTheKernelsDo) {
     const auto expected = run();
     const OperatorsEverywhere operators;
     const auto actual = run();
-    for (size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_LT(largest(actual[i] - expected[i]), 1e-12 * largest(expected[i])) << i << ", causal " << causal;
-    }
+    for (size_t i = 0; i < expected.size(); ++i)
+      EXPECT_LT(largest(actual[i] - expected[i]), 1e-12 * largest(expected[i])) << i;
     EXPECT_FALSE(same_bits(actual[2], expected[2])) << "the same way?";
+  }
+}
+
+// Samples that are split into documents attend as the documents do alone.
+TEST(Operators, DocumentsAttendAlone) {
+  PackedAttention attention{/*heads=*/2, /*kv_heads=*/1, /*head_dim=*/5, /*causal=*/true, {}, {}};
+  const std::vector<int64_t> lengths = {3, 70, 1, 59};  // of one sample, over three blocks of queries
+  at::Tensor starts = at::empty({1, 133}, at::kLong);
+  for (int64_t begin = 0, i = 0; begin < 133; begin += lengths[i++])
+    starts[0].narrow(0, begin, lengths[i]).fill_(begin);
+  const at::Tensor packed = random({1, 133, attention.packed()}, 1);
+  const at::Tensor dout = random({1, 133, 10}, 2);
+  const auto run = [&](const at::Tensor& x, const at::Tensor& dy) {
+    std::vector<at::Tensor> results = {at::empty_like(dy), at::empty({1, 2, x.size(1)}, x.options()),
+                                       at::empty_like(x)};
+    packed_attention_forward(x, attention, results[0], results[1]);
+    packed_attention_backward(x, attention, results[0], results[1], dy, results[2]);
+    return results;
+  };
+  attention.starts = starts;
+  const auto together = run(packed, dout);
+  attention.starts = at::Tensor();
+  int64_t begin = 0;
+  for (const int64_t length : lengths) {
+    const auto alone =
+        run(packed.narrow(1, begin, length).contiguous(), dout.narrow(1, begin, length).contiguous());
+    for (const size_t i : {0, 2})
+      EXPECT_LT(largest(together[i].narrow(1, begin, length) - alone[i]), 1e-13) << begin << " " << i;
+    begin += length;
   }
 }
 

@@ -6,9 +6,9 @@
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/bidirectional_attention.h"
 #include "twobp/nn/layers/cross_entropy.h"
+#include "twobp/nn/layers/gated_unit.h"
 #include "twobp/nn/layers/linear.h"
 #include "twobp/nn/layers/sequential.h"
-#include "twobp/nn/layers/swiglu.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "tests/nn/layer_test_util.h"
-#include "twobp/models/llama.h"
+#include "twobp/models/decoder/decoder.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -87,7 +87,7 @@ TEST(Parameter, FirstContributionOverwritesTheNextOnesAdd) {
 
 // The weights are the same in any division into stages and any order of creation. All names are different.
 TEST(Parameter, ModelWeightsDoNotDependOnTheOrderOfMaking) {
-  LlamaOptions o;
+  DecoderOptions o;
   o.vocab = 7;
   o.dim = 6;
   o.layers = 2;

@@ -5,7 +5,7 @@
 #include <map>
 
 #include "tests/nn/layer_cases.h"
-#include "twobp/models/llama.h"
+#include "twobp/models/decoder/decoder.h"
 #include "twobp/models/recompute.h"
 #include "twobp/nn/layers/batch_norm.h"
 #include "twobp/nn/layers/linear.h"
@@ -250,7 +250,7 @@ TEST(Recompute, DiscardedGradientsChangeNothing) {
 }
 
 ModelSpec model() {
-  LlamaOptions options;
+  DecoderOptions options;
   options.layers = 2;
   return llama(options);
 }

@@ -35,24 +35,43 @@ inline at::Tensor rope(const at::Tensor& x, double theta) {
   return x * angle.cos() + rotated * angle.sin();
 }
 
+// Of the first `dims` numbers of a head.
+inline at::Tensor rope(const at::Tensor& x, double theta, int64_t dims) {
+  if (dims == 0) return x;
+  return at::cat({rope(x.narrow(3, 0, dims), theta), x.narrow(3, dims, x.size(3) - dims)}, 3);
+}
+
+// cap * tanh(x / cap), or x without a cap.
+inline at::Tensor soft_cap(const at::Tensor& x, double cap) {
+  return cap > 0 ? cap * at::tanh(x / cap) : x;
+}
+
 // Packed (q | k | v), (B, S, (H + 2 K) D) -> (B, S, H D). `mask` (B, S) is 0 for padding, and may be
 // undefined.
 inline at::Tensor attention(const at::Tensor& packed, const AttentionShape& shape,
                             const at::Tensor& mask = {}) {
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
+  const at::Tensor rows =
+      shape.interleaved
+          ? packed.view({batch, positions, shape.heads, 3, shape.head_dim}).transpose(2, 3).flatten(2)
+          : packed;
   const auto heads = [&](int64_t first, int64_t count) {
-    return packed.narrow(2, first * shape.head_dim, count * shape.head_dim)
-        .view({batch, positions, count, shape.head_dim})
+    return rows.narrow(2, first * shape.head_dim, count * shape.head_dim)
+        .reshape({batch, positions, count, shape.head_dim})
         .transpose(1, 2);
   };
   const int64_t group = shape.heads / shape.kv_heads;
-  const at::Tensor q = rope(heads(0, shape.heads), shape.rope.theta);
-  const at::Tensor k = rope(heads(shape.heads, shape.kv_heads), shape.rope.theta).repeat_interleave(group, 1);
+  const int64_t dims = shape.rotary_dims();
+  const at::Tensor q = rope(heads(0, shape.heads), shape.rope.theta, dims);
+  const at::Tensor k =
+      rope(heads(shape.heads, shape.kv_heads), shape.rope.theta, dims).repeat_interleave(group, 1);
   const at::Tensor v = heads(shape.heads + shape.kv_heads, shape.kv_heads).repeat_interleave(group, 1);
   at::Tensor hidden = at::ones({positions, positions}, at::kBool).triu(1);
+  if (shape.window > 0) hidden.logical_or_(at::ones_like(hidden).tril(-shape.window));
   if (mask.defined()) hidden = hidden.logical_or(mask.eq(0).view({batch, 1, 1, positions}));
-  const at::Tensor scores = at::matmul(q, k.transpose(2, 3)) / std::sqrt(static_cast<double>(shape.head_dim));
+  const double scale = shape.scale > 0 ? shape.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
+  const at::Tensor scores = soft_cap(at::matmul(q, k.transpose(2, 3)) * scale, shape.cap);
   // A row of hidden scores would become uniform, but its query sees nothing.
   const at::Tensor p = at::softmax(scores.masked_fill(hidden, -1e30), -1).masked_fill(hidden, 0);
   return at::matmul(p, v).transpose(1, 2).reshape({batch, positions, shape.heads * shape.head_dim});

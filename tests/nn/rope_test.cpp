@@ -54,7 +54,9 @@ TEST(Rope, Names) {
   EXPECT_EQ(parse_rope_scaling("none"), RopeScaling::kNone);
   EXPECT_EQ(parse_rope_scaling("linear"), RopeScaling::kLinear);
   EXPECT_EQ(parse_rope_scaling("llama3"), RopeScaling::kLlama3);
-  EXPECT_THROW(parse_rope_scaling("yarn"), Error);
+  EXPECT_EQ(parse_rope_scaling("yarn"), RopeScaling::kYarn);
+  EXPECT_EQ(parse_rope_scaling("dynamic"), RopeScaling::kDynamic);
+  EXPECT_THROW(parse_rope_scaling("longrope"), Error);
 }
 
 TEST(Rope, RefusesWhatMakesNoSense) {

@@ -40,19 +40,29 @@ void check(const Kernels<T>& k, const ScoreBlock<T>& block, double spread, doubl
   k.softmax_backward(block, again.data(), ds.data(), log_sum.data(), y.data(), dy.data(), kDim, kStride);
   std::vector<Real> expected_p, expected_log_sum, expected_ds;
   for (int64_t r = 0; r < block.rows; ++r) {
+    const int64_t begin = block.starts == nullptr ? 0 : block.starts[r];
     const int64_t seen = std::min(block.seen + r, cols);
+    const auto capped = [&](int64_t c) {
+      const Real score = scores[r * cols + c] * Real(block.scale);
+      return block.cap == 0 ? score : Real(block.cap) * std::tanh(score / Real(block.cap));
+    };
     const auto logit = [&](int64_t c) {
-      return scores[r * cols + c] * Real(block.scale) + (block.shift == nullptr ? 0 : Real(block.shift[c]));
+      return capped(c) + (block.shift == nullptr ? 0 : Real(block.shift[c]));
+    };
+    const auto slope = [&](int64_t c) {
+      const Real t = block.cap == 0 ? Real(0) : capped(c) / Real(block.cap);
+      return 1 - t * t;
     };
     Real sum = 0, dot = 0;
-    for (int64_t c = 0; c < seen; ++c) sum += std::exp(logit(c));
+    for (int64_t c = begin; c < seen; ++c) sum += std::exp(logit(c));
     for (int64_t d = 0; d < kDim; ++d) dot += y[r * kStride + d] * dy[r * kStride + d];
     expected_log_sum.push_back(std::log(sum));
     for (int64_t c = 0; c < cols; ++c) {
       const int64_t i = r * cols + c;
-      const Real whole = c < seen ? std::exp(logit(c)) / sum : 0;
-      expected_p.push_back(whole * kept[i]);
-      expected_ds.push_back(whole * Real(block.scale) * (dp[i] * kept[i] - dot));
+      const Real whole = c >= begin && c < seen ? std::exp(logit(c)) / sum : 0;
+      const Real factor = c >= begin ? Real(kept[i - begin]) : 0;  // of the first column that a row sees on
+      expected_p.push_back(whole * factor);
+      expected_ds.push_back(whole * Real(block.scale) * slope(c) * (dp[i] * factor - dot));
     }
   }
   expect_close(log_sum, expected_log_sum, of_log_sum, std::max(1.0, largest(expected_log_sum)),
@@ -75,6 +85,7 @@ ScoreBlock<T> block_of(const BlockShape& shape) {
   block.cols = shape.cols;
   block.seen = shape.seen;
   block.scale = T(0.375);
+  block.mask_cols = shape.cols;
   return block;
 }
 
@@ -118,6 +129,29 @@ TEST_P(SoftmaxKernelsTest, Dropout) {
       shift[3] = -30000;
       block.shift = shift.data();
       check(k, block, 3, roundings, roundings);
+    }
+  });
+}
+
+// Rows that begin later, scores under a cap, and both with dropout.
+TEST_P(SoftmaxKernelsTest, WindowsAndCaps) {
+  for_each_type([]<typename T>(const Kernels<T>& k) {
+    const std::vector<int64_t> starts = {0, 0, 3, 3, 60, 61, 70};
+    for (const T cap : {T(0), T(0.7), T(4)}) {
+      for (const uint32_t threshold : {0U, 20000U}) {
+        SCOPED_TRACE(testing::Message() << "cap " << cap << ", threshold " << threshold);
+        ScoreBlock<T> block = block_of<T>({7, 71, 65});
+        block.starts = starts.data();
+        block.cap = cap;
+        block.dropout.key[0] = 123;
+        block.dropout.threshold = threshold;
+        block.dropout.scale = threshold == 0 ? 1 : 1.5;
+        check(k, block, 3, 131, 131);
+        std::vector<T> shift(71, 0);
+        shift[63] = -30000;
+        block.shift = shift.data();
+        check(k, block, 3, 131, 131);
+      }
     }
   });
 }

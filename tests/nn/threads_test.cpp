@@ -7,11 +7,11 @@
 #include "twobp/nn/layers/batch_norm.h"
 #include "twobp/nn/layers/bidirectional_attention.h"
 #include "twobp/nn/layers/cross_entropy.h"
+#include "twobp/nn/layers/gated_unit.h"
 #include "twobp/nn/layers/gelu.h"
 #include "twobp/nn/layers/layer_norm.h"
 #include "twobp/nn/layers/pool2d.h"
 #include "twobp/nn/layers/rms_norm.h"
-#include "twobp/nn/layers/swiglu.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -4,10 +4,10 @@
 // The bound is that of tests/train/concat_test.cpp: a gradient is a sum of n rows, summed in another order,
 // with rounding errors of random signs of 2 n u of the largest element (u = 6e-8).
 #include "tests/pipeline/support.h"
+#include "twobp/nn/layers/gated_unit.h"
 #include "twobp/nn/layers/linear.h"
 #include "twobp/nn/layers/rms_norm.h"
 #include "twobp/nn/layers/squared_error.h"
-#include "twobp/nn/layers/swiglu.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "tests/expect_error.h"
 #include "twobp/core/check.h"
-#include "twobp/models/llama.h"
+#include "twobp/models/decoder/decoder.h"
 #include "twobp/models/mlp.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
@@ -42,7 +42,7 @@ inline ModelSpec small_mlp(int64_t layers) {
 }
 
 inline ModelSpec small_llama(int64_t blocks) {
-  LlamaOptions options;
+  DecoderOptions options;
   options.vocab = 40;
   options.dim = kDim;
   options.layers = blocks;

@@ -98,6 +98,7 @@ TEST_F(CheckpointCommand, ConvertToAModel) {
     if (lora) {
       content_["model"]["lora"] = 2;
       content_["model"]["freeze"] = {"model.embed_tokens.weight"};
+      content_["optimizer"]["average"] = 0.5;
     }
     std::filesystem::remove_all(path("checkpoints"));
     train();

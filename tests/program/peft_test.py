@@ -24,8 +24,14 @@ MODELS = {
     "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig(num_key_value_heads=1, **SIZES)),
     "bert": (transformers.BertForMaskedLM,
              transformers.BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **SIZES)),
+    # Weights stored as (in, out), and interleaved rows.
+    "gpt2": (transformers.GPT2LMHeadModel,
+             transformers.GPT2Config(vocab_size=VOCAB, n_embd=24, n_layer=2, n_head=2, n_positions=SEQUENCE, initializer_range=0.2,
+                                     resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)),
+    "gpt_neox": (transformers.GPTNeoXForCausalLM, transformers.GPTNeoXConfig(**SIZES, rotary_pct=0.5, bos_token_id=0, eos_token_id=0)),
 }
-TARGETS = {"llama": [["q_proj", "v_proj"], ["k_proj", "down_proj"]], "bert": [["query", "value"], ["key", "dense"]]}
+TARGETS = {"llama": [["q_proj", "v_proj"], ["k_proj", "down_proj"]], "bert": [["query", "value"], ["key", "dense"]],
+           "gpt2": [["c_attn", "c_proj"]], "gpt_neox": [["query_key_value", "dense_h_to_4h"]]}
 TOLERANCE = 1e-5  # of logits of about 1, computed in two ways
 
 

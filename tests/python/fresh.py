@@ -55,14 +55,22 @@ def run(script, folder, *arguments, cwd=None, timeout=240):
     assert code == 0, f"exit code {code}: {said.read_text()}"
 
 
-def run_ranks(count, script, folder, *arguments, timeout=240):
-    """Exit codes and what they printed, of as many processes in the environment that torchrun makes."""
+def as_torchrun(rank, count, port):
+    return {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+def as_mpirun(rank, count, port):
+    return {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank, "OMPI_COMM_WORLD_SIZE": count, "PMIX_NAMESPACE": f"{os.getpid()}@{port}"}
+
+
+def run_ranks(count, script, folder, *arguments, launcher=as_torchrun, timeout=240):
+    """Exit codes and what they printed, of as many processes in the environment that the launcher makes."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     files = [pathlib.Path(folder, f"said{rank}.txt") for rank in range(count)]
-    codes = finish([start(script, *arguments, said=said, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count),
-                          MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)) for rank, said in enumerate(files)], timeout)
+    codes = finish([start(script, *arguments, said=said, **{name: str(value) for name, value in launcher(rank, count, port).items()})
+                    for rank, said in enumerate(files)], timeout)
     return codes, "".join(said.read_text() for said in files)
 
 

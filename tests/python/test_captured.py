@@ -51,22 +51,23 @@ def test_losses_are_pytorch_s_and_equal_in_bits_over_schedules(make, batch):
         torch.testing.assert_close(runs[0][1][name], tensor, rtol=1e-4, atol=1e-6)
 
 
-def test_rates_of_the_caller_and_weight_decay_by_name_are_pytorch_s(make, batch):
-    module, trainer = make(optimizer=twobp.AdamW(weight_decay=0.3, weight_decay_of={"*.bias": 0.2, "layers.1.*": 0}))
+def test_rates_of_the_caller_and_groups_by_name_are_pytorch_s(make, batch):
+    module, trainer = make(optimizer=twobp.AdamW(weight_decay=0.3, groups={"*.bias": {"weight_decay": 0.2, "lr_scale": 0.5}, "layers.1.*": {"weight_decay": 0}}))
     module = copy.deepcopy(module)  # the trainer's own must not change
     decays = [0 if name.startswith("layers.1.") else 0.2 if name.endswith("bias") else 0.3 for name, _ in module.named_parameters()]
+    scales = [0.5 if name.endswith("bias") else 1 for name, _ in module.named_parameters()]
     optimizer = torch.optim.AdamW([{"params": [p], "weight_decay": decay} for p, decay in zip(module.parameters(), decays)])
     for lr in (0.0, 1e-1, 3e-2):
         optimizer.zero_grad()
         module(**batch).backward()
-        for group in optimizer.param_groups:
-            group["lr"] = lr
+        for group, scale in zip(optimizer.param_groups, scales):
+            group["lr"] = lr * scale
         optimizer.step()
         assert trainer.step(batch, lr=lr).lr == lr
     for name, tensor in module.state_dict().items():
         torch.testing.assert_close(trainer.state_dict()[name], tensor, rtol=1e-4, atol=1e-6)
     with pytest.raises(twobp.Error, match="no parameter is called '\\*.gain'"):
-        make(optimizer=twobp.AdamW(weight_decay_of={"*.gain": 0}))
+        make(optimizer=twobp.AdamW(groups={"*.gain": {"weight_decay": 0}}))
 
 
 @pytest.mark.parametrize("optimizer", [twobp.AdamW(lr=1e-2), twobp.SGD(lr=1e-2, momentum=0.9)], ids=["adamw", "sgd"])

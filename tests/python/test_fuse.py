@@ -49,37 +49,51 @@ def test_other_functions_stay():
     assert '"aten::gelu"' not in graph and '"aten::silu"' not in graph
 
 
-NORMS = [lambda x, gain: gain * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)),
-         lambda x, gain: x / torch.sqrt((x * x).mean(dim=2, keepdim=True) + 1e-6) * gain,
-         lambda x, gain: (x * (x.square().mean(-1, keepdim=True) + 1e-6) ** -0.5) * (1 + gain)]
-NO_NORMS = [lambda x, gain: gain * x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-6),
-            lambda x, gain: gain * (x * torch.rsqrt(x.abs().mean(-1, keepdim=True) + 1e-6)),
-            lambda x, gain: gain * ((x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))]
+RMS_NORMS = [lambda x, gain, bias: gain * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)) + bias,
+             lambda x, gain, bias: x / torch.sqrt((x * x).mean(dim=2, keepdim=True) + 1e-6) * gain,
+             lambda x, gain, bias: (x * (x.square().mean(-1, keepdim=True) + 1e-6) ** -0.5) * (1 + gain)]
+
+
+def layer_norm_of_squares(x, gain, bias):
+    x = x - x.mean(-1, keepdim=True)
+    return bias + gain * (x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
+
+
+LAYER_NORMS = [lambda x, gain, bias: (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5) * gain + bias,
+               lambda x, gain, bias: (x - x.mean(2, keepdim=True)) * torch.rsqrt(x.var(2, keepdim=True, correction=0) + 1e-5) * gain,
+               layer_norm_of_squares]
+NO_NORMS = [lambda x, gain, bias: gain * x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-6),
+            lambda x, gain, bias: gain * (x * torch.rsqrt(x.abs().mean(-1, keepdim=True) + 1e-6)),
+            lambda x, gain, bias: gain * ((x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)),
+            lambda x, gain, bias: (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True) + 1e-5) * gain + bias,
+            lambda x, gain, bias: (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True, correction=0) + 1e-2) * gain + bias]
 
 
 class OneNorm(nn.Module):
     def __init__(self, function):
         super().__init__()
         self.inner, self.outer, self.function = nn.Linear(6, 5), nn.Linear(5, 6), function
-        self.gain = nn.Parameter(torch.randn(5))
+        self.gain, self.bias = nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(5))
 
     def forward(self, x):
-        return self.outer(self.function(self.inner(x), self.gain))
+        return self.outer(self.function(self.inner(x), self.gain, self.bias))
 
 
-def test_spelled_out_norms_are_one_operator():
-    graph = captured(NORMS, OneNorm, 4, 7, 6)
-    assert '"twobp::rms_norm"' in graph and '"twobp::rms_norm_backward"' in graph and '"aten::rsqrt"' not in graph
-    assert '"aten::sqrt"' not in graph and '"aten::pow"' not in graph
+@pytest.mark.parametrize("operator, functions", [("twobp::rms_norm", RMS_NORMS), ("aten::native_layer_norm", LAYER_NORMS)])
+def test_spelled_out_norms_are_one_operator(operator, functions):
+    graph = captured(functions, OneNorm, 4, 7, 6)
+    assert f'"{operator}"' in graph and f'"{operator}_backward"' in graph
+    assert not any(f'"aten::{part}' in graph for part in ("rsqrt", "sqrt", "var", "pow"))
 
 
 def test_other_norms_stay():
-    assert '"twobp::rms_norm"' not in captured(NO_NORMS, OneNorm, 4, 7, 6)
+    graph = captured(NO_NORMS, OneNorm, 4, 7, 6)
+    assert '"twobp::rms_norm"' not in graph and '"aten::native_layer_norm"' not in graph
 
 
 def test_the_runtime_s_norm_is_autograd_s():
     torch.manual_seed(3)
-    module = OneNorm(NORMS[0])
+    module = OneNorm(RMS_NORMS[0])
     batch = {"x": torch.randn(4, 7, 6), "wanted": torch.randn(4, 7, 6)}
     trainer = twobp.Trainer(module, batch, loss_fn=lambda output, batch: nn.functional.mse_loss(output, batch["wanted"]), ranks=1, micro_batches=1)
     result = trainer.step(batch)

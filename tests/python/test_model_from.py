@@ -15,21 +15,22 @@ VOCAB, SEQUENCE, SAMPLES = 60, 16, 8
 PROGRAM = os.environ["TWOBP_PROGRAM"]
 
 
-def gpt2():
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+def bigcode():
+    return transformers.GPTBigCodeForCausalLM(transformers.GPTBigCodeConfig(
         vocab_size=VOCAB, n_positions=SEQUENCE, n_embd=24, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0,
         attn_pdrop=0.0))
 
 
-def qwen3():
-    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(
-        vocab_size=VOCAB, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=12,
-        max_position_embeddings=2 * SEQUENCE))
+def olmo():
+    return transformers.OlmoForCausalLM(transformers.OlmoConfig(
+        vocab_size=VOCAB, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        max_position_embeddings=2 * SEQUENCE, pad_token_id=None, eos_token_id=None))
 
 
-def neox():
-    return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(
-        vocab_size=VOCAB, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=2 * SEQUENCE))
+def phi():
+    return transformers.PhiForCausalLM(transformers.PhiConfig(
+        vocab_size=VOCAB, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=2 * SEQUENCE,
+        bos_token_id=0, eos_token_id=0))
 
 
 def vit():
@@ -91,7 +92,7 @@ def losses(path):
     return [json.loads(line)["loss"] for line in pathlib.Path(path).read_text().splitlines()]
 
 
-@pytest.mark.parametrize("make", [gpt2, qwen3, neox, vit, mobile])
+@pytest.mark.parametrize("make", [bigcode, olmo, phi, vit, mobile])
 def test_a_model_is_trained_and_transformers_loads_it(prepare, run, tmp_path, make):
     model = prepare(make)
     (tmp_path / "model/tokenizer_config.json").write_text('{"eos_token": "</s>"}')
@@ -118,7 +119,7 @@ def test_a_model_is_trained_and_transformers_loads_it(prepare, run, tmp_path, ma
 
 
 def test_a_capture_is_kept_and_needs_no_python_again(prepare, run, tmp_path):
-    prepare(gpt2)
+    prepare(bigcode)
     none = {"TWOBP_PYTHON": "/nobody/python"}
     assert "cannot start" in run("train", succeeds=False, **none)
     run(f"train --metrics {tmp_path}/one")
@@ -135,13 +136,13 @@ def test_a_capture_is_kept_and_needs_no_python_again(prepare, run, tmp_path):
     assert "cannot start" in run("train", succeeds=False, **none)
     run(f"train --metrics {tmp_path}/two")
     assert losses(tmp_path / "one") == losses(tmp_path / "two") and (entry / "graph.json").read_text() == graph
-    prepare(gpt2)
+    prepare(bigcode)
     assert "cannot start" in run("train", succeeds=False, **none)
     assert "cannot start" in run("train", succeeds=False, **none, TWOBP_CACHE="off")
 
 
 def test_a_run_is_resumed(prepare, run, tmp_path):
-    prepare(qwen3)
+    prepare(olmo)
     run(f"train --metrics {tmp_path}/whole", "train.steps=4")
     where = (f"save.checkpoints={tmp_path}/checkpoints", "save.every=2")
     run(f"train --metrics {tmp_path}/parts", *where)
@@ -151,7 +152,7 @@ def test_a_run_is_resumed(prepare, run, tmp_path):
 
 def test_text_is_read_by_the_model_s_tokenizer(prepare, run, tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
-    prepare(gpt2)
+    prepare(bigcode)
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog " * 40)
     words = {word: i for i, word in enumerate("the quick brown fox jumps over lazy dog [UNK]".split())}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
@@ -166,7 +167,7 @@ def test_text_is_read_by_the_model_s_tokenizer(prepare, run, tmp_path):
     (lambda config: config.update(model_type="martian"), (), "martian"),
     (lambda config: config.update(architectures=["MartianForCausalLM"], auto_map={"AutoModelForCausalLM": "martian.Martian"}), (),
      "code that comes with a model"),
-    (lambda config: config.update(architectures=["GPT2Model"]), (), "loss"),
+    (lambda config: config.update(architectures=["GPTBigCodeModel"]), (), "loss"),
     (lambda config: config.update(quantization_config={"quant_method": "x"}), (), "quantized"),
     (lambda config: config.update(n_layer=3), (), "have no tensor"),
     (lambda config: None, (f"data.sequence={2 * SEQUENCE}", "data.arrays=", "data.synthetic=tokens"), "longer than the model's 16 positions"),
@@ -174,7 +175,7 @@ def test_text_is_read_by_the_model_s_tokenizer(prepare, run, tmp_path):
     (lambda config: None, ("data.arrays=", "data.synthetic=images"), "data.arrays"),
     (lambda config: None, ("data.arrays=nowhere",), "nowhere")])
 def test_what_cannot_be_captured_is_one_clear_error(prepare, run, tmp_path, change, settings, message):
-    prepare(gpt2)
+    prepare(bigcode)
     path = tmp_path / "model/config.json"
     config = json.loads(path.read_text())
     change(config)
@@ -189,7 +190,7 @@ def t5():
         vocab_size=VOCAB, d_model=24, d_kv=12, d_ff=40, num_layers=1, num_heads=2, decoder_start_token_id=0, dropout_rate=0.0))
 
 
-@pytest.mark.parametrize("make", [gpt2, mobile, t5])
+@pytest.mark.parametrize("make", [bigcode, mobile, t5])
 def test_transformers_loads_what_a_trainer_saves(tmp_path, make):
     import twobp
     torch.manual_seed(1)

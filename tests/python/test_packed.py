@@ -135,6 +135,83 @@ def test_other_attention_stays(attend, rotate):
     assert '"twobp::attention"' not in captured(Attention(attend, rotate), rows_of_numbers())[0]
 
 
+PADDING = torch.tensor([[1] * POSITIONS, [1] * 4 + [0] * (POSITIONS - 4)])[:, None, None]
+
+
+def padded_fused(q, k, v, mask, bias):
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask.bool())
+
+
+def padded_filled(q, k, v, mask, bias):
+    return (q @ k.transpose(-1, -2) / math.sqrt(WIDTH)).masked_fill(mask == 0, -torch.inf).softmax(-1) @ v
+
+
+def padded_filled_before_scaling(q, k, v, mask, bias):
+    return functional.softmax(torch.where(mask.bool(), q @ k.mT, -1e30) * WIDTH ** -0.5, dim=-1) @ v
+
+
+def padded_added(q, k, v, mask, bias):
+    added = (1 - mask.to(q.dtype)) * torch.finfo(q.dtype).min
+    return torch.matmul(functional.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.3 + added, dim=-1), v)
+
+
+def windowed_and_padded(q, k, v, mask, bias):
+    far = torch.ones(POSITIONS, POSITIONS, dtype=torch.bool).triu(3)
+    return (q @ k.mT).masked_fill(far | mask.eq(0), -torch.inf).softmax(-1) @ v
+
+
+def little_filled(q, k, v, mask, bias):
+    return (q @ k.mT).masked_fill(mask == 0, -3.0).softmax(-1) @ v
+
+
+def learned(q, k, v, mask, bias):
+    return (q @ k.mT + bias).masked_fill(mask == 0, -torch.inf).softmax(-1) @ v
+
+
+def of_keys_of_others(q, k, v, mask, bias):
+    return (q @ k.mT).softmax(-2) @ v
+
+
+class Padded(nn.Module):
+    def __init__(self, attend):
+        super().__init__()
+        self.attend, self.rows, self.out = attend, nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, 3)
+        self.bias = nn.Parameter(torch.randn(HEADS, POSITIONS, POSITIONS))
+
+    def forward(self, x, mask):
+        q, k, v = (one.unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for one in self.rows(x).chunk(3, -1))
+        return self.out(self.attend(q, k, v, mask, self.bias).transpose(1, 2).flatten(2)) + 0 * self.bias.sum()
+
+
+class Chain(nn.Module):
+    def __init__(self, *parts):
+        super().__init__()
+        self.first, self.parts = nn.Linear(DIM, DIM), nn.ModuleList(parts)
+
+    def forward(self, x, mask):
+        return sum(part(self.first(x), mask) for part in self.parts)
+
+
+def padded(*ways):
+    torch.manual_seed(1)
+    batch = {**rows_of_numbers(), "mask": PADDING}
+    made = capture(Chain(*map(Padded, ways)).double(), batch, loss_fn=lambda output, batch: functional.mse_loss(output, batch["wanted"]))
+    assert max(made.dry_runs[0].loss, made.dry_runs[0].gradients) < 1e-12, made.dry_runs
+    return json.dumps([program["forward"] for program in made.graph["shapes"][0]["programs"]])
+
+
+def test_attention_with_a_mask_keeps_no_scores():
+    ways = (padded_fused, padded_filled, padded_filled_before_scaling, padded_added, windowed_and_padded)
+    graph = padded(*ways)
+    assert graph.count('"aten::_scaled_dot_product_flash_attention_for_cpu"') == len(ways) and '"aten::_softmax"' not in graph
+
+
+def test_other_attention_with_a_mask_keeps_its_scores():
+    ways = (little_filled, learned, of_keys_of_others)
+    graph = padded(*ways)
+    assert '"aten::_scaled_dot' not in graph and graph.count('"aten::_softmax"') == len(ways)
+
+
 @pytest.mark.parametrize("rotate", [rotate_half, rotate_chunks, rotate_stacked])
 def test_rotary_embedding_behind_a_norm_is_one_operator(rotate):
     graph, _ = captured(Attention(fused_attention, rotate, norm=True), rows_of_numbers())

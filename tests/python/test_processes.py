@@ -1,18 +1,20 @@
-"""A trainer whose ranks are processes that torch.distributed connected has the bits of one process. Processes share a cache of captures."""
+"""Trainers whose ranks, or replicas, are processes that torch.distributed connected. Processes share a cache of captures."""
 import pathlib
 import runpy
 import sys
 
+import pytest
 import torch
 
 import fresh
+import twobp
 
 PROGRAM = """
-import sys, torch
+import sys, torch, twobp
 import torch.distributed as dist
 sys.path.insert(0, sys.argv[1])
 from test_module import make
-if len(sys.argv) > 3: dist.init_process_group("gloo")
+if len(sys.argv) > 3: twobp.init_process_group()
 ids = torch.randint(20, (8, 6), generator=torch.Generator().manual_seed(2))
 batch = {"ids": ids, "labels": ids.roll(-1, dims=1)}
 module, trainer = make(batch)
@@ -52,9 +54,47 @@ def test_two_processes_have_the_bits_of_one(tmp_path):
         assert (tmp_path / "bundle" / name).read_bytes() == (tmp_path / "bundle_alone" / name).read_bytes()
 
 
+REPLICAS = """
+import sys, torch, twobp
+import torch.distributed as dist
+sys.path.insert(0, sys.argv[1])
+from test_module import make
+count = twobp.init_process_group()
+ids = torch.randint(20, (8, 6), generator=torch.Generator().manual_seed(2))
+labels = ids.roll(-1, dims=1)
+labels[:3, 2:] = -100   # the replicas count unequally
+batch = {"ids": ids, "labels": labels}
+_, trainer = make(batch, ranks=1, micro_batches=4 // count, data_parallel=count)
+small = {name: tensor[:3] for name, tensor in batch.items()}   # nothing for the second replica
+losses = [trainer.step(one).loss for one in (batch, small, batch)] + [trainer.evaluate([batch, small]).loss]
+torch.save((trainer.micro_batches, losses, trainer.state_dict(), trainer.optimizer_state()),
+           f"{sys.argv[2]}/{dist.get_rank() if count > 1 else 'alone'}.pt")
+"""
+
+
+def test_replicas_share_a_batch(tmp_path):
+    script = tmp_path / "replicas.py"
+    script.write_text(REPLICAS)
+    fresh.run(script, tmp_path, HERE, tmp_path)
+    codes, said = fresh.run_ranks(2, script, tmp_path, HERE, tmp_path, launcher=fresh.as_mpirun)
+    assert codes == [0, 0], said
+    alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("alone", "0", "1"))
+    assert alone[0] == first[0] == 4
+    assert first[1] == second[1] and first[1] == pytest.approx(alone[1], rel=1e-5)
+    for name, tensor in alone[2].items():
+        torch.testing.assert_close(first[2][name], tensor, rtol=1e-4, atol=1e-6)
+        assert torch.equal(first[2][name], second[2][name])
+    assert first[3].keys() == alone[3].keys() == second[3].keys()
+
+
+def test_replicas_need_processes(make):
+    with pytest.raises(twobp.Error, match="replicas are processes: start 4"):
+        make(data_parallel=2)
+
+
 def test_processes_that_are_not_connected_are_told_how(tmp_path):
     codes, said = fresh.run_ranks(2, write_program(tmp_path), tmp_path, HERE, tmp_path)
-    assert 0 not in codes and "torch.distributed.init_process_group" in said
+    assert 0 not in codes and "twobp.init_process_group" in said
 
 
 NET = """

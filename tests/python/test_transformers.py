@@ -12,7 +12,7 @@ import twobp  # noqa: E402
 import twobp.transformers  # noqa: E402
 import fresh  # noqa: E402
 from twobp.transformers import arguments  # noqa: E402
-from twobp.transformers.optimizer import update_rule  # noqa: E402
+from twobp.transformers.optimizer import highest_lr, update_rule  # noqa: E402
 
 VOCABULARY, LENGTH = 48, 12
 
@@ -269,7 +269,7 @@ def test_weight_decay_is_by_transformers_groups():
     model = Odd()
     args = transformers.TrainingArguments("unused", weight_decay=0.1, report_to="none", use_cpu=True)
     rule = update_rule(transformers.Trainer(model, args).create_optimizer(), model)
-    assert rule == twobp.AdamW(weight_decay=0.1, weight_decay_of={"scale": 0.1, "relative_bias": 0.0})
+    assert rule == twobp.AdamW(weight_decay=0.1, groups={"scale": {"weight_decay": 0.1}, "relative_bias": {"weight_decay": 0.0}})
 
 
 def test_an_optimizer_of_the_user_is_taken_or_refused():
@@ -280,6 +280,13 @@ def test_an_optimizer_of_the_user_is_taken_or_refused():
         update_rule(torch.optim.AdamW([weight]), model)
     with pytest.raises(twobp.Error, match="groups have different betas"):
         update_rule(torch.optim.AdamW([{"params": [weight]}, {"params": [bias], "betas": (0.5, 0.5)}]), model)
+    rates = torch.optim.AdamW([{"params": [weight], "lr": 1e-3}, {"params": [bias], "lr": 5e-4}], weight_decay=0)
+    assert update_rule(rates, model) == twobp.AdamW(weight_decay=0, groups={"bias": {"lr_scale": 0.5}})
+    torch.optim.lr_scheduler.LambdaLR(rates, [lambda step: 1.0, lambda step: 0.3])
+    with pytest.raises(twobp.Error, match="one schedule for all"):
+        highest_lr(rates)
+    with pytest.raises(twobp.Error, match="twobp.Muon"):
+        update_rule(torch.optim.Muon([weight]), model)
     with pytest.raises(twobp.Error, match="amsgrad"):
         update_rule(torch.optim.AdamW(model.parameters(), amsgrad=True), model)
 

@@ -27,19 +27,30 @@ def tokens(dice, kind):
             f"model.dim={heads * 2 * dice.randint(4, 16)}", *([f"model.heads={heads}"] if kind != "mamba" else [])]
 
 
+# A few families of decoders, with what sets them apart.
+DECODERS = {"llama": ["model.rope_scaling=yarn", "model.rope_factor=4"], "mistral": ["model.windows=6"],
+            "qwen3": ["model.windows=0,5"], "olmo2": [], "gemma2": ["model.windows=3,0"], "smollm3": ["model.windows=9,0,4"],
+            "gpt2": ["model.dropout=0.1"], "gpt_neox": ["model.rope_part=1", "model.attention_dropout=0.1"]}
+
+
+LORA = {"gpt2": "c_attn,c_proj", "gpt_neox": "query_key_value,dense"}
+
+
 def model_of(dice):
-    kind = dice.choice(["llama", "bert", "mamba", "resnet", "mlp"])
+    kind = dice.choice(["decoder", "bert", "mamba", "resnet", "mlp"])
     if kind == "resnet":
         return kind, ["model.type=resnet", f"model.depths={dice.randint(1, 3)},{dice.randint(1, 2)}", "model.widths=16,32", "model.stem=8",
                       f"model.block={dice.choice(['basic', 'bottleneck'])}", "model.classes=7", "data.synthetic=images",
                       f"data.image_size={dice.choice([16, 24])}"]
     if kind == "mlp":
         return kind, ["model.type=mlp", f"model.dim={dice.randint(8, 60)}", f"model.layers={dice.randint(3, 6)}", "data.synthetic=vectors"]
-    settings = tokens(dice, kind)
+    if kind == "decoder":
+        kind = dice.choice(list(DECODERS))
+    settings = tokens(dice, kind) + DECODERS.get(kind, [])
     if kind == "bert":
         settings += [f"model.dropout={dice.choice([0, 0.1])}", f"model.attention_dropout={dice.choice([0, 0.1])}"]
-    if kind == "llama" and dice.random() < 0.3:
-        settings.append("model.lora=3")
+    if kind in DECODERS and dice.random() < 0.3:
+        settings += ["model.lora=3", f"model.lora_targets={LORA.get(kind, 'q_proj,v_proj')}"]
     return kind, settings
 
 
@@ -65,7 +76,7 @@ def write_padded_samples(folder, dice, sequence):
 def training_of(dice, kind):
     reduced = kind not in ("resnet", "mlp") and dice.random() < 0.4
     return [f"pipeline.micro_batches={dice.randint(1, 8)}", f"pipeline.micro_batch_size={dice.randint(1, 3)}",
-            f"optimizer.type={dice.choice(['adamw', 'adam', 'sgd'])}", f"train.clip_norm={dice.choice([0, 0.5])}",
+            f"optimizer.type={dice.choice(['adamw', 'adam', 'sgd', 'muon'])}", f"train.clip_norm={dice.choice([0, 0.5])}",
             f"train.precision={dice.choice(['bf16', 'fp16']) if reduced else 'fp32'}", f"train.seed={dice.randint(1, 1000)}",
             f"train.steps={dice.randint(3, 6)}", "data.held_out=0"]
 

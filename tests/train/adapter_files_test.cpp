@@ -150,7 +150,7 @@ TEST(AdapterDescription, NamesTheClassOfABert) {
   EXPECT_EQ(bert.at("task_type"), nullptr);
   EXPECT_EQ(bert.at("auto_mapping"), (json{{"base_model_class", "BertForMaskedLM"},
                                            {"parent_library", "transformers.models.bert.modeling_bert"}}));
-  for (const ModelOptions& type : {ModelOptions(LlamaOptions{}), ModelOptions(MambaOptions{})}) {
+  for (const ModelOptions& type : {ModelOptions(DecoderOptions{}), ModelOptions(MambaOptions{})}) {
     const json description = written(type);
     EXPECT_EQ(description.at("task_type"), "CAUSAL_LM");
     EXPECT_EQ(description.at("auto_mapping"), nullptr);
@@ -175,8 +175,8 @@ TEST(AdapterDescription, OfWhatPeftCannotLoad) {
   expect_error([&] { check(MambaOptions{}, {"dt_proj"}, "from", "adapter"); }, {"dt_proj", "mamba"});
   EXPECT_NO_THROW(check(MambaOptions{}, both, "from", "merged"));
   EXPECT_NO_THROW(check(MambaOptions{}, {"in_proj", "x_proj"}, "from", "adapter"));
-  EXPECT_NO_THROW(check(LlamaOptions{}, {"o_proj"}, "from", "adapter"));
-  expect_error([&] { check(LlamaOptions{}, {"o_proj"}, "", "adapter"); },
+  EXPECT_NO_THROW(check(DecoderOptions{}, {"o_proj"}, "from", "adapter"));
+  expect_error([&] { check(DecoderOptions{}, {"o_proj"}, "", "adapter"); },
                {"save.lora", "model.from is empty", "merged"});
 }
 

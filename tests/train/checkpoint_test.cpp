@@ -7,7 +7,9 @@
 
 #include "tests/model_options.h"
 #include "tests/train/checkpoint_runs.h"
+#include "twobp/data/data.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/train/build_model.h"
 #include "twobp/train/update/savepoint.h"
 #include "twobp/train/update/update.h"
 
@@ -82,6 +84,11 @@ INSTANTIATE_TEST_SUITE_P(All, ResumeBitwise,
                                  c.optimizer.momentum = 0.9;
                                }},
                               {"Sgd", [](Config& c) { c.optimizer.type = "sgd"; }},
+                              {"MuonAveraged",
+                               [](Config& c) {
+                                 c.optimizer.type = "muon";
+                                 c.optimizer.average = 0.5;
+                               }},
                               {"NotShuffledLinear",
                                [](Config& c) {
                                  c.data.shuffle = false;
@@ -89,6 +96,48 @@ INSTANTIATE_TEST_SUITE_P(All, ResumeBitwise,
                                  c.train.clip_norm = 0;
                                }}})),
                          [](const auto& info) { return std::string(info.param.name); });
+
+// In the middle of an epoch of packed documents. The model need not keep them apart for this.
+TEST(Resume, PackedDocuments) {
+  const TempFolder folder;
+  Config config = checkpoint_config(folder);
+  SplitMix64 random(4);
+  std::string lines;
+  for (int i = 0; i < 40; ++i) {
+    lines += "{\"text\": \"";
+    for (uint64_t letters = 1 + bounded(random, 12); letters > 0; --letters)
+      lines += static_cast<char>(' ' + 3 + bounded(random, 20));
+    lines += "\"}\n";
+  }
+  config.data.arrays = "";
+  config.data.text = folder.write("texts.jsonl", lines);
+  test::llama_of(config).vocab = 256;
+  for (const char* packing : {"whole", "split", "none"}) {
+    config.data.packing = packing;
+    config.save.checkpoints = folder.path(packing);
+    ModelInput input = config.model.input();
+    input.documents = true;
+    const auto run_to = [&](bool resume, int64_t last) {
+      Trainer trainer(config, build_model(config), open_data(config.data, input, config.train.seed));
+      Checkpointer checkpointer(config.save, resume);
+      if (resume) checkpointer.resume(trainer);
+      EXPECT_NE(trainer.steps_done() % trainer.loader().batches_per_epoch(), resume ? 0 : -1);
+      test::Outcome outcome;
+      while (trainer.steps_done() < last) {
+        outcome.losses.push_back(trainer.step().loss);
+        checkpointer.after_step(trainer);
+      }
+      checkpointer.finish(trainer);
+      outcome.weights = test::copies_of(trainer.weights());
+      return outcome;
+    };
+    test::Outcome whole = run_to(false, kSteps);
+    config.save.checkpoints = folder.path(concat(packing, "-resumed"));
+    run_to(false, 2);
+    whole.losses.erase(whole.losses.begin(), whole.losses.begin() + 2);
+    test::expect_same_bits(whole, run_to(true, kSteps), packing);
+  }
+}
 
 // The equality above can fail: if any one piece of the state is lost, the run is another.
 TEST(Resume, EveryPieceOfTheStateMatters) {

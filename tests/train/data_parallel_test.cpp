@@ -108,6 +108,11 @@ TEST(DataParallel, ShardsKeepTheBitsOfEveryKindOfStep) {
     return whole;
   };
   expect_same("no clipping", [](Config& config) { config.train.clip_norm = 0; });
+  expect_same("muon, running means", [](Config& config) {
+    config.optimizer.type = "muon";
+    config.optimizer.average = 0.5;
+    config.data.held_out = 0.1;  // the means are evaluated
+  });
   expect_same("momentum", [](Config& config) {
     config.optimizer.type = "sgd";
     config.optimizer.momentum = 0.9;

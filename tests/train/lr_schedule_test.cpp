@@ -21,7 +21,7 @@ OptimizerConfig make(const std::string& schedule, int64_t warmup) {
 }
 
 TEST(LearningRate, WarmUpRisesLinearlyAndNeverIsZero) {
-  for (const char* schedule : {"constant", "linear", "cosine"}) {
+  for (const char* schedule : {"constant", "linear", "cosine", "wsd", "inverse_sqrt"}) {
     const auto config = make(schedule, 4);
     for (int64_t step = 0; step < 4; ++step) {
       EXPECT_DOUBLE_EQ(learning_rate(config, step, 100), 0.1 * static_cast<double>(step + 1) / 5) << schedule;
@@ -31,7 +31,7 @@ TEST(LearningRate, WarmUpRisesLinearlyAndNeverIsZero) {
 }
 
 TEST(LearningRate, WithoutWarmUpStartsAtLr) {
-  for (const char* schedule : {"constant", "linear", "cosine"}) {
+  for (const char* schedule : {"constant", "linear", "cosine", "wsd", "inverse_sqrt"}) {
     EXPECT_DOUBLE_EQ(learning_rate(make(schedule, 0), 0, 10), 0.1) << schedule;
   }
 }
@@ -56,6 +56,28 @@ TEST(LearningRate, CosineFallsToMinLr) {
   EXPECT_NEAR(learning_rate(config, 6, 10), 0.06, 1e-15);
   EXPECT_NEAR(learning_rate(config, 10, 10), 0.02, 1e-15);
   EXPECT_NEAR(learning_rate(config, 25, 10), 0.02, 1e-15);
+}
+
+TEST(LearningRate, WsdIsStableAndFallsAtTheEnd) {
+  auto config = make("wsd", 2);
+  config.decay = 4;
+  EXPECT_DOUBLE_EQ(learning_rate(config, 15, 20), 0.1);
+  EXPECT_DOUBLE_EQ(learning_rate(config, 16, 20), 0.1);
+  EXPECT_DOUBLE_EQ(learning_rate(config, 17, 20), 0.1 - 0.08 / 4);
+  EXPECT_DOUBLE_EQ(learning_rate(config, 20, 20), 0.02);
+  EXPECT_DOUBLE_EQ(learning_rate(config, 25, 20), 0.02);
+  config.decay = 0;  // a tenth
+  EXPECT_DOUBLE_EQ(learning_rate(config, 18, 20), 0.1);
+  EXPECT_DOUBLE_EQ(learning_rate(config, 19, 20), 0.06);
+  config.decay = 100;  // longer than the run: it begins after the warm-up
+  EXPECT_DOUBLE_EQ(learning_rate(config, 2, 20), 0.1);
+  EXPECT_DOUBLE_EQ(learning_rate(config, 11, 20), 0.06);
+}
+
+TEST(LearningRate, InverseSqrt) {
+  EXPECT_DOUBLE_EQ(learning_rate(make("inverse_sqrt", 4), 16, 10), 0.05);  // 4 / (4 + 12) is a quarter
+  EXPECT_DOUBLE_EQ(learning_rate(make("inverse_sqrt", 4), 400, 10), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(make("inverse_sqrt", 0), 30000, 10), 0.05);
 }
 
 // A short trial run of a configuration with a long warm-up, and the step after its end.

@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
-#include "twobp/train/update/weight_decay.h"
+#include "twobp/train/update/parameter_groups.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -71,9 +71,14 @@ double lr_at(int step) {
   return 0.1 / (1 + step);
 }
 
-// For a matrix and a vector, with the given weight decays.
-void expect_formula(const OptimizerConfig& config, double factor, double matrix_decay = 0.1,
-                    double gain_decay = 0) {
+// Weight decay and scale of the learning rate.
+struct Expected {
+  double decay, lr_scale;
+};
+
+// For a matrix and a vector.
+void expect_formula(const OptimizerConfig& config, double factor, Expected of_matrix = {0.1, 1},
+                    Expected of_gain = {0, 1}) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   Parameter matrix({{"matrix", 5}}, {5, 7}, at::kFloat, 1.0);
   Parameter gain({{"gain", 6}}, {6}, at::kFloat, 0, 1);
@@ -87,7 +92,7 @@ void expect_formula(const OptimizerConfig& config, double factor, double matrix_
     auto& formulas = expected.emplace_back();
     for (int64_t i = 0; i < parameter->numel(); ++i) {
       formulas.emplace_back(config, parameter->value.view({-1})[i].item<double>(),
-                            parameter == &matrix ? matrix_decay : gain_decay);
+                            (parameter == &matrix ? of_matrix : of_gain).decay);
     }
   }
   Optimizer optimizer(config, items);
@@ -98,7 +103,8 @@ void expect_formula(const OptimizerConfig& config, double factor, double matrix_
       for (int64_t i = 0; i < parameters[p]->numel(); ++i) {
         const double gradient = missing ? 0 : gradient_at(step, i);
         if (!missing) parameters[p]->grad_to_add().view({-1})[i] = gradient / factor;
-        expected[p][i].step(static_cast<float>(gradient / factor) * factor, lr_at(step));
+        expected[p][i].step(static_cast<float>(gradient / factor) * factor,
+                            lr_at(step) * (p == 0 ? of_matrix : of_gain).lr_scale);
       }
     }
     optimizer.step(lr_at(step), factor);
@@ -131,33 +137,41 @@ TEST(Optimizer, GradientFactor) {
   for (const char* type : {"adamw", "adam", "sgd"}) expect_formula(config_of(type, 0.5), 0.25);
 }
 
-TEST(Optimizer, WeightDecayByName) {
+TEST(Optimizer, GroupsByName) {
   for (const char* type : {"adamw", "sgd"}) {
     OptimizerConfig config = config_of(type);
-    config.weight_decay_of = {"*=0.4", "mat??x=0.3", "gain=0.05"};
-    expect_formula(config, 1, 0.3, 0.05);
-    config.weight_decay_of = {"matrix=0"};
-    expect_formula(config, 1, 0, 0);
+    config.groups = {"* weight_decay=0.4", "mat??x weight_decay=0.3", "gain weight_decay=0.05"};
+    expect_formula(config, 1, {0.3, 1}, {0.05, 1});
+    config.groups = {"matrix weight_decay=0 lr_scale=0.5", "gain  lr_scale=0"};
+    expect_formula(config, 1, {0, 0.5}, {0, 0});
   }
 }
 
-TEST(Optimizer, RefusesRulesOfWeightDecay) {
+TEST(Optimizer, RefusesGroups) {
   OptimizerConfig config;
-  for (const char* rule : {"gain", "=0.1", "gain=", "gain=much", "gain=-1", "gain=0.1x"}) {
-    config.weight_decay_of = {rule};
-    test::expect_error([&] { check_decay_rules(config); },
-                       {"optimizer.weight_decay_of", rule, "PATTERN=DECAY"});
+  const std::pair<const char*, const char*> wrong[] = {
+      {"gain", "says nothing"},        {"", "pattern"},
+      {"weight_decay=0", "pattern"},   {"gain weight_decay=", "number"},
+      {"gain lr_scale=-1", "number"},  {"gain lr_scale=0.1x", "number"},
+      {"gain lr_scale=nan", "number"}, {"gain lr=0.1", "lr_scale"},
+      {"gain rule=muon", "\"muon\""},  {"gain weight_decay", "number"},
+  };
+  for (const auto& [text, why] : wrong) {
+    config.groups = {text};
+    test::expect_error([&] { check_groups(config); }, {"optimizer.groups", text, why, "*.bias"});
   }
-  config.weight_decay_of = {"gian=0"};
-  check_decay_rules(config);
-  test::expect_error(
-      [&] {
-        check_decay_rules(config, {"matrix", "gain"});
-      },
-      {"gian", "did you mean \"gain\""});
-  config.weight_decay_of = {"q=0"};
+  config.groups = {"gian weight_decay=0"};
+  check_groups(config);
+  test::expect_error([&] { check_groups(config, {"matrix", "gain"}); }, {"gian", "did you mean \"gain\""});
+  config.groups = {"q lr_scale=0"};
   const Parameter packed({{"q", 2}, {"k", 2}}, {4, 3}, at::kFloat, 1.0);
-  test::expect_error([&] { weight_decay_of(config, packed); }, {"stored as one weight"});
+  test::expect_error([&] { rule_of(config, packed, true); }, {"stored as one weight"});
+  config.type = "muon";
+  config.groups = {"gain rule=sgd"};
+  test::expect_error([&] { check_groups(config); }, {"rule other than"});
+  config.groups = {"gain rule=muon"};
+  const Parameter gain({{"gain", 2}}, {2}, at::kFloat, 1.0);
+  test::expect_error([&] { rule_of(config, gain, false); }, {"gain", "1 dimensions", "leave it to adamw"});
 }
 
 TEST(Optimizer, RefusesAnUnknownType) {

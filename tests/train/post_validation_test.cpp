@@ -22,6 +22,7 @@ Config config_of(const std::string& optimizer, const std::string& precision) {
   Config config = test::tiny_config();
   config.optimizer.type = optimizer;
   config.optimizer.momentum = 0.9;
+  config.optimizer.average = optimizer == "muon" ? 0.5 : 0;
   config.train.precision = precision;
   config.train.clip_norm = 1;
   config.pipeline.stages = 2;
@@ -125,7 +126,7 @@ constexpr double kOverflow = std::numeric_limits<double>::infinity();
 
 // 0.5 stands, 2 is clipped.
 TEST(PostValidation, LeavesTheBitsOfRanksThatWait) {
-  for (const std::string optimizer : {"adamw", "adam", "sgd"}) {
+  for (const std::string optimizer : {"adamw", "adam", "sgd", "muon"}) {
     for (const std::string precision : {"fp32", "bf16", "fp16"}) {
       for (const std::vector<double>& norms :
            {std::vector<double>{0.5, 0.5, 0.25}, {2}, {0.5, 2}, {0.5, kOverflow}, {kOverflow}}) {

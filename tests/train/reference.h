@@ -20,7 +20,7 @@ class Reference {
  public:
   // Copies the weights, packed ones as their parts, under Hugging Face's names.
   Reference(const ModelConfig& config, const std::vector<Parameter*>& weights)
-      : config_(config.type.as<LlamaOptions>()) {
+      : config_(config.type.as<DecoderOptions>()) {
     for (const Parameter* weight : weights) {
       int64_t row = 0;
       for (const ParameterPart& part : weight->parts()) {
@@ -122,7 +122,7 @@ class Reference {
     return at::matmul(at::silu(gate) * up, weight(name + "down_proj.weight").t());
   }
 
-  LlamaOptions config_;
+  DecoderOptions config_;
   std::vector<std::string> names_;  // in model order
   std::map<std::string, at::Tensor> weights_;
 };

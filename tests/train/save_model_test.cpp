@@ -235,7 +235,7 @@ TEST_F(SaveModel, IsCheckedBefore) {
   test::expect_error([&] { check(file + "/deeper/still"); }, {file, "is a file"});
   std::filesystem::create_directories(folder_.path("blocked/model.safetensors"));
   test::expect_error([&] { check(folder_.path("blocked")); }, {"blocked", "a folder"});
-  LlamaOptions refused = test::llama_of(config_);
+  DecoderOptions refused = test::llama_of(config_);
   refused.head_dim = 8;
   refused.dim = 33;
   config_.model.type = refused;

@@ -111,7 +111,7 @@ TEST_F(Transformers, LoadsWhatIsSaved) {
 
 TEST_F(Transformers, FrequenciesAreItsOwn) {
   for (const std::string& name : kCases) {
-    const LlamaOptions model = test::llama_of(config_of(name, 1));
+    const DecoderOptions model = test::llama_of(config_of(name, 1));
     const RopeSettings rope{model.rope_theta,     parse_rope_scaling(model.rope_scaling),
                             model.rope_factor,    model.rope_low_freq,
                             model.rope_high_freq, model.rope_original_positions};

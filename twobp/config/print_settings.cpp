@@ -1,5 +1,6 @@
 // Settings as text: JSON for --print-config, a table for --help.
 #include <algorithm>
+#include <map>
 #include <type_traits>
 #include <variant>
 
@@ -32,6 +33,24 @@ std::string padded(std::string text, size_t width) {
   return text;
 }
 
+// "decoders, bert": the names, with a group in place of its members if most of them are there.
+std::string alternatives_text(std::vector<std::string> names, const std::vector<const Section*>& all) {
+  std::map<std::string, std::vector<std::string>> groups;
+  for (const Section* one : all)
+    if (!one->group.empty()) groups[one->group].push_back(one->name);
+  for (const auto& [group, members] : groups) {
+    std::vector<std::string> missing;
+    for (const std::string& member : members)
+      if (std::find(names.begin(), names.end(), member) == names.end()) missing.push_back(member);
+    if (2 * missing.size() >= members.size()) continue;
+    std::erase_if(names, [&, &members = members](const std::string& name) {
+      return std::find(members.begin(), members.end(), name) != members.end();
+    });
+    names.insert(names.begin(), missing.empty() ? group : concat(group, " except ", join(missing, " and ")));
+  }
+  return join(names);
+}
+
 }  // namespace
 
 std::string settings_to_json(const std::vector<SectionValues>& sections) {
@@ -54,6 +73,7 @@ std::string settings_reference(const std::vector<SectionValues>& sections) {
     std::vector<std::string> alternatives;  // of a choice: those that have this key
   };
   std::vector<Row> rows;
+  std::vector<const Section*> all;  // alternatives
   const auto add = [&rows](const std::string& section, const Key& key, void* values, const std::string* of) {
     const std::string allowed = key.allowed.text();
     Row row{{section + "." + key.name, std::string(key.type), value_to_json(key, values),
@@ -79,6 +99,7 @@ std::string settings_reference(const std::vector<SectionValues>& sections) {
       const Field field = key.field(section.values);
       if (!std::holds_alternative<Choice*>(field)) continue;
       for (const Section* other : std::get<Choice*>(field)->alternatives()) {
+        all.push_back(other);
         for (const Key& further : other->keys)
           add(section.section->name, further, other->defaults.get(), &other->name);
       }
@@ -91,7 +112,8 @@ std::string settings_reference(const std::vector<SectionValues>& sections) {
   std::string out;
   for (const Row& row : rows) {
     for (size_t i = 0; i < row.cells.size(); ++i) out += padded(row.cells[i], widths[i]) + "  ";
-    out += concat(row.alternatives.empty() ? "" : join(row.alternatives) + ": ", row.meaning, "\n");
+    out += concat(row.alternatives.empty() ? "" : alternatives_text(row.alternatives, all) + ": ",
+                  row.meaning, "\n");
   }
   return out;
 }

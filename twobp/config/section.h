@@ -14,6 +14,7 @@ struct Section {
   std::string name;
   std::vector<Key> keys;
   std::shared_ptr<void> defaults;  // a default-constructed struct; only read
+  std::string group{};             // of a choice: the common name of several, for --help; empty: none
 };
 
 template <typename Struct>

@@ -18,7 +18,10 @@
 #include "twobp/data/field_dataset.h"
 #include "twobp/data/images/open_images.h"
 #include "twobp/data/synthetic_dataset.h"
+#include "twobp/data/text/byte_row.h"
+#include "twobp/data/text/documents.h"
 #include "twobp/data/text/masked_dataset.h"
+#include "twobp/data/text/packed_dataset.h"
 #include "twobp/data/text/special_tokens.h"
 #include "twobp/data/text/text_dataset.h"
 #include "twobp/data/text/token_cache.h"
@@ -90,11 +93,90 @@ void check_enough(const LongRow& row, const DataConfig& data, const TextShape& s
               samples == 1 ? "." : ", or set data.held_out to 0.");
 }
 
-std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelInput& model, const TextShape& shape) {
-  TWOBP_CHECK(model.vocab == shape.bytes, "model.vocab is ", model.vocab, ", but ",
+constexpr const char* kTextFiles = ".txt";
+
+// Whether samples are made of documents that are kept apart.
+bool packs_documents(const DataConfig& data) {
+  return !data.text.empty() && data.packing != "stream";
+}
+
+DocumentRow byte_documents(const DataConfig& data, const std::vector<std::string>& files) {
+  DocumentRow row;
+  std::string bytes;
+  for_each_document(files, data.field, [&](const Document& document) {
+    TWOBP_CHECK(!document.chat, document.origin,
+                ": is a chat, which needs the chat template of a tokenizer: name its folder in "
+                "data.tokenizer.");
+    if (document.text.empty()) return;
+    bytes += document.text;
+    row.ends.push_back(static_cast<int64_t>(bytes.size()));
+  });
+  row.tokens = std::make_shared<ByteRow>(std::move(bytes));
+  return row;
+}
+
+DocumentRow encoded_documents(const DataConfig& data, const std::vector<std::string>& files,
+                              const std::string& tokenizer, int64_t vocab) {
+  TokenizedText text = tokenize_documents(files, data.field, tokenizer, data.cache, vocab, data.end_of_text);
+  DocumentRow row;
+  row.tokens = std::make_shared<TokenFiles>("data.text", text.files, text.type, vocab);
+  row.ends = std::move(text.ends);
+  if (!text.targets.empty()) row.targets = std::make_shared<InputFile>(text.targets);
+  return row;
+}
+
+// The documents of data.text, packed into samples. Those at the end are held out.
+DataSplit open_packed(const DataConfig& data, std::shared_ptr<const DocumentRow> row) {
+  const auto packed = [&](int64_t first, int64_t last) {
+    auto part = std::make_shared<PackedDataset>(row, first, last, parse_packing(data.packing), data.sequence);
+    TWOBP_CHECK(part->size() > 0, "data.text: the ", last - first, " documents ",
+                first == 0 ? "to train on" : "held out", " have ", row->end(last - 1) - row->begin(first),
+                " tokens, fewer than one sample: give more text, or make data.sequence (", data.sequence,
+                ") shorter.");
+    return part;
+  };
+  const auto documents = static_cast<int64_t>(row->ends.size());
+  const int64_t least = data.held_out > 0 ? 2 : 1;
+  TWOBP_CHECK(documents >= least, "data.text has ", documents, " documents with text, but ",
+              least == 1 ? "one is" : "two are", " needed", least == 1 ? "" : ", one of them to hold out",
+              ": give more, or set data.held_out to 0.");
+  if (data.held_out == 0) return {packed(0, documents), nullptr};
+  const double kept = (1 - data.held_out) * static_cast<double>(row->ends.back());
+  const auto middle = std::upper_bound(row->ends.begin(), row->ends.end(), static_cast<int64_t>(kept));
+  const int64_t train = std::clamp<int64_t>(middle - row->ends.begin(), 1, documents - 1);
+  return {packed(0, train), packed(train, documents)};
+}
+
+void check_byte_vocab(const ModelInput& model, int64_t bytes) {
+  TWOBP_CHECK(model.vocab == bytes, "model.vocab is ", model.vocab, ", but ",
               model.from.empty() ? "" : concat("there is no tokenizer.json in ", model.from, ", and so "),
-              "data.text is read as bytes, whose vocabulary is ", shape.bytes,
+              "data.text is read as bytes, whose vocabulary is ", bytes,
               ": name the model's tokenizer in data.tokenizer.");
+}
+
+std::shared_ptr<const DocumentRow> open_documents(const DataConfig& data, const ModelInput& model,
+                                                  const TextShape& shape) {
+  const std::vector<std::string> files = matching_files(data.text, "data.text", kTextFiles);
+  const std::string tokenizer = tokenizer_of(data, model);
+  if (tokenizer.empty()) check_byte_vocab(model, shape.bytes);
+  return std::make_shared<const DocumentRow>(tokenizer.empty()
+                                                 ? byte_documents(data, files)
+                                                 : encoded_documents(data, files, tokenizer, model.vocab));
+}
+
+// Joined, and cut like plain text.
+std::shared_ptr<Dataset> open_stream(const DataConfig& data, const DocumentRow& row, const TextShape& shape) {
+  TWOBP_CHECK(
+      !row.targets,
+      "data.text has chats, whose turns a stream would not tell apart: set data.packing to none, split "
+      "or whole.");
+  auto stream = std::make_shared<TokenDataset>(row.tokens, shape.sequence);
+  check_enough(*stream, data, shape, "data.text", "tokens");
+  return stream;
+}
+
+std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelInput& model, const TextShape& shape) {
+  check_byte_vocab(model, shape.bytes);
   auto text = std::make_shared<TextDataset>(data.text, shape.sequence);
   check_enough(*text, data, shape, "data.text", "bytes");
   return text;
@@ -102,7 +184,7 @@ std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelInput& mo
 
 std::shared_ptr<Dataset> open_tokenized(const DataConfig& data, const ModelInput& model,
                                         const std::string& tokenizer, const TextShape& shape) {
-  const TokenizedText text = tokenize_text(matching_files(data.text, "data.text", ".txt"), tokenizer,
+  const TokenizedText text = tokenize_text(matching_files(data.text, "data.text", kTextFiles), tokenizer,
                                            data.cache, model.vocab, data.end_of_text);
   auto tokens =
       std::make_shared<TokenDataset>("data.text", text.files, text.type, shape.sequence, model.vocab);
@@ -123,6 +205,11 @@ std::shared_ptr<Dataset> open_tokens(const DataConfig& data, const ModelInput& m
 std::shared_ptr<Dataset> open_text(const DataConfig& data, const ModelInput& model, const TextShape& shape,
                                    uint64_t seed) {
   if (!data.text.empty()) {
+    const std::vector<std::string> files = matching_files(data.text, "data.text", kTextFiles);
+    if (std::any_of(files.begin(), files.end(), has_records))
+      return open_stream(data, *open_documents(data, model, shape), shape);
+    TWOBP_CHECK(data.field == DataConfig().field, "data.field is \"", data.field,
+                "\", but no file of data.text (", data.text, ") is .jsonl or .parquet: remove it.");
     const std::string tokenizer = tokenizer_of(data, model);
     return tokenizer.empty() ? open_bytes(data, model, shape) : open_tokenized(data, model, tokenizer, shape);
   }
@@ -167,6 +254,13 @@ std::shared_ptr<Dataset> open_fields(const DataConfig& data, const ModelInput& m
   return std::make_shared<UnshiftedLabels>(open_text(data, model, text_shape(data, /*masked=*/false), seed));
 }
 
+DataSplit unshifted(DataSplit split) {
+  for (auto* part : {&split.train, &split.held_out}) {
+    if (*part) *part = std::make_shared<UnshiftedLabels>(*part);
+  }
+  return split;
+}
+
 // Leaves out the samples that do not fill a micro-batch, because a captured program is for one size.
 std::shared_ptr<Dataset> in_whole_micro_batches(std::shared_ptr<Dataset> samples, int64_t micro_batch,
                                                 const char* part) {
@@ -201,13 +295,19 @@ DataSplit open_data(const DataConfig& data, const ModelInput& model, uint64_t se
   check_data(data, model);
   switch (model.kind) {
     case InputKind::kTokens:
+      if (packs_documents(data))
+        return open_packed(data, open_documents(data, model, text_shape(data, /*masked=*/false)));
       return hold_out(open_next_token(data, model, seed), data.held_out);
     case InputKind::kMaskedTokens:
       return hold_out(open_masked(data, model, seed), data.held_out);
     case InputKind::kImages:
       return open_images(data, model, seed);
     case InputKind::kFields:
-      return in_whole_micro_batches(hold_out(open_fields(data, model, seed), data.held_out), model);
+      return in_whole_micro_batches(
+          packs_documents(data)
+              ? unshifted(open_packed(data, open_documents(data, model, text_shape(data, false))))
+              : hold_out(open_fields(data, model, seed), data.held_out),
+          model);
     case InputKind::kVectors:
       return hold_out(std::make_shared<SyntheticVectors>(kSyntheticSamples, data.sequence, model.width, seed),
                       data.held_out);

@@ -67,7 +67,9 @@ Fields FieldDataset::read(const std::vector<int64_t>& indices, int64_t /*epoch*/
 
 Fields UnshiftedLabels::read(const std::vector<int64_t>& indices, int64_t epoch) const {
   Fields fields = tokens_->read(indices, epoch);
-  fields["labels"] = fields.at("input_ids");
+  const at::Tensor& shifted = fields.at("labels");
+  const at::Tensor first = fields.at("input_ids").narrow(1, 0, 1);  // nothing predicts it
+  fields["labels"] = at::cat({first, shifted.narrow(1, 0, shifted.size(1) - 1)}, 1);
   return fields;
 }
 

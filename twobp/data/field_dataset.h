@@ -27,7 +27,8 @@ class FieldDataset : public Dataset {
   std::vector<std::pair<FieldInput, NpyArray>> arrays_;
 };
 
-// The samples of a language model whose loss shifts the labels itself: `labels` is `input_ids`.
+// The samples of a language model whose loss shifts the labels itself: labels[b, t] is the token at position
+// t, or -100 where it is not counted.
 class UnshiftedLabels : public Dataset {
  public:
   explicit UnshiftedLabels(std::shared_ptr<const Dataset> tokens) : tokens_(std::move(tokens)) {}

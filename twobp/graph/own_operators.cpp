@@ -8,12 +8,12 @@
 #include "twobp/nn/kernels/attention/packed_attention.h"
 #include "twobp/nn/kernels/cross_entropy.h"
 #include "twobp/nn/kernels/encoder/dropout.h"
+#include "twobp/nn/kernels/glu.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/nn/kernels/products/padded_rows.h"
 #include "twobp/nn/kernels/rms_norm.h"
 #include "twobp/nn/kernels/rope.h"
-#include "twobp/nn/kernels/swiglu.h"
 #include "twobp/nn/values.h"
 
 namespace twobp::graph {
@@ -76,7 +76,7 @@ void dropout(Stack& stack) {
     T* to = y.mutable_data_ptr<T>();
     bool* keep = mask.mutable_data_ptr<bool>();
     for (int64_t row = 0; row < rows; ++row) {
-      for_each_kept<float>(words, static_cast<uint32_t>(row), cols, [&](int64_t c, float factor) {
+      for_each_kept<float>(words, static_cast<uint32_t>(row), cols, cols, [&](int64_t c, float factor) {
         const int64_t at = row * cols + c;
         keep[at] = factor != 0;
         to[at] = from[at] * T(factor) * T(scale);
@@ -129,20 +129,6 @@ void run_rms_norm_backward(Stack& stack) {
   arguments.give(std::move(dx), std::move(dgain));
 }
 
-enum class Gate : uint8_t { kSilu, kGelu, kGeluTanh };
-
-Gate gate_of(const std::string& name) {
-  if (name == "silu") return Gate::kSilu;
-  if (name == "gelu") return Gate::kGelu;
-  TWOBP_CHECK(name == "gelu_tanh", "twobp::glu has the activation \"", name.substr(0, 100),
-              "\", which must be silu, gelu or gelu_tanh");
-  return Gate::kGeluTanh;
-}
-
-const char* form_of(Gate gate) {
-  return gate == Gate::kGelu ? "none" : "tanh";
-}
-
 void check_glu(const at::Tensor& x) {
   TWOBP_CHECK(x.dim() > 0 && x.size(-1) > 0 && x.size(-1) % 2 == 0 && x.is_floating_point(),
               "twobp::glu takes numbers (..., 2 n), not ", x.sizes(), " ", c10::toString(x.scalar_type()));
@@ -151,35 +137,24 @@ void check_glu(const at::Tensor& x) {
 void run_glu(Stack& stack) {
   Arguments arguments(stack, 2);
   const at::Tensor x = with_even_rows(arguments.tensor(0));
-  const Gate gate = gate_of(arguments.text(1));
+  const Gate gate = parse_gate(arguments.text(1));
   check_glu(x);
-  if (gate == Gate::kSilu) return arguments.give(swiglu(x));
-  const int64_t cols = x.size(-1) / 2;
-  arguments.give(at::gelu(x.narrow(-1, 0, cols), form_of(gate)).mul_(x.narrow(-1, cols, cols)));
+  arguments.give(glu(x, gate));
 }
 
 void run_glu_backward(Stack& stack) {
   Arguments arguments(stack, 3);
   const at::Tensor dy = as_contiguous(arguments.tensor(0));
   at::Tensor x = with_even_rows(arguments.tensor(1));
-  const Gate gate = gate_of(arguments.text(2));
+  const Gate gate = parse_gate(arguments.text(2));
   check_glu(x);
-  const int64_t cols = x.size(-1) / 2;
   std::vector<int64_t> sizes = x.sizes().vec();
-  sizes.back() = cols;
+  sizes.back() /= 2;
   TWOBP_CHECK(dy.sizes() == sizes && dy.scalar_type() == x.scalar_type(),
               "twobp::glu_backward takes a gradient (..., n) for x (..., 2 n), not ", dy.sizes(), " for ",
               x.sizes());
   at::Tensor dx = exclusively_owned(x) ? x : at::empty(x.sizes(), x.options());
-  if (gate == Gate::kSilu) {
-    swiglu_backward(x, dy, dx);
-  } else {
-    const at::Tensor g = x.narrow(-1, 0, cols);
-    const at::Tensor act = at::gelu(g, form_of(gate));
-    const at::Tensor dg = at::gelu_backward(dy * x.narrow(-1, cols, cols), g, form_of(gate));
-    dx.narrow(-1, 0, cols).copy_(dg);
-    dx.narrow(-1, cols, cols).copy_(at::mul(dy, act));
-  }
+  glu_backward(x, dy, gate, dx);
   arguments.give(std::move(dx));
 }
 
@@ -201,7 +176,7 @@ struct PackedCall {
   at::Tensor cos;
   at::Tensor sin;
 
-  int64_t rotated() const { return shape.heads + shape.kv_heads; }
+  RowHeads rotated() const { return {shape.heads + shape.kv_heads, shape.head_dim}; }
 };
 
 // Arguments from `i`: cos, sin, heads, kv_heads, causal.
@@ -282,7 +257,7 @@ void run_rotary(Stack& stack) {
   x = x.transpose(1, 2);
   at::Tensor rows = owned && x.is_contiguous() ? x : x.clone(at::MemoryFormat::Contiguous);
   at::Tensor packed = rows.flatten(2);
-  rope(packed, cos, sin, heads, arguments.flag(3));
+  rope(packed, cos, sin, {heads, x.size(3)}, arguments.flag(3));
   arguments.give(rows.transpose(1, 2));
 }
 

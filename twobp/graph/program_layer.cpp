@@ -64,6 +64,12 @@ ProgramLayer::ProgramLayer(std::shared_ptr<const Graph> graph, int layer)
     if (one.type.frozen) parameters_.back()->freeze();
     trained_or_not_.push_back(parameters_.back().get());
   }
+  for (const Program::Unit& unit : graph_->shape().programs[static_cast<size_t>(names.kind)].backward_p2) {
+    for (const Instruction& one : unit.code) {
+      if (one.kind == Instruction::Kind::kEmbedding)
+        parameters_[static_cast<size_t>(one.parameter)]->is_table();
+    }
+  }
   for (const std::string& name : names.buffers) {
     const TensorType& type = of.buffers.at(name);
     buffers_.push_back(std::make_unique<Parameter>(Parameter::buffer(name, type.sizes, type.dtype, 0)));

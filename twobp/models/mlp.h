@@ -23,13 +23,6 @@ struct MlpOptions {
 // Reads `input` (B, S, dim) or (B, dim) and `target` of the same shape.
 ModelSpec mlp(const MlpOptions& options, const BuildSettings& settings = {});
 
-// RMSNorm, gate and up projections, SwiGLU, down projection and the residual, named as in a LLaMa block.
-// options.hidden must be set.
-std::unique_ptr<Layer> mlp_half(const std::string& block, const MlpOptions& options,
-                                const BuildSettings& settings);
-// The width of a SwiGLU MLP: `hidden`, or, for 0, dim * 8 / 3 rounded up to a multiple of 64.
-int64_t mlp_width(int64_t hidden, int64_t dim);
-
 ModelType mlp_type();
 
 }  // namespace twobp

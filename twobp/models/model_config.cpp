@@ -25,7 +25,9 @@ const Section& model_section() {
            "Hugging Face directory or bundle of a captured model to start from, which sets the architecture; "
            "\"\": a new model")
            .path(),
-       TWOBP_KEY(ModelConfig, type, "architecture; mlp is a stack of identical MLP blocks, for benchmarks")
+       TWOBP_KEY(ModelConfig, type,
+                 "architecture; llama to starcoder2 are decoders, mlp is a stack of identical MLP blocks, "
+                 "for benchmarks")
            .one_of(model_type_names()),
        TWOBP_KEY(ModelConfig, freeze, "patterns (* and ?) of the names of parameters that are not trained"),
        TWOBP_KEY(ModelConfig, lora, "rank of LoRA adapters, then the only trained parameters; 0: none")

@@ -6,7 +6,7 @@
 #include "twobp/core/text.h"
 #include "twobp/models/bert.h"
 #include "twobp/models/captured.h"
-#include "twobp/models/llama.h"
+#include "twobp/models/decoder/decoder.h"
 #include "twobp/models/mamba.h"
 #include "twobp/models/mlp.h"
 #include "twobp/models/resnet.h"
@@ -31,13 +31,17 @@ std::vector<const Section*> ModelOptions::alternatives() const {
   return all;
 }
 
-void ModelOptions::check_type(const char* wanted) const {
-  TWOBP_CHECK(type_->name == wanted, "the model is a ", type_->name, ", not a ", wanted);
+void ModelOptions::throw_other_type(const char* wanted) const {
+  fail("the model is a ", type_->name, ", not a ", wanted);
 }
 
 const std::vector<ModelType>& model_types() {
-  static const std::vector<ModelType> all = {llama_type(),  bert_type(), mamba_type(),
-                                             resnet_type(), mlp_type(),  captured_type()};
+  static const std::vector<ModelType> all = [] {
+    std::vector<ModelType> types = decoder_types();
+    for (const auto& make : {bert_type, mamba_type, resnet_type, mlp_type, captured_type})
+      types.push_back(make());
+    return types;
+  }();
   return all;
 }
 

@@ -1,6 +1,6 @@
-// The model types. Each is one file of this folder with its options, which are keys of the section `model`,
-// its layers, and Hugging Face's names of both. model_type.cpp has the table. The rest of the program knows
-// no model by name.
+// The model types. Each is one part of this folder with its options, which are keys of the section `model`,
+// its layers, and Hugging Face's names of both. The families of decoders are a type each, with the same
+// struct of options. model_type.cpp has the table. The rest of the program knows no model by name.
 #pragma once
 
 #include <any>
@@ -22,7 +22,7 @@ namespace twobp {
 
 struct ModelType;
 
-// The options of one model type, by value: LlamaOptions, BertOptions and so on.
+// The options of one model type, by value: DecoderOptions, BertOptions and so on.
 class ModelOptions : public Choice {
  public:
   ModelOptions();  // of a LLaMa
@@ -38,13 +38,15 @@ class ModelOptions : public Choice {
   // Throws Error if the options are of another type.
   template <typename Options>
   Options& as() {
-    check_type(Options::kType);
-    return *std::any_cast<Options>(&options_);
+    auto* options = std::any_cast<Options>(&options_);
+    if (options == nullptr) throw_other_type(Options::kType);
+    return *options;
   }
   template <typename Options>
   const Options& as() const {
-    check_type(Options::kType);
-    return *std::any_cast<Options>(&options_);
+    const auto* options = std::any_cast<Options>(&options_);
+    if (options == nullptr) throw_other_type(Options::kType);
+    return *options;
   }
 
   const std::string& name() const override;
@@ -53,7 +55,7 @@ class ModelOptions : public Choice {
   std::vector<const Section*> alternatives() const override;
 
  private:
-  void check_type(const char* wanted) const;
+  [[noreturn]] void throw_other_type(const char* wanted) const;
 
   const ModelType* type_;
   std::any options_;
@@ -77,6 +79,7 @@ struct ModelType {
   std::function<TensorNames(const ModelOptions&)> names;  // of the tensors of these classes
   bool lora = false;                                      // has Linear layers that take adapters
   std::string peft_task;                   // "task_type" of PEFT; empty: PEFT has none for this class
+  bool transposed = false;                 // some weights are (in, out): PEFT's fan_in_fan_out
   std::vector<std::string> peft_excludes;  // projections whose adapters PEFT refuses or transformers ignores
   bool reduced_precision = false;          // computes in bf16 and fp16 too
   bool forward_changes_buffers = false;    // for example running statistics

@@ -48,6 +48,13 @@ class Parameter {
   bool decays() const { return decays_ && sizes_.size() > 1; }
   // For a matrix that is not used in a product, such as a scan's decay rates.
   void never_decay() { decays_ = false; }
+  // For an embedding, whose rows are looked up.
+  void is_table() { table_ = true; }
+  // Whether it is a matrix that multiplies activations.
+  bool multiplies() const { return sizes_.size() == 2 && decays_ && !table_; }
+  // Of a product's weight: stored as (in, out) in place of (out, in).
+  bool transposed() const { return transposed_; }
+  void is_transposed() { transposed_ = true; }
   // Fills the rows of each part with their initial values, in place of `std` and `fill`. The generator
   // depends on the seed and the part's name alone.
   using Initializer = std::function<void(at::Tensor& rows, at::Generator& generator)>;
@@ -103,6 +110,8 @@ class Parameter {
   bool trainable_ = true;
   bool is_buffer_ = false;
   bool decays_ = true;
+  bool table_ = false;
+  bool transposed_ = false;
   bool discards_ = false;
   at::Tensor discarded_;  // returned by grad_to_add() while gradients are discarded
   at::Tensor initial_;

@@ -7,7 +7,7 @@
 #include "twobp/models/model.h"
 #include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/plan/partition/partition.h"
-#include "twobp/train/update/weight_decay.h"
+#include "twobp/train/update/parameter_groups.h"
 
 namespace twobp {
 namespace {
@@ -45,16 +45,20 @@ void check_device(const Config& config) {
 }
 
 void check_optimizer(const OptimizerConfig& optimizer) {
-  check_decay_rules(optimizer);
+  check_groups(optimizer);
   const OptimizerConfig usual;
   const bool sgd = optimizer.type == "sgd";
-  const char* const adam = "optimizer.type \"adam\" or \"adamw\"";
+  const char* const adam = "optimizer.type \"adam\", \"adamw\" or \"muon\"";
   check_used(!sgd, "optimizer.beta1", optimizer.beta1, usual.beta1, adam);
   check_used(!sgd, "optimizer.beta2", optimizer.beta2, usual.beta2, adam);
   check_used(!sgd, "optimizer.eps", optimizer.eps, usual.eps, adam);
   check_used(sgd, "optimizer.momentum", optimizer.momentum, usual.momentum, "optimizer.type \"sgd\"");
-  check_used(optimizer.schedule != "constant", "optimizer.min_lr", optimizer.min_lr, usual.min_lr,
-             "optimizer.schedule \"linear\" or \"cosine\"");
+  check_used(optimizer.type == "muon", "optimizer.muon_momentum", optimizer.muon_momentum,
+             usual.muon_momentum, "optimizer.type \"muon\"");
+  const bool wsd = optimizer.schedule == "wsd";
+  check_used(wsd, "optimizer.decay", optimizer.decay, usual.decay, "optimizer.schedule \"wsd\"");
+  check_used(wsd || optimizer.schedule == "linear" || optimizer.schedule == "cosine", "optimizer.min_lr",
+             optimizer.min_lr, usual.min_lr, "optimizer.schedule \"linear\", \"cosine\" or \"wsd\"");
   TWOBP_CHECK(optimizer.min_lr <= optimizer.lr, "optimizer.min_lr (", optimizer.min_lr,
               ") is above optimizer.lr (", optimizer.lr, "): the learning rate falls from lr to min_lr.");
 }

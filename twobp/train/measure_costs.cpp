@@ -31,8 +31,9 @@ double bytes_of(const at::Tensor& tensor) {
   return tensor.defined() ? static_cast<double>(tensor.nbytes()) : 0;
 }
 
-// Weights, gradients and optimizer state of one layer, and the time of its update.
-KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config) {
+// Weights, gradients and optimizer state of one layer, and the time of its update. `last`: it is the model's
+// last layer.
+KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config, bool last) {
   const auto layer = spec.make();
   std::vector<Parameter*> parameters;
   layer->collect_parameters(parameters);
@@ -47,11 +48,17 @@ KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config) {
     costs.gradient_bytes += bytes_of(parameter->grad);
     if (parameter->is_buffer()) continue;
     if (counted.insert(parameter->name()).second) costs.parameters += static_cast<double>(parameter->numel());
-    if (parameter->trainable()) items.push_back({parameter, 0});
+    if (parameter->trainable()) items.push_back({parameter, 0, parameter->multiplies()});
   }
+  const auto matrix =
+      std::find_if(items.rbegin(), items.rend(), [](const auto& item) { return item.hidden; });
+  if (last && matrix != items.rend()) matrix->hidden = false;
   if (items.empty()) return costs;
   Optimizer optimizer(config, items);
   for (const auto& state : optimizer.state()) costs.optimizer_bytes += bytes_of(state.tensor);
+  for (const auto& item : items) {
+    if (config.average > 0) costs.optimizer_bytes += bytes_of(item.parameter->master);
+  }
   std::vector<double> seconds;
   for (int i = 0; i < kOptimizerSteps; ++i) {
     for (const auto& item : items) item.parameter->grad_to_add();
@@ -124,7 +131,7 @@ CostModel measure_costs(const Config& config, const ModelSpec& spec, const Datas
   for (const ModelSpec& one : models) {
     for (const LayerSpec& layer : one.layers) {
       if (!model.kinds.contains(layer.kind))
-        model.kinds[layer.kind] = measure_update(layer, config.optimizer);
+        model.kinds[layer.kind] = measure_update(layer, config.optimizer, &layer == &one.layers.back());
     }
   }
   for (const int size : model.micro_batch_sizes) {

@@ -81,7 +81,10 @@ class Trainer {
   // rate of the configuration.
   StepResult step(const Batch& batch, const Variant& variant, std::optional<double> lr = std::nullopt);
 
-  // Evaluates the held-out part (at most train.eval_batches batches). Returns none if it does not exist, or
+  // Calls `body` while the weights are their running means, if optimizer.average is set. For saving.
+  void with_averages(const std::function<void()>& body);
+  // Evaluates the held-out part (at most train.eval_batches batches), with the running means of the weights
+  // if there are any. Returns none if it does not exist, or
   // if a process wants to stop. Throws Error if the loss is not finite.
   std::optional<Evaluation> evaluate();
   // Evaluates one batch of the caller's, the `number`-th of an evaluation, counted from 1. Returns none if a
@@ -159,6 +162,8 @@ class Trainer {
   StepResult or_error(const Body& body);
   // Throws Error if a step is under way.
   void check_still() const;
+  std::optional<BatchEvaluation> evaluate_batch(const Batch& batch, int64_t number);
+  std::optional<Evaluation> evaluate_held_out();
 
   Config config_;
   int micro_batches_;

@@ -207,6 +207,24 @@ class Replay(TorchDispatchMode):
         return args[0].copy_(drawn) if base.endswith("_") else drawn.clone()
 
 
+class KeepParameters(TorchDispatchMode):
+    """Refuses an operator that would change a parameter, before it does."""
+
+    def __init__(self, parameters: dict[str, torch.Tensor]):
+        super().__init__()
+        self.names = {p.untyped_storage().data_ptr(): name for name, p in parameters.items()}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function._schema.is_mutable:
+            for argument, value in zip(function._schema.arguments, args):
+                if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, torch.Tensor):
+                    name = self.names.get(value.untyped_storage().data_ptr())
+                    if name is not None:
+                        raise CaptureError(f"in evaluation mode the module's forward changes its parameter '{name}' by {function}. A trainer has the weights "
+                                           "of training, so switch that off in the module (for RWKV of transformers: config.rescale_every = 0)")
+        return function(*args, **(kwargs or {}))
+
+
 def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list):
     """Loss, gradients and new buffers of the module itself, in training mode, and its loss in evaluation mode. The module stays as it was."""
     module, whole = captured.module, captured.whole
@@ -221,7 +239,7 @@ def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list):
             changed = {name: captured.buffers[name].detach().clone() for name in captured.buffers}
             restore(whole, state)
             whole.eval()
-            with torch.no_grad():
+            with torch.no_grad(), KeepParameters(captured.parameters):
                 evaluated = whole(dict(fields))
         finally:
             restore(whole, state)

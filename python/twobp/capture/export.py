@@ -18,6 +18,7 @@ from twobp.batches import named
 from . import ops
 from .errors import CaptureError, user_line
 from .fuse import fuse
+from .masked import fuse_masked_attention
 from .own_operators import aten, grouped_mm
 
 REMOVED = {aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_scalar.default, aten.sym_constrain_range_for_size.default,
@@ -238,6 +239,7 @@ def clean(graph_module: fx.GraphModule) -> None:
             node.kwargs = {**dict(zip(names[3:], node.args[3:])), **{renamed.get(k, k): v for k, v in node.kwargs.items()}}
             node.args = node.args[:3]
     fuse(graph)
+    fuse_masked_attention(graph)
     graph_module.recompile()
 
 

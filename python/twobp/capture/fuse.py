@@ -14,7 +14,7 @@ from .own_operators import aten, rms_norm
 ELEMENTWISE = {aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor,
                aten.div.Scalar, aten.neg.default, aten.pow.Tensor_Scalar, aten.square.default, aten.reciprocal.default, aten.tanh.default,
                aten.sigmoid.default, aten.erf.default, aten.exp.default}
-WITHIN_ROWS = ELEMENTWISE | {aten.mean.dim, aten.rsqrt.default, aten.sqrt.default}
+WITHIN_ROWS = ELEMENTWISE | {aten.mean.dim, aten.var.correction, aten.var.dim, aten.rsqrt.default, aten.sqrt.default}
 LAST = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor}  # the operators that end the functions below
 ACTIVATIONS: list[tuple[Callable, object, dict]] = [
     (lambda x: functional.gelu(x, approximate="tanh"), aten.gelu.default, {"approximate": "tanh"}),
@@ -65,49 +65,60 @@ def activation(last: fx.Node) -> tuple[fx.Node, object, dict] | None:
 
 def fuse_norms(graph: fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
-        found = norm(node) if node.op == "call_function" and node.target is aten.mul.Tensor and node.users else None
+        found = norm(node) if node.op == "call_function" and node.target in (aten.mul.Tensor, aten.add.Tensor) and node.users else None
         if found is None:
             continue
+        x, gain, bias, centred, eps = found
         with graph.inserting_before(node):
-            both = graph.call_function(rms_norm, found)
-            fused = graph.call_function(operator.getitem, (both, 0))
-        both.meta = {key: value for key, value in node.meta.items() if key != "val"}
-        both.meta["val"] = (node.meta["val"], found[0].meta["val"].new_empty(found[0].meta["val"].shape[:-1].numel()))
+            if centred:
+                fused = graph.call_function(aten.layer_norm.default, (x, [x.meta["val"].shape[-1]], gain, bias, eps))
+            else:
+                both = graph.call_function(rms_norm, (x, gain, eps))
+                both.meta = {key: value for key, value in node.meta.items() if key != "val"}
+                both.meta["val"] = (node.meta["val"], x.meta["val"].new_empty(x.meta["val"].shape[:-1].numel()))
+                fused = graph.call_function(operator.getitem, (both, 0))
         fused.meta = dict(node.meta)
         node.replace_all_uses_with(fused)
 
 
-def norm(last: fx.Node) -> tuple[fx.Node, fx.Node, float] | None:
-    """(x, gain, eps) if `last` is x / sqrt(mean(x^2) + eps) * gain."""
+def norm(last: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None, bool, float] | None:
+    """(x, gain, bias, centred, eps) if `last` is a norm of x: x / sqrt(mean(x^2) + eps) * gain or, centred, the same of x - mean(x), plus a bias."""
     value = last.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float64) or value.dim() < 2:
         return None
-    for gain, normal in (last.args[:2], last.args[1::-1]):
-        if not all(isinstance(one, fx.Node) for one in (gain, normal)) or not is_like(normal, value):
-            continue
-        weights = gain.meta.get("val")
-        if not isinstance(weights, torch.Tensor) or weights.dtype != value.dtype or weights.shape != value.shape[-1:]:
-            continue
-        for x in arguments_of(normal, WITHIN_ROWS):
-            eps = eps_of(normal, x) if is_like(x, value) else None
-            if eps is not None:
-                return x, gain, eps
+    pairs = with_weights(last, aten.mul.Tensor, value)
+    for bias, scaled in with_weights(last, aten.add.Tensor, value):
+        pairs += [(gain, normal, bias) for gain, normal in with_weights(scaled, aten.mul.Tensor, value)]
+    for gain, normal, *bias in pairs:
+        for x in arguments_of(normal, WITHIN_ROWS) if is_like(normal, value) else ():
+            kind = kind_of(normal, x) if is_like(x, value) else None
+            if kind is not None and (kind[0] or not bias):
+                return x, gain, bias[0] if bias else None, *kind
     return None
 
 
-def eps_of(normal: fx.Node, x: fx.Node) -> float | None:
-    """eps if `normal` is x / sqrt(mean(x^2) + eps)."""
+def with_weights(node: fx.Node, target: object, value: torch.Tensor) -> list[tuple]:
+    """The arguments of a sum or product as (weights of a row, rows like `value`)."""
+    if node.target is not target or not all(isinstance(one, fx.Node) for one in node.args) or node.kwargs:
+        return []
+    return [(weights, other) for weights, other in (node.args, node.args[::-1])
+            if isinstance(own := weights.meta.get("val"), torch.Tensor) and own.dtype == value.dtype and own.shape == value.shape[-1:]]
+
+
+def kind_of(normal: fx.Node, x: fx.Node) -> tuple[bool, float] | None:
+    """(centred, eps) if `normal` is (x - c) / sqrt(mean((x - c)^2) + eps), where c is mean(x) if centred, and else 0."""
     value = x.meta["val"]
-    points = torch.randn([2] * (value.dim() - 1) + [value.shape[-1]], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    points = 1 + torch.randn([2] * (value.dim() - 1) + [value.shape[-1]], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     points[..., 0, :] *= 1e-3  # where eps shows
     constants: list[float] = []
     values = evaluate(normal, x, points, WITHIN_ROWS, constants)
     if values is None:
         return None
     tolerance = 1e-12 if value.dtype == torch.float64 else 1e-7
-    for eps in constants:
-        if 0 < eps < 0.1 and torch.allclose(values, points * torch.rsqrt(points.square().mean(-1, keepdim=True) + eps), rtol=tolerance, atol=tolerance):
-            return eps
+    for centred, rows in ((False, points), (True, points - points.mean(-1, keepdim=True))):
+        for eps in constants:
+            if 0 < eps < 0.1 and torch.allclose(values, rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps), rtol=tolerance, atol=tolerance):
+                return centred, eps
     return None
 
 

@@ -17,7 +17,7 @@ import twobp
 from twobp import Error
 from twobp.trainer import by_section
 from twobp.transformers.arguments import check_arguments
-from twobp.transformers.optimizer import fetch_state, load_state, of_all, update_rule
+from twobp.transformers.optimizer import fetch_state, highest_lr, load_state, update_rule
 
 # Settings of the pipeline that TrainingArguments has under another name.
 NAMES = {"micro_batches": "gradient_accumulation_steps", "micro_batch_size": "per_device_train_batch_size", "steps": "max_steps",
@@ -68,6 +68,8 @@ class Trainer(transformers.Trainer):
             args.activation_checkpointing = args.gradient_checkpointing = False
         for name in NAMES.keys() & settings.keys():
             raise Error(f"{name} comes from TrainingArguments.{NAMES[name]}: set that")
+        if settings.get("data_parallel", 1) != 1:
+            raise Error("data_parallel: this trainer has one pipeline. Use twobp.Trainer for replicas")
         by_section(settings)
         self._settings = {**settings, "loss_reduction": loss_reduction}
         self._stale = False  # the model's weights are older than the pipeline's
@@ -115,7 +117,7 @@ class Trainer(transformers.Trainer):
         if self.pipeline is None:
             self._make_pipeline(self._step_batches[0])
         shapes = self.pipeline.shapes
-        result = self.pipeline.step(self._step_batches, lr=of_all(self.optimizer, "lr"))
+        result = self.pipeline.step(self._step_batches, lr=highest_lr(self.optimizer))
         if shapes <= MANY_SHAPES < self.pipeline.shapes:
             warnings.warn(f"the micro-batches have {self.pipeline.shapes} shapes so far, and the model is captured for each, which takes "
                           "time: pad to fewer lengths, such as by pad_to_multiple_of of the data collator")

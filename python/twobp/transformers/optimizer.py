@@ -2,6 +2,8 @@
 learning rate of the schedule and, in checkpoints, the state."""
 from __future__ import annotations
 
+import math
+
 import torch
 
 import twobp
@@ -15,6 +17,9 @@ STATE = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum": "momentum
 def update_rule(optimizer, model: torch.nn.Module) -> twobp.AdamW | twobp.Adam | twobp.SGD:
     """Raises Error for what the pipeline cannot do."""
     inner = _inner(optimizer)
+    if isinstance(inner, torch.optim.Muon):
+        raise Error("the optimizer is torch.optim.Muon, which takes matrices alone: use twobp.Trainer with optimizer=twobp.Muon(), which gives the "
+                    "other parameters to AdamW")
     if type(inner) not in KINDS:
         raise Error(f"TrainingArguments.optim gives the optimizer {type(inner).__name__}, which the pipeline does not have: use adamw_torch or sgd")
     for group in inner.param_groups:
@@ -23,20 +28,39 @@ def update_rule(optimizer, model: torch.nn.Module) -> twobp.AdamW | twobp.Adam |
                 raise Error(f"the optimizer has {name}={group[name]}, which the pipeline does not have: leave it out of optim_args")
     decays = {id(parameter): group["weight_decay"] for group in inner.param_groups for parameter in group["params"]}
     weight_decay = max(decays.values())
-    rules = {}
+    scales = {id(parameter): scale for group, scale in zip(inner.param_groups, lr_scales(inner)) for parameter in group["params"]}
+    groups: dict[str, dict[str, float]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         if id(parameter) not in decays:
             raise Error(f"the optimizer does not have the parameter {name}: freeze it by requires_grad_(False)")
         if decays[id(parameter)] != (weight_decay if parameter.dim() > 1 else 0):
-            rules[name] = decays[id(parameter)]
-    common = {"weight_decay": weight_decay, "weight_decay_of": rules}
+            groups.setdefault(name, {})["weight_decay"] = decays[id(parameter)]
+        if scales[id(parameter)] != 1:
+            groups.setdefault(name, {})["lr_scale"] = scales[id(parameter)]
+    common = {"weight_decay": weight_decay, "groups": groups}
     if isinstance(inner, torch.optim.SGD):
         return twobp.SGD(momentum=of_all(inner, "momentum"), **common)
     beta1, beta2 = of_all(inner, "betas")
     kind = twobp.AdamW if of_all(inner, "decoupled_weight_decay") else twobp.Adam
     return kind(beta1=beta1, beta2=beta2, eps=of_all(inner, "eps"), **common)
+
+
+def lr_scales(optimizer) -> list[float]:
+    """The learning rate of each group, before a schedule changes it, relative to the highest."""
+    rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
+    return [rate / max(rates) if max(rates) > 0 else 1.0 for rate in rates]
+
+
+def highest_lr(optimizer) -> float:
+    """The learning rate of the step, of which each group has its share."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for rate, scale in zip(rates, lr_scales(optimizer)):
+        if not math.isclose(rate, scale * max(rates), rel_tol=1e-9):
+            raise Error(f"the optimizer's groups have the learning rates {rates}, no longer in the proportion of the first ones. The pipeline has one "
+                        "schedule for all parameters")
+    return max(rates)
 
 
 def of_all(optimizer, name: str):

@@ -4,7 +4,7 @@
 
 int main() {
   twobp::Config config;
-  config.model.type.as<twobp::LlamaOptions>().dim = 32;
+  config.model.type.as<twobp::DecoderOptions>().dim = 32;
   config.data.synthetic = "tokens";
   config.data.sequence = 16;
   config.data.held_out = 0;

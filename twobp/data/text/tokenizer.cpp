@@ -76,6 +76,11 @@ size_t cut(std::string_view text) {
   return end;
 }
 
+// The package encodes the pieces of a request in parallel.
+size_t encoded_together() {
+  return std::clamp<size_t>(std::thread::hardware_concurrency(), 1, 8);
+}
+
 }  // namespace
 
 std::string tokenizer_file(const std::string& path) {
@@ -133,10 +138,66 @@ std::string Tokenizer::decode(std::span<const int64_t> ids, bool special) {
   return text->get<std::string>();
 }
 
-void Tokenizer::encode_all(const InputFile& text, const std::function<void(std::string_view)>& sink) {
+Tokenizer::Encoded Tokenizer::encode_pieces(std::string_view bytes, const std::vector<size_t>& lengths,
+                                            const std::function<void(int64_t)>& not_utf8) {
   const int64_t width = token_bytes(token_type_for(vocab_));
-  // The package encodes the pieces of a request in parallel.
-  const size_t together = std::clamp<size_t>(std::thread::hardware_concurrency(), 1, 8);
+  send(*python_, {{"pieces", lengths}, {"width", width}}, path_);
+  python_->write(bytes);
+  const json answer = receive(*python_, path_);
+  if (answer.contains("not_utf8")) not_utf8(number(answer, "not_utf8", kMostTokens, path_));
+  Encoded out;
+  const auto tokens = answer.find("tokens");
+  int64_t sum = 0;
+  for (size_t i = 0; tokens != answer.end() && tokens->is_array() && i < tokens->size(); ++i) {
+    const json& count = (*tokens)[i];
+    out.counts.push_back(count.is_number_unsigned() ? count.get<int64_t>() : -1);
+    if (out.counts.back() < 0 || out.counts.back() > kMostTokens) out.counts.clear();
+    sum += out.counts.empty() ? 0 : out.counts.back();
+  }
+  TWOBP_CHECK(out.counts.size() == lengths.size() && sum <= kMostTokens, path_,
+              ": the tokenizer's Python half gave no valid \"tokens\".");
+  out.ids = python_->read(static_cast<size_t>(sum * width));
+  return out;
+}
+
+Tokenizer::Encoded Tokenizer::encode_documents(std::span<const Document> documents) {
+  const size_t most = 2 * kPiece * encoded_together();
+  Encoded out;
+  out.counts.assign(documents.size(), 0);
+  std::string bytes;
+  std::vector<size_t> lengths;
+  std::vector<size_t> owners;  // the documents of the pieces
+  const auto encode = [&] {
+    if (lengths.empty()) return;
+    const Encoded part = encode_pieces(bytes, lengths, [&](int64_t at) {
+      size_t piece = 0;
+      for (auto left = static_cast<size_t>(at); piece + 1 < lengths.size() && left >= lengths[piece]; ++piece)
+        left -= lengths[piece];
+      fail(documents[owners[piece]].origin,
+           ": is not UTF-8: convert it, for instance with iconv, or remove it.");
+    });
+    for (size_t i = 0; i < owners.size(); ++i) out.counts[owners[i]] += part.counts[i];
+    out.ids += part.ids;
+    bytes.clear();
+    lengths.clear();
+    owners.clear();
+  };
+  for (size_t i = 0; i < documents.size(); ++i) {
+    for (std::string_view rest = documents[i].text; !rest.empty();) {
+      const size_t length = cut(rest);
+      bytes += rest.substr(0, length);
+      lengths.push_back(length);
+      owners.push_back(i);
+      rest.remove_prefix(length);
+      if (bytes.size() >= most) encode();
+    }
+  }
+  encode();
+  return out;
+}
+
+void Tokenizer::encode_all(const InputFile& text, const std::function<void(std::string_view)>& sink) {
+  const size_t together = encoded_together();
   std::string window;  // every piece is cut in view of the longest piece
   for (size_t begin = 0; begin < text.size();) {
     window.resize(std::min(text.size() - begin, 2 * kPiece * together));
@@ -148,16 +209,11 @@ void Tokenizer::encode_all(const InputFile& text, const std::function<void(std::
       lengths.push_back(cut(rest.substr(end)));
       end += lengths.back();
     }
-    send(*python_, {{"pieces", lengths}, {"width", width}}, path_);
-    python_->write(rest.substr(0, end));
-    const json answer = receive(*python_, path_);
-    if (answer.contains("not_utf8")) {
-      const auto at = static_cast<int64_t>(begin) + number(answer, "not_utf8", kMostTokens, path_);
-      fail(text.path(), ": byte ", at,
+    const Encoded part = encode_pieces(rest.substr(0, end), lengths, [&](int64_t at) {
+      fail(text.path(), ": byte ", static_cast<int64_t>(begin) + at,
            " is not UTF-8: convert the text, for instance with iconv, or remove it.");
-    }
-    const int64_t tokens = number(answer, "tokens", kMostTokens, path_);
-    sink(python_->read(static_cast<size_t>(tokens * width)));
+    });
+    sink(part.ids);
     begin += end;
   }
 }

@@ -11,7 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "twobp/data/text/token_dataset.h"
+#include "twobp/data/text/documents.h"
+#include "twobp/data/text/token_files.h"
 #include "twobp/files/input_file.h"
 
 namespace twobp {
@@ -58,7 +59,18 @@ class Tokenizer {
   // that begins every text with a space begins every piece with one.
   void encode_all(const InputFile& text, const std::function<void(std::string_view)>& sink);
 
+  struct Encoded {
+    std::string ids;              // of all texts, one after the other, as numbers of token_type_for(vocab())
+    std::vector<int64_t> counts;  // of each text
+  };
+  // Encodes several documents. Long ones are cut as above.
+  Encoded encode_documents(std::span<const Document> documents);
+
  private:
+  // Of `bytes`, cut into pieces of these lengths. `not_utf8` is called with the offset of a wrong byte.
+  Encoded encode_pieces(std::string_view bytes, const std::vector<size_t>& lengths,
+                        const std::function<void(int64_t)>& not_utf8);
+
   std::string path_;
   std::unique_ptr<PythonProcess> python_;
   int64_t vocab_ = 0;

@@ -20,11 +20,14 @@ template <typename T>
 struct ScoreBlock {
   int64_t rows = 0;
   int64_t cols = 0;
-  int64_t seen = 0;          // columns that row 0 sees; each later row sees one more, at most all
-  T scale = 1;               // of the scores
-  const T* shift = nullptr;  // (cols), added to the scaled scores; null: none
-  DropoutMask dropout;       // of the probabilities
-  int64_t row_begin = 0;     // number of row 0 in `dropout`
+  int64_t seen = 0;                 // columns that row 0 sees; each later row sees one more, at most all
+  const int64_t* starts = nullptr;  // (rows), the first column that a row sees, which is one; null: column 0
+  T scale = 1;                      // of the scores
+  T cap = 0;                        // scaled scores become cap * tanh(score / cap); 0: they do not
+  const T* shift = nullptr;         // (cols), added to the scaled scores; null: none
+  DropoutMask dropout;              // of the probabilities; its column 0 is the first that a row sees
+  int64_t row_begin = 0;            // number of row 0 in `dropout`
+  int64_t mask_cols = 0;            // columns of `dropout`
 };
 
 // S is the stored type. T is the type of the computation: float for reduced precision.
@@ -44,24 +47,25 @@ struct Kernels {
   void (*rms_norm_backward)(const S* dy, const S* x, const T* gain, const T* rstd, S* dx, T* dgain,
                             int64_t rows, int64_t cols);
 
-  // Rotates the first `heads` heads of each row in place: halves (a, b) -> (a cos - b sin, b cos + a sin)
-  // (RoPE, arXiv 2104.09864, in the half-split layout of Hugging Face). Row r is at position r % positions.
-  // x (rows, stride), a head has 2 * half numbers; cos, sin (positions, half)
+  // Rotates the first 2 * half numbers of `heads` heads of each row in place: halves (a, b) -> (a cos - b
+  // sin, b cos + a sin) (RoPE, arXiv 2104.09864, in the half-split layout of Hugging Face). Row r is at
+  // position r % positions. x (rows, stride); heads begin `step` numbers apart; cos, sin (positions, half)
   void (*rope_forward)(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_begin, int64_t stride,
-                       int64_t heads, int64_t half, int64_t positions);
+                       int64_t heads, int64_t step, int64_t half, int64_t positions);
 
   // The inverse rotation, also in place.
   void (*rope_backward)(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_begin, int64_t stride,
-                        int64_t heads, int64_t half, int64_t positions);
+                        int64_t heads, int64_t step, int64_t half, int64_t positions);
 
-  // In place: scores become p = softmax(scale * scores + shift) over the columns that a row sees, with
-  // dropout applied, and 0 in the other columns. log_sum[r] = log(sum(exp(scale * scores + shift))) over the
-  // columns that row r sees.
+  // In place: scores become p = softmax(s) over the columns that a row sees, with dropout applied, and 0 in
+  // the other columns. s = scale * scores, capped, + shift. log_sum[r] = log(sum(exp(s))) over the columns
+  // that row r sees.
   void (*softmax_forward)(const ScoreBlock<T>& block, T* scores, T* log_sum);
 
   // Recomputes p from the scores and log_sum. scores become p after dropout. dp, the gradient of p after
-  // dropout, becomes the gradient of the scores: scale * p * (mask * dp - dot(dy, y)). y is the attention's
-  // output and dy its gradient, with rows of `dim` numbers that are `y_stride` apart.
+  // dropout, becomes the gradient of the scores: scale * p * (mask * dp - dot(dy, y)), times the slope of the
+  // cap. y is the attention's output and dy its gradient, with rows of `dim` numbers that are `y_stride`
+  // apart.
   void (*softmax_backward)(const ScoreBlock<T>& block, T* scores, T* dp, const T* log_sum, const T* y,
                            const T* dy, int64_t dim, int64_t y_stride);
 
@@ -78,6 +82,12 @@ struct Kernels {
   // and gradient 0. loss (rows) is in double.
   void (*cross_entropy)(S* logits, int64_t stride, const int64_t* targets, double* loss, int64_t rows,
                         int64_t cols, int64_t ignore, double scale, bool gradient);
+
+  // x = cap * tanh(x / cap), in place. slope (n) = 1 - tanh(x / cap)^2, its derivative. Gemma 2, arXiv
+  // 2408.00118, section 2.
+  void (*soft_cap)(S* x, T* slope, int64_t n, T cap);
+  // x *= factor, elementwise.
+  void (*multiply)(S* x, const T* factor, int64_t n);
 
   // sum(x^2), in blocks of fixed size. The sum within a block is in float, the sum of the blocks in double.
   double (*sum_of_squares)(const S* x, int64_t n);

@@ -74,13 +74,13 @@ void rms_norm_backward(const S* dy, const S* x, const T* __restrict gain, const 
 
 template <typename S, typename T = Compute<S>>
 void rope_forward(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_begin, int64_t stride,
-                  int64_t heads, int64_t half, int64_t positions) {
+                  int64_t heads, int64_t step, int64_t half, int64_t positions) {
   for (int64_t r = 0; r < rows; ++r, x += stride) {
     const int64_t position = (row_begin + r) % positions;
     const T* __restrict c = cos + position * half;
     const T* __restrict s = sin + position * half;
     for (int64_t h = 0; h < heads; ++h) {
-      S* __restrict a = x + h * 2 * half;
+      S* __restrict a = x + h * step;
       S* __restrict b = a + half;
 #pragma omp simd
       for (int64_t i = 0; i < half; ++i) {
@@ -95,13 +95,13 @@ void rope_forward(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_be
 
 template <typename S, typename T = Compute<S>>
 void rope_backward(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_begin, int64_t stride,
-                   int64_t heads, int64_t half, int64_t positions) {
+                   int64_t heads, int64_t step, int64_t half, int64_t positions) {
   for (int64_t r = 0; r < rows; ++r, x += stride) {
     const int64_t position = (row_begin + r) % positions;
     const T* __restrict c = cos + position * half;
     const T* __restrict s = sin + position * half;
     for (int64_t h = 0; h < heads; ++h) {
-      S* __restrict a = x + h * 2 * half;
+      S* __restrict a = x + h * step;
       S* __restrict b = a + half;
 #pragma omp simd
       for (int64_t i = 0; i < half; ++i) {
@@ -114,27 +114,38 @@ void rope_backward(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_b
   }
 }
 
+// The columns [begin, end) that a row sees.
+struct Seen {
+  int64_t begin, end;
+  int64_t count() const { return end - begin; }
+};
 template <typename T>
-int64_t seen_by(const ScoreBlock<T>& block, int64_t row) {
-  return std::min(block.cols, block.seen + row);
+Seen seen_by(const ScoreBlock<T>& block, int64_t row) {
+  return {block.starts == nullptr ? 0 : block.starts[row], std::min(block.cols, block.seen + row)};
 }
 
-// kPlain: without shift and dropout.
+// kPlain: without shift, dropout and cap.
 template <bool kPlain, typename T>
 void softmax_forward_as(const ScoreBlock<T>& block, T* scores, T* __restrict log_sum) {
   const T scale = block.scale;
   for (int64_t r = 0; r < block.rows; ++r, scores += block.cols) {
-    T* __restrict row = scores;
-    const int64_t seen = seen_by(block, r);
-    if (!kPlain && block.shift != nullptr) {
-      const T* __restrict shift = block.shift;
+    const Seen seen = seen_by(block, r);
+    const int64_t count = seen.count();
+    T* __restrict row = scores + seen.begin;
+    if (!kPlain && block.cap != 0) {
+      const T to_cap = scale / block.cap;
 #pragma omp simd
-      for (int64_t c = 0; c < seen; ++c) row[c] += shift[c] / scale;
+      for (int64_t c = 0; c < count; ++c) row[c] = hyperbolic_tangent(row[c] * to_cap) / to_cap;
     }
-    const T largest = largest_of(row, seen) * scale;
+    if (!kPlain && block.shift != nullptr) {
+      const T* __restrict shift = block.shift + seen.begin;
+#pragma omp simd
+      for (int64_t c = 0; c < count; ++c) row[c] += shift[c] / scale;
+    }
+    const T largest = largest_of(row, count) * scale;
     T sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < seen; ++c) {
+    for (int64_t c = 0; c < count; ++c) {
       const T e = exponential(row[c] * scale - largest);
       row[c] = e;
       sum += e;
@@ -142,69 +153,104 @@ void softmax_forward_as(const ScoreBlock<T>& block, T* scores, T* __restrict log
     const T norm = T(1) / sum;
     if (kPlain || block.dropout.threshold == 0) {
 #pragma omp simd
-      for (int64_t c = 0; c < seen; ++c) row[c] *= norm;
+      for (int64_t c = 0; c < count; ++c) row[c] *= norm;
     } else {
-      for_each_kept<T>(block.dropout, static_cast<uint32_t>(block.row_begin + r), seen,
+      for_each_kept<T>(block.dropout, static_cast<uint32_t>(block.row_begin + r), block.mask_cols, count,
                        [=](int64_t c, T keep) { row[c] *= norm * keep; });
     }
-    for (int64_t c = seen; c < block.cols; ++c) row[c] = 0;
+    std::fill(scores, row, T(0));
+    std::fill(scores + seen.end, scores + block.cols, T(0));
     log_sum[r] = largest + std::log(sum);
   }
 }
 
 template <typename T>
 void softmax_forward(const ScoreBlock<T>& block, T* scores, T* log_sum) {
-  if (block.shift == nullptr && block.dropout.threshold == 0) {
+  if (block.shift == nullptr && block.dropout.threshold == 0 && block.cap == 0) {
     softmax_forward_as<true>(block, scores, log_sum);
   } else {
     softmax_forward_as<false>(block, scores, log_sum);
   }
 }
 
-// One row of softmax_backward. probability(score, c) is the probability of column c before dropout.
-template <typename T, typename Probability>
+// The probability of a column before dropout, and the slope of the cap there.
+template <typename T>
+struct Weighed {
+  T probability;
+  T slope;
+};
+
+// One row of softmax_backward, from the first column that it sees on. weigh(score, c) is of column c.
+template <bool kCapped, typename T, typename Weigh>
 inline void softmax_backward_row(T* __restrict p, T* __restrict ds, T dot, const ScoreBlock<T>& block,
-                                 int64_t r, Probability probability) {
-  const int64_t seen = seen_by(block, r);
+                                 int64_t r, int64_t seen, Weigh weigh) {
   const T scale = block.scale;
+  const auto row = static_cast<uint32_t>(block.row_begin + r);
   if (block.dropout.threshold == 0) {
 #pragma omp simd
     for (int64_t c = 0; c < seen; ++c) {
-      const T whole = probability(p[c], c);
-      ds[c] = scale * whole * (ds[c] - dot);
-      p[c] = whole;
+      const Weighed<T> weighed = weigh(p[c], c);
+      ds[c] = scale * weighed.probability * (ds[c] - dot) * weighed.slope;
+      p[c] = weighed.probability;
     }
+  } else if constexpr (kCapped) {
+    for_each_kept<T>(block.dropout, row, block.mask_cols, seen, [&](int64_t c, T keep) {
+      const Weighed<T> weighed = weigh(p[c], c);
+      ds[c] = scale * weighed.probability * (ds[c] * keep - dot) * weighed.slope;
+      p[c] = weighed.probability * keep;
+    });
   } else {
 #pragma omp simd
-    for (int64_t c = 0; c < seen; ++c) p[c] = probability(p[c], c);
-    for_each_kept<T>(block.dropout, static_cast<uint32_t>(block.row_begin + r), seen, [&](int64_t c, T keep) {
+    for (int64_t c = 0; c < seen; ++c) p[c] = weigh(p[c], c).probability;
+    for_each_kept<T>(block.dropout, row, block.mask_cols, seen, [&](int64_t c, T keep) {
       ds[c] = scale * p[c] * (ds[c] * keep - dot);
       p[c] *= keep;
     });
   }
-  for (int64_t c = seen; c < block.cols; ++c) p[c] = ds[c] = 0;
 }
 
-template <typename T>
-void softmax_backward(const ScoreBlock<T>& block, T* scores, T* dp, const T* __restrict log_sum, const T* y,
-                      const T* dy, int64_t dim, int64_t y_stride) {
-  const T* __restrict shift = block.shift;
-  const T scale = block.scale;
+template <bool kCapped, typename T>
+void softmax_backward_as(const ScoreBlock<T>& block, T* scores, T* dp, const T* __restrict log_sum,
+                         const T* y, const T* dy, int64_t dim, int64_t y_stride) {
+  const T scale = block.scale, cap = block.cap;
+  const T to_cap = kCapped ? scale / cap : T(1);
   for (int64_t r = 0; r < block.rows;
        ++r, scores += block.cols, dp += block.cols, y += y_stride, dy += y_stride) {
     T dot = 0;
 #pragma omp simd reduction(+ : dot)
     for (int64_t d = 0; d < dim; ++d) dot += y[d] * dy[d];
     const T offset = log_sum[r];
-    if (shift == nullptr) {
-      softmax_backward_row(scores, dp, dot, block, r,
-                           [=](T score, int64_t) { return exponential(score * scale - offset); });
+    const Seen seen = seen_by(block, r);
+    T* const p = scores + seen.begin;
+    T* const ds = dp + seen.begin;
+    const auto weigh = [=](T score, T minus) -> Weighed<T> {
+      if constexpr (kCapped) {
+        const T t = hyperbolic_tangent(score * to_cap);
+        return {exponential(cap * t - minus), T(1) - t * t};
+      } else {
+        return {exponential(score * scale - minus), T(1)};
+      }
+    };
+    if (block.shift == nullptr) {
+      softmax_backward_row<kCapped>(p, ds, dot, block, r, seen.count(),
+                                    [=](T score, int64_t) { return weigh(score, offset); });
     } else {
-      softmax_backward_row(scores, dp, dot, block, r, [=](T score, int64_t c) {
-        return exponential(score * scale + shift[c] - offset);
-      });
+      const T* __restrict shift = block.shift + seen.begin;
+      softmax_backward_row<kCapped>(p, ds, dot, block, r, seen.count(),
+                                    [=](T score, int64_t c) { return weigh(score, offset - shift[c]); });
+    }
+    for (T* row : {scores, dp}) {
+      std::fill(row, row + seen.begin, T(0));
+      std::fill(row + seen.end, row + block.cols, T(0));
     }
   }
+}
+
+template <typename T>
+void softmax_backward(const ScoreBlock<T>& block, T* scores, T* dp, const T* log_sum, const T* y, const T* dy,
+                      int64_t dim, int64_t y_stride) {
+  const auto backward = block.cap == 0 ? softmax_backward_as<false, T> : softmax_backward_as<true, T>;
+  backward(block, scores, dp, log_sum, y, dy, dim, y_stride);
 }
 
 template <typename S, typename T = Compute<S>>
@@ -285,6 +331,22 @@ void cross_entropy(S* logits, int64_t stride, const int64_t* targets, double* lo
 }
 
 template <typename S, typename T = Compute<S>>
+void soft_cap(S* __restrict x, T* __restrict slope, int64_t n, T cap) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const T t = hyperbolic_tangent(load(x[i]) / cap);
+    store(x[i], cap * t);
+    slope[i] = T(1) - t * t;
+  }
+}
+
+template <typename S, typename T = Compute<S>>
+void multiply(S* __restrict x, const T* __restrict factor, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) store(x[i], load(x[i]) * factor[i]);
+}
+
+template <typename S, typename T = Compute<S>>
 double sum_of_squares(const S* __restrict x, int64_t n) {
   constexpr int64_t kBlock = 4096;
   double total = 0;
@@ -300,9 +362,9 @@ double sum_of_squares(const S* __restrict x, int64_t n) {
 
 template <typename S, typename T = Compute<S>>
 constexpr Kernels<S> table() {
-  return {add_rows<S>,       add_row<S>,         rms_norm_forward<S>, rms_norm_backward<S>,
-          rope_forward<S>,   rope_backward<S>,   softmax_forward<T>,  softmax_backward<T>,
-          swiglu_forward<S>, swiglu_backward<S>, cross_entropy<S>,    sum_of_squares<S>};
+  return {add_rows<S>,      add_row<S>,         rms_norm_forward<S>, rms_norm_backward<S>, rope_forward<S>,
+          rope_backward<S>, softmax_forward<T>, softmax_backward<T>, swiglu_forward<S>,    swiglu_backward<S>,
+          cross_entropy<S>, soft_cap<S>,        multiply<S>,         sum_of_squares<S>};
 }
 
 }  // namespace

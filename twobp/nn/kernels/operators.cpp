@@ -88,9 +88,12 @@ at::Tensor layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const 
   return sums;
 }
 
-void rope(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, int64_t heads, double direction) {
+void rope(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const RowHeads& heads,
+          double direction) {
   const int64_t half = cos.size(1);
-  const at::Tensor halves = x.narrow(2, 0, 2 * heads * half).unflatten(2, {heads, 2, half});
+  const at::Tensor rows = x.narrow(2, heads.first, x.size(2) - heads.first);
+  const at::Tensor halves = rows.as_strided({x.size(0), x.size(1), heads.count, 2, half},
+                                            {x.stride(0), x.stride(1), heads.step, half, 1});
   const at::Tensor a = wide(halves.select(3, 0));
   const at::Tensor b = wide(halves.select(3, 1));
   const at::Tensor c = cos.unsqueeze(1);  // (positions, 1, half)
@@ -99,20 +102,29 @@ void rope(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, int64_t h
   halves.copy_(rotated);
 }
 
-// The gate is copied to a matrix of its own. In a part of a wider matrix, the numbers at the ends of rows may
-// be rounded differently from the rest.
-void swiglu_forward(const at::Tensor& x, at::Tensor& act) {
-  const std::vector<at::Tensor> parts = wide(as_rows(x)).chunk(2, 1);
-  as_rows(act).copy_(at::silu(parts[0].contiguous()).mul_(parts[1]));
+const char* approximation(Gate gate) {
+  return gate == Gate::kGelu ? "none" : "tanh";
 }
 
-void swiglu_backward(const at::Tensor& x, const at::Tensor& dact, at::Tensor& dx) {
+// The gate is copied to a matrix of its own. In a part of a wider matrix, the numbers at the ends of rows may
+// be rounded differently from the rest.
+void glu_forward(const at::Tensor& x, Gate gate, at::Tensor& act) {
   const std::vector<at::Tensor> parts = wide(as_rows(x)).chunk(2, 1);
-  const at::Tensor gate = parts[0].contiguous();
+  const at::Tensor g = parts[0].contiguous();
+  const at::Tensor open = gate == Gate::kSilu ? at::silu(g) : at::gelu(g, approximation(gate));
+  as_rows(act).copy_(open.mul(parts[1]));
+}
+
+void glu_backward(const at::Tensor& x, const at::Tensor& dact, Gate gate, at::Tensor& dx) {
+  const std::vector<at::Tensor> parts = wide(as_rows(x)).chunk(2, 1);
+  const at::Tensor g = parts[0].contiguous();
   const at::Tensor gradient = wide(as_rows(dact));
-  const at::Tensor dgate = at::silu_backward(gradient * parts[1], gate);
-  const at::Tensor dup = gradient * at::silu(gate);
-  as_rows(dx).copy_(at::cat({dgate, dup}, 1));
+  const at::Tensor of_gate = gradient * parts[1];
+  const bool silu = gate == Gate::kSilu;
+  const at::Tensor dg =
+      silu ? at::silu_backward(of_gate, g) : at::gelu_backward(of_gate, g, approximation(gate));
+  const at::Tensor du = gradient * (silu ? at::silu(g) : at::gelu(g, approximation(gate)));
+  as_rows(dx).copy_(at::cat({dg, du}, 1));
 }
 
 void gelu_forward(const at::Tensor& x, at::Tensor& y, GeluForm form) {
@@ -189,6 +201,12 @@ at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t 
     rows.copy_(g.mul_(scale).masked_fill_(ignored.unsqueeze(1), 0));
   }
   return losses.sum();
+}
+
+at::Tensor soft_cap(at::Tensor& x, double cap) {
+  const at::Tensor t = wide(x).div(cap).tanh_();
+  x.copy_(t * cap);
+  return 1 - t.square();
 }
 
 void add_rows_at(at::Tensor& rows, const at::Tensor& ids, const at::Tensor& from) {

@@ -10,7 +10,9 @@
 
 #include "twobp/nn/kernels/attention/packed_attention.h"
 #include "twobp/nn/kernels/encoder/encoder_kernels.h"
+#include "twobp/nn/kernels/glu.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rope.h"
 
 namespace twobp {
 
@@ -52,13 +54,13 @@ void layer_norm_forward(const at::Tensor& x, const at::Tensor& gain, const at::T
 at::Tensor layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain,
                                const at::Tensor& statistics, at::Tensor& dx);
 
-// Rotates the first `heads` heads of each row of x (batch, positions, stride) in place; cos, sin (positions,
-// half). `direction` 1: forward, -1: backward.
-void rope(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, int64_t heads, double direction);
+// As rope() of rope.h. `direction` 1: forward, -1: backward.
+void rope(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const RowHeads& heads,
+          double direction);
 
 // x (rows, 2 * cols), act (rows, cols).
-void swiglu_forward(const at::Tensor& x, at::Tensor& act);
-void swiglu_backward(const at::Tensor& x, const at::Tensor& dact, at::Tensor& dx);
+void glu_forward(const at::Tensor& x, Gate gate, at::Tensor& act);
+void glu_backward(const at::Tensor& x, const at::Tensor& dact, Gate gate, at::Tensor& dx);
 
 void gelu_forward(const at::Tensor& x, at::Tensor& y, GeluForm form);
 // `act` is undefined if it is not wanted.
@@ -79,6 +81,8 @@ double sum_of_squares(const at::Tensor& x);
 // logits (rows, cols); targets (rows) on the same device. Returns the sum of the losses, a float64 scalar.
 at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t ignore, double scale,
                          bool gradient);
+// x = cap * tanh(x / cap), in place. Returns its derivative.
+at::Tensor soft_cap(at::Tensor& x, double cap);
 
 // rows[ids[i]] += from[i]: ids (n), from (n, cols). The bits are the same every time, also on a GPU.
 void add_rows_at(at::Tensor& rows, const at::Tensor& ids, const at::Tensor& from);

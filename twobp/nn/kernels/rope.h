@@ -6,9 +6,16 @@
 
 namespace twobp {
 
-// Rotates the first `heads` heads of each row of packed (batch, positions, row), which has even rows
-// (padded_rows.h), in place. cos, sin (positions, head_dim / 2), contiguous, in the dtype of the sums. Number
-// i of a head turns with number i + head_dim / 2. `back`: by the opposite angle, as gradients do.
-void rope(at::Tensor& packed, const at::Tensor& cos, const at::Tensor& sin, int64_t heads, bool back);
+// Heads of a row: `count` of them, from number `first` on, `step` numbers apart.
+struct RowHeads {
+  int64_t count = 1;
+  int64_t step = 1;
+  int64_t first = 0;
+};
+
+// Rotates heads of each row of packed (batch, positions, row), which has even rows (padded_rows.h), in place.
+// cos, sin (positions, half), contiguous, in the dtype of the sums. Of the first 2 * half numbers of a head,
+// number i turns with number i + half; the rest stays. `back`: by the opposite angle, as gradients do.
+void rope(at::Tensor& packed, const at::Tensor& cos, const at::Tensor& sin, const RowHeads& heads, bool back);
 
 }  // namespace twobp

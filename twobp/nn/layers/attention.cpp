@@ -1,6 +1,7 @@
 #include "twobp/nn/layers/attention.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/nn/kernels/products/padded_rows.h"
@@ -16,35 +17,56 @@ at::Tensor in_type(const at::Tensor& tensor, at::ScalarType type) {
   return tensor.scalar_type() == type ? tensor : at::empty(tensor.sizes(), tensor.options().dtype(type));
 }
 
-// The queries that see nothing but padding, (B, S, 1): those before the sample's first token.
-at::Tensor blind(const at::Tensor& padding) {
-  return padding.cumprod(1).to(at::kBool).unsqueeze(2);
-}
-
 }  // namespace
 
-Attention::Attention(const AttentionShape& shape, at::ScalarType dtype) : shape_(shape), dtype_(dtype) {
+Attention::Attention(const AttentionShape& shape, at::ScalarType dtype, double dropout, std::string_view name)
+    : shape_(shape), rate_(dropout, name), dtype_(dtype) {
   TWOBP_CHECK(shape.heads > 0 && shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0, "attention with ",
               shape.heads, " heads cannot share ", shape.kv_heads,
               " key-value heads: the number of heads must be a multiple of it");
-  TWOBP_CHECK(shape.head_dim > 0 && shape.head_dim % 2 == 0, "rotary embedding needs an even head_dim, got ",
+  const int64_t rotary = shape.rotary_dims();
+  TWOBP_CHECK(shape.head_dim > 0 && rotary <= shape.head_dim && rotary % 2 == 0,
+              "rotary embedding needs an even head_dim, or an even part of it, got ", rotary, " of ",
               shape.head_dim);
+  TWOBP_CHECK(shape.window >= 0, "attention has a window of ", shape.window, " keys: it must be at least 1");
+  TWOBP_CHECK(!shape.interleaved || shape.heads == shape.kv_heads,
+              "attention with interleaved queries, keys and values needs as many key-value heads as heads");
 }
 
 void Attention::prepare_rope(int64_t positions, at::Device device) {
-  if (cos_.defined() && cos_.size(0) >= positions && cos_.device() == device) return;
+  const bool by_length = shape_.rope.scaling == RopeScaling::kDynamic;
+  if (cos_.defined() && cos_.size(0) >= positions && cos_.device() == device &&
+      (!by_length || length_ == positions)) {
+    return;
+  }
+  length_ = positions;
   // Doubles the size, because generation adds one position at a time.
   if (cos_.defined()) positions = std::max(positions, 2 * cos_.size(0));
   const at::Tensor angle = at::outer(at::arange(positions, at::TensorOptions().dtype(at::kDouble)),
-                                     rope_frequencies(shape_.rope, shape_.head_dim));
-  cos_ = angle.cos().to(device, compute_type(dtype_));
-  sin_ = angle.sin().to(device, compute_type(dtype_));
+                                     rope_frequencies(shape_.rope, shape_.rotary_dims(), length_));
+  const double magnitude = rope_magnitude(shape_.rope);
+  cos_ = angle.cos().mul_(magnitude).to(device, compute_type(dtype_));
+  sin_ = angle.sin().mul_(magnitude).to(device, compute_type(dtype_));
 }
 
 void Attention::rotate(at::Tensor& packed, int64_t past, bool back) const {
-  const int64_t positions = packed.size(1);
-  rope(packed, cos_.narrow(0, past, positions), sin_.narrow(0, past, positions),
-       shape_.heads + shape_.kv_heads, back);
+  if (shape_.rotary_dims() == 0) return;
+  const at::Tensor cos = cos_.narrow(0, past, packed.size(1));
+  const at::Tensor sin = sin_.narrow(0, past, packed.size(1));
+  const int64_t dim = shape_.head_dim;
+  if (!shape_.interleaved) return rope(packed, cos, sin, {shape_.heads + shape_.kv_heads, dim}, back);
+  rope(packed, cos, sin, {shape_.heads, 3 * dim}, back);
+  rope(packed, cos, sin, {shape_.heads, 3 * dim, dim}, back);
+}
+
+at::Tensor Attention::blind(const at::Tensor& padding) const {
+  at::Tensor tokens = padding.logical_not().cumsum(1);
+  const int64_t outside = padding.size(1) - shape_.window;
+  if (shape_.window > 0 && outside > 0) {
+    const at::Tensor before = tokens.narrow(1, 0, outside).clone();
+    tokens.narrow(1, shape_.window, outside).sub_(before);
+  }
+  return tokens.eq(0).unsqueeze(2);
 }
 
 Values Attention::forward(Values values, Context& context, Saved& saved) {
@@ -56,7 +78,7 @@ Values Attention::forward(Values values, Context& context, Saved& saved) {
   packed = own_even_rows(std::move(packed));
   const int64_t positions = packed.size(1);
   const int64_t past = context.generating ? context.past : 0;
-  prepare_rope(past + positions, packed.device());
+  if (shape_.rotary_dims() > 0) prepare_rope(past + positions, packed.device());
   rotate(packed, past, /*back=*/false);
   if (context.generating) return {with_cache(packed, context, saved.cache)};
   auto [y, log_sum_exp] = attend(packed, context);
@@ -76,7 +98,8 @@ std::pair<at::Tensor, at::Tensor> Attention::attend(const at::Tensor& packed, co
   at::Tensor out = in_type(y, wide.scalar_type());
   at::Tensor log_sum_exp = at::empty({batch, shape_.heads, positions}, wide.options());
   const at::Tensor padding = padding_of(context, batch, positions, packed.device());
-  packed_attention_forward(wide, shape_.causal(shift_of(padding, wide.options())), out, log_sum_exp);
+  packed_attention_forward(wide, shape_.causal(shift_of(padding, wide.options()), rate_.mask(context)), out,
+                           log_sum_exp);
   if (padding.defined()) out.masked_fill_(blind(padding), 0);
   if (!out.is_same(y)) y.copy_(out);
   return {std::move(y), std::move(log_sum_exp)};
@@ -93,18 +116,34 @@ at::Tensor Attention::with_cache(const at::Tensor& packed, Context& context, at:
   const int64_t kv = shape_.kv_heads;
   const int64_t head_dim = shape_.head_dim;
   if (past == 0) cache = at::empty({2, batch, kv, context.capacity, head_dim}, packed.options());
-  cache.narrow(3, past, positions)
-      .copy_(packed.narrow(2, shape_.heads * head_dim, 2 * kv * head_dim)
-                 .view({batch, positions, 2, kv, head_dim})
-                 .permute({2, 0, 3, 1, 4}));
+  // The heads of the row from a number on, (B, heads, positions, D).
+  const auto part = [&](int64_t column, int64_t heads) {
+    const int64_t step = shape_.interleaved ? 3 * head_dim : head_dim;
+    return packed.narrow(2, column, packed.size(2) - column)
+        .as_strided({batch, heads, positions, head_dim}, {packed.stride(0), step, packed.stride(1), 1});
+  };
+  const PackedAttention columns = shape_.causal();
+  cache.select(0, 0).narrow(2, past, positions).copy_(part(columns.k_column(0), kv));
+  cache.select(0, 1).narrow(2, past, positions).copy_(part(columns.v_column(0), kv));
   if (past == 0) return attend(packed, context).first;
   // The queries of a group count as additional positions of their key-value head, so nothing is repeated.
   const at::Tensor q =
-      packed.narrow(2, 0, shape_.heads * head_dim).reshape({batch, kv, shape_.heads / kv, head_dim});
-  const at::Tensor out = std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
-      q, cache.select(0, 0).narrow(2, 0, past + 1), cache.select(0, 1).narrow(2, 0, past + 1),
-      /*dropout_p=*/0.0, /*is_causal=*/false));
-  return out.reshape({batch, 1, shape_.heads * head_dim});
+      part(columns.q_column(0), shape_.heads).reshape({batch, kv, shape_.heads / kv, head_dim});
+  const int64_t first = shape_.window > 0 ? std::max<int64_t>(0, past + 1 - shape_.window) : 0;
+  const at::Tensor seen = cache.narrow(3, first, past + 1 - first);
+  return attend_one(q, seen.select(0, 0), seen.select(0, 1)).reshape({batch, 1, shape_.heads * head_dim});
+}
+
+at::Tensor Attention::attend_one(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const {
+  const double scale = shape_.scale > 0 ? shape_.scale : 1 / std::sqrt(static_cast<double>(shape_.head_dim));
+  if (shape_.cap == 0) {
+    return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, /*dropout_p=*/0.0, /*is_causal=*/false, /*attn_mask=*/{}, scale));
+  }
+  const at::ScalarType type = compute_type(dtype_);
+  const at::Tensor scores = at::matmul(q.to(type), k.to(type).transpose(2, 3)).mul_(scale / shape_.cap);
+  const at::Tensor p = scores.tanh_().mul_(shape_.cap).softmax(-1);
+  return at::matmul(p, v.to(type)).to(dtype_);
 }
 
 Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
@@ -124,8 +163,8 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
   at::Tensor dx = exclusively_owned(packed) ? packed : at::empty(packed.sizes(), packed.options());
   const at::Tensor wide = packed.to(type);
   at::Tensor dwide = type == dtype_ ? dx : wide;  // a wider copy may be overwritten
-  packed_attention_backward(wide, shape_.causal(shift_of(padding, wide.options())), out, saved.take_p1(2), dy,
-                            dwide);
+  packed_attention_backward(wide, shape_.causal(shift_of(padding, wide.options()), rate_.mask(context)), out,
+                            saved.take_p1(2), dy, dwide);
   if (!dwide.is_same(dx)) dx.copy_(dwide);
   rotate(dx, 0, /*back=*/true);
   return {std::move(dx)};

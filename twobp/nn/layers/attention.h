@@ -1,13 +1,16 @@
-// Causal self-attention with rotary embedding and grouped queries. Takes the packed projections (B, S, (H + 2
-// K) D) = (q | k | v) and returns (B, S, H D). It has no weights of its own. q and k are rotated in place.
-// Backward-p1 writes dL/d(q | k | v) over q, k and v if no other object holds them.
+// Causal self-attention with rotary embedding and grouped queries, within a window if there is one. Takes the
+// packed projections (B, S, (H + 2 K) D) = (q | k | v) and returns (B, S, H D). It has no weights of its own.
+// q and k are rotated in place. Backward-p1 writes dL/d(q | k | v) over q, k and v if no other object holds
+// them. Dropout acts on the probabilities.
 //
 // No query attends to the batch's padding (padding.h). A query that sees nothing but padding gives zeros, as
 // in PyTorch's scaled_dot_product_attention. Positions count from the first column, padding or not.
 #pragma once
 
 #include "twobp/nn/kernels/attention/packed_attention.h"
+#include "twobp/nn/kernels/rope.h"
 #include "twobp/nn/layer.h"
+#include "twobp/nn/layers/dropout_rate.h"
 #include "twobp/nn/layers/rope.h"
 
 namespace twobp {
@@ -15,25 +18,34 @@ namespace twobp {
 struct AttentionShape {
   int64_t heads = 1;     // H
   int64_t kv_heads = 1;  // K, divides H
-  int64_t head_dim = 1;  // D, even
+  int64_t head_dim = 1;  // D
   RopeSettings rope{};
+  int64_t rotary = -1;       // features of a head that turn, even; -1: all of them; 0: none
+  int64_t window = 0;        // keys that a query sees at most, its own included; 0: no limit
+  double scale = 0;          // of the scores; 0: 1 / sqrt(D)
+  double cap = 0;            // scaled scores become cap * tanh(score / cap); 0: they do not
+  bool interleaved = false;  // a row is (q | k | v) of head 0, then of head 1, and so on; H = K
 
-  PackedAttention causal(at::Tensor shift = {}) const {
-    return {heads, kv_heads, head_dim, /*causal=*/true, std::move(shift), {}};
+  int64_t rotary_dims() const { return rotary < 0 ? head_dim : rotary; }
+  PackedAttention causal(at::Tensor shift = {}, const DropoutMask& dropout = {}) const {
+    return {heads, kv_heads, head_dim, /*causal=*/true, std::move(shift), dropout, window,
+            {},    scale,    cap,      interleaved};
   }
   int64_t packed() const { return causal().packed(); }
 };
 
 class Attention : public Layer {
  public:
-  Attention(const AttentionShape& shape, at::ScalarType dtype);
+  // `dropout` is the probability, and `name` distinguishes this layer's mask from those of other layers.
+  Attention(const AttentionShape& shape, at::ScalarType dtype, double dropout = 0,
+            std::string_view name = "attention");
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
   bool takes_padded_rows() const override { return true; }
 
  private:
-  // Grows cos_ and sin_ to `positions` rows.
+  // Grows cos_ and sin_ to `positions` rows, the length of the sequence.
   void prepare_rope(int64_t positions, at::Device device);
   // Rotates q and k of `packed` in place; its first position is `past`. `back` applies the inverse rotation.
   void rotate(at::Tensor& packed, int64_t past, bool back) const;
@@ -42,11 +54,17 @@ class Attention : public Layer {
   // For generation: copies k and v of `packed`, already rotated, into the cache (2, B, K, capacity, D). Then
   // attends to all positions up to the last one of `packed`.
   at::Tensor with_cache(const at::Tensor& packed, Context& context, at::Tensor& cache) const;
+  // The output (B, K, H / K, D) for one query of each head, with all of k and v (B, K, positions, D).
+  at::Tensor attend_one(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
+  // The queries that see nothing but padding, (B, S, 1).
+  at::Tensor blind(const at::Tensor& padding) const;
 
   AttentionShape shape_;
+  DropoutRate rate_;
   at::ScalarType dtype_;
-  at::Tensor cos_;  // (positions, D / 2)
+  at::Tensor cos_;  // (positions, rotary dims / 2)
   at::Tensor sin_;
+  int64_t length_ = 0;  // the length of the sequence that their frequencies are for
 };
 
 }  // namespace twobp

@@ -33,7 +33,9 @@ BertEmbedding::BertEmbedding(const std::string& prefix, const BertEmbeddingShape
              init_std),
       padding_(shape.padding),
       norm_(prefix + ".LayerNorm", shape.dim, eps, dtype),
-      rate_(dropout, prefix + ".dropout") {}
+      rate_(dropout, prefix + ".dropout") {
+  for (Parameter* table : {&words_, &positions_, &types_}) table->is_table();
+}
 
 LayerNormRows::Rows BertEmbedding::gather(const at::Tensor& ids, const at::Tensor& types,
                                           at::Tensor& sum) const {

@@ -15,8 +15,12 @@ int64_t count_right(const at::Tensor& logits, const at::Tensor& labels) {
 }  // namespace
 
 Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
-  if (context.generating) return values;  // generation needs the logits
   at::Tensor logits = std::move(values[0]);
+  if (context.generating) {  // it needs the logits
+    if (form_.scale != 1) logits = logits * form_.scale;
+    if (form_.cap > 0) soft_cap(logits = own_even_rows(std::move(logits)), form_.cap);
+    return {std::move(logits)};
+  }
   const at::Tensor labels = context.field("labels").contiguous();
   TWOBP_CHECK(
       labels.scalar_type() == at::kLong && labels.sizes() == logits.sizes().slice(0, logits.dim() - 1),
@@ -24,8 +28,9 @@ Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
       logits.sizes(), ": one int64 label per position is needed");
   const int64_t right = context.training ? 0 : count_right(logits, labels);
   logits = own_even_rows(std::move(logits));
-  const at::Tensor sum =
-      cross_entropy(logits, labels, kIgnoreLabel, context.loss_weight * context.loss_scale, context.keeps());
+  if (form_.scale != 1) logits.mul_(form_.scale);
+  const double of_gradient = context.loss_weight * context.loss_scale * form_.scale;
+  const at::Tensor sum = cross_entropy(logits, labels, kIgnoreLabel, of_gradient, context.keeps(), form_.cap);
   Values out = {sum * context.loss_weight};
   if (!context.training) out.push_back(at::scalar_tensor(right, at::TensorOptions().dtype(at::kLong)));
   if (context.keeps()) saved.keep_until_p1(std::move(logits));

@@ -1,7 +1,7 @@
 // Next-token loss: logits (B, S, V) against the batch's `labels` (B, S) int64. A label of -100 is not
 // counted. The value is this micro-batch's share of the mean over all counted targets of the global batch
 // (Context::loss_weight), a float64 scalar. The forward pass writes the logits' gradient over the logits, so
-// they are read once.
+// they are read once. The logits may be scaled and capped first; generation gets them so.
 #pragma once
 
 #include "twobp/nn/layer.h"
@@ -10,12 +10,22 @@ namespace twobp {
 
 inline constexpr int64_t kIgnoreLabel = -100;
 
+struct LogitsForm {
+  double scale = 1;  // of the logits
+  double cap = 0;    // scaled logits become cap * tanh(logit / cap); 0: they do not
+};
+
 class CrossEntropy : public Layer {
  public:
+  explicit CrossEntropy(const LogitsForm& form = {}) : form_(form) {}
+
   Values forward(Values x, Context& context, Saved& saved) override;
   // Takes no dL/dy, because the backward pass starts at the loss.
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
   bool takes_padded_rows() const override { return true; }
+
+ private:
+  LogitsForm form_;
 };
 
 }  // namespace twobp

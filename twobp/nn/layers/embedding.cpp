@@ -18,8 +18,10 @@ void check_ids(const at::Tensor& ids, int64_t vocab) {
 }  // namespace
 
 Embedding::Embedding(std::string name, int64_t vocab, int64_t dim, double init_std, at::ScalarType dtype,
-                     int64_t padding)
-    : weight_({{std::move(name), vocab}}, {vocab, dim}, dtype, init_std), padding_(padding) {}
+                     int64_t padding, double scale)
+    : weight_({{std::move(name), vocab}}, {vocab, dim}, dtype, init_std), padding_(padding), scale_(scale) {
+  weight_.is_table();
+}
 
 Values Embedding::forward(Values, Context& context, Saved& saved) {
   const at::Tensor& ids = context.field("input_ids");
@@ -28,7 +30,9 @@ Values Embedding::forward(Values, Context& context, Saved& saved) {
               ids.sizes());
   if (ids.is_cpu()) check_ids(ids, weight_.value.size(0));
   if (context.keeps() && weight_.trainable()) saved.keep_until_p2(ids);
-  return {at::embedding(weight_.value, on_device(ids, weight_.value.device()))};
+  at::Tensor rows = at::embedding(weight_.value, on_device(ids, weight_.value.device()));
+  if (scale_ != 1) rows.mul_(scale_);
+  return {std::move(rows)};
 }
 
 Values Embedding::backward_p1(Values dy, Context&, Saved& saved) {
@@ -52,18 +56,19 @@ void Embedding::backward_p2(std::span<Saved* const> saved) {
       const at::Tensor at = on_device(ids.view({-1}), grad.device());
       at::Tensor rows = dy.view({-1, dim});
       if (padding_ >= 0) rows = rows.masked_fill(at.eq(padding_).unsqueeze(1), 0);
-      operators::add_rows_at(grad, at, rows);
+      operators::add_rows_at(grad, at, scale_ == 1 ? rows : rows * scale_);
       continue;
     }
     const int64_t* id = ids.const_data_ptr<int64_t>();
     dispatch_float(dy.scalar_type(), "Embedding", [&](auto zero) {
       using S = decltype(zero);
       auto* rows = mutable_numbers<Compute<S>>(grad);
+      const auto scale = static_cast<Compute<S>>(scale_);
       const S* from = numbers<S>(dy);
       for (int64_t i = 0; i < ids.numel(); ++i, from += dim) {
         if (id[i] == padding_) continue;
         auto* row = rows + id[i] * dim;
-        for (int64_t c = 0; c < dim; ++c) row[c] += load(from[c]);
+        for (int64_t c = 0; c < dim; ++c) row[c] += scale * load(from[c]);
       }
     });
   }

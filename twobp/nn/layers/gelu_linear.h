@@ -11,8 +11,8 @@ class GeluLinear : public Layer {
  public:
   // The parameters are those of Linear.
   GeluLinear(GeluForm form, std::vector<ParameterPart> parts, int64_t in, double init_std,
-             at::ScalarType dtype, bool bias)
-      : form_(form), linear_(std::move(parts), in, init_std, dtype, bias) {}
+             at::ScalarType dtype, bool bias, bool transposed = false)
+      : form_(form), linear_(std::move(parts), in, init_std, dtype, bias, transposed) {}
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;

@@ -13,9 +13,9 @@ namespace twobp {
 class Linear : public Layer {
  public:
   // The weight is (sum of the parts' rows, in). The parts of a bias have the weight's names, with ".bias" for
-  // ".weight".
+  // ".weight". A `transposed` weight, of one part, is (in, rows), as in GPT-2.
   Linear(std::vector<ParameterPart> parts, int64_t in, double init_std, at::ScalarType dtype,
-         bool bias = false);
+         bool bias = false, bool transposed = false);
   // A bias with its own names. It has as many rows as the weight, and at least one part.
   Linear(std::vector<ParameterPart> parts, int64_t in, double init_std, at::ScalarType dtype,
          std::vector<ParameterPart> bias);
@@ -31,7 +31,10 @@ class Linear : public Layer {
   void pad_rows() override { padded_ = true; }
 
  private:
-  Parameter weight_;               // (out, in)
+  // The weight as (out, in).
+  at::Tensor weight() const { return weight_.transposed() ? weight_.value.t() : weight_.value; }
+
+  Parameter weight_;               // (out, in), or (in, out) if transposed
   std::optional<Parameter> bias_;  // (out), float32 if the layer computes in reduced precision
   bool padded_ = false;            // whether the rows of y and of its gradient are padded
 };

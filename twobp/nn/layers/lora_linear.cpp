@@ -34,8 +34,8 @@ bool LoraLinear::adapts(const std::vector<ParameterPart>& parts, const LoraOptio
 }
 
 LoraLinear::LoraLinear(const std::vector<ParameterPart>& parts, int64_t in, double init_std,
-                       at::ScalarType dtype, const LoraOptions& lora, bool bias)
-    : base_(parts, in, init_std, dtype, bias), scale_(lora.scale()) {
+                       at::ScalarType dtype, const LoraOptions& lora, bool bias, bool transposed)
+    : base_(parts, in, init_std, dtype, bias, transposed), scale_(lora.scale()) {
   std::vector<Parameter*> frozen;
   base_.collect_parameters(frozen);
   for (Parameter* parameter : frozen) parameter->freeze();
@@ -123,11 +123,12 @@ void LoraLinear::collect_parameters(std::vector<Parameter*>& parameters) {
 }
 
 std::unique_ptr<Layer> make_linear(const std::vector<ParameterPart>& parts, int64_t in, double init_std,
-                                   at::ScalarType dtype, const LoraOptions& lora, bool bias) {
+                                   at::ScalarType dtype, const LoraOptions& lora, bool bias,
+                                   bool transposed) {
   if (LoraLinear::adapts(parts, lora)) {
-    return std::make_unique<LoraLinear>(parts, in, init_std, dtype, lora, bias);
+    return std::make_unique<LoraLinear>(parts, in, init_std, dtype, lora, bias, transposed);
   }
-  return std::make_unique<Linear>(parts, in, init_std, dtype, bias);
+  return std::make_unique<Linear>(parts, in, init_std, dtype, bias, transposed);
 }
 
 }  // namespace twobp

@@ -24,7 +24,7 @@ bool is_adapter(const std::string& parameter_name);
 class LoraLinear : public Layer {
  public:
   LoraLinear(const std::vector<ParameterPart>& parts, int64_t in, double init_std, at::ScalarType dtype,
-             const LoraOptions& lora, bool bias = false);
+             const LoraOptions& lora, bool bias = false, bool transposed = false);
   // Whether one of the parts is a target.
   static bool adapts(const std::vector<ParameterPart>& parts, const LoraOptions& lora);
 
@@ -52,6 +52,7 @@ class LoraLinear : public Layer {
 
 // A LoraLinear if one of the parts is a target, otherwise a trainable Linear.
 std::unique_ptr<Layer> make_linear(const std::vector<ParameterPart>& parts, int64_t in, double init_std,
-                                   at::ScalarType dtype, const LoraOptions& lora, bool bias = false);
+                                   at::ScalarType dtype, const LoraOptions& lora, bool bias = false,
+                                   bool transposed = false);
 
 }  // namespace twobp

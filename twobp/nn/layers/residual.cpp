@@ -6,12 +6,13 @@ namespace twobp {
 
 Values Residual::forward(Values x, Context& context, Saved& saved) {
   Values y = branch().forward(x, context, saved);
+  if (scale_ != 1) y[0].mul_(scale_);
   y[0].add_(x[0]);
   return y;
 }
 
 Values Residual::backward_p1(Values dy, Context& context, Saved& saved) {
-  Values dx = branch().backward_p1(dy, context, saved);
+  Values dx = branch().backward_p1(scale_ == 1 ? dy : Values{dy[0] * scale_}, context, saved);
   dx[0].add_(dy[0]);
   return dx;
 }
@@ -41,6 +42,20 @@ Values ResidualEnd::backward_p1(Values dy, Context& context, Saved& saved) {
   at::Tensor around = dy[0];
   Values of_branch = branch().backward_p1(std::move(dy), context, saved);
   return {std::move(around), std::move(of_branch[0])};
+}
+
+Values ResidualJoin::forward(Values x, Context& context, Saved& saved) {
+  TWOBP_CHECK(x.size() == 2, "a join of two branches takes x and the first branch's output, got ", x.size(),
+              " tensors");
+  Values y = branch().forward({x[0]}, context, saved);
+  y[0].add_(x[1]).add_(x[0]);
+  return y;
+}
+
+Values ResidualJoin::backward_p1(Values dy, Context& context, Saved& saved) {
+  Values dx = branch().backward_p1(dy, context, saved);
+  dx[0].add_(dy[0]);
+  return {std::move(dx[0]), std::move(dy[0])};
 }
 
 }  // namespace twobp

@@ -1,5 +1,6 @@
-// y = x + branch(x); dL/dx = dL/dy + the branch's dL/dx. This exists as one layer, or as two layers if a
-// stage may end within the branch: x -> (x, begin(x)) and (x, b) -> x + end(b).
+// y = x + scale * branch(x); dL/dx = dL/dy + the branch's dL/dx. This exists as one layer, or as two layers
+// if a stage may end within the branch: x -> (x, begin(x)) and (x, b) -> x + end(b). Two branches beside each
+// other are ResidualBegin and ResidualJoin: x -> (x, first(x)) and (x, f) -> x + f + second(x).
 #pragma once
 
 #include <memory>
@@ -8,7 +9,7 @@
 
 namespace twobp {
 
-// The base of the three layers. Everything except the tensors is the branch's.
+// The base of these layers. Everything except the tensors is the branch's.
 class AroundBranch : public Layer {
  public:
   explicit AroundBranch(std::unique_ptr<Layer> branch) : branch_(std::move(branch)) {}
@@ -27,10 +28,14 @@ class AroundBranch : public Layer {
 
 class Residual : public AroundBranch {
  public:
-  using AroundBranch::AroundBranch;
+  explicit Residual(std::unique_ptr<Layer> branch, double scale = 1)
+      : AroundBranch(std::move(branch)), scale_(scale) {}
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
+
+ private:
+  double scale_;
 };
 
 class ResidualBegin : public AroundBranch {
@@ -42,6 +47,14 @@ class ResidualBegin : public AroundBranch {
 };
 
 class ResidualEnd : public AroundBranch {
+ public:
+  using AroundBranch::AroundBranch;
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+};
+
+class ResidualJoin : public AroundBranch {
  public:
   using AroundBranch::AroundBranch;
 

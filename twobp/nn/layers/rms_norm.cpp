@@ -5,8 +5,12 @@
 
 namespace twobp {
 
-RmsNorm::RmsNorm(std::string name, int64_t dim, double eps, at::ScalarType dtype)
-    : gain_({{std::move(name), dim}}, {dim}, compute_type(dtype), 0, 1), dtype_(dtype), eps_(eps) {}
+RmsGain::RmsGain(std::string name, int64_t dim, at::ScalarType dtype, GainForm form)
+    : Parameter({{std::move(name), dim}}, {dim}, compute_type(dtype), 0, form == GainForm::kWeight ? 1 : 0),
+      form_(form) {}
+
+RmsNorm::RmsNorm(std::string name, int64_t dim, double eps, at::ScalarType dtype, GainForm form)
+    : gain_(std::move(name), dim, dtype, form), dtype_(dtype), eps_(eps) {}
 
 Values RmsNorm::forward(Values values, Context& context, Saved& saved) {
   at::Tensor x = as_contiguous(std::move(values[0]));
@@ -15,7 +19,7 @@ Values RmsNorm::forward(Values values, Context& context, Saved& saved) {
               "), got ", x.sizes());
   TWOBP_CHECK(x.scalar_type() == dtype_, "RmsNorm ", gain_.name(), " has dtype ", c10::toString(dtype_),
               ", got ", c10::toString(x.scalar_type()));
-  auto [y, rstd] = rms_norm(x, gain_.value, eps_);
+  auto [y, rstd] = rms_norm(x, gain_.gain(), eps_);
   if (context.keeps()) {
     saved.keep_until_p1(std::move(x));
     saved.keep_until_p1(std::move(rstd));
@@ -30,7 +34,7 @@ Values RmsNorm::backward_p1(Values values, Context&, Saved& saved) {
   TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(), " does not fit the output of RmsNorm ",
               gain_.name(), ", ", x.sizes());
   at::Tensor dx = exclusively_owned(dy) ? dy : at::empty(x.sizes(), x.options());
-  const at::Tensor dgain = rms_norm_backward(dy, x, gain_.value, rstd, dx);
+  const at::Tensor dgain = rms_norm_backward(dy, x, gain_.gain(), rstd, dx);
   if (gain_.trainable()) gain_.grad_to_add().add_(dgain);
   return {std::move(dx)};
 }

@@ -1,6 +1,7 @@
 #include "twobp/nn/layers/rope.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numbers>
 
 #include "twobp/core/check.h"
@@ -20,10 +21,31 @@ double llama3_frequency(double frequency, const RopeSettings& rope) {
   return (1 - smooth) * frequency / rope.factor + smooth * frequency;
 }
 
+// Pair by pair, the part of a frequency that is not stretched, as in _compute_yarn_parameters of
+// modeling_rope_utils.py (arXiv 2309.00071, section 3.2).
+double yarn_unstretched(int64_t pair, int64_t dims, const RopeSettings& rope) {
+  // The pair, as a real number, that turns this often within the original positions.
+  const auto pair_of = [&](double turns) {
+    return static_cast<double>(dims) * std::log(rope.original_positions / (turns * 2 * std::numbers::pi)) /
+           (2 * std::log(rope.theta));
+  };
+  const double low = std::max(std::floor(pair_of(rope.beta_fast)), 0.0);
+  double high = std::min(std::ceil(pair_of(rope.beta_slow)), static_cast<double>(dims - 1));
+  if (low == high) high += 0.001;
+  return 1 - std::clamp((static_cast<double>(pair) - low) / (high - low), 0.0, 1.0);
+}
+
+// Of Dynamic NTK, as in _compute_dynamic_ntk_parameters.
+double dynamic_theta(const RopeSettings& rope, int64_t dims, int64_t length) {
+  const double positions = std::max(static_cast<double>(length), rope.original_positions);
+  const double stretched = rope.factor * positions / rope.original_positions - (rope.factor - 1);
+  return rope.theta * std::pow(stretched, static_cast<double>(dims) / static_cast<double>(dims - 2));
+}
+
 }  // namespace
 
 const std::vector<std::string>& rope_scaling_names() {
-  static const std::vector<std::string> names = {"none", "linear", "llama3"};
+  static const std::vector<std::string> names = {"none", "linear", "llama3", "yarn", "dynamic"};
   return names;
 }
 
@@ -35,22 +57,38 @@ RopeScaling parse_rope_scaling(std::string_view name) {
   return static_cast<RopeScaling>(found - names.begin());
 }
 
-at::Tensor rope_frequencies(const RopeSettings& rope, int64_t head_dim) {
-  TWOBP_CHECK(head_dim > 0 && head_dim % 2 == 0, "rotary embedding needs an even head_dim, got ", head_dim);
+double rope_magnitude(const RopeSettings& rope) {
+  if (rope.scaling != RopeScaling::kYarn) return 1;
+  if (rope.attention_factor > 0) return rope.attention_factor;
+  return rope.factor > 1 ? 0.1 * std::log(rope.factor) + 1 : 1;
+}
+
+at::Tensor rope_frequencies(const RopeSettings& rope, int64_t dims, int64_t length) {
+  TWOBP_CHECK(dims > 0 && dims % 2 == 0, "rotary embedding needs an even head_dim, got ", dims);
   TWOBP_CHECK(rope.theta > 0 && rope.factor > 0, "rotary embedding needs a theta and a factor above 0, got ",
               rope.theta, " and ", rope.factor);
-  const int64_t half = head_dim / 2;
+  const bool by_length = rope.scaling == RopeScaling::kDynamic;
+  TWOBP_CHECK(!by_length || dims > 2, "dynamic rope scaling needs more than 2 features of a head, got ",
+              dims);
+  const double theta = by_length ? dynamic_theta(rope, dims, length) : rope.theta;
+  const int64_t half = dims / 2;
   const auto options = at::TensorOptions().dtype(at::kDouble);
-  at::Tensor frequencies = at::pow(at::scalar_tensor(rope.theta, options),
+  at::Tensor frequencies = at::pow(at::scalar_tensor(theta, options),
                                    at::arange(half, options).neg().div(static_cast<double>(half)));
   if (rope.scaling == RopeScaling::kLinear) frequencies.div_(rope.factor);
+  double* frequency = frequencies.mutable_data_ptr<double>();
+  TWOBP_CHECK(rope.original_positions > 0, "rope scaling needs original positions above 0, got ",
+              rope.original_positions);
+  if (rope.scaling == RopeScaling::kYarn) {
+    for (int64_t i = 0; i < half; ++i) {
+      const double kept = yarn_unstretched(i, dims, rope);
+      frequency[i] *= kept + (1 - kept) / rope.factor;
+    }
+  }
   if (rope.scaling == RopeScaling::kLlama3) {
     TWOBP_CHECK(0 < rope.low_freq_factor && rope.low_freq_factor < rope.high_freq_factor,
                 "llama3's rope scaling needs 0 < low_freq_factor < high_freq_factor, got ",
                 rope.low_freq_factor, " and ", rope.high_freq_factor);
-    TWOBP_CHECK(rope.original_positions > 0, "llama3's rope scaling needs original positions above 0, got ",
-                rope.original_positions);
-    double* frequency = frequencies.mutable_data_ptr<double>();
     for (int64_t i = 0; i < half; ++i) frequency[i] = llama3_frequency(frequency[i], rope);
   }
   return frequencies;

@@ -13,8 +13,11 @@ namespace twobp {
 
 enum class RopeScaling : uint8_t {
   kNone,
-  kLinear,  // all positions divided by `factor` (arXiv 2306.15595)
-  kLlama3,  // long wavelengths by `factor`, short ones not at all, a mix in between (LLaMa 3.1)
+  kLinear,   // all positions divided by `factor` (arXiv 2306.15595)
+  kLlama3,   // long wavelengths by `factor`, short ones not at all, a mix in between (LLaMa 3.1)
+  kYarn,     // the same, mixed by the number of turns in the original positions, and longer queries and keys
+             // (arXiv 2309.00071)
+  kDynamic,  // theta grows with a sequence's length beyond the original positions (Dynamic NTK, ibid.)
 };
 
 struct RopeSettings {
@@ -25,14 +28,25 @@ struct RopeSettings {
   // / high_freq_factor are short.
   double low_freq_factor = 1;
   double high_freq_factor = 4;
-  double original_positions = 8192;
+  double original_positions = 8192;  // kLlama3, kYarn, kDynamic
+  // kYarn: pairs that turn more often than beta_fast within the original positions are not stretched, and
+  // those that turn less often than beta_slow are stretched by `factor`.
+  double beta_fast = 32;
+  double beta_slow = 1;
+  double attention_factor = 0;  // kYarn: of queries and keys; 0: 0.1 ln(factor) + 1
 };
 
-// The values of model.rope_scaling: "none", "linear", "llama3". Throws Error that lists them for other names.
+// The values of model.rope_scaling: "none", "linear", "llama3", "yarn", "dynamic". Throws Error that lists
+// them for other names.
 RopeScaling parse_rope_scaling(std::string_view name);
 const std::vector<std::string>& rope_scaling_names();
 
-// Radians per position, float64 (head_dim / 2). Throws Error if head_dim is odd or a factor is out of range.
-at::Tensor rope_frequencies(const RopeSettings& settings, int64_t head_dim);
+// Radians per position, float64 (dims / 2), of a sequence of `length` positions, on which only kDynamic
+// depends. `dims` are the features of a head that turn. Throws Error if dims is odd or a factor is out of
+// range.
+at::Tensor rope_frequencies(const RopeSettings& settings, int64_t dims, int64_t length = 0);
+
+// What cos and sin are multiplied by: 1, or the attention factor of kYarn.
+double rope_magnitude(const RopeSettings& settings);
 
 }  // namespace twobp

@@ -16,15 +16,17 @@ namespace {
 
 using File = CheckpointFile;
 
-// Packs the parts of one parameter again.
+// Packs the parts of one parameter again; of their running means if there are any.
 at::Tensor master_of(const Parameter& parameter, const Checkpoint& checkpoint, std::set<std::string>& known) {
   std::vector<at::Tensor> rows;
   std::vector<int64_t> shape = parameter.sizes();
   for (const ParameterPart& part : parameter.parts()) {
     const File file = checkpoint.contains(File::kFrozen, part.name) ? File::kFrozen : File::kWeights;
+    const std::string mean = part.name + ".average";
     TWOBP_CHECK(checkpoint.contains(file, part.name), checkpoint.folder().string(), " has no ", part.name,
                 ", which the model of its configuration has");
-    rows.push_back(checkpoint.read(file, part.name));
+    const bool averaged = checkpoint.contains(File::kOptimizer, mean);
+    rows.push_back(averaged ? checkpoint.read(File::kOptimizer, mean) : checkpoint.read(file, part.name));
     if (!shape.empty()) shape[0] = part.rows;
     TWOBP_CHECK(rows.back().sizes() == at::IntArrayRef(shape), checkpoint.folder().string(), ": ", part.name,
                 " is ", rows.back().sizes(), ", expected ", at::IntArrayRef(shape));

@@ -2,35 +2,35 @@
 
 #include "twobp/core/check.h"
 #include "twobp/pipeline/memory/memory_meter.h"
-#include "twobp/train/update/weight_decay.h"
 
 namespace twobp {
 
 Optimizer::Optimizer(const OptimizerConfig& config, const std::vector<Item>& items) : config_(config) {
-  TWOBP_CHECK(config.type == "adamw" || config.type == "adam" || config.type == "sgd", "unknown optimizer '",
-              config.type, "'");
+  const bool muon = config.type == "muon";
+  TWOBP_CHECK(muon || config.type == "adamw" || config.type == "adam" || config.type == "sgd",
+              "unknown optimizer '", config.type, "'");
   // The fused kernels read it on the device of the weights.
   const at::Device device = items.empty() ? at::kCPU : items.front().parameter->master.device();
   count_ = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));
-  const bool adam = config.type != "sgd";
-  for (const auto& [parameter, stage] : items) {
-    Group& group = group_of(weight_decay_of(config, *parameter));
+  for (const auto& [parameter, stage, hidden] : items) {
+    Group& group = group_of(rule_of(config, *parameter, hidden));
     const MemoryMeter::Scope scope(stage, MemoryCategory::kOptimizer);
     group.parameters.push_back(parameter);
     group.stages.push_back(stage);
     group.values.push_back(parameter->master);
     group.grads.push_back(parameter->grad);
-    if (adam || config.momentum > 0) group.first.push_back(at::zeros_like(parameter->master));
-    if (adam) group.second.push_back(at::zeros_like(parameter->master));
+    if (muon || config.type != "sgd" || config.momentum > 0)
+      group.first.push_back(at::zeros_like(parameter->master));
+    if (adam(group)) group.second.push_back(at::zeros_like(parameter->master));
     group.steps.push_back(count_);
   }
 }
 
-Optimizer::Group& Optimizer::group_of(double weight_decay) {
+Optimizer::Group& Optimizer::group_of(const ParameterRule& rule) {
   for (Group& group : groups_) {
-    if (group.weight_decay == weight_decay) return group;
+    if (group.rule == rule) return group;
   }
-  groups_.emplace_back().weight_decay = weight_decay;
+  groups_.emplace_back().rule = rule;
   return groups_.back();
 }
 
@@ -43,23 +43,9 @@ void Optimizer::complete_gradients() {
 void Optimizer::step(double lr, double grad_factor) {
   if (!undone_) complete_gradients();
   count_.add_(1);
-  // The fused kernels divide by grad_scale.
-  std::optional<at::Tensor> grad_scale;
-  if (grad_factor != 1) grad_scale = at::scalar_tensor(1 / grad_factor, count_.options());
-  for (Group& group : groups_) {
-    if (config_.type == "sgd") {
-      at::_fused_sgd_(group.values, group.grads, group.first, group.weight_decay, config_.momentum, lr,
-                      /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/!stepped_,
-                      grad_scale);
-    } else if (config_.type == "adam") {
-      at::_fused_adam_(group.values, group.grads, group.first, group.second, {}, group.steps, lr,
-                       config_.beta1, config_.beta2, group.weight_decay, config_.eps, /*amsgrad=*/false,
-                       /*maximize=*/false, grad_scale);
-    } else {
-      at::_fused_adamw_(group.values, group.grads, group.first, group.second, {}, group.steps, lr,
-                        config_.beta1, config_.beta2, group.weight_decay, config_.eps, /*amsgrad=*/false,
-                        /*maximize=*/false, grad_scale);
-    }
+  for (const Group& group : groups_) {
+    const double group_lr = lr * group.rule.lr_scale;
+    group.rule.muon ? update_by_muon(group, group_lr, grad_factor) : update(group, group_lr, grad_factor);
     for (Parameter* parameter : group.parameters) {
       parameter->forget_grad();
       parameter->refresh_value();
@@ -67,6 +53,40 @@ void Optimizer::step(double lr, double grad_factor) {
   }
   stepped_ = true;
   undone_ = false;
+}
+
+void Optimizer::update(const Group& group, double lr, double grad_factor) {
+  // The fused kernels divide by grad_scale.
+  std::optional<at::Tensor> grad_scale;
+  if (grad_factor != 1) grad_scale = at::scalar_tensor(1 / grad_factor, count_.options());
+  const double decay = group.rule.weight_decay;
+  if (config_.type == "sgd") {
+    at::_fused_sgd_(group.values, group.grads, group.first, decay, config_.momentum, lr,
+                    /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/!stepped_,
+                    grad_scale);
+  } else if (config_.type == "adam") {
+    at::_fused_adam_(group.values, group.grads, group.first, group.second, {}, group.steps, lr, config_.beta1,
+                     config_.beta2, decay, config_.eps, /*amsgrad=*/false, /*maximize=*/false, grad_scale);
+  } else {
+    at::_fused_adamw_(group.values, group.grads, group.first, group.second, {}, group.steps, lr,
+                      config_.beta1, config_.beta2, decay, config_.eps, /*amsgrad=*/false, /*maximize=*/false,
+                      grad_scale);
+  }
+}
+
+// Projections that are stored as one weight are made orthogonal one by one.
+void Optimizer::update_by_muon(const Group& group, double lr, double grad_factor) {
+  const MemoryMeter::Scope scope(group.stages.front(), MemoryCategory::kOptimizer);
+  std::vector<MuonMatrix> matrices;
+  for (size_t i = 0; i < group.parameters.size(); ++i) {
+    if (grad_factor != 1) group.grads[i].mul_(grad_factor);
+    const auto values = group.parameters[i]->parts_of(group.values[i]);
+    const auto grads = group.parameters[i]->parts_of(group.grads[i]);
+    const auto momenta = group.parameters[i]->parts_of(group.first[i]);
+    for (size_t part = 0; part < values.size(); ++part)
+      matrices.push_back({values[part].second, grads[part].second, momenta[part].second});
+  }
+  muon_step(matrices, {lr, group.rule.weight_decay, config_.muon_momentum});
 }
 
 void Optimizer::skip() {
@@ -95,12 +115,12 @@ void Optimizer::undo() {
 }
 
 std::vector<Optimizer::State> Optimizer::state() const {
-  const bool adam = config_.type != "sgd";
   std::vector<State> all;
   for (const Group& group : groups_) {
     for (size_t i = 0; i < group.parameters.size(); ++i) {
       Parameter* parameter = group.parameters[i];
-      if (!group.first.empty()) all.push_back({parameter, adam ? "exp_avg" : "momentum", group.first[i]});
+      if (!group.first.empty())
+        all.push_back({parameter, adam(group) ? "exp_avg" : "momentum", group.first[i]});
       if (!group.second.empty()) all.push_back({parameter, "exp_avg_sq", group.second[i]});
     }
   }

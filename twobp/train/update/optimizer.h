@@ -1,4 +1,4 @@
-// AdamW, Adam and SGD on ATen's fused kernels, for the parameters of one rank.
+// AdamW, Adam and SGD on ATen's fused kernels, and Muon (muon.h), for the parameters of one rank.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,8 @@
 
 #include "twobp/nn/parameter.h"
 #include "twobp/train/config.h"
+#include "twobp/train/update/muon.h"
+#include "twobp/train/update/parameter_groups.h"
 #include "twobp/train/update/savepoint.h"
 
 namespace twobp {
@@ -20,6 +22,7 @@ class Optimizer {
   struct Item {
     Parameter* parameter = nullptr;
     int stage = 0;
+    bool hidden = false;  // a matrix between the embedding and the last one
   };
 
   // Allocates the state on the calling thread.
@@ -39,7 +42,8 @@ class Optimizer {
   // with the same gradients. Nothing may have been added to them since.
   void undo();
 
-  // One parameter's state, for checkpoints: `exp_avg` and `exp_avg_sq` of adam, `momentum` of sgd.
+  // One parameter's state, for checkpoints: `exp_avg` and `exp_avg_sq` of adam, `momentum` of sgd and
+  // muon.
   struct State {
     Parameter* parameter = nullptr;
     std::string name;
@@ -51,18 +55,21 @@ class Optimizer {
   void set_steps(int64_t steps);
 
  private:
-  // Parameters that share hyper-parameters.
+  // Parameters that are updated alike.
   struct Group {
-    double weight_decay = 0;
+    ParameterRule rule;
     std::vector<Parameter*> parameters;
     std::vector<int> stages;  // of the parameters
     std::vector<at::Tensor> values, grads, first, second, steps;
   };
 
-  Group& group_of(double weight_decay);
+  bool adam(const Group& group) const { return config_.type != "sgd" && !group.rule.muon; }
+  Group& group_of(const ParameterRule& rule);
+  void update(const Group& group, double lr, double grad_factor);
+  void update_by_muon(const Group& group, double lr, double grad_factor);
 
   OptimizerConfig config_;
-  std::vector<Group> groups_;  // by weight decay
+  std::vector<Group> groups_;  // by rule
   at::Tensor count_;           // float32 scalar: the number of the current step
   bool stepped_ = false;
   bool undone_ = false;  // the last step was undone; its gradients still exist

@@ -8,10 +8,11 @@
 #include "twobp/core/clock.h"
 #include "twobp/nn/device/device.h"
 #include "twobp/pipeline/executor/rank_executor.h"
+#include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/schedule/schedule_source.h"
-#include "twobp/train/update/weight_decay.h"
+#include "twobp/train/update/parameter_groups.h"
 #include "twobp/transport/collectives.h"
 #include "twobp/transport/world.h"
 
@@ -28,8 +29,9 @@ Update::Update(Pipeline& pipeline, const OptimizerConfig& config, double clip_no
                int64_t bucket_bytes)
     : pipeline_(pipeline), clip_norm_(clip_norm), timeout_(timeout) {
   first_rank_ = pipeline.world().local_ranks().front();
-  check_decay_rules(config, find_weights());
+  check_groups(config, find_weights());
   optimizers_.resize(pipeline.ranks());
+  averages_.resize(pipeline.ranks());
   reducers_.resize(pipeline.ranks());
   shards_.resize(pipeline.ranks());
   states_.resize(pipeline.ranks());
@@ -64,13 +66,15 @@ void Update::make_optimizer(int rank, const OptimizerConfig& config) {
       if (use.rank != rank) continue;
       if (here == nullptr) {
         here = use.parameter;
-        if (here->trainable()) items.push_back({here, use.stage});
+        const bool hidden = std::all_of(uses.begin(), uses.end(), [](const Use& one) { return one.hidden; });
+        if (here->trainable()) items.push_back({here, use.stage, hidden});
       } else {
         use.parameter->value = here->value;
         use.parameter->master = here->master;
       }
     }
   }
+  if (config.average > 0) averages_[rank] = std::make_unique<WeightAverage>(config.average, items);
   if (config.shard && pipeline_.world().replicas > 1) {
     std::vector<Parameter*> parameters;
     for (const Optimizer::Item& item : items) parameters.push_back(item.parameter);
@@ -91,6 +95,7 @@ std::vector<std::string> Update::find_weights() {
   };
   std::map<std::string, Known> known;
   std::vector<std::string> names;
+  std::optional<size_t> last_matrix;
   const auto& layers = pipeline_.model().layers;
   int layer = 0;
   for (int s = 0; s < pipeline_.stages(); ++s) {
@@ -119,12 +124,24 @@ std::vector<std::string> Update::find_weights() {
         const bool first_here =
             local && std::none_of(uses.begin(), uses.end(), [](const Use& use) { return use.parameter; });
         if (first_here) weights_.push_back(parameter);
-        uses.push_back(
-            {local ? parameter : nullptr, layer, s, pipeline_.rank_of_stage()[s], parameter->trainable()});
+        uses.push_back({local ? parameter : nullptr, layer, s, pipeline_.rank_of_stage()[s],
+                        parameter->trainable(), parameter->multiplies()});
+        if (parameter->multiplies()) last_matrix = at->second.index;
       }
     }
   }
+  if (last_matrix) all_[*last_matrix].back().hidden = false;
   return names;
+}
+
+void Update::swap_averages() {
+  if (!averages_[first_rank_] || optimizer_steps() == 0) return;
+  if (shards_[first_rank_]) {  // other replicas may still read the weights that this one has sent
+    const MemoryMeter::Watch watch(pipeline_.meter());
+    at::Tensor arrived = at::zeros({1});
+    all_reduce_sum(*pipeline_.world().processes, arrived, timeout_);
+  }
+  pipeline_.on_ranks([&](int rank) { averages_[rank]->swap(); });
 }
 
 Parameter* Update::parameter_of(const Uses& uses, int rank) {

@@ -16,6 +16,7 @@
 #include "twobp/train/update/optimizer.h"
 #include "twobp/train/update/optimizer_shards.h"
 #include "twobp/train/update/savepoint.h"
+#include "twobp/train/update/weight_average.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp {
@@ -75,6 +76,9 @@ class Update {
   void finish(int64_t step, const LossScale& scale, UpdateResult& result);
   // Whether ranks wait for each other's gradients at the end of a step, because of tied weights.
   bool ties_ranks() const;
+  // Exchanges the weights and their running means on all ranks of this process, which must be idle. Does
+  // nothing without optimizer.average, and before the first step.
+  void swap_averages();
   // The number of steps that the ranks of this process have taken back so far.
   int64_t taken_back() const;
 
@@ -84,7 +88,8 @@ class Update {
   int64_t numel() const { return numel_; }
 
   // Everything that a run of steps changes, for checkpoints: the masters, in model order, and the optimizers'
-  // state. Only what this process holds: with optimizer.shard, the optimizer state of its replica's share.
+  // state with the running means of the weights. Only what this process holds: with optimizer.shard, the
+  // optimizer state of its replica's share.
   std::vector<LiveTensor> live_weights() const;
   std::vector<LiveTensor> live_optimizer_state() const;
   int64_t optimizer_steps() const { return optimizers_[first_rank_]->steps(); }
@@ -98,6 +103,7 @@ class Update {
     int stage = 0;
     int rank = 0;
     bool trainable = true;
+    bool hidden = false;  // a matrix between the embedding and the model's last one
   };
   // A step that a rank has taken before its norm is known.
   struct OpenStep {
@@ -142,6 +148,7 @@ class Update {
   std::optional<double> factor_for(const at::Tensor& squares, double loss_scale) const;
   // Returns the seconds spent waiting.
   double take(int rank, int64_t step, double lr, std::optional<double> factor);
+  void add_to_average(int rank);
   void leave_open(int rank, OpenStep step);
   // Collective: all ranks have the same `squares`.
   [[noreturn]] void fail_not_finite(int rank, const at::Tensor& squares, int64_t step);
@@ -152,6 +159,7 @@ class Update {
   std::vector<Uses> all_;  // in order of the first use
   std::vector<Parameter*> weights_;
   std::vector<std::unique_ptr<Optimizer>> optimizers_;      // by rank
+  std::vector<std::unique_ptr<WeightAverage>> averages_;    // by rank; null: none
   std::vector<std::unique_ptr<GradientReducer>> reducers_;  // by rank; null: one replica
   std::vector<std::unique_ptr<OptimizerShards>> shards_;    // by rank; null: not sharded
   std::vector<RankState> states_;                           // by rank

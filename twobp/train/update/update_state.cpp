@@ -33,7 +33,11 @@ std::vector<LiveTensor> Update::live_optimizer_state() const {
   }
   std::vector<LiveTensor> all;
   for (const int rank : pipeline_.world().local_ranks()) {
-    for (const Optimizer::State& state : optimizers_[rank]->state()) {
+    std::vector<Optimizer::State> states = optimizers_[rank]->state();
+    if (averages_[rank]) {
+      for (Optimizer::State& mean : averages_[rank]->state()) states.push_back(std::move(mean));
+    }
+    for (const Optimizer::State& state : states) {
       for (const auto& [part, rows] : state.parameter->parts_of(state.tensor)) {
         all.push_back({part + "." + state.name, rows, rank, rank == first_rank.at(state.parameter), false});
       }

@@ -120,9 +120,17 @@ double Update::take(int rank, int64_t step, double lr, std::optional<double> fac
     return 0;
   }
   optimizers_[rank]->step(lr, *factor);
-  if (!shards_[rank]) return 0;
-  shards_[rank]->send(step);
-  return receive_shards(rank, step);
+  double waited = 0;
+  if (shards_[rank]) {
+    shards_[rank]->send(step);
+    waited = receive_shards(rank, step);
+  }
+  add_to_average(rank);
+  return waited;
+}
+
+void Update::add_to_average(int rank) {
+  if (averages_[rank]) averages_[rank]->add(optimizers_[rank]->steps());
 }
 
 void Update::make_savepoints(bool float16) {
@@ -131,6 +139,7 @@ void Update::make_savepoints(bool float16) {
     if (shards_[rank]) return;
     auto before = std::make_unique<Savepoint>();
     optimizers_[rank]->add_to(*before, /*gradients=*/float16);
+    if (averages_[rank]) averages_[rank]->add_to(*before);
     for (const Uses& uses : all_) {  // the next step's F may change it before settle()
       const Parameter* parameter = parameter_of(uses, rank);
       if (parameter != nullptr && parameter->is_buffer()) before->add(parameter->value, uses.front().stage);
@@ -144,6 +153,7 @@ void Update::leave_open(int rank, OpenStep step) {
   optimizers_[rank]->complete_gradients();
   state.before->save();
   optimizers_[rank]->step(step.lr, 1 / state.scale.value);
+  add_to_average(rank);
   state.open = std::move(step);
 }
 

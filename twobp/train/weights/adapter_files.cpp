@@ -71,7 +71,7 @@ void write_adapter(const std::string& directory, const ModelConfig& model, const
                             {"lora_dropout", 0.0},
                             {"target_modules", model.lora_targets},
                             {"bias", "none"},
-                            {"fan_in_fan_out", false},
+                            {"fan_in_fan_out", type.transposed},
                             {"inference_mode", true}};
   const std::filesystem::path folder(directory);
   NewFile weights(folder / "adapter_model.safetensors");
@@ -109,13 +109,14 @@ constexpr const char* kMerge =
     "but only plain LoRA adapters are supported: merge this one into its model with PEFT (merge_and_unload), "
     "and start from that";
 
-// Throws Error unless the description is that of a plain LoRA adapter.
-void check_plain(const json& config, const std::string& path) {
+// Throws Error unless the description is that of a plain LoRA adapter of a model of this type.
+void check_plain(const json& config, const ModelType& type, const std::string& path) {
   const auto refuse = [&](const std::string& key, const json& value) {
     fail(path, ": ", key, " is ", shown(value), ", ", kMerge);
   };
   for (const auto& [key, value] : config.items()) {
-    const bool any = std::find(kAnyValue.begin(), kAnyValue.end(), key) != kAnyValue.end();
+    const bool any = std::find(kAnyValue.begin(), kAnyValue.end(), key) != kAnyValue.end() ||
+                     (key == "fan_in_fan_out" && type.transposed);
     if (!any && !is_unset(value)) refuse(key, value);
   }
   const json bias = config.value("bias", json("none"));
@@ -165,8 +166,9 @@ NamedTensors merged_weights(const std::vector<Parameter*>& weights, const ModelC
       const auto b = adapters.find(module + ".lora_B.weight");
       if (a != adapters.end() && b != adapters.end()) {
         const double scale = model.lora_alpha / static_cast<double>(model.lora);
-        tensor = tensor.to(at::kFloat)
-                     .addmm(b->second->master.to(at::kFloat), a->second->master.to(at::kFloat), 1, scale);
+        const at::Tensor sum = (weight->transposed() ? tensor.t() : tensor).to(at::kFloat);
+        tensor = sum.addmm(b->second->master.to(at::kFloat), a->second->master.to(at::kFloat), 1, scale);
+        if (weight->transposed()) tensor = tensor.t().contiguous();
       }
       merged.emplace_back(name, tensor);
     }
@@ -216,7 +218,7 @@ void load_adapter(const std::string& directory, const ModelConfig& model, const 
   TWOBP_CHECK(alpha.is_number() && alpha.get<double>() == model.lora_alpha, config_path,
               ": the adapter's lora_alpha is ", alpha.dump(), ", but model.lora_alpha is ", model.lora_alpha,
               ": set it to the adapter's");
-  check_plain(config, config_path);
+  check_plain(config, model.type.type(), config_path);
   const SafetensorsFile tensors((folder / "adapter_model.safetensors").string());
   const auto here = adapters_of(weights);
   auto adapters = adapters_of(spec);

@@ -1,5 +1,5 @@
 // Attention by LibTorch's operators. It handles one block of queries at a time, so that only a block of
-// scores is in memory. A causal block computes only with the keys that it can see.
+// scores is in memory. A causal block computes only with the keys that a window lets it see.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -11,44 +11,75 @@ namespace {
 
 constexpr int64_t kQueries = 128;
 
-// Queries [first, first + count) and the keys [0, keys) that they attend to.
+// Queries [first, first + count) and the keys [key, key + keys) that they may attend to.
 struct Block {
-  int64_t first, count, keys;
+  int64_t first, count, key, keys;
+
+  at::Tensor of_keys(const at::Tensor& tensor, int64_t dim) const { return tensor.narrow(dim, key, keys); }
 };
 
 template <typename Visit>
-void for_blocks(int64_t positions, bool causal, Visit&& visit) {
+void for_blocks(int64_t positions, const PackedAttention& attention, Visit&& visit) {
   for (int64_t first = 0; first < positions; first += kQueries) {
     const int64_t count = std::min(kQueries, positions - first);
-    visit(Block{first, count, causal ? first + count : positions});
+    const int64_t key =
+        attention.causal && attention.window > 0 ? std::max<int64_t>(0, first - attention.window + 1) : 0;
+    visit(Block{first, count, key, (attention.causal ? first + count : positions) - key});
   }
+}
+
+// The first key that each query of the block sees, (B or 1, 1, count, 1). Undefined: key 0.
+at::Tensor starts_of(const PackedAttention& attention, const Block& block, at::Device device) {
+  if (!attention.causal || (attention.window == 0 && !attention.starts.defined())) return {};
+  const auto options = at::TensorOptions().dtype(at::kLong).device(device);
+  at::Tensor starts = at::zeros({1, block.count}, options);
+  if (attention.window > 0) {
+    const int64_t first = block.first - attention.window + 1;
+    starts = at::arange(first, first + block.count, options).clamp_min_(0).unsqueeze(0);
+  }
+  if (attention.starts.defined()) {
+    starts = at::maximum(starts, attention.starts.narrow(1, block.first, block.count).to(device));
+  }
+  return starts.unsqueeze(1).unsqueeze(3);
 }
 
 // Splits (batch, positions, packed) into q, k, v as (batch, heads, positions, dim). k and v are repeated for
 // their group.
 struct Heads {
   Heads(const at::Tensor& packed, const PackedAttention& attention)
-      : scale(1 / std::sqrt(static_cast<double>(attention.head_dim))),
+      : scale(attention.scale > 0 ? attention.scale : 1 / std::sqrt(static_cast<double>(attention.head_dim))),
         group(attention.heads / attention.kv_heads) {
     const int64_t dim = attention.head_dim;
-    const auto part = [&](int64_t first, int64_t count) {
-      return packed.narrow(2, first * dim, count * dim).unflatten(2, {count, dim}).transpose(1, 2);
+    const int64_t step = attention.interleaved ? 3 * dim : dim;
+    const auto part = [&](int64_t column, int64_t count) {
+      return packed.narrow(2, column, packed.size(2) - column)
+          .as_strided({packed.size(0), count, packed.size(1), dim},
+                      {packed.stride(0), step, packed.stride(1), 1});
     };
-    q = part(0, attention.heads);
-    k = part(attention.heads, attention.kv_heads).repeat_interleave(group, 1);
-    v = part(attention.heads + attention.kv_heads, attention.kv_heads).repeat_interleave(group, 1);
+    q = part(attention.q_column(0), attention.heads);
+    k = part(attention.k_column(0), attention.kv_heads).repeat_interleave(group, 1);
+    v = part(attention.v_column(0), attention.kv_heads).repeat_interleave(group, 1);
   }
 
-  // scale q k^T + shift where a query sees a key, else -inf: (batch, heads, count, keys)
-  at::Tensor scores(const PackedAttention& attention, const Block& block) const {
-    const at::Tensor keys = k.narrow(2, 0, block.keys).transpose(2, 3);
+  // scale q k^T, capped, + shift where a query sees a key, else -inf: (batch, heads, count, keys). `slope`
+  // becomes that of the cap, if there is one.
+  at::Tensor scores(const PackedAttention& attention, const Block& block, at::Tensor* slope = nullptr) const {
+    constexpr double kHidden = -std::numeric_limits<double>::infinity();
+    const at::Tensor keys = block.of_keys(k, 2).transpose(2, 3);
     at::Tensor scores = at::matmul(q.narrow(2, block.first, block.count), keys).mul_(scale);
-    if (attention.shift.defined())
-      scores.add_(attention.shift.narrow(1, 0, block.keys).unsqueeze(1).unsqueeze(1));
+    if (attention.cap > 0) {
+      const at::Tensor of_cap = soft_cap(scores, attention.cap);
+      if (slope != nullptr) *slope = of_cap;
+    }
+    if (attention.shift.defined()) scores.add_(block.of_keys(attention.shift, 1).unsqueeze(1).unsqueeze(1));
     if (attention.causal) {
-      const at::Tensor hidden =
-          at::ones({block.count, block.keys}, q.options().dtype(at::kBool)).triu_(block.first + 1);
-      scores.masked_fill_(hidden, -std::numeric_limits<double>::infinity());
+      const at::Tensor later = at::ones({block.count, block.keys}, q.options().dtype(at::kBool))
+                                   .triu_(block.first - block.key + 1);
+      scores.masked_fill_(later, kHidden);
+    }
+    if (const at::Tensor starts = starts_of(attention, block, q.device()); starts.defined()) {
+      const at::Tensor numbers = at::arange(block.key, block.key + block.keys, q.options().dtype(at::kLong));
+      scores.masked_fill_(numbers < starts, kHidden);
     }
     return scores;
   }
@@ -59,14 +90,19 @@ struct Heads {
 };
 
 // The dropout factor, 0 or the scale, of each probability of the block. Undefined without dropout.
-at::Tensor factors_of(const at::Tensor& p, const DropoutMask& mask, int64_t positions, const Block& block) {
+at::Tensor factors_of(const at::Tensor& p, const PackedAttention& attention, int64_t positions,
+                      const Block& block) {
+  const DropoutMask& mask = attention.dropout;
   if (mask.threshold == 0) return {};
   const auto integers = p.options().dtype(at::kLong);
   const at::Tensor of_head = at::arange(p.size(0) * p.size(1), integers).unsqueeze(1) * positions;
   const at::Tensor rows = of_head + at::arange(block.first, block.first + block.count, integers);
-  return dropout_factors(mask, rows.flatten(), positions, p.options())
-      .narrow(1, 0, block.keys)
-      .reshape(p.sizes());
+  const at::Tensor factors = dropout_factors(mask, rows.flatten(), positions, p.options());
+  const at::Tensor starts = starts_of(attention, block, p.device());
+  if (!starts.defined()) return factors.narrow(1, 0, block.keys).reshape(p.sizes());
+  const at::Tensor columns = at::arange(block.key, block.key + block.keys, integers) - starts;
+  return factors.view({p.size(0), p.size(1), p.size(2), positions})
+      .gather(3, columns.clamp_min(0).expand(p.sizes()));
 }
 
 }  // namespace
@@ -75,14 +111,14 @@ void attention_forward(const at::Tensor& packed, const PackedAttention& attentio
                        at::Tensor& log_sum_exp) {
   const Heads heads(packed, attention);
   const int64_t positions = packed.size(1);
-  for_blocks(positions, attention.causal, [&](const Block& block) {
+  for_blocks(positions, attention, [&](const Block& block) {
     at::Tensor p = heads.scores(attention, block);
     const at::Tensor sum = p.logsumexp(3);
     log_sum_exp.narrow(2, block.first, block.count).copy_(sum);
     p.sub_(sum.unsqueeze(3)).exp_();
-    const at::Tensor factors = factors_of(p, attention.dropout, positions, block);
+    const at::Tensor factors = factors_of(p, attention, positions, block);
     if (factors.defined()) p.mul_(factors);
-    const at::Tensor rows = at::matmul(p, heads.v.narrow(2, 0, block.keys)).transpose(1, 2).flatten(2);
+    const at::Tensor rows = at::matmul(p, block.of_keys(heads.v, 2)).transpose(1, 2).flatten(2);
     out.narrow(1, block.first, block.count).copy_(rows);
   });
 }
@@ -107,21 +143,28 @@ void attention_backward(const at::Tensor& packed, const PackedAttention& attenti
   const at::Tensor dv = sums(attention.kv_heads);
   const at::Tensor gradient = by_head(dout);
   const at::Tensor inner = (gradient * by_head(out)).sum(3, true);
-  for_blocks(positions, attention.causal, [&](const Block& block) {
+  for_blocks(positions, attention, [&](const Block& block) {
     const auto queries = [&](const at::Tensor& tensor) { return tensor.narrow(2, block.first, block.count); };
     const at::Tensor dy = queries(gradient);
-    const at::Tensor k = heads.k.narrow(2, 0, block.keys);
-    const at::Tensor v = heads.v.narrow(2, 0, block.keys);
-    const at::Tensor p = heads.scores(attention, block).sub_(queries(log_sum_exp).unsqueeze(3)).exp_();
-    const at::Tensor factors = factors_of(p, attention.dropout, positions, block);
+    const at::Tensor k = block.of_keys(heads.k, 2);
+    const at::Tensor v = block.of_keys(heads.v, 2);
+    at::Tensor slope;
+    const at::Tensor p =
+        heads.scores(attention, block, &slope).sub_(queries(log_sum_exp).unsqueeze(3)).exp_();
+    const at::Tensor factors = factors_of(p, attention, positions, block);
     at::Tensor dp = at::matmul(dy, v.transpose(2, 3));
     if (factors.defined()) dp.mul_(factors);
     const at::Tensor ds = dp.sub_(queries(inner)).mul_(p).mul_(heads.scale);
+    if (slope.defined()) ds.mul_(slope);
     const at::Tensor dropped = factors.defined() ? p * factors : p;
     queries(dq).copy_(at::matmul(ds, k));
-    dk.narrow(2, 0, block.keys).add_(of_group(at::matmul(ds.transpose(2, 3), queries(heads.q))));
-    dv.narrow(2, 0, block.keys).add_(of_group(at::matmul(dropped.transpose(2, 3), dy)));
+    block.of_keys(dk, 2).add_(of_group(at::matmul(ds.transpose(2, 3), queries(heads.q))));
+    block.of_keys(dv, 2).add_(of_group(at::matmul(dropped.transpose(2, 3), dy)));
   });
+  if (attention.interleaved) {
+    dpacked.copy_(at::stack({dq, dk, dv}, 2).permute({0, 3, 1, 2, 4}).flatten(2));
+    return;
+  }
   const auto as_rows = [](const at::Tensor& tensor) { return tensor.transpose(1, 2).flatten(2); };
   dpacked.copy_(at::cat({as_rows(dq), as_rows(dk), as_rows(dv)}, 2));
 }

@@ -1,9 +1,9 @@
 // Softmax attention of packed rows, forward and backward (the recomputing backward of FlashAttention, arXiv
 // 2205.14135, algorithm 4): causal or bidirectional, with padding and dropout. Queries are processed in
-// blocks. A causal block multiplies only with the keys up to its own last position. At 256 positions this
-// takes 5/8 of the products of full tiles. The backward pass recomputes the probabilities and the dropout
-// masks. So nothing of size S x S is kept, and no temporary is larger than a block. Grouped queries read
-// their key-value head in place, without copies.
+// blocks. A causal block multiplies only with the keys from the first that one of its queries sees up to its
+// own last position. At 256 positions and without a window this takes 5/8 of the products of full tiles. The
+// backward pass recomputes the probabilities and the dropout masks. So nothing of size S x S is kept, and no
+// temporary is larger than a block. Grouped queries read their key-value head in place, without copies.
 //
 // One task handles a batch entry and key-value head, block by block. With two or more tasks, the result does
 // not depend on the number of threads. (A single task leaves the threads to the products inside it.)
@@ -21,10 +21,23 @@ struct PackedAttention {
   int64_t head_dim = 1;  // D
   bool causal = false;   // a query attends only to the keys up to its own position
   at::Tensor shift;      // (B, S), added to the scores of each sample's keys; undefined: none
-  DropoutMask dropout;   // of the probabilities; row (b H + h) S + s of the mask is query s of head h
+  DropoutMask dropout;   // of the probabilities; row (b H + h) S + s of the mask is query s of head h, and
+                         // column 0 the first key that it sees
+
+  // Of causal attention: query i sees keys [max(starts_i, i - window + 1), i].
+  int64_t window = 0;   // 0: no window
+  at::Tensor starts{};  // (B, S) int64, not falling along S, at most i; undefined: 0
+
+  double scale = 0;          // of the scores; 0: 1 / sqrt(D)
+  double cap = 0;            // scaled scores become cap * tanh(score / cap); 0: they do not
+  bool interleaved = false;  // a row is (q | k | v) of head 0, then of head 1, and so on; H = K
 
   // A row: (q | k | v), (H + 2 K) heads.
   int64_t packed() const { return (heads + 2 * kv_heads) * head_dim; }
+  // The first numbers of heads in a row.
+  int64_t q_column(int64_t head) const { return (interleaved ? 3 * head : head) * head_dim; }
+  int64_t k_column(int64_t kv) const { return (interleaved ? 3 * kv + 1 : heads + kv) * head_dim; }
+  int64_t v_column(int64_t kv) const { return (interleaved ? 3 * kv + 2 : heads + kv_heads + kv) * head_dim; }
 };
 
 // packed (B, S, (H + 2 K) D), float32 or float64 -> out (B, S, H D), log_sum_exp (B, H, S). All tensors are

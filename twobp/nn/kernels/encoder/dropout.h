@@ -57,26 +57,28 @@ inline void random_words(const DropoutMask& mask, uint32_t row, uint32_t first, 
   }
 }
 
-// Calls body(column, keep) for the columns of a row. `keep` is 0 or mask.scale. There are two loops, so that
-// the compiler vectorises them. Eight columns share a group; the first half of a chunk takes the lower 16
-// bits.
+// Calls body(column, keep) for the first `used` columns of a row that has `cols`. `keep` is 0 or mask.scale.
+// There are two loops, so that the compiler vectorises them. Eight columns share a group; the first half of a
+// chunk takes the lower 16 bits.
 template <typename T, typename Body>
-inline void for_each_kept(const DropoutMask& mask, uint32_t row, int64_t cols, Body&& body) {
+inline void for_each_kept(const DropoutMask& mask, uint32_t row, int64_t cols, int64_t used, Body&& body) {
   constexpr int64_t kChunk = 1024;
   uint32_t words[kChunk / 2];
   const T scale = static_cast<T>(mask.scale);
   const uint32_t threshold = mask.threshold;
-  for (int64_t begin = 0; begin < cols; begin += kChunk) {
+  for (int64_t begin = 0; begin < used; begin += kChunk) {
     const int64_t count = cols - begin < kChunk ? cols - begin : kChunk;
     const int64_t groups = (count + 7) / 8;
     random_words(mask, row, static_cast<uint32_t>(begin / 8), groups, words);
     const int64_t half = count < 4 * groups ? count : 4 * groups;
+    const int64_t end = count < used - begin ? count : used - begin;
+    const int64_t lower = half < end ? half : end;
 #pragma omp simd
-    for (int64_t c = 0; c < half; ++c) {
+    for (int64_t c = 0; c < lower; ++c) {
       body(begin + c, (words[c] & 0xffff) >= threshold ? scale : T(0));
     }
 #pragma omp simd
-    for (int64_t c = half; c < count; ++c) {
+    for (int64_t c = half; c < end; ++c) {
       body(begin + c, (words[c - half] >> 16) >= threshold ? scale : T(0));
     }
   }

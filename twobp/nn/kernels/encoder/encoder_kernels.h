@@ -1,5 +1,5 @@
-// Kernels of BERT's layers, under the rules of kernels.h: LayerNorm, GELU, dropout. They are compiled for
-// several instruction sets, and `encoder_kernels<S>()` selects one.
+// Kernels of BERT's layers, under the rules of kernels.h: LayerNorm, GELU (also as a gate), dropout. They are
+// compiled for several instruction sets, and `encoder_kernels<S>()` selects one.
 #pragma once
 
 #include "twobp/nn/kernels/encoder/dropout.h"
@@ -28,6 +28,13 @@ struct EncoderKernels {
   void (*gelu_forward)(const S* x, S* y, int64_t n, GeluForm form);
   // dx = dy * gelu'(x); dx may be dy. act = gelu(x); act may be x, or null if it is not wanted.
   void (*gelu_backward)(const S* x, const S* dy, S* dx, S* act, int64_t n, GeluForm form);
+
+  // act = gelu(g) * u for packed rows (g | u), `stride` numbers apart: x (rows, 2 * cols), act (rows, cols).
+  // GeGLU, arXiv 2002.05202.
+  void (*geglu_forward)(const S* x, int64_t stride, S* act, int64_t rows, int64_t cols, GeluForm form);
+  // dx (rows, 2 * cols) may be x. Its rows are `dx_stride` apart.
+  void (*geglu_backward)(const S* x, int64_t stride, const S* dact, S* dx, int64_t dx_stride, int64_t rows,
+                         int64_t cols, GeluForm form);
 
   // y = mask * x, or y = mask * x + add. y may be x. Row r has row number row_begin + r in the mask.
   void (*dropout)(const S* x, const S* add, S* y, int64_t rows, int64_t cols, const DropoutMask& mask,

@@ -169,6 +169,60 @@ void gelu_backward(const S* x, const S* dy, S* dx, S* act, int64_t n, GeluForm f
   }
 }
 
+template <typename S, typename T, typename Form>
+void geglu_forward_as(const S* __restrict x, int64_t stride, S* __restrict act, int64_t rows, int64_t cols,
+                      Form form) {
+  for (int64_t r = 0; r < rows; ++r, x += stride, act += cols) {
+    const S* __restrict g = x;
+    const S* __restrict u = x + cols;
+#pragma omp simd
+    for (int64_t c = 0; c < cols; ++c) {
+      const T gate = load(g[c]);
+      store(act[c], gate * form(gate).gate * load(u[c]));
+    }
+  }
+}
+
+template <typename S, typename T = Compute<S>>
+void geglu_forward(const S* x, int64_t stride, S* act, int64_t rows, int64_t cols, GeluForm form) {
+  if (form == GeluForm::kErf) {
+    geglu_forward_as<S, T>(x, stride, act, rows, cols, ErfFactors<T>());
+  } else {
+    geglu_forward_as<S, T>(x, stride, act, rows, cols, TanhFactors<T>());
+  }
+}
+
+template <typename S, typename T, typename Form>
+void geglu_backward_as(const S* x, int64_t stride, const S* __restrict dact, S* dx, int64_t dx_stride,
+                       int64_t rows, int64_t cols, Form form) {
+  for (int64_t r = 0; r < rows; ++r, x += stride, dx += dx_stride, dact += cols) {
+    const S* g = x;
+    const S* u = x + cols;
+    S* dg = dx;
+    S* du = dx + cols;
+    // dg and du may overwrite g and u: no iteration reads what another writes.
+#pragma omp simd
+    for (int64_t c = 0; c < cols; ++c) {
+      const T gate = load(g[c]);
+      const T up = load(u[c]);
+      const T dy = load(dact[c]);
+      const Factors<T> factors = form(gate);
+      store(dg[c], dy * up * factors.slope);
+      store(du[c], dy * gate * factors.gate);
+    }
+  }
+}
+
+template <typename S, typename T = Compute<S>>
+void geglu_backward(const S* x, int64_t stride, const S* dact, S* dx, int64_t dx_stride, int64_t rows,
+                    int64_t cols, GeluForm form) {
+  if (form == GeluForm::kErf) {
+    geglu_backward_as<S, T>(x, stride, dact, dx, dx_stride, rows, cols, ErfFactors<T>());
+  } else {
+    geglu_backward_as<S, T>(x, stride, dact, dx, dx_stride, rows, cols, TanhFactors<T>());
+  }
+}
+
 template <typename S, typename T = Compute<S>>
 void dropout(const S* x, const S* add, S* y, int64_t rows, int64_t cols, const DropoutMask& mask,
              int64_t row_begin) {
@@ -182,9 +236,9 @@ void dropout(const S* x, const S* add, S* y, int64_t rows, int64_t cols, const D
   for (int64_t r = 0; r < rows; ++r, x += cols, y += cols) {
     const auto row = static_cast<uint32_t>(row_begin + r);
     if (add == nullptr) {
-      for_each_kept<T>(mask, row, cols, [&](int64_t c, T keep) { store(y[c], load(x[c]) * keep); });
+      for_each_kept<T>(mask, row, cols, cols, [&](int64_t c, T keep) { store(y[c], load(x[c]) * keep); });
     } else {
-      for_each_kept<T>(mask, row, cols,
+      for_each_kept<T>(mask, row, cols, cols,
                        [&](int64_t c, T keep) { store(y[c], load(x[c]) * keep + load(add[c])); });
       add += cols;
     }
@@ -193,7 +247,8 @@ void dropout(const S* x, const S* add, S* y, int64_t rows, int64_t cols, const D
 
 template <typename S>
 constexpr EncoderKernels<S> table() {
-  return {layer_norm_forward<S>, layer_norm_backward<S>, gelu_forward<S>, gelu_backward<S>, dropout<S>};
+  return {layer_norm_forward<S>, layer_norm_backward<S>, gelu_forward<S>, gelu_backward<S>,
+          geglu_forward<S>,      geglu_backward<S>,      dropout<S>};
 }
 
 }  // namespace

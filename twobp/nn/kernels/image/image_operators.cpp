@@ -10,7 +10,7 @@ namespace {
 enum Scale : uint8_t { kMean, kRstd, kScale, kShift };
 
 // The image's pixels as rows.
-at::Tensor as_rows(const at::Tensor& image) {
+at::Tensor image_rows(const at::Tensor& image) {
   return wide(image.reshape({-1, image.size(-1)}));
 }
 
@@ -34,8 +34,8 @@ at::Tensor gradient_before_relu(const at::Tensor& dy, const at::Tensor& x, const
 }
 
 at::Tensor sums_of(const at::Tensor& g, const at::Tensor& x, const at::Tensor& scales) {
-  const at::Tensor gradient = as_rows(g);
-  const at::Tensor normalized = (as_rows(x) - scales[kMean]).mul_(scales[kRstd]);
+  const at::Tensor gradient = image_rows(g);
+  const at::Tensor normalized = (image_rows(x) - scales[kMean]).mul_(scales[kRstd]);
   return at::stack({gradient.sum(0), (gradient * normalized).sum(0)});
 }
 
@@ -54,7 +54,7 @@ void for_window_pixels(const at::Tensor& padded, const WindowShape& s, Visit&& v
 }  // namespace
 
 std::pair<at::Tensor, at::Tensor> channel_moments(const at::Tensor& x) {
-  const auto [variance, mean] = at::var_mean(as_rows(x), at::IntArrayRef{0}, /*unbiased=*/false);
+  const auto [variance, mean] = at::var_mean(image_rows(x), at::IntArrayRef{0}, /*unbiased=*/false);
   return {mean, variance};
 }
 

@@ -1,0 +1,161 @@
+// Whole runs of every family of decoders: the bits over schedules, cuts and recomputation, with windows that
+// are shorter than the sequence and padding; reduced precision, LoRA, frozen weights and dropout; and
+// generation with and without the cache.
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+#include "tests/train/training.h"
+#include "twobp/models/decoder/family.h"
+#include "twobp/nn/layers/lora_linear.h"
+#include "twobp/train/build_model.h"
+#include "twobp/train/generator.h"
+
+namespace twobp::TWOBP_FILE {
+namespace {
+
+using test::expect_same_bits;
+using test::Outcome;
+
+class EveryFamily : public ::testing::TestWithParam<std::string> {
+ protected:
+  // What the family has of: windows on some layers, layers without rotary embedding, caps, multipliers.
+  static Config config_of(int stages, const std::vector<std::string>& more = {}) {
+    const DecoderFamily& family = decoder_family(GetParam());
+    std::vector<std::string> keys = {"model.type=" + family.name,
+                                     "model.dim=24",
+                                     "model.layers=3",
+                                     "model.heads=3",
+                                     "model.hidden=40",
+                                     concat("model.vocab=", test::kVocab),
+                                     "model.init_std=0.2",
+                                     "data.synthetic=tokens",
+                                     concat("data.sequence=", test::kSequence),
+                                     "data.held_out=0",
+                                     "pipeline.micro_batches=3",
+                                     "pipeline.micro_batch_size=2",
+                                     "pipeline.pin=false",
+                                     concat("pipeline.stages=", stages),
+                                     "optimizer.schedule=constant",
+                                     "optimizer.lr=0.01",
+                                     "train.steps=2",
+                                     "train.clip_norm=1"};
+    for (const auto& [option, value] : {std::pair{"kv_heads", "1"},
+                                        {"windows", "5,0"},
+                                        {"rope_layers", "1,0"},
+                                        {"attention_bias", "true"},
+                                        {"attention_cap", "2"},
+                                        {"logit_cap", "3"},
+                                        {"residual_scale", "0.5"},
+                                        {"positions", "40"},
+                                        {"rope_part", "0.5"},
+                                        {"attention_scale", "0.4"},
+                                        {"pad_token", "3"}}) {
+      const bool one_window = std::string(option) == "windows" && family.windows == WindowsInFile::kEvery;
+      if (has_option(family, option)) keys.push_back(concat("model.", option, "=", one_window ? "5" : value));
+    }
+    keys.insert(keys.end(), more.begin(), more.end());
+    return load_config("", keys);
+  }
+  static std::vector<Batch> batches() { return test::padded(test::random_batches(2, 3)); }
+  static Outcome run(const Config& config, const Variant& variant) {
+    return test::train(config, batches(), variant);
+  }
+};
+
+TEST_P(EveryFamily, HasTheSameBitsForEveryScheduleAndCut) {
+  const Outcome expected = run(config_of(1), {"gpipe", P2Policy::kOff});
+  for (const double loss : expected.losses) EXPECT_TRUE(std::isfinite(loss));
+  EXPECT_NE(expected.losses[0], expected.losses[1]);
+  expect_same_bits(expected, run(config_of(2), {"1f1b", P2Policy::kFill}), "two stages");
+  Config uneven = config_of(4);
+  uneven.pipeline.split = {2, 3, 1, 2};  // stages end between the halves of a block
+  expect_same_bits(expected, run(uneven, {"1f1b", P2Policy::kCooldown}), "four stages");
+  Config recomputing = config_of(2);
+  recomputing.pipeline.recompute = {"both"};
+  expect_same_bits(expected, run(recomputing, {"1f1b", P2Policy::kEnd}), "recomputed");
+}
+
+TEST_P(EveryFamily, TrainsWithDropoutToTheSameBits) {
+  const auto config = [](int stages) {
+    std::vector<std::string> keys = {"model.attention_dropout=0.2"};
+    if (has_option(decoder_family(GetParam()), "dropout")) keys.emplace_back("model.dropout=0.1");
+    return config_of(stages, keys);
+  };
+  const Outcome expected = run(config(1), {"gpipe", P2Policy::kOff});
+  EXPECT_NE(expected.losses[0], run(config_of(1), {"gpipe", P2Policy::kOff}).losses[0]);
+  Config recomputing = config(3);
+  recomputing.pipeline.recompute = {"both"};
+  expect_same_bits(expected, run(recomputing, {"1f1b", P2Policy::kFill}), "three stages");
+}
+
+TEST_P(EveryFamily, TrainsInReducedPrecision) {
+  const Outcome exact = run(config_of(1), {"1f1b", P2Policy::kOff});
+  const Outcome rounded = run(config_of(2, {"train.precision=bf16"}), {"1f1b", P2Policy::kFill});
+  for (size_t i = 0; i < exact.losses.size(); ++i)
+    EXPECT_NEAR(rounded.losses[i], exact.losses[i], 0.02 * exact.losses[i]) << i;
+}
+
+TEST_P(EveryFamily, TrainsAdaptersAlone) {
+  const DecoderFamily& family = decoder_family(GetParam());
+  std::string targets;
+  for (const std::string& name : {family.names.qkv.front(), family.names.mlp_output})
+    targets += (targets.empty() ? "" : ",") + name;
+  Trainer trainer(config_of(2, {"model.lora=2", "model.lora_targets=" + targets, "optimizer.lr=0.05"}));
+  const auto before = test::copies_of(trainer.weights());
+  for (const Batch& batch : batches()) trainer.step(batch, {"1f1b", P2Policy::kFill});
+  const auto& weights = trainer.weights();
+  int changed = 0;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const bool same = test::same_bits(before[i], weights[i]->value);
+    EXPECT_EQ(same, !is_adapter(weights[i]->name())) << weights[i]->name();
+    changed += same ? 0 : 1;
+  }
+  EXPECT_EQ(changed, 3 * 2 * 2);  // blocks, targets, A and B
+}
+
+TEST_P(EveryFamily, LeavesFrozenWeights) {
+  const DecoderFamily& family = decoder_family(GetParam());
+  Trainer trainer(
+      config_of(2, {"model.freeze=" + family.names.embedding + "*," + family.names.blocks + "0.*"}));
+  const auto before = test::copies_of(trainer.weights());
+  trainer.step(batches()[1], {"1f1b", P2Policy::kFill});
+  for (size_t i = 0; i < before.size(); ++i) {
+    const std::string& name = trainer.weights()[i]->name();
+    const bool frozen =
+        name.starts_with(family.names.embedding) || name.starts_with(family.names.blocks + "0.");
+    EXPECT_EQ(test::same_bits(before[i], trainer.weights()[i]->value), frozen) << name;
+  }
+}
+
+// Greedy: each token must be the choice of a fresh generator without a cache, given all previous tokens.
+TEST_P(EveryFamily, GeneratesTheSameWithoutACache) {
+  const ModelConfig config = config_of(1).model;
+  Generator cached(build_model(config));
+  Generator fresh(build_model(config));
+  std::vector<int64_t> all = {4, 14, 15, 9, 2, 6};
+  std::vector<int64_t> tokens;
+  cached.generate(all, 10, {.temperature = 0}, [&](int64_t token) {
+    tokens.push_back(token);
+    return true;
+  });
+  for (const int64_t expected : tokens) {
+    fresh.generate(all, 1, {.temperature = 0}, [&](int64_t token) {
+      EXPECT_EQ(token, expected) << "after " << all.size();
+      return true;
+    });
+    all.push_back(expected);
+  }
+}
+
+std::vector<std::string> family_names() {
+  std::vector<std::string> names;
+  for (const DecoderFamily& family : decoder_families()) names.push_back(family.name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Decoders, EveryFamily, ::testing::ValuesIn(family_names()),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace twobp::TWOBP_FILE

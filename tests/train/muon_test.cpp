@@ -1,0 +1,162 @@
+// Muon against its formula in float64, and the choice of the matrices that it updates.
+// tests/python/test_muon.py compares whole runs with torch.optim.Muon.
+#include "twobp/train/update/muon.h"
+
+#include <cmath>
+#include <map>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <gtest/gtest.h>
+
+#include "tests/train/helpers.h"
+#include "tests/train/training.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/train/update/optimizer.h"
+#include "twobp/train/update/update.h"
+
+namespace twobp::TWOBP_FILE {
+namespace {
+
+at::Tensor random_matrix(int64_t rows, int64_t cols, uint64_t seed) {
+  return at::randn({rows, cols}, at::make_generator<at::CPUGeneratorImpl>(seed), at::kDouble);
+}
+
+TEST(Orthogonalized, SingularValuesAreNearOne) {
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{8, 8}, {5, 19}, {1, 7}, {3, 3}}) {
+    const at::Tensor matrix = random_matrix(rows, cols, 1);
+    const at::Tensor result = orthogonalized(matrix.unsqueeze(0).clone())[0];
+    const auto [u, s, v] = at::linalg_svd(matrix, /*full_matrices=*/false);
+    // u and v stay: in their basis, the result is diagonal.
+    const at::Tensor inside = u.t().mm(result).mm(v.t());
+    const at::Tensor values = inside.diagonal();
+    EXPECT_LT((inside - at::diag(values)).abs().max().item<double>(), 1e-12);
+    EXPECT_GT(values.min().item<double>(), 0.3) << rows << " x " << cols;
+    EXPECT_LT(values.max().item<double>(), 1.3) << rows << " x " << cols;
+  }
+  EXPECT_TRUE(orthogonalized(at::zeros({1, 3, 4})).equal(at::zeros({1, 3, 4}))) << "no gradient, no step";
+}
+
+// The same for one matrix of any shape, by its polynomial in the singular values.
+at::Tensor orthogonal_by_svd(const at::Tensor& matrix) {
+  auto [u, s, v] = at::linalg_svd(matrix, /*full_matrices=*/false);
+  s = s / s.square().sum().sqrt();
+  for (int i = 0; i < 5; ++i) s = 3.4445 * s - 4.7750 * s.pow(3) + 2.0315 * s.pow(5);
+  return u.mm(at::diag(s)).mm(v);
+}
+
+// A packed weight of a square and a wide part, and tall ones of one shape; clipping; weight decay.
+TEST(Muon, TakesTheStepOfTheFormula) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  OptimizerConfig config;
+  config.type = "muon";
+  config.weight_decay = 0.1;
+  config.muon_momentum = 0.9;
+  config.groups = {"tall lr_scale=0.5"};
+  constexpr double kFactor = 0.25;
+  Parameter packed({{"q", 6}, {"k", 4}}, {10, 6}, at::kFloat, 1.0);
+  Parameter tall({{"tall", 9}}, {9, 5}, at::kFloat, 1.0);
+  Parameter tall2({{"tall2", 9}}, {9, 5}, at::kFloat, 1.0);
+  std::vector<Optimizer::Item> items;
+  std::map<std::string, at::Tensor> value, momentum;
+  for (Parameter* parameter : {&packed, &tall, &tall2}) {
+    parameter->allocate_value(3);
+    parameter->allocate_grad();
+    items.push_back({parameter, 0, true});
+    for (const auto& [name, rows] : parameter->parts_of(parameter->master)) {
+      value[name] = rows.to(at::kDouble);
+      momentum[name] = at::zeros_like(value[name]);
+    }
+  }
+  Optimizer optimizer(config, items);
+  for (uint64_t step = 0; step < 4; ++step) {
+    const double lr = 0.1 / static_cast<double>(1 + step);
+    for (Parameter* parameter : {&packed, &tall, &tall2}) {
+      const at::Tensor grad = random_matrix(parameter->sizes()[0], parameter->sizes()[1], 10 + step);
+      parameter->grad_to_add().copy_(grad);
+      for (const auto& [name, rows] : parameter->parts_of(grad)) {
+        const at::Tensor g = rows * kFactor;
+        at::Tensor& m = momentum[name];
+        m = 0.9 * m + 0.1 * g;
+        const double scale = 0.2 * std::sqrt(static_cast<double>(std::max(rows.size(0), rows.size(1))));
+        const double rate = name == "tall" ? lr / 2 : lr;
+        value[name] = (1 - rate * 0.1) * value[name] - rate * scale * orthogonal_by_svd(0.1 * g + 0.9 * m);
+      }
+    }
+    optimizer.step(lr, kFactor);
+  }
+  for (Parameter* parameter : {&packed, &tall, &tall2}) {
+    for (const auto& [name, rows] : parameter->parts_of(parameter->master)) {
+      // Each of the five iterations may magnify the rounding of float32 by 3.4.
+      EXPECT_LT((rows.to(at::kDouble) - value[name]).abs().max().item<double>(), 1e-5) << name;
+    }
+  }
+}
+
+Config muon_config() {
+  Config config = test::tiny_config();
+  config.optimizer.type = "muon";
+  return config;
+}
+
+// The names of the parts whose state is Muon's, on all ranks.
+std::vector<std::string> by_muon(const Config& config) {
+  Trainer trainer(config);
+  std::vector<std::string> names;
+  for (const LiveTensor& one : trainer.update().live_optimizer_state()) {
+    const size_t end = one.name.rfind(".momentum");
+    if (end != std::string::npos) names.push_back(one.name.substr(0, end));
+  }
+  return names;
+}
+
+TEST(Muon, TakesTheMatricesOfHiddenLayers) {
+  for (const bool tied : {false, true}) {
+    for (const int stages : {1, 3}) {
+      Config config = muon_config();
+      test::llama_of(config).layers = 1;
+      test::llama_of(config).tied = tied;
+      config.pipeline.stages = stages;
+      const std::string block = "model.layers.0.";
+      std::vector<std::string> expected;
+      for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+                               "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"})
+        expected.push_back(concat(block, name, ".weight"));
+      EXPECT_EQ(by_muon(config), expected);
+      config.optimizer.groups = {"*_proj.* rule=adamw", "*down_proj* rule=muon"};
+      EXPECT_EQ(by_muon(config), std::vector<std::string>{block + "mlp.down_proj.weight"});
+    }
+  }
+}
+
+TEST(Muon, TakesNoEncoderEmbedding) {
+  Config config = load_config("", {"model.type=bert", "data.synthetic=tokens", "data.held_out=0",
+                                   "model.dim=16", "model.heads=2", "model.layers=1", "model.vocab=64",
+                                   "optimizer.type=muon", "pipeline.pin=false", "pipeline.stages=1"});
+  for (const std::string& name : by_muon(config))
+    EXPECT_EQ(name.find("embeddings"), std::string::npos) << name;
+  EXPECT_FALSE(by_muon(config).empty());
+}
+
+// With clipping. A stage's matrices are other batches for other cuts.
+TEST(Muon, HasTheSameBitsOverSchedulesAndCuts) {
+  Config config = muon_config();
+  config.train.clip_norm = 0.5;
+  const auto batches = test::random_batches(3, 3);
+  const test::Outcome expected = test::train(config, batches, {"gpipe", P2Policy::kOff});
+  config.optimizer.type = "adamw";
+  EXPECT_FALSE(
+      test::same_bits(expected.losses, test::train(config, batches, {"gpipe", P2Policy::kOff}).losses));
+  config.optimizer.type = "muon";
+  for (const auto& split : std::vector<std::vector<int>>{{4, 4}, {3, 2, 3}, {1, 2, 1, 3, 1}}) {
+    config.pipeline.stages = static_cast<int>(split.size());
+    config.pipeline.split = split;
+    for (const char* schedule : {"1f1b", "gpipe"}) {
+      test::expect_same_bits(expected, test::train(config, batches, {schedule, P2Policy::kFill}),
+                             concat(schedule, ", ", split.size(), " stages"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace twobp::TWOBP_FILE

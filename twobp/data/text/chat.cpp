@@ -1,0 +1,55 @@
+// chat.py describes the requests and answers.
+#include "twobp/data/text/chat.h"
+
+#include <filesystem>
+
+#include <nlohmann/json.hpp>
+
+#include "twobp/core/check.h"
+#include "twobp/data/text/python.h"
+
+namespace twobp {
+
+extern const char* const kChatScript;  // contents of chat.py, inserted by CMake
+
+namespace {
+
+using nlohmann::json;
+
+constexpr double kChatTimeout = 300;  // importing transformers takes a while
+
+json receive_chat(PythonProcess& python, const std::string& origin) {
+  const json answer = json::parse(python.read_line(), nullptr, /*allow_exceptions=*/false);
+  TWOBP_CHECK(answer.is_object(), origin, ": the Python half of chats gave no JSON object.");
+  if (answer.contains("error")) fail(origin, ": ", answer["error"].get<std::string>(), ".");
+  return answer;
+}
+
+}  // namespace
+
+ChatEncoder::ChatEncoder(const std::string& tokenizer) {
+  const std::string folder = std::filesystem::absolute(tokenizer).parent_path().string();
+  python_ = std::make_unique<PythonProcess>(folder, kChatScript, std::vector{folder}, kChatTimeout);
+  receive_chat(*python_, folder);
+}
+
+ChatEncoder::~ChatEncoder() = default;
+
+EncodedChat ChatEncoder::encode(const Document& chat) {
+  python_->write(chat.text + "\n");
+  const json answer = receive_chat(*python_, chat.origin);
+  EncodedChat out;
+  try {
+    out.ids = answer.at("ids").get<std::vector<int64_t>>();
+    out.counted = answer.at("counted").get<std::vector<std::pair<int64_t, int64_t>>>();
+  } catch (const json::exception&) {
+    fail(chat.origin, ": the Python half of chats gave no valid answer.");
+  }
+  for (const auto& [begin, end] : out.counted) {
+    TWOBP_CHECK(begin >= 0 && begin < end && end <= static_cast<int64_t>(out.ids.size()), chat.origin,
+                ": the Python half of chats gave no valid answer.");
+  }
+  return out;
+}
+
+}  // namespace twobp

@@ -1,0 +1,27 @@
+// Documents in files: a plain text file is one; the lines of a .jsonl file and the rows of a .parquet file
+// are one each.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace twobp {
+
+struct Document {
+  std::string text;  // or, of a chat, the list of its messages as JSON
+  bool chat = false;
+  std::string origin;  // "texts.jsonl:17", for messages
+};
+
+// Whether the name ends in .jsonl or .parquet, so that documents are in a field of its records.
+bool has_records(const std::string& file);
+
+// Calls visit(document) for every document of the files, in order. `field`: the field of the records with the
+// text, or with the messages of a chat. Blank lines are skipped. Parquet is read by Python's package pyarrow.
+// Throws Error for a file that cannot be read, a line that is no JSON object, and a record without the field
+// or with something else in it (file and line named).
+void for_each_document(const std::vector<std::string>& files, const std::string& field,
+                       const std::function<void(const Document&)>& visit);
+
+}  // namespace twobp

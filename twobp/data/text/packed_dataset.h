@@ -1,0 +1,72 @@
+// Documents packed into samples, for models that keep the documents of a sample apart.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "twobp/data/data.h"
+#include "twobp/data/text/token_row.h"
+#include "twobp/files/input_file.h"
+
+namespace twobp {
+
+enum class Packing : uint8_t {
+  kNone,   // a sample is a document, and padding
+  kSplit,  // documents follow one another, and are cut where a sample ends
+  kWhole,  // a sample is several documents that are not cut, chosen by best fit, and padding
+};
+
+Packing parse_packing(std::string_view name);  // "none", "split", "whole"; throws Error otherwise
+
+struct DocumentRow {
+  std::shared_ptr<const TokenRow> tokens;
+  std::vector<int64_t> ends;                 // [document]: the end of its tokens
+  std::shared_ptr<const InputFile> targets;  // one byte for each token: whether it is a target; null: all are
+
+  int64_t begin(int64_t document) const {
+    return document == 0 ? 0 : ends[static_cast<size_t>(document - 1)];
+  }
+  int64_t end(int64_t document) const { return ends[static_cast<size_t>(document)]; }
+};
+
+// The field of a micro-batch, (B, S) int64, that tells documents apart: the position of the first token of a
+// position's document. Position i sees [starts[i], i], and is the (i - starts[i])-th of its document. Padding
+// sees itself alone.
+inline constexpr const char* kDocumentStarts = "document_starts";
+
+// The fields are `input_ids`, `labels` (both as of TokenDataset) and, unless nothing is packed,
+// document_starts. No label crosses into another document: that of a document's last token is -100, and so
+// are those of tokens that are no targets and of padding, whose id is 0. With kSplit, an incomplete sample at
+// the end is left out; a document that goes on in the next sample has a label at the end of this one, but
+// begins there anew.
+class PackedDataset : public Dataset {
+ public:
+  // Of the documents [first, last). Throws Error if one is longer than `sequence` although none is cut.
+  PackedDataset(std::shared_ptr<const DocumentRow> row, int64_t first, int64_t last, Packing packing,
+                int64_t sequence);
+
+  int64_t size() const override;
+  Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;
+
+ private:
+  struct Part {
+    int64_t begin = 0;  // in the row
+    int64_t end = 0;
+    int64_t document_end = 0;
+  };
+  std::vector<Part> parts_of(int64_t sample) const;
+
+  std::shared_ptr<const DocumentRow> row_;
+  int64_t first_;
+  int64_t last_;
+  bool split_;
+  bool packs_;
+  int64_t sequence_;
+  std::vector<int64_t> documents_;    // not kSplit: of all samples, one after the other
+  std::vector<int64_t> sample_ends_;  // not kSplit: the end of each sample's documents
+};
+
+}  // namespace twobp

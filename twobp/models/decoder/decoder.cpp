@@ -1,0 +1,243 @@
+#include "twobp/models/decoder/decoder.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <nlohmann/json.hpp>
+
+#include "twobp/core/check.h"
+#include "twobp/models/decoder/config_file.h"
+#include "twobp/models/decoder/names.h"
+#include "twobp/nn/layers/cross_entropy.h"
+#include "twobp/nn/layers/dropout.h"
+#include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/gated_unit.h"
+#include "twobp/nn/layers/gelu_linear.h"
+#include "twobp/nn/layers/layer_norm.h"
+#include "twobp/nn/layers/learned_positions.h"
+#include "twobp/nn/layers/query_key_norm.h"
+#include "twobp/nn/layers/residual.h"
+#include "twobp/nn/layers/rms_norm.h"
+#include "twobp/nn/layers/sequential.h"
+
+namespace twobp {
+namespace {
+
+using Layers = std::vector<std::unique_ptr<Layer>>;
+
+// The layers of one model.
+struct Decoder {
+  DecoderFamily family;
+  DecoderOptions o;  // filled in
+  BuildSettings s;
+
+  GainForm gain() const {
+    return family.norm == DecoderFamily::Norm::kRmsOnePlus ? GainForm::kOnePlusWeight : GainForm::kWeight;
+  }
+
+  // Appends the norm of that name; none if it is empty.
+  void add_norm(Layers& layers, const std::string& block, const std::string& name) const {
+    if (name.empty()) return;
+    if (family.norm == DecoderFamily::Norm::kLayerNorm) {
+      layers.push_back(std::make_unique<LayerNorm>(block + name, o.dim, o.norm_eps, s.dtype));
+    } else {
+      layers.push_back(
+          std::make_unique<RmsNorm>(block + name + ".weight", o.dim, o.norm_eps, s.dtype, gain()));
+    }
+  }
+
+  // The projections to `rows`, or one that has all their rows.
+  static std::vector<ParameterPart> parts(const std::string& block, const std::vector<std::string>& names,
+                                          const std::vector<int64_t>& rows) {
+    std::vector<ParameterPart> parts;
+    if (names.size() == 1) {
+      int64_t sum = 0;
+      for (const int64_t count : rows) sum += count;
+      return {{block + names[0] + ".weight", sum}};
+    }
+    for (size_t i = 0; i < rows.size(); ++i) parts.push_back({block + names[i] + ".weight", rows[i]});
+    return parts;
+  }
+
+  std::unique_ptr<Layer> linear(const std::vector<ParameterPart>& parts, int64_t in, bool bias) const {
+    return make_linear(parts, in, o.init_std, s.dtype, s.lora, bias, family.transposed);
+  }
+
+  // Half of a block: norm, the layers of `half`, norm, dropout.
+  template <typename Half>
+  std::unique_ptr<Layer> branch(const std::string& block, const std::string& before, Half&& half,
+                                const std::string& after, const std::string& name) const {
+    Layers layers;
+    add_norm(layers, block, before);
+    half(layers);
+    add_norm(layers, block, after);
+    if (o.dropout > 0) layers.push_back(std::make_unique<Dropout>(o.dropout, block + name));
+    return std::make_unique<Sequential>(std::move(layers));
+  }
+
+  std::unique_ptr<Layer> attention(const std::string& block, int64_t layer) const {
+    const DecoderNames& n = family.names;
+    const AttentionShape shape = attention_shape(family, o, layer);
+    const int64_t q_rows = o.heads * o.head_dim;
+    const int64_t kv_rows = o.kv_heads * o.head_dim;
+    auto half = [&](Layers& layers) {
+      layers.push_back(linear(parts(block, n.qkv, {q_rows, kv_rows, kv_rows}), o.dim, o.attention_bias));
+      if (!n.query_norm.empty()) {
+        const QueryKeyNormShape norm{o.heads, o.kv_heads, o.head_dim, family.whole_head_norm};
+        layers.push_back(std::make_unique<QueryKeyNorm>(block + n.query_norm + ".weight",
+                                                        block + n.key_norm + ".weight", norm, o.norm_eps,
+                                                        s.dtype, gain()));
+      }
+      layers.push_back(std::make_unique<Attention>(shape, s.dtype, o.attention_dropout,
+                                                   block + "attention.probabilities"));
+      layers.push_back(linear(parts(block, {n.attention_output}, {o.dim}), q_rows,
+                              o.attention_bias && family.output_bias));
+    };
+    auto whole = branch(block, n.attention_norm, half, n.attention_after_norm, "attention.dropout");
+    if (o.parallel) return std::make_unique<ResidualBegin>(std::move(whole));
+    return std::make_unique<Residual>(std::move(whole), o.residual_scale);
+  }
+
+  // act(up) and the projection from it.
+  void add_plain_output(Layers& layers, const std::vector<ParameterPart>& output) const {
+    const GeluForm form = o.activation == "gelu" ? GeluForm::kErf : GeluForm::kTanh;
+    if (LoraLinear::adapts(output, s.lora)) {
+      layers.push_back(std::make_unique<Gelu>(form));
+      layers.push_back(linear(output, o.hidden, o.mlp_bias));
+    } else {
+      layers.push_back(std::make_unique<GeluLinear>(form, output, o.hidden, o.init_std, s.dtype, o.mlp_bias,
+                                                    family.transposed));
+    }
+  }
+
+  std::unique_ptr<Layer> mlp(const std::string& block) const {
+    const DecoderNames& n = family.names;
+    auto half = [&](Layers& layers) {
+      const std::vector<int64_t> rows(family.gated ? 2 : 1, o.hidden);
+      layers.push_back(linear(parts(block, n.mlp_input, rows), o.dim, o.mlp_bias));
+      const std::vector<ParameterPart> output = parts(block, {n.mlp_output}, {o.dim});
+      if (!family.gated) return add_plain_output(layers, output);
+      layers.push_back(std::make_unique<GatedUnit>(parse_gate(o.activation)));
+      layers.push_back(linear(output, o.hidden, o.mlp_bias));
+    };
+    auto whole = branch(block, n.mlp_norm, half, n.mlp_after_norm, "mlp.dropout");
+    if (o.parallel) return std::make_unique<ResidualJoin>(std::move(whole));
+    return std::make_unique<Residual>(std::move(whole), o.residual_scale);
+  }
+
+  std::unique_ptr<Layer> embedding() const {
+    const DecoderNames& n = family.names;
+    const double root = family.scaled_embedding ? std::sqrt(static_cast<double>(o.dim)) : 1;
+    auto tokens = std::make_unique<Embedding>(n.embedding + ".weight", o.vocab, o.dim, o.init_std, s.dtype,
+                                              o.pad_token, root * o.embedding_scale);
+    const bool drops = family.embedding_dropout && o.dropout > 0;
+    if (n.positions.empty() && !drops) return tokens;
+    Layers layers;
+    layers.push_back(std::move(tokens));
+    if (!n.positions.empty()) {
+      layers.push_back(std::make_unique<LearnedPositions>(n.positions + ".weight", o.positions, o.dim,
+                                                          o.init_std, s.dtype));
+    }
+    if (drops) layers.push_back(std::make_unique<Dropout>(o.dropout, n.embedding + ".dropout"));
+    return std::make_unique<Sequential>(std::move(layers));
+  }
+
+  std::unique_ptr<Layer> head() const {
+    const DecoderNames& n = family.names;
+    Layers layers;
+    add_norm(layers, "", n.norm);
+    layers.push_back(make_linear({{(o.tied ? n.embedding : n.head) + ".weight", o.vocab}}, o.dim, o.init_std,
+                                 s.dtype, s.lora));
+    layers.push_back(std::make_unique<CrossEntropy>(LogitsForm{o.logit_scale, o.logit_cap}));
+    return std::make_unique<Sequential>(std::move(layers));
+  }
+
+  // Layers of one kind cost the same.
+  std::string attention_kind(int64_t layer) const {
+    const AttentionShape shape = attention_shape(family, o, layer);
+    std::string kind = "attention";
+    if (shape.window > 0) kind += concat(" in ", shape.window);
+    if (family.rotary && shape.rotary == 0) kind += " unrotated";
+    return kind;
+  }
+};
+
+ModelType type_of_family(const DecoderFamily& family) {
+  std::vector<Key> keys;
+  for (Key& key : decoder_keys()) {
+    if (has_option(family, key.name)) keys.push_back(std::move(key));
+  }
+  ModelType type = make_model_type<DecoderOptions>(std::move(keys));
+  type.name = family.name;
+  type.options.name = family.name;
+  type.options.group = "decoders";
+  type.options.defaults = std::make_shared<DecoderOptions>(family.defaults);
+  type.defaults = family.defaults;
+  type.hf_type = family.name;
+  type.hf_class = family.hf_class;
+  type.names = [&family](const ModelOptions& o) {
+    return decoder_names(family, filled_in(family, o.as<DecoderOptions>()));
+  };
+  type.lora = true;
+  type.peft_task = "CAUSAL_LM";
+  type.transposed = family.transposed;
+  type.reduced_precision = true;
+  type.input = [&family](const ModelOptions& o) {
+    ModelInput input;
+    input.vocab = o.as<DecoderOptions>().vocab;
+    if (!family.names.positions.empty()) input.longest = o.as<DecoderOptions>().positions;
+    return input;
+  };
+  type.fill_in = [&family](ModelOptions& o) {
+    auto& options = o.as<DecoderOptions>();
+    options = filled_in(family, options);
+  };
+  type.check = [&family](const ModelOptions& o) { check_decoder(family, o.as<DecoderOptions>()); };
+  type.build = [&family](const ModelOptions& o, const BuildSettings& s) {
+    return decoder(family, o.as<DecoderOptions>(), s);
+  };
+  type.read_hf = [&family](const HfSection& file, ModelOptions& o) {
+    read_decoder(family, file, o.as<DecoderOptions>());
+  };
+  type.write_hf = [&family](const ModelOptions& o, int64_t sequence, nlohmann::json& out) {
+    write_decoder(family, o.as<DecoderOptions>(), sequence, out);
+  };
+  return type;
+}
+
+}  // namespace
+
+std::unique_ptr<Layer> decoder_mlp(const DecoderFamily& family, const DecoderOptions& options,
+                                   const BuildSettings& settings, const std::string& block) {
+  return Decoder{family, options, settings}.mlp(block + ".");
+}
+
+ModelSpec decoder(const DecoderFamily& family, const DecoderOptions& given, const BuildSettings& s) {
+  TWOBP_CHECK(given.heads >= 1, "a ", family.name, " needs at least one head");
+  const Decoder d{family, filled_in(family, given), s};
+  const DecoderOptions& o = d.o;
+  TWOBP_CHECK(o.layers >= 1 && o.dim >= 1 && o.vocab >= 1 && o.hidden >= 1, "a ", family.name,
+              " needs at least one layer, dim, vocab and hidden of at least 1");
+  ModelSpec model;
+  model.layers.push_back({family.names.embedding, "embedding", [d] { return d.embedding(); }});
+  for (int64_t i = 0; i < o.layers; ++i) {
+    const std::string block = family.names.blocks + std::to_string(i);
+    model.layers.push_back(
+        {block + ".attention", d.attention_kind(i), [d, block, i] { return d.attention(block + ".", i); }});
+    model.layers.push_back({block + ".mlp", "mlp", [d, block] { return d.mlp(block + "."); }});
+  }
+  model.layers.push_back({family.names.head, "head", [d] { return d.head(); }});
+  return model;
+}
+
+ModelSpec llama(const DecoderOptions& options, const BuildSettings& settings) {
+  return decoder(decoder_family("llama"), options, settings);
+}
+
+std::vector<ModelType> decoder_types() {
+  std::vector<ModelType> types;
+  for (const DecoderFamily& family : decoder_families()) types.push_back(type_of_family(family));
+  return types;
+}
+
+}  // namespace twobp

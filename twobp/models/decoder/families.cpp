@@ -1,0 +1,317 @@
+// The table of families. The values of missing keys are those of the classes in transformers 5.
+#include <algorithm>
+
+#include "twobp/core/check.h"
+#include "twobp/models/decoder/family.h"
+
+namespace twobp {
+namespace {
+
+// The keys that most families have, with `more`. `eps` is that of the norms.
+std::vector<FileKey> file_keys(FileKey eps, std::vector<FileKey> more) {
+  std::vector<FileKey> keys = {
+      {"hidden_size", "dim"},           {"num_hidden_layers", "layers"},
+      {"num_attention_heads", "heads"}, {"intermediate_size", "hidden"},
+      {"vocab_size", "vocab"},          {"attention_dropout", "attention_dropout", "0"}};
+  keys.push_back(eps);
+  for (const FileKey& key : more) keys.push_back(key);
+  return keys;
+}
+
+std::string from_gpt2(const std::string& stored) {
+  // The causal mask, and names of files that were saved without the head.
+  if (stored.ends_with(".attn.bias") || stored.ends_with(".attn.masked_bias")) return "";
+  const bool bare = stored.starts_with("h.") || stored.starts_with("wte.") || stored.starts_with("wpe.") ||
+                    stored.starts_with("ln_f.");
+  return bare ? "transformer." + stored : stored;
+}
+
+std::string from_gpt_neox(const std::string& stored) {
+  const bool mask = stored.ends_with(".attention.bias") || stored.ends_with(".attention.masked_bias");
+  if (mask) return "";
+  return stored == "lm_head.weight" ? "embed_out.weight" : stored;  // the module's name in transformers 5
+}
+
+constexpr FileKey kRmsEps = {"rms_norm_eps", "norm_eps", "1e-6"};
+constexpr FileKey kSilu = {"hidden_act", "activation", "\"silu\""};
+constexpr FileKey kUntied = {"tie_word_embeddings", "tied", "false"};
+constexpr FileKey kTied = {"tie_word_embeddings", "tied", "true"};
+constexpr FileKey kHeadDim = {"head_dim", "head_dim", "0"};
+constexpr FileKey kAttentionBias = {"attention_bias", "attention_bias", "false"};
+constexpr FileKey kMlpBias = {"mlp_bias", "mlp_bias", "false"};
+
+DecoderFamily llama_family() {
+  DecoderFamily f{.name = "llama", .hf_class = "LlamaForCausalLM"};
+  f.file = file_keys(
+      kRmsEps,
+      {{"num_key_value_heads", "kv_heads", "0"}, kHeadDim, kSilu, kUntied, kAttentionBias, kMlpBias});
+  f.equal_heads = true;
+  return f;
+}
+
+DecoderFamily mistral_family() {
+  DecoderFamily f{.name = "mistral", .hf_class = "MistralForCausalLM"};
+  f.file = file_keys(kRmsEps, {{"num_key_value_heads", "kv_heads", "8"}, kHeadDim, kSilu, kUntied});
+  f.windows = WindowsInFile::kEvery;
+  f.default_window = "4096";
+  return f;
+}
+
+DecoderFamily qwen2_family() {
+  DecoderFamily f{.name = "qwen2", .hf_class = "Qwen2ForCausalLM"};
+  f.file = file_keys(kRmsEps, {{"num_key_value_heads", "kv_heads", "32"}, kHeadDim, kSilu, kUntied});
+  f.defaults.attention_bias = true;
+  f.output_bias = false;
+  f.windows = WindowsInFile::kSwitched;
+  f.default_window = "4096";
+  return f;
+}
+
+DecoderFamily qwen3_family() {
+  DecoderFamily f{.name = "qwen3", .hf_class = "Qwen3ForCausalLM"};
+  f.file = file_keys(kRmsEps, {{"num_key_value_heads", "kv_heads", "32"},
+                               {"head_dim", "head_dim", "128"},
+                               kSilu,
+                               kUntied,
+                               kAttentionBias});
+  f.names.query_norm = "self_attn.q_norm";
+  f.names.key_norm = "self_attn.k_norm";
+  f.windows = WindowsInFile::kSwitched;
+  f.default_window = "4096";
+  return f;
+}
+
+DecoderFamily phi3_family() {
+  DecoderFamily f{.name = "phi3", .hf_class = "Phi3ForCausalLM"};
+  f.file = file_keys(
+      {"rms_norm_eps", "norm_eps", "1e-5"},
+      {{"num_key_value_heads", "kv_heads", "0"}, kHeadDim, kSilu, kUntied, {"resid_pdrop", "dropout", "0"}});
+  f.names.qkv = {"self_attn.qkv_proj"};
+  f.names.mlp_input = {"mlp.gate_up_proj"};
+  f.scales_rope = false;  // by longrope alone
+  f.part = "partial_rotary_factor";
+  f.windows = WindowsInFile::kEvery;
+  f.default_pad_token = 32000;
+  f.ignored = {"embd_pdrop", "original_max_position_embeddings"};
+  return f;
+}
+
+DecoderFamily olmo2_family() {
+  DecoderFamily f{.name = "olmo2", .hf_class = "Olmo2ForCausalLM"};
+  f.file = file_keys({"rms_norm_eps", "norm_eps", "1e-5"},
+                     {{"num_key_value_heads", "kv_heads", "0"}, kHeadDim, kSilu, kUntied, kAttentionBias});
+  f.names.attention_norm = "";
+  f.names.attention_after_norm = "post_attention_layernorm";
+  f.names.query_norm = "self_attn.q_norm";
+  f.names.key_norm = "self_attn.k_norm";
+  f.names.mlp_norm = "";
+  f.names.mlp_after_norm = "post_feedforward_layernorm";
+  f.whole_head_norm = true;
+  f.default_pad_token = 1;
+  return f;
+}
+
+// What the second and the third generation share.
+DecoderFamily gemma(const char* name, const char* hf_class, const char* logit_cap,
+                    const char* attention_cap) {
+  DecoderFamily f{.name = name, .hf_class = hf_class};
+  f.file =
+      file_keys(kRmsEps, {{"num_key_value_heads", "kv_heads", "4"},
+                          {"head_dim", "head_dim", "256"},
+                          {"hidden_activation", "activation", "\"gelu_pytorch_tanh\""},
+                          kTied,
+                          kAttentionBias,
+                          {"query_pre_attn_scalar", "attention_scale", "256", FileForm::kInverseRoot},
+                          {"final_logit_softcapping", "logit_cap", logit_cap, FileForm::kOrNull},
+                          {"attn_logit_softcapping", "attention_cap", attention_cap, FileForm::kOrNull}});
+  f.names.attention_after_norm = "post_attention_layernorm";
+  f.names.mlp_norm = "pre_feedforward_layernorm";
+  f.names.mlp_after_norm = "post_feedforward_layernorm";
+  f.defaults.activation = "gelu_tanh";
+  f.defaults.tied = true;
+  f.norm = DecoderFamily::Norm::kRmsOnePlus;
+  f.scaled_embedding = true;
+  f.equal_heads = true;
+  f.windows = WindowsInFile::kAlternating;
+  f.default_window = "4096";
+  f.default_pad_token = 0;
+  f.ignored = {"hidden_act"};  // of early files, which also have hidden_activation
+  return f;
+}
+
+DecoderFamily gemma2_family() {
+  DecoderFamily f = gemma("gemma2", "Gemma2ForCausalLM", "30.0", "50.0");
+  f.defaults.logit_cap = 30;
+  f.defaults.attention_cap = 50;
+  return f;
+}
+
+DecoderFamily gemma3_family() {
+  DecoderFamily f = gemma("gemma3_text", "Gemma3ForCausalLM", "null", "null");
+  f.names.query_norm = "self_attn.q_norm";
+  f.names.key_norm = "self_attn.k_norm";
+  f.defaults.rope_theta = 1e6;
+  f.default_theta = 1e6;
+  f.local_rope = true;
+  f.window_pattern = 6;
+  return f;
+}
+
+DecoderFamily smollm3_family() {
+  DecoderFamily f{.name = "smollm3", .hf_class = "SmolLM3ForCausalLM"};
+  f.file = file_keys(
+      kRmsEps, {{"num_key_value_heads", "kv_heads", "4"}, kHeadDim, kSilu, kTied, kAttentionBias, kMlpBias});
+  f.defaults.tied = true;
+  f.defaults.rope_layers = {1, 1, 1, 0};
+  f.default_theta = 2e6;
+  f.windows = WindowsInFile::kNotRotary;
+  f.default_pad_token = 128004;
+  return f;
+}
+
+DecoderFamily gpt2_family() {
+  DecoderFamily f{.name = "gpt2", .hf_class = "GPT2LMHeadModel"};
+  f.file = {{"n_embd", "dim", "768"},
+            {"n_layer", "layers", "12"},
+            {"n_head", "heads", "12"},
+            {"n_inner", "hidden", "null", FileForm::kOrNull},
+            {"vocab_size", "vocab", "50257"},
+            {"n_positions", "positions", "1024"},
+            {"layer_norm_epsilon", "norm_eps", "1e-5"},
+            {"activation_function", "activation", "\"gelu_new\""},
+            {"resid_pdrop", "dropout", "0.1"},
+            {"embd_pdrop", "dropout", "0.1"},
+            {"attn_pdrop", "attention_dropout", "0.1"},
+            kTied,
+            {"scale_attn_weights", nullptr, "true"}};
+  f.names = {.embedding = "transformer.wte",
+             .positions = "transformer.wpe",
+             .blocks = "transformer.h.",
+             .attention_norm = "ln_1",
+             .qkv = {"attn.c_attn"},
+             .attention_output = "attn.c_proj",
+             .mlp_norm = "ln_2",
+             .mlp_input = {"mlp.c_fc"},
+             .mlp_output = "mlp.c_proj",
+             .norm = "transformer.ln_f"};
+  f.defaults.activation = "gelu_tanh";
+  f.defaults.attention_bias = f.defaults.mlp_bias = f.defaults.tied = true;
+  f.norm = DecoderFamily::Norm::kLayerNorm;
+  f.gated = false;
+  f.transposed = true;
+  f.embedding_dropout = true;
+  f.rotary = false;
+  f.has_pad_token = false;
+  f.ignored = {"n_ctx",
+               "reorder_and_upcast_attn",
+               "summary_type",
+               "summary_use_proj",
+               "summary_activation",
+               "summary_proj_to_labels",
+               "summary_first_dropout"};
+  f.rename = from_gpt2;
+  return f;
+}
+
+DecoderFamily gpt_neox_family() {
+  DecoderFamily f{.name = "gpt_neox", .hf_class = "GPTNeoXForCausalLM"};
+  f.file = file_keys({"layer_norm_eps", "norm_eps", "1e-5"}, {{"hidden_act", "activation", "\"gelu\""},
+                                                              kUntied,
+                                                              {"use_parallel_residual", "parallel", "true"},
+                                                              {"attention_bias", "attention_bias", "true"},
+                                                              {"hidden_dropout", "dropout", "0"}});
+  f.names = {.embedding = "gpt_neox.embed_in",
+             .blocks = "gpt_neox.layers.",
+             .qkv = {"attention.query_key_value"},
+             .attention_output = "attention.dense",
+             .mlp_input = {"mlp.dense_h_to_4h"},
+             .mlp_output = "mlp.dense_4h_to_h",
+             .norm = "gpt_neox.final_layer_norm",
+             .head = "embed_out"};
+  f.defaults.activation = "gelu";
+  f.defaults.attention_bias = f.defaults.mlp_bias = f.defaults.parallel = true;
+  f.defaults.rope_part = 0.25;
+  f.norm = DecoderFamily::Norm::kLayerNorm;
+  f.gated = false;
+  f.interleaved = true;
+  f.embedding_dropout = true;
+  f.theta = "rotary_emb_base";
+  f.part = "rotary_pct";
+  f.default_part = 0.25;
+  f.has_pad_token = false;
+  f.ignored = {"classifier_dropout"};
+  f.rename = from_gpt_neox;
+  return f;
+}
+
+DecoderFamily granite_family() {
+  DecoderFamily f{.name = "granite", .hf_class = "GraniteForCausalLM"};
+  f.file = file_keys(kRmsEps, {{"num_key_value_heads", "kv_heads", "0"},
+                               kHeadDim,
+                               kSilu,
+                               kUntied,
+                               kAttentionBias,
+                               kMlpBias,
+                               {"embedding_multiplier", "embedding_scale", "1.0"},
+                               {"logits_scaling", "logit_scale", "1.0", FileForm::kInverse},
+                               {"residual_multiplier", "residual_scale", "1.0"},
+                               {"attention_multiplier", "attention_scale", "1.0"}});
+  return f;
+}
+
+DecoderFamily stablelm_family() {
+  DecoderFamily f{.name = "stablelm", .hf_class = "StableLmForCausalLM"};
+  f.file = file_keys({"layer_norm_eps", "norm_eps", "1e-5"}, {{"num_key_value_heads", "kv_heads", "32"},
+                                                              kSilu,
+                                                              kUntied,
+                                                              {"use_qkv_bias", "attention_bias", "false"},
+                                                              {"qk_layernorm", nullptr, "false"},
+                                                              {"use_parallel_residual", nullptr, "false"},
+                                                              {"hidden_dropout", nullptr, "0.0"}});
+  f.defaults.rope_part = 0.25;
+  f.norm = DecoderFamily::Norm::kLayerNorm;
+  f.output_bias = false;
+  f.part = "partial_rotary_factor";
+  f.default_part = 0.25;
+  return f;
+}
+
+DecoderFamily starcoder2_family() {
+  DecoderFamily f{.name = "starcoder2", .hf_class = "Starcoder2ForCausalLM"};
+  f.file =
+      file_keys({"norm_epsilon", "norm_eps", "1e-5"}, {{"num_key_value_heads", "kv_heads", "2"},
+                                                       {"hidden_act", "activation", "\"gelu_pytorch_tanh\""},
+                                                       kTied,
+                                                       {"use_bias", "attention_bias", "true"},
+                                                       {"use_bias", "mlp_bias", "true"},
+                                                       {"residual_dropout", "dropout", "0"},
+                                                       {"embedding_dropout", "dropout", "0"}});
+  f.names.mlp_input = {"mlp.c_fc"};
+  f.names.mlp_output = "mlp.c_proj";
+  f.defaults.activation = "gelu_tanh";
+  f.defaults.attention_bias = f.defaults.mlp_bias = f.defaults.tied = true;
+  f.norm = DecoderFamily::Norm::kLayerNorm;
+  f.gated = false;
+  f.embedding_dropout = true;
+  f.windows = WindowsInFile::kEvery;
+  return f;
+}
+
+}  // namespace
+
+const std::vector<DecoderFamily>& decoder_families() {
+  static const std::vector<DecoderFamily> all = {
+      llama_family(),    mistral_family(), qwen2_family(),    qwen3_family(),     phi3_family(),
+      olmo2_family(),    gemma2_family(),  gemma3_family(),   smollm3_family(),   gpt2_family(),
+      gpt_neox_family(), granite_family(), stablelm_family(), starcoder2_family()};
+  return all;
+}
+
+const DecoderFamily& decoder_family(const std::string& name) {
+  const auto& all = decoder_families();
+  const auto found = std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.name == name; });
+  TWOBP_CHECK(found != all.end(), "there is no family of decoders \"", name, "\"");
+  return *found;
+}
+
+}  // namespace twobp

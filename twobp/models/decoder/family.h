@@ -1,0 +1,103 @@
+// A family of decoders: a model_type of Hugging Face. What all its models share is a structure here. What
+// varies are options, each a key of config.json. Its tensors have names. One entry of the table in
+// families.cpp is all that a family needs, if the options that exist suffice.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "twobp/models/decoder/options.h"
+
+namespace twobp {
+
+// How a number of config.json means an option's value.
+enum class FileForm : uint8_t {
+  kSame,
+  kOrNull,       // 0 is written as null
+  kInverse,      // the option is 1 / the number
+  kInverseRoot,  // the option is 1 / sqrt(the number)
+};
+
+// A key of config.json. It is read into an option and written from it. A key that is null gives 0, false or
+// "". Several keys of one option must agree, and several options of one key too.
+struct FileKey {
+  const char* name;
+  const char* option;  // of DecoderOptions; nullptr: must have the value `otherwise`
+  const char* otherwise =
+      nullptr;  // what transformers takes if the key is missing, as JSON; nullptr: an error
+  FileForm form = FileForm::kSame;
+};
+
+// How config.json gives the windows of the layers.
+enum class WindowsInFile : uint8_t {
+  kNone,         // there are none
+  kEvery,        // sliding_window is that of all layers
+  kSwitched,     // with use_sliding_window, that of layer_types or of the layers from max_window_layers on
+  kAlternating,  // that of layer_types or of all layers but each sliding_window_pattern-th
+  kNotRotary,    // with use_sliding_window, that of layer_types or of layers without rotary embedding
+};
+
+// The tensors' names without .weight and .bias; of a block, after the block's. "": there is no such tensor.
+struct DecoderNames {
+  std::string embedding = "model.embed_tokens";
+  std::string positions{};
+  std::string blocks = "model.layers.";
+  std::string attention_norm = "input_layernorm";
+  std::string attention_after_norm{};
+  std::vector<std::string> qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"};  // or one
+  std::string query_norm{};
+  std::string key_norm{};
+  std::string attention_output = "self_attn.o_proj";
+  std::string mlp_norm = "post_attention_layernorm";
+  std::string mlp_after_norm{};
+  std::vector<std::string> mlp_input = {"mlp.gate_proj", "mlp.up_proj"};  // or one
+  std::string mlp_output = "mlp.down_proj";
+  std::string norm = "model.norm";
+  std::string head = "lm_head";
+};
+
+struct DecoderFamily {
+  enum class Norm : uint8_t { kRms, kRmsOnePlus, kLayerNorm };
+
+  std::string name;  // model.type, and model_type of config.json
+  std::string hf_class;
+  std::vector<FileKey> file{};
+  DecoderNames names{};
+  DecoderOptions defaults{};  // of a new model; for options without a key of the file, those of all models
+
+  Norm norm = Norm::kRms;
+  bool gated = true;               // act(gate) * up; else act(up)
+  bool whole_head_norm = false;    // one query-key norm over all heads of a position
+  bool output_bias = true;         // attention_bias is also that of attention's output
+  bool interleaved = false;        // q, k and v of a head lie side by side
+  bool transposed = false;         // weights of the blocks are (in, out)
+  bool scaled_embedding = false;   // by sqrt(dim)
+  bool embedding_dropout = false;  // `dropout` also acts after the embedding
+  bool equal_heads = false;        // transformers wants dim to be a multiple of heads
+
+  bool rotary = true;
+  bool scales_rope = true;           // by rope_scaling
+  bool local_rope = false;           // layers with a window have a theta of their own
+  const char* theta = "rope_theta";  // the keys of config.json, beside rope_parameters
+  const char* part = nullptr;        // of the part of a head that turns; nullptr: all of it
+  double default_theta = 10000;
+  double default_part = 1;
+  WindowsInFile windows = WindowsInFile::kNone;
+  const char* default_window = "null";  // as JSON
+  int64_t window_pattern = 2;           // of kAlternating
+  bool has_pad_token = true;            // its embedding is not trained
+  int64_t default_pad_token = -1;
+  std::vector<const char*> ignored = {};  // further keys of config.json that change nothing here
+  std::string (*rename)(const std::string& stored) = nullptr;  // see TensorNames
+};
+
+const std::vector<DecoderFamily>& decoder_families();
+
+// Throws Error if the name is unknown.
+const DecoderFamily& decoder_family(const std::string& name);
+
+// Whether the family's models differ in this option, so that it is a key of theirs.
+bool has_option(const DecoderFamily& family, const std::string& option);
+
+}  // namespace twobp

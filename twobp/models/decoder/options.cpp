@@ -1,0 +1,193 @@
+#include "twobp/models/decoder/options.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "twobp/config/check_used.h"
+#include "twobp/config/key.h"
+#include "twobp/core/check.h"
+#include "twobp/models/common_keys.h"
+#include "twobp/models/decoder/family.h"
+#include "twobp/models/pad_token.h"
+
+namespace twobp {
+namespace {
+
+int cyclic(const std::vector<int>& list, int64_t layer, int otherwise) {
+  return list.empty() ? otherwise : list[static_cast<size_t>(layer) % list.size()];
+}
+
+RopeSettings rope_settings(const DecoderOptions& o, bool local) {
+  RopeSettings rope;
+  rope.theta = local ? o.rope_local_theta : o.rope_theta;
+  if (local) return rope;
+  rope.scaling = parse_rope_scaling(o.rope_scaling);
+  rope.factor = o.rope_factor;
+  rope.low_freq_factor = o.rope_low_freq;
+  rope.high_freq_factor = o.rope_high_freq;
+  rope.original_positions = o.rope_original_positions;
+  rope.beta_fast = o.rope_beta_fast;
+  rope.beta_slow = o.rope_beta_slow;
+  rope.attention_factor = o.rope_attention_factor;
+  return rope;
+}
+
+void check_rotary_dims(const DecoderFamily& family, const DecoderOptions& given) {
+  if (!family.rotary) return;
+  const DecoderOptions model = filled_in(family, given);
+  const int64_t dims = rotary_dims(family, model);
+  if (model.rope_part == 1) {
+    TWOBP_CHECK(
+        dims % 2 == 0, given.head_dim > 0 ? "model.head_dim" : "model.dim / model.heads", " (", dims,
+        ") is odd: the rotary embedding turns pairs of features, so a head needs an even number of them.");
+    return;
+  }
+  TWOBP_CHECK(dims > 0 && dims % 2 == 0, "model.rope_part (", model.rope_part, ") turns ", dims, " of the ",
+              model.head_dim,
+              " features of a head: the rotary embedding turns pairs, so it needs an even number.");
+}
+
+void check_rope(const DecoderOptions& model) {
+  const DecoderOptions usual;
+  const std::string& scaling = model.rope_scaling;
+  const bool llama3 = scaling == "llama3";
+  const bool yarn = scaling == "yarn";
+  check_used(scaling != "none", "model.rope_factor", model.rope_factor, usual.rope_factor,
+             "model.rope_scaling \"linear\", \"llama3\", \"yarn\" or \"dynamic\"");
+  for (const auto& [key, value, unset] :
+       {std::tuple{"model.rope_low_freq", model.rope_low_freq, usual.rope_low_freq},
+        {"model.rope_high_freq", model.rope_high_freq, usual.rope_high_freq}}) {
+    check_used(llama3, key, value, unset, "model.rope_scaling \"llama3\"");
+  }
+  check_used(llama3 || yarn || scaling == "dynamic", "model.rope_original_positions",
+             model.rope_original_positions, usual.rope_original_positions,
+             "model.rope_scaling \"llama3\", \"yarn\" or \"dynamic\"");
+  for (const auto& [key, value, unset] :
+       {std::tuple{"model.rope_beta_fast", model.rope_beta_fast, usual.rope_beta_fast},
+        {"model.rope_beta_slow", model.rope_beta_slow, usual.rope_beta_slow},
+        {"model.rope_attention_factor", model.rope_attention_factor, usual.rope_attention_factor}}) {
+    check_used(yarn, key, value, unset, "model.rope_scaling \"yarn\"");
+  }
+  TWOBP_CHECK(!llama3 || model.rope_low_freq < model.rope_high_freq, "model.rope_low_freq (",
+              model.rope_low_freq, ") is not below model.rope_high_freq (", model.rope_high_freq,
+              "): frequencies between them are mixed.");
+  TWOBP_CHECK(!yarn || model.rope_beta_slow <= model.rope_beta_fast, "model.rope_beta_slow (",
+              model.rope_beta_slow, ") is above model.rope_beta_fast (", model.rope_beta_fast,
+              "): frequencies between them are mixed.");
+  for (const int turns : model.rope_layers) {
+    TWOBP_CHECK(turns == 0 || turns == 1, "model.rope_layers has ", turns,
+                ": give 1 for layers with rotary embedding and 0 for others.");
+  }
+}
+
+}  // namespace
+
+std::vector<Key> decoder_keys() {
+  using O = DecoderOptions;
+  return {
+      TWOBP_KEY(O, dim, "width of the model").in("features").from(1, kMaxWidth),
+      TWOBP_KEY(O, layers, "depth of the model").in("blocks").from(1, kMaxCount),
+      TWOBP_KEY(O, heads, "query heads of attention").in("heads").from(1, kMaxCount),
+      TWOBP_KEY(O, kv_heads, "key and value heads; 0: as many as heads").in("heads").from(0, kMaxCount),
+      TWOBP_KEY(O, head_dim, "width of a head; 0: dim / heads").in("features").from(0, kMaxCount),
+      TWOBP_KEY(O, hidden,
+                "width of the MLP; 0: dim * 8 / 3 rounded up to a multiple of 64, or 4 * dim without a gate")
+          .in("features")
+          .from(0, 4 * kMaxWidth),
+      vocab_key<O>(),
+      TWOBP_KEY(O, norm_eps, "added to the mean square or the variance in a norm").above(0),
+      TWOBP_KEY(O, activation, "of the MLP, or of its gate").one_of({"silu", "gelu", "gelu_tanh"}),
+      TWOBP_KEY(O, attention_bias, "attention's projections have a bias"),
+      TWOBP_KEY(O, mlp_bias, "the MLP's projections have a bias"),
+      TWOBP_KEY(O, positions, "the longest sequence, each position with an embedding of its own")
+          .in("tokens")
+          .from(1, kMaxLength),
+      TWOBP_KEY(O, rope_theta, "base of the rotary embedding's wavelengths").in("positions").above(0),
+      TWOBP_KEY(O, rope_scaling, "how the wavelengths are stretched for longer sequences")
+          .one_of(rope_scaling_names()),
+      TWOBP_KEY(O, rope_factor, "linear, llama3, yarn, dynamic: stretching factor").above(0),
+      TWOBP_KEY(O, rope_low_freq, "llama3: wavelengths above original positions / this are stretched")
+          .above(0),
+      TWOBP_KEY(O, rope_high_freq, "llama3: wavelengths below original positions / this are not").above(0),
+      TWOBP_KEY(O, rope_original_positions, "llama3, yarn, dynamic: longest sequence before the stretching")
+          .in("tokens")
+          .above(0),
+      TWOBP_KEY(O, rope_beta_fast,
+                "yarn: pairs that turn more often in the original positions are not stretched")
+          .in("turns")
+          .above(0),
+      TWOBP_KEY(O, rope_beta_slow, "yarn: pairs that turn less often are stretched by the whole factor")
+          .in("turns")
+          .above(0),
+      TWOBP_KEY(O, rope_attention_factor, "yarn: of queries and keys; 0: 0.1 ln(factor) + 1").at_least(0),
+      TWOBP_KEY(O, rope_local_theta,
+                "base of the wavelengths in layers with a window, which are not stretched")
+          .in("positions")
+          .above(0),
+      TWOBP_KEY(O, rope_part, "part of a head's features that turn").above_to(0, 1),
+      TWOBP_KEY(O, rope_layers,
+                "1 for layers with rotary embedding, 0 for others, in turn; empty: all have it"),
+      TWOBP_KEY(O, windows,
+                "keys that a query sees, its own included, layer by layer in turn; 0: all before it")
+          .in("tokens"),
+      TWOBP_KEY(O, attention_scale, "of attention's scores; 0: 1 / sqrt(head_dim)").at_least(0),
+      TWOBP_KEY(O, attention_cap, "attention's scores become cap * tanh(score / cap); 0: no cap").at_least(0),
+      TWOBP_KEY(O, logit_cap, "logits become cap * tanh(logit / cap); 0: no cap").at_least(0),
+      TWOBP_KEY(O, embedding_scale, "of the embedding").above(0),
+      TWOBP_KEY(O, residual_scale, "of what each half of a block adds").above(0),
+      TWOBP_KEY(O, logit_scale, "of the logits").above(0),
+      TWOBP_KEY(O, parallel, "attention and MLP of a block read the same input"),
+      dropout_key(TWOBP_KEY(
+          O, dropout, "part of the numbers dropped after each half of a block, and after the embedding")),
+      dropout_key(TWOBP_KEY(O, attention_dropout, "part of attention's probabilities that is dropped")),
+      TWOBP_KEY(O, tied, "input and output embeddings share one matrix"),
+      pad_token_key<O>(),
+      init_std_key<O>(),
+  };
+}
+
+DecoderOptions filled_in(const DecoderFamily& family, DecoderOptions o) {
+  constexpr int64_t kMultiple = 64;
+  if (o.kv_heads == 0) o.kv_heads = o.heads;
+  if (o.head_dim == 0) o.head_dim = o.dim / std::max<int64_t>(1, o.heads);
+  if (o.hidden == 0) {
+    o.hidden = family.gated ? (o.dim * 8 / 3 + kMultiple - 1) / kMultiple * kMultiple : 4 * o.dim;
+  }
+  return o;
+}
+
+int64_t rotary_dims(const DecoderFamily& family, const DecoderOptions& o) {
+  return family.rotary ? static_cast<int64_t>(static_cast<double>(o.head_dim) * o.rope_part) : 0;
+}
+
+AttentionShape attention_shape(const DecoderFamily& family, const DecoderOptions& o, int64_t layer) {
+  AttentionShape shape{o.heads, o.kv_heads, o.head_dim};
+  shape.window = cyclic(o.windows, layer, 0);
+  shape.rope = rope_settings(o, family.local_rope && shape.window > 0);
+  shape.rotary = cyclic(o.rope_layers, layer, 1) == 1 ? rotary_dims(family, o) : 0;
+  shape.scale = o.attention_scale;
+  shape.cap = o.attention_cap;
+  shape.interleaved = family.interleaved;
+  return shape;
+}
+
+void check_decoder(const DecoderFamily& family, const DecoderOptions& model) {
+  check_rope(model);
+  TWOBP_CHECK(model.head_dim > 0 || model.dim % model.heads == 0, "model.dim (", model.dim,
+              ") is not divisible by model.heads (", model.heads, "): change one of them",
+              has_option(family, "head_dim") ? ", or set model.head_dim." : ".");
+  TWOBP_CHECK(model.kv_heads == 0 || model.heads % model.kv_heads == 0, "model.kv_heads (", model.kv_heads,
+              ") does not divide model.heads (", model.heads,
+              "): every key-value head serves as many query heads.");
+  check_rotary_dims(family, model);
+  for (const int window : model.windows) {
+    TWOBP_CHECK(window >= 0, "model.windows has ", window,
+                ": give the number of keys that a query sees, or 0 for all before it.");
+  }
+  TWOBP_CHECK(family.gated || model.activation != "silu",
+              "model.activation is \"silu\", but the MLP of model.type \"", family.name,
+              "\" has no gate: set it to \"gelu\" or \"gelu_tanh\".");
+  check_pad_token(model.pad_token, model.vocab);
+}
+
+}  // namespace twobp

@@ -1,0 +1,147 @@
+#include "twobp/models/decoder/rope_file.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <nlohmann/json.hpp>
+
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kLocalTheta = "rope_local_base_freq";
+constexpr const char* kMostPositions = "max_position_embeddings";
+
+// Whole numbers without a decimal point, as transformers writes counts of positions.
+json as_count(double value) {
+  const bool whole = value == std::floor(value) && std::abs(value) < 0x1p53;
+  return whole ? json(static_cast<int64_t>(value)) : json(value);
+}
+
+// An object within the file.
+HfSection section_of(const HfSection& file, const char* key) {
+  const json& value = *file.find(key);
+  TWOBP_CHECK(value.is_object(), file.origin, ": ", key, " is ", shown(value), ", not an object");
+  return {value, concat(file.origin, ": ", key)};
+}
+
+// Of 0.1 m ln(factor) + 1 for two m, as DeepSeek's files give it.
+double attention_factor(const HfSection& rope, double factor) {
+  const double given = rope.number("attention_factor", 0);
+  const double m = rope.number("mscale", 0);
+  const double m_all = rope.number("mscale_all_dim", 0);
+  if (given > 0 || m == 0 || m_all == 0) return given;
+  const auto of = [&](double scale) { return factor <= 1 ? 1 : 0.1 * scale * std::log(factor) + 1; };
+  return of(m) / of(m_all);
+}
+
+void read_scaling(const DecoderFamily& family, const HfSection& file, const HfSection& rope,
+                  DecoderOptions& o) {
+  const std::string type = rope.text("rope_type", rope.text("type", "default"));
+  std::vector<std::string> known = {"rope_type", "type", "rope_theta"};
+  if (family.part != nullptr) known.emplace_back("partial_rotary_factor");
+  std::vector<std::string> supported = {"default"};
+  if (family.scales_rope) supported = {"default", "linear", "llama3", "yarn", "dynamic"};
+  TWOBP_CHECK(std::find(supported.begin(), supported.end(), type) != supported.end(), rope.origin,
+              ": rope_type ", shown(type), " is not supported: ", join(supported), " are");
+  if (type != "default") {
+    o.rope_scaling = type;
+    o.rope_factor = rope.number("factor");
+    known.emplace_back("factor");
+  }
+  if (type == "llama3" || type == "yarn") {
+    const bool given = rope.find("original_max_position_embeddings") != nullptr || !file.find(kMostPositions);
+    o.rope_original_positions =
+        given ? rope.number("original_max_position_embeddings") : file.number(kMostPositions);
+    known.emplace_back("original_max_position_embeddings");
+  }
+  if (type == "dynamic") o.rope_original_positions = file.number(kMostPositions);
+  if (type == "llama3") {
+    o.rope_low_freq = rope.number("low_freq_factor");
+    o.rope_high_freq = rope.number("high_freq_factor");
+    known.insert(known.end(), {"low_freq_factor", "high_freq_factor"});
+    TWOBP_CHECK(o.rope_low_freq < o.rope_high_freq, rope.origin,
+                ": low_freq_factor must be below high_freq_factor");
+  }
+  if (type == "yarn") {
+    const DecoderOptions usual;
+    o.rope_beta_fast = rope.number("beta_fast", usual.rope_beta_fast);
+    o.rope_beta_slow = rope.number("beta_slow", usual.rope_beta_slow);
+    o.rope_attention_factor = attention_factor(rope, o.rope_factor);
+    known.insert(known.end(),
+                 {"beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"});
+    TWOBP_CHECK(rope.boolean("truncate", true), rope.origin, ": truncate false is not supported: true is");
+  }
+  for (const auto& [key, value] : rope.object.items()) {
+    const bool asks = !value.is_null() && std::find(known.begin(), known.end(), key) == known.end();
+    TWOBP_CHECK(!asks || (key == "partial_rotary_factor" && value == json(1)), rope.origin, ": ",
+                printable(key), " ", shown(value), " is not supported with rope_type ", shown(type));
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> rope_keys(const DecoderFamily& family) {
+  std::vector<std::string> keys = {"rope_scaling", "rope_parameters", "rope_theta", family.theta};
+  if (family.part != nullptr) keys.insert(keys.end(), {"partial_rotary_factor", family.part});
+  if (family.local_rope) keys.emplace_back(kLocalTheta);
+  return keys;
+}
+
+void read_rope(const DecoderFamily& family, const HfSection& file, DecoderOptions& o) {
+  if (!family.rotary) return;
+  const DecoderOptions usual;
+  o.rope_theta = file.number(family.theta, file.number("rope_theta", family.default_theta));
+  o.rope_local_theta = file.number(kLocalTheta, usual.rope_local_theta);
+  const double part = family.part == nullptr ? 1 : family.default_part;
+  o.rope_part =
+      family.part == nullptr ? 1 : file.number(family.part, file.number("partial_rotary_factor", part));
+  TWOBP_CHECK(family.part != nullptr || file.number("partial_rotary_factor", 1) == 1, file.origin,
+              ": a partial_rotary_factor other than 1 is not supported");
+  // If both exist, transformers 5 uses the first.
+  const char* key = file.find("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  if (file.find(key) == nullptr) return;
+  HfSection rope = section_of(file, key);
+  if (family.local_rope && (rope.find("full_attention") || rope.find("sliding_attention"))) {
+    if (rope.find("sliding_attention")) {
+      const HfSection local = section_of(rope, "sliding_attention");
+      TWOBP_CHECK(local.text("rope_type", "default") == "default", local.origin, ": rope_type ",
+                  shown(local.text("rope_type", "")), " is not supported: default is");
+      o.rope_local_theta = local.number("rope_theta", o.rope_local_theta);
+    }
+    if (!rope.find("full_attention")) return;
+    const HfSection full = section_of(rope, "full_attention");
+    o.rope_theta = full.number("rope_theta", o.rope_theta);
+    return read_scaling(family, file, full, o);
+  }
+  o.rope_theta = rope.number("rope_theta", o.rope_theta);
+  if (family.part != nullptr) o.rope_part = rope.number("partial_rotary_factor", o.rope_part);
+  read_scaling(family, file, rope, o);
+}
+
+void write_rope(const DecoderFamily& family, const DecoderOptions& o, json& out) {
+  if (!family.rotary) return;
+  out.erase("rope_parameters");  // a synonym of the keys below
+  out[family.theta] = o.rope_theta;
+  if (family.part != nullptr) out[family.part] = o.rope_part;
+  if (family.local_rope) out[kLocalTheta] = o.rope_local_theta;
+  json& rope = out["rope_scaling"];
+  rope = nullptr;
+  if (o.rope_scaling == "none") return;
+  rope = {{"rope_type", o.rope_scaling}, {"factor", o.rope_factor}};
+  if (o.rope_scaling == "llama3" || o.rope_scaling == "yarn")
+    rope["original_max_position_embeddings"] = as_count(o.rope_original_positions);
+  if (o.rope_scaling == "dynamic") out[kMostPositions] = as_count(o.rope_original_positions);
+  if (o.rope_scaling == "llama3")
+    rope.update({{"low_freq_factor", o.rope_low_freq}, {"high_freq_factor", o.rope_high_freq}});
+  if (o.rope_scaling == "yarn") {
+    rope.update({{"beta_fast", o.rope_beta_fast}, {"beta_slow", o.rope_beta_slow}});
+    if (o.rope_attention_factor > 0) rope["attention_factor"] = o.rope_attention_factor;
+  }
+}
+
+}  // namespace twobp

@@ -1,0 +1,23 @@
+// Which layers of a decoder have a window, and which have rotary embedding, in config.json.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "twobp/models/decoder/family.h"
+#include "twobp/models/hf_section.h"
+
+namespace twobp {
+
+// Throws Error for a window of 0 and for lists that do not fit the number of layers, which has been read.
+void read_windows(const DecoderFamily& family, const HfSection& file, DecoderOptions& options);
+
+// Throws Error for windows that the family's files cannot say.
+void write_windows(const DecoderFamily& family, const DecoderOptions& options, nlohmann::json& out);
+
+// The keys of config.json that read_windows reads.
+std::vector<std::string> window_keys(const DecoderFamily& family);
+
+}  // namespace twobp

@@ -1,0 +1,102 @@
+#include "twobp/train/update/parameter_groups.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <sstream>
+#include <string_view>
+#include <system_error>
+
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+#include "twobp/models/freeze.h"
+
+namespace twobp {
+namespace {
+
+// An entry of optimizer.groups. What it does not mention stays as it is.
+struct Group {
+  std::string pattern;
+  std::optional<double> weight_decay, lr_scale;
+  std::optional<bool> muon;
+};
+
+std::optional<double> number_from_0(std::string_view text) {
+  double number = 0;
+  const auto [last, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool valid = error == std::errc() && last == text.data() + text.size();
+  return valid && number >= 0 && number <= 1e6 ? std::optional(number) : std::nullopt;
+}
+
+Group parse_group(const std::string& text, const OptimizerConfig& config) {
+  const auto refuse = [&](const std::string& why) {
+    fail("optimizer.groups: \"", text, "\" ", why,
+         ": write a pattern and what its parameters get, such as \"*.bias weight_decay=0 lr_scale=0.1\"");
+  };
+  Group group;
+  std::istringstream words(text);
+  words >> group.pattern;
+  if (group.pattern.empty() || group.pattern.find('=') != std::string::npos)
+    refuse("does not begin with a pattern");
+  int settings = 0;
+  for (std::string word; words >> word; ++settings) {
+    const size_t equals = std::min(word.find('='), word.size());
+    const std::string key = word.substr(0, equals);
+    const std::string value = equals < word.size() ? word.substr(equals + 1) : "";
+    if (key == "rule") {
+      if (value != "adamw" && value != "muon") refuse("has a rule other than adamw and muon");
+      if (config.type != "muon") refuse("has a rule, but optimizer.type is not \"muon\"");
+      group.muon = value == "muon";
+      continue;
+    }
+    const std::vector<std::string> keys = {"weight_decay", "lr_scale", "rule"};
+    if (key != keys[0] && key != keys[1])
+      refuse(concat("has no KEY=VALUE in \"", word, "\"; the keys are ", join(keys)));
+    const auto number = number_from_0(value);
+    if (!number) refuse(concat("has \"", word, "\", but that must be a number of at least 0"));
+    (key == keys[0] ? group.weight_decay : group.lr_scale) = number;
+  }
+  if (settings == 0) refuse("says nothing about its parameters");
+  return group;
+}
+
+}  // namespace
+
+void check_groups(const OptimizerConfig& config) {
+  for (const std::string& text : config.groups) parse_group(text, config);
+}
+
+void check_groups(const OptimizerConfig& config, const std::vector<std::string>& names) {
+  for (const std::string& text : config.groups) {
+    const std::string pattern = parse_group(text, config).pattern;
+    const bool used = std::any_of(names.begin(), names.end(),
+                                  [&](const std::string& name) { return matches_pattern(name, pattern); });
+    TWOBP_CHECK(used, "optimizer.groups: no parameter is called \"", pattern, "\": did you mean \"",
+                nearest(pattern, names), "\"? Patterns may have * and ?.");
+  }
+}
+
+ParameterRule rule_of(const OptimizerConfig& config, const Parameter& parameter, bool hidden) {
+  const auto of = [&](const std::string& name) {
+    ParameterRule rule{config.type == "muon" && hidden, parameter.decays() ? config.weight_decay : 0, 1};
+    for (const std::string& text : config.groups) {
+      const Group group = parse_group(text, config);
+      if (!matches_pattern(name, group.pattern)) continue;
+      rule.muon = group.muon.value_or(rule.muon);
+      rule.weight_decay = group.weight_decay.value_or(rule.weight_decay);
+      rule.lr_scale = group.lr_scale.value_or(rule.lr_scale);
+    }
+    return rule;
+  };
+  const ParameterRule rule = of(parameter.name());
+  TWOBP_CHECK(!rule.muon || parameter.sizes().size() == 2, "optimizer.groups gives ", parameter.name(),
+              " the rule muon, but it has ", parameter.sizes().size(),
+              " dimensions, and Muon takes matrices: leave it to adamw");
+  for (const ParameterPart& part : parameter.parts()) {
+    TWOBP_CHECK(of(part.name) == rule, "optimizer.groups treats ", parameter.name(), " and ", part.name,
+                " differently, but they are stored as one weight: give both the same");
+  }
+  return rule;
+}
+
+}  // namespace twobp

@@ -1,0 +1,30 @@
+// How the optimizer treats each parameter: with optimizer.weight_decay if it is a matrix or kernel, and with
+// none if it is a bias or norm gain, unless optimizer.groups says otherwise for its name.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "twobp/nn/parameter.h"
+#include "twobp/train/update/optimizer_config.h"
+
+namespace twobp {
+
+struct ParameterRule {
+  bool muon = false;  // in place of AdamW
+  double weight_decay = 0;
+  double lr_scale = 1;  // of the learning rate
+
+  bool operator==(const ParameterRule&) const = default;
+};
+
+// Throws Error for entries that are not PATTERN KEY=VALUE...
+void check_groups(const OptimizerConfig& config);
+// Throws Error if a pattern matches none of the names.
+void check_groups(const OptimizerConfig& config, const std::vector<std::string>& names);
+
+// `hidden`: a matrix between the embedding and the model's last matrix, which Muon takes. Throws Error if the
+// parts of a packed weight get different rules, and if a group gives Muon what is no matrix.
+ParameterRule rule_of(const OptimizerConfig& config, const Parameter& parameter, bool hidden);
+
+}  // namespace twobp
