@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <system_error>
 
 #include "apps/json_report.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/schedule/simulate/stage_cost.h"
 
 namespace twobp {
 namespace {
@@ -17,10 +17,10 @@ constexpr int kMostCount = 1 << 20;
 int parse_number(const std::string& option, const std::string& text) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  TWOBP_CHECK(error == std::errc() && end == text.data() + text.size() && !text.empty(), option, ": '", text,
-              "' is not a whole number: give numbers as 4, 2,4,8 or 2..8");
-  TWOBP_CHECK(value >= 1 && value <= kMostCount, option, " must be at least 1 and at most ", kMostCount,
-              ", got ", text);
+  const bool whole = error != std::errc::invalid_argument && end == text.data() + text.size();
+  TWOBP_CHECK(whole, option, ": '", text, "' is not a whole number: give numbers as 4, 2,4,8 or 2..8");
+  TWOBP_CHECK(error == std::errc() && value >= 1 && value <= kMostCount, option,
+              " must be at least 1 and at most ", kMostCount, ", got ", text);
   return value;
 }
 
@@ -77,9 +77,8 @@ std::vector<double> parse_costs(const std::string& option, const std::string& te
   for (const auto& part : split(text, ',')) {
     double value = 0;
     const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
-    TWOBP_CHECK(
-        error == std::errc() && end == part.data() + part.size() && std::isfinite(value) && value >= 0,
-        option, ": '", part, "' is not a cost: give a number of at least 0");
+    TWOBP_CHECK(error == std::errc() && end == part.data() + part.size() && value >= 0 && value <= kMostCost,
+                option, ": '", part, "' is not a cost: give a number from 0 to ", kMostCost);
     values.push_back(value);
   }
   TWOBP_CHECK(values.size() == 1 || static_cast<int>(values.size()) == stages, option, " has ", values.size(),

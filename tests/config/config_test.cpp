@@ -308,7 +308,7 @@ TEST(ConfigErrors, WrongTypes) {
   refuse_json(R"({"model": {"type": true}})", {"expects text", "boolean true"});
   refuse_json(R"({"pipeline": {"stages": 2147483648}})", {"to 2147483647", "2147483648"});
   refuse_json(R"({"pipeline": {"split": 4}})", {"a list of integers", "integer 4"});
-  refuse_json(R"({"pipeline": {"split": [1, "2"]}})", {"a list of integers", "a list of 2"});
+  refuse_json(R"({"pipeline": {"split": [1, "2"]}})", {"a list of integers", "text \"2\" as item 2"});
   refuse_json(R"({"pipeline": {"schedule": 1}})", {"expects text", "between quotes"});
   refuse_json(R"({"train": {"seed": -1}})", {"from 0 to 18446744073709551615", "integer -1"});
   refuse_json(R"({"optimizer": {"lr": "1e-3"}})", {"a number", "text \"1e-3\""});
@@ -318,6 +318,9 @@ TEST(ConfigErrors, WrongTypes) {
   refuse({"train.steps=1 2"}, {"an integer"});
   refuse({"data.shuffle=yes"}, {"a boolean", "text \"yes\""});
   refuse({"pipeline.split=1,x"}, {"a list of integers"});
+  refuse(
+      {"pipeline.split=[1,9223372036854775807]"},
+      {"pipeline.split", "integers from -2147483648 to 2147483647", "integer 9223372036854775807 as item 2"});
   refuse({"optimizer.lr=nan"}, {"a number", "text \"nan\""});
   refuse({"data.mean=1,x"}, {"a list of numbers"});
   refuse_json(R"({"data": {"std": 1}})", {"a list of numbers", "integer 1"});

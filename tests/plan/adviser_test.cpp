@@ -32,6 +32,12 @@ TEST(Adviser, SaysThatItHelpsAndByHowMuch) {
   expect_contains(advice.sentences[0], {"2BP helps", "1.40x", "0.429", "0.200"});
 }
 
+TEST(Adviser, CountsTheTimeOfMessages) {
+  AdviceRequest request = equal_stages(4, 4);
+  request.options.message_seconds = 1;
+  EXPECT_GT(advise(request).bubble_off, 3.0 / 7 + 0.01);
+}
+
 // Signature 1: all stages keep all of W's tensors, and that is more than there is.
 TEST(Adviser, OutOfMemoryInP2) {
   AdviceRequest request = equal_stages(4, 8);
@@ -80,8 +86,11 @@ TEST(Adviser, P1LongerThanTheIdleTime) {
   EXPECT_TRUE(advice.p1_longer_than_idle);
   EXPECT_FALSE(advice.helps);
   expect_contains(advice.sentences.at(0),
-                  {"does not help", "p1 of stage 3", "longer than the idle time", "no gain"});
+                  {"does not help", "p1 of stage 3 (5.00 s)", "longer than the idle time", "no gain"});
   expect_contains(advice.sentences.at(1), {"failure signature 2"});
+  for (auto& cost : request.costs) cost.forward = cost.backward_p1 = cost.backward_p2 = 1e-5;
+  request.costs[3].backward_p1 = 5e-3;
+  expect_contains(advise(request).sentences.at(0), {"p1 of stage 3 (5.00 ms)"});
 }
 
 // Signature 3: each rank has the same work in all, but one has it in p1 and another in p2.

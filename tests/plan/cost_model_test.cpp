@@ -228,7 +228,9 @@ TEST(CostModelFile, BoundsDepthSizeAndMessages) {
 TEST(CostModel, RejectsInconsistentValues) {
   CostModel model = model_of({{}});
   model.kinds["kind0"].at_size[0].share.forward = std::numeric_limits<double>::infinity();
-  expect_contains(error_of([&] { check_cost_model(model); }), {"kind0", "forward", "finite"});
+  expect_contains(error_of([&] { check_cost_model(model); }), {"kind0", "forward", "from 0 to 1e+18"});
+  model.kinds["kind0"].at_size[0].share.forward = 1e300;  // sums would overflow
+  expect_contains(error_of([&] { check_cost_model(model); }), {"kind0", "forward", "1e+300"});
   model = model_of({{}});
   model.kinds["kind0"].optimizer_bytes = NAN;
   expect_contains(error_of([&] { check_cost_model(model); }), {"kind0", "optimizer bytes"});

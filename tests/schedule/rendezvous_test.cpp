@@ -154,6 +154,19 @@ TEST(Buffering, MostMessagesAgreeWithEveryPossibleOrder) {
   for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(most_buffered(three)[rank].messages, every.most()[rank]);
 }
 
+// Rank 0 sends two F at once, but only after rank 1 has sent it a B.
+TEST(Buffering, SendersGoOnWhenTheirMessageComes) {
+  Schedule schedule;
+  schedule.name = "by hand";
+  schedule.stages = 2;
+  schedule.micro_batches = 3;
+  schedule.rank_of_stage = {0, 1};
+  const Op f = Op::kForward, b = Op::kBackward;
+  schedule.ranks = {{{f, 0, 0}, {b, 0, 0}, {f, 0, 1}, {f, 0, 2}, {b, 0, 1}, {b, 0, 2}},
+                    {{f, 1, 0}, {b, 1, 0}, {f, 1, 1}, {b, 1, 1}, {f, 1, 2}, {b, 1, 2}}};
+  EXPECT_EQ(most_buffered(add_communication(schedule))[1].messages, 2);
+}
+
 TEST(Buffering, LimitNamesTheRankAndTheReceive) {
   const Schedule gpipe = make_schedule("gpipe", 2, 5, P2Policy::kOff);
   EXPECT_EQ(most_buffered(gpipe)[1].messages, 5);  // rank 0 may be done with all F before rank 1 begins

@@ -78,6 +78,9 @@ TEST(StepPeriods, WaitsForTheNorm) {
   EXPECT_DOUBLE_EQ(late.ranks[3].timeline.front().begin, 100);
   EXPECT_DOUBLE_EQ(late.ranks[0].timeline.front().begin, 0);
   EXPECT_DOUBLE_EQ(late.step_seconds, soon.step_seconds + 100 - soon.ranks[3].timeline.front().begin);
+  const std::vector<StageCost> short_ones(4, {.forward = 0.1, .backward_p1 = 0.1, .backward_p2 = 0.1});
+  options.norm_known = 0.9;
+  EXPECT_DOUBLE_EQ(simulate(schedule, short_ones, options).ranks[3].timeline.front().begin, 0.9);
 }
 
 TEST(LeadingForwards, EndBeforeTheFirstBackward) {

@@ -271,6 +271,8 @@ TEST_F(Svg, NeedsNothingElse) {
   const std::string space = "xmlns=\"http://www.w3.org/2000/svg\"";
   ASSERT_EQ(count(svg, space), 1U);
   svg.erase(svg.find(space), space.size());
+  // The whole picture is white before anything is drawn, also on a dark page.
+  EXPECT_LT(svg.find("<rect width=\"1200\""), svg.find("<g "));
   for (const char* part : {"http", "href", "@import", "<script", "<image", "<style"})
     EXPECT_EQ(svg.find(part), std::string::npos) << part;
 }

@@ -104,6 +104,24 @@ struct Assign {
   }
 };
 
+template <typename Integer>
+std::string range_of() {
+  return concat(" from ", std::numeric_limits<Integer>::min(), " to ", std::numeric_limits<Integer>::max());
+}
+
+// The first item of a list that does not fit; null if `value` is no list.
+template <typename List>
+const Json* misfit(const List& /*to*/, const Json& value) {
+  if constexpr (!std::is_same_v<List, std::string>) {
+    if (!value.is_array()) return nullptr;
+    for (const Json& item : value) {
+      typename List::value_type scratch;
+      if (!Assign{item}(&scratch)) return &item;
+    }
+  }
+  return nullptr;
+}
+
 // "an integer", "text". For an integer that is too large also its range.
 std::string expectation(const Key& key, const Field& field, const Json& value) {
   return std::visit(
@@ -111,11 +129,27 @@ std::string expectation(const Key& key, const Field& field, const Json& value) {
         using Value = std::remove_pointer_t<decltype(to)>;
         if constexpr (std::is_integral_v<Value> && !std::is_same_v<Value, bool>) {
           if (!value.is_number_integer()) return "an integer";
-          return concat("an integer from ", std::numeric_limits<Value>::min(), " to ",
-                        std::numeric_limits<Value>::max());
+          return "an integer" + range_of<Value>();
+        } else if constexpr (std::is_same_v<Value, std::vector<int>>) {
+          const Json* item = misfit(*to, value);
+          return item != nullptr && item->is_number_integer() ? "integers" + range_of<int>()
+                                                              : "a list of integers";
         } else {
           return concat(key.type == "text" ? "" : "a ", key.type);
         }
+      },
+      field);
+}
+
+// "integer 4", or of a list what is wrong in it: "text \"2\" as item 2".
+std::string describe_misfit(const Field& field, const Json& value) {
+  return std::visit(
+      [&](auto* to) {
+        if constexpr (requires { typename std::remove_pointer_t<decltype(to)>::value_type; }) {
+          if (const Json* item = misfit(*to, value))
+            return concat(describe(*item), " as item ", item - &value[0] + 1);
+        }
+        return describe(value);
       },
       field);
 }
@@ -265,7 +299,8 @@ void assign_value(const std::string& full_name, const Place& place, const Json& 
   const Json text = quantity && value.is_number_unsigned() ? Json(value.dump()) : Json();
   const Field field = key.field(place.values);
   if (std::visit(Assign{text.is_null() ? value : text}, field)) return;
-  fail(origin, ": \"", full_name, "\" expects ", expectation(key, field, value), ", got ", describe(value),
+  fail(origin, ": \"", full_name, "\" expects ", expectation(key, field, value), ", got ",
+       describe_misfit(field, value),
        value.is_number() && key.type == "text" ? ": write it between quotes" : "", ".");
 }
 

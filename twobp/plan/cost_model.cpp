@@ -11,7 +11,7 @@ namespace twobp {
 namespace {
 
 void check_number(double value, const std::string& what) {
-  TWOBP_CHECK(std::isfinite(value) && value >= 0, what, " is ", value, ": must be finite and not negative");
+  TWOBP_CHECK(value >= 0 && value <= kMostCost, what, " is ", value, ": must be from 0 to ", kMostCost);
 }
 
 // a + (b - a) x, for every field.
@@ -69,8 +69,8 @@ void check_costs(const LayerCost& costs, const std::string& where) {
   check_number(share.stash, where + " stash bytes");
   check_number(costs.output, where + " output bytes");
   check_number(costs.input_gradient, where + " input gradient bytes");
-  TWOBP_CHECK(std::isfinite(share.forward_held) && std::isfinite(share.p1_held), where,
-              " bytes held after forward or backward-p1 are not finite");
+  TWOBP_CHECK(std::abs(share.forward_held) <= kMostCost && std::abs(share.p1_held) <= kMostCost, where,
+              " bytes held after forward or backward-p1 are beyond ", kMostCost);
 }
 
 }  // namespace

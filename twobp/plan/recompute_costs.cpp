@@ -30,7 +30,6 @@ LayerCost recomputed(const LayerCost& plain, double input, bool in_p1, bool in_p
   }
   share.forward_peak = std::max(share.forward_peak, share.forward_held);
   share.p1_peak = std::max({0.0, share.p1_peak, share.p1_held});
-  share.p2_peak = std::max(0.0, share.p2_peak);
   return costs;
 }
 

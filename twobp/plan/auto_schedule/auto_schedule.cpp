@@ -19,10 +19,10 @@ constexpr double kSame = 1e-12;          // relative: a smaller gain is none
 constexpr double kBoundRounding = 1e-9;  // relative: sums in another order
 
 struct Budget {
-  int rules = 0;          // of list scheduling
-  int starts = 0;         // of local search
-  double op_updates = 0;  // that local search may make: a move costs one for each op
-  long most_iterations = 0;
+  int rules;          // of list scheduling
+  int starts;         // of local search
+  double op_updates;  // that local search may make: a move costs one for each op
+  long most_iterations;
 };
 
 Budget budget_of(SearchEffort effort, int tasks) {

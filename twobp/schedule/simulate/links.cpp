@@ -12,8 +12,8 @@ namespace twobp {
 namespace {
 
 void check_speed(double latency, double bytes_per_second, const std::string& what) {
-  TWOBP_CHECK(std::isfinite(latency) && latency >= 0, what, ": latency is ", latency,
-              ", must be finite and not negative");
+  TWOBP_CHECK(latency >= 0 && latency <= kMostCost, what, ": latency is ", latency, ", must be from 0 to ",
+              kMostCost);
   TWOBP_CHECK(std::isfinite(bytes_per_second) && bytes_per_second >= 0, what, ": bytes_per_second is ",
               bytes_per_second, ", must be finite and not negative (0: no limit)");
 }

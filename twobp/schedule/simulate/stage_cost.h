@@ -22,6 +22,9 @@ struct LayerShare {
   double gradient_bytes = 0;  // of its weights: data parallelism sums them; read only with buckets
 };
 
+// The largest cost in seconds or bytes, far beyond use. Sums over all ops stay finite.
+inline constexpr double kMostCost = 1e18;
+
 // Seconds (or any unit) that one stage takes for a micro-batch, and bytes (or any unit) that it holds for
 // one.
 struct StageCost {
