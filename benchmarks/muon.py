@@ -1,10 +1,10 @@
 """Muon beside AdamW: the time of the update at a step's end, and the held-out loss after equal time on real text.
 
-    muon.py PROGRAM time [--repeat 5] [--config configs/bench_llama.json]
+    muon.py PROGRAM time [--repeat 5] [--config configs/bench_llama.json] [--micro-batches 8] [--micro-batch-size 4]
     muon.py PROGRAM loss [--seconds 300] [--lrs 1e-3,3e-3] [--text 'docs/*.md'] [--dim 256]
 
-`time` takes turns between the two. `loss` gives each the same seconds of training at each learning rate, and compares the best: text is read as
-bytes, and a tenth of it is held out. Each time also shows what a step and its update took."""
+`time` takes turns between the two. Muon's update costs the same for any batch, so its share of a step falls with the tokens of a step. `loss` gives each the same seconds of training at each learning rate, and compares the best: text is read as
+bytes, and a tenth of it is held out."""
 import argparse
 import json
 import pathlib
@@ -24,7 +24,7 @@ def bench(options, folder, optimizer):
     """The rows of both schedules."""
     out = folder / "rows.json"
     run(options, "bench", options.config, "--schedules", "1f1b@fill,zb-v@placed", "--repeat", 1, "--steps", options.steps, "--json", out,
-        "--set", f"optimizer.type={optimizer}")
+        "--micro-batches", options.micro_batches, "--set", f"optimizer.type={optimizer}", f"pipeline.micro_batch_size={options.micro_batch_size}")
     return json.loads(out.read_text())["rows"]
 
 
@@ -34,6 +34,8 @@ def time(options, folder):
         for optimizer in OPTIMIZERS:
             for row in bench(options, folder, optimizer):
                 rows.setdefault((row["schedule"].partition("@")[0], optimizer), []).append(row)
+    tokens = next(iter(rows.values()))[0]
+    print(f"{tokens['tokens_per_second'] * tokens['step_seconds']:.0f} tokens a step")
     print(f"{'schedule':<10}{'optimizer':<11}{'step ms':>9}{'(min - max)':>20}   update ms by rank     slowest / step")
     for schedule in SCHEDULES:
         for optimizer in OPTIMIZERS:
@@ -86,6 +88,8 @@ def main():
     parser.add_argument("--config", default="configs/bench_llama.json")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--micro-batch-size", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--lrs", default="1e-3,3e-3")
     parser.add_argument("--text", default="docs/*.md")

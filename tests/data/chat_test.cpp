@@ -42,7 +42,9 @@ class Chats : public test::WithTokenizers {
     WithTokenizers::SetUp();
     folder_.write("tokenizer.json", test::byte_tokenizer().dump());
     static const bool missing =
-        std::system((test::absolute_python() + " -c 'import transformers' 2> /dev/null").c_str()) != 0;
+        std::system((test::absolute_python() + " -c \"import importlib.util, sys; "
+                                               "sys.exit(importlib.util.find_spec('transformers') is None)\"")
+                        .c_str()) != 0;
     if (missing) GTEST_SKIP() << "Python has no transformers";
   }
   std::string tokenizer(const std::string& chat_template) {
@@ -114,10 +116,10 @@ TEST_F(Chats, AreWhatIsTrainedOn) {
   }
   // u:hi a:yes, then a:no u:a, then padding. The first turn of the second chat has nothing before it.
   EXPECT_EQ(targets, "......yes\n.:no\n.........");
-  data.text = folder_.write("b.jsonl", good + "\n" + line(json::array({message("user", "hi")})));
-  expect_error([&] { open_data(data, model, 1); }, {"b.jsonl:4", "no turn of the assistant"});
-  data.text = folder_.write("c.jsonl", good + R"({"messages": "text"})");
-  expect_error([&] { open_data(data, model, 1); }, {"c.jsonl:3", "is a text", "chats"});
+  data.text = folder_.write("b.jsonl", R"({"messages": "text"})"
+                                       "\n\n" +
+                                           good);
+  expect_error([&] { open_data(data, model, 1); }, {"b.jsonl:3", "is a chat", "texts"});
   data.text = folder_.path("a.jsonl");
   data.packing = "stream";
   expect_error([&] { open_data(data, model, 1); }, {"chats", "data.packing"});

@@ -194,6 +194,10 @@ TEST(OpenDocuments, OfLinesAsBytes) {
   const DataSplit split = open_data(held_out, keeps_apart(), 1);
   EXPECT_EQ(row_of(split.held_out->read({0}, 0), "input_ids", 0)[0], 'k') << "documents from the end";
   const DataSplit stream = open_data(config_of(path, "stream"), ModelInput{}, 1);
+  ModelInput masked;
+  masked.kind = InputKind::kMaskedTokens;
+  masked.vocab = kMaskedByteVocab;
+  EXPECT_EQ(open_data(config_of(path, "stream"), masked, 1).train->size(), 2) << "of six bytes each";
   EXPECT_EQ(row_of(stream.train->read({0}, 0), "input_ids", 0),
             (Numbers{'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}));
 }

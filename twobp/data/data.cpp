@@ -93,11 +93,12 @@ void check_enough(const LongRow& row, const DataConfig& data, const TextShape& s
               samples == 1 ? "." : ", or set data.held_out to 0.");
 }
 
-constexpr const char* kTextFiles = ".txt";
-
-// Whether samples are made of documents that are kept apart.
-bool packs_documents(const DataConfig& data) {
-  return !data.text.empty() && data.packing != "stream";
+std::vector<std::string> text_files(const DataConfig& data) {
+  std::vector<std::string> files = matching_files(data.text, "data.text", ".txt");
+  TWOBP_CHECK(data.field == DataConfig().field || std::any_of(files.begin(), files.end(), has_records),
+              "data.field is \"", data.field, "\", but no file of data.text (", data.text,
+              ") is .jsonl or .parquet: remove it.");
+  return files;
 }
 
 DocumentRow byte_documents(const DataConfig& data, const std::vector<std::string>& files) {
@@ -156,7 +157,7 @@ void check_byte_vocab(const ModelInput& model, int64_t bytes) {
 
 std::shared_ptr<const DocumentRow> open_documents(const DataConfig& data, const ModelInput& model,
                                                   const TextShape& shape) {
-  const std::vector<std::string> files = matching_files(data.text, "data.text", kTextFiles);
+  const std::vector<std::string> files = text_files(data);
   const std::string tokenizer = tokenizer_of(data, model);
   if (tokenizer.empty()) check_byte_vocab(model, shape.bytes);
   return std::make_shared<const DocumentRow>(tokenizer.empty()
@@ -184,8 +185,8 @@ std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelInput& mo
 
 std::shared_ptr<Dataset> open_tokenized(const DataConfig& data, const ModelInput& model,
                                         const std::string& tokenizer, const TextShape& shape) {
-  const TokenizedText text = tokenize_text(matching_files(data.text, "data.text", kTextFiles), tokenizer,
-                                           data.cache, model.vocab, data.end_of_text);
+  const TokenizedText text =
+      tokenize_text(text_files(data), tokenizer, data.cache, model.vocab, data.end_of_text);
   auto tokens =
       std::make_shared<TokenDataset>("data.text", text.files, text.type, shape.sequence, model.vocab);
   check_enough(*tokens, data, shape, "data.text", "tokens");
@@ -205,11 +206,9 @@ std::shared_ptr<Dataset> open_tokens(const DataConfig& data, const ModelInput& m
 std::shared_ptr<Dataset> open_text(const DataConfig& data, const ModelInput& model, const TextShape& shape,
                                    uint64_t seed) {
   if (!data.text.empty()) {
-    const std::vector<std::string> files = matching_files(data.text, "data.text", kTextFiles);
+    const std::vector<std::string> files = text_files(data);
     if (std::any_of(files.begin(), files.end(), has_records))
       return open_stream(data, *open_documents(data, model, shape), shape);
-    TWOBP_CHECK(data.field == DataConfig().field, "data.field is \"", data.field,
-                "\", but no file of data.text (", data.text, ") is .jsonl or .parquet: remove it.");
     const std::string tokenizer = tokenizer_of(data, model);
     return tokenizer.empty() ? open_bytes(data, model, shape) : open_tokenized(data, model, tokenizer, shape);
   }
@@ -249,12 +248,16 @@ std::shared_ptr<Dataset> open_next_token(const DataConfig& data, const ModelInpu
   return open_text(data, model, text_shape(data, /*masked=*/false), seed);
 }
 
-std::shared_ptr<Dataset> open_fields(const DataConfig& data, const ModelInput& model, uint64_t seed) {
-  if (!data.arrays.empty()) return std::make_shared<FieldDataset>(data.arrays, model.fields);
-  return std::make_shared<UnshiftedLabels>(open_text(data, model, text_shape(data, /*masked=*/false), seed));
+DataSplit open_tokens_to_predict(const DataConfig& data, const ModelInput& model, uint64_t seed) {
+  if (data.text.empty() || data.packing == "stream")
+    return hold_out(open_next_token(data, model, seed), data.held_out);
+  return open_packed(data, open_documents(data, model, text_shape(data, /*masked=*/false)));
 }
 
-DataSplit unshifted(DataSplit split) {
+DataSplit open_fields(const DataConfig& data, const ModelInput& model, uint64_t seed) {
+  if (!data.arrays.empty())
+    return hold_out(std::make_shared<FieldDataset>(data.arrays, model.fields), data.held_out);
+  DataSplit split = open_tokens_to_predict(data, model, seed);
   for (auto* part : {&split.train, &split.held_out}) {
     if (*part) *part = std::make_shared<UnshiftedLabels>(*part);
   }
@@ -295,19 +298,13 @@ DataSplit open_data(const DataConfig& data, const ModelInput& model, uint64_t se
   check_data(data, model);
   switch (model.kind) {
     case InputKind::kTokens:
-      if (packs_documents(data))
-        return open_packed(data, open_documents(data, model, text_shape(data, /*masked=*/false)));
-      return hold_out(open_next_token(data, model, seed), data.held_out);
+      return open_tokens_to_predict(data, model, seed);
     case InputKind::kMaskedTokens:
       return hold_out(open_masked(data, model, seed), data.held_out);
     case InputKind::kImages:
       return open_images(data, model, seed);
     case InputKind::kFields:
-      return in_whole_micro_batches(
-          packs_documents(data)
-              ? unshifted(open_packed(data, open_documents(data, model, text_shape(data, false))))
-              : hold_out(open_fields(data, model, seed), data.held_out),
-          model);
+      return in_whole_micro_batches(open_fields(data, model, seed), model);
     case InputKind::kVectors:
       return hold_out(std::make_shared<SyntheticVectors>(kSyntheticSamples, data.sequence, model.width, seed),
                       data.held_out);

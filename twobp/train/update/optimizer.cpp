@@ -1,14 +1,16 @@
 #include "twobp/train/update/optimizer.h"
 
+#include <algorithm>
+
 #include "twobp/core/check.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 
 namespace twobp {
 
 Optimizer::Optimizer(const OptimizerConfig& config, const std::vector<Item>& items) : config_(config) {
-  const bool muon = config.type == "muon";
-  TWOBP_CHECK(muon || config.type == "adamw" || config.type == "adam" || config.type == "sgd",
-              "unknown optimizer '", config.type, "'");
+  const std::vector<std::string> known = {"adamw", "adam", "sgd", "muon"};
+  TWOBP_CHECK(std::find(known.begin(), known.end(), config.type) != known.end(), "unknown optimizer '",
+              config.type, "'");
   // The fused kernels read it on the device of the weights.
   const at::Device device = items.empty() ? at::kCPU : items.front().parameter->master.device();
   count_ = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));
@@ -19,8 +21,7 @@ Optimizer::Optimizer(const OptimizerConfig& config, const std::vector<Item>& ite
     group.stages.push_back(stage);
     group.values.push_back(parameter->master);
     group.grads.push_back(parameter->grad);
-    if (muon || config.type != "sgd" || config.momentum > 0)
-      group.first.push_back(at::zeros_like(parameter->master));
+    if (config.type != "sgd" || config.momentum > 0) group.first.push_back(at::zeros_like(parameter->master));
     if (adam(group)) group.second.push_back(at::zeros_like(parameter->master));
     group.steps.push_back(count_);
   }
