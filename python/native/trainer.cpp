@@ -432,6 +432,7 @@ class PyTrainer {
   }
 
   void draw() {
+    const auto drawn = std::move(drawn_);  // once, also if the file cannot be written
     const Variant& variant = trainer_->variant();
     const Pipeline& pipeline = trainer_->pipeline();
     Trace trace;
@@ -440,13 +441,12 @@ class PyTrainer {
     trace.facts = {
         {"micro-batches", concat(trainer_->micro_batches(), ", of ", micro_batch_size(), " samples each")},
         {"layers", std::to_string(pipeline.model().layers.size())}};
-    trace.steps = drawn_->reports();
+    trace.steps = drawn->reports();
     const StepSetup setup = make_setup(pipeline, variant, trainer_->micro_batches());
     TracedRun run{setup.schedule, profiled_costs(pipeline.stage_profiles()), {}};
     for (const int64_t cap : pipeline.caps(setup)) run.cap_per_rank.push_back(static_cast<double>(cap));
     trace.run = std::move(run);
     write_trace_file(drawn_to_, timeline_html(trace));
-    drawn_.reset();
   }
 
   py::dict to_dict(const StepResult& result) const {

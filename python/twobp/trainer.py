@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import fnmatch
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from twobp.watch import Watch
 if TYPE_CHECKING:
     from twobp.capture import Captured
 
+MOST_LR = 1e6
 SECTIONS = ("pipeline", "train")  # whose keys are arguments of a trainer; those of the optimizer are its own
 
 
@@ -90,7 +92,7 @@ class Trainer:
             config["optimizer"]["groups"] = _used_groups(config["optimizer"]["groups"], self._captured)
         else:
             config["model"] = dict(model)
-        self._native = _native.Trainer(json.dumps(config), graph, constants, self._example, weights, _process_group())
+        self._native = _native.Trainer(_as_json(config), graph, constants, self._example, weights, _process_group())
         self._shapes = {_shape(self._example)}
         self._watch = Watch(module, set(self._captured.buffers)) if module is not None else None
 
@@ -100,6 +102,8 @@ class Trainer:
         `batch`: a dict of tensors, the global batch: micro_batches (times data_parallel) as many samples as the example, or fewer at the end
         of an epoch. Or a list of micro-batches. Raises twobp.Error for a batch of other keys, dtypes or sizes, a batch without a counted
         target, and a loss or gradient that is not finite; KeyboardInterrupt for Ctrl-C."""
+        if lr is not None and (isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0 <= lr < MOST_LR):
+            raise Error(f"lr is {lr!r}, but must be a number from 0 to {MOST_LR:g}")
         return StepResult(**self._native.step(self._cut(batch), lr))
 
     def evaluate(self, batches_: Iterable[Batch | Sequence[Batch]]) -> Evaluation:
@@ -129,6 +133,11 @@ class Trainer:
         """Replaces all weights and buffers. The optimizer's state stays. Raises twobp.Error for missing or unknown names, for other
         shapes, and for other values of a tensor that training never changes."""
         given = state
+        for name, tensor in state.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise Error(f"the state's {name} is a {type(tensor).__name__}, but must be a tensor")
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise Error(f"the state's {name} has numbers that are not finite, so that no step can follow")
         if self._module is not None:
             own = self._native.weights()
             unknown = state.keys() - self._module.state_dict().keys()
@@ -181,6 +190,9 @@ class Trainer:
 
     def timeline(self, path: str | os.PathLike) -> None:
         """Draws the next step as an HTML page, which is written when the step ends."""
+        folder = os.path.dirname(os.path.abspath(path))
+        if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+            raise Error(f"timeline: cannot write into {folder}: give a path in a folder that exists")
         self._native.timeline(os.fspath(path))
 
     @property
@@ -281,12 +293,29 @@ def by_section(settings: Mapping) -> dict[str, dict]:
 
 def _config(settings: Mapping, optimizer: AdamW | Adam | Muon | SGD, example: Batch) -> dict:
     """The configuration with an object for each section."""
+    if not hasattr(optimizer, "settings"):
+        raise Error(f"optimizer is a {type(optimizer).__name__}, but must be twobp.AdamW(...), Adam, Muon or SGD")
     config = by_section(settings)
     config["optimizer"] = optimizer.settings()
     samples = next(iter(example.values())).shape[0]
     if config["pipeline"].setdefault("micro_batch_size", samples) != samples:
         raise Error(f"micro_batch_size is {config['pipeline']['micro_batch_size']}, but the example has {samples} samples: leave it out")
     return config
+
+
+def _as_json(config: dict) -> str:
+    """Numbers of numpy and torch count as those of Python. Raises Error for what the configuration cannot hold."""
+    def plain(value):
+        if hasattr(value, "item"):
+            return value.item()
+        raise Error(f"a setting is {value!r}, a {type(value).__name__}: give a number, a text, or a list of these")
+
+    try:
+        return json.dumps(config, default=plain, allow_nan=False)
+    except ValueError as error:
+        wrong = [f"{key} is {value}" for keys in config.values() if isinstance(keys, dict) for key, value in keys.items()
+                 if isinstance(value, float) and not math.isfinite(value)]
+        raise Error(f"{', '.join(wrong) or error}: give a finite number") from error
 
 
 def _process_group() -> str:
@@ -305,15 +334,22 @@ def _capture(module: torch.nn.Module, example: Batch, loss_fn: Callable | None, 
 def _parts(captured: Captured) -> tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """graph.json, the constants, and the weights with the buffers that training changes."""
     return (json.dumps(captured.graph), {name: tensor.contiguous() for name, tensor in captured.constants.items()},
-            {name: tensor.detach().contiguous() for name, tensor in {**captured.parameters, **captured.buffers}.items()})
+            {name: tensor.detach().contiguous() for name, tensor in {**captured.parameters, **captured.buffers}.items()
+             if name in captured.buffers or name in _read(captured)})
+
+
+def _read(captured: Captured) -> set[str]:
+    """The parameters that the loss depends on."""
+    read = set()
+    for layer in captured.graph["layers"]:
+        for name in layer["parameters"]:
+            read.update(name if isinstance(name, list) else [name])  # a list: the parts of one packed weight
+    return read
 
 
 def _used_groups(groups: list[str], captured: Captured) -> list[str]:
     """Without those for parameters that the loss does not depend on. Raises Error for a pattern that matches no parameter."""
-    used = set()
-    for layer in captured.graph["layers"]:
-        for name in layer["parameters"]:
-            used.update(name if isinstance(name, list) else [name])  # a list: the parts of one packed weight
+    used = _read(captured)
     matching = [(group, fnmatch.filter(captured.parameters, group.partition(" ")[0])) for group in groups]
     for group, names in matching:
         if not names:

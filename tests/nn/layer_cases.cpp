@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 
 #include "tests/nn/reference.h"
+#include "twobp/core/random.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/documents.h"

@@ -150,6 +150,9 @@ class Captured:
             evaluated = chain.forward(fields, weight, interpret.Random(7), evaluate=True)[0]
             del slots
         expected, wanted, changed, in_evaluation = reference(self, fields, drawn)
+        if not torch.isfinite(expected):
+            raise CaptureError("the module's loss of the example is not finite, so that its programs cannot be compared with it. Give an example with a "
+                               "target that counts, and with finite numbers")
         _native.release_memory()  # of all the micro-batch's values, which no later step needs at once
         scale = 1 / weight if self.loss_reduction == "sum" else 1 / (weight * count)
         worst, where = 0.0, ""
@@ -159,6 +162,10 @@ class Captured:
             error = relative((torch.zeros_like(gradient) if mine is None else mine) * scale, gradient, largest * 1e-3)
             if error > worst:
                 worst, where = error, name
+        for name in gradients.keys() - wanted.keys():
+            if gradients[name].count_nonzero() > 0:
+                raise CaptureError(f"the captured programs train '{name}', which the module itself does not: its gradient is None there. Freeze it "
+                                   "(requires_grad_(False)), or use torch.no_grad() where the gradient is to stop")
         result = DryRun(relative(loss * scale, expected), worst, where, max((relative(new_buffers[n], b) for n, b in changed.items()), default=0.0),
                         relative(evaluated * scale, in_evaluation))
         limit = max(TOLERANCE.get(dtype, 2e-3) for dtype in {expected.dtype, *(p.dtype for p in self.parameters.values())})
@@ -229,12 +236,17 @@ def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list):
     """Loss, gradients and new buffers of the module itself, in training mode, and its loss in evaluation mode. The module stays as it was."""
     module, whole = captured.module, captured.whole
     state = {name: b.detach().clone() for name, b in whole.named_buffers()}
+    bound = [(path, part._buffers, key, tensor) for path, part in whole.named_modules() for key, tensor in part._buffers.items()]
     modes = {part: part.training for part in whole.modules()}
     trained = {name: p for name, p in captured.parameters.items() if p.requires_grad}
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.enable_grad(), Replay(drawn):
                 loss = whole(dict(fields))
+            for path, table, key, tensor in bound:
+                if table.get(key) is not tensor:
+                    raise CaptureError(f"the module's forward pass assigns another tensor to its buffer '{f'{path}.{key}'.removeprefix('module.')}', which "
+                                       f"programs do not see. Write into it: self.{key}.copy_(...)")
             grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
             changed = {name: captured.buffers[name].detach().clone() for name in captured.buffers}
             restore(whole, state)
@@ -242,6 +254,8 @@ def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list):
             with torch.no_grad(), KeepParameters(captured.parameters):
                 evaluated = whole(dict(fields))
         finally:
+            for _, table, key, tensor in bound:
+                table[key] = tensor
             restore(whole, state)
             for part, mode in modes.items():
                 part.training = mode
@@ -278,6 +292,11 @@ def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None,
     check_torch()
     if not isinstance(module, nn.Module):
         raise CaptureError(f"capture takes a torch.nn.Module, not {type(module).__name__}")
+    if hasattr(module, "_orig_mod") or isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        raise CaptureError(f"the module is wrapped in {type(module).__name__}. Give the module itself")
+    if isinstance(loss_fn, nn.Module) and (own := next((name for name, p in loss_fn.named_parameters() if p.requires_grad), None)):
+        raise CaptureError(f"loss_fn has the parameter '{own}', which is no part of the module, so that its trained values would be lost. Freeze it, or let the "
+                           "module hold it and return the loss")
     whole = WithLoss(module, loss_fn)
     whole.training = module.training
     parameters = {name.removeprefix("module."): p for name, p in whole.named_parameters()}
@@ -293,5 +312,27 @@ def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None,
         raise CaptureError("the module is in evaluation mode; capture takes it in training mode. Call module.train() first")
     modes = {part: part.training for part in whole.modules()}
     captured = Captured(module, whole, loss_reduction, graph, parameters, {}, {}, Cache(cache), modes)
-    captured.add_shape(example, check)
+    try:
+        captured.add_shape(example, check)
+    except _native.Error:
+        raise
+    except Exception as error:
+        raise CaptureError(f"the module uses something that capture does not know, and fails with {type(error).__name__}: {error}") from error
+    for name in graph["parameters"].keys() - trained_names(graph):
+        graph["parameters"][name]["frozen"] = True  # PyTorch, too, leaves a parameter without a gradient as it is
+    if isinstance(loss_fn, nn.Module) and (own := next((name for name in captured.buffers if name.startswith("loss_fn.")), None)):
+        raise CaptureError(f"loss_fn changes its buffer '{own.removeprefix('loss_fn.')}', which is no part of the module. Let the module hold it and return the loss")
     return captured
+
+
+def trained_names(graph: dict) -> set[str]:
+    """The parameters that some program has a gradient of."""
+    names = set()
+    for layer in graph["layers"]:
+        program = graph["shapes"][0]["programs"][layer["kind"]]
+        for unit in program["backward_p2"]:
+            for step in unit["code"]:
+                if "add_to" in step:
+                    one = layer["parameters"][step["add_to"]]
+                    names.update(one if isinstance(one, list) else [one])
+    return names

@@ -129,7 +129,10 @@ def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
     try:
         with causal_attention_without_mask(fields), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own
-            program = torch.export.export(whole, (fields,), strict=False).run_decompositions({})
+            program = torch.export.export(whole, (fields,), strict=False)
+            inline_grad_mode(program.graph_module)  # what follows forgets where gradients stop
+            program.graph_module.recompile()
+            program = program.run_decompositions({})
     except CaptureError:
         raise
     except Exception as error:
@@ -208,7 +211,6 @@ def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor]) -> F
 
 def clean(graph_module: fx.GraphModule) -> None:
     """Takes out what only checks or copies, and writes dropout as our operator and activations and norms as one operator each."""
-    inline_grad_mode(graph_module)
     graph = graph_module.graph
     for node in list(graph.nodes):
         if node.op != "call_function":

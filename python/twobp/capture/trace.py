@@ -58,7 +58,7 @@ class Constants:
 
 def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reduction: str | None, frozen: set[str]) -> Traced:
     """Raises CaptureError."""
-    with refusing_prints():
+    with refusing_prints(), refusing_own_backward():
         forward = export.export(whole, fields)
     own = own_tensors(whole)
     read = {name: tensor_digest(own[name]) for one in forward.tensors if one.source == "constant" and (name := own_name(one.name, own))}
@@ -92,6 +92,31 @@ def refusing_prints():
         yield
     finally:
         builtins.print = print_
+
+
+@contextlib.contextmanager
+def refusing_own_backward():
+    """Programs differentiate what a forward pass computes, so they would not run a backward pass that the module brings along."""
+    thread, apply, register_hook = threading.get_ident(), torch.autograd.Function.__dict__["apply"], torch.Tensor.register_hook
+
+    def checked_apply(cls, *args, **keywords):
+        if threading.get_ident() == thread and not cls.__module__.startswith("torch."):
+            raise CaptureError(f"the module's forward pass calls {cls.__qualname__}, a torch.autograd.Function, whose own backward pass would not run. Write it "
+                               "with operators that have the derivative that you want, such as x + (y - x).detach() for y with the derivative of x")
+        return apply.__get__(None, cls)(*args, **keywords)
+
+    def checked_hook(tensor, hook):
+        if threading.get_ident() == thread:
+            caller = sys._getframe(1)
+            raise CaptureError(f"the module's forward pass registers a hook on the gradient of a tensor ({caller.f_code.co_filename}:{caller.f_lineno}, in "
+                               f"{caller.f_code.co_name}), which would not run. Remove it, or make it depend on torch.compiler.is_exporting()")
+        return register_hook(tensor, hook)
+
+    torch.autograd.Function.apply, torch.Tensor.register_hook = classmethod(checked_apply), checked_hook
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply, torch.Tensor.register_hook = apply, register_hook
 
 
 def programs_of(layers: list[Layer], frozen: set[str]) -> tuple[list[dict], list[int], list[Packed], list[list[torch.Tensor]]]:
