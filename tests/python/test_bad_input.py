@@ -96,6 +96,88 @@ def test_a_parameter_that_evaluation_would_change_stays():
     assert torch.equal(module.up.weight, before) and module.training
 
 
+class Clip(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y):
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy.clamp(-0.01, 0.01)
+
+
+def hook(self, y):
+    y.register_hook(lambda dy: dy.clamp(-0.01, 0.01))
+    return y
+
+
+def assign_buffer(self, y):
+    self.scale = 0.9 * self.scale
+    return y
+
+
+@pytest.mark.parametrize("more, message", [
+    (lambda self, y: Clip.apply(y), "calls Clip, a torch.autograd.Function"), (hook, r"gradient of a tensor \(.*test_bad_input\.py:\d+, in hook\)"),
+    (assign_buffer, r"buffer 'scale'.*self\.scale\.copy_")])
+def test_what_programs_would_lose(more, message):
+    with pytest.raises(twobp.Error, match=message):
+        make(Wraps(more).train())
+    assert torch.Tensor.register_hook.__name__ == "register_hook" and "apply" in vars(torch.autograd.Function)
+
+
+class Partly(Net):
+    """Its part `down` is computed without gradients, and `unused` not at all."""
+
+    def __init__(self, without_gradient=torch.no_grad):
+        super().__init__()
+        self.out, self.unused, self.without_gradient = nn.Linear(4, 4), nn.Linear(2, 2), without_gradient
+
+    def forward(self, x):
+        y = torch.relu(self.norm(self.up(x)))
+        with self.without_gradient():
+            factor = self.down(y).sigmoid().clone()
+        return self.out(x) * factor + y.sum(-1, keepdim=True) + 0 * torch.rand(3).sum()
+
+
+def test_parameters_without_a_gradient_stay():
+    module, trainer = make(Partly().train(), optimizer=twobp.SGD(lr=0.1), ranks=1, micro_batches=1)
+    batch = {name: tensor[:4] for name, tensor in make_batch().items()}
+    before = copy.deepcopy(module.state_dict())
+    mse(module(batch["x"]), batch).backward()
+    trainer.step(batch)
+    after = trainer.state_dict()
+    for name, parameter in module.named_parameters():
+        if parameter.grad is None:
+            assert torch.equal(after[name], before[name]), name
+        else:
+            torch.testing.assert_close(after[name], before[name] - 0.1 * parameter.grad, rtol=1e-4, atol=1e-5)
+    assert module.down.weight.grad is None and module.unused.weight.grad is None
+
+
+
+def test_a_loss_with_parameters():
+    loss = nn.Module()
+    loss.p = nn.Parameter(torch.ones(4))
+    loss.forward = lambda output, batch: (loss.p * (output - batch["y"]) ** 2).mean()
+    with pytest.raises(twobp.Error, match="loss_fn has the parameter 'p'"):
+        make(loss_fn=loss)
+
+
+def test_settings_that_are_no_settings():
+    for settings, message in (({"optimizer": "adamw"}, "optimizer is a str"), ({"clip_norm": float("nan")}, "clip_norm is nan"), ({"threads": object()}, "a setting is")):
+        with pytest.raises(twobp.Error, match=message):
+            make(**settings)
+    _, trainer = make(clip_norm=torch.tensor(1.0))
+    for lr in (float("nan"), -1, True, 1e300, "a"):
+        with pytest.raises(twobp.Error, match="lr is .*, but must be a number"):
+            trainer.step(make_batch(), lr=lr)
+    with pytest.raises(twobp.Error, match="not finite"):
+        trainer.load_state_dict({name: tensor * float("nan") for name, tensor in trainer.state_dict().items()})
+    with pytest.raises(twobp.Error, match="cannot write into /nowhere"):
+        trainer.timeline("/nowhere/step.html")
+    assert trainer.step(make_batch()).step == 1
+
+
 def test_an_output_that_is_no_loss():
     with pytest.raises(twobp.Error, match=r"takes x, but not the batch's y, and no loss_fn is given"):
         make(loss_fn=None)

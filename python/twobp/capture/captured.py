@@ -147,9 +147,10 @@ class Captured:
             loss, slots, new_buffers = chain.forward(fields, weight, random)
             drawn = list(random.drawn)
             gradients = chain.backward(slots, random)
-            evaluated = chain.forward(fields, weight, interpret.Random(7), evaluate=True)[0]
+            in_order = interpret.Random(7)
+            evaluated = chain.forward(fields, weight, in_order, evaluate=True)[0]
             del slots
-        expected, wanted, changed, in_evaluation = reference(self, fields, drawn)
+        expected, wanted, changed, in_evaluation = reference(self, fields, drawn, list(in_order.drawn))
         if not torch.isfinite(expected):
             raise CaptureError("the module's loss of the example is not finite, so that its programs cannot be compared with it. Give an example with a "
                                "target that counts, and with finite numbers")
@@ -209,7 +210,7 @@ class Replay(TorchDispatchMode):
         if name == "twobp::dropout" and base == "native_dropout":
             return args[0] * results[1] * (1 / (1 - args[1])), results[1]
         drawn = results[1] if name == "twobp::dropout" else results[0] if results else None
-        if drawn is None or drawn.shape != args[0].shape and isinstance(args[0], torch.Tensor):
+        if drawn is None or isinstance(args[0], torch.Tensor) and drawn.shape != args[0].shape:
             raise CaptureError(f"the module draws random numbers by {function}, where its captured form draws by {name}")
         return args[0].copy_(drawn) if base.endswith("_") else drawn.clone()
 
@@ -232,7 +233,7 @@ class KeepParameters(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list):
+def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, evaluation_drawn: list):
     """Loss, gradients and new buffers of the module itself, in training mode, and its loss in evaluation mode. The module stays as it was."""
     module, whole = captured.module, captured.whole
     state = {name: b.detach().clone() for name, b in whole.named_buffers()}
@@ -251,7 +252,7 @@ def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list):
             changed = {name: captured.buffers[name].detach().clone() for name in captured.buffers}
             restore(whole, state)
             whole.eval()
-            with torch.no_grad(), KeepParameters(captured.parameters):
+            with torch.no_grad(), KeepParameters(captured.parameters), Replay(evaluation_drawn):
                 evaluated = whole(dict(fields))
         finally:
             for _, table, key, tensor in bound:
@@ -330,9 +331,7 @@ def trained_names(graph: dict) -> set[str]:
     names = set()
     for layer in graph["layers"]:
         program = graph["shapes"][0]["programs"][layer["kind"]]
-        for unit in program["backward_p2"]:
-            for step in unit["code"]:
-                if "add_to" in step:
-                    one = layer["parameters"][step["add_to"]]
-                    names.update(one if isinstance(one, list) else [one])
+        code = [*program["backward_p1"], *(step for unit in program["backward_p2"] for step in unit["code"])]
+        for one in (layer["parameters"][step["add_to"]] for step in code if "add_to" in step):
+            names.update(one if isinstance(one, list) else [one])
     return names

@@ -118,10 +118,10 @@ def check_hooks(module: nn.Module) -> None:
         raise CaptureError("there is a backward hook for all modules, which would not run. Remove it")
     for name, part in module.named_modules():
         if part._backward_hooks or part._backward_pre_hooks:
-            raise CaptureError(f"'{name or 'the module'}' has a backward hook, which would not run. Remove it")
+            raise CaptureError(f"'{name.removeprefix('module.') or 'the module'}' has a backward hook, which would not run. Remove it")
     for name, parameter in module.named_parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise CaptureError(f"parameter '{name}' has a gradient hook, which would not run. Remove it")
+            raise CaptureError(f"parameter '{name.removeprefix('module.')}' has a gradient hook, which would not run. Remove it")
 
 
 def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
