@@ -67,7 +67,8 @@ PackedAttention Attention::form(const Context& context, const at::Tensor& paddin
       !starts.defined() || shape_.rope.scaling != RopeScaling::kDynamic,
       "dynamic rope scaling goes by the length of a sequence, which packed documents do not have: set "
       "data.packing to none or stream");
-  return shape_.causal(shift_of(padding, packed.options()), rate_.mask(context), starts);
+  const at::TensorOptions wide = packed.options().dtype(compute_type(dtype_));
+  return shape_.causal(shift_of(padding, wide), rate_.mask(context), starts);
 }
 
 at::Tensor Attention::blind(const at::Tensor& padding, const at::Tensor& starts) const {
@@ -111,7 +112,7 @@ std::pair<at::Tensor, at::Tensor> Attention::attend(const at::Tensor& packed, co
   at::Tensor out = in_type(y, wide.scalar_type());
   at::Tensor log_sum_exp = at::empty({batch, shape_.heads, positions}, wide.options());
   const at::Tensor padding = padding_of(context, batch, positions, packed.device());
-  const PackedAttention attention = form(context, padding, wide);
+  const PackedAttention attention = form(context, padding, packed);
   packed_attention_forward(wide, attention, out, log_sum_exp);
   if (padding.defined()) out.masked_fill_(blind(padding, attention.starts), 0);
   if (!out.is_same(y)) y.copy_(out);
@@ -170,12 +171,12 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
               positions, ", ", shape_.heads * head_dim, ")");
   const at::ScalarType type = compute_type(dtype_);
   const at::Tensor padding = padding_of(context, batch, positions, packed.device());
-  const at::Tensor wide = packed.to(type);
   at::Tensor dy = as_contiguous(std::move(values[0])).to(type);
-  const PackedAttention attention = form(context, padding, wide);
+  const PackedAttention attention = form(context, padding, packed);
   if (padding.defined()) dy = dy.masked_fill(blind(padding, attention.starts), 0);
   const at::Tensor out = saved.take_p1(1).to(type);
   at::Tensor dx = exclusively_owned(packed) ? packed : at::empty(packed.sizes(), packed.options());
+  const at::Tensor wide = packed.to(type);
   at::Tensor dwide = type == dtype_ ? dx : wide;  // a wider copy may be overwritten
   packed_attention_backward(wide, attention, out, saved.take_p1(2), dy, dwide);
   if (!dwide.is_same(dx)) dx.copy_(dwide);
