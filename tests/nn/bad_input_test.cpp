@@ -94,7 +94,7 @@ TEST(BadInput, WrongLastDimension) {
   Attention attention({2, 1, 4, 10000}, at::kFloat);
   expect_forward_error(attention, x, {}, {"attention", "16", "[2, 3, 6]"});
   expect_forward_error(attention, at::zeros({3, 16}), {}, {"attention", "[3, 16]"});
-  SwiGlu swiglu;
+  GatedUnit swiglu(Gate::kSilu);
   expect_forward_error(swiglu, at::zeros({2, 3, 5}), {}, {"SwiGlu", "[2, 3, 5]"});
 }
 
@@ -117,7 +117,7 @@ TEST(BadInput, DtypesWithoutKernels) {
   const at::Tensor x = at::zeros({1, 3, 16}, at::kInt);
   RmsNorm norm("gain", 16, 1e-5, at::kInt);
   expect_forward_error(norm, x, {}, {"RmsNorm", "Int", "float32"});
-  SwiGlu swiglu;
+  GatedUnit swiglu(Gate::kSilu);
   expect_forward_error(swiglu, x, {}, {"SwiGlu", "Int", "float32"});
   CrossEntropy loss;
   expect_forward_error(loss, at::zeros({1, 3, 16}, at::kLong), {{"labels", ids({1, 2, 3})}},
@@ -137,7 +137,7 @@ TEST(BadInput, GradientThatDoesNotFit) {
   const at::Tensor short_one = at::zeros({1, 3, 16});
   RmsNorm norm("gain", 16, 1e-5, at::kFloat);
   expect_p1_error(norm, x, {}, short_one, {"RmsNorm", "[1, 3, 16]", "[2, 3, 16]"});
-  SwiGlu swiglu;
+  GatedUnit swiglu(Gate::kSilu);
   expect_p1_error(swiglu, x, {}, short_one, {"SwiGlu", "[1, 3, 16]", "[2, 3, 8]"});
   Linear linear({{"lin", 16}}, 16, 1, at::kFloat);
   expect_p1_error(linear, x, {}, short_one, {"lin", "[1, 3, 16]"});

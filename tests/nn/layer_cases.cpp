@@ -102,34 +102,22 @@ at::Tensor random_starts(int64_t samples, int64_t positions, uint64_t seed) {
   return starts;
 }
 
-LayerCase document_positions_case(const std::string& name, int64_t positions, int64_t dim) {
-  LayerCase c;
-  c.name = name;
-  c.make = [=](at::ScalarType dtype) {
-    return std::make_unique<LearnedPositions>("p", positions, dim, kStd, dtype);
-  };
-  c.input = sizes({positions, dim});
-  c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) {
-    return Fields{{kDocumentStarts, random_starts(samples, positions, seed)}};
-  };
-  c.reference = [=](const at::Tensor& x, const Weights& w, const Fields& fields) {
-    return x + at::embedding(w[0], at::arange(positions, at::kLong) - fields.at(kDocumentStarts));
-  };
-  c.roundings = static_cast<double>(positions) + 4;  // the sum over documents and samples
-  return c;
-}
-
-LayerCase positions_case(const std::string& name, int64_t positions, int64_t dim) {
+LayerCase positions_case(const std::string& name, int64_t positions, int64_t dim, bool documents = false) {
   LayerCase c;
   c.name = name;
   c.make = [=](at::ScalarType dtype) {
     return std::make_unique<LearnedPositions>("p", positions + 2, dim, kStd, dtype);
   };
   c.input = sizes({positions, dim});
-  c.reference = [=](const at::Tensor& x, const Weights& w, const Fields&) {
-    return x + w[0].narrow(0, 0, positions);
+  c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) {
+    return documents ? Fields{{kDocumentStarts, random_starts(samples, positions, seed)}} : Fields{};
   };
-  c.roundings = 4;  // the sum over the samples
+  c.reference = [=](const at::Tensor& x, const Weights& w, const Fields& fields) {
+    const at::Tensor all = at::arange(positions, at::kLong);
+    return x + at::embedding(w[0], documents ? all - fields.at(kDocumentStarts) : all);
+  };
+  // The sum over the samples, and over their documents.
+  c.roundings = 4 + static_cast<double>(documents ? positions : 0);
   return c;
 }
 
@@ -192,25 +180,17 @@ LayerCase attention_case(const std::string& name, const AttentionShape& shape, i
   return c;
 }
 
-LayerCase swiglu_case(const std::string& name, int64_t positions, int64_t cols) {
-  LayerCase c;
-  c.name = name;
-  c.make = [](at::ScalarType) { return std::make_unique<SwiGlu>(); };
-  c.input = sizes({positions, 2 * cols});
-  c.reference = [](const at::Tensor& x, const Weights&, const Fields&) { return reference::swiglu(x); };
-  c.roundings = 20;  // exp within 4 ulp (8 roundings) and fewer than 12 operations
-  return c;
-}
-
-LayerCase geglu_case(const std::string& name, Gate gate, int64_t positions, int64_t cols) {
+LayerCase gated_case(const std::string& name, Gate gate, int64_t positions, int64_t cols) {
   LayerCase c;
   c.name = name;
   c.make = [=](at::ScalarType) { return std::make_unique<GatedUnit>(gate); };
   c.input = sizes({positions, 2 * cols});
   c.reference = [=](const at::Tensor& x, const Weights&, const Fields&) {
+    if (gate == Gate::kSilu) return reference::swiglu(x);
     return at::gelu(x.narrow(-1, 0, cols), gate == Gate::kGelu ? "none" : "tanh") * x.narrow(-1, cols, cols);
   };
-  c.roundings = 44;  // as GELU, and the products
+  // SiLU: exp within 4 ulp (8 roundings) and fewer than 12 operations. Else as GELU, and the products.
+  c.roundings = gate == Gate::kSilu ? 20 : 44;
   return c;
 }
 
@@ -314,9 +294,10 @@ LayerCase nested_case(const std::string& name, int64_t positions, int64_t dim, i
   LayerCase c;
   c.name = name;
   c.make = [=](at::ScalarType dtype) -> std::unique_ptr<Layer> {
-    auto branch = make_sequential(std::make_unique<RmsNorm>("g0", dim, kEps, dtype),
-                                  linear({{"gate", hidden}, {"up", hidden}}, dim, dtype),
-                                  std::make_unique<SwiGlu>(), linear({{"down", dim}}, hidden, dtype));
+    auto branch =
+        make_sequential(std::make_unique<RmsNorm>("g0", dim, kEps, dtype),
+                        linear({{"gate", hidden}, {"up", hidden}}, dim, dtype),
+                        std::make_unique<GatedUnit>(Gate::kSilu), linear({{"down", dim}}, hidden, dtype));
     return make_sequential(std::make_unique<Residual>(std::move(branch)),
                            std::make_unique<Residual>(linear({{"w", dim}}, dim, dtype)),
                            std::make_unique<RmsNorm>("g1", dim, kEps, dtype));
@@ -392,17 +373,17 @@ const std::vector<LayerCase>& layer_cases() {
       attention_case("AttentionDocuments", {4, 2, 6, {100}}, 7, false, true),
       attention_case("AttentionDocumentsLarge", {4, 2, 18, {10000}}, 133, false, true),
       attention_case("AttentionDocumentsInWindowsPadded", {4, 2, 6, {100}, -1, 20}, 70, true, true),
-      document_positions_case("LearnedPositionsOfDocuments", 9, 5),
+      positions_case("LearnedPositionsOfDocuments", 9, 5, true),
       attention_case("AttentionScaledAndCapped", {4, 2, 6, {100}, -1, 0, 0.7, 1.5}, 5),
       attention_case("AttentionInterleaved", {3, 3, 6, {100}, 2, 0, 0, 0, true}, 5),
       attention_case("AttentionOfAllKinds", {2, 2, 18, {100}, 8, 70, 0.3, 2.5, true}, 133, true),
       query_key_norm_case("QueryKeyNorm", {4, 2, 5, false}, 3, GainForm::kWeight),
       query_key_norm_case("QueryKeyNormWhole", {2, 1, 5, true}, 3, GainForm::kOnePlusWeight),
       query_key_norm_case("QueryKeyNormLarge", {3, 1, 18, false}, 65, GainForm::kWeight),
-      swiglu_case("SwiGlu", 3, 5),
-      geglu_case("GeGlu", Gate::kGelu, 3, 5),
-      geglu_case("GeGluTanhLarge", Gate::kGeluTanh, 65, 137),
-      swiglu_case("SwiGluLarge", 65, 137),
+      gated_case("SwiGlu", Gate::kSilu, 3, 5),
+      gated_case("GeGlu", Gate::kGelu, 3, 5),
+      gated_case("GeGluTanhLarge", Gate::kGeluTanh, 65, 137),
+      gated_case("SwiGluLarge", Gate::kSilu, 65, 137),
       cross_entropy_case("CrossEntropy", 3, 7),
       cross_entropy_case("CrossEntropyLarge", 65, 131),
       cross_entropy_case("CrossEntropyScaledAndCapped", 3, 7, {0.6, 1.5}),

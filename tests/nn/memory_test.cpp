@@ -65,7 +65,7 @@ TEST(Memory, RmsNormKeepsNothingAfterI) {
 
 // dx overwrites x.
 TEST(Memory, SwiGluNeedsNoRoomForItsGradient) {
-  SwiGlu layer;
+  GatedUnit layer(Gate::kSilu);
   expect_numbers(layer, {kBatch, kPositions, 2 * 7}, {kBatch, kPositions, 7}, {}, {kRows * 2 * 7, 0, 0});
 }
 

@@ -82,7 +82,7 @@ struct Case {
 };
 
 const Case kCases[] = {
-    {"SwiGlu", 320, 160, false, [] { return std::make_unique<SwiGlu>(); }},
+    {"SwiGlu", 320, 160, false, [] { return std::make_unique<GatedUnit>(Gate::kSilu); }},
     {"Attention", 320, 160, false,
      [] {
        return std::make_unique<Attention>(AttentionShape{4, 2, 40, {}}, at::kDouble);

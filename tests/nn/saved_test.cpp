@@ -111,7 +111,7 @@ TEST(Saved, UntilP1GoesBeforeTheLayersBelowRun) {
   auto probe = std::make_unique<Probe>();
   Probe& bottom = *probe;
   auto model = make_sequential(std::move(probe), std::make_unique<RmsNorm>("g", 6, 1e-5, at::kFloat),
-                               std::make_unique<SwiGlu>());
+                               std::make_unique<GatedUnit>(Gate::kSilu));
   make_parameters(*model);
   MicroBatch micro_batch(*model);
   LiveBytes bytes;

@@ -31,7 +31,7 @@ std::vector<ThreadCase> thread_cases() {
   const BidirectionalAttentionShape encoder{3, 18};
   return {
       {"RmsNorm", [] { return std::make_unique<RmsNorm>("g", 515, 1e-5, at::kFloat); }, {201, 515}, {}},
-      {"SwiGlu", [] { return std::make_unique<SwiGlu>(); }, {201, 514}, {}},
+      {"SwiGlu", [] { return std::make_unique<GatedUnit>(Gate::kSilu); }, {201, 514}, {}},
       {"CrossEntropy",
        [] { return std::make_unique<CrossEntropy>(); },
        {201, 515},

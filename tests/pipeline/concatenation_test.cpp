@@ -31,7 +31,7 @@ ModelSpec block_by_layers() {
   };
   add("norm", [] { return std::make_unique<RmsNorm>("norm", kDim, 1e-5, at::kFloat); });
   add("gate_up", linear("gate_up", 2 * kHidden, kDim));
-  add("swiglu", [] { return std::make_unique<SwiGlu>(); });
+  add("swiglu", [] { return std::make_unique<GatedUnit>(Gate::kSilu); });
   add("down", linear("down", kDim, kHidden));
   add("loss", [] { return std::make_unique<SquaredError>(); });
   return model;

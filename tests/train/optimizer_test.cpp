@@ -158,20 +158,24 @@ TEST(Optimizer, RefusesGroups) {
   };
   for (const auto& [text, why] : wrong) {
     config.groups = {text};
-    test::expect_error([&] { check_groups(config); }, {"optimizer.groups", text, why, "*.bias"});
+    test::expect_error([&] { ParameterGroups groups(config); }, {"optimizer.groups", text, why, "*.bias"});
   }
   config.groups = {"gian weight_decay=0"};
-  check_groups(config);
-  test::expect_error([&] { check_groups(config, {"matrix", "gain"}); }, {"gian", "did you mean \"gain\""});
+  test::expect_error(
+      [&] {
+        ParameterGroups(config).check({"matrix", "gain"});
+      },
+      {"gian", "did you mean \"gain\""});
   config.groups = {"q lr_scale=0"};
   const Parameter packed({{"q", 2}, {"k", 2}}, {4, 3}, at::kFloat, 1.0);
-  test::expect_error([&] { rule_of(config, packed, true); }, {"stored as one weight"});
+  test::expect_error([&] { ParameterGroups(config).rule_of(packed, true); }, {"stored as one weight"});
   config.type = "muon";
   config.groups = {"gain rule=sgd"};
-  test::expect_error([&] { check_groups(config); }, {"rule other than"});
+  test::expect_error([&] { ParameterGroups groups(config); }, {"rule other than"});
   config.groups = {"gain rule=muon"};
   const Parameter gain({{"gain", 2}}, {2}, at::kFloat, 1.0);
-  test::expect_error([&] { rule_of(config, gain, false); }, {"gain", "1 dimensions", "leave it to adamw"});
+  test::expect_error([&] { ParameterGroups(config).rule_of(gain, false); },
+                     {"gain", "1 dimensions", "leave it to adamw"});
 }
 
 TEST(Optimizer, RefusesAnUnknownType) {

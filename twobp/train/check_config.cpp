@@ -45,7 +45,7 @@ void check_device(const Config& config) {
 }
 
 void check_optimizer(const OptimizerConfig& optimizer) {
-  check_groups(optimizer);
+  const ParameterGroups groups(optimizer);  // throws for entries that are none
   const OptimizerConfig usual;
   const bool sgd = optimizer.type == "sgd";
   const char* const adam = "optimizer.type \"adam\", \"adamw\" or \"muon\"";

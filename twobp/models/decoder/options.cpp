@@ -13,10 +13,6 @@
 namespace twobp {
 namespace {
 
-int cyclic(const std::vector<int>& list, int64_t layer, int otherwise) {
-  return list.empty() ? otherwise : list[static_cast<size_t>(layer) % list.size()];
-}
-
 RopeSettings rope_settings(const DecoderOptions& o, bool local) {
   RopeSettings rope;
   rope.theta = local ? o.rope_local_theta : o.rope_theta;
@@ -158,6 +154,10 @@ DecoderOptions filled_in(const DecoderFamily& family, DecoderOptions o) {
 
 int64_t rotary_dims(const DecoderFamily& family, const DecoderOptions& o) {
   return family.rotary ? static_cast<int64_t>(static_cast<double>(o.head_dim) * o.rope_part) : 0;
+}
+
+int cyclic(const std::vector<int>& list, int64_t layer, int otherwise) {
+  return list.empty() ? otherwise : list[static_cast<size_t>(layer) % list.size()];
 }
 
 AttentionShape attention_shape(const DecoderFamily& family, const DecoderOptions& o, int64_t layer) {

@@ -63,6 +63,9 @@ DecoderOptions filled_in(const DecoderFamily& family, DecoderOptions options);
 // Throws Error for contradictions between options.
 void check_decoder(const DecoderFamily& family, const DecoderOptions& options);
 
+// A layer's entry of a cyclic list; `otherwise` if the list is empty.
+int cyclic(const std::vector<int>& list, int64_t layer, int otherwise);
+
 // The shape of a layer's attention. The options are filled in.
 AttentionShape attention_shape(const DecoderFamily& family, const DecoderOptions& options, int64_t layer);
 

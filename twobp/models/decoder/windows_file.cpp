@@ -35,8 +35,7 @@ std::vector<int> period_of(const std::vector<int>& all, int usual) {
 
 std::vector<int> repeated(const std::vector<int>& list, int64_t layers, int usual) {
   std::vector<int> all;
-  for (int64_t i = 0; i < layers; ++i)
-    all.push_back(list.empty() ? usual : list[static_cast<size_t>(i) % list.size()]);
+  for (int64_t i = 0; i < layers; ++i) all.push_back(cyclic(list, i, usual));
   return all;
 }
 

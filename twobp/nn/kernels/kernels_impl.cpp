@@ -4,6 +4,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "twobp/nn/kernels/gated_rows.h"
 #include "twobp/nn/kernels/kernels.h"
 #include "twobp/nn/kernels/vector_math.h"
 
@@ -254,38 +255,18 @@ void softmax_backward(const ScoreBlock<T>& block, T* scores, T* dp, const T* log
 }
 
 template <typename S, typename T = Compute<S>>
-void swiglu_forward(const S* __restrict x, int64_t stride, S* __restrict act, int64_t rows, int64_t cols) {
-  for (int64_t r = 0; r < rows; ++r, x += stride, act += cols) {
-    const S* __restrict g = x;
-    const S* __restrict u = x + cols;
-#pragma omp simd
-    for (int64_t c = 0; c < cols; ++c) {
-      const T gate = load(g[c]);
-      store(act[c], gate * sigmoid(gate) * load(u[c]));
-    }
-  }
+void swiglu_forward(const S* x, int64_t stride, S* act, int64_t rows, int64_t cols) {
+  gated_rows<T>(x, stride, act, rows, cols, [](T gate, T up) { return gate * sigmoid(gate) * up; });
 }
 
 template <typename S, typename T = Compute<S>>
-void swiglu_backward(const S* x, int64_t stride, const S* __restrict dact, S* dx, int64_t dx_stride,
-                     int64_t rows, int64_t cols) {
-  for (int64_t r = 0; r < rows; ++r, x += stride, dx += dx_stride, dact += cols) {
-    const S* g = x;
-    const S* u = x + cols;
-    S* dg = dx;
-    S* du = dx + cols;
-    // dg and du may overwrite g and u: no iteration reads what another writes.
-#pragma omp simd
-    for (int64_t c = 0; c < cols; ++c) {
-      const T gate = load(g[c]);
-      const T up = load(u[c]);
-      const T dy = load(dact[c]);
-      const T s = sigmoid(gate);
-      const T silu = gate * s;
-      store(dg[c], dy * up * (s + silu * (T(1) - s)));
-      store(du[c], dy * silu);
-    }
-  }
+void swiglu_backward(const S* x, int64_t stride, const S* dact, S* dx, int64_t dx_stride, int64_t rows,
+                     int64_t cols) {
+  gated_rows_backward<T>(x, stride, dact, dx, dx_stride, rows, cols, [](T gate, T up, T dy) {
+    const T s = sigmoid(gate);
+    const T silu = gate * s;
+    return GatedGradient<T>{dy * up * (s + silu * (T(1) - s)), dy * silu};
+  });
 }
 
 template <typename S, typename T = Compute<S>>

@@ -20,9 +20,4 @@ class GatedUnit : public Layer {
   Gate gate_;
 };
 
-class SwiGlu : public GatedUnit {
- public:
-  SwiGlu() : GatedUnit(Gate::kSilu) {}
-};
-
 }  // namespace twobp

@@ -14,8 +14,9 @@ Optimizer::Optimizer(const OptimizerConfig& config, const std::vector<Item>& ite
   // The fused kernels read it on the device of the weights.
   const at::Device device = items.empty() ? at::kCPU : items.front().parameter->master.device();
   count_ = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));
+  const ParameterGroups groups(config);
   for (const auto& [parameter, stage, hidden] : items) {
-    Group& group = group_of(rule_of(config, *parameter, hidden));
+    Group& group = group_of(groups.rule_of(*parameter, hidden));
     const MemoryMeter::Scope scope(stage, MemoryCategory::kOptimizer);
     group.parameters.push_back(parameter);
     group.stages.push_back(stage);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <optional>
 #include <sstream>
 #include <string_view>
 #include <system_error>
@@ -14,13 +13,6 @@
 namespace twobp {
 namespace {
 
-// An entry of optimizer.groups. What it does not mention stays as it is.
-struct Group {
-  std::string pattern;
-  std::optional<double> weight_decay, lr_scale;
-  std::optional<bool> muon;
-};
-
 std::optional<double> number_from_0(std::string_view text) {
   double number = 0;
   const auto [last, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -28,7 +20,9 @@ std::optional<double> number_from_0(std::string_view text) {
   return valid && number >= 0 && number <= 1e6 ? std::optional(number) : std::nullopt;
 }
 
-Group parse_group(const std::string& text, const OptimizerConfig& config) {
+}  // namespace
+
+ParameterGroups::Group ParameterGroups::parse(const std::string& text, bool of_muon) {
   const auto refuse = [&](const std::string& why) {
     fail("optimizer.groups: \"", text, "\" ", why,
          ": write a pattern and what its parameters get, such as \"*.bias weight_decay=0 lr_scale=0.1\"");
@@ -45,7 +39,7 @@ Group parse_group(const std::string& text, const OptimizerConfig& config) {
     const std::string value = equals < word.size() ? word.substr(equals + 1) : "";
     if (key == "rule") {
       if (value != "adamw" && value != "muon") refuse("has a rule other than adamw and muon");
-      if (config.type != "muon") refuse("has a rule, but optimizer.type is not \"muon\"");
+      if (!of_muon) refuse("has a rule, but optimizer.type is not \"muon\"");
       group.muon = value == "muon";
       continue;
     }
@@ -60,27 +54,25 @@ Group parse_group(const std::string& text, const OptimizerConfig& config) {
   return group;
 }
 
-}  // namespace
-
-void check_groups(const OptimizerConfig& config) {
-  for (const std::string& text : config.groups) parse_group(text, config);
+ParameterGroups::ParameterGroups(const OptimizerConfig& config)
+    : muon_(config.type == "muon"), weight_decay_(config.weight_decay) {
+  for (const std::string& text : config.groups) groups_.push_back(parse(text, muon_));
 }
 
-void check_groups(const OptimizerConfig& config, const std::vector<std::string>& names) {
-  for (const std::string& text : config.groups) {
-    const std::string pattern = parse_group(text, config).pattern;
-    const bool used = std::any_of(names.begin(), names.end(),
-                                  [&](const std::string& name) { return matches_pattern(name, pattern); });
-    TWOBP_CHECK(used, "optimizer.groups: no parameter is called \"", pattern, "\": did you mean \"",
-                nearest(pattern, names), "\"? Patterns may have * and ?.");
+void ParameterGroups::check(const std::vector<std::string>& names) const {
+  for (const Group& group : groups_) {
+    const bool used = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+      return matches_pattern(name, group.pattern);
+    });
+    TWOBP_CHECK(used, "optimizer.groups: no parameter is called \"", group.pattern, "\": did you mean \"",
+                nearest(group.pattern, names), "\"? Patterns may have * and ?.");
   }
 }
 
-ParameterRule rule_of(const OptimizerConfig& config, const Parameter& parameter, bool hidden) {
+ParameterRule ParameterGroups::rule_of(const Parameter& parameter, bool hidden) const {
   const auto of = [&](const std::string& name) {
-    ParameterRule rule{config.type == "muon" && hidden, parameter.decays() ? config.weight_decay : 0, 1};
-    for (const std::string& text : config.groups) {
-      const Group group = parse_group(text, config);
+    ParameterRule rule{muon_ && hidden, parameter.decays() ? weight_decay_ : 0, 1};
+    for (const Group& group : groups_) {
       if (!matches_pattern(name, group.pattern)) continue;
       rule.muon = group.muon.value_or(rule.muon);
       rule.weight_decay = group.weight_decay.value_or(rule.weight_decay);

@@ -2,6 +2,7 @@
 // none if it is a bias or norm gain, unless optimizer.groups says otherwise for its name.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,13 +19,30 @@ struct ParameterRule {
   bool operator==(const ParameterRule&) const = default;
 };
 
-// Throws Error for entries that are not PATTERN KEY=VALUE...
-void check_groups(const OptimizerConfig& config);
-// Throws Error if a pattern matches none of the names.
-void check_groups(const OptimizerConfig& config, const std::vector<std::string>& names);
+// The entries of optimizer.groups, in order.
+class ParameterGroups {
+ public:
+  // Throws Error for entries that are not PATTERN KEY=VALUE...
+  explicit ParameterGroups(const OptimizerConfig& config);
 
-// `hidden`: a matrix between the embedding and the model's last matrix, which Muon takes. Throws Error if the
-// parts of a packed weight get different rules, and if a group gives Muon what is no matrix.
-ParameterRule rule_of(const OptimizerConfig& config, const Parameter& parameter, bool hidden);
+  // Throws Error if a pattern matches none of the names.
+  void check(const std::vector<std::string>& names) const;
+  // `hidden`: a matrix between the embedding and the model's last matrix, which Muon takes. Throws Error if
+  // the parts of a packed weight get different rules, and if a group gives Muon what is no matrix.
+  ParameterRule rule_of(const Parameter& parameter, bool hidden) const;
+
+ private:
+  // What an entry does not mention stays as it is.
+  struct Group {
+    std::string pattern;
+    std::optional<double> weight_decay, lr_scale;
+    std::optional<bool> muon;
+  };
+  static Group parse(const std::string& text, bool of_muon);
+
+  bool muon_;
+  double weight_decay_;
+  std::vector<Group> groups_;
+};
 
 }  // namespace twobp

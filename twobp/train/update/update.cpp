@@ -29,7 +29,7 @@ Update::Update(Pipeline& pipeline, const OptimizerConfig& config, double clip_no
                int64_t bucket_bytes)
     : pipeline_(pipeline), clip_norm_(clip_norm), timeout_(timeout) {
   first_rank_ = pipeline.world().local_ranks().front();
-  check_groups(config, find_weights());
+  ParameterGroups(config).check(find_weights());
   optimizers_.resize(pipeline.ranks());
   averages_.resize(pipeline.ranks());
   reducers_.resize(pipeline.ranks());

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "twobp/nn/kernels/encoder/encoder_kernels.h"
+#include "twobp/nn/kernels/gated_rows.h"
 #include "twobp/nn/kernels/vector_math.h"
 
 namespace twobp {
@@ -170,17 +171,8 @@ void gelu_backward(const S* x, const S* dy, S* dx, S* act, int64_t n, GeluForm f
 }
 
 template <typename S, typename T, typename Form>
-void geglu_forward_as(const S* __restrict x, int64_t stride, S* __restrict act, int64_t rows, int64_t cols,
-                      Form form) {
-  for (int64_t r = 0; r < rows; ++r, x += stride, act += cols) {
-    const S* __restrict g = x;
-    const S* __restrict u = x + cols;
-#pragma omp simd
-    for (int64_t c = 0; c < cols; ++c) {
-      const T gate = load(g[c]);
-      store(act[c], gate * form(gate).gate * load(u[c]));
-    }
-  }
+void geglu_forward_as(const S* x, int64_t stride, S* act, int64_t rows, int64_t cols, Form form) {
+  gated_rows<T>(x, stride, act, rows, cols, [=](T gate, T up) { return gate * form(gate).gate * up; });
 }
 
 template <typename S, typename T = Compute<S>>
@@ -193,24 +185,12 @@ void geglu_forward(const S* x, int64_t stride, S* act, int64_t rows, int64_t col
 }
 
 template <typename S, typename T, typename Form>
-void geglu_backward_as(const S* x, int64_t stride, const S* __restrict dact, S* dx, int64_t dx_stride,
-                       int64_t rows, int64_t cols, Form form) {
-  for (int64_t r = 0; r < rows; ++r, x += stride, dx += dx_stride, dact += cols) {
-    const S* g = x;
-    const S* u = x + cols;
-    S* dg = dx;
-    S* du = dx + cols;
-    // dg and du may overwrite g and u: no iteration reads what another writes.
-#pragma omp simd
-    for (int64_t c = 0; c < cols; ++c) {
-      const T gate = load(g[c]);
-      const T up = load(u[c]);
-      const T dy = load(dact[c]);
-      const Factors<T> factors = form(gate);
-      store(dg[c], dy * up * factors.slope);
-      store(du[c], dy * gate * factors.gate);
-    }
-  }
+void geglu_backward_as(const S* x, int64_t stride, const S* dact, S* dx, int64_t dx_stride, int64_t rows,
+                       int64_t cols, Form form) {
+  gated_rows_backward<T>(x, stride, dact, dx, dx_stride, rows, cols, [=](T gate, T up, T dy) {
+    const Factors<T> factors = form(gate);
+    return GatedGradient<T>{dy * up * factors.slope, dy * gate * factors.gate};
+  });
 }
 
 template <typename S, typename T = Compute<S>>
