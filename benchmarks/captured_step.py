@@ -69,14 +69,18 @@ def spread(values: list[float]) -> str:
     return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+def options_of(doc: str, models: tuple[str, ...]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(models), choices=models)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main():
+    options = options_of(__doc__, MODELS)
     torch.set_num_threads(1)
     print(f"{options.layers} layers of width {options.width}, sequence {SEQUENCE}, {options.samples} samples, one thread")
     for name in options.models:

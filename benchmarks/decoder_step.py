@@ -4,7 +4,6 @@ eager step of the same model (forward, backward, fused AdamW), and with our step
 
     PYTHONPATH=build/release/python benchmarks/decoder_step.py [--models qwen3 gemma2] [--layers 8] [--rounds 7]
 """
-import argparse
 import statistics
 import tempfile
 import time
@@ -13,7 +12,7 @@ import torch
 import transformers
 
 import twobp
-from captured_step import VOCABULARY, Eager, batch_of, spread
+from captured_step import VOCABULARY, Eager, batch_of, options_of, spread
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gemma2", "gemma3_text", "smollm3", "gpt2", "gpt_neox", "granite",
             "stablelm", "starcoder2")
@@ -37,13 +36,7 @@ def split_by_hand(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> two
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(FAMILIES), choices=FAMILIES)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--samples", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
+    options = options_of(__doc__, FAMILIES)
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     batch = batch_of("decoder", options.samples)

@@ -213,7 +213,9 @@ class PyTrainer {
     });
     py::dict out;
     out["loss"] = result.loss;
-    out["targets"] = make_batch(micro_batches, trainer_->pipeline().model().count_targets).targets;
+    out["targets"] = trainer_->world().replicas == 1
+                         ? batch.targets
+                         : make_batch(micro_batches, trainer_->pipeline().model().count_targets).targets;
     out["right"] = result.right ? py::object(py::int_(*result.right)) : py::none();
     return out;
   }

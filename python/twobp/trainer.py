@@ -333,18 +333,16 @@ def _capture(module: torch.nn.Module, example: Batch, loss_fn: Callable | None, 
 
 def _parts(captured: Captured) -> tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """graph.json, the constants, and the weights with the buffers that training changes."""
+    read = _read(captured)
+    weights = {**{name: tensor for name, tensor in captured.parameters.items() if name in read}, **captured.buffers}
     return (json.dumps(captured.graph), {name: tensor.contiguous() for name, tensor in captured.constants.items()},
-            {name: tensor.detach().contiguous() for name, tensor in {**captured.parameters, **captured.buffers}.items()
-             if name in captured.buffers or name in _read(captured)})
+            {name: tensor.detach().contiguous() for name, tensor in weights.items()})
 
 
 def _read(captured: Captured) -> set[str]:
     """The parameters that the loss depends on."""
-    read = set()
-    for layer in captured.graph["layers"]:
-        for name in layer["parameters"]:
-            read.update(name if isinstance(name, list) else [name])  # a list: the parts of one packed weight
-    return read
+    from twobp.capture.captured import parameter_names
+    return parameter_names(captured.graph["layers"])
 
 
 def _used_groups(groups: list[str], captured: Captured) -> list[str]:

@@ -7,7 +7,7 @@ import inspect
 import itertools
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -326,12 +326,16 @@ def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None,
     return captured
 
 
+def parameter_names(layers: list[dict], of: Callable[[dict], Iterable] = lambda layer: layer["parameters"]) -> set[str]:
+    """The names among the parameters of the layers that `of` chooses. A packed weight has a list of them."""
+    return {name for layer in layers for one in of(layer) for name in (one if isinstance(one, list) else [one])}
+
+
 def trained_names(graph: dict) -> set[str]:
     """The parameters that some program has a gradient of."""
-    names = set()
-    for layer in graph["layers"]:
+    def trained(layer: dict) -> Iterable:
         program = graph["shapes"][0]["programs"][layer["kind"]]
         code = [*program["backward_p1"], *(step for unit in program["backward_p2"] for step in unit["code"])]
-        for one in (layer["parameters"][step["add_to"]] for step in code if "add_to" in step):
-            names.update(one if isinstance(one, list) else [one])
-    return names
+        return (layer["parameters"][step["add_to"]] for step in code if "add_to" in step)
+
+    return parameter_names(graph["layers"], trained)

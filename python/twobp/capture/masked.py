@@ -12,6 +12,7 @@ from .own_operators import aten
 
 SOFTMAX = {aten.softmax.int, aten._softmax.default}
 CASTS = {aten.to.dtype, aten._to_copy.default, aten.contiguous.default, aten.clone.default}
+SCALES = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar}
 FILLS = {aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.where.self, aten.where.ScalarOther}
 LEAST = -1e9  # a score of this or less counts nothing beside others, and scores beside it are lost in rounding
 
@@ -77,7 +78,7 @@ def before_mask(node: fx.Node, trained: set[fx.Node]) -> tuple[fx.Node, float] |
     if node.target in CASTS:
         return first, 1.0
     number = node.args[1] if len(node.args) > 1 else None
-    if node.target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar) and isinstance(number, (int, float)) and number > 0:
+    if node.target in SCALES and isinstance(number, (int, float)) and number > 0:
         return first, float(number) if node.target in (aten.mul.Tensor, aten.mul.Scalar) else 1 / number
     if node.target is aten.add.Tensor and not node.kwargs and isinstance(number, fx.Node):
         for scores, mask in ((first, number), (number, first)):
@@ -105,7 +106,7 @@ def fill_of(node: fx.Node) -> float | None:
 
 def mask_of(graph: fx.Graph, product: fx.Node, path: list[fx.Node]) -> fx.Node | None:
     """What the path does to a score of 0, of a shape that the masks spread over: it is added to scaled scores."""
-    if all(node.target in CASTS or node.target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar) for node in path):
+    if all(node.target in CASTS | SCALES for node in path):
         return None
     value = product.meta["val"]
     mask = graph.call_function(aten.zeros.default, ([1, 1, 1, 1],), {"dtype": value.dtype, "device": value.device})
