@@ -38,8 +38,6 @@ TEST(Bench, RowsHaveAllKeys) {
     EXPECT_LT(row.at("product_share").get<double>(), 1);
     EXPECT_GT(row.at("product_gflops").get<double>(), 0);
     EXPECT_GT(row.at("p2_gflops").get<double>(), 0);
-    EXPECT_LT(row.at("p2_gflops").get<double>(), row.at("product_gflops").get<double>() * 3)
-        << "in W's seconds";
     for (const auto& idle : row.at("idle_fraction")) {
       EXPECT_GE(idle.get<double>(), 0);
       EXPECT_LE(idle.get<double>(), 1);
