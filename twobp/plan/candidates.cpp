@@ -145,7 +145,7 @@ bool admits(const ScheduleSource& source, const Shape& shape, int micro_batches,
   if (twobp::admits(schedule, shape.stages, shape.ranks, micro_batches)) return true;
   try {
     check_size(shape.stages, micro_batches);
-    named_schedule(schedule).generate(shape.stages, shape.ranks, micro_batches);
+    named_schedule(schedule).generate(shape.stages, shape.ranks, micro_batches, 1);
     reasons.add(concat("schedule '", schedule, "' does not admit ", micro_batches, " micro-batches on ",
                        shape.ranks, " ranks"));
   } catch (const Error& error) {  // the error gives the reason
@@ -158,7 +158,7 @@ bool admits(const ScheduleSource& source, const Shape& shape, int micro_batches,
 
 std::vector<std::string> planned_schedules() {
   std::vector<std::string> names;
-  std::set<Schedule (*)(int, int, int)> generators;
+  std::set<Schedule (*)(int, int, int, int)> generators;
   for (const NamedSchedule& schedule : named_schedules()) {
     if (generators.insert(schedule.generate).second) names.emplace_back(schedule.name);
   }

@@ -16,10 +16,14 @@
 namespace twobp {
 
 const std::vector<NamedSchedule>& named_schedules() {
-  const auto naive_of = [](int stages, int, int m) { return naive(stages, m); };
-  const auto gpipe_of = [](int stages, int, int m) { return gpipe(stages, m); };
-  const auto one_f_one_b = [](int stages, int, int m) { return one_forward_one_backward(stages, m); };
-  const auto eager_of = [](int stages, int, int m) { return eager_one_forward_one_backward(stages, m); };
+  const auto naive_of = [](int stages, int, int m, int k) { return naive(stages, m, k); };
+  const auto gpipe_of = [](int stages, int, int m, int k) { return gpipe(stages, m, k); };
+  const auto one_f_one_b = [](int stages, int, int m, int k) {
+    return one_forward_one_backward(stages, m, k);
+  };
+  const auto eager_of = [](int stages, int, int m, int k) {
+    return eager_one_forward_one_backward(stages, m, k);
+  };
   static const std::vector<NamedSchedule> kNamed = {
       {.name = "naive",
        .what = "one micro-batch after the other",
@@ -47,12 +51,12 @@ const std::vector<NamedSchedule>& named_schedules() {
        .placement = Placement::kLooped},
       {.name = "zb-h1",
        .what = "1f1b with W in the waits, at 1f1b's memory",
-       .generate = [](int stages, int, int m) { return zb_h1(stages, m); },
+       .generate = [](int stages, int, int m, int k) { return zb_h1(stages, m, k); },
        .places_p2 = true,
        .micro_batches_per_rank = 2},
       {.name = "zb-h2",
        .what = "zero bubble, at almost twice 1f1b's memory",
-       .generate = [](int stages, int, int m) { return zb_h2(stages, m); },
+       .generate = [](int stages, int, int m, int k) { return zb_h2(stages, m, k); },
        .places_p2 = true,
        .micro_batches_per_rank = 2},
       {.name = "interleaved-zb",
@@ -81,11 +85,12 @@ const std::vector<NamedSchedule>& named_schedules() {
        .micro_batches_per_rank = 2},
       {.name = "dualpipe-v",
        .what = "V of two stages a rank, F and B in pairs; M >= 2N",
-       .generate = dualpipe_v,
+       .generate = [](int stages, int ranks, int m, int) { return dualpipe_v(stages, ranks, m); },
        .placement = Placement::kV,
        .places_p2 = true,
        .micro_batches_per_rank = 2,
-       .takes = [](int ranks, int m) { return m / 2 >= ranks; }},
+       .takes = [](int ranks, int m) { return m / 2 >= ranks; },
+       .takes_slices = false},
   };
   return kNamed;
 }
@@ -117,16 +122,24 @@ int default_micro_batches(std::string_view name, int stages, int ranks) {
   return std::max(1, named_schedule(name).micro_batches_per_rank * ranks);
 }
 
+namespace {
+
+bool is_small_enough(int64_t stages, int64_t micro_batches, int64_t slices) {
+  return stages * micro_batches <= kMostSlots && stages * micro_batches * slices <= kMostSlots;
+}
+
+}  // namespace
+
 std::vector<P2Policy> policies_of(std::string_view name) {
   std::vector<P2Policy> policies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill};
   if (named_schedule(name).places_p2) policies.push_back(P2Policy::kPlaced);
   return policies;
 }
 
-bool admits(std::string_view name, int stages, int ranks, int micro_batches) {
+bool admits(std::string_view name, int stages, int ranks, int micro_batches, int slices) {
   const NamedSchedule& entry = named_schedule(name);
-  return micro_batches >= 1 && int64_t{stages} * micro_batches <= kMostSlots &&
-         placement_fits(entry.placement, stages, ranks) &&
+  return micro_batches >= 1 && slices >= 1 && (slices == 1 || entry.takes_slices) &&
+         is_small_enough(stages, micro_batches, slices) && placement_fits(entry.placement, stages, ranks) &&
          (entry.takes == nullptr || entry.takes(ranks, micro_batches));
 }
 
@@ -143,18 +156,27 @@ std::vector<NamedVariant> named_schedules_on(const std::vector<int>& rank_of_sta
   return found;
 }
 
-void check_size(int stages, int micro_batches) {
-  TWOBP_CHECK(int64_t{stages} * micro_batches <= kMostSlots, "a schedule of ", stages, " stages and ",
-              micro_batches, " micro-batches is too large: stages x micro-batches may be ", kMostSlots,
-              " at most");
+void check_size(int stages, int micro_batches, int slices) {
+  if (slices == 1) {
+    TWOBP_CHECK(is_small_enough(stages, micro_batches, 1), "a schedule of ", stages, " stages and ",
+                micro_batches, " micro-batches is too large: stages x micro-batches may be ", kMostSlots,
+                " at most");
+  }
+  TWOBP_CHECK(is_small_enough(stages, micro_batches, slices), "a schedule of ", stages, " stages, ",
+              micro_batches, " micro-batches and ", slices,
+              " slices is too large: stages x micro-batches x slices may be ", kMostSlots, " at most");
 }
 
-Schedule make_schedule(std::string_view name, int stages, int micro_batches, P2Policy policy, int ranks) {
+Schedule make_schedule(std::string_view name, int stages, int micro_batches, P2Policy policy, int ranks,
+                       int slices) {
   if (ranks == 0) ranks = default_ranks(name, stages);
   const NamedSchedule& entry = named_schedule(name);
   place_stages(entry.placement, stages, ranks);  // throws unless they divide as the placement requires
-  check_size(stages, micro_batches);
-  Schedule schedule = entry.generate(stages, ranks, micro_batches);
+  TWOBP_CHECK(slices >= 1, "schedule '", name, "' needs at least 1 slice, got ", slices);
+  TWOBP_CHECK(slices == 1 || entry.takes_slices, "schedule '", name, "' has no form with slices, got ",
+              slices, ": use another schedule, or 1 slice");
+  check_size(stages, micro_batches, slices);
+  Schedule schedule = entry.generate(stages, ranks, micro_batches, slices);
   schedule.name = name;
   schedule = add_communication(apply_p2_policy(std::move(schedule), policy));
   validate(schedule);

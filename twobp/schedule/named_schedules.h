@@ -17,12 +17,13 @@ struct NamedSchedule {
   std::string_view what;  // a line for --help
   // Makes F and B, or F, I and W if `places_p2`. Checks stages, ranks and micro-batches; errors say what it
   // admits.
-  Schedule (*generate)(int stages, int ranks, int micro_batches);
+  Schedule (*generate)(int stages, int ranks, int micro_batches, int slices);
   Placement placement = Placement::kLinear;
   bool places_p2 = false;          // places W itself (zero bubble)
   int micro_batches_per_rank = 1;  // the default M is this times N; 0: M = 1
   // Whether the generator takes this many micro-batches on this many ranks. Null: any number from 1 on.
   bool (*takes)(int ranks, int micro_batches) = nullptr;
+  bool takes_slices = true;  // see Schedule
 };
 
 // In the order of --help: naive, gpipe, 1f1b, the paper's presets 1f1b-1 (M = N) and 1f1b-2 (M = 2N), which
@@ -40,14 +41,15 @@ int default_micro_batches(std::string_view name, int stages, int ranks = 0);
 // The policies that it can have: off, end, cooldown, fill, and placed if it places W itself.
 std::vector<P2Policy> policies_of(std::string_view name);
 
-// The most micro-batches of stages, stages x M, that make_schedule takes: more would not fit into memory.
+// The most slices of micro-batches of stages, stages x M x k, that make_schedule takes: more would not fit
+// into memory.
 inline constexpr int64_t kMostSlots = int64_t{1} << 26;
 
 // Throws Error above kMostSlots.
-void check_size(int stages, int micro_batches);
+void check_size(int stages, int micro_batches, int slices = 1);
 
 // Whether make_schedule takes these numbers, under any of policies_of. Throws Error for an unknown name.
-bool admits(std::string_view name, int stages, int ranks, int micro_batches);
+bool admits(std::string_view name, int stages, int ranks, int micro_batches, int slices = 1);
 
 struct NamedVariant {
   std::string_view name;
@@ -58,9 +60,11 @@ struct NamedVariant {
 std::vector<NamedVariant> named_schedules_on(const std::vector<int>& rank_of_stage, int micro_batches);
 
 // The named schedule, ready to run: generator, p2 policy, sends and receives, validated. `ranks` 0:
-// default_ranks. Throws Error for an unknown name (it suggests the nearest), and for stages, ranks or
-// micro-batches that the schedule does not admit.
-Schedule make_schedule(std::string_view name, int stages, int micro_batches, P2Policy policy, int ranks = 0);
+// default_ranks. With `slices` k, each of the micro-batches is cut into k, and the schedule has k times as
+// many (see Schedule). Throws Error for an unknown name (it suggests the nearest), and for stages, ranks,
+// micro-batches or slices that the schedule does not admit.
+Schedule make_schedule(std::string_view name, int stages, int micro_batches, P2Policy policy, int ranks = 0,
+                       int slices = 1);
 // forward_only, ready to run.
 Schedule make_forward_schedule(const std::vector<int>& rank_of_stage, int micro_batches);
 

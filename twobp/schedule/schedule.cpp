@@ -29,13 +29,18 @@ bool is_receive(Op op) {
   return op == Op::kRecvForward || op == Op::kRecvBackward;
 }
 
-std::string to_string(const Instruction& instruction) {
+std::string micro_batch_name(int micro_batch, int slices) {
+  if (slices == 1) return std::to_string(micro_batch);
+  return concat(micro_batch / slices, '.', micro_batch % slices);
+}
+
+std::string to_string(const Instruction& instruction, int slices) {
   std::string text = std::to_string(instruction.stage);
   text += op_name(instruction.op);
-  text += std::to_string(instruction.micro_batch);
+  text += micro_batch_name(instruction.micro_batch, slices);
   if (instruction.count != 1) {
     text += '-';
-    text += std::to_string(instruction.micro_batch + instruction.count - 1);
+    text += micro_batch_name(instruction.micro_batch + instruction.count - 1, slices);
   }
   return text;
 }

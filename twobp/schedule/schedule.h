@@ -39,8 +39,10 @@ struct Instruction {
   bool operator==(const Instruction&) const = default;
 };
 
-// "0F3"; a range is "0W0-3".
-std::string to_string(const Instruction& instruction);
+// "3", or "1.2" with slices.
+std::string micro_batch_name(int micro_batch, int slices);
+// "0F3"; a range is "0W0-3". With slices, "0F1.2" is slice 2 of micro-batch 1.
+std::string to_string(const Instruction& instruction, int slices = 1);
 
 // The time when W runs; see apply_p2_policy.
 enum class P2Policy : uint8_t { kOff, kEnd, kCooldown, kFill, kPlaced };
@@ -54,6 +56,11 @@ struct Schedule {
   P2Policy policy = P2Policy::kOff;
   int stages = 1;
   int micro_batches = 1;
+  // With k > 1, each micro-batch is cut along its sequence into k slices, which follow each other like
+  // micro-batches (Seq1F1B, arXiv 2406.03488). `micro_batches` and all instructions then count slices: number
+  // m k + s is slice s of micro-batch m. F runs in this order. I and W run the slices of a micro-batch last
+  // to first, because a slice's gradient needs those of the later slices, which read its keys and values.
+  int slices = 1;
   std::vector<int> rank_of_stage;               // placement; a rank owns any number of stages
   std::vector<std::vector<Instruction>> ranks;  // the instructions of each rank, in order
   // Gives up micro-batch order within F, I and W of a stage, and with it bitwise equality.
@@ -65,6 +72,8 @@ struct Schedule {
   bool is_last(int stage) const { return stage + 1 == stages; }
   // False for an evaluation.
   bool has_backward() const;
+  // The micro-batch whose I and W a stage runs in this place, counted from 0; or the place of a micro-batch.
+  int backward_order(int place) const { return place / slices * slices + (slices - 1 - place % slices); }
   // With `fill`, a rank that waits for a message runs pending W.
   bool fills() const { return policy == P2Policy::kFill; }
   // Whether the policy is the only reason why W waits.

@@ -26,6 +26,9 @@ class Validator {
 
   void run() {
     check_placement();
+    TWOBP_CHECK(schedule_.slices >= 1 && schedule_.micro_batches % schedule_.slices == 0, "schedule '",
+                schedule_.name, "' has ", schedule_.micro_batches, " slices, which ", schedule_.slices,
+                " slices a micro-batch do not divide");
     const auto stages = static_cast<size_t>(schedule_.stages);
     done_.assign(stages * schedule_.micro_batches, 0);
     next_forward_.assign(stages, 0);
@@ -84,7 +87,7 @@ class Validator {
   }
 
   void check_instruction(const Instruction& instruction) {
-    const auto text = [&] { return to_string(instruction); };
+    const auto text = [&] { return to_string(instruction, schedule_.slices); };
     const int stage = instruction.stage;
     if (stage < 0 || stage >= schedule_.stages) {
       reject(text(), " names stage ", stage, ", there are ", schedule_.stages);
@@ -109,13 +112,22 @@ class Validator {
     }
   }
 
-  static std::string cell(Op op, int stage, int m) { return to_string({op, stage, m}); }
+  std::string cell(Op op, int stage, int m) const { return to_string({op, stage, m}, schedule_.slices); }
 
-  // `next` is the micro-batch that the stage must run now, if it runs its micro-batches in order.
+  // `next` is the place of the micro-batch that the stage must run now, if it runs its micro-batches in
+  // order.
   void check_order(std::vector<int>& next, Op part, Op op, int stage, int m) {
-    if (!schedule_.allow_reorder && m != next[stage]) {
-      reject(cell(op, stage, m), " comes where ", cell(part, stage, next[stage]),
-             " is due: a stage runs its ", op_name(part),
+    const int place = next[stage];
+    const int due = part == Op::kForward ? place : schedule_.backward_order(place);
+    if (schedule_.slices > 1 && m != due) {
+      reject(cell(op, stage, m), " comes where ", cell(part, stage, due), " is due: a stage runs its ",
+             op_name(part), " in the order of micro-batches, ",
+             part == Op::kForward ? "and the slices of each first to last"
+                                  : "and the slices of each last to first");
+    }
+    if (!schedule_.allow_reorder && m != due) {
+      reject(cell(op, stage, m), " comes where ", cell(part, stage, due), " is due: a stage runs its ",
+             op_name(part),
              " in micro-batch order, so that gradients are bitwise equal across schedules; set allow_reorder "
              "to give that up");
     }
@@ -221,7 +233,7 @@ class Validator {
     const Instruction wanted{receive, stage, m};
     const int from = sender_stage(wanted);
     if (!has(sender_op(receive), from, m)) {
-      reject_op(receive, stage, m, to_string(wanted),
+      reject_op(receive, stage, m, to_string(wanted, schedule_.slices),
                 " waits for a message that is never sent: ", cell(sender_op(receive), from, m),
                 " is missing on rank ", schedule_.rank_of_stage[from]);
     }
@@ -254,7 +266,8 @@ class Validator {
     std::vector<std::string> circle;
     int r = rank;
     do {
-      circle.push_back(concat("rank ", r, " at ", to_string(at(r)), " waits for rank ", waits_for(r)));
+      circle.push_back(
+          concat("rank ", r, " at ", to_string(at(r), schedule_.slices), " waits for rank ", waits_for(r)));
       r = waits_for(r);
     } while (r != rank && circle.size() < 8);
     reject_at(rank, static_cast<int>(stops[rank]), "deadlock: ", join(circle),
@@ -267,8 +280,9 @@ class Validator {
     for (int rank = 0; rank < schedule_.rank_count(); ++rank) {
       if (most[rank].messages <= options_.buffer_limit) continue;
       reject_at(rank, most[rank].index, "rank ", rank, " may have ", most[rank].messages,
-                " messages waiting when it comes to ", to_string(schedule_.ranks[rank][most[rank].index]),
-                ", the limit is ", options_.buffer_limit, ". Receive earlier, or send later");
+                " messages waiting when it comes to ",
+                to_string(schedule_.ranks[rank][most[rank].index], schedule_.slices), ", the limit is ",
+                options_.buffer_limit, ". Receive earlier, or send later");
     }
   }
 

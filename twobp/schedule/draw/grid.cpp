@@ -65,6 +65,7 @@ class TimelineGrid {
     TWOBP_CHECK(simulation.step_seconds / unit * ranks <= kMostCells, "a grid of ",
                 simulation.step_seconds / unit, " columns is too large to draw: choose a larger unit than ",
                 unit);
+    slices_ = schedule.slices;
     several_stages_a_rank_ = schedule.stages > schedule.rank_count();
     std::vector<int> stages_of_rank(schedule.ranks.size(), 0);
     for (const int rank : schedule.rank_of_stage) chunk_of_stage_.push_back(stages_of_rank[rank]++);
@@ -113,7 +114,7 @@ class TimelineGrid {
     for (const auto& op : rank.timeline) {
       std::string label = several_stages_a_rank_ ? std::to_string(op.stage) : "";
       label += op_name(op.op);
-      label += std::to_string(op.micro_batch);
+      label += micro_batch_name(op.micro_batch, slices_);
       add(op.begin, op.end, color_of(op.op, chunk_of_stage_[op.stage]), std::move(label));
     }
     // The optimizer is the busy time after the last op, before the tail.
@@ -161,6 +162,7 @@ class TimelineGrid {
   double unit_;
   double step_;
   bool several_stages_a_rank_ = false;
+  int slices_ = 1;
   std::vector<int> chunk_of_stage_;
   long columns_ = 0;
   size_t width_ = 1;
@@ -204,7 +206,7 @@ std::string draw_instructions(const Schedule& schedule, int marked_rank, int mar
       const auto& list = schedule.ranks[rank];
       if (i >= list.size()) continue;
       std::string& text = column[rank - first_rank];
-      text = to_string(list[i]);
+      text = to_string(list[i], schedule.slices);
       if (rank == marked_rank && static_cast<int>(i) == marked_index) text = ">" + text + "<";
       width = std::max(width, text.size());
     }

@@ -10,24 +10,25 @@
 namespace twobp {
 namespace {
 
-Schedule one_stage_per_rank(std::string_view name, int stages, int micro_batches) {
+Schedule one_stage_per_rank(std::string_view name, int stages, int micro_batches, int slices) {
   TWOBP_CHECK(stages >= 1, "schedule '", name, "' needs at least 1 stage, got ", stages);
-  Schedule schedule = empty_schedule(name, place_stages(Placement::kLinear, stages, stages), micro_batches);
-  for (auto& list : schedule.ranks) list.reserve(2 * static_cast<size_t>(micro_batches));
+  Schedule schedule =
+      empty_schedule(name, place_stages(Placement::kLinear, stages, stages), micro_batches, slices);
+  for (auto& list : schedule.ranks) list.reserve(2 * static_cast<size_t>(schedule.micro_batches));
   return schedule;
 }
 
 // warm_up(stage) F, then B and F in turn, then the remaining B.
 template <typename WarmUp>
-Schedule alternating(std::string_view name, int stages, int micro_batches, WarmUp&& warm_up) {
-  Schedule schedule = one_stage_per_rank(name, stages, micro_batches);
+Schedule alternating(std::string_view name, int stages, int micro_batches, int slices, WarmUp&& warm_up) {
+  Schedule schedule = one_stage_per_rank(name, stages, micro_batches, slices);
   for (int stage = 0; stage < stages; ++stage) {
     auto& list = schedule.ranks[stage];
-    const int ahead = std::min(warm_up(stage), micro_batches);
+    const int ahead = std::min(warm_up(stage) + slices - 1, schedule.micro_batches);
     for (int m = 0; m < ahead; ++m) list.push_back({Op::kForward, stage, m});
-    for (int m = 0; m < micro_batches; ++m) {
-      list.push_back({Op::kBackward, stage, m});
-      if (m + ahead < micro_batches) list.push_back({Op::kForward, stage, m + ahead});
+    for (int m = 0; m < schedule.micro_batches; ++m) {
+      list.push_back({Op::kBackward, stage, schedule.backward_order(m)});
+      if (m + ahead < schedule.micro_batches) list.push_back({Op::kForward, stage, m + ahead});
     }
   }
   return schedule;
@@ -35,34 +36,37 @@ Schedule alternating(std::string_view name, int stages, int micro_batches, WarmU
 
 }  // namespace
 
-Schedule naive(int stages, int micro_batches) {
-  Schedule schedule = one_stage_per_rank("naive", stages, micro_batches);
+Schedule naive(int stages, int micro_batches, int slices) {
+  Schedule schedule = one_stage_per_rank("naive", stages, micro_batches, slices);
   for (int stage = 0; stage < stages; ++stage) {
-    for (int m = 0; m < micro_batches; ++m) {
-      schedule.ranks[stage].push_back({Op::kForward, stage, m});
-      schedule.ranks[stage].push_back({Op::kBackward, stage, m});
+    auto& list = schedule.ranks[stage];
+    for (int first = 0; first < schedule.micro_batches; first += slices) {
+      for (int m = first; m < first + slices; ++m) list.push_back({Op::kForward, stage, m});
+      for (int m = first + slices - 1; m >= first; --m) list.push_back({Op::kBackward, stage, m});
     }
   }
   return schedule;
 }
 
-Schedule gpipe(int stages, int micro_batches) {
-  Schedule schedule = one_stage_per_rank("gpipe", stages, micro_batches);
+Schedule gpipe(int stages, int micro_batches, int slices) {
+  Schedule schedule = one_stage_per_rank("gpipe", stages, micro_batches, slices);
   for (int stage = 0; stage < stages; ++stage) {
-    for (Op op : {Op::kForward, Op::kBackward}) {
-      for (int m = 0; m < micro_batches; ++m) schedule.ranks[stage].push_back({op, stage, m});
+    auto& list = schedule.ranks[stage];
+    for (int m = 0; m < schedule.micro_batches; ++m) list.push_back({Op::kForward, stage, m});
+    for (int m = 0; m < schedule.micro_batches; ++m) {
+      list.push_back({Op::kBackward, stage, schedule.backward_order(m)});
     }
   }
   return schedule;
 }
 
-Schedule one_forward_one_backward(int stages, int micro_batches) {
+Schedule one_forward_one_backward(int stages, int micro_batches, int slices) {
   // As many as the stages from this one on can take before the first gradient comes back.
-  return alternating("1f1b", stages, micro_batches, [=](int stage) { return stages - stage; });
+  return alternating("1f1b", stages, micro_batches, slices, [=](int stage) { return stages - stage; });
 }
 
-Schedule eager_one_forward_one_backward(int stages, int micro_batches) {
-  return alternating("eager-1f1b", stages, micro_batches,
+Schedule eager_one_forward_one_backward(int stages, int micro_batches, int slices) {
+  return alternating("eager-1f1b", stages, micro_batches, slices,
                      [=](int stage) { return 2 * (stages - stage) - 1; });
 }
 
@@ -79,13 +83,16 @@ Schedule forward_only(const std::vector<int>& rank_of_stage, int micro_batches) 
   return schedule;
 }
 
-Schedule empty_schedule(std::string_view name, std::vector<int> rank_of_stage, int micro_batches) {
+Schedule empty_schedule(std::string_view name, std::vector<int> rank_of_stage, int micro_batches,
+                        int slices) {
   TWOBP_CHECK(!rank_of_stage.empty(), "schedule '", name, "' needs at least 1 stage, got 0");
   TWOBP_CHECK(micro_batches >= 1, "schedule '", name, "' needs at least 1 micro-batch, got ", micro_batches);
+  TWOBP_CHECK(slices >= 1, "schedule '", name, "' needs at least 1 slice, got ", slices);
   Schedule schedule;
   schedule.name = name;
   schedule.stages = static_cast<int>(rank_of_stage.size());
-  schedule.micro_batches = micro_batches;
+  schedule.micro_batches = micro_batches * slices;
+  schedule.slices = slices;
   schedule.ranks.resize(*std::max_element(rank_of_stage.begin(), rank_of_stage.end()) + 1);
   schedule.rank_of_stage = std::move(rank_of_stage);
   return schedule;

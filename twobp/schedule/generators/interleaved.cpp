@@ -14,19 +14,30 @@
 namespace twobp {
 namespace {
 
-Schedule looped(std::string_view name, int stages, int ranks, int micro_batches) {
-  Schedule schedule = empty_schedule(name, place_stages(Placement::kLooped, stages, ranks), micro_batches);
-  for (auto& list : schedule.ranks) list.reserve(2 * static_cast<size_t>(stages / ranks) * micro_batches);
+Schedule looped(std::string_view name, int stages, int ranks, int micro_batches, int slices) {
+  Schedule schedule =
+      empty_schedule(name, place_stages(Placement::kLooped, stages, ranks), micro_batches, slices);
+  for (auto& list : schedule.ranks) {
+    list.reserve(2 * static_cast<size_t>(stages / ranks) * schedule.micro_batches);
+  }
   return schedule;
 }
 
-int rounds_of(int ranks, int micro_batches) {
-  return std::max(1, micro_batches / ranks);
+// Whole micro-batches that have at least as many slices as there are ranks.
+int smallest_round(int ranks, int slices) {
+  return (ranks + slices - 1) / slices;
 }
 
-int largest_round(int ranks, int micro_batches) {
-  const int rounds = rounds_of(ranks, micro_batches);
-  return (micro_batches + rounds - 1) / rounds;
+int rounds_of(const Schedule& schedule) {
+  const int micro_batches = schedule.micro_batches / schedule.slices;
+  return std::max(1, micro_batches / smallest_round(schedule.rank_count(), schedule.slices));
+}
+
+// In slices.
+int largest_round(const Schedule& schedule) {
+  const int micro_batches = schedule.micro_batches / schedule.slices;
+  const int rounds = rounds_of(schedule);
+  return (micro_batches + rounds - 1) / rounds * schedule.slices;
 }
 
 struct Cell {
@@ -35,13 +46,14 @@ struct Cell {
 };
 
 // All (chunk, micro-batch): round by round, and chunk by chunk within a round.
-std::vector<Cell> depth_first(int chunks, int ranks, int micro_batches) {
-  const int rounds = rounds_of(ranks, micro_batches);
+std::vector<Cell> depth_first(int chunks, const Schedule& schedule) {
+  const int micro_batches = schedule.micro_batches / schedule.slices;
+  const int rounds = rounds_of(schedule);
   std::vector<Cell> cells;
-  cells.reserve(static_cast<size_t>(chunks) * micro_batches);
+  cells.reserve(static_cast<size_t>(chunks) * schedule.micro_batches);
   int first = 0;
   for (int round = 0; round < rounds; ++round) {
-    const int size = micro_batches / rounds + (round < micro_batches % rounds ? 1 : 0);
+    const int size = (micro_batches / rounds + (round < micro_batches % rounds ? 1 : 0)) * schedule.slices;
     for (int chunk = 0; chunk < chunks; ++chunk) {
       for (int i = 0; i < size; ++i) cells.push_back({chunk, first + i});
     }
@@ -51,23 +63,24 @@ std::vector<Cell> depth_first(int chunks, int ranks, int micro_batches) {
 }
 
 // F is `per_hop` further ahead for each rank after this one; `backward` is B or I.
-Schedule interleaved(std::string_view name, int stages, int ranks, int micro_batches, int per_hop,
+Schedule interleaved(std::string_view name, int stages, int ranks, int micro_batches, int slices, int per_hop,
                      Op backward) {
-  Schedule schedule = looped(name, stages, ranks, micro_batches);
+  Schedule schedule = looped(name, stages, ranks, micro_batches, slices);
   const int chunks = stages / ranks;
-  const std::vector<Cell> cells = depth_first(chunks, ranks, micro_batches);
-  const size_t round = largest_round(ranks, micro_batches);
+  const std::vector<Cell> cells = depth_first(chunks, schedule);
+  const size_t round = largest_round(schedule);
   for (int rank = 0; rank < ranks; ++rank) {
     auto& list = schedule.ranks[rank];
-    const size_t ahead =
-        std::min((chunks - 1) * round + static_cast<size_t>(per_hop) * (ranks - 1 - rank), cells.size());
+    const size_t ahead = std::min(
+        (chunks - 1) * round + static_cast<size_t>(per_hop) * (ranks - 1 - rank) + slices - 1, cells.size());
     for (size_t i = 0; i < cells.size() + ahead; ++i) {
       if (i < cells.size()) {
         list.push_back({Op::kForward, cells[i].chunk * ranks + rank, cells[i].micro_batch});
       }
       if (i >= ahead) {
         const Cell& cell = cells[i - ahead];
-        list.push_back({backward, (chunks - 1 - cell.chunk) * ranks + rank, cell.micro_batch});
+        list.push_back(
+            {backward, (chunks - 1 - cell.chunk) * ranks + rank, schedule.backward_order(cell.micro_batch)});
       }
     }
   }
@@ -76,24 +89,25 @@ Schedule interleaved(std::string_view name, int stages, int ranks, int micro_bat
 
 }  // namespace
 
-Schedule interleaved_one_forward_one_backward(int stages, int ranks, int micro_batches) {
-  return interleaved("interleaved-1f1b", stages, ranks, micro_batches, 2, Op::kBackward);
+Schedule interleaved_one_forward_one_backward(int stages, int ranks, int micro_batches, int slices) {
+  return interleaved("interleaved-1f1b", stages, ranks, micro_batches, slices, 2, Op::kBackward);
 }
 
-Schedule interleaved_zero_bubble(int stages, int ranks, int micro_batches) {
-  Schedule order = interleaved("interleaved-zb", stages, ranks, micro_batches, 1, Op::kBackwardP1);
-  const int most_in_flight = (stages / ranks - 1) * largest_round(ranks, micro_batches) + ranks;
+Schedule interleaved_zero_bubble(int stages, int ranks, int micro_batches, int slices) {
+  Schedule order = interleaved("interleaved-zb", stages, ranks, micro_batches, slices, 1, Op::kBackwardP1);
+  const int most_in_flight = (stages / ranks - 1) * largest_round(order) + ranks + slices - 1;
   return place_p2(std::move(order), most_in_flight);
 }
 
-Schedule looped_bfs(int stages, int ranks, int micro_batches) {
-  Schedule schedule = looped("looped-bfs", stages, ranks, micro_batches);
+Schedule looped_bfs(int stages, int ranks, int micro_batches, int slices) {
+  Schedule schedule = looped("looped-bfs", stages, ranks, micro_batches, slices);
   for (int i = 0; i < 2 * stages; ++i) {
     const bool forward = i < stages;
     const int stage = forward ? i : 2 * stages - 1 - i;
     auto& list = schedule.ranks[stage % ranks];
-    for (int m = 0; m < micro_batches; ++m) {
-      list.push_back({forward ? Op::kForward : Op::kBackward, stage, m});
+    for (int m = 0; m < schedule.micro_batches; ++m) {
+      if (forward) list.push_back({Op::kForward, stage, m});
+      if (!forward) list.push_back({Op::kBackward, stage, schedule.backward_order(m)});
     }
   }
   return schedule;

@@ -19,7 +19,9 @@ void append_lanes(Schedule& schedule, int rank, const Rhythm& rhythm, const std:
       earliest = time;
     }
     if (first == lanes.size()) return;
-    list.push_back({lanes[first].op, lanes[first].stage, next[first]++});
+    const int place = next[first]++;
+    const Op op = lanes[first].op;
+    list.push_back({op, lanes[first].stage, op == Op::kForward ? place : schedule.backward_order(place)});
   }
 }
 

@@ -16,8 +16,9 @@ void append_phases(Schedule& schedule, int rank, std::array<int, 2> stages,
       return;
     }
     int& next = step.op == Op::kForward ? forwards[step.chunk] : backwards[step.chunk];
-    const int m = next++;
-    if (m >= schedule.micro_batches) return;
+    const int place = next++;
+    if (place >= schedule.micro_batches) return;
+    const int m = step.op == Op::kForward ? place : schedule.backward_order(place);
     list.push_back({step.op, stages[step.chunk], m});
     if (step.op == Op::kBackwardP1) pending.push_back({Op::kBackwardP2, stages[step.chunk], m});
   };

@@ -62,8 +62,9 @@ class Placer {
 
   bool has_input(const Instruction& i) const {
     if (i.op == Op::kForward) return i.stage == 0 || forwards_[i.stage - 1] > i.micro_batch;
-    return i.stage + 1 == schedule_.stages ? forwards_[i.stage] > i.micro_batch
-                                           : backwards_[i.stage + 1] > i.micro_batch;
+    return i.stage + 1 == schedule_.stages
+               ? forwards_[i.stage] > i.micro_batch
+               : backwards_[i.stage + 1] > schedule_.backward_order(i.micro_batch);
   }
 
   void choose(size_t index, std::vector<Instruction>& ran) {

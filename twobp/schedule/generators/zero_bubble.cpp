@@ -55,63 +55,68 @@ void append_pattern(Schedule& schedule, int ranks, int rank, const Pattern& patt
                 {Op::kBackwardP1, lower, turn_back + i_up * up}});
 }
 
-Schedule v_shaped(std::string_view name, int stages, int ranks, int micro_batches) {
-  return empty_schedule(name, place_stages(Placement::kV, stages, ranks), micro_batches);
+Schedule v_shaped(std::string_view name, int stages, int ranks, int micro_batches, int slices) {
+  return empty_schedule(name, place_stages(Placement::kV, stages, ranks), micro_batches, slices);
 }
 
-Schedule from_pattern(std::string_view name, int stages, int ranks, int micro_batches, const Pattern& pattern,
-                      int most_in_flight) {
-  Schedule schedule = v_shaped(name, stages, ranks, micro_batches);
+// Slices are further in flight in both stages of a rank.
+Schedule from_pattern(std::string_view name, int stages, int ranks, int micro_batches, int slices,
+                      Pattern pattern, int most_in_flight) {
+  Schedule schedule = v_shaped(name, stages, ranks, micro_batches, slices);
+  pattern.delay[1] += kUnits * (slices - 1);
+  most_in_flight += 2 * (slices - 1);
   for (int rank = 0; rank < ranks; ++rank) append_pattern(schedule, ranks, rank, pattern);
   return place_p2(std::move(schedule), most_in_flight);
 }
 
 }  // namespace
 
-Schedule zb_h1(int stages, int micro_batches) {
-  return place_p2(without_p2(one_forward_one_backward(stages, micro_batches)), stages);
+Schedule zb_h1(int stages, int micro_batches, int slices) {
+  return place_p2(without_p2(one_forward_one_backward(stages, micro_batches, slices)), stages + slices - 1);
 }
 
-Schedule zb_h2(int stages, int micro_batches) {
-  return place_p2(without_p2(eager_one_forward_one_backward(stages, micro_batches)), 2 * stages - 1);
+Schedule zb_h2(int stages, int micro_batches, int slices) {
+  return place_p2(without_p2(eager_one_forward_one_backward(stages, micro_batches, slices)),
+                  2 * stages + slices - 2);
 }
 
-Schedule zb_v(int stages, int ranks, int micro_batches) {
-  Schedule schedule = v_shaped("zb-v", stages, ranks, micro_batches);
+Schedule zb_v(int stages, int ranks, int micro_batches, int slices) {
+  Schedule schedule = v_shaped("zb-v", stages, ranks, micro_batches, slices);
   const PhaseStep f0{Op::kForward, 0};
   const PhaseStep f1{Op::kForward, 1};
   const PhaseStep i0{Op::kBackwardP1, 0};
   const PhaseStep i1{Op::kBackwardP1, 1};
   // The phases need a full pipeline. Micro-batches after M are left out.
-  const int full = std::max(micro_batches, 2 * ranks - 1);
+  const int ahead = slices - 1;  // F of the slices before the one whose I comes first
+  const int full = std::max(schedule.micro_batches, 2 * ranks - 1 + ahead);
   for (int rank = 0; rank < ranks; ++rank) {
     const int after = ranks - rank;  // ranks from this one to the bottom of the V
-    schedule.ranks[rank].reserve(4 * static_cast<size_t>(micro_batches));
+    schedule.ranks[rank].reserve(4 * static_cast<size_t>(schedule.micro_batches));
     append_phases(schedule, rank, {rank, stages - 1 - rank},
                   {{2 * after - 1, {f0}},
-                   {rank, {f1, f0}},
+                   {rank + ahead, {f1, f0}},
                    {after, {f1, i1}},
-                   {full - (2 * ranks - 1 - rank), {f0, i0, f1, i1}},
+                   {full - (2 * ranks - 1 - rank) - ahead, {f0, i0, f1, i1}},
                    {after - 1, {i0, f1, i1}},
-                   {rank, {i0, i1}},
+                   {rank + ahead, {i0, i1}},
                    {after, {i0}}});
   }
-  return place_p2(std::move(schedule), 2 * ranks);
+  return place_p2(std::move(schedule), 2 * (ranks + ahead));
 }
 
 // The hops are the smallest with lifetimes (from F down to I up, and from F up to I down) that add up to the
 // same sum on every rank: 6N units here and 4N below. Divided by the period, these sums are the limits. The
 // delays are the smallest that keep a rank's four ops apart modulo the period.
-Schedule v_half(int stages, int ranks, int micro_batches) {
+Schedule v_half(int stages, int ranks, int micro_batches, int slices) {
   const Pattern pattern =
       ranks % 2 == 0 ? Pattern{{1, 2, 1, 2}, {3, 1, 3}} : Pattern{{1, 2, 1, 2}, {0, 0, 1}};
-  return from_pattern("v-half", stages, ranks, micro_batches, pattern, (ranks + 2) / 2 * 2);
+  return from_pattern("v-half", stages, ranks, micro_batches, slices, pattern, (ranks + 2) / 2 * 2);
 }
 
-Schedule v_min(int stages, int ranks, int micro_batches) {
+Schedule v_min(int stages, int ranks, int micro_batches, int slices) {
   const Pattern pattern =
       ranks % 3 == 0 ? Pattern{{1, 1, 1, 1}, {2, 0, 2}} : Pattern{{1, 1, 1, 1}, {0, 0, 0}};
-  return from_pattern("v-min", stages, ranks, micro_batches, pattern, (ranks + 4) / 3 * 2);
+  return from_pattern("v-min", stages, ranks, micro_batches, slices, pattern, (ranks + 4) / 3 * 2);
 }
 
 }  // namespace twobp
