@@ -87,6 +87,36 @@ TEST(Slices, InFlight) {
   }
 }
 
+// Later slices of a causal model cost more; each op takes its own slice's time.
+TEST(Slices, CostsOfEachSlice) {
+  const Schedule schedule = make_schedule("gpipe", 2, 1, P2Policy::kOff, 0, 2);
+  std::vector<StageCost> costs(4);
+  for (int slice = 0; slice < 2; ++slice) {
+    for (int stage = 0; stage < 2; ++stage) {
+      StageCost& cost = costs[2 * slice + stage];
+      cost = {.forward = 1.0 + slice, .backward_p1 = 10.0 + slice, .backward_p2 = 5, .optimizer = 0};
+      cost.activation_bytes = 100.0 * (1 + slice);
+    }
+  }
+  const Simulation simulation = simulate(schedule, costs);
+  const auto& timeline = simulation.ranks[1].timeline;
+  ASSERT_EQ(timeline.size(), 6U);  // F F, I W, I W
+  EXPECT_EQ(timeline[0].begin, 1);
+  EXPECT_EQ(timeline[0].end, 2);
+  EXPECT_EQ(timeline[1].begin, 3) << "after its input";
+  EXPECT_EQ(timeline[1].end, 5);
+  EXPECT_EQ(timeline[2].micro_batch, 1);
+  EXPECT_EQ(timeline[2].end, 16);
+  EXPECT_EQ(timeline[4].micro_batch, 0);
+  EXPECT_EQ(timeline[4].end, 31);
+  EXPECT_EQ(simulation.ranks[1].busy, 3 + 21 + 10);
+  EXPECT_EQ(simulation.ranks[0].peak_bytes, 300);
+  costs.pop_back();
+  test::expect_error([&] { simulate(schedule, costs); }, {"needs 2 costs, one a stage, or 4", "got 3"});
+  costs.emplace_back().p2_units = 3;
+  test::expect_error([&] { simulate(schedule, costs); }, {"stage 1", "slice 1"});
+}
+
 TEST(Slices, OtherOrdersAreRefused) {
   Schedule forwards = make_schedule("gpipe", 1, 1, P2Policy::kOff, 0, 2);
   std::swap(forwards.ranks[0][0], forwards.ranks[0][1]);

@@ -48,12 +48,13 @@ Links::Links(const Schedule& schedule, const std::vector<StageCost>& costs,
     const double speed = links_[known->second].bytes_per_second;
     return Route{known->second, speed > 0 ? bytes / speed : 0};
   };
-  forward_.resize(schedule.stages);
-  backward_.resize(schedule.stages);
-  for (int stage = 0; stage + 1 < schedule.stages; ++stage) {
+  forward_.resize(costs.size());
+  backward_.resize(costs.size());
+  for (size_t i = 0; i + 1 < costs.size(); ++i) {
+    const int stage = static_cast<int>(i % schedule.stages);
     if (schedule.is_last(stage)) continue;
-    forward_[stage] = route(stage, stage + 1, costs[stage].output_bytes);
-    backward_[stage + 1] = route(stage + 1, stage, costs[stage + 1].input_gradient_bytes);
+    forward_[i] = route(stage, stage + 1, costs[i].output_bytes);
+    backward_[i + 1] = route(stage + 1, stage, costs[i + 1].input_gradient_bytes);
   }
 }
 

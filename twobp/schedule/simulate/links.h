@@ -13,11 +13,11 @@ class Links {
   // Throws Error for links with ranks that do not exist, a pair twice, or impossible speeds.
   Links(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options);
 
-  // Sends a message at `now` from the stage to the next one. Returns its time of arrival. Calls for one link
-  // must come in the order of time.
-  double send_forward(int stage, double now) { return send(forward_[stage], now); }
+  // Sends a message at `now` from the stage to the next one. `cost` is its cost_index. Returns its time of
+  // arrival. Calls for one link must come in the order of time.
+  double send_forward(size_t cost, double now) { return send(forward_[cost], now); }
   // The same, to the previous stage.
-  double send_backward(int stage, double now) { return send(backward_[stage], now); }
+  double send_backward(size_t cost, double now) { return send(backward_[cost], now); }
 
  private:
   struct Link {
@@ -32,7 +32,7 @@ class Links {
   double send(const Route& route, double now);
 
   std::vector<Link> links_;
-  std::vector<Route> forward_;  // by sending stage
+  std::vector<Route> forward_;  // by the cost of the sending stage
   std::vector<Route> backward_;
 };
 

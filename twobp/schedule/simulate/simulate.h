@@ -148,10 +148,12 @@ struct Simulation {
   double bubble_ratio() const;
 };
 
-// `costs` has one entry for each stage. Bytes: F adds activation_bytes at its start, I replaces them by
-// stash_bytes at its end, each W piece frees its share. A received message is held until its op begins. A
-// message to be sent is held from its op's end until its send (or, within a rank, until the next stage's op
-// begins).
+// `costs` has one entry for each stage. A schedule with slices may have one for each slice and stage instead,
+// slice by slice; what is of a stage alone (optimizer, gradient_bytes, fixed_bytes) is read from slice 0, and
+// the slices of a stage have the same layers and p2_units. Bytes: F adds activation_bytes at its start, I
+// replaces them by stash_bytes at its end, each W piece frees its share. A received message is held until its
+// op begins. A message to be sent is held from its op's end until its send (or, within a rank, until the next
+// stage's op begins).
 //
 // Before an F, an I or a receive that would push the rank over its cap, the oldest pending W runs piece by
 // piece until the op fits, whatever the policy. With layers this also happens inside an op, where the last

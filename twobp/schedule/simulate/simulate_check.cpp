@@ -65,9 +65,22 @@ void check_stage_cost(const StageCost& cost, int stage) {
 
 void check_simulation_inputs(const Schedule& schedule, const std::vector<StageCost>& costs,
                              const SimulationOptions& options) {
-  TWOBP_CHECK(static_cast<int>(costs.size()) == schedule.stages, "simulating '", schedule.name, "' needs ",
-              schedule.stages, " costs, one a stage, got ", costs.size());
-  for (int stage = 0; stage < schedule.stages; ++stage) check_stage_cost(costs[stage], stage);
+  const auto stages = static_cast<size_t>(schedule.stages);
+  TWOBP_CHECK(costs.size() == stages || costs.size() == stages * schedule.slices, "simulating '",
+              schedule.name, "' needs ", stages, " costs, one a stage",
+              schedule.slices > 1 ? concat(", or ", stages * schedule.slices, ", one a slice and stage") : "",
+              ", got ", costs.size());
+  for (size_t i = 0; i < costs.size(); ++i) {
+    const StageCost& first = costs[i % stages];
+    check_stage_cost(costs[i], static_cast<int>(i % stages));
+    bool alike = costs[i].layers.size() == first.layers.size() &&
+                 (!first.layers.empty() || costs[i].p2_units == first.p2_units);
+    for (size_t layer = 0; alike && layer < first.layers.size(); ++layer) {
+      alike = costs[i].layers[layer].p2_units == first.layers[layer].p2_units;
+    }
+    TWOBP_CHECK(alike, "the costs of stage ", i % stages, " have other layers or p2_units for slice ",
+                i / stages, " than for slice 0");
+  }
   TWOBP_CHECK(
       options.cap_per_rank.empty() || static_cast<int>(options.cap_per_rank.size()) == schedule.rank_count(),
       "cap_per_rank has ", options.cap_per_rank.size(), " entries for ", schedule.rank_count(),

@@ -106,7 +106,7 @@ class Simulator {
       state.now = from;
     }
     ++visited_[rank];
-    if (ranks_[rank].before_tail == 0) run_by_layer(rank, 0, models_[0].p2_units());
+    if (ranks_[rank].before_tail == 0) run_by_layer(rank, 0, p2_units(0));
     --ranks_[rank].before_tail;
     if (is_compute(op) && op != Op::kBackwardP2) run_recorded_w(rank);
     memory_.settle(rank, ranks_[rank].now);
@@ -126,16 +126,20 @@ class Simulator {
     }
   }
 
-  double message_bytes(Op send, int stage) const {
-    return send == Op::kSendForward ? models_[stage].output : models_[stage].input_gradient;
+  const StageModel& model(int stage, int m) const { return models_[cost_index(schedule_, costs_, stage, m)]; }
+  // The same for all slices.
+  int p2_units(int stage) const { return models_[stage].p2_units(); }
+  double message_bytes(Op send, int stage, int m) const {
+    return send == Op::kSendForward ? model(stage, m).output : model(stage, m).input_gradient;
   }
 
   void send(int rank, Op op, int stage, int m, int to) {
     const bool forward = op == Op::kSendForward;
     const double now = ranks_[rank].now;
-    const double bytes = message_bytes(op, stage);
+    const double bytes = message_bytes(op, stage, m);
+    const size_t cost = cost_index(schedule_, costs_, stage, m);
     message(forward ? Op::kRecvForward : Op::kRecvBackward, to, m) = {
-        now, forward ? links_.send_forward(stage, now) : links_.send_backward(stage, now)};
+        now, forward ? links_.send_forward(cost, now) : links_.send_backward(cost, now)};
     if (options_.message_holder == MessageHolder::kSender) return;
     memory_.add(stage, -bytes, now, op, m);
     if (options_.message_holder == MessageHolder::kReceiver) memory_.add_later(to, bytes, now, op, m);
@@ -147,8 +151,8 @@ class Simulator {
     recorded_.take_receive(rank, op, stage, m);
     memory_.settle(rank, ranks_[rank].now);
     if (options_.message_holder == MessageHolder::kReceiver) return;
-    const double bytes = message_bytes(sender_op(op), from);
-    if (bytes > 0) make_room(rank, bytes + models_[stage].largest_p2);
+    const double bytes = message_bytes(sender_op(op), from, m);
+    if (bytes > 0) make_room(rank, bytes + model(stage, m).largest_p2);
     const double now = ranks_[rank].now;
     memory_.add(stage, bytes, now, op, m);
     if (options_.message_holder == MessageHolder::kSender) memory_.add_later(from, -bytes, now, op, m);
@@ -158,26 +162,26 @@ class Simulator {
     recorded_.take(rank, Op::kForward, stage, m);
     RankState& state = ranks_[rank];
     state.started = true;
-    run_steps(rank, Op::kForward, {stage, m}, models_[stage].forward);
+    run_steps(rank, Op::kForward, {stage, m}, model(stage, m).forward);
     ++state.in_flight;
     result_.ranks[rank].peak_in_flight = std::max(result_.ranks[rank].peak_in_flight, state.in_flight);
     if (!has_backward_) --state.in_flight;  // an evaluation keeps nothing
     if (!schedule_.is_last(stage) && same_rank(stage, stage + 1)) {
-      memory_.hand_over(stage, stage + 1, models_[stage].output, state.now, Op::kForward, m);
+      memory_.hand_over(stage, stage + 1, model(stage, m).output, state.now, Op::kForward, m);
     }
   }
 
   void backward_p1(int rank, int stage, int m) {
     recorded_.take(rank, Op::kBackwardP1, stage, m);
     RankState& state = ranks_[rank];
-    const int units = models_[stage].p2_units();
+    const int units = p2_units(stage);
     pieces_left_[slot(stage, m)] = state.not_yet = units;
     if (units > 0) state.pending.push_back({stage, m});
     if (state.before_tail == 0 && schedule_.is_first(stage)) {
       run_last_p1(rank, {stage, m});
     } else {
-      sums_.p1_ran(stage, models_[stage], state.now);
-      run_steps(rank, Op::kBackwardP1, {stage, m}, models_[stage].backward_p1);
+      sums_.p1_ran(stage, model(stage, m), state.now);
+      run_steps(rank, Op::kBackwardP1, {stage, m}, model(stage, m).backward_p1);
     }
     state.not_yet = 0;
     ++slots_p1_done_[stage];
@@ -188,7 +192,7 @@ class Simulator {
   // Layer by layer, so that the whole stash never exists at once.
   void backward(int rank, int stage, int m) {
     recorded_.take(rank, Op::kBackwardP1, stage, m);
-    const StageModel& model = models_[stage];
+    const StageModel& model = this->model(stage, m);
     RankState& state = ranks_[rank];
     make_room(rank, model.backward.whole.need);
     state.part = 0;
@@ -205,7 +209,7 @@ class Simulator {
 
   void hand_back(int rank, int stage, int m) {
     if (schedule_.is_first(stage) || !same_rank(stage, stage - 1)) return;
-    memory_.hand_over(stage, stage - 1, models_[stage].input_gradient, ranks_[rank].now, Op::kBackwardP1, m);
+    memory_.hand_over(stage, stage - 1, model(stage, m).input_gradient, ranks_[rank].now, Op::kBackwardP1, m);
   }
 
   // Runs all layers at once if there is room for each, else one by one, with W in between.
@@ -228,7 +232,7 @@ class Simulator {
 
   void run_pieces(int rank, Slot at, int pieces) {
     if (pieces == 0) return;  // they ran in a wait, or to make room
-    const StageModel& model = models_[at.stage];
+    const StageModel& model = this->model(at.stage, at.micro_batch);
     int& left = pieces_left_[slot(at.stage, at.micro_batch)];
     const int first = model.p2_units() - left;
     const P2Piece& before = model.pieces[first];
@@ -267,9 +271,10 @@ class Simulator {
   void run_by_layer(int rank, int first, int pieces) {
     for (int stage = schedule_.stages - 1; stage >= first; --stage) {
       if (schedule_.rank_of_stage[stage] != rank) continue;
-      const int units = models_[stage].p2_units();
+      const int units = p2_units(stage);
       for (int piece = 0; piece < (stage == first ? pieces : units); ++piece) {
-        for (int m = 0; m < schedule_.micro_batches; ++m) {
+        for (int place = 0; place < schedule_.micro_batches; ++place) {
+          const int m = schedule_.backward_order(place);
           const int left = pieces_left_[slot(stage, m)];
           if (left != kNoP1Yet && units - left == piece) run_pieces(rank, {stage, m}, left > 0 ? 1 : 0);
         }
@@ -280,7 +285,7 @@ class Simulator {
   // Runs an I that nobody waits for, with each layer's W right after it.
   void run_last_p1(int rank, Slot at) {
     RankState& state = ranks_[rank];
-    const StageModel& model = models_[at.stage];
+    const StageModel& model = this->model(at.stage, at.micro_batch);
     state.part = 0;
     run_by_layer(rank, at.stage, 0);
     for (size_t i = 0; i < model.backward_p1.steps.size(); ++i) {
@@ -317,7 +322,7 @@ class Simulator {
       const int left = pieces_left_[at];
       TWOBP_CHECK(left != kNoP1Yet, "the order recorded of rank ", rank, " has ",
                   to_string({Op::kBackwardP2, op->stage, op->micro_batch}), " before its I");
-      const int units = models_[op->stage].p2_units();
+      const int units = p2_units(op->stage);
       const int recorded = op->pieces == 0 ? units : std::min(units, pieces_recorded_[at] + op->pieces);
       if (units - left < recorded && left > 0) {
         run_pieces(rank, {op->stage, op->micro_batch}, 1);
@@ -340,10 +345,13 @@ class Simulator {
   bool run_piece_of_ended_stage(int rank) {
     for (int stage = schedule_.stages - 1; stage >= 0 && options_.data_parallel.replicas > 1; --stage) {
       if (schedule_.rank_of_stage[stage] != rank || slots_p1_done_[stage] < schedule_.micro_batches) continue;
-      const int* left = &pieces_left_[slot(stage, 0)];
-      const int* most = std::max_element(left, left + schedule_.micro_batches);
-      if (*most == 0) continue;
-      run_pieces(rank, {stage, static_cast<int>(most - left)}, 1);
+      int most = schedule_.backward_order(0);  // the first in order with the most pieces left
+      for (int place = 1; place < schedule_.micro_batches; ++place) {
+        const int m = schedule_.backward_order(place);
+        if (pieces_left_[slot(stage, m)] > pieces_left_[slot(stage, most)]) most = m;
+      }
+      if (pieces_left_[slot(stage, most)] == 0) continue;
+      run_pieces(rank, {stage, most}, 1);
       return true;
     }
     return false;

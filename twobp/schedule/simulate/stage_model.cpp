@@ -122,12 +122,13 @@ std::vector<StageModel> stage_models(const Schedule& schedule, const std::vector
                                      bool has_backward) {
   std::vector<StageModel> models;
   std::vector<double> largest_p2(schedule.ranks.size(), 0);
-  for (int stage = 0; stage < schedule.stages; ++stage) {
+  for (size_t i = 0; i < costs.size(); ++i) {
+    const int stage = static_cast<int>(i % schedule.stages);
     const bool first = schedule.is_first(stage);
     const bool last = schedule.is_last(stage);
-    StageCost cost = costs[stage];
-    const double input = first ? 0 : costs[stage - 1].output_bytes;
-    const double output_gradient = last ? 0 : costs[stage + 1].input_gradient_bytes;
+    StageCost cost = costs[i];
+    const double input = first ? 0 : costs[i - 1].output_bytes;
+    const double output_gradient = last ? 0 : costs[i + 1].input_gradient_bytes;
     if (first) cost.input_gradient_bytes = 0;
     if (last && cost.layers.empty()) cost.output_bytes = 0;
     StageModel model =
@@ -139,11 +140,12 @@ std::vector<StageModel> stage_models(const Schedule& schedule, const std::vector
     for (const P2Piece& piece : model.pieces) largest = std::max(largest, piece.peak);
     models.push_back(std::move(model));
   }
-  for (int stage = 0; stage < schedule.stages; ++stage) {
-    const double largest = models[stage].largest_p2 = largest_p2[schedule.rank_of_stage[stage]];
-    ask_for_room(models[stage].forward, largest);
-    ask_for_room(models[stage].backward_p1, largest);
-    ask_for_room(models[stage].backward, 0);
+  for (size_t i = 0; i < models.size(); ++i) {
+    StageModel& model = models[i];
+    const double largest = model.largest_p2 = largest_p2[schedule.rank_of_stage[i % schedule.stages]];
+    ask_for_room(model.forward, largest);
+    ask_for_room(model.backward_p1, largest);
+    ask_for_room(model.backward, 0);
   }
   return models;
 }
