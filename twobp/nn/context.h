@@ -17,6 +17,17 @@ using Fields = std::map<std::string, at::Tensor>;
 // The number of targets in a micro-batch that the loss counts.
 using TargetCount = std::function<int64_t(const Fields& fields)>;
 
+// The positions [begin, begin + length) of the fields, whose second dimension is the sequence. Views.
+Fields slice_of(const Fields& fields, int64_t begin, int64_t length);
+
+// A part of a micro-batch's sequences, if these are cut into slices (Schedule::slices): the positions
+// [Context::past, Context::past + length). The fields of the Context are those of the slice.
+struct Slice {
+  const Fields* sequences = nullptr;  // the fields of the whole micro-batch; null: no slices
+  int64_t positions = 0;              // of the whole sequences
+  int64_t length = 0;
+};
+
 struct Context {
   const Fields* fields = nullptr;
   uint64_t seed = 0;
@@ -27,12 +38,14 @@ struct Context {
   // Factor of the loss and its gradient: 1 / targets of the global batch.
   double loss_weight = 1;
   double loss_scale = 1;  // factor of the gradient alone; keeps small gradients in float16's range
+  Slice slice{};
+  int64_t past = 0;  // positions of the sequences before those of this call: of earlier slices, or generated
   // Generation computes a few positions per call. Attention finds the positions before `past` in its cache,
   // which has room for `capacity` positions. The loss layer returns the logits.
   bool generating = false;
-  int64_t past = 0;
   int64_t capacity = 0;
 
+  bool sliced() const { return slice.sequences != nullptr; }
   // Whether layers save what the backward pass needs.
   bool keeps() const { return training && backward; }
 

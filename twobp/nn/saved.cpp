@@ -32,8 +32,24 @@ const Context& Saved::context() const {
 }
 
 Saved& Saved::child(size_t i) {
-  while (children_.size() <= i) children_.push_back(std::make_unique<Saved>());
+  while (children_.size() <= i) {
+    children_.push_back(std::make_unique<Saved>());
+    if (previous_ != nullptr) children_.back()->follow(&previous_->child(children_.size() - 1));
+  }
   return *children_[i];
+}
+
+void Saved::follow(Saved* previous) {
+  previous_ = previous;
+  for (size_t i = 0; i < children_.size(); ++i) {
+    children_[i]->follow(previous == nullptr ? nullptr : &previous->child(i));
+  }
+}
+
+void Saved::forget_slice() {
+  to_later.clear();
+  from_later.clear();
+  for (auto& child : children_) child->forget_slice();
 }
 
 void Saved::release() {

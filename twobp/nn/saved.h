@@ -38,6 +38,19 @@ class Saved {
   // Generation's data about earlier positions. Survives release().
   at::Tensor cache;
 
+  // What passes between the slices of a sequence (Context::slice), each of which has its own Saved. F leaves
+  // in `to_later` what the F and I of later slices read. I of later slices adds to `from_later`, a gradient
+  // that this slice's I takes over. Both survive release(). The layer drops them in I. Where no I follows,
+  // forget_slice() does.
+  Values to_later;
+  Values from_later;
+  // The same layer's Saved of the slice before this one; null for the first.
+  Saved* previous() const { return previous_; }
+  // Sets it, for the children too.
+  void follow(Saved* previous);
+  // Drops what passes between slices, the children's too.
+  void forget_slice();
+
   void release_p1() { p1_.clear(); }
   void release_p2() { p2_.clear(); }
   // Drops everything, including the children's tensors.
@@ -53,6 +66,7 @@ class Saved {
  private:
   Values p1_;
   c10::SmallVector<at::Tensor, 2> p2_;
+  Saved* previous_ = nullptr;
   std::shared_ptr<const Context> context_;        // shared: Context is only declared here
   std::vector<std::unique_ptr<Saved>> children_;  // pointers: W units refer to them while the vector grows
 };

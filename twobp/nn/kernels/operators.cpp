@@ -154,7 +154,11 @@ at::Tensor dropout_factors(const DropoutMask& mask, const at::Tensor& which, int
     return std::pair(shift_right(high + shift_right(low)),
                      (at::bitwise_left_shift(high & 0xffff, 16) + low) & kLow);
   };
-  const at::Tensor row = which.unsqueeze(1);
+  at::Tensor row = which.unsqueeze(1);
+  if (mask.length > 0) {
+    row = row.div(int64_t{mask.length}, "floor") * int64_t{mask.positions} + int64_t{mask.first} +
+          row.remainder(int64_t{mask.length});
+  }
   const int64_t rows = which.numel();
   std::vector<at::Tensor> chunks;
   for (int64_t first = 0; first < cols; first += kChunk) {

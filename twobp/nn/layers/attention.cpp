@@ -60,27 +60,60 @@ void Attention::rotate(at::Tensor& packed, int64_t past, bool back) const {
   rope(packed, cos, sin, {shape_.heads, 3 * dim, dim}, back);
 }
 
-PackedAttention Attention::form(const Context& context, const at::Tensor& padding,
-                                const at::Tensor& packed) const {
+PackedAttention Attention::form(const Context& context, const at::Tensor& padding, const at::Tensor& packed,
+                                const Saved& saved) const {
   const at::Tensor starts = document_starts_of(context, packed.size(0), packed.size(1));
   TWOBP_CHECK(
       !starts.defined() || shape_.rope.scaling != RopeScaling::kDynamic,
       "dynamic rope scaling goes by the length of a sequence, which packed documents do not have: set "
       "data.packing to none or stream");
   const at::TensorOptions wide = packed.options().dtype(compute_type(dtype_));
-  return shape_.causal(shift_of(padding, wide), rate_.mask(context), starts);
+  PackedAttention attention = shape_.causal(shift_of(padding, wide), rate_.mask(context), starts);
+  if (context.sliced()) attention.earlier = earlier_of(saved, compute_type(dtype_));
+  return attention;
 }
 
-at::Tensor Attention::blind(const at::Tensor& padding, const at::Tensor& starts) const {
+at::Tensor Attention::blind(const at::Tensor& padding, const at::Tensor& starts, int64_t past) const {
   const at::Tensor tokens = padding.logical_not().cumsum(1);
+  const at::Tensor up_to_own = tokens.narrow(1, past, tokens.size(1) - past);
   const auto options = tokens.options();
-  at::Tensor first = starts.defined() ? starts.to(tokens.device()) : at::zeros_like(tokens);
+  at::Tensor first = starts.defined() ? starts.to(tokens.device()) : at::zeros_like(up_to_own);
   if (shape_.window > 0) {
-    const int64_t begin = 1 - shape_.window;
-    first = at::maximum(first, at::arange(begin, begin + tokens.size(1), options).unsqueeze(0));
+    const int64_t begin = past + 1 - shape_.window;
+    first = at::maximum(first, at::arange(begin, begin + up_to_own.size(1), options).unsqueeze(0));
   }
   const at::Tensor before = tokens.gather(1, (first - 1).clamp_min_(0)).masked_fill_(first.eq(0), 0);
-  return tokens.eq(before).unsqueeze(2);
+  return up_to_own.eq(before).unsqueeze(2);
+}
+
+void Attention::leave_keys(const at::Tensor& packed, const Context& context, Saved& saved) const {
+  if (context.keeps()) {  // the tensor that I needs anyway
+    saved.to_later = {packed};
+    return;
+  }
+  const PackedAttention columns = shape_.causal();
+  const int64_t width = shape_.kv_heads * shape_.head_dim;
+  at::Tensor keys = at::empty({packed.size(0), packed.size(1), 2 * width}, packed.options());
+  if (shape_.interleaved) {
+    const at::Tensor heads = packed.unflatten(2, {shape_.kv_heads, 3, shape_.head_dim});
+    keys.narrow(2, 0, width).copy_(heads.select(3, 1).flatten(2));
+    keys.narrow(2, width, width).copy_(heads.select(3, 2).flatten(2));
+  } else {
+    keys.copy_(packed.narrow(2, columns.k_column(0), 2 * width));
+  }
+  saved.to_later = {std::move(keys)};
+}
+
+std::vector<EarlierKeys> Attention::earlier_of(const Saved& saved, at::ScalarType type) const {
+  std::vector<EarlierKeys> earlier;
+  for (const Saved* before = saved.previous(); before != nullptr; before = before->previous()) {
+    TWOBP_CHECK(before->to_later.size() == 1,
+                "attention over a slice does not find the keys of an earlier one");
+    const at::Tensor& rows = before->to_later[0];
+    earlier.push_back({rows.to(type), rows.size(2) == shape_.packed(), {}});
+  }
+  std::reverse(earlier.begin(), earlier.end());
+  return earlier;
 }
 
 Values Attention::forward(Values values, Context& context, Saved& saved) {
@@ -91,11 +124,14 @@ Values Attention::forward(Values values, Context& context, Saved& saved) {
               c10::toString(packed.scalar_type()));
   packed = own_even_rows(std::move(packed));
   const int64_t positions = packed.size(1);
-  const int64_t past = context.generating ? context.past : 0;
-  if (shape_.rotary_dims() > 0) prepare_rope(past + positions, packed.device());
+  const int64_t past = context.past;
+  if (shape_.rotary_dims() > 0) {
+    prepare_rope(context.sliced() ? context.slice.positions : past + positions, packed.device());
+  }
   rotate(packed, past, /*back=*/false);
-  if (context.generating) return {with_cache(packed, context, saved.cache)};
-  auto [y, log_sum_exp] = attend(packed, context);
+  if (context.generating) return {with_cache(packed, context, saved)};
+  if (context.sliced()) leave_keys(packed, context, saved);
+  auto [y, log_sum_exp] = attend(packed, context, saved);
   if (context.keeps()) {
     saved.keep_until_p1(std::move(packed));
     saved.keep_until_p1(y);
@@ -104,22 +140,25 @@ Values Attention::forward(Values values, Context& context, Saved& saved) {
   return {std::move(y)};
 }
 
-std::pair<at::Tensor, at::Tensor> Attention::attend(const at::Tensor& packed, const Context& context) const {
+std::pair<at::Tensor, at::Tensor> Attention::attend(const at::Tensor& packed, const Context& context,
+                                                    const Saved& saved) const {
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
   const at::Tensor wide = packed.to(compute_type(dtype_));
   at::Tensor y = at::empty({batch, positions, shape_.heads * shape_.head_dim}, packed.options());
   at::Tensor out = in_type(y, wide.scalar_type());
   at::Tensor log_sum_exp = at::empty({batch, shape_.heads, positions}, wide.options());
-  const at::Tensor padding = padding_of(context, batch, positions, packed.device());
-  const PackedAttention attention = form(context, padding, packed);
+  const int64_t past = context.sliced() ? context.past : 0;
+  const at::Tensor padding = padding_of(context, batch, past + positions, packed.device());
+  const PackedAttention attention = form(context, padding, packed, saved);
   packed_attention_forward(wide, attention, out, log_sum_exp);
-  if (padding.defined()) out.masked_fill_(blind(padding, attention.starts), 0);
+  if (padding.defined()) out.masked_fill_(blind(padding, attention.starts, past), 0);
   if (!out.is_same(y)) y.copy_(out);
   return {std::move(y), std::move(log_sum_exp)};
 }
 
-at::Tensor Attention::with_cache(const at::Tensor& packed, Context& context, at::Tensor& cache) const {
+at::Tensor Attention::with_cache(const at::Tensor& packed, Context& context, Saved& saved) const {
+  at::Tensor& cache = saved.cache;
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
   const int64_t past = context.past;
@@ -139,7 +178,7 @@ at::Tensor Attention::with_cache(const at::Tensor& packed, Context& context, at:
   const PackedAttention columns = shape_.causal();
   cache.select(0, 0).narrow(2, past, positions).copy_(part(columns.k_column(0), kv));
   cache.select(0, 1).narrow(2, past, positions).copy_(part(columns.v_column(0), kv));
-  if (past == 0) return attend(packed, context).first;
+  if (past == 0) return attend(packed, context, saved).first;
   // The queries of a group count as additional positions of their key-value head, so nothing is repeated.
   const at::Tensor q =
       part(columns.q_column(0), shape_.heads).reshape({batch, kv, shape_.heads / kv, head_dim});
@@ -160,6 +199,23 @@ at::Tensor Attention::attend_one(const at::Tensor& q, const at::Tensor& k, const
   return at::matmul(p, v.to(type)).to(dtype_);
 }
 
+void Attention::join_gradients(PackedAttention& attention, Saved& saved) const {
+  saved.to_later.clear();
+  if (!saved.from_later.empty()) {
+    attention.from_later = saved.from_later[0];
+    saved.from_later.clear();
+  }
+  Saved* before = saved.previous();
+  for (auto keys = attention.earlier.rbegin(); keys != attention.earlier.rend(); ++keys) {
+    if (before->from_later.empty()) {
+      const int64_t width = 2 * shape_.kv_heads * shape_.head_dim;
+      before->from_later = {at::zeros({keys->rows.size(0), keys->rows.size(1), width}, keys->rows.options())};
+    }
+    keys->gradient = before->from_later[0];
+    before = before->previous();
+  }
+}
+
 Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
   at::Tensor packed = saved.take_p1(0);
   const int64_t batch = packed.size(0);
@@ -170,17 +226,18 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
               "the gradient ", values[0].sizes(), " does not fit the output of attention, (", batch, ", ",
               positions, ", ", shape_.heads * head_dim, ")");
   const at::ScalarType type = compute_type(dtype_);
-  const at::Tensor padding = padding_of(context, batch, positions, packed.device());
+  const at::Tensor padding = padding_of(context, batch, context.past + positions, packed.device());
   at::Tensor dy = as_contiguous(std::move(values[0])).to(type);
-  const PackedAttention attention = form(context, padding, packed);
-  if (padding.defined()) dy = dy.masked_fill(blind(padding, attention.starts), 0);
+  PackedAttention attention = form(context, padding, packed, saved);
+  if (padding.defined()) dy = dy.masked_fill(blind(padding, attention.starts, context.past), 0);
+  if (context.sliced()) join_gradients(attention, saved);
   const at::Tensor out = saved.take_p1(1).to(type);
   at::Tensor dx = exclusively_owned(packed) ? packed : at::empty(packed.sizes(), packed.options());
   const at::Tensor wide = packed.to(type);
   at::Tensor dwide = type == dtype_ ? dx : wide;  // a wider copy may be overwritten
   packed_attention_backward(wide, attention, out, saved.take_p1(2), dy, dwide);
   if (!dwide.is_same(dx)) dx.copy_(dwide);
-  rotate(dx, 0, /*back=*/true);
+  rotate(dx, context.past, /*back=*/true);
   return {std::move(dx)};
 }
 

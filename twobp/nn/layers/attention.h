@@ -6,6 +6,9 @@
 // No query attends to the batch's padding (padding.h) or, in a batch of packed documents, to another document
 // (documents.h). A query that sees nothing but padding gives zeros, as
 // in PyTorch's scaled_dot_product_attention. Positions count from the first column, padding or not.
+//
+// A slice (Context::slice) reads keys and values of the slices before it where these lie: in the packed
+// projections that they keep for their I. Its I adds to the gradients of these keys and values.
 #pragma once
 
 #include "twobp/nn/kernels/attention/packed_attention.h"
@@ -53,16 +56,23 @@ class Attention : public Layer {
   // Rotates q and k of `packed` in place; its first position is `past`. `back` applies the inverse rotation.
   void rotate(at::Tensor& packed, int64_t past, bool back) const;
   // Returns the output (B, S, H D) and the log-sum-exp (B, H, S) for `packed` after rotation.
-  std::pair<at::Tensor, at::Tensor> attend(const at::Tensor& packed, const Context& context) const;
+  std::pair<at::Tensor, at::Tensor> attend(const at::Tensor& packed, const Context& context,
+                                           const Saved& saved) const;
   // For generation: copies k and v of `packed`, already rotated, into the cache (2, B, K, capacity, D). Then
   // attends to all positions up to the last one of `packed`.
-  at::Tensor with_cache(const at::Tensor& packed, Context& context, at::Tensor& cache) const;
+  at::Tensor with_cache(const at::Tensor& packed, Context& context, Saved& saved) const;
   // The output (B, K, H / K, D) for one query of each head, with all of k and v (B, K, positions, D).
   at::Tensor attend_one(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
   // Attention's form for this micro-batch.
-  PackedAttention form(const Context& context, const at::Tensor& padding, const at::Tensor& packed) const;
-  // The queries that see nothing but padding, (B, S, 1).
-  at::Tensor blind(const at::Tensor& padding, const at::Tensor& starts) const;
+  PackedAttention form(const Context& context, const at::Tensor& padding, const at::Tensor& packed,
+                       const Saved& saved) const;
+  // The queries that see nothing but padding, (B, S, 1). `padding` has `past` positions before theirs.
+  at::Tensor blind(const at::Tensor& padding, const at::Tensor& starts, int64_t past) const;
+  // Of a slice: leaves its keys and values, already rotated, for the later ones.
+  void leave_keys(const at::Tensor& packed, const Context& context, Saved& saved) const;
+  std::vector<EarlierKeys> earlier_of(const Saved& saved, at::ScalarType type) const;
+  // Of a slice's I: takes over the gradient from later slices, and makes room for that of the earlier ones.
+  void join_gradients(PackedAttention& attention, Saved& saved) const;
 
   AttentionShape shape_;
   DropoutRate rate_;

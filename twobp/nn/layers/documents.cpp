@@ -18,8 +18,10 @@ at::Tensor document_starts_of(const Context& context, int64_t batch, int64_t pos
     int64_t before = 0;
     for (int64_t i = 0; i < positions; ++i) {
       const int64_t start = all[sample * positions + i];
-      TWOBP_CHECK(start >= before && start <= i, kDocumentStarts, " of sample ", sample, " is ", start,
-                  " at position ", i, ": it must lie between ", before, ", the document before, and ", i);
+      const int64_t position = context.past + i;
+      TWOBP_CHECK(start >= before && start <= position, kDocumentStarts, " of sample ", sample, " is ", start,
+                  " at position ", position, ": it must lie between ", before, ", the document before, and ",
+                  position);
       before = start;
     }
   }

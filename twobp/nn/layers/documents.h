@@ -1,6 +1,7 @@
 // The documents of a batch whose samples have several: its optional field `document_starts` (B, S) int64
 // tells, for each position, where its document begins. Position i attends to [starts[i], i] alone, and is the
-// (i - starts[i])-th of its document. Padding begins at itself.
+// (i - starts[i])-th of its document. Padding begins at itself. With slices (Context::slice), positions count
+// from the beginning of the whole sequence.
 #pragma once
 
 #include "twobp/nn/context.h"

@@ -38,6 +38,11 @@ DropoutMask DropoutRate::mask(const Context& context) const {
   mask.micro_batch = static_cast<uint32_t>(context.micro_batch);
   mask.threshold = threshold_;
   mask.scale = static_cast<double>(kOne) / (kOne - threshold_);
+  if (context.sliced()) {
+    mask.length = static_cast<uint32_t>(context.slice.length);
+    mask.first = static_cast<uint32_t>(context.past);
+    mask.positions = static_cast<uint32_t>(context.slice.positions);
+  }
   return mask;
 }
 

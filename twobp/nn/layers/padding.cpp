@@ -13,10 +13,13 @@ constexpr double kPadding = -30000;
 }  // namespace
 
 at::Tensor padding_of(const Context& context, int64_t batch, int64_t positions, at::Device device) {
-  if (context.fields == nullptr) return {};
-  const auto found = context.fields->find("attention_mask");
-  if (found == context.fields->end()) return {};
-  const at::Tensor& mask = found->second;
+  const Fields* const fields = context.sliced() ? context.slice.sequences : context.fields;
+  if (fields == nullptr) return {};
+  const auto found = fields->find("attention_mask");
+  if (found == fields->end()) return {};
+  const at::Tensor mask = context.sliced() && found->second.dim() == 2 && found->second.size(1) >= positions
+                              ? found->second.narrow(1, 0, positions)
+                              : found->second;
   TWOBP_CHECK(mask.scalar_type() == at::kLong && mask.dim() == 2 && mask.size(0) == batch &&
                   mask.size(1) == positions,
               "attention_mask must be int64 (", batch, ", ", positions, "), got ",

@@ -11,7 +11,8 @@ namespace {
 
 constexpr int64_t kQueries = 128;
 
-// Queries [first, first + count) and the keys [key, key + keys) that they may attend to.
+// Queries [first, first + count) and the keys [key, key + keys) that they may attend to. With slices, queries
+// count from the slice's first, and keys from the first of all.
 struct Block {
   int64_t first, count, key, keys;
 
@@ -22,9 +23,10 @@ template <typename Visit>
 void for_blocks(int64_t positions, const PackedAttention& attention, Visit&& visit) {
   for (int64_t first = 0; first < positions; first += kQueries) {
     const int64_t count = std::min(kQueries, positions - first);
+    const int64_t at = attention.past() + first;
     const int64_t key =
-        attention.causal && attention.window > 0 ? std::max<int64_t>(0, first - attention.window + 1) : 0;
-    visit(Block{first, count, key, (attention.causal ? first + count : positions) - key});
+        attention.causal && attention.window > 0 ? std::max<int64_t>(0, at - attention.window + 1) : 0;
+    visit(Block{first, count, key, (attention.causal ? at + count : positions) - key});
   }
 }
 
@@ -34,7 +36,7 @@ at::Tensor starts_of(const PackedAttention& attention, const Block& block, at::D
   const auto options = at::TensorOptions().dtype(at::kLong).device(device);
   at::Tensor starts = at::zeros({1, block.count}, options);
   if (attention.window > 0) {
-    const int64_t first = block.first - attention.window + 1;
+    const int64_t first = attention.past() + block.first - attention.window + 1;
     starts = at::arange(first, first + block.count, options).clamp_min_(0).unsqueeze(0);
   }
   if (attention.starts.defined()) {
@@ -57,8 +59,29 @@ struct Heads {
                       {packed.stride(0), step, packed.stride(1), 1});
     };
     q = part(attention.q_column(0), attention.heads);
-    k = part(attention.k_column(0), attention.kv_heads).repeat_interleave(group, 1);
-    v = part(attention.v_column(0), attention.kv_heads).repeat_interleave(group, 1);
+    k = with_earlier(attention, part(attention.k_column(0), attention.kv_heads), 0)
+            .repeat_interleave(group, 1);
+    v = with_earlier(attention, part(attention.v_column(0), attention.kv_heads), 1)
+            .repeat_interleave(group, 1);
+  }
+
+  // Keys (which = 0) or values (1) of the earlier slices before `own` (B, K, S, D). A copy: one product then
+  // reads them all.
+  static at::Tensor with_earlier(const PackedAttention& attention, const at::Tensor& own, int64_t which) {
+    std::vector<at::Tensor> all;
+    for (const EarlierKeys& keys : attention.earlier) {
+      PackedAttention packed = attention;
+      if (!keys.packed) packed.heads = 0;
+      const int64_t dim = attention.head_dim;
+      const int64_t column = which == 0 ? packed.k_column(0) : packed.v_column(0);
+      const int64_t step = keys.packed && attention.interleaved ? 3 * dim : dim;
+      all.push_back(keys.rows.narrow(2, column, keys.rows.size(2) - column)
+                        .as_strided({own.size(0), attention.kv_heads, keys.rows.size(1), dim},
+                                    {keys.rows.stride(0), step, keys.rows.stride(1), 1}));
+    }
+    if (all.empty()) return own;
+    all.push_back(own);
+    return at::cat(all, 2);
   }
 
   // scale q k^T, capped, + shift where a query sees a key, else -inf: (batch, heads, count, keys). `slope`
@@ -74,7 +97,7 @@ struct Heads {
     if (attention.shift.defined()) scores.add_(block.of_keys(attention.shift, 1).unsqueeze(1).unsqueeze(1));
     if (attention.causal) {
       const at::Tensor later = at::ones({block.count, block.keys}, q.options().dtype(at::kBool))
-                                   .triu_(block.first - block.key + 1);
+                                   .triu_(attention.past() + block.first - block.key + 1);
       scores.masked_fill_(later, kHidden);
     }
     if (const at::Tensor starts = starts_of(attention, block, q.device()); starts.defined()) {
@@ -97,11 +120,12 @@ at::Tensor factors_of(const at::Tensor& p, const PackedAttention& attention, int
   const auto integers = p.options().dtype(at::kLong);
   const at::Tensor of_head = at::arange(p.size(0) * p.size(1), integers).unsqueeze(1) * positions;
   const at::Tensor rows = of_head + at::arange(block.first, block.first + block.count, integers);
-  const at::Tensor factors = dropout_factors(mask, rows.flatten(), positions, p.options());
+  const int64_t cols = mask.length > 0 ? int64_t{mask.positions} : positions;
+  const at::Tensor factors = dropout_factors(mask, rows.flatten(), cols, p.options());
   const at::Tensor starts = starts_of(attention, block, p.device());
   if (!starts.defined()) return factors.narrow(1, 0, block.keys).reshape(p.sizes());
   const at::Tensor columns = at::arange(block.key, block.key + block.keys, integers) - starts;
-  return factors.view({p.size(0), p.size(1), p.size(2), positions})
+  return factors.view({p.size(0), p.size(1), p.size(2), cols})
       .gather(3, columns.clamp_min(0).expand(p.sizes()));
 }
 
@@ -134,13 +158,14 @@ void attention_backward(const at::Tensor& packed, const PackedAttention& attenti
   const auto of_group = [&](const at::Tensor& tensor) {
     return tensor.unflatten(1, {attention.kv_heads, heads.group}).sum(2);
   };
-  const auto sums = [&](int64_t count) {
-    return at::zeros({packed.size(0), count, positions, attention.head_dim},
+  const int64_t past = attention.past();
+  const auto sums = [&](int64_t count, int64_t rows) {
+    return at::zeros({packed.size(0), count, rows, attention.head_dim},
                      packed.options().dtype(compute_type(packed.scalar_type())));
   };
-  const at::Tensor dq = sums(attention.heads);
-  const at::Tensor dk = sums(attention.kv_heads);
-  const at::Tensor dv = sums(attention.kv_heads);
+  const at::Tensor dq = sums(attention.heads, positions);
+  at::Tensor dk = sums(attention.kv_heads, past + positions);
+  at::Tensor dv = sums(attention.kv_heads, past + positions);
   const at::Tensor gradient = by_head(dout);
   const at::Tensor inner = (gradient * by_head(out)).sum(3, true);
   for_blocks(positions, attention, [&](const Block& block) {
@@ -161,11 +186,26 @@ void attention_backward(const at::Tensor& packed, const PackedAttention& attenti
     block.of_keys(dk, 2).add_(of_group(at::matmul(ds.transpose(2, 3), queries(heads.q))));
     block.of_keys(dv, 2).add_(of_group(at::matmul(dropped.transpose(2, 3), dy)));
   });
+  const auto as_rows = [](const at::Tensor& tensor) { return tensor.transpose(1, 2).flatten(2); };
+  int64_t begin = 0;
+  for (const EarlierKeys& keys : attention.earlier) {
+    const int64_t count = keys.rows.size(1);
+    keys.gradient.add_(
+        at::cat({as_rows(dk.narrow(2, begin, count)), as_rows(dv.narrow(2, begin, count))}, 2));
+    begin += count;
+  }
+  dk = dk.narrow(2, past, positions);
+  dv = dv.narrow(2, past, positions);
+  if (attention.from_later.defined()) {
+    const at::Tensor heads_of =
+        attention.from_later.unflatten(2, {2 * attention.kv_heads, attention.head_dim});
+    dk.add_(heads_of.narrow(2, 0, attention.kv_heads).transpose(1, 2));
+    dv.add_(heads_of.narrow(2, attention.kv_heads, attention.kv_heads).transpose(1, 2));
+  }
   if (attention.interleaved) {
     dpacked.copy_(at::stack({dq, dk, dv}, 2).permute({0, 3, 1, 2, 4}).flatten(2));
     return;
   }
-  const auto as_rows = [](const at::Tensor& tensor) { return tensor.transpose(1, 2).flatten(2); };
   dpacked.copy_(at::cat({as_rows(dq), as_rows(dk), as_rows(dv)}, 2));
 }
 

@@ -24,11 +24,12 @@ std::vector<Starts> starts_of(const PackedAttention& attention, int64_t position
   if (!attention.causal || (attention.window == 0 && !attention.starts.defined())) return {};
   const at::Tensor given =
       attention.starts.defined() ? attention.starts.cpu().contiguous() : at::zeros({1, positions}, at::kLong);
+  const int64_t past = attention.past();
   std::vector<Starts> all(given.size(0));
   for (size_t b = 0; b < all.size(); ++b) {
     const int64_t* from = given.const_data_ptr<int64_t>() + static_cast<int64_t>(b) * positions;
     for (int64_t i = 0; i < positions; ++i) {
-      const int64_t of_window = attention.window > 0 ? i - attention.window + 1 : 0;
+      const int64_t of_window = attention.window > 0 ? past + i - attention.window + 1 : 0;
       all[b].push_back(std::max(from[i], of_window));
     }
   }
@@ -42,6 +43,7 @@ struct Loops {
       : attention(attention),
         batch(packed.size(0)),
         positions(packed.size(1)),
+        past(attention.past()),
         heads(attention.heads),
         kv_heads(attention.kv_heads),
         dim(attention.head_dim),
@@ -53,6 +55,7 @@ struct Loops {
         starts(starts_of(attention, positions)) {}
 
   int64_t tasks() const { return batch * kv_heads; }
+  int64_t keys() const { return past + positions; }
   // The row in log_sum_exp and in dropout's mask.
   int64_t row(int64_t b, int64_t h, int64_t query) const { return (b * heads + h) * positions + query; }
   int64_t at_out(int64_t b, int64_t h, int64_t query) const {
@@ -70,8 +73,8 @@ struct Loops {
         const int64_t key = from.empty() ? 0 : from[query];
         ScoreBlock<T> scores;
         scores.rows = std::min(block, positions - query);
-        scores.cols = (attention.causal ? query + scores.rows : positions) - key;
-        scores.seen = (attention.causal ? query + 1 : positions) - key;
+        scores.cols = (attention.causal ? past + query + scores.rows : positions) - key;
+        scores.seen = (attention.causal ? past + query + 1 : positions) - key;
         Starts columns;
         if (!from.empty()) {
           for (int64_t r = 0; r < scores.rows; ++r) columns.push_back(from[query + r] - key);
@@ -79,22 +82,94 @@ struct Loops {
         }
         scores.scale = scale;
         scores.cap = T(attention.cap);
-        scores.shift = shift == nullptr ? nullptr : shift + b * positions + key;
+        scores.shift = shift == nullptr ? nullptr : shift + b * keys() + key;
         scores.dropout = attention.dropout;
         scores.row_begin = row(b, h, query);
-        scores.mask_cols = positions;
+        scores.mask_cols = attention.dropout.length > 0 ? attention.dropout.positions : positions;
         body(h, query, key, scores);
       }
     }
   }
 
+  // Adds dk and dv (keys(), D) of the earlier slices' keys to their gradients.
+  void add_to_earlier(int64_t b, int64_t kv, const T* dk, const T* dv) const {
+    for (const EarlierKeys& keys : attention.earlier) {
+      const int64_t count = keys.rows.size(1);
+      T* to = mutable_numbers<T>(keys.gradient) + b * count * 2 * kv_heads * dim + kv * dim;
+      for (int64_t s = 0; s < count; ++s, to += 2 * kv_heads * dim, dk += dim, dv += dim) {
+        for (int64_t c = 0; c < dim; ++c) to[c] += dk[c];
+        for (int64_t c = 0; c < dim; ++c) to[kv_heads * dim + c] += dv[c];
+      }
+    }
+  }
+  // Adds a gradient (B, count, 2 K D) of keys and values to dk and dv (count, D).
+  void add_rows(const at::Tensor& gradient, int64_t b, int64_t kv, int64_t count, T* dk, T* dv) const {
+    const T* from = numbers<T>(gradient) + b * count * 2 * kv_heads * dim + kv * dim;
+    for (int64_t s = 0; s < count; ++s, from += 2 * kv_heads * dim, dk += dim, dv += dim) {
+      for (int64_t c = 0; c < dim; ++c) dk[c] += from[c];
+      for (int64_t c = 0; c < dim; ++c) dv[c] += from[kv_heads * dim + c];
+    }
+  }
+
   const PackedAttention& attention;
-  int64_t batch, positions, heads, kv_heads, dim, stride, out_stride, block;
+  int64_t batch, positions, past, heads, kv_heads, dim, stride, out_stride, block;
   T scale;
   const T* shift;
   std::vector<Starts> starts;  // of each sample; one: of all; empty: 0
   const Starts none{};
 };
+
+// Keys and values of one head that lie together: positions [begin, begin + count).
+template <typename T>
+struct KeyPart {
+  int64_t begin = 0;
+  int64_t count = 0;
+  Matrix<const T> k, v;
+};
+
+// The keys and values of a slice and of those before it. Without slices, there is one part.
+template <typename T>
+class KeyParts {
+ public:
+  KeyParts(const at::Tensor& packed, const PackedAttention& attention)
+      : packed_(packed), attention_(attention) {}
+
+  std::vector<KeyPart<T>> of(int64_t b, int64_t kv) const {
+    std::vector<KeyPart<T>> parts;
+    int64_t begin = 0;
+    const auto add = [&](const at::Tensor& rows, int64_t k_column, int64_t v_column) {
+      const int64_t count = rows.size(1), stride = row_stride(rows);
+      const T* const from = numbers<T>(rows) + b * count * stride;
+      parts.push_back({begin, count, {from + k_column, stride}, {from + v_column, stride}});
+      begin += count;
+    };
+    const int64_t dim = attention_.head_dim;
+    for (const EarlierKeys& keys : attention_.earlier) {
+      if (keys.packed) add(keys.rows, attention_.k_column(kv), attention_.v_column(kv));
+      if (!keys.packed) add(keys.rows, kv * dim, (attention_.kv_heads + kv) * dim);
+    }
+    add(packed_, attention_.k_column(kv), attention_.v_column(kv));
+    return parts;
+  }
+
+ private:
+  const at::Tensor& packed_;
+  const PackedAttention& attention_;
+};
+
+// Calls body(part, column, count) for the keys [key, key + cols) part by part: `column` counts from `key`.
+template <typename T, typename Body>
+void for_parts(const std::vector<KeyPart<T>>& parts, int64_t key, int64_t cols, Body&& body) {
+  for (const KeyPart<T>& part : parts) {
+    const int64_t first = std::max(key, part.begin);
+    const int64_t count = std::min(key + cols, part.begin + part.count) - first;
+    if (count <= 0) continue;
+    KeyPart<T> seen = part;
+    seen.k.data += (first - part.begin) * part.k.stride;
+    seen.v.data += (first - part.begin) * part.v.stride;
+    body(seen, first - key, count);
+  }
+}
 
 // Memory of each thread. It is allocated on the rank's thread, so that the memory meter counts it.
 template <typename T>
@@ -114,20 +189,24 @@ void forward(const at::Tensor& packed, const PackedAttention& attention, at::Ten
              at::Tensor& log_sum_exp) {
   const Loops<T> loops(packed, attention);
   const int64_t dim = loops.dim, stride = loops.stride;
-  const Scratch<T> scratch(loops.block * loops.positions, packed.options());
+  const KeyParts<T> parts(packed, attention);
+  const Scratch<T> scratch(loops.block * loops.keys(), packed.options());
   at::parallel_for(0, loops.tasks(), 1, [&](int64_t begin, int64_t end) {
     T* const p = scratch.mine();
     for (int64_t task = begin; task < end; ++task) {
       const int64_t b = task / loops.kv_heads, kv = task % loops.kv_heads;
       const T* const rows = numbers<T>(packed) + b * loops.positions * stride;
+      const std::vector<KeyPart<T>> all = parts.of(b, kv);
       loops.for_blocks(b, kv, [&](int64_t h, int64_t query, int64_t key, const ScoreBlock<T>& scores) {
         const Matrix<const T> q{rows + query * stride + attention.q_column(h), stride};
-        const Matrix<const T> k{rows + key * stride + attention.k_column(kv), stride};
-        const Matrix<const T> v{rows + key * stride + attention.v_column(kv), stride};
         const Matrix<T> y{mutable_numbers<T>(out) + loops.at_out(b, h, query), loops.out_stride};
-        gemm<T>(false, true, scores.rows, scores.cols, dim, 1, q, k, 0, {p, scores.cols});
+        for_parts(all, key, scores.cols, [&](const KeyPart<T>& part, int64_t column, int64_t count) {
+          gemm<T>(false, true, scores.rows, count, dim, 1, q, part.k, 0, {p + column, scores.cols});
+        });
         kernels<T>().softmax_forward(scores, p, mutable_numbers<T>(log_sum_exp) + loops.row(b, h, query));
-        gemm<T>(false, false, scores.rows, dim, scores.cols, 1, {p, scores.cols}, v, 0, y);
+        for_parts(all, key, scores.cols, [&](const KeyPart<T>& part, int64_t column, int64_t count) {
+          gemm<T>(false, false, scores.rows, dim, count, 1, {p + column, scores.cols}, part.v, column > 0, y);
+        });
       });
     }
   });
@@ -139,40 +218,49 @@ void backward(const at::Tensor& packed, const PackedAttention& attention, const 
   const Loops<T> loops(packed, attention);
   const int64_t positions = loops.positions, dim = loops.dim, stride = loops.stride;
   const int64_t dstride = row_stride(dpacked);
-  const Scratch<T> scratch(2 * positions * (loops.block + dim), packed.options());
+  const KeyParts<T> parts(packed, attention);
+  const int64_t past = loops.past, all_keys = loops.keys();
+  const Scratch<T> scratch(2 * all_keys * (loops.block + dim), packed.options());
   at::parallel_for(0, loops.tasks(), 1, [&](int64_t begin, int64_t end) {
     T* const p = scratch.mine();
-    T* const ds = p + loops.block * positions;
+    T* const ds = p + loops.block * all_keys;
     // Summed over the blocks of the group's queries. Stored only at the end, because k and v may lie in the
     // same memory.
-    T* const dk = ds + loops.block * positions;
-    T* const dv = dk + positions * dim;
+    T* const dk = ds + loops.block * all_keys;
+    T* const dv = dk + all_keys * dim;
     for (int64_t task = begin; task < end; ++task) {
       const int64_t b = task / loops.kv_heads, kv = task % loops.kv_heads;
       const T* const rows = numbers<T>(packed) + b * positions * stride;
       T* const drows = mutable_numbers<T>(dpacked) + b * positions * dstride;
       const int64_t k_column = attention.k_column(kv), v_column = attention.v_column(kv);
-      std::fill_n(dk, 2 * positions * dim, T(0));  // dk and dv
+      const std::vector<KeyPart<T>> all = parts.of(b, kv);
+      std::fill_n(dk, 2 * all_keys * dim, T(0));  // dk and dv
       loops.for_blocks(b, kv, [&](int64_t h, int64_t query, int64_t key, const ScoreBlock<T>& scores) {
         const int64_t count = scores.rows, keys = scores.cols;
         const int64_t q_column = attention.q_column(h), at_out = loops.at_out(b, h, query);
         const Matrix<const T> q{rows + query * stride + q_column, stride};
-        const Matrix<const T> k{rows + key * stride + k_column, stride};
-        const Matrix<const T> v{rows + key * stride + v_column, stride};
         const Matrix<const T> dy{numbers<T>(dout) + at_out, loops.out_stride};
-        gemm<T>(false, true, count, keys, dim, 1, q, k, 0, {p, keys});
-        gemm<T>(false, true, count, keys, dim, 1, dy, v, 0, {ds, keys});
+        for_parts(all, key, keys, [&](const KeyPart<T>& part, int64_t column, int64_t n) {
+          gemm<T>(false, true, count, n, dim, 1, q, part.k, 0, {p + column, keys});
+          gemm<T>(false, true, count, n, dim, 1, dy, part.v, 0, {ds + column, keys});
+        });
         kernels<T>().softmax_backward(scores, p, ds, numbers<T>(log_sum_exp) + loops.row(b, h, query),
                                       numbers<T>(out) + at_out, dy.data, dim, loops.out_stride);
         gemm<T>(true, false, keys, dim, count, 1, {p, keys}, dy, 1, {dv + key * dim, dim});
         gemm<T>(true, false, keys, dim, count, 1, {ds, keys}, q, 1, {dk + key * dim, dim});
         // The block's queries are no longer needed.
-        gemm<T>(false, false, count, dim, keys, 1, {ds, keys}, k, 0,
-                {drows + query * dstride + q_column, dstride});
+        for_parts(all, key, keys, [&](const KeyPart<T>& part, int64_t column, int64_t n) {
+          gemm<T>(false, false, count, dim, n, 1, {ds + column, keys}, part.k, column > 0,
+                  {drows + query * dstride + q_column, dstride});
+        });
       });
+      loops.add_to_earlier(b, kv, dk, dv);
+      if (attention.from_later.defined()) {
+        loops.add_rows(attention.from_later, b, kv, positions, dk + past * dim, dv + past * dim);
+      }
       for (int64_t s = 0; s < positions; ++s) {
-        std::copy_n(dk + s * dim, dim, drows + s * dstride + k_column);
-        std::copy_n(dv + s * dim, dim, drows + s * dstride + v_column);
+        std::copy_n(dk + (past + s) * dim, dim, drows + s * dstride + k_column);
+        std::copy_n(dv + (past + s) * dim, dim, drows + s * dstride + v_column);
       }
     }
   });

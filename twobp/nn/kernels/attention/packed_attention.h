@@ -9,11 +9,20 @@
 // not depend on the number of threads. (A single task leaves the threads to the products inside it.)
 #pragma once
 
+#include <vector>
+
 #include <ATen/ATen.h>
 
 #include "twobp/nn/kernels/encoder/dropout.h"
 
 namespace twobp {
+
+// Keys and values of an earlier slice of the sequences (Context::slice), L positions long.
+struct EarlierKeys {
+  at::Tensor rows;  // (B, L, packed()), or (B, L, 2 K D) = (k | v) if not `packed`
+  bool packed = true;
+  at::Tensor gradient;  // (B, L, 2 K D) = (dL/dk | dL/dv), to which backward adds
+};
 
 struct PackedAttention {
   int64_t heads = 1;     // H
@@ -32,12 +41,24 @@ struct PackedAttention {
   double cap = 0;            // scaled scores become cap * tanh(score / cap); 0: they do not
   bool interleaved = false;  // a row is (q | k | v) of head 0, then of head 1, and so on; H = K
 
+  // Of causal attention over a slice: `packed` has the queries [P, P + S), keys and values of the first P
+  // positions are in `earlier`, in order, and `shift` has P + S columns. They are read where they are.
+  std::vector<EarlierKeys> earlier{};
+  at::Tensor
+      from_later{};  // (B, S, 2 K D), a gradient of the slice's own k and v, which backward adds to theirs
+
   // A row: (q | k | v), (H + 2 K) heads.
   int64_t packed() const { return (heads + 2 * kv_heads) * head_dim; }
   // The first numbers of heads in a row.
   int64_t q_column(int64_t head) const { return (interleaved ? 3 * head : head) * head_dim; }
   int64_t k_column(int64_t kv) const { return (interleaved ? 3 * kv + 1 : heads + kv) * head_dim; }
   int64_t v_column(int64_t kv) const { return (interleaved ? 3 * kv + 2 : heads + kv_heads + kv) * head_dim; }
+  // P
+  int64_t past() const {
+    int64_t sum = 0;
+    for (const EarlierKeys& keys : earlier) sum += keys.rows.size(1);
+    return sum;
+  }
 };
 
 // packed (B, S, (H + 2 K) D), float32 or float64 -> out (B, S, H D), log_sum_exp (B, H, S). All tensors are

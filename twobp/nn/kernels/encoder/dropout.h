@@ -13,6 +13,17 @@ struct DropoutMask {
   uint32_t micro_batch = 0;
   uint32_t threshold = 0;  // p * 2^16: a number is dropped if its 16 random bits are below this
   double scale = 1;        // factor of the numbers that are kept
+
+  // With slices, rows are positions of the samples, and this call has the positions [first, first + length)
+  // of their `positions`. So the mask is that of the whole sequences. 0: all positions.
+  uint32_t length = 0;
+  uint32_t first = 0;
+  uint32_t positions = 0;
+
+  // The row of the mask for a row of this call.
+  uint32_t row(uint32_t here) const {
+    return length == 0 ? here : here / length * positions + first + here % length;
+  }
 };
 
 // The rest is for files that are compiled once per instruction set. It is local to each file, so that the
@@ -64,6 +75,7 @@ template <typename T, typename Body>
 inline void for_each_kept(const DropoutMask& mask, uint32_t row, int64_t cols, int64_t used, Body&& body) {
   constexpr int64_t kChunk = 1024;
   uint32_t words[kChunk / 2];
+  row = mask.row(row);
   const T scale = static_cast<T>(mask.scale);
   const uint32_t threshold = mask.threshold;
   for (int64_t begin = 0; begin < used; begin += kChunk) {
