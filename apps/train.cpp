@@ -52,10 +52,13 @@ void describe_run(Trainer& trainer) {
   const int64_t parameters = trainer.update().numel();
   std::vector<std::string> split;
   for (const int layers : pipeline.split()) split.push_back(std::to_string(layers));
-  std::vector<double> seconds;
-  for (const auto& stage : pipeline.stage_profiles()) {
-    seconds.push_back(0);
-    for (const LayerProfile& cost : stage) seconds.back() += cost.seconds();
+  std::vector<double> seconds(pipeline.stages(), 0);
+  std::vector<double> of_slice(pipeline.slices(), 0);
+  for (size_t i = 0; i < pipeline.stage_profiles().size(); ++i) {
+    for (const LayerProfile& cost : pipeline.stage_profiles()[i]) {
+      seconds[i % seconds.size()] += cost.seconds();
+      of_slice[i / seconds.size()] += cost.seconds();
+    }
   }
   const Variant variant = trainer.variant();
   print(
@@ -66,6 +69,13 @@ void describe_run(Trainer& trainer) {
       std::string(policy_name(variant.policy)).c_str(), trainer.micro_batches(),
       static_cast<long long>(trainer.config().pipeline.micro_batch_size),
       static_cast<long long>(trainer.loader().batches_per_epoch()));
+  if (pipeline.slices() > 1) {
+    std::vector<std::string> lengths;
+    const auto& cuts = pipeline.cuts();
+    for (size_t s = 1; s < cuts.size(); ++s) lengths.push_back(std::to_string(cuts[s] - cuts[s - 1]));
+    print("each sequence in %d slices of %s positions, the slowest %.2fx the mean\n", pipeline.slices(),
+          join(lengths, "+").c_str(), imbalance(of_slice));
+  }
   if (pipeline.ranks() > 1) print("%s\n", to_text(trainer.run_ahead()).c_str());
 }
 

@@ -95,6 +95,8 @@ struct ModelType {
   std::function<ModelSpec(const ModelOptions&, const BuildSettings&)> build;
   // The reason why steps of this model cannot be a CUDA graph. Empty if they can.
   std::function<std::string(const ModelOptions&)> no_graph;
+  // The reason why its sequences cannot be cut into slices (pipeline.slices). Empty if they can.
+  std::function<std::string(const ModelOptions&)> no_slices;
   // Reads the options from config.json. Throws Error if one is missing or has the wrong type, or if the file
   // asks for another computation than ours.
   std::function<void(const HfSection& file, ModelOptions&)> read_hf;
@@ -116,6 +118,9 @@ ModelType make_model_type(std::vector<Key> keys) {
   type.names = [](const ModelOptions&) { return TensorNames(); };
   type.weights = [](const ModelOptions&) { return std::string(); };
   type.no_graph = [](const ModelOptions&) { return std::string(); };
+  type.no_slices = [](const ModelOptions&) {
+    return std::string("its layers read all positions of a sequence at once, or it has no sequences");
+  };
   return type;
 }
 

@@ -27,6 +27,24 @@ int ranks_of(const PipelineOptions& options) {
   return ranks.empty() ? options.stages : *std::max_element(ranks.begin(), ranks.end()) + 1;
 }
 
+// The fields of each slice of the micro-batches, all of one length. `cuts` become those of that length.
+std::vector<Fields> in_slices(const std::vector<Fields>& micro_batches, const Cuts& measured, Cuts& cuts) {
+  std::vector<Fields> slices;
+  for (const Fields& fields : micro_batches) {
+    TWOBP_CHECK(!fields.empty(), "a micro-batch without fields has no sequences to cut into slices");
+    const at::Tensor& first = fields.begin()->second;
+    TWOBP_CHECK(first.dim() >= 2, "the field \"", fields.begin()->first, "\" of sizes ", first.sizes(),
+                " has no sequences to cut into slices");
+    if (cuts.empty()) cuts = scaled_cuts(measured, first.size(1));
+    TWOBP_CHECK(first.size(1) == cuts.back(), "the micro-batches of a step have sequences of ", cuts.back(),
+                " and of ", first.size(1), " positions: with slices they have one length");
+    for (size_t s = 0; s + 1 < cuts.size(); ++s) {
+      slices.push_back(slice_of(fields, cuts[s], cuts[s + 1] - cuts[s]));
+    }
+  }
+  return slices;
+}
+
 }  // namespace
 
 struct Pipeline::KeptGraph {
@@ -36,7 +54,9 @@ struct Pipeline::KeptGraph {
 
 struct Pipeline::UnderWay {
   const StepSetup* setup = nullptr;
-  std::vector<Fields> micro_batches;
+  std::vector<Fields> micro_batches;  // with slices: of each slice
+  std::vector<Fields> sequences;      // with slices: of the whole micro-batches
+  Cuts cuts;
   StepInput input;
   std::vector<RankResult> results;  // by rank
   double begin = 0;
@@ -60,6 +80,7 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
       split_(options.split),
       rank_of_stage_(options.rank_of_stage),
       world_(std::move(world)),
+      slices_(options.slices),
       timeout_(options.timeout),
       graph_(std::make_unique<KeptGraph>()) {
   const std::vector<LayerProfile> costs = layer_profiles(model, profile);
@@ -75,8 +96,16 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
   std::vector<int> first_layer;
   for (int first = 0; const int count : split_) {
     first_layer.push_back(first);
-    stage_profiles_.emplace_back(costs.begin() + first, costs.begin() + first + count);
     first += count;
+  }
+  std::vector<Profile> of_slices = slices_.profiles;
+  if (of_slices.empty()) of_slices.push_back(profile);
+  for (const Profile& of_slice : of_slices) {
+    const std::vector<LayerProfile> layers = layer_profiles(model, of_slice);
+    for (size_t s = 0; s < split_.size(); ++s) {
+      const auto first = layers.begin() + first_layer[s];
+      stage_profiles_.emplace_back(first, first + split_[s]);
+    }
   }
 
   meter_ = std::make_unique<MemoryMeter>(rank_of_stage_);
@@ -95,8 +124,11 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
     std::vector<std::unique_ptr<Stage>> stages;
     for (size_t s = 0; s < split_.size(); ++s) {
       if (rank_of_stage_[s] != rank) continue;
+      std::vector<std::vector<LayerProfile>> of_stage;
+      for (size_t i = s; i < stage_profiles_.size(); i += split_.size())
+        of_stage.push_back(stage_profiles_[i]);
       stages.push_back(std::make_unique<Stage>(static_cast<int>(s), model_, first_layer[s], split_[s],
-                                               options.seed, stage_profiles_[s],
+                                               options.seed, std::move(of_stage),
                                                world_.device(rank).where()));
     }
     executors_[rank] = std::make_unique<RankExecutor>(rank, std::move(stages), *world_.pipeline[rank],
@@ -167,8 +199,9 @@ void Pipeline::submit(const StepSetup& setup, const std::vector<Fields>& micro_b
   const MemoryMeter::Watch watch(*meter_);
   const Schedule& schedule = setup.schedule;
   TWOBP_CHECK(!failed_, "this pipeline has failed in an earlier step and can't run any more");
-  TWOBP_CHECK(static_cast<int>(micro_batches.size()) == schedule.micro_batches, "the schedule is for ",
-              schedule.micro_batches, " micro-batches, the batch has ", micro_batches.size());
+  TWOBP_CHECK(static_cast<int>(micro_batches.size()) * schedule.slices == schedule.micro_batches,
+              "the schedule is for ", schedule.micro_batches / schedule.slices,
+              " micro-batches, the batch has ", micro_batches.size());
   TWOBP_CHECK(schedule.rank_of_stage == rank_of_stage_,
               "the schedule places its stages differently from the pipeline");
   const bool early = !under_way_.empty();
@@ -176,13 +209,22 @@ void Pipeline::submit(const StepSetup& setup, const std::vector<Fields>& micro_b
               "a step whose events are wanted has the pipeline for itself");
   auto step = std::make_unique<UnderWay>();
   step->setup = &setup;
-  step->micro_batches = micro_batches;
+  if (schedule.slices > 1) {
+    TWOBP_CHECK(schedule.slices == slices(), "the schedule has ", schedule.slices,
+                " slices for each micro-batch, and this pipeline was measured with ", slices());
+    step->sequences = micro_batches;
+    step->micro_batches = in_slices(micro_batches, slices_.cuts, step->cuts);
+  } else {
+    step->micro_batches = micro_batches;
+  }
   step->results.resize(ranks());
   step->begun_early = early;
   step->input = given;
   StepInput& input = step->input;
   input.schedule = &schedule;
   input.micro_batches = &step->micro_batches;
+  input.sequences = &step->sequences;
+  input.cuts = &step->cuts;
   input.input_field = model_.input_field;
   input.batching = setup.batching;
   const bool other_setup = early && under_way_.back()->setup != &setup;

@@ -29,6 +29,7 @@ struct PipelineOptions {
   int stages = 2;
   std::vector<int> rank_of_stage;  // empty: one stage on each rank
   std::vector<int> split;          // layers per stage; empty: by measured cost
+  SliceProfiles slices;            // the slices of a training step's sequences; empty: they are not cut
   ThreadOptions threads;
   uint64_t seed = 1;     // of the initial weights
   double timeout = 300;  // seconds that processes wait for each other outside steps
@@ -41,13 +42,14 @@ std::vector<World> make_thread_worlds(int replicas, int ranks, const ThreadOptio
 
 class Pipeline {
  public:
-  // `profile` was measured with micro-batches of the size that will run.
+  // `profile` was measured with micro-batches of the size that will run. With slices, it is their sum.
   Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options, World world);
   // All ranks in this process.
   Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options);
   ~Pipeline();
 
-  // Runs one step over the micro-batches. Their number is that of the setup. Rethrows the first error of any
+  // Runs one step over the micro-batches. Their number is that of the setup. With slices, each is cut where
+  // `cuts` says, or in proportion if its sequences are of another length. Rethrows the first error of any
   // rank after all ranks have stopped; then the pipeline can no longer be used. Loss, correct predictions and
   // `stop` cover all processes. For ranks and stages, the run's first process has those of its whole replica,
   // and the others have their own.
@@ -82,7 +84,10 @@ class Pipeline {
   const std::vector<int>& split() const { return split_; }
   const std::vector<int>& rank_of_stage() const { return rank_of_stage_; }
   const ModelSpec& model() const { return model_; }
+  // The costs of the layers of each stage; with slices, of each slice and stage, slice by slice.
   const std::vector<std::vector<LayerProfile>>& stage_profiles() const { return stage_profiles_; }
+  int slices() const { return slices_.count(); }
+  const Cuts& cuts() const { return slices_.cuts; }
   MemoryMeter& meter() { return *meter_; }
   // For ranks and stages of this process. Throw Error for others.
   RankExecutor& rank(int r);
@@ -113,6 +118,7 @@ class Pipeline {
   ModelSpec model_;
   std::vector<int> split_;
   std::vector<int> rank_of_stage_;
+  SliceProfiles slices_;
   std::vector<std::vector<LayerProfile>> stage_profiles_;
   std::unique_ptr<MemoryMeter> meter_;
   World world_;

@@ -51,6 +51,36 @@ void check_recompute(const PipelineConfig& pipeline) {
   }
 }
 
+void check_slices(const PipelineConfig& pipeline) {
+  const auto& lengths = pipeline.slice_lengths;
+  if (!lengths.empty()) {
+    TWOBP_CHECK(std::cmp_equal(lengths.size(), pipeline.slices), "pipeline.slice_lengths lists ",
+                lengths.size(), " slices, but pipeline.slices is ", pipeline.slices,
+                ": give one length per slice, or [] to cut by measured cost.");
+    for (size_t slice = 0; slice < lengths.size(); ++slice) {
+      TWOBP_CHECK(lengths[slice] >= 1 && lengths[slice] <= kMaxWidth, "pipeline.slice_lengths gives slice ",
+                  slice, " ", lengths[slice], " positions, but every slice has at least 1.");
+    }
+  }
+  if (pipeline.slices == 1) return;
+  TWOBP_CHECK(!pipeline.graphs, "pipeline.slices is ", pipeline.slices,
+              ", but not with pipeline.graphs: a graph of a sliced step is not recorded. Set it to false.");
+  TWOBP_CHECK(
+      pipeline.schedule != kAutoSchedule && !ScheduleSource::is_file(pipeline.schedule),
+      "pipeline.slices is ", pipeline.slices, ", but pipeline.schedule is \"", pipeline.schedule,
+      "\": a schedule file and a searched schedule have no slices. Name a schedule, or set slices to 1.");
+  TWOBP_CHECK(named_schedule(pipeline.schedule).takes_slices, "pipeline.slices is ", pipeline.slices,
+              ", but schedule '", pipeline.schedule,
+              "' has no form with slices: use another one, or set slices to 1.");
+  for (const std::string& text : pipeline.recompute) {
+    TWOBP_CHECK(
+        !text.ends_with("derivatives") && !text.ends_with("both"), "pipeline.slices is ", pipeline.slices,
+        ", but pipeline.recompute has \"", text,
+        "\": a slice's I adds to gradients of earlier slices, so W cannot repeat it. Use activations or "
+        "none, or set slices to 1.");
+  }
+}
+
 }  // namespace
 
 const Section& pipeline_section() {
@@ -101,6 +131,15 @@ const Section& pipeline_section() {
            .in("micro-batches")
            .from(0, kMaxCount),
        TWOBP_KEY(PipelineConfig, micro_batch_size, "per micro-batch").in("samples").from(1, kMaxCount),
+       TWOBP_KEY(PipelineConfig, slices,
+                 "parts that each micro-batch's sequences are cut into; they follow each other through the "
+                 "pipeline like micro-batches, for a smaller bubble and less memory with few micro-batches")
+           .in("slices")
+           .from(1, kMaxCount)
+           .noted_on_resume(),
+       TWOBP_KEY(PipelineConfig, slice_lengths, "of each slice, by hand; []: by measured cost")
+           .in("positions")
+           .noted_on_resume(),
        TWOBP_KEY(PipelineConfig, p2,
                  "when weight gradients are computed; off: standard backpropagation; auto: placed for a "
                  "schedule file that places them, else fill")
@@ -163,6 +202,7 @@ void check_pipeline(const PipelineConfig& pipeline) {
   // A schedule file is checked when it is read for a run.
   const bool file = ScheduleSource::is_file(pipeline.schedule);
   const int stages = file ? pipeline.stages : pipeline_shape(pipeline).stages;
+  check_slices(pipeline);
   if (pipeline.split.empty()) return;
   TWOBP_CHECK(stages == 0 || std::cmp_equal(pipeline.split.size(), stages), "pipeline.split lists ",
               pipeline.split.size(), " stages, but pipeline.stages is ", stages,

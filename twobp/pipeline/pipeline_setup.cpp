@@ -11,11 +11,11 @@ StepSetup Pipeline::setup(const ScheduleSource& schedule, int micro_batches, P2P
                           P2Batching batching, MemoryCap memory_cap) const {
   if (micro_batches == 0) return forward_setup(0);
   StepSetup setup;
-  setup.schedule = schedule.make(stages(), ranks(), micro_batches, policy);
+  setup.schedule = schedule.make(stages(), ranks(), micro_batches, policy, slices());
   setup.leading = leading_forwards(setup.schedule);
   setup.batching = batching;
   setup.memory_cap = memory_cap;
-  const Schedule standard = schedule.make(stages(), ranks(), micro_batches, P2Policy::kOff);
+  const Schedule standard = schedule.make(stages(), ranks(), micro_batches, P2Policy::kOff, slices());
   TWOBP_CHECK(standard.has_backward(), "schedule '", schedule.name(),
               "' has no backward, so it trains nothing: use another");
   setup.standard_peaks = standard_peaks(standard, stage_profiles_);

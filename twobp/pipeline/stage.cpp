@@ -7,7 +7,7 @@
 namespace twobp {
 
 Stage::Stage(int index, const ModelSpec& model, int first, int count, uint64_t seed,
-             std::vector<LayerProfile> costs, at::Device device)
+             std::vector<std::vector<LayerProfile>> costs, at::Device device)
     : index_(index),
       first_(first),
       first_backward_(std::clamp(model.first_trainable - first, 0, count)),
@@ -29,12 +29,29 @@ Stage::Stage(int index, const ModelSpec& model, int first, int count, uint64_t s
   }
 }
 
-void Stage::prepare_micro_batches(int count) {
+void Stage::prepare_micro_batches(int count, int slices) {
+  const bool as_before = slices == slices_ && static_cast<int>(saved_.size()) >= count * layer_count();
   while (static_cast<int>(saved_.size()) < count * layer_count()) saved_.push_back(std::make_unique<Saved>());
+  if (slices > 1) {
+    for (auto& saved : saved_) saved->forget_slice();  // of a step that was given up
+  }
+  if (as_before) return;
+  slices_ = slices;
+  const int known = static_cast<int>(saved_.size()) / std::max(1, layer_count());
+  for (int m = 0; m < known; ++m) {
+    for (int i = 0; i < layer_count(); ++i) saved(m, i).follow(m % slices > 0 ? &saved(m - 1, i) : nullptr);
+  }
+}
+
+void Stage::forget_slices(int micro_batch, int layer) {
+  for (Saved* one = &saved(micro_batch, layer); one != nullptr; one = one->previous()) one->forget_slice();
 }
 
 void Stage::release_saved() {
-  for (auto& saved : saved_) saved->release();
+  for (auto& saved : saved_) {
+    saved->release();
+    saved->forget_slice();
+  }
 }
 
 }  // namespace twobp

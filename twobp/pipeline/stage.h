@@ -12,9 +12,10 @@ namespace twobp {
 class Stage {
  public:
   // Makes layers [first, first + count) of the model and their parameters on `device`. Values depend on
-  // `seed` and the parameters' names. Memory is booked on the calling thread, which must be watched.
+  // `seed` and the parameters' names. `costs` are those of the layers, for each slice of a sequence. Memory
+  // is booked on the calling thread, which must be watched.
   Stage(int index, const ModelSpec& model, int first, int count, uint64_t seed,
-        std::vector<LayerProfile> costs, at::Device device = at::kCPU);
+        std::vector<std::vector<LayerProfile>> costs, at::Device device = at::kCPU);
 
   int index() const { return index_; }
   int first_layer() const { return first_; }
@@ -26,12 +27,16 @@ class Stage {
   bool gives_gradient() const { return gives_gradient_; }
   Layer& layer(int i) { return *layers_[i]; }
   const std::string& layer_name(int i) const { return names_[i]; }
-  const LayerProfile& cost(int i) const { return costs_[i]; }
+  int cost_slices() const { return static_cast<int>(costs_.size()); }
+  const LayerProfile& cost(int i, int micro_batch) const { return costs_[micro_batch % costs_.size()][i]; }
   // Parameters of layer i in model order.
   const std::vector<Parameter*>& parameters(int i) const { return parameters_[i]; }
 
   Saved& saved(int micro_batch, int layer) { return *saved_[micro_batch * layer_count() + layer]; }
-  void prepare_micro_batches(int count);
+  // With slices, each Saved follows that of the slice before.
+  void prepare_micro_batches(int count, int slices);
+  // The slices of this micro-batch up to this one are done, and no I follows.
+  void forget_slices(int micro_batch, int layer);
   void release_saved();
 
  private:
@@ -41,9 +46,10 @@ class Stage {
   bool gives_gradient_;
   std::vector<std::string> names_;
   std::vector<std::unique_ptr<Layer>> layers_;
-  std::vector<LayerProfile> costs_;
+  std::vector<std::vector<LayerProfile>> costs_;  // by slice
   std::vector<std::vector<Parameter*>> parameters_;
   std::vector<std::unique_ptr<Saved>> saved_;
+  int slices_ = 1;
 };
 
 }  // namespace twobp

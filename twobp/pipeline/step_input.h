@@ -10,6 +10,7 @@
 
 #include "twobp/nn/context.h"
 #include "twobp/pipeline/executor/p2_batching.h"
+#include "twobp/pipeline/profile/slices.h"
 #include "twobp/schedule/check/leading_forwards.h"
 #include "twobp/schedule/p2_order.h"
 #include "twobp/schedule/schedule.h"
@@ -57,9 +58,11 @@ struct StepInput {
 
   // Set by the pipeline, for its executors.
   const Schedule* schedule = nullptr;
-  const LeadingForwards* leading = nullptr;  // of the schedule
-  const std::vector<Fields>* micro_batches = nullptr;
-  std::string input_field;  // see ModelSpec
+  const LeadingForwards* leading = nullptr;            // of the schedule
+  const std::vector<Fields>* micro_batches = nullptr;  // with slices: of each slice
+  const std::vector<Fields>* sequences = nullptr;      // with slices: of the whole micro-batches
+  const Cuts* cuts = nullptr;                          // with slices
+  std::string input_field;                             // see ModelSpec
   P2Batching batching = P2Batching::kLoop;
   std::vector<int64_t> cap_per_rank;  // bytes of activations and stash; empty or 0: no cap
   bool fills_waits = false;           // see simulate.h

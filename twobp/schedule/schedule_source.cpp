@@ -43,7 +43,8 @@ std::vector<int> ScheduleSource::rank_of_stage(int stages, int ranks) const {
 }
 
 int ScheduleSource::default_micro_batches(int stages, int ranks) const {
-  return written_ ? written_->micro_batches : twobp::default_micro_batches(name_, stages, ranks);
+  return written_ ? written_->micro_batches / written_->slices
+                  : twobp::default_micro_batches(name_, stages, ranks);
 }
 
 bool ScheduleSource::places_p2() const {
@@ -54,12 +55,16 @@ P2Policy ScheduleSource::default_policy() const {
   return written_ && places_p2() ? P2Policy::kPlaced : P2Policy::kFill;
 }
 
-Schedule ScheduleSource::make(int stages, int ranks, int micro_batches, P2Policy policy) const {
-  if (!written_) return make_schedule(name_, stages, micro_batches, policy, ranks);
+Schedule ScheduleSource::make(int stages, int ranks, int micro_batches, P2Policy policy, int slices) const {
+  if (!written_) return make_schedule(name_, stages, micro_batches, policy, ranks, slices);
   rank_of_stage(stages, ranks);
-  TWOBP_CHECK(micro_batches <= written_->micro_batches, name_, " is a schedule of ", written_->micro_batches,
-              " micro-batches, not of ", micro_batches, ": write one with more, or run fewer");
-  Schedule schedule = keep_micro_batches(*written_, micro_batches);
+  TWOBP_CHECK(slices == written_->slices, name_, " is a schedule of ", written_->slices,
+              " slices for each micro-batch, not of ", slices,
+              ": use a named schedule, or set pipeline.slices to ", written_->slices);
+  const int most = written_->micro_batches / written_->slices;
+  TWOBP_CHECK(micro_batches <= most, name_, " is a schedule of ", most, " micro-batches, not of ",
+              micro_batches, ": write one with more, or run fewer");
+  Schedule schedule = keep_micro_batches(*written_, micro_batches * slices);
   // The cells of a schedule with placed W stay as they are, even if fewer micro-batches leave only B.
   const bool as_written = policy == P2Policy::kPlaced && written_->policy == P2Policy::kPlaced;
   schedule = add_communication(as_written ? schedule : apply_p2_policy(schedule, policy));

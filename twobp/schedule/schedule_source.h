@@ -43,8 +43,8 @@ class ScheduleSource {
   P2Policy default_policy() const;
   // The schedule ready to run: with p2 policy and messages, and validated. A written one has its own stages
   // and ranks. If `micro_batches` is less than its number (at the end of an epoch), the cells of the missing
-  // ones are dropped. Throws Error if this is not possible.
-  Schedule make(int stages, int ranks, int micro_batches, P2Policy policy) const;
+  // ones are dropped. A written one has its own number of slices, too. Throws Error if this is not possible.
+  Schedule make(int stages, int ranks, int micro_batches, P2Policy policy, int slices = 1) const;
 
   friend std::ostream& operator<<(std::ostream& out, const ScheduleSource& source) {
     return out << source.name_;

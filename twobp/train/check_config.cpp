@@ -44,6 +44,13 @@ void check_device(const Config& config) {
       "both use its running statistics: set pipeline.recompute to activations or none.");
 }
 
+void check_slices(const Config& config) {
+  if (config.pipeline.slices == 1) return;
+  const std::string why = config.model.type.type().no_slices(config.model.type);
+  TWOBP_CHECK(why.empty(), "pipeline.slices is ", config.pipeline.slices, ", but not with model.type \"",
+              config.model.type.name(), "\": ", why, ". Set it to 1.");
+}
+
 void check_optimizer(const OptimizerConfig& optimizer) {
   const ParameterGroups groups(optimizer);  // throws for entries that are none
   const OptimizerConfig usual;
@@ -68,6 +75,7 @@ void check_training(const Config& config) {
   check_used(config.train.precision == "fp16", "train.loss_scale", config.train.loss_scale,
              TrainConfig().loss_scale, "train.precision \"fp16\"");
   check_device(config);
+  check_slices(config);
   check_optimizer(config.optimizer);
   TWOBP_CHECK(config.train.eval_every == 0 || config.data.held_out > 0, "train.eval_every is ",
               config.train.eval_every,

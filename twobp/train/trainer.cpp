@@ -10,11 +10,11 @@
 #include "twobp/pipeline/early_end.h"
 #include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/pipeline/profile/profile_exchange.h"
 #include "twobp/train/agreement.h"
 #include "twobp/train/auto_variant.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/fault_injection.h"
+#include "twobp/train/measure_slices.h"
 #include "twobp/train/processes.h"
 #include "twobp/train/trainer_state.h"
 #include "twobp/train/update/update.h"
@@ -57,21 +57,6 @@ DataSplit open_in_turn(const Config& config, const World& world) {
   broadcast(*world.processes, opened, 0, kDay);
   if (!world.is_first()) data = open_data(config.data, config.model.input(), config.train.seed);
   return data;
-}
-
-// The profile of one process, because all processes must split and plan alike.
-Profile agreed_profile(Transport& processes, const ModelSpec& model, const std::function<Profile()>& measure,
-                       double timeout) {
-  Profile profile;
-  if (processes.rank() == 0) profile = measure();
-  if (processes.size() == 1) return profile;
-  if (processes.rank() != 0) {
-    for (const LayerSpec& layer : model.layers) profile[layer.kind] = {};
-  }
-  at::Tensor numbers = pack_profile(profile);
-  broadcast(processes, numbers, 0, timeout);
-  unpack_profile(numbers, profile);
-  return profile;
 }
 
 }  // namespace
@@ -174,14 +159,16 @@ Trainer::Trainer(const Config& config, Parts parts)
     const int64_t size = std::min(config.pipeline.micro_batch_size, data_.train->size());
     std::vector<int64_t> first(size);
     std::iota(first.begin(), first.end(), 0);
-    constexpr double kSeconds = 0.3;
     const int rank = parts.world->local_ranks().front();
-    return measure_profile(parts.model, data_.train->read(first, 0), kSeconds, parts.world->device(rank));
+    return measured_slices(parts.model, data_.train->read(first, 0), config.pipeline,
+                           parts.world->device(rank));
   };
-  const Profile profile =
-      agreed_profile(*parts.world->processes, parts.model, measure, config.pipeline.timeout);
-  pipeline_ = std::make_unique<Pipeline>(parts.model, profile, pipeline_options(config, parts.shape),
-                                         std::move(*parts.world));
+  SliceProfiles slices = agreed_slices(*parts.world->processes, parts.model, config.pipeline.slices, measure,
+                                       config.pipeline.timeout);
+  const Profile profile = sum_of(slices);
+  PipelineOptions options = pipeline_options(config, parts.shape);
+  if (config.pipeline.slices > 1) options.slices = std::move(slices);
+  pipeline_ = std::make_unique<Pipeline>(parts.model, profile, options, std::move(*parts.world));
   if (faults_) faults_->choose_layers(*pipeline_);
   update_ = std::make_unique<Update>(*pipeline_, config.optimizer, config.train.clip_norm,
                                      config.pipeline.timeout, parse_bucket(config.pipeline.bucket));

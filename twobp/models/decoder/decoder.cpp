@@ -189,6 +189,7 @@ ModelType type_of_family(const DecoderFamily& family) {
     if (!family.names.positions.empty()) input.longest = o.as<DecoderOptions>().positions;
     return input;
   };
+  type.no_slices = [](const ModelOptions&) { return std::string(); };
   type.fill_in = [&family](ModelOptions& o) {
     auto& options = o.as<DecoderOptions>();
     options = filled_in(family, options);

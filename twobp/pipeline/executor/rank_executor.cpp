@@ -32,8 +32,10 @@ RankExecutor::RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages,
   boundaries_.resize(stages_.size());
   stage_times_.resize(stages_.size());
   for (const auto& stage : stages_) {
-    for (int i = 0; i < stage->layer_count(); ++i)
-      largest_p2_ = std::max(largest_p2_, stage->cost(i).p2_peak);
+    for (int slice = 0; slice < stage->cost_slices(); ++slice) {
+      for (int i = 0; i < stage->layer_count(); ++i)
+        largest_p2_ = std::max(largest_p2_, stage->cost(i, slice).p2_peak);
+    }
   }
 }
 
@@ -63,7 +65,14 @@ Context RankExecutor::context_of(int micro_batch) const {
   context.fields = &(*input_->micro_batches)[micro_batch];
   context.seed = input_->seed;
   context.step = input_->step;
-  context.micro_batch = input_->first_micro_batch + micro_batch;
+  const int slices = input_->schedule->slices;
+  context.micro_batch = input_->first_micro_batch + micro_batch / slices;
+  if (slices > 1) {
+    const Cuts& cuts = *input_->cuts;
+    const int slice = micro_batch % slices;
+    context.slice = {&(*input_->sequences)[micro_batch / slices], cuts.back(), cuts[slice + 1] - cuts[slice]};
+    context.past = cuts[slice];
+  }
   context.training = input_->training;
   context.loss_weight = input_->loss_weight;
   context.loss_scale = loss_scale_;
@@ -131,12 +140,17 @@ void RankExecutor::forward(int s, int mb) {
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
   for (int i = 0; i < stage.layer_count(); ++i) {
     if (training && cap_ > 0 && holds_p2()) {
-      begin += make_room(stage.cost(i).forward_peak, stage.cost(i).forward_held);  // W has its own time
+      begin +=
+          make_room(stage.cost(i, mb).forward_peak, stage.cost(i, mb).forward_held);  // W has its own time
     }
     context.backward = i >= stage.first_backward();
     x = naming_layer([&] { return place_of(s, i); },
                      [&] { return stage.layer(i).forward(std::move(x), context, stage.saved(mb, i)); });
-    if (!context.keeps()) stage.saved(mb, i).release();
+    if (!context.keeps()) {
+      stage.saved(mb, i).release();
+      if (context.sliced() && mb % input_->schedule->slices == input_->schedule->slices - 1)
+        stage.forget_slices(mb, i);
+    }
     progress();
   }
   device_times_.close();
@@ -188,7 +202,7 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
   if (last && !pending_.empty()) interrupt([&] { run_p2_by_layer(s, stage.layer_count()); });
   for (int i = stage.layer_count() - 1; i >= stage.first_backward(); --i) {
     Saved& saved = stage.saved(mb, i);
-    if (cap_ > 0 && holds_p2()) begin += make_room(stage.cost(i).p1_peak, stage.cost(i).p1_held);
+    if (cap_ > 0 && holds_p2()) begin += make_room(stage.cost(i, mb).p1_peak, stage.cost(i, mb).p1_held);
     dy = naming_layer([&] { return place_of(s, i); },
                       [&] { return stage.layer(i).backward_p1(std::move(dy), context, saved); });
     saved.release_p1();

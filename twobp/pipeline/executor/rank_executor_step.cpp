@@ -199,7 +199,8 @@ void RankExecutor::run_until(size_t end) {
     } catch (const Aborted&) {
       throw;
     } catch (...) {
-      fail("rank ", rank_, ", ", step_name(), ", ", to_string(instruction), ": ", message_of_thrown());
+      fail("rank ", rank_, ", ", step_name(), ", ", to_string(instruction, input_->schedule->slices), ": ",
+           message_of_thrown());
     }
   }
 }
@@ -251,7 +252,7 @@ void RankExecutor::prepare(const StepInput& input) {
   local_.assign(schedule.stages, -1);
   for (size_t s = 0; s < stages_.size(); ++s) {
     local_[stages_[s]->index()] = static_cast<int>(s);
-    stages_[s]->prepare_micro_batches(schedule.micro_batches);
+    stages_[s]->prepare_micro_batches(schedule.micro_batches, schedule.slices);
     Boundary& boundary = boundaries_[s];
     for (auto* values :
          {&boundary.input, &boundary.output, &boundary.output_gradient, &boundary.input_gradient}) {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "twobp/core/check.h"
+#include "twobp/schedule/simulate/stage_cost.h"
 
 namespace twobp {
 namespace {
@@ -26,19 +27,21 @@ class Walk {
 
 std::vector<int64_t> standard_peaks(const Schedule& schedule,
                                     const std::vector<std::vector<LayerProfile>>& stages) {
-  TWOBP_CHECK(static_cast<int>(stages.size()) == schedule.stages, "costs for ", stages.size(),
+  const auto count = static_cast<size_t>(schedule.stages);
+  TWOBP_CHECK(stages.size() == count || stages.size() == count * schedule.slices, "costs for ", stages.size(),
               " stages, schedule has ", schedule.stages);
   std::vector<int64_t> peaks;
   for (const auto& instructions : schedule.ranks) {
     Walk walk;
     for (const Instruction& instruction : instructions) {
-      const auto& layers = stages[instruction.stage];
+      const size_t at = cost_index(schedule, stages, instruction.stage, instruction.micro_batch);
+      const auto& layers = stages[at];
       switch (instruction.op) {
         case Op::kRecvForward:
-          walk.grow(0, stages[instruction.stage - 1].back().output);
+          walk.grow(0, stages[at - 1].back().output);
           break;
         case Op::kRecvBackward:
-          walk.grow(0, stages[instruction.stage + 1].front().input_gradient);
+          walk.grow(0, stages[at + 1].front().input_gradient);
           break;
         case Op::kSendForward:
           walk.grow(0, -layers.back().output);

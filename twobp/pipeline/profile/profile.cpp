@@ -8,6 +8,7 @@
 #include "twobp/pipeline/layer_error.h"
 #include "twobp/pipeline/memory/block_cache.h"
 #include "twobp/pipeline/memory/memory_meter.h"
+#include "twobp/pipeline/profile/slices.h"
 
 namespace twobp {
 namespace {
@@ -18,16 +19,21 @@ int64_t bytes_of(const Values& values) {
   return bytes;
 }
 
-// One layer of a kind, with its measurements.
+// The measurements of a layer for one slice, or for the whole sequence.
+struct OfSlice {
+  Saved saved;
+  LayerProfile cost;
+  std::vector<double> forward, backward_p1, backward_p2;
+};
+
+// One layer of a kind.
 struct Specimen {
   std::string kind;
   std::string name;
   std::unique_ptr<Layer> layer;
   bool backward = true;  // whether some layer of the kind has a backward pass
   std::vector<Parameter*> parameters;
-  Saved saved;
-  LayerProfile cost;
-  std::vector<double> forward, backward_p1, backward_p2;
+  std::vector<std::unique_ptr<OfSlice>> slices;
 };
 
 class Measurement {
@@ -56,61 +62,84 @@ std::string measured(const Specimen& specimen, const char* op) {
   return concat("layer ", specimen.name, ", ", op, " of the measurement before the first step");
 }
 
-void run_once(std::vector<Specimen>& specimens, const std::string& input_field, const Fields& fields,
-              MemoryMeter& meter, const Device& device, bool count) {
-  Context context;
-  context.fields = &fields;
+// F of one slice through all specimens.
+void run_forward(std::vector<Specimen>& specimens, size_t slice, Context context,
+                 const std::string& input_field, MemoryMeter& meter, const Device& device, bool count) {
   Values x;
   // A copy, so that it is held and released like the output of a previous layer.
   if (!input_field.empty())
     x.push_back(context.field(input_field).to(device.where(), /*non_blocking=*/false, /*copy=*/true));
   for (auto& s : specimens) {
+    OfSlice& of = *s.slices[slice];
     Measurement measurement(meter, device);
     context.backward = s.backward;
     x = naming_layer([&] { return measured(s, "F"); },
-                     [&] { return s.layer->forward(std::move(x), context, s.saved); });
+                     [&] { return s.layer->forward(std::move(x), context, of.saved); });
     const double seconds = measurement.seconds();
     if (!count) continue;
-    s.forward.push_back(seconds);
-    s.cost.forward_peak = measurement.peak();
-    s.cost.forward_held = measurement.held();
-    s.cost.output = bytes_of(x);
+    of.forward.push_back(seconds);
+    of.cost.forward_peak = measurement.peak();
+    of.cost.forward_held = measurement.held();
+    of.cost.output = bytes_of(x);
   }
-  x.clear();
+}
+
+// I and W of one slice.
+void run_backward(std::vector<Specimen>& specimens, size_t slice, Context context, MemoryMeter& meter,
+                  const Device& device, bool count) {
   Values dy;
   for (auto s = specimens.rbegin(); s != specimens.rend(); ++s) {
     if (!s->backward) continue;
+    OfSlice& of = *s->slices[slice];
     Measurement p1(meter, device);
     dy = naming_layer([&] { return measured(*s, "I"); },
-                      [&] { return s->layer->backward_p1(std::move(dy), context, s->saved); });
-    s->saved.release_p1();
+                      [&] { return s->layer->backward_p1(std::move(dy), context, of.saved); });
+    of.saved.release_p1();
     const double p1_seconds = p1.seconds();
     if (count) {
-      s->backward_p1.push_back(p1_seconds);
-      s->cost.p1_peak = p1.peak();
-      s->cost.p1_held = p1.held();
-      s->cost.input_gradient = bytes_of(dy);
+      of.backward_p1.push_back(p1_seconds);
+      of.cost.p1_peak = p1.peak();
+      of.cost.p1_held = p1.held();
+      of.cost.input_gradient = bytes_of(dy);
     }
     std::vector<P2Unit> units;
-    s->layer->collect_p2(s->saved, units);
+    s->layer->collect_p2(of.saved, units);
     Measurement p2(meter, device);
     for (auto& unit : units) {
       naming_layer([&] { return measured(*s, "W"); }, [&] { unit.layer->backward_p2({&unit.saved, 1}); });
       unit.saved->release_p2();
     }
     if (count) {
-      s->backward_p2.push_back(p2.seconds());
-      s->cost.stash = -p2.held();
-      s->cost.p2_peak = p2.peak();
-      s->cost.p2_units = static_cast<int>(units.size());
+      of.backward_p2.push_back(p2.seconds());
+      of.cost.stash = -p2.held();
+      of.cost.p2_peak = p2.peak();
+      of.cost.p2_units = static_cast<int>(units.size());
     }
     for (Parameter* parameter : s->parameters) parameter->forget_grad();
   }
 }
 
+// The contexts of the slices of a micro-batch, or of the whole one.
+std::vector<Context> contexts_of(const Fields& fields, const Cuts& cuts, const std::vector<Fields>& parts) {
+  std::vector<Context> contexts;
+  for (size_t s = 0; s < parts.size(); ++s) {
+    Context& context = contexts.emplace_back();
+    context.fields = &parts[s];
+    if (cuts.empty()) continue;
+    context.slice = {&fields, cuts.back(), cuts[s + 1] - cuts[s]};
+    context.past = cuts[s];
+  }
+  return contexts;
+}
+
 }  // namespace
 
 Profile measure_profile(const ModelSpec& model, const Fields& fields, double seconds, const Device& device) {
+  return measure_slices(model, fields, {}, seconds, device).profiles.front();
+}
+
+SliceProfiles measure_slices(const ModelSpec& model, const Fields& fields, const Cuts& cuts, double seconds,
+                             const Device& device) {
   TWOBP_CHECK(!model.layers.empty(), "a model needs layers");
   const OnStream here(device.compute());
   BlockCache::install();
@@ -139,22 +168,45 @@ Profile measure_profile(const ModelSpec& model, const Fields& fields, double sec
       parameter->move_to(device.where());
       parameter->allocate_grad();
     }
+    for (size_t slice = 0; slice < std::max<size_t>(cuts.size(), 2) - 1; ++slice) {
+      s.slices.push_back(std::make_unique<OfSlice>());
+      if (slice > 0) s.slices[slice]->saved.follow(&s.slices[slice - 1]->saved);
+    }
     specimens.push_back(std::move(s));
   }
+  std::vector<Fields> parts;
+  for (size_t s = 0; s + 1 < cuts.size(); ++s) {
+    parts.push_back(slice_of(fields, cuts[s], cuts[s + 1] - cuts[s]));
+  }
+  if (cuts.empty()) parts.push_back(fields);
+  const std::vector<Context> contexts = contexts_of(fields, cuts, parts);
+  const auto run_once = [&](bool count) {
+    for (size_t slice = 0; slice < contexts.size(); ++slice) {
+      run_forward(specimens, slice, contexts[slice], model.input_field, meter, device, count);
+    }
+    for (size_t slice = contexts.size(); slice-- > 0;) {
+      run_backward(specimens, slice, contexts[slice], meter, device, count);
+    }
+    // Layers without a backward pass.
+    for (Specimen& s : specimens) {
+      for (const auto& of : s.slices) of->saved.forget_slice();
+    }
+  };
   const MemoryMeter::Scope scope(0, MemoryCategory::kActivations);
-  run_once(specimens, model.input_field, fields, meter, device, /*count=*/false);
+  run_once(/*count=*/false);
   const double end = now_seconds() + seconds;
-  for (int i = 0; i < 3 || (i < 25 && now_seconds() < end); ++i) {
-    run_once(specimens, model.input_field, fields, meter, device, /*count=*/true);
+  for (int i = 0; i < 3 || (i < 25 && now_seconds() < end); ++i) run_once(/*count=*/true);
+  SliceProfiles result{cuts, std::vector<Profile>(contexts.size())};
+  for (Specimen& s : specimens) {
+    for (size_t slice = 0; slice < contexts.size(); ++slice) {
+      OfSlice& of = *s.slices[slice];
+      of.cost.forward = median(of.forward);
+      if (s.backward) of.cost.backward_p1 = median(of.backward_p1);
+      if (s.backward) of.cost.backward_p2 = median(of.backward_p2);
+      result.profiles[slice][s.kind] = of.cost;
+    }
   }
-  Profile profile;
-  for (auto& s : specimens) {
-    s.cost.forward = median(s.forward);
-    if (s.backward) s.cost.backward_p1 = median(s.backward_p1);
-    if (s.backward) s.cost.backward_p2 = median(s.backward_p2);
-    profile[s.kind] = s.cost;
-  }
-  return profile;
+  return result;
 }
 
 std::vector<LayerProfile> layer_profiles(const ModelSpec& model, const Profile& profile) {

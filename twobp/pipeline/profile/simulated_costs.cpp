@@ -62,19 +62,28 @@ std::vector<StageCost> profiled_costs(const std::vector<std::vector<LayerProfile
 
 std::vector<StageCost> measured_costs(const std::vector<std::vector<LayerProfile>>& stages,
                                       const std::vector<int>& rank_of_stage, const StepReport& report) {
-  std::vector<StageCost> costs = profiled_costs(stages);
+  const std::vector<StageCost> profiled = profiled_costs(stages);
+  std::vector<StageCost> costs = profiled;
   std::vector<bool> counted(report.ranks.size(), false);
+  const size_t stage_count = rank_of_stage.size();
+  const double slices = static_cast<double>(costs.size() / stage_count);
   for (size_t s = 0; s < costs.size(); ++s) {
-    const StageTimes& times = report.stages.at(s);
+    const StageTimes& times = report.stages.at(s % stage_count);
     const double n = std::max(1, times.micro_batches);
-    costs[s].forward = times.forward / n;
-    costs[s].backward_p1 = times.backward_p1 / n;
+    // A slice's part of the time is that of the profile.
+    const auto part = [&](double seconds, double StageCost::*of) {
+      double all = 0;
+      for (size_t i = s % stage_count; i < costs.size(); i += stage_count) all += profiled[i].*of;
+      return all > 0 ? seconds / n * slices * profiled[s].*of / all : seconds / n;
+    };
+    costs[s].forward = part(times.forward, &StageCost::forward);
+    costs[s].backward_p1 = part(times.backward_p1, &StageCost::backward_p1);
     const auto& shares = costs[s].layers;
     const bool has_p2 =
         std::any_of(shares.begin(), shares.end(), [](const LayerShare& share) { return share.p2_units > 0; });
-    costs[s].backward_p2 = has_p2 ? times.backward_p2 / n : 0;
+    costs[s].backward_p2 = has_p2 ? part(times.backward_p2, &StageCost::backward_p2) : 0;
     // A rank's optimizer runs once for all its stages.
-    const int rank = rank_of_stage.at(s);
+    const int rank = rank_of_stage[s % stage_count];
     if (!counted.at(rank)) costs[s].optimizer = report.ranks.at(rank).optimizer;
     counted[rank] = true;
   }

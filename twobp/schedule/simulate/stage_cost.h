@@ -1,7 +1,10 @@
 // The cost of one stage for the simulation, the planner and the auto-scheduler.
 #pragma once
 
+#include <cstddef>
 #include <vector>
+
+#include "twobp/schedule/schedule.h"
 
 namespace twobp {
 
@@ -48,5 +51,13 @@ struct StageCost {
   // layer, as the executor does.
   std::vector<LayerShare> layers;
 };
+
+// The place of a micro-batch's cost on a stage in a list with one entry for each stage, or for each slice and
+// stage, slice by slice.
+template <typename Cost>
+size_t cost_index(const Schedule& schedule, const std::vector<Cost>& costs, int stage, int micro_batch) {
+  const auto stages = static_cast<size_t>(schedule.stages);
+  return costs.size() == stages ? stage : micro_batch % schedule.slices * stages + stage;
+}
 
 }  // namespace twobp

@@ -1,7 +1,6 @@
 // Internal to this folder: a stage's cost as the simulation uses it, layer by layer or as a whole.
 #pragma once
 
-#include <cstddef>
 #include <vector>
 
 #include "twobp/schedule/schedule.h"
@@ -46,13 +45,6 @@ struct StageModel {
 
   int p2_units() const { return static_cast<int>(pieces.size()) - 1; }
 };
-
-// Where a micro-batch's cost on a stage is among `costs` (see simulate).
-inline size_t cost_index(const Schedule& schedule, const std::vector<StageCost>& costs, int stage,
-                         int micro_batch) {
-  const auto stages = static_cast<size_t>(schedule.stages);
-  return costs.size() == stages ? stage : micro_batch % schedule.slices * stages + stage;
-}
 
 // The models of all stages, or of all slices and stages: as many as `costs`, in that order. Without
 // `has_backward`, nothing is kept after F.

@@ -1,0 +1,117 @@
+#include "twobp/pipeline/profile/slices.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "twobp/core/check.h"
+
+namespace twobp {
+namespace {
+
+// Cuts at these positions, moved to multiples of a block, at least one block apart.
+Cuts on_blocks(const std::vector<double>& wanted, int64_t positions) {
+  const auto slices = static_cast<int64_t>(wanted.size()) - 1;
+  const int64_t blocks = positions / kSliceBlock;
+  TWOBP_CHECK(blocks >= slices, "pipeline.slices is ", slices, ", but a sequence of ", positions,
+              " positions has ", blocks, " blocks of ", kSliceBlock, ": use at most ",
+              std::max<int64_t>(1, blocks), " slices, or longer sequences");
+  Cuts cuts = {0};
+  for (int64_t s = 1; s < slices; ++s) {
+    const auto block = static_cast<int64_t>(std::lround(wanted[s] / kSliceBlock));
+    cuts.push_back(kSliceBlock * std::clamp(block, cuts.back() / kSliceBlock + 1, blocks - (slices - s)));
+  }
+  cuts.push_back(positions);
+  return cuts;
+}
+
+std::vector<double> seconds_of(const ModelSpec& model, const SliceProfiles& measured) {
+  std::vector<double> seconds;
+  for (const Profile& profile : measured.profiles) {
+    double sum = 0;
+    for (const LayerProfile& layer : layer_profiles(model, profile)) sum += layer.seconds();
+    seconds.push_back(sum);
+  }
+  return seconds;
+}
+
+}  // namespace
+
+Cuts equal_cuts(int64_t positions, int slices) {
+  std::vector<double> wanted;
+  for (int s = 0; s <= slices; ++s) {
+    wanted.push_back(static_cast<double>(positions) * s / slices);
+  }
+  return on_blocks(wanted, positions);
+}
+
+Cuts scaled_cuts(const Cuts& cuts, int64_t positions) {
+  if (cuts.back() == positions) return cuts;
+  std::vector<double> wanted;
+  for (const int64_t cut : cuts) {
+    wanted.push_back(static_cast<double>(cut) * static_cast<double>(positions) /
+                     static_cast<double>(cuts.back()));
+  }
+  return on_blocks(wanted, positions);
+}
+
+// A position x costs a + b x. The line is fitted to each slice's seconds per position, at its middle. A slice
+// [p, q) then costs a (q - p) + b (q^2 - p^2) / 2.
+Cuts balanced_cuts(const ModelSpec& model, const SliceProfiles& measured) {
+  const std::vector<double> seconds = seconds_of(model, measured);
+  const Cuts& cuts = measured.cuts;
+  const auto n = static_cast<double>(seconds.size());
+  double x_sum = 0, y_sum = 0, xx_sum = 0, xy_sum = 0;
+  for (size_t s = 0; s < seconds.size(); ++s) {
+    const double x = static_cast<double>(cuts[s] + cuts[s + 1]) / 2;
+    const double y = seconds[s] / static_cast<double>(cuts[s + 1] - cuts[s]);
+    x_sum += x;
+    y_sum += y;
+    xx_sum += x * x;
+    xy_sum += x * y;
+  }
+  const double spread = xx_sum - x_sum * x_sum / n;
+  const double b = spread > 0 ? std::max(0.0, (xy_sum - x_sum * y_sum / n) / spread) : 0;
+  const double a = std::max(0.0, (y_sum - b * x_sum) / n);
+  const auto positions = static_cast<double>(cuts.back());
+  const double all = a * positions + b * positions * positions / 2;
+  std::vector<double> wanted;
+  for (size_t s = 0; s <= seconds.size(); ++s) {
+    const double part = all * static_cast<double>(s) / n;
+    const double root = b > 0 ? (std::sqrt(a * a + 2 * b * part) - a) / b : part / std::max(a, 1e-300);
+    wanted.push_back(root);
+  }
+  return on_blocks(wanted, cuts.back());
+}
+
+double imbalance(const ModelSpec& model, const SliceProfiles& measured) {
+  const std::vector<double> seconds = seconds_of(model, measured);
+  double sum = 0, most = 0;
+  for (const double one : seconds) {
+    sum += one;
+    most = std::max(most, one);
+  }
+  return sum > 0 ? most * static_cast<double>(seconds.size()) / sum : 1;
+}
+
+Profile sum_of(const SliceProfiles& slices) {
+  Profile sum = slices.profiles.at(0);
+  for (size_t s = 1; s < slices.profiles.size(); ++s) {
+    for (auto& [kind, all] : sum) {
+      const LayerProfile& one = slices.profiles[s].at(kind);
+      all.forward += one.forward;
+      all.backward_p1 += one.backward_p1;
+      all.backward_p2 += one.backward_p2;
+      all.forward_held += one.forward_held;
+      all.p1_held += one.p1_held;
+      all.stash += one.stash;
+      all.output += one.output;
+      all.input_gradient += one.input_gradient;
+      all.forward_peak = std::max(all.forward_peak, one.forward_peak);
+      all.p1_peak = std::max(all.p1_peak, one.p1_peak);
+      all.p2_peak = std::max(all.p2_peak, one.p2_peak);
+    }
+  }
+  return sum;
+}
+
+}  // namespace twobp

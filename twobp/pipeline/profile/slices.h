@@ -1,0 +1,44 @@
+// Where sequences are cut into slices (Schedule::slices), and what each slice costs.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "twobp/pipeline/profile/profile.h"
+
+namespace twobp {
+
+// Cuts fall on multiples of this many positions.
+inline constexpr int64_t kSliceBlock = 8;
+
+// The slices of a sequence: where each begins, and the end of the last. Empty: sequences are not cut.
+using Cuts = std::vector<int64_t>;
+
+struct SliceProfiles {
+  Cuts cuts;
+  std::vector<Profile> profiles;  // of each slice
+  int count() const { return cuts.empty() ? 1 : static_cast<int>(cuts.size()) - 1; }
+};
+
+// `slices` slices of about equal length. Throws Error if there are fewer blocks than slices.
+Cuts equal_cuts(int64_t positions, int slices);
+
+// The same cuts, in proportion, of sequences of another length.
+Cuts scaled_cuts(const Cuts& cuts, int64_t positions);
+
+// Cuts that make the slices of these profiles cost the same, if cost grows linearly along the sequence, as it
+// does in causal attention.
+Cuts balanced_cuts(const ModelSpec& model, const SliceProfiles& measured);
+
+// The seconds of the dearest slice over those of the mean slice, all layers together.
+double imbalance(const ModelSpec& model, const SliceProfiles& measured);
+
+// As measure_profile, slice by slice: `fields` is a micro-batch of whole sequences. F runs the slices first
+// to last, I and W last to first.
+SliceProfiles measure_slices(const ModelSpec& model, const Fields& fields, const Cuts& cuts,
+                             double seconds = 0.3, const Device& device = {});
+
+// Of whole micro-batches: seconds and bytes of all slices. A peak is that of the highest slice.
+Profile sum_of(const SliceProfiles& slices);
+
+}  // namespace twobp

@@ -1,0 +1,66 @@
+#include "twobp/train/measure_slices.h"
+
+#include <numeric>
+
+#include "twobp/core/check.h"
+#include "twobp/pipeline/profile/profile_exchange.h"
+#include "twobp/transport/collectives.h"
+
+namespace twobp {
+namespace {
+
+constexpr double kSeconds = 0.3;
+// A profile does not tell slices apart that differ less.
+constexpr double kEqual = 1.02;
+
+Cuts cuts_by_hand(const std::vector<int>& lengths, int64_t positions) {
+  Cuts cuts = {0};
+  for (const int length : lengths) cuts.push_back(cuts.back() + length);
+  TWOBP_CHECK(cuts.back() == positions, "pipeline.slice_lengths add up to ", cuts.back(),
+              " positions, but the sequences have ", positions, ": set data.sequence or the lengths.");
+  return cuts;
+}
+
+}  // namespace
+
+SliceProfiles measured_slices(const ModelSpec& model, const Fields& fields, const PipelineConfig& config,
+                              const Device& device) {
+  if (config.slices == 1) return {{}, {measure_profile(model, fields, kSeconds, device)}};
+  TWOBP_CHECK(!fields.empty() && fields.begin()->second.dim() >= 2, "pipeline.slices is ", config.slices,
+              ", but the data has no sequences: set it to 1.");
+  const int64_t positions = fields.begin()->second.size(1);
+  if (!config.slice_lengths.empty()) {
+    return measure_slices(model, fields, cuts_by_hand(config.slice_lengths, positions), kSeconds, device);
+  }
+  SliceProfiles measured =
+      measure_slices(model, fields, equal_cuts(positions, config.slices), kSeconds, device);
+  if (imbalance(model, measured) < kEqual) return measured;
+  const Cuts better = balanced_cuts(model, measured);
+  return better == measured.cuts ? measured : measure_slices(model, fields, better, kSeconds, device);
+}
+
+SliceProfiles agreed_slices(Transport& processes, const ModelSpec& model, int slices,
+                            const std::function<SliceProfiles()>& measure, double timeout) {
+  SliceProfiles agreed;
+  if (processes.rank() == 0) agreed = measure();
+  if (processes.size() == 1) return agreed;
+  if (processes.rank() != 0) {
+    agreed.profiles.resize(slices);
+    for (Profile& profile : agreed.profiles) {
+      for (const LayerSpec& layer : model.layers) profile[layer.kind] = {};
+    }
+    if (slices > 1) agreed.cuts.resize(slices + 1);
+  }
+  at::Tensor cuts = at::empty({static_cast<int64_t>(agreed.cuts.size())}, at::kLong);
+  std::copy(agreed.cuts.begin(), agreed.cuts.end(), cuts.mutable_data_ptr<int64_t>());
+  if (slices > 1) broadcast(processes, cuts, 0, timeout);
+  std::copy_n(cuts.const_data_ptr<int64_t>(), agreed.cuts.size(), agreed.cuts.begin());
+  for (Profile& profile : agreed.profiles) {
+    at::Tensor numbers = pack_profile(profile);
+    broadcast(processes, numbers, 0, timeout);
+    unpack_profile(numbers, profile);
+  }
+  return agreed;
+}
+
+}  // namespace twobp

@@ -1,0 +1,21 @@
+// Cuts sequences into slices as the configuration asks, and measures them.
+#pragma once
+
+#include "twobp/pipeline/pipeline_config.h"
+#include "twobp/pipeline/profile/slices.h"
+#include "twobp/transport/transport.h"
+
+namespace twobp {
+
+// The slices that pipeline.slices and pipeline.slice_lengths ask for, measured on `fields`, a micro-batch of
+// whole sequences. Without slice_lengths, they are cut so that they cost the same. Without slices, the
+// profile of whole sequences. Throws Error if the sequences are too short, or the lengths do not add up to
+// one.
+SliceProfiles measured_slices(const ModelSpec& model, const Fields& fields, const PipelineConfig& config,
+                              const Device& device);
+
+// The result of `measure` on the first process, for all, because all processes must split and plan alike.
+SliceProfiles agreed_slices(Transport& processes, const ModelSpec& model, int slices,
+                            const std::function<SliceProfiles()>& measure, double timeout);
+
+}  // namespace twobp
