@@ -149,6 +149,7 @@ ModelType mamba_type() {
     TWOBP_CHECK(kernel <= kMaxConvKernel, "model.conv_kernel (", kernel, ") is above ", kMaxConvKernel,
                 ", the widest that is supported.");
   };
+  type.no_slices = [](const ModelOptions&) { return std::string(); };
   type.build = [](const ModelOptions& o, const BuildSettings& s) { return mamba(o.as<MambaOptions>(), s); };
   type.read_hf = [](const HfSection& file, ModelOptions& o) { read_mamba(file, o.as<MambaOptions>()); };
   type.write_hf = [](const ModelOptions& o, int64_t /*sequence*/, json& out) {

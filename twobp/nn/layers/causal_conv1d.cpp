@@ -1,5 +1,6 @@
 #include "twobp/nn/layers/causal_conv1d.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "twobp/nn/kernels/operators.h"
@@ -69,8 +70,45 @@ Values CausalConv1d::forward(Values values, Context& context, Saved& saved) {
     return {convolve(all, at::empty(all.sizes(), all.options())).narrow(1, before, x.size(1)).contiguous()};
   }
   at::Tensor y = convolve(x, at::empty(x.sizes(), x.options()));
+  if (context.sliced()) go_on(x, y, saved);
   if (context.keeps()) saved.keep_until_p1(std::move(x));
   return {std::move(y)};
+}
+
+at::Tensor CausalConv1d::inputs_before(const Saved& saved, const at::Tensor& x) const {
+  if (saved.previous() == nullptr) return at::zeros({x.size(0), kernel_ - 1, channels_}, x.options());
+  TWOBP_CHECK(saved.previous()->to_later.size() == 1, "CausalConv1d ", weight_.name(),
+              " over a slice does not find the inputs before it");
+  return saved.previous()->to_later[0];
+}
+
+// Only the first kernel - 1 outputs read inputs of earlier slices.
+void CausalConv1d::go_on(const at::Tensor& x, at::Tensor& y, Saved& saved) const {
+  const int64_t before = kernel_ - 1;
+  const at::Tensor past = inputs_before(saved, x);
+  const int64_t first = std::min(before, x.size(1));
+  if (saved.previous() != nullptr && first > 0) {
+    const at::Tensor begin = at::cat({past, x.narrow(1, 0, first)}, 1);
+    y.narrow(1, 0, first)
+        .copy_(convolve(begin, at::empty(begin.sizes(), begin.options())).narrow(1, before, first));
+  }
+  const int64_t last = std::min(before, x.size(1));
+  saved.to_later = {at::cat({past.narrow(1, last, before - last), x.narrow(1, x.size(1) - last, last)}, 1)};
+}
+
+// Over the inputs before the slice and its own, so that gradients pass between slices.
+void CausalConv1d::backward_slice(const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx,
+                                  Saved& saved) {
+  const int64_t before = kernel_ - 1;
+  const at::Tensor past = inputs_before(saved, x);
+  const at::Tensor all = at::cat({past, x}, 1);
+  const at::Tensor dall = at::empty(all.sizes(), all.options());
+  backward(all, at::cat({at::zeros_like(past), dy}, 1), dall);
+  if (!saved.from_later.empty()) dall.narrow(1, x.size(1), before).add_(saved.from_later[0]);
+  saved.to_later.clear();
+  saved.from_later.clear();
+  if (saved.previous() != nullptr) saved.previous()->from_later = {dall.narrow(1, 0, before).clone()};
+  dx.copy_(dall.narrow(1, before, x.size(1)));
 }
 
 void CausalConv1d::backward(const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx) {
@@ -118,16 +156,22 @@ void CausalConv1d::backward_groups(const at::Tensor& x, const at::Tensor& weight
   });
 }
 
-Values CausalConv1d::backward_p1(Values dy, Context&, Saved& saved) {
+Values CausalConv1d::backward_p1(Values dy, Context& context, Saved& saved) {
   at::Tensor x = saved.take_p1(0);
   at::Tensor dx = exclusively_owned(x) ? x : at::empty(x.sizes(), x.options());
-  backward(x, with_dense_rows(std::move(dy[0])), dx);
+  backward_into(dx, x, std::move(dy[0]), context, saved);
   return {std::move(dx)};
 }
 
-void CausalConv1d::backward_p1_into(const at::Tensor& dx, at::Tensor dy, Saved& saved) {
-  const at::Tensor x = saved.take_p1(0);
-  backward(x, with_dense_rows(std::move(dy)), dx);
+void CausalConv1d::backward_p1_into(const at::Tensor& dx, at::Tensor dy, Context& context, Saved& saved) {
+  backward_into(dx, saved.take_p1(0), std::move(dy), context, saved);
+}
+
+void CausalConv1d::backward_into(const at::Tensor& dx, const at::Tensor& x, at::Tensor dy, Context& context,
+                                 Saved& saved) {
+  dy = with_dense_rows(std::move(dy));
+  if (context.sliced()) return backward_slice(x, dy, dx, saved);
+  backward(x, dy, dx);
 }
 
 void CausalConv1d::collect_parameters(std::vector<Parameter*>& parameters) {

@@ -2,7 +2,7 @@
 //   y_t = silu(bias + sum over k of w_k x_(t - K + 1 + k)), each channel on its own; x (B, S, C) -> y (B, S,
 //   C)
 // The weights are small, so backward-p1 computes their gradients. It also recomputes the sum, so only x is
-// kept.
+// kept. A slice (Context::slice) reads the last inputs of the slices before it.
 #pragma once
 
 #include "twobp/nn/layer.h"
@@ -19,11 +19,19 @@ class CausalConv1d : public Layer {
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
   // As backward_p1, for a container that owns x's memory: dx, of x's shape, may overwrite x.
-  void backward_p1_into(const at::Tensor& dx, at::Tensor dy, Saved& saved);
+  void backward_p1_into(const at::Tensor& dx, at::Tensor dy, Context& context, Saved& saved);
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:
   at::Tensor convolve(const at::Tensor& x, at::Tensor y) const;
+  // Of a slice: the kernel - 1 inputs (B, kernel - 1, C) before its first one, 0 before a sequence.
+  at::Tensor inputs_before(const Saved& saved, const at::Tensor& x) const;
+  // Of a slice: mends the outputs y that read inputs of earlier slices, and leaves inputs for later ones.
+  void go_on(const at::Tensor& x, at::Tensor& y, Saved& saved) const;
+  void backward_slice(const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx, Saved& saved);
+  // dx may be x.
+  void backward_into(const at::Tensor& dx, const at::Tensor& x, at::Tensor dy, Context& context,
+                     Saved& saved);
   void backward(const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx);
   // Runs the kernels, one group of channels at a time.
   void backward_groups(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& dy,

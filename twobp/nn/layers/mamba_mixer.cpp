@@ -31,6 +31,13 @@ void clear(const at::Tensor& x, const at::Tensor& padding) {
   if (padding.defined()) x.masked_fill_(padding.unsqueeze(2), 0);
 }
 
+// The padding at the positions of this call.
+at::Tensor own_padding(const Context& context, int64_t batch, int64_t positions, at::Device device) {
+  const int64_t past = context.sliced() ? context.past : 0;
+  const at::Tensor padding = padding_of(context, batch, past + positions, device);
+  return padding.defined() ? padding.narrow(1, past, positions) : padding;
+}
+
 }  // namespace
 
 MambaMixer::MambaMixer(const std::string& name, const MambaMixerShape& shape, double init_std,
@@ -51,7 +58,7 @@ Values MambaMixer::forward(Values values, Context& context, Saved& saved) {
   const int64_t inner = shape_.inner;
   TWOBP_CHECK(uz.dim() == 3 && uz.size(2) == 2 * inner, "MambaMixer takes (batch, sequence, ", 2 * inner,
               "), got ", uz.sizes());
-  const at::Tensor padding = padding_of(context, uz.size(0), uz.size(1), uz.device());
+  const at::Tensor padding = own_padding(context, uz.size(0), uz.size(1), uz.device());
   if (padding.defined() && !exclusively_owned(uz)) uz = uz.clone();
   const bool ours = exclusively_owned(uz);
   clear(uz, padding);
@@ -74,7 +81,7 @@ Values MambaMixer::backward_p1(Values dy, Context& context, Saved& saved) {
   const int64_t inner = shape_.inner;
   const std::vector<int64_t> sizes = {dy[0].size(0), dy[0].size(1), 2 * inner};
   const at::TensorOptions options = dy[0].options();
-  const at::Tensor padding = padding_of(context, sizes[0], sizes[1], dy[0].device());
+  const at::Tensor padding = own_padding(context, sizes[0], sizes[1], dy[0].device());
   at::Tensor gradient = only(out_proj_->backward_p1(std::move(dy), context, saved.child(kOutProj)));
   // If no other object holds (u | z), its gradient overwrites it.
   at::Tensor duz = saved.p1_count() > 0 ? saved.take_p1(0) : at::empty(sizes, options);
@@ -89,7 +96,7 @@ Values MambaMixer::backward_p1(Values dy, Context& context, Saved& saved) {
   of_scan.clear();
   du.add_(only(x_proj_->backward_p1({std::move(dprojected)}, context, saved.child(kXProj))));
   clear(du, padding);
-  conv_.backward_p1_into(duz.narrow(2, 0, inner), std::move(du), saved.child(kConv));
+  conv_.backward_p1_into(duz.narrow(2, 0, inner), std::move(du), context, saved.child(kConv));
   saved.child(kConv).release_p1();
   clear(duz, padding);
   return {std::move(duz)};

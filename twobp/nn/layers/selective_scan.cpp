@@ -113,11 +113,17 @@ Values SelectiveScan::forward(Values values, Context& context, Saved& saved) {
               a_log_.name(), " goes on from position ", context.past, ", but has no states from before");
   at::Tensor borders;
   if (context.keeps()) borders = at::empty({batch, size.borders(), state_, channels_}, in.a.options());
-  const at::Tensor states = context.generating ? saved.cache : at::Tensor();
+  at::Tensor states = context.generating ? saved.cache : at::Tensor();
+  const at::Tensor before = states_before(saved);
+  if (context.sliced()) {
+    states = before.defined() ? before.clone() : at::empty({batch, state_, channels_}, in.a.options());
+    saved.to_later = {states};
+  }
+  const bool from_states = going_on || before.defined();
   if (by_operators(in.x)) {
-    operators::scan_forward(in, y, borders, going_on ? states : at::Tensor(), states);
+    operators::scan_forward(in, y, borders, from_states ? states : at::Tensor(), states);
   } else {
-    forward_groups(in, y, borders, states, going_on);
+    forward_groups(in, y, borders, states, from_states);
   }
   if (context.keeps()) {
     saved.keep_until_p1(std::move(in.x));
@@ -127,6 +133,13 @@ Values SelectiveScan::forward(Values values, Context& context, Saved& saved) {
     saved.keep_until_p1(std::move(borders));
   }
   return {std::move(y)};
+}
+
+at::Tensor SelectiveScan::states_before(const Saved& saved) const {
+  if (saved.previous() == nullptr) return {};
+  TWOBP_CHECK(saved.previous()->to_later.size() == 1, "SelectiveScan ", a_log_.name(),
+              " over a slice does not find the states after the one before");
+  return saved.previous()->to_later[0];
 }
 
 void SelectiveScan::forward_groups(const ScanTensors& in, const at::Tensor& y, const at::Tensor& borders,
@@ -168,13 +181,20 @@ Values SelectiveScan::backward_p1_into(at::Tensor dy, at::Tensor dbc, at::Tensor
   if (!dbc.defined()) dbc = at::empty(bc.sizes(), bc.options());
   at::Tensor dx = exclusively_owned(dy) ? dy : at::empty(x.sizes(), x.options());
   const ScanTensors in = {x, raw, z, bc, a, d_.value, bias_.value};
-  const ScanGradientTensors out = {dx,
-                                   draw,
-                                   dz,
-                                   dbc,
-                                   at::empty({batch, state_, channels_}, a.options()),
-                                   at::empty({batch, channels_}, a.options()),
-                                   at::empty({batch, channels_}, a.options())};
+  const ScanGradientTensors out = {
+      dx,
+      draw,
+      dz,
+      dbc,
+      at::empty({batch, state_, channels_}, a.options()),
+      at::empty({batch, channels_}, a.options()),
+      at::empty({batch, channels_}, a.options()),
+      states_before(saved),
+      saved.from_later.empty() ? at::Tensor() : saved.from_later[0],
+      saved.previous() == nullptr ? at::Tensor() : at::empty({batch, state_, channels_}, a.options())};
+  saved.to_later.clear();
+  saved.from_later.clear();
+  if (saved.previous() != nullptr) saved.previous()->from_later = {out.dinitial};
   if (by_operators(x)) {
     operators::scan_backward(in, dy, borders, out);
   } else {
@@ -194,6 +214,9 @@ void SelectiveScan::backward_groups(const ScanTensors& in, const at::Tensor& dy,
     using S = decltype(zero);
     using T = Compute<S>;
     for_groups<S>(batch, size, [&](int64_t sequence, int64_t begin, int64_t end, void* scratch) {
+      const auto of_sequence = [&](const at::Tensor& t) {
+        return t.defined() ? mutable_numbers<T>(t) + sequence * t.stride(0) : nullptr;
+      };
       const ScanGradient<S> out = {
           rows_of<const S>(dy, sequence),
           borders.numel() > 0 ? numbers<T>(borders) + sequence * borders.stride(0) : nullptr,
@@ -204,7 +227,10 @@ void SelectiveScan::backward_groups(const ScanTensors& in, const at::Tensor& dy,
               sequence * dbc_of_groups.stride(1),
           mutable_numbers<T>(to.da) + sequence * to.da.stride(0),
           mutable_numbers<T>(to.dd) + sequence * channels_,
-          mutable_numbers<T>(to.ddelta_bias) + sequence * channels_};
+          mutable_numbers<T>(to.ddelta_bias) + sequence * channels_,
+          of_sequence(to.initial),
+          of_sequence(to.dfinal),
+          of_sequence(to.dinitial)};
       scan_kernels<S>().scan_backward(input_of<S>(in, sequence), out, begin, end, scratch);
     });
   });

@@ -6,6 +6,8 @@
 // borders of chunks. Backward-p1 recomputes the states of a chunk and then goes through the chunk from its
 // end. This gives the gradients of all inputs and of A_log, D and the bias, so no work remains for
 // backward-p2.
+//
+// A slice (Context::slice) begins with the states after the slice before it. Its I hands their gradient back.
 #pragma once
 
 #include "twobp/nn/kernels/scan/scan_rows.h"
@@ -31,6 +33,8 @@ class SelectiveScan : public Layer {
 
  private:
   void check(const ScanTensors& inputs) const;
+  // Of a slice: the states (batch, state, channels) after the slice before it. Undefined for the first.
+  at::Tensor states_before(const Saved& saved) const;
   // Runs the kernels, one group of channels at a time. `cache` receives the states after the last position.
   // If `going_on`, it also holds the states before the first position.
   void forward_groups(const ScanTensors& in, const at::Tensor& y, const at::Tensor& borders,

@@ -248,6 +248,12 @@ void scan_backward(const ScanInput<S>& in, const ScanGradient<S>& out, int64_t b
   const int64_t blocks = (end - begin + kLanes<T> - 1) / kLanes<T>;
   const Scratch<T> s(memory, state);
   clear<T>(s.states, blocks * state);
+  for (int64_t i = 0; out.dfinal != nullptr && i < blocks; ++i) {
+    const Block<T> block(i, begin, end);
+    for (int64_t n = 0; n < state; ++n) {
+      s.states[i * state + n] = load_lanes(out.dfinal + n * channels + block.channel, block.lanes);
+    }
+  }
   clear<T>(s.da, blocks * state);
   std::fill(out.dd + begin, out.dd + end, T(0));
   std::fill(out.ddelta_bias + begin, out.ddelta_bias + end, T(0));
@@ -276,8 +282,8 @@ void scan_backward(const ScanInput<S>& in, const ScanGradient<S>& out, int64_t b
       const Block<T> block(i, begin, end);
       load_rates(in, block, s);
       for (int64_t n = 0; n < state; ++n) {
-        const int64_t at = ((chunk - 1) * state + n) * channels + block.channel;
-        s.start[n] = chunk == 0 ? V{} : load_lanes(out.borders + at, block.lanes);
+        const T* const before = chunk > 0 ? out.borders + (chunk - 1) * state * channels : out.initial;
+        s.start[n] = before == nullptr ? V{} : load_lanes(before + n * channels + block.channel, block.lanes);
       }
       scan_block<true>(in, block, i, positions, s.start, s);
       reverse_block(in, out, block, i, positions, s.states + i * state, s.da + i * state, s);
@@ -299,6 +305,8 @@ void scan_backward(const ScanInput<S>& in, const ScanGradient<S>& out, int64_t b
     const Block<T> block(i, begin, end);
     for (int64_t n = 0; n < state; ++n) {
       store_lanes(out.da + n * channels + block.channel, s.da[i * state + n], block.lanes);
+      if (out.dinitial == nullptr) continue;
+      store_lanes(out.dinitial + n * channels + block.channel, s.states[i * state + n], block.lanes);
     }
   }
 }

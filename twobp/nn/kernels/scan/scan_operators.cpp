@@ -79,16 +79,20 @@ void scan_forward(const ScanTensors& in, const at::Tensor& out, const at::Tensor
 
 void scan_backward(const ScanTensors& in, const at::Tensor& dout, const at::Tensor& borders,
                    const ScanGradientTensors& out) {
-  if (scan_backward_by_cuda(in, dout, borders, out)) return;
+  const bool goes_on = out.initial.defined() || out.dfinal.defined() || out.dinitial.defined();
+  if (!goes_on && scan_backward_by_cuda(in, dout, borders, out)) return;
   const int64_t sequence = in.x.size(1);
   const int64_t state = in.a.size(0);
-  at::Tensor g = no_states(in);  // dL/dh from the positions after the current one
+  at::Tensor g =
+      out.dfinal.defined() ? out.dfinal : no_states(in);  // dL/dh from the positions after the current one
   for (const at::Tensor* sum : {&out.da, &out.dd, &out.ddelta_bias}) sum->zero_();
   for (int64_t index = (sequence - 1) / kScanChunk; index >= 0; --index) {
     const int64_t first = index * kScanChunk;
     const int64_t count = std::min(kScanChunk, sequence - first);
     Chunk chunk(in, first, count);
-    const at::Tensor before = index == 0 ? no_states(in) : borders.select(1, index - 1);
+    const at::Tensor before = index > 0               ? borders.select(1, index - 1)
+                              : out.initial.defined() ? out.initial
+                                                      : no_states(in);
     chunk.advance(before);
     const at::Tensor gradient_out = wide(dout.narrow(1, first, count));
     const at::Tensor gate = chunk.z.contiguous();
@@ -119,6 +123,7 @@ void scan_backward(const ScanTensors& in, const at::Tensor& dout, const at::Tens
     out.ddelta.narrow(1, first, count).copy_(ddelta);
     out.dz.narrow(1, first, count).copy_(dz);
   }
+  if (out.dinitial.defined()) out.dinitial.copy_(g);
 }
 
 void conv_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
