@@ -19,9 +19,10 @@ from twobp import _native
 from . import bundle, interpret
 from .cache import Cache
 from .emit import dtype_name
-from .errors import CaptureError
+from .errors import CaptureError, current_line
 from .export import WithLoss, as_fields, check_hooks, check_torch
 from .fingerprint import tensor_digest
+from .own_operators import dropout_scale
 from .trace import Traced, trace
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 0.2, torch.float16: 0.1}  # beyond this a program is wrong, not rounded
@@ -175,8 +176,9 @@ class Captured:
                 raise CaptureError(f"the captured programs compute {what} with a relative error of {error:.1e} against the module itself. "
                                    "The module may change its course from call to call, or this is an error of twobp: please report it")
         if not result.evaluation <= limit:
-            raise CaptureError(f"in evaluation mode the module's loss is not that of its training graph without dropout and with running statistics (relative error "
-                               f"{result.evaluation:.1e}). Only these two may depend on self.training")
+            raise CaptureError("in evaluation mode the module's loss is not that of its training graph without dropout, with BatchNorm's running statistics, and "
+                               f"with its buffers as they are (relative error {result.evaluation:.1e}). Only these may depend on self.training: AlphaDropout, "
+                               "RReLU and the like have no programs")
         return result
 
 
@@ -208,10 +210,14 @@ class Replay(TorchDispatchMode):
         name, results = next(self.drawn, ("nothing", ()))
         base = function._schema.name.split("::")[1]
         if name == "twobp::dropout" and base == "native_dropout":
-            return args[0] * results[1] * (1 / (1 - args[1])), results[1]
+            return args[0] * results[1] * dropout_scale(args[1]), results[1]
         drawn = results[1] if name == "twobp::dropout" else results[0] if results else None
+        if name == "nothing":
+            raise CaptureError(f"in evaluation mode the module drops or draws by {base}{current_line()} what its captured form does not. Make it depend on "
+                               "self.training: F.dropout(x, p, self.training), or dropout_p=p if self.training else 0.0")
         if drawn is None or isinstance(args[0], torch.Tensor) and drawn.shape != args[0].shape:
-            raise CaptureError(f"the module draws random numbers by {function}, where its captured form draws by {name}")
+            raise CaptureError(f"the module draws random numbers by {base}{current_line()}, where its captured form draws by {name}. Draw by torch.rand, "
+                               "torch.bernoulli or dropout")
         return args[0].copy_(drawn) if base.endswith("_") else drawn.clone()
 
 
@@ -228,7 +234,7 @@ class KeepParameters(TorchDispatchMode):
                 if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, torch.Tensor):
                     name = self.names.get(value.untyped_storage().data_ptr())
                     if name is not None:
-                        raise CaptureError(f"in evaluation mode the module's forward changes its parameter '{name}' by {function}. A trainer has the weights "
+                        raise CaptureError(f"in evaluation mode the module's forward changes its parameter '{name}' by {function}{current_line()}. A trainer has the weights "
                                            "of training, so switch that off in the module (for RWKV of transformers: config.rescale_every = 0)")
         return function(*args, **(kwargs or {}))
 

@@ -46,7 +46,7 @@ struct StageCost {
   // The stage's layers in model order. If there are any, they determine p2_units, activation_bytes and
   // stash_bytes, the transient peaks within F, I and W count, and room under a byte cap is made layer by
   // layer, as the executor does.
-  std::vector<LayerShare> layers;
+  std::vector<LayerShare> layers = {};
 };
 
 }  // namespace twobp
