@@ -20,7 +20,7 @@ from . import bundle, interpret
 from .cache import Cache
 from .emit import dtype_name
 from .errors import CaptureError, current_line
-from .export import WithLoss, as_fields, check_hooks, check_torch
+from .export import WithLoss, as_fields, check_hooks, check_parts, check_torch
 from .fingerprint import tensor_digest
 from .own_operators import dropout_scale
 from .trace import Traced, trace
@@ -63,6 +63,7 @@ class Captured:
             return None
         check_taken(self.whole, fields)
         check_hooks(self.whole)
+        check_parts(self.whole)
         constants = dict(self.constants)
         try:
             with self._in_first_modes():

@@ -113,6 +113,19 @@ def check_torch() -> None:
         raise CaptureError(f"capture uses parts of torch 2.13 that other versions change; this is torch {torch.__version__}. Install torch==2.13.*")
 
 
+def check_parts(module: nn.Module) -> None:
+    """Refuses parts whose reason export would not tell."""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._NormBase) and part.momentum is None and part.track_running_stats and part.training:
+            raise CaptureError(f"'{name.removeprefix('module.')}' is a {type(part).__name__} with momentum=None, which divides by the number of its batches. Give it a momentum")
+    registered: dict[nn.Module, str] = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        first = registered.setdefault(part, name)
+        if first != name and isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats and part.training:
+            raise CaptureError(f"'{first.removeprefix('module.')}' and '{name.removeprefix('module.')}' are one {type(part).__name__}, whose statistics torch.export does "
+                               "not take under two names. Register it once, and call it twice")
+
+
 def check_hooks(module: nn.Module) -> None:
     """Hooks of the forward pass are exported with it; those of the backward pass would be lost."""
     if nn.modules.module._global_backward_hooks or nn.modules.module._global_backward_pre_hooks:
