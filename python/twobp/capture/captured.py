@@ -19,7 +19,7 @@ from twobp import _native
 from . import bundle, interpret
 from .cache import Cache
 from .emit import dtype_name
-from .errors import CaptureError, current_line
+from .errors import CaptureError, current_line, user_line
 from .export import WithLoss, as_fields, check_hooks, check_parts, check_torch
 from .fingerprint import tensor_digest
 from .own_operators import dropout_scale
@@ -73,9 +73,13 @@ class Captured:
                 self._append(traced, described)
                 if found is None:
                     errors = dataclasses.asdict(self._dry_run(fields)) if check else None
-        except BaseException:
+        except BaseException as error:
             self.graph["shapes"] = [shape for shape in self.graph["shapes"] if shape["fields"] != described]
             self.constants = constants
+            if isinstance(error, CaptureError) and error.__cause__ is not None and (failure := self._own_failure(fields)) is not None:
+                sizes = ", ".join(f"{name}: {str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for name, t in fields.items())
+                raise CaptureError(f"the module itself fails on this batch: {type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else ''}"
+                                   f"{user_line(failure)}. The batch is {{{sizes}}}") from failure
             raise
         if found is None:
             entry.write(traced, errors)
@@ -100,6 +104,20 @@ class Captured:
         finally:
             for part, mode in now.items():
                 part.training = mode
+
+    def _own_failure(self, fields: dict[str, torch.Tensor]) -> Exception | None:
+        """What the module itself raises for a batch, without twobp. The module stays as it was."""
+        state = {name: b.detach().clone() for name, b in self.whole.named_buffers()}
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), KeepParameters(self.parameters):
+                self.whole(dict(fields))
+        except CaptureError:
+            pass
+        except Exception as failure:
+            return failure
+        finally:
+            restore(self.whole, state)
+        return None
 
     def _trace(self, fields: dict[str, torch.Tensor]) -> Traced:
         return trace(self.whole, fields, self.loss_reduction, {name for name, p in self.parameters.items() if not p.requires_grad})
@@ -300,12 +318,21 @@ def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None,
     check_torch()
     if not isinstance(module, nn.Module):
         raise CaptureError(f"capture takes a torch.nn.Module, not {type(module).__name__}")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise CaptureError("the module is TorchScript, which torch.export does not take. Give the Python module that it was made of")
     if hasattr(module, "_orig_mod") or isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise CaptureError(f"the module is wrapped in {type(module).__name__}. Give the module itself")
     if isinstance(loss_fn, nn.Module) and (own := next((name for name, p in loss_fn.named_parameters() if p.requires_grad), None)):
         raise CaptureError(f"loss_fn has the parameter '{own}', which is no part of the module, so that its trained values would be lost. Freeze it, or let the "
                            "module hold it and return the loss")
     whole = WithLoss(module, loss_fn)
+    for name, tensor in itertools.chain(whole.named_parameters(), whole.named_buffers()):
+        name = name.removeprefix("module.")
+        if nn.parameter.is_lazy(tensor):
+            raise CaptureError(f"'{name}' of the module has no shape yet. Call the module once on an example before")
+        if tensor.device.type != "cpu":
+            raise CaptureError(f"'{name}' of the module is on {tensor.device}. Move the module to the CPU: module.to(\"cpu\"), or to_empty(device=\"cpu\") "
+                               "from the meta device")
     whole.training = module.training
     parameters = {name.removeprefix("module."): p for name, p in whole.named_parameters()}
     dtypes = {p.dtype for p in parameters.values() if p.requires_grad}

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import logging
 import operator
 import sys
 import warnings
@@ -108,6 +109,20 @@ def causal_attention_without_mask(fields: Mapping[str, torch.Tensor]):
             setattr(masking, name, value)
 
 
+@contextlib.contextmanager
+def quiet():
+    """What torch logs while it traces is in its exception too."""
+    loggers = [logging.getLogger(f"torch.{name}") for name in ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")]
+    before = [one.level for one in loggers]
+    for one in loggers:
+        one.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for one, level in zip(loggers, before):
+            one.setLevel(level)
+
+
 def check_torch() -> None:
     if torch.__version__.split("+")[0].split(".")[:2] != ["2", "13"]:
         raise CaptureError(f"capture uses parts of torch 2.13 that other versions change; this is torch {torch.__version__}. Install torch==2.13.*")
@@ -141,7 +156,7 @@ def check_hooks(module: nn.Module) -> None:
 def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
     """Exports `whole` in training mode. Raises CaptureError with export's reason and the line of user code."""
     try:
-        with causal_attention_without_mask(fields), recording_lines(), warnings.catch_warnings():
+        with causal_attention_without_mask(fields), recording_lines(), quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own
             with InParts():
                 program = torch.export.export(whole, (fields,), strict=False)

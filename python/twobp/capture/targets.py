@@ -48,6 +48,9 @@ def reduction_of(node: fx.Node, rewrites: list):
     if node.op != "call_function":
         raise Unknown("it is an input of the module")
     target = node.target
+    if target in (aten.div.Tensor, aten.div.Scalar) and (source := summed(node.args[0])) is not None and node.args[1] in (*source.shape[:1], source.numel()):
+        rewrites.append(lambda: set_argument(node, 1, 1))  # kl_div's "batchmean", and x.sum() / len(x)
+        return int(node.args[1])
     if target in PASSED or target in (aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar) and not isinstance(node.args[1], fx.Node):
         return reduction_of(node.args[0], rewrites)
     if target is operator.getitem and node.args[1] == 0:
@@ -79,6 +82,12 @@ def reduction_of(node: fx.Node, rewrites: list):
         rewrites.append(to_sum)
         return node.args[0].meta["val"].numel()
     raise Unknown(f"it ends with {ops.short_name(node)}{where(node)}, which is no mean that capture knows")
+
+
+def summed(node: fx.Node) -> torch.Tensor | None:
+    """What `node` is the sum of all elements of."""
+    whole = node.target is aten.sum.default or node.target in ELEMENTWISE and named_argument(node, ELEMENTWISE[node.target]) == SUM
+    return node.args[0].meta["val"] if whole and node.op == "call_function" else None
 
 
 def batch_size(forward: Forward, fields: dict[str, torch.Tensor]) -> int:
