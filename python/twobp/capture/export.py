@@ -195,7 +195,9 @@ def refusal(error: Exception) -> CaptureError:
     reason = str(error).strip().split("\n\n")[0].strip() or type(error).__name__
     advice = "Only operations whose course does not depend on the values of tensors can be captured"
     if "data-dependent" in str(error).lower() or "GuardOnDataDependent" in type(error).__name__:
-        advice = "The module branches on the value of a tensor. Compute both sides and choose: y = torch.where(condition, a, b)"
+        advice = "The module branches on the value of a tensor, or checks it. Leave out a check. Of a branch, compute both sides and choose: y = torch.where(condition, a, b)"
+    elif "numpy" in str(error):
+        advice = "Compute with torch in place of numpy"
     return CaptureError(f"torch.export cannot take the module: {type(error).__name__}: {reason}{user_line(error)}. {advice}")
 
 
