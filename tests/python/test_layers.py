@@ -71,6 +71,27 @@ def test_a_refusal_names_the_part_where_it_has_no_line_of_its_own():
         twobp.Trainer(module, {"input": torch.randn(1, 1, 8, 8)}, loss_fn=lambda output, batch: output.mean(), ranks=1)
 
 
+class Path(nn.Module):
+    """Stochastic depth, as libraries write it."""
+
+    def __init__(self, by_dropout):
+        super().__init__()
+        self.by_dropout = by_dropout
+
+    def forward(self, x):
+        if self.by_dropout:
+            return x * nn.functional.dropout(x.new_ones(len(x), 1), 0.2, self.training)
+        return x * x.new_empty(len(x), 1).bernoulli_(0.8) / 0.8 if self.training else x
+
+
+def test_stochastic_depth_is_dropout_of_a_factor():
+    with pytest.raises(twobp.Error, match=r"in training mode alone \(.*test_layers\.py:\d+, in forward: return x \* x\.new_empty.*F\.dropout\("):
+        twobp.Trainer(Net(Path(False)), fields(), loss_fn=mse, ranks=1)
+    trainer = twobp.Trainer(Net(Path(True)), fields(), loss_fn=mse, ranks=1)
+    batch = fields()
+    assert trainer.step(batch).loss > 0 and trainer.evaluate([batch]).loss > 0
+
+
 def test_a_refused_loss_names_its_line():
     def loss(output, batch):
         return mse(output, batch).sqrt()  # the root

@@ -222,10 +222,12 @@ class Replay(TorchDispatchMode):
     def __init__(self, drawn: list):
         super().__init__()
         self.drawn = iter(drawn)
+        self.lines: list[str] = []  # where the module drew
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if torch.Tag.nondeterministic_seeded not in function.tags or "scaled_dot_product" in function._schema.name:
             return function(*args, **(kwargs or {}))
+        self.lines.append(current_line())
         name, results = next(self.drawn, ("nothing", ()))
         base = function._schema.name.split("::")[1]
         if name == "twobp::dropout" and base == "native_dropout":
@@ -267,7 +269,8 @@ def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, 
     trained = {name: p for name, p in captured.parameters.items() if p.requires_grad}
     with torch.random.fork_rng(devices=[]):
         try:
-            with torch.enable_grad(), Replay(drawn):
+            training, evaluation = Replay(drawn), Replay(evaluation_drawn)
+            with torch.enable_grad(), training:
                 loss = whole(dict(fields))
             for path, table, key, tensor in bound:
                 if table.get(key) is not tensor:
@@ -277,8 +280,12 @@ def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, 
             changed = {name: captured.buffers[name].detach().clone() for name in captured.buffers}
             restore(whole, state)
             whole.eval()
-            with torch.no_grad(), KeepParameters(captured.parameters), Replay(evaluation_drawn):
+            with torch.no_grad(), KeepParameters(captured.parameters), evaluation:
                 evaluated = whole(dict(fields))
+            if rest := list(evaluation.drawn):
+                lines = [line for (name, _), line in zip(drawn, training.lines) if name != "twobp::dropout"]
+                raise CaptureError(f"the module draws random numbers in training mode alone{lines[-len(rest)]}, which programs do for dropout alone. Stochastic depth is "
+                                   "dropout of a factor: x * F.dropout(x.new_ones(len(x), 1, 1), p, self.training)")
         finally:
             for _, table, key, tensor in bound:
                 table[key] = tensor
