@@ -17,11 +17,16 @@ from twobp._native import Error
 ENTRY = os.path.join(os.path.dirname(__file__), "export.py")  # which calls the module
 OWN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 LIBRARIES = (os.path.join(os.path.dirname(torch.__file__), ""), os.path.join(sysconfig.get_path("stdlib"), ""))
-FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)\n\s*(.*)')
+FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)(?:\n\s*(.*))?')  # without the code if its file has changed since
 
 
 class CaptureError(Error):
     """A module, batch or bundle that twobp cannot take. The message says what is wrong, where, and what to do."""
+
+
+def is_a_file(frame: traceback.FrameSummary) -> bool:
+    """Not the code that torch generates; a cell of a notebook counts."""
+    return os.path.exists(frame.filename) or not frame.filename.startswith("<") and bool(frame.line)
 
 
 def innermost(frames: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
@@ -32,7 +37,7 @@ def innermost(frames: Iterable[traceback.FrameSummary]) -> traceback.FrameSummar
             found = None  # what lies before is the script that trains
         elif frame.filename.startswith(OWN):
             continue
-        elif os.path.exists(frame.filename) and ("site-packages" in frame.filename.removeprefix(LIBRARIES[1]) or not frame.filename.startswith(LIBRARIES[1])) \
+        elif is_a_file(frame) and ("site-packages" in frame.filename.removeprefix(LIBRARIES[1]) or not frame.filename.startswith(LIBRARIES[1])) \
                 and not frame.filename.startswith(LIBRARIES[0]):
             found = frame
     return found
