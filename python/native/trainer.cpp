@@ -26,6 +26,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/files/safetensors.h"
+#include "twobp/graph/operators.h"
 #include "twobp/graph/read_graph.h"
 #include "twobp/models/captured.h"
 #include "twobp/models/model_type.h"
@@ -488,6 +489,7 @@ void add_trainer(py::module_& module) {
     for_each_key(Config{}, [&](const std::string& name, const Key&, void*) { names.push_back(name); });
     return names;
   });
+  module.def("check_operator", [](const std::string& name) { graph::find_operator(name); });
   module.def("find_launcher", [] {
     const Launcher launcher = find_launcher();
     py::dict out;

@@ -37,7 +37,9 @@ def check_fields(batch: Batch, what: str) -> dict[str, torch.Tensor]:
         raise Error(f"{what} is {_kind(batch)}, but must be a dict of tensors, with at least one")
     fields = {}
     for name, tensor in batch.items():
-        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+        if not isinstance(name, str):
+            raise Error(f"{what} has the key {name!r}, but its keys must be names: those of forward's arguments, and of what loss_fn reads")
+        if not isinstance(tensor, torch.Tensor):
             raise Error(f"{what}: {name!r} is {_kind(tensor)}, but must be a tensor")
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             raise Error(f"{what}: {name!r} is on {tensor.device}, {tensor.layout}: give a dense tensor on the CPU")

@@ -117,7 +117,7 @@ def assign_buffer(self, y):
 
 
 @pytest.mark.parametrize("more, message", [
-    (lambda self, y: Clip.apply(y), "calls Clip, a torch.autograd.Function"), (hook, r"gradient of a tensor \(.*test_bad_input\.py:\d+, in hook\)"),
+    (lambda self, y: Clip.apply(y), "calls Clip, a torch.autograd.Function"), (hook, r"gradient of a tensor \(.*test_bad_input\.py:\d+, in hook: y\.register_hook"),
     (assign_buffer, r"buffer 'scale'.*self\.scale\.copy_")])
 def test_what_programs_would_lose(more, message):
     with pytest.raises(twobp.Error, match=message):
@@ -382,3 +382,26 @@ def test_a_fork_is_told_to_make_its_own():
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert trainer.step(make_batch()).step == 1
+
+
+@pytest.mark.parametrize("module, example, message", [
+    (lambda: torch.jit.script(Net()), {}, "TorchScript"), (lambda: nn.Sequential(nn.LazyLinear(4)), {}, "'0.weight' of the module has no shape yet"),
+    (lambda: Net().to("meta"), {}, r"'up.weight' of the module is on meta.*to_empty"), (lambda: Net(), {0: torch.zeros(4, 4)}, "has the key 0, but its keys must be names"),
+    (lambda: Net().double(), {}, r"(?s)the module itself fails on this batch: RuntimeError.*dtype.*test_bad_input\.py:\d+, in forward.*x: float32 \[4, 4\]"),
+    (Net, {"x": torch.zeros(4, 7)}, r"(?s)the module itself fails on this batch.*test_bad_input\.py:\d+, in forward.*x: float32 \[4, 7\]")])
+def test_a_module_that_fails_without_twobp(module, example, message):
+    with pytest.raises(twobp.Error, match=message):
+        twobp.Trainer(module().train(), {**{name: tensor[:4] for name, tensor in make_batch().items()}, **example}, loss_fn=mse, ranks=1)
+
+
+def test_a_folder_of_checkpoints_is_one_trainer_s(tmp_path):
+    _, first = make()
+    first.step(make_batch())
+    first.checkpoint(tmp_path)
+    _, second = make()
+    with pytest.raises(twobp.Error, match="another trainer of this process: end that first"):
+        second.resume(tmp_path)
+    expected = first.step(make_batch()).loss
+    del first
+    second.resume(tmp_path)
+    assert second.step(make_batch()).loss == expected

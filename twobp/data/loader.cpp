@@ -24,21 +24,21 @@ namespace {
 // Decoding pictures uses only the time that ranks leave. When the ranks wait for a batch, that is all of it.
 constexpr int kNice = 10;
 
-// A batch that is being read.
-struct Pending {
-  int64_t epoch = 0;
-  std::vector<std::vector<int64_t>> indices;  // of each micro-batch
-  std::vector<Fields> micro_batches;
-  std::vector<std::exception_ptr> errors;  // of each micro-batch
-  size_t taken = 0;                        // micro-batches that a thread has started
-  size_t done = 0;
-
-  bool complete() const { return done == indices.size(); }
-};
-
 }  // namespace
 
 struct Loader::Impl {
+  // A batch that is being read.
+  struct Pending {
+    int64_t epoch = 0;
+    std::vector<std::vector<int64_t>> indices;  // of each micro-batch
+    std::vector<Fields> micro_batches;
+    std::vector<std::exception_ptr> errors;  // of each micro-batch
+    size_t taken = 0;                        // micro-batches that a thread has started
+    size_t done = 0;
+
+    bool complete() const { return done == indices.size(); }
+  };
+
   std::shared_ptr<const Dataset> dataset;
   int64_t samples_per_batch = 1;  // of all replicas
   int64_t micro_batch_size = 1;
@@ -170,7 +170,7 @@ bool Loader::wait(const std::function<bool()>& stop) {
 Batch Loader::next() {
   wait();
   std::unique_lock lock(impl_->mutex);
-  const std::shared_ptr<Pending> batch = impl_->batches.front();
+  const std::shared_ptr<Impl::Pending> batch = impl_->batches.front();
   for (const auto& error : batch->errors) {
     if (error) std::rethrow_exception(error);  // the batch stays, so that later calls get the same error
   }

@@ -15,7 +15,8 @@ struct OwnOperator {
 
 std::span<const OwnOperator> own_operators();
 
-// Operators of ATen, by name alone, that we compute in another way: products by our kernels.
-std::span<const OwnOperator> faster_operators();
+// Operators of ATen, by name alone, that we compute in another way: products by our
+// kernels, GroupNorm with equal layouts.
+std::span<const OwnOperator> replaced_operators();
 
 }  // namespace twobp::graph

@@ -19,9 +19,10 @@ from twobp import _native
 from . import bundle, interpret
 from .cache import Cache
 from .emit import dtype_name
-from .errors import CaptureError
-from .export import WithLoss, as_fields, check_hooks, check_torch
+from .errors import CaptureError, current_line, user_line
+from .export import WithLoss, as_fields, check_hooks, check_parts, check_torch
 from .fingerprint import tensor_digest
+from .own_operators import dropout_scale
 from .trace import Traced, trace
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 0.2, torch.float16: 0.1}  # beyond this a program is wrong, not rounded
@@ -62,6 +63,7 @@ class Captured:
             return None
         check_taken(self.whole, fields)
         check_hooks(self.whole)
+        check_parts(self.whole)
         constants = dict(self.constants)
         try:
             with self._in_first_modes():
@@ -71,9 +73,13 @@ class Captured:
                 self._append(traced, described)
                 if found is None:
                     errors = dataclasses.asdict(self._dry_run(fields)) if check else None
-        except BaseException:
+        except BaseException as error:
             self.graph["shapes"] = [shape for shape in self.graph["shapes"] if shape["fields"] != described]
             self.constants = constants
+            if isinstance(error, CaptureError) and error.__cause__ is not None and (failure := self._own_failure(fields)) is not None:
+                sizes = ", ".join(f"{name}: {str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for name, t in fields.items())
+                raise CaptureError(f"the module itself fails on this batch: {type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else ''}"
+                                   f"{user_line(failure)}. The batch is {{{sizes}}}") from failure
             raise
         if found is None:
             entry.write(traced, errors)
@@ -98,6 +104,20 @@ class Captured:
         finally:
             for part, mode in now.items():
                 part.training = mode
+
+    def _own_failure(self, fields: dict[str, torch.Tensor]) -> Exception | None:
+        """What the module itself raises for a batch, without twobp. The module stays as it was."""
+        state = {name: b.detach().clone() for name, b in self.whole.named_buffers()}
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), KeepParameters(self.parameters):
+                self.whole(dict(fields))
+        except CaptureError:
+            pass
+        except Exception as failure:
+            return failure
+        finally:
+            restore(self.whole, state)
+        return None
 
     def _trace(self, fields: dict[str, torch.Tensor]) -> Traced:
         return trace(self.whole, fields, self.loss_reduction, {name for name, p in self.parameters.items() if not p.requires_grad})
@@ -175,8 +195,9 @@ class Captured:
                 raise CaptureError(f"the captured programs compute {what} with a relative error of {error:.1e} against the module itself. "
                                    "The module may change its course from call to call, or this is an error of twobp: please report it")
         if not result.evaluation <= limit:
-            raise CaptureError(f"in evaluation mode the module's loss is not that of its training graph without dropout and with running statistics (relative error "
-                               f"{result.evaluation:.1e}). Only these two may depend on self.training")
+            raise CaptureError("in evaluation mode the module's loss is not that of its training graph without dropout, with BatchNorm's running statistics, and "
+                               f"with its buffers as they are (relative error {result.evaluation:.1e}). Only these may depend on self.training: AlphaDropout, "
+                               "RReLU and the like have no programs")
         return result
 
 
@@ -201,17 +222,23 @@ class Replay(TorchDispatchMode):
     def __init__(self, drawn: list):
         super().__init__()
         self.drawn = iter(drawn)
+        self.lines: list[str] = []  # where the module drew
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if torch.Tag.nondeterministic_seeded not in function.tags or "scaled_dot_product" in function._schema.name:
             return function(*args, **(kwargs or {}))
+        self.lines.append(current_line())
         name, results = next(self.drawn, ("nothing", ()))
         base = function._schema.name.split("::")[1]
         if name == "twobp::dropout" and base == "native_dropout":
-            return args[0] * results[1] * (1 / (1 - args[1])), results[1]
+            return args[0] * results[1] * dropout_scale(args[1]), results[1]
         drawn = results[1] if name == "twobp::dropout" else results[0] if results else None
+        if name == "nothing":
+            raise CaptureError(f"in evaluation mode the module drops or draws by {base}{current_line()} what its captured form does not. Make it depend on "
+                               "self.training: F.dropout(x, p, self.training), or dropout_p=p if self.training else 0.0")
         if drawn is None or isinstance(args[0], torch.Tensor) and drawn.shape != args[0].shape:
-            raise CaptureError(f"the module draws random numbers by {function}, where its captured form draws by {name}")
+            raise CaptureError(f"the module draws random numbers by {base}{current_line()}, where its captured form draws by {name}. Draw by torch.rand, "
+                               "torch.bernoulli or dropout")
         return args[0].copy_(drawn) if base.endswith("_") else drawn.clone()
 
 
@@ -228,7 +255,7 @@ class KeepParameters(TorchDispatchMode):
                 if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, torch.Tensor):
                     name = self.names.get(value.untyped_storage().data_ptr())
                     if name is not None:
-                        raise CaptureError(f"in evaluation mode the module's forward changes its parameter '{name}' by {function}. A trainer has the weights "
+                        raise CaptureError(f"in evaluation mode the module's forward changes its parameter '{name}' by {function}{current_line()}. A trainer has the weights "
                                            "of training, so switch that off in the module (for RWKV of transformers: config.rescale_every = 0)")
         return function(*args, **(kwargs or {}))
 
@@ -242,7 +269,8 @@ def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, 
     trained = {name: p for name, p in captured.parameters.items() if p.requires_grad}
     with torch.random.fork_rng(devices=[]):
         try:
-            with torch.enable_grad(), Replay(drawn):
+            training, evaluation = Replay(drawn), Replay(evaluation_drawn)
+            with torch.enable_grad(), training:
                 loss = whole(dict(fields))
             for path, table, key, tensor in bound:
                 if table.get(key) is not tensor:
@@ -252,8 +280,12 @@ def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, 
             changed = {name: captured.buffers[name].detach().clone() for name in captured.buffers}
             restore(whole, state)
             whole.eval()
-            with torch.no_grad(), KeepParameters(captured.parameters), Replay(evaluation_drawn):
+            with torch.no_grad(), KeepParameters(captured.parameters), evaluation:
                 evaluated = whole(dict(fields))
+            if rest := list(evaluation.drawn):
+                lines = [line for (name, _), line in zip(drawn, training.lines) if name != "twobp::dropout"]
+                raise CaptureError(f"the module draws random numbers in training mode alone{lines[-len(rest)]}, which programs do for dropout alone. Stochastic depth is "
+                                   "dropout of a factor: x * F.dropout(x.new_ones(len(x), 1, 1), p, self.training)")
         finally:
             for _, table, key, tensor in bound:
                 table[key] = tensor
@@ -293,12 +325,21 @@ def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None,
     check_torch()
     if not isinstance(module, nn.Module):
         raise CaptureError(f"capture takes a torch.nn.Module, not {type(module).__name__}")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise CaptureError("the module is TorchScript, which torch.export does not take. Give the Python module that it was made of")
     if hasattr(module, "_orig_mod") or isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise CaptureError(f"the module is wrapped in {type(module).__name__}. Give the module itself")
     if isinstance(loss_fn, nn.Module) and (own := next((name for name, p in loss_fn.named_parameters() if p.requires_grad), None)):
         raise CaptureError(f"loss_fn has the parameter '{own}', which is no part of the module, so that its trained values would be lost. Freeze it, or let the "
                            "module hold it and return the loss")
     whole = WithLoss(module, loss_fn)
+    for name, tensor in itertools.chain(whole.named_parameters(), whole.named_buffers()):
+        name = name.removeprefix("module.")
+        if nn.parameter.is_lazy(tensor):
+            raise CaptureError(f"'{name}' of the module has no shape yet. Call the module once on an example before")
+        if tensor.device.type != "cpu":
+            raise CaptureError(f"'{name}' of the module is on {tensor.device}. Move the module to the CPU: module.to(\"cpu\"), or to_empty(device=\"cpu\") "
+                               "from the meta device")
     whole.training = module.training
     parameters = {name.removeprefix("module."): p for name, p in whole.named_parameters()}
     dtypes = {p.dtype for p in parameters.values() if p.requires_grad}

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from . import ops
-from .errors import CaptureError
+from .errors import CaptureError, path_of
 from .export import Forward, Input
 
 ATOMIC = 12  # a piece with at most this many products of parameters is cut no further, unless where a single value crosses
@@ -76,9 +76,22 @@ def heavy(node: fx.Node) -> bool:
     return node.meta["product"]
 
 
-def cut_points(chain: list[fx.Node], points: list[list[fx.Node]], lasting: set[fx.Node]) -> list[int]:
-    """Indices of calls behind which to cut: where at most one value crosses that does not last, and where the fewest bytes cross of what is still large."""
-    cost = [sum(map(bytes_of, values)) for values in points]
+def uses_of_buffers(chain: list[fx.Node], forward: Forward) -> set[int]:
+    """Indices of calls behind which a buffer that forward changes is still in use. It belongs to one layer, so there is no cut there."""
+    buffers = {node for node, (source, _) in forward.inputs.items() if source == "buffer"}
+    new = {forward.inputs[node].name: node for node in buffers}
+    inside: set[int] = set()
+    for name, buffer in new.items():
+        uses = [i for i, node in enumerate(chain) if buffer in ops.inputs_of(node) or node is forward.new_buffers.get(name)]
+        if uses:
+            inside.update(range(uses[0], uses[-1]))
+    return inside
+
+
+def cut_points(chain: list[fx.Node], points: list[list[fx.Node]], lasting: set[fx.Node], whole: set[int]) -> list[int]:
+    """Indices of calls behind which to cut: where at most one value crosses that does not last, and where the fewest bytes cross of what is still large.
+    There is no cut behind the calls `whole`."""
+    cost = [float("inf") if i in whole else sum(map(bytes_of, values)) for i, values in enumerate(points)]
     brief = [[value for value in values if value not in lasting] for values in points]
     own = [sum(map(bytes_of, values)) if cost[i] < float("inf") else cost[i] for i, values in enumerate(brief)]
     found: set[int] = set()
@@ -144,11 +157,6 @@ def merge_light(chain: list[fx.Node], cuts: list[int]) -> list[list[fx.Node]]:
     return result
 
 
-def path_of(node: fx.Node) -> str:
-    stack = node.meta.get("nn_module_stack")
-    return list(stack.values())[-1][0].removeprefix("module").lstrip(".") if stack else ""
-
-
 def layer_names(pieces: list[list[fx.Node]]) -> list[str]:
     """Each layer is named after the module that its products have in common."""
     names = []
@@ -175,7 +183,7 @@ def cut(forward: Forward) -> list[Layer]:
     """The chain of layers. Values that skip a layer pass through it as inputs and outputs."""
     chain, free = chain_of(forward)
     points, lasting = crossing(chain, forward.loss)
-    pieces = merge_light(chain, cut_points(chain, points, lasting))
+    pieces = merge_light(chain, cut_points(chain, points, lasting, uses_of_buffers(chain, forward)))
     at = {node: i for i, node in enumerate(chain)}
     position = {node: i for i, node in enumerate(forward.graph.nodes)}
     layers, arriving = [], []
@@ -213,7 +221,9 @@ def piece_graph(forward: Forward, name: str, piece: list[fx.Node], free: set, ar
         if node.op == "call_function" and (node in mine or node in free):
             stack += ops.inputs_of(node)
     calls = sorted((n for n in order if n.op == "call_function" and (n in mine or n in free)), key=position.get)
-    used = [n for n in sorted(order, key=position.get) if n in forward.inputs]
+    changed = {name_ for (kind, name_), _ in outputs if kind == "buffer"}
+    used = [n for n in sorted({*order, *(n for n, one in forward.inputs.items() if one.source == "buffer" and one.name in changed)}, key=position.get)
+            if n in forward.inputs]
     rank = {"field": 0, "parameter": 1, "buffer": 2, "constant": 3, "loss_weight": 4}
     graph, env = fx.Graph(), {}
     inputs, examples = [], []

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from twobp import _native
+
 from . import ops
 from .cut import Layer
-from .errors import CaptureError
+from .errors import CaptureError, where
 from .joint import Joint
 from .ops import aten
 from .split import Split
@@ -19,6 +21,8 @@ MEMORY_FORMATS = {torch.contiguous_format: "contiguous", torch.preserve_format: 
                   torch.channels_last_3d: "channels_last_3d"}
 RENAMED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default,  # real strides are not always those of tracing
            aten.unsafe_split.Tensor: aten.split.Tensor, aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default}
+
+OTHER_WAY = "Write this part of the module with other operators of torch"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -57,7 +61,10 @@ class Emitter:
             return value
         if isinstance(value, (list, tuple)):
             return [self.argument(x, "" if "Tensor" in kind else "float" if "float" in kind else "") for x in value]
-        raise CaptureError(f"{self.where}: a program cannot hold the argument {value!r}")
+        raise ValueError(f"a program cannot hold the argument {value!r}")
+
+    def refuse(self, node: fx.Node, what: str) -> CaptureError:
+        return CaptureError(f"{self.where}: {what}{where(node)}")
 
     def instruction(self, node: fx.Node) -> dict | None:
         """The instruction of a call; None for what only names a part of a result."""
@@ -67,13 +74,18 @@ class Emitter:
             return None
         target = RENAMED.get(node.target, node.target)
         if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "twobp"):
-            raise CaptureError(f"{self.where}: the program has no operator {target}. Write it with torch's own operations")
+            raise self.refuse(node, f"programs have no operator {target}. {OTHER_WAY}")
         if ops.is_random(node) and not any(a.name in ("generator", "random") for a in target._schema.arguments):
             packet = target.overloadpacket
             if "generator" not in packet.overloads():
-                raise CaptureError(f"{self.where}: {target} draws random numbers, and takes no generator. Use torch.bernoulli, torch.rand or dropout")
+                raise self.refuse(node, f"{target} draws random numbers, and takes no generator. Use torch.bernoulli, torch.rand or dropout")
             target = packet.generator
         schema = target._schema
+        name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
+        try:
+            _native.check_operator(name)
+        except _native.Error as error:
+            raise self.refuse(node, f"{error}. {OTHER_WAY}") from None
         arguments = []
         for i, parameter in enumerate(schema.arguments):
             if i < len(node.args) and not parameter.kwarg_only:
@@ -84,9 +96,11 @@ class Emitter:
                 arguments.append({"random": self.random})
                 self.random += 1
             else:
-                arguments.append(self.argument(value, str(parameter.type)))
+                try:
+                    arguments.append(self.argument(value, str(parameter.type)))
+                except ValueError as error:
+                    raise self.refuse(node, f"{name}: {error}. {OTHER_WAY}") from None
         result = node.meta.get("val")
-        name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
         if isinstance(result, (tuple, list)):
             read = {u.args[1] for u in node.users if u.target is operator.getitem}
             self.parts[node] = [self.new_slot() if i in read else -1 for i in range(len(result))]
@@ -138,7 +152,7 @@ def add_gradient(emitter: Emitter, parameter: int, node: fx.Node, code: list[dic
         code.append({"add_to": parameter, "how": "embedding", "args": [last["args"][0], last["args"][1], last["args"][3]]})
     else:
         if node.meta["val"].shape != shape:
-            raise CaptureError(f"{emitter.where}: a gradient of shape {list(node.meta['val'].shape)} for a parameter of shape {list(shape)}")
+            raise emitter.refuse(node, f"a gradient of shape {list(node.meta['val'].shape)} for a parameter of shape {list(shape)}. {OTHER_WAY}")
         code.append({"add_to": parameter, "how": "sum", "args": [{"v": slot}]})
 
 
@@ -224,10 +238,11 @@ def short(names: list[str], index: int) -> str:
 
 
 def evaluation(program: dict, emitter: Emitter) -> list[dict] | None:
-    """The forward program without dropout and with BatchNorm's running statistics; None if that changes nothing."""
-    same: dict[int, int] = {}
+    """The forward program without dropout, with BatchNorm's running statistics, and with the buffers as they are; None if that changes nothing."""
+    buffer = {i["index"]: i["slot"] for i in program["inputs"] if i["from"] == "buffer"}
+    same = {b["slot"]: buffer[b["index"]] for b in program["new_buffers"]}  # in evaluation, buffers stay
     outputs = {o["slot"] for o in program["outputs"]}
-    changed = False
+    changed = not same.keys().isdisjoint(outputs.union(*map(reads, program["forward"])))
     code = []
 
     def renamed(argument):
@@ -249,8 +264,9 @@ def evaluation(program: dict, emitter: Emitter) -> list[dict] | None:
                 code.append({"op": "aten::mul.Scalar", "args": [arguments[0], 1], "out": [out[0]]})
             else:
                 same[out[0]] = arguments[0]["v"]
-        elif name in ("aten::_native_batch_norm_legit_functional", "aten::native_batch_norm") and arguments[5] is True:
+        elif name in ("aten::_native_batch_norm_legit_functional", "aten::native_batch_norm") and arguments[5] is True and arguments[3] is not None:
             changed = True
+            same.update((slot, one["v"]) for slot, one in zip(out[3:], arguments[3:5]) if slot is not None)
             code.append({"op": "aten::_native_batch_norm_legit_no_training", "args": [*arguments[:5], *arguments[6:]], "out": [out[0], None, None]})
         else:
             code.append({**instruction, "args": arguments})

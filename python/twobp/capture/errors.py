@@ -1,22 +1,86 @@
 """The one exception of this package, and where in the user's code it comes from."""
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import sysconfig
 import traceback
+from collections.abc import Iterable
 
 import torch
+from torch import fx
+from torch.fx.proxy import TracerBase
 
 from twobp._native import Error
+
+ENTRY = os.path.join(os.path.dirname(__file__), "export.py")  # which calls the module
+OWN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+LIBRARIES = (os.path.join(os.path.dirname(torch.__file__), ""), os.path.join(sysconfig.get_path("stdlib"), ""))
+FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)(?:\n\s*(.*))?')  # without the code if its file has changed since
 
 
 class CaptureError(Error):
     """A module, batch or bundle that twobp cannot take. The message says what is wrong, where, and what to do."""
 
 
+def is_a_file(frame: traceback.FrameSummary) -> bool:
+    """Not the code that torch generates; a cell of a notebook counts."""
+    return os.path.exists(frame.filename) or not frame.filename.startswith("<") and bool(frame.line)
+
+
+def innermost(frames: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
+    """The innermost frame that this package called into, outside torch and Python's own library: the module's, or its loss function's."""
+    found = None
+    for frame in frames:
+        if frame.filename == ENTRY:
+            found = None  # what lies before is the script that trains
+        elif frame.filename.startswith(OWN):
+            continue
+        elif is_a_file(frame) and ("site-packages" in frame.filename.removeprefix(LIBRARIES[1]) or not frame.filename.startswith(LIBRARIES[1])) \
+                and not frame.filename.startswith(LIBRARIES[0]):
+            found = frame
+    return found
+
+
 def user_line(error: BaseException) -> str:
-    """The innermost line outside torch and this package that led to `error`, as ' (file:line, in function: code)'; '' if there is none."""
-    inside = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(inside) and os.path.exists(frame.filename):
-            return f" ({frame.filename}:{frame.lineno}, in {frame.name}: {frame.line})"
-    return ""
+    """The line of user code that led to `error`, as ' (file:line, in function: code)'; '' if there is none."""
+    return _text(innermost(traceback.extract_tb(error.__traceback__)))
+
+
+def current_line() -> str:
+    """The same of the code that runs now."""
+    return _text(innermost(traceback.extract_stack()))
+
+
+def _text(frame: traceback.FrameSummary | None) -> str:
+    return f" ({frame.filename}:{frame.lineno}, in {frame.name}: {frame.line})" if frame else ""
+
+
+@contextlib.contextmanager
+def recording_lines():
+    """Within it, nodes of an exported graph get the line of user code that called them. Export itself keeps lines of forward() alone."""
+    before = TracerBase._filter_traceback_frames
+
+    def only_innermost(tracer, frames):
+        frame = innermost(frames)
+        return traceback.StackSummary.from_list([frame] if frame else [])
+
+    TracerBase._filter_traceback_frames = only_innermost
+    try:
+        yield
+    finally:
+        TracerBase._filter_traceback_frames = before
+
+
+def path_of(node: fx.Node) -> str:
+    """The name of the part of the module that calls the node; '' for the module itself, or if it is not known."""
+    stack = node.meta.get("nn_module_stack")
+    return list(stack.values())[-1][0].removeprefix("module").lstrip(".") if stack else ""
+
+
+def where(node: fx.Node) -> str:
+    """Where the node comes from, as " (part 'blocks.0', file:line, in function: code)"; '' if nothing is known."""
+    found = FRAME.findall(node.stack_trace or "")
+    line = ["{}:{}, in {}: {}".format(*found[-1])] if found else []
+    return f" ({', '.join([f'part {path_of(node)!r}'] * bool(path_of(node)) + line)})" if line or path_of(node) else ""

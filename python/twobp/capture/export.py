@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import logging
 import operator
 import sys
 import warnings
@@ -16,14 +17,15 @@ from torch import fx, nn
 from twobp.batches import named
 
 from . import ops
-from .errors import CaptureError, user_line
+from .errors import CaptureError, recording_lines, user_line, where
 from .fuse import fuse
 from .masked import fuse_masked_attention
 from .own_operators import aten, grouped_mm
+from .parts import InParts
 
 REMOVED = {aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_scalar.default, aten.sym_constrain_range_for_size.default,
            aten.sym_constrain_range.default}
-ZEROED = {aten.new_empty.default: aten.new_zeros.default, aten.empty_like.default: aten.zeros_like.default, aten.empty.memory_format: aten.zeros.default}
+LIKE = {aten.rand_like.default: aten.rand.default, aten.randn_like.default: aten.randn.default}  # these take a generator
 SAME_VALUE = {aten.alias.default, aten.lift_fresh_copy.default}
 
 
@@ -107,9 +109,36 @@ def causal_attention_without_mask(fields: Mapping[str, torch.Tensor]):
             setattr(masking, name, value)
 
 
+@contextlib.contextmanager
+def quiet():
+    """What torch logs while it traces is in its exception too."""
+    loggers = [logging.getLogger(f"torch.{name}") for name in ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")]
+    before = [one.level for one in loggers]
+    for one in loggers:
+        one.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for one, level in zip(loggers, before):
+            one.setLevel(level)
+
+
 def check_torch() -> None:
     if torch.__version__.split("+")[0].split(".")[:2] != ["2", "13"]:
         raise CaptureError(f"capture uses parts of torch 2.13 that other versions change; this is torch {torch.__version__}. Install torch==2.13.*")
+
+
+def check_parts(module: nn.Module) -> None:
+    """Refuses parts whose reason export would not tell."""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._NormBase) and part.momentum is None and part.track_running_stats and part.training:
+            raise CaptureError(f"'{name.removeprefix('module.')}' is a {type(part).__name__} with momentum=None, which divides by the number of its batches. Give it a momentum")
+    registered: dict[nn.Module, str] = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        first = registered.setdefault(part, name)
+        if first != name and isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats and part.training:
+            raise CaptureError(f"'{first.removeprefix('module.')}' and '{name.removeprefix('module.')}' are one {type(part).__name__}, whose statistics torch.export does "
+                               "not take under two names. Register it once, and call it twice")
 
 
 def check_hooks(module: nn.Module) -> None:
@@ -127,9 +156,10 @@ def check_hooks(module: nn.Module) -> None:
 def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
     """Exports `whole` in training mode. Raises CaptureError with export's reason and the line of user code."""
     try:
-        with causal_attention_without_mask(fields), warnings.catch_warnings():
+        with causal_attention_without_mask(fields), recording_lines(), quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own
-            program = torch.export.export(whole, (fields,), strict=False)
+            with InParts():
+                program = torch.export.export(whole, (fields,), strict=False)
             inline_grad_mode(program.graph_module)  # what follows forgets where gradients stop
             program.graph_module.recompile()
             program = program.run_decompositions({})
@@ -138,15 +168,36 @@ def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
     except Exception as error:
         raise refusal(error) from error
     graph_module = program.graph_module
+    check_values(graph_module.graph)
     clean(graph_module)
     return with_meaning(program, whole, fields)
+
+
+def check_values(graph: fx.Graph) -> None:
+    """Raises CaptureError for tensors that programs do not have."""
+    for node in graph.nodes:
+        values = node.meta.get("val")
+        for value in values if isinstance(values, (tuple, list)) else [values]:
+            if not isinstance(value, torch.Tensor):
+                if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                    raise CaptureError(f"a number in the module's forward pass depends on the values of tensors{where(node)}. Keep it a tensor: leave out .item()")
+            elif value.is_complex():
+                raise CaptureError(f"the module computes with complex numbers{where(node)}, which programs do not have. Compute with their real and imaginary parts")
+            elif value.layout is not torch.strided:
+                raise CaptureError(f"the module has a tensor of the layout {value.layout}{where(node)}, which programs do not have. Call to_dense() on it before the "
+                                   "module takes it")
+            elif any(isinstance(size, torch.SymInt) for size in value.shape):
+                raise CaptureError(f"the size of a tensor depends on the values of tensors{where(node)}. Keep all elements, and choose by a mask: in place of "
+                                   "x[mask].sum(), write (x * mask).sum() or torch.where(mask, x, 0).sum()")
 
 
 def refusal(error: Exception) -> CaptureError:
     reason = str(error).strip().split("\n\n")[0].strip() or type(error).__name__
     advice = "Only operations whose course does not depend on the values of tensors can be captured"
     if "data-dependent" in str(error).lower() or "GuardOnDataDependent" in type(error).__name__:
-        advice = "The module branches on the value of a tensor. Compute both sides and choose: y = torch.where(condition, a, b)"
+        advice = "The module branches on the value of a tensor, or checks it. Leave out a check. Of a branch, compute both sides and choose: y = torch.where(condition, a, b)"
+    elif "numpy" in str(error):
+        advice = "Compute with torch in place of numpy"
     return CaptureError(f"torch.export cannot take the module: {type(error).__name__}: {reason}{user_line(error)}. {advice}")
 
 
@@ -159,10 +210,6 @@ def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor]) -> F
     for name, tensor in [*parameters.items(), *buffers.items()]:
         canonical.setdefault(id(tensor), name.removeprefix("module."))
     changed = {canonical[id(buffers[name])] for name in signature.buffers_to_mutate.values()}
-    if signature.user_inputs_to_mutate:
-        raise CaptureError(f"the module writes into a field of its batch ({next(iter(signature.user_inputs_to_mutate.values()))}). Let it clone the tensor first")
-    if getattr(signature, "parameters_to_mutate", None):
-        raise CaptureError(f"the module's forward pass changes its parameter {next(iter(signature.parameters_to_mutate.values()))}. Make it a buffer")
     field_of = dict(zip(signature.user_inputs, fields))
     inputs: dict[fx.Node, Input] = {}
     tensors: dict[Input, torch.Tensor] = {}
@@ -201,11 +248,17 @@ def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor]) -> F
         elif spec.kind.name == "USER_OUTPUT":
             loss = node
         elif spec.kind.name == "PARAMETER_MUTATION":
-            raise CaptureError(f"the module's forward pass changes its parameter {spec.target}. Make it a buffer")
+            raise CaptureError(f"the module's forward pass changes its parameter '{spec.target.removeprefix('module.')}'{where(node)}. Make it a buffer")
+        elif spec.kind.name == "USER_INPUT_MUTATION":
+            raise CaptureError(f"the module's forward pass writes into the field '{field_of.get(spec.target, spec.target)}' of its batch{where(node)}. "
+                               "Let it clone the tensor first")
         else:
-            raise CaptureError(f"the module's forward pass changes {spec.target}, an input ({spec.kind.name}). Let it clone the tensor first")
-    if loss is None or not isinstance(loss.meta.get("val"), torch.Tensor) or loss.meta["val"].dim() != 0 or not loss.meta["val"].is_floating_point():
-        raise CaptureError("the loss must be one floating-point scalar: reduce it (loss.mean()) in the module or in loss_fn")
+            raise CaptureError(f"the module's forward pass has an output of the kind {spec.kind.name}{where(node)}, which programs do not have")
+    value = loss.meta.get("val") if isinstance(loss, fx.Node) else None
+    if not isinstance(value, torch.Tensor) or value.dim() != 0 or not value.is_floating_point():
+        found = f"a tensor of {str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(loss).__name__}"
+        raise CaptureError(f"the loss is {found}{where(loss) if value is not None else ''}, but must be one floating-point scalar: reduce it (loss.mean()) in the "
+                           "module or in loss_fn")
     return Forward(program.graph_module, inputs, tensors, loss, new_buffers)
 
 
@@ -223,9 +276,11 @@ def clean(graph_module: fx.GraphModule) -> None:
         elif node.target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar) and is_same(node, node.args[0], node.args[1]):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
-        elif node.target in ZEROED:  # a program reads no memory that nobody has written
-            node.target = ZEROED[node.target]
-            node.kwargs = {key: value for key, value in node.kwargs.items() if key != "memory_format" or node.target is aten.zeros_like.default}
+        elif node.target in ops.ZEROED:
+            ops.write_zeros(node)
+        elif node.target in LIKE:
+            value = node.meta["val"]
+            node.target, node.args, node.kwargs = LIKE[node.target], (list(value.shape),), {"dtype": value.dtype, "device": value.device}
         elif str(node.target) == "transformers.grouped_mm_fallback.default":
             node.target = grouped_mm
         elif node.target is aten.view.default:
@@ -267,13 +322,11 @@ def write_as_expand(graph: fx.Graph, node: fx.Node) -> None:
 
 def write_as_dropout(graph: fx.Graph, node: fx.Node) -> None:
     x, p, train = node.args
-    if train and 0 < p < 1:
+    if train and p > 0:
         node.target, node.args = ops.dropout, (x, p)
         return
     for user in list(node.users):
-        if user.args[1] == 0 and train and p == 1:
-            user.target, user.args = aten.mul.Tensor, (x, 0.0)
-        elif user.args[1] == 0:
+        if user.args[1] == 0:
             user.replace_all_uses_with(x)
             graph.erase_node(user)
     if not node.users:

@@ -6,11 +6,14 @@ import dataclasses
 
 import torch
 from torch import fx
+from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks_from_tensors
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
 
+from . import ops
 from .cut import Layer
-from .errors import CaptureError
+from .errors import CaptureError, where
 from .ops import aten
 
 SAME_VALUE = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}
@@ -47,7 +50,7 @@ def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
 
     def outputs_of(inputs):
         leaves = [x.detach().requires_grad_() if t else x.detach() for x, t in zip(inputs, trained)]
-        return leaves, layer.graph_module(*leaves)
+        return leaves, fx.Interpreter(layer.graph_module).run(*leaves)  # nodes get the lines of what they come from
 
     with mode, torch.enable_grad(), without_one_dnn():
         _, outputs = outputs_of(fake)
@@ -58,20 +61,23 @@ def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
     def joint(inputs, gradients):
         with torch.enable_grad(), without_one_dnn():
             leaves, outputs = outputs_of(inputs)
+            setup_stacktrace_preservation_hooks_from_tensors(outputs)
             grads = torch.autograd.grad([outputs[i] for i in arriving], [leaves[i] for i in wanted], gradients, allow_unused=True) if arriving else []
         return [o.detach() for o in outputs], list(grads)
 
-    graph_module = make_fx(joint, tracing_mode="fake", _allow_non_fake_inputs=True)(fake, gradients)
-    if any(map(is_mutable, graph_module.graph.nodes)):  # autograd's formulas write into what they just made
-        def replay(*arguments):
-            return fx.Interpreter(graph_module).run(*arguments, enable_io_processing=False)
+    with preserve_node_meta(), torch.autograd.set_detect_anomaly(True, check_nan=False):  # derivatives know what they are derivatives of
+        graph_module = make_fx(joint, tracing_mode="fake", _allow_non_fake_inputs=True)(fake, gradients)
+        if any(map(is_mutable, graph_module.graph.nodes)):  # autograd's formulas write into what they just made
+            def replay(*arguments):
+                return fx.Interpreter(graph_module).run(*arguments, enable_io_processing=False)
 
-        functional = torch.func.functionalize(replay, remove="mutations")
-        graph_module = make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*fake, *gradients)
+            functional = torch.func.functionalize(replay, remove="mutations")
+            graph_module = make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*fake, *gradients)
     clean(graph_module.graph)
     for node in graph_module.graph.nodes:
         if is_mutable(node):
-            raise CaptureError(f"layer '{layer.name}': {node.target} writes into its argument, and there is no other form of it")
+            raise CaptureError(f"layer '{layer.name}': {node.target} writes into its argument, and there is no other form of it{where(node)}. "
+                               "Write this part of the module with other operators of torch")
     return Joint(graph_module, arriving, wanted)
 
 
@@ -80,6 +86,8 @@ def clean(graph: fx.Graph) -> None:
         if node.op == "call_function" and (node.target in SAME_VALUE or node.target is aten._to_copy.default and not node.kwargs):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+        elif node.target in ops.ZEROED:
+            ops.write_zeros(node)
     for node in list(graph.nodes):  # t(t(x)) is x
         if node.op == "call_function" and node.target in (aten.t.default, aten.transpose.int):
             inner = node.args[0]

@@ -34,6 +34,17 @@ VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, ate
          aten.expand.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.split.Tensor, aten.split_with_sizes.default,
          aten.unbind.int, aten.chunk.default, operator.getitem}
 
+ZEROED = {aten.new_empty.default: aten.new_zeros.default, aten.empty_like.default: aten.zeros_like.default, aten.empty.memory_format: aten.zeros.default,
+          aten.new_empty_strided.default: aten.new_zeros.default, aten.empty_strided.default: aten.zeros.default}
+
+
+def write_zeros(node: fx.Node) -> None:
+    """A program reads no memory that nobody has written."""
+    if node.target in (aten.new_empty_strided.default, aten.empty_strided.default):
+        node.args = (*node.args[:-2], node.args[-2])  # without strides
+    node.target = ZEROED[node.target]
+    node.kwargs = {key: value for key, value in node.kwargs.items() if key != "memory_format" or node.target is aten.zeros_like.default}
+
 
 def short_name(node: fx.Node) -> str:
     """'linear' for aten.linear.default."""

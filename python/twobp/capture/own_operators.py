@@ -30,12 +30,16 @@ def _empty(x: torch.Tensor, *shape: int, **options) -> torch.Tensor:
 # micro-batch, and leave it out in evaluation. mask (bool) keeps a number with probability 1 - p.
 def _dropout(x, p, random=None):
     mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=random)
-    return x * mask * (1 / (1 - p)), mask
+    return x * mask * dropout_scale(p), mask
+
+
+def dropout_scale(p: float) -> float:
+    return 1 / (1 - p) if p < 1 else 0.0  # with p = 1 nothing is kept
 
 
 def _keep_mask(ctx, inputs, output):
     ctx.save_for_backward(output[1])
-    ctx.scale = 1 / (1 - inputs[1])
+    ctx.scale = dropout_scale(inputs[1])
     ctx.mark_non_differentiable(output[1])
 
 

@@ -9,14 +9,17 @@ from torch import fx
 
 from . import ops
 from .emit import Emitter
-from .errors import CaptureError
+from .errors import CaptureError, where
 from .export import Forward, Input
 from .own_operators import aten, cross_entropy
 
 MEAN, SUM = 1, 2
 # operator -> position of its `reduction`, for losses that average over their elements
 ELEMENTWISE = {aten.mse_loss.default: 2, aten.l1_loss.default: 2, aten.smooth_l1_loss.default: 2, aten.huber_loss.default: 2,
-               aten.binary_cross_entropy.default: 3, aten.binary_cross_entropy_with_logits.default: 4, aten.soft_margin_loss.default: 2}
+               aten.binary_cross_entropy.default: 3, aten.binary_cross_entropy_with_logits.default: 4, aten.soft_margin_loss.default: 2,
+               aten.kl_div.default: 2, aten.poisson_nll_loss.default: 5, aten.hinge_embedding_loss.default: 3, aten.margin_ranking_loss.default: 4}
+# the same, for losses that average over rows
+ROWWISE = {aten.cosine_embedding_loss.default: 4, aten.triplet_margin_loss.default: 7}
 NLL = {aten.cross_entropy_loss.default: (3, 4), aten.nll_loss.default: (3, 4), aten.nll_loss_nd.default: (3, 4), aten.nll_loss_forward.default: (3, 4),
        aten.nll_loss2d.default: (3, 4), aten.nll_loss2d_forward.default: (3, 4)}
 PASSED = {aten.neg.default, aten.reshape.default, aten.squeeze.default, aten._to_copy.default, aten.clone.default}
@@ -43,8 +46,11 @@ class Unknown(Exception):
 def reduction_of(node: fx.Node, rewrites: list):
     """What the mean `node` averages over: an int, or (target node, ignored index). Appends what makes it a sum to `rewrites`."""
     if node.op != "call_function":
-        raise Unknown("it is no result of an operation")
+        raise Unknown("it is an input of the module")
     target = node.target
+    if target in (aten.div.Tensor, aten.div.Scalar) and (source := summed(node.args[0])) is not None and node.args[1] in (*source.shape[:1], source.numel()):
+        rewrites.append(lambda: set_argument(node, 1, 1))  # kl_div's "batchmean", and x.sum() / len(x)
+        return int(node.args[1])
     if target in PASSED or target in (aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar) and not isinstance(node.args[1], fx.Node):
         return reduction_of(node.args[0], rewrites)
     if target is operator.getitem and node.args[1] == 0:
@@ -52,15 +58,18 @@ def reduction_of(node: fx.Node, rewrites: list):
     if target is aten.add.Tensor and all(isinstance(a, fx.Node) for a in node.args):
         left, right = (reduction_of(a, rewrites) for a in node.args)
         if left != right:
-            raise Unknown("it adds means over different numbers of targets")
+            raise Unknown(f"it adds means over different numbers of targets{where(node)}")
         return left
     if target in ELEMENTWISE and named_argument(node, ELEMENTWISE[target]) == MEAN:
         rewrites.append(lambda: set_argument(node, ELEMENTWISE[target], SUM))
         return node.args[0].meta["val"].numel()
+    if target in ROWWISE and named_argument(node, ROWWISE[target]) == MEAN:
+        rewrites.append(lambda: set_argument(node, ROWWISE[target], SUM))
+        return node.args[0].meta["val"].shape[:-1].numel()
     if target in NLL:
         reduction, ignore = NLL[target]
         if named_argument(node, 2) is not None:
-            raise Unknown("it weights classes")
+            raise Unknown(f"it weights classes{where(node)}")
         if named_argument(node, reduction) == MEAN:
             rewrites.append(lambda: set_argument(node, reduction, SUM))
             labels = node.args[1]
@@ -72,13 +81,19 @@ def reduction_of(node: fx.Node, rewrites: list):
             node.target, node.args = aten.sum.default, node.args[:1]
         rewrites.append(to_sum)
         return node.args[0].meta["val"].numel()
-    raise Unknown(f"it ends with {ops.short_name(node)}, which is no mean that capture knows")
+    raise Unknown(f"it ends with {ops.short_name(node)}{where(node)}, which is no mean that capture knows")
+
+
+def summed(node: fx.Node) -> torch.Tensor | None:
+    """What `node` is the sum of all elements of."""
+    whole = node.target is aten.sum.default or node.target in ELEMENTWISE and named_argument(node, ELEMENTWISE[node.target]) == SUM
+    return node.args[0].meta["val"] if whole and node.op == "call_function" else None
 
 
 def batch_size(forward: Forward, fields: dict[str, torch.Tensor]) -> int:
     sizes = {f.shape[0] for f in fields.values() if f.dim()}
     if len(sizes) != 1:
-        raise CaptureError("the batch's tensors differ in their first dimension, so the number of samples is unknown. Make the loss a mean that capture knows, "
+        raise CaptureError(f"the batch's tensors have {sorted(sizes)} rows, so the number of samples is unknown. Make the loss a mean that capture knows, "
                            "such as cross_entropy")
     return sizes.pop()
 

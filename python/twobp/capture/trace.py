@@ -14,7 +14,7 @@ from . import export
 from .attend import fuse_attention
 from .cut import Layer, cut, structure
 from .emit import emit
-from .errors import CaptureError
+from .errors import CaptureError, current_line
 from .fingerprint import is_installed, tensor_digest
 from .fold import fold
 from .gates import fuse_gates
@@ -82,6 +82,8 @@ def refusing_prints():
 
     def refuse(*values, **options):
         caller = sys._getframe(1)
+        if caller.f_globals.get("__name__") == "torch.export._trace":
+            return None  # the graph up to an error, pages of it
         if threading.get_ident() != thread or is_installed(caller.f_code.co_filename):
             return print_(*values, **options)
         raise CaptureError(f"the module's forward pass prints ({caller.f_code.co_filename}:{caller.f_lineno}, in {caller.f_code.co_name}), which its "
@@ -101,15 +103,13 @@ def refusing_own_backward():
 
     def checked_apply(cls, *args, **keywords):
         if threading.get_ident() == thread and not cls.__module__.startswith("torch."):
-            raise CaptureError(f"the module's forward pass calls {cls.__qualname__}, a torch.autograd.Function, whose own backward pass would not run. Write it "
+            raise CaptureError(f"the module's forward pass calls {cls.__qualname__}, a torch.autograd.Function, whose own backward pass would not run{current_line()}. Write it "
                                "with operators that have the derivative that you want, such as x + (y - x).detach() for y with the derivative of x")
         return apply.__get__(None, cls)(*args, **keywords)
 
     def checked_hook(tensor, hook):
         if threading.get_ident() == thread:
-            caller = sys._getframe(1)
-            raise CaptureError(f"the module's forward pass registers a hook on the gradient of a tensor ({caller.f_code.co_filename}:{caller.f_lineno}, in "
-                               f"{caller.f_code.co_name}), which would not run. Remove it, or make it depend on torch.compiler.is_exporting()")
+            raise CaptureError(f"the module's forward pass registers a hook on the gradient of a tensor{current_line()}, which would not run. Remove it, or make it depend on torch.compiler.is_exporting()")
         return register_hook(tensor, hook)
 
     torch.autograd.Function.apply, torch.Tensor.register_hook = classmethod(checked_apply), checked_hook

@@ -50,7 +50,8 @@ std::string last_line(const std::string& text) {
   }
   std::replace_if(
       last.begin(), last.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
-  return last.size() > kLongestMessage ? last.substr(0, kLongestMessage) + "..." : last;
+  if (last.size() > kLongestMessage) last.replace(kLongestMessage, std::string::npos, "...");
+  return last;
 }
 
 // A pair of file descriptors, closed on exec and on destruction.

@@ -12,13 +12,6 @@
 namespace twobp {
 namespace {
 
-struct Owner {
-  int stage = -1;  // -1: not counted
-  MemoryCategory category = MemoryCategory::kActivations;
-};
-
-thread_local Owner current_owner;
-
 void grow(MemoryUse& use, MemoryCategory category, int64_t bytes) {
   use.now[static_cast<int>(category)] += bytes;
   if (bytes > 0) {
@@ -44,6 +37,12 @@ int64_t MemoryUse::total() const {
 
 // The reporter that LibTorch calls. All watched threads share it.
 struct MemoryMeter::Books : c10::MemoryReportingInfoBase {
+  struct Owner {
+    int stage = -1;  // -1: not counted
+    MemoryCategory category = MemoryCategory::kActivations;
+  };
+  static thread_local Owner current_owner;  // of what this thread allocates
+
   struct Entry {
     Owner owner;
     int64_t bytes = 0;
@@ -135,6 +134,8 @@ struct MemoryMeter::Books : c10::MemoryReportingInfoBase {
   std::unique_ptr<std::atomic<int64_t>[]> held;
 };
 
+constinit thread_local MemoryMeter::Books::Owner MemoryMeter::Books::current_owner;
+
 MemoryMeter::MemoryMeter(std::vector<int> rank_of_stage) : books_(std::make_shared<Books>()) {
   int ranks = 0;
   for (const int rank : rank_of_stage) ranks = std::max(ranks, rank + 1);
@@ -157,12 +158,12 @@ MemoryMeter::Watch::Watch(const MemoryMeter& meter) : guard_(std::make_unique<Gu
 MemoryMeter::Watch::~Watch() = default;
 
 MemoryMeter::Scope::Scope(int stage, MemoryCategory category)
-    : stage_(current_owner.stage), category_(current_owner.category) {
-  current_owner = {stage, category};
+    : stage_(Books::current_owner.stage), category_(Books::current_owner.category) {
+  Books::current_owner = {stage, category};
 }
 
 MemoryMeter::Scope::~Scope() {
-  current_owner = {stage_, category_};
+  Books::current_owner = {stage_, category_};
 }
 
 void MemoryMeter::rebook(const at::Tensor& tensor, int stage, MemoryCategory category) {

@@ -49,7 +49,7 @@ struct StageCost {
   // The stage's layers in model order. If there are any, they determine p2_units, activation_bytes and
   // stash_bytes, the transient peaks within F, I and W count, and room under a byte cap is made layer by
   // layer, as the executor does.
-  std::vector<LayerShare> layers;
+  std::vector<LayerShare> layers = {};
 };
 
 // The place of a micro-batch's cost on a stage in a list with one entry for each stage, or for each slice and

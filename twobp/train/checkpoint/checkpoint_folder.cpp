@@ -143,7 +143,7 @@ void CheckpointFolder::lock(double patience) {
   while (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return;  // some network file systems have no locks
     TWOBP_CHECK(now_seconds() - begin < patience, "save.checkpoints: ", path_.string(),
-                " is in use by another run");
+                " is in use by another run, or by another trainer of this process: end that first");
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 }

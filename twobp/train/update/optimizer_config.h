@@ -13,7 +13,7 @@ struct OptimizerConfig {
   std::string type = "adamw";  // adamw, adam, sgd, muon
   double lr = 3e-4;
   double weight_decay = 0.01;
-  std::vector<std::string> groups;  // PATTERN KEY=VALUE...: see parameter_groups.h
+  std::vector<std::string> groups = {};  // PATTERN KEY=VALUE...: see parameter_groups.h
   double beta1 = 0.9;
   double beta2 = 0.999;
   double eps = 1e-8;
