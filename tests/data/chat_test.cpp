@@ -63,13 +63,16 @@ std::pair<std::string, std::string> texts_of(const EncodedChat& chat) {
   return {all, counted};
 }
 
-// The same, where <bos> and <eos> are tokens above those of the bytes.
+// What is one token in tokenizers of today, with ids above those of the bytes.
+const std::vector<std::string> kTokens = {"<bos>", "<eos>", "<end>", "<user>", "<assistant>"};
+
+// The same, with these tokens.
 std::pair<std::string, std::string> bytes_of(const EncodedChat& chat) {
   const auto text = [&](int64_t begin, int64_t end) {
     std::string out;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t id = chat.ids[static_cast<size_t>(i)];
-      out += id == 257 ? "<bos>" : id == 258 ? "<eos>" : std::string(1, static_cast<char>(id));
+      out += id > 256 ? kTokens.at(static_cast<size_t>(id - 257)) : std::string(1, static_cast<char>(id));
     }
     return out;
   };
@@ -165,8 +168,13 @@ TEST_F(Chats, TurnsOfTheAssistantCountInEveryStyle) {
     SCOPED_TRACE(style.name);
     const std::string file = tokenizer(style.chat_template);
     json config = json::parse(read_file(folder_.path("tokenizer_config.json")));
-    config["bos_token"] = "<bos>";
-    config["eos_token"] = "<eos>";
+    config["bos_token"] = kTokens[0];
+    config["eos_token"] = kTokens[1];
+    for (size_t i = 0; i < kTokens.size(); ++i) {
+      config["added_tokens_decoder"][std::to_string(257 + i)] = {{"content", kTokens[i]}, {"lstrip", false},
+                                                                 {"normalized", false},   {"rstrip", false},
+                                                                 {"single_word", false},  {"special", true}};
+    }
     folder_.write("tokenizer_config.json", config.dump());
     ChatEncoder encoder(file);
     const auto encode = [&](const json& messages) {

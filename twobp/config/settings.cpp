@@ -205,8 +205,8 @@ bool is_former(const std::string& section, const std::string& key, const Json& v
                const std::string& origin) {
   for (const FormerKey& former : kFormerKeys) {
     if (section != former.section || key != former.key) continue;
-    TWOBP_CHECK(value.empty() || value == "[]", origin, ": \"", section, ".", key, "\" is no longer a key: ",
-                former.now, ".");
+    TWOBP_CHECK(value.empty() || value == "[]", origin, ": \"", section, ".", key,
+                "\" is no longer a key: ", former.now, ".");
     return true;
   }
   return false;

@@ -70,8 +70,7 @@ struct Loader::Impl {
     for (const int64_t sample : samples) costs.push_back(dataset->cost(sample));
     const int64_t micro_batches = samples_per_batch / options.replicas / micro_batch_size;
     const auto levelled = level_order(costs, options.replicas, micro_batches, micro_batch_size);
-    for (size_t i = 0; i < levelled.size(); ++i)
-      order[static_cast<size_t>(begin) + i] = samples[levelled[i]];
+    for (size_t i = 0; i < levelled.size(); ++i) order[static_cast<size_t>(begin) + i] = samples[levelled[i]];
   }
 
   void begin_batch() {
