@@ -167,7 +167,7 @@ TEST_F(Chats, TurnsOfTheAssistantCountInEveryStyle) {
   for (const Style& style : kStyles) {
     SCOPED_TRACE(style.name);
     const std::string file = tokenizer(style.chat_template);
-    json config = json::parse(read_file(folder_.path("tokenizer_config.json")));
+    json config = json::parse(test::read_file(folder_.path("tokenizer_config.json")));
     config["bos_token"] = kTokens[0];
     config["eos_token"] = kTokens[1];
     for (size_t i = 0; i < kTokens.size(); ++i) {

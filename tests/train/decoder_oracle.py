@@ -78,7 +78,9 @@ def logits_of(model, ids, mask):
 
 
 def make_packed(model, to):
-    """Documents of random lengths in two samples, which a block-diagonal mask and their own positions keep apart."""
+    """Documents of random lengths in two samples, which a block-diagonal mask and their own positions keep apart. In float64, whose own rounding is
+    nothing."""
+    model = copy.deepcopy(model).double()
     ids = torch.randint(0, model.config.vocab_size, (2, LENGTH))
     starts = torch.zeros_like(ids)
     for row in starts:
@@ -87,13 +89,13 @@ def make_packed(model, to):
     places = torch.arange(LENGTH)
     labels = torch.where(starts == places, -100, ids)  # no target crosses into another document
     same = (starts[:, :, None] == starts[:, None, :]) & (places[:, None] >= places)
-    mask = torch.where(same[:, None], 0.0, torch.finfo(torch.float32).min)  # (B, 1, S, S)
+    mask = torch.zeros(same[:, None].shape, dtype=torch.float64).masked_fill(~same[:, None], torch.finfo(torch.float64).min)  # (B, 1, S, S)
     loss = model(input_ids=ids, labels=labels, attention_mask=mask, position_ids=places - starts).loss
     gradients = dict(zip(dict(model.named_parameters()), torch.autograd.grad(loss, list(model.parameters()))))
     to.mkdir()
     ours = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
     save_file({"input_ids": ids, "labels": ours.contiguous(), "document_starts": starts}, to / "documents.safetensors")
-    save_file({name: gradient.contiguous() for name, gradient in gradients.items()}, to / "gradients.safetensors")
+    save_file({name: gradient.float().contiguous() for name, gradient in gradients.items()}, to / "gradients.safetensors")
     norm = torch.nn.utils.get_total_norm(list(gradients.values())).item()
     (to / "facts.json").write_text(json.dumps({"loss": loss.item(), "grad_norm": norm}))
 

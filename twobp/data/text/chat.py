@@ -16,6 +16,8 @@ import os
 import re
 import signal
 
+import jinja2  # of transformers
+
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program handles Ctrl-C and ends this script
 MARK = "\ue000"  # for private use: no text and no template has it
 answers = os.fdopen(os.dup(1), "wb")
@@ -96,7 +98,10 @@ def encode(tokenizer, messages):
         raise RuntimeError("a chat is a list of messages with a role and content")
     if not any(message["role"] == "assistant" for message in messages):
         raise RuntimeError("the chat has no turn of the assistant, so there is nothing to learn: remove it")
-    ids, counted = encode_marked(tokenizer, messages) if marked(tokenizer) else encode_unmarked(tokenizer, messages)
+    try:
+        ids, counted = encode_marked(tokenizer, messages) if marked(tokenizer) else encode_unmarked(tokenizer, messages)
+    except jinja2.TemplateError as error:
+        raise RuntimeError(f"the chat template cannot render this chat: {error}") from None
     if not any(counted):
         raise RuntimeError("the template renders nothing of the assistant's turns")
     return {"ids": ids, "counted": ranges(counted)}
