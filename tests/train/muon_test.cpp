@@ -160,22 +160,25 @@ TEST(Muon, TakesNoEncoderEmbedding) {
   EXPECT_FALSE(by_muon(config).empty());
 }
 
-// With clipping. A stage's matrices are other batches for other cuts.
+// With clipping.
 TEST(Muon, HasTheSameBitsOverSchedulesAndCuts) {
-  Config config = muon_config();
-  config.train.clip_norm = 0.5;
   const auto batches = test::random_batches(3, 3);
-  const test::Outcome expected = test::train(config, batches, {"gpipe", P2Policy::kOff});
-  config.optimizer.type = "adamw";
-  EXPECT_FALSE(
-      test::same_bits(expected.losses, test::train(config, batches, {"gpipe", P2Policy::kOff}).losses));
-  config.optimizer.type = "muon";
-  for (const auto& split : std::vector<std::vector<int>>{{4, 4}, {3, 2, 3}, {1, 2, 1, 3, 1}}) {
-    config.pipeline.stages = static_cast<int>(split.size());
-    config.pipeline.split = split;
-    for (const char* schedule : {"1f1b", "gpipe"}) {
-      test::expect_same_bits(expected, test::train(config, batches, {schedule, P2Policy::kFill}),
-                             concat(schedule, ", ", split.size(), " stages"));
+  for (const char* precision : {"fp32", "bf16"}) {
+    Config config = muon_config();
+    config.train.clip_norm = 0.5;
+    config.train.precision = precision;
+    const test::Outcome expected = test::train(config, batches, {"gpipe", P2Policy::kOff});
+    config.optimizer.type = "adamw";
+    EXPECT_FALSE(
+        test::same_bits(expected.losses, test::train(config, batches, {"gpipe", P2Policy::kOff}).losses));
+    config.optimizer.type = "muon";
+    for (const auto& split : std::vector<std::vector<int>>{{4, 4}, {3, 2, 3}, {1, 2, 1, 3, 1}}) {
+      config.pipeline.stages = static_cast<int>(split.size());
+      config.pipeline.split = split;
+      for (const char* schedule : {"1f1b", "gpipe"}) {
+        test::expect_same_bits(expected, test::train(config, batches, {schedule, P2Policy::kFill}),
+                               concat(schedule, ", ", split.size(), " stages, ", precision));
+      }
     }
   }
 }

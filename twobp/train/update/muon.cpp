@@ -33,20 +33,23 @@ at::Tensor symmetric_product(const at::Tensor& a, const at::Tensor& b, const at:
                              double beta = 0, double alpha = 1) {
   constexpr int64_t kBlock = 128;  // rows; with fewer, the products become slower than what they save
   const int64_t rows = a.size(1);
+  if (!a.is_cpu() || rows < 2 * kBlock)
+    return y.defined() ? at::baddbmm(y, a, b.mT(), beta, alpha) : at::bmm(a, b.mT());
   at::Tensor result = at::empty({a.size(0), rows, rows}, a.options());
-  const int64_t block = a.is_cpu() && rows >= 2 * kBlock ? kBlock : rows;
-  for (int64_t first = 0; first < rows; first += block) {
-    const int64_t count = std::min(block, rows - first);
-    const int64_t end = first + count;
-    at::Tensor out = result.narrow(1, first, count).narrow(2, 0, end);
-    const at::Tensor left = a.narrow(1, first, count);
-    const at::Tensor right = b.narrow(1, 0, end).mT();
-    if (y.defined()) {
-      at::baddbmm_out(out, y.narrow(1, first, count).narrow(2, 0, end), left, right, beta, alpha);
-    } else {
-      at::bmm_out(out, left, right);
+  for (int64_t i = 0; i < a.size(0); ++i) {  // products of batches would copy a part of a result
+    for (int64_t first = 0; first < rows; first += kBlock) {
+      const int64_t count = std::min(kBlock, rows - first);
+      const int64_t end = first + count;
+      at::Tensor out = result[i].narrow(0, first, count).narrow(1, 0, end);
+      const at::Tensor left = a[i].narrow(0, first, count);
+      const at::Tensor right = b[i].narrow(0, 0, end).t();
+      if (y.defined()) {
+        at::addmm_out(out, y[i].narrow(0, first, count).narrow(1, 0, end), left, right, beta, alpha);
+      } else {
+        at::mm_out(out, left, right);
+      }
+      result[i].narrow(0, 0, first).narrow(1, first, count).copy_(out.narrow(1, 0, first).t());
     }
-    result.narrow(1, 0, first).narrow(2, first, count).copy_(out.narrow(2, 0, first).mT());
   }
   return result;
 }
