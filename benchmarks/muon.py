@@ -1,6 +1,7 @@
 """Muon beside AdamW: the time of the update at a step's end, and the held-out loss after equal time on real text.
 
     muon.py PROGRAM time [--repeat 5] [--config configs/bench_llama.json] [--micro-batches 8] [--micro-batch-size 4]
+                         [--precision fp32]
     muon.py PROGRAM loss [--seconds 300] [--lrs 1e-3,3e-3] [--text 'docs/*.md'] [--dim 256]
 
 `time` takes turns between the two. Muon's update costs the same for any batch, so its share of a step falls with the tokens of a step. `loss` gives each the same seconds of training at each learning rate, and compares the best: text is read as
@@ -24,7 +25,8 @@ def bench(options, folder, optimizer):
     """The rows of both schedules."""
     out = folder / "rows.json"
     run(options, "bench", options.config, "--schedules", "1f1b@fill,zb-v@placed", "--repeat", 1, "--steps", options.steps, "--json", out,
-        "--micro-batches", options.micro_batches, "--set", f"optimizer.type={optimizer}", f"pipeline.micro_batch_size={options.micro_batch_size}")
+        "--micro-batches", options.micro_batches, "--set", f"optimizer.type={optimizer}", f"pipeline.micro_batch_size={options.micro_batch_size}",
+        f"train.precision={options.precision}")
     return json.loads(out.read_text())["rows"]
 
 
@@ -90,6 +92,7 @@ def main():
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--micro-batches", type=int, default=8)
     parser.add_argument("--micro-batch-size", type=int, default=4)
+    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--lrs", default="1e-3,3e-3")
     parser.add_argument("--text", default="docs/*.md")

@@ -283,6 +283,11 @@ TEST(ConfigErrors, DeepNesting) {
 }
 
 TEST(ConfigErrors, UnknownNames) {
+  // Of an earlier version. Checkpoints have it as an empty list.
+  EXPECT_TRUE(parse(R"({"optimizer": {"weight_decay_of": []}})").optimizer.groups.empty());
+  refuse_json(R"({"optimizer": {"weight_decay_of": ["*.bias=0.1"]}})",
+              {"optimizer.weight_decay_of", "PATTERN weight_decay=DECAY", "optimizer.groups"});
+  refuse({"optimizer.weight_decay_of=*.bias=0.1"}, {"--set", "optimizer.groups"});
   refuse_json(R"({"pipelin": {}})", {"unknown section \"pipelin\"", "did you mean \"pipeline\""});
   refuse_json(R"({"pipeline": {"micro_batchs": 2}})",
               {"\"pipeline.micro_batchs\"", "\"pipeline.micro_batches\""});

@@ -63,6 +63,24 @@ std::pair<std::string, std::string> texts_of(const EncodedChat& chat) {
   return {all, counted};
 }
 
+// What is one token in tokenizers of today, with ids above those of the bytes.
+const std::vector<std::string> kTokens = {"<bos>", "<eos>", "<end>", "<user>", "<assistant>"};
+
+// The same, with these tokens.
+std::pair<std::string, std::string> bytes_of(const EncodedChat& chat) {
+  const auto text = [&](int64_t begin, int64_t end) {
+    std::string out;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t id = chat.ids[static_cast<size_t>(i)];
+      out += id > 256 ? kTokens.at(static_cast<size_t>(id - 257)) : std::string(1, static_cast<char>(id));
+    }
+    return out;
+  };
+  std::string counted;
+  for (const auto& [begin, end] : chat.counted) counted += text(begin, end) + "|";
+  return {text(0, static_cast<int64_t>(chat.ids.size())), counted};
+}
+
 TEST_F(Chats, TurnsOfTheAssistantCount) {
   const json chat = {message("system", "\xc3\xa9"), message("user", "hi"), message("assistant", "yes"),
                      message("user", "so"), message("assistant", "\xc3\xa9 no")};
@@ -83,6 +101,104 @@ TEST_F(Chats, TurnsOfTheAssistantCount) {
   refuse(plain, json::array({{{"content", "hi"}}}), {"role"});
   refuse(plain, json::array({{{"role", "assistant"}}}), {"content"});
   EXPECT_EQ(texts_of(plain.encode(document)).first, text) << "it goes on";
+}
+
+// Templates with the traits of those of today's families.
+struct Style {
+  const char* name;
+  const char* chat_template;
+  const char* text;     // of a user's "hi", an answer " yes ", "so" and "no"
+  const char* counted;  // the parts of it
+  const char* system;   // what a message of the system becomes in front of "hi"; null: it is refused
+};
+const std::vector<Style> kStyles = {
+    // ChatML with a default system message (Qwen2).
+    {"chatml",
+     "{% if messages[0].role != 'system' %}{{ '<s>system\nBe kind<e>\n' }}{% endif %}{% for m in messages %}"
+     "{{ '<s>' + m.role + '\n' + m.content + '<e>\n' }}{% endfor %}"
+     "{% if add_generation_prompt %}{{ '<s>assistant\n' }}{% endif %}",
+     "<s>system\nBe kind<e>\n<s>user\nhi<e>\n<s>assistant\n yes <e>\n<s>user\nso<e>\n<s>assistant\nno<e>\n",
+     " yes <e>\n|no<e>\n|", "<s>system\nhush<e>\n<s>user\nhi<e>\n"},
+    // Marks of what is generated, which leave the newline after a turn out (SmolLM3).
+    {"marked",
+     "{% for m in messages %}{{ '<s>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}"
+     "{{ m.content + '<e>' }}{% endgeneration %}{% else %}{{ m.content + '<e>' }}{% endif %}{{ '\n' }}{% "
+     "endfor %}",
+     "<s>user\nhi<e>\n<s>assistant\n yes <e>\n<s>user\nso<e>\n<s>assistant\nno<e>\n", " yes <e>|no<e>|",
+     "<s>system\nhush<e>\n<s>user\nhi<e>\n"},
+    // A token at the beginning, trimmed contents, an end of turn without a newline (Llama-3).
+    {"headers",
+     "{{ bos_token }}{% for m in messages %}{{ '<h>' + m.role + '</h>\n\n' + m.content | trim + '<eot>' }}{% "
+     "endfor %}"
+     "{% if add_generation_prompt %}{{ '<h>assistant</h>\n\n' }}{% endif %}",
+     "<bos><h>user</h>\n\nhi<eot><h>assistant</h>\n\nyes<eot><h>user</h>\n\nso<eot><h>assistant</"
+     "h>\n\nno<eot>",
+     "yes<eot>|no<eot>|", "<bos><h>system</h>\n\nhush<eot><h>user</h>\n\nhi<eot>"},
+    // No system, turns that must alternate, another name for the assistant (Gemma).
+    {"alternating",
+     "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+     "{{ raise_exception('roles must alternate') }}{% endif %}"
+     "{{ '<t>' + ('model' if m.role == 'assistant' else m.role) + '\n' + m.content | trim + '</t>\n' }}{% "
+     "endfor %}"
+     "{% if add_generation_prompt %}{{ '<t>model\n' }}{% endif %}",
+     "<bos><t>user\nhi</t>\n<t>model\nyes</t>\n<t>user\nso</t>\n<t>model\nno</t>\n", "yes</t>\n|no</t>\n|",
+     nullptr},
+    // Instructions in brackets that no prompt to answer follows; the system's message joins them (Mistral).
+    {"brackets",
+     "{{ bos_token }}{% if messages[0].role == 'system' %}{% set head = messages[0].content + '\n\n' %}"
+     "{% set rest = messages[1:] %}{% else %}{% set head = '' %}{% set rest = messages %}{% endif %}"
+     "{% for m in rest %}{% if m.role == 'user' %}{{ '[I] ' + (head if loop.first else '') + m.content + "
+     "'[/I]' }}"
+     "{% elif m.role == 'assistant' %}{{ ' ' + m.content | trim + eos_token }}"
+     "{% else %}{{ raise_exception('only user and assistant') }}{% endif %}{% endfor %}",
+     "<bos>[I] hi[/I] yes<eos>[I] so[/I] no<eos>", " yes<eos>| no<eos>|", "<bos>[I] hush\n\nhi[/I]"},
+    // A token at the end, in place of a prompt to answer (Phi-3).
+    {"ended",
+     "{% for m in messages %}{{ '<' + m.role + '>\n' + m.content + '<end>\n' }}{% endfor %}"
+     "{% if add_generation_prompt %}{{ '<assistant>\n' }}{% else %}{{ eos_token }}{% endif %}",
+     "<user>\nhi<end>\n<assistant>\n yes <end>\n<user>\nso<end>\n<assistant>\nno<end>\n<eos>",
+     " yes <end>\n|no<end>\n<eos>|", "<system>\nhush<end>\n<user>\nhi<end>\n"},
+};
+
+TEST_F(Chats, TurnsOfTheAssistantCountInEveryStyle) {
+  const json chat = {message("user", "hi"), message("assistant", " yes "), message("user", "so"),
+                     message("assistant", "no")};
+  for (const Style& style : kStyles) {
+    SCOPED_TRACE(style.name);
+    const std::string file = tokenizer(style.chat_template);
+    json config = json::parse(test::read_file(folder_.path("tokenizer_config.json")));
+    config["bos_token"] = kTokens[0];
+    config["eos_token"] = kTokens[1];
+    for (size_t i = 0; i < kTokens.size(); ++i) {
+      config["added_tokens_decoder"][std::to_string(257 + i)] = {{"content", kTokens[i]}, {"lstrip", false},
+                                                                 {"normalized", false},   {"rstrip", false},
+                                                                 {"single_word", false},  {"special", true}};
+    }
+    folder_.write("tokenizer_config.json", config.dump());
+    ChatEncoder encoder(file);
+    const auto encode = [&](const json& messages) {
+      return bytes_of(encoder.encode({messages.dump(), true, "chats.jsonl:7"}));
+    };
+    EXPECT_EQ(encode(chat), (std::pair<std::string, std::string>{style.text, style.counted}));
+    const json with_system = {message("system", "hush"), message("user", "hi"), message("assistant", "no")};
+    if (style.system) {
+      const auto [text, counted] = encode(with_system);
+      EXPECT_TRUE(text.starts_with(style.system)) << text;
+      const std::string last = style.counted;
+      EXPECT_EQ(counted, last.substr(last.find('|') + 1));
+    } else {
+      expect_error([&] { encode(with_system); }, {"chats.jsonl:7", "no system role"});
+    }
+    if (std::string_view(style.name) == "alternating") {
+      const json twice = {message("user", "a"), message("user", "b"), message("assistant", "c")};
+      expect_error([&] { encode(twice); }, {"chats.jsonl:7", "roles must alternate"});
+    }
+    if (std::string_view(style.name) == "brackets") {
+      const json tool = {message("user", "a"), message("assistant", "c"), message("tool", "b")};
+      expect_error([&] { encode(tool); }, {"chats.jsonl:7", "only user and assistant"});
+    }
+  }
 }
 
 TEST_F(Chats, MarksOfTheTemplateSayWhatCounts) {

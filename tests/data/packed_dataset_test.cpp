@@ -54,6 +54,8 @@ TEST(PackedDataset, Whole) {
   EXPECT_EQ(row_of(fields, "input_ids", 1), (Numbers{'A', 'B', 'C', 'D', 'E', 0}));
   EXPECT_EQ(row_of(fields, "labels", 1), (Numbers{'B', 'C', 'D', 'E', kNone, kNone}));
   EXPECT_EQ(row_of(fields, kDocumentStarts, 1), (Numbers{0, 0, 0, 0, 0, 5}));
+  EXPECT_EQ(data.cost(0), 3 * 3 + 2 * 2 + 1);
+  EXPECT_EQ(data.cost(1), 5 * 5);
 }
 
 TEST(PackedDataset, Split) {
@@ -67,6 +69,7 @@ TEST(PackedDataset, Split) {
   EXPECT_EQ(row_of(fields, "input_ids", 1), (Numbers{'B', 'C', 'D', 'E'}));
   EXPECT_EQ(row_of(fields, "labels", 1), (Numbers{'C', 'D', 'E', kNone}));
   EXPECT_EQ(row_of(fields, kDocumentStarts, 1), (Numbers{0, 0, 0, 0}));
+  EXPECT_EQ(data.cost(0), 3 * 3 + 1);
 }
 
 TEST(PackedDataset, None) {
@@ -76,6 +79,7 @@ TEST(PackedDataset, None) {
   EXPECT_EQ(row_of(fields, "labels", 0), (Numbers{'b', 'c', kNone, kNone}));
   EXPECT_EQ(row_of(fields, "labels", 1), (Numbers{kNone, kNone, kNone, kNone}));
   EXPECT_EQ(fields.count(kDocumentStarts), 0u) << "a causal model needs none";
+  EXPECT_EQ(data.cost(0), data.cost(1));
 }
 
 TEST(PackedDataset, TargetsAreChosenTokens) {

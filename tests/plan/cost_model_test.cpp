@@ -18,6 +18,8 @@ using nlohmann::json;
 TEST(CostModel, SumsLayersToStages) {
   CostModel model = model_of({{.forward = 1}, {.forward = 2, .backward_p2 = 0}, {.forward = 4, .output = 3}});
   model.kinds["kind2"].optimizer_seconds = 0.5;
+  model.kinds["kind0"].update_bytes = 6;
+  model.kinds["kind1"].update_bytes = 4;
   const auto stages = stage_costs(model, {2, 1}, 2);
   ASSERT_EQ(stages.size(), 2U);
   EXPECT_EQ(stages[0].forward, 2 * (1 + 2));
@@ -26,6 +28,7 @@ TEST(CostModel, SumsLayersToStages) {
   EXPECT_EQ(stages[0].p2_units, 1);
   EXPECT_EQ(stages[0].optimizer, 0);
   EXPECT_EQ(stages[0].fixed_bytes, 60);
+  EXPECT_EQ(stages[0].update_bytes, 6);
   EXPECT_EQ(stages[0].gradient_bytes, 20);
   EXPECT_EQ(stages[0].output_bytes, 2 * 2);
   EXPECT_EQ(stages[0].layers.size(), 2U);

@@ -185,6 +185,17 @@ TEST(Peaks, FixedBytesAreBeside) {
   EXPECT_EQ(result.ranks[0].total_peak_bytes(), 15 + 2);
 }
 
+// The update takes its memory when the activations are gone, one stage after the other.
+TEST(Peaks, BytesOfTheUpdateTakeTheirPlace) {
+  std::vector<StageCost> costs(2);
+  costs[0].fixed_bytes = 10;
+  costs[0].update_bytes = 1;
+  Schedule schedule = looped_gpipe({0, 0}, 1);
+  EXPECT_EQ(simulate(schedule, costs).ranks[0].total_peak_bytes(), 10 + 2);
+  costs[1].update_bytes = 7;
+  EXPECT_EQ(simulate(schedule, costs).ranks[0].total_peak_bytes(), 10 + 7);
+}
+
 // One stage of two layers, by hand.
 TEST(Peaks, CountWhatLayersHoldMeanwhile) {
   StageCost cost;

@@ -203,15 +203,23 @@ TEST(DataParallel, WaitsForSumsArePartOfTheTail) {
 
 TEST(OptimizerShards, LeastIsNextAndNothingIsLost) {
   EXPECT_EQ(assign_replicas({}, 2), std::vector<int>());
-  EXPECT_EQ(assign_replicas({1, 1, 1, 1}, 2), (std::vector<int>{0, 1, 0, 1}));
-  EXPECT_EQ(assign_replicas({2, 5, 3}, 2), (std::vector<int>{1, 0, 1}));
-  EXPECT_EQ(assign_replicas({7}, 3), (std::vector<int>{0}));
+  EXPECT_EQ(assign_replicas({{1}, {1}, {1}, {1}}, 2), (std::vector<int>{0, 1, 0, 1}));
+  EXPECT_EQ(assign_replicas({{2}, {5}, {3}}, 2), (std::vector<int>{1, 0, 1}));
+  EXPECT_EQ(assign_replicas({{7}}, 3), (std::vector<int>{0}));
   const std::vector<int64_t> sizes = {100, 3, 57, 57, 12, 9, 80, 1, 64};
-  const std::vector<int> owners = assign_replicas(sizes, 3);
+  std::vector<UpdateCost> costs;
+  for (const int64_t size : sizes) costs.push_back({size});
+  const std::vector<int> owners = assign_replicas(costs, 3);
   std::vector<int64_t> load(3, 0);
   for (size_t i = 0; i < sizes.size(); ++i) load[owners[i]] += sizes[i];
   EXPECT_EQ(std::accumulate(load.begin(), load.end(), int64_t{0}), 383);
   EXPECT_LE(*std::max_element(load.begin(), load.end()) - *std::min_element(load.begin(), load.end()), 100);
+}
+
+// The embedding is the largest, but the matrices take the time.
+TEST(OptimizerShards, UpdatesThatTakeLongAreShared) {
+  const std::vector<UpdateCost> costs = {{1000}, {40, 160}, {40, 160}, {80, 320}, {10}, {30, 120}, {30, 120}};
+  EXPECT_EQ(assign_replicas(costs, 2), (std::vector<int>{0, 1, 1, 0, 1, 0, 1}));
 }
 
 // By replica: bytes of optimizer state of all its ranks, and the names of the parameters that it belongs to.

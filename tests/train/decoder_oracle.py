@@ -2,7 +2,9 @@
 
   make(folder)  for each case: model/, data/ (input_ids.npy, labels.npy, perhaps attention_mask.npy), before.safetensors (all weights),
                 logits.safetensors, after.safetensors (the weights after one step of SGD), facts.json (with the norm of the gradients and
-                the tokens that greedy generation adds to the first sample)
+                the tokens that greedy generation adds to the first sample);
+                for PACKED, packed/: documents.safetensors (input_ids, labels of the position before, document_starts), gradients.safetensors
+                and facts.json (loss, grad_norm)
   check(folder) for each case and each model saved by the test, saved*/: weights.safetensors (all its tensors as transformers loads them),
                 logits.safetensors
 """
@@ -52,6 +54,7 @@ CASES = {
     "starcoder2": transformers.Starcoder2Config(**COMMON, **HEADS, sliding_window=5),
 }
 PADDED = {"mistral", "qwen2", "smollm3", "gpt2", "gpt_neox"}
+PACKED = {"llama", "qwen3", "gpt2"}  # without a window, which a mask given from outside would replace
 LR = 0.05
 
 
@@ -74,6 +77,29 @@ def logits_of(model, ids, mask):
         return model(input_ids=ids, attention_mask=mask).logits.contiguous()
 
 
+def make_packed(model, to):
+    """Documents of random lengths in two samples, which a block-diagonal mask and their own positions keep apart. In float64, whose own rounding is
+    nothing."""
+    model = copy.deepcopy(model).double()
+    ids = torch.randint(0, model.config.vocab_size, (2, LENGTH))
+    starts = torch.zeros_like(ids)
+    for row in starts:
+        for begin in torch.randperm(LENGTH - 1)[:4] + 1:  # a document of one token too, perhaps
+            row[begin:] = torch.maximum(row[begin:], begin)
+    places = torch.arange(LENGTH)
+    labels = torch.where(starts == places, -100, ids)  # no target crosses into another document
+    same = (starts[:, :, None] == starts[:, None, :]) & (places[:, None] >= places)
+    mask = torch.zeros(same[:, None].shape, dtype=torch.float64).masked_fill(~same[:, None], torch.finfo(torch.float64).min)  # (B, 1, S, S)
+    loss = model(input_ids=ids, labels=labels, attention_mask=mask, position_ids=places - starts).loss
+    gradients = dict(zip(dict(model.named_parameters()), torch.autograd.grad(loss, list(model.parameters()))))
+    to.mkdir()
+    ours = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    save_file({"input_ids": ids, "labels": ours.contiguous(), "document_starts": starts}, to / "documents.safetensors")
+    save_file({name: gradient.float().contiguous() for name, gradient in gradients.items()}, to / "gradients.safetensors")
+    norm = torch.nn.utils.get_total_norm(list(gradients.values())).item()
+    (to / "facts.json").write_text(json.dumps({"loss": loss.item(), "grad_norm": norm}))
+
+
 def make(folder):
     for seed, (case, config) in enumerate(CASES.items()):
         torch.manual_seed(seed)
@@ -91,6 +117,8 @@ def make(folder):
         save_file({"logits": logits_of(model, ids, mask)}, to / "logits.safetensors")
         # Dynamic frequencies remember the longest sequence, so the model itself must not see it.
         tokens = copy.deepcopy(model).generate(ids[:1], attention_mask=torch.ones_like(ids[:1]), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
+        if case in PACKED:
+            make_packed(model, to / "packed")
         loss = model(input_ids=ids, labels=labels, attention_mask=mask).loss
         save_step(model, loss, LR, to, {"generated": tokens[0, LENGTH:].tolist(), "prompt": ids[0].tolist(), "names": names_of(model)})
         facts = json.loads((to / "facts.json").read_text())

@@ -2,6 +2,7 @@
 // step of SGD for any number of stages, greedy generation token by token, and what transformers makes of the
 // models that are saved here. Skipped where Python has no transformers.
 #include <algorithm>
+#include <cmath>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -79,6 +80,39 @@ TEST_F(DecoderTransformers, LossAndAStepOfSgdAreItsOwn) {
         if (change.abs().max().item<double>() < 1e-4) continue;  // lost in the weight's last digits
         EXPECT_LT(relative_error(value - before.at(part), change), 3e-3) << part;
       }
+    }
+  }
+}
+
+// Packed documents under its block-diagonal mask, with positions that begin anew.
+TEST_F(DecoderTransformers, LossAndGradientsOfPackedDocumentsAreItsOwn) {
+  for (const std::string name : {"llama", "qwen3", "gpt2"}) {
+    const SafetensorsFile documents(path(name + "/packed/documents.safetensors"));
+    Fields fields;
+    for (const char* field : {"input_ids", "labels", "document_starts"})
+      fields[field] = documents.tensor(field).clone();
+    const auto expected = theirs(name, "packed/gradients.safetensors");
+    for (const int stages : {1, 3}) {
+      SCOPED_TRACE(concat(name, ", stages ", stages));
+      Config config = config_of(name, stages);
+      config.optimizer.lr = 1024;  // so that rounding of the weights hides nothing of the gradient
+      Trainer trainer(config);
+      std::map<std::string, at::Tensor> before;
+      for (const auto& [part, value] : parts_of(trainer.weights())) before[part] = value.clone();
+      const StepResult step = trainer.step(make_batch({fields}), trainer.variant());
+      const auto loss = facts(name + "/packed").at("loss").get<double>();
+      const auto norm = facts(name + "/packed").at("grad_norm").get<double>();
+      EXPECT_NEAR(step.loss, loss, kTolerance * loss);
+      EXPECT_NEAR(step.grad_norm, norm, kTolerance * norm);
+      for (const auto& [part, value] : parts_of(trainer.weights())) {
+        const at::Tensor gradient = (before.at(part) - value) / 1024;
+        EXPECT_LT(relative_error(gradient, expected.at(part)), kTolerance) << part;
+      }
+      fields.erase("document_starts");
+      Trainer joined(config);
+      EXPECT_GT(std::abs(joined.step(make_batch({fields}), joined.variant()).loss - loss), 1e-3)
+          << "without them";
+      fields["document_starts"] = documents.tensor("document_starts").clone();
     }
   }
 }

@@ -193,6 +193,25 @@ struct Place {
   void* values = nullptr;
 };
 
+// A key of an earlier version, which files and checkpoints may still have. An empty list says nothing.
+struct FormerKey {
+  std::string_view section, key, now;
+};
+constexpr FormerKey kFormerKeys[] = {
+    {"optimizer", "weight_decay_of",
+     "write each PATTERN=DECAY as \"PATTERN weight_decay=DECAY\" in \"optimizer.groups\""}};
+
+bool is_former(const std::string& section, const std::string& key, const Json& value,
+               const std::string& origin) {
+  for (const FormerKey& former : kFormerKeys) {
+    if (section != former.section || key != former.key) continue;
+    TWOBP_CHECK(value.empty() || value == "[]", origin, ": \"", section, ".", key,
+                "\" is no longer a key: ", former.now, ".");
+    return true;
+  }
+  return false;
+}
+
 // The sections by name, as in the user's files.
 class Directory {
  public:
@@ -402,6 +421,7 @@ void Settings::assign(const std::vector<SectionValues>& sections) const {
                   "\" expects a section {...}, got ", describe(*given.value), ".");
       continue;
     }
+    if (is_former(given.section, given.key, *given.value, given.origin)) continue;
     const Place place = directory.find(given.section, given.key, given.origin);
     const std::string full_name = given.section + "." + given.key;
     if (given.is_assignment) {

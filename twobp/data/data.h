@@ -28,6 +28,8 @@ class Dataset {
   // is counted. Random choices (masked tokens, cropped images) depend on the dataset's seed, the index and
   // the epoch alone. In evaluation they are the same each time, and images are cropped at the centre.
   virtual Fields read(const std::vector<int64_t>& indices, int64_t epoch) const = 0;
+  // What the sample costs a model beside the dataset's others, in any unit. 0: all cost the same.
+  virtual int64_t cost(int64_t /*sample*/) const { return 0; }
 };
 
 // The two parts of the configured data. `held_out` is null if there is none.
@@ -70,7 +72,7 @@ struct LoaderOptions {
   bool evaluation = false;  // reads in order, as kEvaluation, and repeats without end
   // One of `replicas` loaders reads the share of `replica` of every batch. Of the batch's replicas x
   // micro_batches micro-batches, its share begins at replica x micro_batches. In the last batch of an epoch
-  // the share may be empty.
+  // the share may be empty. In a full batch, samples that cost unequally are in level_order (balance.h).
   int replicas = 1;
   int replica = 0;
   double timeout = 0;           // seconds that next() and wait() wait for a batch; 0: no limit

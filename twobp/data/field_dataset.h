@@ -35,6 +35,7 @@ class UnshiftedLabels : public Dataset {
 
   int64_t size() const override { return tokens_->size(); }
   Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;
+  int64_t cost(int64_t sample) const override { return tokens_->cost(sample); }
 
  private:
   std::shared_ptr<const Dataset> tokens_;

@@ -16,6 +16,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/patience.h"
+#include "twobp/data/balance.h"
 #include "twobp/data/data.h"
 
 namespace twobp {
@@ -62,6 +63,16 @@ struct Loader::Impl {
                                : epoch_order(dataset->size(), options.shuffle, options.seed, epoch);
   }
 
+  // Orders the samples of the full batch that begins here by what they cost.
+  void level(int64_t begin) {
+    const std::vector<int64_t> samples(order.begin() + begin, order.begin() + begin + samples_per_batch);
+    std::vector<int64_t> costs;
+    for (const int64_t sample : samples) costs.push_back(dataset->cost(sample));
+    const int64_t micro_batches = samples_per_batch / options.replicas / micro_batch_size;
+    const auto levelled = level_order(costs, options.replicas, micro_batches, micro_batch_size);
+    for (size_t i = 0; i < levelled.size(); ++i) order[static_cast<size_t>(begin) + i] = samples[levelled[i]];
+  }
+
   void begin_batch() {
     if (from >= static_cast<int64_t>(order.size())) {
       ++epoch;
@@ -71,6 +82,7 @@ struct Loader::Impl {
     auto batch = std::make_shared<Pending>();
     batch->epoch = options.evaluation ? kEvaluation : epoch;
     const int64_t end = std::min<int64_t>(from + samples_per_batch, static_cast<int64_t>(order.size()));
+    if (end - from == samples_per_batch && !options.evaluation) level(from);
     const int64_t share = samples_per_batch / options.replicas;
     const int64_t share_end = std::min(from + (options.replica + 1) * share, end);
     for (int64_t at = std::min(from + options.replica * share, end); at < share_end;) {

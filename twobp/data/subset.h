@@ -16,6 +16,7 @@ class Subset : public Dataset {
 
   int64_t size() const override { return static_cast<int64_t>(indices_.size()); }
   Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;
+  int64_t cost(int64_t sample) const override { return whole_->cost(indices_[static_cast<size_t>(sample)]); }
 
  private:
   std::shared_ptr<const Dataset> whole_;

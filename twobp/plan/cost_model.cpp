@@ -98,6 +98,7 @@ void check_cost_model(const CostModel& model) {
     check_number(kind.gradient_bytes, where + " gradient bytes");
     check_number(kind.optimizer_bytes, where + " optimizer bytes");
     check_number(kind.optimizer_seconds, where + " optimizer seconds");
+    check_number(kind.update_bytes, where + " bytes of the update");
     for (size_t i = 0; i < kind.at_size.size(); ++i) {
       check_costs(kind.at_size[i], concat(where, " micro-batch size ", model.micro_batch_sizes[i], ":"));
     }
@@ -147,6 +148,7 @@ std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int
       stage.activation_bytes += share.forward_held;
       stage.stash_bytes += share.stash;
       stage.optimizer += trained ? kind.optimizer_seconds : 0;
+      if (trained) stage.update_bytes = std::max(stage.update_bytes, kind.update_bytes);
       stage.gradient_bytes += trained ? kind.gradient_bytes : 0;
       stage.fixed_bytes += trained ? kind.fixed_bytes() : kind.parameter_bytes;
       stage.layers.push_back(share);

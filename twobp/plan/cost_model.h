@@ -27,6 +27,7 @@ struct KindCosts {
   double gradient_bytes = 0;     // also the size of the sums of data parallelism
   double optimizer_bytes = 0;    // state
   double optimizer_seconds = 0;  // per step
+  double update_bytes = 0;       // that its update takes and frees
   std::vector<LayerCost> at_size;
 
   double fixed_bytes() const { return parameter_bytes + gradient_bytes + optimizer_bytes; }

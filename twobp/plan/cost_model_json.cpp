@@ -40,6 +40,7 @@ constexpr CostField kCostFields[] = {
 struct KindField {
   const char* name;
   double KindCosts::*value;
+  bool optional = false;  // 0 if it is missing
 };
 constexpr KindField kKindFields[] = {
     {"parameters", &KindCosts::parameters},
@@ -47,6 +48,7 @@ constexpr KindField kKindFields[] = {
     {"gradient_bytes", &KindCosts::gradient_bytes},
     {"optimizer_bytes", &KindCosts::optimizer_bytes},
     {"optimizer_seconds", &KindCosts::optimizer_seconds},
+    {"update_bytes", &KindCosts::update_bytes, true},
 };
 
 // Writes whole numbers without ".0".
@@ -103,7 +105,10 @@ class Reader {
                       const std::vector<int>& sizes) const {
     check_object(json, where);
     KindCosts kind;
-    for (const KindField& field : kKindFields) kind.*field.value = real(json, field.name, where);
+    for (const KindField& field : kKindFields) {
+      if (field.optional && !json.contains(field.name)) continue;
+      kind.*field.value = real(json, field.name, where);
+    }
     const auto& costs = member(json, "costs", where, ordered_json::value_t::array);
     TWOBP_CHECK(costs.size() == sizes.size(), origin_, ": ", where, " has ", costs.size(),
                 " entries of \"costs\": one for each of the ", sizes.size(), " micro_batch_sizes");

@@ -58,6 +58,7 @@ class FailingDataset : public Dataset {
     if (faults_->is_due_in_loader()) faults_->happen();
     return data_->read(indices, epoch);
   }
+  int64_t cost(int64_t sample) const override { return data_->cost(sample); }
 
  private:
   std::shared_ptr<const Dataset> data_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <numeric>
 #include <set>
 #include <utility>
 
@@ -12,7 +11,9 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/core/median.h"
+#include "twobp/data/balance.h"
 #include "twobp/models/recompute.h"
+#include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/pipeline/rank_threads.h"
@@ -31,9 +32,9 @@ double bytes_of(const at::Tensor& tensor) {
   return tensor.defined() ? static_cast<double>(tensor.nbytes()) : 0;
 }
 
-// Weights, gradients and optimizer state of one layer, and the time of its update. `last`: it is the model's
-// last layer.
-KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config, bool last) {
+// Weights, gradients and optimizer state of one layer, and the time of its update. `last`: the name of the
+// model's last matrix.
+KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config, const std::string& last) {
   const auto layer = spec.make();
   std::vector<Parameter*> parameters;
   layer->collect_parameters(parameters);
@@ -48,17 +49,17 @@ KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config, b
     costs.gradient_bytes += bytes_of(parameter->grad);
     if (parameter->is_buffer()) continue;
     if (counted.insert(parameter->name()).second) costs.parameters += static_cast<double>(parameter->numel());
-    if (parameter->trainable()) items.push_back({parameter, 0, parameter->multiplies()});
+    if (parameter->trainable())
+      items.push_back({parameter, 0, parameter->multiplies() && parameter->name() != last});
   }
-  const auto matrix =
-      std::find_if(items.rbegin(), items.rend(), [](const auto& item) { return item.hidden; });
-  if (last && matrix != items.rend()) matrix->hidden = false;
   if (items.empty()) return costs;
   Optimizer optimizer(config, items);
   for (const auto& state : optimizer.state()) costs.optimizer_bytes += bytes_of(state.tensor);
   for (const auto& item : items) {
     if (config.average > 0) costs.optimizer_bytes += bytes_of(item.parameter->master);
   }
+  const MemoryMeter meter({0});
+  const MemoryMeter::Watch watch(meter);
   std::vector<double> seconds;
   for (int i = 0; i < kOptimizerSteps; ++i) {
     for (const auto& item : items) item.parameter->grad_to_add();
@@ -67,6 +68,7 @@ KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config, b
     seconds.push_back(now_seconds() - begin);
   }
   costs.optimizer_seconds = median(std::move(seconds));
+  costs.update_bytes = static_cast<double>(meter.rank_use(0).peak);
   return costs;
 }
 
@@ -128,16 +130,15 @@ CostModel measure_costs(const Config& config, const ModelSpec& spec, const Datas
   model.micro_batch_sizes = sizes_of(options, config, data.size());
   model.first_trainable = models.front().first_trainable;
   for (const LayerSpec& layer : spec.layers) model.layers.push_back({layer.name, layer.kind});
+  const std::string last = last_matrix(spec);
   for (const ModelSpec& one : models) {
     for (const LayerSpec& layer : one.layers) {
       if (!model.kinds.contains(layer.kind))
-        model.kinds[layer.kind] = measure_update(layer, config.optimizer, &layer == &one.layers.back());
+        model.kinds[layer.kind] = measure_update(layer, config.optimizer, last);
     }
   }
   for (const int size : model.micro_batch_sizes) {
-    std::vector<int64_t> first(size);
-    std::iota(first.begin(), first.end(), 0);
-    const Fields fields = data.read(first, 0);
+    const Fields fields = data.read(typical_samples(data, size), 0);
     std::set<std::string> measured;  // measure kinds that recomputation does not change only once
     for (const ModelSpec& one : models) {
       for (const auto& [kind, cost] : measure_profile(one, fields, options.seconds)) {

@@ -19,8 +19,8 @@ struct MeasureOptions {
   std::string machine{};               // its name, for CostModel::made_on
 };
 
-// Measures one layer of each kind on the first samples of the configured data, as training would, its
-// optimizer step, and the link between two ranks of this process. Throws Error for too few samples, for
+// Measures one layer of each kind on typical samples of the configured data (balance.h), as training would,
+// its optimizer step, and the link between two ranks of this process. Throws Error for too few samples, for
 // recomputation in addition to a configured one, and for errors in building the model or opening the data.
 CostModel measure_costs(const Config& config, const MeasureOptions& options);
 // The same for a model and data of the caller's own.

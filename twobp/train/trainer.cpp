@@ -1,11 +1,11 @@
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "twobp/core/check.h"
+#include "twobp/data/balance.h"
 #include "twobp/models/model_type.h"
 #include "twobp/pipeline/early_end.h"
 #include "twobp/pipeline/memory/byte_cap.h"
@@ -156,12 +156,10 @@ Trainer::Trainer(const Config& config, Parts parts)
   // On this thread, too: it replays recorded steps, whose sums depend on the number of threads.
   at::set_num_threads(config.pipeline.threads);
   const auto measure = [&] {
-    const int64_t size = std::min(config.pipeline.micro_batch_size, data_.train->size());
-    std::vector<int64_t> first(size);
-    std::iota(first.begin(), first.end(), 0);
+    const Fields fields =
+        data_.train->read(typical_samples(*data_.train, config.pipeline.micro_batch_size), 0);
     const int rank = parts.world->local_ranks().front();
-    return measured_slices(parts.model, data_.train->read(first, 0), config.pipeline,
-                           parts.world->device(rank));
+    return measured_slices(parts.model, fields, config.pipeline, parts.world->device(rank));
   };
   SliceProfiles slices = agreed_slices(*parts.world->processes, parts.model, config.pipeline.slices, measure,
                                        config.pipeline.timeout);

@@ -16,6 +16,8 @@ import os
 import re
 import signal
 
+import jinja2  # of transformers
+
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program handles Ctrl-C and ends this script
 MARK = "\ue000"  # for private use: no text and no template has it
 answers = os.fdopen(os.dup(1), "wb")
@@ -53,8 +55,9 @@ def encode_marked(tokenizer, messages):
 
 
 def assistant_spans(tokenizer, messages, text):
-    """The characters of each assistant turn: from the end of the prompt to answer what precedes it, to the end of its content and of what the
-    template adds to a turn that ends a chat."""
+    """The characters of each assistant turn, (begin, sure, end): from the end of the prompt to answer what precedes it, to the end of its content
+    and of what the template adds to a turn that ends a chat. If that is not what follows this turn, as where a chat ends with a token of its
+    own, `sure` is the end of the content, and `end` that of what both begin with."""
     spans = []
     for i, message in enumerate(messages):
         if message["role"] != "assistant":
@@ -71,7 +74,8 @@ def assistant_spans(tokenizer, messages, text):
             raise RuntimeError(f"the place of message {i + 1} in the template's text cannot be told: put {{% generation %}} and "
                                "{% endgeneration %} around the assistant's part in the template")
         _, _, tail = tokenizer.apply_chat_template(longer[:i + 1], tokenize=False).rpartition(MARK)
-        spans.append((len(before), end + (len(tail) if text.startswith(tail, end) else 0)))
+        last = end + len(os.path.commonprefix([tail, text[end:]]))
+        spans.append((len(before), last if last == end + len(tail) else end, last))
     return spans
 
 
@@ -79,7 +83,7 @@ def encode_unmarked(tokenizer, messages):
     text = tokenizer.apply_chat_template(messages, tokenize=False)
     spans = assistant_spans(tokenizer, messages, text)
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    counted = [any(begin <= first < end for begin, end in spans) for first, _ in encoding["offset_mapping"]]
+    counted = [any(begin <= first < sure or sure <= first and last <= end for begin, sure, end in spans) for first, last in encoding["offset_mapping"]]
     return encoding["input_ids"], counted
 
 
@@ -94,7 +98,10 @@ def encode(tokenizer, messages):
         raise RuntimeError("a chat is a list of messages with a role and content")
     if not any(message["role"] == "assistant" for message in messages):
         raise RuntimeError("the chat has no turn of the assistant, so there is nothing to learn: remove it")
-    ids, counted = encode_marked(tokenizer, messages) if marked(tokenizer) else encode_unmarked(tokenizer, messages)
+    try:
+        ids, counted = encode_marked(tokenizer, messages) if marked(tokenizer) else encode_unmarked(tokenizer, messages)
+    except jinja2.TemplateError as error:
+        raise RuntimeError(f"the chat template cannot render this chat: {error}") from None
     if not any(counted):
         raise RuntimeError("the template renders nothing of the assistant's turns")
     return {"ids": ids, "counted": ranges(counted)}

@@ -72,6 +72,13 @@ std::vector<PackedDataset::Part> PackedDataset::parts_of(int64_t sample) const {
   return parts;
 }
 
+int64_t PackedDataset::cost(int64_t sample) const {
+  if (!packs_) return 0;  // attention reads the padding too
+  int64_t pairs = 0;
+  for (const Part& part : parts_of(sample)) pairs += (part.end - part.begin) * (part.end - part.begin);
+  return pairs;
+}
+
 Fields PackedDataset::read(const std::vector<int64_t>& indices, int64_t /*epoch*/) const {
   const auto count = static_cast<int64_t>(indices.size());
   const at::Tensor input = at::zeros({count, sequence_}, at::kLong);                 // (B, S)

@@ -46,6 +46,8 @@ class PackedDataset : public Dataset {
 
   int64_t size() const override;
   Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;
+  // The pairs of positions within one document, to which attention's time is in proportion.
+  int64_t cost(int64_t sample) const override;
 
  private:
   struct Part {

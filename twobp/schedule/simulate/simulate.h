@@ -2,6 +2,7 @@
 // of the executor's instruction lists, with the executor's rules (fill, byte cap).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -128,13 +129,15 @@ struct RankSimulation {
   std::array<double, kBubbleCauses> bubble{};  // by BubbleCause; its sum is that of `idle`
   double peak_bytes = 0;                       // activations, stash and messages
   Peak peak;                                   // the time and the op of peak_bytes
-  double fixed_bytes = 0;  // of its stages; the rank needs peak_bytes + fixed_bytes in all
-  int peak_in_flight = 0;  // micro-batches (of any of its stages) between F and W
-  double exposed = 0;      // wait for sums over replicas after its last W; part of `idle`
-  double end = 0;          // when it has ended, optimizer included
+  double fixed_bytes = 0;                      // of its stages
+  double update_bytes = 0;                     // the most of its stages
+  int peak_in_flight = 0;                      // micro-batches (of any of its stages) between F and W
+  double exposed = 0;                          // wait for sums over replicas after its last W; part of `idle`
+  double end = 0;                              // when it has ended, optimizer included
   std::vector<SimulatedOp> timeline;
 
-  double total_peak_bytes() const { return peak_bytes + fixed_bytes; }
+  // All that the rank needs.
+  double total_peak_bytes() const { return std::max(peak_bytes, update_bytes) + fixed_bytes; }
 };
 
 struct Simulation {

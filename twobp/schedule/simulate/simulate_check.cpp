@@ -48,6 +48,7 @@ void check_stage_cost(const StageCost& cost, int stage) {
   check_cost(cost.input_gradient_bytes, "input_gradient_bytes", of);
   check_cost(cost.gradient_bytes, "gradient_bytes", of);
   check_cost(cost.fixed_bytes, "fixed_bytes", of);
+  check_cost(cost.update_bytes, "update_bytes", of);
   if (cost.layers.empty()) {  // else the layers determine these
     check_cost(cost.activation_bytes, "activation_bytes", of);
     check_cost(cost.stash_bytes, "stash_bytes", of);

@@ -413,7 +413,9 @@ class Simulator {
       result.peak_bytes = result.peak.bytes;
     }
     for (int stage = 0; stage < schedule_.stages; ++stage) {
-      result_.ranks[schedule_.rank_of_stage[stage]].fixed_bytes += costs_[stage].fixed_bytes;
+      RankSimulation& rank = result_.ranks[schedule_.rank_of_stage[stage]];
+      rank.fixed_bytes += costs_[stage].fixed_bytes;
+      if (has_backward_) rank.update_bytes = std::max(rank.update_bytes, costs_[stage].update_bytes);
       result_.stage_peaks.push_back(memory_.stage_peak(stage));
     }
     book_imbalance(result_);

@@ -45,6 +45,7 @@ struct StageCost {
   double input_gradient_bytes = 0;  // to the previous stage
   double gradient_bytes = 0;        // of the stage's weights: data parallelism sums them
   double fixed_bytes = 0;           // parameters, gradients, optimizer state: held all the time
+  double update_bytes = 0;          // that the optimizer takes and frees, when no activations are left
 
   // The stage's layers in model order. If there are any, they determine p2_units, activation_bytes and
   // stash_bytes, the transient peaks within F, I and W count, and room under a byte cap is made layer by

@@ -12,10 +12,13 @@
 
 #include <ATen/ATen.h>
 
+#include "twobp/nn/parameter.h"
+
 namespace twobp {
 
 struct MuonMatrix {
   at::Tensor value, grad, momentum;  // (m, n), of one dtype
+  at::ScalarType type;               // of the iteration
 };
 
 struct MuonStep {
@@ -29,7 +32,10 @@ void muon_step(const std::vector<MuonMatrix>& matrices, const MuonStep& step);
 
 // For each of a batch of matrices (batch, m, n), m <= n, with singular value decomposition U S V: a matrix
 // close to U V, whose singular values are about 0.7 to 1.2. Five steps of the Newton-Schulz iteration with
-// Jordan's coefficients.
-at::Tensor orthogonalized(at::Tensor matrices);
+// Jordan's coefficients, in `type`. Overwrites its argument.
+at::Tensor orthogonalized(at::Tensor matrices, at::ScalarType type);
+
+// In proportion to the time of a step for the parameter's parts.
+int64_t muon_work(const Parameter& parameter);
 
 }  // namespace twobp

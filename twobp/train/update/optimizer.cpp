@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "twobp/core/check.h"
+#include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 
 namespace twobp {
@@ -86,7 +87,8 @@ void Optimizer::update_by_muon(const Group& group, double lr, double grad_factor
     const auto grads = group.parameters[i]->parts_of(group.grads[i]);
     const auto momenta = group.parameters[i]->parts_of(group.first[i]);
     for (size_t part = 0; part < values.size(); ++part)
-      matrices.push_back({values[part].second, grads[part].second, momenta[part].second});
+      matrices.push_back({values[part].second, grads[part].second, momenta[part].second,
+                          product_type(group.parameters[i]->value)});
   }
   muon_step(matrices, {lr, group.rule.weight_decay, config_.muon_momentum});
 }

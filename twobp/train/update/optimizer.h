@@ -22,7 +22,7 @@ class Optimizer {
   struct Item {
     Parameter* parameter = nullptr;
     int stage = 0;
-    bool hidden = false;  // a matrix between the embedding and the last one
+    bool hidden = false;  // see ParameterGroups::rule_of
   };
 
   // Allocates the state on the calling thread.

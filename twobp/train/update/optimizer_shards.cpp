@@ -19,25 +19,31 @@ Tag tag_of(int64_t step, size_t message) {
 
 }  // namespace
 
-std::vector<int> assign_replicas(const std::vector<int64_t>& sizes, int replicas) {
-  std::vector<size_t> order(sizes.size());
+std::vector<int> assign_replicas(const std::vector<UpdateCost>& costs, int replicas) {
+  const auto weight = [](const UpdateCost& cost) { return std::pair(cost.work, cost.numbers); };
+  std::vector<size_t> order(costs.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return sizes[a] > sizes[b]; });
-  std::vector<int64_t> load(replicas, 0);
-  std::vector<int> owners(sizes.size(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return weight(costs[a]) > weight(costs[b]); });
+  std::vector<UpdateCost> loads(replicas);
+  std::vector<int> owners(costs.size(), 0);
   for (const size_t i : order) {
-    const auto least = std::min_element(load.begin(), load.end());
-    owners[i] = static_cast<int>(least - load.begin());
-    *least += sizes[i];
+    const bool by_work = costs[i].work > 0;
+    const auto least = std::min_element(loads.begin(), loads.end(), [&](const auto& a, const auto& b) {
+      return by_work ? weight(a) < weight(b) : a.numbers < b.numbers;
+    });
+    owners[i] = static_cast<int>(least - loads.begin());
+    least->numbers += costs[i].numbers;
+    least->work += costs[i].work;
   }
   return owners;
 }
 
-OptimizerShards::OptimizerShards(Transport& replicas, std::vector<Parameter*> parameters)
-    : replicas_(replicas), parameters_(std::move(parameters)) {
-  std::vector<int64_t> sizes;
-  for (const Parameter* parameter : parameters_) sizes.push_back(parameter->numel());
-  owners_ = assign_replicas(sizes, replicas.size());
+OptimizerShards::OptimizerShards(Transport& replicas, std::vector<Parameter*> parameters,
+                                 const std::vector<UpdateCost>& costs)
+    : replicas_(replicas),
+      parameters_(std::move(parameters)),
+      owners_(assign_replicas(costs, replicas.size())) {
   for (int owner = 0; owner < replicas.size(); ++owner) {
     int64_t bytes = kMessageBytes;
     for (size_t i = 0; i < parameters_.size(); ++i) {

@@ -12,16 +12,23 @@
 
 namespace twobp {
 
-// The replica that keeps each parameter's state. Parameters are assigned from the largest on, each to the
-// replica with the least, so that no two replicas differ by more than the largest parameter. Depends on the
-// sizes alone.
-std::vector<int> assign_replicas(const std::vector<int64_t>& sizes, int replicas);
+struct UpdateCost {
+  int64_t numbers = 0;
+  int64_t work = 0;  // of an update that takes long for its numbers (muon_work), or 0
+};
+
+// The replica that keeps each parameter's state. Parameters are assigned by falling work, and those without
+// from the largest on, each to the replica with the least work, or with the least numbers. So no two replicas
+// differ by more work than the longest update has, nor, where nothing has work, by more than the largest
+// parameter. Depends on the costs alone.
+std::vector<int> assign_replicas(const std::vector<UpdateCost>& costs, int replicas);
 
 class OptimizerShards {
  public:
-  // `parameters` are those that the rank trains, each value once, the same on every replica. `replicas` must
-  // outlive this.
-  OptimizerShards(Transport& replicas, std::vector<Parameter*> parameters);
+  // `parameters` are those that the rank trains, each value once, the same on every replica, and `costs`
+  // those of their updates. `replicas` must outlive this.
+  OptimizerShards(Transport& replicas, std::vector<Parameter*> parameters,
+                  const std::vector<UpdateCost>& costs);
 
   // By index of the parameter: the replica that keeps its state.
   const std::vector<int>& owners() const { return owners_; }

@@ -6,10 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "twobp/models/model.h"
 #include "twobp/nn/parameter.h"
 #include "twobp/train/update/optimizer_config.h"
 
 namespace twobp {
+
+// The name of the matrix that multiplies last. Empty if none does.
+std::string last_matrix(const ModelSpec& model);
 
 struct ParameterRule {
   bool muon = false;  // in place of AdamW
@@ -27,8 +31,8 @@ class ParameterGroups {
 
   // Throws Error if a pattern matches none of the names.
   void check(const std::vector<std::string>& names) const;
-  // `hidden`: a matrix between the embedding and the model's last matrix, which Muon takes. Throws Error if
-  // the parts of a packed weight get different rules, and if a group gives Muon what is no matrix.
+  // `hidden`: a matrix that multiplies and is not the model's last, which Muon takes. Throws Error if the
+  // parts of a packed weight get different rules, and if a group gives Muon what is no matrix.
   ParameterRule rule_of(const Parameter& parameter, bool hidden) const;
 
  private:

@@ -76,9 +76,16 @@ void Update::make_optimizer(int rank, const OptimizerConfig& config) {
   }
   if (config.average > 0) averages_[rank] = std::make_unique<WeightAverage>(config.average, items);
   if (config.shard && pipeline_.world().replicas > 1) {
+    const ParameterGroups groups(config);
     std::vector<Parameter*> parameters;
-    for (const Optimizer::Item& item : items) parameters.push_back(item.parameter);
-    shards_[rank] = std::make_unique<OptimizerShards>(*pipeline_.world().data[rank], std::move(parameters));
+    std::vector<UpdateCost> costs;
+    for (const auto& [parameter, stage, in_hidden_layer] : items) {
+      const bool muon = groups.rule_of(*parameter, in_hidden_layer).muon;
+      parameters.push_back(parameter);
+      costs.push_back({parameter->numel(), muon ? muon_work(*parameter) : 0});
+    }
+    shards_[rank] =
+        std::make_unique<OptimizerShards>(*pipeline_.world().data[rank], std::move(parameters), costs);
     std::vector<Optimizer::Item> own;
     for (size_t i = 0; i < items.size(); ++i) {
       if (shards_[rank]->owns(i)) own.push_back(items[i]);
@@ -95,7 +102,7 @@ std::vector<std::string> Update::find_weights() {
   };
   std::map<std::string, Known> known;
   std::vector<std::string> names;
-  std::optional<size_t> last_matrix;
+  const std::string last = last_matrix(pipeline_.model());
   const auto& layers = pipeline_.model().layers;
   int layer = 0;
   for (int s = 0; s < pipeline_.stages(); ++s) {
@@ -125,12 +132,10 @@ std::vector<std::string> Update::find_weights() {
             local && std::none_of(uses.begin(), uses.end(), [](const Use& use) { return use.parameter; });
         if (first_here) weights_.push_back(parameter);
         uses.push_back({local ? parameter : nullptr, layer, s, pipeline_.rank_of_stage()[s],
-                        parameter->trainable(), parameter->multiplies()});
-        if (parameter->multiplies()) last_matrix = at->second.index;
+                        parameter->trainable(), parameter->multiplies() && parameter->name() != last});
       }
     }
   }
-  if (last_matrix) all_[*last_matrix].back().hidden = false;
   return names;
 }
 

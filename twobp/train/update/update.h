@@ -103,7 +103,7 @@ class Update {
     int stage = 0;
     int rank = 0;
     bool trainable = true;
-    bool hidden = false;  // a matrix between the embedding and the model's last one
+    bool hidden = false;  // see ParameterGroups::rule_of
   };
   // A step that a rank has taken before its norm is known.
   struct OpenStep {

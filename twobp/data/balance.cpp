@@ -1,0 +1,82 @@
+#include "twobp/data/balance.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+#include "twobp/core/check.h"
+
+namespace twobp {
+namespace {
+
+bool all_equal(const std::vector<int64_t>& costs) {
+  return std::adjacent_find(costs.begin(), costs.end(), std::not_equal_to<>()) == costs.end();
+}
+
+// Items by bin, in order: from the costliest on, each goes to the bin that costs least and has room.
+std::vector<std::vector<size_t>> fill(const std::vector<int64_t>& costs, int64_t bins, int64_t capacity) {
+  std::vector<size_t> order(costs.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return costs[a] > costs[b]; });
+  std::vector<std::vector<size_t>> filled(static_cast<size_t>(bins));
+  std::vector<int64_t> sums(filled.size(), 0);
+  for (const size_t item : order) {
+    size_t least = filled.size();
+    for (size_t bin = 0; bin < filled.size(); ++bin) {
+      if (std::cmp_less(filled[bin].size(), capacity) && (least == filled.size() || sums[bin] < sums[least]))
+        least = bin;
+    }
+    filled[least].push_back(item);
+    sums[least] += costs[item];
+  }
+  for (std::vector<size_t>& items : filled) std::sort(items.begin(), items.end());
+  return filled;
+}
+
+}  // namespace
+
+std::vector<size_t> level_order(const std::vector<int64_t>& costs, int64_t replicas, int64_t micro_batches,
+                                int64_t micro_batch_size) {
+  TWOBP_CHECK(std::cmp_equal(costs.size(), replicas * micro_batches * micro_batch_size), "a batch of ",
+              costs.size(), " samples is not ", replicas, " x ", micro_batches, " micro-batches of ",
+              micro_batch_size);
+  std::vector<size_t> order(costs.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  if (all_equal(costs)) return order;
+  const auto samples = fill(costs, replicas * micro_batches, micro_batch_size);
+  std::vector<int64_t> sums;
+  for (const auto& micro_batch : samples) {
+    sums.push_back(0);
+    for (const size_t sample : micro_batch) sums.back() += costs[sample];
+  }
+  order.clear();
+  for (const auto& replica : fill(sums, replicas, micro_batches)) {
+    for (const size_t micro_batch : replica)
+      order.insert(order.end(), samples[micro_batch].begin(), samples[micro_batch].end());
+  }
+  return order;
+}
+
+std::vector<int64_t> typical_samples(const Dataset& dataset, int64_t count) {
+  std::vector<int64_t> samples(static_cast<size_t>(dataset.size()));
+  std::iota(samples.begin(), samples.end(), int64_t{0});
+  std::vector<int64_t> costs;
+  double mean = 0;
+  for (const int64_t sample : samples) {
+    costs.push_back(dataset.cost(sample));
+    mean += static_cast<double>(costs.back()) / static_cast<double>(samples.size());
+  }
+  if (!all_equal(costs)) {
+    std::stable_sort(samples.begin(), samples.end(), [&](int64_t a, int64_t b) {
+      return std::abs(static_cast<double>(costs[static_cast<size_t>(a)]) - mean) <
+             std::abs(static_cast<double>(costs[static_cast<size_t>(b)]) - mean);
+    });
+  }
+  samples.resize(static_cast<size_t>(std::min(count, dataset.size())));
+  std::sort(samples.begin(), samples.end());
+  return samples;
+}
+
+}  // namespace twobp
