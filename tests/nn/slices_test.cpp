@@ -124,10 +124,10 @@ void expect_slices_agree(Layer& layer, const at::Tensor& x, const Fields& fields
 
 // Layers of models that slices are for. The others read all positions at once, or have none.
 bool takes_slices(const LayerCase& c) {
-  static const std::vector<std::string> prefixes = {
-      "Embedding",  "LearnedPositions", "Linear", "RmsNorm",    "Attention",     "QueryKeyNorm", "SwiGlu",
-      "GeGlu",      "CrossEntropy",     "Nested", "Conv1d", "Scan", "MambaMixer",
-      "ResidualOf", "LayerNorm"};
+  static const std::vector<std::string> prefixes = {"Embedding",    "LearnedPositions", "Linear",   "RmsNorm",
+                                                    "Attention",    "QueryKeyNorm",     "SwiGlu",   "GeGlu",
+                                                    "CrossEntropy", "Nested",           "Conv1d",   "Scan",
+                                                    "MambaMixer",   "ResidualOf",       "LayerNorm"};
   for (const std::string& prefix : prefixes) {
     if (c.name.starts_with(prefix)) return true;
   }
