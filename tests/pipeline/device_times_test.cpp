@@ -1,12 +1,10 @@
 // Seconds by a device's own clock do not depend on the work of the host.
 #include "twobp/pipeline/executor/device_times.h"
 
-#include <chrono>
-#include <thread>
-
 #include <gtest/gtest.h>
 
 #include "tests/nn/device/stand_in_device.h"
+#include "twobp/core/clock.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -15,7 +13,10 @@ constexpr double kLong = 0.03;
 
 // Keeps the stream busy for `seconds`.
 void work(const DeviceStream& stream, double seconds) {
-  test::put(stream, [seconds] { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); });
+  test::hold(stream, [seconds, begin = 0.0]() mutable {
+    if (begin == 0) begin = now_seconds();
+    return now_seconds() >= begin + seconds;
+  });
 }
 
 TEST(DeviceTimes, EmptyOnACpu) {
