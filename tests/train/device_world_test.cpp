@@ -7,6 +7,7 @@
 #include "tests/train/worlds.h"
 #include "tests/transport/device_transports.h"
 #include "tests/transport/stand_in_nccl.h"
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/transport/process_world.h"
 #include "twobp/transport/store/store_transport.h"
@@ -84,6 +85,78 @@ INSTANTIATE_TEST_SUITE_P(All, WithoutMpi,
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
+
+// Processes with a device each. Weights, activations and gradients lie there, and go from device to device.
+struct OnDevices {
+  const char* name;
+  const char* schedule;
+  int ranks;
+  int replicas;
+  bool resnet = false;
+  void (*change)(Config& config) = nullptr;
+};
+
+class ProcessesOnDevices : public ::testing::TestWithParam<OnDevices> {
+ protected:
+  static Config config() {
+    const OnDevices& given = GetParam();
+    Config config = test::world_config(given.schedule, given.ranks);
+    config.pipeline.data_parallel = given.replicas;
+    if (given.resnet) test::make_tiny_resnet(config);
+    if (given.change) given.change(config);
+    return config;
+  }
+  static int processes() { return GetParam().ranks * GetParam().replicas; }
+  static std::vector<Device> devices() {
+    std::vector<Device> devices;
+    for (int process = 0; process < processes(); ++process) devices.push_back(test::stand_in_device(process));
+    return devices;
+  }
+};
+
+TEST_P(ProcessesOnDevices, HaveTheBitsOfThreads) {
+  const int ranks = GetParam().ranks;
+  const int replicas = GetParam().replicas;
+  std::optional<test::RunOutcome> on_cpus;
+  Config config = ProcessesOnDevices::config();
+  if (config.train.precision == "fp32") {  // a CPU may compute products of 16-bit types in float32
+    const OperatorsEverywhere operators;
+    on_cpus = test::run_in(make_in_process_ranks(replicas, ranks, kNoSpin), config, kSteps);
+  }
+  config.pipeline.device = "privateuseone";
+  const auto expected =
+      test::run_in(make_in_process_worlds(replicas, ranks, kNoSpin, devices()), config, kSteps);
+  if (on_cpus) test::expect_same_run(*on_cpus, expected, "threads on devices");
+
+  test::stand_in_nccl_state().bytes = 0;
+  auto hosts = make_in_process_transports(processes(), kNoSpin);
+  std::vector<std::optional<World>> made(processes());
+  NcclOptions options;
+  options.tensors = at::kPrivateUse1;
+  test::run_on_threads(processes(), [&](int process) {
+    made[process].emplace(make_nccl_world(End(std::move(hosts[process])), test::stand_in_nccl(),
+                                          test::stand_in_device(process), replicas, ranks, options));
+  });
+  std::vector<World> worlds;
+  for (auto& world : made) worlds.push_back(std::move(*world));
+  test::expect_same_run(expected, test::run_in(std::move(worlds), config, kSteps), "processes on devices");
+  EXPECT_GE(test::stand_in_nccl_state().bytes, processes() > 1 ? 10000 : 0) << "it went that way";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ProcessesOnDevices,
+    ::testing::Values(OnDevices{"One", "1f1b", 1, 1}, OnDevices{"Two", "1f1b", 2, 1},
+                      OnDevices{"TwoZbV", "zb-v", 2, 1}, OnDevices{"Four", "1f1b", 4, 1},
+                      OnDevices{"TwoReplicas", "1f1b", 1, 2}, OnDevices{"TwoByTwo", "1f1b", 2, 2},
+                      OnDevices{"TwoByTwoZbV", "zb-v", 2, 2},
+                      OnDevices{"Shards", "1f1b", 2, 2, false, [](Config& c) { c.optimizer.shard = true; }},
+                      OnDevices{"RunsAhead", "interleaved-1f1b", 2, 2, false,
+                                [](Config& c) { c.pipeline.run_ahead = "on"; }},
+                      OnDevices{"Bf16", "zb-v", 2, 2, false, [](Config& c) { c.train.precision = "bf16"; }},
+                      OnDevices{"Fp16", "1f1b", 2, 2, false, [](Config& c) { c.train.precision = "fp16"; }},
+                      OnDevices{"ResnetTwo", "1f1b", 2, 1, true}, OnDevices{"ResnetZbV", "zb-v", 2, 1, true},
+                      OnDevices{"ResnetTwoByTwo", "1f1b", 2, 2, true}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace twobp::TWOBP_FILE

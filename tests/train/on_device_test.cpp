@@ -322,9 +322,6 @@ INSTANTIATE_TEST_SUITE_P(Kinds, KindOnDevice,
 
 TEST(OnDeviceTest, SaysWhatDoesNotRunThere) {
   Config config = config_of("llama", 1, "cuda");
-  config.pipeline.data_parallel = 2;
-  test::expect_error([&] { check_config(config); }, {"pipeline.device", "replicas"});
-  config.pipeline.data_parallel = 1;
   Config resnet = config_of("resnet", 1, "cuda");
   resnet.pipeline.recompute = {"both"};
   test::expect_error([&] { check_config(resnet); }, {"pipeline.device", "pipeline.recompute"});

@@ -220,6 +220,7 @@ TEST_F(Nccl, MakesAWorld) {
   options.tensors = at::kCPU;
   test::run_on_threads(4, [&](int process) {
     const Device device = stand_in_device(process);
+    const OnStream here(device.compute());
     World world = make_nccl_world(std::shared_ptr<Transport>(std::move(hosts[process])), stand_in_nccl(),
                                   device, 2, 2, options);
     EXPECT_EQ(world.replica, process / 2);

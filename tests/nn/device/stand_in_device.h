@@ -2,7 +2,7 @@
 // late: when a host thread waits for or asks about the device, in an order drawn at random from those that
 // streams and events allow. Memory that the host frees is overwritten as soon as the stream that it was
 // allocated in may reuse it. So a wait that is missing between streams, and memory that is freed too early,
-// give wrong bits.
+// give wrong bits. The environment's TWOBP_STAND_IN_SEED draws other orders.
 //
 //   stand_in_queues.cpp    streams, events, recordings: what may run, and in which order
 //   stand_in_device.cpp    the same as LibTorch's backend
@@ -34,8 +34,6 @@ void hold(void* native_stream, std::function<bool()> ready);
 
 // Runs all work that can run now, of all streams.
 void let_run();
-// From now on, orders are drawn with this seed.
-void draw_orders(uint64_t seed);
 
 // Where the host, and thus a library's kernel, reaches what lies at an address of the device. Other addresses
 // are returned as they are.

@@ -70,6 +70,7 @@ std::vector<Device> Device::open_for(const std::string& type, int ranks, bool in
 void Device::move_to_part(std::shared_ptr<GpuParts> parts, int part) {
   compute_ = DeviceStream(parts->make_stream(part, true));
   weights_ = DeviceStream(parts->make_stream(part, false));
+  sums_ = DeviceStream(parts->make_stream(part, true));
   parts_ = std::move(parts);
 }
 
@@ -99,6 +100,7 @@ Device Device::open(at::DeviceType type, int index) {
   device.compute_ = device.make_stream(true);
   device.weights_ = device.make_stream(false);
   device.copies_ = device.make_stream(true);
+  device.sums_ = device.make_stream(true);
   device.sources_ = std::make_shared<Sources>();
   return device;
 }
@@ -106,6 +108,11 @@ Device Device::open(at::DeviceType type, int index) {
 DeviceStream Device::make_stream(bool high_priority) const {
   if (where_.is_cpu()) return {};
   return DeviceStream(support_for(where_.type())->getStreamFromGlobalPool(where_, high_priority));
+}
+
+DeviceStream Device::current() const {
+  if (where_.is_cpu()) return {};
+  return DeviceStream(support_for(where_.type())->getStream(where_));
 }
 
 DeviceStream Device::source_stream(at::Device source) const {
@@ -120,15 +127,16 @@ DeviceStream Device::source_stream(at::Device source) const {
 
 Values Device::fetch(Values values, const DeviceEvent& ready) const {
   if (!asynchronous()) return values;
+  const DeviceStream user = current();
   bool copied = false;
   for (at::Tensor& value : values) {
     if (!value.defined() || value.device().type() != where_.type()) continue;
     if (value.device() == where_) {
-      compute_.uses(value);  // belongs to another rank on this GPU
+      user.uses(value);  // belongs to another rank on this GPU
       continue;
     }
     // LibTorch copies on the source's current stream, and makes it and the target's current stream wait for
-    // each other. With compute streams there, a copy would wait for all work that either has queued. Both
+    // each other. With computing streams there, a copy would wait for all work that either has queued. Both
     // streams here wait for `ready`, because a stream that is being recorded may not wait for one that is
     // not.
     const DeviceStream source = source_stream(value.device());
@@ -138,11 +146,10 @@ Values Device::fetch(Values values, const DeviceEvent& ready) const {
     const OnStream there(source);
     const OnStream here(copies_);
     value = value.to(where_, /*non_blocking=*/true);
-    copies_.wait(source.record());  // LibTorch itself waits only on CUDA
-    compute_.uses(value);
+    user.uses(value);
     copied = true;
   }
-  compute_.wait(copied ? copies_.record() : ready);
+  user.wait(copied ? copies_.record() : ready);
   return values;
 }
 

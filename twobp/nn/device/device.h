@@ -7,6 +7,7 @@
 //   compute   F and I, high priority
 //   weights   W, low priority: the device itself runs it where `compute` leaves room
 //   copies    transfers from other GPUs of this process, high priority
+//   sums      sums of gradients over replicas, high priority: F and I do not wait for them
 #pragma once
 
 #include <memory>
@@ -106,13 +107,16 @@ class Device {
   bool asynchronous() const { return static_cast<bool>(compute_); }
   const DeviceStream& compute() const { return compute_; }
   const DeviceStream& weights() const { return weights_; }
+  const DeviceStream& sums() const { return sums_; }
+  // The stream in which the calling thread's work on this device is launched (OnStream).
+  DeviceStream current() const;
   // Makes an extra stream for a special purpose.
   DeviceStream make_stream(bool high_priority) const;
 
-  // Makes tensors of another GPU of this process available to `compute`. The stream `copies` copies them from
-  // peer to peer once `ready`, an event recorded on the other GPU, has passed. The caller does not wait.
-  // Tensors that are already on this device, or on the host, are returned unchanged, and `compute` waits for
-  // `ready`.
+  // Makes tensors of another GPU of this process available to `current()`. The stream `copies` copies them
+  // from peer to peer once `ready`, an event recorded on the other GPU, has passed. The caller does not wait.
+  // Tensors that are already on this device, or on the host, are returned unchanged, and `current()` waits
+  // for `ready`.
   Values fetch(Values values, const DeviceEvent& ready) const;
 
  private:
@@ -128,7 +132,7 @@ class Device {
 
   at::Device where_ = at::kCPU;
   std::shared_ptr<GpuParts> parts_;  // the parts of the shared GPU; outlives the streams
-  DeviceStream compute_, weights_, copies_;
+  DeviceStream compute_, weights_, copies_, sums_;
   std::shared_ptr<Sources> sources_;
 };
 

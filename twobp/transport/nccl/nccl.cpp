@@ -72,7 +72,7 @@ class NcclTransport : public Transport {
     TWOBP_CHECK(to >= 0 && to < size(), "rank ", rank(), " sends to rank ", to, " of ", size());
     throw_if_aborted();
     if (to == rank()) {
-      mailbox_.put({to, tag, std::move(values), device_.compute().record()});
+      mailbox_.put({to, tag, std::move(values), device_.current().record()});
       return;
     }
     const std::lock_guard lock(calls_);
@@ -80,7 +80,7 @@ class NcclTransport : public Transport {
     Outgoing out;
     out.message = pack_head(tag, std::move(values), options_.tensors);
     out.tag = tag;
-    out.ready = device_.compute().record();
+    out.ready = device_.current().record();
     TWOBP_CHECK(out.message.on_device.empty() || peer.send, "rank ", rank(), " has no NCCL link to rank ", to,
                 ": this message was not planned for");
     peer.queued.push_back(std::move(out));
@@ -261,8 +261,9 @@ class NcclTransport : public Transport {
   }
 
   Values hand_over(Message message) {
-    device_.compute().wait(message.ready);
-    for (const at::Tensor& value : message.values) device_.compute().uses(value);
+    const DeviceStream user = device_.current();
+    user.wait(message.ready);
+    for (const at::Tensor& value : message.values) user.uses(value);
     return std::move(message.values);
   }
 
@@ -384,8 +385,11 @@ World make_nccl_world(std::shared_ptr<Transport> host, const NcclApi& api, const
       if (a / ranks == b / ranks || a % ranks == b % ranks) both_ways(a, b);
     }
   }
-  return make_process_world(make_nccl_transport(std::move(host), api, device, links, options), replicas,
-                            ranks);
+  World world =
+      make_process_world(make_nccl_transport(std::move(host), api, device, links, options), replicas, ranks);
+  world.devices.resize(ranks);
+  world.devices[world.process() % ranks] = device;
+  return world;
 }
 
 }  // namespace twobp
