@@ -9,6 +9,7 @@
 #include "tests/transport/stand_in_nccl.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/transport/process_world.h"
 #include "twobp/transport/store/store_transport.h"
 #include "twobp/transport/threads/in_process.h"
@@ -135,7 +136,8 @@ TEST_P(ProcessesOnDevices, HaveTheBitsOfThreads) {
   options.tensors = at::kPrivateUse1;
   test::run_on_threads(processes(), [&](int process) {
     made[process].emplace(make_nccl_world(End(std::move(hosts[process])), test::stand_in_nccl(),
-                                          test::stand_in_device(process), replicas, ranks, options));
+                                          test::stand_in_device(process), replicas, ranks,
+                                          pipeline_shape(config.pipeline).rank_of_stage, options));
   });
   std::vector<World> worlds;
   for (auto& world : made) worlds.push_back(std::move(*world));
@@ -154,6 +156,7 @@ INSTANTIATE_TEST_SUITE_P(
                                 [](Config& c) { c.pipeline.run_ahead = "on"; }},
                       OnDevices{"Bf16", "zb-v", 2, 2, false, [](Config& c) { c.train.precision = "bf16"; }},
                       OnDevices{"Fp16", "1f1b", 2, 2, false, [](Config& c) { c.train.precision = "fp16"; }},
+                      OnDevices{"Off", "1f1b", 2, 2, false, [](Config& c) { c.pipeline.p2 = "off"; }},
                       OnDevices{"ResnetTwo", "1f1b", 2, 1, true}, OnDevices{"ResnetZbV", "zb-v", 2, 1, true},
                       OnDevices{"ResnetTwoByTwo", "1f1b", 2, 2, true}),
     [](const auto& info) { return std::string(info.param.name); });

@@ -18,6 +18,7 @@ struct Channel {
   bool joined[2] = {false, false};
   bool began[2] = {false, false};  // a first transfer
   bool aborted[2] = {false, false};
+  bool finalized[2] = {false, false};
   const void* data = nullptr;  // what is being sent
   size_t bytes = 0;
   bool there = false;
@@ -65,8 +66,19 @@ int init_rank(NcclComm* comm, int ranks, NcclUniqueId id, int rank, NcclConfig* 
   return NcclApi::kInProgress;
 }
 
+int finalize(NcclComm comm) {
+  const Comm& mine = comm_of(comm);
+  const std::lock_guard lock(mine.channel->mutex);
+  mine.channel->finalized[mine.side] = true;
+  return NcclApi::kInProgress;
+}
+
+// Where both ends have not been finalized, NCCL's may wait for the peer.
 int destroy(NcclComm comm) {
-  delete &comm_of(comm);
+  const std::unique_ptr<Comm> mine(&comm_of(comm));
+  const std::lock_guard lock(mine->channel->mutex);
+  const auto& finalized = mine->channel->finalized;
+  if (!finalized[0] || !finalized[1]) ++stand_in_nccl_state().waiting_ends;
   return 0;
 }
 
@@ -77,7 +89,8 @@ int abort(NcclComm comm) {
     mine.channel->aborted[mine.side] = true;
     if (mine.side == 0) mine.channel->there = false;
   }
-  return destroy(comm);
+  delete &mine;
+  return 0;
 }
 
 int get_async_error(NcclComm comm, int* error) {
@@ -88,7 +101,8 @@ int get_async_error(NcclComm comm, int* error) {
   if (*error != 0) return 0;
   const int other = 1 - mine.side;
   if (stand_in_nccl_state().stuck || !channel.joined[other] ||
-      (channel.began[mine.side] && !channel.began[other]))
+      (channel.began[mine.side] && !channel.began[other]) ||
+      (channel.finalized[mine.side] && !channel.finalized[other]))
     *error = NcclApi::kInProgress;
   return 0;
 }
@@ -173,6 +187,7 @@ NcclApi stand_in_nccl() {
   api.get_version = get_version;
   api.get_unique_id = get_unique_id;
   api.init_rank = init_rank;
+  api.finalize = finalize;
   api.destroy = destroy;
   api.abort = abort;
   api.get_async_error = get_async_error;

@@ -1,7 +1,10 @@
 #include "twobp/train/run_world.h"
 
+#include <cstdlib>
+
 #include "twobp/core/check.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/train/build_model.h"
 #include "twobp/transport/mpi/mpi.h"
 #include "twobp/transport/nccl/nccl.h"
@@ -29,6 +32,9 @@ std::shared_ptr<Transport> through_store(const PipelineConfig& config, const Lau
 // Each process has the GPU of its place on its machine. Processes that mpirun started connect through MPI,
 // others at MASTER_ADDR.
 World nccl_world(const PipelineConfig& config, const Launcher& launcher, int ranks) {
+  // A kernel that is loaded on first use waits for the whole GPU, and thus for transfers that wait for a
+  // peer.
+  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   const Device device = Device::open(config.device, launcher.local_rank);
   const NcclApi api = load_nccl();
   NcclOptions options;
@@ -37,7 +43,8 @@ World nccl_world(const PipelineConfig& config, const Launcher& launcher, int ran
   const bool by_mpi = launcher.kind == Launcher::Kind::kMpi && has_mpi();
   std::shared_ptr<Transport> host =
       by_mpi ? make_mpi_transport(launcher.size) : through_store(config, launcher);
-  return make_nccl_world(std::move(host), api, device, config.data_parallel, ranks, options);
+  return make_nccl_world(std::move(host), api, device, config.data_parallel, ranks,
+                         pipeline_shape(config).rank_of_stage, options);
 }
 
 }  // namespace

@@ -88,6 +88,20 @@ TEST(Device, StreamsWorkInOrderAndEventsTellWhen) {
   device.compute().wait_on_host();
 }
 
+// However many there are: a transfer that waits for its peer holds up nothing else.
+TEST(Device, StreamsAreNobodyElses) {
+  const Device device = stand_in_device(5);
+  std::vector<DeviceStream> streams = {device.compute(), device.weights(), device.sums()};
+  for (int i = 0; i < 100; ++i) streams.push_back(device.make_stream(i % 2 == 0));
+  Gate gate;
+  for (size_t i = 3; i < streams.size(); ++i) gate.stand_in(streams[i]);
+  test::let_run();
+  for (size_t i = 0; i < 3; ++i)
+    EXPECT_TRUE(streams[i].record().passed() || (test::let_run(), streams[i].idle()));
+  gate.open();
+  test::let_run();
+}
+
 // Recording again makes another point. An event from before keeps its point.
 TEST(Device, EventsAreTheirOwnPoints) {
   const Device device = stand_in_device(0);
@@ -143,12 +157,13 @@ TEST(Device, TheCurrentStreamIsPutBack) {
 }
 
 // In-process messages: the work of the receiver waits for the sender's. The receiver's thread does not wait.
-TEST(Device, WhatIsFetchedIsWaitedForByTheComputeStreamAlone) {
+TEST(Device, WhatIsFetchedIsWaitedForByTheCurrentStreamAlone) {
   const Device sender = stand_in_device(3);
   const Device receiver = stand_in_device(4);
   Gate gate;
   gate.stand_in(sender.compute());
   const DeviceEvent ready = sender.compute().record();
+  const OnStream here(receiver.compute());
   const Values values = receiver.fetch({at::ones({2})}, ready);
   std::atomic<bool> used = false;
   put(receiver.compute(), [&] { used = true; });

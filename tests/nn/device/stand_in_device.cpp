@@ -1,12 +1,13 @@
 #include "tests/nn/device/stand_in_device.h"
 
+#include <atomic>
 #include <chrono>
 #include <map>
-#include <mutex>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "tests/nn/device/stand_in_queues.h"
+#include "twobp/nn/device/own_streams.h"
 
 namespace twobp::test {
 namespace {
@@ -34,9 +35,14 @@ class Backend : public c10::impl::DeviceGuardImplInterface {
   c10::Stream getDefaultStream(c10::Device device) const override {
     return c10::Stream(c10::Stream::UNSAFE, device, 0);
   }
-  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
-    const std::lock_guard lock(mutex_);
-    return c10::Stream(c10::Stream::UNSAFE, device, ++streams_made_);
+  // As in LibTorch's CUDA, the streams of a priority come in turn, for all devices of a kind here.
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool high_priority) const override {
+    const int64_t turn = turns_[high_priority ? 1 : 0]++ % kPool;
+    return c10::Stream(c10::Stream::UNSAFE, device, 1 + turn + (high_priority ? kPool : 0));
+  }
+  static c10::Stream own_stream(c10::Device device, bool) {
+    static std::atomic<c10::StreamId> made = 2 * kPool;
+    return c10::Stream(c10::Stream::UNSAFE, device, ++made);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     const c10::Stream old = getStream(stream.device());
@@ -70,11 +76,12 @@ class Backend : public c10::impl::DeviceGuardImplInterface {
   using Event = std::shared_ptr<Point>;
   static const Event& point_of(void* event) { return *static_cast<Event*>(event); }
 
-  mutable std::mutex mutex_;
-  mutable c10::StreamId streams_made_ = 0;
+  static constexpr int64_t kPool = 32;
+  mutable std::atomic<int64_t> turns_[2] = {0, 0};
 };
 
 const c10::impl::DeviceGuardImplRegistrar registrar(kType, new Backend);
+[[maybe_unused]] const bool own_streams = (make_streams_by(kType, &Backend::own_stream), true);
 
 }  // namespace
 

@@ -25,6 +25,7 @@ struct Task {
 class Stream {
  public:
   std::deque<Task> tasks;
+  uint64_t rank = 0;    // drawn; 0: not yet
   bool runs = false;    // its first task
   bool joined = false;  // while it is recorded: another stream has waited for its last work
   Recording* recording = nullptr;
@@ -44,8 +45,9 @@ struct Recording : std::enable_shared_from_this<Recording> {
 
 namespace {
 
-// A stream that has begun goes on for some tasks, so that streams get far ahead of each other.
-constexpr int kOneInChanges = 12;
+// Of the streams that can go on, the one with the highest rank does, and ranks are seldom drawn anew. So
+// streams get far ahead of each other.
+constexpr int kOneInChanges = 50;
 constexpr auto kPause = std::chrono::microseconds(50);
 
 uint64_t seed() {
@@ -60,7 +62,6 @@ struct Queues {
   std::map<std::pair<int, c10::StreamId>, std::unique_ptr<Stream>> streams;
   std::vector<std::shared_ptr<Stream>> replayed;  // without the ones that are done
   std::vector<Stream*> busy;                      // with tasks
-  Stream* last = nullptr;
   std::mt19937_64 random{seed()};
   std::exception_ptr error;
 };
@@ -83,10 +84,12 @@ bool run_one(Queues& all, std::unique_lock<std::mutex>& lock) {
     if (!stream->runs && (!first.ready || first.ready())) able.push_back(stream);
   }
   if (able.empty()) return false;
-  Stream* next = all.last;
-  if (std::find(able.begin(), able.end(), next) == able.end() || all.random() % kOneInChanges == 0)
-    next = able[all.random() % able.size()];
-  all.last = next;
+  if (all.random() % kOneInChanges == 0) able[all.random() % able.size()]->rank = 0;
+  for (Stream* stream : able) {
+    if (stream->rank == 0) stream->rank = all.random();
+  }
+  Stream* const next = *std::max_element(able.begin(), able.end(),
+                                         [](const Stream* a, const Stream* b) { return a->rank < b->rank; });
   next->runs = true;
   Task task = std::move(next->tasks.front());
   lock.unlock();

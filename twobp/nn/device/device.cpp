@@ -7,6 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "twobp/core/check.h"
+#include "twobp/nn/device/own_streams.h"
 
 namespace twobp {
 namespace {
@@ -107,7 +108,7 @@ Device Device::open(at::DeviceType type, int index) {
 
 DeviceStream Device::make_stream(bool high_priority) const {
   if (where_.is_cpu()) return {};
-  return DeviceStream(support_for(where_.type())->getStreamFromGlobalPool(where_, high_priority));
+  return DeviceStream(make_own_stream(where_, high_priority));
 }
 
 DeviceStream Device::current() const {
@@ -120,7 +121,7 @@ DeviceStream Device::source_stream(at::Device source) const {
   for (const auto& [device, stream] : sources_->streams) {
     if (device == source) return stream;
   }
-  const DeviceStream stream(support_for(source.type())->getStreamFromGlobalPool(source, true));
+  const DeviceStream stream(make_own_stream(source, true));
   sources_->streams.emplace_back(source, stream);
   return stream;
 }

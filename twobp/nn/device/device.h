@@ -110,7 +110,7 @@ class Device {
   const DeviceStream& sums() const { return sums_; }
   // The stream in which the calling thread's work on this device is launched (OnStream).
   DeviceStream current() const;
-  // Makes an extra stream for a special purpose.
+  // Makes an extra stream for a special purpose, which nobody else has.
   DeviceStream make_stream(bool high_priority) const;
 
   // Makes tensors of another GPU of this process available to `current()`. The stream `copies` copies them
