@@ -24,6 +24,7 @@ GRAPH = "twobp/pipeline/executor/step_graph.cpp"
 STEP = "twobp/pipeline/executor/rank_executor_step.cpp"
 THREADS = "twobp/transport/threads/in_process.cpp"
 SUMS = "twobp/pipeline/gradient_reducer.cpp"
+ATTENTION = "twobp/nn/layers/attention.cpp"
 NCCL = "twobp/transport/nccl/nccl.cpp"
 LINK = "twobp/transport/nccl/nccl_link.cpp"
 LINES = [
@@ -40,6 +41,7 @@ LINES = [
     (GRAPH, "for (const DeviceEvent& end : record(recorded, first.record())) first.wait(end);",
      "record(recorded, first.record());"),
     (STEP, "p2_stream_.device().compute().wait(end);", "(void)end;"),
+    (ATTENTION, "used_in_current_stream(cos_);", ""),
     (THREADS, "device_.current().record()});", "DeviceEvent()});"),
     (SUMS, "device_.sums().wait(device_.compute().record());", ""),
     (SUMS, "device_.sums().wait(device_.weights().record());", ""),
@@ -51,8 +53,8 @@ LINES = [
     (LINK, "transfers_.push_back({std::move(values), stream_.record(), begin, tag});",
      "transfers_.push_back({{}, stream_.record(), begin, tag});"),
 ]
-TESTS = ["tests/train/train_on_device_test", "tests/train/train_device_test"]
-TARGETS = ["train_on_device_test", "train_device_test"]
+TESTS = ["tests/train/train_on_device_test", "tests/train/train_device_test", "tests/nn/nn_test"]
+TARGETS = ["train_on_device_test", "train_device_test", "nn_test"]
 
 
 def run(command):

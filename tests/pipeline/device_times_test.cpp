@@ -66,6 +66,27 @@ TEST(DeviceTimes, OpsBesideEachOtherAreBusyOnce) {
   EXPECT_NEAR(totals.busy, stages[0].forward + stages[0].backward_p1, 1e-9) << "W is beside F";
 }
 
+TEST(DeviceTimes, UsesItsEventsAgain) {
+  const Device device = test::stand_in_device(15);
+  DeviceTimes times;
+  int made = 0;
+  for (int step = 0; step < 3; ++step) {
+    times.start(device, true);
+    for (int i = 0; i < 20; ++i) {
+      times.open(&StageTimes::forward, 0, IdleCause::kNothing);
+      times.close();
+      times.end_p2(0, device.weights(), times.begin_p2(device.weights()));
+    }
+    device.compute().wait_on_host();
+    device.weights().wait_on_host();
+    std::vector<StageTimes> stages(1);
+    times.take(stages);
+    EXPECT_GE(stages[0].forward, 0);
+    if (step == 0) made = test::timed_events();
+  }
+  EXPECT_EQ(test::timed_events(), made);
+}
+
 TEST(DeviceTimes, NothingOfAStepThatIsRecorded) {
   const Device device = test::stand_in_device(15);
   DeviceTimes times;

@@ -14,6 +14,7 @@ namespace {
 
 constexpr auto kType = at::DeviceType::PrivateUse1;
 
+std::atomic<int> timed_events_made = 0;
 thread_local int current_device = 0;
 thread_local std::map<int, c10::StreamId> current_streams;
 
@@ -52,7 +53,8 @@ class Backend : public c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const c10::Stream stream) const override { return &stream_of(stream); }
   c10::DeviceIndex deviceCount() const noexcept override { return kStandInDevices; }
 
-  void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
+  void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag flag) const override {
+    if (*event == nullptr && flag == c10::EventFlag::BACKEND_DEFAULT) ++timed_events_made;
     destroyEvent(*event, 0);
     *event = new Event{record_point(stream_of(stream))};
   }
@@ -84,6 +86,10 @@ const c10::impl::DeviceGuardImplRegistrar registrar(kType, new Backend);
 [[maybe_unused]] const bool own_streams = (make_streams_by(kType, &Backend::own_stream), true);
 
 }  // namespace
+
+int timed_events() {
+  return timed_events_made;
+}
 
 Device stand_in_device(int index) {
   return Device::open(kType, index);

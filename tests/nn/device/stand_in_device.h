@@ -21,8 +21,13 @@ namespace twobp::test {
 constexpr int kStandInDevices = 64;
 Device stand_in_device(int index);
 
-// The number of launches of recorded work.
+// Counts since the program began. `replays`: launches of recorded work. `host_reads`: times that the host
+// waited for numbers of a device. `timed_events`: events with time that were made. `allocated`: bytes of
+// blocks.
 int replays();
+int host_reads();
+int timed_events();
+int64_t allocated();
 
 // Puts work into the stream, as for a kernel.
 void put(const DeviceStream& stream, std::function<void()> work);

@@ -1,6 +1,7 @@
 #include "tests/nn/device/stand_in_memory.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -53,6 +54,7 @@ class Memory : public c10::Allocator {
       blocks_[data] = block;
     }
     tell(data, block.bytes);
+    allocated_ += block.bytes;
     return {data, data, &release, stream.device()};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -69,6 +71,7 @@ class Memory : public c10::Allocator {
     return found->second.alias +
            (static_cast<const std::byte*>(data) - static_cast<const std::byte*>(found->first));
   }
+  int64_t allocated() const { return allocated_; }
   bool has(const void* data) {
     const std::lock_guard lock(mutex_);
     return find(data) != blocks_.end();
@@ -149,6 +152,7 @@ class Memory : public c10::Allocator {
     });
   }
 
+  std::atomic<int64_t> allocated_ = 0;
   std::mutex mutex_;
   Blocks blocks_;
   std::map<std::tuple<Stream*, const Recording*, size_t>, std::vector<Mapping>> unused_;
@@ -166,6 +170,10 @@ void Memory::release(void* data) {
 }
 
 }  // namespace
+
+int64_t allocated() {
+  return memory().allocated();
+}
 
 c10::Allocator& stand_in_memory() {
   return memory();

@@ -3,6 +3,7 @@
 // the work is put in, unless the host needs the result or copies from or to ordinary host memory.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <mutex>
 #include <set>
 #include <unordered_set>
@@ -25,6 +26,8 @@ namespace {
 
 constexpr auto kOperatorType = at::DeviceType::PrivateUse1;
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
+
+std::atomic<int> host_reads_of_all = 0;
 
 bool is_here(const at::Tensor& tensor) {
   return tensor.defined() && tensor.is_privateuseone();
@@ -76,6 +79,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
     enqueue(stream, [to = on_host(to), staged = from.clone()] { to.copy_(staged); });
     if (!non_blocking) wait_on_host(stream);
   } else {
+    ++host_reads_of_all;
     wait_on_host(stream);
     to.copy_(on_host(from));
   }
@@ -241,6 +245,7 @@ void by_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const bool has_out = schema.overload_name().find("out") != std::string::npos;
   if (host_waits_for(op)) {
     TORCH_CHECK(!recording_of(stream), op.operator_name().name, " cannot be recorded: the host waits for it");
+    ++host_reads_of_all;
     wait_on_host(stream);
     torch::jit::Stack made = replaced(given, at::kCPU, on_host);
     op.callBoxed(&made);
@@ -332,6 +337,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   return {made[0], made[1], made[2]};
 }
 
+// A product of 16-bit types with sums in float32, which LibTorch has on GPUs alone.
+at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b, at::ScalarType type) {
+  return later({a, b}, [type](const std::vector<at::Tensor>& given) {
+    return std::vector<at::Tensor>{at::mm(given[0].to(type), given[1].to(type))};
+  })[0];
+}
+
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&by_cpu>());
 }
@@ -345,6 +357,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("silu_backward", torch::CppFunction::makeFromBoxedFunction<&by_cpu>());
   library.impl("convolution_overrideable", &convolution);
   library.impl("convolution_backward_overrideable", &convolution_backward);
+  library.impl("mm.dtype", &wide_product);
   library.impl("resize_", &at::native::resize_);
   library.impl("record_stream", &record_stream);
   library.impl("as_strided", &at::native::as_strided_tensorimpl);
@@ -353,4 +366,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 }
 
 }  // namespace
+
+int host_reads() {
+  return host_reads_of_all;
+}
+
 }  // namespace twobp::test

@@ -40,6 +40,11 @@ void DeviceStream::uses(const at::Tensor& tensor) const {
     tensor.record_stream(*stream_);
 }
 
+void used_in_current_stream(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return;
+  DeviceStream(support_for(tensor.device().type())->getStream(tensor.device())).uses(tensor);
+}
+
 Device Device::open(const std::string& type, int index) {
   if (type == "cpu") return {};
   std::optional<at::DeviceType> known;

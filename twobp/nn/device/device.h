@@ -40,7 +40,7 @@ class DeviceEvent {
 
  private:
   friend class DeviceStream;
-  std::shared_ptr<const c10::Event> event_;
+  std::shared_ptr<c10::Event> event_;
 };
 
 // A queue of work that runs in order. A default-constructed stream is that of a CPU.
@@ -56,6 +56,9 @@ class DeviceStream {
   DeviceEvent record() const { return record(c10::EventFlag::PYTORCH_DEFAULT); }
   // As record(), and the event also records the time (see DeviceEvent::seconds_since).
   DeviceEvent record_with_time() const { return record(c10::EventFlag::BACKEND_DEFAULT); }
+  // The same, with `event` recorded anew: it must come from record_with_time(), and nobody may need its old
+  // point.
+  void record_again(DeviceEvent& event) const { event.event_->record(*stream_); }
   // Work that is launched from now on begins after `event`. The calling thread does not wait.
   void wait(const DeviceEvent& event) const;
   // Call this if the stream reads or writes a tensor that may have been allocated for another stream. The
@@ -75,6 +78,9 @@ class DeviceStream {
 
   std::optional<c10::Stream> stream_;
 };
+
+// DeviceStream::uses for the stream in which the calling thread's work on the tensor's device is launched.
+void used_in_current_stream(const at::Tensor& tensor);
 
 // While this object lives, the thread's computations and allocations use the stream.
 class OnStream {
