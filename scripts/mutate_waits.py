@@ -33,7 +33,7 @@ LINES = [
     (STREAM, "device_.compute().wait(device_.weights().record());", ""),
     (STREAM, "w.kept.push_back(tensor);", "(void)tensor;"),
     (DEVICE, "user.uses(value);  // belongs to another rank on this GPU", ""),
-    (DEVICE, "source.wait(ready);", ""),
+    (DEVICE, "copies_.wait(ready);", ""),
     (DEVICE, "source.uses(value);", ""),
     (DEVICE, "user.wait(copied ? copies_.record() : ready);", "user.wait(copied ? DeviceEvent() : ready);"),
     (DEVICE, "user.wait(copied ? copies_.record() : ready);", "user.wait(copied ? copies_.record() : DeviceEvent());"),

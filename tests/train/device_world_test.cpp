@@ -1,5 +1,9 @@
 // Whole runs of processes that were started without MPI. Their messages go through the store where they met,
 // and their tensors through the stand-in for NCCL. They give the bits of a run in one process.
+#include <atomic>
+#include <chrono>
+#include <thread>
+
 #include <gtest/gtest.h>
 
 #include "tests/nn/device/stand_in_device.h"
@@ -7,6 +11,8 @@
 #include "tests/train/worlds.h"
 #include "tests/transport/device_transports.h"
 #include "tests/transport/stand_in_nccl.h"
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/pipeline_shape.h"
@@ -97,6 +103,24 @@ struct OnDevices {
   void (*change)(Config& config) = nullptr;
 };
 
+std::vector<World> worlds_on_devices(const Config& config) {
+  const int ranks = config.pipeline.ranks;
+  const int replicas = config.pipeline.data_parallel;
+  auto hosts = make_in_process_transports(ranks * replicas, kNoSpin);
+  std::vector<std::optional<World>> made(ranks * replicas);
+  NcclOptions options;
+  options.tensors = at::kPrivateUse1;
+  options.timeout = config.pipeline.timeout;
+  test::run_on_threads(ranks * replicas, [&](int process) {
+    made[process].emplace(make_nccl_world(End(std::move(hosts[process])), test::stand_in_nccl(),
+                                          test::stand_in_device(process), replicas, ranks,
+                                          pipeline_shape(config.pipeline).rank_of_stage, options));
+  });
+  std::vector<World> worlds;
+  for (auto& world : made) worlds.push_back(std::move(*world));
+  return worlds;
+}
+
 class ProcessesOnDevices : public ::testing::TestWithParam<OnDevices> {
  protected:
   static Config config() {
@@ -130,18 +154,8 @@ TEST_P(ProcessesOnDevices, HaveTheBitsOfThreads) {
   if (on_cpus) test::expect_same_run(*on_cpus, expected, "threads on devices");
 
   test::stand_in_nccl_state().bytes = 0;
-  auto hosts = make_in_process_transports(processes(), kNoSpin);
-  std::vector<std::optional<World>> made(processes());
-  NcclOptions options;
-  options.tensors = at::kPrivateUse1;
-  test::run_on_threads(processes(), [&](int process) {
-    made[process].emplace(make_nccl_world(End(std::move(hosts[process])), test::stand_in_nccl(),
-                                          test::stand_in_device(process), replicas, ranks,
-                                          pipeline_shape(config.pipeline).rank_of_stage, options));
-  });
-  std::vector<World> worlds;
-  for (auto& world : made) worlds.push_back(std::move(*world));
-  test::expect_same_run(expected, test::run_in(std::move(worlds), config, kSteps), "processes on devices");
+  test::expect_same_run(expected, test::run_in(worlds_on_devices(config), config, kSteps),
+                        "processes on devices");
   EXPECT_GE(test::stand_in_nccl_state().bytes, processes() > 1 ? 10000 : 0) << "it went that way";
 }
 
@@ -160,6 +174,53 @@ INSTANTIATE_TEST_SUITE_P(
                       OnDevices{"ResnetTwo", "1f1b", 2, 1, true}, OnDevices{"ResnetZbV", "zb-v", 2, 1, true},
                       OnDevices{"ResnetTwoByTwo", "1f1b", 2, 2, true}),
     [](const auto& info) { return std::string(info.param.name); });
+
+// One of 2 x 2 processes fails, or does nothing any more, between two steps. All end soon, with one error
+// that says why.
+std::string error_of_run(const std::function<void(World& world)>& instead_of_a_step) {
+  Config config = config_of("1f1b", 2);
+  config.pipeline.device = "privateuseone";
+  config.pipeline.timeout = 5;
+  const double begin = now_seconds();
+  std::atomic<int> aborted = 0;
+  std::string what = "no error";
+  try {
+    run_worlds(worlds_on_devices(config), [&](World given) {
+      const int process = given.process();
+      Trainer trainer(config, std::move(given));
+      trainer.step();
+      if (process == 3) instead_of_a_step(const_cast<World&>(trainer.world()));
+      try {
+        trainer.step();
+      } catch (const Aborted&) {
+        ++aborted;
+        throw;
+      }
+    });
+  } catch (const std::exception& error) {
+    what = error.what();
+  }
+  EXPECT_GE(aborted, 2) << "the others learn of it";
+  EXPECT_LT(now_seconds() - begin, 30);
+  return what;
+}
+
+TEST(ProcessesThatEnd, WithAnErrorEndAllWithIt) {
+  EXPECT_EQ(error_of_run([](World&) { fail("the test says so"); }), "the test says so");
+}
+
+TEST(ProcessesThatEnd, WhenOneIsFrozenItIsNamed) {
+  const std::string what = error_of_run([](World& world) {
+    try {
+      while (true) {
+        world.processes->progress();
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+    } catch (const Aborted&) {
+    }
+  });
+  EXPECT_NE(what.find("waited 5 s"), std::string::npos) << what;
+}
 
 }  // namespace
 }  // namespace twobp::TWOBP_FILE

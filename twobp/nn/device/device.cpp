@@ -141,12 +141,10 @@ Values Device::fetch(Values values, const DeviceEvent& ready) const {
       user.uses(value);  // belongs to another rank on this GPU
       continue;
     }
-    // LibTorch copies on the source's current stream, and makes it and the target's current stream wait for
-    // each other. With computing streams there, a copy would wait for all work that either has queued. Both
-    // streams here wait for `ready`, because a stream that is being recorded may not wait for one that is
-    // not.
+    // LibTorch copies on the source's current stream, behind the work of the target's current stream, which
+    // then waits for the copy. With computing streams there, a copy would wait for all work that either has
+    // queued. Here, both wait for `ready` alone.
     const DeviceStream source = source_stream(value.device());
-    source.wait(ready);
     copies_.wait(ready);
     source.uses(value);
     const OnStream there(source);
