@@ -191,10 +191,10 @@ EndOfRun end_of_run(const std::function<void(World& world)>& instead_of_a_step) 
   try {
     run_worlds(worlds_on_devices(config), [&](World given) {
       const int process = given.process();
-      Trainer trainer(config, std::move(given));
-      trainer.step();
-      if (process == 3) instead_of_a_step(const_cast<World&>(trainer.world()));
       try {
+        Trainer trainer(config, std::move(given));
+        trainer.step();
+        if (process == 3) instead_of_a_step(const_cast<World&>(trainer.world()));
         trainer.step();
       } catch (const Aborted&) {
         ++aborted;
