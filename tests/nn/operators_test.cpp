@@ -2,12 +2,16 @@
 // other than the CPU, layers must compute the same as the operators on a CPU.
 #include "twobp/nn/kernels/operators.h"
 
+#include <atomic>
+
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "tests/nn/device/stand_in_device.h"
 #include "tests/nn/layer_cases.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/dropout_rate.h"
+#include "twobp/nn/parameter.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -150,6 +154,64 @@ void expect_each(const Results& actual, const Results& expected,
 
 bool about_the_same(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && largest(a.to(at::kDouble) - b.to(at::kDouble)) <= 1e-4 * largest(b) + 1e-6;
+}
+
+TEST(OnStandIn, AddsRowsInPlace) {
+  const at::Device device = stand_in_device(0).where();
+  at::Tensor rows = at::zeros({5000, 16}, at::TensorOptions(at::kFloat).device(device));
+  const at::Tensor ids = at::tensor({3, 4999, 3}, at::kLong).to(device);
+  const at::Tensor from = random({3, 16}, 1, at::kFloat);
+  const at::Tensor from_there = from.to(device);
+  const int64_t before = allocated();
+  operators::add_rows_at(rows, ids, from_there);
+  EXPECT_LT(allocated() - before, static_cast<int64_t>(rows.nbytes()) / 10) << "no second table";
+  const at::Tensor here = rows.cpu();
+  EXPECT_TRUE(same_bits(here[3], from[0] + from[2]));
+  EXPECT_TRUE(same_bits(here[4999], from[1]));
+  EXPECT_EQ(here.count_nonzero().item<int64_t>(), 32);
+}
+
+// A gradient of 16-bit products is not rounded to 16 bits on its way into its float32 sum.
+TEST(OnStandIn, RoundsNoProductOfWeightGradients) {
+  const Device device = stand_in_device(0);
+  Parameter weight({{"w", 40}}, {40, 30}, at::kBFloat16, 1);
+  weight.allocate_value(1);
+  weight.move_to(device.where());
+  weight.allocate_grad();
+  const at::Tensor a = random({40, 64}, 1, at::kFloat).to(at::kBFloat16);
+  const at::Tensor b = random({64, 30}, 2, at::kFloat).to(at::kBFloat16);
+  for (int i = 0; i < 2; ++i) weight.accumulate_product(a.to(device.where()), b.to(device.where()));
+  const at::Tensor exact = 2 * at::mm(a.to(at::kDouble), b.to(at::kDouble));
+  EXPECT_LT(largest(weight.grad.cpu().to(at::kDouble) - exact), 1e-5 * largest(exact));
+}
+
+// A table that a longer sequence replaces stays as it is for W, which reads it later in its own stream.
+TEST(OnStandIn, KeepsReplacedTablesForWhatStillReadsThem) {
+  const Device device = stand_in_device(0);
+  const OnStream here(device.compute());
+  AttentionShape shape;
+  shape.heads = shape.kv_heads = 2;
+  shape.head_dim = 8;
+  const auto forward = [](Attention& attention, const at::Tensor& packed) {
+    Context context;
+    Saved saved;
+    return attention.forward({packed.clone()}, context, saved)[0];
+  };
+  Attention attention(shape, at::kFloat, 0, "attention");
+  const at::Tensor x = random({1, 6, 48}, 1, at::kFloat).to(device.where());
+  const at::Tensor expected = forward(attention, x).cpu();
+  std::atomic<bool> open = false;
+  at::Tensor later;
+  test::hold(device.weights(), [&] { return open.load(); });
+  {
+    const OnStream there(device.weights());
+    later = forward(attention, x);
+  }
+  forward(attention, random({1, 50, 48}, 2, at::kFloat).to(device.where()));
+  device.compute().wait_on_host();
+  open = true;
+  device.weights().wait_on_host();
+  EXPECT_TRUE(same_bits(later.cpu(), expected));
 }
 
 TEST_P(EveryLayer, GivesTheSameOnADevice) {

@@ -1,12 +1,10 @@
 // Seconds by a device's own clock do not depend on the work of the host.
 #include "twobp/pipeline/executor/device_times.h"
 
-#include <chrono>
-#include <thread>
-
 #include <gtest/gtest.h>
 
 #include "tests/nn/device/stand_in_device.h"
+#include "twobp/core/clock.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -15,7 +13,10 @@ constexpr double kLong = 0.03;
 
 // Keeps the stream busy for `seconds`.
 void work(const DeviceStream& stream, double seconds) {
-  test::put(stream, [seconds] { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); });
+  test::hold(stream, [seconds, begin = 0.0]() mutable {
+    if (begin == 0) begin = now_seconds();
+    return now_seconds() >= begin + seconds;
+  });
 }
 
 TEST(DeviceTimes, EmptyOnACpu) {
@@ -63,6 +64,27 @@ TEST(DeviceTimes, OpsBesideEachOtherAreBusyOnce) {
   for (const IdleCause cause : {IdleCause::kStartUp, IdleCause::kNothing, IdleCause::kMessage})
     EXPECT_GE(totals.idle[static_cast<int>(cause)], kLong) << idle_cause_name(cause);
   EXPECT_NEAR(totals.busy, stages[0].forward + stages[0].backward_p1, 1e-9) << "W is beside F";
+}
+
+TEST(DeviceTimes, UsesItsEventsAgain) {
+  const Device device = test::stand_in_device(15);
+  DeviceTimes times;
+  int made = 0;
+  for (int step = 0; step < 3; ++step) {
+    times.start(device, true);
+    for (int i = 0; i < 20; ++i) {
+      times.open(&StageTimes::forward, 0, IdleCause::kNothing);
+      times.close();
+      times.end_p2(0, device.weights(), times.begin_p2(device.weights()));
+    }
+    device.compute().wait_on_host();
+    device.weights().wait_on_host();
+    std::vector<StageTimes> stages(1);
+    times.take(stages);
+    EXPECT_GE(stages[0].forward, 0);
+    if (step == 0) made = test::timed_events();
+  }
+  EXPECT_EQ(test::timed_events(), made);
 }
 
 TEST(DeviceTimes, NothingOfAStepThatIsRecorded) {

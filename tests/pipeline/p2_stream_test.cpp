@@ -2,8 +2,6 @@
 #include "twobp/pipeline/executor/p2_stream.h"
 
 #include <atomic>
-#include <chrono>
-#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -12,19 +10,11 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-void expect_soon(const std::function<bool()>& condition, const char* what) {
-  for (int i = 0; i < 100000 && !condition(); ++i)
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
-  EXPECT_TRUE(condition()) << what;
-}
-
 // An op that is launched on a stream and holds it up until it is opened.
 struct Gate {
   std::atomic<bool> open{false};
   void stand_in(const DeviceStream& stream) {
-    test::put(stream, [this] {
-      while (!open) std::this_thread::sleep_for(std::chrono::microseconds(50));
-    });
+    test::hold(stream, [this] { return open.load(); });
   }
 };
 
@@ -50,10 +40,11 @@ TEST(P2Stream, WWaitsForItsOwnIAlone) {
   const DeviceEvent ready = stream.ready();
   second.stand_in(device.compute());  // the F that follows
   stream.run({&ready, 1}, {}, w);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  test::let_run();
   EXPECT_EQ(done, 0) << "its I is not done";
   first.open = true;
-  expect_soon([&] { return done == 1; }, "W need not wait for later work");
+  test::let_run();
+  EXPECT_TRUE(done == 1) << "W need not wait for later work";
   EXPECT_FALSE(device.compute().idle());
   second.open = true;
   device.compute().wait_on_host();
@@ -68,10 +59,11 @@ TEST(P2Stream, TheUpdateWaitsForAllW) {
   stream.run({&ready, 1}, {}, [&] { gate.stand_in(device.weights()); });
   stream.join();
   test::put(device.compute(), [&] { updated = true; });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  test::let_run();
   EXPECT_FALSE(updated);
   gate.open = true;
-  expect_soon([&] { return updated.load(); }, "all W is done");
+  test::let_run();
+  EXPECT_TRUE(updated.load()) << "all W is done";
 }
 
 TEST(P2Stream, RunsAheadByABoundedAmount) {
@@ -85,7 +77,8 @@ TEST(P2Stream, RunsAheadByABoundedAmount) {
   EXPECT_GE(ahead, 2);
   EXPECT_LT(ahead, 100);
   gate.open = true;
-  expect_soon([&] { return stream.wants_more(); }, "done W makes room");
+  test::let_run();
+  EXPECT_TRUE(stream.wants_more()) << "done W makes room";
 }
 
 // The tensor is on the host, since this device has none.
@@ -119,10 +112,11 @@ TEST(P2Stream, KeepsWhatWReadsUntilItIsDone) {
   EXPECT_FALSE(second.expired());
   std::atomic<bool> done = false;
   test::put(device.compute(), [&] { done = true; });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  test::let_run();
   EXPECT_FALSE(done) << "what was freed is still read";
   gate.open = true;
-  expect_soon([&] { return done.load(); }, "W is done");
+  test::let_run();
+  EXPECT_TRUE(done.load()) << "W is done";
   stream.join();
   EXPECT_TRUE(second.expired());
   EXPECT_FALSE(stream.keeps());

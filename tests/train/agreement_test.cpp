@@ -147,9 +147,14 @@ TEST(ChooseTransport, FollowsTheLauncherUnlessToldOtherwise) {
   EXPECT_EQ(choose_transport(config, started(Kind::kMpi, 1)), TransportKind::kThreads);
   EXPECT_EQ(choose_transport(config, started(Kind::kMpi, 4)), TransportKind::kMpi);
   EXPECT_EQ(choose_transport(config, started(Kind::kSlurm, 4)), TransportKind::kMpi);
-  EXPECT_EQ(choose_transport(config, started(Kind::kTorchrun, 4)), TransportKind::kNccl);
+  EXPECT_EQ(choose_transport(config, started(Kind::kTorchrun, 4)), TransportKind::kStore);
+  config.device = "cuda";
+  EXPECT_EQ(choose_transport(config, Launcher{}), TransportKind::kThreads);
+  for (const Kind kind : {Kind::kMpi, Kind::kSlurm, Kind::kTorchrun})
+    EXPECT_EQ(choose_transport(config, started(kind, 4)), TransportKind::kNccl);
   config.transport = "nccl";
   EXPECT_EQ(choose_transport(config, started(Kind::kMpi, 4)), TransportKind::kNccl);
+  config.device = "cpu";
   config.transport = "threads";
   EXPECT_EQ(choose_transport(config, started(Kind::kMpi, 1)), TransportKind::kThreads);
 }
@@ -167,6 +172,13 @@ TEST(ChooseTransport, SaysWhatDoesNotFit) {
                {"pipeline.transport is \"mpi\"", "started by itself", "start 6 by mpirun"});
   expect_error([&] { choose_transport(config, started(Kind::kMpi, 1)); }, {"1 process was started"});
   expect_error([&] { choose_transport(config, started(Kind::kTorchrun, 6)); }, {"torchrun"});
+  config.device = "cuda";
+  expect_error([&] { choose_transport(config, started(Kind::kMpi, 6)); },
+               {"pipeline.transport is \"mpi\"", "CPU's memory", "pipeline.device is \"cuda\""});
+  config.device = "cpu";
+  config.transport = "nccl";
+  expect_error([&] { choose_transport(config, started(Kind::kTorchrun, 6)); },
+               {"pipeline.transport is \"nccl\"", "pipeline.device is \"cpu\"", "\"cuda\""});
   config.transport = "threads";
   expect_error([&] { choose_transport(config, started(Kind::kMpi, 6)); },
                {"pipeline.transport is \"threads\"", "mpirun", "started 6 processes"});

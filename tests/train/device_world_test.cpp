@@ -1,5 +1,9 @@
 // Whole runs of processes that were started without MPI. Their messages go through the store where they met,
 // and their tensors through the stand-in for NCCL. They give the bits of a run in one process.
+#include <atomic>
+#include <chrono>
+#include <thread>
+
 #include <gtest/gtest.h>
 
 #include "tests/nn/device/stand_in_device.h"
@@ -7,7 +11,11 @@
 #include "tests/train/worlds.h"
 #include "tests/transport/device_transports.h"
 #include "tests/transport/stand_in_nccl.h"
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/transport/process_world.h"
 #include "twobp/transport/store/store_transport.h"
 #include "twobp/transport/threads/in_process.h"
@@ -84,6 +92,140 @@ INSTANTIATE_TEST_SUITE_P(All, WithoutMpi,
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
+
+// Processes with a device each. Weights, activations and gradients lie there, and go from device to device.
+struct OnDevices {
+  const char* name;
+  const char* schedule;
+  int ranks;
+  int replicas;
+  bool resnet = false;
+  void (*change)(Config& config) = nullptr;
+};
+
+std::vector<World> worlds_on_devices(const Config& config) {
+  const int ranks = config.pipeline.ranks;
+  const int replicas = config.pipeline.data_parallel;
+  auto hosts = make_in_process_transports(ranks * replicas, kNoSpin);
+  std::vector<std::optional<World>> made(ranks * replicas);
+  NcclOptions options;
+  options.tensors = at::kPrivateUse1;
+  options.timeout = config.pipeline.timeout;
+  test::run_on_threads(ranks * replicas, [&](int process) {
+    made[process].emplace(make_nccl_world(End(std::move(hosts[process])), test::stand_in_nccl(),
+                                          test::stand_in_device(process), replicas, ranks,
+                                          pipeline_shape(config.pipeline).rank_of_stage, options));
+  });
+  std::vector<World> worlds;
+  for (auto& world : made) worlds.push_back(std::move(*world));
+  return worlds;
+}
+
+class ProcessesOnDevices : public ::testing::TestWithParam<OnDevices> {
+ protected:
+  static Config config() {
+    const OnDevices& given = GetParam();
+    Config config = test::world_config(given.schedule, given.ranks);
+    config.pipeline.data_parallel = given.replicas;
+    if (given.resnet) test::make_tiny_resnet(config);
+    if (given.change) given.change(config);
+    return config;
+  }
+  static int processes() { return GetParam().ranks * GetParam().replicas; }
+  static std::vector<Device> devices() {
+    std::vector<Device> devices;
+    for (int process = 0; process < processes(); ++process) devices.push_back(test::stand_in_device(process));
+    return devices;
+  }
+};
+
+TEST_P(ProcessesOnDevices, HaveTheBitsOfThreads) {
+  const int ranks = GetParam().ranks;
+  const int replicas = GetParam().replicas;
+  std::optional<test::RunOutcome> on_cpus;
+  Config config = ProcessesOnDevices::config();
+  if (config.train.precision == "fp32") {  // a CPU may compute products of 16-bit types in float32
+    const OperatorsEverywhere operators;
+    on_cpus = test::run_in(make_in_process_ranks(replicas, ranks, kNoSpin), config, kSteps);
+  }
+  config.pipeline.device = "privateuseone";
+  const auto expected =
+      test::run_in(make_in_process_worlds(replicas, ranks, kNoSpin, devices()), config, kSteps);
+  if (on_cpus) test::expect_same_run(*on_cpus, expected, "threads on devices");
+
+  test::stand_in_nccl_state().bytes = 0;
+  test::expect_same_run(expected, test::run_in(worlds_on_devices(config), config, kSteps),
+                        "processes on devices");
+  EXPECT_GE(test::stand_in_nccl_state().bytes, processes() > 1 ? 10000 : 0) << "it went that way";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ProcessesOnDevices,
+    ::testing::Values(OnDevices{"One", "1f1b", 1, 1}, OnDevices{"Two", "1f1b", 2, 1},
+                      OnDevices{"TwoZbV", "zb-v", 2, 1}, OnDevices{"Four", "1f1b", 4, 1},
+                      OnDevices{"TwoReplicas", "1f1b", 1, 2}, OnDevices{"TwoByTwo", "1f1b", 2, 2},
+                      OnDevices{"TwoByTwoZbV", "zb-v", 2, 2},
+                      OnDevices{"Shards", "1f1b", 2, 2, false, [](Config& c) { c.optimizer.shard = true; }},
+                      OnDevices{"RunsAhead", "interleaved-1f1b", 2, 2, false,
+                                [](Config& c) { c.pipeline.run_ahead = "on"; }},
+                      OnDevices{"Bf16", "zb-v", 2, 2, false, [](Config& c) { c.train.precision = "bf16"; }},
+                      OnDevices{"Fp16", "1f1b", 2, 2, false, [](Config& c) { c.train.precision = "fp16"; }},
+                      OnDevices{"Off", "1f1b", 2, 2, false, [](Config& c) { c.pipeline.p2 = "off"; }},
+                      OnDevices{"ResnetTwo", "1f1b", 2, 1, true}, OnDevices{"ResnetZbV", "zb-v", 2, 1, true},
+                      OnDevices{"ResnetTwoByTwo", "1f1b", 2, 2, true}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+// One of 2 x 2 processes fails, or does nothing any more, between two steps. All end soon, with one error
+// that says why.
+struct EndOfRun {
+  std::string error;
+  int aborted = 0;  // processes that ended because another one had
+};
+EndOfRun end_of_run(const std::function<void(World& world)>& instead_of_a_step) {
+  Config config = config_of("1f1b", 2);
+  config.pipeline.device = "privateuseone";
+  config.pipeline.timeout = 5;
+  const double begin = now_seconds();
+  std::atomic<int> aborted = 0;
+  std::string what = "no error";
+  try {
+    run_worlds(worlds_on_devices(config), [&](World given) {
+      const int process = given.process();
+      try {
+        Trainer trainer(config, std::move(given));
+        trainer.step();
+        if (process == 3) instead_of_a_step(const_cast<World&>(trainer.world()));
+        trainer.step();
+      } catch (const Aborted&) {
+        ++aborted;
+        throw;
+      }
+    });
+  } catch (const std::exception& error) {
+    what = error.what();
+  }
+  EXPECT_LT(now_seconds() - begin, 30);
+  return {what, aborted};
+}
+
+TEST(ProcessesThatEnd, WithAnErrorEndAllWithIt) {
+  const EndOfRun end = end_of_run([](World&) { fail("the test says so"); });
+  EXPECT_EQ(end.error, "the test says so");
+  EXPECT_EQ(end.aborted, 3);
+}
+
+TEST(ProcessesThatEnd, WhenOneIsFrozenItIsNamed) {
+  const EndOfRun end = end_of_run([](World& world) {
+    try {
+      while (true) {
+        world.processes->progress();
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+    } catch (const Aborted&) {
+    }
+  });
+  EXPECT_NE(end.error.find("waited 5 s"), std::string::npos) << end.error;
+}
 
 }  // namespace
 }  // namespace twobp::TWOBP_FILE

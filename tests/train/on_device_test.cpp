@@ -285,6 +285,16 @@ TEST(OnDeviceTest, CountsItsOwnTimes) {
   }
 }
 
+// The last rank's losses, and each rank's squares: the host waits for a device once for all of them.
+TEST(OnDeviceTest, ReadsOnceForAllParameters) {
+  Trainer trainer(config_of("llama", 2, kStandIn));
+  const auto batches = test::random_batches(2, 4);
+  trainer.step(batches[0], {"1f1b", P2Policy::kFill});
+  const int reads = test::host_reads();
+  trainer.step(batches[1], {"1f1b", P2Policy::kFill});
+  EXPECT_EQ(test::host_reads() - reads, 3);
+}
+
 class KindOnDevice : public ::testing::TestWithParam<test::Case> {};
 
 // A checkpoint from the device continues there, and also on a CPU. Reduced precision is the exception, since
@@ -324,9 +334,6 @@ INSTANTIATE_TEST_SUITE_P(Kinds, KindOnDevice,
 
 TEST(OnDeviceTest, SaysWhatDoesNotRunThere) {
   Config config = config_of("llama", 1, "cuda");
-  config.pipeline.data_parallel = 2;
-  test::expect_error([&] { check_config(config); }, {"pipeline.device", "replicas"});
-  config.pipeline.data_parallel = 1;
   Config resnet = config_of("resnet", 1, "cuda");
   resnet.pipeline.recompute = {"both"};
   test::expect_error([&] { check_config(resnet); }, {"pipeline.device", "pipeline.recompute"});

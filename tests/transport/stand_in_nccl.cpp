@@ -1,6 +1,5 @@
 #include "tests/transport/stand_in_nccl.h"
 
-#include <condition_variable>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -16,10 +15,10 @@ constexpr int kInvalidUsage = 5;
 // A communicator of two.
 struct Channel {
   std::mutex mutex;
-  std::condition_variable changed;
   bool joined[2] = {false, false};
   bool began[2] = {false, false};  // a first transfer
   bool aborted[2] = {false, false};
+  bool finalized[2] = {false, false};
   const void* data = nullptr;  // what is being sent
   size_t bytes = 0;
   bool there = false;
@@ -67,8 +66,19 @@ int init_rank(NcclComm* comm, int ranks, NcclUniqueId id, int rank, NcclConfig* 
   return NcclApi::kInProgress;
 }
 
+int finalize(NcclComm comm) {
+  const Comm& mine = comm_of(comm);
+  const std::lock_guard lock(mine.channel->mutex);
+  mine.channel->finalized[mine.side] = true;
+  return NcclApi::kInProgress;
+}
+
+// Where both ends have not been finalized, NCCL's may wait for the peer.
 int destroy(NcclComm comm) {
-  delete &comm_of(comm);
+  const std::unique_ptr<Comm> mine(&comm_of(comm));
+  const std::lock_guard lock(mine->channel->mutex);
+  const auto& finalized = mine->channel->finalized;
+  if (!finalized[0] || !finalized[1]) ++stand_in_nccl_state().waiting_ends;
   return 0;
 }
 
@@ -79,8 +89,8 @@ int abort(NcclComm comm) {
     mine.channel->aborted[mine.side] = true;
     if (mine.side == 0) mine.channel->there = false;
   }
-  mine.channel->changed.notify_all();
-  return destroy(comm);
+  delete &mine;
+  return 0;
 }
 
 int get_async_error(NcclComm comm, int* error) {
@@ -91,7 +101,8 @@ int get_async_error(NcclComm comm, int* error) {
   if (*error != 0) return 0;
   const int other = 1 - mine.side;
   if (stand_in_nccl_state().stuck || !channel.joined[other] ||
-      (channel.began[mine.side] && !channel.began[other]))
+      (channel.began[mine.side] && !channel.began[other]) ||
+      (channel.finalized[mine.side] && !channel.finalized[other]))
     *error = NcclApi::kInProgress;
   return 0;
 }
@@ -103,29 +114,40 @@ int begin(const Comm& mine) {
   return done ? NcclApi::kSuccess : NcclApi::kInProgress;
 }
 
-void run_send(Channel& channel, const void* data, size_t bytes) {
-  std::unique_lock lock(channel.mutex);
-  channel.data = data;
-  channel.bytes = bytes;
-  channel.there = !channel.aborted[0];
-  channel.changed.notify_all();
-  channel.changed.wait(lock, [&] { return !channel.there || channel.aborted[0]; });
-  --channel.in_stream;
+// A kernel that sends holds its stream up until the receiver has the data, and the other way round.
+void put_send(const std::shared_ptr<Channel>& channel, const void* data, size_t bytes, void* stream) {
+  put(stream, [channel, data, bytes] {
+    const std::lock_guard lock(channel->mutex);
+    channel->data = data;
+    channel->bytes = bytes;
+    channel->there = !channel->aborted[0];
+  });
+  hold(stream, [channel] {
+    const std::lock_guard lock(channel->mutex);
+    return !channel->there || channel->aborted[0];
+  });
+  put(stream, [channel] {
+    const std::lock_guard lock(channel->mutex);
+    --channel->in_stream;
+  });
 }
 
-void run_receive(Channel& channel, void* data, size_t bytes) {
-  std::unique_lock lock(channel.mutex);
-  const auto ready = [&] { return channel.there && !stand_in_nccl_state().loses_data; };
-  channel.changed.wait(lock, [&] { return ready() || channel.aborted[1]; });
-  if (channel.aborted[1]) return;
-  if (channel.bytes != bytes) {
-    channel.error = kInvalidUsage;
-  } else {
-    std::memcpy(data, channel.data, bytes);
-    stand_in_nccl_state().bytes += static_cast<int64_t>(bytes);
-  }
-  channel.there = false;
-  channel.changed.notify_all();
+void put_receive(const std::shared_ptr<Channel>& channel, void* data, size_t bytes, void* stream) {
+  hold(stream, [channel] {
+    const std::lock_guard lock(channel->mutex);
+    return (channel->there && !stand_in_nccl_state().loses_data) || channel->aborted[1];
+  });
+  put(stream, [channel, data, bytes] {
+    const std::lock_guard lock(channel->mutex);
+    if (channel->aborted[1]) return;
+    if (channel->bytes != bytes) {
+      channel->error = kInvalidUsage;
+    } else {
+      std::memcpy(data, channel->data, bytes);
+      stand_in_nccl_state().bytes += static_cast<int64_t>(bytes);
+    }
+    channel->there = false;
+  });
 }
 
 int send(const void* data, size_t count, int type, int peer, NcclComm comm, void* stream) {
@@ -138,14 +160,14 @@ int send(const void* data, size_t count, int type, int peer, NcclComm comm, void
     for (int old = most; old < in_stream && !most.compare_exchange_weak(old, in_stream);) {
     }
   }
-  put(stream, [channel = mine.channel, data, count] { run_send(*channel, data, count); });
+  put_send(mine.channel, reachable(data), count, stream);
   return begin(mine);
 }
 
 int receive(void* data, size_t count, int type, int peer, NcclComm comm, void* stream) {
   const Comm& mine = comm_of(comm);
   if (mine.side != 1 || peer != 0 || type != NcclApi::kByte) return kInvalidUsage;
-  put(stream, [channel = mine.channel, data, count] { run_receive(*channel, data, count); });
+  put_receive(mine.channel, reachable(data), count, stream);
   return begin(mine);
 }
 
@@ -165,6 +187,7 @@ NcclApi stand_in_nccl() {
   api.get_version = get_version;
   api.get_unique_id = get_unique_id;
   api.init_rank = init_rank;
+  api.finalize = finalize;
   api.destroy = destroy;
   api.abort = abort;
   api.get_async_error = get_async_error;

@@ -18,6 +18,7 @@ struct StandInNccl {
   std::atomic<bool> stuck{false};       // calls stay under way
   std::atomic<int> most_in_stream{0};   // sends of one communicator that were in its stream at once
   std::atomic<int64_t> bytes{0};        // that have crossed
+  std::atomic<int> waiting_ends{0};     // communicators that were destroyed before both ends were finalized
 };
 StandInNccl& stand_in_nccl_state();
 

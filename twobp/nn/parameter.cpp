@@ -134,7 +134,9 @@ void Parameter::accumulate_product(const at::Tensor& a, const at::Tensor& b) {
   if (widens && type == grad.scalar_type()) return accumulate_product(a.to(type), b.to(type));
   if (widens) {
     const ProductTimer timer(a.size(0), b.size(1), a.size(1));
-    has_grad_ ? matrix.add_(at::mm(a, b)) : matrix.copy_(at::mm(a, b));
+    // A GPU's product has float32 sums, which are not rounded.
+    const at::Tensor product = a.is_cpu() ? at::mm(a, b) : at::mm(a, b, grad.scalar_type());
+    has_grad_ ? matrix.add_(product) : matrix.copy_(product);
   } else if (has_grad_) {
     multiply_add(matrix, a, b);
   } else {

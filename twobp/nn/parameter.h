@@ -85,9 +85,9 @@ class Parameter {
   // For a gradient that was written by replaying a graph (WorkGraph), and not through this object.
   void has_grad_from_elsewhere() { has_grad_ = true; }
 
-  // grad (+)= a @ b, for a (rows, n) and b (n, cols) of the layer's dtype. Each call rounds to that dtype at
-  // most once; the sum has grad's dtype. A gradient of more dimensions counts as (rows, the rest in memory
-  // order).
+  // grad (+)= a @ b, for a (rows, n) and b (n, cols) of the layer's dtype. On a CPU, each call rounds to that
+  // dtype at most once, on a GPU not at all; the sum has grad's dtype. A gradient of more dimensions counts
+  // as (rows, the rest in memory order).
   void accumulate_product(const at::Tensor& a, const at::Tensor& b);
   // grad (+)= gradient, which has grad's shape and any float dtype.
   void accumulate(const at::Tensor& gradient);

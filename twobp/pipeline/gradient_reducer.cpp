@@ -52,8 +52,9 @@ void lay_out(GradientReducer::Bucket& bucket) {
 
 }  // namespace
 
-GradientReducer::GradientReducer(Transport& replicas, std::vector<Item> items, int64_t bucket_bytes)
-    : replicas_(replicas) {
+GradientReducer::GradientReducer(Transport& replicas, std::vector<Item> items, int64_t bucket_bytes,
+                                 Device device)
+    : replicas_(replicas), device_(std::move(device)) {
   TWOBP_CHECK(bucket_bytes > 0, "a bucket of ", bucket_bytes, " bytes");
   // Last layer first. Within a layer, in the order in which p1 meets the parameters, from its end.
   std::reverse(items.begin(), items.end());
@@ -103,6 +104,9 @@ void GradientReducer::start_ready() {
 void GradientReducer::start_next() {
   Bucket& bucket = buckets_[next_];
   const MemoryMeter::Scope scope(bucket.stage, MemoryCategory::kGradients);
+  const OnStream here(device_.sums());
+  device_.sums().wait(device_.compute().record());
+  device_.sums().wait(device_.weights().record());
   for (const Item& item : bucket.items) item.parameter->grad_to_add();
   running_.push_back({next_, AllReduce(replicas_, bucket.flat, static_cast<int>(next_) + 1)});
   ++next_;
@@ -110,6 +114,7 @@ void GradientReducer::start_next() {
 
 void GradientReducer::progress() {
   if (running_.empty()) return;
+  const OnStream here(device_.sums());
   for (Running& running : running_) {
     const MemoryMeter::Scope scope(buckets_[running.bucket].stage, MemoryCategory::kGradients);
     running.sum.progress();
@@ -137,6 +142,7 @@ void GradientReducer::finish(double timeout) {
     }
     std::this_thread::sleep_for(kSumPause);
   }
+  device_.compute().wait(device_.sums().record());
   replicas_.flush(timeout);  // here, so that the meter sees the release of sent messages
 }
 

@@ -3,12 +3,16 @@
 // gradients are finished. The sum of a bucket starts when the last W of its layers is done and every earlier
 // bucket has started. So replicas whose `fill` took different decisions still start the same sums in the same
 // order. Only the rank's thread uses it.
+//
+// On a device, the sums have a stream of their own. A sum begins there after the work that makes its
+// gradients, and F and I do not wait for it.
 #pragma once
 
 #include <deque>
 #include <string>
 #include <vector>
 
+#include "twobp/nn/device/device.h"
 #include "twobp/nn/parameter.h"
 #include "twobp/transport/collectives.h"
 
@@ -27,20 +31,22 @@ class GradientReducer {
   // constructor makes the gradients of a bucket parts of one tensor, so that summing copies nothing. Call it
   // before anything keeps a reference to a gradient. A bucket has one stage and at least one parameter, and
   // ends with the parameter that reaches `bucket_bytes`. `replicas` connects this rank with the same rank of
-  // all replicas. It outlives this object.
-  GradientReducer(Transport& replicas, std::vector<Item> items, int64_t bucket_bytes);
+  // all replicas. It outlives this object. The gradients are on `device`.
+  GradientReducer(Transport& replicas, std::vector<Item> items, int64_t bucket_bytes, Device device = {});
 
   // Begins a step: no layer is done. Forgets what is left of a failed step.
   void start();
-  // The layer's gradients are complete on this replica. Layers without an item are ignored.
+  // The work that completes the layer's gradients on this replica has been launched in the compute stream and
+  // in the stream of W. Layers without an item are ignored.
   void layer_done(int stage, int layer);
   // Takes the messages that have arrived. Never blocks. Costs nothing while no sum is under way.
   void progress();
   // Whether sums are under way. A rank that waits for something else should keep them going.
   bool busy() const { return !running_.empty(); }
   // Starts the remaining sums and waits for all. Then every gradient is the sum, in the order of the
-  // replicas. A gradient that a replica did not compute counts as zeros. Throws Aborted. Throws Error, naming
-  // the bucket's layers, if none of the sums ends within `timeout` seconds.
+  // replicas, for work that is launched into the compute stream from now on. A gradient that a replica did
+  // not compute counts as zeros. Throws Aborted. Throws Error, naming the bucket's layers, if none of the
+  // sums ends within `timeout` seconds.
   void finish(double timeout);
 
   struct Bucket {
@@ -65,6 +71,7 @@ class GradientReducer {
   std::string describe(size_t bucket) const;
 
   Transport& replicas_;
+  Device device_;
   std::vector<Bucket> buckets_;
   size_t next_ = 0;  // the first bucket that has not started
   std::deque<Running> running_;

@@ -32,9 +32,6 @@ void check_device(const Config& config) {
               "to false.");
   check_graphs(config);
   if (device == "cpu") return;
-  TWOBP_CHECK(config.pipeline.data_parallel == 1, "pipeline.device is \"", device,
-              "\", but replicas (pipeline.data_parallel ", config.pipeline.data_parallel,
-              ") only run on CPUs so far: reset one of the two keys.");
   const bool runs_again = std::any_of(
       config.pipeline.recompute.begin(), config.pipeline.recompute.end(),
       [](const std::string& mode) { return mode.ends_with("derivatives") || mode.ends_with("both"); });

@@ -1,10 +1,14 @@
 #include "twobp/train/run_world.h"
 
+#include <cstdlib>
+
 #include "twobp/core/check.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/train/build_model.h"
 #include "twobp/transport/mpi/mpi.h"
 #include "twobp/transport/nccl/nccl.h"
+#include "twobp/transport/process_world.h"
 #include "twobp/transport/store/store_transport.h"
 
 namespace twobp {
@@ -21,44 +25,54 @@ void check_count(const PipelineConfig& config, int processes) {
               " = ", wanted, ": start ", wanted, ", or change these keys");
 }
 
-// Processes that mpirun started connect through MPI, others at MASTER_ADDR.
+std::shared_ptr<Transport> through_store(const PipelineConfig& config, const Launcher& launcher) {
+  return make_store_transport(std::make_shared<StoreConnection>(store_place(launcher), config.timeout));
+}
+
+// Each process has the GPU of its place on its machine. Processes that mpirun started connect through MPI,
+// others at MASTER_ADDR.
 World nccl_world(const PipelineConfig& config, const Launcher& launcher, int ranks) {
-  Device device;
-  try {
-    device = Device::open("cuda", launcher.local_rank);
-  } catch (const Error& error) {
-    fail("pipeline.transport \"nccl\" needs GPUs, on CPUs start with mpirun: ", error.what());
-  }
+  // A kernel that is loaded on first use waits for the whole GPU, and thus for transfers that wait for a
+  // peer.
+  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
+  const Device device = Device::open(config.device, launcher.local_rank);
   const NcclApi api = load_nccl();
   NcclOptions options;
   options.timeout = options.connection_timeout = config.timeout;
-  std::shared_ptr<Transport> host;
-  if (launcher.kind == Launcher::Kind::kMpi && has_mpi()) {
-    host = make_mpi_transport(launcher.size);
-  } else {
-    host = make_store_transport(std::make_shared<StoreConnection>(store_place(launcher), config.timeout));
-  }
-  return make_nccl_world(std::move(host), api, device, config.data_parallel, ranks, options);
+  options.tensors = device.where().type();
+  const bool by_mpi = launcher.kind == Launcher::Kind::kMpi && has_mpi();
+  std::shared_ptr<Transport> host =
+      by_mpi ? make_mpi_transport(launcher.size) : through_store(config, launcher);
+  return make_nccl_world(std::move(host), api, device, config.data_parallel, ranks,
+                         pipeline_shape(config).rank_of_stage, options);
 }
 
 }  // namespace
 
 TransportKind choose_transport(const PipelineConfig& config, const Launcher& launcher) {
   const bool torchrun = launcher.kind == Launcher::Kind::kTorchrun;
+  const bool on_cpu = config.device == "cpu";
   const std::string& asked = config.transport;
   TransportKind kind = TransportKind::kThreads;
-  if (asked == "mpi" || (asked == "auto" && launcher.started_many() && !torchrun)) kind = TransportKind::kMpi;
-  if (asked == "nccl" || (asked == "auto" && launcher.started_many() && torchrun))
-    kind = TransportKind::kNccl;
+  if (asked == "mpi") kind = TransportKind::kMpi;
+  if (asked == "nccl") kind = TransportKind::kNccl;
+  if (asked == "auto" && launcher.started_many())
+    kind = !on_cpu ? TransportKind::kNccl : torchrun ? TransportKind::kStore : TransportKind::kMpi;
   if (kind == TransportKind::kThreads) {
     TWOBP_CHECK(!launcher.started_many(), "pipeline.transport is \"threads\", but ", name_of(launcher.kind),
                 " started ", launcher.size,
                 " processes, and each would train alone: start one, or use \"auto\"");
     return kind;
   }
-  TWOBP_CHECK(config.device == "cpu", "pipeline.device is \"", config.device,
-              "\", which only supports ranks that are threads of one process so far: start one, with "
-              "pipeline.transport \"auto\" or \"threads\", or set pipeline.device to \"cpu\"");
+  TWOBP_CHECK(on_cpu || kind == TransportKind::kNccl,
+              "pipeline.transport is \"mpi\", which carries what lies ",
+              "in a CPU's memory, but pipeline.device is \"", config.device,
+              "\": set the transport to \"auto\" or \"nccl\", or the device to \"cpu\"");
+  TWOBP_CHECK(
+      !on_cpu || kind != TransportKind::kNccl,
+      "pipeline.transport is \"nccl\", which carries what lies "
+      "in a GPU's memory, but pipeline.device is \"cpu\": set the transport to \"auto\", or the device "
+      "to \"cuda\"");
   TWOBP_CHECK(launcher.started_many() || launcher.kind != Launcher::Kind::kNone ||
                   int64_t{pipeline_shape(config).ranks} * config.data_parallel == 1,
               "pipeline.transport is \"", asked, "\", but this process was started by itself: start ",
@@ -89,11 +103,14 @@ void run_world(const PipelineConfig& config, const Launcher& launcher,
       ThreadOptions threads;
       threads.threads_per_rank = config.threads;
       worlds = make_thread_worlds(config.data_parallel, ranks, threads,
-                                  Device::open_for(config.device, ranks, config.gpu_parts));
+                                  Device::open_for(config.device, static_cast<int>(all), config.gpu_parts));
       break;
     }
     case TransportKind::kMpi:
       worlds.push_back(make_mpi_world(config.data_parallel, ranks));
+      break;
+    case TransportKind::kStore:
+      worlds.push_back(make_process_world(through_store(config, launcher), config.data_parallel, ranks));
       break;
     case TransportKind::kNccl:
       worlds.push_back(nccl_world(config, launcher, ranks));

@@ -10,7 +10,12 @@
 
 namespace twobp {
 
-enum class TransportKind : uint8_t { kThreads, kMpi, kNccl };
+enum class TransportKind : uint8_t {
+  kThreads,
+  kMpi,
+  kStore,  // on CPUs, through torchrun's store
+  kNccl,   // on GPUs
+};
 
 // The meaning of pipeline.transport under this launcher. Throws Error if there are several processes and the
 // transport is for one, or the reverse. Also throws Error if the number of processes is not

@@ -42,8 +42,8 @@ void check_world(const PipelineConfig& config, const PipelineShape& shape, const
   TWOBP_CHECK(world.ranks == shape.ranks && world.replicas == config.data_parallel, "a world of ",
               world.replicas, " x ", world.ranks, " ranks, but pipeline.data_parallel ", config.data_parallel,
               " x pipeline.ranks ", shape.ranks);
-  TWOBP_CHECK(config.device == "cpu" || !world.devices.empty(), "pipeline.device is \"", config.device,
-              "\", but this world's ranks have no devices");
+  TWOBP_CHECK((config.device == "cpu") == world.devices.empty(), "pipeline.device is \"", config.device,
+              "\", but this world's ranks have ", world.devices.empty() ? "no devices" : "devices");
 }
 
 // The first process opens the data first. The others then find the files that it makes from text (token

@@ -35,9 +35,8 @@ namespace {
 // Each process has `together` ranks of a pipeline.
 std::vector<World> make_worlds(int replicas, int ranks, int together, double spin_seconds,
                                const std::vector<Device>& devices = {}) {
-  TWOBP_CHECK(devices.empty() || (replicas == 1 && std::cmp_equal(devices.size(), ranks)), devices.size(),
-              " devices for ", replicas, " pipelines of ", ranks,
-              " ranks: one for each rank of a single one");
+  TWOBP_CHECK(devices.empty() || std::cmp_equal(devices.size(), replicas * ranks), devices.size(),
+              " devices for ", replicas, " pipelines of ", ranks, " ranks: one for each rank");
   // There is one network, so that an abort reaches every rank of every replica. Its last ranks are the
   // processes.
   const int processes = replicas * ranks / together;
@@ -50,9 +49,12 @@ std::vector<World> make_worlds(int replicas, int ranks, int together, double spi
   std::vector<World> worlds(processes);
   for (int process = 0; process < processes; ++process) {
     World& world = worlds[process];
-    world.devices = devices;
     world.replicas = replicas;
     world.replica = process * together / ranks;
+    if (!devices.empty()) {
+      const auto first = devices.begin() + std::ptrdiff_t{world.replica} * ranks;
+      world.devices.assign(first, first + ranks);
+    }
     world.ranks = ranks;
     world.pipeline.resize(ranks);
     world.data.resize(ranks);

@@ -24,7 +24,8 @@ struct World {
   // By rank of the pipeline. Null if another process runs the rank.
   std::vector<std::unique_ptr<Transport>> pipeline;  // between the ranks of this replica
   std::vector<std::unique_ptr<Transport>> data;      // between the same rank of all replicas, by replica
-  // The devices of this process's ranks, by rank of the pipeline. Empty for the CPU.
+  // The devices of this process's ranks, by rank of the pipeline; those of other ranks are CPUs. Empty if all
+  // ranks compute on CPUs.
   std::vector<Device> devices;
   // Between processes, in the order of their first ranks; never null. For the thread that runs the program,
   // which may use it while its ranks are in a step.
@@ -56,7 +57,7 @@ struct World {
 };
 
 // The worlds of all replicas in this process. Each is run by a thread. Waits spin for `spin_seconds` (see
-// in_process.h). `devices`, by rank of the pipeline, are for a single replica.
+// in_process.h). `devices` has those of all ranks of the first replica, then those of the next.
 std::vector<World> make_in_process_worlds(int replicas, int ranks, double spin_seconds,
                                           const std::vector<Device>& devices = {});
 // As under a launcher with a process for each rank of each replica, but within this process: one thread for

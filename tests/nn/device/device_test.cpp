@@ -3,8 +3,6 @@
 #include "twobp/nn/device/device.h"
 
 #include <atomic>
-#include <chrono>
-#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -17,25 +15,17 @@ namespace {
 using test::put;
 using test::stand_in_device;
 
-// Work in a stream that continues only when it is told to.
+// A stream continues behind it only when it is told to.
 class Gate {
  public:
   void stand_in(const DeviceStream& stream) {
-    put(stream, [this] {
-      while (!open_) std::this_thread::sleep_for(std::chrono::microseconds(50));
-    });
+    test::hold(stream, [this] { return open_.load(); });
   }
   void open() { open_ = true; }
 
  private:
   std::atomic<bool> open_{false};
 };
-
-void expect_soon(const std::function<bool()>& condition, const char* what) {
-  for (int i = 0; i < 100000 && !condition(); ++i)
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
-  EXPECT_TRUE(condition()) << what;
-}
 
 TEST(Device, OfACpuIsEmpty) {
   const Device cpu = Device::open("cpu", 3);
@@ -98,6 +88,22 @@ TEST(Device, StreamsWorkInOrderAndEventsTellWhen) {
   device.compute().wait_on_host();
 }
 
+// However many there are: a transfer that waits for its peer holds up nothing else.
+TEST(Device, StreamsAreNobodyElses) {
+  const Device device = stand_in_device(5);
+  std::vector<DeviceStream> streams = {device.compute(), device.weights(), device.sums()};
+  for (int i = 0; i < 100; ++i) streams.push_back(device.make_stream(i % 2 == 0));
+  Gate gate;
+  for (size_t i = 3; i < streams.size(); ++i) gate.stand_in(streams[i]);
+  for (size_t i = 0; i < 3; ++i) {
+    const DeviceEvent event = streams[i].record();
+    test::let_run();
+    EXPECT_TRUE(event.passed()) << i;
+  }
+  gate.open();
+  test::let_run();
+}
+
 // Recording again makes another point. An event from before keeps its point.
 TEST(Device, EventsAreTheirOwnPoints) {
   const Device device = stand_in_device(0);
@@ -105,7 +111,8 @@ TEST(Device, EventsAreTheirOwnPoints) {
   Gate gate;
   gate.stand_in(device.compute());
   const DeviceEvent second = device.compute().record();
-  expect_soon([&] { return first.passed(); }, "what came later is of no matter");
+  test::let_run();
+  EXPECT_TRUE(first.passed()) << "what came later is of no matter";
   EXPECT_FALSE(second.passed());
   const DeviceEvent copy = second;
   gate.open();
@@ -124,10 +131,11 @@ TEST(Device, OneStreamWaitsForAnotherByEvent) {
   after.stand_in(device.compute());
   device.weights().wait(ready);
   put(device.weights(), [&] { weights_done = true; });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  test::let_run();
   EXPECT_FALSE(weights_done);
   before.open();
-  expect_soon([&] { return weights_done.load(); }, "the event has passed");
+  test::let_run();
+  EXPECT_TRUE(weights_done) << "the event has passed";
   EXPECT_FALSE(device.compute().idle()) << "the other stream still has work";
   after.open();
   device.compute().wait_on_host();
@@ -151,19 +159,21 @@ TEST(Device, TheCurrentStreamIsPutBack) {
 }
 
 // In-process messages: the work of the receiver waits for the sender's. The receiver's thread does not wait.
-TEST(Device, WhatIsFetchedIsWaitedForByTheComputeStreamAlone) {
+TEST(Device, WhatIsFetchedIsWaitedForByTheCurrentStreamAlone) {
   const Device sender = stand_in_device(3);
   const Device receiver = stand_in_device(4);
   Gate gate;
   gate.stand_in(sender.compute());
   const DeviceEvent ready = sender.compute().record();
+  const OnStream here(receiver.compute());
   const Values values = receiver.fetch({at::ones({2})}, ready);
   std::atomic<bool> used = false;
   put(receiver.compute(), [&] { used = true; });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  test::let_run();
   EXPECT_FALSE(used);
   gate.open();
-  expect_soon([&] { return used.load(); }, "the sender's work is done");
+  test::let_run();
+  EXPECT_TRUE(used) << "the sender's work is done";
 }
 
 TEST(Device, CopiesBetweenGpus) {

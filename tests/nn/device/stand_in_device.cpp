@@ -1,134 +1,20 @@
 #include "tests/nn/device/stand_in_device.h"
 
-#include <array>
+#include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <deque>
 #include <map>
-#include <mutex>
-#include <optional>
-#include <thread>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "tests/nn/device/stand_in_queues.h"
+#include "twobp/nn/device/own_streams.h"
 
 namespace twobp::test {
 namespace {
 
 constexpr auto kType = at::DeviceType::PrivateUse1;
 
-// It is set once by a stream. Other streams and threads wait for it.
-class Flag {
- public:
-  void set() {
-    const std::lock_guard lock(mutex_);
-    is_set_ = true;
-    at_ = std::chrono::steady_clock::now();
-    changed_.notify_all();
-  }
-  std::chrono::steady_clock::time_point at() {
-    const std::lock_guard lock(mutex_);
-    return at_;
-  }
-  void wait() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return is_set_; });
-  }
-  bool is_set() {
-    const std::lock_guard lock(mutex_);
-    return is_set_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool is_set_ = false;
-  std::chrono::steady_clock::time_point at_;
-};
-
-// Records which streams are recorded, and whether another stream has waited for all work of each.
-class Recorded {
- public:
-  using Key = std::pair<int, c10::StreamId>;
-  static Key key_of(const c10::Stream& stream) { return {stream.device_index(), stream.id()}; }
-
-  void begin(const c10::Stream& origin) {
-    const std::lock_guard lock(mutex_);
-    TORCH_CHECK(streams_.empty(), "streams are recorded already");
-    origin_ = key_of(origin);
-    streams_[origin_] = false;
-  }
-  void end() {
-    const std::lock_guard lock(mutex_);
-    const auto streams = std::exchange(streams_, {});
-    for (const auto& [key, waited_for] : streams)
-      TORCH_CHECK(waited_for || key == origin_, "nothing waits for a stream that is recorded");
-  }
-  std::optional<Key> of(const c10::Stream& stream) {
-    const std::lock_guard lock(mutex_);
-    const auto found = streams_.find(key_of(stream));
-    return found == streams_.end() ? std::nullopt : std::optional(found->first);
-  }
-  // `stream` waits for an event. `event` is the event's stream, if that was recorded when the event was made.
-  void wait(const c10::Stream& stream, const std::optional<Key>& event) {
-    const std::lock_guard lock(mutex_);
-    if (streams_.empty()) return;
-    const Key key = key_of(stream);
-    TORCH_CHECK(event || !streams_.contains(key), "a stream that is recorded waits for one that is not");
-    if (!event) return;
-    streams_[key] = false;
-    if (*event != key) streams_[*event] = true;
-  }
-
- private:
-  std::mutex mutex_;
-  Key origin_;
-  std::map<Key, bool> streams_;
-};
-
-Recorded& recorded() {
-  static auto* recorded = new Recorded;
-  return *recorded;
-}
-
-struct StandInEvent {
-  std::shared_ptr<Flag> flag = std::make_shared<Flag>();
-  std::optional<Recorded::Key> stream;  // if it is recorded
-};
-
-// A thread that runs tasks one after another until the program ends.
-class Worker {
- public:
-  Worker() {
-    std::thread([this] { work(); }).detach();
-  }
-  void put(std::function<void()> work) {
-    const std::lock_guard lock(mutex_);
-    queue_.push_back(std::move(work));
-    changed_.notify_all();
-  }
-  bool idle() {
-    const std::lock_guard lock(mutex_);
-    return queue_.empty();
-  }
-
- private:
-  void work() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      changed_.wait(lock, [&] { return !queue_.empty(); });
-      const std::function<void()> next = queue_.front();
-      lock.unlock();
-      next();
-      lock.lock();
-      queue_.pop_front();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;
-};
-
+std::atomic<int> timed_events_made = 0;
 thread_local int current_device = 0;
 thread_local std::map<int, c10::StreamId> current_streams;
 
@@ -150,83 +36,63 @@ class Backend : public c10::impl::DeviceGuardImplInterface {
   c10::Stream getDefaultStream(c10::Device device) const override {
     return c10::Stream(c10::Stream::UNSAFE, device, 0);
   }
-  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
-    const std::lock_guard lock(mutex_);
-    return c10::Stream(c10::Stream::UNSAFE, device, ++streams_made_);
+  // As in LibTorch's CUDA, the streams of a priority come in turn, for all devices of a kind here.
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool high_priority) const override {
+    const int64_t turn = turns_[high_priority ? 1 : 0]++ % kPool;
+    return c10::Stream(c10::Stream::UNSAFE, device, 1 + turn + (high_priority ? kPool : 0));
+  }
+  static c10::Stream own_stream(c10::Device device, bool) {
+    static std::atomic<c10::StreamId> made = 2 * kPool;
+    return c10::Stream(c10::Stream::UNSAFE, device, ++made);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     const c10::Stream old = getStream(stream.device());
     current_streams[stream.device_index()] = stream.id();
     return old;
   }
-  void* getStreamNativeHandle(const c10::Stream stream) const override { return &worker(stream); }
+  void* getStreamNativeHandle(const c10::Stream stream) const override { return &stream_of(stream); }
   c10::DeviceIndex deviceCount() const noexcept override { return kStandInDevices; }
 
-  void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
-    delete static_cast<StandInEvent*>(*event);
-    auto* made = new StandInEvent{.stream = recorded().of(stream)};
-    *event = made;
-    worker(stream).put([flag = made->flag] { flag->set(); });
+  void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag flag) const override {
+    if (*event == nullptr && flag == c10::EventFlag::BACKEND_DEFAULT) ++timed_events_made;
+    destroyEvent(*event, 0);
+    *event = new Event{record_point(stream_of(stream))};
   }
   void block(void* event, const c10::Stream& stream) const override {
-    if (!event) return;
-    recorded().wait(stream, static_cast<StandInEvent*>(event)->stream);
-    worker(stream).put([flag = flag_of(event)] { flag->wait(); });
+    if (event) wait_for_point(stream_of(stream), point_of(event));
   }
-  bool queryEvent(void* event) const override { return !event || flag_of(event)->is_set(); }
+  bool queryEvent(void* event) const override { return !event || has_passed(*point_of(event)); }
   void synchronizeEvent(void* event) const override {
-    if (event) flag_of(event)->wait();
+    if (event) wait_on_host(*point_of(event));
   }
   double elapsedTime(void* from, void* to, const c10::DeviceIndex) const override {
-    return std::chrono::duration<double, std::milli>(flag_of(to)->at() - flag_of(from)->at()).count();
+    return std::chrono::duration<double, std::milli>(point_of(to)->at - point_of(from)->at).count();
   }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
-    delete static_cast<StandInEvent*>(event);
+    delete static_cast<Event*>(event);
   }
-  bool queryStream(const c10::Stream& stream) const override { return worker(stream).idle(); }
-  void synchronizeStream(const c10::Stream& stream) const override {
-    Flag done;
-    worker(stream).put([&done] { done.set(); });
-    done.wait();
-  }
+  bool queryStream(const c10::Stream& stream) const override { return is_idle(stream_of(stream)); }
+  void synchronizeStream(const c10::Stream& stream) const override { wait_on_host(stream_of(stream)); }
 
  private:
-  static std::shared_ptr<Flag> flag_of(void* event) { return static_cast<StandInEvent*>(event)->flag; }
-  Worker& worker(const c10::Stream& stream) const {
-    const std::lock_guard lock(mutex_);
-    auto& worker = workers_[{stream.device_index(), stream.id()}];
-    if (!worker) worker = new Worker;
-    return *worker;
-  }
+  using Event = std::shared_ptr<Point>;
+  static const Event& point_of(void* event) { return *static_cast<Event*>(event); }
 
-  mutable std::mutex mutex_;
-  mutable c10::StreamId streams_made_ = 0;
-  mutable std::map<std::pair<int, c10::StreamId>, Worker*> workers_;
+  static constexpr int64_t kPool = 32;
+  mutable std::atomic<int64_t> turns_[2] = {0, 0};
 };
 
 const c10::impl::DeviceGuardImplRegistrar registrar(kType, new Backend);
+[[maybe_unused]] const bool own_streams = (make_streams_by(kType, &Backend::own_stream), true);
 
 }  // namespace
 
-void begin_recording() {
-  const c10::impl::VirtualGuardImpl guard(kType);
-  recorded().begin(guard.getStream(guard.getDevice()));
-}
-
-void end_recording() {
-  recorded().end();
+int timed_events() {
+  return timed_events_made;
 }
 
 Device stand_in_device(int index) {
   return Device::open(kType, index);
-}
-
-void put(const DeviceStream& stream, std::function<void()> work) {
-  put(stream.native(), std::move(work));
-}
-
-void put(void* native_stream, std::function<void()> work) {
-  static_cast<Worker*>(native_stream)->put(std::move(work));
 }
 
 }  // namespace twobp::test

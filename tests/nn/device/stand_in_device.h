@@ -1,7 +1,14 @@
-// A device without hardware. Its streams are threads that run launched work later, and its events are real.
-// On any machine, it shows whether code waits for the right events and for no others. Together with
-// stand_in_memory.cpp it also has tensors. Every operator on them is LibTorch's CPU operator on copies, and
-// it is done when it returns, in any stream.
+// A device without hardware, as hard on a program as a GPU may be. Its operators are put into streams and run
+// late: when a host thread waits for or asks about the device, in an order drawn at random from those that
+// streams and events allow. Memory that the host frees is overwritten as soon as the stream that it was
+// allocated in may reuse it. So a wait that is missing between streams, and memory that is freed too early,
+// give wrong bits. The environment's TWOBP_STAND_IN_SEED draws other orders.
+//
+//   stand_in_queues.cpp    streams, events, recordings: what may run, and in which order
+//   stand_in_device.cpp    the same as LibTorch's backend
+//   stand_in_memory.cpp    memory, by the rules of LibTorch's allocator for CUDA
+//   stand_in_operators.cpp operators: LibTorch's for CPUs, put into the current stream
+//   stand_in_graph.cpp     graphs of recorded work
 #pragma once
 
 #include <functional>
@@ -14,17 +21,27 @@ namespace twobp::test {
 constexpr int kStandInDevices = 64;
 Device stand_in_device(int index);
 
-// Between these two calls, the current stream is recorded, and so is every stream that waits for an event of
-// a recorded stream. As in CUDA, it is an error if one of them waits for any other event. It is also an error
-// if at the end nothing has waited for one of them.
-void begin_recording();
-void end_recording();
-// The number of launches of recorded work.
+// Counts since the program began. `replays`: launches of recorded work. `host_reads`: times that the host
+// waited for numbers of a device. `timed_events`: events with time that were made. `allocated`: bytes of
+// blocks.
 int replays();
+int host_reads();
+int timed_events();
+int64_t allocated();
 
-// Launches the work in the stream, as for a kernel.
+// Puts work into the stream, as for a kernel.
 void put(const DeviceStream& stream, std::function<void()> work);
+// The stream goes on when `ready` is true. It is asked often, from any thread, and must not wait.
+void hold(const DeviceStream& stream, std::function<bool()> ready);
 // The same by the stream's native handle, which libraries such as NCCL receive.
 void put(void* native_stream, std::function<void()> work);
+void hold(void* native_stream, std::function<bool()> ready);
+
+// Runs all work that can run now, of all streams.
+void let_run();
+
+// Where the host, and thus a library's kernel, reaches what lies at an address of the device. Other addresses
+// are returned as they are.
+void* reachable(const void* data);
 
 }  // namespace twobp::test

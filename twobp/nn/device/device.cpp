@@ -7,6 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "twobp/core/check.h"
+#include "twobp/nn/device/own_streams.h"
 
 namespace twobp {
 namespace {
@@ -37,6 +38,11 @@ void DeviceStream::wait(const DeviceEvent& event) const {
 void DeviceStream::uses(const at::Tensor& tensor) const {
   if (stream_ && tensor.defined() && tensor.device().type() == stream_->device_type())
     tensor.record_stream(*stream_);
+}
+
+void used_in_current_stream(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return;
+  DeviceStream(support_for(tensor.device().type())->getStream(tensor.device())).uses(tensor);
 }
 
 Device Device::open(const std::string& type, int index) {
@@ -70,6 +76,7 @@ std::vector<Device> Device::open_for(const std::string& type, int ranks, bool in
 void Device::move_to_part(std::shared_ptr<GpuParts> parts, int part) {
   compute_ = DeviceStream(parts->make_stream(part, true));
   weights_ = DeviceStream(parts->make_stream(part, false));
+  sums_ = DeviceStream(parts->make_stream(part, true));
   parts_ = std::move(parts);
 }
 
@@ -99,13 +106,19 @@ Device Device::open(at::DeviceType type, int index) {
   device.compute_ = device.make_stream(true);
   device.weights_ = device.make_stream(false);
   device.copies_ = device.make_stream(true);
+  device.sums_ = device.make_stream(true);
   device.sources_ = std::make_shared<Sources>();
   return device;
 }
 
 DeviceStream Device::make_stream(bool high_priority) const {
   if (where_.is_cpu()) return {};
-  return DeviceStream(support_for(where_.type())->getStreamFromGlobalPool(where_, high_priority));
+  return DeviceStream(make_own_stream(where_, high_priority));
+}
+
+DeviceStream Device::current() const {
+  if (where_.is_cpu()) return {};
+  return DeviceStream(support_for(where_.type())->getStream(where_));
 }
 
 DeviceStream Device::source_stream(at::Device source) const {
@@ -113,36 +126,34 @@ DeviceStream Device::source_stream(at::Device source) const {
   for (const auto& [device, stream] : sources_->streams) {
     if (device == source) return stream;
   }
-  const DeviceStream stream(support_for(source.type())->getStreamFromGlobalPool(source, true));
+  const DeviceStream stream(make_own_stream(source, true));
   sources_->streams.emplace_back(source, stream);
   return stream;
 }
 
 Values Device::fetch(Values values, const DeviceEvent& ready) const {
   if (!asynchronous()) return values;
+  const DeviceStream user = current();
   bool copied = false;
   for (at::Tensor& value : values) {
     if (!value.defined() || value.device().type() != where_.type()) continue;
     if (value.device() == where_) {
-      compute_.uses(value);  // belongs to another rank on this GPU
+      user.uses(value);  // belongs to another rank on this GPU
       continue;
     }
-    // LibTorch copies on the source's current stream, and makes it and the target's current stream wait for
-    // each other. With compute streams there, a copy would wait for all work that either has queued. Both
-    // streams here wait for `ready`, because a stream that is being recorded may not wait for one that is
-    // not.
+    // LibTorch copies on the source's current stream, behind the work of the target's current stream, which
+    // then waits for the copy. With computing streams there, a copy would wait for all work that either has
+    // queued. Here, both wait for `ready` alone.
     const DeviceStream source = source_stream(value.device());
-    source.wait(ready);
     copies_.wait(ready);
     source.uses(value);
     const OnStream there(source);
     const OnStream here(copies_);
     value = value.to(where_, /*non_blocking=*/true);
-    copies_.wait(source.record());  // LibTorch itself waits only on CUDA
-    compute_.uses(value);
+    user.uses(value);
     copied = true;
   }
-  compute_.wait(copied ? copies_.record() : ready);
+  user.wait(copied ? copies_.record() : ready);
   return values;
 }
 

@@ -7,6 +7,7 @@
 //   compute   F and I, high priority
 //   weights   W, low priority: the device itself runs it where `compute` leaves room
 //   copies    transfers from other GPUs of this process, high priority
+//   sums      sums of gradients over replicas, high priority: F and I do not wait for them
 #pragma once
 
 #include <memory>
@@ -39,7 +40,7 @@ class DeviceEvent {
 
  private:
   friend class DeviceStream;
-  std::shared_ptr<const c10::Event> event_;
+  std::shared_ptr<c10::Event> event_;
 };
 
 // A queue of work that runs in order. A default-constructed stream is that of a CPU.
@@ -55,6 +56,9 @@ class DeviceStream {
   DeviceEvent record() const { return record(c10::EventFlag::PYTORCH_DEFAULT); }
   // As record(), and the event also records the time (see DeviceEvent::seconds_since).
   DeviceEvent record_with_time() const { return record(c10::EventFlag::BACKEND_DEFAULT); }
+  // The same, with `event` recorded anew: it must come from record_with_time(), and nobody may need its old
+  // point.
+  void record_again(DeviceEvent& event) const { event.event_->record(*stream_); }
   // Work that is launched from now on begins after `event`. The calling thread does not wait.
   void wait(const DeviceEvent& event) const;
   // Call this if the stream reads or writes a tensor that may have been allocated for another stream. The
@@ -74,6 +78,9 @@ class DeviceStream {
 
   std::optional<c10::Stream> stream_;
 };
+
+// DeviceStream::uses for the stream in which the calling thread's work on the tensor's device is launched.
+void used_in_current_stream(const at::Tensor& tensor);
 
 // While this object lives, the thread's computations and allocations use the stream.
 class OnStream {
@@ -106,13 +113,16 @@ class Device {
   bool asynchronous() const { return static_cast<bool>(compute_); }
   const DeviceStream& compute() const { return compute_; }
   const DeviceStream& weights() const { return weights_; }
-  // Makes an extra stream for a special purpose.
+  const DeviceStream& sums() const { return sums_; }
+  // The stream in which the calling thread's work on this device is launched (OnStream).
+  DeviceStream current() const;
+  // Makes an extra stream for a special purpose, which nobody else has.
   DeviceStream make_stream(bool high_priority) const;
 
-  // Makes tensors of another GPU of this process available to `compute`. The stream `copies` copies them from
-  // peer to peer once `ready`, an event recorded on the other GPU, has passed. The caller does not wait.
-  // Tensors that are already on this device, or on the host, are returned unchanged, and `compute` waits for
-  // `ready`.
+  // Makes tensors of another GPU of this process available to `current()`. The stream `copies` copies them
+  // from peer to peer once `ready`, an event recorded on the other GPU, has passed. The caller does not wait.
+  // Tensors that are already on this device, or on the host, are returned unchanged, and `current()` waits
+  // for `ready`.
   Values fetch(Values values, const DeviceEvent& ready) const;
 
  private:
@@ -128,7 +138,7 @@ class Device {
 
   at::Device where_ = at::kCPU;
   std::shared_ptr<GpuParts> parts_;  // the parts of the shared GPU; outlives the streams
-  DeviceStream compute_, weights_, copies_;
+  DeviceStream compute_, weights_, copies_, sums_;
   std::shared_ptr<Sources> sources_;
 };
 

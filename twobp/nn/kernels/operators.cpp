@@ -188,8 +188,15 @@ at::Tensor dropout_factors(const DropoutMask& mask, const at::Tensor& which, int
   return at::cat(chunks, 1).ge(int64_t{mask.threshold}).to(options.dtype()).mul_(mask.scale);
 }
 
-double sum_of_squares(const at::Tensor& x) {
-  return x.to(at::kDouble).square_().sum().item<double>();
+at::Tensor sum_of_squares(const at::Tensor& x) {
+  constexpr int64_t kAtOnce = 1 << 22;  // numbers that are copied to float64 at the same time
+  const at::Tensor all = x.as_strided({x.numel()}, {1});  // in memory order
+  at::Tensor sum;
+  for (const at::Tensor& part : all.split(kAtOnce)) {
+    const at::Tensor squares = part.to(at::kDouble).square_().sum();
+    sum = sum.defined() ? sum + squares : squares;
+  }
+  return sum;
 }
 
 at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t ignore, double scale,
@@ -214,8 +221,13 @@ at::Tensor soft_cap(at::Tensor& x, double cap) {
 }
 
 void add_rows_at(at::Tensor& rows, const at::Tensor& ids, const at::Tensor& from) {
-  rows.add_(at::embedding_dense_backward(wide(from), ids, rows.size(0), /*padding_idx=*/-1,
-                                         /*scale_grad_by_freq=*/false));
+  // Both add in the order of `ids`, into `rows` itself. On a GPU, only the second does, and on CPUs the
+  // first.
+  if (rows.is_cpu()) {
+    rows.index_add_(0, ids, wide(from));
+  } else {
+    rows.index_put_({ids}, wide(from), /*accumulate=*/true);
+  }
 }
 
 }  // namespace operators

@@ -75,8 +75,8 @@ void attention_forward(const at::Tensor& packed, const PackedAttention& attentio
 void attention_backward(const at::Tensor& packed, const PackedAttention& attention, const at::Tensor& out,
                         const at::Tensor& log_sum_exp, const at::Tensor& dout, at::Tensor& dpacked);
 
-// In float64.
-double sum_of_squares(const at::Tensor& x);
+// A float64 scalar on x's device. `x` is dense.
+at::Tensor sum_of_squares(const at::Tensor& x);
 
 // logits (rows, cols); targets (rows) on the same device. Returns the sum of the losses, a float64 scalar.
 at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t ignore, double scale,

@@ -8,32 +8,42 @@ namespace twobp {
 void DeviceTimes::start(const Device& device, bool on) {
   on_ = on && device.asynchronous();
   spans_.clear();
+  used_ = 0;
   if (!on_) return;
   compute_ = device.compute();
-  step_ = compute_.record_with_time();
+  step_ = record(compute_);
+}
+
+DeviceEvent DeviceTimes::record(const DeviceStream& stream) {
+  if (used_ == events_.size()) {
+    events_.push_back(stream.record_with_time());
+  } else {
+    stream.record_again(events_[used_]);
+  }
+  return events_[used_++];
 }
 
 void DeviceTimes::open(double StageTimes::*seconds, int stage, IdleCause before) {
-  if (on_) open_ = {seconds, stage, before, compute_.record_with_time(), {}};
+  if (on_) open_ = {seconds, stage, before, record(compute_), {}};
 }
 
 void DeviceTimes::pause() {
   if (!on_) return;
-  open_.end = compute_.record_with_time();
+  open_.end = record(compute_);
   spans_.push_back(open_);
 }
 
 void DeviceTimes::resume() {
-  if (on_) open_.begin = compute_.record_with_time();
+  if (on_) open_.begin = record(compute_);
 }
 
-DeviceEvent DeviceTimes::begin_p2(const DeviceStream& stream) const {
-  return on_ ? stream.record_with_time() : DeviceEvent();
+DeviceEvent DeviceTimes::begin_p2(const DeviceStream& stream) {
+  return on_ ? record(stream) : DeviceEvent();
 }
 
 void DeviceTimes::end_p2(int stage, const DeviceStream& stream, const DeviceEvent& begin) {
   if (!on_) return;
-  spans_.push_back({&StageTimes::backward_p2, stage, IdleCause::kMessage, begin, stream.record_with_time()});
+  spans_.push_back({&StageTimes::backward_p2, stage, IdleCause::kMessage, begin, record(stream)});
 }
 
 DeviceTimes::Totals DeviceTimes::take(std::vector<StageTimes>& stages) {

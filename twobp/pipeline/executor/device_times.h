@@ -29,7 +29,7 @@ class DeviceTimes {
   void resume();
   void close() { pause(); }
   // Times a W in `stream`: call them before and after launching it.
-  DeviceEvent begin_p2(const DeviceStream& stream) const;
+  DeviceEvent begin_p2(const DeviceStream& stream);
   void end_p2(int stage, const DeviceStream& stream, const DeviceEvent& begin);
   // Whether any op was timed.
   bool any() const { return !spans_.empty(); }
@@ -44,11 +44,16 @@ class DeviceTimes {
     DeviceEvent begin, end;
   };
 
+  // Events of earlier steps are recorded anew, since making them takes longer.
+  DeviceEvent record(const DeviceStream& stream);
+
   bool on_ = false;
   DeviceStream compute_;
   DeviceEvent step_;
   Span open_{};
   std::vector<Span> spans_;
+  std::vector<DeviceEvent> events_;
+  size_t used_ = 0;  // of events_, in this step
 };
 
 }  // namespace twobp

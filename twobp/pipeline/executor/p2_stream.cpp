@@ -33,6 +33,14 @@ void P2Stream::join() {
   under_way_.clear();
 }
 
+void P2Stream::give_up() {
+  try {
+    join();
+  } catch (const c10::Error&) {
+    under_way_.clear();
+  }
+}
+
 bool P2Stream::has_room() {
   if (records_) return true;
   release_passed();

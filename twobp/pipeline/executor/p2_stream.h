@@ -47,8 +47,8 @@ class P2Stream {
 
   // Work launched into device().compute() from now on begins after all W. Call it before gradients are read.
   void join();
-  // When a step is given up.
-  void forget() { under_way_.clear(); }
+  // The same when a step has failed, perhaps because the device has: then no work will run any more.
+  void give_up();
 
   // While it lives, a graph is recorded (see WorkGraph), after `begin`. No recorded work runs yet, so no
   // event passes and all pending W is launched.

@@ -54,7 +54,7 @@ void RankExecutor::progress() {
 
 void RankExecutor::clear() {
   pending_.clear();
-  p2_stream_.forget();
+  p2_stream_.give_up();
   losses_.clear();
   for (auto& stage : stages_) stage->release_saved();
   for (auto& boundary : boundaries_) boundary = {};

@@ -109,13 +109,17 @@ RankResult RankExecutor::finish_recorded(const StepInput& input, const DeviceEve
 
 RankResult RankExecutor::end(const StepInput& input, bool whole) {
   const auto& instructions = input.schedule->ranks[rank_];
-  for (const at::Tensor& loss : losses_) result_.loss += loss.item<double>();
+  if (!losses_.empty()) {
+    const at::Tensor losses = at::stack(losses_).cpu();  // the host waits once
+    for (int64_t i = 0; i < losses.numel(); ++i) result_.loss += losses[i].item<double>();
+  }
   losses_.clear();
   result_.times.instructions = static_cast<int64_t>(instructions.size());
   // An evaluation leaves nothing on the books of the next step.
   if (!input.training) transport_.flush(input.timeout);
   const DeviceStream& compute = p2_stream_.device().compute();
   compute.wait_on_host();  // the update is timed separately
+  transport_.progress();   // what was sent is there now
   if (device_times_.any()) {
     const DeviceTimes::Totals device = device_times_.take(stage_times_);
     result_.times.busy = device.busy;

@@ -53,8 +53,8 @@ void Update::sum_over_replicas(int rank, int64_t bucket_bytes) {
     const int layer = use.layer - pipeline_.stage(use.stage).first_layer();
     items.push_back({use.parameter, use.stage, layer, pipeline_.model().layers[use.layer].name});
   }
-  reducers_[rank] =
-      std::make_unique<GradientReducer>(*pipeline_.world().data[rank], std::move(items), bucket_bytes);
+  reducers_[rank] = std::make_unique<GradientReducer>(*pipeline_.world().data[rank], std::move(items),
+                                                      bucket_bytes, pipeline_.world().device(rank));
   pipeline_.rank(rank).sum_gradients_with(reducers_[rank].get());
 }
 

@@ -19,14 +19,23 @@ namespace {
 // Number of the sum of squares among the pipeline's collectives.
 constexpr int kNormNumber = 1;
 
-double sum_of_squares(const at::Tensor& grad) {
-  if (by_operators(grad)) return operators::sum_of_squares(grad);
-  double sum = 0;
-  dispatch_float(grad.scalar_type(), "gradient norm", [&](auto zero) {
-    using S = decltype(zero);
-    sum = kernels<S>().sum_of_squares(numbers<S>(grad), grad.numel());
-  });
-  return sum;
+// By gradient. The host waits for a device once.
+std::vector<double> sums_of_squares(const std::vector<at::Tensor>& grads) {
+  std::vector<double> sums;
+  std::vector<at::Tensor> later;
+  for (const at::Tensor& grad : grads) {
+    if (by_operators(grad)) {
+      later.push_back(operators::sum_of_squares(grad));
+      continue;
+    }
+    dispatch_float(grad.scalar_type(), "gradient norm", [&](auto zero) {
+      using S = decltype(zero);
+      sums.push_back(kernels<S>().sum_of_squares(numbers<S>(grad), grad.numel()));
+    });
+  }
+  if (later.empty()) return sums;
+  const at::Tensor read = at::stack(later).cpu();
+  return {read.const_data_ptr<double>(), read.const_data_ptr<double>() + read.numel()};
 }
 
 bool all_finite(const at::Tensor& squares) {
@@ -55,13 +64,19 @@ UpdateResult Update::begin(bool may_presume) const {
 }
 
 bool Update::sum_squares(int rank, at::Tensor& squares) {
-  bool finite = true;
+  std::vector<at::Tensor> grads;
+  std::vector<int> layers;
   for (const Uses& uses : all_) {
     const Use& use = uses.front();
     if (use.rank != rank || !use.parameter->has_grad()) continue;
-    const double sum = sum_of_squares(use.parameter->grad);
-    finite = finite && std::isfinite(sum);
-    squares.mutable_data_ptr<double>()[use.layer] += sum;
+    grads.push_back(use.parameter->grad);
+    layers.push_back(use.layer);
+  }
+  const std::vector<double> sums = sums_of_squares(grads);
+  bool finite = true;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    finite = finite && std::isfinite(sums[i]);
+    squares.mutable_data_ptr<double>()[layers[i]] += sums[i];
   }
   return finite;
 }

@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <thread>
+#include <tuple>
 #include <type_traits>
 
 #include "twobp/core/check.h"
@@ -21,11 +22,9 @@ namespace twobp {
 namespace {
 
 constexpr size_t kUnderWay = 8;
-constexpr size_t kMostStreams = 28;  // for links of one priority; LibTorch has 32
 constexpr double kWatchSeconds = 0.1;
 constexpr double kLockSeconds = 2;   // seconds; an NCCL call that holds the lock for longer is stuck
 constexpr double kFlushSeconds = 2;  // for the last messages
-constexpr double kSpinSeconds = 200e-6;
 
 // Tag for the host transport, which has no other messages.
 Tag head_tag(int64_t number) {
@@ -62,7 +61,7 @@ class NcclTransport : public Transport {
     }
     stopped_.notify_all();
     watch_.join();
-    if (aborted_) abort_links();
+    aborted_ ? abort_links() : finalize();
   }
 
   int rank() const override { return host_->rank(); }
@@ -72,17 +71,15 @@ class NcclTransport : public Transport {
     TWOBP_CHECK(to >= 0 && to < size(), "rank ", rank(), " sends to rank ", to, " of ", size());
     throw_if_aborted();
     if (to == rank()) {
-      mailbox_.put({to, tag, std::move(values), device_.compute().record()});
+      mailbox_.put({to, tag, std::move(values), device_.current().record()});
       return;
     }
     const std::lock_guard lock(calls_);
     Peer& peer = peers_[to];
     Outgoing out;
-    out.message = pack_head(tag, std::move(values), options_.tensors);
+    out.message = pack_head(tag, std::move(values), options_.tensors, peer.send != nullptr);
     out.tag = tag;
-    out.ready = device_.compute().record();
-    TWOBP_CHECK(out.message.on_device.empty() || peer.send, "rank ", rank(), " has no NCCL link to rank ", to,
-                ": this message was not planned for");
+    out.ready = device_.current().record();
     peer.queued.push_back(std::move(out));
     push(to);
   }
@@ -108,7 +105,7 @@ class NcclTransport : public Transport {
       if (now >= begin + timeout) {
         fail_waiting(rank(), timeout, tag, from);
       }
-      if (now > begin + kSpinSeconds) std::this_thread::sleep_for(kNcclPause);
+      if (now > begin + kNcclSpinSeconds) std::this_thread::sleep_for(kNcclPause);
     }
     return values;
   }
@@ -156,14 +153,15 @@ class NcclTransport : public Transport {
     std::erase_if(mine, [&](const auto& link) {
       return (link.first != rank() && link.second != rank()) || link.first == link.second;
     });
-    // All ranks use one order, so that no two wait for each other.
-    std::sort(mine.begin(), mine.end());
+    // All ranks use one order, so that no two wait for each other. In this one, every second pair of
+    // neighbours comes first, and these connect at the same time.
+    std::sort(mine.begin(), mine.end(), [](const auto& a, const auto& b) {
+      const auto key = [](const auto& link) {
+        return std::tuple(std::min(link.first, link.second) % 2, link.first, link.second);
+      };
+      return key(a) < key(b);
+    });
     mine.erase(std::unique(mine.begin(), mine.end()), mine.end());
-    // LibTorch hands out its streams of a priority in turn. With more links, two would share a stream, or one
-    // would share the compute stream.
-    TWOBP_CHECK(mine.size() <= 2 * kMostStreams, "rank ", rank(), " would have ", mine.size(),
-                " NCCL links, at most ", 2 * kMostStreams,
-                " are possible: use fewer ranks or replicas, or pipeline.transport = \"mpi\"");
     std::map<std::pair<int, int>, NcclUniqueId> ids;
     for (const auto& link : mine) {
       if (link.first != rank()) continue;
@@ -185,8 +183,7 @@ class NcclTransport : public Transport {
       }
       Peer& peer = peers_[sender ? link.second : link.first];
       auto& end = sender ? peer.send : peer.receive;
-      const bool high_priority = sender || mine.size() <= kMostStreams;
-      end = std::make_unique<NcclLink>(api_, device_, device_.make_stream(high_priority), ids[link], sender,
+      end = std::make_unique<NcclLink>(api_, device_, device_.make_stream(true), ids[link], sender,
                                        concat("rank ", link.first, " to rank ", link.second));
       const bool on_host = options_.tensors == at::kCPU;
       end->connect(on_host ? at::Device(at::kCPU) : device_.where(), deadline, [&] {
@@ -210,6 +207,10 @@ class NcclTransport : public Transport {
       ++peer.received;
       ReceivedHead message = unpack_head(head, from);
       DeviceEvent done;
+      for (const int i : message.by_host) {
+        message.values[i] = on_device(message.values[i], device_.where());
+        done = device_.current().record();
+      }
       if (!message.on_device.empty()) {
         TWOBP_CHECK(peer.receive, "rank ", from, " sent by NCCL to rank ", rank(), " without a link");
         done = in_links([&] {
@@ -236,9 +237,12 @@ class NcclTransport : public Transport {
   void push(int to) {
     if (to == rank()) return;
     Peer& peer = peers_[to];
+    if (peer.send) in_links([&] { return peer.send->under_way(); });  // frees what has been sent
     while (!peer.queued.empty()) {
       Outgoing& out = peer.queued.front();
       if (!out.message.on_device.empty()) {
+        // Otherwise the receiver's kernel would wait for the sender's work, and hold multiprocessors.
+        if (!out.ready.passed()) return;
         const bool sent = in_links([&] {
           if (peer.send->under_way() >= kUnderWay) return false;
           peer.send->send(std::move(out.message.on_device), out.ready, out.tag);
@@ -261,8 +265,9 @@ class NcclTransport : public Transport {
   }
 
   Values hand_over(Message message) {
-    device_.compute().wait(message.ready);
-    for (const at::Tensor& value : message.values) device_.compute().uses(value);
+    const DeviceStream user = device_.current();
+    user.wait(message.ready);
+    for (const at::Tensor& value : message.values) user.uses(value);
     return std::move(message.values);
   }
 
@@ -289,6 +294,21 @@ class NcclTransport : public Transport {
     } catch (const Aborted&) {
       throw_if_aborted();  // throws the reason
       throw;
+    }
+  }
+
+  // Both ends of all links first say that nothing more comes, so that no two ranks wait for each other,
+  // whatever the order in which they destroy them. After kFlushSeconds, links are aborted instead.
+  void finalize() {
+    const OnStream here(device_.compute());  // sets the thread's current device
+    const double deadline = awake_seconds() + kFlushSeconds;
+    try {
+      for_links([](NcclLink& link) { link.finalize(); });
+      for_links([&](NcclLink& link) {
+        while (!link.finalized() && awake_seconds() < deadline) std::this_thread::sleep_for(kNcclPause);
+      });
+    } catch (const std::exception&) {
+      // The link is aborted.
     }
   }
 
@@ -370,22 +390,27 @@ std::unique_ptr<Transport> make_nccl_transport(std::shared_ptr<Transport> host, 
 }
 
 World make_nccl_world(std::shared_ptr<Transport> host, const NcclApi& api, const Device& device, int replicas,
-                      int ranks, const NcclOptions& options) {
+                      int ranks, const std::vector<int>& rank_of_stage, const NcclOptions& options) {
   check_processes(host->size(), replicas, ranks);
-  // Links between all ranks of a pipeline, and between the replicas of each rank. A transport takes its own.
   NcclLinks links;
   const auto both_ways = [&](int a, int b) {
     links.emplace_back(a, b);
     links.emplace_back(b, a);
   };
-  const int size = host->size();
-  for (int a = 0; a < size; ++a) {
-    for (int b = 0; b < a; ++b) {
-      if (a / ranks == b / ranks || a % ranks == b % ranks) both_ways(a, b);
+  for (int replica = 0; replica < replicas; ++replica) {
+    const int first = replica * ranks;
+    for (size_t stage = 1; stage < rank_of_stage.size(); ++stage)
+      both_ways(first + rank_of_stage[stage - 1], first + rank_of_stage[stage]);
+    both_ways(first + rank_of_stage.front(), first + rank_of_stage.back());
+    for (int other = 0; other < replica; ++other) {
+      for (int rank = 0; rank < ranks; ++rank) both_ways(first + rank, other * ranks + rank);
     }
   }
-  return make_process_world(make_nccl_transport(std::move(host), api, device, links, options), replicas,
-                            ranks);
+  World world =
+      make_process_world(make_nccl_transport(std::move(host), api, device, links, options), replicas, ranks);
+  world.devices.resize(ranks);
+  world.devices[world.process() % ranks] = device;
+  return world;
 }
 
 }  // namespace twobp

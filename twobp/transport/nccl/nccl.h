@@ -8,9 +8,10 @@
 // - A head (tag, types, shapes, strides, and the contents of host tensors) goes over a host transport, MPI or
 //   a store, numbered per ordered pair. The sender launches the transfer of the tensors in its stream and
 //   then sends the head. The receiver takes the heads in order of their numbers and launches the receives in
-//   its stream. So both ends have the same order, and a receive begins only when its send has begun. No order
-//   of the ranks' instructions can make two links wait for each other. Messages are kept by tag until the
-//   rank asks for them.
+//   its stream. So both ends have the same order, and a receive begins only when its send has begun. A send
+//   begins only when the sender's device has made the tensors, since the receiver's kernel would hold
+//   multiprocessors until then. No order of the ranks' instructions can make two links wait for each other.
+//   Messages are kept by tag until the rank asks for them.
 // - Shapes could be agreed once per stage and direction, but not the order: with `fill`, and with schedules
 //   from a file, a receiver need not ask in the sender's order. Hosts run ahead of their GPUs, which hides a
 //   head's time.
@@ -22,8 +23,8 @@
 // - There are no group calls. A group of sends and receives of several links begins as one, and would wait
 //   for all their peers. After the start, where all links are connected in one order, nothing here blocks a
 //   host thread.
-// - A received tensor is returned at once. The compute stream waits for it by an event; the caller does not
-//   wait.
+// - A received tensor is returned at once. The caller's current stream waits for it by an event; the caller
+//   does not wait.
 //
 // A separate thread handles time-outs and errors, because a rank's thread may be waiting for its GPU. It
 // aborts the communicators, which ends NCCL's kernels and thus that wait.
@@ -53,16 +54,17 @@ struct NcclOptions {
 // Pairs (from rank, to rank) of the host transport.
 using NcclLinks = std::vector<std::pair<int, int>>;
 
-// All ranks of `host` call this with the same links. Nothing else uses `host` afterwards. Use the transport
-// on a thread whose current stream is device.compute().
+// All ranks of `host` call this with the same links. Nothing else uses `host` afterwards. What is sent was
+// made in the caller's current stream, and what is received is used there.
 std::unique_ptr<Transport> make_nccl_transport(std::shared_ptr<Transport> host, const NcclApi& api,
                                                const Device& device, const NcclLinks& links,
                                                const NcclOptions& options = {});
 
 // This process's part of a run of `replicas` x `ranks` processes: process p is rank p % ranks of replica p /
-// ranks, as in make_mpi_world. There are links between all ranks of a pipeline, and between the same rank of
-// all replicas.
+// ranks, as in make_mpi_world. The rank computes on `device`. There are links between the ranks of
+// neighbouring stages, of the first and the last one (which often share a weight), and between the same rank
+// of all replicas. What goes between other ranks goes through the host.
 World make_nccl_world(std::shared_ptr<Transport> host, const NcclApi& api, const Device& device, int replicas,
-                      int ranks, const NcclOptions& options = {});
+                      int ranks, const std::vector<int>& rank_of_stage, const NcclOptions& options = {});
 
 }  // namespace twobp

@@ -30,6 +30,7 @@ NcclApi load_nccl(const std::string& library) {
   find(handle, name, "ncclGetVersion", api.get_version);
   find(handle, name, "ncclGetUniqueId", api.get_unique_id);
   find(handle, name, "ncclCommInitRankConfig", api.init_rank);
+  find(handle, name, "ncclCommFinalize", api.finalize);
   find(handle, name, "ncclCommDestroy", api.destroy);
   find(handle, name, "ncclCommAbort", api.abort);
   find(handle, name, "ncclCommGetAsyncError", api.get_async_error);

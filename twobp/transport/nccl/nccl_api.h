@@ -28,6 +28,7 @@ struct NcclApi {
   int (*get_version)(int* version) = nullptr;
   int (*get_unique_id)(NcclUniqueId* id) = nullptr;
   int (*init_rank)(NcclComm* comm, int ranks, NcclUniqueId id, int rank, NcclConfig* config) = nullptr;
+  int (*finalize)(NcclComm comm) = nullptr;
   int (*destroy)(NcclComm comm) = nullptr;
   int (*abort)(NcclComm comm) = nullptr;
   int (*get_async_error)(NcclComm comm, int* error) = nullptr;

@@ -13,6 +13,7 @@ constexpr int64_t kFormat = 1;
 constexpr int64_t kMostDimensions = 64;
 constexpr int64_t kWithHead = -1;   // in place of a type: the tensor is in the head
 constexpr int64_t kUndefined = -2;  // an undefined tensor
+constexpr int64_t kByHost = -3;     // the tensor is in the head, and belongs on the device
 
 // Reads the numbers of a head in order.
 class Numbers {
@@ -45,7 +46,7 @@ at::Tensor dense(const at::Tensor& tensor) {
 
 }  // namespace
 
-PackedHead pack_head(const Tag& tag, Values values, at::DeviceType by_nccl) {
+PackedHead pack_head(const Tag& tag, Values values, at::DeviceType by_nccl, bool linked) {
   PackedHead packed;
   std::vector<int64_t> numbers = {kFormat,
                                   tag.step,
@@ -58,8 +59,8 @@ PackedHead pack_head(const Tag& tag, Values values, at::DeviceType by_nccl) {
   for (at::Tensor& value : values) {
     if (!value.defined()) {
       numbers.push_back(kUndefined);
-    } else if (value.device().type() != by_nccl) {
-      numbers.push_back(kWithHead);
+    } else if (value.device().type() != by_nccl || !linked) {
+      numbers.push_back(value.device().type() == by_nccl ? kByHost : kWithHead);
       packed.head.push_back(value.cpu());
     } else {
       at::Tensor whole = dense(value);
@@ -88,10 +89,11 @@ ReceivedHead unpack_head(const Values& head, int from) {
   const int64_t count = numbers.next(0, kMost);
   size_t in_head = 1;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t type = numbers.next(kUndefined, static_cast<int64_t>(at::ScalarType::NumOptions) - 1);
+    const int64_t type = numbers.next(kByHost, static_cast<int64_t>(at::ScalarType::NumOptions) - 1);
     message.values.emplace_back();
     if (type == kUndefined) continue;
-    if (type == kWithHead) {
+    if (type == kByHost) message.by_host.push_back(static_cast<int>(i));
+    if (type == kWithHead || type == kByHost) {
       numbers.require(in_head < head.size());
       message.values.back() = head[in_head++];
       continue;

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "twobp/core/check.h"
+#include "twobp/core/clock.h"
 #include "twobp/core/patience.h"
 
 namespace twobp {
@@ -25,11 +26,22 @@ NcclLink::NcclLink(const NcclApi& api, const Device& device, const DeviceStream&
 
 NcclLink::~NcclLink() {
   if (!comm_ || freed_) return;
-  const bool quiet = !aborted_ && under_way() == 0;
-  (quiet ? api_.destroy : api_.abort)(comm_);
+  (finalized_ ? api_.destroy : api_.abort)(comm_);
+}
+
+void NcclLink::finalize() {
+  const int result = api_.finalize(comm_);
+  if (result != NcclApi::kInProgress) check(result, "ncclCommFinalize", 0);
+}
+
+bool NcclLink::finalized() {
+  int error = NcclApi::kInProgress;
+  if (!finalized_) finalized_ = api_.get_async_error(comm_, &error) == 0 && error == NcclApi::kSuccess;
+  return finalized_;
 }
 
 void NcclLink::check(int result, const char* what, double deadline) {
+  const double begin = now_seconds();
   while (result == NcclApi::kInProgress) {
     if (aborted_) throw Aborted(concat("NCCL from ", name_, ": ", what, " was given up"));
     const int asked = api_.get_async_error(comm_, &result);
@@ -39,7 +51,7 @@ void NcclLink::check(int result, const char* what, double deadline) {
                 " is not done in time: the other rank is stuck, or the network between their GPUs does not "
                 "work (NCCL_DEBUG=INFO shows more)");
     if (look_around_) look_around_();
-    std::this_thread::sleep_for(kNcclPause);
+    if (now_seconds() > begin + kNcclSpinSeconds) std::this_thread::sleep_for(kNcclPause);
   }
   TWOBP_CHECK(result == NcclApi::kSuccess, "NCCL from ", name_, ": ", what, ": ", api_.error_text(result),
               " (NCCL_DEBUG=INFO shows more)");

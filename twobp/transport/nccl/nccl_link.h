@@ -15,8 +15,9 @@
 
 namespace twobp {
 
-// The time between two polls of NCCL.
+// The time between two polls of NCCL, after the first polls without a pause.
 inline constexpr auto kNcclPause = std::chrono::microseconds(50);
+inline constexpr double kNcclSpinSeconds = 200e-6;
 
 class NcclLink {
  public:
@@ -24,7 +25,7 @@ class NcclLink {
   // for messages.
   NcclLink(const NcclApi& api, const Device& device, const DeviceStream& stream, const NcclUniqueId& id,
            bool sender, std::string name);
-  // Ends the communicator. Waits for the peer only if nothing is under way.
+  // Ends the communicator: by an abort, unless it is finalized.
   ~NcclLink();
   NcclLink(const NcclLink&) = delete;
   NcclLink& operator=(const NcclLink&) = delete;
@@ -42,6 +43,11 @@ class NcclLink {
   // The same for memory to receive into, which was allocated for stream(). The event passes when the memory
   // has been written.
   DeviceEvent receive(const Values& values, const Tag& tag);
+
+  // Says that nothing more comes. Both ends of all links say so before anybody waits for one of them.
+  void finalize();
+  // Whether the peer has said so too, and the communicator can be destroyed without waiting.
+  bool finalized();
 
   // Forgets finished transfers. Returns the number of the remaining ones.
   size_t under_way();
@@ -74,6 +80,7 @@ class NcclLink {
   std::string name_;
   DeviceStream stream_;
   NcclComm comm_ = nullptr;
+  bool finalized_ = false;
   std::atomic<bool> aborted_{false};
   std::atomic<bool> freed_{false};     // comm_ was freed by abort()
   std::function<void()> look_around_;  // called while connecting

@@ -31,7 +31,7 @@ class InProcessTransport : public Transport {
 
   void isend(int to, const Tag& tag, Values values) override {
     TWOBP_CHECK(to >= 0 && to < size(), "rank ", rank_, " sends to rank ", to, " of ", size());
-    group_->mailboxes[to].put({rank_, tag, std::move(values), device_.compute().record()});
+    group_->mailboxes[to].put({rank_, tag, std::move(values), device_.current().record()});
   }
 
   bool try_receive(int from, const Tag& tag, Values& values) override {

@@ -1,5 +1,6 @@
 #include "twobp/nn/kernels/scan/scan_by_cuda.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "twobp/core/check.h"
@@ -63,6 +64,7 @@ bool scans_by_cuda() {
 bool scan_forward_by_cuda(const ScanTensors& in, const at::Tensor& out, const at::Tensor& borders,
                           const at::Tensor& initial, const at::Tensor& final) {
   if (!takes(in)) return false;
+  const c10::DeviceGuard here(in.x.device());
   dispatch_wide(in.x, [&](auto zero) {
     using T = decltype(zero);
     const CudaScanOutput<T> to = {sequences<T>(out), begin_of<T>(borders),
@@ -75,6 +77,7 @@ bool scan_forward_by_cuda(const ScanTensors& in, const at::Tensor& out, const at
 bool scan_backward_by_cuda(const ScanTensors& in, const at::Tensor& dout, const at::Tensor& borders,
                            const ScanGradientTensors& out) {
   if (!takes(in)) return false;
+  const c10::DeviceGuard here(in.x.device());
   const int64_t groups = (in.x.size(2) + kScanGroup - 1) / kScanGroup;
   const at::Tensor dbc = at::empty({in.x.size(0), groups, in.x.size(1), 2 * in.a.size(0)}, in.a.options());
   dispatch_wide(in.x, [&](auto zero) {

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Does a test notice when the product forgets one of its waits between streams, or frees memory too early?
+
+Removes one line at a time, builds the device tests and runs them on the stand-in device
+(tests/nn/device/stand_in_device.h), which runs operators late. Prints, for each line, the first test that fails.
+Exits with 1 if a line can be removed and no test fails.
+
+  scripts/mutate_waits.py [--build build/release] [WORD ...]    only the lines with one of these words
+"""
+
+import argparse
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# (file, what is left out, what stands in its place)
+DEVICE = "twobp/nn/device/device.cpp"
+STREAM = "twobp/pipeline/executor/p2_stream.cpp"
+GRAPH = "twobp/pipeline/executor/step_graph.cpp"
+STEP = "twobp/pipeline/executor/rank_executor_step.cpp"
+THREADS = "twobp/transport/threads/in_process.cpp"
+SUMS = "twobp/pipeline/gradient_reducer.cpp"
+ATTENTION = "twobp/nn/layers/attention.cpp"
+NCCL = "twobp/transport/nccl/nccl.cpp"
+LINK = "twobp/transport/nccl/nccl_link.cpp"
+LINES = [
+    (STREAM, "for (const DeviceEvent& event : ready) device_.weights().wait(event);", ""),
+    (STREAM, "device_.compute().wait(under_way_.front().end);", ""),
+    (STREAM, "device_.compute().wait(device_.weights().record());", ""),
+    (STREAM, "w.kept.push_back(tensor);", "(void)tensor;"),
+    (DEVICE, "user.uses(value);  // belongs to another rank on this GPU", ""),
+    (DEVICE, "copies_.wait(ready);", ""),
+    (DEVICE, "source.uses(value);", ""),
+    (DEVICE, "user.wait(copied ? copies_.record() : ready);", "user.wait(copied ? DeviceEvent() : ready);"),
+    (DEVICE, "user.wait(copied ? copies_.record() : ready);", "user.wait(copied ? copies_.record() : DeviceEvent());"),
+    (GRAPH, "first.wait(inputs.device.compute().record());", ""),
+    (GRAPH, "for (const DeviceEvent& end : record(recorded, first.record())) first.wait(end);",
+     "record(recorded, first.record());"),
+    (STEP, "p2_stream_.device().compute().wait(end);", "(void)end;"),
+    (ATTENTION, "used_in_current_stream(cos_);", ""),
+    (THREADS, "device_.current().record()});", "DeviceEvent()});"),
+    (SUMS, "device_.sums().wait(device_.compute().record());", ""),
+    (SUMS, "device_.sums().wait(device_.weights().record());", ""),
+    (SUMS, "device_.compute().wait(device_.sums().record());", ""),
+    (NCCL, "out.ready = device_.current().record();", ""),
+    (NCCL, "user.wait(message.ready);", ""),
+    (NCCL, "user.uses(value);", "(void)value;"),
+    (NCCL, "const OnStream there(peer.receive->stream());", ""),
+    (LINK, "transfers_.push_back({std::move(values), stream_.record(), begin, tag});",
+     "transfers_.push_back({{}, stream_.record(), begin, tag});"),
+]
+TESTS = ["tests/train/train_on_device_test", "tests/train/train_device_test", "tests/nn/nn_test"]
+TARGETS = ["train_on_device_test", "train_device_test", "nn_test"]
+
+
+def run(command):
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def first_failure(build):
+    built = run(["cmake", "--build", build, "--target", *TARGETS])
+    if built.returncode != 0:
+        sys.exit(f"the build fails:\n{built.stdout[-3000:]}{built.stderr[-2000:]}")
+    for test in TESTS:
+        for seed in map(str, range(1, 4)):
+            try:
+                done = subprocess.run([f"{build}/{test}", "--gtest_fail_fast"], cwd=ROOT, capture_output=True, text=True,
+                                      timeout=600, env={**os.environ, "TWOBP_STAND_IN_SEED": seed})
+            except subprocess.TimeoutExpired:
+                return f"{test} does not end"
+            if done.returncode != 0:
+                failed = re.findall(r"\[  FAILED  \] ([^\s,]+)", done.stdout) or re.findall(r"\[ RUN      \] (\S+)", done.stdout)[-1:]
+                return f"{failed[0] if failed else test}{'' if seed == '1' else f' (seed {seed})'}"
+    return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default="build/release")
+    parser.add_argument("words", nargs="*")
+    options = parser.parse_args()
+    failure = first_failure(options.build)
+    if failure:
+        sys.exit(f"{failure} fails although nothing is left out")
+    unnoticed = 0
+    for name, line, instead in LINES:
+        if options.words and not any(word in name + line for word in options.words):
+            continue
+        path = ROOT / name
+        text = path.read_text()
+        if text.count(line) != 1:
+            sys.exit(f"{name} has {text.count(line)} times the line: {line}")
+        try:
+            path.write_text(text.replace(line, instead))
+            failure = first_failure(options.build)
+        finally:
+            path.write_text(text)
+        unnoticed += failure is None
+        print(f"{failure or 'NO TEST FAILS'}  <-  {name}: {line} -> {instead}", flush=True)
+    run(["cmake", "--build", options.build, "--target", *TARGETS])
+    return 1 if unnoticed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+// Sums of gradients over replicas on devices: what they wait for, and what does not wait for them.
+#include <atomic>
+
+#include <gtest/gtest.h>
+
+#include "tests/nn/device/stand_in_device.h"
+#include "twobp/pipeline/gradient_reducer.h"
+#include "twobp/transport/threads/in_process.h"
+
+namespace twobp::TWOBP_FILE {
+namespace {
+
+TEST(DeviceSums, WaitForWAndLetComputationsPass) {
+  const std::vector<Device> devices = {test::stand_in_device(20), test::stand_in_device(21)};
+  const auto replicas = make_in_process_transports(2, 0, devices);
+  std::atomic<bool> open = false;
+  std::atomic<int> computations = 0;
+  std::vector<Parameter> weights;
+  std::vector<std::unique_ptr<GradientReducer>> reducers;
+  for (int replica = 0; replica < 2; ++replica) weights.emplace_back("w", at::zeros({30, 7}));
+  for (int replica = 0; replica < 2; ++replica) {
+    const Device& device = devices[replica];
+    const OnStream here(device.compute());
+    Parameter& weight = weights[replica];
+    weight.allocate_value(1);
+    weight.move_to(device.where());
+    weight.allocate_grad();
+    reducers.push_back(std::make_unique<GradientReducer>(
+        *replicas[replica], std::vector<GradientReducer::Item>{{&weight, 0, 0, "layer"}}, 1 << 20, device));
+    if (replica == 1) test::hold(device.weights(), [&] { return open.load(); });
+    {
+      const OnStream there(device.weights());
+      weight.accumulate(at::full({30, 7}, 2 + replica, weight.grad.options()));
+    }
+    reducers[replica]->layer_done(0, 0);
+    test::put(device.compute(), [&] { ++computations; });
+  }
+  const auto progress = [&] {
+    for (int i = 0; i < 10; ++i) {
+      test::let_run();
+      for (int replica = 0; replica < 2; ++replica) {
+        const OnStream here(devices[replica].compute());
+        reducers[replica]->progress();
+        test::put(devices[replica].compute(), [&] { ++computations; });
+      }
+    }
+    test::let_run();
+  };
+  progress();
+  EXPECT_EQ(computations, 22) << "F and I wait for no sum";
+  EXPECT_FALSE(devices[0].sums().idle()) << "the other replica's W is not done";
+  open = true;
+  for (int replica = 0; replica < 2; ++replica) {
+    const OnStream here(devices[replica].compute());
+    reducers[replica]->finish(60);
+    EXPECT_TRUE(weights[replica].grad.cpu().eq(5).all().item<bool>()) << weights[replica].grad.cpu()[0][0];
+  }
+}
+
+}  // namespace
+}  // namespace twobp::TWOBP_FILE
