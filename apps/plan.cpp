@@ -186,6 +186,12 @@ void add_plan_command(CLI::App& app) {
       ".csv files, else the configured one)");
   text("--micro-batches", options->micro_batches,
        "[list] number M (default: the schedule's own; when comparing: N, 2N and 4N)");
+  plan->add_option(
+          "--slices", options->slices,
+          "equal slices of each micro-batch's sequences (pipeline.slices); costs stay those of a whole "
+          "micro-batch")
+      ->capture_default_str()
+      ->check(number_from(1));
   text("--p2", options->p2,
        "[list] when weight gradients run: " + join(policy_names()) +
            " (default: placed for a file that places W, else fill; with a model: all)");

@@ -275,6 +275,10 @@ void draw(const PlanOptions& options, const CostModel& model, const PlanChoice& 
 void plan_model(const PlanOptions& options) {
   std::optional<Config> config;
   if (!options.config.empty()) config = load_config(options.config, options.overrides);
+  TWOBP_CHECK(
+      options.slices == 1 && (!config || config->pipeline.slices == 1),
+      "the plan of a model compares whole sequences only: leave --slices out and set pipeline.slices to 1, "
+      "or compare slices by twobp bench --ways");
   PlanRequest request = request_of(options, config);
   const CostModel model = costs_of(options, config, request);
   request.interconnect = interconnect_of(options, model, config);

@@ -186,8 +186,8 @@ void print_plans(const std::vector<const SimulatedPlan*>& plans, const std::vect
                  const PlanOptions& options) {
   const SimulatedPlan& plan = *plans[0];
   std::cout << printable(plan.schedule.name) << ": " << plan.schedule.stages << " stages on "
-            << plan.schedule.rank_count() << " ranks, " << plan.schedule.micro_batches
-            << " micro-batches, p2 " << policy_name(plan.schedule.policy);
+            << plan.schedule.rank_count() << " ranks, " << plan.schedule.count_text() << ", p2 "
+            << policy_name(plan.schedule.policy);
   if (options.cap > 0) std::cout << ", at most " << number(options.cap) << " micro-batches a rank";
   if (!options.memory.empty()) std::cout << ", at most " << options.memory << " micro-batches a rank";
   std::cout << "\n\n";

@@ -162,9 +162,22 @@ SimulatedPlan simulated(Schedule schedule, const std::vector<StageCost>& costs, 
 }
 
 SimulatedPlan make_plan(const PlanOptions& options, const Planned& of, P2Policy policy, int micro_batches) {
-  Schedule schedule = of.asked.source.make(of.shape.stages, of.shape.ranks, micro_batches, policy);
+  Schedule schedule =
+      of.asked.source.make(of.shape.stages, of.shape.ranks, micro_batches, policy, options.slices);
   if (options.order_for_rendezvous) schedule = order_for_rendezvous(std::move(schedule));
   return simulated(std::move(schedule), of.costs, options);
+}
+
+// The costs of one of equal slices of a micro-batch.
+std::vector<StageCost> of_a_slice(std::vector<StageCost> costs, int slices) {
+  for (StageCost& cost : costs) {
+    for (double StageCost::*of :
+         {&StageCost::forward, &StageCost::backward_p1, &StageCost::backward_p2, &StageCost::activation_bytes,
+          &StageCost::stash_bytes, &StageCost::output_bytes, &StageCost::input_gradient_bytes}) {
+      cost.*of /= slices;
+    }
+  }
+  return costs;
 }
 
 void write_timeline(const std::vector<DrawnPlan>& plans, const PlanOptions& options) {
@@ -172,8 +185,7 @@ void write_timeline(const std::vector<DrawnPlan>& plans, const PlanOptions& opti
   Trace trace;
   trace.simulated = true;
   trace.abstract = options.config.empty() && options.costs.empty();
-  trace.title =
-      concat(schedule.name, ", ", schedule.stages, " stages, ", schedule.micro_batches, " micro-batches");
+  trace.title = concat(schedule.name, ", ", schedule.stages, " stages, ", schedule.count_text());
   for (const DrawnPlan& each : plans) {
     trace.step_names.push_back(each.name);
     trace.steps.push_back(
@@ -195,7 +207,7 @@ void write_svg(const SimulatedPlan& plan, const PlanOptions& options) {
   picture.until = options.svg_end;
   picture.title = concat(plan.schedule.name, " with p2 ", policy_name(plan.schedule.policy), ", ",
                          plan.schedule.rank_count(), " ranks, ", plan.schedule.stages, " stages, ",
-                         plan.schedule.micro_batches, " micro-batches");
+                         plan.schedule.count_text());
   write_output("--svg", options.svg, draw_svg(plan.schedule, plan.simulation, picture));
 }
 
@@ -286,6 +298,8 @@ void plan_schedule(const PlanOptions& options) {
   std::vector<Planned> all;
   const std::vector<Asked> asked = asked_of(options);
   const bool compares = asked.size() > 1 || options.search;
+  TWOBP_CHECK(!options.search || options.slices == 1,
+              "--search finds schedules of whole sequences: leave out --slices");
   int parts = 1;
   int micro_batches =
       options.micro_batches.empty() ? 0 : parse_count("--micro-batches", options.micro_batches);
@@ -300,7 +314,7 @@ void plan_schedule(const PlanOptions& options) {
   }
   const GivenCosts given(options, parts);
   for (Planned& each : all) {
-    each.costs = given.of(each.shape.stages);
+    each.costs = of_a_slice(given.of(each.shape.stages), options.slices);
     each.plan = make_plan(options, each, each.asked.policy, micro_batches);
     validate(each.plan.schedule, {.sends = options.rendezvous ? Sends::kRendezvous : Sends::kBuffered,
                                   .buffer_limit = options.buffers});

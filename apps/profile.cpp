@@ -94,6 +94,8 @@ double parameters_of(const ModelSpec& model) {
 void profile(const ProfileOptions& options) {
   check_alone("profile", find_launcher());
   const Config config = load_config(options.config, options.overrides);
+  TWOBP_CHECK(config.pipeline.slices == 1,
+              "a profile for plans is of whole sequences: set pipeline.slices to 1");
   MeasureOptions measure;
   if (!options.sizes.empty()) measure.micro_batch_sizes = parse_counts("--micro-batch-sizes", options.sizes);
   measure.only_what_fits = options.sizes.empty();

@@ -29,8 +29,9 @@ struct Options {
   std::vector<std::string> policies;  // empty: placed if the schedule places W, else off and fill
   int micro_batches_per_rank = 4;
   int micro_batches = 0;     // 0: set by the number of ranks
+  int slices = 1;            // of each micro-batch
   int layers = 4;            // per stage: the number of pieces of W
-  double milliseconds = 10;  // of F, of I and of W on a rank, over all its stages
+  double milliseconds = 10;  // of F, of I and of W of a micro-batch on a rank, over all its stages
   std::string json_file;
 };
 
@@ -67,6 +68,16 @@ Bubble of_run(const StepReport& report) {
   return {report.mean_idle(), 1 - work / longest, report.seconds()};
 }
 
+// Activations and stash of the fullest rank.
+int64_t most_held(const StepReport& report) {
+  int64_t most = 0;
+  for (const MemoryUse& use : report.rank_memory) {
+    most = std::max(most, use.at_peak[static_cast<size_t>(MemoryCategory::kActivations)] +
+                              use.at_peak[static_cast<size_t>(MemoryCategory::kStash)]);
+  }
+  return most;
+}
+
 json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Options& options) {
   const int per_rank = usual_stages_per_rank(named.placement);
   const int stages = ranks * per_rank;
@@ -74,8 +85,8 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
       options.micro_batches > 0 ? options.micro_batches : options.micro_batches_per_rank * ranks;
   EmulatedLayer layer;
   layer.forward = layer.backward_p1 = layer.backward_p2 =
-      options.milliseconds * 1e-3 / per_rank / options.layers;
-  layer.activation_bytes = layer.stash_bytes = 1 << 10;
+      options.milliseconds * 1e-3 / per_rank / options.layers / options.slices;
+  layer.activation_bytes = layer.stash_bytes = (1 << 16) / options.slices;
   const ModelSpec model =
       emulated(std::vector<EmulatedLayer>(static_cast<size_t>(stages) * options.layers, layer));
   Profile profile;
@@ -90,6 +101,11 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
   pipeline_options.stages = stages;
   pipeline_options.split.assign(stages, options.layers);
   pipeline_options.rank_of_stage = place_stages(named.placement, stages, ranks);
+  const int64_t positions = kSliceBlock * options.slices;
+  if (options.slices > 1) {
+    pipeline_options.slices = {equal_cuts(positions, options.slices),
+                               std::vector<Profile>(options.slices, profile)};
+  }
   Pipeline pipeline(model, profile, pipeline_options);
   const StepSetup setup = pipeline.setup(named.name, micro_batches, policy, P2Batching::kLoop, 0);
 
@@ -97,14 +113,21 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
   for (StageCost& cost : costs) {
     cost.forward = cost.backward_p1 = cost.backward_p2 = layer.forward * options.layers;
     cost.p2_units = options.layers;
+    cost.activation_bytes = static_cast<double>(layer.activation_bytes) * options.layers;
+    cost.stash_bytes = static_cast<double>(layer.stash_bytes) * options.layers;
   }
   const double work = micro_batches * 3 * options.milliseconds * 1e-3;
-  const Bubble simulated = of_simulation(simulate(setup.schedule, costs), work);
+  const Simulation simulation = simulate(setup.schedule, costs);
+  const Bubble simulated = of_simulation(simulation, work);
+  double most_held_simulated = 0;
+  for (const RankSimulation& rank : simulation.ranks)
+    most_held_simulated = std::max(most_held_simulated, rank.peak_bytes);
 
-  const std::vector<Fields> batch(micro_batches);
+  const std::vector<Fields> batch(micro_batches, {{"input_ids", at::zeros({1, positions}, at::kLong)}});
   StepInput step;
   step.want_events = true;
-  const Bubble measured = of_run(pipeline.run(setup, batch, step));
+  const StepReport measured_report = pipeline.run(setup, batch, step);
+  const Bubble measured = of_run(measured_report);
 
   std::printf("%-18s %-8s %4d %4d  %8.3fs %8.3fs  %7.4f %7.4f %+8.4f  %7.4f %7.4f\n",
               std::string(named.name).c_str(), std::string(policy_name(policy)).c_str(), ranks, micro_batches,
@@ -115,6 +138,9 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
           {"p2", policy_name(policy)},
           {"ranks", ranks},
           {"micro_batches", micro_batches},
+          {"slices", options.slices},
+          {"peak_held_bytes", most_held(measured_report)},
+          {"peak_held_bytes_simulated", most_held_simulated},
           {"step_seconds", measured.seconds},
           {"step_seconds_simulated", simulated.seconds},
           {"idle", measured.idle},
@@ -133,6 +159,7 @@ int run(const Options& options) {
   for (const int ranks : options.ranks) {
     for (const std::string& name : options.schedules.empty() ? schedule_names() : options.schedules) {
       const NamedSchedule& named = named_schedule(name);
+      if (options.slices > 1 && !named.takes_slices) continue;
       std::vector<std::string> policies = options.policies;
       if (policies.empty()) {
         policies =
@@ -163,6 +190,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--micro-batches", options.micro_batches,
                  "Number of micro-batches M, for every number of ranks");
+  app.add_option("--slices", options.slices, "Equal slices of each micro-batch")->capture_default_str();
   app.add_option("--layers", options.layers, "Layers per stage; W runs in as many pieces")
       ->capture_default_str();
   app.add_option("--milliseconds", options.milliseconds, "Time of each of F, I and W on a rank")

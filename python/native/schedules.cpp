@@ -34,14 +34,15 @@ struct Simulated {
 };
 
 Schedule make(const std::string& name, std::optional<int> stages, std::optional<int> ranks,
-              std::optional<int> micro_batches, const std::optional<std::string>& p2) {
+              std::optional<int> micro_batches, const std::optional<std::string>& p2, int slices) {
   const ScheduleSource source(name);
   const P2Policy policy = p2 ? parse_policy(*p2) : source.default_policy();
   const auto placed = source.rank_of_stage(stages.value_or(0), ranks.value_or(0));
   const auto all = static_cast<int>(placed.size());
   int count = 0;
   for (const int rank : placed) count = std::max(count, rank + 1);
-  return source.make(all, count, micro_batches.value_or(source.default_micro_batches(all, count)), policy);
+  return source.make(all, count, micro_batches.value_or(source.default_micro_batches(all, count)), policy,
+                     slices);
 }
 
 Simulated run(const Schedule& schedule, const Costs& forward, const Costs& backward_p1,
@@ -72,7 +73,7 @@ void add_schedules(py::module_& module) {
   module.def("schedule_names", &schedule_names);
   module.def("make_schedule", &make, py::arg("name"), py::arg("stages") = py::none(),
              py::arg("ranks") = py::none(), py::arg("micro_batches") = py::none(),
-             py::arg("p2") = py::none());
+             py::arg("p2") = py::none(), py::arg("slices") = 1);
   module.def("schedule_from_csv", [](const std::string& text, const std::string& name) {
     Schedule schedule = from_csv(text, name);
     const P2Policy policy = ScheduleSource(schedule).default_policy();
@@ -84,7 +85,8 @@ void add_schedules(py::module_& module) {
       .def_readonly("name", &Schedule::name)
       .def_property_readonly("p2", [](const Schedule& s) { return std::string(policy_name(s.policy)); })
       .def_readonly("stages", &Schedule::stages)
-      .def_readonly("micro_batches", &Schedule::micro_batches)
+      .def_property_readonly("micro_batches", [](const Schedule& s) { return s.micro_batches / s.slices; })
+      .def_readonly("slices", &Schedule::slices)
       .def_readonly("rank_of_stage", &Schedule::rank_of_stage)
       .def("instructions",
            [](const Schedule& s) {

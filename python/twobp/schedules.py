@@ -52,6 +52,11 @@ class Schedule:
         return self._native.micro_batches
 
     @property
+    def slices(self) -> int:
+        """Slices of each micro-batch's sequences. With k > 1, instructions count slices: number m k + s is slice s of micro-batch m."""
+        return self._native.slices
+
+    @property
     def rank_of_stage(self) -> list[int]:
         return self._native.rank_of_stage
 
@@ -90,8 +95,8 @@ class Schedule:
         return self.simulate().svg()
 
     def __repr__(self) -> str:
-        return (f"<twobp.Schedule {self.name}, {self.stages} stages on {len(self.ranks)} ranks, {self.micro_batches} micro-batches, "
-                f"p2 {self.p2}>")
+        return (f"<twobp.Schedule {self.name}, {self.stages} stages on {len(self.ranks)} ranks, {self.micro_batches} micro-batches"
+                f"{f' of {self.slices} slices' if self.slices > 1 else ''}, p2 {self.p2}>")
 
 
 class Simulation:
@@ -151,12 +156,12 @@ def schedules() -> list[str]:
 
 
 def schedule(name: str, *, stages: int | None = None, ranks: int | None = None, micro_batches: int | None = None,
-             p2: str | None = None) -> Schedule:
+             p2: str | None = None, slices: int = 1) -> Schedule:
     """The schedule of this name, or in the file of this name if it ends in .csv.
 
     Numbers that are not given are the schedule's own; without stages and ranks, it has 2 ranks. `p2` says when W runs: off, end,
-    cooldown, fill or placed. Raises twobp.Error for an unknown name (with the nearest one) and for numbers that do not fit."""
-    return Schedule(_native.make_schedule(name, stages, ranks, micro_batches, p2))
+    cooldown, fill or placed. `slices` cuts each micro-batch along its sequence (docs/long_sequences.md). Raises twobp.Error for an unknown name (with the nearest one) and for numbers that do not fit."""
+    return Schedule(_native.make_schedule(name, stages, ranks, micro_batches, p2, slices))
 
 
 def _write(path: str | os.PathLike | None, text: str) -> str:

@@ -75,6 +75,35 @@ TEST_F(MeasuredCommand, WithSeveralStagesARank) {
   EXPECT_EQ(out.find("recorded order"), std::string::npos) << "placed W needs none:\n" << out;
 }
 
+TEST_F(MeasuredCommand, WithSlices) {
+  const std::string run = trace({"--set", "pipeline.slices=2", "--set", "data.sequence=32"});
+  const std::string text = read_file(run);
+  EXPECT_NE(text.find("\"F0.1\""), std::string::npos) << "slice 1 of micro-batch 0";
+  EXPECT_NE(text.find("\"I1.0\""), std::string::npos);
+  const std::string out = expect_success({"plan", "--measured", run, "--timeline", path("both.html")}).out;
+  EXPECT_NE(out.find("rank 1, recorded W"), std::string::npos) << out;
+}
+
+TEST_F(MeasuredCommand, PlanDrawsSlices) {
+  const auto drawn = [&](std::vector<std::string> more) {
+    std::vector<std::string> all = {"plan", "--schedule", "1f1b", "--stages", "2", "--micro-batches",
+                                    "1",    "--p2",       "off"};
+    all.insert(all.end(), more.begin(), more.end());
+    return expect_success(all).out;
+  };
+  EXPECT_NE(drawn({}).find("50.0 %"), std::string::npos) << drawn({});
+  const std::string sliced = drawn({"--slices", "4"});  // (N - 1) / (k M + N - 1)
+  EXPECT_NE(sliced.find("1 micro-batches of 4 slices"), std::string::npos) << sliced;
+  EXPECT_NE(sliced.find("F0.3"), std::string::npos) << sliced;
+  EXPECT_NE(sliced.find("20.0 %"), std::string::npos) << sliced;
+  expect_one_message({"plan", "--schedule", "1f1b", "--slices", "2", "--csv", path("none.csv")},
+                     {"1f1b", "2 slices", "text form"});
+  expect_one_message({"plan", "--schedule", "dualpipe-v", "--slices", "2"}, {"dualpipe-v", "slices"});
+  expect_one_message({"plan", "--schedule", "1f1b", "--slices", "0"}, {"--slices"});
+  expect_one_message({"plan", folder_.write("config.json", tiny_config().dump()), "--slices", "2"},
+                     {"whole sequences"});
+}
+
 TEST_F(MeasuredCommand, RefusesOtherTraces) {
   expect_one_message({"plan", "--measured", path("none.json")}, {path("none.json")});
   expect_one_message({"plan", "--measured", folder_.write("text.json", "what?")}, {"text.json", "not JSON"});

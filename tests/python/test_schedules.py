@@ -25,6 +25,15 @@ def test_instructions_are_data():
         ("F", 1, 0, 1), ("B", 1, 0, 1), ("F", 1, 1, 1), ("B", 1, 1, 1)]
 
 
+def test_slices_follow_each_other_and_go_back_in_reverse():
+    one = twobp.schedule("1f1b", stages=2, micro_batches=1, p2="off", slices=2)
+    assert (one.micro_batches, one.slices) == (1, 2) and "1 micro-batches of 2 slices" in repr(one)
+    assert [one for one in one.ranks[1] if not one.op.startswith(("SEND", "RECV"))] == [
+        ("F", 1, 0, 1), ("F", 1, 1, 1), ("B", 1, 1, 1), ("B", 1, 0, 1)]
+    with pytest.raises(twobp.Error, match="no form with slices"):
+        twobp.schedule("dualpipe-v", ranks=2, micro_batches=4, slices=2)
+
+
 def test_the_paper_s_example_takes_9_units_without_2bp_and_7_with_it():
     off = twobp.schedule("1f1b", stages=2, micro_batches=2, p2="off").simulate()
     fill = twobp.schedule("1f1b", stages=2, micro_batches=2, p2="fill").simulate()

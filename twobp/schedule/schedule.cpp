@@ -61,6 +61,11 @@ std::vector<std::string> policy_names() {
   return {kPolicyNames.begin(), kPolicyNames.end()};
 }
 
+std::string Schedule::count_text() const {
+  const std::string count = concat(micro_batches / slices, " micro-batches");
+  return slices > 1 ? concat(count, " of ", slices, " slices") : count;
+}
+
 bool Schedule::has_backward() const {
   return std::any_of(ranks.begin(), ranks.end(), [](const std::vector<Instruction>& list) {
     return std::any_of(list.begin(), list.end(), [](const Instruction& instruction) {

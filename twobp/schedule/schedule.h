@@ -72,6 +72,8 @@ struct Schedule {
   bool is_last(int stage) const { return stage + 1 == stages; }
   // False for an evaluation.
   bool has_backward() const;
+  // "4 micro-batches", or "4 micro-batches of 8 slices".
+  std::string count_text() const;
   // The micro-batch whose I and W a stage runs in this place, counted from 0; or the place of a micro-batch.
   int backward_order(int place) const { return place / slices * slices + (slices - 1 - place % slices); }
   // With `fill`, a rank that waits for a message runs pending W.

@@ -75,7 +75,8 @@ class Comparer {
 
   void measure_costs() {
     result_.costs = run_.costs;
-    const double ops = step_count() * run_.schedule.micro_batches;
+    const size_t stages = run_.schedule.stages;
+    const double ops = step_count() * run_.schedule.micro_batches * stages / result_.costs.size();
     std::vector<double> optimizer(ranks(), 0);
     std::vector<double> fixed(ranks(), 0);
     for (StageCost& cost : result_.costs) cost.forward = cost.backward_p1 = cost.backward_p2 = 0;
@@ -85,7 +86,8 @@ class Comparer {
           fixed[rank] = std::max(fixed[rank], static_cast<double>(event.total - event.held));
           if (event.kind == Kind::kOptimizer) optimizer[rank] += seconds_of(event) / step_count();
           if (event.kind > Kind::kBackwardP2) continue;
-          StageCost& cost = result_.costs[event.stage];
+          StageCost& cost =
+              result_.costs[cost_index(run_.schedule, result_.costs, event.stage, event.micro_batch)];
           double& seconds = event.kind == Kind::kForward      ? cost.forward
                             : event.kind == Kind::kBackwardP1 ? cost.backward_p1
                                                               : cost.backward_p2;
@@ -94,7 +96,7 @@ class Comparer {
       }
     }
     std::vector<bool> seen(ranks(), false);
-    for (int stage = 0; stage < run_.schedule.stages; ++stage) {
+    for (size_t stage = 0; stage < stages; ++stage) {
       const int rank = run_.schedule.rank_of_stage[stage];
       result_.costs[stage].optimizer = seen[rank] ? 0 : optimizer[rank];
       result_.costs[stage].fixed_bytes = seen[rank] ? 0 : fixed[rank];

@@ -22,9 +22,10 @@ bool parse_step(std::string_view text, int64_t& step) {
 }
 
 // "3", or "3-5" for several micro-batches that ran as one.
-std::string micro_batches(const Event& event) {
-  if (event.count == 1) return std::to_string(event.micro_batch);
-  return concat(event.micro_batch, '-', event.micro_batch + event.count - 1);
+std::string micro_batches(const Event& event, int slices) {
+  const std::string first = micro_batch_name(event.micro_batch, slices);
+  if (event.count == 1) return first;
+  return concat(first, '-', micro_batch_name(event.micro_batch + event.count - 1, slices));
 }
 
 }  // namespace
@@ -63,14 +64,14 @@ std::string_view idle_text(IdleCause cause) {
   return texts.at(static_cast<size_t>(cause));
 }
 
-std::string event_name(const Event& event) {
+std::string event_name(const Event& event, int slices) {
   switch (event.kind) {
     case Event::Kind::kForward:
-      return concat('F', micro_batches(event));
+      return concat('F', micro_batches(event, slices));
     case Event::Kind::kBackwardP1:
-      return concat('I', micro_batches(event));
+      return concat('I', micro_batches(event, slices));
     case Event::Kind::kBackwardP2:
-      return concat('W', micro_batches(event), event.name.empty() ? "" : " ", event.name);
+      return concat('W', micro_batches(event, slices), event.name.empty() ? "" : " ", event.name);
     case Event::Kind::kOptimizer:
       return "optimizer";
     case Event::Kind::kIdle:

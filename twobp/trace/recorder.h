@@ -51,7 +51,8 @@ class TraceRecorder : public Observer {
 };
 
 // "F3", "W3 model.layers.2.mlp.down_proj", "send", "idle: waiting for a message".
-std::string event_name(const Event& event);
+// With slices, "F1.2" is slice 2 of micro-batch 1.
+std::string event_name(const Event& event, int slices = 1);
 // "start-up", "waiting for a message", ...: texts for readers who have not read the code.
 std::string_view idle_text(IdleCause cause);
 

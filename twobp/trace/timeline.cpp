@@ -67,6 +67,7 @@ ordered_json ranks_json(const StepReport& step, Names& names) {
 ordered_json data_json(const Trace& trace) {
   Names names;
   ordered_json data = {{"title", trace.title}, {"simulated", trace.simulated}, {"abstract", trace.abstract}};
+  data["slices"] = trace.run ? trace.run->schedule.slices : 1;
   data["facts"] = trace.facts;
   for (int cause = 0; cause < kIdleCauses; ++cause) {
     data["causes"].push_back(idle_text(static_cast<IdleCause>(cause)));

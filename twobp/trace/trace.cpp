@@ -122,7 +122,8 @@ class Writer {
     args["held_bytes"] = event.held;
     args["total_bytes"] = event.total;
     args["peak_bytes"] = event.peak;
-    slice(rank_track(rank), event_name(event), category_of(event), event.begin, event.end, std::move(args));
+    slice(rank_track(rank), event_name(event, trace_.run ? trace_.run->schedule.slices : 1),
+          category_of(event), event.begin, event.end, std::move(args));
     out_.push_back({{"ph", "C"},
                     {"name", concat("memory of rank ", rank)},
                     {"pid", kProcess},

@@ -55,9 +55,13 @@ std::string short_name(const std::string& name) {
 }
 
 ordered_json schedule_json(const Schedule& schedule) {
-  ordered_json json = {{"name", short_name(schedule.name)},       {"p2", policy_name(schedule.policy)},
-                       {"micro_batches", schedule.micro_batches}, {"rank_of_stage", schedule.rank_of_stage},
-                       {"allow_reorder", schedule.allow_reorder}, {"ranks", ordered_json::array()}};
+  ordered_json json = {{"name", short_name(schedule.name)},
+                       {"p2", policy_name(schedule.policy)},
+                       {"micro_batches", schedule.micro_batches},
+                       {"rank_of_stage", schedule.rank_of_stage},
+                       {"slices", schedule.slices},
+                       {"allow_reorder", schedule.allow_reorder},
+                       {"ranks", ordered_json::array()}};
   for (const auto& rank : schedule.ranks) {
     ordered_json list = ordered_json::array();
     for (const Instruction& each : rank) {
@@ -81,8 +85,9 @@ class RunReader {
     TracedRun run;
     run.schedule = schedule(member(json, "schedule"));
     for (const ordered_json& each : array(json, "costs")) run.costs.push_back(cost(each));
-    TWOBP_CHECK(static_cast<int>(run.costs.size()) == run.schedule.stages, origin_, ": costs of ",
-                run.costs.size(), " stages, the schedule has ", run.schedule.stages);
+    const size_t stages = run.schedule.stages;
+    TWOBP_CHECK(run.costs.size() == stages || run.costs.size() == stages * run.schedule.slices, origin_,
+                ": costs of ", run.costs.size(), " stages, the schedule has ", stages);
     for (const ordered_json& each : array(json, "cap_per_rank")) {
       run.cap_per_rank.push_back(number(each, "cap_per_rank", false));
     }
@@ -178,6 +183,10 @@ class RunReader {
     }
     read.micro_batches = static_cast<int>(
         integer(json, "micro_batches", 1, std::max<int64_t>(1, std::min<int64_t>(INT32_MAX, cells))));
+    if (json.contains("slices"))
+      read.slices = static_cast<int>(integer(json, "slices", 1, read.micro_batches));
+    TWOBP_CHECK(read.micro_batches % read.slices == 0, origin_, ": ", read.micro_batches,
+                " micro-batches, which ", read.slices, " slices do not divide");
     for (const ordered_json& rank : ranks) {
       read.ranks.emplace_back();
       for (const ordered_json& cell : rank) read.ranks.back().push_back(instruction(cell, read));

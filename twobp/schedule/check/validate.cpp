@@ -61,10 +61,9 @@ class Validator {
     if (index >= 0 || cells <= kMostUnmarkedCells) {
       grid = concat('\n', draw_instructions(schedule_, index >= 0 ? rank : -1, index));
     }
-    throw InvalidSchedule(
-        concat("schedule '", schedule_.name, "' with ", schedule_.stages, " stages and ",
-               schedule_.micro_batches, " micro-batches is not valid: ", concat(what...), grid),
-        index >= 0 ? rank : -1, index);
+    throw InvalidSchedule(concat("schedule '", schedule_.name, "' with ", schedule_.stages, " stages and ",
+                                 schedule_.count_text(), " is not valid: ", concat(what...), grid),
+                          index >= 0 ? rank : -1, index);
   }
   // Rejects at the current instruction.
   template <typename... Args>

@@ -207,8 +207,8 @@ class Picture {
   }
   std::string description() const {
     return concat(schedule_.name, " with p2 ", policy_name(schedule_.policy), ": ", schedule_.stages,
-                  " stages on ", schedule_.rank_count(), " ranks, ", schedule_.micro_batches,
-                  " micro-batches; the ranks are idle for ", percent(simulation_.bubble_ratio()),
+                  " stages on ", schedule_.rank_count(), " ranks, ", schedule_.count_text(),
+                  "; the ranks are idle for ", percent(simulation_.bubble_ratio()),
                   " of the step on average");
   }
 
@@ -221,7 +221,8 @@ class Picture {
     if (lengths.empty()) return kNumberSize;
     const auto middle = lengths.begin() + static_cast<std::ptrdiff_t>(lengths.size() / 2);
     std::nth_element(lengths.begin(), middle, lengths.end());
-    const auto digits = static_cast<double>(std::to_string(schedule_.micro_batches - 1).size());
+    const auto digits =
+        static_cast<double>(micro_batch_name(schedule_.micro_batches - 1, schedule_.slices).size());
     const double fitting = (*middle - kNumberSpace) / (digits * kCharacter);
     return std::min({kNumberSize, bar_ * 0.6, std::max(fitting, kSmallestNumber)});
   }
@@ -239,7 +240,7 @@ class Picture {
     double busy = 0;
     for (const SimulatedOp& op : result.timeline) {
       const Color color = shade(kFills[kind_of(op.op)], chunk_of_stage_[op.stage], chunks_);
-      add_bar(color, op.begin, op.end, y, std::to_string(op.micro_batch));
+      add_bar(color, op.begin, op.end, y, micro_batch_name(op.micro_batch, schedule_.slices));
       busy += op.end - op.begin;
     }
     // The optimizer is the busy time after the last op, before the tail.

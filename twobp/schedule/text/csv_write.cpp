@@ -123,6 +123,9 @@ CsvForm parse_csv_form(std::string_view name) {
 }
 
 std::string to_csv(const Schedule& schedule, CsvForm form) {
+  TWOBP_CHECK(
+      schedule.slices == 1, "schedule '", schedule.name, "' has ", schedule.slices,
+      " slices for each micro-batch, and PyTorch's text form has no place for them: write one without");
   const Schedule cells = lower(schedule);
   for (int rank = 0; rank < cells.rank_count(); ++rank) {
     TWOBP_CHECK(!cells.ranks[rank].empty(), "schedule '", schedule.name, "': rank ", rank,
