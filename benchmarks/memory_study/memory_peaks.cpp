@@ -40,7 +40,7 @@ struct Placed {
 // Skips presets that have another name but the same generator (1f1b-1 and 1f1b-2 are 1f1b).
 std::vector<const NamedSchedule*> schedules() {
   std::vector<const NamedSchedule*> all;
-  std::set<Schedule (*)(int, int, int)> generators;
+  std::set<Schedule (*)(int, int, int, int)> generators;
   for (const NamedSchedule& schedule : named_schedules()) {
     if (generators.insert(schedule.generate).second) all.push_back(&schedule);
   }

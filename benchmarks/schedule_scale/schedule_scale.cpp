@@ -45,7 +45,7 @@ void run(int ranks, int micro_batches, const std::string& name, P2Policy policy)
   const NamedSchedule& named = named_schedule(name);
   const int stages = ranks * usual_stages_per_rank(named.placement);
   const double begin = now();
-  Schedule schedule = named.generate(stages, ranks, micro_batches);
+  Schedule schedule = named.generate(stages, ranks, micro_batches, 1);
   schedule.name = name;
   schedule = add_communication(apply_p2_policy(std::move(schedule), policy));
   const double generated = now();

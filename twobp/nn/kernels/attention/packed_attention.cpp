@@ -13,7 +13,7 @@ namespace twobp {
 namespace {
 
 // Queries in a block. Causal blocks are smaller, because a block computes with keys that its first queries do
-// not see.
+// not see. In a later slice of a sequence, that is a small part of its keys.
 constexpr int64_t kBlock = 128;
 constexpr int64_t kCausalBlock = 64;
 
@@ -49,7 +49,7 @@ struct Loops {
         dim(attention.head_dim),
         stride(row_stride(packed)),
         out_stride(heads * dim),
-        block(attention.causal ? kCausalBlock : kBlock),
+        block(attention.causal && past == 0 ? kCausalBlock : kBlock),
         scale(attention.scale > 0 ? T(attention.scale) : T(1) / std::sqrt(T(dim))),
         shift(attention.shift.defined() ? numbers<T>(attention.shift) : nullptr),
         starts(starts_of(attention, positions)) {}
@@ -91,17 +91,6 @@ struct Loops {
     }
   }
 
-  // Adds dk and dv (keys(), D) of the earlier slices' keys to their gradients.
-  void add_to_earlier(int64_t b, int64_t kv, const T* dk, const T* dv) const {
-    for (const EarlierKeys& keys : attention.earlier) {
-      const int64_t count = keys.rows.size(1);
-      T* to = mutable_numbers<T>(keys.gradient) + b * count * 2 * kv_heads * dim + kv * dim;
-      for (int64_t s = 0; s < count; ++s, to += 2 * kv_heads * dim, dk += dim, dv += dim) {
-        for (int64_t c = 0; c < dim; ++c) to[c] += dk[c];
-        for (int64_t c = 0; c < dim; ++c) to[kv_heads * dim + c] += dv[c];
-      }
-    }
-  }
   // Adds a gradient (B, count, 2 K D) of keys and values to dk and dv (count, D).
   void add_rows(const at::Tensor& gradient, int64_t b, int64_t kv, int64_t count, T* dk, T* dv) const {
     const T* from = numbers<T>(gradient) + b * count * 2 * kv_heads * dim + kv * dim;
@@ -125,6 +114,7 @@ struct KeyPart {
   int64_t begin = 0;
   int64_t count = 0;
   Matrix<const T> k, v;
+  Matrix<T> dk{}, dv{};  // of a backward pass, to which it adds
 };
 
 // The keys and values of a slice and of those before it. Without slices, there is one part.
@@ -144,9 +134,14 @@ class KeyParts {
       begin += count;
     };
     const int64_t dim = attention_.head_dim;
+    const int64_t width = attention_.kv_heads * dim;
     for (const EarlierKeys& keys : attention_.earlier) {
       if (keys.packed) add(keys.rows, attention_.k_column(kv), attention_.v_column(kv));
-      if (!keys.packed) add(keys.rows, kv * dim, (attention_.kv_heads + kv) * dim);
+      if (!keys.packed) add(keys.rows, kv * dim, width + kv * dim);
+      if (!keys.gradient.defined()) continue;
+      T* const to = mutable_numbers<T>(keys.gradient) + b * keys.rows.size(1) * 2 * width + kv * dim;
+      parts.back().dk = {to, 2 * width};
+      parts.back().dv = {to + width, 2 * width};
     }
     add(packed_, attention_.k_column(kv), attention_.v_column(kv));
     return parts;
@@ -167,6 +162,10 @@ void for_parts(const std::vector<KeyPart<T>>& parts, int64_t key, int64_t cols, 
     KeyPart<T> seen = part;
     seen.k.data += (first - part.begin) * part.k.stride;
     seen.v.data += (first - part.begin) * part.v.stride;
+    if (part.dk.data != nullptr) {
+      seen.dk.data += (first - part.begin) * part.dk.stride;
+      seen.dv.data += (first - part.begin) * part.dv.stride;
+    }
     body(seen, first - key, count);
   }
 }
@@ -219,22 +218,24 @@ void backward(const at::Tensor& packed, const PackedAttention& attention, const 
   const int64_t positions = loops.positions, dim = loops.dim, stride = loops.stride;
   const int64_t dstride = row_stride(dpacked);
   const KeyParts<T> parts(packed, attention);
-  const int64_t past = loops.past, all_keys = loops.keys();
-  const Scratch<T> scratch(2 * all_keys * (loops.block + dim), packed.options());
+  const int64_t all_keys = loops.keys();
+  const Scratch<T> scratch(2 * (all_keys * loops.block + positions * dim), packed.options());
   at::parallel_for(0, loops.tasks(), 1, [&](int64_t begin, int64_t end) {
     T* const p = scratch.mine();
     T* const ds = p + loops.block * all_keys;
     // Summed over the blocks of the group's queries. Stored only at the end, because k and v may lie in the
     // same memory.
     T* const dk = ds + loops.block * all_keys;
-    T* const dv = dk + all_keys * dim;
+    T* const dv = dk + positions * dim;
     for (int64_t task = begin; task < end; ++task) {
       const int64_t b = task / loops.kv_heads, kv = task % loops.kv_heads;
       const T* const rows = numbers<T>(packed) + b * positions * stride;
       T* const drows = mutable_numbers<T>(dpacked) + b * positions * dstride;
       const int64_t k_column = attention.k_column(kv), v_column = attention.v_column(kv);
-      const std::vector<KeyPart<T>> all = parts.of(b, kv);
-      std::fill_n(dk, 2 * all_keys * dim, T(0));  // dk and dv
+      std::vector<KeyPart<T>> all = parts.of(b, kv);
+      all.back().dk = {dk, dim};
+      all.back().dv = {dv, dim};
+      std::fill_n(dk, 2 * positions * dim, T(0));  // dk and dv
       loops.for_blocks(b, kv, [&](int64_t h, int64_t query, int64_t key, const ScoreBlock<T>& scores) {
         const int64_t count = scores.rows, keys = scores.cols;
         const int64_t q_column = attention.q_column(h), at_out = loops.at_out(b, h, query);
@@ -246,21 +247,20 @@ void backward(const at::Tensor& packed, const PackedAttention& attention, const 
         });
         kernels<T>().softmax_backward(scores, p, ds, numbers<T>(log_sum_exp) + loops.row(b, h, query),
                                       numbers<T>(out) + at_out, dy.data, dim, loops.out_stride);
-        gemm<T>(true, false, keys, dim, count, 1, {p, keys}, dy, 1, {dv + key * dim, dim});
-        gemm<T>(true, false, keys, dim, count, 1, {ds, keys}, q, 1, {dk + key * dim, dim});
+        for_parts(all, key, keys, [&](const KeyPart<T>& part, int64_t column, int64_t n) {
+          gemm<T>(true, false, n, dim, count, 1, {p + column, keys}, dy, 1, part.dv);
+          gemm<T>(true, false, n, dim, count, 1, {ds + column, keys}, q, 1, part.dk);
+        });
         // The block's queries are no longer needed.
         for_parts(all, key, keys, [&](const KeyPart<T>& part, int64_t column, int64_t n) {
           gemm<T>(false, false, count, dim, n, 1, {ds + column, keys}, part.k, column > 0,
                   {drows + query * dstride + q_column, dstride});
         });
       });
-      loops.add_to_earlier(b, kv, dk, dv);
-      if (attention.from_later.defined()) {
-        loops.add_rows(attention.from_later, b, kv, positions, dk + past * dim, dv + past * dim);
-      }
+      if (attention.from_later.defined()) loops.add_rows(attention.from_later, b, kv, positions, dk, dv);
       for (int64_t s = 0; s < positions; ++s) {
-        std::copy_n(dk + (past + s) * dim, dim, drows + s * dstride + k_column);
-        std::copy_n(dv + (past + s) * dim, dim, drows + s * dstride + v_column);
+        std::copy_n(dk + s * dim, dim, drows + s * dstride + k_column);
+        std::copy_n(dv + s * dim, dim, drows + s * dstride + v_column);
       }
     }
   });
