@@ -89,6 +89,7 @@ Schedule without_instructions(const Schedule& schedule) {
   result.name = schedule.name;
   result.stages = schedule.stages;
   result.micro_batches = schedule.micro_batches;
+  result.slices = schedule.slices;
   result.rank_of_stage = schedule.rank_of_stage;
   result.allow_reorder = schedule.allow_reorder;
   result.policy = has_p2(schedule) ? P2Policy::kPlaced : P2Policy::kOff;
