@@ -72,8 +72,8 @@ double peak_of(const Simulation& simulation) {
 void add_schedules(py::module_& module) {
   module.def("schedule_names", &schedule_names);
   module.def("make_schedule", &make, py::arg("name"), py::arg("stages") = py::none(),
-             py::arg("ranks") = py::none(), py::arg("micro_batches") = py::none(),
-             py::arg("p2") = py::none(), py::arg("slices") = 1);
+             py::arg("ranks") = py::none(), py::arg("micro_batches") = py::none(), py::arg("p2") = py::none(),
+             py::arg("slices") = 1);
   module.def("schedule_from_csv", [](const std::string& text, const std::string& name) {
     Schedule schedule = from_csv(text, name);
     const P2Policy policy = ScheduleSource(schedule).default_policy();
