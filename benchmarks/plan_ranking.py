@@ -53,8 +53,13 @@ def in_turns(program, config, ways, micro_batches, options, folder):
          "--repeat", options.repeats, "--steps", options.steps, "--warmup", 2, "--json", answer)
     rows = json.loads(answer.read_text())["rows"]
     assert len(rows) == len(ways)
+    return [seconds_by_turn(row, options) for row in rows]
+
+
+def seconds_by_turn(row, options):
+    """Of a row of `twobp bench`: the medians of each turn's steps."""
     steps = options.steps
-    return [[statistics.median(row["step_seconds_all"][turn * steps:(turn + 1) * steps]) for turn in range(options.repeats)] for row in rows]
+    return [statistics.median(row["step_seconds_all"][turn * steps:(turn + 1) * steps]) for turn in range(options.repeats)]
 
 
 def compare(program, model, micro_batches, options, folder):

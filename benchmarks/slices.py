@@ -11,13 +11,9 @@ import argparse
 import json
 import pathlib
 import statistics
-import subprocess
-import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "repro"))
-from experiment import ratios, spread
+from plan_ranking import ROOT, call, ratios, seconds_by_turn, spread, text_of
 
 SEQUENCE = {"llama": 2048, "mamba": 4096}
 # (name, ranks, schedule, p2, slices)
@@ -34,29 +30,20 @@ TIMES = {1: [("1f1b off, {k} slices", "1f1b off", 1.70), ("1f1b fill, {k} slices
 BYTES = {1: [("1f1b off, {k} slices", "1f1b off")], 2: [("1f1b off, {k} slices", "1f1b off"), ("1f1b fill, {k} slices", "zb-v fill")]}
 
 
-def text_of(figure):
-    interval = f" [{figure['median_low']:.3f}, {figure['median_high']:.3f}]" if "median_low" in figure else ""
-    return f"{figure['median']:.3f}{interval}"
-
-
 def measure(options, model, micro_batches, folder):
     answer = folder / "bench.json"
     ways = WAYS[micro_batches]
     settings = [f"pipeline.ranks={ranks} pipeline.schedule={schedule} pipeline.p2={p2} pipeline.slices={slices or options.slices}"
                 for _, ranks, schedule, p2, slices in ways]
-    command = [options.program, "bench", ROOT / f"configs/bench_{model}.json", "--set", f"data.sequence={options.sequence or SEQUENCE[model]}",
-               "pipeline.micro_batch_size=1", *options.set, "--ways", *settings, "--micro-batches", micro_batches, "--repeat", options.repeats,
-               "--steps", options.steps, "--warmup", 1, "--json", answer]
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"{command}: {done.stderr.strip()}")
+    call(options.program, "bench", ROOT / f"configs/bench_{model}.json", "--set", f"data.sequence={options.sequence or SEQUENCE[model]}",
+         "pipeline.micro_batch_size=1", *options.set, "--ways", *settings, "--micro-batches", micro_batches, "--repeat", options.repeats,
+         "--steps", options.steps, "--warmup", 1, "--json", answer)
     rows = json.loads(answer.read_text())["rows"]
     names = [way[0].format(k=options.slices) for way in ways]
     assert len(rows) == len(names)
     result = {}
     for name, row in zip(names, rows):
-        turns = [statistics.median(row["step_seconds_all"][turn * options.steps:(turn + 1) * options.steps]) for turn in range(options.repeats)]
-        result[name] = {"seconds": turns, "idle": statistics.mean(row["idle_fraction"]), "simulated": statistics.mean(row["idle_predicted"]),
+        result[name] = {"seconds": seconds_by_turn(row, options), "idle": statistics.mean(row["idle_fraction"]), "simulated": statistics.mean(row["idle_predicted"]),
                         "bytes": max(row["peak_held_bytes"])}
     return result
 

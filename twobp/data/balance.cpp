@@ -60,21 +60,24 @@ std::vector<size_t> level_order(const std::vector<int64_t>& costs, int64_t repli
 }
 
 std::vector<int64_t> typical_samples(const Dataset& dataset, int64_t count) {
-  std::vector<int64_t> samples(static_cast<size_t>(dataset.size()));
-  std::iota(samples.begin(), samples.end(), int64_t{0});
-  std::vector<int64_t> costs;
+  const int64_t size = dataset.size();
+  bool equal = true;  // as in most datasets, which may have too many samples for a list
   double mean = 0;
-  for (const int64_t sample : samples) {
-    costs.push_back(dataset.cost(sample));
-    mean += static_cast<double>(costs.back()) / static_cast<double>(samples.size());
+  for (int64_t sample = 0; sample < size; ++sample) {
+    const int64_t cost = dataset.cost(sample);
+    equal &= cost == dataset.cost(0);
+    mean += static_cast<double>(cost) / static_cast<double>(size);
   }
-  if (!all_equal(costs)) {
-    std::stable_sort(samples.begin(), samples.end(), [&](int64_t a, int64_t b) {
-      return std::abs(static_cast<double>(costs[static_cast<size_t>(a)]) - mean) <
-             std::abs(static_cast<double>(costs[static_cast<size_t>(b)]) - mean);
-    });
-  }
-  samples.resize(static_cast<size_t>(std::min(count, dataset.size())));
+  std::vector<int64_t> samples(static_cast<size_t>(equal ? std::min(count, size) : size));
+  std::iota(samples.begin(), samples.end(), int64_t{0});
+  if (equal) return samples;
+  std::vector<double> apart;
+  for (const int64_t sample : samples)
+    apart.push_back(std::abs(static_cast<double>(dataset.cost(sample)) - mean));
+  std::stable_sort(samples.begin(), samples.end(), [&](int64_t a, int64_t b) {
+    return apart[static_cast<size_t>(a)] < apart[static_cast<size_t>(b)];
+  });
+  samples.resize(static_cast<size_t>(std::min(count, size)));
   std::sort(samples.begin(), samples.end());
   return samples;
 }

@@ -31,13 +31,10 @@ int ranks_of(const PipelineOptions& options) {
 std::vector<Fields> in_slices(const std::vector<Fields>& micro_batches, const Cuts& measured, Cuts& cuts) {
   std::vector<Fields> slices;
   for (const Fields& fields : micro_batches) {
-    TWOBP_CHECK(!fields.empty(), "a micro-batch without fields has no sequences to cut into slices");
-    const at::Tensor& first = fields.begin()->second;
-    TWOBP_CHECK(first.dim() >= 2, "the field \"", fields.begin()->first, "\" of sizes ", first.sizes(),
-                " has no sequences to cut into slices");
-    if (cuts.empty()) cuts = scaled_cuts(measured, first.size(1));
-    TWOBP_CHECK(first.size(1) == cuts.back(), "the micro-batches of a step have sequences of ", cuts.back(),
-                " and of ", first.size(1), " positions: with slices they have one length");
+    const int64_t positions = sequence_length(fields);
+    if (cuts.empty()) cuts = scaled_cuts(measured, positions);
+    TWOBP_CHECK(positions == cuts.back(), "the micro-batches of a step have sequences of ", cuts.back(),
+                " and of ", positions, " positions: with slices they have one length");
     for (size_t s = 0; s + 1 < cuts.size(); ++s) {
       slices.push_back(slice_of(fields, cuts[s], cuts[s + 1] - cuts[s]));
     }

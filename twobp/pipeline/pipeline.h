@@ -29,7 +29,7 @@ struct PipelineOptions {
   int stages = 2;
   std::vector<int> rank_of_stage;  // empty: one stage on each rank
   std::vector<int> split;          // layers per stage; empty: by measured cost
-  SliceProfiles slices;            // the slices of a training step's sequences; empty: they are not cut
+  SliceProfiles slices;            // the slices of a training step's sequences; no cuts: they are whole
   ThreadOptions threads;
   uint64_t seed = 1;     // of the initial weights
   double timeout = 300;  // seconds that processes wait for each other outside steps

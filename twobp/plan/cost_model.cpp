@@ -132,31 +132,21 @@ std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int
   std::vector<StageCost> stages;
   size_t layer = 0;
   for (const int count : split) {
-    StageCost stage;
-    stage.forward = stage.backward_p1 = stage.backward_p2 = 0;
-    stage.p2_units = 0;
-    stage.activation_bytes = stage.stash_bytes = 0;
+    std::vector<LayerShare> shares;
+    for (int i = 0; i < count; ++i) shares.push_back(layers[layer + i].share);
+    StageCost stage = stage_of(std::move(shares));
     stage.input_gradient_bytes = layers[layer].input_gradient;
-    for (int i = 0; i < count; ++i, ++layer) {
+    for (LayerShare& share : stage.layers) {
       const KindCosts& kind = model.kinds.at(model.layers[layer].kind);
-      const LayerShare& share = layers[layer].share;
       const bool trained = static_cast<int>(layer) >= model.first_trainable;
-      stage.forward += share.forward;
-      stage.backward_p1 += share.backward_p1;
-      stage.backward_p2 += share.backward_p2;
-      stage.p2_units += share.p2_units;
-      stage.activation_bytes += share.forward_held;
-      stage.stash_bytes += share.stash;
       stage.optimizer += trained ? kind.optimizer_seconds : 0;
       if (trained) stage.update_bytes = std::max(stage.update_bytes, kind.update_bytes);
       stage.gradient_bytes += trained ? kind.gradient_bytes : 0;
       stage.fixed_bytes += trained ? kind.fixed_bytes() : kind.parameter_bytes;
-      stage.layers.push_back(share);
-      stage.layers.back().gradient_bytes = trained ? kind.gradient_bytes : 0;
+      share.gradient_bytes = trained ? kind.gradient_bytes : 0;
+      ++layer;
     }
     stage.output_bytes = layers[layer - 1].output;
-    stage.activation_bytes = std::max(0.0, stage.activation_bytes);
-    stage.p2_units = std::max(1, stage.p2_units);
     stages.push_back(std::move(stage));
   }
   return stages;

@@ -1,6 +1,6 @@
 #include "twobp/train/measure_slices.h"
 
-#include <numeric>
+#include <algorithm>
 
 #include "twobp/core/check.h"
 #include "twobp/pipeline/profile/profile_exchange.h"
@@ -26,9 +26,7 @@ Cuts cuts_by_hand(const std::vector<int>& lengths, int64_t positions) {
 SliceProfiles measured_slices(const ModelSpec& model, const Fields& fields, const PipelineConfig& config,
                               const Device& device) {
   if (config.slices == 1) return {{}, {measure_profile(model, fields, kSeconds, device)}};
-  TWOBP_CHECK(!fields.empty() && fields.begin()->second.dim() >= 2, "pipeline.slices is ", config.slices,
-              ", but the data has no sequences: set it to 1.");
-  const int64_t positions = fields.begin()->second.size(1);
+  const int64_t positions = sequence_length(fields);
   if (!config.slice_lengths.empty()) {
     return measure_slices(model, fields, cuts_by_hand(config.slice_lengths, positions), kSeconds, device);
   }

@@ -1,6 +1,8 @@
 // Cuts sequences into slices as the configuration asks, and measures them.
 #pragma once
 
+#include <functional>
+
 #include "twobp/pipeline/pipeline_config.h"
 #include "twobp/pipeline/profile/slices.h"
 #include "twobp/transport/transport.h"

@@ -165,7 +165,7 @@ Trainer::Trainer(const Config& config, Parts parts)
                                        config.pipeline.timeout);
   const Profile profile = sum_of(slices);
   PipelineOptions options = pipeline_options(config, parts.shape);
-  if (config.pipeline.slices > 1) options.slices = std::move(slices);
+  options.slices = std::move(slices);
   pipeline_ = std::make_unique<Pipeline>(parts.model, profile, options, std::move(*parts.world));
   if (faults_) faults_->choose_layers(*pipeline_);
   update_ = std::make_unique<Update>(*pipeline_, config.optimizer, config.train.clip_norm,

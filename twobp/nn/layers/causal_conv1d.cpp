@@ -86,14 +86,14 @@ at::Tensor CausalConv1d::inputs_before(const Saved& saved, const at::Tensor& x) 
 void CausalConv1d::go_on(const at::Tensor& x, at::Tensor& y, Saved& saved) const {
   const int64_t before = kernel_ - 1;
   const at::Tensor past = inputs_before(saved, x);
-  const int64_t first = std::min(before, x.size(1));
-  if (saved.previous() != nullptr && first > 0) {
-    const at::Tensor begin = at::cat({past, x.narrow(1, 0, first)}, 1);
-    y.narrow(1, 0, first)
-        .copy_(convolve(begin, at::empty(begin.sizes(), begin.options())).narrow(1, before, first));
+  const int64_t count = std::min(before, x.size(1));
+  if (saved.previous() != nullptr && count > 0) {
+    const at::Tensor begin = at::cat({past, x.narrow(1, 0, count)}, 1);
+    y.narrow(1, 0, count)
+        .copy_(convolve(begin, at::empty(begin.sizes(), begin.options())).narrow(1, before, count));
   }
-  const int64_t last = std::min(before, x.size(1));
-  saved.to_later = {at::cat({past.narrow(1, last, before - last), x.narrow(1, x.size(1) - last, last)}, 1)};
+  saved.to_later = {
+      at::cat({past.narrow(1, count, before - count), x.narrow(1, x.size(1) - count, count)}, 1)};
 }
 
 // Over the inputs before the slice and its own, so that gradients pass between slices.

@@ -1,6 +1,7 @@
 #include "twobp/pipeline/profile/simulated_costs.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace twobp {
 
@@ -31,22 +32,9 @@ LayerShare layer_share(const LayerProfile& layer) {
 }
 
 StageCost stage_cost(const std::vector<LayerProfile>& layers) {
-  StageCost cost;
-  cost.forward = cost.backward_p1 = cost.backward_p2 = 0;
-  cost.activation_bytes = cost.stash_bytes = 0;
-  cost.p2_units = 0;
-  for (const LayerProfile& layer : layers) {
-    const LayerShare share = layer_share(layer);
-    cost.forward += share.forward;
-    cost.backward_p1 += share.backward_p1;
-    cost.backward_p2 += share.backward_p2;
-    cost.p2_units += share.p2_units;
-    cost.activation_bytes += share.forward_held;
-    cost.stash_bytes += share.stash;
-    cost.layers.push_back(share);
-  }
-  cost.p2_units = cost.p2_units > 0 ? cost.p2_units : 1;
-  cost.activation_bytes = cost.activation_bytes > 0 ? cost.activation_bytes : 0;
+  std::vector<LayerShare> shares;
+  for (const LayerProfile& layer : layers) shares.push_back(layer_share(layer));
+  StageCost cost = stage_of(std::move(shares));
   if (!layers.empty()) {
     cost.output_bytes = static_cast<double>(layers.back().output);
     cost.input_gradient_bytes = static_cast<double>(layers.front().input_gradient);

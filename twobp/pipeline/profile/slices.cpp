@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "twobp/core/check.h"
+#include "twobp/plan/partition/partition.h"
 
 namespace twobp {
 namespace {
@@ -35,6 +36,15 @@ std::vector<double> seconds_of(const ModelSpec& model, const SliceProfiles& meas
 }
 
 }  // namespace
+
+int64_t sequence_length(const Fields& fields) {
+  TWOBP_CHECK(!fields.empty(),
+              "a micro-batch without fields has no sequences to cut into slices: set pipeline.slices to 1");
+  const auto& [name, first] = *fields.begin();
+  TWOBP_CHECK(first.dim() >= 2, "the field \"", name, "\" of sizes ", first.sizes(),
+              " has no sequences to cut into slices: set pipeline.slices to 1");
+  return first.size(1);
+}
 
 Cuts equal_cuts(int64_t positions, int slices) {
   std::vector<double> wanted;
@@ -84,13 +94,7 @@ Cuts balanced_cuts(const ModelSpec& model, const SliceProfiles& measured) {
 }
 
 double imbalance(const ModelSpec& model, const SliceProfiles& measured) {
-  const std::vector<double> seconds = seconds_of(model, measured);
-  double sum = 0, most = 0;
-  for (const double one : seconds) {
-    sum += one;
-    most = std::max(most, one);
-  }
-  return sum > 0 ? most * static_cast<double>(seconds.size()) / sum : 1;
+  return imbalance(seconds_of(model, measured));
 }
 
 Profile sum_of(const SliceProfiles& slices) {

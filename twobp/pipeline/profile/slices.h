@@ -20,6 +20,9 @@ struct SliceProfiles {
   int count() const { return cuts.empty() ? 1 : static_cast<int>(cuts.size()) - 1; }
 };
 
+// The positions of the sequences of a micro-batch. Throws Error if it has none.
+int64_t sequence_length(const Fields& fields);
+
 // `slices` slices of about equal length. Throws Error if there are fewer blocks than slices.
 Cuts equal_cuts(int64_t positions, int slices);
 

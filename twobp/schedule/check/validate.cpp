@@ -118,17 +118,14 @@ class Validator {
   void check_order(std::vector<int>& next, Op part, Op op, int stage, int m) {
     const int place = next[stage];
     const int due = part == Op::kForward ? place : schedule_.backward_order(place);
-    if (schedule_.slices > 1 && m != due) {
+    const bool sliced = schedule_.slices > 1;  // slices depend on each other
+    if (m != due && (sliced || !schedule_.allow_reorder)) {
       reject(cell(op, stage, m), " comes where ", cell(part, stage, due), " is due: a stage runs its ",
-             op_name(part), " in the order of micro-batches, ",
-             part == Op::kForward ? "and the slices of each first to last"
-                                  : "and the slices of each last to first");
-    }
-    if (!schedule_.allow_reorder && m != due) {
-      reject(cell(op, stage, m), " comes where ", cell(part, stage, due), " is due: a stage runs its ",
-             op_name(part),
-             " in micro-batch order, so that gradients are bitwise equal across schedules; set allow_reorder "
-             "to give that up");
+             op_name(part), " in micro-batch order, ",
+             !sliced
+                 ? "so that gradients are bitwise equal across schedules; set allow_reorder to give that up"
+             : part == Op::kForward ? "and the slices of each first to last"
+                                    : "and the slices of each last to first");
     }
     ++next[stage];
   }

@@ -53,6 +53,10 @@ struct StageCost {
   std::vector<LayerShare> layers = {};
 };
 
+// The cost of a stage with these layers: their sums. What is not of a layer alone (messages, optimizer, fixed
+// bytes) is left out.
+StageCost stage_of(std::vector<LayerShare> layers);
+
 // The place of a micro-batch's cost on a stage in a list with one entry for each stage, or for each slice and
 // stage, slice by slice.
 template <typename Cost>
