@@ -156,7 +156,7 @@ def list_of(convert, allowed=None):
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS + CAPTURED, default="llama")
-    parser.add_argument("--sizes", type=list_of(str), help="sizes from sizes.py (default: all sizes of the model)")
+    parser.add_argument("--sizes", type=list_of(str), help=f"sizes from sizes.py (default: all sizes of the model except {', '.join(sizes.NOT_BY_DEFAULT)})")
     parser.add_argument("--micro-batches", type=list_of(int), help="default 2,4; with --quick 2")
     parser.add_argument("--rivals", type=list_of(str, RIVALS),
                         help=f"some of {','.join(contenders.PIPELINES)}; with --single, some of {','.join(contenders.SINGLES)} "
@@ -175,6 +175,7 @@ def parse_arguments():
     parser.add_argument("--json", type=pathlib.Path, help="file for all runs and the summary")
     parser.add_argument("--no-pitfalls", action="store_true", help="skip the check of PyTorch's schedules against eager")
     parser.add_argument("--mpi", action="store_true", help="also run twobp with one process per stage, over MPI")
+    parser.add_argument("--slices", type=int, default=1, help="also run twobp with so many slices of each sequence (llama, mamba)")
     parser.add_argument("--single", action="store_true", help="run one stage and one thread, against PyTorch eager")
     parser.add_argument("--quick", action="store_true", help="tiny sizes and no waiting; the figures mean nothing")
     args = parser.parse_args()
@@ -198,7 +199,9 @@ def check_arguments(parser, args):
     for name in args.sizes or ():
         if name not in table:
             parser.error(f"--sizes {name} is unknown; use one of {', '.join(table)} with --model {args.model}")
-    defaults = {"sizes": list(table), "micro_batches": [2, 4], "repeats": 5, "steps": 6, "warmup": 2, "patience": 400.0}
+    if args.slices > 1 and (args.single or args.model not in ("llama", "mamba")):
+        parser.error("--slices needs --model llama or mamba, and two stages")
+    defaults = {"sizes": [name for name in table if name not in sizes.NOT_BY_DEFAULT], "micro_batches": [2, 4], "repeats": 5, "steps": 6, "warmup": 2, "patience": 400.0}
     if args.quick:
         defaults |= {"sizes": ["quick"], "micro_batches": [2], "repeats": 1, "steps": 2, "warmup": 1, "patience": 0.0}
     for key, value in (defaults | {"rivals": contenders.default_rivals(args)}).items():

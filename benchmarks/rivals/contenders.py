@@ -20,6 +20,7 @@ class Contender:
     plan: tuple = ()                 # twobp: schedule and p2 policy; if empty, `twobp plan` chooses
     processes: bool = False          # twobp: one process per stage, over MPI
     captured: bool = False           # twobp, from Python
+    sliced: bool = False             # twobp, with the slices of --slices
 
     def takes_part(self, model, micro_batches):
         return (self.models is None or model in self.models) and micro_batches >= self.micro_batches
@@ -29,6 +30,8 @@ BASES = {
     "twobp": Contender("twobp ZB-V, 2BP `fill`", plan=("zb-v", "fill")),
     "twobp_1f1b": Contender("twobp 1F1B, 2BP `fill`", plan=("1f1b", "fill")),
     "twobp_planned": Contender("twobp, chosen by `twobp plan --search`"),
+    "twobp_sliced": Contender("twobp ZB-V, 2BP `fill`, slices", plan=("zb-v", "fill"), sliced=True),
+    "twobp_sliced_1f1b": Contender("twobp 1F1B, 2BP `fill`, slices", plan=("1f1b", "fill"), sliced=True),
     "twobp_mpi": Contender("twobp ZB-V, 2BP `fill`, over MPI", plan=("zb-v", "fill"), processes=True),
     "twobp_1f1b_mpi": Contender("twobp 1F1B, 2BP `fill`, over MPI", plan=("1f1b", "fill"), processes=True),
     "twobp_captured": Contender("twobp ZB-V, 2BP `fill`, captured", plan=("zb-v", "fill"), captured=True, models=CAPTURED),
@@ -65,6 +68,8 @@ def names_of(args, micro_batches):
     ours = ["twobp_single"] if args.single else ["twobp", "twobp_1f1b", "twobp_planned"]
     if args.model in CAPTURED:
         ours = ["twobp_captured", "twobp_captured_1f1b"]
+    if args.slices > 1:
+        ours += ["twobp_sliced", "twobp_sliced_1f1b"]
     if args.mpi:
         ours += ["twobp_mpi", "twobp_1f1b_mpi"]
     return [*ours, *(name for name in args.rivals if name in table and table[name].takes_part(args.model, micro_batches))]
@@ -116,6 +121,8 @@ def command(args, name, size, micro_batches, layers, planned, json_path):
         _, config, *settings = shared_options(args, size)
         way = planned if not contender.plan else ["--set", f"pipeline.ranks={1 if args.single else 2}", "--schedules",
                                                   contender.plan[0], "--p2", contender.plan[1]]
+        if contender.sliced:
+            settings += ["--set", f"pipeline.slices={args.slices}"]
         return [args.twobp, "bench", config, *settings, "--set", "pipeline.threads=1", *way, "--micro-batches", micro_batches,
                 "--repeat", 1, "--steps", steps, "--warmup", warmup, "--json", json_path]
     stages = [] if args.single else ["--layers", layers, "--cut-at", args.cut_at]

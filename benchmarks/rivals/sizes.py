@@ -3,13 +3,15 @@ from configuration import default_config, read_config
 
 SIZES = {
     "llama": {"512": {"model.dim": 512, "model.hidden": 1408, "data.sequence": 256},
-              "256": {"model.dim": 256, "model.hidden": 704, "data.sequence": 128}},
+              "256": {"model.dim": 256, "model.hidden": 704, "data.sequence": 128},
+              "long": {"model.dim": 512, "model.hidden": 1408, "data.sequence": 2048, "pipeline.micro_batch_size": 1}},
     "bert": {"512": {}},
     "mamba": {"512": {}},
     "resnet": {"50": {}},
     "gpt2": {"512": {}},
     "qwen3": {"512": {}},
 }
+NOT_BY_DEFAULT = ("long",)
 QUICK = {  # for --quick
     "llama": {"model.dim": 64, "model.layers": 4, "model.heads": 4, "model.hidden": 128, "model.vocab": 128,
               "data.sequence": 32},

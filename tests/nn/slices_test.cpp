@@ -172,30 +172,44 @@ TEST(Slices, RecomputesActivations) {
   }
 }
 
-// dL/dx of sliced attention against (L(x + h) - L(x - h)) / 2h.
-TEST(Slices, AttentionAgainstFiniteDifferences) {
-  const AttentionShape shape{4, 2, 6, {100}, -1, 7};
-  Attention attention(shape, at::kDouble);
-  const at::Tensor x = random({2, 19, shape.packed()}, 1);
-  const at::Tensor dy = random({2, 19, shape.heads * shape.head_dim}, 2);
-  const Cuts cuts = {0, 3, 4, 11, 19};
-  Sliced sliced(attention, {}, cuts);
+// Of layers that mix positions: gradients of x and of the weights against (L(x + h) - L(x - h)) / 2h, at
+// random numbers.
+TEST_P(EveryLayer, SlicesAgreeWithFiniteDifferences) {
+  const LayerCase& c = GetParam();
+  const auto starts_with = [&](const char* prefix) { return c.name.starts_with(prefix); };
+  if (!starts_with("Attention") && !starts_with("Scan") && !starts_with("Conv1d") &&
+      !starts_with("MambaMixer")) {
+    GTEST_SKIP() << "this layer does not mix positions";
+  }
+  const auto layer = c.make(at::kDouble);
+  const std::vector<Parameter*> parameters = make_parameters(*layer);
+  at::Tensor x = c.make_input(2, 5, at::kDouble);
+  const Fields fields = c.fields ? c.fields(2, 6, at::kDouble) : Fields();
+  const Cuts cuts = random_cuts(x.size(1), 8);
+  const at::Tensor dy = c.make_gradient(Sliced(*layer, fields, cuts).forward(x), 7);
+  forget_grads(parameters);
+  Sliced sliced(*layer, fields, cuts);
   sliced.forward(x);
-  const at::Tensor dx = sliced.backward(dy);
-  const at::Tensor which = random_ids({40, 3}, 1 << 20, 3);
+  std::vector<std::pair<at::Tensor, at::Tensor>> moved = {{x, sliced.backward(dy)}};
+  for (Parameter* parameter : parameters) moved.emplace_back(parameter->value, parameter->grad.clone());
+
   constexpr double kStep = 1e-5;
-  for (int64_t i = 0; i < which.size(0); ++i) {
-    const auto at = [&](const at::Tensor& t) {
-      return t[which[i][0].item<int64_t>() % t.size(0)][which[i][1].item<int64_t>() % t.size(1)]
-              [which[i][2].item<int64_t>() % t.size(2)];
+  for (size_t t = 0; t < moved.size(); ++t) {
+    const auto [value, gradient] = moved[t];
+    const at::Tensor flat = value.view(-1);
+    const auto loss = [&](int64_t at, double step) {
+      flat[at].add_(step);
+      const double sum = (Sliced(*layer, fields, cuts).forward(x) * dy).sum().item<double>();
+      flat[at].sub_(step);
+      return sum;
     };
-    const auto loss = [&](double step) {
-      const at::Tensor moved = x.clone();
-      at(moved).add_(step);
-      Sliced again(attention, {}, cuts);
-      return (again.forward(moved) * dy).sum().item<double>();
-    };
-    EXPECT_NEAR(at(dx).item<double>(), (loss(kStep) - loss(-kStep)) / (2 * kStep), 1e-7) << i;
+    const at::Tensor which = random_ids({5}, flat.numel(), 9 + t);
+    for (int64_t i = 0; i < which.numel(); ++i) {
+      const int64_t at = which[i].item<int64_t>();
+      const double expected = (loss(at, kStep) - loss(at, -kStep)) / (2 * kStep);
+      EXPECT_NEAR(gradient.reshape(-1)[at].item<double>(), expected, 1e-7 * std::max(1.0, largest(gradient)))
+          << "tensor " << t << ", number " << at;
+    }
   }
 }
 

@@ -76,8 +76,8 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
     : model_(model),
       split_(options.split),
       rank_of_stage_(options.rank_of_stage),
-      world_(std::move(world)),
       slices_(options.slices),
+      world_(std::move(world)),
       timeout_(options.timeout),
       graph_(std::make_unique<KeptGraph>()) {
   const std::vector<LayerProfile> costs = layer_profiles(model, profile);
@@ -95,15 +95,8 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
     first_layer.push_back(first);
     first += count;
   }
-  std::vector<Profile> of_slices = slices_.profiles;
-  if (of_slices.empty()) of_slices.push_back(profile);
-  for (const Profile& of_slice : of_slices) {
-    const std::vector<LayerProfile> layers = layer_profiles(model, of_slice);
-    for (size_t s = 0; s < split_.size(); ++s) {
-      const auto first = layers.begin() + first_layer[s];
-      stage_profiles_.emplace_back(first, first + split_[s]);
-    }
-  }
+  stage_profiles_ = twobp::stage_profiles(
+      model, slices_.profiles.empty() ? std::vector<Profile>{profile} : slices_.profiles, split_);
 
   meter_ = std::make_unique<MemoryMeter>(rank_of_stage_);
   const std::vector<int> here = world_.local_ranks();

@@ -41,4 +41,18 @@ std::vector<int> measured_split(const ModelSpec& model, const std::vector<LayerP
   return balanced_light_split(seconds, bytes, kSlack);
 }
 
+std::vector<std::vector<LayerProfile>> stage_profiles(const ModelSpec& model,
+                                                      const std::vector<Profile>& slices,
+                                                      const std::vector<int>& split) {
+  std::vector<std::vector<LayerProfile>> stages;
+  for (const Profile& slice : slices) {
+    const std::vector<LayerProfile> layers = layer_profiles(model, slice);
+    for (auto first = layers.begin(); const int count : split) {
+      stages.emplace_back(first, first + count);
+      first += count;
+    }
+  }
+  return stages;
+}
+
 }  // namespace twobp

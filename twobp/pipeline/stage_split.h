@@ -17,4 +17,9 @@ namespace twobp {
 std::vector<int> measured_split(const ModelSpec& model, const std::vector<LayerProfile>& costs,
                                 const std::vector<int>& rank_of_stage);
 
+// The profiles of each stage's layers. With slices, those of the first slice come first.
+std::vector<std::vector<LayerProfile>> stage_profiles(const ModelSpec& model,
+                                                      const std::vector<Profile>& slices,
+                                                      const std::vector<int>& split);
+
 }  // namespace twobp

@@ -4,14 +4,18 @@
 
 #include "twobp/core/check.h"
 #include "twobp/pipeline/profile/profile_exchange.h"
+#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/stage_split.h"
+#include "twobp/schedule/check/in_process.h"
+#include "twobp/schedule/simulate/simulate.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp {
 namespace {
 
 constexpr double kSeconds = 0.3;
-// A profile does not tell slices apart that differ less.
-constexpr double kEqual = 1.02;
+// Steps that differ less are not told apart by a profile.
+constexpr double kFaster = 0.995;
 
 Cuts cuts_by_hand(const std::vector<int>& lengths, int64_t positions) {
   Cuts cuts = {0};
@@ -21,10 +25,42 @@ Cuts cuts_by_hand(const std::vector<int>& lengths, int64_t positions) {
   return cuts;
 }
 
+// Of a step on these stages, without what lies outside F, I and W.
+double simulated_seconds(const ModelSpec& model, const SliceProfiles& slices, const PipelineConfig& config,
+                         const PipelineOptions& options, const Variant& variant) {
+  const std::vector<int> split =
+      options.split.empty()
+          ? measured_split(model, layer_profiles(model, sum_of(slices)), options.rank_of_stage)
+          : options.split;
+  const std::vector<StageCost> costs = profiled_costs(stage_profiles(model, slices.profiles, split));
+  const int ranks = *std::max_element(options.rank_of_stage.begin(), options.rank_of_stage.end()) + 1;
+  const Schedule schedule =
+      variant.schedule.make(options.stages, ranks, config.micro_batches, variant.policy, slices.count());
+  return simulate(schedule, costs, in_process_simulation()).step_seconds;
+}
+
+Cuts fastest_cuts(const ModelSpec& model, const SliceProfiles& measured, const PipelineConfig& config,
+                  const PipelineOptions& options, const Variant& variant) {
+  Cuts best = growing_cuts(model, measured, 1);
+  if (config.schedule == kAutoSchedule) return best;  // the search for a schedule comes later
+  const auto seconds = [&](const Cuts& cuts) {
+    return simulated_seconds(model, expected_slices(measured, cuts), config, options, variant);
+  };
+  double least = kFaster * seconds(best);
+  for (const double growth : {0.84, 0.88, 0.92, 0.94, 0.96, 0.98, 1.02, 1.04, 1.06, 1.08, 1.12, 1.16}) {
+    const Cuts cuts = growing_cuts(model, measured, growth);
+    const double step = seconds(cuts);
+    if (step >= least) continue;
+    least = step;
+    best = cuts;
+  }
+  return best;
+}
+
 }  // namespace
 
 SliceProfiles measured_slices(const ModelSpec& model, const Fields& fields, const PipelineConfig& config,
-                              const Device& device) {
+                              const PipelineOptions& options, const Variant& variant, const Device& device) {
   if (config.slices == 1) return {{}, {measure_profile(model, fields, kSeconds, device)}};
   const int64_t positions = sequence_length(fields);
   if (!config.slice_lengths.empty()) {
@@ -32,8 +68,7 @@ SliceProfiles measured_slices(const ModelSpec& model, const Fields& fields, cons
   }
   SliceProfiles measured =
       measure_slices(model, fields, equal_cuts(positions, config.slices), kSeconds, device);
-  if (imbalance(model, measured) < kEqual) return measured;
-  const Cuts better = balanced_cuts(model, measured);
+  const Cuts better = fastest_cuts(model, measured, config, options, variant);
   return better == measured.cuts ? measured : measure_slices(model, fields, better, kSeconds, device);
 }
 

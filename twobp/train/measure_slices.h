@@ -3,18 +3,21 @@
 
 #include <functional>
 
+#include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/pipeline_config.h"
 #include "twobp/pipeline/profile/slices.h"
+#include "twobp/train/variant.h"
 #include "twobp/transport/transport.h"
 
 namespace twobp {
 
 // The slices that pipeline.slices and pipeline.slice_lengths ask for, measured on `fields`, a micro-batch of
-// whole sequences. Without slice_lengths, they are cut so that they cost the same. Without slices, the
-// profile of whole sequences. Throws Error if the sequences are too short, or the lengths do not add up to
-// one.
+// whole sequences. Without slice_lengths, they are cut where the schedule's simulated step is shortest: all
+// cost the same, or each costs the same factor more or less than the previous one, which helps if stages cost
+// unequally. Without slices, the profile of whole sequences. Throws Error if the sequences are too short, or
+// the lengths do not add up to one.
 SliceProfiles measured_slices(const ModelSpec& model, const Fields& fields, const PipelineConfig& config,
-                              const Device& device);
+                              const PipelineOptions& options, const Variant& variant, const Device& device);
 
 // The result of `measure` on the first process, for all, because all processes must split and plan alike.
 SliceProfiles agreed_slices(Transport& processes, const ModelSpec& model, int slices,

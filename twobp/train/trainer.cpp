@@ -155,23 +155,24 @@ Trainer::Trainer(const Config& config, Parts parts)
   if (config.train.precision == "fp16") loss_scale_ = {true, config.train.loss_scale, 0};
   // On this thread, too: it replays recorded steps, whose sums depend on the number of threads.
   at::set_num_threads(config.pipeline.threads);
+  variant_ = {parts.schedule, policy_of(config.pipeline, parts.schedule),
+              parse_batching(config.pipeline.p2_batching), parse_memory_cap(config.pipeline.memory_cap)};
+  PipelineOptions options = pipeline_options(config, parts.shape);
   const auto measure = [&] {
     const Fields fields =
         data_.train->read(typical_samples(*data_.train, config.pipeline.micro_batch_size), 0);
     const int rank = parts.world->local_ranks().front();
-    return measured_slices(parts.model, fields, config.pipeline, parts.world->device(rank));
+    return measured_slices(parts.model, fields, config_.pipeline, options, variant_,
+                           parts.world->device(rank));
   };
   SliceProfiles slices = agreed_slices(*parts.world->processes, parts.model, config.pipeline.slices, measure,
                                        config.pipeline.timeout);
   const Profile profile = sum_of(slices);
-  PipelineOptions options = pipeline_options(config, parts.shape);
   options.slices = std::move(slices);
   pipeline_ = std::make_unique<Pipeline>(parts.model, profile, options, std::move(*parts.world));
   if (faults_) faults_->choose_layers(*pipeline_);
   update_ = std::make_unique<Update>(*pipeline_, config.optimizer, config.train.clip_norm,
                                      config.pipeline.timeout, parse_bucket(config.pipeline.bucket));
-  variant_ = {parts.schedule, policy_of(config.pipeline, parts.schedule),
-              parse_batching(config.pipeline.p2_batching), parse_memory_cap(config.pipeline.memory_cap)};
   if (config.pipeline.schedule == kAutoSchedule)
     variant_ = auto_variant(*pipeline_, micro_batches_, variant_);
   // A schedule of forwards alone can evaluate. It is refused only when it is to train.

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "twobp/core/check.h"
-#include "twobp/plan/partition/partition.h"
 
 namespace twobp {
 namespace {
@@ -25,14 +24,36 @@ Cuts on_blocks(const std::vector<double>& wanted, int64_t positions) {
   return cuts;
 }
 
-std::vector<double> seconds_of(const ModelSpec& model, const SliceProfiles& measured) {
-  std::vector<double> seconds;
-  for (const Profile& profile : measured.profiles) {
-    double sum = 0;
-    for (const LayerProfile& layer : layer_profiles(model, profile)) sum += layer.seconds();
-    seconds.push_back(sum);
+// What positions cost: a + b x at position x, so a slice [p, q) costs a (q - p) + b (q^2 - p^2) / 2.
+struct Line {
+  double a = 0;
+  double b = 0;  // at least 0
+
+  double seconds(int64_t begin, int64_t end) const {
+    const auto p = static_cast<double>(begin), q = static_cast<double>(end);
+    return a * (q - p) + b * (q * q - p * p) / 2;
   }
-  return seconds;
+  // The end of a slice from 0 that costs this much.
+  double end_of(double cost) const {
+    return b > 0 ? (std::sqrt(a * a + 2 * b * cost) - a) / b : cost / std::max(a, 1e-300);
+  }
+};
+
+// Fitted to each slice's seconds per position, at its middle.
+Line line_of(const Cuts& cuts, const std::vector<double>& seconds) {
+  const auto n = static_cast<double>(seconds.size());
+  double x_sum = 0, y_sum = 0, xx_sum = 0, xy_sum = 0;
+  for (size_t s = 0; s < seconds.size(); ++s) {
+    const double x = static_cast<double>(cuts[s] + cuts[s + 1]) / 2;
+    const double y = seconds[s] / static_cast<double>(cuts[s + 1] - cuts[s]);
+    x_sum += x;
+    y_sum += y;
+    xx_sum += x * x;
+    xy_sum += x * y;
+  }
+  const double spread = xx_sum - x_sum * x_sum / n;
+  const double b = spread > 0 ? std::max(0.0, (xy_sum - x_sum * y_sum / n) / spread) : 0;
+  return {std::max(0.0, (y_sum - b * x_sum) / n), b};
 }
 
 }  // namespace
@@ -64,37 +85,41 @@ Cuts scaled_cuts(const Cuts& cuts, int64_t positions) {
   return on_blocks(wanted, positions);
 }
 
-// A position x costs a + b x. The line is fitted to each slice's seconds per position, at its middle. A slice
-// [p, q) then costs a (q - p) + b (q^2 - p^2) / 2.
-Cuts balanced_cuts(const ModelSpec& model, const SliceProfiles& measured) {
-  const std::vector<double> seconds = seconds_of(model, measured);
-  const Cuts& cuts = measured.cuts;
-  const auto n = static_cast<double>(seconds.size());
-  double x_sum = 0, y_sum = 0, xx_sum = 0, xy_sum = 0;
+Cuts growing_cuts(const ModelSpec& model, const SliceProfiles& measured, double growth) {
+  std::vector<double> seconds;
+  for (const Profile& profile : measured.profiles) {
+    double sum = 0;
+    for (const LayerProfile& layer : layer_profiles(model, profile)) sum += layer.seconds();
+    seconds.push_back(sum);
+  }
+  const int64_t positions = measured.cuts.back();
+  const Line line = line_of(measured.cuts, seconds);
+  double all = 0;
+  for (size_t s = 0; s < seconds.size(); ++s) all += std::pow(growth, s);
+  std::vector<double> wanted = {0};
+  double part = 0;
   for (size_t s = 0; s < seconds.size(); ++s) {
-    const double x = static_cast<double>(cuts[s] + cuts[s + 1]) / 2;
-    const double y = seconds[s] / static_cast<double>(cuts[s + 1] - cuts[s]);
-    x_sum += x;
-    y_sum += y;
-    xx_sum += x * x;
-    xy_sum += x * y;
+    part += std::pow(growth, s) / all;
+    wanted.push_back(line.end_of(part * line.seconds(0, positions)));
   }
-  const double spread = xx_sum - x_sum * x_sum / n;
-  const double b = spread > 0 ? std::max(0.0, (xy_sum - x_sum * y_sum / n) / spread) : 0;
-  const double a = std::max(0.0, (y_sum - b * x_sum) / n);
-  const auto positions = static_cast<double>(cuts.back());
-  const double all = a * positions + b * positions * positions / 2;
-  std::vector<double> wanted;
-  for (size_t s = 0; s <= seconds.size(); ++s) {
-    const double part = all * static_cast<double>(s) / n;
-    const double root = b > 0 ? (std::sqrt(a * a + 2 * b * part) - a) / b : part / std::max(a, 1e-300);
-    wanted.push_back(root);
-  }
-  return on_blocks(wanted, cuts.back());
+  return on_blocks(wanted, positions);
 }
 
-double imbalance(const ModelSpec& model, const SliceProfiles& measured) {
-  return imbalance(seconds_of(model, measured));
+SliceProfiles expected_slices(const SliceProfiles& measured, const Cuts& cuts) {
+  SliceProfiles expected{cuts, std::vector<Profile>(cuts.size() - 1)};
+  for (const auto& [kind, first] : measured.profiles.at(0)) {
+    for (double LayerProfile::*of :
+         {&LayerProfile::forward, &LayerProfile::backward_p1, &LayerProfile::backward_p2}) {
+      std::vector<double> seconds;
+      for (const Profile& profile : measured.profiles) seconds.push_back(profile.at(kind).*of);
+      const Line line = line_of(measured.cuts, seconds);
+      for (size_t s = 0; s + 1 < cuts.size(); ++s) {
+        expected.profiles[s][kind].*of = line.seconds(cuts[s], cuts[s + 1]);
+      }
+    }
+    for (Profile& profile : expected.profiles) profile[kind].p2_units = first.p2_units;
+  }
+  return expected;
 }
 
 Profile sum_of(const SliceProfiles& slices) {

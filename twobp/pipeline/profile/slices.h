@@ -29,12 +29,12 @@ Cuts equal_cuts(int64_t positions, int slices);
 // The same cuts, in proportion, of sequences of another length.
 Cuts scaled_cuts(const Cuts& cuts, int64_t positions);
 
-// Cuts that make the slices of these profiles cost the same, if cost grows linearly along the sequence, as it
-// does in causal attention.
-Cuts balanced_cuts(const ModelSpec& model, const SliceProfiles& measured);
+// Cuts that make each slice of these profiles cost `growth` times as much as the previous one, if the cost of
+// a position grows linearly along the sequence, as it does in causal attention.
+Cuts growing_cuts(const ModelSpec& model, const SliceProfiles& measured, double growth);
 
-// The seconds of the dearest slice over those of the mean slice, all layers together.
-double imbalance(const ModelSpec& model, const SliceProfiles& measured);
+// The slices at other cuts, as the measured ones let expect them: seconds and units of W, without bytes.
+SliceProfiles expected_slices(const SliceProfiles& measured, const Cuts& cuts);
 
 // As measure_profile, slice by slice: `fields` is a micro-batch of whole sequences. F runs the slices first
 // to last, I and W last to first.

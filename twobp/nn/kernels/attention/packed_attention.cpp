@@ -39,7 +39,7 @@ std::vector<Starts> starts_of(const PackedAttention& attention, int64_t position
 // State that the loops over samples, heads and blocks of queries share.
 template <typename T>
 struct Loops {
-  Loops(const at::Tensor& packed, const PackedAttention& attention)
+  Loops(const at::Tensor& packed, const PackedAttention& attention, int64_t block)
       : attention(attention),
         batch(packed.size(0)),
         positions(packed.size(1)),
@@ -49,7 +49,7 @@ struct Loops {
         dim(attention.head_dim),
         stride(row_stride(packed)),
         out_stride(heads * dim),
-        block(attention.causal && past == 0 ? kCausalBlock : kBlock),
+        block(block),
         scale(attention.scale > 0 ? T(attention.scale) : T(1) / std::sqrt(T(dim))),
         shift(attention.shift.defined() ? numbers<T>(attention.shift) : nullptr),
         starts(starts_of(attention, positions)) {}
@@ -170,6 +170,27 @@ void for_parts(const std::vector<KeyPart<T>>& parts, int64_t key, int64_t cols, 
   }
 }
 
+// Calls body(key, tile) for tiles of a block's columns whose probabilities backward recomputes apart: those
+// of one part, which stay in the cache between the products. Dropout's mask is of whole rows.
+template <typename T, typename Body>
+void for_tiles(const std::vector<KeyPart<T>>& parts, int64_t key, const ScoreBlock<T>& scores, Body&& body) {
+  if (parts.size() == 1 || scores.dropout.threshold > 0) return body(key, scores);
+  for_parts(parts, key, scores.cols, [&](const KeyPart<T>&, int64_t column, int64_t count) {
+    ScoreBlock<T> tile = scores;
+    tile.cols = count;
+    tile.seen -= column;
+    if (tile.shift != nullptr) tile.shift += column;
+    Starts columns;
+    if (scores.starts != nullptr) {
+      for (int64_t r = 0; r < scores.rows; ++r) {
+        columns.push_back(std::clamp<int64_t>(scores.starts[r] - column, 0, count));
+      }
+      tile.starts = columns.data();
+    }
+    body(key + column, tile);
+  });
+}
+
 // Memory of each thread. It is allocated on the rank's thread, so that the memory meter counts it.
 template <typename T>
 class Scratch {
@@ -186,7 +207,7 @@ class Scratch {
 template <typename T>
 void forward(const at::Tensor& packed, const PackedAttention& attention, at::Tensor& out,
              at::Tensor& log_sum_exp) {
-  const Loops<T> loops(packed, attention);
+  const Loops<T> loops(packed, attention, attention.causal ? kCausalBlock : kBlock);
   const int64_t dim = loops.dim, stride = loops.stride;
   const KeyParts<T> parts(packed, attention);
   const Scratch<T> scratch(loops.block * loops.keys(), packed.options());
@@ -214,12 +235,14 @@ void forward(const at::Tensor& packed, const PackedAttention& attention, at::Ten
 template <typename T>
 void backward(const at::Tensor& packed, const PackedAttention& attention, const at::Tensor& out,
               const at::Tensor& log_sum_exp, const at::Tensor& dout, at::Tensor& dpacked) {
-  const Loops<T> loops(packed, attention);
+  const Loops<T> loops(packed, attention,
+                       attention.causal && attention.earlier.empty() ? kCausalBlock : kBlock);
   const int64_t positions = loops.positions, dim = loops.dim, stride = loops.stride;
   const int64_t dstride = row_stride(dpacked);
   const KeyParts<T> parts(packed, attention);
   const int64_t all_keys = loops.keys();
-  const Scratch<T> scratch(2 * (all_keys * loops.block + positions * dim), packed.options());
+  const Scratch<T> scratch(2 * (all_keys * loops.block + positions * dim) + loops.block * dim,
+                           packed.options());
   at::parallel_for(0, loops.tasks(), 1, [&](int64_t begin, int64_t end) {
     T* const p = scratch.mine();
     T* const ds = p + loops.block * all_keys;
@@ -227,6 +250,7 @@ void backward(const at::Tensor& packed, const PackedAttention& attention, const 
     // same memory.
     T* const dk = ds + loops.block * all_keys;
     T* const dv = dk + positions * dim;
+    T* const dq = dv + positions * dim;
     for (int64_t task = begin; task < end; ++task) {
       const int64_t b = task / loops.kv_heads, kv = task % loops.kv_heads;
       const T* const rows = numbers<T>(packed) + b * positions * stride;
@@ -237,25 +261,29 @@ void backward(const at::Tensor& packed, const PackedAttention& attention, const 
       all.back().dv = {dv, dim};
       std::fill_n(dk, 2 * positions * dim, T(0));  // dk and dv
       loops.for_blocks(b, kv, [&](int64_t h, int64_t query, int64_t key, const ScoreBlock<T>& scores) {
-        const int64_t count = scores.rows, keys = scores.cols;
+        const int64_t count = scores.rows;
         const int64_t q_column = attention.q_column(h), at_out = loops.at_out(b, h, query);
         const Matrix<const T> q{rows + query * stride + q_column, stride};
         const Matrix<const T> dy{numbers<T>(dout) + at_out, loops.out_stride};
-        for_parts(all, key, keys, [&](const KeyPart<T>& part, int64_t column, int64_t n) {
-          gemm<T>(false, true, count, n, dim, 1, q, part.k, 0, {p + column, keys});
-          gemm<T>(false, true, count, n, dim, 1, dy, part.v, 0, {ds + column, keys});
+        bool first = true;
+        for_tiles(all, key, scores, [&](int64_t first_key, const ScoreBlock<T>& tile) {
+          const int64_t keys = tile.cols;
+          for_parts(all, first_key, keys, [&](const KeyPart<T>& part, int64_t column, int64_t n) {
+            gemm<T>(false, true, count, n, dim, 1, q, part.k, 0, {p + column, keys});
+            gemm<T>(false, true, count, n, dim, 1, dy, part.v, 0, {ds + column, keys});
+          });
+          kernels<T>().softmax_backward(tile, p, ds, numbers<T>(log_sum_exp) + loops.row(b, h, query),
+                                        numbers<T>(out) + at_out, dy.data, dim, loops.out_stride);
+          for_parts(all, first_key, keys, [&](const KeyPart<T>& part, int64_t column, int64_t n) {
+            gemm<T>(true, false, n, dim, count, 1, {p + column, keys}, dy, 1, part.dv);
+            gemm<T>(true, false, n, dim, count, 1, {ds + column, keys}, q, 1, part.dk);
+            gemm<T>(false, false, count, dim, n, 1, {ds + column, keys}, part.k, first ? 0 : 1, {dq, dim});
+            first = false;
+          });
         });
-        kernels<T>().softmax_backward(scores, p, ds, numbers<T>(log_sum_exp) + loops.row(b, h, query),
-                                      numbers<T>(out) + at_out, dy.data, dim, loops.out_stride);
-        for_parts(all, key, keys, [&](const KeyPart<T>& part, int64_t column, int64_t n) {
-          gemm<T>(true, false, n, dim, count, 1, {p + column, keys}, dy, 1, part.dv);
-          gemm<T>(true, false, n, dim, count, 1, {ds + column, keys}, q, 1, part.dk);
-        });
-        // The block's queries are no longer needed.
-        for_parts(all, key, keys, [&](const KeyPart<T>& part, int64_t column, int64_t n) {
-          gemm<T>(false, false, count, dim, n, 1, {ds + column, keys}, part.k, column > 0,
-                  {drows + query * dstride + q_column, dstride});
-        });
+        // q, which may lie in the same memory, is no longer needed.
+        for (int64_t r = 0; r < count; ++r)
+          std::copy_n(dq + r * dim, dim, drows + (query + r) * dstride + q_column);
       });
       if (attention.from_later.defined()) loops.add_rows(attention.from_later, b, kv, positions, dk, dv);
       for (int64_t s = 0; s < positions; ++s) {

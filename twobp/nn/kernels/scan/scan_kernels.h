@@ -72,9 +72,9 @@ struct ScanGradient {
   T* dd;           // (channels)
   T* ddelta_bias;  // (channels)
   // Of a sequence that goes on before and after (state, channels):
-  const T* initial;  // the states before the first position; null: zeros
-  const T* dfinal;   // the gradient of the states after the last one; null: zeros
-  T* dinitial;       // the gradient of `initial`; null: not wanted
+  const T* initial = nullptr;  // the states before the first position; null: zeros
+  const T* dfinal = nullptr;   // the gradient of the states after the last one; null: zeros
+  T* dinitial = nullptr;       // the gradient of `initial`; null: not wanted
 };
 
 // y_t = silu(bias + sum over k of w_k x_(t - K + 1 + k)); positions before the first are 0.
