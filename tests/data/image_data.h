@@ -1,4 +1,4 @@
-// What the tests of pictures share: a folder for them, and the configuration that names it.
+// This file has what the tests of pictures share: a folder for them, and the configuration that names it.
 #pragma once
 
 #include <string>
