@@ -418,7 +418,7 @@ TEST(ConfigErrors, RefuseContradictionsInTheModel) {
   EXPECT_NO_THROW(load_config("", {"model.type=mlp", "data.synthetic=vectors", "model.dim=12"}));
 }
 
-TEST(ConfigErrors, CheckTheScalingOfRope) {
+TEST(ConfigErrors, RefuseBadRopeScaling) {
   EXPECT_NO_THROW(with({"model.rope_scaling=llama3", "model.rope_factor=8"}));
   refuse({"model.rope_low_freq=4"},
          {"model.rope_low_freq is 4", "only model.rope_scaling \"llama3\" uses it"});

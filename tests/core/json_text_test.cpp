@@ -1,4 +1,4 @@
-// Tests how JSON text from outside is checked: which text is refused, and what the message says.
+// Tests how JSON text from outside is checked: which text is refused, and the error messages.
 #include "twobp/core/json_text.h"
 
 #include <filesystem>

@@ -329,9 +329,9 @@ TEST(SyntheticData, VectorsHaveMean0AndVariance1) {
   EXPECT_EQ(batch.tokens, 3);
 }
 
-// ---- what a layer sees of the data
+// ---- the view of a layer
 
-TEST(Context, FieldThrowsAnErrorThatListsTheFields) {
+TEST(Context, GivesAFieldOrAnErrorThatListsTheFields) {
   Context context;
   expect_error([&] { context.field("labels"); }, {"no fields", "\"labels\""});
   const Fields fields{{"input_ids", at::ones({2})}, {"positions", at::ones({3})}};

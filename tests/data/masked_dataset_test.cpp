@@ -1,5 +1,5 @@
-// Tests masked text: which tokens are hidden and what replaces them, that this depends on seed, epoch and
-// sample alone, and where special tokens come from.
+// Tests masked text: the choice of hidden tokens and of their replacements, which depends on seed, epoch and
+// sample alone, and the sources of special tokens.
 #include "twobp/data/text/masked_dataset.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// This file has what the tests of tokenizers share: small tokenizer.json files, a way to replace Python for a
+// The tests of tokenizers share these helpers: small tokenizer.json files, a way to replace Python for a
 // while, and a check for the package `tokenizers`.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Tests the .npy reader: it reads what NumPy writes, and refuses everything else with a reason.
+// Tests the .npy reader. It reads the files that NumPy writes, and refuses everything else with a reason.
 #include "twobp/files/npy.h"
 
 #include <random>

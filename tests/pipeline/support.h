@@ -1,5 +1,5 @@
-// This file has helpers of the pipeline tests: small models, layers that call the test back, pipelines
-// without an optimizer, and the gradients of a step.
+// The pipeline tests share these helpers: small models, layers that call the test back, pipelines without an
+// optimizer, and the gradients of a step.
 #pragma once
 
 #include <cstring>

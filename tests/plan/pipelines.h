@@ -1,5 +1,4 @@
-// This file has what the tests of the auto-scheduler share: random pipelines, and the cases solved to
-// optimality.
+// The tests of the auto-scheduler share these helpers: random pipelines, and the cases solved to optimality.
 #pragma once
 
 #include <fstream>

@@ -161,7 +161,8 @@ TEST(Planner, KeepsWithinTheMemory) {
       EXPECT_LE(peak_of(simulate_choice(model, choice, request)), request.memory * (1 + 1e-9));
     }
     EXPECT_LE(most_samples_per_second(result), most_samples_per_second(free) * (1 + 1e-9));
-    // A split within the memory may save memory where the fastest split does not fit.
+    // A split within the memory may exist where the fastest split does not fit, so the result may be better
+    // than all of these.
     const auto all = by_brute_force(model, request);
     const double most = all.empty() ? 0 : all[0];
     EXPECT_GE(most_samples_per_second(result), most * (1 - 1e-9));

@@ -134,7 +134,7 @@ TEST(Bench, MeasuresRecomputation) {
   const TempFolder folder;
   const std::string config = folder.write("config.json", test::tiny_config().dump());
   const std::string report = folder.path("rows.json");
-  // Every micro-batch is in flight at once, so the peak is what they keep.
+  // Every micro-batch is in flight at once, so the peak is the sum of the tensors that they keep.
   const auto run = expect_success({"bench", config, "--schedules", "gpipe", "--micro-batches", "4", "--p2",
                                    "off", "--recompute", "none,activations,both", "--repeat", "1", "--steps",
                                    "1", "--memory-cap", "0", "--json", report});

@@ -49,7 +49,7 @@ TEST_F(TraceCommand, WritesOnlyTheChosenSteps) {
   EXPECT_EQ(steps_in("trace.json"), std::vector<std::string>{"step 3"});
 }
 
-// Recording must not change what is computed.
+// Recording must not change the results.
 TEST_F(TraceCommand, DoesNotChangeTheLosses) {
   const auto losses = [&](const std::vector<std::string>& more) {
     std::vector<std::string> arguments = {"train", config(tiny_config()), "--metrics", path("metrics.jsonl")};

@@ -1,6 +1,6 @@
-// This is a second, slow simulation for comparison. It steps through whole time units and does at each what
-// an executor would do, without regard to speed. Costs and delays are whole numbers of at least one per layer
-// and piece of W. If several ranks can act at a tick, the lowest one does.
+// This is a second, slow simulation for comparison. It steps through whole time units and acts at each as an
+// executor would, without regard to speed. Costs and delays are whole numbers of at least one per layer and
+// piece of W. If several ranks can act at a tick, the lowest one does.
 #pragma once
 
 #include <algorithm>

@@ -231,7 +231,7 @@ TEST(Simulate, ForwardOnlyHoldsNothing) {
 TEST(Simulate, FrozenStageHasNoW) {
   std::vector<StageCost> costs(2);
   costs[0].backward_p2 = 0;
-  costs[0].p2_units = 0;  // the number of layers
+  costs[0].p2_units = 0;  // the sum over the layers
   costs[0].layers = {{.p2_units = 0, .forward_held = 2, .p1_held = -2}};
   for (const P2Policy policy : kPolicies) {
     const Simulation result = simulate(make_schedule("1f1b", 2, 4, policy), costs);

@@ -1,5 +1,5 @@
-// This file has what the schedule tests share: messages of errors, and schedules for any placement of stages
-// on ranks.
+// The schedule tests share these helpers: messages of errors, and schedules for any placement of stages on
+// ranks.
 #pragma once
 
 #include <algorithm>

@@ -51,7 +51,8 @@ struct Bar {
   double height = 0;
 };
 
-// This fixture holds what Python's XML parser finds. The script writes a line per rectangle and per text.
+// This fixture holds the elements that Python's XML parser finds. The script writes a line per rectangle and
+// per text.
 class Svg : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -1,4 +1,4 @@
-// This file has what the tests of the pictures share: a real step of a small model, and events constructed by
+// The tests of the pictures share these helpers: a real step of a small model, and events constructed by
 // hand.
 #pragma once
 

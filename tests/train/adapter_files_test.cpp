@@ -19,7 +19,8 @@ using nlohmann::json;
 using test::expect_error;
 using test::TempFolder;
 
-// Returns what PEFT 0.21.2 writes for LoraConfig(r=2, lora_alpha=16, target_modules=["q_proj", "v_proj"]).
+// Returns the file that PEFT 0.21.2 writes for LoraConfig(r=2, lora_alpha=16, target_modules=["q_proj",
+// "v_proj"]).
 json of_peft() {
   return json::parse(R"({
     "alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null, "auto_mapping": null,

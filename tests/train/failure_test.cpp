@@ -109,17 +109,17 @@ TEST(BadBatch, NamesAMissingField) {
   expect_error([&] { trainer.step(batch, {"1f1b"}); }, {"rank 0, step 1, 0F0:", "input_ids", "labels"});
 }
 
-TEST(BadPipeline, HasMoreStagesThanLayers) {
+TEST(BadPipeline, WithMoreStagesThanLayersIsRefused) {
   Config config = tiny_config();
   config.pipeline.stages = 9;
   expect_error([&] { Trainer trainer(config); }, {"8 layers", "9 stages", "pipeline.stages"});
 }
 
-TEST(BadPipeline, HasASplitThatDoesNotAddUp) {
+TEST(BadPipeline, WithASplitThatDoesNotAddUpIsRefused) {
   expect_error([&] { Trainer trainer(config_of({3, 4}, 0)); }, {"pipeline.split", "8 layers", "sum to 7"});
 }
 
-TEST(BadPipeline, HasAnUnknownSchedule) {
+TEST(BadPipeline, WithAnUnknownScheduleIsRefused) {
   Trainer trainer(config_of({3, 5}, 0));
   expect_error([&] { trainer.step(random_batch(2, 2, 2, 1), {"1f2b"}); }, {"1f2b", "did you mean '1f1b'"});
 }

@@ -1,5 +1,5 @@
-// This file has helpers of the tests of this folder: a folder that is removed at the end, a temporary
-// environment, a file's content, and handmade .npy files.
+// The tests of this folder share these helpers: a folder that is removed at the end, a temporary environment,
+// a file's content, and handmade .npy files.
 #pragma once
 
 #include <cstdint>

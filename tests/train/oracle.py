@@ -1,4 +1,4 @@
-"""This module has what the oracles of language models share."""
+"""The oracles of language models share these functions."""
 import json
 
 import torch

@@ -1,5 +1,5 @@
-// This file has helpers of the training tests: a tiny LLaMa, batches with labels that do not count, a run of
-// a few steps, and a bitwise comparison of two runs.
+// The training tests share these helpers: a tiny LLaMa, batches with labels that do not count, a run of a few
+// steps, and a bitwise comparison of two runs.
 #pragma once
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// Tests what every transport must do: messages match by tag in any order, sends never block, waits end (by a
+// Tests the duties of every transport: messages match by tag in any order, sends never block, waits end (by a
 // message, a time-out or an abort), and sums have the same bits on every rank.
 #include <chrono>
 #include <cmath>

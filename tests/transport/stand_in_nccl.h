@@ -16,7 +16,7 @@ NcclApi stand_in_nccl();
 struct StandInNccl {
   std::atomic<int> error{0};            // reported by ncclCommGetAsyncError
   std::atomic<bool> loses_data{false};  // transfers never end
-  std::atomic<bool> stuck{false};       // calls never return
+  std::atomic<bool> stuck{false};       // calls stay in progress
   std::atomic<int> most_in_stream{0};   // the most sends of one communicator that were in its stream at once
   std::atomic<int64_t> bytes{0};        // bytes that have crossed
   std::atomic<int> waiting_ends{0};     // communicators that were destroyed before both ends were finalized
