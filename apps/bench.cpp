@@ -58,14 +58,14 @@ std::pair<std::string, std::vector<std::string>> asked_schedule(const std::strin
   return {text.substr(0, at), {text.substr(at + 1)}};
 }
 
-// The simulation with the F, I, W and optimizer times of this step.
+// Simulates the step with its measured F, I, W and optimizer times.
 Simulation predict(Pipeline& pipeline, const StepSetup& setup, const StepReport& report) {
   const auto costs = measured_costs(pipeline.stage_profiles(), pipeline.rank_of_stage(), report);
   return simulate(setup.schedule, costs, in_process_simulation(pipeline.caps(setup)));
 }
 
-// The configuration for a schedule, on the ranks of the given one. A split by hand only fits its own stages,
-// and a schedule in a file has its own number of micro-batches.
+// Returns the configuration for a schedule, on the ranks of the given one. A split by hand only fits its own
+// stages, and a schedule in a file has its own number of micro-batches.
 Config config_for(const Config& config, const std::string& schedule) {
   if (schedule == config.pipeline.schedule) return config;
   const PipelineShape given = pipeline_shape(config.pipeline);
@@ -82,7 +82,7 @@ std::vector<int> placement_of(const Config& config, const std::string& schedule)
   return pipeline_shape(config_for(config, schedule).pipeline).rank_of_stage;
 }
 
-// Rows of the schedules that place their stages as the trainer does, under the given configuration.
+// Makes rows of the schedules that place their stages as the trainer does, under the given configuration.
 std::vector<BenchRow> make_rows(const BenchOptions& options, const Config& given, Trainer& trainer) {
   std::vector<BenchRow> rows;
   const Config& config = trainer.config();
@@ -124,7 +124,7 @@ std::vector<BenchRow> make_rows(const BenchOptions& options, const Config& given
   return rows;
 }
 
-// The sum over all ranks.
+// Returns the sum over all ranks.
 ProductTime products_of(const StepReport& report) {
   ProductTime all;
   for (const RankTimes& times : report.ranks) all += times.products;
@@ -184,7 +184,7 @@ void trace_kernels_of(const std::vector<BenchRow>& rows, const std::string& fold
   }
 }
 
-// A way has a trainer of its own, as the settings say.
+// Makes a trainer for a way, as its settings say.
 void add_way(const std::string& way, const BenchOptions& options, std::vector<std::string> overrides,
              std::vector<std::unique_ptr<Trainer>>& trainers, std::vector<BenchRow>& rows) {
   for (const std::string& setting : split(way, ' ')) {
@@ -213,7 +213,7 @@ int bench(const BenchOptions& options) {
   const Config config = load_config(options.config, overrides);
   std::vector<std::unique_ptr<Trainer>> trainers;
   std::vector<BenchRow> rows;
-  // Each precision with each recomputation.
+  // Each precision is measured with each recomputation.
   std::vector<Config> configs;
   for (const std::string& precision :
        options.precisions.empty() ? std::vector<std::string>{config.train.precision} : options.precisions) {
@@ -240,8 +240,8 @@ int bench(const BenchOptions& options) {
   TWOBP_CHECK(!rows.empty() && options.repeat >= 1 && options.steps >= 1,
               "nothing to measure: give at least one "
               "schedule, policy, repeat and step");
-  // Interleaved, and in reverse order every other time, so that a drift of the machine affects all rows
-  // alike.
+  // The rows are interleaved, and every other round runs in reverse order, so that a drift of the machine
+  // affects all rows alike.
   for (int repeat = 0; repeat < options.repeat; ++repeat) {
     for (size_t i = 0; i < rows.size(); ++i) {
       BenchRow& row = rows[repeat % 2 == 0 ? i : rows.size() - 1 - i];
@@ -280,7 +280,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
           ->capture_default_str();
   command
       ->add_option("--ways", options->ways,
-                   "In place of --schedules: rows that each have settings of their own, separated by spaces: "
+                   "Instead of --schedules: rows with their own settings, separated by spaces: "
                    "\"pipeline.schedule=zb-v pipeline.p2=fill\" \"pipeline.split=[3,5]\"")
       ->excludes(schedules);
   command
@@ -298,8 +298,8 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command
       ->add_option(
           "--recompute", options->recomputes,
-          "none, activations, derivatives, both: what layers recompute instead of keeping; each gets "
-          "its own rows (default: as configured)")
+          "none, activations, derivatives, both: tensors that layers recompute instead of keeping them; each "
+          "gets its own rows (default: as configured)")
       ->delimiter(',');
   command
       ->add_option("--micro-batches", options->micro_batches,

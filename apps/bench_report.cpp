@@ -98,7 +98,8 @@ void print_bench_table(const std::vector<BenchRow>& rows) {
         "batching", "cap", "M", "step", "(min - max)", speed.c_str(), "speed", "idle", "predicted",
         "products", "peak memory by rank");
   for (const BenchRow& row : rows) {
-    // Relative to the first row of the same M, sample by sample, because the two were timed in turn.
+    // The speed is relative to the first row of the same M, sample by sample, because the two were timed in
+    // turn.
     const BenchRow* base = &row;
     for (const BenchRow& other : rows) {
       if (other.batch.micro_batches.size() == row.batch.micro_batches.size()) {

@@ -1,4 +1,5 @@
-// The measurements of `twobp bench`: one row of its table, and output of rows as a table and as JSON.
+// This file has the measurements of `twobp bench`: one row of its table, and the output of rows as a table
+// and as JSON.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,8 @@
 
 namespace twobp {
 
-// A way to run a step, and its measurements. kUnknown (core/figures.h) stands for values that are not
-// measured: the parts of a step that is launched as a graph, and products on a GPU.
+// A row is a way to run a step, with its measurements. kUnknown (core/figures.h) stands for values that are
+// not measured: the parts of a step that is launched as a graph, and products on a GPU.
 struct BenchRow {
   Trainer* trainer = nullptr;
   std::string schedule;  // as given on the command line

@@ -54,7 +54,7 @@ std::map<std::string, Count> count_by_file(const Checkpoint& checkpoint) {
   return counts;
 }
 
-// The keys that are not at their defaults: "model.dim=64".
+// Returns the keys that are not at their defaults, such as "model.dim=64".
 std::vector<std::string> settings_of(const json& config) {
   const json defaults = json::parse(config_to_json(Config{}));
   std::vector<std::string> settings;

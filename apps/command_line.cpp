@@ -25,7 +25,7 @@ std::vector<std::string> options_of(const CLI::App& app) {
   return names;
 }
 
-// The command whose arguments were being read.
+// Returns the command whose arguments were being read.
 const CLI::App& innermost(const CLI::App& app) {
   const std::vector<CLI::App*> parsed = app.get_subcommands();
   return parsed.empty() ? app : innermost(*parsed.back());

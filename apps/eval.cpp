@@ -44,7 +44,7 @@ void eval(const EvalOptions& options) {
   const std::optional<Evaluation> held_out = trainer.evaluate();
   const double seconds = now_seconds() - begin;
   TWOBP_CHECK(held_out, "there is no held-out data: set data.held_out above 0");
-  // Perplexity is for models that predict tokens; pictures only have an accuracy.
+  // Perplexity is for models that predict tokens. Models of pictures only have an accuracy.
   const InputKind input = config.model.input().kind;
   const bool tokens = input == InputKind::kTokens || input == InputKind::kMaskedTokens;
   const double perplexity = std::exp(held_out->loss);
@@ -64,7 +64,7 @@ void eval(const EvalOptions& options) {
 void add_eval_command(CLI::App& app) {
   auto options = std::make_shared<EvalOptions>();
   CLI::App* command =
-      app.add_subcommand("eval", "Held-out loss, perplexity and accuracy of a model, over all held-out data");
+      app.add_subcommand("eval", "Compute the loss, perplexity and accuracy of a model on all held-out data");
   command->add_option("config", options->config,
                       "JSON file, as for train; model.from is the model (without it: random weights)");
   command->add_option("--set", options->overrides, "Override a key: section.key=value")->take_all();

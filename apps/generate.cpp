@@ -39,7 +39,7 @@ struct GenerateOptions {
   SamplingOptions sampling;
 };
 
-// Converts between text and tokens, with a tokenizer.json, or by bytes for a model with the vocabulary of
+// Converts between text and tokens with a tokenizer.json. For a model whose vocabulary is the bytes, converts
 // bytes.
 class Text {
  public:
@@ -58,7 +58,7 @@ class Text {
     if (ends_.empty() && end) ends_ = {*end};
   }
 
-  // Encodes the prompt; called once, before anything is printed.
+  // Encodes the prompt. It is called once, before anything is printed.
   std::vector<int64_t> encode(const std::string& text) {
     if (tokenizer_) {
       const std::vector<int64_t> ids = tokenizer_->encode(text, /*special=*/true);
@@ -81,7 +81,7 @@ class Text {
   void finish() { show((tokenizer_ ? stream_->finish() : "") + '\n'); }
 
   // A terminal obeys control characters, so it gets them as escapes. A file gets the text itself. Without a
-  // tokenizer, the text comes in bytes, which are not whole characters.
+  // tokenizer, the text comes in single bytes, which may be parts of characters.
   void show(const std::string& text) const {
     const bool one_byte = !tokenizer_ && text.size() == 1 && static_cast<unsigned char>(text[0]) >= 0x80;
     print_as_is(terminal_ && !one_byte ? printable_lines(text) : text);
@@ -137,7 +137,7 @@ void add_generate_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("generate", "Continue a text with a trained model");
   command->add_option("model", options->model, "Hugging Face directory, as save.model writes it")->required();
   command->add_option("--prompt", options->prompt, "The text to continue")->required();
-  command->add_option("--tokens", options->tokens, "Most tokens to generate")
+  command->add_option("--tokens", options->tokens, "Largest number of tokens to generate")
       ->check(number_from(1, 1 << 24))
       ->capture_default_str();
   command->add_option("--temperature", options->sampling.temperature, "0: always the likeliest token")

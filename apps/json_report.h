@@ -10,16 +10,16 @@
 
 namespace twobp {
 
-// One line of --metrics. `held_out`: the evaluation after the step, if there was one.
+// Returns one line of --metrics. `held_out` is the evaluation after the step, if there was one.
 nlohmann::json step_to_json(const StepResult& result, const std::optional<Evaluation>& held_out);
 
-// CPU model, cores, kernels. A measurement is worthless without them.
+// Returns the CPU model, the cores and the kernels. A measurement is worthless without them.
 nlohmann::json machine_to_json();
 
-// Idle seconds of a rank by cause.
+// Returns the idle seconds of a rank by cause.
 nlohmann::json idle_to_json(const RankTimes& times);
 
-// Writes text to a file; throws Error naming it.
+// Writes text to a file. Throws Error, which names the file.
 void write_text(const std::string& path, const std::string& text);
 
 }  // namespace twobp

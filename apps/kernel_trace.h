@@ -1,6 +1,6 @@
-// A trace of the operators of a step, and on a GPU of its kernels, as LibTorch's profiler (Kineto, CUPTI)
-// records them. It is in Chrome's trace format, for Perfetto. A rank's F, I and W are ranges of these names
-// on its thread, unless the step is launched as a graph. A kernel has its estimated occupancy of the
+// Writes a trace of the operators of a step, and on a GPU of its kernels, as LibTorch's profiler (Kineto,
+// CUPTI) records them. It is in Chrome's trace format, for Perfetto. A rank's F, I and W are ranges of these
+// names on its thread, unless the step is launched as a graph. Each kernel has its estimated occupancy of the
 // multiprocessors.
 #pragma once
 

@@ -11,8 +11,8 @@ namespace twobp {
 
 class MetricsFile {
  public:
-  // Opens the file and keeps its content. No file if `path` is empty. All members throw Error, naming the
-  // file.
+  // Opens the file and keeps its content. If `path` is empty, there is no file. All members throw Error,
+  // which names the file.
   explicit MetricsFile(std::string path);
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
@@ -21,10 +21,10 @@ class MetricsFile {
   // Empties the file.
   void clear();
 
-  // Drops lines of steps after `step` (they were done after the checkpoint and will be done again), and lines
-  // that are not JSON (a line that was cut off). Only for an ordinary file.
+  // Drops lines of steps after `step`, which were done after the checkpoint and will be done again. Also
+  // drops lines that are not JSON, because they were cut off. Does this only for an ordinary file.
   void keep_until(int64_t step);
-  // Waits for a slow reader of a pipe, but not when a signal stops the run: then the line is lost.
+  // Waits for a slow reader of a pipe. If a signal stops the run meanwhile, the line is lost.
   void write(const nlohmann::json& line);
 
  private:

@@ -1,4 +1,4 @@
-// The flags of the subcommand, and the choice of its job by them.
+// Defines the flags of the subcommand, and chooses its job by them.
 #include "apps/plan.h"
 
 #include <memory>
@@ -21,7 +21,7 @@
 namespace twobp {
 namespace {
 
-// The job of the subcommand: exactly one of these.
+// The subcommand has exactly one of these jobs.
 enum PlanJob : unsigned {
   kDraw = 1U,      // one schedule, from costs on the command line
   kMeasure = 2U,   // all ways to run a configured model
@@ -87,7 +87,7 @@ constexpr FlagUse kFlags[] = {
     {"--seconds", kMeasure},
 };
 
-// Rejects options that the job ignores.
+// Rejects options that the job would ignore.
 void check_flags(const CLI::App& plan, PlanJob job, const PlanOptions& options) {
   for (const FlagUse& flag : kFlags) {
     if ((flag.jobs & job) != 0 || plan.get_option(flag.name)->count() == 0) continue;
@@ -117,7 +117,7 @@ void check_flags(const CLI::App& plan, PlanJob job, const PlanOptions& options) 
               "--top has no effect with --all");
 }
 
-// The options of messages, and of replicas that sum their gradients.
+// Adds the options of messages, and of replicas that sum their gradients.
 void add_network_options(CLI::App& plan, PlanOptions& options) {
   const auto number = [&](const char* flag, auto& value, const std::string& help) {
     return plan.add_option(flag, value, help)->check(number_from(0));
@@ -193,7 +193,7 @@ void add_plan_command(CLI::App& app) {
       ->capture_default_str()
       ->check(number_from(1));
   text("--p2", options->p2,
-       "[list] when weight gradients run: " + join(policy_names()) +
+       "[list] p2 policy, which decides when weight gradients run: " + join(policy_names()) +
            " (default: placed for a file that places W, else fill; with a model: all)");
   text("--forward", options->forward, "cost of F: a number, or a comma list with one for each stage");
   text("--backward-p1", options->backward_p1, "the same for I");
@@ -202,7 +202,7 @@ void add_plan_command(CLI::App& app) {
                    "number of pieces of W; a waiting rank looks for its message between them")
       ->capture_default_str()
       ->check(number_from(1));
-  plan->add_option("--cap", options->cap, "most micro-batches that a rank may hold; 0: no limit")
+  plan->add_option("--cap", options->cap, "largest number of micro-batches that a rank may hold; 0: no limit")
       ->capture_default_str()
       ->check(number_from(0));
   add_network_options(*plan, *options);
@@ -228,7 +228,7 @@ void add_plan_command(CLI::App& app) {
        "[list] samples per micro-batch (default: from --costs, or half, once and twice the configured "
        "number)");
   text("--recompute", options->recompute,
-       "[list] what all layers but the first and the last recompute: " + join(recompute_modes()) +
+       "[list] recomputation in all layers except the first and the last: " + join(recompute_modes()) +
            " (default: all, or only pipeline.recompute if that is configured)");
   text("--memory", options->memory,
        "memory of each rank for everything, such as 80GiB (default: no limit); without a model: as --cap");

@@ -28,7 +28,7 @@ std::string signed_text(double value, int digits, const char* unit) {
   return out.str();
 }
 
-// The error of the prediction, relative to the measured value.
+// Returns the error of the prediction, relative to the measured value.
 std::string relative(const Compared& value) {
   return value.measured > 0 ? signed_text(100 * (value.predicted / value.measured - 1), 1, " %") : "-";
 }
@@ -56,11 +56,12 @@ void print_tables(const Trace& trace, const Comparison& result) {
     add(", simulated W", {result.simulation.ranks[rank].total_peak_bytes(), bytes.measured});
   }
   print_table(rows);
-  std::cout
-      << "\nTimes are predicted from the run's own means of F, I and W, bytes from the profile before it";
-  std::cout << (result.replayed ? ": once with W in the recorded order, once as simulated, as --timeline and "
-                                  "--svg draw it.\n"
-                                : ".\n");
+  std::cout << "\nTimes are predicted from the run's own means of F, I and W, and bytes from the profile "
+               "before it.";
+  std::cout << (result.replayed
+                    ? " Bytes are given with W in the recorded order, and with W as simulated, which "
+                      "--timeline and --svg draw.\n"
+                    : "\n");
 
   std::cout << "\nMean of one micro-batch, as measured:\n";
   std::vector<Row> costs = {{"stage", "F", "I", "W"}};

@@ -23,7 +23,7 @@
 namespace twobp {
 namespace {
 
-// Half, once and twice as many samples.
+// Returns half, once and twice this number of samples.
 std::vector<int> sizes_around(int64_t size) {
   const int once = static_cast<int>(size);
   if (once == 1) return {1, 2};
@@ -43,7 +43,7 @@ double parse_size(const std::string& option, const std::string& text) {
   return static_cast<double>(bytes);
 }
 
-// Options that are not given keep the values of the costs.
+// Takes the options that are given. The others keep the values of the costs.
 Interconnect interconnect_of(const PlanOptions& options, const CostModel& model,
                              const std::optional<Config>& config) {
   Interconnect network;
@@ -112,10 +112,10 @@ CostModel costs_of(const PlanOptions& options, const std::optional<Config>& conf
     measure.only_what_fits = true;
   }
   measure.recompute = request.recompute;
-  // Recomputation that is configured is in all the measured costs.
+  // The measured costs already include a configured recomputation.
   if (measure.recompute.empty() && config->pipeline.recompute.empty()) measure.recompute = recompute_modes();
   measure.seconds = options.seconds;
-  std::cout << "measuring one layer of each kind (twobp profile keeps the costs for --costs) ...\n"
+  std::cout << "measuring one layer of each kind (twobp profile can save the costs for --costs) ...\n"
             << std::flush;
   return measure_costs(*config, measure);
 }
@@ -140,8 +140,8 @@ void print_choices(const PlanResult& result, const std::vector<double>& bounds) 
   print_table(rows);
 }
 
-// Bytes that activations and stash may take on each rank: the memory left on the rank with the most weights.
-// 0: no cap, as simulated.
+// Returns the bytes that activations and stash may take on each rank: the memory left on the rank with the
+// most weights. 0 means no cap, as simulated.
 int64_t cap_of(const PlanChoice& choice, const CostModel& model, double memory) {
   if (memory <= 0) return 0;
   const auto costs =
@@ -150,7 +150,7 @@ int64_t cap_of(const PlanChoice& choice, const CostModel& model, double memory) 
   return std::max<int64_t>(1, static_cast<int64_t>(std::floor(*std::min_element(caps.begin(), caps.end()))));
 }
 
-// For a shell: in quotes if it needs them.
+// Returns the word for a shell, in quotes if it needs them.
 std::string quoted(const std::string& word) {
   const bool plain = std::all_of(word.begin(), word.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 ||
@@ -162,7 +162,7 @@ std::string quoted(const std::string& word) {
   return text + "'";
 }
 
-// The lower bound of each row, in seconds, for its split, placement and memory.
+// Returns the lower bound of each row, in seconds, for its split, placement and memory.
 std::vector<double> bounds_of(const PlanResult& result, const CostModel& model, const PlanRequest& request) {
   std::vector<double> bounds;
   for (const PlanChoice& choice : result.best) {
@@ -172,14 +172,15 @@ std::vector<double> bounds_of(const PlanResult& result, const CostModel& model, 
   return bounds;
 }
 
-// The command with which training follows the choice.
+// Returns the command that trains with the choice.
 std::string command_of(const PlanChoice& choice, const CostModel& model, const PlanRequest& request,
                        const PlanOptions& options) {
   std::vector<std::string> settings = options.overrides;
   const auto set = [&](const char* key, const auto& value) {
     settings.push_back(concat("pipeline.", key, "=", value));
   };
-  // A found or written schedule is given by its file, which has the micro-batches, ranks and stages.
+  // A schedule that was found or read from a file is given by its file, which has the micro-batches, ranks
+  // and stages.
   const std::string found = options.csv.empty() ? "FILE.csv" : options.csv;
   const bool file = choice.found || choice.schedule.written() != nullptr;
   set("schedule", choice.found ? found : choice.schedule.name());
@@ -193,7 +194,7 @@ std::string command_of(const PlanChoice& choice, const CostModel& model, const P
   for (const int count : choice.split) layers.push_back(std::to_string(count));
   set("split", join(layers, ","));
   set("memory_cap", cap_of(choice, model, request.memory));
-  // Costs of layers that recompute have the configured recomputation in them.
+  // The costs of layers that recompute include the configured recomputation.
   if (choice.recompute != "none") {
     set("recompute", concat("[\"", choice.recompute, "\"]"));
   } else if (!computes_again(model)) {
@@ -246,7 +247,7 @@ void write_json(const PlanResult& result, const std::vector<double>& bounds, con
   write_output("--json", path, json.dump(1) + "\n");
 }
 
-// Draws the best choice, and the same with p2 off if its schedule has a name.
+// Draws the best choice, and the same choice with p2 off if its schedule has a name.
 void draw(const PlanOptions& options, const CostModel& model, const PlanChoice& choice,
           const PlanRequest& request) {
   if (options.timeline.empty() && options.svg.empty() && options.csv.empty()) return;
@@ -278,7 +279,7 @@ void plan_model(const PlanOptions& options) {
   TWOBP_CHECK(
       options.slices == 1 && (!config || config->pipeline.slices == 1),
       "the plan of a model compares whole sequences only: leave --slices out and set pipeline.slices to 1, "
-      "or compare slices by twobp bench --ways");
+      "or compare slices with twobp bench --ways");
   PlanRequest request = request_of(options, config);
   const CostModel model = costs_of(options, config, request);
   request.interconnect = interconnect_of(options, model, config);

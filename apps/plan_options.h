@@ -54,21 +54,21 @@ struct PlanOptions {
   double seconds = 0.5;
 };
 
-// "3": 3; "2,4,8": these numbers; "2..5": 2, 3, 4, 5. Lists and ranges may be mixed; the given order is kept
-// and repeats are dropped. Throws Error naming the option for any other text, for numbers under 1, and for an
-// empty range.
+// Parses "3" as 3, "2,4,8" as these numbers, and "2..5" as 2, 3, 4, 5. Lists and ranges may be mixed. The
+// order is kept and repeats are dropped. Throws Error, which names the option, for any other text, for
+// numbers under 1, and for an empty range.
 std::vector<int> parse_counts(const std::string& option, const std::string& text);
 
-// The same for an option that takes a single number here.
+// Does the same for an option that takes a single number here.
 int parse_count(const std::string& option, const std::string& text);
 
-// The entries of "1f1b,zb-v". Throws Error naming the option if one is empty.
+// Returns the entries of "1f1b,zb-v". Throws Error, which names the option, if one is empty.
 std::vector<std::string> parse_names(const std::string& option, const std::string& text);
 
 // Writes the option's output to its file. Throws Error naming both.
 void write_output(const std::string& option, const std::string& path, const std::string& text);
 
-// "1.5", or "1,2,1.5": one number for all stages, or one for each stage.
+// Parses "1.5" or "1,2,1.5": one number for all stages, or one for each stage.
 std::vector<double> parse_costs(const std::string& option, const std::string& text, int stages);
 
 }  // namespace twobp

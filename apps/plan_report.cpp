@@ -1,4 +1,4 @@
-// The picture, the tables and the JSON of simulated schedules.
+// Draws simulated schedules and prints their tables and JSON.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -21,14 +21,14 @@
 namespace twobp {
 namespace {
 
-constexpr double kMostDrawnCells = 20000;  // a bigger grid is not drawn
+constexpr double kMostDrawnCells = 20000;  // a larger grid is not drawn
 
-// A part of the step in text. Sums in another order leave 1e-14 in place of 0.
+// Returns a part of the step as text. Sums in another order may give 1e-14 instead of 0.
 double without_rounding(double seconds, double step) {
   return std::abs(seconds) < 1e-9 * step ? 0 : seconds;
 }
 
-// The duration of the shortest op, so that all are drawn to scale.
+// Returns the duration of the shortest op, so that all are drawn to scale.
 double grid_unit(const std::vector<StageCost>& costs) {
   double unit = 0;
   for (const auto& cost : costs) {
@@ -59,12 +59,12 @@ void print_ranks(const SimulatedPlan& plan) {
   print_table(rows);
 }
 
-// Prints how many messages may wait for each rank. --rendezvous was checked before this.
+// Prints how many messages may wait for each rank. An earlier check covers --rendezvous.
 void print_messages(const Schedule& schedule, const PlanOptions& options) {
   std::vector<std::string> most;
   for (const MostBuffered& rank : most_buffered(schedule)) most.push_back(std::to_string(rank.messages));
   std::cout << "\nmessages that may wait for a rank, however long ops take, by rank: " << join(most) << '\n';
-  if (options.rendezvous) std::cout << "no deadlock where sends wait for their receive\n";
+  if (options.rendezvous) std::cout << "no deadlock if sends wait for their receives\n";
 }
 
 int most_in_flight(const Simulation& simulation) {
@@ -178,8 +178,9 @@ void print_comparison(const std::vector<const SimulatedPlan*>& plans) {
                     number(peak_of(plan->simulation))});
   }
   print_table(rows);
-  std::cout << "\nCosts are those of the parts of one model, as many as the schedules have stages at most; "
-               "peak: the most micro-batches of parts on a rank\n";
+  std::cout
+      << "\nThe costs are those of the parts of one model, one part for each stage of the schedule with "
+         "the most stages; peak: the most micro-batches of a part that a rank holds\n";
 }
 
 void print_plans(const std::vector<const SimulatedPlan*>& plans, const std::vector<StageCost>& costs,

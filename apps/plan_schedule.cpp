@@ -26,13 +26,13 @@
 namespace twobp {
 namespace {
 
-// A schedule and a policy to compare.
+// This is a schedule and a policy to compare.
 struct Asked {
   ScheduleSource source;
   P2Policy policy = P2Policy::kFill;
 };
 
-// The entries of --schedule, each with all policies of --p2, or with the one after its "@".
+// Returns the entries of --schedule, each with all policies of --p2, or with the one after its "@".
 std::vector<Asked> asked_of(const PlanOptions& options) {
   std::vector<Asked> all;
   const auto policies = options.p2.empty() ? std::vector<std::string>{} : parse_names("--p2", options.p2);
@@ -48,7 +48,7 @@ std::vector<Asked> asked_of(const PlanOptions& options) {
   return all;
 }
 
-// The numbers of ranks and stages that the options give.
+// Returns the numbers of ranks and stages that the options give.
 struct Shape {
   int ranks = 0;
   int stages = 0;
@@ -67,11 +67,11 @@ Shape shape_of(const PlanOptions& options, const ScheduleSource& source, bool se
   return {*std::max_element(placed.begin(), placed.end()) + 1, static_cast<int>(placed.size())};
 }
 
-// Messages must have bytes to take time, but bytes count under a cap. So they have almost none, and the speed
-// of the link is chosen to give the time.
+// Messages must have bytes to take time, but bytes count under a cap. So messages have almost no bytes, and
+// the speed of the link is chosen to give the time.
 constexpr double kByteOfMessages = 0x1p-40;
 
-// The costs of the model's `parts`, and of stages of equally many parts each.
+// Holds the costs of the model's `parts`. A stage has the costs of an equal number of parts.
 class GivenCosts {
  public:
   GivenCosts(const PlanOptions& options, int parts)
@@ -84,11 +84,9 @@ class GivenCosts {
         p2_(parse_costs("--backward-p2", options.backward_p2, parts)) {}
 
   std::vector<StageCost> of(int stages) const {
-    TWOBP_CHECK(
-        parts_ % stages == 0, "the costs are those of ", parts_,
-        " parts of a model, as many as the compared schedules have stages at most; they do not divide "
-        "into ",
-        stages, " stages: give --ranks or --stages");
+    TWOBP_CHECK(parts_ % stages == 0, "the costs are those of ", parts_,
+                " parts of a model, because a compared schedule has that many stages, but ", parts_,
+                " is not divisible by ", stages, " stages: give --ranks or --stages");
     const int each = parts_ / stages;
     std::vector<StageCost> costs(stages);
     for (int stage = 0; stage < stages; ++stage) {
@@ -114,7 +112,7 @@ class GivenCosts {
   std::vector<double> messages_, gradients_, forward_, p1_, p2_;
 };
 
-// The most micro-batches of a part that a rank may hold; 0: no limit.
+// Returns the largest number of micro-batches of a part that a rank may hold, or 0 without a limit.
 double cap_of(const PlanOptions& options) {
   if (options.memory.empty()) return options.cap;
   TWOBP_CHECK(options.cap == 0, "--cap and --memory are the same limit without a model: give one of them");
@@ -145,7 +143,7 @@ SimulationOptions simulation_of(const PlanOptions& options, const Schedule& sche
   return simulation;
 }
 
-// A combination, its plan and its costs.
+// This is a combination with its plan and its costs.
 struct Planned {
   Asked asked;
   Shape shape;
@@ -168,7 +166,7 @@ SimulatedPlan make_plan(const PlanOptions& options, const Planned& of, P2Policy 
   return simulated(std::move(schedule), of.costs, options);
 }
 
-// The costs of one of equal slices of a micro-batch.
+// Returns the costs of one of the equal slices of a micro-batch.
 std::vector<StageCost> of_a_slice(std::vector<StageCost> costs, int slices) {
   for (StageCost& cost : costs) {
     for (double StageCost::*of :
@@ -194,7 +192,7 @@ void write_timeline(const std::vector<DrawnPlan>& plans, const PlanOptions& opti
   write_trace_file(options.timeline, timeline_html(trace));
 }
 
-// Writes the simulated order: W is where there is time for it (fill) or a need (a cap).
+// Writes the simulated order. W runs where there is time (fill) or where memory is needed (a cap).
 void write_csv(const SimulatedPlan& plan, const PlanOptions& options) {
   const bool as_simulated = plan.schedule.fills() || options.cap > 0 || !options.memory.empty();
   write_output("--csv", options.csv,
@@ -211,7 +209,7 @@ void write_svg(const SimulatedPlan& plan, const PlanOptions& options) {
   write_output("--svg", options.svg, draw_svg(plan.schedule, plan.simulation, picture));
 }
 
-// Leaves out the plans that the cap does not hold, and says so.
+// Leaves out the plans that do not fit into the cap, and says so.
 void keep_what_fits(std::vector<Planned>& all, double cap) {
   if (cap <= 0) return;
   std::vector<Planned> fit;
@@ -227,12 +225,12 @@ void keep_what_fits(std::vector<Planned>& all, double cap) {
               << " does not fit: a rank holds " << number(needs) << " micro-batches\n";
   }
   TWOBP_CHECK(!fit.empty(), "no schedule fits into ", number(cap),
-              " micro-batches a rank; the lightest holds ", number(least), ": raise --memory or --cap");
+              " micro-batches a rank; the smallest needs ", number(least), ": raise --memory or --cap");
   all = std::move(fit);
 }
 
-// A searched schedule for each placement in `named`, with its micro-batches. "auto (NAME)": a named one was
-// the best.
+// Searches a schedule for each placement in `named`, with its micro-batches. The name "auto (NAME)" means
+// that a named schedule was the best.
 std::vector<Planned> searched(const std::vector<Planned>& named, const PlanOptions& options) {
   std::vector<Planned> found;
   std::set<std::vector<int>> known;

@@ -1,4 +1,4 @@
-// Simulates schedules with given costs: draws one beside the same schedule with p2 `off`, or compares
+// Simulates schedules with given costs. Draws one beside the same schedule with p2 `off`, or compares
 // several.
 #pragma once
 
@@ -14,11 +14,12 @@ namespace twobp {
 struct SimulatedPlan {
   Schedule schedule;
   Simulation simulation;
-  double bound = 0;  // no schedule of this placement is faster under the caps; kUnknown: not computed
+  // No schedule with this placement is faster under the caps. kUnknown means that the bound is not computed.
+  double bound = 0;
 };
 
-// The lower bound (plan/auto_schedule/lower_bound.h) for the schedule's placement. kUnknown if it would take
-// long, or if the schedule gives up the order of micro-batches, which the bound assumes.
+// Returns the lower bound (plan/auto_schedule/lower_bound.h) for the schedule's placement. It is kUnknown if
+// it would take long, or if the schedule gives up the order of micro-batches, which the bound assumes.
 double bound_of(const Schedule& schedule, const std::vector<StageCost>& costs,
                 const SimulationOptions& options);
 
@@ -30,14 +31,14 @@ void print_comparison(const std::vector<const SimulatedPlan*>& plans);
 // Writes --json. Throws Error naming the file.
 void write_plans(const std::vector<const SimulatedPlan*>& plans, const PlanOptions& options);
 
-// A plan with the costs that it was simulated with.
+// This is a plan with the costs that it was simulated with.
 struct DrawnPlan {
   std::string name;  // of its part of the page
   const SimulatedPlan* plan = nullptr;
   const std::vector<StageCost>* costs = nullptr;
 };
-// Writes the CSV, the SVG and the HTML page that the options ask for. The page shows all plans, the others
-// only the first.
+// Writes the CSV, the SVG and the HTML page that the options ask for. The page shows all plans, the other
+// files only the first.
 void write_pictures(const std::vector<DrawnPlan>& plans, const PlanOptions& options);
 
 // `twobp plan` without a configuration: costs come from the options.

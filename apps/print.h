@@ -1,4 +1,4 @@
-// The program's text on standard output, and the descriptors under it.
+// Prints the program's text on standard output, and prepares the descriptors under it.
 #pragma once
 
 #include <string>
@@ -9,21 +9,21 @@ namespace twobp {
 // file would take their place. From now on, a file that grows beyond `ulimit -f` is an error, not a signal.
 void prepare_descriptors();
 
-// Whether a person watches the descriptor. mpirun connects its processes to terminals of its own, whatever
-// becomes of the text.
+// Returns whether a person watches the descriptor. It is false under mpirun, which gives its processes
+// terminals of its own even if the text goes to a file.
 bool is_terminal(int descriptor);
 
 // Waits until the descriptor takes text. Returns false if a signal asked this process to stop meanwhile.
 bool wait_writable(int descriptor);
 
-// As printf, and flushes. Control characters other than newlines and tabs are shown as escapes, because names
-// in files may hold any. check_output() reports errors.
+// Prints like printf, and flushes. Control characters other than newlines and tabs are shown as escapes,
+// because names in files may contain them. check_output() reports errors.
 void print(const char* format, ...) __attribute__((format(printf, 1, 2)));
-// Text with control characters of our own.
+// Prints text whose control characters come from the program itself.
 void print_as_is(const std::string& text);
 
-// Call last. Throws Error if standard output did not take all that was written to it, unless a signal stops
-// the run: then its reader may be gone.
+// Call this last. Throws Error if standard output did not take all text. If a signal stops the run, it does
+// not throw, because the reader may be gone.
 void check_output();
 
 }  // namespace twobp

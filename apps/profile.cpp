@@ -44,8 +44,7 @@ std::vector<std::string> row_of(const std::string& name, int layers, const Layer
           fixed(parameters, 0)};
 }
 
-// Kinds in the order of their first use in the model, then kinds of other recomputations, then the whole
-// model.
+// The order is: kinds by their first use in the model, kinds of other recomputations, the whole model.
 void print_size(const CostModel& model, size_t size, double parameters) {
   std::cout << "\nmicro-batches of " << model.micro_batch_sizes[size] << ":\n";
   std::vector<std::vector<std::string>> rows = {
@@ -95,7 +94,7 @@ void profile(const ProfileOptions& options) {
   check_alone("profile", find_launcher());
   const Config config = load_config(options.config, options.overrides);
   TWOBP_CHECK(config.pipeline.slices == 1,
-              "a profile for plans is of whole sequences: set pipeline.slices to 1");
+              "a profile for plans needs whole sequences: set pipeline.slices to 1");
   MeasureOptions measure;
   if (!options.sizes.empty()) measure.micro_batch_sizes = parse_counts("--micro-batch-sizes", options.sizes);
   measure.only_what_fits = options.sizes.empty();

@@ -22,18 +22,18 @@
 namespace twobp {
 namespace {
 
-// If all processes fail alike, the first one reports: it ends the others before they report.
+// If all processes fail in the same way, the first one reports. It ends the others before they report.
 constexpr double kFirstReports = 0.8;
-// Time for the others to receive the reason before they are killed.
+// This is the time for the others to receive the reason before they are killed.
 constexpr double kLastWords = 0.2;
-// A process that stops because another failed is ended by that one. If not, it ends by itself after this
+// If a process stops because another failed, the other one ends it. Otherwise it ends by itself after this
 // time.
 constexpr double kEndedByOther = 3;
-// Time for destructors, which may wait for a stuck thread or for the end of a checkpoint. A process that is
-// alone may take longer, up to pipeline.timeout, because no other process waits for it.
+// This is the time for destructors, which may wait for a stuck thread or for the end of a checkpoint. A
+// process that runs alone may take longer, up to pipeline.timeout, because no other process waits for it.
 constexpr double kUnwind = 2;
 constexpr double kUnwindAlone = 10;
-// Time for MPI to end the run.
+// This is the time for MPI to end the run.
 constexpr double kLastResort = 1;
 
 void sleep_for(double seconds) {

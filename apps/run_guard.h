@@ -13,7 +13,7 @@ namespace twobp {
 inline constexpr int kFailed = 1;
 inline constexpr int kOtherFailed = 3;  // stopped because another process failed
 
-// One for the whole program. Any thread may call its members.
+// There is one for the whole program. Any thread may call its members.
 class RunGuard {
  public:
   static RunGuard& get();
@@ -21,15 +21,16 @@ class RunGuard {
   // Tells which process this is, for reports and for the order of waits.
   void started_by(const Launcher& launcher) { launcher_ = launcher; }
 
-  // From now on, an abort of the world because of an exception calls failing(). `timeout`: pipeline.timeout.
+  // From now on, an abort of the world because of an exception calls failing(). `timeout` is
+  // pipeline.timeout.
   void watch(World& world, double timeout);
   // Call where the current exception was caught first. Does nothing if another process caused it. Otherwise
   // this process has failed and must end in a few seconds. If its threads have not ended by then, it reports
   // and ends without them.
   void failing();
 
-  // For a wait on other processes without a time-out of its own. The process fails unless this object is
-  // destroyed within `seconds`. `what`: "starting the run".
+  // Limits a wait for other processes that has no time-out of its own. The process fails unless this object
+  // is destroyed within `seconds`. `what` describes the wait, such as "starting the run".
   class Deadline {
    public:
     Deadline(double seconds, std::string what);
@@ -42,8 +43,8 @@ class RunGuard {
     std::shared_ptr<State> state_;
   };
 
-  // The end of a program that failed by itself or because another process did; the current exception tells
-  // which. Prints and returns the exit code. With other processes, ends them all and does not return.
+  // Ends a program that failed by itself or because another process did. The current exception tells which.
+  // Prints and returns the exit code. With other processes, ends them all and does not return.
   int end_failed();
 
  private:

@@ -18,7 +18,7 @@ struct StopSignal {
 constexpr StopSignal kStopSignals[] = {
     {SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGHUP, "SIGHUP"}, {SIGXCPU, "SIGXCPU"}, {SIGPIPE, "SIGPIPE"}};
 
-// A launcher and the scheduler behind it may both send SIGTERM, and mean one request.
+// A launcher and its scheduler may both send SIGTERM. This counts as one request.
 constexpr int64_t kOneRequest = 500'000'000;  // nanoseconds
 
 std::atomic<int> asked{0};
@@ -34,7 +34,7 @@ int64_t nanoseconds() {
 void on_signal(int signal) {
   int none = 0;
   asked.compare_exchange_strong(none, signal);
-  if (signal == SIGPIPE || signal == SIGXCPU) return;  // sent again and again by the system, not by a person
+  if (signal == SIGPIPE || signal == SIGXCPU) return;  // the system sends these again and again, not a person
   const int64_t now = nanoseconds();
   int64_t first = 0;
   if (first_at.compare_exchange_strong(first, now)) {

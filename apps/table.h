@@ -1,10 +1,10 @@
-// Tables as text.
+// Prints tables as text.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "twobp/core/figures.h"  // what stands in them
+#include "twobp/core/figures.h"  // the cells are made with these functions
 
 namespace twobp {
 

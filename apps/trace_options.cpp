@@ -43,7 +43,7 @@ Trace describe(Trainer& trainer) {
   return trace;
 }
 
-// The data that a reader of the trace needs to simulate the same step.
+// Returns the data that a reader of the trace needs to simulate the same step.
 TracedRun run_of(Trainer& trainer) {
   const Pipeline& pipeline = trainer.pipeline();
   const StepSetup setup = make_setup(pipeline, trainer.variant(), trainer.micro_batches());

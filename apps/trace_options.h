@@ -1,4 +1,4 @@
-// The options that record chosen steps of a training run: --trace, --timeline, --trace-steps.
+// These options record chosen steps of a training run: --trace, --timeline, --trace-steps.
 #pragma once
 
 #include <memory>
@@ -21,7 +21,7 @@ struct TraceOptions {
 
 void add_trace_options(CLI::App& command, TraceOptions& options);
 
-// Does nothing if no file is asked for.
+// Does nothing if no option names a file.
 class TraceOutput {
  public:
   // Observes the trainer. Throws Error if a file cannot be written or the run has no such steps.

@@ -216,7 +216,7 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
     if (last) after = held_out;
   }
   output.finish_line();
-  // First, because a run that is being stopped may not have long.
+  // This comes first, because a run that is being stopped may not have much time.
   if (checkpointer) checkpointer->finish(trainer);
   trace.finish();
   const int signal = trainer.stopping() ? agreed_stop_signal(processes) : 0;
@@ -248,7 +248,7 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
   return exit_code_of_signal(signal);
 }
 
-// One process's part of the run, or that of one replica.
+// Runs one process's part of the run, or that of one replica.
 int train(const TrainOptions& options, const Config& config, World world) {
   const bool shows = world.is_first();
   const Processes processes(*world.processes, config.pipeline.timeout);

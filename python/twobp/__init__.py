@@ -1,5 +1,5 @@
-"""Pipeline training with 2-stage backpropagation: schedules, plans and a trainer. Importing it changes nothing of the process."""
-import torch  # noqa: F401  loads the libraries that _native is linked with
+"""Trains in a pipeline with 2-stage backpropagation: schedules, plans and a trainer. Importing the package changes nothing in the process."""
+import torch  # loads the libraries to which _native is linked
 
 from twobp._native import Error
 from twobp.optimizers import Adam, AdamW, Muon, SGD

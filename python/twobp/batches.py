@@ -1,4 +1,4 @@
-"""Batches: dicts of tensors, and their cut into micro-batches."""
+"""Batches are dicts of tensors. This module checks them and cuts them into micro-batches."""
 from __future__ import annotations
 
 import inspect
@@ -9,7 +9,7 @@ import torch
 from twobp._native import Error
 
 Batch = Mapping[str, torch.Tensor]
-Tensors = torch.Tensor | Sequence[torch.Tensor]  # a positional batch, as a DataLoader of a TensorDataset gives it
+Tensors = torch.Tensor | Sequence[torch.Tensor]  # a positional batch, as from a DataLoader of a TensorDataset
 
 
 def is_positional(batch: object) -> bool:
@@ -17,8 +17,8 @@ def is_positional(batch: object) -> bool:
 
 
 def named(module: torch.nn.Module, batch: object, error: type[Error] = Error) -> object:
-    """A positional batch as a dict: its tensors get the names of the parameters of the module's forward. One more, such as the labels, is "target", for
-    loss_fn. Another batch stays as it is."""
+    """Returns a positional batch as a dict. Its tensors get the names of the parameters of the module's forward. One additional
+    tensor, such as the labels, becomes "target" for loss_fn. Any other batch is returned unchanged."""
     if not is_positional(batch):
         return batch
     tensors = [batch] if isinstance(batch, torch.Tensor) else list(batch)
@@ -32,7 +32,7 @@ def named(module: torch.nn.Module, batch: object, error: type[Error] = Error) ->
 
 
 def check_fields(batch: Batch, what: str) -> dict[str, torch.Tensor]:
-    """The tensors of a batch, contiguous and without autograd. Raises Error unless all have samples, and equally many."""
+    """Returns the tensors of a batch, contiguous and without autograd. Raises Error unless all have samples, and the same number of them."""
     if not isinstance(batch, Mapping) or not batch:
         raise Error(f"{what} is {_kind(batch)}, but must be a dict of tensors, with at least one")
     fields = {}
@@ -53,7 +53,7 @@ def check_fields(batch: Batch, what: str) -> dict[str, torch.Tensor]:
 
 
 def check_like(fields: Batch, example: Batch, what: str, *, any_sizes: bool) -> None:
-    """Raises Error unless `fields` has the keys and dtypes of `example`, and, unless `any_sizes`, its sizes of a sample."""
+    """Raises Error unless `fields` has the keys and dtypes of `example` and, unless `any_sizes`, the same sizes of a sample."""
     if fields.keys() != example.keys():
         raise Error(f"{what} has the keys {sorted(fields)}, but the trainer was made with {sorted(example)}")
     for name, tensor in fields.items():
@@ -65,8 +65,8 @@ def check_like(fields: Batch, example: Batch, what: str, *, any_sizes: bool) -> 
 
 
 def cut(batch: Batch | Sequence[Batch], example: Batch, micro_batches: int, *, any_sizes: bool) -> list[dict[str, torch.Tensor]]:
-    """The micro-batches of a batch. A list is already cut. A batch may have fewer samples than `micro_batches` of the example's
-    size (the last one of an epoch); then the last micro-batch is smaller."""
+    """Returns the micro-batches of a batch. A list is already cut. The last batch of an epoch may have fewer samples than
+    `micro_batches` times the example's. Then its last micro-batch is smaller."""
     if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
         parts = [check_fields(part, f"micro-batch {i}") for i, part in enumerate(batch)]
         if not 1 <= len(parts) <= micro_batches:

@@ -1,6 +1,6 @@
-"""The Python half of `twobp train --set model.from=FOLDER` for a Hugging Face directory whose architecture the program has no layers of:
-captures the model as a bundle. The program starts `main`, and reads JSON objects from stdout: signs of life, then {"code": [file, ...]}, the
-files that the result depends on, or {"error": message}."""
+"""This is the Python half of `twobp train --set model.from=FOLDER` if the program has no layers for the architecture of a Hugging
+Face directory. It captures the model as a bundle. The program starts `main` and reads JSON objects from stdout: signs of life,
+then {"code": [file, ...]} with the files on which the result depends, or {"error": message}."""
 from __future__ import annotations
 
 import glob
@@ -44,8 +44,9 @@ def end_with_the_program() -> None:
 
 
 def capture_folder(folder: str, fields: dict, arrays: str, into: str, answer) -> list[str]:
-    """Writes the bundle of the model in `folder` into the folder `into`. `fields`: dtype and sizes of each field of a micro-batch. `arrays`:
-    a folder whose first samples serve as one; "": random tokens. Returns the files of the code that made it."""
+    """Writes the bundle of the model in `folder` into the folder `into`. `fields` has dtype and sizes of each field of a
+    micro-batch. The first samples of the folder `arrays` are the example. If `arrays` is "", it has random tokens. Returns the
+    files of the code that made the bundle."""
     try:
         import transformers
     except ImportError as error:
@@ -62,7 +63,7 @@ def capture_folder(folder: str, fields: dict, arrays: str, into: str, answer) ->
 
 
 def load(transformers, folder: str, fields: dict) -> torch.nn.Module:
-    """The model in float32, of the class that its config.json names. Code that comes with a model does not run."""
+    """Returns the model in float32, of the class in its config.json. Code that comes with a model does not run."""
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if getattr(config, "quantization_config", None):
         raise Error("quantized models are not supported: save the model in float32, bfloat16 or float16")
@@ -92,7 +93,7 @@ def example(model: torch.nn.Module, fields: dict, arrays: str) -> dict[str, torc
         if arrays:
             import numpy
             rows = numpy.load(pathlib.Path(arrays) / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            rows = numpy.resize(rows[:sizes[0]], sizes)  # repeats them if there are too few
+            rows = numpy.resize(rows[:sizes[0]], sizes)  # repeats the samples if there are too few
             batch[name] = torch.from_numpy(rows.astype(dtype))
         else:
             batch[name] = torch.randint(model.config.get_text_config().vocab_size, sizes, generator=random, dtype=DTYPES[dtype])
@@ -100,7 +101,7 @@ def example(model: torch.nn.Module, fields: dict, arrays: str) -> dict[str, torc
 
 
 def has_weights(folder: str, weights: dict[str, torch.Tensor]) -> bool:
-    """Whether the directory's own files hold exactly these tensors under these names, so that the bundle need not."""
+    """Returns whether the directory's own files have exactly these tensors under these names. Then the bundle need not have them."""
     files = sorted(glob.glob(os.path.join(glob.escape(folder), "model*.safetensors")))
     names = set()
     for path in files:
@@ -113,7 +114,7 @@ def has_weights(folder: str, weights: dict[str, torch.Tensor]) -> bool:
 
 
 def code_of(model: torch.nn.Module) -> list[str]:
-    """The files that say what the model computes, and those of capture."""
+    """Returns the files with the code of the model, and those of capture."""
     import transformers
     modules = {base.__module__ for part in model.modules() for base in type(part).__mro__}
     files = {getattr(sys.modules.get(name), "__file__", None) for name in modules} - {None}

@@ -1,19 +1,21 @@
-"""The update rules. Their settings are the keys of the section `optimizer` of the configuration."""
+"""These are the update rules. Their settings are the keys of the section `optimizer` of the configuration."""
 import dataclasses
 from collections.abc import Mapping
 
-Groups = Mapping[str, Mapping[str, float | str]]  # what the parameters get whose names match a pattern
+Groups = Mapping[str, Mapping[str, float | str]]  # settings for the parameters whose names match a pattern
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Optimizer:
-    """Matrices decay; biases and norm gains do not. `groups` has other values for the parameters whose names match a pattern (* and ?):
-    {"*.bias": {"weight_decay": 0.1, "lr_scale": 0.5}}. `lr_scale` multiplies the learning rate. Later patterns override earlier ones.
+    """Matrices decay. Biases and norm gains do not. `groups` has other values for the parameters whose names match a pattern (*
+    and ?): {"*.bias": {"weight_decay": 0.1, "lr_scale": 0.5}}. `lr_scale` multiplies the learning rate. Later patterns override
+    earlier ones.
 
-    `schedule` is "constant", "linear", "cosine", "wsd" or "inverse_sqrt", after `warmup` steps. "linear" and "cosine" fall to `min_lr` at
-    the trainer's `steps`, and so does "wsd" in the last `decay` steps (0: a tenth of all).
+    `schedule` is "constant", "linear", "cosine", "wsd" or "inverse_sqrt", after `warmup` steps. "linear" and "cosine" fall to
+    `min_lr` at the trainer's `steps`. "wsd" falls to `min_lr` in the last `decay` steps (0: a tenth of all).
 
-    `average`, such as 0.999, is the decay of a running mean of the weights. Trainer.evaluate and Trainer.save use it in place of the weights."""
+    `average`, such as 0.999, is the decay of a running mean of the weights. Trainer.evaluate and Trainer.save use it instead of
+    the weights."""
     lr: float
     weight_decay: float
     schedule: str = "constant"
@@ -24,7 +26,7 @@ class _Optimizer:
     groups: Groups = dataclasses.field(default_factory=dict)
 
     def settings(self) -> dict:
-        """The section `optimizer`."""
+        """Returns the section `optimizer`."""
         groups = [" ".join([pattern, *(f"{key}={value}" for key, value in group.items())]) for pattern, group in self.groups.items()]
         return {"type": type(self).__name__.lower(), **dataclasses.asdict(self), "groups": groups}
 
@@ -48,8 +50,9 @@ class Adam(AdamW):
 
 @dataclasses.dataclass(frozen=True)
 class Muon(AdamW):
-    """Muon for the matrices of hidden layers, and AdamW for the rest: embeddings, the model's last matrix, and what is no matrix. Both share
-    the learning rate, as in torch.optim.Muon with adjust_lr_fn="match_rms_adamw". In `groups`, "rule" is "adamw" or "muon"."""
+    """Muon for the matrices of hidden layers, and AdamW for the rest: embeddings, the model's last matrix, and everything that is
+    not a matrix. Both share the learning rate, as in torch.optim.Muon with adjust_lr_fn="match_rms_adamw". In `groups`, "rule" is
+    "adamw" or "muon"."""
     weight_decay: float = 0.1
     muon_momentum: float = 0.95
 

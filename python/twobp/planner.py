@@ -1,4 +1,4 @@
-"""The planner: ways to run a model, ranked by predicted throughput."""
+"""The planner ranks the ways to run a model by predicted throughput."""
 from __future__ import annotations
 
 import dataclasses
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class PlanRow:
-    """One way to run the model. `split` has the layers of each stage; `idle` is the mean idle fraction; `peak_bytes` is what the
-    fullest rank needs, everything included; `csv` is the text of a searched schedule, else None."""
+    """One way to run the model. `split` has the layers of each stage. `idle` is the mean idle fraction. `peak_bytes` is the total
+    memory of the fullest rank. `csv` is the text of a searched schedule, or None."""
     schedule: str
     p2: str
     ranks: int
@@ -34,7 +34,7 @@ class PlanRow:
 
 
 class Plan(Sequence):
-    """The rows, fastest first, and `advice`: sentences that say whether 2BP helps."""
+    """Has the rows, fastest first, and `advice`: sentences that say whether 2BP helps."""
 
     def __init__(self, rows: Iterable[PlanRow], advice: list[str]):
         self._rows = list(rows)
@@ -50,7 +50,7 @@ class Plan(Sequence):
         return iter(self._rows)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The rows as a table of pandas, which must be installed."""
+        """Returns the rows as a table of pandas, which must be installed."""
         import pandas
         return pandas.DataFrame([dataclasses.asdict(row) for row in self])
 
@@ -82,9 +82,9 @@ def plan(of: Trainer | str | os.PathLike, *, ranks: int | Iterable[int] | None =
     (`twobp profile --json`).
 
     Each of `ranks`, `micro_batches` (default: once, twice and four times the ranks), `schedule` and `p2` (default: all) is one
-    value or several. `recompute`: none, activations, derivatives, both. `memory`: of each rank, "80GiB" or bytes. `batch`: only
-    combinations with so many samples a step. `top`: the number of rows; None: all. `search`: also for new schedules. Raises
-    twobp.Error if nothing fits, and says what would."""
+    value or several. `recompute` is none, activations, derivatives or both. `memory` is that of each rank, such as "80GiB" or a
+    number of bytes. `batch` keeps only combinations with this number of samples a step. `top` is the number of rows, or None for
+    all. `search` also searches for new schedules. Raises twobp.Error if nothing fits, with the smallest memory that would."""
     recomputes = _several(recompute)
     if isinstance(of, Trainer):
         costs = of._native.costs([mode for mode in recomputes if mode != "none"], seconds)

@@ -10,15 +10,16 @@ import torch.distributed
 from twobp import _native
 from twobp._native import Error
 
-FIRST_PORT, PORTS = 20000, 12000  # below those that systems give to outgoing connections
+FIRST_PORT, PORTS = 20000, 12000  # below the ports that systems give to outgoing connections
 
 
 def init_process_group(timeout: float = 600.0) -> int:
-    """Connects the processes that torchrun, mpirun or srun started, by torch.distributed with Gloo, and returns their number. Does nothing
-    in a process that is alone, or is connected already.
+    """Connects the processes that torchrun, mpirun or srun started, through torch.distributed with Gloo, and returns their
+    number. Does nothing in a process that is alone or already connected.
 
-    Processes on several hosts need MASTER_ADDR, the address of process 0, which torchrun sets. `timeout`: seconds that a process waits for
-    the others. Raises twobp.Error if the launcher's variables contradict each other or an address is needed."""
+    Processes on several hosts need MASTER_ADDR, the address of process 0, which torchrun sets. `timeout` is the time in seconds
+    that a process waits for the others. Raises twobp.Error if the launcher's variables contradict each other, or if an address is
+    needed."""
     launcher = _native.find_launcher()
     if not torch.distributed.is_initialized() and launcher["size"] > 1:
         address = launcher["master_address"]
@@ -26,12 +27,12 @@ def init_process_group(timeout: float = 600.0) -> int:
             raise Error(f"process {launcher['rank']} runs on another host than process 0: set MASTER_ADDR to the address of that host, on all")
         place = {"RANK": launcher["rank"], "WORLD_SIZE": launcher["size"], "LOCAL_RANK": launcher["local_rank"], "MASTER_ADDR": address or "127.0.0.1",
                  "MASTER_PORT": launcher["master_port"] or _port()}
-        os.environ.update({name: str(value) for name, value in place.items()})  # as torchrun does, for libraries that look there
+        os.environ.update({name: str(value) for name, value in place.items()})  # as torchrun does, for libraries that read them there
         torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
 def _port() -> int:
-    """The same for all processes of a job, and hardly ever for two jobs."""
+    """Returns a port that is the same for all processes of a job, and hardly ever the same for two jobs."""
     job = os.environ.get("PMIX_NAMESPACE") or os.environ.get("SLURM_JOB_ID", "") + os.environ.get("SLURM_STEP_ID", "") or str(os.getppid())
     return FIRST_PORT + zlib.crc32(job.encode()) % PORTS

@@ -1,4 +1,4 @@
-"""Pipeline schedules as data: named ones, from files, simulated and drawn. The program runs the same code."""
+"""Pipeline schedules as data: by name or from files, simulated and drawn. The program runs the same code."""
 from __future__ import annotations
 
 import os
@@ -53,7 +53,7 @@ class Schedule:
 
     @property
     def slices(self) -> int:
-        """Slices of each micro-batch's sequences. With k > 1, instructions count slices: number m k + s is slice s of micro-batch m."""
+        """The number of slices of each micro-batch's sequences. With k > 1, instructions count slices: number m k + s is slice s of micro-batch m."""
         return self._native.slices
 
     @property
@@ -61,9 +61,10 @@ class Schedule:
         return self._native.rank_of_stage
 
     def validate(self, *, rendezvous: bool = False, buffers: int | None = None) -> None:
-        """Raises twobp.Error that shows the bad cell unless the schedule is complete, in order and free of deadlock.
+        """Raises twobp.Error, which shows the bad cell, unless the schedule is complete, in order and free of deadlock.
 
-        `rendezvous`: also if sends wait for their receiver. `buffers`: the most messages that may ever wait for a rank."""
+        `rendezvous` also checks that there is no deadlock if sends wait for their receivers. `buffers` is the largest number of
+        messages that may wait for a rank."""
         self._native.validate(rendezvous, -1 if buffers is None else buffers)
 
     def simulate(self, forward: float | Sequence[float] = 1, backward_p1: float | Sequence[float] = 1,
@@ -71,9 +72,10 @@ class Schedule:
                  cap: float | None = None) -> Simulation:
         """Times the schedule by the executor's rules.
 
-        Costs are those of F, I and W for one micro-batch, in any unit: one number, or one for each stage. W has `p2_units` pieces;
-        a waiting rank looks for its message between them. `latency`: of a message, in the same unit. `cap`: the most micro-batches
-        that a rank may hold. Raises twobp.Error for costs that are negative or of another number of stages."""
+        Costs are those of F, I and W for one micro-batch, in any unit: one number, or one for each stage. W has `p2_units`
+        pieces, and a waiting rank looks for its message between them. `latency` is that of a message, in the same unit. `cap` is
+        the largest number of micro-batches that a rank may hold. Raises twobp.Error for costs that are negative or for another
+        number of stages."""
         def numbers(cost: float | Sequence[float]) -> list[float]:
             return [float(one) for one in cost] if isinstance(cost, Sequence) else [float(cost)]
 
@@ -81,13 +83,13 @@ class Schedule:
                                                 cap or 0), self)
 
     def to_csv(self, path: str | os.PathLike | None = None, *, messages: bool = False) -> str:
-        """The text form of PyTorch's pipelining, also written to `path` if that is given. A `fill` schedule has no fixed order:
-        take that of a simulation (`Simulation.to_csv`)."""
+        """Returns the text form of PyTorch's pipelining, and writes it to `path` if that is given. A `fill` schedule has no fixed
+        order, so use that of a simulation (`Simulation.to_csv`)."""
         return _write(path, self._native.csv("compute_comms" if messages else "compute_only"))
 
     @staticmethod
     def from_csv(path: str | os.PathLike) -> Schedule:
-        """Reads a file in PyTorch's text form. Raises twobp.Error that names row, column and cell of a fault."""
+        """Reads a file in PyTorch's text form. Raises twobp.Error, which names row, column and cell of a mistake."""
         path = pathlib.Path(path)
         return Schedule(_native.schedule_from_csv(path.read_text(), path.name))
 
@@ -113,7 +115,7 @@ class Simulation:
 
     @property
     def bubble(self) -> float:
-        """The idle fraction, mean over ranks."""
+        """The idle fraction, as a mean over ranks."""
         return self._native.bubble
 
     @property
@@ -123,24 +125,24 @@ class Simulation:
 
     @property
     def peak(self) -> float:
-        """The most micro-batches of stages that a rank holds."""
+        """The largest number of micro-batches of stages that a rank holds."""
         return self._native.peak
 
     @property
     def ranks(self) -> list[list[Operation]]:
-        """What each rank did, in order."""
+        """The operations of each rank, in order."""
         return [[Operation(*one) for one in rank] for rank in self._native.timeline()]
 
     def svg(self, path: str | os.PathLike | None = None, *, title: str = "", width: int = 1200, until: float = 0) -> str:
-        """The picture, also written to `path` if that is given. `until`: the end of its time axis, to compare pictures."""
+        """Returns the picture, and writes it to `path` if that is given. `until` is the end of its time axis, to compare pictures."""
         return _write(path, self._native.svg(title or self.schedule.name, width, until))
 
     def grid(self, unit: float = 1) -> str:
-        """The picture as text, with one column for each `unit` of time."""
+        """Returns the picture as text, with one column for each `unit` of time."""
         return self._native.grid(unit)
 
     def to_csv(self, path: str | os.PathLike | None = None, *, messages: bool = False) -> str:
-        """The order in which the simulation ran F, I and W, as `Schedule.to_csv`."""
+        """Returns the order in which the simulation ran F, I and W, in the form of `Schedule.to_csv`."""
         return _write(path, self._native.csv("compute_comms" if messages else "compute_only"))
 
     def _repr_svg_(self) -> str:
@@ -151,16 +153,17 @@ class Simulation:
 
 
 def schedules() -> list[str]:
-    """The names that `twobp.schedule` takes."""
+    """Returns the names that `twobp.schedule` takes."""
     return _native.schedule_names()
 
 
 def schedule(name: str, *, stages: int | None = None, ranks: int | None = None, micro_batches: int | None = None,
              p2: str | None = None, slices: int = 1) -> Schedule:
-    """The schedule of this name, or in the file of this name if it ends in .csv.
+    """Returns the schedule of this name, or from the file of this name if it ends in .csv.
 
-    Numbers that are not given are the schedule's own; without stages and ranks, it has 2 ranks. `p2` says when W runs: off, end,
-    cooldown, fill or placed. `slices` cuts each micro-batch along its sequence (docs/long_sequences.md). Raises twobp.Error for an unknown name (with the nearest one) and for numbers that do not fit."""
+    Missing numbers are the schedule's own. Without stages and ranks, it has 2 ranks. `p2` says when W runs: off, end, cooldown,
+    fill or placed. `slices` cuts each micro-batch along its sequence (docs/long_sequences.md). Raises twobp.Error for an unknown
+    name (with the nearest one) and for numbers that do not fit."""
     return Schedule(_native.make_schedule(name, stages, ranks, micro_batches, p2, slices))
 
 

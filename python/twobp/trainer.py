@@ -1,4 +1,4 @@
-"""The trainer: a module or a configured model, trained in a pipeline by the C++ runtime."""
+"""The trainer runs a module or a configured model in a pipeline with the C++ runtime."""
 from __future__ import annotations
 
 import dataclasses
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from twobp.capture import Captured
 
 MOST_LR = 1e6
-SECTIONS = ("pipeline", "train")  # whose keys are arguments of a trainer; those of the optimizer are its own
+SECTIONS = ("pipeline", "train")  # their keys are arguments of a trainer; those of the optimizer are its own
 
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
     """A training step. `loss` is the mean over the counted targets of the global batch, before the update. `grad_norm` is that of
-    all gradients, before clipping. `idle` (a fraction) and `peak_bytes` are by rank. `skipped`: an fp16 gradient overflowed, so
-    that no weight has changed."""
+    all gradients, before clipping. `idle` (a fraction) and `peak_bytes` are lists by rank. `skipped` means that an fp16 gradient
+    overflowed, so no weight has changed."""
     step: int
     loss: float
     lr: float
@@ -48,32 +48,35 @@ class Evaluation:
 
 
 class Trainer:
-    """Trains a model on the ranks of a pipeline. They are threads of this process or, once torch.distributed is initialized with
-    more than one process, one in each process. All processes then make the same calls with the same batches. With `data_parallel`, these are
-    the batches of all replicas, and each replica takes its share.
+    """Trains a model on the ranks of a pipeline. The ranks are threads of this process. If torch.distributed is initialized with
+    more than one process, each process is a rank. All processes then make the same calls with the same batches. With
+    `data_parallel`, these are the batches of all replicas, and each replica takes its share.
 
-    The trainer has its own copies of the weights. It does not change the module, and does not see changes of the module: use
-    `state_dict` and `load_state_dict` between the two. `step` and `evaluate` raise Error if parameters of the module have changed, other
-    than to a state of the trainer.
+    The trainer has its own copies of the weights. It does not change the module, and does not see changes of the module. Use
+    `state_dict` and `load_state_dict` between the two. `step` and `evaluate` raise Error if parameters of the module have
+    changed, unless they come from the trainer.
 
-    A call that Ctrl-C ends raises KeyboardInterrupt. The step is then given up, no weight has changed, and the trainer can go on.
-    After an error in a step, make a new trainer. One thread at a time may call a trainer, in the process that made it."""
+    A call that Ctrl-C ends raises KeyboardInterrupt. The step is then abandoned, no weight has changed, and the trainer can
+    continue. After an error in a step, make a new trainer. Only one thread at a time may call a trainer, in the process that made
+    it."""
 
     def __init__(self, module: torch.nn.Module | None = None, example: Batch | Tensors | None = None, *, model: Mapping | None = None,
                  loss_fn: Callable | None = None, loss_reduction: str | None = None, optimizer: AdamW | Adam | Muon | SGD | None = None,
                  cache: bool | str | os.PathLike = True, **settings):
-        """`example`: one micro-batch, a dict of tensors whose first dimension are the samples.
+        """`example` is one micro-batch, a dict of tensors whose first dimension counts samples.
 
-        `module` is captured with the example: its forward takes the dict's tensors by name. A tensor, or a tuple of tensors, takes the place of a
-        dict, in the example and in batches: its tensors are forward's arguments in order, and one more is the "target" that loss_fn gets. It returns the loss, or
-        `loss_fn(output, batch)` does. `loss_reduction`, "mean" or "sum" over a micro-batch's samples, is asked for if capture cannot
-        see it. What capture makes is kept in the user's cache folder, unless `cache` is False or another folder. `model` takes the
-        place of a module: the keys of the section `model`, such as {"type": "mlp", "dim": 64}, or {"from": FOLDER} for a Hugging Face
-        directory of a model that twobp has layers of, or a bundle.
+        `module` is captured with the example. Its forward takes the dict's tensors by name. A tensor or a tuple of tensors may
+        replace the dict in the example and in batches. Its tensors are forward's arguments in order, and one additional tensor is
+        the "target" for loss_fn. forward returns the loss, or `loss_fn(output, batch)` does. `loss_reduction`, "mean" or "sum"
+        over a micro-batch's samples, is needed if capture cannot recognise it. The user's cache folder keeps the result of
+        capture, unless `cache` is False or another folder.
 
-        `settings`: the keys of the sections `pipeline` and `train` by name: ranks, schedule, micro_batches, p2, memory_cap,
-        clip_norm, seed, ... (docs/settings.md). Raises twobp.Error for an unknown name, a value out of range, keys that contradict
-        each other, and for what capture refuses."""
+        `model` may replace a module. It has the keys of the section `model`, such as {"type": "mlp", "dim": 64}, or {"from":
+        FOLDER} for a bundle, or for a Hugging Face directory of a model for which twobp has layers.
+
+        `settings` are the keys of the sections `pipeline` and `train` by name: ranks, schedule, micro_batches, p2, memory_cap,
+        clip_norm, seed, ... (docs/settings.md). Raises twobp.Error for an unknown name, a value out of range, keys that
+        contradict each other, and modules that capture refuses."""
         if (module is None) == (model is None):
             raise Error("give a module, or model= with the keys of a configured one")
         if example is None:
@@ -97,17 +100,18 @@ class Trainer:
         self._watch = Watch(module, set(self._captured.buffers)) if module is not None else None
 
     def step(self, batch: Batch | Tensors | Sequence[Batch], *, lr: float | None = None) -> StepResult:
-        """Makes one optimizer step, with the learning rate `lr` in place of the optimizer's own.
+        """Makes one optimizer step, with the learning rate `lr` instead of the optimizer's own if it is given.
 
-        `batch`: a dict of tensors, the global batch: micro_batches (times data_parallel) as many samples as the example, or fewer at the end
-        of an epoch. Or a list of micro-batches. Raises twobp.Error for a batch of other keys, dtypes or sizes, a batch without a counted
-        target, and a loss or gradient that is not finite; KeyboardInterrupt for Ctrl-C."""
+        `batch` is the global batch, a dict of tensors, or a list of micro-batches. The dict has micro_batches (times
+        data_parallel) as many samples as the example, or fewer at the end of an epoch. Raises twobp.Error for a batch with other
+        keys, dtypes or sizes, for a batch without a counted target, and for a loss or gradient that is not finite. Raises
+        KeyboardInterrupt for Ctrl-C."""
         if lr is not None and (isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0 <= lr < MOST_LR):
             raise Error(f"lr is {lr!r}, but must be a number from 0 to {MOST_LR:g}")
         return StepResult(**self._native.step(self._cut(batch), lr))
 
     def evaluate(self, batches_: Iterable[Batch | Sequence[Batch]]) -> Evaluation:
-        """The loss over all batches, in evaluation mode. Each is as for `step`."""
+        """Returns the loss over all batches, in evaluation mode. Each batch is as for `step`."""
         loss, right, targets = 0.0, None, 0
         for number, batch in enumerate(batches_, 1):
             one = self._native.evaluate(self._cut(batch), number)
@@ -120,7 +124,7 @@ class Trainer:
         return Evaluation(loss / targets, None if right is None else right / targets)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Copies of all weights and buffers, under the module's own names, so that module.load_state_dict takes them."""
+        """Returns copies of all weights and buffers under the module's own names, as module.load_state_dict takes them."""
         trained = self._native.weights()
         if self._module is None:
             return trained
@@ -130,8 +134,8 @@ class Trainer:
         return state
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Replaces all weights and buffers. The optimizer's state stays. Raises twobp.Error for missing or unknown names, for other
-        shapes, and for other values of a tensor that training never changes."""
+        """Replaces all weights and buffers. The optimizer's state stays. Raises twobp.Error for missing or unknown names, for
+        other shapes, and for other values of a tensor that training never changes."""
         given = state
         for name, tensor in state.items():
             if not isinstance(tensor, torch.Tensor):
@@ -150,8 +154,7 @@ class Trainer:
             self._watch.came_from_trainer(given)
 
     def optimizer_state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Copies of the optimizer's state by parameter: "exp_avg" and "exp_avg_sq" of Adam and AdamW, "momentum" of SGD and
-        Muon."""
+        """Returns copies of the optimizer's state by parameter: "exp_avg" and "exp_avg_sq" of Adam and AdamW, "momentum" of SGD and Muon."""
         state: dict[str, dict[str, torch.Tensor]] = {}
         for name, tensor in self._native.optimizer_state().items():
             parameter, _, what = name.rpartition(".")
@@ -159,15 +162,15 @@ class Trainer:
         return state
 
     def load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]], steps: int) -> None:
-        """Replaces the optimizer's state by one after `steps` steps. With the weights of that step, training goes on to the bit. Raises
-        twobp.Error for missing or unknown names and for other shapes."""
+        """Replaces the optimizer's state by the state after `steps` steps. With the weights of that step, training continues to
+        the bit. Raises twobp.Error for missing or unknown names and for other shapes."""
         self._native.load_optimizer_state({f"{name}.{what}": tensor for name, of in state.items() for what, tensor in of.items()}, steps)
 
     def save(self, folder: str | os.PathLike, *, dtype: str = "float32") -> None:
-        """Writes a configured model as a Hugging Face directory or, if it came from a bundle, as a bundle. Writes a module as a
-        bundle in its own dtype, which `twobp train --set model.from=FOLDER` trains without Python (docs/bundle.md). That of a module of
-        transformers is also a directory that its from_pretrained loads; the tokenizer's files are not the module's, so add them. With an optimizer's `average`, the running
-        means of the weights are saved."""
+        """Writes the model. A configured model becomes a Hugging Face directory or, if it came from a bundle, a bundle. A module
+        becomes a bundle in its own dtype, which `twobp train --set model.from=FOLDER` trains without Python (docs/bundle.md). The
+        bundle of a module of transformers is also a directory that its from_pretrained loads. It has no tokenizer, so add the
+        tokenizer's files. With an optimizer's `average`, the running means of the weights are saved."""
         if self._captured is None:
             self._native.save(os.fspath(folder), dtype)
             return
@@ -179,13 +182,14 @@ class Trainer:
             bundle.write(folder, self._captured.graph, weights, self._captured.constants, self._module)
 
     def checkpoint(self, folder: str | os.PathLike, *, keep: int = 3) -> None:
-        """Writes a checkpoint into a folder that is empty or this trainer's: weights, optimizer state and position. The newest
-        `keep` stay. The checkpoint is on disk when this returns."""
+        """Writes a checkpoint into a folder that is empty or belongs to this trainer: weights, optimizer state and position. The
+        newest `keep` stay. The checkpoint is on disk when this returns."""
         self._native.checkpoint(os.fspath(folder), keep)
 
     def resume(self, folder: str | os.PathLike, *, keep: int = 3) -> list[str]:
-        """Sets a new trainer to the newest whole checkpoint, which may be of other ranks and another schedule; it then goes on to
-        the bit. Returns notes, such as a changed learning rate. Raises twobp.Error if the checkpoint is of another run."""
+        """Sets a new trainer to the newest whole checkpoint. The checkpoint may have other ranks and another schedule. Training
+        then continues to the bit. Returns notes, such as a changed learning rate. Raises twobp.Error if the checkpoint belongs to
+        another run."""
         return self._native.resume(os.fspath(folder), keep)
 
     def timeline(self, path: str | os.PathLike) -> None:
@@ -201,7 +205,7 @@ class Trainer:
 
     @property
     def micro_batches(self) -> int:
-        """Those of a global batch: of all replicas."""
+        """The number of micro-batches of a global batch, over all replicas."""
         return self._native.micro_batches
 
     @property
@@ -210,7 +214,7 @@ class Trainer:
 
     @property
     def shapes(self) -> int:
-        """The number of shapes of micro-batches that the module was captured for."""
+        """The number of shapes of micro-batches for which the module was captured."""
         return len(self._shapes)
 
     @property
@@ -224,7 +228,7 @@ class Trainer:
 
     @property
     def config(self) -> dict:
-        """The whole configuration, with the defaults."""
+        """The whole configuration, including the defaults."""
         return json.loads(self._native.config)
 
     def _cut(self, batch: Batch | Sequence[Batch]) -> list[dict[str, torch.Tensor]]:
@@ -260,8 +264,8 @@ class Trainer:
         self._shapes.add(_shape(part))
 
     def _name(self, name: str, known: Mapping[str, torch.Tensor]) -> str | None:
-        """The name under which the trainer has a tensor of the module; of a tied weight, it has one of the names. None: it has
-        not, because training never changes it."""
+        """Returns the name under which the trainer has a tensor of the module. For a tied weight, this is one of its names.
+        Returns None if the trainer does not have it, because training never changes it."""
         if name in known:
             return name
         tensors = dict(self._module.named_parameters(remove_duplicate=False))
@@ -275,7 +279,7 @@ class Trainer:
 
 
 def by_section(settings: Mapping) -> dict[str, dict]:
-    """The settings of a trainer by section of the configuration. Raises Error for an unknown name."""
+    """Returns the settings of a trainer by section of the configuration. Raises Error for an unknown name."""
     section_of = {}
     for name in _native.config_keys():
         section, key = name.split(".", 1)
@@ -292,7 +296,7 @@ def by_section(settings: Mapping) -> dict[str, dict]:
 
 
 def _config(settings: Mapping, optimizer: AdamW | Adam | Muon | SGD, example: Batch) -> dict:
-    """The configuration with an object for each section."""
+    """Returns the configuration with an object for each section."""
     if not hasattr(optimizer, "settings"):
         raise Error(f"optimizer is a {type(optimizer).__name__}, but must be twobp.AdamW(...), Adam, Muon or SGD")
     config = by_section(settings)
@@ -304,7 +308,8 @@ def _config(settings: Mapping, optimizer: AdamW | Adam | Muon | SGD, example: Ba
 
 
 def _as_json(config: dict) -> str:
-    """Numbers of numpy and torch count as those of Python. Raises Error for what the configuration cannot hold."""
+    """Returns the configuration as JSON. Numbers of numpy and torch count as those of Python. Raises Error for values that a
+    configuration cannot hold."""
     def plain(value):
         if hasattr(value, "item"):
             return value.item()
@@ -319,7 +324,7 @@ def _as_json(config: dict) -> str:
 
 
 def _process_group() -> str:
-    """The name of the process group of all processes; empty: this is the only process."""
+    """Returns the name of the process group of all processes, or an empty string if this is the only process."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return ""
     return torch.distributed.group.WORLD.group_name
@@ -327,12 +332,12 @@ def _process_group() -> str:
 
 def _capture(module: torch.nn.Module, example: Batch, loss_fn: Callable | None, loss_reduction: str | None,
              cache: bool | str | os.PathLike) -> Captured:
-    from twobp.capture import capture  # only now: importing twobp registers no operator
+    from twobp.capture import capture  # a late import, so that importing twobp registers no operator
     return capture(module, example, loss_fn=loss_fn, loss_reduction=loss_reduction, cache=cache)
 
 
 def _parts(captured: Captured) -> tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """graph.json, the constants, and the weights with the buffers that training changes."""
+    """Returns graph.json, the constants, and the weights with the buffers that training changes."""
     read = _read(captured)
     weights = {**{name: tensor for name, tensor in captured.parameters.items() if name in read}, **captured.buffers}
     return (json.dumps(captured.graph), {name: tensor.contiguous() for name, tensor in captured.constants.items()},
@@ -340,13 +345,13 @@ def _parts(captured: Captured) -> tuple[str, dict[str, torch.Tensor], dict[str, 
 
 
 def _read(captured: Captured) -> set[str]:
-    """The parameters that the loss depends on."""
+    """Returns the parameters on which the loss depends."""
     from twobp.capture.captured import parameter_names
     return parameter_names(captured.graph["layers"])
 
 
 def _used_groups(groups: list[str], captured: Captured) -> list[str]:
-    """Without those for parameters that the loss does not depend on. Raises Error for a pattern that matches no parameter."""
+    """Returns the groups without those for parameters on which the loss does not depend. Raises Error for a pattern that matches no parameter."""
     used = _read(captured)
     matching = [(group, fnmatch.filter(captured.parameters, group.partition(" ")[0])) for group in groups]
     for group, names in matching:

@@ -1,4 +1,4 @@
-"""Notices changes of a module that would be lost, since the trainer has copies of its own."""
+"""Notices changes of a module that would be lost, because the trainer has its own copies."""
 from __future__ import annotations
 
 import hashlib
@@ -9,8 +9,8 @@ from torch import nn
 
 from twobp._native import Error, Looks
 
-STATES = 64  # states of the trainer that are known again
-SAMPLES = 16  # elements of a tensor that tell states apart, besides the sum of all bits
+STATES = 64  # the number of the trainer's states that are recognised
+SAMPLES = 16  # elements of a tensor that distinguish states, besides the sum of all bits
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -18,7 +18,7 @@ class Watch:
     """Watches the parameters of a module, and its other tensors that training never changes."""
 
     def __init__(self, module: nn.Module, changed: set[str]):
-        """`changed`: the buffers that training changes. The module's own forward pass changes them too, so they are not watched."""
+        """`changed` lists the buffers that training changes. The module's own forward pass changes them too, so they are not watched."""
         self._module, self._changed = module, changed
         own = dict(module.named_parameters(remove_duplicate=False))
         self._fixed = {name: one.detach().clone() for name, one in module.state_dict().items() if name not in own and name not in changed}
@@ -27,14 +27,14 @@ class Watch:
         self.came_from_trainer(module.state_dict())
 
     def came_from_trainer(self, state: Mapping[str, torch.Tensor]) -> None:
-        """A module that has this state was not changed behind the trainer's back."""
+        """Records that a module with this state got it from the trainer."""
         self._known[self._sample(state)] = None
         if len(self._known) > STATES:
             del self._known[next(iter(self._known))]
 
     def check_fixed(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Raises Error if the state has other values of a tensor that training never changes. Rounding is allowed: the mean of equal tensors
-        is hardly ever equal to them."""
+        """Raises Error if the state has other values for a tensor that training never changes. Rounding is allowed, because the
+        mean of equal tensors is hardly ever equal to them."""
         for name in state.keys() & self._fixed.keys():
             one, other = state[name], self._fixed[name]
             if one.shape != other.shape or not torch.allclose(one.double(), other.double(), rtol=1e-5, equal_nan=True):
@@ -69,7 +69,7 @@ class Watch:
         digest = hashlib.sha256()
         for name in sorted(state.keys() - self._changed):
             flat = state[name].detach().flatten()
-            bits = flat.view(BITS[flat.element_size()])  # a sum at the speed of memory; a hash of all bytes would take a second
+            bits = flat.view(BITS[flat.element_size()])  # a sum runs at the speed of memory, while a hash of all bytes would take a second
             some = bits[::max(1, len(bits) // SAMPLES)].tolist()
             digest.update(f"{name} {flat.dtype} {len(bits)} {bits.sum(dtype=torch.int64).item()} {some}".encode())
         return digest.hexdigest()

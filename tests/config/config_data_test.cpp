@@ -1,4 +1,4 @@
-// Which data a configuration may name for which model.
+// Tests which data a configuration may name for each model.
 #include <string>
 #include <vector>
 
@@ -13,7 +13,7 @@ namespace {
 
 using test::expect_error;
 
-// With text as the data, so that other keys can be looked at.
+// The data is text, so that the tests can vary other keys.
 Config with(std::vector<std::string> overrides) {
   overrides.insert(overrides.begin(), "data.text=*.txt");
   return load_config("", overrides);
@@ -23,7 +23,7 @@ void refuse(const std::vector<std::string>& overrides, const std::vector<std::st
   expect_error([&] { with(overrides); }, parts);
 }
 
-TEST(ConfigErrors, DataContradictions) {
+TEST(ConfigErrors, RefuseContradictionsInTheData) {
   expect_error([] { load_config("", {}); }, {"no data is given", "data.text"});
   refuse({"data.arrays=folder"}, {"data.text and data.arrays"});
   refuse({"data.synthetic=tokens"}, {"data.text and data.synthetic"});
@@ -39,7 +39,7 @@ TEST(ConfigErrors, DataContradictions) {
   refuse({"model.vocab=255"}, {"model.vocab is 255", "256"});
   EXPECT_NO_THROW(with({"model.vocab=4096", "data.tokenizer=folder"}));
   Config loaded = with({});
-  loaded.model.from = "folder";  // which may have a tokenizer
+  loaded.model.from = "folder";  // The folder may have a tokenizer.
   test::llama_of(loaded).vocab = 4096;
   EXPECT_NO_THROW(check_config(loaded));
   EXPECT_NO_THROW(load_config("", {"data.arrays=folder", "model.vocab=4096"}));
@@ -48,7 +48,7 @@ TEST(ConfigErrors, DataContradictions) {
                {"\"vectors\"", "model.type is \"llama\""});
 }
 
-TEST(ConfigErrors, DataOfAnotherKindThanTheModelReads) {
+TEST(ConfigErrors, RefuseDataThatTheModelCannotRead) {
   const auto refuse_data = [](std::vector<std::string> overrides, const std::vector<std::string>& parts) {
     expect_error([&] { load_config("", overrides); }, parts);
   };
@@ -71,8 +71,8 @@ TEST(ConfigErrors, DataOfAnotherKindThanTheModelReads) {
               {"data.sequence is 2", "at least 3"});
 }
 
-// A key that the source of data does not use is an error, unless it has its default.
-TEST(ConfigErrors, KeysThatTheDataDoesNotUse) {
+// A key that the data source does not use is an error, unless it has its default value.
+TEST(ConfigErrors, RefuseKeysThatTheDataDoesNotUse) {
   const std::vector<std::string> images = {"model.type=resnet", "data.images=folder"};
   const std::vector<std::string> bert = {"model.type=bert", "model.vocab=260"};
   const auto load = [](std::vector<std::string> overrides, const std::vector<std::string>& more) {
@@ -110,7 +110,8 @@ TEST(ConfigErrors, KeysThatTheDataDoesNotUse) {
   EXPECT_NO_THROW(load({}, {"data.tokens=*.bin", "data.token_type=uint32", "data.sequence=8"}));
   EXPECT_NO_THROW(with({"data.cache=folder", "data.tokenizer=folder"}));
   EXPECT_NO_THROW(load({"model.type=mlp", "data.synthetic=vectors"}, {"data.sequence=8"}));
-  // A fully printed configuration, and one in the checkpoint of a program that allowed these keys.
+  // One is a fully printed configuration. The other is in the checkpoint of a version that allowed these
+  // keys.
   const Config config = with({"data.crop=", "data.padding=4"});
   EXPECT_NO_THROW(parse_config(config_to_json(config), "", {"data.crop=none"}));
 }

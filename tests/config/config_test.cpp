@@ -1,4 +1,4 @@
-// The configuration: what is read, what is written, and every way to get it wrong.
+// Tests reading and writing the configuration, and every error in it.
 #include "twobp/train/config.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace {
 using test::expect_error;
 using test::TempFolder;
 
-// A configuration that is fine but for what the overrides do to it.
+// The configuration is valid, except for what the overrides change.
 Config with(std::vector<std::string> overrides) {
   overrides.insert(overrides.begin(), "data.text=*.txt");
   return load_config("", overrides);
@@ -58,7 +58,7 @@ TEST(Config, ReadsEverySectionAndType) {
   EXPECT_EQ(test::llama_of(config).dim, 128);
   EXPECT_TRUE(test::llama_of(config).tied);
   EXPECT_EQ(test::llama_of(config).norm_eps, 1.0);
-  EXPECT_EQ(test::llama_of(config).layers, 4);  // not given: the default
+  EXPECT_EQ(test::llama_of(config).layers, 4);  // the default, since it is not given
   EXPECT_FALSE(config.data.shuffle);
   EXPECT_EQ(config.data.held_out, 0.25);
   EXPECT_EQ(config.pipeline.stages, 3);
@@ -85,7 +85,7 @@ TEST(Config, ReadsAFileAndOverridesInTurn) {
   EXPECT_EQ(config.optimizer.lr, 1e-3);
 }
 
-TEST(Config, OverridesOfEveryType) {
+TEST(Config, ReadsOverridesOfEveryType) {
   const Config config = with({"pipeline.split=1,3", "model.tied=true", "train.seed=7", "optimizer.lr=1",
                               "pipeline.schedule=1f1b", "save.model=", "pipeline.memory_cap=0"});
   EXPECT_EQ(config.pipeline.split, (std::vector<int>{1, 3}));
@@ -137,16 +137,16 @@ TEST(Config, ConfigurationsOfTheRepositoryLoad) {
   EXPECT_GE(files, 2U);
 }
 
-// A path need not be UTF-8, JSON must be.
+// A path need not be UTF-8, but JSON must be.
 TEST(Config, PrintsPathsThatAreNotUtf8) {
   EXPECT_TRUE(nlohmann::json::accept(config_to_json(with({"save.model=a\xff"}))));
 }
 
-// The lists of keys cannot be checked against the structs by the compiler, so count: a member that is added
-// to a struct but not to its list changes a size here.
+// The compiler cannot check the lists of keys against the structs, so the test counts bytes. A member that is
+// added to a struct but not to its list changes a size here.
 struct KeySizes {
   size_t bytes = 0;
-  size_t narrow = 0;  // fields that leave padding of less than 8 bytes
+  size_t narrow = 0;  // fields that leave less than 8 bytes of padding
 
   void add(const Field& field) {
     const size_t size = std::visit(
@@ -197,7 +197,7 @@ TEST(Config, EveryMemberIsAKey) {
   }
 }
 
-// A family of decoders has some of the keys, and each key is that of a family.
+// Each family of decoders has some of the keys, and each key belongs to a family.
 TEST(Config, EveryOptionOfADecoderIsAKeyOfAFamily) {
   KeySizes sizes;
   DecoderOptions options;
@@ -211,7 +211,7 @@ TEST(Config, EveryOptionOfADecoderIsAKeyOfAFamily) {
   sizes.expect(sizeof(DecoderOptions), "DecoderOptions");
 }
 
-// Each error names the file once, whatever the file is called.
+// Each error names the file once, whatever the name of the file is.
 TEST(ConfigErrors, NameTheFileOnce) {
   for (const char* const origin : {"run.json", "model"}) {
     const std::string start = concat(origin, ": ");
@@ -232,11 +232,11 @@ TEST(ConfigErrors, NameTheFileOnce) {
   }
 }
 
-// A key of another model type means nothing here, and is refused by name.
+// A key of another model type means nothing here. The error names it.
 TEST(Config, RefusesKeysOfOtherModelTypes) {
   refuse({"model.state=8"}, {"model.state", "mamba", "model.type is llama", "remove it"});
   refuse({"model.type=mamba", "model.heads=2"}, {"model.heads", "llama, ", ", bert", "model.type is mamba"});
-  EXPECT_NO_THROW(with({"model.state=8", "model.type=mamba"}));  // in any order
+  EXPECT_NO_THROW(with({"model.state=8", "model.type=mamba"}));  // the order of the keys does not matter
   expect_error([] { parse_config(R"({"model": {"type": "llama", "depths": [1]}})", "run.json", {}); },
                {"run.json", "model.depths", "resnet"});
 }
@@ -254,7 +254,7 @@ TEST(Config, ReferenceHasALinePerKey) {
   EXPECT_NE(text.find("\"cosine\""), std::string::npos);
 }
 
-TEST(ConfigErrors, Files) {
+TEST(ConfigErrors, RefuseFilesThatCannotBeRead) {
   const TempFolder folder;
   expect_error([&] { load_config(folder.path("none.json"), {}); }, {"none.json", "No such file"});
   expect_error([&] { load_config(folder.path(""), {}); }, {"is a folder"});
@@ -264,7 +264,7 @@ TEST(ConfigErrors, Files) {
                {"longer than the 16777216 bytes"});
 }
 
-TEST(ConfigErrors, JsonSyntaxSaysWhere) {
+TEST(ConfigErrors, SayWhereTheJsonIsWrong) {
   refuse_json("{\n  \"model\": {\n    \"dim\": 12,,\n  }\n}", {"not JSON", "line 3, column 15"});
   refuse_json("{\"model\": {\"dim\": 1", {"line 1", "unexpected end of input"});
   refuse_json("{\"train\": {\"seed\": 1e999}}", {"not JSON", "1e999"});
@@ -274,16 +274,16 @@ TEST(ConfigErrors, JsonSyntaxSaysWhere) {
   refuse_json("7", {"expected an object", "integer 7"});
 }
 
-// Nesting as deep as the file is long must not end the stack.
-TEST(ConfigErrors, DeepNesting) {
+// Deep nesting must not overflow the stack.
+TEST(ConfigErrors, RefuseDeepNesting) {
   const size_t depth = 200000;
   const std::string deep = std::string(depth, '[') + std::string(depth, ']');
   refuse_json("{\"model\": {\"dim\": " + deep + "}}", {"model.dim", "an integer", "a list of 1"});
   EXPECT_NO_THROW(parse("{\"// deep\": " + deep + "}"));
 }
 
-TEST(ConfigErrors, UnknownNames) {
-  // Of an earlier version. Checkpoints have it as an empty list.
+TEST(ConfigErrors, RefuseUnknownNames) {
+  // An earlier version had this key. Checkpoints have it as an empty list.
   EXPECT_TRUE(parse(R"({"optimizer": {"weight_decay_of": []}})").optimizer.groups.empty());
   refuse_json(R"({"optimizer": {"weight_decay_of": ["*.bias=0.1"]}})",
               {"optimizer.weight_decay_of", "PATTERN weight_decay=DECAY", "optimizer.groups"});
@@ -303,7 +303,7 @@ TEST(ConfigErrors, UnknownNames) {
   refuse({".=3"}, {"--set .=3", "unknown section \"\""});
 }
 
-TEST(ConfigErrors, WrongTypes) {
+TEST(ConfigErrors, RefuseWrongTypes) {
   refuse_json(R"({"model": {"dim": "big"}})", {"\"model.dim\" expects an integer", "got text \"big\""});
   refuse_json(R"({"model": {"dim": 1.5}})", {"an integer", "number 1.5"});
   refuse_json(R"({"model": {"dim": null}})", {"an integer", "null"});
@@ -331,8 +331,8 @@ TEST(ConfigErrors, WrongTypes) {
   refuse_json(R"({"data": {"std": 1}})", {"a list of numbers", "integer 1"});
 }
 
-TEST(ConfigErrors, Ranges) {
-  // Every number with bounds refuses a value just outside of each.
+TEST(ConfigErrors, RefuseNumbersOutOfRange) {
+  // Every bounded number refuses a value just outside each bound.
   for (const char* text : {"model.dim=0",
                            "model.dim=1048577",
                            "model.layers=0",
@@ -389,7 +389,7 @@ TEST(ConfigErrors, Ranges) {
   expect_error([&] { check_config(config); }, {"optimizer.lr is inf"});
 }
 
-TEST(ConfigErrors, Choices) {
+TEST(ConfigErrors, RefuseUnknownChoices) {
   refuse({"model.type=lama"}, {"model.type is \"lama\"", "\"llama\""});
   refuse({"pipeline.schedule=1f1"}, {"pipeline.schedule", "\"1f1b\""});
   refuse({"pipeline.schedule="}, {"pipeline.schedule is \"\""});
@@ -401,7 +401,7 @@ TEST(ConfigErrors, Choices) {
   refuse({"data.crop=resize"}, {"data.crop", "\"resized\""});
 }
 
-TEST(ConfigErrors, ModelContradictions) {
+TEST(ConfigErrors, RefuseContradictionsInTheModel) {
   refuse({"model.dim=100", "model.heads=3"}, {"model.dim (100)", "not divisible by model.heads (3)"});
   EXPECT_NO_THROW(with({"model.dim=100", "model.heads=3", "model.head_dim=32"}));
   refuse({"model.heads=4", "model.kv_heads=3"}, {"model.kv_heads (3)", "does not divide model.heads (4)"});
@@ -418,7 +418,7 @@ TEST(ConfigErrors, ModelContradictions) {
   EXPECT_NO_THROW(load_config("", {"model.type=mlp", "data.synthetic=vectors", "model.dim=12"}));
 }
 
-TEST(ConfigErrors, RopeScaling) {
+TEST(ConfigErrors, RefuseBadRopeScaling) {
   EXPECT_NO_THROW(with({"model.rope_scaling=llama3", "model.rope_factor=8"}));
   refuse({"model.rope_low_freq=4"},
          {"model.rope_low_freq is 4", "only model.rope_scaling \"llama3\" uses it"});
@@ -430,7 +430,7 @@ TEST(ConfigErrors, RopeScaling) {
   refuse({"model.rope_scaling=longrope"}, {"\"longrope\"", "none, linear, llama3, yarn, dynamic"});
 }
 
-TEST(ConfigErrors, PipelineAndTrainingContradictions) {
+TEST(ConfigErrors, RefuseContradictionsInPipelineAndTraining) {
   refuse({"pipeline.split=1,1,2"}, {"lists 3 stages", "pipeline.stages is 2"});
   refuse({"pipeline.split=4,0"}, {"stage 1 0 layers", "from 1"});
   refuse({"pipeline.split=2147483647,2147483647,8", "pipeline.ranks=3"}, {"stage 0 2147483647 layers"});
@@ -460,11 +460,11 @@ TEST(ConfigErrors, PipelineAndTrainingContradictions) {
   refuse({"pipeline.memory_cap=lots"}, {"pipeline.memory_cap", "\"lots\"", "512MiB"});
 }
 
-TEST(ConfigErrors, ContradictionsNameTheFile) {
+TEST(ConfigErrors, NameTheFileOfAContradiction) {
   refuse_json(R"({"model": {"dim": 100, "heads": 3}})", {"run.json: model.dim (100)"});
 }
 
-TEST(MemoryCap, Sizes) {
+TEST(MemoryCap, ReadsSizes) {
   EXPECT_EQ(parse_memory_cap("auto"), MemoryCap::automatic());
   EXPECT_EQ(parse_memory_cap("1x"), MemoryCap::automatic());
   EXPECT_EQ(parse_memory_cap("1.05x"), MemoryCap::automatic(1.05));

@@ -1,4 +1,4 @@
-// Numbers as text, medians: what nobody knows is told apart from a number.
+// Tests numbers as text, and medians. An unknown number must not look like a known one.
 #include "twobp/core/figures.h"
 
 #include <cmath>
@@ -29,7 +29,7 @@ TEST(Figures, ZeroHasNoSign) {
   EXPECT_EQ(fixed(-kInfinity, 1), "-inf");
 }
 
-TEST(Figures, UnknownIsNoNumber) {
+TEST(Figures, PrintsUnknownNumbersAsADash) {
   EXPECT_EQ(fixed(kUnknown, 3), "-");
   EXPECT_EQ(fixed(-kUnknown, 0), "-");
 }
@@ -40,7 +40,7 @@ TEST(Median, IsTheMiddle) {
   EXPECT_EQ(median({7}), 7);
 }
 
-TEST(Median, IsUnknownWhereASampleIs) {
+TEST(Median, IsUnknownIfASampleIsUnknown) {
   EXPECT_TRUE(std::isnan(median({1, kUnknown, 3})));
   EXPECT_TRUE(std::isnan(median({kUnknown})));
 }

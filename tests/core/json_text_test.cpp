@@ -1,4 +1,4 @@
-// Text of JSON from outside: what is refused, and what the message says.
+// Tests how JSON text from outside is checked: which text is refused, and the error messages.
 #include "twobp/core/json_text.h"
 
 #include <filesystem>
@@ -16,18 +16,18 @@ json parse(const std::string& text, int max_depth = 3) {
   return parse_json<json>(text, "mine", max_depth);
 }
 
-TEST(JsonText, KeysOfOneObjectDiffer) {
+TEST(JsonText, RefusesRepeatedKeysInAnObject) {
   EXPECT_EQ(parse(R"({"a": {"b": 1}, "b": {"b": 2}})").at("b").at("b"), 2);
   expect_error([] { parse(R"({"a": 1, "b": {"c": 2}, "a": 3})"); }, {"mine", "\"a\" is there twice"});
   expect_error([] { parse(R"({"b": {"c": 2, "c": 3}})"); }, {"\"c\" is there twice"});
 }
 
-TEST(JsonText, DepthIsBounded) {
+TEST(JsonText, BoundsTheDepth) {
   EXPECT_EQ(parse("[[[]]]").size(), 1U);
   expect_error([] { parse("[[[[]]]]", 2); }, {"mine", "deeper than 2"});
 }
 
-TEST(JsonText, ReportsBadJsonInShort) {
+TEST(JsonText, ShortensTheBadTextInTheMessage) {
   try {
     parse("{\"a\": " + std::string(5000, 'x'));
     ADD_FAILURE();
@@ -39,7 +39,7 @@ TEST(JsonText, ReportsBadJsonInShort) {
   }
 }
 
-TEST(JsonText, FilesUpToTheirLimit) {
+TEST(JsonText, ReadsFilesUpToTheirLimit) {
   const std::string path = ::testing::TempDir() + "twobp_json_text";
   std::ofstream(path) << "12345";
   EXPECT_EQ(read_text(path, 5), "12345");

@@ -1,4 +1,4 @@
-// Text from strangers on its way to a terminal.
+// Tests that text from outside is safe to print on a terminal.
 #include "twobp/core/printable.h"
 
 #include <gtest/gtest.h>
@@ -6,13 +6,13 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-TEST(Printable, TextStays) {
+TEST(Printable, KeepsText) {
   const std::string text = "layer 1: größer, 日本, 🙂, a\\b";
   EXPECT_EQ(printable(text), text);
   EXPECT_EQ(printable(""), "");
 }
 
-TEST(Printable, ControlCharactersAreShown) {
+TEST(Printable, ShowsControlCharacters) {
   EXPECT_EQ(printable("a\x1b[31mred\x7f"), "a\\x1b[31mred\\x7f");
   EXPECT_EQ(printable(std::string("\0\n\r\t\b", 5)), "\\x00\\n\\r\\t\\x08");
   EXPECT_EQ(printable_lines("a\tb\nc\r"), "a\tb\nc\\r");
@@ -22,8 +22,8 @@ TEST(Printable, ControlCharactersAreShown) {
   EXPECT_EQ(printable("\xe2\x80\xa8"), "\\u{2028}") << "line separator";
 }
 
-// Some terminals take raw bytes for C1, and decoders differ in what they make of such forms.
-TEST(Printable, BytesThatAreNotUtf8AreShown) {
+// Some terminals read raw bytes as C1 control characters, and decoders disagree about such bytes.
+TEST(Printable, ShowsBytesThatAreNotUtf8) {
   EXPECT_EQ(printable("\x9b[2J"), "\\x9b[2J");
   EXPECT_EQ(printable("\xc0\x9b"), "\\xc0\\x9b") << "too long a form";
   EXPECT_EQ(printable("\xe2\x80"), "\\xe2\\x80") << "cut off";

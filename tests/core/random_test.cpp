@@ -1,4 +1,5 @@
-// Random integers: those of SplitMix64's authors, and all values of a bound alike.
+// Tests random integers: they match those of SplitMix64's authors, and all values below a bound are equally
+// likely.
 #include "twobp/core/random.h"
 
 #include <vector>
@@ -8,7 +9,7 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-// The first words of the authors' generator, seeded with 1234567.
+// These are the first words of the authors' generator with the seed 1234567.
 TEST(Random, IsSplitMix64) {
   SplitMix64 random(1234567);
   EXPECT_EQ(random(), 6457827717110365317U);
@@ -16,14 +17,14 @@ TEST(Random, IsSplitMix64) {
   EXPECT_EQ(random(), 9817491932198370423U);
 }
 
-// An engine of given words.
+// This engine returns the given words.
 struct Words {
   std::vector<uint64_t> words;
   size_t at = 0;
   uint64_t operator()() { return words.at(at++); }
 };
 
-TEST(Random, WordsPastTheLastMultipleAreDrawnAgain) {
+TEST(Random, DrawsAgainAboveTheLastMultiple) {
   const uint64_t most = std::numeric_limits<uint64_t>::max();  // 2^64 - 1 is a multiple of 3 and of 5
   Words past{{most, most - 1}};
   EXPECT_EQ(bounded(past, 3), 2U);

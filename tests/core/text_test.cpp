@@ -1,4 +1,4 @@
-// Sizes and durations as text, on either side of each change of unit; lists, and the nearest name.
+// Tests sizes and durations as text on both sides of each change of unit, lists, and the nearest name.
 #include "twobp/core/text.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@ namespace {
 
 using Parts = std::vector<std::string>;
 
-TEST(Text, BytesInTheLargestUnitThatFits) {
+TEST(Text, PrintsBytesInTheLargestUnitThatFits) {
   EXPECT_EQ(format_bytes(0), "0 B");
   EXPECT_EQ(format_bytes(1023), "1023 B");
   EXPECT_EQ(format_bytes(1024), "1.0 KiB");
@@ -19,7 +19,7 @@ TEST(Text, BytesInTheLargestUnitThatFits) {
   EXPECT_EQ(format_bytes(2.345 * 0x1p30), "2.35 GiB");
 }
 
-TEST(Text, SecondsInTheLargestUnitThatFits) {
+TEST(Text, PrintsSecondsInTheLargestUnitThatFits) {
   EXPECT_EQ(format_seconds(0.045), "45ms");
   EXPECT_EQ(format_seconds(1), "1.0s");
   EXPECT_EQ(format_seconds(12.34), "12.3s");
@@ -35,8 +35,8 @@ TEST(Text, SecondsInTheLargestUnitThatFits) {
 TEST(Text, NearestTakesTheFewestChanges) {
   const Parts names = {"1f1b", "gpipe", "zb-v", "zb-h1"};
   EXPECT_EQ(nearest("1f2b", names), "1f1b");
-  EXPECT_EQ(nearest("gpip", names), "gpipe");    // one is missing
-  EXPECT_EQ(nearest("xgpipe", names), "gpipe");  // one too many
+  EXPECT_EQ(nearest("gpip", names), "gpipe");    // one letter is missing
+  EXPECT_EQ(nearest("xgpipe", names), "gpipe");  // one letter too many
   EXPECT_EQ(nearest("zb-h", names), "zb-v") << "the first of equals";
   EXPECT_EQ(nearest("zb-h11", names), "zb-h1");
   EXPECT_EQ(nearest("", {"abc", "ab"}), "ab");
@@ -44,7 +44,7 @@ TEST(Text, NearestTakesTheFewestChanges) {
   EXPECT_EQ(nearest("abc", {}), "");
 }
 
-TEST(Text, ListsComeApartAsTheyWereJoined) {
+TEST(Text, SplitsListsAsTheyWereJoined) {
   EXPECT_EQ(join({}), "");
   EXPECT_EQ(join({"a"}), "a");
   EXPECT_EQ(join({"a", "b", "c"}), "a, b, c");

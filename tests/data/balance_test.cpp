@@ -1,4 +1,4 @@
-// Samples that cost unequally: micro-batches and replicas that cost about the same, at any place of a run.
+// Tests samples of unequal cost: micro-batches and replicas cost about the same, wherever a run resumes.
 #include "twobp/data/balance.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-TEST(LevelOrder, PutsTheDearWithTheCheap) {
+TEST(LevelOrder, PairsDearSamplesWithCheapOnes) {
   EXPECT_EQ(level_order({3, 3, 3, 3}, 2, 1, 2), (std::vector<size_t>{0, 1, 2, 3})) << "nothing to do";
   EXPECT_EQ(level_order({9, 8, 1, 2}, 1, 2, 2), (std::vector<size_t>{0, 2, 1, 3}));
   EXPECT_EQ(level_order({9, 8, 1, 2}, 2, 2, 1), (std::vector<size_t>{0, 2, 1, 3})) << "replicas";
@@ -52,7 +52,7 @@ TEST(LevelOrder, KeepsEverySampleAndLevels) {
   EXPECT_LT(after, 0.5 * before);
 }
 
-// The sample's index is its only field.
+// The only field of a sample is its index.
 class Priced : public Dataset {
  public:
   explicit Priced(std::vector<int64_t> costs) : costs_(std::move(costs)) {}
@@ -72,7 +72,7 @@ TEST(TypicalSamples, AreNearestToTheMean) {
   EXPECT_EQ(typical_samples(Priced({3, 4}), 5), (std::vector<int64_t>{0, 1}));
 }
 
-// The replicas' micro-batches of batch `number`, from a loader that begins at batch `first`.
+// Returns the micro-batches of each replica in batch `number`. The loader begins at batch `first`.
 std::vector<std::vector<int64_t>> batch_at(const std::shared_ptr<Dataset>& data, int64_t number,
                                            int64_t first) {
   std::vector<std::vector<int64_t>> micro_batches;
@@ -95,7 +95,7 @@ std::vector<std::vector<int64_t>> batch_at(const std::shared_ptr<Dataset>& data,
 
 TEST(Loader, LevelsFullBatchesAndResumesThem) {
   std::vector<int64_t> costs;
-  for (int64_t i = 0; i < 30; ++i) costs.push_back(i * i);  // three batches of 8, and one of 6
+  for (int64_t i = 0; i < 30; ++i) costs.push_back(i * i);  // three batches of 8 samples, and one of 6
   const auto data = std::make_shared<Priced>(costs);
   for (int64_t number = 0; number < 8; ++number) {
     const auto batch = batch_at(data, number, 0);

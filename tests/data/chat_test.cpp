@@ -1,4 +1,4 @@
-// Chats: the template's text, and the loss on the assistant's turns alone.
+// Tests chats: the text that the template makes, and that only the assistant's turns count in the loss.
 #include "twobp/data/text/chat.h"
 
 #include <gtest/gtest.h>
@@ -13,21 +13,21 @@ namespace {
 using nlohmann::json;
 using test::expect_error;
 
-// "u:hi\na:yes\n"
+// This template makes "u:hi\na:yes\n".
 constexpr const char* kPlain =
     "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
     "{{ m.role[0] + ':' + m.content + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'a:' }}{% endif %}";
-// The same with marks, but the newline after an answer is not marked.
+// This template also marks the generated text. The newline after an answer is not marked.
 constexpr const char* kMarked =
     "{% for m in messages %}{{ m.role[0] + ':' }}{% if m.role == 'assistant' %}{% generation %}{{ m.content "
     "}}"
     "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{{ '\n' }}{% endfor %}";
-// Begins only the last answer with a thought, as Qwen3 does.
+// This template adds a thought to the last answer only, as Qwen3 does.
 constexpr const char* kThinking =
     "{% for m in messages %}{{ m.role[0] + ':' + ('<t></t>' if loop.last and m.role == 'assistant' else '') "
     "+ m.content | trim + ';\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ 'a:' }}{% endif %}";
-// Removes earlier answers.
+// This template removes earlier answers.
 constexpr const char* kForgetful =
     "{% for m in messages %}{{ m.role[0] + ':' + (m.content if loop.last or m.role == 'user' else '-') + "
     "'\n' }}{% endfor %}";
@@ -55,7 +55,7 @@ class Chats : public test::WithTokenizers {
   }
 };
 
-// The characters of the tokens, which are bytes, and those of them that count.
+// Returns the text of all tokens, which are bytes, and the text of those that count.
 std::pair<std::string, std::string> texts_of(const EncodedChat& chat) {
   std::string all, counted;
   for (const int64_t id : chat.ids) all += static_cast<char>(id);
@@ -63,10 +63,10 @@ std::pair<std::string, std::string> texts_of(const EncodedChat& chat) {
   return {all, counted};
 }
 
-// What is one token in tokenizers of today, with ids above those of the bytes.
+// These are single tokens in current tokenizers. Their ids lie above those of the bytes.
 const std::vector<std::string> kTokens = {"<bos>", "<eos>", "<end>", "<user>", "<assistant>"};
 
-// The same, with these tokens.
+// Does the same as texts_of, but with these tokens.
 std::pair<std::string, std::string> bytes_of(const EncodedChat& chat) {
   const auto text = [&](int64_t begin, int64_t end) {
     std::string out;
@@ -81,7 +81,7 @@ std::pair<std::string, std::string> bytes_of(const EncodedChat& chat) {
   return {text(0, static_cast<int64_t>(chat.ids.size())), counted};
 }
 
-TEST_F(Chats, TurnsOfTheAssistantCount) {
+TEST_F(Chats, CountTheTurnsOfTheAssistant) {
   const json chat = {message("system", "\xc3\xa9"), message("user", "hi"), message("assistant", "yes"),
                      message("user", "so"), message("assistant", "\xc3\xa9 no")};
   const std::string text = "s:\xc3\xa9\nu:hi\na:yes\nu:so\na:\xc3\xa9 no\n";
@@ -103,30 +103,30 @@ TEST_F(Chats, TurnsOfTheAssistantCount) {
   EXPECT_EQ(texts_of(plain.encode(document)).first, text) << "it goes on";
 }
 
-// Templates with the traits of those of today's families.
+// These templates have the traits of current families of models.
 struct Style {
   const char* name;
   const char* chat_template;
-  const char* text;     // of a user's "hi", an answer " yes ", "so" and "no"
-  const char* counted;  // the parts of it
-  const char* system;   // what a message of the system becomes in front of "hi"; null: it is refused
+  const char* text;     // the rendered text of a user's "hi", an answer " yes ", "so" and "no"
+  const char* counted;  // the parts of the text that count
+  const char* system;   // the text that a system message adds before "hi"; null if it is refused
 };
 const std::vector<Style> kStyles = {
-    // ChatML with a default system message (Qwen2).
+    // This is ChatML with a default system message (Qwen2).
     {"chatml",
      "{% if messages[0].role != 'system' %}{{ '<s>system\nBe kind<e>\n' }}{% endif %}{% for m in messages %}"
      "{{ '<s>' + m.role + '\n' + m.content + '<e>\n' }}{% endfor %}"
      "{% if add_generation_prompt %}{{ '<s>assistant\n' }}{% endif %}",
      "<s>system\nBe kind<e>\n<s>user\nhi<e>\n<s>assistant\n yes <e>\n<s>user\nso<e>\n<s>assistant\nno<e>\n",
      " yes <e>\n|no<e>\n|", "<s>system\nhush<e>\n<s>user\nhi<e>\n"},
-    // Marks of what is generated, which leave the newline after a turn out (SmolLM3).
+    // This template marks the generated text and leaves out the newline after a turn (SmolLM3).
     {"marked",
      "{% for m in messages %}{{ '<s>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}"
      "{{ m.content + '<e>' }}{% endgeneration %}{% else %}{{ m.content + '<e>' }}{% endif %}{{ '\n' }}{% "
      "endfor %}",
      "<s>user\nhi<e>\n<s>assistant\n yes <e>\n<s>user\nso<e>\n<s>assistant\nno<e>\n", " yes <e>|no<e>|",
      "<s>system\nhush<e>\n<s>user\nhi<e>\n"},
-    // A token at the beginning, trimmed contents, an end of turn without a newline (Llama-3).
+    // This template starts with a token, trims contents and ends a turn without a newline (Llama-3).
     {"headers",
      "{{ bos_token }}{% for m in messages %}{{ '<h>' + m.role + '</h>\n\n' + m.content | trim + '<eot>' }}{% "
      "endfor %}"
@@ -134,7 +134,7 @@ const std::vector<Style> kStyles = {
      "<bos><h>user</h>\n\nhi<eot><h>assistant</h>\n\nyes<eot><h>user</h>\n\nso<eot><h>assistant</"
      "h>\n\nno<eot>",
      "yes<eot>|no<eot>|", "<bos><h>system</h>\n\nhush<eot><h>user</h>\n\nhi<eot>"},
-    // No system, turns that must alternate, another name for the assistant (Gemma).
+    // This template has no system message. Turns must alternate, and the assistant has another name (Gemma).
     {"alternating",
      "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
      "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
@@ -144,7 +144,7 @@ const std::vector<Style> kStyles = {
      "{% if add_generation_prompt %}{{ '<t>model\n' }}{% endif %}",
      "<bos><t>user\nhi</t>\n<t>model\nyes</t>\n<t>user\nso</t>\n<t>model\nno</t>\n", "yes</t>\n|no</t>\n|",
      nullptr},
-    // Instructions in brackets that no prompt to answer follows; the system's message joins them (Mistral).
+    // Instructions stand in brackets, with the system message inside. No generation prompt follows (Mistral).
     {"brackets",
      "{{ bos_token }}{% if messages[0].role == 'system' %}{% set head = messages[0].content + '\n\n' %}"
      "{% set rest = messages[1:] %}{% else %}{% set head = '' %}{% set rest = messages %}{% endif %}"
@@ -153,7 +153,7 @@ const std::vector<Style> kStyles = {
      "{% elif m.role == 'assistant' %}{{ ' ' + m.content | trim + eos_token }}"
      "{% else %}{{ raise_exception('only user and assistant') }}{% endif %}{% endfor %}",
      "<bos>[I] hi[/I] yes<eos>[I] so[/I] no<eos>", " yes<eos>| no<eos>|", "<bos>[I] hush\n\nhi[/I]"},
-    // A token at the end, in place of a prompt to answer (Phi-3).
+    // A token at the end takes the place of a generation prompt (Phi-3).
     {"ended",
      "{% for m in messages %}{{ '<' + m.role + '>\n' + m.content + '<end>\n' }}{% endfor %}"
      "{% if add_generation_prompt %}{{ '<assistant>\n' }}{% else %}{{ eos_token }}{% endif %}",
@@ -161,7 +161,7 @@ const std::vector<Style> kStyles = {
      " yes <end>\n|no<end>\n<eos>|", "<system>\nhush<end>\n<user>\nhi<end>\n"},
 };
 
-TEST_F(Chats, TurnsOfTheAssistantCountInEveryStyle) {
+TEST_F(Chats, CountTheTurnsOfTheAssistantInEveryStyle) {
   const json chat = {message("user", "hi"), message("assistant", " yes "), message("user", "so"),
                      message("assistant", "no")};
   for (const Style& style : kStyles) {
@@ -201,14 +201,14 @@ TEST_F(Chats, TurnsOfTheAssistantCountInEveryStyle) {
   }
 }
 
-TEST_F(Chats, MarksOfTheTemplateSayWhatCounts) {
+TEST_F(Chats, CountTheTextThatTheTemplateMarks) {
   ChatEncoder marked(tokenizer(kMarked));
   const json chat = {message("user", "hi"), message("assistant", "yes"), message("assistant", "no")};
   EXPECT_EQ(texts_of(marked.encode({chat.dump(), true, ""})),
             (std::pair<std::string, std::string>{"u:hi\na:yes\na:no\n", "yes|no|"}));
 }
 
-TEST_F(Chats, AreWhatIsTrainedOn) {
+TEST_F(Chats, BecomeTrainingData) {
   DataConfig data;
   data.tokenizer = tokenizer(kPlain);
   data.cache = folder_.path("cache");
@@ -230,7 +230,8 @@ TEST_F(Chats, AreWhatIsTrainedOn) {
     const auto label = labels[i].item<int64_t>();
     targets += label == kIgnoredLabel ? '.' : static_cast<char>(label);
   }
-  // u:hi a:yes, then a:no u:a, then padding. The first turn of the second chat has nothing before it.
+  // The tokens are "u:hi a:yes", then "a:no u:a", then padding. Nothing precedes the first turn of the second
+  // chat.
   EXPECT_EQ(targets, "......yes\n.:no\n.........");
   data.text = folder_.write("b.jsonl", R"({"messages": "text"})"
                                        "\n\n" +
@@ -241,7 +242,7 @@ TEST_F(Chats, AreWhatIsTrainedOn) {
   expect_error([&] { open_data(data, model, 1); }, {"chats", "data.packing"});
 }
 
-TEST_F(Chats, TurnsMayBeRenderedOtherwiseWhenTheyAreLast) {
+TEST_F(Chats, AllowTheLastTurnToBeRenderedDifferently) {
   ChatEncoder thinking(tokenizer(kThinking));
   const json chat = {message("user", "hi"), message("assistant", " yes "), message("user", "so"),
                      message("assistant", "no")};
@@ -250,7 +251,7 @@ TEST_F(Chats, TurnsMayBeRenderedOtherwiseWhenTheyAreLast) {
       (std::pair<std::string, std::string>{"u:hi;\na:yes;\nu:so;\na:<t></t>no;\n", "yes;\n|<t></t>no;\n|"}));
 }
 
-TEST_F(Chats, NeedATemplateThatTellsTurnsApart) {
+TEST_F(Chats, NeedATemplateThatKeepsTurnsApart) {
   ChatEncoder forgetful(tokenizer(kForgetful));
   const json chat = {message("user", "a"), message("assistant", "b"), message("user", "c")};
   expect_error(

@@ -1,4 +1,4 @@
-// Data sets, the held-out part, the order of an epoch and the cutting into micro-batches; and bad data.
+// Tests data sets, the held-out part, the order of an epoch, the cut into micro-batches, and bad data.
 #include "twobp/data/data.h"
 
 #include <algorithm>
@@ -47,21 +47,21 @@ void refuse(const DataConfig& config, const ModelInput& model, const std::vector
 
 // ---- text
 
-TEST(TextData, FilesInSortedOrderCutIntoShiftedWindows) {
+TEST(TextData, CutsSortedFilesIntoShiftedWindows) {
   const TempFolder folder;
   folder.write("b.txt", "ghij");
   folder.write("a.txt", "abcdef");
   folder.write("c.dat", "never read");
   const DataSplit split = open_data(text_config(folder.path("*.txt"), 3), ModelInput{}, 1);
   EXPECT_EQ(split.held_out, nullptr);
-  ASSERT_EQ(split.train->size(), 3);  // 10 bytes: 3 windows of 3 and the last one's last target
+  ASSERT_EQ(split.train->size(), 3);  // 10 bytes make 3 windows of 3, and the last target
   const Fields fields = split.train->read({2, 0, 1}, 0);
   EXPECT_EQ(fields.at("input_ids").sizes(), (std::vector<int64_t>{3, 3}));
   EXPECT_EQ(list(fields.at("input_ids")), codes("ghiabcdef"));
   EXPECT_EQ(list(fields.at("labels")), codes("hijbcdefg"));
 }
 
-TEST(TextData, BytesAboveAsciiAreTokens128To255) {
+TEST(TextData, ReadsBytesAboveAsciiAsTokens128To255) {
   const TempFolder folder;
   const std::string path = folder.write("a.txt", "\xff\x80\x01z");
   const Fields fields = open_data(text_config(path, 3), ModelInput{}, 1).train->read({0}, 0);
@@ -69,12 +69,12 @@ TEST(TextData, BytesAboveAsciiAreTokens128To255) {
   EXPECT_EQ(list(fields.at("labels")), (std::vector<int64_t>{128, 1, 'z'}));
 }
 
-TEST(TextData, ANameWithGlobCharactersCanBeGivenAsItIs) {
+TEST(TextData, ReadsANameWithGlobCharactersAsItIs) {
   const TempFolder folder;
   EXPECT_EQ(open_data(text_config(folder.write("a[1].txt", "abcd"), 3), ModelInput{}, 1).train->size(), 1);
 }
 
-TEST(TextData, FoldersAndEmptyFilesAmongTheMatchesAreSkipped) {
+TEST(TextData, SkipsFoldersAndEmptyFilesAmongTheMatches) {
   const TempFolder folder;
   folder.write("a.txt", "abc");
   folder.write("b.txt", "");
@@ -84,7 +84,7 @@ TEST(TextData, FoldersAndEmptyFilesAmongTheMatchesAreSkipped) {
   EXPECT_EQ(list(split.train->read({0}, 0).at("input_ids")), codes("abcde"));
 }
 
-TEST(TextData, BadInput) {
+TEST(TextData, RefusesBadInput) {
   const TempFolder folder;
   const ModelInput model;
   refuse(text_config(folder.path("none.txt"), 3), model, {"data.text", "no file matches", "none.txt"});
@@ -144,7 +144,7 @@ class ArrayData : public testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(ArrayData, LabelsAreShiftedByOne) {
+TEST_F(ArrayData, ShiftsLabelsByOne) {
   input(npy_file<uint16_t>("<u2", "(2, 3)", {1, 2, 3, 4, 5, 6}));
   labels(npy_file<int64_t>("<i8", "(2, 3)", {-100, 2, 3, 4, -100, 6}));
   const DataSplit split = open_data(config(), vocab(7), 1);
@@ -157,7 +157,7 @@ TEST_F(ArrayData, LabelsAreShiftedByOne) {
   expect_error([&] { split.train->read({2}, 0); }, {"input_ids.npy", "no sample 2"});
 }
 
-TEST_F(ArrayData, ATruncatedFileIsAnError) {
+TEST_F(ArrayData, RefusesATruncatedFile) {
   input(npy_file<uint16_t>("<u2", "(2, 3)", {1, 2, 3, 4, 5, 6}));
   labels(npy_file<int64_t>("<i8", "(2, 3)", {-100, 2, 3, 4, -100, 6}));
   const DataSplit split = open_data(config(), vocab(7), 1);
@@ -168,7 +168,7 @@ TEST_F(ArrayData, ATruncatedFileIsAnError) {
                {"labels.npy: the file was truncated while it was in use"});
 }
 
-TEST_F(ArrayData, MasksOfALanguageModel) {
+TEST_F(ArrayData, ReadsMasksOfALanguageModel) {
   input(npy_file<uint16_t>("<u2", "(2, 4)", {1, 2, 3, 4, 5, 6, 0, 0}));
   labels(npy_file<int64_t>("<i8", "(2, 4)", {1, 2, 3, 4, 5, 6, -100, -100}));
   const auto mask = [&](const std::vector<uint8_t>& values) {
@@ -187,7 +187,7 @@ TEST_F(ArrayData, MasksOfALanguageModel) {
   refuse(config(4), vocab(7), {"attention_mask.npy", "row 1", "all are 0"});
   mask({1, 1, 1, 1, 1, 2, 0, 0});
   refuse(config(4), vocab(7), {"attention_mask.npy", "row 1, column 1", "the mask 2"});
-  // Padding on the left, and a hole. The label of the first token is predicted at padding, as in
+  // There is padding on the left, and a hole. A padding position predicts the label of the first token, as in
   // transformers.
   labels(npy_file<int64_t>("<i8", "(2, 4)", {-100, -100, 3, 4, 5, -100, 1, 2}));
   mask({0, 0, 1, 1, 1, 0, 1, 1});
@@ -196,7 +196,7 @@ TEST_F(ArrayData, MasksOfALanguageModel) {
   EXPECT_EQ(list(left.at("attention_mask")), (std::vector<int64_t>{0, 0, 1, 1, 1, 0, 1, 1}));
 }
 
-TEST_F(ArrayData, ArraysThatAreNotReadAreRefused) {
+TEST_F(ArrayData, RefusesArraysThatAreNotRead) {
   const std::string good = npy_file<int32_t>("<i4", "(2, 3)", {0, 1, 2, 3, 4, 5});
   input(good);
   labels(good);
@@ -210,7 +210,7 @@ TEST_F(ArrayData, ArraysThatAreNotReadAreRefused) {
   }
 }
 
-TEST_F(ArrayData, EveryIntegerType) {
+TEST_F(ArrayData, ReadsEveryIntegerType) {
   const std::vector<int64_t> expected{1, 2, 3};
   labels(npy_file<int32_t>("<i4", "(1, 3)", {1, 2, 3}));
   for (const std::string& content :
@@ -221,7 +221,7 @@ TEST_F(ArrayData, EveryIntegerType) {
   }
 }
 
-TEST_F(ArrayData, IdsOutsideTheVocabularyAreFoundUpFront) {
+TEST_F(ArrayData, FindsIdsOutsideTheVocabularyUpFront) {
   labels(npy_file<int32_t>("<i4", "(2, 3)", {0, 1, 2, 3, 4, 5}));
   input(npy_file<int32_t>("<i4", "(2, 3)", {0, 1, 2, 3, 4, 6}));
   EXPECT_NO_THROW(open_data(config(), vocab(7), 1));
@@ -229,9 +229,9 @@ TEST_F(ArrayData, IdsOutsideTheVocabularyAreFoundUpFront) {
   input(npy_file<int32_t>("<i4", "(2, 3)", {0, -1, 2, 3, 4, 6}));
   refuse(config(), vocab(7), {"row 0, column 1", "token id -1"});
   input(npy_file<int32_t>("<i4", "(2, 3)", {0, 1, 2, -100, 4, 6}));
-  refuse(config(), vocab(7), {"row 1, column 0", "token id -100"});  // -100 is for labels only
+  refuse(config(), vocab(7), {"row 1, column 0", "token id -100"});  // only labels may be -100
   input(npy_file<int64_t>("<i8", "(2, 3)", {0, 1, 2, 3, 4, int64_t{1} << 32}));
-  refuse(config(), vocab(7), {"token id 4294967296"});  // 0 in its low 32 bits
+  refuse(config(), vocab(7), {"token id 4294967296"});  // its low 32 bits are 0
   input(npy_file<int32_t>("<i4", "(2, 3)", {0, 1, 2, 3, 4, 5}));
   labels(npy_file<int32_t>("<i4", "(2, 3)", {0, 1, 2, 3, 4, -99}));
   refuse(config(), vocab(7), {"labels.npy", "row 1, column 2", "label -99", "-100"});
@@ -239,7 +239,7 @@ TEST_F(ArrayData, IdsOutsideTheVocabularyAreFoundUpFront) {
   refuse(config(), vocab(7), {"labels.npy", "row 0, column 2", "label 7"});
 }
 
-TEST_F(ArrayData, BadFilesAndShapes) {
+TEST_F(ArrayData, RefusesBadFilesAndShapes) {
   const std::string good = npy_file<int32_t>("<i4", "(2, 3)", {0, 1, 2, 3, 4, 5});
   refuse(config(), vocab(9), {"input_ids.npy", "cannot open"});
   input(good);
@@ -263,7 +263,7 @@ TEST_F(ArrayData, BadFilesAndShapes) {
   refuse(config(), vocab(9), {"input_ids.npy", "no sample"});
 }
 
-TEST_F(ArrayData, OneSampleCannotBeSplit) {
+TEST_F(ArrayData, RefusesToSplitOneSample) {
   input(npy_file<int32_t>("<i4", "(1, 3)", {0, 1, 2}));
   labels(npy_file<int32_t>("<i4", "(1, 3)", {0, 1, 2}));
   refuse(config(3, 0.05), vocab(9), {"only 1 sample", "data.held_out"});
@@ -298,7 +298,7 @@ TEST(SyntheticData, TokensFillTheVocabulary) {
   const Fields fields = open_data(config, vocab(3), 1).train->read({0, 1}, 0);
   for (const char* name : {"input_ids", "labels"}) {
     for (const int64_t id : list(fields.at(name)))
-      ++counts.at(static_cast<size_t>(id));  // at() throws beyond vocab
+      ++counts.at(static_cast<size_t>(id));  // at() throws if the id is not below vocab
   }
   for (const int64_t count : counts) EXPECT_NEAR(static_cast<double>(count), 4000.0 / 3, 150);
 }
@@ -323,14 +323,15 @@ TEST(SyntheticData, VectorsHaveMean0AndVariance1) {
   EXPECT_FALSE(at::equal(fields.at("input"), fields.at("target")));
   EXPECT_TRUE(at::equal(fields.at("input")[1], data->read({4}, 0).at("input")[0]));
 
-  const Batch batch = read_batch(*data, {0, 1, 2}, 0, 2);  // neither labels nor tokens: samples are counted
+  // There are neither labels nor tokens, so samples are counted.
+  const Batch batch = read_batch(*data, {0, 1, 2}, 0, 2);
   EXPECT_EQ(batch.targets, 3);
   EXPECT_EQ(batch.tokens, 3);
 }
 
-// ---- what a layer sees of it
+// ---- the view of a layer
 
-TEST(Context, FieldOrAnErrorThatListsTheFields) {
+TEST(Context, GivesAFieldOrAnErrorThatListsTheFields) {
   Context context;
   expect_error([&] { context.field("labels"); }, {"no fields", "\"labels\""});
   const Fields fields{{"input_ids", at::ones({2})}, {"positions", at::ones({3})}};
@@ -341,12 +342,12 @@ TEST(Context, FieldOrAnErrorThatListsTheFields) {
 
 // ---- order and batches
 
-// Written down once: the order must be the same with every compiler, library and release.
-TEST(EpochOrder, IsPinned) {
+// The order is fixed here, because it must be the same with every compiler, library and release.
+TEST(EpochOrder, IsTheSameEverywhere) {
   EXPECT_EQ(epoch_order(8, true, 1, 0), (std::vector<int64_t>{5, 0, 1, 3, 7, 2, 4, 6}));
 }
 
-TEST(EpochOrder, IsAPermutationOfItsSeedAndEpoch) {
+TEST(EpochOrder, IsAPermutationThatDependsOnSeedAndEpoch) {
   std::vector<int64_t> in_order(1000);
   std::iota(in_order.begin(), in_order.end(), 0);
   EXPECT_EQ(epoch_order(1000, false, 1, 3), in_order);
@@ -361,7 +362,7 @@ TEST(EpochOrder, IsAPermutationOfItsSeedAndEpoch) {
   EXPECT_EQ(epoch_order(1, true, 1, 0), std::vector<int64_t>{0});
 }
 
-// Each of the 6 orders of 3 samples comes up as often as the others.
+// Each of the 6 orders of 3 samples is equally likely.
 TEST(EpochOrder, IsUniform) {
   std::map<std::vector<int64_t>, int> counts;
   for (int64_t epoch = 0; epoch < 6000; ++epoch) ++counts[epoch_order(3, true, 7, epoch)];

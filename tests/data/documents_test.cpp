@@ -1,4 +1,4 @@
-// Documents in lines, rows and files, and what is wrong with some of them.
+// Tests documents in lines, rows and files, and errors in them.
 #include "twobp/data/text/documents.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ std::vector<Document> read(const std::vector<std::string>& files, const std::str
   return all;
 }
 
-TEST(Documents, LinesAndFiles) {
+TEST(Documents, ReadLinesAndFiles) {
   const TempFolder folder;
   const std::string lines = folder.write("a.jsonl",
                                          "{\"text\": \"one\\nline\", \"id\": 1}\r\n\n  \n{\"text\": "
@@ -34,7 +34,7 @@ TEST(Documents, LinesAndFiles) {
   EXPECT_TRUE(all[2].chat);
   EXPECT_EQ(all[3].text, "two\nlines\n");
   EXPECT_EQ(all[3].origin, file);
-  // A line that is longer than the buffer in which files are read.
+  // This line is longer than the buffer for reading files.
   const std::string text(3 << 20, 'x');
   EXPECT_EQ(read({folder.write("c.jsonl", "{\"t\": \"" + text + "\"}\n")}, "t").at(0).text, text);
 }
@@ -55,7 +55,7 @@ TEST(Documents, NameTheLineThatIsWrong) {
   refuse("{\"text\": \"\xff\"}", {});
 }
 
-TEST(Documents, Parquet) {
+TEST(Documents, ReadParquet) {
   const TempFolder folder;
   const std::string path = folder.path("rows.parquet");
   folder.write("make.py",
@@ -79,7 +79,7 @@ TEST(Documents, Parquet) {
   expect_error([&] { read({folder.write("bad.parquet", "no parquet")}); }, {"bad.parquet"});
 }
 
-TEST(Documents, ParquetNeedsAPackage) {
+TEST(Documents, NeedAPackageForParquet) {
   const TempFolder folder;
   const test::Environment none(
       "TWOBP_PYTHON",

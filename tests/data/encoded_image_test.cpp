@@ -1,4 +1,4 @@
-// Decoding JPEG and PNG: what comes out, and that nothing damaged gets through or does worse than an Error.
+// Tests decoding of JPEG and PNG: the pixels are right, and a damaged file gives an Error, nothing worse.
 #include "twobp/data/images/encoded_image.h"
 
 #include <cmath>
@@ -33,7 +33,7 @@ void refuse(const std::string& file, const std::vector<std::string>& parts) {
   expect_error([&] { decode(file); }, all);
 }
 
-// The largest difference to the pixels of `expected`.
+// Returns the largest difference from the pixels of `expected`.
 int difference(const at::Tensor& image, const Picture& expected) {
   EXPECT_EQ(image.sizes(), (std::vector<int64_t>{expected.channels, expected.height, expected.width}));
   const at::Tensor pixels = image.permute({1, 2, 0}).contiguous();
@@ -60,7 +60,7 @@ TEST(EncodedImage, JpegIsClose) {
   }
 }
 
-TEST(EncodedImage, SizeIsKnownFromTheHeader) {
+TEST(EncodedImage, KnowsTheSizeFromTheHeader) {
   for (const std::string& file : {png_file(picture(13, 21)), jpeg_file(picture(13, 21))}) {
     const EncodedImage image(bytes_of(file), "a.img");
     EXPECT_EQ(image.height(), 13);
@@ -68,7 +68,7 @@ TEST(EncodedImage, SizeIsKnownFromTheHeader) {
   }
 }
 
-TEST(EncodedImage, GreyBecomesColoursAndColoursGrey) {
+TEST(EncodedImage, ConvertsBetweenGreyAndColours) {
   for (const std::string& file : {png_file(filled(4, 4, {77})), jpeg_file(filled(4, 4, {77}))}) {
     EXPECT_EQ(difference(decode(file, 3), filled(4, 4, {77, 77, 77})), 0);
   }
@@ -78,7 +78,8 @@ TEST(EncodedImage, GreyBecomesColoursAndColoursGrey) {
   expect_error([] { decode(png_file(picture(4, 4)), 2); }, {"1 or 3 channels"});
 }
 
-// The values of Pillow 13.0: Image.open(f).convert("RGB"). Gamma, profiles and transparency change nothing.
+// The expected values are those of Pillow 13.0: Image.open(f).convert("RGB"). Gamma, profiles and
+// transparency change nothing.
 TEST(EncodedImage, PngHasThePixelsOfPillow) {
   using Chunks = std::vector<std::pair<std::string, std::vector<uint8_t>>>;
   using Bytes = std::vector<uint8_t>;
@@ -171,7 +172,7 @@ TEST(EncodedImage, PngHasThePixelsOfPillow) {
     EXPECT_EQ(difference(decode(file), expected), 0);
     EXPECT_EQ(decode(file, 1).size(0), 1);
   }
-  // Pillow clips these at 255, others scale them.
+  // Pillow clips these values at 255. Other libraries scale them.
   refuse(test::png_of({2, 1, 16, PNG_COLOR_TYPE_GRAY}, {0, 0, 200, 0x12, 0x34}), {"16 bits", "to 8 bits"});
 }
 
@@ -188,8 +189,8 @@ uint32_t checksum(const at::Tensor& image) {
       ::crc32(0, pixels.const_data_ptr<uint8_t>(), static_cast<uInt>(pixels.numel())));
 }
 
-// 17 x 11 pixels with halved colours, written by Pillow, plain and progressive. The checksums are those of
-// Image.open(f).convert("RGB") and of convert("L") after that.
+// Pillow wrote 17 x 11 pixels with halved colours, in plain and progressive form. The checksums are those of
+// Image.open(f).convert("RGB"), and of convert("L") after that.
 TEST(EncodedImage, JpegHasThePixelsOfPillow) {
   const char* plain =
       "ffd8ffe000104a46494600010100000100010000ffdb0043000d090a0b0a080d0b0a0b0e0e0d0f13201513121213271c1e17"
@@ -218,8 +219,8 @@ TEST(EncodedImage, JpegHasThePixelsOfPillow) {
   }
 }
 
-// 255 is no ink, as in Adobe's files; Pillow takes that for granted in files without Adobe's marker, too.
-TEST(EncodedImage, InksBecomeColours) {
+// A value of 255 means no ink, as in Adobe's files. Pillow assumes the same for files without Adobe's marker.
+TEST(EncodedImage, TurnsInksIntoColours) {
   const std::string file = jpeg_file(filled(8, 8, {255, 128, 0, 255}));
   EXPECT_LE(difference(decode(file), filled(8, 8, {255, 128, 0})), 3);
   EXPECT_LE(difference(decode(jpeg_file(filled(8, 8, {255, 128, 0, 128}))), filled(8, 8, {128, 64, 0})), 3);
@@ -231,13 +232,13 @@ TEST(EncodedImage, InksBecomeColours) {
   EXPECT_TRUE(at::equal(decode(unmarked), decode(file)));
 }
 
-TEST(EncodedImage, JpegComesSmallerIfAsked) {
+TEST(EncodedImage, DecodesJpegAtASmallerSize) {
   const std::string file = jpeg_file(picture(70, 100));
   for (const int64_t reduce : {2, 4, 8}) {
     const at::Tensor image = decode(file, 3, reduce);
     EXPECT_EQ(image.size(1), (70 + reduce - 1) / reduce);
     EXPECT_EQ(image.size(2), (100 + reduce - 1) / reduce);
-    // Its pixels are means of the whole picture's.
+    // Its pixels are means of the whole picture's pixels.
     const double mean = image.to(at::kDouble).mean().item<double>();
     EXPECT_NEAR(mean, decode(file).to(at::kDouble).mean().item<double>(), 3);
   }
@@ -251,10 +252,10 @@ TEST(EncodedImage, RejectsOtherFiles) {
   refuse(png_file(picture(4, 4)).substr(0, 8), {"damaged PNG"});
 }
 
-TEST(EncodedImage, EveryTruncationIsFound) {
+TEST(EncodedImage, FindsEveryTruncation) {
   for (const bool progressive : {false, true}) {
     const std::string whole = jpeg_file(picture(24, 24), progressive);
-    // The last two bytes are the marker of the end, without which every pixel is there.
+    // The last two bytes are the end marker. Every pixel is there without it.
     for (size_t size = 0; size + 2 < whole.size(); ++size) {
       SCOPED_TRACE(size);
       refuse(whole.substr(0, size), {});
@@ -267,13 +268,13 @@ TEST(EncodedImage, EveryTruncationIsFound) {
   }
 }
 
-TEST(EncodedImage, HugeSizesAreRefusedBeforeMemoryIsTaken) {
+TEST(EncodedImage, RefusesHugeSizesBeforeTakingMemory) {
   std::string jpeg = jpeg_file(picture(8, 8));
   const size_t frame = jpeg.find("\xff\xc0");
   ASSERT_NE(frame, std::string::npos);
   jpeg.replace(frame + 5, 4, "\xff\x00\xff\x00", 4);  // 65280 x 65280
   refuse(jpeg, {"65280 x 65280", "more than"});
-  // Few enough, but not in so small a file: the header alone must not ask for 360 MB.
+  // The number of pixels is allowed, but not in so small a file. The header alone must not ask for 360 MB.
   jpeg.replace(frame + 5, 4, "\x2a\xf8\x2a\xf8", 4);
   refuse(jpeg, {"11000 x 11000 pixels in a file of", "damaged"});
   std::string png = png_file(picture(8, 8));
@@ -284,8 +285,8 @@ TEST(EncodedImage, HugeSizesAreRefusedBeforeMemoryIsTaken) {
   refuse(png, {"11000 x 11000 pixels in a file of", "damaged"});
 }
 
-// Whatever the bytes are: pixels of the size the header says, or an Error.
-TEST(EncodedImage, RandomDamage) {
+// Whatever the bytes are, the result has the size in the header, or there is an Error.
+TEST(EncodedImage, SurvivesRandomDamage) {
   std::mt19937 random(1);
   const std::vector<std::string> files = {jpeg_file(picture(20, 30)),    jpeg_file(picture(20, 30), true),
                                           jpeg_file(picture(20, 30, 1)), jpeg_file(picture(9, 9, 4)),
@@ -300,7 +301,7 @@ TEST(EncodedImage, RandomDamage) {
     if (random() % 8 == 0) file.insert(random() % (file.size() + 1), std::string(random() % 40, '\xff'));
     try {
       const EncodedImage image(bytes_of(file), "a.img");
-      // Damage may make the picture large; decoding that is slow, and no other.
+      // Damage may make the picture large. Decoding it would only be slow.
       if (image.height() * image.width() > 1 << 20) continue;
       const at::Tensor pixels = image.decode(i % 2 == 0 ? 3 : 1);
       EXPECT_EQ(pixels.size(1), image.height());

@@ -1,4 +1,4 @@
-// What the tests of pictures share: a folder for them, and the configuration that names it.
+// The tests of pictures share these helpers: a folder for pictures, and the configuration that names it.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// JPEG and PNG files for tests, written by the libraries themselves, and the bytes of IDX and CIFAR-10 files.
+// This file makes JPEG and PNG files for tests with their libraries, and the bytes of IDX and CIFAR-10 files.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace twobp::test {
 
-// (H, W, C), C of 1 (grey), 3 (colours) or 4 (colours and opacity; inks in a JPEG).
+// The shape is (H, W, C). C is 1 (grey), 3 (colours) or 4 (colours and opacity, or inks in a JPEG).
 struct Picture {
   int64_t height = 0;
   int64_t width = 0;
@@ -28,7 +28,7 @@ struct Picture {
   }
 };
 
-// Smooth, so that JPEG changes little of it, and another one for each `number`.
+// The picture is smooth, so that JPEG changes little of it. Each `number` gives another picture.
 inline Picture picture(int64_t height, int64_t width, int64_t channels = 3, int64_t number = 0) {
   Picture out{height, width, channels, {}};
   for (int64_t y = 0; y < height; ++y) {
@@ -106,7 +106,7 @@ struct PngHead {
   bool interlaced = false;
 };
 
-// A PNG file with any header. `rows` has the byte of its filter before each row; `chunks` are names and
+// Makes a PNG file with any header. `rows` has the filter's byte before each row. `chunks` has names and
 // contents.
 inline std::string png_of(const PngHead& head, const std::vector<uint8_t>& rows,
                           const std::vector<std::pair<std::string, std::vector<uint8_t>>>& chunks = {}) {
@@ -129,14 +129,14 @@ inline std::string png_of(const PngHead& head, const std::vector<uint8_t>& rows,
   return out;
 }
 
-// An IDX file of bytes.
+// Makes an IDX file of bytes.
 inline std::string idx_file(const std::vector<uint32_t>& shape, const std::vector<uint8_t>& values) {
   std::string out{'\0', '\0', '\x08', static_cast<char>(shape.size())};
   for (const uint32_t size : shape) out += big_endian(size);
   return out + raw_bytes(values);
 }
 
-// CIFAR-10 records: picture i is filled with i in red, 2 i in green and 3 i in blue.
+// Makes CIFAR-10 records: picture i is filled with i in red, 2 i in green and 3 i in blue.
 inline std::string cifar_file(const std::vector<uint8_t>& labels) {
   std::string out;
   for (size_t i = 0; i < labels.size(); ++i) {

@@ -1,4 +1,4 @@
-// Pictures as folders of files, what is held out of a data set by class, and synthetic pictures.
+// Tests pictures in folders of files, held-out samples by class, and synthetic pictures.
 #include "twobp/data/images/image_folder.h"
 
 #include <algorithm>
@@ -43,7 +43,7 @@ class Folders : public ImageData {
   }
 };
 
-TEST_F(Folders, ClassesAndFilesInTheOrderOfTheirNames) {
+TEST_F(Folders, SortClassesAndFilesByName) {
   data_.mean = {0};
   data_.std = {1};
   const auto train = open().train;
@@ -62,7 +62,7 @@ TEST_F(Folders, ClassesAndFilesInTheOrderOfTheirNames) {
   expect_error([&] { train->read({-1}, 0); }, {"no sample -1"});
 }
 
-TEST_F(Folders, ImageNetsMeanUnlessToldOtherwise) {
+TEST_F(Folders, UseTheMeanOfImageNetByDefault) {
   const at::Tensor green = open().train->read({2}, kEvaluation).at("pixel_values").mean({0, 2, 3});
   EXPECT_NEAR(green[0].item<float>(), -0.485 / 0.229, 0.03);
   EXPECT_NEAR(green[1].item<float>(), (1 - 0.456) / 0.224, 0.03);
@@ -71,7 +71,7 @@ TEST_F(Folders, ImageNetsMeanUnlessToldOtherwise) {
   EXPECT_EQ(open().train->read({2}, kEvaluation).at("pixel_values").size(3), 224);
 }
 
-TEST_F(Folders, TrainingPicturesDependOnTheEpochEvaluationsDoNot) {
+TEST_F(Folders, VaryTrainingPicturesByEpochButNotEvaluations) {
   folder_.write("ant/a.jpeg", jpeg_file(picture(60, 90)));
   const auto train = open().train;
   const auto pixels = [&](int64_t epoch) { return train->read({0}, epoch).at("pixel_values"); };
@@ -82,8 +82,9 @@ TEST_F(Folders, TrainingPicturesDependOnTheEpochEvaluationsDoNot) {
   EXPECT_FALSE(at::equal(pixels(3), open_images(data_, model_, 2).train->read({0}, 3).at("pixel_values")));
 }
 
-// A JPEG that is much larger than the result is decoded at a part of its size: about the same comes out.
-TEST_F(Folders, LargeJpegsComeOutAsTheyWouldInFull) {
+// A JPEG that is much larger than the result is decoded at a fraction of its size. The result is about the
+// same.
+TEST_F(Folders, DecodeLargeJpegsAsIfInFull) {
   folder_.write("ant/a.jpeg", jpeg_file(picture(300, 500)));
   folder_.write("bee/b.png", png_file(picture(300, 500)));
   data_.mean = {0};
@@ -92,13 +93,13 @@ TEST_F(Folders, LargeJpegsComeOutAsTheyWouldInFull) {
                           ImageTransform(ImageOptions{3, 8, 8, Crop::kResized, 0, false, {}, {}}), 1);
   const at::Tensor evaluated = whole.read({0, 1}, kEvaluation).at("pixel_values");
   EXPECT_LE((evaluated[0] - evaluated[1]).abs().max().item<float>(), 0.03F);
-  data_.crop = "none";  // the same part in training and evaluation
+  data_.crop = "none";  // training and evaluation see the same part
   const auto train = open().train;
   const at::Tensor reduced = train->read({0}, 0).at("pixel_values");
   EXPECT_LE((reduced - train->read({0}, kEvaluation).at("pixel_values")).abs().max().item<float>(), 0.03F);
 }
 
-TEST_F(Folders, GreyModelsReadGreyPictures) {
+TEST_F(Folders, GiveGreyPicturesToGreyModels) {
   model_.channels = 1;
   data_.mean = {0};
   data_.std = {1};
@@ -109,7 +110,7 @@ TEST_F(Folders, GreyModelsReadGreyPictures) {
   refuse({"model.channels is 2", "1 (grey) or 3"});
 }
 
-TEST_F(Folders, BadFolders) {
+TEST_F(Folders, RefuseBadFolders) {
   model_.classes = 4;
   refuse({"3 sub-folders", "ant to cat", "model.classes is 4", "set model.classes to 3", "num_labels=3"});
   model_.classes = 3;
@@ -117,7 +118,7 @@ TEST_F(Folders, BadFolders) {
   refuse({"bee/empty.png", "empty"});
   folder_.write("bee/empty.png", "GIF89a");
   refuse({"bee/empty.png", "neither a JPEG nor a PNG"});
-  // Only the pixels are damaged, which is found when they are read.
+  // Only the pixels are damaged. Reading them finds it.
   const std::string png = png_file(picture(64, 64));
   folder_.write("bee/empty.png", png.substr(0, png.size() / 2));
   const auto train = open().train;
@@ -134,7 +135,7 @@ TEST_F(Folders, BadFolders) {
   refuse({"none", "cannot read the folder"});
 }
 
-TEST_F(Folders, PicturesThatAreNotReadAreNamed) {
+TEST_F(Folders, NameThePicturesThatAreNotRead) {
   std::filesystem::remove(folder_.path("bee/notes.txt"));
   EXPECT_EQ(pictures_not_read(folder_.path("")), "");
   folder_.write("cat/3.webp", "RIFF");
@@ -154,7 +155,7 @@ TEST_F(Folders, PicturesThatAreNotReadAreNamed) {
   refuse({"ant has no .jpg, .jpeg or .png", "(but more/)", "converted"});
 }
 
-TEST_F(Folders, APictureThatVanishes) {
+TEST_F(Folders, ReportAPictureThatVanishes) {
   const auto train = open().train;
   std::filesystem::remove(folder_.path("ant/a.jpeg"));
   expect_error([&] { train->read({0}, 0); }, {"ant/a.jpeg", "cannot open"});
@@ -197,7 +198,8 @@ TEST(HoldOutByClass, TakesItsPartOfEveryClass) {
   const std::vector<int64_t> held_out = all_labels(*split.held_out);
   for (const int64_t label : held_out) ++counts[label];
   EXPECT_EQ(counts, (std::map<int64_t, int>{{0, 10}, {1, 6}, {2, 4}}));
-  EXPECT_FALSE(std::is_sorted(held_out.begin(), held_out.end()));  // its first batches are of all classes
+  // The first held-out batches contain all classes.
+  EXPECT_FALSE(std::is_sorted(held_out.begin(), held_out.end()));
   std::set<int64_t> both = numbers(*split.train);
   both.merge(numbers(*split.held_out));
   EXPECT_EQ(both.size(), 200U);
@@ -208,14 +210,15 @@ TEST(HoldOutByClass, TakesItsPartOfEveryClass) {
   EXPECT_EQ(list(split.train->read({0}, 7).at("epoch"))[0], 7);
 }
 
-TEST(HoldOutByClass, SmallClasses) {
+TEST(HoldOutByClass, LeavesASampleOfEachSmallClass) {
   const auto sizes = [](const std::vector<int64_t>& labels, double fraction) {
     const DataSplit split = hold_out_by_class(std::make_shared<Labelled>(labels), labels, fraction, 3);
     return std::pair{split.train->size(), split.held_out ? split.held_out->size() : 0};
   };
   EXPECT_EQ(sizes({0, 1, 2}, 0), (std::pair<int64_t, int64_t>{3, 0}));
   EXPECT_EQ(sizes({0, 1, 1}, 1e-9), (std::pair<int64_t, int64_t>{2, 1}));
-  EXPECT_EQ(sizes({0, 0, 1, 1, 2, 2}, 0.999), (std::pair<int64_t, int64_t>{3, 3}));  // one of each is left
+  // One sample of each class is left.
+  EXPECT_EQ(sizes({0, 0, 1, 1, 2, 2}, 0.999), (std::pair<int64_t, int64_t>{3, 3}));
   std::vector<int64_t> many;
   for (int64_t c = 0; c < 50; ++c) many.insert(many.end(), 5, c);
   EXPECT_EQ(sizes(many, 0.1), (std::pair<int64_t, int64_t>{225, 25}));  // half a sample of each class
@@ -224,7 +227,7 @@ TEST(HoldOutByClass, SmallClasses) {
                {"no class has two samples", "data.held_out"});
 }
 
-TEST_F(ImageData, SyntheticPictures) {
+TEST_F(ImageData, MakesSyntheticPictures) {
   data_.synthetic = "images";
   data_.image_size = 9;
   model_.channels = 2;

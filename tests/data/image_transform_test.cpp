@@ -1,4 +1,4 @@
-// Crop, resize, flip and normalisation, and what they draw at random.
+// Tests crop, resize, flip and normalisation, and their random draws.
 #include <cmath>
 #include <map>
 #include <utility>
@@ -23,7 +23,7 @@ ImageOptions options(int64_t size, Crop crop = Crop::kNone, int64_t channels = 1
   return out;
 }
 
-// (1, H, W): 10 y + x.
+// Returns an image (1, H, W) with the values 10 y + x.
 at::Tensor numbered(int64_t height, int64_t width) {
   const at::Tensor rows = at::arange(height).unsqueeze(1) * 10;
   return (rows + at::arange(width)).unsqueeze(0).to(at::kByte);
@@ -40,7 +40,7 @@ at::Tensor evaluate(const ImageTransform& transform, const at::Tensor& image) {
   return apply(transform, image, transform.draw(image.size(1), image.size(2), 1, kEvaluation, 0));
 }
 
-TEST(ImageTransform, BytesBecomeZeroToOneThenNormalised) {
+TEST(ImageTransform, ScalesBytesToZeroToOneThenNormalises) {
   ImageOptions plain = options(2);
   const at::Tensor image = at::tensor({0, 51, 102, 255}, at::kByte).view({1, 2, 2});
   EXPECT_TRUE(at::allclose(evaluate(ImageTransform(plain), image),
@@ -55,7 +55,7 @@ TEST(ImageTransform, BytesBecomeZeroToOneThenNormalised) {
                    at::tensor({0.0F, 2.0F, 4.0F, -2.0F}).view({1, 2, 2})));
 }
 
-TEST(ImageTransform, OneChannelIsRepeatedAndEachHasItsMean) {
+TEST(ImageTransform, RepeatsOneChannelAndNormalisesEach) {
   ImageOptions three = options(1, Crop::kNone, 3);
   three.mean = {0, 0.5, 1};
   const at::Tensor grey = at::full({1, 1, 1}, 255, at::kByte);
@@ -71,8 +71,8 @@ TEST(ImageTransform, OneChannelIsRepeatedAndEachHasItsMean) {
       {"2 channels", "3 are wanted"});
 }
 
-TEST(ImageTransform, AnEvaluationSeesTheSquareInTheCentre) {
-  // 5 x 9: columns 2 to 6, of which nothing need be scaled.
+TEST(ImageTransform, EvaluatesTheSquareInTheCentre) {
+  // Columns 2 to 6 of 5 x 9 are taken. They need no scaling.
   const at::Tensor image = numbered(5, 9);
   EXPECT_TRUE(
       at::allclose(evaluate(ImageTransform(options(5)), image), image.narrow(2, 2, 5).to(at::kFloat) / 255));
@@ -81,7 +81,7 @@ TEST(ImageTransform, AnEvaluationSeesTheSquareInTheCentre) {
   EXPECT_EQ(inner.width, 56);
   EXPECT_EQ(inner.top, 4);
   EXPECT_EQ(inner.left, 12);
-  // A result that is no square takes the largest part of its proportions.
+  // If the result is not square, the largest part with its proportions is taken.
   ImageOptions wide = options(2);
   wide.width = 4;
   const ImageDraw draw = ImageTransform(wide).draw(10, 12, 1, kEvaluation, 0);
@@ -90,7 +90,7 @@ TEST(ImageTransform, AnEvaluationSeesTheSquareInTheCentre) {
   EXPECT_EQ(draw.top, 2);
 }
 
-// The antialiased bilinear filter (a triangle as wide as the scale), written out in double.
+// This is the antialiased bilinear filter (a triangle as wide as the scale), written out in double.
 at::Tensor resized(const at::Tensor& image, int64_t size) {
   const auto weights = [](int64_t from, int64_t to) {
     at::Tensor out = at::zeros({to, from}, at::kDouble);
@@ -117,7 +117,8 @@ TEST(ImageTransform, ResizesWithoutAliasing) {
     const at::Tensor expected = resized(image, 16);
     EXPECT_LE((evaluate(transform, image).to(at::kDouble) * 255 - expected).abs().max().item<double>(), 1.01)
         << side;
-    // Pixels whose channels lie together, as decoders give them, and a part of a larger picture.
+    // In this layout, the channels of a pixel lie together, as decoders give them. The crop is part of a
+    // larger picture.
     const at::Tensor together = image.permute({1, 2, 0}).contiguous().permute({2, 0, 1});
     EXPECT_LE((evaluate(transform, together).to(at::kDouble) * 255 - expected).abs().max().item<double>(),
               1.01);
@@ -126,7 +127,7 @@ TEST(ImageTransform, ResizesWithoutAliasing) {
   }
 }
 
-TEST(ImageTransform, APartOfAPictureIsCutOutThenScaled) {
+TEST(ImageTransform, CutsOutAPartThenScalesIt) {
   const at::Tensor image = numbered(12, 20);
   ImageDraw draw;
   draw.top = 3;
@@ -138,7 +139,7 @@ TEST(ImageTransform, APartOfAPictureIsCutOutThenScaled) {
   EXPECT_LE((out.to(at::kDouble) * 255 - resized(part, 4)).abs().max().item<double>(), 1.01);
 }
 
-TEST(ImageTransform, ShiftUncoversBlackAndFlipTurnsRound) {
+TEST(ImageTransform, ShiftUncoversBlackAndFlipMirrors) {
   ImageOptions shape = options(3, Crop::kShift);
   shape.mean = {1.0 / 255};  // black becomes -1 / 255
   const ImageTransform transform(shape);
@@ -151,7 +152,7 @@ TEST(ImageTransform, ShiftUncoversBlackAndFlipTurnsRound) {
   EXPECT_TRUE(at::allclose(apply(transform, image, draw) * 255, expected, 1e-4, 1e-4));
   draw.flip = true;
   EXPECT_TRUE(at::allclose(apply(transform, image, draw) * 255, expected.flip({2}), 1e-4, 1e-4));
-  draw.down = 5;  // beyond the picture
+  draw.down = 5;  // outside the picture
   EXPECT_TRUE(at::allclose(apply(transform, image, draw) * 255, at::full({1, 3, 3}, -1.0F)));
   draw.down = 0;
   draw.right = -7;
@@ -184,7 +185,7 @@ TEST(ImageTransform, DrawsDependOnSeedEpochAndSampleAlone) {
   }
 }
 
-TEST(ImageTransform, ShiftsAndFlipsAreUniform) {
+TEST(ImageTransform, DrawsShiftsAndFlipsUniformly) {
   ImageOptions shape = options(28, Crop::kShift);
   shape.padding = 2;
   shape.flip = true;
@@ -206,7 +207,7 @@ TEST(ImageTransform, ShiftsAndFlipsAreUniform) {
   EXPECT_NEAR(flips, kDraws / 2, 150);
 }
 
-TEST(ImageTransform, RandomPartsHaveTheAreasAndSidesOfInception) {
+TEST(ImageTransform, DrawsPartsWithTheAreasAndSidesOfInception) {
   const ImageTransform transform(options(224, Crop::kResized));
   double least = 1;
   double most = 0;
@@ -228,10 +229,11 @@ TEST(ImageTransform, RandomPartsHaveTheAreasAndSidesOfInception) {
   }
   EXPECT_NEAR(least, 0.08, 0.01);
   EXPECT_GT(most, 0.9);
-  EXPECT_NEAR(mean, 0.5, 0.06);  // of 0.08 to 1, less for those that do not fit
+  // Areas lie between 0.08 and 1. The mean is lower, because some parts do not fit.
+  EXPECT_NEAR(mean, 0.5, 0.06);
 }
 
-TEST(ImageTransform, PicturesOfAnyShape) {
+TEST(ImageTransform, AcceptsPicturesOfAnyShape) {
   for (const auto& [height, width] : {std::pair<int64_t, int64_t>{1, 1}, {1, 300}, {300, 1}, {2, 3}}) {
     for (const Crop crop : {Crop::kNone, Crop::kShift, Crop::kResized}) {
       const ImageTransform transform(options(4, crop));
@@ -245,7 +247,7 @@ TEST(ImageTransform, PicturesOfAnyShape) {
   }
 }
 
-TEST(ImageTransform, BadOptions) {
+TEST(ImageTransform, RefusesBadOptions) {
   const auto refuse = [](auto change, const std::vector<std::string>& parts) {
     ImageOptions shape = options(4, Crop::kNone, 3);
     change(shape);

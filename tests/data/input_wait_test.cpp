@@ -1,4 +1,4 @@
-// The warning that training waits for data: when, once, and what it says.
+// Tests the warning that training waits for data: when it comes, that it comes once, and its text.
 #include "twobp/data/input_wait.h"
 
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-// The steps until the warning, 0 if there is none within 100.
+// Returns the number of steps until the warning, or 0 if there is none within 100 steps.
 int steps_until_warning(InputWait& wait, double waited, double took) {
   for (int step = 1; step <= 100; ++step) {
     if (wait.after_step(waited, took)) return step;
@@ -14,16 +14,16 @@ int steps_until_warning(InputWait& wait, double waited, double took) {
   return 0;
 }
 
-TEST(InputWait, WarnsOnceWhenWaitsAreAboveAHundredth) {
+TEST(InputWait, WarnsOnceWhenWaitsExceedAHundredth) {
   InputWait wait(3);
   EXPECT_EQ(steps_until_warning(wait, 0.2, 9.8), 12);
   EXPECT_EQ(steps_until_warning(wait, 0.5, 0.5), 0);
 }
 
-TEST(InputWait, IsSilentBelow) {
+TEST(InputWait, IsSilentBelowAHundredth) {
   InputWait wait(1);
   EXPECT_EQ(steps_until_warning(wait, 0.009, 1), 0);
-  EXPECT_EQ(steps_until_warning(wait, 1, 1), 1);  // later: most of the time of all
+  EXPECT_EQ(steps_until_warning(wait, 1, 1), 1);  // most of the total time, by then
 }
 
 TEST(InputWait, IsSilentAboutMilliseconds) {
@@ -31,7 +31,7 @@ TEST(InputWait, IsSilentAboutMilliseconds) {
   EXPECT_EQ(steps_until_warning(wait, 0.001, 0.001), 0);
 }
 
-TEST(InputWait, TheStartDoesNotCount) {
+TEST(InputWait, DoesNotCountTheStart) {
   InputWait wait(1);
   EXPECT_FALSE(wait.after_step(100, 1));
   EXPECT_FALSE(wait.after_step(100, 1));

@@ -1,4 +1,4 @@
-// The loader thread: order, the last batch of an epoch, how far it reads ahead, errors and the end.
+// Tests the loader thread: the order, the last batch of an epoch, how far it reads ahead, errors and the end.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -16,7 +16,7 @@ namespace {
 
 using test::expect_error;
 
-// Sample i is the token i; counts reads, and fails at one if told.
+// Sample i is the token i. The data set counts reads, and fails at one sample if asked to.
 class Counting : public Dataset {
  public:
   explicit Counting(int64_t size, int64_t fail_at = -1) : size_(size), fail_at_(fail_at) {}
@@ -39,7 +39,7 @@ class Counting : public Dataset {
   int64_t fail_at_;
 };
 
-using Ids = std::vector<std::vector<int64_t>>;  // of each micro-batch
+using Ids = std::vector<std::vector<int64_t>>;  // ids of each micro-batch
 
 Ids ids(const Batch& batch) {
   Ids out;
@@ -50,7 +50,7 @@ Ids ids(const Batch& batch) {
   return out;
 }
 
-TEST(Loader, LastBatchOfAnEpochIsSmaller) {
+TEST(Loader, MakesTheLastBatchOfAnEpochSmaller) {
   Loader loader(std::make_shared<Counting>(9), 3, 2, {.seed = 1});
   EXPECT_EQ(loader.batches_per_epoch(), 2);
   for (int epoch = 0; epoch < 3; ++epoch) {
@@ -62,7 +62,7 @@ TEST(Loader, LastBatchOfAnEpochIsSmaller) {
   }
 }
 
-TEST(Loader, WholeEpochsHaveNoSmallerBatch) {
+TEST(Loader, MakesNoSmallerBatchInWholeEpochs) {
   Loader loader(std::make_shared<Counting>(8), 2, 2, {.seed = 1});
   EXPECT_EQ(loader.batches_per_epoch(), 2);
   for (int i = 0; i < 6; ++i) EXPECT_EQ(loader.next().tokens, 4);
@@ -81,7 +81,7 @@ TEST(Loader, ShufflesEachEpochAnew) {
   }
 }
 
-// At every batch of three epochs, the short last ones among them.
+// It starts at every batch of three epochs, including the short last ones.
 TEST(Loader, StartsAtAnyBatchAsIfItHadRunUpToIt) {
   for (const bool shuffle : {false, true}) {
     for (const int64_t size : {1, 3, 4, 9, 10, 11, 12}) {
@@ -101,7 +101,7 @@ TEST(Loader, StartsAtAnyBatchAsIfItHadRunUpToIt) {
   }
 }
 
-// Samples take unlike times, so that threads overtake each other.
+// Samples take different times, so that threads overtake each other.
 class Slow : public Dataset {
  public:
   int64_t size() const override { return 57; }
@@ -118,7 +118,7 @@ class Slow : public Dataset {
   mutable std::atomic<int64_t> most_at_once{0};
 };
 
-TEST(Loader, SeveralThreadsGiveWhatOneGives) {
+TEST(Loader, GivesTheSameWithSeveralThreads) {
   Loader one(std::make_shared<Slow>(), 4, 2, {.shuffle = true, .seed = 3});
   const auto data = std::make_shared<Slow>();
   Loader four(data, 4, 2, {.shuffle = true, .seed = 3, .workers = 4});
@@ -135,7 +135,7 @@ TEST(Loader, SeveralThreadsGiveWhatOneGives) {
   EXPECT_LE(data->most_at_once, 4);
 }
 
-TEST(Loader, SeveralThreadsGiveTheFirstErrorInItsPlace) {
+TEST(Loader, ThrowsTheFirstErrorInItsPlaceWithSeveralThreads) {
   for (int i = 0; i < 50; ++i) {
     Loader loader(std::make_shared<Counting>(100, 9), 2, 2, {.seed = 1, .read_ahead = 4, .workers = 3});
     EXPECT_EQ(ids(loader.next()), (Ids{{0, 1}, {2, 3}}));
@@ -145,7 +145,7 @@ TEST(Loader, SeveralThreadsGiveTheFirstErrorInItsPlace) {
   }
 }
 
-TEST(Loader, EvaluationsReadInOrderAsEvaluations) {
+TEST(Loader, ReadsEvaluationsInOrder) {
   Loader loader(std::make_shared<Slow>(), 4, 10,
                 {.shuffle = true, .seed = 3, .workers = 2, .evaluation = true});
   for (int epoch = 0; epoch < 2; ++epoch) {
@@ -183,7 +183,7 @@ TEST(Loader, ReadsAheadAsFarAsToldAndNoFurther) {
   EXPECT_TRUE(settles_at(16)) << data->samples_read;
 }
 
-TEST(Loader, HandsOverTheBatchesBeforeAnErrorThenTheErrorEachTime) {
+TEST(Loader, HandsOverTheBatchesBeforeAnErrorThenRepeatsTheError) {
   Loader loader(std::make_shared<Counting>(10, 5), 2, 1, {.seed = 1, .read_ahead = 4});
   EXPECT_EQ(ids(loader.next()), (Ids{{0}, {1}}));
   EXPECT_EQ(ids(loader.next()), (Ids{{2}, {3}}));
@@ -197,7 +197,7 @@ TEST(Loader, HandsOverTheBatchesBeforeAnErrorThenTheErrorEachTime) {
   }
 }
 
-// Wherever its thread is: reading, waiting for room, or dead of an error.
+// The thread may be reading, waiting for room, or dead after an error.
 TEST(Loader, StopsWhenDestroyed) {
   std::packaged_task<void()> destroy([] {
     for (int i = 0; i < 200; ++i) {
@@ -212,7 +212,7 @@ TEST(Loader, StopsWhenDestroyed) {
   done.get();
 }
 
-TEST(Loader, BadInput) {
+TEST(Loader, RefusesBadInput) {
   expect_error([] { Loader(nullptr, 1, 1, {.seed = 1}); }, {"no sample"});
   expect_error([] { Loader(std::make_shared<Counting>(0), 1, 1, {.seed = 1}); }, {"no sample"});
   const auto data = std::make_shared<Counting>(4);

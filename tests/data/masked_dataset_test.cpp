@@ -1,5 +1,5 @@
-// Masked text: which tokens are hidden and by what, that this depends on seed, epoch and sample alone, and
-// where special tokens come from.
+// Tests masked text: the choice of hidden tokens and of their replacements, which depends on seed, epoch and
+// sample alone, and the sources of special tokens.
 #include "twobp/data/text/masked_dataset.h"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ Ids list(const at::Tensor& tensor) {
   return {data, data + tensor.numel()};
 }
 
-// Sample i is the tokens i * S to i * S + S - 1 modulo `vocab`, or `only` everywhere.
+// Sample i has the tokens i * S to i * S + S - 1 modulo `vocab`, or `only` everywhere.
 class Text : public Dataset {
  public:
   Text(int64_t samples, int64_t sequence, int64_t vocab, int64_t only = -1)
@@ -62,7 +62,7 @@ MaskedDataset masked(int64_t samples, int64_t sequence, double probability = 0.1
   return {std::make_shared<Text>(samples, sequence, 100), special(), probability, seed};
 }
 
-TEST(MaskedDataset, SpecialTokensAroundTheTextAndLabelsWhereItIsHidden) {
+TEST(MaskedDataset, PutsSpecialTokensAroundTheTextAndLabelsHiddenTokens) {
   const MaskedDataset data = masked(8, 60);
   ASSERT_EQ(data.size(), 8);
   const Fields fields = data.read({5, 2}, 0);
@@ -91,7 +91,7 @@ TEST(MaskedDataset, SpecialTokensAroundTheTextAndLabelsWhereItIsHidden) {
   EXPECT_EQ(make_batch({fields}).targets, 18);
 }
 
-TEST(MaskedDataset, EightTenthsMaskOneOtherOneUnchanged) {
+TEST(MaskedDataset, MasksEightTenthsReplacesOneKeepsOne) {
   const MaskedDataset data = masked(400, 100);
   int mask = 0;
   int other = 0;
@@ -112,7 +112,7 @@ TEST(MaskedDataset, EightTenthsMaskOneOtherOneUnchanged) {
       } else {
         ++other;
         others.insert(input[t]);
-        EXPECT_LT(input[t], kBegin);  // no special token stands for a word
+        EXPECT_LT(input[t], kBegin);  // no special token replaces a word
       }
     }
   }
@@ -141,7 +141,7 @@ TEST(MaskedDataset, DependsOnSeedEpochAndSampleAlone) {
   EXPECT_NE(labels(data, 7, kEvaluation), labels(data, 7, 0));
 }
 
-TEST(MaskedDataset, AtLeastOneAndAtMostAllAreHidden) {
+TEST(MaskedDataset, HidesAtLeastOneAndAtMostAll) {
   for (int64_t i = 0; i < 20; ++i) {
     EXPECT_EQ(make_batch({masked(20, 1).read({i}, 0)}).targets, 1);
     EXPECT_EQ(make_batch({masked(20, 5, 1e-6).read({i}, 0)}).targets, 1);
@@ -149,7 +149,7 @@ TEST(MaskedDataset, AtLeastOneAndAtMostAllAreHidden) {
   }
 }
 
-TEST(MaskedDataset, SpecialTokensInTheTextAreNotHiddenUnlessThereIsNothingElse) {
+TEST(MaskedDataset, HidesSpecialTokensOfTheTextOnlyIfThereIsNothingElse) {
   const MaskedDataset data(std::make_shared<Text>(10, 104, 104), special(), 0.5, 1);
   for (int64_t i = 0; i < 10; ++i) {
     const Ids labels = list(data.read({i}, 0).at("labels"));
@@ -160,7 +160,7 @@ TEST(MaskedDataset, SpecialTokensInTheTextAreNotHiddenUnlessThereIsNothingElse) 
   EXPECT_EQ(make_batch({unknown.read({0}, 0)}).targets, 5);
 }
 
-TEST(MaskedDataset, BadOptions) {
+TEST(MaskedDataset, RefusesBadOptions) {
   for (const double probability : {0.0, -1.0, 1.01, std::nan("")}) {
     expect_error([&] { masked(1, 4, probability); }, {"data.mask_probability"});
   }
@@ -189,7 +189,7 @@ class MaskedArrays : public testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(MaskedArrays, LabelsBelongToTheirOwnPosition) {
+TEST_F(MaskedArrays, KeepLabelsAtTheirOwnPosition) {
   const Fields fields = open().read({1, 0}, 0);
   EXPECT_EQ(list(fields.at("input_ids")), (Ids{4, 5, 6, 1, 2, 3}));
   EXPECT_EQ(list(fields.at("labels")), (Ids{-100, 5, -100, 9, -100, -100}));
@@ -198,7 +198,7 @@ TEST_F(MaskedArrays, LabelsBelongToTheirOwnPosition) {
   EXPECT_EQ(make_batch({open().read({0, 1}, 0)}).targets, 2);  // column 0 counts, too
 }
 
-TEST_F(MaskedArrays, MaskAndTokenTypesIfTheyAreThere) {
+TEST_F(MaskedArrays, ReadMaskAndTokenTypesIfPresent) {
   write("attention_mask", npy_file<uint8_t>("|u1", "(2, 3)", {1, 1, 0, 1, 0, 0}));
   write("token_type_ids", npy_file<int32_t>("<i4", "(2, 3)", {0, 1, 1, 0, 0, 1}));
   const Fields fields = open().read({1}, 0);
@@ -208,7 +208,7 @@ TEST_F(MaskedArrays, MaskAndTokenTypesIfTheyAreThere) {
   refuse({"position_ids.npy", "does not read this array", "token_type_ids.npy"});
 }
 
-TEST_F(MaskedArrays, BadMasksAndTypes) {
+TEST_F(MaskedArrays, RefuseBadMasksAndTypes) {
   write("attention_mask", npy_file<uint8_t>("|u1", "(3, 2)", {1, 1, 0, 1, 0, 0}));
   refuse({"attention_mask.npy", "(3, 2)", "(2, 3)"});
   write("attention_mask", npy_file<float>("<f4", "(2, 3)", {1, 1, 0, 1, 0, 0}));
@@ -230,7 +230,7 @@ TEST_F(MaskedArrays, BadMasksAndTypes) {
   refuse({"labels.npy", "label 10", "vocabulary of 10"});
 }
 
-// ---- by the configuration
+// ---- through the configuration
 
 class OpenMasked : public testing::Test {
  protected:
@@ -241,7 +241,7 @@ class OpenMasked : public testing::Test {
     data_.sequence = 8;
     data_.held_out = 0;
   }
-  // Tokens with their masks put back.
+  // Returns the tokens with the masked ones restored.
   static Ids original(const Fields& fields) {
     Ids out = list(fields.at("input_ids"));
     const Ids labels = list(fields.at("labels"));
@@ -254,7 +254,7 @@ class OpenMasked : public testing::Test {
   ModelInput model_;
 };
 
-TEST_F(OpenMasked, BytesHaveFourTokensOfTheirOwn) {
+TEST_F(OpenMasked, BytesGetFourSpecialTokens) {
   data_.text = folder_.write("a.txt", "abcdefghijklmnopqrs");
   model_.vocab = 260;
   const auto train = open_data(data_, model_, 1).train;
@@ -273,7 +273,7 @@ TEST_F(OpenMasked, BytesHaveFourTokensOfTheirOwn) {
   expect_error([&] { open_data(data_, model_, 1); }, {"too little text", "33 bytes are needed"});
 }
 
-TEST_F(OpenMasked, TokenFilesWithTheirTokenizer) {
+TEST_F(OpenMasked, TokenFilesUseTheirTokenizer) {
   data_.tokens = folder_.write("a.bin", test::raw_bytes(std::vector<uint16_t>{5, 6, 7, 5, 6, 7, 0}));
   data_.tokenizer = folder_.write("tokenizer.json", R"({"model": {"vocab": {"x": 7}}, "added_tokens": [
       {"id": 1, "content": "[CLS]", "special": true}, {"id": 2, "content": "[SEP]", "special": true},
@@ -286,7 +286,7 @@ TEST_F(OpenMasked, TokenFilesWithTheirTokenizer) {
   expect_error([&] { open_data(data_, model_, 1); }, {"vocabulary of 8", "model.vocab is 7"});
 }
 
-TEST_F(OpenMasked, SyntheticTokensAreHiddenToo) {
+TEST_F(OpenMasked, HidesSyntheticTokensToo) {
   data_.synthetic = "tokens";
   data_.sequence = 22;
   model_.vocab = 50;
@@ -299,7 +299,7 @@ TEST_F(OpenMasked, SyntheticTokensAreHiddenToo) {
   expect_error([&] { open_data(data_, model_, 1); }, {"model.vocab is 4"});
 }
 
-TEST_F(OpenMasked, ArraysKeepTheirLabelsInPlace) {
+TEST_F(OpenMasked, KeepsTheLabelsOfArraysInPlace) {
   folder_.write("input_ids.npy", npy_file<uint16_t>("<u2", "(1, 8)", {1, 2, 3, 4, 5, 6, 7, 8}));
   folder_.write("labels.npy", npy_file<int64_t>("<i8", "(1, 8)", {9, -100, -100, -100, -100, -100, -100, 7}));
   data_.arrays = folder_.path("");

@@ -1,4 +1,5 @@
-// Documents packed into samples: nothing is lost, cut or crossed that should not be.
+// Tests documents packed into samples: no token is lost, no document is cut unless asked for, and none sees
+// another.
 #include "twobp/data/text/packed_dataset.h"
 
 #include <map>
@@ -43,7 +44,7 @@ Fields all_of(const PackedDataset& data) {
 
 constexpr int64_t kNone = kIgnoredLabel;
 
-TEST(PackedDataset, Whole) {
+TEST(PackedDataset, PacksWholeDocuments) {
   const auto row = documents({"abc", "ABCDE", "xy", "f"});
   const PackedDataset data(row, 0, 4, Packing::kWhole, 6);
   ASSERT_EQ(data.size(), 2);
@@ -58,7 +59,7 @@ TEST(PackedDataset, Whole) {
   EXPECT_EQ(data.cost(1), 5 * 5);
 }
 
-TEST(PackedDataset, Split) {
+TEST(PackedDataset, SplitsDocuments) {
   const auto row = documents({"abc", "ABCDE", "xyz"});
   const PackedDataset data(row, 0, 3, Packing::kSplit, 4);
   ASSERT_EQ(data.size(), 2);  // three tokens are left out
@@ -72,7 +73,7 @@ TEST(PackedDataset, Split) {
   EXPECT_EQ(data.cost(0), 3 * 3 + 1);
 }
 
-TEST(PackedDataset, None) {
+TEST(PackedDataset, PadsWithoutPacking) {
   const PackedDataset data(documents({"abc", "A"}), 0, 2, Packing::kNone, 4);
   const Fields fields = all_of(data);
   EXPECT_EQ(row_of(fields, "input_ids", 0), (Numbers{'a', 'b', 'c', 0}));
@@ -82,7 +83,7 @@ TEST(PackedDataset, None) {
   EXPECT_EQ(data.cost(0), data.cost(1));
 }
 
-TEST(PackedDataset, TargetsAreChosenTokens) {
+TEST(PackedDataset, TargetsOnlyTheChosenTokens) {
   const TempFolder folder;
   auto row = std::make_shared<DocumentRow>(*documents({"abcd", "xy"}));
   row->targets = std::make_shared<InputFile>(folder.write("targets", std::string("\0\0\1\1\1\0", 6)));
@@ -92,14 +93,14 @@ TEST(PackedDataset, TargetsAreChosenTokens) {
   }
 }
 
-// Of random documents, by random packing: every token is there once, and every token but the first of its
-// document is a target once.
+// The test packs random documents in every way. Every token is there once. Every token except the first of
+// its document is a target once.
 TEST(PackedDataset, LosesNothingAndCrossesNothing) {
   SplitMix64 random(1);
   for (int round = 0; round < 60; ++round) {
     const auto sequence = static_cast<int64_t>(1 + bounded(random, 12));
     std::vector<std::string> texts(1 + bounded(random, 20));
-    std::map<std::pair<int64_t, int64_t>, int> pairs;  // of neighbours within a document; all bytes differ
+    std::map<std::pair<int64_t, int64_t>, int> pairs;  // neighbours within a document; all bytes differ
     char next = 1;
     for (std::string& text : texts) {
       for (uint64_t i = 1 + bounded(random, static_cast<uint64_t>(sequence)); i > 0; --i) text += next++;
@@ -127,7 +128,8 @@ TEST(PackedDataset, LosesNothingAndCrossesNothing) {
           ASSERT_LE(start, i);
           for (size_t j = start; j < i; ++j)
             ASSERT_TRUE(pairs.contains({ids[j], ids[j + 1]})) << "sees another document";
-          // It sees all of its own document: before the start is another one, or the sample begins.
+          // A token sees all of its own document: another document precedes the start, or the sample begins
+          // there.
           ASSERT_FALSE(start > 0 && ids[start] != 0 && pairs.contains({ids[start - 1], ids[start]}));
         }
       }
@@ -144,11 +146,10 @@ TEST(PackedDataset, LosesNothingAndCrossesNothing) {
   }
 }
 
-TEST(BestFit, FillsTheLeastRoom) {
+TEST(BestFit, FillsTheSmallestGap) {
   EXPECT_EQ(best_fit({}, 4), (std::vector<Numbers>{}));
   EXPECT_EQ(best_fit({4, 4}, 4), (std::vector<Numbers>{{0}, {1}}));
-  // 7, 5, 3 and 2 open and fill samples of 8: the 3 goes to the 5, which leaves no room, and not anywhere
-  // else.
+  // 7, 5, 3 and 2 open and fill samples of 8. The 3 can only go to the 5, and leaves no room there.
   EXPECT_EQ(best_fit({3, 5, 7, 1, 2}, 8), (std::vector<Numbers>{{0, 1}, {2, 3}, {4}}));
   SplitMix64 random(2);
   Numbers lengths(2000);
@@ -187,7 +188,7 @@ std::string lines(const std::vector<std::string>& texts) {
   return out;
 }
 
-TEST(OpenDocuments, OfLinesAsBytes) {
+TEST(OpenDocuments, ReadsLinesAsBytes) {
   const TempFolder folder;
   const std::string path = folder.write("a.jsonl", lines({"abc", "", "defgh", "ij", "klmno"}));
   EXPECT_EQ(open_data(config_of(path, "whole"), keeps_apart(), 1).train->size(), 2);
@@ -207,7 +208,7 @@ TEST(OpenDocuments, OfLinesAsBytes) {
 }
 
 // A captured model shifts the labels itself.
-TEST(OpenDocuments, OfACapturedModel) {
+TEST(OpenDocuments, DoesNotShiftLabelsForACapturedModel) {
   const TempFolder folder;
   ModelInput captured;
   captured.kind = InputKind::kFields;
@@ -218,7 +219,7 @@ TEST(OpenDocuments, OfACapturedModel) {
   EXPECT_EQ(row_of(fields, "labels", 0), (Numbers{'a', 'b', 'c', kNone, kNone, kNone, kNone, kNone}));
 }
 
-TEST(OpenDocuments, RefusesWhatCannotBe) {
+TEST(OpenDocuments, RefusesWhatCannotWork) {
   const TempFolder folder;
   const std::string path = folder.write("a.jsonl", lines({"abc", "012345678", "defghijklmnopqr"}));
   const auto refuse = [&](DataConfig data, const ModelInput& model, const std::vector<std::string>& parts) {
@@ -245,7 +246,7 @@ TEST(OpenDocuments, RefusesWhatCannotBe) {
 
 class EncodedDocuments : public test::WithTokenizers {
  protected:
-  // Bytes, and <|endoftext|>, 256.
+  // The vocabulary is the bytes and <|endoftext|>, which is 256.
   DataConfig encoded(const std::string& text, const std::string& packing) {
     DataConfig data = config_of(text, packing);
     data.tokenizer = folder_.write("tokenizer.json", test::byte_tokenizer().dump());
@@ -268,7 +269,7 @@ TEST_F(EncodedDocuments, EndWithTheEndOfText) {
     EXPECT_EQ(row_of(fields, "input_ids", 0), (Numbers{'a', 'b', 'c', 256, 'd', 'e', 256, 0}));
     EXPECT_EQ(row_of(fields, "labels", 0), (Numbers{'b', 'c', 256, kNone, 'e', 256, kNone, kNone}));
     EXPECT_EQ(row_of(fields, "input_ids", 1), (Numbers{'f', 'g', 256, 0, 0, 0, 0, 0}));
-    // The second time nothing is left of the ends: they are made again.
+    // The test cuts the files of ends off before the second pass. They are made again.
     for (const auto& file : std::filesystem::directory_iterator(folder_.path("cache"))) {
       if (file.path().extension() == ".ends") std::filesystem::resize_file(file.path(), 8);
     }
@@ -278,7 +279,7 @@ TEST_F(EncodedDocuments, EndWithTheEndOfText) {
             (Numbers{'b', 'c', 256, 'd', 'e', 256, 'f', 'g'}));
 }
 
-TEST_F(EncodedDocuments, FilesAreDocumentsToo) {
+TEST_F(EncodedDocuments, ReadFilesAsDocumentsToo) {
   folder_.write("1.txt", "abc");
   folder_.write("2.txt", "de");
   const DataSplit split = open_data(encoded(folder_.path("*.txt"), "whole"), input(), 1);

@@ -1,4 +1,4 @@
-// Pictures as raw pixels in IDX, CIFAR-10 and NumPy files, and damaged ones.
+// Tests pictures as raw pixels in IDX, CIFAR-10 and NumPy files, and damaged files.
 #include "twobp/data/images/pixel_array.h"
 
 #include <cmath>
@@ -53,7 +53,7 @@ class Idx : public ImageData {
   std::string images() const { return folder_.path("train-images-idx3-ubyte"); }
 };
 
-TEST_F(Idx, PicturesAndLabelsPlainOrGzipped) {
+TEST_F(Idx, ReadsPicturesAndLabelsPlainOrGzipped) {
   for (const char* ending : {"", ".gz"}) {
     std::filesystem::remove_all(folder_.path(""));
     std::filesystem::create_directory(folder_.path(""));
@@ -70,7 +70,7 @@ TEST_F(Idx, PicturesAndLabelsPlainOrGzipped) {
   }
 }
 
-TEST_F(Idx, TheTestFilesAreHeldOut) {
+TEST_F(Idx, HoldsOutTheTestFiles) {
   write("train", {0, 2, 1, 2});
   write("t10k", {1, 0});
   data_.held_out = 0.25;
@@ -80,21 +80,21 @@ TEST_F(Idx, TheTestFilesAreHeldOut) {
   EXPECT_EQ(open().held_out, nullptr);
   std::filesystem::remove(folder_.path("t10k-images-idx3-ubyte"));
   data_.held_out = 0.25;
-  EXPECT_EQ(open().train->size(), 3);  // part of the training files, then
+  EXPECT_EQ(open().train->size(), 3);  // then a part of the training files is held out
 }
 
-TEST_F(Idx, MeanAndDeviationAreMeasured) {
+TEST_F(Idx, MeasuresMeanAndDeviation) {
   write("train", {0, 2, 1, 2});
   const at::Tensor images = open().train->read({0, 1, 2, 3}, 0).at("pixel_values");
   EXPECT_NEAR(images.mean().item<float>(), 0, 1e-5);
   EXPECT_NEAR(images.pow(2).mean().item<float>(), 1, 1e-5);
-  model_.channels = 3;  // grey for each
+  model_.channels = 3;  // grey for each channel
   EXPECT_EQ(open().train->read({0}, 0).at("pixel_values").sizes(), (std::vector<int64_t>{1, 3, 2, 3}));
   data_.image_size = 5;
   EXPECT_EQ(open().train->read({0}, 0).at("pixel_values").sizes(), (std::vector<int64_t>{1, 3, 5, 5}));
 }
 
-TEST_F(Idx, BadFiles) {
+TEST_F(Idx, RefusesBadFiles) {
   refuse({"data.idx", "no train-images-idx3-ubyte"});
   write("train", {0, 2, 1});
   EXPECT_NO_THROW(open());
@@ -127,14 +127,14 @@ TEST_F(Idx, BadFiles) {
   refuse({images(), "dimension 0 is 0"});
   overwrite(idx_file({0xffffffff, 0xffffffff, 0xffffffff}, {1}));
   refuse({images(), "damaged"});
-  overwrite(idx_file({8000, 1000, 1000}, {1}));  // 8 GB, none of which must be asked for
+  overwrite(idx_file({8000, 1000, 1000}, {1}));  // 8 GB, which must not be allocated
   refuse({images(), "truncated"});
   model_.channels = 2;
   write("train", {0, 2, 1});
   EXPECT_NO_THROW(open());
 }
 
-TEST_F(Idx, EveryTruncationOfPlainAndGzippedFiles) {
+TEST_F(Idx, RefusesEveryTruncationOfPlainAndGzippedFiles) {
   for (const char* ending : {"", ".gz"}) {
     std::filesystem::remove_all(folder_.path(""));
     std::filesystem::create_directory(folder_.path(""));
@@ -150,7 +150,7 @@ TEST_F(Idx, EveryTruncationOfPlainAndGzippedFiles) {
   }
 }
 
-TEST_F(Idx, RandomDamage) {
+TEST_F(Idx, SurvivesRandomDamage) {
   write("train", {0, 2, 1}, ".gz");
   const std::string name = "train-images-idx3-ubyte.gz";
   std::ifstream in(folder_.path(name), std::ios::binary);
@@ -180,7 +180,7 @@ class Cifar : public ImageData {
   }
 };
 
-TEST_F(Cifar, BatchesInOrderAndTheTestBatchHeldOut) {
+TEST_F(Cifar, ReadsBatchesInOrderAndHoldsOutTheTestBatch) {
   folder_.write("data_batch_2.bin", cifar_file({5, 5}));
   folder_.write("data_batch_1.bin", cifar_file({9, 0, 1}));
   folder_.write("test_batch.bin", cifar_file({3, 2}));
@@ -196,7 +196,7 @@ TEST_F(Cifar, BatchesInOrderAndTheTestBatchHeldOut) {
   EXPECT_EQ(open().held_out->size(), 1);
 }
 
-TEST_F(Cifar, BadFiles) {
+TEST_F(Cifar, RefusesBadFiles) {
   refuse({"data.cifar", "no file matches"});
   folder_.write("data_batch_1.bin", cifar_file({1, 2}).substr(1));
   refuse({"data_batch_1.bin", "6145 bytes", "3073", "truncated"});
@@ -222,7 +222,7 @@ class PixelArrays : public ImageData {
   void labels(const std::string& content) const { folder_.write("labels.npy", content); }
 };
 
-TEST_F(PixelArrays, FloatsAsTheyAreBytesNormalised) {
+TEST_F(PixelArrays, KeepFloatsAndNormaliseBytes) {
   std::vector<float> values(24);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) - 7.5F;
   pixels(npy_file<float>("<f4", "(2, 3, 2, 2)", values));
@@ -242,7 +242,7 @@ TEST_F(PixelArrays, FloatsAsTheyAreBytesNormalised) {
                {"pixel_values.npy: the file was truncated while it was in use"});
 }
 
-TEST_F(PixelArrays, BadFiles) {
+TEST_F(PixelArrays, RefuseBadFiles) {
   refuse({"pixel_values.npy", "cannot open"});
   pixels(npy_file<uint8_t>("|u1", "(2, 3, 1, 1)", {1, 2, 3, 4, 5, 6}));
   refuse({"labels.npy", "cannot open"});

@@ -1,4 +1,4 @@
-// A Python script beside the program: both ways of the pipes, and every way in which it can fail.
+// Tests a Python script beside the program: both directions of the pipes, and every way in which it can fail.
 #include "twobp/data/text/python.h"
 
 #include <filesystem>
@@ -29,7 +29,7 @@ class Python : public testing::Test {
   }
 };
 
-TEST_F(Python, ArgumentsReachTheScriptAsTheyAre) {
+TEST_F(Python, PassesArgumentsToTheScriptUnchanged) {
   const TempFolder folder;
   PythonProcess python("test", "import sys, json; print(json.dumps(sys.argv[1:]))",
                        {"a b", "", "$HOME", "; touch " + folder.path("x"), "\"'"}, kLong);
@@ -37,7 +37,7 @@ TEST_F(Python, ArgumentsReachTheScriptAsTheyAre) {
   EXPECT_FALSE(std::filesystem::exists(folder.path("x")));
 }
 
-// Whoever made the folder in which the program runs must not choose what it executes.
+// The program must not execute a file from the current folder, because somebody else may have put it there.
 TEST(FindPython, IgnoresTheCurrentFolder) {
   const TempFolder folder;
   std::filesystem::create_directories(folder.path(".venv/bin"));
@@ -60,7 +60,7 @@ TEST(FindPython, IgnoresTheCurrentFolder) {
   std::filesystem::current_path(before);
 }
 
-TEST_F(Python, LinesAndBytesBothWays) {
+TEST_F(Python, SendsLinesAndBytesBothWays) {
   PythonProcess python("test",
                        "import sys\n"
                        "for line in sys.stdin.buffer:\n"
@@ -73,7 +73,8 @@ TEST_F(Python, LinesAndBytesBothWays) {
   }
 }
 
-// Megabytes in both directions and to stderr before the script reads anything: more than pipes hold.
+// Megabytes go in both directions and to stderr before the script reads anything. That is more than pipes
+// hold.
 TEST_F(Python, NeitherSideWaitsForTheOther) {
   PythonProcess python("test",
                        "import sys\n"
@@ -87,7 +88,7 @@ TEST_F(Python, NeitherSideWaitsForTheOther) {
   EXPECT_EQ(python.read_line(), "4194304 True");
 }
 
-TEST_F(Python, AScriptThatEndsIsAnErrorWithItsLastWords) {
+TEST_F(Python, ReportsTheLastWordsOfAScriptThatEnds) {
   PythonProcess exits("the name", "import sys; print('why\\n\\n', file=sys.stderr); sys.exit(3)", {}, kLong);
   expect_error([&] { exits.read_line(); }, {"the name: ", "exit code 3: why."});
   PythonProcess raises("test", "raise ValueError('bad value')", {}, kLong);
@@ -100,7 +101,7 @@ TEST_F(Python, AScriptThatEndsIsAnErrorWithItsLastWords) {
   expect_error([&] { garbage.read_line(); }, {"SyntaxError"});
 }
 
-TEST_F(Python, WritingToAScriptThatEndedIsAnErrorToo) {
+TEST_F(Python, ReportsWritingToAScriptThatEnded) {
   PythonProcess python("test", "print('bye', flush=True)", {}, kLong);
   EXPECT_EQ(python.read_line(), "bye");
   expect_error(
@@ -110,7 +111,7 @@ TEST_F(Python, WritingToAScriptThatEndedIsAnErrorToo) {
       {"ended too early with exit code 0"});
 }
 
-TEST_F(Python, AScriptThatHangsIsGivenUp) {
+TEST_F(Python, GivesUpAScriptThatHangs) {
   const double begin = now_seconds();
   PythonProcess python("test", "import sys, time; print('zzz', file=sys.stderr, flush=True); time.sleep(100)",
                        {}, 1.0);

@@ -1,4 +1,4 @@
-// The special tokens of a tokenizer.json, and damaged ones.
+// Tests the special tokens of a tokenizer.json, and damaged files.
 #include "twobp/data/text/special_tokens.h"
 
 #include <random>
@@ -40,7 +40,7 @@ class Special : public testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(Special, OfBert) {
+TEST_F(Special, ReadsThoseOfBert) {
   const SpecialTokens tokens = read(bert());
   EXPECT_EQ(tokens.begin, 2);
   EXPECT_EQ(tokens.end, 3);
@@ -49,7 +49,7 @@ TEST_F(Special, OfBert) {
   EXPECT_EQ(tokens.vocab, 8);
 }
 
-TEST_F(Special, OfRobertaAndUnigram) {
+TEST_F(Special, ReadsThoseOfRobertaAndUnigram) {
   const json scores =
       json::array({json::array({"<s>", 0}), json::array({"</s>", 0}), json::array({"x", -1})});
   const json tokenizer = {
@@ -63,7 +63,7 @@ TEST_F(Special, OfRobertaAndUnigram) {
   EXPECT_EQ(tokens.vocab, 10);
 }
 
-TEST_F(Special, NamesOfTheConfigurationBesideIt) {
+TEST_F(Special, ReadsNamesFromTheConfigurationBesideIt) {
   json tokenizer = bert();
   tokenizer["added_tokens"].push_back(added(11, "<hidden>"));
   folder_.write("tokenizer_config.json", R"({"mask_token": {"content": "<hidden>"}, "cls_token": "a"})");
@@ -73,7 +73,7 @@ TEST_F(Special, NamesOfTheConfigurationBesideIt) {
   EXPECT_EQ(tokens.all, (Ids{0, 2, 3, 4, 7, 11}));
 }
 
-TEST_F(Special, BadTokenizers) {
+TEST_F(Special, RefusesBadTokenizers) {
   json tokenizer = bert();
   tokenizer["added_tokens"].erase(3);
   tokenizer["model"]["vocab"].erase("[MASK]");
@@ -100,8 +100,8 @@ TEST_F(Special, BadTokenizers) {
   expect_error([&] { read_special_tokens(folder_.path("none")); }, {"none"});
 }
 
-// Whatever is changed in a tokenizer.json: tokens within the vocabulary, or an Error.
-TEST_F(Special, RandomDamage) {
+// Any change in a tokenizer.json gives tokens within the vocabulary, or an Error.
+TEST_F(Special, SurvivesRandomDamage) {
   const std::string whole = bert().dump();
   std::mt19937 random(1);
   for (int i = 0; i < 2000; ++i) {

@@ -1,4 +1,5 @@
-// Tokenized text on disk: made once, used again, made anew when anything changed, never half.
+// Tests tokenized text on disk: it is made once and used again, remade after any change, and never half
+// written.
 #include "twobp/data/text/token_cache.h"
 
 #include <csignal>
@@ -34,7 +35,7 @@ class TokenCache : public test::WithTokenizers {
   void SetUp() override {
     WithTokenizers::SetUp();
     tokenizer_ = folder_.write("tokenizer.json", byte_tokenizer().dump());
-    // A Python that notes each start.
+    // This Python records each start.
     counting_ = write_program(
         folder_, "python",
         "echo >> '" + folder_.path("starts") + "'; exec '" + test::absolute_python() + "' \"$@\"");
@@ -45,7 +46,7 @@ class TokenCache : public test::WithTokenizers {
   TokenizedText tokenize(const std::vector<std::string>& texts, int64_t vocab = 300) const {
     return tokenize_text(texts, tokenizer_, folder_.path("cache"), vocab, /*end_of_text=*/false);
   }
-  // The tokens of one text.
+  // Returns the tokens of one text.
   std::string tokens(const std::string& text) const {
     const TokenizedText out = tokenize({text});
     return out.files.size() == 1 ? read_file(out.files[0]) : "";
@@ -74,28 +75,29 @@ TEST_F(TokenCache, IsMadeOnceAndUsedAgain) {
   ASSERT_EQ(first.files.size(), 1U);
   EXPECT_EQ(first.type, TokenType::kUInt16);
   EXPECT_EQ(read_file(first.files[0]), as_tokens("world, againhello"));
-  EXPECT_EQ(starts(), 1U);  // for both
+  EXPECT_EQ(starts(), 1U);  // one start for both
   EXPECT_EQ(cached().size(), 2U);
   EXPECT_EQ(tokenize({b, a}).files, first.files);
   EXPECT_EQ(starts(), 1U);
   EXPECT_EQ(tokens(a), as_tokens("hello"));  // other texts are another entry
   EXPECT_EQ(starts(), 2U);
-  const Environment none("TWOBP_PYTHON", folder_.path("no_python"));  // nor is any needed
+  const Environment none("TWOBP_PYTHON", folder_.path("no_python"));  // no Python is needed
   EXPECT_EQ(tokenize({b, a}).files, first.files);
 }
 
-TEST_F(TokenCache, IsMadeAnewWhenTheTextChanges) {
+TEST_F(TokenCache, IsRemadeWhenTheTextChanges) {
   const std::string path = folder_.write("a.txt", "hello");
   EXPECT_EQ(tokens(path), as_tokens("hello"));
   folder_.write("a.txt", "hello there");
   EXPECT_EQ(tokens(path), as_tokens("hello there"));
-  // As long as before, but newer.
+  // The file is as long as before, but newer.
   const auto time = fs::last_write_time(path);
   folder_.write("a.txt", "HELLO THERE");
   fs::last_write_time(path, time + std::chrono::seconds(1));
   EXPECT_EQ(tokens(path), as_tokens("HELLO THERE"));
   EXPECT_EQ(starts(), 3U);
-  // As long and as old as before: written over, as by cp -p, and put in its place, as by rsync -t.
+  // The file is as long and as old as before: it is written over, as by cp -p, and moved into place, as by
+  // rsync -t.
   const auto same = fs::last_write_time(path);
   std::ofstream(path) << "hello again";
   fs::last_write_time(path, same);
@@ -105,29 +107,29 @@ TEST_F(TokenCache, IsMadeAnewWhenTheTextChanges) {
   fs::rename(other, path);
   EXPECT_EQ(tokens(path), as_tokens("HELLO AGAIN"));
   EXPECT_EQ(starts(), 5U);
-  EXPECT_EQ(cached().size(), 2U);  // in the place of the old ones
-  // A text of the same name elsewhere is another one.
+  EXPECT_EQ(cached().size(), 2U);  // they replace the old ones
+  // A text of the same name in another folder is another text.
   fs::create_directory(folder_.path("sub"));
   EXPECT_EQ(tokens(folder_.write("sub/a.txt", "other")), as_tokens("other"));
   EXPECT_EQ(tokens(path), as_tokens("HELLO AGAIN"));
   EXPECT_EQ(starts(), 6U);
 }
 
-TEST_F(TokenCache, IsMadeAnewWhenTheTokenizerChanges) {
+TEST_F(TokenCache, IsRemadeWhenTheTokenizerChanges) {
   const std::string path = folder_.write("a.txt", "hehe");
   EXPECT_EQ(tokens(path), as_tokens("hehe"));
   folder_.write("tokenizer.json", byte_tokenizer(/*merge=*/true).dump());
   EXPECT_EQ(tokens(path), test::raw_bytes<uint16_t>({256, 256}));
   folder_.write("tokenizer.json", byte_tokenizer().dump());
   EXPECT_EQ(tokens(path), as_tokens("hehe"));
-  EXPECT_EQ(starts(), 2U);                                          // the first is still there
-  folder_.write("tokenizer_config.json", R"({"eos_token": "h"})");  // may change the end-of-text token
+  EXPECT_EQ(starts(), 2U);                                          // the first entry is still there
+  folder_.write("tokenizer_config.json", R"({"eos_token": "h"})");  // it may change the end-of-text token
   EXPECT_EQ(tokens(path), as_tokens("hehe"));
   EXPECT_EQ(starts(), 3U);
 }
 
-// Whatever a killed run or a full disk may leave behind.
-TEST_F(TokenCache, DamagedEntriesAreMadeAnew) {
+// A killed run or a full disk may leave such entries behind.
+TEST_F(TokenCache, RemakesDamagedEntries) {
   const std::string path = folder_.write("a.txt", "hello");
   const std::string bin = tokenize({path}).files.at(0);
   const std::string description = bin.substr(0, bin.size() - 4) + ".json";
@@ -163,13 +165,13 @@ TEST_F(TokenCache, DamagedEntriesAreMadeAnew) {
   fs::remove(description);
   EXPECT_EQ(tokens(path), as_tokens("hello"));
   EXPECT_EQ(starts(), made + 2);
-  std::ofstream(bin + ".new") << "half of anoth";  // of a run that was killed
+  std::ofstream(bin + ".new") << "half of anoth";  // left by a run that was killed
   folder_.write("a.txt", "hello!");
   EXPECT_EQ(tokens(path), as_tokens("hello!"));
   EXPECT_EQ(cached().size(), 2U);
 }
 
-TEST_F(TokenCache, APythonThatIsKilledLeavesNothing) {
+TEST_F(TokenCache, KeepsNothingOfAKilledPython) {
   const std::string path = folder_.write("a.txt", "hello");
   {
     const Environment killed("TWOBP_PYTHON",
@@ -182,7 +184,7 @@ TEST_F(TokenCache, APythonThatIsKilledLeavesNothing) {
   EXPECT_EQ(tokens(path), as_tokens("hello"));
 }
 
-TEST_F(TokenCache, AFullDiskLeavesNothing) {
+TEST_F(TokenCache, KeepsNothingOnAFullDisk) {
   const std::string path = folder_.write("a.txt", std::string(100000, 'a'));
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
@@ -196,7 +198,7 @@ TEST_F(TokenCache, AFullDiskLeavesNothing) {
   EXPECT_EQ(tokens(path).size(), 200000U);
 }
 
-TEST_F(TokenCache, TwoRunsAtOnceMakeItOnce) {
+TEST_F(TokenCache, IsMadeOnceByTwoRunsAtOnce) {
   std::vector<std::string> texts;
   for (int i = 0; i < 4; ++i) {
     texts.push_back(
@@ -212,7 +214,7 @@ TEST_F(TokenCache, TwoRunsAtOnceMakeItOnce) {
   EXPECT_EQ(starts(), 1U);
 }
 
-TEST_F(TokenCache, LargeVocabulariesNeed32Bits) {
+TEST_F(TokenCache, Needs32BitsForLargeVocabularies) {
   tokenizer_ = folder_.write("words.json", word_tokenizer({{"yes", 65536}, {"no", 3}}).dump());
   const std::string path = folder_.write("a.txt", "no yes\nyes");
   const TokenizedText text = tokenize({path}, 65537);
@@ -222,7 +224,7 @@ TEST_F(TokenCache, LargeVocabulariesNeed32Bits) {
   EXPECT_EQ(read_file(tokenize({path}, 65536).files.at(0)), test::raw_bytes<uint16_t>({3, 65535, 65535}));
 }
 
-TEST_F(TokenCache, ATokenizerLargerThanTheVocabulary) {
+TEST_F(TokenCache, RefusesATokenizerLargerThanTheVocabulary) {
   const std::string path = folder_.write("a.txt", "hello");
   expect_error([&] { tokenize({path}, 256); },
                {"tokenizer.json", "vocabulary of 257", "model.vocab is 256", "set model.vocab to 257"});
@@ -232,7 +234,7 @@ TEST_F(TokenCache, ATokenizerLargerThanTheVocabulary) {
                {"vocabulary of 257", "model.vocab is 256"});  // from the cache
 }
 
-TEST_F(TokenCache, BadTexts) {
+TEST_F(TokenCache, RefusesBadTexts) {
   const std::string good = folder_.write("a.txt", "hello");
   expect_error([&] { tokenize({good, folder_.path("none.txt")}); }, {"none.txt", "cannot open"});
   expect_error([&] { tokenize({folder_.write("b.txt", "caf\xe9")}); },
@@ -246,7 +248,7 @@ TEST_F(TokenCache, BadTexts) {
   EXPECT_EQ(starts(), so_far);
 }
 
-// ---- where it lies
+// ---- the place of the cache
 
 TEST_F(TokenCache, LiesInTheUsersCache) {
   const std::string path = folder_.write("a.txt", "hello");
@@ -270,7 +272,7 @@ TEST_F(TokenCache, LiesInTheUsersCache) {
   expect_error([&] { folder_of(in_the_way); }, {"cannot keep tokenized text", in_the_way, "data.cache"});
 }
 
-TEST_F(TokenCache, TextsEndWithAnEndOfTextToken) {
+TEST_F(TokenCache, EndsTextsWithAnEndOfTextToken) {
   std::vector<std::string> texts = {folder_.write("a.txt", "ab"), folder_.write("b.txt", ""),
                                     folder_.write("c.txt", "c<|endoftext|>"), folder_.write("d.txt", "d")};
   const auto tokens_of = [&](bool end_of_text) {
@@ -283,7 +285,7 @@ TEST_F(TokenCache, TextsEndWithAnEndOfTextToken) {
   EXPECT_EQ(starts(), 2U);
 }
 
-// ---- as data
+// ---- the cache as data
 
 DataConfig data_config(const std::string& text, int64_t sequence) {
   DataConfig data;
@@ -294,7 +296,7 @@ DataConfig data_config(const std::string& text, int64_t sequence) {
   return data;
 }
 
-TEST_F(TokenCache, SamplesOfTokenizedText) {
+TEST_F(TokenCache, GivesSamplesOfTokenizedText) {
   folder_.write("a.txt", "no yes\nyes no");
   folder_.write("b.txt", "");
   folder_.write("c.txt", "maybe yes");
@@ -303,7 +305,8 @@ TEST_F(TokenCache, SamplesOfTokenizedText) {
   ModelInput model;
   model.vocab = 3;
   const auto samples = open_data(data, model, 1).train;
-  ASSERT_EQ(samples->size(), 2);  // 2 1 1 2 0 1: two of two tokens, and the last one's last target
+  // The tokens 2 1 1 2 0 1 make two samples of two tokens, and the last target.
+  ASSERT_EQ(samples->size(), 2);
   const Fields fields = samples->read({0, 1}, 0);
   EXPECT_TRUE(at::equal(fields.at("input_ids"), at::tensor({2, 1, 1, 2}, at::kLong).view({2, 2})));
   EXPECT_TRUE(at::equal(fields.at("labels"), at::tensor({1, 1, 2, 0}, at::kLong).view({2, 2})));
@@ -316,7 +319,7 @@ TEST_F(TokenCache, SamplesOfTokenizedText) {
   expect_error([&] { open_data(data, model, 1); }, {"data.text: no file matches"});
 }
 
-TEST_F(TokenCache, AModelFolderBringsItsTokenizer) {
+TEST_F(TokenCache, UsesTheTokenizerOfAModelFolder) {
   DataConfig data = data_config(folder_.write("a.txt", "hehe"), 1);
   ModelInput model;
   model.vocab = 258;

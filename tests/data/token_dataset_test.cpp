@@ -1,4 +1,4 @@
-// Token files: both types, several shards, and every way in which one can be wrong.
+// Tests token files: both types, several shards, and every error in them.
 #include "twobp/data/text/token_dataset.h"
 
 #include <filesystem>
@@ -44,7 +44,7 @@ class TokenFiles : public testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(TokenFiles, SamplesWithShiftedLabels) {
+TEST_F(TokenFiles, GiveSamplesWithShiftedLabels) {
   folder_.write("a.bin", raw_bytes<uint16_t>({1, 2, 3, 4, 5, 6, 7, 8}));
   const auto data = open("a.bin", 3, 9);
   ASSERT_EQ(data->size(), 2);
@@ -57,7 +57,7 @@ TEST_F(TokenFiles, SamplesWithShiftedLabels) {
   expect_error([&] { data->read({-1}, 0); }, {"no sample -1"});
 }
 
-TEST_F(TokenFiles, BothTypesUpToTheirLargestNumber) {
+TEST_F(TokenFiles, HoldBothTypesUpToTheirLargestNumber) {
   folder_.write("a.bin", raw_bytes<uint16_t>({0, 65535, 256}));
   EXPECT_EQ(list(open("a.bin", 2, 65536)->read({0}, 0).at("labels")), (Ids{65535, 256}));
   folder_.write("b.bin", raw_bytes<uint32_t>({0, 4294967295, 70000}));
@@ -65,8 +65,8 @@ TEST_F(TokenFiles, BothTypesUpToTheirLargestNumber) {
             (Ids{4294967295, 70000}));
 }
 
-// The shards together are one long row: samples begin in one and end in the next, or one further on.
-TEST_F(TokenFiles, ShardsInSortedOrderAreOneRow) {
+// The shards form one long row. A sample may begin in one shard and end in the next, or in a later one.
+TEST_F(TokenFiles, FormOneRowOfSortedShards) {
   folder_.write("s2.bin", raw_bytes<uint32_t>({4}));
   folder_.write("s10.bin", raw_bytes<uint32_t>({0, 1, 2, 3}));
   folder_.write("s3.bin", raw_bytes<uint32_t>({5, 6, 7, 8, 9, 10, 11}));
@@ -84,7 +84,7 @@ TEST_F(TokenFiles, ShardsInSortedOrderAreOneRow) {
   }
 }
 
-TEST_F(TokenFiles, BadSizes) {
+TEST_F(TokenFiles, RefuseBadSizes) {
   refuse("none*.bin", 2, 9, {"data.tokens: no file matches", "none*.bin"});
   refuse("", 2, 9, {"data.tokens", "a folder", "*.bin"});
   folder_.write("odd.bin", "12345");
@@ -102,7 +102,7 @@ TEST_F(TokenFiles, BadSizes) {
   refuse("full.bin", 1 << 24, 9, {"16777217 tokens are needed"});
 }
 
-TEST_F(TokenFiles, IdsOutsideTheVocabularyAreFoundBeforeTraining) {
+TEST_F(TokenFiles, FindIdsOutsideTheVocabularyBeforeTraining) {
   folder_.write("s1.bin", raw_bytes<uint16_t>({0, 1, 2}));
   folder_.write("s2.bin", raw_bytes<uint16_t>({3, 9, 1}));
   EXPECT_NO_THROW(open("s*.bin", 2, 10));
@@ -115,8 +115,8 @@ TEST_F(TokenFiles, IdsOutsideTheVocabularyAreFoundBeforeTraining) {
   refuse("b.bin", 2, 6, {"b.bin", "token 19999 is 4000000000", "data.token_type to uint16"}, "uint32");
 }
 
-// Whatever the file was when it was opened: what is read is checked.
-TEST_F(TokenFiles, IdsAreCheckedAgainWhenRead) {
+// A file may change after it was opened, so ids are checked when they are read.
+TEST_F(TokenFiles, CheckIdsAgainWhenRead) {
   const std::string path = folder_.write("a.bin", raw_bytes<uint16_t>({0, 1, 2, 3, 4, 5, 6}));
   folder_.write("b.bin", raw_bytes<uint16_t>({0, 1, 2, 3, 4, 5, 6}));
   const auto data = open("[ab].bin", 3, 7);
@@ -128,7 +128,7 @@ TEST_F(TokenFiles, IdsAreCheckedAgainWhenRead) {
   expect_error([&] { data->read({0, 3}, 0); }, {"b.bin", "token 2 is 7", "vocabulary of 7"});
 }
 
-TEST_F(TokenFiles, ATruncatedFileIsAnError) {
+TEST_F(TokenFiles, RefuseATruncatedFile) {
   folder_.write("a.bin", raw_bytes<uint16_t>({0, 1, 2, 3, 4, 5, 6}));
   folder_.write("b.bin", raw_bytes<uint16_t>({0, 1, 2, 3, 4, 5, 6}));
   const auto data = open("[ab].bin", 3, 7);
@@ -141,7 +141,7 @@ TEST_F(TokenFiles, ATruncatedFileIsAnError) {
       {"b.bin: the file was truncated while it was in use", "it had 14 bytes", "before byte 6"});
 }
 
-TEST_F(TokenFiles, TheOtherTypeIsNoticed) {
+TEST_F(TokenFiles, NoticeTheOtherType) {
   std::vector<uint32_t> small(100);
   for (size_t i = 0; i < small.size(); ++i) small[i] = static_cast<uint32_t>(i * 7 % 50);
   folder_.write("a.bin", raw_bytes(small));
@@ -150,14 +150,14 @@ TEST_F(TokenFiles, TheOtherTypeIsNoticed) {
   const std::vector<uint16_t> narrow(100, 49);
   folder_.write("b.bin", raw_bytes(narrow));
   refuse("b.bin", 9, 50, {"b.bin", "token 0 is 3211313", "data.token_type to uint16"}, "uint32");
-  // Zeros alone tell nothing, nor do few numbers.
+  // Neither zeros alone nor few numbers tell the type.
   folder_.write("zeros.bin", raw_bytes(std::vector<uint16_t>(100, 0)));
   EXPECT_EQ(open("zeros.bin", 9, 50)->size(), 11);
   folder_.write("few.bin", raw_bytes<uint16_t>({1, 0, 2, 0}));
   EXPECT_EQ(open("few.bin", 3, 50)->size(), 1);
 }
 
-// The 256 numbers before the tokens in the files of llm.c's scripts.
+// Returns the 256 numbers before the tokens in the files of llm.c's scripts.
 std::string llmc_header(int32_t mark, int32_t version, int32_t tokens) {
   std::vector<int32_t> header(256, 0);
   header[0] = mark;
@@ -166,7 +166,7 @@ std::string llmc_header(int32_t mark, int32_t version, int32_t tokens) {
   return raw_bytes(header);
 }
 
-TEST_F(TokenFiles, FilesOfLlmc) {
+TEST_F(TokenFiles, ReadFilesOfLlmc) {
   folder_.write("g1.bin", llmc_header(20240520, 1, 3) + raw_bytes<uint16_t>({1, 2, 3}));
   folder_.write("g2.bin", llmc_header(20240520, 1, 4) + raw_bytes<uint16_t>({4, 5, 6, 50256}));
   for (const char* type : {"", "uint16"}) {
@@ -191,7 +191,7 @@ TEST_F(TokenFiles, FilesOfLlmc) {
          "");
 }
 
-TEST_F(TokenFiles, FilesOfOtherKinds) {
+TEST_F(TokenFiles, RefuseOtherFiles) {
   folder_.write("a.bin", test::npy_file<uint16_t>("<u2", "(3,)", {1, 2, 3}));
   refuse("a.bin", 2, 65536, {"a.bin is a NumPy file", "tofile", "data.arrays"}, "");
   const std::string tokens = raw_bytes<uint16_t>({1, 2, 3});
@@ -207,7 +207,7 @@ TEST_F(TokenFiles, FilesOfOtherKinds) {
   refuse("a.bin", 2, 9, {"a.bin has 512 bytes", "truncated"}, "");
 }
 
-TEST(TokenType, NamesAndWidths) {
+TEST(TokenType, HasNamesAndWidths) {
   EXPECT_EQ(parse_token_type("uint16"), TokenType::kUInt16);
   EXPECT_EQ(parse_token_type("uint32"), TokenType::kUInt32);
   expect_error([] { parse_token_type("int16"); }, {"\"int16\"", "uint16 or uint32"});

@@ -1,5 +1,5 @@
-// What the tests of tokenizers share: small tokenizer.json files, another Python for a while, and whether
-// the package `tokenizers` is there.
+// The tests of tokenizers share these helpers: small tokenizer.json files, a way to replace Python for a
+// while, and a check for the package `tokenizers`.
 #pragma once
 
 #include <cstdint>
@@ -18,20 +18,21 @@
 
 namespace twobp::test {
 
-// A shell script in the place of Python.
+// Writes a shell script that takes the place of Python.
 inline std::string write_program(const TempFolder& folder, const std::string& name, const std::string& body) {
   const std::string path = folder.write(name, "#!/bin/sh\n" + body + "\n");
   std::filesystem::permissions(path, std::filesystem::perms::owner_all);
   return path;
 }
 
-// find_python, usable from any folder.
+// Returns the path from find_python, made absolute so that it works from any folder.
 inline std::string absolute_python() {
   const std::string python = find_python();
   return python.find('/') == std::string::npos ? python : std::filesystem::absolute(python).string();
 }
 
-// The character by which byte-level BPE writes a byte (GPT-2): itself if it can be seen, else one above 255.
+// Returns the character that stands for a byte in byte-level BPE (GPT-2): the byte itself if it is visible,
+// else a character above 255.
 inline std::string byte_character(int byte) {
   const auto seen = [](int b) { return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174; };
   int code = byte;
@@ -43,8 +44,8 @@ inline std::string byte_character(int byte) {
   return {static_cast<char>(0xc0 | code >> 6), static_cast<char>(0x80 | (code & 0x3f))};
 }
 
-// Byte-level BPE whose token i is the byte i, then "he" (256) if `merge`, then the special token
-// <|endoftext|>.
+// Makes byte-level BPE. Token i is the byte i. Token 256 is "he" if `merge`. The special token <|endoftext|>
+// comes last.
 inline nlohmann::json byte_tokenizer(bool merge = false) {
   nlohmann::json vocab;
   for (int byte = 0; byte < 256; ++byte) vocab[byte_character(byte)] = byte;
@@ -82,7 +83,7 @@ inline nlohmann::json byte_tokenizer(bool merge = false) {
             {"merges", merges}}}};
 }
 
-// Whole words between spaces, with the given ids; other words are [UNK], id 0.
+// Makes a tokenizer of whole words between spaces, with the given ids. Other words are [UNK], id 0.
 inline nlohmann::json word_tokenizer(std::map<std::string, int64_t> words) {
   words["[UNK]"] = 0;
   return {{"version", "1.0"},
@@ -96,7 +97,7 @@ inline nlohmann::json word_tokenizer(std::map<std::string, int64_t> words) {
           {"model", {{"type", "WordLevel"}, {"vocab", words}, {"unk_token", "[UNK]"}}}};
 }
 
-// Why the tests of tokenizers cannot run here; empty: they can.
+// Returns why the tests of tokenizers cannot run here. It is empty if they can.
 inline const std::string& tokenizers_missing() {
   static const std::string reason = [] {
     const TempFolder folder;
@@ -113,7 +114,7 @@ inline const std::string& tokenizers_missing() {
   return reason;
 }
 
-// A test that needs the package.
+// This is the base of tests that need the package.
 class WithTokenizers : public testing::Test {
  protected:
   void SetUp() override {

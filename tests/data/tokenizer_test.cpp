@@ -1,4 +1,5 @@
-// Encoding and decoding with a tokenizer.json, token by token too; hostile files; a Python that misbehaves.
+// Tests encoding and decoding with a tokenizer.json, also token by token, hostile files, and a Python that
+// misbehaves.
 #include "twobp/data/text/tokenizer.h"
 
 #include <filesystem>
@@ -47,28 +48,28 @@ TEST_F(TokenizerTest, EncodesAndDecodes) {
   EXPECT_EQ(tokenizer.decode(Ids{'a', 5000, 4294967295, 'b'}), "ab");  // beyond the vocabulary
 }
 
-TEST_F(TokenizerTest, AFolderWithATokenizerInIt) {
+TEST_F(TokenizerTest, ReadsAFolderWithATokenizer) {
   write(word_tokenizer({{"yes", 1}, {"no", 7}}));
   Tokenizer tokenizer(folder_.path(""));
-  EXPECT_EQ(tokenizer.vocab(), 8);  // the largest id plus 1, though there are 3 tokens
+  EXPECT_EQ(tokenizer.vocab(), 8);  // the largest id plus 1, though there are only 3 tokens
   EXPECT_EQ(tokenizer.end_of_text(), std::nullopt);
   EXPECT_EQ(tokenizer.encode("no yes perhaps"), (Ids{7, 1, 0}));
 }
 
-TEST_F(TokenizerTest, TheConfigurationBesideItNamesTheEndOfText) {
+TEST_F(TokenizerTest, TakesTheEndOfTextFromTheConfigurationBesideIt) {
   const std::string path = write(byte_tokenizer());
   folder_.write("tokenizer_config.json", R"({"eos_token": "A"})");
   EXPECT_EQ(Tokenizer(path).end_of_text(), 'A');
   folder_.write("tokenizer_config.json", R"({"eos_token": {"content": "B"}})");
   EXPECT_EQ(Tokenizer(path).end_of_text(), 'B');
-  // Nonsense there is not worth an error.
+  // A wrong name there gives no error.
   for (const char* config : {R"({"eos_token": "none of them"})", R"({"eos_token": 5})", "[1]", "{", "\xff"}) {
     folder_.write("tokenizer_config.json", config);
     EXPECT_EQ(Tokenizer(path).end_of_text(), 256) << config;
   }
 }
 
-TEST_F(TokenizerTest, SpecialTokensOnlyWhenAsked) {
+TEST_F(TokenizerTest, AddsSpecialTokensOnlyWhenAsked) {
   nlohmann::json json = byte_tokenizer();
   json["post_processor"] = {
       {"type", "TemplateProcessing"},
@@ -84,7 +85,7 @@ TEST_F(TokenizerTest, SpecialTokensOnlyWhenAsked) {
   EXPECT_EQ(tokenizer.encode("ab", /*special=*/true), (Ids{256, 'a', 'b'}));
 }
 
-TEST_F(TokenizerTest, TruncationAndPaddingInTheFileAreIgnored) {
+TEST_F(TokenizerTest, IgnoresTruncationAndPaddingInTheFile) {
   nlohmann::json json = byte_tokenizer();
   json["truncation"] = {
       {"direction", "Right"}, {"max_length", 3}, {"strategy", "LongestFirst"}, {"stride", 0}};
@@ -99,8 +100,8 @@ TEST_F(TokenizerTest, TruncationAndPaddingInTheFileAreIgnored) {
   EXPECT_EQ(all, test::raw_bytes<uint16_t>({'a', 'b', 'c', 'd', 'e'}));
 }
 
-// Python looks into the current folder first: what lies there must not be taken for a module.
-TEST_F(TokenizerTest, FilesInTheCurrentFolderAreNotRun) {
+// Python looks for modules in the current folder first. It must not import a file from there.
+TEST_F(TokenizerTest, DoesNotRunFilesInTheCurrentFolder) {
   const std::string path = write(byte_tokenizer());
   for (const char* name : {"tokenizers.py", "json.py", "array.py", "signal.py"}) {
     folder_.write(name, "raise SystemExit('run by mistake')");
@@ -114,8 +115,8 @@ TEST_F(TokenizerTest, FilesInTheCurrentFolderAreNotRun) {
 
 // ---- whole texts
 
-// Every text comes out as its bytes, wherever it is cut.
-TEST_F(TokenizerTest, LongTextsAreEncodedWhole) {
+// Every text comes back byte for byte, wherever it is cut.
+TEST_F(TokenizerTest, EncodesLongTextsWhole) {
   Tokenizer tokenizer(write(byte_tokenizer()));
   std::mt19937 random(3);
   const size_t piece = 1 << 18;
@@ -125,7 +126,8 @@ TEST_F(TokenizerTest, LongTextsAreEncodedWhole) {
   while (lines.size() < 9 * piece)
     lines += std::string(random() % 200, 'a' + random() % 26) + (random() % 3 == 0 ? "\n\n" : "\n");
   texts.push_back(lines);
-  for (size_t shift = 0; shift < 4; ++shift) {  // no place to cut, and characters across every boundary
+  for (size_t shift = 0; shift < 4;
+       ++shift) {  // There is no good place to cut, and characters cross every boundary.
     std::string wide(shift, 'x');
     while (wide.size() < piece + 1000) wide += "\xf0\x9f\x98\x80\xe2\x82\xac";
     texts.push_back(wide);
@@ -141,7 +143,7 @@ TEST_F(TokenizerTest, LongTextsAreEncodedWhole) {
   }
 }
 
-TEST_F(TokenizerTest, BytesThatAreNoUtf8AreFoundWhereverTheyAre) {
+TEST_F(TokenizerTest, FindsBytesThatAreNotUtf8Anywhere) {
   const std::string path = write(byte_tokenizer());
   for (const size_t at : {size_t{0}, size_t{5}, size_t{(1 << 20) + 17}}) {
     std::string text(2 << 20, 'a');
@@ -167,15 +169,16 @@ TEST_F(TokenizerTest, StreamsWholeCharacters) {
   EXPECT_EQ(parts, (std::vector<std::string>{"a", " ", "", "\xc3\xa9", "", "", "", "\xf0\x9f\x98\x80", "z"}));
   EXPECT_EQ(stream.finish(), "");
   EXPECT_EQ(stream.add(0xe2), "");
-  EXPECT_EQ(stream.finish(), "\xef\xbf\xbd");  // what never became whole
+  EXPECT_EQ(stream.finish(), "\xef\xbf\xbd");  // the bytes that never became a character
   EXPECT_EQ(stream.add('b'), "b");
 }
 
-TEST_F(TokenizerTest, StreamsWhatNoModelShouldSay) {
+TEST_F(TokenizerTest, StreamsInvalidOutputOfAModel) {
   Tokenizer tokenizer(write(byte_tokenizer()));
   TokenStream stream(tokenizer);
   std::string all;
-  // Bytes that begin no character, special and unknown tokens between the halves of one.
+  // These are bytes that begin no character, and special and unknown tokens between the halves of a
+  // character.
   for (const int64_t id :
        {0xff, 0xff, 0x80, 0xff, 0xff, 0xff, 0xff, int{'a'}, 256, 9999, 0xc3, 256, 9999, 0xa9, int{'b'}}) {
     const std::string part = stream.add(id);
@@ -193,7 +196,7 @@ TEST_F(TokenizerTest, StreamsWhatNoModelShouldSay) {
 
 // ---- bad input
 
-TEST_F(TokenizerTest, HostileFilesAreRefused) {
+TEST_F(TokenizerTest, RefusesHostileFiles) {
   expect_error([&] { Tokenizer(folder_.path("none.json")); }, {"none.json", "no such file"});
   expect_error([&] { Tokenizer(folder_.path("")); }, {"tokenizer.json", "no such file", "a folder with"});
   nlohmann::json no_model = byte_tokenizer();
@@ -233,14 +236,14 @@ TEST_F(TokenizerTest, HostileFilesAreRefused) {
   }
 }
 
-TEST_F(TokenizerTest, AVocabularyOfNothing) {
+TEST_F(TokenizerTest, RefusesAnEmptyVocabulary) {
   nlohmann::json empty = byte_tokenizer();
   empty["model"]["vocab"] = nlohmann::json::object();
   empty["added_tokens"] = nlohmann::json::array();
   expect_error([&] { Tokenizer(write(empty)); }, {"no tokens"});
 }
 
-// Whatever a damaged file holds: an Error, or a tokenizer that encodes something.
+// A damaged file gives an Error, or a tokenizer that encodes something.
 TEST_F(TokenizerTest, SurvivesRandomDamage) {
   const std::string whole = byte_tokenizer(true).dump();
   std::mt19937 random(11);
@@ -259,7 +262,7 @@ TEST_F(TokenizerTest, SurvivesRandomDamage) {
   EXPECT_GT(refused, 5);
 }
 
-// ---- a Python that misbehaves: no package needed
+// ---- a Python that misbehaves; this needs no package
 
 class Misbehaving : public testing::Test {
  protected:
@@ -295,8 +298,8 @@ TEST_F(Misbehaving, IsReported) {
   expect(hello + "exec sleep 100", {"did nothing for"}, 0.5);
 }
 
-TEST_F(Misbehaving, APythonWithoutThePackageSaysWhatToInstall) {
-  // -S leaves out what was installed.
+TEST_F(Misbehaving, SaysWhatToInstallWithoutThePackage) {
+  // -S hides the installed packages.
   expect("exec '" + test::absolute_python() + "' -S -E \"$@\"",
          {"tokenizer.json: ", "lacks the package tokenizers", "pip install tokenizers=="});
 }

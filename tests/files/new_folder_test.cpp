@@ -1,4 +1,5 @@
-// A folder that vanishes if the work in it fails, with the parents that were made for it and no others.
+// Tests a new folder: if the work in it fails, it is removed with the parents that were made for it, and no
+// others.
 #include "twobp/files/new_folder.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +35,7 @@ TEST(NewFolder, IsRemovedUnlessKept) {
   EXPECT_TRUE(fs::exists(deep)) << "it was there before";
 }
 
-TEST(NewFolder, CannotBeMade) {
+TEST(NewFolder, ReportsThatItCannotBeMade) {
   const test::TempFolder folder;
   const std::string file = folder.write("file", "mine");
   for (const std::string& path : {file, file + "/deeper"}) {

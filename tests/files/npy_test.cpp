@@ -1,4 +1,4 @@
-// The .npy reader: what NumPy writes is read, everything else is refused with a reason.
+// Tests the .npy reader. It reads the files that NumPy writes, and refuses everything else with a reason.
 #include "twobp/files/npy.h"
 
 #include <random>
@@ -24,7 +24,7 @@ class Npy : public testing::Test {
 
   void refuse(const std::string& content, const std::vector<std::string>& parts) const {
     auto all = parts;
-    all.push_back(folder_.path("a.npy"));  // every message says which file
+    all.push_back(folder_.path("a.npy"));  // every message names the file
     expect_error([&] { open(content); }, all);
   }
 
@@ -93,7 +93,7 @@ TEST_F(Npy, StaysValidWhenMoved) {
   EXPECT_EQ(values(first), std::vector<double>{9});
 }
 
-TEST_F(Npy, RefusesMissingFolderEmptyAndOtherFiles) {
+TEST_F(Npy, RefusesMissingAndEmptyFilesAndFolders) {
   expect_error([&] { NpyArray(folder_.path("none.npy")); }, {"none.npy", "cannot open"});
   expect_error([&] { NpyArray(folder_.path("")); }, {"folder"});
   refuse("", {"not a .npy file", "0 bytes"});
@@ -123,7 +123,7 @@ TEST_F(Npy, RefusesEveryTruncation) {
   refuse(whole + '\0', {"needs 24 bytes, but 25 follow"});
 }
 
-TEST_F(Npy, RefusesLyingHeaderLengths) {
+TEST_F(Npy, RefusesWrongHeaderLengths) {
   const std::string dict = npy_dict("<i4", "(2,)");
   refuse(npy_prefix(dict, 2, 0xffffffff) + "12345678", {"claims 4294967295 bytes", "damaged"});
   refuse(npy_prefix(dict, 1, 0xffff) + "12345678", {"truncated", "claims 65535 bytes"});
@@ -162,7 +162,7 @@ TEST_F(Npy, RefusesOtherLayoutsAndTypes) {
   refuse(npy_prefix("{'descr': [('a', '<i4')], 'fortran_order': False, 'shape': (8,), }") + bytes,
          {"structured"});
   refuse(npy_prefix(npy_dict("\x01\x1b[31m", "(8,)")) + bytes,
-         {"'??[31m'"});  // nothing for the terminal to obey
+         {"'??[31m'"});  // the terminal gets no control characters
 }
 
 TEST_F(Npy, RefusesBrokenHeaders) {
@@ -198,7 +198,7 @@ TEST_F(Npy, ReadsUnalignedElements) {
   std::string dict = npy_dict("<i4", "(2,)");
   std::string content = "\x93NUMPY\x01";
   content += '\0';
-  dict += std::string(2 - (10 + dict.size()) % 2, ' ');  // even, then one more
+  dict += std::string(2 - (10 + dict.size()) % 2, ' ');  // an even length, then one more
   dict += ' ';
   content += static_cast<char>(dict.size());
   content += '\0';
@@ -206,8 +206,8 @@ TEST_F(Npy, ReadsUnalignedElements) {
   EXPECT_EQ(values(open(content)), (std::vector<double>{7, -8}));
 }
 
-// Every bit of a file: one among the elements changes that element alone, one in the header is refused or
-// gives an array that fills the file.
+// The test flips every bit of a file. A bit of an element changes that element alone. A bit in the header is
+// refused, or gives an array that fills the file.
 TEST_F(Npy, SurvivesEveryFlippedBit) {
   const std::string whole = npy_file<int32_t>("<i4", "(2, 3)", {1, 2, 3, 4, 5, 6});
   const size_t elements_at = whole.size() - 24;
@@ -235,7 +235,7 @@ TEST_F(Npy, SurvivesEveryFlippedBit) {
   EXPECT_GT(refused, 400);
 }
 
-// Whatever is in the file, it is refused with an Error or gives an array that can be read to its end.
+// A damaged file is refused with an Error, or gives an array that can be read to its end.
 TEST_F(Npy, SurvivesRandomDamage) {
   const std::string whole = npy_file<int32_t>("<i4", "(2, 3)", {1, 2, 3, 4, 5, 6});
   std::mt19937 random(7);
@@ -245,7 +245,7 @@ TEST_F(Npy, SurvivesRandomDamage) {
     std::string content = whole;
     const auto changes = 1 + random() % 3;
     for (size_t i = 0; i < changes; ++i) {
-      // Mostly within the 70 bytes that mean something.
+      // Most changes hit the 70 bytes that have a meaning.
       const size_t at = random() % (round % 4 == 0 ? content.size() : 70);
       content[at] = round % 2 == 0 ? static_cast<char>(random()) : "0123456789(),'<>fiu: "[random() % 21];
     }

@@ -1,4 +1,4 @@
-// safetensors files and Hugging Face directories by hand, for the tests of what reads them.
+// This file makes safetensors files and Hugging Face directories by hand, for the tests of their readers.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace twobp::test {
 
-// `header_length` lies about the length if not -1.
+// `header_length` gives a wrong length if it is not -1.
 inline std::string safetensors_file(const std::string& header, const std::string& data,
                                     int64_t header_length = -1) {
   const uint64_t length = header_length < 0 ? header.size() : static_cast<uint64_t>(header_length);

@@ -1,5 +1,5 @@
-// safetensors files: what is written comes back, and whatever is in a file, it is refused with an Error or
-// every tensor of it can be read to its end.
+// Tests safetensors files: written tensors come back. A damaged file is refused with an Error, or every
+// tensor of it can be read to its end.
 #include "twobp/files/safetensors.h"
 
 #include <cstring>
@@ -53,7 +53,7 @@ class Safetensors : public ::testing::Test {
   TempFolder folder_;
 };
 
-// Random bits, so that NaNs with payloads are among them.
+// The bits are random, so that NaNs with payloads are among them.
 at::Tensor random_tensor(at::ScalarType type, const std::vector<int64_t>& shape, unsigned seed) {
   std::mt19937 random(seed);
   at::Tensor tensor = at::empty(shape, type);
@@ -64,7 +64,7 @@ at::Tensor random_tensor(at::ScalarType type, const std::vector<int64_t>& shape,
   return tensor;
 }
 
-TEST_F(Safetensors, EveryTypeAndShapeComesBackToTheBit) {
+TEST_F(Safetensors, ReturnsEveryTypeAndShapeToTheBit) {
   NamedTensors tensors;
   for (const at::ScalarType type : kTypes) {
     const std::string name = c10::toString(type);
@@ -88,7 +88,7 @@ TEST_F(Safetensors, EveryTypeAndShapeComesBackToTheBit) {
   expect_error([&] { file.tensor("none"); }, {"no tensor \"none\"", "all.safetensors"});
 }
 
-TEST_F(Safetensors, IsWrittenAligned) {
+TEST_F(Safetensors, WritesAlignedData) {
   write_safetensors(
       folder_.path("a"),
       {{"b", at::ones({3}, at::kByte)}, {"h", at::ones({3}, at::kHalf)}, {"d", at::ones({1}, at::kDouble)}},
@@ -110,7 +110,7 @@ TEST_F(Safetensors, ConvertsWhileWriting) {
   EXPECT_TRUE(same_bits(SafetensorsFile(folder_.path("a")).tensor("x"), values.to(at::kBFloat16)));
 }
 
-TEST_F(Safetensors, TensorsHaveMemoryOfTheirOwn) {
+TEST_F(Safetensors, GivesTensorsTheirOwnMemory) {
   at::Tensor first;
   at::Tensor second;
   {
@@ -124,7 +124,7 @@ TEST_F(Safetensors, TensorsHaveMemoryOfTheirOwn) {
   EXPECT_EQ(second[1].item<int>(), -8);
 }
 
-TEST_F(Safetensors, ATruncatedFileIsAnError) {
+TEST_F(Safetensors, RefusesATruncatedFile) {
   const SafetensorsFile file = open(safetensors_file(header({entry("x", "I32", "[2]", "[0,8]")}) + "  ",
                                                      test::raw_bytes(std::vector<int32_t>{7, -8})));
   const std::string path = folder_.path("a.safetensors");
@@ -134,7 +134,7 @@ TEST_F(Safetensors, ATruncatedFileIsAnError) {
   expect_error([&] { file.tensor("x"); }, {"a.safetensors: the file was truncated while it was in use"});
 }
 
-TEST_F(Safetensors, TensorsMayLieAnywhere) {
+TEST_F(Safetensors, ReadsTensorsInAnyPlace) {
   for (size_t padding = 0; padding < 8; ++padding) {
     const std::string head = header({entry("x", "F64", "[2]", "[0,16]")}) + std::string(padding, ' ');
     const SafetensorsFile file = open(safetensors_file(head, test::raw_bytes(std::vector<double>{0.5, -3})));
@@ -144,14 +144,14 @@ TEST_F(Safetensors, TensorsMayLieAnywhere) {
   }
 }
 
-TEST_F(Safetensors, BytesOfBoolThatAreNeither0Nor1) {
+TEST_F(Safetensors, ReadsBytesOfBoolAbove1AsTrue) {
   const at::Tensor x =
       open(safetensors_file(header({entry("x", "BOOL", "[4]", "[0,4]")}), {"\0\1\2\xff", 4})).tensor("x");
   EXPECT_EQ(x.scalar_type(), at::kBool);
   EXPECT_TRUE(at::equal(x, at::tensor({0, 1, 1, 1}).to(at::kBool)));
 }
 
-TEST_F(Safetensors, UnknownTypesAreRefusedWhenAskedFor) {
+TEST_F(Safetensors, RefusesUnknownTypesWhenAskedForThem) {
   const SafetensorsFile file = open(safetensors_file(
       header({entry("x", "F8_E4M3", "[3]", "[0,3]"), entry("y", "U8", "[1]", "[3,4]")}), "abcd"));
   EXPECT_EQ(file.tensor("y").item<uint8_t>(), 'd');
@@ -169,7 +169,7 @@ TEST_F(Safetensors, RejectsOtherFiles) {
   refuse(safetensors_file(" {}", ""), {"no JSON object"});  // the format begins with {
 }
 
-TEST_F(Safetensors, RefusesLyingHeaderLengths) {
+TEST_F(Safetensors, RefusesWrongHeaderLengths) {
   const std::string head = header({entry("x", "U8", "[4]", "[0,4]")});
   for (const int64_t length : {int64_t{100'000'001}, int64_t{1} << 40, INT64_MAX}) {
     refuse(safetensors_file(head, "abcd", length), {"claims", std::to_string(length), "100000000"});
@@ -205,7 +205,8 @@ TEST_F(Safetensors, RefusesBadOffsets) {
   refuse_header(two("[0,4]", "[9223372036854775803,9223372036854775807]"), 8,
                 {"9223372036854775803", "has 8"});
   refuse_header(two("[0,4]", "[4,99999999999999999999999]"), 8, {"integers from 0"});
-  refuse_header(header({entry("x", "F8", "[4]", "[5,4]")}), 4, {"5 to 4"});  // of unknown types too
+  refuse_header(header({entry("x", "F8", "[4]", "[5,4]")}), 4,
+                {"5 to 4"});  // the check covers unknown types too
   refuse_header(header({entry("x", "F8", "[4]", "[0,5]")}), 4, {"0 to 5"});
   refuse_header("{}", 4, {"0 to 4", "no tensor"});
   EXPECT_TRUE(open(safetensors_file("{}", "")).names().empty());
@@ -251,7 +252,7 @@ TEST_F(Safetensors, RefusesBadHeaders) {
   refuse_header(header({x}) + " x", 1, {"not JSON"});
   refuse_header(header({x, ""}), 1, {"not JSON"});
   refuse_header("{\"\xff\":" + x.substr(4) + "}", 1, {"not JSON"});
-  refuse_header(R"({"\u001b[31m":[1]})", 1, {"\"?[31m\""});  // nothing for the terminal to obey
+  refuse_header(R"({"\u001b[31m":[1]})", 1, {"\"?[31m\""});  // the terminal gets no control characters
   const std::string deep(1'000'000, '[');
   refuse_header("{\"x\":" + deep, 1, {"nested deeper"});
   refuse_header("{\"" + std::string(1'000'000, 'n') + "\":1}", 1, {"nnn...", "not described"});
@@ -298,7 +299,7 @@ TEST_F(Safetensors, SurvivesEveryFlippedBit) {
       ++refused;
     }
   }
-  EXPECT_GT(accepted, 13 * 8);  // the data may be anything, and so may a name
+  EXPECT_GT(accepted, 13 * 8);  // the data may have any value, and so may a name
   EXPECT_GT(refused, 1000);
 }
 
@@ -344,10 +345,10 @@ TEST_F(Safetensors, RejectsTensorsThatCannotBeReadBack) {
         write_safetensors(folder_.path("no/out"), {{"x", x}}, {});
       },
       {"no/out", "No such file"});
-  EXPECT_TRUE(std::filesystem::is_empty(folder_.path("")));  // nothing is left aside
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path("")));  // no temporary file is left
 }
 
-TEST_F(Safetensors, AFailedWriteLeavesTheOldFile) {
+TEST_F(Safetensors, KeepsTheOldFileWhenAWriteFails) {
   if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
   const std::string path = folder_.write("out", "old");
   std::filesystem::create_symlink("/dev/full", path + ".new");

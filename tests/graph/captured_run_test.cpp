@@ -1,5 +1,5 @@
-// Whole runs from a bundle: the same bits over schedules, cuts, ranks and recomputation; a run that is
-// stopped and resumed; a saved bundle that is loaded again.
+// Tests whole runs from a bundle. The bits do not depend on schedules, cuts, ranks and recomputation. Also
+// tests a run that is stopped and resumed, and a saved bundle that is loaded again.
 #include <filesystem>
 
 #include <gtest/gtest.h>
@@ -129,7 +129,7 @@ TEST_F(CapturedRun, HasTheSameBitsOverSchedulesAndRanks) {
   }
 }
 
-TEST_F(CapturedRun, GoesOnFromACheckpointOnOtherRanks) {
+TEST_F(CapturedRun, ContinuesFromACheckpointOnOtherRanks) {
   const Outcome expected = train(config());
   Config first = config();
   first.save.checkpoints = folder_.path("checkpoints");
@@ -173,7 +173,7 @@ TEST_F(CapturedRun, GoesOnFromACheckpointOnOtherRanks) {
     EXPECT_TRUE(test::same_bits(expected.weights[i], rest.weights[i])) << i;
 }
 
-// Two replicas, with evaluation and steps that overlap.
+// There are two replicas, with evaluation and steps that overlap.
 TEST_F(CapturedRun, HasTheSameBitsOverTheRanksOfReplicas) {
   Config two = config();
   two.pipeline.data_parallel = 2;
@@ -190,7 +190,7 @@ TEST_F(CapturedRun, HasTheSameBitsOverTheRanksOfReplicas) {
   ASSERT_EQ(outcomes[0].evaluations.size(), 1u);
 }
 
-// The loss and every gradient of one step, by autograd.
+// This computes the loss and every gradient of one step with autograd.
 TEST_F(CapturedRun, HasTheLossOfAutograd) {
   MlpGraph mlp;
   mlp.middle = 2;
@@ -226,7 +226,7 @@ TEST_F(CapturedRun, HasTheLossOfAutograd) {
   for (const Parameter* parameter : trainer.weights()) {
     if (parameter->is_buffer()) continue;
     const at::Tensor& before = weights.at(parameter->name());
-    const at::Tensor moved = before.detach() - parameter->value;  // by its gradient
+    const at::Tensor moved = before.detach() - parameter->value;  // moved by its gradient
     const double size = before.grad().abs().max().item<double>();
     EXPECT_GT(size, 0) << parameter->name();
     EXPECT_LE((moved - before.grad()).abs().max().item<double>(), 1e-5 * std::max(1.0, size))
@@ -251,7 +251,7 @@ TEST_F(CapturedRun, SavesABundleAgain) {
 }
 
 // Weights that the file or model.freeze freezes stay as they are.
-TEST_F(CapturedRun, TrainsWithFrozenWeights) {
+TEST_F(CapturedRun, KeepsFrozenWeights) {
   for (const bool by_file : {true, false}) {
     MlpGraph mlp;
     mlp.frozen_first = by_file;
@@ -279,7 +279,7 @@ TEST_F(CapturedRun, TrainsWithFrozenWeights) {
   }
 }
 
-TEST_F(CapturedRun, RefusesWhatItCannotDo) {
+TEST_F(CapturedRun, RefusesUnsupportedSettings) {
   const auto refused = [&](const auto& change, const std::vector<std::string>& parts) {
     Config bad = config();
     change(bad);

@@ -1,4 +1,4 @@
-// A captured model of tokens: text as its data, and the gradient of an embedding.
+// Tests a captured model of tokens that trains on text, and the gradient of an embedding.
 #include <filesystem>
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-// The loss is the sum of the embeddings of all tokens, over the targets.
+// The loss is the sum of the embeddings of all tokens, divided by the number of targets.
 constexpr const char* kGraph =
     R"({"format": "twobp graph", "version": 1, "torch": "2.13", "module": "Sum", "dtype": "float32",
   "layers": [{"name": "sum", "kind": 0, "parameters": ["table"], "buffers": [], "constants": []}], "kinds": ["sum"],
@@ -40,7 +40,7 @@ TEST(CapturedText, TrainsOnBytes) {
   std::filesystem::create_directory(folder.path("bundle"));
   folder.write("bundle/graph.json", kGraph);
   write_safetensors(folder.path("bundle/model.safetensors"), {{"table", at::ones({256, 3})}}, {});
-  // Three samples of eight bytes, of which one micro-batch of two is used. A space is padding.
+  // There are three samples of eight bytes. One micro-batch of two samples is used. A space is padding.
   folder.write("text.txt", "aabbccd dcba  zzsome more");
   Config config;
   config.model.from = folder.path("bundle");
@@ -59,7 +59,7 @@ TEST(CapturedText, TrainsOnBytes) {
   Trainer trainer(config);
   EXPECT_EQ(trainer.data().train->size(), 2);
   const StepResult result = trainer.step();
-  EXPECT_NEAR(result.loss, 48.0 / 14, 1e-6);  // 14 targets: the module shifts the labels
+  EXPECT_NEAR(result.loss, 48.0 / 14, 1e-6);  // 14 targets, because the module shifts the labels
   EXPECT_EQ(result.tokens, 16);
   const at::Tensor& table = trainer.weights().front()->value;
   const auto moved = [&](char c) { return 1 - table[c][0].item<double>(); };

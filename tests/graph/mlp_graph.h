@@ -1,6 +1,6 @@
-// A captured MLP, written by hand: Linear, ReLU, some middle layers, Linear and the squared error. A middle
-// layer is y = dropout(relu(linear(x)) * c), with a buffer that follows the mean of y, and c is a constant.
-// The first and the last middle layer have the same weight.
+// This is a captured MLP, written by hand: Linear, ReLU, some middle layers, Linear and the squared error. A
+// middle layer is y = dropout(relu(linear(x)) * c). A buffer follows the mean of y, and c is a constant. The
+// first and the last middle layer have the same weight.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace twobp::test {
 inline constexpr int64_t kIn = 3, kHidden = 5, kOut = 2, kSamples = 4;
 
 struct MlpGraph {
-  int middle = 2;  // layers
+  int middle = 2;  // number of layers
   std::string dtype = "float32";
   std::string dropout = "0.25";  // probability
   bool frozen_first = false;
@@ -53,7 +53,7 @@ struct MlpGraph {
            "}, \"buffers\": {" + buffers + "}, \"shapes\": [" + shape(kSamples) + "]}";
   }
 
-  // The programs for micro-batches of so many samples.
+  // Returns the programs for micro-batches of this number of samples.
   std::string shape(int64_t samples) const {
     const std::string n = std::to_string(samples);
     const std::string fields = R"("fields": {"input": {"dtype": ")" + dtype + R"(", "shape": [)" + n +
@@ -77,7 +77,7 @@ struct MlpGraph {
                               std::string(frozen_first ? "" : R"(, "gradient": 6)") +
                               R"(}], "new_buffers": [], "backward_p1": [)" + p1 +
                               R"(], "input_gradients": [], "backward_p2": [)" + p2 + "]}";
-    // The layer after a frozen one gives no gradient.
+    // The layer after a frozen one gives no input gradient.
     const auto middle_with = [&](const std::string& gradient) {
       return R"({"slots": 30,
       "inputs": [{"from": "value", "index": 0, "slot": 0}, {"from": "parameter", "index": 0, "slot": 1},

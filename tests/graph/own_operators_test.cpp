@@ -1,5 +1,5 @@
-// Operators of our own: what is refused, and results beside LibTorch's. tests/python/test_packed.py holds
-// their gradients against autograd's.
+// Tests our own operators: calls that are refused, and results compared with LibTorch's.
+// tests/python/test_packed.py compares their gradients with autograd's.
 #include "twobp/graph/own_operators.h"
 
 #include <gtest/gtest.h>
@@ -147,7 +147,7 @@ INSTANTIATE_TEST_SUITE_P(
                           {"group 1", "after row 3"}}),
     [](const auto& info) { return info.param.name; });
 
-TEST(OwnOperators, AnArgumentOfOthersStaysAsItIs) {
+TEST(OwnOperators, DoNotChangeAnArgumentWithOtherUsers) {
   const at::Tensor qkv = numbers({2, 3, 8});
   const at::Tensor logits = numbers({4, 3});
   const at::Tensor before[] = {qkv.clone(), logits.clone()};
@@ -169,7 +169,7 @@ TEST(OwnOperators, CrossEntropyTakesTheMemoryOfItsLogits) {
   EXPECT_NEAR(stack[0].toTensor().item<double>(), expected.item<double>(), 1e-12);
 }
 
-TEST(OwnOperators, RowsOfNoGroupAreZero) {
+TEST(OwnOperators, RowsWithoutAGroupAreZero) {
   Stack stack{numbers({4, 2}), numbers({2, 2, 3}), whole_numbers({1, 3})};
   graph::find_operator("twobp::grouped_mm").call(stack);
   EXPECT_EQ(stack[0].toTensor()[3].abs().sum().item<double>(), 0);

@@ -1,4 +1,4 @@
-// Updates that show the gradients: w -= dL/dw.
+// This update shows the gradients: w -= dL/dw.
 #pragma once
 
 #include "twobp/train/config.h"

@@ -1,4 +1,4 @@
-// The layers of a captured module, by finite differences and one by one.
+// Tests the layers of a captured module, against finite differences and one by one.
 #include "twobp/graph/program_layer.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -55,7 +55,7 @@ struct Outcomes {
   std::vector<at::Tensor> gradients;
 };
 
-// F, I and W of one micro-batch.
+// Runs F, I and W of one micro-batch.
 Outcomes run(Layer& layer, const at::Tensor& x, Context context) {
   const Fields batch = fields();
   context.fields = &batch;
@@ -86,7 +86,7 @@ Outcomes run(Layer& layer, const at::Tensor& x, Context context) {
   return result;
 }
 
-TEST_F(ProgramLayerTest, DrawsByMicroBatchStepAndLayer) {
+TEST_F(ProgramLayerTest, DrawsDifferByMicroBatchStepAndLayer) {
   const at::Tensor x = random({test::kSamples, test::kHidden}, 3);
   const auto y = [&](int layer, uint64_t seed, int64_t step, int64_t micro_batch) {
     ProgramLayer one(graph_, layer);
@@ -122,7 +122,7 @@ TEST_F(ProgramLayerTest, RecomputesTheSameBits) {
   }
 }
 
-TEST_F(ProgramLayerTest, ChangesBuffersInTrainingAlone) {
+TEST_F(ProgramLayerTest, ChangesBuffersOnlyInTraining) {
   const at::Tensor x = random({test::kSamples, test::kHidden}, 3);
   ProgramLayer layer(graph_, 1);
   std::vector<Parameter*> parameters;
@@ -138,8 +138,8 @@ TEST_F(ProgramLayerTest, ChangesBuffersInTrainingAlone) {
   EXPECT_TRUE(at::allclose(parameters[2]->value, 0.1 * trained.y.mean(0)));
 }
 
-// W keeps what it needs and no more; a layer whose weights are frozen keeps nothing for it.
-TEST_F(ProgramLayerTest, KeepsWhatIsNeeded) {
+// A layer keeps for W only the tensors that W needs. If its weights are frozen, it keeps nothing for W.
+TEST_F(ProgramLayerTest, KeepsOnlyNeededTensors) {
   const Fields batch = fields();
   Context context;
   context.fields = &batch;
@@ -160,11 +160,11 @@ TEST_F(ProgramLayerTest, KeepsWhatIsNeeded) {
     layer.collect_p2(saved, units);
     ASSERT_EQ(units.size(), frozen ? 0u : 1u);
     if (frozen) continue;
-    EXPECT_EQ(units[0].saved->p2_count(), 2u);  // its input, and the gradient of its output
+    EXPECT_EQ(units[0].saved->p2_count(), 2u);  // the input of the layer, and the gradient of its output
   }
 }
 
-TEST_F(ProgramLayerTest, NamesTheShapesThatItKnows) {
+TEST_F(ProgramLayerTest, NamesTheKnownShapes) {
   ProgramLayer layer(graph_, 0);
   Fields other = fields();
   other["input"] = random({3, test::kIn}, 1);

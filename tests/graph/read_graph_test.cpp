@@ -1,4 +1,4 @@
-// graph.json: one message for each thing that is wrong with it.
+// Tests graph.json: each error in it gives one message.
 #include "twobp/graph/read_graph.h"
 
 #include <gtest/gtest.h>
@@ -174,7 +174,7 @@ INSTANTIATE_TEST_SUITE_P(
             {"nested deeper"}}),
     [](const auto& info) { return std::string(info.param.name); });
 
-TEST(ReadGraph, RefusesAnotherShapeThatIsDamaged) {
+TEST(ReadGraph, RefusesADamagedSecondShape) {
   const auto graph = MlpGraph().graph();
   std::string shape = MlpGraph().shape(2);
   shape.replace(shape.find("aten::relu"), 10, "aten::save");
@@ -185,7 +185,7 @@ TEST(ReadGraph, RefusesAnotherShapeThatIsDamaged) {
   EXPECT_TRUE(graph->knows({{"input", {at::kFloat, {2, 3}}}, {"target", {at::kFloat, {2, 2}}}}));
 }
 
-// Errors while it runs name the instruction.
+// An error during a run names the instruction.
 TEST(ReadGraph, RunTimeErrorsNameTheInstruction) {
   std::string text = MlpGraph().json();
   const std::string code = R"("code": [{"op": "aten::select.int", "args": [{"v": 0}, 1, 0])";

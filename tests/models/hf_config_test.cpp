@@ -74,8 +74,8 @@ TEST_F(HfConfig, ReadsTheArchitecture) {
   EXPECT_EQ(read([](json& c) { c["head_dim"] = nullptr; }).head_dim, 64);
 }
 
-// The defaults of transformers' LlamaConfig for missing keys.
-TEST_F(HfConfig, Defaults) {
+// Missing keys have the defaults of transformers' LlamaConfig.
+TEST_F(HfConfig, HasTheDefaultsOfTransformers) {
   const DecoderOptions config = read([](json& c) {
     for (const char* key : {"num_key_value_heads", "rms_norm_eps", "rope_theta", "rope_scaling", "hidden_act",
                             "tie_word_embeddings", "architectures"}) {
@@ -88,7 +88,7 @@ TEST_F(HfConfig, Defaults) {
   EXPECT_FALSE(config.tied);
 }
 
-TEST_F(HfConfig, RopeSettingsInBothForms) {
+TEST_F(HfConfig, ReadsRopeSettingsInBothForms) {
   for (const bool new_form : {false, true}) {
     const auto with = [&](json settings, json theta) {
       return read([&](json& c) {
@@ -175,7 +175,7 @@ TEST_F(HfConfig, RopeSettingsInBothForms) {
   refuse([](json& c) { c["rope_scaling"] = "linear"; }, {"rope_scaling is \"linear\", not an object"});
 }
 
-TEST_F(HfConfig, RefusesWhatIsNotSupported) {
+TEST_F(HfConfig, RefusesUnsupportedSettings) {
   refuse([](json& c) { c["model_type"] = "bloom"; },
          {"\"bloom\" is not supported", "llama (LlamaForCausalLM)", "qwen3 (Qwen3ForCausalLM)"});
   refuse([](json& c) { c["model_type"] = json::array(); }, {"a list", "llama (LlamaForCausalLM)"});
@@ -188,13 +188,13 @@ TEST_F(HfConfig, RefusesWhatIsNotSupported) {
   refuse([](json& c) { c["sliding_window"] = 4; },
          {"sliding_window is 4, which is not supported with model_type \"llama\"", "remove it"});
   refuse([](json& c) { c["layer_types"] = {"full_attention"}; }, {"layer_types is a list"});
-  EXPECT_NO_THROW(read([](json& c) { c["use_magic"] = false; }));  // asks for nothing
+  EXPECT_NO_THROW(read([](json& c) { c["use_magic"] = false; }));  // it requests nothing
   EXPECT_NO_THROW(read([](json& c) { c["sliding_window"] = nullptr; }));
   refuse([](json& c) { c["quantization_config"] = {{"bits", 4}}; }, {"quantized"});
 }
 
-// The windows of layers, by a list and without one.
-TEST_F(HfConfig, WindowsOfLayers) {
+// The windows of layers come from a list, or from other keys.
+TEST_F(HfConfig, ReadsTheWindowsOfLayers) {
   const auto windows = [&](const char* type, const char* hf_class, const json& more) {
     json content = llama_json();
     content.update({{"model_type", type}, {"architectures", {hf_class}}, {"num_hidden_layers", 6}});
@@ -206,7 +206,7 @@ TEST_F(HfConfig, WindowsOfLayers) {
   const auto mistral = [&](const json& more) { return windows("mistral", "MistralForCausalLM", more); };
   EXPECT_EQ(mistral({{"sliding_window", 7}}), List{7});
   EXPECT_EQ(mistral({{"sliding_window", nullptr}}), List());
-  EXPECT_EQ(mistral(json::object()), List{4096});  // the class's default
+  EXPECT_EQ(mistral(json::object()), List{4096});  // the default of the class
   expect_error([&] { mistral({{"sliding_window", 0}}); }, {"config.json", "sliding_window is 0", "no key"});
   expect_error([&] { mistral({{"sliding_window", -3}}); }, {"sliding_window is -3, not an integer from 1"});
   const auto qwen3 = [&](const json& more) { return windows("qwen3", "Qwen3ForCausalLM", more); };
@@ -253,8 +253,8 @@ TEST_F(HfConfig, RefusesBadNumbers) {
   refuse([](json& c) { c["tie_word_embeddings"] = 1; }, {"tie_word_embeddings is 1"});
 }
 
-// As torch.nn.Embedding reads it.
-TEST_F(HfConfig, PaddingToken) {
+// torch.nn.Embedding reads it in the same way.
+TEST_F(HfConfig, ReadsThePaddingToken) {
   EXPECT_EQ(read(llama_json()).pad_token, -1);
   const auto token = [&](const json& value) {
     return read([&](json& c) { c["pad_token_id"] = value; }).pad_token;
@@ -271,8 +271,9 @@ TEST_F(HfConfig, PaddingToken) {
   refuse([](json& c) { c["pad_token_id"] = 1.5; }, {"pad_token_id is 1.5, not an integer"});
 }
 
-// A value that the file gives stays. BERT's default in transformers is 0, so none is written as null.
-TEST_F(HfConfig, PaddingTokenIsWritten) {
+// A value from the file stays. BERT's default in transformers is 0, so a missing padding token is written as
+// null.
+TEST_F(HfConfig, WritesThePaddingToken) {
   ModelConfig bert;
   bert.type = BertOptions{};
   EXPECT_EQ(hf_config_json(bert, 512, "float32").at("pad_token_id"), nullptr);
@@ -299,15 +300,15 @@ TEST_F(HfConfig, PaddingTokenIsWritten) {
       {"model.pad_token (256)", "vocabulary of 256"});
 }
 
-// transformers would add the adapter to the model.
-TEST_F(HfConfig, AFolderWithAnAdapter) {
+// Otherwise transformers would add the adapter to the model.
+TEST_F(HfConfig, RefusesAFolderWithAnAdapter) {
   folder_.write("adapter_config.json", "{}");
   expect_error([&] { read_hf_config(folder_.path("")); },
                {folder_.path(""), "holds an adapter", "model.adapter to this folder"});
   expect_error([&] { read(llama_json()); }, {folder_.path(""), "a model and an adapter", "another folder"});
 }
 
-// transformers takes head_dim from the file, and refuses the model all the same.
+// transformers takes head_dim from the file, but refuses the model anyway.
 TEST_F(HfConfig, RefusesToWriteWhatTransformersRefuses) {
   DecoderOptions llama;
   llama.dim = 17;
@@ -336,7 +337,7 @@ TEST_F(HfConfig, RefusesBadFiles) {
   refuse_folder({"config.json", "16777217 bytes"});
 }
 
-TEST_F(HfConfig, ComesBackAsItWasWritten) {
+TEST_F(HfConfig, ComesBackAsWritten) {
   DecoderOptions config;
   config.dim = 40;
   config.layers = 3;
@@ -367,7 +368,7 @@ TEST_F(HfConfig, ComesBackAsItWasWritten) {
   }
 }
 
-TEST_F(HfConfig, WhatElseIsInTheFileStays) {
+TEST_F(HfConfig, KeepsOtherKeysOfTheFile) {
   json content = llama_json();
   content.erase("rope_scaling");
   content["rope_parameters"] = kLlama3;
@@ -388,7 +389,7 @@ TEST_F(HfConfig, WhatElseIsInTheFileStays) {
   EXPECT_EQ(hf_config_json(config, 512, "float32").at("rope_theta"), 777);
 }
 
-TEST_F(HfConfig, TheConfigurationTakesItsArchitecture) {
+TEST_F(HfConfig, GivesTheConfigurationItsArchitecture) {
   folder_.write("config.json", llama_json().dump());
   const std::vector<std::string> base = {"data.text=*.txt", "data.tokenizer=t.json",
                                          "model.from=" + folder_.path("")};
@@ -416,7 +417,7 @@ TEST_F(HfConfig, TheConfigurationTakesItsArchitecture) {
   expect_error([&] { with({}); }, {"config.json", "no such file"});
 }
 
-TEST_F(HfConfig, KeysThatDoNotShapeWeightsAreTheUsers) {
+TEST_F(HfConfig, LetsTheUserSetKeysThatDoNotShapeWeights) {
   std::vector<std::string> free;
   for (const ModelType& type : model_types()) {
     for (const Key& key : type.options.keys) {

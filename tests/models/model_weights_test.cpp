@@ -1,5 +1,4 @@
-// Tests directories with weights: a single file, several files with an index, and every way in which they can
-// be wrong.
+// Tests directories with weights: a single file, several files with an index, and every possible error.
 #include "twobp/models/model_weights.h"
 
 #include <filesystem>
@@ -39,7 +38,7 @@ class Weights : public ::testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(Weights, OneFile) {
+TEST_F(Weights, AreReadFromOneFile) {
   folder_.write("model.safetensors", letters("ab"));
   index(R"({"c":"gone.safetensors"})");  // the complete file has priority, as in transformers
   const ModelWeights weights(folder_.path(""));
@@ -51,8 +50,8 @@ TEST_F(Weights, OneFile) {
   expect_error([&] { weights.tensor("c"); }, {folder_.path(""), "no tensor \"c\""});
 }
 
-// Two stored names that the model has as one.
-TEST_F(Weights, TwoNamesOfOneTensor) {
+// The model has one tensor for two stored names.
+TEST_F(Weights, TwoNamesMayMeanOneTensor) {
   TensorNames naming;
   naming.rename = [](const std::string& stored) { return stored.substr(0, 1); };
   const auto two = [&](char of_b) {
@@ -65,7 +64,7 @@ TEST_F(Weights, TwoNamesOfOneTensor) {
   expect_error([&] { two('y'); }, {folder_.path(""), "a_old", "two names of one tensor", "remove"});
 }
 
-TEST_F(Weights, SeveralFiles) {
+TEST_F(Weights, AreReadFromSeveralFiles) {
   folder_.write("model-00001-of-00002.safetensors", letters("ca"));
   folder_.write("other.safetensors", letters("b"));
   index(
@@ -75,13 +74,13 @@ TEST_F(Weights, SeveralFiles) {
   for (const std::string& name : weights.names()) EXPECT_EQ(weights.tensor(name).item<uint8_t>(), name[0]);
 }
 
-TEST_F(Weights, FilesThatAreLinks) {  // the cache of huggingface_hub contains links
+TEST_F(Weights, FilesMayBeLinks) {  // the cache of huggingface_hub contains links
   const TempFolder blobs;
   std::filesystem::create_symlink(blobs.write("blob", letters("a")), folder_.path("model.safetensors"));
   EXPECT_EQ(ModelWeights(folder_.path("")).tensor("a").item<uint8_t>(), 'a');
 }
 
-TEST_F(Weights, NoWeightsThere) {
+TEST_F(Weights, ReportAFolderWithoutWeights) {
   expect_error([&] { ModelWeights(folder_.path("none")); }, {"none", "no such folder", "model.safetensors"});
   refuse({"neither model.safetensors nor model.safetensors.index.json"});
   const std::string file = folder_.write("pytorch_model.bin", "x");
@@ -91,12 +90,12 @@ TEST_F(Weights, NoWeightsThere) {
   refuse({"model.safetensors", "folder"});
 }
 
-TEST_F(Weights, ADamagedFile) {
+TEST_F(Weights, ReportADamagedFile) {
   folder_.write("model.safetensors", letters("ab").substr(0, 50));
   refuse({"model.safetensors", "truncated"});
 }
 
-TEST_F(Weights, AnIndexThatDoesNotFit) {
+TEST_F(Weights, RefuseAnIndexThatDoesNotFit) {
   folder_.write("one.safetensors", letters("ab"));
   folder_.write("two.safetensors", letters("bc"));
   index(R"({"a":"one.safetensors"})");
@@ -123,7 +122,7 @@ TEST_F(Weights, AnIndexThatDoesNotFit) {
   refuse({"index.json", "nested deeper"});
 }
 
-TEST_F(Weights, AnIndexThatPointsElsewhere) {
+TEST_F(Weights, RefuseAnIndexThatPointsElsewhere) {
   std::filesystem::create_directories(folder_.path("model/sub"));
   folder_.write("outside.safetensors", letters("a"));
   folder_.write("model/sub/inside.safetensors", letters("a"));

@@ -16,7 +16,7 @@ struct Preset {
 
 class PresetTest : public testing::TestWithParam<Preset> {};
 
-TEST_P(PresetTest, IsThePapersModel) {
+TEST_P(PresetTest, IsTheModelOfThePaper) {
   const Config config =
       load_config(std::string(TWOBP_SOURCE_DIR) + "/configs/presets/" + GetParam().file + ".json", {});
   const ModelSpec model = build_model(config.model);  // this allocates nothing
@@ -38,7 +38,7 @@ TEST_P(PresetTest, IsThePapersModel) {
   }
 }
 
-// Parameter counts by their authors or by transformers: LLaMa-7B (arXiv 2302.13971), BERT-Large (arXiv
+// The authors or transformers give these parameter counts: LLaMa-7B (arXiv 2302.13971), BERT-Large (arXiv
 // 1810.04805), Mamba-1.4b (arXiv 2312.00752) and ResNet-152 (arXiv 1512.03385).
 INSTANTIATE_TEST_SUITE_P(Presets, PresetTest,
                          testing::Values(Preset{"transformer_7b", 6738415616},

@@ -1,5 +1,5 @@
-// Reused memory: it returns to the thread that allocated it, wherever the tensor is freed, and the cache
-// keeps no more than is useful.
+// Tests reused memory. It returns to the thread that allocated it, wherever the tensor is freed, and the
+// cache keeps no more than is useful.
 #include "twobp/pipeline/memory/block_cache.h"
 
 #include <cstdlib>
@@ -81,7 +81,7 @@ TEST_F(BlockCacheTest, GivesTheSameMemoryAgain) {
   EXPECT_EQ(allocations_of([&] { bytes(0); }), 0);
 }
 
-TEST_F(BlockCacheTest, TakesBackWhatAnotherThreadLetsGo) {
+TEST_F(BlockCacheTest, TakesBackMemoryThatAnotherThreadFrees) {
   const BlockCache::Use use;
   at::Tensor tensor = bytes(1000);
   const void* first = tensor.const_data_ptr();
@@ -90,13 +90,13 @@ TEST_F(BlockCacheTest, TakesBackWhatAnotherThreadLetsGo) {
   EXPECT_EQ(tensor.const_data_ptr(), first);
 }
 
-TEST_F(BlockCacheTest, KeepsTwiceWhatComesAndGoes) {
+TEST_F(BlockCacheTest, KeepsTwiceTheMemoryOfAStep) {
   const BlockCache::Use use;
   const at::Tensor stays = bytes(100 * kMiB);
   BlockCache::begin_step();
   bytes(2 * kMiB);
   BlockCache::begin_step();
-  bytes(3 * kMiB);  // 5 MiB in all, of which 3 were in use
+  bytes(3 * kMiB);  // 5 MiB in all; 3 MiB of them were in use
   EXPECT_EQ(allocations_of([] { bytes(2 * kMiB); }), 0);
   BlockCache::begin_step();
   EXPECT_EQ(allocations_of([] { bytes(3 * kMiB); }), 0);
@@ -105,13 +105,14 @@ TEST_F(BlockCacheTest, KeepsTwiceWhatComesAndGoes) {
   EXPECT_EQ(allocations_of([] { bytes(2 * kMiB); }), 0) << "6.5 MiB in all";
   BlockCache::begin_step();
   EXPECT_EQ(allocations_of([] { bytes(3 * kMiB); }), 0);
-  bytes(2 * kMiB + 3 * kMiB / 4);  // 9.25 would be more than 9: the block that was unused for longest goes
+  // 9.25 MiB would exceed 9 MiB, so the block that was unused for longest is freed.
+  bytes(2 * kMiB + 3 * kMiB / 4);
   EXPECT_EQ(allocations_of([] { bytes(3 * kMiB); }), 0);
   EXPECT_EQ(allocations_of([] { bytes(2 * kMiB); }), 0);
   EXPECT_EQ(allocations_of([] { bytes(kMiB + kMiB / 2); }), 1);
 }
 
-TEST_F(BlockCacheTest, GivesUpWhatNobodyAsksFor) {
+TEST_F(BlockCacheTest, FreesUnusedBlocks) {
   const BlockCache::Use use;
   bytes(kMiB);
   bytes(2 * kMiB);
@@ -122,7 +123,7 @@ TEST_F(BlockCacheTest, GivesUpWhatNobodyAsksFor) {
   EXPECT_EQ(allocations_of([] { bytes(kMiB); }), 1);
 }
 
-TEST_F(BlockCacheTest, EndsWithoutWhatItKept) {
+TEST_F(BlockCacheTest, FreesItsBlocksAtTheEnd) {
   at::Tensor tensor;
   std::thread([&] {
     const BlockCache::Use use;

@@ -1,9 +1,9 @@
-// The byte cap keeps its promise: 2BP never holds more than standard backpropagation does on its fullest
-// rank. The walk from which the cap comes agrees with the meter. Any cap, however small, only costs time.
+// Tests the promise of the byte cap: 2BP never holds more than standard backpropagation does on its fullest
+// rank. The walk that computes the cap agrees with the meter. A small cap costs time and nothing else.
 //
-// Between threads, a message belongs to its sender until the receiver takes it. The moment depends on the
-// clock, while the walk releases the message at once. So most tests here send copies that are on nobody's
-// books.
+// Between threads, a message belongs to its sender until the receiver takes it. That moment depends on the
+// clock, while the walk releases the message at once. So most tests here send copies that no rank is charged
+// for.
 #include "twobp/pipeline/memory/byte_cap.h"
 
 #include <algorithm>
@@ -85,8 +85,8 @@ TEST(StandardPeaks, AreWhatTheMeterMeasures) {
   }
 }
 
-// A rank never has more messages under way than micro-batches.
-TEST(StandardPeaks, GrowByMessagesUnderWay) {
+// A rank never has more messages in transit than micro-batches.
+TEST(StandardPeaks, GrowByTheMessagesInTransit) {
   for (const SplitModel& c : cases()) {
     Pipeline pipeline = test::measured_pipeline(c);
     const StepSetup setup = pipeline.setup("1f1b", 4, P2Policy::kOff, P2Batching::kLoop, 0);
@@ -99,7 +99,7 @@ TEST(StandardPeaks, GrowByMessagesUnderWay) {
 }
 
 // Stages of one rank hand tensors over without messages: a V shape, which the walk covers completely.
-TEST(StandardPeaks, OfSeveralStagesARank) {
+TEST(StandardPeaks, CoverSeveralStagesARank) {
   const ModelSpec model = test::small_mlp(4);
   Pipeline pipeline(model, measured(model), options_of({1, 1, 1, 1}, {0, 0, 0, 0}));
   Schedule schedule;
@@ -128,9 +128,9 @@ int64_t fullest(Pipeline& pipeline, const StepSetup& setup) {
   return most;
 }
 
-// The promise of `auto` under every policy: no rank holds more in total than the fullest rank of standard
-// backpropagation.
-TEST(AutoCap, NeverAboveTheFullestStandardRank) {
+// This is the promise of `auto` under every policy: no rank holds more in total than the fullest rank of
+// standard backpropagation.
+TEST(AutoCap, IsNeverAboveTheFullestStandardRank) {
   for (const SplitModel& c : cases()) {
     Pipeline pipeline = pipeline_off_the_books(c);
     for (const char* schedule : {"gpipe", "1f1b"}) {
@@ -152,17 +152,17 @@ TEST(AutoCap, NeverAboveTheFullestStandardRank) {
   }
 }
 
-// The purpose of the cap: without it, p2 at the end holds the stash of every micro-batch at once.
+// This is the purpose of the cap. Without it, p2 at the end holds the stash of every micro-batch at once.
 TEST(AutoCap, BindsWhereTheStashWouldGrow) {
   const ModelSpec model = test::small_mlp(4);
   Pipeline pipeline(model, measured(model), options_of({2, 2}));
   const int64_t capped = fullest(pipeline, pipeline.setup("1f1b", 8, P2Policy::kEnd));
   const int64_t uncapped = fullest(pipeline, pipeline.setup("1f1b", 8, P2Policy::kEnd, P2Batching::kLoop, 0));
-  // 8 micro-batches of two blocks' stash against 2 micro-batches of their activations.
+  // The stash of two blocks for 8 micro-batches compares with their activations for 2 micro-batches.
   EXPECT_GT(uncapped, capped + 4 * 2 * test::kStash);
 }
 
-TEST(AutoCap, TimesThatMuchLetsThatMuchMorePend) {
+TEST(AutoCap, AFactorAllowsThatMuchMoreToWait) {
   const ModelSpec model = test::small_mlp(4);
   Pipeline pipeline(model, measured(model), options_of({2, 2}));
   const auto peak = [&](MemoryCap cap) {
@@ -170,7 +170,7 @@ TEST(AutoCap, TimesThatMuchLetsThatMuchMorePend) {
   };
   const int64_t once = peak(MemoryCap::automatic());
   const int64_t more = peak(MemoryCap::automatic(1.1));
-  // How many messages are under way at a peak differs from run to run.
+  // The number of messages in transit at a peak differs from run to run.
   constexpr int64_t kUnderWay = 4 * kMessage;
   EXPECT_GT(more, once + 2 * kMessage);
   EXPECT_LE(more, once * 11 / 10 + kUnderWay);
@@ -178,13 +178,13 @@ TEST(AutoCap, TimesThatMuchLetsThatMuchMorePend) {
               static_cast<double>(peak(MemoryCap::none())), kUnderWay);
 }
 
-TEST(AutoCap, GivesEachRankWhatTheFullestNeedsInAll) {
+TEST(AutoCap, GivesEachRankTheTotalOfTheFullest) {
   EXPECT_EQ(auto_caps({100, 300, 50}, {1000, 900, 10}), (std::vector<int64_t>{200, 300, 1190}));
   EXPECT_EQ(auto_caps({100, 300, 50}, {1000, 900, 10}, 1.5), (std::vector<int64_t>{800, 900, 1790}));
 }
 
 // A cap below the need of one layer delays no op: W runs first, and then the op runs anyway.
-TEST(ByteCap, ATinyCapFinishesWithTheSameBits) {
+TEST(ByteCap, ATinyCapGivesTheSameBits) {
   for (const SplitModel& c : cases()) {
     Pipeline pipeline = test::measured_pipeline(c);
     const auto batch = random_batch(4);
@@ -216,7 +216,7 @@ TEST(ByteCap, ATinyCapLeavesNothingPending) {
 // A received message is booked on its receiver, which makes room for it first. On rank 0, F2 fits within the
 // cap beside the stash of W0. When dL/dx of micro-batch 1 arrives, the message of F2 is still there, because
 // rank 1 runs a slow W1.
-TEST(ByteCap, AMessageFindsRoom) {
+TEST(ByteCap, MakesRoomForAMessage) {
   constexpr int64_t kStash = 1000;
   constexpr int64_t kBoundary = 400;
   const EmulatedLayer held{

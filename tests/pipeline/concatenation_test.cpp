@@ -1,8 +1,8 @@
-// Concatenation in the executor: the gradients equal those of the loop up to rounding. The model is an MLP
-// block with each layer on its own: norm, gate and up, SwiGLU, down, squared error.
+// Tests concatenation in the executor: the gradients equal those of the loop up to rounding. The model is an
+// MLP block with a layer for each op: norm, gate and up, SwiGLU, down, squared error.
 //
-// The bound is that of tests/train/concat_test.cpp: a gradient is a sum of n rows, summed in another order,
-// with rounding errors of random signs of 2 n u of the largest element (u = 6e-8).
+// The bound is that of tests/train/concat_test.cpp. A gradient is a sum of n rows in another order. Its
+// rounding errors have random signs and reach 2 n u of the largest element (u = 6e-8).
 #include "tests/pipeline/support.h"
 #include "twobp/nn/layers/gated_unit.h"
 #include "twobp/nn/layers/linear.h"
@@ -64,7 +64,7 @@ void expect_within_bound(const std::vector<at::Tensor>& loop, const std::vector<
   }
 }
 
-TEST(Concatenation, GradientsWithinRoundingOfTheLoop) {
+TEST(Concatenation, GradientsEqualTheLoopUpToRounding) {
   for (const int64_t last : {test::kBatch, int64_t{1}}) {
     for (const int micro_batches : {1, 2, 3, 7}) {
       const auto batch = batch_of(micro_batches, last);
@@ -87,8 +87,9 @@ TEST(Concatenation, GradientsWithinRoundingOfTheLoop) {
   }
 }
 
-// Concatenation does happen: four micro-batches in one product round differently from four products.
-TEST(Concatenation, Happens) {
+// This shows that concatenation happens: one product of four micro-batches rounds differently from four
+// products.
+TEST(Concatenation, ChangesTheRounding) {
   const auto batch = batch_of(4, test::kBatch);
   const auto loop = gradients_of({5}, batch, "gpipe", P2Policy::kEnd, P2Batching::kLoop);
   const auto concatenated = gradients_of({5}, batch, "gpipe", P2Policy::kEnd, P2Batching::kConcat);

@@ -1,4 +1,4 @@
-// Parallel pipelines whose gradients are summed while their backward passes run, and the order of W that
+// Tests parallel pipelines that sum their gradients during their backward passes, and the order of W that
 // supports this.
 #include <mutex>
 
@@ -11,7 +11,8 @@
 namespace twobp::test {
 namespace {
 
-// The work of one pipeline in a step, by stage: "W2.1" is W of the probe before layer 2, micro-batch 1.
+// This is the work of one pipeline in a step, by stage. "W2.1" is W of the probe before layer 2 for
+// micro-batch 1.
 struct Trace {
   std::mutex mutex;
   std::map<int, std::vector<std::string>> by_stage;
@@ -22,7 +23,7 @@ struct Trace {
   }
 };
 
-// Four layers on two stages, a probe before each.
+// Runs four layers on two stages, with a probe before each layer.
 std::map<int, std::vector<std::string>> ops_of(const std::string& schedule, int micro_batches,
                                                P2Policy policy, P2Order order,
                                                P2Batching batching = P2Batching::kLoop) {
@@ -46,7 +47,7 @@ std::map<int, std::vector<std::string>> ops_of(const std::string& schedule, int 
   return trace.by_stage;
 }
 
-TEST(P2Order, WhatIsLeftRunsLayerByLayer) {
+TEST(P2Order, BucketRunsTheRemainingWLayerByLayer) {
   auto oldest = ops_of("gpipe", 2, P2Policy::kEnd, P2Order::kOldest);
   EXPECT_EQ(oldest[1],
             (std::vector<std::string>{"I3.0", "I2.0", "I3.1", "I2.1", "W3.0", "W2.0", "W3.1", "W2.1"}));
@@ -60,7 +61,7 @@ TEST(P2Order, WhatIsLeftRunsLayerByLayer) {
             (std::vector<std::string>{"I1.0", "I0.0", "I1.1", "W1.0", "W1.1", "I0.1", "W0.0", "W0.1"}));
 }
 
-TEST(P2Order, StandardBackwardHasItsOwn) {
+TEST(P2Order, StandardBackwardKeepsItsOrder) {
   for (const P2Order order : {P2Order::kOldest, P2Order::kBucket}) {
     auto ops = ops_of("1f1b", 2, P2Policy::kOff, order);
     for (int stage = 0; stage < 2; ++stage) {
@@ -103,7 +104,8 @@ PipelineOptions placed(const std::string& schedule, const ModelSpec& model) {
   return options_of(split, place_stages(named.placement, stages, 2));
 }
 
-// The gradients of one replica alone. Its micro-batches are those of the global batch from `first` on.
+// Returns the gradients of one replica alone. Its micro-batches are those of the global batch from `first`
+// on.
 std::vector<at::Tensor> alone(const ModelSpec& model, const Case& c, int first, int count) {
   Pipeline pipeline(model, no_costs(model), placed(c.schedule, model));
   StepInput options = step_input();
@@ -115,7 +117,8 @@ std::vector<at::Tensor> alone(const ModelSpec& model, const Case& c, int first, 
   return take_gradients(pipeline);
 }
 
-// A sum of all parameters that the pipeline's ranks train. The caller keeps the sums while it runs steps.
+// Makes a sum of all parameters that the pipeline's ranks train. The caller keeps the sums while it runs
+// steps.
 std::vector<std::unique_ptr<GradientReducer>> reducers_of(Pipeline& pipeline, int64_t bucket_bytes) {
   std::vector<std::unique_ptr<GradientReducer>> reducers(pipeline.ranks());
   pipeline.on_ranks([&](int rank) {
@@ -133,7 +136,7 @@ std::vector<std::unique_ptr<GradientReducer>> reducers_of(Pipeline& pipeline, in
   return reducers;
 }
 
-// By replica.
+// Returns the gradients by replica.
 std::vector<std::vector<at::Tensor>> together(const ModelSpec& model, const Case& c, int replicas) {
   std::vector<std::vector<at::Tensor>> gradients(replicas);
   run_worlds(make_in_process_worlds(replicas, 2, 0), [&](World world) {
@@ -160,7 +163,7 @@ std::vector<std::vector<at::Tensor>> together(const ModelSpec& model, const Case
   return gradients;
 }
 
-TEST(DataParallel, GradientsAreTheSumOfTheReplicasInOrderWhateverRunsWhen) {
+TEST(DataParallel, GradientsAreTheSumOfTheReplicasInEveryOrderOfWork) {
   const ModelSpec model = small_llama(3);
   std::vector<Case> cases;
   for (const std::string schedule : {"1f1b", "gpipe"}) {
@@ -208,7 +211,7 @@ TEST(DataParallel, ConcatenatedWKeepsItsBitsLayerByLayer) {
   expect_same_bits(alone(model, oldest, 0, kMicroBatches), alone(model, bucket, 0, kMicroBatches));
 }
 
-TEST(DataParallel, AReplicaWhoseBackwardFailsEndsTheOthers) {
+TEST(DataParallel, AFailingReplicaEndsTheOthers) {
   for (const int failing : {0, 1}) {
     const std::string message = error_of([&] {
       run_worlds(make_in_process_worlds(2, 2, 0), [&](World world) {

@@ -1,4 +1,4 @@
-// Sums of gradients over replicas on devices: what they wait for, and what does not wait for them.
+// Tests sums of gradients over replicas on devices: they wait for W, and computations do not wait for them.
 #include <atomic>
 
 #include <gtest/gtest.h>

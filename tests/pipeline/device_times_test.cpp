@@ -1,4 +1,4 @@
-// Seconds by a device's own clock do not depend on the work of the host.
+// Tests that seconds by a device's own clock do not depend on the work of the host.
 #include "twobp/pipeline/executor/device_times.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ void work(const DeviceStream& stream, double seconds) {
   });
 }
 
-TEST(DeviceTimes, EmptyOnACpu) {
+TEST(DeviceTimes, AreEmptyOnACpu) {
   const Device cpu;
   DeviceTimes times;
   times.start(cpu, true);
@@ -29,7 +29,7 @@ TEST(DeviceTimes, EmptyOnACpu) {
   EXPECT_FALSE(times.any());
 }
 
-TEST(DeviceTimes, OpsBesideEachOtherAreBusyOnce) {
+TEST(DeviceTimes, CountConcurrentOpsOnce) {
   const Device device = test::stand_in_device(15);
   DeviceTimes times;
   times.start(device, true);
@@ -41,11 +41,11 @@ TEST(DeviceTimes, OpsBesideEachOtherAreBusyOnce) {
   times.end_p2(1, device.weights(), w);
   device.compute().wait(device.weights().record());
   times.pause();
-  work(device.compute(), kLong);  // other work counts as if nothing ran
+  work(device.compute(), kLong);  // the clock is paused, so this counts as idle time
   times.resume();
   work(device.compute(), kLong);
   times.close();
-  work(device.compute(), kLong);  // another
+  work(device.compute(), kLong);  // another message
   times.open(&StageTimes::backward_p1, 0, IdleCause::kMessage);
   work(device.compute(), kLong);
   times.close();
@@ -53,7 +53,7 @@ TEST(DeviceTimes, OpsBesideEachOtherAreBusyOnce) {
   device.compute().wait_on_host();
 
   std::vector<StageTimes> stages(2);
-  stages[1].forward = 7;  // the host's
+  stages[1].forward = 7;  // the host's time
   const DeviceTimes::Totals totals = times.take(stages);
   EXPECT_FALSE(times.any());
   EXPECT_GE(stages[0].forward, 2 * kLong);
@@ -66,7 +66,7 @@ TEST(DeviceTimes, OpsBesideEachOtherAreBusyOnce) {
   EXPECT_NEAR(totals.busy, stages[0].forward + stages[0].backward_p1, 1e-9) << "W is beside F";
 }
 
-TEST(DeviceTimes, UsesItsEventsAgain) {
+TEST(DeviceTimes, ReuseTheirEvents) {
   const Device device = test::stand_in_device(15);
   DeviceTimes times;
   int made = 0;
@@ -87,7 +87,7 @@ TEST(DeviceTimes, UsesItsEventsAgain) {
   EXPECT_EQ(test::timed_events(), made);
 }
 
-TEST(DeviceTimes, NothingOfAStepThatIsRecorded) {
+TEST(DeviceTimes, OmitAStepThatIsRecorded) {
   const Device device = test::stand_in_device(15);
   DeviceTimes times;
   times.start(device, false);

@@ -1,6 +1,6 @@
-// Layers that wait instead of computing (nn/models/emulated.h) on the real executor. They take at least the
-// requested time and hold the requested bytes in the meter. So the memory bounds of the V-shaped schedules
-// (arXiv 2405.15362) hold for the bytes of a real run, not only in the simulation.
+// Tests layers that wait instead of computing (models/emulated.h) on the real executor. They take at least
+// the requested time and hold the requested bytes in the meter. So the memory bounds of the V-shaped
+// schedules (arXiv 2405.15362) hold for the bytes of a real run, not only in the simulation.
 #include "twobp/models/emulated.h"
 
 #include <algorithm>
@@ -34,10 +34,10 @@ EmulatedLayer layer_of(double seconds, int64_t activation, int64_t stash) {
 struct Step {
   Schedule schedule;
   StepReport report;
-  int64_t left = 0;  // bytes held after the step, all ranks
+  int64_t left = 0;  // bytes held after the step by all ranks
 };
 
-// One layer per stage; the schedule gives the placement of the stages.
+// Runs a step with one layer per stage. The schedule places the stages.
 Step run_step(const std::string& name, int ranks, int micro_batches, P2Policy policy,
               const EmulatedLayer& layer) {
   const Placement placement = named_schedule(name).placement;
@@ -55,12 +55,12 @@ TEST(Emulated, HoldsTheBytesOfItsActivationsAndOfItsStash) {
   constexpr int m = 5;
   for (const int64_t stash : {int64_t{0}, kActivation / 4, kActivation, 3 * kActivation}) {
     const EmulatedLayer layer = layer_of(1e-4, kActivation, stash);
-    // All F, then all I, then all W: from M activations to M stashes.
+    // All F run, then all I, then all W. The bytes go from M activations to M stashes.
     const Step deferred = run_step("gpipe", 1, m, P2Policy::kEnd, layer);
     const int64_t most = m * std::max(kActivation, stash);
     EXPECT_GE(held_at_peak(deferred.report.rank_memory[0]), most) << stash;
     EXPECT_LE(held_at_peak(deferred.report.rank_memory[0]), most + kSmall) << stash;
-    // W right after its I: one stash beside the activations of the others.
+    // W runs right after its I. One stash lies beside the activations of the other micro-batches.
     const Step standard = run_step("gpipe", 1, m, P2Policy::kOff, layer);
     const int64_t one = (m - 1) * kActivation + std::max(kActivation, stash);
     EXPECT_GE(held_at_peak(standard.report.rank_memory[0]), one) << stash;
@@ -70,13 +70,13 @@ TEST(Emulated, HoldsTheBytesOfItsActivationsAndOfItsStash) {
 }
 
 // A W that takes no time also frees its stash.
-TEST(Emulated, WithoutTimeItHoldsTheSame) {
+TEST(Emulated, ALayerWithoutTimeHoldsTheSame) {
   const Step naive = run_step("naive", 1, 4, P2Policy::kOff, layer_of(0, kActivation, kActivation));
   EXPECT_GE(held_at_peak(naive.report.rank_memory[0]), kActivation);
   EXPECT_LE(held_at_peak(naive.report.rank_memory[0]), kActivation + kSmall);
 }
 
-// A wait may be longer on a busy machine, never shorter.
+// A wait may take longer on a busy machine, but never less.
 TEST(Emulated, TakesAsLongAsAsked) {
   EmulatedLayer layer;
   layer.forward = 2e-3;
@@ -106,14 +106,14 @@ TEST(Emulated, EqualLayersAreOfOneKind) {
   EXPECT_FALSE(inner.contains(model.layers.back().kind)) << "it gives the loss";
 }
 
-TEST(Emulated, RefusesWhatCannotBe) {
+TEST(Emulated, RefusesImpossibleRequests) {
   EXPECT_THROW(emulated({}), Error);
   EXPECT_THROW(emulated({layer_of(-1, 0, 0)}), Error);
   EXPECT_THROW(emulated({layer_of(1e-3, -1, 0)}), Error);
   EXPECT_THROW(emulated({layer_of(1e-3, 0, -1)}), Error);
 }
 
-// The number of micro-batches whose W is still due, at its maximum.
+// Returns the largest number of micro-batches whose W is still to run.
 int most_pending(const std::vector<Instruction>& list) {
   int pending = 0;
   int most = 0;
@@ -126,9 +126,9 @@ int most_pending(const std::vector<Instruction>& list) {
 
 class EmulatedBounds : public ::testing::TestWithParam<int> {};
 
-// In micro-batches of a rank's whole share: N for 1f1b and ZB-V, floor((N + 2) / 2) for V-Half, floor((N + 4)
-// / 3) for V-Min. The paper does not count the derivatives that I makes beside the activations and keeps for
-// W. They are added for the micro-batch of each stage that is between its I and its W.
+// The bounds count micro-batches of a rank's whole share: N for 1f1b and ZB-V, floor((N + 2) / 2) for V-Half,
+// floor((N + 4) / 3) for V-Min. The paper does not count the derivatives that I makes beside the activations
+// and keeps for W. They are added for each micro-batch between its I and its W on a stage.
 TEST_P(EmulatedBounds, HoldInTheMeter) {
   const int n = GetParam();
   struct Case {
@@ -153,7 +153,7 @@ TEST_P(EmulatedBounds, HoldInTheMeter) {
             << c.name << " on " << n << ", rank " << r << ", derivatives " << derivatives;
         fullest = std::max(fullest, held);
       }
-      // The bound is also reached: the fullest rank holds exactly as much.
+      // The bound is tight: the fullest rank holds exactly as much.
       EXPECT_GE(fullest, c.bound * per_rank * kActivation) << c.name << " on " << n;
       EXPECT_LE(ran.left, kSmall) << c.name;
     }

@@ -1,5 +1,5 @@
-// The events of a step are disjoint and in order, from its begin to its end. Their durations agree with the
-// sums, and every op of the schedule occurs once, whatever interrupts it.
+// Tests the events of a step. They are disjoint and in order, from the beginning of the step to its end.
+// Their durations agree with the sums. Every op of the schedule occurs once, whatever interrupts it.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -58,7 +58,7 @@ StepReport run(const Case& c, bool want_events = true) {
   StepInput options = step_input();
   options.want_events = want_events;
   options.finish = [&](int rank) {
-    // Busy, then a wait, then busy again.
+    // The rank is busy, then waits, then is busy again.
     const double begin = now_seconds();
     while (now_seconds() < begin + 1e-3) {
     }
@@ -110,7 +110,7 @@ TEST_P(Events, AreDisjointAndTileTheStep) {
 }
 
 // The events are disjoint, so equal sums mean that the gaps between them are the executor's own time.
-TEST_P(Events, AreAsLongAsTheSums) {
+TEST_P(Events, DurationsAgreeWithTheSums) {
   const StepReport report = run(GetParam());
   constexpr double kRounding = 1e-9;
   for (size_t r = 0; r < report.events.size(); ++r) {
@@ -128,7 +128,7 @@ TEST_P(Events, AreAsLongAsTheSums) {
     for (const IdleCause cause : {IdleCause::kMessage, IdleCause::kNothing}) {
       EXPECT_NEAR(idle_of(events, cause), rank.idle[static_cast<int>(cause)], kRounding);
     }
-    // Until the first F there is nothing but start-up and messages.
+    // Until the first F, there are only start-up and messages.
     const auto first = std::find_if(events.begin(), events.end(),
                                     [](const Event& e) { return e.kind == Event::Kind::kForward; });
     ASSERT_NE(first, events.end());
@@ -140,7 +140,7 @@ TEST_P(Events, AreAsLongAsTheSums) {
   }
 }
 
-TEST_P(Events, HoldEveryOpOnce) {
+TEST_P(Events, ContainEveryOpOnce) {
   const StepReport report = run(GetParam());
   for (int r = 0; r < static_cast<int>(report.events.size()); ++r) {
     std::map<std::tuple<Event::Kind, int>, int> parts;  // of F and I, by micro-batch
@@ -202,7 +202,7 @@ TEST_P(Events, MessagesAreSentAndReceivedOnce) {
   }
 }
 
-TEST_P(Events, PeaksAreTheMeters) {
+TEST_P(Events, PeaksAreThoseOfTheMeter) {
   const StepReport report = run(GetParam());
   for (size_t r = 0; r < report.events.size(); ++r) {
     int64_t peak = 0;
@@ -226,14 +226,14 @@ INSTANTIATE_TEST_SUITE_P(Schedules, Events, ::testing::ValuesIn(cases()), [](con
 });
 
 // A W that makes room runs in the middle of an F: this F is recorded as the parts around it.
-TEST(EventParts, RoomMadeWithinAnOpCutsIt) {
+TEST(EventParts, MakingRoomWithinAnOpCutsIt) {
   const StepReport report = run({"1f1b", P2Policy::kEnd, P2Batching::kLoop, 1, {4, 4}});
   int cut = 0;
   for (const Event& event : report.events[0]) cut += event.kind != Event::Kind::kOptimizer && event.part > 0;
   EXPECT_GT(cut, 0);
 }
 
-TEST(EventParts, FusedBackwardIsCutByItsW) {
+TEST(EventParts, AFusedBackwardIsCutByItsW) {
   const StepReport report = run({"1f1b", P2Policy::kOff, P2Batching::kLoop, 0, {4, 4}});
   const auto& events = report.events[1];
   int alternations = 0;
@@ -245,7 +245,7 @@ TEST(EventParts, FusedBackwardIsCutByItsW) {
   EXPECT_GE(alternations, kMicroBatches);
 }
 
-TEST(EventNames, AreTheWeights) {
+TEST(EventNames, AreThoseOfTheWeights) {
   std::set<std::string> names;
   for (const auto& events : run({"gpipe", P2Policy::kEnd}).events) {
     for (const Event& event : events) names.insert(event.name);
@@ -256,7 +256,7 @@ TEST(EventNames, AreTheWeights) {
   }
 }
 
-TEST(NoEvents, UnlessAskedFor) {
+TEST(NoEvents, AreRecordedUnlessAskedFor) {
   EXPECT_TRUE(run({"1f1b", P2Policy::kFill}, /*want_events=*/false).events.empty());
 }
 
@@ -277,7 +277,7 @@ TEST(EventsOfW, NameTheMicroBatchesOfAReorderedSchedule) {
   options.want_events = true;
   options.p2_order = P2Order::kBucket;
   const StepReport report = pipeline.run(setup, random_batch(kMicroBatches), options);
-  std::map<std::string, std::vector<int>> told;  // by leaf
+  std::map<std::string, std::vector<int>> told;  // micro-batches by leaf
   for (const Event& event : report.events[0]) {
     if (event.kind != Event::Kind::kBackwardP2) continue;
     for (int i = 0; i < event.count; ++i) told[event.name].push_back(event.micro_batch + i);

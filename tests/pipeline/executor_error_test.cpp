@@ -1,5 +1,5 @@
-// A layer throws on any stage, in F, I or W: the other ranks wake up, one Error names the rank, step and
-// instruction, and nothing hangs. A peer that is stuck runs into the time-out.
+// Tests errors of layers. A layer throws on any stage, in F, I or W. The other ranks wake up, one Error names
+// the rank, step and instruction, and nothing hangs. A peer that is stuck causes a time-out.
 #include <chrono>
 #include <stdexcept>
 #include <thread>
@@ -21,13 +21,13 @@ using test::small_llama;
 using test::step_input;
 
 struct Broken {
-  ModelSpec model = small_llama(2);  // 6 layers, 2 a stage
+  ModelSpec model = small_llama(2);  // 6 layers, 2 per stage
   std::shared_ptr<test::Hooks> hooks;
 
   int layer;
 
   explicit Broken(int stage) : layer(2 * stage + 1) { hooks = test::insert_probe(model, layer); }
-  // The name of the probe in messages.
+  // Returns the name of the probe in messages.
   std::string place() const { return concat("stage ", layer / 2, ", layer probe before ", layer); }
   std::vector<int> split(int stage) const {
     std::vector<int> split = {2, 2, 2};
@@ -76,7 +76,7 @@ TEST_P(LayerThrows, InBackwardP1) {
       message, {concat("rank ", stage, ", step 5, ", stage, letter, ": ", broken.place(), ": out of luck")});
 }
 
-// Under fill, W runs inside the waiting receive: the error may name any instruction of the rank.
+// Under fill, W runs inside the waiting receive, so the error may name any instruction of the rank.
 TEST_P(LayerThrows, InBackwardP2) {
   const auto [stage, schedule, policy] = GetParam();
   const Broken broken(stage);
@@ -97,8 +97,8 @@ INSTANTIATE_TEST_SUITE_P(Everywhere, LayerThrows,
                                          policy_name(std::get<2>(info.param)));
                          });
 
-// LibTorch's errors come with a backtrace; users get only its first line.
-TEST(LayerError, FromLibTorchIsOneMessage) {
+// LibTorch's errors include a backtrace. Users get only its first line.
+TEST(LayerError, FromLibTorchIsOneLine) {
   const Broken broken(1);
   broken.hooks->forward = [](const Context&) { at::mm(at::ones({2, 3}), at::ones({2, 3})); };
   const std::string message = run_to_error(broken, 1, "1f1b", P2Policy::kFill);
@@ -109,8 +109,8 @@ TEST(LayerError, FromLibTorchIsOneMessage) {
   EXPECT_EQ(message.find('\n'), std::string::npos) << message;
 }
 
-// The measurement before training is the first to run a layer.
-TEST(LayerError, InTheMeasurement) {
+// The measurement before training runs a layer for the first time.
+TEST(LayerError, InTheMeasurementNamesTheLayer) {
   const Broken broken(1);
   broken.hooks->forward = [](const Context&) { at::mm(at::ones({2, 3}), at::ones({2, 3})); };
   const std::string message =
@@ -120,8 +120,8 @@ TEST(LayerError, InTheMeasurement) {
   EXPECT_EQ(message.find('\n'), std::string::npos) << message;
 }
 
-// A layer that does not keep a tensor that its W reads.
-TEST(LayerError, ASavedTensorThatIsMissing) {
+// This layer does not keep a tensor that its W reads.
+TEST(LayerError, NamesASavedTensorThatIsMissing) {
   const Broken broken(1);
   broken.hooks->backward_p2 = [](int64_t) { Saved().p2(1); };
   expect_contains(
@@ -137,7 +137,7 @@ TEST(LayerError, OfAnyTypeEndsAllRanks) {
   expect_contains(run_to_error(broken, 1, "1f1b", P2Policy::kFill), {"rank 1, step 5, 1F2: "});
 }
 
-TEST(LayerError, InEvaluation) {
+TEST(LayerError, InAnEvaluationNamesTheLayer) {
   const Broken broken(2);
   broken.hooks->forward = [](const Context& context) {
     if (context.micro_batch == 1) throw std::runtime_error("out of luck");
@@ -151,8 +151,8 @@ TEST(LayerError, InEvaluation) {
                   {concat("rank 2, batch 5 of an evaluation, 2F1: ", broken.place(), ": out of luck")});
 }
 
-// A layer that forgets its W would silently train nothing.
-TEST(LayerError, AParameterWithoutGradient) {
+// Without this check, a layer that forgets its W would not be trained, without any message.
+TEST(LayerError, NamesAParameterWithoutGradient) {
   class Forgetful : public Layer {
    public:
     Values forward(Values x, Context&, Saved&) override { return x; }
@@ -173,8 +173,8 @@ TEST(LayerError, AParameterWithoutGradient) {
   }
 }
 
-// `finish` runs after the schedule: its error reaches the caller, and wakes ranks that are still in the step.
-TEST(LayerError, InTheOptimizer) {
+// `finish` runs after the schedule. Its error reaches the caller and wakes ranks that are still in the step.
+TEST(LayerError, InTheOptimizerEndsAllRanks) {
   const ModelSpec model = small_llama(2);
   for (const int broken : {0, 1, 2}) {
     Pipeline pipeline(model, test::no_costs(model), options_of({2, 2, 2}));
@@ -192,21 +192,21 @@ TEST(LayerError, InTheOptimizer) {
 }
 
 // The memory of an unfinished step is released at once, not when the pipeline is destroyed.
-TEST(LayerError, ReleasesWhatTheStepHeld) {
+TEST(LayerError, ReleasesTheMemoryOfTheStep) {
   const Broken broken(1);
   broken.hooks->backward_p1 = [](const Context& context) {
     if (context.micro_batch == 1) throw std::runtime_error("out of luck");
   };
   Pipeline pipeline(broken.model, test::no_costs(broken.model), options_of(broken.split(1)));
   error_of([&] { pipeline.run(pipeline.setup("gpipe", 4, P2Policy::kEnd), random_batch(4), step_input()); });
-  // The rest: a message in a mailbox (at most one output or gradient per micro-batch) and the tables of the
-  // rotary embedding.
+  // The remaining memory is a message in a mailbox (at most one output or gradient per micro-batch) and the
+  // tables of the rotary embedding.
   const int64_t message = test::kRows * test::kDim * test::kFloat;
   const int64_t tables = 2 * test::kSequence * 2 * test::kFloat;  // cos and sin, half a head of 4 wide
   for (int r = 0; r < 3; ++r) EXPECT_LE(pipeline.meter().held(r), 4 * message + tables) << "rank " << r;
 }
 
-TEST(StuckPeer, RunsIntoTheTimeOut) {
+TEST(StuckPeer, CausesATimeOut) {
   const Broken broken(0);
   broken.hooks->forward = [](const Context& context) {
     if (context.micro_batch == 1) std::this_thread::sleep_for(std::chrono::milliseconds(800));
@@ -217,8 +217,8 @@ TEST(StuckPeer, RunsIntoTheTimeOut) {
   expect_contains(message, {"rank ", "step 5", "waited 0.2 s for", "from rank", "stuck", "pipeline.timeout"});
 }
 
-// The time-out is for each wait: waits that are shorter are no error, even if their sum is longer.
-TEST(StuckPeer, SlowIsNotStuck) {
+// The time-out applies to each wait. Shorter waits are no error, even if their sum is longer.
+TEST(StuckPeer, ASlowPeerIsNotStuck) {
   const Broken broken(0);
   broken.hooks->forward = [](const Context&) { std::this_thread::sleep_for(std::chrono::milliseconds(100)); };
   Pipeline pipeline(broken.model, test::no_costs(broken.model), options_of(broken.split(0)));

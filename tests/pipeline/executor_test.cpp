@@ -1,5 +1,5 @@
-// The executor on handmade placements and schedules: its results do not depend on the owner of a stage;
-// `fill` runs W in the waits and nowhere else; the reported times add up to the step.
+// Tests the executor on handmade placements and schedules. Its results do not depend on which rank owns a
+// stage. `fill` runs W in the waits and nowhere else. The reported times add up to the step.
 #include <algorithm>
 #include <chrono>
 #include <set>
@@ -42,7 +42,7 @@ Result one_stage(const ModelSpec& model, int micro_batches) {
   return run(model, options_of({layers}), make_schedule("gpipe", 1, micro_batches, P2Policy::kOff));
 }
 
-// Four stages on two ranks; F and B by hand.
+// Four stages run on two ranks. F and B are placed by hand.
 Schedule four_stages(std::vector<int> rank_of_stage, int micro_batches,
                      std::vector<std::vector<Instruction>> ranks) {
   Schedule schedule;
@@ -59,8 +59,8 @@ constexpr Op B = Op::kBackward;
 constexpr Op I = Op::kBackwardP1;
 constexpr Op W = Op::kBackwardP2;
 
-// The head on the first rank: 0 and 3 on rank 0, 1 and 2 on rank 1, which hand over to each other without a
-// message.
+// The head is on the first rank. Stages 0 and 3 are on rank 0, stages 1 and 2 on rank 1. Stages 1 and 2 hand
+// over to each other without a message.
 Schedule v_shape() {
   return four_stages({0, 1, 1, 0}, 3,
                      {{{F, 0, 0},
@@ -118,7 +118,7 @@ TEST(Executor, InterleavedPlacementIsBitwiseEqualToOneStage) {
   }
 }
 
-TEST(Executor, AllStagesOnOneRank) {
+TEST(Executor, RunsAllStagesOnOneRank) {
   const ModelSpec model = small_llama(3);
   const Result expected = one_stage(model, 2);
   std::vector<Instruction> list;
@@ -136,7 +136,8 @@ TEST(Executor, AllStagesOnOneRank) {
   }
 }
 
-// The schedule itself places W between other ops, singly and as a range. F, I and messages are ranges too.
+// The schedule itself places W between other ops, as single units and as a range. F, I and messages are
+// ranges too.
 TEST(Executor, FollowsPlacedWAndRanges) {
   const ModelSpec model = small_llama(1);  // 4 layers
   const Result expected = one_stage(model, 3);
@@ -165,7 +166,7 @@ TEST(Executor, RefusesAScheduleForOtherStagesOrBatches) {
   setup.schedule = make_schedule("1f1b", 4, 2, P2Policy::kFill);
   test::expect_contains(test::error_of([&] { pipeline.run(setup, random_batch(2), {}); }),
                         {"places its stages"});
-  // Neither error has harmed the pipeline.
+  // Neither error has damaged the pipeline.
   pipeline.run(pipeline.setup("1f1b", 2, P2Policy::kFill), random_batch(2), step_input());
 }
 
@@ -175,7 +176,7 @@ void sleep_for(int ms) {
   std::this_thread::sleep_for(Milliseconds(ms));
 }
 
-// Stage 0 is fast and has W to do. Stage 1 is slow: stage 0 waits for it before every I.
+// Stage 0 is fast and has W to run. Stage 1 is slow, so stage 0 waits for it before every I.
 class Waiting : public ::testing::Test {
  protected:
   Waiting() : model_(small_llama(2)) {
@@ -192,8 +193,8 @@ class Waiting : public ::testing::Test {
     return report.ranks[rank].idle[static_cast<int>(cause)];
   }
 
-  // A busy machine may stop a rank for longer than stage 1 is slow. So what should hold is looked at again
-  // with a slower stage.
+  // A busy machine may stop a rank for longer than stage 1 takes. So the test repeats a failed check with a
+  // slower stage.
   void expect_at_some_pace(const std::function<bool()>& holds) {
     for (const int ms : {15, 60, 240}) {
       ms_ = ms;
@@ -207,7 +208,7 @@ class Waiting : public ::testing::Test {
   int ms_ = 15;
 };
 
-// The times when micro-batch m's last W of stage 0 ended and when I of m began.
+// These are the times when the last W of micro-batch m on stage 0 ended, and when I of m began.
 struct Moments {
   std::vector<double> p1_begin = std::vector<double>(4, 0);
   std::vector<double> p2_end = std::vector<double>(4, 0);
@@ -231,9 +232,9 @@ TEST_F(Waiting, FillRunsWInTheWaits) {
     const Moments moments = moments_of(run(P2Policy::kFill).events[0]);
     bool in_time = true;
     for (int m = 0; m < 4; ++m) {
-      // Embedding; qkv and o; gate_up and down: five leaf layers with a backward-p2.
+      // The five leaf layers with a backward-p2 are the embedding, qkv, o, gate_up and down.
       EXPECT_EQ(moments.units[m], 5);
-      // Its W fits into the time that stage 1 takes for the next micro-batch.
+      // This W fits into the time that stage 1 takes for the next micro-batch.
       in_time &= m == 0 || moments.p2_end[m - 1] < moments.p1_begin[m];
     }
     return in_time;
@@ -248,19 +249,19 @@ TEST_F(Waiting, EndRunsWAfterTheLastI) {
   }
 }
 
-TEST_F(Waiting, IdleCausesTellFillFromEnd) {
+TEST_F(Waiting, IdleCausesDistinguishFillFromEnd) {
   expect_at_some_pace([&] {
     const StepReport fill = run(P2Policy::kFill);
     EXPECT_EQ(idle(fill, 0, IdleCause::kMessage), 0) << "with W pending, fill never waits";
     const StepReport end = run(P2Policy::kEnd);
-    // Three waits for I 1, 2 and 3, each for F and I of stage 1, happen with W pending.
+    // The three waits for I 1, 2 and 3 happen while W is pending. Each lasts for F and I of stage 1.
     const double waits = 3.3e-3 * ms_;
     return idle(fill, 0, IdleCause::kNothing) > waits && idle(end, 0, IdleCause::kMessage) > waits;
   });
 }
 
-// Busy time and idle time by cause make up the whole step except for the executor's own work, which may take
-// 10 %.
+// Busy time and idle time by cause make up the whole step, except for the executor's own work. That work may
+// take 10 %.
 TEST_F(Waiting, TimesAddUpToTheStep) {
   for (const P2Policy policy : kPolicies) {
     SCOPED_TRACE(policy_name(policy));
@@ -282,7 +283,7 @@ TEST_F(Waiting, TimesAddUpToTheStep) {
 }
 
 // The events agree with the sums.
-TEST_F(Waiting, EventsAreTheTimes) {
+TEST_F(Waiting, EventsAgreeWithTheTimes) {
   const StepReport report = run(P2Policy::kFill);
   for (int r = 0; r < 2; ++r) {
     double forward = 0;

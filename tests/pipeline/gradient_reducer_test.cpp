@@ -1,5 +1,5 @@
-// Sums of gradients over replicas: layers may finish in any order, on any number of replicas. The sums are
-// always those in the order of the replicas, and the sequence of collectives is the same.
+// Tests sums of gradients over replicas. Layers may finish in any order, on any number of replicas. The sums
+// always follow the order of the replicas, and the sequence of collectives is the same.
 #include "twobp/pipeline/gradient_reducer.h"
 
 #include <algorithm>
@@ -15,7 +15,8 @@ namespace {
 
 constexpr double kTimeout = 30;
 
-// Records the numbers of the sums that its rank starts, from the first parts that it sends.
+// Records the numbers of the sums that its rank starts. The first part of each sum that it sends tells the
+// number.
 class Recording : public Transport {
  public:
   explicit Recording(Transport& inner) : inner_(inner) {}
@@ -66,7 +67,7 @@ struct Replica {
   std::vector<GradientReducer::Item> items;
 };
 
-// Runs body(replica, transport) on one thread per replica; rethrows the first exception.
+// Runs body(replica, transport) on one thread per replica. Rethrows the first exception.
 void on_replicas(int replicas, const std::function<void(int, Transport&)>& body) {
   std::vector<World> worlds = make_in_process_worlds(replicas, 1, 0);
   std::vector<std::exception_ptr> errors(replicas);
@@ -107,7 +108,7 @@ std::vector<Shape> random_shapes(std::mt19937& random) {
   return shapes;
 }
 
-TEST(GradientReducer, AnyOrderOfLayersGivesTheSumsInOrderOfReplicasAndOneSequenceOfSums) {
+TEST(GradientReducer, SumsAndTheirSequenceDoNotDependOnTheOrderOfLayers) {
   for (uint32_t seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
@@ -115,7 +116,8 @@ TEST(GradientReducer, AnyOrderOfLayersGivesTheSumsInOrderOfReplicasAndOneSequenc
     const std::vector<Shape> shapes = random_shapes(random);
     const int64_t bucket_bytes = 1 + static_cast<int64_t>(random() % 40000);
     const int steps = 2;
-    // By step, replica and parameter; undefined means no gradient.
+    // The gradients are listed by step, replica and parameter. An undefined tensor means that there is no
+    // gradient.
     std::vector<std::vector<std::vector<at::Tensor>>> gradients(steps);
     auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
     for (auto& step : gradients) {
@@ -129,7 +131,7 @@ TEST(GradientReducer, AnyOrderOfLayersGivesTheSumsInOrderOfReplicasAndOneSequenc
     }
     std::vector<std::vector<int>> started(replicas);
     std::vector<size_t> buckets(replicas);
-    // The sums of all replicas, by step and parameter.
+    // The sums of all replicas are listed by step and parameter.
     std::vector<std::vector<std::vector<at::Tensor>>> sums(replicas,
                                                            std::vector<std::vector<at::Tensor>>(steps));
     on_replicas(replicas, [&](int r, Transport& transport) {
@@ -150,7 +152,7 @@ TEST(GradientReducer, AnyOrderOfLayersGivesTheSumsInOrderOfReplicasAndOneSequenc
             if (here && gradients[step][r][p].defined())
               replica.parameters[p]->accumulate(gradients[step][r][p]);
           }
-          if (own() % 10 != 0) reducer.layer_done(stage, layer);  // finish() handles the others
+          if (own() % 10 != 0) reducer.layer_done(stage, layer);  // finish() handles the other layers
           if (own() % 3 == 0) reducer.progress();
           if (own() % 7 == 0) std::this_thread::yield();
         }
@@ -169,7 +171,7 @@ TEST(GradientReducer, AnyOrderOfLayersGivesTheSumsInOrderOfReplicasAndOneSequenc
       for (int step = 0; step < steps; ++step) {
         for (size_t b = 0; b < buckets[r]; ++b) expected.push_back(static_cast<int>(b));
       }
-      if (buckets[r] == 1) expected.resize(1);  // the recording can't tell its two steps apart
+      if (buckets[r] == 1) expected.resize(1);  // the recording cannot tell its two steps apart
       EXPECT_EQ(started[r], expected) << "replica " << r;
       for (int step = 0; step < steps; ++step) {
         std::vector<at::Tensor> expected_sums;
@@ -188,7 +190,7 @@ TEST(GradientReducer, AnyOrderOfLayersGivesTheSumsInOrderOfReplicasAndOneSequenc
   }
 }
 
-// Three layers of two parameters each, 400 and 4000 bytes.
+// Makes three layers of two parameters each, of 400 and 4000 bytes.
 std::vector<Shape> three_layers() {
   std::vector<Shape> shapes;
   for (int layer = 0; layer < 3; ++layer) {
@@ -198,7 +200,7 @@ std::vector<Shape> three_layers() {
   return shapes;
 }
 
-TEST(GradientReducer, BucketsAreCutFromTheLastLayerOnAndEndWhereTheyAreFull) {
+TEST(GradientReducer, CutsBucketsFromTheLastLayerOnWhereTheyAreFull) {
   on_replicas(2, [&](int, Transport& transport) {
     const auto names = [&](int64_t bucket_bytes) {
       Replica replica(three_layers());
@@ -218,12 +220,12 @@ TEST(GradientReducer, BucketsAreCutFromTheLastLayerOnAndEndWhereTheyAreFull) {
   });
 }
 
-TEST(GradientReducer, ABucketStartsWhenItsLayersAreDoneAndThoseBeforeItHaveStarted) {
+TEST(GradientReducer, StartsABucketAfterItsLayersAndTheBucketsBeforeIt) {
   on_replicas(2, [&](int, Transport& transport) {
     Replica replica(three_layers());
     GradientReducer reducer(transport, replica.items, 4001);
     reducer.layer_done(0, 1);
-    EXPECT_EQ(reducer.started(), 0u);  // its turn has not come
+    EXPECT_EQ(reducer.started(), 0u);  // the buckets before it have not started
     reducer.layer_done(0, 2);
     EXPECT_EQ(reducer.started(), 2u);
     reducer.layer_done(0, 0);
@@ -234,7 +236,7 @@ TEST(GradientReducer, ABucketStartsWhenItsLayersAreDoneAndThoseBeforeItHaveStart
   });
 }
 
-TEST(GradientReducer, GradientsLieInTheirBucketAsAlignedAsTensorsOfTheirOwn) {
+TEST(GradientReducer, AlignsGradientsInABucketLikeSeparateTensors) {
   on_replicas(2, [&](int, Transport& transport) {
     std::vector<Shape> shapes = three_layers();
     shapes.push_back({{3, 5, 2, 2}, at::kFloat, 0, 2});
@@ -251,7 +253,7 @@ TEST(GradientReducer, GradientsLieInTheirBucketAsAlignedAsTensorsOfTheirOwn) {
   });
 }
 
-TEST(GradientReducer, AReplicaThatNeverSumsIsAnErrorThatNamesTheLayers) {
+TEST(GradientReducer, NamesTheLayersThatAReplicaDoesNotSum) {
   std::string message;
   on_replicas(2, [&](int r, Transport& transport) {
     if (r == 1) return;

@@ -1,4 +1,4 @@
-// The meter alone: the category of each tensor, the time when it leaves the books, and the peaks.
+// Tests the meter alone: the category of each tensor, the time when it is no longer counted, and the peaks.
 #include "twobp/pipeline/memory/memory_meter.h"
 
 #include <numeric>
@@ -19,7 +19,7 @@ at::Tensor floats(int64_t n) {
   return at::empty({n}, at::kFloat);
 }
 
-// Runs `body` on a watched thread, as rank threads are.
+// Runs `body` on a watched thread. The threads of ranks are watched.
 void on_watched_thread(const MemoryMeter& meter, const std::function<void()>& body) {
   std::thread([&] {
     const MemoryMeter::Watch watch(meter);
@@ -27,7 +27,7 @@ void on_watched_thread(const MemoryMeter& meter, const std::function<void()>& bo
   }).join();
 }
 
-TEST(MemoryMeter, BooksOnTheScopeOfTheThread) {
+TEST(MemoryMeter, CountsInTheScopeOfTheThread) {
   MemoryMeter meter({0, 0, 1});
   on_watched_thread(meter, [&] {
     const at::Tensor nobodys = floats(1000);
@@ -56,7 +56,7 @@ TEST(MemoryMeter, BooksOnTheScopeOfTheThread) {
   for (int stage : {0, 1, 2}) EXPECT_EQ(meter.stage_use(stage).total(), 0) << "all were released";
 }
 
-TEST(MemoryMeter, UnwatchedThreadsAreNotSeen) {
+TEST(MemoryMeter, IgnoresUnwatchedThreads) {
   MemoryMeter meter({0});
   const MemoryMeter::Scope scope(0, Category::kActivations);
   const at::Tensor tensor = floats(100);
@@ -64,7 +64,7 @@ TEST(MemoryMeter, UnwatchedThreadsAreNotSeen) {
 }
 
 // A view holds the same memory, which is released with the last view.
-TEST(MemoryMeter, ViewsAreOneAllocation) {
+TEST(MemoryMeter, CountsViewsAsOneAllocation) {
   MemoryMeter meter({0});
   on_watched_thread(meter, [&] {
     const MemoryMeter::Scope scope(0, Category::kActivations);
@@ -78,7 +78,7 @@ TEST(MemoryMeter, ViewsAreOneAllocation) {
   });
 }
 
-TEST(MemoryMeter, RebooksOverABoundaryAndIntoTheStash) {
+TEST(MemoryMeter, MovesTensorsOverABoundaryAndIntoTheStash) {
   MemoryMeter meter({0, 1});
   on_watched_thread(meter, [&] {
     at::Tensor tensor;
@@ -99,15 +99,15 @@ TEST(MemoryMeter, RebooksOverABoundaryAndIntoTheStash) {
   });
 }
 
-// Unbooked memory (a batch from the loader) stays off the books when it is rebooked.
-TEST(MemoryMeter, RebookingWhatIsNotBookedDoesNothing) {
+// Memory that is not counted (a batch from the loader) stays uncounted when it is rebooked.
+TEST(MemoryMeter, RebookingUncountedMemoryDoesNothing) {
   MemoryMeter meter({0});
   at::Tensor batch = floats(100);
   on_watched_thread(meter, [&] { meter.rebook(batch, 0, Category::kStash); });
   EXPECT_EQ(meter.stage_use(0).total(), 0);
 }
 
-TEST(MemoryMeter, ReleaseOnAnotherThreadIsBookedWhereItWasAllocated) {
+TEST(MemoryMeter, CountsAReleaseWhereTheTensorWasAllocated) {
   MemoryMeter meter({0, 1});
   at::Tensor tensor;
   on_watched_thread(meter, [&] {
@@ -124,7 +124,7 @@ TEST(MemoryMeter, ReleaseOnAnotherThreadIsBookedWhereItWasAllocated) {
   EXPECT_EQ(meter.stage_use(1).total(), 0);
 }
 
-TEST(MemoryMeter, PeaksAndTheirSplit) {
+TEST(MemoryMeter, GivesPeaksAndTheirSplit) {
   MemoryMeter meter({0, 0});
   on_watched_thread(meter, [&] {
     const MemoryMeter::Scope parameters(0, Category::kParameters);
@@ -150,7 +150,7 @@ TEST(MemoryMeter, PeaksAndTheirSplit) {
   });
 }
 
-TEST(MemoryMeter, HighWaterStartsAnewWhenTaken) {
+TEST(MemoryMeter, RestartsTheHighWaterMarkWhenItIsTaken) {
   MemoryMeter meter({0});
   on_watched_thread(meter, [&] {
     const MemoryMeter::Scope scope(0, Category::kActivations);
@@ -163,8 +163,8 @@ TEST(MemoryMeter, HighWaterStartsAnewWhenTaken) {
   });
 }
 
-// Two threads at once, each on its own rank, release each other's tensors.
-TEST(MemoryMeter, CountsExactlyUnderConcurrency) {
+// Two threads, each on its own rank, release each other's tensors at the same time.
+TEST(MemoryMeter, CountsExactlyWithConcurrentThreads) {
   MemoryMeter meter({0, 1});
   std::vector<at::Tensor> crossing(200);
   const auto work = [&](int stage) {
@@ -179,7 +179,7 @@ TEST(MemoryMeter, CountsExactlyUnderConcurrency) {
   std::thread second(work, 1);
   first.join();
   second.join();
-  // 1 + 3 + ... + 199, and 2 + 4 + ... + 200.
+  // The sums are 1 + 3 + ... + 199, and 2 + 4 + ... + 200.
   EXPECT_EQ(meter.held(0), 4 * 100 * 100);
   EXPECT_EQ(meter.held(1), 4 * 100 * 101);
   on_watched_thread(meter, [&] { crossing.clear(); });

@@ -1,7 +1,8 @@
-// Bytes of a step against bytes counted by hand, for MLP blocks: y = x + down(silu(gate) * up), (gate | up) =
-// gate_up(norm(x)). With R rows, width D and hidden width H, in floats, one block holds for one micro-batch
+// Tests the bytes of a step against bytes counted by hand. The model has MLP blocks: y = x + down(silu(gate)
+// * up), (gate | up) = gate_up(norm(x)). With R rows, width D and hidden width H, one block holds these
+// floats for one micro-batch:
 //   after F:  norm(x) (R D, until W), 1 / rms (R), gate and up (2 R H), silu(gate) * up (R H, until W),
-//             and its input x (R D), which is the block's before it or the batch's own;
+//             and its input x (R D), which belongs to the previous block or to the batch;
 //   after I:  norm(x) (R D), d(gate | up) (2 R H, written over gate and up), silu(gate) * up (R H), dy (R D).
 #include "tests/pipeline/step_bytes.h"
 #include "twobp/pipeline/stage.h"
@@ -27,13 +28,13 @@ int64_t bytes(const MemoryUse& use, Category category) {
   return use.now[static_cast<int>(category)];
 }
 
-// Runs one step with p2 `end`, whose W is all after the last I.
+// Runs one step with p2 `end`. All W run after the last I.
 void run(Pipeline& pipeline, int micro_batches, const char* schedule = "gpipe") {
   pipeline.run(pipeline.setup(schedule, micro_batches, P2Policy::kEnd, P2Batching::kLoop, 0),
                random_batch(micro_batches), step_input());
 }
 
-TEST(StepMemory, ParametersAndGradients) {
+TEST(StepMemory, CountsParametersAndGradients) {
   const ModelSpec model = small_mlp(5);
   Pipeline pipeline(model, test::no_costs(model), options_of({2, 3}));
   for (const auto& [stage, layers] : {std::pair{0, 2}, {1, 3}}) {
@@ -45,8 +46,9 @@ TEST(StepMemory, ParametersAndGradients) {
   }
 }
 
-// Three blocks, with the loss on the same stage. The bytes before the last block runs: two blocks are saved.
-TEST(StepMemory, ActivationsAfterForward) {
+// Three blocks and the loss are on one stage. The bytes are those before the last block runs, when two blocks
+// are saved.
+TEST(StepMemory, CountsActivationsAfterForward) {
   ModelSpec model = small_mlp(4);
   const auto probe = test::insert_probe(model, 3);
   Pipeline pipeline(model, test::no_costs(model), options_of({5}));
@@ -58,19 +60,19 @@ TEST(StepMemory, ActivationsAfterForward) {
   };
   run(pipeline, 2);
   ASSERT_EQ(activations.size(), 2U);
-  // The first block's x belongs to the batch. The x of the other two are outputs, and the third block's
-  // output is in use.
+  // The first block's x belongs to the batch. The x of each other block is the output of the previous block.
+  // The third block's output is in use.
   const int64_t three_blocks = 3 * kSaved + 3 * kMessage;
   EXPECT_EQ(activations[0], three_blocks);
-  // The first micro-batch is complete: it holds the last block without its output, the loss's difference, and
+  // The first micro-batch is complete. It holds the last block without its output, the loss's difference, and
   // x of the last block.
   const int64_t whole = 4 * kSaved + 3 * kMessage + kMessage;
   EXPECT_EQ(activations[1], whole + three_blocks);
   EXPECT_EQ(stash, (std::vector<int64_t>{0, 0}));
 }
 
-// The bytes at the first layer's I: the tensors that the later blocks keep for W, and the gradient in use.
-TEST(StepMemory, StashAfterBackwardP1) {
+// The bytes at the first layer's I are the tensors that the later blocks keep for W, and the gradient in use.
+TEST(StepMemory, CountsTheStashAfterBackwardP1) {
   ModelSpec model = small_mlp(3);
   const auto probe = test::insert_probe(model, 0);
   Pipeline pipeline(model, test::no_costs(model), options_of({4}));
@@ -82,16 +84,17 @@ TEST(StepMemory, StashAfterBackwardP1) {
   };
   run(pipeline, 2);
   EXPECT_EQ(stash, (std::vector<int64_t>{3 * kStash, 6 * kStash}));
-  // The activations of micro-batch 1 after I of micro-batch 0, then none. dL/dx is in use each time.
+  // Micro-batch 1 still has its activations after I of micro-batch 0, and none later. dL/dx is in use each
+  // time.
   const int64_t whole = 3 * kSaved + 2 * kMessage + kMessage;
   EXPECT_EQ(activations, (std::vector<int64_t>{whole + kMessage, kMessage}));
 }
 
-// A received message belongs to the receiver, and the sender keeps nothing of it.
-TEST(StepMemory, RebooksOverTheBoundary) {
+// A received message belongs to the receiver. The sender keeps nothing of it.
+TEST(StepMemory, MovesTensorsOverTheBoundary) {
   ModelSpec model = small_mlp(3);
-  const auto second = test::insert_probe(model, 1);  // first of stage 1
-  const auto first = test::insert_probe(model, 0);   // first of stage 0
+  const auto second = test::insert_probe(model, 1);  // first layer of stage 1
+  const auto first = test::insert_probe(model, 0);   // first layer of stage 0
   Pipeline pipeline(model, test::no_costs(model), options_of({2, 3}));
   MemoryUse sender, receiver, back;
   second->forward = [&](const Context&) {
@@ -107,9 +110,9 @@ TEST(StepMemory, RebooksOverTheBoundary) {
   EXPECT_EQ(bytes(back, Category::kActivations), kMessage);
 }
 
-// Stages on one rank hand tensors over without a message: the books still name the stage that holds each
+// Stages on one rank hand over tensors without a message. The meter still names the stage that holds each
 // tensor.
-TEST(StepMemory, RebooksBetweenStagesOfOneRank) {
+TEST(StepMemory, MovesTensorsBetweenStagesOfOneRank) {
   ModelSpec model = small_mlp(3);
   const auto second = test::insert_probe(model, 1);
   Pipeline pipeline(model, test::no_costs(model), options_of({1, 3}, {0, 0}));
@@ -145,7 +148,7 @@ void expect_nothing_held(Pipeline& pipeline, int64_t layers, const std::string& 
   EXPECT_EQ(total, 2 * layers * kWeights) << after;
 }
 
-TEST(StepMemory, NothingIsHeldAfterAStepOrAnEvaluation) {
+TEST(StepMemory, HoldsNothingAfterAStepOrAnEvaluation) {
   const ModelSpec model = small_mlp(6);
   for (const std::vector<int>& split : {std::vector<int>{6}, {2, 4}, {1, 2, 3}}) {
     Pipeline pipeline(model, test::no_costs(model), options_of(split));
@@ -166,9 +169,9 @@ TEST(StepMemory, NothingIsHeldAfterAStepOrAnEvaluation) {
   }
 }
 
-// An evaluation keeps nothing for a backward pass: its peak is the tensors of one block and the memory to add
-// them up.
-TEST(StepMemory, EvaluationSavesNothing) {
+// An evaluation keeps nothing for a backward pass. Its peak is the tensors of one block and the memory for
+// adding them.
+TEST(StepMemory, AnEvaluationSavesNothing) {
   ModelSpec model = small_mlp(4);
   const auto probe = test::insert_probe(model, 3);
   Pipeline pipeline(model, test::no_costs(model), options_of({5}));
@@ -180,10 +183,10 @@ TEST(StepMemory, EvaluationSavesNothing) {
   EXPECT_EQ(held, (std::vector<int64_t>(3, kMessage))) << "the block's input and nothing else";
 }
 
-// A LLaMa keeps only one thing from step to step: the tables of the rotary embedding, which are cos and sin
-// of (S, D / 2) per layer.
-TEST(StepMemory, LlamaHoldsItsRotaryTablesOnly) {
-  const ModelSpec model = test::small_llama(3);  // 8 layers, of which 1, 3 and 5 are attention
+// A LLaMa keeps only one thing between steps: the tables of the rotary embedding, which are cos and sin of
+// (S, D / 2) per layer.
+TEST(StepMemory, ALlamaHoldsOnlyItsRotaryTables) {
+  const ModelSpec model = test::small_llama(3);  // 8 layers; layers 1, 3 and 5 are attention
   Pipeline pipeline(model, test::no_costs(model), options_of({3, 5}));
   const int64_t tables = 2 * test::kSequence * 2 * kFloat;  // heads are 4 wide
   StepInput evaluation = step_input();

@@ -1,4 +1,4 @@
-// W beside F and I on a device: the dependences between the streams, and how far W runs ahead.
+// Tests W beside F and I on a device: the dependences between the streams, and how far W may lag.
 #include "twobp/pipeline/executor/p2_stream.h"
 
 #include <atomic>
@@ -10,7 +10,7 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-// An op that is launched on a stream and holds it up until it is opened.
+// This op holds up the stream on which it is launched until it is opened.
 struct Gate {
   std::atomic<bool> open{false};
   void stand_in(const DeviceStream& stream) {
@@ -30,7 +30,7 @@ TEST(P2Stream, IsAPlainCallOnACpu) {
   stream.join();
 }
 
-TEST(P2Stream, WWaitsForItsOwnIAlone) {
+TEST(P2Stream, WWaitsForItsOwnIOnly) {
   const Device device = test::stand_in_device(10);
   P2Stream stream(device);
   Gate first, second;
@@ -38,7 +38,7 @@ TEST(P2Stream, WWaitsForItsOwnIAlone) {
   const auto w = [&] { test::put(device.weights(), [&] { ++done; }); };
   first.stand_in(device.compute());
   const DeviceEvent ready = stream.ready();
-  second.stand_in(device.compute());  // the F that follows
+  second.stand_in(device.compute());  // the next F
   stream.run({&ready, 1}, {}, w);
   test::let_run();
   EXPECT_EQ(done, 0) << "its I is not done";
@@ -66,7 +66,7 @@ TEST(P2Stream, TheUpdateWaitsForAllW) {
   EXPECT_TRUE(updated.load()) << "all W is done";
 }
 
-TEST(P2Stream, RunsAheadByABoundedAmount) {
+TEST(P2Stream, LimitsTheDistanceBetweenHostAndW) {
   const Device device = test::stand_in_device(12);
   P2Stream stream(device);
   Gate gate;
@@ -82,7 +82,7 @@ TEST(P2Stream, RunsAheadByABoundedAmount) {
 }
 
 // The tensor is on the host, since this device has none.
-TEST(P2Stream, KeepsWhatWReadsUntilItIsDone) {
+TEST(P2Stream, KeepsTheTensorsOfWUntilItIsDone) {
   const Device device = test::stand_in_device(14);
   P2Stream stream(device);
   Gate gate;
@@ -122,7 +122,7 @@ TEST(P2Stream, KeepsWhatWReadsUntilItIsDone) {
   EXPECT_FALSE(stream.keeps());
 }
 
-TEST(P2Stream, TheStreamOfWIsCurrentOnlyMeanwhile) {
+TEST(P2Stream, TheStreamOfWIsCurrentOnlyDuringW) {
   const Device device = test::stand_in_device(13);
   P2Stream stream(device);
   const OnStream here(device.compute());

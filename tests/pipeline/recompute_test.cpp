@@ -1,6 +1,6 @@
-// Recomputation in the pipeline: the profile's bytes are the meter's for every mode, and a block's bytes are
-// those counted by hand. The cap keeps its promise although W needs memory of its own, and the bits do not
-// change.
+// Tests recomputation in the pipeline. The profile's bytes are those of the meter for every mode, and a
+// block's bytes are those counted by hand. The cap keeps its promise although W needs memory of its own. The
+// bits do not change.
 #include "twobp/models/recompute.h"
 
 #include <algorithm>
@@ -27,13 +27,13 @@ using test::SplitModel;
 using test::step_input;
 using test::take_gradients;
 
-// All layers, the first and the last included.
+// Sets the mode of all layers, including the first and the last.
 ModelSpec with_mode(ModelSpec model, Recompute mode) {
   recompute(model, std::vector<Recompute>(model.layers.size(), mode));
   return model;
 }
 
-// Neighbours of different modes, each mode twice.
+// Neighbouring layers have different modes, and each mode occurs twice.
 ModelSpec mixed(ModelSpec model) {
   std::vector<Recompute> modes;
   for (size_t i = 0; i < model.layers.size(); ++i) modes.push_back(static_cast<Recompute>(3 - i % 4));
@@ -59,7 +59,7 @@ TEST(RecomputeProfile, PeaksAreWhatTheMeterMeasures) {
   for (const SplitModel& c : cases()) {
     Pipeline pipeline = test::measured_pipeline(c);
     for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
-      if (c.split.size() > 1 && std::string(schedule) != "naive") continue;  // messages under way
+      if (c.split.size() > 1 && std::string(schedule) != "naive") continue;  // messages would be in transit
       for (const int micro_batches : {1, 3}) {
         const StepSetup setup = pipeline.setup(schedule, micro_batches, P2Policy::kOff, P2Batching::kLoop, 0);
         EXPECT_EQ(measured_peaks(pipeline, setup), setup.standard_peaks)
@@ -69,9 +69,9 @@ TEST(RecomputeProfile, PeaksAreWhatTheMeterMeasures) {
   }
 }
 
-// The bytes of a block in the middle. F holds its output and the tensors that the mode keeps. I replaces the
-// tensors of F with those that W needs. The input belongs to the previous block.
-TEST(RecomputeProfile, BytesOfABlockCountedByHand) {
+// This block is in the middle. F holds its output and the tensors that the mode keeps. I replaces the tensors
+// of F with those that W needs. The input belongs to the previous block.
+TEST(RecomputeProfile, BytesOfABlockAreThoseCountedByHand) {
   struct Bytes {
     int64_t forward_held, stash;
   };
@@ -89,7 +89,8 @@ TEST(RecomputeProfile, BytesOfABlockCountedByHand) {
   }
 }
 
-// A W that recomputes derivatives holds the tensors of F and I meanwhile. Any other W of a Linear holds none.
+// A W that recomputes derivatives holds the tensors of F and I meanwhile. The W of a Linear holds none
+// otherwise.
 TEST(RecomputeProfile, BackwardP2NeedsMemoryOfItsOwn) {
   for (const Recompute mode : {Recompute::kNone, Recompute::kActivations, Recompute::kDerivatives}) {
     ModelSpec model = test::small_mlp(3);
@@ -104,7 +105,7 @@ TEST(RecomputeProfile, BackwardP2NeedsMemoryOfItsOwn) {
 }
 
 // Recomputed activations keep only one tensor per layer and micro-batch, so a stage with four micro-batches
-// in flight needs less. Recomputed derivatives save memory where W waits.
+// in flight needs less memory. Recomputed derivatives save memory where W waits.
 TEST(RecomputeMemory, PeaksFall) {
   const auto peak = [](Recompute mode, const char* schedule, P2Policy policy) {
     const ModelSpec model = with_mode(test::small_llama(4), mode);
@@ -118,7 +119,7 @@ TEST(RecomputeMemory, PeaksFall) {
   EXPECT_LT(2 * peak(Recompute::kBoth, "gpipe", P2Policy::kEnd), none);
 }
 
-// `auto`: no rank holds more in total than the fullest rank of standard backpropagation with the same
+// With `auto`, no rank holds more in total than the fullest rank of standard backpropagation with the same
 // recomputation.
 TEST(RecomputeMemory, AutoCapKeepsItsPromise) {
   for (const SplitModel& c : cases()) {
@@ -146,7 +147,7 @@ TEST(RecomputeMemory, AutoCapKeepsItsPromise) {
   }
 }
 
-// Every mode and policy, with a cap of one byte and with none, on one rank and on three.
+// The test covers every mode and policy, with a cap of one byte and without a cap, on one rank and on three.
 TEST(RecomputeBits, GradientsAreThoseOfModeNone) {
   const auto batch = random_batch(4);
   const ModelSpec plain = test::small_llama(3);
@@ -174,7 +175,7 @@ TEST(RecomputeBits, GradientsAreThoseOfModeNone) {
   }
 }
 
-// The planner has the names of the modes without the layers, because it builds without torch.
+// The planner has its own list of the modes, because it builds without torch.
 TEST(PipelineRecompute, ThePlannerKnowsTheSameModes) {
   EXPECT_EQ(recompute_modes(), recompute_names());
 }

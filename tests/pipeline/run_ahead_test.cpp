@@ -1,5 +1,5 @@
-// Two steps under way: the work that a rank may do before the others have ended a step, and the handling of
-// errors.
+// Tests two steps that run at the same time: the work that a rank may do before the others have ended a step,
+// and the handling of errors.
 #include <chrono>
 #include <future>
 
@@ -54,7 +54,7 @@ TEST_F(RunAhead, ARankDoesNotWaitForTheOthersToEndTheStep) {
   EXPECT_EQ(pipeline_.under_way(), 0);
 }
 
-TEST_F(RunAhead, AnErrorEndsAllStepsUnderWay) {
+TEST_F(RunAhead, AnErrorEndsAllRunningSteps) {
   const StepSetup setup = pipeline_.setup("1f1b", 3, P2Policy::kFill);
   for (const int64_t broken : {1, 2}) {
     Pipeline pipeline(model_, test::no_costs(model_), options_of({2, 2}));
@@ -74,13 +74,13 @@ TEST_F(RunAhead, AnErrorEndsAllStepsUnderWay) {
     EXPECT_EQ(pipeline.under_way(), 0);
     expect_contains(test::error_of([&] { pipeline.submit(setup, random_batch(3), step_input(3)); }),
                     {"failed in an earlier step"});
-    // The rest: messages in a mailbox, at most one output or gradient of each micro-batch.
+    // The remaining memory is messages in a mailbox, at most one output or gradient of each micro-batch.
     const int64_t messages = 2 * 3 * test::kRows * test::kDim * test::kFloat;
     for (int rank = 0; rank < 2; ++rank) EXPECT_LE(pipeline.meter().held(rank), messages) << "rank " << rank;
   }
 }
 
-TEST_F(RunAhead, StepsUnderWayEndBeforeThePipeline) {
+TEST_F(RunAhead, RunningStepsEndBeforeThePipeline) {
   auto pipeline = std::make_unique<Pipeline>(model_, test::no_costs(model_), options_of({4}));
   const StepSetup setup = pipeline->setup("1f1b", 3, P2Policy::kFill);
   int ended = 0;
@@ -99,7 +99,7 @@ TEST_F(RunAhead, StepsUnderWayEndBeforeThePipeline) {
   EXPECT_EQ(ended, 3);
 }
 
-TEST_F(RunAhead, RefusesWhatNeedsThePipelineForItself) {
+TEST_F(RunAhead, RefusesCallsThatNeedAnIdlePipeline) {
   const StepSetup setup = pipeline_.setup("1f1b", 2, P2Policy::kFill);
   EXPECT_THROW(pipeline_.finish(), Error);
   pipeline_.submit(setup, random_batch(2), step_input(1));

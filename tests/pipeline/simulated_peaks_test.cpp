@@ -1,5 +1,5 @@
-// The simulation's bytes against the walk from which the byte cap comes, and against the meter: they are
-// equal if no message can be under way, and otherwise differ by at most the messages under way.
+// Tests the simulation's bytes against the walk that computes the byte cap, and against the meter. They are
+// equal if no message can be in transit. Otherwise they differ by at most the messages in transit.
 #include <algorithm>
 #include <vector>
 
@@ -28,7 +28,7 @@ std::vector<std::string> schedules_for(const SplitModel& c) {
   return {"naive", "gpipe", "1f1b"};
 }
 
-TEST(SimulatedPeaks, AreTheWalksWithP2Off) {
+TEST(SimulatedPeaks, EqualTheWalkWithP2Off) {
   for (const SplitModel& c : cases()) {
     Pipeline pipeline = test::measured_pipeline(c);
     for (const auto& name : schedules_for(c)) {
@@ -42,7 +42,7 @@ TEST(SimulatedPeaks, AreTheWalksWithP2Off) {
   }
 }
 
-// The order of F, I and single pieces of W in the executor's run; an op counts from its begin.
+// Returns the order of F, I and single units of W in the executor's run. An op counts from its beginning.
 std::vector<std::vector<RecordedOp>> order_of(const StepReport& report) {
   std::vector<std::vector<RecordedOp>> order;
   for (const auto& events : report.events) {
@@ -62,7 +62,7 @@ std::vector<std::vector<RecordedOp>> order_of(const StepReport& report) {
   return order;
 }
 
-TEST(SimulatedPeaks, AreTheMetersWhenTheRecordedOrderIsReplayed) {
+TEST(SimulatedPeaks, MatchTheMeterWhenTheRecordedOrderIsReplayed) {
   for (const SplitModel& c : cases()) {
     Pipeline pipeline = test::measured_pipeline(c);
     for (const auto& name : schedules_for(c)) {

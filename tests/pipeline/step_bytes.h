@@ -1,5 +1,5 @@
-// Bytes of a step: those of a block counted by hand (see memory_test.cpp), those of the profile, and those of
-// the meter.
+// This file gives the bytes of a step: those of a block counted by hand (see memory_test.cpp), those of the
+// profile, and those of the meter.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ inline constexpr int64_t kSaved =
     (kRows * kDim + kRows + 3 * kRows * kHidden) * kFloat;                            // after F, without x
 inline constexpr int64_t kStash = (2 * kRows * kDim + 3 * kRows * kHidden) * kFloat;  // after I
 
-// A model cut into stages.
+// This is a model cut into stages.
 struct SplitModel {
   std::string name;
   ModelSpec model;
@@ -27,7 +27,7 @@ struct SplitModel {
 
 inline Profile measured(const ModelSpec& model) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  at::set_num_threads(1);  // the same as in the ranks: attention's scratch grows with the threads
+  at::set_num_threads(1);  // as in the ranks; attention's scratch memory grows with the threads
   return measure_profile(model, random_fields(1), 0.01);
 }
 
@@ -35,15 +35,16 @@ inline Pipeline measured_pipeline(const SplitModel& of) {
   return Pipeline(of.model, measured(of.model), options_of(of.split, of.rank_of_stage));
 }
 
-// Bytes of parameters and gradients, and of tensors that layers keep over steps (rotary tables), by rank.
+// Returns, by rank, the bytes of parameters, gradients and tensors that layers keep between steps (rotary
+// tables).
 inline std::vector<int64_t> fixed_bytes(Pipeline& pipeline) {
   std::vector<int64_t> fixed;
   for (int r = 0; r < pipeline.ranks(); ++r) fixed.push_back(pipeline.meter().rank_use(r).total());
   return fixed;
 }
 
-// Highest bytes of activations and stash of each rank in one step. A previous step has made the tensors that
-// are kept.
+// Returns the highest bytes of activations and stash of each rank in one step. A previous step has made the
+// tensors that are kept.
 inline std::vector<int64_t> measured_peaks(Pipeline& pipeline, const StepSetup& setup,
                                            StepReport* report = nullptr) {
   const auto batch = random_batch(setup.schedule.micro_batches);

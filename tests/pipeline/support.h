@@ -1,4 +1,4 @@
-// Helpers of the pipeline tests: small models, layers that call the test back, pipelines without an
+// The pipeline tests share these helpers: small models, layers that call the test back, pipelines without an
 // optimizer, and the gradients of a step.
 #pragma once
 
@@ -31,7 +31,7 @@ inline constexpr int64_t kSequence = 5;
 inline constexpr int64_t kRows = kBatch * kSequence;
 inline constexpr int64_t kFloat = 4;  // bytes
 
-// A stack of MLP blocks with a squared error at the end.
+// Makes a stack of MLP blocks with a squared error at the end.
 inline ModelSpec small_mlp(int64_t layers) {
   MlpOptions options;
   options.dim = kDim;
@@ -54,7 +54,7 @@ inline ModelSpec small_llama(int64_t blocks) {
   return llama(options);
 }
 
-// Every field that any of the models reads.
+// Makes every field that any of the models reads.
 inline Fields random_fields(uint64_t seed, int64_t samples = kBatch) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   return {{"input", at::randn({samples, kSequence, kDim}, generator)},
@@ -69,8 +69,8 @@ inline std::vector<Fields> random_batch(int micro_batches) {
   return batch;
 }
 
-// An identity layer that calls back, so that a test can watch, delay or break the middle of a step.
-// Backward-p2 is a unit of its own.
+// This identity layer calls back, so that a test can watch, delay or break the middle of a step. Its
+// backward-p2 is a unit of its own.
 struct Hooks {
   std::function<void(const Context&)> forward;
   std::function<void(const Context&)> backward_p1;
@@ -108,7 +108,7 @@ inline std::shared_ptr<Hooks> insert_probe(ModelSpec& model, int before) {
   return hooks;
 }
 
-// Costs that are all zero: no op needs room, and the split is given by hand.
+// All costs are zero. No op needs room, and the test gives the split.
 inline Profile no_costs(const ModelSpec& model) {
   Profile profile;
   for (const LayerSpec& layer : model.layers) profile[layer.kind] = {};
@@ -133,14 +133,14 @@ inline StepInput step_input() {
   return options;
 }
 
-// F and B of a handmade schedule in the executor's form.
+// Adds communication to F and B of a handmade schedule, as the executor needs it.
 inline Schedule finished(Schedule schedule, P2Policy policy) {
   schedule = add_communication(apply_p2_policy(std::move(schedule), policy));
   validate(schedule);
   return schedule;
 }
 
-// Copies of all gradients in model order; the pipeline starts the next step without gradients.
+// Returns copies of all gradients in model order. The pipeline starts the next step without gradients.
 inline std::vector<at::Tensor> take_gradients(Pipeline& pipeline) {
   std::vector<at::Tensor> gradients;
   for (int s = 0; s < pipeline.stages(); ++s) {
@@ -164,7 +164,7 @@ inline void expect_same_bits(const std::vector<at::Tensor>& expected, const std:
   }
 }
 
-// The message of the Error that `action` throws; fails if it throws none or something else.
+// Returns the message of the Error that `action` throws. Fails if it throws nothing or something else.
 inline std::string error_of(const std::function<void()>& action) {
   try {
     action();

@@ -1,4 +1,4 @@
-// The adviser's sentences on costs made so that each of its verdicts and failure signatures shows.
+// Tests the adviser's sentences. The costs are chosen so that each verdict and each failure signature occurs.
 #include "twobp/plan/adviser.h"
 
 #include "tests/schedule/support.h"
@@ -21,9 +21,9 @@ void expect_signatures(const Advice& advice, bool memory, bool p1, bool unequal)
   EXPECT_EQ(advice.sentences.size(), 1U + (memory ? 1 : 0) + (p1 ? 1 : 0) + (unequal ? 1 : 0));
 }
 
-TEST(Adviser, SaysThatItHelpsAndByHowMuch) {
+TEST(Adviser, SaysByHowMuchItHelps) {
   const Advice advice = advise(equal_stages(4, 4));
-  // arXiv 2405.18047's 1F1B-1 at N = 4: 7/5, bubbles 3/7 and 3/15.
+  // For 1F1B-1 of arXiv 2405.18047 at N = 4, the speed-up is 7/5 and the bubbles are 3/7 and 3/15.
   EXPECT_NEAR(advice.speed_up, 1.4, 1e-9);
   EXPECT_NEAR(advice.bubble_off, 3.0 / 7, 1e-9);
   EXPECT_NEAR(advice.bubble, 0.2, 1e-9);
@@ -38,8 +38,8 @@ TEST(Adviser, CountsTheTimeOfMessages) {
   EXPECT_GT(advise(request).bubble_off, 3.0 / 7 + 0.01);
 }
 
-// Signature 1: all stages keep all of W's tensors, and that is more than there is.
-TEST(Adviser, OutOfMemoryInP2) {
+// Signature 1: all stages keep all tensors of W, and these exceed the memory.
+TEST(Adviser, ReportsMemoryThatP2Exceeds) {
   AdviceRequest request = equal_stages(4, 8);
   request.policy = P2Policy::kFill;
   for (auto& cost : request.costs) {
@@ -59,8 +59,8 @@ TEST(Adviser, OutOfMemoryInP2) {
   EXPECT_FALSE(advise(request).out_of_memory_in_p2);
 }
 
-// Nothing to give up early: one micro-batch's stash alone is too much.
-TEST(Adviser, OutOfMemoryInAnyOrder) {
+// Running W early does not help, because the stash of one micro-batch alone is too large.
+TEST(Adviser, ReportsMemoryThatEveryOrderExceeds) {
   AdviceRequest request = equal_stages(2, 2);
   for (auto& cost : request.costs) {
     cost.activation_bytes = 10;
@@ -76,8 +76,8 @@ TEST(Adviser, OutOfMemoryInAnyOrder) {
   expect_contains(advise(request).sentences.at(0), {"cannot help", "5 B"});
 }
 
-// Signature 2: the last stage is busy all the time with a long p1.
-TEST(Adviser, P1LongerThanTheIdleTime) {
+// Signature 2: the last stage is always busy with a long p1.
+TEST(Adviser, ReportsAP1LongerThanTheIdleTime) {
   AdviceRequest request = equal_stages(4, 8);
   for (auto& cost : request.costs) cost.forward = cost.backward_p1 = cost.backward_p2 = 0.01;
   request.costs[3].backward_p1 = 5;
@@ -93,8 +93,8 @@ TEST(Adviser, P1LongerThanTheIdleTime) {
   expect_contains(advise(request).sentences.at(0), {"p1 of stage 3 (5.00 ms)"});
 }
 
-// Signature 3: each rank has the same work in all, but one has it in p1 and another in p2.
-TEST(Adviser, UnequalP1AndP2) {
+// Signature 3: each rank has the same total work. One rank has most of it in p1, the others in p2.
+TEST(Adviser, ReportsUnequalP1AndP2) {
   AdviceRequest request = equal_stages(4, 8);
   for (int s = 0; s < 4; ++s) {
     request.costs[s].forward = 1;
@@ -107,14 +107,14 @@ TEST(Adviser, UnequalP1AndP2) {
                                             "p2 1.25x", "all together 1.00x"});
 }
 
-TEST(Adviser, OneRankHasNothingToFill) {
+TEST(Adviser, SaysThatOneRankHasNothingToFill) {
   const Advice advice = advise(equal_stages(1, 4));
   EXPECT_FALSE(advice.helps);
   expect_signatures(advice, false, false, false);
   expect_contains(advice.sentences[0], {"does not help", "next to nothing to fill"});
 }
 
-TEST(Adviser, VShapedSchedulesToo) {
+TEST(Adviser, AdvisesOnVShapedSchedules) {
   AdviceRequest request;
   request.schedule = "zb-v";
   request.policy = P2Policy::kPlaced;

@@ -1,5 +1,5 @@
-// The auto-scheduler: against optima that an exact solver proved, against the named schedules, and what it
-// promises of the schedule it returns.
+// Tests the auto-scheduler against optima that an exact solver proved and against the named schedules, and
+// checks the promises about its schedules.
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 
 #include <cmath>
@@ -23,7 +23,8 @@ AutoSchedule schedule_for(const Pipeline& pipeline, SearchEffort effort = Search
                        {.effort = effort, .seed = seed});
 }
 
-// Valid, in micro-batch order, within the caps, as fast as it says, not faster than possible.
+// Checks that the schedule is valid, keeps the order of micro-batches and the caps, takes the stated time,
+// and is not faster than possible.
 void check_promises(const Pipeline& pipeline, const AutoSchedule& found) {
   validate(found.schedule);
   EXPECT_FALSE(found.schedule.allow_reorder);
@@ -43,7 +44,8 @@ TEST(AutoSchedule, EqualsTheProvenOptimum) {
   for (const auto& [pipeline, number, optimum] : all) {
     const AutoSchedule found = schedule_for(pipeline);
     check_promises(pipeline, found);
-    EXPECT_GE(found.seconds, optimum * (1 - 1e-9)) << "case " << number;  // or the solver's model is another
+    EXPECT_GE(found.seconds, optimum * (1 - 1e-9))
+        << "case " << number;  // otherwise the solver has another model
     equal += found.seconds <= optimum * (1 + 1e-9) ? 1 : 0;
     gaps += found.seconds / optimum - 1;
   }
@@ -53,7 +55,7 @@ TEST(AutoSchedule, EqualsTheProvenOptimum) {
   EXPECT_GE(equal, 0.95 * cases);
 }
 
-TEST(AutoSchedule, NeverWorseThanTheBestNamedSchedule) {
+TEST(AutoSchedule, IsNeverWorseThanTheBestNamedSchedule) {
   Random random(21);
   const std::vector<Placement> placements = {Placement::kLinear, Placement::kV, Placement::kLooped};
   int beaten = 0;
@@ -80,8 +82,8 @@ TEST(AutoSchedule, NeverWorseThanTheBestNamedSchedule) {
   EXPECT_GT(beaten, compared / 4);
 }
 
-// Any number of stages on any rank, at the least bytes that do: an order that would hang there is easy to
-// begin.
+// Any number of stages may lie on any rank, and the caps are the smallest possible. An order that hangs is
+// easy to begin there.
 TEST(AutoSchedule, FitsTheSmallestCapOnAnyPlacement) {
   Random random(22);
   for (int round = 0; round < 200; ++round) {
@@ -116,7 +118,7 @@ TEST(AutoSchedule, RefusesACapBelowTheSmallest) {
   EXPECT_EQ(error_of([&] { schedule_for(pipeline); }), "");
 }
 
-// What the message says would do, to the last digit, does.
+// The cap in the message is enough, to the last digit.
 TEST(AutoSchedule, NamesTheLeastBytesExactly) {
   Pipeline pipeline{{0, 1}, 2, std::vector<StageCost>(2), {}};
   pipeline.costs[1].activation_bytes = 12345432123;
@@ -129,8 +131,8 @@ TEST(AutoSchedule, NamesTheLeastBytesExactly) {
   EXPECT_EQ(error_of([&] { schedule_for(pipeline); }), "");
 }
 
-// The search needs the timeline of its own simulations, whatever the caller wants of his.
-TEST(AutoSchedule, TimelineOfTheOptionsPlaysNoPart) {
+// The search needs the timeline of its own simulations, even if the caller's options leave it out.
+TEST(AutoSchedule, IgnoresTheTimelineOption) {
   Pipeline pipeline{{0, 1, 2, 3}, 8, std::vector<StageCost>(4), {}};
   const AutoSchedule with = schedule_for(pipeline);
   pipeline.options.timeline = false;
@@ -167,7 +169,8 @@ TEST(AutoSchedule, RefusesBadCosts) {
   expect_contains(error_of([&] { schedule_for(pipeline); }), {"2 stages"});
 }
 
-// What zero-bubble schedules are for: no wait but the start where there is room, with W as long as F and I.
+// This is the purpose of zero-bubble schedules. If there is room, and W is as long as F and I, only the start
+// has a wait.
 TEST(AutoSchedule, ClosesTheBubbleOfEqualStages) {
   const int ranks = 4;
   Pipeline pipeline{{0, 1, 2, 3, 3, 2, 1, 0}, 16, std::vector<StageCost>(8), {}};
@@ -178,7 +181,7 @@ TEST(AutoSchedule, ClosesTheBubbleOfEqualStages) {
   EXPECT_EQ(found.schedule.policy, P2Policy::kPlaced);
 }
 
-TEST(AutoSchedule, SameSeedSameSchedule) {
+TEST(AutoSchedule, GivesTheSameScheduleForTheSameSeed) {
   Random random(23);
   Pipeline pipeline = random_pipeline(random, Placement::kV, 4, 8);
   pipeline.options.cap_per_rank = least_activation_bytes(pipeline.rank_of_stage, pipeline.costs);
@@ -191,7 +194,7 @@ TEST(AutoSchedule, SameSeedSameSchedule) {
   EXPECT_EQ(one.method, two.method);
 }
 
-TEST(AutoSchedule, MoreEffortIsNotWorse) {
+TEST(AutoSchedule, IsNotWorseWithMoreEffort) {
   Random random(24);
   for (int round = 0; round < 6; ++round) {
     Pipeline pipeline = random_pipeline(random, Placement::kV, 3, 6);
@@ -204,8 +207,8 @@ TEST(AutoSchedule, MoreEffortIsNotWorse) {
   }
 }
 
-// Bytes on the links and beside the activations, links that are shared: the search takes them as good as it
-// can, the simulation decides.
+// There are bytes on the links and beside the activations, and shared links. The search approximates them,
+// and the simulation decides.
 TEST(AutoSchedule, CountsMessages) {
   Random random(25);
   for (int round = 0; round < 40; ++round) {
@@ -226,8 +229,8 @@ TEST(AutoSchedule, CountsMessages) {
   }
 }
 
-// The search's clock is the simulator's, and it never ends worse than it began.
-TEST(LocalSearch, NeverWorseThanItsStart) {
+// The search measures time as the simulator does. Its result is never worse than its start.
+TEST(LocalSearch, IsNeverWorseThanItsStart) {
   Random random(26);
   for (int round = 0; round < 60; ++round) {
     SCOPED_TRACE(testing::Message() << "round " << round);
@@ -251,7 +254,7 @@ TEST(LocalSearch, NeverWorseThanItsStart) {
   }
 }
 
-// Named schedules are starts of the search, as long as they keep the order of micro-batches.
+// Named schedules are starting points of the search, if they keep the order of micro-batches.
 TEST(PipelineProblem, TakesTheOrderOfASimulation) {
   const PipelineProblem problem({0, 1}, 3, std::vector<StageCost>(2), {});
   Simulation simulation =
@@ -264,7 +267,7 @@ TEST(PipelineProblem, TakesTheOrderOfASimulation) {
   EXPECT_TRUE(problem.from_simulation(simulation).ranks.empty());
 }
 
-TEST(AutoPlacement, PossiblePlacements) {
+TEST(AutoPlacement, ListsThePossiblePlacements) {
   EXPECT_EQ(possible_placements(4, 4), (std::vector<Placement>{Placement::kLinear}));
   EXPECT_EQ(possible_placements(8, 4), (std::vector<Placement>{Placement::kV, Placement::kLooped}));
   EXPECT_EQ(possible_placements(12, 4), (std::vector<Placement>{Placement::kLooped}));
@@ -275,8 +278,8 @@ TEST(AutoPlacement, PossiblePlacements) {
   EXPECT_TRUE(possible_placements(1, 0).empty());
 }
 
-// The kept optima are what the solver says today.
-TEST(ExactSolver, AgreesWithTheKeptOptima) {
+// The solver still finds the stored optima.
+TEST(ExactSolver, AgreesWithTheStoredOptima) {
   const char* given = std::getenv("TWOBP_PYTHON");
   const std::string source = TWOBP_SOURCE_DIR;
   const std::string command = std::string(given != nullptr ? given : "python3") + " " + source +

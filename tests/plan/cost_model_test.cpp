@@ -1,5 +1,5 @@
-// The cost model: what becomes of a stage, sizes between the measured ones, recomputation's arithmetic, the
-// file and all that can be wrong with it.
+// Tests the cost model: the costs of a stage, sizes between the measured ones, the formulas of recomputation,
+// and the file with all its possible errors.
 #include "twobp/plan/cost_model.h"
 
 #include <cmath>
@@ -40,16 +40,16 @@ TEST(CostModel, SumsLayersToStages) {
   expect_contains(error_of([&] { stage_costs(model, {2, 1}, 0); }), {"at least 1 sample"});
 }
 
-// What has no backward saves nothing and is never updated.
+// A layer without a backward pass saves nothing and is never updated.
 TEST(CostModel, FrozenLayersHaveNoBackward) {
   CostModel model = model_of({{.output = 2}, {.output = 5}, {}});
   for (auto& [name, kind] : model.kinds) kind.optimizer_seconds = 1;
   model.first_trainable = 2;
   const auto stages = stage_costs(model, {2, 1}, 1);
   EXPECT_EQ(stages[0].backward_p1 + stages[0].backward_p2, 0);
-  EXPECT_EQ(stages[0].activation_bytes, 2 + (5 - 2));  // the outputs, each in its input's place
+  EXPECT_EQ(stages[0].activation_bytes, 2 + (5 - 2));  // the outputs; each takes its input's place
   EXPECT_EQ(stages[0].optimizer, 0);
-  EXPECT_EQ(stages[0].fixed_bytes, 20);  // the weights alone
+  EXPECT_EQ(stages[0].fixed_bytes, 20);  // the weights only
   EXPECT_EQ(stages[1].optimizer, 1);
 }
 
@@ -70,8 +70,8 @@ TEST(CostModel, InterpolatesBetweenMeasuredSizes) {
   EXPECT_EQ(layer_costs_at(model, 3)[0].share.stash, 150);
 }
 
-// nn/layers/recompute.h says what runs again and what is kept.
-TEST(CostModel, RecomputationByFormula) {
+// nn/layers/recompute.h says which work runs again and which tensors are kept.
+TEST(CostModel, FollowsTheFormulaOfRecomputation) {
   const TestKind kind{.forward = 1, .backward_p1 = 2, .backward_p2 = 4, .held = 10, .stash = 8, .output = 3};
   const CostModel model = model_of({kind, kind, kind});
   const auto middle = [&](const char* mode) {
@@ -94,7 +94,7 @@ TEST(CostModel, RecomputationByFormula) {
   EXPECT_EQ(both.backward_p2, 1 + 2 + 4);
   EXPECT_EQ(both.forward_held, 3);
   EXPECT_EQ(both.stash, 6);
-  // Whatever is kept, nothing remains after W.
+  // Whatever tensors a mode keeps, nothing remains after W.
   for (const LayerShare& share : {none, activations, derivatives, both}) {
     EXPECT_EQ(share.forward_held + share.p1_held - share.stash,
               none.forward_held + none.p1_held - none.stash);
@@ -105,7 +105,7 @@ TEST(CostModel, RecomputationByFormula) {
   expect_contains(error_of([&] { with_recompute(model, "activation"); }), {"'activations'"});
 }
 
-// Layers that were measured computing again would do so twice.
+// The measured costs already include a recomputation, so a second one would count it twice.
 TEST(CostModel, RecomputesOnlyOnce) {
   const CostModel model = model_of({{}, {}, {}});
   EXPECT_FALSE(computes_again(model));
@@ -117,7 +117,7 @@ TEST(CostModel, RecomputesOnlyOnce) {
   }
 }
 
-TEST(CostModel, MeasuredRecomputationIsTaken) {
+TEST(CostModel, PrefersMeasuredRecomputation) {
   CostModel model = model_of({{}, {}, {}});
   KindCosts measured = model.kinds["kind1"];
   measured.at_size[0].share.backward_p1 = 77;
@@ -125,7 +125,7 @@ TEST(CostModel, MeasuredRecomputationIsTaken) {
   EXPECT_EQ(layer_costs_at(with_recompute(model, "activations"), 1)[1].share.backward_p1, 77);
 }
 
-TEST(CostModelFile, RoundTrip) {
+TEST(CostModelFile, ComesBackAsWritten) {
   CostModel model = model_of({{.forward = 0.125}, {.backward_p2 = 0, .fixed = 0}, {.held = 1.5}});
   model.first_trainable = 1;
   model.link_latency = 2e-6;
@@ -187,7 +187,7 @@ TEST(CostModelFile, ReportsBadFiles) {
   expect_contains(error_of([] { parse_cost_model("[1]", "costs.json"); }), {"costs.json", "object"});
   expect_contains(error_of([] { parse_cost_model("{\"a\": ", "costs.json"); }), {"costs.json", "not JSON"});
   expect_contains(error_of([] { read_cost_model("no/such/file"); }), {"no/such/file"});
-  // 1e999 is no number that a double holds.
+  // A double cannot hold 1e999.
   std::string text = good().dump();
   const std::string number = "\"forward_seconds\":1,";
   ASSERT_NE(text.find(number), std::string::npos) << text;
@@ -195,7 +195,7 @@ TEST(CostModelFile, ReportsBadFiles) {
   expect_contains(error_of([&] { parse_cost_model(text, "costs.json"); }), {"costs.json"});
 }
 
-// Whatever a file holds, the message is one short line.
+// Whatever a file contains, the message is one short line.
 TEST(CostModelFile, BoundsDepthSizeAndMessages) {
   const auto error = [](const std::string& text) {
     const std::string what = error_of([&] { parse_cost_model(text, "costs.json"); });

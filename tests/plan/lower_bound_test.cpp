@@ -1,4 +1,5 @@
-// The lower bound: known values, never above any schedule's time, proven optima included.
+// Tests the lower bound: it has known values, and it never exceeds the time of any schedule, including proven
+// optima.
 #include "twobp/plan/auto_schedule/lower_bound.h"
 
 #include "tests/plan/pipelines.h"
@@ -15,9 +16,9 @@ double bound_of(int ranks, int micro_batches, double cap = 0) {
       .seconds;
 }
 
-// The last rank starts after N - 1 F and has no wait to make after; the way there and back of the last
-// micro-batch.
-TEST(LowerBound, OfEqualStages) {
+// Either the last rank starts after N - 1 F and never waits again, or the last micro-batch goes through all
+// stages and back.
+TEST(LowerBound, HasKnownValuesForEqualStages) {
   for (const int n : {1, 2, 4, 8}) {
     for (const int m : {1, 2, 4, 8, 20}) {
       EXPECT_EQ(bound_of(n, m), std::max(3 * m + n - 1, 2 * m + 2 * n - 1)) << n << ' ' << m;
@@ -30,36 +31,38 @@ TEST(LowerBound, NamesTheBusiestRank) {
   costs[2].backward_p2 = 5;
   const LowerBound bound = lower_bound({0, 1, 2, 3}, 10, costs);
   EXPECT_EQ(bound.rank, 2);
-  EXPECT_EQ(bound.seconds, 2 + 10 * 7);  // F of the two stages before it, then all its work
+  EXPECT_EQ(bound.seconds, 2 + 10 * 7);  // F of the two earlier stages, then all work of this rank
   EXPECT_LT(bound.critical_path, bound.seconds);
   EXPECT_EQ(bound.without_memory, bound.seconds);
-  EXPECT_EQ(lower_bound({0, 1, 2, 3}, 1, costs).rank, -1);  // one micro-batch: the way of it
+  EXPECT_EQ(lower_bound({0, 1, 2, 3}, 1, costs).rank, -1);  // with one micro-batch, its path is the bound
 }
 
-// With room for one micro-batch they go through one after the other.
+// With room for one micro-batch, the micro-batches go through one after the other.
 TEST(LowerBound, MemoryBoundsTheThroughput) {
   EXPECT_EQ(bound_of(4, 6, 1),
-            6 * 2 * 4 + 5 + 1);  // each way and back and its W (rank 0), which goes before the next F
+            // Each micro-batch goes through and back. On rank 0, its W comes before the next F.
+            6 * 2 * 4 + 5 + 1);
   EXPECT_GT(bound_of(8, 32, 3), bound_of(8, 32));
   EXPECT_EQ(bound_of(8, 32, 32), bound_of(8, 32));
 }
 
-// W that makes room between the layers of the next F counts as W before it.
-TEST(LowerBound, LayersBoundTheThroughputToo) {
+// If W makes room between the layers of the next F, it counts as W before that F.
+TEST(LowerBound, CountsLayersInTheThroughput) {
   std::vector<StageCost> costs(4);
   for (StageCost& cost : costs) {
     cost.layers = {{.forward_held = 0.5, .p1_held = 0.5, .stash = 1},
                    {.backward_p2 = 0, .p2_units = 0, .forward_held = 0.5, .p1_held = -0.5}};
   }
   SimulationOptions options;
-  options.cap_per_rank.assign(4, 1.25);  // W of a micro-batch before the second layer of the next F
+  // W of a micro-batch must run before the second layer of the next F.
+  options.cap_per_rank.assign(4, 1.25);
   const Simulation simulation = simulate(make_schedule("naive", 4, 6, P2Policy::kEnd), costs, options);
   EXPECT_EQ(lower_bound({0, 1, 2, 3}, 6, costs, options).seconds, simulation.step_seconds);
   EXPECT_EQ(simulation.step_seconds, 6 * 2 * 4 + 5 + 1);
 }
 
-// W that frees nothing need not come before the next F.
-TEST(LowerBound, WithoutStashOnlyICounts) {
+// A W that frees nothing need not run before the next F.
+TEST(LowerBound, CountsOnlyIWithoutAStash) {
   std::vector<StageCost> costs(4);
   for (StageCost& cost : costs) cost.stash_bytes = 0;
   SimulationOptions options;
@@ -67,7 +70,7 @@ TEST(LowerBound, WithoutStashOnlyICounts) {
   EXPECT_EQ(lower_bound({0, 1, 2, 3}, 6, costs, options).seconds, 6 * 2 * 4 + 1);
 }
 
-TEST(LowerBound, NeverAboveTheProvenOptimum) {
+TEST(LowerBound, IsNeverAboveTheProvenOptimum) {
   const auto all = solved_pipelines();
   ASSERT_GE(all.size(), 100U);
   int tight = 0;
@@ -78,18 +81,18 @@ TEST(LowerBound, NeverAboveTheProvenOptimum) {
     EXPECT_LE(bound.without_memory, bound.seconds * (1 + 1e-12)) << "case " << number;
     tight += bound.seconds >= optimum * (1 - 1e-12) ? 1 : 0;
   }
-  EXPECT_GE(tight, static_cast<int>(all.size()) / 2);  // and good for something
+  EXPECT_GE(tight, static_cast<int>(all.size()) / 2);  // and the bound is often tight
 }
 
-// Any order on any placement, with what it held as the cap.
-TEST(LowerBound, NeverAboveARandomSchedule) {
+// The test takes any order on any placement. The cap is the memory that the order held.
+TEST(LowerBound, IsNeverAboveARandomSchedule) {
   Random random(11);
   for (int round = 0; round < 500; ++round) {
     const Schedule bare = random_schedule(random, random_int(random, 1, 6), random_int(random, 1, 7),
                                           random_int(random, 1, 4), true);
     std::vector<bool> used(bare.ranks.size(), false);
     for (const int rank : bare.rank_of_stage) used[rank] = true;
-    if (std::find(used.begin(), used.end(), false) != used.end()) continue;  // a rank without a stage
+    if (std::find(used.begin(), used.end(), false) != used.end()) continue;  // a rank has no stage
     const auto costs = random_costs(random, bare.stages, round % 3 != 0);
     SimulationOptions options;
     options.message_seconds = random_int(random, 0, 2);
@@ -98,7 +101,7 @@ TEST(LowerBound, NeverAboveARandomSchedule) {
     schedule.policy = round % 2 == 0 ? P2Policy::kPlaced : P2Policy::kFill;
     schedule = add_communication(std::move(schedule));
     Simulation simulation = simulate(schedule, costs, options);
-    // Under its own peaks as caps W may run earlier, between layers too.
+    // With its own peaks as caps, W may run earlier, also between layers.
     for (const double room : {1.0, 0.9}) {
       options.cap_per_rank.clear();
       for (const auto& rank : simulation.ranks) options.cap_per_rank.push_back(room * rank.peak_bytes);
@@ -111,8 +114,8 @@ TEST(LowerBound, NeverAboveARandomSchedule) {
   }
 }
 
-// What a stage sends away it does not hold, and what it got it does.
-TEST(LowerBound, CountsMessagesWhereTheyAre) {
+// A stage does not hold a message after it sent it. It does hold a message that it received.
+TEST(LowerBound, CountsMessagesOnTheRankThatHoldsThem) {
   std::vector<StageCost> costs(2);
   costs[0].output_bytes = 10;
   costs[1].input_gradient_bytes = 3;
@@ -128,41 +131,42 @@ TEST(LowerBound, CountsMessagesWhereTheyAre) {
   for (const auto& rank : simulate(schedule, costs, options).ranks) {
     options.cap_per_rank.push_back(rank.peak_bytes);
   }
-  // Room for the one more that 1f1b lets in: no throughput is lost to the caps.
+  // There is room for the extra micro-batch that 1f1b admits, so the caps cost no throughput.
   const LowerBound bound = lower_bound({0, 1}, 6, costs, options);
   EXPECT_EQ(bound.seconds, bound.without_memory);
   EXPECT_LE(bound.seconds, simulate(schedule, costs, options).step_seconds);
 }
 
-// Room for two micro-batches only because each takes four bytes more away than it brought.
-TEST(LowerBound, CountsWhatInconsistentLayersLack) {
+// There is room for two micro-batches only because each frees four bytes more than it took.
+TEST(LowerBound, CountsTheDeficitOfInconsistentLayers) {
   std::vector<StageCost> costs(2);
   costs[0].layers = {{.forward_held = 17, .p1_held = -16, .stash = 5}};
   SimulationOptions options;
   options.cap_per_rank = {30, 0};
   LowerBound bound = lower_bound({0, 1}, 2, costs, options);
   EXPECT_EQ(bound.seconds, bound.without_memory);
-  costs[0].layers[0].p1_held = -12;  // they add up: the second F waits for the first I
+  costs[0].layers[0].p1_held = -12;  // the bytes add up: the second F waits for the first I
   bound = lower_bound({0, 1}, 2, costs, options);
   EXPECT_GT(bound.seconds, bound.without_memory);
 }
 
-// On a rank with two stages, a micro-batch of the later one also holds what it does in the earlier one.
-TEST(LowerBound, EarlierStagesOfTheRankHoldTheirShare) {
+// On a rank with two stages, a micro-batch in the later stage also holds its share of the earlier stage.
+TEST(LowerBound, CountsTheShareOfEarlierStagesOfTheRank) {
   std::vector<StageCost> costs(2);
   costs[0].activation_bytes = 3;
   SimulationOptions options;
   options.cap_per_rank = {4};
-  // One rank: W of a micro-batch before the next F costs nothing.
+  // With one rank, running W before the next F costs nothing.
   EXPECT_EQ(lower_bound({0, 0}, 3, costs, options).seconds, 18);
   costs.resize(4);
   options.cap_per_rank = {4, 0};
   const LowerBound bound = lower_bound({0, 1, 1, 0}, 2, costs, options);
-  // 3 + 1 bytes are held from the last F until its I: the second passes only when the first is back.
+  // 3 + 1 bytes are held from the last F until its I, so the second micro-batch passes only after the first
+  // is back.
   EXPECT_EQ(bound.seconds, 2 * 8 + 1);
 }
 
-TEST(LeastActivationBytes, AreOneMicroBatchInAllStages) {
+TEST(LeastActivationBytes, CountOneMicroBatchInAllStages) {
   std::vector<StageCost> costs(4);
   for (int stage = 0; stage < 4; ++stage) costs[stage].activation_bytes = 1 + stage;
   EXPECT_EQ(least_activation_bytes({0, 1, 1, 0}, costs), (std::vector<double>{5, 5}));

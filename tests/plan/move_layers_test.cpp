@@ -1,5 +1,5 @@
-// Splits by moving layers: to the best where each move is an improvement, never to what does not fit, and no
-// more tries than allowed.
+// Tests splits that change by moving layers. The search reaches the best split if each move improves. It
+// never takes a split that does not fit, and it stops after the allowed number of tries.
 #include "twobp/plan/move_layers.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 
 using Split = std::vector<int>;
 
-// How far the stages are from the lengths wanted.
+// Returns the distance of the stages from the wanted lengths.
 SecondsOfSplit distance_to(Split wanted) {
   return [wanted](const Split& split) -> std::optional<double> {
     double seconds = 1;
@@ -22,15 +22,15 @@ SecondsOfSplit distance_to(Split wanted) {
   };
 }
 
-TEST(MoveLayers, GoesWhereEveryMoveIsFaster) {
+TEST(MoveLayers, ReachesTheBestIfEveryMoveImproves) {
   const Split wanted = {1, 7, 2, 6};
   const auto seconds_of = distance_to(wanted);
   EXPECT_EQ(move_layers({4, 4, 4, 4}, *seconds_of({4, 4, 4, 4}), 1000, seconds_of), wanted);
   EXPECT_EQ(move_layers(wanted, 1, 1000, seconds_of), wanted);
 }
 
-// In a V the outer stages are one rank's and the inner ones the other's: with the ranks held equal, only two
-// moves at once lead anywhere.
+// In a V, one rank has the outer stages and the other has the inner ones. With the ranks balanced, only two
+// moves at once improve the split.
 TEST(MoveLayers, MovesTwoAtOnce) {
   const auto seconds_of = [](const Split& split) -> std::optional<double> {
     return 100.0 * std::abs(split[0] + split[3] - split[1] - split[2]) + split[3];
@@ -57,13 +57,13 @@ TEST(MoveLayers, TakesOnlyWhatFits) {
   EXPECT_EQ(move_layers({4, 4, 4}, 16, 0, seconds_of), (Split{4, 4, 4}));
 }
 
-// A difference that measured costs do not tell.
-TEST(MoveLayers, KeepsSplitsThatAreHardlySlower) {
+// Measured costs cannot tell so small a difference.
+TEST(MoveLayers, KeepsASplitThatIsHardlySlower) {
   const auto seconds_of = [](const Split& split) -> std::optional<double> { return 10 - 1e-3 * split[0]; };
   EXPECT_EQ(move_layers({4, 4}, *seconds_of({4, 4}), 1000, seconds_of), (Split{4, 4}));
 }
 
-TEST(MoveLayers, OneStageHasNoMoves) {
+TEST(MoveLayers, HasNoMovesForOneStage) {
   const auto seconds_of = [](const Split&) -> std::optional<double> { return 0.0; };
   EXPECT_EQ(move_layers({5}, 1, 1000, seconds_of), (Split{5}));
 }

@@ -1,4 +1,4 @@
-// Plans over networks other than the measured one, and with replicas.
+// Tests plans for networks other than the measured one, and plans with replicas.
 #include <algorithm>
 
 #include "tests/plan/support.h"
@@ -23,7 +23,8 @@ CostModel equal_layers() {
   return model_of(std::vector<TestKind>(8));
 }
 
-// 1F1B on 4 ranks of 2 layers, F = 2, I + W = 4: a message of 0.5 each way is in the warm-up and the end.
+// There are 4 ranks of 2 layers, with F = 2 and I + W = 4. The warm-up and the end each have messages of 0.5
+// seconds.
 TEST(NetworkPlan, LinksTakeTheirTime) {
   const CostModel model = equal_layers();
   PlanRequest request = one_way("gpipe");
@@ -31,20 +32,21 @@ TEST(NetworkPlan, LinksTakeTheirTime) {
   EXPECT_NEAR(free, (8 + 3) * 6.0, 1e-9);
   request.interconnect.link = LinkSpeed{0.5, 0};
   EXPECT_NEAR(plan(model, request).best[0].step_seconds, free + 2 * 3 * 0.5, 1e-9);
-  // 2 bytes a message: 4 a second makes another 0.5, which the next message does not wait for.
+  // A message has 2 bytes, so a speed of 4 bytes a second adds 0.5 seconds. The next message does not wait
+  // for them.
   request.interconnect.link = LinkSpeed{0.5, 4};
   EXPECT_NEAR(plan(model, request).best[0].step_seconds, free + 2 * 3 * 1.0, 1e-9);
 }
 
-TEST(NetworkPlan, OnlyWhatLeavesANodeIsShared) {
+TEST(NetworkPlan, SharesOnlyTheLinksThatLeaveANode) {
   const CostModel model = equal_layers();
   PlanRequest request = one_way("gpipe");
   const double free = plan(model, request).best[0].step_seconds;
   request.interconnect.ranks_per_node = 2;
   request.interconnect.node = LinkSpeed{0.5, 0};
   EXPECT_NEAR(plan(model, request).best[0].step_seconds, free + 2 * 0.5, 1e-9) << "one boundary of three";
-  // Ranks alone in their nodes: rank 1 sends F and dL/dx over one link, 4 seconds each, which do not fit into
-  // the 6 that it works on a micro-batch; a link for each does.
+  // Each rank is alone in its node. Rank 1 sends F and dL/dx over one link, 4 seconds each. They do not fit
+  // into its 6 seconds of work per micro-batch. With a link for each direction they would fit.
   request = one_way("1f1b");
   request.interconnect.link = LinkSpeed{0, 2.0 / 4};
   const double own = plan(model, request).best[0].step_seconds;
@@ -53,7 +55,8 @@ TEST(NetworkPlan, OnlyWhatLeavesANodeIsShared) {
   EXPECT_GT(plan(model, request).best[0].step_seconds, own + 1);
 }
 
-// Each stage has 20 bytes of gradients (2 layers of 10): a ring of 4 over 5 bytes a second takes 1.5 x 4 = 6.
+// Each stage has 20 bytes of gradients (2 layers of 10). A ring of 4 at 5 bytes a second takes 1.5 x 4 = 6
+// seconds.
 TEST(NetworkPlan, ReplicasSumTheirGradients) {
   const CostModel model = equal_layers();
   PlanRequest request = one_way("gpipe");
@@ -68,11 +71,11 @@ TEST(NetworkPlan, ReplicasSumTheirGradients) {
   EXPECT_EQ(many.samples(), 4 * alone.samples());
   EXPECT_EQ(simulate_choice(model, many, request).step_seconds, many.step_seconds);
   EXPECT_EQ(result.best[1].step_seconds, alone.step_seconds);
-  // A layer a bucket: the first half goes out while the lower layer's I and W, 2 seconds, run.
+  // Each layer is a bucket. The first half is sent while I and W of the lower layer run for 2 seconds.
   request.interconnect.bucket_bytes = 10;
   EXPECT_NEAR(plan(model, request).best[0].step_seconds, alone.step_seconds + 4, 1e-9);
   request.interconnect.bucket_bytes = 20;
-  // Without a speed of its own it is the link's out of a node, or between ranks.
+  // Without a speed of their own, replicas use the link out of a node, or the link between ranks.
   request.interconnect.data.reset();
   EXPECT_NEAR(plan(model, request).best[0].step_seconds, alone.step_seconds, 1e-9);
   request.interconnect.ranks_per_node = 4;

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Small pipelines scheduled to proven optimality by CP-SAT (OR-tools): the yardstick of the auto-scheduler.
+"""Schedules small pipelines to proven optimality with CP-SAT (OR-tools). The auto-scheduler is measured against them.
 
     optimal_schedules.py make FILE [--seconds 30]     draw the cases, solve them, write them with their optima
-    optimal_schedules.py check FILE [--cases 4]       solve some of FILE again, fail where an optimum differs
+    optimal_schedules.py check FILE [--cases 4]       solve some cases of FILE again, fail if an optimum differs
 
-`make` keeps what FILE has solved already, so that it can be interrupted. It shares no code with the scheduler. The
-model is that of schedule/simulate/simulate.h with whole W (p2_units 1): a rank runs one op at a time; F, I and W of a stage run
-in micro-batch order; a message takes `message_seconds` between ranks; activations are held from the start of F to the
-end of I, the stash from there to the end of W; a micro-batch's I and W may be fused to B, which has no stash and sends
-dL/dx only at its end. Whole numbers throughout, as CP-SAT asks. `check` leaves with 77 where OR-tools is missing.
+`make` keeps the cases that FILE has solved already, so that it can be interrupted. It shares no code with the scheduler. The
+model is that of schedule/simulate/simulate.h with whole W (p2_units 1). A rank runs one op at a time. F, I and W of a stage
+run in micro-batch order. A message takes `message_seconds` between ranks. Activations are held from the start of F to the end
+of I, the stash from there to the end of W. I and W of a micro-batch may be fused to B, which has no stash and sends dL/dx
+only at its end. All numbers are whole, as CP-SAT requires. `check` exits with 77 if OR-tools is missing.
 """
 import argparse
 import json
@@ -29,7 +29,7 @@ def place(placement, ranks):
 
 
 def draw(number):
-    """Case `number`: every kind of placement, equal and unequal costs, with and without messages, cap, optimizer."""
+    """Returns case `number`. The cases vary the placement, the costs, the messages, the caps and the optimizer."""
     rng = random.Random(number)
     placement = ["linear", "v", "linear", "v", "looped"][number % 5]
     ranks = rng.randint(2, 4)
@@ -41,7 +41,7 @@ def draw(number):
     costs = []
     for _ in range(stages):
         cost = dict(shared)
-        if kind == "stages":  # one stage is slower than another by a factor
+        if kind == "stages":  # stages differ by a factor
             factor = rng.randint(1, 4)
             cost = {key: value * factor for key, value in shared.items()}
         if kind == "any":
@@ -54,7 +54,7 @@ def draw(number):
     if rng.random() < 0.6:
         for rank in range(ranks):
             held = sum(c["activation_bytes"] for s, c in enumerate(costs) if rank_of_stage[s] == rank)
-            cap.append(held + rng.randint(0, 2 * held))  # `held` is the least that anything fits in
+            cap.append(held + rng.randint(0, 2 * held))  # `held` is the smallest cap that fits
     return {
         "number": number, "placement": placement, "rank_of_stage": rank_of_stage, "micro_batches": micro_batches,
         "message_seconds": rng.choice([0, 0, 1, 2]), "cap_per_rank": cap, "costs": costs,
@@ -104,7 +104,7 @@ def solve(case, seconds):
                 if cap:
                     model.add(start["I", s - 1, m] >= end["W", s, m] + way).only_enforce_if(fused)
             if cap:
-                # The activations stay until `given_up`: the end of I, of W where it is fused to B.
+                # The activations stay until `given_up`, which is the end of I, or of W if it is fused to B.
                 model.add(start["W", s, m] == end["I", s, m]).only_enforce_if(fused)
                 given_up = model.new_int_var(0, horizon, f"given up {s} {m}")
                 model.add(given_up == end["I", s, m]).only_enforce_if(fused.Not())
@@ -157,7 +157,7 @@ def check(path, count, seconds):
         cases = json.load(file)["cases"]
     cases = [case for case in cases if case["status"] == "OPTIMAL"]
     cases.sort(key=lambda case: len(case["costs"]) * case["micro_batches"])
-    some = cases[:: max(1, len(cases) // (2 * count))][:count]  # the smaller half, evenly
+    some = cases[:: max(1, len(cases) // (2 * count))][:count]  # evenly from the smaller half
     for case in some:
         if {key: case[key] for key in draw(case["number"])} != draw(case["number"]):
             sys.exit(f"case {case['number']} is not the one that `make` draws: make {path} again")

@@ -1,4 +1,5 @@
-// What an order of F and I needs at the least: under every simulation of it, and met by some.
+// Tests the smallest memory that an order of F and I needs: no simulation needs less, and some need exactly
+// that much.
 #include "twobp/plan/order_bytes.h"
 
 #include <algorithm>
@@ -39,15 +40,16 @@ TEST(OrderBytes, NoSimulationNeedsLess) {
   EXPECT_GT(met, cases / 10) << "a bound that nothing meets leaves nothing out";
 }
 
-// By hand: rank r of 1F1B has 4 - r micro-batches between F and I at most; a V counts both its stages.
-TEST(OrderBytes, OfOneFOneBAndAV) {
+// These values are computed by hand. Rank r of 1F1B has at most 4 - r micro-batches between F and I. A V
+// counts both stages of a rank.
+TEST(OrderBytes, HasKnownValuesForOneFOneBAndAV) {
   const OrderBytes linear(make_schedule("1f1b", 4, 8, P2Policy::kFill));
   EXPECT_EQ(linear.in_flight(), (std::vector<int>{4, 3, 2, 1}));
   std::vector<StageCost> costs(4);
   EXPECT_EQ(linear.least(costs), 4);
   costs[3].fixed_bytes = 10;
   EXPECT_EQ(linear.least(costs), 11);
-  costs[1].output_bytes = 0.5;  // there, too, at the end of F
+  costs[1].output_bytes = 0.5;  // also held at the end of F
   costs[1].fixed_bytes = 9;
   EXPECT_EQ(linear.least(costs), 12.5);
   const OrderBytes v(make_schedule("v-min", 8, 16, P2Policy::kPlaced, 4));
@@ -55,8 +57,8 @@ TEST(OrderBytes, OfOneFOneBAndAV) {
   EXPECT_GE(v.least(std::vector<StageCost>(8)), 2);
 }
 
-// Layers whose bytes do not add up: F of one leaves less than nothing, and W frees more than I left.
-TEST(StageBytes, CountWhatInconsistentLayersLack) {
+// The bytes of these layers do not add up: F leaves less than nothing, or W frees more than I left.
+TEST(StageBytes, CountTheDeficitOfInconsistentLayers) {
   std::vector<StageCost> costs(1);
   costs[0].layers = {{.forward_held = -3, .stash = 5}};
   EXPECT_EQ(stage_bytes(costs)[0].deficit, 3 + 8);
@@ -70,8 +72,8 @@ TEST(StageBytes, CountWhatInconsistentLayersLack) {
   EXPECT_EQ(stage_bytes(costs)[0].deficit, 0);
 }
 
-// A micro-batch may take four bytes more away than it brought, so both it and the one before count that less.
-TEST(OrderBytes, LeaveWhatInconsistentLayersLackAside) {
+// A micro-batch may free four bytes more than it took, so it and the previous one each count four bytes less.
+TEST(OrderBytes, SubtractsTheDeficitOfInconsistentLayers) {
   std::vector<StageCost> costs(1);
   costs[0].fixed_bytes = 100;
   costs[0].layers = {{.forward_peak = 20, .forward_held = 17, .p1_held = -16, .stash = 5}};

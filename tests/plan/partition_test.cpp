@@ -1,4 +1,4 @@
-// The split by measured cost against all splits there are, and what a split by hand is refused for.
+// Tests the split by measured cost against all possible splits, and the errors of a split by hand.
 #include "twobp/plan/partition/partition.h"
 
 #include <algorithm>
@@ -53,12 +53,12 @@ TEST(BalancedSplit, IsOptimal) {
   Random random(1);
   for (int layers = 1; layers <= 9; ++layers) {
     for (int round = 0; round < 10; ++round) {
-      // Whole numbers add up exactly; zeros and equal layers are among them.
+      // Whole numbers add up exactly. Zeros and equal layers are among them.
       std::vector<double> seconds;
       for (int i = 0; i < layers; ++i) seconds.push_back(random_int(random, 0, round < 5 ? 2 : 19));
       for (int stages = 1; stages <= layers; ++stages) {
         const Split split = balanced_split(seconds, stages);
-        check_split(split, layers, stages);  // every layer is in a stage, every stage has one
+        check_split(split, layers, stages);  // every layer is in a stage, and every stage has a layer
         EXPECT_EQ(slowest(seconds, split), best_of_all(seconds, stages))
             << ::testing::PrintToString(seconds) << " over " << stages << ": "
             << ::testing::PrintToString(split);
@@ -67,7 +67,7 @@ TEST(BalancedSplit, IsOptimal) {
   }
 }
 
-TEST(BalancedSplit, CountsThatDoNotDivideLoseNoLayer) {
+TEST(BalancedSplit, LosesNoLayerWithUnevenCounts) {
   const std::vector<double> equal(7, 1.0);
   for (int stages = 1; stages <= 7; ++stages) {
     const Split split = balanced_split(equal, stages);
@@ -76,8 +76,8 @@ TEST(BalancedSplit, CountsThatDoNotDivideLoseNoLayer) {
   }
 }
 
-// Among equals, the later stages are the lighter ones.
-TEST(BalancedSplit, PutsTheRestInFront) {
+// If several splits are equally good, the later stages are the lighter ones.
+TEST(BalancedSplit, PutsTheRemainderInTheFirstStages) {
   EXPECT_EQ(balanced_split({1, 1, 1, 1, 1}, 2), (Split{3, 2}));
   EXPECT_EQ(balanced_split({1, 1, 10}, 2), (Split{2, 1}));
   EXPECT_EQ(balanced_split({10, 1, 1}, 2), (Split{1, 2}));
@@ -92,13 +92,13 @@ TEST(BalancedSplit, RefusesMoreStagesThanLayers) {
   expect_contains(error_of([] { balanced_split({}, 1); }), {"0 layers"});
 }
 
-// Rank and stage loads by adding up layer by layer, to compare candidate splits with.
+// These are the loads of ranks and stages, added up layer by layer. They serve to compare splits.
 struct Loads {
-  double rank = 0;  // the busiest
+  double rank = 0;  // the busiest rank
   double stage = 0;
   double squares = 0;
-  double bytes_over = 0;  // the worst rank's over its cap
-  double bytes = 0;       // the fullest rank's
+  double bytes_over = 0;  // how far the worst rank exceeds its cap
+  double bytes = 0;       // the bytes of the fullest rank
 };
 
 Loads loads_of(const std::vector<double>& seconds, const std::vector<int>& rank_of_stage, const Split& split,
@@ -167,8 +167,8 @@ TEST(BalancedSplit, IsOptimalForAV) {
   }
 }
 
-// Caps: what is found is the best that keeps them, and what is refused has none; the cap named would do, and
-// one byte less would not.
+// The split that is found is the best one within the caps. If none is found, none exists; the cap in the
+// message is enough, and one byte less is not.
 void expect_best_within_caps(Placement kind, int stages, int ranks, int layers, Random& random,
                              int& refused) {
   const auto placement = place_stages(kind, stages, ranks);
@@ -194,7 +194,7 @@ void expect_best_within_caps(Placement kind, int stages, int ranks, int layers, 
   const Loads found = loads_of(seconds, placement, balanced_split(seconds, placement, bytes), bytes);
   EXPECT_LE(found.bytes_over, 0);
   EXPECT_EQ(found.rank, best.rank);
-  EXPECT_EQ(found.stage, best.stage);  // one stage a rank: the same number again
+  EXPECT_EQ(found.stage, best.stage);  // with one stage per rank, this is the same number
 }
 
 TEST(BalancedSplit, KeepsCaps) {
@@ -213,8 +213,8 @@ TEST(BalancedSplit, KeepsCaps) {
   EXPECT_LT(refused, 9 * rounds / 10);
 }
 
-// The local search, against all splits: the busiest rank is the least there is in nearly all cases, and never
-// above the split by the slowest stage.
+// The test compares the local search with all splits. In nearly all cases its busiest rank has the least
+// possible load. It is never above that of the split by the slowest stage.
 TEST(BalancedSplit, IsNearlyAlwaysOptimalForALoop) {
   Random random(4);
   int optimal = 0;
@@ -240,10 +240,10 @@ TEST(BalancedSplit, IsNearlyAlwaysOptimalForALoop) {
   EXPECT_GE(optimal, cases * 98 / 100) << optimal << " of " << cases;
 }
 
-// Against all splits: none of those that are fast enough has a fuller rank less full.
-TEST(BalancedLightSplit, NeedsTheLeastOfThoseFastEnough) {
+// The test compares with all splits. No split that is fast enough has less memory on its fullest rank.
+TEST(BalancedLightSplit, NeedsTheLeastMemoryOfTheFastEnough) {
   Random random(6);
-  int lighter = 0;  // than the fastest
+  int lighter = 0;  // than the fastest split
   for (int stages = 2; stages <= 4; ++stages) {
     const auto placement = place_stages(Placement::kLinear, stages, stages);
     for (int layers = stages; layers <= 11; ++layers) {
@@ -270,8 +270,8 @@ TEST(BalancedLightSplit, NeedsTheLeastOfThoseFastEnough) {
   EXPECT_GT(lighter, 20);
 }
 
-// Nine equal units on two ranks: the first rank holds two micro-batches, the second one.
-TEST(BalancedLightSplit, PutsTheRestWhereLessIsHeld) {
+// There are nine equal units on two ranks. The first rank holds two micro-batches, the second one holds one.
+TEST(BalancedLightSplit, PutsTheRemainderWhereLessIsHeld) {
   const PartitionBytes bytes{
       .fixed = std::vector<double>(9, 1), .held = std::vector<double>(9, 1), .in_flight = {2, 1}, .caps = {}};
   const std::vector<double> seconds = {1.01, 1, 1, 1, 1, 1, 1, 1, 1.02};
@@ -279,14 +279,14 @@ TEST(BalancedLightSplit, PutsTheRestWhereLessIsHeld) {
   EXPECT_EQ(balanced_light_split(seconds, bytes, 0.02), (Split{4, 5}));
 }
 
-TEST(BalancedSplit, AVOfEqualLayersHasEqualStages) {
+TEST(BalancedSplit, GivesEqualStagesToAVOfEqualLayers) {
   const auto placement = place_stages(Placement::kV, 8, 4);
   EXPECT_EQ(balanced_split(std::vector<double>(16, 1.0), placement), Split(8, 2));
   EXPECT_EQ(balanced_split(std::vector<double>(16, 1.0), place_stages(Placement::kLooped, 8, 4)),
             Split(8, 2));
 }
 
-// A real model's size, in a time that a planner can spend many times.
+// The model has a realistic size. A planner may call this many times.
 TEST(BalancedSplit, IsFastForBigModels) {
   Random random(5);
   std::vector<double> seconds = {0.5};
@@ -332,7 +332,7 @@ TEST(BalancedSplit, RejectsBadInput) {
   expect_contains(error_of([&] { balanced_split(seconds, placement, bytes); }), {"cap is 0"});
 }
 
-// A loop's search gives up balance for a cap: the first layer is as heavy as ten.
+// For a cap, the search for a loop gives up balance. The first layer is as heavy as ten others.
 TEST(BalancedSplit, KeepsCapsOfALoop) {
   PartitionBytes bytes;
   bytes.fixed = {10, 1, 1, 1, 1, 1, 1, 1};
@@ -342,7 +342,7 @@ TEST(BalancedSplit, KeepsCapsOfALoop) {
   EXPECT_EQ(split, (Split{1, 3, 1, 3}));
 }
 
-TEST(SplitByHand, HasToFit) {
+TEST(SplitByHand, MustFit) {
   check_split({1, 2, 3}, 6, 3);
   for (const Split& split :
        {Split{1, 2}, Split{1, 2, 4}, Split{1, 5, 0}, Split{-1, 4, 3}, Split{}, Split{2, 2, 1, 1}}) {
@@ -352,7 +352,7 @@ TEST(SplitByHand, HasToFit) {
   expect_contains(error_of([] { check_split({kMost, kMost, 8}, 6, 3); }), {"sum to 4294967302"});
 }
 
-TEST(Imbalance, SlowestOverMean) {
+TEST(Imbalance, IsTheSlowestOverTheMean) {
   EXPECT_EQ(imbalance({2, 2, 2}), 1);
   EXPECT_EQ(imbalance({1, 4, 1}), 2);
   EXPECT_EQ(imbalance({0, 0}), 1);

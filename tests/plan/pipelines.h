@@ -1,4 +1,4 @@
-// What the tests of the auto-scheduler share: pipelines at random, and the cases solved to optimality.
+// The tests of the auto-scheduler share these helpers: random pipelines, and the cases solved to optimality.
 #pragma once
 
 #include <fstream>
@@ -27,15 +27,15 @@ struct Pipeline {
   int ranks() const { return *std::max_element(rank_of_stage.begin(), rank_of_stage.end()) + 1; }
 };
 
-// A case of tests/golden/optimal_schedules.json with its proven optimum.
+// This is a case of tests/golden/optimal_schedules.json with its proven optimum.
 struct SolvedPipeline {
   Pipeline pipeline;
   int number = 0;
   double optimum = 0;
 };
 
-// Made by tests/plan/optimal_schedules.py with CP-SAT, which shares no code with the scheduler; those that it
-// could not prove optimal in its time are left out.
+// tests/plan/optimal_schedules.py made these cases with CP-SAT. It shares no code with the scheduler. Cases
+// that it could not prove optimal in time are left out.
 inline std::vector<SolvedPipeline> solved_pipelines() {
   std::ifstream file(std::string(TWOBP_SOURCE_DIR) + "/tests/golden/optimal_schedules.json");
   const auto json = nlohmann::json::parse(file);
@@ -64,9 +64,9 @@ inline std::vector<SolvedPipeline> solved_pipelines() {
   return all;
 }
 
-// Stages alike, unlike by a few percent, or anything; W whole or in pieces; half of them with messages that
-// take time, half with caps from the least that does to plenty. `layered`: with bytes of layers and messages,
-// and caps with room for the peaks within I and W.
+// Makes a random pipeline. The stages are equal, differ by a few percent, or differ widely. W is whole or in
+// pieces. Half of the pipelines have messages that take time. Half have caps, from the smallest possible to
+// plenty. If `layered`, layers and messages have bytes, and the caps have room for the peaks within I and W.
 inline Pipeline random_pipeline(Random& random, Placement placement, int ranks, int micro_batches,
                                 bool layered = false) {
   Pipeline pipeline;
@@ -117,7 +117,8 @@ inline bool within_caps(const Simulation& simulation, const SimulationOptions& o
   return true;
 }
 
-// The time of the best named schedule with this placement, under any policy, that stays within the caps.
+// Returns the time of the best named schedule with this placement that stays within the caps, under any
+// policy.
 inline std::optional<double> best_named(const Pipeline& pipeline) {
   std::optional<double> best;
   for (const NamedVariant& variant : named_schedules_on(pipeline.rank_of_stage, pipeline.micro_batches)) {

@@ -1,5 +1,5 @@
-// The planner against simulating every combination, memory that excludes some or all, and requests that ask
-// for nothing.
+// Tests the planner against the simulation of every combination, with memory limits that exclude some or all
+// combinations, and with impossible requests.
 #include "twobp/plan/planner.h"
 
 #include <algorithm>
@@ -41,7 +41,7 @@ PlanRequest small_request() {
   return request;
 }
 
-// One shape, and just the memory that the best with a name needs.
+// The request has one shape, and exactly the memory that the best named schedule needs.
 PlanRequest request_to_search(const CostModel& model) {
   PlanRequest request = small_request();
   request.ranks = {3};
@@ -50,7 +50,7 @@ PlanRequest request_to_search(const CostModel& model) {
   return request;
 }
 
-// Throughputs of all combinations, each made and simulated here, the best first.
+// Returns the throughputs of all combinations, best first. Each schedule is made and simulated here.
 std::vector<double> by_brute_force(const CostModel& model, const PlanRequest& request) {
   std::vector<double> all;
   for (const auto& name : planned_schedules()) {
@@ -85,7 +85,7 @@ std::vector<double> by_brute_force(const CostModel& model, const PlanRequest& re
   return all;
 }
 
-// The first row may be slower, by as much as is given away for less memory.
+// The first row may be slower, because the planner trades a little speed for less memory.
 double most_samples_per_second(const PlanResult& result) {
   double most = 0;
   for (const PlanChoice& choice : result.best) most = std::max(most, choice.samples_per_second());
@@ -115,7 +115,7 @@ TEST(Planner, RanksAsSimulatingEverythingDoes) {
   }
 }
 
-TEST(Planner, AllOfThem) {
+TEST(Planner, ListsAllCombinationsWithoutALimit) {
   Random random(12);
   const CostModel model = random_model(random, 6);
   PlanRequest request = small_request();
@@ -128,7 +128,7 @@ TEST(Planner, AllOfThem) {
   }));
 }
 
-// Whatever number of rows is asked for, the same comes first: at times not the fastest.
+// The first row is the same for any number of rows. It is not always the fastest one.
 TEST(Planner, PutsLittleMemoryFirstAmongTheFastest) {
   Random random(19);
   int slower = 0;
@@ -147,7 +147,7 @@ TEST(Planner, PutsLittleMemoryFirstAmongTheFastest) {
   EXPECT_GT(slower, 0);
 }
 
-TEST(Planner, KeepsTheMemory) {
+TEST(Planner, KeepsWithinTheMemory) {
   Random random(13);
   for (int round = 0; round < 6; ++round) {
     const CostModel model = random_model(random, 8);
@@ -161,15 +161,16 @@ TEST(Planner, KeepsTheMemory) {
       EXPECT_LE(peak_of(simulate_choice(model, choice, request)), request.memory * (1 + 1e-9));
     }
     EXPECT_LE(most_samples_per_second(result), most_samples_per_second(free) * (1 + 1e-9));
-    // A split within the memory may save what the fastest split does not fit.
+    // A split within the memory may exist where the fastest split does not fit, so the result may be better
+    // than all of these.
     const auto all = by_brute_force(model, request);
     const double most = all.empty() ? 0 : all[0];
     EXPECT_GE(most_samples_per_second(result), most * (1 - 1e-9));
   }
 }
 
-// The smallest memory that would do is one that does, and the next smaller is not.
-// A model that is nearly all messages fits into exactly what it takes: what is sent on is held once.
+// The smallest sufficient memory is enough, and a smaller one is not. This model consists almost only of
+// messages. A tensor that is sent on is held once, so the model fits into exactly its peak.
 TEST(Planner, PlansWithinExactlyItsPeak) {
   CostModel model = model_of({{.held = 0.1, .stash = 0, .output = 10, .fixed = 30},
                               {.held = 0.1, .stash = 0, .output = 0.1, .fixed = 30}});
@@ -188,8 +189,8 @@ TEST(Planner, PlansWithinExactlyItsPeak) {
   EXPECT_TRUE(plan(model, request).best.empty());
 }
 
-// On slow links messages wait on their sender's account, the longer the more room there is for W to wait.
-TEST(Planner, TheSmallestMemoryIsEnoughOnSlowLinks) {
+// On slow links, waiting messages count on their sender. More room for W to wait means longer waits.
+TEST(Planner, FitsTheSmallestMemoryOnSlowLinks) {
   Random random(8);
   for (int round = 0; round < 30; ++round) {
     std::vector<TestKind> kinds(4);
@@ -220,7 +221,7 @@ TEST(Planner, TheSmallestMemoryIsEnoughOnSlowLinks) {
   }
 }
 
-// The best of all replicas' combinations comes first, whatever is left out by its bound.
+// The best combination of all replicas comes first, whatever the bound leaves out.
 TEST(Planner, BoundsHoldForReplicas) {
   Random random(12);
   for (int round = 0; round < 5; ++round) {
@@ -237,7 +238,7 @@ TEST(Planner, BoundsHoldForReplicas) {
 }
 
 // Loops have several stages on each rank.
-TEST(Planner, NoLoopOfOneStageOnARank) {
+TEST(Planner, MakesNoLoopOfOneStageOnARank) {
   const CostModel model = model_of(std::vector<TestKind>(8));
   PlanRequest request;
   request.ranks = {2};
@@ -264,7 +265,7 @@ TEST(Planner, CountsTheReasonsThatItLeavesOut) {
   expect_contains(error_of([&] { plan(model, request); }), {"11 stages", "13 stages", "and 2 reasons more"});
 }
 
-TEST(Planner, SaysTheSmallestMemoryThatWouldDo) {
+TEST(Planner, SaysTheSmallestSufficientMemory) {
   Random random(14);
   for (int round = 0; round < 4; ++round) {
     const CostModel model = random_model(random, 6);
@@ -284,7 +285,7 @@ TEST(Planner, SaysTheSmallestMemoryThatWouldDo) {
   }
 }
 
-// Over many combinations, nothing that cannot be under the least so far is simulated.
+// Among many combinations, the planner simulates none that cannot beat the least memory found so far.
 TEST(Planner, FindsTheSmallestMemoryWithoutSimulatingAll) {
   Random random(17);
   const CostModel model = random_model(random, 24);
@@ -304,8 +305,9 @@ TEST(Planner, FindsTheSmallestMemoryWithoutSimulatingAll) {
   EXPECT_FALSE(plan(model, request).best.empty());
 }
 
-// Searched schedules come as rows of their own, never slower than what has a name, and within the memory.
-TEST(Planner, SearchesForMore) {
+// Schedules from the search are rows of their own. They are never slower than the named ones, and stay within
+// the memory.
+TEST(Planner, SearchesForSchedules) {
   Random random(15);
   int found = 0;
   for (int round = 0; round < 4; ++round) {
@@ -329,8 +331,8 @@ TEST(Planner, SearchesForMore) {
   EXPECT_GT(found, 0);
 }
 
-// Where the memory forces W early, another split than the one that balances seconds may be faster: what is
-// found is never slower, and within the memory.
+// If the memory forces W to run early, another split than the balanced one may be faster. The split that is
+// found is never slower, and stays within the memory.
 TEST(Planner, SearchesForSplits) {
   Random random(18);
   int faster = 0;
@@ -360,8 +362,8 @@ TEST(Planner, SearchesForSplits) {
   EXPECT_GT(faster, 0);
 }
 
-// Boundaries of any size: what a stage sends away is not what it holds, and a search that finds nothing
-// leaves the rows with names.
+// Boundaries have different sizes, so a stage may send another amount than it holds. If the search finds
+// nothing, the rows of named schedules remain.
 TEST(Planner, SearchesBetweenUnequalBoundaries) {
   Random random(16);
   int searched = 0;
@@ -396,7 +398,7 @@ TEST(Planner, CountsMoreSamplesThanAnInt) {
   EXPECT_EQ(choice.samples_per_second(), static_cast<double>(int64_t{1} << 30));
 }
 
-// Costs that were measured so are planned as they are.
+// Costs that were measured with recomputation are planned unchanged.
 TEST(Planner, LeavesRecomputedCostsAlone) {
   const CostModel model = with_recompute(model_of(std::vector<TestKind>(6)), "both");
   PlanRequest request = small_request();
@@ -407,7 +409,7 @@ TEST(Planner, LeavesRecomputedCostsAlone) {
   expect_contains(error_of([&] { plan(model, request); }), {"already"});
 }
 
-TEST(Planner, OnlyTheRequestedSchedules) {
+TEST(Planner, PlansOnlyTheRequestedSchedules) {
   const CostModel model = model_of(std::vector<TestKind>(8));
   PlanRequest request;
   request.stages = {4};
@@ -429,7 +431,7 @@ TEST(Planner, OnlyTheRequestedSchedules) {
   }
 }
 
-// A bigger pipeline for nothing: four equal layers on more ranks are faster, and the default M is N, 2N, 4N.
+// A larger pipeline is faster: four equal layers spread over more ranks. The default M is N, 2N and 4N.
 TEST(Planner, MoreRanksAreFaster) {
   const CostModel model = model_of(std::vector<TestKind>(8));
   PlanRequest request;

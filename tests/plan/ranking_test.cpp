@@ -1,4 +1,4 @@
-// Which of the fastest rows comes first: rows by hand, on either side of each limit.
+// Tests which of the fastest rows comes first, with handmade rows on both sides of each limit.
 #include "twobp/plan/ranking.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ double first_bytes(std::vector<PlanChoice> best) {
   return lightest_of_fastest(best)->peak_bytes;
 }
 
-TEST(Ranking, FastestFirstAndOfEqualsLessMemory) {
+TEST(Ranking, PutsTheFastestFirstAndLessMemoryAmongEquals) {
   const auto best = ranked({choice(90, 1), choice(100, 3), choice(100, 2), choice(95, 1)}, 3);
   ASSERT_EQ(best.size(), 3U);
   EXPECT_EQ(best[0].peak_bytes, 2);
@@ -32,20 +32,20 @@ TEST(Ranking, FastestFirstAndOfEqualsLessMemory) {
   EXPECT_DOUBLE_EQ(best[2].samples_per_second(), 95);
 }
 
-TEST(Ranking, LessMemoryForOnePercent) {
+TEST(Ranking, GivesUpOnePercentForLessMemory) {
   EXPECT_EQ(first_bytes(ranked({choice(100, 10)})), 10);
   EXPECT_EQ(first_bytes(ranked({choice(100, 10), choice(99.01, 5)})), 5);
   EXPECT_EQ(first_bytes(ranked({choice(100, 10), choice(98.99, 5)})), 10);
 }
 
-TEST(Ranking, NotForLessThanFivePercentOfIt) {
+TEST(Ranking, GivesUpNothingForLessThanFivePercent) {
   EXPECT_EQ(first_bytes(ranked({choice(100, 10.4), choice(99.5, 10)})), 10.4);
   EXPECT_EQ(first_bytes(ranked({choice(100, 10.6), choice(99.5, 10)})), 10);
   EXPECT_EQ(first_bytes(ranked({choice(100, 12), choice(99.7, 10.4), choice(99.5, 10)})), 10.4)
       << "the fastest of those that need little";
 }
 
-TEST(Ranking, ComparesSoManyAndNoMore) {
+TEST(Ranking, ComparesALimitedNumber) {
   std::vector<PlanChoice> choices;
   for (size_t i = 0; i + 1 < kCompared; ++i) choices.push_back(choice(100, 10));
   choices.push_back(choice(99.9, 5));

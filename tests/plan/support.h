@@ -1,4 +1,4 @@
-// Cost models for the planner's tests, by hand.
+// This file makes cost models by hand for the planner's tests.
 #pragma once
 
 #include <string>
@@ -9,14 +9,14 @@
 
 namespace twobp {
 
-// Seconds and bytes of a layer for one sample.
+// These are the seconds and bytes of a layer for one sample.
 struct TestKind {
   double forward = 1;
   double backward_p1 = 1;
   double backward_p2 = 1;
   double held = 10;  // beside the output
   double stash = 8;
-  double output = 2;  // and input gradient
+  double output = 2;  // also of the input gradient
   double fixed = 30;
 };
 
@@ -29,7 +29,7 @@ inline LayerCost layer_of(const TestKind& kind, int samples) {
   layer.share.forward_held = (kind.held + kind.output) * samples;
   layer.share.forward_peak = layer.share.forward_held;
   layer.share.stash = (kind.backward_p2 > 0 ? kind.stash : 0) * samples;
-  // I frees what W does not need and dL/dy, and leaves dL/dx.
+  // I frees dL/dy and the tensors that W does not need, and leaves dL/dx.
   layer.share.p1_held = layer.share.stash - kind.held * samples;
   layer.share.p1_peak = kind.output * samples;
   layer.share.p2_peak = 0;
@@ -37,7 +37,8 @@ inline LayerCost layer_of(const TestKind& kind, int samples) {
   return layer;
 }
 
-// A layer of each kind in turn, measured for 1 and 2 samples, in proportion.
+// Makes a model with one layer of each kind in turn, measured for 1 and 2 samples. The costs are
+// proportional.
 inline CostModel model_of(const std::vector<TestKind>& layers) {
   CostModel model;
   model.micro_batch_sizes = {1, 2};

@@ -1,4 +1,5 @@
-// What a user may get wrong: exit code 1, one message on stderr that says what and where, no hang.
+// Tests a user's mistakes. Each gives exit code 1 and one message on stderr that says what is wrong and
+// where. Nothing hangs.
 #include <filesystem>
 #include <tuple>
 
@@ -16,7 +17,7 @@ class BadInput : public ::testing::Test {
  protected:
   std::string config(const json& content) const { return folder_.write("config.json", content.dump()); }
   std::string path(const std::string& name) const { return folder_.path(name); }
-  // The tiny configuration with one override.
+  // Expects an error for the tiny configuration with one override.
   void expect(const std::string& override, const std::vector<std::string>& parts) const {
     SCOPED_TRACE(override);
     expect_one_message({"train", config(tiny_config()), "--set", override}, parts);
@@ -25,12 +26,12 @@ class BadInput : public ::testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(BadInput, MissingConfiguration) {
+TEST_F(BadInput, NamesAMissingConfiguration) {
   expect_one_message({"train", path("none.json")}, {path("none.json"), "No such file"});
   expect_one_message({"train", path("")}, {"folder"});
 }
 
-TEST_F(BadInput, NotJson) {
+TEST_F(BadInput, SaysWhereAFileIsNotJson) {
   expect_one_message({"train", folder_.write("config.json", "{\n  \"model\": {,}\n}")},
                      {"config.json", "line 2", "column 13"});
   expect_one_message({"train", folder_.write("config.json", "")}, {"config.json", "empty"});
@@ -54,7 +55,7 @@ TEST_F(BadInput, UnknownCommandNamesTheNearest) {
 }
 
 // NaN compares false with every limit, and a negative number may wrap around to a large one.
-TEST_F(BadInput, NumbersOfTheCommandLine) {
+TEST_F(BadInput, RefusesBadNumbersOnTheCommandLine) {
   const std::vector<std::string> generate = {"generate", path("model"), "--prompt", "x"};
   const std::vector<std::string> convert = {"checkpoint", "convert", path("c"), "--checkpoint", path("d")};
   const std::vector<std::tuple<std::vector<std::string>, const char*, const char*>> wrong = {
@@ -72,7 +73,7 @@ TEST_F(BadInput, NumbersOfTheCommandLine) {
   expect("pipeline.data_parallel=40000", {"40000", "80000 ranks", "1024 at most"});
 }
 
-TEST_F(BadInput, TwoOptionsOfOneFile) {
+TEST_F(BadInput, RefusesOneFileForTwoOptions) {
   const std::string file = path("out.json");
   expect_one_message({"train", config(tiny_config()), "--metrics", file, "--trace", file},
                      {"--metrics and --trace", file});
@@ -80,7 +81,7 @@ TEST_F(BadInput, TwoOptionsOfOneFile) {
   expect_one_message({"plan", "--costs", file, "--ranks", "2", "--json", file}, {"--costs and --json", file});
 }
 
-TEST_F(BadInput, NamesOnTheHub) {
+TEST_F(BadInput, SaysHowToDownloadANameOnTheHub) {
   for (const char* key : {"model.from", "data.tokenizer"}) {
     expect_one_message({"train", "--set", "data.text=" + folder_.write("a.txt", "Some text."), "--set",
                         concat(key, "=org/some-model")},
@@ -89,8 +90,8 @@ TEST_F(BadInput, NamesOnTheHub) {
   expect_one_message({"generate", "org/some-model", "--prompt", "x"}, {"hf download org/some-model"});
 }
 
-// Names in files are anybody's: what a terminal would obey is shown instead.
-TEST_F(BadInput, ControlCharactersAreShown) {
+// A file may contain any name. Control characters in it are shown, so that the terminal does not obey them.
+TEST_F(BadInput, ShowsControlCharacters) {
   const std::string evil = "a\x1b[31m\xc2\x9b\xe2\x80\xae\n";
   const std::string shown = "a\\x1b[31m\\u{9b}\\u{202e}\\n";
   expect_one_message({"train", path(evil + ".json")}, {shown});
@@ -110,14 +111,14 @@ TEST_F(BadInput, ControlCharactersAreShown) {
                             "save.model=" + saved, "--set", "save.checkpoints=" + path(evil)});
   test::expect_contains(train.out, {"saved " + path("model") + "a\\x1b[31m"});
   EXPECT_EQ(train.out.find('\x1b'), std::string::npos);
-  // The checkpoint holds the configuration, with that path in it.
+  // The checkpoint holds the configuration, which contains that path.
   const test::Finished inspect = test::expect_success({"checkpoint", "inspect", path(evil), "--tensors"});
   test::expect_contains(inspect.out, {"save.checkpoints=" + path("") + "a\\x1b[31m"});
   EXPECT_EQ(inspect.out.find('\x1b'), std::string::npos);
 }
 
-// Whoever made the folder in which the program runs must not choose the libraries that it loads.
-TEST_F(BadInput, LibrariesInTheCurrentFolderAreNotLoaded) {
+// The program must not load a library from the current folder, because somebody else may have put it there.
+TEST_F(BadInput, DoesNotLoadLibrariesFromTheCurrentFolder) {
   const test::Finished result = test::run_in_shell(
       "cd \"$1\" || exit; for name in $(ldd \"$0\" | sed -n 's/^[[:space:]]*\\(lib[^ ]*\\) .*/\\1/p'); do : "
       "> $name; done; "
@@ -127,8 +128,8 @@ TEST_F(BadInput, LibrariesInTheCurrentFolderAreNotLoaded) {
   EXPECT_NE(result.out.find("libc10.so"), std::string::npos) << "none was planted: " << result.out;
 }
 
-// A disk that is full under standard output.
-TEST_F(BadInput, OutputThatIsLost) {
+// Standard output is on a full disk.
+TEST_F(BadInput, ReportsLostOutput) {
   if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full";
   const std::string file = config(tiny_config());
   for (const std::vector<std::string>& arguments : {std::vector<std::string>{"--help"},
@@ -146,7 +147,7 @@ TEST_F(BadInput, OutputThatIsLost) {
   }
 }
 
-TEST_F(BadInput, IllTypedValue) {
+TEST_F(BadInput, RefusesAValueOfTheWrongType) {
   expect("model.dim=wide", {"model.dim", "an integer", "\"wide\""});
   expect("model.tied=1", {"model.tied", "boolean"});
   expect("model.dim=0", {"model.dim", "from 1"});
@@ -156,7 +157,7 @@ TEST_F(BadInput, IllTypedValue) {
   expect_one_message({"train", config(content)}, {"config.json", "pipeline.stages", "an integer", "\"2\""});
 }
 
-TEST_F(BadInput, Contradictions) {
+TEST_F(BadInput, RefusesContradictions) {
   expect("model.heads=3", {"model.dim (16)", "model.heads (3)"});
   expect("data.text=*.txt", {"data.text", "data.synthetic", "one source"});
   expect("data.synthetic=", {"no data is given"});
@@ -166,13 +167,13 @@ TEST_F(BadInput, Contradictions) {
   expect("pipeline.memory_cap=lots", {"pipeline.memory_cap", "lots", "512MiB"});
 }
 
-TEST_F(BadInput, ScheduleThatCannotRun) {
+TEST_F(BadInput, RefusesAScheduleThatCannotRun) {
   expect("pipeline.stages=7", {"6 layers", "7 stages", "pipeline.stages"});
   expect("pipeline.schedule=1f2b", {"pipeline.schedule", "1f2b", "did you mean \"1f1b\""});
   expect("pipeline.p2=later", {"pipeline.p2", "later"});
 }
 
-TEST_F(BadInput, MissingData) {
+TEST_F(BadInput, NamesMissingData) {
   json content = tiny_config();
   content["model"]["vocab"] = 256;
   content["data"] = {{"text", path("*.nothing")}, {"sequence", 8}};
@@ -181,7 +182,7 @@ TEST_F(BadInput, MissingData) {
   expect_one_message({"train", config(content)}, {path("nowhere")});
 }
 
-TEST_F(BadInput, TooLittleText) {
+TEST_F(BadInput, RefusesTooLittleText) {
   json content = tiny_config();
   folder_.write("short.txt", "Short.");
   content["model"]["vocab"] = 256;
@@ -189,7 +190,7 @@ TEST_F(BadInput, TooLittleText) {
   expect_one_message({"train", config(content)}, {"too little text", "data.sequence"});
 }
 
-TEST_F(BadInput, TokensBeyondTheVocabulary) {
+TEST_F(BadInput, RefusesTokensBeyondTheVocabulary) {
   std::vector<int32_t> ids(4 * 8, 5);
   ids[2 * 8 + 3] = 32;  // the vocabulary's size
   std::filesystem::create_directory(path("data"));
@@ -204,9 +205,8 @@ TEST_F(BadInput, TokensBeyondTheVocabulary) {
   expect_one_message({"train", config(content)}, {"input_ids.npy", "token id -100"});
 }
 
-// The weights grow beyond all bounds in the first steps, on every stage; the message names the layer and the
-// step.
-TEST_F(BadInput, LearningRateThatMakesNaN) {
+// The weights overflow in the first steps, on every stage. The message names the layer and the step.
+TEST_F(BadInput, ReportsALearningRateThatMakesNaN) {
   for (const char* clip : {"train.clip_norm=0", "train.clip_norm=1"}) {
     for (const char* stages : {"pipeline.stages=1", "pipeline.stages=3"}) {
       SCOPED_TRACE(concat(clip, ", ", stages));
@@ -219,7 +219,7 @@ TEST_F(BadInput, LearningRateThatMakesNaN) {
   }
 }
 
-TEST_F(BadInput, FilesThatCannotBeWritten) {
+TEST_F(BadInput, NamesFilesThatCannotBeWritten) {
   const std::string file = config(tiny_config());
   expect_one_message({"train", file, "--metrics", path("no/such/folder")}, {path("no/such/folder")});
   expect_one_message({"train", file, "--set", "save.model=" + folder_.write("taken", "")}, {path("taken")});
@@ -228,9 +228,9 @@ TEST_F(BadInput, FilesThatCannotBeWritten) {
   }
 }
 
-// A weight of 844 TB, beyond the address space of any machine: LibTorch's error in one line, without its
-// backtrace.
-TEST_F(BadInput, ModelThatDoesNotFit) {
+// A weight needs 844 TB, which is beyond the address space of any machine. LibTorch's error is one line,
+// without its backtrace.
+TEST_F(BadInput, ReportsAModelThatDoesNotFit) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizer's allocator adds a line of its own";
 #endif

@@ -1,5 +1,5 @@
-// `twobp train` with checkpoints from the outside: stopped and resumed, metrics of one piece, what is
-// refused.
+// Tests `twobp train` with checkpoints from outside: a run that is stopped and resumed, the metrics of such a
+// run, and errors.
 #include <filesystem>
 
 #include "tests/program/subprocess.h"
@@ -51,14 +51,14 @@ class Checkpoints : public ::testing::Test {
   json content_;
 };
 
-TEST_F(Checkpoints, ResumedRunIsThatOfOnePiece) {
+TEST_F(Checkpoints, AResumedRunEqualsAnUninterruptedRun) {
   expect_success(arguments());
   const auto whole = losses();
   const std::string weights = read_file(path("model/model.safetensors"));
   ASSERT_EQ(whole.size(), 6U);
   EXPECT_EQ(checkpoints(), (std::vector<std::string>{"step-00000002", "step-00000004", "step-00000006"}));
 
-  // As if it had been killed after step 5, in the middle of a line.
+  // This is the state after a kill in step 5, in the middle of a line.
   std::filesystem::remove_all(path("checkpoints/step-00000006"));
   std::filesystem::remove(path("model/model.safetensors"));
   std::string metrics = read_file(path("metrics.jsonl"));
@@ -70,14 +70,14 @@ TEST_F(Checkpoints, ResumedRunIsThatOfOnePiece) {
   EXPECT_EQ(losses(), whole);
   EXPECT_EQ(read_file(path("model/model.safetensors")), weights);
 
-  // Nothing left to do: the model is saved again.
+  // No step is left to do. The model is saved again.
   std::filesystem::remove(path("model/model.safetensors"));
   expect_success(arguments({"--resume"}));
   EXPECT_EQ(losses(), whole);
   EXPECT_EQ(read_file(path("model/model.safetensors")), weights);
 }
 
-// Ctrl-C writes a checkpoint of the last step, whatever save.every is; a run goes on from there.
+// Ctrl-C writes a checkpoint of the last step, whatever save.every is. A later run continues from it.
 TEST_F(Checkpoints, InterruptSavesTheLastStep) {
   content_["train"]["steps"] = 1'000'000;
   content_["optimizer"]["schedule"] = "constant";
@@ -101,14 +101,15 @@ TEST_F(Checkpoints, InterruptSavesTheLastStep) {
 }
 
 TEST_F(Checkpoints, ResumeStartsARunThatHasNone) {
-  folder_.write("metrics.jsonl", "{\"step\": 1, \"loss\": 7}\n");  // of a run that died before its first
+  // This line is from a run that ended before its first step.
+  folder_.write("metrics.jsonl", "{\"step\": 1, \"loss\": 7}\n");
   const Finished result = expect_success(arguments({"--resume"}));
   EXPECT_NE(result.out.find("no checkpoint in " + path("checkpoints") + " yet"), std::string::npos)
       << result.out;
   EXPECT_EQ(losses().size(), 6U);
 }
 
-TEST_F(Checkpoints, Refusals) {
+TEST_F(Checkpoints, RefuseContradictingArguments) {
   expect_one_message({"train", config(), "--resume", "--set", "save.checkpoints="},
                      {"--resume", "save.checkpoints"});
   expect_success(arguments());
@@ -130,7 +131,7 @@ TEST_F(Checkpoints, Refusals) {
                      {path("taken")});
 }
 
-TEST_F(Checkpoints, DamagedNewestIsPassedOverWithAWarning) {
+TEST_F(Checkpoints, SkipADamagedNewestCheckpointWithAWarning) {
   expect_success(arguments());
   const auto whole = losses();
   std::filesystem::resize_file(path("checkpoints/step-00000006/weights.safetensors"), 1000);

@@ -1,4 +1,5 @@
-// `twobp checkpoint` from the outside: what inspect says, what verify finds, what convert makes.
+// Tests `twobp checkpoint` from outside: the output of inspect, the findings of verify, and the files that
+// convert makes.
 #include <filesystem>
 
 #include "tests/program/subprocess.h"
@@ -37,7 +38,7 @@ class CheckpointCommand : public ::testing::Test {
   json content_;
 };
 
-TEST_F(CheckpointCommand, Inspect) {
+TEST_F(CheckpointCommand, Inspects) {
   content_["model"]["freeze"] = {"*.o_proj.weight"};
   train();
   const Finished newest =
@@ -71,7 +72,7 @@ TEST_F(CheckpointCommand, Inspect) {
       << older.out;
 }
 
-TEST_F(CheckpointCommand, Verify) {
+TEST_F(CheckpointCommand, Verifies) {
   train();
   const Finished whole = expect_success({"checkpoint", "verify", path("checkpoints")});
   EXPECT_NE(whole.out.find("step-00000004 is whole: step 4"), std::string::npos) << whole.out;
@@ -92,7 +93,7 @@ TEST_F(CheckpointCommand, Verify) {
   EXPECT_EQ(lines_of(both.err).size(), 2U) << both.err;
 }
 
-TEST_F(CheckpointCommand, ConvertToAModel) {
+TEST_F(CheckpointCommand, ConvertsToAModel) {
   for (const bool lora : {false, true}) {
     SCOPED_TRACE(lora);
     if (lora) {
@@ -112,8 +113,8 @@ TEST_F(CheckpointCommand, ConvertToAModel) {
             read_file(path("model/model.safetensors")).size() * 0.7);
 }
 
-// To a number of files and back; the run goes on from there as if nothing had been.
-TEST_F(CheckpointCommand, ConvertToACheckpoint) {
+// The checkpoint is converted to several files and back. The run continues from there unchanged.
+TEST_F(CheckpointCommand, ConvertsToACheckpoint) {
   train({"--set", "train.steps=6", "--metrics", path("whole.jsonl")});
   const std::string weights = read_file(path("model/model.safetensors"));
   expect_success({"checkpoint", "convert", path("checkpoints/step-00000004"), "--checkpoint", path("three"),
@@ -131,7 +132,7 @@ TEST_F(CheckpointCommand, ConvertToACheckpoint) {
   }
 }
 
-TEST_F(CheckpointCommand, Refusals) {
+TEST_F(CheckpointCommand, RefusesContradictingArguments) {
   train();
   expect_one_message({"checkpoint", "verify", path("nothing")}, {path("nothing"), "does not exist"});
   expect_one_message({"checkpoint", "inspect", path("model")},
@@ -143,7 +144,7 @@ TEST_F(CheckpointCommand, Refusals) {
   for (const auto& [option, value, needs] : {std::tuple{"--parts", "4", "--checkpoint"},
                                              {"--dtype", "float16", "--model"},
                                              {"--set", "train.seed=2", "--model"}}) {
-    const bool to_model = needs == std::string("--checkpoint");  // the other one
+    const bool to_model = needs == std::string("--checkpoint");  // the other option
     const auto run =
         test::run_program({"checkpoint", "convert", path("checkpoints"),
                            to_model ? "--model" : "--checkpoint", path("unused"), option, value});
@@ -158,8 +159,8 @@ TEST_F(CheckpointCommand, Refusals) {
   test::expect_one_message({"checkpoint"}, {"subcommand is required", "twobp checkpoint --help"});
 }
 
-// --resume, with its word and without, before and after the configuration.
-TEST_F(CheckpointCommand, ResumeAuto) {
+// --resume is tested with and without its word, before and after the configuration.
+TEST_F(CheckpointCommand, ResumesAutomatically) {
   content_["save"].erase("model");
   const std::string config = folder_.write("config.json", content_.dump());
   const auto expect_resumed = [&](const std::vector<std::string>& arguments, const std::string& text) {

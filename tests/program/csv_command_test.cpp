@@ -1,4 +1,4 @@
-// Schedules in files: `twobp plan` writes and reads them, `twobp train` runs them.
+// Tests schedules in files: `twobp plan` writes and reads them, and `twobp train` runs them.
 #include <sstream>
 
 #include "tests/program/subprocess.h"
@@ -26,7 +26,7 @@ TEST(Csv, PlanWritesTheFileThatItRead) {
 
   expect_success({"plan", "--schedule", fill, "--csv", placed, "--csv-form", "compute_comms"});
   EXPECT_NE(read_file(placed).find("0SEND_F0"), std::string::npos);
-  // A cap moves W to where room is needed.
+  // A cap moves W to the place where memory is needed.
   expect_success({"plan", "--schedule", "naive", "--stages", "1", "--micro-batches", "2", "--p2", "end",
                   "--cap", "1", "--csv", placed});
   EXPECT_EQ(read_file(placed), "0F0,0I0,0W0,0F1,0I1,0W1\n");
@@ -53,8 +53,8 @@ TEST(Csv, TrainRunsAFile) {
   EXPECT_FALSE(named.empty());
 }
 
-// Only who runs the schedule needs its file.
-TEST(Csv, TheFileMayHaveGone) {
+// Only the run of a schedule needs its file.
+TEST(Csv, OtherCommandsNeedNoFile) {
   const TempFolder folder;
   json config = test::tiny_config();
   config["pipeline"].erase("stages");
@@ -66,7 +66,7 @@ TEST(Csv, TheFileMayHaveGone) {
   test::expect_one_message({"train", path}, {"gone.csv", "no such file"});
 }
 
-TEST(Csv, RefusedWithItsCell) {
+TEST(Csv, RefusesABadFileAndNamesTheCell) {
   const TempFolder folder;
   const std::string wrong = folder.write("wrong.csv", "0F0,0B0\n1F0,1Q0\n");
   const auto run = run_program({"plan", "--schedule", wrong});

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Losses of short runs of every model type against kept ones, so that a change of the code that is not meant to change
-training does not. Kept figures hold to 1e-4 on any machine (bf16: 1e-2); on one machine, losses and norms are the same to the bit under
-two schedules. `golden_losses_test.py PROGRAM --write` keeps new ones; `--out FILE` writes all bits, to compare two builds."""
+"""Compares the losses of short runs of every model type with stored ones, to find changes of the code that change training by
+mistake. Stored figures hold to 1e-4 on any machine (bf16: 1e-2). On one machine, two schedules give the same losses and norms to
+the bit. `golden_losses_test.py PROGRAM --write` stores new figures. `--out FILE` writes all bits, to compare two builds."""
 import argparse
 import json
 import math

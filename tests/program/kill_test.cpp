@@ -1,7 +1,9 @@
-// The promise of checkpoints: `twobp train` is killed at random moments, again and again, resumed each time
-// on another pipeline, and ends with the weights and losses of a run that was never stopped, to the bit.
+// Tests the promise of checkpoints. `twobp train` is killed at random moments, again and again. It is resumed
+// each time on another pipeline. It ends with the weights and losses of a run that was never stopped, to the
+// bit.
 //
-// TWOBP_KILLS in the environment: how many kills (5). TWOBP_SEED: of the moments (1).
+// The environment sets the number of kills (TWOBP_KILLS, default 5) and the seed of their moments
+// (TWOBP_SEED, default 1).
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -40,17 +42,17 @@ json config_in(const TempFolder& folder, const std::string& name, bool checkpoin
   return config;
 }
 
-// (step, loss) of every line.
+// Returns (step, loss) of every line.
 std::vector<std::pair<int, double>> losses_in(const std::string& metrics) {
   std::vector<std::pair<int, double>> losses;
   for (const auto& line : lines_of(read_file(metrics))) {
     const json step = json::parse(line, nullptr, false);
-    if (step.is_object()) losses.emplace_back(step.at("step"), step.at("loss"));  // a kill cuts lines off
+    if (step.is_object()) losses.emplace_back(step.at("step"), step.at("loss"));  // a kill truncates a line
   }
   return losses;
 }
 
-// The step that a run said it was resumed after; 0 if it started anew, -1 if it did not get so far.
+// Returns the step after which a run said that it resumed: 0 if it started anew, -1 if it did not get so far.
 int resumed_step(const std::string& out) {
   if (out.find("starting from the beginning") != std::string::npos) return 0;
   const std::string marker = "resumed after step ";
@@ -102,18 +104,19 @@ TEST_F(Kill, EveryResumeEndsWithTheSameWeights) {
     const std::string metrics = folder_.path(name + ".jsonl");
     const std::string config = folder_.write(name + ".json", config_in(folder_, name, true).dump());
     int last_resumed = 0;
-    int reached = 0;  // the last step a killed run told of
+    int reached = 0;  // the last step that a killed run reported
     while (true) {
       std::vector<std::string> arguments = {"train", config, "--resume", "--metrics", metrics};
       for (const std::string& argument : random_pipeline()) arguments.push_back(argument);
       test::RunOptions options;
-      // From the first instruction of the program to long after the training of the rest would take.
+      // The time lies between the first instruction of the program and long after the rest of training would
+      // end.
       if (kills < wanted) options.kill_after = uniform(0.001, 2 * whole);
       const Finished result = test::run_program(arguments, options);
       ASSERT_EQ(result.err, "") << join(arguments, " ");
       const int resumed = resumed_step(result.out);
       if (resumed >= 0) {
-        // The last step's checkpoint may be unwritten, and that of the one before was being written.
+        // The last step's checkpoint may be missing, and the previous one may have been in progress.
         EXPECT_GE(resumed, reached - 2);
         EXPECT_GE(resumed, last_resumed);
         last_resumed = resumed;

@@ -1,4 +1,4 @@
-// `twobp plan --svg` and `twobp plan --measured` from the outside.
+// Tests `twobp plan --svg` and `twobp plan --measured` from outside.
 #include "tests/program/subprocess.h"
 
 namespace twobp::TWOBP_FILE {
@@ -27,7 +27,7 @@ class MeasuredCommand : public ::testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(MeasuredCommand, SetsARunBesideItsPrediction) {
+TEST_F(MeasuredCommand, ShowsARunBesideItsPrediction) {
   const std::string run = trace();
   const std::string out = expect_success({"plan", "--measured", run, "--json", path("both.json"),
                                           "--timeline", path("both.html"), "--svg", path("predicted.svg")})
@@ -53,7 +53,7 @@ TEST_F(MeasuredCommand, SetsARunBesideItsPrediction) {
       EXPECT_LE(idle, 1);
     }
   }
-  // The measured one is what the trace says.
+  // The measured step time equals that of the trace.
   double seconds = 0;
   for (const json& each : json::parse(read_file(run))) {
     if (each.at("ph") == "X" && each.at("cat") == "step") seconds += each.at("dur").get<double>() * 1e-6 / 3;
@@ -67,7 +67,7 @@ TEST_F(MeasuredCommand, SetsARunBesideItsPrediction) {
   EXPECT_NE(picture.find("predicted: "), std::string::npos);
 }
 
-TEST_F(MeasuredCommand, WithSeveralStagesARank) {
+TEST_F(MeasuredCommand, TakesSeveralStagesARank) {
   const std::string run = trace({"--set", "model.layers=4", "--set", "pipeline.schedule=zb-v", "--set",
                                  "pipeline.stages=4", "--set", "pipeline.p2=placed"});
   const std::string out = expect_success({"plan", "--measured", run}).out;
@@ -75,7 +75,7 @@ TEST_F(MeasuredCommand, WithSeveralStagesARank) {
   EXPECT_EQ(out.find("recorded order"), std::string::npos) << "placed W needs none:\n" << out;
 }
 
-TEST_F(MeasuredCommand, WithSlices) {
+TEST_F(MeasuredCommand, TakesSlices) {
   const std::string run = trace({"--set", "pipeline.slices=2", "--set", "data.sequence=32"});
   const std::string text = read_file(run);
   EXPECT_NE(text.find("\"F0.1\""), std::string::npos) << "slice 1 of micro-batch 0";

@@ -1,4 +1,5 @@
-// From training to using the model, from the outside: train, eval, generate, with and without adapters.
+// Tests the commands from training to using a model, from outside: train, eval, generate, with and without
+// adapters.
 #include <filesystem>
 
 #include "tests/program/subprocess.h"
@@ -20,7 +21,7 @@ class ModelCommands : public ::testing::Test {
     folder_.write("text.txt", text);
   }
 
-  // A byte-level model that is saved to `model`.
+  // Returns the configuration of a byte-level model that is saved to `model`.
   json config() const {
     return {{"model", {{"dim", 32}, {"layers", 2}, {"heads", 2}}},
             {"data", {{"text", path("text.txt")}, {"sequence", 32}, {"held_out", 0.2}}},
@@ -51,7 +52,7 @@ class ModelCommands : public ::testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(ModelCommands, EvalFindsTheLossThatTrainingEndedWith) {
+TEST_F(ModelCommands, EvalFindsTheFinalLossOfTraining) {
   const double trained = number_after(run("train", config()).out, "held-out loss after training: ");
   json of_saved = config();
   of_saved["model"] = {{"from", path("model")}};
@@ -64,20 +65,21 @@ TEST_F(ModelCommands, EvalFindsTheLossThatTrainingEndedWith) {
   EXPECT_NEAR(report.at("perplexity").get<double>(), std::exp(report.at("loss").get<double>()), 1e-9);
 }
 
-TEST_F(ModelCommands, GenerateContinuesWhatWasLearnt) {
-  run("train", config(), {"--set", "train.steps=300"});  // until the next letter is never a close call
+TEST_F(ModelCommands, GenerateContinuesTheLearntText) {
+  run("train", config(), {"--set", "train.steps=300"});  // then the next letter is always certain
   const std::vector<std::string> arguments = {
       "generate", path("model"), "--prompt", "the quick brown fo", "--tokens", "12", "--temperature", "0"};
   const Finished greedy = test::run_program(arguments);
   EXPECT_EQ(greedy.out, "the quick brown fox jumps over\n");
   EXPECT_NE(greedy.err.find("12 tokens after 18"), std::string::npos) << greedy.err;
 
-  // As transformers' generate: it stops at any eos_token_id of generation_config.json, or of config.json.
+  // Like transformers' generate, it stops at any eos_token_id of generation_config.json, or else of
+  // config.json.
   json config = json::parse(read_file(path("model/config.json")));
   config["eos_token_id"] = {'q', 'j'};
   folder_.write("model/config.json", config.dump());
   EXPECT_EQ(test::run_program(arguments).out, "the quick brown fox \n");
-  folder_.write("model/generation_config.json", R"({"eos_token_id": [0, 118, 112]})");  // v, p
+  folder_.write("model/generation_config.json", R"({"eos_token_id": [0, 118, 112]})");  // v and p
   EXPECT_EQ(test::run_program(arguments).out, "the quick brown fox jum\n");
   folder_.write("model/generation_config.json", R"({"eos_token_id": 115})");  // s
   EXPECT_EQ(test::run_program(arguments).out, "the quick brown fox jump\n");
@@ -110,7 +112,7 @@ TEST_F(ModelCommands, AdapterIsSavedLoadedEvaluatedAndMerged) {
   json again = lora_config();
   again["model"]["adapter"] = path("adapter");
   EXPECT_NEAR(number_after(run("eval", again).out, "held-out loss "), trained, 5.1e-5);
-  // No further step: what is merged is the adapter that was loaded, up to the rounding of the merge.
+  // There is no further step. The merged adapter equals the loaded one, up to the rounding of the merge.
   again["save"] = {{"model", path("merged")}};
   again["train"]["steps"] = 1;
   again["optimizer"]["lr"] = 1e-30;
@@ -121,7 +123,7 @@ TEST_F(ModelCommands, AdapterIsSavedLoadedEvaluatedAndMerged) {
   EXPECT_NEAR(number_after(run("eval", merged).out, "held-out loss "), trained, 1.1e-4);
 }
 
-TEST_F(ModelCommands, BadAdapters) {
+TEST_F(ModelCommands, RefusesBadAdapters) {
   run("train", config(), {"--set", "train.steps=1"});
   run("train", lora_config(), {"--set", "train.steps=1"});
   json again = lora_config();
@@ -155,8 +157,8 @@ TEST_F(ModelCommands, BadAdapters) {
   fails(again, {"use_rslora"});
 }
 
-// The weights are to blame, not the learning rate.
-TEST_F(ModelCommands, DamagedWeights) {
+// The weights cause this error, not the learning rate.
+TEST_F(ModelCommands, ReportsDamagedWeights) {
   run("train", config(), {"--set", "train.steps=1"});
   std::string weights = read_file(path("model/model.safetensors"));
   weights.replace(weights.size() - 4, 4, std::string("\0\0\xc0\x7f", 4));  // NaN

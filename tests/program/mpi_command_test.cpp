@@ -1,5 +1,5 @@
-// `mpirun -n N twobp train` from the outside: the numbers of one process, shown once; and what was started
-// wrongly ends all processes with one reason.
+// Tests `mpirun -n N twobp train` from outside. The numbers are those of one process and appear once. A wrong
+// start ends all processes with one reason.
 #include <cstdlib>
 #include <set>
 
@@ -34,7 +34,7 @@ class MpiCommand : public ::testing::Test {
     return folder_.write(name, content.dump());
   }
 
-  // Each entry: arguments of one process.
+  // Each entry has the arguments of one process.
   static Finished mpirun(const std::vector<std::vector<std::string>>& processes) {
     std::vector<std::string> arguments = split(TWOBP_MPIRUN_FLAGS, ' ');
     for (size_t i = 0; i < processes.size(); ++i) {
@@ -66,7 +66,7 @@ class MpiCommand : public ::testing::Test {
     ASSERT_EQ(result.exit_code, 0) << result.err;
     EXPECT_EQ(count_of(result.out, "held-out loss before training"), 1U) << result.out;
     EXPECT_EQ(count_of(result.out, "step 4/4"), 1U) << result.out;
-    // mpirun gives its processes terminals of their own, but this text goes to a file.
+    // mpirun gives each process a terminal of its own, but this text goes to a file.
     EXPECT_EQ(result.out.find_first_of("\r\x1b"), std::string::npos) << result.out;
     const auto alone = metrics_of("alone.jsonl");
     const auto many = metrics_of("mpi.jsonl");
@@ -75,7 +75,7 @@ class MpiCommand : public ::testing::Test {
       for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens"}) {
         EXPECT_EQ(many[i].at(key), alone[i].at(key)) << key << " of step " << i + 1;
       }
-      // The first process has the others' times and bytes.
+      // The first process has the times and bytes of the others.
       ASSERT_EQ(many[i].at("idle_fraction").size(), alone[i].at("idle_fraction").size());
       for (const auto& idle : many[i].at("idle_fraction")) EXPECT_LT(idle.get<double>(), 1);
       for (const auto& peak : many[i].at("peak_bytes")) EXPECT_GT(peak.get<int64_t>(), 0);
@@ -99,14 +99,14 @@ TEST_F(MpiCommand, WritesATraceOfAllRanks) {
   const Finished result = mpirun(2, {"train", config(content_), "--trace", folder_.path("trace.json")});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const json trace = json::parse(read_file(folder_.path("trace.json")));
-  std::set<int> ranks;  // that ran W
+  std::set<int> ranks;  // ranks that ran W
   for (const json& event : trace) {
     if (event.value("cat", "") == "W") ranks.insert(event.at("tid").get<int>());
   }
   EXPECT_EQ(ranks.size(), 2U);
 }
 
-// All end, soon, and say why.
+// All processes end soon and say why.
 void expect_failure(const Finished& result, const std::vector<std::string>& parts) {
   EXPECT_NE(result.exit_code, 0);
   EXPECT_LT(result.seconds, 60);
@@ -115,7 +115,7 @@ void expect_failure(const Finished& result, const std::vector<std::string>& part
   }
 }
 
-TEST_F(MpiCommand, SaysHowManyProcessesThereShouldBe) {
+TEST_F(MpiCommand, SaysHowManyProcessesAreNeeded) {
   expect_failure(mpirun(3, {"train", config(content_)}),
                  {"3 processes were started, but pipeline.ranks 2 x pipeline.data_parallel 1 = 2"});
 }
@@ -126,16 +126,16 @@ TEST_F(MpiCommand, NamesTheKeyAndTheRankThatDiffer) {
                  {"optimizer.lr is 0.001 on rank 0, but 0.5 on rank 1"});
 }
 
-TEST_F(MpiCommand, RefusesThreadsOfManyProcesses) {
+TEST_F(MpiCommand, RefusesTooManyProcessesForThreads) {
   expect_failure(mpirun(2, {"train", config(content_), "--set", "pipeline.transport=threads"}),
                  {"pipeline.transport is \"threads\", but mpirun started 2 processes"});
 }
 
-TEST_F(MpiCommand, OtherCommandsAreForOneProcess) {
+TEST_F(MpiCommand, OtherCommandsRunInOneProcess) {
   expect_failure(mpirun(2, {"eval", config(content_)}), {"`twobp eval` is for one process"});
 }
 
-TEST_F(MpiCommand, MoreStagesThanLayers) {
+TEST_F(MpiCommand, RefusesMoreStagesThanLayers) {
   content_["pipeline"]["ranks"] = 4;  // an embedding, 2 blocks of 2, a head: 6 layers for 8 stages
   content_["pipeline"]["schedule"] = "zb-v";
   expect_failure(mpirun(4, {"train", config(content_)}), {"6 layers", "8"});

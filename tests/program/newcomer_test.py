@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The way of a new user: a tokenizer made from texts of one's own, a schedule written by hand, a training that is killed and
-resumed, and text from the trained model. A run that was never killed gives the same weights to the bit, and transformers
-goes on with the prompt in the same words. `newcomer_test.py PROGRAM`; exit code 77: a Python package is missing."""
+"""Does what a new user does: makes a tokenizer from own texts, writes a schedule by hand, kills and resumes a training, and
+generates text from the trained model. A run that was never killed gives the same weights to the bit, and transformers continues the
+prompt with the same words. Usage: `newcomer_test.py PROGRAM`. Exit code 77: a Python package is missing."""
 import argparse
 import importlib.util
 import json
@@ -19,7 +19,7 @@ for package in ("torch", "transformers", "tokenizers"):
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 STEPS, KILLED_AFTER, NEW_TOKENS = 150, 20, 24
-# Two ranks, two stages and three micro-batches. Rank 1 delays its W, rank 0 does not.
+# There are two ranks, two stages and three micro-batches. Rank 1 delays its W, rank 0 does not.
 SCHEDULE = """0F0,0F1,0F2,0I0,0W0,0I1,0W1,0I2,0W2
 1F0,1I0,1F1,1I1,1F2,1I2,1W0,1W1,1W2
 """

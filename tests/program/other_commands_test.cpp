@@ -1,4 +1,4 @@
-// `twobp bench`, `twobp plan`, `twobp profile`, --help, --version.
+// Tests `twobp bench`, `twobp plan`, `twobp profile`, --help and --version.
 #include <set>
 
 #include "tests/program/subprocess.h"
@@ -50,7 +50,7 @@ TEST(Bench, RowsHaveAllKeys) {
   EXPECT_EQ(combinations.size(), rows.size()) << "each combination once";
 }
 
-TEST(Bench, WaysHaveTheirSettings) {
+TEST(Bench, RowsNameTheirSettings) {
   const TempFolder folder;
   const std::string config = folder.write("config.json", test::tiny_config().dump());
   const std::string report = folder.path("rows.json");
@@ -71,8 +71,8 @@ TEST(Bench, WaysHaveTheirSettings) {
                      {"--schedules excludes --ways"});
 }
 
-// The LLaMa of tiny_config: 2 blocks of dim 16, hidden 24, 2 heads, vocabulary 32, in float32.
-TEST(Profile, CostsOfEveryKind) {
+// The model is the LLaMa of tiny_config: 2 blocks of dim 16, hidden 24, 2 heads, vocabulary 32, in float32.
+TEST(Profile, MeasuresTheCostsOfEveryKind) {
   const TempFolder folder;
   const std::string config = folder.write("config.json", test::tiny_config().dump());
   const std::string file = folder.path("costs.json");
@@ -97,11 +97,11 @@ TEST(Profile, CostsOfEveryKind) {
   EXPECT_GT(mlp.at("backward_p2_seconds").get<double>(), 0);
   const int64_t rows = mlp.at("micro_batch_size").get<int64_t>() * 8;
   EXPECT_EQ(mlp.at("output_bytes"), 4 * rows * 16);
-  // Inputs (16 and 24 numbers a row) and output gradients (2 x 24 and 16) of two projections.
+  // Two projections keep their inputs (16 and 24 numbers a row) and their output gradients (2 x 24 and 16).
   EXPECT_EQ(mlp.at("held_bytes_after_p1"), 4 * rows * (16 + 24 + 48 + 16));
 }
 
-TEST(Bench, ConcatAndCaps) {
+TEST(Bench, TriesConcatAndCaps) {
   const TempFolder folder;
   const std::string config = folder.write("config.json", test::tiny_config().dump());
   const std::string report = folder.path("rows.json");
@@ -113,8 +113,8 @@ TEST(Bench, ConcatAndCaps) {
   EXPECT_EQ(batchings, (std::set<std::string>{"concat", "loop"}));
 }
 
-// A V-shaped schedule has two stages a rank: bytes are of ranks all the same.
-TEST(Bench, PolicyOfOneSchedule) {
+// A V-shaped schedule has two stages a rank, but bytes are per rank.
+TEST(Bench, TakesAPolicyForOneSchedule) {
   const TempFolder folder;
   const std::string config = folder.write("config.json", test::tiny_config().dump());
   const std::string report = folder.path("rows.json");
@@ -130,11 +130,11 @@ TEST(Bench, PolicyOfOneSchedule) {
   expect_one_message({"bench", config, "--schedules", "auto@off"}, {"auto@off", "its own p2 policy"});
 }
 
-TEST(Bench, Recomputation) {
+TEST(Bench, MeasuresRecomputation) {
   const TempFolder folder;
   const std::string config = folder.write("config.json", test::tiny_config().dump());
   const std::string report = folder.path("rows.json");
-  // With every micro-batch in flight at once, what each of them keeps is what there is.
+  // Every micro-batch is in flight at once, so the peak is the sum of the tensors that they keep.
   const auto run = expect_success({"bench", config, "--schedules", "gpipe", "--micro-batches", "4", "--p2",
                                    "off", "--recompute", "none,activations,both", "--repeat", "1", "--steps",
                                    "1", "--memory-cap", "0", "--json", report});
@@ -158,7 +158,7 @@ TEST(Bench, Recomputation) {
   EXPECT_EQ(modes, (std::vector<std::string>{"none", "activations", "both"}));
 }
 
-TEST(Bench, TheScheduleThatIsSearchedFor) {
+TEST(Bench, RunsTheScheduleThatItSearched) {
   const TempFolder folder;
   const std::string config = folder.write("config.json", test::tiny_config().dump());
   const std::string report = folder.path("rows.json");
@@ -179,7 +179,7 @@ TEST(Bench, TheScheduleThatIsSearchedFor) {
     EXPECT_NE(run.out.find(name), std::string::npos) << run.out;
     EXPECT_GT(row.at("step_seconds").get<double>(), 0);
   }
-  // One row of it for each M: its p2 policy is its own.
+  // The search gives one row for each M, with its own p2 policy.
   EXPECT_EQ(rows, (std::vector<std::string>{"1f1b 2", "1f1b 2", "auto 2", "1f1b 4", "1f1b 4", "auto 4"}));
 }
 
@@ -187,7 +187,7 @@ TEST(Bench, HelpSaysWhatSpeedIsRelativeTo) {
   EXPECT_NE(expect_success({"bench", "--help"}).out.find("first row of the same M"), std::string::npos);
 }
 
-TEST(Bench, RejectsBadSettings) {
+TEST(Bench, RefusesBadSettings) {
   const TempFolder folder;
   const std::string config = folder.write("config.json", test::tiny_config().dump());
   test::expect_one_message({"bench", config, "--schedules", "1f2b"}, {"1f2b", "1f1b"});
@@ -206,7 +206,7 @@ TEST(Plan, DrawsAndTimesASchedule) {
        {"4 stages", "bubble ratio", "peak micro-batches", "speed-up over off", "rank 3  .  .  .  F0 I0 F1"}) {
     EXPECT_NE(out.find(part), std::string::npos) << "no \"" << part << "\" in:\n" << out;
   }
-  // Equal costs, N = 4: (N - 1) / (2 N - 1) and (N - 1) / (4 N - 1).
+  // With equal costs and N = 4, the bubbles are (N - 1) / (2 N - 1) and (N - 1) / (4 N - 1).
   EXPECT_NE(out.find("42.9 %"), std::string::npos) << out;
   EXPECT_NE(out.find("20.0 %"), std::string::npos) << out;
   EXPECT_EQ(out.find('\033'), std::string::npos) << "no colours into a pipe";
@@ -221,7 +221,7 @@ TEST(Plan, WritesJson) {
   EXPECT_EQ(plan.at("micro_batches"), 3);
   EXPECT_EQ(plan.at("plans").size(), 2U);
   const json& rank = plan.at("plans").at(0).at("ranks").at(1);
-  EXPECT_EQ(rank.at("timeline").size(), 9U);  // F, I and W of three
+  EXPECT_EQ(rank.at("timeline").size(), 9U);  // F, I and W of three micro-batches
   expect_success(
       {"plan", "--stages", "2", "--micro-batches", "3", "--p2", "end", "--no-ops", "--json", file});
   json brief = json::parse(read_file(file)).at("plans").at(0).at("ranks").at(1);
@@ -232,7 +232,7 @@ TEST(Plan, WritesJson) {
   EXPECT_EQ(brief, rank);
 }
 
-// Several schedules share the parts of one model, and one number of micro-batches.
+// The schedules share the layers of one model, and one number of micro-batches.
 TEST(Plan, ComparesSchedules) {
   const TempFolder folder;
   const std::string file = folder.path("plan.json");
@@ -249,18 +249,18 @@ TEST(Plan, ComparesSchedules) {
     }
     return rows;
   };
-  // Of two parts each: (M + (N - 1) / 3) 3 x 2 for 1F1B with fill.
+  // A rank has two parts. 1F1B with fill takes (M + (N - 1) / 3) 3 x 2.
   EXPECT_EQ(
       plans({"--schedule", "1f1b,zb-v,1f1b@off", "--ranks", "4", "--micro-batches", "8"}),
       (std::vector<std::string>{"zb-v fill 8 51.0 51.0", "1f1b fill 4 54.0 54.0", "1f1b off 4 66.0 54.0"}));
   EXPECT_EQ(plans({"--schedule", "1f1b", "--p2", "off,end", "--ranks", "2", "--micro-batches", "2"}),
             (std::vector<std::string>{"1f1b end 2 8.0 7.0", "1f1b off 2 9.0 7.0"}));
-  // A file runs as it is written. Its rank 0 waits for each micro-batch; the search does better.
+  // A file runs as written. Its rank 0 waits for each micro-batch, so the search finds a faster schedule.
   const auto searched = plans({"--schedule", csv, "--search"});
   ASSERT_EQ(searched.size(), 2U);
   EXPECT_EQ(searched[0], "auto placed 2 7.0 7.0");
   EXPECT_NE(searched[1].find("mine.csv placed 2 "), std::string::npos) << searched[1];
-  // What does not fit is left out.
+  // Rows that do not fit are left out.
   EXPECT_EQ(plans({"--schedule", "1f1b,gpipe", "--ranks", "2", "--micro-batches", "4", "--p2", "off",
                    "--memory", "2"}),
             (std::vector<std::string>{"1f1b off 2 15.0 13.0"}));
@@ -270,22 +270,22 @@ TEST(Plan, ComparesSchedules) {
   test::expect_one_message({"plan", "--stages", "1048576", "--micro-batches", "1048576"}, {"too large"});
 }
 
-// Sums in another order leave 1e-14 where 0 is meant.
-TEST(Plan, PrintsNoRounding) {
+// Sums in another order may give 1e-14 instead of 0.
+TEST(Plan, PrintsNoRoundingErrors) {
   const auto run = expect_success({"plan", "--stages", "4", "--forward", "0.1,0.2,0.3,0.7", "--backward-p1",
                                    "0.7", "--backward-p2", "0.3", "--micro-batches", "13"});
   EXPECT_EQ(run.out.find("e-"), std::string::npos) << run.out;
   EXPECT_EQ(run.out.find("-0"), std::string::npos) << run.out;
 }
 
-TEST(Plan, RejectsBadSettings) {
+TEST(Plan, RefusesBadSettings) {
   test::expect_one_message({"plan", "--schedule", "gpip"}, {"gpip", "'gpipe'"});
   test::expect_one_message({"plan", "--p2", "fil"}, {"fil", "'fill'"});
   test::expect_one_message({"plan", "--stages", "0"}, {"--stages", "at least 1"});
   test::expect_one_message({"plan", "--stages", "2", "--forward", "1,2,3"}, {"--forward", "3 values"});
 }
 
-TEST(Help, IsThereForEveryCommand) {
+TEST(Help, ExistsForEveryCommand) {
   const std::string all = expect_success({"--help"}).out;
   for (const char* command : {"train", "bench", "eval", "generate", "plan"}) {
     EXPECT_NE(all.find(command), std::string::npos) << command;
@@ -304,7 +304,7 @@ TEST(Help, IsThereForEveryCommand) {
   }
 }
 
-TEST(Help, Version) {
+TEST(Help, PrintsTheVersion) {
   EXPECT_NE(expect_success({"--version"}).out.find('.'), std::string::npos);
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""An adapter that is saved with save.lora=adapter, loaded by PEFT: its logits are those of the model that the same training
-saves with save.lora=merged. `peft_test.py PROGRAM`; exit code 77: a Python package is missing."""
+"""PEFT loads an adapter that is saved with save.lora=adapter. Its logits are those of the model that the same training saves with
+save.lora=merged. Usage: `peft_test.py PROGRAM`. Exit code 77: a Python package is missing."""
 import argparse
 import importlib.util
 import pathlib
@@ -24,7 +24,7 @@ MODELS = {
     "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig(num_key_value_heads=1, **SIZES)),
     "bert": (transformers.BertForMaskedLM,
              transformers.BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **SIZES)),
-    # Weights stored as (in, out), and interleaved rows.
+    # The weights are stored as (in, out), and rows are interleaved.
     "gpt2": (transformers.GPT2LMHeadModel,
              transformers.GPT2Config(vocab_size=VOCAB, n_embd=24, n_layer=2, n_head=2, n_positions=SEQUENCE, initializer_range=0.2,
                                      resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)),
@@ -32,7 +32,7 @@ MODELS = {
 }
 TARGETS = {"llama": [["q_proj", "v_proj"], ["k_proj", "down_proj"]], "bert": [["query", "value"], ["key", "dense"]],
            "gpt2": [["c_attn", "c_proj"]], "gpt_neox": [["query_key_value", "dense_h_to_4h"]]}
-TOLERANCE = 1e-5  # of logits of about 1, computed in two ways
+TOLERANCE = 1e-5  # absolute, for logits of about 1 that are computed in two ways
 
 
 def train(program, folder, lora, targets):
@@ -51,7 +51,7 @@ def logits(model, ids):
 
 
 def check(program, kind, targets):
-    """A sentence about what is wrong, or None."""
+    """Returns a sentence that describes the error, or None."""
     auto, config = MODELS[kind]
     source = numpy.random.default_rng(1)
     ids = source.integers(0, VOCAB, (SAMPLES, SEQUENCE), dtype=numpy.int64)

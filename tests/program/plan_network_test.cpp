@@ -1,4 +1,4 @@
-// twobp plan with messages that block, wait or take time, and with replicas that sum their gradients.
+// Tests twobp plan with messages that block, wait or take time, and with replicas that sum their gradients.
 #include <nlohmann/json.hpp>
 
 #include "tests/program/subprocess.h"
@@ -12,7 +12,7 @@ using test::expect_success;
 using test::read_file;
 using test::TempFolder;
 
-// The schedule's plan in the JSON that it writes.
+// Returns the schedule's plan from the JSON that it writes.
 json drawn(std::vector<std::string> arguments) {
   const TempFolder folder;
   const std::string file = folder.path("plan.json");
@@ -35,11 +35,11 @@ void expect_grid(const std::vector<std::string>& arguments, const std::vector<st
   }
 }
 
-TEST(PlanMessages, SendsThatBlock) {
+TEST(PlanMessages, DetectsSendsThatBlock) {
   expect_grid({"plan", "--stages", "3", "--rendezvous"},
               {"deadlock", "rank 1 at 1SEND_F1 waits for rank 2", "--order-for-rendezvous", ">1SEND_F1<"});
   const auto run = expect_success({"plan", "--stages", "3", "--rendezvous", "--order-for-rendezvous"});
-  EXPECT_NE(run.out.find("no deadlock where sends wait"), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find("no deadlock if sends wait"), std::string::npos) << run.out;
   expect_success({"plan", "--stages", "3", "--schedule", "gpipe", "--rendezvous"});
   const json ordered = drawn({"--stages", "3", "--order-for-rendezvous"});
   const json usual = drawn({"--stages", "3"});
@@ -50,14 +50,15 @@ TEST(PlanMessages, SendsThatBlock) {
       {"--csv-form", "--order-for-rendezvous"});
 }
 
-TEST(PlanMessages, LimitOfBuffers) {
+TEST(PlanMessages, LimitsBuffers) {
   expect_grid({"plan", "--stages", "3", "--schedule", "gpipe", "--buffers", "2"},
               {"rank 0 may have 3 messages waiting", "the limit is 2", ">0RECV_B0<"});
   const auto run = expect_success({"plan", "--stages", "3", "--schedule", "gpipe", "--buffers", "3"});
   EXPECT_NE(run.out.find("by rank: 3, 3, 3"), std::string::npos) << run.out;
 }
 
-// gpipe with p2 off on N = 2, M = 4: (M + N - 1) (F + I + W) = 15, and a message there and one back.
+// For gpipe with p2 off, N = 2 and M = 4, the step takes (M + N - 1) (F + I + W) = 15, plus one message in
+// each direction.
 TEST(PlanMessages, LinksTakeTime) {
   const std::vector<std::string> gpipe = {"--stages", "2",  "--micro-batches", "4", "--schedule", "gpipe",
                                           "--p2",     "off"};
@@ -69,7 +70,7 @@ TEST(PlanMessages, LinksTakeTime) {
   EXPECT_NEAR(with({"--latency", "0.5"}), 16, 1e-9);
   EXPECT_NEAR(with({"--message-seconds", "0.5"}), 16, 1e-9);
   EXPECT_NEAR(with({"--message-seconds", "0.5", "--latency", "0.5"}), 17, 1e-9);
-  // A link that carries one F in 2 units, and dL/dx too: the last F is there after 1 + 4 x 2.
+  // The link takes 2 units for one F, or one dL/dx. The last F arrives at 1 + 4 x 2.
   EXPECT_NEAR(with({"--message-seconds", "2"}), 1 + 4 * 2 + 1 + 4 * 2 + 2 + 2, 1e-9);
   EXPECT_EQ(with({"--message-seconds", "2", "--share-links", "2"}), 15) << "within a node";
   EXPECT_NEAR(with({"--message-seconds", "0.5", "--cap", "4"}), 16, 1e-9) << "a cap counts no messages";
@@ -78,7 +79,7 @@ TEST(PlanMessages, LinksTakeTime) {
                      {"--message-seconds", "3 values"});
 }
 
-// A ring of four needs 1.5 times a stage's gradients; rank 0, the last to finish, sums after its last W.
+// A ring of four sends 1.5 times a stage's gradients. Rank 0 finishes last and sums after its last W.
 TEST(PlanMessages, ReplicasSumGradients) {
   const std::vector<std::string> gpipe = {"--stages", "2",  "--micro-batches", "4", "--schedule", "gpipe",
                                           "--p2",     "off"};
@@ -109,10 +110,10 @@ class PlanNetwork : public ::testing::Test {
   std::string costs_;
 };
 
-TEST_F(PlanNetwork, OtherLinksThanMeasured) {
+TEST_F(PlanNetwork, PlansForOtherLinksThanMeasured) {
   const double measured = best({}).at("step_seconds");
   EXPECT_NEAR(best({"--latency", "10"}).at("step_seconds").get<double>(), 20 + measured, 0.5);
-  // A message is 8 tokens of 16 numbers, 512 bytes; four of them go one after the other, each way.
+  // A message is 8 tokens of 16 numbers, 512 bytes. Four of them follow each other in each direction.
   EXPECT_NEAR(best({"--bandwidth", "512"}).at("step_seconds").get<double>(), 8 + measured, 0.5);
   EXPECT_NEAR(best({"--bandwidth", "512", "--share-links", "2"}).at("step_seconds").get<double>(), measured,
               0.5);
@@ -122,7 +123,7 @@ TEST_F(PlanNetwork, OtherLinksThanMeasured) {
                      {"--bandwidth", "fast"});
 }
 
-TEST_F(PlanNetwork, Replicas) {
+TEST_F(PlanNetwork, PlansReplicas) {
   const json two = best({"--data-parallel", "1,2", "--data-latency", "0", "--data-bandwidth", "1TB"});
   EXPECT_EQ(two.at("data_parallel"), 2) << "twice the samples in about the same time";
   EXPECT_NEAR(two.at("samples_per_second").get<double>() * two.at("step_seconds").get<double>(), 8, 1e-6);

@@ -1,5 +1,5 @@
-// twobp profile and twobp plan with a configuration: the cost model's way from one to the other, tables,
-// memory that nothing fits in, and what is refused.
+// Tests twobp profile and twobp plan with a configuration: the cost model between them, tables, memory that
+// is too small for everything, and errors.
 #include <map>
 #include <utility>
 
@@ -20,7 +20,7 @@ using test::TempFolder;
 class PlanModel : public ::testing::Test {
  protected:
   void SetUp() override { config_ = folder_.write("config.json", test::tiny_config().dump()); }
-  // Costs measured once, in a file.
+  // Returns a file of costs, which are measured once.
   std::string costs() {
     const std::string file = folder_.path("costs.json");
     expect_success({"profile", config_, "--seconds", "0.01", "--micro-batch-sizes", "1,2", "--json", file});
@@ -40,7 +40,7 @@ TEST_F(PlanModel, MeasuresAndRanks) {
   }
   const json plan = json::parse(read_file(file));
   ASSERT_EQ(plan.at("choices").size(), 5U);
-  // The fastest first, but for the very first, which may have been put there for less memory.
+  // The fastest comes first, except that the first row may be there because it needs less memory.
   double before = plan.at("choices")[0].at("samples_per_second").get<double>() / 0.99;
   for (const json& choice : plan.at("choices")) {
     EXPECT_EQ(choice.at("ranks"), 2) << "as configured";
@@ -62,7 +62,7 @@ TEST_F(PlanModel, MeasuresAndRanks) {
   EXPECT_FALSE(plan.at("advice").at("sentences").empty());
 }
 
-// The words of the command in the program's output that follow "twobp train CONFIG".
+// Returns the words that follow "twobp train CONFIG" in the program's output.
 std::vector<std::string> command_in(const std::string& out, const std::string& config) {
   const std::string begin = "twobp train " + config + " ";
   const size_t at = out.find(begin);
@@ -81,7 +81,7 @@ std::vector<std::string> command_in(const std::string& out, const std::string& c
   return words;
 }
 
-// The command that the program names trains, with the split and the cap that were simulated.
+// The command that the program names can train, with the split and the cap that were simulated.
 TEST_F(PlanModel, ItsChoiceTrains) {
   const std::string file = folder_.path("plan.json");
   const auto run =
@@ -101,9 +101,9 @@ TEST_F(PlanModel, ItsChoiceTrains) {
   EXPECT_GT(cap, int64_t{1} << 29U);
 }
 
-// The page's peak is the table's, in bytes; the searched schedule's file and the overrides are in the
-// command.
-TEST_F(PlanModel, PageAndCommandSayWhatTheTableSays) {
+// The peak on the page is that of the table, in bytes. The command has the file of the searched schedule, and
+// the overrides.
+TEST_F(PlanModel, PageAndCommandAgreeWithTheTable) {
   const std::string file = folder_.path("plan.json");
   const std::string page = folder_.path("page.html");
   const std::string csv = folder_.path("best.csv");
@@ -152,7 +152,7 @@ TEST_F(PlanModel, TakesFilesAndPolicies) {
   for (const char* key : {"step_seconds", "peak_bytes", "split", "ranks"}) {
     EXPECT_EQ(rows.at({csv, "off"}).at(key), rows.at({"zb-h1", "off"}).at(key)) << key;
   }
-  // The file has the numbers that are not given, and its row trains.
+  // The file gives the numbers that the command line leaves out, and its row can train.
   const auto run = expect_success(with({"--schedule", csv, "--p2", "placed", "--json", file}));
   EXPECT_EQ(json::parse(read_file(file)).at("choices")[0].at("micro_batches"), 4);
   expect_success(with({"--schedule", csv + "@off", "--json", file}));
@@ -166,14 +166,14 @@ TEST_F(PlanModel, TakesFilesAndPolicies) {
   expect_one_message(with({"--schedule", "1f1b@placed"}), {"'1f1b'", "placed"});
 }
 
-// Without a memory there was no cap.
+// Without a memory limit there was no cap.
 TEST_F(PlanModel, ItsChoiceHasNoCapWithoutMemory) {
   const auto run = expect_success({"plan", "--costs", costs(), "--ranks", "2", "--schedule", "1f1b"});
   EXPECT_NE(run.out.find(" pipeline.memory_cap=0"), std::string::npos) << run.out;
   EXPECT_NE(run.out.find(" pipeline.split="), std::string::npos) << run.out;
 }
 
-// The cost model's names of recomputation are those that layers are measured by.
+// The cost model names recomputation in the same way as the measurement of layers.
 TEST_F(PlanModel, MeasuresEveryRecomputation) {
   const std::string file = folder_.path("costs.json");
   expect_success({"profile", config_, "--seconds", "0.01", "--recompute", "none,activations,derivatives,both",
@@ -182,7 +182,7 @@ TEST_F(PlanModel, MeasuresEveryRecomputation) {
   for (const char* mode : {"activations", "derivatives", "both"}) {
     EXPECT_TRUE(kinds.contains(std::string("mlp+") + mode)) << kinds.dump(1);
   }
-  // What the configuration computes again must not be measured computing again twice.
+  // Layers that the configuration recomputes must not be measured with a second recomputation.
   const std::vector<std::string> twice = {"--set", "pipeline.recompute=both", "--seconds", "0.01"};
   const auto with = [&](std::vector<std::string> arguments) {
     arguments.insert(arguments.end(), twice.begin(), twice.end());
@@ -197,8 +197,8 @@ TEST_F(PlanModel, MeasuresEveryRecomputation) {
   }
 }
 
-// Sizes that nobody asked for are left out where the data has fewer samples.
-TEST_F(PlanModel, MeasuresWhatTheDataHas) {
+// If the data has too few samples for a default size, that size is left out.
+TEST_F(PlanModel, MeasuresOnlySizesThatTheDataHas) {
   json small = test::tiny_config();
   folder_.write("text.txt", "In the beginning was the word.");
   small["model"]["vocab"] = 256;
@@ -213,8 +213,8 @@ TEST_F(PlanModel, MeasuresWhatTheDataHas) {
   expect_one_message({"plan", config, "--seconds", "0.01", "--micro-batch-sizes", "2,4"}, {"4", "3"});
 }
 
-// An option that changes nothing for what is asked is refused.
-TEST_F(PlanModel, RejectsOptionsWithoutEffect) {
+// An option that would change nothing is refused.
+TEST_F(PlanModel, RefusesOptionsWithoutEffect) {
   const std::string file = costs();
   const auto refuse = [&](std::vector<std::string> arguments, const std::string& option,
                           const std::string& value, const std::string& why) {
@@ -280,7 +280,7 @@ TEST_F(PlanModel, SaysTheSmallestMemory) {
   expect_success({"plan", "--costs", file, "--ranks", "2", "--memory", bytes});
 }
 
-TEST_F(PlanModel, RejectsImpossibleProblems) {
+TEST_F(PlanModel, RefusesImpossibleProblems) {
   const std::string file = costs();
   expect_one_message({"plan", "--costs", file, "--ranks", "4..2"}, {"--ranks", "4..2", "empty"});
   expect_one_message({"plan", "--costs", file, "--ranks", "2,"}, {"--ranks", "whole number"});

@@ -1,5 +1,6 @@
-// `srun -n N twobp train` on a Slurm of one node, inside of which this runs (scripts/slurm_node): the numbers
-// of one process, signals as a scheduler sends them, and one reason where it does not work.
+// Tests `srun -n N twobp train` on a Slurm of one node, inside which this test runs (scripts/slurm_node). It
+// checks that the numbers are those of one process, the signals that a scheduler sends, and the single reason
+// for an error.
 #include <cstdlib>
 
 #include "tests/program/subprocess.h"
@@ -24,7 +25,7 @@ class SrunCommand : public ::testing::Test {
 
   std::string config() const { return folder_.write("config.json", content_.dump()); }
 
-  // Two tasks; `mpi` as for srun's --mpi.
+  // Runs two tasks. `mpi` is as for srun's --mpi.
   static Finished srun(const std::string& mpi, const std::vector<std::string>& arguments,
                        RunOptions options = {}) {
     std::vector<std::string> all = {"--mpi=" + mpi, "--job-name=twobp_test", "-n", "2", TWOBP_PROGRAM};
@@ -53,7 +54,7 @@ TEST_F(SrunCommand, TrainsToTheSameNumbersAsOneProcess) {
   EXPECT_EQ(losses_of("srun.jsonl").size(), 4U);
 }
 
-TEST_F(SrunCommand, SigtermWritesACheckpointToGoOnFrom) {
+TEST_F(SrunCommand, SigtermWritesACheckpointForResuming) {
   content_["train"]["steps"] = 1'000'000;
   content_["save"] = {{"checkpoints", folder_.path("checkpoints")}, {"every", 1'000'000}};
   RunOptions options;

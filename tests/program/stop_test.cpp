@@ -1,5 +1,5 @@
-// How `twobp train` ends when it is told to, or when something breaks: the exit code, one line, and a
-// checkpoint to go on from.
+// Tests how `twobp train` ends when it is told to stop, or when something breaks. It gives an exit code, one
+// line, and a checkpoint for resuming.
 #include <cstdlib>
 #include <filesystem>
 #include <sys/stat.h>
@@ -50,7 +50,7 @@ class Stop : public ::testing::Test {
   json content_;
 };
 
-// What schedulers send before they take the machine away.
+// Schedulers send this signal before they take the machine away.
 TEST_F(Stop, SigtermWritesACheckpoint) {
   RunOptions options;
   options.signal = SIGTERM;
@@ -67,8 +67,8 @@ TEST_F(Stop, SigtermWritesACheckpoint) {
   EXPECT_TRUE(has_checkpoint(steps));
 }
 
-// A step of a minute is given up within a micro-batch: nothing of it is in the checkpoint.
-TEST_F(Stop, SigtermInTheMiddleOfALongStep) {
+// A step of a minute is abandoned within a micro-batch. Nothing of it is in the checkpoint.
+TEST_F(Stop, SigtermAbandonsALongStep) {
   content_["pipeline"]["micro_batches"] = 64;
   content_["train"]["steps"] = 4;
   const auto train = [&](const RunOptions& options, bool resume) {
@@ -98,8 +98,8 @@ TEST_F(Stop, SigtermInTheMiddleOfALongStep) {
   EXPECT_EQ(losses(), undisturbed);
 }
 
-// Half a minute of evaluation.
-TEST_F(Stop, SigtermInAnEvaluation) {
+// The evaluation takes half a minute.
+TEST_F(Stop, SigtermEndsAnEvaluation) {
   content_["model"]["dim"] = 128;
   content_["data"]["sequence"] = 2048;
   content_["data"]["held_out"] = 0.5;
@@ -108,7 +108,7 @@ TEST_F(Stop, SigtermInAnEvaluation) {
   options.signal = SIGTERM;
   options.interrupt_when = [](const std::string& out) {
     if (out.find("parameters, ") == std::string::npos) return false;
-    ::usleep(500'000);  // the evaluation before training is under way
+    ::usleep(500'000);  // the evaluation before training is running
     return true;
   };
   const Finished result = test::run_program(arguments(), options);
@@ -118,8 +118,8 @@ TEST_F(Stop, SigtermInAnEvaluation) {
   EXPECT_EQ(steps_told(), 0U);
 }
 
-// The step that is under way when the signal is noticed is done, too, before the checkpoint.
-TEST_F(Stop, SigtermWhileRanksRunAhead) {
+// The step that runs when the signal is noticed is completed before the checkpoint, too.
+TEST_F(Stop, SigtermWhileRanksRunAheadCompletesTheStep) {
   content_["pipeline"]["schedule"] = "zb-h2";
   content_["pipeline"]["run_ahead"] = "on";
   RunOptions options;
@@ -131,7 +131,7 @@ TEST_F(Stop, SigtermWhileRanksRunAhead) {
   EXPECT_TRUE(has_checkpoint(steps_told()));
 }
 
-// A closed terminal.
+// The terminal is closed.
 TEST_F(Stop, SighupWritesACheckpoint) {
   RunOptions options;
   options.signal = SIGHUP;
@@ -152,7 +152,7 @@ TEST_F(Stop, SighupUnderNohupChangesNothing) {
   EXPECT_EQ(steps_told(), 300U);
 }
 
-// `twobp train ... | head`
+// This is the case of `twobp train ... | head`.
 TEST_F(Stop, AReaderThatLeavesEndsItWithACheckpoint) {
   const std::string code = folder_.path("code");
   const Finished result =
@@ -162,8 +162,8 @@ TEST_F(Stop, AReaderThatLeavesEndsItWithACheckpoint) {
   EXPECT_TRUE(has_checkpoint(steps_told()));
 }
 
-TEST_F(Stop, SigtermDuringStartUp) {
-  ASSERT_EQ(::mkfifo(folder_.path("steps.jsonl").c_str(), 0600), 0);  // nobody reads it
+TEST_F(Stop, SigtermEndsItDuringStartUp) {
+  ASSERT_EQ(::mkfifo(folder_.path("steps.jsonl").c_str(), 0600), 0);  // it has no reader
   RunOptions options;
   options.signal = SIGTERM;
   const double begin = now_seconds();
@@ -173,7 +173,7 @@ TEST_F(Stop, SigtermDuringStartUp) {
   EXPECT_LT(result.seconds, 10);
 }
 
-TEST_F(Stop, SigtermWhileAPipeIsFull) {
+TEST_F(Stop, SigtermEndsItWhileAPipeIsFull) {
   const std::string pipe = folder_.path("steps.jsonl");
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // reads nothing
@@ -182,7 +182,7 @@ TEST_F(Stop, SigtermWhileAPipeIsFull) {
   options.signal = SIGTERM;
   options.interrupt_when = [](const std::string& out) {
     if (out.find("step 1/") == std::string::npos) return false;
-    ::usleep(1'000'000);  // a few steps later, it waits
+    ::usleep(1'000'000);  // it waits a few steps later
     return true;
   };
   const Finished result = test::run_program(arguments(), options);
@@ -192,7 +192,8 @@ TEST_F(Stop, SigtermWhileAPipeIsFull) {
   EXPECT_NE(result.err.find("checkpoint written"), std::string::npos) << result.err;
 }
 
-// `ulimit -f`, in blocks of 512 or 1024 bytes: the kernel's signal would end the run without a word.
+// The limit is that of `ulimit -f`, in blocks of 512 or 1024 bytes. The kernel's signal would end the run
+// without a message.
 TEST_F(Stop, AFileBeyondTheLimitIsAnErrorThatNamesIt) {
   content_["save"]["every"] = 1;
   const Finished result = test::run_in_shell("ulimit -f 8; exec \"$0\" \"$@\"", arguments());
@@ -202,7 +203,7 @@ TEST_F(Stop, AFileBeyondTheLimitIsAnErrorThatNamesIt) {
   EXPECT_NE(result.err.find("File too large"), std::string::npos) << result.err;
 }
 
-// Otherwise the first files that are opened take the numbers of standard input, output and error.
+// Otherwise the first files that are opened would get the numbers of standard input, output and error.
 TEST_F(Stop, ClosedDescriptorsGetNoFile) {
   content_["train"]["steps"] = 3;
   const Finished result = test::run_in_shell("exec \"$0\" \"$@\" <&- >&- 2>&-", arguments());
@@ -213,7 +214,7 @@ TEST_F(Stop, ClosedDescriptorsGetNoFile) {
   EXPECT_EQ(test::read_file(folder_.path("checkpoints/.lock")), "");
 }
 
-// The first one waits for the step at hand; a second Ctrl-C does not.
+// The first Ctrl-C waits for the current step. A second one does not.
 TEST_F(Stop, SecondInterruptEndsItAtOnce) {
   ::setenv("TWOBP_FAIL", "F:step=3:seconds=30", 1);
   RunOptions options;
@@ -240,7 +241,7 @@ TEST_F(Stop, ASecondSigtermLaterEndsItAtOnce) {
   EXPECT_EQ(result.err, "");
 }
 
-// A launcher and the scheduler behind it may both send it.
+// A launcher and its scheduler may both send the signal.
 TEST_F(Stop, TwoSigtermsAtOnceAreOneRequest) {
   RunOptions options;
   options.signal = SIGTERM;
@@ -251,8 +252,8 @@ TEST_F(Stop, TwoSigtermsAtOnceAreOneRequest) {
   EXPECT_NE(result.err.find("checkpoint written"), std::string::npos) << result.err;
 }
 
-// Ctrl-Z for longer than the time-out, while rank 1 waits for rank 0.
-TEST_F(Stop, AStoppedRunGoesOnWhenContinued) {
+// Ctrl-Z stops the run for longer than the time-out, while rank 1 waits for rank 0.
+TEST_F(Stop, ASuspendedRunGoesOnWhenContinued) {
   ::setenv("TWOBP_FAIL", "F:step=3:rank=0:seconds=0.4", 1);
   content_["train"]["steps"] = 4;
   content_["pipeline"]["timeout"] = 3;
@@ -261,7 +262,7 @@ TEST_F(Stop, AStoppedRunGoesOnWhenContinued) {
   options.continue_after = 4;
   options.interrupt_when = [](const std::string& out) {
     if (out.find("step 2/") == std::string::npos) return false;
-    ::usleep(300'000);  // rank 1 waits by now: rank 0 sleeps in each of its layers
+    ::usleep(300'000);  // rank 1 waits by now, because rank 0 sleeps in each of its layers
     return true;
   };
   const Finished result = test::run_program(arguments(), options);
@@ -284,8 +285,8 @@ TEST_F(Stop, FailureIsOneReportThatSaysWhere) {
   }
 }
 
-// A rank that hangs: another one's time-out ends the process, threads that are stuck and all.
-TEST_F(Stop, ARankThatHangsIsLeftBehind) {
+// One rank hangs. The time-out of another rank ends the process, including the threads that hang.
+TEST_F(Stop, ARankThatHangsDoesNotStopTheEnd) {
   ::setenv("TWOBP_FAIL", "F:step=4:rank=0:seconds=300", 1);
   content_["pipeline"]["timeout"] = 1;
   const Finished result = test::expect_one_message(
@@ -301,7 +302,7 @@ TEST_F(Stop, DataThatDoesNotArriveEndsTheRun) {
   EXPECT_LT(result.seconds, 20);
 }
 
-TEST_F(Stop, DataThatIsTruncatedIsAnErrorAndTheCheckpointStays) {
+TEST_F(Stop, TruncatedDataIsAnErrorAndTheCheckpointStays) {
   const std::string tokens = folder_.write("tokens.bin", test::raw_bytes(std::vector<uint16_t>(100'000, 3)));
   content_["data"] = {{"tokens", tokens}, {"sequence", 8}, {"held_out", 0}};
   content_["save"]["every"] = 5;
@@ -320,7 +321,7 @@ TEST_F(Stop, DataThatIsTruncatedIsAnErrorAndTheCheckpointStays) {
   test::expect_success({"checkpoint", "verify", folder_.path("checkpoints")});
 }
 
-// No update, no step: the losses are those of a run on data without these samples.
+// There is no update and no step. The losses are those of a run on data without these samples.
 TEST_F(Stop, ABatchWithoutACountedLabelIsLeftOut) {
   const auto write = [&](const std::string& name, int samples, int unlabelled) {
     std::vector<int64_t> ids;
@@ -371,13 +372,13 @@ TEST_F(Stop, ABatchWithoutACountedLabelIsLeftOut) {
              "samples 4, 5, 6, 7");
   ASSERT_EQ(replicas.size(), 7U);
   for (size_t i = 0; i < 7; ++i) EXPECT_NEAR(replicas[i], expected[i], 1e-5);
-  // Stopped before the second such batch, and resumed.
+  // This run is stopped before the second such batch, and resumed.
   std::filesystem::remove_all(folder_.path("checkpoints"));
   losses(with, 1, {}, "");
   EXPECT_EQ(losses(with, 7, {"--resume"}, "batch 2 of epoch 1, before step 2"), expected);
 }
 
-TEST_F(Stop, UnknownFailureIsRefused) {
+TEST_F(Stop, AnUnknownFailureIsRefused) {
   ::setenv("TWOBP_FAIL", "B:step=4", 1);
   test::expect_one_message(arguments(), {"TWOBP_FAIL=B:step=4", "F, I, W, optimizer or loader"});
 }

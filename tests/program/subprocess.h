@@ -1,4 +1,4 @@
-// Runs the built program as a user does and collects what it says, with a time-out that kills it.
+// Runs the built program as a user does, with a time-out that kills it, and collects its output.
 #pragma once
 
 #include <algorithm>
@@ -34,24 +34,24 @@ struct Finished {
 struct RunOptions {
   std::string program = TWOBP_PROGRAM;  // found on PATH
   double timeout = 60;
-  // Sends `signal`, `times` times, once the output so far satisfies it.
+  // Sends `signal`, `times` times, as soon as this returns true for the output.
   std::function<bool(const std::string& out)> interrupt_when;
   int signal = SIGINT;
   int times = 1;
-  double between = 0.2;       // seconds from one of them to the next: the first has been handled
-  double continue_after = 0;  // seconds after the last of them until SIGCONT; 0: never
+  double between = 0.2;       // seconds between two signals, so that the first one has been handled
+  double continue_after = 0;  // seconds from the last signal to SIGCONT; 0: never
   double kill_after = 0;      // seconds until SIGKILL; 0: never
 };
 
-// The program's main(), in a test that links it: a fork runs it, without the 0.3 s that LibTorch takes to
-// start and to end.
+// This is the program's main(), if the test links it. A fork runs it, which saves the 0.3 s that LibTorch
+// takes to start and to end.
 inline int (*linked_program)(int argc, char** argv) = nullptr;
 
 inline Finished run_program(const std::vector<std::string>& arguments, const RunOptions& options = {}) {
   int out[2];
   int err[2];
   if (::pipe(out) != 0 || ::pipe(err) != 0) throw std::runtime_error("no pipe");
-  std::fflush(nullptr);  // or a fork prints it, too
+  std::fflush(nullptr);  // otherwise a fork prints it, too
   const pid_t pid = ::fork();
   if (pid == 0) {
     ::dup2(out[1], STDOUT_FILENO);
@@ -130,8 +130,7 @@ inline std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-// Runs the program in a shell: `line` has "$0" where the program's path belongs, and "$1" and so on for
-// `arguments`.
+// Runs the program in a shell. In `line`, "$0" is the program's path, and "$1" and so on are the `arguments`.
 inline Finished run_in_shell(const std::string& line, std::vector<std::string> arguments,
                              RunOptions options = {}) {
   arguments.insert(arguments.begin(), {"-c", line, options.program});
@@ -139,7 +138,7 @@ inline Finished run_in_shell(const std::string& line, std::vector<std::string> a
   return run_program(arguments, options);
 }
 
-// Exits with 0 and has nothing to complain about.
+// The program exits with 0 and prints nothing on stderr.
 inline Finished expect_success(const std::vector<std::string>& arguments) {
   Finished result = run_program(arguments);
   EXPECT_EQ(result.exit_code, 0) << join(arguments, " ") << "\n" << result.err;
@@ -147,7 +146,7 @@ inline Finished expect_success(const std::vector<std::string>& arguments) {
   return result;
 }
 
-// Exits with 1 and exactly one line on stderr that has each of `parts` in it.
+// The program exits with 1 and prints exactly one line on stderr, which contains each of `parts`.
 inline Finished expect_one_message(const std::vector<std::string>& arguments,
                                    const std::vector<std::string>& parts) {
   Finished result = run_program(arguments);
@@ -160,7 +159,7 @@ inline Finished expect_one_message(const std::vector<std::string>& arguments,
   return result;
 }
 
-// A configuration that trains in milliseconds.
+// Returns a configuration that trains in milliseconds.
 inline nlohmann::json tiny_config() {
   return {
       {"model", {{"type", "llama"}, {"dim", 16}, {"layers", 2}, {"heads", 2}, {"hidden", 24}, {"vocab", 32}}},

@@ -1,4 +1,4 @@
-// `twobp train --trace --timeline`, `twobp plan --timeline` and scripts/tensorboard.py from the outside.
+// Tests `twobp train --trace --timeline`, `twobp plan --timeline` and scripts/tensorboard.py from outside.
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -44,13 +44,13 @@ TEST_F(TraceCommand, WritesTraceAndTimeline) {
       << result.out;
 }
 
-TEST_F(TraceCommand, OfChosenSteps) {
+TEST_F(TraceCommand, WritesOnlyTheChosenSteps) {
   expect_success({"train", config(tiny_config()), "--trace", path("trace.json"), "--trace-steps", "3"});
   EXPECT_EQ(steps_in("trace.json"), std::vector<std::string>{"step 3"});
 }
 
-// Recording must not change what is computed.
-TEST_F(TraceCommand, LeavesTheLossesAlone) {
+// Recording must not change the results.
+TEST_F(TraceCommand, DoesNotChangeTheLosses) {
   const auto losses = [&](const std::vector<std::string>& more) {
     std::vector<std::string> arguments = {"train", config(tiny_config()), "--metrics", path("metrics.jsonl")};
     arguments.insert(arguments.end(), more.begin(), more.end());
@@ -64,7 +64,7 @@ TEST_F(TraceCommand, LeavesTheLossesAlone) {
   EXPECT_EQ(losses({}), losses({"--trace", path("trace.json"), "--trace-steps", "1-4"}));
 }
 
-TEST_F(TraceCommand, AnInterruptedRunWritesWhatThereIs) {
+TEST_F(TraceCommand, AnInterruptedRunWritesItsSteps) {
   json content = tiny_config();
   content["train"]["steps"] = 100000;
   test::RunOptions options;
@@ -76,7 +76,7 @@ TEST_F(TraceCommand, AnInterruptedRunWritesWhatThereIs) {
   EXPECT_FALSE(steps_in("trace.json").empty());
 }
 
-TEST_F(TraceCommand, RejectsImpossibleSettings) {
+TEST_F(TraceCommand, RefusesImpossibleSettings) {
   const std::string file = config(tiny_config());
   expect_one_message({"train", file, "--trace-steps", "3"}, {"--trace-steps", "--trace FILE"});
   expect_one_message({"train", file, "--trace", path("t"), "--trace-steps", "3-9"},
@@ -110,7 +110,7 @@ class TensorBoard : public TraceCommand {
                         path("out") + "' 2> '" + path("err") + "'")
                            .c_str());
   }
-  // {tag: [[step, value], ...]} as TensorBoard reads it.
+  // Returns {tag: [[step, value], ...]} as TensorBoard reads it.
   json events(const std::string& logdir) const {
     const std::string code =
         "import json, sys\n"
@@ -131,7 +131,7 @@ class TensorBoard : public TraceCommand {
   std::string python_;
 };
 
-TEST_F(TensorBoard, HasWhatTheMetricsHave) {
+TEST_F(TensorBoard, HasTheValuesOfTheMetrics) {
   expect_success({"train", config(tiny_config()), "--metrics", path("metrics.jsonl")});
   ASSERT_EQ(script("'" + path("metrics.jsonl") + "' '" + path("logs") + "'"), 0) << read_file(path("err"));
   const json seen = events(path("logs"));
@@ -146,7 +146,8 @@ TEST_F(TensorBoard, HasWhatTheMetricsHave) {
     const json line = json::parse(lines[i]);
     const auto expect_value = [&](const char* tag, double value) {
       EXPECT_EQ(seen.at(tag)[i][0], i + 1);
-      EXPECT_NEAR(seen.at(tag)[i][1].get<double>(), value, 1e-6 * std::abs(value)) << tag;  // float32 there
+      // TensorBoard stores float32.
+      EXPECT_NEAR(seen.at(tag)[i][1].get<double>(), value, 1e-6 * std::abs(value)) << tag;
     };
     expect_value("loss", line.at("loss"));
     expect_value("lr", line.at("lr"));
@@ -163,7 +164,7 @@ TEST_F(TensorBoard, FollowsAFileThatGrowsAndIsCutBack) {
   const auto line = [](int step, double loss) {
     return concat("{\"step\": ", step, ", \"loss\": ", loss, "}\\n");
   };
-  // Half a line is left alone until the rest is there; step 2 comes again after a resume, with another loss.
+  // Half a line is ignored until the rest is there. Step 2 appears again after a resume, with another loss.
   const std::string writes = "sleep 6; printf '" + line(1, 4) + line(2, 3) + "{\"step\": 3, ' > '" + metrics +
                              "'; sleep 1; printf '\"loss\": 2}\\n' >> '" + metrics + "'; sleep 1; printf '" +
                              line(1, 4) + "' > '" + metrics + "'; sleep 1; printf '" + line(2, 2.5) +
@@ -172,7 +173,7 @@ TEST_F(TensorBoard, FollowsAFileThatGrowsAndIsCutBack) {
   EXPECT_EQ(events(path("logs")).at("loss"), json::parse("[[1, 4.0], [2, 2.5]]")) << read_file(path("out"));
 }
 
-TEST_F(TensorBoard, RejectsOtherFiles) {
+TEST_F(TensorBoard, RefusesOtherFiles) {
   EXPECT_NE(script("'" + path("none") + "' '" + path("logs") + "'"), 0);
   EXPECT_NE(read_file(path("err")).find("no such file: " + path("none")), std::string::npos);
   const std::string bad = folder_.write("bad.jsonl", "{\"step\": 1}\nnot json\n");

@@ -1,4 +1,4 @@
-// `twobp train` from the outside: what it writes, that runs can be repeated, that Ctrl-C ends it.
+// Tests `twobp train` from outside: its output, repeated runs, and the end by Ctrl-C.
 #include <filesystem>
 
 #include "tests/program/subprocess.h"
@@ -58,7 +58,7 @@ TEST_F(Train, MetricsHaveAllKeysOnEveryLine) {
   }
 }
 
-TEST_F(Train, MetricsHaveTheHeldOutLossOfStepsThatWereEvaluated) {
+TEST_F(Train, MetricsHaveTheHeldOutLossOfEvaluatedSteps) {
   json content = tiny_config();
   content["train"]["eval_every"] = 2;
   const auto steps = train(content);
@@ -73,7 +73,7 @@ TEST_F(Train, MetricsHaveTheHeldOutLossOfStepsThatWereEvaluated) {
   EXPECT_NE(result.out.find(last), std::string::npos) << last << result.out;
 }
 
-TEST_F(Train, SaysHowItWent) {
+TEST_F(Train, ReportsTheRun) {
   const Finished result = expect_success({"train", config(tiny_config())});
   for (const char* part :
        {"2 stages", "1f1b with p2 fill", "2 micro-batches of 2", "held-out loss before training:", "step 1/4",
@@ -83,8 +83,8 @@ TEST_F(Train, SaysHowItWent) {
   }
 }
 
-// The loss of a whole run of the program, to the last bit that JSON carries (all of them).
-TEST_F(Train, SameLossesForEveryPipeline) {
+// The losses of whole runs agree in every bit. JSON carries all bits.
+TEST_F(Train, GivesTheSameLossesForEveryPipeline) {
   const auto losses = [&](const std::vector<std::string>& overrides) {
     std::vector<double> values;
     for (const json& step : train(tiny_config(), overrides)) values.push_back(step.at("loss").get<double>());
@@ -99,7 +99,7 @@ TEST_F(Train, SameLossesForEveryPipeline) {
   EXPECT_NE(losses({"train.seed=2"}), expected);
 }
 
-TEST_F(Train, OnTextAndSavesTheModel) {
+TEST_F(Train, TrainsOnTextAndSavesTheModel) {
   json content = tiny_config();
   std::string text;
   for (int i = 0; i < 200; ++i) text += "In the beginning was the word. ";
@@ -111,14 +111,14 @@ TEST_F(Train, OnTextAndSavesTheModel) {
   content["save"] = {{"model", path("model")}};
   const auto steps = train(content);
   ASSERT_EQ(steps.size(), 30U);
-  // Thirty steps on one sentence over and over: from ln 256 = 5.5 to well below it.
+  // The data repeats one sentence. In thirty steps the loss falls from ln 256 = 5.5 to well below it.
   EXPECT_GT(steps.front().at("loss").get<double>(), 5);
   EXPECT_LT(steps.back().at("loss").get<double>(), 4.5);
   EXPECT_TRUE(std::filesystem::exists(path("model/model.safetensors")));
   EXPECT_EQ(json::parse(read_file(path("model/config.json"))).at("vocab_size"), 256);
 }
 
-TEST_F(Train, PrintConfigParsesBack) {
+TEST_F(Train, PrintedConfigurationParsesBack) {
   const std::string all = expect_success({"train", config(tiny_config()), "--set", "optimizer.lr=0.25",
                                           "--set", "pipeline.split=2,4", "--print-config"})
                               .out;
@@ -133,14 +133,14 @@ TEST_F(Train, PrintConfigParsesBack) {
   EXPECT_EQ(again, all);
 }
 
-TEST_F(Train, RunsWithoutAFile) {
+TEST_F(Train, RunsWithoutAConfigurationFile) {
   expect_success({"train", "--set", "data.synthetic=tokens", "--set", "model.dim=16", "--set",
                   "model.layers=1", "--set", "data.sequence=8", "--set", "pipeline.pin=false", "--set",
                   "train.steps=1"});
 }
 
-// Ctrl-C in the middle of training: the step at hand is finished, what was written is whole, and 130 comes
-// back.
+// Ctrl-C comes in the middle of training. The current step is completed, the written files are whole, and the
+// exit code is 130.
 TEST_F(Train, InterruptEndsItWithinAStep) {
   json content = tiny_config();
   content["train"]["steps"] = 10'000'000;

@@ -1,4 +1,4 @@
-// DualPipe-V, and what no named schedule can be faster than.
+// Tests DualPipe-V, and lower bounds on the time of every named schedule.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -17,7 +17,7 @@ TEST(DualPipeV, NamesTheAllowedSizes) {
                   {"'dualpipe-v' on 4 ranks", "at least 8 micro-batches", "got 7", "'zb-v'"});
 }
 
-TEST(DualPipeV, HoldsOneMoreThanTwoARank) {
+TEST(DualPipeV, HoldsAtMostOneMoreThanTwoARank) {
   for (int n = 1; n <= 16; ++n) {
     const Schedule schedule = make_schedule("dualpipe-v", 2 * n, 4 * n, P2Policy::kPlaced);
     const Simulation simulation = simulate(schedule, std::vector<StageCost>(2 * n));
@@ -27,8 +27,8 @@ TEST(DualPipeV, HoldsOneMoreThanTwoARank) {
   }
 }
 
-// No schedule can be faster: a rank cannot start before its first input can be there, then has its work to
-// do; and one micro-batch has to go through all stages and back.
+// No schedule can be faster. A rank cannot start before its first input can arrive, and then it has its work
+// to do. One micro-batch must go through all stages and back.
 TEST(EveryNamedSchedule, TakesAtLeastItsLowerBounds) {
   Random random(13);
   for (int round = 0; round < 300; ++round) {

@@ -1,4 +1,4 @@
-// Costs of stages at random, with layers and messages whose bytes add up.
+// Makes random costs of stages. The bytes of their layers and messages add up.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@ inline double random_real(Random& random, double low, double high) {
   return std::uniform_real_distribution<double>(low, high)(random);
 }
 
-// Messages and one to three layers for every stage, with bytes that add up: what F and I leave is gone after
-// W.
+// Gives every stage messages and one to three layers. The bytes add up: W frees everything that F and I
+// leave.
 inline void give_layers(Random& random, std::vector<StageCost>& costs) {
   for (StageCost& cost : costs) {
     cost.output_bytes = random_real(random, 0, 2);
@@ -24,7 +24,7 @@ inline void give_layers(Random& random, std::vector<StageCost>& costs) {
   for (size_t stage = 0; stage < costs.size(); ++stage) {
     const bool last = stage + 1 == costs.size();
     const int layers = random_int(random, 1, 3);
-    const int trained = random_int(random, 0, layers - 1);  // this one for certain
+    const int trained = random_int(random, 0, layers - 1);  // this layer certainly has a W
     double input = stage > 0 ? costs[stage - 1].output_bytes : 0;
     double input_gradient = stage > 0 ? costs[stage].input_gradient_bytes : 0;
     for (int l = 0; l < layers; ++l) {
@@ -51,7 +51,7 @@ inline void give_layers(Random& random, std::vector<StageCost>& costs) {
   }
 }
 
-// Any seconds and bytes; `layered`: as give_layers.
+// Makes any seconds and bytes. If `layered`, the costs have layers as in give_layers.
 inline std::vector<StageCost> random_costs(Random& random, int stages, bool layered) {
   std::vector<StageCost> costs(stages);
   for (StageCost& cost : costs) {

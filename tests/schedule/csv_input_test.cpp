@@ -1,5 +1,5 @@
-// Text forms that are wrong: each is refused with its place, its cell and what to do; and what a slip of the
-// hand makes of a right one is refused or still runs.
+// Tests wrong text forms. Each is refused with its place, its cell and advice. A random slip in a valid form
+// is refused, or still runs.
 #include <set>
 #include <sstream>
 
@@ -23,11 +23,11 @@ struct Wrong {
 const std::string kOne = "0F0,0F1,0B0,0B1\n";                   // one rank
 const std::string kTwo = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n";  // two
 
-TEST(CsvInput, RefusedWithPlaceAndCell) {
+TEST(CsvInput, RefusesWithPlaceAndCell) {
   ASSERT_NO_THROW(from_csv(kOne, "mine.csv"));
   ASSERT_NO_THROW(from_csv(kTwo, "mine.csv"));
   const std::vector<Wrong> cases = {
-      // no file of cells
+      // no cells in the file
       {"", {"no cells", "0F0,0B0"}},
       {"\n\n,,\n", {"no cells"}},
       {std::string("0F0,\0F1\n", 9), {"row 1 (rank 0), column 2", "zero byte"}},
@@ -43,7 +43,7 @@ TEST(CsvInput, RefusedWithPlaceAndCell) {
       {"0F0,\"0B0", {"row 1 (rank 0), column 2", "\"0B0\"", "not closed"}},
       {"\"0F0\"x,0B0\n", {"row 1 (rank 0), column 1", "\"0F0\"", "behind the closing quote"}},
       {"0F0," + std::string(5000, '1') + "\n", {"column 2", "more than 4096 characters"}},
-      // cells that are none
+      // cells that have no meaning
       {"0F0,0X0\n",
        {"row 1 (rank 0), column 2", "cell \"0X0\"", "unknown op \"X\"", "did you mean", "RECV_B"}},
       {"0f0,0b0\n", {"cell \"0f0\"", "unknown op \"f\""}},
@@ -63,7 +63,7 @@ TEST(CsvInput, RefusedWithPlaceAndCell) {
       {"0F0,(0B0)TOGETHER\n", {"column 2", "\"TOGETHER\"", "OVERLAP_F_B"}},
       {"0F0,(0B0;)OVERLAP_F_B\n", {"column 2", "cell \"(0B0;)OVERLAP_F_B\"", "number of a stage"}},
       {"0F0,(0SEND_F0;0B0)OVERLAP_F_B\n", {"column 2", "0SEND_F0 is a message"}},
-      // numbers that leave others out
+      // numbers that leave gaps
       {"0F2147483646,0B0\n", {"column 1", "cell \"0F2147483646\"", "lacks 0F0", "without gaps"}},
       {"2000000000F0,0B0\n", {"column 1", "cell \"2000000000F0\"", "leaves stages out"}},
       {"0F0,0B0\n2F0,2B0\n", {"row 2 (rank 1), column 1", "cell \"2F0\"", "no stage 1"}},
@@ -75,13 +75,13 @@ TEST(CsvInput, RefusedWithPlaceAndCell) {
       {"0F0,0B0\n1F0,1B0,0F1\n",
        {"row 2 (rank 1), column 3", "cell \"0F1\"",
         "stage 0 is on rank 0 already, by 0F0 in row 1, column 1"}},
-      // twice, in the wrong order
+      // cells that are repeated or in the wrong order
       {"0F0,0F1,0F0,0B0,0B1\n", {"row 1 (rank 0), column 3", "cell \"0F0\"", "0F0 appears twice", ">0F0<"}},
       {"0F0,0B0,0I0,0W0\n", {"column 3", "cell \"0I0\"", "runs again"}},
       {"0B0,0F0\n", {"column 1", "cell \"0B0\"", "comes without 0F0", ">0B0<"}},
       {"0F0,0W0,0I0\n", {"column 2", "cell \"0W0\"", "comes without 0I0"}},
       {"0F0,0B0,1F0,1B0\n", {"column 2", "cell \"0B0\"", "1"}},
-      // a circle: rank 0 wants the gradient of micro-batch 1 first, rank 1 its forward
+      // a cycle: rank 0 waits for the gradient of micro-batch 1, rank 1 for its forward
       {"0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n", {"deadlock", "row ", "column ", "cell \""}},
       // messages
       {"0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1B0,1SEND_B0\n",
@@ -101,7 +101,7 @@ TEST(CsvInput, RefusedWithPlaceAndCell) {
   }
 }
 
-// Messages name what is printable.
+// Messages contain only printable characters.
 TEST(CsvInput, ControlCharactersStayOutOfMessages) {
   const std::string message = error_of([] { from_csv("0F0,\x1b[31mred\n", "mine.csv"); });
   EXPECT_EQ(message.find('\x1b'), std::string::npos) << message;
@@ -126,8 +126,8 @@ std::multiset<std::string> sorted(const std::vector<std::vector<std::string>>& r
   return cells;
 }
 
-// Drop, duplicate, swap, move or misspell a cell of a valid file. Cells that are lost or twice are always
-// refused, with the cell named; a swap may still be a schedule, and then it has the same cells and runs.
+// The test drops, duplicates, swaps, moves or misspells a cell of a valid file. A lost or repeated cell is
+// always refused by name. A swap may still give a schedule, which then has the same cells and runs.
 TEST(CsvInput, MutationsAreRefusedOrStillSchedules) {
   Random random(3);
   int refused = 0;
@@ -163,7 +163,7 @@ TEST(CsvInput, MutationsAreRefusedOrStillSchedules) {
         std::swap(row[at], row[to]);
         break;
       }
-      case 3: {  // to another rank
+      case 3: {  // move to another rank
         auto& to = rows[random_int(random, 0, static_cast<int>(rows.size()) - 1)];
         to.insert(to.begin() + random_int(random, 0, static_cast<int>(to.size())), cell);
         rows[r].erase(std::find(rows[r].begin(), rows[r].end(), cell));
@@ -176,7 +176,8 @@ TEST(CsvInput, MutationsAreRefusedOrStillSchedules) {
     }
     SCOPED_TRACE(concat(named.name, ", ", csv_form_name(form), ", mutation ", kind, " of ", cell, " and ",
                         other, " in row ", r + 1, ":\n", text_of_cells(rows)));
-    // REDUCE_GRAD has no meaning here; losing the last micro-batch or a whole stage is another schedule.
+    // REDUCE_GRAD has no meaning here. Without the last micro-batch or a whole stage, the file is another
+    // schedule.
     const bool meaningless = cell.find("REDUCE") != std::string::npos;
     const std::string message = error_of([&] {
       const Schedule read = from_csv(text_of_cells(rows), "mutated");

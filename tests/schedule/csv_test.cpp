@@ -1,4 +1,4 @@
-// The text form: what is written, what is read, and that all named schedules go there and back.
+// Tests the text form: writing it, reading it, and the round trip of all named schedules.
 #include "twobp/schedule/text/csv.h"
 
 #include <filesystem>
@@ -38,24 +38,26 @@ void expect_same_lists(const Schedule& expected, const Schedule& actual) {
   EXPECT_EQ(actual.policy, expected.policy);
 }
 
-// By hand: rank 0 warms up with 0F1, cooldown puts W behind the I of the last micro-batches.
+// This is computed by hand. Rank 0 warms up with 0F1, and cooldown places W after the I of the last
+// micro-batches.
 TEST(Csv, WritesTheComputeForm) {
   EXPECT_EQ(to_csv(placed_1f1b()), "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1F1,1I1,1W0,1W1\n");
 }
 
-// By hand, as PyTorch lowers it: the receive of a message stands where the receiver's row is when the sender
-// has its turn (rank 0 before rank 1 in each round), gradients are scaled after a stage's last W.
+// This is computed by hand, as PyTorch lowers it. A receive stands at the receiver's current row when the
+// sender has its turn (in each round, rank 0 comes before rank 1). Gradients are scaled after a stage's last
+// W.
 TEST(Csv, WritesTheFormWithCommunication) {
   EXPECT_EQ(to_csv(placed_1f1b(), CsvForm::kCommunication),
             "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0I0,0W0,0RECV_B1,0I1,0W1,0REDUCE_GRAD\n"
             "1RECV_F0,1F0,1RECV_F1,1I0,1SEND_B0,1F1,1I1,1SEND_B1,1W0,1W1,1REDUCE_GRAD\n");
 }
 
-TEST(Csv, RangesBecomeSingleMicroBatches) {
+TEST(Csv, SplitsRangesIntoMicroBatches) {
   EXPECT_EQ(to_csv(make_schedule("gpipe", 1, 3, P2Policy::kEnd)), "0F0,0F1,0F2,0I0,0I1,0I2,0W0,0W1,0W2\n");
 }
 
-TEST(Csv, ForwardOnly) {
+TEST(Csv, WritesForwardOnly) {
   const Schedule schedule = make_forward_schedule({0, 1}, 2);
   EXPECT_EQ(to_csv(schedule), "0F0,0F1\n1F0,1F1\n");
   EXPECT_EQ(to_csv(schedule, CsvForm::kCommunication),
@@ -63,7 +65,7 @@ TEST(Csv, ForwardOnly) {
   expect_same_lists(lower(schedule), from_csv(to_csv(schedule), "forward"));
 }
 
-TEST(Csv, ReadsWhatPythonAndSpreadsheetsWrite) {
+TEST(Csv, ReadsTheStylesOfPythonAndSpreadsheets) {
   const Schedule expected = lower(placed_1f1b());
   const std::vector<std::string> rows = {"0F0,0F1,,0I0,0W0,0I1,0W1", ",1F0,1I0,1F1,1I1,1W0,1W1,,"};
   for (const std::string& text :
@@ -74,14 +76,14 @@ TEST(Csv, ReadsWhatPythonAndSpreadsheetsWrite) {
   }
 }
 
-TEST(Csv, OverlappedCellsAreReadInTheirOrder) {
+TEST(Csv, ReadsOverlappedCellsInTheirOrder) {
   const Schedule schedule =
       from_csv("0F0,0F1,(0B0;0F2)OVERLAP_F_B,0B1,0B2\n1F0,( 1B0 ; 1F1 )OVERLAP_F_B,1B1,1F2,1B2\n", "overlap");
   EXPECT_EQ(text_of(schedule.ranks[0]), "0F0 0F1 0B0 0F2 0B1 0B2");
   EXPECT_EQ(text_of(schedule.ranks[1]), "1F0 1B0 1F1 1B1 1F2 1B2");
 }
 
-TEST(Csv, PassesOverWhatBelongsToFsdp) {
+TEST(Csv, IgnoresTheCellsOfFsdp) {
   const Schedule schedule = from_csv(
       "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD\n1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0\n",
       "fsdp");
@@ -89,8 +91,8 @@ TEST(Csv, PassesOverWhatBelongsToFsdp) {
   EXPECT_EQ(text_of(schedule.ranks[1]), "1F0 1B0");
 }
 
-// A receive that is posted early waits where its op does.
-TEST(Csv, MessagesAreLeftToTheirOps) {
+// A receive that is posted early still waits at its op.
+TEST(Csv, PlacesMessagesAtTheirOps) {
   const Schedule schedule = from_csv(
       "0F0,0SEND_F0,0F1,0RECV_B0,0RECV_B1,0SEND_F1,0B0,0B1\n"
       "1RECV_F0,1RECV_F1,1F0,1F1,1B0,1B1,1SEND_B0,1SEND_B1\n",
@@ -99,16 +101,16 @@ TEST(Csv, MessagesAreLeftToTheirOps) {
   EXPECT_EQ(text_of(schedule.ranks[1]), "1F0 1F1 1B0 1B1");
 }
 
-TEST(Csv, MicroBatchOrderIsSeen) {
+TEST(Csv, DetectsReorderedMicroBatches) {
   EXPECT_FALSE(from_csv("0F0,0F1,0I0,0I1,0W0,0W1\n", "order").allow_reorder);
   EXPECT_TRUE(from_csv("0F1,0F0,0I0,0I1,0W0,0W1\n", "order").allow_reorder);
   EXPECT_TRUE(from_csv("0F0,0F1,0I1,0I0,0W0,0W1\n", "order").allow_reorder);
-  EXPECT_TRUE(from_csv("0F0,0F1,0I0,0B1,0W0\n", "order").allow_reorder);  // B1 holds W1
+  EXPECT_TRUE(from_csv("0F0,0F1,0I0,0B1,0W0\n", "order").allow_reorder);  // B1 includes W1
 }
 
-// Random N, stages a rank and M; every policy; both forms. What comes back is the lowered schedule, and what
-// it makes of it runs as long and holds as much as the original.
-TEST(Csv, NamedSchedulesGoThereAndBack) {
+// The test takes random N, stages a rank and M, every policy and both forms. Reading gives the lowered
+// schedule. It takes as long and holds as much as the original.
+TEST(Csv, NamedSchedulesRoundTrip) {
   Random random(1);
   int there_and_back = 0;
   for (const NamedSchedule& named : named_schedules()) {
@@ -118,7 +120,7 @@ TEST(Csv, NamedSchedulesGoThereAndBack) {
       const int micro_batches = random_int(random, 1, 20);
       if (!admits(named.name, stages, ranks, micro_batches)) continue;
       for (const P2Policy policy : policies_of(named.name)) {
-        if (policy == P2Policy::kFill) continue;  // where its W runs shows when it runs
+        if (policy == P2Policy::kFill) continue;  // the place of its W is known only when it runs
         const Schedule schedule = make_schedule(named.name, stages, micro_batches, policy, ranks);
         const Schedule lowered = lower(schedule);
         for (const CsvForm form : {CsvForm::kCompute, CsvForm::kCommunication}) {
@@ -142,8 +144,8 @@ TEST(Csv, NamedSchedulesGoThereAndBack) {
   EXPECT_GT(there_and_back, 200);
 }
 
-// Random placements, B, I and W mixed: more than the named ones reach.
-TEST(Csv, RandomSchedulesGoThereAndBack) {
+// Random placements mix B, I and W. They cover more than the named schedules.
+TEST(Csv, RandomSchedulesRoundTrip) {
   Random random(2);
   for (int i = 0; i < 300; ++i) {
     const int stages = random_int(random, 1, 8);
@@ -160,7 +162,7 @@ TEST(Csv, RandomSchedulesGoThereAndBack) {
   }
 }
 
-TEST(Csv, WhatTheFormCannotHold) {
+TEST(Csv, RefusesWhatTheFormCannotHold) {
   expect_contains(error_of([] { to_csv(make_schedule("1f1b", 2, 2, P2Policy::kFill)); }),
                   {"'1f1b' fills", "simulated or a recorded order"});
   Schedule idle_rank = make_schedule("gpipe", 2, 2, P2Policy::kOff);
@@ -170,14 +172,14 @@ TEST(Csv, WhatTheFormCannotHold) {
   expect_contains(error_of([] { parse_csv_form("comms"); }), {"'comms'", "compute_only", "compute_comms"});
 }
 
-TEST(Csv, ManyCells) {
+TEST(Csv, ReadsManyCells) {
   const Schedule schedule = make_schedule("1f1b", 64, 2048, P2Policy::kCooldown);
   const Schedule lowered = lower(schedule);
   expect_same_lists(lowered, from_csv(to_csv(schedule), "large"));
   expect_same_lists(lowered, from_csv(to_csv(schedule, CsvForm::kCommunication), "large"));
 }
 
-TEST(Csv, Files) {
+TEST(Csv, ReadsAndWritesFiles) {
   const std::string path = ::testing::TempDir() + "twobp_csv_test.csv";
   std::ofstream(path) << to_csv(placed_1f1b());
   expect_same_lists(lower(placed_1f1b()), read_csv(path));
@@ -186,7 +188,7 @@ TEST(Csv, Files) {
   expect_contains(error_of([] { read_csv(::testing::TempDir()); }), {::testing::TempDir(), "folder"});
 }
 
-TEST(ScheduleSource, NamesAndFiles) {
+TEST(ScheduleSource, TakesNamesAndFiles) {
   const ScheduleSource named("1f1b");
   EXPECT_EQ(named.written(), nullptr);
   EXPECT_EQ(named.rank_of_stage(0, 0), (std::vector<int>{0, 1}));
@@ -195,12 +197,12 @@ TEST(ScheduleSource, NamesAndFiles) {
   EXPECT_EQ(named.default_policy(), P2Policy::kFill);
 
   const std::string path = ::testing::TempDir() + "twobp_source_test.csv";
-  std::ofstream(path) << "0F0,0F1,0I0,0I1,1F0,1I0,1F1,1I1,1W1,1W0\n";  // 1F0 belongs before 0I0
+  std::ofstream(path) << "0F0,0F1,0I0,0I1,1F0,1I0,1F1,1I1,1W1,1W0\n";  // 1F0 must come before 0I0
   expect_contains(error_of([&] { ScheduleSource source(path); }),
                   {path, "row 1 (rank 0), column 3", "\"0I0\""});
   std::ofstream(path) << "0F0,0I0,0F1,0I1,0W0,0W1\n";
   const ScheduleSource file(path);
-  std::remove(path.c_str());  // read once
+  std::remove(path.c_str());  // the file is read once
   EXPECT_EQ(file.name(), path);
   EXPECT_EQ(file.rank_of_stage(0, 0), std::vector<int>{0});
   EXPECT_EQ(file.rank_of_stage(1, 1), std::vector<int>{0});
@@ -220,9 +222,9 @@ TEST(ScheduleSource, NamesAndFiles) {
   expect_contains(error_of([&] { whole.make(1, 1, 1, P2Policy::kPlaced); }), {"'whole' places no W"});
 }
 
-// Those of PyTorch's generators: every policy, and every number of micro-batches that the rest of an epoch
-// may leave; make() validates.
-TEST(ScheduleSource, PytorchsFilesUnderEveryPolicy) {
+// The test reads files of PyTorch's generators, for every policy and every number of micro-batches that the
+// rest of an epoch may have. make() validates.
+TEST(ScheduleSource, TakesPytorchsFilesUnderEveryPolicy) {
   int files = 0;
   for (const auto& file : std::filesystem::directory_iterator(TWOBP_SOURCE_DIR "/tests/golden/pytorch")) {
     if (!ScheduleSource::is_file(file.path().string())) continue;

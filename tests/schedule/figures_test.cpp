@@ -1,5 +1,6 @@
-// The table of docs/schedules.md, row by row: idle time in a rank's span, and peak in flight. Units as there:
-// F = I = W of a rank's whole share of the model, so 1 / v of that for one of v stages.
+// Tests the table of docs/schedules.md row by row: idle time in a rank's span, and peak in flight. The units
+// are those of the table: F = I = W of a rank's whole share of the model, so one of v stages takes 1 / v of
+// it.
 #include <algorithm>
 #include <functional>
 #include <string>
@@ -15,8 +16,10 @@ namespace {
 
 struct Row {
   std::string name;
-  std::function<double(int n, int v, int m)> idle;  // in F of one stage: v times the table's
-  std::function<double(int n, int v, int m)> peak;  // in stages' micro-batches: likewise
+  // The unit is the F of one stage, so this is v times the table's value.
+  std::function<double(int n, int v, int m)> idle;
+  // The unit is micro-batches of one stage, so this is v times the table's value.
+  std::function<double(int n, int v, int m)> peak;
 };
 
 const std::vector<Row>& rows() {
@@ -46,10 +49,10 @@ const std::vector<Row>& rows() {
   return kRows;
 }
 
-TEST(Figures, OfTheTable) {
+TEST(Figures, MatchTheTable) {
   for (const Row& row : rows()) {
     const NamedSchedule& named = named_schedule(row.name);
-    // All the forms of v-half's and v-min's delays: even and odd N, multiples of 3 and others.
+    // These N cover all forms of the delays of v-half and v-min: even and odd N, multiples of 3 and others.
     for (const int n : {3, 4, 5, 6, 8, 9, 12, 16}) {
       for (const int m : {2 * n, 2 * n + 3, 4 * n}) {
         for (int v = 1; v <= 4; ++v) {
@@ -72,7 +75,7 @@ TEST(Figures, OfTheTable) {
   }
 }
 
-TEST(Figures, AreThereForEverySchedule) {
+TEST(Figures, ExistForEverySchedule) {
   for (const std::string& name : schedule_names()) {
     EXPECT_TRUE(std::any_of(rows().begin(), rows().end(), [&](const Row& row) { return row.name == name; }))
         << name << " has no row in the table";

@@ -1,4 +1,5 @@
-// The named schedules, instruction by instruction where small, and valid for every N, M and policy.
+// Tests the named schedules. Small ones are compared instruction by instruction. All are valid for every N, M
+// and policy.
 #include <algorithm>
 
 #include <gtest/gtest.h>
@@ -94,7 +95,7 @@ TEST(Generators, NamedSchedulesOnAPlacement) {
             "interleaved-zb");
   EXPECT_EQ(on({0, 0, 1}, 4), "");
   EXPECT_EQ(on({0, 1}, 0), "");
-  // off, end, cooldown and fill of eleven, placed of three
+  // off, end, cooldown and fill of eleven schedules, placed of three
   EXPECT_EQ(named_schedules_on({0, 1}, 4).size(), 47U);
 }
 
@@ -114,7 +115,7 @@ TEST(Generators, EveryScheduleIsValid) {
           ASSERT_EQ(schedule.stages, stages);
           ASSERT_EQ(schedule.rank_count(), ranks);
           ASSERT_EQ(schedule.micro_batches, micro_batches);
-          ASSERT_FALSE(schedule.allow_reorder) << name;  // so that training is bitwise the same
+          ASSERT_FALSE(schedule.allow_reorder) << name;  // so that training gives the same bits
           ASSERT_EQ(schedule.policy, policy);
         }
       }
@@ -137,7 +138,7 @@ TEST(Generators, RandomOrdersOnRandomPlacementsAreValid) {
     for (P2Policy policy : kPolicies) {
       const std::string error =
           error_of([&] { validate(add_communication(apply_p2_policy(schedule, policy))); });
-      // A schedule with its own W and B may not keep the order of W once the B are split.
+      // If a schedule has its own W and B, splitting the B may break the order of W.
       if (round % 2 == 1 || policy == P2Policy::kOff) {
         ASSERT_EQ(error, "");
       }

@@ -1,5 +1,5 @@
-// Gradients summed over replicas bucket by bucket, beside what is left of W: by hand, and as a property of
-// all schedules.
+// Tests sums of gradients over replicas, bucket by bucket, beside the remaining W. Some results are computed
+// by hand, others are properties of all schedules.
 #include <gtest/gtest.h>
 
 #include "twobp/core/check.h"
@@ -9,7 +9,7 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-// A stage of `layers` layers whose F, I and W take 1 each, with 4 bytes of gradients each.
+// Makes a stage of `layers` layers. F, I and W of a layer take 1 each, and its gradients have 4 bytes.
 StageCost stage_of(int layers) {
   StageCost cost;
   cost.forward = cost.backward_p1 = cost.backward_p2 = layers;
@@ -30,7 +30,7 @@ SimulationOptions two_replicas(P2Order order, double bucket_bytes) {
   return options;
 }
 
-// One rank, two layers, two micro-batches: everything is done at 12.
+// There are one rank, two layers and two micro-batches. All work is done at 12.
 double exposed(P2Policy policy, const SimulationOptions& options) {
   const Simulation result = simulate(make_schedule("gpipe", 1, 2, policy), {stage_of(2)}, options);
   EXPECT_EQ(result.ranks[0].busy, 12);
@@ -38,12 +38,13 @@ double exposed(P2Policy policy, const SimulationOptions& options) {
   return result.ranks[0].exposed;
 }
 
-TEST(GradientSums, ABucketALayer) {
-  // The last layer is done at 11, the first at 12: sums from 11 to 15 and on to 19.
+TEST(GradientSums, SumsABucketForEachLayer) {
+  // The last layer is done at 11, the first at 12. The sums run from 11 to 15, and then to 19.
   EXPECT_EQ(exposed(P2Policy::kEnd, two_replicas(P2Order::kOldest, 1)), 7.5);
-  // Standard: at 10 and 12.
+  // With the standard backward, the layers are done at 10 and 12.
   EXPECT_EQ(exposed(P2Policy::kOff, two_replicas(P2Order::kOldest, 1)), 6.5);
-  // I of the second micro-batch's last layer ends at 7, that layer's W of both at 9, the rest at 12.
+  // I of the second micro-batch's last layer ends at 7. W of that layer for both micro-batches ends at 9, the
+  // rest at 12.
   EXPECT_EQ(exposed(P2Policy::kEnd, two_replicas(P2Order::kBucket, 1)), 5.5);
 }
 
@@ -58,7 +59,7 @@ TEST(GradientSums, OneBucketStartsWithItsLastLayer) {
 }
 
 TEST(GradientSums, LayersWithoutWAreDoneWithTheirI) {
-  // Of three layers the middle one has its gradient in I, and the last one none.
+  // Of three layers, the middle one has its gradient in I, and the last one has none.
   StageCost cost = stage_of(3);
   cost.backward_p2 = 2;
   cost.layers[1].p2_units = 0;
@@ -66,28 +67,29 @@ TEST(GradientSums, LayersWithoutWAreDoneWithTheirI) {
   SimulationOptions options = two_replicas(P2Order::kBucket, 1);
   options.data_parallel.latency = 0;
   const Simulation result = simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), {cost}, options);
-  // F until 6, I of the first until 9; I 10, W W 12, I 13: the middle one's sum from 13 to 17. I 14, W W 16:
-  // the first one's from 17 to 21.
+  // F ends at 6 and the first I at 9. Then I ends at 10, two W at 12, and I at 13, so the middle layer's sum
+  // runs from 13 to 17. Then I ends at 14 and two W at 16, so the first layer's sum runs from 17 to 21.
   EXPECT_EQ(result.ranks[0].busy, 16);
   EXPECT_EQ(result.ranks[0].exposed, 5);
 }
 
-// A bucket goes when it is full, also with nothing more to come; a last layer without gradients sends none.
-TEST(GradientSums, BucketsOfUnequalLayers) {
+// A bucket is sent when it is full, even if it is the last. A last layer without gradients sends none.
+TEST(GradientSums, FillsBucketsWithUnequalLayers) {
   StageCost cost = stage_of(3);
   cost.layers[0].gradient_bytes = 0;
   SimulationOptions options = two_replicas(P2Order::kBucket, 8);
   options.data_parallel.latency = 0;
   const Schedule schedule = make_schedule("gpipe", 1, 1, P2Policy::kOff);
-  // Standard: layers are done at 5, 7 and 9. The bucket of the last two is full at 7, and takes 8.
+  // With the standard backward, layers are done at 5, 7 and 9. The bucket of the last two is full at 7 and
+  // takes 8.
   EXPECT_EQ(simulate(schedule, {cost}, options).ranks[0].exposed, 7 + 8 - 9);
-  options.data_parallel.bucket_bytes = 9;  // it goes with the first layer, which adds nothing to wait for
+  options.data_parallel.bucket_bytes = 9;  // it is sent with the first layer, which adds no bytes
   EXPECT_EQ(simulate(schedule, {cost}, options).ranks[0].exposed, 7 + 8 - 9);
   cost.layers[0].gradient_bytes = 1;
   EXPECT_EQ(simulate(schedule, {cost}, options).ranks[0].exposed, 9);
 }
 
-TEST(GradientSums, NothingToSumWaitsForNothing) {
+TEST(GradientSums, WaitForNothingWithoutGradients) {
   StageCost cost = stage_of(2);
   for (LayerShare& layer : cost.layers) layer.gradient_bytes = 0;
   SimulationOptions options = two_replicas(P2Order::kBucket, 1);
@@ -95,8 +97,8 @@ TEST(GradientSums, NothingToSumWaitsForNothing) {
   EXPECT_EQ(simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), {cost}, options).ranks[0].exposed, 0);
 }
 
-// In a wait, W of a stage that has no more I comes first, layer by layer, so that its sums begin.
-TEST(GradientSums, WaitsAreFilledWithStagesThatHaveEnded) {
+// In a wait, W of a stage without remaining I comes first, layer by layer, so that its sums begin.
+TEST(GradientSums, FillWaitsWithStagesThatHaveEnded) {
   // Rank 1 has stages 1 and 3. Stage 3 has ended while rank 1 waits for the gradient from stage 2.
   std::vector<StageCost> costs(4, stage_of(2));
   costs[2].backward_p1 = 8;
@@ -124,7 +126,7 @@ TEST(GradientSums, AStageWithoutLayersIsOneBucket) {
   EXPECT_EQ(result.ranks[0].exposed, 4.5);
 }
 
-TEST(GradientSums, BucketOrderIsNeverBehindTheOldest) {
+TEST(GradientSums, BucketOrderIsNeverSlowerThanTheOldest) {
   int better = 0;
   for (const std::string& name : schedule_names()) {
     const NamedSchedule& named = named_schedule(name);
@@ -148,7 +150,7 @@ TEST(GradientSums, BucketOrderIsNeverBehindTheOldest) {
   EXPECT_GT(better, 10);
 }
 
-TEST(GradientSums, ImpossibleSizes) {
+TEST(GradientSums, RefuseImpossibleSizes) {
   StageCost cost = stage_of(2);
   SimulationOptions options = two_replicas(P2Order::kBucket, -1);
   const Schedule schedule = make_schedule("gpipe", 1, 2, P2Policy::kEnd);

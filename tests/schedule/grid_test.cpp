@@ -1,4 +1,4 @@
-// The drawings, compared with golden files where they are whole pictures. Set TWOBP_UPDATE_GOLDEN to rewrite
+// Tests the drawings. Whole pictures are compared with golden files. Set TWOBP_UPDATE_GOLDEN to rewrite
 // those.
 #include "twobp/schedule/draw/grid.h"
 
@@ -36,7 +36,7 @@ size_t count(const std::string& text, const std::string& part) {
   return found;
 }
 
-TEST(Grid, Golden) {
+TEST(Grid, MatchesTheGoldenFiles) {
   std::string text;
   for (P2Policy policy : kPolicies) {
     text += "1f1b, 4 stages, 4 micro-batches, p2 " + std::string(policy_name(policy)) + "\n";
@@ -45,13 +45,13 @@ TEST(Grid, Golden) {
   expect_golden("grid_1f1b_4x4.txt", text);
 }
 
-TEST(Grid, GoldenVShape) {
+TEST(Grid, MatchesTheGoldenFileOfAVShape) {
   const Schedule schedule =
       add_communication(apply_p2_policy(looped_gpipe({0, 1, 1, 0}, 3), P2Policy::kFill));
   expect_golden("grid_v_shape.txt", unit_grid(schedule) + "\n" + draw_instructions(schedule, 1, 4));
 }
 
-TEST(Grid, OpsAreDrawnToScale) {
+TEST(Grid, DrawsOpsToScale) {
   std::vector<StageCost> costs(1);
   costs[0].backward_p1 = 2;
   costs[0].backward_p2 = 0.25;
@@ -68,11 +68,11 @@ TEST(Grid, WrapsIntoPanels) {
   options.max_width = 17;  // the label and three cells
   EXPECT_EQ(unit_grid(schedule, options),
             "rank 0  F0 .  .\nrank 1  .  F0 I0\n\nrank 0  .  I0 W0\nrank 1  W0 .  .\n");
-  options.max_width = 1;  // still a cell a panel
+  options.max_width = 1;  // each panel still has a cell
   EXPECT_EQ(count(unit_grid(schedule, options), "rank 0"), 6U);
 }
 
-TEST(Grid, LabelsLineUp) {
+TEST(Grid, AlignsLabels) {
   const std::string grid = unit_grid(make_schedule("1f1b", 11, 11, P2Policy::kFill));
   std::istringstream lines(grid);
   std::string first;
@@ -103,7 +103,7 @@ TEST(Grid, ShadesTheStagesOfARank) {
   }
 }
 
-TEST(Grid, RejectsUnitsThatCannotBeDrawn) {
+TEST(Grid, RefusesUnitsThatCannotBeDrawn) {
   const Schedule schedule = make_schedule("gpipe", 2, 2, P2Policy::kOff);
   const Simulation simulation = simulate(schedule, std::vector<StageCost>(2));
   EXPECT_THROW(draw_grid(schedule, simulation, 0), Error);
@@ -129,7 +129,7 @@ TEST(Instructions, ShowTheNeighbourhoodOfAMarkOnly) {
 }
 
 TEST(Grid, OptimizerWaitsForTheSummedGradients) {
-  // One rank, B done at 3, a sum of 2, the optimizer from 5 to 6.
+  // There is one rank. B is done at 3, the sum takes 2, and the optimizer runs from 5 to 6.
   std::vector<StageCost> costs(1);
   costs[0].optimizer = 1;
   costs[0].gradient_bytes = 1;

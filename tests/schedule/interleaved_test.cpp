@@ -1,4 +1,4 @@
-// Several stages a rank on a looped placement, and 1F1B that runs ahead.
+// Tests schedules with several stages a rank on a looped placement, and 1F1B that runs ahead.
 #include "twobp/schedule/generators/interleaved.h"
 
 #include <algorithm>
@@ -28,14 +28,14 @@ int peak_in_flight(const Simulation& simulation) {
   return peak;
 }
 
-TEST(Interleaved, CellByCell) {
+TEST(Interleaved, MatchesCellByCell) {
   const Schedule schedule = interleaved_one_forward_one_backward(4, 2, 4);
   EXPECT_EQ(schedule.rank_of_stage, (std::vector<int>{0, 1, 0, 1}));
   EXPECT_EQ(text_of(schedule.ranks[0]), "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3");
   EXPECT_EQ(text_of(schedule.ranks[1]), "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3");
 }
 
-// A unit is a stage's F; a rank's micro-batch over its v stages takes 3v, so the idle time of 3(N - 1) is (N
+// A unit is a stage's F. A micro-batch takes a rank 3v over its v stages. So the idle time of 3(N - 1) is (N
 // - 1) / v of that.
 TEST(Interleaved, TheBubbleShrinksWithTheStagesOnARank) {
   for (int n = 1; n <= 8; ++n) {
@@ -49,9 +49,9 @@ TEST(Interleaved, TheBubbleShrinksWithTheStagesOnARank) {
   }
 }
 
-// Rounds of unequal size, which PyTorch and Megatron refuse, cost a stall between them, and less than leaving
-// the rank idle up to the next multiple of N would.
-TEST(Interleaved, AnyNumberOfMicroBatches) {
+// PyTorch and Megatron refuse rounds of unequal size. Such rounds stall, but that costs less than an idle
+// rank up to the next multiple of N.
+TEST(Interleaved, TakesAnyNumberOfMicroBatches) {
   for (int n = 2; n <= 8; ++n) {
     for (int v = 2; v <= 3; ++v) {
       for (int m = n; m <= 6 * n; ++m) {
@@ -93,7 +93,7 @@ TEST(Interleaved, NeedsWholeRounds) {
                   {"6 stages on 4 ranks", "the same number of stages"});
 }
 
-TEST(LoopedBfs, CellByCell) {
+TEST(LoopedBfs, MatchesCellByCell) {
   const Schedule schedule = looped_bfs(4, 2, 2);
   EXPECT_EQ(text_of(schedule.ranks[0]), "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1");
   EXPECT_EQ(text_of(schedule.ranks[1]), "1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1");
@@ -116,7 +116,8 @@ TEST(Eager, RunsAheadTwiceAsFar) {
   EXPECT_EQ(text_of(schedule.ranks[2]), "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3 2F4 2B4 2F5 2B5");
 }
 
-// What it is for: messages that take time cost 1F1B two of them a round, and this one none.
+// This is the purpose of the schedule. If messages take time, 1F1B waits for two of them in each round, and
+// this schedule waits for none.
 TEST(Eager, HidesMessages) {
   SimulationOptions slow;
   slow.message_seconds = 1;
@@ -125,7 +126,8 @@ TEST(Eager, HidesMessages) {
   const double eager = run("eager-1f1b", n, n, m, P2Policy::kOff, slow).step_seconds;
   EXPECT_LT(eager, 0.75 * run("1f1b", n, n, m, P2Policy::kOff, slow).step_seconds);
   EXPECT_LE(eager,
-            3 * m + 3 * (n - 1) + 2 * (n - 1) + n);  // start-up longer by its messages, and little else
+            // The start-up has additional messages, and little else is longer.
+            3 * m + 3 * (n - 1) + 2 * (n - 1) + n);
   EXPECT_EQ(peak_in_flight(run("eager-1f1b", n, n, m, P2Policy::kOff)), 2 * n - 1);
 }
 

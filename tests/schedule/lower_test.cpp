@@ -1,4 +1,4 @@
-// Lowering: what decides itself while it runs becomes cells, in a simulated or a recorded order.
+// Tests lowering. Decisions that a run makes become cells, in a simulated or a recorded order.
 #include "twobp/schedule/text/lower.h"
 
 #include <gtest/gtest.h>
@@ -12,9 +12,10 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-// By hand, equal costs of 1: rank 1's only wait is for 1F0; rank 0 waits for the gradient of micro-batch 1
-// from 4 to 5 (1I0 ends at 3, 0I0 runs from 3 to 4, 1F1 from 3 to 4, 1I1 from 4 to 5) and runs 0W0 meanwhile.
-TEST(Lower, FillInItsSimulatedOrder) {
+// This is computed by hand with equal costs of 1. Rank 1 waits only for 1F0. Rank 0 waits for the gradient of
+// micro-batch 1 from 4 to 5 and runs 0W0 meanwhile: 1I0 ends at 3, 0I0 and 1F1 run from 3 to 4, and 1I1 runs
+// from 4 to 5.
+TEST(Lower, WritesFillInItsSimulatedOrder) {
   const Schedule fill = make_schedule("1f1b", 2, 2, P2Policy::kFill);
   const Schedule lowered = lower(fill, simulate(fill, std::vector<StageCost>(2)));
   EXPECT_EQ(text_of(lowered.ranks[0]), "0F0 0F1 0I0 0W0 0I1 0W1");
@@ -22,9 +23,9 @@ TEST(Lower, FillInItsSimulatedOrder) {
   EXPECT_EQ(lowered.policy, P2Policy::kPlaced);
 }
 
-// With W in one piece, the lowered schedule is the simulated run: the same times and bytes, to the last digit
-// that counts.
-TEST(Lower, SimulatedOrderRunsAsItDid) {
+// If W is in one piece, the lowered schedule is the simulated run. Times and bytes are equal up to the last
+// significant digit.
+TEST(Lower, KeepsTheTimesOfTheSimulation) {
   Random random(5);
   for (int i = 0; i < 200; ++i) {
     const int stages = random_int(random, 1, 6);
@@ -49,8 +50,8 @@ TEST(Lower, SimulatedOrderRunsAsItDid) {
   }
 }
 
-// Every named schedule under fill, W in pieces: valid, in micro-batch order where the schedule is, and
-// through the text form.
+// The test takes every named schedule under fill, with W in pieces. The result is valid, keeps the order of
+// micro-batches if the schedule does, and survives the text form.
 TEST(Lower, PiecesOfWBecomeOneCell) {
   Random random(6);
   for (const NamedSchedule& named : named_schedules()) {
@@ -75,9 +76,9 @@ TEST(Lower, PiecesOfWBecomeOneCell) {
   }
 }
 
-TEST(Lower, RecordedOrder) {
+TEST(Lower, TakesARecordedOrder) {
   const Schedule fill = make_schedule("1f1b", 1, 2, P2Policy::kFill);
-  // 0F1 in two parts with a part of 0W0 between, 0W0 in three parts.
+  // 0F1 has two parts, and a part of 0W0 runs between them. 0W0 has three parts.
   const std::vector<RecordedOp> ran = {
       {Op::kForward, 0, 0},    {Op::kBackwardP1, 0, 0}, {Op::kBackwardP2, 0, 0},
       {Op::kForward, 0, 1},    {Op::kBackwardP2, 0, 0}, {Op::kForward, 0, 1},
@@ -85,7 +86,7 @@ TEST(Lower, RecordedOrder) {
   EXPECT_EQ(text_of(lower(fill, {ran}).ranks[0]), "0F0 0I0 0F1 0W0 0I1 0W1");
 }
 
-// B is reported as an I and pieces of W; it is done when the last is.
+// B is reported as an I and pieces of W. It is done when the last piece is done.
 TEST(Lower, WholeBackwardStaysWhole) {
   const Schedule off = make_schedule("1f1b", 1, 1, P2Policy::kOff);
   const std::vector<std::vector<RecordedOp>> ran = {
@@ -94,7 +95,7 @@ TEST(Lower, WholeBackwardStaysWhole) {
   EXPECT_EQ(lower(off, ran).policy, P2Policy::kOff);
 }
 
-TEST(Lower, OrdersOfOtherSchedules) {
+TEST(Lower, RefusesOrdersOfOtherSchedules) {
   const Schedule end = make_schedule("gpipe", 2, 1, P2Policy::kEnd);
   using Order = std::vector<std::vector<RecordedOp>>;
   const auto refusal = [&](const Order& ran) { return error_of([&] { lower(end, ran); }); };
@@ -118,7 +119,7 @@ TEST(Lower, OrdersOfOtherSchedules) {
   expect_contains(refusal(with(0, {Op::kBackward, 0, 0})), {"has I and W there"});
 }
 
-TEST(Lower, FewerMicroBatches) {
+TEST(Lower, KeepsFewerMicroBatches) {
   const Schedule schedule = make_schedule("1f1b", 2, 4, P2Policy::kEnd);
   const Schedule fewer = keep_micro_batches(schedule, 3);
   validate(fewer);

@@ -1,6 +1,7 @@
-// Every named schedule, broken in every possible place: a cell dropped, doubled, two cells of a rank swapped.
-// The validator must reject it with the cell named (a dropped or doubled one in words, or what misses it),
-// unless a naive player of the lists agrees that it is still valid, as when two ops commute.
+// Tests every named schedule with an error in every possible place: a cell is dropped or doubled, or two
+// cells of a rank are swapped. The validator must reject it. For a dropped or doubled cell, the message names
+// the cell, or an op that needs it. The schedule may stay valid, for example if two ops commute. Then a naive
+// player of the lists must agree.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -20,8 +21,7 @@ std::string rejection(const Schedule& schedule) {
   return error_of([&] { validate(schedule); });
 }
 
-// What stands for the cell in a message: itself, a message's other side, the F of an I that is missing, the I
-// of a W.
+// A message may name the cell itself, the other side of a message, the F of a missing I, or the I of a W.
 std::vector<std::string> names_of(const Instruction& cell) {
   std::vector<Op> ops = {cell.op};
   if (cell.op == Op::kBackward) ops = {cell.op, Op::kBackwardP1, Op::kForward};
@@ -39,7 +39,7 @@ std::vector<std::string> names_of(const Instruction& cell) {
 
 class Mutations : public testing::TestWithParam<std::string> {
  protected:
-  // Under each policy it admits, at the two smallest sizes that show something.
+  // Each schedule is made under each policy that it admits, at the two smallest sizes that matter.
   static std::vector<Schedule> schedules() {
     const NamedSchedule& named = named_schedule(GetParam());
     std::vector<Schedule> schedules;
@@ -52,7 +52,7 @@ class Mutations : public testing::TestWithParam<std::string> {
     return schedules;
   }
 
-  // `names`: one of these is in the message's words.
+  // The message contains one of `names`.
   void judge(const Schedule& schedule, const std::string& what, const std::vector<std::string>& names = {}) {
     const std::string error = rejection(schedule);
     const bool plays = Player(schedule).plays_to_the_end();
@@ -73,7 +73,7 @@ class Mutations : public testing::TestWithParam<std::string> {
   int rejected_ = 0;
 };
 
-TEST_P(Mutations, DroppedCell) {
+TEST_P(Mutations, ADroppedCellIsRejected) {
   for (const Schedule& valid : schedules()) {
     ASSERT_EQ(rejection(valid), "");
     ASSERT_TRUE(Player(valid).plays_to_the_end());
@@ -90,7 +90,7 @@ TEST_P(Mutations, DroppedCell) {
   EXPECT_GT(rejected_, 100);
 }
 
-TEST_P(Mutations, DoubledCell) {
+TEST_P(Mutations, ADoubledCellIsRejected) {
   Random random(7);
   for (const Schedule& valid : schedules()) {
     for (size_t rank = 0; rank < valid.ranks.size(); ++rank) {
@@ -107,7 +107,7 @@ TEST_P(Mutations, DoubledCell) {
   EXPECT_EQ(still_valid_, 0);
 }
 
-TEST_P(Mutations, SwappedCells) {
+TEST_P(Mutations, SwappedCellsAreRejectedOrStillValid) {
   Random random(8);
   for (const Schedule& valid : schedules()) {
     for (size_t rank = 0; rank < valid.ranks.size(); ++rank) {
@@ -123,7 +123,7 @@ TEST_P(Mutations, SwappedCells) {
     }
   }
   EXPECT_GT(rejected_, 100);
-  EXPECT_GT(still_valid_, 0);  // a send and the next receive, for one
+  EXPECT_GT(still_valid_, 0);  // for example, a send and the next receive commute
 }
 
 INSTANTIATE_TEST_SUITE_P(Named, Mutations, testing::ValuesIn(schedule_names()),

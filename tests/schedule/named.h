@@ -1,4 +1,4 @@
-// For tests that go over all named schedules: one drawn at random.
+// This file has helpers for tests over all named schedules.
 #pragma once
 
 #include <string_view>
@@ -9,13 +9,13 @@
 
 namespace twobp {
 
-// With the usual number of stages a rank.
+// Returns the usual number of stages for `ranks` ranks.
 inline int stages_on(std::string_view name, int ranks) {
   return ranks * usual_stages_per_rank(named_schedule(name).placement);
 }
 
-// Any schedule, policy, ranks and micro-batches that go together; several stages a rank for those that admit
-// it.
+// Returns a random schedule, policy, number of ranks and of micro-batches that go together. Schedules that
+// admit several stages a rank get several.
 inline Schedule random_named_schedule(Random& random, int most_ranks, int most_micro_batches) {
   const auto names = schedule_names();
   while (true) {

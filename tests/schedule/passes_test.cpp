@@ -1,4 +1,4 @@
-// Where W goes under each policy, and which messages are added; and the names of policies and ops.
+// Tests where each policy places W, which messages are added, and the names of policies and ops.
 #include "twobp/schedule/passes.h"
 
 #include <gtest/gtest.h>
@@ -15,13 +15,13 @@ std::string rank_text(const Schedule& schedule, int rank) {
   return text_of(schedule.ranks[rank]);
 }
 
-TEST(Instruction, Text) {
+TEST(Instruction, PrintsAsText) {
   EXPECT_EQ(to_string({Op::kForward, 0, 3}), "0F3");
   EXPECT_EQ(to_string({Op::kBackwardP2, 0, 0, 4}), "0W0-3");
   EXPECT_EQ(to_string({Op::kRecvBackward, 12, 7}), "12RECV_B7");
 }
 
-TEST(Instruction, Kinds) {
+TEST(Instruction, HasAKind) {
   for (Op op : {Op::kForward, Op::kBackwardP1, Op::kBackwardP2, Op::kBackward}) {
     EXPECT_TRUE(is_compute(op));
     EXPECT_FALSE(is_receive(op));
@@ -30,7 +30,7 @@ TEST(Instruction, Kinds) {
   for (Op op : {Op::kSendForward, Op::kSendBackward}) EXPECT_FALSE(is_receive(op) || is_compute(op));
 }
 
-TEST(Policy, NamesGoBothWays) {
+TEST(Policy, NamesRoundTrip) {
   EXPECT_EQ(policy_names(), (std::vector<std::string>{"off", "end", "cooldown", "fill", "placed"}));
   for (P2Policy policy : kPolicies) EXPECT_EQ(parse_policy(policy_name(policy)), policy);
 }
@@ -116,24 +116,24 @@ TEST(AddCommunication, GradientLeavesBeforeW) {
   EXPECT_EQ(rank_text(schedule, 1), "1RECV_F0 1F0 1I0 1SEND_B0 1W0");
 }
 
-TEST(AddCommunication, OneRankNeedsNone) {
+TEST(AddCommunication, AddsNoneOnOneRank) {
   const Schedule schedule = looped_gpipe({0, 0, 0}, 2);
   EXPECT_EQ(add_communication(schedule).ranks, schedule.ranks);
 }
 
-TEST(AddCommunication, NeighboursOnOneRankHandOver) {
+TEST(AddCommunication, NeighboursOnOneRankHandOverDirectly) {
   const Schedule schedule = add_communication(looped_gpipe({0, 1, 1, 0}, 1));
   EXPECT_EQ(rank_text(schedule, 0), "0F0 0SEND_F0 3RECV_F0 3F0 3B0 3SEND_B0 0RECV_B0 0B0");
   EXPECT_EQ(rank_text(schedule, 1), "1RECV_F0 1F0 2F0 2SEND_F0 2RECV_B0 2B0 1B0 1SEND_B0");
   EXPECT_NO_THROW(validate(schedule));
 }
 
-TEST(AddCommunication, RejectsCommunicationAlreadyThere) {
+TEST(AddCommunication, RefusesExistingCommunication) {
   const Schedule once = add_communication(gpipe(2, 2));
   EXPECT_NE(error_of([&] { add_communication(once); }).find("has communication already"), std::string::npos);
 }
 
-TEST(Passes, RejectStagesThatDoNotExist) {
+TEST(Passes, RefuseStagesThatDoNotExist) {
   Schedule schedule = gpipe(2, 1);
   schedule.ranks[0][0].stage = 2;
   EXPECT_THROW(add_communication(schedule), Error);

@@ -1,5 +1,5 @@
-// W where a rank would wait, against the simulation of the same order under `fill` with a byte cap, which is
-// another program that decides the same when costs are equal.
+// Tests W in the waits of a rank against the simulation of the same order under `fill` with a byte cap. That
+// is independent code, and it makes the same decisions if costs are equal.
 #include "twobp/schedule/generators/place_p2.h"
 
 #include <algorithm>
@@ -31,7 +31,7 @@ Simulation run(const Schedule& schedule, P2Policy policy, int cap) {
                   std::vector<StageCost>(schedule.stages), options);
 }
 
-TEST(PlaceP2, IsFillUnderACapWhenCostsAreEqual) {
+TEST(PlaceP2, EqualsFillUnderACapWithEqualCosts) {
   Random random(11);
   for (int round = 0; round < 300; ++round) {
     const Schedule order = random_schedule(random, random_int(random, 1, 7), random_int(random, 1, 8),
@@ -52,14 +52,14 @@ TEST(PlaceP2, IsFillUnderACapWhenCostsAreEqual) {
   }
 }
 
-TEST(PlaceP2, HoldsNoMoreThanTheLimitOrWhatTheOrderNeeds) {
+TEST(PlaceP2, HoldsNoMoreThanTheLimitOrTheNeedOfTheOrder) {
   Random random(12);
   for (int round = 0; round < 300; ++round) {
     const Schedule order = random_schedule(random, random_int(random, 1, 7), random_int(random, 1, 8),
                                            random_int(random, 1, 4), /*place_w=*/false);
     const int limit = random_int(random, 1, 12);
     const Simulation placed = run(place_p2(with_p1(order), limit), P2Policy::kPlaced, 0);
-    const Simulation standard = run(order, P2Policy::kOff, 0);  // W as soon as it can be
+    const Simulation standard = run(order, P2Policy::kOff, 0);  // W runs as early as possible
     for (size_t rank = 0; rank < placed.ranks.size(); ++rank) {
       EXPECT_LE(placed.ranks[rank].peak_in_flight, std::max(limit, standard.ranks[rank].peak_in_flight))
           << round << " rank " << rank;
@@ -67,7 +67,7 @@ TEST(PlaceP2, HoldsNoMoreThanTheLimitOrWhatTheOrderNeeds) {
   }
 }
 
-TEST(PlaceP2, AnOrderThatCannotRunIsAnError) {
+TEST(PlaceP2, RefusesAnOrderThatCannotRun) {
   Schedule schedule = empty_schedule({0, 1}, 2);
   schedule.name = "circle";
   schedule.ranks[0] = {{Op::kForward, 0, 0}, {Op::kBackwardP1, 0, 0}};

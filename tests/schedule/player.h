@@ -1,5 +1,5 @@
-// A naive judge of schedules to hold the validator against: plays all ranks instruction by instruction and
-// looks up every dependency in the set of what has been done.
+// This file judges schedules naively, as a check of the validator. It plays all ranks instruction by
+// instruction and looks up every dependency in the set of finished ops.
 #pragma once
 
 #include <set>
@@ -22,7 +22,8 @@ class Player {
     }
   }
 
-  // Every op runs once with its inputs there, in micro-batch order, and nothing is missing at the end.
+  // Returns whether every op runs once, with its inputs, in micro-batch order, and nothing is missing at the
+  // end.
   bool plays_to_the_end() {
     std::vector<size_t> at(lists_.size(), 0);
     for (bool moved = true; moved;) {

@@ -2,10 +2,10 @@
 
     pytorch_runtime.py FORM:FILE [FORM:FILE...]     FORM: compute_only or compute_comms
 
-Every file is loaded by _PipelineScheduleRuntime._load_csv and runs one step of a small MLP, a stage being a
-Linear and a Tanh; the gradients are compared with autograd's on the whole model and batch. A file with
-communication must also be what PyTorch makes of its compute cells. Prints a line per file: name, form, ranks,
-and the largest difference of a gradient relative to its largest value. Exit code 77: this Python has no PyTorch.
+_PipelineScheduleRuntime._load_csv loads every file, which runs one step of a small MLP. A stage is a Linear and a
+Tanh. The gradients are compared with autograd's on the whole model and batch. If a file has communication, it must be
+the one that PyTorch adds to the file's compute cells. The script prints a line per file: name, form, ranks, and the
+largest difference of a gradient relative to its largest value. Exit code 77: this Python has no PyTorch.
 """
 
 import csv
@@ -112,7 +112,7 @@ def main():
     for ranks, files in by_ranks.items():
         with tempfile.TemporaryDirectory() as folder:
             store = os.path.join(folder, "store")
-            # Nothing has started a thread yet, and importing torch again in every rank takes seconds.
+            # No thread has started yet, so a fork is safe. Importing torch again in every rank takes seconds.
             multiprocessing.start_processes(run_rank, (ranks, store, files), nprocs=ranks, start_method="fork")
 
 

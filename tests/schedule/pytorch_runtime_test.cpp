@@ -1,5 +1,5 @@
-// Schedules written here load and run in PyTorch's own pipeline runtime, a process per rank over Gloo, with
-// the gradients of plain autograd. Skipped where Python has no PyTorch.
+// Tests that our schedules load and run in PyTorch's own pipeline runtime, with a process per rank over Gloo.
+// The gradients are those of plain autograd. The test is skipped if Python has no PyTorch.
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -18,7 +18,7 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-// Double precision, and at most 12 micro-batches added in another order.
+// The tests use double precision. At most 12 micro-batches are added in another order.
 constexpr double kTolerance = 1e-12;
 constexpr int kSkipped = 77;
 
@@ -27,7 +27,7 @@ std::string python() {
   return given != nullptr && *given != '\0' ? given : "python3";
 }
 
-// What the command prints, errors included.
+// Returns the output of the command, including errors.
 std::string output_of(const std::string& command, int& exit_code) {
   FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
   std::string out;

@@ -1,10 +1,10 @@
-// The schedules that PyTorch's own generators make (tests/golden/pytorch, written by make.py there) beside
-// those of the same name here.
+// Compares the schedules of PyTorch's own generators (tests/golden/pytorch, written by make.py there) with
+// our schedules of the same name.
 //
-// interleaved-1f1b and dualpipe-v are the same cell by cell. looped-bfs is but for its B, which PyTorch runs
-// in reversed micro-batch order and this one in order, so that gradients are bitwise those of other
-// schedules. interleaved-zb and zb-v have the same F and I; W here waits until the rank would (place_p2.h),
-// where PyTorch's has a fixed place: so no step is longer here and no rank holds more.
+// interleaved-1f1b and dualpipe-v are equal cell by cell. looped-bfs differs in its B. PyTorch runs them in
+// reversed micro-batch order. Ours run in order, so that gradients are bitwise those of other schedules.
+// interleaved-zb and zb-v have the same F and I. Our W waits until the rank would be idle (place_p2.h), while
+// PyTorch's W has a fixed place. So our steps take no longer, and no rank holds more.
 #include <algorithm>
 #include <filesystem>
 #include <string>
@@ -24,7 +24,7 @@ namespace {
 struct Golden {
   std::string name;
   Schedule theirs;  // without communication
-  Schedule ours;    // likewise
+  Schedule ours;    // also without communication
 };
 
 std::vector<Instruction> only(const std::vector<Instruction>& list, const std::vector<Op>& ops) {
@@ -58,11 +58,11 @@ void expect_same(const std::string& name, size_t files) {
   }
 }
 
-TEST(PyTorch, InterleavedIsTheSame) {
+TEST(PyTorch, InterleavedIsEqual) {
   expect_same("interleaved-1f1b", 9);
 }
 
-TEST(PyTorch, DualPipeVIsTheSame) {
+TEST(PyTorch, DualPipeVIsEqual) {
   expect_same("dualpipe-v", 5);
 }
 

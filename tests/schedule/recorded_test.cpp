@@ -1,4 +1,4 @@
-// A recorded order of ops, simulated again.
+// Tests a recorded order of ops that is simulated again.
 #include <functional>
 #include <string>
 #include <utility>
@@ -34,8 +34,8 @@ TEST(Recorded, OrderOfASimulationGivesTheSameSimulation) {
   }
 }
 
-TEST(Recorded, OrderDecidesInsteadOfFill) {
-  // Under fill rank 0 would run W in its wait; the record says it ran after all I.
+TEST(Recorded, TheOrderDecidesInsteadOfFill) {
+  // Under fill, rank 0 would run W in its wait. The record says that W ran after all I.
   const Schedule schedule = make_schedule("gpipe", 2, 2, P2Policy::kFill);
   SimulationOptions options;
   options.recorded = {{{Op::kForward, 0, 0},
@@ -53,11 +53,11 @@ TEST(Recorded, OrderDecidesInsteadOfFill) {
   const Simulation result = simulate(schedule, std::vector<StageCost>(2), options);
   EXPECT_EQ(result.ranks[1].timeline[3].op, Op::kBackwardP2);
   EXPECT_EQ(result.ranks[0].timeline[3].op, Op::kBackwardP1);
-  EXPECT_EQ(result.step_seconds, 9);  // 1I1 is done at 6, 0I1 at 7, then two W
+  EXPECT_EQ(result.step_seconds, 9);  // 1I1 is done at 6, 0I1 at 7, then two W follow
 }
 
-// Three layers of I leave 2 bytes of stash each, and there is room for two of them: W of the last layer runs
-// before I comes to the first.
+// I of three layers leaves 2 bytes of stash each, and there is room for two. So W of the last layer runs
+// before I of the first layer.
 TEST(Recorded, WMayRunInsideItsOwnI) {
   StageCost cost;
   cost.forward = cost.backward_p1 = cost.backward_p2 = 3;
@@ -118,7 +118,7 @@ TEST(Recorded, OrdersOfOtherSchedulesAreRefused) {
 TEST(Recorded, WKeepsItsSideOfARecordedReceive) {
   const Schedule schedule = make_schedule("gpipe", 2, 2, P2Policy::kFill);
   std::vector<StageCost> costs(2);
-  costs[1].backward_p1 = 3;  // dL/dx is there at 6 and 9
+  costs[1].backward_p1 = 3;  // dL/dx arrives at 6 and 9
   SimulationOptions options;
   const std::vector<RecordedOp> last = {{Op::kForward, 1, 0},    {Op::kForward, 1, 1},
                                         {Op::kBackwardP1, 1, 0}, {Op::kBackwardP1, 1, 1},
@@ -132,16 +132,16 @@ TEST(Recorded, WKeepsItsSideOfARecordedReceive) {
                        {Op::kBackwardP1, 0, 1},
                        {Op::kBackwardP2, 0, 1}},
                       last};
-  EXPECT_EQ(simulate(schedule, costs, options).ranks[0].timeline[3].begin, 9);  // to make room, say
+  EXPECT_EQ(simulate(schedule, costs, options).ranks[0].timeline[3].begin, 9);  // for example, to make room
   std::swap(options.recorded[0][4], options.recorded[0][5]);
   EXPECT_EQ(simulate(schedule, costs, options).ranks[0].timeline[3].begin, 7);  // in the wait
 }
 
-// W recorded before a message runs before it, also where the message is there already.
-TEST(Recorded, WComesBeforeAMessageThatIsThere) {
+// A W that is recorded before a message runs before it, even if the message has arrived already.
+TEST(Recorded, WComesBeforeAMessageThatHasArrived) {
   const Schedule schedule = make_schedule("gpipe", 2, 2, P2Policy::kFill);
   std::vector<StageCost> costs(2);
-  costs[0].backward_p1 = 5;  // the second gradient is there long before
+  costs[0].backward_p1 = 5;  // the second gradient arrives long before
   SimulationOptions options;
   options.recorded = {{{Op::kForward, 0, 0},
                        {Op::kForward, 0, 1},
@@ -161,8 +161,8 @@ TEST(Recorded, WComesBeforeAMessageThatIsThere) {
   const auto& timeline = simulation.ranks[0].timeline;
   ASSERT_EQ(timeline.size(), 6U);
   EXPECT_EQ(timeline[3].op, Op::kBackwardP2);
-  EXPECT_EQ(timeline[3].begin, 9);  // F F until 2, dL/dx at 4, I until 9
-  // Bytes tell the sides apart: a received message counts after the W before it.
+  EXPECT_EQ(timeline[3].begin, 9);  // two F until 2, dL/dx at 4, I until 9
+  // The bytes show the order. A received message counts after the W before it.
   costs[0].stash_bytes = costs[0].activation_bytes = 0;
   costs[0].stash_bytes = 7;
   costs[1].input_gradient_bytes = 5;

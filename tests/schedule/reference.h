@@ -1,6 +1,6 @@
-// A second, slow simulation to compare with: it ticks through whole time units and does at each what an
-// executor would, with no thought for speed. Costs and delays are whole numbers of at least one per layer and
-// piece of W; of several ranks that could act at a tick, the lowest does.
+// This is a second, slow simulation for comparison. It steps through whole time units and acts at each as an
+// executor would, without regard to speed. Costs and delays are whole numbers of at least one per layer and
+// piece of W. If several ranks can act at a tick, the lowest one does.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,7 @@ class ReferenceExecutor {
 
   Simulation run() {
     for (now_ = 0; !all_done(); now_ += 1) {
-      // Messages that leave at this tick must be there before anybody decides to fill a wait.
+      // Messages that leave at this tick must arrive before any rank decides to fill a wait.
       while (std::any_of(ranks_.begin(), ranks_.end(), [&](Rank& rank) { return advance(rank); })) {
       }
       for (auto& rank : ranks_) fill(rank);
@@ -74,17 +74,18 @@ class ReferenceExecutor {
   struct Rank {
     std::vector<Instruction> list;
     size_t at = 0;
-    int layer = 0;  // of the F or I under way
+    int layer = 0;  // of the running F or I
     int parts = 0;
     double free_at = 0;
     double bytes = 0;
-    double later = 0;  // added to bytes when the op under way is done
+    double later = 0;  // added to bytes when the running op is done
     double peak = 0;
     double largest_p2 = 0;
     bool started = false, splits = false;
-    bool inside = false;  // of an instruction that takes several steps
+    bool inside = false;  // inside an instruction that takes several steps
     std::deque<Piece> pending;
-    std::vector<std::pair<double, double>> foreign;  // time, bytes: what others did to its memory
+    // These are the time and bytes of changes that other ranks made to its memory.
+    std::vector<std::pair<double, double>> foreign;
     std::vector<SimulatedOp> timeline;
     std::array<double, kBubbleCauses> bubble{};
   };
@@ -131,7 +132,7 @@ class ReferenceExecutor {
     if (left == 0) done_at_[stage] = rank.free_at;
   }
 
-  // What the layer that F or I comes to as its `at`-th asks for.
+  // Returns the memory that F or I needs for its layer number `at`.
   double need_of(const Rank& rank, Op op, int s, int at) const {
     const Stage& stage = stages_[s];
     const int n = static_cast<int>(stage.layers.size());
@@ -149,7 +150,7 @@ class ReferenceExecutor {
     return std::max(layer.i_peak, layer.i_held + rank.largest_p2);
   }
 
-  // One step of a free rank, if it can make one without filling a wait.
+  // Makes one step of a free rank if it can, without filling a wait.
   bool advance(Rank& rank) {
     if (rank.free_at > now_) return false;
     hold(rank, std::exchange(rank.later, 0));
@@ -208,13 +209,13 @@ class ReferenceExecutor {
     return true;
   }
 
-  // Whether W should run first.
+  // Returns whether W should run first.
   bool lacks_room(const Rank& rank, double need) const {
     const double cap = cap_of(rank);
     return cap > 0 && need > 0 && rank.bytes + need > cap && !rank.pending.empty();
   }
 
-  // One layer of F or I, or a piece of W to make room for it. Whether that was the last layer.
+  // Runs one layer of F or I, or a piece of W to make room for it. Returns whether that was the last layer.
   bool run_layer(Rank& rank, Op op, int s, int m) {
     const Stage& stage = stages_[s];
     const int n = static_cast<int>(stage.layers.size());
@@ -227,7 +228,7 @@ class ReferenceExecutor {
     if (op == Op::kForward) {
       const Layer& layer = stage.layers[rank.layer];
       log(rank, op, s, m, layer.f);
-      if (stage.plain) {  // activations come first, the output last
+      if (stage.plain) {  // activations come first and the output comes last
         hold(rank, layer.f_peak);
         rank.later = layer.f_held - layer.f_peak;
       } else {
@@ -246,7 +247,7 @@ class ReferenceExecutor {
     return true;
   }
 
-  // All of B, or a piece of other W to make room for it. Whether that was B.
+  // Runs all of B, or a piece of another W to make room for it. Returns whether that was B.
   bool run_backward(Rank& rank, int s, int m) {
     const Stage& stage = stages_[s];
     double i = 0;
@@ -305,7 +306,7 @@ class ReferenceExecutor {
     run_piece(rank, rank.pending.begin());
   }
 
-  // What holds W back lets some rank come over its cap, if nothing makes room.
+  // Returns whether a policy that holds W back makes some rank exceed its cap, if nothing makes room.
   bool comes_over_cap(const std::vector<StageCost>& costs) const {
     if (schedule_.policy != P2Policy::kEnd && schedule_.policy != P2Policy::kCooldown) return false;
     SimulationOptions free = options_;
@@ -351,7 +352,7 @@ class ReferenceExecutor {
       if (next < 0) break;
       summed_[next] = true;
       const double ready = ready_to_sum(next);
-      const double round = stages_[next].sum_bytes / parallel.replicas;  // a ring sends d - 1 of them, twice
+      const double round = stages_[next].sum_bytes / parallel.replicas;  // a ring sends d - 1 of these, twice
       free_at = std::max(free_at, ready) + parallel.latency +
                 2 * (parallel.replicas - 1) * round / parallel.bytes_per_second;
     }
@@ -362,11 +363,11 @@ class ReferenceExecutor {
 
   const Schedule& schedule_;
   const SimulationOptions& options_;
-  bool fills_ = false;  // waits
+  bool fills_ = false;  // whether W fills waits
   std::vector<Rank> ranks_;
   std::vector<Stage> stages_;
-  std::vector<double> done_at_;  // the last W, by stage
-  std::vector<double> ended_;    // its rank, by stage
+  std::vector<double> done_at_;  // time of the last W, by stage
+  std::vector<double> ended_;    // time when its rank ended, by stage
   std::vector<bool> summed_;
   std::map<std::pair<int, int>, double> links_;
   std::map<std::tuple<Op, int, int>, Message> messages_;

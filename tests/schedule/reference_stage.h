@@ -1,4 +1,4 @@
-// A stage as the reference simulation (reference.h) steps through it.
+// This is a stage in the form that the reference simulation (reference.h) steps through.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace twobp {
 
-// Seconds and bytes of one layer's F, I and pieces of W.
+// These are the seconds and bytes of one layer's F, I and pieces of W.
 struct ReferenceLayer {
   double f, f_peak, f_held, i, i_peak, i_held, piece, stash, p2_peak;
   int pieces;

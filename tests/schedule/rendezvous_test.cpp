@@ -1,4 +1,4 @@
-// Sends that wait for their receive, and the room that messages need at the receiver.
+// Tests sends that wait for their receive, and the memory that messages need at the receiver.
 #include "twobp/schedule/check/rendezvous.h"
 
 #include <algorithm>
@@ -44,8 +44,9 @@ TEST(Rendezvous, OneForwardOneBackwardBlocksAsGenerated) {
   EXPECT_TRUE(marked_cell(error) == "0SEND_F1" || marked_cell(error) == "1SEND_B0") << error;
 }
 
-// Messages sent in one order and received in another: buffers hold them, blocking sends never meet.
-TEST(Rendezvous, MicroBatchesHaveToMeet) {
+// Messages are received in another order than they are sent. Buffers hold them, but blocking sends never
+// meet.
+TEST(Rendezvous, MessagesInAnotherOrderNeverMeet) {
   Schedule schedule = empty_schedule({0, 1}, 2);
   schedule.allow_reorder = true;
   schedule.ranks[0] = {
@@ -56,8 +57,8 @@ TEST(Rendezvous, MicroBatchesHaveToMeet) {
   expect_contains(rejection(schedule, kRendezvous), {"deadlock", "0SEND_F0"});
 }
 
-// Which of the named schedules block as they are made, at N = 4 and M = 8.
-TEST(Rendezvous, WhichBlock) {
+// The test lists the named schedules that do not block as generated, for N = 4 and M = 8.
+TEST(Rendezvous, OnlyNaiveAndGpipeDoNotBlock) {
   std::set<std::string> free;
   for (const auto& named : named_schedules()) {
     const Schedule schedule =
@@ -67,7 +68,7 @@ TEST(Rendezvous, WhichBlock) {
   EXPECT_EQ(free, (std::set<std::string>{"naive", "gpipe"}));
 }
 
-// A schedule that some name admits, at random sizes.
+// Calls `check` for random named schedules at random sizes.
 void for_random_schedules(int rounds, const std::function<void(const Schedule&, Random&)>& check) {
   Random random(9);
   for (int round = 0; round < rounds && !testing::Test::HasFailure(); ++round) {
@@ -90,7 +91,7 @@ TEST(Rendezvous, OrderedSchedulesNeverBlockAndLoseNoTime) {
   });
 }
 
-TEST(Rendezvous, AnyPlacement) {
+TEST(Rendezvous, OrdersSchedulesOnAnyPlacement) {
   Random random(10);
   for (int round = 0; round < 200; ++round) {
     const Schedule schedule = add_communication(random_schedule(
@@ -99,7 +100,7 @@ TEST(Rendezvous, AnyPlacement) {
   }
 }
 
-// All orders in which ranks can take turns, by brute force: the most messages that wait for each rank.
+// Tries all orders in which ranks can take turns, and finds the most messages that wait for each rank.
 class EveryOrder {
  public:
   explicit EveryOrder(const Schedule& schedule) : schedule_(schedule), most_(schedule.ranks.size(), 0) {
@@ -154,7 +155,7 @@ TEST(Buffering, MostMessagesAgreeWithEveryPossibleOrder) {
   for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(most_buffered(three)[rank].messages, every.most()[rank]);
 }
 
-// Rank 0 sends two F at once, but only after rank 1 has sent it a B.
+// Rank 0 sends two F in a row, but only after a B from rank 1 has arrived.
 TEST(Buffering, SendersGoOnWhenTheirMessageComes) {
   Schedule schedule;
   schedule.name = "by hand";
@@ -169,7 +170,7 @@ TEST(Buffering, SendersGoOnWhenTheirMessageComes) {
 
 TEST(Buffering, LimitNamesTheRankAndTheReceive) {
   const Schedule gpipe = make_schedule("gpipe", 2, 5, P2Policy::kOff);
-  EXPECT_EQ(most_buffered(gpipe)[1].messages, 5);  // rank 0 may be done with all F before rank 1 begins
+  EXPECT_EQ(most_buffered(gpipe)[1].messages, 5);  // rank 0 may finish all F before rank 1 begins
   ValidateOptions options;
   options.buffer_limit = 5;
   EXPECT_EQ(rejection(gpipe, options), "");
@@ -177,7 +178,7 @@ TEST(Buffering, LimitNamesTheRankAndTheReceive) {
   const std::string error = rejection(gpipe, options);
   expect_contains(error, {"rank 0 may have 5 messages waiting", "0RECV_B0", "the limit is 4"});
   EXPECT_EQ(marked_cell(error), "0RECV_B0");
-  // One F, one B keeps the sender back: two wait at every receive, and the first is named.
+  // 1F1B holds the sender back. Two messages wait at every receive, and the error names the first.
   EXPECT_EQ(most_buffered(make_schedule("1f1b", 2, 5, P2Policy::kOff))[1].messages, 2);
   EXPECT_EQ(most_buffered(make_schedule("1f1b", 2, 5, P2Policy::kOff))[1].index, 0);
   EXPECT_EQ(rejection(make_schedule("1f1b", 2, 5, P2Policy::kOff), options), "");

@@ -1,5 +1,5 @@
-// Links, gradients summed over replicas, causes of idle time, peaks and when they are, replays, smallest
-// caps.
+// Tests links, sums of gradients over replicas, causes of idle time, peaks and their times, replays, and
+// smallest caps.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -29,7 +29,8 @@ std::vector<StageCost> with_messages(int stages, double bytes) {
 }
 
 TEST(Links, MessagesOfALinkFollowEachOther) {
-  // F of 1 each, messages of 3: they leave rank 0 at 1, 2, 3 and are there at 4, 7, 10, each 0.5 later.
+  // Each F takes 1 and each message 3. Messages leave rank 0 at 1, 2 and 3. They arrive at 4, 7 and 10, plus
+  // a latency of 0.5.
   SimulationOptions options;
   options.bytes_per_second = 2;
   options.message_seconds = 0.5;
@@ -47,25 +48,25 @@ TEST(Links, BothDirectionsOfAPairAreTwoLinks) {
   EXPECT_DOUBLE_EQ(result.step_seconds, 6 + 2 * 3);
 }
 
-TEST(Links, SharedOnesSerialiseSeveralStages) {
-  // Ranks 0 and 1 have a card each in one case, share one in the other: then stage 0's second message (sent
-  // at 2) waits for stage 1's first (sent at 2 + its arrival).
+TEST(Links, SharedLinksSerialiseSeveralStages) {
+  // First, ranks 0 and 1 have a card each. Then they share one, so stage 1's first message (sent at 6) waits
+  // for stage 0's second message (sent at 2).
   const Schedule schedule = make_forward_schedule({0, 1, 2}, 2);
   const auto costs = with_messages(3, 4);
   SimulationOptions options;
   options.bytes_per_second = 1;
   EXPECT_DOUBLE_EQ(simulate(schedule, costs, options).step_seconds, 1 + 4 + 4 + 1 + 4 + 1);
   options.shared_links = {{"card", {{0, 1}, {1, 2}}, 0, 1}};
-  // 0F0 1-5, 0F1 5-9, then 1F0 (sent at 6) 9-13, 1F1 (sent at 10) 13-17.
+  // 0F0 takes 1-5 and 0F1 5-9. Then 1F0 (sent at 6) takes 9-13 and 1F1 (sent at 10) 13-17.
   EXPECT_DOUBLE_EQ(simulate(schedule, costs, options).step_seconds, 18);
 }
 
-TEST(Links, OneOutOfEachNode) {
+TEST(Links, EachNodeHasOneLinkOut) {
   const auto links = node_links(4, 2, 0.25, 8);
   ASSERT_EQ(links.size(), 2U);
   EXPECT_EQ(links[0].name, "node 0");
   EXPECT_EQ(links[0].between, (std::vector<std::pair<int, int>>{{0, 2}, {0, 3}, {1, 2}, {1, 3}}));
-  // Within a node, the link of the pair; between nodes, the shared one.
+  // Within a node, a pair has its own link. Between nodes, it uses the shared link.
   SimulationOptions options;
   options.shared_links = node_links(4, 2, 5, 0);
   options.message_seconds = 1;
@@ -74,7 +75,7 @@ TEST(Links, OneOutOfEachNode) {
   EXPECT_DOUBLE_EQ(result.step_seconds, 4 + 1 + 5 + 1);
 }
 
-TEST(Links, BadOnesAreRefused) {
+TEST(Links, BadLinksAreRefused) {
   const Schedule schedule = make_forward_schedule({0, 1}, 1);
   const auto error = [&](const SharedLink& link, int times = 1) {
     SimulationOptions options;
@@ -94,8 +95,8 @@ TEST(Links, BadOnesAreRefused) {
 }
 
 TEST(DataParallel, SumsOverlapOrFollow) {
-  // One rank with two stages: stage 1's W is done at 6, stage 0's at 8 (no split of the backward: B in
-  // order).
+  // One rank has two stages. B is not split and runs in order, so W of stage 1 is done at 4 and W of stage 0
+  // at 6.
   Schedule schedule = empty_schedule({0, 0}, 1);
   schedule.ranks[0] = {
       {Op::kForward, 0, 0}, {Op::kForward, 1, 0}, {Op::kBackward, 1, 0}, {Op::kBackward, 0, 0}};
@@ -106,12 +107,12 @@ TEST(DataParallel, SumsOverlapOrFollow) {
   }
   SimulationOptions options;
   options.data_parallel = {.replicas = 4, .latency = 0.5, .bytes_per_second = 9, .overlap = true};
-  // 2 x 3/4 x 12 / 9 + 0.5 = 2.5 each: from 4 to 6.5, and from 6.5 to 9.
+  // Each sum takes 2 x 3/4 x 12 / 9 + 0.5 = 2.5. They run from 4 to 6.5, and from 6.5 to 9.
   Simulation result = simulate(schedule, costs, options);
   EXPECT_DOUBLE_EQ(result.step_seconds, 9 + 2);
   EXPECT_DOUBLE_EQ(of(result.ranks[0], BubbleCause::kCommunication), 3);
   EXPECT_DOUBLE_EQ(result.ranks[0].busy, 8);
-  options.data_parallel.overlap = false;  // after the last B, at 6
+  options.data_parallel.overlap = false;  // the sums start after the last B, at 6
   EXPECT_DOUBLE_EQ(simulate(schedule, costs, options).step_seconds, 6 + 5 + 2);
   options.data_parallel.replicas = 1;
   EXPECT_DOUBLE_EQ(simulate(schedule, costs, options).step_seconds, 8);
@@ -119,8 +120,9 @@ TEST(DataParallel, SumsOverlapOrFollow) {
   EXPECT_THROW(simulate(schedule, costs, options), Error);
 }
 
-TEST(Causes, OfABalancedPipeline) {
-  // 1f1b at N = M = 4 without messages, p2 off: rank r starts late by r and ends early by 2r.
+TEST(Causes, AreKnownForABalancedPipeline) {
+  // The schedule is 1f1b at N = M = 4 without messages, with p2 off. Rank r starts later by r and ends
+  // earlier by 2r.
   const Simulation off = simulate(make_schedule("1f1b", 4, 4, P2Policy::kOff), std::vector<StageCost>(4));
   for (int rank = 0; rank < 4; ++rank) {
     EXPECT_EQ(of(off.ranks[rank], BubbleCause::kStartUp), rank);
@@ -129,7 +131,7 @@ TEST(Causes, OfABalancedPipeline) {
     EXPECT_EQ(of(off.ranks[rank], BubbleCause::kCommunication), 0);
     EXPECT_EQ(of(off.ranks[rank], BubbleCause::kImbalance), 0);
   }
-  // W pending that `end` holds back is a dependency; with `fill` there is none.
+  // If `end` holds back a pending W, the wait is a dependency. With `fill` there is none.
   const Simulation end = simulate(make_schedule("1f1b", 4, 4, P2Policy::kEnd), std::vector<StageCost>(4));
   EXPECT_EQ(of(end.ranks[0], BubbleCause::kDependency), 3);
   EXPECT_EQ(of(end.ranks[0], BubbleCause::kNothing), 3);
@@ -138,7 +140,7 @@ TEST(Causes, OfABalancedPipeline) {
   EXPECT_EQ(bubble_cause_name(BubbleCause::kNothing), "nothing left to fill");
 }
 
-TEST(Causes, ImbalanceIsWhatTheBusiestRankHasMoreToDo) {
+TEST(Causes, ImbalanceIsTheExtraWorkOfTheBusiestRank) {
   std::vector<StageCost> costs(2);
   costs[1].backward_p2 = 3;
   const Simulation result = simulate(make_schedule("1f1b", 2, 4, P2Policy::kOff), costs);
@@ -147,7 +149,7 @@ TEST(Causes, ImbalanceIsWhatTheBusiestRankHasMoreToDo) {
   EXPECT_EQ(of(result.ranks[1], BubbleCause::kImbalance), 0);
 }
 
-TEST(Causes, CommunicationIsTheTimeUnderWay) {
+TEST(Causes, CommunicationIsTheTimeOfMessagesInTransit) {
   SimulationOptions options;
   options.message_seconds = 2;
   const Simulation result =
@@ -155,7 +157,8 @@ TEST(Causes, CommunicationIsTheTimeUnderWay) {
   EXPECT_EQ(of(result.ranks[1], BubbleCause::kCommunication), 2);
   EXPECT_EQ(of(result.ranks[1], BubbleCause::kStartUp), 1);
   EXPECT_EQ(of(result.ranks[0], BubbleCause::kCommunication), 2);
-  EXPECT_EQ(of(result.ranks[0], BubbleCause::kDependency), 2 + 3);  // the message there, and F and B
+  // It waits for the message to rank 1, then for F and B there.
+  EXPECT_EQ(of(result.ranks[0], BubbleCause::kDependency), 2 + 3);
 }
 
 TEST(Peaks, SayWhenAndWhere) {
@@ -175,7 +178,7 @@ TEST(Peaks, ForwardAloneHasOneInFlight) {
     EXPECT_EQ(rank.peak_in_flight, 1);
 }
 
-TEST(Peaks, FixedBytesAreBeside) {
+TEST(Peaks, FixedBytesAreSeparate) {
   std::vector<StageCost> costs(2);
   costs[0].fixed_bytes = 10;
   costs[1].fixed_bytes = 5;
@@ -185,8 +188,8 @@ TEST(Peaks, FixedBytesAreBeside) {
   EXPECT_EQ(result.ranks[0].total_peak_bytes(), 15 + 2);
 }
 
-// The update takes its memory when the activations are gone, one stage after the other.
-TEST(Peaks, BytesOfTheUpdateTakeTheirPlace) {
+// The update takes its memory when the activations are gone. The stages update one after the other.
+TEST(Peaks, BytesOfTheUpdateReplaceActivations) {
   std::vector<StageCost> costs(2);
   costs[0].fixed_bytes = 10;
   costs[0].update_bytes = 1;
@@ -196,8 +199,8 @@ TEST(Peaks, BytesOfTheUpdateTakeTheirPlace) {
   EXPECT_EQ(simulate(schedule, costs).ranks[0].total_peak_bytes(), 10 + 7);
 }
 
-// One stage of two layers, by hand.
-TEST(Peaks, CountWhatLayersHoldMeanwhile) {
+// One stage has two layers. The bytes are computed by hand.
+TEST(Peaks, IncludeBytesWithinLayers) {
   StageCost cost;
   cost.output_bytes = 1;
   cost.layers = {
@@ -211,20 +214,20 @@ TEST(Peaks, CountWhatLayersHoldMeanwhile) {
        .p2_peak = 6}};
   cost.layers[0].stash = 5;
   Schedule schedule = empty_schedule({0}, 1);
-  // F: 7, then 4 + 5 = 9; the loss is read: 6 stay. I: 6 + 4 = 10, 7 stay; 7 + 2 = 9, 6 stay. W: 6 + 6, then
-  // 4, 0.
+  // F holds 7, then 4 + 5 = 9. The loss is read, and 6 remain. I holds 6 + 4 = 10, and 7 remain; then 7 + 2 =
+  // 9, and 6 remain. W holds 6 + 6, and 4 remain, then 0.
   schedule.ranks[0] = {{Op::kForward, 0, 0}, {Op::kBackwardP1, 0, 0}, {Op::kBackwardP2, 0, 0}};
   Simulation result = simulate(schedule, {cost});
   EXPECT_EQ(result.ranks[0].peak_bytes, 12);
   EXPECT_EQ(result.ranks[0].peak.op, Op::kBackwardP2);
   EXPECT_EQ(result.ranks[0].peak.seconds, 2);
-  // B: 6 + 4, 7 + 6 = 13, 5 stay; 7; then nothing.
+  // B holds 6 + 4, then 7 + 6 = 13, and 5 remain. Then it holds 7, and nothing remains.
   schedule.ranks[0] = {{Op::kForward, 0, 0}, {Op::kBackward, 0, 0}};
   result = simulate(schedule, {cost});
   EXPECT_EQ(result.ranks[0].peak_bytes, 13);
 }
 
-// What the executor's byte cap `auto` takes for a rank's peak with p2 off: a walk over the rank's own list.
+// Computes a rank's peak with p2 off as the executor's byte cap `auto` does, by a walk over the rank's list.
 double walked_peak(const Schedule& schedule, const std::vector<StageCost>& costs, int rank) {
   double now = 0;
   double highest = 0;
@@ -253,7 +256,7 @@ double walked_peak(const Schedule& schedule, const std::vector<StageCost>& costs
   return highest;
 }
 
-TEST(Peaks, AreThoseOfTheWalkWithP2Off) {
+TEST(Peaks, EqualTheWalkWithP2Off) {
   Random random(13);
   for (int round = 0; round < 300; ++round) {
     const bool v = round % 3 == 0;
@@ -287,7 +290,7 @@ TEST(Peaks, AreThoseOfTheWalkWithP2Off) {
   }
 }
 
-// Messages of every size, peaks within layers, sizes that six digits do not tell apart.
+// Makes messages of every size, peaks within layers, and sizes that differ only beyond six digits.
 std::vector<StageCost> costs_to_cap(Random& random, int stages, bool layers, bool p2_peaks) {
   const double unit = random_int(random, 0, 1) == 0 ? 1 : 1234567.25;
   const auto bytes = [&](int low, int high) { return unit * random_int(random, low, high); };
@@ -313,7 +316,7 @@ std::vector<StageCost> costs_to_cap(Random& random, int stages, bool layers, boo
   return costs;
 }
 
-// The number of "(123 bytes)" before `what` in the message.
+// Returns the number in "(123 bytes)" before `what` in the message.
 double bytes_before(const std::string& message, const std::string& what) {
   std::smatch found;
   if (!std::regex_search(message, found, std::regex("\\((\\d+) bytes\\)" + what))) return 0;
@@ -332,13 +335,13 @@ TEST(Caps, TheSmallestIsJustEnough) {
     options.cap_per_rank = smallest_caps(schedule, costs);
     const auto error = [&] { return error_of([&] { simulate(schedule, costs, options); }); };
     EXPECT_EQ(error(), "");
-    if (round % 4 == 0) continue;  // W that needs bytes itself is not always best run first
+    if (round % 4 == 0) continue;  // if W needs bytes itself, running it first is not always best
     const auto smallest = options.cap_per_rank;
     const int rank = random_int(random, 0, schedule.rank_count() - 1);
     options.cap_per_rank[rank] = smallest[rank] * 0.99;
     const std::string message = error();
     expect_contains(message, {"does not fit: rank " + std::to_string(rank) + " holds"});
-    // What it says does, and is no more than the next whole number.
+    // The cap in the message is enough, and it is the next whole number.
     const double said = bytes_before(message, " on this rank");
     EXPECT_EQ(said, std::ceil(smallest[rank]));
     options.cap_per_rank[rank] = said;
@@ -348,7 +351,7 @@ TEST(Caps, TheSmallestIsJustEnough) {
   }
 }
 
-// Room for a message is made before it is there: W0 runs, though F2 fits beside its stash.
+// Room for a message is made before it arrives. W0 runs, although F2 fits beside its stash.
 TEST(Caps, AMessageNeedsRoomToo) {
   std::vector<StageCost> costs(3);
   for (auto& cost : costs) {
@@ -367,7 +370,7 @@ TEST(Caps, AMessageNeedsRoomToo) {
   }
 }
 
-TEST(Costs, ZeroIsOneAndTheRestIsRefusedByName) {
+TEST(Costs, AllowZeroAndNameWhatTheyRefuse) {
   const Schedule schedule = make_schedule("1f1b", 2, 2, P2Policy::kFill);
   StageCost nothing;
   nothing.forward = nothing.backward_p1 = nothing.backward_p2 = 0;

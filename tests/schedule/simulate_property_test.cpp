@@ -1,5 +1,5 @@
-// Random schedules, costs and links: the simulation against a second, slow one that ticks through time, and
-// against what no schedule can beat.
+// Tests random schedules, costs and links. The simulation is compared with a second, slow one that ticks
+// through time, and with a bound that no schedule can beat.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -16,7 +16,7 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-// Whole numbers, W in whole pieces, so that the ticking reference can follow.
+// Costs are whole numbers and W has whole pieces, so that the ticking reference can follow.
 std::vector<StageCost> random_costs(Random& random, int stages) {
   std::vector<StageCost> costs(stages);
   const bool messages = random_int(random, 0, 1) == 1;
@@ -59,7 +59,8 @@ std::vector<StageCost> random_costs(Random& random, int stages) {
   return costs;
 }
 
-// Some of: a cap, slow links, links that pairs of ranks share, messages on somebody's account, replicas.
+// Draws some of these: a cap, slow links, links that pairs of ranks share, an account for waiting messages,
+// replicas.
 SimulationOptions random_options(Random& random, const Schedule& schedule) {
   SimulationOptions options;
   const int ranks = schedule.rank_count();
@@ -81,7 +82,7 @@ SimulationOptions random_options(Random& random, const Schedule& schedule) {
   return options;
 }
 
-// What no schedule can beat: a rank's work, and the way of one micro-batch through all stages and back.
+// No schedule can beat a rank's work, or the path of one micro-batch through all stages and back.
 double lower_bound(const Schedule& schedule, const std::vector<StageCost>& costs,
                    const SimulationOptions& options) {
   std::vector<double> work(schedule.ranks.size(), 0);
@@ -97,7 +98,7 @@ double lower_bound(const Schedule& schedule, const std::vector<StageCost>& costs
   return std::max(path, *std::max_element(work.begin(), work.end()));
 }
 
-// The idle time that is there because other ranks have more to do, moved as BubbleCause says.
+// Moves the idle time that exists because other ranks have more work, as BubbleCause says.
 void move_imbalance(Simulation& simulation) {
   double busiest = 0;
   for (const auto& rank : simulation.ranks) busiest = std::max(busiest, rank.busy);
@@ -161,7 +162,7 @@ void check_against_reference(const Schedule& schedule, Random& random) {
 
 TEST(Property, NamedSchedulesMatchTheReference) {
   // With each of these seeds, a rank once takes a message after a fill at the moment when its sender begins
-  // an op, and who comes first decides about a peak.
+  // an op. The order of the two decides a peak.
   for (const int seed : {4, 36, 41}) {
     Random random(seed);
     for (int round = 0; round < 350 && !testing::Test::HasFailure(); ++round) {
@@ -183,7 +184,7 @@ TEST(Property, AnyPlacementAndOrderMatchesTheReference) {
                                         random_int(random, 1, 4), place_w);
     const P2Policy policy = kPolicies[random_int(random, 0, 3)];
     if (place_w) {
-      schedule.policy = policy;  // followed as written, but `fill` may run W earlier
+      schedule.policy = policy;  // it is followed as written, but `fill` may run W earlier
     } else {
       schedule = apply_p2_policy(std::move(schedule), policy);
     }

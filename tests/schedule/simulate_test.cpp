@@ -1,5 +1,6 @@
-// The closed formulas of the paper (arXiv 2405.18047, and those derived under its assumption that forward, p1
-// and p2 cost one unit each and messages nothing), the byte cap, and bad input.
+// Tests the closed formulas of the paper (arXiv 2405.18047), formulas derived under its assumption, the byte
+// cap, and bad input. The assumption is that forward, p1 and p2 take one unit each, and messages take no
+// time.
 #include "twobp/schedule/simulate/simulate.h"
 
 #include <algorithm>
@@ -39,7 +40,7 @@ double gain(const std::string& name, int stages, P2Policy policy) {
 
 class Formulas : public testing::TestWithParam<int> {};
 
-TEST_P(Formulas, Standard) {
+TEST_P(Formulas, HoldForStandardBackpropagation) {
   const double n = GetParam();
   EXPECT_DOUBLE_EQ(bubble("naive", GetParam(), P2Policy::kOff), (n - 1) / n);
   EXPECT_DOUBLE_EQ(bubble("gpipe", GetParam(), P2Policy::kOff), (n - 1) / (2 * n - 1));
@@ -47,27 +48,27 @@ TEST_P(Formulas, Standard) {
   EXPECT_DOUBLE_EQ(bubble("1f1b-2", GetParam(), P2Policy::kOff), (n - 1) / (3 * n - 1));
 }
 
-TEST_P(Formulas, Naive) {
+TEST_P(Formulas, HoldForNaive) {
   const double n = GetParam();
   for (P2Policy policy : {P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
     EXPECT_DOUBLE_EQ(bubble("naive", GetParam(), policy), 2 * (n - 1) / (2 * n + 1));
   }
 }
 
-TEST_P(Formulas, AllAtTheEnd) {
+TEST_P(Formulas, HoldForP2AtTheEnd) {
   const double n = GetParam();
   EXPECT_DOUBLE_EQ(bubble("gpipe", GetParam(), P2Policy::kEnd), 2 * (n - 1) / (5 * n - 2));
   EXPECT_DOUBLE_EQ(bubble("1f1b-1", GetParam(), P2Policy::kEnd), 2 * (n - 1) / (5 * n - 2));
 }
 
-TEST_P(Formulas, CooldownAndFill) {
+TEST_P(Formulas, HoldForCooldownAndFill) {
   const double n = GetParam();
   EXPECT_DOUBLE_EQ(bubble("1f1b-1", GetParam(), P2Policy::kCooldown), (n - 1) / (4 * n - 1));
   EXPECT_DOUBLE_EQ(bubble("1f1b-1", GetParam(), P2Policy::kFill), (n - 1) / (4 * n - 1));
   EXPECT_DOUBLE_EQ(bubble("1f1b-2", GetParam(), P2Policy::kFill), (n - 1) / (7 * n - 1));
 }
 
-TEST_P(Formulas, OneForwardOneBackwardForAnyMicroBatches) {
+TEST_P(Formulas, HoldForOneForwardOneBackwardWithAnyMicroBatches) {
   const int n = GetParam();
   for (int m = n; m <= 5 * n; ++m) {
     const double standard = n - 1 + m;
@@ -76,7 +77,8 @@ TEST_P(Formulas, OneForwardOneBackwardForAnyMicroBatches) {
     EXPECT_EQ(filled.step_seconds, std::max(3 * m + n - 1, 2 * m + 2 * n - 1)) << n << ' ' << m;
     EXPECT_DOUBLE_EQ(filled.bubble_ratio(), (n - 1) / (n - 1 + 3.0 * m));
   }
-  // Fewer micro-batches than stages: the way of the last one through all stages and back sets the pace.
+  // With fewer micro-batches than stages, the path of the last micro-batch through all stages and back sets
+  // the pace.
   for (int m = 1; m < n; ++m) {
     EXPECT_EQ(unit_costs("1f1b", n, m, P2Policy::kFill).step_seconds,
               std::max(3 * m + n - 1, 2 * m + 2 * n - 1))
@@ -86,7 +88,7 @@ TEST_P(Formulas, OneForwardOneBackwardForAnyMicroBatches) {
 
 INSTANTIATE_TEST_SUITE_P(Stages, Formulas, testing::Values(1, 2, 4, 8));
 
-TEST(SpeedUp, OfThePaperAtFourStages) {
+TEST(SpeedUp, IsThatOfThePaperAtFourStages) {
   EXPECT_NEAR(gain("naive", 4, P2Policy::kFill), 1.333, 0.0005);
   EXPECT_NEAR(gain("gpipe", 4, P2Policy::kEnd), 1.167, 0.0005);
   EXPECT_NEAR(gain("1f1b-1", 4, P2Policy::kEnd), 1.167, 0.0005);
@@ -95,7 +97,7 @@ TEST(SpeedUp, OfThePaperAtFourStages) {
   EXPECT_NEAR(gain("1f1b-2", 4, P2Policy::kFill), 1.222, 0.0005);
 }
 
-TEST(Memory, CapOfNMicroBatchesCostsNoTime) {
+TEST(Memory, ACapOfNMicroBatchesCostsNoTime) {
   for (const auto& [stages, micro_batches] : {std::pair{2, 4}, std::pair{4, 8}, std::pair{8, 16}}) {
     const Simulation standard = unit_costs("1f1b", stages, micro_batches, P2Policy::kOff);
     const Simulation free = unit_costs("1f1b", stages, micro_batches, P2Policy::kFill);
@@ -108,7 +110,7 @@ TEST(Memory, CapOfNMicroBatchesCostsNoTime) {
       EXPECT_LE(capped.ranks[rank].peak_bytes, stages);
       EXPECT_LE(capped.ranks[rank].peak_in_flight, stages);
     }
-    // Without a limit every stage ends up holding all of them.
+    // Without a limit, every stage holds all micro-batches at the end.
     for (const auto& rank : free.ranks) EXPECT_EQ(rank.peak_in_flight, micro_batches);
   }
 }
@@ -117,14 +119,14 @@ TEST(Memory, CapHoldsUnderEveryPolicyExceptForOpsThatNeverFit) {
   for (P2Policy policy : {P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
     const Simulation capped = unit_costs("1f1b", 4, 16, policy, 4);
     for (const auto& rank : capped.ranks) EXPECT_LE(rank.peak_bytes, 4);
-    // The first stage has 4 forwards to run before there is any W.
+    // The first stage runs 4 forwards before there is any W.
     EXPECT_EQ(unit_costs("1f1b", 4, 16, policy, 1).ranks[0].peak_bytes, 4);
   }
 }
 
-// What holds W back does so only where there is room for it: under the cap of standard backpropagation no
-// policy takes longer than that.
-TEST(Memory, CapThatHurriesWUsesWaits) {
+// A policy holds W back only while there is room. Under the cap of standard backpropagation, no policy takes
+// longer than standard backpropagation.
+TEST(Memory, ACapThatForcesWUsesWaits) {
   for (int stages = 2; stages <= 6; ++stages) {
     const int m = 2 * stages;
     const auto seconds = [&](P2Policy policy, double cap) {
@@ -147,13 +149,14 @@ TEST(Memory, StashBytesReplaceActivationsAtTheEndOfI) {
   EXPECT_EQ(simulate(make_schedule("gpipe", 1, 2, P2Policy::kOff), costs).ranks[0].peak_bytes, 6);
   EXPECT_EQ(simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), costs).ranks[0].peak_bytes, 10);
   EXPECT_EQ(simulate(make_schedule("naive", 1, 2, P2Policy::kEnd), costs).ranks[0].peak_bytes, 10);
-  // With a cap, I waits for W: 5 + 3 before the second I, then W of the first.
+  // With a cap, I waits for W: there are 5 + 3 bytes before the second I, then W of the first micro-batch
+  // runs.
   SimulationOptions options;
   options.cap_per_rank = {8};
   EXPECT_EQ(simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), costs, options).ranks[0].peak_bytes, 8);
 }
 
-TEST(Idle, ByCause) {
+TEST(Idle, IsSplitByCause) {
   const Simulation end = preset("1f1b-1", 4, P2Policy::kEnd);
   const auto idle = [](const RankSimulation& rank, IdleCause cause) {
     return rank.idle[static_cast<int>(cause)];
@@ -173,21 +176,21 @@ TEST(Idle, ByCause) {
 }
 
 TEST(Simulate, FillLooksForTheMessageBetweenPieces) {
-  // The last stage's I is slow: the first waits 3 for its second gradient and has a W of 4 to run.
+  // The last stage's I is slow. The first stage waits 3 for its second gradient and has a W of 4 to run.
   std::vector<StageCost> costs(2);
   costs[0].backward_p2 = 4;
   costs[1].backward_p1 = 4;
   const Schedule schedule = make_schedule("gpipe", 2, 2, P2Policy::kFill);
-  // Gradients arrive at 7 and 11, its own first I is done at 8.
+  // Gradients arrive at 7 and 11. Its own first I is done at 8.
   EXPECT_EQ(simulate(schedule, costs).ranks[0].timeline[4].begin, 12);
   costs[0].p2_units = 4;
   const Simulation fine = simulate(schedule, costs);
   EXPECT_EQ(fine.ranks[0].timeline[4].begin, 11);
-  EXPECT_EQ(fine.ranks[0].timeline[3].end, 11);  // three pieces, one entry
-  EXPECT_EQ(fine.ranks[0].timeline[5].end, 13);  // the fourth
+  EXPECT_EQ(fine.ranks[0].timeline[3].end, 11);  // three pieces in one entry
+  EXPECT_EQ(fine.ranks[0].timeline[5].end, 13);  // the fourth piece
 }
 
-TEST(Simulate, RoundingBuysNoExtraPiece) {
+TEST(Simulate, RoundingErrorsAddNoPiece) {
   std::vector<StageCost> costs(2);
   costs[0].backward_p2 = 0.3;
   costs[0].p2_units = 3;
@@ -228,7 +231,7 @@ TEST(Simulate, ForwardOnlyHoldsNothing) {
 TEST(Simulate, FrozenStageHasNoW) {
   std::vector<StageCost> costs(2);
   costs[0].backward_p2 = 0;
-  costs[0].p2_units = 0;  // the layers' count
+  costs[0].p2_units = 0;  // the sum over the layers
   costs[0].layers = {{.p2_units = 0, .forward_held = 2, .p1_held = -2}};
   for (const P2Policy policy : kPolicies) {
     const Simulation result = simulate(make_schedule("1f1b", 2, 4, policy), costs);
@@ -238,7 +241,7 @@ TEST(Simulate, FrozenStageHasNoW) {
   }
 }
 
-TEST(Simulate, RejectsBadInput) {
+TEST(Simulate, RefusesBadInput) {
   const Schedule schedule = make_schedule("gpipe", 2, 2, P2Policy::kOff);
   EXPECT_THROW(simulate(schedule, std::vector<StageCost>(1)), Error);
   for (double bad : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {

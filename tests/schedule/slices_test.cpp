@@ -1,5 +1,5 @@
-// Schedules over slices of a sequence: every generator gives a valid one, with the bubble and the number of
-// slices in flight that the theory says.
+// Tests schedules over slices of a sequence. Every generator gives a valid schedule, with the bubble and the
+// number of slices in flight of the theory.
 #include <algorithm>
 
 #include "tests/schedule/named.h"
@@ -15,8 +15,8 @@ std::vector<StageCost> equal_costs(const Schedule& schedule) {
   return std::vector<StageCost>(schedule.stages);
 }
 
-// make_schedule validates.
-TEST(Slices, EverySchedulePlaysThemUnderEveryPolicy) {
+// make_schedule validates the schedule.
+TEST(Slices, EveryScheduleTakesThemUnderEveryPolicy) {
   Random random(1);
   for (const NamedSchedule& named : named_schedules()) {
     if (!named.takes_slices) continue;
@@ -53,7 +53,7 @@ TEST(Slices, BackwardRunsThemLastToFirst) {
 }
 
 // With equal costs, the bubble of 1F1B and GPipe is (N - 1) / (k M + N - 1).
-TEST(Slices, BubbleIsThatOfAsManyMicroBatches) {
+TEST(Slices, BubbleEqualsThatOfAsManyMicroBatches) {
   for (const char* name : {"1f1b", "gpipe"}) {
     for (const int ranks : {2, 4, 8, 32}) {
       for (const int micro_batches : {1, 2, 4}) {
@@ -68,8 +68,9 @@ TEST(Slices, BubbleIsThatOfAsManyMicroBatches) {
   }
 }
 
-// The fullest rank holds k + N - 1 slices, if there are as many, in place of N micro-batches of k slices.
-TEST(Slices, InFlight) {
+// The fullest rank holds k + N - 1 slices, or all slices if there are fewer, instead of N micro-batches of k
+// slices.
+TEST(Slices, TheFullestRankHoldsFew) {
   for (const int ranks : {2, 4, 8}) {
     for (const int micro_batches : {1, 2, 8}) {
       for (const int slices : {1, 2, 8}) {
@@ -87,8 +88,8 @@ TEST(Slices, InFlight) {
   }
 }
 
-// Later slices of a causal model cost more; each op takes its own slice's time.
-TEST(Slices, CostsOfEachSlice) {
+// Later slices of a causal model cost more. Each op takes the time of its own slice.
+TEST(Slices, EachHasItsOwnCosts) {
   const Schedule schedule = make_schedule("gpipe", 2, 1, P2Policy::kOff, 0, 2);
   std::vector<StageCost> costs(4);
   for (int slice = 0; slice < 2; ++slice) {
@@ -100,7 +101,7 @@ TEST(Slices, CostsOfEachSlice) {
   }
   const Simulation simulation = simulate(schedule, costs);
   const auto& timeline = simulation.ranks[1].timeline;
-  ASSERT_EQ(timeline.size(), 6U);  // F F, I W, I W
+  ASSERT_EQ(timeline.size(), 6U);  // two F, then I W twice
   EXPECT_EQ(timeline[0].begin, 1);
   EXPECT_EQ(timeline[0].end, 2);
   EXPECT_EQ(timeline[1].begin, 3) << "after its input";
@@ -130,7 +131,7 @@ TEST(Slices, OtherOrdersAreRefused) {
   test::expect_error([&] { validate(odd); }, {"3 slices", "do not divide"});
 }
 
-TEST(Slices, WhatHasNone) {
+TEST(Slices, SomeSchedulesHaveNone) {
   EXPECT_FALSE(admits("dualpipe-v", 4, 2, 4, 2));
   test::expect_error([] { make_schedule("dualpipe-v", 4, 4, P2Policy::kFill, 2, 2); },
                      {"dualpipe-v", "no form with slices"});

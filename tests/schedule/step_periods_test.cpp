@@ -1,5 +1,5 @@
-// Steps without a barrier: exact periods of equal costs, and a step that begins where another one ended
-// against a schedule that is both.
+// Tests steps without a barrier: exact periods for equal costs, and a step that begins where the previous one
+// ended, compared with one schedule that contains both.
 #include "twobp/schedule/simulate/step_periods.h"
 
 #include <algorithm>
@@ -51,13 +51,13 @@ TEST(StepPeriods, OneForwardOneBackwardGainsNothing) {
 }
 
 // Each rank's optimizer runs before it begins the next step.
-TEST(StepPeriods, OptimizerCounts) {
+TEST(StepPeriods, IncludeTheOptimizer) {
   const StepPeriods h2 = equal_costs("zb-h2", 4, 8, P2Policy::kPlaced, NormNeed::kNone, 0.5);
   EXPECT_DOUBLE_EQ(h2.barrier, 24 + 3 + 0.5);
   EXPECT_DOUBLE_EQ(h2.overlap, 24 + 0.5);
 }
 
-// The norm is there before any rank has run the F that it begins with.
+// The norm is known before any rank has run the F with which it begins.
 TEST(StepPeriods, ANormCostsNothing) {
   for (const int n : {2, 4, 8}) {
     const int m = 2 * n;
@@ -67,14 +67,14 @@ TEST(StepPeriods, ANormCostsNothing) {
   }
 }
 
-// No rank gets beyond its F before the norm is there.
-TEST(StepPeriods, WaitsForTheNorm) {
+// No rank gets beyond its leading F before the norm is known.
+TEST(StepPeriods, WaitForTheNorm) {
   const Schedule schedule = make_schedule("zb-h2", 4, 8, P2Policy::kPlaced);
   SimulationOptions options;
   options.norm_known = 100;
   const Simulation late = simulate(schedule, std::vector<StageCost>(4), options);
   const Simulation soon = simulate(schedule, std::vector<StageCost>(4));
-  // The last rank has no F but of the last stage.
+  // The last rank has only F of the last stage.
   EXPECT_DOUBLE_EQ(late.ranks[3].timeline.front().begin, 100);
   EXPECT_DOUBLE_EQ(late.ranks[0].timeline.front().begin, 0);
   EXPECT_DOUBLE_EQ(late.step_seconds, soon.step_seconds + 100 - soon.ranks[3].timeline.front().begin);
@@ -85,14 +85,15 @@ TEST(StepPeriods, WaitsForTheNorm) {
 
 TEST(LeadingForwards, EndBeforeTheFirstBackward) {
   const LeadingForwards leading = leading_forwards(make_schedule("1f1b", 3, 6, P2Policy::kFill));
-  // 0F0 SEND 0F1 SEND 0F2 SEND | RECV_B, RECV F0 SEND RECV F1 SEND | RECV_B, RECV | F of the last stage.
+  // Rank 0 has F SEND three times, then RECV_B. Rank 1 has RECV F SEND twice, then RECV_B. Rank 2 has RECV,
+  // then F of the last stage.
   EXPECT_EQ(leading.end, (std::vector<size_t>{6, 6, 1}));
   EXPECT_TRUE(leading.unreceived[0].empty());
   EXPECT_EQ(text_of(leading.unreceived[1]), "1RECV_F2");
   EXPECT_EQ(text_of(leading.unreceived[2]), "2RECV_F1");
 }
 
-// In every schedule: what is received was sent before, and what was sent and not received is known.
+// In every schedule, each received message was sent before, and each sent but unreceived message is listed.
 TEST(LeadingForwards, MessagesAddUp) {
   Random random(1);
   for (int round = 0; round < 300; ++round) {
@@ -121,7 +122,7 @@ TEST(LeadingForwards, MessagesAddUp) {
   }
 }
 
-TEST(StepPeriods, WithoutAnyCost) {
+TEST(StepPeriods, HandleZeroCosts) {
   StageCost none;
   none.forward = none.backward_p1 = none.backward_p2 = 0;
   const StepPeriods periods =
@@ -130,8 +131,9 @@ TEST(StepPeriods, WithoutAnyCost) {
   EXPECT_EQ(periods.idle, 0);
 }
 
-// A step twice in one schedule, the second time with other micro-batches, is two steps without a barrier.
-TEST(StepPeriods, BeginsWhereTheStepBeforeEnded) {
+// The schedule `twice` has the step twice, the second time with other micro-batches. That is two steps
+// without a barrier.
+TEST(StepPeriods, BeginWhereThePreviousStepEnded) {
   Random random(1);
   for (int round = 0; round < 200; ++round) {
     const int ranks = random_int(random, 1, 4);
@@ -147,7 +149,8 @@ TEST(StepPeriods, BeginsWhereTheStepBeforeEnded) {
       }
     }
     std::vector<StageCost> costs = random_costs(random, stages, /*layered=*/false);
-    for (StageCost& cost : costs) cost.optimizer = 0;  // once a step, and in `twice` there is one step
+    // The optimizer runs once a step, and `twice` counts as one step.
+    for (StageCost& cost : costs) cost.optimizer = 0;
     SimulationOptions options;
     options.message_seconds = random_real(random, 0, 1);
     const Simulation both = simulate(twice, costs, options);
@@ -162,7 +165,7 @@ TEST(StepPeriods, BeginsWhereTheStepBeforeEnded) {
   }
 }
 
-TEST(StepPeriods, ARankMayNotBeginBeforeTime) {
+TEST(StepPeriods, RefuseABeginningBeforeTheStart) {
   const Schedule schedule = make_schedule("1f1b", 2, 2, P2Policy::kFill);
   SimulationOptions options;
   options.begin = {1};

@@ -1,4 +1,5 @@
-// What the schedule tests share: messages of errors, and schedules for any placement of stages on ranks.
+// The schedule tests share these helpers: messages of errors, and schedules for any placement of stages on
+// ranks.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +20,7 @@ namespace twobp {
 inline const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown,
                                                 P2Policy::kFill};
 
-// The message of the Error that `action` throws; empty if it throws none.
+// Returns the message of the Error that `action` throws, or an empty string if it throws none.
 inline std::string error_of(const std::function<void()>& action) {
   try {
     action();
@@ -31,7 +32,7 @@ inline std::string error_of(const std::function<void()>& action) {
 
 using test::expect_contains;
 
-// "1F3" of a message that holds ">1F3<"; empty without a mark.
+// Returns "1F3" of a message that contains ">1F3<", or an empty string without a mark.
 inline std::string marked_cell(const std::string& message) {
   const size_t begin = message.find('>');
   const size_t end = message.find('<');
@@ -60,7 +61,7 @@ inline Schedule empty_schedule(std::vector<int> rank_of_stage, int micro_batches
   return schedule;
 }
 
-// All F stage by stage, then all B back: free of deadlock for any placement.
+// Makes a schedule with all F stage by stage, then all B back. It has no deadlock for any placement.
 inline Schedule looped_gpipe(std::vector<int> rank_of_stage, int micro_batches) {
   Schedule schedule = empty_schedule(std::move(rank_of_stage), micro_batches);
   for (int i = 0; i < 2 * schedule.stages; ++i) {
@@ -80,12 +81,12 @@ inline int random_int(Random& random, int low, int high) {
   return std::uniform_int_distribution<int>(low, high)(random);
 }
 
-// A valid schedule without communication in random order, on a random placement: ops that could run now are
-// appended to their ranks one by one. With `place_w`, it mixes B, I and its own W; else it has B only.
+// Makes a valid schedule without communication, in random order, on a random placement. Ops that can run are
+// appended to their ranks one by one. With `place_w`, it mixes B, I and its own W. Otherwise it has B only.
 inline Schedule random_schedule(Random& random, int stages, int micro_batches, int ranks, bool place_w) {
   std::vector<int> placement(stages);
   for (int& rank : placement) rank = random_int(random, 0, ranks - 1);
-  placement[random_int(random, 0, stages - 1)] = ranks - 1;  // so that there are `ranks` of them
+  placement[random_int(random, 0, stages - 1)] = ranks - 1;  // so that there are `ranks` ranks
   Schedule schedule = empty_schedule(std::move(placement), micro_batches);
   std::vector<int> f(stages, 0);
   std::vector<int> b(stages, 0);  // I or B

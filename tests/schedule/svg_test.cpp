@@ -1,4 +1,4 @@
-// The SVG picture: what a plain XML parser (Python's) finds in it is the simulation, to scale.
+// Tests the SVG picture. A plain XML parser (Python's) finds the simulation in it, to scale.
 #include "twobp/schedule/draw/svg.h"
 
 #include <cstdlib>
@@ -51,7 +51,8 @@ struct Bar {
   double height = 0;
 };
 
-// What Python's XML parser sees. The script writes a line per rectangle and per text.
+// This fixture holds the elements that Python's XML parser finds. The script writes a line per rectangle and
+// per text.
 class Svg : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -116,7 +117,7 @@ class Svg : public ::testing::Test {
     }
   }
 
-  // Bars of one colour, without the legend's swatch.
+  // Returns the bars of one colour, without the legend's swatch.
   std::vector<Bar> bars(const std::string& fill) const {
     std::vector<Bar> found;
     for (const Bar& bar : bars_) {
@@ -142,7 +143,7 @@ constexpr const char* kI = "#e69f00";
 constexpr const char* kW = "#009e73";
 constexpr const char* kOptimizer = "#cc79a7";
 
-TEST_F(Svg, EveryOpIsDrawnToScale) {
+TEST_F(Svg, DrawsEveryOpToScale) {
   const auto [schedule, simulation] = simulated("1f1b", 4, 6, P2Policy::kFill, 0.5);
   parse(draw_svg(schedule, simulation, {.title = "a title"}));
   EXPECT_EQ(width_, 1200);
@@ -176,31 +177,31 @@ TEST_F(Svg, EveryOpIsDrawnToScale) {
   EXPECT_EQ(with_title - height_, 30) << "no room for a title that is not there";
   for (const char* text : {"F: forward", "I: backward, dL/dx", "W: backward, dL/dw", "optimizer", "idle"})
     EXPECT_TRUE(has_text(text)) << text;
-  // The last rank waits for N - 1 forwards; its own work is the rest.
+  // The last rank waits for N - 1 forwards. The rest is its own work.
   std::ostringstream idle;
   idle << "idle " << std::fixed << std::setprecision(1) << 100 * simulation.idle_fraction(3) << " %";
   EXPECT_TRUE(has_text(idle.str())) << idle.str();
 }
 
-TEST_F(Svg, NumbersStandWhereTheyFit) {
+TEST_F(Svg, WritesNumbersWhereTheyFit) {
   const auto numbers = [&](int width) {
     const auto [schedule, simulation] = simulated("gpipe", 2, 12, P2Policy::kEnd);
     parse(draw_svg(schedule, simulation, {.width = width}));
-    // Ticks have their own; count above what an axis can have.
+    // Ticks have numbers, too. So the test counts a number above any tick.
     return std::count(texts_.begin(), texts_.end(), "11");
   };
   EXPECT_EQ(numbers(3000), 2 * 3);  // F, I and W of the last micro-batch on two ranks
   EXPECT_EQ(numbers(400), 0);
 }
 
-TEST_F(Svg, StagesOfARankHaveShades) {
+TEST_F(Svg, ShadesTheStagesOfARank) {
   const auto [schedule, simulation] =
       simulated(add_communication(apply_p2_policy(looped_gpipe({0, 1, 1, 0}, 3), P2Policy::kFill)));
   const std::string svg = draw_svg(schedule, simulation);
   parse(svg);
   for (const char* fill : {kF, kI, kW})
-    EXPECT_EQ(bars(fill).size(), 2U * 3) << fill;  // the first stage of each
-  // 55 % of the way to white.
+    EXPECT_EQ(bars(fill).size(), 2U * 3) << fill;  // the first stage of each rank
+  // 55 % of the way to white
   for (const char* fill : {"#8cc0dc", "#f4d48c", "#8cd3c0"})
     EXPECT_EQ(bars(fill).size(), 2U * 3) << fill << svg;
   EXPECT_TRUE(has_text("shades: the 2 stages of a rank, in model order"));
@@ -217,7 +218,7 @@ TEST_F(Svg, AnyTitleIsWellFormed) {
   EXPECT_EQ(title_, expected + " \xe2\x82\xac \xc3\xbc \xf0\x9f\x98\x80 ]]>");
 }
 
-TEST_F(Svg, SecondsHaveUnits) {
+TEST_F(Svg, WritesUnitsOfSeconds) {
   const Schedule schedule = make_schedule("1f1b", 2, 2, P2Policy::kOff);
   std::vector<StageCost> costs(2);
   for (StageCost& cost : costs) cost.forward = cost.backward_p1 = cost.backward_p2 = 0.01;
@@ -238,8 +239,8 @@ TEST_F(Svg, TwoPicturesShareAScale) {
   EXPECT_EQ(bars("url(#idle)")[0].width, alone) << "nothing is cut off";
 }
 
-// Ranks get thinner rows, numbers go, and the picture's height has a bound.
-TEST_F(Svg, ManyRanks) {
+// With many ranks, rows get thinner, numbers vanish, and the picture's height has a limit.
+TEST_F(Svg, LimitsTheHeightForManyRanks) {
   const auto [schedule, simulation] = simulated("1f1b", 300, 16, P2Policy::kEnd);
   const std::string svg = draw_svg(schedule, simulation);
   parse(svg);
@@ -265,13 +266,13 @@ TEST_F(Svg, DrawsEveryNamedSchedule) {
   }
 }
 
-TEST_F(Svg, NeedsNothingElse) {
+TEST_F(Svg, NeedsNoOtherFile) {
   const auto [schedule, simulation] = simulated("1f1b", 4, 4, P2Policy::kFill);
   std::string svg = draw_svg(schedule, simulation);
   const std::string space = "xmlns=\"http://www.w3.org/2000/svg\"";
   ASSERT_EQ(count(svg, space), 1U);
   svg.erase(svg.find(space), space.size());
-  // The whole picture is white before anything is drawn, also on a dark page.
+  // The whole picture is white before anything else is drawn, also on a dark page.
   EXPECT_LT(svg.find("<rect width=\"1200\""), svg.find("<g "));
   for (const char* part : {"http", "href", "@import", "<script", "<image", "<style"})
     EXPECT_EQ(svg.find(part), std::string::npos) << part;

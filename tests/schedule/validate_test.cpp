@@ -1,4 +1,4 @@
-// Valid schedules broken in one place each: the validator must reject them and mark the cell.
+// Tests valid schedules that are broken in one place each. The validator must reject them and mark the cell.
 #include "twobp/schedule/check/validate.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ std::string rejection(const Schedule& schedule) {
   return error_of([&] { validate(schedule); });
 }
 
-// One stage a rank, V-shaped and interleaved; every policy.
+// Returns schedules with one stage a rank, V-shaped and interleaved placements, under every policy.
 std::vector<Schedule> valid_schedules() {
   std::vector<Schedule> schedules;
   for (P2Policy policy : kPolicies) {
@@ -58,7 +58,7 @@ TEST(Validate, RejectsEveryDroppedInstruction) {
   for (const auto& valid : valid_schedules()) {
     for (size_t rank = 0; rank < valid.ranks.size(); ++rank) {
       for (size_t i = 0; i < valid.ranks[rank].size(); ++i) {
-        // What is left without the only B there is, is a valid evaluation.
+        // Without its only B, the schedule is a valid evaluation.
         if (valid.stages * valid.micro_batches == 1 && valid.ranks[rank][i].op == Op::kBackward) continue;
         Schedule broken = valid;
         broken.ranks[rank].erase(broken.ranks[rank].begin() + static_cast<long>(i));
@@ -83,8 +83,8 @@ TEST(Validate, RejectsEveryDuplicatedInstruction) {
   }
 }
 
-// Two instructions of a rank that may not change places: of one op and stage, or of one stage and
-// micro-batch.
+// Returns whether two instructions of a rank may not be swapped. They have the same op and stage, or the same
+// stage and micro-batch.
 bool ordered_pair(const Instruction& a, const Instruction& b) {
   if (a.stage != b.stage || a.count != 1 || b.count != 1) return false;
   if (a.op == b.op) return is_compute(a.op);
@@ -93,7 +93,7 @@ bool ordered_pair(const Instruction& a, const Instruction& b) {
   };
   if (a.micro_batch != b.micro_batch) return false;
   if (is_compute(a.op) && is_compute(b.op)) return true;
-  // A message and the op it belongs to; W has no message.
+  // They are a message and its op. W has no message.
   const bool w = a.op == Op::kBackwardP2 || b.op == Op::kBackwardP2;
   return !w && (is_compute(a.op) || is_compute(b.op)) && direction(a.op) == direction(b.op);
 }
@@ -127,7 +127,7 @@ TEST(Validate, MarksTheCellAndDrawsTheGrid) {
   EXPECT_NE(error.find("rank 1  1RECV_F0"), std::string::npos) << error;
 }
 
-TEST(Validate, ReorderIsAllowedOnRequest) {
+TEST(Validate, AllowsReorderOnRequest) {
   Schedule schedule = empty_schedule({0}, 2);
   schedule.ranks[0] = {
       {Op::kForward, 0, 1}, {Op::kForward, 0, 0}, {Op::kBackward, 0, 0}, {Op::kBackward, 0, 1}};
@@ -137,10 +137,10 @@ TEST(Validate, ReorderIsAllowedOnRequest) {
 }
 
 TEST(Validate, FindsADeadlock) {
-  // Each rank waits for the other's second stage before it sends its own first one's output.
+  // Each rank waits for the other's second stage before it sends the output of its own first stage.
   Schedule schedule = looped_gpipe({0, 1, 0, 1}, 2);
   schedule = add_communication(schedule);
-  // Rank 0 wants to receive for stage 2 before it has sent 0F0: take the receive to the front.
+  // Rank 0 must receive for stage 2 before it has sent 0F0, because the receive moves to the front.
   auto& list = schedule.ranks[0];
   const auto receive = std::find(list.begin(), list.end(), Instruction{Op::kRecvForward, 2, 0});
   ASSERT_NE(receive, list.end());
@@ -153,8 +153,8 @@ TEST(Validate, FindsADeadlock) {
   EXPECT_EQ(error.find("and so on"), std::string::npos) << error;
 }
 
-// Only the beginning of a long circle is shown.
-TEST(Validate, ShortensALongCircle) {
+// The message shows only the beginning of a long cycle.
+TEST(Validate, ShortensALongCycle) {
   std::vector<int> twice;
   for (int stage = 0; stage < 20; ++stage) twice.push_back(stage % 10);
   Schedule schedule = add_communication(looped_gpipe(twice, 1));
@@ -166,11 +166,11 @@ TEST(Validate, ShortensALongCircle) {
 }
 
 TEST(Validate, FindsADeadlockAcrossManyRanks) {
-  // The first rank wants the gradient before it sends the micro-batch.
+  // The first rank waits for the gradient before it sends the micro-batch.
   Schedule schedule = make_schedule("gpipe", 40, 80, P2Policy::kOff);
   auto& list = schedule.ranks[0];
   const auto receive = std::find(list.begin(), list.end(), Instruction{Op::kRecvBackward, 0, 0});
-  std::rotate(list.begin() + 1, receive, receive + 1);  // behind 0F0, before 0SEND_F0
+  std::rotate(list.begin() + 1, receive, receive + 1);  // after 0F0, before 0SEND_F0
   const std::string error = rejection(schedule);
   EXPECT_NE(error.find("deadlock"), std::string::npos);
   EXPECT_NE(marked_cell(error), "");
@@ -187,7 +187,7 @@ TEST(Validate, RejectsBadPlacements) {
   EXPECT_NE(rejection(schedule).find("belongs to rank 1"), std::string::npos);
 }
 
-TEST(Validate, RejectsWhatDoesNotExist) {
+TEST(Validate, RejectsNumbersThatDoNotExist) {
   for (const Instruction& bad : {Instruction{Op::kForward, 2, 0}, Instruction{Op::kForward, -1, 0},
                                  Instruction{Op::kForward, 0, 2}, Instruction{Op::kForward, 0, -1},
                                  Instruction{Op::kForward, 0, 0, 0}, Instruction{Op::kForward, 0, 1, 2},

@@ -1,8 +1,8 @@
-// The published figures of the schedules that place W themselves, in the simulator with equal costs.
+// Tests the published figures of the schedules that place W themselves, in the simulator with equal costs.
 //
-// Peaks are counted as the authors count: a stage's micro-batch is held, whole, from the start of its F to
-// the end of its W, so what is stored between I and W (the stage's inputs and the derivatives that W reads)
-// weighs as much as the activations between F and I. Two stages of a V are one micro-batch's worth.
+// Peaks are counted as the authors count them. A micro-batch of a stage is held, whole, from the start of its
+// F to the end of its W. So the bytes between I and W (the stage's inputs and the derivatives that W reads)
+// weigh as much as the activations between F and I. Two stages of a V count as one micro-batch.
 #include "twobp/schedule/generators/zero_bubble.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace twobp::TWOBP_FILE {
 namespace {
 
 struct Figures {
-  double longest_span = 0;  // of a rank, from its first instruction to its last
+  double longest_span = 0;  // from a rank's first instruction to its last
   double step = 0;
   int peak_in_flight = 0;
 };
@@ -75,7 +75,7 @@ TEST(ZeroBubble, VHasNoBubbleAtTheMemoryOfOneForwardOneBackward) {
   }
 }
 
-TEST(ZeroBubble, HalfAndMinHoldTheirBounds) {
+TEST(ZeroBubble, HalfAndMinKeepTheirBounds) {
   for (int n = 1; n <= 48; ++n) {
     for (int m : {1, n, 2 * n}) {
       EXPECT_LE(placed("v-half", n, m).peak_in_flight, (n + 2) / 2 * 2) << n << ' ' << m;
@@ -84,14 +84,14 @@ TEST(ZeroBubble, HalfAndMinHoldTheirBounds) {
   }
 }
 
-// Without this, a schedule that runs one micro-batch after the other would hold the bounds too. 1F1B idles
-// for 6(N - 1) of these units.
+// A schedule that runs one micro-batch after the other would hold the bounds too, so this test is needed.
+// 1F1B idles for 6(N - 1) of these units.
 TEST(ZeroBubble, HalfAndMinKeepThePipelineFull) {
   for (int n = 2; n <= 24; ++n) {
     const int m = 4 * n;
     EXPECT_LE(placed("v-half", n, m).longest_span, 6 * m + 3 * n + 1) << n;
     EXPECT_LE(placed("v-min", n, m).longest_span, 6 * m + 4 * n) << n;
-    // More micro-batches add no idle time: the pattern is dense.
+    // More micro-batches add no idle time, because the pattern is dense.
     for (const std::string name : {"v-half", "v-min"}) {
       EXPECT_EQ(placed(name, n, m + 7).longest_span, placed(name, n, m).longest_span + 42)
           << name << ' ' << n;
@@ -99,7 +99,7 @@ TEST(ZeroBubble, HalfAndMinKeepThePipelineFull) {
   }
 }
 
-TEST(ZeroBubble, SmallOnesCellByCell) {
+TEST(ZeroBubble, SmallOnesMatchCellByCell) {
   const Schedule h1 = zb_h1(2, 3);
   EXPECT_EQ(text_of(h1.ranks[0]), "0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2");
   EXPECT_EQ(text_of(h1.ranks[1]), "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2");

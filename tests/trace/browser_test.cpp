@@ -1,5 +1,6 @@
 // Tests the timeline's page in headless Chromium (TWOBP_CHROMIUM, or chromium on the PATH). page_check.js
-// operates it like a user. Nothing may be logged to the console. Skipped if there is no Chromium.
+// operates it like a user. Nothing may be logged to the console. The tests are skipped if there is no
+// Chromium.
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -119,7 +120,7 @@ class Browser : public ::testing::Test {
   std::filesystem::path folder_;
 };
 
-TEST_F(Browser, RealSteps) {
+TEST_F(Browser, ShowsRealSteps) {
   const Trace trace = test::real_trace("llama, 2 stages");
   const Seen seen = open(trace);
   expect_works(trace, seen);
@@ -128,7 +129,7 @@ TEST_F(Browser, RealSteps) {
   EXPECT_EQ(seen.check.at("second"), "2");
 }
 
-TEST_F(Browser, DarkAndNarrow) {
+TEST_F(Browser, ShowsDarkAndNarrowPages) {
   const Trace trace = test::real_trace();
   const Seen dark = open(trace, "?theme=dark");
   expect_works(trace, dark);
@@ -137,8 +138,8 @@ TEST_F(Browser, DarkAndNarrow) {
   EXPECT_NE(dark.check.at("page"), light.check.at("page"));
 }
 
-// A real run, below the simulation of its schedule with the measured mean times.
-TEST_F(Browser, PredictedAboveMeasured) {
+// A real run stands below the simulation of its schedule with the measured mean times.
+TEST_F(Browser, ShowsThePredictionAboveTheMeasurement) {
   Trace trace = test::traced_run("llama, 2 stages");
   trace.predicted = compare(trace).step;
   const Seen light = open(trace);
@@ -149,14 +150,14 @@ TEST_F(Browser, PredictedAboveMeasured) {
 }
 
 // In one step, each W lies within its I. In the other step, W interrupts other ops.
-TEST_F(Browser, PartsOfOps) {
+TEST_F(Browser, ShowsPartsOfOps) {
   Trace trace;
   trace.steps = test::real_steps("1f1b", P2Policy::kOff, 3, 1);
   trace.steps.push_back(test::real_steps("1f1b", P2Policy::kEnd, 3, 1, {4, 4}, 1).front());
   expect_works(trace, open(trace));
 }
 
-TEST_F(Browser, ASimulatedSchedule) {
+TEST_F(Browser, ShowsASimulatedSchedule) {
   const std::vector<StageCost> costs(4);
   Trace trace;
   trace.simulated = trace.abstract = true;
@@ -175,7 +176,7 @@ TEST_F(Browser, ASimulatedSchedule) {
   EXPECT_EQ(drawn[0], 4 * 8);
 }
 
-TEST_F(Browser, HostileNames) {
+TEST_F(Browser, ShowsHostileNames) {
   Trace trace = test::real_trace(test::kHostileName);
   trace.facts = {{test::kHostileName, test::kHostileName}};
   trace.step_names = {test::kHostileName, "2"};
@@ -185,8 +186,8 @@ TEST_F(Browser, HostileNames) {
   EXPECT_EQ(seen.check.at("title").get<std::string>().rfind("</script><script>", 0), 0U);
 }
 
-// Several thousand events in one step: 8 ranks with 64 micro-batches.
-TEST_F(Browser, ManyEvents) {
+// One step has several thousand events: 8 ranks with 256 micro-batches.
+TEST_F(Browser, ShowsManyEvents) {
   std::vector<StageCost> costs(8);
   for (StageCost& cost : costs) cost.p2_units = 8;
   const Schedule schedule = make_schedule("1f1b", 8, 256, P2Policy::kFill);

@@ -28,7 +28,7 @@ std::vector<StageCost> uneven_costs(int stages) {
 }
 
 // The run was the simulation itself, so its mean times are the costs and the comparison must be exact.
-TEST(Compare, OfASimulationIsExact) {
+TEST(Compare, IsExactForASimulation) {
   for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown}) {
     SCOPED_TRACE(policy_name(policy));
     const Schedule schedule = make_schedule("1f1b", 3, 5, policy);
@@ -60,8 +60,8 @@ TEST(Compare, OfASimulationIsExact) {
   }
 }
 
-// Under fill, bytes follow the order in which W really ran. In this case, it is an order that no wait would
-// cause: W runs at the end, although there was time before.
+// Under fill, bytes follow the order in which W really ran. Here, no wait would cause that order: W runs at
+// the end, although there was time before.
 TEST(Compare, ReplaysTheRecordedOrder) {
   const Schedule schedule = make_schedule("1f1b", 3, 5, P2Policy::kFill);
   const auto costs = uneven_costs(3);
@@ -92,7 +92,7 @@ TEST(Compare, ReplaysTheRecordedOrder) {
   EXPECT_GT(difference, 1e5) << "as if it had been filled";
 }
 
-// The time that a message took while its receiver waited for it.
+// This is the time that a message took while its receiver waited for it.
 TEST(Compare, FindsTheTimeOfMessages) {
   const Schedule schedule = make_schedule("gpipe", 2, 1, P2Policy::kOff);
   const auto op = [](Event::Kind kind, int stage, double begin, double end) {
@@ -124,13 +124,13 @@ TEST(Compare, FindsTheTimeOfMessages) {
   trace.run = TracedRun{schedule, uneven_costs(2), {}};
   const Comparison result = compare(trace);
   EXPECT_NEAR(result.message_seconds, 0.5, 1e-9);
-  // F 1, message, F 1.5, B 2, message, B 2.5. The rest of the "step" is unused.
+  // The step consists of F 1, message, F 1.5, B 2, message, B 2.5. The rest of the "step" is unused.
   EXPECT_NEAR(result.step_seconds.predicted, 1 + 0.5 + 1.5 + 2 + 0.5 + 2.5, 1e-9);
   EXPECT_NEAR(result.step_seconds.measured, 10, 1e-9);
   EXPECT_NEAR(result.idle[0].measured, 1 - 3.5 / 10, 1e-9);
 }
 
-// Layers that wait, so that the minimum time of each op is known. They hold bytes of every size.
+// The layers wait, so the minimum time of each op is known. They hold bytes of every size.
 constexpr double kWait = 5e-4;
 constexpr int kLayers = 6;
 ModelSpec waiting_layers() {
@@ -154,8 +154,9 @@ void expect_close_bytes(const Comparison& result, int micro_batches) {
   }
 }
 
-// Prediction and run on the real executor. No op is shorter than requested, so neither is the step.
-TEST(Compare, ARealRun) {
+// A prediction and a run on the real executor are compared. No op is shorter than requested, so the step is
+// not shorter either.
+TEST(Compare, IsCloseForARealRun) {
   constexpr int kMicroBatches = 4;
   for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kFill}) {
     SCOPED_TRACE(policy_name(policy));
@@ -171,7 +172,7 @@ TEST(Compare, ARealRun) {
       }
       asked[stage].forward = asked[stage].backward_p1 = asked[stage].backward_p2 = 3 * kWait;
     }
-    if (policy != P2Policy::kFill) {  // shorter ops may be filled worse
+    if (policy != P2Policy::kFill) {  // with shorter ops, the waits may be filled less well
       const double least = simulate(trace.run->schedule, asked).step_seconds;
       EXPECT_GE(result.step_seconds.predicted, least);
       EXPECT_GE(result.step_seconds.measured, least);
@@ -202,7 +203,7 @@ TEST(Compare, ReplaysWInsideItsOwnI) {
   expect_close_bytes(result, kMicroBatches);
 }
 
-TEST(Compare, LeavesOutStepsThatAreNotWhole) {
+TEST(Compare, LeavesOutIncompleteSteps) {
   const Trace whole = test::traced_run("", P2Policy::kEnd, "1f1b", 3, 2);
   EXPECT_EQ(compare(whole).steps, 2);
   Trace trace;

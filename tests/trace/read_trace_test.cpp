@@ -1,5 +1,5 @@
-// A trace that is written and read again is the same run. Foreign or damaged traces are refused with one
-// line.
+// Tests that a trace that is written and read again is the same run. Foreign or damaged traces are refused
+// with one line.
 #include "twobp/trace/read_trace.h"
 
 #include <random>
@@ -24,7 +24,7 @@ std::string message_of(const std::string& text) {
   return "";
 }
 
-// One line that begins with the name of the file.
+// Expects an error of one line that begins with the name of the file.
 void expect_refused(const std::string& text, const std::vector<std::string>& parts) {
   const std::string message = message_of(text);
   EXPECT_EQ(message.rfind("run.json: ", 0), 0U) << message;
@@ -98,8 +98,8 @@ TEST(ReadTrace, IsTheRunThatWasWritten) {
   }
 }
 
-// Ranges, placed W, and several stages per rank.
-TEST(ReadTrace, AnySchedule) {
+// The schedules have ranges, placed W, and several stages per rank.
+TEST(ReadTrace, ReadsAnySchedule) {
   for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown}) {
     const Trace trace = test::traced_run("", policy, "gpipe", 3, 1);
     EXPECT_EQ(parse_trace(trace_json(trace), "run.json").run->schedule.ranks, trace.run->schedule.ranks)
@@ -111,7 +111,7 @@ TEST(ReadTrace, AnySchedule) {
   EXPECT_EQ(read.run->schedule.rank_of_stage, (std::vector<int>{0, 1, 1, 0}));
 }
 
-TEST(ReadTrace, RefusesWhatIsNoTraceOfARun) {
+TEST(ReadTrace, RefusesOtherFiles) {
   expect_refused("", {"not JSON"});
   expect_refused("{\"traceEvents\": []}", {"twobp train --trace"});
   expect_refused("[1, 2]", {"no event"});
@@ -125,7 +125,7 @@ TEST(ReadTrace, RefusesWhatIsNoTraceOfARun) {
   expect_refused(whole.substr(0, whole.size() / 2), {"not JSON"});
 }
 
-TEST(ReadTrace, RefusesDescriptionsThatCannotBe) {
+TEST(ReadTrace, RefusesImpossibleDescriptions) {
   const json good = json::parse(trace_json(test::traced_run()));
   ASSERT_EQ(message_of(good.dump()), "");
   const auto refused = [&](const auto& change, const std::vector<std::string>& parts) {
@@ -154,8 +154,8 @@ TEST(ReadTrace, RefusesDescriptionsThatCannotBe) {
   }
 }
 
-// More steps and ranks than a file has room for.
-TEST(ReadTrace, RefusesMoreStepsThanItsEventsCanBeOf) {
+// The description has more steps and ranks than the file has room for.
+TEST(ReadTrace, RefusesMoreStepsThanTheEventsAllow) {
   json all = json::parse(trace_json(test::traced_run("", P2Policy::kOff, "1f1b", 1, 1)));
   json steps = json::array();
   for (const json& each : all) {
@@ -171,7 +171,7 @@ TEST(ReadTrace, RefusesMoreStepsThanItsEventsCanBeOf) {
 }
 
 // The path identifies a schedule file.
-TEST(ReadTrace, ALongNameIsShortened) {
+TEST(ReadTrace, ShortensALongName) {
   Trace trace = test::traced_run();
   trace.run->schedule.name = std::string(300, '\xff') + "/schedules/best.csv";
   const std::string name = parse_trace(trace_json(trace), "run.json").run->schedule.name;
@@ -179,7 +179,7 @@ TEST(ReadTrace, ALongNameIsShortened) {
   EXPECT_TRUE(name.starts_with("...")) << name;
 }
 
-TEST(ReadTrace, RefusesEventsThatCannotBe) {
+TEST(ReadTrace, RefusesImpossibleEvents) {
   const json good = json::parse(trace_json(test::traced_run()));
   const auto refused = [&](const char* category, const auto& change, const std::vector<std::string>& parts) {
     json all = good;

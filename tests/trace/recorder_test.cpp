@@ -12,7 +12,7 @@ void expect_range(const TraceSteps& steps, int64_t first, int64_t last) {
   EXPECT_EQ(steps.last, last);
 }
 
-TEST(ChooseTraceSteps, TheSecondToTheFourthOrTheLast) {
+TEST(ChooseTraceSteps, AreTheSecondToTheFourthOrTheLast) {
   expect_range(choose_trace_steps("", {1, 100}), 2, 4);
   expect_range(choose_trace_steps("", {1, 4}), 2, 4);
   expect_range(choose_trace_steps("", {1, 3}), 2, 3);
@@ -21,13 +21,13 @@ TEST(ChooseTraceSteps, TheSecondToTheFourthOrTheLast) {
   expect_range(choose_trace_steps("", {51, 100}), 52, 54);  // a resumed run
 }
 
-TEST(ChooseTraceSteps, AsAsked) {
+TEST(ChooseTraceSteps, FollowTheRequest) {
   expect_range(choose_trace_steps("3-5", {1, 8}), 3, 5);
   expect_range(choose_trace_steps("7", {1, 8}), 7, 7);
   expect_range(choose_trace_steps("1-8", {1, 8}), 1, 8);
 }
 
-TEST(ChooseTraceSteps, RefusesWhatCannotBe) {
+TEST(ChooseTraceSteps, RefuseImpossibleRequests) {
   for (const char* text : {"x", "3-", "-3", "3-x", "5-3", "0", "0-2", "3-5-7", " 3", "3 ", "1e3", "+3",
                            "99999999999999999999"}) {
     expect_contains(error_of([&] { choose_trace_steps(text, {1, 8}); }), {"--trace-steps", text});
@@ -52,7 +52,7 @@ TEST(TraceRecorder, KeepsTheChosenSteps) {
   EXPECT_EQ(recorder.reports()[1].step, 4);
 }
 
-TEST(EventName, SaysWhatItIs) {
+TEST(EventName, DescribesTheEvent) {
   Event event;
   event.micro_batch = 3;
   EXPECT_EQ(event_name(event), "F3");

@@ -1,4 +1,4 @@
-// A simulated schedule as events. They fill the step exactly and agree with the sums of the simulation.
+// Tests a simulated schedule as events. They fill the step exactly and agree with the sums of the simulation.
 #include "twobp/trace/simulated.h"
 
 #include "tests/trace/support.h"
@@ -69,7 +69,7 @@ TEST(SimulatedStep, AgreesWithTheSimulation) {
   }
 }
 
-TEST(SimulatedStep, OfAForwardHoldsNothingAfterwards) {
+TEST(SimulatedStep, AForwardScheduleHoldsNothingAfterwards) {
   const auto costs = uneven_costs();
   const Schedule schedule = make_forward_schedule(place_stages(Placement::kLinear, kStages, kStages), 2);
   const StepReport report = simulated_step(costs, simulate(schedule, costs));

@@ -1,4 +1,5 @@
-// Code that the tests of the pictures share: a real step of a small model, and events constructed by hand.
+// The tests of the pictures share these helpers: a real step of a small model, and events constructed by
+// hand.
 #pragma once
 
 #include <string>
@@ -28,7 +29,7 @@ inline std::vector<StepReport> run_steps(Pipeline& pipeline, const StepSetup& se
   return recorder.reports();
 }
 
-// Steps of a LLaMa with three blocks. Each entry of `split` is a stage.
+// Runs steps of a LLaMa with three blocks. Each entry of `split` is a stage.
 inline std::vector<StepReport> real_steps(std::string_view schedule, P2Policy policy, int micro_batches = 3,
                                           int steps = 2, const std::vector<int>& split = {4, 4},
                                           MemoryCap memory_cap = 0) {
@@ -38,7 +39,8 @@ inline std::vector<StepReport> real_steps(std::string_view schedule, P2Policy po
                    steps);
 }
 
-// A run that describes itself, as `twobp train --trace` writes it. The first step is atypical and left out.
+// Makes a run that describes itself, as `twobp train --trace` writes it. The first step is atypical and left
+// out.
 inline Trace traced_run_of(const ModelSpec& model, const std::string& title, P2Policy policy,
                            std::string_view schedule, int micro_batches, int steps,
                            const std::vector<int>& split, const std::vector<int>& rank_of_stage = {},
@@ -71,7 +73,7 @@ inline Trace real_trace(const std::string& title = "a title") {
   return trace;
 }
 
-// A name that tries to break out of strings, scripts and tags, and that ends in invalid UTF-8.
+// This name tries to break out of strings, scripts and tags, and ends in invalid UTF-8.
 inline const std::string kHostileName =
     "</script><script>document.body.dataset.broken='yes'</script><!-- \"'\\ \n\x01 & \xe2\x80\xa8 \xff";
 

@@ -55,7 +55,7 @@ TEST(TimelineHtml, HoldsTheEvents) {
   }
 }
 
-TEST(TimelineHtml, NeedsNothingElse) {
+TEST(TimelineHtml, NeedsNoOtherFile) {
   const std::string page = timeline_html(real_trace());
   for (const char* part :
        {"http:", "https:", "//cdn", " src=", "href=", "@import", "url(", "fetch(", "XMLHttpRequest"}) {
@@ -82,7 +82,7 @@ TEST(TimelineHtml, NamesDoNotBreakOut) {
   EXPECT_EQ(data.at("steps")[0].at("name"), data.at("title"));
 }
 
-TEST(TimelineHtml, WithoutSteps) {
+TEST(TimelineHtml, MayHaveNoSteps) {
   EXPECT_TRUE(data_of(timeline_html({})).at("steps").empty());
 }
 

@@ -143,7 +143,7 @@ TEST(TraceJson, EscapesNames) {
   EXPECT_EQ(title.rfind("twobp: </script>", 0), 0U) << title;
 }
 
-TEST(TraceJson, OfNoStepsIsAnArray) {
+TEST(TraceJson, IsAnEmptyArrayWithoutSteps) {
   EXPECT_TRUE(json::parse(trace_json({})).is_array());
 }
 

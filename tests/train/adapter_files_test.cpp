@@ -1,5 +1,5 @@
-// Adapters from other programs: the accepted contents of PEFT's adapter_config.json, and the settings that
-// must be refused because they would make another adapter. Also the files that are written for PEFT.
+// Tests adapters from other programs: the accepted contents of PEFT's adapter_config.json, and the settings
+// that are refused because they would give another adapter. Also tests the files that are written for PEFT.
 #include "twobp/train/weights/adapter_files.h"
 
 #include <cmath>
@@ -19,7 +19,8 @@ using nlohmann::json;
 using test::expect_error;
 using test::TempFolder;
 
-// As PEFT 0.21.2 writes it for LoraConfig(r=2, lora_alpha=16, target_modules=["q_proj", "v_proj"]).
+// Returns the file that PEFT 0.21.2 writes for LoraConfig(r=2, lora_alpha=16, target_modules=["q_proj",
+// "v_proj"]).
 json of_peft() {
   return json::parse(R"({
     "alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null, "auto_mapping": null,
@@ -63,7 +64,7 @@ class AdapterFiles : public ::testing::Test {
   std::unique_ptr<Trainer> trainer_;
 };
 
-TEST_F(AdapterFiles, OfPeft) {
+TEST_F(AdapterFiles, AcceptTheFileOfPeft) {
   EXPECT_NO_THROW(load(of_peft()));
   accept("inference_mode", false);
   accept("task_type", nullptr);
@@ -78,8 +79,8 @@ TEST_F(AdapterFiles, OfPeft) {
   accept("of_a_later_version", json::object());
 }
 
-// With these, PEFT changes the model's weights as well, or computes something else.
-TEST_F(AdapterFiles, RefusesByNameWhatIsNotPlain) {
+// With these settings, PEFT also changes the model's weights, or computes something else.
+TEST_F(AdapterFiles, RefuseOtherSettingsByName) {
   for (const char* start : {"pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga", "mica", "new"}) {
     refuse("init_lora_weights", start);
   }
@@ -102,7 +103,7 @@ TEST_F(AdapterFiles, RefusesByNameWhatIsNotPlain) {
   refuse("lora_dropout", 0.05, {"0.05", "set it to 0"});
 }
 
-TEST_F(AdapterFiles, LowerPrecisions) {
+TEST_F(AdapterFiles, StoreLowerPrecisions) {
   for (const auto& [name, type] : {std::pair{"bfloat16", at::kBFloat16}, {"float16", at::kHalf}}) {
     save_adapter(folder_.path(name), config_.model, trainer_->weights(), name);
     const SafetensorsFile saved(folder_.path(name) + "/adapter_model.safetensors");
@@ -114,7 +115,7 @@ TEST_F(AdapterFiles, LowerPrecisions) {
   }
 }
 
-TEST_F(AdapterFiles, ADamagedAdapter) {
+TEST_F(AdapterFiles, ReportADamagedAdapter) {
   for (Parameter* weight : trainer_->weights()) {
     if (weight->name().ends_with("1.self_attn.v_proj.lora_B.weight")) weight->master[0][1].fill_(NAN);
   }
@@ -133,7 +134,7 @@ TEST_F(AdapterFiles, ADamagedAdapter) {
   expect_error([&] { load(of_peft()); }, {tensors.back().first, "not finite", "damaged"});
 }
 
-// PEFT has no task for masked words: it finds the class by its name.
+// PEFT has no task for masked words. It finds the class by its name.
 TEST(AdapterDescription, NamesTheClassOfABert) {
   const TempFolder folder;
   const auto written = [&](const ModelOptions& type) {
@@ -158,7 +159,7 @@ TEST(AdapterDescription, NamesTheClassOfABert) {
 }
 
 // An adapter that PEFT could not load is reported before the training.
-TEST(AdapterDescription, OfWhatPeftCannotLoad) {
+TEST(AdapterDescription, IsRefusedIfPeftCannotLoadIt) {
   const auto check = [](const ModelOptions& type, const std::vector<std::string>& targets,
                         const std::string& from, const std::string& lora) {
     Config config = test::tiny_config();

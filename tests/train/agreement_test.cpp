@@ -1,5 +1,5 @@
-// Processes that were started with different inputs: all of them report the same error, which names the
-// difference and the process, before anything is computed.
+// Tests processes that were started with different inputs. All of them report the same error before anything
+// is computed. It names the difference and the process.
 #include "twobp/train/agreement.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ Config config_of(int ranks) {
   return config;
 }
 
-// The messages of three processes when the process of rank `other` has another configuration.
+// Returns the messages of three processes if the process of rank `other` has another configuration.
 std::vector<std::string> errors_of(const Config& config, int other, const Config& others) {
   std::vector<std::string> errors(3);
   run_worlds(make_in_process_ranks(1, 3, 0), [&](World world) {
@@ -39,7 +39,7 @@ std::vector<std::string> errors_of(const Config& config, int other, const Config
   return errors;
 }
 
-TEST(Agreement, AKeyThatDiffersIsNamedOnEveryProcess) {
+TEST(Agreement, NamesADifferentKeyOnEveryProcess) {
   const std::vector<std::pair<std::string, std::function<void(Config&)>>> changes = {
       {"model.dim", [](Config& c) { test::llama_of(c).dim = 64; }},
       {"model.freeze", [](Config& c) { c.model.freeze = {"model.norm.weight"}; }},
@@ -67,7 +67,7 @@ TEST(Agreement, AKeyThatDiffersIsNamedOnEveryProcess) {
   }
 }
 
-TEST(Agreement, WhatChangesNoResultMayDiffer) {
+TEST(Agreement, IgnoresKeysThatChangeNoResult) {
   const Config config = config_of(3);
   Config others = config;
   others.data.workers = 3;
@@ -76,7 +76,7 @@ TEST(Agreement, WhatChangesNoResultMayDiffer) {
   EXPECT_EQ(errors_of(config, 1, others), std::vector<std::string>(3));
 }
 
-TEST(Agreement, ManyDifferencesAreCounted) {
+TEST(Agreement, CountsManyDifferences) {
   const Config config = config_of(3);
   Config others = config;
   others.optimizer = {.type = "sgd", .lr = 1, .weight_decay = 2, .beta1 = 0.5, .beta2 = 0.6};
@@ -86,8 +86,8 @@ TEST(Agreement, ManyDifferencesAreCounted) {
   EXPECT_NE(error.find("and 3 more"), std::string::npos) << error;
 }
 
-// Files may have other paths on each machine: only their content counts.
-TEST(Agreement, DataIsComparedByItsContent) {
+// Files may have other paths on each machine. Only their content counts.
+TEST(Agreement, ComparesDataByContent) {
   test::TempFolder folder;
   const auto write = [&](const std::string& name, int64_t first) {
     std::filesystem::create_directory(folder.path(name));
@@ -113,7 +113,7 @@ TEST(Agreement, DataIsComparedByItsContent) {
   }
 }
 
-TEST(Agreement, ModelsAreComparedByTheirLayersAndParameters) {
+TEST(Agreement, ComparesModelsByLayersAndParameters) {
   const ModelSpec model = build_model(config_of(1));
   const auto of = [](const ModelSpec& spec) { return facts_of_model(spec, ScheduleSource("1f1b")); };
   const Facts facts = of(model);
@@ -130,7 +130,7 @@ TEST(Agreement, ModelsAreComparedByTheirLayersAndParameters) {
   EXPECT_FALSE(differs([](Config& c) { c.optimizer.lr = 3; }));
 }
 
-// ---- the way a process was started, and its effect on pipeline.transport
+// ---- the launcher of a process, and its effect on pipeline.transport
 
 Launcher started(Launcher::Kind kind, int size) {
   Launcher launcher;
@@ -159,7 +159,7 @@ TEST(ChooseTransport, FollowsTheLauncherUnlessToldOtherwise) {
   EXPECT_EQ(choose_transport(config, started(Kind::kMpi, 1)), TransportKind::kThreads);
 }
 
-TEST(ChooseTransport, SaysWhatDoesNotFit) {
+TEST(ChooseTransport, RefusesATransportThatDoesNotFit) {
   using Kind = Launcher::Kind;
   PipelineConfig config = config_of(2).pipeline;
   expect_error([&] { choose_transport(config, started(Kind::kMpi, 3)); },

@@ -1,5 +1,5 @@
-// The promise of bitwise_test for every schedule that has a name, on its own placement of stages: V-shaped,
-// looped, zero-bubble. All of these schedules keep the order of micro-batches.
+// Tests the promise of bitwise_test for every named schedule, on its own placement of stages: V-shaped,
+// looped and zero-bubble. All of these schedules keep the order of micro-batches.
 #include <algorithm>
 #include <cctype>
 #include <map>
@@ -38,7 +38,8 @@ class EverySchedule : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(EverySchedule, TrainsTheSameWeights) {
   const std::string name = GetParam();
-  // Fewer micro-batches than ranks, as many, more, far more; even and odd.
+  // The number of micro-batches is below, equal to, above and far above the number of ranks. It is even or
+  // odd.
   const std::vector<std::pair<int, int>> sizes = {{1, 3}, {2, 1}, {2, 2}, {2, 4}, {2, 5}, {3, 2},
                                                   {3, 3}, {3, 7}, {4, 3}, {4, 4}, {4, 8}};
   std::map<int, Outcome> expected;  // by micro-batches
@@ -59,7 +60,7 @@ TEST_P(EverySchedule, TrainsTheSameWeights) {
                        what);
     }
   }
-  // Fewer only for the schedules that allow it in the table.
+  // Only schedules whose table entry allows it may admit fewer sizes.
   EXPECT_GE(admitted, named_schedule(name).takes == nullptr ? static_cast<int>(sizes.size()) : 5);
 }
 
@@ -70,7 +71,7 @@ INSTANTIATE_TEST_SUITE_P(All, EverySchedule, ::testing::ValuesIn(schedule_names(
   return name;
 });
 
-// Evaluation uses the schedule's placement too.
+// Evaluation uses the schedule's placement, too.
 TEST(AllSchedules, EvaluateOnTheirPlacement) {
   Config one = config_of("gpipe", 1);
   one.data.held_out = 0.5;

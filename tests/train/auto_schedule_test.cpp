@@ -1,5 +1,5 @@
-// pipeline.schedule "auto": the schedule is found at the start for the measured times. It trains to the same
-// bits as one stage.
+// Tests pipeline.schedule "auto". The search finds a schedule for the measured times at the start. It trains
+// to the same bits as one stage.
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 
 #include <tuple>
@@ -59,8 +59,8 @@ TEST(AutoVariant, ShapeFollowsTheConfiguration) {
   expect_contains(error_of([&] { shape(5, 2); }), {"pipeline.stages", "5", "2", "multiple"});
 }
 
-// A step runs under the caps that the search used, not under those of the schedule that was found.
-TEST(AutoVariant, RunsUnderTheCapItWasFoundFor) {
+// A step runs under the caps of the search, not under those of the schedule that it found.
+TEST(AutoVariant, RunsUnderTheCapOfTheSearch) {
   for (const auto& [stages, ranks, name] :
        {std::tuple{2, 2, "1f1b"}, std::tuple{4, 2, "zb-v"}, std::tuple{6, 2, "looped-bfs"}}) {
     Trainer trainer(config_of(stages, ranks));
@@ -73,7 +73,8 @@ TEST(AutoVariant, RunsUnderTheCapItWasFoundFor) {
   }
 }
 
-// The search never finds a schedule that is slower than one of its candidates, also under the automatic cap.
+// The search never finds a schedule that is slower than one of its candidates. This holds under the automatic
+// cap, too.
 TEST(AutoVariant, IsNoSlowerThanNamedSchedules) {
   for (const int ranks : {2, 3}) {
     Trainer trainer(config_of(ranks, ranks));
@@ -89,7 +90,7 @@ TEST(AutoVariant, IsNoSlowerThanNamedSchedules) {
   }
 }
 
-// Layers without a product for a weight gradient have no W: the time that the profile measures for it is
+// Layers without a product for a weight gradient have no W. The time that the profile measures for it is
 // noise.
 TEST(AutoVariant, TakesStagesWithoutW) {
   LayerProfile none;
@@ -101,7 +102,7 @@ TEST(AutoVariant, TakesStagesWithoutW) {
   const std::vector<StageCost> costs = profiled_costs({{none, none}, {none}});
   EXPECT_EQ(costs[0].backward_p2 + costs[0].stash_bytes, 0);
   EXPECT_GT(auto_schedule({0, 1}, 2, costs).seconds, 0);
-  // Adapters in the blocks alone; the head has a stage of its own.
+  // Only the blocks have adapters. The head has a stage of its own.
   Config config = config_of(2, 2);
   config.model.lora = 2;
   config.model.lora_targets = {"q_proj", "v_proj"};

@@ -1,11 +1,12 @@
-// Whole training runs against the same model on autograd in float64 with a plain optimizer. The loss is the
-// mean over the counted targets of the global batch, in any micro-batch. Tied weights get the gradients of
-// both uses. Clipping is the same as torch's.
+// Tests whole training runs against the same model on autograd in float64 with a plain optimizer. The loss is
+// the mean over the counted targets of the global batch, in any micro-batch. Tied weights get the gradients
+// of both uses. Clipping is the same as torch's.
 //
-// Tolerances. The library computes in float32 (unit roundoff u = 6e-8). A gradient here is a sum of at most
-// n = 4 * 2 * 16 = 128 rows after about 40 operations in a row (3 blocks of 12, head): rounding errors of u
-// each, taken as all of one sign, are (128 + 40) u = 1e-5 of the largest term, and terms are of the size of
-// the largest gradient of the parameter. So gradients may differ by 1e-5 of their largest absolute value.
+// Tolerances: the library computes in float32 (unit roundoff u = 6e-8). A gradient here is a sum of at most n
+// = 4 * 2 * 16 = 128 rows after about 40 operations in a row (3 blocks of 12, head). Each has a rounding
+// error of u. If all have one sign, the error is (128 + 40) u = 1e-5 of the largest term. Terms are of the
+// size of the largest gradient of the parameter. So gradients may differ by 1e-5 of their largest absolute
+// value.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -29,7 +30,7 @@ double largest(const at::Tensor& t) {
   return t.abs().max().item<double>();
 }
 
-// |a - b| <= bound, elementwise, a in float32 and b in float64.
+// Expects |a - b| <= bound for each element. a is in float32 and b in float64.
 void expect_close(const at::Tensor& actual, const at::Tensor& expected, double bound,
                   const std::string& what) {
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
@@ -43,8 +44,8 @@ Config config_of(bool tied, int stages) {
   return config;
 }
 
-// SGD with lr 1 and no decay: the weights move by exactly the gradient, up to the rounding of the subtraction
-// (u times the weight).
+// SGD has lr 1 and no decay, so the weights move by exactly the gradient, up to the rounding of the
+// subtraction (u times the weight).
 Config gradient_config(bool tied, int stages) {
   Config config = config_of(tied, stages);
   config.optimizer.type = "sgd";
@@ -58,7 +59,7 @@ void expect_gradients(const Config& config, const Batch& batch, const Variant& v
   Reference reference(config.model, trainer.weights());
   const double loss = reference.backward(batch);
   const StepResult result = trainer.step(batch, variant);
-  // The loss is summed in double from float32 logits; 1e-6 of it is 16 u.
+  // The loss is summed in double from float32 logits. 1e-6 of it is 16 u.
   EXPECT_NEAR(result.loss, loss, 1e-6 * loss);
   EXPECT_NEAR(result.grad_norm, reference.clip(0), kGradientError * result.grad_norm);
   for (const auto& [name, value] : parts_of(trainer.weights())) {
@@ -70,16 +71,16 @@ void expect_gradients(const Config& config, const Batch& batch, const Variant& v
   }
 }
 
-TEST(Autograd, GradientsOfEveryWeight) {
+TEST(Autograd, EveryWeightHasItsGradient) {
   for (const int stages : {1, 2, 3}) {
     SCOPED_TRACE(concat(stages, " stages"));
     expect_gradients(gradient_config(false, stages), random_batch(4, 2, 2, 1), {"1f1b", P2Policy::kFill});
   }
 }
 
-// Micro-batches with 1, 32, 7 and 9 counted targets, the last of another size: a mean of means would be
-// wrong.
-TEST(Autograd, MeanOverAllCountedTargetsOfTheGlobalBatch) {
+// The micro-batches have 1, 32, 7 and 9 counted targets, and the last has another size. A mean of means would
+// be wrong.
+TEST(Autograd, LossIsTheMeanOverAllCountedTargetsOfTheGlobalBatch) {
   Batch batch = random_batch(4, 2, 1, 2);
   const std::vector<int64_t> keep = {1, 32, 7, 9};
   batch.targets = 0;
@@ -97,15 +98,15 @@ TEST(Autograd, MeanOverAllCountedTargetsOfTheGlobalBatch) {
 }
 
 // A micro-batch without counted targets adds nothing, and there is no 0 / 0.
-TEST(Autograd, MicroBatchWithoutTargets) {
+TEST(Autograd, AMicroBatchMayHaveNoTargets) {
   Batch batch = random_batch(3, 2, 2, 3);
   batch.targets -= test::counted(batch.micro_batches[1].at("labels"));
   batch.micro_batches[1].at("labels").fill_(-100);
   expect_gradients(gradient_config(false, 2), batch, {"1f1b", P2Policy::kFill});
 }
 
-// One weight, two uses: on one stage, on the two ends of the pipeline, and with stages between them.
-TEST(Autograd, GradientsOfTiedWeights) {
+// One weight has two uses: on one stage, on the two ends of the pipeline, and with stages between them.
+TEST(Autograd, TiedWeightsGetTheGradientsOfBothUses) {
   for (const int stages : {1, 2, 5}) {
     for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill}) {
       SCOPED_TRACE(concat(stages, " stages, ", policy_name(policy)));
@@ -130,9 +131,9 @@ TEST(Autograd, TiedWeightsStayEqualOnAllStages) {
   EXPECT_FALSE(first->value.is_alias_of(last->value)) << "on different ranks they are different tensors";
 }
 
-// The clipped gradient itself: AdamW hardly notices its size, SGD does. The factor is clip / (norm + 1e-6),
-// so its relative error is that of the norm; together 2 * 1e-5.
-TEST(Autograd, ClippedGradientsAreTorchs) {
+// This compares the clipped gradient itself. Its size matters for SGD, but hardly for AdamW. The factor is
+// clip / (norm + 1e-6). Its relative error is that of the norm, so both together give 2 * 1e-5.
+TEST(Autograd, ClippedGradientsEqualTorchs) {
   for (const int stages : {1, 3}) {
     for (const bool tied : {false, true}) {
       Config config = gradient_config(tied, stages);
@@ -157,7 +158,7 @@ TEST(Autograd, ClippedGradientsAreTorchs) {
 }
 
 // If the norm is below the limit, the gradients keep their bits.
-TEST(Autograd, NoClippingBelowTheLimit) {
+TEST(Autograd, GradientsBelowTheLimitAreNotClipped) {
   const auto batches = test::random_batches(3, 2);
   Config config = config_of(false, 2);
   const test::Outcome free = test::train(config, batches, {"1f1b", P2Policy::kFill});
@@ -166,12 +167,12 @@ TEST(Autograd, NoClippingBelowTheLimit) {
                          "clip_norm far above");
 }
 
-// Several steps with clipping. Adam's update is lr * m / (sqrt(v) + eps) with m and sqrt(v) of the size of g,
-// so an error e of g, much smaller than eps, moves it by at most 2 lr e / eps a step (m and sqrt(v) are each
-// at most e off). No clipped gradient is above 0.1 (checked), so e is at most 1e-5 * 0.1, and with lr = 1e-2
-// and eps = 1e-3 five steps make 5 * 2e-5 = 1e-4, against a movement of 1e-2 (checked) to 5 lr = 5e-2. The
-// loss is compared to first order: weights that differ by d change it by at most norm * |d|, times 2 for
-// curvature.
+// This compares several steps with clipping. Adam's update is lr * m / (sqrt(v) + eps), with m and sqrt(v) of
+// the size of g. An error e of g that is much smaller than eps moves it by at most 2 lr e / eps a step,
+// because m and sqrt(v) are each at most e off. No clipped gradient is above 0.1 (checked), so e is at most
+// 1e-5 * 0.1. With lr = 1e-2 and eps = 1e-3, five steps give 5 * 2e-5 = 1e-4. The weights move by 1e-2
+// (checked) to 5 lr = 5e-2. The loss is compared to first order: if weights differ by d, it changes by at
+// most norm * |d|, times 2 for curvature.
 void expect_adamw_run(bool tied, int stages, int micro_batches, const Variant& variant) {
   Config config = config_of(tied, stages);
   config.train.clip_norm = 0.5;
@@ -218,7 +219,7 @@ void expect_adamw_run(bool tied, int stages, int micro_batches, const Variant& v
   }
 }
 
-TEST(Autograd, SeveralStepsOfAdamWWithClipping) {
+TEST(Autograd, SeveralStepsOfAdamWWithClippingAgree) {
   expect_adamw_run(false, 1, 1, {"naive", P2Policy::kOff});
   expect_adamw_run(false, 2, 3, {"1f1b", P2Policy::kFill});
   expect_adamw_run(true, 3, 4, {"gpipe", P2Policy::kEnd});
@@ -227,7 +228,7 @@ TEST(Autograd, SeveralStepsOfAdamWWithClipping) {
 // Evaluation is the mean over the targets of the held-out part. It only runs forward.
 TEST(Autograd, EvaluationIsTheMeanOverTheHeldOutTargets) {
   Config config = config_of(false, 2);
-  config.data.held_out = 7.0 / 1024;  // of the 1024 synthetic samples: not a multiple of the batch's 4
+  config.data.held_out = 7.0 / 1024;  // 7 of the 1024 synthetic samples; the batch has 4
   config.pipeline.micro_batches = 2;
   Trainer trainer(config);
   const Dataset& held_out = *trainer.data().held_out;

@@ -1,10 +1,10 @@
-"""Small random BERTs by `transformers`, and what it makes of them: the other side of bert_transformers_test.cpp.
+"""Makes small random BERTs with `transformers` and computes their results, for bert_transformers_test.cpp.
 
-  make(folder)  for each case: model/ (saved by transformers), data/ (.npy fields), before.safetensors (all weights),
-                logits.safetensors, after.safetensors (the weights after one step of SGD), facts.json; and of each, its
-                encoder alone as BertModel saves it, encoder/
-  check(folder) for each model saved by the test, */saved*/: weights.safetensors (all its tensors, as transformers loads
-                it), loading.json (what it found missing or unexpected)
+  make(folder)  writes for each case: model/ (saved by transformers), data/ (.npy fields), before.safetensors (all
+                weights), logits.safetensors, after.safetensors (the weights after one step of SGD), facts.json, and
+                encoder/ (the encoder alone, as BertModel saves it)
+  check(folder) writes for each model saved by the test, */saved*/: weights.safetensors (all its tensors, as transformers
+                loads it), loading.json (the keys that it finds missing or unexpected)
 """
 import json
 
@@ -22,7 +22,7 @@ CASES = {
                    type_vocab_size=3),
 }
 LR = 0.5
-PAD = 0  # the default of transformers: its embedding gets no gradient, even where it is attended to
+PAD = 0  # the default of transformers; its embedding gets no gradient, even if a token attends to it
 
 
 def fields_of(config):
@@ -44,7 +44,7 @@ def make(folder):
         torch.manual_seed(seed)
         config = transformers.BertConfig(**COMMON, **CASES[case])
         model = transformers.BertForMaskedLM(config).float().train()
-        with torch.no_grad():  # gains are ones and biases zeros at first, which would hide that they are read
+        with torch.no_grad():  # otherwise gains are ones and biases zeros, and a test could not see whether they are read
             for name, weight in model.named_parameters():
                 if "LayerNorm.weight" in name:
                     weight.uniform_(0.5, 1.5)
@@ -55,7 +55,7 @@ def make(folder):
         encoder = transformers.BertModel(config).float()
         encoder.load_state_dict(model.bert.state_dict(), strict=False)
         encoder.save_pretrained(to / "encoder")
-        if case == "untied":  # names as the first release had them
+        if case == "untied":  # these are the names of the first release
             file = to / "encoder" / "model.safetensors"
             tensors = {"bert." + name.replace("LayerNorm.weight", "LayerNorm.gamma")
                        .replace("LayerNorm.bias", "LayerNorm.beta"): value for name, value in load_file(file).items()}

@@ -1,6 +1,6 @@
-// Whole runs of BERT with dropout: the bits are the same for every schedule, p2 policy, number of stages and
-// split. bert_transformers_test compares them with autograd without the pipeline. Also the settings that a
-// configuration of BERT may not have.
+// Tests whole runs of BERT with dropout. The bits are the same for every schedule, p2 policy, number of
+// stages and split. bert_transformers_test compares them with autograd without the pipeline. Also tests the
+// settings that a configuration of BERT may not have.
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
@@ -27,7 +27,7 @@ Config config_of(bool tied, double dropout, const std::vector<int>& split) {
   return config;
 }
 
-// Padding, token types, and labels of which only a few count.
+// Makes batches with padding and token types. Only a few labels count.
 std::vector<Batch> batches_of(int micro_batches) {
   std::vector<Batch> batches = test::random_batches(kSteps, micro_batches);
   int64_t length = 3;
@@ -113,9 +113,9 @@ TEST(BertRuns, EvaluationLeavesTrainingUntouched) {
   expect_same_bits(expected, actual, "with evaluations between");
 }
 
-// Concatenated W: the head's rows differ from micro-batch to micro-batch. The bound is that of concat_test
-// for the 3 * 2 * 16 rows of a batch: 2 sqrt(n) u sqrt(n) with n = 96 and u = 6e-8.
-TEST(BertRuns, ConcatenatedP2GivesTheSameGradientsToRounding) {
+// W is concatenated. The head's rows differ between micro-batches. The bound is that of concat_test for the 3
+// * 2 * 16 rows of a batch: 2 sqrt(n) u sqrt(n) with n = 96 and u = 6e-8.
+TEST(BertRuns, ConcatenatedP2GivesTheSameGradientsUpToRounding) {
   Config config = config_of(true, 0.2, {3, 5});
   test::make_plain_sgd(config);
   config.train.clip_norm = 0;
@@ -128,7 +128,8 @@ TEST(BertRuns, ConcatenatedP2GivesTheSameGradientsToRounding) {
   int other_bits = 0;
   for (size_t i = 0; i < loop.names.size(); ++i) {
     const double largest = loop.gradients[i].abs().max().item<double>();
-    const double rounding = 1.2e-7 * loop.weights[i].abs().max().item<double>();  // of the subtraction
+    // This is the rounding of the subtraction.
+    const double rounding = 1.2e-7 * loop.weights[i].abs().max().item<double>();
     EXPECT_GT(largest, 4 * rounding) << loop.names[i];
     EXPECT_LE((loop.gradients[i] - concat.gradients[i]).abs().max().item<double>(),
               1.2e-5 * largest + 2 * rounding)
@@ -160,7 +161,7 @@ TEST(BertRuns, ReducedPrecisionIsClose) {
   }
 }
 
-TEST(BertRuns, LoraTrainsTheAdaptersAlone) {
+TEST(BertRuns, LoraTrainsOnlyTheAdapters) {
   Config config = config_of(true, 0.2, {3, 5});
   config.model.lora = 2;
   config.model.lora_targets = {"query", "value", "output.dense"};
@@ -178,7 +179,7 @@ TEST(BertRuns, LoraTrainsTheAdaptersAlone) {
   }
 }
 
-TEST(BertConfig, Contradictions) {
+TEST(BertConfig, RefusesContradictions) {
   const auto with = [](const std::vector<std::string>& settings, const std::vector<std::string>& parts) {
     std::vector<std::string> all = {"model.type=bert", "data.synthetic=tokens"};
     all.insert(all.end(), settings.begin(), settings.end());

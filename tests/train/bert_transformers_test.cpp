@@ -1,7 +1,7 @@
-// BERT against transformers itself. Models that transformers saved give its logits and loss here, with
+// Tests BERT against transformers itself. Models that transformers saved give its logits and loss here, with
 // padding and token types. The weights after one step of SGD are the same for any number of stages.
-// transformers loads the models that are saved here, to the bit. Encoders without a head get one. Skipped
-// where Python has no transformers.
+// transformers loads the models that are saved here, to the bit. Encoders without a head get one. The tests
+// are skipped if Python has no transformers.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -32,7 +32,7 @@ class BertTransformers : public test::TransformersTest {
   }
 };
 
-TEST_F(BertTransformers, LogitsAreItsOwn) {
+TEST_F(BertTransformers, LogitsAreThoseOfTransformers) {
   for (const std::string& name : kCases) {
     const Config config = config_of(name, 1);
     const Fields fields = samples(config, {0, 1, 2, 3}, 0);
@@ -43,7 +43,7 @@ TEST_F(BertTransformers, LogitsAreItsOwn) {
   }
 }
 
-TEST_F(BertTransformers, LossAndAStepOfSgdAreItsOwn) {
+TEST_F(BertTransformers, LossAndAStepOfSgdAreThoseOfTransformers) {
   for (const std::string& name : kCases) {
     const SafetensorsFile before(path(name + "/before.safetensors"));
     const SafetensorsFile after(path(name + "/after.safetensors"));
@@ -55,8 +55,8 @@ TEST_F(BertTransformers, LossAndAStepOfSgdAreItsOwn) {
       expect_same_parts(parts_of(trainer.weights()), before);
       EXPECT_NEAR(trainer.step().loss, loss, kTolerance * loss);
       const auto parts = parts_of(trainer.weights());
-      // If the decoder is not tied, its own bias is used, and transformers keeps a second bias that is
-      // unused.
+      // If the decoder is not tied, its own bias is used. transformers keeps a second bias that it does not
+      // use.
       ASSERT_EQ(parts.size() + (name == "tied" ? 0 : 1), after.names().size());
       double largest_step = 0;
       for (const std::string& part : after.names()) {
@@ -64,7 +64,8 @@ TEST_F(BertTransformers, LossAndAStepOfSgdAreItsOwn) {
             std::max(largest_step, (after.tensor(part) - before.tensor(part)).abs().max().item<double>());
       }
       for (const auto& [part, value] : parts) {
-        // A bias of the keys shifts all scores of a query alike, so its gradient is 0 except for rounding.
+        // A bias of the keys shifts all scores of a query by the same amount, so its gradient is 0 up to
+        // rounding.
         if (part.ends_with("key.bias")) {
           EXPECT_LT(relative_error(value, after.tensor(part)), kTolerance) << part;
           EXPECT_LT((value - before.tensor(part)).abs().max().item<double>(), 1e-5 * largest_step) << part;
@@ -76,7 +77,7 @@ TEST_F(BertTransformers, LossAndAStepOfSgdAreItsOwn) {
   }
 }
 
-TEST_F(BertTransformers, LoadsWhatIsSaved) {
+TEST_F(BertTransformers, LoadsTheSavedModel) {
   std::map<std::string, std::map<std::string, at::Tensor>> expected;
   for (const std::string& name : kCases) {
     const Config config = config_of(name, 2);
@@ -108,8 +109,9 @@ TEST_F(BertTransformers, LoadsWhatIsSaved) {
   }
 }
 
-// An encoder alone: its tensors are loaded under any of their names, and a head is made and named.
-TEST_F(BertTransformers, EncoderWithoutAHead) {
+// The file has an encoder only. Its tensors are loaded under any of their names. The trainer makes a head and
+// lists it as new.
+TEST_F(BertTransformers, AnEncoderGetsAHead) {
   for (const std::string& name : kCases) {
     const SafetensorsFile before(path(name + "/before.safetensors"));
     Trainer trainer(config_of(name, 2, "encoder"));

@@ -1,6 +1,6 @@
-// The promise on which the whole design rests: losses, gradient norms and weights after three steps are the
-// same to the bit for every schedule, p2 policy, number of stages and split of the layers, at each number of
-// micro-batches. The reference is one stage with standard backpropagation.
+// Tests the promise on which the whole design rests. Losses, gradient norms and weights after three steps are
+// the same to the bit for every schedule, p2 policy, number of stages and split of the layers, at each number
+// of micro-batches. The reference is one stage with standard backpropagation.
 #include <tuple>
 
 #include <gtest/gtest.h>
@@ -18,7 +18,8 @@ using test::tiny_config;
 
 constexpr int kSteps = 3;
 
-// Layers per stage: counts that divide and counts that do not, ends inside a block, and a stage of one layer.
+// These are the layers per stage. Some splits are even and some are not, some stages end inside a block, and
+// some have one layer.
 const std::vector<std::vector<int>> kSplits = {{8},       {4, 4},          {3, 5},
                                                {3, 2, 3}, {1, 2, 1, 3, 1}, {1, 1, 1, 4, 1}};
 const std::vector<std::string> kSchedules = {"naive", "gpipe", "1f1b"};
@@ -39,7 +40,7 @@ std::string name_of(const std::vector<int>& split, const Variant& variant) {
                 policy_name(variant.policy), ", cap ", variant.memory_cap);
 }
 
-// (tied, clipped, micro-batches)
+// The parameters are (tied, clipped, micro-batches).
 class BitwiseMatrix : public ::testing::TestWithParam<std::tuple<bool, bool, int>> {};
 
 TEST_P(BitwiseMatrix, SameForEveryScheduleAndPolicyAndSplit) {
@@ -71,9 +72,9 @@ INSTANTIATE_TEST_SUITE_P(All, BitwiseMatrix,
                                          std::get<2>(info.param));
                          });
 
-// The reference above is itself a run of this library; autograd_test shows that it learns the same as
+// The reference above is itself a run of this library. autograd_test shows that it learns the same as
 // autograd.
-TEST(BitwiseReference, DependsOnWhatItShouldDependOn) {
+TEST(BitwiseReference, DependsOnItsInputs) {
   const auto batches = random_batches(kSteps, 2);
   const Variant variant{"gpipe", P2Policy::kOff};
   const Outcome plain = test::train(config_of(false, 0, {8}), batches, variant);
@@ -115,7 +116,7 @@ TEST(Bitwise, SameWithPadding) {
   }
 }
 
-// Settings that a run may change from one step to the next.
+// A run may change these settings from one step to the next.
 TEST(Bitwise, SameWhenThePlanChangesBetweenSteps) {
   const auto batches = random_batches(4, 3);
   const Outcome expected = test::train(config_of(false, 0.5, {8}), batches, {"gpipe", P2Policy::kOff});
@@ -134,7 +135,7 @@ TEST(Bitwise, SameWhenThePlanChangesBetweenSteps) {
   expect_same_bits(expected, actual, "changing plans");
 }
 
-// A split by measured cost depends on the clock. The result must not.
+// A split by measured cost depends on the clock, but the result must not.
 TEST(Bitwise, SameForAMeasuredSplit) {
   const auto batches = random_batches(kSteps, 2);
   const Outcome expected = test::train(config_of(false, 0, {8}), batches, {"gpipe", P2Policy::kOff});
@@ -165,7 +166,7 @@ TEST(Bitwise, SameForASmallerLastBatch) {
   }
 }
 
-// Two threads a rank on both sides.
+// Both sides use two threads a rank.
 TEST(Bitwise, SameWithSeveralThreadsARank) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer does not see the barriers of the OpenMP inside LibTorch";

@@ -1,5 +1,5 @@
-// Checkpoints on the disk: the last few are kept, leftovers are removed, damage is noticed, and a failed
-// write leaves the last good checkpoint.
+// Tests checkpoints on the disk. The last few are kept, leftovers are removed, damage is noticed, and a
+// failed write leaves the last good checkpoint.
 #include <chrono>
 #include <csignal>
 #include <fstream>
@@ -31,7 +31,7 @@ using test::visible_names;
 const std::vector<std::string> kFiles = {"weights.safetensors", "optimizer.safetensors", "state.json"};
 
 void write_file(const fs::path& path, const std::string& content) {
-  fs::remove(path);  // the old one may be mapped
+  fs::remove(path);  // the old file may be mapped
   std::ofstream(path, std::ios::binary) << content;
 }
 
@@ -54,7 +54,8 @@ TEST(CheckpointFolder, KeepsTheLastFew) {
     EXPECT_EQ(visible_names(config.save.checkpoints + "/" + name),
               (std::vector<std::string>{"optimizer.safetensors", "state.json", "weights.safetensors"}));
   }
-  // From now on fewer are kept. The last step counts although it is not a multiple of save.every.
+  // From now on, fewer checkpoints are kept. The last step counts although it is not a multiple of
+  // save.every.
   config.save.keep = 1;
   config.save.every = 5;
   config.train.steps = 8;
@@ -65,7 +66,7 @@ TEST(CheckpointFolder, KeepsTheLastFew) {
   EXPECT_EQ(visible_names(config.save.checkpoints), std::vector<std::string>{step_name(8)});
 }
 
-TEST(CheckpointFolder, LeftoversOfKilledWritersGo) {
+TEST(CheckpointFolder, RemovesLeftoversOfKilledWriters) {
   const TempFolder folder;
   const std::string path = folder.path("checkpoints");
   for (const char* name :
@@ -81,7 +82,7 @@ TEST(CheckpointFolder, LeftoversOfKilledWritersGo) {
   EXPECT_EQ(checkpoints.steps(), std::vector<int64_t>{2});
 }
 
-TEST(CheckpointFolder, OneRunAtATime) {
+TEST(CheckpointFolder, BelongsToOneRunAtATime) {
   const TempFolder folder;
   const std::string path = folder.path("checkpoints/");
   {
@@ -106,8 +107,8 @@ TEST(CheckpointFolder, WaitsForARunThatIsEnding) {
   ending.join();
 }
 
-// Every way in which a file can be broken: the previous checkpoint is taken and the reason is reported.
-TEST(CheckpointFolder, DamagedNewestMeansTheOneBefore) {
+// A file can be broken in these ways. Each time, the previous checkpoint is taken and the reason is reported.
+TEST(CheckpointFolder, TakesThePreviousCheckpointIfTheNewestIsDamaged) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   const RunResult whole = run(config);
@@ -147,16 +148,16 @@ TEST(CheckpointFolder, DamagedNewestMeansTheOneBefore) {
   }
 }
 
-// The two newest checkpoints are broken: the run continues from the third, replaces them, and ends in the
+// The two newest checkpoints are broken. The run continues from the third, replaces them, and ends in the
 // same state.
-TEST(CheckpointFolder, GoesOnPastDamagedOnes) {
+TEST(CheckpointFolder, ContinuesFromAnOlderCheckpoint) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   const RunResult whole = run(config);
   const std::string base = config.save.checkpoints + "/";
   fs::remove(base + step_name(6) + "/optimizer.safetensors");
   write_file(base + step_name(5) + "/state.json", "{");
-  config.save.every = 4;  // so that 5 is not written again
+  config.save.every = 4;  // so that step 5 is not written again
   config.save.keep = 2;
   const RunResult resumed = run(config, true);
   EXPECT_EQ(resumed.first_step, 4);
@@ -169,7 +170,7 @@ TEST(CheckpointFolder, GoesOnPastDamagedOnes) {
   test::expect_continues(whole, again, "what was written over the damaged one");
 }
 
-TEST(CheckpointFolder, AllDamagedIsAnError) {
+TEST(CheckpointFolder, ReportsThatAllAreDamaged) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   run(config, false, 2);
@@ -178,7 +179,7 @@ TEST(CheckpointFolder, AllDamagedIsAnError) {
                {"none of the 2 checkpoints", config.save.checkpoints, "state.json", "missing"});
 }
 
-TEST(CheckpointFolder, RenamedCheckpoint) {
+TEST(CheckpointFolder, NoticesARenamedCheckpoint) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   run(config, false, 2);
@@ -189,9 +190,9 @@ TEST(CheckpointFolder, RenamedCheckpoint) {
   EXPECT_NE(resumed.notes[0].find("is of step 2"), std::string::npos) << resumed.notes[0];
 }
 
-// One bit is flipped in each byte of state.json and in many bytes of the tensor files. The flip is noticed or
-// has no effect, as in a blank between two words of JSON.
-TEST(CheckpointFolder, EveryFlippedBitIsNoticed) {
+// One bit is flipped in each byte of state.json and in many bytes of the tensor files. The flip is noticed,
+// or it has no effect, as in a blank between two words of JSON.
+TEST(CheckpointFolder, NoticesEveryFlippedBit) {
   const TempFolder folder;
   const fs::path path = folder.path("step");
   CheckpointContent content = small_content(7);
@@ -219,7 +220,7 @@ TEST(CheckpointFolder, EveryFlippedBitIsNoticed) {
   }
 }
 
-TEST(CheckpointFolder, HostileState) {
+TEST(CheckpointFolder, RefusesAHostileState) {
   const TempFolder folder;
   const fs::path path = folder.path("step");
   write_checkpoint(path, small_content(7));
@@ -235,7 +236,7 @@ TEST(CheckpointFolder, HostileState) {
   expect(R"({"crc32": 1, "state": {"format": 0}})", {"format 0", "reads formats up to 2"});
   expect(R"({"crc32": 1, "state": {"format": "2"}})", {"format \"2\""});
   expect(R"({"crc32": 1, "state": {"format": 1}})", {"checksum"});
-  // The checksum is right, but the file was made by an attacker.
+  // An attacker made the file, and its checksum is right.
   for (const char* step : {"-5", "1e300", "2.5", "18446744073709551615", "true"}) {
     const std::string state = concat(R"({"format":1,"step":)", step, "}");
     // The checksum is that of the rewritten file.
@@ -245,7 +246,7 @@ TEST(CheckpointFolder, HostileState) {
   }
 }
 
-TEST(CheckpointFolder, FrozenWeightsAreOneFileOnTheDisk) {
+TEST(CheckpointFolder, StoresFrozenWeightsOnce) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   config.model.freeze = {"*.o_proj.weight"};
@@ -259,7 +260,7 @@ TEST(CheckpointFolder, FrozenWeightsAreOneFileOnTheDisk) {
   EXPECT_TRUE(fs::equivalent(frozen(1), frozen(6))) << "resumed";
 }
 
-// While this object lives, no file can grow beyond `bytes`: a process sees the same on a full disk.
+// While this object lives, no file can grow beyond `bytes`. For the process, this is like a full disk.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -278,7 +279,7 @@ class FileSizeLimit {
   void (*handler_)(int);
 };
 
-TEST(CheckpointFolder, FailingWriteLeavesTheLastGoodOne) {
+TEST(CheckpointFolder, KeepsTheLastGoodCheckpointWhenAWriteFails) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   config.save.keep = 1;
@@ -296,8 +297,8 @@ TEST(CheckpointFolder, FailingWriteLeavesTheLastGoodOne) {
   test::expect_continues(whole, resumed, "after the disk was full");
 }
 
-// The error is raised during training, not only at the end.
-TEST(CheckpointFolder, FailingWriteEndsTraining) {
+// The error ends the training, instead of coming only at the end.
+TEST(CheckpointFolder, AFailedWriteEndsTraining) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   config.train.steps = 1000;
@@ -316,7 +317,7 @@ TEST(CheckpointFolder, FailingWriteEndsTraining) {
   expect_error([&] { checkpointer.finish(trainer); }, {"File too large"});
 }
 
-TEST(CheckpointFolder, FolderThatVanishes) {
+TEST(CheckpointFolder, ReportsAFolderThatVanishes) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   Checkpointer checkpointer(config.save, false);
@@ -331,8 +332,8 @@ TEST(CheckpointFolder, FolderThatVanishes) {
       {config.save.checkpoints, "No such file"});
 }
 
-// As a user without permission to write there; root may write anywhere.
-TEST(CheckpointFolder, ReadOnly) {
+// The user has no permission to write there. Root may write anywhere.
+TEST(CheckpointFolder, ReportsAReadOnlyFolder) {
   constexpr uid_t kNobody = 65534;
   const TempFolder folder;
   const std::string path = folder.path("checkpoints");
@@ -353,7 +354,7 @@ TEST(CheckpointFolder, ReadOnly) {
   EXPECT_EQ(CheckpointFolder(path, 1).steps(), std::vector<int64_t>{1});
 }
 
-TEST(CheckpointFolder, AFileWhereTheFolderShouldBe) {
+TEST(CheckpointFolder, ReportsAFileInThePlaceOfTheFolder) {
   const TempFolder folder;
   const std::string file = folder.write("taken", "mine");
   expect_error([&] { CheckpointFolder(file, 1); }, {"save.checkpoints", file});

@@ -1,5 +1,6 @@
-// Checkpoints that several processes write: their parts make one checkpoint. A part that is missing, torn or
-// foreign is noticed and named. A process is an object here, with a folder of its own to add to.
+// Tests checkpoints that several processes write. Their parts make one checkpoint. A part that is missing,
+// torn or foreign is noticed and named. Here, a process is an object with its own folder object, to which it
+// adds its parts.
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -23,11 +24,12 @@ using test::TempFolder;
 using test::visible_names;
 using File = CheckpointFile;
 
-// Seconds: much longer than it takes on a busy machine, and much shorter than the time-out of 300 s.
+// This time in seconds is much longer than the work takes on a busy machine, and much shorter than the
+// time-out of 300 s.
 constexpr double kPromptly = 60;
 
 void write_file(const fs::path& path, const std::string& content) {
-  fs::remove(path);  // the old one may be mapped
+  fs::remove(path);  // the old file may be mapped
   std::ofstream(path, std::ios::binary) << content;
 }
 
@@ -44,7 +46,7 @@ CheckpointContent content_of(int process, int64_t step) {
   return content;
 }
 
-// All processes of a run, as seen by checkpoints.
+// These are all processes of a run, as checkpoints see them.
 class Writers {
  public:
   Writers(std::string path, int processes) : path_(std::move(path)) {
@@ -62,7 +64,7 @@ class Writers {
     return fs::path(path_) / (step_name(step) + "." + first().run_id() + ".new");
   }
 
-  // The first runs on this thread and the others on their own, and they begin at different times.
+  // The first process runs on this thread, the others on threads of their own. They begin at different times.
   void add(int64_t step) {
     std::vector<std::thread> others;
     for (int p = 1; p < size(); ++p) {
@@ -125,9 +127,9 @@ TEST(CheckpointParts, MakeOneCheckpoint) {
   EXPECT_EQ(checkpoint_file_name(File::kOptimizer, {0, 1}), "optimizer.safetensors");
 }
 
-// A process that was killed writes no part. The error names it after the time-out, which begins anew whenever
+// A process that was killed writes no part. The error names it after the time-out, which restarts whenever
 // any process writes. No part is left, and the earlier files stay as they were.
-TEST(CheckpointParts, MissingPart) {
+TEST(CheckpointParts, NameAMissingPart) {
   const TempFolder folder;
   const std::string path = folder.path("checkpoints");
   Writers run(path, 3);
@@ -143,7 +145,7 @@ TEST(CheckpointParts, MissingPart) {
   EXPECT_EQ(visible_names(path), std::vector<std::string>{step_name(1)});
   expect_whole(path + "/" + step_name(1), 3, 1);
 
-  // A process that is slower than the time-out, but is never silent for that long.
+  // This process is slower than the time-out, but is never silent for that long.
   std::thread slow([&] {
     fs::create_directory(run.aside(3));
     for (int i = 0; i < 8; ++i) {
@@ -172,7 +174,7 @@ TEST(CheckpointParts, HurryEndsTheWait) {
 }
 
 // The first process reports the same reason at once.
-TEST(CheckpointParts, FailedPart) {
+TEST(CheckpointParts, ReportAFailedPart) {
   const TempFolder folder;
   Writers run(folder.path("checkpoints"), 2);
   fs::create_directories(run.aside(4) / "weights-00001-of-00002.safetensors");
@@ -185,8 +187,8 @@ TEST(CheckpointParts, FailedPart) {
   EXPECT_EQ(visible_names(folder.path("checkpoints")), std::vector<std::string>{});
 }
 
-// Parts with false contents: torn, of another step, of another process, or with other files.
-TEST(CheckpointParts, WrongPart) {
+// The parts have wrong contents: they are torn, of another step, of another process, or have other files.
+TEST(CheckpointParts, RefuseAWrongPart) {
   const TempFolder folder;
   Writers run(folder.path("checkpoints"), 2);
   int64_t step = 10;
@@ -231,9 +233,9 @@ TEST(CheckpointParts, WrongPart) {
          {mine, "damaged: 9 bytes instead"});
 }
 
-// One bit of any file is flipped, at sampled places: the damage is noticed and the file is named; the others
-// stay as they were.
-TEST(CheckpointParts, EveryFlippedBitIsNoticed) {
+// One bit of any file is flipped, at sampled places. The damage is noticed and the file is named. The other
+// files stay as they were.
+TEST(CheckpointParts, NoticeEveryFlippedBit) {
   const TempFolder folder;
   const std::string path = folder.path("checkpoints");
   Writers run(path, 3);
@@ -257,8 +259,8 @@ TEST(CheckpointParts, EveryFlippedBitIsNoticed) {
   EXPECT_EQ(problems_of(step), std::vector<std::string>{});
 }
 
-// A process reads only the files that it needs: it may open a checkpoint whose other files it never touches.
-TEST(CheckpointParts, FilesThatAreReadAreVerified) {
+// A process reads only the files that it needs. It may open a checkpoint whose other files are damaged.
+TEST(CheckpointParts, VerifyTheFilesThatAreRead) {
   const TempFolder folder;
   const std::string path = folder.path("checkpoints");
   Writers run(path, 2);
@@ -275,7 +277,7 @@ TEST(CheckpointParts, FilesThatAreReadAreVerified) {
   expect_error([&] { run.process(1).open(1); }, {file.filename().string(), "damaged"});
 }
 
-TEST(CheckpointParts, TensorInTwoParts) {
+TEST(CheckpointParts, RefuseATensorInTwoParts) {
   const TempFolder folder;
   const std::string path = folder.path("checkpoints");
   Writers run(path, 2);
@@ -286,8 +288,8 @@ TEST(CheckpointParts, TensorInTwoParts) {
   EXPECT_EQ(problems_of(fs::path(path) / step_name(1)).size(), 1U);
 }
 
-// Two runs, one of which is dying while the other has begun: neither touches the other's files.
-TEST(CheckpointParts, WritersOfAnEarlierRun) {
+// Two runs overlap: one is ending while the other has begun. Neither touches the other's files.
+TEST(CheckpointParts, IgnoreWritersOfAnEarlierRun) {
   const TempFolder folder;
   const std::string path = folder.path("checkpoints");
   auto before = std::make_unique<Writers>(path, 2);
@@ -299,7 +301,7 @@ TEST(CheckpointParts, WritersOfAnEarlierRun) {
   expect_whole(path + "/" + step_name(1), 2, 1);
 }
 
-TEST(CheckpointParts, FolderThatIsNotShared) {
+TEST(CheckpointParts, ReportAFolderThatIsNotShared) {
   const TempFolder folder;
   Writers run(folder.path("checkpoints"), 2);
   fs::create_directory(folder.path("mine"));
@@ -310,8 +312,8 @@ TEST(CheckpointParts, FolderThatIsNotShared) {
       {"save.checkpoints", folder.path("mine"), "process 1", "process 0", "file system that all share"});
 }
 
-// Format 1, which the program wrote when a run was one process.
-TEST(CheckpointParts, FormatOne) {
+// The program wrote format 1 when a run was one process.
+TEST(CheckpointParts, ReadFormatOne) {
   const TempFolder folder;
   const fs::path step = folder.path("checkpoints/" + step_name(7));
   fs::create_directories(step);
@@ -353,7 +355,7 @@ TEST(CheckpointParts, FormatOne) {
   EXPECT_TRUE(checkpoint->read(File::kFrozen, "0.frozen").equal(content.frozen[0].second));
 }
 
-TEST(CheckpointParts, Reshard) {
+TEST(CheckpointParts, AreResharded) {
   const TempFolder folder;
   Writers run(folder.path("checkpoints"), 3);
   run.add(5);

@@ -1,4 +1,4 @@
-// Checkpoints of runs whose ranks are in processes of their own (threads here, each with a trainer and a
+// Tests checkpoints of runs whose ranks have processes of their own (threads here, each with a trainer and a
 // world). Any other number of processes continues from them, to the bit, whichever process wrote each part.
 // All processes choose the same checkpoint, and no process hangs when one fails.
 #include <map>
@@ -32,7 +32,7 @@ struct ManyRuns {
   int64_t first_step = 0;
   std::vector<std::string> notes;
   std::vector<double> losses;
-  std::map<std::string, at::Tensor> tensors;  // weights and optimizer state, of all processes
+  std::map<std::string, at::Tensor> tensors;  // weights and optimizer state of all processes
 };
 
 enum class As : uint8_t { kProcessEach, kThreads };  // one process per rank; one process per replica
@@ -91,7 +91,7 @@ ManyRuns run_many(const Config& config, As as, bool resume = false, const Hooks&
   return result;
 }
 
-// `rest` equals the steps of `whole` after the step of the resume, up to the stop.
+// Expects that `rest` equals the steps of `whole` after the step of the resume, up to the stop.
 void expect_same_course(const ManyRuns& whole, const ManyRuns& rest, const std::string& what) {
   SCOPED_TRACE(what);
   ASSERT_LE(rest.first_step + rest.losses.size(), whole.losses.size());
@@ -108,9 +108,9 @@ void expect_same_course(const ManyRuns& whole, const ManyRuns& rest, const std::
 
 class ManyProcesses : public ::testing::TestWithParam<test::Case> {};
 
-// 3 processes, then one with one stage, then 2, then threads: the bits are those of a run that was never
-// stopped.
-TEST_P(ManyProcesses, ResumeAtAnyNumber) {
+// The run has 3 processes, then one process with one stage, then 2, then threads. The bits are those of a run
+// that was never stopped.
+TEST_P(ManyProcesses, ResumeWithAnyNumber) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   GetParam().change(config);
@@ -173,9 +173,9 @@ INSTANTIATE_TEST_SUITE_P(
                                                   }}})),
     [](const auto& info) { return std::string(info.param.name); });
 
-// Optimizer state that is divided among replicas, then not divided, then divided again: the numbers stay the
+// The optimizer state is divided among replicas, then not divided, then divided again. The numbers stay the
 // same.
-TEST(ManyProcesses, ShardedOrNot) {
+TEST(ManyProcesses, ResumeWithAndWithoutShards) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   config.pipeline.data_parallel = 2;
@@ -194,8 +194,8 @@ TEST(ManyProcesses, ShardedOrNot) {
   }
 }
 
-// The batch may be divided in another way, which changes bits, as a note says. Another batch is refused.
-TEST(ManyProcesses, OtherNumberOfReplicas) {
+// The batch may be divided in another way. That changes bits, and a note says so. Another batch is refused.
+TEST(ManyProcesses, ResumeWithAnotherNumberOfReplicas) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   config.pipeline.data_parallel = 2;
@@ -214,9 +214,9 @@ TEST(ManyProcesses, OtherNumberOfReplicas) {
   EXPECT_NE(rest.notes[0].find("pipeline.data_parallel is 1 but 2"), std::string::npos) << rest.notes[0];
 }
 
-// The first process finds every torn part, whichever process wrote it; all processes take the previous
+// The first process finds every torn part, whichever process wrote it. All processes take the previous
 // checkpoint.
-TEST(ManyProcesses, AllTakeTheSame) {
+TEST(ManyProcesses, TakeTheSameCheckpoint) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   const ManyRuns whole = run_many(config, As::kThreads);
@@ -235,8 +235,8 @@ TEST(ManyProcesses, AllTakeTheSame) {
   expect_same_course(whole, run_many(config, As::kProcessEach, true), "what was written over them");
 }
 
-// A failure of one process is the reported error, whichever process notices it.
-TEST(ManyProcesses, OneErrorForAll) {
+// The error of the failing process is reported, whichever process notices it.
+TEST(ManyProcesses, ReportOneError) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   Hooks hooks;
@@ -247,9 +247,9 @@ TEST(ManyProcesses, OneErrorForAll) {
   expect_error([&] { run_many(config, As::kProcessEach, true); }, {"in use by another run"});
 }
 
-// One process cannot write its part: the run ends soon with the reason, and the earlier checkpoints stay
+// One process cannot write its part. The run ends soon with the reason, and the earlier checkpoints stay
 // whole.
-TEST(ManyProcesses, PartThatCannotBeWritten) {
+TEST(ManyProcesses, ReportAPartThatCannotBeWritten) {
   for (const int process : {0, 1}) {
     for (const int64_t at : {3, kSteps}) {  // in between, and by finish()
       SCOPED_TRACE(concat("process ", process, ", step ", at));
@@ -274,8 +274,8 @@ TEST(ManyProcesses, PartThatCannotBeWritten) {
   }
 }
 
-// A process fails while the others write their parts: no process waits for the part that is missing.
-TEST(ManyProcesses, ProcessThatFails) {
+// A process fails while the others write their parts. No process waits for the missing part.
+TEST(ManyProcesses, EndWhenOneFails) {
   for (const int process : {0, 1}) {
     const TempFolder folder;
     Config config = checkpoint_config(folder);
@@ -291,8 +291,8 @@ TEST(ManyProcesses, ProcessThatFails) {
   }
 }
 
-// Every process writes its own files; together they are the model that one process saves.
-TEST(ManyProcesses, SavedModel) {
+// Every process writes its own files. Together they are the model that one process saves.
+TEST(ManyProcesses, SaveOneModel) {
   for (const bool tied : {false, true}) {
     for (const int64_t most : {int64_t{1} << 40, int64_t{6000}}) {
       SCOPED_TRACE(concat(tied, " ", most));
@@ -331,8 +331,8 @@ TEST(ManyProcesses, SavedModel) {
   }
 }
 
-// The adapters of all processes are in PEFT's one file, and each process reads its own part.
-TEST(ManyProcesses, SavedAdapter) {
+// The adapters of all processes are in one file of PEFT's format. Each process reads its own part.
+TEST(ManyProcesses, SaveOneAdapter) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   config.save.checkpoints = "";

@@ -1,5 +1,5 @@
-// Helpers of the checkpoint tests: a run with checkpoints over a few samples, so that it takes several
-// epochs, and the comparison with a run that was never stopped.
+// This file helps the checkpoint tests. A run with checkpoints has only a few samples, so that it takes
+// several epochs. It is compared with a run that was never stopped.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace twobp::test {
 
 inline constexpr int kSteps = 6;
 
-// Nine samples in batches of 2 x 2: three batches an epoch, the last of them with one micro-batch of one
+// Nine samples come in batches of 2 x 2. An epoch has three batches, and the last one is a micro-batch of one
 // sample.
 inline void write_data(const TempFolder& folder, const std::string& name, uint64_t seed) {
   std::vector<int32_t> ids;
@@ -50,13 +50,13 @@ inline Config checkpoint_config(const TempFolder& folder) {
   return config;
 }
 
-// A kind of training whose whole state is saved.
+// This is a kind of training whose whole state is saved.
 struct Case {
   const char* name;
   void (*change)(Config& config);
 };
 
-// `cases`, and the cases of every kind of run.
+// Returns `cases` and the cases of every kind of run.
 inline std::vector<Case> with_common_cases(std::vector<Case> cases) {
   cases.insert(cases.end(),
                {{"Frozen",
@@ -76,9 +76,9 @@ inline std::vector<Case> with_common_cases(std::vector<Case> cases) {
   return cases;
 }
 
-// A run to the end of train.steps, or until `stop_after`.
+// This is the result of a run to the end of train.steps, or until `stop_after`.
 struct RunResult {
-  int64_t first_step = 0;  // done before the first of these losses
+  int64_t first_step = 0;  // steps done before the first of these losses
   std::vector<std::string> notes;
   Outcome outcome;
   std::vector<at::Tensor> optimizer;
@@ -107,7 +107,7 @@ inline RunResult run(const Config& config, bool resume = false, int64_t stop_aft
   return result;
 }
 
-// `resumed` equals the steps of `whole` after the step of the resume.
+// Expects that `resumed` equals the steps of `whole` after the step of the resume.
 inline void expect_continues(const RunResult& whole, const RunResult& resumed, const std::string& what) {
   Outcome rest = whole.outcome;
   ASSERT_LE(resumed.first_step, static_cast<int64_t>(rest.losses.size()));
@@ -125,7 +125,7 @@ inline std::string step_name(int64_t step) {
   return "step-" + std::string(8 - digits.size(), '0') + digits;
 }
 
-// A folder of checkpoints that contains only that one.
+// Makes a folder of checkpoints that contains only that one.
 inline std::string folder_with(const TempFolder& folder, const Config& config, int64_t step,
                                const std::string& name) {
   std::filesystem::create_directories(folder.path(name));

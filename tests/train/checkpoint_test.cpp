@@ -1,5 +1,5 @@
-// A resumed run has the bits of a run that never stopped, at every step, for any cut of the pipeline and any
-// schedule. Also the resumes that are refused.
+// Tests that a resumed run has the bits of a run that never stopped, at every step, for any cut of the
+// pipeline and any schedule. Also tests the resumes that are refused.
 #include <functional>
 #include <set>
 
@@ -25,7 +25,7 @@ using test::run;
 using test::RunResult;
 using test::TempFolder;
 
-// The settings of the resumed run, which are never those of the first run (3 + 5 layers, 1f1b, fill).
+// The resumed run never has the settings of the first run (3 + 5 layers, 1f1b, fill).
 void use_other_pipeline(Config& config, int which) {
   struct Other {
     std::vector<int> split;
@@ -97,8 +97,8 @@ INSTANTIATE_TEST_SUITE_P(All, ResumeBitwise,
                                }}})),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// In the middle of an epoch of packed documents. The model need not keep them apart for this.
-TEST(Resume, PackedDocuments) {
+// The run stops in the middle of an epoch of packed documents. The model need not keep them apart for this.
+TEST(Resume, WorksWithPackedDocuments) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   SplitMix64 random(4);
@@ -139,7 +139,7 @@ TEST(Resume, PackedDocuments) {
   }
 }
 
-// The equality above can fail: if any one piece of the state is lost, the run is another.
+// The equality above can fail: without any one piece of the state, the run differs.
 TEST(Resume, EveryPieceOfTheStateMatters) {
   const TempFolder folder;
   const Config config = checkpoint_config(folder);
@@ -180,7 +180,7 @@ TEST(Resume, EveryPieceOfTheStateMatters) {
 }
 
 // Float16SkipsSteps above has a loss scale to carry over only if steps are skipped.
-TEST(Resume, LossScaleIsCarriedOver) {
+TEST(Resume, CarriesTheLossScaleOver) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   config.train.precision = "fp16";
@@ -193,7 +193,7 @@ TEST(Resume, LossScaleIsCarriedOver) {
   EXPECT_EQ(last.state().position.step, kSteps);
 }
 
-TEST(Resume, MlpOnVectors) {
+TEST(Resume, WorksWithAnMlpOnVectors) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   test::make_mlp(config);
@@ -207,7 +207,7 @@ TEST(Resume, MlpOnVectors) {
 }
 
 // Evaluations between the steps change nothing, and neither do rare checkpoints.
-TEST(Resume, WhateverElseTheRunDoes) {
+TEST(Resume, DoesNotDependOnEvaluationsAndRareCheckpoints) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   config.data.held_out = 0.2;
@@ -224,7 +224,7 @@ TEST(Resume, WhateverElseTheRunDoes) {
   expect_continues(whole, resumed, "stopped after 5");
 }
 
-TEST(Resume, WithoutACheckpointItStarts) {
+TEST(Resume, StartsWithoutACheckpoint) {
   const TempFolder folder;
   const Config config = checkpoint_config(folder);
   const RunResult fresh = run(config, /*resume=*/true);
@@ -243,8 +243,8 @@ TEST(Resume, RefusesToMixRuns) {
   EXPECT_EQ(test::visible_names(config.save.checkpoints).size(), 2U);
 }
 
-// The data may move; its content may not change.
-TEST(Resume, DataByContent) {
+// The data may move, but its content may not change.
+TEST(Resume, ComparesDataByContent) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   const RunResult whole = run(config);
@@ -258,9 +258,9 @@ TEST(Resume, DataByContent) {
   expect_continues(whole, run(config, true), "moved data");
 }
 
-// The checkpoint is whole but belongs to another run: this is an error. No older checkpoint is taken, and
+// The checkpoint is whole but belongs to another run. This is an error. No older checkpoint is taken, and
 // nothing is lost.
-TEST(Resume, CheckpointOfAnotherModel) {
+TEST(Resume, RefusesTheCheckpointOfAnotherModel) {
   const TempFolder folder;
   const Config config = checkpoint_config(folder);
   run(config, false, 2);
@@ -279,8 +279,9 @@ TEST(Resume, CheckpointOfAnotherModel) {
   EXPECT_EQ(run(config, true).first_step, 2);
 }
 
-// The configurations agree but the tensors do not, for example with weights from another directory.
-TEST(Resume, TensorsOfAnotherModel) {
+// The configurations agree but the tensors do not, for example because the weights come from another
+// directory.
+TEST(Resume, RefusesTheTensorsOfAnotherModel) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   run(config, false, 1);
@@ -312,8 +313,8 @@ TEST(Resume, TensorsOfAnotherModel) {
   expect_error([&] { checkpoint.check_tensors(File::kFrozen, weights); }, {"frozen.safetensors has no"});
 }
 
-// A checkpoint's weights can be read by anything that reads Hugging Face's files.
-TEST(Resume, WeightsAreUnderTheirPublicNames) {
+// Any program that reads Hugging Face's files can read a checkpoint's weights.
+TEST(Resume, StoresWeightsUnderTheirPublicNames) {
   const TempFolder folder;
   const Config config = checkpoint_config(folder);
   const RunResult whole = run(config);

@@ -1,11 +1,11 @@
-// Concatenated backward-p2 gives up bitwise equality for the Linear weights only, and only by rounding: the
-// gradient of a weight is summed over micro-batches in another order.
+// Tests concatenated backward-p2. It gives up bitwise equality for the Linear weights only, and only by
+// rounding: the gradient of a weight is summed over micro-batches in another order.
 //
-// The bound: a gradient element is a sum of n = M * 2 * 16 <= 128 products; two orders of float32 additions
-// differ by at most 2 n u times the sum of the products' magnitudes (u = 6e-8), and that sum is at most n
-// times the largest product. Gradients here have elements of the size of sqrt(n) products of random signs, so
-// relative to the largest element the bound is 2 n u * n / sqrt(n) = 1.7e-4; rounding errors of random signs
-// make it 2 sqrt(n) u * sqrt(n) = 1.5e-5. The tests use the latter.
+// The bound: a gradient element is a sum of n = M * 2 * 16 <= 128 products. Two orders of float32 additions
+// differ by at most 2 n u times the sum of the products' magnitudes (u = 6e-8). That sum is at most n times
+// the largest product. Gradients here have elements of the size of sqrt(n) products of random signs. So
+// relative to the largest element, the bound is 2 n u * n / sqrt(n) = 1.7e-4. With rounding errors of random
+// signs, it is 2 sqrt(n) u * sqrt(n) = 1.5e-5. The tests use the latter.
 #include <gtest/gtest.h>
 
 #include "tests/train/training.h"
@@ -55,7 +55,7 @@ void expect_within_bound(const std::vector<int>& split, const Batch& batch, cons
   }
 }
 
-TEST(Concat, GradientsWithinTheBoundOfLoop) {
+TEST(Concat, GradientsAreWithinTheBoundOfTheLoop) {
   for (const std::vector<int>& split : {std::vector<int>{8}, {3, 5}, {3, 2, 3}}) {
     for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
       for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
@@ -65,7 +65,7 @@ TEST(Concat, GradientsWithinTheBoundOfLoop) {
   }
 }
 
-TEST(Concat, ShorterLastMicroBatch) {
+TEST(Concat, TakesAShorterLastMicroBatch) {
   for (const int micro_batches : {2, 3, 4}) {
     expect_within_bound({3, 5}, test::random_batch(micro_batches, 2, 1, 6),
                         {"1f1b", P2Policy::kFill, P2Batching::kConcat});
@@ -74,8 +74,8 @@ TEST(Concat, ShorterLastMicroBatch) {
   }
 }
 
-// 1F1B over two stages holds two of seven micro-batches: under a cap W runs for some of them at a time.
-TEST(Concat, UnderACap) {
+// 1F1B over two stages holds two of seven micro-batches. Under a cap, W runs for some of them at a time.
+TEST(Concat, KeepsTheBoundUnderACap) {
   for (const P2Policy policy : {P2Policy::kEnd, P2Policy::kFill}) {
     expect_within_bound({3, 5}, test::random_batch(7, 1, 1, 7), {"1f1b", policy, P2Batching::kConcat});
     expect_within_bound({3, 5}, test::random_batch(7, 1, 1, 7), {"1f1b", policy, P2Batching::kConcat, 0});
@@ -92,14 +92,14 @@ TEST(Concat, OneMicroBatchIsBitwiseEqual) {
                          "concat");
 }
 
-// Batches that shrink and grow again, and a change of batching.
-TEST(Concat, OverStepsOfChangingSizes) {
+// Batches shrink and grow again, and the batching changes.
+TEST(Concat, KeepsTheBoundOverStepsOfChangingSizes) {
   const std::vector<Batch> batches = {test::random_batch(2, 1, 1, 1), test::random_batch(4, 2, 2, 2),
                                       test::random_batch(3, 2, 1, 3), test::random_batch(4, 2, 2, 4)};
   Config config = tiny_config();
   config.pipeline.stages = 2;
   config.pipeline.split = {3, 5};
-  // As in autograd_test: an error e of a gradient below 0.2 moves AdamW by at most 2 lr e / eps = 2e-2 * 3e-6
+  // As in autograd_test, an error e of a gradient below 0.2 moves AdamW by at most 2 lr e / eps = 2e-2 * 3e-6
   // / 1e-3.
   config.optimizer.eps = 1e-3;
   config.train.clip_norm = 0.5;

@@ -1,6 +1,6 @@
-// Replicas of a pipeline: the bits are the same for every schedule, p2 policy and order, for every bucket
-// size, and for every place of the optimizer's state. They are those of replicas that run one after the
-// other.
+// Tests replicas of a pipeline. The bits are the same for every schedule, p2 policy and order, for every
+// bucket size, and for every place of the optimizer's state. They are those of replicas that run one after
+// the other.
 #include <numeric>
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ using test::run_in;
 using test::RunOutcome;
 
 constexpr int kSteps = 3;
-constexpr double kNoSpin = 0;  // more ranks than cores
+constexpr double kNoSpin = 0;  // there are more ranks than cores
 
 Config config_of(int replicas) {
   Config config = test::tiny_config();
@@ -75,9 +75,9 @@ TEST(DataParallel, TheBitsDoNotDependOnScheduleOrderBucketsOrShards) {
   }
 }
 
-// Epochs of 22 samples in batches of 16: every second batch has 6 samples, which give 3 micro-batches to the
-// first replica and none to the last.
-TEST(DataParallel, TheBitsDoNotDependOnThemInShortBatches) {
+// An epoch has 22 samples in batches of 16. So every second batch has 6 samples, which give 3 micro-batches
+// to the first replica and none to the last.
+TEST(DataParallel, TheBitsDoNotDependOnTheseInShortBatches) {
   test::TempFolder folder;
   Config config = config_of(2);
   test::use_arrays(config, folder, 22);
@@ -95,8 +95,8 @@ TEST(DataParallel, TheBitsDoNotDependOnThemInShortBatches) {
   }
 }
 
-// Shards in steps that do not wait for the norm and in skipped steps, with other optimizers and precisions,
-// with buffers, and with weights that are not trained.
+// The test shards the optimizer in steps that do not wait for the norm and in skipped steps. It has other
+// optimizers and precisions, buffers, and weights that are not trained.
 TEST(DataParallel, ShardsKeepTheBitsOfEveryKindOfStep) {
   const auto expect_same = [](const std::string& what, const std::function<void(Config&)>& change) {
     Config config = config_of(2);
@@ -130,9 +130,9 @@ TEST(DataParallel, ShardsKeepTheBitsOfEveryKindOfStep) {
   expect_same("resnet", [](Config& config) { test::make_tiny_resnet(config); });
 }
 
-// The definition: gradients of the replicas, each summed over its own micro-batches in order, added in the
-// order of the replicas; one update with that.
-TEST(DataParallel, IsTheReplicasOneAfterTheOther) {
+// This is the definition. Each replica sums its gradients over its own micro-batches in order. These sums are
+// added in the order of the replicas, and one update uses the result.
+TEST(DataParallel, EqualsTheReplicasOneAfterTheOther) {
   for (const int replicas : {2, 3}) {
     for (const int micro_batches : {1, 3}) {
       Config config = config_of(replicas);
@@ -188,7 +188,7 @@ TEST(DataParallel, IsTheReplicasOneAfterTheOther) {
   }
 }
 
-TEST(DataParallel, WaitsForSumsArePartOfTheTail) {
+TEST(DataParallel, WaitsForSumsCountAsTail) {
   const Config config = config_of(2);
   const RunOutcome outcome = run(config);
   for (const RankTimes& times : outcome.reports.back().ranks) {
@@ -201,7 +201,7 @@ TEST(DataParallel, WaitsForSumsArePartOfTheTail) {
   for (const RankTimes& times : alone.reports.back().ranks) EXPECT_EQ(times.exposed, 0);
 }
 
-TEST(OptimizerShards, LeastIsNextAndNothingIsLost) {
+TEST(OptimizerShards, GiveTheNextParameterToTheSmallestAndLoseNone) {
   EXPECT_EQ(assign_replicas({}, 2), std::vector<int>());
   EXPECT_EQ(assign_replicas({{1}, {1}, {1}, {1}}, 2), (std::vector<int>{0, 1, 0, 1}));
   EXPECT_EQ(assign_replicas({{2}, {5}, {3}}, 2), (std::vector<int>{1, 0, 1}));
@@ -216,13 +216,14 @@ TEST(OptimizerShards, LeastIsNextAndNothingIsLost) {
   EXPECT_LE(*std::max_element(load.begin(), load.end()) - *std::min_element(load.begin(), load.end()), 100);
 }
 
-// The embedding is the largest, but the matrices take the time.
-TEST(OptimizerShards, UpdatesThatTakeLongAreShared) {
+// The embedding is the largest parameter, but the matrices take the time.
+TEST(OptimizerShards, ShareTheUpdatesThatTakeLong) {
   const std::vector<UpdateCost> costs = {{1000}, {40, 160}, {40, 160}, {80, 320}, {10}, {30, 120}, {30, 120}};
   EXPECT_EQ(assign_replicas(costs, 2), (std::vector<int>{0, 1, 1, 0, 1, 0, 1}));
 }
 
-// By replica: bytes of optimizer state of all its ranks, and the names of the parameters that it belongs to.
+// These are the bytes of optimizer state of all ranks of a replica, and the names of the parameters to which
+// it belongs.
 struct State {
   int64_t bytes = 0;
   std::vector<std::string> names;
@@ -253,7 +254,7 @@ TEST(OptimizerShards, EachReplicaHoldsItsShare) {
   EXPECT_EQ(whole[0].names, whole[1].names);
   config.optimizer.shard = true;
   const std::vector<State> shards = states_of(config);
-  // Besides the shares, a replica has a counter of steps per rank.
+  // Besides its share, a replica has a counter of steps per rank.
   EXPECT_NEAR(shards[0].bytes + shards[1].bytes, whole[0].bytes, 256);
   EXPECT_LT(std::max(shards[0].bytes, shards[1].bytes), 0.6 * whole[0].bytes);
   std::vector<std::string> names = shards[0].names;
@@ -264,8 +265,8 @@ TEST(OptimizerShards, EachReplicaHoldsItsShare) {
   EXPECT_EQ(names, expected);  // each on one replica
 }
 
-// Each replica has its own books, and releases memory that another replica handed over.
-TEST(DataParallel, MemoryOfAStepIsBackAfterIt) {
+// Each replica counts its own memory, and releases memory that another replica handed over.
+TEST(DataParallel, ReleasesTheMemoryOfAStep) {
   const Config config = config_of(2);
   run_worlds(make_in_process_worlds(2, 2, kNoSpin), [&](World world) {
     Trainer trainer(config, std::move(world));

@@ -1,12 +1,12 @@
-"""A small random decoder of each family by `transformers`, and what it makes of it: the other side of decoder_transformers_test.cpp.
+"""Makes a small random decoder of each family with `transformers` and computes its results, for decoder_transformers_test.cpp.
 
-  make(folder)  for each case: model/, data/ (input_ids.npy, labels.npy, perhaps attention_mask.npy), before.safetensors (all weights),
-                logits.safetensors, after.safetensors (the weights after one step of SGD), facts.json (with the norm of the gradients and
-                the tokens that greedy generation adds to the first sample);
-                for PACKED, packed/: documents.safetensors (input_ids, labels of the position before, document_starts), gradients.safetensors
-                and facts.json (loss, grad_norm)
-  check(folder) for each case and each model saved by the test, saved*/: weights.safetensors (all its tensors as transformers loads them),
-                logits.safetensors
+  make(folder)  writes for each case: model/, data/ (input_ids.npy, labels.npy, perhaps attention_mask.npy), before.safetensors (all
+                weights), logits.safetensors, after.safetensors (the weights after one step of SGD), facts.json (with the norm of the
+                gradients and the tokens that greedy generation adds to the first sample);
+                for PACKED also packed/: documents.safetensors (input_ids, labels of the previous position, document_starts),
+                gradients.safetensors and facts.json (loss, grad_norm)
+  check(folder) writes for each case and each model saved by the test, saved*/: weights.safetensors (all its tensors as transformers
+                loads them), logits.safetensors
 """
 import copy
 import json
@@ -54,13 +54,13 @@ CASES = {
     "starcoder2": transformers.Starcoder2Config(**COMMON, **HEADS, sliding_window=5),
 }
 PADDED = {"mistral", "qwen2", "smollm3", "gpt2", "gpt_neox"}
-PACKED = {"llama", "qwen3", "gpt2"}  # without a window, which a mask given from outside would replace
+PACKED = {"llama", "qwen3", "gpt2"}  # these have no window, because a mask from outside would replace it
 LR = 0.05
 
 
 def model_of(config):
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
-    with torch.no_grad():  # gains are ones at first and biases zeros, which would hide that they are read
+    with torch.no_grad():  # otherwise gains are ones and biases zeros, and a test could not see whether they are read
         for weight in model.parameters():
             if weight.dim() == 1:
                 weight.add_(0.3 * torch.randn_like(weight))
@@ -68,7 +68,7 @@ def model_of(config):
 
 
 def names_of(model):
-    """The names of this model's parameters in files, by those in the module."""
+    """Returns the names of this model's parameters in files, by their names in the module."""
     return {name: name.replace("lm_head", "embed_out") if model.config.model_type == "gpt_neox" else name for name, _ in model.named_parameters()}
 
 
@@ -78,13 +78,13 @@ def logits_of(model, ids, mask):
 
 
 def make_packed(model, to):
-    """Documents of random lengths in two samples, which a block-diagonal mask and their own positions keep apart. In float64, whose own rounding is
-    nothing."""
+    """Packs documents of random lengths into two samples. A block-diagonal mask and their own positions keep them apart. The computation is
+    in float64, so its rounding does not matter."""
     model = copy.deepcopy(model).double()
     ids = torch.randint(0, model.config.vocab_size, (2, LENGTH))
     starts = torch.zeros_like(ids)
     for row in starts:
-        for begin in torch.randperm(LENGTH - 1)[:4] + 1:  # a document of one token too, perhaps
+        for begin in torch.randperm(LENGTH - 1)[:4] + 1:  # a document may have one token
             row[begin:] = torch.maximum(row[begin:], begin)
     places = torch.arange(LENGTH)
     labels = torch.where(starts == places, -100, ids)  # no target crosses into another document
@@ -115,7 +115,7 @@ def make(folder):
         numpy.save(to / "data/labels.npy", labels.numpy())
         numpy.save(to / "data/attention_mask.npy", mask.numpy())
         save_file({"logits": logits_of(model, ids, mask)}, to / "logits.safetensors")
-        # Dynamic frequencies remember the longest sequence, so the model itself must not see it.
+        # Dynamic frequencies remember the longest sequence, so a copy of the model generates.
         tokens = copy.deepcopy(model).generate(ids[:1], attention_mask=torch.ones_like(ids[:1]), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
         if case in PACKED:
             make_packed(model, to / "packed")

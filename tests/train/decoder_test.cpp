@@ -1,6 +1,6 @@
-// Whole runs of every family of decoders: the bits over schedules, cuts and recomputation, with windows that
-// are shorter than the sequence and padding; reduced precision, LoRA, frozen weights and dropout; and
-// generation with and without the cache.
+// Tests whole runs of every family of decoders. The bits do not depend on schedules, cuts and recomputation,
+// with padding and with windows that are shorter than the sequence. Also tests reduced precision, LoRA,
+// frozen weights and dropout, and generation with and without the cache.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -19,7 +19,8 @@ using test::Outcome;
 
 class EveryFamily : public ::testing::TestWithParam<std::string> {
  protected:
-  // What the family has of: windows on some layers, layers without rotary embedding, caps, multipliers.
+  // The configuration uses the family's features: windows on some layers, layers without rotary embedding,
+  // caps, multipliers.
   static Config config_of(int stages, const std::vector<std::string>& more = {}) {
     const DecoderFamily& family = decoder_family(GetParam());
     std::vector<std::string> keys = {"model.type=" + family.name,
@@ -89,8 +90,8 @@ TEST_P(EveryFamily, TrainsWithDropoutToTheSameBits) {
   expect_same_bits(expected, run(recomputing, {"1f1b", P2Policy::kFill}), "three stages");
 }
 
-// The same documents in one sample with padding behind them, and each in a sample of its own.
-TEST_P(EveryFamily, PacksDocumentsThatDoNotMeet) {
+// The same documents stand in one sample with padding after them, and each in a sample of its own.
+TEST_P(EveryFamily, KeepsPackedDocumentsApart) {
   const std::vector<int64_t> lengths = {5, 1, 7};
   const Fields tokens = test::random_fields(1, 3);
   const auto empty = [](int64_t samples) {
@@ -109,7 +110,7 @@ TEST_P(EveryFamily, PacksDocumentsThatDoNotMeet) {
     }
     starts[0].narrow(0, begin, length).fill_(begin);
   }
-  Fields joined = packed;  // without what keeps them apart
+  Fields joined = packed;  // without the field that keeps them apart
   packed["document_starts"] = starts;
   const auto train = [&](const Fields& fields) {
     const std::vector<std::string> sgd = {"train.steps=1", "optimizer.type=sgd", "optimizer.lr=0.1"};
@@ -122,7 +123,8 @@ TEST_P(EveryFamily, PacksDocumentsThatDoNotMeet) {
   EXPECT_GT(std::abs(train(joined).losses[0] - expected.losses[0]), 1e-4);
   ASSERT_EQ(actual.weights.size(), expected.weights.size());
   for (size_t i = 0; i < expected.weights.size(); ++i)
-    EXPECT_LT((actual.weights[i] - expected.weights[i]).norm().item<double>(), 2e-6) << i;  // of 0.1 in all
+    // The weights move by 0.1 in all.
+    EXPECT_LT((actual.weights[i] - expected.weights[i]).norm().item<double>(), 2e-6) << i;
 }
 
 TEST_P(EveryFamily, TrainsInReducedPrecision) {
@@ -132,7 +134,7 @@ TEST_P(EveryFamily, TrainsInReducedPrecision) {
     EXPECT_NEAR(rounded.losses[i], exact.losses[i], 0.02 * exact.losses[i]) << i;
 }
 
-TEST_P(EveryFamily, TrainsAdaptersAlone) {
+TEST_P(EveryFamily, TrainsOnlyAdapters) {
   const DecoderFamily& family = decoder_family(GetParam());
   std::string targets;
   for (const std::string& name : {family.names.qkv.front(), family.names.mlp_output})
@@ -150,7 +152,7 @@ TEST_P(EveryFamily, TrainsAdaptersAlone) {
   EXPECT_EQ(changed, 3 * 2 * 2);  // blocks, targets, A and B
 }
 
-TEST_P(EveryFamily, LeavesFrozenWeights) {
+TEST_P(EveryFamily, KeepsFrozenWeights) {
   const DecoderFamily& family = decoder_family(GetParam());
   Trainer trainer(
       config_of(2, {"model.freeze=" + family.names.embedding + "*," + family.names.blocks + "0.*"}));
@@ -164,7 +166,8 @@ TEST_P(EveryFamily, LeavesFrozenWeights) {
   }
 }
 
-// Greedy: each token must be the choice of a fresh generator without a cache, given all previous tokens.
+// Generation is greedy. Each token must be the choice of a new generator without a cache, given all previous
+// tokens.
 TEST_P(EveryFamily, GeneratesTheSameWithoutACache) {
   const ModelConfig config = config_of(1).model;
   Generator cached(build_model(config));

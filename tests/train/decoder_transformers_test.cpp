@@ -1,6 +1,6 @@
-// Every family of decoders against transformers itself: logits, loss, gradient norm and the weights after a
-// step of SGD for any number of stages, greedy generation token by token, and what transformers makes of the
-// models that are saved here. Skipped where Python has no transformers.
+// Tests every family of decoders against transformers itself: logits, loss, gradient norm and the weights
+// after a step of SGD for any number of stages, greedy generation token by token, and saved models that
+// transformers loads. The tests are skipped if Python has no transformers.
 #include <algorithm>
 #include <cmath>
 
@@ -32,7 +32,7 @@ class DecoderTransformers : public test::TransformersTest {
   static Config config_of(const std::string& name, int stages) {
     return sgd_config(name, stages, {"data.sequence=32", "pipeline.micro_batch_size=2"});
   }
-  // Their tensors, under the names in files.
+  // Returns the tensors of transformers, under their names in files.
   static std::map<std::string, at::Tensor> theirs(const std::string& name, const std::string& file) {
     const SafetensorsFile tensors(path(name + "/" + file));
     std::map<std::string, at::Tensor> found;
@@ -48,7 +48,7 @@ TEST_F(DecoderTransformers, HasACaseOfEveryFamily) {
     EXPECT_NE(std::find(kCases.begin(), kCases.end(), family.name), kCases.end()) << family.name;
 }
 
-TEST_F(DecoderTransformers, LogitsAreItsOwn) {
+TEST_F(DecoderTransformers, LogitsAreThoseOfTransformers) {
   for (const std::string& name : kCases) {
     const Config config = config_of(name, 1);
     const at::Tensor actual = logits(config, samples(config, {0, 1, 2, 3}, 0));
@@ -56,8 +56,8 @@ TEST_F(DecoderTransformers, LogitsAreItsOwn) {
   }
 }
 
-// The weights after it are also the same to the bit for all stages.
-TEST_F(DecoderTransformers, LossAndAStepOfSgdAreItsOwn) {
+// The weights after the step are also the same to the bit for all stages.
+TEST_F(DecoderTransformers, LossAndAStepOfSgdAreThoseOfTransformers) {
   for (const std::string& name : kCases) {
     const auto before = theirs(name, "before.safetensors");
     const auto after = theirs(name, "after.safetensors");
@@ -84,8 +84,8 @@ TEST_F(DecoderTransformers, LossAndAStepOfSgdAreItsOwn) {
   }
 }
 
-// Packed documents under its block-diagonal mask, with positions that begin anew.
-TEST_F(DecoderTransformers, LossAndGradientsOfPackedDocumentsAreItsOwn) {
+// Packed documents run under transformers' block-diagonal mask, with positions that restart in each document.
+TEST_F(DecoderTransformers, LossAndGradientsOfPackedDocumentsAreThoseOfTransformers) {
   for (const std::string name : {"llama", "qwen3", "gpt2"}) {
     const SafetensorsFile documents(path(name + "/packed/documents.safetensors"));
     Fields fields;
@@ -95,7 +95,7 @@ TEST_F(DecoderTransformers, LossAndGradientsOfPackedDocumentsAreItsOwn) {
     for (const int stages : {1, 3}) {
       SCOPED_TRACE(concat(name, ", stages ", stages));
       Config config = config_of(name, stages);
-      config.optimizer.lr = 1024;  // so that rounding of the weights hides nothing of the gradient
+      config.optimizer.lr = 1024;  // so that the gradient is not lost in the rounding of the weights
       Trainer trainer(config);
       std::map<std::string, at::Tensor> before;
       for (const auto& [part, value] : parts_of(trainer.weights())) before[part] = value.clone();
@@ -117,7 +117,7 @@ TEST_F(DecoderTransformers, LossAndGradientsOfPackedDocumentsAreItsOwn) {
   }
 }
 
-TEST_F(DecoderTransformers, GeneratesItsTokens) {
+TEST_F(DecoderTransformers, GeneratesTheTokensOfTransformers) {
   for (const std::string& name : kCases) {
     const Config config = config_of(name, 1);
     Generator generator(build_model(config.model));
@@ -134,7 +134,7 @@ TEST_F(DecoderTransformers, GeneratesItsTokens) {
   }
 }
 
-TEST_F(DecoderTransformers, LoadsWhatIsSaved) {
+TEST_F(DecoderTransformers, LoadsTheSavedModel) {
   std::map<std::string, std::map<std::string, at::Tensor>> expected;
   for (const std::string& name : kCases) {
     const Config config = config_of(name, 2);
@@ -155,7 +155,7 @@ TEST_F(DecoderTransformers, LoadsWhatIsSaved) {
       EXPECT_TRUE(same_bits(value, before.at(part))) << part;
     for (const auto& [part, value] : theirs(name, "saved-trained/weights.safetensors"))
       EXPECT_TRUE(same_bits(value, expected[name].at(part))) << part;
-    // The same weights give the same logits only if config.json says the same.
+    // The same weights give the same logits only if config.json agrees.
     const SafetensorsFile again(path(name + "/saved/logits.safetensors"));
     EXPECT_LT(relative_error(again.tensor("logits"), expected_logits(name)), 1e-6);
     EXPECT_EQ(read_hf_config(path(name + "/saved")).name(), config_of(name, 1).model.type.name());

@@ -1,5 +1,5 @@
-// Whole runs of processes that were started without MPI. Their messages go through the store where they met,
-// and their tensors through the stand-in for NCCL. They give the bits of a run in one process.
+// Tests whole runs of processes that were started without MPI. Their messages go through the store where they
+// met, and their tensors through the stand-in for NCCL. They give the bits of a run in one process.
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -24,7 +24,7 @@ namespace twobp::TWOBP_FILE {
 namespace {
 
 constexpr int kSteps = 3;
-constexpr double kNoSpin = 0;  // more ranks than cores
+constexpr double kNoSpin = 0;  // there are more ranks than cores
 
 Config config_of(const std::string& schedule, int replicas) {
   Config config = test::world_config(schedule, 2);
@@ -34,7 +34,8 @@ Config config_of(const std::string& schedule, int replicas) {
 
 using End = std::shared_ptr<Transport>;
 
-// A world for each process, their endpoints made at once, since they wait for each other.
+// Makes a world for each process. Their endpoints are made at the same time, because they wait for each
+// other.
 std::vector<World> worlds_of(const Config& config,
                              const std::function<End(int process, int processes)>& make) {
   const int replicas = config.pipeline.data_parallel;
@@ -93,7 +94,8 @@ INSTANTIATE_TEST_SUITE_P(All, WithoutMpi,
                            return name;
                          });
 
-// Processes with a device each. Weights, activations and gradients lie there, and go from device to device.
+// These are processes with a device each. Weights, activations and gradients lie on it, and move from device
+// to device.
 struct OnDevices {
   const char* name;
   const char* schedule;
@@ -175,8 +177,8 @@ INSTANTIATE_TEST_SUITE_P(
                       OnDevices{"ResnetTwoByTwo", "1f1b", 2, 2, true}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// One of 2 x 2 processes fails, or does nothing any more, between two steps. All end soon, with one error
-// that says why.
+// One of 2 x 2 processes fails or freezes between two steps. All processes end soon with one error that gives
+// the reason.
 struct EndOfRun {
   std::string error;
   int aborted = 0;  // processes that ended because another one had

@@ -1,5 +1,6 @@
-// Evaluation between steps leaves training as it was, to the bit: it leaves no gradient, saved tensor, ring
-// or message for the next step. Also training through the loader, over the smaller last batch of an epoch.
+// Tests that evaluation between steps does not change training, to the bit. It leaves no gradient, saved
+// tensor, ring or message for the next step. Also tests training through the loader, with the smaller last
+// batch of an epoch.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -55,8 +56,8 @@ TEST(Evaluation, LeavesTrainingBitwiseUnchanged) {
   }
 }
 
-// With p2 `end` the micro-batches that concatenate are fixed, so the bits are too.
-TEST(Evaluation, LeavesConcatenationAlone) {
+// With p2 `end`, the micro-batches that are concatenated are fixed, so the bits are too.
+TEST(Evaluation, DoesNotChangeConcatenation) {
   const Config config = config_of("end", "concat", {3, 5});
   test::expect_same_bits(run(config, 3, false), run(config, 3, true), "concat");
 }
@@ -90,13 +91,13 @@ TEST(Evaluation, ReadsAtMostEvalBatches) {
   EXPECT_EQ(four, all);
 }
 
-TEST(Evaluation, NoneWithoutHeldOutData) {
+TEST(Evaluation, GivesNothingWithoutHeldOutData) {
   Config config = tiny_config();
   EXPECT_FALSE(Trainer(config).evaluate().has_value());
 }
 
-// Nine samples, batches of 3 x 2: the second of each epoch has 2 + 1 samples.
-TEST(Epochs, SmallerLastBatchThroughTheLoader) {
+// There are nine samples in batches of 3 x 2. The second batch of each epoch has 2 + 1 samples.
+TEST(Epochs, MayEndWithASmallerBatch) {
   TempFolder folder;
   std::vector<int32_t> ids;
   SplitMix64 random(3);
@@ -125,7 +126,7 @@ TEST(Epochs, SmallerLastBatchThroughTheLoader) {
   }
 }
 
-// A batch without counted labels cannot be trained on: it gives an error instead of 0 / 0.
+// A batch without counted labels cannot be trained on. It gives an error instead of 0 / 0.
 TEST(Trainer, RefusesABatchWithoutTargets) {
   Trainer trainer(tiny_config());
   Batch batch = test::random_batch(2, 2, 2, 1);
@@ -134,7 +135,7 @@ TEST(Trainer, RefusesABatchWithoutTargets) {
   test::expect_error([&] { trainer.step(batch, {"1f1b"}); }, {"no label that counts"});
 }
 
-TEST(Evaluation, ALossThatIsNotFinite) {
+TEST(Evaluation, RefusesALossThatIsNotFinite) {
   Trainer trainer(config_of("off", "loop", {8}));
   trainer.weights().front()->value.fill_(NAN);
   test::expect_error([&] { trainer.evaluate(); }, {"held-out loss", "not finite"});

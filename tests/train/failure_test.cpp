@@ -1,5 +1,5 @@
-// A weight that is not finite, data that does not fit, a model with too few layers: each gives one Error that
-// says where, on every number of stages, and no rank keeps waiting.
+// Tests weights that are not finite, data that does not fit, and models with too few layers. Each gives one
+// Error that says where, for every number of stages, and no rank keeps waiting.
 #include <limits>
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ Config config_of(const std::vector<int>& split, double clip_norm) {
   return config;
 }
 
-// Spoils one number of the first weight of a layer of the model.
+// Changes one number of the first weight of a layer of the model.
 void spoil(Trainer& trainer, int layer, float value) {
   Pipeline& pipeline = trainer.pipeline();
   for (int s = 0; s < pipeline.stages(); ++s) {
@@ -37,7 +37,7 @@ void spoil(Trainer& trainer, int layer, float value) {
 }
 
 // The error names the layer with the weight, not a layer that received its output.
-TEST(NotFinite, WeightOnAnyStageNamesItsLayer) {
+TEST(NotFinite, AWeightOnAnyStageNamesItsLayer) {
   for (const float value :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     for (const double clip_norm : {0.0, 1.0}) {
@@ -61,9 +61,9 @@ TEST(NotFinite, WeightOnAnyStageNamesItsLayer) {
   }
 }
 
-// Finite weights whose gradients overflow: the first layer in the backward pass that meets the overflow is
-// named.
-TEST(NotFinite, GradientThatOverflows) {
+// The weights are finite, but their gradients overflow. The error names the first layer in the backward pass
+// where the overflow appears.
+TEST(NotFinite, AGradientThatOverflowsNamesALayer) {
   for (const double clip_norm : {0.0, 1.0}) {
     for (const std::vector<int>& split : {std::vector<int>{8}, {3, 2, 3}}) {
       Trainer trainer(config_of(split, clip_norm));
@@ -79,7 +79,7 @@ TEST(NotFinite, GradientThatOverflows) {
   }
 }
 
-TEST(NotFinite, TheTrainerRefusesToGoOnAfterwards) {
+TEST(NotFinite, TheTrainerRefusesToContinue) {
   Trainer trainer(config_of({3, 5}, 0));
   spoil(trainer, 2, std::numeric_limits<float>::quiet_NaN());
   expect_error([&] { trainer.step(random_batch(2, 2, 2, 1), {"1f1b"}); }, {"is not finite"});
@@ -88,7 +88,7 @@ TEST(NotFinite, TheTrainerRefusesToGoOnAfterwards) {
 }
 
 // A label that the data check would have caught reaches the last stage while the first stage is ahead.
-TEST(BadBatch, LabelBeyondTheVocabulary) {
+TEST(BadBatch, NamesALabelBeyondTheVocabulary) {
   for (const std::vector<int>& split : {std::vector<int>{8}, {3, 5}, {3, 2, 3}}) {
     const int last = static_cast<int>(split.size()) - 1;
     Trainer trainer(config_of(split, 0));
@@ -102,24 +102,24 @@ TEST(BadBatch, LabelBeyondTheVocabulary) {
   }
 }
 
-TEST(BadBatch, MissingField) {
+TEST(BadBatch, NamesAMissingField) {
   Trainer trainer(config_of({3, 5}, 0));
   Batch batch = random_batch(2, 2, 2, 1);
   batch.micro_batches[0].erase("input_ids");
   expect_error([&] { trainer.step(batch, {"1f1b"}); }, {"rank 0, step 1, 0F0:", "input_ids", "labels"});
 }
 
-TEST(BadPipeline, MoreStagesThanLayers) {
+TEST(BadPipeline, WithMoreStagesThanLayersIsRefused) {
   Config config = tiny_config();
   config.pipeline.stages = 9;
   expect_error([&] { Trainer trainer(config); }, {"8 layers", "9 stages", "pipeline.stages"});
 }
 
-TEST(BadPipeline, SplitThatDoesNotAddUp) {
+TEST(BadPipeline, WithASplitThatDoesNotAddUpIsRefused) {
   expect_error([&] { Trainer trainer(config_of({3, 4}, 0)); }, {"pipeline.split", "8 layers", "sum to 7"});
 }
 
-TEST(BadPipeline, UnknownSchedule) {
+TEST(BadPipeline, WithAnUnknownScheduleIsRefused) {
   Trainer trainer(config_of({3, 5}, 0));
   expect_error([&] { trainer.step(random_batch(2, 2, 2, 1), {"1f2b"}); }, {"1f2b", "did you mean '1f1b'"});
 }

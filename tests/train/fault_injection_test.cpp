@@ -1,4 +1,5 @@
-// Failures on demand: they happen only where they are requested, and wrapped layers change no bit until then.
+// Tests failures on demand. They happen only where they are requested, and wrapped layers change no bit until
+// then.
 #include "twobp/train/fault_injection.h"
 
 #include <gtest/gtest.h>
@@ -43,7 +44,7 @@ TEST(ParseFault, ReadsEveryKey) {
   EXPECT_EQ(parse_fault("loader").where, Fault::Where::kLoader);
 }
 
-TEST(ParseFault, RefusesWhatItDoesNotKnow) {
+TEST(ParseFault, RefusesUnknownKeys) {
   for (const char* text : {"", "B", "F:step", "F:step=", "F:step=x", "F:step=-1", "F:step=1 ", "F:stage=1",
                            "F:=1", "F:step=1:", "F:step=1e300"}) {
     SCOPED_TRACE(text);
@@ -51,7 +52,7 @@ TEST(ParseFault, RefusesWhatItDoesNotKnow) {
   }
 }
 
-TEST(FaultInjection, HappensWhereItWasAskedFor) {
+TEST(FaultInjection, FailsWhereRequested) {
   for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill}) {
     for (const int rank : {0, 1}) {
       for (const std::string where : {"F", "I", "W", "optimizer"}) {
@@ -69,13 +70,13 @@ TEST(FaultInjection, HappensWhereItWasAskedFor) {
   }
 }
 
-TEST(FaultInjection, InTheChosenMicroBatch) {
+TEST(FaultInjection, FailsInTheChosenMicroBatch) {
   const Asked asked("F:step=1:rank=1:micro_batch=2");
   Trainer trainer(two_stages());
   expect_error([&] { trainer.step(random_batch(3, 2, 2, 1), {"gpipe"}); }, {"rank 1, step 1, 1F2: "});
 }
 
-TEST(FaultInjection, InTheLoader) {
+TEST(FaultInjection, FailsInTheLoader) {
   const Asked asked("loader:step=2");
   Trainer trainer(two_stages());
   trainer.step();
@@ -86,7 +87,7 @@ TEST(FaultInjection, InTheLoader) {
       {"a failure on demand", "loader:step=2"});
 }
 
-TEST(FaultInjection, ChangesNoBitBefore) {
+TEST(FaultInjection, ChangesNoBitBeforeTheFailure) {
   const auto losses_of = [](const Config& config) {
     Trainer trainer(config);
     std::vector<double> losses;

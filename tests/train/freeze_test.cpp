@@ -1,5 +1,5 @@
-// Frozen parameters and LoRA: untrained parameters cost nothing and do not move. Trained parameters move as
-// if all were trained, to the bit, for any stages, schedules and policies.
+// Tests frozen parameters and LoRA. Untrained parameters cost nothing and do not move. Trained parameters
+// move as if all were trained, to the bit, for any stages, schedules and policies.
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
@@ -13,7 +13,8 @@ namespace {
 using test::random_batches;
 using test::tiny_config;
 
-// SGD without clipping: the gradients of the frozen weights do not show in the others' first step.
+// SGD without clipping is used, so the gradients of the frozen weights do not affect the first step of the
+// others.
 Config frozen_config(std::vector<std::string> patterns, int stages = 1) {
   Config config = tiny_config();
   config.model.freeze = std::move(patterns);
@@ -25,7 +26,7 @@ Config frozen_config(std::vector<std::string> patterns, int stages = 1) {
 const std::vector<std::string> kFirstBlocks = {"model.embed_tokens.weight", "model.layers.0.*",
                                                "model.layers.1.self_attn.*"};
 
-TEST(Frozen, TheOthersMoveAsIfAllWereTrained) {
+TEST(Frozen, OtherWeightsMoveAsIfAllWereTrained) {
   const auto batches = random_batches(1, 2);
   const Variant variant{"1f1b", P2Policy::kFill};
   Trainer all(frozen_config({}));
@@ -64,10 +65,10 @@ TEST(Frozen, SameBitsForEveryStageCountScheduleAndPolicy) {
   }
 }
 
-TEST(Frozen, CostsNoBackwardNoGradientNoState) {
+TEST(Frozen, CostsNoBackwardGradientOrState) {
   Config config = frozen_config(kFirstBlocks, 2);
   config.optimizer.type = "adamw";
-  config.pipeline.split = {3, 5};  // the first stage is frozen as a whole
+  config.pipeline.split = {3, 5};  // the whole first stage is frozen
   Trainer trainer(config);
   const StepResult result = trainer.step(random_batches(1, 2)[0], {"1f1b", P2Policy::kFill});
   EXPECT_EQ(result.report.stages[0].backward_p1, 0);
@@ -84,7 +85,7 @@ TEST(Frozen, CostsNoBackwardNoGradientNoState) {
   EXPECT_EQ(at(0, MemoryCategory::kStash), 0);
 }
 
-TEST(Frozen, AllFrozenIsAnError) {
+TEST(Frozen, FreezingAllIsAnError) {
   Trainer trainer(frozen_config({"*"}));
   test::expect_error([&] { trainer.step(); }, {"nothing is trained", "model.freeze"});
 }
@@ -131,7 +132,7 @@ TEST(LoraTraining, FrozenAdaptersStayAndCostNothing) {
   }
 }
 
-TEST(LoraTraining, TargetsMustBeThere) {
+TEST(LoraTraining, RefusesTargetsThatDoNotExist) {
   Config config = lora_config();
   config.model.lora_targets = {"q_proj", "v_porj"};
   test::expect_error([&] { Trainer trainer(config); }, {"model.lora_targets", "v_porj", "v_proj"});
@@ -143,7 +144,7 @@ TEST(LoraTraining, TargetsMustBeThere) {
                      {"model.lora_targets", "input and the output embedding"});
 }
 
-// The merged weights in a model without adapters: the same logits, up to the rounding of one product.
+// The merged weights, in a model without adapters, give the same logits, up to the rounding of one product.
 TEST(LoraTraining, MergedWeightsGiveTheSameLoss) {
   const auto batches = random_batches(4, 2);
   Config config = lora_config();

@@ -1,4 +1,4 @@
-// Generation: the cache changes nothing, and sampling follows its options.
+// Tests generation: the cache changes nothing, and sampling follows its options.
 #include "twobp/train/generator.h"
 
 #include <cmath>
@@ -24,7 +24,8 @@ std::vector<int64_t> generate(Generator& generator, const std::vector<int64_t>& 
   return tokens;
 }
 
-// Greedy: each token must be the choice of a fresh generator without a cache, given all previous tokens.
+// Generation is greedy. Each token must be the choice of a new generator without a cache, given all previous
+// tokens.
 TEST(Generator, TheCacheChangesNothing) {
   ModelConfig config = test::tiny_config().model;
   Generator cached(build_model(config));
@@ -42,7 +43,7 @@ TEST(Generator, TheCacheChangesNothing) {
   EXPECT_EQ(generate(cached, prompt, 12, {.temperature = 0}), tokens) << "a new prompt starts anew";
 }
 
-TEST(Generator, SeedDecides) {
+TEST(Generator, DependsOnTheSeed) {
   Generator generator(build_model(test::tiny_config().model));
   const auto a = generate(generator, {1}, 20, {.temperature = 2, .seed = 1});
   EXPECT_EQ(generate(generator, {1}, 20, {.temperature = 2, .seed = 1}), a);
@@ -56,7 +57,7 @@ TEST(Generator, StopsWhenTold) {
   EXPECT_EQ(count, 3);
 }
 
-TEST(Generator, Errors) {
+TEST(Generator, RefusesBadPrompts) {
   Generator generator(build_model(test::tiny_config().model));
   test::expect_error([&] { generate(generator, {}, 1, {}); }, {"prompt"});
   test::expect_error([&] { generate(generator, {test::kVocab}, 1, {}); }, {"outside the vocabulary"});
@@ -73,7 +74,7 @@ TEST(Sample, FollowsTheProbabilities) {
   const int draws = 20000;
   const std::vector<double> logits = {std::log(0.5), std::log(0.3), std::log(0.2)};
   auto seen = counts(logits, {}, draws);
-  // Four standard deviations of a binomial count.
+  // The tolerance is four standard deviations of a binomial count.
   EXPECT_NEAR(seen[0], 0.5 * draws, 4 * std::sqrt(0.25 * draws));
   EXPECT_NEAR(seen[1], 0.3 * draws, 4 * std::sqrt(0.21 * draws));
   EXPECT_NEAR(seen[2], 0.2 * draws, 4 * std::sqrt(0.16 * draws));
@@ -93,7 +94,7 @@ TEST(Sample, TopPKeepsTheFewestThatReachIt) {
   EXPECT_EQ(counts(logits, {.top_p = 0}, 1000).at(1), 1000);
 }
 
-TEST(Sample, NotANumber) {
+TEST(Sample, RefusesLogitsThatAreNotFinite) {
   test::expect_error([] { counts({NAN, NAN}, {}, 1); }, {"not finite"});
 }
 

@@ -1,4 +1,4 @@
-// A stop in the middle of a step or an evaluation: the work is given up within a micro-batch, and the trainer
+// Tests a stop in the middle of a step or an evaluation. The work ends within a micro-batch, and the trainer
 // returns to its previous state, to the bit.
 #include <atomic>
 
@@ -30,8 +30,8 @@ Config config_of(const std::string& schedule, const std::string& p2) {
   return config;
 }
 
-// Before step 3 the run gets a stop request for the n-th time that a rank checks. `given_up` counts the steps
-// that were given up.
+// Before step 3, the run gets a stop request when a rank checks for the n-th time. `given_up` counts the
+// abandoned steps.
 Outcome run(const Config& config, const std::vector<int>& moments, int* given_up = nullptr) {
   Trainer trainer(config);
   Outcome outcome;
@@ -75,7 +75,7 @@ TEST(GiveUp, AStepLeavesNoTrace) {
   }
 }
 
-TEST(GiveUp, AnEvaluation) {
+TEST(GiveUp, AnEvaluationLeavesNoTrace) {
   const Config config = config_of("1f1b", "fill");
   Trainer trainer(config);
   const auto expected = trainer.evaluate();
@@ -90,8 +90,8 @@ TEST(GiveUp, AnEvaluation) {
   }
 }
 
-// Buffers change in F, and are put back.
-TEST(GiveUp, AStepThatChangesBuffers) {
+// Buffers change in F and are restored.
+TEST(GiveUp, AStepRestoresBuffers) {
   Config config = test::tiny_resnet("basic");
   config.train.steps = kSteps;
   config.data.held_out = 7.0 / 1024;

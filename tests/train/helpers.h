@@ -1,5 +1,5 @@
-// Helpers of the tests of this folder: a folder that is removed at the end, a temporary environment, a file's
-// content, and handmade .npy files.
+// The tests of this folder share these helpers: a folder that is removed at the end, a temporary environment,
+// a file's content, and handmade .npy files.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ class TempFolder {
 
   // Returns the file's path.
   std::string write(const std::string& name, const std::string& content) const {
-    // A new file each time: an overwritten file may be mapped, and some file systems flush it to disk.
+    // Each call makes a new file. An overwritten file may be mapped, and some file systems flush it to disk.
     std::filesystem::remove(path(name));
     std::ofstream file(path(name), std::ios::binary);
     file << content;
@@ -76,7 +76,8 @@ inline std::string read_file(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// The bytes before the elements, as numpy.save writes them; `header_length` lies about the length if not -1.
+// Returns the bytes before the elements, as numpy.save writes them. `header_length` gives a wrong length if
+// it is not -1.
 inline std::string npy_prefix(std::string dict, int major = 1, int64_t header_length = -1) {
   const size_t length_bytes = major == 1 ? 2 : 4;
   while ((8 + length_bytes + dict.size() + 1) % 64 != 0) dict += ' ';
@@ -100,7 +101,7 @@ std::string raw_bytes(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-// A whole .npy file; `shape` as Python writes it.
+// Returns a whole .npy file. `shape` is as Python writes it.
 template <typename T>
 std::string npy_file(const std::string& descr, const std::string& shape, const std::vector<T>& values,
                      int major = 1) {

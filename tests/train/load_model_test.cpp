@@ -1,5 +1,5 @@
-// Weights from a directory are loaded into a model: the parts of packed weights, every float type, frozen
-// weights and adapters. Also the errors for a directory that does not fit.
+// Tests loading of weights from a directory: the parts of packed weights, every float type, frozen weights
+// and adapters. Also tests the errors for a directory that does not fit.
 #include "twobp/train/weights/load_model.h"
 
 #include <cmath>
@@ -38,7 +38,7 @@ Tensors parts_of(const std::vector<Parameter*>& parameters) {
   return parts;
 }
 
-// A directory with the tiny LLaMa as initialised from seed 1234, and a configuration that starts from it.
+// The directory has the tiny LLaMa as initialised from seed 1234. The configuration starts from it.
 class LoadModel : public ::testing::Test {
  protected:
   LoadModel() { make(false); }
@@ -71,7 +71,7 @@ class LoadModel : public ::testing::Test {
   Config config_;
 };
 
-TEST_F(LoadModel, EveryRankGetsItsParts) {
+TEST_F(LoadModel, GivesEveryRankItsParts) {
   for (const bool tied : {false, true}) {
     make(tied);
     EXPECT_EQ(test::llama_of(config_).tied, tied);
@@ -81,7 +81,7 @@ TEST_F(LoadModel, EveryRankGetsItsParts) {
       const Tensors loaded = parts_of(trainer.weights());
       ASSERT_EQ(loaded.size(), tensors_.size());
       for (const auto& [name, value] : loaded) EXPECT_TRUE(same_bits(value, tensors_.at(name))) << name;
-      // Both uses of a tied weight, wherever they are.
+      // These are both uses of a tied weight, on any stage.
       const Tensors last = parts_of(trainer.pipeline()
                                         .stage(stages - 1)
                                         .parameters(trainer.pipeline().stage(stages - 1).layer_count() - 1));
@@ -107,7 +107,7 @@ TEST_F(LoadModel, TrainsAsTheModelItWasSavedFrom) {
   }
 }
 
-TEST_F(LoadModel, EveryFloatTypeConverts) {
+TEST_F(LoadModel, ConvertsEveryFloatType) {
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16}) {
     write([&](Tensors& tensors) {
       for (auto& [name, tensor] : tensors) tensor = tensor.to(type);
@@ -119,7 +119,7 @@ TEST_F(LoadModel, EveryFloatTypeConverts) {
   }
 }
 
-TEST_F(LoadModel, LowPrecisionComputesWithTheRoundedWeights) {
+TEST_F(LoadModel, ComputesWithTheRoundedWeightsInLowPrecision) {
   config_.train.precision = "bf16";
   config_.model.freeze = {"model.embed_tokens.weight"};
   config_.pipeline.stages = 2;
@@ -136,7 +136,7 @@ TEST_F(LoadModel, LowPrecisionComputesWithTheRoundedWeights) {
   }
 }
 
-TEST_F(LoadModel, AdaptersStayAsTheyAreInitialised) {
+TEST_F(LoadModel, KeepsTheInitialAdapters) {
   Config fresh = test::tiny_config();
   fresh.model.lora = config_.model.lora = 2;
   const Tensors expected = parts_of(Trainer(fresh).weights());
@@ -148,7 +148,7 @@ TEST_F(LoadModel, AdaptersStayAsTheyAreInitialised) {
   }
 }
 
-TEST_F(LoadModel, ParametersOfASingleThread) {
+TEST_F(LoadModel, LoadsParametersOfASingleThread) {
   const auto model = build_model(config_.model);
   std::vector<std::unique_ptr<Layer>> layers;
   std::vector<Parameter*> parameters;
@@ -162,9 +162,9 @@ TEST_F(LoadModel, ParametersOfASingleThread) {
     EXPECT_TRUE(same_bits(value, tensors_.at(name))) << name;
 }
 
-// Additional tensors must equal the model's own. transformers 5 takes a head that differs from the embedding
-// for another weight, and older versions used the frequencies of the file.
-TEST_F(LoadModel, FurtherTensorsAreCompared) {
+// Additional tensors must equal the model's own. transformers 5 treats a head that differs from the embedding
+// as another weight. Older versions used the frequencies of the file.
+TEST_F(LoadModel, ComparesAdditionalTensors) {
   const std::string frequencies = "model.layers.0.self_attn.rotary_emb.inv_freq";
   const at::Tensor right = 1 / at::pow(10000, at::arange(0, 8, 2, at::kFloat) / 8);
   for (const at::ScalarType type : {at::kFloat, at::kHalf, at::kBFloat16}) {
@@ -188,7 +188,7 @@ TEST_F(LoadModel, FurtherTensorsAreCompared) {
          {"position_ids is not known"});
 }
 
-// A directory of some model, with tensors of its own. Returns the error for it, or "".
+// Makes a directory of some model with additional tensors. Returns the error for it, or "".
 std::string complaint(const ModelOptions& options, const std::function<void(Tensors&)>& change) {
   Tensors tensors;
   ModelConfig config;
@@ -219,7 +219,7 @@ void expect_in(const std::string& text, const std::string& part) {
   EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in: " << text;
 }
 
-TEST(FurtherTensors, OfABert) {
+TEST(FurtherTensors, OfABertAreCompared) {
   BertOptions bert;
   bert.dim = 8;
   bert.layers = 1;
@@ -245,12 +245,12 @@ TEST(FurtherTensors, OfABert) {
   }
   const auto backwards = [&](Tensors& t) { t["bert.embeddings.position_ids"] = at::arange(5, -1, -1); };
   expect_in(complaint(bert, backwards), "position_ids has other values");
-  // transformers has both biases and uses only that of the decoder.
+  // transformers has both biases, and uses only that of the decoder.
   bert.tied = false;
   EXPECT_EQ(complaint(bert, [](Tensors& t) { t["cls.predictions.bias"] = at::zeros({11}); }), "");
 }
 
-TEST(FurtherTensors, OfAMamba) {
+TEST(FurtherTensors, OfAMambaAreCompared) {
   MambaOptions mamba;
   mamba.dim = 8;
   mamba.layers = 1;
@@ -262,12 +262,12 @@ TEST(FurtherTensors, OfAMamba) {
   };
   EXPECT_EQ(with("lm_head.weight", 0), "");
   expect_in(with("lm_head.weight", 1), "lm_head.weight differs from " + words);
-  EXPECT_EQ(with("backbone.embedding.weight", 0), "");  // the old name of the same
+  EXPECT_EQ(with("backbone.embedding.weight", 0), "");  // the old name of the same tensor
   expect_in(with("backbone.embedding.weight", 1), "two names of one tensor");
 }
 
 // The message does not blame the learning rate for these weights.
-TEST_F(LoadModel, NumbersThatAreNotFinite) {
+TEST_F(LoadModel, NamesNumbersThatAreNotFinite) {
   const std::string k = "model.layers.1.self_attn.k_proj.weight";
   const auto with = [&](double value, at::ScalarType type) {
     return [=](Tensors& t) {
@@ -290,7 +290,7 @@ TEST_F(LoadModel, NumbersThatAreNotFinite) {
   }
 }
 
-TEST_F(LoadModel, RefusesWhatDoesNotFit) {
+TEST_F(LoadModel, RefusesTensorsThatDoNotFit) {
   const std::string k = "model.layers.1.self_attn.k_proj.weight";
   refuse([&](Tensors& t) { t.erase(k); }, {k + " is missing"});
   refuse([&](Tensors& t) { t.erase("lm_head.weight"); }, {"lm_head.weight is missing"});
@@ -311,15 +311,15 @@ TEST_F(LoadModel, RefusesWhatDoesNotFit) {
   refuse([](Tensors&) {}, {"model.layers.3.input_layernorm.weight is missing"});
 }
 
-// Sizes in config.json are compared with the weights before any memory is allocated for them.
-TEST_F(LoadModel, AHugeModelThatIsNotThere) {
+// The sizes in config.json are compared with the weights before any memory is allocated for them.
+TEST_F(LoadModel, RefusesAHugeModelWithoutAllocating) {
   test::llama_of(config_).dim = 1 << 20;
   test::llama_of(config_).hidden = 1 << 22;
   test::llama_of(config_).vocab = 1 << 24;
   refuse([](Tensors&) {}, {"model.embed_tokens.weight is [64, 32] instead of [16777216, 1048576]", "more"});
 }
 
-TEST_F(LoadModel, UnknownTypesAreRefusedByName) {
+TEST_F(LoadModel, RefusesUnknownTypesByName) {
   write([](Tensors& t) { t["model.norm.weight"] = at::ones({32}, at::kInt); });
   expect_error([&] { Trainer{config_}; }, {"model.norm.weight", "Int"});
 }

@@ -1,4 +1,4 @@
-// Loaders of data-parallel replicas: their shares together are the batches of one loader.
+// Tests the loaders of data-parallel replicas: their shares together are the batches of one loader.
 #include <memory>
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ TEST(LoaderShares, TogetherAreTheBatch) {
         shares.push_back(std::make_unique<Loader>(data.train, micro_batches, 7, options));
         EXPECT_EQ(shares[r]->batches_per_epoch(), whole.batches_per_epoch());
       }
-      // Past the end of an epoch, whose last batch is short.
+      // This goes past the end of an epoch, whose last batch is short.
       for (int64_t i = 0; i < whole.batches_per_epoch() + 2; ++i) {
         const Batch expected = whole.next();
         std::vector<Fields> together;

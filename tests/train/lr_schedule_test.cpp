@@ -1,4 +1,4 @@
-// The learning rate at each end of the warm-up and of the decay, and at points between them that were
+// Tests the learning rate at each end of the warm-up and of the decay, and at points between them that were
 // computed by hand.
 #include "twobp/train/update/lr_schedule.h"
 
@@ -20,7 +20,7 @@ OptimizerConfig make(const std::string& schedule, int64_t warmup) {
   return config;
 }
 
-TEST(LearningRate, WarmUpRisesLinearlyAndNeverIsZero) {
+TEST(LearningRate, WarmUpRisesLinearlyAndIsNeverZero) {
   for (const char* schedule : {"constant", "linear", "cosine", "wsd", "inverse_sqrt"}) {
     const auto config = make(schedule, 4);
     for (int64_t step = 0; step < 4; ++step) {
@@ -66,28 +66,28 @@ TEST(LearningRate, WsdIsStableAndFallsAtTheEnd) {
   EXPECT_DOUBLE_EQ(learning_rate(config, 17, 20), 0.1 - 0.08 / 4);
   EXPECT_DOUBLE_EQ(learning_rate(config, 20, 20), 0.02);
   EXPECT_DOUBLE_EQ(learning_rate(config, 25, 20), 0.02);
-  config.decay = 0;  // a tenth
+  config.decay = 0;  // the default is a tenth
   EXPECT_DOUBLE_EQ(learning_rate(config, 18, 20), 0.1);
   EXPECT_DOUBLE_EQ(learning_rate(config, 19, 20), 0.06);
-  config.decay = 100;  // longer than the run: it begins after the warm-up
+  config.decay = 100;  // longer than the run: the decay begins after the warm-up
   EXPECT_DOUBLE_EQ(learning_rate(config, 2, 20), 0.1);
   EXPECT_DOUBLE_EQ(learning_rate(config, 11, 20), 0.06);
 }
 
-TEST(LearningRate, InverseSqrt) {
+TEST(LearningRate, InverseSqrtFallsFromTheWarmUpOn) {
   EXPECT_DOUBLE_EQ(learning_rate(make("inverse_sqrt", 4), 16, 10), 0.05);  // 4 / (4 + 12) is a quarter
   EXPECT_DOUBLE_EQ(learning_rate(make("inverse_sqrt", 4), 400, 10), 0.01);
   EXPECT_DOUBLE_EQ(learning_rate(make("inverse_sqrt", 0), 30000, 10), 0.05);
 }
 
-// A short trial run of a configuration with a long warm-up, and the step after its end.
-TEST(LearningRate, WarmUpLongerThanTheRun) {
+// This is a short trial run of a configuration with a long warm-up, and the step after its end.
+TEST(LearningRate, WarmUpMayBeLongerThanTheRun) {
   EXPECT_DOUBLE_EQ(learning_rate(make("cosine", 100), 9, 10), 0.1 * 10 / 101);
   EXPECT_DOUBLE_EQ(learning_rate(make("linear", 10), 10, 10), 0.1);
   EXPECT_DOUBLE_EQ(learning_rate(make("linear", 10), 11, 10), 0.02);
 }
 
-TEST(LearningRate, BadInput) {
+TEST(LearningRate, RefusesBadInput) {
   expect_error([] { learning_rate(make("cosin", 0), 0, 10); },
                {"optimizer.schedule", "\"cosin\"", "\"cosine\""});
   expect_error([] { learning_rate(make("cosine", 0), -1, 10); }, {"step -1"});

@@ -1,9 +1,9 @@
-"""Small random Mambas by `transformers`, and what it makes of them: the other side of mamba_transformers_test.cpp.
+"""Makes small random Mambas with `transformers` and computes their results, for mamba_transformers_test.cpp.
 
-  make(folder)  for each case: model/ (saved by transformers), data/ (input_ids.npy, labels.npy, perhaps
+  make(folder)  writes for each case: model/ (saved by transformers), data/ (input_ids.npy, labels.npy, perhaps
                 attention_mask.npy), before.safetensors (all weights), logits.safetensors, after.safetensors (the
                 weights after one step of SGD), facts.json
-  check(folder) for each model saved by the test, saved*/: weights.safetensors (all its tensors, as transformers loads
+  check(folder) writes for each model saved by the test, saved*/: weights.safetensors (all its tensors, as transformers loads
                 them), logits.safetensors
 """
 import numpy
@@ -27,7 +27,7 @@ def make(folder):
     for seed, case in enumerate(CASES):
         torch.manual_seed(seed)
         model = transformers.MambaForCausalLM(transformers.MambaConfig(**COMMON, **CASES[case])).float().train()
-        with torch.no_grad():  # what starts alike in all channels would hide how it is read
+        with torch.no_grad():  # otherwise all channels are equal, and a test could not see how they are read
             for name, weight in model.named_parameters():
                 if "norm" in name or name.endswith(".D"):
                     weight.uniform_(0.5, 1.5)

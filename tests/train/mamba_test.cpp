@@ -1,5 +1,5 @@
-// Training of a Mamba: the bits are the same for every schedule, policy, split and memory cap. Also threads,
-// adapters and freezing, generation, and the accepted contents of config.json.
+// Tests training of a Mamba. The bits are the same for every schedule, policy, split and memory cap. Also
+// tests threads, adapters and freezing, generation, and the accepted contents of config.json.
 #include <set>
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ const std::vector<std::string> kSchedules = {"naive", "gpipe", "1f1b"};
 const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown,
                                          P2Policy::kFill};
 
-// 260 channels make two groups in the scan.
+// The 260 channels make two groups in the scan.
 Config config_of(bool tied, const std::vector<int>& split) {
   Config config = test::tiny_config();
   MambaOptions& mamba = test::make_mamba(config);
@@ -102,8 +102,8 @@ TEST(Mamba, SameUnderAnyMemoryCap) {
   }
 }
 
-// The scan and the convolution are the same for any number of threads. A GEMM of the library may differ, so
-// both sides use two threads.
+// The scan and the convolution give the same bits for any number of threads. A GEMM of the library may not,
+// so both sides use two threads.
 TEST(Mamba, SameWithSeveralThreadsARank) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer does not see the barriers of the OpenMP inside LibTorch";
@@ -131,7 +131,7 @@ TEST(Mamba, LearnsARepeatedBatch) {
   }
 }
 
-TEST(Mamba, ConcatenatedWGivesTheSameToRounding) {
+TEST(Mamba, ConcatenatedWGivesTheSameUpToRounding) {
   const auto batches = random_batches(1, 3);
   const Outcome expected = test::train(config_of(true, {4, 6}), batches, {"gpipe", P2Policy::kEnd});
   const Outcome actual =
@@ -140,7 +140,7 @@ TEST(Mamba, ConcatenatedWGivesTheSameToRounding) {
   EXPECT_NEAR(actual.norms[0], expected.norms[0], 1e-5 * expected.norms[0]);
 }
 
-TEST(Mamba, FrozenAndAdaptedProjections) {
+TEST(Mamba, TrainsFrozenAndAdaptedProjections) {
   const auto batches = random_batches(2, 2);
   Config frozen = config_of(true, {4, 6});
   frozen.model.freeze = {"*.A_log", "*in_proj*", "*conv1d*"};
@@ -173,7 +173,7 @@ std::vector<int64_t> greedy(Generator& generator, const std::vector<int64_t>& pr
   return tokens;
 }
 
-// Each token is the choice of a fresh generator without states, given all previous tokens.
+// Each token is the choice of a new generator without states, given all previous tokens.
 TEST(Mamba, GeneratesFromItsState) {
   const ModelConfig config = config_of(false, {kLayers}).model;
   Generator cached(build_model(config));
@@ -225,8 +225,8 @@ TEST(MambaConfig, ReadsTheArchitecture) {
   EXPECT_FALSE(config.tied);
 }
 
-// The defaults of transformers' MambaConfig for missing keys.
-TEST(MambaConfig, Defaults) {
+// Missing keys have the defaults of transformers' MambaConfig.
+TEST(MambaConfig, HasTheDefaultsOfTransformers) {
   const MambaOptions config =
       read({{"model_type", "mamba"}, {"hidden_size", 770}, {"num_hidden_layers", 2}, {"vocab_size", 300}});
   EXPECT_EQ(config.state, 16);
@@ -240,7 +240,7 @@ TEST(MambaConfig, Defaults) {
   EXPECT_EQ(read(automatic).dt_rank, 49);
 }
 
-TEST(MambaConfig, WrittenAndReadAgain) {
+TEST(MambaConfig, ComesBackAsWritten) {
   const MambaOptions config = read(mamba_json());
   ModelConfig model;
   model.type = config;
@@ -259,14 +259,14 @@ TEST(MambaConfig, WrittenAndReadAgain) {
   EXPECT_EQ(again.tied, config.tied);
 }
 
-// transformers renames it too.
-TEST(MambaConfig, TheEmbeddingsOldName) {
+// transformers renames it, too.
+TEST(MambaConfig, RenamesTheOldEmbedding) {
   const auto rename = model_type("mamba").names(MambaOptions()).rename;
   EXPECT_EQ(rename("backbone.embedding.weight"), "backbone.embeddings.weight");
   EXPECT_EQ(rename("backbone.norm_f.weight"), "backbone.norm_f.weight");
 }
 
-TEST(MambaConfig, WhatIsNotSupported) {
+TEST(MambaConfig, RefusesUnsupportedSettings) {
   const auto refuse = [](const std::string& key, const json& value, std::vector<std::string> parts) {
     json content = mamba_json();
     content[key] = value;

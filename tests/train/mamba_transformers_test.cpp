@@ -1,6 +1,6 @@
-// A Mamba against transformers itself (its CPU path). Models that transformers saved give its logits and loss
-// here. The weights after one step of SGD are the same for any number of stages. transformers loads the
-// models that are saved here, to the bit. Skipped where Python has no transformers.
+// Tests a Mamba against transformers itself (its CPU path). Models that transformers saved give its logits
+// and loss here. The weights after one step of SGD are the same for any number of stages. transformers loads
+// the models that are saved here, to the bit. The tests are skipped if Python has no transformers.
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -32,7 +32,7 @@ class MambaTransformers : public test::TransformersTest {
   }
 };
 
-TEST_F(MambaTransformers, LogitsAreItsOwn) {
+TEST_F(MambaTransformers, LogitsAreThoseOfTransformers) {
   for (const std::string& name : kCases) {
     const Config config = config_of(name, 1);
     EXPECT_EQ(config.model.type.name(), "mamba");
@@ -41,7 +41,7 @@ TEST_F(MambaTransformers, LogitsAreItsOwn) {
   }
 }
 
-TEST_F(MambaTransformers, LossAndAStepOfSgdAreItsOwn) {
+TEST_F(MambaTransformers, LossAndAStepOfSgdAreThoseOfTransformers) {
   for (const std::string& name : kCases) {
     const SafetensorsFile before(path(name + "/before.safetensors"));
     const SafetensorsFile after(path(name + "/after.safetensors"));
@@ -58,7 +58,7 @@ TEST_F(MambaTransformers, LossAndAStepOfSgdAreItsOwn) {
   }
 }
 
-TEST_F(MambaTransformers, LoadsWhatIsSaved) {
+TEST_F(MambaTransformers, LoadsTheSavedModel) {
   std::map<std::string, std::vector<at::Tensor>> trained;
   for (const std::string& name : kCases) {
     const Config config = config_of(name, 2);
@@ -69,7 +69,7 @@ TEST_F(MambaTransformers, LoadsWhatIsSaved) {
     save("saved", {});
     trainer.step();
     save("saved-trained", {});
-    // The model is loaded here again.
+    // Our program also loads the model again.
     Config again = config;
     again.model.from = path(name + "/saved-trained");
     again.pipeline.stages = 3;

@@ -1,5 +1,5 @@
-// Bytes of a whole training run by category: the optimizer's bytes for each weight, the savings of tying, and
-// the proof that steps and evaluations return all memory that they took.
+// Tests the bytes of a whole training run by category: the optimizer's bytes for each weight, and the savings
+// of tying. Also proves that steps and evaluations return all memory that they took.
 #include <algorithm>
 
 #include <gtest/gtest.h>
@@ -16,11 +16,11 @@ using Category = MemoryCategory;
 
 constexpr int64_t kDim = 32;
 constexpr int64_t kEmbedding = test::kVocab * kDim * 4;  // bytes
-// 4 query and 2 key-value heads of 8; MLP of 48.
+// The attention has 4 query heads and 2 key-value heads of 8. The MLP has 48.
 constexpr int64_t kAttention = (kDim + (4 + 2 * 2) * 8 * kDim + kDim * kDim) * 4;
 constexpr int64_t kMlp = (kDim + 3 * 48 * kDim) * 4;
 constexpr int64_t kNorm = kDim * 4;
-constexpr int64_t kTables = 2 * test::kSequence * 4 * 4;  // cos and sin of a head of 8, per attention
+constexpr int64_t kTables = 2 * test::kSequence * 4 * 4;  // cos and sin of a head of 8, per attention layer
 
 int64_t bytes(const MemoryUse& use, Category category) {
   return use.now[static_cast<int>(category)];
@@ -76,8 +76,9 @@ Config config_of(const std::string& optimizer, double momentum, bool tied, const
   return config;
 }
 
-TEST(TrainingMemory, OfEachOptimizer) {
-  // Embedding, attention, MLP | attention, MLP, attention, MLP, norm and head.
+TEST(TrainingMemory, CountsTheStateOfEachOptimizer) {
+  // The first stage has the embedding, attention and MLP. The second has attention, MLP, attention, MLP, norm
+  // and head.
   const int64_t first = kEmbedding + kAttention + kMlp;
   const int64_t second = 2 * kAttention + 2 * kMlp + kNorm + kEmbedding;
   const std::vector<Expected> stages = {{first, first, kTables}, {second, second, 2 * kTables}};
@@ -87,8 +88,9 @@ TEST(TrainingMemory, OfEachOptimizer) {
   expect_run(config_of("sgd", 0, false, {3, 5}), stages, 0);
 }
 
-// One weight on one stage, with a gradient for each use; on two stages each has its own copy of it.
-TEST(TrainingMemory, OfTiedWeights) {
+// On one stage, a tied weight is one tensor with a gradient for each use. On two stages, each has its own
+// copy.
+TEST(TrainingMemory, CountsTiedWeights) {
   const int64_t blocks = 3 * (kAttention + kMlp) + kNorm;
   expect_run(config_of("adamw", 0, true, {8}), {{kEmbedding + blocks, 2 * kEmbedding + blocks, 3 * kTables}},
              2);
@@ -98,9 +100,9 @@ TEST(TrainingMemory, OfTiedWeights) {
              2);
 }
 
-#if !defined(__SANITIZE_ADDRESS__)  // which disables the reuse of memory
+#if !defined(__SANITIZE_ADDRESS__)  // AddressSanitizer disables the reuse of memory
 
-// After a few steps, no step takes memory from the system any more.
+// After a few steps, no step takes new memory from the system.
 TEST(Memory, StepsTakeNothingFromTheSystem) {
   for (const std::string model : {"llama", "bert", "mamba", "resnet"}) {
     for (const std::string schedule : {"1f1b", "gpipe", "zb-v"}) {
@@ -116,7 +118,7 @@ TEST(Memory, StepsTakeNothingFromTheSystem) {
         config.pipeline.micro_batches = 4;
         config.pipeline.memory_cap = std::string("0");
         config.train.clip_norm = 1;
-        config.data.held_out = 7.0 / 1024;  // in batches of another size than training has
+        config.data.held_out = 7.0 / 1024;  // in batches of another size than in training
         Trainer trainer(config);
         int64_t most = 0;
         for (const char* when : {"from the start", "after an evaluation"}) {

@@ -1,5 +1,5 @@
-// Whole training runs under mpirun: a run with one process per rank has the losses, norms and weights of the
-// same run in one process, to the bit. Every process runs all tests and makes its own reference run.
+// Tests whole training runs under mpirun. A run with one process per rank has the losses, norms and weights
+// of the same run in one process, to the bit. Every process runs all tests and makes its own reference run.
 #include <gtest/gtest.h>
 
 #include "tests/model_options.h"
@@ -23,7 +23,7 @@ struct Case {
 
 Config llama(const std::string& schedule, int ranks, int replicas) {
   Config config = test::world_config(schedule, ranks);
-  test::llama_of(config).layers = 6;  // 14 layers in all: enough for two stages on each of six ranks
+  test::llama_of(config).layers = 6;  // 14 layers in all, enough for two stages on each of six ranks
   config.pipeline.data_parallel = replicas;
   config.pipeline.run_ahead = "on";
   return config;
@@ -57,7 +57,7 @@ TEST_P(MpiRuns, GiveTheBitsOfOneProcess) {
   const test::RunOutcome expected =
       test::run_in(make_in_process_worlds(c.replicas, ranks, 0), config, kSteps);
   ASSERT_FALSE(actual.weights.empty());
-  // A process has the weights of its own stages; each compares those.
+  // A process has the weights of its own stages, and compares those.
   for (const auto& [name, weight] : expected.weights) actual.weights.try_emplace(name, weight);
   if (process == 0) {
     ASSERT_EQ(actual.reports.back().ranks.size(), static_cast<size_t>(ranks));
@@ -93,8 +93,8 @@ INSTANTIATE_TEST_SUITE_P(All, MpiRuns, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
 // One thread talks to the other processes while another is in the next step. Either may allocate or release
-// the memory of the other: the books must balance.
-TEST(MpiRunAhead, LeavesNothingOnTheBooks) {
+// the memory of the other, and the counts must stay right.
+TEST(MpiRunAhead, CountsNoMemoryAfterwards) {
   for (const char* schedule : {"1f1b", "zb-v"}) {
     Config config = llama(schedule, mpi_size(), 1);
     config.train.clip_norm = 0;  // no rank waits for the others
@@ -116,12 +116,12 @@ TEST(MpiRunAhead, LeavesNothingOnTheBooks) {
   }
 }
 
-// The first rank ends a clipped step late: the others have gone on, and take the step back.
-TEST(MpiRunAhead, TakesStepsBack) {
+// The first rank ends a clipped step late. The others have continued, and must undo the step.
+TEST(MpiRunAhead, UndoesSteps) {
   for (const char* schedule : {"1f1b", "zb-h2"}) {
     const int ranks = mpi_size();
     Config config = llama(schedule, ranks, 1);
-    test::llama_of(config).tied = false;  // or ranks wait for each other's gradients
+    test::llama_of(config).tied = false;  // otherwise ranks wait for each other's gradients
     config.optimizer.lr = 1e-4;
     config.pipeline.run_ahead = "off";
     config.train.clip_norm = 0;

@@ -1,4 +1,4 @@
-// Muon against its formula in float64, and the choice of the matrices that it updates.
+// Tests Muon against its formula in float64, and the choice of the matrices that it updates.
 // tests/python/test_optimizers.py compares whole runs with torch.optim.Muon.
 #include "twobp/train/update/muon.h"
 
@@ -22,7 +22,7 @@ at::Tensor random_matrix(int64_t rows, int64_t cols, uint64_t seed) {
   return at::randn({rows, cols}, at::make_generator<at::CPUGeneratorImpl>(seed), at::kDouble);
 }
 
-// By the polynomial in the singular values, for one matrix of any shape.
+// Computes the result through the polynomial in the singular values, for one matrix of any shape.
 at::Tensor orthogonal_by_svd(const at::Tensor& matrix) {
   auto [u, s, v] = at::linalg_svd(matrix, /*full_matrices=*/false);
   s = s / s.square().sum().sqrt();
@@ -37,7 +37,8 @@ double error_of(const at::Tensor& matrix, at::ScalarType type) {
   return ((actual - expected).norm() / expected.norm()).item<double>();
 }
 
-// Square and wide, of one block of rows and of several, the last one smaller than the others.
+// The matrices are square and wide. They have one block of rows or several, and the last block may be
+// smaller.
 TEST(Orthogonalized, IsThePolynomialOfTheSingularValues) {
   for (const auto& [rows, cols] :
        {std::pair<int64_t, int64_t>{8, 8}, {5, 19}, {1, 7}, {3, 3}, {300, 310}, {260, 530}}) {
@@ -56,7 +57,7 @@ TEST(Orthogonalized, IsThePolynomialOfTheSingularValues) {
 
 // A gradient of few samples has few singular values that are not rounding. Iterations of X X^T alone would
 // magnify that rounding to 1e-3 here.
-TEST(Orthogonalized, BearsMatricesOfLowRank) {
+TEST(Orthogonalized, KeepsMatricesOfLowRank) {
   const auto orthogonal = [](int64_t rows, int64_t cols, uint64_t seed) {
     return std::get<0>(at::linalg_qr(random_matrix(rows, cols, seed)));
   };
@@ -68,7 +69,8 @@ TEST(Orthogonalized, BearsMatricesOfLowRank) {
   }
 }
 
-// A packed weight of a square and a wide part, and tall ones of one shape; clipping; weight decay.
+// There are a packed weight of a square and a wide part, and tall ones of one shape. The step has clipping
+// and weight decay.
 TEST(Muon, TakesTheStepOfTheFormula) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   OptimizerConfig config;
@@ -121,7 +123,7 @@ Config muon_config() {
   return config;
 }
 
-// The names of the parts whose state is Muon's, on all ranks.
+// Returns the names of the parts whose state is Muon's, on all ranks.
 std::vector<std::string> by_muon(const Config& config) {
   Trainer trainer(config);
   std::vector<std::string> names;
@@ -160,7 +162,7 @@ TEST(Muon, TakesNoEncoderEmbedding) {
   EXPECT_FALSE(by_muon(config).empty());
 }
 
-// With clipping.
+// The run clips gradients.
 TEST(Muon, HasTheSameBitsOverSchedulesAndCuts) {
   const auto batches = test::random_batches(3, 3);
   for (const char* precision : {"fp32", "bf16"}) {

@@ -1,6 +1,6 @@
-// Training with weights, activations and gradients on a device other than a CPU. Here it is the stand-in,
-// with streams and events; only LibTorch's operators may touch its memory. The bits are those of the same
-// operators on a CPU.
+// Tests training with weights, activations and gradients on a device other than a CPU. Here it is the
+// stand-in, with streams and events. Only LibTorch's operators may touch its memory. The bits are those of
+// the same operators on a CPU.
 #include <gtest/gtest.h>
 
 #include "tests/nn/device/stand_in_device.h"
@@ -56,7 +56,7 @@ bool is_here(std::string_view device) {
   return device != "cuda" || at::hasCUDA();
 }
 
-// The same on any number of stages and for every schedule, p2 policy and cap.
+// Expects the same bits on any number of stages and for every schedule, p2 policy and cap.
 void expect_always(const Outcome& expected, const char* model, const char* device,
                    const std::vector<Batch>& batches) {
   for (const auto& [stages, schedule, policy, cap] :
@@ -109,7 +109,7 @@ TEST_P(OnDevice, TrainsToTheSameBitsOnAGpuWhateverTheSchedule) {
 INSTANTIATE_TEST_SUITE_P(Models, OnDevice, ::testing::Values("llama", "bert", "mamba", "resnet"),
                          [](const auto& info) { return std::string(info.param); });
 
-// Without a cap: under a cap the moment of W depends on the bytes held, and sums over other micro-batches
+// There is no cap. Under a cap, the moment of W depends on the bytes held, and sums over other micro-batches
 // round differently.
 TEST(OnDeviceTest, Concatenates) {
   const auto batches = test::random_batches(3, 4);
@@ -124,8 +124,8 @@ TEST(OnDeviceTest, Concatenates) {
   expect_same_bits(expected, run(kStandIn), "concat");
 }
 
-// All ranks share a device, or all but the last. Steps from the third on are one call, on other batches than
-// the recorded one.
+// All ranks share a device, or all but the last. From the third step on, a step is one call, on other batches
+// than the recorded one.
 std::unique_ptr<Trainer> trainer_with_graphs(Config config, int ranks, bool apart = false) {
   config.pipeline.graphs = true;
   std::vector<Device> devices;
@@ -137,7 +137,7 @@ std::unique_ptr<Trainer> trainer_with_graphs(Config config, int ranks, bool apar
   return std::make_unique<Trainer>(config, std::move(make_in_process_worlds(1, ranks, 0, devices).front()));
 }
 
-// Every label counts, so that the scale of the loss is that of the previous step.
+// Makes every label count, so that the scale of the loss is that of the previous step.
 std::vector<Batch> alike(std::vector<Batch> batches) {
   for (Batch& batch : batches) {
     batch.targets = 0;
@@ -161,7 +161,7 @@ TEST_P(AsGraph, TrainsToTheSameBits) {
         std::tuple{2, "1f1b", P2Policy::kFill, true}, std::tuple{3, "gpipe", P2Policy::kEnd, false},
         std::tuple{3, "zb-h1", P2Policy::kPlaced, true}}) {
     SCOPED_TRACE(concat(schedule, ' ', policy_name(policy), ", ", stages, " stages", apart ? " apart" : ""));
-    if (apart && device != std::string_view(kStandIn)) continue;  // a second GPU may not be there
+    if (apart && device != std::string_view(kStandIn)) continue;  // there may be no second GPU
     const Config config = config_of(model, stages, device);
     Trainer one_by_one(config);
     const auto as_graph = trainer_with_graphs(config, stages, apart);
@@ -209,9 +209,9 @@ TEST(AsGraphTest, HonoursMasks) {
   }
 }
 
-// Changes that a recorded step cannot contain are noticed: another number of targets, other sizes, another
-// plan. A step that comes only once is not recorded.
-TEST(AsGraphTest, RecordsAgainWhatHasChanged) {
+// A recorded step cannot contain some changes: another number of targets, other sizes, another plan. These
+// changes are noticed. A step that comes only once is not recorded.
+TEST(AsGraphTest, RecordsAgainAfterAChange) {
   const Config config = config_of("llama", 2, kStandIn);
   Trainer one_by_one(config);
   const auto as_graph = trainer_with_graphs(config, 2);
@@ -233,7 +233,7 @@ TEST(AsGraphTest, RecordsAgainWhatHasChanged) {
   EXPECT_EQ(one_by_one.steps_done(), as_graph->steps_done());
 }
 
-TEST_P(OnDevice, OperatorsAreNotFarFromTheKernels) {
+TEST_P(OnDevice, OperatorsAreCloseToTheKernels) {
   const Config config = config_of(GetParam(), 1, "cpu");
   const auto batches = batches_of(config, 3, 2);
   const Outcome kernels = test::train(config, batches, {"gpipe", P2Policy::kOff});
@@ -243,7 +243,7 @@ TEST_P(OnDevice, OperatorsAreNotFarFromTheKernels) {
   EXPECT_NE(kernels.losses, other.losses) << "the same bits: were the operators used?";
 }
 
-TEST(OnDeviceTest, EvaluatesToTheSame) {
+TEST(OnDeviceTest, EvaluatesToTheSameBits) {
   const auto evaluation = [](const char* device) {
     Config config = config_of("llama", 2, device);
     config.data.held_out = 4;
@@ -255,7 +255,7 @@ TEST(OnDeviceTest, EvaluatesToTheSame) {
   EXPECT_EQ(there, evaluation("cpu"));
 }
 
-// Seconds of F, I and W, and idle seconds, by the device's clock.
+// The seconds of F, I and W and the idle seconds are by the device's clock.
 TEST(OnDeviceTest, CountsItsOwnTimes) {
   for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill}) {
     SCOPED_TRACE(policy_name(policy));
@@ -285,7 +285,7 @@ TEST(OnDeviceTest, CountsItsOwnTimes) {
   }
 }
 
-// The last rank's losses, and each rank's squares: the host waits for a device once for all of them.
+// The host reads the last rank's losses, and each rank's squares. It waits for a device once for all of them.
 TEST(OnDeviceTest, ReadsOnceForAllParameters) {
   Trainer trainer(config_of("llama", 2, kStandIn));
   const auto batches = test::random_batches(2, 4);
@@ -297,8 +297,8 @@ TEST(OnDeviceTest, ReadsOnceForAllParameters) {
 
 class KindOnDevice : public ::testing::TestWithParam<test::Case> {};
 
-// A checkpoint from the device continues there, and also on a CPU. Reduced precision is the exception, since
-// a CPU may compute its products in float32.
+// A checkpoint from the device continues there, and also on a CPU. With reduced precision it continues on the
+// device only, because a CPU may compute its products in float32.
 TEST_P(KindOnDevice, LeavesCheckpoints) {
   const test::TempFolder folder;
   Config here = test::checkpoint_config(folder);
@@ -332,7 +332,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, KindOnDevice,
                                }}})),
                          [](const auto& info) { return std::string(info.param.name); });
 
-TEST(OnDeviceTest, SaysWhatDoesNotRunThere) {
+TEST(OnDeviceTest, RefusesWhatItCannotRun) {
   Config config = config_of("llama", 1, "cuda");
   Config resnet = config_of("resnet", 1, "cuda");
   resnet.pipeline.recompute = {"both"};

@@ -1,8 +1,8 @@
-// AdamW, Adam and SGD against their formulas in float64, step by step: the weight decay of each parameter,
-// the meaning of a missing gradient, and the factor of clipping.
+// Tests AdamW, Adam and SGD against their formulas in float64, step by step: the weight decay of each
+// parameter, the meaning of a missing gradient, and the factor of clipping.
 //
-// The kernels compute in float32: an update is less than 20 operations, so after 6 steps of at most lr = 0.1
-// on weights of size 3 the error is at most 6 * (20 * 6e-8 * 0.1 + 6e-8 * 3) < 2e-6.
+// The kernels compute in float32. An update has fewer than 20 operations. So after 6 steps of at most lr =
+// 0.1 on weights of size 3, the error is at most 6 * (20 * 6e-8 * 0.1 + 6e-8 * 3) < 2e-6.
 #include "twobp/train/update/optimizer.h"
 
 #include <cmath>
@@ -18,8 +18,8 @@ namespace {
 constexpr double kBound = 2e-6;
 constexpr int kSteps = 6;
 
-// The formulas for one number. Decay: AdamW (Loshchilov, Hutter 2019) shrinks the weight by lr * decay first,
-// Adam and SGD add decay * weight to the gradient.
+// These are the formulas for one number. AdamW (Loshchilov, Hutter 2019) shrinks the weight by lr * decay
+// first. Adam and SGD add decay * weight to the gradient.
 class Formula {
  public:
   Formula(OptimizerConfig config, double weight, double decay)
@@ -71,12 +71,12 @@ double lr_at(int step) {
   return 0.1 / (1 + step);
 }
 
-// Weight decay and scale of the learning rate.
+// These are the weight decay and the scale of the learning rate.
 struct Expected {
   double decay, lr_scale;
 };
 
-// For a matrix and a vector.
+// Compares the update of a matrix and of a vector with the formula.
 void expect_formula(const OptimizerConfig& config, double factor, Expected of_matrix = {0.1, 1},
                     Expected of_gain = {0, 1}) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -98,7 +98,7 @@ void expect_formula(const OptimizerConfig& config, double factor, Expected of_ma
   Optimizer optimizer(config, items);
   for (int step = 0; step < kSteps; ++step) {
     for (size_t p = 0; p < 2; ++p) {
-      // In step 2 the vector has no gradient, which counts as 0.
+      // In step 2, the vector has no gradient, which counts as 0.
       const bool missing = step == 2 && p == 1;
       for (int64_t i = 0; i < parameters[p]->numel(); ++i) {
         const double gradient = missing ? 0 : gradient_at(step, i);
@@ -119,25 +119,25 @@ void expect_formula(const OptimizerConfig& config, double factor, Expected of_ma
   }
 }
 
-TEST(Optimizer, AdamW) {
+TEST(Optimizer, AdamWFollowsItsFormula) {
   expect_formula(config_of("adamw"), 1);
 }
-TEST(Optimizer, Adam) {
+TEST(Optimizer, AdamFollowsItsFormula) {
   expect_formula(config_of("adam"), 1);
 }
-TEST(Optimizer, Sgd) {
+TEST(Optimizer, SgdFollowsItsFormula) {
   expect_formula(config_of("sgd"), 1);
 }
-TEST(Optimizer, SgdWithMomentum) {
+TEST(Optimizer, SgdWithMomentumFollowsItsFormula) {
   expect_formula(config_of("sgd", 0.9), 1);
 }
 
-// The factor of clipping multiplies the gradient before anything else sees it.
-TEST(Optimizer, GradientFactor) {
+// The factor of clipping multiplies the gradient before any other use.
+TEST(Optimizer, AppliesTheFactorOfClipping) {
   for (const char* type : {"adamw", "adam", "sgd"}) expect_formula(config_of(type, 0.5), 0.25);
 }
 
-TEST(Optimizer, GroupsByName) {
+TEST(Optimizer, AppliesGroupsByName) {
   for (const char* type : {"adamw", "sgd"}) {
     OptimizerConfig config = config_of(type);
     config.groups = {"* weight_decay=0.4", "mat??x weight_decay=0.3", "gain weight_decay=0.05"};
@@ -147,7 +147,7 @@ TEST(Optimizer, GroupsByName) {
   }
 }
 
-TEST(Optimizer, RefusesGroups) {
+TEST(Optimizer, RefusesBadGroups) {
   OptimizerConfig config;
   const std::pair<const char*, const char*> wrong[] = {
       {"gain", "says nothing"},        {"", "pattern"},

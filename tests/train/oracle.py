@@ -1,4 +1,4 @@
-"""What the oracles of language models have in common."""
+"""The oracles of language models share these functions."""
 import json
 
 import torch
@@ -10,7 +10,7 @@ def weights_of(model):
 
 
 def padding(ids, right, both):
-    """A mask of four samples: padded on the right from `right` on, on the left, with a hole, and on both sides (from `both` on)."""
+    """Returns a mask of four samples. They are padded on the right from `right` on, on the left, with a hole, and on both sides (from `both` on)."""
     mask = torch.ones_like(ids)
     mask[0, right:] = 0
     mask[1, :9] = 0

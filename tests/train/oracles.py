@@ -1,9 +1,9 @@
-"""Answers the comparisons with transformers, so that one process imports it for all of them.
+"""Answers the calls of the comparisons with transformers. One process imports transformers for all of them.
 
     oracles.py FOLDER     the folder of the modules *_oracle.py
 
-Prints "ok", or "skip: ..." where a package is missing. Then each line of the input, "MODULE FUNCTION FOLDER", is a call. The answer
-is "ok", or the end of this process.
+Prints "ok", or "skip: ..." if a package is missing. Then each line of the input, "MODULE FUNCTION FOLDER", is a call. The answer
+is "ok". If the call fails, the process ends.
 """
 import importlib
 import importlib.util

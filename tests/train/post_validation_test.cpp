@@ -1,4 +1,4 @@
-// Steps that a rank takes before the norm of all gradients is known: they stand, or they are taken back and
+// Tests steps that a rank takes before the norm of all gradients is known. They stand, or they are undone and
 // repeated, with the bits of a rank that waited.
 #include <chrono>
 #include <cmath>
@@ -29,10 +29,10 @@ Config config_of(const std::string& optimizer, const std::string& precision) {
   return config;
 }
 
-// The times at which the ranks come to the end of a step.
+// These are the times at which the ranks come to the end of a step.
 enum class Order { kTogether, kInTurn, kSecondLate };
 
-// A trainer whose gradients are made by hand.
+// This is a trainer whose gradients are made by hand.
 class ByHand {
  public:
   explicit ByHand(const Config& config) : trainer_(config), float16_(config.train.precision == "fp16") {
@@ -41,9 +41,9 @@ class ByHand {
     update().use({float16_, scale_, 0});
   }
 
-  // A step in which the gradients of rank 1 have norm `norm` and those of rank 0 almost none. If the ranks
-  // run in turn, rank 0 ends its part before rank 1 begins, so it must presume the norm. `leave_out`: the
-  // first parameter of rank 0 has no gradient.
+  // Runs a step in which the gradients of rank 1 have the norm `norm` and those of rank 0 almost none. If the
+  // ranks run in turn, rank 0 ends its part before rank 1 begins, so it must presume the norm. With
+  // `leave_out`, the first parameter of rank 0 has no gradient.
   void step(double norm, Order order, bool leave_out = false) {
     ++step_;
     const LossScale scale = {float16_, scale_, 0};
@@ -124,7 +124,7 @@ class ByHand {
 
 constexpr double kOverflow = std::numeric_limits<double>::infinity();
 
-// 0.5 stands, 2 is clipped.
+// A norm of 0.5 stands. A norm of 2 is clipped.
 TEST(PostValidation, LeavesTheBitsOfRanksThatWait) {
   for (const std::string optimizer : {"adamw", "adam", "sgd", "muon"}) {
     for (const std::string precision : {"fp32", "bf16", "fp16"}) {
@@ -142,7 +142,7 @@ TEST(PostValidation, LeavesTheBitsOfRanksThatWait) {
           }
           EXPECT_EQ(presumes.update().taken_back(), norms.back() > 1 ? 2 : 0);
           EXPECT_EQ(waits.update().taken_back(), 0);
-          // The next step starts from the result of these.
+          // The next step starts from these results.
           waits.step(0.75, Order::kTogether);
           presumes.step(0.75, Order::kTogether);
           presumes.expect_same_as(
@@ -153,14 +153,15 @@ TEST(PostValidation, LeavesTheBitsOfRanksThatWait) {
   }
 }
 
-// After a clipped step the next one is expected to be clipped too: no rank continues without the norm.
-TEST(PostValidation, WaitsAfterAStepThatWasTakenBack) {
+// After a clipped step, the ranks expect that the next one is clipped, too. No rank continues without the
+// norm.
+TEST(PostValidation, WaitsAfterAStepThatWasUndone) {
   ByHand ranks(config_of("adamw", "fp32"));
   ranks.step(2, Order::kInTurn);
   EXPECT_EQ(ranks.update().taken_back(), 2);
   ranks.step(2, Order::kSecondLate);
   EXPECT_EQ(ranks.update().taken_back(), 2);
-  ranks.step(0.5, Order::kSecondLate);  // the ranks wait for this step too, and its norm needs no clipping
+  ranks.step(0.5, Order::kSecondLate);  // the ranks wait for this step too, and it is not clipped
   ranks.step(2, Order::kInTurn);
   EXPECT_EQ(ranks.update().taken_back(), 4);
 }

@@ -1,5 +1,5 @@
-// Training in reduced precision: the promise of equal bits holds, losses stay close to float32's, and float16
-// skips the steps that overflow.
+// Tests training in reduced precision. The promise of equal bits holds, losses stay close to float32's, and
+// float16 skips the steps that overflow.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -96,7 +96,7 @@ TEST(LossScale, OverflowSkipsTheStepAndHalvesTheScale) {
   }
 }
 
-TEST(LossScale, DoesNotShowInTheNorm) {
+TEST(LossScale, DoesNotChangeTheNorm) {
   const auto batches = random_batches(1, 2);
   Config small = config_of("fp16");
   small.train.loss_scale = 1024;

@@ -1,4 +1,4 @@
-// The messages between the processes of a run, which are threads here.
+// Tests the messages between the processes of a run, which are threads here.
 #include "twobp/train/processes.h"
 
 #include <mutex>
@@ -13,7 +13,7 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-// Runs body on `count` processes. Returns for each process its exception: "", "Error: ..." or "Aborted: ...".
+// Runs body on `count` processes. Returns the exception of each process: "", "Error: ..." or "Aborted: ...".
 std::vector<std::string> run(int count, const std::function<void(const Processes&)>& body,
                              double timeout = 20) {
   const auto ends = make_in_process_transports(count, 0);
@@ -37,7 +37,7 @@ std::vector<std::string> run(int count, const std::function<void(const Processes
   return thrown;
 }
 
-TEST(Processes, Texts) {
+TEST(Processes, ExchangeTexts) {
   for (const int count : {1, 2, 4}) {
     const auto thrown = run(count, [&](const Processes& processes) {
       for (const std::string& text : {std::string("first"), std::string(), std::string(100'000, 'x')}) {
@@ -60,8 +60,8 @@ TEST(Processes, Texts) {
   test::expect_error([&] { alone.together([] { fail("mine"); }); }, {"mine"});
 }
 
-// The process that fails has the error, and the others report its failure. Afterwards they continue together.
-TEST(Processes, Together) {
+// The failing process has the error, and the others report its failure. Afterwards they continue together.
+TEST(Processes, ReportTheFailureOfOne) {
   for (const int failing : {0, 2}) {
     const auto thrown = run(3, [&](const Processes& processes) {
       try {
@@ -82,7 +82,7 @@ TEST(Processes, Together) {
 }
 
 // Writing files may take longer than any message. A silent process counts as stuck.
-TEST(Processes, TogetherWaitsForWhoIsAtWork) {
+TEST(Processes, WaitForAProcessAtWork) {
   const double timeout = 1;
   std::vector<std::thread> runs;  // they wait at the same time
   for (const int slow : {0, 1, 2}) {
@@ -110,8 +110,8 @@ TEST(Processes, TogetherWaitsForWhoIsAtWork) {
   EXPECT_NE(thrown[0].find("waited 1 s for the end of work"), std::string::npos) << thrown[0];
 }
 
-// Each name is reported by the first process that has it, which may have it twice.
-TEST(Processes, Writes) {
+// Each name is reported by the first process that has it. A process may have a name twice.
+TEST(Processes, DivideTheWrites) {
   const std::vector<std::vector<std::string>> names = {
       {"tied", "a", "tied"}, {}, {"b", "tied", "b"}, {"a", "b", "c"}};
   const std::vector<std::vector<bool>> expected = {
@@ -122,7 +122,7 @@ TEST(Processes, Writes) {
   EXPECT_EQ(thrown, std::vector<std::string>(4));
 }
 
-TEST(Processes, NoticesAnAbort) {
+TEST(Processes, NoticeAnAbort) {
   const auto ends = make_in_process_transports(2, 0);
   const Processes processes(*ends[0], 20);
   processes.throw_if_aborted();

@@ -1,6 +1,7 @@
-// Whole runs with recomputation: losses, norms, weights and running statistics are those of a run without it,
-// to the bit, for every model type, mode, policy and number of stages. Also adapters, frozen layers,
-// concatenation, reduced precision, a run that changes the mode, and settings that are refused.
+// Tests whole runs with recomputation. Losses, norms, weights and running statistics are those of a run
+// without it, to the bit, for every model type, mode, policy and number of stages. Also tests adapters,
+// frozen layers, concatenation, reduced precision, a run that changes the mode, and settings that are
+// refused.
 #include <tuple>
 
 #include <gtest/gtest.h>
@@ -47,7 +48,7 @@ struct Case {
   std::string name;
   Config config;
   std::vector<std::vector<int>> splits;
-  std::vector<std::string> mixed;  // all modes beside each other
+  std::vector<std::string> mixed;  // neighbouring layers with all modes
 };
 
 std::vector<Case> cases() {
@@ -55,7 +56,7 @@ std::vector<Case> cases() {
   test::llama_of(tied).tied = true;
   tied.train.clip_norm = 0.5;
   const std::vector<std::string> by_layer = {"both", "*1*=activations", "*2*=derivatives"};
-  // The modes of stages.0.layers.0 to stages.1.layers.1: derivatives, both, derivatives, activations.
+  // The modes of stages.0.layers.0 to stages.1.layers.1 are derivatives, both, derivatives and activations.
   const std::vector<std::string> by_block = {"both", "*.stages.1.*=activations", "*.layers.0=derivatives"};
   return {{"Llama", llama_config(), {{8}, {3, 5}, {3, 2, 3}}, by_layer},
           {"TiedLlama", tied, {{8}, {2, 3, 3}}, by_layer},
@@ -65,7 +66,7 @@ std::vector<Case> cases() {
           {"BasicResnet", test::tiny_resnet("basic", false), {{6}, {1, 2, 3}}, by_block}};
 }
 
-// Settings of pipeline.recompute: each mode for the blocks, each for every layer.
+// These are settings of pipeline.recompute: each mode for the blocks, and each mode for every layer.
 const std::vector<std::vector<std::string>> kSettings = {{"activations"},   {"derivatives"},   {"both"},
                                                          {"*=activations"}, {"*=derivatives"}, {"*=both"}};
 
@@ -116,7 +117,7 @@ TEST(RecomputeResnet, RunningStatisticsAreTheSame) {
   }
 }
 
-// A configuration and a variation of it for each mode, with and without recomputation.
+// Checks a configuration and a variation of it for each mode, with and without recomputation.
 void expect_modes_change_nothing(Config config, const Variant& variant) {
   const auto batches = batches_for(config);
   const Outcome expected = test::train(config, batches, variant);
@@ -150,8 +151,8 @@ TEST(RecomputeRuns, InReducedPrecision) {
 }
 
 // With `concat`, rounding shows which micro-batches share a GEMM. This depends on the moment when W runs, and
-// so on the split into stages, which is given here. A cap that is reached depends on the bytes held, which
-// recomputation changes. So no cap is reached here.
+// so on the split into stages, which is given here. If a cap is reached, it also depends on the bytes held,
+// which recomputation changes. So no cap is reached here.
 constexpr int64_t kAmpleCap = int64_t{1} << 40;
 
 std::vector<Config> concatenating_configs() {
@@ -163,8 +164,8 @@ std::vector<Config> concatenating_configs() {
   return configs;
 }
 
-// The mode "activations" leaves W as it is.
-TEST(RecomputeRuns, ActivationsLeaveConcatenationAsItIs) {
+// The mode "activations" does not change W.
+TEST(RecomputeRuns, ActivationsDoNotChangeConcatenation) {
   for (Config config : concatenating_configs()) {
     const auto batches = batches_for(config);
     const Outcome loop = test::train(config, batches, {"1f1b", P2Policy::kEnd});
@@ -182,7 +183,7 @@ TEST(RecomputeRuns, ActivationsLeaveConcatenationAsItIs) {
   }
 }
 
-// Recomputed derivatives are never concatenated: under any cap the result is that of `loop`.
+// Recomputed derivatives are never concatenated. Under any cap, the result is that of `loop`.
 TEST(RecomputeRuns, DerivativesAreNotConcatenated) {
   for (Config config : concatenating_configs()) {
     const auto batches = batches_for(config);
@@ -213,7 +214,7 @@ TEST(RecomputeRuns, EvaluateTheSame) {
   }
 }
 
-// The run is stopped and resumed with another mode: the result does not change, and there is no note.
+// The run is stopped and resumed with another mode. The result does not change, and there is no note.
 TEST(RecomputeRuns, ResumeMayChangeIt) {
   const test::TempFolder folder;
   Config config = test::checkpoint_config(folder);
@@ -244,7 +245,7 @@ TEST(RecomputeSettings, ShowInTheKindsOfLayers) {
   EXPECT_EQ(model.layers.back().kind, "head");
 }
 
-TEST(RecomputeSettings, Errors) {
+TEST(RecomputeSettings, RefuseBadModes) {
   const auto refuse = [](const std::string& set, const std::vector<std::string>& parts) {
     expect_error([&] { load_config("", {"data.synthetic=tokens", set}); }, parts);
   };

@@ -1,4 +1,4 @@
-// A second implementation of the same LLaMa, on autograd in float64 and with explicit attention. The
+// This is a second implementation of the same LLaMa, on autograd in float64 and with explicit attention. The
 // library's training is compared with it.
 #pragma once
 
@@ -18,7 +18,7 @@ namespace twobp::test {
 
 class Reference {
  public:
-  // Copies the weights, packed ones as their parts, under Hugging Face's names.
+  // Copies the weights under Hugging Face's names. Packed weights are copied as their parts.
   Reference(const ModelConfig& config, const std::vector<Parameter*>& weights)
       : config_(config.type.as<DecoderOptions>()) {
     for (const Parameter* weight : weights) {
@@ -32,7 +32,7 @@ class Reference {
     }
   }
 
-  // The sum over counted labels of -log p(label), with a graph.
+  // Returns the sum over counted labels of -log p(label), with a graph.
   at::Tensor loss_sum(const at::Tensor& ids, const at::Tensor& labels) const {
     at::Tensor x = at::embedding(weight("model.embed_tokens.weight"), ids);  // (B, S, C)
     for (int64_t i = 0; i < config_.layers; ++i) {
@@ -46,7 +46,7 @@ class Reference {
     return at::cross_entropy_loss(logits.flatten(0, 1), labels.flatten(), {}, at::Reduction::Sum, -100);
   }
 
-  // The mean over all counted labels of the batch, with all samples at once on one device.
+  // Returns the mean over all counted labels of the batch, with all samples at once on one device.
   double backward(const Batch& batch) {
     at::Tensor sum = at::zeros({}, at::kDouble);
     for (const Fields& fields : batch.micro_batches)
@@ -65,7 +65,7 @@ class Reference {
   const at::Tensor& weight(const std::string& name) const { return weights_.at(name); }
   at::Tensor grad(const std::string& name) const { return weights_.at(name).grad(); }
 
-  // torch.nn.utils.clip_grad_norm_: the norm before clipping.
+  // Does torch.nn.utils.clip_grad_norm_. Returns the norm before clipping.
   double clip(double max_norm) {
     double squares = 0;
     for (auto& [name, w] : weights_) squares += w.grad().square().sum().item<double>();
@@ -82,7 +82,7 @@ class Reference {
     return x * at::rsqrt(x.square().mean(-1, true) + config_.norm_eps) * weight(gain);
   }
 
-  // x (B, H, S, D): (x cos + rotate_half(x) sin), as in transformers' modeling_llama.
+  // For x (B, H, S, D), returns x cos + rotate_half(x) sin, as in transformers' modeling_llama.
   at::Tensor rope(const at::Tensor& x) const {
     const int64_t half = x.size(3) / 2;
     const auto options = at::TensorOptions().dtype(at::kDouble);
@@ -127,7 +127,7 @@ class Reference {
   std::map<std::string, at::Tensor> weights_;
 };
 
-// The library's weights under the reference's names: views.
+// Returns views of the library's weights under the reference's names.
 inline std::map<std::string, at::Tensor> parts_of(const std::vector<Parameter*>& weights) {
   std::map<std::string, at::Tensor> parts;
   for (const Parameter* weight : weights) {

@@ -1,9 +1,9 @@
-"""Small random ResNets by `transformers`, and what it makes of them: the other side of resnet_transformers_test.cpp.
+"""Makes small random ResNets with `transformers` and computes their results, for resnet_transformers_test.cpp.
 
-  make(folder)  for each case: model/ (saved by transformers), data/ (pixel_values.npy, labels.npy), logits.safetensors
+  make(folder)  writes for each case: model/ (saved by transformers), data/ (pixel_values.npy, labels.npy), logits.safetensors
                 (in evaluation), before.safetensors (weights and buffers), after.safetensors (after one step of SGD
                 over two micro-batches, each with its own batch statistics), facts.json
-  check(folder) for each model saved by the test, saved*/: weights.safetensors (all its tensors, as transformers loads
+  check(folder) writes for each model saved by the test, saved*/: weights.safetensors (all its tensors, as transformers loads
                 them), logits.safetensors
 """
 import json
@@ -33,7 +33,7 @@ def make(folder):
         torch.manual_seed(seed)
         config = transformers.ResNetConfig(**CASES[case])
         model = transformers.ResNetForImageClassification(config).float()
-        with torch.no_grad():  # what is one or zero at first would hide that it is read
+        with torch.no_grad():  # otherwise values are ones and zeros, and a test could not see whether they are read
             for name, tensor in model.state_dict().items():
                 if "normalization" in name and tensor.is_floating_point():
                     tensor.uniform_(*((-1.0, 0.5) if name.endswith(("bias", "mean")) else (0.5, 1.5)))

@@ -1,6 +1,6 @@
-// Training of a ResNet: the bits are the same for every schedule, policy and split. This includes running
-// statistics, which neither the profile nor an evaluation touches. Also checkpoints, freezing, and models
-// saved and loaded with buffers.
+// Tests training of a ResNet. The bits are the same for every schedule, policy and split. This includes
+// running statistics, which neither the profile nor an evaluation changes. Also tests checkpoints, freezing,
+// and models saved and loaded with buffers.
 #include <filesystem>
 
 #include <gtest/gtest.h>
@@ -78,9 +78,8 @@ TEST(Resnet, SameUnderAnyMemoryCapAndWithSeveralThreads) {
   }
 }
 
-// Convolutions always run their W one by one. The W of the classifier is one product, summed in another
-// order.
-TEST(Resnet, ConcatenationIsEqualToRounding) {
+// Convolutions always run each W alone. The W of the classifier is one product, summed in another order.
+TEST(Resnet, ConcatenationIsEqualUpToRounding) {
   const auto batches = image_batches(tiny_resnet("bottleneck"), 1, 4);
   const Config config = config_of("bottleneck", {3, 3});
   const Outcome expected = test::train(config, batches, {"1f1b", P2Policy::kEnd});
@@ -91,7 +90,7 @@ TEST(Resnet, ConcatenationIsEqualToRounding) {
   }
 }
 
-// The stem of Hugging Face's models, and images of another size in evaluation.
+// The model has the stem of Hugging Face's models, and images have another size in evaluation.
 TEST(Resnet, SameWithPooledStem) {
   Config one = tiny_resnet("basic", /*small_images=*/false);
   Config two = one;
@@ -101,9 +100,9 @@ TEST(Resnet, SameWithPooledStem) {
                    test::train(two, batches, {"1f1b", P2Policy::kFill}), "two stages");
 }
 
-// PyTorch's own pipelining runs an empty batch through its stages to learn shapes, which shifts the
+// PyTorch's own pipelining runs an empty batch through its stages to learn shapes. That shifts the
 // statistics.
-TEST(Resnet, ProfilingDoesNotTouchRunningStatistics) {
+TEST(Resnet, ProfilingDoesNotChangeRunningStatistics) {
   for (const int stages : {1, 3}) {
     Config config = tiny_resnet("bottleneck");
     config.pipeline.stages = stages;
@@ -122,7 +121,7 @@ TEST(Resnet, ProfilingDoesNotTouchRunningStatistics) {
   }
 }
 
-TEST(Resnet, EvaluationLeavesTrainingAloneAndUsesRunningStatistics) {
+TEST(Resnet, EvaluationUsesRunningStatisticsAndDoesNotChangeTraining) {
   Config config = tiny_resnet("basic");
   config.data.held_out = 0.01;
   config.pipeline.stages = 2;
@@ -151,7 +150,7 @@ TEST(Resnet, EvaluationLeavesTrainingAloneAndUsesRunningStatistics) {
 }
 
 // Frozen weights stay. The running statistics of frozen norms still move, as in PyTorch.
-TEST(Resnet, FreezingLeavesBuffersToTraining) {
+TEST(Resnet, FreezingDoesNotStopRunningStatistics) {
   Config config = tiny_resnet("bottleneck");
   config.model.freeze = {"resnet.embedder.*", "resnet.encoder.stages.0.*"};
   config.pipeline.stages = 2;
@@ -207,7 +206,7 @@ class SavedResnet : public ::testing::Test {
     config.model.type = read_hf_config(config.model.from);
     return config;
   }
-  // `model` with other tensors.
+  // Writes `model` with other tensors.
   void write(const std::string& name, const std::map<std::string, at::Tensor>& tensors) {
     std::filesystem::create_directory(folder_.path(name));
     std::filesystem::copy(folder_.path("model/config.json"), folder_.path(name + "/config.json"));
@@ -228,7 +227,7 @@ TEST_F(SavedResnet, ComesBackWithItsBuffers) {
   EXPECT_EQ(count.scalar_type(), at::kLong) << "whatever the dtype of the weights";
 }
 
-TEST_F(SavedResnet, CountOfBatchesMayBeMissingAndNothingElse) {
+TEST_F(SavedResnet, OnlyTheCountOfBatchesMayBeMissing) {
   auto tensors = weights_;
   std::erase_if(tensors, [](const auto& item) { return item.first.ends_with("num_batches_tracked"); });
   write("old", tensors);
@@ -264,7 +263,7 @@ TEST_F(SavedResnet, LoadsTorchvisionsNames) {
   expect_same(copies_by_name(trainer.weights()), weights_, "loaded");
 }
 
-TEST_F(SavedResnet, SmallImagesAreSaidInItsOwnKey) {
+TEST_F(SavedResnet, HasItsOwnKeyForSmallImages) {
   Config config = tiny_resnet("basic");
   Trainer trainer(config);
   save_model(folder_.path("small"), config.model, 1, trainer.weights());
@@ -276,7 +275,7 @@ TEST_F(SavedResnet, SmallImagesAreSaidInItsOwnKey) {
   EXPECT_FALSE(loading("model").model.type.as<ResnetOptions>().small_images);
 }
 
-TEST(ResnetConfig, Contradictions) {
+TEST(ResnetConfig, RefusesContradictions) {
   const auto expect = [](const std::string& set, const std::vector<std::string>& parts) {
     test::expect_error([&] { load_config("", {"model.type=resnet", "data.synthetic=images", set}); }, parts);
   };

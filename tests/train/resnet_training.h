@@ -1,4 +1,4 @@
-// Helpers of the tests of ResNet's training: a tiny model and batches for it.
+// This file has helpers of the tests of ResNet's training: a tiny model and batches for it.
 #pragma once
 
 #include <map>

@@ -1,6 +1,6 @@
-// A ResNet against transformers itself. Models that transformers saved give its logits and loss here, and its
-// weights and running statistics after one step of SGD, for any number of stages. transformers loads the
-// models that are saved here, to the bit. Skipped where Python has no transformers.
+// Tests a ResNet against transformers itself. Models that transformers saved give its logits and loss here,
+// and its weights and running statistics after one step of SGD, for any number of stages. transformers loads
+// the models that are saved here, to the bit. The tests are skipped if Python has no transformers.
 #include <numeric>
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ class ResnetTransformers : public test::TransformersTest {
 };
 
 // Evaluation uses the running statistics of the files.
-TEST_F(ResnetTransformers, LogitsAreItsOwn) {
+TEST_F(ResnetTransformers, LogitsAreThoseOfTransformers) {
   for (const std::string& name : kCases) {
     const Config config = config_of(name, 1);
     std::vector<int64_t> all(12);
@@ -39,7 +39,7 @@ TEST_F(ResnetTransformers, LogitsAreItsOwn) {
   }
 }
 
-TEST_F(ResnetTransformers, LossAStepOfSgdAndRunningStatisticsAreItsOwn) {
+TEST_F(ResnetTransformers, LossAStepOfSgdAndRunningStatisticsAreThoseOfTransformers) {
   for (const std::string& name : kCases) {
     const SafetensorsFile before(path(name + "/before.safetensors"));
     const SafetensorsFile after(path(name + "/after.safetensors"));
@@ -70,7 +70,7 @@ TEST_F(ResnetTransformers, LossAStepOfSgdAndRunningStatisticsAreItsOwn) {
   }
 }
 
-TEST_F(ResnetTransformers, LoadsWhatIsSaved) {
+TEST_F(ResnetTransformers, LoadsTheSavedModel) {
   std::map<std::string, std::map<std::string, at::Tensor>> expected;
   for (const std::string& name : kCases) {
     const Config config = config_of(name, 2);

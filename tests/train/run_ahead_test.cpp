@@ -1,5 +1,5 @@
-// Ranks begin the next step after their own part of this one: the bits are the same, no result is read too
-// early, and every error is still reported.
+// Tests ranks that begin the next step after their own part of this one. The bits are the same, no result is
+// read too early, and every error is still reported.
 #include "twobp/train/run_ahead.h"
 
 #include <limits>
@@ -24,8 +24,8 @@ using test::RunOutcome;
 
 constexpr int kSteps = 6;
 
-// Seconds by which a rank is late. They grow if a busy machine kept the other rank from getting ahead in that
-// time.
+// These are the seconds by which a rank is late. They grow if a busy machine kept the other rank from getting
+// ahead in that time.
 constexpr const char* kLate[] = {"0.1", "1", "5"};
 
 Config config_of(const std::string& schedule) {
@@ -83,11 +83,11 @@ TEST(RunAhead, KeepsEveryBit) {
   }
 }
 
-TEST(RunAhead, StandsStillWhereItIsLookedAt) {
+TEST(RunAhead, RefusesToReadTheStateDuringAStep) {
   Trainer trainer(config_of("1f1b"));
   trainer.run_ahead_until(3);
   trainer.step();
-  trainer.step();  // the third is under way
+  trainer.step();  // the third step is running
   expect_error([&] { trainer.evaluate(); }, {"step 3 is under way", "until step 3"});
   expect_error([&] { trainer.position(); }, {"step 3 is under way"});
   expect_error([&] { trainer.step(test::random_batch(2, 2, 2, 1), trainer.variant()); },
@@ -98,14 +98,15 @@ TEST(RunAhead, StandsStillWhereItIsLookedAt) {
   EXPECT_EQ(trainer.position().batches, 3);
 }
 
-// One rank ends its part of a step late. The other rank has continued by then. Since the step was clipped, it
-// must take back the step and the part of the next step that it has begun.
-TEST(RunAhead, TakesStepsBackToTheBit) {
+// One rank ends its part of a step late. The other rank has continued by then. The step was clipped, so the
+// other rank must undo the step and the part of the next step that it has begun.
+TEST(RunAhead, UndoesStepsToTheBit) {
   const auto expect_same = [](const std::string& what, const std::string& schedule, int late_rank,
                               const std::function<void(Config&)>& change) {
     Config config = config_of(schedule);
-    test::llama_of(config).tied = false;  // or the ranks wait for each other's gradients of what is tied
-    config.optimizer.lr = 1e-4;           // so that norms differ by batch, instead of falling
+    // Otherwise the ranks wait for each other's gradients of tied weights.
+    test::llama_of(config).tied = false;
+    config.optimizer.lr = 1e-4;  // so that norms differ by batch instead of falling
     change(config);
     const auto [expected, clipped] =
         test::clip_one_step(config, [&](const Config& clips) { return run(clips, false); });
@@ -144,8 +145,8 @@ TEST(RunAhead, TakesStepsBackToTheBit) {
 }
 
 // The loss scale doubles after the second step, so that the gradients of a later step overflow. A rank that
-// has continued takes its step back, and the next step has half the scale.
-TEST(RunAhead, TakesBackAStepThatOverflows) {
+// has continued undoes its step, and the next step has half the scale.
+TEST(RunAhead, UndoesAStepThatOverflows) {
   Config config = config_of("1f1b");
   test::llama_of(config).tied = false;
   config.train.precision = "fp16";
@@ -170,7 +171,7 @@ TEST(RunAhead, TakesBackAStepThatOverflows) {
   ASSERT_GE(overflows, 3);
   config.pipeline.run_ahead = "on";
   expect_same_run(expected, run_from(config), "nobody is late");
-  int64_t taken_back = 0;  // not by a rank that sees the overflow in its own gradients
+  int64_t taken_back = 0;  // a rank that sees the overflow in its own gradients does not count
   for (const char* seconds : kLate) {
     for (const int late_rank : {0, 1}) {
       const test::Environment late(
@@ -184,8 +185,8 @@ TEST(RunAhead, TakesBackAStepThatOverflows) {
   EXPECT_GT(taken_back, 0);
 }
 
-// A caller that stops a run wants to save its state: no step is under way at that time.
-TEST(RunAhead, StopsAfterTheStepThatIsUnderWay) {
+// A caller that stops a run saves its state, so no step may be running at that time.
+TEST(RunAhead, StopsAfterTheRunningStep) {
   Trainer trainer(config_of("1f1b"));
   trainer.run_ahead_until(kSteps);
   trainer.stop_when([&] { return trainer.steps_done() >= 2; });
@@ -196,7 +197,7 @@ TEST(RunAhead, StopsAfterTheStepThatIsUnderWay) {
   EXPECT_EQ(trainer.position().step, 4);
 }
 
-// Steps follow each other without a gap or an overlap, so that their seconds add up.
+// Steps follow each other without a gap or an overlap, so their seconds add up.
 TEST(RunAhead, ReportsTileTheTime) {
   Trainer trainer(config_of("1f1b"));
   const RunOutcome outcome = test::steps_of(trainer, kSteps);
@@ -214,7 +215,7 @@ TEST(RunAhead, ANumberThatIsNotFiniteStillEndsTheRun) {
   trainer.run_ahead_until(kSteps);
   trainer.step();
   trainer.step();
-  trainer.pipeline().on_ranks([&](int rank) {  // after the step that is under way
+  trainer.pipeline().on_ranks([&](int rank) {  // after the step that is running
     if (rank == 1) trainer.weights().back()->value.fill_(std::numeric_limits<float>::quiet_NaN());
   });
   expect_error(
@@ -225,8 +226,9 @@ TEST(RunAhead, ANumberThatIsNotFiniteStillEndsTheRun) {
   expect_error([&] { trainer.step(); }, {"failed in an earlier step"});
 }
 
-// Ranks of one process with one pipeline object each: one rank books memory that the other releases.
-TEST(RunAhead, LeavesNothingOnTheBooksOfEither) {
+// The ranks are in one process, and each has a pipeline object. One rank allocates memory that the other
+// releases.
+TEST(RunAhead, CountsNoMemoryAfterwards) {
   const Config config = config_of("zb-v");
   run_worlds(make_in_process_ranks(1, 2, 0), [&](World world) {
     Trainer trainer(config, std::move(world));
@@ -234,14 +236,15 @@ TEST(RunAhead, LeavesNothingOnTheBooksOfEither) {
     const int rank = pipeline.world().local_ranks().front();
     std::vector<int64_t> held;
     for (const int steps : {4, 16}) {
-      test::steps_of(trainer, steps);  // ends with an evaluation, for which all wait
+      test::steps_of(trainer, steps);  // the evaluation at the end waits for all ranks
       held.push_back(pipeline.meter().held(rank));
     }
     EXPECT_EQ(held[0], held[1]) << "rank " << rank;
   });
 }
 
-// The decisions for layers of equal costs; the gains are those of tests/schedule/step_periods_test.cpp.
+// Returns the decisions for layers of equal costs. The gains are those of
+// tests/schedule/step_periods_test.cpp.
 RunAhead decided(const std::string& schedule, int ranks, const std::function<void(Config&)>& change,
                  bool ties_ranks = false) {
   Config config;
@@ -286,7 +289,7 @@ TEST(RunAhead, AutoFollowsTheSimulatedGain) {
   EXPECT_NEAR(clipped.gain, 27.0 / 24, 1e-9);
 }
 
-TEST(RunAhead, AutoLeavesOutWhatDoesNotGoWithIt) {
+TEST(RunAhead, AutoIsOffWhereItIsNotSupported) {
   for (const auto& change :
        std::vector<std::function<void(Config&)>>{[](Config& config) { config.pipeline.run_ahead = "off"; },
                                                  [](Config& config) { config.pipeline.graphs = true; },
@@ -302,7 +305,7 @@ TEST(RunAhead, AutoLeavesOutWhatDoesNotGoWithIt) {
   EXPECT_FALSE(decided("zb-h2", 1, [](Config& config) { config.pipeline.run_ahead = "on"; }).on);
 }
 
-// The step that is under way when the trainer is destroyed ends, or is given up. No rank waits for its
+// If a step is running when the trainer is destroyed, it ends or is abandoned. No rank waits for its
 // time-out.
 TEST(RunAhead, EndsInTheMiddleOfAStep) {
   Config config = config_of("zb-v");

@@ -1,5 +1,5 @@
-// The settings that a resumed run must share with the stopped run, the settings whose change is noted, and
-// the free settings.
+// Tests which settings a resumed run must share with the stopped run, which changes are noted, and which are
+// free.
 #include "twobp/train/checkpoint/same_run.h"
 
 #include <functional>
@@ -29,7 +29,7 @@ RunFacts facts(const Config& config, uint64_t data_seed = 1) {
 
 using Change = std::function<void(Config&)>;
 
-TEST(SameRun, RefusesAndNamesWhatDiffers) {
+TEST(SameRun, RefusesAndNamesDifferences) {
   const std::vector<std::pair<std::string, Change>> changes = {
       {"model.dim is 512 but 256 in the checkpoint", [](Config& c) { test::llama_of(c).dim = 512; }},
       {"model.layers", [](Config& c) { test::llama_of(c).layers = 5; }},
@@ -59,16 +59,16 @@ TEST(SameRun, RefusesAndNamesWhatDiffers) {
   }
 }
 
-// An older program allowed keys that the data does not use.
-TEST(SameRun, KeysThatTheDataDoesNotUseAreFree) {
+// Older programs allowed keys that the data does not use.
+TEST(SameRun, IgnoresKeysThatTheDataDoesNotUse) {
   Config before = base();
   before.data.crop = "none";
   before.data.mask_probability = 0.5;
   EXPECT_EQ(check_same_run(facts(before), facts(base())), std::vector<std::string>{});
 }
 
-// The batch of all replicas counts: another division is noted, and another size is refused.
-TEST(SameRun, Replicas) {
+// The batch of all replicas counts. Another division of it is noted, and another size is refused.
+TEST(SameRun, ComparesTheBatchOfAllReplicas) {
   Config before = base();
   before.pipeline.micro_batches = 4;
   Config now = before;
@@ -84,14 +84,14 @@ TEST(SameRun, Replicas) {
   EXPECT_EQ(check_same_run(facts(before), facts(now)), std::vector<std::string>{});
 }
 
-TEST(SameRun, AllDifferencesInOneMessage) {
+TEST(SameRun, ListsAllDifferencesInOneMessage) {
   Config now = base();
   now.train.seed = 9;
   test::llama_of(now).dim = 64;
   expect_error([&] { check_same_run(facts(base()), facts(now)); }, {"model.dim is 64", "; train.seed is 9"});
 }
 
-TEST(SameRun, NotesWhatMakesItAnotherCourse) {
+TEST(SameRun, NotesChangesThatAffectTraining) {
   const std::vector<std::pair<std::string, Change>> changes = {
       {"optimizer.lr is 0.1 but", [](Config& c) { c.optimizer.lr = 0.1; }},
       {"optimizer.weight_decay", [](Config& c) { c.optimizer.weight_decay = 0.5; }},
@@ -114,7 +114,7 @@ TEST(SameRun, NotesWhatMakesItAnotherCourse) {
   EXPECT_EQ(check_same_run(elsewhere, facts(base())).size(), 1U);
 }
 
-// Bits depend on the order of micro-batches where a schedule in a file gives it up.
+// If a schedule in a file gives up the order of micro-batches, the bits depend on it.
 TEST(SameRun, NotesAnotherOrderOfSums) {
   const auto of = [](const std::string& csv, P2Policy policy) {
     RunFacts facts = facts_of_run(base(), SyntheticTokens(40, 8, 16, 1),
@@ -136,7 +136,7 @@ TEST(SameRun, NotesAnotherOrderOfSums) {
   }
 }
 
-TEST(SameRun, TheRestIsFree) {
+TEST(SameRun, AllowsAllOtherChanges) {
   const std::vector<Change> changes = {
       [](Config&) {},
       [](Config& c) { c.pipeline.stages = 4; },
@@ -172,8 +172,8 @@ TEST(SameRun, TheRestIsFree) {
   EXPECT_EQ(check_same_run(facts(constant), facts(longer)), std::vector<std::string>{});
 }
 
-// The default number of micro-batches follows the stages: only the number counts.
-TEST(SameRun, DefaultMicroBatches) {
+// The default number of micro-batches follows the stages. Only the number counts.
+TEST(SameRun, ComparesTheResolvedNumberOfMicroBatches) {
   Config now = base();
   now.pipeline.stages = 4;
   expect_error([&] { check_same_run(facts(base()), facts(now)); }, {"pipeline.micro_batches is 4 but 2"});
@@ -181,7 +181,7 @@ TEST(SameRun, DefaultMicroBatches) {
   EXPECT_EQ(check_same_run(facts(base()), facts(now)), std::vector<std::string>{});
 }
 
-TEST(SameRun, DataIsComparedByContent) {
+TEST(SameRun, ComparesDataByContent) {
   expect_error([&] { check_same_run(facts(base(), 1), facts(base(), 2)); },
                {"cannot resume", "the training data is 40 samples, checksum "});
   Config moved = base();
@@ -191,14 +191,14 @@ TEST(SameRun, DataIsComparedByContent) {
                {"data.tokens is \"elsewhere/*.bin\""});
 }
 
-// A checkpoint of a program without the key: that program behaved as the present default does.
-TEST(SameRun, KeysThatCameLater) {
+// The checkpoint comes from a program without the key. That program behaved as the current default does.
+TEST(SameRun, GivesLaterKeysTheirDefaults) {
   RunFacts old = facts(base());
   old.config = R"({"train": {"seed": 1}})";
   RunFacts now = facts(Config{});
   now.data = old.data;
   const auto without = [&](const Change& change) {
-    Config config;  // all defaults but for what is filled in
+    Config config;  // all values are defaults, except those filled in below
     change(config);
     RunFacts changed = facts(config);
     return check_same_run(old, changed);

@@ -1,5 +1,5 @@
-// The saved model as Hugging Face reads it: a safetensors header, and the weights under their names with
-// packed weights unpacked. A failure leaves the previous files.
+// Tests the saved model as Hugging Face reads it: a safetensors header, and the weights under their names
+// with packed weights unpacked. A failure leaves the previous files.
 #include "twobp/train/weights/save_model.h"
 
 #include <algorithm>
@@ -122,7 +122,7 @@ void expect_saved(bool tied, int stages) {
   EXPECT_EQ(description.at("tie_word_embeddings"), tied);
 }
 
-TEST(SaveModelFormat, EveryWeightUnderItsName) {
+TEST(SaveModelFormat, HasEveryWeightUnderItsName) {
   for (const bool tied : {false, true}) {
     for (const int stages : {1, 3}) expect_saved(tied, stages);
   }
@@ -140,7 +140,7 @@ class SaveModel : public ::testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(SaveModel, AFileWhereTheFolderShouldBe) {
+TEST_F(SaveModel, ReportsAFileInThePlaceOfTheFolder) {
   const std::string file = folder_.write("model", "mine");
   test::expect_error([&] { save(file); }, {file});
   test::expect_error([&] { save(file + "/deeper"); }, {file + "/deeper"});
@@ -148,8 +148,8 @@ TEST_F(SaveModel, AFileWhereTheFolderShouldBe) {
   EXPECT_EQ(files_in(folder_.path("")), std::vector<std::string>{"model"});
 }
 
-// A folder where the weights' file should be: it cannot be replaced, and nothing is left beside it.
-TEST_F(SaveModel, AFolderWhereTheFileShouldBe) {
+// A folder is in the place of the weights' file. It cannot be replaced, and no other file is left beside it.
+TEST_F(SaveModel, ReportsAFolderInThePlaceOfTheFile) {
   const std::string model = folder_.path("model");
   std::filesystem::create_directories(model + "/model.safetensors/mine");
   test::expect_error([&] { save(model); }, {"model.safetensors"});
@@ -157,8 +157,8 @@ TEST_F(SaveModel, AFolderWhereTheFileShouldBe) {
   EXPECT_TRUE(std::filesystem::is_directory(model + "/model.safetensors/mine"));
 }
 
-// The second file fails after the first is written: the old pair stays as it was.
-TEST_F(SaveModel, AFolderWhereTheDescriptionShouldBe) {
+// The second file fails after the first is written. The old pair stays as it was.
+TEST_F(SaveModel, KeepsTheOldPairIfTheDescriptionFails) {
   const std::string model = folder_.path("model");
   std::filesystem::create_directories(model + "/config.json.new/mine");
   folder_.write("model/model.safetensors", "old weights");
@@ -167,8 +167,8 @@ TEST_F(SaveModel, AFolderWhereTheDescriptionShouldBe) {
   EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json.new", "model.safetensors"}));
 }
 
-// /dev/full acts as a full disk: the temporary files are written to it.
-TEST_F(SaveModel, FullDisk) {
+// /dev/full acts as a full disk. The temporary files are written to it.
+TEST_F(SaveModel, KeepsTheOldFilesOnAFullDisk) {
   if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
   const std::string model = folder_.path("model");
   std::filesystem::create_directories(model);
@@ -189,8 +189,8 @@ TEST_F(SaveModel, OnlyLlamaCanBeSaved) {
   EXPECT_FALSE(std::filesystem::exists(folder_.path("model")));
 }
 
-// A failure of a later file, after the weights are written to a temporary file, leaves the old weights too.
-TEST_F(SaveModel, FullDiskAtTheSecondShard) {
+// A later file fails after the weights are written to a temporary file. The old weights stay, too.
+TEST_F(SaveModel, KeepsTheOldFilesIfTheSecondShardFails) {
   if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
   const std::string model = folder_.path("model");
   std::filesystem::create_directories(model);
@@ -206,7 +206,7 @@ TEST_F(SaveModel, FullDiskAtTheSecondShard) {
   }
 }
 
-TEST_F(SaveModel, AFolderWhereTheDescriptionGoes) {
+TEST_F(SaveModel, ReportsAFolderInThePlaceOfTheDescription) {
   const std::string model = folder_.path("model");
   std::filesystem::create_directories(model + "/config.json");
   folder_.write("model/model.safetensors", "old weights");
@@ -215,8 +215,8 @@ TEST_F(SaveModel, AFolderWhereTheDescriptionGoes) {
   EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json", "model.safetensors"}));
 }
 
-// An error of save_model is known before training.
-TEST_F(SaveModel, IsCheckedBefore) {
+// An error of save_model is reported before training.
+TEST_F(SaveModel, IsCheckedBeforeTraining) {
   const std::string model = folder_.path("deep/model");
   SaveConfig save;
   const auto check = [&](const std::string& to) {
@@ -244,8 +244,8 @@ TEST_F(SaveModel, IsCheckedBefore) {
   test::expect_error([&] { check(model); }, {"llama", "mlp"});
 }
 
-// One folder is a model or an adapter: transformers would add the adapter to the model.
-TEST_F(SaveModel, NoModelBesideAnAdapter) {
+// A folder holds a model or an adapter, because transformers would add the adapter to the model.
+TEST_F(SaveModel, RefusesAModelBesideAnAdapter) {
   const std::string adapter = folder_.path("adapter");
   const std::string model = folder_.path("model");
   config_.model.lora = 2;
@@ -270,7 +270,7 @@ TEST_F(SaveModel, NoModelBesideAnAdapter) {
 }
 
 // Nothing is saved then: neither the folder nor a file in it.
-TEST_F(SaveModel, NumbersThatTheFilesCannotHold) {
+TEST_F(SaveModel, RefusesNumbersThatTheFilesCannotHold) {
   const std::string name = trainer_.weights().back()->name();
   at::Tensor number = trainer_.weights().back()->master.view({-1})[0];
   const auto refuse = [&](double value, const std::string& dtype, const std::vector<std::string>& parts) {
@@ -288,13 +288,13 @@ TEST_F(SaveModel, NumbersThatTheFilesCannotHold) {
   EXPECT_NO_THROW(save(folder_.path("model"), {.dtype = "float16"}));
 }
 
-TEST_F(SaveModel, UnknownDtype) {
+TEST_F(SaveModel, RefusesAnUnknownDtype) {
   test::expect_error([&] { save(folder_.path("model"), {.dtype = "int8"}); }, {"int8"});
   EXPECT_FALSE(std::filesystem::exists(folder_.path("model")));
 }
 
 // Saving over an older model replaces it.
-TEST_F(SaveModel, SavingTwice) {
+TEST_F(SaveModel, ReplacesAnOlderModel) {
   const std::string model = folder_.path("model");
   save(model);
   const std::string first = read_file(model + "/model.safetensors");
@@ -304,7 +304,7 @@ TEST_F(SaveModel, SavingTwice) {
   EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json", "model.safetensors"}));
 }
 
-// One file replaces several, and several replace one: the last model is always the one that is read.
+// One file replaces several, and several replace one. The last model is always the one that is read.
 TEST_F(SaveModel, ShardsReplaceOneFileAndOneFileShards) {
   const std::string model = folder_.path("model");
   const auto expect_current = [&] {
@@ -340,7 +340,7 @@ TEST_F(SaveModel, ShardsReplaceOneFileAndOneFileShards) {
     size_t bytes = 0;
     for (const std::string& name : shard.names()) bytes += shard.tensor(name).nbytes();
     EXPECT_LE(bytes, 20000U);
-    if (i + 1 < count) {  // the first of the next did not fit
+    if (i + 1 < count) {  // the first tensor of the next shard did not fit
       EXPECT_GT(bytes, 10000U);
     }
   }
@@ -366,7 +366,7 @@ TEST_F(SaveModel, IndexCountsBytes) {
   EXPECT_EQ(index.at("metadata").at("total_size"), 2 * elements);
 }
 
-TEST_F(SaveModel, LowerPrecisions) {
+TEST_F(SaveModel, StoresLowerPrecisions) {
   for (const auto& [name, type] : {std::pair{"bfloat16", at::kBFloat16}, {"float16", at::kHalf}}) {
     const std::string model = folder_.path(name);
     save(model, {.dtype = name});
@@ -377,8 +377,8 @@ TEST_F(SaveModel, LowerPrecisions) {
   }
 }
 
-// What a model was loaded with goes on with it.
-TEST_F(SaveModel, CompanionsOfTheModelItCameFrom) {
+// The files that came with a loaded model are saved with it.
+TEST_F(SaveModel, KeepsTheCompanionsOfTheLoadedModel) {
   const std::string from = folder_.path("from");
   save(from);
   json config = json::parse(read_file(from + "/config.json"));
@@ -399,13 +399,13 @@ TEST_F(SaveModel, CompanionsOfTheModelItCameFrom) {
   save(from);  // in place
   EXPECT_EQ(read_file(from + "/tokenizer.json"), "a tokenizer");
   EXPECT_EQ(json::parse(read_file(from + "/config.json")).at("bos_token_id"), 17);
-  std::filesystem::remove_all(from);  // gone after days of training
+  std::filesystem::remove_all(from);  // the folder vanishes after days of training
   save(folder_.path("last"));
   EXPECT_EQ(files_in(folder_.path("last")), (std::vector<std::string>{"config.json", "model.safetensors"}));
 }
 
-// The run's own tokenizer is saved, whole and alone, rather than that of the model it began with.
-TEST_F(SaveModel, TheRunsTokenizerIsSaved) {
+// The run's own tokenizer is saved as a whole, instead of that of the model from which it began.
+TEST_F(SaveModel, SavesTheTokenizerOfTheRun) {
   for (const char* name : {"from", "own"}) std::filesystem::create_directory(folder_.path(name));
   for (const char* name : {"tokenizer.json", "vocab.json", "generation_config.json"})
     folder_.write(std::string("from/") + name, "of the old model");
@@ -420,10 +420,10 @@ TEST_F(SaveModel, TheRunsTokenizerIsSaved) {
   EXPECT_EQ(read_file(model + "/tokenizer_config.json"), "its settings");
   EXPECT_EQ(read_file(model + "/generation_config.json"), "of the old model");
   EXPECT_FALSE(std::filesystem::exists(model + "/vocab.json"));
-  options.tokenizer = model;  // where it is already
+  options.tokenizer = model;  // it is there already
   save(model, options);
   EXPECT_EQ(read_file(model + "/tokenizer.json"), "its own");
-  std::filesystem::remove_all(folder_.path("own"));  // gone after days of training
+  std::filesystem::remove_all(folder_.path("own"));  // the folder vanishes after days of training
   options.tokenizer = folder_.path("own/my.json");
   save(folder_.path("last"), options);
   EXPECT_EQ(files_in(folder_.path("last")),

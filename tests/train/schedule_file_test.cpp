@@ -1,6 +1,6 @@
-// Training on schedules in files: those that PyTorch's generators wrote, and ones by hand. The weights are
-// those of one stage, to the bit where a file keeps the order of micro-batches, else within the rounding of a
-// sum in another order.
+// Tests training with schedules in files: some were written by PyTorch's generators, others by hand. The
+// weights are those of one stage, to the bit if a file keeps the order of micro-batches. Otherwise they are
+// equal within the rounding of a sum in another order.
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -24,14 +24,15 @@ namespace {
 
 const std::string kGolden = TWOBP_SOURCE_DIR "/tests/golden/pytorch/";
 
-// Relative to the largest weight: two steps of float32 gradients whose terms are added in another order.
+// This is relative to the largest weight, for two steps of float32 gradients whose terms are added in another
+// order.
 constexpr double kReordered = 1e-5;
 
 Config config_of(const std::string& file) {
   Config config = test::tiny_config();
   config.pipeline.schedule = file;
   config.pipeline.stages = 0;
-  config.optimizer.type = "sgd";  // Adam's first steps blow rounding up
+  config.optimizer.type = "sgd";  // Adam's first steps magnify rounding
   return config;
 }
 
@@ -76,9 +77,9 @@ TEST(ScheduleFile, PytorchsSchedulesTrainHere) {
   EXPECT_EQ(reordered, 2);  // looped-bfs
 }
 
-// By hand: two stages on one rank beside one on the other, micro-batch 1 before micro-batch 0 on its way
-// back.
-TEST(ScheduleFile, OtherOrders) {
+// The schedule is written by hand. Two stages are on one rank and one is on the other. In the backward pass,
+// micro-batch 1 comes before micro-batch 0.
+TEST(ScheduleFile, OtherOrdersTrainUpToRounding) {
   const test::TempFolder folder;
   const std::string path = folder.path("reordered.csv");
   std::ofstream(path) << "0F0,0F1,2F0,2F1,2I1,2I0,0I1,2W0,0I0,0W1,2W1,0W0\n1F0,1F1,1I1,1W1,1B0\n";
@@ -95,8 +96,8 @@ TEST(ScheduleFile, OtherOrders) {
   }
 }
 
-// The rest of an epoch has fewer micro-batches than the file: their cells are dropped.
-TEST(ScheduleFile, FewerMicroBatches) {
+// The rest of an epoch has fewer micro-batches than the file. The other cells are dropped.
+TEST(ScheduleFile, DropsCellsForFewerMicroBatches) {
   const Config config = config_of(kGolden + "zb-v_2x2_4.csv");
   std::vector<Batch> batches = test::random_batches(1, 4);
   batches.push_back(test::random_batch(3, 2, 1, 5));
@@ -109,7 +110,8 @@ TEST(ScheduleFile, FewerMicroBatches) {
                      {"4 micro-batches, not of 5"});
 }
 
-// Counts how often a file is opened. Closing is watched, too: equal events in a row are reported as one.
+// Counts how often a file is opened. It watches closing, too, because equal events in a row are reported as
+// one.
 class Opened {
  public:
   explicit Opened(const std::string& path) : events_(::inotify_init1(IN_NONBLOCK)) {
@@ -121,7 +123,8 @@ class Opened {
   Opened(const Opened&) = delete;
   Opened& operator=(const Opened&) = delete;
 
-  // Since it was last asked. Events of a file, in contrast to a folder's, have no name behind them.
+  // Returns the count since the last call. Events of a file have no name after them, unlike those of a
+  // folder.
   int times() const {
     std::array<inotify_event, 64> events{};
     const ssize_t bytes = ::read(events_, events.data(), sizeof(events));
@@ -134,9 +137,9 @@ class Opened {
   int events_;
 };
 
-// Read once: the file may go while the run goes on, and checkpoints need it no more. Evaluation runs on the
+// The file is read once. It may vanish during the run, and checkpoints do not need it. Evaluation uses the
 // file's placement.
-TEST(ScheduleFile, ReadOnceAndEvaluated) {
+TEST(ScheduleFile, IsReadOnceAndUsedInEvaluation) {
   const test::TempFolder folder;
   const std::string path = folder.path("mine.csv");
   std::filesystem::copy_file(kGolden + "zb-v_2x2_4.csv", path);
@@ -158,9 +161,9 @@ TEST(ScheduleFile, ReadOnceAndEvaluated) {
   EXPECT_TRUE(trainer.evaluate().has_value());
 }
 
-// Without pipeline.p2, W runs where the file has it. Named schedules fill their waits, also those that place
-// W.
-TEST(ScheduleFile, TheDefaultPolicyIsTheFilesOwn) {
+// Without pipeline.p2, W runs where the file has it. Named schedules fill their waits, including those that
+// place W.
+TEST(ScheduleFile, TheDefaultPolicyIsThatOfTheFile) {
   const test::TempFolder folder;
   const std::string whole = folder.path("whole.csv");
   std::ofstream(whole) << "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n";
@@ -174,8 +177,8 @@ TEST(ScheduleFile, TheDefaultPolicyIsTheFilesOwn) {
   }
 }
 
-// What the file itself contradicts shows when a trainer reads it, the rest in the configuration.
-TEST(ScheduleFile, ConfigurationsThatDisagree) {
+// A trainer finds contradictions in the file itself when it reads it. The configuration finds the others.
+TEST(ScheduleFile, RefusesConfigurationsThatDisagree) {
   const std::string file = kGolden + "zb-v_2x2_4.csv";
   const auto parse = [](const std::string& json, std::vector<std::string> overrides) {
     overrides.emplace_back("data.synthetic=tokens");
@@ -211,9 +214,9 @@ TEST(ScheduleFile, ConfigurationsThatDisagree) {
   refuse(R"({"pipeline": {"p2": {"file": "mine.csv"}}})", {}, {"pipeline.p2", "text"});
 }
 
-// A file that gives up the order of micro-batches has bits of its own: a run that goes on in another order is
-// told so.
-TEST(ScheduleFile, OutOfOrderIsNotResumedInSilence) {
+// A file that gives up the order of micro-batches has its own bits. If a run continues in another order, a
+// note says so.
+TEST(ScheduleFile, NotesAResumeInAnotherOrder) {
   const test::TempFolder folder;
   Config config = config_of(kGolden + "looped-bfs_2x2_4.csv");
   config.pipeline.p2 = "off";
@@ -245,7 +248,7 @@ TEST(ScheduleFile, OutOfOrderIsNotResumedInSilence) {
   }
 }
 
-TEST(ScheduleFile, ForwardAloneTrainsNothing) {
+TEST(ScheduleFile, WithoutABackwardTrainsNothing) {
   const test::TempFolder folder;
   const std::string path = folder.path("forward.csv");
   std::ofstream(path) << "0F0\n1F0\n";

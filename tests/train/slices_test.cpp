@@ -1,5 +1,6 @@
-// Sequences in slices: at the same slices, losses, norms and weights are the same to the bit for every
-// schedule, policy, split, cap and number of ranks. They equal those of whole sequences within rounding.
+// Tests sequences in slices. With the same slices, losses, norms and weights are the same to the bit for
+// every schedule, policy, split, cap and number of ranks. They equal those of whole sequences within
+// rounding.
 #include <gtest/gtest.h>
 
 #include "tests/train/training.h"
@@ -35,7 +36,7 @@ Outcome train(const Config& config, const std::vector<Batch>& batches, const std
   return test::train(with, batches, {schedule, policy, batching, cap});
 }
 
-TEST(Slices, SameBitsForEverySchedule) {
+TEST(Slices, HaveTheSameBitsForEverySchedule) {
   for (const int micro_batches : {1, 3}) {
     const auto batches = test::random_batches(kSteps, micro_batches);
     for (const auto& lengths : kLengths) {
@@ -65,8 +66,8 @@ TEST(Slices, SameBitsForEverySchedule) {
   }
 }
 
-// A sum over positions is cut in other places: a few roundings of float32.
-TEST(Slices, AgreesWithWholeSequences) {
+// A sum over positions is cut in other places, which costs a few roundings of float32.
+TEST(Slices, AgreeWithWholeSequences) {
   const auto batches = test::random_batches(kSteps, 2);
   const Outcome whole = train(config_of({3, 5}, {}), batches, "1f1b", P2Policy::kFill);
   for (const auto& lengths : kLengths) {
@@ -79,7 +80,7 @@ TEST(Slices, AgreesWithWholeSequences) {
   }
 }
 
-TEST(Slices, PaddingAndRecomputation) {
+TEST(Slices, WorkWithPaddingAndRecomputation) {
   const auto batches = test::padded(test::random_batches(kSteps, 2));
   const Outcome whole = train(config_of({3, 5}, {}), batches, "1f1b", P2Policy::kFill);
   const Outcome sliced = train(config_of({3, 5}, {5, 11}), batches, "1f1b", P2Policy::kFill);
@@ -89,7 +90,7 @@ TEST(Slices, PaddingAndRecomputation) {
   expect_same_bits(sliced, train(again, batches, "1f1b", P2Policy::kFill), "recompute activations");
 }
 
-TEST(Slices, FrozenLayers) {
+TEST(Slices, WorkWithFrozenLayers) {
   const auto batches = test::random_batches(kSteps, 2);
   const auto frozen = [&](const std::vector<int>& lengths, const std::vector<int>& split) {
     Config config = config_of(split, lengths);
@@ -102,7 +103,7 @@ TEST(Slices, FrozenLayers) {
   expect_same_bits(sliced, frozen({5, 11}, {2, 6}), "another split");
 }
 
-TEST(Slices, Mamba) {
+TEST(Slices, WorkInMamba) {
   Config config = test::tiny_config();
   MambaOptions mamba;
   mamba.dim = 24;
@@ -124,8 +125,8 @@ TEST(Slices, Mamba) {
   expect_same_bits(sliced, test::train(config, batches, {"1f1b", P2Policy::kOff}), "one stage");
 }
 
-// Cut by measured cost: whatever the cuts, they cover the sequence in whole blocks.
-TEST(Slices, CutByCost) {
+// The slices are cut by measured cost. Whatever the cuts are, they cover the sequence in whole blocks.
+TEST(Slices, AreCutByCost) {
   Config config = config_of({3, 5}, {});
   config.data.sequence = 64;
   config.pipeline.slices = 3;
@@ -142,7 +143,7 @@ TEST(Slices, CutByCost) {
   trainer.step();
 }
 
-TEST(Slices, BadInput) {
+TEST(Slices, RefuseBadInput) {
   const auto refused = [](const std::function<void(Config&)>& change, const std::vector<std::string>& parts) {
     Config config = config_of({3, 5}, {});
     config.pipeline.schedule = "1f1b";

@@ -1,5 +1,5 @@
-// Helpers of the training tests: a tiny LLaMa, batches with labels that do not count, a run of a few steps,
-// and the comparison of two runs bit by bit.
+// The training tests share these helpers: a tiny LLaMa, batches with labels that do not count, a run of a few
+// steps, and a bitwise comparison of two runs.
 #pragma once
 
 #include <cstring>
@@ -21,7 +21,8 @@ inline constexpr int64_t kVocab = 64;
 inline constexpr int64_t kSequence = 16;
 inline constexpr int kLayers = 8;  // of tiny_config's model: embedding, 3 blocks of 2, head
 
-// Three blocks, two query heads to a key-value head. Threads are not pinned: tests run beside each other.
+// The model has three blocks, and two query heads for each key-value head. Threads are not pinned, because
+// tests run beside each other.
 inline Config tiny_config() {
   Config config;
   llama_of(config).dim = 32;
@@ -45,13 +46,13 @@ inline Config tiny_config() {
   return config;
 }
 
-// A micro-batch whose number of counted labels depends on the seed; its first label is counted.
+// Makes a micro-batch whose number of counted labels depends on the seed. Its first label counts.
 inline Fields random_fields(int64_t samples, uint64_t seed, int64_t sequence = kSequence,
                             int64_t vocab = kVocab) {
   SplitMix64 random(seed);
   at::Tensor ids = at::empty({samples, sequence}, at::kLong);
   at::Tensor labels = at::empty({samples, sequence}, at::kLong);
-  const uint64_t share = 1 + bounded(random, 4);  // of five labels, how many count
+  const uint64_t share = 1 + bounded(random, 4);  // how many of five labels count
   for (int64_t i = 0; i < samples * sequence; ++i) {
     ids.mutable_data_ptr<int64_t>()[i] = static_cast<int64_t>(bounded(random, static_cast<uint64_t>(vocab)));
     const auto label = static_cast<int64_t>(bounded(random, static_cast<uint64_t>(vocab)));
@@ -64,7 +65,7 @@ inline int64_t counted(const at::Tensor& labels) {
   return labels.ne(-100).sum().item<int64_t>();
 }
 
-// `last` samples in the last micro-batch, `samples` in the others.
+// The last micro-batch has `last` samples, the others have `samples`.
 inline Batch random_batch(int micro_batches, int64_t samples, int64_t last, uint64_t seed) {
   Batch batch;
   for (int m = 0; m < micro_batches; ++m) {
@@ -75,16 +76,16 @@ inline Batch random_batch(int micro_batches, int64_t samples, int64_t last, uint
   return batch;
 }
 
-// One batch a step.
+// Makes one batch for each step.
 inline std::vector<Batch> random_batches(int steps, int micro_batches, int64_t samples = 2) {
   std::vector<Batch> batches;
   for (int i = 0; i < steps; ++i) batches.push_back(random_batch(micro_batches, samples, samples, 100 + i));
   return batches;
 }
 
-// The same batches with padding: in every micro-batch but the first of each batch, a sample is padded on the
-// left, and the last one has padding within it and on the right. Labels stay, since only data files tie them
-// to the mask.
+// Returns the same batches with padding. In every micro-batch except the first of each batch, one sample is
+// padded on the left. The last sample has padding within it and on the right. Labels stay, since only data
+// files tie them to the mask.
 inline std::vector<Batch> padded(std::vector<Batch> batches) {
   int64_t length = 1;
   for (Batch& batch : batches) {
@@ -102,7 +103,7 @@ inline std::vector<Batch> padded(std::vector<Batch> batches) {
   return batches;
 }
 
-// The results of a training run.
+// These are the results of a training run.
 struct Outcome {
   std::vector<double> losses;
   std::vector<double> norms;
@@ -146,7 +147,7 @@ struct Gradients {
   std::vector<at::Tensor> gradients;  // before - after
 };
 
-// Of one step of a configuration with plain SGD.
+// Returns the gradients of one step of a configuration with plain SGD.
 inline Gradients gradients_of(const Config& config, const Batch& batch, const Variant& variant) {
   Trainer trainer(config);
   Gradients result;
@@ -164,13 +165,13 @@ inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
          std::memcmp(a.contiguous().const_data_ptr(), b.contiguous().const_data_ptr(), a.nbytes()) == 0;
 }
 
-// Doubles as bits, so that -0 and 0 differ and NaN equals itself.
+// Compares doubles as bits, so that -0 and 0 differ and NaN equals itself.
 inline bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
   return a.size() == b.size() &&
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
 }
 
-// For two runs that have losses and norms.
+// Compares two runs that have losses and norms.
 template <typename Run>
 void expect_same_numbers(const Run& expected, const Run& actual, const std::string& what) {
   EXPECT_TRUE(same_bits(expected.losses, actual.losses))

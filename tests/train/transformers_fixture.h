@@ -1,5 +1,5 @@
-// Helpers of the comparisons with transformers: Python modules that make models, data and results in a
-// folder, configurations that train those models here, and their logits. Skipped where Python has no
+// This file helps to compare with transformers. Python modules make models, data and results in a folder.
+// Configurations train those models here and give their logits. The tests are skipped if Python has no
 // transformers.
 #pragma once
 
@@ -23,12 +23,12 @@
 
 namespace twobp::test {
 
-// The ratio of the largest difference to the largest value.
+// Returns the ratio of the largest difference to the largest value.
 inline double relative_error(const at::Tensor& actual, const at::Tensor& expected) {
   return ((actual - expected).abs().max() / expected.abs().max()).item<double>();
 }
 
-// Every part of packed parameters under its name, as views of the masters.
+// Returns every part of packed parameters under its name, as a view of the masters.
 inline std::map<std::string, at::Tensor> parts_of(const std::vector<Parameter*>& parameters) {
   std::map<std::string, at::Tensor> parts;
   for (const Parameter* parameter : parameters) {
@@ -41,9 +41,9 @@ inline std::map<std::string, at::Tensor> parts_of(const std::vector<Parameter*>&
 
 class TransformersTest : public ::testing::Test {
  protected:
-  static constexpr double kTolerance = 1e-5;  // relative; two ways to compute in float32
+  static constexpr double kTolerance = 1e-5;  // relative; both sides compute in float32
 
-  // For a suite's SetUpTestSuite; `oracle` is a Python module of this folder.
+  // Call this in a suite's SetUpTestSuite. `oracle` is a Python module of this folder.
   static void make_models(const std::string& oracle) {
     oracle_ = oracle;
     folder_ = std::make_unique<TempFolder>();
@@ -55,7 +55,7 @@ class TransformersTest : public ::testing::Test {
     ASSERT_EQ(made_, "ok");
   }
 
-  // The answer to a call of its function of that name.
+  // Calls the oracle's function of that name and returns the answer.
   static std::string ask_oracle(const std::string& function) {
     constexpr const char* kScripts = TWOBP_SOURCE_DIR "/tests/train";
     // One process for all suites, because it imports transformers, which takes seconds.
@@ -71,7 +71,7 @@ class TransformersTest : public ::testing::Test {
     return nlohmann::json::parse(read_file(path(folder + "/facts.json")));
   }
 
-  // A step of plain SGD on the data of case `name`, in two micro-batches whose size `more` gives.
+  // Makes a step of plain SGD on the data of case `name`, in two micro-batches. `more` gives their size.
   static Config sgd_config(const std::string& name, int stages, const std::vector<std::string>& more,
                            const std::string& model = "model") {
     std::vector<std::string> keys = {"model.from=" + path(name + "/" + model),
@@ -90,7 +90,8 @@ class TransformersTest : public ::testing::Test {
     return config;
   }
 
-  // The logits of all positions in evaluation; `x` is the input of the first layer besides the fields.
+  // Returns the logits of all positions in evaluation. `x` is the input of the first layer besides the
+  // fields.
   static at::Tensor logits(const Config& config, const Fields& fields, Values x = {}) {
     const ModelSpec model = build_model(config.model);
     std::vector<std::unique_ptr<Layer>> layers;
@@ -122,7 +123,7 @@ class TransformersTest : public ::testing::Test {
                                 const SafetensorsFile& expected) {
     for (const auto& [part, value] : actual) EXPECT_TRUE(same_bits(value, expected.tensor(part))) << part;
   }
-  // Compares a weight before and after a step. Steps are much smaller than weights: they are compared too,
+  // Compares a weight before and after a step. Steps are much smaller than weights. So they are compared too,
   // within the float32 rounding of the difference.
   static void expect_same_step(const std::string& part, const at::Tensor& value, const at::Tensor& before,
                                const at::Tensor& after) {
@@ -133,7 +134,7 @@ class TransformersTest : public ::testing::Test {
   }
 
  private:
-  // The fixture of the running suite: suites run one after the other.
+  // These belong to the fixture of the running suite. Suites run one after the other.
   static inline std::string oracle_, made_;
   static inline std::unique_ptr<TempFolder> folder_;
 };

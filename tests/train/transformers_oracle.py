@@ -1,8 +1,8 @@
-"""Small random LLaMas by `transformers`, and what it makes of them: the other side of transformers_test.cpp.
+"""Makes small random LLaMas with `transformers` and computes their results, for transformers_test.cpp.
 
-  make(folder)  for each case: model/ (saved by transformers), data/ (input_ids.npy, labels.npy, perhaps attention_mask.npy), before.safetensors
-                (all weights), logits.safetensors, after.safetensors (the weights after one step of SGD), facts.json
-  check(folder) for each case and each model saved by the test, saved*/: facts.json beside it (as transformers loads
+  make(folder)  writes for each case: model/ (saved by transformers), data/ (input_ids.npy, labels.npy, perhaps attention_mask.npy),
+                before.safetensors (all weights), logits.safetensors, after.safetensors (the weights after one step of SGD), facts.json
+  check(folder) writes for each case and each model saved by the test, saved*/: facts.json beside it (as transformers loads
                 it), weights.safetensors (all its tensors)
 """
 import json
@@ -18,7 +18,7 @@ COMMON = dict(hidden_size=24, num_hidden_layers=3, intermediate_size=40, vocab_s
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 50.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 16}
 CASES = {
-    # head_dim is not hidden_size / heads; all three parts of llama3's frequencies; several files
+    # head_dim differs from hidden_size / heads. All three parts of llama3's frequencies are used. The model has several files.
     "grouped": dict(num_attention_heads=4, num_key_value_heads=2, head_dim=10, rms_norm_eps=1e-5,
                     tie_word_embeddings=False, rope_parameters=LLAMA3),
     "tied": dict(num_attention_heads=3, num_key_value_heads=1, head_dim=6, rms_norm_eps=1e-6, tie_word_embeddings=True,
@@ -51,14 +51,14 @@ def make(folder):
     for seed, case in enumerate(CASES):
         torch.manual_seed(seed)
         model = transformers.LlamaForCausalLM(config_of(case)).float().train()
-        with torch.no_grad():  # gains are ones at first, which would hide that they are read
+        with torch.no_grad():  # otherwise gains are ones, and a test could not see whether they are read
             for name, weight in model.named_parameters():
                 if "norm" in name:
                     weight.uniform_(0.5, 1.5)
         to = folder / case
         model.save_pretrained(to / "model", **({"max_shard_size": "20KB"} if case in SHARDED else {}))
         ids = torch.randint(0, COMMON["vocab_size"], (4, 32))
-        ids[0, 3:6] = 7  # padding or not, it is attended to
+        ids[0, 3:6] = 7  # other tokens attend to it although it is the padding token
         labels = torch.where(torch.rand(ids.shape) < 0.2, -100, ids)
         mask = padding(ids, right=20, both=30) if case in PADDED else torch.ones_like(ids)
         labels[mask == 0] = -100

@@ -1,6 +1,6 @@
-// LLaMa against transformers itself. Models that transformers saved give its logits and loss here. The
+// Tests LLaMa against transformers itself. Models that transformers saved give its logits and loss here. The
 // weights after one step of SGD are the same for any number of stages. transformers loads the models that are
-// saved here, to the bit. Skipped where Python has no transformers.
+// saved here, to the bit. The tests are skipped if Python has no transformers.
 #include <filesystem>
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ class Transformers : public test::TransformersTest {
   }
 };
 
-TEST_F(Transformers, LogitsAreItsOwn) {
+TEST_F(Transformers, LogitsAreThoseOfTransformers) {
   for (const std::string& name : kCases) {
     const Config config = config_of(name, 1);
     const at::Tensor actual = logits(config, samples(config, {0, 1, 2, 3}, 0));
@@ -37,7 +37,7 @@ TEST_F(Transformers, LogitsAreItsOwn) {
   }
 }
 
-TEST_F(Transformers, LossAndAStepOfSgdAreItsOwn) {
+TEST_F(Transformers, LossAndAStepOfSgdAreThoseOfTransformers) {
   for (const std::string& name : kCases) {
     const SafetensorsFile before(path(name + "/before.safetensors"));
     const SafetensorsFile after(path(name + "/after.safetensors"));
@@ -56,7 +56,7 @@ TEST_F(Transformers, LossAndAStepOfSgdAreItsOwn) {
   }
 }
 
-TEST_F(Transformers, LoadsWhatIsSaved) {
+TEST_F(Transformers, LoadsTheSavedModel) {
   std::map<std::string, std::map<std::string, at::Tensor>> expected;
   for (const std::string& name : kCases) {
     const Config config = config_of(name, 2);
@@ -69,7 +69,7 @@ TEST_F(Transformers, LoadsWhatIsSaved) {
     save("saved-trained", {.max_shard_bytes = 9000});
     save("saved-bf16", {.dtype = "bfloat16"});
     for (const auto& [part, value] : parts_of(trainer.weights())) expected[name][part] = value.clone();
-    // One process per stage, each with files of its own.
+    // There is one process per stage, each with files of its own.
     run_worlds(make_in_process_ranks(1, 2, 0), [&](World world) {
       const Processes processes(*world.processes, 60);
       Trainer one(config, std::move(world));
@@ -109,7 +109,7 @@ TEST_F(Transformers, LoadsWhatIsSaved) {
   }
 }
 
-TEST_F(Transformers, FrequenciesAreItsOwn) {
+TEST_F(Transformers, FrequenciesAreThoseOfTransformers) {
   for (const std::string& name : kCases) {
     const DecoderOptions model = test::llama_of(config_of(name, 1));
     const RopeSettings rope{model.rope_theta,     parse_rope_scaling(model.rope_scaling),

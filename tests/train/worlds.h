@@ -1,5 +1,5 @@
-// Training runs of several processes for tests: each world's trainer runs on a thread, their common results
-// are compared, and their weights are gathered.
+// This file makes training runs of several processes for tests. Each world's trainer runs on a thread. Their
+// common results are compared, and their weights are gathered.
 #pragma once
 
 #include <functional>
@@ -19,18 +19,18 @@
 
 namespace twobp::test {
 
-// The results of a run, with its weights by name.
+// These are the results of a run, with its weights by name.
 struct RunOutcome {
   std::vector<double> losses;
   std::vector<double> norms;
   std::vector<int64_t> skipped;  // steps
   std::vector<Evaluation> evaluations;
   std::map<std::string, at::Tensor> weights;  // masters
-  std::vector<StepReport> reports;            // the first process's
-  int64_t taken_back = 0;                     // steps, by all ranks
+  std::vector<StepReport> reports;            // of the first process
+  int64_t taken_back = 0;                     // steps that the ranks undid
 };
 
-// Every feature that needs several processes: tied weights, clipping, evaluation.
+// The configuration has every feature that needs several processes: tied weights, clipping, evaluation.
 inline Config world_config(const std::string& schedule, int ranks) {
   Config config = tiny_config();
   test::llama_of(config).tied = true;
@@ -45,7 +45,7 @@ inline Config world_config(const std::string& schedule, int ranks) {
   return config;
 }
 
-// BatchNorm, whose statistics the forward changes.
+// The model has BatchNorm, whose statistics change in the forward pass.
 inline void make_tiny_resnet(Config& config) {
   config.model = {};
   ResnetOptions resnet;
@@ -59,7 +59,7 @@ inline void make_tiny_resnet(Config& config) {
   config.data.image_size = 8;
 }
 
-// Tokens to train on, 8 a sample, in place of the generated ones.
+// Trains on tokens, 8 a sample, instead of generated ones.
 inline void use_arrays(Config& config, const TempFolder& folder, int64_t samples) {
   std::vector<int64_t> ids(samples * 8);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i * 7 % kVocab);
@@ -82,7 +82,8 @@ inline void expect_same_run(const RunOutcome& expected, const RunOutcome& actual
   }
 }
 
-// Steps on the trainer's own data, evaluated at the end; the weights are those that this process holds.
+// Runs steps on the trainer's own data and evaluates at the end. The weights are those that this process
+// holds.
 inline RunOutcome steps_of(Trainer& trainer, int steps) {
   RunOutcome outcome;
   trainer.run_ahead_until(trainer.steps_done() + steps);
@@ -102,15 +103,15 @@ inline RunOutcome steps_of(Trainer& trainer, int steps) {
   return outcome;
 }
 
-// One process, all ranks.
+// Runs all ranks in one process.
 inline RunOutcome run_alone(const Config& config, int steps) {
   Trainer trainer(config);
   return steps_of(trainer, steps);
 }
 
-// Chooses train.clip_norm so that, from the second step on, a clipped step follows an unclipped one. Returns
-// the result of `run` with this norm, and the step; 0 means that there is no such norm. Norms should differ
-// by batch, as they do at a low optimizer.lr.
+// Chooses train.clip_norm so that a clipped step follows an unclipped one, from the second step on. Returns
+// the result of `run` with this norm, and the step, which is 0 if there is no such norm. Norms should differ
+// by batch, as they do with a low optimizer.lr.
 struct ClipsOneStep {
   RunOutcome outcome;
   int step = 0;
@@ -127,8 +128,8 @@ inline ClipsOneStep clip_one_step(Config& config, const std::function<RunOutcome
   return {};
 }
 
-// Runs all worlds. Every world must have the losses, norms and so on of the first, and a weight that two
-// worlds hold must be the same in both.
+// Runs all worlds. Every world must have the losses, norms and so on of the first. A weight that two worlds
+// hold must be the same in both.
 inline RunOutcome run_in(std::vector<World> worlds, const Config& config, int steps) {
   std::vector<RunOutcome> outcomes(worlds.size());
   run_worlds(std::move(worlds), [&](World world) {

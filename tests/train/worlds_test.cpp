@@ -1,5 +1,5 @@
-// Runs of several processes, here as threads: one process per rank gives the bits of a run in one process,
-// and so do replicas. Measurements, decisions and failures of one process hold for all.
+// Tests runs of several processes, which are threads here. One process per rank gives the bits of a run in
+// one process, and so do replicas. Measurements, decisions and failures of one process apply to all.
 #include "tests/train/worlds.h"
 
 #include <limits>
@@ -21,7 +21,7 @@ using test::run_in;
 using test::RunOutcome;
 
 constexpr int kSteps = 4;
-constexpr double kNoSpin = 0;  // more ranks than cores
+constexpr double kNoSpin = 0;  // there are more ranks than cores
 
 std::vector<World> a_process_a_rank(const Config& config, int ranks) {
   return make_in_process_ranks(config.pipeline.data_parallel, ranks, kNoSpin);
@@ -50,7 +50,7 @@ std::vector<Case> cases() {
   };
   add("llama_1f1b_2", test::world_config("1f1b", 2));
   add("llama_1f1b_3", test::world_config("1f1b", 3));
-  add("llama_zb_v_2", test::world_config("zb-v", 2));  // both uses of the tied weight on one rank
+  add("llama_zb_v_2", test::world_config("zb-v", 2));  // one rank has both uses of the tied weight
   add("llama_looped_2", test::world_config("looped-bfs", 2));
   add("llama_1f1b_6", test::world_config("1f1b", 6));
   add("llama_p2_off", test::world_config("1f1b", 3)).pipeline.p2 = "off";
@@ -98,9 +98,9 @@ TEST(Replicas, ProcessesGiveTheBitsOfThreads) {
   }
 }
 
-// The same samples in one pipeline with the same number of micro-batches: the sums have another order, so
+// The same samples run in one pipeline with the same number of micro-batches. The sums have another order, so
 // they are equal up to rounding.
-TEST(Replicas, TrainAsOnePipelineOfAllMicroBatchesDoes) {
+TEST(Replicas, TrainLikeOnePipelineOfAllMicroBatches) {
   for (const int replicas : {2, 3}) {
     const Config config = replicated("1f1b", replicas, 2);
     Config one = config;
@@ -114,13 +114,14 @@ TEST(Replicas, TrainAsOnePipelineOfAllMicroBatchesDoes) {
     }
     EXPECT_NEAR(actual.evaluations[0].loss, expected.evaluations[0].loss, 1e-5);
     for (const auto& [name, weight] : expected.weights) {
-      // An update of Adam is about lr a step, and a gradient near 0 may have either sign.
+      // An update of Adam is about lr in each step, and a gradient near 0 may have either sign.
       EXPECT_LE((actual.weights.at(name) - weight).abs().mean().item<double>(), 1e-4) << name;
     }
   }
 }
 
-// Dropout draws by the number of the micro-batch over all replicas: otherwise two replicas would draw alike.
+// Dropout depends on the number of the micro-batch over all replicas. Otherwise two replicas would draw the
+// same.
 TEST(Replicas, DrawTheirOwnDropout) {
   Config config = replicated("1f1b", 2, 1);
   test::make_bert(config, test::kSequence).dropout = 0.3;
@@ -132,8 +133,8 @@ TEST(Replicas, DrawTheirOwnDropout) {
   EXPECT_NEAR(actual.losses[0], expected.losses[0], 1e-5);
 }
 
-// Epochs of 10 samples in batches of 8: the last batch has no samples for the second replica.
-TEST(Replicas, ARestOfAnEpochMayLeaveAReplicaNothing) {
+// An epoch has 10 samples in batches of 8, so the last batch has no samples for the second replica.
+TEST(Replicas, TheEndOfAnEpochMayLeaveAReplicaEmpty) {
   test::TempFolder folder;
   Config config = replicated("1f1b", 2, 2);
   test::use_arrays(config, folder, 10);
@@ -151,7 +152,7 @@ TEST(Replicas, ARestOfAnEpochMayLeaveAReplicaNothing) {
 
 // ---- the output of the first process
 
-TEST(Reports, TheFirstProcessHasAllRanks) {
+TEST(Reports, TheFirstProcessReportsAllRanks) {
   struct Wants : Observer {
     bool wants_events(int64_t step) const override { return step == 2; }
     void on_step(const StepReport&) override { ++told; }
@@ -187,7 +188,7 @@ TEST(Reports, TheFirstProcessHasAllRanks) {
     EXPECT_GE(times.begin, report.begin);
     EXPECT_LE(times.end, report.end);
     EXPECT_EQ(report.stages[r].micro_batches, config.pipeline.micro_batches);
-    // The bytes of the model do not depend on the place of the other processes.
+    // The bytes of the model do not depend on where the other processes are.
     for (const MemoryCategory category :
          {MemoryCategory::kParameters, MemoryCategory::kGradients, MemoryCategory::kOptimizer}) {
       const int c = static_cast<int>(category);
@@ -217,7 +218,7 @@ TEST(Reports, TheFirstProcessHasAllRanks) {
   EXPECT_EQ(reports[1].stages[0].micro_batches, 0) << "another's";
 }
 
-TEST(Reports, AllStopWhenOneWantsTo) {
+TEST(Reports, AllStopWhenOneStops) {
   const Config config = test::world_config("1f1b", 3);
   std::vector<int64_t> steps(3);
   run_worlds(a_process_a_rank(config, 3), [&](World world) {
@@ -231,7 +232,7 @@ TEST(Reports, AllStopWhenOneWantsTo) {
 }
 
 // The processes agree on the stop at a batch of an evaluation, and none continues alone.
-TEST(Reports, AllEndAnEvaluationWhenOneWantsTo) {
+TEST(Reports, AllEndAnEvaluationWhenOneStops) {
   Config config = test::world_config("1f1b", 3);
   config.data.held_out = 0.5;
   config.train.eval_batches = 0;
@@ -246,7 +247,7 @@ TEST(Reports, AllEndAnEvaluationWhenOneWantsTo) {
   EXPECT_EQ(looks, (std::vector<int>{3, 3, 3}));
 }
 
-TEST(Reports, SplitAndPlansAreTheFirstProcesss) {
+TEST(Reports, SplitAndPlansAreThoseOfTheFirstProcess) {
   Config config = test::world_config("auto", 3);
   std::vector<std::vector<int>> splits(3);
   std::vector<std::string> schedules(3);
@@ -295,7 +296,7 @@ TEST(WorldFailures, AWeightThatIsNotFiniteIsNamedOnEveryProcess) {
   }
 }
 
-TEST(WorldFailures, TheErrorIsTheOneThatCameFirst) {
+TEST(WorldFailures, TheFirstErrorIsReported) {
   const Config config = test::world_config("1f1b", 3);
   expect_error(
       [&] {
@@ -310,7 +311,7 @@ TEST(WorldFailures, TheErrorIsTheOneThatCameFirst) {
       {"the disk of process 2 is full"});
 }
 
-TEST(WorldFailures, StagesElsewhereAreNotThere) {
+TEST(WorldFailures, StagesOfOtherProcessesAreRefused) {
   const Config config = test::world_config("1f1b", 2);
   run_worlds(a_process_a_rank(config, 2), [&](World world) {
     const int process = world.process();
@@ -325,7 +326,7 @@ TEST(WorldFailures, StagesElsewhereAreNotThere) {
   });
 }
 
-TEST(WorldFailures, AWorldOfAnotherShape) {
+TEST(WorldFailures, AWorldOfAnotherShapeIsRefused) {
   const Config config = test::world_config("1f1b", 3);
   expect_error(
       [&] {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the conformance suite of transports on processes that torch.distributed connected with Gloo.
+"""Runs the conformance suite of transports on processes that torch.distributed connects with Gloo.
 
     c10d_transport_test.py LIBRARY [PROCESSES [GOOGLETEST ARGUMENTS]]
 """

@@ -1,5 +1,5 @@
-// Ranks as processes that torch.distributed connected. This is a library, because only Python makes Gloo's
-// groups: c10d_transport_test.py loads it in each process and calls run_c10d_tests.
+// Runs ranks as processes that torch.distributed connected. This is a library, because only Python makes
+// Gloo's groups. c10d_transport_test.py loads it in each process and calls run_c10d_tests.
 #include <exception>
 #include <map>
 
@@ -11,10 +11,10 @@
 namespace twobp::test {
 namespace {
 
-// By their sizes. Null: this process is not a member.
+// The groups by their sizes. A group is null if this process is not a member.
 std::map<int, c10::intrusive_ptr<c10d::ProcessGroup>> groups;
 
-// Every test has a transport of its own, since an abort is for good.
+// Every test has a transport of its own, since an abort is final.
 void run_on_processes(int ranks, double idle_seconds, const RankBody& body) {
   static int channel = 0;
   ++channel;
@@ -46,8 +46,8 @@ std::vector<World> worlds() {
 
 }  // namespace twobp::test
 
-// `names`: of the groups of 1, 2, ... processes; empty where this process is not a member. Further arguments
-// are GoogleTest's. Returns 0 if all tests pass.
+// `names` are those of the groups of 1, 2, ... processes. A name is empty if this process is not a member.
+// Further arguments are GoogleTest's. Returns 0 if all tests pass.
 extern "C" int run_c10d_tests(int groups, const char** names, int count, char** arguments) {
   for (int i = 0; i < groups; ++i) {
     const std::string name = names[i];

@@ -1,5 +1,5 @@
-// Operations of all ranks, on every transport: sums with the bits of rank order however many are under way,
-// and waits that say whom they waited for.
+// Tests operations of all ranks on every transport. Sums have the bits of rank order, whatever number of them
+// runs at once. A wait that fails names the missing rank.
 #include "twobp/transport/collectives.h"
 
 #include <chrono>
@@ -25,7 +25,7 @@ void sleep_for(double seconds) {
 
 class Collectives : public test::OnEveryTransport {};
 
-// Numbers of very unequal sizes, so that the order of a sum shows in its bits.
+// The numbers have very unequal sizes, so that the order of a sum shows in its bits.
 at::Tensor contribution(int rank, int64_t count, at::ScalarType type = at::kFloat) {
   const at::Tensor i = at::arange(count, at::kDouble);
   const at::Tensor size = at::pow(10.0, at::remainder(i + 7 * rank, 9) - 4);
@@ -43,10 +43,10 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
 }
 
-// Small sums go whole, large ones in slices; some do not divide by the ranks.
+// Small sums are sent whole, large ones in slices. Some cannot be divided evenly by the ranks.
 constexpr int64_t kCounts[] = {1, 2, 100, 4096, 4097, 5000, 100003, 1 << 20};
 
-TEST_P(Collectives, SeveralSumsUnderWay) {
+TEST_P(Collectives, RunsSeveralSumsAtOnce) {
   run(kRanks, [](Transport& transport) {
     std::vector<at::Tensor> tensors;
     std::vector<AllReduce> sums;
@@ -55,7 +55,7 @@ TEST_P(Collectives, SeveralSumsUnderWay) {
       tensors.push_back(contribution(transport.rank(), kCounts[i]));
       sums.emplace_back(transport, tensors.back(), i + 1);
     }
-    // Each rank looks after them in another order, and stops looking for a while.
+    // Each rank polls the sums in another order, and pauses for a while.
     const double end = now_seconds() + kLong;
     for (int open = count, round = 0; open > 0 && now_seconds() < end; ++round) {
       if (round % 3 == transport.rank()) sleep_for(0.0005);
@@ -72,7 +72,7 @@ TEST_P(Collectives, SeveralSumsUnderWay) {
   });
 }
 
-// Waits in another order than that of starting.
+// The ranks wait in another order than they started.
 TEST_P(Collectives, WaitsInAnyOrder) {
   run(kRanks, [](Transport& transport) {
     at::Tensor small = contribution(transport.rank(), 10);
@@ -87,7 +87,7 @@ TEST_P(Collectives, WaitsInAnyOrder) {
   });
 }
 
-TEST_P(Collectives, SumsOfTwoRanksAndOfOtherTypes) {
+TEST_P(Collectives, SumsOverTwoRanksAndOtherTypes) {
   run(2, [](Transport& transport) {
     for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong}) {
       for (const int64_t count : {int64_t{5}, int64_t{30001}}) {
@@ -99,7 +99,7 @@ TEST_P(Collectives, SumsOfTwoRanksAndOfOtherTypes) {
   });
 }
 
-TEST_P(Collectives, SumOfATensorWithGaps) {
+TEST_P(Collectives, SumsATensorWithGaps) {
   run(2, [](Transport& transport) {
     at::Tensor whole = at::zeros({20, 30});
     at::Tensor part = whole.narrow(1, 5, 10);
@@ -110,7 +110,7 @@ TEST_P(Collectives, SumOfATensorWithGaps) {
   });
 }
 
-TEST_P(Collectives, DisagreementIsNamed) {
+TEST_P(Collectives, NamesADisagreement) {
   run(2, [](Transport& transport) {
     at::Tensor tensor = at::ones({transport.rank() == 0 ? 6 : 5});
     test::expect_error([&] { all_reduce_sum(transport, tensor, kLong); },
@@ -118,14 +118,14 @@ TEST_P(Collectives, DisagreementIsNamed) {
   });
 }
 
-TEST_P(Collectives, BroadcastFromEachRank) {
+TEST_P(Collectives, BroadcastsFromEachRank) {
   run(kRanks, [](Transport& transport) {
     for (int root = 0; root < kRanks; ++root) {
       at::Tensor tensor;
       if (transport.rank() == root) tensor = at::full({root + 1, 1000}, root, at::kInt);
       broadcast(transport, tensor, root, kLong);
       EXPECT_TRUE(at::equal(tensor, at::full({root + 1, 1000}, root, at::kInt)));
-      tensor.fill_(-1);  // everybody's own
+      tensor.fill_(-1);  // each rank has its own copy
     }
     at::Tensor last = transport.rank() == 0 ? at::arange(3) : at::Tensor();
     broadcast(transport, last, 0, kLong);
@@ -133,7 +133,7 @@ TEST_P(Collectives, BroadcastFromEachRank) {
   });
 }
 
-TEST_P(Collectives, GatherOnEachRank) {
+TEST_P(Collectives, GathersOnEachRank) {
   run(kRanks, [](Transport& transport) {
     for (int root = 0; root < kRanks; ++root) {
       const int rank = transport.rank();
@@ -152,7 +152,7 @@ TEST_P(Collectives, GatherOnEachRank) {
   });
 }
 
-// Nobody leaves before the last has come. All ranks are on one machine, so they have one clock.
+// No rank leaves before the last one has arrived. All ranks are on one machine, so they have one clock.
 TEST_P(Collectives, BarrierWaitsForTheLast) {
   run(kRanks, [](Transport& transport) {
     for (int last = 0; last < kRanks; ++last) {
@@ -168,11 +168,12 @@ TEST_P(Collectives, BarrierWaitsForTheLast) {
   });
 }
 
-// Rank 2 takes no part: who waited for it says so.
+// Rank 2 takes no part. A rank that waits for it says so.
 TEST_P(Collectives, TimeOutsNameTheRank) {
   run(kRanks, [](Transport& transport) {
     if (transport.rank() != 0) return;
-    // The last wait has what its call has left of the time-out, which is less on a busy machine.
+    // Earlier waits of a call use up part of its time-out. The last wait has the rest, which is less on a
+    // busy machine.
     const std::vector<std::string> parts = {"rank 0 waited 0.0", "from rank 1", "collective"};
     test::expect_error([&] { barrier(transport, 0.05); }, parts);
     test::expect_error([&] { gather(transport, {at::ones({1})}, 0, 0.05); }, parts);

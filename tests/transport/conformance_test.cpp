@@ -1,5 +1,5 @@
-// What every transport has to do, run on each of them: messages by tag whatever the order, sends that never
-// block, waits that end (by a message, a time-out or an abort), sums with the same bits on every rank.
+// Tests the duties of every transport: messages match by tag in any order, sends never block, waits end (by a
+// message, a time-out or an abort), and sums have the same bits on every rank.
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -15,7 +15,7 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-constexpr double kLong = 60;  // seconds: a wait that ends in a test ends by what is tested
+constexpr double kLong = 60;  // in seconds; a wait ends earlier, by the tested event
 
 Tag forward(int stage, int micro_batch, int64_t step = 0) {
   return {step, stage, micro_batch, MessageKind::kForward};
@@ -48,7 +48,7 @@ TEST_P(Conformance, KnowsItsRankAndSize) {
   });
 }
 
-TEST_P(Conformance, DeliversWhatWasSent) {
+TEST_P(Conformance, DeliversTheMessagesThatWereSent) {
   run(2, [](Transport& transport) {
     const at::Tensor floats = at::arange(12, at::kFloat).view({3, 4});
     const at::Tensor ids = at::arange(5, at::kLong);
@@ -71,7 +71,7 @@ TEST_P(Conformance, DeliversWhatWasSent) {
 
 TEST_P(Conformance, MatchesByTagInAnyOrder) {
   run(2, [](Transport& transport) {
-    // Tags that differ in one part each; sent in one order, asked for in the other.
+    // Each pair of tags differs in one part. The messages are sent in one order and received in the other.
     const std::vector<Tag> tags = {forward(1, 0),    forward(1, 1),  forward(2, 0),    backward(1, 0),
                                    forward(1, 0, 1), forward(-1, 0), forward(1, 0, -1)};
     const auto count = static_cast<int>(tags.size());
@@ -108,8 +108,8 @@ TEST_P(Conformance, TellsSendersApart) {
   });
 }
 
-// Sends do not wait for the receiver: each rank sends everything before it receives anything.
-TEST_P(Conformance, ManyInFlightInBothDirections) {
+// Sends do not wait for the receiver. Each rank sends everything before it receives anything.
+TEST_P(Conformance, KeepsManyMessagesInTransitInBothDirections) {
   run(2, [](Transport& transport) {
     constexpr int kMessages = 500;
     const int rank = transport.rank();
@@ -123,8 +123,8 @@ TEST_P(Conformance, ManyInFlightInBothDirections) {
   });
 }
 
-// Around a ring of more ranks than there are cores, several times.
-TEST_P(Conformance, MoreRanksThanCores) {
+// The message goes around a ring of more ranks than there are cores, several times.
+TEST_P(Conformance, WorksWithMoreRanksThanCores) {
   const int ranks = 2 * static_cast<int>(std::thread::hardware_concurrency()) + 3;
   run(ranks, [&](Transport& transport) {
     const int rank = transport.rank();
@@ -142,7 +142,7 @@ TEST_P(Conformance, MoreRanksThanCores) {
   });
 }
 
-TEST_P(Conformance, ZeroSizedTensors) {
+TEST_P(Conformance, SendsTensorsOfSizeZero) {
   run(2, [](Transport& transport) {
     if (transport.rank() == 0) {
       transport.isend(1, forward(1, 0),
@@ -158,7 +158,7 @@ TEST_P(Conformance, ZeroSizedTensors) {
   });
 }
 
-TEST_P(Conformance, ShapesMayDifferFromMessageToMessage) {
+TEST_P(Conformance, ShapesMayDifferBetweenMessages) {
   run(2, [](Transport& transport) {
     for (int i = 0; i < 10; ++i) {
       if (transport.rank() == 0) {
@@ -170,7 +170,7 @@ TEST_P(Conformance, ShapesMayDifferFromMessageToMessage) {
   });
 }
 
-TEST_P(Conformance, ToItself) {
+TEST_P(Conformance, SendsToItself) {
   run(1, [](Transport& transport) {
     transport.isend(0, forward(0, 0), {filled(4)});
     EXPECT_EQ(first_of(transport.receive(0, forward(0, 0), kLong)), 4);
@@ -219,7 +219,7 @@ TEST_P(Conformance, ReceiveTimesOutWithAMessage) {
   });
 }
 
-// A time-out is the end of one wait, not of the transport.
+// A time-out ends one wait, not the transport.
 TEST_P(Conformance, AMessageAfterATimeOutArrives) {
   run(2, [](Transport& transport) {
     if (transport.rank() == 0) {
@@ -233,14 +233,14 @@ TEST_P(Conformance, AMessageAfterATimeOutArrives) {
   });
 }
 
-TEST_P(Conformance, RefusesRanksThatAreNotThere) {
+TEST_P(Conformance, RefusesRanksThatDoNotExist) {
   run(2, [](Transport& transport) {
     EXPECT_THROW(transport.isend(2, forward(0, 0), {}), Error);
     EXPECT_THROW(transport.isend(-1, forward(0, 0), {}), Error);
   });
 }
 
-// Waits in progress and waits to come, on every rank, the aborting one included.
+// An abort ends running and later waits on every rank, including the aborting one.
 TEST_P(Conformance, AbortWakesEveryWait) {
   const double begin = now_seconds();
   run(4, [](Transport& transport) {
@@ -255,9 +255,9 @@ TEST_P(Conformance, AbortWakesEveryWait) {
     at::Tensor tensor = filled(1);
     switch (transport.rank()) {
       case 0:
-        sleep_for(0.05);  // so that the others wait
+        sleep_for(0.05);  // so that the others are waiting
         transport.abort("a good reason");
-        transport.abort("another reason");  // the first stays
+        transport.abort("another reason");  // the first reason stays
         break;
       case 1:
       case 2:
@@ -277,7 +277,7 @@ TEST_P(Conformance, AbortWakesEveryWait) {
   EXPECT_LT(now_seconds() - begin, 10) << "a time-out ended the waits, not the abort";
 }
 
-TEST_P(Conformance, AbortFromAnotherThread) {
+TEST_P(Conformance, AnAbortMayComeFromAnotherThread) {
   run(2, [](Transport& transport) {
     if (transport.rank() == 0) {
       std::thread([&] {
@@ -290,7 +290,7 @@ TEST_P(Conformance, AbortFromAnotherThread) {
   });
 }
 
-// A rank's numbers, of very unequal sizes, so that the order of the sum shows in the bits.
+// Makes a rank's numbers. They have very unequal sizes, so that the order of the sum shows in the bits.
 at::Tensor contribution(int rank, int round) {
   at::Tensor tensor = at::empty({33}, at::kFloat);
   for (int64_t i = 0; i < tensor.numel(); ++i) {
@@ -309,7 +309,7 @@ TEST_P(Conformance, AllReduceSumsInRankOrderOnEveryRank) {
         at::Tensor expected = contribution(0, round);
         for (int r = 1; r < ranks; ++r) expected.add_(contribution(r, round));
         at::Tensor tensor = contribution(transport.rank(), round);
-        if ((transport.rank() + round) % 3 == 0) sleep_for(0.001);  // arrivals in another order each time
+        if ((transport.rank() + round) % 3 == 0) sleep_for(0.001);  // ranks arrive in another order each time
         const void* memory = tensor.const_data_ptr();
         all_reduce_sum(transport, tensor, kLong);
         EXPECT_EQ(tensor.const_data_ptr(), memory) << "in place";
@@ -328,7 +328,7 @@ TEST_P(Conformance, TheOrderOfTheSumShowsInTheBits) {
   EXPECT_FALSE(at::equal(up, down)) << "or the test above proves nothing";
 }
 
-TEST_P(Conformance, AllReduceOfDoublesAndOfNothing) {
+TEST_P(Conformance, AllReduceTakesDoublesAndEmptyTensors) {
   run(3, [](Transport& transport) {
     at::Tensor doubles = at::full({2}, 0.1 * (transport.rank() + 1), at::kDouble);
     all_reduce_sum(transport, doubles, kLong);

@@ -71,8 +71,8 @@ class ByWayOf : public Transport {
   bool real_;
 };
 
-// What a rank does at its end: what it has sent may still wait on its host (transport.h), and what others
-// send needs somebody who looks for messages, asked for or not, until all are done.
+// Ends a rank. Its sent messages may still wait on its host (transport.h). Messages that others send need a
+// rank that looks for them, whether it wants them or not. So each rank looks for messages until all are done.
 void leave(Transport& end, std::atomic<int>& left) {
   try {
     end.flush(kLong);
@@ -82,12 +82,12 @@ void leave(Transport& end, std::atomic<int>& left) {
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
   } catch (const Aborted&) {
-    left = end.size();  // the body ended with an abort, here or at another rank, which ends all
+    left = end.size();  // the body ended with an abort, here or at another rank, and an abort ends all ranks
   }
 }
 
-// An endpoint for each rank, made on its thread (they may wait for each other) and destroyed when all bodies
-// are done, as processes end together.
+// Makes an endpoint for each rank on its own thread, because endpoints may wait for each other. They are
+// destroyed when all bodies are done, because processes end together.
 void run(int ranks, const std::function<std::unique_ptr<Transport>(int)>& make, const RankBody& body) {
   std::barrier all_done(ranks);
   std::atomic<int> left = 0;
@@ -101,7 +101,7 @@ void run(int ranks, const std::function<std::unique_ptr<Transport>(int)>& make, 
     } catch (...) {
       error = std::current_exception();
       if (end) end->abort("another rank of the test failed");
-      left = ranks;  // nobody waits for it
+      left = ranks;  // no rank waits for this one
     }
     all_done.arrive_and_wait();
     end.reset();
@@ -124,8 +124,8 @@ sockaddr_in at_port(int port) {
   return address;
 }
 
-// Until rank 0's store listens. LibTorch, refused once, tries again after half a second or so, and looks up
-// the address's name for its message first, which takes seconds where no name server answers.
+// Waits until rank 0's store listens. If LibTorch is refused once, it tries again after half a second or so.
+// First it looks up the address's name for its message, which takes seconds if no name server answers.
 void wait_for_listener(int port) {
   const sockaddr_in address = at_port(port);
   const double deadline = now_seconds() + kLong;

@@ -1,4 +1,5 @@
-// Ranks as threads whose messages go through a store, through the stand-in for NCCL, or through NCCL itself.
+// Runs ranks as threads whose messages go through a store, through the stand-in for NCCL, or through NCCL
+// itself.
 #pragma once
 
 #include <functional>
@@ -11,23 +12,23 @@
 
 namespace twobp::test {
 
-// A port of this machine that nobody listens at.
+// Returns a port of this machine where no process listens.
 int free_port();
 
-// Runs body(rank) on a thread for each rank; rethrows what one throws first.
+// Runs body(rank) on a thread for each rank. Rethrows the first exception.
 void run_on_threads(int ranks, const std::function<void(int rank)>& body);
 
-// body(host) with the endpoints of a store.
+// Runs body(host) with the endpoints of a store.
 void run_on_store(int ranks, const std::function<void(std::shared_ptr<Transport>)>& body);
 
-// GPUs that NCCL can use here; 0 also where there is no NCCL.
+// Returns the number of GPUs that NCCL can use here, or 0 if there is no NCCL.
 int nccl_gpus();
 
-// All ordered pairs.
+// Returns all ordered pairs of ranks.
 NcclLinks all_links(int ranks);
 
-// Host tensors by way of a device: those that `inner` sends are copied to it first (of a stand-in, they are
-// the same), and what arrives is waited for and copied back, so that whoever uses it needs no stream.
+// Sends host tensors through a device. Tensors that `inner` sends are first copied to the device (a stand-in
+// needs no copy). Received tensors are copied back before they are returned, so the caller needs no stream.
 std::unique_ptr<Transport> by_way_of(const Device& device, std::unique_ptr<Transport> inner);
 
 }  // namespace twobp::test

@@ -1,4 +1,4 @@
-// What messages may be made of, on every transport: large ones in both directions at once, tensors of every
+// Tests the contents of messages on every transport: large ones in both directions at once, tensors of every
 // layout and type, and messages that arrive while both ends compute.
 #include <chrono>
 #include <thread>
@@ -17,12 +17,12 @@ constexpr int64_t kMiB = 1 << 20;
 
 class LargeMessages : public test::OnEveryTransport {};
 
-// Floats whose every number tells where it stands, up to 2^24.
+// Makes floats whose values tell their positions, up to 2^24.
 at::Tensor numbered(int64_t count, int64_t from = 0) {
   return at::remainder(at::arange(from, from + count, at::kLong), 1 << 24).to(at::kFloat);
 }
 
-TEST_P(LargeMessages, BothDirectionsAtOnce) {
+TEST_P(LargeMessages, GoInBothDirectionsAtOnce) {
   run(2, [](Transport& transport) {
     const int other = 1 - transport.rank();
     constexpr int64_t kCount = 64 * kMiB / 4;
@@ -37,8 +37,8 @@ TEST_P(LargeMessages, BothDirectionsAtOnce) {
   });
 }
 
-// More than one MPI message, and not a whole number of them.
-TEST_P(LargeMessages, LargerThanAChunk) {
+// The message needs more than one MPI message, and not a whole number of them.
+TEST_P(LargeMessages, MayBeLargerThanAChunk) {
   run(2, [](Transport& transport) {
     const at::Tensor large = numbered((70 * kMiB + 12) / 4);
     if (transport.rank() == 0) {
@@ -54,7 +54,7 @@ TEST_P(LargeMessages, LargerThanAChunk) {
   });
 }
 
-// Neither end waits: what moves a message is progress() between its layers.
+// Neither end waits. progress() between layers moves the messages.
 TEST_P(LargeMessages, ArriveBetweenLayers) {
   run(2, [](Transport& transport) {
     const int other = 1 - transport.rank();
@@ -80,11 +80,12 @@ TEST_P(LargeMessages, ArriveBetweenLayers) {
   });
 }
 
-TEST_P(LargeMessages, LayoutsArriveAsTheyWere) {
+TEST_P(LargeMessages, KeepTheirLayouts) {
   run(2, [](Transport& transport) {
     for (const int64_t size : {int64_t{3}, int64_t{70}}) {  // in the head of a message, and apart
       const at::Tensor cube = numbered(size * size * size).view({size, size, size});
-      // Without gaps: strides and all, since other strides may mean other kernels, and other bits.
+      // Tensors without gaps keep their strides, since other strides may lead to other kernels and other
+      // bits.
       const Values dense = {cube, cube.permute({2, 0, 1}), cube.transpose(0, 1),
                             cube.view({1, size, size, size}).contiguous(at::MemoryFormat::ChannelsLast)};
       const Values gaps = {cube.narrow(1, 1, 2), cube.select(2, 1),
@@ -105,7 +106,7 @@ TEST_P(LargeMessages, LayoutsArriveAsTheyWere) {
   });
 }
 
-TEST_P(LargeMessages, EveryTypeOfNumber) {
+TEST_P(LargeMessages, CarryEveryTypeOfNumber) {
   run(2, [](Transport& transport) {
     const std::vector<at::ScalarType> types = {at::kFloat, at::kDouble, at::kHalf,        at::kBFloat16,
                                                at::kByte,  at::kChar,   at::kShort,       at::kInt,
@@ -114,7 +115,7 @@ TEST_P(LargeMessages, EveryTypeOfNumber) {
       Values values;
       for (const auto type : types) values.push_back(at::remainder(at::arange(count), 2).to(type));
       values.push_back(at::full({}, 3.0));
-      values.emplace_back();  // a tensor that is not there
+      values.emplace_back();  // an undefined tensor
       if (transport.rank() == 0) {
         transport.isend(1, {.step = count}, values);
         continue;
@@ -131,7 +132,7 @@ TEST_P(LargeMessages, EveryTypeOfNumber) {
   });
 }
 
-// A small message may overtake a large one, except of the same tag.
+// A small message may overtake a large one, but not one with the same tag.
 TEST_P(LargeMessages, SmallOnesKeepTheOrderOfTheirTag) {
   run(2, [](Transport& transport) {
     for (int round = 0; round < 10; ++round) {
@@ -148,7 +149,7 @@ TEST_P(LargeMessages, SmallOnesKeepTheOrderOfTheirTag) {
   });
 }
 
-// The sender's memory is free for other use only when the message has left.
+// The sender's memory may be reused only after the message has left.
 TEST_P(LargeMessages, SendsKeepTheirTensors) {
   run(2, [](Transport& transport) {
     constexpr int64_t kCount = kMiB / 4;
@@ -156,7 +157,8 @@ TEST_P(LargeMessages, SendsKeepTheirTensors) {
     if (transport.rank() == 0) {
       for (int i = 0; i < kMessages; ++i) {
         transport.isend(1, {.micro_batch = i}, {numbered(kCount, i)});
-        const at::Tensor other_use = at::full({kCount}, -1.0F);  // of the same size: its memory, were it free
+        // This tensor has the same size, so it would get the memory of the sent tensor if that were free.
+        const at::Tensor other_use = at::full({kCount}, -1.0F);
       }
       transport.flush(kLong);
     } else {
@@ -169,8 +171,9 @@ TEST_P(LargeMessages, SendsKeepTheirTensors) {
   });
 }
 
-// What a rank received is its own: writing to it changes nothing that comes later, nor what others keep.
-TEST_P(LargeMessages, ReceivedTensorsStayAsTheyAre) {
+// A received tensor belongs to its rank. Writing to it changes neither later messages nor the tensors of
+// others.
+TEST_P(LargeMessages, ReceivedTensorsDoNotChange) {
   run(2, [](Transport& transport) {
     constexpr int64_t kCount = 100000;
     std::vector<at::Tensor> kept;

@@ -1,4 +1,4 @@
-// Which launcher started the process, from made-up environments.
+// Tests which launcher started the process, with made-up environments.
 #include "twobp/transport/launcher.h"
 
 #include <map>
@@ -20,7 +20,7 @@ Launcher find(const Variables& variables) {
   });
 }
 
-TEST(Launcher, None) {
+TEST(Launcher, FindsNone) {
   const Launcher launcher = find({{"HOME", "/root"}, {"SLURM_JOB_ID", "7"}});
   EXPECT_EQ(launcher.kind, Launcher::Kind::kNone);
   EXPECT_EQ(launcher.rank, 0);
@@ -28,7 +28,7 @@ TEST(Launcher, None) {
   EXPECT_FALSE(launcher.started_many());
 }
 
-TEST(Launcher, OpenMpi) {
+TEST(Launcher, FindsOpenMpi) {
   const Launcher launcher = find(
       {{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}});
   EXPECT_EQ(launcher.kind, Launcher::Kind::kMpi);
@@ -39,7 +39,7 @@ TEST(Launcher, OpenMpi) {
   EXPECT_EQ(launcher.master_address, "");
 }
 
-TEST(Launcher, PmiOfMpichAndOfSlurm) {
+TEST(Launcher, FindsPmiOfMpichAndOfSlurm) {
   const Launcher hydra = find({{"PMI_RANK", "2"}, {"PMI_SIZE", "6"}, {"MPI_LOCALRANKID", "0"}});
   EXPECT_EQ(hydra.kind, Launcher::Kind::kMpi);
   EXPECT_EQ(hydra.rank, 2);
@@ -55,7 +55,7 @@ TEST(Launcher, PmiOfMpichAndOfSlurm) {
       << "not said: the rank";
 }
 
-TEST(Launcher, SlurmStepsButNotBatchScripts) {
+TEST(Launcher, FindsSlurmStepsButNotBatchScripts) {
   const Launcher step = find({{"SLURM_PROCID", "7"}, {"SLURM_STEP_NUM_TASKS", "8"}, {"SLURM_LOCALID", "3"}});
   EXPECT_EQ(step.kind, Launcher::Kind::kSlurm);
   EXPECT_EQ(step.rank, 7);
@@ -65,7 +65,7 @@ TEST(Launcher, SlurmStepsButNotBatchScripts) {
   EXPECT_EQ(batch.kind, Launcher::Kind::kNone);
 }
 
-TEST(Launcher, Torchrun) {
+TEST(Launcher, FindsTorchrun) {
   const Launcher launcher = find({{"RANK", "5"},
                                   {"WORLD_SIZE", "8"},
                                   {"LOCAL_RANK", "1"},
@@ -79,7 +79,7 @@ TEST(Launcher, Torchrun) {
   EXPECT_EQ(launcher.master_port, 29500);
 }
 
-TEST(Launcher, TheInnerOneCounts) {
+TEST(Launcher, PrefersTheInnerLauncher) {
   Variables variables = {{"OMPI_COMM_WORLD_RANK", "1"},
                          {"OMPI_COMM_WORLD_SIZE", "2"},
                          {"SLURM_STEP_NUM_TASKS", "2"},
@@ -98,7 +98,7 @@ TEST(Launcher, TheInnerOneCounts) {
       << "srun starts one torchrun on each machine";
 }
 
-TEST(Launcher, GarbageIsNamed) {
+TEST(Launcher, NamesInvalidVariables) {
   const auto expect = [](const Variables& variables, const std::vector<std::string>& parts) {
     test::expect_error([&] { find(variables); }, parts);
   };

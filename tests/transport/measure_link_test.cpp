@@ -1,4 +1,4 @@
-// The ping-pong against a link whose latency and bandwidth are known.
+// Tests the ping-pong on a link whose latency and bandwidth are known.
 #include "twobp/transport/measure_link.h"
 
 #include <chrono>
@@ -14,7 +14,7 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-// Waits before a message leaves, by its bytes.
+// Delays each message by a time that depends on its bytes.
 class SlowTransport : public Transport {
  public:
   SlowTransport(Transport& inner, double latency, double bytes_per_second)
@@ -42,7 +42,7 @@ class SlowTransport : public Transport {
   double bytes_per_second_;
 };
 
-// A busy machine can make the link slower, so one of several measurements has to be right.
+// A busy machine can make the link slower, so one of several measurements must be right.
 TEST(MeasureLink, FindsLatencyAndBandwidth) {
   LinkSpeed speed;
   for (int attempt = 0; attempt < 5; ++attempt) {
@@ -55,7 +55,7 @@ TEST(MeasureLink, FindsLatencyAndBandwidth) {
   ADD_FAILURE() << speed.latency << " s, " << speed.bytes_per_second << " B/s";
 }
 
-// Tensors are handed over, whatever their size.
+// Threads hand tensors over, whatever their size.
 TEST(MeasureLink, InProcessIsFast) {
   const auto ends = make_in_process_transports(2, 0);
   const LinkSpeed speed = measure_link(*ends[0], *ends[1], 0.1);

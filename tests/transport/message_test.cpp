@@ -1,4 +1,5 @@
-// Messages as bytes: what goes in comes out, and what a peer sends wrongly is refused with an error.
+// Tests messages as bytes. They come out as they went in, and a wrong message from a peer is refused with an
+// error.
 #include "twobp/transport/message.h"
 
 #include <cstring>
@@ -13,7 +14,8 @@ namespace {
 
 const Tag kTag = {1234567890123, -1, 7, MessageKind::kBackward, 3};
 
-// As over a wire: the parts that travel apart are copied into the place made for them.
+// Sends a message as over a wire. The parts that travel apart are copied into the memory that was made for
+// them.
 IncomingMessage there(const OutgoingMessage& message) {
   IncomingMessage in = unpack_message(message.head, 4, false);
   EXPECT_EQ(in.apart.size(), message.apart.size());
@@ -87,12 +89,13 @@ std::vector<std::byte> sample() {
   return pack_message(kTag, 1, {at::rand({2, 3}), at::rand({30, 40}), at::arange(4)}, false).head;
 }
 
-// Where a number stands in a head: after the first 40 bytes, 8 of the first tensor's, sizes, strides.
+// A number is at this position in a head: after the first 40 bytes come 8 bytes of the first tensor, its
+// sizes and its strides.
 void set_number(std::vector<std::byte>& head, size_t offset, int64_t value) {
   std::memcpy(head.data() + offset, &value, sizeof(value));
 }
 
-TEST(Message, NamesTheSenderOfNonsense) {
+TEST(Message, NamesTheSenderOfAnInvalidMessage) {
   const auto expect = [](size_t offset, int64_t value, const std::string& part) {
     std::vector<std::byte> head = sample();
     set_number(head, offset, value);
@@ -111,20 +114,20 @@ TEST(Message, NamesTheSenderOfNonsense) {
   test::expect_error([&] { unpack_message(type, 4, false); }, {"unknown type"});
 }
 
-TEST(Message, TooManyBytesAreNoOverflow) {
+TEST(Message, TooManyBytesDoNotOverflow) {
   std::vector<std::byte> head = pack_message(kTag, 1, {at::rand({30, 40})}, false).head;
   set_number(head, 48, int64_t{1} << 62);
   set_number(head, 56, int64_t{1} << 62);
   test::expect_error([&] { unpack_message(head, 4, false); }, {"too large"});
-  // Nor of one without elements, whose other sizes make its strides.
+  // A tensor without elements does not overflow either. Its other sizes determine its strides.
   head = pack_message(kTag, 1, {at::empty({0, 3, 3})}, false).head;
   set_number(head, 56, int64_t{1} << 62);
   set_number(head, 64, int64_t{1} << 62);
   test::expect_error([&] { unpack_message(head, 4, false); }, {"too large"});
 }
 
-// What is not there is not asked for.
-TEST(Message, AHeadCannotAskForMemory) {
+// The receiver allocates no memory for data that does not exist.
+TEST(Message, AHeadCannotRequestMemory) {
   std::vector<std::byte> head = pack_message(kTag, 1, {at::rand({3000})}, false).head;
   set_number(head, 48, int64_t{1} << 58);
   test::expect_error([&] { unpack_message(head, 4, false); }, {"too large", "from rank 4"});
@@ -140,7 +143,7 @@ TEST(Message, EveryShorterHeadIsRefused) {
   }
 }
 
-// Whatever bytes change: an error, or a message whose tensors cover their memory.
+// Changed bytes give an error, or a message whose tensors fit into their memory.
 TEST(Message, ChangedBytesDoNoHarm) {
   std::mt19937 random(7);
   const std::vector<std::byte> head = sample();

@@ -1,5 +1,5 @@
-// Ranks as processes that mpirun started; whole messages at once and in small chunks. The program's main
-// starts MPI, and lets each process show its own failures.
+// Runs ranks as processes that mpirun started, with whole messages and with small chunks. The program's main
+// starts MPI and lets each process show its own failures.
 #include <exception>
 #include <iostream>
 #include <mpi.h>
@@ -10,7 +10,7 @@
 namespace twobp::test {
 namespace {
 
-// Every test has a network of its own, since an abort is for good.
+// Every test has a network of its own, since an abort is final.
 void run_on_processes(int ranks, const MpiOptions& options, const RankBody& body) {
   if (ranks > mpi_size()) {
     GTEST_SKIP() << "needs " << ranks << " processes, there are " << mpi_size();
@@ -25,12 +25,12 @@ void run_on_processes(int ranks, const MpiOptions& options, const RankBody& body
       end->abort("another rank of the test failed");
     }
   }
-  // Till all are here: the next test is everybody's.
+  // All processes arrive here before they start the next test together.
   MPI_Barrier(MPI_COMM_WORLD);
   if (error) std::rethrow_exception(error);
 }
 
-// The first process shows everything, the others what fails there.
+// The first process shows all output. The others show only their failures.
 class Failures : public ::testing::EmptyTestEventListener {
  public:
   explicit Failures(int rank) : rank_(rank) {}
@@ -71,7 +71,7 @@ int main(int count, char** values) {
     listeners.Append(new twobp::test::Failures(rank));
   }
   const int result = RUN_ALL_TESTS();
-  // The library itself would not: tests of abort look like failed runs.
+  // The library does not finalize MPI itself, because tests of abort look like failed runs.
   MPI_Finalize();
   return result;
 }

@@ -1,4 +1,5 @@
-// A run's processes as mpirun starts them: who is who, groups that do not mix, wrong numbers of processes.
+// Tests a run's processes as mpirun starts them: their ranks, groups that do not mix, and wrong numbers of
+// processes.
 #include <mpi.h>
 
 #include <gtest/gtest.h>
@@ -40,7 +41,7 @@ TEST(MpiWorld, EachProcessIsOneRank) {
     EXPECT_EQ(pipeline.size(), ranks);
     EXPECT_EQ(data.rank(), world.replica);
     EXPECT_EQ(data.size(), replicas);
-    // Sums of the same number in all three groups at once.
+    // Each of the three groups sums the same number at the same time.
     at::Tensor in_pipeline = at::full({1}, process), in_data = in_pipeline.clone(), of_all = in_data.clone();
     AllReduce one(pipeline, in_pipeline, 1), two(data, in_data, 1), three(*world.processes, of_all, 1);
     three.wait(kLong);
@@ -71,7 +72,7 @@ TEST(MpiWorld, AbortReachesEveryGroupAndProcess) {
   EXPECT_THROW(world.pipeline[here]->receive((here + 1) % size, {}, kLong), Aborted);
 }
 
-TEST(MpiWorld, WrongNumberOfProcesses) {
+TEST(MpiWorld, RefusesAWrongNumberOfProcesses) {
   const int size = mpi_size();
   test::expect_error([&] { make_mpi_world(1, size + 1); },
                      {std::to_string(size + 1) + " ranks", std::to_string(size) + " process", "mpirun -n"});
@@ -79,7 +80,7 @@ TEST(MpiWorld, WrongNumberOfProcesses) {
   test::expect_error([&] { make_mpi_world(0, 1); }, {"0 x 1"});
 }
 
-// The receiver does not look until the sender has given up: a large message stays where it is, and the sender
+// The receiver does not look until the sender has given up. So a large message does not leave, and the sender
 // says so.
 TEST(MpiTransport, FlushTimesOutWithAMessage) {
   const auto end = make_mpi_transport(2);

@@ -1,5 +1,5 @@
-// The NCCL transport beyond what every transport does: what happens with order, errors and frozen peers, on
-// the stand-in for NCCL; and on GPUs where there are any.
+// Tests the NCCL transport beyond the conformance suite: order, errors and frozen peers on the stand-in for
+// NCCL, and on GPUs if there are any.
 #include "twobp/transport/nccl/nccl.h"
 
 #include <thread>
@@ -55,7 +55,7 @@ class Nccl : public ::testing::Test {
   }
   void TearDown() override { SetUp(); }
 
-  // Two ranks with the links of `links`.
+  // Runs two ranks that have `links`.
   static void run(const NcclLinks& links, NcclOptions options, const test::RankBody& body) {
     auto hosts = make_in_process_transports(2, 0);
     options.tensors = at::kCPU;
@@ -69,7 +69,7 @@ class Nccl : public ::testing::Test {
   }
 };
 
-TEST_F(Nccl, TensorsOfTheDeviceGoByNcclTheHeadDoesNot) {
+TEST_F(Nccl, SendsTensorsByNcclAndHeadsThroughTheHost) {
   run(test::all_links(2), {}, [](Transport& transport) {
     const at::Tensor numbers = at::arange(1000, at::kDouble);
     if (transport.rank() == 0) {
@@ -85,7 +85,7 @@ TEST_F(Nccl, TensorsOfTheDeviceGoByNcclTheHeadDoesNot) {
   EXPECT_EQ(stand_in_nccl_state().bytes, 8000 + 2) << "and a first byte of each link";
 }
 
-// However many are sent before the other side looks, few wait in the stream.
+// Only a few transfers wait in the stream, whatever number is sent before the other side looks.
 TEST_F(Nccl, FewTransfersWaitInAStream) {
   run(test::all_links(2), {}, [](Transport& transport) {
     constexpr int kMessages = 300;
@@ -106,7 +106,7 @@ TEST_F(Nccl, FewTransfersWaitInAStream) {
   EXPECT_EQ(stand_in_nccl_state().most_in_stream, 8);
 }
 
-TEST_F(Nccl, WhatHasNoLinkGoesThroughTheHost) {
+TEST_F(Nccl, SendsThroughTheHostWithoutALink) {
   run({{0, 1}}, {}, [](Transport& transport) {
     if (transport.rank() == 1) {
       transport.isend(0, forward(0, 0), {at::full({2}, 4.0f)});
@@ -120,7 +120,7 @@ TEST_F(Nccl, WhatHasNoLinkGoesThroughTheHost) {
   EXPECT_EQ(stand_in_nccl_state().bytes, 8 + 1);
 }
 
-// Two ranks that look for messages, with tensors on their devices.
+// Runs two ranks that look for messages, with tensors on their devices.
 template <typename Body>
 void run_on_devices(const Body& body) {
   auto hosts = make_in_process_transports(2, 0);
@@ -137,8 +137,8 @@ void run_on_devices(const Body& body) {
   });
 }
 
-// The receiver's kernel holds no multiprocessors while the sender still computes.
-TEST_F(Nccl, ATransferBeginsWhenItsTensorsAreThere) {
+// The receiver's kernel must not occupy multiprocessors while the sender still computes.
+TEST_F(Nccl, ATransferBeginsWhenItsTensorsAreReady) {
   std::atomic<bool> open = false;
   std::atomic<bool> asked = false;
   run_on_devices([&](Transport& transport, const Device& device) {
@@ -161,7 +161,7 @@ TEST_F(Nccl, ATransferBeginsWhenItsTensorsAreThere) {
 }
 
 // A sent tensor is freed as soon as it has left, not when the link sends again.
-TEST_F(Nccl, KeepsWhatItSendsUntilItHasLeft) {
+TEST_F(Nccl, KeepsASentTensorUntilItHasLeft) {
   std::atomic<bool> received = false;
   run_on_devices([&](Transport& transport, const Device& device) {
     if (transport.rank() == 1) {
@@ -181,7 +181,7 @@ TEST_F(Nccl, KeepsWhatItSendsUntilItHasLeft) {
   });
 }
 
-// Ranks destroy their links in orders of their own, and wait for nobody there.
+// Ranks destroy their links in different orders, and must not wait for each other there.
 TEST_F(Nccl, BothEndsAreFinalizedBeforeOneIsDestroyed) {
   run(test::all_links(2), {}, [](Transport& transport) { barrier(transport, kLong); });
   EXPECT_EQ(stand_in_nccl_state().waiting_ends, 0);
@@ -194,7 +194,7 @@ TEST_F(Nccl, ATransferThatDoesNotEndEndsTheRun) {
   run(test::all_links(2), options, [](Transport& transport) {
     stand_in_nccl_state().loses_data = true;
     if (transport.rank() == 0) transport.isend(1, forward(1, 3), {at::ones({2})});
-    // The receiver gets tensors at once, and a wait for them ends by the abort alone.
+    // The receiver gets tensors at once. Only the abort ends a wait for their data.
     const std::string what = message_of([&] {
       if (transport.rank() == 1) transport.receive(0, forward(1, 3), kLong);
       transport.receive(1 - transport.rank(), forward(9, 9), kLong);
@@ -216,8 +216,8 @@ TEST_F(Nccl, AnErrorOfNcclEndsTheRun) {
   });
 }
 
-// A rank that waits for NCCL to take a call leaves it before its communicator is freed.
-TEST_F(Nccl, AnAbortEndsACallThatIsUnderWay) {
+// A rank may wait in a call to NCCL. It leaves the call before its communicator is freed.
+TEST_F(Nccl, AnAbortEndsARunningCall) {
   run(test::all_links(2), {}, [](Transport& transport) {
     barrier(transport, kLong);
     if (transport.rank() == 1) {
@@ -265,13 +265,14 @@ TEST_F(Nccl, NeedsGpus) {
                {"nccl needs GPUs", "on CPUs start with mpirun"});
 }
 
-TEST_F(Nccl, LibrariesThatAreNotNcclAreRefused) {
+TEST_F(Nccl, RefusesOtherLibraries) {
   expect_parts(message_of([] { load_nccl("/nowhere/libnccl.so.2"); }),
                {"NCCL is not available", "/nowhere/libnccl.so.2", "LD_LIBRARY_PATH"});
   expect_parts(message_of([] { load_nccl("libm.so.6"); }), {"libm.so.6 is no NCCL", "ncclGetVersion"});
 }
 
-// The roles of a run of 2 x 2: messages along a pipeline, sums between replicas, words between processes.
+// The world has the roles of a run of 2 x 2: messages along a pipeline, sums between replicas, and texts
+// between processes.
 TEST_F(Nccl, MakesAWorld) {
   auto hosts = make_in_process_transports(4, 0);
   NcclOptions options;
@@ -335,8 +336,9 @@ TEST(NcclHead, CarriesShapesAndTypes) {
   EXPECT_TRUE(at::equal(unpack_head(along.head, 1).values.at(0), transposed));
 }
 
-// Every number of a head replaced by others: an error that names the sender, or a head that makes sense.
-TEST(NcclHead, WhatMakesNoSenseIsRefused) {
+// Every number of a head is replaced by others. The result is an error that names the sender, or a valid
+// head.
+TEST(NcclHead, AnInvalidHeadIsRefused) {
   const PackedHead packed = pack_head({}, {at::ones({4, 3}), at::ones({2})}, at::kCPU);
   int refused = 0;
   for (int64_t place = 0; place < packed.head[0].numel(); ++place) {
@@ -359,7 +361,7 @@ TEST(NcclHead, WhatMakesNoSenseIsRefused) {
   EXPECT_THROW(unpack_head({packed.head[0], at::ones({1})}, 4), Error) << "one tensor too many";
 }
 
-// On real GPUs, with tensors that stay there.
+// This test runs on real GPUs, with tensors that stay there.
 TEST(NcclOnGpus, SumsAndMessagesWithoutHostCopies) {
   const int gpus = std::min(test::nccl_gpus(), 4);
   if (gpus < 2) GTEST_SKIP() << "needs NCCL and two GPUs";

@@ -1,4 +1,4 @@
-// Memory of received tensors: used again, never twice at once, and on the books of LibTorch's profiling.
+// Tests the memory of received tensors. It is reused, never twice at once, and LibTorch's profiling sees it.
 #include "twobp/transport/receive_memory.h"
 
 #include <map>
@@ -20,7 +20,7 @@ at::Tensor allocate(ReceiveMemory& memory, int64_t count) {
   return memory.allocate({count}, {1}, at::kFloat);
 }
 
-TEST(ReceiveMemory, TensorsAreOrdinary) {
+TEST(ReceiveMemory, GivesOrdinaryTensors) {
   ReceiveMemory memory;
   const at::Tensor tensor = memory.allocate({3, 4}, {1, 3}, at::kHalf);
   EXPECT_EQ(tensor.sizes(), (at::IntArrayRef{3, 4}));
@@ -31,7 +31,7 @@ TEST(ReceiveMemory, TensorsAreOrdinary) {
   EXPECT_EQ(memory.allocate({0, 4}, {4, 1}, at::kFloat).numel(), 0);
 }
 
-TEST(ReceiveMemory, IsUsedAgainForTheSameSize) {
+TEST(ReceiveMemory, IsReusedForTheSameSize) {
   ReceiveMemory memory;
   at::Tensor first = allocate(memory, 1000);
   const void* where = first.const_data_ptr();
@@ -45,7 +45,7 @@ TEST(ReceiveMemory, IsUsedAgainForTheSameSize) {
   EXPECT_EQ(memory.kept_bytes(), 2 * 4000);
 }
 
-TEST(ReceiveMemory, KeepsNoMoreThanItMay) {
+TEST(ReceiveMemory, KeepsNoMoreThanItsLimit) {
   ReceiveMemory memory(10000);
   allocate(memory, 5000);
   EXPECT_EQ(memory.kept_bytes(), 0) << "too large";
@@ -65,7 +65,7 @@ TEST(ReceiveMemory, TensorsOutliveIt) {
   EXPECT_EQ(tensor.sum().item<double>(), 2000);
 }
 
-TEST(ReceiveMemory, IsOnTheBooksWhileInUse) {
+TEST(ReceiveMemory, IsReportedToTheProfilerWhileInUse) {
   auto books = std::make_shared<Books>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, books);
   ReceiveMemory memory;

@@ -12,14 +12,14 @@ namespace {
 
 constexpr int kInvalidUsage = 5;
 
-// A communicator of two.
+// This is a communicator of two ranks.
 struct Channel {
   std::mutex mutex;
   bool joined[2] = {false, false};
-  bool began[2] = {false, false};  // a first transfer
+  bool began[2] = {false, false};  // whether each end began a first transfer
   bool aborted[2] = {false, false};
   bool finalized[2] = {false, false};
-  const void* data = nullptr;  // what is being sent
+  const void* data = nullptr;  // the data that is being sent
   size_t bytes = 0;
   bool there = false;
   int error = 0;
@@ -73,7 +73,7 @@ int finalize(NcclComm comm) {
   return NcclApi::kInProgress;
 }
 
-// Where both ends have not been finalized, NCCL's may wait for the peer.
+// If both ends have not been finalized, NCCL's own function may wait for the peer.
 int destroy(NcclComm comm) {
   const std::unique_ptr<Comm> mine(&comm_of(comm));
   const std::lock_guard lock(mine->channel->mutex);
@@ -114,7 +114,8 @@ int begin(const Comm& mine) {
   return done ? NcclApi::kSuccess : NcclApi::kInProgress;
 }
 
-// A kernel that sends holds its stream up until the receiver has the data, and the other way round.
+// A sending kernel blocks its stream until the receiver has the data. A receiving kernel blocks its stream
+// until the data is there.
 void put_send(const std::shared_ptr<Channel>& channel, const void* data, size_t bytes, void* stream) {
   put(stream, [channel, data, bytes] {
     const std::lock_guard lock(channel->mutex);

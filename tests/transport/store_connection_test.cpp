@@ -1,4 +1,4 @@
-// Processes that meet at a store: who comes, who is missed, what goes wrong; messages through it.
+// Tests processes that meet at a store: their arrival, missing ranks, errors, and messages through the store.
 #include "twobp/transport/store/store_connection.h"
 
 #include <algorithm>
@@ -54,7 +54,7 @@ void expect_parts(const std::string& what, const std::vector<std::string>& parts
   EXPECT_EQ(what.find('\n'), std::string::npos) << what;
 }
 
-// What each rank of these says, all at once.
+// Connects all ranks at once and returns their messages.
 std::vector<std::string> messages_of(const std::vector<StorePlace>& places, double timeout) {
   std::vector<std::string> messages(places.size());
   test::run_on_threads(static_cast<int>(places.size()), [&](int i) {
@@ -63,7 +63,7 @@ std::vector<std::string> messages_of(const std::vector<StorePlace>& places, doub
   return messages;
 }
 
-TEST(StoreConnection, AllComeAndExchangeWords) {
+TEST(StoreConnection, AllArriveAndExchangeTexts) {
   const int port = test::free_port();
   test::run_on_threads(4, [&](int rank) {
     StoreConnection connection(place_at(port, rank, 4), kLong);
@@ -79,7 +79,7 @@ TEST(StoreConnection, AllComeAndExchangeWords) {
   });
 }
 
-TEST(StoreConnection, OneAloneIsEnoughOfOne) {
+TEST(StoreConnection, ASingleProcessNeedsNoOther) {
   StoreConnection connection(place_at(0, 0, 1), kLong);
   EXPECT_GT(connection.place().port, 0) << "the system has picked one";
   expect_parts(message_of([&] { connection.get("nothing", 0.1); }),
@@ -102,7 +102,7 @@ TEST(StoreConnection, ReportsThatTheServerDoesNotAnswer) {
   EXPECT_LT(now_seconds() - begin, 10);
 }
 
-TEST(StoreConnection, NamesWhoDidNotCome) {
+TEST(StoreConnection, NamesTheMissingRanks) {
   const int port = test::free_port();
   const double begin = now_seconds();
   for (const std::string& what : messages_of({place_at(port, 0, 4), place_at(port, 2, 4)}, 1)) {
@@ -140,7 +140,7 @@ TEST(StoreConnection, SaysThatTheStoreIsGone) {
                {concat("the store at 127.0.0.1:", port), "does not answer any more"});
 }
 
-TEST(StorePlace, IsWhereTheLauncherSays) {
+TEST(StorePlace, FollowsTheLauncher) {
   Launcher launcher;
   launcher.kind = Launcher::Kind::kTorchrun;
   launcher.rank = 2;
@@ -156,8 +156,8 @@ TEST(StorePlace, IsWhereTheLauncherSays) {
   EXPECT_EQ(place.size, 5);
 }
 
-// Larger than a value of the store, in parts, between others.
-TEST(StoreTransport, BigMessages) {
+// A message is larger than a value of the store. It is sent in parts, between others.
+TEST(StoreTransport, SendsBigMessages) {
   test::run_on_store(2, [](std::shared_ptr<Transport> transport) {
     const at::Tensor big = at::arange(5 << 20, at::kInt);  // 20 MiB
     const Tag tag{1, 1, 0, MessageKind::kForward};
@@ -174,8 +174,9 @@ TEST(StoreTransport, BigMessages) {
   });
 }
 
-// A stranger would need the run's id: what it writes under the keys of a run without one reaches nobody.
-TEST(StoreTransport, HearsNothingUnderKeysThatCanBeGuessed) {
+// A stranger does not know the run's id. If it writes under the keys of a run without an id, no rank reads
+// them.
+TEST(StoreTransport, IgnoresKeysThatCanBeGuessed) {
   test::run_on_store(2, [](std::shared_ptr<Transport> transport) { barrier(*transport, kLong); });
   const int port = test::free_port();
   test::run_on_threads(2, [&](int rank) {
@@ -189,7 +190,7 @@ TEST(StoreTransport, HearsNothingUnderKeysThatCanBeGuessed) {
       c10d::TCPStore stranger("127.0.0.1", options);
       EXPECT_FALSE(stranger.check({"twobp/1/came/0"}));
       EXPECT_FALSE(stranger.check({"twobp/1/size/0"}));
-      const std::vector<uint8_t> abort = {1, 0, 0, 0, 2, 0, 0, 0, 'x'};  // from rank 1: an abort
+      const std::vector<uint8_t> abort = {1, 0, 0, 0, 2, 0, 0, 0, 'x'};  // an abort from rank 1
       stranger.queuePush("twobp/1/queue/to/0", abort);
       stranger.set("twobp/1/refused", std::vector<uint8_t>{'x'});
     }
@@ -197,14 +198,14 @@ TEST(StoreTransport, HearsNothingUnderKeysThatCanBeGuessed) {
   });
 }
 
-// Parts of messages that never end, from a broken program or a stranger.
+// A broken program or a stranger may send parts of messages that never end.
 TEST(StoreTransport, AssemblesNoMoreThanItsLimit) {
   const int port = test::free_port();
   test::run_on_threads(2, [&](int rank) {
     auto connection = std::make_shared<StoreConnection>(place_at(port, rank, 2), kLong);
     if (rank == 0) {
       std::string part(1 << 20, 'x');
-      part.replace(0, 8, std::string("\0\0\0\0\0\0\0\0", 8));  // from rank 0: there is more
+      part.replace(0, 8, std::string("\0\0\0\0\0\0\0\0", 8));  // from rank 0, with more to follow
       for (int i = 0; i < 6; ++i) connection->push("to/1", part);
       connection->get("seen", kLong);
       return;
@@ -221,7 +222,7 @@ TEST(StoreTransport, AssemblesNoMoreThanItsLimit) {
   });
 }
 
-// Where MASTER_ADDR is the address of an interface, nobody can connect through another.
+// If MASTER_ADDR is the address of one interface, no process can connect through another.
 TEST(StoreConnection, ListensAtTheInterfaceOfItsAddress) {
   StoreConnection connection(place_at(0, 0, 1), kLong);
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -239,12 +240,12 @@ TEST(StoreTransport, TheEndOfTheStoreEndsWaits) {
     auto connection = std::make_shared<StoreConnection>(place_at(port, rank, 2), kLong);
     auto transport = make_store_transport(connection);
     if (rank == 0) {
-      barrier(*transport, kLong);  // the other listens by now
+      barrier(*transport, kLong);  // the other rank listens by now
       connection->leave_at_once();
       return;
     }
     try {
-      barrier(*transport, kLong);  // its end may be lost with the store
+      barrier(*transport, kLong);  // the end of the barrier may be lost with the store
       transport->receive(0, {}, kLong);
       ADD_FAILURE() << "nobody sent this";
     } catch (const Aborted& aborted) {
@@ -254,7 +255,8 @@ TEST(StoreTransport, TheEndOfTheStoreEndsWaits) {
   });
 }
 
-// What each process of the tests below does: finds the launcher's environment, meets, sums, says how it went.
+// Each process of the tests below runs this. It reads the launcher's environment, meets the others, sums, and
+// reports its result.
 TEST(StoreProcess, Child) {
   if (!std::getenv(kChild)) GTEST_SKIP() << "run by the tests of processes";
   const Launcher launcher = find_launcher();
@@ -265,12 +267,12 @@ TEST(StoreProcess, Child) {
   all_reduce_sum(*transport, sum, kLong);
   EXPECT_EQ(sum[99].item<double>(), launcher.size * (launcher.size + 1) / 2.0);
   barrier(*transport, kLong);
-  // Exit code 0 would also be that of a child that has skipped this, or run no test.
+  // A child that skips this test or runs no test also gives exit code 0, so it leaves a file instead.
   if (!HasFailure())
     std::ofstream(std::filesystem::path(std::getenv(kChild)) / std::to_string(launcher.rank));
 }
 
-// Where each child leaves a file that is called as its rank.
+// Each child leaves a file here. Its name is the child's rank.
 class Marks {
  public:
   Marks() {
@@ -320,7 +322,7 @@ TEST(StoreProcess, OfTheirOwnMeet) {
   EXPECT_EQ(marks.all(), (std::vector<std::string>{"0", "1", "2"}));
 }
 
-// What the process of the test below does: runs the store until it is killed.
+// The process of the test below runs this. It hosts the store until it is killed.
 TEST(StoreProcess, HostingChild) {
   if (!std::getenv(kChild)) GTEST_SKIP() << "run by the tests of processes";
   auto connection = std::make_shared<StoreConnection>(store_place(find_launcher()), kLong);
@@ -330,7 +332,7 @@ TEST(StoreProcess, HostingChild) {
   ::pause();
 }
 
-// Nothing comes from there any more, not even an end of the connection.
+// The stopped host sends nothing, not even the end of the connection.
 TEST(StoreProcess, AStoppedHostDoesNotDelayOthers) {
   const int port = test::free_port();
   std::vector<std::string> command = {"env",
@@ -353,7 +355,7 @@ TEST(StoreProcess, AStoppedHostDoesNotDelayOthers) {
   int status = 0;
   EXPECT_EQ(::waitpid(child, &status, WUNTRACED), child);
   EXPECT_TRUE(WIFSTOPPED(status));
-  transport.reset();  // ends, though the listener hears nothing
+  transport.reset();  // this ends although the listener gets no answer
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
 }

@@ -1,4 +1,5 @@
-// Groups of some ranks of a network: numbered anew, with messages of their own, and one abort for all.
+// Tests groups of some ranks of a network. Their members are renumbered and have messages of their own. One
+// abort ends all.
 #include "twobp/transport/subgroup.h"
 
 #include <gtest/gtest.h>
@@ -63,8 +64,8 @@ TEST(Subgroup, AbortReachesOutsiders) {
       {"rank 2 stopped", "the group's reason"});
 }
 
-// Two replicas of three ranks in one process: who talks to whom.
-TEST(World, InProcessReplicas) {
+// Two replicas of three ranks are in one process. The test checks the sender and receiver of each message.
+TEST(World, InProcessReplicasReachTheRightRanks) {
   std::vector<World> worlds = make_in_process_worlds(2, 3, 0);
   ASSERT_EQ(worlds.size(), 2U);
   for (int replica = 0; replica < 2; ++replica) {
@@ -80,7 +81,7 @@ TEST(World, InProcessReplicas) {
       EXPECT_EQ(world.data[rank]->size(), 2);
     }
   }
-  // The same tag everywhere, and each message at its own place.
+  // Every message has the same tag, and each arrives at its own place.
   for (int replica = 0; replica < 2; ++replica) {
     for (int rank = 0; rank < 3; ++rank) {
       worlds[replica].pipeline[rank]->isend((rank + 1) % 3, {}, {at::full({1}, 10.0 * replica + rank)});

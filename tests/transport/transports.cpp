@@ -1,4 +1,4 @@
-// Rank threads of one process, with spinning waits and without; and as a group within a larger network.
+// Makes rank threads of one process, with and without spinning waits, and as a group within a larger network.
 #include "tests/transport/transports.h"
 
 #include <exception>

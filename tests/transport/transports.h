@@ -1,7 +1,8 @@
-// The transports that the conformance suite runs on. To add one, write a world for it and add a line to
-// `worlds()`: a world runs a function once for each rank, each with its own endpoint, and rethrows what a
-// rank throws first. The functions share no memory between ranks, so that ranks may be processes: such a
-// world runs the function for its own rank, and skips the test where there are fewer processes than ranks.
+// The conformance suite runs on these transports. To add one, write a world for it and add a line to
+// `worlds()`. A world runs a function once for each rank. Each call has its own endpoint, and the world
+// rethrows the first exception. The functions share no memory between ranks, so ranks may be processes. A
+// world of processes runs the function for its own rank, and skips the test if there are fewer processes than
+// ranks.
 #pragma once
 
 #include <functional>
@@ -25,14 +26,14 @@ struct World {
   int most_ranks = std::numeric_limits<int>::max();
 };
 
-// For GoogleTest's messages.
+// GoogleTest uses this in its messages.
 inline void PrintTo(const World& world, std::ostream* out) {
   *out << world.name;
 }
 
 std::vector<World> worlds();
 
-// A suite of tests that run on each of them.
+// This is a suite of tests that run on each transport.
 class OnEveryTransport : public ::testing::TestWithParam<World> {
  protected:
   static void run(int ranks, const RankBody& body) { GetParam().run(ranks, body); }

@@ -1,5 +1,5 @@
-"""Attention of the rows of one projection, with or without rotary embedding, becomes one operator. It is recognised by its values, whatever way it is
-written: the part of the graph from the projection on is evaluated for random numbers."""
+"""Replaces the attention of the rows of one projection, with or without rotary embedding, by one operator. Attention is
+recognised by its values, however it is written: the part of the graph after the projection is evaluated for random numbers."""
 from __future__ import annotations
 
 import itertools
@@ -13,7 +13,7 @@ from .cut import Layer
 from .own_operators import attention, aten
 
 SCORES = {aten.scaled_dot_product_attention.default, aten.softmax.int, aten._softmax.default}
-PLACED = ops.VIEWS | {aten.clone.default, aten.contiguous.default, aten._to_copy.default}  # what may follow without a change of the numbers
+PLACED = ops.VIEWS | {aten.clone.default, aten.contiguous.default, aten._to_copy.default}  # operators that may follow without changing the numbers
 
 
 def fuse_attention(layer: Layer) -> None:
@@ -33,7 +33,8 @@ def constants_of(layer: Layer) -> dict[fx.Node, torch.Tensor]:
 
 
 def attention_of(scores: fx.Node, constants: dict[fx.Node, torch.Tensor]):
-    """(rows, last, (batch, positions), arguments): `last` is the attention of `rows`. None: it is not, or not of rows of one projection."""
+    """Returns (rows, last, (batch, positions), arguments). `last` is the attention of `rows`. Returns None if this is no
+    attention, or not of rows of one projection."""
     last = end_of(scores)
     rows = source_of(last, constants)
     if rows is None:
@@ -50,7 +51,7 @@ def attention_of(scores: fx.Node, constants: dict[fx.Node, torch.Tensor]):
     numbers = torch.randn(batch, positions, row, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     try:
         wanted = evaluate(last, rows, numbers.reshape(value.shape), constants).reshape(batch, positions, -1)
-    except (RuntimeError, TypeError, NotImplementedError):  # an operator that float64 or its shapes do not fit
+    except (RuntimeError, TypeError, NotImplementedError):  # an operator that does not fit float64 or these shapes
         return None
     tolerance = 1e-9 if value.dtype == torch.float64 else 1e-5
     for tables, causal in itertools.product([(None, None), *tables_of(last, rows, constants, positions, width)], (True, False)):
@@ -61,7 +62,7 @@ def attention_of(scores: fx.Node, constants: dict[fx.Node, torch.Tensor]):
 
 
 def end_of(scores: fx.Node) -> fx.Node:
-    """The last node that has only the attention's result, at other places in memory."""
+    """Returns the last node that has only the attention's result, at other places in memory."""
     node, product = scores, scores.target is aten.scaled_dot_product_attention.default
     while len(node.users) == 1:
         user = next(iter(node.users))
@@ -76,7 +77,8 @@ def is_product(node: fx.Node) -> bool:
 
 
 def source_of(last: fx.Node, constants: dict) -> fx.Node | None:
-    """The one product of a parameter that `last` depends on, apart from constants, if nobody reads it or what lies between in another way."""
+    """Returns the one product of a parameter on which `last` depends, apart from constants. No other node may read it or the
+    nodes between it and `last`. Returns None if there is none."""
     between, sources, stack = {last}, set(), [last]
     while stack:
         for one in ops.inputs_of(stack.pop()):
@@ -100,7 +102,7 @@ def source_of(last: fx.Node, constants: dict) -> fx.Node | None:
 
 
 def evaluate(last: fx.Node, rows: fx.Node, numbers: torch.Tensor, constants: dict) -> torch.Tensor:
-    """`last` in float64, where `rows` has these numbers."""
+    """Returns `last` in float64 if `rows` has these numbers."""
     known = {rows: numbers, **{node: value.double() if value.is_floating_point() else value for node, value in constants.items()}}
 
     def wide(argument):
@@ -119,7 +121,7 @@ def evaluate(last: fx.Node, rows: fx.Node, numbers: torch.Tensor, constants: dic
 
 
 def tables_of(last: fx.Node, rows: fx.Node, constants: dict, positions: int, width: int):
-    """Pairs of constants that may be cos and sin."""
+    """Returns pairs of constants that may be cos and sin."""
     read = {one for node in ops.ancestors([last], stop=lambda node: node is rows) for one in ops.inputs_of(node) if one in constants}
     tables = [one for one in read if constants[one].is_floating_point() and width % 2 == 0
               and constants[one].shape[-1:] in ((width,), (width // 2,)) and constants[one].numel() == positions * constants[one].shape[-1]]
@@ -127,19 +129,19 @@ def tables_of(last: fx.Node, rows: fx.Node, constants: dict, positions: int, wid
 
 
 def half(table: torch.Tensor, positions: int, width: int) -> torch.Tensor:
-    """(positions, width / 2) of a table that may have each angle twice."""
+    """Returns (positions, width / 2) of a table that may have each angle twice."""
     return table.reshape(positions, -1)[:, :width // 2].contiguous()
 
 
 def call(graph: fx.Graph, target, *arguments) -> fx.Node:
-    """A call that knows what its result looks like."""
+    """Adds a call whose meta has the shape and dtype of its result."""
     node = graph.call_function(target, arguments)
     node.meta["val"] = target(*fx.map_arg(arguments, lambda one: one.meta["val"]))
     return node
 
 
 def call_half(graph: fx.Graph, table: fx.Node, positions: int, width: int) -> fx.Node:
-    """`half` of a table, within the graph."""
+    """Adds `half` of a table to the graph."""
     return call(graph, aten.slice.Tensor, call(graph, aten.reshape.default, table, [positions, -1]), 1, 0, width // 2)
 
 

@@ -19,10 +19,11 @@ GRAPH = "graph.json"
 
 def write(folder: str | os.PathLike, graph: dict, weights: Mapping[str, torch.Tensor] | None, constants: Mapping[str, torch.Tensor],
           module: nn.Module | None = None) -> None:
-    """`weights`: parameters and changed buffers; None: they lie elsewhere. The folder of a `module` of transformers is also one that
-    from_pretrained loads.
+    """Writes a bundle. `weights` are parameters and changed buffers; None means that they are elsewhere. If `module` is a module
+    of transformers, from_pretrained also loads the folder.
 
-    All files are on disk before one takes its name, and graph.json goes first and comes last. So a folder with a graph is a whole bundle."""
+    All files are on disk before any gets its name. graph.json is removed first and written last, so a folder with a graph is a
+    whole bundle."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if weights is not None and module is not None:
@@ -46,7 +47,8 @@ def write(folder: str | os.PathLike, graph: dict, weights: Mapping[str, torch.Te
 
 
 def buffers_beside(weights: Mapping[str, torch.Tensor], module: nn.Module) -> dict[str, torch.Tensor]:
-    """The module's persistent buffers that training never changes: programs read them as constants, but the module's own loader wants them."""
+    """Returns the module's persistent buffers that training never changes. Programs read them as constants, but the module's own
+    loader needs them."""
     buffers = dict(module.named_buffers())
     return {name: buffers[name] for name in module.state_dict() if name in buffers and name not in weights}
 
@@ -60,7 +62,7 @@ def sync(path: pathlib.Path) -> None:
 
 
 def read(folder: str | pathlib.Path) -> tuple[dict, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """(graph, parameters and buffers, constants) of a bundle."""
+    """Returns (graph, parameters and buffers, constants) of a bundle."""
     folder = pathlib.Path(folder)
     try:
         graph = json.loads((folder / GRAPH).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Traces of modules that were met before, in the user's cache folder: a file for each module and shape of micro-batch."""
+"""Keeps traces of captured modules in the user's cache folder, in a file for each module and shape of micro-batch."""
 from __future__ import annotations
 
 import contextlib
@@ -18,12 +18,12 @@ from . import fingerprint
 from .trace import Traced, own_tensors
 
 SWITCH = "TWOBP_CACHE"  # "off": nothing is read or written
-MOST_BYTES = 1 << 30  # of all entries; those that were not used for the longest time go
-LEFT_BEHIND = 3600  # seconds after which a file that is still being written belongs to a process that died
+MOST_BYTES = 1 << 30  # of all entries; the least recently used are removed
+LEFT_BEHIND = 3600  # after these seconds, a file that is still being written belongs to a process that died
 
 
 class Cache:
-    """`where`: True, the user's cache folder; False, none; or a folder."""
+    """`where` is True for the user's cache folder, False for none, or a folder."""
 
     def __init__(self, where: bool | str | os.PathLike = True):
         off = where is False or where is True and os.environ.get(SWITCH) == "off"
@@ -41,13 +41,13 @@ class Cache:
 
 @dataclasses.dataclass
 class Entry:
-    """`state` is "hit", "kept", "off", or says why nothing was kept."""
+    """`state` is "hit", "kept" or "off", or says why nothing was kept."""
     path: pathlib.Path | None
     key: str
     state: str
 
     def read(self, whole: nn.Module) -> tuple[Traced, dict | None] | None:
-        """The trace and the errors of its dry run. None if there is none for this module, or the file is damaged."""
+        """Returns the trace and the errors of its dry run. Returns None if there is none for this module, or the file is damaged."""
         if self.path is None or not self.path.exists():
             return None
         try:
@@ -70,7 +70,7 @@ class Entry:
         return traced, dry_run
 
     def write(self, traced: Traced, dry_run: dict | None) -> None:
-        """A folder that cannot be written, or a full disk, costs the next capture's time alone."""
+        """If the folder cannot be written or the disk is full, the next capture just takes longer."""
         if self.path is None:
             return
         kept = dataclasses.asdict(dataclasses.replace(traced, constants=[]))
@@ -81,7 +81,7 @@ class Entry:
             tensors[name] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self.path.parent, prefix=".new-") as own:  # of this process alone
+            with tempfile.TemporaryDirectory(dir=self.path.parent, prefix=".new-") as own:  # for this process only
                 _native.write_tensors(f"{own}/entry", tensors)
                 os.replace(f"{own}/entry", self.path)
             self.state = "kept"
@@ -91,7 +91,7 @@ class Entry:
 
 
 def user_folder() -> pathlib.Path | None:
-    """Beside the tokenized texts of the program. None: the user has no cache folder."""
+    """Returns a folder beside the tokenized texts of the program. Returns None if the user has no cache folder."""
     cache = os.environ.get("XDG_CACHE_HOME")
     home = os.environ.get("HOME")
     if not cache and not home:

@@ -1,4 +1,4 @@
-"""`capture`, the entry: a module and one micro-batch become a chain of layers with their F, I and W programs."""
+"""`capture` is the entry point. A module and one micro-batch become a chain of layers with their F, I and W programs."""
 from __future__ import annotations
 
 import contextlib
@@ -25,12 +25,12 @@ from .fingerprint import tensor_digest
 from .own_operators import dropout_scale
 from .trace import Traced, trace
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 0.2, torch.float16: 0.1}  # beyond this a program is wrong, not rounded
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 0.2, torch.float16: 0.1}  # an error beyond this is a wrong program, not rounding
 
 
 @dataclasses.dataclass
 class DryRun:
-    """The worst relative errors against the module under autograd, and where."""
+    """The largest relative errors against the module under autograd, and their places."""
     loss: float
     gradients: float
     worst: str
@@ -40,8 +40,8 @@ class DryRun:
 
 @dataclasses.dataclass
 class Captured:
-    """A captured module. `graph` is what graph.json holds; parameters, buffers and constants are tensors by name. `cached`: what the cache
-    did for each shape."""
+    """A captured module. `graph` has the contents of graph.json. Parameters, buffers and constants are tensors by name. `cached`
+    says for each shape what the cache did."""
     module: nn.Module
     whole: WithLoss
     loss_reduction: str | None
@@ -55,8 +55,8 @@ class Captured:
     cached: list[str] = dataclasses.field(default_factory=list)
 
     def add_shape(self, batch: Any, check: bool = True) -> DryRun | None:
-        """Captures programs for a micro-batch of another shape. The layers stay. Raises CaptureError if the module takes other layers for this
-        shape; nothing is then changed."""
+        """Captures programs for a micro-batch of another shape. The layers stay. Raises CaptureError if the module would need
+        other layers for this shape. Nothing is changed then."""
         fields = as_fields(self.module, batch)
         described = {name: {"dtype": dtype_name(t.dtype), "shape": list(t.shape)} for name, t in fields.items()}
         if any(shape["fields"] == described for shape in self.graph["shapes"]):
@@ -90,12 +90,12 @@ class Captured:
         return self.dry_runs[-1]
 
     def save(self, folder: str | pathlib.Path) -> None:
-        """Writes the bundle, and beside it the configuration of a Hugging Face module."""
+        """Writes the bundle and, for a Hugging Face module, its configuration."""
         bundle.write(folder, self.graph, {**self.parameters, **self.buffers}, self.constants, self.module)
 
     @contextlib.contextmanager
     def _in_first_modes(self):
-        """The parts of the module that were in training mode at the first capture are so at each."""
+        """Every capture sets the parts of the module to the modes that they had at the first capture."""
         now = {part: part.training for part in self.whole.modules()}
         try:
             for part, mode in self.modes.items():
@@ -106,7 +106,7 @@ class Captured:
                 part.training = mode
 
     def _own_failure(self, fields: dict[str, torch.Tensor]) -> Exception | None:
-        """What the module itself raises for a batch, without twobp. The module stays as it was."""
+        """Returns the error that the module itself raises for a batch, without twobp. The module is not changed."""
         state = {name: b.detach().clone() for name, b in self.whole.named_buffers()}
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]), KeepParameters(self.parameters):
@@ -143,8 +143,8 @@ class Captured:
         graph["shapes"].append(shape)
 
     def _named(self, traced: Traced) -> list[str]:
-        """Adds the constants. They have the module's names, and keep the values that they had first; others are c0, c1, ... Equal ones share
-        their memory."""
+        """Adds the constants. Tensors of the module keep their names and their first values. The others are named c0, c1 and so
+        on. Equal ones share their memory."""
         known = {tensor_digest(tensor): name for name, tensor in reversed(self.constants.items())}
         names = []
         for name, tensor in zip(traced.names, traced.constants):
@@ -174,7 +174,7 @@ class Captured:
         if not torch.isfinite(expected):
             raise CaptureError("the module's loss of the example is not finite, so that its programs cannot be compared with it. Give an example with a "
                                "target that counts, and with finite numbers")
-        _native.release_memory()  # of all the micro-batch's values, which no later step needs at once
+        _native.release_memory()  # the memory of all values of the micro-batch; later steps do not need it at once
         scale = 1 / weight if self.loss_reduction == "sum" else 1 / (weight * count)
         worst, where = 0.0, ""
         largest = max((g.norm().item() for g in wanted.values()), default=0.0)
@@ -202,7 +202,7 @@ class Captured:
 
 
 def check_taken(whole: WithLoss, fields: dict[str, torch.Tensor]) -> None:
-    """Raises CaptureError for fields that nobody would read."""
+    """Raises CaptureError for fields that nothing would read."""
     parameters = inspect.signature(whole.module.forward).parameters.values()
     unknown = sorted(fields.keys() - whole.takes)
     if whole.loss_fn is None and unknown and all(p.kind != p.VAR_KEYWORD for p in parameters):
@@ -211,13 +211,13 @@ def check_taken(whole: WithLoss, fields: dict[str, torch.Tensor]) -> None:
 
 
 def relative(value: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> float:
-    """|value - expected| / |expected|, in norms; `floor` is the least denominator."""
+    """Returns |value - expected| / |expected|, in norms. The denominator is at least `floor`."""
     value, expected = value.double(), expected.double()
     return ((value - expected).norm() / max(expected.norm().item(), floor, 1e-30)).item()
 
 
 class Replay(TorchDispatchMode):
-    """Gives the module what the programs drew at random, call by call."""
+    """Gives the module the random numbers of the programs, call by call."""
 
     def __init__(self, drawn: list):
         super().__init__()
@@ -243,7 +243,7 @@ class Replay(TorchDispatchMode):
 
 
 class KeepParameters(TorchDispatchMode):
-    """Refuses an operator that would change a parameter, before it does."""
+    """Refuses an operator before it changes a parameter."""
 
     def __init__(self, parameters: dict[str, torch.Tensor]):
         super().__init__()
@@ -261,7 +261,7 @@ class KeepParameters(TorchDispatchMode):
 
 
 def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, evaluation_drawn: list):
-    """Loss, gradients and new buffers of the module itself, in training mode, and its loss in evaluation mode. The module stays as it was."""
+    """Returns loss, gradients and new buffers of the module itself in training mode, and its loss in evaluation mode. The module is not changed."""
     module, whole = captured.module, captured.whole
     state = {name: b.detach().clone() for name, b in whole.named_buffers()}
     bound = [(path, part._buffers, key, tensor) for path, part in whole.named_modules() for key, tensor in part._buffers.items()]
@@ -303,7 +303,7 @@ def restore(whole: nn.Module, state: dict[str, torch.Tensor]) -> None:
 
 
 def kind_names(layers: list[str], assigned: list[int]) -> list[str]:
-    """A kind is named after the last word of its first layer's name."""
+    """Names each kind after the last word of its first layer's name."""
     names: list[str] = []
     for layer, kind in zip(layers, assigned):
         if kind == len(names):
@@ -315,13 +315,14 @@ def kind_names(layers: list[str], assigned: list[int]) -> list[str]:
 
 def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None, loss_reduction: str | None = None, check: bool = True,
             cache: bool | str | os.PathLike = True) -> Captured:
-    """Captures `module`, which must be in training mode (parts of it may be in evaluation mode, and stay so), for micro-batches like `example`
-    (a dict of tensors, or a tuple).
+    """Captures `module` for micro-batches like `example` (a dict of tensors, or a tuple). The module must be in training mode.
+    Parts of it may be in evaluation mode and stay so.
 
-    loss_fn(output, batch) gives the loss; without it, the module must. loss_reduction ("mean" or "sum" over a micro-batch's samples) is needed only if
-    the loss is no mean that capture knows. With `check`, the programs run once beside autograd; the errors are in `dry_runs`. `cache`: False, or
-    another folder than the user's, for captures that are met again (docs/python.md).
-    Raises CaptureError, which says what cannot be captured, where, and what to do. The module stays as it was."""
+    loss_fn(output, batch) gives the loss. Without it, the module must. loss_reduction ("mean" or "sum" over a micro-batch's
+    samples) is needed only if capture does not recognise the mean in the loss. With `check`, the programs run once and are
+    compared with autograd. The errors are in `dry_runs`. `cache` is False, or another folder than the user's, for repeated
+    captures (docs/python.md). Raises CaptureError, which says what cannot be captured, where, and what to do. The module is not
+    changed."""
     check_torch()
     if not isinstance(module, nn.Module):
         raise CaptureError(f"capture takes a torch.nn.Module, not {type(module).__name__}")
@@ -361,19 +362,19 @@ def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None,
     except Exception as error:
         raise CaptureError(f"the module uses something that capture does not know, and fails with {type(error).__name__}: {error}") from error
     for name in graph["parameters"].keys() - trained_names(graph):
-        graph["parameters"][name]["frozen"] = True  # PyTorch, too, leaves a parameter without a gradient as it is
+        graph["parameters"][name]["frozen"] = True  # as in PyTorch, a parameter without a gradient is not changed
     if isinstance(loss_fn, nn.Module) and (own := next((name for name in captured.buffers if name.startswith("loss_fn.")), None)):
         raise CaptureError(f"loss_fn changes its buffer '{own.removeprefix('loss_fn.')}', which is no part of the module. Let the module hold it and return the loss")
     return captured
 
 
 def parameter_names(layers: list[dict], of: Callable[[dict], Iterable] = lambda layer: layer["parameters"]) -> set[str]:
-    """The names among the parameters of the layers that `of` chooses. A packed weight has a list of them."""
+    """Returns the names of those parameters of the layers that `of` chooses. A packed weight has a list of them."""
     return {name for layer in layers for one in of(layer) for name in (one if isinstance(one, list) else [one])}
 
 
 def trained_names(graph: dict) -> set[str]:
-    """The parameters that some program has a gradient of."""
+    """Returns the parameters for which some program has a gradient."""
     def trained(layer: dict) -> Iterable:
         program = graph["shapes"][0]["programs"][layer["kind"]]
         code = [*program["backward_p1"], *(step for unit in program["backward_p2"] for step in unit["code"])]

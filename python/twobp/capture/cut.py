@@ -1,4 +1,4 @@
-"""The forward graph becomes a chain of layers: it is cut at every point where the fewest bytes cross."""
+"""Cuts the forward graph into a chain of layers, at every point where the fewest bytes cross."""
 from __future__ import annotations
 
 import dataclasses
@@ -12,12 +12,13 @@ from . import ops
 from .errors import CaptureError, path_of
 from .export import Forward, Input
 
-ATOMIC = 12  # a piece with at most this many products of parameters is cut no further, unless where a single value crosses
+ATOMIC = 12  # a piece with at most this many products of parameters is cut only where a single value crosses
 
 
 @dataclasses.dataclass
 class Layer:
-    """A piece between two cuts. Its placeholders are `inputs`, in order; its outputs are `outputs` ("value", name), ("buffer", name) or ("loss", "")."""
+    """A piece between two cuts. Its placeholders are `inputs`, in order. Its outputs are `outputs`: ("value", name), ("buffer",
+    name) or ("loss", "")."""
     name: str
     graph_module: fx.GraphModule
     inputs: list[Input]
@@ -30,16 +31,17 @@ class Layer:
 
 def bytes_of(node: fx.Node) -> float:
     value = node.meta.get("val")
-    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else float("inf")  # lists do not cross
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else float("inf")  # lists may not cross a cut
 
 
 def is_free(node: fx.Node, free: set[fx.Node]) -> bool:
-    """What depends on no parameter and draws nothing (masks, rotary tables) is computed again by each layer that reads it."""
+    """Returns whether the node depends on no parameter and draws nothing (masks, rotary tables). Each layer that reads such a
+    node computes it again."""
     return not ops.is_random(node) and ops.short_name(node) not in ops.FORWARD_HEAVY and all(i in free for i in ops.inputs_of(node))
 
 
 def chain_of(forward: Forward) -> tuple[list[fx.Node], set[fx.Node]]:
-    """The calls that depend on a parameter or a changed buffer, in order; and all other nodes. Marks the products of parameters."""
+    """Returns the calls that depend on a parameter or a changed buffer, in order, and all other nodes. Marks the products of parameters."""
     free = {node for node, (source, _) in forward.inputs.items() if source not in ("parameter", "buffer")}
     parameters = {node for node, (source, _) in forward.inputs.items() if source == "parameter"}
     needed = ops.ancestors([forward.loss, *forward.new_buffers.values()])
@@ -58,8 +60,8 @@ def chain_of(forward: Forward) -> tuple[list[fx.Node], set[fx.Node]]:
 
 
 def crossing(chain: list[fx.Node], loss: fx.Node) -> tuple[list[list[fx.Node]], set[fx.Node]]:
-    """For each point behind a call: the values that later calls read. And those of them that last for more than a piece: an encoder's output and a position
-    bias are read by layer after layer, so that they do not tell where one ends."""
+    """Returns, for each point after a call, the values that later calls read. Also returns those values that last for more than a
+    piece. Layer after layer reads an encoder's output or a position bias, so they do not show where a layer ends."""
     index = {node: i for i, node in enumerate(chain)}
     last = {node: max((index[user] for user in node.users if user in index), default=index[node]) for node in chain}
     last[loss] = max(last[loss], len(chain) - 1)
@@ -77,7 +79,7 @@ def heavy(node: fx.Node) -> bool:
 
 
 def uses_of_buffers(chain: list[fx.Node], forward: Forward) -> set[int]:
-    """Indices of calls behind which a buffer that forward changes is still in use. It belongs to one layer, so there is no cut there."""
+    """Returns the indices of calls after which a buffer that forward changes is still in use. It belongs to one layer, so there is no cut there."""
     buffers = {node for node, (source, _) in forward.inputs.items() if source == "buffer"}
     new = {forward.inputs[node].name: node for node in buffers}
     inside: set[int] = set()
@@ -89,15 +91,15 @@ def uses_of_buffers(chain: list[fx.Node], forward: Forward) -> set[int]:
 
 
 def cut_points(chain: list[fx.Node], points: list[list[fx.Node]], lasting: set[fx.Node], whole: set[int]) -> list[int]:
-    """Indices of calls behind which to cut: where at most one value crosses that does not last, and where the fewest bytes cross of what is still large.
-    There is no cut behind the calls `whole`."""
+    """Returns the indices of calls after which to cut. There is a cut if at most one value crosses that does not last. Large
+    pieces are also cut where the fewest bytes cross. There is no cut after the calls `whole`."""
     cost = [float("inf") if i in whole else sum(map(bytes_of, values)) for i, values in enumerate(points)]
     brief = [[value for value in values if value not in lasting] for values in points]
     own = [sum(map(bytes_of, values)) if cost[i] < float("inf") else cost[i] for i, values in enumerate(brief)]
     found: set[int] = set()
 
     def divide(begin: int, end: int) -> None:
-        """Cuts chain[begin:end]; a cut behind end - 1 is made already."""
+        """Cuts chain[begin:end]. The cut after end - 1 is already made."""
         inside = range(begin, end - 1)
         if not inside or sum(map(heavy, chain[begin:end])) <= ATOMIC:
             return
@@ -118,7 +120,7 @@ def cut_points(chain: list[fx.Node], points: list[list[fx.Node]], lasting: set[f
 
 
 def merge_light(chain: list[fx.Node], cuts: list[int]) -> list[list[fx.Node]]:
-    """Pieces without a product join a neighbour: the one that occurs as often as they do, so that repeated layers stay equal."""
+    """Joins pieces without a product to a neighbour. It is the neighbour that occurs as often as they do, so that repeated layers stay equal."""
     bounds = [-1, *cuts, len(chain) - 1]
     pieces = [chain[a + 1:b + 1] for a, b in zip(bounds, bounds[1:])]
 
@@ -158,7 +160,7 @@ def merge_light(chain: list[fx.Node], cuts: list[int]) -> list[list[fx.Node]]:
 
 
 def layer_names(pieces: list[list[fx.Node]]) -> list[str]:
-    """Each layer is named after the module that its products have in common."""
+    """Names each layer after the module that its products have in common."""
     names = []
     for piece in pieces:
         paths = [path_of(n) for n in piece if heavy(n)] or [path_of(n) for n in piece if ops.short_name(n).startswith("embedding")] or [path_of(n) for n in piece]
@@ -168,7 +170,7 @@ def layer_names(pieces: list[list[fx.Node]]) -> list[str]:
             parts = path.split(".")
             common = [a for i, a in enumerate(common[:len(parts)]) if common[:i + 1] == parts[:i + 1]]
         names.append(".".join(common))
-    for i, piece in enumerate(pieces):  # a name that other layers stand below says too little
+    for i, piece in enumerate(pieces):  # a name that is a prefix of other layers' names says too little
         if not names[i] or any(other != names[i] and other.startswith(names[i] + ".") for other in names):
             names[i] = next((path_of(n) for n in piece if heavy(n) or ops.short_name(n).startswith("embedding")), names[i]) or "layer"
     seen: Counter = Counter()
@@ -180,7 +182,7 @@ def layer_names(pieces: list[list[fx.Node]]) -> list[str]:
 
 
 def cut(forward: Forward) -> list[Layer]:
-    """The chain of layers. Values that skip a layer pass through it as inputs and outputs."""
+    """Returns the chain of layers. Values that skip a layer pass through it as inputs and outputs."""
     chain, free = chain_of(forward)
     points, lasting = crossing(chain, forward.loss)
     pieces = merge_light(chain, cut_points(chain, points, lasting, uses_of_buffers(chain, forward)))
@@ -241,7 +243,7 @@ def piece_graph(forward: Forward, name: str, piece: list[fx.Node], free: set, ar
 
 
 def structure(layer: Layer, trained: list[bool], constants: list[torch.Tensor]) -> str:
-    """A text that is equal for layers with the same programs and constants. `constants` collects those that differ."""
+    """Returns a text that is equal for layers with the same programs and constants. `constants` collects constants that differ."""
     def number_of(tensor: torch.Tensor) -> int:
         for i, one in enumerate(constants):
             if one.dtype == tensor.dtype and torch.equal(one, tensor):

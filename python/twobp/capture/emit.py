@@ -1,4 +1,4 @@
-"""Graphs become programs of instructions, as a bundle has them."""
+"""Turns graphs into programs of instructions, as a bundle has them."""
 from __future__ import annotations
 
 import math
@@ -19,7 +19,7 @@ from .split import Split
 
 MEMORY_FORMATS = {torch.contiguous_format: "contiguous", torch.preserve_format: "preserve", torch.channels_last: "channels_last",
                   torch.channels_last_3d: "channels_last_3d"}
-RENAMED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default,  # real strides are not always those of tracing
+RENAMED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default,  # real strides may differ from those of tracing
            aten.unsafe_split.Tensor: aten.split.Tensor, aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default}
 
 OTHER_WAY = "Write this part of the module with other operators of torch"
@@ -30,7 +30,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class Emitter:
-    """Numbers slots and writes instructions; `where_` names the layer in errors."""
+    """Numbers slots and writes instructions. `where_` names the layer in errors."""
 
     def __init__(self, where_: str):
         self.where = where_
@@ -67,7 +67,7 @@ class Emitter:
         return CaptureError(f"{self.where}: {what}{where(node)}")
 
     def instruction(self, node: fx.Node) -> dict | None:
-        """The instruction of a call; None for what only names a part of a result."""
+        """Returns the instruction of a call, or None if the call only names a part of a result."""
         if node.target is operator.getitem:
             source, index = node.args
             self.slot[node] = self.parts[source][index]
@@ -128,7 +128,8 @@ def reads(instruction: dict) -> list[int]:
 
 
 def add_gradient(emitter: Emitter, parameter: int, node: fx.Node, code: list[dict], shape: torch.Size) -> None:
-    """Appends what adds `node` to the parameter's gradient. A product or an embedding's gradient that nobody else reads is added as it is computed."""
+    """Appends code that adds `node` to the parameter's gradient. If no other node reads a product or an embedding's gradient, it
+    is added as it is computed."""
     slot = emitter.slot[node]
     made = {s: i for i in code if "out" in i for s in i["out"] if s is not None}
     count: dict[int, int] = {}
@@ -157,7 +158,7 @@ def add_gradient(emitter: Emitter, parameter: int, node: fx.Node, code: list[dic
 
 
 def emit(layer: Layer, joint: Joint, parts: Split) -> tuple[dict, list[torch.Tensor]]:
-    """The PROGRAM of a kind, and constants that tracing made, whose indices follow the layer's own."""
+    """Returns the PROGRAM of a kind, and constants that tracing made. Their indices follow the layer's own."""
     emitter = Emitter(f"layer '{layer.name}'")
     graph = joint.graph_module.graph
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
@@ -213,7 +214,7 @@ def emit(layer: Layer, joint: Joint, parts: Split) -> tuple[dict, list[torch.Ten
                                     key=lambda one: one["index"])
     program["input_gradients"] = []
     for i, node in parts.value_gradients:
-        if node is None:  # the layer reads the value, but not in a way that has a derivative
+        if node is None:  # the layer reads the value, but without a derivative
             zeros, slot = emitter.call("aten::zeros_like", {"v": emitter.slot[placeholders[i]]}, None, None, None, None, None)
             code["I"].append(zeros)
         else:
@@ -221,10 +222,11 @@ def emit(layer: Layer, joint: Joint, parts: Split) -> tuple[dict, list[torch.Ten
         program["input_gradients"].append({"index": index_of[i], "slot": slot})
     program["forward"], program["backward_p1"] = code["F"], code["I"]
     names = layer.names("parameter")
-    # The uses of one parameter in a layer are one unit, so that they are added in one order whatever the batching of units.
+    # All uses of a parameter in a layer are one unit, so that the batching of units does not change the order
+    # of the sum.
     units: dict[int, list[dict]] = {}
     for k, (i, _) in enumerate(parts.units):
-        units[i] = units.pop(i, []) + code[k]  # at the end: it needs what its last use needs
+        units[i] = units.pop(i, []) + code[k]  # moves to the end, because the unit needs the inputs of its last use
     program["backward_p2"] = [{"name": short(names, index_of[i]), "code": of_all} for i, of_all in units.items()]
     evaluate = evaluation(program, emitter)
     if evaluate is not None:
@@ -238,9 +240,10 @@ def short(names: list[str], index: int) -> str:
 
 
 def evaluation(program: dict, emitter: Emitter) -> list[dict] | None:
-    """The forward program without dropout, with BatchNorm's running statistics, and with the buffers as they are; None if that changes nothing."""
+    """Returns the forward program without dropout, with BatchNorm's running statistics, and with unchanged buffers. Returns None
+    if that changes nothing."""
     buffer = {i["index"]: i["slot"] for i in program["inputs"] if i["from"] == "buffer"}
-    same = {b["slot"]: buffer[b["index"]] for b in program["new_buffers"]}  # in evaluation, buffers stay
+    same = {b["slot"]: buffer[b["index"]] for b in program["new_buffers"]}  # buffers stay in evaluation
     outputs = {o["slot"] for o in program["outputs"]}
     changed = not same.keys().isdisjoint(outputs.union(*map(reads, program["forward"])))
     code = []

@@ -1,4 +1,4 @@
-"""The one exception of this package, and where in the user's code it comes from."""
+"""Defines the one exception of this package, and finds the place in the user's code that caused it."""
 from __future__ import annotations
 
 import contextlib
@@ -14,27 +14,27 @@ from torch.fx.proxy import TracerBase
 
 from twobp._native import Error
 
-ENTRY = os.path.join(os.path.dirname(__file__), "export.py")  # which calls the module
+ENTRY = os.path.join(os.path.dirname(__file__), "export.py")  # this file calls the module
 OWN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 LIBRARIES = (os.path.join(os.path.dirname(torch.__file__), ""), os.path.join(sysconfig.get_path("stdlib"), ""))
-FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)(?:\n\s*(.*))?')  # without the code if its file has changed since
+FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)(?:\n\s*(.*))?')  # there is no code if its file has changed since
 
 
 class CaptureError(Error):
-    """A module, batch or bundle that twobp cannot take. The message says what is wrong, where, and what to do."""
+    """twobp cannot take a module, batch or bundle. The message says what is wrong, where, and what to do."""
 
 
 def is_a_file(frame: traceback.FrameSummary) -> bool:
-    """Not the code that torch generates; a cell of a notebook counts."""
+    """Returns whether the frame is not code that torch generates. A cell of a notebook counts."""
     return os.path.exists(frame.filename) or not frame.filename.startswith("<") and bool(frame.line)
 
 
 def innermost(frames: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
-    """The innermost frame that this package called into, outside torch and Python's own library: the module's, or its loss function's."""
+    """Returns the innermost frame that this package called, outside torch and Python's own library. It belongs to the module or its loss function."""
     found = None
     for frame in frames:
         if frame.filename == ENTRY:
-            found = None  # what lies before is the script that trains
+            found = None  # the frames before belong to the training script
         elif frame.filename.startswith(OWN):
             continue
         elif is_a_file(frame) and ("site-packages" in frame.filename.removeprefix(LIBRARIES[1]) or not frame.filename.startswith(LIBRARIES[1])) \
@@ -44,12 +44,12 @@ def innermost(frames: Iterable[traceback.FrameSummary]) -> traceback.FrameSummar
 
 
 def user_line(error: BaseException) -> str:
-    """The line of user code that led to `error`, as ' (file:line, in function: code)'; '' if there is none."""
+    """Returns the line of user code that led to `error`, as ' (file:line, in function: code)', or '' if there is none."""
     return _text(innermost(traceback.extract_tb(error.__traceback__)))
 
 
 def current_line() -> str:
-    """The same of the code that runs now."""
+    """Returns the same for the code that runs now."""
     return _text(innermost(traceback.extract_stack()))
 
 
@@ -59,7 +59,7 @@ def _text(frame: traceback.FrameSummary | None) -> str:
 
 @contextlib.contextmanager
 def recording_lines():
-    """Within it, nodes of an exported graph get the line of user code that called them. Export itself keeps lines of forward() alone."""
+    """Within this context, nodes of an exported graph get the line of user code that called them. Export itself keeps only lines of forward()."""
     before = TracerBase._filter_traceback_frames
 
     def only_innermost(tracer, frames):
@@ -74,13 +74,13 @@ def recording_lines():
 
 
 def path_of(node: fx.Node) -> str:
-    """The name of the part of the module that calls the node; '' for the module itself, or if it is not known."""
+    """Returns the name of the part of the module that calls the node, or '' for the module itself or an unknown part."""
     stack = node.meta.get("nn_module_stack")
     return list(stack.values())[-1][0].removeprefix("module").lstrip(".") if stack else ""
 
 
 def where(node: fx.Node) -> str:
-    """Where the node comes from, as " (part 'blocks.0', file:line, in function: code)"; '' if nothing is known."""
+    """Returns where the node comes from, as " (part 'blocks.0', file:line, in function: code)", or '' if nothing is known."""
     found = FRAME.findall(node.stack_trace or "")
     line = ["{}:{}, in {}: {}".format(*found[-1])] if found else []
     return f" ({', '.join([f'part {path_of(node)!r}'] * bool(path_of(node)) + line)})" if line or path_of(node) else ""

@@ -1,4 +1,4 @@
-"""A module and one micro-batch become one functional graph of ATen calls: the forward pass, from the fields of the batch to the loss."""
+"""Turns a module and one micro-batch into one functional graph of ATen calls. It is the forward pass from the fields of the batch to the loss."""
 from __future__ import annotations
 
 import contextlib
@@ -30,7 +30,7 @@ SAME_VALUE = {aten.alias.default, aten.lift_fresh_copy.default}
 
 
 class Input(NamedTuple):
-    """What a placeholder stands for: source is field, parameter, buffer, constant, value or loss_weight."""
+    """The meaning of a placeholder. `source` is field, parameter, buffer, constant, value or loss_weight."""
     source: str
     name: str
 
@@ -50,7 +50,7 @@ class Forward:
 
 
 class WithLoss(nn.Module):
-    """forward(batch) -> the loss, a scalar: the module's own, or loss_fn(output, batch)."""
+    """forward(batch) returns the loss, a scalar. It is the module's own loss, or loss_fn(output, batch)."""
 
     def __init__(self, module: nn.Module, loss_fn: Callable | None):
         super().__init__()
@@ -65,7 +65,7 @@ class WithLoss(nn.Module):
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """The loss in a module's output: the output itself, its `loss`, or the first of a tuple, as Hugging Face models return it."""
+    """Returns the loss in a module's output: the output itself, its `loss`, or the first of a tuple, as Hugging Face models return it."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None) if not isinstance(output, (tuple, torch.Tensor)) else output
     if isinstance(loss, tuple):
         loss = loss[0] if loss else None
@@ -77,7 +77,7 @@ def loss_of(output: Any) -> torch.Tensor:
 
 
 def as_fields(module: nn.Module, example: Any) -> dict[str, torch.Tensor]:
-    """The micro-batch as a dict."""
+    """Returns the micro-batch as a dict."""
     example = named(module, example, CaptureError)
     if not isinstance(example, Mapping) or not example:
         raise CaptureError(f"a batch is a dict of tensors (or a tuple of them), not {type(example).__name__}")
@@ -90,9 +90,9 @@ def as_fields(module: nn.Module, example: Any) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def causal_attention_without_mask(fields: Mapping[str, torch.Tensor]):
-    """Hugging Face models write a dense causal mask when they are exported, for the sake of other shapes. A captured program has one shape, and
-    `is_causal` says the same in less time. A batch with padding or positions of its own keeps its masks."""
-    masking = sys.modules.get("transformers.masking_utils")  # its models import it; for others, it is not worth seconds
+    """When Hugging Face models are exported, they write a dense causal mask, for the sake of other shapes. A captured program has
+    one shape, and `is_causal` gives the same in less time. A batch with padding or with its own positions keeps its masks."""
+    masking = sys.modules.get("transformers.masking_utils")  # models of transformers import it; for others, the import would take seconds
     if masking is None:
         yield
         return
@@ -111,7 +111,7 @@ def causal_attention_without_mask(fields: Mapping[str, torch.Tensor]):
 
 @contextlib.contextmanager
 def quiet():
-    """What torch logs while it traces is in its exception too."""
+    """Silences torch's log during tracing, because its exception has the same text."""
     loggers = [logging.getLogger(f"torch.{name}") for name in ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")]
     before = [one.level for one in loggers]
     for one in loggers:
@@ -129,7 +129,7 @@ def check_torch() -> None:
 
 
 def check_parts(module: nn.Module) -> None:
-    """Refuses parts whose reason export would not tell."""
+    """Refuses parts for which export would not give the reason."""
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.batchnorm._NormBase) and part.momentum is None and part.track_running_stats and part.training:
             raise CaptureError(f"'{name.removeprefix('module.')}' is a {type(part).__name__} with momentum=None, which divides by the number of its batches. Give it a momentum")
@@ -142,7 +142,7 @@ def check_parts(module: nn.Module) -> None:
 
 
 def check_hooks(module: nn.Module) -> None:
-    """Hooks of the forward pass are exported with it; those of the backward pass would be lost."""
+    """Export includes hooks of the forward pass, but would lose those of the backward pass."""
     if nn.modules.module._global_backward_hooks or nn.modules.module._global_backward_pre_hooks:
         raise CaptureError("there is a backward hook for all modules, which would not run. Remove it")
     for name, part in module.named_modules():
@@ -157,10 +157,10 @@ def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
     """Exports `whole` in training mode. Raises CaptureError with export's reason and the line of user code."""
     try:
         with causal_attention_without_mask(fields), recording_lines(), quiet(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch's own
+            warnings.simplefilter("ignore", FutureWarning)  # torch's own warnings
             with InParts():
                 program = torch.export.export(whole, (fields,), strict=False)
-            inline_grad_mode(program.graph_module)  # what follows forgets where gradients stop
+            inline_grad_mode(program.graph_module)  # later steps lose the places where gradients stop
             program.graph_module.recompile()
             program = program.run_decompositions({})
     except CaptureError:
@@ -202,7 +202,7 @@ def refusal(error: Exception) -> CaptureError:
 
 
 def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
-    """Says what each placeholder and output of the exported graph is."""
+    """Finds the meaning of each placeholder and output of the exported graph."""
     signature, graph = program.graph_signature, program.graph_module.graph
     parameters = dict(whole.named_parameters(remove_duplicate=False))
     buffers = dict(whole.named_buffers(remove_duplicate=False))
@@ -263,7 +263,7 @@ def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor]) -> F
 
 
 def clean(graph_module: fx.GraphModule) -> None:
-    """Takes out what only checks or copies, and writes dropout as our operator and activations and norms as one operator each."""
+    """Removes calls that only check or copy. Writes dropout as our operator, and activations and norms as one operator each."""
     graph = graph_module.graph
     for node in list(graph.nodes):
         if node.op != "call_function":
@@ -284,7 +284,7 @@ def clean(graph_module: fx.GraphModule) -> None:
         elif str(node.target) == "transformers.grouped_mm_fallback.default":
             node.target = grouped_mm
         elif node.target is aten.view.default:
-            node.target = aten.reshape.default  # with autograd, kernels may lay a tensor out in another way than export saw
+            node.target = aten.reshape.default  # with autograd, kernels may lay out a tensor in another way than export saw
         elif node.target is aten.copy.default:
             write_as_expand(graph, node)
         elif node.target is aten.native_dropout.default:
@@ -301,12 +301,12 @@ def clean(graph_module: fx.GraphModule) -> None:
 
 
 def is_same(node: fx.Node, x: Any, factor: Any) -> bool:
-    """Whether the product or quotient is x itself."""
+    """Returns whether the product or quotient is x itself."""
     return not isinstance(factor, fx.Node) and factor == 1 and isinstance(x, fx.Node) and x.meta["val"].dtype == node.meta["val"].dtype
 
 
 def write_as_expand(graph: fx.Graph, node: fx.Node) -> None:
-    """x[...] = y is exported as copy(x, y), which has no derivative; its value is y in x's dtype and shape."""
+    """x[...] = y is exported as copy(x, y), which has no derivative. Its value is y in x's dtype and shape."""
     into, source = node.args[:2]
     with graph.inserting_before(node):
         if into.meta["val"].dtype != source.meta["val"].dtype:
@@ -334,7 +334,7 @@ def write_as_dropout(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def inline_grad_mode(graph_module: fx.GraphModule) -> None:
-    """`with torch.no_grad():` is exported as a call of a graph of its own. Its nodes move in, and its results are detached."""
+    """Export turns `with torch.no_grad():` into a call of another graph. This inlines its nodes and detaches its results."""
     graph = graph_module.graph
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled:

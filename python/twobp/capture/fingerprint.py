@@ -1,4 +1,4 @@
-"""What the course of a module's forward pass depends on, as one hash: code, attributes, configuration, versions. The key of the cache."""
+"""Computes one hash of everything on which a module's forward pass depends: code, attributes, configuration, versions. It is the key of the cache."""
 from __future__ import annotations
 
 import ctypes
@@ -19,39 +19,39 @@ import torch
 from torch import nn
 
 HERE = os.path.dirname(os.path.realpath(__file__))
-# Code below these folders is told by the version of its package, and not followed further.
+# For code below these folders, the version of its package stands for it.
 INSTALLED = tuple({os.path.join(os.path.realpath(path), "") for path in (
     *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), os.path.dirname(os.path.dirname(torch.__file__)),
     os.path.dirname(HERE))})
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range, slice, torch.dtype, torch.device, torch.Size, torch.layout,
          torch.memory_format, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-# Attributes of modules and classes that do not change the forward pass, or are looked at elsewhere.
+# These attributes of modules and classes do not change the forward pass, or are checked elsewhere.
 UNUSED_OF_MODULES = {"_parameters", "_buffers", "_modules", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks",
                      "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
-                     "generation_config"}  # of transformers, for generate() alone; it holds a hash of the process
+                     "generation_config"}  # of transformers, only for generate(); it holds a hash of the process
 UNUSED_OF_CLASSES = {"__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__",
                      "__abstractmethods__", "_abc_impl", "__firstlineno__", "__static_attributes__", "__dataclass_fields__", "__parameters__",
                      "__orig_bases__", "__match_args__"}
 
 
 class Unknown(Exception):
-    """A value that may change the forward pass in a way that cannot be told."""
+    """A value may change the forward pass, and the hash cannot cover it."""
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
-    """The values of a contiguous tensor."""
+    """Returns the values of a contiguous tensor."""
     return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size()) if tensor.numel() else b""
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
-    """Of dtype, sizes and values."""
+    """Returns a digest of dtype, sizes and values."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return hashlib.sha256(f"{flat.dtype} {tuple(flat.shape)} ".encode() + bytes_of(flat)).hexdigest()
 
 
 @functools.lru_cache(None)
 def capture_digest() -> str:
-    """Of the code of this package."""
+    """Returns a digest of the code of this package."""
     digest = hashlib.sha256()
     for path in sorted(pathlib.Path(HERE).glob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())
@@ -70,12 +70,12 @@ def is_installed_module(name: str) -> bool:
 
 
 def codes_of(code: types.CodeType) -> list[types.CodeType]:
-    """A code and those of the functions that are written inside it."""
+    """Returns a code and those of the functions that are written inside it."""
     return [code, *(inner for one in code.co_consts if isinstance(one, types.CodeType) for inner in codes_of(one))]
 
 
 class Fingerprint:
-    """A hash of everything that was added. Follows references; what was met before is told by its number, so that ties count."""
+    """A hash of everything that was added. It follows references. A value that was added before is replaced by its number, so that ties count."""
 
     def __init__(self):
         self._hash = hashlib.sha256()
@@ -93,7 +93,7 @@ class Fingerprint:
             self._hash.update(f"{len(text)}:".encode() + text)
 
     def add(self, value) -> None:
-        """Raises Unknown."""
+        """Adds a value. Raises Unknown."""
         if isinstance(value, enum.Enum):
             self.word("enum", type(value).__qualname__, value.name)
         elif isinstance(value, PLAIN):
@@ -159,7 +159,7 @@ class Fingerprint:
             self.add(one)
 
     def _set(self, values) -> None:
-        """In an order that does not depend on the process."""
+        """Uses an order that does not depend on the process."""
         self.word("set", len(values))
         self._each(sorted(values, key=lambda one: (type(one).__name__, str(one))))
 
@@ -193,7 +193,7 @@ class Fingerprint:
                 self._global(function.__globals__[name], names)
 
     def _global(self, value, names: list[str]) -> None:
-        """A global that a function reads. Of a module, what the function may take from it by name."""
+        """Adds a global that a function reads. Of a module, adds only the names that the function may take from it."""
         if not isinstance(value, types.ModuleType):
             self.add(value)
             return
@@ -231,7 +231,8 @@ class Fingerprint:
     def _module(self, module: nn.Module) -> None:
         self.word("nn.Module")
         self.add(type(module))
-        # Parameters' values are an input of the programs. Buffers' values are compared with the entry's, unless the forward pass changes them.
+        # Programs take the values of parameters as inputs. The values of buffers are compared with the
+        # entry's, unless the forward pass changes them.
         for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
             for name, tensor in table.items():
                 self.word(kind, name)
@@ -243,7 +244,7 @@ class Fingerprint:
         for name in sorted(module.__dict__.keys() - UNUSED_OF_MODULES):
             value = module.__dict__[name]
             self.word("attribute", name)
-            if name.endswith("_hooks") or name.startswith("_forward_"):  # by number of the hook, which is of the process
+            if name.endswith("_hooks") or name.startswith("_forward_"):  # the keys are hook numbers, which depend on the process
                 self._each(value.values() if isinstance(value, dict) else (value,))
             else:
                 self.add(value)
@@ -256,7 +257,7 @@ class Fingerprint:
             how = value.__reduce_ex__(2)
         except Exception as error:
             raise Unknown(f"a {type(value).__module__}.{type(value).__qualname__} cannot be told from another ({error})") from error
-        if isinstance(how, str):  # told by its name
+        if isinstance(how, str):  # the name identifies it
             self.word("name", how, type(value).__module__, type(value).__qualname__)
             if hasattr(value, "__wrapped__"):
                 self.add(value.__wrapped__)
@@ -272,7 +273,7 @@ class Fingerprint:
             self._each(some or ())
 
     def _package(self, module: str) -> None:
-        """The version of the package that a module belongs to, and the module's own text."""
+        """Adds the version of the package to which a module belongs, and the module's own text."""
         top = module.split(".")[0]
         if top in ("builtins", "torch", "twobp") or module in self._packages:
             return
@@ -283,13 +284,13 @@ class Fingerprint:
             self.word(hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest())
 
     def _patched(self) -> None:
-        """What a user has put in the place of functions of the packages that were met, or has added to their tables."""
+        """Adds what a user has put in place of functions of the packages, or has added to their tables."""
         tops = {name.split(".")[0] for name in self._packages} - set(sys.stdlib_module_names)
         modules = [name for name in sys.modules if name.split(".")[0] in tops]
         for name in sorted([*modules, "torch", "torch.nn.functional"]):
             for key, value in sorted(vars(sys.modules[name]).items()) if sys.modules[name] is not None else ():
                 tables = [value]
-                if hasattr(type(value), "_global_mapping"):  # of the attention functions of transformers
+                if hasattr(type(value), "_global_mapping"):  # the attention functions of transformers
                     tables = [vars(value).get("_local_mapping"), type(value)._global_mapping]
                 for place, one in [(key, value), *((f"{key}[{inner}]", one) for table in tables if type(table) is dict
                                                    for inner, one in list(table.items()))]:
@@ -299,7 +300,7 @@ class Fingerprint:
 
 
 def of(whole: nn.Module, fields: dict[str, torch.Tensor], loss_reduction: str | None, check: bool) -> str:
-    """The key of a capture. Raises Unknown if it depends on something that cannot be told."""
+    """Returns the key of a capture. Raises Unknown if the capture depends on something that the hash cannot cover."""
     print_ = Fingerprint()
     print_.word(sys.version, platform.machine(), torch.__version__, torch.backends.cpu.get_cpu_capability(), capture_digest(), loss_reduction, check)
     print_.word(torch.get_default_dtype(), torch.get_default_device(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),

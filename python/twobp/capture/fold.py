@@ -1,4 +1,5 @@
-"""What depends on no field, parameter or changed buffer (rotary tables, positions, masks) is computed once, at capture, and becomes a constant."""
+"""Values that depend on no field, parameter or changed buffer (rotary tables, positions, masks) are computed once, at capture,
+and become constants."""
 from __future__ import annotations
 
 import torch
@@ -8,8 +9,8 @@ from . import ops
 from .export import Forward, Input
 from .ops import aten
 
-MOST_BYTES = 1 << 24  # a larger result is computed in every micro-batch, so that a bundle stays small
-LARGER = {aten.expand.default, aten.repeat.default}  # what these read is kept instead of what they make
+MOST_BYTES = 1 << 24  # larger results are computed in every micro-batch, so that a bundle stays small
+LARGER = {aten.expand.default, aten.repeat.default}  # the inputs of these are kept instead of their results
 
 
 def fold(forward: Forward) -> None:

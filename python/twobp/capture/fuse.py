@@ -1,5 +1,6 @@
-"""Activations and norms that a module spells out, such as 0.5 * x * (1 + tanh(...)), become one operator. What autograd of the parts
-would keep and walk through ten times is then one pass. A part of the graph is recognised by its values, whatever way it is written."""
+"""Activations and norms that a module spells out, such as 0.5 * x * (1 + tanh(...)), become one operator. Autograd would keep the
+results of all their parts and pass over memory ten times. One operator needs one pass. A part of the graph is recognised by its
+values, however it is written."""
 from __future__ import annotations
 
 import operator
@@ -15,18 +16,18 @@ ELEMENTWISE = {aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scala
                aten.div.Scalar, aten.neg.default, aten.pow.Tensor_Scalar, aten.square.default, aten.reciprocal.default, aten.tanh.default,
                aten.sigmoid.default, aten.erf.default, aten.exp.default}
 WITHIN_ROWS = ELEMENTWISE | {aten.mean.dim, aten.var.correction, aten.var.dim, aten.rsqrt.default, aten.sqrt.default}
-LAST = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor}  # the operators that end the functions below
+LAST = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor}  # operators that end the functions below
 ACTIVATIONS: list[tuple[Callable, object, dict]] = [
     (lambda x: functional.gelu(x, approximate="tanh"), aten.gelu.default, {"approximate": "tanh"}),
     (functional.gelu, aten.gelu.default, {}),
     (functional.silu, aten.silu.default, {}),
 ]
-MOST_PARTS = 16  # operators of an activation; a longer one is not looked for
+MOST_PARTS = 16  # operators of an activation; longer ones are not searched
 POINTS = torch.linspace(-8, 8, 257, dtype=torch.float64)
 
 
 def fuse(graph: fx.Graph) -> None:
-    """Replaces activations and norms in place. Numbers change by rounding alone: by 1e-7 where the module computes in float32 or less
+    """Replaces activations and norms in place. Numbers change only by rounding: by 1e-7 if the module computes in float32 or less
     (constants are often written with 8 digits), and by 1e-12 in float64."""
     fuse_activations(graph)
     fuse_norms(graph)
@@ -46,7 +47,7 @@ def fuse_activations(graph: fx.Graph) -> None:
 
 
 def activation(last: fx.Node) -> tuple[fx.Node, object, dict] | None:
-    """(x, operator, options) if `last` is an activation of one tensor x."""
+    """Returns (x, operator, options) if `last` is an activation of one tensor x."""
     value = last.meta.get("val")
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return None
@@ -82,7 +83,8 @@ def fuse_norms(graph: fx.Graph) -> None:
 
 
 def norm(last: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None, bool, float] | None:
-    """(x, gain, bias, centred, eps) if `last` is a norm of x: x / sqrt(mean(x^2) + eps) * gain or, centred, the same of x - mean(x), plus a bias."""
+    """Returns (x, gain, bias, centred, eps) if `last` is a norm of x: x / sqrt(mean(x^2) + eps) * gain or, if centred, the same
+    of x - mean(x), plus a bias."""
     value = last.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float64) or value.dim() < 2:
         return None
@@ -98,7 +100,7 @@ def norm(last: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None, bool, float] 
 
 
 def with_weights(node: fx.Node, target: object, value: torch.Tensor) -> list[tuple]:
-    """The arguments of a sum or product as (weights of a row, rows like `value`)."""
+    """Returns the arguments of a sum or product as (weights of a row, rows like `value`)."""
     if node.target is not target or not all(isinstance(one, fx.Node) for one in node.args) or node.kwargs:
         return []
     return [(weights, other) for weights, other in (node.args, node.args[::-1])
@@ -106,10 +108,10 @@ def with_weights(node: fx.Node, target: object, value: torch.Tensor) -> list[tup
 
 
 def kind_of(normal: fx.Node, x: fx.Node) -> tuple[bool, float] | None:
-    """(centred, eps) if `normal` is (x - c) / sqrt(mean((x - c)^2) + eps), where c is mean(x) if centred, and else 0."""
+    """Returns (centred, eps) if `normal` is (x - c) / sqrt(mean((x - c)^2) + eps). c is mean(x) if centred, and 0 otherwise."""
     value = x.meta["val"]
     points = 1 + torch.randn([2] * (value.dim() - 1) + [value.shape[-1]], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    points[..., 0, :] *= 1e-3  # where eps shows
+    points[..., 0, :] *= 1e-3  # at these points eps matters
     constants: list[float] = []
     values = evaluate(normal, x, points, WITHIN_ROWS, constants)
     if values is None:
@@ -123,7 +125,7 @@ def kind_of(normal: fx.Node, x: fx.Node) -> tuple[bool, float] | None:
 
 
 def arguments_of(last: fx.Node, within: set = ELEMENTWISE) -> list[fx.Node]:
-    """The nodes that `last` may be a function of by operators of `within`, the farthest first."""
+    """Returns the nodes of which `last` may be a function by operators of `within`, the farthest first."""
     found, waiting = [last], [last]
     while waiting and len(found) <= 2 * MOST_PARTS:
         node = waiting.pop(0)
@@ -142,8 +144,8 @@ def is_like(node: fx.Node, value: torch.Tensor) -> bool:
 
 
 def evaluate(last: fx.Node, x: fx.Node, points: torch.Tensor, within: set, constants: list[float] | None = None) -> torch.Tensor | None:
-    """The function of x that `last` is, at `points`. None: it depends on something else, has other operators, or is too long. Its
-    constants are added to `constants`."""
+    """Evaluates `last` as a function of x at `points`. Returns None if it depends on something else, has other operators, or is
+    too long. Its constants are added to `constants`."""
     values = {x: points}
 
     def of(node: fx.Node) -> torch.Tensor | None:

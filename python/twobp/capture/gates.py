@@ -1,4 +1,4 @@
-"""activation(g) * u, where g and u are the halves of one tensor, becomes one operator: SwiGLU and GeGLU."""
+"""activation(g) * u becomes one operator (SwiGLU and GeGLU) if g and u are the halves of one tensor."""
 from __future__ import annotations
 
 import operator
@@ -23,7 +23,7 @@ def fuse_gates(graph: fx.Graph) -> None:
 
 
 def gate(product: fx.Node) -> tuple[fx.Node, str] | None:
-    """(x, activation) if `product` is activation(first half of x) * second half."""
+    """Returns (x, activation) if `product` is activation(first half of x) * second half."""
     for act, up in (product.args, product.args[::-1]):
         if not isinstance(act, fx.Node) or not isinstance(up, fx.Node) or len(act.users) != 1:
             continue
@@ -45,7 +45,7 @@ def activation_of(node: fx.Node) -> str | None:
 
 
 def half_of(node: fx.Node) -> tuple[fx.Node, int] | None:
-    """(x, which) if the node is a half of the last dimension of x."""
+    """Returns (x, which) if the node is a half of the last dimension of x."""
     if node.target is operator.getitem and node.args[0].target in SPLITS:
         x, which = node.args[0].args[0], node.args[1]
     elif node.target is aten.slice.Tensor and node.args[1] in (-1, node.args[0].meta["val"].dim() - 1):

@@ -1,4 +1,4 @@
-"""Runs programs with torch, as the C++ side runs them: for the dry run against autograd at capture, and for tests."""
+"""Runs programs with torch as the C++ side runs them. The dry run against autograd at capture uses this, and so do tests."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def resolve(name: str):
 
 
 class Random:
-    """Generators by (layer, call), and what they drew, in order."""
+    """Has generators by (layer, call), and the numbers that they drew, in order."""
 
     def __init__(self, seed: int):
         self.seed = seed
@@ -46,7 +46,7 @@ def value_of(argument: Any, slots: dict[int, torch.Tensor], generator: Callable[
 
 def run(code: list[dict], slots: dict[int, torch.Tensor], gradients: dict[int, torch.Tensor] | None = None, shapes=None,
         random: Random | None = None, layer: int = 0) -> None:
-    """Runs instructions on `slots`, in place. `gradients` collects what add_to adds, by the parameter's index."""
+    """Runs instructions on `slots`, in place. `gradients` collects the additions of add_to, by the parameter's index."""
     random = random or Random(0)
     for instruction in code:
         arguments = [value_of(a, slots, lambda call: random.generator(layer, call)) for a in instruction["args"]]
@@ -82,7 +82,7 @@ def as_list(name: str | list[str]) -> list[str]:
 
 
 class Chain:
-    """All layers of one shape. `tensors` has parameters and buffers by name, `constants` by name."""
+    """All layers of one shape. `tensors` has parameters and buffers by name, `constants` has constants by name."""
 
     def __init__(self, graph: dict, shape: int, tensors: dict[str, torch.Tensor], constants: dict[str, torch.Tensor]):
         self.graph, self.shape = graph, graph["shapes"][shape]
@@ -100,7 +100,7 @@ class Chain:
         return int(slots[targets["slot"]])
 
     def forward(self, fields: dict[str, torch.Tensor], loss_weight: float, random: Random, evaluate: bool = False):
-        """The loss, each layer's slots, and the new buffers."""
+        """Returns the loss, each layer's slots, and the new buffers."""
         values: list[torch.Tensor] = []
         slots_of, buffers = [], {}
         for number, layer in enumerate(self.graph["layers"]):
@@ -120,7 +120,7 @@ class Chain:
         return values[0], slots_of, buffers
 
     def backward(self, slots_of: list[dict], random: Random) -> dict[str, torch.Tensor]:
-        """The gradients of all parameters by name. I of all layers runs first, then W."""
+        """Returns the gradients of all parameters by name. I of all layers runs first, then W."""
         arriving = None
         gradients: dict[str, torch.Tensor] = {}
         for number in reversed(range(len(slots_of))):

@@ -1,4 +1,4 @@
-"""Forward and backward of a layer as one graph: (inputs, gradients of outputs) -> (outputs, gradients of inputs), traced through autograd."""
+"""Traces forward and backward of a layer through autograd as one graph: (inputs, gradients of outputs) -> (outputs, gradients of inputs)."""
 from __future__ import annotations
 
 import contextlib
@@ -21,7 +21,7 @@ SAME_VALUE = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.defa
 
 @dataclasses.dataclass
 class Joint:
-    """`arriving`: which outputs have a gradient, in order of the placeholders behind the inputs; `wanted`: which inputs need one."""
+    """`arriving` lists the outputs with a gradient, in order of the placeholders after the inputs. `wanted` lists the inputs that need a gradient."""
     graph_module: fx.GraphModule
     arriving: list[int]
     wanted: list[int]
@@ -43,14 +43,14 @@ def without_one_dnn():
 
 
 def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
-    """`trained[i]`: whether input i needs a gradient."""
+    """Traces a layer. `trained[i]` says whether input i needs a gradient."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         fake = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) for x in layer.examples]
 
     def outputs_of(inputs):
         leaves = [x.detach().requires_grad_() if t else x.detach() for x, t in zip(inputs, trained)]
-        return leaves, fx.Interpreter(layer.graph_module).run(*leaves)  # nodes get the lines of what they come from
+        return leaves, fx.Interpreter(layer.graph_module).run(*leaves)  # nodes get the lines of their sources
 
     with mode, torch.enable_grad(), without_one_dnn():
         _, outputs = outputs_of(fake)
@@ -65,9 +65,9 @@ def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
             grads = torch.autograd.grad([outputs[i] for i in arriving], [leaves[i] for i in wanted], gradients, allow_unused=True) if arriving else []
         return [o.detach() for o in outputs], list(grads)
 
-    with preserve_node_meta(), torch.autograd.set_detect_anomaly(True, check_nan=False):  # derivatives know what they are derivatives of
+    with preserve_node_meta(), torch.autograd.set_detect_anomaly(True, check_nan=False):  # derivatives know their forward nodes
         graph_module = make_fx(joint, tracing_mode="fake", _allow_non_fake_inputs=True)(fake, gradients)
-        if any(map(is_mutable, graph_module.graph.nodes)):  # autograd's formulas write into what they just made
+        if any(map(is_mutable, graph_module.graph.nodes)):  # autograd's formulas write into tensors that they just made
             def replay(*arguments):
                 return fx.Interpreter(graph_module).run(*arguments, enable_io_processing=False)
 

@@ -1,5 +1,6 @@
-"""softmax(scale q k^T + mask) v that a module spells out becomes scaled_dot_product_attention, which keeps no scores for the backward pass. The mask, of padding,
-windows or documents, is added to the scores or filled into them, before or after they are scaled. attend.py then looks for the forms that have no mask left."""
+"""softmax(scale q k^T + mask) v that a module spells out becomes scaled_dot_product_attention, which keeps no scores for the
+backward pass. The mask is for padding, windows or documents. It is added to the scores or filled into them, before or after
+scaling. attend.py then looks for attention without a mask."""
 from __future__ import annotations
 
 import math
@@ -14,11 +15,11 @@ SOFTMAX = {aten.softmax.int, aten._softmax.default}
 CASTS = {aten.to.dtype, aten._to_copy.default, aten.contiguous.default, aten.clone.default}
 SCALES = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar}
 FILLS = {aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.where.self, aten.where.ScalarOther}
-LEAST = -1e9  # a score of this or less counts nothing beside others, and scores beside it are lost in rounding
+LEAST = -1e9  # a score of this or less has no weight beside others, and adding it loses other scores to rounding
 
 
 def fuse_masked_attention(graph: fx.Graph) -> None:
-    """Works in place. Numbers change by rounding alone."""
+    """Works in place. Numbers change only by rounding."""
     trained = depends_on_parameters(graph)
     for softmax in [node for node in graph.nodes if node.op == "call_function" and node.target in SOFTMAX]:
         found = attention_of(softmax, trained)
@@ -45,7 +46,7 @@ def depends_on_parameters(graph: fx.Graph) -> set[fx.Node]:
 
 
 def attention_of(softmax: fx.Node, trained: set[fx.Node]) -> tuple[fx.Node, fx.Node, list[fx.Node], float] | None:
-    """(softmax @ v, q @ k^T, the nodes from that to the softmax, scale), if nothing else happens between."""
+    """Returns (softmax @ v, q @ k^T, the nodes from that to the softmax, scale), if nothing else happens between."""
     value = softmax.meta["val"]
     if value.dim() != 4 or value.dtype not in (torch.float32, torch.float64) or softmax.args[1] not in (-1, 3):
         return None
@@ -73,7 +74,7 @@ def attention_of(softmax: fx.Node, trained: set[fx.Node]) -> tuple[fx.Node, fx.N
 
 
 def before_mask(node: fx.Node, trained: set[fx.Node]) -> tuple[fx.Node, float] | None:
-    """The scores that `node` scales, masks or copies, and its factor."""
+    """Returns the scores that `node` scales, masks or copies, and its factor."""
     first = node.args[0]
     if node.target in CASTS:
         return first, 1.0
@@ -92,7 +93,7 @@ def before_mask(node: fx.Node, trained: set[fx.Node]) -> tuple[fx.Node, float] |
 
 
 def fill_of(node: fx.Node) -> float | None:
-    """The number that masked scores become."""
+    """Returns the number that masked scores become."""
     fill = node.args[2]
     while isinstance(fill, fx.Node):
         if fill.target in (aten.full.default, aten.scalar_tensor.default, aten.full_like.default):
@@ -105,7 +106,7 @@ def fill_of(node: fx.Node) -> float | None:
 
 
 def mask_of(graph: fx.Graph, product: fx.Node, path: list[fx.Node]) -> fx.Node | None:
-    """What the path does to a score of 0, of a shape that the masks spread over: it is added to scaled scores."""
+    """Returns the value that the path gives to a score of 0, in the shape of the masks. It can be added to scaled scores."""
     if all(node.target in CASTS | SCALES for node in path):
         return None
     value = product.meta["val"]

@@ -1,4 +1,4 @@
-"""What capture must know about single operators."""
+"""Describes single operators for capture."""
 from __future__ import annotations
 
 import operator
@@ -10,9 +10,9 @@ from .own_operators import aten, dropout, grouped_mm_weight
 
 
 def attention_with_dropout(q, k, v, mask=None, p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """scaled_dot_product_attention with dropout, in the steps in which the CPU computes it, so that the mask is one of ours.
+    """Computes scaled_dot_product_attention with dropout in the steps of the CPU, so that the mask is one of ours.
 
-    q (..., heads, queries, dim), k and v (..., heads, keys, dim); mask is bool (True: attend) or is added to the scores."""
+    q is (..., heads, queries, dim), k and v are (..., heads, keys, dim). mask is bool (True: attend) or is added to the scores."""
     if enable_gqa:
         k = k.repeat_interleave(q.size(-3) // k.size(-3), -3)
         v = v.repeat_interleave(q.size(-3) // v.size(-3), -3)
@@ -24,10 +24,11 @@ def attention_with_dropout(q, k, v, mask=None, p=0.0, is_causal=False, scale=Non
     return torch.matmul(dropout(torch.softmax(scores, -1), p)[0], v)
 
 
-# Operators of a forward graph whose weight gradient is a product; they tell a layer from the small change between layers.
+# The weight gradient of these operators of a forward graph is a product. They distinguish a layer from small
+# changes between layers.
 FORWARD_HEAVY = {"linear", "addmm", "mm", "bmm", "baddbmm", "matmul", "einsum", "bilinear", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d",
                  "conv_transpose2d", "conv_transpose3d", "scaled_dot_product_attention", "attention_with_dropout", "lstm", "gru", "rnn_tanh", "rnn_relu", "_grouped_mm", "grouped_mm"}
-# Operators of a backward graph that are worth waiting for.
+# W may wait for these operators of a backward graph.
 BACKWARD_HEAVY = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution_backward.default,
                   aten.embedding_dense_backward.default, aten._grouped_mm.default, aten.index_put.default, grouped_mm_weight}
 VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.t.default, aten.transpose.int, aten.permute.default, aten.select.int, aten.slice.Tensor,
@@ -39,7 +40,7 @@ ZEROED = {aten.new_empty.default: aten.new_zeros.default, aten.empty_like.defaul
 
 
 def write_zeros(node: fx.Node) -> None:
-    """A program reads no memory that nobody has written."""
+    """Makes sure that a program reads no memory that was never written."""
     if node.target in (aten.new_empty_strided.default, aten.empty_strided.default):
         node.args = (*node.args[:-2], node.args[-2])  # without strides
     node.target = ZEROED[node.target]
@@ -47,13 +48,13 @@ def write_zeros(node: fx.Node) -> None:
 
 
 def short_name(node: fx.Node) -> str:
-    """'linear' for aten.linear.default."""
+    """Returns 'linear' for aten.linear.default."""
     target = node.target
     return target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether the operator draws random numbers here. Attention bears the tag too, but draws none without dropout."""
+    """Returns whether the operator draws random numbers here. Attention has the tag, too, but draws none without dropout."""
     target = node.target
     if target is attention_with_dropout:
         return True
@@ -63,7 +64,7 @@ def is_random(node: fx.Node) -> bool:
 
 
 def nodes_in(arguments) -> list[fx.Node]:
-    """The nodes among (nested) arguments, in order."""
+    """Returns the nodes among (nested) arguments, in order."""
     found: list[fx.Node] = []
     fx.node.map_arg(arguments, found.append)
     return found
@@ -74,7 +75,7 @@ def inputs_of(node: fx.Node) -> list[fx.Node]:
 
 
 def ancestors(nodes: list[fx.Node], stop=lambda node: False) -> set[fx.Node]:
-    """The calls that `nodes` are computed by, themselves included. Does not go past nodes for which `stop` holds."""
+    """Returns the calls from which `nodes` are computed, including `nodes`. Does not go past nodes for which `stop` holds."""
     found: set[fx.Node] = set()
     stack = list(nodes)
     while stack:

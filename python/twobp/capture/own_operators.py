@@ -1,5 +1,6 @@
-"""Operators of the runtime that captured programs call beside ATen's, with their derivatives: here, with torch, for tracing and for the dry run; in
-C++ in twobp/graph/own_operators.cpp, which says what each throws. docs/bundle.md lists them."""
+"""Defines the operators of the runtime that captured programs call besides ATen's, with their derivatives. These versions use
+torch, for tracing and for the dry run. The C++ versions are in twobp/graph/own_operators.cpp, which says what each throws.
+docs/bundle.md lists them."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ _library = torch.library.Library("twobp", "FRAGMENT")  # registrations last as l
 
 
 def _operator(schema: str, compute: Callable, shapes: Callable, keep: Callable | None = None, gradients: Callable | None = None, tags=()):
-    """Registers an operator. `shapes` gives results without numbers; `keep(ctx, inputs, output)` and `gradients(ctx, *dy)` are its derivative."""
+    """Registers an operator. `shapes` gives results without numbers. `keep(ctx, inputs, output)` and `gradients(ctx, *dy)` are its derivative."""
     name = schema.split("(")[0]
     _library.define(schema, tags=tags)
     torch.library.impl(_library, name, "CompositeExplicitAutograd")(compute)
@@ -34,7 +35,7 @@ def _dropout(x, p, random=None):
 
 
 def dropout_scale(p: float) -> float:
-    return 1 / (1 - p) if p < 1 else 0.0  # with p = 1 nothing is kept
+    return 1 / (1 - p) if p < 1 else 0.0  # with p = 1, no number is kept
 
 
 def _keep_mask(ctx, inputs, output):
@@ -105,13 +106,13 @@ _operator("glu_backward(Tensor dy, Tensor x, str activation) -> Tensor", _glu_ba
 # number i of each head of q and k with number i + n / 2 (RoFormer, arXiv 2104.09864); out (batch, positions, heads n), rotated like qkv,
 # log_sum_exp (batch, heads, positions).
 def turn(x, cos, sin):
-    """Rotary embedding of x (..., positions, n)."""
+    """Returns the rotary embedding of x (..., positions, n)."""
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 def _heads(x, heads, kv_heads):
-    """q (batch, heads, positions, n), and k, v with a copy for each of the heads that share them."""
+    """Returns q (batch, heads, positions, n), and k and v with a copy for each head that shares them."""
     x = x.unflatten(-1, (heads + 2 * kv_heads, -1)).transpose(1, 2)
     q, k, v = x.split([heads, kv_heads, kv_heads], 1)
     return q, *(one.repeat_interleave(heads // kv_heads, 1) for one in (k, v))
@@ -159,7 +160,7 @@ _operator("attention_backward(Tensor dout, Tensor rotated, Tensor out, Tensor lo
           "bool causal) -> Tensor", _attention_backward, lambda dout, rotated, *_: _empty(rotated))
 
 
-# rotary: rotary embedding of x (batch, heads, positions, n) alone; `back` turns by the opposite angle, as gradients do.
+# rotary: rotary embedding of x (batch, heads, positions, n). `back` turns by the opposite angle, as for gradients.
 def _keep_tables(ctx, inputs, output):
     ctx.save_for_backward(*inputs[1:3])
     ctx.back = inputs[3]
@@ -170,8 +171,8 @@ rotary = _operator("rotary(Tensor x, Tensor cos, Tensor sin, bool back) -> Tenso
                    lambda ctx, dy: (torch.ops.twobp.rotary(dy, *ctx.saved_tensors, not ctx.back), None, None, None))
 
 
-# cross_entropy: the sum of the losses of logits (n, classes) with labels (n), where a label `ignore` counts nothing, and its gradient, which takes the
-# memory of the logits.
+# cross_entropy: the sum of the losses of logits (n, classes) with labels (n). Rows with the label `ignore` do not count. The gradient takes the memory
+# of the logits.
 def _cross_entropy(logits, labels, ignore):
     logs = torch.log_softmax(logits, -1)
     counts = labels.ne(ignore)
@@ -190,7 +191,7 @@ cross_entropy = _operator("cross_entropy(Tensor logits, Tensor labels, int ignor
                           lambda ctx, dy, _: (ctx.saved_tensors[0] * dy, None, None))
 
 
-# grouped_mm: rows of group g of a (rows, n) @ b[g], b (groups, n, m). ends (groups): behind the last row of each group. Mixtures of experts use it.
+# grouped_mm: rows of group g of a (rows, n) @ b[g], b (groups, n, m). ends (groups) is the index after the last row of each group. Mixtures of experts use it.
 def _groups(ends):
     ends = ends.tolist()
     return [slice(begin, end) for begin, end in zip([0, *ends], ends)]

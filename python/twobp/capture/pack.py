@@ -1,4 +1,4 @@
-"""Projections of one input (q, k and v; gate and up) become one product, whose parameter is the rows of theirs, one below the other."""
+"""Projections of one input (q, k and v, or gate and up) become one product. Its parameter has the rows of theirs, one after the other."""
 from __future__ import annotations
 
 import dataclasses
@@ -14,13 +14,13 @@ from .own_operators import aten
 
 @dataclasses.dataclass
 class Packed:
-    """The layer, which inputs of it need a gradient, and for each of its parameters the indices among those of the layer before."""
+    """A layer, the inputs of it that need a gradient, and for each of its parameters the indices among those of the original layer."""
     layer: Layer
     trained: list[bool]
     groups: list[list[int]]
 
     def names(self, layer: Layer) -> list[str | list[str]]:
-        """The parameters of another layer of the same kind, as the bundle has them."""
+        """Returns the parameters of another layer of the same kind, as the bundle has them."""
         before = layer.names("parameter")
         return [before[group[0]] if len(group) == 1 else [before[i] for i in group] for group in self.groups]
 
@@ -37,10 +37,10 @@ def pack(layer: Layer, trained: list[bool]) -> Packed:
             if all(one in place and layer.inputs[place[one]].source == "parameter" and len(one.users) == 1 for one in ours if one is not None):
                 flags = tuple(trained[place[one]] for one in ours if one is not None)
                 together.setdefault((node.args[0], flags), []).append(node)
-    joined: dict[fx.Node, list[fx.Node]] = {}  # the first placeholder of each packed parameter: all of them
+    joined: dict[fx.Node, list[fx.Node]] = {}  # from the first placeholder of each packed parameter to all of its placeholders
     for (x, _), linears in together.items():
         if len(linears) > 1:
-            linears.sort(key=is_up)  # gate before up, as twobp::glu takes them
+            linears.sort(key=is_up)  # gate comes before up, as twobp::glu expects
             join(graph, x, linears, joined)
     positions = [i for i, one in enumerate(layer.inputs) if one.source == "parameter"]
     rank = {i: k for k, i in enumerate(positions)}
@@ -66,7 +66,7 @@ def pack(layer: Layer, trained: list[bool]) -> Packed:
 
 
 def label(names: list[str]) -> str:
-    """'attn.q_proj+k_proj.weight' for attn.q_proj.weight and attn.k_proj.weight."""
+    """Returns 'attn.q_proj+k_proj.weight' for attn.q_proj.weight and attn.k_proj.weight."""
     words = [name.split(".") for name in names]
     if len({len(one) for one in words}) > 1:
         return "+".join(names)
@@ -74,7 +74,7 @@ def label(names: list[str]) -> str:
 
 
 def is_up(linear: fx.Node) -> bool:
-    """Whether the product is only multiplied with the activation of another."""
+    """Returns whether the product is only multiplied with the activation of another."""
     return [user.target for user in linear.users] == [aten.mul.Tensor]
 
 

@@ -1,5 +1,5 @@
-"""Functions of torch that hide from export what programs need to see: that they drop numbers, or write into a buffer. While a module is exported, their parts
-are called in their place."""
+"""Some functions of torch hide from export that they drop numbers or write into a buffer. Programs need to see this. While a
+module is exported, the parts of these functions are called instead."""
 from __future__ import annotations
 
 import torch
@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 
 
 def drop(x: torch.Tensor, p: float, shape: torch.Size) -> torch.Tensor:
-    """x with a mask of `shape`, which drops whole channels."""
+    """Returns x with a mask of `shape`, which drops whole channels."""
     return x * functional.dropout(x.new_ones(shape), p, True)
 
 
@@ -25,7 +25,7 @@ def feature_dropout_in_place(x, p, train):
 
 
 def instance_norm(x, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5):
-    """BatchNorm of a batch of one sample with a channel for each channel of each sample."""
+    """Computes BatchNorm of a batch of one sample. It has a channel for each channel of each sample."""
     samples, channels = x.shape[:2]
     own = [None if one is None else one.repeat(samples) for one in (running_mean, running_var, weight, bias)]
     y = functional.batch_norm(x.reshape(1, samples * channels, *x.shape[2:]), *own, use_input_stats, momentum, eps)
@@ -37,7 +37,7 @@ def instance_norm(x, running_mean=None, running_var=None, weight=None, bias=None
 
 def embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False, per_sample_weights=None,
                   include_last_offset=False, padding_idx=None):
-    """Of bags of one size, a row of `input` each. Others depend on values of tensors."""
+    """Handles bags of one size, each a row of `input`. Other bags depend on values of tensors."""
     if input.dim() != 2 or max_norm is not None or scale_grad_by_freq or sparse or padding_idx is not None:
         return functional.embedding_bag(input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights,
                                         include_last_offset, padding_idx)
@@ -48,16 +48,16 @@ def embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale
 
 
 def bilinear(x, y, weight, bias=None):
-    """A product of the pairs of numbers with a matrix."""
+    """Computes a product of the pairs of numbers with a matrix."""
     return functional.linear((x.unsqueeze(-1) * y.unsqueeze(-2)).flatten(-2), weight.flatten(1), bias)
 
 
 def recurrent(function, x, state, weights, bias, layers, dropout, train, both_ways, batch_first):
-    """Layer by layer, with dropout between them."""
+    """Runs layer by layer, with dropout between layers."""
     if not train or dropout == 0 or layers == 1:
         return function(x, state, weights, bias, layers, dropout, train, both_ways, batch_first)
     states, per_layer, ways = state if isinstance(state, (tuple, list)) else (state,), len(weights) // layers, 2 if both_ways else 1
-    if batch_first:  # in the order in which torch draws
+    if batch_first:  # the order in which torch draws
         x = x.transpose(0, 1)
     last = []
     for i in range(layers):
@@ -69,7 +69,7 @@ def recurrent(function, x, state, weights, bias, layers, dropout, train, both_wa
 
 
 def functional_dropout(whole):
-    """torch.nn.functional's form of a dropout that drops single numbers or, with `whole` dimensions of a batch, channels."""
+    """Returns torch.nn.functional's form of a dropout that drops single numbers or, with `whole` dimensions of a batch, channels."""
     def call(x, p=0.5, training=True, inplace=False):
         if whole is None and not inplace or not 0 <= p <= 1:
             return functional.dropout(x, p, training)

@@ -1,5 +1,5 @@
-"""Rotary embedding of queries or keys that other operators (a norm of each head) part from their projection becomes one operator. It is recognised by its
-values, as attention is."""
+"""The rotary embedding of queries or keys becomes one operator, even if other operators (a norm of each head) stand between it
+and the projection. It is recognised by its values, as attention is."""
 from __future__ import annotations
 
 import torch
@@ -30,7 +30,7 @@ def fuse_rotary(layer: Layer) -> None:
 
 
 def rotary_of(last: fx.Node, constants: dict[fx.Node, torch.Tensor]) -> tuple[fx.Node, tuple[fx.Node, fx.Node]] | None:
-    """(x, (cos, sin)) if `last` is x (batch, heads, positions, n) with rotary embedding."""
+    """Returns (x, (cos, sin)) if `last` is x (batch, heads, positions, n) with rotary embedding."""
     value = last.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dim() != 4 or value.dtype not in (torch.float32, torch.float64):
         return None
@@ -53,7 +53,7 @@ def rotary_of(last: fx.Node, constants: dict[fx.Node, torch.Tensor]) -> tuple[fx
 
 
 def argument_of(last: fx.Node, constants: dict) -> fx.Node | None:
-    """The node of the same shape that `last` depends on by simple operators, apart from constants."""
+    """Returns the node of the same shape on which `last` depends by simple operators, apart from constants."""
     seen, stack = {last}, [last]
     found = None
     while stack:

@@ -1,4 +1,4 @@
-"""The joint graph becomes F, I and units of W: one unit for each use of a parameter whose gradient is worth waiting for."""
+"""Splits the joint graph into F, I and units of W. A use of a parameter becomes a unit if its gradient is worth delaying."""
 from __future__ import annotations
 
 import dataclasses
@@ -15,7 +15,7 @@ from .ops import aten
 
 @dataclasses.dataclass
 class Split:
-    """`where`: each call is in "F", "I" or the unit of that number. Gradients are (index of the layer's input, node)."""
+    """`where` places each call in "F", "I" or the unit of that number. Gradients are (index of the layer's input, node)."""
     where: dict[fx.Node, str | int]
     outputs: list[fx.Node]
     value_gradients: list[tuple[int, fx.Node | None]]
@@ -24,7 +24,7 @@ class Split:
 
 
 def split_convolutions(graph: fx.Graph) -> None:
-    """convolution_backward gives the gradients of input, weight and bias in one call. One call each lets the weight's wait."""
+    """convolution_backward gives the gradients of input, weight and bias in one call. With a call for each, that of the weight can wait."""
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not aten.convolution_backward.default:
             continue
@@ -45,7 +45,7 @@ def split_convolutions(graph: fx.Graph) -> None:
 
 
 def uses(gradient: fx.Node) -> list[fx.Node]:
-    """Autograd adds the gradients of a parameter's uses. These are the terms of that sum, in autograd's order."""
+    """Autograd adds the gradients of a parameter's uses. Returns the terms of that sum, in autograd's order."""
     terms, todo = [], [gradient]
     while todo:
         node = todo.pop()
@@ -71,7 +71,7 @@ def split(joint: Joint, layer: Layer) -> Split:
             values.append((i, gradient))
         elif gradient is not None:
             sinks += [(i, term) for term in uses(gradient)]
-    # reach[n]: what is computed from n: sinks by number, gradients of values as -1
+    # reach[n] lists the results that depend on n: sinks by number, gradients of values as -1.
     reach: dict[fx.Node, set[int]] = {n: set() for n in graph.nodes}
     for number, (_, node) in enumerate(sinks):
         reach[node].add(number)
@@ -84,7 +84,7 @@ def split(joint: Joint, layer: Layer) -> Split:
                 if user.op == "call_function":
                     reach[node] |= reach[user]
     where: dict[fx.Node, str | int] = {}
-    late: set[fx.Node] = set()  # products that only one use of a parameter needs, and what follows from them
+    late: set[fx.Node] = set()  # products that only one use of a parameter needs, and the nodes after them
     for node in calls:
         alone = len(reach[node]) == 1 and -1 not in reach[node]
         if node in forward:
@@ -96,7 +96,7 @@ def split(joint: Joint, layer: Layer) -> Split:
             where[node] = next(iter(reach[node]))
         else:
             where[node] = "I"
-    for node in reversed(calls):  # views cost nothing: they move to the product that reads them
+    for node in reversed(calls):  # views cost nothing, so they move to the product that reads them
         readers = {where.get(u) for u in node.users if u in where}
         if where.get(node) == "I" and node.target in ops.VIEWS and node.target is not operator.getitem and len(readers) == 1 and len(reach[node]) == 1 \
                 and not isinstance(next(iter(readers)), str) and not any(node is s for _, s in sinks):
@@ -107,7 +107,7 @@ def split(joint: Joint, layer: Layer) -> Split:
     order = sorted(waiting, key=ready.get)
     number = {s: k for k, s in enumerate(order)}
     where = {n: w if isinstance(w, str) else number[w] for n, w in where.items()}
-    for node in calls:  # the parts of a tuple are where the tuple is made
+    for node in calls:  # the parts of a tuple belong to the call that makes the tuple
         if node.target is operator.getitem and node in where:
             where[node] = where[node.args[0]]
     return Split(where, outputs, values, [sinks[s] for s in range(len(sinks)) if s not in number], [sinks[s] for s in order])

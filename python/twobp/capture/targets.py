@@ -1,5 +1,5 @@
-"""The loss of the global batch is the mean over all counted targets. So the captured loss is a sum, times loss_weight = 1 / (targets of the global batch),
-and a program counts a micro-batch's targets."""
+"""The loss of the global batch is the mean over all counted targets. So the captured loss is a sum, multiplied by loss_weight = 1
+/ (targets of the global batch), and a program counts a micro-batch's targets."""
 from __future__ import annotations
 
 import operator
@@ -14,11 +14,11 @@ from .export import Forward, Input
 from .own_operators import aten, cross_entropy
 
 MEAN, SUM = 1, 2
-# operator -> position of its `reduction`, for losses that average over their elements
+# This maps an operator to the position of its `reduction`, for losses that average over their elements.
 ELEMENTWISE = {aten.mse_loss.default: 2, aten.l1_loss.default: 2, aten.smooth_l1_loss.default: 2, aten.huber_loss.default: 2,
                aten.binary_cross_entropy.default: 3, aten.binary_cross_entropy_with_logits.default: 4, aten.soft_margin_loss.default: 2,
                aten.kl_div.default: 2, aten.poisson_nll_loss.default: 5, aten.hinge_embedding_loss.default: 3, aten.margin_ranking_loss.default: 4}
-# the same, for losses that average over rows
+# This is the same for losses that average over rows.
 ROWWISE = {aten.cosine_embedding_loss.default: 4, aten.triplet_margin_loss.default: 7}
 NLL = {aten.cross_entropy_loss.default: (3, 4), aten.nll_loss.default: (3, 4), aten.nll_loss_nd.default: (3, 4), aten.nll_loss_forward.default: (3, 4),
        aten.nll_loss2d.default: (3, 4), aten.nll_loss2d_forward.default: (3, 4)}
@@ -44,7 +44,8 @@ class Unknown(Exception):
 
 
 def reduction_of(node: fx.Node, rewrites: list):
-    """What the mean `node` averages over: an int, or (target node, ignored index). Appends what makes it a sum to `rewrites`."""
+    """Returns the count over which the mean `node` averages: an int, or (target node, ignored index). Appends changes that make
+    it a sum to `rewrites`."""
     if node.op != "call_function":
         raise Unknown("it is an input of the module")
     target = node.target
@@ -85,7 +86,7 @@ def reduction_of(node: fx.Node, rewrites: list):
 
 
 def summed(node: fx.Node) -> torch.Tensor | None:
-    """What `node` is the sum of all elements of."""
+    """Returns the tensor whose elements `node` sums."""
     whole = node.target is aten.sum.default or node.target in ELEMENTWISE and named_argument(node, ELEMENTWISE[node.target]) == SUM
     return node.args[0].meta["val"] if whole and node.op == "call_function" else None
 
@@ -99,7 +100,7 @@ def batch_size(forward: Forward, fields: dict[str, torch.Tensor]) -> int:
 
 
 def weigh_loss(forward: Forward, fields: dict[str, torch.Tensor], reduction: str | None) -> dict:
-    """Makes the loss a sum times loss_weight, in place. Returns TARGETS of the bundle."""
+    """Makes the loss a sum multiplied by loss_weight, in place. Returns TARGETS of the bundle."""
     if reduction not in (None, "mean", "sum"):
         raise CaptureError(f'loss_reduction is {reduction!r}, not "mean" or "sum"')
     graph, loss = forward.graph, forward.loss
@@ -152,7 +153,7 @@ def fuse_cross_entropy(graph: fx.Graph) -> None:
 
 
 def cross_entropy_of(node: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
-    """(logits, labels, ignored label) of a plain sum over rows of logits."""
+    """Returns (logits, labels, ignored label) of a plain sum over rows of logits."""
     reduction, ignore = NLL[node.target]
     logits, labels = node.args[:2]
     if named_argument(node, reduction) != SUM or named_argument(node, 2) is not None or labels.meta["val"].dtype != torch.int64 or labels.meta["val"].dim() != 1:

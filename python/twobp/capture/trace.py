@@ -1,4 +1,4 @@
-"""A module is traced for one shape of micro-batch: exported, cut into layers, each split into programs."""
+"""Traces a module for one shape of micro-batch. It is exported and cut into layers, and each layer is split into programs."""
 from __future__ import annotations
 
 import builtins
@@ -27,9 +27,9 @@ from .targets import weigh_loss
 
 @dataclasses.dataclass
 class Traced:
-    """The programs for one shape. Layers have `name`, `kind`, `parameters`, `buffers` and `constants`, which are indices into `constants`.
-    `names` are the module's own names of these tensors, or None for those that tracing made. `buffers` are those that forward changes, `read`
-    the digests of the module's other tensors that it reads, whose values are in the programs."""
+    """The programs for one shape. Layers have `name`, `kind`, `parameters`, `buffers` and `constants`, which are indices into
+    `constants`. `names` are the module's own names of these tensors, or None for those that tracing made. `buffers` are those
+    that forward changes. `read` has the digests of the module's other tensors that it reads. Their values are in the programs."""
     layers: list[dict]
     programs: list[dict]
     targets: dict
@@ -40,7 +40,7 @@ class Traced:
 
 
 class Constants:
-    """Tensors by number. Equal ones of one name have one number."""
+    """Tensors by number. Equal tensors with the same name have one number."""
 
     def __init__(self):
         self._number: dict[tuple, int] = {}
@@ -57,7 +57,7 @@ class Constants:
 
 
 def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reduction: str | None, frozen: set[str]) -> Traced:
-    """Raises CaptureError."""
+    """Traces `whole`. Raises CaptureError."""
     with refusing_prints(), refusing_own_backward():
         forward = export.export(whole, fields)
     own = own_tensors(whole)
@@ -77,13 +77,13 @@ def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reductio
 
 @contextlib.contextmanager
 def refusing_prints():
-    """Programs do not print: what a forward pass prints would be seen once, and never again."""
+    """Programs do not print. A forward pass that prints would print once, and never again."""
     thread, print_ = threading.get_ident(), builtins.print
 
     def refuse(*values, **options):
         caller = sys._getframe(1)
         if caller.f_globals.get("__name__") == "torch.export._trace":
-            return None  # the graph up to an error, pages of it
+            return None  # torch prints pages of the graph before an error
         if threading.get_ident() != thread or is_installed(caller.f_code.co_filename):
             return print_(*values, **options)
         raise CaptureError(f"the module's forward pass prints ({caller.f_code.co_filename}:{caller.f_lineno}, in {caller.f_code.co_name}), which its "
@@ -98,7 +98,7 @@ def refusing_prints():
 
 @contextlib.contextmanager
 def refusing_own_backward():
-    """Programs differentiate what a forward pass computes, so they would not run a backward pass that the module brings along."""
+    """Programs differentiate the computation of a forward pass. They would not run a backward pass that the module defines."""
     thread, apply, register_hook = threading.get_ident(), torch.autograd.Function.__dict__["apply"], torch.Tensor.register_hook
 
     def checked_apply(cls, *args, **keywords):
@@ -120,7 +120,7 @@ def refusing_own_backward():
 
 
 def programs_of(layers: list[Layer], frozen: set[str]) -> tuple[list[dict], list[int], list[Packed], list[list[torch.Tensor]]]:
-    """The program of each kind, the kind of each layer, the packed parameters of each kind, and the constants that tracing made for it."""
+    """Returns the program of each kind, the kind of each layer, the packed parameters of each kind, and the constants that tracing made for it."""
     kinds: dict[str, int] = {}
     packs: list[Packed] = []
     different: list[torch.Tensor] = []
@@ -151,7 +151,7 @@ def programs_of(layers: list[Layer], frozen: set[str]) -> tuple[list[dict], list
 
 
 def own_tensors(whole: nn.Module) -> dict[str, torch.Tensor]:
-    """The module's tensors that are no parameters, by name: buffers, and plain attributes."""
+    """Returns the module's tensors that are no parameters, by name: buffers and plain attributes."""
     tensors = dict(whole.named_buffers(remove_duplicate=False))
     for path, part in whole.named_modules():
         tensors.update({f"{path}.{attribute}": value for attribute, value in vars(part).items() if isinstance(value, torch.Tensor)})

@@ -1,5 +1,5 @@
-"""A drop-in for transformers.Trainer that trains in a pipeline. Its loop, data, schedules, logs, callbacks and files are those of
-transformers; each step is one of twobp.Trainer. Tested with transformers 5.23."""
+"""A drop-in replacement for transformers.Trainer that trains in a pipeline. Its loop, data, schedules, logs, callbacks and files
+are those of transformers. Each step is one of twobp.Trainer. It is tested with transformers 5.23."""
 from __future__ import annotations
 
 import copy
@@ -19,14 +19,14 @@ from twobp.trainer import by_section
 from twobp.transformers.arguments import check_arguments
 from twobp.transformers.optimizer import fetch_state, highest_lr, load_state, update_rule
 
-# Settings of the pipeline that TrainingArguments has under another name.
+# TrainingArguments has these settings of the pipeline under another name.
 NAMES = {"micro_batches": "gradient_accumulation_steps", "micro_batch_size": "per_device_train_batch_size", "steps": "max_steps",
          "clip_norm": "max_grad_norm", "seed": "seed"}
 MANY_SHAPES = 8
 
 
 class OneDevice:
-    """A state of accelerate whose processes transformers takes for one device, since they are the ranks of one pipeline."""
+    """A state of accelerate. transformers treats its processes as one device, because they are the ranks of one pipeline."""
     num_processes = 1
     distributed_type = DistributedType.NO
 
@@ -43,15 +43,15 @@ class OneDevice:
 class Trainer(transformers.Trainer):
     """Trains a model of transformers, or of PEFT, on the ranks of a pipeline.
 
-    The arguments are those of transformers.Trainer, and besides the keys of the sections `pipeline` and `train` by name: ranks,
+    The arguments are those of transformers.Trainer, and also the keys of the sections `pipeline` and `train` by name: ranks,
     schedule, p2, memory_cap, ... (docs/settings.md). `per_device_train_batch_size` is the size of a micro-batch, and
-    `gradient_accumulation_steps` the number of micro-batches of a step. `loss_reduction` is as for twobp.Trainer.
+    `gradient_accumulation_steps` is the number of micro-batches of a step. `loss_reduction` is as for twobp.Trainer.
 
-    The ranks are threads of this process or, under torchrun, one in each process. Raises twobp.Error for an argument that cannot be
-    honoured, and names it; for what twobp.Trainer refuses, in `train`.
+    The ranks are threads of this process. Under torchrun, each process is a rank. Raises twobp.Error for an argument that cannot
+    be honoured, and names it. `train` raises it for everything that twobp.Trainer refuses.
 
-    `pipeline` is the twobp.Trainer of the last call of `train`, from its first step on. The model gets the trained weights when it
-    is evaluated or saved and when training ends; during steps its own ones are old, and its gradients stay None."""
+    `pipeline` is the twobp.Trainer of the last call of `train`, from its first step on. The model gets the trained weights when
+    it is evaluated or saved and when training ends. During steps its own weights are old, and its gradients stay None."""
 
     pipeline: twobp.Trainer | None = None
 
@@ -72,7 +72,7 @@ class Trainer(transformers.Trainer):
             raise Error("data_parallel: this trainer has one pipeline. Use twobp.Trainer for replicas")
         by_section(settings)
         self._settings = {**settings, "loss_reduction": loss_reduction}
-        self._stale = False  # the model's weights are older than the pipeline's
+        self._stale = False  # whether the model's weights are older than the pipeline's
         self._many = args.distributed_state.distributed_type != DistributedType.NO
         if self._many:
             folders = [None] * args.world_size
@@ -92,7 +92,7 @@ class Trainer(transformers.Trainer):
 
     def train(self, *args, **keywords) -> TrainOutput:
         self._update_model()
-        if self.pipeline is not None:  # another call goes on with the optimizer's state
+        if self.pipeline is not None:  # another call continues with the optimizer's state
             fetch_state(self.optimizer, self.model, self.pipeline)
             self.pipeline = None
         return super().train(*args, **keywords)
@@ -108,7 +108,7 @@ class Trainer(transformers.Trainer):
         return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
-        """Trains when it has the last micro-batch of a step, and returns the step's loss; 0 before."""
+        """Trains when it gets the last micro-batch of a step, and then returns the step's loss. Before that, returns 0."""
         self._step_batches.append(dict(inputs))
         if len(self._step_batches) < self.current_gradient_accumulation_steps:
             return torch.tensor(0.0)
@@ -158,7 +158,7 @@ class Trainer(transformers.Trainer):
         self.optimizer.state.clear()
 
     def _save_rng_state(self, output_dir: str) -> None:
-        if self.args.should_save:  # all processes have the same
+        if self.args.should_save:  # all processes have the same state
             super()._save_rng_state(output_dir)
 
     def _make_pipeline(self, example: dict) -> None:

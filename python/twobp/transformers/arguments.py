@@ -1,4 +1,4 @@
-"""What becomes of each field of TrainingArguments. A test finds the fields that a new release of transformers adds."""
+"""Says how each field of TrainingArguments is treated. A test finds the fields that a new release of transformers adds."""
 from __future__ import annotations
 
 import dataclasses
@@ -27,8 +27,8 @@ HONOURED = frozenset("""
     length_column_name skip_memory_metrics
 """.split())
 
-# They tune replicas or GPUs, which there are none of, or are read by scripts and not by the trainer. A loss that is not finite is
-# an error, whatever logging_nan_inf_filter says.
+# These tune replicas or GPUs, which do not exist here, or only scripts read them. A loss that is not finite
+# is an error, whatever logging_nan_inf_filter says.
 WITHOUT_EFFECT = frozenset("""
     average_tokens_across_devices eval_use_gather_object ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers
     ddp_static_graph tf32 torch_empty_cache_steps local_rank logging_nan_inf_filter

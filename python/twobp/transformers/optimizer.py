@@ -1,5 +1,5 @@
-"""The optimizer of PyTorch that transformers makes, as an update rule of the pipeline. It takes no step itself: it has the
-learning rate of the schedule and, in checkpoints, the state."""
+"""Turns the PyTorch optimizer that transformers makes into an update rule of the pipeline. The optimizer takes no step itself. It
+has the learning rate of the schedule and, in checkpoints, the state."""
 from __future__ import annotations
 
 import math
@@ -15,7 +15,7 @@ STATE = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum": "momentum
 
 
 def update_rule(optimizer, model: torch.nn.Module) -> twobp.AdamW | twobp.Adam | twobp.SGD:
-    """Raises Error for what the pipeline cannot do."""
+    """Returns the update rule. Raises Error for settings that the pipeline does not support."""
     inner = _inner(optimizer)
     if isinstance(inner, torch.optim.Muon):
         raise Error("the optimizer is torch.optim.Muon, which takes matrices alone: use twobp.Trainer with optimizer=twobp.Muon(), which gives the "
@@ -48,13 +48,13 @@ def update_rule(optimizer, model: torch.nn.Module) -> twobp.AdamW | twobp.Adam |
 
 
 def lr_scales(optimizer) -> list[float]:
-    """The learning rate of each group, before a schedule changes it, relative to the highest."""
+    """Returns the learning rate of each group, before a schedule changes it, relative to the highest."""
     rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
     return [rate / max(rates) if max(rates) > 0 else 1.0 for rate in rates]
 
 
 def highest_lr(optimizer) -> float:
-    """The learning rate of the step, of which each group has its share."""
+    """Returns the learning rate of the step. Each group has its share of it."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for rate, scale in zip(rates, lr_scales(optimizer)):
         if not math.isclose(rate, scale * max(rates), rel_tol=1e-9):
@@ -64,7 +64,7 @@ def highest_lr(optimizer) -> float:
 
 
 def of_all(optimizer, name: str):
-    """The value that all groups of parameters share."""
+    """Returns the value that all groups of parameters share."""
     values = [group[name] for group in optimizer.param_groups]
     if any(value != values[0] for value in values):
         raise Error(f"the optimizer's groups have different {name}: {values}. The pipeline has one for all parameters")
@@ -81,11 +81,12 @@ def fetch_state(optimizer, model: torch.nn.Module, pipeline: twobp.Trainer) -> N
 
 
 def load_state(optimizer, model: torch.nn.Module, pipeline: twobp.Trainer, steps: int) -> None:
-    """Gives a new pipeline the state that `optimizer` has from a checkpoint. `steps`: of the run, which SGD of PyTorch does not count."""
+    """Gives a new pipeline the state that `optimizer` has from a checkpoint. `steps` is that of the run, because PyTorch's SGD
+    does not count steps."""
     known = optimizer.state
     if not known and not isinstance(_inner(optimizer), torch.optim.SGD):
         return
-    state = pipeline.optimizer_state()  # zeros, for parameters without a gradient so far
+    state = pipeline.optimizer_state()  # zeros for parameters that had no gradient so far
     for name, parameter in model.named_parameters():
         for what in state.get(name, {}):
             state[name][what] = known.get(parameter, {}).get(STATE[what], state[name][what])
@@ -95,5 +96,5 @@ def load_state(optimizer, model: torch.nn.Module, pipeline: twobp.Trainer, steps
 
 
 def _inner(optimizer) -> torch.optim.Optimizer:
-    """Without accelerate's wrapper."""
+    """Returns the optimizer without accelerate's wrapper."""
     return getattr(optimizer, "optimizer", optimizer)

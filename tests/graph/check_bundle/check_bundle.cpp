@@ -1,7 +1,8 @@
-// check_bundle BUNDLE [ROUNDS]: compares the loss and every gradient of a bundle with
-// BUNDLE/reference.safetensors, which Python wrote beside it: the fields of a micro-batch as `field.NAME`,
-// and what autograd gave as `loss` and `grad.NAME`. Prints the errors and the median milliseconds of F, I and
-// W on one thread. The exit status is 1 if an error, relative to the norm of the reference, is above 1e-5.
+// check_bundle BUNDLE [ROUNDS] compares the loss and every gradient of a bundle with
+// BUNDLE/reference.safetensors. Python wrote that file. It has the fields of a micro-batch as `field.NAME`,
+// and the results of autograd as `loss` and `grad.NAME`. The program prints the errors and the median
+// milliseconds of F, I and W on one thread. The exit status is 1 if an error, relative to the norm of the
+// reference, is above 1e-5.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -76,7 +77,7 @@ class Bundle {
     p2_.push_back(now_seconds() - p1);
   }
 
-  // The largest error.
+  // Returns the largest error.
   double compare() const {
     std::map<std::string, at::Tensor> gradients;
     for (const Parameter* parameter : parameters_) {
