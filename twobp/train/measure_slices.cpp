@@ -25,33 +25,15 @@ Cuts cuts_by_hand(const std::vector<int>& lengths, int64_t positions) {
   return cuts;
 }
 
-// Of a step on these stages, without what lies outside F, I and W.
-double simulated_seconds(const ModelSpec& model, const SliceProfiles& slices, const PipelineConfig& config,
-                         const PipelineOptions& options, const Variant& variant) {
-  const std::vector<int> split =
-      options.split.empty()
-          ? measured_split(model, layer_profiles(model, sum_of(slices)), options.rank_of_stage)
-          : options.split;
-  const std::vector<StageCost> costs = profiled_costs(stage_profiles(model, slices.profiles, split));
-  const int ranks = *std::max_element(options.rank_of_stage.begin(), options.rank_of_stage.end()) + 1;
-  const Schedule schedule =
-      variant.schedule.make(options.stages, ranks, config.micro_batches, variant.policy, slices.count());
-  return simulate(schedule, costs, in_process_simulation()).step_seconds;
-}
-
-Cuts fastest_cuts(const ModelSpec& model, const SliceProfiles& measured, const PipelineConfig& config,
-                  const PipelineOptions& options, const Variant& variant) {
+Cuts fastest_cuts(const ModelSpec& model, const SliceProfiles& measured, const StepSeconds& step) {
   Cuts best = growing_cuts(model, measured, 1);
-  if (config.schedule == kAutoSchedule) return best;  // the search for a schedule comes later
-  const auto seconds = [&](const Cuts& cuts) {
-    return simulated_seconds(model, expected_slices(measured, cuts), config, options, variant);
-  };
-  double least = kFaster * seconds(best);
+  if (!step) return best;
+  double least = kFaster * step(expected_slices(measured, best));
   for (const double growth : {0.84, 0.88, 0.92, 0.94, 0.96, 0.98, 1.02, 1.04, 1.06, 1.08, 1.12, 1.16}) {
     const Cuts cuts = growing_cuts(model, measured, growth);
-    const double step = seconds(cuts);
-    if (step >= least) continue;
-    least = step;
+    const double seconds = step(expected_slices(measured, cuts));
+    if (seconds >= least) continue;
+    least = seconds;
     best = cuts;
   }
   return best;
@@ -60,7 +42,7 @@ Cuts fastest_cuts(const ModelSpec& model, const SliceProfiles& measured, const P
 }  // namespace
 
 SliceProfiles measured_slices(const ModelSpec& model, const Fields& fields, const PipelineConfig& config,
-                              const PipelineOptions& options, const Variant& variant, const Device& device) {
+                              const Device& device, const StepSeconds& step) {
   if (config.slices == 1) return {{}, {measure_profile(model, fields, kSeconds, device)}};
   const int64_t positions = sequence_length(fields);
   if (!config.slice_lengths.empty()) {
@@ -68,8 +50,21 @@ SliceProfiles measured_slices(const ModelSpec& model, const Fields& fields, cons
   }
   SliceProfiles measured =
       measure_slices(model, fields, equal_cuts(positions, config.slices), kSeconds, device);
-  const Cuts better = fastest_cuts(model, measured, config, options, variant);
+  const Cuts better = fastest_cuts(model, measured, step);
   return better == measured.cuts ? measured : measure_slices(model, fields, better, kSeconds, device);
+}
+
+double simulated_step(const ModelSpec& model, const SliceProfiles& slices, const PipelineOptions& options,
+                      const Variant& variant, int micro_batches) {
+  const std::vector<int>& placed = options.rank_of_stage;
+  const std::vector<int> split = options.split.empty()
+                                     ? measured_split(model, layer_profiles(model, sum_of(slices)), placed)
+                                     : options.split;
+  const Schedule schedule =
+      variant.schedule.make(options.stages, *std::max_element(placed.begin(), placed.end()) + 1,
+                            micro_batches, variant.policy, slices.count());
+  const auto costs = profiled_costs(stage_profiles(model, slices.profiles, split));
+  return simulate(schedule, costs, in_process_simulation()).step_seconds;
 }
 
 SliceProfiles agreed_slices(Transport& processes, const ModelSpec& model, int slices,

@@ -11,13 +11,20 @@
 
 namespace twobp {
 
+// The seconds of a step with these slices.
+using StepSeconds = std::function<double(const SliceProfiles& slices)>;
+
 // The slices that pipeline.slices and pipeline.slice_lengths ask for, measured on `fields`, a micro-batch of
-// whole sequences. Without slice_lengths, they are cut where the schedule's simulated step is shortest: all
-// cost the same, or each costs the same factor more or less than the previous one, which helps if stages cost
-// unequally. Without slices, the profile of whole sequences. Throws Error if the sequences are too short, or
-// the lengths do not add up to one.
+// whole sequences. Without slice_lengths, they are cut so that they cost the same. With `step`, each may cost
+// the same factor more or less than the previous one, if the step is then shorter: this helps where stages
+// cost unequally. Without slices, the profile of whole sequences. Throws Error if the sequences are too
+// short, or the lengths do not add up to one.
 SliceProfiles measured_slices(const ModelSpec& model, const Fields& fields, const PipelineConfig& config,
-                              const PipelineOptions& options, const Variant& variant, const Device& device);
+                              const Device& device, const StepSeconds& step = {});
+
+// A step of this schedule as simulated, without what lies outside F, I and W.
+double simulated_step(const ModelSpec& model, const SliceProfiles& slices, const PipelineOptions& options,
+                      const Variant& variant, int micro_batches);
 
 // The result of `measure` on the first process, for all, because all processes must split and plan alike.
 SliceProfiles agreed_slices(Transport& processes, const ModelSpec& model, int slices,

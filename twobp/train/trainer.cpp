@@ -162,8 +162,13 @@ Trainer::Trainer(const Config& config, Parts parts)
     const Fields fields =
         data_.train->read(typical_samples(*data_.train, config.pipeline.micro_batch_size), 0);
     const int rank = parts.world->local_ranks().front();
-    return measured_slices(parts.model, fields, config_.pipeline, options, variant_,
-                           parts.world->device(rank));
+    StepSeconds step;
+    if (config.pipeline.schedule != kAutoSchedule) {  // which is searched for with these slices
+      step = [&](const SliceProfiles& slices) {
+        return simulated_step(parts.model, slices, options, variant_, micro_batches_);
+      };
+    }
+    return measured_slices(parts.model, fields, config.pipeline, parts.world->device(rank), step);
   };
   SliceProfiles slices = agreed_slices(*parts.world->processes, parts.model, config.pipeline.slices, measure,
                                        config.pipeline.timeout);
