@@ -14,6 +14,7 @@
 #include "twobp/nn/kernels/products/padded_rows.h"
 #include "twobp/nn/kernels/rms_norm.h"
 #include "twobp/nn/kernels/rope.h"
+#include "twobp/nn/layers/earlier_keys.h"
 #include "twobp/nn/values.h"
 
 namespace twobp::graph {
@@ -54,8 +55,8 @@ bool is_wide(const at::Tensor& x) {
 }
 
 // Each element of the mask is true with probability 1 - p, in steps of 2^-16. The mask depends on the shape
-// and on `random` alone.
-void dropout(Stack& stack) {
+// and on `random` alone. That of a slice is its part of the whole sequences' mask: rows are their positions.
+void dropout(Stack& stack, const SliceCall* slice) {
   Arguments arguments(stack, 3);
   const at::Tensor x = arguments.tensor(0).contiguous();
   const double p = arguments.number(1);
@@ -65,6 +66,11 @@ void dropout(Stack& stack) {
   words.key[0] = static_cast<uint32_t>(key);
   words.key[1] = static_cast<uint32_t>(key >> 32);
   words.threshold = static_cast<uint32_t>(std::lround(p * 65536));
+  if (slice != nullptr) {
+    words.length = static_cast<uint32_t>(slice->length);
+    words.first = static_cast<uint32_t>(slice->begin);
+    words.positions = static_cast<uint32_t>(slice->positions);
+  }
   const double scale = p < 1 ? 1 / (1 - p) : 0;
   const int64_t cols = x.dim() == 0 ? 1 : x.size(-1);
   const int64_t rows = cols == 0 ? 0 : x.numel() / cols;
@@ -94,6 +100,14 @@ void dropout(Stack& stack) {
     y = x.mul(mask).mul_(scale);
   }
   arguments.give(std::move(y), std::move(mask));
+}
+
+void run_dropout(Stack& stack) {
+  dropout(stack, nullptr);
+}
+
+void run_dropout_of_slice(Stack& stack, const SliceCall& slice) {
+  dropout(stack, &slice);
 }
 
 void check_rms_norm(const at::Tensor& x, const at::Tensor& gain) {
@@ -206,40 +220,79 @@ PackedCall packed_call(Arguments& arguments, size_t i, const at::Tensor& qkv) {
   return call;
 }
 
-void run_attention(Stack& stack) {
+// Adds the keys of earlier slices.
+void add_earlier(PackedAttention& shape, const at::Tensor& qkv, const SliceCall& slice) {
+  TWOBP_CHECK(shape.causal, "twobp::attention in both directions reads all positions, so it takes no slices");
+  TWOBP_CHECK(slice.saved != nullptr,
+              "twobp::attention_backward over a slice takes the log_sum_exp of twobp::attention itself");
+  shape.earlier = earlier_keys(*slice.saved, shape, qkv.size(0), qkv.scalar_type());
+  TWOBP_CHECK(shape.past() == slice.begin && qkv.size(1) == slice.length, "twobp::attention of ",
+              qkv.size(1), " positions behind ", shape.past(), " is not that of the slice, ", slice.length,
+              " behind ", slice.begin);
+}
+
+void attention(Stack& stack, const SliceCall* slice) {
   Arguments arguments(stack, 6);
   at::Tensor qkv = arguments.tensor(0);
-  const PackedCall call = packed_call(arguments, 1, qkv);
+  PackedCall call = packed_call(arguments, 1, qkv);
   if (call.cos.defined()) {
     qkv = own_even_rows(std::move(qkv));
     rope(qkv, call.cos, call.sin, call.rotated(), /*back=*/false);
   } else {
     qkv = with_even_rows(std::move(qkv));
   }
-  const PackedAttention& shape = call.shape;
+  PackedAttention& shape = call.shape;
+  if (slice != nullptr) {
+    add_earlier(shape, qkv, *slice);
+    leave_keys(qkv, shape, slice->keeps, *slice->saved);
+  }
   at::Tensor out = at::empty({qkv.size(0), qkv.size(1), shape.heads * shape.head_dim}, qkv.options());
   at::Tensor log_sum_exp = at::empty({qkv.size(0), shape.heads, qkv.size(1)}, qkv.options());
   packed_attention_forward(qkv, shape, out, log_sum_exp);
   arguments.give(std::move(out), std::move(qkv), std::move(log_sum_exp));
 }
 
-void run_attention_backward(Stack& stack) {
+void run_attention(Stack& stack) {
+  attention(stack, nullptr);
+}
+
+void run_attention_of_slice(Stack& stack, const SliceCall& slice) {
+  attention(stack, &slice);
+}
+
+void attention_backward(Stack& stack, const SliceCall* slice) {
   Arguments arguments(stack, 9);
   const at::Tensor dout = as_contiguous(arguments.tensor(0));
   at::Tensor qkv = with_even_rows(arguments.tensor(1));
   const at::Tensor out = as_contiguous(arguments.tensor(2));
   const at::Tensor log_sum_exp = as_contiguous(arguments.tensor(3));
-  const PackedCall call = packed_call(arguments, 4, qkv);
+  PackedCall call = packed_call(arguments, 4, qkv);
   const std::vector<int64_t> rows{qkv.size(0), qkv.size(1), call.shape.heads * call.shape.head_dim};
   const std::vector<int64_t> sums{qkv.size(0), call.shape.heads, qkv.size(1)};
   TWOBP_CHECK(dout.sizes() == rows && out.sizes() == rows && log_sum_exp.sizes() == sums &&
                   dout.scalar_type() == qkv.scalar_type() && out.scalar_type() == qkv.scalar_type() &&
                   log_sum_exp.scalar_type() == qkv.scalar_type(),
               "twobp::attention_backward takes what twobp::attention gave, and a gradient of its result");
+  if (slice != nullptr) {
+    add_earlier(call.shape, qkv, *slice);
+    join_gradients(call.shape, *slice->saved);
+    const at::Tensor& later = call.shape.from_later;
+    const std::vector<int64_t> keys{qkv.size(0), qkv.size(1), 2 * call.shape.kv_heads * call.shape.head_dim};
+    TWOBP_CHECK(!later.defined() || later.sizes() == keys, "a gradient ", later.sizes(),
+                " for the keys of a slice does not fit it");
+  }
   at::Tensor dqkv = exclusively_owned(qkv) ? qkv : at::empty(qkv.sizes(), qkv.options());
   packed_attention_backward(qkv, call.shape, out, log_sum_exp, dout, dqkv);
   if (call.cos.defined()) rope(dqkv, call.cos, call.sin, call.rotated(), /*back=*/true);
   arguments.give(std::move(dqkv));
+}
+
+void run_attention_backward(Stack& stack) {
+  attention_backward(stack, nullptr);
+}
+
+void run_attention_backward_of_slice(Stack& stack, const SliceCall& slice) {
+  attention_backward(stack, &slice);
 }
 
 // In place, if nobody else holds x and each position's heads lie side by side.
@@ -383,7 +436,8 @@ constexpr OwnOperator kReplaced[] = {{"aten::mm", &run_mm},
                                      {"aten::native_group_norm_backward", &run_group_norm_backward}};
 
 constexpr OwnOperator kOwn[] = {
-    {"twobp::dropout(Tensor x, float p, int random) -> (Tensor y, Tensor mask)", &dropout},
+    {"twobp::dropout(Tensor x, float p, int random) -> (Tensor y, Tensor mask)", &run_dropout,
+     &run_dropout_of_slice},
     {"twobp::rms_norm(Tensor x, Tensor gain, float eps) -> (Tensor y, Tensor rstd)", &run_rms_norm},
     {"twobp::rms_norm_backward(Tensor dy, Tensor x, Tensor gain, Tensor rstd) -> (Tensor dx, Tensor dgain)",
      &run_rms_norm_backward},
@@ -391,10 +445,10 @@ constexpr OwnOperator kOwn[] = {
     {"twobp::glu_backward(Tensor dy, Tensor x, str activation) -> Tensor dx", &run_glu_backward},
     {"twobp::attention(Tensor qkv, Tensor? cos, Tensor? sin, int heads, int kv_heads, bool causal) -> "
      "(Tensor out, Tensor rotated, Tensor log_sum_exp)",
-     &run_attention},
+     &run_attention, &run_attention_of_slice},
     {"twobp::attention_backward(Tensor dout, Tensor rotated, Tensor out, Tensor log_sum_exp, Tensor? cos, "
      "Tensor? sin, int heads, int kv_heads, bool causal) -> Tensor dqkv",
-     &run_attention_backward},
+     &run_attention_backward, &run_attention_backward_of_slice},
     {"twobp::rotary(Tensor x, Tensor cos, Tensor sin, bool back) -> Tensor y", &run_rotary},
     {"twobp::cross_entropy(Tensor logits, Tensor labels, int ignore) -> (Tensor sum, Tensor gradient)",
      &run_cross_entropy},

@@ -30,7 +30,7 @@ SAME_VALUE = {aten.alias.default, aten.lift_fresh_copy.default}
 
 
 class Input(NamedTuple):
-    """What a placeholder stands for: source is field, parameter, buffer, constant, value or loss_weight."""
+    """What a placeholder stands for: source is field, parameter, buffer, constant, value, loss_weight, or whole: a field of whole sequences, also for a slice."""
     source: str
     name: str
 

@@ -155,7 +155,7 @@ def _keep_attention(ctx, inputs, output):
 attention = _operator("attention(Tensor qkv, Tensor? cos, Tensor? sin, int heads, int kv_heads, bool causal) -> (Tensor, Tensor, Tensor)", _attention,
                       _attention_shapes, _keep_attention,
                       lambda ctx, dout, *_: (torch.ops.twobp.attention_backward(dout, *ctx.saved_tensors, *ctx.shape), *[None] * 5))
-_operator("attention_backward(Tensor dout, Tensor rotated, Tensor out, Tensor log_sum_exp, Tensor? cos, Tensor? sin, int heads, int kv_heads, "
+attention_backward = _operator("attention_backward(Tensor dout, Tensor rotated, Tensor out, Tensor log_sum_exp, Tensor? cos, Tensor? sin, int heads, int kv_heads, "
           "bool causal) -> Tensor", _attention_backward, lambda dout, rotated, *_: _empty(rotated))
 
 

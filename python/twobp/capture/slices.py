@@ -1,0 +1,277 @@
+"""Programs that also run over a slice of the sequences (docs/long_sequences.md). Each layer is written once for a whole sequence and once for a part
+of it. What differs between the two programs is written as a multiple of the number of positions, or as the first or last of them."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from . import ops
+from .along import SUM, UNREAD, Along, Mixes, place_of, shape
+from .cut import Layer
+from .errors import where
+from .export import Input
+from .own_operators import aten
+from .targets import set_argument
+
+LEAST = 4  # positions, so that a part of a sequence has two, and neither begins nor ends with it
+FIRST = 1  # the first position of the part
+
+
+def positions_of(fields: Mapping[str, torch.Tensor]) -> int:
+    """The length of the sequences, which are dimension 1 of every field. Raises Refused."""
+    for name, field in fields.items():
+        if field.dim() < 2:
+            raise Refused(f"the field '{name}' of sizes {list(field.shape)} has no positions")
+    lengths = {name: field.shape[1] for name, field in fields.items()}
+    if len(set(lengths.values())) > 1:
+        raise Refused("the fields have different numbers of positions: " + ", ".join(f"{name} {length}" for name, length in lengths.items()))
+    length = next(iter(lengths.values()))
+    if length < LEAST:
+        raise Refused(f"sequences of {length} positions are too short")
+    return length
+
+
+class Refused(Exception):
+    """Why the sequences of a module cannot be cut."""
+
+
+class Rewriting:
+    """Writes the graph of a layer for the positions [begin, begin + length) of sequences of `positions`. `places` says where the positions lie in each
+    value (along.py)."""
+
+    def __init__(self, layer: Layer, arriving: list, positions: int, begin: int, length: int):
+        self.layer, self.positions, self.begin, self.length = layer, positions, begin, length
+        self.arriving = iter(arriving)
+        self.places: dict[fx.Node, Any] = {}
+        self.leaving: list = []
+        self.changed = False  # whether there are other operators than before
+        self.graph = fx.Graph()
+        self._new: dict[fx.Node, fx.Node] = {}
+        self._fields: dict[fx.Node, fx.Node] = {}  # those of whole sequences
+        self._whole: dict[fx.Node, fx.Node] = {}   # values of whole sequences in place of slices
+        self._parts: dict[tuple[fx.Node, Along], fx.Node] = {}
+        self._free: set[fx.Node] = set()           # computed from fields and constants alone
+        self._arguments: dict[int, Any] = {}       # of the node at hand
+        self._cut: dict[fx.Node, fx.Node] = {}     # its inputs that are parts of whole values
+
+    def write(self) -> Layer:
+        """Raises Mixes."""
+        old = list(self.layer.graph_module.graph.nodes)
+        placeholders = [node for node in old if node.op == "placeholder"]
+        inputs = [(one, self._placeholder(node, one, example)) for node, one, example in zip(placeholders, self.layer.inputs, self.layer.examples)]
+        for node, one, example in zip(placeholders, self.layer.inputs, self.layer.examples):
+            if one.source == "field":
+                self._fields[node] = self.graph.placeholder(f"whole_{node.name}")
+                inputs.append((Input("whole", one.name), example))
+        for node in old[len(placeholders):]:
+            if node.op == "output":
+                self._output(node)
+            else:
+                self._call(node)
+        read = [bool(node.users) or one.source != "whole" for node, (one, _) in zip(self._placeholders(), inputs)]
+        for node, keep in zip(self._placeholders(), read):
+            if not keep:
+                self.graph.erase_node(node)
+        inputs = [one for one, keep in zip(inputs, read) if keep]
+        return Layer(self.layer.name, fx.GraphModule(torch.nn.Module(), self.graph), [one for one, _ in inputs], [example for _, example in inputs],
+                     self.layer.outputs)
+
+    def cut(self, node: fx.Node, place: Along) -> None:
+        """The operator at hand reads the positions of the slice in a value that is the same for every slice."""
+        self._cut[node] = self._part(node, place)
+
+    def align(self, node: fx.Node, read: fx.Node, place: Along) -> None:
+        """The operator `node` reads the positions of `read` at this place."""
+        if self.places[read] is None:
+            self.cut(read, place)
+        elif self.places[read] != place:
+            raise Mixes(node)
+
+    def change(self, position: int, argument: Any) -> None:
+        """The operator at hand has another argument there."""
+        self._arguments[position] = argument
+
+    def _placeholders(self) -> list[fx.Node]:
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
+
+    def _placeholder(self, node: fx.Node, one: Input, example: torch.Tensor) -> torch.Tensor:
+        self._new[node] = self.graph.node_copy(node)
+        place = next(self.arriving) if one.source == "value" else Along(1) if one.source == "field" else None
+        if one.source == "buffer":
+            raise Mixes(node, f"the forward pass uses the buffer '{one.name}', which it changes")
+        if one.source in ("field", "constant"):
+            self._free.add(node)
+        self.places[node] = place
+        return example if not isinstance(place, Along) or self.length == self.positions else resized(example, place.dim, place.size(self.length))
+
+    def _call(self, node: fx.Node) -> None:
+        sources = ops.inputs_of(node)
+        if all(one in self._free for one in sources) and not ops.is_random(node):
+            self._free.add(node)
+        if all(self.places[one] is None for one in sources):
+            if ops.is_random(node):
+                raise Mixes(node, f"'{ops.short_name(node)}' draws random numbers that all positions share")
+            self._place(node, None, self._copy(node))
+            return
+        self._arguments, self._cut = {}, {}
+        try:
+            place = self._place_of(node)
+            if place == SUM and node in self._free:
+                raise Mixes(node)
+        except Mixes:
+            if node not in self._free:
+                raise
+            self._place(node, None, self._of_whole(node))
+            return
+        new = self._copy(node)
+        for position, argument in self._arguments.items():
+            set_argument(new, position, argument)
+        self._place(node, place, new)
+
+    def _place_of(self, node: fx.Node) -> Any:
+        try:
+            return place_of(node, self)
+        except (AttributeError, LookupError, TypeError, ValueError):  # a form of the operator that its rule does not know
+            raise Mixes(node) from None
+
+    def _place(self, node: fx.Node, place: Any, new: fx.Node) -> None:
+        self.places[node], self._new[node] = place, new
+
+    def _copy(self, node: fx.Node) -> fx.Node:
+        cut = self._cut
+        self._cut = {}
+        return self.graph.node_copy(node, lambda one: cut.get(one) or self._new[one])
+
+    def _of_whole(self, node: fx.Node) -> fx.Node:
+        """The value for whole sequences of what is computed from fields and constants: labels that are shifted, positions that are counted."""
+        if self.places.get(node, UNREAD) is None:
+            return self._new[node]
+        if node in self._fields:
+            self.changed = True
+            return self._fields[node]
+        if node not in self._whole:
+            of = {one: self._of_whole(one) for one in ops.inputs_of(node)}
+            self._whole[node] = self.graph.node_copy(node, of.__getitem__)
+        return self._whole[node]
+
+    def _part(self, node: fx.Node, place: Along) -> fx.Node:
+        key = (node, place)
+        if key not in self._parts:
+            self.changed = True
+            self._parts[key] = self._cut_rows(node, place) or self._cut_whole(self._new[node], list(shape(node)), place)
+        return self._parts[key]
+
+    def _cut_rows(self, node: fx.Node, place: Along) -> fx.Node | None:
+        """Rows of a table at positions that are cut before: so their gradient, too, is that of these rows."""
+        if node.target is not aten.embedding.default or self.places[node.args[1]] is not None or place.dim >= len(shape(node.args[1])):
+            return None
+        ids = self._part(node.args[1], place)
+        return self.graph.node_copy(node, lambda one: ids if one is node.args[1] else self._new[one])
+
+    def _cut_whole(self, whole: fx.Node, sizes: list[int], place: Along) -> fx.Node:
+        dim = place.dim
+        end = self.begin + self.length
+        if place.outer == place.inner == 1:
+            return self.graph.call_function(aten.slice.Tensor, (whole, dim, self.begin, end))
+        before, behind = sizes[:dim], sizes[dim + 1:]
+        apart = self.graph.call_function(aten.reshape.default, (whole, [*before, place.outer, self.positions, place.inner, *behind]))
+        part = self.graph.call_function(aten.slice.Tensor, (apart, dim + 1, self.begin, end))
+        return self.graph.call_function(aten.reshape.default, (part, [*before, place.size(self.length), *behind]))
+
+    def _output(self, node: fx.Node) -> None:
+        for (kind, name), one in zip(self.layer.outputs, node.args[0]):
+            if kind == "buffer":
+                raise Mixes(one, f"the forward pass changes the buffer '{name}'")
+            if self.places[one] == UNREAD:
+                raise Mixes(one)
+            if kind == "loss" and self.places[one] != SUM:
+                raise Mixes(one, "the loss is no sum over the positions of sequences")
+        self.leaving = [self.places[one] for (kind, _), one in zip(self.layer.outputs, node.args[0]) if kind == "value"]
+        self.graph.output(tuple(self._new[one] for one in node.args[0]))
+
+
+def resized(example: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """Memory of another size in one dimension, in the same order of dimensions."""
+    order = sorted(range(example.dim()), key=lambda one: -example.stride(one))
+    sizes = [size if one == dim else example.shape[one] for one in range(example.dim())]
+    back = [order.index(one) for one in range(example.dim())]
+    return torch.empty([sizes[one] for one in order], dtype=example.dtype, device="meta").permute(back)
+
+
+@dataclasses.dataclass
+class Both:
+    """A layer as it is for whole sequences, and for a part of them."""
+    whole: Layer
+    part: Layer
+    changed: bool
+    arriving: list
+    leaving: list
+
+
+def both(layer: Layer, arriving: list, positions: int) -> Both:
+    """Raises Refused."""
+    try:
+        written = [Rewriting(layer, arriving, positions, begin, length) for begin, length in ((0, positions), (FIRST, part_length(positions)))]
+        whole, part = (one.write() for one in written)
+    except Mixes as reason:
+        raise Refused(f"{reason}{where(reason.node)}") from None
+    return Both(whole, part, written[0].changed, arriving, written[0].leaving)
+
+
+def part_length(positions: int) -> int:
+    return max(2, positions // 2)
+
+
+def joined(whole: Any, part: Any, positions: int, in_arguments: bool = False) -> Any:
+    """The program of both, from that of whole sequences and that of the part. Raises Refused if they differ in more than numbers of positions."""
+    if isinstance(whole, dict) and isinstance(part, dict) and whole.keys() == part.keys():
+        return {key: joined(one, part[key], positions, key == "args") for key, one in whole.items()}
+    if isinstance(whole, list) and isinstance(part, list) and len(whole) == len(part):
+        return [joined(one, other, positions, in_arguments) for one, other in zip(whole, part)]
+    if type(whole) is type(part) and whole == part:
+        return whole
+    if in_arguments and type(whole) is type(part) is int:
+        length = part_length(positions)
+        if (whole, part) == (0, FIRST):
+            return {"position": "begin"}
+        if (whole, part) == (positions, FIRST + length):
+            return {"position": "end"}
+        if whole % positions == 0 and part == whole // positions * length:
+            return {"positions": whole // positions}
+    raise Refused(f"its programs for sequences of {positions} positions have {whole!r} where those for a part of them have {part!r}")
+
+
+Made = tuple[dict, list[torch.Tensor]]  # a program, and the constants that tracing made for it
+
+
+def sliced_programs(layers: list[tuple[int, Layer]], positions: int, program_of: Callable[[int, Layer], Made], made: list[Made]) -> list[dict]:
+    """The programs of the kinds, so that they also run over slices. `layers`: the kind of each layer, and the first layer of that kind, whose program is
+    in `made`; `program_of` makes that of another layer of a kind. Raises Refused."""
+    known: dict[int, Both] = {}
+    arriving: list = []
+    for kind, layer in layers:
+        if kind not in known:
+            known[kind] = both(layer, arriving, positions)
+        elif known[kind].arriving != arriving:
+            raise Refused(f"layers of the kind of '{layer.name}' have their positions at different places")
+        arriving = known[kind].leaving
+    result = []
+    for kind, before in enumerate(made):
+        one = known[kind]
+        try:
+            whole = program_of(kind, one.whole) if one.changed else before
+            part = program_of(kind, one.part)
+        except Exception as error:
+            raise Refused(f"the layer '{one.whole.name}' has no program for a part of a sequence: {error}") from error
+        if not all(same_tensors(before[1], after[1]) for after in (whole, part)):
+            raise Refused(f"the layer '{one.whole.name}' has constants that depend on the number of positions")
+        result.append(joined(whole[0], part[0], positions))
+    return result
+
+
+def same_tensors(these: list[torch.Tensor], those: list[torch.Tensor]) -> bool:
+    return len(these) == len(those) and all(one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(these, those))
