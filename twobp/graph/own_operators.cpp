@@ -1,11 +1,13 @@
 #include "twobp/graph/own_operators.h"
 
 #include <cmath>
+#include <vector>
 
 #include <ATen/ATen.h>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/attention/packed_attention.h"
+#include "twobp/graph/own_arguments.h"
+#include "twobp/graph/own_attention.h"
 #include "twobp/nn/kernels/cross_entropy.h"
 #include "twobp/nn/kernels/encoder/dropout.h"
 #include "twobp/nn/kernels/glu.h"
@@ -14,45 +16,10 @@
 #include "twobp/nn/kernels/products/padded_rows.h"
 #include "twobp/nn/kernels/rms_norm.h"
 #include "twobp/nn/kernels/rope.h"
-#include "twobp/nn/layers/earlier_keys.h"
 #include "twobp/nn/values.h"
 
 namespace twobp::graph {
 namespace {
-
-// The arguments of a call, which it takes off the stack. A tensor that the stack alone held is then
-// exclusively owned.
-class Arguments {
- public:
-  Arguments(Stack& stack, size_t count) : stack_(stack), first_(stack.size() - count) {}
-  Arguments(const Arguments&) = delete;
-  Arguments& operator=(const Arguments&) = delete;
-
-  at::Tensor tensor(size_t i) { return std::move(stack_[first_ + i]).toTensor(); }
-  at::Tensor maybe(size_t i) {
-    return stack_[first_ + i].isNone() ? at::Tensor() : std::move(stack_[first_ + i]).toTensor();
-  }
-  double number(size_t i) const { return stack_[first_ + i].toDouble(); }
-  int64_t integer(size_t i) const { return stack_[first_ + i].toInt(); }
-  at::Scalar scalar(size_t i) const { return stack_[first_ + i].toScalar(); }
-  bool flag(size_t i) const { return stack_[first_ + i].toBool(); }
-  std::string text(size_t i) const { return stack_[first_ + i].toStringRef(); }
-
-  // Leaves these results.
-  template <typename... Results>
-  void give(Results... results) {
-    stack_.resize(first_);
-    (stack_.emplace_back(std::move(results)), ...);
-  }
-
- private:
-  Stack& stack_;
-  size_t first_;
-};
-
-bool is_wide(const at::Tensor& x) {
-  return x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble;
-}
 
 // Each element of the mask is true with probability 1 - p, in steps of 2^-16. The mask depends on the shape
 // and on `random` alone. That of a slice is its part of the whole sequences' mask: rows are their positions.
@@ -170,129 +137,6 @@ void run_glu_backward(Stack& stack) {
   at::Tensor dx = exclusively_owned(x) ? x : at::empty(x.sizes(), x.options());
   glu_backward(x, dy, gate, dx);
   arguments.give(std::move(dx));
-}
-
-// `head_dim` numbers turn in pairs.
-void check_tables(const at::Tensor& cos, const at::Tensor& sin, int64_t positions, int64_t head_dim,
-                  at::ScalarType dtype) {
-  for (const at::Tensor& table : {cos, sin}) {
-    TWOBP_CHECK(head_dim % 2 == 0 && table.dim() == 2 && table.size(0) == positions &&
-                    table.size(1) == head_dim / 2 && table.scalar_type() == dtype,
-                "rotary embedding of ", positions, " positions and ", head_dim, " numbers takes cos and sin ",
-                "(positions, half as many numbers) of the same dtype, not ", table.sizes(), " ",
-                c10::toString(table.scalar_type()));
-  }
-}
-
-// Attention whose queries, keys and values are the packed rows of `qkv`.
-struct PackedCall {
-  PackedAttention shape;
-  at::Tensor cos;
-  at::Tensor sin;
-
-  RowHeads rotated() const { return {shape.heads + shape.kv_heads, shape.head_dim}; }
-};
-
-// Arguments from `i`: cos, sin, heads, kv_heads, causal.
-PackedCall packed_call(Arguments& arguments, size_t i, const at::Tensor& qkv) {
-  PackedCall call;
-  call.cos = arguments.maybe(i);
-  call.sin = arguments.maybe(i + 1);
-  call.shape.heads = arguments.integer(i + 2);
-  call.shape.kv_heads = arguments.integer(i + 3);
-  call.shape.causal = arguments.flag(i + 4);
-  constexpr int64_t kMostHeads = 1 << 20;
-  const auto [heads, kv] = std::pair(call.shape.heads, call.shape.kv_heads);
-  TWOBP_CHECK(qkv.dim() == 3 && is_wide(qkv) && heads > 0 && heads <= kMostHeads && kv > 0 &&
-                  heads % kv == 0 && qkv.size(2) > 0 && qkv.size(2) % (heads + 2 * kv) == 0,
-              "twobp::attention takes packed heads (batch, positions, (heads + 2 kv_heads) n) in float32 or "
-              "float64, not ",
-              qkv.sizes(), " ", c10::toString(qkv.scalar_type()), " for ", heads, " heads and ", kv,
-              " key-value heads");
-  call.shape.head_dim = qkv.size(2) / (heads + 2 * kv);
-  TWOBP_CHECK(call.cos.defined() == call.sin.defined(),
-              "twobp::attention takes both cos and sin, or neither");
-  if (call.cos.defined()) {
-    check_tables(call.cos, call.sin, qkv.size(1), call.shape.head_dim, qkv.scalar_type());
-    call.cos = call.cos.contiguous();
-    call.sin = call.sin.contiguous();
-  }
-  return call;
-}
-
-// Adds the keys of earlier slices.
-void add_earlier(PackedAttention& shape, const at::Tensor& qkv, const SliceCall& slice) {
-  TWOBP_CHECK(shape.causal, "twobp::attention in both directions reads all positions, so it takes no slices");
-  TWOBP_CHECK(slice.saved != nullptr,
-              "twobp::attention_backward over a slice takes the log_sum_exp of twobp::attention itself");
-  shape.earlier = earlier_keys(*slice.saved, shape, qkv.size(0), qkv.scalar_type());
-  TWOBP_CHECK(shape.past() == slice.begin && qkv.size(1) == slice.length, "twobp::attention of ",
-              qkv.size(1), " positions behind ", shape.past(), " is not that of the slice, ", slice.length,
-              " behind ", slice.begin);
-}
-
-void attention(Stack& stack, const SliceCall* slice) {
-  Arguments arguments(stack, 6);
-  at::Tensor qkv = arguments.tensor(0);
-  PackedCall call = packed_call(arguments, 1, qkv);
-  if (call.cos.defined()) {
-    qkv = own_even_rows(std::move(qkv));
-    rope(qkv, call.cos, call.sin, call.rotated(), /*back=*/false);
-  } else {
-    qkv = with_even_rows(std::move(qkv));
-  }
-  PackedAttention& shape = call.shape;
-  if (slice != nullptr) {
-    add_earlier(shape, qkv, *slice);
-    leave_keys(qkv, shape, slice->keeps, *slice->saved);
-  }
-  at::Tensor out = at::empty({qkv.size(0), qkv.size(1), shape.heads * shape.head_dim}, qkv.options());
-  at::Tensor log_sum_exp = at::empty({qkv.size(0), shape.heads, qkv.size(1)}, qkv.options());
-  packed_attention_forward(qkv, shape, out, log_sum_exp);
-  arguments.give(std::move(out), std::move(qkv), std::move(log_sum_exp));
-}
-
-void run_attention(Stack& stack) {
-  attention(stack, nullptr);
-}
-
-void run_attention_of_slice(Stack& stack, const SliceCall& slice) {
-  attention(stack, &slice);
-}
-
-void attention_backward(Stack& stack, const SliceCall* slice) {
-  Arguments arguments(stack, 9);
-  const at::Tensor dout = as_contiguous(arguments.tensor(0));
-  at::Tensor qkv = with_even_rows(arguments.tensor(1));
-  const at::Tensor out = as_contiguous(arguments.tensor(2));
-  const at::Tensor log_sum_exp = as_contiguous(arguments.tensor(3));
-  PackedCall call = packed_call(arguments, 4, qkv);
-  const std::vector<int64_t> rows{qkv.size(0), qkv.size(1), call.shape.heads * call.shape.head_dim};
-  const std::vector<int64_t> sums{qkv.size(0), call.shape.heads, qkv.size(1)};
-  TWOBP_CHECK(dout.sizes() == rows && out.sizes() == rows && log_sum_exp.sizes() == sums &&
-                  dout.scalar_type() == qkv.scalar_type() && out.scalar_type() == qkv.scalar_type() &&
-                  log_sum_exp.scalar_type() == qkv.scalar_type(),
-              "twobp::attention_backward takes what twobp::attention gave, and a gradient of its result");
-  if (slice != nullptr) {
-    add_earlier(call.shape, qkv, *slice);
-    join_gradients(call.shape, *slice->saved);
-    const at::Tensor& later = call.shape.from_later;
-    const std::vector<int64_t> keys{qkv.size(0), qkv.size(1), 2 * call.shape.kv_heads * call.shape.head_dim};
-    TWOBP_CHECK(!later.defined() || later.sizes() == keys, "a gradient ", later.sizes(),
-                " for the keys of a slice does not fit it");
-  }
-  at::Tensor dqkv = exclusively_owned(qkv) ? qkv : at::empty(qkv.sizes(), qkv.options());
-  packed_attention_backward(qkv, call.shape, out, log_sum_exp, dout, dqkv);
-  if (call.cos.defined()) rope(dqkv, call.cos, call.sin, call.rotated(), /*back=*/true);
-  arguments.give(std::move(dqkv));
-}
-
-void run_attention_backward(Stack& stack) {
-  attention_backward(stack, nullptr);
-}
-
-void run_attention_backward_of_slice(Stack& stack, const SliceCall& slice) {
-  attention_backward(stack, &slice);
 }
 
 // In place, if nobody else holds x and each position's heads lie side by side.
@@ -443,12 +287,6 @@ constexpr OwnOperator kOwn[] = {
      &run_rms_norm_backward},
     {"twobp::glu(Tensor x, str activation) -> Tensor y", &run_glu},
     {"twobp::glu_backward(Tensor dy, Tensor x, str activation) -> Tensor dx", &run_glu_backward},
-    {"twobp::attention(Tensor qkv, Tensor? cos, Tensor? sin, int heads, int kv_heads, bool causal) -> "
-     "(Tensor out, Tensor rotated, Tensor log_sum_exp)",
-     &run_attention, &run_attention_of_slice},
-    {"twobp::attention_backward(Tensor dout, Tensor rotated, Tensor out, Tensor log_sum_exp, Tensor? cos, "
-     "Tensor? sin, int heads, int kv_heads, bool causal) -> Tensor dqkv",
-     &run_attention_backward, &run_attention_backward_of_slice},
     {"twobp::rotary(Tensor x, Tensor cos, Tensor sin, bool back) -> Tensor y", &run_rotary},
     {"twobp::cross_entropy(Tensor logits, Tensor labels, int ignore) -> (Tensor sum, Tensor gradient)",
      &run_cross_entropy},
@@ -457,8 +295,26 @@ constexpr OwnOperator kOwn[] = {
 
 }  // namespace
 
+void check_tables(const at::Tensor& cos, const at::Tensor& sin, int64_t positions, int64_t head_dim,
+                  at::ScalarType dtype) {
+  for (const at::Tensor& table : {cos, sin}) {
+    TWOBP_CHECK(head_dim % 2 == 0 && table.dim() == 2 && table.size(0) == positions &&
+                    table.size(1) == head_dim / 2 && table.scalar_type() == dtype,
+                "rotary embedding of ", positions, " positions and ", head_dim, " numbers takes cos and sin ",
+                "(positions, half as many numbers) of the same dtype, not ", table.sizes(), " ",
+                c10::toString(table.scalar_type()));
+  }
+}
+
+// Those above, and attention's.
 std::span<const OwnOperator> own_operators() {
-  return kOwn;
+  static const std::vector<OwnOperator> all = [] {
+    std::vector<OwnOperator> operators(std::begin(kOwn), std::end(kOwn));
+    const auto attention = attention_operators();
+    operators.insert(operators.end(), attention.begin(), attention.end());
+    return operators;
+  }();
+  return all;
 }
 
 std::span<const OwnOperator> replaced_operators() {

@@ -98,7 +98,7 @@ void for_each_read(const Instruction& instruction, Visit&& visit) {
 struct Input {
   enum class From : uint8_t { kValue, kField, kParameter, kBuffer, kConstant, kLossWeight };
   From from = From::kValue;
-  int index = 0;      // of the previous layer's output, or in the layer's list
+  int index = 0;       // of the previous layer's output, or in the layer's list
   std::string field;   // its name
   bool whole = false;  // of the field: all positions, for a slice too
   int slot = 0;

@@ -225,20 +225,22 @@ std::vector<Input> read_inputs(const JsonNode& list, int slots, const FieldTypes
   return inputs;
 }
 
-// Gives the calls of attention and of its derivative the same numbers, by the log_sum_exp that passes between.
+// Gives the calls of attention and of its derivative the same numbers, by the log_sum_exp that passes
+// between.
 void number_attention(Program& program) {
   std::map<int, int> numbers;  // by slot
-  const auto is = [](const Instruction& one, const char* name) {
-    return one.op != nullptr && one.op->schema->name() == name;
-  };
   for (Instruction& one : program.forward) {
-    if (!is(one, "twobp::attention")) continue;
+    const std::string& name = one.op->schema->name();
+    if (name != "twobp::attention" && name != "twobp::causal_attention") continue;
     one.attention = program.attentions++;
-    if (one.out[2] >= 0) numbers[one.out[2]] = one.attention;
+    if (one.out.back() >= 0) numbers[one.out.back()] = one.attention;
   }
   for (Instruction& one : program.backward_p1) {
-    if (!is(one, "twobp::attention_backward")) continue;
-    const auto forward = numbers.find(one.arguments[3].slot);
+    if (one.op == nullptr) continue;
+    const std::string& name = one.op->schema->name();
+    const bool apart = name == "twobp::causal_attention_backward";
+    if (!apart && name != "twobp::attention_backward") continue;
+    const auto forward = numbers.find(one.arguments[apart ? 5 : 3].slot);
     if (forward != numbers.end()) one.attention = forward->second;
   }
 }
@@ -386,7 +388,8 @@ Shape read_shape(const JsonNode& node, const GraphDescription& graph,
   const std::vector<JsonNode> each = programs.elements(kMostLayers);
   if (each.size() != graph.kinds.size())
     programs.refuse("there are ", each.size(), " programs for ", graph.kinds.size(), " kinds");
-  for (const JsonNode& program : each) shape.programs.push_back(read_program(program, shape.fields, shape.positions));
+  for (const JsonNode& program : each)
+    shape.programs.push_back(read_program(program, shape.fields, shape.positions));
   shape.targets = read_targets(node["targets"], shape.fields);
   if (const auto constants = node.find("constants")) {
     for (const JsonNode& layer : constants->elements(kMostLayers))

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from . import ops
-from .own_operators import aten, attention, cross_entropy, dropout, glu, rms_norm, rotary
+from .own_operators import aten, attention, causal_attention, cross_entropy, dropout, glu, rms_norm, rotary
 from .targets import ELEMENTWISE as LOSSES
 from .targets import MEAN, NLL, SUM as SUMMED, named_argument
 
@@ -329,7 +329,14 @@ def other_attention(node: fx.Node, of: Rewriting):
         raise Mixes(node, "attention with a mask (of padding, windows or documents) has no form for slices")
     if not given(5, "is_causal"):
         raise Mixes(node, "attention in both directions reads later positions")
-    raise Mixes(node, "this form of attention has no form for slices: its queries, keys and values are not the rows of one projection")
+    q, k, v = node.args[:3]
+    sizes = [shape(one) for one in (q, k, v)]
+    known = all(of.places[one] == Along(2) for one in (q, k, v)) and all(len(one) == 4 for one in sizes) and sizes[1] == sizes[2] \
+        and sizes[0][::3] == sizes[1][::3] and sizes[0][1] % sizes[1][1] == 0
+    if not known or q.meta["val"].dtype not in (torch.float32, torch.float64):
+        raise Mixes(node, "this form of attention has no form for slices: twobp has it for float32 and float64 (batch, heads, positions, numbers)")
+    of.replace(causal_attention, q, k, v, given(6, "scale"))
+    return Along(2)
 
 
 def linear_in_sums(node: fx.Node, of: Rewriting):

@@ -3,6 +3,7 @@ of it. What differs between the two programs is written as a multiple of the num
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -57,6 +58,7 @@ class Rewriting:
         self._free: set[fx.Node] = set()           # computed from fields and constants alone
         self._arguments: dict[int, Any] = {}       # of the node at hand
         self._cut: dict[fx.Node, fx.Node] = {}     # its inputs that are parts of whole values
+        self._replaced: tuple[Callable, tuple] | None = None  # what takes its place
 
     def write(self) -> Layer:
         """Raises Mixes."""
@@ -95,6 +97,10 @@ class Rewriting:
         """The operator at hand has another argument there."""
         self._arguments[position] = argument
 
+    def replace(self, target: Callable, *arguments: Any) -> None:
+        """The operator at hand becomes another one, whose first result takes the place of its result."""
+        self._replaced = target, arguments
+
     def _placeholders(self) -> list[fx.Node]:
         return [node for node in self.graph.nodes if node.op == "placeholder"]
 
@@ -117,7 +123,7 @@ class Rewriting:
                 raise Mixes(node, f"'{ops.short_name(node)}' draws random numbers that all positions share")
             self._place(node, None, self._copy(node))
             return
-        self._arguments, self._cut = {}, {}
+        self._arguments, self._cut, self._replaced = {}, {}, None
         try:
             place = self._place_of(node)
             if place == SUM and node in self._free:
@@ -126,6 +132,13 @@ class Rewriting:
             if node not in self._free:
                 raise
             self._place(node, None, self._of_whole(node))
+            return
+        if self._replaced is not None:
+            self.changed = True
+            target, arguments = self._replaced
+            both = self.graph.call_function(target, fx.map_arg(arguments, self._new.__getitem__))
+            both.meta = {key: value for key, value in node.meta.items() if key != "val"}
+            self._place(node, place, self.graph.call_function(operator.getitem, (both, 0)))
             return
         new = self._copy(node)
         for position, argument in self._arguments.items():
