@@ -73,7 +73,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"PositionsOfNoSequence",
             "[{\"v\": 2}, {\"v\": 0}, {\"v\": 3}, 1, 1]",
             "[{\"v\": 2}, {\"v\": 0}, {\"v\": 3}, 1, {\"positions\": 1}]",
-            {"args[4]", "is not a number"}},
+            {"args[4]", "no \"float\""}},
         Bad{"PositionsOfOtherFields",
             "\"programs\":",
             "\"positions\": 3, \"programs\":",

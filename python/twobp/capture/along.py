@@ -18,8 +18,6 @@ from .targets import MEAN, NLL, SUM as SUMMED, named_argument
 if TYPE_CHECKING:
     from .slices import Rewriting
 
-LAST = 2**63 - 1  # as the end of aten::slice: that of the tensor
-
 
 class Along(NamedTuple):
     """The value's dimension `dim` is (outer, positions, inner)."""
@@ -118,8 +116,7 @@ def reshaped(node: fx.Node, of: Rewriting):
         if stride % below == 0 and after[dim] * below % (stride * of.positions) == 0:
             inner = stride // below
             place = Along(dim, after[dim] // (inner * of.positions), inner)
-            after[dim] = place.size(of.length)
-            of.change(1, after)
+            of.resize(node, place)
             return place
         below *= after[dim]
     raise Mixes(node, f"'{ops.short_name(node)}' splits the positions of a sequence into several dimensions")
@@ -128,9 +125,7 @@ def reshaped(node: fx.Node, of: Rewriting):
 def expanded(node: fx.Node, of: Rewriting):
     place = same(node, of)
     place = place._replace(dim=place.dim + len(shape(node)) - len(shape(node.args[0])))
-    sizes = list(shape(node))
-    sizes[place.dim] = place.size(of.length)
-    of.change(1, sizes)
+    of.resize(node, place)
     return place
 
 
@@ -169,9 +164,11 @@ def cut_out(node: fx.Node, of: Rewriting):
     place, (dim,) = same(node, of), dimensions(node)
     if place.dim == dim:
         start, end, step = (argument(node, one) for one in ("start", "end", "step"))
-        if (start or 0) != 0 or step != 1 or end is not None and end < shape(node.args[0])[dim]:
+        size = shape(node.args[0])[dim]
+        if (start or 0) != 0 or step != 1 or end is not None and end < size:
             raise Mixes(node, "'slice' cuts positions off a sequence. To shift labels, pad these instead: F.pad(labels[:, 1:], (0, 1), value=-100)")
-        of.change(3, LAST)
+        if end == size:
+            of.change(3, place.size(of.length))
     return place
 
 

@@ -97,6 +97,13 @@ class Rewriting:
         """The operator at hand has another argument there."""
         self._arguments[position] = argument
 
+    def resize(self, node: fx.Node, place: Along) -> None:
+        """The operator at hand, `node`, has the sizes of its result as argument 1."""
+        sizes = list(node.args[1])
+        if sizes[place.dim] != -1:
+            sizes[place.dim] = place.size(self.length)
+        self.change(1, sizes)
+
     def replace(self, target: Callable, *arguments: Any) -> None:
         """The operator at hand becomes another one, whose first result takes the place of its result."""
         self._replaced = target, arguments
@@ -115,6 +122,7 @@ class Rewriting:
         return example if not isinstance(place, Along) or self.length == self.positions else resized(example, place.dim, place.size(self.length))
 
     def _call(self, node: fx.Node) -> None:
+        self._arguments, self._cut, self._replaced = {}, {}, None
         sources = ops.inputs_of(node)
         if all(one in self._free for one in sources) and not ops.is_random(node):
             self._free.add(node)
@@ -123,7 +131,6 @@ class Rewriting:
                 raise Mixes(node, f"'{ops.short_name(node)}' draws random numbers that all positions share")
             self._place(node, None, self._copy(node))
             return
-        self._arguments, self._cut, self._replaced = {}, {}, None
         try:
             place = self._place_of(node)
             if place == SUM and node in self._free:
@@ -155,9 +162,7 @@ class Rewriting:
         self.places[node], self._new[node] = place, new
 
     def _copy(self, node: fx.Node) -> fx.Node:
-        cut = self._cut
-        self._cut = {}
-        return self.graph.node_copy(node, lambda one: cut.get(one) or self._new[one])
+        return self.graph.node_copy(node, lambda one: self._cut.get(one) or self._new[one])
 
     def _of_whole(self, node: fx.Node) -> fx.Node:
         """The value for whole sequences of what is computed from fields and constants: labels that are shifted, positions that are counted."""
