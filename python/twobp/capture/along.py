@@ -173,11 +173,12 @@ def cut_out(node: fx.Node, of: Rewriting):
 
 
 def joined(node: fx.Node, of: Rewriting):
-    place = pointwise(node, of, node.args[0])
+    tensors = [one for one in node.args[0] if shape(one) != (0,)]  # one without numbers and dimensions adds nothing
+    place = pointwise(node, of, tensors)
     dim, rank = (node.args[1] if len(node.args) > 1 else 0), len(shape(node))
     if node.target is aten.stack.default:
         return place._replace(dim=place.dim + (dim % rank <= place.dim))
-    if dim % rank == place.dim:
+    if dim % rank == place.dim and len(tensors) > 1:
         raise Mixes(node, "'cat' makes sequences longer")
     return place
 

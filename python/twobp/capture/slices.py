@@ -1,11 +1,11 @@
-"""Programs that also run over a slice of the sequences (docs/long_sequences.md). Each layer is written once for a whole sequence and once for a part
-of it. What differs between the two programs is written as a multiple of the number of positions, or as the first or last of them."""
+"""Programs that also run over a slice of the sequences (docs/long_sequences.md). Each layer is written for two parts of a sequence. What differs between
+the two programs is a multiple of the number of positions, or the first or last of them."""
 from __future__ import annotations
 
 import dataclasses
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -18,8 +18,7 @@ from .export import Input
 from .own_operators import aten
 from .targets import set_argument
 
-LEAST = 4  # positions, so that a part of a sequence has two, and neither begins nor ends with it
-FIRST = 1  # the first position of the part
+LEAST = 6  # positions, so that there are two different parts of more than one, that are neither at the begin nor at the end
 
 
 def positions_of(fields: Mapping[str, torch.Tensor]) -> int:
@@ -69,11 +68,12 @@ class Rewriting:
             if one.source == "field":
                 self._fields[node] = self.graph.placeholder(f"whole_{node.name}")
                 inputs.append((Input("whole", one.name), example))
-        for node in old[len(placeholders):]:
-            if node.op == "output":
-                self._output(node)
-            else:
+        results = old[-1]
+        needed = ops.ancestors(list(results.args[0]))
+        for node in old:
+            if node in needed:
                 self._call(node)
+        self._output(results)
         read = [bool(node.users) or one.source != "whole" for node, (one, _) in zip(self._placeholders(), inputs)]
         for node, keep in zip(self._placeholders(), read):
             if not keep:
@@ -220,47 +220,53 @@ def resized(example: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     return torch.empty([sizes[one] for one in order], dtype=example.dtype, device="meta").permute(back)
 
 
+class Range(NamedTuple):
+    """The positions [begin, begin + length)."""
+    begin: int
+    length: int
+
+
 @dataclasses.dataclass
-class Both:
-    """A layer as it is for whole sequences, and for a part of them."""
-    whole: Layer
-    part: Layer
+class Parts:
+    """A layer for two parts of a sequence. `arriving` and `leaving`: the places in the values that it takes and gives."""
+    layers: list[Layer]
     changed: bool
     arriving: list
     leaving: list
 
 
-def both(layer: Layer, arriving: list, positions: int) -> Both:
+def ranges_of(positions: int) -> list[Range]:
+    """Of two parts. A part that is the whole has other programs: torch leaves out operators that do nothing."""
+    length = max(2, positions // 2 - 1)
+    return [Range(1, length), Range(2, length + 1)]
+
+
+def in_parts(layer: Layer, arriving: list, positions: int) -> Parts:
     """Raises Refused."""
     try:
-        written = [Rewriting(layer, arriving, positions, begin, length) for begin, length in ((0, positions), (FIRST, part_length(positions)))]
-        whole, part = (one.write() for one in written)
+        written = [Rewriting(layer, arriving, positions, *one) for one in ranges_of(positions)]
+        return Parts([one.write() for one in written], written[0].changed, arriving, written[0].leaving)
     except Mixes as reason:
         raise Refused(f"{reason}{where(reason.node)}") from None
-    return Both(whole, part, written[0].changed, arriving, written[0].leaving)
 
 
-def part_length(positions: int) -> int:
-    return max(2, positions // 2)
-
-
-def joined(whole: Any, part: Any, positions: int, in_arguments: bool = False) -> Any:
-    """The program of both, from that of whole sequences and that of the part. Raises Refused if they differ in more than numbers of positions."""
-    if isinstance(whole, dict) and isinstance(part, dict) and whole.keys() == part.keys():
-        return {key: joined(one, part[key], positions, key == "args") for key, one in whole.items()}
-    if isinstance(whole, list) and isinstance(part, list) and len(whole) == len(part):
-        return [joined(one, other, positions, in_arguments) for one, other in zip(whole, part)]
-    if type(whole) is type(part) and whole == part:
-        return whole
-    if in_arguments and type(whole) is type(part) is int:
-        length = part_length(positions)
-        if (whole, part) == (0, FIRST):
+def joined(these: tuple[Any, Any], ranges: list[Range], in_arguments: bool = False) -> Any:
+    """The program of all parts, from those of two. Raises Refused if they differ in more than numbers of positions."""
+    one, other = these
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return {key: joined((value, other[key]), ranges, key == "args") for key, value in one.items()}
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [joined(pair, ranges, in_arguments) for pair in zip(one, other)]
+    if type(one) is type(other) and one == other:
+        return one
+    if in_arguments and type(one) is type(other) is int:
+        if these == tuple(part.begin for part in ranges):
             return {"position": "begin"}
-        if (whole, part) == (positions, FIRST + length):
+        if these == tuple(part.begin + part.length for part in ranges):
             return {"position": "end"}
-        if whole % positions == 0 and part == whole // positions * length:
-            return {"positions": whole // positions}
-    raise Refused(f"its programs for sequences of {positions} positions have {whole!r} where those for a part of them have {part!r}")
+        if one % ranges[0].length == 0 and other == one // ranges[0].length * ranges[1].length:
+            return {"positions": one // ranges[0].length}
+    raise Refused(f"its programs for two parts of a sequence differ: one has {one!r}, the other {other!r}")
 
 
 Made = tuple[dict, list[torch.Tensor]]  # a program, and the constants that tracing made for it
@@ -269,25 +275,26 @@ Made = tuple[dict, list[torch.Tensor]]  # a program, and the constants that trac
 def sliced_programs(layers: list[tuple[int, Layer]], positions: int, program_of: Callable[[int, Layer], Made], made: list[Made]) -> list[dict]:
     """The programs of the kinds, so that they also run over slices. `layers`: the kind of each layer, and the first layer of that kind, whose program is
     in `made`; `program_of` makes that of another layer of a kind. Raises Refused."""
-    known: dict[int, Both] = {}
+    known: dict[int, Parts] = {}
     arriving: list = []
     for kind, layer in layers:
         if kind not in known:
-            known[kind] = both(layer, arriving, positions)
+            known[kind] = in_parts(layer, arriving, positions)
         elif known[kind].arriving != arriving:
             raise Refused(f"layers of the kind of '{layer.name}' have their positions at different places")
         arriving = known[kind].leaving
     result = []
-    for kind, before in enumerate(made):
-        one = known[kind]
+    for kind, whole in enumerate(made):
+        parts, ranges = known[kind], ranges_of(positions)
         try:
-            whole = program_of(kind, one.whole) if one.changed else before
-            part = program_of(kind, one.part)
+            two = [program_of(kind, one) for one in parts.layers[:2 if parts.changed else 1]]
         except Exception as error:
-            raise Refused(f"the layer '{one.whole.name}' has no program for a part of a sequence: {error}") from error
-        if not all(same_tensors(before[1], after[1]) for after in (whole, part)):
-            raise Refused(f"the layer '{one.whole.name}' has constants that depend on the number of positions")
-        result.append(joined(whole[0], part[0], positions))
+            raise Refused(f"the layer '{parts.layers[0].name}' has no program for a part of a sequence: {error}") from error
+        if not parts.changed:  # the whole has the operators of a part
+            two, ranges = [whole, *two], [Range(0, positions), ranges[0]]
+        if not all(same_tensors(whole[1], one[1]) for one in two):
+            raise Refused(f"the layer '{parts.layers[0].name}' has constants that depend on the number of positions")
+        result.append(joined((two[0][0], two[1][0]), ranges))
     return result
 
 
