@@ -183,6 +183,10 @@ def joined(node: fx.Node, of: Rewriting):
     return place
 
 
+def broadcast(node: fx.Node, of: Rewriting):
+    return [pointwise(node, of, node.args[0])] * len(node.args[0])
+
+
 def padded(node: fx.Node, of: Rewriting):
     place, pad = same(node, of), node.args[1]
     behind = 2 * (len(shape(node)) - 1 - place.dim)
@@ -239,12 +243,18 @@ def looked_up(node: fx.Node, of: Rewriting):
 
 
 def indexed(node: fx.Node, of: Rewriting):
-    """A table, the same for every slice, at indices of the positions."""
+    """A table, the same for every slice, at indices of the positions; or values at indices that are the same for every slice."""
     given = [(i, one) for i, one in enumerate(node.args[1]) if one is not None]
     if len(given) != 1:
         raise Mixes(node)
-    place = only_first(node, of, given[0][1])
-    return place._replace(dim=place.dim + given[0][0])
+    (dim, indices), = given
+    if of.places[node.args[0]] is None:
+        place = only_first(node, of, indices)
+        return place._replace(dim=place.dim + dim)
+    place = only_first(node, of, node.args[0])
+    if place.dim == dim or indices.meta["val"].dtype == torch.bool:
+        raise across(node)
+    return place._replace(dim=place.dim + (len(shape(indices)) - 1) * (dim < place.dim))
 
 
 def aligned(node: fx.Node, of: Rewriting):
@@ -358,7 +368,7 @@ def other_size(node: fx.Node, of: Rewriting):
 
 
 RULES: dict[str, Callable] = {
-    **dict.fromkeys(("_to_copy", "clone", "contiguous", "detach", "alias", "lift_fresh_copy", "zeros_like", "ones_like", "full_like"), same),
+    **dict.fromkeys(("_to_copy", "type_as", "clone", "contiguous", "detach", "alias", "lift_fresh_copy", "zeros_like", "ones_like", "full_like"), same),
     **dict.fromkeys(("new_zeros", "new_ones", "new_full"), other_size),
     **dict.fromkeys(("sum", "mean", "amax", "amin", "max", "min", "var", "var_mean", "std", "prod", "any", "all", "argmax", "argmin", "logsumexp",
                      "linalg_vector_norm"), reduced),
@@ -366,7 +376,7 @@ RULES: dict[str, Callable] = {
                      "roll", "split", "split_with_sizes", "chunk"), apart),
     **dict.fromkeys(("reshape", "view", "_unsafe_view"), reshaped), "expand": expanded, **dict.fromkeys(("transpose", "permute", "t"), permuted),
     "unsqueeze": unsqueezed, "squeeze": squeezed, "select": selected, "unbind": selected, "slice": cut_out, "cat": joined, "stack": joined,
-    "constant_pad_nd": padded, "layer_norm": normed, "native_layer_norm": normed, "rms_norm": normed,
+    "constant_pad_nd": padded, "pad": padded, "broadcast_tensors": broadcast, "layer_norm": normed, "native_layer_norm": normed, "rms_norm": normed,
     **dict.fromkeys(("linear", "mm", "addmm"), product), "matmul": batched, "bmm": batched, "embedding": looked_up, "index": indexed, "gather": aligned,
     "scatter": aligned, "scatter_add": aligned, "scaled_dot_product_attention": other_attention, "attention_with_dropout": other_attention}
 OWN = {attention: own_attention, rotary: own_rotary, glu: own_glu, dropout: own_dropout, cross_entropy: own_cross_entropy, **dict.fromkeys((*LOSSES, *NLL), lost)}
