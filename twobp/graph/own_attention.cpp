@@ -62,7 +62,7 @@ void add_earlier(PackedAttention& shape, const at::Tensor& qkv, const SliceCall&
               slice.begin);
 }
 
-// Adds the gradients that pass between slices.
+// Takes over the gradient from later slices, and makes room for that of the earlier ones.
 void take_over(PackedAttention& shape, const at::Tensor& qkv, const SliceCall& slice) {
   join_gradients(shape, *slice.saved);
   const at::Tensor& later = shape.from_later;
@@ -147,10 +147,6 @@ struct ApartCall {
   }
   // Rows (q | k | v).
   at::Tensor packed() const { return at::cat({q, k, v}, 1).transpose(1, 2).flatten(2).contiguous(); }
-  // k or v with a copy for each of the heads that share it.
-  at::Tensor for_each_head(const at::Tensor& keys) const {
-    return keys.size(1) == q.size(1) ? keys : keys.repeat_interleave(q.size(1) / keys.size(1), 1);
-  }
 };
 
 // Arguments from `i`: q, k, v; and the scale at `scale`.
@@ -172,7 +168,7 @@ void run_causal_attention(Stack& stack) {
   Arguments arguments(stack, 4);
   const ApartCall call = apart_call(arguments, 0, 3);
   auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
-      call.q, call.for_each_head(call.k), call.for_each_head(call.v), /*dropout_p=*/0, /*is_causal=*/true,
+      call.q, call.k, call.v, /*dropout_p=*/0, /*is_causal=*/true,
       /*attn_mask=*/{}, call.scale);
   arguments.give(std::move(out), std::move(log_sum_exp));
 }
@@ -217,13 +213,9 @@ void run_causal_attention_backward(Stack& stack) {
   const ApartGradients of(arguments);
   const ApartCall& call = of.call;
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      of.dout, call.q, call.for_each_head(call.k), call.for_each_head(call.v), of.out, of.log_sum_exp,
+      of.dout, call.q, call.k, call.v, of.out, of.log_sum_exp,
       /*dropout_p=*/0, /*is_causal=*/true, /*attn_mask=*/{}, call.scale);
-  const int64_t kv_heads = call.k.size(1);
-  const auto shared = [&](const at::Tensor& gradient) {
-    return kv_heads == call.q.size(1) ? gradient : gradient.unflatten(1, {kv_heads, -1}).sum(2);
-  };
-  arguments.give(std::move(dq), shared(dk), shared(dv));
+  arguments.give(std::move(dq), std::move(dk), std::move(dv));
 }
 
 void run_causal_attention_backward_of_slice(Stack& stack, const SliceCall& slice) {

@@ -161,19 +161,12 @@ attention_backward = _operator("attention_backward(Tensor dout, Tensor rotated, 
 
 # causal_attention: the same of q (batch, heads, positions, n) and k, v (batch, kv_heads, positions, n) that other operators have made, with scores times
 # `scale`, or 1 / sqrt(n). Only programs that take slices have it.
-def _grouped(q, k, v):
-    return [one.repeat_interleave(q.shape[1] // k.shape[1], 1) if q.shape[1] != k.shape[1] else one for one in (k, v)]
-
-
 def _causal_attention(q, k, v, scale):
-    return aten._scaled_dot_product_flash_attention_for_cpu(q, *_grouped(q, k, v), 0.0, True, scale=scale)
+    return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=scale)
 
 
 def _causal_attention_backward(dout, q, k, v, out, log_sum_exp, scale):
-    dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(dout, q, *_grouped(q, k, v), out, log_sum_exp, 0.0, True, scale=scale)
-    if q.shape[1] != k.shape[1]:
-        dk, dv = (one.unflatten(1, (k.shape[1], -1)).sum(2) for one in (dk, dv))
-    return dq, dk, dv
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(dout, q, k, v, out, log_sum_exp, 0.0, True, scale=scale)
 
 
 def _keep_causal_attention(ctx, inputs, output):
@@ -182,12 +175,11 @@ def _keep_causal_attention(ctx, inputs, output):
     ctx.mark_non_differentiable(output[1])
 
 
-causal_attention = _operator("causal_attention(Tensor q, Tensor k, Tensor v, float? scale) -> (Tensor, Tensor)", _causal_attention,
-                             lambda q, k, v, scale: (torch.empty_like(q), _empty(q, *q.shape[:3])), _keep_causal_attention,
+causal_attention = _operator("causal_attention(Tensor q, Tensor k, Tensor v, float? scale) -> (Tensor, Tensor)", _causal_attention, _causal_attention,
+                             _keep_causal_attention,
                              lambda ctx, dout, _: (*torch.ops.twobp.causal_attention_backward(dout, *ctx.saved_tensors, ctx.scale), None))
 causal_attention_backward = _operator("causal_attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor log_sum_exp, float? scale) -> "
-                                      "(Tensor, Tensor, Tensor)", _causal_attention_backward,
-                                      lambda dout, q, k, v, *_: tuple(torch.empty_like(one) for one in (q, k, v)))
+                                      "(Tensor, Tensor, Tensor)", _causal_attention_backward, _causal_attention_backward)
 
 
 # rotary: rotary embedding of x (batch, heads, positions, n) alone; `back` turns by the opposite angle, as gradients do.
