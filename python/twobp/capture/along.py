@@ -4,72 +4,21 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
 
 from . import ops
+from .along_views import VIEWS
 from .own_operators import aten, attention, causal_attention, cross_entropy, dropout, glu, rms_norm, rotary
+from .places import SUM, UNREAD, Along, Mixes, across, argument, dimensions, pointwise, same, several, shape
 from .targets import ELEMENTWISE as LOSSES
 from .targets import MEAN, NLL, SUM as SUMMED, named_argument
 
 if TYPE_CHECKING:
     from .slices import Rewriting
-
-
-class Along(NamedTuple):
-    """The value's dimension `dim` is (outer, positions, inner)."""
-    dim: int
-    outer: int = 1
-    inner: int = 1
-
-    def size(self, positions: int) -> int:
-        return self.outer * positions * self.inner
-
-
-# Other values: None, the same for every slice, such as a parameter; SUM, a sum over positions, so that those of slices add up; a list of places for
-# a list of values; and UNREAD.
-SUM, UNREAD = "sum", "unread"
-
-
-class Mixes(Exception):
-    """An operator that does not keep positions apart: the node, and what it does."""
-
-    def __init__(self, node: fx.Node, what: str = ""):
-        super().__init__(what or f"'{ops.short_name(node)}' is not known to keep the positions of a sequence apart")
-        self.node = node
-
-
-def shape(node: fx.Node) -> torch.Size:
-    return node.meta["val"].shape
-
-
-def argument(node: fx.Node, name: str):
-    """An argument by the name in the operator's schema; None if it has none."""
-    position = next((i for i, one in enumerate(node.target._schema.arguments) if one.name == name), None)
-    return None if position is None else named_argument(node, position)
-
-
-def dimensions(node: fx.Node, name: str = "dim") -> set[int]:
-    """Those of the first argument that `name` lists; all if there is none."""
-    rank, given = len(shape(node.args[0])), argument(node, name)
-    if given is None or given == []:
-        return set(range(rank))
-    return {one % rank for one in (given if isinstance(given, Sequence) else [given])}
-
-
-def across(node: fx.Node) -> Mixes:
-    return Mixes(node, f"'{ops.short_name(node)}' computes across the positions of a sequence")
-
-
-def same(node: fx.Node, of: Rewriting) -> Along:
-    """The place in the first argument."""
-    place = of.places[node.args[0]] if isinstance(node.args[0], fx.Node) else None
-    if not isinstance(place, Along):
-        raise across(node)
-    return place
 
 
 def apart(node: fx.Node, of: Rewriting):
@@ -80,11 +29,6 @@ def apart(node: fx.Node, of: Rewriting):
     return several(node, place)
 
 
-def several(node: fx.Node, place: Along):
-    value = node.meta["val"]
-    return [place] * len(value) if isinstance(value, (tuple, list)) else place
-
-
 def reduced(node: fx.Node, of: Rewriting):
     place, dims = same(node, of), dimensions(node)
     if place.dim in dims:
@@ -92,84 +36,6 @@ def reduced(node: fx.Node, of: Rewriting):
             return SUM
         raise across(node)
     return several(node, place if argument(node, "keepdim") else place._replace(dim=place.dim - sum(one < place.dim for one in dims)))
-
-
-def pointwise(node: fx.Node, of: Rewriting, tensors: Sequence[fx.Node] = ()):
-    """Element by element, with broadcasting. What is the same for every slice, but has a number for each position, is cut."""
-    tensors = tensors or ops.inputs_of(node)
-    rank = max(len(shape(one)) for one in tensors)
-    found = {of.places[one]._replace(dim=of.places[one].dim + rank - len(shape(one))) for one in tensors if of.places[one] is not None}
-    if len(found) != 1:
-        raise Mixes(node, f"'{ops.short_name(node)}' puts each position beside others")
-    place = found.pop()
-    for one in tensors:
-        dim = place.dim - (rank - len(shape(one)))
-        if of.places[one] is None and dim >= 0 and shape(one)[dim] != 1:
-            of.cut(one, place._replace(dim=dim))
-    return place
-
-
-def reshaped(node: fx.Node, of: Rewriting):
-    place, before, after = same(node, of), shape(node.args[0]), list(shape(node))
-    stride, below = place.inner * math.prod(before[place.dim + 1:]), 1
-    for dim in reversed(range(len(after))):
-        if stride % below == 0 and after[dim] * below % (stride * of.positions) == 0:
-            inner = stride // below
-            place = Along(dim, after[dim] // (inner * of.positions), inner)
-            of.resize(node, place)
-            return place
-        below *= after[dim]
-    raise Mixes(node, f"'{ops.short_name(node)}' splits the positions of a sequence into several dimensions")
-
-
-def expanded(node: fx.Node, of: Rewriting):
-    place = same(node, of)
-    place = place._replace(dim=place.dim + len(shape(node)) - len(shape(node.args[0])))
-    of.resize(node, place)
-    return place
-
-
-def permuted(node: fx.Node, of: Rewriting):
-    place, rank = same(node, of), len(shape(node))
-    order = list(range(rank))
-    if node.target is aten.permute.default:
-        order = [one % rank for one in node.args[1]]
-    else:
-        a, b = (one % rank for one in node.args[1:3]) if node.target is aten.transpose.int else (0, rank - 1)
-        order[a], order[b] = order[b], order[a]
-    return place._replace(dim=order.index(place.dim))
-
-
-def unsqueezed(node: fx.Node, of: Rewriting):
-    place = same(node, of)
-    return place._replace(dim=place.dim + (node.args[1] % len(shape(node)) <= place.dim))
-
-
-def squeezed(node: fx.Node, of: Rewriting):
-    place, before = same(node, of), shape(node.args[0])
-    gone = [one for one in dimensions(node) if before[one] == 1]
-    if node.target is aten.squeeze.default and gone:  # a slice may have one position
-        raise Mixes(node, "'squeeze' without a dimension would take that of the positions in a slice of one. Name the dimension")
-    return place._replace(dim=place.dim - sum(one < place.dim for one in gone))
-
-
-def selected(node: fx.Node, of: Rewriting):
-    place, (dim,) = same(node, of), dimensions(node)
-    if place.dim == dim:
-        raise Mixes(node, f"'{ops.short_name(node)}' takes single positions out of a sequence")
-    return several(node, place._replace(dim=place.dim - (dim < place.dim)))
-
-
-def cut_out(node: fx.Node, of: Rewriting):
-    place, (dim,) = same(node, of), dimensions(node)
-    if place.dim == dim:
-        start, end, step = (argument(node, one) for one in ("start", "end", "step"))
-        size = shape(node.args[0])[dim]
-        if (start or 0) != 0 or step != 1 or end is not None and end < size:
-            raise Mixes(node, "'slice' cuts positions off a sequence. To shift labels, pad these instead: F.pad(labels[:, 1:], (0, 1), value=-100)")
-        if end == size:
-            of.change(3, place.size(of.length))
-    return place
 
 
 def joined(node: fx.Node, of: Rewriting):
@@ -187,17 +53,9 @@ def broadcast(node: fx.Node, of: Rewriting):
     return [pointwise(node, of, node.args[0])] * len(node.args[0])
 
 
-def padded(node: fx.Node, of: Rewriting):
-    place, pad = same(node, of), node.args[1]
-    behind = 2 * (len(shape(node)) - 1 - place.dim)
-    if any(pad[behind:behind + 2]):
-        raise Mixes(node, f"'{ops.short_name(node)}' shifts or pads the positions of a sequence")
-    return place
-
-
 def normed(node: fx.Node, of: Rewriting):
-    place, x = same(node, of), node.args[0]
-    own = node.target is rms_norm
+    x = node.args[0]
+    place, own = only_first(node, of, x), node.target is rms_norm
     if place.dim >= len(shape(x)) - (1 if own else len(node.args[1])):
         raise across(node)
     return [place, UNREAD] if own else several(node, place)
@@ -225,20 +83,16 @@ def batched(node: fx.Node, of: Rewriting):
     a, b, rank = *node.args[:2], len(shape(node))
     if min(len(shape(a)), len(shape(b))) < 2:
         raise across(node)
-    places = [of.places[one] and of.places[one]._replace(dim=of.places[one].dim + rank - len(shape(one))) for one in (a, b)]
-    if places[1] is None and places[0].dim == rank - 2:
-        return places[0]  # rows of a
-    place = places[0] or places[1]
-    if place.dim >= rank - 2 or any(one not in (None, place) for one in places):
+    if of.places[b] is None and of.places[a].dim == len(shape(a)) - 2:
+        return of.places[a]._replace(dim=rank - 2)  # rows of a
+    if any(of.places[one] is not None and of.places[one].dim >= len(shape(one)) - 2 for one in (a, b)):
         raise Mixes(node, f"'{ops.short_name(node)}' multiplies positions with positions")
-    for one in (a, b):
-        dim = place.dim - (rank - len(shape(one)))
-        if of.places[one] is None and dim >= 0 and shape(one)[dim] != 1:
-            of.cut(one, place._replace(dim=dim))
-    return place
+    return pointwise(node, of, (a, b))
 
 
 def looked_up(node: fx.Node, of: Rewriting):
+    if argument(node, "scale_grad_by_freq"):
+        raise Mixes(node, "'embedding' with scale_grad_by_freq counts the ids of all positions")
     return only_first(node, of, node.args[1])
 
 
@@ -341,9 +195,11 @@ def other_attention(node: fx.Node, of: Rewriting):
     sizes = [shape(one) for one in (q, k, v)]
     known = all(of.places[one] == Along(2) for one in (q, k, v)) and all(len(one) == 4 for one in sizes) and sizes[1] == sizes[2] \
         and sizes[0][::3] == sizes[1][::3] and sizes[0][1] % sizes[1][1] == 0
-    if not known or q.meta["val"].dtype not in (torch.float32, torch.float64):
-        raise Mixes(node, "this form of attention has no form for slices: twobp has it for float32 and float64 (batch, heads, positions, numbers)")
-    of.replace(causal_attention, q, k, v, given(6, "scale"))
+    scale = given(6, "scale")
+    if not known or scale is not None and not scale > 0 or q.meta["val"].dtype not in (torch.float32, torch.float64):
+        raise Mixes(node, "this form of attention has no form for slices: twobp has it for float32 and float64 (batch, heads, positions, numbers), with a "
+                    "scale above 0")
+    of.replace(causal_attention, q, k, v, scale)
     return Along(2)
 
 
@@ -374,12 +230,11 @@ RULES: dict[str, Callable] = {
                      "linalg_vector_norm"), reduced),
     **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "logcumsumexp", "sort", "topk", "flip",
                      "roll", "split", "split_with_sizes", "chunk"), apart),
-    **dict.fromkeys(("reshape", "view", "_unsafe_view"), reshaped), "expand": expanded, **dict.fromkeys(("transpose", "permute", "t"), permuted),
-    "unsqueeze": unsqueezed, "squeeze": squeezed, "select": selected, "unbind": selected, "slice": cut_out, "cat": joined, "stack": joined,
-    "constant_pad_nd": padded, "pad": padded, "broadcast_tensors": broadcast, "layer_norm": normed, "native_layer_norm": normed, "rms_norm": normed,
+    **VIEWS, "cat": joined, "stack": joined, "broadcast_tensors": broadcast, "layer_norm": normed, "native_layer_norm": normed, "rms_norm": normed,
     **dict.fromkeys(("linear", "mm", "addmm"), product), "matmul": batched, "bmm": batched, "embedding": looked_up, "index": indexed, "gather": aligned,
     "scatter": aligned, "scatter_add": aligned, "scaled_dot_product_attention": other_attention, "attention_with_dropout": other_attention}
-OWN = {attention: own_attention, rotary: own_rotary, glu: own_glu, dropout: own_dropout, cross_entropy: own_cross_entropy, **dict.fromkeys((*LOSSES, *NLL), lost)}
+OWN = {attention: own_attention, rotary: own_rotary, glu: own_glu, dropout: own_dropout, cross_entropy: own_cross_entropy,
+       **dict.fromkeys((*LOSSES, *NLL), lost)}
 
 
 def place_of(node: fx.Node, of: Rewriting):

@@ -11,11 +11,12 @@ import torch
 from torch import fx
 
 from . import ops
-from .along import SUM, UNREAD, Along, Mixes, place_of, shape
+from .along import place_of
 from .cut import Layer
 from .errors import where
 from .export import Input
 from .own_operators import aten
+from .places import SUM, UNREAD, Along, Mixes, shape
 from .targets import set_argument
 
 LEAST = 6  # positions, so that there are two different parts of more than one, that are neither at the begin nor at the end
