@@ -254,6 +254,8 @@ class Trainer:
         before, known = dict(captured.constants), len(captured.graph["shapes"])
         try:
             captured.add_shape(part)
+            if self.config["pipeline"]["slices"] > 1 and (reason := captured.graph["shapes"][-1].get("no_slices")):
+                raise Error(f"its sequences cannot be cut into slices: {reason}")
             self._native.add_shape(json.dumps(captured.graph["shapes"][-1]),
                                    {name: tensor.contiguous() for name, tensor in captured.constants.items() if name not in before})
         except Error as error:

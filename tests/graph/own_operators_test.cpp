@@ -2,6 +2,8 @@
 // tests/python/test_packed.py compares their gradients with autograd's.
 #include "twobp/graph/own_operators.h"
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "tests/expect_error.h"
@@ -167,6 +169,140 @@ TEST(OwnOperators, CrossEntropyTakesTheMemoryOfItsLogits) {
   const at::Tensor expected =
       at::cross_entropy_loss(numbers({4, 3}), whole_numbers({0, 1, 2, -100}), {}, at::Reduction::Sum);
   EXPECT_NEAR(stack[0].toTensor().item<double>(), expected.item<double>(), 1e-12);
+}
+
+// Attention over slices, F first to last and I last to first, and over whole sequences.
+class SlicedAttention {
+ public:
+  explicit SlicedAttention(std::vector<int64_t> cuts) : cuts_(std::move(cuts)), saved_(cuts_.size() - 1) {
+    for (size_t s = 1; s < saved_.size(); ++s) saved_[s].follow(&saved_[s - 1]);
+  }
+
+  size_t count() const { return saved_.size(); }
+  Stack run(const char* name, size_t s, Stack stack, bool keeps = true) {
+    const graph::SliceCall slice{cuts_[s], cuts_[s + 1] - cuts_[s], cuts_.back(), keeps, &saved_[s]};
+    graph::find_operator(name).of_slice(stack, slice);
+    return stack;
+  }
+  at::Tensor part(const at::Tensor& whole, int64_t dim, size_t s) const {
+    return whole.narrow(dim, cuts_[s], cuts_[s + 1] - cuts_[s]).contiguous();
+  }
+  bool holds_nothing() const {
+    return std::all_of(saved_.begin(), saved_.end(),
+                       [](const Saved& one) { return one.to_later.empty() && one.from_later.empty(); });
+  }
+
+ private:
+  std::vector<int64_t> cuts_;
+  std::vector<Saved> saved_;
+};
+
+TEST(OwnOperators, PackedAttentionOfSlicesGivesTheWhole) {
+  constexpr int64_t kHeads = 4, kKvHeads = 2, kPositions = 11;
+  const at::Tensor qkv = numbers({2, kPositions, (kHeads + 2 * kKvHeads) * 6});
+  const at::Tensor cos = numbers({kPositions, 3}), sin = cos.flip(0).contiguous();
+  const at::Tensor dout = numbers({2, kPositions, kHeads * 6}).flip(1).contiguous();
+  Stack whole{qkv.clone(), cos, sin, kHeads, kKvHeads, true};
+  graph::find_operator("twobp::attention").call(whole);
+  Stack gradient{dout, whole[1].toTensor().clone(), whole[0], whole[2], cos, sin, kHeads, kKvHeads, true};
+  graph::find_operator("twobp::attention_backward").call(gradient);
+
+  SlicedAttention sliced({0, 4, 5, kPositions});
+  std::vector<at::Tensor> out(sliced.count()), dqkv(sliced.count());
+  std::vector<Stack> kept;
+  for (size_t s = 0; s < sliced.count(); ++s) {
+    const at::Tensor own_cos = sliced.part(cos, 0, s), own_sin = sliced.part(sin, 0, s);
+    kept.push_back(sliced.run("twobp::attention", s,
+                              {sliced.part(qkv, 1, s), own_cos, own_sin, kHeads, kKvHeads, true}));
+    out[s] = kept[s][0].toTensor();
+  }
+  for (size_t s = sliced.count(); s-- > 0;) {
+    Stack stack{sliced.part(dout, 1, s),
+                std::move(kept[s][1]),
+                kept[s][0],
+                kept[s][2],
+                sliced.part(cos, 0, s),
+                sliced.part(sin, 0, s),
+                kHeads,
+                kKvHeads,
+                true};
+    dqkv[s] = sliced.run("twobp::attention_backward", s, std::move(stack))[0].toTensor();
+  }
+  EXPECT_LT((at::cat(out, 1) - whole[0].toTensor()).abs().max().item<double>(), 1e-12);
+  EXPECT_LT((at::cat(dqkv, 1) - gradient[0].toTensor()).abs().max().item<double>(), 1e-12);
+  EXPECT_TRUE(sliced.holds_nothing());
+}
+
+TEST(OwnOperators, AttentionApartOfSlicesGivesTheWhole) {
+  constexpr int64_t kPositions = 11;
+  const at::Tensor q = numbers({2, 4, kPositions, 6}), k = q.narrow(1, 0, 2).flip(2),
+                   v = numbers({2, 2, kPositions, 6});
+  const at::Tensor dout = q.flip(3).contiguous();
+  for (const c10::IValue& scale : {c10::IValue(), c10::IValue(0.3)}) {
+    Stack whole{q, k, v, scale};
+    graph::find_operator("twobp::causal_attention").call(whole);
+    Stack gradients{dout, q, k, v, whole[0], whole[1], scale};
+    graph::find_operator("twobp::causal_attention_backward").call(gradients);
+
+    SlicedAttention sliced({0, 4, 5, kPositions});
+    std::vector<Stack> kept;
+    std::vector<std::vector<at::Tensor>> parts(4, std::vector<at::Tensor>(sliced.count()));
+    const auto of = [&](const at::Tensor& tensor, size_t s) { return sliced.part(tensor, 2, s); };
+    for (size_t s = 0; s < sliced.count(); ++s) {
+      kept.push_back(sliced.run("twobp::causal_attention", s, {of(q, s), of(k, s), of(v, s), scale}));
+      parts[3][s] = kept[s][0].toTensor();
+    }
+    for (size_t s = sliced.count(); s-- > 0;) {
+      Stack stack{of(dout, s), of(q, s), of(k, s), of(v, s), kept[s][0], kept[s][1], scale};
+      stack = sliced.run("twobp::causal_attention_backward", s, std::move(stack));
+      for (size_t i = 0; i < 3; ++i) parts[i][s] = stack[i].toTensor();
+    }
+    const at::Tensor expected[] = {gradients[0].toTensor(), gradients[1].toTensor(), gradients[2].toTensor(),
+                                   whole[0].toTensor()};
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_LT((at::cat(parts[i], 2) - expected[i]).abs().max().item<double>(), 1e-12) << i;
+    }
+    EXPECT_TRUE(sliced.holds_nothing());
+  }
+}
+
+TEST(OwnOperators, AttentionOfASliceIsRefused) {
+  test::expect_error(
+      [] {
+        SlicedAttention sliced({0, 2, 5});
+        sliced.run("twobp::attention", 0, {numbers({1, 2, 8}), kNone, kNone, 2, 1, false});
+      },
+      {"both directions", "no slices"});
+  test::expect_error(
+      [] {
+        SlicedAttention sliced({0, 2, 5});
+        sliced.run("twobp::attention", 1, {numbers({1, 3, 8}), kNone, kNone, 2, 1, true});
+      },
+      {"does not find the keys of an earlier one"});
+  test::expect_error(
+      [] {
+        SlicedAttention sliced({0, 2, 5});
+        sliced.run("twobp::attention", 0, {numbers({2, 2, 8}), kNone, kNone, 2, 1, true});
+        sliced.run("twobp::attention", 1, {numbers({1, 3, 8}), kNone, kNone, 2, 1, true});
+      },
+      {"keys [2, 2, 8]", "do not fit"});
+  test::expect_error(
+      [] {
+        SlicedAttention sliced({0, 2, 5});
+        sliced.run("twobp::attention", 0, {numbers({1, 3, 8}), kNone, kNone, 2, 1, true});
+      },
+      {"of 3 positions behind 0", "2 behind 0"});
+}
+
+// The mask of a slice is its part of the whole sequences'.
+TEST(OwnOperators, DropoutOfSlicesHasTheMaskOfTheWhole) {
+  Stack whole{at::ones({2, 11, 40}), 0.4, 7};
+  graph::find_operator("twobp::dropout").call(whole);
+  SlicedAttention sliced({0, 4, 5, 11});
+  for (size_t s = 0; s < sliced.count(); ++s) {
+    const Stack part = sliced.run("twobp::dropout", s, {sliced.part(at::ones({2, 11, 40}), 1, s), 0.4, 7});
+    EXPECT_TRUE(at::equal(part[1].toTensor(), sliced.part(whole[1].toTensor(), 1, s))) << s;
+  }
 }
 
 TEST(OwnOperators, RowsWithoutAGroupAreZero) {

@@ -70,6 +70,14 @@ INSTANTIATE_TEST_SUITE_P(
             "[\"first.weight\", \"first.bias\"]",
             "[[], \"first.weight\", \"first.bias\"]",
             {"layers[0].parameters[0]", "there is no name"}},
+        Bad{"PositionsOfNoSequence",
+            "[{\"v\": 2}, {\"v\": 0}, {\"v\": 3}, 1, 1]",
+            "[{\"v\": 2}, {\"v\": 0}, {\"v\": 3}, 1, {\"positions\": 1}]",
+            {"args[4]", "no \"float\""}},
+        Bad{"PositionsOfOtherFields",
+            "\"programs\":",
+            "\"positions\": 3, \"programs\":",
+            {"shapes[0].positions", "the field \"target\"", "(samples, positions, ...)"}},
         Bad{"UnknownConstant", "\"scale\"", "\"scales\"", {"no constant \"scales\"", "middle.0"}},
         Bad{"TwiceBuffer",
             "\"buffers\": [\"middle.1.mean\"]",
@@ -173,6 +181,46 @@ INSTANTIATE_TEST_SUITE_P(
             "\"args\": [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]",
             {"nested deeper"}}),
     [](const auto& info) { return std::string(info.param.name); });
+
+// With sequences of 2 positions, in a field and an argument.
+std::string with_positions(const std::string& positions, const std::string& argument) {
+  std::string text = MlpGraph().json();
+  const auto replace = [&](const std::string& find, const std::string& by) {
+    const size_t at = text.find(find);
+    ASSERT_NE(at, std::string::npos) << find;
+    text.replace(at, find.size(), by);
+  };
+  replace("\"shape\": [4, 3]", "\"shape\": [4, 2]");
+  replace("\"programs\":", positions + "\"programs\":");
+  replace(kRelu,
+          R"({"op": "aten::slice.Tensor", "args": [{"v": 4}, 0, null, )" + argument + R"(, 1], "out": [5]})");
+  return text;
+}
+
+TEST(ReadGraph, NumbersDependOnPositions) {
+  const auto last = [](const std::string& argument) {
+    const auto graph = graph::parse_graph(with_positions("\"positions\": 2, ", argument), "graph.json",
+                                          MlpGraph().constants());
+    const graph::Argument& end = graph->shape().programs[0].forward[2].arguments[3];
+    EXPECT_EQ(end.of_positions.size(), 1u);
+    return std::pair(end.value.toInt(), end.of_positions.at(0).value(/*begin=*/7, /*length=*/5));
+  };
+  EXPECT_EQ(last(R"({"positions": 3})"), (std::pair<int64_t, int64_t>(6, 15)));
+  EXPECT_EQ(last(R"({"position": "begin"})"), (std::pair<int64_t, int64_t>(0, 7)));
+  EXPECT_EQ(last(R"({"position": "end"})"), (std::pair<int64_t, int64_t>(2, 12)));
+  const auto refused = [](const std::string& positions, const std::string& argument,
+                          const std::vector<std::string>& message) {
+    test::expect_error(
+        [&] {
+          graph::parse_graph(with_positions(positions, argument), "graph.json", MlpGraph().constants());
+        },
+        message);
+  };
+  refused("", R"({"positions": 3})", {"args[3]", "no number of positions"});
+  refused("\"positions\": 2, ", R"({"position": "middle"})", {"args[3]", "\"middle\" is no position"});
+  refused("\"positions\": 2, ", R"({"positions": 0})", {"args[3]", "outside 1"});
+  refused("\"positions\": 2, \"no_slices\": \"why\", ", "1", {"positions", "a reason for no_slices too"});
+}
 
 TEST(ReadGraph, RefusesADamagedSecondShape) {
   const auto graph = MlpGraph().graph();

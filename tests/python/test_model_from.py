@@ -92,6 +92,15 @@ def losses(path):
     return [json.loads(line)["loss"] for line in pathlib.Path(path).read_text().splitlines()]
 
 
+def test_sequences_of_a_captured_model_are_cut_into_slices(prepare, run, tmp_path):
+    prepare(phi)
+    for slices in (1, 2):
+        run(f"train --metrics {tmp_path}/{slices}", f"pipeline.slices={slices}")
+    assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), rel=1e-5)
+    prepare(vit)
+    assert "pipeline.slices is 2" in (message := run("train", "pipeline.slices=2", succeeds=False)) and "the field 'labels' of sizes [2] has no positions" in message
+
+
 @pytest.mark.parametrize("make", [bigcode, olmo, phi, vit, mobile])
 def test_a_model_is_trained_and_transformers_loads_it(prepare, run, tmp_path, make):
     model = prepare(make)

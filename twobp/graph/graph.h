@@ -46,6 +46,8 @@ struct Shape {
   std::vector<Program> programs;                    // by kind
   std::vector<std::vector<std::string>> constants;  // by layer; empty: those of the layers
   Targets targets;
+  int64_t positions = 0;  // of its sequences, if the programs take slices of them; else 0
+  std::string no_slices;  // why they do not; empty if the file does not say
 };
 
 // What does not depend on the shape.

@@ -33,6 +33,14 @@ const at::Tensor& tensor_of(const Slots& slots, int slot) {
   return value.toTensor();
 }
 
+c10::IValue value_of_slice(const Argument& argument, const SliceCall& slice) {
+  const auto number = [&](const OfPositions& one) { return one.value(slice.begin, slice.length); };
+  if (!argument.value.isIntList()) return number(argument.of_positions[0]);
+  c10::List<int64_t> list = argument.value.toIntList().copy();
+  for (const OfPositions& one : argument.of_positions) list.set(one.index, number(one));
+  return list;
+}
+
 void push(const Argument& argument, Slots& slots, Stack& stack, const Operator& op,
           const Surroundings& surroundings) {
   switch (argument.kind) {
@@ -48,6 +56,8 @@ void push(const Argument& argument, Slots& slots, Stack& stack, const Operator& 
     }
     case Argument::Kind::kValue:
       stack.push_back(argument.value);
+      if (surroundings.slice && !argument.of_positions.empty())
+        stack.back() = value_of_slice(argument, *surroundings.slice);
       return;
     case Argument::Kind::kTensors: {
       c10::List<at::Tensor> list;
@@ -116,7 +126,12 @@ bool may_overwrite(const Instruction& one, const Stack& stack) {
 void call(const Instruction& one, Slots& slots, Stack& stack, const Surroundings& surroundings) {
   const Operator& op = *one.op;
   for (const Argument& argument : one.arguments) push(argument, slots, stack, op, surroundings);
-  if (one.over >= 0 && may_overwrite(one, stack)) {
+  if (surroundings.slice && op.of_slice != nullptr) {
+    SliceCall slice = *surroundings.slice;
+    const auto number = static_cast<size_t>(one.attention);
+    slice.saved = one.attention < 0 ? nullptr : &slice.saved->child(surroundings.attentions + number);
+    op.of_slice(stack, slice);
+  } else if (one.over >= 0 && may_overwrite(one, stack)) {
     if (one.over == 1) std::swap(stack[0], stack[1]);
     if (op.in_place == Operator::InPlace::kOut) stack.push_back(stack[0]);
     op.over->callBoxed(stack);

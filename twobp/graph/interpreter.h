@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -34,6 +35,8 @@ struct Surroundings {
   std::span<Parameter* const> parameters;  // those that the code adds gradients to
   uint64_t random = 0;                     // differs between micro-batches and layers
   at::Device device = at::kCPU;
+  std::optional<SliceCall> slice{};  // `saved` is the layer's, whose children from `attentions` on are those
+  size_t attentions = 0;             // of its calls of attention
 };
 
 // Throws Error that names the instruction.

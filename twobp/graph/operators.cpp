@@ -149,6 +149,7 @@ std::unique_ptr<Operator> make_operator(const std::string& whole) {
     if (parsed->second.name() != whole) continue;
     op->schema = &parsed->second;
     op->own = own.run;
+    op->of_slice = own.of_slice;
     return op;
   }
   constexpr std::string_view kSpace = "aten::";

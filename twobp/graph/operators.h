@@ -11,9 +11,20 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 
+#include "twobp/nn/saved.h"
+
 namespace twobp::graph {
 
 using Stack = std::vector<c10::IValue>;
+
+// A slice of the sequences (Context::slice), for operators that must know.
+struct SliceCall {
+  int64_t begin = 0;
+  int64_t length = 0;
+  int64_t positions = 0;   // of the whole sequences
+  bool keeps = true;       // a backward pass follows
+  Saved* saved = nullptr;  // of this call of attention; null for other operators
+};
 
 // An operator that is looked up once. Calls take the arguments from a stack and leave the results there.
 struct Operator {
@@ -28,6 +39,7 @@ struct Operator {
   const c10::FunctionSchema* schema = nullptr;
   std::optional<c10::OperatorHandle> aten;
   void (*own)(Stack& stack) = nullptr;
+  void (*of_slice)(Stack& stack, const SliceCall& slice) = nullptr;  // null: slices are nothing special
   InPlace in_place = InPlace::kNever;
   std::optional<c10::OperatorHandle> over;  // the operator that works in place
   bool masks = false;                       // its second argument is a mask of bool

@@ -1,11 +1,13 @@
 #include "twobp/graph/own_operators.h"
 
 #include <cmath>
+#include <vector>
 
 #include <ATen/ATen.h>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/attention/packed_attention.h"
+#include "twobp/graph/own_arguments.h"
+#include "twobp/graph/own_attention.h"
 #include "twobp/nn/kernels/cross_entropy.h"
 #include "twobp/nn/kernels/encoder/dropout.h"
 #include "twobp/nn/kernels/glu.h"
@@ -19,43 +21,9 @@
 namespace twobp::graph {
 namespace {
 
-// The arguments of a call, which it takes off the stack. A tensor that the stack alone held is then
-// exclusively owned.
-class Arguments {
- public:
-  Arguments(Stack& stack, size_t count) : stack_(stack), first_(stack.size() - count) {}
-  Arguments(const Arguments&) = delete;
-  Arguments& operator=(const Arguments&) = delete;
-
-  at::Tensor tensor(size_t i) { return std::move(stack_[first_ + i]).toTensor(); }
-  at::Tensor maybe(size_t i) {
-    return stack_[first_ + i].isNone() ? at::Tensor() : std::move(stack_[first_ + i]).toTensor();
-  }
-  double number(size_t i) const { return stack_[first_ + i].toDouble(); }
-  int64_t integer(size_t i) const { return stack_[first_ + i].toInt(); }
-  at::Scalar scalar(size_t i) const { return stack_[first_ + i].toScalar(); }
-  bool flag(size_t i) const { return stack_[first_ + i].toBool(); }
-  std::string text(size_t i) const { return stack_[first_ + i].toStringRef(); }
-
-  // Leaves these results.
-  template <typename... Results>
-  void give(Results... results) {
-    stack_.resize(first_);
-    (stack_.emplace_back(std::move(results)), ...);
-  }
-
- private:
-  Stack& stack_;
-  size_t first_;
-};
-
-bool is_wide(const at::Tensor& x) {
-  return x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble;
-}
-
 // Each element of the mask is true with probability 1 - p, in steps of 2^-16. The mask depends on the shape
-// and on `random` alone.
-void dropout(Stack& stack) {
+// and on `random` alone. That of a slice is its part of the whole sequences' mask: rows are their positions.
+void dropout(Stack& stack, const SliceCall* slice) {
   Arguments arguments(stack, 3);
   const at::Tensor x = arguments.tensor(0).contiguous();
   const double p = arguments.number(1);
@@ -65,6 +33,11 @@ void dropout(Stack& stack) {
   words.key[0] = static_cast<uint32_t>(key);
   words.key[1] = static_cast<uint32_t>(key >> 32);
   words.threshold = static_cast<uint32_t>(std::lround(p * 65536));
+  if (slice != nullptr) {
+    words.length = static_cast<uint32_t>(slice->length);
+    words.first = static_cast<uint32_t>(slice->begin);
+    words.positions = static_cast<uint32_t>(slice->positions);
+  }
   const double scale = p < 1 ? 1 / (1 - p) : 0;
   const int64_t cols = x.dim() == 0 ? 1 : x.size(-1);
   const int64_t rows = cols == 0 ? 0 : x.numel() / cols;
@@ -94,6 +67,14 @@ void dropout(Stack& stack) {
     y = x.mul(mask).mul_(scale);
   }
   arguments.give(std::move(y), std::move(mask));
+}
+
+void run_dropout(Stack& stack) {
+  dropout(stack, nullptr);
+}
+
+void run_dropout_of_slice(Stack& stack, const SliceCall& slice) {
+  dropout(stack, &slice);
 }
 
 void check_rms_norm(const at::Tensor& x, const at::Tensor& gain) {
@@ -156,90 +137,6 @@ void run_glu_backward(Stack& stack) {
   at::Tensor dx = exclusively_owned(x) ? x : at::empty(x.sizes(), x.options());
   glu_backward(x, dy, gate, dx);
   arguments.give(std::move(dx));
-}
-
-// `head_dim` numbers turn in pairs.
-void check_tables(const at::Tensor& cos, const at::Tensor& sin, int64_t positions, int64_t head_dim,
-                  at::ScalarType dtype) {
-  for (const at::Tensor& table : {cos, sin}) {
-    TWOBP_CHECK(head_dim % 2 == 0 && table.dim() == 2 && table.size(0) == positions &&
-                    table.size(1) == head_dim / 2 && table.scalar_type() == dtype,
-                "rotary embedding of ", positions, " positions and ", head_dim, " numbers takes cos and sin ",
-                "(positions, half as many numbers) of the same dtype, not ", table.sizes(), " ",
-                c10::toString(table.scalar_type()));
-  }
-}
-
-// Attention whose queries, keys and values are the packed rows of `qkv`.
-struct PackedCall {
-  PackedAttention shape;
-  at::Tensor cos;
-  at::Tensor sin;
-
-  RowHeads rotated() const { return {shape.heads + shape.kv_heads, shape.head_dim}; }
-};
-
-// Arguments from `i`: cos, sin, heads, kv_heads, causal.
-PackedCall packed_call(Arguments& arguments, size_t i, const at::Tensor& qkv) {
-  PackedCall call;
-  call.cos = arguments.maybe(i);
-  call.sin = arguments.maybe(i + 1);
-  call.shape.heads = arguments.integer(i + 2);
-  call.shape.kv_heads = arguments.integer(i + 3);
-  call.shape.causal = arguments.flag(i + 4);
-  constexpr int64_t kMostHeads = 1 << 20;
-  const auto [heads, kv] = std::pair(call.shape.heads, call.shape.kv_heads);
-  TWOBP_CHECK(qkv.dim() == 3 && is_wide(qkv) && heads > 0 && heads <= kMostHeads && kv > 0 &&
-                  heads % kv == 0 && qkv.size(2) > 0 && qkv.size(2) % (heads + 2 * kv) == 0,
-              "twobp::attention takes packed heads (batch, positions, (heads + 2 kv_heads) n) in float32 or "
-              "float64, not ",
-              qkv.sizes(), " ", c10::toString(qkv.scalar_type()), " for ", heads, " heads and ", kv,
-              " key-value heads");
-  call.shape.head_dim = qkv.size(2) / (heads + 2 * kv);
-  TWOBP_CHECK(call.cos.defined() == call.sin.defined(),
-              "twobp::attention takes both cos and sin, or neither");
-  if (call.cos.defined()) {
-    check_tables(call.cos, call.sin, qkv.size(1), call.shape.head_dim, qkv.scalar_type());
-    call.cos = call.cos.contiguous();
-    call.sin = call.sin.contiguous();
-  }
-  return call;
-}
-
-void run_attention(Stack& stack) {
-  Arguments arguments(stack, 6);
-  at::Tensor qkv = arguments.tensor(0);
-  const PackedCall call = packed_call(arguments, 1, qkv);
-  if (call.cos.defined()) {
-    qkv = own_even_rows(std::move(qkv));
-    rope(qkv, call.cos, call.sin, call.rotated(), /*back=*/false);
-  } else {
-    qkv = with_even_rows(std::move(qkv));
-  }
-  const PackedAttention& shape = call.shape;
-  at::Tensor out = at::empty({qkv.size(0), qkv.size(1), shape.heads * shape.head_dim}, qkv.options());
-  at::Tensor log_sum_exp = at::empty({qkv.size(0), shape.heads, qkv.size(1)}, qkv.options());
-  packed_attention_forward(qkv, shape, out, log_sum_exp);
-  arguments.give(std::move(out), std::move(qkv), std::move(log_sum_exp));
-}
-
-void run_attention_backward(Stack& stack) {
-  Arguments arguments(stack, 9);
-  const at::Tensor dout = as_contiguous(arguments.tensor(0));
-  at::Tensor qkv = with_even_rows(arguments.tensor(1));
-  const at::Tensor out = as_contiguous(arguments.tensor(2));
-  const at::Tensor log_sum_exp = as_contiguous(arguments.tensor(3));
-  const PackedCall call = packed_call(arguments, 4, qkv);
-  const std::vector<int64_t> rows{qkv.size(0), qkv.size(1), call.shape.heads * call.shape.head_dim};
-  const std::vector<int64_t> sums{qkv.size(0), call.shape.heads, qkv.size(1)};
-  TWOBP_CHECK(dout.sizes() == rows && out.sizes() == rows && log_sum_exp.sizes() == sums &&
-                  dout.scalar_type() == qkv.scalar_type() && out.scalar_type() == qkv.scalar_type() &&
-                  log_sum_exp.scalar_type() == qkv.scalar_type(),
-              "twobp::attention_backward takes what twobp::attention gave, and a gradient of its result");
-  at::Tensor dqkv = exclusively_owned(qkv) ? qkv : at::empty(qkv.sizes(), qkv.options());
-  packed_attention_backward(qkv, call.shape, out, log_sum_exp, dout, dqkv);
-  if (call.cos.defined()) rope(dqkv, call.cos, call.sin, call.rotated(), /*back=*/true);
-  arguments.give(std::move(dqkv));
 }
 
 // In place, if nobody else holds x and each position's heads lie side by side.
@@ -383,18 +280,13 @@ constexpr OwnOperator kReplaced[] = {{"aten::mm", &run_mm},
                                      {"aten::native_group_norm_backward", &run_group_norm_backward}};
 
 constexpr OwnOperator kOwn[] = {
-    {"twobp::dropout(Tensor x, float p, int random) -> (Tensor y, Tensor mask)", &dropout},
+    {"twobp::dropout(Tensor x, float p, int random) -> (Tensor y, Tensor mask)", &run_dropout,
+     &run_dropout_of_slice},
     {"twobp::rms_norm(Tensor x, Tensor gain, float eps) -> (Tensor y, Tensor rstd)", &run_rms_norm},
     {"twobp::rms_norm_backward(Tensor dy, Tensor x, Tensor gain, Tensor rstd) -> (Tensor dx, Tensor dgain)",
      &run_rms_norm_backward},
     {"twobp::glu(Tensor x, str activation) -> Tensor y", &run_glu},
     {"twobp::glu_backward(Tensor dy, Tensor x, str activation) -> Tensor dx", &run_glu_backward},
-    {"twobp::attention(Tensor qkv, Tensor? cos, Tensor? sin, int heads, int kv_heads, bool causal) -> "
-     "(Tensor out, Tensor rotated, Tensor log_sum_exp)",
-     &run_attention},
-    {"twobp::attention_backward(Tensor dout, Tensor rotated, Tensor out, Tensor log_sum_exp, Tensor? cos, "
-     "Tensor? sin, int heads, int kv_heads, bool causal) -> Tensor dqkv",
-     &run_attention_backward},
     {"twobp::rotary(Tensor x, Tensor cos, Tensor sin, bool back) -> Tensor y", &run_rotary},
     {"twobp::cross_entropy(Tensor logits, Tensor labels, int ignore) -> (Tensor sum, Tensor gradient)",
      &run_cross_entropy},
@@ -403,8 +295,26 @@ constexpr OwnOperator kOwn[] = {
 
 }  // namespace
 
+void check_tables(const at::Tensor& cos, const at::Tensor& sin, int64_t positions, int64_t head_dim,
+                  at::ScalarType dtype) {
+  for (const at::Tensor& table : {cos, sin}) {
+    TWOBP_CHECK(head_dim % 2 == 0 && table.dim() == 2 && table.size(0) == positions &&
+                    table.size(1) == head_dim / 2 && table.scalar_type() == dtype,
+                "rotary embedding of ", positions, " positions and ", head_dim, " numbers takes cos and sin ",
+                "(positions, half as many numbers) of the same dtype, not ", table.sizes(), " ",
+                c10::toString(table.scalar_type()));
+  }
+}
+
+// Those above, and attention's.
 std::span<const OwnOperator> own_operators() {
-  return kOwn;
+  static const std::vector<OwnOperator> all = [] {
+    std::vector<OwnOperator> operators(std::begin(kOwn), std::end(kOwn));
+    const auto attention = attention_operators();
+    operators.insert(operators.end(), attention.begin(), attention.end());
+    return operators;
+  }();
+  return all;
 }
 
 std::span<const OwnOperator> replaced_operators() {

@@ -11,6 +11,7 @@ namespace twobp::graph {
 struct OwnOperator {
   const char* schema;  // an argument `int random` is a key that tells random calls apart
   void (*run)(Stack& stack);
+  void (*of_slice)(Stack& stack, const SliceCall& slice) = nullptr;  // if slices are computed in another way
 };
 
 std::span<const OwnOperator> own_operators();

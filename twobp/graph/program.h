@@ -27,6 +27,24 @@ struct TensorType {
 // The fields of a micro-batch by name.
 using FieldTypes = std::map<std::string, TensorType>;
 
+// A whole number of an argument that depends on the positions that a call computes: all of a sequence, or a
+// slice (Context::slice).
+struct OfPositions {
+  enum class What : uint8_t {
+    kCount,  // `times` the number of positions
+    kBegin,  // the first one in its sequence
+    kEnd,    // the one behind the last
+  };
+  What what = What::kCount;
+  int64_t times = 1;
+  size_t index = 0;  // in the list, if the argument is one
+
+  int64_t value(int64_t begin, int64_t length) const {
+    if (what == What::kCount) return times * length;
+    return what == What::kBegin ? begin : begin + length;
+  }
+};
+
 struct Argument {
   enum class Kind : uint8_t {
     kValue,         // `value`
@@ -40,7 +58,8 @@ struct Argument {
   bool last = false;  // kSlot: nobody reads the tensor later, so it is moved
   int slot = -1;
   std::vector<int> slots;
-  c10::IValue value;
+  c10::IValue value;                      // for whole sequences
+  std::vector<OfPositions> of_positions;  // what is another number for a slice
 };
 
 struct Instruction {
@@ -57,6 +76,7 @@ struct Instruction {
   std::vector<int> out;     // -1: nobody reads this result
   bool list = false;        // the results are the elements of one list
   int8_t over = -1;         // the result may take the memory of this argument; -1: of none
+  int attention = -1;       // the number of this call of attention in its program, or of its derivative
   std::vector<int> unread;  // slots that nobody reads later, apart from arguments that are moved
   std::string place;        // "forward[12], aten::addmm", for messages
 };
@@ -78,8 +98,9 @@ void for_each_read(const Instruction& instruction, Visit&& visit) {
 struct Input {
   enum class From : uint8_t { kValue, kField, kParameter, kBuffer, kConstant, kLossWeight };
   From from = From::kValue;
-  int index = 0;      // of the previous layer's output, or in the layer's list
-  std::string field;  // its name
+  int index = 0;       // of the previous layer's output, or in the layer's list
+  std::string field;   // its name
+  bool whole = false;  // of the field: all positions, for a slice too
   int slot = 0;
 };
 
@@ -106,6 +127,7 @@ struct Program {
   Code backward_p1;
   std::vector<At> input_gradients;
   std::vector<Unit> backward_p2;
+  int attentions = 0;  // calls of attention in forward
 };
 
 // Counts the targets of a micro-batch.

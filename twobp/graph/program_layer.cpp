@@ -2,7 +2,6 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/random.h"
-#include "twobp/graph/interpreter.h"
 
 namespace twobp::graph {
 
@@ -45,7 +44,7 @@ void ProgramLayer::Unit::backward_p2(std::span<Saved* const> saved) {
     one->release_p2();  // the frame holds the tensors, and frees each after its last use
     Values none;
     for (const Input& input : unit_.pass.inputs) frame.put(input.slot, owner_.input(input, shape_, none, {}));
-    run(unit_.pass.code, frame, {owner_.trained_or_not_, 0, owner_.device()});
+    run(unit_.pass.code, frame, owner_.surroundings(one->context(), 0, *shape_.plan, *one));
   }
 }
 
@@ -95,7 +94,9 @@ const Plan& ProgramLayer::plan_of(const Shape& shape) const {
 
 ProgramLayer::ForShape& ProgramLayer::shape_of(const Context& context) {
   TWOBP_CHECK(context.fields != nullptr, "the batch has no fields, but a captured model reads them");
-  const Shape& shape = graph_->shape_of(*context.fields);
+  const Shape& shape = graph_->shape_of(context.sliced() ? *context.slice.sequences : *context.fields);
+  TWOBP_CHECK(!context.sliced() || shape.positions > 0, "this captured model takes no slices of sequences",
+              shape.no_slices.empty() ? "" : ": ", shape.no_slices);
   auto& known = shapes_[&shape];
   if (known) return *known;
   auto made = std::make_unique<ForShape>();
@@ -116,6 +117,15 @@ uint64_t ProgramLayer::random_of(const Context& context) const {
   return mix_bits(random, static_cast<uint64_t>(layer_));
 }
 
+Surroundings ProgramLayer::surroundings(const Context& context, uint64_t random, const Plan& plan,
+                                        Saved& saved) const {
+  Surroundings around{trained_or_not_, random, device()};
+  if (!context.sliced()) return around;
+  around.slice = {context.past, context.slice.length, context.slice.positions, context.keeps(), &saved};
+  around.attentions = plan.units.size();
+  return around;
+}
+
 at::Tensor ProgramLayer::scalar(double value) const {
   const at::ScalarType dtype = graph_->description().dtype == at::kDouble ? at::kDouble : at::kFloat;
   return at::scalar_tensor(value, at::TensorOptions().dtype(dtype).device(device()));
@@ -130,6 +140,8 @@ at::Tensor ProgramLayer::input(const Input& input, const ForShape& shape, Values
                   x.size());
       return std::move(x[index]);
     case Input::From::kField:
+      if (input.whole && context.sliced())
+        return on_device(context.slice.sequences->at(input.field), device());
       return on_device(context.field(input.field), device());
     case Input::From::kParameter:
       return parameters_[index]->value;
@@ -151,7 +163,7 @@ Values ProgramLayer::forward(Values x, Context& context, Saved& saved) {
   Frame frame(plan.program->slots);
   for (const Input& one : pass.inputs) frame.put(one.slot, input(one, shape, x, context));
   x.clear();
-  run(pass.code, frame, {trained_or_not_, random_of(context), device()});
+  run(pass.code, frame, surroundings(context, random_of(context), plan, saved));
   if (context.training) {
     for (const Program::At& buffer : plan.program->new_buffers) {
       const at::Tensor& changed = frame.tensor(buffer.slot);
@@ -167,6 +179,7 @@ Values ProgramLayer::forward(Values x, Context& context, Saved& saved) {
     saved.keep_context(context);
     for (const int slot : plan.until_p1) saved.keep_until_p1(frame.tensor(slot));
     for (size_t i = 0; i < plan.units.size(); ++i) {
+      saved.child(i).keep_context(saved);
       for (const int slot : plan.units[i].from_forward) saved.child(i).keep_until_p2(frame.tensor(slot));
     }
   }
@@ -193,7 +206,11 @@ Values ProgramLayer::backward_p1(Values dy, Context& context, Saved& saved) {
   Values none;
   for (const Input& one : plan.backward_p1.inputs) frame.put(one.slot, input(one, shape, none, context));
   for (size_t i = 0; i < plan.until_p1.size(); ++i) frame.put(plan.until_p1[i], saved.take_p1(i));
-  run(plan.backward_p1.code, frame, {trained_or_not_, 0, device()});
+  run(plan.backward_p1.code, frame, surroundings(context, 0, plan, saved));
+  if (context.sliced()) {  // the derivative of attention has done so, if it was needed
+    for (int i = 0; i < plan.program->attentions; ++i)
+      saved.child(plan.units.size() + static_cast<size_t>(i)).forget_slice();
+  }
   for (size_t i = 0; i < plan.units.size(); ++i) {
     for (const int slot : plan.units[i].from_p1) saved.child(i).keep_until_p2(frame.tensor(slot));
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "twobp/graph/graph.h"
+#include "twobp/graph/interpreter.h"
 #include "twobp/nn/layer.h"
 
 namespace twobp::graph {
@@ -28,9 +29,12 @@ class ProgramLayer : public Layer {
   struct ForShape;
 
   const Plan& plan_of(const Shape& shape) const;
+  // Throws Error if there is no program for the micro-batch, or for a slice of it.
   ForShape& shape_of(const Context& context);
   at::Device device() const;
   uint64_t random_of(const Context& context) const;
+  // For code that runs in a context. `saved` is that of the layer.
+  Surroundings surroundings(const Context& context, uint64_t random, const Plan& plan, Saved& saved) const;
   at::Tensor scalar(double value) const;
   at::Tensor input(const Input& input, const ForShape& shape, Values& x, const Context& context) const;
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include <ATen/ScalarOps.h>
@@ -70,9 +71,6 @@ c10::IValue read_list(const JsonNode& node, const Read& read) {
 // A value of a type that is no tensor.
 c10::IValue read_value(const JsonNode& node, const c10::Type& type) {
   switch (type.kind()) {
-    case TypeKind::IntType:
-    case TypeKind::SymIntType:
-      return node.integer(-kMostInteger - 1, kMostInteger);
     case TypeKind::FloatType:
       return read_double(node);
     case TypeKind::BoolType:
@@ -92,10 +90,6 @@ c10::IValue read_value(const JsonNode& node, const c10::Type& type) {
 
 c10::IValue read_values(const JsonNode& node, const c10::Type& element) {
   switch (element.kind()) {
-    case TypeKind::IntType:
-    case TypeKind::SymIntType:
-      return read_list<int64_t>(
-          node, [&](const JsonNode& one) { return one.integer(-kMostInteger - 1, kMostInteger); });
     case TypeKind::FloatType:
       return read_list<double>(node, [](const JsonNode& one) { return read_double(one); });
     case TypeKind::BoolType:
@@ -139,6 +133,48 @@ Argument read_random(const JsonNode& node, const CodeRules& rules) {
   return argument;
 }
 
+// Whether a number depends on positions: {"positions": 2}, {"position": "begin"} or {"position": "end"}.
+std::optional<OfPositions> find_of_positions(const JsonNode& node, const CodeRules& rules) {
+  if (!node.value().is_object()) return std::nullopt;
+  const auto count = node.find("positions");
+  const auto which = node.find("position");
+  if (!count && !which) return std::nullopt;
+  if (rules.positions == 0) node.refuse("the shape has no number of positions");
+  OfPositions found;
+  if (count) {
+    found.times = count->integer(1, kMostInteger / rules.positions);
+    return found;
+  }
+  constexpr std::pair<const char*, OfPositions::What> kWhich[] = {{"begin", OfPositions::What::kBegin},
+                                                                  {"end", OfPositions::What::kEnd}};
+  found.what = named(*which, kWhich, "position");
+  return found;
+}
+
+bool is_integer(const c10::Type& type) {
+  return type.kind() == TypeKind::IntType || type.kind() == TypeKind::SymIntType;
+}
+
+// A whole number, or a list of them, that may depend on positions.
+Argument read_integers(const JsonNode& node, bool list, const CodeRules& rules) {
+  Argument argument;
+  const auto read = [&](const JsonNode& one, size_t index) {
+    std::optional<OfPositions> depends = find_of_positions(one, rules);
+    if (!depends) return one.integer(-kMostInteger - 1, kMostInteger);
+    depends->index = index;
+    argument.of_positions.push_back(*depends);
+    return depends->value(0, rules.positions);
+  };
+  if (!list) {
+    argument.value = read(node, 0);
+    return argument;
+  }
+  c10::List<int64_t> numbers;
+  for (const JsonNode& one : node.elements(kMostListed)) numbers.push_back(read(one, numbers.size()));
+  argument.value = std::move(numbers);
+  return argument;
+}
+
 Argument read_argument(const JsonNode& node, const c10::Argument& schema, const Operator& op,
                        const CodeRules& rules) {
   const c10::Type* type = schema.real_type().get();
@@ -163,10 +199,12 @@ Argument read_argument(const JsonNode& node, const c10::Argument& schema, const 
       const c10::Type& element = *type->containedType(0);
       const bool maybe = is_maybe_tensor(element);
       if (maybe || element.kind() == TypeKind::TensorType) return read_tensors(node, maybe, rules.slots);
+      if (is_integer(element)) return read_integers(node, /*list=*/true, rules);
       argument.value = read_values(node, element);
       return argument;
     }
     default:
+      if (is_integer(*type)) return read_integers(node, /*list=*/false, rules);
       argument.value = read_value(node, *type);
       return argument;
   }

@@ -19,6 +19,7 @@ struct CodeRules {
   int slots = 0;           // of the program
   bool gradients = false;  // they may add to gradients
   bool random = false;     // they may call for random numbers
+  int64_t positions = 0;   // of a sequence, for numbers that depend on them; 0: no number may
 };
 
 // Reads a list of instructions. Every operator is on the list of operators.h, and every argument is of its

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <set>
 #include <sstream>
 
@@ -193,6 +194,8 @@ Input read_input(const JsonNode& node, int slots, const FieldTypes& fields) {
     input.from = Input::From::kField;
     input.field = node["name"].text();
     if (!fields.contains(input.field)) node.refuse("the shape has no field \"", input.field, "\"");
+    const auto whole = node.find("whole");
+    input.whole = whole && whole->boolean();
   } else {
     node["from"].refuse("\"", from.substr(0, 100), "\" is no place that is known");
   }
@@ -222,14 +225,34 @@ std::vector<Input> read_inputs(const JsonNode& list, int slots, const FieldTypes
   return inputs;
 }
 
-Program read_program(const JsonNode& node, const FieldTypes& fields) {
+// Gives the calls of attention and of its derivative the same numbers, by the log_sum_exp that passes
+// between.
+void number_attention(Program& program) {
+  std::map<int, int> numbers;  // by slot
+  for (Instruction& one : program.forward) {
+    const std::string& name = one.op->schema->name();
+    if (name != "twobp::attention" && name != "twobp::causal_attention") continue;
+    one.attention = program.attentions++;
+    if (one.out.back() >= 0) numbers[one.out.back()] = one.attention;
+  }
+  for (Instruction& one : program.backward_p1) {
+    if (one.op == nullptr) continue;
+    const std::string& name = one.op->schema->name();
+    const bool apart = name == "twobp::causal_attention_backward";
+    if (!apart && name != "twobp::attention_backward") continue;
+    const auto forward = numbers.find(one.arguments[apart ? 5 : 3].slot);
+    if (forward != numbers.end()) one.attention = forward->second;
+  }
+}
+
+Program read_program(const JsonNode& node, const FieldTypes& fields, int64_t positions) {
   Program program;
   program.slots = static_cast<int>(node["slots"].integer(1, kMostSlots));
   Flow flow(program.slots);
   program.inputs = read_inputs(node["inputs"], program.slots, fields, flow);
   Flow evaluation = flow;
 
-  const CodeRules forward{program.slots, /*gradients=*/false, /*random=*/true};
+  const CodeRules forward{program.slots, /*gradients=*/false, /*random=*/true, positions};
   program.forward = read_code(node["forward"], forward);
   flow.pass(program.forward, node["forward"]);
   const auto evaluate = node.find("evaluate");
@@ -250,7 +273,7 @@ Program read_program(const JsonNode& node, const FieldTypes& fields) {
   program.new_buffers = read_places(node["new_buffers"], program.slots);
   for (const Program::At& buffer : program.new_buffers) flow.read(buffer.slot, node["new_buffers"]);
 
-  const CodeRules backward{program.slots, /*gradients=*/true, /*random=*/false};
+  const CodeRules backward{program.slots, /*gradients=*/true, /*random=*/false, positions};
   for (const Program::Output& output : program.outputs) flow.write(output.gradient, node["outputs"]);
   program.backward_p1 = read_code(node["backward_p1"], backward);
   flow.pass(program.backward_p1, node["backward_p1"]);
@@ -262,6 +285,7 @@ Program read_program(const JsonNode& node, const FieldTypes& fields) {
     program.backward_p2.push_back({unit["name"].text(), read_code(unit["code"], backward)});
     flow.pass(program.backward_p2.back().code, unit["code"], index);
   }
+  number_attention(program);
   return program;
 }
 
@@ -277,7 +301,7 @@ Targets read_targets(const JsonNode& node, const FieldTypes& fields) {
   for (const Input& input : targets.inputs) {
     if (input.from != Input::From::kField) node["inputs"].refuse("targets are counted in fields alone");
   }
-  targets.code = read_code(node["code"], {targets.slots, false, false});
+  targets.code = read_code(node["code"], {targets.slots, false, false, 0});
   flow.pass(targets.code, node["code"]);
   targets.slot = static_cast<int>(node["slot"].integer(0, targets.slots - 1));
   flow.read(targets.slot, node["slot"]);
@@ -342,15 +366,30 @@ void check_layer(const GraphDescription& graph, const Shape& shape, size_t index
     refuse(last ? "the last layer must have one output, the loss, with a gradient" : "it has no output");
 }
 
+// Whether the shape's sequences can be cut into slices.
+void read_slices(const JsonNode& node, Shape& shape) {
+  if (const auto reason = node.find("no_slices")) shape.no_slices = reason->text();
+  const auto positions = node.find("positions");
+  if (!positions) return;
+  shape.positions = positions->integer(1, kMostElements);
+  if (!shape.no_slices.empty()) positions->refuse("there is a reason for no_slices too");
+  for (const auto& [name, type] : shape.fields) {
+    if (type.sizes.size() < 2 || type.sizes[1] != shape.positions)
+      positions->refuse("the field \"", name, "\" has other sizes than (samples, positions, ...)");
+  }
+}
+
 Shape read_shape(const JsonNode& node, const GraphDescription& graph,
                  const std::function<bool(const std::string&)>& has_constant) {
   Shape shape;
   for (const auto& [name, type] : node["fields"].members(kMostNames)) shape.fields[name] = read_type(type);
+  read_slices(node, shape);
   const JsonNode programs = node["programs"];
   const std::vector<JsonNode> each = programs.elements(kMostLayers);
   if (each.size() != graph.kinds.size())
     programs.refuse("there are ", each.size(), " programs for ", graph.kinds.size(), " kinds");
-  for (const JsonNode& program : each) shape.programs.push_back(read_program(program, shape.fields));
+  for (const JsonNode& program : each)
+    shape.programs.push_back(read_program(program, shape.fields, shape.positions));
   shape.targets = read_targets(node["targets"], shape.fields);
   if (const auto constants = node.find("constants")) {
     for (const JsonNode& layer : constants->elements(kMostLayers))

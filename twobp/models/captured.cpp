@@ -119,6 +119,12 @@ ModelType captured_type() {
     return names;
   };
   type.check = [](const ModelOptions& options) { graph_of(options); };
+  type.no_slices = [](const ModelOptions& options) {
+    const graph::Shape& shape = graph_of(options).shape();
+    if (shape.positions > 0) return std::string();
+    return shape.no_slices.empty() ? "its bundle does not say whether they can be cut: capture it again"
+                                   : shape.no_slices;
+  };
   type.build = [](const ModelOptions& options, const BuildSettings&) {
     graph_of(options);
     return captured(options.as<CapturedOptions>().graph);

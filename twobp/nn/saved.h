@@ -32,6 +32,7 @@ class Saved {
   // The micro-batch's context, for a layer that repeats earlier work. Its fields live until the end of the
   // step. Throws if no context was kept.
   void keep_context(const Context& context);
+  void keep_context(const Saved& other) { context_ = other.context_; }
   const Context& context() const;
   bool has_context() const { return context_ != nullptr; }
 

@@ -22,7 +22,7 @@ def fuse_attention(layer: Layer) -> None:
     for scores in [node for node in graph.nodes if node.op == "call_function" and node.target in SCORES]:
         found = attention_of(scores, constants)
         if found is not None:
-            replace(graph, *found)
+            replace(graph, scores, *found)
     graph.eliminate_dead_code()
     layer.graph_module.recompile()
 
@@ -145,10 +145,11 @@ def call_half(graph: fx.Graph, table: fx.Node, positions: int, width: int) -> fx
     return call(graph, aten.slice.Tensor, call(graph, aten.reshape.default, table, [positions, -1]), 1, 0, width // 2)
 
 
-def replace(graph: fx.Graph, rows: fx.Node, last: fx.Node, shape: tuple[int, ...], arguments: tuple) -> None:
+def replace(graph: fx.Graph, scores: fx.Node, rows: fx.Node, last: fx.Node, shape: tuple[int, ...], arguments: tuple) -> None:
     positions, width = shape[1], shape[2] // (arguments[2] + 2 * arguments[3])
     with graph.inserting_before(last):
         tables = [one and call_half(graph, one, positions, width) for one in arguments[:2]]
         whole = call(graph, attention, call(graph, aten.reshape.default, rows, list(shape)), *tables, *arguments[2:])
+        whole.meta = {**scores.meta, "val": whole.meta["val"]}  # where it comes from
         result = call(graph, aten.reshape.default, call(graph, operator.getitem, whole, 0), list(last.meta["val"].shape))
     last.replace_all_uses_with(result)

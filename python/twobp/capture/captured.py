@@ -126,7 +126,8 @@ class Captured:
         graph = self.graph
         names = self._named(traced)
         lists = [[names[i] for i in layer["constants"]] for layer in traced.layers]
-        shape = {"fields": described, "programs": traced.programs, "targets": traced.targets}
+        slices = {"positions": traced.positions} if traced.positions else {"no_slices": traced.no_slices}
+        shape = {"fields": described, **slices, "programs": traced.programs, "targets": traced.targets}
         if not graph["shapes"]:
             graph["layers"] = [{**layer, "constants": constants} for layer, constants in zip(traced.layers, lists)]
             graph["kinds"] = kind_names([layer["name"] for layer in traced.layers], [layer["kind"] for layer in traced.layers])

@@ -170,9 +170,9 @@ def emit(layer: Layer, joint: Joint, parts: Split) -> tuple[dict, list[torch.Ten
         counters[source] = index + 1
         index_of.append(index)
         emitter.slot[node] = slot = emitter.new_slot()
-        entry = {"from": source, "slot": slot}
-        if source == "field":
-            entry["name"] = name
+        entry = {"from": "field" if source == "whole" else source, "slot": slot}
+        if source in ("field", "whole"):
+            entry.update({"name": name, **({"whole": True} if source == "whole" else {})})
         elif source != "loss_weight":
             entry["index"] = index
         program["inputs"].append(entry)

@@ -30,7 +30,8 @@ SAME_VALUE = {aten.alias.default, aten.lift_fresh_copy.default}
 
 
 class Input(NamedTuple):
-    """The meaning of a placeholder. `source` is field, parameter, buffer, constant, value or loss_weight."""
+    """The meaning of a placeholder. `source` is field, parameter, buffer, constant, value, loss_weight, or whole: a field of whole
+    sequences, also in a slice."""
     source: str
     name: str
 

@@ -30,9 +30,9 @@ class Random:
         return torch.Generator().manual_seed(self.seed * 1_000_003 + layer * 1_009 + call)
 
 
-def value_of(argument: Any, slots: dict[int, torch.Tensor], generator: Callable[[int], torch.Generator]) -> Any:
+def value_of(argument: Any, slots: dict[int, torch.Tensor], generator: Callable[[int], torch.Generator], positions: int) -> Any:
     if isinstance(argument, list):
-        return [value_of(a, slots, generator) for a in argument]
+        return [value_of(a, slots, generator, positions) for a in argument]
     if not isinstance(argument, dict):
         return argument
     (key, value), = argument.items()
@@ -41,15 +41,17 @@ def value_of(argument: Any, slots: dict[int, torch.Tensor], generator: Callable[
     if key == "number":
         return torch.tensor(float(value["float"]) if isinstance(value, dict) else value, dtype=torch.float64 if isinstance(value, (float, dict)) else None)
     return {"dtype": lambda: DTYPE[value], "memory_format": lambda: FORMATS[value], "float": lambda: float(value), "device": lambda: torch.device("cpu"),
-            "random": lambda: generator(value)}[key]()
+            "random": lambda: generator(value), "positions": lambda: value * positions,
+            "position": lambda: 0 if value == "begin" else positions}[key]()
 
 
 def run(code: list[dict], slots: dict[int, torch.Tensor], gradients: dict[int, torch.Tensor] | None = None, shapes=None,
-        random: Random | None = None, layer: int = 0) -> None:
-    """Runs instructions on `slots`, in place. `gradients` collects the additions of add_to, by the parameter's index."""
+        random: Random | None = None, layer: int = 0, positions: int = 0) -> None:
+    """Runs instructions on `slots`, in place. `gradients` collects the additions of add_to, by the parameter's index. `positions` is the
+    length of a sequence."""
     random = random or Random(0)
     for instruction in code:
-        arguments = [value_of(a, slots, lambda call: random.generator(layer, call)) for a in instruction["args"]]
+        arguments = [value_of(a, slots, lambda call: random.generator(layer, call), positions) for a in instruction["args"]]
         if "add_to" in instruction:
             index, how = instruction["add_to"], instruction["how"]
             if how == "product":
@@ -112,7 +114,8 @@ class Chain:
                                     "parameter": lambda: self.parameter(layer["parameters"][i["index"]]), "buffer": lambda: self.tensors[layer["buffers"][i["index"]]],
                                     "constant": lambda: self.constants[constants[i["index"]]],
                                     "loss_weight": lambda: torch.tensor(loss_weight, dtype=torch.float32)}[i["from"]]()
-            run(program.get("evaluate", program["forward"]) if evaluate else program["forward"], slots, random=random, layer=number)
+            run(program.get("evaluate", program["forward"]) if evaluate else program["forward"], slots, random=random, layer=number,
+                positions=self.shape.get("positions", 0))
             values = [slots[o["slot"]] for o in program["outputs"]]
             if not evaluate:
                 buffers.update({layer["buffers"][b["index"]]: slots[b["slot"]] for b in program["new_buffers"]})
@@ -132,9 +135,10 @@ class Chain:
             slots.update(zip(wanted, arriving))
             own: dict[int, torch.Tensor] = {}
             shapes = [self.parameter(name).shape for name in layer["parameters"]]
-            run(program["backward_p1"], slots, own, shapes, random, number)
+            positions = self.shape.get("positions", 0)
+            run(program["backward_p1"], slots, own, shapes, random, number, positions)
             for unit in program["backward_p2"]:
-                run(unit["code"], dict(slots), own, shapes, random, number)
+                run(unit["code"], dict(slots), own, shapes, random, number, positions)
             arriving = [slots[g["slot"]] for g in program["input_gradients"]]
             for index, whole in own.items():
                 names = as_list(layer["parameters"][index])

@@ -156,8 +156,31 @@ def _keep_attention(ctx, inputs, output):
 attention = _operator("attention(Tensor qkv, Tensor? cos, Tensor? sin, int heads, int kv_heads, bool causal) -> (Tensor, Tensor, Tensor)", _attention,
                       _attention_shapes, _keep_attention,
                       lambda ctx, dout, *_: (torch.ops.twobp.attention_backward(dout, *ctx.saved_tensors, *ctx.shape), *[None] * 5))
-_operator("attention_backward(Tensor dout, Tensor rotated, Tensor out, Tensor log_sum_exp, Tensor? cos, Tensor? sin, int heads, int kv_heads, "
+attention_backward = _operator("attention_backward(Tensor dout, Tensor rotated, Tensor out, Tensor log_sum_exp, Tensor? cos, Tensor? sin, int heads, int kv_heads, "
           "bool causal) -> Tensor", _attention_backward, lambda dout, rotated, *_: _empty(rotated))
+
+
+# causal_attention: the same of q (batch, heads, positions, n) and k, v (batch, kv_heads, positions, n) that other operators have made, with scores times
+# `scale`, or 1 / sqrt(n). Only programs that take slices have it.
+def _causal_attention(q, k, v, scale):
+    return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=scale)
+
+
+def _causal_attention_backward(dout, q, k, v, out, log_sum_exp, scale):
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(dout, q, k, v, out, log_sum_exp, 0.0, True, scale=scale)
+
+
+def _keep_causal_attention(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:3], *output)
+    ctx.scale = inputs[3]
+    ctx.mark_non_differentiable(output[1])
+
+
+causal_attention = _operator("causal_attention(Tensor q, Tensor k, Tensor v, float? scale) -> (Tensor, Tensor)", _causal_attention, _causal_attention,
+                             _keep_causal_attention,
+                             lambda ctx, dout, _: (*torch.ops.twobp.causal_attention_backward(dout, *ctx.saved_tensors, ctx.scale), None))
+causal_attention_backward = _operator("causal_attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor log_sum_exp, float? scale) -> "
+                                      "(Tensor, Tensor, Tensor)", _causal_attention_backward, _causal_attention_backward)
 
 
 # rotary: rotary embedding of x (batch, heads, positions, n). `back` turns by the opposite angle, as for gradients.

@@ -11,6 +11,7 @@ from . import ops
 from .cut import Layer
 from .joint import Joint
 from .ops import aten
+from .own_operators import attention_backward, causal_attention_backward
 
 
 @dataclasses.dataclass
@@ -83,6 +84,8 @@ def split(joint: Joint, layer: Layer) -> Split:
             for user in node.users:
                 if user.op == "call_function":
                     reach[node] |= reach[user]
+            if node.target in (attention_backward, causal_attention_backward) and reach[node]:
+                reach[node].add(-1)  # slices of a sequence pass gradients on in I
     where: dict[fx.Node, str | int] = {}
     late: set[fx.Node] = set()  # products that only one use of a parameter needs, and the nodes after them
     for node in calls:

@@ -21,17 +21,23 @@ from .gates import fuse_gates
 from .joint import joint_graph
 from .pack import Packed, pack
 from .rotary import fuse_rotary
+from .slices import Refused, positions_of, sliced_programs
 from .split import split
 from .targets import weigh_loss
+
+MOST_REASON = 1000  # bytes of a text in a bundle
 
 
 @dataclasses.dataclass
 class Traced:
     """The programs for one shape. Layers have `name`, `kind`, `parameters`, `buffers` and `constants`, which are indices into
     `constants`. `names` are the module's own names of these tensors, or None for those that tracing made. `buffers` are those
-    that forward changes. `read` has the digests of the module's other tensors that it reads. Their values are in the programs."""
+    that forward changes. `read` has the digests of the module's other tensors that it reads. Their values are in the programs.
+    `positions` is the length of the sequences, if the programs run over slices of them. Otherwise it is 0, and `no_slices` says why."""
     layers: list[dict]
     programs: list[dict]
+    positions: int
+    no_slices: str
     targets: dict
     buffers: list[str]
     read: dict[str, str]
@@ -67,12 +73,20 @@ def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reductio
     layers = cut(forward)
     constants = Constants()
     programs, assigned, packs, made = programs_of(layers, frozen)
+    positions, no_slices = 0, ""
+    try:
+        length = positions_of(fields)
+        programs = sliced_programs([(kind, packs[kind].layer) for kind in assigned], length, lambda kind, layer: program_of(layer, packs[kind].trained),
+                                   list(zip(programs, made)))
+        positions = length
+    except Refused as reason:
+        no_slices = str(reason).encode()[:MOST_REASON].decode(errors="ignore")
     described = []
     for layer, kind in zip(layers, assigned):
         numbers = [constants.number(forward.tensors[one], own_name(one.name, own)) for one in layer.inputs if one.source == "constant"]
         described.append({"name": layer.name, "kind": kind, "parameters": packs[kind].names(layer), "buffers": layer.names("buffer"),
                           "constants": numbers + [constants.number(tensor) for tensor in made[kind]]})
-    return Traced(described, programs, targets, list(forward.new_buffers), read, constants.names, constants.tensors)
+    return Traced(described, programs, positions, no_slices, targets, list(forward.new_buffers), read, constants.names, constants.tensors)
 
 
 @contextlib.contextmanager
@@ -137,8 +151,7 @@ def programs_of(layers: list[Layer], frozen: set[str]) -> tuple[list[dict], list
             fuse_gates(packed.layer.graph_module.graph)
             fuse_attention(packed.layer)
             fuse_rotary(packed.layer)
-            joint = joint_graph(packed.layer, packed.trained)
-            program, constants = emit(packed.layer, joint, split(joint, packed.layer))
+            program, constants = program_of(packed.layer, packed.trained)
             packs.append(packed)
             programs.append(program)
             made.append(constants)
@@ -148,6 +161,12 @@ def programs_of(layers: list[Layer], frozen: set[str]) -> tuple[list[dict], list
     if not any(arriving):
         raise CaptureError("nothing is trained: the loss depends on no parameter with requires_grad")
     return programs, assigned, packs, made
+
+
+def program_of(layer: Layer, trained: list[bool]) -> tuple[dict, list[torch.Tensor]]:
+    """The program of a layer, and the constants that tracing made for it. Inputs beyond `trained` need no gradient."""
+    joint = joint_graph(layer, trained + [False] * (len(layer.inputs) - len(trained)))
+    return emit(layer, joint, split(joint, layer))
 
 
 def own_tensors(whole: nn.Module) -> dict[str, torch.Tensor]:

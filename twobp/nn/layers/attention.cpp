@@ -9,6 +9,7 @@
 #include "twobp/nn/kernels/products/rows.h"
 #include "twobp/nn/kernels/rope.h"
 #include "twobp/nn/layers/documents.h"
+#include "twobp/nn/layers/earlier_keys.h"
 #include "twobp/nn/layers/padding.h"
 
 namespace twobp {
@@ -73,7 +74,8 @@ PackedAttention Attention::form(const Context& context, const at::Tensor& paddin
       "data.packing to none or stream");
   const at::TensorOptions wide = packed.options().dtype(compute_type(dtype_));
   PackedAttention attention = shape_.causal(shift_of(padding, wide), rate_.mask(context), starts);
-  if (context.sliced()) attention.earlier = earlier_of(saved, compute_type(dtype_));
+  if (context.sliced())
+    attention.earlier = earlier_keys(saved, attention, packed.size(0), compute_type(dtype_));
   return attention;
 }
 
@@ -90,36 +92,6 @@ at::Tensor Attention::blind(const at::Tensor& padding, const at::Tensor& starts,
   return up_to_own.eq(before).unsqueeze(2);
 }
 
-void Attention::leave_keys(const at::Tensor& packed, const Context& context, Saved& saved) const {
-  if (context.keeps()) {  // the tensor that I needs anyway
-    saved.to_later = {packed};
-    return;
-  }
-  const PackedAttention columns = shape_.causal();
-  const int64_t width = shape_.kv_heads * shape_.head_dim;
-  at::Tensor keys = at::empty({packed.size(0), packed.size(1), 2 * width}, packed.options());
-  if (shape_.interleaved) {
-    const at::Tensor heads = packed.unflatten(2, {shape_.kv_heads, 3, shape_.head_dim});
-    keys.narrow(2, 0, width).copy_(heads.select(3, 1).flatten(2));
-    keys.narrow(2, width, width).copy_(heads.select(3, 2).flatten(2));
-  } else {
-    keys.copy_(packed.narrow(2, columns.k_column(0), 2 * width));
-  }
-  saved.to_later = {std::move(keys)};
-}
-
-std::vector<EarlierKeys> Attention::earlier_of(const Saved& saved, at::ScalarType type) const {
-  std::vector<EarlierKeys> earlier;
-  for (const Saved* before = saved.previous(); before != nullptr; before = before->previous()) {
-    TWOBP_CHECK(before->to_later.size() == 1,
-                "attention over a slice does not find the keys of an earlier one");
-    const at::Tensor& rows = before->to_later[0];
-    earlier.push_back({rows.to(type), rows.size(2) == shape_.packed(), {}});
-  }
-  std::reverse(earlier.begin(), earlier.end());
-  return earlier;
-}
-
 Values Attention::forward(Values values, Context& context, Saved& saved) {
   at::Tensor packed = std::move(values[0]);
   TWOBP_CHECK(packed.dim() == 3 && packed.size(2) == shape_.packed(), "attention takes (batch, sequence, ",
@@ -134,7 +106,7 @@ Values Attention::forward(Values values, Context& context, Saved& saved) {
   }
   rotate(packed, past, /*back=*/false);
   if (context.generating) return {with_cache(packed, context, saved)};
-  if (context.sliced()) leave_keys(packed, context, saved);
+  if (context.sliced()) leave_keys(packed, shape_.causal(), context.keeps(), saved);
   auto [y, log_sum_exp] = attend(packed, context, saved);
   if (context.keeps()) {
     saved.keep_until_p1(std::move(packed));
@@ -201,23 +173,6 @@ at::Tensor Attention::attend_one(const at::Tensor& q, const at::Tensor& k, const
   const at::Tensor scores = at::matmul(q.to(type), k.to(type).transpose(2, 3)).mul_(scale / shape_.cap);
   const at::Tensor p = scores.tanh_().mul_(shape_.cap).softmax(-1);
   return at::matmul(p, v.to(type)).to(dtype_);
-}
-
-void Attention::join_gradients(PackedAttention& attention, Saved& saved) const {
-  saved.to_later.clear();
-  if (!saved.from_later.empty()) {
-    attention.from_later = saved.from_later[0];
-    saved.from_later.clear();
-  }
-  Saved* before = saved.previous();
-  for (auto keys = attention.earlier.rbegin(); keys != attention.earlier.rend(); ++keys) {
-    if (before->from_later.empty()) {
-      const int64_t width = 2 * shape_.kv_heads * shape_.head_dim;
-      before->from_later = {at::zeros({keys->rows.size(0), keys->rows.size(1), width}, keys->rows.options())};
-    }
-    keys->gradient = before->from_later[0];
-    before = before->previous();
-  }
 }
 
 Values Attention::backward_p1(Values values, Context& context, Saved& saved) {

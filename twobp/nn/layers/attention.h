@@ -68,12 +68,6 @@ class Attention : public Layer {
                        const Saved& saved) const;
   // The queries that see nothing but padding, (B, S, 1). `padding` has `past` positions before theirs.
   at::Tensor blind(const at::Tensor& padding, const at::Tensor& starts, int64_t past) const;
-  // Of a slice: leaves its keys and values, already rotated, for the later ones.
-  void leave_keys(const at::Tensor& packed, const Context& context, Saved& saved) const;
-  std::vector<EarlierKeys> earlier_of(const Saved& saved, at::ScalarType type) const;
-  // Of a slice's I: takes over the gradient from later slices, and makes room for that of the earlier ones.
-  void join_gradients(PackedAttention& attention, Saved& saved) const;
-
   AttentionShape shape_;
   DropoutRate rate_;
   at::ScalarType dtype_;

@@ -1,0 +1,87 @@
+"""Where the positions of a sequence lie in a value, and what the rules of along.py share."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import fx
+
+from . import ops
+from .targets import named_argument
+
+if TYPE_CHECKING:
+    from .slices import Rewriting
+
+
+class Along(NamedTuple):
+    """The value's dimension `dim` is (outer, positions, inner)."""
+    dim: int
+    outer: int = 1
+    inner: int = 1
+
+    def size(self, positions: int) -> int:
+        return self.outer * positions * self.inner
+
+
+# Other values: None, the same for every slice, such as a parameter; SUM, a sum over positions, so that those of slices add up; a list of places for
+# a list of values; and UNREAD.
+SUM, UNREAD = "sum", "unread"
+
+
+class Mixes(Exception):
+    """An operator that does not keep positions apart: the node, and what it does."""
+
+    def __init__(self, node: fx.Node, what: str = ""):
+        super().__init__(what or f"'{ops.short_name(node)}' is not known to keep the positions of a sequence apart")
+        self.node = node
+
+
+def shape(node: fx.Node) -> torch.Size:
+    return node.meta["val"].shape
+
+
+def argument(node: fx.Node, name: str):
+    """An argument by the name in the operator's schema; None if it has none."""
+    position = next((i for i, one in enumerate(node.target._schema.arguments) if one.name == name), None)
+    return None if position is None else named_argument(node, position)
+
+
+def dimensions(node: fx.Node, name: str = "dim") -> set[int]:
+    """Those of the first argument that `name` lists; all if there is none."""
+    rank, given = len(shape(node.args[0])), argument(node, name)
+    if given is None or given == []:
+        return set(range(rank))
+    return {one % rank for one in (given if isinstance(given, Sequence) else [given])}
+
+
+def across(node: fx.Node) -> Mixes:
+    return Mixes(node, f"'{ops.short_name(node)}' computes across the positions of a sequence")
+
+
+def same(node: fx.Node, of: Rewriting) -> Along:
+    """The place in the first argument."""
+    place = of.places[node.args[0]] if isinstance(node.args[0], fx.Node) else None
+    if not isinstance(place, Along):
+        raise across(node)
+    return place
+
+
+def several(node: fx.Node, place: Along):
+    value = node.meta["val"]
+    return [place] * len(value) if isinstance(value, (tuple, list)) else place
+
+
+def pointwise(node: fx.Node, of: Rewriting, tensors: Sequence[fx.Node] = ()):
+    """Element by element, with broadcasting. What is the same for every slice, but has a number for each position, is cut."""
+    tensors = tensors or ops.inputs_of(node)
+    rank = max(len(shape(one)) for one in tensors)
+    found = {of.places[one]._replace(dim=of.places[one].dim + rank - len(shape(one))) for one in tensors if of.places[one] is not None}
+    if len(found) != 1:
+        raise Mixes(node, f"'{ops.short_name(node)}' puts each position beside others")
+    place = found.pop()
+    for one in tensors:
+        dim = place.dim - (rank - len(shape(one)))
+        if of.places[one] is None and dim >= 0 and shape(one)[dim] != 1:
+            of.cut(one, place._replace(dim=dim))
+    return place

@@ -1,0 +1,13 @@
+// Attention as operators of our own: of packed rows, and of q, k and v apart. Over a slice of the sequences,
+// it reads keys and values of earlier slices (nn/layers/earlier_keys.h).
+#pragma once
+
+#include <span>
+
+#include "twobp/graph/own_operators.h"
+
+namespace twobp::graph {
+
+std::span<const OwnOperator> attention_operators();
+
+}  // namespace twobp::graph
