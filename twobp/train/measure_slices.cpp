@@ -9,7 +9,6 @@
 namespace twobp {
 namespace {
 
-constexpr double kSeconds = 0.3;
 // A profile does not tell slices apart that differ less.
 constexpr double kEqual = 1.02;
 
@@ -24,17 +23,17 @@ Cuts cuts_by_hand(const std::vector<int>& lengths, int64_t positions) {
 }  // namespace
 
 SliceProfiles measured_slices(const ModelSpec& model, const Fields& fields, const PipelineConfig& config,
-                              const Device& device) {
-  if (config.slices == 1) return {{}, {measure_profile(model, fields, kSeconds, device)}};
+                              const Device& device, double seconds) {
+  if (config.slices == 1) return {{}, {measure_profile(model, fields, seconds, device)}};
   const int64_t positions = sequence_length(fields);
   if (!config.slice_lengths.empty()) {
-    return measure_slices(model, fields, cuts_by_hand(config.slice_lengths, positions), kSeconds, device);
+    return measure_slices(model, fields, cuts_by_hand(config.slice_lengths, positions), seconds, device);
   }
   SliceProfiles measured =
-      measure_slices(model, fields, equal_cuts(positions, config.slices), kSeconds, device);
+      measure_slices(model, fields, equal_cuts(positions, config.slices), seconds, device);
   if (imbalance(model, measured) < kEqual) return measured;
   const Cuts better = balanced_cuts(model, measured);
-  return better == measured.cuts ? measured : measure_slices(model, fields, better, kSeconds, device);
+  return better == measured.cuts ? measured : measure_slices(model, fields, better, seconds, device);
 }
 
 SliceProfiles agreed_slices(Transport& processes, const ModelSpec& model, int slices,

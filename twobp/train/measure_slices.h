@@ -12,9 +12,9 @@ namespace twobp {
 // The slices that pipeline.slices and pipeline.slice_lengths ask for, measured on `fields`, a micro-batch of
 // whole sequences. Without slice_lengths, they are cut so that they cost the same. Without slices, the
 // profile of whole sequences. Throws Error if the sequences are too short, or the lengths do not add up to
-// one.
+// one. Measures for about `seconds`, once or, where the first cuts were not equal enough, twice.
 SliceProfiles measured_slices(const ModelSpec& model, const Fields& fields, const PipelineConfig& config,
-                              const Device& device);
+                              const Device& device, double seconds = 0.3);
 
 // The result of `measure` on the first process, for all, because all processes must split and plan alike.
 SliceProfiles agreed_slices(Transport& processes, const ModelSpec& model, int slices,
