@@ -276,7 +276,8 @@ TEST_F(PlanModel, ComparesSlices) {
   EXPECT_NE(profiled.out.find("the model in 4 slices"), std::string::npos) << profiled.out;
   const auto numbers = [&] {
     std::set<int> slices;
-    for (const json& choice : json::parse(read_file(out)).at("choices")) {
+    const json plan = json::parse(read_file(out));
+    for (const json& choice : plan.at("choices")) {
       slices.insert(choice.at("slices").get<int>());
       EXPECT_EQ(choice.at("slice_lengths").size() > 1, choice.at("slices").get<int>() > 1);
       EXPECT_GT(choice.at("lower_bound_seconds").get<double>(), 0);

@@ -76,8 +76,8 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
     : model_(model),
       split_(options.split),
       rank_of_stage_(options.rank_of_stage),
-      world_(std::move(world)),
       slices_(options.slices),
+      world_(std::move(world)),
       timeout_(options.timeout),
       graph_(std::make_unique<KeptGraph>()) {
   const std::vector<LayerProfile> costs = layer_profiles(model, profile);
