@@ -2,6 +2,7 @@
 #include <cstdio>
 
 #include "tests/plan/pipelines.h"
+#include "twobp/plan/auto_schedule/greedy.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -74,6 +75,48 @@ TEST(SearchOfSlices, FitsTheSmallestCap) {
     for (double& cap : pipeline.options.cap_per_rank)
       cap += random_int(random, 0, 1) * random_int(random, 0, 20);
     check_promises(pipeline, schedule_for(pipeline));
+  }
+}
+
+// Gradients that a slice's I makes for earlier ones need room. Under every rule, list scheduling begins only
+// what it can finish, up to the least cap that does.
+TEST(SearchOfSlices, EveryRuleLeavesRoomForGradients) {
+  Random random(45);
+  const auto rules = greedy_rules(90, 1);
+  for (int round = 0; round < 40; ++round) {
+    SCOPED_TRACE(testing::Message() << "round " << round);
+    const bool v = round % 2 == 1;
+    const int ranks = random_int(random, 1, 3);
+    const int stages = v ? 2 * ranks : ranks;
+    Pipeline pipeline{place_stages(v ? Placement::kV : Placement::kLinear, stages, ranks),
+                      4,
+                      {},
+                      {},
+                      random_int(random, 2, 4)};
+    std::vector<double> need(ranks, 0);
+    for (int i = 0; i < stages * pipeline.slices; ++i) {
+      const double kept = random_int(random, 1, 4);
+      const bool last = i / stages + 1 == pipeline.slices;
+      const double gradients = 3;  // of the keys and values of a slice
+      const double made = last ? gradients * (pipeline.slices - 1) : -gradients;
+      StageCost& cost = pipeline.costs.emplace_back();
+      cost.layers = {{.forward_peak = kept, .forward_held = kept, .p1_held = made - kept}};
+      cost.layers[0].p1_peak = std::max(0.0, cost.layers[0].p1_held);
+      need[pipeline.rank_of_stage[i % stages]] += v ? kept + (last ? made : 0) : 0;
+    }
+    // One stage a rank: the least. A V: both stages' gradients at once, which is more than enough.
+    pipeline.options.cap_per_rank =
+        v ? need : least_activation_bytes(pipeline.rank_of_stage, pipeline.costs, pipeline.slices);
+    for (double& cap : pipeline.options.cap_per_rank) cap += random_int(random, 0, 3);
+    const PipelineProblem problem(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.costs,
+                                  pipeline.options, pipeline.slices);
+    for (const GreedyRule& rule : rules) {
+      const TaskOrder order = greedy_order(problem, rule);
+      ASSERT_TRUE(problem.fits(order));
+      const Simulation simulation =
+          simulate(problem.to_schedule(order, P2Policy::kPlaced), pipeline.costs, pipeline.options);
+      ASSERT_TRUE(within_caps(simulation, pipeline.options));
+    }
   }
 }
 

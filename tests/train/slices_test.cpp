@@ -239,7 +239,6 @@ TEST(Slices, LongSequencesOfFiles) {
     config.data = {};
     config.data.sequence = kLong;
     config.data.held_out = 0;
-    config.data.cache = folder.path("cache");
     if (*packing == '\0') {
       config.data.tokens = folder.write("tokens.bin", tokens);
     } else {

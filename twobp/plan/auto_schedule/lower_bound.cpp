@@ -125,10 +125,8 @@ class Bound {
     int freed = 0;
     for (int unit = 0; unit < problem_.units(); ++unit) {
       bytes += held[unit % problem_.slices()];
-      // I of its own micro-batch comes later.
-      for (const int most = unit / problem_.slices() * problem_.slices();
-           freed < most && bytes > cap * (1 + 1e-9); ++freed)
-        bytes -= held[problem_.unit_at(Op::kBackwardP1, freed) % problem_.slices()];
+      while (freed < unit && bytes > cap * (1 + 1e-9))
+        bytes -= held[problem_.unit_at(Op::kBackwardP1, freed++) % problem_.slices()];
       counts[unit] = freed;
     }
     return counts;
